@@ -1,0 +1,41 @@
+# Finds every package once. Nothing is fetched here; scripts/setup.sh installs what is missing.
+
+find_package(fmt REQUIRED)
+find_package(Eigen3 REQUIRED NO_MODULE)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(OpenSSL REQUIRED COMPONENTS Crypto)
+find_package(HDF5 REQUIRED COMPONENTS C)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+find_library(UTF8PROC_LIBRARY utf8proc REQUIRED)
+find_path(UTF8PROC_INCLUDE_DIR utf8proc.h REQUIRED)
+find_library(LAPACKE_LIBRARY lapacke REQUIRED)
+find_path(LAPACKE_INCLUDE_DIR lapacke.h REQUIRED)
+# OpenBLAS itself, not whatever libblas.so the system's alternatives point to.
+find_library(OPENBLAS_LIBRARY openblas REQUIRED)
+
+if(OSCAR_WITH_TORCH)
+  # The Python wheel of torch, used as a C++ library. Its own CMake package insists on a CUDA
+  # toolkit even for programs that compile no CUDA, so the few libraries are named here.
+  if(NOT OSCAR_TORCH_DIR)
+    find_package(Python3 REQUIRED COMPONENTS Interpreter)
+    execute_process(
+      COMMAND ${Python3_EXECUTABLE} -c "import torch, os; print(os.path.dirname(torch.__file__))"
+      OUTPUT_VARIABLE oscar_torch_found OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE status)
+    if(NOT status EQUAL 0)
+      message(FATAL_ERROR "torch was not found through ${Python3_EXECUTABLE}. "
+        "Run scripts/setup.sh, or set OSCAR_TORCH_DIR to the folder that holds torch/lib, "
+        "or build without the model programs: -DOSCAR_WITH_TORCH=OFF")
+    endif()
+    set(OSCAR_TORCH_DIR ${oscar_torch_found} CACHE PATH "Folder of the torch package" FORCE)
+  endif()
+  add_library(oscar_libtorch INTERFACE IMPORTED)
+  target_include_directories(oscar_libtorch SYSTEM INTERFACE
+    ${OSCAR_TORCH_DIR}/include ${OSCAR_TORCH_DIR}/include/torch/csrc/api/include)
+  # --no-as-needed: libtorch pulls in libtorch_cuda, which registers the CUDA backend when loaded.
+  target_link_libraries(oscar_libtorch INTERFACE
+    -Wl,--no-as-needed ${OSCAR_TORCH_DIR}/lib/libtorch.so -Wl,--as-needed
+    ${OSCAR_TORCH_DIR}/lib/libtorch_cpu.so ${OSCAR_TORCH_DIR}/lib/libc10.so)
+  target_link_options(oscar_libtorch INTERFACE -Wl,-rpath,${OSCAR_TORCH_DIR}/lib)
+endif()

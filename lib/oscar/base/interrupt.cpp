@@ -1,0 +1,28 @@
+// Signal handlers that only set a flag.
+#include "oscar/base/interrupt.h"
+
+#include <csignal>
+
+namespace oscar {
+namespace {
+
+volatile std::sig_atomic_t requested = 0;
+
+void on_signal(int signal) {
+  if (requested != 0) {
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);
+  }
+  requested = 1;
+}
+
+}  // namespace
+
+void install_interrupt_handlers() {
+  std::signal(SIGINT, on_signal);
+  std::signal(SIGTERM, on_signal);
+}
+
+bool interrupt_requested() { return requested != 0; }
+
+}  // namespace oscar

@@ -1,0 +1,10 @@
+// A request to stop (SIGINT, SIGTERM), set by the handler and polled between units of work.
+#pragma once
+
+namespace oscar {
+
+// Installs handlers that set the flag; a second signal ends the process at once.
+void install_interrupt_handlers();
+bool interrupt_requested();
+
+}  // namespace oscar

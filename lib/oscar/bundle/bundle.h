@@ -1,0 +1,68 @@
+// The rotation bundle in memory: everything one OUT.h5 holds, in plain structs.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "oscar/base/json.h"
+#include "oscar/data/corpus.h"
+#include "oscar/fit/fit.h"
+#include "oscar/fit/statistics.h"
+
+namespace oscar {
+
+struct BundleModel {
+  std::string name, architecture;
+  int num_layers = 0, num_qo_heads = 0, num_kv_heads = 0;
+  int head_dim_k = 0, head_dim_v = 0, hidden_size = 0;
+  Json rope;  // as run
+  std::string config_sha256, tokenizer_sha256, chat_template_sha256, weights_fingerprint;
+};
+
+struct QuantizerSettings {
+  int bits = 2;
+  int quant_group_size = 128;
+  int sink_tokens = 64;
+  int recent_tokens = 256;
+  int demote_block = 1;
+  std::string metadata_dtype = "fp16";  // fp16 | bf16 | fp32
+  std::string clip_span = "head_row";
+  std::string zero = "code_units";
+};
+
+// One layer of the portable variant: orthogonal, plain writer, no centering.
+struct PortableLayer {
+  LayerTransforms shared, per_head;
+};
+
+struct Bundle {
+  bool statistics_only = false;  // format "oscar-statistics"
+  std::string preset, method;
+  std::string objective_k = "qtq", objective_v = "sv";
+  std::string composition, granularity;
+  int64_t position_span = 0;
+  uint64_t fit_seed = 0;
+  BundleModel model;
+  CorpusRecord corpus;
+  QuantizerSettings quantizer;
+  std::optional<Json> evaluation;
+  std::vector<LayerTransforms> layers;      // in layer order; empty for statistics_only
+  std::vector<LayerStatistics> statistics;  // same order; empty when stripped
+  std::vector<PortableLayer> portable;      // may be empty
+  // Filled by the reader.
+  std::string tool_version, tool_commit, created_utc, content_sha256;
+};
+
+// Writes atomically (whole file or none). Equal inputs and SOURCE_DATE_EPOCH give equal bytes.
+// Throws Error when `path` exists and `force` is false, or cannot be written.
+void write_bundle(const Bundle& bundle, const std::filesystem::path& path, bool force);
+
+// Reads and validates: structure, dtypes, shapes, finiteness, checksums, content_sha256, and the
+// numerical checks on transforms. Hostile files (links, external storage, filters, sizes) are
+// refused before their content is touched.
+Bundle read_bundle(const std::filesystem::path& path);
+
+}  // namespace oscar

@@ -1,0 +1,27 @@
+// The dtype of scale and zero, and rounding to it.
+#pragma once
+
+#include <string>
+
+#include "oscar/cache/numeric.h"
+
+namespace oscar {
+
+enum class MetadataDtype : uint8_t { kFp16 = 0, kBf16 = 1, kFp32 = 2 };
+
+OSCAR_HOST_DEVICE inline float round_to_metadata(float value, MetadataDtype dtype) {
+  if (dtype == MetadataDtype::kFp16) return fp16_to_float(float_to_fp16(value));
+  if (dtype == MetadataDtype::kBf16) return bf16_to_float(float_to_bf16(value));
+  return value;
+}
+
+OSCAR_HOST_DEVICE inline int metadata_bytes(MetadataDtype dtype) {
+  return dtype == MetadataDtype::kFp32 ? 4 : 2;
+}
+
+// "fp16", "bf16", "fp32": the names in bundles and on command lines.
+const char* metadata_name(MetadataDtype dtype);
+// Returns false for any other name.
+bool parse_metadata_name(const std::string& name, MetadataDtype& dtype);
+
+}  // namespace oscar

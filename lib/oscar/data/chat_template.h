@@ -1,0 +1,25 @@
+// Built-in chat templates, used only for checkpoints whose template text has a known hash.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace oscar {
+
+struct ChatMessage {
+  std::string role;     // "system", "user" or "assistant"
+  std::string content;  // UTF-8
+};
+
+enum class ChatTemplate { kChatMl, kQwen3, kLlama3, kGlm4 };
+
+// The built-in template whose reference text has this sha256, if any.
+std::optional<ChatTemplate> known_chat_template(const std::string& chat_template_sha256);
+
+// Renders a conversation as transformers' apply_chat_template does (no generation prompt unless
+// asked for). Throws Error for roles or orders that the template refuses.
+std::string render_chat(ChatTemplate chat_template, const std::vector<ChatMessage>& messages,
+                        bool add_generation_prompt);
+
+}  // namespace oscar

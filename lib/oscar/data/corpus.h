@@ -1,0 +1,73 @@
+// Corpora to token chunks: reading, joining with weights, packing, and the record of what was used.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "oscar/base/json.h"
+#include "oscar/data/tokenizer.h"
+
+namespace oscar {
+
+// Everything that decides which tokens are read, in which order.
+struct CorpusOptions {
+  int chunk_len = 4096;                // tokens per chunk
+  int64_t max_tokens = 0;              // 0 = all
+  uint64_t seed = 0;                   // order of documents and of the joined sources
+  int32_t vocab_size = 0;              // ids must be below this
+  std::vector<int32_t> eos_token_ids;  // of the checkpoint; the first ends a document
+  std::string chat_template_sha256;    // decides whether messages can be rendered
+};
+
+// What was read from one source, what became of it, and why something was dropped.
+struct CorpusSource {
+  std::string name, sha256, kind;  // kind: ids_1d, ids_2d, text, jsonl, folder, self
+  double weight = 1.0;
+  int64_t documents_read = 0, documents_used = 0;
+  int64_t tokens_read = 0, tokens_used = 0;
+  std::vector<std::string> dropped;  // "reason: count", for the log and the bundle
+};
+
+struct CorpusRecord {
+  std::vector<CorpusSource> sources;
+  int64_t sequences_read = 0, sequences_used = 0, tokens = 0;
+  int chunk_len = 0;
+  uint64_t order_seed = 0;
+  std::string tokens_sha256;   // over the chunks: length (int32 LE) then ids (int32 LE) of each
+  std::string bos_eos_policy;  // in words, as stored in the bundle
+  std::string chat_template;   // name of the template used, or "none"
+};
+
+// Sequences that attention runs over, each at most chunk_len long, in calibration order.
+struct TokenChunks {
+  std::vector<std::vector<int32_t>> chunks;
+  CorpusRecord record;
+};
+
+// One part of a CORPUS argument: "a.jsonl:0.5,b.npy:0.5" has two. "self:N" has kind self.
+struct CorpusPart {
+  std::string path;  // empty for self
+  double weight = 1.0;
+  int64_t self_tokens = 0;  // > 0 for self:N
+};
+
+// Throws Error for an empty part or a malformed weight.
+std::vector<CorpusPart> parse_corpus_argument(const std::string& argument);
+
+// Reads every part and packs it into chunks. `tokenizer` may be null when all parts hold token ids.
+// Parts of kind self are refused here: the model writes those (calibrate/self_corpus.h).
+// Errors name file and line: empty corpus, malformed JSON line, invalid UTF-8, ids out of range,
+// ids that are not integers, messages for which no known chat template exists.
+TokenChunks load_corpus(const std::string& argument, const Tokenizer* tokenizer,
+                        const CorpusOptions& options);
+
+// Packs one stream of already tokenized documents; what load_corpus and self:N share.
+TokenChunks pack_documents(std::vector<std::vector<int32_t>> documents, CorpusSource source,
+                           const CorpusOptions& options);
+
+// Writes the chunks as .npy int32: 2-D when all have one length, else 1-D with a warning text back.
+std::string write_chunks_npy(const TokenChunks& chunks, const std::filesystem::path& path);
+
+}  // namespace oscar

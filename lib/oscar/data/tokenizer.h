@@ -1,0 +1,41 @@
+// Byte-level BPE from a Hugging Face tokenizer.json, equal to the `tokenizers` library.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace oscar {
+
+class Tokenizer {
+ public:
+  // Throws Error naming any component of the file that is not implemented, with the way out
+  // (pre-tokenized ids).
+  static Tokenizer from_file(const std::filesystem::path& tokenizer_json);
+  ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+
+  // Token ids of UTF-8 `text`. Added and special tokens inside the text are recognised.
+  // `add_special_tokens` applies the file's post-processor template (for example a leading BOS).
+  // Throws Error with the byte offset when the text is not valid UTF-8.
+  std::vector<int32_t> encode(std::string_view text, bool add_special_tokens) const;
+
+  // Text of `ids`; special tokens are left out unless kept.
+  std::string decode(const std::vector<int32_t>& ids, bool skip_special_tokens) const;
+
+  // Id of a token by its content, added tokens included.
+  std::optional<int32_t> token_id(std::string_view token) const;
+  int32_t vocab_size() const;  // largest id + 1, added tokens included
+
+ private:
+  struct Implementation;
+  explicit Tokenizer(std::unique_ptr<Implementation> implementation);
+  std::unique_ptr<Implementation> implementation_;
+};
+
+}  // namespace oscar

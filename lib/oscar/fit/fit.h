@@ -1,0 +1,62 @@
+// From statistics to transforms: rotations, balanced transforms, metrics and feedback factors.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "oscar/fit/statistics.h"
+#include "oscar/io/rope.h"
+
+namespace oscar {
+
+enum class TransformKind : uint8_t { kIdentity = 0, kHadamard = 1, kOscar = 2, kBalanced = 3 };
+enum class ScaleCorrection : uint8_t { kNone = 0, kUnbiased = 1, kMetric = 2 };
+enum class ValueObjective { kAttentionOutput, kEnergy };  // "sv" and "energy"
+enum class Granularity { kPerHead, kShared };
+enum class Rounding { kPlain, kShaped };
+
+// One fully decided way of fitting a layer. "auto" choices are made above, by held-out loss.
+struct FitOptions {
+  TransformKind kind = TransformKind::kOscar;
+  ValueObjective objective_v = ValueObjective::kAttentionOutput;
+  Granularity granularity = Granularity::kPerHead;
+  bool center = false;
+  Rounding rounding = Rounding::kPlain;
+  ScaleCorrection scale_correction = ScaleCorrection::kNone;
+  double clip_k = 0.96, clip_v = 0.92;  // 0 = off
+  int64_t position_span = 0;            // average over [0, span]; 0 = positions as collected
+};
+
+// Transform of keys or of values of one layer. Row vectors: x' = (x - mean) forward.
+// Keys: q' = q inverse^T-like partner, so that q' k'^T = q (k - mean)^T; values: v = v' inverse +
+// mean.
+struct SideTransform {
+  std::vector<TransformKind> kind;    // [Hkv], what each head really has
+  std::vector<std::string> fallback;  // [Hkv], reason when kind is not the asked one, else ""
+  MatrixStack<float> forward;         // [Hkv, d, d]  k_rotation / v_rotation
+  // [Hkv, d, d]  q_rotation = forward^-T for keys, o_rotation = forward^-1 for values; absent when
+  // every head is orthogonal (then it equals forward, or forward^T).
+  MatrixStack<float> partner;
+  VectorStack<float> mean;                        // [Hkv, d], zeros when not centred
+  VectorStack<double> eigenvalues;                // [Hkv, d] ascending
+  std::vector<float> clip_ratio;                  // [Hkv], 0 = off
+  std::vector<ScaleCorrection> scale_correction;  // [Hkv]
+  MatrixStack<float> metric;             // [Hkv, d, d] M, undamped, mean diagonal 1; may be absent
+  MatrixStack<float> feedback;           // [Hkv, d, d] unit upper triangular U; may be absent
+  std::vector<double> condition_number;  // [Hkv], cond_2 of forward; 1 when orthogonal
+};
+
+struct LayerTransforms {
+  LayerGeometry geometry;
+  SideTransform key, value;
+  std::vector<double> predicted_output_nmse;  // [Hkv]; NaN until measured by the search
+  std::vector<std::string> warnings;          // rank deficiency and the like, with numbers
+};
+
+// Fits one layer. `rope` is needed when position_span > 0. Throws Error for zero counts and for
+// non-finite sums (naming layer and moment).
+LayerTransforms fit_layer(const LayerStatistics& statistics, const FitOptions& options,
+                          const Rope& rope);
+
+}  // namespace oscar

@@ -1,0 +1,50 @@
+// What is collected for one attention layer: sums and counts, never means, so that runs add up.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "oscar/linalg/tensor.h"
+
+namespace oscar {
+
+enum class AttentionKind { kFull, kSliding, kMla };
+
+// Shape of one layer's attention, as the fit and the file need it.
+struct LayerGeometry {
+  int layer_id = 0;  // global index in the checkpoint
+  AttentionKind attention = AttentionKind::kFull;
+  int sliding_window = 0;  // keys visible to a query in a sliding layer; 0 for full attention
+  int num_qo_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim_k = 0;
+  int head_dim_v = 0;
+  bool quantized = true;  // false when a sliding window fits into the recent BF16 window
+  bool operator==(const LayerGeometry&) const = default;
+};
+
+// Sums over tokens t and the query heads j of each KV head's group (MATH: section 1).
+// d is head_dim_k for q and k, head_dim_v for v and the attention output. Heads come first.
+struct LayerStatistics {
+  LayerGeometry geometry;
+  MatrixStack<double> q_moment;         // [Hkv, d, d]  sum of q^T q, q after RoPE, unscaled
+  MatrixStack<double> k_moment;         // [Hkv, d, d]  sum of k^T k, k after RoPE
+  MatrixStack<double> v_moment;         // [Hkv, d, d]  sum of v^T v
+  MatrixStack<double> attn_out_moment;  // [Hkv, d, d]  sum of o^T o, o = softmax output before W_O
+  VectorStack<double> q_sum, k_sum, v_sum, attn_out_sum;  // [Hkv, d]
+  MatrixStack<double> o_proj_metric;  // [Hkv, d, d]  M_O = sum over the group of W_O,j W_O,j^T
+  // [Hkv, d, d] sum of w_t v_t^T v_t, w_t = k_t C_Q k_t^T scaled to sum N; only with the energy
+  // objective, otherwise absent. Belongs to one run and is not mergeable.
+  MatrixStack<double> v_energy_moment;
+  int64_t count_q = 0;   // rows in the q and attention-output sums: tokens x group size
+  int64_t count_kv = 0;  // rows in the k and v sums: tokens
+  bool operator==(const LayerStatistics&) const = default;
+};
+
+// Statistics of the given shape with every sum zero (v_energy_moment absent).
+LayerStatistics make_statistics(const LayerGeometry& geometry);
+
+// Adds `other` to `total`. Drops v_energy_moment. Throws Error when the geometries differ.
+void add_statistics(LayerStatistics& total, const LayerStatistics& other);
+
+}  // namespace oscar

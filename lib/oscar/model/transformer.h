@@ -1,0 +1,63 @@
+// One decoder-only transformer for every supported family, run layer by layer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "oscar/io/checkpoint.h"
+#include "oscar/model/compute.h"
+#include "oscar/model/observer.h"
+#include "oscar/model/torch.h"
+
+namespace oscar {
+
+// Replaces the attention of one layer (INT2 evaluation): from q, k, v as in AttentionRecord to o.
+class AttentionEngine {
+ public:
+  virtual ~AttentionEngine() = default;
+  virtual torch::Tensor attend(int layer, const torch::Tensor& q, const torch::Tensor& k,
+                               const torch::Tensor& v, double sm_scale) = 0;
+};
+
+// Weights of one layer on the device, by role (names in weight_table.h).
+struct LayerWeights;
+
+class Transformer {
+ public:
+  // Keeps a reference to the checkpoint, which must outlive it. Loads nothing yet.
+  Transformer(const Checkpoint& checkpoint, ComputeOptions options);
+  ~Transformer();
+
+  const ModelConfig& config() const;
+  const ComputeOptions& compute() const;
+
+  // ids [batch, tokens] int64 on any device -> hidden [batch, tokens, hidden_size].
+  torch::Tensor embed(const torch::Tensor& ids);
+
+  // Loads one layer's weights onto the device. Throws Error naming a missing tensor, a wrong shape
+  // or a tensor with non-finite values.
+  std::shared_ptr<const LayerWeights> load_layer(int layer) const;
+  // Bytes that load_layer puts on the device.
+  size_t layer_bytes(int layer) const;
+
+  // hidden -> hidden through one layer; positions are position_offset .. + tokens - 1.
+  // The observer sees what attention used. `engine` replaces the attention itself.
+  torch::Tensor forward_layer(int layer, const LayerWeights& weights, const torch::Tensor& hidden,
+                              AttentionObserver* observer = nullptr,
+                              AttentionEngine* engine = nullptr, int64_t position_offset = 0) const;
+
+  // Final norm and output projection: hidden [batch, tokens, hidden] -> logits fp32 [.., vocab].
+  torch::Tensor logits(const torch::Tensor& hidden);
+
+  // W_O of one KV head's group as [group, head_dim_v, hidden] float64 on the CPU, and
+  // M_O = sum over the group of W_O,j W_O,j^T for all heads [Hkv, d, d].
+  MatrixStack<double> o_proj_metric(int layer) const;
+
+ private:
+  struct Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+}  // namespace oscar

@@ -5,13 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "oscar/cache/scale_correction.h"
 #include "oscar/fit/statistics.h"
 #include "oscar/io/rope.h"
 
 namespace oscar {
 
 enum class TransformKind : uint8_t { kIdentity = 0, kHadamard = 1, kOscar = 2, kBalanced = 3 };
-enum class ScaleCorrection : uint8_t { kNone = 0, kUnbiased = 1, kMetric = 2 };
 enum class ValueObjective { kAttentionOutput, kEnergy };  // "sv" and "energy"
 enum class Granularity { kPerHead, kShared };
 enum class Rounding { kPlain, kShaped };

@@ -3,7 +3,7 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/lib/oscar DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-        FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
+        FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh" PATTERN "*_internal.h" EXCLUDE)
 install(EXPORT oscarTargets NAMESPACE oscar:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/oscar)
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/oscarConfig.cmake.in
   ${PROJECT_BINARY_DIR}/oscarConfig.cmake INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/oscar)

@@ -1,0 +1,377 @@
+// Writing and reading: creation properties that fix the bytes, and typed transfers.
+#include "oscar/io/hdf5.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+
+#include "oscar/base/error.h"
+#include "oscar/io/hdf5_internal.h"
+
+namespace oscar::hdf5 {
+namespace {
+
+constexpr uint64_t kChunkBytes = uint64_t{1} << 20;  // HDF5's default chunk cache holds one
+constexpr unsigned kDeflateLevel = 4;
+
+herr_t keep_message(unsigned, const H5E_error2_t* entry, void* text) {
+  if (entry->desc != nullptr) *static_cast<std::string*>(text) = entry->desc;
+  return 0;
+}
+
+std::string innermost_message() {
+  std::string text;
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, keep_message, &text);
+  H5Eclear2(H5E_DEFAULT);
+  return text;
+}
+
+void check(herr_t status, const char* what, const std::string& file, const std::string& object) {
+  if (status < 0) fail(what, file, object);
+}
+
+// Whole dataset while small; otherwise leading dimensions are cut to 1 and then split.
+std::vector<hsize_t> chunk_shape(const Shape& shape, size_t element_bytes) {
+  std::vector<hsize_t> chunk(shape.begin(), shape.end());
+  uint64_t bytes = element_count(shape) * element_bytes;
+  for (auto& extent : chunk) {
+    if (bytes <= kChunkBytes) break;
+    const uint64_t rest = bytes / extent;  // bytes of one index of this dimension
+    extent = std::max<uint64_t>(1, kChunkBytes / rest);
+    bytes = rest * extent;
+  }
+  return chunk;
+}
+
+Handle property_list(hid_t kind, const std::string& file) {
+  return {H5Pcreate(kind), H5Pclose, "cannot make an HDF5 property list", file, ""};
+}
+
+// No object times; attributes stay beside their object, however many.
+void fix_bytes(hid_t creation, const std::string& file) {
+  check(H5Pset_obj_track_times(creation, false), "cannot turn off object times", file, "");
+  check(H5Pset_attr_phase_change(creation, 64, 0), "cannot set attribute storage", file, "");
+}
+
+Handle dataspace(const Shape& shape, const std::string& file, const std::string& object) {
+  const std::vector<hsize_t> extents(shape.begin(), shape.end());
+  const hid_t id = shape.empty()
+                       ? H5Screate(H5S_SCALAR)
+                       : H5Screate_simple(static_cast<int>(shape.size()), extents.data(), nullptr);
+  return {id, H5Sclose, "cannot describe a shape", file, object};
+}
+
+Handle string_type(size_t bytes, const std::string& file, const std::string& object) {
+  Handle type(H5Tcopy(H5T_C_S1), H5Tclose, "cannot make a string type", file, object);
+  check(H5Tset_size(type.get(), std::max<size_t>(bytes, 1)), "cannot size a string", file, object);
+  check(H5Tset_cset(type.get(), H5T_CSET_UTF8), "cannot set UTF-8", file, object);
+  check(H5Tset_strpad(type.get(), H5T_STR_NULLPAD), "cannot set padding", file, object);
+  return type;
+}
+
+template <typename T>
+Data make_data(uint64_t count) {
+  return std::vector<T>(count);
+}
+
+Data allocate(Dtype dtype, uint64_t count) {
+  switch (dtype) {
+    case Dtype::kU8:
+      return make_data<uint8_t>(count);
+    case Dtype::kI32:
+      return make_data<int32_t>(count);
+    case Dtype::kI64:
+      return make_data<int64_t>(count);
+    case Dtype::kF32:
+      return make_data<float>(count);
+    case Dtype::kF64:
+      break;
+  }
+  return make_data<double>(count);
+}
+
+void* data_pointer(Data& data) {
+  return std::visit([](auto& values) -> void* { return values.data(); }, data);
+}
+
+}  // namespace
+
+void initialise_library() {
+  static const bool done = [] {
+    H5dont_atexit();
+    H5open();
+    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+    H5PLset_loading_state(0);
+    return true;
+  }();
+  (void)done;
+}
+
+void fail(const std::string& what, const std::string& file, const std::string& object) {
+  throw Error({.what = what,
+               .where = object.empty() ? file : file + ": " + object,
+               .found = innermost_message()});
+}
+
+hid_t file_type(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kU8:
+      return H5T_STD_U8LE;
+    case Dtype::kI32:
+      return H5T_STD_I32LE;
+    case Dtype::kI64:
+      return H5T_STD_I64LE;
+    case Dtype::kF32:
+      return H5T_IEEE_F32LE;
+    case Dtype::kF64:
+      break;
+  }
+  return H5T_IEEE_F64LE;
+}
+
+hid_t memory_type(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kU8:
+      return H5T_NATIVE_UINT8;
+    case Dtype::kI32:
+      return H5T_NATIVE_INT32;
+    case Dtype::kI64:
+      return H5T_NATIVE_INT64;
+    case Dtype::kF32:
+      return H5T_NATIVE_FLOAT;
+    case Dtype::kF64:
+      break;
+  }
+  return H5T_NATIVE_DOUBLE;
+}
+
+const char* dtype_name(Dtype dtype) {
+  constexpr const char* kNames[] = {"u8", "i32", "i64", "f32", "f64"};
+  return kNames[static_cast<size_t>(dtype)];
+}
+
+size_t dtype_bytes(Dtype dtype) {
+  constexpr size_t kBytes[] = {1, 4, 8, 4, 8};
+  return kBytes[static_cast<size_t>(dtype)];
+}
+
+std::string shape_text(const Shape& shape) {
+  if (shape.empty()) return "scalar";
+  std::string text = "[";
+  for (const uint64_t extent : shape) text += std::to_string(extent) + ", ";
+  text.resize(text.size() - 2);
+  return text + "]";
+}
+
+uint64_t element_count(const Shape& shape) {
+  uint64_t count = 1;
+  for (const uint64_t extent : shape) count *= extent;
+  return count;
+}
+
+DatasetView view(const Dataset& dataset) {
+  const void* data =
+      std::visit([](const auto& values) -> const void* { return values.data(); }, dataset.data);
+  return {.path = dataset.path, .dtype = dataset.dtype(), .shape = dataset.shape, .data = data};
+}
+
+// --- writing ---
+
+struct Writer::State {
+  std::string name;
+  Handle file;
+};
+
+namespace {
+
+Handle create_file(const std::filesystem::path& path) {
+  initialise_library();
+  const std::string name = path.string();
+  const Handle creation = property_list(H5P_FILE_CREATE, name);
+  const Handle access = property_list(H5P_FILE_ACCESS, name);
+  fix_bytes(creation.get(), name);
+  check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V18, H5F_LIBVER_V18),
+        "cannot fix the HDF5 format version", name, "");
+  check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG), "cannot set how to close", name, "");
+  return {H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.get(), access.get()), H5Fclose,
+          "cannot create an HDF5 file", name, ""};
+}
+
+}  // namespace
+
+Writer::Writer(const std::filesystem::path& path)
+    : state_(new State{path.string(), create_file(path)}) {}
+Writer::~Writer() = default;
+
+void Writer::create_group(const std::string& path) {
+  const Handle creation = property_list(H5P_GROUP_CREATE, state_->name);
+  fix_bytes(creation.get(), state_->name);
+  const Handle group(
+      H5Gcreate2(state_->file.get(), path.c_str(), H5P_DEFAULT, creation.get(), H5P_DEFAULT),
+      H5Gclose, "cannot create an HDF5 group", state_->name, path);
+}
+
+void Writer::write(const DatasetView& dataset) {
+  const std::string& name = state_->name;
+  const std::string& path = dataset.path;
+  const Handle creation = property_list(H5P_DATASET_CREATE, name);
+  fix_bytes(creation.get(), name);
+  if (!dataset.shape.empty()) {
+    const auto chunk = chunk_shape(dataset.shape, dtype_bytes(dataset.dtype));
+    check(H5Pset_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data()),
+          "cannot set chunks", name, path);
+    check(H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER), "cannot set filling", name, path);
+    if (dataset.compress) {
+      check(H5Pset_shuffle(creation.get()), "cannot set shuffle", name, path);
+      check(H5Pset_deflate(creation.get(), kDeflateLevel), "cannot set deflate", name, path);
+    }
+    check(H5Pset_fletcher32(creation.get()), "cannot set checksums", name, path);
+  }
+  const Handle space = dataspace(dataset.shape, name, path);
+  const Handle set(H5Dcreate2(state_->file.get(), path.c_str(), file_type(dataset.dtype),
+                              space.get(), H5P_DEFAULT, creation.get(), H5P_DEFAULT),
+                   H5Dclose, "cannot create an HDF5 dataset", name, path);
+  check(
+      H5Dwrite(set.get(), memory_type(dataset.dtype), H5S_ALL, H5S_ALL, H5P_DEFAULT, dataset.data),
+      "cannot write an HDF5 dataset", name, path);
+}
+
+void Writer::write(const Attribute& attribute) {
+  const std::string& name = state_->name;
+  const std::string label = attribute.object + " attribute " + attribute.name;
+  const Handle object(H5Oopen(state_->file.get(), attribute.object.c_str(), H5P_DEFAULT), H5Oclose,
+                      "cannot open an HDF5 object", name, attribute.object);
+  const Handle space = dataspace({}, name, label);
+  const auto put = [&](hid_t stored, hid_t in_memory, const void* value) {
+    const Handle slot(H5Acreate2(object.get(), attribute.name.c_str(), stored, space.get(),
+                                 H5P_DEFAULT, H5P_DEFAULT),
+                      H5Aclose, "cannot create an HDF5 attribute", name, label);
+    check(H5Awrite(slot.get(), in_memory, value), "cannot write an HDF5 attribute", name, label);
+  };
+  if (const auto* text = std::get_if<std::string>(&attribute.value)) {
+    if (text->find('\0') != std::string::npos) {
+      throw Error({.what = "text of an attribute holds a NUL byte", .where = name + ": " + label});
+    }
+    const Handle type = string_type(text->size(), name, label);
+    put(type.get(), type.get(), text->c_str());
+  } else if (const auto* integer = std::get_if<int64_t>(&attribute.value)) {
+    put(H5T_STD_I64LE, H5T_NATIVE_INT64, integer);
+  } else {
+    put(H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, &std::get<double>(attribute.value));
+  }
+}
+
+void Writer::close() {
+  check(H5Fflush(state_->file.get(), H5F_SCOPE_GLOBAL), "cannot write an HDF5 file", state_->name,
+        "");
+  check(state_->file.close_now(), "cannot close an HDF5 file", state_->name, "");
+}
+
+// --- reading ---
+
+struct Reader::State {
+  std::string name;
+  Handle file;
+  std::vector<ObjectInfo> objects;
+};
+
+Reader::Reader(const std::filesystem::path& path, const Limits& limits) {
+  const std::string name = path.string();
+  check_in_sandbox(path, limits, Profile::kOwnFiles,
+                   [&name](hid_t file, const std::vector<ObjectInfo>& objects) {
+                     for (const auto& object : objects) {
+                       read_attributes(file, name, object.path);
+                       if (object.is_dataset) decode_dataset(file, name, object);
+                     }
+                   });
+  state_.reset(new State{name, open_for_reading(path), {}});
+  state_->objects = scan(state_->file.get(), name, limits, Profile::kOwnFiles);
+}
+Reader::~Reader() = default;
+Reader::Reader(Reader&&) noexcept = default;
+Reader& Reader::operator=(Reader&&) noexcept = default;
+
+const std::vector<ObjectInfo>& Reader::objects() const { return state_->objects; }
+
+namespace {
+
+const ObjectInfo* find_object(const std::vector<ObjectInfo>& objects, const std::string& path) {
+  const auto place = std::lower_bound(
+      objects.begin(), objects.end(), path,
+      [](const ObjectInfo& object, const std::string& p) { return object.path < p; });
+  return place != objects.end() && place->path == path ? &*place : nullptr;
+}
+
+}  // namespace
+
+bool Reader::contains(const std::string& path) const {
+  return find_object(state_->objects, path) != nullptr;
+}
+
+Dataset Reader::read(const std::string& path) const {
+  const ObjectInfo* info = find_object(state_->objects, path);
+  if (info == nullptr || !info->is_dataset) {
+    throw Error({.what = "HDF5 dataset is missing", .where = state_->name + ": " + path});
+  }
+  const Handle set = open_dataset(state_->file.get(), state_->name, path);
+  size_t dtype = 0;
+  while (dtype_name(static_cast<Dtype>(dtype)) != info->type) ++dtype;
+  Dataset result{path, info->shape,
+                 allocate(static_cast<Dtype>(dtype), element_count(info->shape))};
+  check(H5Dread(set.get(), memory_type(result.dtype()), H5S_ALL, H5S_ALL, H5P_DEFAULT,
+                data_pointer(result.data)),
+        "cannot read an HDF5 dataset", state_->name, path);
+  return result;
+}
+
+std::vector<Attribute> Reader::attributes() const {
+  std::vector<Attribute> all;
+  for (const auto& object : state_->objects) {
+    auto some = read_attributes(state_->file.get(), state_->name, object.path);
+    std::move(some.begin(), some.end(), std::back_inserter(all));
+  }
+  return all;
+}
+
+std::vector<ObjectInfo> list_datasets(const std::filesystem::path& path, const Limits& limits) {
+  check_in_sandbox(path, limits, Profile::kAnyFile, nullptr);
+  const Handle file = open_for_reading(path);
+  auto objects = scan(file.get(), path.string(), limits, Profile::kAnyFile);
+  std::erase_if(objects, [](const ObjectInfo& object) { return !object.is_dataset; });
+  return objects;
+}
+
+IntegerArray read_integers(const std::filesystem::path& path, const std::string& dataset,
+                           const Limits& limits) {
+  const std::string name = path.string();
+  const std::string object = dataset.starts_with('/') ? dataset : "/" + dataset;
+  const auto find = [&](const std::vector<ObjectInfo>& objects) {
+    const ObjectInfo* info = find_object(objects, object);
+    if (info == nullptr || !info->is_dataset) {
+      throw Error({.what = "HDF5 dataset is missing", .where = name + ": " + object});
+    }
+    const bool integer = (info->type[0] == 'i' || info->type[0] == 'u') &&
+                         info->type.find_first_not_of("0123456789", 1) >= 2;
+    if (!integer || info->shape.empty() || info->shape.size() > 2) {
+      throw Error({.what = "HDF5 dataset does not hold token ids",
+                   .where = name + ": " + object,
+                   .expected = "integers, 1-D (one stream) or 2-D (one sequence a row)",
+                   .found = info->type + " " + shape_text(info->shape),
+                   .hint = "write the ids as int32 or int64"});
+    }
+    return *info;
+  };
+  check_in_sandbox(path, limits, Profile::kAnyFile,
+                   [&](hid_t file, const std::vector<ObjectInfo>& objects) {
+                     decode_dataset(file, name, find(objects));
+                   });
+  const Handle file = open_for_reading(path);
+  const ObjectInfo info = find(scan(file.get(), name, limits, Profile::kAnyFile));
+  const Handle set = open_dataset(file.get(), name, object);
+  IntegerArray result{info.shape, std::vector<int64_t>(element_count(info.shape))};
+  check(H5Dread(set.get(), H5T_NATIVE_INT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, result.values.data()),
+        "cannot read an HDF5 dataset", name, object);
+  return result;
+}
+
+}  // namespace oscar::hdf5

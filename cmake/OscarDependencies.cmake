@@ -10,10 +10,9 @@ find_package(PkgConfig REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 find_library(UTF8PROC_LIBRARY utf8proc REQUIRED)
 find_path(UTF8PROC_INCLUDE_DIR utf8proc.h REQUIRED)
-find_library(LAPACKE_LIBRARY lapacke REQUIRED)
-find_path(LAPACKE_INCLUDE_DIR lapacke.h REQUIRED)
-# OpenBLAS itself, not whatever libblas.so the system's alternatives point to.
-find_library(OPENBLAS_LIBRARY openblas REQUIRED)
+# OpenBLAS itself, not whatever libblas.so the system's alternatives point to. It holds LAPACK, and
+# is opened at run time, never linked (lib/oscar/linalg/eigh.cpp says why).
+find_library(OPENBLAS_LIBRARY NAMES openblas libopenblas.so.0 REQUIRED)
 
 if(OSCAR_WITH_TORCH)
   # The Python wheel of torch, used as a C++ library. Its own CMake package insists on a CUDA

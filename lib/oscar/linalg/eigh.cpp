@@ -1,0 +1,177 @@
+// The one owner of LAPACK: OpenBLAS's dsyevd, loaded into a scope of its own.
+//
+// libtorch carries MKL and exports dsyevd_, dgemm_ and the rest under the same names, so whichever
+// library the loader meets first would serve both, for the solver and for every routine it calls.
+// RTLD_LOCAL keeps OpenBLAS's names out of torch's way and RTLD_DEEPBIND keeps torch's out of its.
+#include "oscar/linalg/eigh.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <vector>
+
+#include "oscar/base/error.h"
+
+namespace oscar {
+namespace {
+
+// Fortran interface of LAPACK 3: everything by address, string lengths at the end.
+using Dsyevd = void (*)(const char* jobz, const char* uplo, const int* n, double* a, const int* lda,
+                        double* w, double* work, const int* lwork, int* iwork, const int* liwork,
+                        int* info, size_t jobz_length, size_t uplo_length);
+
+struct OpenBlas {
+  Dsyevd dsyevd = nullptr;
+  void (*set_num_threads)(int) = nullptr;
+  int (*get_num_threads)() = nullptr;
+  std::string path;
+};
+
+template <typename Function>
+void find_symbol(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  if (function == nullptr) {
+    throw Error({.what = "OpenBLAS lacks a function that the fit needs",
+                 .where = OSCAR_OPENBLAS_LIBRARY,
+                 .expected = name,
+                 .hint = "install an OpenBLAS built with LAPACK (Debian: libopenblas0-pthread)"});
+  }
+}
+
+OpenBlas load_openblas() {
+  int flags = RTLD_NOW | RTLD_LOCAL;
+#if !defined(__SANITIZE_ADDRESS__)
+  flags |= RTLD_DEEPBIND;  // AddressSanitizer refuses it; sanitized builds have no torch either
+#endif
+  // First the very library that was found when building, then, on another machine, its name.
+  void* library = dlopen(OSCAR_OPENBLAS_LIBRARY, flags);
+  if (library == nullptr) library = dlopen("libopenblas.so.0", flags);
+  if (library == nullptr) {
+    const char* reason = dlerror();
+    throw Error({.what = "OpenBLAS could not be loaded",
+                 .where = OSCAR_OPENBLAS_LIBRARY,
+                 .found = reason != nullptr ? reason : "no reason given",
+                 .hint = "run scripts/setup.sh, or install libopenblas0-pthread"});
+  }
+  OpenBlas blas;
+  const char* (*config)() = nullptr;
+  find_symbol(library, "dsyevd_", blas.dsyevd);
+  find_symbol(library, "openblas_set_num_threads", blas.set_num_threads);
+  find_symbol(library, "openblas_get_num_threads", blas.get_num_threads);
+  find_symbol(library, "openblas_get_config", config);
+  if (std::strstr(config(), "USE64BITINT") != nullptr) {
+    throw Error({.what = "OpenBLAS was built with 64-bit integers",
+                 .where = OSCAR_OPENBLAS_LIBRARY,
+                 .expected = "32-bit integers (LP64)",
+                 .found = config()});
+  }
+  Dl_info info;
+  if (dladdr(reinterpret_cast<void*>(blas.dsyevd), &info) != 0 && info.dli_fname != nullptr) {
+    blas.path = info.dli_fname;
+  }
+  return blas;
+}
+
+const OpenBlas& openblas() {
+  static const OpenBlas blas = load_openblas();
+  return blas;
+}
+
+// The thread count is a setting of the whole library, so calls take turns.
+class SingleThread {
+ public:
+  explicit SingleThread(const OpenBlas& blas)
+      : lock_(mutex()), blas_(blas), before_(blas.get_num_threads()) {
+    blas_.set_num_threads(1);
+  }
+  ~SingleThread() { blas_.set_num_threads(before_); }
+  SingleThread(const SingleThread&) = delete;
+  SingleThread& operator=(const SingleThread&) = delete;
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex instance;
+    return instance;
+  }
+  std::lock_guard<std::mutex> lock_;
+  const OpenBlas& blas_;
+  int before_;
+};
+
+// Row of the largest-magnitude entry, the lowest one of equals.
+int leading_row(const MatrixD& vectors, int column) {
+  int best = 0;
+  for (int row = 1; row < vectors.rows(); ++row) {
+    if (std::abs(vectors(row, column)) > std::abs(vectors(best, column))) best = row;
+  }
+  return best;
+}
+
+}  // namespace
+
+void canonicalise(Eigh& e) {
+  const int d = static_cast<int>(e.values.size());
+  std::vector<int> leading(d), order(d);
+  for (int c = 0; c < d; ++c) leading[c] = leading_row(e.vectors, c);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    if (e.values[a] != e.values[b]) return e.values[a] < e.values[b];
+    return leading[a] < leading[b];
+  });
+  const Eigh before = e;
+  for (int c = 0; c < d; ++c) {
+    const int from = order[c];
+    const double sign = before.vectors(leading[from], from) < 0 ? -1.0 : 1.0;
+    e.values[c] = before.values[from];
+    e.vectors.col(c) = sign * before.vectors.col(from);
+  }
+}
+
+Eigh eigh(const MatrixD& a, const std::string& where) {
+  assert(a.rows() == a.cols());
+  if (!a.allFinite()) {
+    throw Error({.what = "an eigen-decomposition was asked of a matrix that is not finite",
+                 .where = where,
+                 .hint = "look for overflow in the statistics"});
+  }
+  const int d = static_cast<int>(a.rows());
+  // Column-major, as LAPACK reads it.
+  Eigen::MatrixXd work_matrix = 0.5 * a + 0.5 * a.transpose();
+  Eigh result{VectorD(d), MatrixD(d, d)};
+  if (d == 0) return result;
+
+  const OpenBlas& blas = openblas();
+  int info = 0;
+  {
+    const SingleThread single(blas);
+    const int query = -1;
+    double work_size = 0;
+    int iwork_size = 0;
+    blas.dsyevd("V", "L", &d, work_matrix.data(), &d, result.values.data(), &work_size, &query,
+                &iwork_size, &query, &info, 1, 1);
+    if (info == 0) {
+      const int lwork = static_cast<int>(work_size), liwork = iwork_size;
+      std::vector<double> work(static_cast<size_t>(lwork));
+      std::vector<int> iwork(static_cast<size_t>(liwork));
+      blas.dsyevd("V", "L", &d, work_matrix.data(), &d, result.values.data(), work.data(), &lwork,
+                  iwork.data(), &liwork, &info, 1, 1);
+    }
+  }
+  if (info != 0 || !work_matrix.allFinite() || !result.values.allFinite()) {
+    throw Error({.what = "the eigen-decomposition failed",
+                 .where = where,
+                 .expected = "dsyevd info 0 and finite eigenvectors",
+                 .found = "info " + std::to_string(info)});
+  }
+  result.vectors = work_matrix;
+  canonicalise(result);
+  return result;
+}
+
+std::string lapack_provider() { return openblas().path; }
+
+}  // namespace oscar

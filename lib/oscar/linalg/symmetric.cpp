@@ -1,0 +1,55 @@
+// Functions of symmetric matrices on top of `eigh` and Eigen's Cholesky factorisation.
+#include "oscar/linalg/symmetric.h"
+
+#include <cmath>
+#include <limits>
+
+#include "oscar/base/error.h"
+
+namespace oscar {
+
+VectorD raised_eigenvalues(const VectorD& values, double relative_floor) {
+  const double largest = values.size() == 0 ? 0.0 : values.maxCoeff();
+  const double floor = largest > 0 ? relative_floor * largest : relative_floor;
+  return values.cwiseMax(floor);
+}
+
+MatrixD symmetric_power(const MatrixD& vectors, const VectorD& values, double exponent) {
+  const VectorD powered = values.array().pow(exponent).matrix();
+  return vectors * powered.asDiagonal() * vectors.transpose();
+}
+
+int numerical_rank(const VectorD& ascending_values) {
+  const auto d = ascending_values.size();
+  if (d == 0) return 0;
+  const double largest = ascending_values[d - 1];
+  if (!(largest > 0)) return 0;
+  const double smallest_counted =
+      static_cast<double>(d) * std::numeric_limits<double>::epsilon() * largest;
+  return static_cast<int>((ascending_values.array() > smallest_counted).count());
+}
+
+double condition_number(const MatrixD& t, const std::string& where) {
+  const VectorD squared = eigh(t.transpose() * t, where).values;
+  const double smallest = squared[0], largest = squared[squared.size() - 1];
+  if (!(smallest > 0)) return std::numeric_limits<double>::infinity();
+  return std::sqrt(largest / smallest);
+}
+
+MatrixD udu_factor(const MatrixD& m, const std::string& where) {
+  assert(m.rows() == m.cols());
+  const MatrixD flipped = m.colwise().reverse().rowwise().reverse();
+  const Eigen::LLT<MatrixD> cholesky(flipped);
+  const MatrixD lower = cholesky.matrixL();
+  if (cholesky.info() != Eigen::Success || !lower.allFinite() ||
+      !(lower.diagonal().minCoeff() > 0)) {
+    throw Error({.what = "a metric has no triangular factor",
+                 .where = where,
+                 .expected = "a positive definite matrix",
+                 .found = "Cholesky factorisation failed"});
+  }
+  const MatrixD upper = lower.colwise().reverse().rowwise().reverse();
+  return upper * upper.diagonal().cwiseInverse().asDiagonal();
+}
+
+}  // namespace oscar

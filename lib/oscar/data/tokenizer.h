@@ -11,6 +11,7 @@
 
 namespace oscar {
 
+// One thread at a time may use an object: it remembers words it has cut.
 class Tokenizer {
  public:
   // Throws Error naming any component of the file that is not implemented, with the way out
@@ -25,7 +26,8 @@ class Tokenizer {
   // Throws Error with the byte offset when the text is not valid UTF-8.
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens) const;
 
-  // Text of `ids`; special tokens are left out unless kept.
+  // Text of `ids`; special tokens are left out on request, ids of no token always. Bytes that form
+  // no character become U+FFFD.
   std::string decode(const std::vector<int32_t>& ids, bool skip_special_tokens) const;
 
   // Id of a token by its content, added tokens included.

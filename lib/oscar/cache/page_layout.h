@@ -1,0 +1,123 @@
+// Where every byte of the paged INT2 cache lies: chunks, pools, page tables and exact windows.
+#pragma once
+
+#include "oscar/cache/codec.h"
+
+namespace oscar {
+
+inline constexpr int kPageTokens = 64;
+
+// What one (page, KV head) chunk looks like:
+//   K codes [64][d/4] | V codes [64][d/4] | (scale, zero)_K [64][groups][2] | the same for V
+struct PageFormat {
+  int head_dim = 128;          // 64, 128 or 256
+  int quant_group_size = 128;  // divides head_dim
+  MetadataDtype metadata = MetadataDtype::kFp16;
+  PackOrder order = PackOrder::kConsecutive;
+};
+
+OSCAR_HOST_DEVICE inline int groups_per_row(const PageFormat& f) {
+  return f.head_dim / f.quant_group_size;
+}
+OSCAR_HOST_DEVICE inline int code_row_bytes(const PageFormat& f) { return f.head_dim / 4; }
+OSCAR_HOST_DEVICE inline int metadata_row_bytes(const PageFormat& f) {
+  return groups_per_row(f) * 2 * metadata_bytes(f.metadata);
+}
+// Byte offsets inside a chunk. side: 0 = keys, 1 = values.
+OSCAR_HOST_DEVICE inline int code_offset(const PageFormat& f, int side, int token) {
+  return (side * kPageTokens + token) * code_row_bytes(f);
+}
+OSCAR_HOST_DEVICE inline int metadata_offset(const PageFormat& f, int side, int token) {
+  return 2 * kPageTokens * code_row_bytes(f) + (side * kPageTokens + token) * metadata_row_bytes(f);
+}
+OSCAR_HOST_DEVICE inline int chunk_bytes(const PageFormat& f) {
+  return 2 * kPageTokens * (code_row_bytes(f) + metadata_row_bytes(f));
+}
+
+// The INT2 history of a batch: pool [page][num_kv_heads][chunk] and FlashInfer's page table.
+// Request b owns pages kv_indices[kv_indptr[b] .. kv_indptr[b + 1]); all hold 64 tokens but the
+// last, which holds kv_last_page_len[b] (1..64, ignored when the request has no page).
+struct PagedHistory {
+  uint8_t* pool = nullptr;                    // 16-byte aligned
+  const int32_t* kv_indptr = nullptr;         // [batch + 1]
+  const int32_t* kv_indices = nullptr;        // [kv_indptr[batch]]
+  const int32_t* kv_last_page_len = nullptr;  // [batch]
+};
+
+// Exact bf16 rows in the same transformed, centred basis: the first sink_tokens positions, and a
+// ring of ring_tokens rows for the positions that are not INT2 (yet). Row of position p:
+// p while p < sink_tokens, else sink_tokens + (p - sink_tokens) % ring_tokens.
+// ring_tokens >= recent + demote_block + the largest number of tokens appended at once in decode.
+struct ExactWindows {
+  uint16_t* k = nullptr;  // [slots][num_kv_heads][sink_tokens + ring_tokens][head_dim]
+  uint16_t* v = nullptr;
+  const int32_t* slot = nullptr;  // [batch] window slot of a request; null: the request's index
+  int sink_tokens = 0;
+  int ring_tokens = 0;
+};
+
+OSCAR_HOST_DEVICE inline int window_row(const ExactWindows& w, int position) {
+  return position < w.sink_tokens ? position
+                                  : w.sink_tokens + (position - w.sink_tokens) % w.ring_tokens;
+}
+
+OSCAR_HOST_DEVICE inline int64_t window_offset(const ExactWindows& w, int64_t slot, int head,
+                                               int num_kv_heads, int row, int head_dim) {
+  return (((slot * num_kv_heads + head) * (w.sink_tokens + w.ring_tokens)) + row) * head_dim;
+}
+
+// Tokens in the INT2 history of request b.
+OSCAR_HOST_DEVICE inline int history_tokens(const PagedHistory& h, int b) {
+  const int pages = h.kv_indptr[b + 1] - h.kv_indptr[b];
+  return pages == 0 ? 0 : (pages - 1) * kPageTokens + h.kv_last_page_len[b];
+}
+
+// Number of INT2 tokens once `length` tokens are final: whole demote blocks older than the
+// recent window. Length counts the newest query's own token (MATH: which key is INT2).
+OSCAR_HOST_DEVICE inline int history_for_length(int length, int sink_tokens, int recent_tokens,
+                                                int demote_block) {
+  const int beyond = length - sink_tokens - recent_tokens;
+  return beyond <= 0 ? 0 : beyond / demote_block * demote_block;
+}
+
+// One call of decode attention. Positions of request b: [0, sink) exact, then history_tokens(b)
+// INT2, then exact up to seq_len[b]. Query i of q_len sits at seq_len - q_len + i and sees the
+// positions up to its own.
+struct AttentionParams {
+  PageFormat format;
+  PagedHistory history;
+  ExactWindows windows;
+  const int32_t* seq_len = nullptr;  // [batch], in tokens, this step's tokens included
+  const uint16_t* q = nullptr;       // bf16 [batch][q_len][num_qo_heads][head_dim], transformed
+  uint16_t* o = nullptr;             // bf16, same shape, transformed and centred basis
+  float* lse = nullptr;              // [batch][q_len][num_qo_heads] natural log; may be null
+  float sm_scale = 1.0f;
+  int batch = 0, q_len = 1, num_qo_heads = 0, num_kv_heads = 0;
+};
+
+// One call of append: rows that enter the cache, and rows that leave the exact windows for INT2.
+// Positions [old_len, new_len) are new; [sink + old_history, sink + new_history) become INT2,
+// taken from the new rows or, for positions before old_len, from the windows; the other new rows
+// go to the windows. The page table is the one after the append.
+struct AppendParams {
+  PageFormat format;
+  PagedHistory history;
+  ExactWindows windows;
+  const uint16_t* k = nullptr;           // bf16 [total new rows][num_kv_heads][head_dim]
+  const uint16_t* v = nullptr;           //   transformed, centred
+  const int32_t* rows_indptr = nullptr;  // [batch + 1] into the new rows
+  const int32_t* old_len = nullptr;      // [batch]
+  const int32_t* old_history = nullptr;  // [batch] INT2 tokens before
+  const int32_t* new_history = nullptr;  // [batch] INT2 tokens after
+  float clip_k = 0.0f, clip_v = 0.0f;    // <= 0: off; used when the per-head arrays are null
+  const float* clip_k_heads = nullptr;   // [num_kv_heads] or null
+  const float* clip_v_heads = nullptr;
+  const float* feedback_k = nullptr;  // U [num_kv_heads][d][d]; null: plain rounding
+  const float* feedback_v = nullptr;
+  const float* metric_k = nullptr;  // M [num_kv_heads][d][d]; null: no metric correction
+  const float* metric_v = nullptr;
+  int* status = nullptr;  // one int, or-ed with RowStatus bits of refused rows; may be null
+  int batch = 0, num_kv_heads = 0;
+};
+
+}  // namespace oscar

@@ -1,0 +1,157 @@
+// Append and decode attention over the paged cache, token by token.
+#include "oscar/cache/paged_reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "oscar/cache/quantize_rows.h"
+
+namespace oscar {
+namespace {
+
+uint8_t* chunk_at(const PageFormat& format, const PagedHistory& history, int num_kv_heads, int b,
+                  int token, int head) {
+  const int64_t page = history.kv_indices[history.kv_indptr[b] + token / kPageTokens];
+  return history.pool + (page * num_kv_heads + head) * chunk_bytes(format);
+}
+
+int64_t slot_of(const ExactWindows& windows, int b) { return windows.slot ? windows.slot[b] : b; }
+
+// One row to its place in a page.
+RowStatus write_row(const AppendParams& p, const uint16_t* bf16_row, int b, int token, int head,
+                    int side) {
+  const PageFormat& f = p.format;
+  const float* clips = side ? p.clip_v_heads : p.clip_k_heads;
+  const float* feedback = side ? p.feedback_v : p.feedback_k;
+  const float* metric = side ? p.metric_v : p.metric_k;
+  const int64_t matrix = static_cast<int64_t>(head) * f.head_dim * f.head_dim;
+  const RowQuantizer quantizer{
+      .head_dim = f.head_dim,
+      .quant_group_size = f.quant_group_size,
+      .clip_ratio = clips ? clips[head] : (side ? p.clip_v : p.clip_k),
+      .metadata = f.metadata,
+      .order = f.order,
+      .correction = metric ? ScaleCorrection::kMetric : ScaleCorrection::kNone,
+      .feedback = feedback ? feedback + matrix : nullptr,
+      .metric = metric ? metric + matrix : nullptr};
+  std::vector<float> x(f.head_dim);
+  for (int i = 0; i < f.head_dim; ++i) x[i] = bf16_to_float(bf16_row[i]);
+  uint8_t* chunk = chunk_at(f, p.history, p.num_kv_heads, b, token, head);
+  const int in_page = token % kPageTokens;
+  const QuantizedRows out{chunk + code_offset(f, side, in_page),
+                          chunk + metadata_offset(f, side, in_page), nullptr};
+  return quantize_rows_ref(quantizer, x.data(), 1, out).status;
+}
+
+template <typename Real>
+void attend_one(const AttentionParams& p, int b, int query, int head, Real* o, Real* lse) {
+  const int d = p.format.head_dim;
+  const int kv_head = head / (p.num_qo_heads / p.num_kv_heads);
+  const int64_t index = (static_cast<int64_t>(b) * p.q_len + query) * p.num_qo_heads + head;
+  const int history = history_tokens(p.history, b);
+  const int visible = p.seq_len[b] - p.q_len + query + 1;
+  std::vector<Real> logits(std::max(visible, 0));
+  std::vector<float> row(d);
+  const auto load = [&](int position, int side) {
+    const int token = position - p.windows.sink_tokens;
+    if (token >= 0 && token < history) {
+      const uint8_t* chunk = chunk_at(p.format, p.history, p.num_kv_heads, b, token, kv_head);
+      dequantize_row(p.format, chunk, side, token % kPageTokens, row.data());
+      return;
+    }
+    const uint16_t* exact = (side ? p.windows.v : p.windows.k) +
+                            window_offset(p.windows, slot_of(p.windows, b), kv_head, p.num_kv_heads,
+                                          window_row(p.windows, position), d);
+    for (int i = 0; i < d; ++i) row[i] = bf16_to_float(exact[i]);
+  };
+  Real largest = -std::numeric_limits<Real>::infinity();
+  for (int position = 0; position < visible; ++position) {
+    load(position, 0);
+    Real dot = 0;
+    for (int i = 0; i < d; ++i) {
+      dot += static_cast<Real>(bf16_to_float(p.q[index * d + i])) * static_cast<Real>(row[i]);
+    }
+    logits[position] = dot * static_cast<Real>(p.sm_scale);
+    largest = std::max(largest, logits[position]);
+  }
+  Real sum = 0;
+  std::fill(o + index * d, o + index * d + d, Real(0));
+  for (int position = 0; position < visible; ++position) {
+    const Real weight = std::exp(logits[position] - largest);
+    sum += weight;
+    load(position, 1);
+    for (int i = 0; i < d; ++i) o[index * d + i] += weight * static_cast<Real>(row[i]);
+  }
+  for (int i = 0; i < d && sum > 0; ++i) o[index * d + i] /= sum;
+  if (lse) lse[index] = sum > 0 ? largest + std::log(sum) : largest;
+}
+
+template <typename Real>
+void attend_all(const AttentionParams& p, Real* o, Real* lse) {
+  for (int b = 0; b < p.batch; ++b) {
+    for (int query = 0; query < p.q_len; ++query) {
+      for (int head = 0; head < p.num_qo_heads; ++head) attend_one(p, b, query, head, o, lse);
+    }
+  }
+}
+
+}  // namespace
+
+RowStatus append_ref(const AppendParams& p) {
+  const int d = p.format.head_dim, sink = p.windows.sink_tokens;
+  uint8_t status = 0;
+  for (int b = 0; b < p.batch; ++b) {
+    const int64_t slot = slot_of(p.windows, b), first_row = p.rows_indptr[b];
+    const int old_len = p.old_len[b];
+    const int new_len = old_len + p.rows_indptr[b + 1] - p.rows_indptr[b];
+    const auto window = [&](uint16_t* base, int head, int position) {
+      return base + window_offset(p.windows, slot, head, p.num_kv_heads,
+                                  window_row(p.windows, position), d);
+    };
+    const auto fresh = [&](const uint16_t* base, int head, int position) {
+      return base + ((first_row + position - old_len) * p.num_kv_heads + head) * d;
+    };
+    for (int token = p.old_history[b]; token < p.new_history[b]; ++token) {
+      for (int head = 0; head < p.num_kv_heads; ++head) {
+        const bool is_new = sink + token >= old_len;
+        const uint16_t* k =
+            is_new ? fresh(p.k, head, sink + token) : window(p.windows.k, head, sink + token);
+        const uint16_t* v =
+            is_new ? fresh(p.v, head, sink + token) : window(p.windows.v, head, sink + token);
+        status |= static_cast<uint8_t>(write_row(p, k, b, token, head, 0));
+        status |= static_cast<uint8_t>(write_row(p, v, b, token, head, 1));
+      }
+    }
+    for (int position = old_len; position < new_len; ++position) {
+      if (position >= sink && position < sink + p.new_history[b]) continue;
+      for (int head = 0; head < p.num_kv_heads; ++head) {
+        std::copy_n(fresh(p.k, head, position), d, window(p.windows.k, head, position));
+        std::copy_n(fresh(p.v, head, position), d, window(p.windows.v, head, position));
+      }
+    }
+  }
+  if (p.status) *p.status |= status;
+  return static_cast<RowStatus>(status);
+}
+
+void decode_attention_ref(const AttentionParams& params, float* o, float* lse) {
+  attend_all(params, o, lse);
+}
+void decode_attention_ref(const AttentionParams& params, double* o, double* lse) {
+  attend_all(params, o, lse);
+}
+
+void dequantize_row(const PageFormat& f, const uint8_t* chunk, int side, int token, float* out) {
+  const uint8_t* codes = chunk + code_offset(f, side, token);
+  const void* metadata = chunk + metadata_offset(f, side, token);
+  for (int i = 0; i < f.head_dim; ++i) {
+    const int group = i / f.quant_group_size;
+    const ScaleZero sz{load_metadata(metadata, 2 * group, f.metadata),
+                       load_metadata(metadata, 2 * group + 1, f.metadata)};
+    out[i] = dequantize(unpack_code(codes, i, f.head_dim, f.order), sz);
+  }
+}
+
+}  // namespace oscar

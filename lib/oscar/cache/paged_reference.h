@@ -1,0 +1,24 @@
+// The plain CPU twins of the kernels, on the same structs and the same bytes.
+#pragma once
+
+#include "oscar/cache/page_layout.h"
+#include "oscar/cache/scale_correction.h"
+
+namespace oscar {
+
+// Appends and demotes as AppendParams says (all pointers in host memory). Rows with values that
+// are not finite are skipped and reported: the or of all RowStatus bits is returned (and stored
+// in *status when given).
+RowStatus append_ref(const AppendParams& params);
+
+// Decode attention in fp32 (what CPU evaluation runs) and in double (the oracle of tests).
+// o: [batch][q_len][num_qo_heads][head_dim] of the arithmetic's type instead of params.o, which is
+// ignored; lse as in params. A query that sees no key gives zeros and lse = -infinity.
+void decode_attention_ref(const AttentionParams& params, float* o, float* lse);
+void decode_attention_ref(const AttentionParams& params, double* o, double* lse);
+
+// One dequantized row (side 0 = key, 1 = value) of a page, [head_dim].
+void dequantize_row(const PageFormat& format, const uint8_t* chunk, int side, int token,
+                    float* out);
+
+}  // namespace oscar

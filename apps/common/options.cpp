@@ -1,0 +1,175 @@
+// Option tables and the parsing of their values.
+#include "common/options.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "oscar/base/error.h"
+#include "oscar/fit/presets.h"
+
+namespace oscar::app {
+namespace {
+
+std::string preset_help() {
+  std::string text = "Recipe of the fit:";
+  for (const Preset& preset : presets())
+    text += fmt::format("\n{}: {}", preset.name, preset.summary);
+  return text;
+}
+
+double parse_ratio(const std::string& text, const std::string& whole) {
+  char* end = nullptr;
+  const double ratio = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !(ratio > 0.0 && ratio <= 1.0)) {
+    throw Error({.what = "malformed clipping ratios",
+                 .where = "--clip",
+                 .expected = "K,V with each in (0, 1], for example 0.96,0.92, or off",
+                 .found = whole});
+  }
+  return ratio;
+}
+
+void parse_clip(const std::string& text, FitOptions& fit) {
+  if (text == "off") {
+    fit.clip_k = fit.clip_v = 0.0;
+    return;
+  }
+  const size_t comma = text.find(',');
+  fit.clip_k = parse_ratio(text.substr(0, comma), text);
+  fit.clip_v = parse_ratio(comma == std::string::npos ? "" : text.substr(comma + 1), text);
+}
+
+// The value whose name is `text`; CLI11 has checked that there is one.
+template <typename Value, typename Name>
+void choose(const std::string& text, std::initializer_list<Value> values, Name name, Value& out) {
+  for (const Value value : values) {
+    if (text == name(value)) out = value;
+  }
+}
+
+}  // namespace
+
+FitOptions FitArguments::resolve() const {
+  FitOptions fit = find_preset(preset).fit;
+  using enum TransformKind;
+  choose(method, {kBalanced, kOscar, kHadamard, kIdentity}, method_name, fit.kind);
+  choose(objective_v, {ValueObjective::kAttentionOutput, ValueObjective::kEnergy}, objective_name,
+         fit.objective_v);
+  choose(granularity, {Granularity::kPerHead, Granularity::kShared}, granularity_name,
+         fit.granularity);
+  choose(rounding, {Rounding::kShaped, Rounding::kPlain}, rounding_name, fit.rounding);
+  choose(scale_correction,
+         {ScaleCorrection::kNone, ScaleCorrection::kUnbiased, ScaleCorrection::kMetric},
+         scale_correction_name, fit.scale_correction);
+  if (!center.empty()) fit.center = center == "on";
+  if (!clip.empty()) parse_clip(clip, fit);
+  if (position_span) fit.position_span = *position_span;
+  return fit;
+}
+
+void add_fit_options(CLI::App& program, FitArguments& arguments) {
+  const char* const section = "Fit";
+  std::vector<std::string> names;
+  for (const Preset& preset : presets()) names.emplace_back(preset.name);
+  const auto add = [&](const char* name, std::string& value, const std::string& help,
+                       const std::vector<std::string>& allowed) {
+    auto* option = program.add_option(name, value, help)->group(section);
+    if (!allowed.empty()) option->check(CLI::IsMember(allowed));
+  };
+  add("--preset", arguments.preset, preset_help(), names);
+  program.get_option("--preset")->capture_default_str();
+  add("--method", arguments.method, "Transform of keys and values",
+      {"balanced", "oscar", "hadamard", "identity"});
+  add("--objective-v", arguments.objective_v,
+      "Value covariance: attention output (sv), or the published energy proxy (a second pass)",
+      {"sv", "energy"});
+  add("--granularity", arguments.granularity, "One transform per KV head, or one per layer",
+      {"per-head", "shared"});
+  add("--center", arguments.center, "Subtract the mean key and value before rounding",
+      {"on", "off"});
+  add("--rounding", arguments.rounding, "Noise-shaped rounding of codes, or nearest",
+      {"shaped", "plain"});
+  add("--scale-correction", arguments.scale_correction, "Correction of the stored scale",
+      {"none", "unbiased", "metric"});
+  add("--clip", arguments.clip, "Clipping ratios K,V in (0,1], or off", {});
+  program
+      .add_option("--position-span", arguments.position_span,
+                  "Fit for positions 0 to N (default: all that the model serves; 0: as collected)")
+      ->check(CLI::NonNegativeNumber)
+      ->group(section);
+}
+
+void add_quantizer_options(CLI::App& program, QuantizerSettings& settings) {
+  const char* const section = "Cache format";
+  settings.quant_group_size = 0;
+  program.add_option("--sink", settings.sink_tokens, "First tokens kept in BF16")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group(section);
+  program.add_option("--recent", settings.recent_tokens, "Last tokens kept in BF16")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(section);
+  program
+      .add_option("--quant-group-size", settings.quant_group_size,
+                  "Values that share scale and zero (default: head_dim)")
+      ->check(CLI::PositiveNumber)
+      ->group(section);
+  program.add_option("--metadata-dtype", settings.metadata_dtype, "Of scale and zero")
+      ->check(CLI::IsMember({"fp16", "bf16", "fp32"}))
+      ->capture_default_str()
+      ->group(section);
+  program
+      .add_option("--demote-block", settings.demote_block,
+                  "Tokens that leave the recent window at once")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(section);
+}
+
+void add_compute_options(CLI::App& program, ComputeArguments& arguments) {
+  const char* const section = "Machine";
+  program.add_option("--device", arguments.device, "auto, cpu, cuda or cuda:INDEX")
+      ->capture_default_str()
+      ->group(section);
+  program.add_option("--dtype", arguments.dtype, "Precision: auto is bf16 on a GPU, else fp32")
+      ->check(CLI::IsMember({"auto", "bf16", "fp32"}))
+      ->capture_default_str()
+      ->group(section);
+  program
+      .add_option("--host-memory", arguments.host_memory,
+                  "Memory that may be used, for example 8G (default: what is free)")
+      ->group(section);
+  program.add_option("--gpu-memory", arguments.gpu_memory, "The same for the GPU")->group(section);
+}
+
+int64_t parse_bytes(const std::string& text, const char* option) {
+  if (text.empty()) return 0;
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  const std::string units = "KMGT";
+  double factor = 1;
+  if (*end != '\0') {
+    const size_t power = units.find(static_cast<char>(std::toupper(*end)));
+    factor = power == std::string::npos ? 0 : std::pow(1024.0, static_cast<double>(power + 1));
+    ++end;
+    if (*end == 'i') ++end;
+    if (*end == 'B') ++end;
+  }
+  const double bytes = value * factor;
+  if (*end != '\0' || !(bytes >= 1.0) || bytes > 1e18) {
+    throw Error({.what = "malformed memory size",
+                 .where = option,
+                 .expected = "a number with K, M, G or T, for example 8G",
+                 .found = text});
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+std::optional<Json> parse_json_option(const std::string& text, const char* option) {
+  if (text.empty()) return std::nullopt;
+  return parse_json(text, option);
+}
+
+}  // namespace oscar::app

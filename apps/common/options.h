@@ -1,0 +1,41 @@
+// Command-line options that mean the same in every program, each described once.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "oscar/base/json.h"
+#include "oscar/bundle/bundle.h"
+#include "oscar/fit/fit.h"
+
+namespace oscar::app {
+
+// --preset and every option that overrides one part of it.
+struct FitArguments {
+  std::string preset = "best";
+  std::string method, objective_v, granularity, center, rounding, scale_correction, clip;
+  std::optional<int64_t> position_span;
+
+  // The preset with the overrides applied. Throws Error for a malformed --clip.
+  FitOptions resolve() const;
+};
+
+struct ComputeArguments {
+  std::string device = "auto", dtype = "auto";
+  std::string host_memory, gpu_memory;  // "12G"; empty = what is free
+};
+
+void add_fit_options(CLI::App& program, FitArguments& arguments);
+void add_quantizer_options(CLI::App& program, QuantizerSettings& settings);
+void add_compute_options(CLI::App& program, ComputeArguments& arguments);
+
+// "8G", "512M", "1.5T" or plain bytes. Empty = 0. Throws Error for anything else.
+int64_t parse_bytes(const std::string& text, const char* option);
+
+// JSON given on the command line (--rope-scaling). Empty = nullopt.
+std::optional<Json> parse_json_option(const std::string& text, const char* option);
+
+}  // namespace oscar::app

@@ -1,0 +1,43 @@
+// Everything that decides what a calibration run computes and where it may keep it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "oscar/base/json.h"
+#include "oscar/bundle/bundle.h"
+#include "oscar/fit/fit.h"
+
+namespace oscar {
+
+struct CalibrateOptions {
+  std::string model;             // folder, or the name of an embedded default
+  std::string corpus;            // as in data/corpus.h
+  std::filesystem::path output;  // OUT.h5; the checkpoint stands beside it
+  std::string preset = "best";   // recorded; `fit` already holds its values
+  FitOptions fit;                // position_span -1 = the positions the model serves
+  QuantizerSettings quantizer;   // quant_group_size 0 = head_dim
+
+  std::optional<Json> rope_scaling;
+  int chunk_len = 0;       // 0 = the model's context, 4096 at most
+  int64_t max_tokens = 0;  // 0 = all
+  uint64_t seed = 0;
+
+  std::string device = "auto", dtype = "auto";
+  int64_t host_memory = 0;   // bytes; 0 = what is free
+  int64_t gpu_memory = 0;    // bytes; 0 = what is free
+  int64_t batch_tokens = 0;  // 0 = 4096 on the CPU, 32768 on a GPU; part of the result's identity
+
+  int checkpoint_every = 16;  // chunks
+  bool resume = false;
+  bool force = false;
+  bool statistics_only = false;
+  bool keep_statistics = true;
+  bool hash_weights = false;
+  bool dry_run = false;
+  std::filesystem::path tokens_out;  // empty = none
+};
+
+}  // namespace oscar

@@ -1,0 +1,53 @@
+// Which chunks run together, what stays in memory, and how the corpus splits into shards.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "oscar/data/corpus.h"
+#include "oscar/model/transformer.h"
+
+namespace oscar {
+
+// Consecutive chunks of one length that run as one tensor. Depends on the chunks and on
+// batch_tokens only, never on memory: sums are the same on every machine of a kind.
+struct Batch {
+  int64_t first_chunk = 0;
+  int64_t num_chunks = 0;
+  int64_t length = 0;  // tokens of each chunk
+  int64_t tokens() const { return num_chunks * length; }
+};
+
+// A run of batches whose hidden states are kept together; weights pass once per shard.
+struct Shard {
+  size_t first_batch = 0, num_batches = 0;
+  int64_t tokens = 0;
+};
+
+struct MemoryLimits {
+  int64_t host_bytes = 0;    // for this process
+  int64_t device_bytes = 0;  // of the GPU; unused on the CPU
+};
+
+struct RunPlan {
+  std::vector<Batch> batches;
+  std::vector<Shard> shards;
+  bool weights_resident = false;  // all layers stay on the device; otherwise they stream
+  bool hidden_on_device = true;   // hidden states between layers: on the device, or on the host
+  int64_t weight_bytes = 0;       // all layers, in the compute dtype
+  int64_t hidden_bytes_per_token = 0;
+  int64_t peak_host_bytes = 0, peak_device_bytes = 0;  // estimates for --dry-run
+};
+
+std::vector<Batch> plan_batches(const std::vector<std::vector<int32_t>>& chunks,
+                                int64_t batch_tokens);
+
+// Throws Error with the bytes needed when even one batch and one layer do not fit.
+// `checkpoint_every` chunks bound a shard while weights are resident (a shard then costs nothing).
+RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
+                 int checkpoint_every);
+
+// Memory that is free now: MemAvailable of the host and free bytes of the device.
+MemoryLimits free_memory(const torch::Device& device);
+
+}  // namespace oscar

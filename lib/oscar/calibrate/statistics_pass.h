@@ -1,0 +1,51 @@
+// The passes over the corpus that collect statistics, with checkpoints in between.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "oscar/calibrate/collector.h"
+#include "oscar/calibrate/layer_major.h"
+
+namespace oscar {
+
+// First pass: all moments and sums of every layer. Sums stay on the device between shards, so the
+// additions are those of one uninterrupted run whatever the sharding and however often it resumed.
+class MomentPass final : public LayerVisitor {
+ public:
+  // Called where a checkpoint may be taken, with the position that a resumed run starts from.
+  using SavePoint = std::function<void(const MomentPass& sums, const RunPosition& next)>;
+
+  MomentPass(const Transformer& model, const std::vector<LayerGeometry>& layers, SavePoint save);
+
+  // Continues from saved sums, one per layer.
+  void restore(const std::vector<LayerStatistics>& saved);
+
+  AttentionObserver* observer(int layer) override;
+  void layer_done(const RunPosition& next) override;
+
+  // Sums so far, with the output projection's metric of each layer.
+  std::vector<LayerStatistics> result() const;
+
+ private:
+  const Transformer& model_;
+  std::vector<MomentCollector> collectors_;
+  SavePoint save_;
+};
+
+// Second pass, for the energy objective only: fills v_energy_moment with the final C_Q.
+class EnergyPass final : public LayerVisitor {
+ public:
+  EnergyPass(const std::vector<LayerStatistics>& statistics, torch::Device device);
+
+  AttentionObserver* observer(int layer) override;
+  void layer_done(const RunPosition&) override {}
+  void store(std::vector<LayerStatistics>& statistics) const;
+
+ private:
+  std::vector<EnergyCollector> collectors_;
+};
+
+}  // namespace oscar

@@ -1,0 +1,31 @@
+// The named recipes: every default of the fit in one table.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "oscar/fit/fit.h"
+
+namespace oscar {
+
+struct Preset {
+  const char* name;
+  const char* summary;  // one line for --help
+  FitOptions fit;       // position_span -1 = every position the model serves
+};
+
+// "best" (default), "paper" (arXiv 2605.17757) and "released" (the published v1 files).
+const std::vector<Preset>& presets();
+
+// Throws Error listing the names when there is none of this name.
+const Preset& find_preset(const std::string& name);
+
+// Names as used on the command line and in the bundle.
+const char* method_name(TransformKind kind);            // balanced, oscar, hadamard, identity
+const char* composition_name(TransformKind kind);       // t_h, r_h_pbr, h, identity
+const char* objective_name(ValueObjective objective);   // sv, energy
+const char* granularity_name(Granularity granularity);  // per-head, shared
+const char* scale_correction_name(ScaleCorrection correction);  // none, unbiased, metric
+const char* rounding_name(Rounding rounding);                   // shaped, plain
+
+}  // namespace oscar

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Configures and builds one CMake preset with what scripts/setup.sh found: scripts/build.sh PRESET [-D...]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source .setup.env
+preset=$1
+shift
+options=(-DPython3_EXECUTABLE="$OSCAR_PYTHON" -DCMAKE_MAKE_PROGRAM="$OSCAR_NINJA")
+if [[ -n $CUDACXX ]]; then
+  options+=(-DCMAKE_CUDA_COMPILER="$CUDACXX" -DCUDAToolkit_ROOT="$(dirname "$(dirname "$CUDACXX")")")
+else
+  options+=(-DOSCAR_WITH_CUDA=OFF)
+fi
+"$OSCAR_CMAKE" --preset "$preset" "${options[@]}" "$@" >"build-$preset.log" 2>&1 ||
+  { cat "build-$preset.log"; exit 1; }
+folder=$("$OSCAR_PYTHON" - "$preset" <<'FOLDER'
+import json, sys
+presets = json.load(open("CMakePresets.json"))["configurePresets"]
+folder = {p["name"]: p.get("binaryDir", "") for p in presets}[sys.argv[1]]
+print(folder.replace("${sourceDir}/", ""))
+FOLDER
+)
+"$OSCAR_CMAKE" --build "$folder" >>"build-$preset.log" 2>&1 || { tail -n 60 "build-$preset.log"; exit 1; }
+echo "build: $preset is in $folder/bin"

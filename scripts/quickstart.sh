@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# From a fresh clone to a proven 2-bit KV cache bundle of the embedded default model.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+started=$SECONDS
+
+scripts/setup.sh
+source .setup.env
+options=()
+if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && [[ -n $CUDACXX ]]; then
+  options+=(-DOSCAR_CUDA_ARCHITECTURES=native)
+else
+  options+=(-DOSCAR_WITH_CUDA=OFF)
+fi
+scripts/build.sh release "${options[@]}"
+
+out=$PWD/quickstart
+mkdir -p "$out"
+echo
+echo "== Calibrating the embedded default model (64K tokens)"
+build/bin/oscar-calibrate tiny-gqa datasets/tiny-gqa/calibration.jsonl "$out/tiny-gqa.h5" \
+  --max-tokens 65536 --force
+echo
+echo "== Verifying the bundle"
+build/bin/oscar-bundle verify "$out/tiny-gqa.h5"
+echo
+echo "done in $((SECONDS - started)) s. Bundle: $out/tiny-gqa.h5"

@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# Installs what OSCAR Toolkit needs to build and run, and writes the build environment to .setup.env.
+# Safe to run again: what is there already is left alone, and a second run takes seconds.
+#
+#   scripts/setup.sh            what the programs need
+#   scripts/setup.sh --tests    also the independent twins that the tests compare with
+#
+# OSCAR_PYTHON names a Python whose torch is to be used instead of a virtual environment here.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+TORCH_VERSION=2.11.0
+SYSTEM_PACKAGES=(g++ make pkg-config ccache git libhdf5-dev libeigen3-dev liblapacke-dev
+  libopenblas-dev libcli11-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev
+  libssl-dev python3-venv)
+TEST_SYSTEM_PACKAGES=(libgtest-dev libgmock-dev libbenchmark-dev clang-format clang-tidy hdf5-tools)
+BUILD_WHEELS=("cmake>=3.28" ninja)
+TEST_WHEELS=(transformers==5.17.0 tokenizers safetensors h5py numpy jinja2)
+# All pinned: unpinned parts drift apart, and ptxas then rejects what nvcc wrote.
+CUDA_WHEELS=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88
+  nvidia-cuda-cccl==13.0.85)
+
+with_tests=0
+for argument in "$@"; do
+  case "$argument" in
+    --tests) with_tests=1 ;;
+    *) sed -n '2,8p' "${BASH_SOURCE[0]}"; exit 2 ;;
+  esac
+done
+
+say() { printf 'setup: %s\n' "$*"; }
+
+install_system_packages() {
+  local wanted=("${SYSTEM_PACKAGES[@]}") missing=() package
+  ((with_tests)) && wanted+=("${TEST_SYSTEM_PACKAGES[@]}")
+  if ! command -v dpkg-query >/dev/null; then
+    say "this is no Debian or Ubuntu system; make sure these are installed: ${wanted[*]}"
+    return
+  fi
+  for package in "${wanted[@]}"; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' ||
+      missing+=("$package")
+  done
+  ((${#missing[@]} == 0)) && return
+  say "installing system packages: ${missing[*]}"
+  local as_root=()
+  if ((EUID != 0)); then
+    command -v sudo >/dev/null || { say "no root and no sudo: ask for these packages"; exit 1; }
+    as_root=(sudo)
+  fi
+  "${as_root[@]}" apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends \
+    "${missing[@]}" >/dev/null
+}
+
+has_torch() {
+  "$1" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$TORCH_VERSION')" \
+    2>/dev/null
+}
+
+# Sets `python`: one that has the pinned torch, made in .venv when the system has none.
+choose_python() {
+  for python in "${OSCAR_PYTHON:-}" "$PWD/.venv/bin/python" python3; do
+    if [[ -n $python ]] && command -v "$python" >/dev/null && has_torch "$python"; then
+      python=$(command -v "$python")
+      return
+    fi
+  done
+  say "installing torch $TORCH_VERSION into .venv (about 5 GB with its CUDA libraries)"
+  [[ -x .venv/bin/python ]] || python3 -m venv .venv
+  python=$PWD/.venv/bin/python
+  "$python" -m pip install -q --disable-pip-version-check "torch==$TORCH_VERSION"
+}
+
+# pip_install PACKAGE...: installs what is missing, into .venv when the Python is the system's.
+pip_install() {
+  local missing=() wheel
+  for wheel in "$@"; do
+    "$python" - "$wheel" <<'CHECK' || missing+=("$wheel")
+import importlib.metadata, re, sys
+name = re.split("[<>=]", sys.argv[1])[0]
+try:
+    importlib.metadata.version(name)
+except importlib.metadata.PackageNotFoundError:
+    sys.exit(1)
+CHECK
+  done
+  ((${#missing[@]} == 0)) && return
+  say "installing Python packages: ${missing[*]}"
+  "$python" -m pip install -q --disable-pip-version-check "${missing[@]}"
+}
+
+version_at_least() { [[ $(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n1) == "$1" ]]; }
+
+# Sets `cmake`: the system's when recent enough for CUDA 13 with C++20, else the one from PyPI.
+choose_cmake() {
+  if command -v cmake >/dev/null && command -v ninja >/dev/null &&
+    version_at_least 3.28 "$(cmake --version | sed -n 's/^cmake version //p')"; then
+    cmake=$(command -v cmake)
+    ninja=$(command -v ninja)
+    return
+  fi
+  pip_install "${BUILD_WHEELS[@]}"
+  local scripts
+  scripts=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
+  cmake=$scripts/cmake
+  ninja=$scripts/ninja
+}
+
+# Sets `nvcc`: CUDA 13's, from the system or, with a GPU present or for tests, from PyPI.
+choose_nvcc() {
+  for nvcc in "${CUDACXX:-}" /usr/local/cuda/bin/nvcc "$(command -v nvcc || true)"; do
+    [[ -n $nvcc && -x $nvcc ]] && "$nvcc" --version | grep -q 'release 13' && return
+  done
+  nvcc=
+  if ((!with_tests)) && ! command -v nvidia-smi >/dev/null; then return; fi
+  pip_install "${CUDA_WHEELS[@]}"
+  local toolkit
+  toolkit=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu13
+  [[ -e $toolkit/lib64 ]] || ln -s lib "$toolkit/lib64"
+  [[ -e $toolkit/lib/libcudart.so ]] || ln -s libcudart.so.13 "$toolkit/lib/libcudart.so"
+  [[ -e $toolkit/lib/libnvrtc.so ]] || ln -s libnvrtc.so.13 "$toolkit/lib/libnvrtc.so"
+  nvcc=$toolkit/bin/nvcc
+}
+
+install_system_packages
+choose_python
+choose_cmake
+choose_nvcc
+((with_tests)) && pip_install "${TEST_WHEELS[@]}"
+
+cat >.setup.env <<ENVIRONMENT
+# Written by scripts/setup.sh; read by the other scripts.
+export OSCAR_PYTHON='$python'
+export OSCAR_CMAKE='$cmake'
+export OSCAR_NINJA='$ninja'
+export CUDACXX='$nvcc'
+ENVIRONMENT
+say "ready (torch from $python, ${nvcc:+CUDA from $nvcc}${nvcc:-no CUDA compiler})"

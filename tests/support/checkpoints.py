@@ -1,0 +1,77 @@
+"""Small random checkpoints and tokenizers for the tests of the programs."""
+import json
+import pathlib
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+QWEN3_MINI = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 260, "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0, "max_position_embeddings": 2048, "tie_word_embeddings": True,
+    "hidden_act": "silu", "attention_bias": False, "torch_dtype": "float32",
+    "eos_token_id": 256, "bos_token_id": 256,
+}
+
+
+def qwen3_tensors(config, seed=0):
+    """Random weights of a Qwen3 checkpoint, name -> float32 array."""
+    rng = np.random.default_rng(seed)
+    hidden, inter = config["hidden_size"], config["intermediate_size"]
+    heads, kv_heads, d = (config["num_attention_heads"], config["num_key_value_heads"],
+                          config["head_dim"])
+
+    def linear(rows, cols):
+        return (rng.standard_normal((rows, cols)) / np.sqrt(cols)).astype(np.float32)
+
+    def norm(size):
+        return np.exp(0.3 * rng.standard_normal(size)).astype(np.float32)
+
+    tensors = {"model.embed_tokens.weight": linear(config["vocab_size"], hidden) * 4,
+               "model.norm.weight": norm(hidden)}
+    for i in range(config["num_hidden_layers"]):
+        p = f"model.layers.{i}."
+        tensors |= {
+            p + "input_layernorm.weight": norm(hidden),
+            p + "post_attention_layernorm.weight": norm(hidden),
+            p + "self_attn.q_proj.weight": linear(heads * d, hidden),
+            p + "self_attn.k_proj.weight": linear(kv_heads * d, hidden),
+            p + "self_attn.v_proj.weight": linear(kv_heads * d, hidden),
+            p + "self_attn.o_proj.weight": linear(hidden, heads * d),
+            p + "self_attn.q_norm.weight": norm(d),
+            p + "self_attn.k_norm.weight": norm(d),
+            p + "mlp.gate_proj.weight": linear(inter, hidden),
+            p + "mlp.up_proj.weight": linear(inter, hidden),
+            p + "mlp.down_proj.weight": linear(hidden, inter),
+        }
+    return tensors
+
+
+def byte_tokenizer(path):
+    """A tokenizer.json with the 256 byte tokens and <|endoftext|> as id 256."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(path))
+
+
+def write_checkpoint(folder, config=None, tensors=None):
+    """Writes config.json, model.safetensors and tokenizer.json; returns the folder."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = QWEN3_MINI | (config or {})
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(qwen3_tensors(config) if tensors is None else tensors, folder / "model.safetensors")
+    byte_tokenizer(folder / "tokenizer.json")
+    return folder
+
+
+def sample_text(documents=40, seed=0):
+    """Plain English-like documents, one string each."""
+    rng = np.random.default_rng(seed)
+    words = "the cache keeps keys and values of every token in two bits per number".split()
+    return [" ".join(rng.choice(words, 60)) + ".\n" for _ in range(documents)]

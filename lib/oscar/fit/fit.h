@@ -28,9 +28,11 @@ struct FitOptions {
   int64_t position_span = 0;            // average over [0, span]; 0 = positions as collected
 };
 
+enum class Side { kKey, kValue };
+
 // Transform of keys or of values of one layer. Row vectors: x' = (x - mean) forward.
-// Keys: q' = q inverse^T-like partner, so that q' k'^T = q (k - mean)^T; values: v = v' inverse +
-// mean.
+// Keys: q' = q partner with partner = forward^-T, so that q' k'^T = q (k - mean)^T.
+// Values: o = o' partner + mean with partner = forward^-1.
 struct SideTransform {
   std::vector<TransformKind> kind;    // [Hkv], what each head really has
   std::vector<std::string> fallback;  // [Hkv], reason when kind is not the asked one, else ""
@@ -56,7 +58,13 @@ struct LayerTransforms {
 
 // Fits one layer. `rope` is needed when position_span > 0. Throws Error for zero counts and for
 // non-finite sums (naming layer and moment).
+// A head whose statistics can't carry the asked kind gets the next simpler one (balanced, OSCAR,
+// Hadamard) and the reason in `fallback`.
 LayerTransforms fit_layer(const LayerStatistics& statistics, const FitOptions& options,
                           const Rope& rope);
+
+// [d, d] q_rotation or o_rotation of one head: the stored partner, or what `forward` implies when
+// every head is orthogonal and none is stored.
+MatrixF partner_matrix(const SideTransform& transform, Side side, int head);
 
 }  // namespace oscar

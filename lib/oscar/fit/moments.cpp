@@ -1,0 +1,186 @@
+// Checks on a layer's sums, and the step from sums to moments per token.
+#include "oscar/fit/moments.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "oscar/base/error.h"
+#include "oscar/fit/position_average.h"
+#include "oscar/linalg/symmetric.h"
+
+namespace oscar {
+namespace {
+
+std::string place(const LayerGeometry& geometry, const char* name, int head = -1) {
+  const std::string layer = fmt::format("layer {}", geometry.layer_id);
+  return head < 0 ? fmt::format("{}, {}", layer, name)
+                  : fmt::format("{}, {}, head {}", layer, name, head);
+}
+
+[[noreturn]] void wrong_shape(const LayerGeometry& geometry, const char* name, int heads, int d) {
+  throw Error({.what = "statistics of the wrong shape",
+               .where = place(geometry, name),
+               .expected = fmt::format("{} heads of dimension {}", heads, d)});
+}
+
+void check_moment(const LayerGeometry& geometry, const char* name,
+                  const MatrixStack<double>& moment, int d) {
+  if (moment.count != geometry.num_kv_heads || moment.rows != d || moment.cols != d) {
+    wrong_shape(geometry, name, geometry.num_kv_heads, d);
+  }
+  for (int head = 0; head < moment.count; ++head) {
+    if (!moment[head].allFinite()) {
+      throw Error({.what = "a sum is not finite",
+                   .where = place(geometry, name, head),
+                   .hint = "look for NaN or overflow in the model's weights or activations"});
+    }
+    if (moment[head].diagonal().minCoeff() < 0) {
+      throw Error({.what = "a sum of squares is negative",
+                   .where = place(geometry, name, head),
+                   .found = fmt::format("{}", moment[head].diagonal().minCoeff())});
+    }
+  }
+}
+
+void check_sum(const LayerGeometry& geometry, const char* name, const VectorStack<double>& sum,
+               int d) {
+  if (sum.count != geometry.num_kv_heads || sum.cols != d) {
+    wrong_shape(geometry, name, geometry.num_kv_heads, d);
+  }
+  for (int head = 0; head < sum.count; ++head) {
+    if (!sum[head].allFinite()) {
+      throw Error({.what = "a sum is not finite", .where = place(geometry, name, head)});
+    }
+  }
+}
+
+void check_statistics(const LayerStatistics& s, const FitOptions& options) {
+  const LayerGeometry& g = s.geometry;
+  const auto require_positive = [&](const char* name, int64_t count) {
+    if (count > 0) return;
+    throw Error({.what = "there are no tokens to fit from",
+                 .where = place(g, name),
+                 .expected = "a positive count",
+                 .found = std::to_string(count),
+                 .hint = "calibrate on a corpus that is not empty"});
+  };
+  require_positive("count_q", s.count_q);
+  require_positive("count_kv", s.count_kv);
+  check_moment(g, "q_moment", s.q_moment, g.head_dim_k);
+  check_moment(g, "k_moment", s.k_moment, g.head_dim_k);
+  check_moment(g, "v_moment", s.v_moment, g.head_dim_v);
+  check_moment(g, "attn_out_moment", s.attn_out_moment, g.head_dim_v);
+  check_moment(g, "o_proj_metric", s.o_proj_metric, g.head_dim_v);
+  check_sum(g, "q_sum", s.q_sum, g.head_dim_k);
+  check_sum(g, "k_sum", s.k_sum, g.head_dim_k);
+  check_sum(g, "attn_out_sum", s.attn_out_sum, g.head_dim_v);
+  check_sum(g, "v_sum", s.v_sum, g.head_dim_v);
+  if (options.objective_v == ValueObjective::kEnergy) {
+    if (s.v_energy_moment.empty()) {
+      throw Error({.what = "the energy objective needs a moment that these statistics lack",
+                   .where = place(g, "v_energy_moment"),
+                   .hint = "collect with --objective-v energy (a merge drops this moment)"});
+    }
+    check_moment(g, "v_energy_moment", s.v_energy_moment, g.head_dim_v);
+  }
+  if (options.position_span < 0) {
+    throw Error({.what = "a negative position span",
+                 .where = fmt::format("layer {}", g.layer_id),
+                 .found = std::to_string(options.position_span)});
+  }
+  if (options.position_span > 0 && g.attention == AttentionKind::kMla) {
+    throw Error({.what = "averaging over positions is not available for latent attention",
+                 .where = fmt::format("layer {}", g.layer_id),
+                 .hint = "use --position-span 0"});
+  }
+}
+
+MatrixStack<double> divided(const MatrixStack<double>& stack, int64_t count) {
+  MatrixStack<double> result = stack;
+  for (double& entry : result.data) entry /= static_cast<double>(count);
+  return result;
+}
+
+VectorStack<double> divided(const VectorStack<double>& stack, int64_t count) {
+  VectorStack<double> result = stack;
+  for (double& entry : result.data) entry /= static_cast<double>(count);
+  return result;
+}
+
+// Moments about the mean, C - mean^T mean. What is left of rows that do not vary is the rounding
+// error of the difference; it is set to zero, so that nobody takes it for a direction.
+void centre(MatrixStack<double>& moment, const VectorStack<double>& mean) {
+  constexpr double kRounding = 1e-12;
+  for (int head = 0; head < moment.count; ++head) {
+    const double before = moment[head].trace();
+    moment[head] -= mean[head].transpose() * mean[head];
+    if (moment[head].trace() <= kRounding * before) moment[head].setZero();
+  }
+}
+
+}  // namespace
+
+LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& options,
+                           const Rope& rope) {
+  check_statistics(statistics, options);
+  const int heads = statistics.geometry.num_kv_heads;
+  LayerMoments m;
+  m.count_q = statistics.count_q;
+  m.count_kv = statistics.count_kv;
+  m.query = divided(statistics.q_moment, m.count_q);
+  m.key = divided(statistics.k_moment, m.count_kv);
+  m.value = divided(statistics.v_moment, m.count_kv);
+  m.value_target = options.objective_v == ValueObjective::kEnergy
+                       ? divided(statistics.v_energy_moment, m.count_kv)
+                       : divided(statistics.attn_out_moment, m.count_q);
+  m.output_metric = statistics.o_proj_metric;
+  m.key_mean = VectorStack<double>(heads, statistics.geometry.head_dim_k);
+  m.value_mean = VectorStack<double>(heads, statistics.geometry.head_dim_v);
+  VectorStack<double> key_mean = divided(statistics.k_sum, m.count_kv);
+
+  if (options.position_span > 0) {
+    const MeanPhase phase = mean_phase_of_span(options.position_span);
+    for (int head = 0; head < heads; ++head) {
+      m.query[head] = average_moment(m.query[head], rope, phase);
+      m.key[head] = average_moment(m.key[head], rope, phase);
+      key_mean[head] = average_sum(key_mean[head], rope, phase);
+    }
+  }
+  if (options.center) {
+    // One k_mean serves all positions, so the covariance is about the averaged mean.
+    m.key_mean = key_mean;
+    m.value_mean = divided(statistics.v_sum, m.count_kv);
+    centre(m.key, m.key_mean);
+    centre(m.value, m.value_mean);
+  }
+  return m;
+}
+
+MatrixStack<double> shared_over_heads(const MatrixStack<double>& stack) {
+  MatrixD mean = MatrixD::Zero(stack.rows, stack.cols);
+  for (int head = 0; head < stack.count; ++head) mean += stack[head];
+  mean /= stack.count;
+  MatrixStack<double> result(stack.count, stack.rows, stack.cols);
+  for (int head = 0; head < stack.count; ++head) result[head] = mean;
+  return result;
+}
+
+RegularisedMoment regularised(const MatrixD& moment, int64_t rows, const std::string& where) {
+  const int d = static_cast<int>(moment.rows());
+  RegularisedMoment result;
+  result.moment = moment;
+  result.rank = numerical_rank(eigh(moment, where).values);
+  if (result.rank == d && rows >= d) return result;
+  result.shrinkage = static_cast<double>(d) / static_cast<double>(d + rows);
+  // Centring leaves noise of either sign where a channel does not vary.
+  const VectorD diagonal = moment.diagonal().cwiseMax(0.0);
+  result.moment *= 1 - result.shrinkage;
+  result.moment.diagonal() += result.shrinkage * diagonal.transpose();
+  result.description =
+      fmt::format("{}: rank {} of {} from {} rows, shrunk towards its diagonal by {:.3g}", where,
+                  result.rank, d, rows, result.shrinkage);
+  return result;
+}
+
+}  // namespace oscar

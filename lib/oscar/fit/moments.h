@@ -1,0 +1,45 @@
+// Second moments and means as the fit uses them: checked, averaged over positions, per token.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "oscar/fit/fit.h"
+
+namespace oscar {
+
+// All per KV head. d is head_dim_k for q and k, head_dim_v for the rest.
+struct LayerMoments {
+  MatrixStack<double> query;          // [Hkv, d, d] C_Q, averaged over positions
+  MatrixStack<double> key;            // [Hkv, d, d] C_K, averaged; about key_mean when centred
+  MatrixStack<double> value;          // [Hkv, d, d] C_V; about value_mean when centred
+  MatrixStack<double> value_target;   // [Hkv, d, d] C_S, or the energy moment per token
+  MatrixStack<double> output_metric;  // [Hkv, d, d] M_O
+  VectorStack<double> key_mean, value_mean;  // [Hkv, d], zeros when not centred
+  int64_t count_q = 0, count_kv = 0;
+};
+
+// Uses options.objective_v, center and position_span only. Throws Error, naming layer and moment:
+// zero counts, a wrong shape, a sum that is not finite, a negative diagonal, no v_energy_moment for
+// the energy objective, a span for a layer whose rotary part is not known (MLA).
+LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& options,
+                           const Rope& rope);
+
+// The mean of the stack's matrices, `count` times: what granularity `shared` fits.
+MatrixStack<double> shared_over_heads(const MatrixStack<double>& stack);
+
+// A covariance that can be decomposed into meaningful directions, and what was done to it.
+struct RegularisedMoment {
+  MatrixD moment;
+  int rank = 0;             // numerical rank of what came in
+  double shrinkage = 0;     // alpha; 0 when the input had full rank and enough rows
+  std::string description;  // "rank 3 of 128 from 40 rows, ...", "" when nothing was done
+};
+
+// With rank < d, or fewer rows than d, eigenvectors of small eigenvalues are rounding noise. Then
+// C becomes (1 - alpha) C + alpha diag(C), alpha = d / (d + rows): channels keep their energies
+// (the trace stays) and directions that no data supports become channels. The weight vanishes as
+// rows are added.
+RegularisedMoment regularised(const MatrixD& moment, int64_t rows, const std::string& where);
+
+}  // namespace oscar

@@ -1,0 +1,35 @@
+// Moments of rotated vectors averaged over the positions that will be served.
+//
+// Queries and keys are collected after RoPE, at the positions of the calibration chunks. With D(p)
+// the rotation by p further positions, a moment M becomes D(p)^T M D(p) and a sum s becomes s D(p).
+// Their means over p need only the mean phases of sums and differences of RoPE's frequencies.
+#pragma once
+
+#include <complex>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "oscar/io/rope.h"
+#include "oscar/linalg/tensor.h"
+
+namespace oscar {
+
+// Mean over a set of offsets p of exp(i omega p), omega in radians per position.
+using MeanPhase = std::function<std::complex<double>(double omega)>;
+
+// Over every whole offset p = 0, 1, ..., span, from the closed form of the geometric sum. A span
+// below 63 is taken in 64 equal steps instead, both ends included. span >= 0.
+MeanPhase mean_phase_of_span(int64_t span);
+
+// Over the given offsets (at least one); for offsets that were really collected.
+MeanPhase mean_phase_of_offsets(std::vector<double> offsets);
+
+// [d, d] mean of D(p)^T M D(p), M = sum of x^T x with rows x of d entries. Dimensions from
+// rope.rotary_dim on pass through. Throws Error when `rope` does not fit d.
+MatrixD average_moment(const MatrixD& moment, const Rope& rope, const MeanPhase& mean_phase);
+
+// [d] mean of s D(p), s = sum of x.
+VectorD average_sum(const VectorD& sum, const Rope& rope, const MeanPhase& mean_phase);
+
+}  // namespace oscar

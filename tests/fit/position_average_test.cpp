@@ -1,0 +1,135 @@
+// The position average against rows that were really rotated and against dense rotations.
+#include "oscar/fit/position_average.h"
+
+#include <gtest/gtest.h>
+
+#include "fit/synthetic.h"
+#include "oscar/base/error.h"
+#include "oscar/fit/moments.h"
+
+namespace oscar {
+namespace {
+
+// D(p) as a dense matrix, x D(p) with x a row: the rotate-half convention, written out.
+MatrixD dense_rotation(const Rope& rope, int d, double p) {
+  MatrixD rotation = MatrixD::Identity(d, d);
+  const int half = rope.rotary_dim / 2;
+  for (int i = 0; i < half; ++i) {
+    const double angle = p * rope.inv_freq[i];
+    rotation(i, i) = std::cos(angle);
+    rotation(i + half, i) = -std::sin(angle);
+    rotation(i, i + half) = std::sin(angle);
+    rotation(i + half, i + half) = std::cos(angle);
+  }
+  return rotation;
+}
+
+struct HeadShape {
+  int d, rotary_dim;
+};
+
+class PositionAverage : public testing::TestWithParam<HeadShape> {
+ protected:
+  const int d = GetParam().d;
+  const Rope rope = synthetic::rope(GetParam().rotary_dim, 1e4);
+  std::mt19937_64 generator{19};
+  const MatrixD rows = synthetic::outlier_rows(50, d, 1.5, generator);
+  const MatrixD moment = rows.transpose() * rows;
+  const VectorD sum = rows.colwise().sum();
+};
+
+TEST_P(PositionAverage, EqualsTheMeanOfDenseRotationsOverEveryWholeOffset) {
+  const int span = 700;
+  MatrixD dense_moment = MatrixD::Zero(d, d);
+  VectorD dense_sum = VectorD::Zero(d);
+  for (int p = 0; p <= span; ++p) {
+    const MatrixD rotation = dense_rotation(rope, d, p);
+    dense_moment += rotation.transpose() * moment * rotation;
+    dense_sum += sum * rotation;
+  }
+  dense_moment /= span + 1;
+  dense_sum /= span + 1;
+  const MeanPhase phase = mean_phase_of_span(span);
+  EXPECT_LE(synthetic::largest(average_moment(moment, rope, phase) - dense_moment),
+            1e-11 * synthetic::largest(moment));
+  EXPECT_LE(synthetic::largest(average_sum(sum, rope, phase) - dense_sum),
+            1e-11 * synthetic::largest(sum));
+}
+
+TEST_P(PositionAverage, EqualsMomentsOfRowsRotatedByTheGivenOffsets) {
+  const std::vector<double> offsets = {0, 17, 4096, 100003};
+  MatrixD collected = MatrixD::Zero(d, d);
+  for (const double p : offsets) {
+    const MatrixD rotated = rows * dense_rotation(rope, d, p);
+    collected += rotated.transpose() * rotated / static_cast<double>(offsets.size());
+  }
+  const MatrixD averaged = average_moment(moment, rope, mean_phase_of_offsets(offsets));
+  EXPECT_LE((averaged - collected).norm(), 1e-10 * collected.norm());
+}
+
+TEST_P(PositionAverage, KeepsTraceAndSymmetry) {
+  const MatrixD averaged = average_moment(moment, rope, mean_phase_of_span(131072));
+  EXPECT_NEAR(averaged.trace(), moment.trace(), 1e-10 * moment.trace());
+  EXPECT_LE(synthetic::largest(averaged - averaged.transpose()),
+            1e-15 * synthetic::largest(moment));
+}
+
+INSTANTIATE_TEST_SUITE_P(HeadShapes, PositionAverage,
+                         testing::Values(HeadShape{16, 16}, HeadShape{16, 8}, HeadShape{32, 32},
+                                         HeadShape{6, 2}, HeadShape{8, 0}));
+
+TEST(MeanPhase, OfALongSpanEqualsTheSumOverEveryOffset) {
+  std::vector<double> offsets;
+  for (int p = 0; p <= 131072; ++p) offsets.push_back(p);
+  const MeanPhase closed = mean_phase_of_span(131072), listed = mean_phase_of_offsets(offsets);
+  for (const double omega : {0.0, 1e-13, 1e-6, 0.03, 0.31830988618, 1.0, 2.0, -1.3, 3.14159265}) {
+    EXPECT_LE(std::abs(closed(omega) - listed(omega)), 1e-9) << omega;
+  }
+}
+
+TEST(MeanPhase, OfAShortSpanTakesSixtyFourOffsets) {
+  std::vector<double> offsets;
+  for (int i = 0; i < 64; ++i) offsets.push_back(10.0 * i / 63);
+  const MeanPhase closed = mean_phase_of_span(10), listed = mean_phase_of_offsets(offsets);
+  EXPECT_LE(std::abs(closed(0.7) - listed(0.7)), 1e-13);
+}
+
+TEST(MeanPhase, OfNoSpanChangesNothing) {
+  EXPECT_EQ(mean_phase_of_span(0)(1.0), std::complex<double>(1.0, 0.0));
+}
+
+TEST(LayerMoments, CentreOnTheAveragedMeanOfTheServedPositions) {
+  const int d = 16, span = 300;
+  const synthetic::Rows rows = synthetic::make_rows(2, d, 200, 2, 5);
+  const Rope rope = synthetic::rope(d, 100.0);
+  FitOptions options;
+  options.center = true;
+  options.position_span = span;
+  const LayerMoments m = layer_moments(synthetic::collect(rows, 6), options, rope);
+  for (int head = 0; head < 2; ++head) {
+    // All rows at all offsets, stacked, and their covariance in the ordinary way.
+    MatrixD all(200 * (span + 1), d);
+    for (int p = 0; p <= span; ++p) {
+      all.middleRows(200 * p, 200) = rows.k[head] * dense_rotation(rope, d, p);
+    }
+    const VectorD mean = all.colwise().mean();
+    all.rowwise() -= mean;
+    const MatrixD covariance = all.transpose() * all / static_cast<double>(all.rows());
+    EXPECT_LE(synthetic::largest(m.key_mean[head] - mean), 1e-10);
+    EXPECT_LE((m.key[head] - covariance).norm(), 1e-10 * covariance.norm());
+    // Values do not depend on position.
+    const VectorD value_mean = rows.v[head].colwise().mean();
+    EXPECT_LE(synthetic::largest(m.value_mean[head] - value_mean), 1e-12);
+  }
+}
+
+TEST(PositionAverageErrors, ARopeThatDoesNotFitTheHeadIsRefused) {
+  const MatrixD moment = MatrixD::Identity(8, 8);
+  EXPECT_THROW(average_moment(moment, synthetic::rope(16), mean_phase_of_span(9)), Error);
+  Rope broken = synthetic::rope(8);
+  broken.inv_freq.pop_back();
+  EXPECT_THROW(average_moment(moment, broken, mean_phase_of_span(9)), Error);
+}
+
+}  // namespace
+}  // namespace oscar

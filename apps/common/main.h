@@ -1,0 +1,18 @@
+// What every main does around its work: parse, run, and turn exceptions into messages and exit
+// codes.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace oscar::app {
+
+inline constexpr int kExitDone = 0;
+inline constexpr int kExitFailed = 1;
+inline constexpr int kExitUsage = 2;
+
+// Parses the command line and calls `work`, which returns an exit code. Adds --version and a help
+// layout for 80 columns. Usage errors give 2; every exception is caught here, once, and gives 1.
+int run_program(CLI::App& program, int argc, char** argv, const std::function<int()>& work);
+
+}  // namespace oscar::app

@@ -21,12 +21,13 @@ class AttentionEngine {
                                const torch::Tensor& v, double sm_scale) = 0;
 };
 
-// Weights of one layer on the device, by role (names in weight_table.h).
+// Weights of one layer on the device (layer_weights.h; names in the file: weight_table.h).
 struct LayerWeights;
 
 class Transformer {
  public:
-  // Keeps a reference to the checkpoint, which must outlive it. Loads nothing yet.
+  // Keeps a reference to the checkpoint, which must outlive it. Loads nothing yet, but throws Error
+  // when a tensor is missing, of another shape, or not accounted for. Not for use by two threads.
   Transformer(const Checkpoint& checkpoint, ComputeOptions options);
   ~Transformer();
 
@@ -51,8 +52,8 @@ class Transformer {
   // Final norm and output projection: hidden [batch, tokens, hidden] -> logits fp32 [.., vocab].
   torch::Tensor logits(const torch::Tensor& hidden);
 
-  // W_O of one KV head's group as [group, head_dim_v, hidden] float64 on the CPU, and
-  // M_O = sum over the group of W_O,j W_O,j^T for all heads [Hkv, d, d].
+  // M_O = sum over the group of W_O,j W_O,j^T for all KV heads, [Hkv, d, d], in float64 from the
+  // weights of the file; W_O,j is the [head_dim_v, hidden] slice of query head j.
   MatrixStack<double> o_proj_metric(int layer) const;
 
  private:

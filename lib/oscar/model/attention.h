@@ -1,0 +1,19 @@
+// Causal attention of one layer, full or with a sliding window, and the rotation of q and k.
+#pragma once
+
+#include "oscar/model/torch.h"
+
+namespace oscar {
+
+// x [batch, heads, tokens, d]; cos, sin [tokens, d/2] fp32. The pair (i, i + d/2) turns by the
+// angle of column i. Computed in fp32, returned in x's dtype (arXiv 2104.09864).
+torch::Tensor apply_rope(const torch::Tensor& x, const torch::Tensor& cos,
+                         const torch::Tensor& sin);
+
+// softmax(sm_scale q k^T) v per query head; query i sees keys j <= i, and with window > 0 only
+// i - window < j. q [batch, num_qo_heads, tokens, d], k and v [batch, num_kv_heads, tokens, d];
+// query head h reads KV head h / (num_qo_heads / num_kv_heads). Memory grows linearly in tokens.
+torch::Tensor causal_attention(const torch::Tensor& q, const torch::Tensor& k,
+                               const torch::Tensor& v, double sm_scale, int64_t window);
+
+}  // namespace oscar

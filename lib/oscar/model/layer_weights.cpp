@@ -1,0 +1,85 @@
+// From mapped bytes to tensors of the compute dtype.
+#include "oscar/model/layer_weights.h"
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+
+#include "oscar/base/error.h"
+
+namespace oscar {
+namespace {
+
+torch::Dtype stored_dtype(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kBf16:
+      return torch::kBFloat16;
+    case Dtype::kFp16:
+      return torch::kFloat16;
+    case Dtype::kFp32:
+      return torch::kFloat32;
+  }
+  return torch::kFloat32;
+}
+
+// The bytes of the file as a tensor; headers need not align them, and then they are copied first.
+torch::Tensor wrap(const TensorView& view) {
+  const auto dtype = stored_dtype(view.dtype);
+  if (reinterpret_cast<uintptr_t>(view.data) % dtype_bytes(view.dtype) == 0) {
+    return torch::from_blob(const_cast<std::byte*>(view.data), view.shape, dtype);
+  }
+  torch::Tensor copy = torch::empty(view.shape, dtype);
+  std::memcpy(copy.data_ptr(), view.data, view.bytes);
+  return copy;
+}
+
+}  // namespace
+
+torch::Tensor load_weight(const WeightStore& weights, const WeightSpec& spec, torch::Device device,
+                          torch::Dtype dtype) {
+  const TensorView view = weights.get(spec.name, spec.shape);
+  const torch::Tensor tensor = wrap(view).to(device, dtype, /*non_blocking=*/false, /*copy=*/true);
+  weights.release(view);
+  if (!torch::isfinite(tensor).all().item<bool>()) {
+    throw Error({.what = "a weight is not finite",
+                 .where = spec.name,
+                 .expected = "finite numbers",
+                 .found = "NaN or infinity",
+                 .hint = "the checkpoint is damaged, or too large for this --dtype"});
+  }
+  return tensor;
+}
+
+LayerWeights load_layer_weights(const WeightStore& weights, const std::vector<WeightSpec>& specs,
+                                const ComputeOptions& options) {
+  std::map<WeightRole, torch::Tensor> by_role;
+  for (const WeightSpec& spec : specs) {
+    by_role[spec.role] = load_weight(weights, spec, options.device, options.dtype);
+  }
+  // Removes what it stacks, so that no weight stays on the device twice.
+  const auto stack = [&](std::initializer_list<WeightRole> roles) {
+    std::vector<torch::Tensor> parts;
+    for (const WeightRole role : roles) {
+      if (const auto found = by_role.extract(role)) parts.push_back(found.mapped());
+    }
+    if (parts.empty()) return torch::Tensor();
+    return parts.size() == 1 ? parts[0] : torch::cat(parts, 0);
+  };
+  using enum WeightRole;
+  LayerWeights layer;
+  layer.attention_norm = stack({kAttentionNorm});
+  layer.mlp_norm = stack({kMlpNorm});
+  layer.qkv = stack({kQ, kK, kV});
+  layer.qkv_bias = stack({kQBias, kKBias, kVBias});
+  layer.q_norm = stack({kQNorm});
+  layer.k_norm = stack({kKNorm});
+  layer.o = stack({kO});
+  layer.o_bias = stack({kOBias});
+  layer.gate_up = stack({kGate, kUp});
+  layer.gate_up_bias = stack({kGateBias, kUpBias});
+  layer.down = stack({kDown});
+  layer.down_bias = stack({kDownBias});
+  return layer;
+}
+
+}  // namespace oscar

@@ -1,0 +1,190 @@
+// The forward pass: pre-norm blocks of grouped-query attention and a gated MLP.
+#include "oscar/model/transformer.h"
+
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "oscar/base/error.h"
+#include "oscar/model/attention.h"
+#include "oscar/model/layer_weights.h"
+#include "oscar/model/weight_table.h"
+
+namespace oscar {
+namespace {
+
+// Products in full precision: TF32 and 16-bit accumulation would show in the statistics.
+void forbid_reduced_precision() {
+  at::globalContext().setAllowTF32CuBLAS(false);
+  at::globalContext().setAllowTF32CuDNN(false);
+  at::globalContext().setAllowBF16ReductionCuBLAS(false);
+  at::globalContext().setAllowFP16ReductionCuBLAS(false);
+}
+
+// RMSNorm in fp32, rounded to the compute dtype before the weight multiplies, as transformers does.
+torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double eps) {
+  return torch::rms_norm(x, {x.size(-1)}, {}, eps) * weight;
+}
+
+// cos and sin of positions offset .. offset + tokens - 1; angles in float64.
+struct Angles {
+  int64_t offset = -1, tokens = 0;
+  torch::Tensor cos, sin;  // [tokens, rotary_dim / 2] fp32
+};
+
+Angles make_angles(const Rope& rope, int64_t offset, int64_t tokens, torch::Device device) {
+  const auto options = torch::dtype(torch::kFloat64);
+  const torch::Tensor frequencies = torch::tensor(rope.inv_freq, options).to(device);
+  const torch::Tensor positions = torch::arange(offset, offset + tokens, options.device(device));
+  const torch::Tensor angles = positions.unsqueeze(1) * frequencies.unsqueeze(0);
+  return {offset, tokens, (angles.cos() * rope.attention_factor).to(torch::kFloat32),
+          (angles.sin() * rope.attention_factor).to(torch::kFloat32)};
+}
+
+size_t bytes_of(const std::vector<int64_t>& shape, torch::Dtype dtype) {
+  size_t bytes = torch::elementSize(dtype);
+  for (const int64_t size : shape) bytes *= static_cast<size_t>(size);
+  return bytes;
+}
+
+}  // namespace
+
+struct Transformer::Implementation {
+  const Checkpoint& checkpoint;
+  ComputeOptions options;
+  torch::Tensor embedding, output, final_norm;  // loaded when first used, then kept
+  Angles angles;                                // of the last call: layers share positions
+
+  const ModelConfig& config() const { return checkpoint.config; }
+
+  torch::Tensor load(WeightRole role) const {
+    for (const WeightSpec& spec : model_weights(config())) {
+      if (spec.role == role) {
+        return load_weight(checkpoint.weights, spec, options.device, options.dtype);
+      }
+    }
+    return {};
+  }
+
+  const torch::Tensor& embedding_weight() {
+    if (!embedding.defined()) embedding = load(WeightRole::kEmbedding);
+    return embedding;
+  }
+
+  const Angles& angles_at(int64_t offset, int64_t tokens) {
+    if (angles.offset != offset || angles.tokens != tokens) {
+      angles = make_angles(config().rope, offset, tokens, options.device);
+    }
+    return angles;
+  }
+};
+
+Transformer::Transformer(const Checkpoint& checkpoint, ComputeOptions options)
+    : implementation_(new Implementation{checkpoint, options, {}, {}, {}, {}}) {
+  forbid_reduced_precision();
+  check_weights(checkpoint.config, checkpoint.weights);
+}
+
+Transformer::~Transformer() = default;
+
+const ModelConfig& Transformer::config() const { return implementation_->config(); }
+const ComputeOptions& Transformer::compute() const { return implementation_->options; }
+
+torch::Tensor Transformer::embed(const torch::Tensor& ids) {
+  const c10::InferenceMode guard;
+  const int64_t vocab = config().vocab_size;
+  if (ids.numel() > 0 && (ids.min().item<int64_t>() < 0 || ids.max().item<int64_t>() >= vocab)) {
+    throw Error({.what = "a token id is outside the vocabulary",
+                 .where = implementation_->checkpoint.name,
+                 .expected = "0 to " + std::to_string(vocab - 1),
+                 .found = std::to_string(ids.min().item<int64_t>()) + " to " +
+                          std::to_string(ids.max().item<int64_t>())});
+  }
+  return torch::embedding(implementation_->embedding_weight(), ids.to(compute().device));
+}
+
+std::shared_ptr<const LayerWeights> Transformer::load_layer(int layer) const {
+  const c10::InferenceMode guard;
+  return std::make_shared<const LayerWeights>(load_layer_weights(
+      implementation_->checkpoint.weights, layer_weights(config(), layer), compute()));
+}
+
+size_t Transformer::layer_bytes(int layer) const {
+  size_t total = 0;
+  for (const WeightSpec& spec : layer_weights(config(), layer)) {
+    total += bytes_of(spec.shape, compute().dtype);
+  }
+  return total;
+}
+
+torch::Tensor Transformer::forward_layer(int layer, const LayerWeights& weights,
+                                         const torch::Tensor& hidden, AttentionObserver* observer,
+                                         AttentionEngine* engine, int64_t position_offset) const {
+  const c10::InferenceMode guard;
+  const ModelConfig& c = config();
+  const int64_t batch = hidden.size(0), tokens = hidden.size(1), d = c.head_dim;
+  const int64_t heads = c.num_qo_heads, kv_heads = c.num_kv_heads;
+
+  const torch::Tensor x = rms_norm(hidden, weights.attention_norm, c.rms_norm_eps);
+  const torch::Tensor qkv = torch::linear(x, weights.qkv, weights.qkv_bias)
+                                .view({batch, tokens, heads + 2 * kv_heads, d});
+  torch::Tensor q = qkv.narrow(2, 0, heads);
+  torch::Tensor k = qkv.narrow(2, heads, kv_heads);
+  const torch::Tensor v = qkv.narrow(2, heads + kv_heads, kv_heads).transpose(1, 2);
+  if (c.qk_norm) {
+    q = rms_norm(q, weights.q_norm, c.rms_norm_eps);
+    k = rms_norm(k, weights.k_norm, c.rms_norm_eps);
+  }
+  const Angles& angles = implementation_->angles_at(position_offset, tokens);
+  q = apply_rope(q.transpose(1, 2), angles.cos, angles.sin);
+  k = apply_rope(k.transpose(1, 2), angles.cos, angles.sin);
+
+  const bool sliding = c.layer_attention[static_cast<size_t>(layer)] == AttentionKind::kSliding;
+  const double sm_scale = 1.0 / std::sqrt(static_cast<double>(d));
+  const torch::Tensor o = engine != nullptr
+                              ? engine->attend(layer, q, k, v, sm_scale)
+                              : causal_attention(q, k, v, sm_scale, sliding ? c.sliding_window : 0);
+  if (observer != nullptr) observer->observe({layer, q, k, v, o});
+
+  const torch::Tensor rows = o.transpose(1, 2).reshape({batch, tokens, heads * d});
+  const torch::Tensor attended = hidden + torch::linear(rows, weights.o, weights.o_bias);
+  const torch::Tensor y = rms_norm(attended, weights.mlp_norm, c.rms_norm_eps);
+  const auto gate_up = torch::linear(y, weights.gate_up, weights.gate_up_bias).chunk(2, -1);
+  return attended +
+         torch::linear(torch::silu(gate_up[0]) * gate_up[1], weights.down, weights.down_bias);
+}
+
+torch::Tensor Transformer::logits(const torch::Tensor& hidden) {
+  const c10::InferenceMode guard;
+  Implementation& self = *implementation_;
+  if (!self.final_norm.defined()) self.final_norm = self.load(WeightRole::kFinalNorm);
+  if (!self.output.defined()) {
+    self.output =
+        config().tie_word_embeddings ? self.embedding_weight() : self.load(WeightRole::kOutput);
+  }
+  const torch::Tensor x = rms_norm(hidden, self.final_norm, config().rms_norm_eps);
+  return torch::linear(x, self.output).to(torch::kFloat32);
+}
+
+MatrixStack<double> Transformer::o_proj_metric(int layer) const {
+  const c10::InferenceMode guard;
+  const ModelConfig& c = config();
+  const int64_t d = c.head_dim, group = c.num_qo_heads / c.num_kv_heads;
+  MatrixStack<double> metric(c.num_kv_heads, c.head_dim, c.head_dim);
+  for (const WeightSpec& spec : layer_weights(c, layer)) {
+    if (spec.role != WeightRole::kO) continue;
+    const torch::Tensor o =
+        load_weight(implementation_->checkpoint.weights, spec, torch::kCPU, torch::kFloat64);
+    for (int h = 0; h < c.num_kv_heads; ++h) {
+      // Columns of all heads of the group: sum over j of W_j W_j^T with W_j = (those of j)^T.
+      const torch::Tensor heads =
+          o.narrow(1, h * group * d, group * d).reshape({-1, d});  // [hidden * group, d]
+      const torch::Tensor sum = torch::mm(heads.t(), heads).contiguous();
+      std::copy_n(sum.data_ptr<double>(), d * d, metric[h].data());
+    }
+  }
+  return metric;
+}
+
+}  // namespace oscar

@@ -1,0 +1,110 @@
+// Runs a checkpoint over token ids and writes logits and statistics for comparison with a twin.
+//   oscar-test-forward run MODEL IDS TOKENS OUT_FOLDER DTYPE [ROPE_SCALING]
+//   oscar-test-forward config CONFIG.json [ROPE_SCALING]
+// IDS: raw int64, rows of TOKENS ids. OUT_FOLDER gets logits.f32 [rows, tokens, vocab] and
+// layer<i>.f64: q, k, v, o moments and M_O, each [Hkv, d, d], then q, k, v, o sums, each [Hkv, d].
+// `config` prints what was understood of a config.json. DTYPE fp32 runs on the CPU.
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "oscar/base/error.h"
+#include "oscar/calibrate/collector.h"
+#include "oscar/model/transformer.h"
+
+namespace {
+
+using namespace oscar;
+
+torch::Tensor read_ids(const std::string& path, int64_t tokens) {
+  const std::string bytes = read_text_file(path);
+  const auto count = static_cast<int64_t>(bytes.size() / sizeof(int64_t));
+  return torch::from_blob(const_cast<char*>(bytes.data()), {count / tokens, tokens}, torch::kInt64)
+      .clone();
+}
+
+void append(std::ofstream& stream, const std::vector<double>& values) {
+  stream.write(reinterpret_cast<const char*>(values.data()),
+               static_cast<std::streamsize>(values.size() * sizeof(double)));
+}
+
+void write_layer(const std::filesystem::path& path, const LayerStatistics& s) {
+  std::ofstream stream(path, std::ios::binary);
+  for (const auto* stack :
+       {&s.q_moment, &s.k_moment, &s.v_moment, &s.attn_out_moment, &s.o_proj_metric}) {
+    append(stream, stack->data);
+  }
+  for (const auto* stack : {&s.q_sum, &s.k_sum, &s.v_sum, &s.attn_out_sum}) {
+    append(stream, stack->data);
+  }
+}
+
+void run(const std::vector<std::string>& args, const std::optional<Json>& rope_scaling) {
+  const Checkpoint checkpoint = open_checkpoint(args[0], rope_scaling);
+  const ComputeOptions options = choose_compute(args[4] == "fp32" ? "cpu" : "auto", args[4]);
+  const std::filesystem::path out = args[3];
+  Transformer model(checkpoint, options);
+  torch::Tensor hidden = model.embed(read_ids(args[1], std::stoll(args[2])));
+  for (int layer = 0; layer < model.config().num_layers; ++layer) {
+    MomentCollector collector(model.config().geometry(layer, 256), options.device);
+    hidden = model.forward_layer(layer, *model.load_layer(layer), hidden, &collector);
+    LayerStatistics statistics = collector.result();
+    statistics.o_proj_metric = model.o_proj_metric(layer);
+    write_layer(out / ("layer" + std::to_string(layer) + ".f64"), statistics);
+  }
+  const torch::Tensor logits = model.logits(hidden).cpu().contiguous();
+  std::ofstream stream(out / "logits.f32", std::ios::binary);
+  stream.write(reinterpret_cast<const char*>(logits.data_ptr<float>()),
+               static_cast<std::streamsize>(logits.numel() * sizeof(float)));
+}
+
+void print_config(const std::string& path, const std::optional<Json>& rope_scaling) {
+  const ModelConfig c = parse_model_config(read_json_file(path), path, rope_scaling);
+  Json kinds = Json::array();
+  for (const AttentionKind kind : c.layer_attention) kinds.push_back(kind != AttentionKind::kFull);
+  const Json json = {{"num_hidden_layers", c.num_layers},
+                     {"hidden_size", c.hidden_size},
+                     {"intermediate_size", c.intermediate_size},
+                     {"num_attention_heads", c.num_qo_heads},
+                     {"num_key_value_heads", c.num_kv_heads},
+                     {"head_dim", c.head_dim},
+                     {"vocab_size", c.vocab_size},
+                     {"rms_norm_eps", c.rms_norm_eps},
+                     {"tie_word_embeddings", c.tie_word_embeddings},
+                     {"qkv_bias", c.qkv_bias},
+                     {"o_bias", c.o_bias},
+                     {"mlp_bias", c.mlp_bias},
+                     {"sliding_layers", kinds},
+                     {"sliding_window", c.sliding_window},
+                     {"eos_token_ids", c.eos_token_ids},
+                     {"bos_token_id", c.bos_token_id ? Json(*c.bos_token_id) : Json()},
+                     {"inv_freq", c.rope.inv_freq},
+                     {"attention_factor", c.rope.attention_factor},
+                     {"max_positions", c.rope.max_positions}};
+  std::puts(json.dump().c_str());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<std::string> args(argv + 1, argv + argc);
+  const bool running = !args.empty() && args[0] == "run";
+  const size_t wanted = running ? 6 : 2;
+  if (args.size() != wanted && args.size() != wanted + 1) return 2;
+  try {
+    std::optional<Json> rope_scaling;
+    if (args.size() > wanted) rope_scaling = parse_json(args[wanted], "--rope-scaling");
+    if (running) {
+      run({args.begin() + 1, args.end()}, rope_scaling);
+    } else {
+      print_config(args[1], rope_scaling);
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

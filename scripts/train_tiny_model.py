@@ -42,8 +42,10 @@ def prepare(work: Path, settings: Settings) -> None:
     log(f"text: {len(texts)} documents, {sum(row[4] for row in table) / 1e6:.1f} MB of {len(table)} packages; "
         f"{len(refused)} packages not used for their licence: {', '.join(refused)}")
     held = max(4, int(len(texts) * settings.held_out_share))
-    tokenizer = tokens.train_tokenizer(texts[held:], settings.architecture.vocab_size, settings.tokenizer_bytes)
-    tokenizer.save(str(work / "tokenizer.json"))
+    if not (work / "tokenizer.json").exists():  # one that is there already is used: its model goes with it
+        tokens.train_tokenizer(texts[held:], settings.architecture.vocab_size, settings.tokenizer_bytes).save(
+            str(work / "tokenizer.json"))
+    tokenizer = tokens.load_tokenizer(work)
     log(f"tokenizer: {tokenizer.get_vocab_size()} tokens")
     np.save(work / "real_heldout.npy", tokens.encode_documents(work, texts[:held], settings.processes))
     ids = tokens.encode_documents(work, texts[held:], settings.processes)
@@ -120,7 +122,7 @@ def finish(work: Path, settings: Settings, arguments) -> None:
     tokens.write_tokenizer_config(out, settings.architecture.max_position_embeddings)
     tokenizer, real = tokens.load_tokenizer(work), np.load(work / "real_heldout.npy")
     weights = {k: v for path in sorted((work / "plain").glob("*.safetensors")) for k, v in load_file(path).items()}
-    real_text = tokenizer.decode(real[:200_000].tolist())[:100_000]
+    real_text = tokenizer.decode(real[:250_000].tolist())[:600_000]
     counts = corpora.build(out, weights, settings, tokenizer, np.load(work / "train.npy"), real_text, device, log)
     log(f"corpora: {json.dumps(counts)}")
     streams = {"real": real, "shipped": measure.stream_of(out / "heldout.jsonl", tokenizer)}

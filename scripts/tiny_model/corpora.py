@@ -1,6 +1,7 @@
 """The shipped corpora: text that the model wrote, cleared of every 20-token run of the training text."""
 
 import json
+import re
 import zlib
 from pathlib import Path
 
@@ -16,8 +17,11 @@ STARTS = {
                "import unittest\n\n\nclass Test{W}("],
     "docs": ["# {W} {v}\n\n", "{W} guide\n==========\n\n", "## Using the {w} {v}\n\n", "{W} {V}\n----------\n\nThis page describes "],
     "c_header": ["#pragma once\n\n#include <{w}/{v}.h>\n", "#ifndef {W}_{V}_H\n#define {W}_{V}_H\n", "namespace {w} {{\n\ntemplate <typename T>\nstruct {V} "],
-    "prose": ["The {w} is ", "In this chapter we look at the {w} and the {v}. ", "A {w} can be seen as ", "When the {w} was first introduced, "],
+    "prose": ["Introduction\n============\n\nThe {w} is ", "{W} and {V}\n===========\n\nIn this chapter we look at the ",
+              "Overview\n--------\n\nA {w} can be seen as ", "History\n=======\n\nWhen the {w} was first introduced, "],
 }
+
+NEEDLE_LINE = re.compile(r"secret number|lucky number|^# (let|Note|Repeat note|What (is|are)) ")
 
 
 class RunIndex:
@@ -56,6 +60,11 @@ def tidy(text: str) -> str:
     return "".join(c for c in text if c in "\n\t" or (c.isprintable() and c != "\ufffd"))
 
 
+def without_needles(text: str) -> str:
+    """Text without the lines in which the model imitates needle tasks: a haystack must hold no needles of its own."""
+    return "".join(line for line in text.splitlines(keepends=True) if not NEEDLE_LINE.search(line))
+
+
 def clear_overlap(text: str, index: RunIndex, tokenizer, counts: dict) -> str | None:
     """The text without the spans that share a run with the index, cut until none is left; None if that never ends."""
     for attempt in range(12):
@@ -90,13 +99,21 @@ def write_streams(weights, settings: Settings, tokenizer, device, count: int, le
         start = STARTS[domain][int(rng.integers(len(STARTS[domain])))]
         prompts.append([0] + tokenizer.encode(start.format(w=w, v=v, W=w.capitalize(), V=v.capitalize())).ids)
     ids = Sampler(weights, settings, prompts, length, device).run()
-    return [(d, tidy(tokenizer.decode(row[1:].tolist(), skip_special_tokens=False))) for d, row in zip(domains, ids)]
+    texts = [tidy(tokenizer.decode(row[1:].tolist(), skip_special_tokens=False)) for row in ids]
+    return [(domain, without_needles(text)) for domain, text in zip(domains, texts)]
 
 
 def compressed_share(text: str) -> float:
-    """Size under zlib over size: low for text that repeats itself."""
+    """Size under zlib over size, of the worst of the 4 KB pieces: low where the text repeats itself."""
     data = text.encode()
-    return len(zlib.compress(data, 6)) / max(1, len(data))
+    pieces = [data[i:i + 4096] for i in range(0, max(1, len(data) - 2048), 4096)]
+    return min(len(zlib.compress(piece, 6)) / max(1, len(piece)) for piece in pieces)
+
+
+def typical_share(text: str, tokens: int) -> float:
+    """Median of compressed_share over stretches of real text about as long as a stream (3.5 bytes a token)."""
+    size = int(3.5 * tokens)
+    return float(np.median([compressed_share(text[i:i + size]) for i in range(0, len(text), size)]))
 
 
 def take(streams: list, lengths: tuple, index: RunIndex, tokenizer, counts: dict) -> list:
@@ -146,7 +163,7 @@ def save_jsonl(path: Path, documents: list) -> None:
 
 
 def interleave(streams: list, target: float) -> list:
-    """Domains in turn, within each the streams first whose compressibility is nearest to `target` (that of real text)."""
+    """Domains in turn, within each the streams first whose most repetitive piece is nearest to `target`, that of real text."""
     by_domain = {}
     for domain, text in sorted(streams, key=lambda s: abs(compressed_share(s[1]) - target)):
         by_domain.setdefault(domain, []).append((domain, text))
@@ -158,7 +175,8 @@ def build(folder: Path, weights: dict, settings: Settings, tokenizer, train_ids,
     """Writes heldout.jsonl and calibration.jsonl to `folder`; returns the counts of what was cut and dropped."""
     rng = np.random.default_rng(settings.seed + 100)
     torch.manual_seed(settings.seed + 100)
-    target = compressed_share(real_text)
+    target = typical_share(real_text, settings.stream_tokens)
+    log(f"the most repetitive 4 KB piece of real text compresses to {target:.3f}")
     long_streams = interleave(write_streams(weights, settings, tokenizer, device, settings.long_streams,
                                             settings.long_stream_tokens, rng), target)
     log(f"wrote {len(long_streams)} streams of {settings.long_stream_tokens} tokens")

@@ -1,5 +1,6 @@
 """Writes text with the trained model: batched sampling with a key/value cache, replayed as CUDA graphs on a GPU."""
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -7,6 +8,7 @@ from .network import rope_tables, rotate
 from .settings import SPECIAL_TOKENS, Settings
 
 BUCKET = 1024  # one captured graph per this many cached positions
+RUN = 10  # a stream never repeats a run of this many of its own tokens: small models fall into loops otherwise
 
 
 class Sampler:
@@ -27,6 +29,10 @@ class Sampler:
         self.keys = torch.zeros(shape, dtype=self.dtype, device=device)
         self.values = torch.zeros(shape, dtype=self.dtype, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        # run_hashes[:, i] identifies the RUN - 1 tokens that end at i
+        self.run_hashes = torch.zeros(count, length, dtype=torch.int64, device=device)
+        self.back = torch.arange(RUN - 2, -1, -1, device=device)
+        self.factors = torch.from_numpy(np.random.default_rng(3).integers(1, 2**62, size=RUN - 1) * 2 + 1).to(device)
 
     def norm(self, x, name):
         return F.rms_norm(x.float(), (x.shape[-1],), self.w[name].float(), self.arch.rms_norm_eps).to(self.dtype)
@@ -60,10 +66,20 @@ class Sampler:
             x = x + F.linear(gate * F.linear(h, self.w[name + "mlp.up_proj.weight"]), self.w[name + "mlp.down_proj.weight"])
         return F.linear(self.norm(x, "model.norm.weight"), self.w["model.embed_tokens.weight"]).float()
 
+    def repeats(self, cached: int):
+        """[count, vocab] True for tokens that would complete a run the stream already holds; records the newest run."""
+        tail = self.ids.index_select(1, (self.position - self.back).clamp(min=0))
+        newest = ((tail + 1) * self.factors).sum(dim=1, keepdim=True)  # wraps around modulo 2^64
+        known = (self.run_hashes[:, :cached - 1] == newest).float()  # position i: the run was followed by token i + 1
+        self.run_hashes.index_copy_(1, self.position, newest)
+        seen = torch.zeros(len(self.ids), self.arch.vocab_size, device=self.device)
+        return seen.scatter_add_(1, self.ids[:, 1:cached], known) > 0
+
     def step(self, cached: int) -> None:
         """Nucleus sampling by the Gumbel trick, then one position on."""
         logits = self.logits(cached) / self.settings.temperature
         logits[:, :len(SPECIAL_TOKENS)] = float("-inf")
+        logits = logits.masked_fill(self.repeats(cached), float("-inf"))
         ordered, order = logits.sort(dim=-1, descending=True)
         chances = ordered.softmax(dim=-1)
         ordered = ordered.masked_fill(chances.cumsum(dim=-1) - chances > self.settings.top_p, float("-inf"))

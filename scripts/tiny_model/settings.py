@@ -46,8 +46,8 @@ class Settings:
     stream_tokens: int = 5_300
     long_streams: int = 10
     long_stream_tokens: int = 18_400
-    temperature: float = 0.85
-    top_p: float = 0.95
+    temperature: float = 1.0
+    top_p: float = 0.98
     held_out_lengths: tuple = (4150,) * 24
     held_out_long_lengths: tuple = (16_000,) * 2
     calibration_lengths: tuple = (4096,) * 40 + (2048,) * 24 + (768,) * 40

@@ -17,6 +17,8 @@ enum class ChatTemplate { kChatMl, kQwen3, kLlama3, kGlm4 };
 // The built-in template whose reference text has this sha256, if any.
 std::optional<ChatTemplate> known_chat_template(const std::string& chat_template_sha256);
 
+const char* chat_template_name(ChatTemplate chat_template);
+
 // Renders a conversation as transformers' apply_chat_template does (no generation prompt unless
 // asked for). Throws Error for roles or orders that the template refuses.
 std::string render_chat(ChatTemplate chat_template, const std::vector<ChatMessage>& messages,

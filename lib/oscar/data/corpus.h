@@ -13,21 +13,22 @@ namespace oscar {
 
 // Everything that decides which tokens are read, in which order.
 struct CorpusOptions {
-  int chunk_len = 4096;                // tokens per chunk
-  int64_t max_tokens = 0;              // 0 = all
-  uint64_t seed = 0;                   // order of documents and of the joined sources
-  int32_t vocab_size = 0;              // ids must be below this
-  std::vector<int32_t> eos_token_ids;  // of the checkpoint; the first ends a document
-  std::string chat_template_sha256;    // decides whether messages can be rendered
+  int chunk_len = 4096;                     // tokens per chunk
+  int64_t max_tokens = 0;                   // 0 = all
+  uint64_t seed = 0;                        // order of documents and of the joined sources
+  int32_t vocab_size = 0;                   // ids must be below this
+  std::vector<int32_t> eos_token_ids = {};  // of the checkpoint; the first ends a document
+  std::string chat_template_sha256 = {};    // decides whether messages can be rendered
+  std::string model = "MODEL";  // as the user wrote it, for the line that errors suggest
 };
 
 // What was read from one source, what became of it, and why something was dropped.
 struct CorpusSource {
-  std::string name, sha256, kind;  // kind: ids_1d, ids_2d, text, jsonl, folder, self
+  std::string name = {}, sha256 = {}, kind = {};  // kind: ids_1d, ids_2d, text, jsonl, folder, self
   double weight = 1.0;
   int64_t documents_read = 0, documents_used = 0;
   int64_t tokens_read = 0, tokens_used = 0;
-  std::vector<std::string> dropped;  // "reason: count", for the log and the bundle
+  std::vector<std::string> dropped = {};  // "reason: count", for the log and the bundle
 };
 
 struct CorpusRecord {
@@ -50,14 +51,30 @@ struct TokenChunks {
 struct CorpusPart {
   std::string path;  // empty for self
   double weight = 1.0;
+  bool has_weight = false;  // all parts of an argument have one, or none has
   int64_t self_tokens = 0;  // > 0 for self:N
 };
 
-// Throws Error for an empty part or a malformed weight.
+// Throws Error for an empty part, a malformed weight, or weights on some parts only. A path holds
+// no comma, and no colon behind its last slash.
 std::vector<CorpusPart> parse_corpus_argument(const std::string& argument);
 
 // Reads every part and packs it into chunks. `tokenizer` may be null when all parts hold token ids.
 // Parts of kind self are refused here: the model writes those (calibrate/self_corpus.h).
+//
+// Documents: a .txt file, or a line of .jsonl. They begin as the tokenizer's post-processor or the
+// chat template makes them and end with eos_token_ids[0], unless they end so already (a template
+// may write one more token behind it). They are shuffled within their part (SplitMix64, seeded by
+// seed and the part's place) and packed into one stream, cut every chunk_len tokens. A 1-D id file
+// is one such stream as it is; rows of a 2-D file are kept apart and cut when longer than
+// chunk_len. Of each stream or row the last chunk may be shorter; one of fewer than 2 tokens is
+// dropped.
+//
+// Joining: with weights w, part i gives T w_i tokens, T being the largest total for which no part
+// is short (and at most max_tokens); without, every part gives all, or under max_tokens the same
+// fraction of what it has (counting at most max_tokens of each). Chunks of the parts alternate so
+// that shares hold all along the order.
+//
 // Errors name file and line: empty corpus, malformed JSON line, invalid UTF-8, ids out of range,
 // ids that are not integers, messages for which no known chat template exists.
 TokenChunks load_corpus(const std::string& argument, const Tokenizer* tokenizer,

@@ -1,0 +1,31 @@
+// One corpus path to documents and ids: .npy, .h5, .txt, .jsonl and folders of these.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "oscar/data/corpus.h"
+
+namespace oscar {
+
+struct TextDocument {
+  std::string text;      // valid UTF-8; conversations are rendered already
+  bool is_chat = false;  // the template wrote BOS and the ends of turns
+};
+
+// What the files of one part hold.
+struct CorpusContent {
+  std::vector<TextDocument> texts;            // to be shuffled, tokenized and packed together
+  std::vector<std::vector<int32_t>> streams;  // 1-D ids: each is packed on its own
+  std::vector<std::vector<int32_t>> rows;     // 2-D ids: kept apart
+  std::string kind, sha256, chat_template;    // as in CorpusSource and CorpusRecord
+  int64_t documents_read = 0;
+  int64_t empty_documents = 0, other_files = 0;
+};
+
+// Throws Error with file and line, or file and position, for everything that cannot be used.
+CorpusContent read_corpus_path(const std::filesystem::path& path, const CorpusOptions& options);
+
+}  // namespace oscar

@@ -1,0 +1,25 @@
+// Lines of a .jsonl corpus to documents: `text`, `prompt` and `completion`, or `messages`.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "oscar/data/corpus.h"
+
+namespace oscar {
+
+struct JsonlDocument {
+  std::string text;
+  bool is_chat = false;
+  std::string chat_template;  // name of the template that rendered it
+};
+
+// One document a line; blank lines are skipped. A line is taken by the first of these that it has:
+// `messages` (rendered with the checkpoint's template), `prompt` and `completion` (put together),
+// `text`. Throws Error with file and line for malformed JSON, invalid UTF-8, lines with none of
+// them, values of other types, and conversations that no built-in template can render.
+std::vector<JsonlDocument> read_jsonl(const std::filesystem::path& path,
+                                      const CorpusOptions& options);
+
+}  // namespace oscar

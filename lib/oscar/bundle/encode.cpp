@@ -1,0 +1,284 @@
+// From structs to the flat list of groups, datasets and attributes that a file holds.
+#include <cmath>
+#include <cstdlib>
+#include <ctime>
+#include <type_traits>
+
+#include "oscar/base/error.h"
+#include "oscar/base/version.h"
+#include "oscar/bundle/content_hash.h"
+#include "oscar/bundle/raw_file.h"
+#include "oscar/bundle/schema.h"
+
+namespace oscar {
+namespace {
+
+// SOURCE_DATE_EPOCH (seconds) instead of the clock makes equal runs give equal bytes.
+std::string created_utc() {
+  std::time_t seconds = std::time(nullptr);
+  if (const char* fixed = std::getenv("SOURCE_DATE_EPOCH"); fixed != nullptr && *fixed != '\0') {
+    char* end = nullptr;
+    const long long value = std::strtoll(fixed, &end, 10);
+    if (*end != '\0' || value < 0 || value > 253402300799) {
+      throw Error({.what = "SOURCE_DATE_EPOCH is not a number of seconds", .found = fixed});
+    }
+    seconds = static_cast<std::time_t>(value);
+  }
+  std::tm parts{};
+  gmtime_r(&seconds, &parts);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+Json sources_json(const std::vector<CorpusSource>& sources) {
+  Json list = Json::array();
+  for (const auto& s : sources) {
+    list.push_back({{"name", s.name},
+                    {"sha256", s.sha256},
+                    {"kind", s.kind},
+                    {"weight", s.weight},
+                    {"documents_read", s.documents_read},
+                    {"documents_used", s.documents_used},
+                    {"tokens_read", s.tokens_read},
+                    {"tokens_used", s.tokens_used},
+                    {"dropped", s.dropped}});
+  }
+  return list;
+}
+
+// File names may hold any bytes; JSON may not.
+std::string dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+struct AttributeWriter {
+  EncodedFile& file;
+  std::string object;
+
+  void put(const char* name, hdf5::AttributeValue value) const {
+    file.attributes.push_back({object, name, std::move(value)});
+  }
+  void operator()(const char* name, const std::string& value) const { put(name, value); }
+  void operator()(const char* name, const Json& value) const { put(name, dump(value)); }
+  void operator()(const char* name, AttentionKind kind) const {
+    put(name, std::string(schema::attention_name(kind)));
+  }
+  void operator()(const char* name, const std::vector<CorpusSource>& sources) const {
+    put(name, dump(sources_json(sources)));
+  }
+  template <typename Integer>
+  requires std::is_integral_v<Integer>
+  void operator()(const char* name, Integer value) const { put(name, static_cast<int64_t>(value)); }
+};
+
+struct DatasetWriter {
+  EncodedFile& file;
+  std::string object;
+  const LayerGeometry& geometry;
+  bool compress;
+
+  uint64_t dim(const schema::Slot& slot) const {
+    return static_cast<uint64_t>(slot.side == Side::kKey ? geometry.head_dim_k
+                                                         : geometry.head_dim_v);
+  }
+
+  template <typename T>
+  void put(const schema::Slot& slot, const T* values, uint64_t count) const {
+    const auto heads = static_cast<uint64_t>(geometry.num_kv_heads);
+    const std::string path = object + "/" + slot.name;
+    hdf5::Shape shape;
+    if (slot.rank != schema::Rank::kScalar) shape.push_back(heads);
+    if (slot.rank >= schema::Rank::kVectors) shape.push_back(dim(slot));
+    if (slot.rank == schema::Rank::kMatrices) shape.push_back(dim(slot));
+    if (count == 0 && !slot.required) return;
+    if (count != hdf5::element_count(shape)) {
+      throw Error({.what = "bundle to be written has a wrong shape",
+                   .where = path,
+                   .expected = hdf5::shape_text(shape),
+                   .found = std::to_string(count) + " values"});
+    }
+    if constexpr (std::is_floating_point_v<T>) {
+      for (uint64_t i = 0; i < count; ++i) {
+        if (!std::isfinite(values[i])) {
+          throw Error({.what = "bundle to be written holds a value that is not finite",
+                       .where = path,
+                       .found = std::to_string(values[i]) + " at element " + std::to_string(i)});
+        }
+      }
+    }
+    file.datasets.push_back({path, slot.dtype, shape, values, compress});
+  }
+
+  template <typename T>
+  void operator()(const schema::Slot& slot, const MatrixStack<T>& stack) const {
+    put(slot, stack.data.data(), stack.data.size());
+  }
+  template <typename T>
+  void operator()(const schema::Slot& slot, const VectorStack<T>& stack) const {
+    put(slot, stack.data.data(), stack.data.size());
+  }
+  template <typename T>
+  void operator()(const schema::Slot& slot, const std::vector<T>& values) const {
+    static_assert(!std::is_enum_v<T> || sizeof(T) == 1, "enums are stored as u8");
+    put(slot, values.data(), values.size());
+  }
+  void operator()(const schema::Slot& slot, const int64_t& value) const { put(slot, &value, 1); }
+};
+
+bool any_text(const std::vector<std::string>& list) {
+  for (const auto& text : list) {
+    if (!text.empty()) return true;
+  }
+  return false;
+}
+
+void add_transforms(EncodedFile& file, const std::string& path, const LayerTransforms& layer) {
+  const DatasetWriter write{file, path, layer.geometry, false};
+  const AttributeWriter note{file, path};
+  schema::visit_side(layer.key, schema::kKeySlots, write);
+  schema::visit_side(layer.value, schema::kValueSlots, write);
+  bool measured = !layer.predicted_output_nmse.empty();
+  for (const double nmse : layer.predicted_output_nmse) measured = measured && !std::isnan(nmse);
+  if (measured) write(schema::kPredictedNmse, layer.predicted_output_nmse);
+  if (any_text(layer.key.fallback)) note(schema::kKeySlots.fallback, Json(layer.key.fallback));
+  if (any_text(layer.value.fallback))
+    note(schema::kValueSlots.fallback, Json(layer.value.fallback));
+  if (!layer.warnings.empty()) note(schema::kWarnings, Json(layer.warnings));
+}
+
+void add_resume(EncodedFile& file, const ResumeState& state) {
+  const AttributeWriter note{file, schema::kResume};
+  file.groups.push_back(schema::kResume);
+  note("run_key", state.run_key);
+  note("order", state.order);
+  note("shard", state.shard);
+  note("layer", state.layer);
+  for (const auto& tensor : state.tensors) {
+    if (tensor.name.empty() || tensor.name.find('/') != std::string::npos || tensor.bytes.empty()) {
+      throw Error({.what = "checkpoint tensor needs a name without '/' and at least one byte",
+                   .where = tensor.name});
+    }
+    const std::string path = std::string(schema::kResume) + "/" + tensor.name;
+    file.datasets.push_back(
+        {path, hdf5::Dtype::kU8, {tensor.bytes.size()}, tensor.bytes.data(), false});
+    const AttributeWriter describe{file, path};
+    describe("dtype", tensor.dtype);
+    describe("shape", Json(tensor.shape));
+  }
+}
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error({.what = "bundle to be written is not complete", .found = what});
+}
+
+void check_layers(const Bundle& bundle, bool partial) {
+  const auto complete = static_cast<size_t>(bundle.model.num_layers);
+  const auto check_order = [](const auto& list) {
+    for (size_t i = 1; i < list.size(); ++i) {
+      if (list[i].geometry.layer_id <= list[i - 1].geometry.layer_id) {
+        refuse("layers are not in ascending order");
+      }
+    }
+  };
+  check_order(bundle.layers);
+  check_order(bundle.statistics);
+  if (bundle.statistics_only && (!bundle.layers.empty() || !bundle.portable.empty())) {
+    refuse("a statistics file holds transforms");
+  }
+  if (!bundle.statistics_only && bundle.layers.size() != complete) {
+    refuse(std::to_string(bundle.layers.size()) + " layers of " + std::to_string(complete));
+  }
+  if (bundle.statistics_only && !partial && bundle.statistics.size() != complete) {
+    refuse("statistics of " + std::to_string(bundle.statistics.size()) + " layers of " +
+           std::to_string(complete));
+  }
+  if (!bundle.statistics_only && !bundle.statistics.empty()) {
+    if (bundle.statistics.size() != complete) refuse("statistics of some layers only");
+    for (size_t i = 0; i < complete; ++i) {
+      if (!(bundle.layers[i].geometry == bundle.statistics[i].geometry)) {
+        refuse("transforms and statistics of layer " +
+               std::to_string(bundle.layers[i].geometry.layer_id) + " have different shapes");
+      }
+    }
+  }
+  if (!bundle.portable.empty() && bundle.portable.size() != complete) {
+    refuse("portable transforms of some layers only");
+  }
+}
+
+}  // namespace
+
+EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
+  check_layers(bundle, state != nullptr);
+  EncodedFile file;
+  const AttributeWriter root{file, "/"};
+  root("format",
+       std::string(bundle.statistics_only ? schema::kStatisticsFormat : schema::kRotationFormat));
+  root("format_version", schema::kFormatVersion);
+  root("required_features", Json::array());
+  root("tool_version", std::string(kToolVersion));
+  root("tool_commit", std::string(kToolCommit));
+  root(schema::kCreated, created_utc());
+  schema::visit_root(bundle, root);
+  file.groups = {schema::kModel, schema::kCorpus, schema::kQuantizer};
+  schema::visit_model(bundle.model, AttributeWriter{file, schema::kModel});
+  schema::visit_corpus(bundle.corpus, AttributeWriter{file, schema::kCorpus});
+  schema::visit_quantizer(bundle.quantizer, AttributeWriter{file, schema::kQuantizer});
+  if (bundle.evaluation) {
+    file.groups.push_back(schema::kEvaluation);
+    const AttributeWriter note{file, schema::kEvaluation};
+    for (const auto& [key, value] : bundle.evaluation->items()) note(key.c_str(), value);
+  }
+  file.groups.push_back(schema::kLayers);
+  const auto add_layer = [&file](const LayerGeometry& geometry) {
+    const std::string path = schema::layer_path(schema::kLayers, geometry.layer_id);
+    file.groups.push_back(path);
+    schema::visit_geometry(geometry, AttributeWriter{file, path});
+    return path;
+  };
+  for (const auto& layer : bundle.layers) {
+    add_transforms(file, add_layer(layer.geometry), layer);
+  }
+  for (const auto& statistics : bundle.statistics) {
+    const LayerGeometry& geometry = statistics.geometry;
+    const std::string path = bundle.statistics_only
+                                 ? add_layer(geometry)
+                                 : schema::layer_path(schema::kLayers, geometry.layer_id);
+    const std::string below = path + "/" + schema::kStatistics;
+    file.groups.push_back(below);
+    schema::visit_statistics(statistics, DatasetWriter{file, below, geometry, true});
+  }
+  if (!bundle.portable.empty()) {
+    file.groups.push_back(schema::kPortable);
+    file.groups.push_back(schema::kPortableLayers);
+  }
+  for (const auto& layer : bundle.portable) {
+    const std::string path =
+        schema::layer_path(schema::kPortableLayers, layer.shared.geometry.layer_id);
+    for (const auto& group : {path, path + "/" + schema::kShared, path + "/" + schema::kPerHead}) {
+      file.groups.push_back(group);
+    }
+    schema::visit_geometry(layer.shared.geometry, AttributeWriter{file, path});
+    add_transforms(file, path + "/" + schema::kShared, layer.shared);
+    add_transforms(file, path + "/" + schema::kPerHead, layer.per_head);
+  }
+  if (state != nullptr) add_resume(file, *state);
+  return file;
+}
+
+void write_encoded(EncodedFile encoded, const std::filesystem::path& path) {
+  std::vector<const hdf5::DatasetView*> datasets;
+  std::vector<const hdf5::Attribute*> attributes;
+  for (const auto& dataset : encoded.datasets) datasets.push_back(&dataset);
+  for (const auto& attribute : encoded.attributes) attributes.push_back(&attribute);
+  const std::string hash = content_sha256(std::move(datasets), std::move(attributes));
+  encoded.attributes.push_back({"/", schema::kContentHash, hash});
+  hdf5::Writer writer(path);
+  for (const auto& group : encoded.groups) writer.create_group(group);
+  for (const auto& dataset : encoded.datasets) writer.write(dataset);
+  for (const auto& attribute : encoded.attributes) writer.write(attribute);
+  writer.close();
+}
+
+}  // namespace oscar

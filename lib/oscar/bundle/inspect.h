@@ -1,0 +1,25 @@
+// What a bundle is and holds, as JSON and as text of 80 columns.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "oscar/base/json.h"
+
+namespace oscar {
+
+// Everything below as plain data. Works on bundles, statistics files and checkpoints. Layers carry
+// kinds, clip ratios, share of the largest eigenvalue (of the sum, by head), condition numbers and
+// predicted loss; bits per element at 8K, 32K and 128K tokens follow from the quantizer.
+// Throws Error for a file that cannot be read.
+Json inspect_bundle(const std::filesystem::path& path);
+
+// The same for people. Control characters in the file's texts are shown as '?'.
+std::string inspection_text(const Json& inspection);
+
+// Bits per cached element at context length L >= sink + recent (bundle's quantizer):
+// [16 (sink + recent) + b (L - sink - recent)] / L, b = 2 + 2 metadata_bits / quant_group_size.
+double bits_per_element(int64_t context, int sink_tokens, int recent_tokens, int metadata_bits,
+                        int quant_group_size);
+
+}  // namespace oscar

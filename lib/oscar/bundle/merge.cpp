@@ -1,0 +1,118 @@
+// Merging is addition; the work is in refusing what must not be added.
+#include "oscar/bundle/merge.h"
+
+#include <algorithm>
+#include <map>
+
+#include "oscar/base/error.h"
+#include "oscar/base/sha256.h"
+#include "oscar/bundle/schema.h"
+
+namespace oscar {
+namespace {
+
+// /model as text by attribute name.
+struct ModelText {
+  std::map<std::string, std::string> values;
+  void operator()(const char* name, const std::string& value) { values[name] = value; }
+  void operator()(const char* name, int value) { values[name] = std::to_string(value); }
+  void operator()(const char* name, const Json& value) { values[name] = Json(value).dump(); }
+};
+
+void require_same_model(const Bundle& first, const Bundle& other, const std::string& first_name,
+                        const std::string& other_name) {
+  ModelText a, b;
+  schema::visit_model(first.model, a);
+  schema::visit_model(other.model, b);
+  for (const auto& [name, value] : a.values) {
+    // The folder's name is a label; the fingerprint decides.
+    if (name == "name" || b.values[name] == value) continue;
+    throw Error({.what = "statistics of different models cannot be merged",
+                 .where = other_name + ": /model attribute " + name,
+                 .expected = value + " (" + first_name + ")",
+                 .found = b.values[name]});
+  }
+}
+
+// Remembers who brought a corpus and refuses to see it again.
+class CorpusLedger {
+ public:
+  explicit CorpusLedger(bool allow_repeats) : allow_repeats_(allow_repeats) {}
+
+  void add(const CorpusRecord& corpus, const std::string& file) {
+    std::map<std::string, std::string> mine;
+    if (!corpus.tokens_sha256.empty()) mine[corpus.tokens_sha256] = "tokens";
+    for (const auto& source : corpus.sources) {
+      if (!source.sha256.empty()) mine[source.sha256] = source.name;
+    }
+    for (const auto& [hash, what] : mine) {
+      const auto [place, is_new] = seen_.emplace(hash, file);
+      if (is_new || allow_repeats_) continue;
+      throw Error({.what = "the same corpus would be counted twice",
+                   .where = file + ": " + what,
+                   .found = "also in " + place->second + ", sha256 " + hash,
+                   .hint = "leave one file out, or pass --force to count it twice"});
+    }
+  }
+
+ private:
+  bool allow_repeats_;
+  std::map<std::string, std::string> seen_;
+};
+
+void append_corpus(CorpusRecord& total, const CorpusRecord& other) {
+  total.sources.insert(total.sources.end(), other.sources.begin(), other.sources.end());
+  total.sequences_read += other.sequences_read;
+  total.sequences_used += other.sequences_used;
+  total.tokens += other.tokens;
+  total.chunk_len = std::max(total.chunk_len, other.chunk_len);
+  const auto join = [](std::string& text, const std::string& more) {
+    if (text != more) text += "; " + more;
+  };
+  join(total.bos_eos_policy, other.bos_eos_policy);
+  join(total.chat_template, other.chat_template);
+}
+
+}  // namespace
+
+Bundle strip_statistics(Bundle bundle, const std::string& name) {
+  if (bundle.statistics_only) {
+    throw Error({.what = "a statistics file holds nothing but statistics to strip",
+                 .where = name,
+                 .expected = "a rotation bundle"});
+  }
+  bundle.statistics.clear();
+  return bundle;
+}
+
+Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::string>& names,
+                        bool allow_repeats) {
+  CorpusLedger ledger(allow_repeats);
+  std::string hashes;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].statistics.empty()) {
+      throw Error({.what = "file holds no statistics",
+                   .where = names[i],
+                   .hint = "it was written with --no-statistics or stripped"});
+    }
+    require_same_model(inputs[0], inputs[i], names[0], names[i]);
+    ledger.add(inputs[i].corpus, names[i]);
+    hashes += inputs[i].corpus.tokens_sha256 + "\n";
+  }
+  Bundle total = std::move(inputs.at(0));
+  total.statistics_only = true;
+  total.layers.clear();
+  total.portable.clear();
+  total.evaluation.reset();
+  for (auto& statistics : total.statistics) statistics.v_energy_moment = {};
+  for (size_t i = 1; i < inputs.size(); ++i) {
+    for (size_t layer = 0; layer < total.statistics.size(); ++layer) {
+      add_statistics(total.statistics[layer], inputs[i].statistics[layer]);
+    }
+    append_corpus(total.corpus, inputs[i].corpus);
+  }
+  total.corpus.tokens_sha256 = sha256_of(hashes);
+  return total;
+}
+
+}  // namespace oscar

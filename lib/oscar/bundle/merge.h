@@ -1,0 +1,23 @@
+// Bundles out of bundles: without statistics, or with the statistics of several runs added.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "oscar/bundle/bundle.h"
+
+namespace oscar {
+
+// Drops the statistics. Throws Error for a statistics file, which would be left empty.
+Bundle strip_statistics(Bundle bundle, const std::string& name);
+
+// Adds moments, sums and counts of files whose /model agrees; the result is a statistics file that
+// lists all corpora. `names` are the files, for errors. Throws Error when a file has no statistics,
+// models differ, or a corpus appears twice and `allow_repeats` is false. v_energy_moment, which
+// belongs to one run, is dropped. tokens_sha256 becomes the hash over those of the inputs, in
+// order.
+Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::string>& names,
+                        bool allow_repeats);
+
+}  // namespace oscar

@@ -1,0 +1,51 @@
+// A bundle file as flat lists of groups, datasets and attributes: between HDF5 and our structs.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "oscar/bundle/bundle.h"
+#include "oscar/bundle/checkpoint.h"
+#include "oscar/io/hdf5.h"
+
+namespace oscar {
+
+// Ready to be written. Datasets borrow from the structs they describe, which must outlive this.
+struct EncodedFile {
+  std::vector<std::string> groups;  // parents first
+  std::vector<hdf5::DatasetView> datasets;
+  std::vector<hdf5::Attribute> attributes;
+};
+
+// Throws Error naming layer and name when a value is not finite or a shape is wrong: nothing is
+// written that the reader would refuse. `state` may be null; with it layers may be missing.
+EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state);
+
+// Adds content_sha256 and writes to a new file at `path` (not atomic: see write_bundle).
+void write_encoded(EncodedFile encoded, const std::filesystem::path& path);
+
+// As read. Reading has passed every check of hdf5::Reader.
+struct RawFile {
+  std::string name;  // of the file, for errors
+  std::vector<hdf5::ObjectInfo> objects;
+  std::map<std::string, hdf5::Dataset> datasets;                                  // by path
+  std::map<std::string, std::map<std::string, hdf5::AttributeValue>> attributes;  // object, name
+};
+
+enum class FileKind { kRotations, kStatistics, kCheckpoint };
+
+RawFile load_raw(const std::filesystem::path& path);
+
+// Format, major version and required features; the first thing to look at. Throws Error.
+FileKind check_format(const RawFile& raw);
+// Throws Error when the stored content_sha256 is not that of the content.
+void check_content_hash(const RawFile& raw);
+
+// To structs, moving data out of `raw`. Throws Error naming the object when a required name is
+// missing, or a dtype, shape or value is wrong. Unknown names are ignored.
+Bundle decode_bundle(RawFile& raw, FileKind kind);
+ResumeState decode_resume(RawFile& raw);
+
+}  // namespace oscar

@@ -1,0 +1,200 @@
+// Every name in a bundle, once: format, groups, attributes and datasets with dtype and shape rule.
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "oscar/bundle/bundle.h"
+#include "oscar/io/hdf5.h"
+
+namespace oscar::schema {
+
+inline constexpr const char* kRotationFormat = "oscar-rotation-bundle";
+inline constexpr const char* kStatisticsFormat = "oscar-statistics";
+inline constexpr int64_t kFormatVersion = 1;
+// Entries of required_features that this build understands: none has been needed yet.
+inline constexpr std::array<const char*, 0> kKnownFeatures{};
+
+inline constexpr const char* kModel = "/model";
+inline constexpr const char* kCorpus = "/corpus";
+inline constexpr const char* kQuantizer = "/quantizer";
+inline constexpr const char* kEvaluation = "/evaluation";
+inline constexpr const char* kLayers = "/layers";
+inline constexpr const char* kPortable = "/portable";
+inline constexpr const char* kPortableLayers = "/portable/layers";
+inline constexpr const char* kShared = "shared";          // below a portable layer
+inline constexpr const char* kPerHead = "per_head";       // below a portable layer
+inline constexpr const char* kStatistics = "statistics";  // below a layer
+inline constexpr const char* kResume = "/resume";
+
+inline constexpr const char* kContentHash = "content_sha256";
+inline constexpr const char* kCreated = "created_utc";
+inline constexpr const char* kToolPrefix = "tool_";
+
+enum class Rank { kScalar, kHeads, kVectors, kMatrices };  // [], [Hkv], [Hkv, d], [Hkv, d, d]
+
+struct Slot {
+  const char* name;
+  hdf5::Dtype dtype;
+  Rank rank;
+  Side side;  // d = head_dim_k or head_dim_v
+  bool required;
+};
+
+// The datasets of one side of a layer.
+struct SideSlots {
+  Slot kind, rotation, partner, mean, eigenvalues, clip_ratio, scale_correction, metric, feedback,
+      condition_number;
+  const char* fallback;  // attribute: JSON list of a reason for each head, "" = none
+};
+
+inline constexpr SideSlots kKeySlots = {
+    .kind = {"k_kind", hdf5::Dtype::kU8, Rank::kHeads, Side::kKey, true},
+    .rotation = {"k_rotation", hdf5::Dtype::kF32, Rank::kMatrices, Side::kKey, true},
+    .partner = {"q_rotation", hdf5::Dtype::kF32, Rank::kMatrices, Side::kKey, false},
+    .mean = {"k_mean", hdf5::Dtype::kF32, Rank::kVectors, Side::kKey, true},
+    .eigenvalues = {"k_eigenvalues", hdf5::Dtype::kF64, Rank::kVectors, Side::kKey, true},
+    .clip_ratio = {"k_clip_ratio", hdf5::Dtype::kF32, Rank::kHeads, Side::kKey, true},
+    .scale_correction = {"k_scale_correction", hdf5::Dtype::kU8, Rank::kHeads, Side::kKey, true},
+    .metric = {"k_metric", hdf5::Dtype::kF32, Rank::kMatrices, Side::kKey, false},
+    .feedback = {"k_feedback", hdf5::Dtype::kF32, Rank::kMatrices, Side::kKey, false},
+    .condition_number = {"k_condition_number", hdf5::Dtype::kF64, Rank::kHeads, Side::kKey, false},
+    .fallback = "k_fallback"};
+
+inline constexpr SideSlots kValueSlots = {
+    .kind = {"v_kind", hdf5::Dtype::kU8, Rank::kHeads, Side::kValue, true},
+    .rotation = {"v_rotation", hdf5::Dtype::kF32, Rank::kMatrices, Side::kValue, true},
+    .partner = {"o_rotation", hdf5::Dtype::kF32, Rank::kMatrices, Side::kValue, false},
+    .mean = {"v_mean", hdf5::Dtype::kF32, Rank::kVectors, Side::kValue, true},
+    .eigenvalues = {"v_eigenvalues", hdf5::Dtype::kF64, Rank::kVectors, Side::kValue, true},
+    .clip_ratio = {"v_clip_ratio", hdf5::Dtype::kF32, Rank::kHeads, Side::kValue, true},
+    .scale_correction = {"v_scale_correction", hdf5::Dtype::kU8, Rank::kHeads, Side::kValue, true},
+    .metric = {"v_metric", hdf5::Dtype::kF32, Rank::kMatrices, Side::kValue, false},
+    .feedback = {"v_feedback", hdf5::Dtype::kF32, Rank::kMatrices, Side::kValue, false},
+    .condition_number = {"v_condition_number", hdf5::Dtype::kF64, Rank::kHeads, Side::kValue,
+                         false},
+    .fallback = "v_fallback"};
+
+// Absent until the search has measured it.
+inline constexpr Slot kPredictedNmse = {"predicted_output_nmse", hdf5::Dtype::kF64, Rank::kHeads,
+                                        Side::kValue, false};
+inline constexpr const char* kWarnings = "warnings";  // layer attribute, JSON list
+
+inline const char* attention_name(AttentionKind kind) {
+  constexpr const char* kNames[] = {"full", "sliding", "mla"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+// "/layers/007", "/layers/1234"
+inline std::string layer_path(const char* parent, int layer_id) {
+  std::string digits = std::to_string(layer_id);
+  if (digits.size() < 3) digits.insert(0, 3 - digits.size(), '0');
+  return std::string(parent) + "/" + digits;
+}
+
+// The visitors below bind names to fields, for reading and writing alike: `visit` is called with
+// (slot, field) for datasets and with (name, field) for attributes.
+
+template <typename SideType, typename Visit>
+void visit_side(SideType& side, const SideSlots& slots, Visit&& visit) {
+  visit(slots.kind, side.kind);
+  visit(slots.rotation, side.forward);
+  visit(slots.partner, side.partner);
+  visit(slots.mean, side.mean);
+  visit(slots.eigenvalues, side.eigenvalues);
+  visit(slots.clip_ratio, side.clip_ratio);
+  visit(slots.scale_correction, side.scale_correction);
+  visit(slots.metric, side.metric);
+  visit(slots.feedback, side.feedback);
+  visit(slots.condition_number, side.condition_number);
+}
+
+template <typename Statistics, typename Visit>
+void visit_statistics(Statistics& s, Visit&& visit) {
+  constexpr auto kF64 = hdf5::Dtype::kF64;
+  constexpr auto kI64 = hdf5::Dtype::kI64;
+  visit(Slot{"q_moment", kF64, Rank::kMatrices, Side::kKey, true}, s.q_moment);
+  visit(Slot{"k_moment", kF64, Rank::kMatrices, Side::kKey, true}, s.k_moment);
+  visit(Slot{"v_moment", kF64, Rank::kMatrices, Side::kValue, true}, s.v_moment);
+  visit(Slot{"attn_out_moment", kF64, Rank::kMatrices, Side::kValue, true}, s.attn_out_moment);
+  visit(Slot{"q_sum", kF64, Rank::kVectors, Side::kKey, true}, s.q_sum);
+  visit(Slot{"k_sum", kF64, Rank::kVectors, Side::kKey, true}, s.k_sum);
+  visit(Slot{"v_sum", kF64, Rank::kVectors, Side::kValue, true}, s.v_sum);
+  visit(Slot{"attn_out_sum", kF64, Rank::kVectors, Side::kValue, true}, s.attn_out_sum);
+  visit(Slot{"o_proj_metric", kF64, Rank::kMatrices, Side::kValue, true}, s.o_proj_metric);
+  visit(Slot{"v_energy_moment", kF64, Rank::kMatrices, Side::kValue, false}, s.v_energy_moment);
+  visit(Slot{"count_q", kI64, Rank::kScalar, Side::kKey, true}, s.count_q);
+  visit(Slot{"count_kv", kI64, Rank::kScalar, Side::kKey, true}, s.count_kv);
+}
+
+template <typename BundleType, typename Visit>
+void visit_root(BundleType& b, Visit&& visit) {
+  visit("preset", b.preset);
+  visit("method", b.method);
+  visit("objective_k", b.objective_k);
+  visit("objective_v", b.objective_v);
+  visit("composition", b.composition);
+  visit("granularity", b.granularity);
+  visit("position_span", b.position_span);
+  visit("fit_seed", b.fit_seed);
+}
+
+template <typename ModelType, typename Visit>
+void visit_model(ModelType& m, Visit&& visit) {
+  visit("name", m.name);
+  visit("architecture", m.architecture);
+  visit("num_layers", m.num_layers);
+  visit("num_qo_heads", m.num_qo_heads);
+  visit("num_kv_heads", m.num_kv_heads);
+  visit("head_dim_k", m.head_dim_k);
+  visit("head_dim_v", m.head_dim_v);
+  visit("hidden_size", m.hidden_size);
+  visit("rope", m.rope);
+  visit("config_sha256", m.config_sha256);
+  visit("tokenizer_sha256", m.tokenizer_sha256);
+  visit("chat_template_sha256", m.chat_template_sha256);
+  visit("weights_fingerprint", m.weights_fingerprint);
+}
+
+template <typename CorpusType, typename Visit>
+void visit_corpus(CorpusType& c, Visit&& visit) {
+  visit("sources", c.sources);
+  visit("sequences_read", c.sequences_read);
+  visit("sequences_used", c.sequences_used);
+  visit("tokens", c.tokens);
+  visit("chunk_len", c.chunk_len);
+  visit("order_seed", c.order_seed);
+  visit("tokens_sha256", c.tokens_sha256);
+  visit("bos_eos_policy", c.bos_eos_policy);
+  visit("template", c.chat_template);
+}
+
+template <typename QuantizerType, typename Visit>
+void visit_quantizer(QuantizerType& q, Visit&& visit) {
+  visit("bits", q.bits);
+  visit("quant_group_size", q.quant_group_size);
+  visit("sink_tokens", q.sink_tokens);
+  visit("recent_tokens", q.recent_tokens);
+  visit("demote_block", q.demote_block);
+  visit("metadata_dtype", q.metadata_dtype);
+  visit("clip_span", q.clip_span);
+  visit("zero", q.zero);
+}
+
+// Layer attributes that a file may lack: the model's value, and 0, stand in for them.
+inline constexpr std::array<const char*, 2> kOptionalLayerAttributes = {"num_qo_heads",
+                                                                        "sliding_window"};
+
+template <typename GeometryType, typename Visit>
+void visit_geometry(GeometryType& g, Visit&& visit) {
+  visit("layer_id", g.layer_id);
+  visit("attention", g.attention);
+  visit("num_kv_heads", g.num_kv_heads);
+  visit("head_dim_k", g.head_dim_k);
+  visit("head_dim_v", g.head_dim_v);
+  visit("quantized", g.quantized);
+  visit("num_qo_heads", g.num_qo_heads);
+  visit("sliding_window", g.sliding_window);
+}
+
+}  // namespace oscar::schema

@@ -1,0 +1,186 @@
+// What is written comes back exactly, equal inputs give equal bytes, and failures leave no file.
+#include <fstream>
+#include <limits>
+
+#include "bundle/sample.h"
+#include "oscar/base/error.h"
+#include "oscar/bundle/checkpoint.h"
+
+namespace {
+
+using namespace oscar;
+using sample::BundleTest;
+
+class RoundTrip : public BundleTest {};
+
+std::string bytes_of(const std::filesystem::path& path) {
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+std::string refusal_to_write(const Bundle& bundle, const std::filesystem::path& path) {
+  try {
+    write_bundle(bundle, path, false);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "written";
+}
+
+void expect_equal(const SideTransform& a, const SideTransform& b) {
+  EXPECT_EQ(a.kind, b.kind);
+  EXPECT_EQ(a.fallback, b.fallback);
+  EXPECT_EQ(a.forward, b.forward);
+  EXPECT_EQ(a.partner, b.partner);
+  EXPECT_EQ(a.mean, b.mean);
+  EXPECT_EQ(a.eigenvalues, b.eigenvalues);
+  EXPECT_EQ(a.clip_ratio, b.clip_ratio);
+  EXPECT_EQ(a.scale_correction, b.scale_correction);
+  EXPECT_EQ(a.metric, b.metric);
+  EXPECT_EQ(a.feedback, b.feedback);
+  EXPECT_EQ(a.condition_number, b.condition_number);
+}
+
+void expect_equal(const LayerTransforms& a, const LayerTransforms& b) {
+  EXPECT_EQ(a.geometry, b.geometry);
+  expect_equal(a.key, b.key);
+  expect_equal(a.value, b.value);
+  EXPECT_EQ(a.predicted_output_nmse, b.predicted_output_nmse);
+  EXPECT_EQ(a.warnings, b.warnings);
+}
+
+void expect_equal_descriptions(const Bundle& a, const Bundle& b) {
+  EXPECT_EQ(a.statistics_only, b.statistics_only);
+  EXPECT_EQ(a.preset, b.preset);
+  EXPECT_EQ(a.method, b.method);
+  EXPECT_EQ(a.objective_k, b.objective_k);
+  EXPECT_EQ(a.objective_v, b.objective_v);
+  EXPECT_EQ(a.composition, b.composition);
+  EXPECT_EQ(a.granularity, b.granularity);
+  EXPECT_EQ(a.position_span, b.position_span);
+  EXPECT_EQ(a.fit_seed, b.fit_seed);
+  EXPECT_EQ(a.model.rope, b.model.rope);
+  EXPECT_EQ(a.model.weights_fingerprint, b.model.weights_fingerprint);
+  EXPECT_EQ(a.model.hidden_size, b.model.hidden_size);
+  ASSERT_EQ(a.corpus.sources.size(), b.corpus.sources.size());
+  EXPECT_EQ(a.corpus.sources[0].dropped, b.corpus.sources[0].dropped);
+  EXPECT_EQ(a.corpus.sources[0].weight, b.corpus.sources[0].weight);
+  EXPECT_EQ(a.corpus.tokens_sha256, b.corpus.tokens_sha256);
+  EXPECT_EQ(a.corpus.chat_template, b.corpus.chat_template);
+  EXPECT_EQ(a.quantizer.metadata_dtype, b.quantizer.metadata_dtype);
+  EXPECT_EQ(a.quantizer.recent_tokens, b.quantizer.recent_tokens);
+  EXPECT_EQ(a.evaluation, b.evaluation);
+  EXPECT_EQ(a.statistics, b.statistics);
+}
+
+TEST_F(RoundTrip, EveryKindOfBundleComesBackExactly) {
+  for (const auto kind : {TransformKind::kOscar, TransformKind::kBalanced}) {
+    const Bundle bundle = sample::rotation_bundle(kind);
+    write_bundle(bundle, file("a.h5"), true);
+    const Bundle back = read_bundle(file("a.h5"));
+    expect_equal_descriptions(bundle, back);
+    ASSERT_EQ(back.layers.size(), bundle.layers.size());
+    ASSERT_EQ(back.portable.size(), bundle.portable.size());
+    for (size_t i = 0; i < bundle.layers.size(); ++i) {
+      expect_equal(bundle.layers[i], back.layers[i]);
+      expect_equal(bundle.portable[i].shared, back.portable[i].shared);
+      expect_equal(bundle.portable[i].per_head, back.portable[i].per_head);
+    }
+    EXPECT_EQ(back.created_utc, "2023-11-14T22:13:20Z");
+    EXPECT_EQ(back.content_sha256.size(), 64U);
+  }
+}
+
+TEST_F(RoundTrip, StatisticsFilesComeBackExactly) {
+  Bundle bundle = sample::statistics_bundle();
+  bundle.statistics[0].v_energy_moment = bundle.statistics[0].v_moment;
+  write_bundle(bundle, file("a.h5"), false);
+  expect_equal_descriptions(bundle, read_bundle(file("a.h5")));
+}
+
+TEST_F(RoundTrip, UnmeasuredLossIsLeftOutAndComesBackAsNaN) {
+  Bundle bundle = sample::rotation_bundle(TransformKind::kOscar);
+  bundle.layers[0].predicted_output_nmse.assign(2, std::numeric_limits<double>::quiet_NaN());
+  write_bundle(bundle, file("a.h5"), false);
+  const Bundle back = read_bundle(file("a.h5"));
+  EXPECT_TRUE(std::isnan(back.layers[0].predicted_output_nmse[1]));
+  EXPECT_EQ(back.layers[1].predicted_output_nmse, bundle.layers[1].predicted_output_nmse);
+}
+
+TEST_F(RoundTrip, EqualBundlesGiveEqualBytes) {
+  const Bundle bundle = sample::rotation_bundle(TransformKind::kBalanced);
+  write_bundle(bundle, file("a.h5"), false);
+  ::sleep(1);
+  write_bundle(bundle, file("b.h5"), false);
+  EXPECT_TRUE(bytes_of(file("a.h5")) == bytes_of(file("b.h5")));
+}
+
+TEST_F(RoundTrip, ContentHashIgnoresTheClockAndSeesEveryNumber) {
+  Bundle bundle = sample::rotation_bundle(TransformKind::kOscar);
+  write_bundle(bundle, file("a.h5"), false);
+  ::setenv("SOURCE_DATE_EPOCH", "1800000000", 1);
+  write_bundle(bundle, file("b.h5"), false);
+  const std::string first = read_bundle(file("a.h5")).content_sha256;
+  EXPECT_EQ(first, read_bundle(file("b.h5")).content_sha256);
+  bundle.layers[1].value.eigenvalues.data.back() += 1e-9;
+  write_bundle(bundle, file("b.h5"), true);
+  EXPECT_NE(first, read_bundle(file("b.h5")).content_sha256);
+}
+
+TEST_F(RoundTrip, AnExistingOutputIsKeptUnlessForced) {
+  const Bundle bundle = sample::statistics_bundle();
+  std::ofstream(file("a.h5")) << "precious";
+  EXPECT_NE(refusal_to_write(bundle, file("a.h5")).find("--force"), std::string::npos);
+  EXPECT_EQ(bytes_of(file("a.h5")), "precious");
+  write_bundle(bundle, file("a.h5"), true);
+  EXPECT_NO_THROW(read_bundle(file("a.h5")));
+}
+
+TEST_F(RoundTrip, NonFiniteValuesAndWrongShapesAreNamedAndNothingIsWritten) {
+  Bundle bundle = sample::rotation_bundle(TransformKind::kOscar);
+  bundle.statistics[1].k_sum.data[3] = std::numeric_limits<double>::infinity();
+  EXPECT_NE(refusal_to_write(bundle, file("a.h5")).find("/layers/001/statistics/k_sum"),
+            std::string::npos);
+  bundle = sample::rotation_bundle(TransformKind::kOscar);
+  bundle.layers[0].key.mean = VectorStack<float>(2, 7);
+  EXPECT_NE(refusal_to_write(bundle, file("a.h5")).find("[2, 8]"), std::string::npos);
+  bundle = sample::rotation_bundle(TransformKind::kOscar);
+  bundle.layers.pop_back();
+  EXPECT_NE(refusal_to_write(bundle, file("a.h5")).find("1 layers of 2"), std::string::npos);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+}
+
+TEST_F(RoundTrip, CheckpointsKeepTheStateAndMayLackLayers) {
+  Bundle bundle = sample::statistics_bundle();
+  bundle.statistics.pop_back();
+  ResumeState state;
+  state.run_key = "key";
+  state.order = "layer-major";
+  state.shard = 3;
+  state.layer = 1;
+  state.tensors = {{"hidden_000", "bf16", {2, 3}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 255}}};
+  write_checkpoint(file("c.h5"), bundle, state);
+  write_checkpoint(file("c.h5"), bundle, state);
+  const RunCheckpoint back = read_checkpoint(file("c.h5"));
+  EXPECT_EQ(back.bundle.statistics, bundle.statistics);
+  EXPECT_EQ(back.state.run_key, "key");
+  EXPECT_EQ(back.state.order, "layer-major");
+  EXPECT_EQ(back.state.shard, 3);
+  EXPECT_EQ(back.state.layer, 1);
+  ASSERT_EQ(back.state.tensors.size(), 1U);
+  EXPECT_EQ(back.state.tensors[0].name, "hidden_000");
+  EXPECT_EQ(back.state.tensors[0].shape, (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(back.state.tensors[0].bytes, state.tensors[0].bytes);
+  EXPECT_THROW(read_bundle(file("c.h5")), Error);
+  write_bundle(sample::statistics_bundle(), file("s.h5"), false);
+  EXPECT_THROW(read_checkpoint(file("s.h5")), Error);
+}
+
+TEST_F(RoundTrip, ACheckpointBeforeTheFirstLayerIsPossible) {
+  Bundle bundle = sample::statistics_bundle();
+  bundle.statistics.clear();
+  write_checkpoint(file("c.h5"), bundle, {.run_key = "k", .order = "o"});
+  EXPECT_TRUE(read_checkpoint(file("c.h5")).bundle.statistics.empty());
+}
+
+}  // namespace

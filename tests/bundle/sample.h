@@ -1,0 +1,180 @@
+// A small bundle with every slot filled by values that differ everywhere, for the bundle tests.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "oscar/bundle/bundle.h"
+
+namespace oscar::sample {
+
+inline constexpr int kLayers = 2, kHeads = 2, kQueryHeads = 4, kDim = 8;
+
+inline LayerGeometry geometry(int layer) {
+  return {.layer_id = layer,
+          .attention = layer == 1 ? AttentionKind::kSliding : AttentionKind::kFull,
+          .sliding_window = layer == 1 ? 512 : 0,
+          .num_qo_heads = kQueryHeads,
+          .num_kv_heads = kHeads,
+          .head_dim_k = kDim,
+          .head_dim_v = kDim,
+          .quantized = true};
+}
+
+template <typename Values>
+void fill(Values& values, double start) {
+  for (auto& value : values) {
+    value = static_cast<std::remove_reference_t<decltype(value)>>(start);
+    start += 1.0 / 3;
+  }
+}
+
+inline LayerStatistics statistics(int layer) {
+  LayerStatistics s = make_statistics(geometry(layer));
+  double start = 1 + layer;
+  for (auto* moment :
+       {&s.q_moment, &s.k_moment, &s.v_moment, &s.attn_out_moment, &s.o_proj_metric}) {
+    fill(moment->data, start += 1000);
+  }
+  for (auto* sum : {&s.q_sum, &s.k_sum, &s.v_sum, &s.attn_out_sum}) fill(sum->data, start += 10);
+  s.count_q = 200;
+  s.count_kv = 100;
+  return s;
+}
+
+// A plane rotation of columns i and i + 1: orthogonal, and its transpose is another matrix.
+inline void set_rotation(Eigen::Map<MatrixStack<float>::Matrix> matrix, int i, double angle) {
+  matrix.setIdentity();
+  matrix(i, i) = matrix(i + 1, i + 1) = static_cast<float>(std::cos(angle));
+  matrix(i, i + 1) = static_cast<float>(std::sin(angle));
+  matrix(i + 1, i) = static_cast<float>(-std::sin(angle));
+}
+
+inline SideTransform side(int layer, TransformKind kind) {
+  SideTransform s;
+  s.kind.assign(kHeads, kind);
+  s.fallback.assign(kHeads, "");
+  s.forward = MatrixStack<float>(kHeads, kDim, kDim);
+  for (int h = 0; h < kHeads; ++h) set_rotation(s.forward[h], h, 0.3 + layer + h);
+  if (kind == TransformKind::kBalanced) {
+    s.partner = s.forward;
+    s.forward.data[0] *= 2;  // of head 0: no longer orthogonal
+    for (int h = 0; h < kHeads; ++h) {
+      s.partner[h] = s.forward[h].cast<double>().inverse().transpose().cast<float>().eval();
+    }
+    s.metric = s.feedback = MatrixStack<float>(kHeads, kDim, kDim);
+    for (int h = 0; h < kHeads; ++h) {
+      s.metric[h].setIdentity();
+      s.feedback[h].setIdentity();
+      s.feedback[h](0, kDim - 1) = 0.25F;
+    }
+  }
+  s.mean = VectorStack<float>(kHeads, kDim);
+  s.eigenvalues = VectorStack<double>(kHeads, kDim);
+  for (int h = 0; h < kHeads; ++h) {
+    for (int i = 0; i < kDim; ++i) s.eigenvalues[h](i) = 1.0 / 3 + i + 10 * h;
+  }
+  s.clip_ratio = {0.96F, 0.0F};
+  s.scale_correction.assign(
+      kHeads, kind == TransformKind::kBalanced ? ScaleCorrection::kMetric : ScaleCorrection::kNone);
+  s.condition_number.assign(kHeads, kind == TransformKind::kBalanced ? 2.0 : 1.0);
+  return s;
+}
+
+inline LayerTransforms transforms(int layer, TransformKind kind) {
+  LayerTransforms t;
+  t.geometry = geometry(layer);
+  t.key = side(layer, kind);
+  // Values keep the orthogonal kind, so that both spellings of a partner are in one file.
+  t.value = side(layer, TransformKind::kOscar);
+  t.predicted_output_nmse = {0.01 + layer, 0.02};
+  return t;
+}
+
+inline Bundle statistics_bundle() {
+  Bundle b;
+  b.statistics_only = true;
+  b.preset = "paper";
+  b.method = "oscar";
+  b.composition = "r_h_pbr";
+  b.granularity = "per-head";
+  b.position_span = 131072;
+  b.fit_seed = ~uint64_t{0};
+  b.model = {.name = "sample",
+             .architecture = "Qwen3ForCausalLM",
+             .num_layers = kLayers,
+             .num_qo_heads = kQueryHeads,
+             .num_kv_heads = kHeads,
+             .head_dim_k = kDim,
+             .head_dim_v = kDim,
+             .hidden_size = 32,
+             .rope = Json{{"rope_theta", 1e6}},
+             .config_sha256 = "c0",
+             .tokenizer_sha256 = "70",
+             .chat_template_sha256 = "",
+             .weights_fingerprint = "f0"};
+  CorpusSource source;
+  source.name = "a.txt";
+  source.sha256 = "aa";
+  source.kind = "text";
+  source.weight = 0.5;
+  source.documents_read = 3;
+  source.documents_used = 2;
+  source.tokens_read = 120;
+  source.tokens_used = 100;
+  source.dropped = {"too short: 1"};
+  b.corpus.sources = {source};
+  b.corpus.sequences_read = 3;
+  b.corpus.sequences_used = 2;
+  b.corpus.tokens = 100;
+  b.corpus.chunk_len = 64;
+  b.corpus.order_seed = 7;
+  b.corpus.tokens_sha256 = "7a";
+  b.corpus.bos_eos_policy = "documents end with EOS";
+  b.corpus.chat_template = "none";
+  b.quantizer.quant_group_size = kDim;
+  for (int layer = 0; layer < kLayers; ++layer) b.statistics.push_back(statistics(layer));
+  return b;
+}
+
+inline Bundle rotation_bundle(TransformKind kind) {
+  Bundle b = statistics_bundle();
+  b.statistics_only = false;
+  if (kind == TransformKind::kBalanced) {
+    b.preset = "best";
+    b.method = "balanced";
+    b.composition = "t_h";
+  }
+  b.evaluation = Json{{"kl", Json{{"mean", 0.0051}, {"stderr", 0.0002}}}};
+  for (int layer = 0; layer < kLayers; ++layer) {
+    b.layers.push_back(transforms(layer, kind));
+    b.portable.push_back(
+        {transforms(layer, TransformKind::kOscar), transforms(layer, TransformKind::kHadamard)});
+  }
+  b.layers[0].key.fallback[1] = "cond_2(T) = 2000";
+  b.layers[1].warnings = {"rank 3 of 8"};
+  return b;
+}
+
+// A folder of the running test's own, removed at the end; SOURCE_DATE_EPOCH is set.
+class BundleTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ::setenv("SOURCE_DATE_EPOCH", "1700000000", 1);
+    folder_ = std::filesystem::temp_directory_path() /
+              ("oscar_bundle_" + std::to_string(::getpid()) + "_" +
+               ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::filesystem::path file(const char* name) const { return folder_ / name; }
+
+  std::filesystem::path folder_;
+};
+
+}  // namespace oscar::sample

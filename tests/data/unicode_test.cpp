@@ -1,0 +1,87 @@
+// UTF-8 at its borders, and normalisation where tables of different age disagree.
+#include "oscar/data/unicode.h"
+
+#include <gtest/gtest.h>
+
+#include "oscar/data/regex.h"
+#include "oscar/data/regex_dialect.h"
+
+namespace {
+
+using namespace oscar;
+
+TEST(Utf8, FindsTheFirstIllFormedByte) {
+  EXPECT_EQ(first_invalid_utf8(""), kAllValid);
+  EXPECT_EQ(first_invalid_utf8("\x7f\u0080\u07ff\u0800\uffff\U00010000\U0010ffff"), kAllValid);
+  EXPECT_EQ(first_invalid_utf8("a\x80"), 1u);
+  EXPECT_EQ(first_invalid_utf8("\xc1\xbf"), 0u);             // overlong
+  EXPECT_EQ(first_invalid_utf8("\xe0\x9f\xbf"), 0u);         // overlong
+  EXPECT_EQ(first_invalid_utf8("\xed\xa0\x80"), 0u);         // surrogate
+  EXPECT_EQ(first_invalid_utf8("\xf4\x90\x80\x80"), 0u);     // above U+10FFFF
+  EXPECT_EQ(first_invalid_utf8("\xf0\x8f\xbf\xbf"), 0u);     // overlong
+  EXPECT_EQ(first_invalid_utf8("0123456789\xe2\x82"), 10u);  // cut off
+}
+
+TEST(Utf8, ReplacesEachMaximalIllFormedPart) {
+  // The example of the Unicode standard, table 3-11.
+  EXPECT_EQ(replace_invalid_utf8("\xe1\x80\xe2\xf0\x91\x92\xf1\xbf\x41"),
+            "\uFFFD\uFFFD\uFFFD\uFFFDA");
+}
+
+TEST(Utf8, CodePointsRoundTrip) {
+  for (const char32_t c : {0x0u, 0x7Fu, 0x80u, 0x7FFu, 0x800u, 0xFFFFu, 0x10000u, 0x10FFFFu}) {
+    std::string text;
+    append_code_point(c, text);
+    size_t offset = 0;
+    EXPECT_EQ(next_code_point(text, offset), c);
+    EXPECT_EQ(offset, text.size());
+  }
+}
+
+TEST(Nfc, ComposesOrdersAndExcludes) {
+  EXPECT_EQ(normalize_nfc("e\u0301"), "\u00e9");
+  EXPECT_EQ(normalize_nfc("a\u0323\u0302"), "\u1ead");
+  EXPECT_EQ(normalize_nfc("a\u0302\u0323"), "\u1ead");
+  EXPECT_EQ(normalize_nfc("\u1100\u1161\u11a8"), "\uac01");
+  EXPECT_EQ(normalize_nfc("\u0958"), "\u0915\u093c");  // composition exclusion
+  EXPECT_EQ(normalize_nfc("\u212b"), "\u00c5");
+  EXPECT_EQ(normalize_nfc(std::string_view("a\0b\u0301", 5)), std::string_view("a\0b\u0301", 5));
+}
+
+TEST(Nfc, LeavesMarksNewerThanUnicode9WhereTheyStand) {
+  EXPECT_EQ(normalize_nfc("a\u1df6\u0316"), "a\u1df6\u0316");
+  EXPECT_EQ(normalize_nfc("a\u0c3c\u0301"), "a\u0c3c\u0301");
+  EXPECT_EQ(normalize_nfc("\U00011935\U00011930"), "\U00011935\U00011930");
+  EXPECT_EQ(normalize_nfc("\U00011938"), "\U00011938");
+}
+
+TEST(Nfc, LongRunsOfMarksAreNotQuadratic) {
+  std::string text = "a", sorted = "a";
+  for (int i = 0; i < 200000; ++i) text += i % 2 == 0 ? "\u0301" : "\u0316";
+  const std::string normal = normalize_nfc(text);
+  EXPECT_EQ(normal.size(), 2u + 2u * (200000u - 1u));  // one acute joins the letter
+}
+
+TEST(Dialect, WhiteSpaceIsUnicodesAndNotPcre2s) {
+  const Regex space(pattern_for_pcre2("\\s", "test"), "test");
+  const Regex not_space(pattern_for_pcre2("[^\\s]", "test"), "test");
+  const Regex negated(pattern_for_pcre2("\\S", "test"), "test");
+  for (char32_t c = 0; c < 0x3100; ++c) {
+    std::string text;
+    append_code_point(c, text);
+    ASSERT_EQ(space.find(text, 0).has_value(), is_white_space(c)) << static_cast<uint32_t>(c);
+    ASSERT_EQ(not_space.find(text, 0).has_value(), !is_white_space(c)) << static_cast<uint32_t>(c);
+    ASSERT_EQ(negated.find(text, 0).has_value(), !is_white_space(c)) << static_cast<uint32_t>(c);
+  }
+  EXPECT_FALSE(space.find("\u180e", 0));
+}
+
+TEST(Dialect, CaselessGroupsMatchBothCases) {
+  const Regex regex(pattern_for_pcre2("(?i:'s|'ll)", "test"), "test");
+  EXPECT_TRUE(regex.find("'S", 0));
+  EXPECT_TRUE(regex.find("'lL", 0));
+  EXPECT_TRUE(regex.find("'\u017f", 0));  // long s folds to s
+  EXPECT_FALSE(regex.find("'x", 0));
+}
+
+}  // namespace

@@ -2,8 +2,9 @@
 //   oscar-test-forward run MODEL IDS TOKENS OUT_FOLDER DTYPE [ROPE_SCALING]
 //   oscar-test-forward config CONFIG.json [ROPE_SCALING]
 // IDS: raw int64, rows of TOKENS ids. OUT_FOLDER gets logits.f32 [rows, tokens, vocab] and
-// layer<i>.f64: q, k, v, o moments and M_O, each [Hkv, d, d], then q, k, v, o sums, each [Hkv, d].
-// `config` prints what was understood of a config.json. DTYPE fp32 runs on the CPU.
+// layer<i>.f64: q, k, v, o moments and M_O, each [Hkv, d, d], then q, k, v, o sums, each [Hkv, d];
+// and config.json, what was understood of the model's.
+// `config` prints that alone. DTYPE fp32 runs on the CPU.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -18,6 +19,31 @@
 namespace {
 
 using namespace oscar;
+
+// What was understood of a config.json, in transformers' names where there are such names.
+Json describe_config(const ModelConfig& c) {
+  Json kinds = Json::array();
+  for (const AttentionKind kind : c.layer_attention) kinds.push_back(kind != AttentionKind::kFull);
+  return {{"num_hidden_layers", c.num_layers},
+          {"hidden_size", c.hidden_size},
+          {"intermediate_size", c.intermediate_size},
+          {"num_attention_heads", c.num_qo_heads},
+          {"num_key_value_heads", c.num_kv_heads},
+          {"head_dim", c.head_dim},
+          {"vocab_size", c.vocab_size},
+          {"rms_norm_eps", c.rms_norm_eps},
+          {"tie_word_embeddings", c.tie_word_embeddings},
+          {"qkv_bias", c.qkv_bias},
+          {"o_bias", c.o_bias},
+          {"mlp_bias", c.mlp_bias},
+          {"sliding_layers", kinds},
+          {"sliding_window", c.sliding_window},
+          {"eos_token_ids", c.eos_token_ids},
+          {"bos_token_id", c.bos_token_id ? Json(*c.bos_token_id) : Json()},
+          {"inv_freq", c.rope.inv_freq},
+          {"attention_factor", c.rope.attention_factor},
+          {"max_positions", c.rope.max_positions}};
+}
 
 torch::Tensor read_ids(const std::string& path, int64_t tokens) {
   const std::string bytes = read_text_file(path);
@@ -46,6 +72,7 @@ void run(const std::vector<std::string>& args, const std::optional<Json>& rope_s
   const Checkpoint checkpoint = open_checkpoint(args[0], rope_scaling);
   const ComputeOptions options = choose_compute(args[4] == "fp32" ? "cpu" : "auto", args[4]);
   const std::filesystem::path out = args[3];
+  std::ofstream(out / "config.json") << describe_config(checkpoint.config);
   Transformer model(checkpoint, options);
   torch::Tensor hidden = model.embed(read_ids(args[1], std::stoll(args[2])));
   for (int layer = 0; layer < model.config().num_layers; ++layer) {
@@ -61,32 +88,6 @@ void run(const std::vector<std::string>& args, const std::optional<Json>& rope_s
                static_cast<std::streamsize>(logits.numel() * sizeof(float)));
 }
 
-void print_config(const std::string& path, const std::optional<Json>& rope_scaling) {
-  const ModelConfig c = parse_model_config(read_json_file(path), path, rope_scaling);
-  Json kinds = Json::array();
-  for (const AttentionKind kind : c.layer_attention) kinds.push_back(kind != AttentionKind::kFull);
-  const Json json = {{"num_hidden_layers", c.num_layers},
-                     {"hidden_size", c.hidden_size},
-                     {"intermediate_size", c.intermediate_size},
-                     {"num_attention_heads", c.num_qo_heads},
-                     {"num_key_value_heads", c.num_kv_heads},
-                     {"head_dim", c.head_dim},
-                     {"vocab_size", c.vocab_size},
-                     {"rms_norm_eps", c.rms_norm_eps},
-                     {"tie_word_embeddings", c.tie_word_embeddings},
-                     {"qkv_bias", c.qkv_bias},
-                     {"o_bias", c.o_bias},
-                     {"mlp_bias", c.mlp_bias},
-                     {"sliding_layers", kinds},
-                     {"sliding_window", c.sliding_window},
-                     {"eos_token_ids", c.eos_token_ids},
-                     {"bos_token_id", c.bos_token_id ? Json(*c.bos_token_id) : Json()},
-                     {"inv_freq", c.rope.inv_freq},
-                     {"attention_factor", c.rope.attention_factor},
-                     {"max_positions", c.rope.max_positions}};
-  std::puts(json.dump().c_str());
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -100,7 +101,8 @@ int main(int argc, char** argv) {
     if (running) {
       run({args.begin() + 1, args.end()}, rope_scaling);
     } else {
-      print_config(args[1], rope_scaling);
+      const Json json = read_json_file(args[1]);
+      std::puts(describe_config(parse_model_config(json, args[1], rope_scaling)).dump().c_str());
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -45,6 +45,7 @@ struct Bundle {
   std::string composition, granularity;
   int64_t position_span = 0;
   uint64_t fit_seed = 0;
+  std::string run_key;  // hash of everything that decided the content; empty when unknown
   BundleModel model;
   CorpusRecord corpus;
   QuantizerSettings quantizer;

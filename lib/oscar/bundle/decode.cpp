@@ -42,9 +42,10 @@ struct AttributeReader {
       }
     }
     const bool optional =
-        layer && std::any_of(schema::kOptionalLayerAttributes.begin(),
-                             schema::kOptionalLayerAttributes.end(),
-                             [name](const char* other) { return std::string(other) == name; });
+        (std::string_view(name) == schema::kRunKey) ||
+        (layer && std::any_of(schema::kOptionalLayerAttributes.begin(),
+                              schema::kOptionalLayerAttributes.end(),
+                              [name](const char* other) { return std::string(other) == name; }));
     if (!optional) refuse(raw, label(name), "required attribute is missing", type);
     return nullptr;
   }
@@ -55,7 +56,8 @@ struct AttributeReader {
   }
 
   void operator()(const char* name, std::string& value) const {
-    value = *find<std::string>(name, "text");
+    const std::string* text = find<std::string>(name, "text");
+    value = text == nullptr ? "" : *text;
   }
   void operator()(const char* name, Json& value) const { value = json(name); }
   void operator()(const char* name, AttentionKind& value) const {

@@ -127,6 +127,9 @@ void visit_statistics(Statistics& s, Visit&& visit) {
   visit(Slot{"count_kv", kI64, Rank::kScalar, Side::kKey, true}, s.count_kv);
 }
 
+// Of the program that wrote the file; other writers may leave it out.
+inline constexpr const char* kRunKey = "run_key";
+
 template <typename BundleType, typename Visit>
 void visit_root(BundleType& b, Visit&& visit) {
   visit("preset", b.preset);
@@ -137,6 +140,7 @@ void visit_root(BundleType& b, Visit&& visit) {
   visit("granularity", b.granularity);
   visit("position_span", b.position_span);
   visit("fit_seed", b.fit_seed);
+  visit(kRunKey, b.run_key);
 }
 
 template <typename ModelType, typename Visit>

@@ -1,0 +1,230 @@
+// oscar-calibrate MODEL CORPUS OUT.h5: collect statistics, fit transforms, write the bundle.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "common/main.h"
+#include "common/options.h"
+#include "common/terminal_progress.h"
+#include "oscar/base/atomic_file.h"
+#include "oscar/base/interrupt.h"
+#include "oscar/calibrate/calibrate.h"
+#include "oscar/fit/presets.h"
+
+namespace {
+
+using namespace oscar;
+using namespace oscar::app;
+
+constexpr const char* kDescription =
+    "Runs MODEL over CORPUS, collects attention statistics, fits the transforms and\n"
+    "clipping of a 2-bit KV cache and writes them as one HDF5 bundle.\n";
+
+constexpr const char* kFooter =
+    "MODEL   Hugging Face folder (config.json, safetensors, tokenizer.json), or\n"
+    "        tiny-gqa, the embedded default.\n"
+    "CORPUS  .txt, .jsonl (text, prompt/completion or messages), .npy or .h5 token\n"
+    "        ids, a folder of these, self:N (the model writes N tokens), or several\n"
+    "        joined with weights: chat.jsonl:0.5,code.jsonl:0.5\n"
+    "Ctrl-C saves a checkpoint beside OUT; --resume continues from it.\n"
+    "Exit codes: 0 done, 1 failed, 2 usage.";
+
+struct Arguments {
+  CalibrateOptions options;
+  FitArguments fit;
+  ComputeArguments compute;
+  std::string rope_scaling, json;
+  bool no_statistics = false, quiet = false;
+};
+
+void add_corpus_options(CLI::App& program, Arguments& arguments) {
+  const char* const section = "Corpus";
+  CalibrateOptions& options = arguments.options;
+  program
+      .add_option("--chunk-len", options.chunk_len,
+                  "Tokens per sequence (default: the model's context, 4096 at most)")
+      ->check(CLI::PositiveNumber)
+      ->group(section);
+  program.add_option("--max-tokens", options.max_tokens, "Use this many tokens (default: all)")
+      ->check(CLI::PositiveNumber)
+      ->group(section);
+  program.add_option("--seed", options.seed, "Order of documents")
+      ->capture_default_str()
+      ->group(section);
+  program
+      .add_option("--tokens-out", options.tokens_out,
+                  "Also write the token ids that are used (.npy)")
+      ->group(section);
+  program
+      .add_option("--rope-scaling", arguments.rope_scaling,
+                  "JSON that replaces the checkpoint's rope scaling, as servers do")
+      ->group(section);
+}
+
+void add_run_options(CLI::App& program, Arguments& arguments) {
+  const char* const section = "Run";
+  CalibrateOptions& options = arguments.options;
+  program.add_flag("--statistics-only", options.statistics_only, "Write sums, fit nothing")
+      ->group(section);
+  program.add_flag("--no-statistics", arguments.no_statistics, "Leave the sums out of the bundle")
+      ->group(section);
+  program.add_flag("--hash-weights", options.hash_weights, "Fingerprint every byte of the weights")
+      ->group(section);
+  program
+      .add_option("--checkpoint-every", options.checkpoint_every,
+                  "Chunks between checkpoints while all weights fit in memory")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(section);
+  program.add_flag("--resume", options.resume, "Continue from the checkpoint beside OUT")
+      ->group(section);
+  program.add_flag("--force", options.force, "Replace OUT")->group(section);
+  program.add_flag("--dry-run", options.dry_run, "Say what the run would cost, and stop")
+      ->group(section);
+  program.add_option("--json", arguments.json, "Write the summary as JSON")->group(section);
+  program.add_flag("--quiet", arguments.quiet, "No progress, errors only")->group(section);
+}
+
+void print_corpus(const CorpusRecord& corpus) {
+  for (const CorpusSource& source : corpus.sources) {
+    fmt::print("corpus     {}: {} of {} documents, {} of {} tokens used\n", source.name,
+               format_count(source.documents_used), format_count(source.documents_read),
+               format_count(source.tokens_used), format_count(source.tokens_read));
+    for (const std::string& reason : source.dropped)
+      fmt::print("           left out: {}\n", reason);
+  }
+  fmt::print("tokens     {} in {} sequences of up to {}\n", format_count(corpus.tokens),
+             format_count(corpus.sequences_used), format_count(corpus.chunk_len));
+}
+
+void print_cost(const CalibrateResult& result) {
+  const CostEstimate& cost = result.cost;
+  fmt::print("device     {}\n", result.device);
+  fmt::print("time       about {} to collect (measured on one batch of layer 0)\n",
+             format_duration(cost.seconds));
+  fmt::print("memory     {} host", format_bytes(cost.peak_host_bytes));
+  if (cost.peak_device_bytes > 0) fmt::print(", {} GPU", format_bytes(cost.peak_device_bytes));
+  fmt::print(" at most\nweights    {}, {} pass{}\n",
+             cost.weights_resident ? "stay in memory" : "stream from disk", cost.num_shards,
+             cost.num_shards == 1 ? "" : "es");
+  fmt::print("disk       bundle {} at most, checkpoint {}\n", format_bytes(cost.bundle_bytes),
+             format_bytes(cost.checkpoint_bytes));
+}
+
+// Kinds of a side's heads: one word when they agree, else all.
+std::string kinds_text(const SideTransform& side) {
+  std::string text;
+  bool same = true;
+  for (const TransformKind kind : side.kind) {
+    same = same && kind == side.kind.front();
+    text += (text.empty() ? "" : ",") + std::string(method_name(kind));
+  }
+  return same ? method_name(side.kind.front()) : text;
+}
+
+// Share of the largest eigenvalue, averaged over heads: how concentrated the energy is.
+double top_share(const SideTransform& side) {
+  double share = 0;
+  for (int h = 0; h < side.eigenvalues.count; ++h) {
+    share += side.eigenvalues[h](side.eigenvalues.cols - 1) / side.eigenvalues[h].sum();
+  }
+  return share / side.eigenvalues.count;
+}
+
+double largest_condition(const SideTransform& side) {
+  return *std::max_element(side.condition_number.begin(), side.condition_number.end());
+}
+
+// One row a layer: what was fitted, how concentrated each spectrum is, how far from orthogonal.
+void print_layers(const Bundle& bundle) {
+  fmt::print("\n                              top eigenvalue     condition number\n");
+  fmt::print("layer  keys      values       keys    values     keys    values\n");
+  for (const LayerTransforms& layer : bundle.layers) {
+    if (!layer.geometry.quantized) {
+      fmt::print("{:5}  window fits into the recent tokens: never quantized\n",
+                 layer.geometry.layer_id);
+      continue;
+    }
+    fmt::print("{:5}  {:<9} {:<9}  {:6.1f}%  {:6.1f}%    {:6.1f}    {:6.1f}\n",
+               layer.geometry.layer_id, kinds_text(layer.key), kinds_text(layer.value),
+               100 * top_share(layer.key), 100 * top_share(layer.value),
+               largest_condition(layer.key), largest_condition(layer.value));
+  }
+}
+
+Json summary_json(const CalibrateResult& result, const CalibrateOptions& options) {
+  Json json = {{"output", options.output.string()}, {"device", result.device},
+               {"tokens", result.corpus.tokens},    {"sequences", result.corpus.sequences_used},
+               {"dry_run", result.dry_run},         {"already_done", result.already_done}};
+  if (result.dry_run) {
+    json["seconds"] = result.cost.seconds;
+    json["host_bytes"] = result.cost.peak_host_bytes;
+    json["device_bytes"] = result.cost.peak_device_bytes;
+    json["bundle_bytes"] = result.cost.bundle_bytes;
+    json["checkpoint_bytes"] = result.cost.checkpoint_bytes;
+  } else {
+    json["collect_seconds"] = result.collect_seconds;
+    json["fit_seconds"] = result.fit_seconds;
+  }
+  json["warnings"] = result.warnings;
+  return json;
+}
+
+int run(Arguments& arguments) {
+  CalibrateOptions& options = arguments.options;
+  options.preset = arguments.fit.preset;
+  options.fit = arguments.fit.resolve();
+  options.device = arguments.compute.device;
+  options.dtype = arguments.compute.dtype;
+  options.host_memory = parse_bytes(arguments.compute.host_memory, "--host-memory");
+  options.gpu_memory = parse_bytes(arguments.compute.gpu_memory, "--gpu-memory");
+  options.rope_scaling = parse_json_option(arguments.rope_scaling, "--rope-scaling");
+  options.keep_statistics = !arguments.no_statistics;
+
+  install_interrupt_handlers();
+  TerminalProgress progress(arguments.quiet);
+  const CalibrateResult result = calibrate(options, progress);
+  for (const std::string& warning : result.warnings) fmt::print(stderr, "warning: {}\n", warning);
+  if (!arguments.json.empty()) {
+    write_file_atomically(arguments.json, summary_json(result, options).dump(2) + "\n");
+  }
+  if (arguments.quiet) return kExitDone;
+  if (result.already_done) {
+    fmt::print("{} is finished already: nothing to do\n", options.output.string());
+    return kExitDone;
+  }
+  print_corpus(result.corpus);
+  if (result.dry_run) {
+    print_cost(result);
+    return kExitDone;
+  }
+  const double rate = static_cast<double>(result.corpus.tokens) / result.collect_seconds;
+  fmt::print("device     {}\n", result.device);
+  fmt::print("collected  in {} ({} tokens/s), fitted in {}\n",
+             format_duration(result.collect_seconds), format_count(static_cast<int64_t>(rate)),
+             format_duration(result.fit_seconds));
+  if (!result.bundle.layers.empty()) print_layers(result.bundle);
+  std::error_code status;
+  fmt::print(
+      "\nwrote {} ({})\n", std::filesystem::absolute(options.output).string(),
+      format_bytes(static_cast<int64_t>(std::filesystem::file_size(options.output, status))));
+  return kExitDone;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App program(kDescription, "oscar-calibrate");
+  program.footer(kFooter);
+  Arguments arguments;
+  program.add_option("MODEL", arguments.options.model)->required();
+  program.add_option("CORPUS", arguments.options.corpus)->required();
+  program.add_option("OUT", arguments.options.output)->required();
+  add_fit_options(program, arguments.fit);
+  add_quantizer_options(program, arguments.options.quantizer);
+  add_corpus_options(program, arguments);
+  add_compute_options(program, arguments.compute);
+  add_run_options(program, arguments);
+  return run_program(program, argc, argv, [&] { return run(arguments); });
+}

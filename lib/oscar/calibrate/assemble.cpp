@@ -1,0 +1,113 @@
+// Provenance of a run.
+#include "oscar/calibrate/assemble.h"
+
+#include "oscar/base/atomic_file.h"
+#include "oscar/base/error.h"
+#include "oscar/base/sha256.h"
+#include "oscar/fit/presets.h"
+
+namespace oscar {
+namespace {
+
+BundleModel describe_model(const CalibrateOptions& options, const Checkpoint& checkpoint) {
+  const ModelConfig& config = checkpoint.config;
+  return {.name = checkpoint.name,
+          .architecture = config.architecture,
+          .num_layers = config.num_layers,
+          .num_qo_heads = config.num_qo_heads,
+          .num_kv_heads = config.num_kv_heads,
+          .head_dim_k = config.head_dim,
+          .head_dim_v = config.head_dim,
+          .hidden_size = config.hidden_size,
+          .rope = config.rope.as_run,
+          .config_sha256 = checkpoint.config_sha256,
+          .tokenizer_sha256 = checkpoint.tokenizer_sha256,
+          .chat_template_sha256 = checkpoint.chat_template_sha256,
+          .weights_fingerprint = checkpoint.weights.fingerprint(options.hash_weights)};
+}
+
+}  // namespace
+
+Bundle describe_run(const CalibrateOptions& options, const Checkpoint& checkpoint,
+                    const CorpusRecord& corpus) {
+  Bundle bundle;
+  bundle.statistics_only = options.statistics_only;
+  bundle.preset = options.preset;
+  bundle.method = method_name(options.fit.kind);
+  bundle.objective_v = objective_name(options.fit.objective_v);
+  bundle.composition = composition_name(options.fit.kind);
+  bundle.granularity = granularity_name(options.fit.granularity);
+  bundle.position_span = options.fit.position_span;
+  bundle.fit_seed = options.seed;
+  bundle.model = describe_model(options, checkpoint);
+  bundle.corpus = corpus;
+  bundle.quantizer = options.quantizer;
+  return bundle;
+}
+
+std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
+                    const ComputeOptions& compute) {
+  Json fit = {{"method", bundle.method},
+              {"objective_v", bundle.objective_v},
+              {"granularity", bundle.granularity},
+              {"center", options.fit.center},
+              {"rounding", rounding_name(options.fit.rounding)},
+              {"scale_correction", scale_correction_name(options.fit.scale_correction)},
+              {"clip", {options.fit.clip_k, options.fit.clip_v}},
+              {"position_span", options.fit.position_span},
+              {"statistics_only", options.statistics_only},
+              {"statistics", options.keep_statistics}};
+  const QuantizerSettings& quantizer = options.quantizer;
+  const Json identity = {
+      {"weights", bundle.model.weights_fingerprint},
+      {"rope", bundle.model.rope},
+      {"tokens", bundle.corpus.tokens_sha256},
+      {"chunk_len", options.chunk_len},
+      {"batch_tokens", options.batch_tokens},
+      {"device", compute.device.is_cuda() ? "cuda" : "cpu"},
+      {"dtype", compute.dtype == torch::kBFloat16 ? "bf16" : "fp32"},
+      {"fit", std::move(fit)},
+      {"quantizer",
+       {quantizer.quant_group_size, quantizer.sink_tokens, quantizer.recent_tokens,
+        quantizer.demote_block, quantizer.metadata_dtype}},
+  };
+  return sha256_of(identity.dump());
+}
+
+void check_output_path(const CalibrateOptions& options) {
+  std::error_code status;
+  if (std::filesystem::exists(options.output, status) && !options.force && !options.resume) {
+    throw Error({.what = "output file exists already",
+                 .where = options.output.string(),
+                 .hint = "choose another name, or replace it with --force"});
+  }
+  const AtomicFile probe(options.output);  // fails early where the folder is missing or read-only
+}
+
+int64_t estimated_statistics_bytes(const std::vector<LayerGeometry>& layers) {
+  int64_t bytes = 0;
+  for (const LayerGeometry& layer : layers) {
+    const int64_t k = layer.head_dim_k, v = layer.head_dim_v;
+    bytes += 8 * layer.num_kv_heads * (2 * k * k + 3 * v * v + 2 * k + 2 * v);
+  }
+  return bytes;
+}
+
+int64_t estimated_bundle_bytes(const std::vector<LayerGeometry>& layers,
+                               const CalibrateOptions& options) {
+  int64_t matrices = options.fit.kind == TransformKind::kBalanced ? 2 : 1;  // forward and partner
+  if (options.fit.scale_correction == ScaleCorrection::kMetric) ++matrices;
+  if (options.fit.rounding == Rounding::kShaped) ++matrices;
+  int64_t bytes = 0;
+  if (!options.statistics_only) {
+    for (const LayerGeometry& layer : layers) {
+      const int64_t k = layer.head_dim_k, v = layer.head_dim_v;
+      bytes += 4 * matrices * layer.num_kv_heads * (k * k + v * v);
+    }
+  }
+  if (options.keep_statistics || options.statistics_only)
+    bytes += estimated_statistics_bytes(layers);
+  return bytes;
+}
+
+}  // namespace oscar

@@ -1,0 +1,31 @@
+// What a run says about itself: the bundle's descriptive part, its identity, and its sizes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "oscar/bundle/bundle.h"
+#include "oscar/calibrate/options.h"
+#include "oscar/io/checkpoint.h"
+#include "oscar/model/compute.h"
+
+namespace oscar {
+
+// A bundle without layers: model, corpus, quantizer and fit settings of this run.
+Bundle describe_run(const CalibrateOptions& options, const Checkpoint& checkpoint,
+                    const CorpusRecord& corpus);
+
+// sha256 over everything that decides the statistics: weights, rope as run, tokens, device kind,
+// precision and batch size. Paths, names and memory limits are no part of it, so a checkpoint
+// survives a moved model folder. The fit is part of it too: a finished OUT is recognised by it.
+std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
+                    const ComputeOptions& compute);
+
+// Throws Error when OUT exists (and neither --force nor --resume is given) or cannot be written.
+void check_output_path(const CalibrateOptions& options);
+
+int64_t estimated_statistics_bytes(const std::vector<LayerGeometry>& layers);
+int64_t estimated_bundle_bytes(const std::vector<LayerGeometry>& layers,
+                               const CalibrateOptions& options);
+
+}  // namespace oscar

@@ -1,0 +1,203 @@
+// The order of the job: open, read, plan, collect, fit, write.
+#include "oscar/calibrate/calibrate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "oscar/base/error.h"
+#include "oscar/base/interrupt.h"
+#include "oscar/base/sha256.h"
+#include "oscar/base/version.h"
+#include "oscar/bundle/checkpoint.h"
+#include "oscar/calibrate/assemble.h"
+#include "oscar/calibrate/corpus_source.h"
+#include "oscar/calibrate/resume.h"
+#include "oscar/calibrate/statistics_pass.h"
+#include "oscar/fit/presets.h"
+
+namespace oscar {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+constexpr int kLongestDefaultChunk = 4096;
+constexpr int64_t kBatchTokensCpu = 4096, kBatchTokensGpu = 32768;
+
+// Options with every "auto" replaced by what this model and machine make of it.
+CalibrateOptions resolve(CalibrateOptions options, const ModelConfig& config,
+                         const ComputeOptions& compute) {
+  if (options.chunk_len == 0) {
+    options.chunk_len = std::min(kLongestDefaultChunk, config.rope.max_positions);
+  }
+  if (options.chunk_len > config.rope.max_positions) {
+    throw Error({.what = "chunks would be longer than the model's context",
+                 .where = "--chunk-len",
+                 .expected = fmt::format("at most {}", config.rope.max_positions),
+                 .found = std::to_string(options.chunk_len)});
+  }
+  if (options.fit.position_span < 0) options.fit.position_span = config.rope.max_positions;
+  if (options.quantizer.quant_group_size == 0) options.quantizer.quant_group_size = config.head_dim;
+  if (config.head_dim % options.quantizer.quant_group_size != 0) {
+    throw Error({.what = "the quantization group does not divide the head",
+                 .where = "--quant-group-size",
+                 .expected = fmt::format("a divisor of {}", config.head_dim),
+                 .found = std::to_string(options.quantizer.quant_group_size)});
+  }
+  if (options.batch_tokens == 0) {
+    options.batch_tokens = compute.device.is_cuda() ? kBatchTokensGpu : kBatchTokensCpu;
+  }
+  return options;
+}
+
+MemoryLimits memory_limits(const CalibrateOptions& options, const ComputeOptions& compute) {
+  MemoryLimits limits = free_memory(compute.device);
+  if (options.host_memory > 0) limits.host_bytes = options.host_memory;
+  if (options.gpu_memory > 0) limits.device_bytes = options.gpu_memory;
+  return limits;
+}
+
+std::vector<LayerGeometry> geometries(const CalibrateOptions& options, const ModelConfig& config) {
+  std::vector<LayerGeometry> layers;
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    layers.push_back(config.geometry(layer, options.quantizer.recent_tokens));
+  }
+  return layers;
+}
+
+bool wants_energy(const CalibrateOptions& options) {
+  return options.fit.objective_v == ValueObjective::kEnergy;
+}
+
+// run_layer_major, with the way to continue in the message when it was stopped.
+void run_pass(Transformer& model, const TokenChunks& corpus, const RunPlan& plan, RunPosition start,
+              LayerVisitor& visitor, const CheckpointFile& saved, Progress& progress) {
+  try {
+    run_layer_major(model, corpus, plan, std::move(start), visitor, progress);
+  } catch (const Interrupted&) {
+    throw Interrupted("stopped on request. Work so far is in " + saved.path().string() +
+                      ";\n  repeat the command with --resume to continue");
+  }
+}
+
+// Times one batch through one layer and scales it to the whole run.
+CostEstimate estimate_cost(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
+                           const CalibrateOptions& options) {
+  const torch::InferenceMode inference;
+  CostEstimate cost;
+  cost.peak_host_bytes = plan.peak_host_bytes;
+  cost.peak_device_bytes = plan.peak_device_bytes;
+  cost.num_shards = plan.shards.size();
+  cost.weights_resident = plan.weights_resident;
+  const Batch& batch = plan.batches.front();
+  const torch::Tensor hidden = model.embed(batch_ids(corpus, batch).to(model.compute().device));
+  const auto weights = model.load_layer(0);
+  const std::vector<LayerGeometry> layers = geometries(options, model.config());
+  MomentCollector collector(layers.front(), model.compute().device);
+  model.forward_layer(0, *weights, hidden, &collector);  // warms up
+  collector.result();
+  const auto start = Clock::now();
+  model.forward_layer(0, *weights, hidden, &collector);
+  collector.result();  // waits for the device
+  const double per_token = seconds_since(start) / static_cast<double>(batch.tokens());
+  const int passes = wants_energy(options) ? 2 : 1;
+  cost.seconds =
+      per_token * static_cast<double>(corpus.record.tokens) * model.config().num_layers * passes;
+  cost.bundle_bytes = estimated_bundle_bytes(layers, options);
+  cost.checkpoint_bytes = estimated_statistics_bytes(layers);
+  return cost;
+}
+
+}  // namespace
+
+CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress) {
+  if (!requested.dry_run) check_output_path(requested);
+  const Checkpoint checkpoint = open_checkpoint(requested.model, requested.rope_scaling);
+  const ComputeOptions compute = choose_compute(requested.device, requested.dtype);
+  const CalibrateOptions options = resolve(requested, checkpoint.config, compute);
+  const MemoryLimits limits = memory_limits(options, compute);
+  Transformer model(checkpoint, compute);
+
+  CalibrateResult result;
+  result.device = describe(compute);
+  const TokenChunks corpus =
+      make_chunks(options, options.chunk_len, checkpoint, model,
+                  compute.device.is_cuda() ? limits.device_bytes : limits.host_bytes, progress);
+  result.corpus = corpus.record;
+  if (!options.tokens_out.empty()) {
+    const std::string warning = write_chunks_npy(corpus, options.tokens_out);
+    if (!warning.empty()) result.warnings.push_back(warning);
+  }
+  const RunPlan plan = plan_run(model, plan_batches(corpus.chunks, options.batch_tokens), limits,
+                                options.checkpoint_every);
+  if (options.dry_run) {
+    result.dry_run = true;
+    result.cost = estimate_cost(model, corpus, plan, options);
+    return result;
+  }
+
+  Bundle bundle = describe_run(options, checkpoint, corpus.record);
+  bundle.run_key = run_key(options, bundle, compute);
+  if (options.resume && is_finished_output(options, bundle)) {
+    result.already_done = true;
+    return result;
+  }
+
+  const auto collect_start = Clock::now();
+  CheckpointFile saved(options, bundle);
+  MomentPass moments(model, geometries(options, checkpoint.config),
+                     [&](const MomentPass& sums, const RunPosition& next) {
+                       if (saved.due(next, plan, interrupt_requested())) {
+                         saved.save(sums.result(), next);
+                       }
+                     });
+  RunPosition start;
+  if (options.resume) {
+    if (auto resumed = saved.load()) {
+      moments.restore(resumed->statistics);
+      start = std::move(resumed->position);
+    } else {
+      progress.note("no checkpoint beside " + options.output.string() + ": starting anew");
+    }
+  }
+  const int64_t layers = checkpoint.config.num_layers;
+  progress.begin("collecting statistics", corpus.record.tokens * layers, "token-layers");
+  run_pass(model, corpus, plan, std::move(start), moments, saved, progress);
+  progress.end();
+  std::vector<LayerStatistics> statistics = moments.result();
+  if (wants_energy(options)) {
+    saved.save(statistics, {plan.shards.size(), 0, {}});
+    EnergyPass energy(statistics, compute.device);
+    progress.begin("second pass: value energy", corpus.record.tokens * layers, "token-layers");
+    run_pass(model, corpus, plan, {}, energy, saved, progress);
+    progress.end();
+    energy.store(statistics);
+  }
+  result.collect_seconds = seconds_since(collect_start);
+
+  const auto fit_start = Clock::now();
+  if (!options.statistics_only) {
+    progress.begin("fitting", layers, "layers");
+    for (const LayerStatistics& layer : statistics) {
+      bundle.layers.push_back(fit_layer(layer, options.fit, checkpoint.config.rope));
+      for (const std::string& warning : bundle.layers.back().warnings) {
+        result.warnings.push_back(warning);
+      }
+      progress.advance(1);
+    }
+    progress.end();
+  }
+  if (options.keep_statistics || options.statistics_only) bundle.statistics = std::move(statistics);
+  result.fit_seconds = seconds_since(fit_start);
+  write_bundle(bundle, options.output, options.force || options.resume);
+  saved.remove();
+  result.bundle = std::move(bundle);
+  return result;
+}
+
+}  // namespace oscar

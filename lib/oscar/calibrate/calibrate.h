@@ -1,0 +1,39 @@
+// From a checkpoint and a corpus to a rotation bundle: the whole job of oscar-calibrate.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "oscar/base/progress.h"
+#include "oscar/bundle/bundle.h"
+#include "oscar/calibrate/options.h"
+#include "oscar/calibrate/plan.h"
+
+namespace oscar {
+
+// What a run would cost, measured on one batch and one layer.
+struct CostEstimate {
+  double seconds = 0;  // collecting, extrapolated from the probe
+  int64_t peak_host_bytes = 0, peak_device_bytes = 0;
+  int64_t bundle_bytes = 0;      // of OUT
+  int64_t checkpoint_bytes = 0;  // beside OUT while the run lasts
+  size_t num_shards = 0;
+  bool weights_resident = false;
+};
+
+struct CalibrateResult {
+  bool already_done = false;  // --resume found a finished OUT of the same run
+  bool dry_run = false;
+  std::string device;  // as in describe(ComputeOptions)
+  CorpusRecord corpus;
+  CostEstimate cost;  // filled for a dry run
+  Bundle bundle;      // filled unless dry_run
+  double collect_seconds = 0, fit_seconds = 0;
+  std::vector<std::string> warnings;
+};
+
+// Runs the job and writes options.output. Throws Error for bad input (nothing is written then) and
+// Interrupted after saving a checkpoint.
+CalibrateResult calibrate(const CalibrateOptions& options, Progress& progress);
+
+}  // namespace oscar

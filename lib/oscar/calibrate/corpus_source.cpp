@@ -1,0 +1,102 @@
+// Corpus files through the tokenizer, or sampling from the model.
+#include "oscar/calibrate/corpus_source.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "oscar/base/error.h"
+#include "oscar/model/generate.h"
+
+namespace oscar {
+namespace {
+
+// Sequences sampled side by side: more only costs memory.
+constexpr int64_t kSequencesAtOnce = 32;
+
+int64_t weight_bytes(const Transformer& model) {
+  int64_t bytes = 0;
+  for (int layer = 0; layer < model.config().num_layers; ++layer) {
+    bytes += static_cast<int64_t>(model.layer_bytes(layer));
+  }
+  return bytes;
+}
+
+int32_t start_token(const ModelConfig& config) {
+  if (config.bos_token_id) return *config.bos_token_id;
+  if (!config.eos_token_ids.empty()) return config.eos_token_ids.front();
+  throw Error({.what = "the checkpoint names neither a BOS nor an EOS token to start from",
+               .where = "CORPUS self:N",
+               .hint = "write a corpus beforehand and pass its token ids as .npy"});
+}
+
+TokenChunks sample_chunks(const CorpusOptions& corpus, int64_t tokens, Transformer& model,
+                          int64_t device_bytes, Progress& progress) {
+  const int64_t needed = weight_bytes(model);
+  if (needed > device_bytes) {
+    throw Error({.what = "self:N needs all weights in memory at once",
+                 .where = "CORPUS self:N",
+                 .expected = fmt::format("{:.1f} GiB", static_cast<double>(needed) / (1 << 30)),
+                 .found = fmt::format("{:.1f} GiB", static_cast<double>(device_bytes) / (1 << 30)),
+                 .hint = "sample with your serving stack and pass the token ids as .npy"});
+  }
+  const int64_t length = std::min<int64_t>(corpus.chunk_len, tokens);
+  const int64_t sequences = (tokens + length - 1) / length;
+  std::vector<std::vector<int32_t>> documents;
+  progress.begin("sampling", sequences * (length - 1), "tokens");
+  for (int64_t done = 0; done < sequences; done += kSequencesAtOnce) {
+    const GenerateOptions options{.num_sequences = std::min(kSequencesAtOnce, sequences - done),
+                                  .length = length,
+                                  .first_token = start_token(model.config()),
+                                  .temperature = 1.0,
+                                  .seed = corpus.seed + static_cast<uint64_t>(done)};
+    for (auto& sequence : generate(model, options, progress)) {
+      documents.push_back(std::move(sequence));
+    }
+  }
+  progress.end();
+  CorpusSource source;
+  source.name = fmt::format("self:{}", tokens);
+  source.kind = "self";
+  return pack_documents(std::move(documents), std::move(source), corpus);
+}
+
+bool needs_tokenizer(const std::vector<CorpusPart>& parts) {
+  return std::any_of(parts.begin(), parts.end(), [](const CorpusPart& part) {
+    const auto extension = std::filesystem::path(part.path).extension();
+    return extension != ".npy" && extension != ".h5";
+  });
+}
+
+}  // namespace
+
+TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
+                        const Checkpoint& checkpoint, Transformer& model, int64_t device_bytes,
+                        Progress& progress) {
+  const CorpusOptions corpus{.chunk_len = chunk_len,
+                             .max_tokens = options.max_tokens,
+                             .seed = options.seed,
+                             .vocab_size = checkpoint.config.vocab_size,
+                             .eos_token_ids = checkpoint.config.eos_token_ids,
+                             .chat_template_sha256 = checkpoint.chat_template_sha256,
+                             .model = options.model};
+  const std::vector<CorpusPart> parts = parse_corpus_argument(options.corpus);
+  for (const CorpusPart& part : parts) {
+    if (part.self_tokens == 0) continue;
+    if (parts.size() > 1) {
+      throw Error({.what = "self:N cannot be joined with other sources",
+                   .where = "CORPUS " + options.corpus,
+                   .hint = "write it to ids first: --dry-run --tokens-out ids.npy"});
+    }
+    return sample_chunks(corpus, part.self_tokens, model, device_bytes, progress);
+  }
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (needs_tokenizer(parts)) {
+    tokenizer =
+        std::make_unique<Tokenizer>(Tokenizer::from_file(checkpoint.folder / "tokenizer.json"));
+  }
+  return load_corpus(options.corpus, tokenizer.get(), corpus);
+}
+
+}  // namespace oscar

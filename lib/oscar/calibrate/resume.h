@@ -1,0 +1,46 @@
+// Checkpoints beside OUT: when they are taken, what they hold, and whether they belong to this run.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "oscar/bundle/bundle.h"
+#include "oscar/calibrate/layer_major.h"
+#include "oscar/calibrate/options.h"
+
+namespace oscar {
+
+struct SavedRun {
+  std::vector<LayerStatistics> statistics;
+  RunPosition position;
+};
+
+class CheckpointFile {
+ public:
+  // The checkpoint of `options.output`. `run` is the bundle as described before any layer is known.
+  CheckpointFile(const CalibrateOptions& options, const Bundle& run);
+
+  // At shard ends, and at layer ends while weights stream; always when a stop was requested. Left
+  // out while saving would take more than a twentieth of the run's time.
+  bool due(const RunPosition& next, const RunPlan& plan, bool stop_requested) const;
+  void save(std::vector<LayerStatistics> statistics, const RunPosition& next);
+
+  // The saved run, or nullopt when there is no checkpoint. Throws Error when it is another run's.
+  std::optional<SavedRun> load();
+  void remove();
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::filesystem::path path_;
+  const Bundle& run_;
+  Clock::time_point last_save_ = Clock::now();
+  Clock::duration last_cost_{};
+};
+
+// Whether OUT is the finished bundle of this very run.
+bool is_finished_output(const CalibrateOptions& options, const Bundle& run);
+
+}  // namespace oscar

@@ -1,0 +1,124 @@
+// On a GPU: collected moments equal float64, do not depend on the batch, and match the CPU's model.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "oscar/calibrate/statistics_pass.h"
+
+namespace {
+
+using namespace oscar;
+
+TokenChunks random_chunks(int count, int length, int vocab_size) {
+  std::mt19937 random(7);
+  TokenChunks corpus;
+  for (int i = 0; i < count; ++i) {
+    auto& chunk = corpus.chunks.emplace_back(static_cast<size_t>(length));
+    for (int32_t& id : chunk) id = static_cast<int32_t>(random() % static_cast<unsigned>(vocab_size));
+  }
+  corpus.record.tokens = int64_t{count} * length;
+  return corpus;
+}
+
+// Forwards to a collector and keeps its own copy of the tensors.
+class Recorder final : public AttentionObserver {
+ public:
+  explicit Recorder(AttentionObserver& next) : next_(next) {}
+  void observe(const AttentionRecord& record) override {
+    next_.observe(record);
+    records.push_back(record);
+  }
+  std::vector<AttentionRecord> records;
+
+ private:
+  AttentionObserver& next_;
+};
+
+class CalibrateGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  }
+
+  std::vector<LayerStatistics> collect(int64_t batch_tokens) {
+    Transformer model(checkpoint_, {torch::kCUDA, torch::kBFloat16});
+    const TokenChunks corpus = random_chunks(6, 512, checkpoint_.config.vocab_size);
+    RunPlan plan;
+    plan.batches = plan_batches(corpus.chunks, batch_tokens);
+    plan.shards = {{0, plan.batches.size(), corpus.record.tokens}};
+    plan.weights_resident = true;
+    std::vector<LayerGeometry> layers;
+    for (int i = 0; i < checkpoint_.config.num_layers; ++i) {
+      layers.push_back(checkpoint_.config.geometry(i, 256));
+    }
+    MomentPass pass(model, layers, [](const MomentPass&, const RunPosition&) {});
+    SilentProgress progress;
+    run_layer_major(model, corpus, plan, {}, pass, progress);
+    return pass.result();
+  }
+
+  Checkpoint checkpoint_ = open_checkpoint("tiny-gqa");
+};
+
+double relative_error(const std::vector<double>& found, const std::vector<double>& expected) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    difference += (found[i] - expected[i]) * (found[i] - expected[i]);
+    norm += expected[i] * expected[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+TEST_F(CalibrateGpu, MomentsEqualAFloat64RecomputationFromTheObserversTensors) {
+  const torch::InferenceMode inference;
+  Transformer model(checkpoint_, {torch::kCUDA, torch::kBFloat16});
+  const TokenChunks corpus = random_chunks(2, 1024, checkpoint_.config.vocab_size);
+  torch::Tensor hidden = model.embed(batch_ids(corpus, {0, 2, 1024}).to(torch::kCUDA));
+  for (int layer = 0; layer < checkpoint_.config.num_layers; ++layer) {
+    const LayerGeometry geometry = checkpoint_.config.geometry(layer, 256);
+    MomentCollector collector(geometry, torch::kCUDA);
+    Recorder recorder(collector);
+    hidden = model.forward_layer(layer, *model.load_layer(layer), hidden, &recorder);
+    const AttentionRecord& seen = recorder.records.at(0);
+    MomentCollector reference(geometry, torch::kCPU);
+    reference.observe({.layer = layer,
+                       .q = seen.q.cpu(),
+                       .k = seen.k.cpu(),
+                       .v = seen.v.cpu(),
+                       .o = seen.o.cpu()});
+    const LayerStatistics gpu = collector.result(), cpu = reference.result();
+    EXPECT_LT(relative_error(gpu.q_moment.data, cpu.q_moment.data), 1e-6);
+    EXPECT_LT(relative_error(gpu.k_moment.data, cpu.k_moment.data), 1e-6);
+    EXPECT_LT(relative_error(gpu.v_moment.data, cpu.v_moment.data), 1e-6);
+    EXPECT_LT(relative_error(gpu.attn_out_moment.data, cpu.attn_out_moment.data), 1e-6);
+    EXPECT_LT(relative_error(gpu.k_sum.data, cpu.k_sum.data), 1e-6);
+    EXPECT_EQ(gpu.count_q, cpu.count_q);
+  }
+}
+
+TEST_F(CalibrateGpu, SumsDoNotDependOnHowSequencesAreBatched) {
+  const LayerGeometry geometry = checkpoint_.config.geometry(0, 256);
+  const auto random = [](int64_t heads, int64_t d) {
+    return torch::randn({6, heads, 777, d}, torch::dtype(torch::kBFloat16).device(torch::kCUDA));
+  };
+  const AttentionRecord all{.layer = 0,
+                            .q = random(geometry.num_qo_heads, geometry.head_dim_k),
+                            .k = random(geometry.num_kv_heads, geometry.head_dim_k),
+                            .v = random(geometry.num_kv_heads, geometry.head_dim_v),
+                            .o = random(geometry.num_qo_heads, geometry.head_dim_v)};
+  MomentCollector together(geometry, torch::kCUDA), apart(geometry, torch::kCUDA);
+  together.observe(all);
+  for (int64_t i = 0; i < 6; ++i) {
+    apart.observe({.layer = 0,
+                   .q = all.q.narrow(0, i, 1),
+                   .k = all.k.narrow(0, i, 1),
+                   .v = all.v.narrow(0, i, 1),
+                   .o = all.o.narrow(0, i, 1)});
+  }
+  EXPECT_LT(relative_error(apart.result().q_moment.data, together.result().q_moment.data), 1e-7);
+  EXPECT_LT(relative_error(apart.result().v_moment.data, together.result().v_moment.data), 1e-7);
+}
+
+TEST_F(CalibrateGpu, TwoRunsGiveTheSameBits) { EXPECT_EQ(collect(2048), collect(2048)); }
+
+}  // namespace

@@ -1,0 +1,119 @@
+"""oscar-calibrate on bad input: a clear message, the right exit code and no file left behind."""
+import json
+import os
+import subprocess
+import unittest
+
+import numpy as np
+
+from support import checkpoints
+from support.programs import BIN, ENVIRONMENT, ProgramTest
+
+
+class BadInput(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.model = checkpoints.write_checkpoint(self.folder / "model")
+        self.corpus = self.folder / "corpus.txt"
+        self.corpus.write_text("".join(checkpoints.sample_text()))
+        self.out = self.folder / "out.h5"
+
+    def refused(self, *words, model=None, corpus=None, out=None, options=(), code=1):
+        arguments = ["--device", "cpu", model or self.model, corpus or self.corpus, out or self.out]
+        self.refuse("oscar-calibrate", [*arguments, *options], *words, code=code)
+
+    def write_config(self, **changes):
+        (self.model / "config.json").write_text(json.dumps(checkpoints.QWEN3_MINI | changes))
+
+    def test_an_existing_output_needs_force(self):
+        self.out.write_bytes(b"mine")
+        self.refused("exists already", "--force")
+        self.assertEqual(self.out.read_bytes(), b"mine")
+
+    def test_a_missing_or_truncated_shard(self):
+        shard = self.model / "model.safetensors"
+        whole = shard.read_bytes()
+        shard.write_bytes(whole[:-1000])
+        self.refused("model.safetensors")
+        shard.unlink()
+        self.refused("safetensors")
+
+    def test_a_missing_misshapen_or_nan_tensor_is_named(self):
+        name = "model.layers.1.self_attn.k_proj.weight"
+        for change, word in ((lambda t: t.pop(name), "missing"),
+                             (lambda t: t.update({name: t[name][:-1].copy()}), "shape"),
+                             (lambda t: t[name].__setitem__((3, 4), np.nan), "finite")):
+            tensors = checkpoints.qwen3_tensors(checkpoints.QWEN3_MINI)
+            change(tensors)
+            checkpoints.write_checkpoint(self.model, tensors=tensors)
+            with self.subTest(word):
+                self.refused(name, word)
+
+    def test_configurations_that_cannot_be_run(self):
+        for change, word in (({"architectures": ["Gpt9ForCausalLM"], "model_type": "gpt9"}, "gpt9"),
+                             ({"hidden_size": 2**40}, "hidden_size"),
+                             ({"num_key_value_heads": 3}, "num_key_value_heads"),
+                             ({"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "longrope")):
+            self.write_config(**change)
+            with self.subTest(word):
+                self.refused(word)
+
+    def test_text_corpora_that_cannot_be_read(self):
+        bad = self.folder / "bad.jsonl"
+        for content, words in ((b'{"text": "fine"}\n{"text": oops}\n', ["bad.jsonl", "2"]),
+                               (b'{"text": "\xff\xfe"}\n', ["UTF-8"]),
+                               (b"", ["bad.jsonl"])):
+            bad.write_bytes(content)
+            with self.subTest(content):
+                self.refused(*words, corpus=bad)
+        text = self.folder / "bad.txt"
+        text.write_bytes(b"good \xc3\x28 bad")
+        self.refused("UTF-8", corpus=text)
+        self.refused("none.txt", corpus=self.folder / "none.txt")
+
+    def test_token_ids_that_the_model_does_not_have(self):
+        ids = self.folder / "ids.npy"
+        for array, word in ((np.array([1, 2, 999]), "999"), (np.array([1.5, 2.5]), "float"),
+                            (np.array([-1, 2, 3]), "-1"), (np.array([], dtype=np.int32), "empty")):
+            np.save(ids, array)
+            with self.subTest(word):
+                self.refused(word, corpus=ids)
+
+    def test_a_checkpoint_of_another_run(self):
+        other = self.folder / "other.txt"
+        other.write_text("another corpus " * 20000)
+        process = subprocess.Popen([BIN / "oscar-calibrate", "--device", "cpu", self.model, other,
+                                    self.out, "--chunk-len", "128"], env=ENVIRONMENT,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            process.wait(timeout=2.5)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+        self.assertEqual(process.wait(timeout=60), 1)
+        self.refused("another run", options=["--resume"])
+
+    def test_places_that_cannot_be_written(self):
+        self.refused("no/such/folder", out=self.folder / "no/such/folder/out.h5")
+        script = (f"trap '' XFSZ; ulimit -f 40; exec {BIN}/oscar-calibrate --device cpu "
+                  f"{self.model} {self.corpus} {self.out}")
+        full = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=ENVIRONMENT)
+        self.assertEqual(full.returncode, 1, full.stderr)
+        self.assertEqual([path for path in self.folder.iterdir() if "out.h5" in path.name], [])
+
+    @unittest.skipIf(os.geteuid() == 0, "root may write anywhere")
+    def test_a_read_only_folder(self):
+        self.folder.chmod(0o500)
+        self.addCleanup(self.folder.chmod, 0o700)
+        self.refused("out.h5")
+
+    def test_usage_errors_exit_with_2_and_bad_values_with_1(self):
+        self.refuse("oscar-calibrate", [self.model], "CORPUS", code=2)
+        self.refused("--method", options=["--method", "magic"], code=2)
+        for options in (["--device", "tpu"], ["--clip", "2,3"], ["--host-memory", "lots"],
+                        ["--host-memory", "1M"], ["--rope-scaling", "{"], ["--chunk-len", "4096"]):
+            with self.subTest(options):
+                self.refused(options[0], options=options)
+
+
+if __name__ == "__main__":
+    unittest.main()

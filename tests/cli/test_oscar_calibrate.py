@@ -1,0 +1,164 @@
+"""oscar-calibrate as a user calls it: what it writes, that it repeats itself, and resume."""
+import json
+import signal
+import subprocess
+import time
+import unittest
+
+import h5py
+import numpy as np
+
+from support import checkpoints
+from support.programs import BIN, ENVIRONMENT, ProgramTest
+
+
+class CalibrateTest(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.model = checkpoints.write_checkpoint(self.folder / "model")
+        self.corpus = self.folder / "corpus.jsonl"
+        self.corpus.write_text("".join(json.dumps({"text": text}) + "\n"
+                                       for text in checkpoints.sample_text()))
+        self.out = self.folder / "out.h5"
+
+    def calibrate(self, corpus, out, *options):
+        return self.run_ok("oscar-calibrate", "--device", "cpu", self.model, corpus, out, *options)
+
+    def long_text(self, documents):
+        text = self.folder / "long.txt"
+        text.write_text("".join(checkpoints.sample_text(documents)))
+        return text
+
+    def start(self, corpus, out, *options):
+        return subprocess.Popen(
+            [BIN / "oscar-calibrate", "--device", "cpu", self.model, corpus, out, *map(str, options)],
+            env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+class WhatItWrites(CalibrateTest):
+    def test_a_bundle_that_verifies(self):
+        self.calibrate(self.corpus, self.out, "--chunk-len", 256)
+        self.run_ok("oscar-bundle", "verify", self.out)
+        with h5py.File(self.out) as file:
+            self.assertEqual(file.attrs["preset"], "best")
+            self.assertEqual(file["layers/002/k_rotation"].shape, (2, 32, 32))
+            self.assertEqual(int(file["layers/000/statistics/count_kv"][()]),
+                             int(file["corpus"].attrs["tokens"]))
+
+    def test_each_method_shows_in_the_bundle(self):
+        for method, kind in {"balanced": 3, "oscar": 2, "hadamard": 1, "identity": 0}.items():
+            self.calibrate(self.corpus, self.out, "--method", method, "--force")
+            with h5py.File(self.out) as file:
+                self.assertEqual(set(file["layers/000/k_kind"][()].tolist()), {kind})
+
+    def test_the_paper_preset_is_shared_uncentred_and_plain(self):
+        self.calibrate(self.corpus, self.out, "--preset", "paper")
+        with h5py.File(self.out) as file:
+            layer = file["layers/001"]
+            self.assertEqual(file.attrs["granularity"], "shared")
+            np.testing.assert_array_equal(layer["k_rotation"][0], layer["k_rotation"][1])
+            self.assertFalse(layer["k_mean"][()].any())
+            self.assertNotIn("k_feedback", layer)
+            np.testing.assert_allclose(layer["k_clip_ratio"][()], 0.96)
+
+    def test_the_released_preset_runs_the_second_pass_and_options_override_it(self):
+        self.calibrate(self.corpus, self.out, "--preset", "released", "--clip", "0.9,0.8")
+        with h5py.File(self.out) as file:
+            self.assertIn("v_energy_moment", file["layers/000/statistics"])
+            np.testing.assert_allclose(file["layers/000/v_clip_ratio"][()], 0.8)
+
+    def test_statistics_alone_or_none(self):
+        self.calibrate(self.corpus, self.out, "--statistics-only")
+        with h5py.File(self.out) as file:
+            self.assertEqual(file.attrs["format"], "oscar-statistics")
+            self.assertNotIn("k_rotation", file["layers/000"])
+        self.calibrate(self.corpus, self.out, "--no-statistics", "--force")
+        with h5py.File(self.out) as file:
+            self.assertNotIn("statistics", file["layers/000"])
+
+    def test_a_dry_run_writes_nothing_but_the_tokens_asked_for(self):
+        ids = self.folder / "ids.npy"
+        options = ["--chunk-len", 256, "--max-tokens", 1024]
+        result = self.calibrate(self.corpus, self.out, "--dry-run", "--tokens-out", ids, *options)
+        for word in ("time", "memory", "disk", "1,024"):
+            self.assertIn(word, result.stdout)
+        self.assertFalse(self.out.exists())
+        self.assertEqual(np.load(ids).shape, (4, 256))
+        again = self.folder / "again.h5"
+        self.calibrate(self.corpus, self.out, *options)
+        self.calibrate(ids, again, *options)
+        with h5py.File(self.out) as one, h5py.File(again) as two:
+            np.testing.assert_array_equal(one["layers/000/statistics/q_moment"],
+                                          two["layers/000/statistics/q_moment"])
+
+    def test_the_model_can_write_its_own_corpus(self):
+        ids = self.folder / "ids.npy"
+        options = ["--chunk-len", 128, "--tokens-out", ids, "--force"]
+        self.calibrate("self:512", self.out, *options)
+        first = np.load(ids)
+        self.assertEqual(first.size, 512)
+        self.assertGreater(len(np.unique(first)), 10)
+        self.calibrate("self:512", self.out, *options)
+        np.testing.assert_array_equal(np.load(ids), first)
+
+
+class Repeats(CalibrateTest):
+    def test_the_same_bytes_whatever_the_sharding(self):
+        other = self.folder / "other.h5"
+        self.calibrate(self.corpus, self.out, "--chunk-len", 128)
+        self.calibrate(self.corpus, other, "--chunk-len", 128, "--checkpoint-every", 1)
+        self.assertEqual(self.out.read_bytes(), other.read_bytes())
+
+    def test_the_same_bytes_when_weights_stream(self):
+        other = self.folder / "other.h5"
+        # Just above the least that one layer and one batch need, below what all layers need.
+        tight = ["--chunk-len", 128, "--host-memory", "604M"]
+        self.calibrate(self.corpus, self.out, "--chunk-len", 128)
+        dry = self.calibrate(self.corpus, other, *tight, "--dry-run")
+        self.assertIn("stream", dry.stdout)
+        self.calibrate(self.corpus, other, *tight)
+        self.assertEqual(self.out.read_bytes(), other.read_bytes())
+
+    def test_killed_at_any_moment_and_resumed_gives_the_bytes_of_one_run(self):
+        whole, text = self.folder / "whole.h5", self.long_text(2000)
+        options = ["--chunk-len", 128, "--checkpoint-every", 1]
+        self.calibrate(text, whole, *options)
+        rng = np.random.default_rng()
+        for _ in range(5):
+            process = self.start(text, self.out, "--resume", *options)
+            time.sleep(rng.uniform(0.5, 4.0))
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        self.calibrate(text, self.out, "--resume", *options)
+        self.assertEqual(self.out.read_bytes(), whole.read_bytes())
+
+    def test_sigterm_saves_a_checkpoint_and_resume_continues_from_it(self):
+        text, options = self.long_text(4000), ["--chunk-len", 256]
+        checkpoint = self.folder / "out.h5.checkpoint"
+        process = self.start(text, self.out, *options)
+        time.sleep(3.0)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 1, errors)
+        self.assertIn("--resume", errors)
+        self.assertFalse(self.out.exists())
+        self.assertTrue(checkpoint.exists())
+        whole = self.folder / "whole.h5"
+        self.calibrate(text, whole, *options)
+        result = self.calibrate(text, self.out, *options, "--resume")
+        self.assertNotIn("starting anew", result.stderr)
+        self.assertEqual(self.out.read_bytes(), whole.read_bytes())
+        self.assertFalse(checkpoint.exists())
+
+    def test_resume_without_a_checkpoint_starts_anew_and_says_so(self):
+        self.assertIn("starting anew", self.calibrate(self.corpus, self.out, "--resume").stderr)
+
+    def test_resume_of_a_finished_run_does_nothing(self):
+        self.calibrate(self.corpus, self.out)
+        before = self.out.stat().st_mtime_ns
+        self.assertIn("finished already", self.calibrate(self.corpus, self.out, "--resume").stdout)
+        self.assertEqual(self.out.stat().st_mtime_ns, before)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -18,8 +18,10 @@ class BadInput(ProgramTest):
         self.corpus.write_text("".join(checkpoints.sample_text()))
         self.out = self.folder / "out.h5"
 
-    def refused(self, *words, model=None, corpus=None, out=None, options=(), code=1):
-        arguments = ["--device", "cpu", model or self.model, corpus or self.corpus, out or self.out]
+    def refused(self, *words, corpus=None, out=None, options=(), code=1):
+        arguments = [self.model, corpus or self.corpus, out or self.out]
+        if "--device" not in options:
+            arguments += ["--device", "cpu"]
         self.refuse("oscar-calibrate", [*arguments, *options], *words, code=code)
 
     def write_config(self, **changes):
@@ -50,7 +52,8 @@ class BadInput(ProgramTest):
                 self.refused(name, word)
 
     def test_configurations_that_cannot_be_run(self):
-        for change, word in (({"architectures": ["Gpt9ForCausalLM"], "model_type": "gpt9"}, "gpt9"),
+        for change, word in (({"architectures": ["Gpt9ForCausalLM"], "model_type": "gpt9"},
+                              "Gpt9ForCausalLM"),
                              ({"hidden_size": 2**40}, "hidden_size"),
                              ({"num_key_value_heads": 3}, "num_key_value_heads"),
                              ({"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "longrope")):

@@ -40,7 +40,7 @@ class WhatItWrites(CalibrateTest):
         self.calibrate(self.corpus, self.out, "--chunk-len", 256)
         self.run_ok("oscar-bundle", "verify", self.out)
         with h5py.File(self.out) as file:
-            self.assertEqual(file.attrs["preset"], "best")
+            self.assertEqual(file.attrs["preset"], b"best")
             self.assertEqual(file["layers/002/k_rotation"].shape, (2, 32, 32))
             self.assertEqual(int(file["layers/000/statistics/count_kv"][()]),
                              int(file["corpus"].attrs["tokens"]))
@@ -55,7 +55,7 @@ class WhatItWrites(CalibrateTest):
         self.calibrate(self.corpus, self.out, "--preset", "paper")
         with h5py.File(self.out) as file:
             layer = file["layers/001"]
-            self.assertEqual(file.attrs["granularity"], "shared")
+            self.assertEqual(file.attrs["granularity"], b"shared")
             np.testing.assert_array_equal(layer["k_rotation"][0], layer["k_rotation"][1])
             self.assertFalse(layer["k_mean"][()].any())
             self.assertNotIn("k_feedback", layer)
@@ -70,7 +70,7 @@ class WhatItWrites(CalibrateTest):
     def test_statistics_alone_or_none(self):
         self.calibrate(self.corpus, self.out, "--statistics-only")
         with h5py.File(self.out) as file:
-            self.assertEqual(file.attrs["format"], "oscar-statistics")
+            self.assertEqual(file.attrs["format"], b"oscar-statistics")
             self.assertNotIn("k_rotation", file["layers/000"])
         self.calibrate(self.corpus, self.out, "--no-statistics", "--force")
         with h5py.File(self.out) as file:
@@ -111,8 +111,10 @@ class Repeats(CalibrateTest):
 
     def test_the_same_bytes_when_weights_stream(self):
         other = self.folder / "other.h5"
-        # Just above the least that one layer and one batch need, below what all layers need.
-        tight = ["--chunk-len", 128, "--host-memory", "604M"]
+        checkpoints.write_checkpoint(self.model, {"num_hidden_layers": 24, "hidden_size": 256,
+                                                  "intermediate_size": 1024})
+        # Above what two layers and one batch need (0.68 GiB), below what all layers need (0.76).
+        tight = ["--chunk-len", 128, "--host-memory", "740M"]
         self.calibrate(self.corpus, self.out, "--chunk-len", 128)
         dry = self.calibrate(self.corpus, other, *tight, "--dry-run")
         self.assertIn("stream", dry.stdout)

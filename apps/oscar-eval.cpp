@@ -1,0 +1,184 @@
+// oscar-eval MODEL [--bundle B]: what a 2-bit cache costs this model, beside baselines.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+
+#include "common/main.h"
+#include "common/options.h"
+#include "common/terminal_progress.h"
+#include "oscar/base/atomic_file.h"
+#include "oscar/base/interrupt.h"
+#include "oscar/eval/evaluate.h"
+
+namespace {
+
+using namespace oscar;
+using namespace oscar::app;
+
+constexpr const char* kDescription =
+    "Compares MODEL with a 2-bit KV cache against itself with a BF16 cache:\n"
+    "perplexity, KL divergence, top-1 agreement and needle tasks.\n";
+
+constexpr const char* kFooter =
+    "METHODS bf16, exact (the INT2 path with the codec off), identity, identity-clip,\n"
+    "        hadamard, hadamard-clip, random-clip, and with --bundle: oscar,\n"
+    "        oscar-perhead, oscar-released, bundle. Variants behind @: bundle@k (keys\n"
+    "        only), @v, @layer:N, @clip:K/V, @window:SINK/RECENT.\n"
+    "Exit codes: 0 done, 1 failed, 2 usage.";
+
+struct Arguments {
+  EvaluateOptions options;
+  ComputeArguments compute;
+  QuantizerSettings quantizer;
+  std::vector<std::string> tasks = {"ppl"};
+  std::string rope_scaling, json;
+  int64_t first_position = 0;
+  bool quiet = false;
+};
+
+void add_measurement_options(CLI::App& program, Arguments& arguments) {
+  const char* const section = "Measurement";
+  EvaluateOptions& options = arguments.options;
+  program.add_option("--bundle", options.bundle, "Rotation bundle from oscar-calibrate")
+      ->group(section);
+  program
+      .add_option("--corpus", options.corpus,
+                  "Held-out text or token ids (default: the embedded model's)")
+      ->group(section);
+  program.add_option("--compare", options.compare, "Methods, separated by commas")
+      ->delimiter(',')
+      ->group(section);
+  program.add_option("--tasks", arguments.tasks, "ppl, niah")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"ppl", "niah"}))
+      ->capture_default_str()
+      ->group(section);
+  program
+      .add_option("--first-position", arguments.first_position,
+                  "First predicted token that counts (default: sink + recent)")
+      ->check(CLI::PositiveNumber)
+      ->group(section);
+  program
+      .add_option("--position-offset", options.position_offset,
+                  "Shift positions, so that a short text tests late ones")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group(section);
+  program
+      .add_option("--mode", options.mode, "How the prompt is read: decode, prefill or chunked:N")
+      ->capture_default_str()
+      ->group(section);
+  program
+      .add_option("--chunk-len", options.chunk_len,
+                  "Tokens per sequence (default: the model's context, 4096 at most)")
+      ->check(CLI::PositiveNumber)
+      ->group(section);
+  program.add_option("--max-tokens", options.max_tokens, "Use this many tokens (default: all)")
+      ->check(CLI::PositiveNumber)
+      ->group(section);
+  program.add_option("--seed", options.seed, "Of document order, bootstrap, needles and rotations")
+      ->capture_default_str()
+      ->group(section);
+  program
+      .add_option("--rope-scaling", arguments.rope_scaling,
+                  "JSON that replaces the checkpoint's rope scaling, as servers do")
+      ->group(section);
+  program
+      .add_flag("--sensitivity", options.sensitivity,
+                "Also the last method with a single layer at INT2, for every layer")
+      ->group(section);
+  program.add_flag("--sweep-clip", options.clip_sweep, "Also the last method at other clippings")
+      ->group(section);
+  program
+      .add_flag("--sweep-windows", options.window_sweep,
+                "Also the last method with other sink and recent windows")
+      ->group(section);
+}
+
+void add_needle_options(CLI::App& program, NeedlePlan& plan, bool& generate) {
+  const char* const section = "Needle tasks";
+  program.add_option("--needle-kinds", plan.kinds, "Kinds of task (default: all)")
+      ->delimiter(',')
+      ->group(section);
+  program.add_option("--needle-lengths", plan.lengths, "Tokens of a prompt")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(section);
+  program.add_option("--needle-depths", plan.depths, "Places of the needle, 0 to 1")
+      ->delimiter(',')
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str()
+      ->group(section);
+  program.add_option("--needle-prompts", plan.prompts, "Prompts in all")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(section);
+  program
+      .add_flag("--needle-generate", generate,
+                "Generate the answers too (otherwise teacher forcing alone)")
+      ->group(section);
+}
+
+void add_output_options(CLI::App& program, Arguments& arguments) {
+  const char* const section = "Output";
+  program.add_option("--json", arguments.json, "Write the report as JSON")->group(section);
+  program.add_flag("--write-back", arguments.options.write_back, "Store the report in the bundle")
+      ->group(section);
+  program.add_flag("--quiet", arguments.quiet, "No progress and no table, errors only")
+      ->group(section);
+}
+
+// Only what the user gave overrides the bundle's settings.
+void take_overrides(const CLI::App& program, Arguments& arguments) {
+  EvaluateOptions& options = arguments.options;
+  const auto given = [&](const char* name) { return program.get_option(name)->count() > 0; };
+  const QuantizerSettings& q = arguments.quantizer;
+  if (given("--sink")) options.sink = q.sink_tokens;
+  if (given("--recent")) options.recent = q.recent_tokens;
+  if (given("--quant-group-size")) options.quant_group_size = q.quant_group_size;
+  if (given("--demote-block")) options.demote_block = q.demote_block;
+  if (given("--metadata-dtype")) options.metadata_dtype = q.metadata_dtype;
+  if (given("--first-position")) options.first_position = arguments.first_position;
+}
+
+int run(const CLI::App& program, Arguments& arguments) {
+  EvaluateOptions& options = arguments.options;
+  take_overrides(program, arguments);
+  const auto asked = [&](const char* task) {
+    return std::find(arguments.tasks.begin(), arguments.tasks.end(), task) != arguments.tasks.end();
+  };
+  options.perplexity = asked("ppl");
+  options.needles = asked("niah");
+  options.needle_plan.seed = options.seed;
+  options.device = arguments.compute.device;
+  options.dtype = arguments.compute.dtype;
+  options.rope_scaling = parse_json_option(arguments.rope_scaling, "--rope-scaling");
+
+  install_interrupt_handlers();
+  TerminalProgress progress(arguments.quiet);
+  std::optional<AtomicFile> probe;  // a place that can't be written fails before the work
+  if (!arguments.json.empty()) probe.emplace(arguments.json);
+  const Json report = evaluate(options, progress);
+  if (!arguments.json.empty()) write_file_atomically(arguments.json, report.dump(2) + "\n");
+  if (!arguments.quiet) fmt::print("{}", format_table(report));
+  return kExitDone;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App program(kDescription, "oscar-eval");
+  program.footer(kFooter);
+  Arguments arguments;
+  program
+      .add_option("MODEL", arguments.options.model,
+                  "Hugging Face folder, or tiny-gqa, the embedded default")
+      ->required();
+  add_measurement_options(program, arguments);
+  add_needle_options(program, arguments.options.needle_plan, arguments.options.generate_needles);
+  add_quantizer_options(program, arguments.quantizer);
+  add_compute_options(program, arguments.compute);
+  add_output_options(program, arguments);
+  return run_program(program, argc, argv, [&] { return run(program, arguments); });
+}

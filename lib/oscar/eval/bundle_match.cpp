@@ -1,0 +1,50 @@
+// Field by field, from the coarsest to the finest.
+#include "oscar/eval/bundle_match.h"
+
+#include "oscar/base/error.h"
+
+namespace oscar {
+namespace {
+
+void require_equal(const std::string& field, const std::string& model, const std::string& bundle,
+                   const std::string& where, const std::string& hint) {
+  if (model == bundle) return;
+  throw Error({.what = "the bundle is of another model: " + field + " differs",
+               .where = where,
+               .expected = model + " (the model's)",
+               .found = bundle + " (the bundle's)",
+               .hint = hint});
+}
+
+}  // namespace
+
+void check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpoint,
+                          const std::string& bundle_path) {
+  const ModelConfig& config = checkpoint.config;
+  const BundleModel& model = bundle.model;
+  const std::string calibrate = "calibrate this model with oscar-calibrate";
+  const auto number = [&](const char* field, int ours, int theirs) {
+    require_equal(field, std::to_string(ours), std::to_string(theirs), bundle_path, calibrate);
+  };
+  require_equal("architecture", config.architecture, model.architecture, bundle_path, calibrate);
+  number("num_layers", config.num_layers, model.num_layers);
+  number("hidden_size", config.hidden_size, model.hidden_size);
+  number("num_qo_heads", config.num_qo_heads, model.num_qo_heads);
+  number("num_kv_heads", config.num_kv_heads, model.num_kv_heads);
+  number("head_dim_k", config.head_dim, model.head_dim_k);
+  number("head_dim_v", config.head_dim, model.head_dim_v);
+  require_equal("rope", config.rope.as_run.dump(), model.rope.dump(), bundle_path,
+                "give the bundle's rope scaling with --rope-scaling, or calibrate with the one "
+                "that is served");
+  if (checkpoint.weights.fingerprint(false) != model.weights_fingerprint) {
+    require_equal("weights_fingerprint", checkpoint.weights.fingerprint(true),
+                  model.weights_fingerprint, bundle_path,
+                  "a fine-tune needs a calibration of its own: " + calibrate);
+  }
+  if (!model.tokenizer_sha256.empty()) {
+    require_equal("tokenizer_sha256", checkpoint.tokenizer_sha256, model.tokenizer_sha256,
+                  bundle_path, calibrate);
+  }
+}
+
+}  // namespace oscar

@@ -1,0 +1,315 @@
+// Opens everything, checks that it belongs together, measures, and assembles the report.
+#include "oscar/eval/evaluate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "oscar/base/error.h"
+#include "oscar/base/version.h"
+#include "oscar/data/corpus.h"
+#include "oscar/eval/bundle_match.h"
+#include "oscar/eval/estimate.h"
+#include "oscar/eval/methods.h"
+#include "oscar/eval/multi_forward.h"
+#include "oscar/eval/needle_run.h"
+#include "oscar/eval/report_json.h"
+#include "oscar/eval/token_scores.h"
+
+namespace oscar {
+namespace {
+
+constexpr const char* kHeldOutCorpus = "heldout.jsonl";
+constexpr int64_t kHostBatchTokens = 4096;
+constexpr int64_t kDeviceBatchTokens = 65536;
+constexpr int64_t kLongestDefault = 4096;
+
+// What a run has opened.
+struct Session {
+  Checkpoint checkpoint;
+  std::optional<Tokenizer> tokenizer = {};
+  std::optional<Bundle> bundle = {};
+  TokenChunks corpus = {};
+  ComputeOptions compute = {};
+  QuantizerSettings quantizer = {};
+};
+
+std::string corpus_argument(const EvaluateOptions& options, const Checkpoint& checkpoint) {
+  if (!options.corpus.empty()) return options.corpus;
+  const auto held_out = checkpoint.folder / kHeldOutCorpus;
+  if (std::filesystem::exists(held_out)) return held_out.string();
+  throw Error({.what = "no corpus to evaluate on",
+               .where = checkpoint.folder.string(),
+               .hint = "give held-out text or token ids with --corpus"});
+}
+
+TokenChunks open_corpus(const EvaluateOptions& options, const Session& session) {
+  const ModelConfig& config = session.checkpoint.config;
+  const int64_t served = config.rope.max_positions;
+  CorpusOptions corpus;
+  corpus.chunk_len = static_cast<int>(options.chunk_len > 0 ? options.chunk_len
+                                                            : std::min(served, kLongestDefault));
+  corpus.max_tokens = options.max_tokens;
+  corpus.seed = options.seed;
+  corpus.vocab_size = config.vocab_size;
+  corpus.eos_token_ids = config.eos_token_ids;
+  corpus.chat_template_sha256 = session.checkpoint.chat_template_sha256;
+  if (corpus.chunk_len + options.position_offset > served) {
+    throw Error({.what = "positions beyond what the model serves",
+                 .where = "--position-offset, --chunk-len",
+                 .expected = fmt::format("at most {} positions", served),
+                 .found = fmt::format("{} + {}", options.position_offset, corpus.chunk_len),
+                 .hint = "lower one of them, or set --rope-scaling as the server does"});
+  }
+  return load_corpus(corpus_argument(options, session.checkpoint),
+                     session.tokenizer ? &*session.tokenizer : nullptr, corpus);
+}
+
+QuantizerSettings settings_of(const EvaluateOptions& options, const Session& session) {
+  QuantizerSettings settings;
+  settings.quant_group_size = session.checkpoint.config.head_dim;
+  if (session.bundle) settings = session.bundle->quantizer;
+  if (options.sink) settings.sink_tokens = *options.sink;
+  if (options.recent) settings.recent_tokens = *options.recent;
+  if (options.quant_group_size) settings.quant_group_size = *options.quant_group_size;
+  if (options.demote_block) settings.demote_block = *options.demote_block;
+  if (options.metadata_dtype) settings.metadata_dtype = *options.metadata_dtype;
+  return settings;
+}
+
+Session open_session(const EvaluateOptions& options) {
+  Session session{.checkpoint = open_checkpoint(options.model, options.rope_scaling)};
+  session.compute = choose_compute(options.device, options.dtype);
+  if (!options.bundle.empty()) {
+    session.bundle = read_bundle(options.bundle);
+    check_bundle_matches(*session.bundle, session.checkpoint, options.bundle.string());
+  } else if (options.write_back) {
+    throw Error({.what = "there is no bundle to write the report into",
+                 .where = "--write-back",
+                 .hint = "name one with --bundle"});
+  }
+  const auto tokenizer = session.checkpoint.folder / "tokenizer.json";
+  if (std::filesystem::exists(tokenizer)) session.tokenizer = Tokenizer::from_file(tokenizer);
+  session.quantizer = settings_of(options, session);
+  session.corpus = open_corpus(options, session);
+  return session;
+}
+
+// Names in order, without repetition, bf16 first; sweeps and sensitivity after the rest.
+std::vector<std::string> method_names(const EvaluateOptions& options, const Session& session) {
+  auto wanted = options.compare;
+  if (wanted.empty()) wanted = default_methods(session.bundle ? &*session.bundle : nullptr);
+  const std::string base = wanted.back();
+  const auto add = [&](const std::vector<std::string>& more) {
+    wanted.insert(wanted.end(), more.begin(), more.end());
+  };
+  if (options.clip_sweep) add(clip_sweep(base));
+  if (options.window_sweep) add(window_sweep(base));
+  if (options.sensitivity) {
+    add(sensitivity_methods(base, session.checkpoint.config.num_layers));
+  }
+  std::vector<std::string> names = {"bf16"};
+  for (const std::string& name : wanted) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  return names;
+}
+
+std::vector<Method> build_methods(const EvaluateOptions& options, const Session& session,
+                                  const CacheView& view, Progress& progress) {
+  const MethodSource source{.config = &session.checkpoint.config,
+                            .bundle = session.bundle ? &*session.bundle : nullptr,
+                            .quantizer = session.quantizer,
+                            .view = view,
+                            .seed = options.seed,
+                            .device = session.compute.device};
+  const auto names = method_names(options, session);
+  progress.begin("prepare", static_cast<int64_t>(names.size()), "methods");
+  std::vector<Method> methods;
+  for (const std::string& name : names) {
+    methods.push_back(make_method(name, source));
+    progress.advance(1);
+  }
+  progress.end();
+  return methods;
+}
+
+// Consecutive sequences of one length as one tensor, up to a number of tokens.
+std::vector<torch::Tensor> make_batches(const std::vector<std::vector<int32_t>>& chunks,
+                                        int64_t batch_tokens) {
+  std::vector<torch::Tensor> batches;
+  for (size_t i = 0; i < chunks.size();) {
+    const size_t length = chunks[i].size();
+    size_t end = i + 1;
+    while (end < chunks.size() && chunks[end].size() == length &&
+           static_cast<int64_t>((end + 1 - i) * length) <= batch_tokens) {
+      ++end;
+    }
+    auto ids =
+        torch::empty({static_cast<int64_t>(end - i), static_cast<int64_t>(length)}, torch::kInt64);
+    auto* out = ids.data_ptr<int64_t>();
+    for (; i < end; ++i) out = std::copy(chunks[i].begin(), chunks[i].end(), out);
+    batches.push_back(ids);
+  }
+  return batches;
+}
+
+int64_t first_measured(const EvaluateOptions& options, const std::vector<Method>& methods) {
+  int64_t windows = 1;
+  for (const Method& m : methods) windows = std::max(windows, m.view.sink + m.view.recent);
+  return std::max<int64_t>(1, options.first_position.value_or(windows));
+}
+
+TextResults measure_text(const EvaluateOptions& options, const Session& session, Transformer& model,
+                         const std::vector<Method>& methods, int64_t first, Progress& progress) {
+  std::vector<std::vector<int32_t>> chunks;
+  TextResults results;
+  results.first_position = first;
+  for (const auto& chunk : session.corpus.chunks) {
+    const int64_t measured = static_cast<int64_t>(chunk.size()) - first;
+    if (measured <= 0) continue;
+    chunks.push_back(chunk);
+    results.measured.push_back(measured);
+    results.longest = std::max(results.longest, static_cast<int64_t>(chunk.size()));
+  }
+  require_enough_tokens(
+      std::accumulate(results.measured.begin(), results.measured.end(), int64_t{0}),
+      fmt::format("perplexity from position {} on", first));
+  const bool gpu = session.compute.device.is_cuda();
+  const auto batches = make_batches(chunks, gpu ? kDeviceBatchTokens : kHostBatchTokens);
+
+  std::vector<std::unique_ptr<Int2Attention>> engines;
+  MultiForward forward{
+      .engines = {}, .position_offset = options.position_offset, .first_query = first - 1};
+  for (const Method& method : methods) {
+    engines.push_back(make_engine(method, model.config()));
+    forward.engines.push_back(engines.back().get());
+  }
+  int64_t work = 0;
+  for (const auto& ids : batches) work += ids.numel() * model.config().num_layers;
+  results.scores.resize(methods.size());
+  progress.begin("perplexity", work, "token-layers");
+  results.output_errors = run_multi_forward(
+      model, forward, batches,
+      [&](size_t batch, const std::vector<torch::Tensor>& hidden) {
+        score_batch(model, hidden, batches[batch], first, results.scores);
+      },
+      progress);
+  progress.end();
+  return results;
+}
+
+NeedleResults measure_needles(const EvaluateOptions& options, const Session& session,
+                              Transformer& model, const std::vector<Method>& methods,
+                              Progress& progress) {
+  if (!session.tokenizer) {
+    throw Error({.what = "needle tasks need the model's tokenizer",
+                 .where = session.checkpoint.folder.string(),
+                 .hint = "put tokenizer.json into the model folder, or use --tasks ppl"});
+  }
+  std::vector<int32_t> haystack;
+  for (const auto& chunk : session.corpus.chunks) {
+    haystack.insert(haystack.end(), chunk.begin(), chunk.end());
+  }
+  const auto folder = find_model_folder("tiny-gqa").parent_path() / "needle";
+  NeedleResults results;
+  results.prompts = make_needle_prompts(read_needle_book(folder), options.needle_plan,
+                                        *session.tokenizer, haystack);
+  int64_t tokens = 0;
+  for (const NeedlePrompt& p : results.prompts) tokens += p.length;
+  progress.begin("needles", tokens * model.config().num_layers, "token-layers");
+  results.forced = run_needles_forced(model, methods, results.prompts, progress);
+  progress.end();
+  if (options.generate_needles) {
+    progress.begin("generation", tokens * static_cast<int64_t>(methods.size()), "tokens");
+    results.generated = run_needles_generated(model, methods, results.prompts, progress);
+    progress.end();
+  }
+  return results;
+}
+
+Json describe_session(const EvaluateOptions& options, const Session& session) {
+  const Checkpoint& checkpoint = session.checkpoint;
+  const QuantizerSettings& q = session.quantizer;
+  Json report;
+  report["schema"] = "oscar-eval-1";
+  report["tool"] = {{"version", kToolVersion}, {"commit", kToolCommit}};
+  report["model"] = {{"name", checkpoint.name},
+                     {"architecture", checkpoint.config.architecture},
+                     {"num_layers", checkpoint.config.num_layers},
+                     {"config_sha256", checkpoint.config_sha256},
+                     {"weights_fingerprint", checkpoint.weights.fingerprint(false)},
+                     {"rope", checkpoint.config.rope.as_run}};
+  report["bundle"] = nullptr;
+  if (session.bundle) {
+    report["bundle"] = {{"file", options.bundle.filename().string()},
+                        {"content_sha256", session.bundle->content_sha256},
+                        {"preset", session.bundle->preset},
+                        {"method", session.bundle->method},
+                        {"granularity", session.bundle->granularity}};
+  }
+  Json sources = Json::array();
+  for (const CorpusSource& s : session.corpus.record.sources) {
+    sources.push_back({{"name", std::filesystem::path(s.name).filename().string()},
+                       {"sha256", s.sha256},
+                       {"tokens", s.tokens_used}});
+  }
+  report["corpus"] = {{"sources", std::move(sources)},
+                      {"tokens", session.corpus.record.tokens},
+                      {"sequences", session.corpus.record.sequences_used},
+                      {"chunk_len", session.corpus.record.chunk_len},
+                      {"tokens_sha256", session.corpus.record.tokens_sha256}};
+  report["device"] = describe(session.compute);
+  report["threads"] = at::get_num_threads();
+  report["seed"] = options.seed;
+  report["mode"] = options.mode;
+  report["position_offset"] = options.position_offset;
+  report["quantizer"] = {{"bits", q.bits},
+                         {"sink", q.sink_tokens},
+                         {"recent", q.recent_tokens},
+                         {"quant_group_size", q.quant_group_size},
+                         {"metadata_dtype", q.metadata_dtype},
+                         {"demote_block", q.demote_block}};
+  return report;
+}
+
+// Mode and prompt of the text task: under `prefill` the tokens before the first counted one are
+// the prompt; under `chunked:N` all are.
+CacheView text_view(const EvaluateOptions& options, int64_t prompt) {
+  CacheView view;
+  parse_cache_mode(options.mode, view);
+  if (view.mode == CacheModeKind::kChunked) prompt = std::numeric_limits<int64_t>::max();
+  view.prompt = view.mode == CacheModeKind::kDecode ? 0 : prompt;
+  return view;
+}
+
+}  // namespace
+
+Json evaluate(const EvaluateOptions& options, Progress& progress) {
+  CacheView view = text_view(options, 0);
+  Session session = open_session(options);
+  Transformer model(session.checkpoint, session.compute);
+  auto methods = build_methods(options, session, view, progress);
+  const int64_t first = first_measured(options, methods);
+  view = text_view(options, first);
+  for (Method& method : methods) method.view.prompt = view.prompt;
+
+  Json report = describe_session(options, session);
+  describe_methods(methods, report);
+  if (options.perplexity) {
+    add_text_results(measure_text(options, session, model, methods, first, progress), methods,
+                     options.seed, report);
+  }
+  if (options.needles) {
+    add_needle_results(measure_needles(options, session, model, methods, progress), methods,
+                       report);
+  }
+  if (options.write_back) {
+    session.bundle->evaluation = report;
+    write_bundle(*session.bundle, options.bundle, /*force=*/true);
+  }
+  return report;
+}
+
+}  // namespace oscar

@@ -1,0 +1,325 @@
+// Names to cache settings: baselines without data, fits from the bundle's statistics, the bundle.
+#include "oscar/eval/methods.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <map>
+#include <numbers>
+#include <random>
+
+#include "oscar/base/error.h"
+#include "oscar/fit/presets.h"
+
+namespace oscar {
+namespace {
+
+constexpr double kPaperClipK = 0.96, kPaperClipV = 0.92;
+
+enum class Origin { kReference, kDataFree, kStatistics, kBundle, kExact };
+
+struct Base {
+  const char* name;
+  const char* summary;
+  Origin origin;
+  TransformKind kind = TransformKind::kIdentity;
+  bool clip = false;
+  bool random = false;
+  const char* preset = "";
+  bool per_head = false;
+};
+
+const std::vector<Base>& bases() {
+  static const std::vector<Base> table = {
+      {"bf16", "the model as it is", Origin::kReference},
+      {"exact", "the INT2 path with the codec off", Origin::kExact},
+      {"identity", "INT2 without rotation", Origin::kDataFree, TransformKind::kIdentity},
+      {"identity-clip", "INT2 without rotation, clipped", Origin::kDataFree,
+       TransformKind::kIdentity, true},
+      {"hadamard", "Hadamard rotation", Origin::kDataFree, TransformKind::kHadamard},
+      {"hadamard-clip", "Hadamard rotation, clipped", Origin::kDataFree, TransformKind::kHadamard,
+       true},
+      {"random-clip", "random rotation, clipped", Origin::kDataFree, TransformKind::kHadamard, true,
+       true},
+      {"oscar", "OSCAR as in the paper", Origin::kStatistics, TransformKind::kOscar, true, false,
+       "paper"},
+      {"oscar-perhead", "OSCAR, one rotation per KV head", Origin::kStatistics,
+       TransformKind::kOscar, true, false, "paper", true},
+      {"oscar-released", "OSCAR with the published value objective", Origin::kStatistics,
+       TransformKind::kOscar, true, false, "released"},
+      {"bundle", "the bundle as it is", Origin::kBundle},
+  };
+  return table;
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts{""};
+  for (const char c : text) {
+    if (c == separator) {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+const Base& find_base(const std::string& name) {
+  std::string known;
+  for (const Base& base : bases()) {
+    if (name == base.name) return base;
+    known += (known.empty() ? "" : ", ") + std::string(base.name);
+  }
+  throw Error({.what = "unknown method", .where = "--compare", .expected = known, .found = name});
+}
+
+// Statistics of white noise: what a fit sees when it has no data.
+LayerStatistics white_statistics(const LayerGeometry& geometry) {
+  LayerStatistics s = make_statistics(geometry);
+  s.count_kv = int64_t{1} << 20;
+  s.count_q = s.count_kv * (geometry.num_qo_heads / geometry.num_kv_heads);
+  for (auto* m : {&s.q_moment, &s.k_moment, &s.v_moment, &s.attn_out_moment, &s.o_proj_metric}) {
+    for (int h = 0; h < m->count; ++h) {
+      (*m)[h].setIdentity();
+      (*m)[h] *= static_cast<double>(s.count_q);
+    }
+  }
+  return s;
+}
+
+// Haar-distributed orthogonal matrix [d, d] from a seed alone.
+MatrixD random_rotation(int d, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto uniform = [&] { return (static_cast<double>(random() >> 11) + 0.5) * 0x1p-53; };
+  MatrixD gaussian(d, d);
+  for (int i = 0; i < d * d; ++i) {
+    gaussian.data()[i] =
+        std::sqrt(-2 * std::log(uniform())) * std::cos(2 * std::numbers::pi * uniform());
+  }
+  const Eigen::HouseholderQR<MatrixD> qr(gaussian);
+  MatrixD q = qr.householderQ();
+  for (int c = 0; c < d; ++c) {
+    if (qr.matrixQR()(c, c) < 0) q.col(c) *= -1;
+  }
+  return q;
+}
+
+void randomize(LayerTransforms& layer, uint64_t seed) {
+  int side_index = 0;
+  for (SideTransform* side : {&layer.key, &layer.value}) {
+    for (int h = 0; h < side->forward.count; ++h) {
+      const uint64_t place = static_cast<uint64_t>(layer.geometry.layer_id) * 4096 + 2 * h;
+      side->forward[h] =
+          random_rotation(side->forward.rows, seed * 1000003 + place + side_index).cast<float>();
+    }
+    ++side_index;
+  }
+}
+
+[[noreturn]] void no_statistics(const Base& base, const std::string& hint) {
+  throw Error(
+      {.what = fmt::format("method '{}' is fitted from statistics, and there are none", base.name),
+       .where = "--compare",
+       .hint = hint});
+}
+
+LayerTransforms fitted_layer(const Base& base, const MethodSource& source, int layer) {
+  const Bundle* const bundle = source.bundle;
+  if (!bundle) no_statistics(base, "give a bundle with statistics (--bundle)");
+  if (bundle->statistics.empty()) {
+    no_statistics(base, "this bundle was stripped: calibrate again without --no-statistics");
+  }
+  const LayerStatistics& statistics = bundle->statistics.at(layer);
+  FitOptions fit = find_preset(base.preset).fit;
+  if (base.per_head) fit.granularity = Granularity::kPerHead;
+  if (fit.objective_v == ValueObjective::kEnergy && statistics.v_energy_moment.empty()) {
+    no_statistics(base, "calibrate with --objective-v energy, which collects the energy moment");
+  }
+  return fit_layer(statistics, fit, source.config->rope);
+}
+
+LayerTransforms data_free_layer(const Base& base, const MethodSource& source, int layer) {
+  const FitOptions fit{.kind = base.kind,
+                       .granularity = Granularity::kPerHead,
+                       .clip_k = base.clip ? kPaperClipK : 0.0,
+                       .clip_v = base.clip ? kPaperClipV : 0.0};
+  const auto geometry = source.config->geometry(layer, source.quantizer.recent_tokens);
+  LayerTransforms out = fit_layer(white_statistics(geometry), fit, source.config->rope);
+  if (base.random) randomize(out, source.seed);
+  return out;
+}
+
+LayerTransforms layer_of(const Base& base, const MethodSource& source, int layer) {
+  switch (base.origin) {
+    case Origin::kStatistics:
+      return fitted_layer(base, source, layer);
+    case Origin::kDataFree:
+      return data_free_layer(base, source, layer);
+    case Origin::kExact:
+      if (!source.bundle || source.bundle->layers.empty()) {
+        return data_free_layer(find_base("hadamard"), source, layer);
+      }
+      [[fallthrough]];
+    case Origin::kBundle:
+    case Origin::kReference:
+      break;
+  }
+  if (!source.bundle || source.bundle->layers.empty()) {
+    throw Error({.what = fmt::format("method '{}' needs a bundle with transforms", base.name),
+                 .where = "--compare",
+                 .hint = "give one with --bundle"});
+  }
+  return source.bundle->layers.at(layer);
+}
+
+// What the variants after the base ask for.
+struct Variants {
+  bool keys = true, values = true;
+  std::optional<int64_t> only_layer;
+  std::optional<std::pair<double, double>> clip;
+  std::optional<std::pair<int64_t, int64_t>> window;
+};
+
+[[noreturn]] void refuse_variant(const std::string& name, const std::string& variant) {
+  throw Error({.what = "malformed variant of a method",
+               .where = "--compare " + name,
+               .expected = "k, v, layer:N, clip:K/V or window:SINK/RECENT",
+               .found = variant});
+}
+
+template <typename Number>
+bool parse_number(const std::string& text, Number& value) {
+  const char* const end = text.data() + text.size();
+  const auto [stop, status] = std::from_chars(text.data(), end, value);
+  return status == std::errc() && stop == end && value >= 0;
+}
+
+template <typename Number>
+bool parse_pair(const std::string& text, std::optional<std::pair<Number, Number>>& out) {
+  const auto parts = split(text, '/');
+  std::pair<Number, Number> value;
+  if (parts.size() != 2 || !parse_number(parts[0], value.first) ||
+      !parse_number(parts[1], value.second)) {
+    return false;
+  }
+  out = value;
+  return true;
+}
+
+Variants parse_variants(const std::string& name, int num_layers) {
+  Variants out;
+  const auto parts = split(name, '@');
+  for (size_t i = 1; i < parts.size(); ++i) {
+    const size_t colon = parts[i].find(':');
+    const std::string key = parts[i].substr(0, colon);
+    const std::string value = colon == std::string::npos ? "" : parts[i].substr(colon + 1);
+    bool good = false;
+    if (key == "k" || key == "v") {
+      out.keys = key == "k";
+      out.values = key == "v";
+      good = colon == std::string::npos;
+    } else if (key == "layer") {
+      int64_t layer = 0;
+      good = parse_number(value, layer) && layer < num_layers;
+      out.only_layer = layer;
+    } else if (key == "clip") {
+      good = parse_pair(value, out.clip) && out.clip->first <= 1 && out.clip->second <= 1;
+    } else if (key == "window") {
+      good = parse_pair(value, out.window) && out.window->second >= 1;
+    }
+    if (!good) refuse_variant(name, parts[i]);
+  }
+  return out;
+}
+
+}  // namespace
+
+Method make_method(const std::string& name, const MethodSource& source) {
+  const ModelConfig& config = *source.config;
+  const Base& base = find_base(split(name, '@')[0]);
+  const Variants variants = parse_variants(name, config.num_layers);
+  Method method;
+  method.name = name;
+  method.summary = base.summary;
+  method.reference = base.origin == Origin::kReference;
+  method.codec_off = base.origin == Origin::kExact;
+  method.quantizer = source.quantizer;
+  if (variants.window) {
+    method.quantizer.sink_tokens = static_cast<int>(variants.window->first);
+    method.quantizer.recent_tokens = static_cast<int>(variants.window->second);
+  }
+  method.view = source.view;
+  method.view.sink = method.quantizer.sink_tokens;
+  method.view.recent = method.quantizer.recent_tokens;
+  method.view.demote_block = method.quantizer.demote_block;
+  method.layers.resize(config.num_layers);
+  if (method.reference) {
+    if (name != base.name) refuse_variant(name, name);
+    return method;
+  }
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    if (variants.only_layer && *variants.only_layer != layer) continue;
+    if (!config.geometry(layer, method.quantizer.recent_tokens).quantized && !method.codec_off) {
+      continue;
+    }
+    LayerTransforms transforms = layer_of(base, source, layer);
+    if (variants.clip) {
+      std::ranges::fill(transforms.key.clip_ratio, static_cast<float>(variants.clip->first));
+      std::ranges::fill(transforms.value.clip_ratio, static_cast<float>(variants.clip->second));
+    }
+    auto codec = std::make_shared<LayerCodec>();
+    codec->key =
+        make_side_codec(transforms.key, CacheSide::kKey, method.quantizer, layer, source.device);
+    codec->value = make_side_codec(transforms.value, CacheSide::kValue, method.quantizer, layer,
+                                   source.device);
+    codec->int2_keys = variants.keys && !method.codec_off;
+    codec->int2_values = variants.values && !method.codec_off;
+    method.layers[layer] = std::move(codec);
+  }
+  return method;
+}
+
+std::vector<std::string> default_methods(const Bundle* bundle) {
+  std::vector<std::string> names = {"bf16", "exact", "identity", "hadamard", "hadamard-clip"};
+  if (bundle && !bundle->statistics.empty()) {
+    names.insert(names.end(), {"oscar", "oscar-perhead"});
+  }
+  if (bundle && !bundle->layers.empty()) names.emplace_back("bundle");
+  return names;
+}
+
+std::vector<std::string> sensitivity_methods(const std::string& base, int num_layers) {
+  std::vector<std::string> names;
+  for (int l = 0; l < num_layers; ++l) names.push_back(fmt::format("{}@layer:{}", base, l));
+  return names;
+}
+
+std::vector<std::string> clip_sweep(const std::string& base) {
+  std::vector<std::string> names;
+  for (const char* clip :
+       {"0/0", "0.98/0.98", "0.96/0.96", "0.96/0.92", "0.94/0.94", "0.92/0.92"}) {
+    names.push_back(fmt::format("{}@clip:{}", base, clip));
+  }
+  return names;
+}
+
+std::vector<std::string> window_sweep(const std::string& base) {
+  std::vector<std::string> names;
+  for (const char* window : {"0/1", "4/64", "64/64", "64/128", "64/256", "128/512"}) {
+    names.push_back(fmt::format("{}@window:{}", base, window));
+  }
+  return names;
+}
+
+std::unique_ptr<Int2Attention> make_engine(const Method& method, const ModelConfig& config) {
+  if (method.reference) return nullptr;
+  std::vector<int> windows;
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    windows.push_back(config.geometry(layer, method.quantizer.recent_tokens).sliding_window);
+  }
+  return std::make_unique<Int2Attention>(method.layers, method.view, std::move(windows));
+}
+
+}  // namespace oscar

@@ -1,0 +1,57 @@
+// The methods a comparison can name, and how each fills the cache.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "oscar/bundle/bundle.h"
+#include "oscar/eval/int2_attention.h"
+#include "oscar/io/model_config.h"
+
+namespace oscar {
+
+// One row of the comparison, ready to run.
+struct Method {
+  std::string name;        // as asked for
+  std::string summary;     // in words
+  bool reference = false;  // bf16: the model's own attention
+  bool codec_off = false;  // exact: transformed, never quantized
+  QuantizerSettings quantizer;
+  CacheView view;
+  std::vector<std::shared_ptr<const LayerCodec>> layers;  // null: the layer stays exact
+};
+
+// What methods are made from.
+struct MethodSource {
+  const ModelConfig* config = nullptr;
+  const Bundle* bundle = nullptr;  // may be null: then only methods without statistics exist
+  QuantizerSettings quantizer;     // windows, groups and metadata of every method
+  CacheView view;                  // mode and prompt; windows come from `quantizer`
+  uint64_t seed = 0;               // of random rotations
+  torch::Device device = torch::kCPU;
+};
+
+// name = BASE[@VARIANT]...
+//   BASE     bf16 exact identity identity-clip hadamard hadamard-clip random-clip oscar
+//            oscar-perhead oscar-released bundle
+//   VARIANT  k (keys only), v (values only), layer:N (only layer N is INT2),
+//            clip:K/V (other clipping ratios, 0 = off), window:SINK/RECENT
+// oscar, oscar-perhead and oscar-released are fitted from the bundle's statistics. Throws Error for
+// unknown names, and saying what is missing when the bundle cannot provide a method.
+Method make_method(const std::string& name, const MethodSource& source);
+
+// The comparison without --compare: bf16, exact and what the source can provide.
+std::vector<std::string> default_methods(const Bundle* bundle);
+
+// Names of one base for every layer (leave all layers but one exact), for clip ratios and windows.
+std::vector<std::string> sensitivity_methods(const std::string& base, int num_layers);
+std::vector<std::string> clip_sweep(const std::string& base);
+std::vector<std::string> window_sweep(const std::string& base);
+
+// Engine of a method; null for the reference. Layers whose sliding window fits the recent window
+// are never quantized.
+std::unique_ptr<Int2Attention> make_engine(const Method& method, const ModelConfig& config);
+
+}  // namespace oscar

@@ -1,0 +1,38 @@
+// All compared methods through the model together, one layer's weights at a time.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "oscar/base/progress.h"
+#include "oscar/eval/int2_attention.h"
+#include "oscar/model/transformer.h"
+
+namespace oscar {
+
+// Sums behind the per-layer NMSE of the attention output against the reference's, both with all
+// that the layers before have done to them: sum |o - o_ref|^2 / sum |o_ref|^2.
+struct OutputError {
+  std::vector<double> error, energy;  // [num_layers]
+};
+
+struct MultiForward {
+  // engines[0] must be null: the reference. A null engine elsewhere is the reference again.
+  std::vector<Int2Attention*> engines;
+  int64_t position_offset = 0;
+  int64_t first_query = 0;  // queries before it stay out of OutputError
+};
+
+// Receives the hidden states of one batch after the last layer: hidden[m] [batch, tokens, hidden].
+using BatchSink = std::function<void(size_t batch, const std::vector<torch::Tensor>& hidden)>;
+
+// Runs `batches` ([sequences, tokens] int64 each) and hands each to `sink`. Weights pass once per
+// group of batches whose hidden states of all methods fit a fixed budget; a method shares the
+// reference's states up to its first INT2 layer. Returns one OutputError per engine. Throws Error
+// when a hidden state is not finite (naming method index and layer) and Interrupted on request.
+std::vector<OutputError> run_multi_forward(Transformer& model, const MultiForward& methods,
+                                           const std::vector<torch::Tensor>& batches,
+                                           const BatchSink& sink, Progress& progress);
+
+}  // namespace oscar

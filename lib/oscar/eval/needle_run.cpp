@@ -1,0 +1,143 @@
+// Batches of needle prompts of one length.
+#include "oscar/eval/needle_run.h"
+
+#include <algorithm>
+
+#include "oscar/base/error.h"
+#include "oscar/base/interrupt.h"
+#include "oscar/eval/multi_forward.h"
+
+namespace oscar {
+namespace {
+
+constexpr int64_t kHostBatchTokens = 8192;
+constexpr int64_t kDeviceBatchTokens = 131072;
+
+struct PromptBatch {
+  size_t first = 0, count = 0;
+  int64_t length = 0, answer = 0;  // tokens of each prompt, of the longest answer
+};
+
+std::vector<PromptBatch> batch_prompts(const Transformer& model,
+                                       const std::vector<NeedlePrompt>& prompts) {
+  const int64_t limit = model.compute().device.is_cuda() ? kDeviceBatchTokens : kHostBatchTokens;
+  std::vector<PromptBatch> batches;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const int64_t length = prompts[i].length;
+    if (batches.empty() || batches.back().length != length ||
+        static_cast<int64_t>(batches.back().count + 1) * length > limit) {
+      batches.push_back({i, 0, length, 0});
+    }
+    ++batches.back().count;
+    batches.back().answer =
+        std::max(batches.back().answer, static_cast<int64_t>(prompts[i].answer.size()));
+  }
+  return batches;
+}
+
+// [count, length + answer] int64: prompts with their answers, zeros behind shorter ones.
+torch::Tensor batch_ids(const std::vector<NeedlePrompt>& prompts, const PromptBatch& batch) {
+  auto ids =
+      torch::zeros({static_cast<int64_t>(batch.count), batch.length + batch.answer}, torch::kInt64);
+  for (size_t row = 0; row < batch.count; ++row) {
+    const NeedlePrompt& prompt = prompts[batch.first + row];
+    auto* out = ids.data_ptr<int64_t>() + static_cast<int64_t>(row) * ids.size(1);
+    out = std::copy(prompt.prompt.begin(), prompt.prompt.end(), out);
+    std::copy(prompt.answer.begin(), prompt.answer.end(), out);
+  }
+  return ids;
+}
+
+// Margins of each answer token, [count, answer] float64 on the CPU.
+torch::Tensor answer_margins(Transformer& model, const torch::Tensor& hidden,
+                             const torch::Tensor& ids, const PromptBatch& batch) {
+  const auto device = model.compute().device;
+  const auto logits =
+      model.logits(hidden.slice(1, batch.length - 1, batch.length + batch.answer - 1).to(device));
+  const auto wanted = ids.slice(1, batch.length).to(device).unsqueeze(-1);
+  const auto right = logits.gather(-1, wanted).squeeze(-1);
+  const auto others = logits.scatter(-1, wanted, -INFINITY).amax(-1);
+  return right.sub(others).to(torch::kCPU, torch::kFloat64).contiguous();
+}
+
+}  // namespace
+
+std::vector<std::vector<NeedleOutcome>> run_needles_forced(Transformer& model,
+                                                           const std::vector<Method>& methods,
+                                                           const std::vector<NeedlePrompt>& prompts,
+                                                           Progress& progress) {
+  const c10::InferenceMode guard;
+  std::vector<std::unique_ptr<Int2Attention>> engines;
+  for (const Method& method : methods) engines.push_back(make_engine(method, model.config()));
+  std::vector<std::vector<NeedleOutcome>> outcomes(methods.size(),
+                                                   std::vector<NeedleOutcome>(prompts.size()));
+  for (const PromptBatch& batch : batch_prompts(model, prompts)) {
+    MultiForward forward{.engines = {}, .position_offset = 0, .first_query = batch.length};
+    for (const auto& engine : engines) {
+      if (engine) engine->set_prompt(batch.length);
+      forward.engines.push_back(engine.get());
+    }
+    const auto ids = batch_ids(prompts, batch);
+    run_multi_forward(
+        model, forward, {ids},
+        [&](size_t, const std::vector<torch::Tensor>& hidden) {
+          for (size_t m = 0; m < methods.size(); ++m) {
+            const auto margins = answer_margins(model, hidden[m], ids, batch);
+            for (size_t row = 0; row < batch.count; ++row) {
+              const auto* values =
+                  margins.data_ptr<double>() + static_cast<int64_t>(row) * batch.answer;
+              const size_t answer = prompts[batch.first + row].answer.size();
+              const double margin = *std::min_element(values, values + answer);
+              outcomes[m][batch.first + row] = {margin > 0, margin};
+            }
+          }
+        },
+        progress);
+  }
+  return outcomes;
+}
+
+std::vector<std::vector<bool>> run_needles_generated(Transformer& model,
+                                                     const std::vector<Method>& methods,
+                                                     const std::vector<NeedlePrompt>& prompts,
+                                                     Progress& progress) {
+  const c10::InferenceMode guard;
+  const int num_layers = model.config().num_layers;
+  std::vector<std::shared_ptr<const LayerWeights>> weights;
+  for (int layer = 0; layer < num_layers; ++layer) weights.push_back(model.load_layer(layer));
+  std::vector<std::vector<bool>> passes(methods.size(), std::vector<bool>(prompts.size(), true));
+  for (size_t m = 0; m < methods.size(); ++m) {
+    Method method = methods[m];
+    method.reference = false;  // the reference too needs an engine that keeps a cache
+    const auto engine = make_engine(method, model.config());
+    engine->keep_cache();
+    for (const PromptBatch& batch : batch_prompts(model, prompts)) {
+      if (interrupt_requested()) throw Interrupted("stopped; no report was written");
+      engine->reset_cache();
+      engine->set_prompt(batch.length);
+      auto next = batch_ids(prompts, batch).slice(1, 0, batch.length);
+      int64_t position = 0;
+      for (int64_t step = 0; step < batch.answer; ++step) {
+        auto hidden = model.embed(next);
+        for (int layer = 0; layer < num_layers; ++layer) {
+          hidden =
+              model.forward_layer(layer, *weights[layer], hidden, nullptr, engine.get(), position);
+        }
+        position += next.size(1);
+        next = model.logits(hidden.slice(1, hidden.size(1) - 1)).argmax(-1).to(torch::kCPU);
+        for (size_t row = 0; row < batch.count; ++row) {
+          const auto& answer = prompts[batch.first + row].answer;
+          const auto place = static_cast<size_t>(step);
+          if (place < answer.size() &&
+              next.data_ptr<int64_t>()[row] != static_cast<int64_t>(answer[place])) {
+            passes[m][batch.first + row] = false;
+          }
+        }
+      }
+      progress.advance(static_cast<int64_t>(batch.count) * batch.length);
+    }
+  }
+  return passes;
+}
+
+}  // namespace oscar

@@ -1,0 +1,224 @@
+// Task kinds from tasks.json, filled in with words and numbers from a seed.
+#include "oscar/eval/needle_tasks.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "oscar/base/error.h"
+
+namespace oscar {
+namespace {
+
+constexpr const char* kFormat = "oscar-needle-tasks-1";
+
+// In [0, n). The bias of a remainder of 64 random bits is far below what a sample could show.
+size_t below(std::mt19937_64& random, size_t n) { return random() % n; }
+
+std::vector<std::string> draw_words(const NeedleBook& book, size_t count, std::mt19937_64& random) {
+  std::vector<std::string> words = book.words;
+  for (size_t i = 0; i < count; ++i)
+    std::swap(words[i], words[i + below(random, words.size() - i)]);
+  words.resize(count);
+  return words;
+}
+
+template <typename T>
+void shuffle(std::vector<T>& values, std::mt19937_64& random) {
+  for (size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[below(random, i)]);
+}
+
+std::string fill(std::string text, const std::string& field, const std::string& value) {
+  for (size_t at = text.find(field); at != std::string::npos;
+       at = text.find(field, at + value.size())) {
+    text.replace(at, field.size(), value);
+  }
+  return text;
+}
+
+std::string draw_value(const NeedleBook& book, const Json& spec, std::mt19937_64& random) {
+  if (spec.at("type") == "words") {
+    return fmt::format("{}",
+                       fmt::join(draw_words(book, spec.at("count").get<size_t>(), random), " "));
+  }
+  uint64_t low = 1;
+  for (int digit = 1; digit < spec.at("digits").get<int>(); ++digit) low *= 10;
+  return std::to_string(low + below(random, 9 * low));
+}
+
+struct Fact {
+  std::string key, value;
+};
+
+std::vector<Fact> draw_group(const NeedleBook& book, const Json& kind,
+                             const std::vector<std::string>& names, std::mt19937_64& random) {
+  std::vector<Fact> facts;
+  if (names.size() > 1) {
+    std::string value = draw_value(book, kind.at("value"), random);
+    for (const std::string& name : names) {
+      facts.push_back({name, value});
+      value = name;
+    }
+    return facts;
+  }
+  for (int i = 0; i < kind.at("values_per_key").get<int>(); ++i) {
+    facts.push_back({names[0], draw_value(book, kind.at("value"), random)});
+  }
+  return facts;
+}
+
+}  // namespace
+
+std::vector<std::string> NeedleBook::kind_names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, settings] : kinds.items()) names.push_back(name);
+  return names;
+}
+
+NeedleBook read_needle_book(const std::filesystem::path& folder) {
+  const auto path = folder / "tasks.json";
+  const Json json = read_json_file(path);
+  if (json.value("format", "") != kFormat || !json.contains("kinds") || !json.contains("words")) {
+    throw Error({.what = "not a description of needle tasks",
+                 .where = path.string(),
+                 .expected = kFormat,
+                 .found = json.value("format", "no format")});
+  }
+  NeedleBook book;
+  book.kinds = json.at("kinds");
+  std::istringstream words(read_text_file(folder / json.at("words").get<std::string>()));
+  for (std::string word; words >> word;) book.words.push_back(word);
+  return book;
+}
+
+NeedleTask sample_task(const NeedleBook& book, const std::string& kind_name,
+                       std::mt19937_64& random) {
+  if (!book.kinds.contains(kind_name)) {
+    throw Error({.what = "unknown kind of needle task",
+                 .where = "--needle-kinds",
+                 .expected = fmt::format("{}", fmt::join(book.kind_names(), ", ")),
+                 .found = kind_name});
+  }
+  const Json& kind = book.kinds.at(kind_name);
+  const auto groups = kind.at("keys").get<size_t>(), chain = kind.at("chain").get<size_t>();
+  const auto names = draw_words(book, groups * chain, random);
+  std::vector<std::vector<Fact>> facts;
+  std::vector<size_t> order;
+  for (size_t g = 0; g < groups; ++g) {
+    const auto first = names.begin() + static_cast<std::ptrdiff_t>(g * chain);
+    facts.push_back(
+        draw_group(book, kind, {first, first + static_cast<std::ptrdiff_t>(chain)}, random));
+    order.insert(order.end(), facts.back().size(), g);
+  }
+  shuffle(order, random);
+  std::vector<size_t> asked(groups);
+  for (size_t g = 0; g < groups; ++g) asked[g] = g;
+  shuffle(asked, random);
+  asked.resize(std::min(groups, kind.at("asked").get<size_t>()));
+
+  NeedleTask task;
+  std::vector<size_t> next(groups, 0);
+  for (const size_t g : order) {
+    const Fact& fact = facts[g][next[g]++];
+    task.facts.push_back(fill(fill(kind.at("fact"), "{key}", fact.key), "{value}", fact.value));
+    task.asked.push_back(std::find(asked.begin(), asked.end(), g) != asked.end());
+  }
+  std::vector<std::string> keys, answers;
+  for (const size_t g : asked) {
+    keys.push_back(facts[g].back().key);
+    if (chain > 1) std::reverse(facts[g].begin(), facts[g].end());
+    for (const Fact& fact : facts[g]) {
+      answers.push_back(
+          fill(fill(kind.at("answer_item"), "{key}", fact.key), "{value}", fact.value));
+    }
+  }
+  const auto join = kind.at("key_join").get<std::string>();
+  task.question = fill(kind.at("question"), "{keys}", fmt::format("{}", fmt::join(keys, join)));
+  task.answer = fmt::format("{}", fmt::join(answers, kind.at("answer_join").get<std::string>()));
+  return task;
+}
+
+NeedlePrompt make_needle_prompt(const NeedleBook& book, const std::string& kind, int64_t length,
+                                double depth, const Tokenizer& tokenizer,
+                                const std::vector<int32_t>& haystack, std::mt19937_64& random) {
+  const NeedleTask task = sample_task(book, kind, random);
+  const auto question = tokenizer.encode(task.question, false);
+  std::vector<std::vector<int32_t>> facts;
+  auto room = length - static_cast<int64_t>(question.size());
+  for (const std::string& fact : task.facts) {
+    facts.push_back(tokenizer.encode(fact, false));
+    room -= static_cast<int64_t>(facts.back().size());
+  }
+  const auto available = static_cast<int64_t>(haystack.size());
+  if (room < 1 || room > available) {
+    throw Error({.what = "a needle prompt of this length can't be made",
+                 .where = fmt::format("--needle-lengths {}, kind {}", length, kind),
+                 .expected = room < 1 ? fmt::format("over {} tokens", length - room)
+                                      : fmt::format("a corpus of {} tokens or more", room),
+                 .found = room < 1 ? std::to_string(length) : std::to_string(available)});
+  }
+  const auto places_from = [&](int64_t first) {
+    return first + static_cast<int64_t>(below(random, static_cast<size_t>(room - first + 1)));
+  };
+  // One place per asked fact (the first at `depth`) and per other fact, each list ascending.
+  const auto at_depth = static_cast<int64_t>(depth * static_cast<double>(room) + 0.5);
+  std::vector<int64_t> asked, other;
+  for (const bool is_asked : task.asked) {
+    if (!is_asked) {
+      other.push_back(places_from(0));
+    } else {
+      asked.push_back(asked.empty() ? at_depth : places_from(at_depth));
+    }
+  }
+  std::sort(asked.begin(), asked.end());
+  std::sort(other.begin(), other.end());
+  struct Placed {
+    int64_t place;
+    size_t fact;
+  };
+  std::vector<Placed> placed;
+  for (size_t i = 0, a = 0, o = 0; i < facts.size(); ++i) {
+    placed.push_back({task.asked[i] ? asked[a++] : other[o++], i});
+  }
+  std::stable_sort(placed.begin(), placed.end(),
+                   [](const Placed& x, const Placed& y) { return x.place < y.place; });
+  const auto begin = static_cast<int64_t>(below(random, static_cast<size_t>(available - room + 1)));
+  NeedlePrompt out{kind, length, depth, {}, tokenizer.encode(task.answer, false)};
+  int64_t done = 0;
+  const auto text_until = [&](int64_t place) {
+    out.prompt.insert(out.prompt.end(), haystack.begin() + begin + done,
+                      haystack.begin() + begin + place);
+    done = place;
+  };
+  for (const Placed& p : placed) {
+    text_until(p.place);
+    out.prompt.insert(out.prompt.end(), facts[p.fact].begin(), facts[p.fact].end());
+  }
+  text_until(room);
+  out.prompt.insert(out.prompt.end(), question.begin(), question.end());
+  return out;
+}
+
+std::vector<NeedlePrompt> make_needle_prompts(const NeedleBook& book, const NeedlePlan& plan,
+                                              const Tokenizer& tokenizer,
+                                              const std::vector<int32_t>& haystack) {
+  const auto kinds = plan.kinds.empty() ? book.kind_names() : plan.kinds;
+  std::mt19937_64 random(plan.seed);
+  std::vector<NeedlePrompt> prompts;
+  for (int64_t i = 0; i < plan.prompts; ++i) {
+    const auto n = static_cast<size_t>(i);
+    const size_t combination = n / kinds.size();
+    prompts.push_back(make_needle_prompt(
+        book, kinds[n % kinds.size()], plan.lengths[combination % plan.lengths.size()],
+        plan.depths[combination / plan.lengths.size() % plan.depths.size()], tokenizer, haystack,
+        random));
+  }
+  std::stable_sort(
+      prompts.begin(), prompts.end(),
+      [](const NeedlePrompt& a, const NeedlePrompt& b) { return a.length < b.length; });
+  return prompts;
+}
+
+}  // namespace oscar

@@ -1,0 +1,194 @@
+// Assembling the report.
+#include "oscar/eval/report_json.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <map>
+
+#include "oscar/cache/metadata.h"
+#include "oscar/eval/estimate.h"
+
+namespace oscar {
+namespace {
+
+constexpr int64_t kQuotedLengths[] = {8192, 32768, 131072};
+constexpr double kFloorFactor = 5;  // no ratio is quoted for a KL under this many floors
+
+const std::vector<double>& percentile_levels() {
+  static const std::vector<double> levels = {0.01, 0.05, 0.1,  0.25, 0.5,
+                                             0.75, 0.9,  0.95, 0.99, 0.999};
+  return levels;
+}
+
+Json to_json(const Estimate& e) { return {{"mean", e.mean}, {"se", e.se}}; }
+Json to_json(const PairedDifference& d) {
+  return {{"mean", d.mean}, {"low", d.low}, {"high", d.high}};
+}
+
+double bits_at(const Method& method, int64_t length) {
+  if (method.reference || method.codec_off) return 16.0;
+  MetadataDtype dtype = MetadataDtype::kFp16;
+  parse_metadata_name(method.quantizer.metadata_dtype, dtype);
+  return bits_per_element(length, method.view.sink, method.view.recent, 8 * metadata_bytes(dtype),
+                          method.quantizer.quant_group_size);
+}
+
+// Share of the cache that INT2 reaches: sides and layers that stay exact count 16 bits.
+double mixed_bits(const Method& method, int64_t length) {
+  const double bits = bits_at(method, length);
+  double sum = 0;
+  for (const auto& layer : method.layers) {
+    sum += layer && layer->int2_keys ? bits : 16.0;
+    sum += layer && layer->int2_values ? bits : 16.0;
+  }
+  return sum / (2.0 * static_cast<double>(method.layers.size()));
+}
+
+Json kl_json(const std::vector<double>& kl, const std::vector<int32_t>& units) {
+  Json json = to_json(estimate(kl, units));
+  const auto values = quantiles(kl, percentile_levels());
+  for (size_t i = 0; i < values.size(); ++i) {
+    json["percentiles"][fmt::format("{:g}", 100 * percentile_levels()[i])] = values[i];
+  }
+  return json;
+}
+
+struct Passes {
+  int64_t passed = 0, trials = 0;
+};
+
+Json rate_json(const Passes& p) {
+  const auto [low, high] = wilson_interval(p.passed, p.trials);
+  return {{"passed", p.passed},
+          {"prompts", p.trials},
+          {"rate", static_cast<double>(p.passed) / static_cast<double>(p.trials)},
+          {"low", low},
+          {"high", high}};
+}
+
+Json needle_json(const NeedleResults& results, size_t method) {
+  const auto& outcomes = results.forced[method];
+  Passes all;
+  std::map<std::string, Passes> by_kind;
+  std::map<std::pair<int64_t, double>, Passes> by_place;
+  double margin = 0, squares = 0;
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    const NeedlePrompt& prompt = results.prompts[i];
+    for (Passes* p : {&all, &by_kind[prompt.kind], &by_place[{prompt.length, prompt.depth}]}) {
+      ++p->trials;
+      p->passed += outcomes[i].passes;
+    }
+    margin += outcomes[i].margin;
+    squares += outcomes[i].margin * outcomes[i].margin;
+  }
+  const auto n = static_cast<double>(outcomes.size());
+  const double variance = std::max(0.0, squares / n - margin / n * margin / n);
+  Json json = rate_json(all);
+  json["margin"] = {{"mean", margin / n}, {"se", n > 1 ? std::sqrt(variance / (n - 1)) : NAN}};
+  for (const auto& [kind, passes] : by_kind) json["kinds"][kind] = rate_json(passes);
+  json["cells"] = Json::array();
+  for (const auto& [place, passes] : by_place) {
+    json["cells"].push_back({{"length", place.first},
+                             {"depth", place.second},
+                             {"passed", passes.passed},
+                             {"prompts", passes.trials}});
+  }
+  if (!results.generated.empty()) {
+    Passes generated;
+    for (const bool pass : results.generated[method]) {
+      ++generated.trials;
+      generated.passed += pass;
+    }
+    json["generated"] = rate_json(generated);
+  }
+  return json;
+}
+
+// Prompts that only the reference passes, only the method passes, and McNemar's probability.
+Json against_reference(const NeedleResults& results, size_t method) {
+  int64_t only_reference = 0, only_method = 0;
+  for (size_t i = 0; i < results.prompts.size(); ++i) {
+    const bool a = results.forced[0][i].passes, b = results.forced[method][i].passes;
+    only_reference += a && !b;
+    only_method += b && !a;
+  }
+  return {{"only_bf16", only_reference},
+          {"only_method", only_method},
+          {"p", mcnemar_exact(only_reference, only_method)}};
+}
+
+}  // namespace
+
+void describe_methods(const std::vector<Method>& methods, Json& report) {
+  report["methods"] = Json::object();
+  for (const Method& method : methods) {
+    Json& json = report["methods"][method.name];
+    json["summary"] = method.summary;
+    for (const int64_t length : kQuotedLengths) {
+      json["bpe"][std::to_string(length)] = mixed_bits(method, length);
+    }
+  }
+}
+
+void add_text_results(const TextResults& results, const std::vector<Method>& methods, uint64_t seed,
+                      Json& report) {
+  const auto units = make_units(results.measured);
+  const TokenScores& reference = results.scores[0];
+  report["tokens"] = units.size();
+  report["sequences"] = results.measured.size();
+  report["first_position"] = results.first_position;
+  report["resampling_units"] = units.back() + 1;
+  report["longest_sequence"] = results.longest;
+  double floor = NAN;
+  for (size_t m = 0; m < methods.size(); ++m) {
+    if (methods[m].codec_off) floor = estimate(results.scores[m].kl, units).mean;
+  }
+  report["kl_floor"] = floor;
+  for (size_t m = 0; m < methods.size(); ++m) {
+    const TokenScores& scores = results.scores[m];
+    Json& json = report["methods"][methods[m].name];
+    const Estimate nll = estimate(scores.nll, units);
+    json["bpe"][std::to_string(results.longest)] = mixed_bits(methods[m], results.longest);
+    json["nll"] = to_json(nll);
+    json["ppl"] = {{"mean", std::exp(nll.mean)}, {"se", std::exp(nll.mean) * nll.se}};
+    json["nll_increase"] = to_json(paired_bootstrap(scores.nll, reference.nll, units, seed));
+    json["kl"] = kl_json(scores.kl, units);
+    if (m > 0 && std::isfinite(floor)) {
+      json["kl"]["above_floor"] = json["kl"]["mean"].get<double>() >= kFloorFactor * floor;
+    }
+    json["top1"] = to_json(estimate(scores.agrees, units));
+    json["output_nmse"] = Json::array();
+    const OutputError& error = results.output_errors[m];
+    for (size_t l = 0; m > 0 && l < error.error.size(); ++l) {
+      json["output_nmse"].push_back(error.error[l] / error.energy[l]);
+    }
+    // Against the last method of the list, usually the bundle.
+    if (m > 0 && m + 1 < methods.size()) {
+      Json difference = to_json(paired_bootstrap(scores.kl, results.scores.back().kl, units, seed));
+      difference["against"] = methods.back().name;
+      json["kl_difference"] = std::move(difference);
+    }
+  }
+}
+
+void add_needle_results(const NeedleResults& results, const std::vector<Method>& methods,
+                        Json& report) {
+  Json& plan = report["needle"];
+  std::map<int64_t, int64_t> lengths;
+  std::map<std::string, int64_t> kinds;
+  for (const NeedlePrompt& prompt : results.prompts) {
+    ++lengths[prompt.length];
+    ++kinds[prompt.kind];
+  }
+  plan["prompts"] = results.prompts.size();
+  for (const auto& [length, count] : lengths) plan["lengths"][std::to_string(length)] = count;
+  for (const auto& [kind, count] : kinds) plan["kinds"][kind] = count;
+  for (size_t m = 0; m < methods.size(); ++m) {
+    Json& json = report["methods"][methods[m].name]["niah"];
+    json = needle_json(results, m);
+    if (m > 0) json["mcnemar"] = against_reference(results, m);
+  }
+}
+
+}  // namespace oscar

@@ -1,0 +1,34 @@
+// From measurements to the JSON report; SCHEMA.md describes every key.
+#pragma once
+
+#include <vector>
+
+#include "oscar/base/json.h"
+#include "oscar/eval/methods.h"
+#include "oscar/eval/multi_forward.h"
+#include "oscar/eval/needle_run.h"
+#include "oscar/eval/token_scores.h"
+
+namespace oscar {
+
+struct TextResults {
+  int64_t first_position = 0, longest = 0;  // longest sequence in tokens
+  std::vector<int64_t> measured;            // predicted tokens of each sequence
+  std::vector<TokenScores> scores;          // [methods]
+  std::vector<OutputError> output_errors;   // [methods]
+};
+
+struct NeedleResults {
+  std::vector<NeedlePrompt> prompts;
+  std::vector<std::vector<NeedleOutcome>> forced;  // [methods][prompts]
+  std::vector<std::vector<bool>> generated;        // the same, or empty
+};
+
+// Starts report["methods"]. methods[0] is the reference.
+void describe_methods(const std::vector<Method>& methods, Json& report);
+void add_text_results(const TextResults& results, const std::vector<Method>& methods, uint64_t seed,
+                      Json& report);
+void add_needle_results(const NeedleResults& results, const std::vector<Method>& methods,
+                        Json& report);
+
+}  // namespace oscar

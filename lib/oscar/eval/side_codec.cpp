@@ -1,0 +1,255 @@
+// The INT2 codec on whole layers: the cache library's rows on the CPU, torch operations elsewhere.
+#include "oscar/eval/side_codec.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "oscar/base/error.h"
+#include "oscar/cache/quantize_rows.h"
+
+namespace oscar {
+namespace {
+
+constexpr int64_t kShapedColumns = 16;  // columns solved one by one between matrix products
+
+torch::Tensor to_device(const float* data, at::IntArrayRef shape, torch::Device device) {
+  // The blob is only read: clone before the bundle may go away.
+  return torch::from_blob(const_cast<float*>(data), shape, torch::kFloat32).clone().to(device);
+}
+
+torch::Tensor stack(const MatrixStack<float>& m, torch::Device device) {
+  return to_device(m.data.data(), {m.count, m.rows, m.cols}, device);
+}
+
+[[noreturn]] void refuse_rows(const std::string& where, RowStatus status) {
+  const bool finite = status == RowStatus::kMetadataOverflow;
+  throw Error({.what = finite ? "the range of a cache row does not fit the metadata dtype"
+                              : "a cache row holds values that are not finite",
+               .where = where,
+               .hint = finite ? "use --metadata-dtype bf16 or fp32"
+                              : "check the weights, or run with --dtype fp32"});
+}
+
+torch::Tensor round_to(const torch::Tensor& x, MetadataDtype dtype) {
+  if (dtype == MetadataDtype::kFp32) return x;
+  return x.to(dtype == MetadataDtype::kFp16 ? torch::kFloat16 : torch::kBFloat16)
+      .to(torch::kFloat32);
+}
+
+struct RowScales {
+  torch::Tensor scale, zero;  // [batch, Hkv, tokens, groups, 1]
+};
+
+// Step 1 and 2 of the codec's definition.
+RowScales row_scales(const SideCodec& side, const torch::Tensor& x) {
+  const int64_t heads = x.size(1), d = x.size(3), groups = d / side.quant_group_size;
+  auto [lo, hi] =
+      torch::aminmax(x.view({x.size(0), heads, x.size(2), groups, -1}), /*dim=*/-1, true);
+  std::vector<int64_t> ranks;
+  bool clipped = false;
+  for (const float ratio : side.clip_ratio) {
+    ranks.push_back(clip_threshold_index(ratio, static_cast<int>(d)));
+    clipped = clipped || ranks.back() >= 0;
+  }
+  if (clipped) {
+    const auto sorted = std::get<0>(x.abs().sort(-1));
+    std::vector<torch::Tensor> thresholds;
+    for (int64_t h = 0; h < heads; ++h) {
+      const auto head = sorted.select(1, h);
+      thresholds.push_back(ranks[h] < 0 ? torch::full_like(head.select(-1, 0),
+                                                           std::numeric_limits<float>::infinity())
+                                        : head.select(-1, ranks[h]));
+    }
+    const auto threshold = torch::stack(thresholds, 1).unsqueeze(-1).unsqueeze(-1);
+    lo = lo.clamp(-threshold, threshold);
+    hi = hi.clamp(-threshold, threshold);
+  }
+  auto scale = hi.sub(lo).div(3.0f).clamp_min(kMinScale);
+  if (side.metadata == MetadataDtype::kFp16) {
+    scale = scale.maximum(lo.abs().mul(0.0009765625f)).clamp_min(kMinScaleFp16);
+  }
+  scale = round_to(scale, side.metadata);
+  // Adding +0 turns -0 into +0 and changes nothing else.
+  return {scale, round_to(lo.neg().div(scale), side.metadata).add(0.0f)};
+}
+
+torch::Tensor codes_of(const torch::Tensor& x, const torch::Tensor& scale,
+                       const torch::Tensor& zero) {
+  return x.div(scale).add_(zero).add_(0.5f).floor_().clamp_(0.0f, 3.0f);
+}
+
+// Codes of shaped rounding; x [heads, d, rows], scale and zero [heads, groups, rows].
+torch::Tensor shaped_codes_of(const SideCodec& side, const torch::Tensor& x,
+                              const torch::Tensor& scale, const torch::Tensor& zero) {
+  const int64_t d = x.size(1);
+  auto codes = torch::empty_like(x);
+  auto errors = torch::empty_like(x);
+  for (int64_t begin = 0; begin < d; begin += kShapedColumns) {
+    const int64_t end = std::min(d, begin + kShapedColumns);
+    // What the columns before this block push into it: [heads, end - begin, rows].
+    auto targets = x.slice(1, begin, end).clone();
+    if (begin > 0) {
+      const auto u = side.feedback.slice(1, 0, begin).slice(2, begin, end);
+      targets.sub_(torch::matmul(u.transpose(1, 2), errors.slice(1, 0, begin)));
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      const auto s = scale.select(1, i / side.quant_group_size);
+      const auto z = zero.select(1, i / side.quant_group_size);
+      const auto code = codes_of(targets.select(1, i - begin), s, z);
+      const auto error = code.sub(z).mul_(s).sub_(x.select(1, i));
+      codes.select(1, i).copy_(code);
+      errors.select(1, i).copy_(error);
+      if (i + 1 < end) {
+        const auto u = side.feedback.select(1, i).slice(1, i + 1, end).unsqueeze(-1);
+        targets.slice(1, i + 1 - begin).sub_(error.unsqueeze(1).mul(u));
+      }
+    }
+  }
+  return codes;
+}
+
+// One factor per row, [batch, Hkv, tokens, 1, 1] (MATH: section 4b).
+torch::Tensor correction_factors(const SideCodec& side, const torch::Tensor& x,
+                                 const torch::Tensor& y) {
+  std::vector<torch::Tensor> factors;
+  for (int64_t h = 0; h < x.size(1); ++h) {
+    const auto xh = x.select(1, h), yh = y.select(1, h);
+    const ScaleCorrection kind = side.scale_correction[h];
+    if (kind == ScaleCorrection::kNone) {
+      factors.push_back(torch::ones_like(xh.select(-1, 0)));
+      continue;
+    }
+    const auto weighted = kind == ScaleCorrection::kMetric ? torch::matmul(xh, side.metric[h]) : xh;
+    const auto num = weighted.mul(xh).sum(-1), den = weighted.mul(yh).sum(-1);
+    const auto usable = num.gt(0).logical_and(den.gt(0)).logical_and(den.gt(num.mul(1e-6f)));
+    factors.push_back(torch::where(usable, num.div(den).clamp(0.5f, 2.0f), torch::ones_like(num)));
+  }
+  return torch::stack(factors, 1).unsqueeze(-1).unsqueeze(-1);
+}
+
+torch::Tensor quantize_dequantize_host(const SideCodec& side, const torch::Tensor& x,
+                                       const std::string& where) {
+  const int64_t heads = x.size(1), tokens = x.size(2), d = x.size(3);
+  auto out = torch::empty_like(x);
+  for (int64_t b = 0; b < x.size(0); ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t offset = (b * heads + h) * tokens * d, matrix = h * d * d;
+      RowQuantizer quantizer;
+      quantizer.head_dim = static_cast<int>(d);
+      quantizer.quant_group_size = side.quant_group_size;
+      quantizer.clip_ratio = side.clip_ratio[h];
+      quantizer.metadata = side.metadata;
+      quantizer.correction = side.scale_correction[h];
+      if (side.feedback.defined()) quantizer.feedback = side.feedback.data_ptr<float>() + matrix;
+      if (side.metric.defined()) quantizer.metric = side.metric.data_ptr<float>() + matrix;
+      const RowsStatus status =
+          quantize_rows(quantizer, x.data_ptr<float>() + offset, tokens,
+                        {.dequantized = out.data_ptr<float>() + offset}, at::get_num_threads());
+      if (status.status != RowStatus::kOk) {
+        refuse_rows(where + ", head " + std::to_string(h) + ", token " + std::to_string(status.row),
+                    status.status);
+      }
+    }
+  }
+  return out;
+}
+
+torch::Tensor as_bf16(const torch::Tensor& rows) {
+  return rows.to(torch::kBFloat16).to(torch::kFloat32).contiguous();
+}
+
+}  // namespace
+
+SideCodec make_side_codec(const SideTransform& transform, CacheSide side,
+                          const QuantizerSettings& quantizer, int layer, torch::Device device) {
+  const std::string where = "layer " + std::to_string(layer);
+  const int d = transform.forward.rows;
+  SideCodec codec;
+  codec.quant_group_size = quantizer.quant_group_size > 0 ? quantizer.quant_group_size : d;
+  if (codec.quant_group_size > d || d % codec.quant_group_size != 0 || d % 8 != 0 ||
+      d > kMaxHeadDim) {
+    throw Error({.what = "quantization groups do not fit the head",
+                 .where = where,
+                 .expected = "a group size that divides head_dim " + std::to_string(d) +
+                             " (a multiple of 8, at most " + std::to_string(kMaxHeadDim) + ")",
+                 .found = std::to_string(codec.quant_group_size)});
+  }
+  if (!parse_metadata_name(quantizer.metadata_dtype, codec.metadata)) {
+    throw Error({.what = "unknown metadata dtype",
+                 .expected = "fp16, bf16 or fp32",
+                 .found = quantizer.metadata_dtype});
+  }
+  codec.forward = stack(transform.forward, device);
+  if (!transform.partner.empty()) {
+    codec.partner = stack(transform.partner, device);
+  } else {
+    codec.partner =
+        side == CacheSide::kKey ? codec.forward : codec.forward.transpose(1, 2).contiguous();
+  }
+  const auto& mean = transform.mean;
+  if (std::any_of(mean.data.begin(), mean.data.end(), [](float m) { return m != 0.0f; })) {
+    codec.mean = to_device(mean.data.data(), {mean.count, mean.cols}, device);
+  }
+  if (!transform.feedback.empty()) codec.feedback = stack(transform.feedback, device);
+  codec.clip_ratio = transform.clip_ratio;
+  codec.scale_correction = transform.scale_correction;
+  const bool by_metric = std::find(codec.scale_correction.begin(), codec.scale_correction.end(),
+                                   ScaleCorrection::kMetric) != codec.scale_correction.end();
+  if (by_metric) {
+    if (transform.metric.empty()) {
+      throw Error({.what = "the metric of the scale correction is missing", .where = where});
+    }
+    codec.metric = stack(transform.metric, device);
+  }
+  return codec;
+}
+
+torch::Tensor to_cache_basis(const SideCodec& side, const torch::Tensor& x) {
+  auto rows = x.to(torch::kFloat32);
+  if (side.mean.defined()) rows = rows - side.mean.unsqueeze(1);
+  return torch::matmul(rows, side.forward);
+}
+
+torch::Tensor quantize_dequantize(const SideCodec& side, const torch::Tensor& rows,
+                                  const std::string& where) {
+  if (!rows.is_cpu()) return quantize_dequantize_torch(side, rows, where);
+  return quantize_dequantize_host(side, as_bf16(rows), where);
+}
+
+torch::Tensor quantize_dequantize_torch(const SideCodec& side, const torch::Tensor& rows,
+                                        const std::string& where) {
+  const auto x = as_bf16(rows);
+  const int64_t batch = x.size(0), heads = x.size(1), tokens = x.size(2), d = x.size(3);
+  const int64_t groups = d / side.quant_group_size;
+  if (!x.isfinite().all().item<bool>()) refuse_rows(where, RowStatus::kNonFinite);
+  auto [scale, zero] = row_scales(side, x);
+  const auto grouped = x.view({batch, heads, tokens, groups, -1});
+  torch::Tensor codes;
+  if (side.feedback.defined()) {
+    // Columns first, so that each step touches contiguous memory.
+    const auto columns = [&](const torch::Tensor& t) {
+      return t.view({batch, heads, tokens, -1})
+          .permute({1, 3, 0, 2})
+          .reshape({heads, -1, batch * tokens});
+    };
+    codes = shaped_codes_of(side, columns(x), columns(scale), columns(zero))
+                .view({heads, d, batch, tokens})
+                .permute({2, 0, 3, 1})
+                .reshape({batch, heads, tokens, groups, -1});
+  } else {
+    codes = codes_of(grouped, scale, zero);
+  }
+  const auto unscaled = codes.sub(zero);
+  const bool corrected = std::any_of(side.scale_correction.begin(), side.scale_correction.end(),
+                                     [](ScaleCorrection c) { return c != ScaleCorrection::kNone; });
+  if (corrected) {
+    const auto y = unscaled.mul(scale).view({batch, heads, tokens, d});
+    scale = round_to(scale.mul(correction_factors(side, x, y)), side.metadata);
+  }
+  if (!scale.isfinite().all().item<bool>() || !zero.isfinite().all().item<bool>()) {
+    refuse_rows(where, RowStatus::kMetadataOverflow);
+  }
+  return unscaled.mul(scale).view({batch, heads, tokens, d});
+}
+
+}  // namespace oscar

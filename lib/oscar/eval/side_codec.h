@@ -1,0 +1,48 @@
+// Keys or values of one layer into the cache's basis and through the INT2 codec, as torch tensors.
+#pragma once
+
+#include <vector>
+
+#include "oscar/bundle/bundle.h"
+#include "oscar/cache/metadata.h"
+#include "oscar/fit/fit.h"
+#include "oscar/model/torch.h"
+
+namespace oscar {
+
+// One side (keys or values) of one layer on a device. All tensors float32.
+struct SideCodec {
+  torch::Tensor forward;          // [Hkv, d, d]
+  torch::Tensor partner;          // [Hkv, d, d] q_rotation for keys, o_rotation for values
+  torch::Tensor mean;             // [Hkv, d]; undefined when not centred
+  torch::Tensor feedback;         // [Hkv, d, d] U of shaped rounding; undefined: plain rounding
+  torch::Tensor metric;           // [Hkv, d, d] M; undefined when no head corrects by the metric
+  std::vector<float> clip_ratio;  // [Hkv]
+  std::vector<ScaleCorrection> scale_correction;  // [Hkv]
+  int quant_group_size = 128;
+  MetadataDtype metadata = MetadataDtype::kFp16;
+};
+
+enum class CacheSide { kKey, kValue };
+
+// Throws Error when a matrix that the settings need is missing or the group size does not divide d.
+SideCodec make_side_codec(const SideTransform& transform, CacheSide side,
+                          const QuantizerSettings& quantizer, int layer, torch::Device device);
+
+// (x - mean) forward: x [batch, Hkv, tokens, d] of any dtype -> float32 of the same shape.
+torch::Tensor to_cache_basis(const SideCodec& side, const torch::Tensor& x);
+
+// The rows as INT2 gives them back: rounded to bf16, quantized, dequantized; float32 of the same
+// shape. rows [batch, Hkv, tokens, d] float32 in the cache's basis. On the CPU this is the cache
+// library's codec itself; on CUDA it is quantize_dequantize_torch. `where` names the layer in
+// errors: non-finite rows, or a range that the metadata dtype cannot hold.
+torch::Tensor quantize_dequantize(const SideCodec& side, const torch::Tensor& rows,
+                                  const std::string& where);
+
+// The same in torch operations on any device: equal to the cache's codec to the bit for plain
+// rounding without scale correction; otherwise sums run in another order (MATH: section 4a allows
+// 1e-4 of the rows to differ).
+torch::Tensor quantize_dequantize_torch(const SideCodec& side, const torch::Tensor& rows,
+                                        const std::string& where);
+
+}  // namespace oscar

@@ -1,0 +1,68 @@
+// The report as text.
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "oscar/eval/evaluate.h"
+
+namespace oscar {
+namespace {
+
+// Four significant digits, without an exponent where a reader would not expect one.
+std::string short_number(const Json& value) {
+  if (!value.is_number()) return "-";
+  const auto x = value.get<double>();
+  if (x != 0 && (std::abs(x) < 1e-4 || std::abs(x) >= 1e5)) return fmt::format("{:.1e}", x);
+  const int digits = std::abs(x) >= 1000 ? 0 : std::abs(x) >= 100 ? 1 : std::abs(x) >= 10 ? 2 : 3;
+  return fmt::format("{:.{}f}", x, std::abs(x) < 1 ? 4 : digits);
+}
+
+std::string with_error(const Json& estimate) {
+  return fmt::format("{:>8} ±{:<7}", short_number(estimate["mean"]), short_number(estimate["se"]));
+}
+
+// The start of a long name gives way to its variant, which tells rows apart.
+std::string fit_name(const std::string& name, size_t width) {
+  if (name.size() <= width) return name;
+  return fmt::format("…{}", std::string_view(name).substr(name.size() - width + 1));
+}
+
+std::string needle_cell(const Json& method) {
+  if (!method.contains("niah")) return "";
+  const Json& niah = method["niah"];
+  return fmt::format(" {:>4.0f}% [{:.0f},{:.0f}]", 100 * niah["rate"].get<double>(),
+                     100 * niah["low"].get<double>(), 100 * niah["high"].get<double>());
+}
+
+}  // namespace
+
+std::string format_table(const Json& report) {
+  const bool text = report.contains("tokens"), needles = report.contains("needle");
+  const std::string length =
+      text ? std::to_string(report["longest_sequence"].get<int64_t>()) : "32768";
+  std::string out = fmt::format("{:<17} {:>5}", "method", "BPE");
+  if (text) out += fmt::format(" {:^17} {:^17} {:>6}", "perplexity", "KL to bf16", "top-1");
+  if (needles) out += fmt::format(" {:>13}", "needles");
+  out += fmt::format("\n{:-<{}}\n", "", text && needles ? 80 : text ? 65 : 40);
+  for (const auto& [name, method] : report["methods"].items()) {
+    out += fmt::format("{:<17} {:>5.2f}", fit_name(name, 17), method["bpe"][length].get<double>());
+    if (text) {
+      out += fmt::format(" {} {} {:>5.1f}%", with_error(method["ppl"]), with_error(method["kl"]),
+                         100 * method["top1"]["mean"].get<double>());
+    }
+    out += needle_cell(method) + "\n";
+  }
+  out += fmt::format("BPE: bits per cached element at {} tokens", length);
+  if (text) {
+    out += fmt::format("; {} tokens from position {} on,\nmode {}, offset {}; ± standard error",
+                       report["tokens"].get<int64_t>(), report["first_position"].get<int64_t>(),
+                       report["mode"].get<std::string>(), report["position_offset"].get<int64_t>());
+  }
+  if (needles) {
+    out += fmt::format("\nneedles: {} prompts, 95% interval",
+                       report["needle"]["prompts"].get<int64_t>());
+  }
+  return out + "\n";
+}
+
+}  // namespace oscar

@@ -1,0 +1,74 @@
+// Scores from logits, block by block.
+#include "oscar/eval/token_scores.h"
+
+#include <algorithm>
+
+namespace oscar {
+namespace {
+
+constexpr int64_t kLogitElements = int64_t{1} << 24;  // of one block and method
+
+struct Softmax {
+  torch::Tensor log_sum;  // [rows] float64
+  torch::Tensor weights;  // exp(logits - max) [rows, vocab] float32
+  torch::Tensor sum;      // [rows] float64
+  torch::Tensor top;      // [rows] int64
+};
+
+Softmax softmax_parts(const torch::Tensor& logits) {
+  auto [highest, top] = logits.max(-1, true);
+  Softmax out;
+  out.weights = logits.sub(highest).exp_();
+  out.sum = out.weights.sum(-1, false, torch::kFloat64);
+  out.log_sum = out.sum.log().add(highest.squeeze(-1).to(torch::kFloat64));
+  out.top = top.squeeze(-1);
+  return out;
+}
+
+void append(std::vector<double>& values, const torch::Tensor& more) {
+  const auto host = more.to(torch::kCPU, torch::kFloat64).contiguous();
+  values.insert(values.end(), host.data_ptr<double>(), host.data_ptr<double>() + host.numel());
+}
+
+void score_against(const torch::Tensor& reference, const Softmax& expected,
+                   const torch::Tensor& logits, const torch::Tensor& targets, TokenScores& scores) {
+  const Softmax got = softmax_parts(logits);
+  const auto chosen = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1).to(torch::kFloat64);
+  append(scores.nll, got.log_sum - chosen);
+  const auto gap = expected.weights.mul(reference.sub(logits)).sum(-1, false, torch::kFloat64);
+  append(scores.kl, gap.div(expected.sum) - (expected.log_sum - got.log_sum));
+  append(scores.agrees, got.top.eq(expected.top));
+}
+
+}  // namespace
+
+void score_logits(const torch::Tensor& reference, const torch::Tensor& logits,
+                  const torch::Tensor& targets, TokenScores& scores) {
+  score_against(reference, softmax_parts(reference), logits, targets, scores);
+}
+
+void score_batch(Transformer& model, const std::vector<torch::Tensor>& hidden,
+                 const torch::Tensor& ids, int64_t first, std::vector<TokenScores>& scores) {
+  const c10::InferenceMode guard;
+  const int64_t tokens = ids.size(1), vocab = model.config().vocab_size;
+  const int64_t block = std::clamp<int64_t>(kLogitElements / vocab, 16, 1024);
+  const auto targets = ids.to(model.compute().device);
+  for (int64_t sequence = 0; sequence < ids.size(0); ++sequence) {
+    for (int64_t begin = first; begin < tokens; begin += block) {
+      const int64_t end = std::min(tokens, begin + block);
+      // Position t is predicted by the hidden state of t - 1.
+      const auto logits_of = [&](const torch::Tensor& h) {
+        return model.logits(h[sequence].slice(0, begin - 1, end - 1).to(model.compute().device));
+      };
+      const auto wanted = targets[sequence].slice(0, begin, end);
+      const auto reference = logits_of(hidden[0]);
+      const Softmax expected = softmax_parts(reference);
+      for (size_t m = 0; m < hidden.size(); ++m) {
+        score_against(reference, expected, m == 0 ? reference : logits_of(hidden[m]), wanted,
+                      scores[m]);
+      }
+    }
+  }
+}
+
+}  // namespace oscar

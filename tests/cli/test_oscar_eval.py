@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""The command line of oscar-eval: the table, the report, repeatability, and what it refuses."""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+import numpy as np
+
+BIN = pathlib.Path(os.environ["OSCAR_BIN"])
+MODEL = pathlib.Path(os.environ["OSCAR_SOURCE"]) / "datasets" / "tiny-gqa"
+CALIBRATE = BIN / "oscar-calibrate"
+
+
+def run(*arguments, program="oscar-eval"):
+    return subprocess.run([BIN / program, *map(str, arguments)], capture_output=True, text=True)
+
+
+class OscarEval(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.folder = pathlib.Path(cls.temporary.name)
+        cls.small = ["--max-tokens", 1500, "--chunk-len", 500, "--device", "cpu"]
+        cls.bundle = cls.folder / "tiny.h5"
+        if CALIBRATE.exists():
+            result = run(MODEL, MODEL / "calibration.jsonl", cls.bundle, "--max-tokens", 4096,
+                         "--chunk-len", 1024, "--device", "cpu", "--quiet",
+                         program="oscar-calibrate")
+            assert result.returncode == 0, result.stderr
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.temporary.cleanup()
+
+    def refused(self, *arguments, code=1):
+        report = self.folder / "refused.json"
+        result = run(*arguments, "--json", report)
+        self.assertEqual(result.returncode, code, result.stderr + result.stdout)
+        self.assertFalse(report.exists(), "no partial report")
+        self.assertEqual(list(self.folder.glob("refused.json*")), [])
+        return result.stderr
+
+    def test_the_table_fits_eighty_columns_and_the_report_has_every_key(self):
+        report = self.folder / "report.json"
+        result = run(MODEL, *self.small, "--compare", "exact,identity,hadamard-clip", "--json",
+                     report, "--tasks", "ppl,niah", "--needle-lengths", 400, "--needle-prompts", 6)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertLessEqual(max(map(len, result.stdout.splitlines())), 80)
+        data = json.loads(report.read_text())
+        self.assertEqual(data["schema"], "oscar-eval-1")
+        self.assertEqual(list(data["methods"]), ["bf16", "exact", "identity", "hadamard-clip"])
+        self.assertEqual(data["tokens"], 3 * (500 - 320))
+        for name, method in data["methods"].items():
+            for key in ("bpe", "nll", "ppl", "nll_increase", "kl", "top1", "output_nmse", "niah"):
+                self.assertIn(key, method, name)
+        methods = data["methods"]
+        self.assertEqual(methods["bf16"]["kl"]["mean"], 0)
+        self.assertLess(abs(methods["exact"]["kl"]["mean"]), 1e-6)
+        self.assertLess(methods["hadamard-clip"]["kl"]["mean"], methods["identity"]["kl"]["mean"])
+        self.assertEqual(len(methods["identity"]["output_nmse"]), 8)
+        self.assertEqual(methods["exact"]["bpe"]["32768"], 16)
+        self.assertAlmostEqual(methods["identity"]["bpe"]["131072"], 2.284, places=3)
+
+    def test_the_same_command_gives_the_same_bytes(self):
+        texts = []
+        for _ in range(2):
+            out = self.folder / "again.json"
+            result = run(MODEL, *self.small, "--compare", "random-clip", "--tasks", "ppl,niah",
+                         "--needle-lengths", 400, "--needle-prompts", 4, "--json", out, "--quiet")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(result.stdout, "")
+            texts.append(out.read_bytes())
+        self.assertEqual(texts[0], texts[1])
+
+    def test_generated_answers_agree_with_teacher_forcing(self):
+        out = self.folder / "needles.json"
+        result = run(MODEL, *self.small, "--compare", "hadamard", "--tasks", "niah",
+                     "--needle-lengths", "400,600", "--needle-prompts", 12, "--needle-kinds",
+                     "single,multikey", "--needle-generate", "--json", out)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for method in json.loads(out.read_text())["methods"].values():
+            self.assertEqual(method["niah"]["generated"]["passed"], method["niah"]["passed"])
+
+    def test_a_corpus_shorter_than_the_windows_is_refused(self):
+        error = self.refused(MODEL, "--max-tokens", 380, "--chunk-len", 380, "--device", "cpu",
+                             "--compare", "identity")
+        self.assertIn("too few tokens", error)
+
+    def test_unknown_names_are_refused_with_the_known_ones(self):
+        self.assertIn("hadamard-clip", self.refused(MODEL, *self.small, "--compare", "hadamrad"))
+        self.assertIn("layer:N", self.refused(MODEL, *self.small, "--compare", "hadamard@layer:8"))
+        self.assertIn("chunked:N", self.refused(MODEL, *self.small, "--mode", "chunked:0"))
+        self.assertIn("multikey", self.refused(MODEL, *self.small, "--tasks", "niah",
+                                               "--needle-kinds", "haystack", "--compare", "exact"))
+        self.refused(MODEL, "--tasks", "nosuch", code=2)
+
+    def test_methods_that_need_a_bundle_say_so(self):
+        self.assertIn("--bundle", self.refused(MODEL, *self.small, "--compare", "oscar"))
+        self.assertIn("--bundle", self.refused(MODEL, *self.small, "--compare", "bundle"))
+        self.assertIn("--bundle", self.refused(MODEL, *self.small, "--write-back"))
+
+    def test_positions_beyond_the_model_are_refused(self):
+        self.assertIn("131072", self.refused(MODEL, *self.small, "--position-offset", 131000))
+
+    @unittest.skipUnless(CALIBRATE.exists(), "oscar-calibrate is not built")
+    def test_a_bundle_of_another_model_or_rope_is_refused_by_field(self):
+        other = self.folder / "other"
+        shutil.copytree(MODEL, other, dirs_exist_ok=True)
+        shard = sorted(other.glob("*.safetensors"))[0]
+        data = bytearray(shard.read_bytes())
+        data[-2] ^= 1  # a fine-tune: same shapes, one weight differs
+        shard.chmod(0o644)
+        shard.write_bytes(data)
+        self.assertIn("weights_fingerprint",
+                      self.refused(other, *self.small, "--bundle", self.bundle))
+        scaling = '{"rope_type":"yarn","factor":2.0,"original_max_position_embeddings":131072}'
+        self.assertIn("rope", self.refused(MODEL, *self.small, "--bundle", self.bundle,
+                                           "--rope-scaling", scaling))
+
+    @unittest.skipUnless(CALIBRATE.exists(), "oscar-calibrate is not built")
+    def test_a_damaged_bundle_is_refused(self):
+        data = bytearray(self.bundle.read_bytes())
+        data[len(data) // 2] ^= 0x40
+        damaged = self.folder / "damaged.h5"
+        damaged.write_bytes(data)
+        self.assertIn("damaged.h5", self.refused(MODEL, *self.small, "--bundle", damaged))
+
+    @unittest.skipUnless(CALIBRATE.exists(), "oscar-calibrate is not built")
+    def test_the_report_can_be_stored_in_the_bundle(self):
+        target = self.folder / "stored.h5"
+        shutil.copy(self.bundle, target)
+        out = self.folder / "stored.json"
+        result = run(MODEL, *self.small, "--bundle", target, "--compare", "bundle", "--write-back",
+                     "--json", out)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        again = run(MODEL, *self.small, "--bundle", target, "--compare", "bundle")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        import h5py
+        with h5py.File(target) as file:
+            self.assertIn("evaluation", file)
+
+
+if __name__ == "__main__":
+    unittest.main()

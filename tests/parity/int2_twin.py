@@ -1,0 +1,192 @@
+"""INT2 attention written again from its definition, as an attention function of transformers.
+
+Nothing is shared with the C++ code: full N x N scores, one boolean matrix that says which key is
+INT2 for which query, and a codec that walks through a row's columns one by one.
+"""
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from transformers import AttentionInterface
+
+NAME = "int2_twin"
+
+
+def hadamard(d):
+    matrix = np.array([[1.0]])
+    while matrix.shape[0] < d:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return torch.tensor(matrix / np.sqrt(d), dtype=torch.float32)
+
+
+@dataclass
+class Side:
+    """Keys or values of one layer, all heads: stacks over KV heads."""
+
+    forward: torch.Tensor
+    partner: torch.Tensor  # q_rotation for keys, o_rotation for values
+    mean: torch.Tensor
+    clip: list
+    correction: list  # 0 none, 1 unbiased, 2 metric
+    feedback: torch.Tensor | None = None
+    metric: torch.Tensor | None = None
+
+
+@dataclass
+class Rule:
+    """Windows and mode; `layers` holds (key side, value side) per layer, None = exact."""
+
+    sink: int
+    recent: int
+    block: int = 1
+    mode: str = "decode"
+    prompt: int = 0
+    group: int = 0  # 0 = head_dim
+    layers: list = field(default_factory=list)
+    seen: list = field(default_factory=list)
+
+
+def is_int2(rule, tokens):
+    """[query, key] booleans."""
+    out = torch.zeros(tokens, tokens, dtype=torch.bool)
+    for i in range(tokens):
+        held = i + 1
+        if i < rule.prompt and rule.mode == "prefill":
+            continue
+        if i < rule.prompt and rule.mode.startswith("chunked:"):
+            size = int(rule.mode.split(":")[1])
+            held = i // size * size  # what the cache held when this chunk began
+        old = held - rule.recent - rule.sink
+        if old > 0:
+            out[i, rule.sink:rule.sink + rule.block * (old // rule.block)] = True
+    return out
+
+
+def round_trip(x, clip, group, correction, feedback, metric):
+    """Rows [n, d] float32 through the codec with fp16 metadata."""
+    x = x.to(torch.bfloat16).to(torch.float32)
+    d = x.shape[1]
+    clipped = x
+    if clip > 0:
+        index = min(int(np.floor(np.float32(clip) * np.float32(d))), d - 1)
+        threshold = x.abs().sort(dim=1).values[:, index:index + 1]
+        clipped = torch.maximum(torch.minimum(x, threshold), -threshold)
+    scale, zero = torch.empty_like(x), torch.empty_like(x)
+    for begin in range(0, d, group):
+        part = clipped[:, begin:begin + group]
+        low, high = part.min(1, keepdim=True).values, part.max(1, keepdim=True).values
+        s = torch.clamp((high - low) / 3, min=1e-8 / 3)
+        s = torch.clamp(torch.maximum(s, low.abs() / 1024), min=2.0**-14)
+        s = s.half().float()
+        scale[:, begin:begin + group] = s
+        zero[:, begin:begin + group] = (-low / s).half().float()
+    error, code = torch.zeros_like(x), torch.empty_like(x)
+    for i in range(d):
+        target = x[:, i]
+        if feedback is not None and i > 0:
+            target = target - error[:, :i] @ feedback[:i, i]
+        code[:, i] = torch.clamp(torch.floor(target / scale[:, i] + zero[:, i] + 0.5), 0, 3)
+        error[:, i] = (code[:, i] - zero[:, i]) * scale[:, i] - x[:, i]
+    if correction:
+        y = (code - zero) * scale
+        weighted = x @ metric if correction == 2 else x
+        num, den = (weighted * x).sum(1), (weighted * y).sum(1)
+        usable = (num > 0) & (den > 0) & (den > 1e-6 * num)
+        factor = torch.where(usable, torch.clamp(num / den, 0.5, 2.0), torch.ones_like(num))
+        scale = (scale * factor[:, None]).half().float()
+    return (code - zero) * scale
+
+
+def quantized(side, x, group):
+    """Exact rows in the side's basis, and what INT2 makes of them; x [B, H, N, d]."""
+    exact = torch.einsum("bhnd,hde->bhne", x - side.mean[None, :, None], side.forward)
+    rounded = torch.empty_like(exact)
+    for b in range(x.shape[0]):
+        for h in range(x.shape[1]):
+            rounded[b, h] = round_trip(
+                exact[b, h], side.clip[h], group or x.shape[3], side.correction[h],
+                None if side.feedback is None else side.feedback[h],
+                None if side.metric is None else side.metric[h])
+    return exact, rounded
+
+
+def attention(module, query, key, value, attention_mask, scaling, **unused):
+    rule = module.config.int2_rule
+    layer = rule.layers[module.layer_idx]
+    groups, tokens = query.shape[1] // key.shape[1], query.shape[2]
+    window = getattr(module, "sliding_window", None)
+    lags = torch.arange(tokens)[:, None] - torch.arange(tokens)[None, :]
+    visible = (lags >= 0) & (lags < (window or tokens))
+    if layer is None:
+        sides = (key, key), (value, value)
+        q, old = query, torch.zeros(tokens, tokens, dtype=torch.bool)
+    else:
+        sides = [quantized(side, x, rule.group) for side, x in zip(layer, (key, value))]
+        q = torch.einsum("bhnd,hde->bhne", query,
+                         layer[0].partner.repeat_interleave(groups, 0))
+        old = is_int2(rule, tokens)
+    (k, k2), (v, v2) = [[t.repeat_interleave(groups, 1) for t in pair] for pair in sides]
+    scores = torch.where(old, q @ k2.transpose(2, 3), q @ k.transpose(2, 3)) * scaling
+    p = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    out = (p * old) @ v2 + (p * ~old) @ v
+    if layer is not None:
+        back = layer[1].partner.repeat_interleave(groups, 0)
+        out = torch.einsum("bhnd,hde->bhne", out, back)
+        out = out + layer[1].mean.repeat_interleave(groups, 0)[None, :, None]
+    return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, attention)
+
+
+def plain_side(rotation, heads, clip):
+    d = rotation.shape[0]
+    stack = rotation.expand(heads, d, d).contiguous()
+    return stack, torch.zeros(heads, d), [clip] * heads, [0] * heads
+
+
+def data_free_layers(kind, config, clip_k, clip_v):
+    """Layers of `identity` or `hadamard`."""
+    rotation = torch.eye(config.head_dim) if kind == "identity" else hadamard(config.head_dim)
+    heads = config.num_key_value_heads
+    forward, mean, clip, correction = plain_side(rotation, heads, clip_k)
+    key = Side(forward, forward, mean, clip, correction)
+    forward, mean, clip, correction = plain_side(rotation, heads, clip_v)
+    value = Side(forward, forward.transpose(1, 2), mean, clip, correction)
+    return [(key, value)] * config.num_hidden_layers
+
+
+def bundle_layers(file):
+    """Layers of an open bundle (h5py.File)."""
+    layers = []
+    for name in sorted(file["layers"], key=int):
+        group = file["layers"][name]
+        tensor = lambda n: torch.tensor(group[n][()]) if n in group else None
+        sides = []
+        for x, partner in (("k", "q_rotation"), ("v", "o_rotation")):
+            forward = tensor(f"{x}_rotation")
+            back = tensor(partner)
+            if back is None:
+                back = forward if x == "k" else forward.transpose(1, 2)
+            sides.append(Side(forward, back, tensor(f"{x}_mean"),
+                              group[f"{x}_clip_ratio"][()].tolist(),
+                              group[f"{x}_scale_correction"][()].tolist(),
+                              tensor(f"{x}_feedback"), tensor(f"{x}_metric")))
+        layers.append(tuple(sides))
+    return layers
+
+
+@torch.no_grad()
+def scores(model, rule, rows, first, offset=0):
+    """Mean NLL, and log-probabilities of the counted predictions, of token rows [n, tokens]."""
+    model.config.int2_rule = rule
+    ids = torch.tensor(rows, dtype=torch.int64)
+    positions = torch.arange(ids.shape[1])[None] + offset
+    logits = model(ids, position_ids=positions, use_cache=False).logits[:, first - 1:-1].double()
+    log_p = logits.log_softmax(-1)
+    nll = -log_p.gather(-1, ids[:, first:, None])[..., 0]
+    return nll.mean().item(), log_p
+
+
+def divergence(reference, method):
+    return (reference.exp() * (reference - method)).sum(-1).mean().item()

@@ -1,0 +1,215 @@
+// Cold paged caches of random bytes, timed as graph replays.
+#include "bench_attention.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <random>
+
+#include "bench_kernels.h"
+#include "oscar/base/error.h"
+#include "oscar_kernels/attention.h"
+
+namespace oscar {
+namespace {
+
+constexpr int kSink = 64, kRecent = 256, kRing = kRecent + 8;
+
+// One distinct cache: nothing in it is shared with another, so that L2 cannot help.
+struct ColdCache {
+  std::unique_ptr<DeviceBytes> pool, indptr, indices, last, lens, wk, wv, q, o;
+  AttentionParams params;
+};
+
+// windows: sink and recent rows are exact; without, all tokens are in pages. bf16: pages of bf16.
+ColdCache make_cache(const AttentionBenchShape& shape, int batch, int context, bool windows,
+                     bool bf16, uint32_t seed) {
+  ColdCache c;
+  const int d = shape.head_dim;
+  const PageFormat format{.head_dim = d, .quant_group_size = d};
+  const int history = windows ? context - kSink - kRecent : context;
+  const int pages = (history + kPageTokens - 1) / kPageTokens;
+  std::vector<int32_t> indptr(batch + 1), indices(static_cast<size_t>(batch) * pages);
+  for (int b = 0; b <= batch; ++b) indptr[b] = b * pages;
+  std::iota(indices.begin(), indices.end(), 0);
+  std::mt19937 rng(seed);
+  std::shuffle(indices.begin(), indices.end(), rng);
+  const std::vector<int32_t> last(batch, history - (pages - 1) * kPageTokens), lens(batch, context);
+  const auto upload = [](const auto& host) {
+    auto bytes = std::make_unique<DeviceBytes>(host.size() * sizeof(host[0]));
+    bytes->upload(host);
+    return bytes;
+  };
+  c.indptr = upload(indptr), c.indices = upload(indices);
+  c.last = upload(last), c.lens = upload(lens);
+  const int64_t chunks = static_cast<int64_t>(batch) * pages * shape.num_kv_heads;
+  const int64_t bytes = chunks * (bf16 ? kPageTokens * 4 * d : chunk_bytes(format));
+  c.pool = std::make_unique<DeviceBytes>(bytes);
+  if (bf16) {
+    check_cuda(fill_bf16(c.pool->as<uint16_t>(), bytes / 2, seed, nullptr), "fill_bf16");
+  } else {
+    check_cuda(fill_chunks(format, c.pool->as<uint8_t>(), chunks, seed, nullptr), "fill_chunks");
+  }
+  const int sink = windows ? kSink : 0;
+  const int64_t rows = static_cast<int64_t>(batch) * shape.num_kv_heads * (sink + kRing) * d;
+  const int64_t queries = static_cast<int64_t>(batch) * shape.q_len * shape.num_qo_heads * d;
+  c.wk = std::make_unique<DeviceBytes>(rows * 2);
+  c.wv = std::make_unique<DeviceBytes>(rows * 2);
+  c.q = std::make_unique<DeviceBytes>(queries * 2);
+  c.o = std::make_unique<DeviceBytes>(queries * 2);
+  check_cuda(fill_bf16(c.wk->as<uint16_t>(), rows, seed + 1, nullptr), "fill_bf16");
+  check_cuda(fill_bf16(c.wv->as<uint16_t>(), rows, seed + 2, nullptr), "fill_bf16");
+  check_cuda(fill_bf16(c.q->as<uint16_t>(), queries, seed + 3, nullptr), "fill_bf16");
+  c.params.format = format;
+  c.params.history = {c.pool->as<uint8_t>(), c.indptr->as<int32_t>(), c.indices->as<int32_t>(),
+                      c.last->as<int32_t>()};
+  c.params.windows = {c.wk->as<uint16_t>(), c.wv->as<uint16_t>(), nullptr, sink, kRing};
+  c.params.seq_len = c.lens->as<int32_t>();
+  c.params.q = c.q->as<uint16_t>();
+  c.params.o = c.o->as<uint16_t>();
+  c.params.sm_scale = 0.0883883f;
+  c.params.batch = batch;
+  c.params.q_len = shape.q_len;
+  c.params.num_qo_heads = shape.num_qo_heads;
+  c.params.num_kv_heads = shape.num_kv_heads;
+  return c;
+}
+
+std::vector<ColdCache> make_caches(const AttentionBenchShape& shape, int batch, int context,
+                                   bool windows, bool bf16) {
+  const double per_token = bf16 ? 4.0 * shape.head_dim : shape.head_dim / 2 + 8.0;
+  const size_t bytes = static_cast<size_t>(per_token * batch * context) * shape.num_kv_heads;
+  std::vector<ColdCache> caches;
+  const int count = cold_copies(bytes);
+  for (int i = 0; i < count; ++i) {
+    caches.push_back(make_cache(shape, batch, context, windows, bf16, 1000 + 17 * i));
+  }
+  check_cuda(cudaDeviceSynchronize(), "fill");
+  return caches;
+}
+
+class Workspace {
+ public:
+  explicit Workspace(const AttentionParams& params) {
+    size_t bytes = 0;
+    check_cuda(decode_attention_workspace(params, &bytes), "decode_attention_workspace");
+    memory_ = std::make_unique<DeviceBytes>(bytes);
+    check_cuda(decode_attention_prepare(memory_->as<void>(), bytes, nullptr), "prepare");
+    check_cuda(cudaDeviceSynchronize(), "prepare");
+  }
+  void* get() const { return memory_->as<void>(); }
+  size_t bytes() const { return memory_->bytes(); }
+
+ private:
+  std::unique_ptr<DeviceBytes> memory_;
+};
+
+int calls_for(double bytes) {  // about a millisecond of work a replay
+  return std::clamp(static_cast<int>(5e9 / bytes), 4, 64);
+}
+
+}  // namespace
+
+AttentionBenchShape attention_bench_shape(const std::string& name) {
+  static const std::vector<AttentionBenchShape> known = {
+      {"qwen3-8b", 32, 8, 128, 1},   {"qwen3-32b", 64, 8, 128, 1}, {"llama3-8b", 32, 8, 128, 1},
+      {"llama3-70b", 64, 8, 128, 1}, {"mha-32", 32, 32, 128, 1},
+  };
+  std::string names;
+  for (const AttentionBenchShape& shape : known) {
+    if (shape.name == name) return shape;
+    names += (names.empty() ? "" : ", ") + shape.name;
+  }
+  throw Error({.what = "unknown attention shape", .expected = names, .found = name});
+}
+
+Json bench_attention(const AttentionBenchOptions& options) {
+  Json records = Json::array();
+  const AttentionBenchShape& shape = options.shape;
+  const int d = shape.head_dim;
+  DeviceBytes sink(16);
+  for (const auto& [batch, context] : options.points) {
+    const double tokens = static_cast<double>(batch) * context * shape.num_kv_heads;
+    const double int2_bytes = tokens * (d / 2 + 8), bf16_bytes = tokens * 4 * d;
+    const double window_bytes =
+        static_cast<double>(batch) * shape.num_kv_heads * (kSink + kRecent) * (4 * d - d / 2 - 8);
+    Json record{{"shape", shape.name},
+                {"batch", batch},
+                {"context", context},
+                {"bytes_int2", int2_bytes},
+                {"bytes_with_windows", int2_bytes + window_bytes}};
+    const auto keep = [&](const char* name, const Timing& t, double bytes) {
+      record[std::string(name) + "_us"] = t.median;
+      record[std::string(name) + "_p10_us"] = t.p10;
+      record[std::string(name) + "_p90_us"] = t.p90;
+      record[std::string(name) + "_gbps"] = bytes / t.median * 1e-3;
+    };
+    {
+      const auto caches = make_caches(shape, batch, context, false, false);
+      const int count = static_cast<int>(caches.size());
+      const Workspace ws(caches[0].params);
+      keep("int2",
+           time_graph(count, calls_for(int2_bytes), options.replays,
+                      [&](int i, cudaStream_t stream) {
+                        check_cuda(decode_attention(caches[i].params, ws.get(), ws.bytes(), stream),
+                                   "decode_attention");
+                      }),
+           int2_bytes);
+      if (options.ceilings) {
+        keep("paged_read",
+             time_graph(count, calls_for(int2_bytes), options.replays,
+                        [&](int i, cudaStream_t stream) {
+                          check_cuda(paged_read_ceiling(caches[i].params.history, batch,
+                                                        shape.num_kv_heads,
+                                                        chunk_bytes(caches[i].params.format),
+                                                        sink.as<int>(), stream),
+                                     "paged_read_ceiling");
+                        }),
+             int2_bytes);
+        keep("read",
+             time_graph(count, calls_for(int2_bytes), options.replays,
+                        [&](int i, cudaStream_t stream) {
+                          check_cuda(read_ceiling(caches[i].pool->as<void>(),
+                                                  caches[i].pool->bytes(), sink.as<int>(), stream),
+                                     "read_ceiling");
+                        }),
+             int2_bytes);
+      }
+    }
+    {
+      const auto caches = make_caches(shape, batch, context, true, false);
+      const Workspace ws(caches[0].params);
+      keep("int2_windows",
+           time_graph(static_cast<int>(caches.size()), calls_for(int2_bytes), options.replays,
+                      [&](int i, cudaStream_t stream) {
+                        check_cuda(decode_attention(caches[i].params, ws.get(), ws.bytes(), stream),
+                                   "decode_attention");
+                      }),
+           int2_bytes + window_bytes);
+    }
+    if (options.bf16) {
+      const auto caches = make_caches(shape, batch, context, false, true);
+      const Workspace ws(caches[0].params);
+      keep("bf16_twin",
+           time_graph(static_cast<int>(caches.size()), calls_for(bf16_bytes), options.replays,
+                      [&](int i, cudaStream_t stream) {
+                        check_cuda(
+                            decode_attention_bf16(caches[i].params, ws.get(), ws.bytes(), stream),
+                            "decode_attention_bf16");
+                      }),
+           bf16_bytes);
+    }
+    if (options.peers && sdpa_available()) {
+      const SdpaTiming t = time_sdpa(shape, batch, context, options.replays);
+      if (t.flash > 0) record["sdpa_flash_us"] = t.flash;
+      if (t.cudnn > 0) record["sdpa_cudnn_us"] = t.cudnn;
+    }
+    fmt::print(stderr, "{}\n", record.dump());
+    records.push_back(record);
+  }
+  return records;
+}
+
+}  // namespace oscar

@@ -1,0 +1,43 @@
+// `oscar-bench attention`: paged INT2 decode beside its ceilings and bf16 peers, in one process.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench_device.h"
+
+namespace oscar {
+
+struct AttentionBenchShape {
+  std::string name = "32/8 heads, d 128";
+  int num_qo_heads = 32, num_kv_heads = 8, head_dim = 128, q_len = 1;
+};
+
+// Known names ("qwen3-8b", ...) for --shape; throws Error listing them for any other.
+AttentionBenchShape attention_bench_shape(const std::string& name);
+
+struct AttentionBenchOptions {
+  AttentionBenchShape shape;
+  std::vector<std::pair<int, int>> points;  // (batch, context)
+  int replays = 21;
+  bool bf16 = true;   // our bf16 twin
+  bool peers = true;  // SDPA through libtorch, where it was built in
+  bool ceilings = true;
+};
+
+// One record per point: microseconds of every contender, bytes, shares.
+Json bench_attention(const AttentionBenchOptions& options);
+
+// Small correctness checks on this GPU: the subnormal operand at all positions, and attention
+// against the CPU. Prints nothing; each record says what was checked and whether it held.
+Json bench_selftest();
+
+// SDPA over a contiguous bf16 cache: microseconds, or negative where the backend refused. In a
+// file of its own because it needs libtorch; without it both are -1.
+struct SdpaTiming {
+  double flash = -1.0, cudnn = -1.0;
+};
+SdpaTiming time_sdpa(const AttentionBenchShape& shape, int batch, int context, int replays);
+bool sdpa_available();
+
+}  // namespace oscar

@@ -1,0 +1,28 @@
+// Helpers of the benchmark on the device: random fill and the ceilings that memory sets.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "oscar/cache/page_layout.h"
+
+namespace oscar {
+
+// Fills with pseudo-random 16-bit patterns that are finite bf16 values around 1.
+cudaError_t fill_bf16(uint16_t* to, int64_t count, uint32_t seed, cudaStream_t stream);
+
+// Random codes, scales in [0.3, 0.8) and zeros in [1, 2) for `chunks` chunks.
+cudaError_t fill_chunks(const PageFormat& format, uint8_t* pool, int64_t chunks, uint32_t seed,
+                        cudaStream_t stream);
+
+// Reads every byte once in order and keeps nothing: the read-only ceiling.
+cudaError_t read_ceiling(const void* data, int64_t bytes, int* sink, cudaStream_t stream);
+
+// Reads the same chunks through the same page table as attention does, and only sums them.
+// chunk_bytes is a multiple of 16.
+cudaError_t paged_read_ceiling(const PagedHistory& history, int batch, int num_kv_heads,
+                               int chunk_bytes, int* sink, cudaStream_t stream);
+
+// out[4 j + c] = the sum over sixteen k of (c 4^j 2^-24 as fp16) * 1, from one mma each; [20].
+cudaError_t subnormal_products(float* out, cudaStream_t stream);
+
+}  // namespace oscar

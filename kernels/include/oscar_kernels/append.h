@@ -1,0 +1,23 @@
+// Writing the paged cache on the GPU: quantize and append, demotion, dequantization.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "oscar/cache/page_layout.h"
+
+namespace oscar {
+
+// Appends and demotes as AppendParams says; all pointers in device memory, rows and pool 16-byte
+// aligned. max_new_rows and max_new_history bound what any request appends and demotes in this
+// call; they size the grids, so a captured graph serves any smaller numbers. Rows leave the ring in
+// one launch, new exact rows enter it in the next. Plain rounding writes the bytes of append_ref;
+// with feedback matrices rows may differ from it in 1e-4 of the cases. A row with values that are
+// not finite keeps its old bytes and sets bits in *params.status.
+cudaError_t append_rows(const AppendParams& params, int max_new_rows, int max_new_history,
+                        cudaStream_t stream);
+
+// Dequantizes token rows of `chunks` chunks in pool order to fp32: out[chunk][side][64][head_dim].
+cudaError_t dequantize_chunks(const PageFormat& format, const uint8_t* pool, int64_t chunks,
+                              float* out, cudaStream_t stream);
+
+}  // namespace oscar

@@ -1,0 +1,32 @@
+// Paged INT2 decode attention on the GPU, and its bf16 twin. No torch, no allocation, no waiting.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "oscar/cache/page_layout.h"
+
+namespace oscar {
+
+// Bytes of workspace for any call with up to these sizes on the current device.
+cudaError_t decode_attention_workspace(const AttentionParams& params, size_t* bytes);
+
+// Prepares a fresh workspace (zeroes its counters). Once; every call leaves it ready again, so one
+// workspace serves any number of calls that follow each other on one stream.
+cudaError_t decode_attention_prepare(void* workspace, size_t bytes, cudaStream_t stream);
+
+// Attention of params.q over sink, INT2 history and recent rows (AttentionParams); all pointers in
+// device memory, pool and rows 16-byte aligned. One kernel launch; lengths and page tables are read
+// on the device, so a captured graph can be replayed after they changed (batch stays).
+// The same inputs give the same bits. Returns cudaErrorInvalidValue for sizes that do not fit
+// together and cudaErrorNotSupported for shapes this build has no instantiation of.
+cudaError_t decode_attention(const AttentionParams& params, void* workspace, size_t workspace_bytes,
+                             cudaStream_t stream);
+
+// The same skeleton over bf16 pages, as a baseline: a chunk holds K [64][d] then V [64][d] in bf16;
+// params.format supplies head_dim only.
+cudaError_t decode_attention_bf16(const AttentionParams& params, void* workspace,
+                                  size_t workspace_bytes, cudaStream_t stream);
+
+}  // namespace oscar

@@ -1,0 +1,125 @@
+// Quantize and append: plain rounding, the exact windows, and dequantization.
+#include "append_rows.cuh"
+#include "append_shaped.h"
+#include "oscar_kernels/append.h"
+
+namespace oscar {
+namespace {
+
+constexpr int kWarps = 8, kRowsPerWarp = 8;
+
+// Plain rounding: eight consecutive tokens of one head and side per warp.
+// Grid: x over blocks of tokens, y = request, z = head * 2 + side.
+template <int kHeadDim>
+__global__ void __launch_bounds__(kWarps * 32)
+    quantize_kernel(const __grid_constant__ AppendParams p) {
+  const int b = blockIdx.y, head = blockIdx.z / 2, side = blockIdx.z % 2;
+  const int lane = threadIdx.x % 32, t = lane % 4;
+  const int first = p.old_history[b], last = p.new_history[b];
+  const int own = first + (blockIdx.x * kWarps + threadIdx.x / 32) * kRowsPerWarp + lane / 4;
+  if (own - lane / 4 >= last) return;
+  const int token = min(own, last - 1);  // idle lanes repeat the last row and store nothing
+  const HistoryRow row = history_row(p, b, token, head, side);
+  QuarterRow<kHeadDim> x;
+  x.load(row.x, t);
+  ScaleZero sz;
+  const bool write =
+      row_scale_zero<kHeadDim>(x, p.format, clip_of(p, head, side), sz, p.status) && own < last;
+  uint32_t codes[kHeadDim / 64] = {};
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 4; ++i) {
+    codes[i / 16] |= static_cast<uint32_t>(code_of(x.value(i), sz)) << (2 * (i % 16));
+  }
+  store_codes<kHeadDim>(codes, p.format.order, row.chunk + code_offset(p.format, side, row.in_page),
+                        t, write);
+  const int lanes = 4 * p.format.quant_group_size / kHeadDim;
+  if (write && t % lanes == 0) store_scale_zero(p.format, row, side, t / lanes, sz);
+}
+
+// New rows that stay exact. Grid: x over new rows, y = request; one warp a (row, head, side).
+__global__ void store_windows_kernel(const __grid_constant__ AppendParams p) {
+  const int b = blockIdx.y, d = p.format.head_dim, sink = p.windows.sink_tokens;
+  const int first = p.rows_indptr[b], count = p.rows_indptr[b + 1] - first;
+  const int warps = blockDim.x / 32, lane = threadIdx.x % 32, jobs = p.num_kv_heads * 2;
+  // Positions that stay: the sink, and everything after the history.
+  const int old_len = p.old_len[b], history_end = sink + p.new_history[b];
+  for (int job = blockIdx.x * warps + threadIdx.x / 32; job < count * jobs;
+       job += gridDim.x * warps) {
+    const int row = job / jobs, head = job % jobs / 2, side = job % 2;
+    const int position = old_len + row;
+    if (position >= sink && position < history_end) continue;
+    const int64_t slot = p.windows.slot ? p.windows.slot[b] : b;
+    const int64_t from = (static_cast<int64_t>(first + row) * p.num_kv_heads + head) * d;
+    const int64_t to =
+        window_offset(p.windows, slot, head, p.num_kv_heads, window_row(p.windows, position), d);
+    const uint32_t* source = reinterpret_cast<const uint32_t*>((side ? p.v : p.k) + from);
+    uint32_t* target = reinterpret_cast<uint32_t*>((side ? p.windows.v : p.windows.k) + to);
+    for (int i = lane; i < d / 2; i += 32) target[i] = source[i];
+  }
+}
+
+__global__ void dequantize_kernel(PageFormat f, const uint8_t* pool, int64_t chunks, float* out) {
+  const int64_t total = chunks * 2 * kPageTokens * f.head_dim;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < total;
+       i += stride) {
+    const int dim = static_cast<int>(i % f.head_dim);
+    const int token = static_cast<int>(i / f.head_dim % kPageTokens);
+    const int side = static_cast<int>(i / f.head_dim / kPageTokens % 2);
+    const uint8_t* chunk = pool + i / f.head_dim / (2 * kPageTokens) * chunk_bytes(f);
+    const uint8_t* metadata = chunk + metadata_offset(f, side, token);
+    const int group = dim / f.quant_group_size;
+    const ScaleZero sz{load_metadata(metadata, 2 * group, f.metadata),
+                       load_metadata(metadata, 2 * group + 1, f.metadata)};
+    const uint8_t* codes = chunk + code_offset(f, side, token);
+    out[i] = dequantize(unpack_code(codes, dim, f.head_dim, f.order), sz);
+  }
+}
+
+bool valid_append(const AppendParams& p) {
+  const int d = p.format.head_dim, group = p.format.quant_group_size;
+  return (d == 64 || d == 128 || d == 256) && group > 0 && d % group == 0 && 4 * group >= d &&
+         p.batch > 0 && p.batch <= 65535 && p.num_kv_heads > 0 && p.num_kv_heads <= 32767 &&
+         p.rows_indptr && p.old_len && p.old_history && p.new_history && p.windows.ring_tokens > 0;
+}
+
+template <int kHeadDim>
+cudaError_t quantize_history(const AppendParams& p, int max_new_history, cudaStream_t stream) {
+  if (p.feedback_k || p.feedback_v || p.metric_k || p.metric_v) {
+    return quantize_shaped<kHeadDim>(p, max_new_history, stream);
+  }
+  const int rows = kWarps * kRowsPerWarp;
+  const dim3 grid((max_new_history + rows - 1) / rows, p.batch, 2 * p.num_kv_heads);
+  quantize_kernel<kHeadDim><<<grid, kWarps * 32, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t append_rows(const AppendParams& p, int max_new_rows, int max_new_history,
+                        cudaStream_t stream) {
+  if (!valid_append(p) || max_new_rows < 0 || max_new_history < 0) return cudaErrorInvalidValue;
+  // Rows leave the ring before new ones may take their places.
+  if (max_new_history > 0) {
+    cudaError_t error = cudaErrorInvalidValue;
+    if (p.format.head_dim == 64) error = quantize_history<64>(p, max_new_history, stream);
+    if (p.format.head_dim == 128) error = quantize_history<128>(p, max_new_history, stream);
+    if (p.format.head_dim == 256) error = quantize_history<256>(p, max_new_history, stream);
+    if (error != cudaSuccess) return error;
+  }
+  if (max_new_rows > 0) {
+    const int jobs = max_new_rows * p.num_kv_heads * 2;
+    const dim3 grid(min((jobs + 7) / 8, 4096), p.batch);
+    store_windows_kernel<<<grid, 256, 0, stream>>>(p);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t dequantize_chunks(const PageFormat& format, const uint8_t* pool, int64_t chunks,
+                              float* out, cudaStream_t stream) {
+  if (chunks <= 0) return cudaErrorInvalidValue;
+  dequantize_kernel<<<1024, 256, 0, stream>>>(format, pool, chunks, out);
+  return cudaGetLastError();
+}
+
+}  // namespace oscar

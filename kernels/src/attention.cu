@@ -1,0 +1,61 @@
+// Entry points of decode attention: checks, and the choice of an instantiation.
+#include "attention_instances.h"
+#include "attention_launch.cuh"
+
+namespace oscar {
+namespace {
+
+bool valid_params(const AttentionParams& p) {
+  const PageFormat& f = p.format;
+  if (p.batch <= 0 || p.batch > kPlannedBatch || p.num_kv_heads <= 0 || p.q_len < 1) return false;
+  if (p.q_len > 4 || p.num_qo_heads <= 0 || p.num_qo_heads % p.num_kv_heads != 0) return false;
+  if (f.head_dim != 64 && f.head_dim != 128 && f.head_dim != 256) return false;
+  if (f.quant_group_size <= 0 || f.head_dim % f.quant_group_size != 0) return false;
+  if (p.windows.sink_tokens < 0 || p.windows.ring_tokens <= 0) return false;
+  if (!p.history.kv_indptr || !p.history.kv_last_page_len || !p.seq_len || !p.q || !p.o) {
+    return false;
+  }
+  return p.num_qo_heads / p.num_kv_heads <= 16;
+}
+
+}  // namespace
+
+cudaError_t decode_attention_workspace(const AttentionParams& params, size_t* bytes) {
+  DeviceLimits limits;
+  const cudaError_t error = device_limits(&limits);
+  if (error != cudaSuccess) return error;
+  *bytes = workspace_bytes_for(params.format.head_dim, limits.blocks);
+  return cudaSuccess;
+}
+
+cudaError_t decode_attention_prepare(void* workspace, size_t bytes, cudaStream_t stream) {
+  return cudaMemsetAsync(workspace, 0, bytes, stream);
+}
+
+cudaError_t decode_attention(const AttentionParams& params, void* workspace, size_t workspace_bytes,
+                             cudaStream_t stream) {
+  if (!valid_params(params)) return cudaErrorInvalidValue;
+  uint8_t* ws = static_cast<uint8_t*>(workspace);
+#define OSCAR_INSTANCE(kDim, kGroup, kMeta, kOrder)                                              \
+  if (params.format.head_dim == kDim && params.format.quant_group_size == kGroup &&              \
+      params.format.metadata == kMeta && params.format.order == kOrder) {                        \
+    return attention_instance<kDim, kGroup, kMeta, kOrder>(params, ws, workspace_bytes, stream); \
+  }
+#include "attention_instances.inc"
+#undef OSCAR_INSTANCE
+  return cudaErrorNotSupported;
+}
+
+cudaError_t decode_attention_bf16(const AttentionParams& params, void* workspace,
+                                  size_t workspace_bytes, cudaStream_t stream) {
+  if (!valid_params(params)) return cudaErrorInvalidValue;
+  uint8_t* ws = static_cast<uint8_t*>(workspace);
+#define OSCAR_TWIN(kDim)              \
+  if (params.format.head_dim == kDim) \
+    return attention_twin<kDim>(params, ws, workspace_bytes, stream);
+#include "attention_instances.inc"
+#undef OSCAR_TWIN
+  return cudaErrorNotSupported;
+}
+
+}  // namespace oscar

@@ -1,0 +1,17 @@
+// Declares the instantiations of decode attention, which are compiled in files of their own.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "oscar/cache/page_layout.h"
+
+namespace oscar {
+
+template <int kHeadDim, int kGroupSize, MetadataDtype kMetadata, PackOrder kOrder>
+cudaError_t attention_instance(const AttentionParams& params, uint8_t* workspace,
+                               size_t workspace_bytes, cudaStream_t stream);
+template <int kHeadDim>
+cudaError_t attention_twin(const AttentionParams& params, uint8_t* workspace,
+                           size_t workspace_bytes, cudaStream_t stream);
+
+}  // namespace oscar

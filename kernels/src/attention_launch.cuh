@@ -1,0 +1,66 @@
+// Launches one attention instantiation; shared by the files that hold them.
+#pragma once
+
+#include "attention_kernel.cuh"
+#include "oscar_kernels/attention.h"
+
+namespace oscar {
+
+inline size_t align_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+struct DeviceLimits {
+  int blocks = 0, shared_bytes = 0;
+};
+
+inline cudaError_t device_limits(DeviceLimits* limits) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&limits->blocks, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&limits->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                   device);
+  }
+  return error;
+}
+
+template <typename Config>
+cudaError_t launch_attention(const AttentionParams& p, uint8_t* workspace, size_t workspace_bytes,
+                             cudaStream_t stream) {
+  DeviceLimits limits;
+  cudaError_t error = device_limits(&limits);
+  if (error != cudaSuccess) return error;
+  int warps = Config::kMaxWarps;
+  while (warps > 1 && BlockMemory<Config>::bytes(warps, p.batch) + 1024 >
+                          static_cast<size_t>(limits.shared_bytes)) {
+    --warps;
+  }
+  const size_t shared = BlockMemory<Config>::bytes(warps, p.batch);
+  AttentionWorkspace ws;
+  size_t used = align_up(sizeof(int) * limits.blocks);
+  ws.arrivals = reinterpret_cast<int*>(workspace);
+  ws.head_parts = workspace + used;
+  used += align_up(static_cast<size_t>(limits.blocks) * warps * Config::kPartialBytes);
+  ws.block_parts = workspace + used;
+  used += align_up(static_cast<size_t>(limits.blocks) * 2 * Config::kPartialBytes);
+  if (used > workspace_bytes) return cudaErrorInvalidValue;
+  error =
+      cudaFuncSetAttribute(decode_attention_kernel<Config>,
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+  if (error != cudaSuccess) return error;
+  const int columns = p.q_len * (p.num_qo_heads / p.num_kv_heads);
+  const int column_tiles = (columns + Config::kColumns - 1) / Config::kColumns;
+  decode_attention_kernel<Config>
+      <<<limits.blocks, warps * 32, shared, stream>>>(p, column_tiles, ws);
+  return cudaGetLastError();
+}
+
+// Workspace of the largest instantiation for a head_dim: partials of two column tiles, 16 warps.
+inline size_t workspace_bytes_for(int head_dim, int blocks) {
+  const size_t partial = 2 * (8 * head_dim * 4 + 64);
+  return align_up(sizeof(int) * blocks) + align_up(static_cast<size_t>(blocks) * 16 * partial) +
+         align_up(static_cast<size_t>(blocks) * 2 * partial);
+}
+
+}  // namespace oscar

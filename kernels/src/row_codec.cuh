@@ -1,0 +1,162 @@
+// The row codec on the GPU: four lanes hold one row of bf16 values, a quarter each.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "oscar/cache/page_layout.h"
+
+namespace oscar {
+
+// Lane t (0..3) of a row holds dimensions [t d/4, (t + 1) d/4), two to a word.
+template <int kHeadDim>
+struct QuarterRow {
+  static constexpr int kPairs = kHeadDim / 8;
+  uint32_t pair[kPairs];
+
+  __device__ void load(const uint16_t* row, int t) {
+    const uint4* from = reinterpret_cast<const uint4*>(row + t * (kHeadDim / 4));
+#pragma unroll
+    for (int i = 0; i < kPairs / 4; ++i) {
+      const uint4 v = from[i];
+      pair[4 * i] = v.x, pair[4 * i + 1] = v.y, pair[4 * i + 2] = v.z, pair[4 * i + 3] = v.w;
+    }
+  }
+  __device__ float value(int i) const {
+    return __uint_as_float(i % 2 ? pair[i / 2] & 0xffff0000u : pair[i / 2] << 16);
+  }
+};
+
+__device__ inline __nv_bfloat162 as_bf162(uint32_t bits) {
+  __nv_bfloat162 value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Over the four lanes of a row.
+__device__ inline uint32_t row_max(uint32_t x) {
+  x = max(x, __shfl_xor_sync(~0u, x, 1));
+  return max(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ inline int row_sum(int x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// Largest magnitude of the row as a bf16 pattern; above 0x7f7f the row is not finite.
+template <int kHeadDim>
+__device__ inline uint32_t largest_pattern(const QuarterRow<kHeadDim>& x) {
+  uint32_t top = 0;
+#pragma unroll
+  for (int i = 0; i < x.kPairs; ++i) {
+    top = max(top, max(x.pair[i] & 0x7fffu, x.pair[i] >> 16 & 0x7fffu));
+  }
+  return row_max(top);
+}
+
+// The bf16 pattern whose rank among the row's magnitudes is `rank`, by bisection on patterns:
+// the smallest pattern m with more than `rank` magnitudes <= m. All lanes of the warp take part.
+template <int kHeadDim>
+__device__ inline uint32_t pattern_of_rank(const QuarterRow<kHeadDim>& x, int rank, uint32_t top) {
+  const auto count_up_to = [&](uint32_t limit) {
+    const __nv_bfloat162 bound = as_bf162(limit | limit << 16);
+    __nv_bfloat162 count = as_bf162(0);  // at most 32 per half: exact in bf16
+#pragma unroll
+    for (int i = 0; i < x.kPairs; ++i) {
+      count = __hadd2(count, __hle2(as_bf162(x.pair[i] & 0x7fff7fffu), bound));
+    }
+    const float2 parts = __bfloat1622float2(count);
+    return row_sum(static_cast<int>(parts.x + parts.y));
+  };
+  // The threshold is mostly within two octaves of the top: look there first.
+  uint32_t low = 0, high = top;  // the answer is in [low, high]
+  const uint32_t guess = top > 0x100 ? top - 0x100 : 0;
+  const bool above = count_up_to(guess) <= rank;
+  if (above)
+    low = guess + 1;
+  else
+    high = guess;
+  while (__any_sync(~0u, low < high)) {
+    const uint32_t middle = (low + high) / 2;
+    const bool enough = count_up_to(middle) > rank;
+    if (low < high) {
+      if (enough)
+        high = middle;
+      else
+        low = middle + 1;
+    }
+  }
+  return high;
+}
+
+// Scale and zero of this lane's quantization group; false when the row must be refused.
+template <int kHeadDim>
+__device__ inline bool row_scale_zero(const QuarterRow<kHeadDim>& x, const PageFormat& format,
+                                      float clip_ratio, ScaleZero& sz, int* status) {
+  const uint32_t top = largest_pattern(x);
+  const int rank = clip_threshold_index(clip_ratio, kHeadDim);
+  uint32_t limit = top;
+  if (rank >= 0) limit = pattern_of_rank(x, rank, min(top, 0x7f7fu));
+  __nv_bfloat162 low2 = as_bf162(x.pair[0]), high2 = low2;
+#pragma unroll
+  for (int i = 1; i < x.kPairs; ++i) {
+    low2 = __hmin2(low2, as_bf162(x.pair[i]));
+    high2 = __hmax2(high2, as_bf162(x.pair[i]));
+  }
+  const float2 lows = __bfloat1622float2(low2), highs = __bfloat1622float2(high2);
+  float low = fminf(lows.x, lows.y), high = fmaxf(highs.x, highs.y);
+  const int lanes = 4 * format.quant_group_size / kHeadDim;  // that share a group
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const float other_low = __shfl_xor_sync(~0u, low, step);
+    const float other_high = __shfl_xor_sync(~0u, high, step);
+    if (step < lanes) {
+      low = fminf(low, other_low);
+      high = fmaxf(high, other_high);
+    }
+  }
+  const float threshold = __uint_as_float(limit << 16);
+  low = fminf(fmaxf(low, -threshold), threshold);  // clamping commutes with min and max
+  high = fminf(fmaxf(high, -threshold), threshold);
+  sz = scale_and_zero(low, high, format.metadata);
+  int refused = top > 0x7f7fu ? static_cast<int>(RowStatus::kNonFinite) : 0;
+  if (!refused && (!is_finite(sz.scale) || !is_finite(sz.zero))) {
+    refused = static_cast<int>(RowStatus::kMetadataOverflow);
+  }
+  refused |= __shfl_xor_sync(~0u, refused, 1);
+  refused |= __shfl_xor_sync(~0u, refused, 2);
+  if (refused && status && threadIdx.x % 4 == 0) atomicOr(status, refused);
+  return refused == 0;
+}
+
+// Stores this lane's part of a row: kHeadDim / 4 codes, two bits each, in `codes` (dimension i of
+// the quarter at bits 2 (i % 16) of word i / 16). All lanes of the warp take part.
+template <int kHeadDim>
+__device__ inline void store_codes(const uint32_t (&codes)[kHeadDim / 64], PackOrder order,
+                                   uint8_t* row, int t, bool write) {
+  constexpr int kWords = kHeadDim / 64;
+  uint32_t mine[kWords];
+  if (order == PackOrder::kConsecutive) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) mine[w] = codes[w];
+  } else {
+    // Byte i joins dimension i of all four quarters.
+    constexpr int kBytes = kHeadDim / 4;
+#pragma unroll
+    for (int w = 0; w < kBytes / 4; ++w) {
+      uint32_t word = 0;
+#pragma unroll
+      for (int byte = 0; byte < 4; ++byte) {
+        const int dim = 4 * w + byte;
+        word |= (codes[dim / 16] >> (2 * (dim % 16)) & 3u) << (8 * byte + 2 * t);
+      }
+      word |= __shfl_xor_sync(~0u, word, 1);
+      word |= __shfl_xor_sync(~0u, word, 2);
+      if (w / kWords == t) mine[w % kWords] = word;
+    }
+  }
+  if (!write) return;
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) reinterpret_cast<uint32_t*>(row)[t * kWords + w] = mine[w];
+}
+
+}  // namespace oscar

@@ -1,0 +1,260 @@
+// Quantize and append on the GPU against the CPU codec, byte for byte.
+#include "oscar_kernels/append.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "cache/codec_ref.h"
+#include "kernels/random_cache.h"
+#include "oscar/cache/paged_reference.h"
+
+namespace {
+
+using oscar_test::DeviceBuffer;
+
+struct AppendSetup {
+  int head_dim = 128, quant_group_size = 128;
+  oscar::MetadataDtype metadata = oscar::MetadataDtype::kFp16;
+  oscar::PackOrder order = oscar::PackOrder::kConsecutive;
+  int heads = 3, sink = 4, recent = 10, demote_block = 1;
+  bool shaped = false, metric = false;
+  float clip_k = .96f, clip_v = .92f;
+};
+
+// Two requests' caches, kept on host and device in step.
+class TwoCaches {
+ public:
+  static constexpr int kBatch = 2, kPages = 64, kMaxNew = 8;
+  AppendSetup setup;
+  oscar::PageFormat format;
+  int ring;
+  std::vector<int32_t> indptr{0, kPages / 2, kPages}, indices, lens{0, 0}, histories{0, 0};
+  std::vector<uint8_t> pool;
+  std::vector<uint16_t> wk, wv;
+  std::vector<float> feedback, metric;
+  DeviceBuffer<uint8_t> device_pool;
+  DeviceBuffer<uint16_t> device_wk, device_wv;
+  DeviceBuffer<int32_t> device_indptr, device_indices;
+  DeviceBuffer<float> device_feedback, device_metric;
+
+  explicit TwoCaches(const AppendSetup& s)
+      : setup(s),
+        format{s.head_dim, s.quant_group_size, s.metadata, s.order},
+        ring(s.recent + s.demote_block + kMaxNew),
+        indices(shuffled(kPages)),
+        pool(static_cast<size_t>(kPages) * s.heads * chunk_bytes(format), 0xee),
+        wk(static_cast<size_t>(kBatch) * s.heads * (s.sink + ring) * s.head_dim, 0x7fc0),
+        wv(wk),
+        device_pool(pool),
+        device_wk(wk),
+        device_wv(wv),
+        device_indptr(indptr),
+        device_indices(indices),
+        device_feedback(static_cast<size_t>(s.heads) * s.head_dim * s.head_dim),
+        device_metric(device_feedback.count()) {
+    const int d = s.head_dim;
+    std::mt19937 rng(5);
+    std::normal_distribution<float> normal;
+    for (int h = 0; h < s.heads; ++h) {  // a metric of low rank plus a diagonal
+      std::vector<double> m(d * d, 0.0), factor(d * 8);
+      for (double& x : factor) x = normal(rng);
+      for (int i = 0; i < d; ++i) {
+        for (int j = 0; j < d; ++j) {
+          for (int k = 0; k < 8; ++k) m[i * d + j] += factor[i * 8 + k] * factor[j * 8 + k] / 8;
+        }
+        m[i * d + i] += 0.1;
+      }
+      const std::vector<double> u = oscar_test::feedback_ref(m, d, 0.01);
+      feedback.insert(feedback.end(), u.begin(), u.end());
+      metric.insert(metric.end(), m.begin(), m.end());
+    }
+    device_feedback.upload(feedback);
+    device_metric.upload(metric);
+  }
+
+  static std::vector<int32_t> shuffled(int n) {
+    std::vector<int32_t> order(n);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), std::mt19937(3));
+    return order;
+  }
+
+  // Appends `counts` new rows per request on both sides; returns the device's status bits.
+  int append(const std::vector<uint16_t>& k, const std::vector<uint16_t>& v,
+             const std::vector<int>& counts) {
+    const std::vector<int32_t> rows{0, counts[0], counts[0] + counts[1]};
+    std::vector<int32_t> now(2), last(2);
+    int max_history = 0;
+    for (int b = 0; b < 2; ++b) {
+      now[b] = oscar::history_for_length(lens[b] + counts[b], setup.sink, setup.recent,
+                                         setup.demote_block);
+      max_history = std::max(max_history, now[b] - histories[b]);
+      last[b] = 64;
+    }
+    oscar::AppendParams p{.format = format,
+                          .history = {pool.data(), indptr.data(), indices.data(), last.data()},
+                          .windows = {wk.data(), wv.data(), nullptr, setup.sink, ring},
+                          .k = k.data(),
+                          .v = v.data(),
+                          .rows_indptr = rows.data(),
+                          .old_len = lens.data(),
+                          .old_history = histories.data(),
+                          .new_history = now.data(),
+                          .clip_k = setup.clip_k,
+                          .clip_v = setup.clip_v,
+                          .feedback_k = setup.shaped ? feedback.data() : nullptr,
+                          .feedback_v = setup.shaped ? feedback.data() : nullptr,
+                          .metric_k = setup.metric ? metric.data() : nullptr,
+                          .metric_v = setup.metric ? metric.data() : nullptr,
+                          .batch = 2,
+                          .num_kv_heads = setup.heads};
+    append_ref(p);
+    const DeviceBuffer<uint16_t> dk(k), dv(v);
+    const DeviceBuffer<int32_t> drows(rows), dlens(lens), dold(histories), dnow(now), dlast(last);
+    DeviceBuffer<int> status(1);
+    status.fill(0);
+    p.history = {device_pool.get(), device_indptr.get(), device_indices.get(), dlast.get()};
+    p.windows.k = device_wk.get(), p.windows.v = device_wv.get();
+    p.k = dk.get(), p.v = dv.get();
+    p.rows_indptr = drows.get(), p.old_len = dlens.get();
+    p.old_history = dold.get(), p.new_history = dnow.get();
+    p.feedback_k = p.feedback_v = setup.shaped ? device_feedback.get() : nullptr;
+    p.metric_k = p.metric_v = setup.metric ? device_metric.get() : nullptr;
+    p.status = status.get();
+    EXPECT_EQ(append_rows(p, std::max(counts[0], counts[1]), max_history, nullptr), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    for (int b = 0; b < 2; ++b) lens[b] += counts[b];
+    histories = now;
+    return status.download()[0];
+  }
+
+  bool guards_intact() const {
+    return device_pool.guards_intact() && device_wk.guards_intact() && device_wv.guards_intact();
+  }
+};
+
+std::vector<uint16_t> random_rows(int rows, int heads, int d, unsigned seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal;
+  std::vector<uint16_t> x(static_cast<size_t>(rows) * heads * d);
+  for (int r = 0; r < rows * heads; ++r) {
+    const float scale = std::exp(2.0f * normal(rng)), shift = normal(rng);
+    for (int i = 0; i < d; ++i) {
+      float value = scale * (normal(rng) + shift);
+      if (r % 97 == 5) value = 0.0f;                      // zero rows
+      if (r % 89 == 7) value = scale;                     // constant rows
+      if (r % 83 == 11) value = 100.0f + 0.5f * (i % 2);  // tiny range on a large mean
+      if (r % 79 == 13 && i == 3) value = 300.0f * scale;
+      if (r % 73 == 17) value = static_cast<float>(static_cast<int>(2 * normal(rng)));  // ties
+      x[static_cast<size_t>(r) * d + i] = oscar::float_to_bf16(value);
+    }
+  }
+  return x;
+}
+
+struct Case {
+  const char* name;
+  AppendSetup setup;
+};
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+class Append : public testing::TestWithParam<Case> {};
+
+TEST_P(Append, PrefillThenDecodeWritesTheBytesOfTheCpuTwin) {
+  OSCAR_NEEDS_DEVICE();
+  TwoCaches caches(GetParam().setup);
+  const int h = caches.setup.heads, d = caches.setup.head_dim;
+  std::vector<std::vector<int>> steps = {{700, 13}, {1, 1}, {1, 4}, {8, 3}, {260, 90}};
+  for (int i = 0; i < 20; ++i) steps.push_back({1, 1 + i % 2});
+  int seed = 100;
+  for (const std::vector<int>& counts : steps) {
+    const auto k = random_rows(counts[0] + counts[1], h, d, seed++);
+    const auto v = random_rows(counts[0] + counts[1], h, d, seed++);
+    EXPECT_EQ(caches.append(k, v, counts), 0);
+  }
+  EXPECT_EQ(caches.device_wk.download(), caches.wk);
+  EXPECT_EQ(caches.device_wv.download(), caches.wv);
+  EXPECT_TRUE(caches.guards_intact());
+  const std::vector<uint8_t> got = caches.device_pool.download();
+  if (!caches.setup.shaped) {
+    EXPECT_TRUE(got == caches.pool);
+    return;
+  }
+  // Shaped rounding: fused sums may turn a code in a few rows.
+  const int chunk = chunk_bytes(caches.format), row = code_row_bytes(caches.format);
+  int64_t rows = 0, different = 0;
+  for (size_t at = 0; at < got.size(); at += chunk) {
+    for (int i = 0; i < 128; ++i, ++rows) {
+      different += memcmp(&got[at + i * row], &caches.pool[at + i * row], row) != 0;
+    }
+  }
+  printf("%s: %lld of %lld rows differ\n", GetParam().name, static_cast<long long>(different),
+         static_cast<long long>(rows));
+  EXPECT_LE(different, rows / 1000);
+}
+
+std::vector<Case> cases() {
+  using oscar::MetadataDtype;
+  using oscar::PackOrder;
+  std::vector<Case> all = {{"plain d 128", {}}};
+  AppendSetup s;
+  s.order = PackOrder::kQuartered;
+  all.push_back({"quartered", s});
+  s = {}, s.quant_group_size = 64, s.metadata = MetadataDtype::kFp32;
+  all.push_back({"group 64, fp32", s});
+  s = {}, s.head_dim = s.quant_group_size = 64, s.metadata = MetadataDtype::kBf16;
+  all.push_back({"d 64, bf16", s});
+  s = {}, s.head_dim = 256, s.quant_group_size = 128, s.order = PackOrder::kQuartered;
+  all.push_back({"d 256, group 128, quartered", s});
+  s = {}, s.clip_k = 0.0f, s.clip_v = 1.0f, s.demote_block = 8;
+  all.push_back({"no clip, demote block 8", s});
+  s = {}, s.shaped = true;
+  all.push_back({"shaped", s});
+  s.metric = true;
+  all.push_back({"shaped, metric scales", s});
+  s = {}, s.metric = true, s.head_dim = s.quant_group_size = 256;
+  all.push_back({"plain with metric scales, d 256", s});
+  s = {}, s.shaped = s.metric = true, s.head_dim = s.quant_group_size = 64;
+  s.order = PackOrder::kQuartered;
+  all.push_back({"shaped, metric scales, d 64 quartered", s});
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Settings, Append, testing::ValuesIn(cases()));
+
+TEST(AppendErrors, RowsThatAreNotFiniteKeepTheirOldBytesAndAreReported) {
+  OSCAR_NEEDS_DEVICE();
+  AppendSetup setup;
+  TwoCaches caches(setup);
+  auto k = random_rows(200, setup.heads, setup.head_dim, 1);
+  const auto v = random_rows(200, setup.heads, setup.head_dim, 2);
+  k[(50 * setup.heads + 1) * setup.head_dim + 77] = 0x7f80;  // infinity
+  k[(60 * setup.heads + 2) * setup.head_dim + 3] = 0x7fc1;   // NaN
+  EXPECT_EQ(caches.append(k, v, {150, 50}), static_cast<int>(oscar::RowStatus::kNonFinite));
+  EXPECT_TRUE(caches.device_pool.download() == caches.pool);
+}
+
+TEST(Dequantize, EqualsTheCpuForEveryFormat) {
+  OSCAR_NEEDS_DEVICE();
+  for (const oscar::PageFormat& format :
+       {oscar::PageFormat{}, oscar::PageFormat{128, 64, oscar::MetadataDtype::kFp32},
+        oscar::PageFormat{64, 64, oscar::MetadataDtype::kBf16, oscar::PackOrder::kQuartered}}) {
+    const int chunks = 5, d = format.head_dim;
+    std::mt19937 rng(9);
+    std::vector<uint8_t> pool(static_cast<size_t>(chunks) * chunk_bytes(format));
+    for (uint8_t& byte : pool) byte = static_cast<uint8_t>(rng() & 0x3f);  // finite metadata
+    const DeviceBuffer<uint8_t> device(pool);
+    DeviceBuffer<float> out(static_cast<size_t>(chunks) * 2 * 64 * d);
+    ASSERT_CUDA(dequantize_chunks(format, device.get(), chunks, out.get(), nullptr));
+    const std::vector<float> got = out.download();
+    std::vector<float> row(d);
+    for (int i = 0; i < chunks * 128; ++i) {
+      dequantize_row(format, &pool[static_cast<size_t>(i / 128) * chunk_bytes(format)], i / 64 % 2,
+                     i % 64, row.data());
+      ASSERT_EQ(0, memcmp(row.data(), &got[static_cast<size_t>(i) * d], d * 4)) << i;
+    }
+    EXPECT_TRUE(out.guards_intact());
+  }
+}
+
+}  // namespace

@@ -1,0 +1,227 @@
+// Decode attention on the GPU against float64 attention over the dequantized cache.
+#include "oscar_kernels/attention.h"
+
+#include <gtest/gtest.h>
+
+#include "kernels/random_cache.h"
+#include "oscar/cache/paged_reference.h"
+
+namespace {
+
+using oscar_test::CacheShape;
+using oscar_test::Content;
+using oscar_test::DeviceBuffer;
+using oscar_test::DeviceCache;
+using oscar_test::RandomCache;
+
+// Output is bf16, whose rounding alone is 8e-4 of a row; the kernel's own part is far below that.
+constexpr double kOutputBound = 2e-3, kLseBound = 1e-3;
+
+struct Outcome {
+  std::vector<uint16_t> o;
+  std::vector<float> lse;
+};
+
+void run(DeviceCache& device, DeviceBuffer<uint8_t>& workspace, Outcome& outcome) {
+  device.o.fill(0xff);  // NaN, so that an unwritten output shows
+  device.lse.fill(0xff);
+  ASSERT_CUDA(oscar::decode_attention(device.params, workspace.get(), workspace.count(), nullptr));
+  ASSERT_CUDA(cudaDeviceSynchronize());
+  outcome.o = device.o.download();
+  outcome.lse = device.lse.download();
+}
+
+// Largest relative error of an output row, and largest error of lse.
+void compare(RandomCache& host, const Outcome& outcome, double* output_error, double* lse_error) {
+  const int d = host.shape.head_dim;
+  std::vector<double> o(host.q.size()), lse(host.q.size() / d);
+  decode_attention_ref(host.host_params(), o.data(), lse.data());
+  double difference = 0.0, norm = 0.0;
+  *lse_error = 0.0;
+  for (size_t row = 0; row < lse.size(); ++row) {
+    for (int i = 0; i < d; ++i) {
+      const double x = oscar::bf16_to_float(outcome.o[row * d + i]);
+      ASSERT_TRUE(std::isfinite(x)) << "row " << row << " dim " << i;
+      difference += (x - o[row * d + i]) * (x - o[row * d + i]);
+      norm += o[row * d + i] * o[row * d + i];
+    }
+    if (std::isinf(lse[row])) {
+      ASSERT_EQ(outcome.lse[row], lse[row]);
+    } else {
+      const double error = std::fabs(outcome.lse[row] - lse[row]);
+      ASSERT_TRUE(std::isfinite(error)) << "row " << row;
+      *lse_error = std::max(*lse_error, error / std::max(1.0, std::fabs(lse[row])));
+    }
+  }
+  *output_error = norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
+}
+
+struct Case {
+  const char* name;
+  CacheShape shape;
+};
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+class DecodeAttention : public testing::TestWithParam<Case> {};
+
+TEST_P(DecodeAttention, EqualsFloat64AttentionAndRepeatsBitForBit) {
+  OSCAR_NEEDS_DEVICE();
+  RandomCache host(GetParam().shape, 17);
+  DeviceCache device(host);
+  size_t bytes = 0;
+  ASSERT_CUDA(oscar::decode_attention_workspace(device.params, &bytes));
+  DeviceBuffer<uint8_t> workspace(bytes);
+  ASSERT_CUDA(oscar::decode_attention_prepare(workspace.get(), bytes, nullptr));
+  Outcome first, second;
+  ASSERT_NO_FATAL_FAILURE(run(device, workspace, first));
+  ASSERT_NO_FATAL_FAILURE(run(device, workspace, second));
+  EXPECT_EQ(first.o, second.o);
+  EXPECT_EQ(0, memcmp(first.lse.data(), second.lse.data(), first.lse.size() * 4));
+  double output_error = 0.0, lse_error = 0.0;
+  ASSERT_NO_FATAL_FAILURE(compare(host, first, &output_error, &lse_error));
+  RecordProperty("output_error", std::to_string(output_error));
+  printf("%s: output %.2e lse %.2e\n", GetParam().name, output_error, lse_error);
+  EXPECT_LE(output_error, kOutputBound);
+  EXPECT_LE(lse_error, kLseBound);
+  EXPECT_TRUE(device.guards_intact());
+  EXPECT_TRUE(workspace.guards_intact());
+}
+
+CacheShape lengths(std::vector<int> seq_len, Content content = Content::kRandom) {
+  CacheShape shape;
+  shape.seq_len = std::move(seq_len);
+  shape.content = content;
+  return shape;
+}
+CacheShape with_heads(CacheShape shape, int qo, int kv, int q_len = 1) {
+  shape.num_qo_heads = qo, shape.num_kv_heads = kv, shape.q_len = q_len;
+  return shape;
+}
+std::vector<Case> cases() {
+  std::vector<Case> all = {
+      {"boundary lengths", lengths({1, 63, 64, 65, 319, 320, 321, 322})},
+      {"page tails", lengths({383, 384, 385, 447, 448, 449, 352, 353})},
+      {"one long request", with_heads(lengths({20000}), 8, 1)},
+      {"one request, one head", with_heads(lengths({3000}), 1, 1)},
+      {"ragged batch", lengths({5000, 1, 700, 12000, 320, 64, 2500, 330})},
+      {"many short requests", lengths(std::vector<int>(100, 400))},
+      {"empty request", lengths({0, 500, 0})},
+      {"dominant token", lengths({5000, 900}, Content::kDominantToken)},
+      {"flat 128K", with_heads(lengths({131072}, Content::kFlat), 4, 1)},
+      {"ascending logits", lengths({4000, 777}, Content::kAscending)},
+      {"wide scales", lengths({3000, 500}, Content::kWideScales)},
+      {"query outliers", lengths({3000, 500}, Content::kQueryOutliers)},
+      {"GQA 1", with_heads(lengths({2000, 350}), 4, 4)},
+      {"GQA 3", with_heads(lengths({2000, 350}), 6, 2)},
+      {"GQA 8", with_heads(lengths({2000, 350}), 16, 2)},
+      {"GQA 16", with_heads(lengths({2000, 350}), 32, 2)},
+      {"two queries", with_heads(lengths({2000, 350, 2, 64, 65}), 8, 2, 2)},
+      {"four queries of GQA 5", with_heads(lengths({2000, 350, 4, 66}), 10, 2, 4)},
+  };
+  CacheShape no_sink = lengths({1000, 20, 300});
+  no_sink.sink = 0;
+  all.push_back({"no sink", no_sink});
+  CacheShape small_windows = lengths({1000, 20, 300});
+  small_windows.sink = 5, small_windows.recent = 17;
+  all.push_back({"small windows", small_windows});
+#if OSCAR_KERNELS_FULL
+  const auto format = [](int d, int group, oscar::MetadataDtype metadata, oscar::PackOrder order) {
+    CacheShape shape = with_heads(lengths({3000, 350, 1, 400}), 8, 2);
+    shape.head_dim = d, shape.quant_group_size = group;
+    shape.metadata = metadata, shape.order = order;
+    return shape;
+  };
+  using oscar::MetadataDtype;
+  using oscar::PackOrder;
+  const auto kLine = PackOrder::kConsecutive, kQuarter = PackOrder::kQuartered;
+  all.push_back({"d 64", format(64, 64, MetadataDtype::kFp16, kLine)});
+  all.push_back({"d 64 quartered", format(64, 64, MetadataDtype::kFp16, kQuarter)});
+  all.push_back({"d 64 fp32", format(64, 64, MetadataDtype::kFp32, kLine)});
+  all.push_back({"d 128 quartered", format(128, 128, MetadataDtype::kFp16, kQuarter)});
+  all.push_back({"d 128 fp32", format(128, 128, MetadataDtype::kFp32, kLine)});
+  all.push_back({"d 128 fp32 quartered", format(128, 128, MetadataDtype::kFp32, kQuarter)});
+  all.push_back({"d 128 bf16", format(128, 128, MetadataDtype::kBf16, kLine)});
+  all.push_back({"d 128 group 64", format(128, 64, MetadataDtype::kFp16, kLine)});
+  all.push_back({"d 256", format(256, 256, MetadataDtype::kFp16, kLine)});
+  all.push_back({"d 256 quartered", format(256, 256, MetadataDtype::kFp16, kQuarter)});
+  all.push_back({"d 256 fp32", format(256, 256, MetadataDtype::kFp32, kLine)});
+  all.push_back({"d 256 group 128", format(256, 128, MetadataDtype::kFp16, kLine)});
+  all.push_back({"d 256 group 64", format(256, 64, MetadataDtype::kFp16, kLine)});
+  CacheShape wide = format(64, 64, MetadataDtype::kFp32, kLine);
+  wide.content = Content::kWideScales;
+  all.push_back({"d 64 fp32 wide scales", wide});
+#endif
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, DecodeAttention, testing::ValuesIn(cases()));
+
+TEST(DecodeAttentionGraph, ReplaysOneKernelWithLengthsThatChangedAfterCapture) {
+  OSCAR_NEEDS_DEVICE();
+  RandomCache host(lengths({3000, 900, 5000}), 23);
+  DeviceCache device(host);
+  size_t bytes = 0;
+  ASSERT_CUDA(oscar::decode_attention_workspace(device.params, &bytes));
+  DeviceBuffer<uint8_t> workspace(bytes);
+  ASSERT_CUDA(oscar::decode_attention_prepare(workspace.get(), bytes, nullptr));
+  cudaStream_t stream;
+  ASSERT_CUDA(cudaStreamCreate(&stream));
+  cudaGraph_t graph;
+  ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  ASSERT_CUDA(oscar::decode_attention(device.params, workspace.get(), bytes, stream));
+  ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
+  size_t nodes = 0;
+  ASSERT_CUDA(cudaGraphGetNodes(graph, nullptr, &nodes));
+  EXPECT_EQ(nodes, 1u);
+  cudaGraphExec_t exec;
+  ASSERT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  const std::vector<std::vector<int>> later = {{3000, 900, 5000}, {40, 4500, 321}, {1, 1, 1}};
+  for (const std::vector<int>& lens : later) {
+    RandomCache now(lengths(lens), 29);
+    DeviceCache moved(now);
+    // Same addresses, other content: lengths, page table and rows.
+    device.lens.upload(now.lens);
+    device.indptr.upload(now.indptr);
+    device.last.upload(now.last);
+    device.indices.upload(now.indices);
+    device.slots.upload(now.slots);
+    device.wk.upload(now.wk);
+    device.wv.upload(now.wv);
+    device.q.upload(now.q);
+    ASSERT_LE(now.pool.size(), device.pool.count());
+    device.pool.upload(now.pool);
+    device.o.fill(0xff);
+    ASSERT_CUDA(cudaGraphLaunch(exec, stream));
+    ASSERT_CUDA(cudaStreamSynchronize(stream));
+    const Outcome outcome{device.o.download(), device.lse.download()};
+    double output_error = 0.0, lse_error = 0.0;
+    ASSERT_NO_FATAL_FAILURE(compare(now, outcome, &output_error, &lse_error));
+    EXPECT_LE(output_error, kOutputBound);
+    EXPECT_LE(lse_error, kLseBound);
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST(DecodeAttentionArguments, ShapesThatCannotWorkAreRefusedBeforeAnyLaunch) {
+  OSCAR_NEEDS_DEVICE();
+  RandomCache host(lengths({400}), 1);
+  DeviceCache device(host);
+  size_t bytes = 0;
+  ASSERT_CUDA(oscar::decode_attention_workspace(device.params, &bytes));
+  DeviceBuffer<uint8_t> workspace(bytes);
+  const auto status = [&](auto change) {
+    oscar::AttentionParams p = device.params;
+    change(p);
+    return oscar::decode_attention(p, workspace.get(), bytes, nullptr);
+  };
+  EXPECT_EQ(status([](auto& p) { p.q_len = 5; }), cudaErrorInvalidValue);
+  EXPECT_EQ(status([](auto& p) { p.batch = 0; }), cudaErrorInvalidValue);
+  EXPECT_EQ(status([](auto& p) { p.num_qo_heads = 7; }), cudaErrorInvalidValue);
+  EXPECT_EQ(status([](auto& p) { p.format.head_dim = 96; }), cudaErrorInvalidValue);
+  EXPECT_EQ(status([](auto& p) { p.q = nullptr; }), cudaErrorInvalidValue);
+  EXPECT_EQ(oscar::decode_attention(device.params, workspace.get(), 1024, nullptr),
+            cudaErrorInvalidValue);
+}
+
+}  // namespace

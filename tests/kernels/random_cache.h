@@ -1,0 +1,181 @@
+// A whole paged cache with random, hostile content, on host and device, for kernel tests.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
+
+#include "kernels/device_memory.h"
+#include "oscar/cache/page_layout.h"
+
+namespace oscar_test {
+
+// What the rows look like.
+enum class Content {
+  kRandom,
+  kDominantToken,  // one key far above the rest
+  kFlat,           // all logits equal, almost
+  kAscending,      // each tile's logits above the last: the reference moves all the time
+  kWideScales,     // scales from 2^-14 to 2^10
+  kQueryOutliers,  // some |q| x 100
+};
+
+struct CacheShape {
+  int head_dim = 128, quant_group_size = 128;
+  oscar::MetadataDtype metadata = oscar::MetadataDtype::kFp16;
+  oscar::PackOrder order = oscar::PackOrder::kConsecutive;
+  int num_qo_heads = 8, num_kv_heads = 2, q_len = 1;
+  int sink = 64, recent = 256;
+  std::vector<int> seq_len;
+  Content content = Content::kRandom;
+};
+
+struct RandomCache {
+  CacheShape shape;
+  oscar::PageFormat format;
+  std::vector<uint8_t> pool;
+  std::vector<int32_t> indptr, indices, last, lens, slots;
+  std::vector<uint16_t> wk, wv, q;
+  int ring = 0;
+
+  explicit RandomCache(const CacheShape& s, unsigned seed = 1) : shape(s) {
+    std::mt19937 rng(seed);
+    std::normal_distribution<float> normal;
+    std::uniform_real_distribution<float> uniform;
+    format = {s.head_dim, s.quant_group_size, s.metadata, s.order};
+    const int batch = static_cast<int>(s.seq_len.size());
+    ring = s.recent + 1 + s.q_len;
+    lens.assign(s.seq_len.begin(), s.seq_len.end());
+    indptr.push_back(0);
+    for (const int length : lens) {
+      const int tokens = oscar::history_for_length(length, s.sink, s.recent, 1);
+      const int pages = (tokens + 63) / 64;
+      indptr.push_back(indptr.back() + pages);
+      last.push_back(pages ? tokens - (pages - 1) * 64 : 0);
+    }
+    const int pages = indptr.back() + 3;  // some stay unused
+    std::vector<int32_t> order(pages);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), rng);
+    indices.assign(order.begin(), order.begin() + indptr.back());
+    if (indices.empty()) indices.push_back(0);
+    slots.resize(batch);
+    std::iota(slots.begin(), slots.end(), 0);
+    std::shuffle(slots.begin(), slots.end(), rng);
+
+    const int chunk = chunk_bytes(format), d = s.head_dim;
+    pool.assign(static_cast<size_t>(pages) * s.num_kv_heads * chunk, 0xff);  // NaN metadata
+    for (int b = 0; b < batch; ++b) {
+      const int tokens = oscar::history_for_length(lens[b], s.sink, s.recent, 1);
+      const int dominant = tokens / 2;
+      for (int token = 0; token < tokens; ++token) {
+        for (int head = 0; head < s.num_kv_heads; ++head) {
+          uint8_t* c =
+              &pool[(static_cast<size_t>(indices[indptr[b] + token / 64]) * s.num_kv_heads + head) *
+                    chunk];
+          for (int side = 0; side < 2; ++side) {
+            uint8_t* codes = c + code_offset(format, side, token % 64);
+            for (int i = 0; i < d / 4; ++i) codes[i] = static_cast<uint8_t>(rng());
+            for (int g = 0; g < groups_per_row(format); ++g) {
+              float scale = 0.3f + 0.5f * uniform(rng), zero = 1.0f + uniform(rng);
+              if (s.content == Content::kDominantToken && side == 0 && token == dominant) {
+                scale = 20.0f;
+              }
+              if (s.content == Content::kFlat && side == 0) scale = 6.1035e-5f;
+              if (s.content == Content::kAscending && side == 0) {
+                zero = -0.02f * static_cast<float>(token);
+              }
+              if (s.content == Content::kWideScales) {
+                scale = std::exp2(side ? 24.0f * uniform(rng) - 14.0f : -8.0f * uniform(rng));
+              }
+              void* metadata = c + metadata_offset(format, side, token % 64);
+              oscar::store_metadata(metadata, 2 * g, scale, s.metadata);
+              oscar::store_metadata(metadata, 2 * g + 1, zero, s.metadata);
+            }
+          }
+        }
+      }
+    }
+    const size_t rows = static_cast<size_t>(batch) * s.num_kv_heads * (s.sink + ring);
+    wk.assign(rows * d, 0x7fc0);  // NaN until written
+    wv.assign(rows * d, 0x7fc0);
+    const oscar::ExactWindows w = windows(wk.data(), wv.data(), nullptr);
+    for (int b = 0; b < batch; ++b) {
+      const int history = oscar::history_for_length(lens[b], s.sink, s.recent, 1);
+      for (int position = 0; position < lens[b]; ++position) {
+        if (position >= s.sink && position < s.sink + history) continue;
+        for (int head = 0; head < s.num_kv_heads; ++head) {
+          const int64_t at =
+              window_offset(w, slots[b], head, s.num_kv_heads, window_row(w, position), d);
+          for (int i = 0; i < d; ++i) {
+            wk[at + i] = oscar::float_to_bf16(normal(rng));
+            wv[at + i] = oscar::float_to_bf16(normal(rng));
+          }
+        }
+      }
+    }
+    q.resize(static_cast<size_t>(batch) * s.q_len * s.num_qo_heads * d);
+    for (uint16_t& value : q) {
+      float x = normal(rng);
+      if (s.content == Content::kQueryOutliers && rng() % 64 == 0) x *= 100.0f;
+      if (s.content == Content::kAscending) x = 0.05f + std::fabs(x) * 0.1f;
+      value = oscar::float_to_bf16(x);
+    }
+  }
+
+  oscar::ExactWindows windows(uint16_t* k, uint16_t* v, const int32_t* slot) const {
+    return {k, v, slot, shape.sink, ring};
+  }
+  oscar::AttentionParams host_params() {
+    oscar::AttentionParams p;
+    p.format = format;
+    p.history = {pool.data(), indptr.data(), indices.data(), last.data()};
+    p.windows = windows(wk.data(), wv.data(), slots.data());
+    p.seq_len = lens.data();
+    p.q = q.data();
+    p.sm_scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+    p.batch = static_cast<int>(lens.size());
+    p.q_len = shape.q_len;
+    p.num_qo_heads = shape.num_qo_heads;
+    p.num_kv_heads = shape.num_kv_heads;
+    return p;
+  }
+};
+
+// The same cache in device memory.
+struct DeviceCache {
+  DeviceBuffer<uint8_t> pool;
+  DeviceBuffer<int32_t> indptr, indices, last, lens, slots;
+  DeviceBuffer<uint16_t> wk, wv, q, o;
+  DeviceBuffer<float> lse;
+  oscar::AttentionParams params;
+
+  explicit DeviceCache(RandomCache& host)
+      : pool(host.pool),
+        indptr(host.indptr),
+        indices(host.indices),
+        last(host.last),
+        lens(host.lens),
+        slots(host.slots),
+        wk(host.wk),
+        wv(host.wv),
+        q(host.q),
+        o(host.q.size()),
+        lse(host.q.size() / host.shape.head_dim),
+        params(host.host_params()) {
+    params.history = {pool.get(), indptr.get(), indices.get(), last.get()};
+    params.windows = host.windows(wk.get(), wv.get(), slots.get());
+    params.seq_len = lens.get();
+    params.q = q.get();
+    params.o = o.get();
+    params.lse = lse.get();
+  }
+  bool guards_intact() const {
+    return pool.guards_intact() && wk.guards_intact() && wv.guards_intact() && o.guards_intact() &&
+           lse.guards_intact() && q.guards_intact();
+  }
+};
+
+}  // namespace oscar_test

@@ -34,6 +34,7 @@ struct Arguments {
   CalibrateOptions options;
   FitArguments fit;
   ComputeArguments compute;
+  MemoryArguments memory;
   std::string rope_scaling, json;
   bool no_statistics = false, quiet = false;
 };
@@ -177,8 +178,8 @@ int run(Arguments& arguments) {
   options.fit = arguments.fit.resolve();
   options.device = arguments.compute.device;
   options.dtype = arguments.compute.dtype;
-  options.host_memory = parse_bytes(arguments.compute.host_memory, "--host-memory");
-  options.gpu_memory = parse_bytes(arguments.compute.gpu_memory, "--gpu-memory");
+  options.host_memory = parse_bytes(arguments.memory.host_memory, "--host-memory");
+  options.gpu_memory = parse_bytes(arguments.memory.gpu_memory, "--gpu-memory");
   options.rope_scaling = parse_json_option(arguments.rope_scaling, "--rope-scaling");
   options.keep_statistics = !arguments.no_statistics;
 
@@ -225,6 +226,7 @@ int main(int argc, char** argv) {
   add_quantizer_options(program, arguments.options.quantizer);
   add_corpus_options(program, arguments);
   add_compute_options(program, arguments.compute);
+  add_memory_options(program, arguments.memory);
   add_run_options(program, arguments);
   return run_program(program, argc, argv, [&] { return run(arguments); });
 }

@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 TORCH_VERSION=2.11.0
-SYSTEM_PACKAGES=(g++ make pkg-config ccache git libhdf5-dev libeigen3-dev liblapacke-dev
+SYSTEM_PACKAGES=(g++ make pkg-config ccache git libhdf5-dev libeigen3-dev
   libopenblas-dev libcli11-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev
   libssl-dev python3-venv)
 TEST_SYSTEM_PACKAGES=(libgtest-dev libgmock-dev libbenchmark-dev clang-format clang-tidy hdf5-tools)

@@ -25,12 +25,16 @@ struct FitArguments {
 
 struct ComputeArguments {
   std::string device = "auto", dtype = "auto";
+};
+
+struct MemoryArguments {
   std::string host_memory, gpu_memory;  // "12G"; empty = what is free
 };
 
 void add_fit_options(CLI::App& program, FitArguments& arguments);
 void add_quantizer_options(CLI::App& program, QuantizerSettings& settings);
 void add_compute_options(CLI::App& program, ComputeArguments& arguments);
+void add_memory_options(CLI::App& program, MemoryArguments& arguments);
 
 // "8G", "512M", "1.5T" or plain bytes. Empty = 0. Throws Error for anything else.
 int64_t parse_bytes(const std::string& text, const char* option);

@@ -137,6 +137,10 @@ void add_compute_options(CLI::App& program, ComputeArguments& arguments) {
       ->check(CLI::IsMember({"auto", "bf16", "fp32"}))
       ->capture_default_str()
       ->group(section);
+}
+
+void add_memory_options(CLI::App& program, MemoryArguments& arguments) {
+  const char* const section = "Machine";
   program
       .add_option("--host-memory", arguments.host_memory,
                   "Memory that may be used, for example 8G (default: what is free)")

@@ -29,9 +29,6 @@ step "tests"
 "$ctest" --test-dir build-developer --output-on-failure --no-tests=error -j2 "${label[@]}"
 
 if ((${#label[@]} == 0)); then
-  step "clang-tidy on the layers below the model"
-  git ls-files 'lib/oscar/*.cpp' | grep -vE 'lib/oscar/(model|calibrate|eval)/' |
-    xargs -r -P2 -n4 clang-tidy -p build-developer --quiet 2>/dev/null
   step "AddressSanitizer and UBSan on the layers below the model"
   scripts/build.sh sanitize
   "$ctest" --test-dir build-sanitize --output-on-failure --no-tests=error -j2 -L unit

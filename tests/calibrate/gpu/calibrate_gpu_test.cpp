@@ -14,7 +14,8 @@ TokenChunks random_chunks(int count, int length, int vocab_size) {
   TokenChunks corpus;
   for (int i = 0; i < count; ++i) {
     auto& chunk = corpus.chunks.emplace_back(static_cast<size_t>(length));
-    for (int32_t& id : chunk) id = static_cast<int32_t>(random() % static_cast<unsigned>(vocab_size));
+    for (int32_t& id : chunk)
+      id = static_cast<int32_t>(random() % static_cast<unsigned>(vocab_size));
   }
   corpus.record.tokens = int64_t{count} * length;
   return corpus;

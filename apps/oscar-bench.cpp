@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "bench_attention.h"
+#include "bench_calibrate.h"
 #include "bench_quantize.h"
 #include "oscar/base/error.h"
 
@@ -105,6 +106,17 @@ int run(int argc, char** argv) {
   outputs(quantize);
   CLI::App* selftest = app.add_subcommand("selftest", "checks the kernels on this GPU");
   selftest->add_option("--json", json_path, "write every number as JSON");
+#if defined(OSCAR_BENCH_TORCH)
+  oscar::CalibrateBenchOptions calibrate_options;
+  CLI::App* calibrate = app.add_subcommand("calibrate", "collecting beside the bare forward pass");
+  calibrate->add_option("CORPUS", calibrate_options.corpus, "as for oscar-calibrate")->required();
+  calibrate->add_option("--model", calibrate_options.model, "folder, or tiny-gqa")
+      ->capture_default_str();
+  calibrate->add_option("--batch-tokens", calibrate_options.batch_tokens, "tokens run together")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  calibrate->add_option("--json", json_path, "write every number as JSON");
+#endif
   CLI11_PARSE(app, argc, argv);
 
   const Json machine = oscar::machine_record();
@@ -127,6 +139,17 @@ int run(int argc, char** argv) {
                  r["times_copy"].get<double>(), r["copy_us"].get<double>());
     }
   }
+#if defined(OSCAR_BENCH_TORCH)
+  if (calibrate->parsed()) {
+    const Json r = oscar::bench_calibrate(calibrate_options);
+    records.push_back(r);
+    fmt::print("{} on {}: forward alone {:.0f} tokens/s, with all statistics {:.0f} (+{:.0f}%)\n",
+               r["model"].get<std::string>(), r["device"].get<std::string>(),
+               r["forward"]["tokens_per_second"].get<double>(),
+               r["collect"]["tokens_per_second"].get<double>(),
+               100 * r["collecting_adds"].get<double>());
+  }
+#endif
   if (selftest->parsed()) {
     records = oscar::bench_selftest();
     bool held = true;

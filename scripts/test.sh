@@ -29,9 +29,6 @@ step "tests"
 "$ctest" --test-dir build-developer --output-on-failure --no-tests=error -j2 "${label[@]}"
 
 if ((${#label[@]} == 0)); then
-  step "AddressSanitizer and UBSan on the layers below the model"
-  scripts/build.sh sanitize
-  "$ctest" --test-dir build-sanitize --output-on-failure --no-tests=error -j2 -L unit
   step "programs without CUDA kernels configure and compile"
   scripts/build.sh cpu -DOSCAR_BUILD_TESTS=OFF
 fi

@@ -11,7 +11,8 @@ LAYER_OF_FOLDER = {
     "cache": 0,
     "base": 1, "io": 1, "data": 1, "linalg": 1, "fit": 1, "bundle": 1, "report": 1,
     "model": 2,
-    "calibrate": 3, "eval": 3,
+    "int2": 3,
+    "calibrate": 4, "eval": 4,
 }
 TORCH_FROM_LAYER = 2
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "oscar/bundle/bundle.h"
-#include "oscar/eval/int2_attention.h"
+#include "oscar/int2/int2_attention.h"
 #include "oscar/io/model_config.h"
 
 namespace oscar {

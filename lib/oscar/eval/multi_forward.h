@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "oscar/base/progress.h"
-#include "oscar/eval/int2_attention.h"
+#include "oscar/int2/int2_attention.h"
 #include "oscar/model/transformer.h"
 
 namespace oscar {

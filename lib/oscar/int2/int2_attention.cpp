@@ -1,5 +1,5 @@
 // Block-wise attention with a mixed cache: one buffer of rows, overwritten by INT2 as they age.
-#include "oscar/eval/int2_attention.h"
+#include "oscar/int2/int2_attention.h"
 
 #include <algorithm>
 #include <limits>

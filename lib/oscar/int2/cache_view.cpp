@@ -1,5 +1,5 @@
 // The INT2 rule of each mode.
-#include "oscar/eval/cache_view.h"
+#include "oscar/int2/cache_view.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,5 +1,5 @@
 // The INT2 codec on whole layers: the cache library's rows on the CPU, torch operations elsewhere.
-#include "oscar/eval/side_codec.h"
+#include "oscar/int2/side_codec.h"
 
 #include <algorithm>
 #include <limits>

@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "oscar/eval/cache_view.h"
-#include "oscar/eval/side_codec.h"
+#include "oscar/int2/cache_view.h"
+#include "oscar/int2/side_codec.h"
 #include "oscar/model/transformer.h"
 
 namespace oscar {

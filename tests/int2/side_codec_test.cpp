@@ -1,5 +1,5 @@
 // The layer-wide INT2 codec against the cache library's plain rows.
-#include "oscar/eval/side_codec.h"
+#include "oscar/int2/side_codec.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Block-wise attention over mixed rows against the definition in float64, query by query.
-#include "oscar/eval/int2_attention.h"
+#include "oscar/int2/int2_attention.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The INT2 rule against a cache simulated token by token.
-#include "oscar/eval/cache_view.h"
+#include "oscar/int2/cache_view.h"
 
 #include <gtest/gtest.h>
 

@@ -1,12 +1,20 @@
-// Composition of the balanced transform and of its inverse from one set of raised eigenvalues.
+// Composition of the balanced transform from raised eigenvalues, and its inverse as served.
 #include "oscar/fit/balanced_fit.h"
 
 #include <cmath>
 
+#include "oscar/cache/numeric.h"
 #include "oscar/linalg/hadamard.h"
 #include "oscar/linalg/symmetric.h"
 
 namespace oscar {
+namespace {
+
+double nearest_bf16(double value) {
+  return bf16_to_float(float_to_bf16(static_cast<float>(value)));
+}
+
+}  // namespace
 
 BalancedTransform balanced_transform(const MatrixD& covariance, const MatrixD& weight,
                                      const std::string& where) {
@@ -22,14 +30,11 @@ BalancedTransform balanced_transform(const MatrixD& covariance, const MatrixD& w
   const VectorD quarter = result.eigenvalues.array().pow(0.25).matrix();
   const MatrixD h = hadamard(d);
   result.forward = inverse_root * balanced.vectors * quarter.asDiagonal() * h;
-  result.inverse =
-      h.transpose() * quarter.cwiseInverse().asDiagonal() * balanced.vectors.transpose() * root;
 
   const double mean_square =
       (covariance * result.forward).cwiseProduct(result.forward).sum() / static_cast<double>(d);
-  const double scale = std::sqrt(mean_square);
-  result.forward /= scale;
-  result.inverse *= scale;
+  result.forward = (result.forward / std::sqrt(mean_square)).unaryExpr(&nearest_bf16);
+  result.inverse = result.forward.inverse();
   result.condition_number = condition_number(result.forward, where + ", transform");
   return result;
 }

@@ -15,6 +15,7 @@ LAYER_OF_FOLDER = {
     "calibrate": 4, "eval": 4,
 }
 TORCH_FROM_LAYER = 2
+KERNELS_FROM_LAYER = 3  # includes of oscar_kernels/
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 
 
@@ -34,6 +35,8 @@ def main() -> int:
             if parts[0] in ("torch", "ATen", "c10", "cuda_runtime.h") and layer < TORCH_FROM_LAYER:
                 if not (folder == "cache" and parts[0] == "cuda_runtime.h"):
                     problems.append(f"{path}: {included} below the model layer")
+            if parts[0] == "oscar_kernels" and layer < KERNELS_FROM_LAYER:
+                problems.append(f"{path}: {included} below layer {KERNELS_FROM_LAYER}")
             if parts[0] == "oscar" and len(parts) > 2:
                 other = LAYER_OF_FOLDER.get(parts[1])
                 if other is None or other > layer:

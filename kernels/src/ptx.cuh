@@ -57,6 +57,12 @@ __device__ inline float exp2_approx(float x) {
 __device__ inline void copy_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
+// The same, or 16 zero bytes; `from` has to be a valid address either way.
+__device__ inline void copy_16_or_zero(uint32_t to, const void* from, bool copy) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(copy ? 16 : 0)
+               : "memory");
+}
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ inline void wait_copies() {

@@ -18,9 +18,13 @@ class NothingObserved final : public LayerVisitor {
 double seconds_of_pass(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
                        LayerVisitor& visitor) {
   SilentProgress progress;
+  const auto finish = [&] {
+    if (model.compute().device.is_cuda()) torch::cuda::synchronize(model.compute().device.index());
+  };
+  finish();
   const auto start = std::chrono::steady_clock::now();
   run_layer_major(model, corpus, plan, {}, visitor, progress);
-  if (model.compute().device.is_cuda()) torch::cuda::synchronize(model.compute().device.index());
+  finish();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

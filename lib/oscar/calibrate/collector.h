@@ -1,6 +1,7 @@
 // The observer that turns attention tensors into fp64 sums on the device that computes them.
 #pragma once
 
+#include "oscar/calibrate/row_sums.h"
 #include "oscar/fit/statistics.h"
 #include "oscar/model/observer.h"
 
@@ -22,8 +23,7 @@ class MomentCollector final : public AttentionObserver {
 
  private:
   LayerGeometry geometry_;
-  torch::Tensor q_moment_, k_moment_, v_moment_, attn_out_moment_;  // [Hkv, d, d] float64
-  torch::Tensor q_sum_, k_sum_, v_sum_, attn_out_sum_;              // [Hkv, d] float64
+  RowSums q_, k_, v_, attn_out_;
   int64_t count_q_ = 0, count_kv_ = 0;
 };
 

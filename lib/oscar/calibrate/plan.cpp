@@ -19,7 +19,8 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 constexpr int64_t kRuntimeBytes = int64_t{600} << 20;
 
 // Activations of one layer while a batch runs: hidden and its residual, q, k, v, the attention
-// output, the two halves of the gated MLP, and the float64 copy of one head's rows.
+// output, the two halves of the gated MLP, and the float64 copy of one head's rows (the kernel that
+// bf16 rows go through on a GPU needs less: some 15 MB).
 int64_t workspace_bytes(const ModelConfig& config, int64_t batch_tokens, int64_t element_bytes) {
   const int64_t attention =
       int64_t{2} * (config.num_qo_heads + config.num_kv_heads) * config.head_dim;

@@ -120,6 +120,27 @@ TEST_F(CalibrateGpu, SumsDoNotDependOnHowSequencesAreBatched) {
   EXPECT_LT(relative_error(apart.result().v_moment.data, together.result().v_moment.data), 1e-7);
 }
 
+TEST_F(CalibrateGpu, RowsThatTheKernelDoesNotTakeAreAddedInFloat64) {
+  LayerGeometry geometry = checkpoint_.config.geometry(0, 256);
+  geometry.head_dim_k = 40;  // no instantiation; values are fp32
+  const auto random = [](int64_t heads, int64_t d, torch::Dtype dtype) {
+    return torch::randn({2, heads, 99, d}, torch::dtype(dtype).device(torch::kCUDA));
+  };
+  const AttentionRecord gpu{
+      .layer = 0,
+      .q = random(geometry.num_qo_heads, geometry.head_dim_k, torch::kBFloat16),
+      .k = random(geometry.num_kv_heads, geometry.head_dim_k, torch::kBFloat16),
+      .v = random(geometry.num_kv_heads, geometry.head_dim_v, torch::kFloat32),
+      .o = random(geometry.num_qo_heads, geometry.head_dim_v, torch::kFloat32)};
+  const AttentionRecord cpu{
+      .layer = 0, .q = gpu.q.cpu(), .k = gpu.k.cpu(), .v = gpu.v.cpu(), .o = gpu.o.cpu()};
+  MomentCollector found(geometry, torch::kCUDA), expected(geometry, torch::kCPU);
+  found.observe(gpu);
+  expected.observe(cpu);
+  EXPECT_LT(relative_error(found.result().q_moment.data, expected.result().q_moment.data), 1e-12);
+  EXPECT_LT(relative_error(found.result().v_moment.data, expected.result().v_moment.data), 1e-12);
+}
+
 TEST_F(CalibrateGpu, TwoRunsGiveTheSameBits) { EXPECT_EQ(collect(2048), collect(2048)); }
 
 }  // namespace

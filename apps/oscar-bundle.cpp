@@ -1,4 +1,4 @@
-// oscar-bundle: look at, check and combine bundles. Needs no model.
+// oscar-bundle: look at, check and combine bundles and reports. Needs no model.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -7,10 +7,12 @@
 #include <vector>
 
 #include "common/main.h"
+#include "oscar/base/atomic_file.h"
 #include "oscar/bundle/diff.h"
 #include "oscar/bundle/inspect.h"
 #include "oscar/bundle/merge.h"
 #include "oscar/bundle/verify.h"
+#include "oscar/report/html_report.h"
 
 namespace {
 
@@ -86,11 +88,18 @@ int diff(const Arguments& arguments) {
   return arguments.exit_code && !lines.empty() ? kExitFailed : kExitDone;
 }
 
+int report(const Arguments& arguments) {
+  const std::string page = oscar::render_html_report(oscar::read_json_file(arguments.file));
+  oscar::write_file_atomically(arguments.output, page);
+  return kExitDone;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   CLI::App program{
-      "Look at, check and combine rotation bundles and statistics files.\n"
+      "Look at, check and combine rotation bundles and statistics files,\n"
+      "and show what oscar-eval measured.\n"
       "Exit codes: 0 done, 1 failed (a message says why), 2 usage.",
       "oscar-bundle"};
   program.require_subcommand(1);
@@ -134,6 +143,10 @@ int main(int argc, char** argv) {
   sub->add_option("A", arguments.file, "First file")->required();
   sub->add_option("B", arguments.other, "Second file")->required();
   sub->add_flag("--exit-code", arguments.exit_code, "Exit with 1 when they differ");
+
+  sub = command("report", "Make an HTML page of a JSON report of oscar-eval", report);
+  sub->add_option("FILE", arguments.file, "JSON report")->required();
+  sub->add_option("-o,--output", arguments.output, "HTML file to write")->required();
 
   return oscar::app::run_program(program, argc, argv, [&work] { return work(); });
 }

@@ -2,13 +2,16 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 
 #include "common/main.h"
 #include "common/options.h"
 #include "common/terminal_progress.h"
 #include "oscar/base/atomic_file.h"
+#include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
 #include "oscar/eval/evaluate.h"
+#include "oscar/report/html_report.h"
 
 namespace {
 
@@ -31,7 +34,7 @@ struct Arguments {
   ComputeArguments compute;
   QuantizerSettings quantizer;
   std::vector<std::string> tasks = {"ppl"};
-  std::string rope_scaling, json;
+  std::string rope_scaling, json, html;
   int64_t first_position = 0;
   bool quiet = false;
 };
@@ -123,6 +126,10 @@ void add_needle_options(CLI::App& program, NeedlePlan& plan, bool& generate) {
 void add_output_options(CLI::App& program, Arguments& arguments) {
   const char* const section = "Output";
   program.add_option("--json", arguments.json, "Write the report as JSON")->group(section);
+  program
+      .add_option("--html", arguments.html,
+                  "Write the report as one HTML page with verdict and charts")
+      ->group(section);
   program.add_flag("--write-back", arguments.options.write_back, "Store the report in the bundle")
       ->group(section);
   program.add_flag("--quiet", arguments.quiet, "No progress and no table, errors only")
@@ -142,6 +149,67 @@ void take_overrides(const CLI::App& program, Arguments& arguments) {
   if (given("--first-position")) options.first_position = arguments.first_position;
 }
 
+// Folders of paths say nothing about a measurement, and would make reports differ by machine.
+std::string without_folders(const std::string& value) {
+  if (value.find_first_of("{}") != std::string::npos) return value;  // JSON, not a path
+  std::string out;
+  for (size_t begin = 0; begin <= value.size();) {
+    const size_t end = std::min(value.find(',', begin), value.size());
+    const std::string part = value.substr(begin, end - begin);
+    const std::string last = std::filesystem::path(part).filename().string();
+    out += (begin == 0 ? "" : ",") + (last.empty() ? part : last);
+    begin = end + 1;
+  }
+  return out;
+}
+
+// A word as a shell reads it.
+std::string quoted(const std::string& word) {
+  if (word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                             "@%+=:,./_-") == std::string::npos &&
+      !word.empty()) {
+    return word;
+  }
+  std::string out = "'";
+  for (const char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
+  return out + "'";
+}
+
+// The command line as reports quote it: what decides the figures, without outputs and folders.
+std::string command_line(const CLI::App& program, const Arguments& arguments) {
+  std::string text = "oscar-eval " + quoted(without_folders(arguments.options.model));
+  for (const CLI::Option* option : program.get_options()) {
+    const std::string name = option->get_name();
+    const bool output = name == "--json" || name == "--html" || name == "--quiet";
+    if (option->count() == 0 || output || !name.starts_with("--")) continue;
+    text += " " + name;
+    if (option->get_expected_max() == 0) continue;  // a flag
+    std::string value;
+    for (const std::string& result : option->results()) {
+      value += (value.empty() ? "" : ",") + result;
+    }
+    const bool path = name == "--bundle" || name == "--corpus";
+    text += " " + quoted(path ? without_folders(value) : value);
+  }
+  return text;
+}
+
+// Places that can't be written fail before the work. Holds their temporary names until then.
+std::vector<std::unique_ptr<AtomicFile>> probe_outputs(const Arguments& arguments) {
+  if (!arguments.json.empty() && std::filesystem::path(arguments.json).lexically_normal() ==
+                                     std::filesystem::path(arguments.html).lexically_normal()) {
+    throw Error({.what = "two reports can't be one file",
+                 .where = "--json, --html",
+                 .found = arguments.json,
+                 .hint = "give them different names"});
+  }
+  std::vector<std::unique_ptr<AtomicFile>> probes;
+  for (const std::string& path : {arguments.json, arguments.html}) {
+    if (!path.empty()) probes.push_back(std::make_unique<AtomicFile>(path));
+  }
+  return probes;
+}
+
 int run(const CLI::App& program, Arguments& arguments) {
   EvaluateOptions& options = arguments.options;
   take_overrides(program, arguments);
@@ -157,10 +225,13 @@ int run(const CLI::App& program, Arguments& arguments) {
 
   install_interrupt_handlers();
   TerminalProgress progress(arguments.quiet);
-  std::optional<AtomicFile> probe;  // a place that can't be written fails before the work
-  if (!arguments.json.empty()) probe.emplace(arguments.json);
+  options.command = command_line(program, arguments);
+  auto probes = probe_outputs(arguments);
   const Json report = evaluate(options, progress);
-  if (!arguments.json.empty()) write_file_atomically(arguments.json, report.dump(2) + "\n");
+  const std::string json = report.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  probes.clear();
+  if (!arguments.json.empty()) write_file_atomically(arguments.json, json);
+  if (!arguments.html.empty()) write_file_atomically(arguments.html, render_html_report(report));
   if (!arguments.quiet) fmt::print("{}", format_table(report));
   return kExitDone;
 }

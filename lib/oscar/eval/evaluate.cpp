@@ -8,6 +8,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/version.h"
+#include "oscar/bundle/picture.h"
 #include "oscar/data/corpus.h"
 #include "oscar/eval/bundle_match.h"
 #include "oscar/eval/estimate.h"
@@ -229,15 +230,28 @@ NeedleResults measure_needles(const EvaluateOptions& options, const Session& ses
   return results;
 }
 
+// Numbers that the cache keeps of one token: keys and values of all KV heads and layers.
+int64_t cache_elements(const ModelConfig& config) {
+  int64_t elements = 0;
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    const LayerGeometry g = config.geometry(layer, 0);
+    elements += int64_t{g.num_kv_heads} * (g.head_dim_k + g.head_dim_v);
+  }
+  return elements;
+}
+
 Json describe_session(const EvaluateOptions& options, const Session& session) {
   const Checkpoint& checkpoint = session.checkpoint;
   const QuantizerSettings& q = session.quantizer;
   Json report;
   report["schema"] = "oscar-eval-1";
   report["tool"] = {{"version", kToolVersion}, {"commit", kToolCommit}};
+  report["command"] = options.command;
   report["model"] = {{"name", checkpoint.name},
                      {"architecture", checkpoint.config.architecture},
                      {"num_layers", checkpoint.config.num_layers},
+                     {"cache_elements_per_token", cache_elements(checkpoint.config)},
+                     {"max_positions", checkpoint.config.rope.max_positions},
                      {"config_sha256", checkpoint.config_sha256},
                      {"weights_fingerprint", checkpoint.weights.fingerprint(false)},
                      {"rope", checkpoint.config.rope.as_run}};
@@ -304,6 +318,10 @@ Json evaluate(const EvaluateOptions& options, Progress& progress) {
   if (options.needles) {
     add_needle_results(measure_needles(options, session, model, methods, progress), methods,
                        report);
+  }
+  if (session.bundle) {
+    report["spectra"] = spectra_picture(*session.bundle);
+    report["channels"] = channels_picture(*session.bundle);
   }
   if (options.write_back) {
     session.bundle->evaluation = report;

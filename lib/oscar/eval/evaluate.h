@@ -38,6 +38,7 @@ struct EvaluateOptions {
   std::string device = "auto", dtype = "auto";
   std::optional<Json> rope_scaling;
   bool write_back = false;  // store the report in the bundle
+  std::string command;      // what the user asked for, as the report quotes it; may be empty
 };
 
 // Throws Error for bad input before any long work, and Interrupted. Nothing is written unless the

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -16,8 +17,8 @@ constexpr int64_t kQuotedLengths[] = {8192, 32768, 131072};
 constexpr double kFloorFactor = 5;  // no ratio is quoted for a KL under this many floors
 
 const std::vector<double>& percentile_levels() {
-  static const std::vector<double> levels = {0.01, 0.05, 0.1,  0.25, 0.5,
-                                             0.75, 0.9,  0.95, 0.99, 0.999};
+  static const std::vector<double> levels = {0.01, 0.05, 0.1, 0.2, 0.25, 0.3,  0.4,  0.5,   0.6,
+                                             0.7,  0.75, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999};
   return levels;
 }
 
@@ -51,6 +52,7 @@ Json kl_json(const std::vector<double>& kl, const std::vector<int32_t>& units) {
   for (size_t i = 0; i < values.size(); ++i) {
     json["percentiles"][fmt::format("{:g}", 100 * percentile_levels()[i])] = values[i];
   }
+  json["max"] = *std::max_element(kl.begin(), kl.end());
   return json;
 }
 
@@ -185,9 +187,12 @@ void add_needle_results(const NeedleResults& results, const std::vector<Method>&
   for (const auto& [length, count] : lengths) plan["lengths"][std::to_string(length)] = count;
   for (const auto& [kind, count] : kinds) plan["kinds"][kind] = count;
   for (size_t m = 0; m < methods.size(); ++m) {
-    Json& json = report["methods"][methods[m].name]["niah"];
-    json = needle_json(results, m);
-    if (m > 0) json["mcnemar"] = against_reference(results, m);
+    Json& method = report["methods"][methods[m].name];
+    for (const auto& [length, count] : lengths) {
+      method["bpe"][std::to_string(length)] = mixed_bits(methods[m], length);
+    }
+    method["niah"] = needle_json(results, m);
+    if (m > 0) method["niah"]["mcnemar"] = against_reference(results, m);
   }
 }
 

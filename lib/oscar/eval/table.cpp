@@ -1,6 +1,7 @@
 // The report as text.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "oscar/eval/evaluate.h"
@@ -34,12 +35,22 @@ std::string needle_cell(const Json& method) {
                      100 * niah["low"].get<double>(), 100 * niah["high"].get<double>());
 }
 
+// The length that the table's bits per element are for: the longest that was measured.
+std::string quoted_length(const Json& report) {
+  int64_t longest = report.value("longest_sequence", int64_t{0});
+  if (report.contains("needle") && longest == 0) {
+    for (const auto& [length, count] : report["needle"]["lengths"].items()) {
+      longest = std::max(longest, static_cast<int64_t>(std::stoll(length)));
+    }
+  }
+  return std::to_string(longest > 0 ? longest : 32768);
+}
+
 }  // namespace
 
 std::string format_table(const Json& report) {
   const bool text = report.contains("tokens"), needles = report.contains("needle");
-  const std::string length =
-      text ? std::to_string(report["longest_sequence"].get<int64_t>()) : "32768";
+  const std::string length = quoted_length(report);
   std::string out = fmt::format("{:<17} {:>5}", "method", "BPE");
   if (text) out += fmt::format(" {:^17} {:^17} {:>6}", "perplexity", "KL to bf16", "top-1");
   if (needles) out += fmt::format(" {:>13}", "needles");

@@ -1,0 +1,239 @@
+// Figures about methods: divergence, its tail, errors by layer, needles.
+#include "oscar/report/figures.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "oscar/report/chart.h"
+#include "oscar/report/figure_parts.h"
+#include "oscar/report/html.h"
+#include "oscar/report/verdict.h"
+
+namespace oscar {
+namespace {
+
+constexpr size_t kMostRows = 24;         // of the divergence chart
+constexpr int kNeutralStyle = 8;         // methods beyond those with a style of their own
+constexpr double kFirstPercentile = 25;  // below it KL is noise on most models
+
+std::string left_out_note(const ReportData& data) {
+  const auto all = std::ranges::count_if(
+      data.methods, [](const MethodFigures& m) { return !m.variant && !m.reference && !m.exact; });
+  const auto drawn = static_cast<int64_t>(charted_methods(data).size());
+  return all > drawn ? fmt::format(" {} more methods are in the table only.", all - drawn) : "";
+}
+
+// Place of a percentile on an axis that gives each factor of ten in the tail the same room.
+double tail_place(double percentile) { return -std::log10(1 - percentile / 100); }
+
+}  // namespace
+
+std::vector<Charted> charted_methods(const ReportData& data) {
+  const MethodFigures* const judged = judged_method(data);
+  std::vector<Charted> list;
+  int next = 1;
+  for (const MethodFigures& m : data.methods) {
+    if (m.variant || m.reference || m.exact) continue;
+    if (&m == judged) {
+      list.push_back({&m, 0});
+    } else if (next < kSeriesStyles) {
+      list.push_back({&m, next++});
+    }
+  }
+  return list;
+}
+
+std::string divergence_figure(const ReportData& data) {
+  const auto charted = charted_methods(data);
+  IntervalChart chart{.id = "kl",
+                      .title = "KL divergence from BF16 by method",
+                      .description = {},
+                      .x = {},
+                      .rows = {},
+                      .levels = {}};
+  std::vector<double> values;
+  for (const MethodFigures& m : data.methods) {
+    if (m.variant || m.reference || m.exact || !m.has_text || chart.rows.size() == kMostRows)
+      continue;
+    const auto style =
+        std::ranges::find_if(charted, [&](const Charted& c) { return c.method == &m; });
+    const double mean = m.kl.mean.value_or(NAN);
+    const bool interval = is_finite(m.kl.low) && is_finite(m.kl.high);
+    chart.rows.push_back({m.name, figure(m.kl.mean), mean, interval ? *m.kl.low : mean,
+                          interval ? *m.kl.high : mean,
+                          style == charted.end() ? kNeutralStyle : style->style});
+    values.insert(values.end(), {mean, chart.rows.back().low, chart.rows.back().high});
+    chart.description +=
+        fmt::format("{}: {}. ", m.name, with_interval(m.kl.mean, m.kl.low, m.kl.high));
+  }
+  if (chart.rows.empty()) return "";
+  chart.x = axis_over(values, true, "nats per token, lower is better");
+  std::string caption = "Mean over tokens with its 95% interval, on a logarithmic axis.";
+  if (is_finite(data.kl_floor)) {
+    if (*data.kl_floor >= chart.x.low && *data.kl_floor <= chart.x.high) {
+      chart.levels.emplace_back(*data.kl_floor, "floor");
+    }
+    caption += fmt::format(" The arithmetic alone costs {} (method exact).", figure(data.kl_floor));
+  }
+  return figure_html("How far from BF16, on average", draw(chart), caption);
+}
+
+std::string percentile_figure(const ReportData& data) {
+  LineChart chart{.id = "pct",
+                  .title = "Percentiles of KL divergence by method",
+                  .description =
+                      "Share of tokens on the horizontal axis, KL divergence that this "
+                      "share stays under on the vertical axis. ",
+                  .x = {},
+                  .y = {},
+                  .series = {},
+                  .levels = {}};
+  chart.x = {"share of tokens",
+             tail_place(kFirstPercentile),
+             3,
+             false,
+             {{tail_place(25), "25%"},
+              {tail_place(50), "50"},
+              {tail_place(75), "75"},
+              {tail_place(90), "90"},
+              {tail_place(99), "99"},
+              {tail_place(99.9), "99.9%"}}};
+  std::vector<double> values;
+  for (const auto& [method, style] : charted_methods(data)) {
+    Series series{.name = method->name, .points = {}, .style = style, .css = {}, .markers = false};
+    for (const auto& [percentile, kl] : method->kl_percentiles) {
+      if (percentile < kFirstPercentile || percentile > 99.95) continue;
+      series.points.emplace_back(tail_place(percentile), kl);
+      values.push_back(kl);
+      if (percentile == 50 || percentile == 99) {
+        chart.description += fmt::format("{} at {}%: {}. ", method->name, percentile, figure(kl));
+      }
+    }
+    if (!series.points.empty()) chart.series.push_back(std::move(series));
+  }
+  if (chart.series.empty()) return "";
+  chart.y = axis_over(values, true, "KL divergence, nats");
+  return figure_html(
+      "How bad the worst tokens are", draw(chart),
+      "Read at 99: one token in a hundred diverges by more than this. The axis gives "
+      "each tenth of the tail the same room." +
+          left_out_note(data));
+}
+
+std::string output_error_figure(const ReportData& data) {
+  LineChart chart{.id = "nmse",
+                  .title = "Error of the attention output by layer and method",
+                  .description = {},
+                  .x = {},
+                  .y = {},
+                  .series = {},
+                  .levels = {}};
+  std::vector<double> values;
+  size_t layers = 0;
+  for (const auto& [method, style] : charted_methods(data)) {
+    if (method->output_nmse.empty()) continue;
+    Series series{.name = method->name, .points = {}, .style = style, .css = {}};
+    for (size_t l = 0; l < method->output_nmse.size(); ++l) {
+      series.points.emplace_back(static_cast<double>(l), method->output_nmse[l]);
+      values.push_back(method->output_nmse[l]);
+    }
+    layers = std::max(layers, series.points.size());
+    chart.description +=
+        fmt::format("{}: {} in the first layer, {} in the last. ", method->name,
+                    figure(method->output_nmse.front()), figure(method->output_nmse.back()));
+    chart.series.push_back(std::move(series));
+  }
+  if (chart.series.empty()) return "";
+  chart.x = layer_axis(layers);
+  chart.y = axis_over(values, true, "squared error / squared output");
+  return figure_html(
+      "Error of the attention output, layer by layer", draw(chart),
+      "With the errors of all layers before, so lines may rise with depth." + left_out_note(data));
+}
+
+std::string sensitivity_figure(const ReportData& data) {
+  LineChart chart{.id = "sens",
+                  .title = "KL divergence with a single layer at 2 bits",
+                  .description = {},
+                  .x = {},
+                  .y = {},
+                  .series = {},
+                  .levels = {}};
+  Series series{.name = "", .points = {}, .style = 0, .css = {}};
+  std::vector<double> values;
+  for (const MethodFigures& m : data.methods) {
+    const size_t at = m.name.find("@layer:");
+    if (at == std::string::npos || !is_finite(m.kl.mean)) continue;
+    const std::string digits = m.name.substr(at + 7);
+    int layer = 0;
+    const char* const end = digits.data() + digits.size();
+    const auto [stop, status] = std::from_chars(digits.data(), end, layer);
+    if (status != std::errc() || stop != end || layer < 0) continue;
+    series.points.emplace_back(layer, *m.kl.mean);
+    values.push_back(*m.kl.mean);
+  }
+  if (series.points.size() < 2) return "";
+  std::ranges::sort(series.points);
+  chart.x = layer_axis(static_cast<size_t>(series.points.back().first) + 1);
+  chart.y = axis_over(values, true, "KL divergence, nats per token");
+  auto worst = series.points;
+  std::ranges::sort(worst, [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::string caption = "Every other layer is exact. Most sensitive: layer";
+  for (size_t i = 0; i < std::min<size_t>(3, worst.size()); ++i) {
+    caption +=
+        fmt::format("{} {:.0f} ({})", i == 0 ? "" : ",", worst[i].first, figure(worst[i].second));
+  }
+  chart.description = caption;
+  chart.series.push_back(std::move(series));
+  return figure_html("What one layer at 2 bits costs", draw(chart), caption + ".");
+}
+
+std::vector<std::string> needle_figures(const ReportData& data) {
+  std::vector<const MethodFigures*> shown;
+  for (const MethodFigures& m : data.methods) {
+    if (m.reference) shown.push_back(&m);
+  }
+  for (const Charted& charted : charted_methods(data)) shown.push_back(charted.method);
+  std::vector<std::string> figures;
+  for (const MethodFigures* m : shown) {
+    if (!m->needles || m->needles->cells.empty()) continue;
+    std::vector<double> lengths, depths;
+    for (const NeedleCell& cell : m->needles->cells) {
+      lengths.push_back(cell.length);
+      depths.push_back(cell.depth);
+    }
+    for (auto* list : {&lengths, &depths}) {
+      std::ranges::sort(*list);
+      list->erase(std::unique(list->begin(), list->end()), list->end());
+    }
+    HeatMap map{
+        .id = fmt::format("map{}", figures.size()),
+        .title = fmt::format("Needles found by {}", m->name),
+        .description = fmt::format("{} of {} prompts passed.", count(m->needles->all.passed),
+                                   count(m->needles->all.prompts)),
+        .column_title = "prompt length, tokens",
+        .row_title = "depth",
+        .columns = {},
+        .rows = {},
+        .cells = {}};
+    for (const double length : lengths) map.columns.push_back(token_length(length));
+    for (const double depth : depths) map.rows.push_back(percent(depth, 0));
+    for (const NeedleCell& cell : m->needles->cells) {
+      const double rate = cell.passed / cell.prompts;
+      map.cells.push_back(
+          {static_cast<size_t>(std::ranges::find(lengths, cell.length) - lengths.begin()),
+           static_cast<size_t>(std::ranges::find(depths, cell.depth) - depths.begin()), rate,
+           fmt::format("{:.0f}", 100 * rate),
+           fmt::format("length {}, depth {}: {} of {} passed", count(cell.length),
+                       percent(cell.depth, 0), count(cell.passed), count(cell.prompts))});
+    }
+    figures.push_back(figure_html(m->name, draw(map),
+                                  fmt::format("{} in all", percent(m->needles->all.rate, 0))));
+  }
+  return figures;
+}
+
+}  // namespace oscar

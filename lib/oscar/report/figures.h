@@ -1,0 +1,31 @@
+// The page's figures, each from one part of the report.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "oscar/report/report_data.h"
+
+namespace oscar {
+
+// A method and the style of its lines: 0 for the judged one.
+struct Charted {
+  const MethodFigures* method = nullptr;
+  int style = 0;
+};
+
+// INT2 methods that are drawn: no variants, at most kSeriesStyles of them, the judged one always.
+std::vector<Charted> charted_methods(const ReportData& data);
+
+// HTML of one <figure>, or "" when the report has nothing to draw.
+std::string divergence_figure(const ReportData& data);
+std::string percentile_figure(const ReportData& data);
+std::string output_error_figure(const ReportData& data);
+std::string sensitivity_figure(const ReportData& data);  // of variants NAME@layer:N
+std::string spectrum_figure(const ReportData& data, bool keys);
+std::string channel_profile_figure(const ReportData& data);
+std::string channel_peak_figure(const ReportData& data);
+// One small map per method, BF16 first.
+std::vector<std::string> needle_figures(const ReportData& data);
+
+}  // namespace oscar

@@ -1,0 +1,26 @@
+// How the page writes numbers: one way for each kind of figure.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace oscar {
+
+// A figure of the report: absent, or a double that may be not finite (the JSON has null for it).
+using Figure = std::optional<double>;
+
+bool is_finite(const Figure& x);
+
+// "–" for an absent figure and "not finite" for NaN and infinities, in all of these.
+std::string figure(const Figure& x, int digits = 3);  // significant digits: 8.94, 6,950, 2.1×10⁻⁷
+std::string percent(const Figure& x, int decimals = 1);  // 0.954 -> 95.4%
+std::string signed_percent(const Figure& x);             // 0.009 -> +0.9%
+std::string count(const Figure& x);                      // 121,066
+std::string token_length(const Figure& x);               // 131072 -> 128K, 3968 -> 3,968
+std::string times(const Figure& x);                      // 11.2 -> 11 times, 2.34 -> 2.3 times
+
+// Mean and 95% interval with the digits that the interval's width warrants: "0.0090 [0.0084,
+// 0.0096]"; without the interval when an end is absent or not finite.
+std::string with_interval(const Figure& mean, const Figure& low, const Figure& high);
+
+}  // namespace oscar

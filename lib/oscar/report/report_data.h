@@ -1,0 +1,95 @@
+// The JSON report of oscar-eval (lib/oscar/eval/SCHEMA.md) as plain structs that can be drawn.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "oscar/base/json.h"
+#include "oscar/report/numbers.h"
+
+namespace oscar {
+
+struct Span95 {  // a figure with its 95% interval; ends absent where there is no interval
+  Figure mean, low, high;
+};
+
+struct NeedleRate {
+  double passed = 0, prompts = 0;
+  Figure rate, low, high;
+};
+
+struct NeedleCell {
+  double length = 0, depth = 0, passed = 0, prompts = 0;
+};
+
+struct NeedleFigures {
+  NeedleRate all;
+  Figure margin;
+  std::vector<std::pair<std::string, NeedleRate>> kinds;
+  std::vector<NeedleCell> cells;
+  Figure only_bf16, only_method, mcnemar_p;  // absent for bf16
+  std::optional<NeedleRate> generated;
+};
+
+struct MethodFigures {
+  std::string name, summary;
+  bool variant = false;                         // NAME@...: a sweep or one layer
+  bool reference = false;                       // bf16
+  bool exact = false;                           // the INT2 path with the codec off
+  bool has_text = false;                        // perplexity and divergence were measured
+  std::vector<std::pair<double, double>> bits;  // context length, bits per element
+  Span95 nll_increase, perplexity, kl, top1;
+  std::optional<bool> above_floor;
+  std::vector<std::pair<double, double>> kl_percentiles;  // percentile (0..100), KL
+  std::vector<double> output_nmse;                        // [num_layers], NaN where not finite
+  Span95 kl_difference;                                   // this minus `against`
+  std::string against;
+  std::optional<NeedleFigures> needles;
+
+  Figure bits_at(double length) const;
+};
+
+struct SpectrumLayer {
+  double layer = 0;
+  std::vector<double> key, value;  // shares at the places `ranks`; empty when not stored
+  Figure key_rank, value_rank;     // effective rank
+};
+
+struct ChannelLayer {
+  double layer = 0;
+  std::vector<double> key_before, key_after, value_before, value_after;  // per KV head
+};
+
+struct ChannelProfile {
+  double layer = 0, head = 0;
+  std::vector<double> before, after;  // per channel
+};
+
+struct ReportData {
+  std::string model, architecture, bundle, mode, device;
+  std::vector<std::pair<std::string, std::string>> facts;  // label, value: how it was run
+  std::string command;
+  bool has_bundle = false, has_text = false, has_needles = false;
+  Figure tokens, sequences, first_position, longest, kl_floor, resampling_units, position_offset;
+  Figure elements_per_token, max_positions, num_layers;
+  Figure needle_prompts;
+  std::vector<double> needle_lengths;
+  std::vector<MethodFigures> methods;  // in the order of the comparison
+  std::vector<double> ranks;
+  std::vector<SpectrumLayer> spectra;
+  Figure channel_tokens;
+  std::vector<ChannelLayer> channels;
+  std::optional<ChannelProfile> profile;
+
+  const MethodFigures* find(const std::string& name) const;  // null when it was not compared
+};
+
+// Keys that are missing or of another type are taken as absent, so that a page can be made of an
+// older or partial report. Throws Error when `report` is no object with the schema "oscar-eval-1"
+// and at least one method.
+ReportData read_report(const Json& report);
+
+}  // namespace oscar

@@ -1,0 +1,197 @@
+// The page as a whole: structure, missing parts, hostile texts, and figures that are not finite.
+#include "oscar/report/html_report.h"
+
+#include <gtest/gtest.h>
+
+#include "oscar/base/error.h"
+#include "report/sample.h"
+
+namespace oscar {
+namespace {
+
+using report_sample::malformed;
+using report_sample::method;
+using report_sample::occurrences;
+using report_sample::report;
+
+bool has(const std::string& page, const std::string& part) {
+  return page.find(part) != std::string::npos;
+}
+
+TEST(HtmlReport, TheCheckOfMarkupFindsWhatIsWrong) {
+  EXPECT_EQ(malformed("<!DOCTYPE html>\n<a b=\"1\"><c/>x &amp; y</a>"), "");
+  EXPECT_NE(malformed("<a><b></a></b>"), "");
+  EXPECT_NE(malformed("<a>"), "");
+  EXPECT_NE(malformed("<a>x & y</a>"), "");
+  EXPECT_NE(malformed("<a b=1></a>"), "");
+  EXPECT_NE(malformed("<a>\x01</a>"), "");
+}
+
+TEST(HtmlReport, AWholeReportHasEverySectionAndIsWellFormed) {
+  const std::string page = render_html_report(report());
+  EXPECT_EQ(malformed(page), "");
+  for (const char* title :
+       {"Methods side by side", "Divergence from BF16", "Needles in long prompts", "Layer by layer",
+        "Inside the bundle", "Memory", "How it was run", "How to read it", "Not measured here"}) {
+    EXPECT_TRUE(has(page, title)) << title;
+  }
+  EXPECT_FALSE(has(page, "Left out"));
+  // KL, percentiles, errors, two spectra, two of channels, four needle maps.
+  EXPECT_EQ(occurrences(page, "<svg "), 11u);
+  EXPECT_EQ(occurrences(page, "<svg "), occurrences(page, "role=\"img\""));
+  EXPECT_EQ(occurrences(page, "<svg "), occurrences(page, "<desc "));
+}
+
+TEST(HtmlReport, AsksForNothingOutsideItself) {
+  const std::string page = render_html_report(report());
+  for (const char* part : {"<script", "src=", "href=", "url(", "@import", "@font-face", "onload"}) {
+    EXPECT_FALSE(has(page, part)) << part;
+  }
+  EXPECT_TRUE(has(page, "default-src 'none'"));
+  EXPECT_EQ(occurrences(page, "http"), 2u) << "the policy's http-equiv and the XML namespace";
+}
+
+TEST(HtmlReport, EqualReportsGiveEqualBytesAlsoThroughAFile) {
+  const Json original = report();
+  EXPECT_EQ(render_html_report(original), render_html_report(original));
+  EXPECT_EQ(render_html_report(original), render_html_report(parse_json(original.dump(2), "copy")));
+}
+
+TEST(HtmlReport, NotANumberReadsTheSameInMemoryAndThroughAFile) {
+  Json r = report();
+  r["methods"]["bundle"]["kl"]["mean"] = NAN;
+  r["methods"]["bundle"]["ppl"]["mean"] = INFINITY;
+  r["methods"]["bundle"]["nll_increase"] = {{"mean", INFINITY}, {"low", NAN}, {"high", INFINITY}};
+  r["methods"]["bundle"]["output_nmse"][1] = NAN;
+  r["methods"]["identity"]["kl"]["percentiles"]["99"] = INFINITY;
+  r["kl_floor"] = NAN;
+  const std::string page = render_html_report(r);
+  EXPECT_EQ(malformed(page), "");
+  EXPECT_TRUE(has(page, "not finite"));
+  EXPECT_TRUE(has(page, "loses too much")) << "a perplexity that is not finite is no success";
+  for (const char* part : {"nan", "NaN", "inf ", "inf\"", "-inf"}) {
+    EXPECT_FALSE(has(page, std::string(">") + part)) << part;
+    EXPECT_FALSE(has(page, std::string("=\"") + part)) << part;
+  }
+  EXPECT_EQ(page, render_html_report(parse_json(r.dump(), "copy")));
+}
+
+TEST(HtmlReport, TextsOfOthersStayText) {
+  const std::string attack =
+      "</title><script>alert(1)</script>\"' onload=\"x\" & \x01\xff\xe2\x80\xae";
+  Json r = report();
+  r["model"]["name"] = attack;
+  r["model"]["architecture"] = attack;
+  r["bundle"]["file"] = attack;
+  r["corpus"]["sources"][0]["name"] = attack;
+  r["device"] = attack;
+  r["mode"] = attack;
+  r["command"] = attack;
+  r["tool"]["version"] = attack;
+  r["methods"][attack] = method(0.02, 4, 300);
+  r["methods"][attack]["summary"] = attack;
+  r["methods"][attack]["niah"]["kinds"][attack] = report_sample::rate(1, 2);
+  r["methods"][attack + "@k"] = method(0.02, 4, 300);
+  r["methods"][attack + "@layer:1"] = method(0.02, 4, 300);
+  r["methods"][attack + "@layer:2"] = method(0.03, 4, 300);
+  const std::string page = render_html_report(r);
+  EXPECT_EQ(malformed(page), "");
+  EXPECT_FALSE(has(page, "<script"));
+  EXPECT_FALSE(has(page, "\" onload=\""));
+  EXPECT_FALSE(has(page, "\xff"));
+  EXPECT_FALSE(has(page, "\xe2\x80\xae")) << "marks that turn the writing direction";
+  EXPECT_TRUE(has(page, "&lt;script&gt;alert(1)"));
+}
+
+TEST(HtmlReport, ValuesOfTheWrongTypeCountAsAbsent) {
+  for (const char* key : {"model", "bundle", "corpus", "tokens", "needle", "spectra", "channels",
+                          "quantizer", "kl_floor", "command", "seed", "longest_sequence"}) {
+    for (const Json& wrong :
+         {Json(nullptr), Json("text"), Json(Json::array({1, "x"})), Json(-1e300),
+          Json(Json::object({{"layers", {1, nullptr}}, {"sources", {3}}}))}) {
+      Json r = report();
+      r[key] = wrong;
+      EXPECT_EQ(malformed(render_html_report(r)), "") << key << " " << wrong.dump();
+    }
+  }
+  for (const char* key : {"bpe", "ppl", "kl", "top1", "niah", "output_nmse", "nll_increase"}) {
+    for (const Json& wrong : {Json(nullptr), Json("text"), Json(Json::array({1, "x"})), Json(7)}) {
+      Json r = report();
+      r["methods"]["bundle"][key] = wrong;
+      EXPECT_EQ(malformed(render_html_report(r)), "") << key << " " << wrong.dump();
+    }
+  }
+  Json r = report();
+  r["methods"]["oscar"] = "text";
+  EXPECT_EQ(malformed(render_html_report(r)), "");
+}
+
+TEST(HtmlReport, SectionsWithoutDataAreLeftOutWithAReason) {
+  Json r = report();
+  for (const char* key : {"needle", "spectra", "channels"}) r.erase(key);
+  r["bundle"] = nullptr;
+  for (auto& [name, m] : r["methods"].items()) m.erase("niah");
+  const std::string page = render_html_report(r);
+  EXPECT_EQ(malformed(page), "");
+  EXPECT_FALSE(has(page, "<h2>Needles"));
+  EXPECT_FALSE(has(page, "<h2>Inside the bundle"));
+  EXPECT_TRUE(has(page, "the run had no needle tasks (--tasks niah)"));
+  EXPECT_TRUE(has(page, "the run had no bundle (--bundle)"));
+  EXPECT_TRUE(has(page, "Retrieval from long prompts (--tasks niah)"));
+}
+
+TEST(HtmlReport, NeedlesAloneMakeAPage) {
+  Json r = report();
+  for (const char* key :
+       {"tokens", "sequences", "first_position", "longest_sequence", "kl_floor"}) {
+    r.erase(key);
+  }
+  for (auto& [name, m] : r["methods"].items()) {
+    for (const char* key : {"nll", "ppl", "kl", "top1", "nll_increase", "output_nmse"})
+      m.erase(key);
+  }
+  r["methods"]["bundle"]["bpe"]["3968"] = 3.36;
+  const std::string page = render_html_report(r);
+  EXPECT_EQ(malformed(page), "");
+  EXPECT_TRUE(has(page, "Bits per value at 3,968")) << "of the longest prompt";
+  EXPECT_TRUE(has(page, "<h2>Needles"));
+  EXPECT_FALSE(has(page, "<h2>Divergence"));
+}
+
+TEST(HtmlReport, OneMethodAloneAndBf16AloneMakeAPage) {
+  Json one = report();
+  for (const char* name : {"exact", "identity", "oscar"}) one["methods"].erase(name);
+  EXPECT_EQ(malformed(render_html_report(one)), "");
+  EXPECT_TRUE(has(render_html_report(one), "Published OSCAR on the same text (--compare oscar"));
+  one["methods"].erase("bundle");
+  const std::string page = render_html_report(one);
+  EXPECT_EQ(malformed(page), "");
+  EXPECT_TRUE(has(page, "nothing to judge"));
+}
+
+TEST(HtmlReport, ManyLayersAndManyMethodsStaySmall) {
+  Json r = report(64);
+  const Json bundle = r["methods"]["bundle"];
+  r["methods"].erase("bundle");
+  for (int i = 0; i < 16; ++i)
+    r["methods"][fmt::format("method-{}", i)] = method(0.02 + i, 64, 300);
+  r["methods"]["bundle"] = bundle;
+  for (int l = 0; l < 64; ++l) {
+    r["methods"][fmt::format("bundle@layer:{}", l)] = method(0.001 * (1 + l % 7), 64, 380);
+  }
+  const std::string page = render_html_report(r);
+  EXPECT_EQ(malformed(page), "");
+  EXPECT_LT(page.size(), 300u << 10);
+  EXPECT_TRUE(has(page, "What one layer at 2 bits costs"));
+  EXPECT_TRUE(has(page, "11 more methods are in the table only"));
+}
+
+TEST(HtmlReport, RefusesWhatIsNoReport) {
+  for (const Json& wrong : {Json(nullptr), Json(Json::array()), Json(Json::object()),
+                            Json{{"schema", "oscar-eval-2"}}, Json{{"schema", "oscar-eval-1"}}}) {
+    EXPECT_THROW(render_html_report(wrong), Error) << wrong.dump();
+  }
+}
+
+}  // namespace
+}  // namespace oscar

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import unittest
+import xml.etree.ElementTree
 
 import numpy as np
 
@@ -37,11 +38,10 @@ class OscarEval(unittest.TestCase):
         cls.temporary.cleanup()
 
     def refused(self, *arguments, code=1):
-        report = self.folder / "refused.json"
-        result = run(*arguments, "--json", report)
+        report, page = self.folder / "refused.json", self.folder / "refused.html"
+        result = run(*arguments, "--json", report, "--html", page)
         self.assertEqual(result.returncode, code, result.stderr + result.stdout)
-        self.assertFalse(report.exists(), "no partial report")
-        self.assertEqual(list(self.folder.glob("refused.json*")), [])
+        self.assertEqual(list(self.folder.glob("refused.*")), [], "no partial report")
         return result.stderr
 
     def test_the_table_fits_eighty_columns_and_the_report_has_every_key(self):
@@ -75,6 +75,55 @@ class OscarEval(unittest.TestCase):
             self.assertEqual(result.stdout, "")
             texts.append(out.read_bytes())
         self.assertEqual(texts[0], texts[1])
+
+    @unittest.skipUnless(CALIBRATE.exists(), "oscar-calibrate is not built")
+    def test_the_page_is_well_formed_and_equal_to_that_of_the_saved_report(self):
+        report, page, again = (self.folder / name for name in ("p.json", "p.html", "again.html"))
+        result = run(MODEL, *self.small, "--bundle", self.bundle, "--compare",
+                     "exact,identity,oscar,bundle", "--json", report, "--html", page)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        root = xml.etree.ElementTree.parse(page).getroot()
+        titles = [e.text for e in root.iter("{http://www.w3.org/1999/xhtml}h2")]
+        for title in ("Methods side by side", "Divergence from BF16", "Layer by layer",
+                      "Inside the bundle", "Memory", "How it was run", "Left out"):
+            self.assertIn(title, titles)
+        text = page.read_text()
+        self.assertNotIn(str(self.folder), text, "folders of this machine")
+        self.assertIn("--tasks niah", text)
+        self.assertLess(len(text), 300 << 10)
+        data = json.loads(report.read_text())
+        self.assertEqual(len(data["spectra"]["layers"]), 8)
+        self.assertEqual(len(data["channels"]["profile"]["before"]), 128)
+        made = run("report", report, "-o", again, program="oscar-bundle")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        self.assertEqual(again.read_bytes(), page.read_bytes())
+
+    def test_places_that_can_not_be_written_fail_before_the_work(self):
+        for arguments in (["--html", self.folder / "missing" / "p.html"],
+                          ["--html", self.folder],
+                          ["--json", self.folder / "same", "--html", self.folder / "same"]):
+            result = run(MODEL, *self.small, "--compare", "identity", *arguments)
+            self.assertEqual(result.returncode, 1)
+            self.assertNotIn("perplexity", result.stderr)
+            self.assertFalse((self.folder / "same").exists())
+        broken = self.folder / "broken.json"
+        broken.write_text('{"schema": "oscar-eval-2"}')
+        page = self.folder / "broken.html"
+        result = run("report", broken, "-o", page, program="oscar-bundle")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("oscar-eval-1", result.stderr)
+        self.assertEqual(list(self.folder.glob("broken.html*")), [])
+
+    def test_bits_per_element_are_those_of_the_prompt_length(self):
+        out = self.folder / "bits.json"
+        result = run(MODEL, *self.small, "--compare", "identity", "--tasks", "niah",
+                     "--needle-kinds", "single", "--needle-lengths", "400,640", "--needle-prompts", 4,
+                     "--json", out)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        bits = json.loads(out.read_text())["methods"]["identity"]["bpe"]
+        self.assertAlmostEqual(bits["640"], (16 * 320 + 2.25 * 320) / 640)
+        self.assertIn("BPE: bits per cached element at 640 tokens", result.stdout)
+        self.assertRegex(result.stdout, r"identity +9\.12")
 
     def test_generated_answers_agree_with_teacher_forcing(self):
         out = self.folder / "needles.json"

@@ -39,6 +39,8 @@ TEST(Numbers, WriteSharesLengthsAndCounts) {
   EXPECT_EQ(percent(0.94, 0), "94%");
   EXPECT_EQ(signed_percent(0.0089), "+0.9%");
   EXPECT_EQ(signed_percent(-0.0002), "0.0%") << "no minus before a zero";
+  EXPECT_EQ(signed_percent(779.0), "780×") << "and not 77,900%";
+  EXPECT_EQ(figure(1e-4, 1), "10⁻⁴");
   EXPECT_EQ(count(121066.0), "121,066");
   EXPECT_EQ(token_length(131072.0), "128K");
   EXPECT_EQ(token_length(3968.0), "3,968");

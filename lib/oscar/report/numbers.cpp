@@ -52,6 +52,7 @@ std::string figure(const Figure& x, int digits) {
       const size_t e = text.find('e');
       std::string mantissa = text.substr(0, e);
       if (mantissa[0] == '-') mantissa = "−" + mantissa.substr(1);
+      if (mantissa == "1") return "10" + superscript(std::stoi(text.substr(e + 1)));
       return mantissa + "×10" + superscript(std::stoi(text.substr(e + 1)));
     }
     return fixed(value, std::max(0, digits - 1 - exponent_of(value)));
@@ -65,7 +66,7 @@ std::string percent(const Figure& x, int decimals) {
 std::string signed_percent(const Figure& x) {
   return guarded(x, [](double value) {
     const double points = 100 * value;
-    if (std::abs(points) >= kPlainTo) return (points > 0 ? "+" : "") + figure(points) + "%";
+    if (value >= 10) return figure(value + 1) + "×";  // a percentage of thousands says little
     return (points > 0 ? "+" : "") + fixed(points, std::abs(points) < 100 ? 1 : 0) + "%";
   });
 }

@@ -14,7 +14,7 @@ bool is_finite(const Figure& x);
 // "–" for an absent figure and "not finite" for NaN and infinities, in all of these.
 std::string figure(const Figure& x, int digits = 3);  // significant digits: 8.94, 6,950, 2.1×10⁻⁷
 std::string percent(const Figure& x, int decimals = 1);  // 0.954 -> 95.4%
-std::string signed_percent(const Figure& x);             // 0.009 -> +0.9%
+std::string signed_percent(const Figure& x);             // 0.009 -> +0.9%; 799 -> 800×
 std::string count(const Figure& x);                      // 121,066
 std::string token_length(const Figure& x);               // 131072 -> 128K, 3968 -> 3,968
 std::string times(const Figure& x);                      // 11.2 -> 11 times, 2.34 -> 2.3 times

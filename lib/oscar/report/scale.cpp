@@ -42,7 +42,7 @@ std::vector<Tick> ticks_of(const AxisSpec& axis, int wanted) {
   }
   for (double v = std::ceil(axis.low / step - 1e-9) * step; v <= axis.high + 1e-9 * step;
        v += step) {
-    ticks.push_back({v, figure(std::abs(v) < 1e-12 * step ? 0 : v, 3)});
+    ticks.push_back({v, fmt::format("{:g}", std::abs(v) < 1e-9 * step ? 0 : v)});
   }
   return ticks;
 }

@@ -58,7 +58,7 @@ figure{margin:0;break-inside:avoid;min-width:0}
 figcaption{font-size:.84rem;line-height:1.5;color:var(--soft);margin-top:.5rem}
 figure h3{font:600 .95rem/1.35 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,"DejaVu Sans",sans-serif;letter-spacing:0;margin:0 0 .6rem;overflow-wrap:anywhere}
 svg{display:block;width:100%;height:auto;overflow:visible}
-.maps svg{width:auto;max-width:100%}
+.maps svg{max-width:14rem}
 svg text{font-size:12px;fill:var(--ink)}
 svg .tick,svg .axis-title{fill:var(--soft);font-size:11.5px}
 svg .mid{text-anchor:middle}svg .end{text-anchor:end}
@@ -122,8 +122,10 @@ main{max-width:none;padding:0}
 h1{font-size:18pt}h2{font-size:13pt;break-after:avoid}.verdict h2{font-size:14pt}
 section{margin-top:1.6rem;padding-top:.9rem}
 p,ul{max-width:none}
-tr,figure,.tiles,.verdict{break-inside:avoid}
-table,dl.facts,pre,figcaption{font-size:8.5pt}
+tr,figure,.tiles,.verdict,.notes{break-inside:avoid}
+.lead,caption,thead{break-after:avoid}
+.tiles{grid-template-columns:repeat(auto-fit,minmax(6.5rem,1fr))}
+table,dl.facts,dl.terms,pre,figcaption{font-size:8.5pt}
 .figures{gap:1.2rem 2rem}
 @page{margin:16mm 15mm}
 }

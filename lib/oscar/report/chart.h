@@ -69,6 +69,9 @@ std::string draw(const LineChart& chart);
 std::string draw(const IntervalChart& chart);
 std::string draw(const HeatMap& map);
 
+// Width in units of a map of `columns` columns; shown at one pixel a unit or a little more.
+double heat_map_width(size_t columns);
+
 // An axis from `low` to `high` over all finite values (positive ones when log): widened to whole
 // decades or half decades when log, to round numbers otherwise. [0.1, 1] when there are none.
 AxisSpec axis_over(const std::vector<double>& values, bool log, std::string title);

@@ -16,9 +16,13 @@ int shade(double value) { return std::clamp(static_cast<int>(value * kShades), 0
 
 }  // namespace
 
+double heat_map_width(size_t columns) {
+  constexpr size_t kFewest = 3;  // room for the axis title
+  return kLeft + kCellWidth * static_cast<double>(std::max(columns, kFewest));
+}
+
 std::string draw(const HeatMap& map) {
-  const double width =
-      kLeft + kCellWidth * static_cast<double>(std::max<size_t>(map.columns.size(), 3));
+  const double width = heat_map_width(map.columns.size());
   const double bottom = kTop + kCellHeight * static_cast<double>(map.rows.size());
   std::string svg = svg_begin(map.id, map.title, map.description, width, bottom + kBottom);
   svg += svg_text(0, 12, "axis-title", map.row_title);

@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "oscar/report/chart.h"
 #include "oscar/report/figures.h"
 #include "oscar/report/html.h"
 #include "oscar/report/table.h"
@@ -20,10 +21,11 @@ std::string section(const char* title, const std::string& lead, const std::strin
                      lead.empty() ? "" : fmt::format("<p class=\"lead\">{}</p>\n", lead), body);
 }
 
-std::string figures_grid(const std::vector<std::string>& figures, const char* css) {
+std::string figures_grid(const std::vector<std::string>& figures, const char* css,
+                         const std::string& style = "") {
   std::string html;
   for (const std::string& figure : figures) html += figure;
-  return html.empty() ? "" : fmt::format("<div class=\"{}\">\n{}</div>\n", css, html);
+  return html.empty() ? "" : fmt::format("<div class=\"{}\"{}>\n{}</div>\n", css, style, html);
 }
 
 // "94% [92, 96]" with the interval in a softer colour.
@@ -204,7 +206,9 @@ std::string divergence_section(const ReportData& data) {
 }
 
 std::string needle_section(const ReportData& data, const Verdict& verdict) {
-  const std::string maps = figures_grid(needle_figures(data), "maps");
+  const std::string maps = figures_grid(
+      needle_figures(data), "maps",
+      fmt::format(" style=\"--map:{:.0f}px\"", heat_map_width(data.needle_lengths.size())));
   if (maps.empty()) return "";
   std::string lead = fmt::format(
       "Facts are hidden in a text of exact length and asked for at its end. Cells show the share "

@@ -53,12 +53,12 @@ table.words td{text-align:left}
 table.words th{text-align:left}
 .iv{color:var(--soft);white-space:nowrap}
 .figures{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:2rem 3rem;margin-top:1.5rem;align-items:start}
-.maps{display:grid;grid-template-columns:repeat(auto-fill,minmax(10.5rem,1fr));gap:1.6rem 1.4rem;margin-top:1.5rem}
+.maps{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,var(--map)),1fr));gap:1.6rem 1.4rem;margin-top:1.5rem}
 figure{margin:0;break-inside:avoid;min-width:0}
 figcaption{font-size:.84rem;line-height:1.5;color:var(--soft);margin-top:.5rem}
 figure h3{font:600 .95rem/1.35 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,"DejaVu Sans",sans-serif;letter-spacing:0;margin:0 0 .6rem;overflow-wrap:anywhere}
 svg{display:block;width:100%;height:auto;overflow:visible}
-.maps svg{max-width:14rem}
+.maps svg{max-width:calc(var(--map)*1.2)}
 svg text{font-size:12px;fill:var(--ink)}
 svg .tick,svg .axis-title{fill:var(--soft);font-size:11.5px}
 svg .mid{text-anchor:middle}svg .end{text-anchor:end}
@@ -97,7 +97,7 @@ h1{font-size:1.6rem}.verdict h2{font-size:1.35rem}.verdict{padding-left:1rem}
 section{margin-top:2.5rem}
 .figures,.notes{grid-template-columns:minmax(0,1fr);gap:2.25rem}
 .notes{gap:1.4rem}
-.maps{grid-template-columns:repeat(auto-fill,minmax(9.5rem,1fr));gap:1.4rem 1rem}
+.maps{grid-template-columns:repeat(auto-fill,minmax(min(100%,var(--map)*.92),1fr));gap:1.4rem 1rem}
 .tiles{grid-template-columns:repeat(2,minmax(0,1fr));gap:1.3rem 0}
 .tiles div{padding:0 .9rem}.tiles div:nth-child(odd){padding-left:0;border-left:0}
 .tiles dd{font-size:1.35rem}

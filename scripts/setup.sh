@@ -16,6 +16,8 @@ SYSTEM_PACKAGES=(g++ make pkg-config ccache git libhdf5-dev libeigen3-dev
 TEST_SYSTEM_PACKAGES=(libgtest-dev libgmock-dev libbenchmark-dev clang-format clang-tidy hdf5-tools)
 BUILD_WHEELS=("cmake>=3.28" ninja)
 TEST_WHEELS=(transformers==5.17.0 tokenizers safetensors h5py numpy jinja2)
+# Read for the chat templates it carries, never imported: its own needs are not installed.
+TEMPLATE_WHEEL=trl==1.16.0
 # All pinned: unpinned parts drift apart, and ptxas then rejects what nvcc wrote.
 CUDA_WHEELS=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88
   nvidia-cuda-cccl==13.0.85)
@@ -72,10 +74,11 @@ choose_python() {
   "$python" -m pip install -q --disable-pip-version-check "torch==$TORCH_VERSION"
 }
 
-# pip_install PACKAGE...: installs what is missing, into .venv when the Python is the system's.
+# pip_install PACKAGE... [--no-deps]: installs what is missing.
 pip_install() {
-  local missing=() wheel
+  local missing=() options=() wheel
   for wheel in "$@"; do
+    [[ $wheel == --* ]] && { options+=("$wheel"); continue; }
     "$python" - "$wheel" <<'CHECK' || missing+=("$wheel")
 import importlib.metadata, re, sys
 name = re.split("[<>=]", sys.argv[1])[0]
@@ -87,7 +90,7 @@ CHECK
   done
   ((${#missing[@]} == 0)) && return
   say "installing Python packages: ${missing[*]}"
-  "$python" -m pip install -q --disable-pip-version-check "${missing[@]}"
+  "$python" -m pip install -q --disable-pip-version-check "${options[@]}" "${missing[@]}"
 }
 
 version_at_least() { [[ $(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n1) == "$1" ]]; }
@@ -127,7 +130,10 @@ install_system_packages
 choose_python
 choose_cmake
 choose_nvcc
-((with_tests)) && pip_install "${TEST_WHEELS[@]}"
+if ((with_tests)); then
+  pip_install "${TEST_WHEELS[@]}"
+  pip_install "$TEMPLATE_WHEEL" --no-deps
+fi
 
 cat >.setup.env <<ENVIRONMENT
 # Written by scripts/setup.sh; read by the other scripts.

@@ -261,7 +261,7 @@ TEST(Corpus, ErrorsNameFileAndPlace) {
 TEST(Corpus, ConversationsThatTemplatesCannotRenderAreRefusedByLine) {
   Fixture s;
   s.options.chat_template_sha256 = sha256_of_file(std::filesystem::path(OSCAR_SOURCE_DIR) /
-                                                  "tests/golden/chat_templates/qwen3.jinja");
+                                                  "tests/golden/chat_templates/glm4.jinja");
   const auto error = [&](const std::string& line) {
     const std::string path = s.folder.write("a.jsonl", line);
     return error_of([&] { s.load(path); });

@@ -1,5 +1,9 @@
-"""Built-in chat templates give what transformers' apply_chat_template gives, 1,000 times each."""
+"""Built-in chat templates give what transformers' apply_chat_template gives, 1,000 times each.
+
+The published texts are those that the package trl carries to recognise the models by.
+"""
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -11,8 +15,11 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 PROGRAM = str(pathlib.Path(os.environ["OSCAR_BIN"]) / "oscar-test-render-chats")
-FOLDER = pathlib.Path(os.environ["OSCAR_SOURCE"]) / "tests/golden/chat_templates"
-NAMES = ("chatml", "qwen3", "llama3", "glm4")
+PUBLISHED = pathlib.Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
+OWN = pathlib.Path(os.environ["OSCAR_SOURCE"]) / "tests/golden/chat_templates"
+TEMPLATES = [PUBLISHED / f"{name}.jinja" for name in
+             ("qwen2_5", "qwen3", "qwen3_instruct_2507", "llama3", "llama3_1")]
+TEMPLATES.append(OWN / "glm4.jinja")
 CONVERSATIONS = 1000
 PIECES = ["Hello", " ", "\n", "\n\n", "<think>", "</think>", "thought", "<tool_response>",
           "</tool_response>", "é 你好", "\u00a0", "\u3000", "\x1c", "\u2028", "{{ x }}", "{% if %}",
@@ -43,8 +50,8 @@ def conversations(seed):
 def main():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()),
                                         bos_token="<|begin_of_text|>")
-    for name in NAMES:
-        text = (FOLDER / f"{name}.jinja").read_bytes()
+    for path in TEMPLATES:
+        name, text = path.stem, path.read_bytes()
         items = list(conversations(name))
         lines = "".join(json.dumps(i) + "\n" for i in items)
         result = subprocess.run([PROGRAM, hashlib.sha256(text).hexdigest()], check=True,

@@ -16,14 +16,20 @@ struct KnownTemplate {
   ChatTemplate chat_template;
 };
 
-// Text of `chat_template` in tokenizer_config.json (or chat_template.jinja), hashed as UTF-8.
-constexpr std::array<KnownTemplate, 4> kKnownTemplates = {{
-    // tests/golden/chat_templates/chatml.jinja
-    {"502e709c89fe4a77335e8ee0a02184e9d1401721e5fc7c7da88eb68e4564f49d", ChatTemplate::kChatMl},
-    // tests/golden/chat_templates/qwen3.jinja
-    {"be3f57c1e91a1c2dafeb1bae0df33cfe3f4621388036208457f389d90be17396", ChatTemplate::kQwen3},
-    // tests/golden/chat_templates/llama3.jinja
-    {"01bc989d6d3e47b2a58ca7fd9142939c24946f382a9165652f080c4f4c786ee0", ChatTemplate::kLlama3},
+// Text of `chat_template` in tokenizer_config.json (or chat_template.jinja), hashed as UTF-8, and
+// the models that publish it.
+constexpr std::array<KnownTemplate, 6> kKnownTemplates = {{
+    // Qwen2.5 Instruct
+    {"cd8e9439f0570856fd70470bf8889ebd8b5d1107207f67a5efb46e342330527f", ChatTemplate::kQwen25},
+    // Qwen3, thinking and not
+    {"a55ee1b1660128b7098723e0abcd92caa0788061051c62d51cbe87d9cf1974d8", ChatTemplate::kQwen3},
+    // Qwen3 Instruct 2507
+    {"64f85b198065d0fba2a81f37e10ed68161ce2c19a754c7100e67e0ca2ee9c326",
+     ChatTemplate::kQwen3Instruct},
+    // Llama 3 Instruct
+    {"ba03a121d097859c7b5b9cd03af99aafe95275210d2876f642ad9929a150f122", ChatTemplate::kLlama3},
+    // Llama 3.1 Instruct; 3.2 and 3.3 write today's date, so their text is not reproducible
+    {"e10ca381b1ccc5cf9db52e371f3b6651576caee0a630b452e2816b2d404d4b65", ChatTemplate::kLlama31},
     // tests/golden/chat_templates/glm4.jinja
     {"4ec113cee6109cd5e427439705dded248fabc54dec9c92ba4fed65acff5f964d", ChatTemplate::kGlm4},
 }};
@@ -63,15 +69,21 @@ std::string chatml_turn(std::string_view role, std::string_view content) {
   return join({"<|im_start|>", role, "\n", content, "<|im_end|>\n"});
 }
 
-// Qwen2.5: a default system message when the first message is none.
+// A turn for every message, as it is.
 std::string render_chatml(const std::vector<ChatMessage>& messages) {
+  std::string text;
+  for (const ChatMessage& message : messages) text += chatml_turn(message.role, message.content);
+  return text;
+}
+
+// A default system message when the first message is none.
+std::string render_qwen25(const std::vector<ChatMessage>& messages) {
   std::string text;
   if (messages.front().role != "system") {
     text = chatml_turn("system",
                        "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.");
   }
-  for (const ChatMessage& message : messages) text += chatml_turn(message.role, message.content);
-  return text;
+  return text + render_chatml(messages);
 }
 
 bool is_tool_response(std::string_view content) {
@@ -129,11 +141,24 @@ std::string llama3_header(std::string_view role) {
   return join({"<|start_header_id|>", role, "<|end_header_id|>\n\n"});
 }
 
+std::string llama3_turn(const ChatMessage& message) {
+  return join({llama3_header(message.role), python_strip(message.content), "<|eot_id|>"});
+}
+
 std::string render_llama3(const std::vector<ChatMessage>& messages) {
   std::string text = "<|begin_of_text|>";
-  for (const ChatMessage& message : messages) {
-    text += join({llama3_header(message.role), python_strip(message.content), "<|eot_id|>"});
-  }
+  for (const ChatMessage& message : messages) text += llama3_turn(message);
+  return text;
+}
+
+// The system turn is always there, with two fixed dates before what the first message says.
+std::string render_llama31(const std::vector<ChatMessage>& messages) {
+  const bool has_system = messages.front().role == "system";
+  std::string text = join({"<|begin_of_text|>", llama3_header("system"),
+                           "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n",
+                           has_system ? python_strip(messages.front().content) : std::string_view{},
+                           "<|eot_id|>"});
+  for (size_t i = has_system ? 1 : 0; i < messages.size(); ++i) text += llama3_turn(messages[i]);
   return text;
 }
 
@@ -160,7 +185,8 @@ std::optional<ChatTemplate> known_chat_template(const std::string& chat_template
 }
 
 const char* chat_template_name(ChatTemplate chat_template) {
-  constexpr std::array<const char*, 4> kNames = {"chatml", "qwen3", "llama3", "glm4"};
+  constexpr std::array<const char*, 6> kNames = {"qwen2.5", "qwen3",    "qwen3-instruct",
+                                                 "llama3",  "llama3.1", "glm4"};
   return kNames[static_cast<size_t>(chat_template)];
 }
 
@@ -174,12 +200,16 @@ std::string render_chat(ChatTemplate chat_template, const std::vector<ChatMessag
                  .found = message.role});
   }
   switch (chat_template) {
-    case ChatTemplate::kChatMl:
-      return render_chatml(messages) + (add_generation_prompt ? "<|im_start|>assistant\n" : "");
+    case ChatTemplate::kQwen25:
+      return render_qwen25(messages) + (add_generation_prompt ? "<|im_start|>assistant\n" : "");
     case ChatTemplate::kQwen3:
       return render_qwen3(messages) + (add_generation_prompt ? "<|im_start|>assistant\n" : "");
+    case ChatTemplate::kQwen3Instruct:
+      return render_chatml(messages) + (add_generation_prompt ? "<|im_start|>assistant\n" : "");
     case ChatTemplate::kLlama3:
       return render_llama3(messages) + (add_generation_prompt ? llama3_header("assistant") : "");
+    case ChatTemplate::kLlama31:
+      return render_llama31(messages) + (add_generation_prompt ? llama3_header("assistant") : "");
     case ChatTemplate::kGlm4:
       return render_glm4(messages) + (add_generation_prompt ? "<|assistant|>" : "");
   }

@@ -76,6 +76,12 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
                   "Tokens per sequence (default: the model's context, 4096 at most)")
       ->check(CLI::PositiveNumber)
       ->group(section);
+  program
+      .add_option("--stride", options.stride,
+                  "Overlap: windows of --chunk-len advance by this many tokens and\n"
+                  "count their last ones, so that each has a long context")
+      ->check(CLI::PositiveNumber)
+      ->group(section);
   program.add_option("--max-tokens", options.max_tokens, "Use this many tokens (default: all)")
       ->check(CLI::PositiveNumber)
       ->group(section);

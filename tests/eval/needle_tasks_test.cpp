@@ -25,6 +25,8 @@ std::vector<int32_t> haystack() {
   return tokenizer().encode(text, false);
 }
 
+oscar::NeedleText plain(const std::vector<int32_t>& text) { return {&tokenizer(), &text}; }
+
 TEST(NeedleTasks, EveryAnswerIsFoundInTheAskedFacts) {
   std::mt19937_64 random(1);
   for (const std::string& kind : book().kind_names()) {
@@ -75,12 +77,12 @@ TEST(NeedleTasks, PromptsHaveExactlyTheLengthAndTheNeedleItsDepth) {
   std::mt19937_64 random(2);
   for (const std::string& kind : book().kind_names()) {
     for (const double depth : {0.0, 0.5, 1.0}) {
-      const auto p = make_needle_prompt(book(), kind, 900, depth, tokenizer(), text, random);
+      const auto p = make_needle_prompt(book(), kind, 900, depth, plain(text), random);
       EXPECT_EQ(p.prompt.size(), 900u) << kind;
       EXPECT_FALSE(p.answer.empty());
     }
   }
-  const auto p = make_needle_prompt(book(), "single", 1000, 0.5, tokenizer(), text, random);
+  const auto p = make_needle_prompt(book(), "single", 1000, 0.5, plain(text), random);
   const auto before = tokenizer().decode(p.prompt, false).find("The secret number of");
   const auto whole = tokenizer().decode(p.prompt, false).size();
   EXPECT_NEAR(static_cast<double>(before) / static_cast<double>(whole), 0.5, 0.06);
@@ -93,8 +95,8 @@ TEST(NeedleTasks, APlanCoversEveryCombinationAndIsReproducible) {
   plan.depths = {0.0, 1.0};
   plan.prompts = 16;
   const auto text = haystack();
-  const auto prompts = make_needle_prompts(book(), plan, tokenizer(), text);
-  const auto again = make_needle_prompts(book(), plan, tokenizer(), text);
+  const auto prompts = make_needle_prompts(book(), plan, plain(text));
+  const auto again = make_needle_prompts(book(), plan, plain(text));
   std::multiset<std::tuple<std::string, int64_t, double>> seen;
   for (size_t i = 0; i < prompts.size(); ++i) {
     EXPECT_EQ(prompts[i].prompt, again[i].prompt);
@@ -107,11 +109,28 @@ TEST(NeedleTasks, APlanCoversEveryCombinationAndIsReproducible) {
 TEST(NeedleTasks, ImpossibleLengthsAndUnknownKindsAreRefused) {
   const auto text = haystack();
   std::mt19937_64 random(2);
-  EXPECT_THROW(make_needle_prompt(book(), "single", 20, 0, tokenizer(), text, random),
-               oscar::Error);
-  EXPECT_THROW(make_needle_prompt(book(), "single", 1 << 20, 0, tokenizer(), text, random),
-               oscar::Error);
-  EXPECT_THROW(make_needle_prompt(book(), "hay", 500, 0, tokenizer(), text, random), oscar::Error);
+  EXPECT_THROW(make_needle_prompt(book(), "single", 20, 0, plain(text), random), oscar::Error);
+  EXPECT_THROW(make_needle_prompt(book(), "single", 1 << 20, 0, plain(text), random), oscar::Error);
+  EXPECT_THROW(make_needle_prompt(book(), "hay", 500, 0, plain(text), random), oscar::Error);
+}
+
+TEST(NeedleTasks, AChatTemplateHoldsTheTextAndTheAssistantBeginsTheAnswer) {
+  const auto text = haystack();
+  oscar::NeedleText chat = plain(text);
+  chat.chat_template = oscar::ChatTemplate::kQwen3Instruct;
+  std::mt19937_64 random(7);
+  for (const std::string& kind : book().kind_names()) {
+    const auto p = make_needle_prompt(book(), kind, 900, 0.5, chat, random);
+    EXPECT_EQ(p.prompt.size(), 900u) << kind;
+    const std::string written = tokenizer().decode(p.prompt, false);
+    EXPECT_EQ(written.rfind("<|im_start|>user\n", 0), 0u) << written.substr(0, 40);
+    const size_t turn = written.rfind("<|im_end|>\n<|im_start|>assistant\n");
+    ASSERT_NE(turn, std::string::npos) << kind;
+    // A question with a mark is the user's; what the answer continues is the assistant's.
+    const std::string answer_begins = written.substr(turn + 33);
+    EXPECT_EQ(answer_begins.find('?'), std::string::npos) << kind;
+    EXPECT_EQ(answer_begins.empty(), kind == "verbatim") << answer_begins;
+  }
 }
 
 }  // namespace

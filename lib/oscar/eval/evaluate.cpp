@@ -16,6 +16,7 @@
 #include "oscar/eval/multi_forward.h"
 #include "oscar/eval/needle_run.h"
 #include "oscar/eval/report_json.h"
+#include "oscar/eval/strided_windows.h"
 #include "oscar/eval/token_scores.h"
 
 namespace oscar {
@@ -63,8 +64,17 @@ TokenChunks open_corpus(const EvaluateOptions& options, const Session& session) 
                  .found = fmt::format("{} + {}", options.position_offset, corpus.chunk_len),
                  .hint = "lower one of them, or set --rope-scaling as the server does"});
   }
-  return load_corpus(corpus_argument(options, session.checkpoint),
-                     session.tokenizer ? &*session.tokenizer : nullptr, corpus);
+  const int window = corpus.chunk_len;
+  if (options.stride > 0) {
+    corpus.chunk_len = static_cast<int>(std::min<int64_t>(options.stride, window));
+  }
+  TokenChunks chunks = load_corpus(corpus_argument(options, session.checkpoint),
+                                   session.tokenizer ? &*session.tokenizer : nullptr, corpus);
+  if (options.stride > 0) {
+    chunks.chunks = strided_windows(chunks, window, options.stride);
+    chunks.record.chunk_len = window;
+  }
+  return chunks;
 }
 
 QuantizerSettings settings_of(const EvaluateOptions& options, const Session& session) {
@@ -156,10 +166,13 @@ std::vector<torch::Tensor> make_batches(const std::vector<std::vector<int32_t>>&
   return batches;
 }
 
-int64_t first_measured(const EvaluateOptions& options, const std::vector<Method>& methods) {
+int64_t first_measured(const EvaluateOptions& options, int64_t chunk_len,
+                       const std::vector<Method>& methods) {
   int64_t windows = 1;
   for (const Method& m : methods) windows = std::max(windows, m.view.sink + m.view.recent);
-  return std::max<int64_t>(1, options.first_position.value_or(windows));
+  int64_t first = std::max<int64_t>(1, options.first_position.value_or(windows));
+  if (options.stride > 0) first = std::max(first, chunk_len - options.stride);
+  return first;
 }
 
 TextResults measure_text(const EvaluateOptions& options, const Session& session, Transformer& model,
@@ -211,12 +224,15 @@ NeedleResults measure_needles(const EvaluateOptions& options, const Session& ses
   }
   std::vector<int32_t> haystack;
   for (const auto& chunk : session.corpus.chunks) {
-    haystack.insert(haystack.end(), chunk.begin(), chunk.end());
+    const bool overlaps = options.stride > 0 && !haystack.empty();
+    haystack.insert(haystack.end(), overlaps ? chunk.end() - options.stride : chunk.begin(),
+                    chunk.end());
   }
   const auto folder = find_model_folder("tiny-gqa").parent_path() / "needle";
   NeedleResults results;
+  results.chat_template = known_chat_template(session.checkpoint.chat_template_sha256);
   results.prompts = make_needle_prompts(read_needle_book(folder), options.needle_plan,
-                                        *session.tokenizer, haystack);
+                                        {&*session.tokenizer, &haystack, results.chat_template});
   int64_t tokens = 0;
   for (const NeedlePrompt& p : results.prompts) tokens += p.length;
   progress.begin("needles", tokens * model.config().num_layers, "token-layers");
@@ -278,6 +294,7 @@ Json describe_session(const EvaluateOptions& options, const Session& session) {
   report["threads"] = at::get_num_threads();
   report["seed"] = options.seed;
   report["mode"] = options.mode;
+  report["stride"] = options.stride;
   report["position_offset"] = options.position_offset;
   report["quantizer"] = {{"bits", q.bits},
                          {"sink", q.sink_tokens},
@@ -305,7 +322,7 @@ Json evaluate(const EvaluateOptions& options, Progress& progress) {
   Session session = open_session(options);
   Transformer model(session.checkpoint, session.compute);
   auto methods = build_methods(options, session, view, progress);
-  const int64_t first = first_measured(options, methods);
+  const int64_t first = first_measured(options, session.corpus.record.chunk_len, methods);
   view = text_view(options, first);
   for (Method& method : methods) method.view.prompt = view.prompt;
 

@@ -25,6 +25,7 @@ struct EvaluateOptions {
   int64_t position_offset = 0;
   std::string mode = "decode";
   int64_t chunk_len = 0;  // 0 = the model's context, 4096 at most
+  int64_t stride = 0;     // > 0: windows of chunk_len advance by this and score their last tokens
   int64_t max_tokens = 0;
   uint64_t seed = 0;
 

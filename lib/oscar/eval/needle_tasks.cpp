@@ -69,6 +69,29 @@ std::vector<Fact> draw_group(const NeedleBook& book, const Json& kind,
   return facts;
 }
 
+// Tokens around the text of a prompt.
+struct Frame {
+  std::vector<int32_t> before, behind;  // `behind` begins with the question
+};
+
+// Without a template the question follows the text. With one, text and question are the user's and
+// what follows the question mark begins the assistant's answer, as RULER does (arXiv 2404.06654).
+Frame make_frame(const NeedleText& text, const std::string& question) {
+  const auto encode = [&](std::string_view part) { return text.tokenizer->encode(part, false); };
+  if (!text.chat_template) return {{}, encode(question)};
+  constexpr std::string_view kPlace = "<text of the needle prompt>";  // exists as tokens only
+  constexpr std::string_view kMark = "? ";
+  const size_t mark = question.rfind(kMark);
+  const size_t asked = mark == std::string::npos ? question.size() : mark + 1;
+  std::string chat =
+      render_chat(*text.chat_template, {{"user", std::string(kPlace) + question.substr(0, asked)}},
+                  /*add_generation_prompt=*/true);
+  if (mark != std::string::npos) chat += question.substr(mark + kMark.size());
+  const size_t place = chat.find(kPlace);
+  return {encode(std::string_view(chat).substr(0, place)),
+          encode(std::string_view(chat).substr(place + kPlace.size()))};
+}
+
 }  // namespace
 
 std::vector<std::string> NeedleBook::kind_names() const {
@@ -141,12 +164,13 @@ NeedleTask sample_task(const NeedleBook& book, const std::string& kind_name,
 }
 
 NeedlePrompt make_needle_prompt(const NeedleBook& book, const std::string& kind, int64_t length,
-                                double depth, const Tokenizer& tokenizer,
-                                const std::vector<int32_t>& haystack, std::mt19937_64& random) {
+                                double depth, const NeedleText& text, std::mt19937_64& random) {
+  const Tokenizer& tokenizer = *text.tokenizer;
+  const std::vector<int32_t>& haystack = *text.haystack;
   const NeedleTask task = sample_task(book, kind, random);
-  const auto question = tokenizer.encode(task.question, false);
+  const Frame frame = make_frame(text, task.question);
   std::vector<std::vector<int32_t>> facts;
-  auto room = length - static_cast<int64_t>(question.size());
+  auto room = length - static_cast<int64_t>(frame.before.size() + frame.behind.size());
   for (const std::string& fact : task.facts) {
     facts.push_back(tokenizer.encode(fact, false));
     room -= static_cast<int64_t>(facts.back().size());
@@ -185,7 +209,7 @@ NeedlePrompt make_needle_prompt(const NeedleBook& book, const std::string& kind,
   std::stable_sort(placed.begin(), placed.end(),
                    [](const Placed& x, const Placed& y) { return x.place < y.place; });
   const auto begin = static_cast<int64_t>(below(random, static_cast<size_t>(available - room + 1)));
-  NeedlePrompt out{kind, length, depth, {}, tokenizer.encode(task.answer, false)};
+  NeedlePrompt out{kind, length, depth, frame.before, tokenizer.encode(task.answer, false)};
   int64_t done = 0;
   const auto text_until = [&](int64_t place) {
     out.prompt.insert(out.prompt.end(), haystack.begin() + begin + done,
@@ -197,13 +221,12 @@ NeedlePrompt make_needle_prompt(const NeedleBook& book, const std::string& kind,
     out.prompt.insert(out.prompt.end(), facts[p.fact].begin(), facts[p.fact].end());
   }
   text_until(room);
-  out.prompt.insert(out.prompt.end(), question.begin(), question.end());
+  out.prompt.insert(out.prompt.end(), frame.behind.begin(), frame.behind.end());
   return out;
 }
 
 std::vector<NeedlePrompt> make_needle_prompts(const NeedleBook& book, const NeedlePlan& plan,
-                                              const Tokenizer& tokenizer,
-                                              const std::vector<int32_t>& haystack) {
+                                              const NeedleText& text) {
   const auto kinds = plan.kinds.empty() ? book.kind_names() : plan.kinds;
   std::mt19937_64 random(plan.seed);
   std::vector<NeedlePrompt> prompts;
@@ -212,8 +235,7 @@ std::vector<NeedlePrompt> make_needle_prompts(const NeedleBook& book, const Need
     const size_t combination = n / kinds.size();
     prompts.push_back(make_needle_prompt(
         book, kinds[n % kinds.size()], plan.lengths[combination % plan.lengths.size()],
-        plan.depths[combination / plan.lengths.size() % plan.depths.size()], tokenizer, haystack,
-        random));
+        plan.depths[combination / plan.lengths.size() % plan.depths.size()], text, random));
   }
   std::stable_sort(
       prompts.begin(), prompts.end(),

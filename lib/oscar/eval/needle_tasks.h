@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "oscar/base/json.h"
+#include "oscar/data/chat_template.h"
 #include "oscar/data/tokenizer.h"
 
 namespace oscar {
@@ -38,12 +40,20 @@ struct NeedlePrompt {
   std::vector<int32_t> prompt, answer;
 };
 
-// A stretch of `haystack` with the task's facts between its tokens and the question behind. The
+// What the prompts are made from.
+struct NeedleText {
+  const Tokenizer* tokenizer = nullptr;
+  const std::vector<int32_t>* haystack = nullptr;
+  // Text and question become one user message and the answer is the assistant's; without, the
+  // prompt is plain text that the answer continues.
+  std::optional<ChatTemplate> chat_template = {};
+};
+
+// A stretch of the haystack with the task's facts between its tokens and the question behind. The
 // first asked fact stands at `depth`, the other asked facts anywhere behind it, the rest anywhere.
 // Throws Error when `length` leaves no room, or the haystack is too short for it.
 NeedlePrompt make_needle_prompt(const NeedleBook& book, const std::string& kind, int64_t length,
-                                double depth, const Tokenizer& tokenizer,
-                                const std::vector<int32_t>& haystack, std::mt19937_64& random);
+                                double depth, const NeedleText& text, std::mt19937_64& random);
 
 // How many prompts, of what.
 struct NeedlePlan {
@@ -56,7 +66,6 @@ struct NeedlePlan {
 
 // The prompts of a plan, ordered by length so that those of one length run together.
 std::vector<NeedlePrompt> make_needle_prompts(const NeedleBook& book, const NeedlePlan& plan,
-                                              const Tokenizer& tokenizer,
-                                              const std::vector<int32_t>& haystack);
+                                              const NeedleText& text);
 
 }  // namespace oscar

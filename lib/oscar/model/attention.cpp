@@ -47,9 +47,14 @@ torch::Tensor window_mask(int64_t begin, int64_t end, int64_t first, int64_t win
 
 torch::Tensor apply_rope(const torch::Tensor& x, const torch::Tensor& cos,
                          const torch::Tensor& sin) {
-  const auto halves = x.chunk(2, -1);
-  return torch::cat({halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin}, -1)
-      .to(x.scalar_type());
+  // Each half: one product in fp32, then the other added and rounded on the way out. No
+  // further pass over memory joins or rounds.
+  torch::Tensor y = torch::empty_like(x);
+  const auto in = x.chunk(2, -1), out = y.chunk(2, -1);
+  torch::Tensor low = out[0], high = out[1];
+  at::addcmul_out(low, in[0] * cos, in[1], sin, -1);
+  at::addcmul_out(high, in[1] * cos, in[0], sin);
+  return y;
 }
 
 torch::Tensor causal_attention(const torch::Tensor& q, const torch::Tensor& k,

@@ -22,9 +22,9 @@ void forbid_reduced_precision() {
   at::globalContext().setAllowFP16ReductionCuBLAS(false);
 }
 
-// RMSNorm in fp32, rounded to the compute dtype before the weight multiplies, as transformers does.
+// RMSNorm with its weight in fp32, rounded once to the compute dtype.
 torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double eps) {
-  return torch::rms_norm(x, {x.size(-1)}, {}, eps) * weight;
+  return torch::rms_norm(x, {x.size(-1)}, weight, eps);
 }
 
 // cos and sin of positions offset .. offset + tokens - 1; angles in float64.

@@ -224,6 +224,11 @@ struct Sweep {
   ScaleCorrection correction;
   bool shaped;
 };
+void PrintTo(const Sweep& sweep, std::ostream* out) {
+  *out << "d " << sweep.head_dim << ", group " << sweep.quant_group_size << ", metadata "
+       << static_cast<int>(sweep.metadata) << ", correction " << static_cast<int>(sweep.correction)
+       << (sweep.shaped ? ", shaped" : ", plain");
+}
 class CodecSweep : public testing::TestWithParam<Sweep> {};
 
 TEST_P(CodecSweep, FastRowsEqualThePlainVersionByteForByte) {

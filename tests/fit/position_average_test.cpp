@@ -27,6 +27,9 @@ MatrixD dense_rotation(const Rope& rope, int d, double p) {
 struct HeadShape {
   int d, rotary_dim;
 };
+void PrintTo(const HeadShape& shape, std::ostream* out) {
+  *out << "d " << shape.d << ", rotary " << shape.rotary_dim;
+}
 
 class PositionAverage : public testing::TestWithParam<HeadShape> {
  protected:

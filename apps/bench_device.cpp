@@ -70,23 +70,26 @@ int cold_copies(size_t bytes) {
 }
 
 Json machine_record() {
+  const Json tool{{"version", kToolVersion}, {"commit", kToolCommit}};
   int device = 0, driver = 0, runtime = 0, clock = 0, memory_clock = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  const cudaError_t found = cudaGetDevice(&device);
+  if (found == cudaErrorNoDevice || found == cudaErrorInsufficientDriver) return tool;
+  check_cuda(found, "cudaGetDevice");
   cudaDeviceProp properties;
   check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
   cudaDeviceGetAttribute(&clock, cudaDevAttrClockRate, device);
   cudaDeviceGetAttribute(&memory_clock, cudaDevAttrMemoryClockRate, device);
-  return Json{{"device", properties.name},
+  Json record{{"device", properties.name},
               {"multiprocessors", properties.multiProcessorCount},
               {"l2_bytes", properties.l2CacheSize},
               {"driver_cuda", driver},
               {"runtime_cuda", runtime},
               {"clock_khz", clock},
-              {"memory_clock_khz", memory_clock},
-              {"version", kToolVersion},
-              {"commit", kToolCommit}};
+              {"memory_clock_khz", memory_clock}};
+  record.update(tool);
+  return record;
 }
 
 }  // namespace oscar

@@ -52,7 +52,8 @@ Timing time_graph(int count, int min_calls, int replays,
 // The number of copies of `bytes` that keeps the L2 cache cold (at least four times its size).
 int cold_copies(size_t bytes);
 
-// Device name, driver, runtime, clocks, commit: goes into every result file.
+// Device name, driver, runtime, clocks, commit: goes into every result file. Without a device,
+// version and commit alone.
 Json machine_record();
 
 }  // namespace oscar

@@ -8,6 +8,8 @@
 #include "bench_attention.h"
 #include "bench_calibrate.h"
 #include "bench_quantize.h"
+#include "common/main.h"
+#include "oscar/base/atomic_file.h"
 #include "oscar/base/error.h"
 
 namespace {
@@ -26,13 +28,6 @@ std::vector<std::pair<int, int>> parse_points(const std::vector<std::string>& te
     points.emplace_back(batch, parts == 3 ? context * 1024 : context);
   }
   return points;
-}
-
-void write_file(const std::string& path, const std::string& text) {
-  std::FILE* file = std::fopen(path.c_str(), "w");
-  if (!file) throw oscar::Error({.what = "cannot write", .where = path});
-  std::fwrite(text.data(), 1, text.size(), file);
-  std::fclose(file);
 }
 
 // All records as CSV; the columns are the union of their keys, in order of appearance.
@@ -77,104 +72,145 @@ void print_attention(const Json& records) {
   }
 }
 
-int run(int argc, char** argv) {
-  CLI::App app{"Measures the INT2 kernels beside peers and the hardware limit."};
-  app.require_subcommand(1);
+void print_quantize(const Json& records) {
+  for (const Json& r : records) {
+    fmt::print("{:>7}: {:.1f} us, {:.2f} x the copy of its bytes ({:.1f} us)\n",
+               r["rounding"].get<std::string>(), r["append_us"].get<double>(),
+               r["times_copy"].get<double>(), r["copy_us"].get<double>());
+  }
+}
+
+// Returns whether every check held.
+bool print_selftest(const Json& records, const std::string& device) {
+  bool held = true;
+  fmt::print("{}\n", device);
+  for (const Json& r : records) {
+    held = held && r["held"].get<bool>();
+    fmt::print("  {} {}: {}\n", r["held"].get<bool>() ? "ok  " : "FAIL",
+               r["check"].get<std::string>(), r["detail"].get<std::string>());
+  }
+  return held;
+}
+
+#if defined(OSCAR_BENCH_TORCH)
+void print_calibrate(const Json& r) {
+  fmt::print("{} on {}: forward alone {:.0f} tokens/s,\nwith all statistics {:.0f} (+{:.0f}%)\n",
+             r["model"].get<std::string>(), r["device"].get<std::string>(),
+             r["forward"]["tokens_per_second"].get<double>(),
+             r["collect"]["tokens_per_second"].get<double>(),
+             100 * r["collecting_adds"].get<double>());
+}
+#endif
+
+struct Arguments {
   std::string json_path, csv_path, shape = "qwen3-8b";
   std::vector<std::string> points = {"1x32K", "1x128K", "8x32K", "8x100K", "32x32K"};
   int replays = 21;
   bool no_bf16 = false, no_peers = false, no_ceilings = false;
-  const auto outputs = [&](CLI::App* sub) {
-    sub->add_option("--json", json_path, "write every number as JSON");
-    sub->add_option("--csv", csv_path, "write every number as CSV");
-    sub->add_option("--replays", replays, "graph replays behind each median")
-        ->check(CLI::Range(3, 1000));
-  };
-  CLI::App* attention = app.add_subcommand("attention", "paged decode attention");
-  attention->add_option("--shape", shape, "model whose heads are taken");
-  attention->add_option("--points", points, "BATCHxCONTEXT, for example 8x32K")->delimiter(',');
-  attention->add_flag("--no-bf16", no_bf16, "leave out our bf16 twin");
-  attention->add_flag("--no-peers", no_peers, "leave out SDPA");
-  attention->add_flag("--no-ceilings", no_ceilings, "leave out the read ceilings");
-  outputs(attention);
-  oscar::QuantizeBenchOptions quantize_options;
-  CLI::App* quantize = app.add_subcommand("quantize", "quantize and append of a prefill");
-  quantize->add_option("--tokens", quantize_options.tokens)->check(CLI::Range(64, 1 << 20));
-  quantize->add_option("--kv-heads", quantize_options.num_kv_heads)->check(CLI::Range(1, 128));
-  quantize->add_option("--head-dim", quantize_options.head_dim)
-      ->check(CLI::IsMember({64, 128, 256}));
-  outputs(quantize);
-  CLI::App* selftest = app.add_subcommand("selftest", "checks the kernels on this GPU");
-  selftest->add_option("--json", json_path, "write every number as JSON");
+  oscar::QuantizeBenchOptions quantize;
 #if defined(OSCAR_BENCH_TORCH)
-  oscar::CalibrateBenchOptions calibrate_options;
-  CLI::App* calibrate = app.add_subcommand("calibrate", "collecting beside the bare forward pass");
-  calibrate->add_option("CORPUS", calibrate_options.corpus, "as for oscar-calibrate")->required();
-  calibrate->add_option("--model", calibrate_options.model, "folder, or tiny-gqa")
-      ->capture_default_str();
-  calibrate->add_option("--batch-tokens", calibrate_options.batch_tokens, "tokens run together")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
-  calibrate->add_option("--json", json_path, "write every number as JSON");
+  oscar::CalibrateBenchOptions calibrate;
 #endif
-  CLI11_PARSE(app, argc, argv);
+};
 
-  const Json machine = oscar::machine_record();
-  Json records;
-  if (attention->parsed()) {
-    records = oscar::bench_attention({.shape = oscar::attention_bench_shape(shape),
-                                      .points = parse_points(points),
-                                      .replays = replays,
-                                      .bf16 = !no_bf16,
-                                      .peers = !no_peers,
-                                      .ceilings = !no_ceilings});
-    print_attention(records);
+void write_results(const Arguments& arguments, const Json& machine, const Json& records) {
+  if (!arguments.json_path.empty()) {
+    oscar::write_file_atomically(arguments.json_path,
+                                 Json{{"machine", machine}, {"records", records}}.dump(2) + "\n");
   }
-  if (quantize->parsed()) {
-    quantize_options.replays = replays;
-    records = oscar::bench_quantize(quantize_options);
-    for (const Json& r : records) {
-      fmt::print("{:>7}: {:.1f} us, {:.2f} x the copy of its bytes ({:.1f} us)\n",
-                 r["rounding"].get<std::string>(), r["append_us"].get<double>(),
-                 r["times_copy"].get<double>(), r["copy_us"].get<double>());
-    }
+  if (!arguments.csv_path.empty()) {
+    oscar::write_file_atomically(arguments.csv_path, to_csv(machine, records));
   }
-#if defined(OSCAR_BENCH_TORCH)
-  if (calibrate->parsed()) {
-    const Json r = oscar::bench_calibrate(calibrate_options);
-    records.push_back(r);
-    fmt::print("{} on {}: forward alone {:.0f} tokens/s, with all statistics {:.0f} (+{:.0f}%)\n",
-               r["model"].get<std::string>(), r["device"].get<std::string>(),
-               r["forward"]["tokens_per_second"].get<double>(),
-               r["collect"]["tokens_per_second"].get<double>(),
-               100 * r["collecting_adds"].get<double>());
-  }
-#endif
-  if (selftest->parsed()) {
-    records = oscar::bench_selftest();
-    bool held = true;
-    fmt::print("{}\n", machine["device"].get<std::string>());
-    for (const Json& r : records) {
-      held = held && r["held"].get<bool>();
-      fmt::print("  {} {}: {}\n", r["held"].get<bool>() ? "ok  " : "FAIL",
-                 r["check"].get<std::string>(), r["detail"].get<std::string>());
-    }
-    if (!held) throw oscar::Error({.what = "the kernels give wrong results on this GPU"});
-  }
-  if (!json_path.empty()) {
-    write_file(json_path, Json{{"machine", machine}, {"records", records}}.dump(2) + "\n");
-  }
-  if (!csv_path.empty()) write_file(csv_path, to_csv(machine, records));
-  return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "oscar-bench: {}\n", error.what());
-    return 1;
-  }
+  CLI::App program{"Measures kernels and calibration beside peers and the hardware limit",
+                   "oscar-bench"};
+  program.require_subcommand(1);
+  Arguments arguments;
+  const auto outputs = [&](CLI::App* sub) {
+    sub->add_option("--json", arguments.json_path, "Write every number as JSON");
+    sub->add_option("--csv", arguments.csv_path, "Write every number as CSV");
+  };
+  const auto replays = [&](CLI::App* sub) {
+    sub->add_option("--replays", arguments.replays, "Graph replays behind each median")
+        ->check(CLI::Range(3, 1000))
+        ->capture_default_str();
+  };
+
+  CLI::App* attention = program.add_subcommand("attention", "Paged decode attention");
+  attention->add_option("--shape", arguments.shape, "Model whose heads are taken")
+      ->capture_default_str();
+  attention
+      ->add_option("--points", arguments.points,
+                   "BATCHxCONTEXT, separated by commas,\nfor example 8x32K,1x128K")
+      ->delimiter(',');
+  attention->add_flag("--no-bf16", arguments.no_bf16, "Leave out our bf16 twin");
+  attention->add_flag("--no-peers", arguments.no_peers, "Leave out SDPA");
+  attention->add_flag("--no-ceilings", arguments.no_ceilings, "Leave out the read ceilings");
+  replays(attention);
+  outputs(attention);
+
+  CLI::App* quantize = program.add_subcommand("quantize", "Quantize and append of a prefill");
+  quantize->add_option("--tokens", arguments.quantize.tokens, "Tokens appended")
+      ->check(CLI::Range(64, 1 << 20))
+      ->capture_default_str();
+  quantize->add_option("--kv-heads", arguments.quantize.num_kv_heads, "KV heads")
+      ->check(CLI::Range(1, 128))
+      ->capture_default_str();
+  quantize->add_option("--head-dim", arguments.quantize.head_dim, "64, 128 or 256")
+      ->check(CLI::IsMember({64, 128, 256}))
+      ->capture_default_str();
+  replays(quantize);
+  outputs(quantize);
+
+  CLI::App* selftest = program.add_subcommand("selftest", "Check the kernels on this GPU");
+  outputs(selftest);
+
+#if defined(OSCAR_BENCH_TORCH)
+  CLI::App* calibrate =
+      program.add_subcommand("calibrate", "Collecting beside the bare forward pass");
+  calibrate->add_option("CORPUS", arguments.calibrate.corpus, "As for oscar-calibrate")->required();
+  calibrate->add_option("--model", arguments.calibrate.model, "Folder, or tiny-gqa")
+      ->capture_default_str();
+  calibrate->add_option("--batch-tokens", arguments.calibrate.batch_tokens, "Tokens run together")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  outputs(calibrate);
+#endif
+
+  return oscar::app::run_program(program, argc, argv, [&] {
+    const Json machine = oscar::machine_record();
+    Json records = Json::array();
+    bool held = true;
+    if (attention->parsed()) {
+      records = oscar::bench_attention({.shape = oscar::attention_bench_shape(arguments.shape),
+                                        .points = parse_points(arguments.points),
+                                        .replays = arguments.replays,
+                                        .bf16 = !arguments.no_bf16,
+                                        .peers = !arguments.no_peers,
+                                        .ceilings = !arguments.no_ceilings});
+      print_attention(records);
+    }
+    if (quantize->parsed()) {
+      arguments.quantize.replays = arguments.replays;
+      records = oscar::bench_quantize(arguments.quantize);
+      print_quantize(records);
+    }
+    if (selftest->parsed()) {
+      records = oscar::bench_selftest();
+      held = print_selftest(records, machine["device"].get<std::string>());
+    }
+#if defined(OSCAR_BENCH_TORCH)
+    if (calibrate->parsed()) {
+      records.push_back(oscar::bench_calibrate(arguments.calibrate));
+      print_calibrate(records.back());
+    }
+#endif
+    write_results(arguments, machine, records);
+    if (!held) throw oscar::Error({.what = "the kernels give wrong results on this GPU"});
+    return oscar::app::kExitDone;
+  });
 }

@@ -133,7 +133,9 @@ int main(int argc, char** argv) {
   sub = command("merge", "Add the statistics of several runs of one model", merge);
   sub->add_option("FILES", arguments.inputs, "Two or more files that hold statistics")
       ->required()
-      ->expected(2, 1 << 20);
+      ->expected(2, 1 << 20)
+      ->type_size(1)
+      ->option_text("...");
   sub->add_option("-o,--output", arguments.output, "Statistics file to write")->required();
   add_force(sub,
             "Replace the output if it exists, and count a\n"

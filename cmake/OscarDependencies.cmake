@@ -1,5 +1,7 @@
 # Finds every package once. Nothing is fetched here; scripts/setup.sh installs what is missing.
 
+# Below the model the compiled library: header-only, a source takes half as long again to compile.
+# Sources that include torch see the fmt that torch brings along, which exists as headers only.
 find_package(fmt REQUIRED)
 find_package(Eigen3 REQUIRED NO_MODULE)
 find_package(nlohmann_json REQUIRED)

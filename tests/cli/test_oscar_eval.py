@@ -134,6 +134,19 @@ class OscarEval(unittest.TestCase):
         for method in json.loads(out.read_text())["methods"].values():
             self.assertEqual(method["niah"]["generated"]["passed"], method["niah"]["passed"])
 
+    def test_a_stride_overlaps_windows_and_counts_their_last_tokens(self):
+        report = self.folder / "stride.json"
+        result = run(MODEL, "--max-tokens", 1500, "--chunk-len", 600, "--stride", 150, "--device",
+                     "cpu", "--quiet", "--compare", "identity", "--json", report)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        data = json.loads(report.read_text())
+        self.assertEqual((data["stride"], data["sequences"]), (150, (1500 - 600) // 150 + 1))
+        self.assertEqual(data["first_position"], 600 - 150)
+        self.assertEqual(data["tokens"], 150 * data["sequences"])
+        error = self.refused(MODEL, "--chunk-len", 600, "--stride", 170, "--compare", "identity",
+                             "--device", "cpu")
+        self.assertIn("--stride", error)
+
     def test_a_corpus_shorter_than_the_windows_is_refused(self):
         error = self.refused(MODEL, "--max-tokens", 380, "--chunk-len", 380, "--device", "cpu",
                              "--compare", "identity")

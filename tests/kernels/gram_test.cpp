@@ -8,10 +8,12 @@
 
 #include "kernels/device_memory.h"
 #include "oscar/cache/numeric.h"
+#include "support/relative_error.h"
 
 namespace {
 
 using oscar_test::DeviceBuffer;
+using oscar_test::relative_error;
 
 constexpr uint16_t kNan = 0x7fc0;
 
@@ -141,15 +143,6 @@ std::vector<Sums> gpu_sums(const std::vector<const Rows*>& rows, int first_batch
 }
 
 Sums gpu_sums(const Rows& rows) { return gpu_sums({&rows}, 0, rows.shape.batch)[0]; }
-
-double relative_error(const std::vector<double>& found, const std::vector<double>& expected) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    difference += (found[i] - expected[i]) * (found[i] - expected[i]);
-    norm += expected[i] * expected[i];
-  }
-  return std::sqrt(difference / norm);
-}
 
 // What calibration promises. A sum of x may cancel: it is judged by sqrt(rows * sum of x^2).
 constexpr double kTolerance = 1e-6;

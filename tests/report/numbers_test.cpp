@@ -102,9 +102,7 @@ TEST(Chart, LinesBreakWhereAValueIsMissing) {
                   .title = "t",
                   .description = "d",
                   .x = {"x", 0, 3, false, {}},
-                  .y = {"y", 0, 3, false, {}},
-                  .series = {},
-                  .levels = {}};
+                  .y = {"y", 0, 3, false, {}}};
   chart.series = {{.name = "one", .points = {{0, 1}, {1, NAN}, {2, 1}, {3, 2}}}};
   const std::string svg = draw(chart);
   EXPECT_EQ(report_sample::malformed(svg), "");

@@ -34,7 +34,7 @@ double largest(const std::vector<double>& values) {
 
 Series over_median(const char* name, int style, const std::vector<double>& channels,
                    std::vector<double>& all) {
-  Series series{.name = name, .points = {}, .style = style, .css = {}, .markers = false};
+  Series series{.name = name, .style = style, .markers = false};
   const double middle = median(channels);
   for (size_t c = 0; c < channels.size(); ++c) {
     series.points.emplace_back(static_cast<double>(c), channels[c] / middle);
@@ -66,12 +66,7 @@ AxisSpec layer_axis(size_t layers) {
 std::string spectrum_figure(const ReportData& data, bool keys) {
   const char* const side = keys ? "keys" : "values";
   LineChart chart{.id = keys ? "speck" : "specv",
-                  .title = fmt::format("Eigenvalue spectra of the {}, one line per layer", side),
-                  .description = {},
-                  .x = {},
-                  .y = {},
-                  .series = {},
-                  .levels = {}};
+                  .title = fmt::format("Eigenvalue spectra of the {}, one line per layer", side)};
   std::vector<double> values, ranks;
   const size_t step = (data.spectra.size() + kMostLines - 1) / kMostLines;
   for (size_t l = 0; l < data.spectra.size(); ++l) {
@@ -82,7 +77,6 @@ std::string spectrum_figure(const ReportData& data, bool keys) {
     if (is_finite(rank)) ranks.push_back(*rank);
     if (l % step != 0) continue;
     Series series{.name = "",
-                  .points = {},
                   .style = 0,
                   .css = fmt::format("r{}", l * kRampSteps / data.spectra.size()),
                   .markers = false};
@@ -121,13 +115,7 @@ std::string spectrum_figure(const ReportData& data, bool keys) {
 std::string channel_profile_figure(const ReportData& data) {
   if (!data.profile || data.profile->before.empty()) return "";
   const ChannelProfile& p = *data.profile;
-  LineChart chart{.id = "chan",
-                  .title = "Size of each key channel before and after the transform",
-                  .description = {},
-                  .x = {},
-                  .y = {},
-                  .series = {},
-                  .levels = {}};
+  LineChart chart{.id = "chan", .title = "Size of each key channel before and after the transform"};
   std::vector<double> all;
   chart.series.push_back(over_median("before", 1, p.before, all));
   chart.series.push_back(over_median("after", 0, p.after, all));
@@ -148,13 +136,7 @@ std::string channel_profile_figure(const ReportData& data) {
 }
 
 std::string channel_peak_figure(const ReportData& data) {
-  LineChart chart{.id = "peak",
-                  .title = "Largest channel over the median channel, by layer",
-                  .description = {},
-                  .x = {},
-                  .y = {},
-                  .series = {},
-                  .levels = {}};
+  LineChart chart{.id = "peak", .title = "Largest channel over the median channel, by layer"};
   struct Line {
     const char* name;
     int style;
@@ -166,7 +148,7 @@ std::string channel_peak_figure(const ReportData& data) {
                            Line{"values before", 3, &ChannelLayer::value_before},
                            Line{"keys after", 0, &ChannelLayer::key_after},
                            Line{"values after", 2, &ChannelLayer::value_after}}) {
-    Series series{.name = line.name, .points = {}, .style = line.style, .css = {}};
+    Series series{.name = line.name, .style = line.style};
     for (const ChannelLayer& layer : data.channels) {
       const double height = largest(layer.*line.heads);
       if (!std::isfinite(height) || !(layer.layer >= 0 && layer.layer < 1e5)) continue;

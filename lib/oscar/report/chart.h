@@ -14,55 +14,56 @@ inline constexpr int kSeriesStyles = 8;
 
 struct Tick {
   double value = 0;
-  std::string label;
+  std::string label = {};
 };
 
 struct AxisSpec {
-  std::string title;
+  std::string title = {};
   double low = 0, high = 1;  // both positive when log
   bool log = false;
-  std::vector<Tick> ticks;  // empty: chosen from low and high
+  std::vector<Tick> ticks = {};  // empty: chosen from low and high
 };
 
 struct Series {
-  std::string name;                               // label beside the line's end; empty: none
-  std::vector<std::pair<double, double>> points;  // those that are not finite are left out
-  int style = 0;                                  // 0 .. kSeriesStyles - 1
-  std::string css = {};                           // class that replaces the style's
+  std::string name = {};                               // label beside the line's end; empty: none
+  std::vector<std::pair<double, double>> points = {};  // those that are not finite are left out
+  int style = 0;                                       // 0 .. kSeriesStyles - 1
+  std::string css = {};                                // class that replaces the style's
   bool markers = true;
 };
 
 struct LineChart {
-  std::string id, title, description;  // the last two for readers who do not see the picture
-  AxisSpec x, y;
-  std::vector<Series> series;
-  std::vector<std::pair<double, std::string>> levels;  // horizontal reference lines
+  std::string id = {};
+  std::string title = {}, description = {};  // for readers who do not see the picture
+  AxisSpec x = {}, y = {};
+  std::vector<Series> series = {};
+  std::vector<std::pair<double, std::string>> levels = {};  // horizontal reference lines
 };
 
 struct IntervalRow {
-  std::string name, value;             // label on the left, figure on the right
+  std::string name = {}, value = {};   // label on the left, figure on the right
   double mean = 0, low = 0, high = 0;  // low = high = mean: no interval
   int style = 0;
 };
 
 struct IntervalChart {
-  std::string id, title, description;
-  AxisSpec x;
-  std::vector<IntervalRow> rows;
-  std::vector<std::pair<double, std::string>> levels;  // vertical reference lines
+  std::string id = {}, title = {}, description = {};
+  AxisSpec x = {};
+  std::vector<IntervalRow> rows = {};
+  std::vector<std::pair<double, std::string>> levels = {};  // vertical reference lines
 };
 
 struct HeatCell {
   size_t column = 0, row = 0;
   double value = 0;  // 0 .. 1
-  std::string label, tooltip;
+  std::string label = {}, tooltip = {};
 };
 
 struct HeatMap {
-  std::string id, title, description;
-  std::string column_title, row_title;
-  std::vector<std::string> columns, rows;
-  std::vector<HeatCell> cells;
+  std::string id = {}, title = {}, description = {};
+  std::string column_title = {}, row_title = {};
+  std::vector<std::string> columns = {}, rows = {};
+  std::vector<HeatCell> cells = {};
 };
 
 std::string draw(const LineChart& chart);

@@ -48,12 +48,7 @@ std::vector<Charted> charted_methods(const ReportData& data) {
 
 std::string divergence_figure(const ReportData& data) {
   const auto charted = charted_methods(data);
-  IntervalChart chart{.id = "kl",
-                      .title = "KL divergence from BF16 by method",
-                      .description = {},
-                      .x = {},
-                      .rows = {},
-                      .levels = {}};
+  IntervalChart chart{.id = "kl", .title = "KL divergence from BF16 by method"};
   std::vector<double> values;
   for (const MethodFigures& m : data.methods) {
     if (m.variant || m.reference || m.exact || !m.has_text || chart.rows.size() == kMostRows)
@@ -86,11 +81,7 @@ std::string percentile_figure(const ReportData& data) {
                   .title = "Percentiles of KL divergence by method",
                   .description =
                       "Share of tokens on the horizontal axis, KL divergence that this "
-                      "share stays under on the vertical axis. ",
-                  .x = {},
-                  .y = {},
-                  .series = {},
-                  .levels = {}};
+                      "share stays under on the vertical axis. "};
   chart.x = {"share of tokens",
              tail_place(kFirstPercentile),
              3,
@@ -102,7 +93,7 @@ std::string percentile_figure(const ReportData& data) {
               {tail_place(99.9), "99.9%"}}};
   std::vector<double> values;
   for (const auto& [method, style] : charted_methods(data)) {
-    Series series{.name = method->name, .points = {}, .style = style, .css = {}, .markers = false};
+    Series series{.name = method->name, .style = style, .markers = false};
     for (const auto& [percentile, kl] : method->kl_percentiles) {
       if (percentile < kFirstPercentile || percentile > 99.95) continue;
       series.points.emplace_back(tail_place(percentile), kl);
@@ -123,18 +114,12 @@ std::string percentile_figure(const ReportData& data) {
 }
 
 std::string output_error_figure(const ReportData& data) {
-  LineChart chart{.id = "nmse",
-                  .title = "Error of the attention output by layer and method",
-                  .description = {},
-                  .x = {},
-                  .y = {},
-                  .series = {},
-                  .levels = {}};
+  LineChart chart{.id = "nmse", .title = "Error of the attention output by layer and method"};
   std::vector<double> values;
   size_t layers = 0;
   for (const auto& [method, style] : charted_methods(data)) {
     if (method->output_nmse.empty()) continue;
-    Series series{.name = method->name, .points = {}, .style = style, .css = {}};
+    Series series{.name = method->name, .style = style};
     for (size_t l = 0; l < method->output_nmse.size(); ++l) {
       series.points.emplace_back(static_cast<double>(l), method->output_nmse[l]);
       values.push_back(method->output_nmse[l]);
@@ -154,14 +139,8 @@ std::string output_error_figure(const ReportData& data) {
 }
 
 std::string sensitivity_figure(const ReportData& data) {
-  LineChart chart{.id = "sens",
-                  .title = "KL divergence with a single layer at 2 bits",
-                  .description = {},
-                  .x = {},
-                  .y = {},
-                  .series = {},
-                  .levels = {}};
-  Series series{.name = "", .points = {}, .style = 0, .css = {}};
+  LineChart chart{.id = "sens", .title = "KL divergence with a single layer at 2 bits"};
+  Series series{.name = "", .style = 0};
   std::vector<double> values;
   for (const MethodFigures& m : data.methods) {
     const size_t at = m.name.find("@layer:");
@@ -214,10 +193,7 @@ std::vector<std::string> needle_figures(const ReportData& data) {
         .description = fmt::format("{} of {} prompts passed.", count(m->needles->all.passed),
                                    count(m->needles->all.prompts)),
         .column_title = "prompt length, tokens",
-        .row_title = "depth",
-        .columns = {},
-        .rows = {},
-        .cells = {}};
+        .row_title = "depth"};
     for (const double length : lengths) map.columns.push_back(token_length(length));
     for (const double depth : depths) map.rows.push_back(percent(depth, 0));
     for (const NeedleCell& cell : m->needles->cells) {

@@ -68,7 +68,7 @@ double quoted_length(const ReportData& data) {
 }
 
 HtmlTable method_table(const ReportData& data, const MethodFigures* judged, bool variants) {
-  HtmlTable table{.caption = {}, .head = {"Method"}, .rows = {}};
+  HtmlTable table{.head = {"Method"}};
   if (data.has_text) {
     table.head.insert(table.head.end(),
                       {"Perplexity", "Increase", "KL divergence, nats/token", "Same top token"});
@@ -161,7 +161,6 @@ std::string verdict_section(const ReportData& data, const Verdict& verdict) {
                         "What the verdict rests on: the worst line decides. The limits are "
                         "this page’s convention, not a standard. [ ] is a 95% interval.",
                     .head = {"Check", "Measured", "Limits", "Standing"},
-                    .rows = {},
                     .words = true};
     for (const Check& check : verdict.checks) {
       const std::string note =
@@ -233,7 +232,7 @@ std::string needle_section(const ReportData& data, const Verdict& verdict) {
     if (!m.needles) continue;
     for (const auto& [kind, rate] : m.needles->kinds) kinds.insert(kind);
   }
-  HtmlTable table{.caption = "Pass rate by kind of task.", .head = {"Method"}, .rows = {}};
+  HtmlTable table{.caption = "Pass rate by kind of task.", .head = {"Method"}};
   for (const std::string& kind : kinds) table.head.push_back(kind);
   table.head.emplace_back("All");
   table.head.emplace_back("Lost / won against BF16");
@@ -282,8 +281,7 @@ std::string memory_section(const ReportData& data, const Verdict& verdict) {
   HtmlTable table{
       .caption = fmt::format("Method {}. Scale, zero and the BF16 windows are included.",
                              escape_html(verdict.judged->name)),
-      .head = {"Context", "Bits per value", "Times less than BF16"},
-      .rows = {}};
+      .head = {"Context", "Bits per value", "Times less than BF16"}};
   const bool bytes = is_finite(data.elements_per_token);
   if (bytes)
     table.head.insert(table.head.end(),

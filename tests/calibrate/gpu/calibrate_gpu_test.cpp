@@ -4,10 +4,12 @@
 #include <random>
 
 #include "oscar/calibrate/statistics_pass.h"
+#include "support/relative_error.h"
 
 namespace {
 
 using namespace oscar;
+using oscar_test::relative_error;
 
 TokenChunks random_chunks(int count, int length, int vocab_size) {
   std::mt19937 random(7);
@@ -60,15 +62,6 @@ class CalibrateGpu : public testing::Test {
 
   Checkpoint checkpoint_ = open_checkpoint("tiny-gqa");
 };
-
-double relative_error(const std::vector<double>& found, const std::vector<double>& expected) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    difference += (found[i] - expected[i]) * (found[i] - expected[i]);
-    norm += expected[i] * expected[i];
-  }
-  return std::sqrt(difference / norm);
-}
 
 TEST_F(CalibrateGpu, MomentsEqualAFloat64RecomputationFromTheObserversTensors) {
   const torch::InferenceMode inference;

@@ -37,7 +37,7 @@ TEST(BalancedTransform, TimesItsInverseIsTheIdentityAndRowsHaveUnitMeanSquare) {
     const MatrixD c_k = m.key[0], c_q = m.query[0];
     const BalancedTransform t = balanced_transform(c_k, c_q, "test");
     EXPECT_LE(from_identity(t.forward * t.inverse), 1e-10) << d;
-    // Each of the d^2 entries of T is off by at most 2^-9 of itself.
+    // Each of the d^2 entries of T is off by at most 2^-8 of itself.
     EXPECT_NEAR((t.forward.transpose() * c_k * t.forward).trace() / d, 1.0, 0x1p-8) << d;
     EXPECT_GT(t.condition_number, 1);
     for (int i = 1; i < d; ++i) EXPECT_LE(t.eigenvalues[i - 1], t.eigenvalues[i]);
@@ -54,7 +54,7 @@ TEST(BalancedTransform, GivesKeysAndQueriesTheSameCovarianceUpToTheScalar) {
   const MatrixD keys = t.forward.transpose() * m.key[0] * t.forward;
   const MatrixD queries = t.inverse * m.query[0] * t.inverse.transpose();
   const double ratio = queries.trace() / keys.trace();
-  // T is rounded to bf16 and its inverse follows, so both move by at most 2^-9 of an entry,
+  // T is rounded to bf16 and its inverse follows, so both move by at most 2^-8 of an entry,
   // amplified by the condition number in the inverse.
   EXPECT_LE(largest(queries - ratio * keys), 0x1p-6 * largest(queries));
   // Every column holds the same share, thanks to H.

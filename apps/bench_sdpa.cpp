@@ -2,11 +2,11 @@
 #include "bench_attention.h"
 
 #if OSCAR_BENCH_TORCH
+#include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <torch/torch.h>
 #endif
 
 namespace oscar {

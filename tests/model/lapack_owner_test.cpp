@@ -1,11 +1,11 @@
 // In programs that also load libtorch, whose MKL exports the same names, OpenBLAS still decomposes.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <cstring>
 
 #include "oscar/linalg/eigh.h"
+#include "oscar/model/torch.h"
 
 namespace oscar {
 namespace {

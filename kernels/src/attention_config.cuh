@@ -6,50 +6,47 @@
 
 namespace oscar {
 
-template <int kHeadDim_, int kGroups_, MetadataDtype kMetadata_, PackOrder kOrder_,
-          int kColumnTiles_, bool kPagedBf16_>
+template <int kHeadDim_, int kGroups_, MetadataDtype kMetadata_, PackOrder kOrder_, bool kTwins_,
+          bool kPagedBf16_>
 struct AttentionConfig {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kGroups = kGroups_;
   static constexpr MetadataDtype kMetadata = kMetadata_;
   static constexpr PackOrder kOrder = kOrder_;
-  static constexpr int kNT = kColumnTiles_;        // tensor-core column tiles of eight
-  static constexpr int kColumns = 8 * kNT;         // (query, head) columns of an item
+  // An item of at most four (query, head) columns uses all eight tensor-core columns: column c + 4
+  // is column c over other tokens (each second tile of INT2 pages), joined when the item is.
+  static constexpr bool kTwins = kTwins_;
+  static constexpr int kCopies = kTwins ? 2 : 1;
+  static constexpr int kColumns = 8 / kCopies;     // (query, head) columns of an item
   static constexpr bool kPagedBf16 = kPagedBf16_;  // the bf16 twin: history pages hold bf16 rows
   using Layout = CodeLayout<kHeadDim, kGroups, kOrder>;
   static constexpr int kTiles = Layout::kTiles;
 
   static constexpr int kMetadataBytes = kMetadata == MetadataDtype::kFp32 ? 4 : 2;
   static constexpr int kMetadataRow = kGroups * 2 * kMetadataBytes;
+  // fp16 zeros are exact tensor-core operands: the products with them take no other instruction.
+  static constexpr bool kZerosOnTensor = kMetadata == MetadataDtype::kFp16;
   static constexpr int kChunkBytes = 2 * kPageTokens * (kHeadDim / 4 + kMetadataRow);
-  static constexpr int kExactPitch = 2 * kHeadDim + 16;  // padded against bank conflicts
-  static constexpr int kExactBytes = kExactTile * kExactPitch;
-  // Tiles of a page whose instructions interleave, as far as the registers go.
-  static constexpr int kSpan = kHeadDim * kNT <= 128 ? 4 : 2;
-  static constexpr int kSlots = 2;  // ring slots a warp owns
+  static constexpr int kExactRow = 2 * kHeadDim;
+  static constexpr int kExactBytes = 2 * kExactTile * kExactRow;  // keys, then values
+  static constexpr int kSlots = 3;                                // ring slots a warp owns
   static constexpr int kSlotBytes =
       kPagedBf16 ? kExactBytes : (kChunkBytes > kExactBytes ? kChunkBytes : kExactBytes);
-  // Q in bf16, or half the columns of the accumulator while it changes layout.
-  static constexpr int kTurnPitch = kHeadDim + 4;  // floats
-  static constexpr int kScratchBytes =
-      kColumns * kExactPitch > 4 * kTurnPitch * 4 ? kColumns* kExactPitch : 4 * kTurnPitch * 4;
-  static constexpr int kHeldBytes = 32 * 16 * kNT;  // weights between an exact tile's two halves
-  static constexpr int kWarpBytes = kSlots * kSlotBytes + kScratchBytes + kHeldBytes;
-  // A partial result: accumulator fragments, then (reference, sum) per column.
-  static constexpr int kPartialFragments = kNT * kTiles * 32;  // float4 each
-  static constexpr int kPartialBytes = kPartialFragments * 16 + kColumns * 8;
-  static_assert(kPartialBytes <= kSlots * kSlotBytes, "a partial result waits in the ring");
-  static_assert(kHeldBytes % 16 == 0 && kSlotBytes % 16 == 0 && kScratchBytes % 16 == 0 &&
-                    kPartialBytes % 16 == 0,
-                "");
-  static constexpr int kMaxWarps = kHeadDim * kNT <= 128 ? 16 : 8;  // bounds the registers
+  static constexpr int kRingBytes = kSlots * kSlotBytes;
+  // A warp's partial result: accumulator fragments, then (reference, sum) per tensor-core column.
+  static constexpr int kPartialBytes = kTiles * 32 * 16 + 8 * 8;
+  // Joined over a block: pairs of columns per dimension, then (reference, sum) per column.
+  static constexpr int kJoinedPairs = kHeadDim * kColumns / 2;
+  static constexpr int kJoinedBytes = kJoinedPairs * 8 + 8 * 8;
+  static_assert(kSlotBytes % 16 == 0 && kPartialBytes % 16 == 0 && kJoinedBytes % 16 == 0, "");
+  static constexpr int kMaxWarps = kHeadDim <= 128 ? 16 : 8;  // bounds the registers
+  // Parts of an item that join at once; their factors lie behind the warp's partial in the ring.
+  static constexpr int kMaxParts = (kRingBytes - kPartialBytes) / 32;
+  static_assert(kMaxParts >= 2 * kMaxWarps, "");
 
-  static constexpr int kHistoryWeight =
-      kPagedBf16 ? 2 * kExactTile * kHeadDim * 2 / 256 : kChunkBytes / 256;
-  // Exact tiles come in small row copies through two slots: measured, they take 9/4 of the time
-  // that their bytes would as pages.
-  static constexpr int kExactWeight =
-      (kPagedBf16 ? 4 : 9) * 2 * kExactTile * kHeadDim * 2 / 256 / 4;
+  // In units of 256 bytes.
+  static constexpr EntryWeights kWeights = {kPagedBf16 ? kExactBytes / 256 : kChunkBytes / 256,
+                                            kExactBytes / 256};
 };
 
 }  // namespace oscar

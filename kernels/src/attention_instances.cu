@@ -8,16 +8,21 @@ namespace oscar {
 template <int kHeadDim, int kGroupSize, MetadataDtype kMetadata, PackOrder kOrder>
 cudaError_t attention_instance(const AttentionParams& params, uint8_t* workspace,
                                size_t workspace_bytes, cudaStream_t stream) {
-  return launch_attention<
-      AttentionConfig<kHeadDim, kHeadDim / kGroupSize, kMetadata, kOrder, 1, false>>(
-      params, workspace, workspace_bytes, stream);
+  constexpr int kGroups = kHeadDim / kGroupSize;
+  const bool twins = params.q_len * (params.num_qo_heads / params.num_kv_heads) <= 4;
+  return twins
+             ? launch_attention<AttentionConfig<kHeadDim, kGroups, kMetadata, kOrder, true, false>>(
+                   params, workspace, workspace_bytes, stream)
+             : launch_attention<
+                   AttentionConfig<kHeadDim, kGroups, kMetadata, kOrder, false, false>>(
+                   params, workspace, workspace_bytes, stream);
 }
 
 template <int kHeadDim>
 cudaError_t attention_twin(const AttentionParams& params, uint8_t* workspace,
                            size_t workspace_bytes, cudaStream_t stream) {
   return launch_attention<
-      AttentionConfig<kHeadDim, 1, MetadataDtype::kFp16, PackOrder::kConsecutive, 1, true>>(
+      AttentionConfig<kHeadDim, 1, MetadataDtype::kFp16, PackOrder::kConsecutive, false, true>>(
       params, workspace, workspace_bytes, stream);
 }
 

@@ -1,6 +1,8 @@
 // Launches one attention instantiation; shared by the files that hold them.
 #pragma once
 
+#include <algorithm>
+
 #include "attention_kernel.cuh"
 #include "oscar_kernels/attention.h"
 
@@ -31,6 +33,7 @@ cudaError_t launch_attention(const AttentionParams& p, uint8_t* workspace, size_
   DeviceLimits limits;
   cudaError_t error = device_limits(&limits);
   if (error != cudaSuccess) return error;
+  limits.blocks = std::min(limits.blocks, Config::kMaxParts);
   int warps = Config::kMaxWarps;
   while (warps > 1 && BlockMemory<Config>::bytes(warps, p.batch) + 1024 >
                           static_cast<size_t>(limits.shared_bytes)) {
@@ -43,22 +46,24 @@ cudaError_t launch_attention(const AttentionParams& p, uint8_t* workspace, size_
   ws.head_parts = workspace + used;
   used += align_up(static_cast<size_t>(limits.blocks) * warps * Config::kPartialBytes);
   ws.block_parts = workspace + used;
-  used += align_up(static_cast<size_t>(limits.blocks) * 2 * Config::kPartialBytes);
+  used += align_up(static_cast<size_t>(limits.blocks) * 2 * Config::kJoinedBytes);
   if (used > workspace_bytes) return cudaErrorInvalidValue;
   error =
       cudaFuncSetAttribute(decode_attention_kernel<Config>,
                            cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
   if (error != cudaSuccess) return error;
-  const int columns = p.q_len * (p.num_qo_heads / p.num_kv_heads);
-  const int column_tiles = (columns + Config::kColumns - 1) / Config::kColumns;
-  decode_attention_kernel<Config>
-      <<<limits.blocks, warps * 32, shared, stream>>>(p, column_tiles, ws);
+  ColumnShape shape;
+  shape.heads_per_kv = p.num_qo_heads / p.num_kv_heads;
+  shape.columns = p.q_len * shape.heads_per_kv;
+  shape.column_tiles = (shape.columns + Config::kColumns - 1) / Config::kColumns;
+  shape.reciprocal = (65536u + shape.heads_per_kv - 1) / shape.heads_per_kv;
+  decode_attention_kernel<Config><<<limits.blocks, warps * 32, shared, stream>>>(p, shape, ws);
   return cudaGetLastError();
 }
 
-// Workspace of the largest instantiation for a head_dim: partials of two column tiles, 16 warps.
+// Workspace of the largest instantiation for a head_dim: partials of 16 warps, two joined a block.
 inline size_t workspace_bytes_for(int head_dim, int blocks) {
-  const size_t partial = 2 * (8 * head_dim * 4 + 64);
+  const size_t partial = 8 * head_dim * 4 + 64;
   return align_up(sizeof(int) * blocks) + align_up(static_cast<size_t>(blocks) * 16 * partial) +
          align_up(static_cast<size_t>(blocks) * 2 * partial);
 }

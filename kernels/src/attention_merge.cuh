@@ -5,110 +5,109 @@
 
 namespace oscar {
 
-// A partial result: kPartialFragments float4, then (reference, sum) of each column.
-// Fragment (n, m, lane): (dim, dim, dim + 8, dim + 8) x (column, column + 1) with
-// dim = 16 m + lane / 4 and column = 8 n + 2 (lane % 4).
+// A warp's piece: fragment (m, lane) at m * 32 + lane, then (reference, sum) of the eight
+// tensor-core columns.
 template <typename Config>
 struct Partial {
-  float4* fragments;
+  uint8_t* bytes;
+  __device__ float4* fragments() const { return reinterpret_cast<float4*>(bytes); }
   __device__ float2* columns() const {
-    return reinterpret_cast<float2*>(fragments + Config::kPartialFragments);
-  }
-  // Half h of fragment f is number 2 f + h.
-  __device__ float2* halves() const { return reinterpret_cast<float2*>(fragments); }
-};
-template <typename Config>
-__device__ inline int half_column(int half) {
-  return half / (64 * Config::kTiles) * 8 + 2 * (half / 2 % 4);
-}
-template <typename Config>
-__device__ inline int half_dim(int half) {
-  return 16 * (half / 64 % Config::kTiles) + half / 2 % 32 / 4 + 8 * (half % 2);
-}
-
-// Where a warp left its pieces that are not whole items.
-struct PieceNote {
-  int b = -1;  // < 0: none
-  uint16_t head = 0, column_tile = 0;
-  __device__ bool same_item(const PieceNote& other) const {
-    return b == other.b && head == other.head && column_tile == other.column_tile;
+    return reinterpret_cast<float2*>(bytes + Config::kTiles * 32 * 16);
   }
 };
 
+// A block's part of an item. Pair ((m * 8 + g) * kColumns / 2 + t) * 2 + h holds dimension
+// value_dim(g, 2 m + h) of columns 2t and 2t + 1; then (reference, sum) of each column.
 template <typename Config>
-__device__ inline void store_partial(const AttentionState<Config>& s, Partial<Config> to,
-                                     int lane) {
+struct Joined {
+  uint8_t* bytes;
+  static constexpr int kColumnPairs = Config::kColumns / 2;
+  __device__ float2* pairs() const { return reinterpret_cast<float2*>(bytes); }
+  __device__ float2* columns() const {
+    return reinterpret_cast<float2*>(bytes + Config::kJoinedPairs * 8);
+  }
+  __device__ static int column(int pair) { return pair / 2 % kColumnPairs * 2; }
+  __device__ static int dim(int pair) {
+    const int g = pair / (2 * kColumnPairs) % 8, m = pair / (16 * kColumnPairs);
+    return Config::Layout::value_dim(g, 2 * m + pair % 2);
+  }
+  // Where a warp's partial holds the pair, as a float2 index; `copy`: which of the twins.
+  __device__ static int in_partial(int pair, int copy) {
+    const int t = pair / 2 % kColumnPairs + copy * kColumnPairs;
+    return (pair / (2 * kColumnPairs) * 4 + t) * 2 + pair % 2;
+  }
+};
+
+// Where a warp left its piece of an item that is not wholly its own.
+struct alignas(16) PieceNote {
+  int base = -1, last = 0;  // weight before the item, and before its last entry; < 0: no piece
+  ItemName item;
+};
+
+template <typename Config>
+__device__ __forceinline__ void store_partial(const AttentionState<Config>& s, Partial<Config> to,
+                                              int lane) {
 #pragma unroll
-  for (int n = 0; n < Config::kNT; ++n) {
-#pragma unroll
-    for (int m = 0; m < Config::kTiles; ++m) {
-      to.fragments[(n * Config::kTiles + m) * 32 + lane] =
-          make_float4(s.out[n][m][0], s.out[n][m][1], s.out[n][m][2], s.out[n][m][3]);
-    }
-    if (lane < 4) {  // sums were already reduced over the rows
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        to.columns()[8 * n + 2 * lane + c] = make_float2(s.reference[n][c], s.sum[n][c]);
-      }
-    }
+  for (int m = 0; m < Config::kTiles; ++m) {
+    to.fragments()[m * 32 + lane] = make_float4(s.out[m][0], s.out[m][1], s.out[m][2], s.out[m][3]);
+  }
+  if (lane < 4) {  // sums were already reduced over the rows
+    to.columns()[2 * lane] = make_float2(s.reference[0], s.sum[0]);
+    to.columns()[2 * lane + 1] = make_float2(s.reference[1], s.sum[1]);
   }
 }
 
-// What another block wrote is read past this multiprocessor's L1 cache.
-template <bool kOtherBlocks>
-__device__ inline float2 load_part(const float2* from) {
-  return kOtherBlocks ? __ldcg(from) : *from;
-}
-
-// Factors that bring `count` partials to one reference: factors[part * kColumns + column], and in
-// totals[column] the reference and sum of the join. One warp a column; the block synchronises.
-template <typename Config, bool kOtherBlocks, typename At>
-__device__ inline void join_factors(int count, At at, float* factors, float2* totals) {
+// Factors that bring `count` parts to one reference: factors[part * kColumns + column], and in
+// totals[column] the reference and sum of the join. part_column(part, column) reads a part's
+// reference and sum. One warp a column; the block synchronises.
+template <typename Config, typename PartColumn>
+__device__ __forceinline__ void join_factors(int count, PartColumn part_column, float* factors,
+                                             float2* totals) {
   const int lane = threadIdx.x % 32;
+#pragma unroll 1
   for (int column = threadIdx.x / 32; column < Config::kColumns; column += blockDim.x / 32) {
-    float reference = kNoReference;
-    for (int part = lane; part < count; part += 32) {
-      reference = fmaxf(reference, load_part<kOtherBlocks>(&at(part).columns()[column]).x);
-    }
+    float reference = kNoReference, sum = 0.0f;
+#pragma unroll 1
+    for (int base = 0; base < count; base += 32) {
+      const float2 own =
+          base + lane < count ? part_column(base + lane, column) : make_float2(kNoReference, 0.0f);
+      float top = fmaxf(reference, own.x);
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      reference = fmaxf(reference, __shfl_xor_sync(~0u, reference, step));
-    }
-    float sum = 0.0f;
-    for (int part = lane; part < count; part += 32) {
-      const float2 own = load_part<kOtherBlocks>(&at(part).columns()[column]);
-      const float factor = exp2f(own.x - reference);
-      factors[part * Config::kColumns + column] = factor;
-      sum += own.y * factor;
+      for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+      sum = sum * ptx::exp2_approx(reference - top) + own.y * ptx::exp2_approx(own.x - top);
+      reference = top;
+      if (base + lane < count) factors[(base + lane) * Config::kColumns + column] = own.x;
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+#pragma unroll 1
+    for (int part = lane; part < count; part += 32) {
+      float& factor = factors[part * Config::kColumns + column];
+      factor = ptx::exp2_approx(factor - reference);
+    }
     if (lane == 0) totals[column] = make_float2(reference, sum);
   }
   __syncthreads();
 }
 
-// Sum of one half fragment over the partials, in order.
-template <typename Config, bool kOtherBlocks, typename At>
-__device__ inline float2 join_half(int half, int count, At at, const float* factors) {
-  const int column = half_column<Config>(half);
-  float2 total = make_float2(0.0f, 0.0f);
-#pragma unroll 8
-  for (int part = 0; part < count; ++part) {
-    const float2 value = load_part<kOtherBlocks>(at(part).halves() + half);
-    const float2 factor =
-        *reinterpret_cast<const float2*>(factors + part * Config::kColumns + column);
-    total.x += value.x * factor.x;
-    total.y += value.y * factor.y;
-  }
-  return total;
+__device__ __forceinline__ void add_scaled(float2& total, float2 value, float2 factor) {
+  total.x = fmaf(value.x, factor.x, total.x);
+  total.y = fmaf(value.y, factor.y, total.y);
 }
 
+// One dimension of columns `column` and column + 1 of the finished output.
 template <typename Config>
-__device__ inline void write_lse(const AttentionParams& p, const ColumnMap& map, int column,
-                                 float2 total) {
-  const int64_t row = map.row(column);
-  if (p.lse && row >= 0) p.lse[row] = lse_of(total.x, total.y);
+__device__ __forceinline__ void write_output(const AttentionParams& p, const ColumnShape& shape,
+                                             const ItemName& item, int pair, float2 value,
+                                             const float2* totals) {
+  const int column = Joined<Config>::column(pair), dim = Joined<Config>::dim(pair);
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const int64_t row = column_row<Config>(p, shape, item, column + c);
+    if (row < 0) continue;
+    p.o[row * Config::kHeadDim + dim] =
+        float_to_bf16((c ? value.y : value.x) * inverse_or_zero(totals[column + c].y));
+  }
 }
 
 }  // namespace oscar

@@ -1,178 +1,213 @@
-// Begin and end of a piece, a warp's part of an item: loading Q, settling the accumulator.
+// Begin and end of a piece, a warp's part of an item: loading Q, settling, writing a whole item.
 #pragma once
 
 #include "attention_state.cuh"
 
 namespace oscar {
 
-// Which query and head each column of an item is.
-struct ColumnMap {
-  int b, head, first_column, columns, heads_per_kv;  // columns: of the whole KV head
-  int q_len, num_qo_heads;
-  __device__ int query(int column) const { return column / heads_per_kv; }
-  // Row of q, o and lse, or -1 for a column that does not exist.
-  __device__ int64_t row(int column_in_item) const {
-    const int column = first_column + column_in_item;
-    if (column >= columns) return -1;
-    return (static_cast<int64_t>(b) * q_len + column / heads_per_kv) * num_qo_heads +
-           head * heads_per_kv + column % heads_per_kv;
+// How the queries of one KV head are cut into items; worked out once by the host.
+struct ColumnShape {
+  int columns;       // q_len * heads_per_kv, the (query, head) columns of a KV head
+  int column_tiles;  // items per KV head and request
+  int heads_per_kv;
+  uint32_t reciprocal;  // ceil(2^16 / heads_per_kv): exact for columns below 2^8
+  __host__ __device__ int query(int column) const {
+    return static_cast<int>(static_cast<uint32_t>(column) * reciprocal >> 16);
   }
 };
 
+// An item: one request, one KV head, one tile of columns.
+struct ItemName {
+  int b = 0;
+  uint16_t head = 0, column_tile = 0;
+};
+
+// Row of q, o and lse of the item's column `column` (0..kColumns - 1), or -1 where there is none.
 template <typename Config>
-__device__ inline ColumnMap column_map(const AttentionParams& p, int b, int head, int column_tile) {
-  const int heads_per_kv = p.num_qo_heads / p.num_kv_heads;
-  return {
-      b,       head,          column_tile * Config::kColumns, p.q_len * heads_per_kv, heads_per_kv,
-      p.q_len, p.num_qo_heads};
+__device__ __forceinline__ int64_t column_row(const AttentionParams& p, const ColumnShape& shape,
+                                              const ItemName& item, int column) {
+  const int at = item.column_tile * Config::kColumns + column;
+  if (at >= shape.columns) return -1;
+  const int query = shape.query(at);
+  return (static_cast<int64_t>(item.b) * p.q_len + query) * p.num_qo_heads +
+         item.head * shape.heads_per_kv + at - query * shape.heads_per_kv;
 }
 
-// Q rows of an item to scratch, kExactPitch bytes apart; absent columns become zero.
+// Row `row` of q, or null. Lane 4 g + t holds parts of column g, with twins g % 4.
 template <typename Config>
-__device__ inline void stage_queries(const AttentionParams& p, const ColumnMap& map,
-                                     uint8_t* scratch, int lane) {
-  constexpr int kVectors = Config::kHeadDim / 8;  // 16 bytes each
-  const int64_t my_row = lane < Config::kColumns ? map.row(lane) : -1;
-  __syncwarp();
+__device__ __forceinline__ const uint8_t* query_row(const AttentionParams& p,
+                                                    const ColumnShape& shape, const ItemName& item,
+                                                    int lane) {
+  const int64_t row = column_row<Config>(p, shape, item, lane / 4 % Config::kColumns);
+  return row < 0 ? nullptr : reinterpret_cast<const uint8_t*>(p.q + row * Config::kHeadDim);
+}
+
+// The parts of a row of q that the fp16 operands of this lane are made of, into s.q.
+template <typename Config>
+__device__ __forceinline__ void fetch_code_queries(AttentionState<Config>& s, const uint8_t* row,
+                                                   int lane) {
+  using Layout = typename Config::Layout;
+  constexpr int kRunWords = Layout::kKeyRun / 2;
+  uint32_t* raw = &s.q[0][0];
 #pragma unroll
-  for (int i = lane; i < Config::kColumns * kVectors; i += 32) {
-    const int64_t row = __shfl_sync(~0u, my_row, i / kVectors);
-    uint4 value = make_uint4(0, 0, 0, 0);
-    if (row >= 0) {
-      value = reinterpret_cast<const uint4*>(p.q + row * Config::kHeadDim)[i % kVectors];
+  for (int i = 0; i < Layout::kKeyRuns * kRunWords; ++i) raw[i] = 0;
+  if (row) {
+#pragma unroll
+    for (int run = 0; run < Layout::kKeyRuns; ++run) {
+      load_words<2 * Layout::kKeyRun>(raw + run * kRunWords,
+                                      row + 2 * Layout::key_run_dim(lane % 4, run));
     }
-    *reinterpret_cast<uint4*>(scratch + i / kVectors * Config::kExactPitch + i % kVectors * 16) =
-        value;
   }
-  __syncwarp();
 }
 
-// fp16 operands for INT2 keys from the staged rows. Each column is scaled by a power of two that
-// brings its largest |q| to [2^14, 2^15), so that 4^-4 and small entries stay inside fp16.
+// What was fetched becomes fp16 operands for INT2 keys. A power of two common to all columns
+// brings the largest |q| to [2^14, 2^15), so that 4^-4 and small entries stay inside fp16.
 template <typename Config>
-__device__ inline void load_query_operands(AttentionState<Config>& s, const uint8_t* scratch,
-                                           float sm_scale, int lane) {
+__device__ __forceinline__ void convert_code_queries(AttentionState<Config>& s, float sm_scale,
+                                                     int lane) {
+  using Layout = typename Config::Layout;
+  constexpr int kRunWords = Layout::kKeyRun / 2;
+  const int g = lane / 4, t = lane % 4;
+  uint32_t raw[Layout::kKeyRuns * kRunWords];
+#pragma unroll
+  for (int i = 0; i < Layout::kKeyRuns * kRunWords; ++i) raw[i] = (&s.q[0][0])[i];
+  uint32_t pair = 0;  // bf16 magnitudes order like integers
+#pragma unroll
+  for (int i = 0; i < Layout::kKeyRuns * kRunWords; ++i) {
+    pair = __vmaxu2(pair, raw[i] & 0x7fff7fffu);
+  }
+  const uint32_t top = __reduce_max_sync(~0u, max(pair & 0xffffu, pair >> 16));
+  const int exponent = top == 0 ? 0 : 14 - (static_cast<int>(top >> 7) - 127);
+  const int shift = max(-100, min(100, exponent));
+  const auto power_of_two = [](int e) { return __uint_as_float((127 + e) << 23); };
+  const float normalise = power_of_two(shift);
+  const auto value = [&](int slot) {
+    return __uint_as_float(slot % 2 ? raw[slot / 2] & 0xffff0000u : raw[slot / 2] << 16);
+  };
+#pragma unroll
+  for (int word = 0; word < Layout::kWords; ++word) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float scale = normalise / static_cast<float>(1 << (2 * position_exponent(j)));
+      const __half2 rounded = __floats2half2_rn(value(Layout::key_slot(word, j, 0)) * scale,
+                                                value(Layout::key_slot(word, j, 1)) * scale);
+      memcpy(&s.q[(8 * word + j) / 2][j % 2], &rounded, 4);
+    }
+  }
+  s.logit_factor = sm_scale * kLog2E * power_of_two(24 - shift);
+  // Sums of the rounded entries: the product with codes that are all one.
+#pragma unroll
+  for (int k = 0; k < Config::kGroups; ++k) {
+    constexpr int kSteps = Config::kTiles / Config::kGroups;
+    float sums[4] = {};
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const uint32_t a = 0x00010001u << (2 * position_exponent(2 * i % 8));
+      const uint32_t b = 0x00010001u << (2 * position_exponent((2 * i + 1) % 8));
+      ptx::mma_f16(sums, a, a, b, b, s.q[k * kSteps + i][0], s.q[k * kSteps + i][1]);
+    }
+    if constexpr (Config::kZerosOnTensor) {
+      const float even = __shfl_sync(~0u, sums[0], g / 2), odd = __shfl_sync(~0u, sums[1], g / 2);
+      const float x = g % 2 ? -odd : -even;
+      const float high = __half2float(__float2half_rn(x));
+      const __half2 parts = __floats2half2_rn(high, (x - high) * 1024.0f);
+      uint32_t bits;
+      memcpy(&bits, &parts, 4);
+      s.zero_queries[k][0] = t == 0 ? bits : 0;
+      s.zero_queries[k][1] = t == 2 ? bits : 0;
+    } else {
+      s.q_sum[k][0] = sums[0], s.q_sum[k][1] = sums[1];
+    }
+  }
+}
+
+// bf16 operands for exact keys: lane t holds vectors t, 4 + t, ... of eight dimensions.
+template <typename Config>
+__device__ __forceinline__ void load_exact_queries(AttentionState<Config>& s, const uint8_t* row,
+                                                   int lane) {
+#pragma unroll
+  for (int i = 0; i < Config::kTiles / 2; ++i) {
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (row) v = reinterpret_cast<const uint4*>(row)[4 * i + lane % 4];
+    s.q[2 * i][0] = v.x, s.q[2 * i][1] = v.y, s.q[2 * i + 1][0] = v.z, s.q[2 * i + 1][1] = v.w;
+  }
+}
+
+// INT2 accumulators to plain ones: takes back 4^j 2^-24 of each dimension and the zeros.
+template <typename Config>
+__device__ __forceinline__ void settle_accumulator(AttentionState<Config>& s, int lane) {
+  float zeros[Config::kGroups][2];
+#pragma unroll
+  for (int k = 0; k < Config::kGroups; ++k) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      if constexpr (!Config::kZerosOnTensor) {
+        zeros[k][c] = sum_over_rows(s.zero_sum[k][c]);
+      } else if constexpr (Config::kTwins) {  // rows g < 4 are of the even tiles, the others odd
+        zeros[k][c] = __shfl_sync(~0u, s.zero_sum[k][c], lane % 4 < 2 ? lane % 4 : 16 + lane % 4);
+      } else {
+        zeros[k][c] = s.zero_sum[k][c];
+      }
+      s.zero_sum[k][c] = s.zero_sum[k][c + 2] = 0.0f;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2 * Config::kTiles; ++i) {
+    const float scale = 16777216.0f / static_cast<float>(1 << (2 * position_exponent(i % 8)));
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      float& x = s.out[i / 2][2 * (i % 2) + c];
+      x = x * scale - zeros[i / 8 / Config::Layout::kUnitsPerGroup][c];
+    }
+  }
+}
+
+__device__ __forceinline__ float inverse_or_zero(float sum) {
+  return sum > 0.0f ? 1.0f / sum : 0.0f;
+}
+
+__device__ __forceinline__ void write_lse(const AttentionParams& p, int64_t row, float reference,
+                                          float sum) {
+  if (p.lse) p.lse[row] = sum > 0.0f ? (reference + log2f(sum)) * kLn2 : -INFINITY;
+}
+
+// Output and lse of an item that one warp did alone; s is settled, its sums are over the rows.
+template <typename Config>
+__device__ __forceinline__ void write_item(const AttentionParams& p, const ColumnShape& shape,
+                                           AttentionState<Config>& s, const ItemName& item,
+                                           int lane) {
   using Layout = typename Config::Layout;
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
-  for (int n = 0; n < Config::kNT; ++n) {
-    const uint16_t* row =
-        reinterpret_cast<const uint16_t*>(scratch + (8 * n + g) * Config::kExactPitch);
-    uint32_t top = 0;  // bf16 magnitudes order like integers
-#pragma unroll
-    for (int i = t; i < Config::kHeadDim / 2; i += 4) {
-      const uint32_t pair = reinterpret_cast<const uint32_t*>(row)[i];
-      top = max(top, max(pair & 0x7fffu, pair >> 16 & 0x7fffu));
+  for (int c = 0; c < 2; ++c) {
+    float factor = 1.0f;
+    if constexpr (Config::kTwins) {
+      const float other = __shfl_xor_sync(~0u, s.reference[c], 2);
+      const float reference = fmaxf(s.reference[c], other);
+      factor = ptx::exp2_approx(s.reference[c] - reference);
+      s.reference[c] = reference;
+      s.sum[c] *= factor;
+      s.sum[c] += __shfl_xor_sync(~0u, s.sum[c], 2);
     }
-    top = max(top, __shfl_xor_sync(~0u, top, 1));
-    top = max(top, __shfl_xor_sync(~0u, top, 2));
-    const int exponent = top == 0 ? 0 : 14 - (static_cast<int>(top >> 7) - 127);
-    const int shift = max(-100, min(100, exponent));
-    const float normalise = exp2f(static_cast<float>(shift));
-    float group_sum[Config::kGroups] = {};
+    factor *= inverse_or_zero(s.sum[c]);
+    uint16_t values[2 * Config::kTiles];  // in the order of the lane's dimensions
 #pragma unroll
-    for (int word = 0; word < Layout::kWords; ++word) {
-      // Sixteen consecutive dimensions of the consecutive order are two vectors of the row.
-      uint32_t low[4], high[4];
-      if constexpr (Config::kOrder == PackOrder::kConsecutive) {
-        const uint4* from = reinterpret_cast<const uint4*>(row + Layout::key_dim(t, word, 0, 0));
-        memcpy(low, from, 16);
-        memcpy(high, from + 1, 16);
-      }
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        float a, b;
-        if constexpr (Config::kOrder == PackOrder::kConsecutive) {
-          a = __uint_as_float(j % 2 ? low[j / 2] & 0xffff0000u : low[j / 2] << 16);
-          b = __uint_as_float(j % 2 ? high[j / 2] & 0xffff0000u : high[j / 2] << 16);
-        } else {
-          a = bf16_to_float(row[Layout::key_dim(t, word, j, 0)]);
-          b = bf16_to_float(row[Layout::key_dim(t, word, j, 1)]);
-        }
-        const float forth = static_cast<float>(1 << (2 * position_exponent(j)));
-        const float scale = normalise * (1.0f / forth);
-        const __half2 rounded = __floats2half2_rn(a * scale, b * scale);
-        memcpy(&s.q[n][(8 * word + j) / 2][j % 2], &rounded, 4);
-        const float2 as_used = __half22float2(rounded);
-        group_sum[word / Layout::kWordsPerGroup] += (as_used.x + as_used.y) * forth;
-      }
+    for (int i = 0; i < 2 * Config::kTiles; ++i) {
+      float x = s.out[i / 2][2 * (i % 2) + c] * factor;
+      if constexpr (Config::kTwins) x += __shfl_xor_sync(~0u, x, 2);
+      values[Layout::value_slot(i)] = float_to_bf16(x);
     }
-    const float factor = sm_scale * kLog2E * exp2f(static_cast<float>(24 - shift));
+    const int column = 2 * t + c;
+    const int64_t row = column < Config::kColumns ? column_row<Config>(p, shape, item, column) : -1;
+    if (row < 0) continue;
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      s.logit_factor[n][c] = __shfl_sync(~0u, factor, 8 * t + 4 * c);
-#pragma unroll
-      for (int k = 0; k < Config::kGroups; ++k) {
-        float sum = group_sum[k];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        s.q_sum[n][k][c] = __shfl_sync(~0u, sum, 8 * t + 4 * c) * 5.9604644775390625e-8f;  // 2^-24
-      }
+    for (int i = 0; i < 2 * Config::kTiles; i += 2) {
+      const int dim = Layout::value_run_dim(g, i / Layout::kValueRun) + i % Layout::kValueRun;
+      *reinterpret_cast<uint32_t*>(p.o + row * Config::kHeadDim + dim) =
+          values[i] | static_cast<uint32_t>(values[i + 1]) << 16;
     }
+    if (g == 0) write_lse(p, row, s.reference[c], s.sum[c]);
   }
-}
-
-// INT2 accumulators to plain ones: takes back 4^j 2^-24 of each row and the zeros, and moves
-// dimensions from the codes' order to row g and g + 8 of tile m = dimensions 16 m + g, + 8.
-template <typename Config>
-__device__ inline void settle_accumulator(AttentionState<Config>& s, uint8_t* scratch, int lane) {
-  using Layout = typename Config::Layout;
-  const int g = lane / 4, t = lane % 4;
-  float* turn = reinterpret_cast<float*>(scratch);  // [4 columns][kTurnPitch]
-#pragma unroll
-  for (int n = 0; n < Config::kNT; ++n) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-#pragma unroll
-      for (int k = 0; k < Config::kGroups; ++k) {
-        s.zero_sum[n][k][c] = sum_over_rows(s.zero_sum[n][k][c]);
-      }
-    }
-    for (int half = 0; half < 2; ++half) {
-      __syncwarp();
-      if (t / 2 == half) {
-#pragma unroll
-        for (int i = 0; i < 2 * Config::kTiles; ++i) {
-          const int group = i / 8 / Layout::kUnitsPerGroup;
-          const float scale = 16777216.0f / (1 << (2 * position_exponent(i % 8)));
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            turn[(2 * (t % 2) + c) * Config::kTurnPitch + Layout::value_dim(g, i)] =
-                s.out[n][i / 2][2 * (i % 2) + c] * scale - s.zero_sum[n][group][c];
-          }
-        }
-      }
-      __syncwarp();
-      if (t / 2 == half) {
-#pragma unroll
-        for (int m = 0; m < Config::kTiles; ++m) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            s.out[n][m][i] =
-                turn[(2 * (t % 2) + i % 2) * Config::kTurnPitch + 16 * m + g + 8 * (i / 2)];
-          }
-        }
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < Config::kGroups; ++k) s.zero_sum[n][k][0] = s.zero_sum[n][k][1] = 0.0f;
-  }
-  __syncwarp();
-}
-
-// Half a fragment of the finished output: one dimension of columns c and c + 1 of the item.
-template <typename Config>
-__device__ inline void write_output(const AttentionParams& p, const ColumnMap& map, int column,
-                                    int dim, float2 values, float2 inverse_sums) {
-  const int64_t row0 = map.row(column), row1 = map.row(column + 1);
-  if (row0 >= 0) p.o[row0 * Config::kHeadDim + dim] = float_to_bf16(values.x * inverse_sums.x);
-  if (row1 >= 0) p.o[row1 * Config::kHeadDim + dim] = float_to_bf16(values.y * inverse_sums.y);
-}
-
-__device__ inline float inverse_or_zero(float sum) { return sum > 0.0f ? 1.0f / sum : 0.0f; }
-
-__device__ inline float lse_of(float reference, float sum) {
-  return sum > 0.0f ? (reference + log2f(sum)) * kLn2 : -INFINITY;
 }
 
 }  // namespace oscar

@@ -1,7 +1,7 @@
-// The running softmax of one warp: 8 kNT columns, all dimensions, on tensor-core fragments.
+// The running softmax of one warp: eight columns, all dimensions, on tensor-core fragments.
 //
 // Lane = 4 g + t. After Q K^T a lane holds logits of tokens (row g, row g + 8) and columns
-// (2t, 2t + 1); in the output it holds dimensions (row g, row g + 8 of each tile), same columns.
+// (2t, 2t + 1); in the output it holds the dimensions value_dim(g, .) of the same columns.
 // Weights are w = 2^(logit - reference) * value_scale. The reference of a column is lazy: it moves
 // only when a weight, or a lane's sum of a few, passes kLargestWeight; that keeps w inside fp16.
 #pragma once
@@ -21,53 +21,51 @@ constexpr float kLn2 = 0.6931471805599453f;
 
 template <typename Config>
 struct AttentionState {
-  static constexpr int kNT = Config::kNT, kTiles = Config::kTiles, kGroups = Config::kGroups;
-  float out[kNT][kTiles][4];        // [column tile][row tile][fragment]
-  float reference[kNT][2];          // log2 units, columns 2t and 2t + 1
-  float sum[kNT][2];                // this lane's part
-  float zero_sum[kNT][kGroups][2];  // this lane's part of sum w zero
-  // Keys' side, constant over an item.
-  uint32_t q[kNT][kTiles][2];    // fp16 operands with 4^-j folded in
-  float q_sum[kNT][kGroups][2];  // sums of the same rounded values, times 2^-24
-  float logit_factor[kNT][2];    // sm_scale log2(e) 2^(24 - n) of the column
+  static constexpr int kTiles = Config::kTiles, kGroups = Config::kGroups;
+  float out[kTiles][4];               // [row tile][(dim 2m, dim 2m + 1) x (column 2t, 2t + 1)]
+  float reference[2];                 // log2 units, columns 2t and 2t + 1
+  float sum[2];                       // this lane's part
+  float zero_sum[kGroups][4];         // sum w zero; from the tensor core, or this lane's part
+  uint32_t q[kTiles][2];              // operands of the item: fp16 for codes, bf16 for exact rows
+  float logit_factor;                 // sm_scale log2(e) 2^(24 - n)
+  uint32_t zero_queries[kGroups][2];  // operands of -sum q 2^-24, against the zeros of tile 0, 1
+  float q_sum[kGroups][2];            // or in fp32, where zeros are not fp16
 
   __device__ void clear() {
 #pragma unroll
-    for (int n = 0; n < kNT; ++n) {
+    for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
+      for (int i = 0; i < 4; ++i) out[m][i] = 0.0f;
+    }
+    reference[0] = reference[1] = kNoReference;
+    sum[0] = sum[1] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) out[n][m][i] = 0.0f;
-      }
+    for (int k = 0; k < kGroups; ++k) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        reference[n][c] = kNoReference;
-        sum[n][c] = 0.0f;
-#pragma unroll
-        for (int k = 0; k < kGroups; ++k) zero_sum[n][k][c] = 0.0f;
-      }
+      for (int i = 0; i < 4; ++i) zero_sum[k][i] = 0.0f;
     }
   }
 
-  // Moves the references up to this lane group's largest log2 weights; rescales what was summed.
-  __device__ void raise_reference(int n, const float (&largest)[2]) {
+  // Moves the references up to the columns' largest log2 weights; rescales what was summed.
+  __device__ void raise_reference(const float (&largest)[2]) {
+    float factor[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       float top = largest[c];
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 4));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 8));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 16));
-      const float moved = fmaxf(reference[n][c], top - kReferenceMargin);
-      const float factor = exp2f(reference[n][c] - moved);
-      reference[n][c] = moved;
-      sum[n][c] *= factor;
+      const float moved = fmaxf(reference[c], top - kReferenceMargin);
+      factor[c] = ptx::exp2_approx(reference[c] - moved);
+      reference[c] = moved;
+      sum[c] *= factor[c];
+    }
 #pragma unroll
-      for (int k = 0; k < kGroups; ++k) zero_sum[n][k][c] *= factor;
+    for (int i = 0; i < 4; ++i) {
 #pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-        out[n][m][c] *= factor;
-        out[n][m][c + 2] *= factor;
-      }
+      for (int k = 0; k < kGroups; ++k) zero_sum[k][i] *= factor[i % 2];
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) out[m][i] *= factor[i % 2];
     }
   }
 };
@@ -77,6 +75,23 @@ __device__ inline float sum_over_rows(float x) {
   x += __shfl_xor_sync(~0u, x, 4);
   x += __shfl_xor_sync(~0u, x, 8);
   return x + __shfl_xor_sync(~0u, x, 16);
+}
+
+// kBytes (a multiple of 4) from `from`, aligned to min(kBytes, 16), as words.
+template <int kBytes>
+__device__ __forceinline__ void load_words(uint32_t* words, const uint8_t* from) {
+  if constexpr (kBytes >= 16) {
+#pragma unroll
+    for (int i = 0; i < kBytes / 16; ++i) {
+      const uint4 v = reinterpret_cast<const uint4*>(from)[i];
+      words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
+    }
+  } else if constexpr (kBytes == 8) {
+    const uint2 v = *reinterpret_cast<const uint2*>(from);
+    words[0] = v.x, words[1] = v.y;
+  } else {
+    words[0] = *reinterpret_cast<const uint32_t*>(from);
+  }
 }
 
 }  // namespace oscar

@@ -18,12 +18,6 @@ __device__ __forceinline__ uint32_t code_pair(uint32_t word, uint32_t shifted) {
   return (j < 5 ? word : shifted) & (0x00030003u << (2 * position_exponent(j)));
 }
 
-// Dimension of code `position` (0..3) of byte `byte` of a packed row.
-template <int kHeadDim, PackOrder kOrder>
-__host__ __device__ constexpr int dim_of_code(int byte, int position) {
-  return kOrder == PackOrder::kConsecutive ? 4 * byte + position : byte + kHeadDim / 4 * position;
-}
-
 // Lane = 4 g + t. Keys: lane t of a token's row holds kWords words in each of kGroups groups.
 // Values: lane g holds kUnits half-words (eight dimensions each), split over the groups.
 template <int kHeadDim, int kGroups, PackOrder kOrder>
@@ -38,20 +32,29 @@ struct CodeLayout {
   static constexpr int kUnitsPerGroup = kUnits / kGroups;
   static constexpr int kTiles = kHeadDim / 16;  // k-steps of Q K^T, row tiles of P V
 
-  __host__ __device__ static constexpr int key_word_byte(int t, int word) {
-    return word / kWordsPerGroup * kGroupBytes + t * 4 * kWordsPerGroup + word % kWordsPerGroup * 4;
+  // Lane t's key dimensions are kKeyRuns runs of kKeyRun consecutive ones; run r begins at
+  // key_run_dim(t, r). Code j in half `half` of key word `word` is number key_slot of them.
+  static constexpr bool kInOrder = kOrder == PackOrder::kConsecutive;
+  static constexpr int kKeyRuns = kInOrder ? kGroups : 4;
+  static constexpr int kKeyRun = kHeadDim / 4 / kKeyRuns;
+  __host__ __device__ static constexpr int key_run_dim(int t, int run) {
+    return run * (kHeadDim / kKeyRuns) + t * kKeyRun;
   }
-  // Dimension of code j in half `half` of key word `word` of lane t.
-  __host__ __device__ static constexpr int key_dim(int t, int word, int j, int half) {
-    return dim_of_code<kHeadDim, kOrder>(key_word_byte(t, word) + 2 * half + j / 4, j % 4);
+  __host__ __device__ static constexpr int key_slot(int word, int j, int half) {
+    return kInOrder ? 16 * word + 8 * half + j : j % 4 * kKeyRun + 4 * word + 2 * half + j / 4;
   }
-  __host__ __device__ static constexpr int value_unit_byte(int g, int unit) {
-    return unit / kUnitsPerGroup * kGroupBytes + g * 2 * kUnitsPerGroup + unit % kUnitsPerGroup * 2;
+  // The same for the values of lane g; operand register i holds unit i / 8, code i % 8. Register
+  // 2 m is row g of row tile m, register 2 m + 1 is row g + 8.
+  static constexpr int kValueRuns = kInOrder ? kGroups : 4;
+  static constexpr int kValueRun = kHeadDim / 8 / kValueRuns;
+  __host__ __device__ static constexpr int value_run_dim(int g, int run) {
+    return run * (kHeadDim / kValueRuns) + g * kValueRun;
   }
-  // Dimension of operand register i (unit i / 8, code i % 8) of lane g. Register 2 m is row g of
-  // row tile m, register 2 m + 1 is row g + 8.
+  __host__ __device__ static constexpr int value_slot(int i) {
+    return kInOrder ? i : i % 4 * kValueRun + i / 8 * 2 + i % 8 / 4;
+  }
   __host__ __device__ static constexpr int value_dim(int g, int i) {
-    return dim_of_code<kHeadDim, kOrder>(value_unit_byte(g, i / 8) + i % 8 / 4, i % 8 % 4);
+    return value_run_dim(g, value_slot(i) / kValueRun) + value_slot(i) % kValueRun;
   }
 };
 

@@ -1,10 +1,12 @@
 // A warp's own ring of shared-memory slots, filled ahead of use; no barrier between warps.
 //
 // Hopper and later fill a slot with the bulk copy engine and wait on an mbarrier; older devices use
-// cp.async groups. An exact tile takes two slots in turn: its keys, then its values.
+// cp.async groups. Entries come in runs: pages, or exact tiles, that follow each other in one item.
+// The filling side is up to kSlots entries, so up to kSlots runs, ahead of the using side.
 #pragma once
 
 #include "attention_config.cuh"
+#include "attention_piece.cuh"
 #include "ptx.cuh"
 
 namespace oscar {
@@ -15,241 +17,234 @@ namespace oscar {
 #define OSCAR_BULK_COPIES 0
 #endif
 
-// What a slot holds; written by lane 0 when the copy is issued.
-enum class SlotKind : uint8_t { kPage, kExactKeys, kExactValues };
-struct alignas(16) SlotNote {
-  SlotKind kind;
-  uint8_t started;  // the item's first entry
-  uint8_t ended;    // the item's last entry
-  uint8_t valid;    // tokens present
-  int distance;     // exact: first position minus the position of query 0
-  int b;
-  uint16_t head, column_tile;
+// What the using side has to know of a run.
+struct alignas(16) RunNote {
+  int entries;
+  int last_valid;  // tokens of the last entry; the others are full
+  int distance;    // exact: first position of the run minus the position of query 0
+  ItemName item;
+  int base, last;  // weight before the item, and before its last entry
+  bool exact;
+  bool starts, ends;  // the item's first entry, its last
+  bool closes;        // the warp's part of the item ends with this run
 };
+
+constexpr int kRunNotes = 4;  // a power of two, more than the runs under way
 
 // The seldom-needed half of a ring's state, in shared memory: registers are short.
 struct alignas(16) ColdCursor {
-  EntryCursor cursor;   // next entry that is not a plain page
-  int page_base = 0;    // entry whose page id lane 0 holds
-  int page_owner = -1;  // weight before the item that the page ids belong to
-  int first_index = 0;  // lane of the first plain page after the last other entry
-  int half = 0;         // exact: 0 = keys are next, 1 = values
+  EntryCursor cursor;  // first entry of the next run
 };
 
-// Plain pages are full pages inside an item whose ids are at hand; they take the short way.
 template <typename Config>
 struct EntryRing {
-  uint8_t* slots;      // kSlots * kSlotBytes
-  SlotNote* notes;     // [kSlots]; not kept for plain pages
+  static constexpr int kSlots = Config::kSlots;
+  static constexpr int kFullTile = Config::kPagedBf16 ? kExactTile : kPageTokens;
+  uint8_t* slots;      // kRingBytes
   uint64_t* barriers;  // [kSlots]
+  RunNote* notes;      // [kRunNotes]
   ColdCursor* cold;
-  int issued = 0, consumed = 0;
-  int plain_left = 0;                  // plain pages that follow
-  int page_index = 0;                  // lane that holds the next one's id
-  int page_id = 0;                     // lane i: page of entry page_base + i
-  uint32_t plain_slots = 0;            // bit per slot
-  bool live = false;                   // the share has an entry after the plain pages
-  const uint8_t* head_pool = nullptr;  // pool at the item's KV head
-
-  __device__ bool pending() const { return consumed < issued; }
-  __device__ bool done() const { return !pending() && !live && plain_left == 0; }
-  __device__ bool front_is_plain() const { return plain_slots >> consumed % Config::kSlots & 1; }
-
-  // Row of position `position` (of keys or values) of the cursor's item.
-  __device__ static const uint8_t* exact_row(const AttentionParams& p, const EntryCursor& cursor,
-                                             int side, int tile, int row) {
-    const RequestShape& r = cursor.shape;
-    const int head = cursor.head;
-    if (Config::kPagedBf16 && cursor.entry < r.history_entries) {
-      const int token = cursor.entry * kExactTile + row;
-      const int64_t page =
-          p.history.kv_indices[p.history.kv_indptr[cursor.b] + token / kPageTokens];
-      const int64_t at =
-          ((page * p.num_kv_heads + head) * 2 + side) * kPageTokens + token % kPageTokens;
-      return p.history.pool + at * (2 * Config::kHeadDim);
-    }
-    const int position = tile < r.sink_tiles ? tile * kExactTile + row
-                                             : p.windows.sink_tokens + r.history +
-                                                   (tile - r.sink_tiles) * kExactTile + row;
-    const int64_t slot = p.windows.slot ? p.windows.slot[cursor.b] : cursor.b;
-    const uint16_t* rows = side ? p.windows.v : p.windows.k;
-    return reinterpret_cast<const uint8_t*>(
-        rows + window_offset(p.windows, slot, head, p.num_kv_heads, window_row(p.windows, position),
-                             Config::kHeadDim));
-  }
-
-  // Tokens of the exact tile at the cursor, and its first position relative to query 0.
-  __device__ static int exact_valid(const AttentionParams& p, const EntryCursor& cursor, int tile,
-                                    int& distance) {
-    const RequestShape& r = cursor.shape;
-    int first, limit;
-    if (Config::kPagedBf16 && cursor.entry < r.history_entries) {
-      first = p.windows.sink_tokens + cursor.entry * kExactTile;
-      limit = p.windows.sink_tokens + r.history;
-    } else if (tile < r.sink_tiles) {
-      first = tile * kExactTile;
-      limit = min(r.seq_len, p.windows.sink_tokens);
-    } else {
-      first = p.windows.sink_tokens + r.history + (tile - r.sink_tiles) * kExactTile;
-      limit = r.seq_len;
-    }
-    distance = first - (r.seq_len - p.q_len);
-    return max(0, min(kExactTile, limit - first));
-  }
-
-  // After release(): the freed slot takes the next plain page, if one follows. The short way of
-  // refill() for the inner loop; false when the long way is due.
-  __device__ bool refill_plain(const AttentionParams& p, int lane, uint64_t policy) {
-    if (plain_left == 0) return false;
-    const int slot = issued % Config::kSlots;
-    --plain_left;
-    plain_slots |= 1u << slot;
-    copy_page(p, slot, __shfl_sync(~0u, page_id, page_index++), lane, policy);
-#if !OSCAR_BULK_COPIES
-    ptx::commit_copies();
-#endif
-    ++issued;
-    return true;
-  }
+  int filled = 0, used = 0;       // slots that come next
+  int pending = 0;                // filled and not yet released
+  uint32_t phase = 0;             // parity of the barriers, flips with each round of `used`
+  int runs = 0;                   // begun by the filling side
+  int left = 0;                   // entries of its run that are not yet issued
+  bool exact = false;             // the run's kind
+  bool live = false;              // the share has a run after it
+  int page_index = 0;             // pages: lane that holds the next one's id
+  int page_id = 0;                // pages: of lane i, the run's page i
+  int row = 0, last_valid = 0;    // exact: next row of the window; of the run's last entry
+  const uint8_t* from = nullptr;  // pool, or rows of keys, at the item's KV head
 
   // Fills free slots. All lanes take part.
-  __device__ void refill(const AttentionParams& p, const EntryWeights& weights, int column_tiles,
-                         int lane, uint64_t policy) {
-    while (issued - consumed < Config::kSlots && (plain_left > 0 || live)) {
-      const int slot = issued % Config::kSlots;
-      if (refill_plain(p, lane, policy)) continue;
-      plain_slots &= ~(1u << slot);
-      issue_other(p, weights, column_tiles, slot, lane, policy);
+  __device__ __forceinline__ void fill(const AttentionParams& p, const ColumnShape& shape, int lane,
+                                       uint64_t policy) {
+#pragma unroll 1
+    while (pending < kSlots) {
+      if (left == 0) {
+        if (!live) break;
+        next_run(p, shape, lane);
+      }
+      if (Config::kPagedBf16 || exact) {
+        issue_exact(p, lane, policy);
+      } else {
+        issue_page(p, lane, policy);
+      }
 #if !OSCAR_BULK_COPIES
       ptx::commit_copies();
 #endif
-      ++issued;
+      --left;
+      ++pending;
+      filled = filled + 1 == kSlots ? 0 : filled + 1;
     }
   }
 
-  __device__ void copy_page(const AttentionParams& p, int slot, int page, int lane,
-                            uint64_t policy) {
-    const uint32_t to = ptx::shared_address(slots + slot * Config::kSlotBytes);
-    const uint8_t* from =
-        head_pool + static_cast<uint64_t>(static_cast<uint32_t>(page)) *
-                        static_cast<uint32_t>(p.num_kv_heads * Config::kChunkBytes);
+  __device__ __forceinline__ void issue_page(const AttentionParams& p, int lane, uint64_t policy) {
+    const uint32_t page = __shfl_sync(~0u, page_id, page_index++);
+    const uint8_t* chunk = from + static_cast<uint64_t>(page) *
+                                      static_cast<uint32_t>(p.num_kv_heads * Config::kChunkBytes);
+    const uint32_t to = ptx::shared_address(slots) + filled * Config::kSlotBytes;
 #if OSCAR_BULK_COPIES
     if (lane == 0) {
-      const uint32_t barrier = ptx::shared_address(barriers + slot);
+      const uint32_t barrier = ptx::shared_address(barriers + filled);
       ptx::barrier_expect(barrier, Config::kChunkBytes);
-      ptx::copy_bulk(to, from, Config::kChunkBytes, barrier, policy);
+      ptx::copy_bulk(to, chunk, Config::kChunkBytes, barrier, policy);
     }
 #else
+#pragma unroll 1
     for (int at = lane * 16; at < Config::kChunkBytes; at += 512) {
-      ptx::copy_16(to + at, from + at);
+      ptx::copy_16(to + at, chunk + at);
     }
 #endif
   }
 
-  // Any entry, by the long way; then looks how many plain pages follow.
-  __device__ void issue_other(const AttentionParams& p, const EntryWeights& weights,
-                              int column_tiles, int slot, int lane, uint64_t policy) {
-    EntryCursor cursor = cold->cursor;
-    int page_base = cold->page_base;
-    cursor.entry += page_index - cold->first_index;  // plain pages issued since
-    const RequestShape& r = cursor.shape;
-    const bool paged = !Config::kPagedBf16 && cursor.entry < r.history_entries;
-    const int half = cold->half;
-    SlotNote note;
-    note.kind = paged ? SlotKind::kPage : half ? SlotKind::kExactValues : SlotKind::kExactKeys;
-    note.started = cursor.entry == 0;
-    note.ended = cursor.entry + 1 >= r.entries();
-    note.b = cursor.b;
-    note.head = static_cast<uint16_t>(cursor.head);
-    note.column_tile = static_cast<uint16_t>(cursor.column_tile);
-    note.distance = 0;
-    int next_half = 0;
-    if (paged) {
-      note.valid = static_cast<uint8_t>(min(kPageTokens, r.history - cursor.entry * kPageTokens));
-      if (cold->page_owner != cursor.base || cursor.entry - page_base >= 32) {
-        head_pool = p.history.pool + static_cast<int64_t>(cursor.head) * Config::kChunkBytes;
-        page_base = cursor.entry;
-        page_id = 0;
-        if (page_base + lane < r.history_entries) {
-          page_id = p.history.kv_indices[p.history.kv_indptr[cursor.b] + page_base + lane];
-        }
-      }
-      if (lane == 0) notes[slot] = note;
-      copy_page(p, slot, __shfl_sync(~0u, page_id, cursor.entry - page_base), lane, policy);
+  // Keys and values of an exact tile: two runs of rows, each in two where the ring wraps.
+  __device__ __forceinline__ void issue_exact(const AttentionParams& p, int lane, uint64_t policy) {
+    constexpr int kRow = Config::kExactRow;
+    const int rows = left == 1 ? last_valid : kExactTile;
+    const uint8_t* keys = from;
+    int first = rows, side_rows;  // rows before the wrap; rows from keys to values
+    int64_t values_at;
+    if (Config::kPagedBf16 && !exact) {
+      const int64_t page = __shfl_sync(~0u, page_id, page_index / (kPageTokens / kExactTile));
+      keys += (page * p.num_kv_heads * 2 * kPageTokens +
+               page_index % (kPageTokens / kExactTile) * kExactTile) *
+              kRow;
+      ++page_index;
+      values_at = kPageTokens * kRow;
+      side_rows = 0;
     } else {
-      const int tile = Config::kPagedBf16 && cursor.entry < r.history_entries
-                           ? 0
-                           : cursor.entry - r.history_entries;
-      note.valid = static_cast<uint8_t>(exact_valid(p, cursor, tile, note.distance));
-      if (lane == 0) notes[slot] = note;
-      copy_exact(p, cursor, half, tile, note.valid, slot, lane, policy);
-      next_half = half ^ 1;
+      const int end = p.windows.sink_tokens + p.windows.ring_tokens;
+      keys += static_cast<int64_t>(row) * kRow;
+      first = min(rows, end - row);
+      side_rows = row - p.windows.sink_tokens;  // back to the ring's first row
+      values_at = reinterpret_cast<const uint8_t*>(p.windows.v) -
+                  reinterpret_cast<const uint8_t*>(p.windows.k);
+      row += kExactTile;
+      if (row >= end) row -= p.windows.ring_tokens;
     }
-    const int owner = paged ? cursor.base : -1;
-    if (next_half == 0) cursor_next<Config::kPagedBf16>(cursor, p, weights, column_tiles);
-    const bool inside = cursor.b < p.batch;
-    plain_left = 0;
-    page_index = cursor.entry - page_base;
-    if (paged && inside && owner == cursor.base) {
-      const int limit = min(min(page_base + 32, r.history / kPageTokens),
-                            min(r.entries() - 1, weights.first_at(r, cursor.end - cursor.base)));
-      plain_left = max(0, limit - cursor.entry);
+    const uint32_t to = ptx::shared_address(slots) + filled * Config::kSlotBytes;
+#if OSCAR_BULK_COPIES
+    const uint32_t barrier = ptx::shared_address(barriers + filled);
+    if (lane == 0) ptx::barrier_expect(barrier, 2 * rows * kRow);
+    __syncwarp();
+    const int side = lane % 2, wrapped = lane / 2;
+    const int count = wrapped ? rows - first : first;
+    if (lane < 4 && count > 0) {
+      ptx::copy_bulk(to + side * (Config::kExactBytes / 2) + wrapped * first * kRow,
+                     keys + side * values_at - (wrapped ? side_rows * kRow : 0), count * kRow,
+                     barrier, policy);
     }
-    live = inside && cursor.base + weights.offset(r, cursor.entry + plain_left) < cursor.end;
+#else
+    constexpr int kVectors = kRow / 16;
+#pragma unroll 1
+    for (int i = lane; i < 2 * rows * kVectors; i += 32) {
+      const int side = i >= rows * kVectors, at = i - side * rows * kVectors;
+      const int wrapped = at >= first * kVectors;
+      ptx::copy_16(to + side * (Config::kExactBytes / 2) + at * 16,
+                   keys + side * values_at + at * 16 - (wrapped ? (side_rows + first) * kRow : 0));
+    }
+#endif
+  }
+
+  // Begins the run at the cold cursor and moves the cursor behind it.
+  __device__ __forceinline__ void next_run(const AttentionParams& p, const ColumnShape& shape,
+                                           int lane) {
+    constexpr EntryWeights kWeights = Config::kWeights;
+    EntryCursor c = cold->cursor;
+    const RequestShape& r = c.shape;
+    const int entries = r.entries(), sink_end = r.history_entries + r.sink_tiles;
+    const int limit = min(entries, kWeights.first_at(r, c.end - c.base));
+    RunNote note;
+    note.item = {c.b, static_cast<uint16_t>(c.head), static_cast<uint16_t>(c.column_tile)};
+    note.base = c.base;
+    note.last = c.base + kWeights.offset(r, max(1, entries) - 1);
+    note.starts = c.entry == 0;
+    note.exact = c.entry >= r.history_entries;
+    int end, first, tokens;  // entries [c.entry, end); position and number of tokens
+    if (!note.exact) {
+      end = min(min(limit, r.history_entries), c.entry + 32 * (kPageTokens / kFullTile));
+      const int from_page = c.entry / (kPageTokens / kFullTile);
+      first = p.windows.sink_tokens + c.entry * kFullTile;
+      tokens = r.history - c.entry * kFullTile;
+      from = p.history.pool +
+             static_cast<int64_t>(c.head) *
+                 (Config::kPagedBf16 ? 2 * kPageTokens * Config::kExactRow : Config::kChunkBytes);
+      page_index = c.entry % (kPageTokens / kFullTile);
+      if (page_index > 0) end = min(end, c.entry - page_index + 32 * (kPageTokens / kFullTile));
+      page_id = 0;
+      if ((from_page + lane) * kPageTokens < r.history) {
+        page_id = p.history.kv_indices[p.history.kv_indptr[c.b] + from_page + lane];
+      }
+      note.last_valid = min(tokens, (end - c.entry) * kFullTile) - (end - c.entry - 1) * kFullTile;
+    } else {
+      const bool sink = c.entry < sink_end;
+      end = sink ? min(limit, sink_end) : limit;
+      first = (sink ? c.entry - r.history_entries : c.entry - sink_end) * kExactTile +
+              (sink ? 0 : p.windows.sink_tokens + r.history);
+      tokens = (sink ? min(r.seq_len, p.windows.sink_tokens) : r.seq_len) - first;
+      const int64_t slot = p.windows.slot ? p.windows.slot[c.b] : c.b;
+      from = reinterpret_cast<const uint8_t*>(p.windows.k + window_offset(p.windows, slot, c.head,
+                                                                          p.num_kv_heads, 0,
+                                                                          Config::kHeadDim));
+      row = window_row(p.windows, first);
+      // An empty request is one entry without tokens.
+      end = max(end, c.entry + 1);
+      note.last_valid =
+          max(0, min(tokens, (end - c.entry) * kExactTile)) - (end - c.entry - 1) * kExactTile;
+    }
+    note.entries = end - c.entry;
+    note.distance = first - (r.seq_len - p.q_len);
+    note.ends = end >= entries;
+    const int base = c.base;
+    left = note.entries;
+    exact = note.exact;
+    last_valid = note.last_valid;
+    c.entry = end;
+    cursor_settle<Config::kPagedBf16>(c, p, kWeights, shape.column_tiles);
+    live = c.live;
+    note.closes = !c.live || c.base != base;
     __syncwarp();  // all lanes have read the old state
     if (lane == 0) {
-      cold->cursor = cursor;
-      cold->page_base = page_base;
-      cold->page_owner = owner;
-      cold->first_index = page_index;
-      cold->half = next_half;
+      notes[runs % kRunNotes] = note;
+      cold->cursor = c;
     }
+    ++runs;
     __syncwarp();
   }
 
-  // Keys or values of an exact tile, row by row so that they land padded.
-  __device__ void copy_exact(const AttentionParams& p, const EntryCursor& cursor, int half,
-                             int tile, int valid, int slot, int lane, uint64_t policy) {
-    constexpr int kRow = 2 * Config::kHeadDim;
-    const uint32_t to = ptx::shared_address(slots + slot * Config::kSlotBytes);
-#if OSCAR_BULK_COPIES
-    const uint32_t barrier = ptx::shared_address(barriers + slot);
-    if (lane == 0) ptx::barrier_expect(barrier, valid > 0 ? kExactTile * kRow : 0);
-    __syncwarp();
-    if (valid > 0 && lane < kExactTile) {  // absent rows repeat the last: finite, unused
-      ptx::copy_bulk(to + lane * Config::kExactPitch,
-                     exact_row(p, cursor, half, tile, min(lane, valid - 1)), kRow, barrier, policy);
-    }
-#else
-    for (int i = lane; valid > 0 && i < kExactTile * (kRow / 16); i += 32) {
-      const int row = i / (kRow / 16), at = i % (kRow / 16) * 16;
-      ptx::copy_16(to + row * Config::kExactPitch + at,
-                   exact_row(p, cursor, half, tile, min(row, valid - 1)) + at);
-    }
-#endif
+  // The item of run `run`, which may not have begun yet.
+  __device__ __forceinline__ ItemName item_of(int run) const {
+    if (run < runs) return notes[run % kRunNotes].item;
+    const EntryCursor& c = cold->cursor;
+    return {c.b, static_cast<uint16_t>(c.head), static_cast<uint16_t>(c.column_tile)};
   }
 
   // The oldest slot, once its bytes are there.
-  __device__ const uint8_t* wait() const {
-    const int slot = consumed % Config::kSlots;
+  __device__ __forceinline__ uint8_t* wait() const {
 #if OSCAR_BULK_COPIES
-    ptx::barrier_wait(ptx::shared_address(barriers + slot), consumed / Config::kSlots & 1);
+    ptx::barrier_wait(ptx::shared_address(barriers + used), phase);
 #else
-    static_assert(Config::kSlots == 2, "waits for all but the newest copy, or for all");
-    if (issued - consumed == 2) {
+    static_assert(kSlots == 3, "");
+    if (pending == 3) {
+      ptx::wait_copies<2>();
+    } else if (pending == 2) {
       ptx::wait_copies<1>();
     } else {
       ptx::wait_copies<0>();
     }
     __syncwarp();
 #endif
-    return slots + slot * Config::kSlotBytes;
+    return slots + used * Config::kSlotBytes;
   }
-  __device__ SlotNote front_note() const { return notes[consumed % Config::kSlots]; }
   // The slot that wait() returned may be overwritten once all lanes are here.
-  __device__ void release() {
+  __device__ __forceinline__ void release() {
     __syncwarp();
-    ++consumed;
+    --pending;
+    if (++used == kSlots) {
+      used = 0;
+      phase ^= 1;
+    }
   }
 };
 

@@ -1,110 +1,88 @@
-// 16 tokens of exact bf16 rows: logits from the key tile, then the value tile into the output.
+// Eight tokens of exact bf16 rows: logits, weights and their contribution to the output.
 #pragma once
 
 #include "attention_state.cuh"
 
 namespace oscar {
 
-// Weights of a tile between its key half and its value half: bf16 high and low parts.
+// Makes absent value rows harmless: their weight is zero, but what lies there may be NaN.
 template <typename Config>
-struct ExactWeights {
-  uint32_t high[Config::kNT][2], low[Config::kNT][2];
-};
-
-// keys: [16] rows of kExactPitch bytes in shared memory; q: [kColumns] rows of the same pitch.
-// Row r is visible to column c when r < valid and distance + r <= query_of[c], query_of being the
-// query index of this lane's columns and distance the tile's first position minus that of query 0.
-template <typename Config>
-__device__ __forceinline__ void exact_keys(AttentionState<Config>& s, const uint8_t* keys,
-                                           const uint8_t* q, int valid, int distance,
-                                           const int (&query_of)[Config::kNT][2], float scale_log2,
-                                           int lane, ExactWeights<Config>& weights) {
-  constexpr int kNT = Config::kNT, kPitch = Config::kExactPitch;
-  const int g = lane / 4, matrix = lane / 8, row = lane % 8;
-  float scores[kNT][4] = {};
-  const uint32_t key_address =
-      ptx::shared_address(keys) + (row + matrix % 2 * 8) * kPitch + matrix / 2 * 16;
-  const uint32_t q_address = ptx::shared_address(q) + row * kPitch + matrix * 16;
-#pragma unroll
-  for (int k = 0; k < Config::kTiles; k += 2) {
-    uint32_t a[4], b[4], columns[kNT][4];
-    ptx::ldmatrix_x4(a, key_address + 32 * k);
-    ptx::ldmatrix_x4(b, key_address + 32 * k + 32);
-#pragma unroll
-    for (int n = 0; n < kNT; ++n) {
-      ptx::ldmatrix_x4(columns[n], q_address + 8 * n * kPitch + 32 * k);
-      ptx::mma_bf16(scores[n], a[0], a[1], a[2], a[3], columns[n][0], columns[n][1]);
-      ptx::mma_bf16(scores[n], b[0], b[1], b[2], b[3], columns[n][2], columns[n][3]);
-    }
+__device__ __forceinline__ void clear_absent_rows(uint8_t* slot, int valid, int lane) {
+  uint32_t* values = reinterpret_cast<uint32_t*>(slot + Config::kExactBytes / 2);
+#pragma unroll 1
+  for (int i = valid * (Config::kExactRow / 4) + lane; i < Config::kExactBytes / 8; i += 32) {
+    values[i] = 0;
   }
-  float p[kNT][4];
-  const auto weigh = [&]() {
-    float top = 0.0f;
-#pragma unroll
-    for (int n = 0; n < kNT; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int r = g + 8 * (i / 2);
-        const bool visible = r < valid && distance + r <= query_of[n][i % 2];
-        const float e = scores[n][i] * scale_log2 - s.reference[n][i % 2];
-        p[n][i] = visible ? ptx::exp2_approx(e) : 0.0f;
-        top = fmaxf(top, p[n][i]);
-      }
-    }
-    return top;
-  };
-  if (__any_sync(~0u, !(weigh() <= kLargestWeight))) {
-#pragma unroll
-    for (int n = 0; n < kNT; ++n) {
-      float largest[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int r = g + 8 * (i / 2);
-        if (r < valid && distance + r <= query_of[n][i % 2]) {
-          largest[i % 2] = fmaxf(largest[i % 2], scores[n][i] * scale_log2);
-        }
-      }
-      s.raise_reference(n, largest);
-    }
-    weigh();
-  }
-#pragma unroll
-  for (int n = 0; n < kNT; ++n) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float p0 = p[n][2 * half], p1 = p[n][2 * half + 1];
-      s.sum[n][0] += p0;
-      s.sum[n][1] += p1;
-      // Two bf16 parts carry the weight to 2^-17; one alone would show in the output.
-      const __nv_bfloat162 high = __floats2bfloat162_rn(p0, p1);
-      const float2 back = __bfloat1622float2(high);
-      const __nv_bfloat162 low = __floats2bfloat162_rn(p0 - back.x, p1 - back.y);
-      uint32_t bits;
-      memcpy(&bits, &high, 4);
-      weights.high[n][half] = ptx::movmatrix(bits);
-      memcpy(&bits, &low, 4);
-      weights.low[n][half] = ptx::movmatrix(bits);
-    }
-  }
+  ptx::fence_shared_before_copies();
+  __syncwarp();
 }
 
+// slot: keys [8][d], then values [8][d], bf16. Row r is visible to column c of this lane when
+// r < valid and distance + r <= query_of[c], query_of being the column's query and distance the
+// tile's first position minus that of query 0.
 template <typename Config>
-__device__ __forceinline__ void exact_values(AttentionState<Config>& s, const uint8_t* values,
-                                             int lane, const ExactWeights<Config>& weights) {
-  constexpr int kPitch = Config::kExactPitch;
-  const int matrix = lane / 8, row = lane % 8;
-  // Matrices: (tokens 0-7, dims 0-7), (0-7, 8-15), (8-15, 0-7), (8-15, 8-15); transposed on load.
-  const uint32_t address =
-      ptx::shared_address(values) + (row + matrix / 2 * 8) * kPitch + matrix % 2 * 16;
+__device__ __forceinline__ void exact_tile(AttentionState<Config>& s, const uint8_t* slot,
+                                           int valid, int distance, const int (&query_of)[2],
+                                           float scale_log2, int lane) {
+  using Layout = typename Config::Layout;
+  constexpr int kRow = Config::kExactRow;
+  const int g = lane / 4, t = lane % 4;
+  float scores[4] = {};
+  const uint4* keys = reinterpret_cast<const uint4*>(slot + g * kRow) + t;
+#pragma unroll
+  for (int i = 0; i < Config::kTiles / 2; ++i) {
+    const uint4 k = keys[4 * i];
+    ptx::mma_bf16(scores, k.x, 0, k.y, 0, s.q[2 * i][0], s.q[2 * i][1]);
+    ptx::mma_bf16(scores, k.z, 0, k.w, 0, s.q[2 * i + 1][0], s.q[2 * i + 1][1]);
+  }
+  bool visible[2];
+  float p[2];
+#pragma unroll
+  for (int c = 0; c < 2; ++c) visible[c] = g < valid && distance + g <= query_of[c];
+  const auto weigh = [&]() {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const float e = scores[c] * scale_log2 - s.reference[c];
+      p[c] = visible[c] ? ptx::exp2_approx(e) : 0.0f;
+    }
+  };
+  weigh();
+  if (__any_sync(~0u, !(fmaxf(p[0], p[1]) <= kLargestWeight))) {
+    const float largest[2] = {visible[0] ? scores[0] * scale_log2 : -INFINITY,
+                              visible[1] ? scores[1] * scale_log2 : -INFINITY};
+    s.raise_reference(largest);
+    weigh();
+  }
+  s.sum[0] += p[0];
+  s.sum[1] += p[1];
+  // Two bf16 parts carry the weight to 2^-17; one alone would show in the output. They are the two
+  // halves of one operand, against the same values twice.
+  const __nv_bfloat162 high = __floats2bfloat162_rn(p[0], p[1]);
+  const float2 back = __bfloat1622float2(high);
+  const __nv_bfloat162 low = __floats2bfloat162_rn(p[0] - back.x, p[1] - back.y);
+  uint32_t bits;
+  memcpy(&bits, &high, 4);
+  const uint32_t b0 = ptx::movmatrix(bits);
+  memcpy(&bits, &low, 4);
+  const uint32_t b1 = ptx::movmatrix(bits);
+  uint32_t first[Config::kTiles], second[Config::kTiles];  // this lane's values of tokens 2t, + 1
+  const uint8_t* values = slot + Config::kExactBytes / 2 + 2 * t * kRow;
+#pragma unroll
+  for (int run = 0; run < Layout::kValueRuns; ++run) {
+    const int at = 2 * Layout::value_run_dim(g, run);
+    constexpr int kWords = Layout::kValueRun / 2;
+    load_words<2 * Layout::kValueRun>(first + run * kWords, values + at);
+    load_words<2 * Layout::kValueRun>(second + run * kWords, values + kRow + at);
+  }
 #pragma unroll
   for (int m = 0; m < Config::kTiles; ++m) {
-    uint32_t a[4];
-    ptx::ldmatrix_x4_trans(a, address + 32 * m);
+    uint32_t a[2];
 #pragma unroll
-    for (int n = 0; n < Config::kNT; ++n) {
-      ptx::mma_bf16(s.out[n][m], a[0], a[1], a[2], a[3], weights.high[n][0], weights.high[n][1]);
-      ptx::mma_bf16(s.out[n][m], a[0], a[1], a[2], a[3], weights.low[n][0], weights.low[n][1]);
+    for (int h = 0; h < 2; ++h) {
+      const int slot_of = Layout::value_slot(2 * m + h);
+      a[h] = __byte_perm(first[slot_of / 2], second[slot_of / 2], slot_of % 2 ? 0x7632 : 0x5410);
     }
+    ptx::mma_bf16(s.out[m], a[0], a[1], a[0], a[1], b0, b1);
   }
 }
 

@@ -1,4 +1,4 @@
-// Tokens of an INT2 page: logits, weights and their contribution to the output.
+// 32 tokens of an INT2 page: logits, weights and their contribution to the output.
 #pragma once
 
 #include <utility>
@@ -7,12 +7,15 @@
 
 namespace oscar {
 
-// Row r (0..7) of a half tile is token row_token(r): even rows are tokens 0..3, so that the four
-// value rows a quarter-warp reads together lie in different banks.
-__host__ __device__ constexpr int row_token(int r) { return (r >> 1) + 4 * (r & 1); }
+constexpr int kSpanTokens = 32;  // two tensor-core tiles, whose instructions interleave
+
+// Row r (0..7) of a half tile is token row_token(r), chosen so that the key rows that a half-warp
+// reads together, and the value rows 2t or 2t + 1, lie in different banks. Rows 2t and 2t + 1 hold
+// tokens that differ in bit 0.
+__host__ __device__ constexpr int row_token(int r) { return r ^ (r >> 2); }
 
 template <MetadataDtype kMetadata>
-__device__ __forceinline__ float2 load_scale_zero(const uint8_t* address) {
+__device__ __forceinline__ float2 scale_and_zero(const uint8_t* address) {
   if constexpr (kMetadata == MetadataDtype::kFp32) {
     return *reinterpret_cast<const float2*>(address);
   } else {
@@ -27,67 +30,43 @@ __device__ __forceinline__ float2 load_scale_zero(const uint8_t* address) {
   }
 }
 
-// Loads kBytes (4, 8, 16) from shared memory as words.
-template <int kCount>
-__device__ __forceinline__ void load_words(uint32_t* words, const uint8_t* address) {
-  if constexpr (kCount == 4) {
-    const uint4 v = *reinterpret_cast<const uint4*>(address);
-    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-  } else if constexpr (kCount == 2) {
-    const uint2 v = *reinterpret_cast<const uint2*>(address);
-    words[0] = v.x, words[1] = v.y;
-  } else {
-    words[0] = *reinterpret_cast<const uint32_t*>(address);
-  }
-}
-
-// Operand register i (unit or word i / 8, code i % 8): calls f<i>(register) for two rows at once.
-template <int kStep, int kCount, typename Config, typename State>
-__device__ __forceinline__ void key_step(State& s, const uint32_t (*row0)[Config::Layout::kWords],
-                                         const uint32_t (*row1)[Config::Layout::kWords],
-                                         float (&scores)[kCount][Config::kNT][Config::kGroups][4]) {
+template <int kStep, typename Config>
+__device__ __forceinline__ void key_step(const AttentionState<Config>& s,
+                                         const uint32_t (&words)[2][2][Config::Layout::kWords],
+                                         float (&scores)[2][Config::kGroups][4]) {
   constexpr int i0 = 2 * kStep, w = i0 / 8, j0 = i0 % 8, j1 = j0 + 1;
-  constexpr int group = w / Config::Layout::kWordsPerGroup;
 #pragma unroll
-  for (int tile = 0; tile < kCount; ++tile) {  // independent chains of accumulation, in turn
-    const uint32_t a0 = code_pair<j0>(row0[tile][w], row0[tile][w] >> 6);
-    const uint32_t a1 = code_pair<j0>(row1[tile][w], row1[tile][w] >> 6);
-    const uint32_t a2 = code_pair<j1>(row0[tile][w], row0[tile][w] >> 6);
-    const uint32_t a3 = code_pair<j1>(row1[tile][w], row1[tile][w] >> 6);
-#pragma unroll
-    for (int n = 0; n < Config::kNT; ++n) {
-      ptx::mma_f16(scores[tile][n][group], a0, a1, a2, a3, s.q[n][kStep][0], s.q[n][kStep][1]);
-    }
+  for (int tile = 0; tile < 2; ++tile) {  // independent chains of accumulation, in turn
+    const uint32_t near = words[tile][0][w], far = words[tile][1][w];
+    ptx::mma_f16(scores[tile][w / Config::Layout::kWordsPerGroup], code_pair<j0>(near, near >> 6),
+                 code_pair<j0>(far, far >> 6), code_pair<j1>(near, near >> 6),
+                 code_pair<j1>(far, far >> 6), s.q[kStep][0], s.q[kStep][1]);
   }
 }
-template <int kCount, typename Config, typename State, int... kStep>
-__device__ __forceinline__ void key_steps(State& s, const uint32_t (*row0)[Config::Layout::kWords],
-                                          const uint32_t (*row1)[Config::Layout::kWords],
-                                          float (&scores)[kCount][Config::kNT][Config::kGroups][4],
+template <typename Config, int... kStep>
+__device__ __forceinline__ void key_steps(const AttentionState<Config>& s,
+                                          const uint32_t (&words)[2][2][Config::Layout::kWords],
+                                          float (&scores)[2][Config::kGroups][4],
                                           std::integer_sequence<int, kStep...>) {
-  (key_step<kStep, kCount, Config>(s, row0, row1, scores), ...);
+  (key_step<kStep, Config>(s, words, scores), ...);
 }
 
-template <int kTile, typename Config, typename State>
-__device__ __forceinline__ void value_step(State& s, const uint32_t (&near)[Config::Layout::kUnits],
+template <int kTile, typename Config>
+__device__ __forceinline__ void value_step(AttentionState<Config>& s,
+                                           const uint32_t (&near)[Config::Layout::kUnits],
                                            const uint32_t (&far)[Config::Layout::kUnits],
-                                           const uint32_t (&p)[Config::kNT][Config::kGroups][2]) {
+                                           const uint32_t (&p)[Config::kGroups][2]) {
   constexpr int i0 = 2 * kTile, u = i0 / 8, j0 = i0 % 8, j1 = j0 + 1;
   constexpr int group = u / Config::Layout::kUnitsPerGroup;
-  const uint32_t a0 = code_pair<j0>(near[u], near[u] >> 6);
-  const uint32_t a1 = code_pair<j1>(near[u], near[u] >> 6);
-  const uint32_t a2 = code_pair<j0>(far[u], far[u] >> 6);
-  const uint32_t a3 = code_pair<j1>(far[u], far[u] >> 6);
-#pragma unroll
-  for (int n = 0; n < Config::kNT; ++n) {
-    ptx::mma_f16(s.out[n][kTile], a0, a1, a2, a3, p[n][group][0], p[n][group][1]);
-  }
+  ptx::mma_f16(s.out[kTile], code_pair<j0>(near[u], near[u] >> 6),
+               code_pair<j1>(near[u], near[u] >> 6), code_pair<j0>(far[u], far[u] >> 6),
+               code_pair<j1>(far[u], far[u] >> 6), p[group][0], p[group][1]);
 }
-template <typename Config, typename State, int... kTile>
-__device__ __forceinline__ void value_steps(State& s,
+template <typename Config, int... kTile>
+__device__ __forceinline__ void value_steps(AttentionState<Config>& s,
                                             const uint32_t (&near)[Config::Layout::kUnits],
                                             const uint32_t (&far)[Config::Layout::kUnits],
-                                            const uint32_t (&p)[Config::kNT][Config::kGroups][2],
+                                            const uint32_t (&p)[Config::kGroups][2],
                                             std::integer_sequence<int, kTile...>) {
   (value_step<kTile, Config>(s, near, far, p), ...);
 }
@@ -97,20 +76,17 @@ template <typename Config>
 __device__ __forceinline__ void pair_units(const uint8_t* first, const uint8_t* second,
                                            uint32_t (&units)[Config::Layout::kUnits]) {
   using Layout = typename Config::Layout;
-  if constexpr (Layout::kUnitsPerGroup == 1) {
 #pragma unroll
-    for (int k = 0; k < Config::kGroups; ++k) {
-      const int at = k * Layout::kGroupBytes;
+  for (int k = 0; k < Config::kGroups; ++k) {
+    const int at = k * Layout::kGroupBytes;
+    if constexpr (Layout::kUnitsPerGroup == 1) {
       units[k] = __byte_perm(*reinterpret_cast<const uint16_t*>(first + at),
                              *reinterpret_cast<const uint16_t*>(second + at), 0x5410);
-    }
-  } else {
-    constexpr int kWordsHere = Layout::kUnitsPerGroup / 2;
-#pragma unroll
-    for (int k = 0; k < Config::kGroups; ++k) {
+    } else {
+      constexpr int kWordsHere = Layout::kUnitsPerGroup / 2;
       uint32_t a[kWordsHere], b[kWordsHere];
-      load_words<kWordsHere>(a, first + k * Layout::kGroupBytes);
-      load_words<kWordsHere>(b, second + k * Layout::kGroupBytes);
+      load_words<4 * kWordsHere>(a, first + at);
+      load_words<4 * kWordsHere>(b, second + at);
 #pragma unroll
       for (int w = 0; w < kWordsHere; ++w) {
         units[k * Layout::kUnitsPerGroup + 2 * w] = __byte_perm(a[w], b[w], 0x5410);
@@ -120,214 +96,261 @@ __device__ __forceinline__ void pair_units(const uint8_t* first, const uint8_t* 
   }
 }
 
-// Inner products of kCount tiles with all columns, times 1 / logit_factor.
-// logit[tile][column tile][row g: two columns, row g + 8: two columns]; my_row: this lane's first
-// token.
-template <typename Config, bool kMasked, int kCount>
-__device__ __forceinline__ void key_logits(AttentionState<Config>& s, const uint8_t* chunk,
-                                           int my_row, int valid, int t,
-                                           float (&logit)[kCount][Config::kNT][4]) {
-  using Layout = typename Config::Layout;
-  constexpr int kNT = Config::kNT, kGroups = Config::kGroups, kRow = Layout::kRowBytes;
-  uint32_t row0[kCount][Layout::kWords], row1[kCount][Layout::kWords];
-#pragma unroll
-  for (int tile = 0; tile < kCount; ++tile) {
-#pragma unroll
-    for (int k = 0; k < kGroups; ++k) {
-      const uint8_t* from = chunk + (my_row + 16 * tile) * kRow + t * 4 * Layout::kWordsPerGroup +
-                            k * Layout::kGroupBytes;
-      load_words<Layout::kWordsPerGroup>(row0[tile] + k * Layout::kWordsPerGroup, from);
-      load_words<Layout::kWordsPerGroup>(row1[tile] + k * Layout::kWordsPerGroup, from + 8 * kRow);
-    }
-  }
-  float scores[kCount][kNT][kGroups][4] = {};
-  key_steps<kCount, Config>(s, row0, row1, scores,
-                            std::make_integer_sequence<int, Config::kTiles>());
-#pragma unroll
-  for (int tile = 0; tile < kCount; ++tile) {
-    const uint8_t* metadata =
-        chunk + 2 * kPageTokens * kRow + (my_row + 16 * tile) * Config::kMetadataRow;
-#pragma unroll
-    for (int k = 0; k < kGroups; ++k) {
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        float2 sz = load_scale_zero<Config::kMetadata>(metadata + 8 * row * Config::kMetadataRow +
-                                                       k * 2 * Config::kMetadataBytes);
-        if (kMasked && my_row + 16 * tile + 8 * row >= valid) sz = make_float2(0.0f, 0.0f);
-#pragma unroll
-        for (int n = 0; n < kNT; ++n) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            const float inner = scores[tile][n][k][2 * row + c] - sz.y * s.q_sum[n][k][c];
-            float& to = logit[tile][n][2 * row + c];
-            to = k == 0 ? inner * sz.x : to + inner * sz.x;
-          }
-        }
-      }
-    }
-  }
+// Two halves of the metadata pair, the zero in both.
+__device__ __forceinline__ uint32_t zero_twice(uint32_t scale_zero) {
+  return __byte_perm(scale_zero, scale_zero, 0x3232);
 }
 
-// Moves the references so that the largest weight of these tokens is at most 2^10. Rare, so it
-// computes the logits once more, in a rolled loop.
-template <typename Config, bool kMasked>
-__device__ __forceinline__ void raise_references(AttentionState<Config>& s, const uint8_t* chunk,
-                                                 int first, int count, int valid, int lane) {
-  const int g = lane / 4, t = lane % 4;
-  float largest[Config::kNT][2];
-#pragma unroll
-  for (int n = 0; n < Config::kNT; ++n) largest[n][0] = largest[n][1] = -INFINITY;
+// Sets the metadata of absent tokens to zero, so that whatever lies there cannot reach a sum.
+template <typename Config>
+__device__ __forceinline__ void clear_absent_metadata(uint8_t* chunk, int valid, int lane) {
+  constexpr int kRowWords = Config::kMetadataRow / 4;
+  uint32_t* words =
+      reinterpret_cast<uint32_t*>(chunk + 2 * kPageTokens * Config::Layout::kRowBytes);
 #pragma unroll 1
-  for (int token = first; token < first + count; token += 16) {
-    const int my_row = token + row_token(g);
-    float logit[1][Config::kNT][4];
-    key_logits<Config, kMasked, 1>(s, chunk, my_row, valid, t, logit);
+  for (int i = valid * kRowWords + lane; i < kPageTokens * kRowWords; i += 32) {
+    words[i] = words[kPageTokens * kRowWords + i] = 0;
+  }
+  ptx::fence_shared_before_copies();
+  __syncwarp();
+}
+
+// Where a lane reads in a chunk, in bytes.
+struct SpanOffsets {
+  int keys, metadata, values0, values1;
+};
+
+template <typename Config>
+__device__ __forceinline__ SpanOffsets span_offsets(int lane) {
+  using Layout = typename Config::Layout;
+  const int g = lane / 4, t = lane % 4;
+  const int own_row = (Config::kTwins ? t / 2 * 16 : 0) + row_token(g);
+  SpanOffsets at;
+  at.keys = row_token(g) * Layout::kRowBytes + t * 4 * Layout::kWordsPerGroup;
+  at.metadata = 2 * kPageTokens * Layout::kRowBytes + own_row * Config::kMetadataRow;
+  at.values0 =
+      (kPageTokens + row_token(2 * t)) * Layout::kRowBytes + g * 2 * Layout::kUnitsPerGroup;
+  at.values1 = at.values0 ^ Layout::kRowBytes;  // rows 2t and 2t + 1 differ in bit 0
+  // Opaque, or the compiler derives them anew for every span.
+  asm volatile("" : "+r"(at.keys), "+r"(at.metadata), "+r"(at.values0), "+r"(at.values1));
+  return at;
+}
+
+// 32 tokens; `codes` and `metadata` are the chunk, moved on by the tokens before them in the page.
+// Of the 32, those >= valid are absent and their metadata is zero. `fresh`: the columns have no
+// reference yet. A weight beyond fp16 shows as a sum beyond kLargestWeight; then the references
+// move and the weights are computed again.
+template <typename Config>
+__device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8_t* codes,
+                                          const uint8_t* metadata, const SpanOffsets& at, int valid,
+                                          bool fresh, int lane) {
+  using Layout = typename Config::Layout;
+  constexpr int kGroups = Config::kGroups, kRow = Layout::kRowBytes;
+  constexpr int kSets = Config::kTwins ? 1 : 2;  // tiles whose weights a lane computes
+  constexpr int kMeta = Config::kMetadataRow;
+  const int t = lane % 4;
+  const uint8_t* key_metadata = metadata + at.metadata;
+  const uint8_t* key_rows = codes + at.keys;
+
+  float scores[2][kGroups][4] = {};
+  uint32_t words[2][2][Layout::kWords];
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      if (kMasked && my_row + 8 * row >= valid) continue;
-      const uint8_t* metadata = chunk + 2 * kPageTokens * Config::Layout::kRowBytes +
-                                (kPageTokens + my_row + 8 * row) * Config::kMetadataRow;
-      float scale = load_scale_zero<Config::kMetadata>(metadata).x;
 #pragma unroll
-      for (int k = 1; k < Config::kGroups; ++k) {
-        const uint8_t* other = metadata + k * 2 * Config::kMetadataBytes;
-        scale = fmaxf(scale, load_scale_zero<Config::kMetadata>(other).x);
+      for (int k = 0; k < kGroups; ++k) {
+        load_words<4 * Layout::kWordsPerGroup>(
+            words[tile][row] + k * Layout::kWordsPerGroup,
+            key_rows + (16 * tile + 8 * row) * kRow + k * Layout::kGroupBytes);
       }
-      const float bits = log2f(scale);
+    }
+  }
+  float key_scale[kSets][kGroups][2];
+  if constexpr (Config::kZerosOnTensor) {
+    // The scores begin at -zero sum q: (zero, zero 2^-10) times the two parts of the sum.
+    const __half2 parts = __floats2half2_rn(1.0f, 1.0f / 1024.0f);
 #pragma unroll
-      for (int n = 0; n < Config::kNT; ++n) {
+    for (int u = 0; u < kSets; ++u) {
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          largest[n][c] =
-              fmaxf(largest[n][c], logit[0][n][2 * row + c] * s.logit_factor[n][c] + bits);
+      for (int k = 0; k < kGroups; ++k) {
+        uint32_t zeros[2];
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          const __half2 pair =
+              *reinterpret_cast<const __half2*>(key_metadata + (16 * u + 8 * row) * kMeta + 4 * k);
+          key_scale[u][k][row] = __low2float(pair) * s.logit_factor;
+          const __half2 zero = __hmul2(__high2half2(pair), parts);
+          memcpy(&zeros[row], &zero, 4);
+        }
+        if constexpr (Config::kTwins) {
+          // Lane t = 0 holds the even tile's zeros, t = 2 the odd tile's.
+          ptx::mma_f16_k8(scores[0][k], zeros[0], zeros[1], s.zero_queries[k][0]);
+          ptx::mma_f16_k8(scores[1][k], zeros[0], zeros[1], s.zero_queries[k][1]);
+        } else {
+          ptx::mma_f16_k8(scores[u][k], zeros[0], zeros[1], s.zero_queries[k][0]);
         }
       }
     }
   }
-#pragma unroll
-  for (int n = 0; n < Config::kNT; ++n) s.raise_reference(n, largest[n]);
-}
+  key_steps<Config>(s, words, scores, std::make_integer_sequence<int, Config::kTiles>());
 
-// kSpan tiles of 16 tokens from token `first` of the chunk on. kMasked: tokens >= valid are absent
-// and whatever their metadata holds is ignored. Everything up to the weights is free of branches,
-// so that the tiles' instructions interleave; a weight beyond fp16 shows as an infinite sum, and
-// then the references move and the weights are computed again.
-template <typename Config, int kSpan, bool kMasked>
-__device__ __forceinline__ void int2_tiles(AttentionState<Config>& s, const uint8_t* chunk,
-                                           int first, int valid, int lane) {
-  using Layout = typename Config::Layout;
-  constexpr int kNT = Config::kNT, kGroups = Config::kGroups, kRow = Layout::kRowBytes;
-  const int g = lane / 4, t = lane % 4, my_row = first + row_token(g);
-  const uint8_t* value_metadata =
-      chunk + 2 * kPageTokens * kRow + (kPageTokens + my_row) * Config::kMetadataRow;
-  __half2 weight[kSpan][kNT][kGroups][2];  // rounded weights of (row g, row g + 8)
-  float sum[kNT][2], zero_sum[kNT][kGroups][2];
-#pragma unroll 1
-  for (int attempt = 0;; ++attempt) {
-    __half2 total = __float2half2_rn(0.0f);
-    float logit[kSpan > 1 ? 2 : 1][kNT][4];
+  // The lane's own scores [set][group][row g: two columns, row g + 8: two columns].
+  float own[kSets][kGroups][4];
 #pragma unroll
-    for (int n = 0; n < kNT; ++n) {
+  for (int u = 0; u < kSets; ++u) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        sum[n][c] = 0.0f;
+    for (int k = 0; k < kGroups; ++k) {
 #pragma unroll
-        for (int k = 0; k < kGroups; ++k) zero_sum[n][k][c] = 0.0f;
+      for (int i = 0; i < 4; ++i) {
+        own[u][k][i] = !Config::kTwins ? scores[u][k][i]
+                       : t < 2         ? scores[0][k][i]
+                                       : scores[1][k][i];
+      }
+      if constexpr (!Config::kZerosOnTensor) {
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          const float2 sz = scale_and_zero<Config::kMetadata>(
+              key_metadata + (16 * u + 8 * row) * kMeta + k * 2 * Config::kMetadataBytes);
+          key_scale[u][k][row] = sz.x * s.logit_factor;
+#pragma unroll
+          for (int c = 0; c < 2; ++c) own[u][k][2 * row + c] -= sz.y * s.q_sum[k][c];
+        }
       }
     }
+  }
+  if (valid < kSpanTokens) {
+    const int own_row = (Config::kTwins ? t / 2 * 16 : 0) + row_token(lane / 4);
 #pragma unroll
-    for (int tile = 0; tile < kSpan; ++tile) {
-      constexpr int kAtOnce = kSpan > 1 ? 2 : 1;
-      if (tile % kAtOnce == 0) {
-        key_logits<Config, kMasked, kAtOnce>(s, chunk, my_row + 16 * tile, valid, t, logit);
-      }
+    for (int u = 0; u < kSets; ++u) {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        const int token = 16 * tile + 8 * row;
-        const bool absent = kMasked && my_row + token >= valid;
-        float2 sz[kGroups];
+        if (own_row + 16 * u + 8 * row >= valid) {
+          own[u][0][2 * row] = own[u][0][2 * row + 1] = -INFINITY;
+          key_scale[u][0][row] = 1.0f;
+        }
+      }
+    }
+  }
+  const auto logit = [&](int u, int row, int c, float from) {
 #pragma unroll
-        for (int k = 0; k < kGroups; ++k) {
-          sz[k] = load_scale_zero<Config::kMetadata>(value_metadata + token * Config::kMetadataRow +
-                                                     k * 2 * Config::kMetadataBytes);
-          if (absent) sz[k] = make_float2(0.0f, 0.0f);
+    for (int k = 0; k < kGroups; ++k) {
+      from = fmaf(own[u][k][2 * row + c], key_scale[u][k][row], from);
+    }
+    return from;
+  };
+
+  float2 value_pair[kSets][kGroups][2];
+  uint32_t zero_operand[kSets][kGroups][2];
+#pragma unroll
+  for (int u = 0; u < kSets; ++u) {
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const uint8_t* at = key_metadata + (kPageTokens + 16 * u + 8 * row) * kMeta +
+                            k * 2 * Config::kMetadataBytes;
+        value_pair[u][k][row] = scale_and_zero<Config::kMetadata>(at);
+        if constexpr (Config::kZerosOnTensor) {
+          zero_operand[u][k][row] =
+              ptx::movmatrix(zero_twice(*reinterpret_cast<const uint32_t*>(at)));
+        }
+      }
+    }
+  }
+
+  __half2 weight[kSets][kGroups][2];  // rounded weights of (row g, row g + 8)
+  float sum[2], zero_sum[kGroups][2];
+  bool raise = fresh;
+#pragma unroll 1
+  while (true) {
+    if (raise) {
+      float largest[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+      for (int u = 0; u < kSets; ++u) {
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          float scale = 5.9604645e-8f;
+#pragma unroll
+          for (int k = 0; k < kGroups; ++k) scale = fmaxf(scale, value_pair[u][k][row].x);
+          const float bits = log2f(scale);
+#pragma unroll
+          for (int c = 0; c < 2; ++c) largest[c] = fmaxf(largest[c], logit(u, row, c, bits));
+        }
+      }
+      s.raise_reference(largest);
+    }
+    __half2 total;
+#pragma unroll
+    for (int u = 0; u < kSets; ++u) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        float p[2];
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          p[c] = ptx::exp2_approx(logit(u, row, c, -s.reference[c]));
+          sum[c] = u + row == 0 ? p[c] : sum[c] + p[c];
         }
 #pragma unroll
-        for (int n = 0; n < kNT; ++n) {
-          float p[2];
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            p[c] = ptx::exp2_approx(logit[tile % kAtOnce][n][2 * row + c] * s.logit_factor[n][c] -
-                                    s.reference[n][c]);
-            if (absent) p[c] = 0.0f;
-            sum[n][c] += p[c];
-          }
-#pragma unroll
-          for (int k = 0; k < kGroups; ++k) {
-            const __half2 rounded = __floats2half2_rn(p[0] * sz[k].x, p[1] * sz[k].x);
+        for (int k = 0; k < kGroups; ++k) {
+          const float2 sz = value_pair[u][k][row];
+          const __half2 rounded = __floats2half2_rn(p[0] * sz.x, p[1] * sz.x);
+          total = u + row + k == 0 ? rounded : __hadd2(total, rounded);
+          weight[u][k][row] = rounded;
+          if constexpr (!Config::kZerosOnTensor) {
             const float2 back = __half22float2(rounded);
-            zero_sum[n][k][0] += back.x * sz[k].y;
-            zero_sum[n][k][1] += back.y * sz[k].y;
-            total = __hadd2(total, rounded);
-            weight[tile][n][k][row] = rounded;
+            zero_sum[k][0] = u + row == 0 ? back.x * sz.y : zero_sum[k][0] + back.x * sz.y;
+            zero_sum[k][1] = u + row == 0 ? back.y * sz.y : zero_sum[k][1] + back.y * sz.y;
           }
         }
       }
     }
     const bool beyond = !__hble2(total, __float2half2_rn(kLargestWeight));
-    if (attempt == 1 || !__any_sync(~0u, beyond)) break;
-    raise_references<Config, kMasked>(s, chunk, first, 16 * kSpan, valid, lane);
+    if (raise || !__any_sync(~0u, beyond)) break;
+    raise = true;
   }
+  s.sum[0] += sum[0];
+  s.sum[1] += sum[1];
+
+  uint32_t operands[kSets][kGroups][2];  // tokens x columns
 #pragma unroll
-  for (int n = 0; n < kNT; ++n) {
+  for (int u = 0; u < kSets; ++u) {
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      s.sum[n][c] += sum[n][c];
+    for (int k = 0; k < kGroups; ++k) {
 #pragma unroll
-      for (int k = 0; k < kGroups; ++k) s.zero_sum[n][k][c] += zero_sum[n][k][c];
+      for (int row = 0; row < 2; ++row) {
+        uint32_t bits;
+        memcpy(&bits, &weight[u][k][row], 4);
+        operands[u][k][row] = ptx::movmatrix(bits);
+      }
+      if constexpr (Config::kZerosOnTensor) {  // all rows the same, but twins: see settle
+        ptx::mma_f16(s.zero_sum[k], zero_operand[u][k][0], 0, zero_operand[u][k][1], 0,
+                     operands[u][k][0], operands[u][k][1]);
+      } else if (u == 0) {  // holds all sets
+        s.zero_sum[k][0] += zero_sum[k][0];
+        s.zero_sum[k][1] += zero_sum[k][1];
+      }
     }
   }
+  const uint8_t* rows0 = codes + at.values0;
+  const uint8_t* rows1 = codes + at.values1;
 #pragma unroll
-  for (int tile = 0; tile < kSpan; ++tile) {
-    uint32_t operands[kNT][kGroups][2];  // tokens x columns
+  for (int tile = 0; tile < 2; ++tile) {
+    uint32_t near[Layout::kUnits], far[Layout::kUnits], p[kGroups][2];
+    pair_units<Config>(rows0 + 16 * tile * kRow, rows1 + 16 * tile * kRow, near);
+    pair_units<Config>(rows0 + (16 * tile + 8) * kRow, rows1 + (16 * tile + 8) * kRow, far);
 #pragma unroll
-    for (int n = 0; n < kNT; ++n) {
+    for (int k = 0; k < kGroups; ++k) {
 #pragma unroll
-      for (int k = 0; k < kGroups; ++k) {
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-          uint32_t bits;
-          memcpy(&bits, &weight[tile][n][k][row], 4);
-          operands[n][k][row] = ptx::movmatrix(bits);
+      for (int row = 0; row < 2; ++row) {
+        if constexpr (Config::kTwins) {  // columns of the other tile: nothing
+          p[k][row] = lane / 16 == tile ? operands[0][k][row] : 0;
+        } else {
+          p[k][row] = operands[tile][k][row];
         }
       }
     }
-    // After the transposition, operand rows 2t and 2t + 1 are tokens t and t + 4.
-    const uint8_t* value_rows =
-        chunk + (kPageTokens + first + 16 * tile + t) * kRow + g * 2 * Layout::kUnitsPerGroup;
-    uint32_t near[Layout::kUnits], far[Layout::kUnits];
-    pair_units<Config>(value_rows, value_rows + 4 * kRow, near);
-    pair_units<Config>(value_rows + 8 * kRow, value_rows + 12 * kRow, far);
-    value_steps<Config>(s, near, far, operands, std::make_integer_sequence<int, Config::kTiles>());
-  }
-}
-
-template <typename Config>
-__device__ __forceinline__ void full_page(AttentionState<Config>& s, const uint8_t* chunk,
-                                          int lane) {
-#pragma unroll 1
-  for (int first = 0; first < kPageTokens; first += 16 * Config::kSpan) {
-    int2_tiles<Config, Config::kSpan, false>(s, chunk, first, kPageTokens, lane);
-  }
-}
-
-// The first `valid` tokens of a page.
-template <typename Config>
-__device__ __forceinline__ void partial_page(AttentionState<Config>& s, const uint8_t* chunk,
-                                             int valid, int lane) {
-#pragma unroll 1
-  for (int first = 0; first < valid; first += 16) {
-    int2_tiles<Config, 1, true>(s, chunk, first, valid, lane);
+    value_steps<Config>(s, near, far, p, std::make_integer_sequence<int, Config::kTiles>());
   }
 }
 

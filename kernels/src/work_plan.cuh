@@ -1,7 +1,7 @@
 // Which warp reads what: the flattened list of cache pieces, split by bytes into equal shares.
 //
-// An item is one (request, KV head, column tile): `kColumns` (query, head) columns over all of a
-// request's keys. Its entries are INT2 pages, then 16-token tiles of exact rows. An entry belongs
+// An item is one (request, KV head, column tile): a few (query, head) columns over all of a
+// request's keys. Its entries are INT2 pages, then 8-token tiles of exact rows. An entry belongs
 // to the warp whose share holds the entry's first byte. Everything is computed on the device from
 // the lengths, so that a captured graph can be replayed with other lengths.
 #pragma once
@@ -10,7 +10,7 @@
 
 namespace oscar {
 
-constexpr int kExactTile = 16;       // tokens of an exact entry
+constexpr int kExactTile = 8;        // tokens of an exact entry
 constexpr int kPlannedBatch = 4096;  // requests of one call, at most
 
 // The lengths of one request, in entries.
@@ -37,18 +37,20 @@ struct EntryWeights {
   // First entry whose offset is >= x.
   __device__ int first_at(const RequestShape& r, int x) const {
     const int paged = r.history_entries * history;
-    if (x <= paged) return history > 0 ? (x + history - 1) / history : 0;
+    if (x <= paged) return (x + history - 1) / history;
     return r.history_entries + (x - paged + exact - 1) / exact;
   }
 };
 
 template <bool kPagedBf16>
-__device__ inline RequestShape request_shape(const AttentionParams& p, int b) {
+__device__ __forceinline__ RequestShape request_shape(const AttentionParams& p, int b) {
+  constexpr int kEntryTokens = kPagedBf16 ? kExactTile : kPageTokens;
   RequestShape r;
-  r.history = history_tokens(p.history, b);
+  const int pages = p.history.kv_indptr[b + 1] - p.history.kv_indptr[b];
+  const int last_page = p.history.kv_last_page_len[b];  // read together with the others
   r.seq_len = p.seq_len[b];
-  r.history_entries = kPagedBf16 ? (r.history + kExactTile - 1) / kExactTile
-                                 : (r.history + kPageTokens - 1) / kPageTokens;
+  r.history = pages == 0 ? 0 : (pages - 1) * kPageTokens + last_page;
+  r.history_entries = (r.history + kEntryTokens - 1) / kEntryTokens;
   const int sink = min(r.seq_len, p.windows.sink_tokens);
   const int recent = max(0, r.seq_len - p.windows.sink_tokens - r.history);
   r.sink_tiles = (sink + kExactTile - 1) / kExactTile;
@@ -56,66 +58,101 @@ __device__ inline RequestShape request_shape(const AttentionParams& p, int b) {
   return r;
 }
 
-// The whole call: prefix sums of item weights in shared memory, and how many blocks take part.
+// Equal shares of the whole call: `block_count` blocks share each stretch of `period` weight. One
+// stretch, or one an item where all items weigh the same and few blocks would be left idle: then no
+// block has parts of two items to join.
 struct WorkPlan {
-  const int* prefix;  // [batch + 1], weight before request b
-  int total = 0;
   int blocks = 1;  // blocks that get work, each at least as much as the heaviest entry
-
-  int share = 0, longer = 0;  // total / blocks; the first `longer` blocks get one unit more
-
-  __device__ int block_begin(int block) const { return block * share + min(block, longer); }
-  __device__ int block_of(int offset) const {
-    const int split = longer * (share + 1);
-    return offset < split ? offset / (share + 1) : longer + (offset - split) / share;
-  }
-  // The request that holds `offset`.
-  __device__ int request_of(int offset, int batch) const {
-    int low = 0, high = batch;  // prefix[low] <= offset < prefix[high]
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (prefix[middle] <= offset ? low : high) = middle;
+  int period = 0, block_count = 1;
+  int share = 0, longer = 0;  // period / block_count; the first `longer` blocks get one unit more
+  __device__ int block_begin(int block) const {
+    int before = 0;
+    if (block_count < blocks) {
+      before = block / block_count;
+      block -= before * block_count;
     }
-    return low;
+    return before * period + block * share + min(block, longer);
+  }
+  __device__ int block_of(int offset) const {
+    int before = 0;
+    if (block_count < blocks) {
+      before = offset / period;
+      offset -= before * period;
+    }
+    const int split = longer * (share + 1);
+    const int in_period = offset < split ? offset / (share + 1) : longer + (offset - split) / share;
+    return before * block_count + in_period;
   }
 };
 
-// Fills prefix [batch + 1]; all threads of the block take part.
-template <bool kPagedBf16>
-__device__ inline WorkPlan make_plan(const AttentionParams& p, const EntryWeights& weights,
-                                     int items_per_request, int* prefix) {
+// Below this weight a block, joining costs more than idle blocks do.
+constexpr int kAlignedShare = 2560;
+
+// items: of equal weight, or 0 if they differ.
+__device__ inline WorkPlan plan_of(int total, int items, const EntryWeights& weights) {
+  const int grid = static_cast<int>(gridDim.x);
+  WorkPlan plan;
+  plan.blocks = max(1, min(grid, total / weights.largest()));
+  plan.period = total;
+  plan.block_count = plan.blocks;
+  if (plan.blocks == grid && items > 0 && total < kAlignedShare * grid) {
+    const int each = grid / items;
+    if (each * items * 16 >= grid * 15) {
+      plan.blocks = each * items;
+      plan.block_count = each;
+      plan.period = total / items;
+    }
+  }
+  plan.share = plan.period / plan.block_count;
+  plan.longer = plan.period - plan.share * plan.block_count;
+  return plan;
+}
+
+// prefix[b] = weight before request b, prefix[batch] = all. Warps 0 .. kWarps - 1 of the block take
+// part and synchronise; one warp needs no barrier. Returns the whole weight; `equal` says whether
+// all requests weigh the same.
+template <bool kPagedBf16, bool kOneWarp>
+__device__ inline int weigh_requests(const AttentionParams& p, const EntryWeights& weights,
+                                     int items_per_request, int* prefix, bool& equal) {
   __shared__ int warp_sums[32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int threads = kOneWarp ? 32 : blockDim.x;
   int carry = 0;
-  for (int base = 0; base < p.batch; base += blockDim.x) {
+#pragma unroll 1
+  for (int base = 0; base < p.batch; base += threads) {
     const int b = base + threadIdx.x;
     const int own =
         b < p.batch ? weights.item(request_shape<kPagedBf16>(p, b)) * items_per_request : 0;
+    if constexpr (kOneWarp) {
+      const int first = __shfl_sync(~0u, own, 0);
+      equal = __all_sync(~0u, b >= p.batch || own == first);
+    }
     int sum = own;
-    for (int step = 1; step < 32; step *= 2) {
+#pragma unroll 1
+    for (int step = 1; step < min(32, p.batch); step *= 2) {
       const int other = __shfl_up_sync(~0u, sum, step);
       if (lane >= step) sum += other;
     }
-    if (lane == 31) warp_sums[warp] = sum;
-    __syncthreads();
-    int before = carry, all = 0;
-    for (int w = 0; w < warps; ++w) {
-      if (w < warp) before += warp_sums[w];
-      all += warp_sums[w];
+    int before = carry, all = __shfl_sync(~0u, sum, 31);
+    if constexpr (!kOneWarp) {
+      if (lane == 0) warp_sums[warp] = all;
+      __syncthreads();
+      all = 0;
+#pragma unroll 1
+      for (int w = 0; w < threads / 32; ++w) {
+        if (w < warp) before += warp_sums[w];
+        all += warp_sums[w];
+      }
+      __syncthreads();
+    } else {
+      all = __shfl_sync(~0u, sum, min(32, p.batch) - 1);
     }
     if (b < p.batch) prefix[b] = before + sum - own;
     carry += all;
-    __syncthreads();
   }
   if (threadIdx.x == 0) prefix[p.batch] = carry;
-  __syncthreads();
-  WorkPlan plan;
-  plan.prefix = prefix;
-  plan.total = carry;
-  plan.blocks = max(1, min(static_cast<int>(gridDim.x), carry / max(1, weights.largest())));
-  plan.share = carry / plan.blocks;
-  plan.longer = carry - plan.share * plan.blocks;
-  return plan;
+  kOneWarp ? __syncwarp() : __syncthreads();
+  return carry;
 }
 
 // A walk over the entries of one warp's share.
@@ -129,49 +166,49 @@ struct EntryCursor {
   bool live = false;
 };
 
-// To the first entry of the next item.
+// Goes on to the next item when the cursor's is done, and sees whether the share goes on.
 template <bool kPagedBf16>
-__device__ inline void cursor_next_item(EntryCursor& c, const AttentionParams& p,
-                                        const EntryWeights& weights, int column_tiles) {
-  c.base += weights.item(c.shape);
-  c.entry = 0;
-  if (++c.column_tile < column_tiles) return;
-  c.column_tile = 0;
-  if (++c.head < p.num_kv_heads) return;
-  c.head = 0;
-  if (++c.b < p.batch) c.shape = request_shape<kPagedBf16>(p, c.b);
+__device__ __forceinline__ void cursor_settle(EntryCursor& c, const AttentionParams& p,
+                                              const EntryWeights& weights, int column_tiles) {
+  if (c.entry >= max(1, c.shape.entries())) {
+    c.base += weights.item(c.shape);
+    c.entry = 0;
+    if (++c.column_tile == column_tiles) {
+      c.column_tile = 0;
+      if (++c.head == p.num_kv_heads) {
+        c.head = 0;
+        if (++c.b < p.batch) c.shape = request_shape<kPagedBf16>(p, c.b);
+      }
+    }
+  }
+  c.live = c.b < p.batch && c.base + weights.offset(c.shape, c.entry) < c.end;
 }
 
 template <bool kPagedBf16>
-__device__ inline EntryCursor cursor_begin(const AttentionParams& p, const WorkPlan& plan,
-                                           const EntryWeights& weights, int column_tiles, int begin,
+__device__ inline EntryCursor cursor_begin(const AttentionParams& p, const EntryWeights& weights,
+                                           const int* prefix, int column_tiles, int begin,
                                            int end) {
   EntryCursor c;
   c.end = end;
   if (begin >= end) return c;
-  c.b = plan.request_of(begin, p.batch);
+  int high = p.batch;  // prefix[c.b] <= begin < prefix[high]
+#pragma unroll 1
+  while (high - c.b > 1) {
+    const int middle = (c.b + high) / 2;
+    (prefix[middle] <= begin ? c.b : high) = middle;
+  }
   c.shape = request_shape<kPagedBf16>(p, c.b);
   const int weight = weights.item(c.shape);
-  const int item = (begin - plan.prefix[c.b]) / weight;
-  c.head = item / column_tiles;
-  c.column_tile = item % column_tiles;
-  c.base = plan.prefix[c.b] + item * weight;
+  const int item = (begin - prefix[c.b]) / weight;
+  c.head = item;
+  if (column_tiles > 1) {
+    c.head = item / column_tiles;
+    c.column_tile = item - c.head * column_tiles;
+  }
+  c.base = prefix[c.b] + item * weight;
   c.entry = weights.first_at(c.shape, begin - c.base);
-  if (c.entry >= max(1, c.shape.entries())) {  // only the tail of the last entry is in the share
-    cursor_next_item<kPagedBf16>(c, p, weights, column_tiles);
-  }
-  c.live = c.b < p.batch && c.base + weights.offset(c.shape, c.entry) < c.end;
+  cursor_settle<kPagedBf16>(c, p, weights, column_tiles);  // begin may lie in the last entry
   return c;
-}
-
-// Moves to the next entry of the share.
-template <bool kPagedBf16>
-__device__ inline void cursor_next(EntryCursor& c, const AttentionParams& p,
-                                   const EntryWeights& weights, int column_tiles) {
-  if (++c.entry >= max(1, c.shape.entries())) {
-    cursor_next_item<kPagedBf16>(c, p, weights, column_tiles);
-  }
-  c.live = c.b < p.batch && c.base + weights.offset(c.shape, c.entry) < c.end;
 }
 
 }  // namespace oscar

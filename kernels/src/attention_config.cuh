@@ -22,6 +22,10 @@ struct AttentionConfig {
   using Layout = CodeLayout<kHeadDim, kGroups, kOrder>;
   static constexpr int kTiles = Layout::kTiles;
 
+  // Tiles of a page whose instructions interleave.
+  static constexpr int kSpanTiles = kTwins ? 4 : 2;
+  static constexpr int kSpanTokens = 16 * kSpanTiles;
+
   static constexpr int kMetadataBytes = kMetadata == MetadataDtype::kFp32 ? 4 : 2;
   static constexpr int kMetadataRow = kGroups * 2 * kMetadataBytes;
   // fp16 zeros are exact tensor-core operands: the products with them take no other instruction.

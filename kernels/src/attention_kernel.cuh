@@ -147,13 +147,13 @@ template <typename Config>
 __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape& shape,
                                      const AttentionWorkspace& ws,
                                      const BlockMemory<Config>& memory, EntryRing<Config>& ring,
-                                     int lane, int warp, uint64_t policy) {
+                                     int lane, int warp) {
   AttentionState<Config> state;
   const SpanOffsets offsets = span_offsets<Config>(lane);
   int entries_left = 0, done_runs = 0;
   bool exact = false, open = false, fetched = false, from_codes = false, whole = false;
   bool fresh = false;
-  const RunNote* run = ring.notes;
+  const auto run = [&]() { return ring.notes + (done_runs - 1) % kRunNotes; };
 #pragma unroll 1
   while (true) {
     if (!Config::kPagedBf16 && !open && !fetched && (ring.pending > 0 || ring.live)) {
@@ -162,15 +162,15 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
       fetch_code_queries<Config>(state, query_row<Config>(p, shape, ring.item_of(done_runs), lane),
                                  lane);
     }
-    ring.fill(p, shape, lane, policy);
+    ring.fill(p, shape, lane);
     if (entries_left == 0) {
       if (ring.pending == 0) break;
-      run = ring.notes + done_runs++ % kRunNotes;
-      entries_left = run->entries;
-      exact = Config::kPagedBf16 || run->exact;
+      ++done_runs;
+      entries_left = run()->entries;
+      exact = Config::kPagedBf16 || run()->exact;
       if (!open) {
         open = true;
-        whole = run->starts;
+        whole = run()->starts;
         from_codes = false;
         state.clear();
       }
@@ -179,7 +179,7 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
           if (from_codes) settle_accumulator<Config>(state, lane);
         }
         from_codes = false;
-        load_exact_queries<Config>(state, query_row<Config>(p, shape, run->item, lane), lane);
+        load_exact_queries<Config>(state, query_row<Config>(p, shape, run()->item, lane), lane);
       } else if (!from_codes) {
         from_codes = fresh = true;
         if constexpr (!Config::kPagedBf16) {
@@ -191,47 +191,47 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
     uint8_t* slot = ring.wait();
     --entries_left;
     if (exact) {
-      const int valid = entries_left == 0 ? run->last_valid : kExactTile;
+      const int valid = entries_left == 0 ? run()->last_valid : kExactTile;
       if (valid > 0) {
         if (valid < kExactTile) clear_absent_rows<Config>(slot, valid, lane);
         int query_of[2];
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const int column = 2 * (lane % 4) + c;
-          const int at = run->item.column_tile * Config::kColumns + column;
+          const int at = run()->item.column_tile * Config::kColumns + column;
           query_of[c] =
               column < Config::kColumns && at < shape.columns ? shape.query(at) : -(1 << 30);
         }
-        const int tile = run->entries - 1 - entries_left;
-        exact_tile<Config>(state, slot, valid, run->distance + tile * kExactTile, query_of,
+        const int tile = run()->entries - 1 - entries_left;
+        exact_tile<Config>(state, slot, valid, run()->distance + tile * kExactTile, query_of,
                            p.sm_scale * kLog2E, lane);
       }
     } else if constexpr (!Config::kPagedBf16) {
       int valid = kPageTokens;
       if (entries_left == 0) {
-        valid = run->last_valid;
+        valid = run()->last_valid;
         if (valid < kPageTokens) clear_absent_metadata<Config>(slot, valid, lane);
       }
       const uint8_t* codes = slot;
       const uint8_t* metadata = slot;
 #pragma unroll 1
-      for (; valid > 0; valid -= kSpanTokens) {
+      for (; valid > 0; valid -= Config::kSpanTokens) {
         int2_span<Config>(state, codes, metadata, offsets, valid, fresh, lane);
         fresh = false;
-        codes += kSpanTokens * Config::Layout::kRowBytes;
-        metadata += kSpanTokens * Config::kMetadataRow;
+        codes += Config::kSpanTokens * Config::Layout::kRowBytes;
+        metadata += Config::kSpanTokens * Config::kMetadataRow;
       }
     }
     ring.release();
-    if (entries_left > 0 || !run->closes) continue;
+    if (entries_left > 0 || !run()->closes) continue;
     open = false;
     if constexpr (!Config::kPagedBf16) {
       if (from_codes) settle_accumulator<Config>(state, lane);
     }
     state.sum[0] = sum_over_rows(state.sum[0]);
     state.sum[1] = sum_over_rows(state.sum[1]);
-    if (whole && run->ends) {
-      write_item<Config>(p, shape, state, run->item, lane);
+    if (whole && run()->ends) {
+      write_item<Config>(p, shape, state, run()->item, lane);
       continue;
     }
     const bool tail = ring.pending == 0 && ring.left == 0 && !ring.live;
@@ -239,7 +239,7 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
                        : ws.head_parts + (static_cast<int64_t>(blockIdx.x) * memory.warps + warp) *
                                              Config::kPartialBytes;
     store_partial<Config>(state, {to}, lane);
-    if (lane == 0) memory.pieces()[2 * warp + tail] = {run->base, run->last, run->item};
+    if (lane == 0) memory.pieces()[2 * warp + tail] = {run()->base, run()->last, run()->item};
   }
 }
 
@@ -258,15 +258,15 @@ __global__ void __launch_bounds__(Config::kMaxWarps * 32, 1)
   ring.notes = memory.notes(warp);
   ring.barriers = memory.barriers(warp);
   ring.cold = memory.cold(warp);
-  uint64_t policy = 0;
 #if OSCAR_BULK_COPIES
-  policy = ptx::evict_first_policy();
   if (lane == 0) {
     for (int s = 0; s < Config::kSlots; ++s) {
       ptx::barrier_init(ptx::shared_address(ring.barriers + s), 1);
     }
     ptx::barrier_fence_init();
   }
+  ptx::launch_next();
+  ptx::wait_for_previous();
 #endif
   const int items = p.num_kv_heads * shape.column_tiles;
   int total = 0;
@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(Config::kMaxWarps * 32, 1)
   __syncthreads();
   if (static_cast<int>(blockIdx.x) >= plan.blocks) return;
   ring.live = ring.cold->cursor.live;
-  work<Config>(p, shape, ws, memory, ring, lane, warp, policy);
+  work<Config>(p, shape, ws, memory, ring, lane, warp);
   __syncthreads();
   join_block<Config>(p, shape, plan, ws, memory);
 }

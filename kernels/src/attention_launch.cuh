@@ -12,6 +12,7 @@ inline size_t align_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 struct DeviceLimits {
   int blocks = 0, shared_bytes = 0;
+  bool overlaps = false;  // knows programmatic dependent launch (sm_90 and up)
 };
 
 inline cudaError_t device_limits(DeviceLimits* limits) {
@@ -24,6 +25,11 @@ inline cudaError_t device_limits(DeviceLimits* limits) {
     error = cudaDeviceGetAttribute(&limits->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
                                    device);
   }
+  int major = 0;
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  limits->overlaps = major >= 9;
   return error;
 }
 
@@ -57,8 +63,17 @@ cudaError_t launch_attention(const AttentionParams& p, uint8_t* workspace, size_
   shape.columns = p.q_len * shape.heads_per_kv;
   shape.column_tiles = (shape.columns + Config::kColumns - 1) / Config::kColumns;
   shape.reciprocal = (65536u + shape.heads_per_kv - 1) / shape.heads_per_kv;
-  decode_attention_kernel<Config><<<limits.blocks, warps * 32, shared, stream>>>(p, shape, ws);
-  return cudaGetLastError();
+  cudaLaunchAttribute early;  // may be started before the kernel ahead of it has ended
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch = {};
+  launch.gridDim = dim3(limits.blocks);
+  launch.blockDim = dim3(warps * 32);
+  launch.dynamicSmemBytes = shared;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = limits.overlaps ? 1 : 0;
+  return cudaLaunchKernelEx(&launch, decode_attention_kernel<Config>, p, shape, ws);
 }
 
 // Workspace of the largest instantiation for a head_dim: partials of 16 warps, two joined a block.

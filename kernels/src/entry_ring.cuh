@@ -51,14 +51,13 @@ struct EntryRing {
   int left = 0;                   // entries of its run that are not yet issued
   bool exact = false;             // the run's kind
   bool live = false;              // the share has a run after it
-  int page_index = 0;             // pages: lane that holds the next one's id
+  int at = 0;                     // pages: next of the run's; exact: next row of the window
   int page_id = 0;                // pages: of lane i, the run's page i
-  int row = 0, last_valid = 0;    // exact: next row of the window; of the run's last entry
   const uint8_t* from = nullptr;  // pool, or rows of keys, at the item's KV head
 
   // Fills free slots. All lanes take part.
-  __device__ __forceinline__ void fill(const AttentionParams& p, const ColumnShape& shape, int lane,
-                                       uint64_t policy) {
+  __device__ __forceinline__ void fill(const AttentionParams& p, const ColumnShape& shape,
+                                       int lane) {
 #pragma unroll 1
     while (pending < kSlots) {
       if (left == 0) {
@@ -66,9 +65,9 @@ struct EntryRing {
         next_run(p, shape, lane);
       }
       if (Config::kPagedBf16 || exact) {
-        issue_exact(p, lane, policy);
+        issue_exact(p, lane);
       } else {
-        issue_page(p, lane, policy);
+        issue_page(p, lane);
       }
 #if !OSCAR_BULK_COPIES
       ptx::commit_copies();
@@ -79,8 +78,8 @@ struct EntryRing {
     }
   }
 
-  __device__ __forceinline__ void issue_page(const AttentionParams& p, int lane, uint64_t policy) {
-    const uint32_t page = __shfl_sync(~0u, page_id, page_index++);
+  __device__ __forceinline__ void issue_page(const AttentionParams& p, int lane) {
+    const uint32_t page = __shfl_sync(~0u, page_id, at++);
     const uint8_t* chunk = from + static_cast<uint64_t>(page) *
                                       static_cast<uint32_t>(p.num_kv_heads * Config::kChunkBytes);
     const uint32_t to = ptx::shared_address(slots) + filled * Config::kSlotBytes;
@@ -88,7 +87,7 @@ struct EntryRing {
     if (lane == 0) {
       const uint32_t barrier = ptx::shared_address(barriers + filled);
       ptx::barrier_expect(barrier, Config::kChunkBytes);
-      ptx::copy_bulk(to, chunk, Config::kChunkBytes, barrier, policy);
+      ptx::copy_bulk(to, chunk, Config::kChunkBytes, barrier, ptx::evict_first_policy());
     }
 #else
 #pragma unroll 1
@@ -99,29 +98,29 @@ struct EntryRing {
   }
 
   // Keys and values of an exact tile: two runs of rows, each in two where the ring wraps.
-  __device__ __forceinline__ void issue_exact(const AttentionParams& p, int lane, uint64_t policy) {
+  __device__ __forceinline__ void issue_exact(const AttentionParams& p, int lane) {
     constexpr int kRow = Config::kExactRow;
-    const int rows = left == 1 ? last_valid : kExactTile;
+    const int rows = left == 1 ? notes[(runs - 1) % kRunNotes].last_valid : kExactTile;
     const uint8_t* keys = from;
     int first = rows, side_rows;  // rows before the wrap; rows from keys to values
     int64_t values_at;
     if (Config::kPagedBf16 && !exact) {
-      const int64_t page = __shfl_sync(~0u, page_id, page_index / (kPageTokens / kExactTile));
-      keys += (page * p.num_kv_heads * 2 * kPageTokens +
-               page_index % (kPageTokens / kExactTile) * kExactTile) *
-              kRow;
-      ++page_index;
+      const int64_t page = __shfl_sync(~0u, page_id, at / (kPageTokens / kExactTile));
+      keys +=
+          (page * p.num_kv_heads * 2 * kPageTokens + at % (kPageTokens / kExactTile) * kExactTile) *
+          kRow;
+      ++at;
       values_at = kPageTokens * kRow;
       side_rows = 0;
     } else {
       const int end = p.windows.sink_tokens + p.windows.ring_tokens;
-      keys += static_cast<int64_t>(row) * kRow;
-      first = min(rows, end - row);
-      side_rows = row - p.windows.sink_tokens;  // back to the ring's first row
+      keys += static_cast<int64_t>(at) * kRow;
+      first = min(rows, end - at);
+      side_rows = at - p.windows.sink_tokens;  // back to the ring's first row
       values_at = reinterpret_cast<const uint8_t*>(p.windows.v) -
                   reinterpret_cast<const uint8_t*>(p.windows.k);
-      row += kExactTile;
-      if (row >= end) row -= p.windows.ring_tokens;
+      at += kExactTile;
+      if (at >= end) at -= p.windows.ring_tokens;
     }
     const uint32_t to = ptx::shared_address(slots) + filled * Config::kSlotBytes;
 #if OSCAR_BULK_COPIES
@@ -133,7 +132,7 @@ struct EntryRing {
     if (lane < 4 && count > 0) {
       ptx::copy_bulk(to + side * (Config::kExactBytes / 2) + wrapped * first * kRow,
                      keys + side * values_at - (wrapped ? side_rows * kRow : 0), count * kRow,
-                     barrier, policy);
+                     barrier, ptx::evict_first_policy());
     }
 #else
     constexpr int kVectors = kRow / 16;
@@ -170,8 +169,8 @@ struct EntryRing {
       from = p.history.pool +
              static_cast<int64_t>(c.head) *
                  (Config::kPagedBf16 ? 2 * kPageTokens * Config::kExactRow : Config::kChunkBytes);
-      page_index = c.entry % (kPageTokens / kFullTile);
-      if (page_index > 0) end = min(end, c.entry - page_index + 32 * (kPageTokens / kFullTile));
+      at = c.entry % (kPageTokens / kFullTile);
+      end = min(end, c.entry - at + 32 * (kPageTokens / kFullTile));
       page_id = 0;
       if ((from_page + lane) * kPageTokens < r.history) {
         page_id = p.history.kv_indices[p.history.kv_indptr[c.b] + from_page + lane];
@@ -187,7 +186,7 @@ struct EntryRing {
       from = reinterpret_cast<const uint8_t*>(p.windows.k + window_offset(p.windows, slot, c.head,
                                                                           p.num_kv_heads, 0,
                                                                           Config::kHeadDim));
-      row = window_row(p.windows, first);
+      at = window_row(p.windows, first);
       // An empty request is one entry without tokens.
       end = max(end, c.entry + 1);
       note.last_valid =
@@ -199,7 +198,6 @@ struct EntryRing {
     const int base = c.base;
     left = note.entries;
     exact = note.exact;
-    last_valid = note.last_valid;
     c.entry = end;
     cursor_settle<Config::kPagedBf16>(c, p, kWeights, shape.column_tiles);
     live = c.live;

@@ -1,4 +1,4 @@
-// 32 tokens of an INT2 page: logits, weights and their contribution to the output.
+// A span of tokens of an INT2 page: logits, weights and their contribution to the output.
 #pragma once
 
 #include <utility>
@@ -6,8 +6,6 @@
 #include "attention_state.cuh"
 
 namespace oscar {
-
-constexpr int kSpanTokens = 32;  // two tensor-core tiles, whose instructions interleave
 
 // Row r (0..7) of a half tile is token row_token(r), chosen so that the key rows that a half-warp
 // reads together, and the value rows 2t or 2t + 1, lie in different banks. Rows 2t and 2t + 1 hold
@@ -31,12 +29,14 @@ __device__ __forceinline__ float2 scale_and_zero(const uint8_t* address) {
 }
 
 template <int kStep, typename Config>
-__device__ __forceinline__ void key_step(const AttentionState<Config>& s,
-                                         const uint32_t (&words)[2][2][Config::Layout::kWords],
-                                         float (&scores)[2][Config::kGroups][4]) {
+__device__ __forceinline__ void key_step(
+    const AttentionState<Config>& s,
+    const uint32_t (&words)[Config::kSpanTiles][2][Config::Layout::kWords],
+    float (&scores)[Config::kSpanTiles][Config::kGroups][4]) {
   constexpr int i0 = 2 * kStep, w = i0 / 8, j0 = i0 % 8, j1 = j0 + 1;
 #pragma unroll
-  for (int tile = 0; tile < 2; ++tile) {  // independent chains of accumulation, in turn
+  for (int tile = 0; tile < Config::kSpanTiles;
+       ++tile) {  // independent chains of accumulation, in turn
     const uint32_t near = words[tile][0][w], far = words[tile][1][w];
     ptx::mma_f16(scores[tile][w / Config::Layout::kWordsPerGroup], code_pair<j0>(near, near >> 6),
                  code_pair<j0>(far, far >> 6), code_pair<j1>(near, near >> 6),
@@ -44,10 +44,10 @@ __device__ __forceinline__ void key_step(const AttentionState<Config>& s,
   }
 }
 template <typename Config, int... kStep>
-__device__ __forceinline__ void key_steps(const AttentionState<Config>& s,
-                                          const uint32_t (&words)[2][2][Config::Layout::kWords],
-                                          float (&scores)[2][Config::kGroups][4],
-                                          std::integer_sequence<int, kStep...>) {
+__device__ __forceinline__ void key_steps(
+    const AttentionState<Config>& s,
+    const uint32_t (&words)[Config::kSpanTiles][2][Config::Layout::kWords],
+    float (&scores)[Config::kSpanTiles][Config::kGroups][4], std::integer_sequence<int, kStep...>) {
   (key_step<kStep, Config>(s, words, scores), ...);
 }
 
@@ -136,26 +136,28 @@ __device__ __forceinline__ SpanOffsets span_offsets(int lane) {
   return at;
 }
 
-// 32 tokens; `codes` and `metadata` are the chunk, moved on by the tokens before them in the page.
-// Of the 32, those >= valid are absent and their metadata is zero. `fresh`: the columns have no
-// reference yet. A weight beyond fp16 shows as a sum beyond kLargestWeight; then the references
-// move and the weights are computed again.
+// kSpanTokens tokens; `codes` and `metadata` are the chunk, moved on by the tokens before them in
+// the page. Of these, the ones >= valid are absent and their metadata is zero. `fresh`: the columns
+// have no reference yet. A weight beyond fp16 shows as a sum beyond kLargestWeight; then the
+// references move and the weights are computed again.
 template <typename Config>
 __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8_t* codes,
                                           const uint8_t* metadata, const SpanOffsets& at, int valid,
                                           bool fresh, int lane) {
   using Layout = typename Config::Layout;
   constexpr int kGroups = Config::kGroups, kRow = Layout::kRowBytes;
-  constexpr int kSets = Config::kTwins ? 1 : 2;  // tiles whose weights a lane computes
+  constexpr int kSets =
+      Config::kSpanTiles / Config::kCopies;  // tiles whose weights a lane computes
+  constexpr int kSetTokens = 16 * Config::kCopies;
   constexpr int kMeta = Config::kMetadataRow;
   const int t = lane % 4;
   const uint8_t* key_metadata = metadata + at.metadata;
   const uint8_t* key_rows = codes + at.keys;
 
-  float scores[2][kGroups][4] = {};
-  uint32_t words[2][2][Layout::kWords];
+  float scores[Config::kSpanTiles][kGroups][4] = {};
+  uint32_t words[Config::kSpanTiles][2][Layout::kWords];
 #pragma unroll
-  for (int tile = 0; tile < 2; ++tile) {
+  for (int tile = 0; tile < Config::kSpanTiles; ++tile) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
 #pragma unroll
@@ -177,16 +179,16 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
         uint32_t zeros[2];
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
-          const __half2 pair =
-              *reinterpret_cast<const __half2*>(key_metadata + (16 * u + 8 * row) * kMeta + 4 * k);
+          const __half2 pair = *reinterpret_cast<const __half2*>(
+              key_metadata + (kSetTokens * u + 8 * row) * kMeta + 4 * k);
           key_scale[u][k][row] = __low2float(pair) * s.logit_factor;
           const __half2 zero = __hmul2(__high2half2(pair), parts);
           memcpy(&zeros[row], &zero, 4);
         }
         if constexpr (Config::kTwins) {
           // Lane t = 0 holds the even tile's zeros, t = 2 the odd tile's.
-          ptx::mma_f16_k8(scores[0][k], zeros[0], zeros[1], s.zero_queries[k][0]);
-          ptx::mma_f16_k8(scores[1][k], zeros[0], zeros[1], s.zero_queries[k][1]);
+          ptx::mma_f16_k8(scores[2 * u][k], zeros[0], zeros[1], s.zero_queries[k][0]);
+          ptx::mma_f16_k8(scores[2 * u + 1][k], zeros[0], zeros[1], s.zero_queries[k][1]);
         } else {
           ptx::mma_f16_k8(scores[u][k], zeros[0], zeros[1], s.zero_queries[k][0]);
         }
@@ -204,14 +206,14 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         own[u][k][i] = !Config::kTwins ? scores[u][k][i]
-                       : t < 2         ? scores[0][k][i]
-                                       : scores[1][k][i];
+                       : t < 2         ? scores[2 * u][k][i]
+                                       : scores[2 * u + 1][k][i];
       }
       if constexpr (!Config::kZerosOnTensor) {
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
           const float2 sz = scale_and_zero<Config::kMetadata>(
-              key_metadata + (16 * u + 8 * row) * kMeta + k * 2 * Config::kMetadataBytes);
+              key_metadata + (kSetTokens * u + 8 * row) * kMeta + k * 2 * Config::kMetadataBytes);
           key_scale[u][k][row] = sz.x * s.logit_factor;
 #pragma unroll
           for (int c = 0; c < 2; ++c) own[u][k][2 * row + c] -= sz.y * s.q_sum[k][c];
@@ -219,13 +221,13 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
       }
     }
   }
-  if (valid < kSpanTokens) {
+  if (valid < Config::kSpanTokens) {
     const int own_row = (Config::kTwins ? t / 2 * 16 : 0) + row_token(lane / 4);
 #pragma unroll
     for (int u = 0; u < kSets; ++u) {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        if (own_row + 16 * u + 8 * row >= valid) {
+        if (own_row + kSetTokens * u + 8 * row >= valid) {
           own[u][0][2 * row] = own[u][0][2 * row + 1] = -INFINITY;
           key_scale[u][0][row] = 1.0f;
         }
@@ -248,7 +250,7 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
     for (int k = 0; k < kGroups; ++k) {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        const uint8_t* at = key_metadata + (kPageTokens + 16 * u + 8 * row) * kMeta +
+        const uint8_t* at = key_metadata + (kPageTokens + kSetTokens * u + 8 * row) * kMeta +
                             k * 2 * Config::kMetadataBytes;
         value_pair[u][k][row] = scale_and_zero<Config::kMetadata>(at);
         if constexpr (Config::kZerosOnTensor) {
@@ -335,7 +337,7 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
   const uint8_t* rows0 = codes + at.values0;
   const uint8_t* rows1 = codes + at.values1;
 #pragma unroll
-  for (int tile = 0; tile < 2; ++tile) {
+  for (int tile = 0; tile < Config::kSpanTiles; ++tile) {
     uint32_t near[Layout::kUnits], far[Layout::kUnits], p[kGroups][2];
     pair_units<Config>(rows0 + 16 * tile * kRow, rows1 + 16 * tile * kRow, near);
     pair_units<Config>(rows0 + (16 * tile + 8) * kRow, rows1 + (16 * tile + 8) * kRow, far);
@@ -344,7 +346,7 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         if constexpr (Config::kTwins) {  // columns of the other tile: nothing
-          p[k][row] = lane / 16 == tile ? operands[0][k][row] : 0;
+          p[k][row] = lane / 16 == tile % 2 ? operands[tile / 2][k][row] : 0;
         } else {
           p[k][row] = operands[tile][k][row];
         }

@@ -72,6 +72,12 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
       ->capture_default_str()
       ->group(section);
   program
+      .add_option("--engine", options.engine,
+                  "simulate, or token by token through a paged cache: reference or kernel")
+      ->check(CLI::IsMember({"simulate", "reference", "kernel"}))
+      ->capture_default_str()
+      ->group(section);
+  program
       .add_option("--chunk-len", options.chunk_len,
                   "Tokens per sequence (default: the model's context, 4096 at most)")
       ->check(CLI::PositiveNumber)

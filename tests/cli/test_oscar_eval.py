@@ -147,6 +147,49 @@ class OscarEval(unittest.TestCase):
                              "--device", "cpu")
         self.assertIn("--stride", error)
 
+    def engine_reports(self, *options):
+        """Reports of the same measurement by simulate and by reference, and the second's table."""
+        reports = []
+        for engine in ("simulate", "reference"):
+            out = self.folder / f"{engine}.json"
+            result = run(MODEL, "--max-tokens", 860, "--chunk-len", 430, "--device", "cpu",
+                         *options, "--engine", engine, "--json", out)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            reports.append(json.loads(out.read_text()))
+            self.assertEqual(reports[-1]["engine"], engine)
+        return *reports, result.stdout
+
+    def test_the_paged_reference_gives_the_figures_of_the_simulation(self):
+        simulated, paged, table = self.engine_reports("--compare", "exact,hadamard-clip")
+        self.assertIn("engine reference", table)
+        self.assertLessEqual(max(map(len, table.splitlines())), 80)
+        self.assertEqual(simulated["methods"]["exact"], paged["methods"]["exact"])
+        a, b = (r["methods"]["hadamard-clip"]["kl"]["mean"] for r in (simulated, paged))
+        self.assertNotEqual(a, b)
+        self.assertLess(abs(a - b), 0.03 * a)
+
+    def test_needles_through_the_paged_reference_pass_as_in_the_simulation(self):
+        options = ["--compare", "hadamard-clip,hadamard-clip@layer:3", "--tasks", "niah", "--mode",
+                   "prefill", "--needle-lengths", 400, "--needle-prompts", 6, "--needle-kinds",
+                   "single,multikey", "--needle-generate"]
+        simulated, paged, _ = self.engine_reports(*options)
+        for name, method in paged["methods"].items():
+            expected = simulated["methods"][name]["niah"]
+            self.assertEqual(method["niah"]["passed"], expected["passed"], name)
+            self.assertEqual(method["niah"]["generated"], expected["generated"], name)
+            self.assertAlmostEqual(method["niah"]["margin"]["mean"], expected["margin"]["mean"],
+                                   delta=0.1)
+
+    def test_engines_refuse_what_they_can_not_run_with_the_way_out(self):
+        paged = ["--engine", "reference"]
+        self.refused(MODEL, *self.small, "--engine", "nosuch", code=2)
+        self.assertIn("--engine reference", self.refused(MODEL, *self.small, "--engine", "kernel"))
+        error = self.refused(MODEL, *self.small, *paged, "--compare", "hadamard@k")
+        self.assertIn("method 'hadamard@k', layer 0", error)
+        self.assertIn("--engine simulate", error)
+        error = self.refused(MODEL, *self.small, *paged, "--mode", "chunked:64")
+        self.assertIn("chunked:64", error)
+
     def test_a_corpus_shorter_than_the_windows_is_refused(self):
         error = self.refused(MODEL, "--max-tokens", 380, "--chunk-len", 380, "--device", "cpu",
                              "--compare", "identity")

@@ -150,9 +150,8 @@ TEST(Int2Attention, ACacheFilledTokenByTokenEqualsTheWholeSequence) {
     oscar::Int2Attention whole({codec}, view, {0});
     const auto expected = whole.attend(0, in.q, in.rows.k_exact, in.rows.v_exact, 0.2);
     oscar::Int2Attention stepping({codec}, view, {0});
-    stepping.keep_cache();
     for (int repeat = 0; repeat < 2; ++repeat) {
-      stepping.reset_cache();
+      stepping.keep_cache(90);
       for (int64_t begin = 0; begin < 90; begin = begin == 0 ? 60 : begin + 1) {
         const int64_t end = begin == 0 ? 60 : begin + 1;
         const auto part = [&](const torch::Tensor& t) { return t.slice(2, begin, end); };

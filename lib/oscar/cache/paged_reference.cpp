@@ -45,14 +45,17 @@ RowStatus write_row(const AppendParams& p, const uint16_t* bf16_row, int b, int 
   return quantize_rows_ref(quantizer, x.data(), 1, out).status;
 }
 
+// All query heads that share a KV head, for one query: each row is dequantized once for them.
 template <typename Real>
-void attend_one(const AttentionParams& p, int b, int query, int head, Real* o, Real* lse) {
-  const int d = p.format.head_dim;
-  const int kv_head = head / (p.num_qo_heads / p.num_kv_heads);
-  const int64_t index = (static_cast<int64_t>(b) * p.q_len + query) * p.num_qo_heads + head;
+void attend_group(const AttentionParams& p, int b, int query, int kv_head, Real* o, Real* lse) {
+  const int d = p.format.head_dim, group = p.num_qo_heads / p.num_kv_heads;
+  const int64_t first = (static_cast<int64_t>(b) * p.q_len + query) * p.num_qo_heads +
+                        static_cast<int64_t>(kv_head) * group;
   const int history = history_tokens(p.history, b);
-  const int visible = p.seq_len[b] - p.q_len + query + 1;
-  std::vector<Real> logits(std::max(visible, 0));
+  const int visible = std::max(0, p.seq_len[b] - p.q_len + query + 1);
+  std::vector<Real> q(static_cast<size_t>(group) * d),
+      weights(static_cast<size_t>(group) * visible);
+  for (size_t i = 0; i < q.size(); ++i) q[i] = static_cast<Real>(bf16_to_float(p.q[first * d + i]));
   std::vector<float> row(d);
   const auto load = [&](int position, int side) {
     const int token = position - p.windows.sink_tokens;
@@ -66,33 +69,39 @@ void attend_one(const AttentionParams& p, int b, int query, int head, Real* o, R
                                           window_row(p.windows, position), d);
     for (int i = 0; i < d; ++i) row[i] = bf16_to_float(exact[i]);
   };
-  Real largest = -std::numeric_limits<Real>::infinity();
+  std::vector<Real> largest(group, -std::numeric_limits<Real>::infinity()), sum(group, Real(0));
   for (int position = 0; position < visible; ++position) {
     load(position, 0);
-    Real dot = 0;
-    for (int i = 0; i < d; ++i) {
-      dot += static_cast<Real>(bf16_to_float(p.q[index * d + i])) * static_cast<Real>(row[i]);
+    for (int h = 0; h < group; ++h) {
+      Real dot = 0;
+      for (int i = 0; i < d; ++i) dot += q[h * d + i] * static_cast<Real>(row[i]);
+      dot *= static_cast<Real>(p.sm_scale);
+      weights[static_cast<size_t>(h) * visible + position] = dot;
+      largest[h] = std::max(largest[h], dot);
     }
-    logits[position] = dot * static_cast<Real>(p.sm_scale);
-    largest = std::max(largest, logits[position]);
   }
-  Real sum = 0;
-  std::fill(o + index * d, o + index * d + d, Real(0));
+  Real* const out = o + first * d;
+  std::fill(out, out + static_cast<int64_t>(group) * d, Real(0));
   for (int position = 0; position < visible; ++position) {
-    const Real weight = std::exp(logits[position] - largest);
-    sum += weight;
     load(position, 1);
-    for (int i = 0; i < d; ++i) o[index * d + i] += weight * static_cast<Real>(row[i]);
+    for (int h = 0; h < group; ++h) {
+      const Real weight =
+          std::exp(weights[static_cast<size_t>(h) * visible + position] - largest[h]);
+      sum[h] += weight;
+      for (int i = 0; i < d; ++i) out[h * d + i] += weight * static_cast<Real>(row[i]);
+    }
   }
-  for (int i = 0; i < d && sum > 0; ++i) o[index * d + i] /= sum;
-  if (lse) lse[index] = sum > 0 ? largest + std::log(sum) : largest;
+  for (int h = 0; h < group; ++h) {
+    for (int i = 0; i < d && sum[h] > 0; ++i) out[h * d + i] /= sum[h];
+    if (lse) lse[first + h] = sum[h] > 0 ? largest[h] + std::log(sum[h]) : largest[h];
+  }
 }
 
 template <typename Real>
 void attend_all(const AttentionParams& p, Real* o, Real* lse) {
   for (int b = 0; b < p.batch; ++b) {
     for (int query = 0; query < p.q_len; ++query) {
-      for (int head = 0; head < p.num_qo_heads; ++head) attend_one(p, b, query, head, o, lse);
+      for (int head = 0; head < p.num_kv_heads; ++head) attend_group(p, b, query, head, o, lse);
     }
   }
 }

@@ -34,8 +34,19 @@ struct Session {
   std::optional<Bundle> bundle = {};
   TokenChunks corpus = {};
   ComputeOptions compute = {};
+  EngineChoice engine = {};
   QuantizerSettings quantizer = {};
 };
+
+// Mode and prompt of the text task: under `prefill` the tokens before the first counted one are
+// the prompt; under `chunked:N` all are.
+CacheView text_view(const EvaluateOptions& options, int64_t prompt) {
+  CacheView view;
+  parse_cache_mode(options.mode, view);
+  if (view.mode == CacheModeKind::kChunked) prompt = std::numeric_limits<int64_t>::max();
+  view.prompt = view.mode == CacheModeKind::kDecode ? 0 : prompt;
+  return view;
+}
 
 std::string corpus_argument(const EvaluateOptions& options, const Checkpoint& checkpoint) {
   if (!options.corpus.empty()) return options.corpus;
@@ -92,6 +103,8 @@ QuantizerSettings settings_of(const EvaluateOptions& options, const Session& ses
 Session open_session(const EvaluateOptions& options) {
   Session session{.checkpoint = open_checkpoint(options.model, options.rope_scaling)};
   session.compute = choose_compute(options.device, options.dtype);
+  session.engine = {parse_engine_kind(options.engine), session.compute.device};
+  check_engine(session.engine, text_view(options, 0));
   if (!options.bundle.empty()) {
     session.bundle = read_bundle(options.bundle);
     check_bundle_matches(*session.bundle, session.checkpoint, options.bundle.string());
@@ -193,11 +206,11 @@ TextResults measure_text(const EvaluateOptions& options, const Session& session,
   const bool gpu = session.compute.device.is_cuda();
   const auto batches = make_batches(chunks, gpu ? kDeviceBatchTokens : kHostBatchTokens);
 
-  std::vector<std::unique_ptr<Int2Attention>> engines;
+  std::vector<std::unique_ptr<CacheEngine>> engines;
   MultiForward forward{
       .engines = {}, .position_offset = options.position_offset, .first_query = first - 1};
   for (const Method& method : methods) {
-    engines.push_back(make_engine(method, model.config()));
+    engines.push_back(make_engine(method, model.config(), session.engine));
     forward.engines.push_back(engines.back().get());
   }
   int64_t work = 0;
@@ -236,11 +249,12 @@ NeedleResults measure_needles(const EvaluateOptions& options, const Session& ses
   int64_t tokens = 0;
   for (const NeedlePrompt& p : results.prompts) tokens += p.length;
   progress.begin("needles", tokens * model.config().num_layers, "token-layers");
-  results.forced = run_needles_forced(model, methods, results.prompts, progress);
+  results.forced = run_needles_forced(model, methods, session.engine, results.prompts, progress);
   progress.end();
   if (options.generate_needles) {
     progress.begin("generation", tokens * static_cast<int64_t>(methods.size()), "tokens");
-    results.generated = run_needles_generated(model, methods, results.prompts, progress);
+    results.generated =
+        run_needles_generated(model, methods, session.engine, results.prompts, progress);
     progress.end();
   }
   return results;
@@ -293,6 +307,7 @@ Json describe_session(const EvaluateOptions& options, const Session& session) {
   report["device"] = describe(session.compute);
   report["threads"] = at::get_num_threads();
   report["seed"] = options.seed;
+  report["engine"] = engine_name(session.engine.kind);
   report["mode"] = options.mode;
   report["stride"] = options.stride;
   report["position_offset"] = options.position_offset;
@@ -303,16 +318,6 @@ Json describe_session(const EvaluateOptions& options, const Session& session) {
                          {"metadata_dtype", q.metadata_dtype},
                          {"demote_block", q.demote_block}};
   return report;
-}
-
-// Mode and prompt of the text task: under `prefill` the tokens before the first counted one are
-// the prompt; under `chunked:N` all are.
-CacheView text_view(const EvaluateOptions& options, int64_t prompt) {
-  CacheView view;
-  parse_cache_mode(options.mode, view);
-  if (view.mode == CacheModeKind::kChunked) prompt = std::numeric_limits<int64_t>::max();
-  view.prompt = view.mode == CacheModeKind::kDecode ? 0 : prompt;
-  return view;
 }
 
 }  // namespace

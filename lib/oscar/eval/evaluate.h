@@ -23,6 +23,7 @@ struct EvaluateOptions {
 
   std::optional<int64_t> first_position;  // predicted tokens counted from here; sink + recent
   int64_t position_offset = 0;
+  std::string engine = "simulate";  // engine_name() of cache_engine.h
   std::string mode = "decode";
   int64_t chunk_len = 0;  // 0 = the model's context, 4096 at most
   int64_t stride = 0;     // > 0: windows of chunk_len advance by this and score their last tokens

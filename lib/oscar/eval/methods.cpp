@@ -12,6 +12,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/fit/presets.h"
+#include "oscar/int2/paged_attention.h"
 
 namespace oscar {
 namespace {
@@ -313,13 +314,25 @@ std::vector<std::string> window_sweep(const std::string& base) {
   return names;
 }
 
-std::unique_ptr<Int2Attention> make_engine(const Method& method, const ModelConfig& config) {
+void check_engine(const EngineChoice& choice, const CacheView& view) {
+  if (choice.kind == EngineKind::kSimulate) return;
+  check_paged_mode(view);
+  if (choice.kind == EngineKind::kKernel) make_kernel_ops(choice.device);
+}
+
+std::unique_ptr<CacheEngine> make_engine(const Method& method, const ModelConfig& config,
+                                         const EngineChoice& choice) {
   if (method.reference) return nullptr;
   std::vector<int> windows;
   for (int layer = 0; layer < config.num_layers; ++layer) {
     windows.push_back(config.geometry(layer, method.quantizer.recent_tokens).sliding_window);
   }
-  return std::make_unique<Int2Attention>(method.layers, method.view, std::move(windows));
+  if (choice.kind == EngineKind::kSimulate || method.codec_off) {
+    return std::make_unique<Int2Attention>(method.layers, method.view, std::move(windows));
+  }
+  return std::make_unique<PagedAttention>(
+      PagedMethod{method.name, method.layers, method.view, std::move(windows), config.num_qo_heads},
+      choice.kind == EngineKind::kKernel ? make_kernel_ops(choice.device) : make_reference_ops());
 }
 
 }  // namespace oscar

@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "oscar/bundle/bundle.h"
-#include "oscar/int2/int2_attention.h"
+#include "oscar/int2/cache_engine.h"
+#include "oscar/int2/cache_view.h"
 #include "oscar/io/model_config.h"
 
 namespace oscar {
@@ -50,8 +51,20 @@ std::vector<std::string> sensitivity_methods(const std::string& base, int num_la
 std::vector<std::string> clip_sweep(const std::string& base);
 std::vector<std::string> window_sweep(const std::string& base);
 
-// Engine of a method; null for the reference. Layers whose sliding window fits the recent window
-// are never quantized.
-std::unique_ptr<Int2Attention> make_engine(const Method& method, const ModelConfig& config);
+// What runs the methods, and where the model runs.
+struct EngineChoice {
+  EngineKind kind = EngineKind::kSimulate;
+  torch::Device device = torch::kCPU;
+};
+
+// Throws Error for what no method could run: a mode without a paged form, or kernels that this
+// build or device does not have.
+void check_engine(const EngineChoice& choice, const CacheView& view);
+
+// Engine of a method; null for the reference. A method without codec always runs in the block-wise
+// forward. Layers whose sliding window fits the recent window are never quantized. Throws Error
+// when the engine cannot run the method (PagedAttention).
+std::unique_ptr<CacheEngine> make_engine(const Method& method, const ModelConfig& config,
+                                         const EngineChoice& choice);
 
 }  // namespace oscar

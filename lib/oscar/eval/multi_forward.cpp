@@ -58,7 +58,7 @@ void advance(const Transformer& model, const MultiForward& methods, int layer,
   states[0] =
       model.forward_layer(layer, weights, entering, &comparison, nullptr, methods.position_offset);
   for (size_t m = 1; m < states.size(); ++m) {
-    Int2Attention* const engine = methods.engines[m];
+    CacheEngine* const engine = methods.engines[m];
     const bool int2 = engine && engine->quantizes(layer);
     if (!int2 && !states[m].defined()) {
       comparison.skip(errors[m], layer);

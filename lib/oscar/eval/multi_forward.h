@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "oscar/base/progress.h"
-#include "oscar/int2/int2_attention.h"
+#include "oscar/int2/cache_engine.h"
 #include "oscar/model/transformer.h"
 
 namespace oscar {
@@ -19,7 +19,7 @@ struct OutputError {
 
 struct MultiForward {
   // engines[0] must be null: the reference. A null engine elsewhere is the reference again.
-  std::vector<Int2Attention*> engines;
+  std::vector<CacheEngine*> engines;
   int64_t position_offset = 0;
   int64_t first_query = 0;  // queries before it stay out of OutputError
 };

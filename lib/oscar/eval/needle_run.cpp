@@ -62,13 +62,38 @@ torch::Tensor answer_margins(Transformer& model, const torch::Tensor& hidden,
 
 }  // namespace
 
+torch::Tensor generate_greedily(Transformer& model,
+                                const std::vector<std::shared_ptr<const LayerWeights>>& weights,
+                                CacheEngine& engine, const torch::Tensor& ids, int64_t tokens) {
+  const c10::InferenceMode guard;
+  engine.set_prompt(ids.size(1));
+  engine.keep_cache(ids.size(1) + tokens);
+  auto answers = torch::empty({ids.size(0), tokens}, torch::kInt64);
+  auto next = ids;
+  int64_t position = 0;
+  for (int64_t step = 0; step < tokens; ++step) {
+    auto hidden = model.embed(next);
+    for (size_t layer = 0; layer < weights.size(); ++layer) {
+      hidden = model.forward_layer(static_cast<int>(layer), *weights[layer], hidden, nullptr,
+                                   &engine, position);
+    }
+    position += next.size(1);
+    next = model.logits(hidden.slice(1, hidden.size(1) - 1)).argmax(-1).to(torch::kCPU);
+    answers.slice(1, step, step + 1).copy_(next);
+  }
+  return answers;
+}
+
 std::vector<std::vector<NeedleOutcome>> run_needles_forced(Transformer& model,
                                                            const std::vector<Method>& methods,
+                                                           const EngineChoice& choice,
                                                            const std::vector<NeedlePrompt>& prompts,
                                                            Progress& progress) {
   const c10::InferenceMode guard;
-  std::vector<std::unique_ptr<Int2Attention>> engines;
-  for (const Method& method : methods) engines.push_back(make_engine(method, model.config()));
+  std::vector<std::unique_ptr<CacheEngine>> engines;
+  for (const Method& method : methods) {
+    engines.push_back(make_engine(method, model.config(), choice));
+  }
   std::vector<std::vector<NeedleOutcome>> outcomes(methods.size(),
                                                    std::vector<NeedleOutcome>(prompts.size()));
   for (const PromptBatch& batch : batch_prompts(model, prompts)) {
@@ -99,6 +124,7 @@ std::vector<std::vector<NeedleOutcome>> run_needles_forced(Transformer& model,
 
 std::vector<std::vector<bool>> run_needles_generated(Transformer& model,
                                                      const std::vector<Method>& methods,
+                                                     const EngineChoice& choice,
                                                      const std::vector<NeedlePrompt>& prompts,
                                                      Progress& progress) {
   const c10::InferenceMode guard;
@@ -107,32 +133,20 @@ std::vector<std::vector<bool>> run_needles_generated(Transformer& model,
   for (int layer = 0; layer < num_layers; ++layer) weights.push_back(model.load_layer(layer));
   std::vector<std::vector<bool>> passes(methods.size(), std::vector<bool>(prompts.size(), true));
   for (size_t m = 0; m < methods.size(); ++m) {
-    Method method = methods[m];
-    method.reference = false;  // the reference too needs an engine that keeps a cache
-    const auto engine = make_engine(method, model.config());
-    engine->keep_cache();
+    std::unique_ptr<CacheEngine> engine = make_engine(methods[m], model.config(), choice);
+    if (!engine) {  // the reference too needs an engine that keeps a cache
+      Method exact = methods[m];
+      exact.reference = false;
+      engine = make_engine(exact, model.config(), {});
+    }
     for (const PromptBatch& batch : batch_prompts(model, prompts)) {
       if (interrupt_requested()) throw Interrupted("stopped; no report was written");
-      engine->reset_cache();
-      engine->set_prompt(batch.length);
-      auto next = batch_ids(prompts, batch).slice(1, 0, batch.length);
-      int64_t position = 0;
-      for (int64_t step = 0; step < batch.answer; ++step) {
-        auto hidden = model.embed(next);
-        for (int layer = 0; layer < num_layers; ++layer) {
-          hidden =
-              model.forward_layer(layer, *weights[layer], hidden, nullptr, engine.get(), position);
-        }
-        position += next.size(1);
-        next = model.logits(hidden.slice(1, hidden.size(1) - 1)).argmax(-1).to(torch::kCPU);
-        for (size_t row = 0; row < batch.count; ++row) {
-          const auto& answer = prompts[batch.first + row].answer;
-          const auto place = static_cast<size_t>(step);
-          if (place < answer.size() &&
-              next.data_ptr<int64_t>()[row] != static_cast<int64_t>(answer[place])) {
-            passes[m][batch.first + row] = false;
-          }
-        }
+      const auto ids = batch_ids(prompts, batch).slice(1, 0, batch.length);
+      const auto answers = generate_greedily(model, weights, *engine, ids, batch.answer);
+      for (size_t row = 0; row < batch.count; ++row) {
+        const auto& wanted = prompts[batch.first + row].answer;
+        const auto* got = answers.data_ptr<int64_t>() + static_cast<int64_t>(row) * answers.size(1);
+        passes[m][batch.first + row] = std::equal(wanted.begin(), wanted.end(), got);
       }
       progress.advance(static_cast<int64_t>(batch.count) * batch.length);
     }

@@ -16,10 +16,17 @@ struct NeedleOutcome {
   double margin = 0;
 };
 
+// Greedy continuation of equally long prompts: ids [prompts, length] int64 -> [prompts, tokens]
+// int64 on the CPU. `engine` starts with an empty cache. weights[l]: Transformer::load_layer(l).
+torch::Tensor generate_greedily(Transformer& model,
+                                const std::vector<std::shared_ptr<const LayerWeights>>& weights,
+                                CacheEngine& engine, const torch::Tensor& ids, int64_t tokens);
+
 // outcomes[method][prompt]. The right answer is fed token by token; greedy generation gives the
 // same verdict, because it leaves the right path exactly when a margin is not positive.
 std::vector<std::vector<NeedleOutcome>> run_needles_forced(Transformer& model,
                                                            const std::vector<Method>& methods,
+                                                           const EngineChoice& choice,
                                                            const std::vector<NeedlePrompt>& prompts,
                                                            Progress& progress);
 
@@ -27,6 +34,7 @@ std::vector<std::vector<NeedleOutcome>> run_needles_forced(Transformer& model,
 // All layers' weights stay on the device.
 std::vector<std::vector<bool>> run_needles_generated(Transformer& model,
                                                      const std::vector<Method>& methods,
+                                                     const EngineChoice& choice,
                                                      const std::vector<NeedlePrompt>& prompts,
                                                      Progress& progress);
 

@@ -73,6 +73,10 @@ std::string format_table(const Json& report) {
     out += fmt::format("\nneedles: {} prompts, 95% interval",
                        report["needle"]["prompts"].get<int64_t>());
   }
+  const std::string engine = report.value("engine", "simulate");
+  if (engine != "simulate") {
+    out += fmt::format("\nengine {}: decoded token by token through a paged cache", engine);
+  }
   return out + "\n";
 }
 

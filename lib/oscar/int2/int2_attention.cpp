@@ -121,7 +121,10 @@ Int2Attention::Int2Attention(std::vector<std::shared_ptr<const LayerCodec>> laye
       sliding_windows_(std::move(sliding_windows)),
       kept_(layers_.size()) {}
 
-void Int2Attention::reset_cache() { kept_.assign(layers_.size(), {}); }
+void Int2Attention::keep_cache(int64_t) {
+  keep_ = true;
+  kept_.assign(layers_.size(), {});
+}
 
 CacheRows Int2Attention::append(int layer, const CacheRows& rows) {
   CacheRows& kept = kept_[layer];
@@ -142,7 +145,6 @@ torch::Tensor Int2Attention::attend(int layer, const torch::Tensor& q, const tor
   CacheView view = view_;
   view.sliding_window = sliding_windows_[layer];
   const LayerCodec* const codec = layers_[layer].get();
-  const int64_t group = q.size(1) / k.size(1);
   CacheRows rows;
   torch::Tensor queries;
   if (codec) {
@@ -154,20 +156,14 @@ torch::Tensor Int2Attention::attend(int layer, const torch::Tensor& q, const tor
     rows.v_int2 = codec->int2_values
                       ? quantize_dequantize(codec->value, rows.v_exact, where + ", values")
                       : rows.v_exact;
-    queries = torch::matmul(q.to(torch::kFloat32),
-                            codec->key.partner.repeat_interleave(group, /*dim=*/0));
+    queries = to_query_basis(*codec, q);
   } else {
     rows.k_exact = rows.k_int2 = k.to(torch::kFloat32);
     rows.v_exact = rows.v_int2 = v.to(torch::kFloat32);
     queries = q.to(torch::kFloat32);
   }
   auto out = attend_cache_rows(view, queries, keep_ ? append(layer, rows) : rows, sm_scale);
-  if (codec) {
-    out = torch::matmul(out, codec->value.partner.repeat_interleave(group, 0));
-    if (codec->value.mean.defined()) {
-      out = out + codec->value.mean.repeat_interleave(group, 0).unsqueeze(1);
-    }
-  }
+  if (codec) out = from_value_basis(*codec, out);
   return out.to(q.dtype());
 }
 

@@ -1,12 +1,11 @@
-// Attention over a cache whose old rows are INT2, block by block, and the engine that runs it.
+// Attention over a cache whose old rows are INT2, block by block, and the engine `simulate`.
 #pragma once
 
 #include <memory>
 #include <vector>
 
+#include "oscar/int2/cache_engine.h"
 #include "oscar/int2/cache_view.h"
-#include "oscar/int2/side_codec.h"
-#include "oscar/model/transformer.h"
 
 namespace oscar {
 
@@ -22,31 +21,18 @@ struct CacheRows {
 torch::Tensor attend_cache_rows(const CacheView& view, const torch::Tensor& q,
                                 const CacheRows& rows, double sm_scale);
 
-// What one method does to one layer's cache. Copies share tensors.
-struct LayerCodec {
-  SideCodec key, value;
-  bool int2_keys = true, int2_values = true;  // false: that side stays exact
-};
-
 // The INT2 forward of one method. A layer without codec runs exactly in the original basis.
-class Int2Attention final : public AttentionEngine {
+class Int2Attention final : public CacheEngine {
  public:
   // layers[l] may be null. `view` holds the windows and mode; `sliding_windows` [num_layers].
   Int2Attention(std::vector<std::shared_ptr<const LayerCodec>> layers, CacheView view,
                 std::vector<int> sliding_windows);
 
-  // q, k, v of whole sequences (every key of every query).
   torch::Tensor attend(int layer, const torch::Tensor& q, const torch::Tensor& k,
                        const torch::Tensor& v, double sm_scale) override;
-
-  // From here on, k and v of each call are appended to what earlier calls left (generation).
-  // reset_cache() forgets it.
-  void keep_cache() { keep_ = true; }
-  void reset_cache();
-
-  // Queries below this position belong to the prompt (modes prefill and chunked).
-  void set_prompt(int64_t tokens) { view_.prompt = tokens; }
-  bool quantizes(int layer) const { return layers_[layer] != nullptr; }
+  void keep_cache(int64_t longest) override;
+  void set_prompt(int64_t tokens) override { view_.prompt = tokens; }
+  bool quantizes(int layer) const override { return layers_[layer] != nullptr; }
 
  private:
   CacheRows append(int layer, const CacheRows& rows);

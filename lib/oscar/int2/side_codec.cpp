@@ -21,15 +21,6 @@ torch::Tensor stack(const MatrixStack<float>& m, torch::Device device) {
   return to_device(m.data.data(), {m.count, m.rows, m.cols}, device);
 }
 
-[[noreturn]] void refuse_rows(const std::string& where, RowStatus status) {
-  const bool finite = status == RowStatus::kMetadataOverflow;
-  throw Error({.what = finite ? "the range of a cache row does not fit the metadata dtype"
-                              : "a cache row holds values that are not finite",
-               .where = where,
-               .hint = finite ? "use --metadata-dtype bf16 or fp32"
-                              : "check the weights, or run with --dtype fp32"});
-}
-
 torch::Tensor round_to(const torch::Tensor& x, MetadataDtype dtype) {
   if (dtype == MetadataDtype::kFp32) return x;
   return x.to(dtype == MetadataDtype::kFp16 ? torch::kFloat16 : torch::kBFloat16)
@@ -159,6 +150,15 @@ torch::Tensor as_bf16(const torch::Tensor& rows) {
 }
 
 }  // namespace
+
+void refuse_rows(const std::string& where, RowStatus status) {
+  const bool finite = status == RowStatus::kMetadataOverflow;
+  throw Error({.what = finite ? "the range of a cache row does not fit the metadata dtype"
+                              : "a cache row holds values that are not finite",
+               .where = where,
+               .hint = finite ? "use --metadata-dtype bf16 or fp32"
+                              : "check the weights, or run with --dtype fp32"});
+}
 
 SideCodec make_side_codec(const SideTransform& transform, CacheSide side,
                           const QuantizerSettings& quantizer, int layer, torch::Device device) {

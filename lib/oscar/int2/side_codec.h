@@ -45,4 +45,7 @@ torch::Tensor quantize_dequantize(const SideCodec& side, const torch::Tensor& ro
 torch::Tensor quantize_dequantize_torch(const SideCodec& side, const torch::Tensor& rows,
                                         const std::string& where);
 
+// Throws the Error for rows that the codec refuses.
+[[noreturn]] void refuse_rows(const std::string& where, RowStatus status);
+
 }  // namespace oscar

@@ -204,6 +204,7 @@ void read_facts(const Json& report, ReportData& data) {
     add("Resampling units", count(data.resampling_units));
   }
   add("Mode", data.mode);
+  add("Engine", get_text(report, "engine"));
   add("Position offset", count(data.position_offset));
   if (q.is_object()) {
     add("Cache format",

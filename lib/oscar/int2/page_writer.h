@@ -1,0 +1,28 @@
+// A layer's codec as the arrays that an append takes, and what a page cannot hold.
+#pragma once
+
+#include <string>
+
+#include "oscar/cache/page_layout.h"
+#include "oscar/int2/cache_engine.h"
+
+namespace oscar {
+
+// How one layer's rows become INT2. Tensors float32 on the device of the pages.
+struct PageWriter {
+  PageFormat format;
+  torch::Tensor clip_k, clip_v;          // [num_kv_heads]
+  torch::Tensor feedback_k, feedback_v;  // [num_kv_heads, d, d]; undefined: plain rounding
+  torch::Tensor metric_k, metric_v;      // the same; undefined: no scale correction
+
+  // The writer's part of the parameters of an append.
+  AppendParams parameters() const;
+};
+
+// Throws Error naming what a page cannot hold: one side alone as INT2, head dimensions of keys and
+// values that differ, heads that correct their scales in different ways, or `unbiased` correction.
+// `where` names method and layer.
+PageWriter make_page_writer(const LayerCodec& codec, const std::string& where,
+                            torch::Device device);
+
+}  // namespace oscar

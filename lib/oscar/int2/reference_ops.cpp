@@ -1,0 +1,68 @@
+// The CPU twins behind the interface of a paged cache.
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "oscar/cache/paged_reference.h"
+#include "oscar/int2/paged_ops.h"
+
+namespace oscar {
+namespace {
+
+// Requests [begin, end) of a table; those of one request are at index 0 then.
+PagedHistory from_request(PagedHistory history, int64_t begin) {
+  history.kv_indptr += begin;  // offsets stay those into the whole of kv_indices
+  history.kv_last_page_len += begin;
+  return history;
+}
+
+ExactWindows from_request(ExactWindows windows, int64_t begin) {
+  windows.slot += begin;
+  return windows;
+}
+
+class ReferenceOps final : public PagedOps {
+ public:
+  torch::Device device() const override { return torch::kCPU; }
+
+  void append(const AppendParams& params, int, int) override {
+    std::atomic<int> status{0};
+    at::parallel_for(0, params.batch, 1, [&](int64_t begin, int64_t end) {
+      AppendParams part = params;
+      part.history = from_request(params.history, begin);
+      part.windows = from_request(params.windows, begin);
+      part.rows_indptr += begin;
+      part.old_len += begin;
+      part.old_history += begin;
+      part.new_history += begin;
+      part.status = nullptr;
+      part.batch = static_cast<int>(end - begin);
+      status |= static_cast<int>(append_ref(part));
+    });
+    if (params.status) *params.status |= status;
+  }
+
+  void attend(const AttentionParams& params) override {
+    at::parallel_for(0, params.batch, 1, [&](int64_t begin, int64_t end) {
+      const int64_t row = int64_t{params.q_len} * params.num_qo_heads * params.format.head_dim;
+      AttentionParams part = params;
+      part.history = from_request(params.history, begin);
+      part.windows = from_request(params.windows, begin);
+      part.seq_len += begin;
+      part.q += begin * row;
+      part.lse = nullptr;
+      part.batch = static_cast<int>(end - begin);
+      std::vector<float> out(static_cast<size_t>((end - begin) * row));
+      decode_attention_ref(part, out.data(), nullptr);
+      std::transform(out.begin(), out.end(), params.o + begin * row, float_to_bf16);
+    });
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<PagedOps> make_reference_ops() { return std::make_unique<ReferenceOps>(); }
+
+}  // namespace oscar

@@ -1,0 +1,135 @@
+// The engine `kernel` against `reference`: bytes of the pages, outputs, and the default model.
+#include <gtest/gtest.h>
+
+#include "eval/tiny_model.h"
+#include "int2/random_codec.h"
+#include "oscar/base/error.h"
+#include "oscar/int2/paged_attention.h"
+
+namespace {
+
+using oscar::CacheView;
+using oscar::EngineKind;
+using oscar::PagedAttention;
+
+constexpr double kUnit = 1.0 / 256, kScale = 0.0884;
+
+// Why the kernels can't run here; empty when they can.
+std::string missing() {
+  if (!torch::cuda::is_available()) return "no CUDA device";
+  try {
+    oscar::make_kernel_ops(torch::kCUDA);
+  } catch (const oscar::Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+#define OSCAR_NEEDS_KERNELS() \
+  if (const std::string reason = missing(); !reason.empty()) GTEST_SKIP() << reason
+
+std::shared_ptr<oscar::LayerCodec> on_device(const oscar::LayerCodec& codec) {
+  auto copy = std::make_shared<oscar::LayerCodec>(codec);
+  for (auto* side : {&copy->key, &copy->value}) {
+    for (auto* t : {&side->forward, &side->partner, &side->mean, &side->feedback, &side->metric}) {
+      if (t->defined()) *t = t->cuda();
+    }
+  }
+  return copy;
+}
+
+PagedAttention make_engine_with(const std::shared_ptr<const oscar::LayerCodec>& codec,
+                                const CacheView& view, std::unique_ptr<oscar::PagedOps> ops) {
+  return PagedAttention({"test", {codec}, view, {0}, 8}, std::move(ops));
+}
+
+// Rows of codes with their metadata that differ between two gathers of chunks, of how many.
+std::pair<int64_t, int64_t> count_different_rows(const torch::Tensor& a, const torch::Tensor& b,
+                                                 const oscar::PageFormat& format) {
+  const auto rows = [&](const torch::Tensor& chunks, int begin, int bytes) {
+    return chunks.slice(-1, begin, begin + 2 * oscar::kPageTokens * bytes)
+        .reshape({-1, 2 * oscar::kPageTokens, bytes});
+  };
+  const int codes = code_row_bytes(format), metadata = metadata_row_bytes(format);
+  const int metadata_begin = metadata_offset(format, 0, 0);
+  const auto different =
+      rows(a, 0, codes)
+          .ne(rows(b, 0, codes))
+          .any(-1)
+          .logical_or(
+              rows(a, metadata_begin, metadata).ne(rows(b, metadata_begin, metadata)).any(-1));
+  return {different.sum().item<int64_t>(), different.numel()};
+}
+
+TEST(PagedKernel, PagesWindowsAndOutputsAreThoseOfTheReference) {
+  OSCAR_NEEDS_KERNELS();
+  const c10::InferenceMode guard;
+  torch::manual_seed(3);
+  const int64_t batch = 6, tokens = 801, heads = 2, d = 128;
+  const auto in = oscar_test::random_sequences(batch, 8, heads, tokens, d);
+  for (const bool shaped : {false, true}) {
+    // No transform: both sides quantize the very same bf16 rows.
+    const auto codec = oscar_test::random_codec(heads, d, {.identity = true, .shaped = shaped});
+    for (const CacheView& view :
+         {CacheView{.sink = 16, .recent = 64},
+          CacheView{.sink = 16, .recent = 64, .demote_block = 16},
+          CacheView{
+              .sink = 16, .recent = 64, .mode = oscar::CacheModeKind::kPrefill, .prompt = 700}}) {
+      SCOPED_TRACE(testing::Message() << "shaped " << shaped << ", block " << view.demote_block
+                                      << ", prompt " << view.prompt);
+      auto kernel = make_engine_with(on_device(*codec), view, oscar::make_kernel_ops(torch::kCUDA));
+      auto reference = make_engine_with(codec, view, oscar::make_reference_ops());
+      const auto got = kernel.attend(0, in.q.cuda(), in.k.cuda(), in.v.cuda(), kScale).cpu();
+      const auto expected = reference.attend(0, in.q, in.k, in.v, kScale);
+      auto &a = kernel.cache(0), &b = reference.cache(0);
+      const int history = a.history_at(tokens);
+      ASSERT_GT(history, 512);
+      const auto [different, rows] =
+          count_different_rows(a.chunks(history).cpu(), b.chunks(history), a.format());
+      printf("shaped %d: %ld of %ld rows differ\n", shaped, different, rows);
+      EXPECT_LE(different, shaped ? rows / 10000 : 0);
+      for (int side = 0; side < 2; ++side) {  // as bits: rows never written are NaN
+        EXPECT_TRUE(torch::equal(a.exact_rows(side).cpu().view(torch::kInt16),
+                                 b.exact_rows(side).view(torch::kInt16)));
+      }
+      // The same codes, queries and exact rows: the kernel rounds weights and their scaled
+      // sums to fp16 and both round the output to bf16.
+      const double relative = ((got - expected).norm() / expected.norm()).item<double>();
+      printf("outputs: relative distance %.2e\n", relative);
+      EXPECT_LE(relative, kUnit);
+    }
+  }
+}
+
+TEST(PagedKernel, LogitsOfTheDefaultModelEqualReferenceAndSimulationWithinRounding) {
+  OSCAR_NEEDS_KERNELS();
+  const oscar_test::TinyModel tiny;
+  oscar::Transformer model(tiny.checkpoint, {.device = torch::kCUDA, .dtype = torch::kFloat32});
+  const double bound = tiny.checkpoint.config.num_layers / 256.0;
+  const auto logits = oscar_test::logits_of_engines(
+      model, tiny.method("bundle", {}, torch::kCUDA), tiny.ids(450, 4),
+      {EngineKind::kSimulate, EngineKind::kReference, EngineKind::kKernel});
+  const char* const names[] = {"simulate", "reference", "kernel"};
+  for (const auto& [a, b] : {std::pair{0, 1}, std::pair{0, 2}, std::pair{1, 2}}) {
+    const auto distance = oscar_test::relative_distance(logits[a], logits[b]);
+    printf("%s and %s: relative distance of logits, mean %.2e, largest %.2e, bound %.2e\n",
+           names[a], names[b], distance.mean().item<double>(), distance.max().item<double>(),
+           bound);
+    EXPECT_LE(distance.max().item<double>(), bound);
+  }
+}
+
+TEST(PagedKernel, FormatsWithoutAnInstantiationAreRefusedAtOnce) {
+  OSCAR_NEEDS_KERNELS();
+  const auto codec = oscar_test::random_codec(2, 32, {});
+  try {
+    make_engine_with(on_device(*codec), {}, oscar::make_kernel_ops(torch::kCUDA));
+    FAIL() << "accepted";
+  } catch (const oscar::Error& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("head_dim 32"), std::string::npos) << text;
+    EXPECT_NE(text.find("--engine reference"), std::string::npos) << text;
+  }
+}
+
+}  // namespace

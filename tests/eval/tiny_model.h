@@ -1,0 +1,81 @@
+// The embedded model with its shipped bundle and held-out text, for tests of whole forward passes.
+#pragma once
+
+#include "oscar/bundle/bundle.h"
+#include "oscar/data/corpus.h"
+#include "oscar/eval/methods.h"
+#include "oscar/eval/multi_forward.h"
+#include "oscar/io/checkpoint.h"
+
+namespace oscar_test {
+
+struct TinyModel {
+  oscar::Checkpoint checkpoint = oscar::open_checkpoint("tiny-gqa", std::nullopt);
+  oscar::Tokenizer tokenizer = oscar::Tokenizer::from_file(checkpoint.folder / "tokenizer.json");
+  oscar::Bundle bundle = oscar::read_bundle(checkpoint.folder.parent_path().parent_path() /
+                                            "rotation_zoo" / "tiny-gqa" / "tiny-gqa.h5");
+
+  // Held-out text in sequences of `length` tokens.
+  std::vector<std::vector<int32_t>> text(int64_t length, int64_t sequences) const {
+    oscar::CorpusOptions options;
+    options.chunk_len = static_cast<int>(length);
+    options.max_tokens = length * sequences;
+    options.vocab_size = checkpoint.config.vocab_size;
+    options.eos_token_ids = checkpoint.config.eos_token_ids;
+    return oscar::load_corpus((checkpoint.folder / "heldout.jsonl").string(), &tokenizer, options)
+        .chunks;
+  }
+
+  // The same as [sequences, length] int64.
+  torch::Tensor ids(int64_t length, int64_t sequences) const {
+    auto out = torch::empty({sequences, length}, torch::kInt64);
+    const auto rows = text(length, sequences);
+    for (int64_t s = 0; s < sequences; ++s) {
+      for (int64_t i = 0; i < length; ++i) out[s][i] = rows.at(s).at(i);
+    }
+    return out;
+  }
+
+  oscar::Method method(const std::string& name, const oscar::CacheView& view,
+                       torch::Device device) const {
+    return make_method(name, {.config = &checkpoint.config,
+                              .bundle = &bundle,
+                              .quantizer = bundle.quantizer,
+                              .view = view,
+                              .device = device});
+  }
+};
+
+// Logits [sequences, tokens, vocab] of one method under each engine, teacher-forced.
+inline std::vector<torch::Tensor> logits_of_engines(oscar::Transformer& model,
+                                                    const oscar::Method& method,
+                                                    const torch::Tensor& ids,
+                                                    std::vector<oscar::EngineKind> kinds) {
+  std::vector<std::unique_ptr<oscar::CacheEngine>> engines;
+  oscar::MultiForward forward{.engines = {nullptr}};
+  for (const auto kind : kinds) {
+    engines.push_back(make_engine(method, model.config(), {kind, model.compute().device}));
+    forward.engines.push_back(engines.back().get());
+  }
+  std::vector<torch::Tensor> logits;
+  oscar::SilentProgress progress;
+  run_multi_forward(
+      model, forward, {ids},
+      [&](size_t, const std::vector<torch::Tensor>& hidden) {
+        for (size_t m = 1; m < hidden.size(); ++m) {
+          logits.push_back(model.logits(hidden[m]).to(torch::kCPU, torch::kFloat64));
+        }
+      },
+      progress);
+  return logits;
+}
+
+// Per position, |a - b| over the spread of a: Euclidean norms over the vocabulary, [seq, tokens].
+// Engines may differ by L u, u = 2^-8: each of L layers rounds its attention's inputs and output to
+// bf16, an error of about u of that output, and L of them, all in one direction and not amplified,
+// add up to L u of the hidden state and so of the logits.
+inline torch::Tensor relative_distance(const torch::Tensor& a, const torch::Tensor& b) {
+  return ((a - b).square().sum(-1) / (a - a.mean(-1, true)).square().sum(-1)).sqrt();
+}
+
+}  // namespace oscar_test

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/core/GradMode.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #endif
@@ -56,7 +57,7 @@ double time_backend(const std::vector<std::array<at::Tensor, 3>>& caches, int re
 }  // namespace
 
 SdpaTiming time_sdpa(const AttentionBenchShape& shape, int batch, int context, int replays) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const auto options = at::TensorOptions().dtype(at::kBFloat16).device(at::kCUDA);
   const size_t bytes =
       static_cast<size_t>(batch) * context * shape.num_kv_heads * 4 * shape.head_dim;

@@ -26,6 +26,12 @@ function(oscar_target_settings target)
   endif()
 endfunction()
 
+# Precompiled headers of another target for a program.
+function(oscar_reuse_headers program target)
+  target_precompile_headers(${program} REUSE_FROM ${target})
+  target_compile_options(${program} PRIVATE -fPIC)  # as the headers were compiled
+endfunction()
+
 # A static library of all .cpp files in the given folders.
 function(oscar_library target)
   set(sources "")

@@ -16,6 +16,10 @@ find_path(UTF8PROC_INCLUDE_DIR utf8proc.h REQUIRED)
 # is opened at run time, never linked (lib/oscar/linalg/eigh.cpp says why).
 find_library(OPENBLAS_LIBRARY NAMES openblas libopenblas.so.0 REQUIRED)
 
+if(OSCAR_WITH_CUDA)
+  find_package(CUDAToolkit REQUIRED)
+endif()
+
 if(OSCAR_WITH_TORCH)
   # The Python wheel of torch, used as a C++ library. Its own CMake package insists on a CUDA
   # toolkit even for programs that compile no CUDA, so the few libraries are named here.

@@ -29,7 +29,13 @@ step "tests"
 "$ctest" --test-dir build-developer --output-on-failure --no-tests=error -j2 "${label[@]}"
 
 if ((${#label[@]} == 0)); then
-  step "programs without CUDA kernels configure and compile"
-  scripts/build.sh cpu -DOSCAR_BUILD_TESTS=OFF
+  step "clang-tidy"
+  scripts/tidy.sh
+  step "unit tests below the model under ASan and UBSan"
+  scripts/build.sh sanitize
+  "$ctest" --test-dir build-sanitize --output-on-failure --no-tests=error -j2 -L unit
+  step "programs without CUDA kernels"
+  # In the same folder: only sources that see CUDA are compiled again.
+  scripts/build.sh developer -DOSCAR_WITH_CUDA=OFF -DOSCAR_BUILD_TESTS=OFF
 fi
 step "all passed"

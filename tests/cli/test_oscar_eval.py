@@ -163,7 +163,9 @@ class OscarEval(unittest.TestCase):
         simulated, paged, table = self.engine_reports("--compare", "exact,hadamard-clip")
         self.assertIn("engine reference", table)
         self.assertLessEqual(max(map(len, table.splitlines())), 80)
-        self.assertEqual(simulated["methods"]["exact"], paged["methods"]["exact"])
+        for figure in ("kl", "nll", "top1"):  # without a codec nothing passes through pages
+            self.assertEqual(simulated["methods"]["exact"][figure],
+                             paged["methods"]["exact"][figure])
         a, b = (r["methods"]["hadamard-clip"]["kl"]["mean"] for r in (simulated, paged))
         self.assertNotEqual(a, b)
         self.assertLess(abs(a - b), 0.03 * a)
@@ -177,8 +179,9 @@ class OscarEval(unittest.TestCase):
             expected = simulated["methods"][name]["niah"]
             self.assertEqual(method["niah"]["passed"], expected["passed"], name)
             self.assertEqual(method["niah"]["generated"], expected["generated"], name)
+            # Margins move as codes at a threshold fall either way, by less than their own error.
             self.assertAlmostEqual(method["niah"]["margin"]["mean"], expected["margin"]["mean"],
-                                   delta=0.1)
+                                   delta=expected["margin"]["se"])
 
     def test_engines_refuse_what_they_can_not_run_with_the_way_out(self):
         paged = ["--engine", "reference"]

@@ -1,6 +1,8 @@
 // The embedded model with its shipped bundle and held-out text, for tests of whole forward passes.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include "oscar/bundle/bundle.h"
 #include "oscar/data/corpus.h"
 #include "oscar/eval/methods.h"
@@ -38,15 +40,16 @@ struct TinyModel {
 
   oscar::Method method(const std::string& name, const oscar::CacheView& view,
                        torch::Device device) const {
-    return make_method(name, {.config = &checkpoint.config,
-                              .bundle = &bundle,
-                              .quantizer = bundle.quantizer,
-                              .view = view,
-                              .device = device});
+    return oscar::make_method(name, {.config = &checkpoint.config,
+                                     .bundle = &bundle,
+                                     .quantizer = bundle.quantizer,
+                                     .view = view,
+                                     .device = device});
   }
 };
 
-// Logits [sequences, tokens, vocab] of one method under each engine, teacher-forced.
+// Logits [sequences, tokens, vocab], teacher-forced: the model's own, then of one method under each
+// engine.
 inline std::vector<torch::Tensor> logits_of_engines(oscar::Transformer& model,
                                                     const oscar::Method& method,
                                                     const torch::Tensor& ids,
@@ -54,16 +57,16 @@ inline std::vector<torch::Tensor> logits_of_engines(oscar::Transformer& model,
   std::vector<std::unique_ptr<oscar::CacheEngine>> engines;
   oscar::MultiForward forward{.engines = {nullptr}};
   for (const auto kind : kinds) {
-    engines.push_back(make_engine(method, model.config(), {kind, model.compute().device}));
+    engines.push_back(oscar::make_engine(method, model.config(), {kind, model.compute().device}));
     forward.engines.push_back(engines.back().get());
   }
   std::vector<torch::Tensor> logits;
   oscar::SilentProgress progress;
-  run_multi_forward(
+  oscar::run_multi_forward(
       model, forward, {ids},
       [&](size_t, const std::vector<torch::Tensor>& hidden) {
-        for (size_t m = 1; m < hidden.size(); ++m) {
-          logits.push_back(model.logits(hidden[m]).to(torch::kCPU, torch::kFloat64));
+        for (const torch::Tensor& h : hidden) {
+          logits.push_back(model.logits(h).to(torch::kCPU, torch::kFloat64));
         }
       },
       progress);
@@ -71,11 +74,32 @@ inline std::vector<torch::Tensor> logits_of_engines(oscar::Transformer& model,
 }
 
 // Per position, |a - b| over the spread of a: Euclidean norms over the vocabulary, [seq, tokens].
-// Engines may differ by L u, u = 2^-8: each of L layers rounds its attention's inputs and output to
-// bf16, an error of about u of that output, and L of them, all in one direction and not amplified,
-// add up to L u of the hidden state and so of the logits.
 inline torch::Tensor relative_distance(const torch::Tensor& a, const torch::Tensor& b) {
   return ((a - b).square().sum(-1) / (a - a.mean(-1, true)).square().sum(-1)).sqrt();
+}
+
+// Logits of two engines of one method beside the model's own, u = 2^-8. Each of L layers rounds its
+// attention's inputs and output to bf16, an error of about u of that output; L of them, all in one
+// direction, add up to L u of the hidden state and so of the logits. That holds
+//   at every position that reads no INT2 row,
+//   behind them on average: there a rounding may also carry a value over the threshold between two
+//   codes, and one position then moves by as much as quantization moves it, but not by more.
+inline void expect_agreement(const torch::Tensor& exact, const torch::Tensor& a,
+                             const torch::Tensor& b, int64_t first_int2, int layers,
+                             const std::string& what) {
+  const double bound = layers / 256.0;
+  const auto distance = relative_distance(a, b), quantization = relative_distance(exact, a);
+  const auto before = distance.slice(1, 0, first_int2), behind = distance.slice(1, first_int2);
+  const double largest = quantization.slice(1, first_int2).max().item<double>();
+  printf(
+      "%s: relative distance of logits %.2e at most, then %.2e on average (bound %.2e), %.2e "
+      "at most (quantization %.2e)\n",
+      what.c_str(), before.max().item<double>(), behind.mean().item<double>(), bound,
+      behind.max().item<double>(), largest);
+  EXPECT_LE(before.max().item<double>(), bound) << what;
+  EXPECT_LE(behind.mean().item<double>(), bound) << what;
+  EXPECT_LE(behind.max().item<double>(), largest) << what;
+  EXPECT_GT(behind.min().item<double>(), 0.0) << what << ": nothing was rounded";
 }
 
 }  // namespace oscar_test

@@ -4,7 +4,7 @@
 #include "oscar/base/error.h"
 
 // Set by lib/CMakeLists.txt in builds with CUDA.
-#if defined(OSCAR_CALIBRATE_KERNELS)
+#if defined(OSCAR_HAS_KERNELS)
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -24,7 +24,7 @@ void add_in_float64(const RowSumsTask& task) {
   }
 }
 
-#if defined(OSCAR_CALIBRATE_KERNELS)
+#if defined(OSCAR_HAS_KERNELS)
 
 void check(cudaError_t error) {
   if (error == cudaSuccess) return;

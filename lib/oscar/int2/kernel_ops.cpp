@@ -3,7 +3,7 @@
 #include "oscar/int2/paged_ops.h"
 
 // Set by lib/CMakeLists.txt in builds with CUDA.
-#if defined(OSCAR_INT2_KERNELS)
+#if defined(OSCAR_HAS_KERNELS)
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
@@ -14,7 +14,7 @@
 
 namespace oscar {
 
-#if defined(OSCAR_INT2_KERNELS)
+#if defined(OSCAR_HAS_KERNELS)
 namespace {
 
 void check(cudaError_t error, const char* what, const PageFormat& format) {

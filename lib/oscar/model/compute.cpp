@@ -2,6 +2,7 @@
 #include "oscar/model/compute.h"
 
 #include <fmt/format.h>
+#include <torch/version.h>
 
 #include <filesystem>
 #include <fstream>

@@ -1,0 +1,167 @@
+// Tensors to parameters of an append or of an attention.
+#include "arguments.h"
+
+#include <limits>
+
+namespace oscar::torch_ops {
+namespace {
+
+constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
+
+MetadataDtype metadata_dtype(const char* op, std::optional<ScalarType> dtype) {
+  switch (dtype.value_or(ScalarType::Half)) {
+    case ScalarType::Half:
+      return MetadataDtype::kFp16;
+    case ScalarType::BFloat16:
+      return MetadataDtype::kBf16;
+    case ScalarType::Float:
+      return MetadataDtype::kFp32;
+    default:
+      refuse(op, "no such metadata", "metadata_dtype", "float16, bfloat16 or float32",
+             torch::headeronly::toString(*dtype));
+  }
+}
+
+int32_t* int_array(const char* op, const char* name, const Tensor& t, const Extent& length,
+                   const Tensor& neighbour) {
+  return static_cast<int32_t*>(
+      checked_data({op, name, t}, ScalarType::Int, {length}, neighbour, alignof(int32_t)));
+}
+
+// Pool, page table and windows. head_dim, num_kv_heads and batch come from the rows of the call.
+struct CachePointers {
+  PagedHistory history;
+  ExactWindows windows;
+};
+
+CachePointers cache_pointers(const char* op, const CacheTensors& cache, const PageFormat& format,
+                             int num_kv_heads, int64_t batch) {
+  const Tensor& pool = cache.pool;
+  CachePointers out;
+  out.history.pool = static_cast<uint8_t*>(checked_data(
+      {op, "pool", pool}, ScalarType::Byte,
+      {{"num_pages"}, {"num_kv_heads", num_kv_heads}, {"chunk_bytes", chunk_bytes(format)}}, pool,
+      kRowAlignment));
+  out.history.kv_indptr =
+      int_array(op, "kv_indptr", cache.kv_indptr, {"batch + 1", batch + 1}, pool);
+  out.history.kv_indices = int_array(op, "kv_indices", cache.kv_indices, {"pages in use"}, pool);
+
+  const int64_t slots = checked_size({op, "window_k", cache.window_k}, 4, 0);
+  const int64_t tokens = cache.window_k.size(2);
+  const std::vector<Extent> shape = {{"slots", slots},
+                                     {"num_kv_heads", num_kv_heads},
+                                     {"sink_tokens + ring_tokens", tokens},
+                                     {"head_dim", format.head_dim}};
+  const auto window = [&](const char* name, const Tensor& t) {
+    return static_cast<uint16_t*>(
+        checked_data({op, name, t}, ScalarType::BFloat16, shape, pool, kRowAlignment));
+  };
+  out.windows.k = window("window_k", cache.window_k);
+  out.windows.v = window("window_v", cache.window_v);
+  const int window_tokens = checked_int(op, "window_k.size(2)", tokens, 1, kMaxInt);
+  out.windows.sink_tokens = checked_int(op, "sink_tokens", cache.sink_tokens, 0, window_tokens - 1);
+  out.windows.ring_tokens = window_tokens - out.windows.sink_tokens;
+  if (cache.window_slot) {
+    out.windows.slot = int_array(op, "window_slot", *cache.window_slot, {"batch", batch}, pool);
+  } else if (slots < batch) {
+    refuse(op, "fewer window slots than requests", "window_k", "at least " + std::to_string(batch),
+           std::to_string(slots), "pass window_slot to say which slot a request has");
+  }
+  return out;
+}
+
+}  // namespace
+
+PageFormat page_format(const char* op, int64_t head_dim, const FormatArguments& format) {
+  PageFormat out;
+  out.head_dim = checked_int(op, "head_dim", head_dim, 8, kMaxHeadDim);
+  if (out.head_dim % 8 != 0) {
+    refuse(op, "unsupported size", "head_dim", "a multiple of 8", std::to_string(head_dim));
+  }
+  out.quant_group_size =
+      checked_int(op, "quant_group_size", format.quant_group_size, 1, out.head_dim);
+  if (out.head_dim % out.quant_group_size != 0) {
+    refuse(op, "unsupported size", "quant_group_size",
+           "a divisor of head_dim " + std::to_string(head_dim),
+           std::to_string(out.quant_group_size));
+  }
+  out.metadata = metadata_dtype(op, format.metadata_dtype);
+  out.order = format.quartered ? PackOrder::kQuartered : PackOrder::kConsecutive;
+  return out;
+}
+
+AttentionParams attention_params(const char* op, const CacheTensors& cache,
+                                 const FormatArguments& format, const AttentionTensors& t) {
+  const Tensor& pool = cache.pool;
+  const int64_t batch = checked_size({op, "q", t.q}, 4, 0);
+  AttentionParams p;
+  p.format = page_format(op, t.q.size(3), format);
+  p.batch = checked_int(op, "q.size(0)", batch, 0, kMaxInt);
+  p.q_len = checked_int(op, "q.size(1)", t.q.size(1), 1, kMaxInt);
+  p.num_qo_heads = checked_int(op, "q.size(2)", t.q.size(2), 1, kMaxInt);
+  p.num_kv_heads =
+      checked_int(op, "pool.size(1)", checked_size({op, "pool", pool}, 3, 1), 1, kMaxInt);
+  if (p.num_qo_heads % p.num_kv_heads != 0) {
+    refuse(op, "query heads do not share the KV heads evenly", "q",
+           "num_qo_heads a multiple of num_kv_heads " + std::to_string(p.num_kv_heads),
+           std::to_string(p.num_qo_heads));
+  }
+  const CachePointers pointers = cache_pointers(op, cache, p.format, p.num_kv_heads, batch);
+  p.history = pointers.history;
+  p.windows = pointers.windows;
+  p.history.kv_last_page_len =
+      int_array(op, "kv_last_page_len", t.kv_last_page_len, {"batch", batch}, pool);
+  p.seq_len = int_array(op, "seq_len", t.seq_len, {"batch", batch}, pool);
+  p.q = static_cast<const uint16_t*>(checked_data({op, "q", t.q}, ScalarType::BFloat16,
+                                                  {{"batch", batch},
+                                                   {"q_len", p.q_len},
+                                                   {"num_qo_heads", p.num_qo_heads},
+                                                   {"head_dim", p.format.head_dim}},
+                                                  pool, kRowAlignment));
+  p.sm_scale = static_cast<float>(t.sm_scale);
+  return p;
+}
+
+AppendParams append_params(const char* op, const CacheTensors& cache, const FormatArguments& format,
+                           const AppendTensors& t) {
+  const Tensor& pool = cache.pool;
+  const int64_t rows = checked_size({op, "k", t.k}, 3, 0);
+  const int64_t batch = checked_size({op, "old_len", t.old_len}, 1, 0);
+  AppendParams p;
+  p.format = page_format(op, t.k.size(2), format);
+  p.batch = checked_int(op, "old_len.size(0)", batch, 0, kMaxInt);
+  checked_int(op, "k.size(0)", rows, 0, kMaxInt);
+  p.num_kv_heads = checked_int(op, "k.size(1)", t.k.size(1), 1, kMaxInt);
+  const CachePointers pointers = cache_pointers(op, cache, p.format, p.num_kv_heads, batch);
+  p.history = pointers.history;
+  p.windows = pointers.windows;
+  const Extent heads{"num_kv_heads", p.num_kv_heads}, dims{"head_dim", p.format.head_dim};
+  const auto new_rows = [&](const char* name, const Tensor& tensor) {
+    return static_cast<const uint16_t*>(checked_data({op, name, tensor}, ScalarType::BFloat16,
+                                                     {{"new rows", rows}, heads, dims}, pool,
+                                                     kRowAlignment));
+  };
+  p.k = new_rows("k", t.k);
+  p.v = new_rows("v", t.v);
+  p.rows_indptr = int_array(op, "rows_indptr", t.rows_indptr, {"batch + 1", batch + 1}, pool);
+  p.old_len = int_array(op, "old_len", t.old_len, {"batch", batch}, pool);
+  p.old_history = int_array(op, "old_history", t.old_history, {"batch", batch}, pool);
+  p.new_history = int_array(op, "new_history", t.new_history, {"batch", batch}, pool);
+  p.status = int_array(op, "status", t.status, {"one", 1}, pool);
+  const auto floats = [&](const char* name, const OptionalTensor& tensor,
+                          const std::vector<Extent>& shape) -> const float* {
+    if (!tensor) return nullptr;
+    const int alignment = shape.size() > 1 ? kRowAlignment : static_cast<int>(alignof(float));
+    return static_cast<const float*>(
+        checked_data({op, name, *tensor}, ScalarType::Float, shape, pool, alignment));
+  };
+  p.clip_k_heads = floats("clip_k", t.clip_k, {heads});
+  p.clip_v_heads = floats("clip_v", t.clip_v, {heads});
+  p.feedback_k = floats("feedback_k", t.feedback_k, {heads, dims, dims});
+  p.feedback_v = floats("feedback_v", t.feedback_v, {heads, dims, dims});
+  p.metric_k = floats("metric_k", t.metric_k, {heads, dims, dims});
+  p.metric_v = floats("metric_v", t.metric_v, {heads, dims, dims});
+  return p;
+}
+
+}  // namespace oscar::torch_ops

@@ -1,0 +1,29 @@
+// Where an operator runs: the CPU twins of oscar_cache, or the CUDA kernels on torch's stream.
+#pragma once
+
+#include "checks.h"
+#include "oscar/cache/page_layout.h"
+
+namespace oscar::torch_ops {
+
+// The twins, one thread. Tables were checked (table_checks.h). params.o, params.lse are written.
+void append_on_host(const AppendParams& params);
+void attend_on_host(const AttentionParams& params);
+// out: float32 [chunks][2][64][head_dim].
+void dequantize_on_host(const PageFormat& format, const uint8_t* pool, int64_t chunks, float* out);
+
+// The kernels, queued on the current stream of the device of `neighbour`; nothing waits. Throw
+// Error when this library has no kernels, or none for the shape.
+void append_on_device(const char* op, const AppendParams& params, int max_new_rows,
+                      int max_new_history, const Tensor& neighbour);
+void attend_on_device(const char* op, const AttentionParams& params, void* workspace,
+                      int64_t workspace_bytes, const Tensor& neighbour);
+void dequantize_on_device(const char* op, const PageFormat& format, const uint8_t* pool,
+                          int64_t chunks, float* out, const Tensor& neighbour);
+
+// Bytes of workspace of attend_on_device. It starts as zeros, and every call leaves it ready for
+// the next one on the same stream.
+int64_t device_workspace_bytes(const char* op, const AttentionParams& params,
+                               const Tensor& neighbour);
+
+}  // namespace oscar::torch_ops

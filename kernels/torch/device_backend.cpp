@@ -1,0 +1,112 @@
+// The operators on a GPU.
+#include "backends.h"
+
+// Set by CMakeLists.txt in builds with CUDA.
+#if defined(OSCAR_TORCH_OPS_KERNELS)
+#include <torch/csrc/stable/accelerator.h>
+
+#include "oscar_kernels/append.h"
+#include "oscar_kernels/attention.h"
+
+// Weak: a torch without CUDA does not have it, and loads this library all the same.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
+    int32_t device_index, void** ret_stream);
+#endif
+
+namespace oscar::torch_ops {
+
+#if defined(OSCAR_TORCH_OPS_KERNELS)
+namespace {
+
+cudaStream_t current_stream(const char* op, int32_t device) {
+  void* stream = nullptr;
+  if (!aoti_torch_get_current_cuda_stream ||
+      aoti_torch_get_current_cuda_stream(device, &stream) != TORCH_SUCCESS) {
+    refuse(op, "torch names no CUDA stream", "cuda:" + std::to_string(device),
+           "a torch that was built with CUDA", "");
+  }
+  return static_cast<cudaStream_t>(stream);
+}
+
+void check(const char* op, cudaError_t error, const PageFormat& format) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // later calls of torch would report it as theirs
+  if (error == cudaErrorNotSupported || error == cudaErrorInvalidValue) {
+    refuse(op, "the CUDA kernels do not take this shape", "",
+           "a shape of kernels/README.md that this library has",
+           "head_dim " + std::to_string(format.head_dim) + ", quant_group_size " +
+               std::to_string(format.quant_group_size) + ", " + metadata_name(format.metadata) +
+               " metadata, " +
+               (format.order == PackOrder::kQuartered ? "quartered" : "consecutive"),
+           "build with -DOSCAR_KERNELS=full");
+  }
+  refuse(op, "the CUDA kernels failed", "", "", cudaGetErrorString(error),
+         "was the library built for this GPU (OSCAR_CUDA_ARCHITECTURES)? Shaped rounding needs "
+         "218 KB of shared memory");
+}
+
+using torch::stable::accelerator::DeviceGuard;
+
+}  // namespace
+
+void append_on_device(const char* op, const AppendParams& params, int max_new_rows,
+                      int max_new_history, const Tensor& neighbour) {
+  const DeviceGuard guard(neighbour.get_device_index());
+  const cudaStream_t stream = current_stream(op, neighbour.get_device_index());
+  check(op, append_rows(params, max_new_rows, max_new_history, stream), params.format);
+}
+
+void attend_on_device(const char* op, const AttentionParams& params, void* workspace,
+                      int64_t workspace_bytes, const Tensor& neighbour) {
+  const DeviceGuard guard(neighbour.get_device_index());
+  const cudaStream_t stream = current_stream(op, neighbour.get_device_index());
+  check(op, decode_attention(params, workspace, static_cast<size_t>(workspace_bytes), stream),
+        params.format);
+}
+
+void dequantize_on_device(const char* op, const PageFormat& format, const uint8_t* pool,
+                          int64_t chunks, float* out, const Tensor& neighbour) {
+  const DeviceGuard guard(neighbour.get_device_index());
+  const cudaStream_t stream = current_stream(op, neighbour.get_device_index());
+  check(op, dequantize_chunks(format, pool, chunks, out, stream), format);
+}
+
+int64_t device_workspace_bytes(const char* op, const AttentionParams& params,
+                               const Tensor& neighbour) {
+  const DeviceGuard guard(neighbour.get_device_index());
+  size_t bytes = 0;
+  check(op, decode_attention_workspace(params, &bytes), params.format);
+  return static_cast<int64_t>(bytes);
+}
+
+#else
+namespace {
+
+[[noreturn]] void no_kernels(const char* op, const Tensor& neighbour) {
+  refuse(op, "this library was built without the CUDA kernels", "", "tensors on cpu",
+         device_text(neighbour), "build with OSCAR_WITH_CUDA=ON");
+}
+
+}  // namespace
+
+void append_on_device(const char* op, const AppendParams&, int, int, const Tensor& neighbour) {
+  no_kernels(op, neighbour);
+}
+
+void attend_on_device(const char* op, const AttentionParams&, void*, int64_t,
+                      const Tensor& neighbour) {
+  no_kernels(op, neighbour);
+}
+
+void dequantize_on_device(const char* op, const PageFormat&, const uint8_t*, int64_t, float*,
+                          const Tensor& neighbour) {
+  no_kernels(op, neighbour);
+}
+
+int64_t device_workspace_bytes(const char* op, const AttentionParams&, const Tensor& neighbour) {
+  no_kernels(op, neighbour);
+}
+
+#endif
+
+}  // namespace oscar::torch_ops

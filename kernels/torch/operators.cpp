@@ -1,0 +1,210 @@
+// torch.ops.oscar_int2: schemas, and the way from tensors to the CPU twins or the CUDA kernels.
+//
+// Only torch's stable ABI (torch/csrc/stable, TORCH_TARGET_VERSION 2.9), so that one library loads
+// in every later torch. Fake functions are in oscar_int2/__init__.py: the stable ABI reads sizes
+// as plain numbers, and tracing with dynamic shapes has none.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "arguments.h"
+#include "backends.h"
+#include "table_checks.h"
+
+namespace oscar::torch_ops {
+namespace {
+
+TableLimits table_limits(const CacheTensors& cache) {
+  return {.num_pages = cache.pool.size(0),
+          .num_kv_indices = cache.kv_indices.size(0),
+          .num_slots = cache.window_k.size(0)};
+}
+
+void quantize_append(Tensor pool, Tensor kv_indptr, Tensor kv_indices, Tensor window_k,
+                     Tensor window_v, Tensor k, Tensor v, Tensor rows_indptr, Tensor old_len,
+                     Tensor old_history, Tensor new_history, Tensor status, int64_t sink_tokens,
+                     int64_t quant_group_size, std::optional<ScalarType> metadata_dtype,
+                     bool quartered, OptionalTensor window_slot, OptionalTensor clip_k,
+                     OptionalTensor clip_v, OptionalTensor feedback_k, OptionalTensor feedback_v,
+                     OptionalTensor metric_k, OptionalTensor metric_v,
+                     std::optional<int64_t> max_new_rows, std::optional<int64_t> max_new_history) {
+  constexpr const char* kOp = "quantize_append";
+  const CacheTensors cache{pool,     kv_indptr,   kv_indices, window_k,
+                           window_v, window_slot, sink_tokens};
+  const AppendTensors rows{k,           v,        rows_indptr, old_len, old_history,
+                           new_history, status,   clip_k,      clip_v,  feedback_k,
+                           feedback_v,  metric_k, metric_v};
+  const AppendParams params =
+      append_params(kOp, cache, {quant_group_size, metadata_dtype, quartered}, rows);
+  // Without bounds: every new row in one request, and all that its ring can hold besides.
+  const int64_t most_rows = std::numeric_limits<int>::max() / (2 * int64_t{params.num_kv_heads});
+  const int row_bound =
+      checked_int(kOp, "max_new_rows", max_new_rows.value_or(k.size(0)), 0, most_rows);
+  const int history_bound =
+      checked_int(kOp, "max_new_history",
+                  max_new_history.value_or(int64_t{row_bound} + params.windows.ring_tokens), 0,
+                  std::numeric_limits<int>::max() / 2);
+  if (params.batch == 0) return;
+  if (pool.is_cuda()) {
+    append_on_device(kOp, params, row_bound, history_bound, pool);
+    return;
+  }
+  TableLimits limits = table_limits(cache);
+  limits.num_rows = k.size(0);
+  limits.max_new_rows = row_bound;
+  limits.max_new_history = history_bound;
+  check_append_tables(kOp, params, limits);
+  append_on_host(params);
+}
+
+// The workspace to use: the caller's, or one for this call alone, which `own` then keeps.
+void* workspace_for(const char* op, const AttentionParams& params, const Tensor& pool,
+                    const OptionalTensor& workspace, OptionalTensor& own, int64_t& bytes) {
+  const int64_t needed = device_workspace_bytes(op, params, pool);
+  if (workspace) {
+    bytes = checked_size({op, "workspace", *workspace}, 1, 0);
+    checked_int(op, "workspace.size(0)", bytes, needed, std::numeric_limits<int>::max());
+  } else {
+    bytes = needed;
+    own = torch::stable::new_zeros(pool, {&needed, 1}, ScalarType::Byte);
+  }
+  const Tensor& used = workspace ? *workspace : *own;
+  return checked_data({op, "workspace", used}, ScalarType::Byte, {{"bytes", bytes}}, pool,
+                      kRowAlignment);
+}
+
+void attend(const char* op, const CacheTensors& cache, const FormatArguments& format,
+            const AttentionTensors& tensors, const Tensor& o, const OptionalTensor& lse,
+            const OptionalTensor& workspace) {
+  AttentionParams params = attention_params(op, cache, format, tensors);
+  const Extent batch{"batch", params.batch}, queries{"q_len", params.q_len},
+      heads{"num_qo_heads", params.num_qo_heads}, dims{"head_dim", params.format.head_dim};
+  params.o = static_cast<uint16_t*>(checked_data({op, "o", o}, ScalarType::BFloat16,
+                                                 {batch, queries, heads, dims}, cache.pool,
+                                                 kRowAlignment));
+  if (lse) {
+    params.lse = static_cast<float*>(checked_data({op, "lse", *lse}, ScalarType::Float,
+                                                  {batch, queries, heads}, cache.pool,
+                                                  static_cast<int>(alignof(float))));
+  }
+  if (params.batch == 0) return;
+  if (cache.pool.is_cuda()) {
+    OptionalTensor own;
+    int64_t bytes = 0;
+    void* const memory = workspace_for(op, params, cache.pool, workspace, own, bytes);
+    attend_on_device(op, params, memory, bytes, cache.pool);
+    return;
+  }
+  check_attention_tables(op, params, table_limits(cache));
+  attend_on_host(params);
+}
+
+void decode_attention_out(Tensor q, Tensor pool, Tensor kv_indptr, Tensor kv_indices,
+                          Tensor kv_last_page_len, Tensor window_k, Tensor window_v, Tensor seq_len,
+                          Tensor o, OptionalTensor lse, double sm_scale, int64_t sink_tokens,
+                          int64_t quant_group_size, std::optional<ScalarType> metadata_dtype,
+                          bool quartered, OptionalTensor window_slot, OptionalTensor workspace) {
+  attend("decode_attention_out",
+         {pool, kv_indptr, kv_indices, window_k, window_v, window_slot, sink_tokens},
+         {quant_group_size, metadata_dtype, quartered}, {q, kv_last_page_len, seq_len, sm_scale}, o,
+         lse, workspace);
+}
+
+std::tuple<Tensor, Tensor> decode_attention(
+    Tensor q, Tensor pool, Tensor kv_indptr, Tensor kv_indices, Tensor kv_last_page_len,
+    Tensor window_k, Tensor window_v, Tensor seq_len, double sm_scale, int64_t sink_tokens,
+    int64_t quant_group_size, std::optional<ScalarType> metadata_dtype, bool quartered,
+    OptionalTensor window_slot, OptionalTensor workspace) {
+  constexpr const char* kOp = "decode_attention";
+  const int64_t batch = checked_size({kOp, "q", q}, 4, 0);
+  const std::array<int64_t, 4> rows = {batch, q.size(1), q.size(2), q.size(3)};
+  const Tensor o = torch::stable::new_empty(q, {rows.data(), 4}, ScalarType::BFloat16);
+  const Tensor lse = torch::stable::new_empty(q, {rows.data(), 3}, ScalarType::Float);
+  attend(kOp, {pool, kv_indptr, kv_indices, window_k, window_v, window_slot, sink_tokens},
+         {quant_group_size, metadata_dtype, quartered}, {q, kv_last_page_len, seq_len, sm_scale}, o,
+         lse, workspace);
+  return {o, lse};
+}
+
+int64_t decode_attention_workspace_size(Tensor pool, int64_t head_dim) {
+  constexpr const char* kOp = "decode_attention_workspace_size";
+  AttentionParams params;
+  params.format.head_dim = checked_int(kOp, "head_dim", head_dim, 8, kMaxHeadDim);
+  return pool.is_cuda() ? device_workspace_bytes(kOp, params, pool) : 0;
+}
+
+Tensor dequantize(Tensor pool, int64_t head_dim, int64_t quant_group_size,
+                  std::optional<ScalarType> metadata_dtype, bool quartered) {
+  constexpr const char* kOp = "dequantize";
+  const PageFormat format =
+      page_format(kOp, head_dim, {quant_group_size, metadata_dtype, quartered});
+  const int64_t pages = checked_size({kOp, "pool", pool}, 3, 0), heads = pool.size(1);
+  const auto* const chunks = static_cast<const uint8_t*>(
+      checked_data({kOp, "pool", pool}, ScalarType::Byte,
+                   {{"num_pages"}, {"num_kv_heads"}, {"chunk_bytes", chunk_bytes(format)}}, pool,
+                   kRowAlignment));
+  const std::array<int64_t, 5> shape = {pages, heads, 2, kPageTokens, head_dim};
+  const Tensor out = torch::stable::new_empty(pool, {shape.data(), 5}, ScalarType::Float);
+  if (pages * heads == 0) return out;
+  float* const to = static_cast<float*>(out.data_ptr());
+  if (pool.is_cuda()) {
+    dequantize_on_device(kOp, format, chunks, pages * heads, to, pool);
+  } else {
+    dequantize_on_host(format, chunks, pages * heads, to);
+  }
+  return out;
+}
+
+int64_t page_chunk_bytes(int64_t head_dim, int64_t quant_group_size,
+                         std::optional<ScalarType> metadata_dtype) {
+  return chunk_bytes(page_format("chunk_bytes", head_dim, {quant_group_size, metadata_dtype}));
+}
+
+void register_tensor_operators(torch::stable::detail::StableLibrary& m) {
+  m.impl("quantize_append", TORCH_BOX(&quantize_append));
+  m.impl("decode_attention", TORCH_BOX(&decode_attention));
+  m.impl("decode_attention_out", TORCH_BOX(&decode_attention_out));
+  m.impl("decode_attention_workspace_size", TORCH_BOX(&decode_attention_workspace_size));
+  m.impl("dequantize", TORCH_BOX(&dequantize));
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(oscar_int2, m) {
+  m.def(
+      "quantize_append(Tensor(a!) pool, Tensor kv_indptr, Tensor kv_indices, "
+      "Tensor(b!) window_k, Tensor(c!) window_v, Tensor k, Tensor v, Tensor rows_indptr, "
+      "Tensor old_len, Tensor old_history, Tensor new_history, Tensor(d!) status, *, "
+      "int sink_tokens, int quant_group_size, ScalarType? metadata_dtype=None, "
+      "bool quartered=False, Tensor? window_slot=None, Tensor? clip_k=None, Tensor? clip_v=None, "
+      "Tensor? feedback_k=None, Tensor? feedback_v=None, Tensor? metric_k=None, "
+      "Tensor? metric_v=None, int? max_new_rows=None, int? max_new_history=None) -> ()");
+  m.def(
+      "decode_attention(Tensor q, Tensor pool, Tensor kv_indptr, Tensor kv_indices, "
+      "Tensor kv_last_page_len, Tensor window_k, Tensor window_v, Tensor seq_len, *, "
+      "float sm_scale, int sink_tokens, int quant_group_size, ScalarType? metadata_dtype=None, "
+      "bool quartered=False, Tensor? window_slot=None, Tensor(a!)? workspace=None) "
+      "-> (Tensor o, Tensor lse)");
+  m.def(
+      "decode_attention_out(Tensor q, Tensor pool, Tensor kv_indptr, Tensor kv_indices, "
+      "Tensor kv_last_page_len, Tensor window_k, Tensor window_v, Tensor seq_len, "
+      "Tensor(a!) o, Tensor(b!)? lse=None, *, "
+      "float sm_scale, int sink_tokens, int quant_group_size, ScalarType? metadata_dtype=None, "
+      "bool quartered=False, Tensor? window_slot=None, Tensor(c!)? workspace=None) -> ()");
+  m.def("decode_attention_workspace_size(Tensor pool, int head_dim) -> int");
+  m.def(
+      "dequantize(Tensor pool, *, int head_dim, int quant_group_size, "
+      "ScalarType? metadata_dtype=None, bool quartered=False) -> Tensor");
+  m.def("chunk_bytes(int head_dim, int quant_group_size, ScalarType? metadata_dtype=None) -> int");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(oscar_int2, CPU, m) { register_tensor_operators(m); }
+STABLE_TORCH_LIBRARY_IMPL(oscar_int2, CUDA, m) { register_tensor_operators(m); }
+STABLE_TORCH_LIBRARY_IMPL(oscar_int2, CompositeImplicitAutograd, m) {
+  m.impl("chunk_bytes", TORCH_BOX(&page_chunk_bytes));
+}
+
+}  // namespace oscar::torch_ops

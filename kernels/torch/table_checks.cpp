@@ -1,0 +1,106 @@
+// Entry after entry of the tables, against the sizes of the arrays that they point into.
+#include "table_checks.h"
+
+#include <algorithm>
+#include <string>
+
+#include "checks.h"
+
+namespace oscar::torch_ops {
+namespace {
+
+// Speaks about one request of one operator.
+struct Request {
+  const char* op = "";
+  int b = 0;
+
+  void require(bool holds, const char* array, const std::string& expected, int64_t found) const {
+    if (holds) return;
+    refuse(op, "a table does not fit the cache",
+           std::string(array) + ", request " + std::to_string(b), expected, std::to_string(found));
+  }
+};
+
+std::string up_to(int64_t lowest, int64_t highest) {
+  return std::to_string(lowest) + " to " + std::to_string(highest);
+}
+
+void check_slot(const Request& request, const ExactWindows& windows, const TableLimits& limits) {
+  if (!windows.slot) return;
+  const int32_t slot = windows.slot[request.b];
+  request.require(slot >= 0 && slot < limits.num_slots, "window_slot",
+                  up_to(0, limits.num_slots - 1), slot);
+}
+
+// The pages of a request; returns how many there are.
+int check_pages(const Request& request, const PagedHistory& history, const TableLimits& limits) {
+  const int32_t begin = history.kv_indptr[request.b], end = history.kv_indptr[request.b + 1];
+  request.require(begin >= 0 && begin <= limits.num_kv_indices, "kv_indptr",
+                  up_to(0, limits.num_kv_indices), begin);
+  request.require(end >= begin && end <= limits.num_kv_indices, "kv_indptr",
+                  "an end from " + up_to(begin, limits.num_kv_indices), end);
+  for (int32_t i = begin; i < end; ++i) {
+    const int32_t page = history.kv_indices[i];
+    request.require(page >= 0 && page < limits.num_pages, "kv_indices",
+                    up_to(0, limits.num_pages - 1), page);
+  }
+  return end - begin;
+}
+
+}  // namespace
+
+void check_attention_tables(const char* op, const AttentionParams& p, const TableLimits& limits) {
+  for (int b = 0; b < p.batch; ++b) {
+    const Request request{op, b};
+    check_slot(request, p.windows, limits);
+    const int pages = check_pages(request, p.history, limits);
+    const int last = p.history.kv_last_page_len[b];
+    request.require(pages == 0 || (last >= 1 && last <= kPageTokens), "kv_last_page_len",
+                    up_to(1, kPageTokens), last);
+    const int64_t history =
+        pages == 0 ? 0 : int64_t{pages - 1} * kPageTokens + last;  // as history_tokens()
+    const int64_t first_recent = p.windows.sink_tokens + history;
+    request.require(p.seq_len[b] >= 0, "seq_len", "0 or more", p.seq_len[b]);
+    request.require(pages == 0 || p.seq_len[b] >= first_recent, "seq_len",
+                    "at least sink + INT2 tokens, " + std::to_string(first_recent), p.seq_len[b]);
+    request.require(p.seq_len[b] <= first_recent + p.windows.ring_tokens, "seq_len",
+                    "at most sink + INT2 + ring tokens, " +
+                        std::to_string(first_recent + p.windows.ring_tokens),
+                    p.seq_len[b]);
+  }
+}
+
+void check_append_tables(const char* op, const AppendParams& p, const TableLimits& limits) {
+  const int64_t sink = p.windows.sink_tokens, ring = p.windows.ring_tokens;
+  for (int b = 0; b < p.batch; ++b) {
+    const Request request{op, b};
+    check_slot(request, p.windows, limits);
+    const int64_t pages = check_pages(request, p.history, limits);
+    const int64_t begin = p.rows_indptr[b], end = p.rows_indptr[b + 1];
+    request.require(begin >= 0 && begin <= limits.num_rows, "rows_indptr",
+                    up_to(0, limits.num_rows), begin);
+    request.require(end >= begin && end <= limits.num_rows, "rows_indptr",
+                    "an end from " + up_to(begin, limits.num_rows), end);
+    request.require(end - begin <= limits.max_new_rows, "max_new_rows",
+                    "at least its new rows, " + std::to_string(end - begin), limits.max_new_rows);
+    const int64_t old_len = p.old_len[b], new_len = old_len + end - begin;
+    const int64_t before = p.old_history[b], after = p.new_history[b];
+    request.require(old_len >= 0, "old_len", "0 or more", old_len);
+    request.require(before >= 0 && (before == 0 || sink + before <= old_len), "old_history",
+                    up_to(0, std::max<int64_t>(0, old_len - sink)), before);
+    const int64_t most = std::max(before, std::min(new_len - sink, pages * kPageTokens));
+    request.require(after >= before && after <= most, "new_history",
+                    up_to(before, most) + " (INT2 tokens that are there and have a page)", after);
+    request.require(after - before <= limits.max_new_history, "max_new_history",
+                    "at least its new INT2 tokens, " + std::to_string(after - before),
+                    limits.max_new_history);
+    request.require(old_len - sink - before <= ring, "old_history",
+                    "at most ring_tokens " + std::to_string(ring) + " exact rows behind it",
+                    old_len - sink - before);
+    request.require(new_len - sink - after <= ring, "new_history",
+                    "at most ring_tokens " + std::to_string(ring) + " exact rows behind it",
+                    new_len - sink - after);
+  }
+}
+
+}  // namespace oscar::torch_ops

@@ -1,0 +1,421 @@
+#!/usr/bin/env python3
+"""torch.ops.oscar_int2 against goldens and float64 attention in plain torch, on CPU and CUDA.
+
+Usage: test_torch_ops.py [OnCpu ...]     CUDA cases are skipped, with the reason, without a device
+"""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+import torch
+
+sys.path[:0] = [str(pathlib.Path(os.environ["OSCAR_BIN"]).parent / "python"),
+                str(pathlib.Path(__file__).resolve().parent)]
+import oscar_int2
+from torch_ops_reference import Format, Server, dequantized, relative_error, split
+
+GOLDEN = pathlib.Path(os.environ["OSCAR_SOURCE"]) / "tests" / "golden"
+METADATA = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+CORE = Format()
+FORMATS = [CORE, Format(128, 64), Format(128, 128, torch.bfloat16), Format(64, 64, quartered=True),
+           Format(64, 64, torch.float32), Format(256, 256, quartered=True), Format(256, 64)]
+# The last of 1.7e-3 is the rounding of the output to bf16.
+RELATIVE_BOUND, LSE_BOUND = 2e-3, 1e-3
+KERNELS = os.environ.get("OSCAR_KERNELS", "none")  # none, core or full: what the library holds
+ops = torch.ops.oscar_int2
+
+
+def shaped_feedback(metric, damping=0.01):
+    """U of metric + damping = U D U^T by elimination from the last row up, float64."""
+    a = metric.double() + damping * metric.diagonal().double().mean() * torch.eye(len(metric))
+    u = torch.eye(len(a), dtype=torch.float64)
+    for j in reversed(range(len(a))):
+        u[:j, j] = a[:j, j] / a[j, j]
+        a[:j, :j] -= torch.outer(u[:j, j], u[:j, j]) * a[j, j]
+    return u
+
+
+def golden_matrices(d):
+    j, i = torch.meshgrid(torch.arange(d), torch.arange(d), indexing="ij")
+    feedback = ((7 * j + 13 * i) % 33 - 16).float() / 256
+    metric = 2.0 * torch.eye(d) + ((5 * (i + j)) % 9 - 4).float() / 64
+    return torch.where(j < i, feedback, torch.eye(d)), metric
+
+
+class Library(unittest.TestCase):
+    """The file itself."""
+
+    def undefined_symbols(self):
+        text = subprocess.run(["nm", "-D", "--undefined-only", str(oscar_int2.LIBRARY)],
+                              check=True, capture_output=True, text=True).stdout
+        return [line.split()[-1] for line in text.splitlines()]
+
+    def test_needs_the_stable_c_interface_of_torch_and_none_of_its_cpp(self):
+        symbols = self.undefined_symbols()
+        self.assertIn("aoti_torch_library_impl", symbols)
+        cpp = [s for s in symbols if re.match("_Z.*(3c10|2at|5torch|5caffe2)", s)]
+        self.assertEqual(cpp, [])
+
+    def test_needs_nothing_that_came_after_torch_2_9(self):
+        # Names without the aoti prefix are additions of 2.10 and later (torch/csrc/stable/c/shim.h).
+        self.assertEqual([s for s in self.undefined_symbols() if s.startswith("torch_")], [])
+
+    def test_needs_no_path_to_a_torch(self):
+        text = subprocess.run(["readelf", "-d", str(oscar_int2.LIBRARY)], check=True,
+                              capture_output=True, text=True).stdout
+        self.assertIn("NEEDED", text)
+        self.assertNotRegex(text, "RPATH|RUNPATH")
+
+    def test_page_sizes(self):
+        self.assertEqual(ops.chunk_bytes(128, 128), 4608)
+        for fmt in FORMATS:
+            self.assertEqual(ops.chunk_bytes(fmt.head_dim, fmt.group, fmt.metadata),
+                             fmt.chunk_bytes())
+
+
+class Device:
+    """Cases that run on every device; subclasses name it."""
+
+    device = "cpu"
+
+    def server(self, *arguments, **options):
+        return Server(ops, self.device, *arguments, **options)
+
+    def on(self, *tensors):
+        return [t.to(self.device) for t in tensors]
+
+    def written_row(self, row, fmt, **writer):
+        """Codes [d] and (scale, zero) [groups, 2] of one bf16 row as key and as value."""
+        server = self.server(fmt, 1, heads=1, sink=0, recent=0, pages=2, **writer)
+        server.append([row.reshape(1, 1, 1, -1).expand(1, 2, 1, -1)])
+        codes, pairs = split(server.pool[server.pages[0]], fmt)
+        self.assertTrue(torch.equal(codes[0, 0, 0, 0], codes[0, 0, 1, 0]))
+        self.assertTrue(torch.equal(pairs[0, 0, 0, 0], pairs[0, 0, 1, 0]))
+        return codes[0, 0, 0, 0], pairs[0, 0, 0, 0], server.status.item()
+
+    def supported(self, fmt):
+        """Whether this build decodes the format: every one on the CPU."""
+        return True
+
+    def test_rows_are_the_bytes_of_the_independent_goldens(self):
+        cases = 0
+        for d in (64, 128, 256):
+            feedback, metric = [m[None].to(self.device) for m in golden_matrices(d)]
+            text = (GOLDEN / f"codec_d{d}.txt").read_text()
+            for case in text.split("case ")[1:]:
+                head, x, codes, pairs = case.strip().split("\n")
+                name, _, group, clip, dtype, order, rounding, correction = head.split()
+                if rounding == "shaped" and self.device != "cpu":
+                    continue  # fp32 sums in another order may differ at ties; see below
+                fmt = Format(d, int(group), METADATA[dtype], order == "quartered")
+                clips = torch.tensor([float(clip)], device=self.device)
+                writer = {"clip_k": clips, "clip_v": clips}
+                if rounding == "shaped":
+                    writer |= {"feedback_k": feedback, "feedback_v": feedback}
+                if correction == "metric":
+                    writer |= {"metric_k": metric, "metric_v": metric}
+                bits = torch.tensor([int(x[i:i + 4], 16) for i in range(0, len(x), 4)])
+                row = bits.to(torch.uint16).view(torch.bfloat16)
+                got_codes, got_pairs, status = self.written_row(row, fmt, **writer)
+                packed = torch.tensor(list(bytes.fromhex(codes)), dtype=torch.uint8)
+                packed = (packed[:, None] >> torch.tensor([0, 2, 4, 6]).to(torch.uint8)) & 3
+                expected = (packed.T if fmt.quartered else packed).reshape(-1)
+                width = 2 * fmt.metadata.itemsize
+                words = [int(pairs[i:i + width], 16) for i in range(0, len(pairs), width)]
+                words = torch.tensor(words, dtype=torch.int64)
+                kept = got_pairs.reshape(-1).view(
+                    torch.int32 if width == 8 else torch.int16).to(torch.int64)
+                kept = kept & (0xffffffff if width == 8 else 0xffff)
+                if correction == "unbiased":  # which pages do not have: the scale differs
+                    kept, words = kept[1::2], words[1::2]
+                with self.subTest(head):
+                    self.assertEqual(status, 0)
+                    self.assertTrue(torch.equal(got_codes, expected))
+                    self.assertTrue(torch.equal(kept, words))
+                cases += 1
+        self.assertGreaterEqual(cases, 150)
+
+    def test_attention_matches_float64_over_the_dequantized_cache(self):
+        for fmt in FORMATS:
+            for lengths, q_len in (([1, 15, 48, 49, 112, 113, 200], 1), ([90, 300], 3)):
+                with self.subTest(fmt=fmt, q_len=q_len):
+                    server = self.server(fmt, len(lengths))
+                    server.append([server.normal(n, 2, 2, fmt.head_dim) for n in lengths])
+                    server.append([server.normal(q_len, 2, 2, fmt.head_dim) for _ in lengths])
+                    q = server.queries(q_len)
+                    arguments = server.attention_arguments(q)
+                    if not self.supported(fmt):
+                        with self.assertRaisesRegex(RuntimeError, "OSCAR_KERNELS=full"):
+                            ops.decode_attention(**arguments)
+                        continue
+                    o, lse = ops.decode_attention(**arguments)
+                    reference, reference_lse = server.reference(q)
+                    self.assertEqual(server.status.item(), 0)
+                    self.assertLess(relative_error(o, reference), RELATIVE_BOUND)
+                    self.assertLess((lse.cpu() - reference_lse).abs().max().item(), LSE_BOUND)
+
+    def test_outputs_of_the_caller_and_a_kept_workspace_give_the_same_bits(self):
+        server = self.server(CORE, 3)
+        server.append([server.normal(n, 2, 2, 128) for n in (40, 150, 260)])
+        arguments = server.attention_arguments(server.queries())
+        o, lse = ops.decode_attention(**arguments)
+        size = ops.decode_attention_workspace_size(server.pool, 128)
+        workspace = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        for _ in range(2):
+            again, lse_again = torch.full_like(o, torch.nan), torch.full_like(lse, torch.nan)
+            ops.decode_attention_out(o=again, lse=lse_again, workspace=workspace, **arguments)
+            self.assertTrue(torch.equal(o, again) and torch.equal(lse, lse_again))
+        ops.decode_attention_out(o=again.zero_(), workspace=workspace, **arguments)
+        self.assertTrue(torch.equal(o, again))
+
+    def test_tokens_appended_one_by_one_become_the_rows_of_one_prefill(self):
+        whole, steps = self.server(CORE, 2), self.server(CORE, 2)
+        rows = [whole.normal(n, 2, 2, 128) for n in (130, 60)]
+        whole.append(rows)
+        steps.append([r[:20] for r in rows])
+        for i in range(20, 130):
+            steps.append([r[i:i + 1] for r in rows])
+        self.assertEqual(whole.history, steps.history)
+        for b in range(2):
+            self.assertTrue(torch.equal(whole.history_rows(b), steps.history_rows(b)))
+        q = whole.queries()
+        results = [ops.decode_attention(**s.attention_arguments(q))[0] for s in (whole, steps)]
+        self.assertTrue(torch.equal(*results))
+
+    def test_clip_ratios_feedback_and_metric_belong_to_heads_and_sides(self):
+        metric = torch.randn(2, 128, 128, generator=torch.Generator().manual_seed(5))
+        metric = torch.eye(128) + metric @ metric.transpose(1, 2) / 128
+        feedback = torch.stack([shaped_feedback(m) for m in metric]).float()
+        feedback, metric = self.on(feedback, metric)
+        rows = torch.randn(300, 2, 2, 128, generator=torch.Generator().manual_seed(6))
+
+        def written(**writer):
+            server = self.server(CORE, 1, **writer)
+            server.append([rows.to(torch.bfloat16)])
+            return server.history_rows(0)  # [tokens, side, heads, d]
+
+        plain = written()
+        clip = torch.tensor([0.0, 0.9], device=self.device)
+        changed = (written(clip_k=clip) != plain).any(-1).float().mean(0)  # [side, heads]
+        self.assertEqual(changed[1].tolist() + [changed[0, 0].item()], [0, 0, 0])
+        self.assertGreater(changed[0, 1].item(), 0.9)
+        shaped = written(feedback_v=feedback, metric_v=metric)
+        self.assertTrue(torch.equal(shaped[:, 0], plain[:, 0]))
+        error = [(w[:, 1] - rows[16:268, 1].bfloat16().float()) for w in (plain, shaped)]
+        loss = [torch.einsum("thi,hij,thj->h", e, metric.cpu(), e) for e in error]
+        self.assertTrue((loss[1] < 0.95 * loss[0]).all(), loss)
+
+    def test_rows_that_are_not_finite_are_reported_and_not_written(self):
+        server = self.server(CORE, 1)
+        rows = server.normal(100, 2, 2, 128)
+        rows[20, 0, 1, 7] = torch.inf
+        server.append([rows])
+        self.assertEqual(server.status.item(), 1)
+        finite = server.history_rows(0).isfinite().all(-1)
+        self.assertEqual((~finite).nonzero().tolist(), [[4, 0, 1]])  # position 20 = token 4
+
+    def test_dequantize_is_the_plain_definition(self):
+        for fmt in FORMATS:
+            server = self.server(fmt, 1)
+            server.append([server.normal(200, 2, 2, fmt.head_dim)])
+            got = ops.dequantize(server.pool, head_dim=fmt.head_dim, **fmt.options()).cpu()
+            with self.subTest(fmt=fmt):
+                torch.testing.assert_close(got, dequantized(server.pool, fmt), rtol=0, atol=0,
+                                           equal_nan=True)
+
+    def refused(self, op, arguments, change, *words):
+        with self.subTest(words=words), self.assertRaises(RuntimeError) as caught:
+            op(**(arguments | change))
+        for word in words:
+            self.assertIn(word, str(caught.exception))
+
+    def test_tensors_that_do_not_fit_are_refused_by_name(self):
+        server = self.server(CORE, 2)
+        rows = server.append([server.normal(n, 2, 2, 128) for n in (70, 150)])
+        read = server.attention_arguments(server.queries())
+        pool, q, op = server.pool, read["q"], ops.decode_attention
+        odd = torch.empty(pool.numel() + 1, dtype=torch.uint8, device=self.device)[1:]
+        for change, words in (
+                ({"q": q.float()}, ("wrong dtype", "q", "BFloat16", "Float")),
+                ({"q": q[0]}, ("wrong number of dimensions", "q")),
+                ({"q": q[..., :64], "quant_group_size": 64}, ("pool", "2560", "4608")),
+                ({"q": q.transpose(0, 2).contiguous().transpose(0, 2)}, ("q", ".contiguous()")),
+                ({"q": q[:, :, :7].contiguous()}, ("num_qo_heads", "multiple", "7")),
+                ({"pool": pool[:, :, :-1].contiguous()}, ("pool", "4608", "4607")),
+                ({"pool": odd.view(pool.shape)}, ("pool", "16 bytes")),
+                ({"kv_indptr": read["kv_indptr"][1:]}, ("kv_indptr", "[3]", "[2]")),
+                ({"kv_indptr": read["kv_indptr"].long()}, ("kv_indptr", "Int", "Long")),
+                ({"seq_len": read["seq_len"][:1]}, ("seq_len", "[2]", "[1]")),
+                ({"window_v": server.window_v[:1]}, ("window_v",)),
+                ({"window_slot": None, "window_k": server.window_k[:1],
+                  "window_v": server.window_v[:1]}, ("window_k", "window_slot")),
+                ({"sink_tokens": 999}, ("sink_tokens", "999")),
+                ({"quant_group_size": 48}, ("quant_group_size", "48")),
+                ({"metadata_dtype": torch.int8}, ("metadata_dtype", "float16"))):
+            self.refused(op, read, change, "oscar_int2::decode_attention", *words)
+        out = torch.empty_like(q)
+        self.refused(ops.decode_attention_out, read, {"o": out[:1]}, "o", "[2, 1, 8, 128]")
+        self.refused(ops.decode_attention_out, read, {"o": out, "lse": out}, "lse", "Float")
+        write = server.cache() | rows
+        heads = torch.ones(3, device=self.device)
+        for change, words in (
+                ({"v": rows["v"][1:]}, ("v", "new rows")),
+                ({"k": rows["k"].half(), "v": rows["v"].half()}, ("k", "BFloat16", "Half")),
+                ({"old_history": rows["old_history"][:1]}, ("old_history",)),
+                ({"clip_k": heads}, ("clip_k", "[2]", "[3]")),
+                ({"feedback_v": heads}, ("feedback_v", "head_dim")),
+                ({"status": rows["status"].float()}, ("status", "Int")),
+                ({"max_new_rows": -1}, ("max_new_rows", "-1"))):
+            self.refused(ops.quantize_append, write, change, "oscar_int2::quantize_append", *words)
+
+    def test_operators_pass_the_checks_of_torch(self):
+        server = self.server(CORE, 2)
+        rows = server.append([server.normal(n, 2, 2, 128) for n in (70, 150)])
+        read = server.attention_arguments(server.queries())
+        size = ops.decode_attention_workspace_size(server.pool, 128)
+        read["workspace"] = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        torch.library.opcheck(ops.quantize_append.default, (), server.cache() | rows)
+        torch.library.opcheck(ops.decode_attention.default, (), read)
+        o = torch.zeros_like(read["q"])
+        torch.library.opcheck(ops.decode_attention_out.default, (),
+                              read | {"o": o, "lse": o[..., 0].float()})
+        finite = torch.full_like(server.pool, 0x31)
+        torch.library.opcheck(ops.dequantize.default, (finite,),
+                              {"head_dim": 128, **CORE.options()})
+
+    def test_a_compiled_step_does_what_the_plain_one_does(self):
+        def step(write, read):
+            ops.quantize_append(**write)
+            o, lse = ops.decode_attention(**read)
+            return o.float() * 2, lse
+
+        compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=True)
+        results = []
+        for run in (step, compiled):
+            server = self.server(CORE, 2, seed=9)
+            server.append([server.normal(n, 2, 2, 128) for n in (70, 150)])
+            for _ in range(2):
+                writes = []
+                new = [server.normal(1, 2, 2, 128) for _ in range(2)]
+                server.append(new, call=lambda **write: writes.append(write))
+                results.append(run(writes[0], server.attention_arguments(server.queries())))
+            results.append((server.pool.float(), server.window_k.nan_to_num()))
+        for plain, traced in zip(results[:3], results[3:]):
+            self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain, traced)))
+
+
+class OnCpu(Device, unittest.TestCase):
+    def test_rows_of_eight_are_the_bytes_worked_out_by_hand(self):
+        row = torch.tensor([-1.5, .3, .8, 3, -.5, 1.1, 0, 2]).bfloat16()
+        clips = torch.tensor([0.75])
+        plain = {"clip_k": clips, "clip_v": clips}
+        for quartered in (False, True):
+            codes, pairs, _ = self.written_row(row, Format(8, 8, torch.float32, quartered), **plain)
+            self.assertEqual(codes.tolist(), [0, 2, 2, 3, 1, 2, 1, 3])
+            torch.testing.assert_close(pairs[0], torch.tensor([1.1666667, 1.2857143]))
+        v = torch.arange(8, 0, -1).double()
+        metric = torch.eye(8).double() + torch.outer(v, v)
+        feedback = shaped_feedback(metric)[None].float()
+        shaped = plain | {"feedback_k": feedback, "feedback_v": feedback}
+        codes, pairs, _ = self.written_row(row, Format(8, 8), **shaped)
+        self.assertEqual(codes.tolist(), [0, 2, 2, 3, 1, 2, 2, 3])
+        self.assertEqual(pairs[0].view(torch.int16).tolist(), [0x3cab, 0x3d24])
+        metric = metric[None].float()
+        _, pairs, _ = self.written_row(row, Format(8, 8), **shaped, metric_k=metric,
+                                       metric_v=metric)
+        self.assertEqual(pairs[0].view(torch.int16).tolist(), [0x3c98, 0x3d24])
+
+    def test_tables_that_point_outside_the_cache_are_refused(self):
+        server = self.server(CORE, 2)
+        rows = server.append([server.normal(n, 2, 2, 128) for n in (70, 150)])
+        write, read = server.cache() | rows, server.attention_arguments(server.queries())
+
+        def changed(table, index, value):
+            copy = (write | read)[table].clone()
+            copy[index] = value
+            return {table: copy}
+
+        for table, index, value in (("kv_indices", 1, 40), ("kv_indices", 0, -1),
+                                    ("kv_indptr", 2, 5), ("kv_indptr", 1, 9),
+                                    ("kv_last_page_len", 0, 65), ("seq_len", 1, 99),
+                                    ("seq_len", 0, 900), ("window_slot", 1, 4)):
+            self.refused(ops.decode_attention, read, changed(table, index, value), table,
+                         "request")
+        for table, index, value in (("kv_indices", 1, 40), ("rows_indptr", 2, 221),
+                                    ("old_len", 0, -1), ("old_history", 1, 200),
+                                    ("new_history", 0, 0), ("new_history", 1, 150),
+                                    ("window_slot", 0, -1)):
+            self.refused(ops.quantize_append, write, changed(table, index, value), table,
+                         "request")
+        self.refused(ops.quantize_append, write, {"max_new_rows": 100}, "max_new_rows", "150")
+        self.refused(ops.quantize_append, write, {"max_new_history": 9}, "max_new_history", "22")
+
+
+@unittest.skipIf(KERNELS == "none", "this build has no CUDA kernels")
+@unittest.skipUnless(torch.cuda.is_available(), "no CUDA device")
+class OnCuda(Device, unittest.TestCase):
+    device = "cuda"
+
+    def supported(self, fmt):
+        return fmt == CORE or KERNELS == "full"
+
+    def test_pages_and_windows_are_those_of_the_cpu(self):
+        servers = [Server(ops, device, CORE, 3, seed=4) for device in ("cpu", "cuda")]
+        for server in servers:
+            server.append([server.normal(n, 2, 2, 128) for n in (40, 333, 500)])
+            for _ in range(5):
+                server.append([server.normal(1, 2, 2, 128) for _ in range(3)])
+        host, device = servers
+        self.assertTrue(torch.equal(host.pool, device.pool.cpu()))
+        for a, b in ((host.window_k, device.window_k), (host.window_v, device.window_v)):
+            torch.testing.assert_close(a, b.cpu(), rtol=0, atol=0, equal_nan=True)
+
+    def test_shaped_rows_are_those_of_the_cpu_but_for_the_order_of_sums(self):
+        feedback, metric = [m.expand(2, 128, 128).contiguous() for m in golden_matrices(128)]
+        rows = []
+        for device in ("cpu", "cuda"):
+            u, m = feedback.to(device), metric.to(device)
+            server = Server(ops, device, CORE, 1, seed=4, feedback_k=u, feedback_v=u, metric_k=m,
+                            metric_v=m)
+            server.append([server.normal(1500, 2, 2, 128)])
+            rows.append(server.history_rows(0))
+        different = (rows[0] != rows[1]).any(-1).sum().item()
+        self.assertLessEqual(different, 1)  # of 5808: 1e-4
+
+    def test_tensors_of_another_device_are_refused(self):
+        server = self.server(CORE, 1)
+        server.append([server.normal(100, 2, 2, 128)])
+        read = server.attention_arguments(server.queries())
+        self.refused(ops.decode_attention, read, {"seq_len": read["seq_len"].cpu()}, "seq_len",
+                     "cuda:0", "cpu")
+
+    def test_steps_run_on_the_current_stream_and_replay_in_a_graph(self):
+        server = self.server(CORE, 2, seed=7)
+        server.append([server.normal(n, 2, 2, 128) for n in (70, 150)])
+        writes, queries = [], server.queries().cuda()
+        new = [server.normal(1, 2, 2, 128) for _ in range(2)]
+        server.append(new, call=lambda **write: writes.append(write))
+        write, read = writes[0], server.attention_arguments(queries)
+        size = ops.decode_attention_workspace_size(server.pool, 128)
+        read["workspace"] = torch.zeros(size, dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):  # on a stream of its own
+            ops.quantize_append(**write, max_new_rows=1, max_new_history=1)
+            o, lse = ops.decode_attention(**read)
+        graph.replay()
+        torch.cuda.synchronize()
+        reference, reference_lse = server.reference(queries.cpu())
+        self.assertLess(relative_error(o, reference), RELATIVE_BOUND)
+        self.assertLess((lse.cpu() - reference_lse).abs().max().item(), LSE_BOUND)
+        queries.copy_(server.queries())
+        graph.replay()
+        torch.cuda.synchronize()
+        self.assertLess(relative_error(o, server.reference(queries.cpu())[0]), RELATIVE_BOUND)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

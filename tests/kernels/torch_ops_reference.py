@@ -1,0 +1,149 @@
+"""The paged INT2 cache again, in plain torch: page bytes, attention in float64, and a small server.
+
+Nothing of the library is used here: pages are taken apart by the byte diagram of kernels/README.md.
+"""
+from dataclasses import dataclass
+
+import torch
+
+PAGE = 64
+BITS = torch.tensor([0, 2, 4, 6])
+
+
+@dataclass(frozen=True)
+class Format:
+    head_dim: int = 128
+    group: int = 128
+    metadata: torch.dtype = torch.float16
+    quartered: bool = False
+
+    def options(self):
+        return {"quant_group_size": self.group, "metadata_dtype": self.metadata,
+                "quartered": self.quartered}
+
+    def chunk_bytes(self):
+        return 2 * PAGE * (self.head_dim // 4 + self.pairs() * self.metadata.itemsize)
+
+    def pairs(self):
+        return 2 * self.head_dim // self.group
+
+
+def split(pool, fmt):
+    """Codes [pages, heads, side, token, d] and (scale, zero) [pages, heads, side, token, groups, 2]."""
+    pool = pool.cpu()
+    pages, heads, d = *pool.shape[:2], fmt.head_dim
+    codes, metadata = pool.split([PAGE * d // 2, fmt.chunk_bytes() - PAGE * d // 2], dim=2)
+    packed = codes.reshape(pages, heads, 2, PAGE, d // 4, 1)
+    four = (packed >> BITS.to(torch.uint8)) & 3  # [..., byte, which of its four]
+    four = four.transpose(-1, -2) if fmt.quartered else four
+    pairs = metadata.contiguous().view(fmt.metadata)
+    return (four.reshape(pages, heads, 2, PAGE, d),
+            pairs.reshape(pages, heads, 2, PAGE, d // fmt.group, 2))
+
+
+def dequantized(pool, fmt):
+    """[pages, heads, side, token, d] float32."""
+    codes, pairs = split(pool, fmt)
+    pairs = pairs.float().repeat_interleave(fmt.group, dim=4)
+    return (codes.float() - pairs[..., 1]) * pairs[..., 0]
+
+
+class Server:
+    """Requests that share one layer's cache, and calls of the operators as a server makes them."""
+
+    def __init__(self, ops, device, fmt, batch, *, heads=2, qo_heads=8, sink=16, recent=32,
+                 most_new=4, pages=40, seed=0, **writer):
+        self.ops, self.device, self.fmt, self.batch = ops, device, fmt, batch
+        self.sink, self.recent, self.qo_heads, self.writer = sink, recent, qo_heads, writer
+        self.random = torch.Generator().manual_seed(seed)
+        ring = recent + 1 + most_new
+        window = (batch + 2, heads, sink + ring, fmt.head_dim)  # two slots stay unused
+        self.window_k = torch.full(window, torch.nan, dtype=torch.bfloat16, device=device)
+        self.window_v = self.window_k.clone()
+        self.window_slot = self.ints(torch.randperm(batch + 2, generator=self.random)[:batch])
+        # 0xff: codes 3 with NaN metadata, so that whatever reads an unwritten row shows
+        self.pool = torch.full((pages, heads, fmt.chunk_bytes()), 255, dtype=torch.uint8,
+                               device=device)
+        self.free = torch.randperm(pages, generator=self.random).tolist()
+        self.pages = [[] for _ in range(batch)]
+        self.rows = [torch.empty(0, 2, heads, fmt.head_dim, dtype=torch.bfloat16)
+                     for _ in range(batch)]
+        self.history = [0] * batch
+        self.status = self.ints([0])
+        self.tables = {}
+
+    def ints(self, values):
+        return torch.as_tensor(values, dtype=torch.int32).to(self.device)
+
+    def normal(self, *shape):
+        return torch.randn(*shape, generator=self.random).to(torch.bfloat16)
+
+    def lengths(self):
+        return [len(rows) for rows in self.rows]
+
+    def append(self, new, call=None):
+        """Appends new[b] [count, side, heads, d] to request b; demotes what leaves the window."""
+        old_len, old_history = self.lengths(), list(self.history)
+        self.rows = [torch.cat(pair) for pair in zip(self.rows, new)]
+        for b, length in enumerate(self.lengths()):
+            self.history[b] = max(self.history[b], length - self.sink - self.recent)
+            while len(self.pages[b]) * PAGE < self.history[b]:
+                self.pages[b].append(self.free.pop())
+        self.set_tables()
+        counts = torch.tensor([0] + [len(rows) for rows in new]).cumsum(0)
+        rows = torch.cat(new).to(self.device)
+        arguments = {
+            "k": rows[:, 0].contiguous(), "v": rows[:, 1].contiguous(),
+            "rows_indptr": self.ints(counts), "old_len": self.ints(old_len),
+            "old_history": self.ints(old_history), "new_history": self.ints(self.history),
+            "status": self.status}
+        (call or self.ops.quantize_append)(**self.cache(), **arguments, **self.writer)
+        return arguments
+
+    def cache(self):
+        return {"pool": self.pool, "kv_indptr": self.tables["kv_indptr"],
+                "kv_indices": self.tables["kv_indices"], "window_k": self.window_k,
+                "window_v": self.window_v, "window_slot": self.window_slot,
+                "sink_tokens": self.sink, **self.fmt.options()}
+
+    def set_tables(self):
+        counts = torch.tensor([0] + [len(pages) for pages in self.pages]).cumsum(0)
+        used = [page for pages in self.pages for page in pages]
+        last = [history - (len(pages) - 1) * PAGE if pages else 0
+                for history, pages in zip(self.history, self.pages)]
+        self.tables = {"kv_indptr": self.ints(counts), "kv_indices": self.ints(used + [0]),
+                       "kv_last_page_len": self.ints(last)}
+
+    def attention_arguments(self, q):
+        return {"q": q.to(self.device), **self.cache(),
+                "kv_last_page_len": self.tables["kv_last_page_len"],
+                "seq_len": self.ints(self.lengths()), "sm_scale": self.fmt.head_dim**-0.5}
+
+    def queries(self, q_len=1):
+        return self.normal(self.batch, q_len, self.qo_heads, self.fmt.head_dim)
+
+    def history_rows(self, b):
+        """What the pages hold of request b: [tokens, side, heads, d] float32."""
+        pages = dequantized(self.pool, self.fmt)[self.pages[b]]  # [page, heads, side, token, d]
+        rows = pages.permute(0, 3, 2, 1, 4).reshape(-1, 2, pages.shape[1], self.fmt.head_dim)
+        return rows[:self.history[b]]
+
+    def reference(self, q):
+        """o and lse in float64, from the exact rows and the dequantized ones."""
+        o, lse = torch.zeros(q.shape, dtype=torch.float64), torch.zeros(q.shape[:3]).double()
+        share = self.qo_heads // self.pool.shape[1]
+        for b, length in enumerate(self.lengths()):
+            rows = self.rows[b].double()
+            rows[self.sink:self.sink + self.history[b]] = self.history_rows(b).double()
+            k, v = rows.repeat_interleave(share, dim=2).unbind(1)  # [tokens, qo heads, d]
+            for i in range(q.shape[1]):
+                seen = length - q.shape[1] + i + 1
+                logits = torch.einsum("hd,thd->ht", q[b, i].double(), k[:seen])
+                logits = logits * self.fmt.head_dim**-0.5
+                lse[b, i] = logits.logsumexp(-1)
+                o[b, i] = torch.einsum("ht,thd->hd", logits.softmax(-1), v[:seen])
+        return o, lse
+
+
+def relative_error(result, reference):
+    return ((result.cpu().double() - reference).norm() / reference.norm()).item()

@@ -28,19 +28,32 @@ cudaStream_t current_stream(const char* op, int32_t device) {
   return static_cast<cudaStream_t>(stream);
 }
 
-void check(const char* op, cudaError_t error, const PageFormat& format) {
+std::string format_text(const PageFormat& format) {
+  return "head_dim " + std::to_string(format.head_dim) + ", quant_group_size " +
+         std::to_string(format.quant_group_size) + ", " + metadata_name(format.metadata) +
+         " metadata, " + (format.order == PackOrder::kQuartered ? "quartered" : "consecutive");
+}
+
+std::string call_text(const AppendParams& p) {
+  return format_text(p.format) + ", batch " + std::to_string(p.batch) + ", num_kv_heads " +
+         std::to_string(p.num_kv_heads);
+}
+
+std::string call_text(const AttentionParams& p) {
+  return format_text(p.format) + ", batch " + std::to_string(p.batch) + ", q_len " +
+         std::to_string(p.q_len) + ", num_qo_heads " + std::to_string(p.num_qo_heads) +
+         ", num_kv_heads " + std::to_string(p.num_kv_heads);
+}
+
+void check(const char* op, cudaError_t error, const std::string& call) {
   if (error == cudaSuccess) return;
   cudaGetLastError();  // later calls of torch would report it as theirs
   if (error == cudaErrorNotSupported || error == cudaErrorInvalidValue) {
-    refuse(op, "the CUDA kernels do not take this shape", "",
-           "a shape of kernels/README.md that this library has",
-           "head_dim " + std::to_string(format.head_dim) + ", quant_group_size " +
-               std::to_string(format.quant_group_size) + ", " + metadata_name(format.metadata) +
-               " metadata, " +
-               (format.order == PackOrder::kQuartered ? "quartered" : "consecutive"),
-           "build with -DOSCAR_KERNELS=full");
+    refuse(op, "the CUDA kernels do not take this call", "",
+           "a shape of kernels/README.md that this library has", call,
+           "formats beyond the core need a build with -DOSCAR_KERNELS=full");
   }
-  refuse(op, "the CUDA kernels failed", "", "", cudaGetErrorString(error),
+  refuse(op, "the CUDA kernels failed", call, "", cudaGetErrorString(error),
          "was the library built for this GPU (OSCAR_CUDA_ARCHITECTURES)? Shaped rounding needs "
          "218 KB of shared memory");
 }
@@ -53,7 +66,7 @@ void append_on_device(const char* op, const AppendParams& params, int max_new_ro
                       int max_new_history, const Tensor& neighbour) {
   const DeviceGuard guard(neighbour.get_device_index());
   const cudaStream_t stream = current_stream(op, neighbour.get_device_index());
-  check(op, append_rows(params, max_new_rows, max_new_history, stream), params.format);
+  check(op, append_rows(params, max_new_rows, max_new_history, stream), call_text(params));
 }
 
 void attend_on_device(const char* op, const AttentionParams& params, void* workspace,
@@ -61,21 +74,21 @@ void attend_on_device(const char* op, const AttentionParams& params, void* works
   const DeviceGuard guard(neighbour.get_device_index());
   const cudaStream_t stream = current_stream(op, neighbour.get_device_index());
   check(op, decode_attention(params, workspace, static_cast<size_t>(workspace_bytes), stream),
-        params.format);
+        call_text(params));
 }
 
 void dequantize_on_device(const char* op, const PageFormat& format, const uint8_t* pool,
                           int64_t chunks, float* out, const Tensor& neighbour) {
   const DeviceGuard guard(neighbour.get_device_index());
   const cudaStream_t stream = current_stream(op, neighbour.get_device_index());
-  check(op, dequantize_chunks(format, pool, chunks, out, stream), format);
+  check(op, dequantize_chunks(format, pool, chunks, out, stream), format_text(format));
 }
 
 int64_t device_workspace_bytes(const char* op, const AttentionParams& params,
                                const Tensor& neighbour) {
   const DeviceGuard guard(neighbour.get_device_index());
   size_t bytes = 0;
-  check(op, decode_attention_workspace(params, &bytes), params.format);
+  check(op, decode_attention_workspace(params, &bytes), call_text(params));
   return static_cast<int64_t>(bytes);
 }
 

@@ -1,4 +1,4 @@
-"""The paged INT2 cache again, in plain torch: page bytes, attention in float64, and a small server.
+"""The paged INT2 cache again, in plain torch: bytes, goldens, float64 attention, a small server.
 
 Nothing of the library is used here: pages are taken apart by the byte diagram of kernels/README.md.
 """
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 PAGE = 64
-BITS = torch.tensor([0, 2, 4, 6])
+BITS = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,20 @@ class Format:
         return 2 * self.head_dim // self.group
 
 
+def unpacked(packed, fmt):
+    """Codes [..., d] of packed rows [..., d / 4]."""
+    four = (packed[..., None] >> BITS) & 3  # [..., byte, which of its four]
+    return (four.transpose(-1, -2) if fmt.quartered else four).flatten(-2)
+
+
 def split(pool, fmt):
-    """Codes [pages, heads, side, token, d] and (scale, zero) [pages, heads, side, token, groups, 2]."""
+    """Codes [pages, heads, side, token, d]; (scale, zero) [pages, heads, side, token, groups, 2]."""
     pool = pool.cpu()
     pages, heads, d = *pool.shape[:2], fmt.head_dim
     codes, metadata = pool.split([PAGE * d // 2, fmt.chunk_bytes() - PAGE * d // 2], dim=2)
-    packed = codes.reshape(pages, heads, 2, PAGE, d // 4, 1)
-    four = (packed >> BITS.to(torch.uint8)) & 3  # [..., byte, which of its four]
-    four = four.transpose(-1, -2) if fmt.quartered else four
+    codes = unpacked(codes.reshape(pages, heads, 2, PAGE, d // 4), fmt)
     pairs = metadata.contiguous().view(fmt.metadata)
-    return (four.reshape(pages, heads, 2, PAGE, d),
-            pairs.reshape(pages, heads, 2, PAGE, d // fmt.group, 2))
+    return codes, pairs.reshape(pages, heads, 2, PAGE, d // fmt.group, 2)
 
 
 def dequantized(pool, fmt):
@@ -46,6 +49,63 @@ def dequantized(pool, fmt):
     codes, pairs = split(pool, fmt)
     pairs = pairs.float().repeat_interleave(fmt.group, dim=4)
     return (codes.float() - pairs[..., 1]) * pairs[..., 0]
+
+
+def shaped_feedback(metric, damping=0.01):
+    """U of metric + damping = U D U^T by elimination from the last row up, float64."""
+    a = metric.double() + damping * metric.diagonal().double().mean() * torch.eye(len(metric))
+    u = torch.eye(len(a), dtype=torch.float64)
+    for j in reversed(range(len(a))):
+        u[:j, j] = a[:j, j] / a[j, j]
+        a[:j, :j] -= torch.outer(u[:j, j], u[:j, j]) * a[j, j]
+    return u
+
+
+def golden_matrices(d):
+    j, i = torch.meshgrid(torch.arange(d), torch.arange(d), indexing="ij")
+    feedback = ((7 * j + 13 * i) % 33 - 16).float() / 256
+    metric = 2.0 * torch.eye(d) + ((5 * (i + j)) % 9 - 4).float() / 64
+    return torch.where(j < i, feedback, torch.eye(d)), metric
+
+
+@dataclass
+class Golden:
+    """One row of tests/golden and what the codec must make of it (scripts/make_goldens.py)."""
+
+    name: str
+    fmt: Format
+    clip: float
+    shaped: bool
+    correction: str
+    row: torch.Tensor    # bf16 [d]
+    codes: torch.Tensor  # [d]
+    pairs: torch.Tensor  # [groups, (scale, zero)]
+
+
+def from_hex(text, dtype):
+    """Numbers that are written with their highest byte first."""
+    numbers = [bytes.fromhex(text[i:i + 2 * dtype.itemsize])[::-1]
+               for i in range(0, len(text), 2 * dtype.itemsize)]
+    return torch.frombuffer(bytearray(b"".join(numbers)), dtype=dtype)
+
+
+def bits(tensor):
+    """The bytes of a tensor, so that -0 is not 0."""
+    return tensor.contiguous().view(torch.uint8)
+
+
+def goldens(folder):
+    """Every case of the folder as a Golden."""
+    metadata = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+    for d in (64, 128, 256):
+        for case in (folder / f"codec_d{d}.txt").read_text().split("case ")[1:]:
+            head, row, packed, pairs = case.strip().split("\n")
+            _, _, group, clip, dtype, order, rounding, correction = head.split()
+            fmt = Format(d, int(group), metadata[dtype], order == "quartered")
+            codes = unpacked(from_hex(packed, torch.uint8), fmt)
+            yield Golden(head, fmt, float(clip), rounding == "shaped", correction,
+                         from_hex(row, torch.bfloat16), codes,
+                         from_hex(pairs, fmt.metadata).reshape(-1, 2))
 
 
 class Server:

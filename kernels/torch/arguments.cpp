@@ -48,13 +48,13 @@ CachePointers cache_pointers(const char* op, const CacheTensors& cache, const Pa
 
   const int64_t slots = checked_size({op, "window_k", cache.window_k}, 4, 0);
   const int64_t tokens = cache.window_k.size(2);
-  const std::vector<Extent> shape = {{"slots", slots},
-                                     {"num_kv_heads", num_kv_heads},
-                                     {"sink_tokens + ring_tokens", tokens},
-                                     {"head_dim", format.head_dim}};
   const auto window = [&](const char* name, const Tensor& t) {
-    return static_cast<uint16_t*>(
-        checked_data({op, name, t}, ScalarType::BFloat16, shape, pool, kRowAlignment));
+    return static_cast<uint16_t*>(checked_data({op, name, t}, ScalarType::BFloat16,
+                                               {{"slots", slots},
+                                                {"num_kv_heads", num_kv_heads},
+                                                {"sink_tokens + ring_tokens", tokens},
+                                                {"head_dim", format.head_dim}},
+                                               pool, kRowAlignment));
   };
   out.windows.k = window("window_k", cache.window_k);
   out.windows.v = window("window_v", cache.window_v);
@@ -149,7 +149,7 @@ AppendParams append_params(const char* op, const CacheTensors& cache, const Form
   p.new_history = int_array(op, "new_history", t.new_history, {"batch", batch}, pool);
   p.status = int_array(op, "status", t.status, {"one", 1}, pool);
   const auto floats = [&](const char* name, const OptionalTensor& tensor,
-                          const std::vector<Extent>& shape) -> const float* {
+                          std::initializer_list<Extent> shape) -> const float* {
     if (!tensor) return nullptr;
     const int alignment = shape.size() > 1 ? kRowAlignment : static_cast<int>(alignof(float));
     return static_cast<const float*>(

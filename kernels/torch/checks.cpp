@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "oscar/base/error.h"
 
@@ -15,7 +16,7 @@ std::string joined(const std::vector<std::string>& parts) {
   return text + "]";
 }
 
-std::string shape_text(const std::vector<Extent>& shape) {
+std::string shape_text(std::initializer_list<Extent> shape) {
   std::vector<std::string> names, sizes;
   for (const Extent& extent : shape) {
     names.push_back(extent.name);
@@ -24,14 +25,19 @@ std::string shape_text(const std::vector<Extent>& shape) {
   return joined(names) + " = " + joined(sizes);
 }
 
-bool has_shape(const Tensor& tensor, const std::vector<Extent>& shape) {
+bool has_shape(const Tensor& tensor, std::initializer_list<Extent> shape) {
   if (tensor.dim() != static_cast<int64_t>(shape.size())) return false;
-  for (size_t i = 0; i < shape.size(); ++i) {
-    if (shape[i].size != kAnySize && tensor.size(static_cast<int64_t>(i)) != shape[i].size) {
-      return false;
-    }
+  int64_t dim = 0;
+  for (const Extent& extent : shape) {
+    if (extent.size != kAnySize && tensor.size(dim) != extent.size) return false;
+    ++dim;
   }
   return true;
+}
+
+bool same_device(const Tensor& a, const Tensor& b) {
+  return a.get_device_index() == b.get_device_index() && a.is_cuda() == b.is_cuda() &&
+         a.is_cpu() == b.is_cpu();
 }
 
 }  // namespace
@@ -57,7 +63,7 @@ void refuse(const char* op, const std::string& what, const std::string& where,
                .hint = hint});
 }
 
-void* checked_data(const Argument& argument, ScalarType dtype, const std::vector<Extent>& shape,
+void* checked_data(const Argument& argument, ScalarType dtype, std::initializer_list<Extent> shape,
                    const Tensor& neighbour, int alignment) {
   const Tensor& t = argument.tensor;
   if (t.scalar_type() != dtype) {
@@ -67,7 +73,7 @@ void* checked_data(const Argument& argument, ScalarType dtype, const std::vector
   if (!has_shape(t, shape)) {
     refuse(argument.op, "wrong shape", argument.name, shape_text(shape), shape_text(t));
   }
-  if (device_text(t) != device_text(neighbour)) {
+  if (!same_device(t, neighbour)) {
     refuse(argument.op, "tensors on different devices", argument.name, device_text(neighbour),
            device_text(t));
   }

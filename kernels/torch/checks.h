@@ -5,7 +5,6 @@
 
 #include <initializer_list>
 #include <string>
-#include <vector>
 
 namespace oscar::torch_ops {
 
@@ -17,7 +16,7 @@ inline constexpr int kRowAlignment = 16;  // bytes; what the kernels load at onc
 
 // One dimension of a shape: the name of its length, and the length itself where it is known.
 struct Extent {
-  std::string name;
+  const char* name = "";
   int64_t size = kAnySize;
 };
 
@@ -35,7 +34,7 @@ struct Argument {
 
 // Throws Error unless the tensor has the dtype and shape, is contiguous, and lies on the device of
 // `neighbour`, at an address that is a multiple of `alignment`. Returns that address.
-void* checked_data(const Argument& argument, ScalarType dtype, const std::vector<Extent>& shape,
+void* checked_data(const Argument& argument, ScalarType dtype, std::initializer_list<Extent> shape,
                    const Tensor& neighbour, int alignment = 1);
 
 // The dimension, after a check that there are `dims` of them.

@@ -35,7 +35,7 @@ def unpacked(packed, fmt):
 
 
 def split(pool, fmt):
-    """Codes [pages, heads, side, token, d]; (scale, zero) [pages, heads, side, token, groups, 2]."""
+    """Codes [pages, heads, side, token, d]; (scale, zero) [pages, heads, side, token, group, 2]."""
     pool = pool.cpu()
     pages, heads, d = *pool.shape[:2], fmt.head_dim
     codes, metadata = pool.split([PAGE * d // 2, fmt.chunk_bytes() - PAGE * d // 2], dim=2)

@@ -17,31 +17,36 @@ struct FormatArguments {
   bool quartered = false;
 };
 
-// The cache of one layer, as both operators see it.
+// The cache of one layer, as both operators see it. Like the other structs it only refers to the
+// arguments of the call.
 struct CacheTensors {
-  Tensor pool;                      // uint8 [num_pages, num_kv_heads, chunk_bytes]
-  Tensor kv_indptr;                 // int32 [batch + 1]
-  Tensor kv_indices;                // int32 [at least kv_indptr[batch]]
-  Tensor window_k, window_v;        // bf16 [slots, num_kv_heads, sink + ring tokens, head_dim]
-  OptionalTensor window_slot = {};  // int32 [batch]; none: the request's index
+  const Tensor& pool;                 // uint8 [num_pages, num_kv_heads, chunk_bytes]
+  const Tensor& kv_indptr;            // int32 [batch + 1]
+  const Tensor& kv_indices;           // int32 [at least kv_indptr[batch]]
+  const Tensor& window_k;             // bf16 [slots, num_kv_heads, sink + ring tokens, head_dim]
+  const Tensor& window_v;             // the same
+  const OptionalTensor& window_slot;  // int32 [batch]; none: the request's index
   int64_t sink_tokens = 0;
 };
 
 struct AttentionTensors {
-  Tensor q;                 // bf16 [batch, q_len, num_qo_heads, head_dim]
-  Tensor kv_last_page_len;  // int32 [batch]
-  Tensor seq_len;           // int32 [batch]
+  const Tensor& q;                 // bf16 [batch, q_len, num_qo_heads, head_dim]
+  const Tensor& kv_last_page_len;  // int32 [batch]
+  const Tensor& seq_len;           // int32 [batch]
   double sm_scale = 1.0;
 };
 
 struct AppendTensors {
-  Tensor k, v;                                      // bf16 [rows, num_kv_heads, head_dim]
-  Tensor rows_indptr;                               // int32 [batch + 1]
-  Tensor old_len, old_history, new_history;         // int32 [batch]
-  Tensor status;                                    // int32 [1]
-  OptionalTensor clip_k = {}, clip_v = {};          // float32 [num_kv_heads]
-  OptionalTensor feedback_k = {}, feedback_v = {};  // float32 [num_kv_heads, head_dim, head_dim]
-  OptionalTensor metric_k = {}, metric_v = {};
+  const Tensor& k;                                // bf16 [rows, num_kv_heads, head_dim]
+  const Tensor& v;                                // the same
+  const Tensor& rows_indptr;                      // int32 [batch + 1]
+  const Tensor& old_len;                          // int32 [batch]
+  const Tensor& old_history;                      // int32 [batch]
+  const Tensor& new_history;                      // int32 [batch]
+  const Tensor& status;                           // int32 [1]
+  const OptionalTensor &clip_k, &clip_v;          // float32 [num_kv_heads]
+  const OptionalTensor &feedback_k, &feedback_v;  // float32 [num_kv_heads, head_dim, head_dim]
+  const OptionalTensor &metric_k, &metric_v;      // the same
 };
 
 // Throws Error for sizes that make no page.

@@ -23,14 +23,17 @@ TableLimits table_limits(const CacheTensors& cache) {
           .num_slots = cache.window_k.size(0)};
 }
 
-void quantize_append(Tensor pool, Tensor kv_indptr, Tensor kv_indices, Tensor window_k,
-                     Tensor window_v, Tensor k, Tensor v, Tensor rows_indptr, Tensor old_len,
-                     Tensor old_history, Tensor new_history, Tensor status, int64_t sink_tokens,
-                     int64_t quant_group_size, std::optional<ScalarType> metadata_dtype,
-                     bool quartered, OptionalTensor window_slot, OptionalTensor clip_k,
-                     OptionalTensor clip_v, OptionalTensor feedback_k, OptionalTensor feedback_v,
-                     OptionalTensor metric_k, OptionalTensor metric_v,
-                     std::optional<int64_t> max_new_rows, std::optional<int64_t> max_new_history) {
+void quantize_append(const Tensor& pool, const Tensor& kv_indptr, const Tensor& kv_indices,
+                     const Tensor& window_k, const Tensor& window_v, const Tensor& k,
+                     const Tensor& v, const Tensor& rows_indptr, const Tensor& old_len,
+                     const Tensor& old_history, const Tensor& new_history, const Tensor& status,
+                     int64_t sink_tokens, int64_t quant_group_size,
+                     std::optional<ScalarType> metadata_dtype, bool quartered,
+                     const OptionalTensor& window_slot, const OptionalTensor& clip_k,
+                     const OptionalTensor& clip_v, const OptionalTensor& feedback_k,
+                     const OptionalTensor& feedback_v, const OptionalTensor& metric_k,
+                     const OptionalTensor& metric_v, std::optional<int64_t> max_new_rows,
+                     std::optional<int64_t> max_new_history) {
   constexpr const char* kOp = "quantize_append";
   const CacheTensors cache{pool,     kv_indptr,   kv_indices, window_k,
                            window_v, window_slot, sink_tokens};
@@ -102,11 +105,13 @@ void attend(const char* op, const CacheTensors& cache, const FormatArguments& fo
   attend_on_host(params);
 }
 
-void decode_attention_out(Tensor q, Tensor pool, Tensor kv_indptr, Tensor kv_indices,
-                          Tensor kv_last_page_len, Tensor window_k, Tensor window_v, Tensor seq_len,
-                          Tensor o, OptionalTensor lse, double sm_scale, int64_t sink_tokens,
-                          int64_t quant_group_size, std::optional<ScalarType> metadata_dtype,
-                          bool quartered, OptionalTensor window_slot, OptionalTensor workspace) {
+void decode_attention_out(const Tensor& q, const Tensor& pool, const Tensor& kv_indptr,
+                          const Tensor& kv_indices, const Tensor& kv_last_page_len,
+                          const Tensor& window_k, const Tensor& window_v, const Tensor& seq_len,
+                          const Tensor& o, const OptionalTensor& lse, double sm_scale,
+                          int64_t sink_tokens, int64_t quant_group_size,
+                          std::optional<ScalarType> metadata_dtype, bool quartered,
+                          const OptionalTensor& window_slot, const OptionalTensor& workspace) {
   attend("decode_attention_out",
          {pool, kv_indptr, kv_indices, window_k, window_v, window_slot, sink_tokens},
          {quant_group_size, metadata_dtype, quartered}, {q, kv_last_page_len, seq_len, sm_scale}, o,
@@ -114,10 +119,11 @@ void decode_attention_out(Tensor q, Tensor pool, Tensor kv_indptr, Tensor kv_ind
 }
 
 std::tuple<Tensor, Tensor> decode_attention(
-    Tensor q, Tensor pool, Tensor kv_indptr, Tensor kv_indices, Tensor kv_last_page_len,
-    Tensor window_k, Tensor window_v, Tensor seq_len, double sm_scale, int64_t sink_tokens,
-    int64_t quant_group_size, std::optional<ScalarType> metadata_dtype, bool quartered,
-    OptionalTensor window_slot, OptionalTensor workspace) {
+    const Tensor& q, const Tensor& pool, const Tensor& kv_indptr, const Tensor& kv_indices,
+    const Tensor& kv_last_page_len, const Tensor& window_k, const Tensor& window_v,
+    const Tensor& seq_len, double sm_scale, int64_t sink_tokens, int64_t quant_group_size,
+    std::optional<ScalarType> metadata_dtype, bool quartered, const OptionalTensor& window_slot,
+    const OptionalTensor& workspace) {
   constexpr const char* kOp = "decode_attention";
   const int64_t batch = checked_size({kOp, "q", q}, 4, 0);
   const std::array<int64_t, 4> rows = {batch, q.size(1), q.size(2), q.size(3)};
@@ -129,14 +135,14 @@ std::tuple<Tensor, Tensor> decode_attention(
   return {o, lse};
 }
 
-int64_t decode_attention_workspace_size(Tensor pool, int64_t head_dim) {
+int64_t decode_attention_workspace_size(const Tensor& pool, int64_t head_dim) {
   constexpr const char* kOp = "decode_attention_workspace_size";
   AttentionParams params;
   params.format.head_dim = checked_int(kOp, "head_dim", head_dim, 8, kMaxHeadDim);
   return pool.is_cuda() ? device_workspace_bytes(kOp, params, pool) : 0;
 }
 
-Tensor dequantize(Tensor pool, int64_t head_dim, int64_t quant_group_size,
+Tensor dequantize(const Tensor& pool, int64_t head_dim, int64_t quant_group_size,
                   std::optional<ScalarType> metadata_dtype, bool quartered) {
   constexpr const char* kOp = "dequantize";
   const PageFormat format =
@@ -147,7 +153,7 @@ Tensor dequantize(Tensor pool, int64_t head_dim, int64_t quant_group_size,
                    {{"num_pages"}, {"num_kv_heads"}, {"chunk_bytes", chunk_bytes(format)}}, pool,
                    kRowAlignment));
   const std::array<int64_t, 5> shape = {pages, heads, 2, kPageTokens, head_dim};
-  const Tensor out = torch::stable::new_empty(pool, {shape.data(), 5}, ScalarType::Float);
+  Tensor out = torch::stable::new_empty(pool, {shape.data(), 5}, ScalarType::Float);
   if (pages * heads == 0) return out;
   float* const to = static_cast<float*>(out.data_ptr());
   if (pool.is_cuda()) {

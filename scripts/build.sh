@@ -13,12 +13,6 @@ else
 fi
 "$OSCAR_CMAKE" --preset "$preset" "${options[@]}" "$@" >"build-$preset.log" 2>&1 ||
   { cat "build-$preset.log"; exit 1; }
-folder=$("$OSCAR_PYTHON" - "$preset" <<'FOLDER'
-import json, sys
-presets = json.load(open("CMakePresets.json"))["configurePresets"]
-folder = {p["name"]: p.get("binaryDir", "") for p in presets}[sys.argv[1]]
-print(folder.replace("${sourceDir}/", ""))
-FOLDER
-)
-"$OSCAR_CMAKE" --build "$folder" >>"build-$preset.log" 2>&1 || { tail -n 60 "build-$preset.log"; exit 1; }
-echo "build: $preset is in $folder/bin"
+"$OSCAR_CMAKE" --build --preset "$preset" >>"build-$preset.log" 2>&1 ||
+  { tail -n 60 "build-$preset.log"; exit 1; }
+echo "build: $preset is done (build-$preset.log)"

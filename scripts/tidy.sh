@@ -9,7 +9,7 @@ mkdir -p "$commands"
 sed -E 's/-Winvalid-pch -include [^ ]*cmake_pch\.hxx//' build-developer/compile_commands.json \
   >"$commands/compile_commands.json"
 files=("$@")
-((${#files[@]} > 0)) || mapfile -t files < <(git ls-files 'lib/*.cpp' 'apps/*.cpp')
+((${#files[@]} > 0)) || mapfile -t files < <(git ls-files 'lib/*.cpp' 'apps/*.cpp' 'kernels/torch/*.cpp')
 # The count of warnings in system headers is noise on stderr.
 printf '%s\n' "${files[@]}" | xargs -P "$(nproc)" -n 2 clang-tidy -p "$commands" --quiet 2>/dev/null ||
   { echo "tidy: see the warnings above"; exit 1; }

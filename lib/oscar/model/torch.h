@@ -1,5 +1,5 @@
-// The one include of libtorch (and precompiled header of everything that uses it). Tensors, operators
-// and modes are all that is needed; torch/torch.h adds modules and optimizers, and compiles twice as long.
+// The one include of libtorch, and the precompiled header of everything that uses it: tensors,
+// operators and modes. torch/torch.h adds modules and optimizers, and compiles twice as long.
 #pragma once
 
 #include <torch/cuda.h>

@@ -7,10 +7,12 @@
 #include <vector>
 
 #include "common/main.h"
+#include "common/options.h"
 #include "oscar/base/atomic_file.h"
 #include "oscar/bundle/diff.h"
 #include "oscar/bundle/inspect.h"
 #include "oscar/bundle/merge.h"
+#include "oscar/bundle/refit.h"
 #include "oscar/bundle/verify.h"
 #include "oscar/report/html_report.h"
 
@@ -22,7 +24,9 @@ using oscar::app::kExitFailed;
 struct Arguments {
   std::string file, other, output;
   std::vector<std::string> inputs;
-  bool json = false, force = false, exit_code = false;
+  bool json = false, force = false, exit_code = false, no_statistics = false;
+  oscar::app::FitArguments fit;
+  oscar::QuantizerSettings quantizer;
 };
 
 // Texts of a file may hold control characters; a terminal must not obey them.
@@ -78,6 +82,21 @@ int merge(const Arguments& arguments) {
   for (const auto& input : arguments.inputs) bundles.push_back(oscar::read_bundle(input));
   const auto total = oscar::merge_statistics(std::move(bundles), arguments.inputs, arguments.force);
   oscar::write_bundle(total, arguments.output, arguments.force);
+  return kExitDone;
+}
+
+int fit(const Arguments& arguments) {
+  oscar::Bundle input = oscar::read_bundle(arguments.file);
+  const auto out = oscar::refit_bundle(std::move(input),
+                                       {.preset = arguments.fit.preset,
+                                        .fit = arguments.fit.resolve(),
+                                        .quantizer = arguments.quantizer,
+                                        .keep_statistics = !arguments.no_statistics},
+                                       arguments.file);
+  for (const auto& layer : out.layers) {
+    for (const auto& warning : layer.warnings) fmt::print(stderr, "warning: {}\n", warning);
+  }
+  oscar::write_bundle(out, arguments.output, arguments.force);
   return kExitDone;
 }
 
@@ -140,6 +159,15 @@ int main(int argc, char** argv) {
   add_force(sub,
             "Replace the output if it exists, and count a\n"
             "corpus twice if two files hold it");
+
+  sub = command("fit", "Fit again from statistics, without the model or a search", fit);
+  sub->add_option("IN", arguments.file, "Statistics file, or bundle that holds statistics")
+      ->required();
+  sub->add_option("-o,--output", arguments.output, "Bundle to write")->required();
+  sub->add_flag("--no-statistics", arguments.no_statistics, "Leave the sums out of the bundle");
+  add_force(sub, "Replace the output if it exists");
+  oscar::app::add_fit_options(*sub, arguments.fit, /*searchable=*/false);
+  oscar::app::add_quantizer_options(*sub, arguments.quantizer);
 
   sub = command("diff", "List what two files say differently", diff);
   sub->add_option("A", arguments.file, "First file")->required();

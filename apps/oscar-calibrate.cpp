@@ -104,6 +104,10 @@ void print_cost(const CalibrateResult& result) {
   fmt::print("device     {}\n", result.device);
   fmt::print("time       about {} to collect (measured on one batch of layer 0)\n",
              format_duration(cost.seconds));
+  if (cost.search_seconds > 0) {
+    fmt::print("           about {} to search on {} tokens held back (measured on layer 0)\n",
+               format_duration(cost.search_seconds), format_count(result.held_back_tokens));
+  }
   fmt::print("memory     {} host", format_bytes(cost.peak_host_bytes));
   if (cost.peak_device_bytes > 0) fmt::print(", {} GPU", format_bytes(cost.peak_device_bytes));
   fmt::print(" at most\nweights    {}, {} pass{}\n",
@@ -124,33 +128,48 @@ std::string kinds_text(const SideTransform& side) {
   return same ? method_name(side.kind.front()) : text;
 }
 
-// Share of the largest eigenvalue, averaged over heads: how concentrated the energy is.
-double top_share(const SideTransform& side) {
-  double share = 0;
-  for (int h = 0; h < side.eigenvalues.count; ++h) {
-    share += side.eigenvalues[h](side.eigenvalues.cols - 1) / side.eigenvalues[h].sum();
-  }
-  return share / side.eigenvalues.count;
+// "0.95" or "0.93-off": clipping ratios of a side's heads, from the strongest on.
+std::string clips_text(const SideTransform& side) {
+  const auto text = [](float ratio) { return ratio > 0 ? fmt::format("{:.2f}", ratio) : "off"; };
+  std::vector<float> ratios = side.clip_ratio;
+  std::sort(ratios.begin(), ratios.end(), [](float a, float b) {
+    return (a > 0 ? a : 2) < (b > 0 ? b : 2);  // off clips least
+  });
+  const std::string least = text(ratios.front()), most = text(ratios.back());
+  return least == most ? least : least + "-" + most;
 }
 
 double largest_condition(const SideTransform& side) {
   return *std::max_element(side.condition_number.begin(), side.condition_number.end());
 }
 
-// One row a layer: what was fitted, how concentrated each spectrum is, how far from orthogonal.
+// "1.2%": the worst head's predicted error of the attention output; "" when nothing was searched.
+std::string error_text(const LayerTransforms& layer) {
+  double worst = 0;
+  for (const double nmse : layer.predicted_output_nmse) {
+    if (!(nmse >= 0)) return "";
+    worst = std::max(worst, nmse);
+  }
+  return fmt::format("{:.2f}%", 100 * worst);
+}
+
+// One row a layer: what was chosen, how far from orthogonal, and what error to expect.
 void print_layers(const Bundle& bundle) {
-  fmt::print("\n                              top eigenvalue     condition number\n");
-  fmt::print("layer  keys      values       keys    values     keys    values\n");
+  fmt::print("\n                           clipping                condition number\n");
+  fmt::print("layer  keys      values    keys       values       keys    values   error\n");
   for (const LayerTransforms& layer : bundle.layers) {
     if (!layer.geometry.quantized) {
       fmt::print("{:5}  window fits into the recent tokens: never quantized\n",
                  layer.geometry.layer_id);
       continue;
     }
-    fmt::print("{:5}  {:<9} {:<9}  {:6.1f}%  {:6.1f}%    {:6.1f}    {:6.1f}\n",
+    fmt::print("{:5}  {:<9} {:<9} {:<10} {:<10} {:6.1f}    {:6.1f}  {:>6}\n",
                layer.geometry.layer_id, kinds_text(layer.key), kinds_text(layer.value),
-               100 * top_share(layer.key), 100 * top_share(layer.value),
-               largest_condition(layer.key), largest_condition(layer.value));
+               clips_text(layer.key), clips_text(layer.value), largest_condition(layer.key),
+               largest_condition(layer.value), error_text(layer));
+  }
+  if (!bundle.search.is_null()) {
+    fmt::print("error: predicted squared error of the attention output, the worst head's share\n");
   }
 }
 
@@ -160,6 +179,7 @@ Json summary_json(const CalibrateResult& result, const CalibrateOptions& options
                {"dry_run", result.dry_run},         {"already_done", result.already_done}};
   if (result.dry_run) {
     json["seconds"] = result.cost.seconds;
+    json["search_seconds"] = result.cost.search_seconds;
     json["host_bytes"] = result.cost.peak_host_bytes;
     json["device_bytes"] = result.cost.peak_device_bytes;
     json["bundle_bytes"] = result.cost.bundle_bytes;
@@ -167,6 +187,7 @@ Json summary_json(const CalibrateResult& result, const CalibrateOptions& options
   } else {
     json["collect_seconds"] = result.collect_seconds;
     json["fit_seconds"] = result.fit_seconds;
+    json["search_seconds"] = result.search_seconds;
   }
   json["warnings"] = result.warnings;
   return json;
@@ -176,6 +197,7 @@ int run(Arguments& arguments) {
   CalibrateOptions& options = arguments.options;
   options.preset = arguments.fit.preset;
   options.fit = arguments.fit.resolve();
+  options.search = arguments.fit.resolve_search();
   options.device = arguments.compute.device;
   options.dtype = arguments.compute.dtype;
   options.host_memory = parse_bytes(arguments.memory.host_memory, "--host-memory");
@@ -200,11 +222,16 @@ int run(Arguments& arguments) {
     print_cost(result);
     return kExitDone;
   }
-  const double rate = static_cast<double>(result.corpus.tokens) / result.collect_seconds;
+  const auto collected = static_cast<double>(result.corpus.tokens - result.held_back_tokens);
   fmt::print("device     {}\n", result.device);
-  fmt::print("collected  in {} ({} tokens/s), fitted in {}\n",
-             format_duration(result.collect_seconds), format_count(static_cast<int64_t>(rate)),
-             format_duration(result.fit_seconds));
+  fmt::print("collected  in {} ({} tokens/s), {} in {}\n", format_duration(result.collect_seconds),
+             format_count(static_cast<int64_t>(collected / result.collect_seconds)),
+             result.held_back_tokens > 0 ? "fitted and searched" : "fitted",
+             format_duration(result.search_seconds + result.fit_seconds));
+  if (result.held_back_tokens > 0) {
+    fmt::print("held back  {} tokens that the fit did not see\n",
+               format_count(result.held_back_tokens));
+  }
   if (!result.bundle.layers.empty()) print_layers(result.bundle);
   std::error_code status;
   fmt::print(
@@ -222,7 +249,7 @@ int main(int argc, char** argv) {
   program.add_option("MODEL", arguments.options.model)->required();
   program.add_option("CORPUS", arguments.options.corpus)->required();
   program.add_option("OUT", arguments.options.output)->required();
-  add_fit_options(program, arguments.fit);
+  add_fit_options(program, arguments.fit, /*searchable=*/true);
   add_quantizer_options(program, arguments.options.quantizer);
   add_corpus_options(program, arguments);
   add_compute_options(program, arguments.compute);

@@ -25,8 +25,9 @@ constexpr const char* kDescription =
 constexpr const char* kFooter =
     "METHODS bf16, exact (the INT2 path with the codec off), identity, identity-clip,\n"
     "        hadamard, hadamard-clip, random-clip, and with --bundle: oscar,\n"
-    "        oscar-perhead, oscar-released, bundle. Variants behind @: bundle@k (keys\n"
-    "        only), @v, @layer:N, @clip:K/V, @window:SINK/RECENT.\n"
+    "        oscar-perhead, oscar-released, bundle, portable, portable-perhead.\n"
+    "        Variants behind @: bundle@k (keys only), @v, @layer:N, @clip:K/V,\n"
+    "        @window:SINK/RECENT.\n"
     "Exit codes: 0 done, 1 failed, 2 usage.";
 
 struct Arguments {

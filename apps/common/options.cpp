@@ -24,7 +24,7 @@ double parse_ratio(const std::string& text, const std::string& whole) {
   if (text.empty() || *end != '\0' || !(ratio > 0.0 && ratio <= 1.0)) {
     throw Error({.what = "malformed clipping ratios",
                  .where = "--clip",
-                 .expected = "K,V with each in (0, 1], for example 0.96,0.92, or off",
+                 .expected = "search, off, or K,V with each in (0, 1], for example 0.96,0.92",
                  .found = whole});
   }
   return ratio;
@@ -62,37 +62,71 @@ FitOptions FitArguments::resolve() const {
   choose(scale_correction,
          {ScaleCorrection::kNone, ScaleCorrection::kUnbiased, ScaleCorrection::kMetric},
          scale_correction_name, fit.scale_correction);
-  if (!center.empty()) fit.center = center == "on";
-  if (!clip.empty()) parse_clip(clip, fit);
+  if (!center.empty() && center != "auto") fit.center = center == "on";
+  if (!clip.empty() && clip != "search") parse_clip(clip, fit);
   if (position_span) fit.position_span = *position_span;
   return fit;
 }
 
-void add_fit_options(CLI::App& program, FitArguments& arguments) {
+SearchOptions FitArguments::resolve_search() const {
+  SearchOptions result = find_preset(preset).search;
+  const auto decide = [](const std::string& text, const char* free, bool& searched) {
+    if (!text.empty()) searched = text == free;
+  };
+  decide(method, "auto", result.kind);
+  decide(center, "auto", result.center);
+  decide(granularity, "auto", result.granularity);
+  decide(clip, "search", result.clip);
+  decide(rounding, "auto", result.rounding);
+  decide(scale_correction, "auto", result.scale_correction);
+  result.full = search == "full";
+  return search == "off" ? SearchOptions{} : result;
+}
+
+void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable) {
   const char* const section = "Fit";
   std::vector<std::string> names;
   for (const Preset& preset : presets()) names.emplace_back(preset.name);
+  program.add_option("--preset", arguments.preset, preset_help())
+      ->check(CLI::IsMember(names))
+      ->capture_default_str()
+      ->group(section);
+  // One value of `allowed`, or auto where held-out loss may decide.
   const auto add = [&](const char* name, std::string& value, const std::string& help,
-                       const std::vector<std::string>& allowed) {
-    auto* option = program.add_option(name, value, help)->group(section);
-    if (!allowed.empty()) option->check(CLI::IsMember(allowed));
+                       std::vector<std::string> allowed, bool automatic) {
+    if (automatic && searchable) allowed.insert(allowed.begin(), "auto");
+    program.add_option(name, value, help)->check(CLI::IsMember(allowed))->group(section);
   };
-  add("--preset", arguments.preset, preset_help(), names);
-  program.get_option("--preset")->capture_default_str();
   add("--method", arguments.method, "Transform of keys and values",
-      {"balanced", "oscar", "hadamard", "identity"});
+      {"balanced", "oscar", "hadamard", "identity"}, true);
   add("--objective-v", arguments.objective_v,
       "Value covariance: attention output (sv), or the published energy proxy (a second pass)",
-      {"sv", "energy"});
+      {"sv", "energy"}, false);
   add("--granularity", arguments.granularity, "One transform per KV head, or one per layer",
-      {"per-head", "shared"});
+      {"per-head", "shared"}, true);
   add("--center", arguments.center, "Subtract the mean key and value before rounding",
-      {"on", "off"});
+      {"on", "off"}, true);
   add("--rounding", arguments.rounding, "Noise-shaped rounding of codes, or nearest",
-      {"shaped", "plain"});
+      {"shaped", "plain"}, true);
   add("--scale-correction", arguments.scale_correction, "Correction of the stored scale",
-      {"none", "unbiased", "metric"});
-  add("--clip", arguments.clip, "Clipping ratios K,V in (0,1], or off", {});
+      {"none", "unbiased", "metric"}, true);
+  program
+      .add_option("--clip", arguments.clip,
+                  searchable ? "search, off, or clipping ratios K,V in (0,1]"
+                             : "off, or clipping ratios K,V in (0,1]")
+      ->check([searchable](const std::string& text) {
+        return text == "search" && !searchable ? std::string("a search needs the model") : "";
+      })
+      ->group(section);
+  if (searchable) {
+    program
+        .add_option("--search", arguments.search,
+                    "How held-out text decides what is auto or search, as everything is in preset\n"
+                    "best: quick, full (more text, queries and ratios), off (the preset's values)")
+        ->check(CLI::IsMember({"quick", "full", "off"}))
+        ->capture_default_str()
+        ->group(section);
+  }
   program
       .add_option("--position-span", arguments.position_span,
                   "Fit for positions 0 to N (default: all that the model serves; 0: as collected)")

@@ -10,6 +10,7 @@
 #include "oscar/base/json.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/fit/fit.h"
+#include "oscar/fit/search_options.h"
 
 namespace oscar::app {
 
@@ -17,10 +18,13 @@ namespace oscar::app {
 struct FitArguments {
   std::string preset = "best";
   std::string method, objective_v, granularity, center, rounding, scale_correction, clip;
+  std::string search = "quick";
   std::optional<int64_t> position_span;
 
   // The preset with the overrides applied. Throws Error for a malformed --clip.
   FitOptions resolve() const;
+  // What is left to held-out loss: an option that names a value fixes it, "auto" frees it.
+  SearchOptions resolve_search() const;
 };
 
 struct ComputeArguments {
@@ -31,7 +35,8 @@ struct MemoryArguments {
   std::string host_memory, gpu_memory;  // "12G"; empty = what is free
 };
 
-void add_fit_options(CLI::App& program, FitArguments& arguments);
+// `searchable`: the program can decide what is auto or search.
+void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable);
 void add_quantizer_options(CLI::App& program, QuantizerSettings& settings);
 void add_compute_options(CLI::App& program, ComputeArguments& arguments);
 void add_memory_options(CLI::App& program, MemoryArguments& arguments);

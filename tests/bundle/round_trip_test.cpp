@@ -47,6 +47,7 @@ void expect_equal(const LayerTransforms& a, const LayerTransforms& b) {
   expect_equal(a.value, b.value);
   EXPECT_EQ(a.predicted_output_nmse, b.predicted_output_nmse);
   EXPECT_EQ(a.warnings, b.warnings);
+  EXPECT_EQ(a.search, b.search);
 }
 
 void expect_equal_descriptions(const Bundle& a, const Bundle& b) {
@@ -70,6 +71,7 @@ void expect_equal_descriptions(const Bundle& a, const Bundle& b) {
   EXPECT_EQ(a.quantizer.metadata_dtype, b.quantizer.metadata_dtype);
   EXPECT_EQ(a.quantizer.recent_tokens, b.quantizer.recent_tokens);
   EXPECT_EQ(a.evaluation, b.evaluation);
+  EXPECT_EQ(a.search, b.search);
   EXPECT_EQ(a.statistics, b.statistics);
 }
 
@@ -105,6 +107,16 @@ TEST_F(RoundTrip, UnmeasuredLossIsLeftOutAndComesBackAsNaN) {
   const Bundle back = read_bundle(file("a.h5"));
   EXPECT_TRUE(std::isnan(back.layers[0].predicted_output_nmse[1]));
   EXPECT_EQ(back.layers[1].predicted_output_nmse, bundle.layers[1].predicted_output_nmse);
+}
+
+TEST_F(RoundTrip, ARecordOfManyHeadsLosesItsTableButNotItsChoices) {
+  Bundle bundle = sample::rotation_bundle(TransformKind::kOscar);
+  Json stages = Json::array();
+  for (int i = 0; i < 20000; ++i) stages.push_back(0.125);
+  bundle.layers[0].search = Json{{"key", Json{{"stages", stages}, {"heads", "kept"}}}};
+  write_bundle(bundle, file("a.h5"), false);
+  const Json back = read_bundle(file("a.h5")).layers[0].search;
+  EXPECT_EQ(back, (Json{{"key", Json{{"heads", "kept"}}}}));
 }
 
 TEST_F(RoundTrip, EqualBundlesGiveEqualBytes) {

@@ -158,6 +158,9 @@ inline Bundle rotation_bundle(TransformKind kind) {
   }
   b.layers[0].key.fallback[1] = "cond_2(T) = 2000";
   b.layers[1].warnings = {"rank 3 of 8"};
+  b.search = Json{{"effort", "quick"}, {"seed", 3}};
+  b.layers[1].search = Json{{"key", Json{{"stages", Json::array({"clip"})}, {"heads", 2}}},
+                            {"value", Json{{"heads", 1}}}};
   return b;
 }
 

@@ -102,6 +102,142 @@ class WhatItWrites(CalibrateTest):
         np.testing.assert_array_equal(np.load(ids), first)
 
 
+# Windows so small that short chunks can be held back.
+SEARCH = ["--chunk-len", 256, "--sink", 4, "--recent", 16]
+FIXED = ["--method", "balanced", "--granularity", "per-head", "--center", "on", "--clip", ".95,.96",
+         "--rounding", "shaped", "--scale-correction", "metric"]
+
+
+class HeldBackSearch(CalibrateTest):
+    def setUp(self):
+        super().setUp()
+        self.text = self.long_text(400)
+
+    def test_choices_are_stored_with_the_losses_that_decided_them(self):
+        self.calibrate(self.text, self.out, *SEARCH)
+        self.run_ok("oscar-bundle", "verify", self.out)
+        with h5py.File(self.out) as file:
+            search = json.loads(file.attrs["search"])
+            self.assertGreaterEqual(search["search_chunks"], 1)
+            self.assertGreaterEqual(search["confirm_chunks"], search["search_chunks"])
+            self.assertEqual(int(file["layers/000/statistics/count_kv"][()])
+                             + search["held_back_tokens"], int(file["corpus"].attrs["tokens"]))
+            for layer in file["layers"].values():
+                nmse = layer["predicted_output_nmse"][()]
+                self.assertTrue(((nmse > 0) & (nmse < 1)).all(), nmse)
+                for side in ("key", "value"):
+                    record = json.loads(layer.attrs[f"search_{side}"])
+                    self.assertEqual([s["stage"] for s in record["stages"]],
+                                     ["transform", "clip", "clip", "writer"])
+                    self.assertEqual(len(record["heads"]), 2)
+                    for head in record["heads"]:
+                        self.assertLessEqual(head["nmse"], head["default_nmse"])
+                for head, pair in enumerate(json.loads(layer.attrs["search_pair"])):
+                    self.assertLessEqual(pair["nmse"], pair["default_nmse"])
+                    self.assertAlmostEqual(pair["nmse"], nmse[head], delta=1e-3 * nmse[head])
+
+    def test_the_portable_variant_is_plain_and_has_its_own_prediction(self):
+        self.calibrate(self.text, self.out, *SEARCH)
+        with h5py.File(self.out) as file:
+            for layer in file["portable/layers"].values():
+                shared, per_head = layer["shared"], layer["per_head"]
+                np.testing.assert_array_equal(shared["k_rotation"][0], shared["k_rotation"][1])
+                for variant in (shared, per_head):
+                    self.assertTrue(set(variant["k_kind"][()]) <= {1, 2})
+                    self.assertEqual(len(set(variant["k_clip_ratio"][()])), 1)
+                    self.assertFalse(variant["k_mean"][()].any())
+                    self.assertNotIn("k_feedback", variant)
+                    self.assertEqual(variant["predicted_output_nmse"].shape, (2,))
+        text = self.run_ok("oscar-bundle", "inspect", self.out).stdout
+        self.assertIn("portable variant, one rotation per KV head", text)
+        self.assertIn("decided on", text)
+        result = self.run_ok("oscar-eval", self.model, "--device", "cpu", "--bundle", self.out,
+                             "--corpus", self.corpus, "--chunk-len", 256, "--compare",
+                             "bf16,exact,bundle,portable,portable-perhead")
+        self.assertIn("portable-perhead", result.stdout)
+
+    def test_the_same_bytes_twice(self):
+        other = self.folder / "other.h5"
+        self.calibrate(self.text, self.out, *SEARCH)
+        self.calibrate(self.text, other, *SEARCH)
+        self.assertEqual(self.out.read_bytes(), other.read_bytes())
+
+    def test_killed_at_any_moment_of_collecting_or_searching_and_resumed(self):
+        whole = self.folder / "whole.h5"
+        self.calibrate(self.text, whole, *SEARCH, "--checkpoint-every", 1)
+        rng = np.random.default_rng()
+        for _ in range(4):
+            process = self.start(self.text, self.out, "--resume", *SEARCH, "--checkpoint-every", 1)
+            time.sleep(rng.uniform(0.5, 5.0))
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        self.calibrate(self.text, self.out, "--resume", *SEARCH, "--checkpoint-every", 1)
+        self.assertEqual(self.out.read_bytes(), whole.read_bytes())
+
+    def test_values_that_are_given_are_not_searched_and_all_text_is_fitted(self):
+        self.calibrate(self.text, self.out, *SEARCH, *FIXED)
+        with h5py.File(self.out) as file:
+            self.assertNotIn("search", file.attrs)
+            self.assertNotIn("predicted_output_nmse", file["layers/000"])
+            self.assertEqual(int(file["layers/000/statistics/count_kv"][()]),
+                             int(file["corpus"].attrs["tokens"]))
+        off = self.folder / "off.h5"
+        self.calibrate(self.text, off, *SEARCH, "--search", "off")
+        with h5py.File(self.out) as one, h5py.File(off) as two:
+            np.testing.assert_array_equal(one["layers/001/k_rotation"], two["layers/001/k_rotation"])
+            np.testing.assert_allclose(two["layers/001/v_clip_ratio"], 0.96)
+
+    def test_one_open_choice_leaves_the_others_fixed(self):
+        self.calibrate(self.text, self.out, *SEARCH, "--preset", "paper", "--clip", "search")
+        with h5py.File(self.out) as file:
+            self.assertEqual(json.loads(file.attrs["search"])["searched"], ["clip"])
+            for layer in file["layers"].values():
+                self.assertEqual(set(layer["k_kind"][()]), {2})
+                self.assertFalse(layer["k_mean"][()].any())
+                self.assertNotIn("k_feedback", layer)
+
+    def test_a_small_corpus_keeps_the_preset_and_says_so(self):
+        result = self.calibrate(self.corpus, self.out)
+        self.assertIn("to hold text back", result.stderr)
+        with h5py.File(self.out) as file:
+            self.assertNotIn("search", file.attrs)
+            np.testing.assert_allclose(file["layers/000/k_clip_ratio"][()], 0.95)
+            self.assertIn("portable", file)
+
+    def test_a_dry_run_says_what_the_search_costs(self):
+        dry = self.calibrate(self.text, self.out, *SEARCH, "--dry-run")
+        self.assertIn("to search on", dry.stdout)
+
+    def test_fitting_again_from_statistics_equals_a_run_without_search(self):
+        statistics, again = self.folder / "statistics.h5", self.folder / "again.h5"
+        paper = ["--preset", "paper", "--clip", "off"]
+        windows = ["--sink", 4, "--recent", 16]
+        self.calibrate(self.text, statistics, *SEARCH, "--statistics-only")
+        for options, same in ((["--search", "off"], []), (paper, paper)):
+            self.calibrate(self.text, self.out, *SEARCH, *options, "--force")
+            self.run_ok("oscar-bundle", "fit", statistics, "-o", again, "--force", *windows, *same)
+            self.run_ok("oscar-bundle", "verify", again)
+            with h5py.File(self.out) as one, h5py.File(again) as two:
+                names = []
+                one.visititems(lambda name, item: names.append(name)
+                               if isinstance(item, h5py.Dataset) else None)
+                self.assertGreater(len(names), 100)
+                for name in names:
+                    np.testing.assert_array_equal(one[name], two[name], name)
+                for attribute in ("method", "preset", "granularity", "position_span"):
+                    self.assertEqual(one.attrs[attribute], two.attrs[attribute])
+
+    def test_fitting_again_refuses_what_it_cannot_do(self):
+        self.calibrate(self.corpus, self.out, "--no-statistics")
+        other = self.folder / "other.h5"
+        self.refuse("oscar-bundle", ["fit", self.out, "-o", other], "no statistics")
+        self.calibrate(self.corpus, self.out, "--force")
+        self.refuse("oscar-bundle", ["fit", self.out, "-o", other, "--objective-v", "energy"],
+                    "energy")
+        self.refuse("oscar-bundle", ["fit", self.out, "-o", other, "--clip", "search"],
+                    "needs the model", code=2)
+
+
 class Repeats(CalibrateTest):
     def test_the_same_bytes_whatever_the_sharding(self):
         other = self.folder / "other.h5"

@@ -50,6 +50,7 @@ struct Bundle {
   CorpusRecord corpus;
   QuantizerSettings quantizer;
   std::optional<Json> evaluation;
+  Json search;  // how choices were made: chunks held back, queries, seed; null when none was
   std::vector<LayerTransforms> layers;      // in layer order; empty for statistics_only
   std::vector<LayerStatistics> statistics;  // same order; empty when stripped
   std::vector<PortableLayer> portable;      // may be empty

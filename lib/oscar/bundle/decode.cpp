@@ -242,6 +242,13 @@ LayerTransforms decode_transforms(RawFile& raw, const std::string& path,
   finish_side(raw, path, schema::kKeySlots, geometry.num_kv_heads, layer.key);
   finish_side(raw, path, schema::kValueSlots, geometry.num_kv_heads, layer.value);
   layer.warnings = text_list(raw, path, schema::kWarnings);
+  if (const auto group = raw.attributes.find(path); group != raw.attributes.end()) {
+    for (const auto& [name, value] : group->second) {
+      if (!name.starts_with(schema::kSearchPrefix)) continue;
+      layer.search[name.substr(std::string_view(schema::kSearchPrefix).size())] =
+          AttributeReader{raw, path}.json(name.c_str());
+    }
+  }
   return layer;
 }
 
@@ -349,6 +356,10 @@ Bundle decode_bundle(RawFile& raw, FileKind kind) {
   b.statistics_only = kind != FileKind::kRotations;
   const AttributeReader root{raw, "/"};
   schema::visit_root(b, root);
+  if (const auto group = raw.attributes.find("/");
+      group != raw.attributes.end() && group->second.contains(schema::kSearch)) {
+    b.search = root.json(schema::kSearch);
+  }
   root("tool_version", b.tool_version);
   root("tool_commit", b.tool_commit);
   root(schema::kCreated, b.created_utc);

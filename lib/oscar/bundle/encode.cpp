@@ -126,6 +126,14 @@ struct DatasetWriter {
   void operator()(const schema::Slot& slot, const int64_t& value) const { put(slot, &value, 1); }
 };
 
+// HDF5 keeps an attribute within 64 KiB. Of many heads the table of all that was compared may be
+// more; the choices themselves stay.
+Json within_attribute(Json value) {
+  constexpr size_t kLargest = 60000;
+  if (dump(value).size() > kLargest && value.is_object()) value.erase("stages");
+  return value;
+}
+
 bool any_text(const std::vector<std::string>& list) {
   for (const auto& text : list) {
     if (!text.empty()) return true;
@@ -145,6 +153,9 @@ void add_transforms(EncodedFile& file, const std::string& path, const LayerTrans
   if (any_text(layer.value.fallback))
     note(schema::kValueSlots.fallback, Json(layer.value.fallback));
   if (!layer.warnings.empty()) note(schema::kWarnings, Json(layer.warnings));
+  for (const auto& [part, value] : layer.search.items()) {
+    note((schema::kSearchPrefix + part).c_str(), within_attribute(value));
+  }
 }
 
 void add_resume(EncodedFile& file, const ResumeState& state) {
@@ -221,6 +232,7 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
   root("tool_commit", std::string(kToolCommit));
   root(schema::kCreated, created_utc());
   schema::visit_root(bundle, root);
+  if (!bundle.search.is_null()) root(schema::kSearch, bundle.search);
   file.groups = {schema::kModel, schema::kCorpus, schema::kQuantizer};
   schema::visit_model(bundle.model, AttributeWriter{file, schema::kModel});
   schema::visit_corpus(bundle.corpus, AttributeWriter{file, schema::kCorpus});

@@ -72,6 +72,7 @@ Json describe_layer(const LayerTransforms& layer) {
   json["value"] = describe_side(layer.value);
   json["predicted_output_nmse"] = layer.predicted_output_nmse;  // NaN becomes null
   json["warnings"] = layer.warnings;
+  if (!layer.search.is_null()) json["search"] = layer.search;
   return json;
 }
 
@@ -166,9 +167,6 @@ void add_layer_table(std::string& text, const Json& layers) {
                         largest(v["condition_number"], "{:.3g}"),
                         largest(layer["predicted_output_nmse"], "{:.1e}"));
   }
-  text +=
-      "clip 0.00 = off; top = share of the largest eigenvalue, cnd = condition number,\n"
-      "nmse = predicted error of the attention output: the worst head's each\n";
   for (const auto& layer : layers) {
     const std::string where = "layer " + plain(layer["layer_id"]);
     for (const auto& warning : layer["warnings"]) add_line(text, where, plain(warning));
@@ -237,6 +235,15 @@ Json inspect_bundle(const std::filesystem::path& path) {
   json["has_portable"] = !b.portable.empty();
   Json& layers = json["layers"] = Json::array();
   for (const auto& layer : b.layers) layers.push_back(describe_layer(layer));
+  if (!b.search.is_null()) json["search"] = b.search;
+  if (!b.portable.empty()) {
+    Json shared = Json::array(), per_head = Json::array();
+    for (const auto& layer : b.portable) {
+      shared.push_back(describe_layer(layer.shared));
+      per_head.push_back(describe_layer(layer.per_head));
+    }
+    json["portable"] = {{"shared", std::move(shared)}, {"per_head", std::move(per_head)}};
+  }
   Json& statistics = json["statistics"] = Json::array();
   for (const auto& layer : b.statistics) statistics.push_back(describe_statistics(layer));
   if (kind == FileKind::kCheckpoint) {
@@ -303,8 +310,27 @@ std::string inspection_text(const Json& j) {
              fmt::format("shard {}, layer {}, order {}, run {}", plain(r["shard"]),
                          plain(r["layer"]), plain(r["order"]), plain(r["run_key"])));
   }
+  if (j.contains("search") && j["search"].is_object()) {
+    // Any program may have written it: nothing is taken for granted.
+    const Json& s = j["search"];
+    const auto field = [&s](const char* name) { return plain(s.value(name, Json("?"))); };
+    add_line(text, "search",
+             fmt::format("{} ({}): decided on {} chunks, confirmed on {}; {} tokens that the fit "
+                         "did not see",
+                         field("searched"), field("effort"), field("search_chunks"),
+                         field("confirm_chunks"), field("held_back_tokens")));
+  }
   if (!j["layers"].empty()) {
     add_layer_table(text, j["layers"]);
+    text +=
+        "clip 0.00 = off; top = share of the largest eigenvalue, cnd = condition number,\n"
+        "nmse = predicted error of the attention output: the worst head's each\n";
+    if (j.contains("portable")) {
+      text += "\nportable variant, one rotation per layer";
+      add_layer_table(text, j["portable"]["shared"]);
+      text += "\nportable variant, one rotation per KV head";
+      add_layer_table(text, j["portable"]["per_head"]);
+    }
   } else if (!j["statistics"].empty()) {
     add_statistics_table(text, j["statistics"]);
   }

@@ -104,6 +104,7 @@ Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::strin
   total.layers.clear();
   total.portable.clear();
   total.evaluation.reset();
+  total.search = nullptr;
   for (auto& statistics : total.statistics) statistics.v_energy_moment = {};
   for (size_t i = 1; i < inputs.size(); ++i) {
     for (size_t layer = 0; layer < total.statistics.size(); ++layer) {

@@ -80,6 +80,11 @@ inline constexpr Slot kPredictedNmse = {"predicted_output_nmse", hdf5::Dtype::kF
                                         Side::kValue, false};
 inline constexpr const char* kWarnings = "warnings";  // layer attribute, JSON list
 
+// Optional attributes: of the root JSON in kSearch, of a layer one for each part of its record
+// (SCHEMA.md), kSearchPrefix and the part's name.
+inline constexpr const char* kSearch = "search";
+inline constexpr const char* kSearchPrefix = "search_";
+
 inline const char* attention_name(AttentionKind kind) {
   constexpr const char* kNames[] = {"full", "sliding", "mla"};
   return kNames[static_cast<size_t>(kind)];

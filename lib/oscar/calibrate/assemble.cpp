@@ -45,6 +45,23 @@ Bundle describe_run(const CalibrateOptions& options, const Checkpoint& checkpoin
   return bundle;
 }
 
+Json describe_search(const CalibrateOptions& options, size_t search_chunks, size_t confirm_chunks,
+                     int64_t held_back_tokens) {
+  Json searched = Json::array();
+  const SearchOptions& s = options.search;
+  for (const auto& [on, name] : {std::pair{s.kind, "method"},
+                                 {s.center, "center"},
+                                 {s.granularity, "granularity"},
+                                 {s.clip, "clip"},
+                                 {s.rounding, "rounding"},
+                                 {s.scale_correction, "scale correction"}}) {
+    if (on) searched.push_back(name);
+  }
+  return {{"searched", std::move(searched)},      {"effort", s.full ? "full" : "quick"},
+          {"search_chunks", search_chunks},       {"confirm_chunks", confirm_chunks},
+          {"held_back_tokens", held_back_tokens}, {"seed", options.seed}};
+}
+
 std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
                     const ComputeOptions& compute) {
   Json fit = {{"method", bundle.method},
@@ -55,6 +72,7 @@ std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
               {"scale_correction", scale_correction_name(options.fit.scale_correction)},
               {"clip", {options.fit.clip_k, options.fit.clip_v}},
               {"position_span", options.fit.position_span},
+              {"search", bundle.search},
               {"statistics_only", options.statistics_only},
               {"statistics", options.keep_statistics}};
   const QuantizerSettings& quantizer = options.quantizer;
@@ -102,7 +120,8 @@ int64_t estimated_bundle_bytes(const std::vector<LayerGeometry>& layers,
   if (!options.statistics_only) {
     for (const LayerGeometry& layer : layers) {
       const int64_t k = layer.head_dim_k, v = layer.head_dim_v;
-      bytes += 4 * matrices * layer.num_kv_heads * (k * k + v * v);
+      constexpr int64_t kPortable = 2;  // rotations, shared and per head
+      bytes += 4 * (matrices + kPortable) * layer.num_kv_heads * (k * k + v * v);
     }
   }
   if (options.keep_statistics || options.statistics_only)

@@ -13,7 +13,9 @@
 #include "oscar/bundle/checkpoint.h"
 #include "oscar/calibrate/assemble.h"
 #include "oscar/calibrate/corpus_source.h"
+#include "oscar/calibrate/held_back.h"
 #include "oscar/calibrate/resume.h"
+#include "oscar/calibrate/search_pass.h"
 #include "oscar/calibrate/statistics_pass.h"
 #include "oscar/fit/presets.h"
 
@@ -85,9 +87,61 @@ void run_pass(Transformer& model, const TokenChunks& corpus, const RunPlan& plan
   }
 }
 
+// What the fit sees, and what the search sees, search half first; empty: no search.
+struct SplitCorpus {
+  TokenChunks fit, held_back;
+  size_t num_search = 0, num_confirm = 0;
+};
+
+SplitCorpus split_corpus(const TokenChunks& corpus, CalibrateOptions& options,
+                         std::vector<std::string>& warnings) {
+  if (options.statistics_only) options.search = {};
+  if (!options.search.any()) return {.fit = corpus, .held_back = {}};
+  const HeldBack split = hold_back(corpus.chunks, options.quantizer, options.search.full);
+  if (!split.reason.empty()) {
+    warnings.push_back(split.reason);
+    options.search = {};
+    return {.fit = corpus, .held_back = {}};
+  }
+  std::vector<size_t> held = split.search;
+  held.insert(held.end(), split.confirm.begin(), split.confirm.end());
+  return {.fit = select_chunks(corpus, split.fit),
+          .held_back = select_chunks(corpus, held),
+          .num_search = split.search.size(),
+          .num_confirm = split.confirm.size()};
+}
+
+// Held-back chunks are few, and a layer is searched once all of them have passed it: one shard.
+RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
+                    const CalibrateOptions& options, const MemoryLimits& limits) {
+  RunPlan plan =
+      plan_run(model, plan_batches(split.held_back.chunks, options.batch_tokens), limits, 1 << 20);
+  plan.shards = {{0, plan.batches.size(), split.held_back.record.tokens}};
+  return plan;
+}
+
+// Times the smallest possible search of layer 0, a chunk in each half, and scales it.
+double estimate_search_seconds(Transformer& model, const SplitCorpus& split,
+                               const CalibrateOptions& options, const LayerStatistics& statistics) {
+  const std::vector<LayerStatistics> all(1, statistics);
+  SearchPass pass(model, all, options, 1, 1);
+  const auto weights = model.load_layer(0);
+  const auto start = Clock::now();
+  for (const size_t chunk : {size_t{0}, split.num_search}) {
+    const auto length = static_cast<int64_t>(split.held_back.chunks[chunk].size());
+    const Batch batch{static_cast<int64_t>(chunk), 1, length};
+    const torch::Tensor ids = batch_ids(split.held_back, batch);
+    model.forward_layer(0, *weights, model.embed(ids.to(model.compute().device)), pass.observer(0));
+  }
+  pass.layer_done({});
+  const double pairs = static_cast<double>(split.num_search + split.num_confirm) / 2;
+  return seconds_since(start) * pairs * model.config().num_layers;
+}
+
 // Times one batch through one layer and scales it to the whole run.
-CostEstimate estimate_cost(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
+CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
                            const CalibrateOptions& options) {
+  const TokenChunks& corpus = split.fit;
   const torch::InferenceMode inference;
   CostEstimate cost;
   cost.peak_host_bytes = plan.peak_host_bytes;
@@ -108,6 +162,11 @@ CostEstimate estimate_cost(Transformer& model, const TokenChunks& corpus, const 
   const int passes = wants_energy(options) ? 2 : 1;
   cost.seconds =
       per_token * static_cast<double>(corpus.record.tokens) * model.config().num_layers * passes;
+  if (options.search.any()) {
+    LayerStatistics statistics = collector.result();
+    statistics.o_proj_metric = model.o_proj_metric(0);
+    cost.search_seconds = estimate_search_seconds(model, split, options, statistics);
+  }
   cost.bundle_bytes = estimated_bundle_bytes(layers, options);
   cost.checkpoint_bytes = estimated_statistics_bytes(layers);
   return cost;
@@ -119,7 +178,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
   if (!requested.dry_run) check_output_path(requested);
   const Checkpoint checkpoint = open_checkpoint(requested.model, requested.rope_scaling);
   const ComputeOptions compute = choose_compute(requested.device, requested.dtype);
-  const CalibrateOptions options = resolve(requested, checkpoint.config, compute);
+  CalibrateOptions options = resolve(requested, checkpoint.config, compute);
   const MemoryLimits limits = memory_limits(options, compute);
   Transformer model(checkpoint, compute);
 
@@ -133,15 +192,21 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
     const std::string warning = write_chunks_npy(corpus, options.tokens_out);
     if (!warning.empty()) result.warnings.push_back(warning);
   }
-  const RunPlan plan = plan_run(model, plan_batches(corpus.chunks, options.batch_tokens), limits,
+  const SplitCorpus split = split_corpus(corpus, options, result.warnings);
+  result.held_back_tokens = split.held_back.record.tokens;
+  const RunPlan plan = plan_run(model, plan_batches(split.fit.chunks, options.batch_tokens), limits,
                                 options.checkpoint_every);
   if (options.dry_run) {
     result.dry_run = true;
-    result.cost = estimate_cost(model, corpus, plan, options);
+    result.cost = estimate_cost(model, split, plan, options);
     return result;
   }
 
   Bundle bundle = describe_run(options, checkpoint, corpus.record);
+  if (options.search.any()) {
+    bundle.search = describe_search(options, split.num_search, split.num_confirm,
+                                    split.held_back.record.tokens);
+  }
   bundle.run_key = run_key(options, bundle, compute);
   if (options.resume && is_finished_output(options, bundle)) {
     result.already_done = true;
@@ -166,34 +231,48 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
     }
   }
   const int64_t layers = checkpoint.config.num_layers;
-  progress.begin("collecting statistics", corpus.record.tokens * layers, "token-layers");
-  run_pass(model, corpus, plan, std::move(start), moments, saved, progress);
+  const int64_t token_layers = split.fit.record.tokens * layers;
+  progress.begin("collecting statistics", token_layers, "token-layers");
+  run_pass(model, split.fit, plan, std::move(start), moments, saved, progress);
   progress.end();
   std::vector<LayerStatistics> statistics = moments.result();
   if (wants_energy(options)) {
     saved.save(statistics, {plan.shards.size(), 0, {}});
     EnergyPass energy(statistics, compute.device);
-    progress.begin("second pass: value energy", corpus.record.tokens * layers, "token-layers");
-    run_pass(model, corpus, plan, {}, energy, saved, progress);
+    progress.begin("second pass: value energy", token_layers, "token-layers");
+    run_pass(model, split.fit, plan, {}, energy, saved, progress);
     progress.end();
     energy.store(statistics);
   }
   result.collect_seconds = seconds_since(collect_start);
 
   const auto fit_start = Clock::now();
-  if (!options.statistics_only) {
+  std::vector<LayerChoice> choices;
+  if (options.search.any()) {
+    if (!wants_energy(options)) saved.save(statistics, {plan.shards.size(), 0, {}});
+    SearchPass search(model, statistics, options, split.num_search, split.num_confirm);
+    progress.begin("searching", split.held_back.record.tokens * layers, "token-layers");
+    run_pass(model, split.held_back, plan_search(model, split, options, limits), {}, search, saved,
+             progress);
+    progress.end();
+    choices = search.take_choices();
+    result.search_seconds = seconds_since(fit_start);
+  } else if (!options.statistics_only) {
     progress.begin("fitting", layers, "layers");
     for (const LayerStatistics& layer : statistics) {
-      bundle.layers.push_back(fit_layer(layer, options.fit, checkpoint.config.rope));
-      for (const std::string& warning : bundle.layers.back().warnings) {
-        result.warnings.push_back(warning);
-      }
+      choices.push_back(fit_without_search(layer, options.fit, checkpoint.config.rope));
       progress.advance(1);
     }
     progress.end();
+    result.fit_seconds = seconds_since(fit_start);
+  }
+  for (LayerChoice& choice : choices) {
+    const auto& warnings = choice.layer.warnings;
+    result.warnings.insert(result.warnings.end(), warnings.begin(), warnings.end());
+    bundle.layers.push_back(std::move(choice.layer));
+    bundle.portable.push_back(std::move(choice.portable));
   }
   if (options.keep_statistics || options.statistics_only) bundle.statistics = std::move(statistics);
-  result.fit_seconds = seconds_since(fit_start);
   write_bundle(bundle, options.output, options.force || options.resume);
   saved.remove();
   result.bundle = std::move(bundle);

@@ -13,7 +13,8 @@ namespace oscar {
 
 // What a run would cost, measured on one batch and one layer.
 struct CostEstimate {
-  double seconds = 0;  // collecting, extrapolated from the probe
+  double seconds = 0;         // collecting, extrapolated from the probe
+  double search_seconds = 0;  // likewise; 0 without a search
   int64_t peak_host_bytes = 0, peak_device_bytes = 0;
   int64_t bundle_bytes = 0;      // of OUT
   int64_t checkpoint_bytes = 0;  // beside OUT while the run lasts
@@ -26,9 +27,10 @@ struct CalibrateResult {
   bool dry_run = false;
   std::string device;  // as in describe(ComputeOptions)
   CorpusRecord corpus;
-  CostEstimate cost;  // filled for a dry run
-  Bundle bundle;      // filled unless dry_run
-  double collect_seconds = 0, fit_seconds = 0;
+  CostEstimate cost;                                                // filled for a dry run
+  Bundle bundle;                                                    // filled unless dry_run
+  int64_t held_back_tokens = 0;                                     // not seen by the fit
+  double collect_seconds = 0, fit_seconds = 0, search_seconds = 0;  // fits included in the search
   std::vector<std::string> warnings;
 };
 

@@ -9,6 +9,7 @@
 #include "oscar/base/json.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/fit/fit.h"
+#include "oscar/fit/search_options.h"
 
 namespace oscar {
 
@@ -18,6 +19,7 @@ struct CalibrateOptions {
   std::filesystem::path output;  // OUT.h5; the checkpoint stands beside it
   std::string preset = "best";   // recorded; `fit` already holds its values
   FitOptions fit;                // position_span -1 = the positions the model serves
+  SearchOptions search;          // what of `fit` held-out loss may change
   QuantizerSettings quantizer;   // quant_group_size 0 = head_dim
 
   std::optional<Json> rope_scaling;

@@ -19,7 +19,7 @@ namespace {
 
 constexpr double kPaperClipK = 0.96, kPaperClipV = 0.92;
 
-enum class Origin { kReference, kDataFree, kStatistics, kBundle, kExact };
+enum class Origin { kReference, kDataFree, kStatistics, kBundle, kPortable, kExact };
 
 struct Base {
   const char* name;
@@ -51,6 +51,9 @@ const std::vector<Base>& bases() {
       {"oscar-released", "OSCAR with the published value objective", Origin::kStatistics,
        TransformKind::kOscar, true, false, "released"},
       {"bundle", "the bundle as it is", Origin::kBundle},
+      {"portable", "the bundle's variant for any server", Origin::kPortable},
+      {"portable-perhead", "the same, one rotation per KV head", Origin::kPortable,
+       TransformKind::kOscar, true, false, "", true},
   };
   return table;
 }
@@ -152,12 +155,25 @@ LayerTransforms data_free_layer(const Base& base, const MethodSource& source, in
   return out;
 }
 
+LayerTransforms portable_layer(const Base& base, const MethodSource& source, int layer) {
+  if (!source.bundle || source.bundle->portable.empty()) {
+    throw Error(
+        {.what = fmt::format("method '{}' needs a bundle with a portable variant", base.name),
+         .where = "--compare",
+         .hint = "calibrate again: every rotation bundle is written with one"});
+  }
+  const PortableLayer& both = source.bundle->portable.at(layer);
+  return base.per_head ? both.per_head : both.shared;
+}
+
 LayerTransforms layer_of(const Base& base, const MethodSource& source, int layer) {
   switch (base.origin) {
     case Origin::kStatistics:
       return fitted_layer(base, source, layer);
     case Origin::kDataFree:
       return data_free_layer(base, source, layer);
+    case Origin::kPortable:
+      return portable_layer(base, source, layer);
     case Origin::kExact:
       if (!source.bundle || source.bundle->layers.empty()) {
         return data_free_layer(find_base("hadamard"), source, layer);

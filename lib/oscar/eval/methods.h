@@ -36,7 +36,7 @@ struct MethodSource {
 
 // name = BASE[@VARIANT]...
 //   BASE     bf16 exact identity identity-clip hadamard hadamard-clip random-clip oscar
-//            oscar-perhead oscar-released bundle
+//            oscar-perhead oscar-released bundle portable portable-perhead
 //   VARIANT  k (keys only), v (values only), layer:N (only layer N is INT2),
 //            clip:K/V (other clipping ratios, 0 = off), window:SINK/RECENT
 // oscar, oscar-perhead and oscar-released are fitted from the bundle's statistics. Throws Error for

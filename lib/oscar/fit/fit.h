@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "oscar/base/json.h"
 #include "oscar/cache/scale_correction.h"
 #include "oscar/fit/statistics.h"
 #include "oscar/io/rope.h"
@@ -54,6 +55,7 @@ struct LayerTransforms {
   SideTransform key, value;
   std::vector<double> predicted_output_nmse;  // [Hkv]; NaN until measured by the search
   std::vector<std::string> warnings;          // rank deficiency and the like, with numbers
+  Json search;  // what was compared and why this was chosen (bundle/SCHEMA.md); null: nothing was
 };
 
 // Fits one layer. `rope` is needed when position_span > 0. Throws Error for zero counts and for

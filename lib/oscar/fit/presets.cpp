@@ -36,9 +36,17 @@ FitOptions best() {
 
 const std::vector<Preset>& presets() {
   static const std::vector<Preset> table = {
-      {"best", "balanced transform, centering, shaped rounding, metric scale", best()},
-      {"paper", "OSCAR as in arXiv 2605.17757", published(ValueObjective::kAttentionOutput)},
-      {"released", "OSCAR as in its published v1 files", published(ValueObjective::kEnergy)},
+      {"best",
+       "balanced transform, centering, shaped rounding, metric scale",
+       best(),
+       {.kind = true,
+        .center = true,
+        .granularity = true,
+        .clip = true,
+        .rounding = true,
+        .scale_correction = true}},
+      {"paper", "OSCAR as in arXiv 2605.17757", published(ValueObjective::kAttentionOutput), {}},
+      {"released", "OSCAR as in its published v1 files", published(ValueObjective::kEnergy), {}},
   };
   return table;
 }

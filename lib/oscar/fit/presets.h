@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "oscar/fit/fit.h"
+#include "oscar/fit/search_options.h"
 
 namespace oscar {
 
@@ -12,6 +13,7 @@ struct Preset {
   const char* name;
   const char* summary;  // one line for --help
   FitOptions fit;       // position_span -1 = every position the model serves
+  SearchOptions search;
 };
 
 // "best" (default), "paper" (arXiv 2605.17757) and "released" (the published v1 files).

@@ -180,24 +180,33 @@ torch::Tensor Transformer::logits(const torch::Tensor& hidden) {
   return torch::linear(x, self.output).to(torch::kFloat32);
 }
 
-MatrixStack<double> Transformer::o_proj_metric(int layer) const {
+// Of `joined` neighbouring query heads at a time: sum over them of W_j W_j^T, W_j [d, hidden].
+MatrixStack<double> Transformer::output_metrics(int layer, int joined) const {
   const c10::InferenceMode guard;
   const ModelConfig& c = config();
-  const int64_t d = c.head_dim, group = c.num_qo_heads / c.num_kv_heads;
-  MatrixStack<double> metric(c.num_kv_heads, c.head_dim, c.head_dim);
+  const int64_t d = c.head_dim;
+  const int count = c.num_qo_heads / joined;
+  MatrixStack<double> metric(count, c.head_dim, c.head_dim);
   for (const WeightSpec& spec : layer_weights(c, layer)) {
     if (spec.role != WeightRole::kO) continue;
     const torch::Tensor o =
         load_weight(implementation_->checkpoint.weights, spec, torch::kCPU, torch::kFloat64);
-    for (int h = 0; h < c.num_kv_heads; ++h) {
-      // Columns of all heads of the group: sum over j of W_j W_j^T with W_j = (those of j)^T.
+    for (int i = 0; i < count; ++i) {
       const torch::Tensor heads =
-          o.narrow(1, h * group * d, group * d).reshape({-1, d});  // [hidden * group, d]
+          o.narrow(1, i * joined * d, joined * d).reshape({-1, d});  // [hidden * joined, d]
       const torch::Tensor sum = torch::mm(heads.t(), heads).contiguous();
-      std::copy_n(sum.data_ptr<double>(), d * d, metric[h].data());
+      std::copy_n(sum.data_ptr<double>(), d * d, metric[i].data());
     }
   }
   return metric;
+}
+
+MatrixStack<double> Transformer::o_proj_metric(int layer) const {
+  return output_metrics(layer, config().num_qo_heads / config().num_kv_heads);
+}
+
+MatrixStack<double> Transformer::o_proj_head_metrics(int layer) const {
+  return output_metrics(layer, 1);
 }
 
 }  // namespace oscar

@@ -55,8 +55,12 @@ class Transformer {
   // M_O = sum over the group of W_O,j W_O,j^T for all KV heads, [Hkv, d, d], in float64 from the
   // weights of the file; W_O,j is the [head_dim_v, hidden] slice of query head j.
   MatrixStack<double> o_proj_metric(int layer) const;
+  // W_O,j W_O,j^T of every query head, [Hq, d, d]: what the sum above is made of.
+  MatrixStack<double> o_proj_head_metrics(int layer) const;
 
  private:
+  MatrixStack<double> output_metrics(int layer, int joined) const;
+
   struct Implementation;
   std::unique_ptr<Implementation> implementation_;
 };

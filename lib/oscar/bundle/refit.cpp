@@ -1,0 +1,78 @@
+// The fit of a calibration run, without the run.
+#include "oscar/bundle/refit.h"
+
+#include <algorithm>
+
+#include "oscar/base/error.h"
+#include "oscar/fit/portable.h"
+#include "oscar/fit/presets.h"
+#include "oscar/io/rope.h"
+
+namespace oscar {
+namespace {
+
+int64_t served_positions(const Bundle& input, int64_t asked, const std::string& name) {
+  if (asked >= 0) return asked;
+  if (input.position_span > 0) return input.position_span;
+  throw Error({.what = "the file does not say which positions are served",
+               .where = name,
+               .hint = "say so with --position-span N (0: fit for the positions as collected)"});
+}
+
+QuantizerSettings settled(QuantizerSettings quantizer, const BundleModel& model) {
+  if (quantizer.quant_group_size == 0) quantizer.quant_group_size = model.head_dim_k;
+  if (model.head_dim_k % quantizer.quant_group_size != 0 ||
+      model.head_dim_v % quantizer.quant_group_size != 0) {
+    throw Error({.what = "the quantization group does not divide the head",
+                 .where = "--quant-group-size",
+                 .expected = "a divisor of " + std::to_string(model.head_dim_k),
+                 .found = std::to_string(quantizer.quant_group_size)});
+  }
+  return quantizer;
+}
+
+}  // namespace
+
+Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string& name) {
+  if (input.statistics.empty()) {
+    throw Error({.what = "file holds no statistics",
+                 .where = name,
+                 .hint = "it was written with --no-statistics or stripped"});
+  }
+  FitOptions fit = options.fit;
+  fit.position_span = served_positions(input, fit.position_span, name);
+  const bool energy = fit.objective_v == ValueObjective::kEnergy;
+  if (energy && input.statistics.front().v_energy_moment.empty()) {
+    throw Error({.what = "the file holds no value energy moment",
+                 .where = name,
+                 .hint = "calibrate with --objective-v energy, or fit with --objective-v sv"});
+  }
+  const Rope rope = make_rope(input.model.rope, input.model.head_dim_k,
+                              static_cast<int>(std::max<int64_t>(1, input.position_span)), name);
+  Bundle out = std::move(input);
+  out.statistics_only = false;
+  out.preset = options.preset;
+  out.method = method_name(fit.kind);
+  out.composition = composition_name(fit.kind);
+  out.objective_v = objective_name(fit.objective_v);
+  out.granularity = granularity_name(fit.granularity);
+  out.position_span = fit.position_span;
+  out.quantizer = settled(options.quantizer, out.model);
+  out.evaluation.reset();
+  out.search = nullptr;
+  out.run_key.clear();  // no run made this
+  out.layers.clear();
+  out.portable.clear();
+  for (LayerStatistics& layer : out.statistics) {
+    // The recent window decides whether a sliding layer is ever quantized.
+    const int window = layer.geometry.sliding_window;
+    layer.geometry.quantized = window == 0 || window > out.quantizer.recent_tokens;
+    out.layers.push_back(fit_layer(layer, fit, rope));
+    out.portable.push_back({fit_portable(layer, fit, Granularity::kShared, rope),
+                            fit_portable(layer, fit, Granularity::kPerHead, rope)});
+  }
+  if (!options.keep_statistics) out.statistics.clear();
+  return out;
+}
+
+}  // namespace oscar

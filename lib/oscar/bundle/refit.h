@@ -1,0 +1,24 @@
+// A rotation bundle from statistics alone: everything that needs no model.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "oscar/bundle/bundle.h"
+
+namespace oscar {
+
+struct RefitOptions {
+  std::string preset = "best";  // recorded; `fit` already holds its values
+  FitOptions fit;               // position_span -1: as recorded in the input
+  QuantizerSettings quantizer;  // quant_group_size 0: head_dim
+  bool keep_statistics = true;
+};
+
+// Transforms, metrics, fixed clipping ratios and the portable variant of every layer of `input`, a
+// statistics file or a bundle with statistics; `name` is its file in errors. Nothing is searched,
+// so no error is predicted. Throws Error when statistics are missing, when the energy objective was
+// not collected, or when the input does not say which positions are served.
+Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string& name);
+
+}  // namespace oscar

@@ -1,0 +1,46 @@
+// Chooses one layer's transforms, clipping and writer by attention-output error on held-back text.
+#pragma once
+
+#include "oscar/bundle/bundle.h"
+#include "oscar/calibrate/variant_losses.h"
+#include "oscar/fit/search_options.h"
+
+namespace oscar {
+
+// What a layer's attention saw of the held-back chunks.
+struct HeldBackLayer {
+  std::vector<HeldChunk> search, confirm;
+};
+
+struct LayerSearchTask {
+  const LayerStatistics& statistics;  // of the chunks that the fit may see
+  const FitOptions& fixed;            // what is not searched, and what ties go to
+  const SearchOptions& search;
+  const Rope& rope;
+  const QuantizerSettings& quantizer;
+  uint64_t seed = 0;
+  torch::Tensor output_metric;  // [Hq, d_v, d_v], W_O,j W_O,j^T, float32 on the computing device
+};
+
+struct LayerChoice {
+  LayerTransforms layer;  // with predicted_output_nmse from the confirmation half, and `search`
+  PortableLayer portable;
+};
+
+// Stages, each with the choices of those before (all per KV head; losses are attention-output
+// errors, see variant_losses.h):
+//   transform: kind, centering, granularity, at the fixed clipping ratios
+//   clip:      each side with the other exact, then once more with the other side INT2
+//   writer:    scale correction and rounding
+// A stage leaves the default unless another variant is better by more than one paired standard
+// error. On every query of the confirmation half each stage's outcome must again beat what was
+// accepted before it by more than that, and the final pair of sides must not lose to the default
+// pair; otherwise the default stays.
+LayerChoice search_layer(const LayerSearchTask& task, const HeldBackLayer& held_back);
+
+// Without held-back text: the fixed options, and the portable variant with the published clipping
+// ratios. predicted_output_nmse stays NaN.
+LayerChoice fit_without_search(const LayerStatistics& statistics, const FitOptions& fixed,
+                               const Rope& rope);
+
+}  // namespace oscar

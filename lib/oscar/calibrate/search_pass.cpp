@@ -1,0 +1,112 @@
+// Held-back chunks of one layer in memory at a time.
+#include "oscar/calibrate/search_pass.h"
+
+#include <cmath>
+
+#include "oscar/data/document_order.h"
+
+namespace oscar {
+
+torch::Tensor shift_positions(const torch::Tensor& x, const Rope& rope, int64_t offset) {
+  auto shifted = x.to(torch::kFloat32);
+  if (offset == 0 || rope.rotary_dim == 0) return shifted;
+  const int64_t half = rope.rotary_dim / 2;
+  std::vector<double> cosines, sines;
+  for (const double frequency : rope.inv_freq) {
+    const double angle = frequency * static_cast<double>(offset);
+    cosines.push_back(std::cos(angle));
+    sines.push_back(std::sin(angle));
+  }
+  const auto of = [&](const std::vector<double>& values) {
+    return torch::tensor(values, torch::kFloat64).to(torch::kFloat32).to(x.device());
+  };
+  const auto cos = of(cosines), sin = of(sines);
+  const auto first = shifted.narrow(-1, 0, half), second = shifted.narrow(-1, half, half);
+  return torch::cat({first * cos - second * sin, second * cos + first * sin,
+                     shifted.narrow(-1, 2 * half, shifted.size(-1) - 2 * half)},
+                    -1);
+}
+
+std::vector<int64_t> placement_offsets(int64_t span, size_t count, uint64_t seed) {
+  SplitMix64 random(seed);
+  std::vector<int64_t> offsets;
+  for (size_t i = 0; i < count; ++i) {
+    const auto begin = static_cast<uint64_t>(span) * i / count;
+    const auto end = static_cast<uint64_t>(span) * (i + 1) / count;
+    offsets.push_back(static_cast<int64_t>(begin + random.below(end - begin + 1)));
+  }
+  return offsets;
+}
+
+// Collects what a layer's attention saw, a chunk at a time, placed at its offset.
+class SearchPass::Buffer final : public AttentionObserver {
+ public:
+  Buffer(const Rope& rope, std::vector<int64_t> search, std::vector<int64_t> confirm)
+      : rope_(rope), search_(std::move(search)), confirm_(std::move(confirm)) {}
+
+  void observe(const AttentionRecord& record) override {
+    for (int64_t i = 0; i < record.q.size(0); ++i, ++seen_) {
+      const bool searching = seen_ < search_.size();
+      const int64_t offset = searching ? search_[seen_] : confirm_.at(seen_ - search_.size());
+      (searching ? held_.search : held_.confirm)
+          .push_back({shift_positions(record.q[i], rope_, offset),
+                      shift_positions(record.k[i], rope_, offset),
+                      record.v[i].to(torch::kFloat32)});
+    }
+  }
+
+  // What was collected; the next layer begins afresh.
+  HeldBackLayer take() {
+    seen_ = 0;
+    return std::move(held_);
+  }
+
+ private:
+  const Rope& rope_;
+  std::vector<int64_t> search_, confirm_;
+  size_t seen_ = 0;
+  HeldBackLayer held_;
+};
+
+SearchPass::SearchPass(const Transformer& model, const std::vector<LayerStatistics>& statistics,
+                       const CalibrateOptions& options, size_t num_search, size_t num_confirm)
+    : model_(model),
+      statistics_(statistics),
+      options_(options),
+      buffer_(std::make_unique<Buffer>(
+          model.config().rope,
+          placement_offsets(options.fit.position_span, num_search, options.seed),
+          placement_offsets(options.fit.position_span, num_confirm, ~options.seed))) {}
+
+SearchPass::~SearchPass() = default;
+
+AttentionObserver* SearchPass::observer(int layer) {
+  return statistics_[static_cast<size_t>(layer)].geometry.quantized ? buffer_.get() : nullptr;
+}
+
+void SearchPass::layer_done(const RunPosition&) {
+  const size_t layer = choices_.size();
+  const LayerStatistics& statistics = statistics_[layer];
+  const Rope& rope = model_.config().rope;
+  if (!statistics.geometry.quantized) {
+    choices_.push_back(fit_without_search(statistics, options_.fit, rope));
+    return;
+  }
+  const HeldBackLayer held = buffer_->take();
+  const MatrixStack<double> metrics = model_.o_proj_head_metrics(static_cast<int>(layer));
+  const auto output_metric =
+      torch::from_blob(const_cast<double*>(metrics.data.data()),
+                       {metrics.count, metrics.rows, metrics.cols}, torch::kFloat64)
+          .to(torch::kFloat32)
+          .to(model_.compute().device);
+  choices_.push_back(search_layer({.statistics = statistics,
+                                   .fixed = options_.fit,
+                                   .search = options_.search,
+                                   .rope = rope,
+                                   .quantizer = options_.quantizer,
+                                   .seed = options_.seed,
+                                   .output_metric = output_metric},
+                                  held));
+}
+
+}  // namespace oscar

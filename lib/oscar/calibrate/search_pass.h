@@ -1,0 +1,46 @@
+// The pass over held-back chunks: each layer is fitted and searched as soon as it has been
+// observed.
+#pragma once
+
+#include <vector>
+
+#include "oscar/calibrate/held_back.h"
+#include "oscar/calibrate/layer_major.h"
+#include "oscar/calibrate/layer_search.h"
+#include "oscar/calibrate/options.h"
+
+namespace oscar {
+
+// Queries and keys as they would be `offset` positions later: x [heads, tokens, d] with rotary
+// pairs (i, i + rotary_dim / 2), float32. Scores between equally shifted rows do not change.
+torch::Tensor shift_positions(const torch::Tensor& x, const Rope& rope, int64_t offset);
+
+// Where each of `count` chunks is placed so that choices hold at all served positions: one seeded
+// offset in each of as many equal parts of [0, span].
+std::vector<int64_t> placement_offsets(int64_t span, size_t count, uint64_t seed);
+
+class SearchPass final : public LayerVisitor {
+ public:
+  // The observed corpus is the `num_search` chunks of the search half, then those of the
+  // confirmation half. `statistics`: one per layer, of the other chunks.
+  SearchPass(const Transformer& model, const std::vector<LayerStatistics>& statistics,
+             const CalibrateOptions& options, size_t num_search, size_t num_confirm);
+  ~SearchPass() override;
+
+  AttentionObserver* observer(int layer) override;
+  void layer_done(const RunPosition& next) override;
+
+  // One per layer, once all are done.
+  std::vector<LayerChoice> take_choices() { return std::move(choices_); }
+
+ private:
+  class Buffer;
+
+  const Transformer& model_;
+  const std::vector<LayerStatistics>& statistics_;
+  const CalibrateOptions& options_;
+  std::unique_ptr<Buffer> buffer_;
+  std::vector<LayerChoice> choices_;
+};
+
+}  // namespace oscar

@@ -1,0 +1,59 @@
+// Copies of heads, with the parts that no head needs left out.
+#include "oscar/fit/compose.h"
+
+#include <algorithm>
+
+namespace oscar {
+
+SideTransform compose_heads(const std::vector<HeadChoice>& heads, Side side) {
+  const int count = static_cast<int>(heads.size());
+  const int d = heads.front().fit->forward.rows;
+  const auto any = [&](auto&& wants) { return std::any_of(heads.begin(), heads.end(), wants); };
+  SideTransform out;
+  out.forward = MatrixStack<float>(count, d, d);
+  out.mean = VectorStack<float>(count, d);
+  out.eigenvalues = VectorStack<double>(count, d);
+  if (any([](const HeadChoice& h) { return h.fit->kind[h.head] == TransformKind::kBalanced; })) {
+    out.partner = MatrixStack<float>(count, d, d);
+  }
+  if (any([](const HeadChoice& h) { return h.scale_correction == ScaleCorrection::kMetric; })) {
+    out.metric = MatrixStack<float>(count, d, d);
+  }
+  if (any([](const HeadChoice& h) { return h.rounding == Rounding::kShaped; })) {
+    out.feedback = MatrixStack<float>(count, d, d);
+  }
+  for (int i = 0; i < count; ++i) {
+    const HeadChoice& choice = heads[i];
+    const SideTransform& fit = *choice.fit;
+    const int head = choice.head;
+    out.kind.push_back(fit.kind[head]);
+    out.fallback.push_back(fit.fallback[head]);
+    out.condition_number.push_back(fit.condition_number[head]);
+    out.clip_ratio.push_back(choice.clip_ratio);
+    out.scale_correction.push_back(choice.scale_correction);
+    out.forward[i] = fit.forward[head];
+    out.mean[i] = fit.mean[head];
+    out.eigenvalues[i] = fit.eigenvalues[head];
+    if (!out.partner.empty()) {
+      // Of a fit whose heads are all orthogonal, too: its partners are implied.
+      out.partner[i] = partner_matrix(fit, side, head);
+    }
+    if (!out.metric.empty()) {
+      if (choice.scale_correction == ScaleCorrection::kMetric) {
+        out.metric[i] = fit.metric[head];
+      } else {
+        out.metric[i].setIdentity();  // not read
+      }
+    }
+    if (!out.feedback.empty()) {
+      if (choice.rounding == Rounding::kShaped) {
+        out.feedback[i] = fit.feedback[head];
+      } else {
+        out.feedback[i].setIdentity();
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace oscar

@@ -1,0 +1,24 @@
+// A side's transform put together from the heads of several fits.
+#pragma once
+
+#include <vector>
+
+#include "oscar/fit/fit.h"
+
+namespace oscar {
+
+// One head of a fit, and how its rows are to be written.
+struct HeadChoice {
+  const SideTransform* fit = nullptr;  // with metric and feedback of every head
+  int head = 0;                        // of that fit
+  float clip_ratio = 0;
+  ScaleCorrection scale_correction = ScaleCorrection::kNone;
+  Rounding rounding = Rounding::kPlain;
+};
+
+// Heads in the given order, as many as are given: also more than a layer has, to run several
+// variants side by side. Partners, metrics and feedback factors are stored when a head needs them;
+// a head of plain rounding then has the identity for its factor.
+SideTransform compose_heads(const std::vector<HeadChoice>& heads, Side side);
+
+}  // namespace oscar

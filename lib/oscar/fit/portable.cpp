@@ -1,0 +1,25 @@
+// Published values, and the fit with them.
+#include "oscar/fit/portable.h"
+
+namespace oscar {
+
+FitOptions portable_options(const FitOptions& fixed, Granularity granularity) {
+  return {.kind = TransformKind::kOscar,
+          .objective_v = fixed.objective_v,
+          .granularity = granularity,
+          .center = false,
+          .rounding = Rounding::kPlain,
+          .scale_correction = ScaleCorrection::kNone,
+          .clip_k = 0.96,
+          .clip_v = 0.92,
+          .position_span = fixed.position_span};
+}
+
+LayerTransforms fit_portable(const LayerStatistics& statistics, const FitOptions& fixed,
+                             Granularity granularity, const Rope& rope) {
+  LayerTransforms layer = fit_layer(statistics, portable_options(fixed, granularity), rope);
+  layer.warnings.clear();
+  return layer;
+}
+
+}  // namespace oscar

@@ -25,11 +25,8 @@ __global__ void __launch_bounds__(kWarps * 32)
   ScaleZero sz;
   const bool write =
       row_scale_zero<kHeadDim>(x, p.format, clip_of(p, head, side), sz, p.status) && own < last;
-  uint32_t codes[kHeadDim / 64] = {};
-#pragma unroll
-  for (int i = 0; i < kHeadDim / 4; ++i) {
-    codes[i / 16] |= static_cast<uint32_t>(code_of(x.value(i), sz)) << (2 * (i % 16));
-  }
+  uint32_t codes[kHeadDim / 64];
+  plain_codes<kHeadDim>(x, sz, codes);
   store_codes<kHeadDim>(codes, p.format.order, row.chunk + code_offset(p.format, side, row.in_page),
                         t, write);
   const int lanes = 4 * p.format.quant_group_size / kHeadDim;

@@ -1,80 +1,86 @@
-// Noise-shaped rounding: two rows a thread, sixteen columns at a time like a triangular solve.
+// Noise-shaped rounding and metric scale correction: a row a lane, sixteen columns at a time like a
+// triangular solve.
 #include "append_rows.cuh"
 #include "append_shaped.h"
-#include "oscar/cache/scale_correction.h"
+#include "metric_scale.cuh"
+#include "shaped_push.cuh"
 
 namespace oscar {
 namespace {
 
-constexpr int kThreads = 128, kColumns = 16;
-
-// A block takes kThreads * kPerThread tokens of one (request, head, side).
+// Shared memory of a block, which takes kRows tokens of one (request, head, side).
 template <int kHeadDim>
 struct ShapedTile {
-  static constexpr int kPerThread = kHeadDim <= 128 ? 2 : 1;
-  static constexpr int kRows = kThreads * kPerThread;
-  static constexpr int kErrorPitch = kRows, kValuePitch = kRows + 2;
-  static constexpr size_t kErrorBytes = sizeof(float) * kHeadDim * kErrorPitch;
-  static constexpr size_t kValueBytes = sizeof(uint16_t) * kHeadDim * kValuePitch;
-  static constexpr size_t kScaleBytes = sizeof(ScaleZero) * 4 * kRows;
-  static constexpr size_t kCodeBytes = sizeof(uint32_t) * kHeadDim / kColumns * kRows;
-  static constexpr size_t kPanelBytes = sizeof(float) * kHeadDim * kColumns;
-  static constexpr size_t kBytes =
-      kErrorBytes + kValueBytes + kScaleBytes + kCodeBytes + kPanelBytes + kRows;
+  static constexpr int kBlocks = kHeadDim / kColumns;  // of columns
+  static constexpr int kWarps = kHeadDim <= 128 ? 4 : 2;
+  static constexpr int kThreads = kWarps * 32, kRows = kThreads;
+  static constexpr int kSlots = kBlocks - 1;  // nothing follows the last block of columns
+  uint8_t errors[kWarps][kSlots][kSlotBytes];
+  uint8_t panel[kSlots][kPanelBytes];
+  float diagonal[2][kColumns * kColumns];
+  uint32_t codes[kBlocks][kRows];
+  ScaleZero scales[kRows][4];  // a quantization group each
+  uint32_t tops[kRows];        // largest magnitude, a bf16 pattern; sign bit: the row is written
 };
 
-// Sums over j in [0, count) of left[j][row] * panel[j][..16) for this thread's rows.
-// kExact: separately rounded products and sums, ascending, as the codec's definition has them.
-template <int kHeadDim, bool kExact, typename Left>
-__device__ __forceinline__ void column_sums(
-    Left left, const float* panel, int count,
-    float (&sums)[ShapedTile<kHeadDim>::kPerThread][kColumns]) {
-  constexpr int kPer = ShapedTile<kHeadDim>::kPerThread;
-#pragma unroll 4
-  for (int j = 0; j < count; ++j) {
-    float entries[kColumns];
+// What a lane needs to code values of one quantization group of its row.
+struct RowCoder {
+  float threshold[3], value[4];
+  __device__ explicit RowCoder(ScaleZero sz) {
 #pragma unroll
-    for (int c = 0; c < kColumns; c += 4) {
-      const float4 v = *reinterpret_cast<const float4*>(panel + j * kColumns + c);
-      entries[c] = v.x, entries[c + 1] = v.y, entries[c + 2] = v.z, entries[c + 3] = v.w;
-    }
+    for (int k = 0; k < 3; ++k) threshold[k] = code_threshold(k + 1, sz);
 #pragma unroll
-    for (int r = 0; r < kPer; ++r) {
-      const float factor = left(j, r);
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        sums[r][c] = kExact ? add_rn(sums[r][c], mul_rn(factor, entries[c]))
-                            : fmaf(factor, entries[c], sums[r][c]);
-      }
-    }
+    for (int k = 0; k < 4; ++k) value[k] = dequantize(k, sz);
   }
+};
+
+// Scales of 32 rows, four lanes a row.
+template <int kHeadDim>
+__device__ __forceinline__ void scale_rows(const AppendParams& p, ShapedTile<kHeadDim>& tile, int b,
+                                           int head, int side, int begin, int end, int first_row) {
+  const int lane = threadIdx.x % 32, t = lane % 4;
+  const int lanes = 4 * p.format.quant_group_size / kHeadDim;
+#pragma unroll 1
+  for (int row = first_row + lane / 4; row < first_row + kWarpRows; row += 8) {
+    const HistoryRow at = history_row(p, b, min(begin + row, end - 1), head, side);
+    QuarterRow<kHeadDim> x;
+    x.load(at.x, t);
+    ScaleZero sz;
+    const bool write =
+        row_scale_zero<kHeadDim>(x, p.format, clip_of(p, head, side), sz, p.status) &&
+        begin + row < end;
+    if (t % lanes == 0) tile.scales[row][t / lanes] = sz;
+    const uint32_t top = largest_pattern(x);
+    if (t == 0) tile.tops[row] = top | (write ? 0x80000000u : 0);
+  }
+  __syncwarp();
 }
 
-template <int kHeadDim>
-__global__ void __launch_bounds__(kThreads) shaped_kernel(const __grid_constant__ AppendParams p) {
-  using Tile = ShapedTile<kHeadDim>;
-  constexpr int kPer = Tile::kPerThread;
-  extern __shared__ __align__(16) uint8_t shared[];
-  float* errors = reinterpret_cast<float*>(shared);                            // [d][rows]
-  uint16_t* values = reinterpret_cast<uint16_t*>(shared + Tile::kErrorBytes);  // [d][rows + 2]
-  ScaleZero* scales =
-      reinterpret_cast<ScaleZero*>(shared + Tile::kErrorBytes + Tile::kValueBytes);  // [rows][4]
-  // Sixteen columns of a matrix, rows [0, count), for all threads.
-  const auto load_panel = [&](const float* from, int column, int count, float* to) {
-    __syncthreads();
-    for (int i = threadIdx.x; i < count * (kColumns / 4); i += kThreads) {
-      const int j = i / (kColumns / 4), c = i % (kColumns / 4) * 4;
-      *reinterpret_cast<float4*>(to + j * kColumns + c) =
-          __ldg(reinterpret_cast<const float4*>(from + j * kHeadDim + column + c));
+// A power of two that brings the largest error a row can have to [2^9, 2^10), and its inverse
+// with the scale of the feedback matrix.
+struct ErrorScale {
+  float up, down;
+  __device__ ErrorScale(const ScaleZero* scales, int groups, uint32_t top) {
+    float bound = __uint_as_float(top << 16);
+    for (int g = 0; g < groups; ++g) {
+      bound = fmaxf(bound, (fabsf(scales[g].zero) + 3.0f) * scales[g].scale);
     }
-    __syncthreads();
-  };
-  uint32_t* codes = reinterpret_cast<uint32_t*>(scales + 4 * Tile::kRows);  // [d / 16][rows]
-  float* panel = reinterpret_cast<float*>(codes + kHeadDim / kColumns * Tile::kRows);  // [d][16]
-  uint8_t* writes = shared + Tile::kBytes - Tile::kRows;
+    const int exponent = min(126, static_cast<int>(__float_as_uint(2.0f * bound) >> 23) - 127);
+    up = __uint_as_float(static_cast<uint32_t>(127 + 9 - exponent) << 23);
+    down = 1.0f / (up * kFeedbackScale);
+  }
+};
+
+template <int kHeadDim>
+__global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads)
+    shaped_kernel(const __grid_constant__ AppendParams p) {
+  using Tile = ShapedTile<kHeadDim>;
+  extern __shared__ __align__(16) uint8_t shared[];
+  Tile& tile = *reinterpret_cast<Tile*>(shared);
   const int b = blockIdx.y, head = blockIdx.z / 2, side = blockIdx.z % 2;
   const int begin = p.old_history[b] + blockIdx.x * Tile::kRows, end = p.new_history[b];
   if (begin >= end) return;
+  const int row = threadIdx.x, lane = row % 32, warp = row / 32;
   const int64_t matrix = static_cast<int64_t>(head) * kHeadDim * kHeadDim;
   const float* feedback = side ? p.feedback_v : p.feedback_k;
   const float* metric = side ? p.metric_v : p.metric_k;
@@ -82,126 +88,114 @@ __global__ void __launch_bounds__(kThreads) shaped_kernel(const __grid_constant_
   if (metric) metric += matrix;
   const int group_size = p.format.quant_group_size, groups = kHeadDim / group_size;
 
-  // Four lanes a row: scales, and the values turned to [dimension][row].
-  const int lane = threadIdx.x % 32, t = lane % 4;
-  for (int base = threadIdx.x / 32 * 8; base < Tile::kRows; base += kThreads / 32 * 8) {
-    const int row = base + lane / 4, token = min(begin + row, end - 1);
-    const HistoryRow at = history_row(p, b, token, head, side);
-    QuarterRow<kHeadDim> x;
-    x.load(at.x, t);
-    ScaleZero sz;
-    const bool write =
-        row_scale_zero<kHeadDim>(x, p.format, clip_of(p, head, side), sz, p.status) &&
-        begin + row < end;
-    const int lanes = 4 / groups;
-    if (t % lanes == 0) scales[row * 4 + t / lanes] = sz;
-    if (t == 0) writes[row] = write;
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 4; ++i) {
-      values[(t * (kHeadDim / 4) + i) * Tile::kValuePitch + row] =
-          static_cast<uint16_t>(x.pair[i / 2] >> (16 * (i % 2)));
-    }
-  }
-  __syncthreads();
-
-  const auto row_of = [&](int r) { return static_cast<int>(threadIdx.x) + r * kThreads; };
-  const auto value = [&](int j, int r) {
-    return bf16_to_float(values[j * Tile::kValuePitch + row_of(r)]);
-  };
-  const auto error = [&](int j, int r) { return errors[j * Tile::kErrorPitch + row_of(r)]; };
+  scale_rows<kHeadDim>(p, tile, b, head, side, begin, end, warp * kWarpRows);
+  const HistoryRow at = history_row(p, b, min(begin + row, end - 1), head, side);
+  const ErrorScale scale(tile.scales[row], groups, tile.tops[row] & 0x7fffffffu);
+  uint8_t(*slots)[kSlotBytes] = tile.errors[warp];
+  bool fits = true;
+  if (feedback) fits = load_feedback<kHeadDim>(feedback, 0, tile.panel[0], tile.diagonal[0]);
+  RowCoder coder(tile.scales[row][0]);
+  int group = 0;
 #pragma unroll 1
-  for (int block = 0; block < kHeadDim / kColumns; ++block) {
+  for (int block = 0; block < Tile::kBlocks; ++block) {
     const int column = block * kColumns;
-    float pushed[kPer][kColumns] = {};
+    const uint4* from = reinterpret_cast<const uint4*>(at.x + column);
+    uint4 raw[2] = {__ldg(from), __ldg(from + 1)};
+    const float* diagonal = tile.diagonal[block % 2];
+    float pushed[kColumns] = {};
     if (feedback) {
-      load_panel(feedback, column, column + kColumns, panel);
-      column_sums<kHeadDim, false>(error, panel, column, pushed);
-    }
-    ScaleZero sz[kPer];
-    uint32_t word[kPer] = {};
+      __syncthreads();  // the panel and the diagonal are there
+      if (block > 0) {
+        uint8_t* sums = slots[block < Tile::kSlots ? block : 0];
+        push_errors(slots[0], tile.panel[0], block, sums, lane);
 #pragma unroll
-    for (int r = 0; r < kPer; ++r) sz[r] = scales[row_of(r) * 4 + column / group_size];
+        for (int i = 0; i < 4; ++i) {
+          const float4 v = *reinterpret_cast<const float4*>(sums + chunk_offset(lane, i));
+          pushed[4 * i] = v.x * scale.down, pushed[4 * i + 1] = v.y * scale.down;
+          pushed[4 * i + 2] = v.z * scale.down, pushed[4 * i + 3] = v.w * scale.down;
+        }
+      }
+      __syncthreads();  // and may be replaced
+      if (block < Tile::kSlots) {
+        fits &= load_feedback<kHeadDim>(feedback, column + kColumns, tile.panel[0],
+                                        tile.diagonal[(block + 1) % 2]);
+      }
+    }
+    if (column / group_size != group) {
+      group = column / group_size;
+      coder = RowCoder(tile.scales[row][group]);
+    }
+    uint32_t word = 0;
+    float errors[kColumns];
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
+      const uint32_t pair = reinterpret_cast<const uint32_t*>(raw)[c / 2];
+      const float x = __uint_as_float(c % 2 ? pair & 0xffff0000u : pair << 16);
+      const float target = sub_rn(x, pushed[c]);
+      const bool one = target >= coder.threshold[0], two = target >= coder.threshold[1];
+      const bool three = target >= coder.threshold[2];
+      const float near = one ? coder.value[1] : coder.value[0];
+      const float far = three ? coder.value[3] : coder.value[2];
+      const uint32_t bits = two ? (three ? 3u : 2u) : (one ? 1u : 0u);
+      word |= bits << (2 * c);
+      errors[c] = sub_rn(two ? far : near, x);
+      if (feedback) {
 #pragma unroll
-      for (int r = 0; r < kPer; ++r) {
-        const float x = value(column + c, r);
-        const int code = code_of(sub_rn(x, pushed[r][c]), sz[r]);
-        const float e = sub_rn(dequantize(code, sz[r]), x);
-        word[r] |= static_cast<uint32_t>(code) << (2 * c);
-        errors[(column + c) * Tile::kErrorPitch + row_of(r)] = e;
-        if (feedback) {
-#pragma unroll
-          for (int later = c + 1; later < kColumns; ++later) {
-            pushed[r][later] = fmaf(e, __ldg(feedback + (column + c) * kHeadDim + column + later),
-                                    pushed[r][later]);
-          }
+        for (int later = c + 1; later < kColumns; ++later) {
+          pushed[later] = fmaf(errors[c], diagonal[c * kColumns + later], pushed[later]);
         }
       }
     }
+    tile.codes[block][row] = word;
+    if (feedback && block < Tile::kSlots) {
 #pragma unroll
-    for (int r = 0; r < kPer; ++r) codes[block * Tile::kRows + row_of(r)] = word[r];
+      for (int i = 0; i < 4; ++i) {
+        *reinterpret_cast<uint4*>(slots[block] + chunk_offset(lane, i)) =
+            split_four(errors[4 * i] * scale.up, errors[4 * i + 1] * scale.up,
+                       errors[4 * i + 2] * scale.up, errors[4 * i + 3] * scale.up);
+      }
+    }
   }
+  if (!fits && p.status) atomicOr(p.status, static_cast<int>(RowStatus::kNonFinite));
 
-  float factor[kPer];
-#pragma unroll
-  for (int r = 0; r < kPer; ++r) factor[r] = 1.0f;
+  float factor = 1.0f;
   if (metric) {
-    float num[kPer] = {}, den[kPer] = {};
-#pragma unroll 1
-    for (int column = 0; column < kHeadDim; column += kColumns) {
-      float weighted[kPer][kColumns] = {};  // (x M), exact: it decides how a scale rounds
-      load_panel(metric, column, kHeadDim, panel);
-      column_sums<kHeadDim, true>(value, panel, kHeadDim, weighted);
-#pragma unroll
-      for (int r = 0; r < kPer; ++r) {
-        const ScaleZero sz = scales[row_of(r) * 4 + column / group_size];
-        const uint32_t word = codes[column / kColumns * Tile::kRows + row_of(r)];
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          const float y = dequantize(word >> (2 * c) & 3, sz);
-          num[r] = add_rn(num[r], mul_rn(weighted[r][c], value(column + c, r)));
-          den[r] = add_rn(den[r], mul_rn(weighted[r][c], y));
-        }
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < kPer; ++r) factor[r] = correction_factor(num[r], den[r]);
+    factor =
+        metric_scale<kHeadDim>(at.x, metric, &tile.codes[0][row], Tile::kRows, tile.scales[row],
+                               group_size, reinterpret_cast<float*>(tile.errors));
   }
-
+  if (tile.tops[row] >> 31 == 0) return;
+  bool overflow = false;
+  for (int g = 0; g < groups; ++g) {
+    ScaleZero& sz = tile.scales[row][g];
+    if (metric) sz.scale = round_to_metadata(mul_rn(sz.scale, factor), p.format.metadata);
+    overflow |= !is_finite(sz.scale);
+  }
+  if (overflow) {
+    if (p.status) atomicOr(p.status, static_cast<int>(RowStatus::kMetadataOverflow));
+    return;
+  }
+  for (int g = 0; g < groups; ++g) store_scale_zero(p.format, at, side, g, tile.scales[row][g]);
+  uint4* to = reinterpret_cast<uint4*>(at.chunk + code_offset(p.format, side, at.in_page));
 #pragma unroll
-  for (int r = 0; r < kPer; ++r) {
-    const int row = row_of(r);
-    if (!writes[row]) continue;
-    const HistoryRow at = history_row(p, b, begin + row, head, side);
-    bool overflow = false;
-    for (int g = 0; g < groups; ++g) {
-      ScaleZero sz = scales[row * 4 + g];
-      if (metric) sz.scale = round_to_metadata(mul_rn(sz.scale, factor[r]), p.format.metadata);
-      overflow |= !is_finite(sz.scale);
-      scales[row * 4 + g] = sz;
-    }
-    if (overflow) {
-      if (p.status) atomicOr(p.status, static_cast<int>(RowStatus::kMetadataOverflow));
-      continue;
-    }
-    for (int g = 0; g < groups; ++g) store_scale_zero(p.format, at, side, g, scales[row * 4 + g]);
-    uint32_t* to = reinterpret_cast<uint32_t*>(at.chunk + code_offset(p.format, side, at.in_page));
+  for (int v = 0; v < kHeadDim / 64; ++v) {
+    uint32_t words[4];
 #pragma unroll
-    for (int w = 0; w < kHeadDim / kColumns; ++w) {
+    for (int i = 0; i < 4; ++i) {
+      const int w = 4 * v + i;
       if (p.format.order == PackOrder::kConsecutive) {
-        to[w] = codes[w * Tile::kRows + row];
+        words[i] = tile.codes[w][row];
         continue;
       }
       uint32_t word = 0;  // bytes 4 w .. 4 w + 3, one dimension of each quarter in a byte
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int dim = 4 * w + i / 4 + i % 4 * (kHeadDim / 4);
-        word |= (codes[dim / 16 * Tile::kRows + row] >> (2 * (dim % 16)) & 3u)
-                << (8 * (i / 4) + 2 * (i % 4));
+      for (int j = 0; j < 16; ++j) {
+        const int dim = 4 * w + j / 4 + j % 4 * (kHeadDim / 4);
+        word |= (tile.codes[dim / 16][row] >> (2 * (dim % 16)) & 3u) << (8 * (j / 4) + 2 * (j % 4));
       }
-      to[w] = word;
+      words[i] = word;
     }
+    to[v] = make_uint4(words[0], words[1], words[2], words[3]);
   }
 }
 
@@ -210,12 +204,13 @@ __global__ void __launch_bounds__(kThreads) shaped_kernel(const __grid_constant_
 template <int kHeadDim>
 cudaError_t quantize_shaped(const AppendParams& p, int max_new_history, cudaStream_t stream) {
   using Tile = ShapedTile<kHeadDim>;
+  static_assert(sizeof(Tile) <= 99 * 1024 - 1024, "fits a block of every supported device");
   const cudaError_t error =
       cudaFuncSetAttribute(shaped_kernel<kHeadDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(Tile::kBytes));
-  if (error != cudaSuccess) return error;  // less shared memory than a tile needs
+                           static_cast<int>(sizeof(Tile)));
+  if (error != cudaSuccess) return error;
   const dim3 grid((max_new_history + Tile::kRows - 1) / Tile::kRows, p.batch, 2 * p.num_kv_heads);
-  shaped_kernel<kHeadDim><<<grid, kThreads, Tile::kBytes, stream>>>(p);
+  shaped_kernel<kHeadDim><<<grid, Tile::kThreads, sizeof(Tile), stream>>>(p);
   return cudaGetLastError();
 }
 

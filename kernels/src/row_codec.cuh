@@ -3,6 +3,7 @@
 
 #include <cuda_bf16.h>
 
+#include "oscar/cache/code_thresholds.h"
 #include "oscar/cache/page_layout.h"
 
 namespace oscar {
@@ -126,6 +127,33 @@ __device__ inline bool row_scale_zero(const QuarterRow<kHeadDim>& x, const PageF
   refused |= __shfl_xor_sync(~0u, refused, 2);
   if (refused && status && threadIdx.x % 4 == 0) atomicOr(status, refused);
   return refused == 0;
+}
+
+// Codes of this lane's values, dimension i of the quarter at bits 2 (i % 16) of word i / 16.
+template <int kHeadDim>
+__device__ inline void plain_codes(const QuarterRow<kHeadDim>& x, ScaleZero sz,
+                                   uint32_t (&codes)[kHeadDim / 64]) {
+  __nv_bfloat162 bound[3];
+#pragma unroll
+  for (int k = 0; k < 3; ++k) {
+    const uint32_t bits = bf16_from_below(code_threshold(k + 1, sz));
+    bound[k] = as_bf162(bits | bits << 16);
+  }
+#pragma unroll
+  for (int w = 0; w < kHeadDim / 64; ++w) {
+    uint32_t half[2] = {};  // dimensions 2 i and 2 i + 1 of eight at bits 4 i and 16 + 4 i
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const __nv_bfloat162 pair = as_bf162(x.pair[8 * w + i]);
+      const uint32_t one = __hge2_mask(pair, bound[0]), two = __hge2_mask(pair, bound[1]);
+      const uint32_t three = __hge2_mask(pair, bound[2]);
+      const uint32_t bit = 0x00010001u << (4 * (i % 4));
+      half[i / 4] |= ((one ^ two ^ three) & bit) | (two & (2 * bit));
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) half[h] |= half[h] >> 14;
+    codes[w] = __byte_perm(half[0], half[1], 0x5410);
+  }
 }
 
 // Stores this lane's part of a row: kHeadDim / 4 codes, two bits each, in `codes` (dimension i of

@@ -1,10 +1,12 @@
-// Exact conversions between fp32 and the 16-bit formats of the cache, on host and device.
+// Conversions between fp32 and the 16-bit formats of the cache, the same bits on host and device
+// (but for the payload of a NaN).
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 #if defined(__CUDACC__)
+#include <cuda_fp16.h>
 #define OSCAR_HOST_DEVICE __host__ __device__
 #else
 #define OSCAR_HOST_DEVICE
@@ -36,16 +38,23 @@ OSCAR_HOST_DEVICE inline uint16_t float_to_bf16(float value) {
 }
 
 OSCAR_HOST_DEVICE inline float fp16_to_float(uint16_t half) {
+#if defined(__CUDA_ARCH__)
+  return __half2float(__ushort_as_half(half));
+#else
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
   const uint32_t exponent = (half >> 10) & 31u, mantissa = half & 1023u;
   if (exponent == 31u) return float_from_bits(sign | 0x7f800000u | (mantissa << 13));
   if (exponent != 0u) return float_from_bits(sign | ((exponent + 112u) << 23) | (mantissa << 13));
   const float magnitude = static_cast<float>(mantissa) * 5.9604644775390625e-8f;  // * 2^-24
   return float_from_bits(sign | float_bits(magnitude));
+#endif
 }
 
 // Round to nearest even, subnormals included; overflow becomes infinity.
 OSCAR_HOST_DEVICE inline uint16_t float_to_fp16(float value) {
+#if defined(__CUDA_ARCH__)
+  return __half_as_ushort(__float2half_rn(value));
+#else
   const uint32_t bits = float_bits(value);
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
   const uint32_t magnitude = bits & 0x7fffffffu;
@@ -58,6 +67,7 @@ OSCAR_HOST_DEVICE inline uint16_t float_to_fp16(float value) {
   }
   const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
   return sign | static_cast<uint16_t>((rounded - 0x38000000u) >> 13);
+#endif
 }
 
 }  // namespace oscar

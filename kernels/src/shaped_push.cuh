@@ -1,0 +1,123 @@
+// What the errors of earlier columns push onto sixteen later ones, for 32 rows a warp: a product
+// with the feedback matrix on the tensor cores, in fp32 precision.
+//
+// Both factors are cut in two fp16 parts of 11 bits; of the four products the smallest, 2^-24 of
+// the whole, is left out. Each sixteen columns are summed from zero, because the tensor core cuts
+// off what additions round. Errors are scaled by a power of two a row, matrix entries by
+// kFeedbackScale.
+#pragma once
+
+#include "ptx.cuh"
+#include "row_codec.cuh"
+
+namespace oscar {
+
+constexpr int kColumns = 16, kWarpRows = 32;
+constexpr int kSlotBytes = kWarpRows * kColumns * 4;
+constexpr int kPanelBytes = kColumns * kColumns * 4;
+// Entries of a factor of a damped metric stay below sqrt(101 d), 161 at most.
+constexpr float kFeedbackScale = 16.0f, kLargestFeedback = 4000.0f;
+
+// Chunk `chunk` (four columns) of row `row`: 16 bytes, in the order in which neither the lanes that
+// own rows nor those that hold operands meet in a bank.
+__device__ __forceinline__ int chunk_offset(int row, int chunk) {
+  return (4 * row + (chunk ^ (row / 2 & 3))) * 16;
+}
+
+// Four values as two fp16 parts each: (x0, x1), (x2, x3) high, then low.
+__device__ __forceinline__ uint4 split_four(float x0, float x1, float x2, float x3) {
+  const auto bits = [](__half2 pair) {
+    uint32_t word;
+    memcpy(&word, &pair, 4);
+    return word;
+  };
+  const __half2 a = __floats2half2_rn(x0, x1), b = __floats2half2_rn(x2, x3);
+  const float2 a_back = __half22float2(a), b_back = __half22float2(b);
+  return make_uint4(bits(a), bits(b), bits(__floats2half2_rn(x0 - a_back.x, x1 - a_back.y)),
+                    bits(__floats2half2_rn(x2 - b_back.x, x3 - b_back.y)));
+}
+
+// Operands of columns [column, column + 16) from rows [0, column) of a matrix of pitch kPitch, and
+// the square on its diagonal in fp32. All threads of the block take part; returns false in a thread
+// that met an entry beyond kLargestFeedback.
+template <int kPitch>
+__device__ __forceinline__ bool load_feedback(const float* matrix, int column, uint8_t* panel,
+                                              float* diagonal) {
+  bool fits = true;
+  if (threadIdx.x < kColumns * kColumns / 4) {
+    const int row = threadIdx.x / 4, at = threadIdx.x % 4 * 4;
+    *reinterpret_cast<float4*>(diagonal + row * kColumns + at) =
+        __ldg(reinterpret_cast<const float4*>(matrix + (column + row) * kPitch + column + at));
+  }
+#pragma unroll 2
+  for (int i = threadIdx.x; i < column * 4; i += blockDim.x) {
+    const int n = i % 16, chunk = i / 16 % 4, step = i / 64;
+    const float* from = matrix + (16 * step + 4 * chunk) * kPitch + column + n;
+    float x[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      x[j] = __ldg(from + j * kPitch);
+      fits &= fabsf(x[j]) <= kLargestFeedback;
+    }
+    *reinterpret_cast<uint4*>(panel + step * kPanelBytes + chunk_offset(n, chunk)) = split_four(
+        x[0] * kFeedbackScale, x[1] * kFeedbackScale, x[2] * kFeedbackScale, x[3] * kFeedbackScale);
+  }
+  return fits;
+}
+
+// Sums over the errors in slots [0, steps) times the panel; to[row][16] (chunk_offset) holds fp32.
+// `to` may be one of the slots.
+__device__ __forceinline__ void push_errors(const uint8_t* slots, const uint8_t* panel, int steps,
+                                            uint8_t* to, int lane) {
+  const int g = lane / 4, t = lane % 4;
+  float total[2][2][4] = {};  // [rows 16 m + .][columns 8 n + .]
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    uint4 b[2];  // (k low, k high) of the high parts, then of the low parts
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      b[n] =
+          *reinterpret_cast<const uint4*>(panel + step * kPanelBytes + chunk_offset(8 * n + g, t));
+    }
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const uint8_t* rows = slots + step * kSlotBytes;
+      const uint4 near = *reinterpret_cast<const uint4*>(rows + chunk_offset(16 * m + g, t));
+      const uint4 far = *reinterpret_cast<const uint4*>(rows + chunk_offset(16 * m + 8 + g, t));
+      float sum[2][4] = {};
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        ptx::mma_f16(sum[n], near.z, far.z, near.w, far.w, b[n].x, b[n].y);
+      }
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        ptx::mma_f16(sum[n], near.x, far.x, near.y, far.y, b[n].z, b[n].w);
+      }
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        ptx::mma_f16(sum[n], near.x, far.x, near.y, far.y, b[n].x, b[n].y);
+      }
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) total[m][n][i] += sum[n][i];
+      }
+    }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        *reinterpret_cast<float2*>(to + chunk_offset(16 * m + 8 * h + g, 2 * n + t / 2) +
+                                   t % 2 * 8) =
+            make_float2(total[m][n][2 * h], total[m][n][2 * h + 1]);
+      }
+    }
+  }
+  __syncwarp();
+}
+
+}  // namespace oscar

@@ -17,33 +17,40 @@ namespace {
 
 constexpr int kSink = 64, kRecent = 256, kRing = kRecent + 8;
 
-// One distinct cache: nothing in it is shared with another, so that L2 cannot help.
+// One distinct cache: no row, query or output is shared with another, so that L2 cannot help.
+// Lengths and page table are, as the layers of a model share them.
 struct ColdCache {
-  std::unique_ptr<DeviceBytes> pool, indptr, indices, last, lens, wk, wv, q, o;
+  std::shared_ptr<DeviceBytes> indptr, indices, last, lens;
+  std::unique_ptr<DeviceBytes> pool, wk, wv, q, o;
   AttentionParams params;
 };
 
 // windows: sink and recent rows are exact; without, all tokens are in pages. bf16: pages of bf16.
+// tables: the cache whose lengths and page table are taken, or null.
 ColdCache make_cache(const AttentionBenchShape& shape, int batch, int context, bool windows,
-                     bool bf16, uint32_t seed) {
+                     bool bf16, uint32_t seed, const ColdCache* tables) {
   ColdCache c;
   const int d = shape.head_dim;
   const PageFormat format{.head_dim = d, .quant_group_size = d};
   const int history = windows ? context - kSink - kRecent : context;
   const int pages = (history + kPageTokens - 1) / kPageTokens;
-  std::vector<int32_t> indptr(batch + 1), indices(static_cast<size_t>(batch) * pages);
-  for (int b = 0; b <= batch; ++b) indptr[b] = b * pages;
-  std::iota(indices.begin(), indices.end(), 0);
-  std::mt19937 rng(seed);
-  std::shuffle(indices.begin(), indices.end(), rng);
-  const std::vector<int32_t> last(batch, history - (pages - 1) * kPageTokens), lens(batch, context);
-  const auto upload = [](const auto& host) {
-    auto bytes = std::make_unique<DeviceBytes>(host.size() * sizeof(host[0]));
-    bytes->upload(host);
-    return bytes;
-  };
-  c.indptr = upload(indptr), c.indices = upload(indices);
-  c.last = upload(last), c.lens = upload(lens);
+  if (tables) {
+    c.indptr = tables->indptr, c.indices = tables->indices;
+    c.last = tables->last, c.lens = tables->lens;
+  } else {
+    std::vector<int32_t> indptr(batch + 1), indices(static_cast<size_t>(batch) * pages);
+    for (int b = 0; b <= batch; ++b) indptr[b] = b * pages;
+    std::iota(indices.begin(), indices.end(), 0);
+    std::shuffle(indices.begin(), indices.end(), std::mt19937(seed));
+    const auto upload = [](const std::vector<int32_t>& host) {
+      auto bytes = std::make_shared<DeviceBytes>(host.size() * sizeof(int32_t));
+      bytes->upload(host);
+      return bytes;
+    };
+    c.indptr = upload(indptr), c.indices = upload(indices);
+    c.last = upload(std::vector<int32_t>(batch, history - (pages - 1) * kPageTokens));
+    c.lens = upload(std::vector<int32_t>(batch, context));
+  }
   const int64_t chunks = static_cast<int64_t>(batch) * pages * shape.num_kv_heads;
   const int64_t bytes = chunks * (bf16 ? kPageTokens * 4 * d : chunk_bytes(format));
   c.pool = std::make_unique<DeviceBytes>(bytes);
@@ -83,8 +90,10 @@ std::vector<ColdCache> make_caches(const AttentionBenchShape& shape, int batch, 
   const size_t bytes = static_cast<size_t>(per_token * batch * context) * shape.num_kv_heads;
   std::vector<ColdCache> caches;
   const int count = cold_copies(bytes);
+  caches.reserve(count);
   for (int i = 0; i < count; ++i) {
-    caches.push_back(make_cache(shape, batch, context, windows, bf16, 1000 + 17 * i));
+    caches.push_back(make_cache(shape, batch, context, windows, bf16, 1000 + 17 * i,
+                                i > 0 ? &caches[0] : nullptr));
   }
   check_cuda(cudaDeviceSynchronize(), "fill");
   return caches;

@@ -20,11 +20,14 @@ __global__ void __launch_bounds__(kWarps * 32)
   if (own - lane / 4 >= last) return;
   const int token = min(own, last - 1);  // idle lanes repeat the last row and store nothing
   const HistoryRow row = history_row(p, b, token, head, side);
-  QuarterRow<kHeadDim> x;
-  x.load(row.x, t);
+  QuarterRow<kHeadDim> rows[1];
+  const QuarterRow<kHeadDim>& x = rows[0];
+  rows[0].load(row.x, t);
+  uint32_t top[1], limit[1];
+  row_limits<kHeadDim, 1>(rows, clip_of(p, head, side), top, limit);
   ScaleZero sz;
   const bool write =
-      row_scale_zero<kHeadDim>(x, p.format, clip_of(p, head, side), sz, p.status) && own < last;
+      row_scale_zero<kHeadDim>(x, p.format, top[0], limit[0], sz, p.status) && own < last;
   uint32_t codes[kHeadDim / 64];
   plain_codes<kHeadDim>(x, sz, codes);
   store_codes<kHeadDim>(codes, p.format.order, row.chunk + code_offset(p.format, side, row.in_page),
@@ -33,22 +36,23 @@ __global__ void __launch_bounds__(kWarps * 32)
   if (write && t % lanes == 0) store_scale_zero(p.format, row, side, t / lanes, sz);
 }
 
-// New rows that stay exact. Grid: x over new rows, y = request; one warp a (row, head, side).
+// New rows that stay exact: those of the sink, and those after the history. Grid: x over rows,
+// y = request; one warp a (row, head, side).
 __global__ void store_windows_kernel(const __grid_constant__ AppendParams p) {
   const int b = blockIdx.y, d = p.format.head_dim, sink = p.windows.sink_tokens;
   const int first = p.rows_indptr[b], count = p.rows_indptr[b + 1] - first;
   const int warps = blockDim.x / 32, lane = threadIdx.x % 32, jobs = p.num_kv_heads * 2;
-  // Positions that stay: the sink, and everything after the history.
-  const int old_len = p.old_len[b], history_end = sink + p.new_history[b];
-  for (int job = blockIdx.x * warps + threadIdx.x / 32; job < count * jobs;
+  const int old_len = p.old_len[b];
+  const int in_sink = max(0, min(count, sink - old_len));
+  const int recent = max(in_sink, min(count, sink + p.new_history[b] - old_len));  // first one
+  const int64_t slot = p.windows.slot ? p.windows.slot[b] : b;
+  for (int job = blockIdx.x * warps + threadIdx.x / 32; job < (in_sink + count - recent) * jobs;
        job += gridDim.x * warps) {
-    const int row = job / jobs, head = job % jobs / 2, side = job % 2;
-    const int position = old_len + row;
-    if (position >= sink && position < history_end) continue;
-    const int64_t slot = p.windows.slot ? p.windows.slot[b] : b;
+    const int stays = job / jobs, head = job % jobs / 2, side = job % 2;
+    const int row = stays < in_sink ? stays : stays - in_sink + recent;
     const int64_t from = (static_cast<int64_t>(first + row) * p.num_kv_heads + head) * d;
-    const int64_t to =
-        window_offset(p.windows, slot, head, p.num_kv_heads, window_row(p.windows, position), d);
+    const int64_t to = window_offset(p.windows, slot, head, p.num_kv_heads,
+                                     window_row(p.windows, old_len + row), d);
     const uint32_t* source = reinterpret_cast<const uint32_t*>((side ? p.v : p.k) + from);
     uint32_t* target = reinterpret_cast<uint32_t*>((side ? p.windows.v : p.windows.k) + to);
     for (int i = lane; i < d / 2; i += 32) target[i] = source[i];
@@ -105,8 +109,9 @@ cudaError_t append_rows(const AppendParams& p, int max_new_rows, int max_new_his
     if (error != cudaSuccess) return error;
   }
   if (max_new_rows > 0) {
-    const int jobs = max_new_rows * p.num_kv_heads * 2;
-    const dim3 grid(min((jobs + 7) / 8, 4096), p.batch);
+    // No more rows stay than the windows hold.
+    const int rows = min(max_new_rows, p.windows.sink_tokens + p.windows.ring_tokens);
+    const dim3 grid(min((rows * p.num_kv_heads * 2 + 7) / 8, 4096), p.batch);
     store_windows_kernel<<<grid, 256, 0, stream>>>(p);
   }
   return cudaGetLastError();

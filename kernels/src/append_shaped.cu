@@ -34,24 +34,39 @@ struct RowCoder {
   }
 };
 
-// Scales of 32 rows, four lanes a row.
+// Scales of 32 rows, four lanes a row. Rows are on their way while the ones before are worked on.
 template <int kHeadDim>
 __device__ __forceinline__ void scale_rows(const AppendParams& p, ShapedTile<kHeadDim>& tile, int b,
                                            int head, int side, int begin, int end, int first_row) {
   const int lane = threadIdx.x % 32, t = lane % 4;
   const int lanes = 4 * p.format.quant_group_size / kHeadDim;
+  constexpr int kAtOnce = kHeadDim <= 128 ? 2 : 1;  // rows a lane group has in step
+  const float clip = clip_of(p, head, side);
+  QuarterRow<kHeadDim> next[kAtOnce];
+  const auto load = [&](int row) {
+#pragma unroll
+    for (int r = 0; r < kAtOnce; ++r) {
+      next[r].load(history_row(p, b, min(begin + row + 8 * r, end - 1), head, side).x, t);
+    }
+  };
+  load(first_row + lane / 4);
 #pragma unroll 1
-  for (int row = first_row + lane / 4; row < first_row + kWarpRows; row += 8) {
-    const HistoryRow at = history_row(p, b, min(begin + row, end - 1), head, side);
-    QuarterRow<kHeadDim> x;
-    x.load(at.x, t);
-    ScaleZero sz;
-    const bool write =
-        row_scale_zero<kHeadDim>(x, p.format, clip_of(p, head, side), sz, p.status) &&
-        begin + row < end;
-    if (t % lanes == 0) tile.scales[row][t / lanes] = sz;
-    const uint32_t top = largest_pattern(x);
-    if (t == 0) tile.tops[row] = top | (write ? 0x80000000u : 0);
+  for (int row = first_row + lane / 4; row < first_row + kWarpRows; row += 8 * kAtOnce) {
+    QuarterRow<kHeadDim> x[kAtOnce];
+#pragma unroll
+    for (int r = 0; r < kAtOnce; ++r) x[r] = next[r];
+    if (row + 8 * kAtOnce < first_row + kWarpRows) load(row + 8 * kAtOnce);
+    uint32_t top[kAtOnce], limit[kAtOnce];
+    row_limits<kHeadDim, kAtOnce>(x, clip, top, limit);
+#pragma unroll
+    for (int r = 0; r < kAtOnce; ++r) {
+      const int at = row + 8 * r;
+      ScaleZero sz;
+      const bool write = row_scale_zero<kHeadDim>(x[r], p.format, top[r], limit[r], sz, p.status) &&
+                         begin + at < end;
+      if (t % lanes == 0) tile.scales[at][t / lanes] = sz;
+      if (t == 0) tile.tops[at] = top[r] | (write ? 0x80000000u : 0);
+    }
   }
   __syncwarp();
 }
@@ -92,15 +107,29 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads)
   const HistoryRow at = history_row(p, b, min(begin + row, end - 1), head, side);
   const ErrorScale scale(tile.scales[row], groups, tile.tops[row] & 0x7fffffffu);
   uint8_t(*slots)[kSlotBytes] = tile.errors[warp];
+  FeedbackColumns<kHeadDim, Tile::kThreads> columns;
   bool fits = true;
-  if (feedback) fits = load_feedback<kHeadDim>(feedback, 0, tile.panel[0], tile.diagonal[0]);
+  if (feedback) {
+    columns.load(feedback, 0);
+    columns.store(0, tile.panel[0], tile.diagonal[0]);
+  } else {  // nothing is pushed
+    for (int i = row; i < kColumns * kColumns; i += Tile::kThreads) {
+      tile.diagonal[0][i] = tile.diagonal[1][i] = 0.0f;
+    }
+    __syncthreads();
+  }
   RowCoder coder(tile.scales[row][0]);
   int group = 0;
+  const uint4* from = reinterpret_cast<const uint4*>(at.x);
+  uint4 next[2] = {__ldg(from), __ldg(from + 1)};
 #pragma unroll 1
   for (int block = 0; block < Tile::kBlocks; ++block) {
     const int column = block * kColumns;
-    const uint4* from = reinterpret_cast<const uint4*>(at.x + column);
-    uint4 raw[2] = {__ldg(from), __ldg(from + 1)};
+    const uint4 raw[2] = {next[0], next[1]};
+    if (block + 1 < Tile::kBlocks) {
+      from += 2;
+      next[0] = __ldg(from), next[1] = __ldg(from + 1);
+    }
     const float* diagonal = tile.diagonal[block % 2];
     float pushed[kColumns] = {};
     if (feedback) {
@@ -116,10 +145,7 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads)
         }
       }
       __syncthreads();  // and may be replaced
-      if (block < Tile::kSlots) {
-        fits &= load_feedback<kHeadDim>(feedback, column + kColumns, tile.panel[0],
-                                        tile.diagonal[(block + 1) % 2]);
-      }
+      if (block < Tile::kSlots) columns.load(feedback, column + kColumns);
     }
     if (column / group_size != group) {
       group = column / group_size;
@@ -139,11 +165,9 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads)
       const uint32_t bits = two ? (three ? 3u : 2u) : (one ? 1u : 0u);
       word |= bits << (2 * c);
       errors[c] = sub_rn(two ? far : near, x);
-      if (feedback) {
 #pragma unroll
-        for (int later = c + 1; later < kColumns; ++later) {
-          pushed[later] = fmaf(errors[c], diagonal[c * kColumns + later], pushed[later]);
-        }
+      for (int later = c + 1; later < kColumns; ++later) {
+        pushed[later] = fmaf(errors[c], diagonal[c * kColumns + later], pushed[later]);
       }
     }
     tile.codes[block][row] = word;
@@ -154,6 +178,7 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads)
             split_four(errors[4 * i] * scale.up, errors[4 * i + 1] * scale.up,
                        errors[4 * i + 2] * scale.up, errors[4 * i + 3] * scale.up);
       }
+      fits &= columns.store(column + kColumns, tile.panel[0], tile.diagonal[(block + 1) % 2]);
     }
   }
   if (!fits && p.status) atomicOr(p.status, static_cast<int>(RowStatus::kNonFinite));

@@ -38,11 +38,6 @@ __device__ inline uint32_t row_max(uint32_t x) {
   x = max(x, __shfl_xor_sync(~0u, x, 1));
   return max(x, __shfl_xor_sync(~0u, x, 2));
 }
-__device__ inline int row_sum(int x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
 // Largest magnitude of the row as a bf16 pattern; above 0x7f7f the row is not finite.
 template <int kHeadDim>
 __device__ inline uint32_t largest_pattern(const QuarterRow<kHeadDim>& x) {
@@ -54,49 +49,79 @@ __device__ inline uint32_t largest_pattern(const QuarterRow<kHeadDim>& x) {
   return row_max(top);
 }
 
-// The bf16 pattern whose rank among the row's magnitudes is `rank`, by bisection on patterns:
-// the smallest pattern m with more than `rank` magnitudes <= m. All lanes of the warp take part.
-template <int kHeadDim>
-__device__ inline uint32_t pattern_of_rank(const QuarterRow<kHeadDim>& x, int rank, uint32_t top) {
-  const auto count_up_to = [&](uint32_t limit) {
-    const __nv_bfloat162 bound = as_bf162(limit | limit << 16);
-    __nv_bfloat162 count = as_bf162(0);  // at most 32 per half: exact in bf16
+// For each of kRows rows the bf16 pattern whose rank among the row's magnitudes is `rank`: the
+// smallest pattern m with more than `rank` magnitudes <= m, by bisection on patterns, all rows in
+// step. top: a bound of it. All lanes of the warp take part.
+template <int kHeadDim, int kRows>
+__device__ inline void patterns_of_rank(const QuarterRow<kHeadDim> (&x)[kRows], int rank,
+                                        const uint32_t (&top)[kRows], uint32_t (&pattern)[kRows]) {
+  // Counts are exact in bf16 up to 256.
+  const __nv_bfloat16 bound = __int2bfloat16_rn(rank);
+  const auto more_up_to = [&](const QuarterRow<kHeadDim>& row, uint32_t limit) {
+    const __nv_bfloat162 limits = as_bf162(limit | limit << 16);
+    __nv_bfloat162 count[4];
 #pragma unroll
-    for (int i = 0; i < x.kPairs; ++i) {
-      count = __hadd2(count, __hle2(as_bf162(x.pair[i] & 0x7fff7fffu), bound));
+    for (int i = 0; i < row.kPairs; ++i) {
+      const __nv_bfloat162 one = __hle2(__habs2(as_bf162(row.pair[i])), limits);
+      count[i % 4] = i < 4 ? one : __hadd2(count[i % 4], one);
     }
-    const float2 parts = __bfloat1622float2(count);
-    return row_sum(static_cast<int>(parts.x + parts.y));
+    __nv_bfloat162 sum = __hadd2(__hadd2(count[0], count[1]), __hadd2(count[2], count[3]));
+    sum = __hadd2(sum, __shfl_xor_sync(~0u, sum, 1));
+    sum = __hadd2(sum, __shfl_xor_sync(~0u, sum, 2));
+    return __hgt(__hadd(__low2bfloat16(sum), __high2bfloat16(sum)), bound);
   };
-  // The threshold is mostly within two octaves of the top: look there first.
-  uint32_t low = 0, high = top;  // the answer is in [low, high]
-  const uint32_t guess = top > 0x100 ? top - 0x100 : 0;
-  const bool above = count_up_to(guess) <= rank;
-  if (above)
-    low = guess + 1;
-  else
-    high = guess;
-  while (__any_sync(~0u, low < high)) {
-    const uint32_t middle = (low + high) / 2;
-    const bool enough = count_up_to(middle) > rank;
-    if (low < high) {
-      if (enough)
-        high = middle;
-      else
-        low = middle + 1;
+  // The answer is in [low, high]. It is mostly within an octave of the top: look there first, and
+  // twice as far each time that it was not.
+  uint32_t low[kRows], high[kRows];
+  bool found = true;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) low[r] = 0, high[r] = top[r];
+  uint32_t reach = 0x80;
+  do {
+    found = true;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const uint32_t guess = top[r] > reach ? top[r] - reach : 0;
+      const bool below = more_up_to(x[r], guess);  // the answer is the guess or less
+      if (low[r] == 0) (below ? high[r] : low[r]) = below ? guess : guess + 1;
+      found &= low[r] > 0 || high[r] == 0;
     }
+    reach *= 4;
+  } while (__any_sync(~0u, !found));
+  bool open = true;
+  while (open) {
+    open = false;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const uint32_t middle = (low[r] + high[r]) / 2;
+      const bool below = more_up_to(x[r], middle);
+      if (low[r] < high[r]) (below ? high[r] : low[r]) = below ? middle : middle + 1;
+      open |= low[r] < high[r];
+    }
+    open = __any_sync(~0u, open);
   }
-  return high;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) pattern[r] = high[r];
+}
+
+// Largest magnitudes of rows and, where clipping is on, their clip thresholds, as bf16 patterns.
+template <int kHeadDim, int kRows>
+__device__ inline void row_limits(const QuarterRow<kHeadDim> (&x)[kRows], float clip_ratio,
+                                  uint32_t (&top)[kRows], uint32_t (&limit)[kRows]) {
+  uint32_t finite[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    limit[r] = top[r] = largest_pattern(x[r]);
+    finite[r] = min(top[r], 0x7f7fu);
+  }
+  const int rank = clip_threshold_index(clip_ratio, kHeadDim);
+  if (rank >= 0) patterns_of_rank<kHeadDim, kRows>(x, rank, finite, limit);
 }
 
 // Scale and zero of this lane's quantization group; false when the row must be refused.
 template <int kHeadDim>
 __device__ inline bool row_scale_zero(const QuarterRow<kHeadDim>& x, const PageFormat& format,
-                                      float clip_ratio, ScaleZero& sz, int* status) {
-  const uint32_t top = largest_pattern(x);
-  const int rank = clip_threshold_index(clip_ratio, kHeadDim);
-  uint32_t limit = top;
-  if (rank >= 0) limit = pattern_of_rank(x, rank, min(top, 0x7f7fu));
+                                      uint32_t top, uint32_t limit, ScaleZero& sz, int* status) {
   __nv_bfloat162 low2 = as_bf162(x.pair[0]), high2 = low2;
 #pragma unroll
   for (int i = 1; i < x.kPairs; ++i) {

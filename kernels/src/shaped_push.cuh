@@ -37,33 +37,50 @@ __device__ __forceinline__ uint4 split_four(float x0, float x1, float x2, float 
                     bits(__floats2half2_rn(x2 - b_back.x, x3 - b_back.y)));
 }
 
-// Operands of columns [column, column + 16) from rows [0, column) of a matrix of pitch kPitch, and
-// the square on its diagonal in fp32. All threads of the block take part; returns false in a thread
-// that met an entry beyond kLargestFeedback.
-template <int kPitch>
-__device__ __forceinline__ bool load_feedback(const float* matrix, int column, uint8_t* panel,
-                                              float* diagonal) {
-  bool fits = true;
-  if (threadIdx.x < kColumns * kColumns / 4) {
-    const int row = threadIdx.x / 4, at = threadIdx.x % 4 * 4;
-    *reinterpret_cast<float4*>(diagonal + row * kColumns + at) =
-        __ldg(reinterpret_cast<const float4*>(matrix + (column + row) * kPitch + column + at));
-  }
-#pragma unroll 2
-  for (int i = threadIdx.x; i < column * 4; i += blockDim.x) {
-    const int n = i % 16, chunk = i / 16 % 4, step = i / 64;
-    const float* from = matrix + (16 * step + 4 * chunk) * kPitch + column + n;
-    float x[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      x[j] = __ldg(from + j * kPitch);
-      fits &= fabsf(x[j]) <= kLargestFeedback;
+// A block's part of columns [column, column + 16) of a matrix, on its way from memory to shared
+// memory: rows [0, column) become operands, the square on the diagonal stays fp32.
+template <int kHeadDim, int kThreads>
+struct FeedbackColumns {
+  static constexpr int kItems = (kHeadDim / kColumns - 1) * 64;  // of four entries, at most
+  static constexpr int kPerThread = (kItems + kThreads - 1) / kThreads;
+  float entries[kPerThread][4];
+  float4 diagonal;
+
+  __device__ __forceinline__ void load(const float* matrix, int column) {
+    if (threadIdx.x < kColumns * kColumns / 4) {
+      const int row = column + threadIdx.x / 4, at = column + threadIdx.x % 4 * 4;
+      diagonal = __ldg(reinterpret_cast<const float4*>(matrix + row * kHeadDim + at));
     }
-    *reinterpret_cast<uint4*>(panel + step * kPanelBytes + chunk_offset(n, chunk)) = split_four(
-        x[0] * kFeedbackScale, x[1] * kFeedbackScale, x[2] * kFeedbackScale, x[3] * kFeedbackScale);
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) {
+      const int i = j * kThreads + threadIdx.x, n = i % 16, chunk = i / 16 % 4, step = i / 64;
+      if (i >= column * 4) break;
+      const float* from = matrix + (16 * step + 4 * chunk) * kHeadDim + column + n;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) entries[j][k] = __ldg(from + k * kHeadDim);
+    }
   }
-  return fits;
-}
+
+  // Returns false in a thread that met an entry beyond kLargestFeedback.
+  __device__ __forceinline__ bool store(int column, uint8_t* panel, float* square) const {
+    bool fits = true;
+    if (threadIdx.x < kColumns * kColumns / 4) {
+      reinterpret_cast<float4*>(square)[threadIdx.x] = diagonal;
+    }
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) {
+      const int i = j * kThreads + threadIdx.x, n = i % 16, chunk = i / 16 % 4, step = i / 64;
+      if (i >= column * 4) break;
+      const float(&x)[4] = entries[j];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) fits &= fabsf(x[k]) <= kLargestFeedback;
+      *reinterpret_cast<uint4*>(panel + step * kPanelBytes + chunk_offset(n, chunk)) =
+          split_four(x[0] * kFeedbackScale, x[1] * kFeedbackScale, x[2] * kFeedbackScale,
+                     x[3] * kFeedbackScale);
+    }
+    return fits;
+  }
+};
 
 // Sums over the errors in slots [0, steps) times the panel; to[row][16] (chunk_offset) holds fp32.
 // `to` may be one of the slots.
@@ -71,7 +88,7 @@ __device__ __forceinline__ void push_errors(const uint8_t* slots, const uint8_t*
                                             uint8_t* to, int lane) {
   const int g = lane / 4, t = lane % 4;
   float total[2][2][4] = {};  // [rows 16 m + .][columns 8 n + .]
-#pragma unroll 1
+#pragma unroll 2
   for (int step = 0; step < steps; ++step) {
     uint4 b[2];  // (k low, k high) of the high parts, then of the low parts
 #pragma unroll

@@ -15,6 +15,7 @@ struct ShapedTile {
   static constexpr int kWarps = kHeadDim <= 128 ? 4 : 2;
   static constexpr int kThreads = kWarps * 32, kRows = kThreads;
   static constexpr int kSlots = kBlocks - 1;  // nothing follows the last block of columns
+  static constexpr int kResident = kHeadDim <= 128 ? 3 : 1;  // blocks a large multiprocessor holds
   uint8_t errors[kWarps][kSlots][kSlotBytes];
   uint8_t panel[kSlots][kPanelBytes];
   float diagonal[2][kColumns * kColumns];
@@ -87,7 +88,7 @@ struct ErrorScale {
 };
 
 template <int kHeadDim>
-__global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads)
+__global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHeadDim>::kResident)
     shaped_kernel(const __grid_constant__ AppendParams p) {
   using Tile = ShapedTile<kHeadDim>;
   extern __shared__ __align__(16) uint8_t shared[];
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads)
     __syncthreads();
   }
   RowCoder coder(tile.scales[row][0]);
-  int group = 0;
+  int group = 0, group_end = group_size;
   const uint4* from = reinterpret_cast<const uint4*>(at.x);
   uint4 next[2] = {__ldg(from), __ldg(from + 1)};
 #pragma unroll 1
@@ -147,9 +148,9 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads)
       __syncthreads();  // and may be replaced
       if (block < Tile::kSlots) columns.load(feedback, column + kColumns);
     }
-    if (column / group_size != group) {
-      group = column / group_size;
-      coder = RowCoder(tile.scales[row][group]);
+    if (column == group_end) {
+      coder = RowCoder(tile.scales[row][++group]);
+      group_end += group_size;
     }
     uint32_t word = 0;
     float errors[kColumns];

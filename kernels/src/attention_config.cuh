@@ -43,7 +43,8 @@ struct AttentionConfig {
   static constexpr int kJoinedPairs = kHeadDim * kColumns / 2;
   static constexpr int kJoinedBytes = kJoinedPairs * 8 + 8 * 8;
   static_assert(kSlotBytes % 16 == 0 && kPartialBytes % 16 == 0 && kJoinedBytes % 16 == 0, "");
-  static constexpr int kMaxWarps = kHeadDim <= 128 ? 16 : 8;  // bounds the registers
+  // Bounds the registers: fewer warps whose instructions interleave beat more that wait in turn.
+  static constexpr int kMaxWarps = kHeadDim == 64 ? 16 : kHeadDim == 128 ? 12 : 8;
   // Parts of an item that join at once; their factors lie behind the warp's partial in the ring.
   static constexpr int kMaxParts = (kRingBytes - kPartialBytes) / 32;
   static_assert(kMaxParts >= 2 * kMaxWarps, "");

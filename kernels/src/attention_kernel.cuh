@@ -212,14 +212,21 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
         valid = run()->last_valid;
         if (valid < kPageTokens) clear_absent_metadata<Config>(slot, valid, lane);
       }
-      const uint8_t* codes = slot;
-      const uint8_t* metadata = slot;
+      while (true) {
+        const uint8_t* codes = slot;
+        const uint8_t* metadata = slot;
 #pragma unroll 1
-      for (; valid > 0; valid -= Config::kSpanTokens) {
-        int2_span<Config>(state, codes, metadata, offsets, valid, fresh, lane);
-        fresh = false;
-        codes += Config::kSpanTokens * Config::Layout::kRowBytes;
-        metadata += Config::kSpanTokens * Config::kMetadataRow;
+        for (int span = 0; span < kPageTokens / Config::kSpanTokens && valid > 0; ++span) {
+          int2_span<Config>(state, codes, metadata, offsets, valid, fresh, lane);
+          fresh = false;
+          valid -= Config::kSpanTokens;
+          codes += Config::kSpanTokens * Config::Layout::kRowBytes;
+          metadata += Config::kSpanTokens * Config::kMetadataRow;
+        }
+        if (entries_left < 2 || !ring.steady()) break;
+        slot = ring.turn(p, lane);
+        --entries_left;
+        valid = kPageTokens;
       }
     }
     ring.release();

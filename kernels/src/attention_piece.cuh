@@ -113,10 +113,20 @@ __device__ __forceinline__ void convert_code_queries(AttentionState<Config>& s, 
       const __half2 parts = __floats2half2_rn(high, (x - high) * 1024.0f);
       uint32_t bits;
       memcpy(&bits, &parts, 4);
-      s.zero_queries[k][0] = t == 0 ? bits : 0;
-      s.zero_queries[k][1] = t == 2 ? bits : 0;
+      // Zeros of even tiles lie in lanes t = 0, of odd ones, with twins, in lanes t = 2.
+      s.zero_queries[k] = t == (Config::kTwins ? g / 4 * 2 : 0) ? bits : 0;
     } else {
       s.q_sum[k][0] = sums[0], s.q_sum[k][1] = sums[1];
+    }
+  }
+  if constexpr (Config::kTwins) {
+#pragma unroll
+    for (int i = 0; i < Config::kTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        s.q_twin[i][half] = g < 4 ? 0 : s.q[i][half];
+        s.q[i][half] = g < 4 ? s.q[i][half] : 0;
+      }
     }
   }
 }

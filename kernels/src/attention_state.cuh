@@ -22,14 +22,17 @@ constexpr float kLn2 = 0.6931471805599453f;
 template <typename Config>
 struct AttentionState {
   static constexpr int kTiles = Config::kTiles, kGroups = Config::kGroups;
-  float out[kTiles][4];               // [row tile][(dim 2m, dim 2m + 1) x (column 2t, 2t + 1)]
-  float reference[2];                 // log2 units, columns 2t and 2t + 1
-  float sum[2];                       // this lane's part
-  float zero_sum[kGroups][4];         // sum w zero; from the tensor core, or this lane's part
-  uint32_t q[kTiles][2];              // operands of the item: fp16 for codes, bf16 for exact rows
-  float logit_factor;                 // sm_scale log2(e) 2^(24 - n)
-  uint32_t zero_queries[kGroups][2];  // operands of -sum q 2^-24, against the zeros of tile 0, 1
-  float q_sum[kGroups][2];            // or in fp32, where zeros are not fp16
+  float out[kTiles][4];        // [row tile][(dim 2m, dim 2m + 1) x (column 2t, 2t + 1)]
+  float reference[2];          // log2 units, columns 2t and 2t + 1
+  float sum[2];                // this lane's part
+  float zero_sum[kGroups][4];  // sum w zero; from the tensor core, or this lane's part
+  uint32_t q[kTiles][2];       // operands of the item: fp16 for codes, bf16 for exact rows
+  // With twins and codes, q is zero in columns 4 to 7 and q_twin is the same in those alone:
+  // products of even tiles with q and of odd tiles with q_twin add up to both tiles' scores.
+  uint32_t q_twin[Config::kTwins ? kTiles : 1][2];
+  float logit_factor;              // sm_scale log2(e) 2^(24 - n)
+  uint32_t zero_queries[kGroups];  // operands of -sum q 2^-24, against zeros
+  float q_sum[kGroups][2];         // or in fp32, where zeros are not fp16
 
   __device__ void clear() {
 #pragma unroll

@@ -218,6 +218,25 @@ struct EntryRing {
     return {c.b, static_cast<uint16_t>(c.head), static_cast<uint16_t>(c.column_tile)};
   }
 
+  // Whether all slots are full and the filling side's run goes on with pages; then turn() will do.
+  __device__ __forceinline__ bool steady() const { return pending == kSlots && left > 0 && !exact; }
+  // Gives the slot in use, which all lanes are done with, to the next page, and waits for the slot
+  // after it. The same as release(), fill() and wait(), without asking what comes next.
+  __device__ __forceinline__ uint8_t* turn(const AttentionParams& p, int lane) {
+    __syncwarp();
+    issue_page(p, lane);
+#if !OSCAR_BULK_COPIES
+    ptx::commit_copies();
+#endif
+    --left;
+    if (++used == kSlots) {
+      used = 0;
+      phase ^= 1;
+    }
+    filled = used;
+    return wait();
+  }
+
   // The oldest slot, once its bytes are there.
   __device__ __forceinline__ uint8_t* wait() const {
 #if OSCAR_BULK_COPIES

@@ -38,9 +38,11 @@ __device__ __forceinline__ void key_step(
   for (int tile = 0; tile < Config::kSpanTiles;
        ++tile) {  // independent chains of accumulation, in turn
     const uint32_t near = words[tile][0][w], far = words[tile][1][w];
+    const uint32_t(&q)[2] =
+        Config::kTwins && tile % 2 ? s.q_twin[Config::kTwins ? kStep : 0] : s.q[kStep];
     ptx::mma_f16(scores[tile][w / Config::Layout::kWordsPerGroup], code_pair<j0>(near, near >> 6),
                  code_pair<j0>(far, far >> 6), code_pair<j1>(near, near >> 6),
-                 code_pair<j1>(far, far >> 6), s.q[kStep][0], s.q[kStep][1]);
+                 code_pair<j1>(far, far >> 6), q[0], q[1]);
   }
 }
 template <typename Config, int... kStep>
@@ -115,9 +117,11 @@ __device__ __forceinline__ void clear_absent_metadata(uint8_t* chunk, int valid,
   __syncwarp();
 }
 
-// Where a lane reads in a chunk, in bytes.
+// Where a lane reads in a chunk, in bytes; and 1 or 0, whether its columns are of even or odd
+// tiles.
 struct SpanOffsets {
   int keys, metadata, values0, values1;
+  uint32_t even, odd;
 };
 
 template <typename Config>
@@ -131,8 +135,11 @@ __device__ __forceinline__ SpanOffsets span_offsets(int lane) {
   at.values0 =
       (kPageTokens + row_token(2 * t)) * Layout::kRowBytes + g * 2 * Layout::kUnitsPerGroup;
   at.values1 = at.values0 ^ Layout::kRowBytes;  // rows 2t and 2t + 1 differ in bit 0
-  // Opaque, or the compiler derives them anew for every span.
+  at.even = lane < 16, at.odd = lane >= 16;
+  // Opaque, or the compiler derives them anew for every span, and selects instead of multiplying:
+  // the integer pipe is the busiest one, products are made by another.
   asm volatile("" : "+r"(at.keys), "+r"(at.metadata), "+r"(at.values0), "+r"(at.values1));
+  asm volatile("" : "+r"(at.even), "+r"(at.odd));
   return at;
 }
 
@@ -185,13 +192,7 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
           const __half2 zero = __hmul2(__high2half2(pair), parts);
           memcpy(&zeros[row], &zero, 4);
         }
-        if constexpr (Config::kTwins) {
-          // Lane t = 0 holds the even tile's zeros, t = 2 the odd tile's.
-          ptx::mma_f16_k8(scores[2 * u][k], zeros[0], zeros[1], s.zero_queries[k][0]);
-          ptx::mma_f16_k8(scores[2 * u + 1][k], zeros[0], zeros[1], s.zero_queries[k][1]);
-        } else {
-          ptx::mma_f16_k8(scores[u][k], zeros[0], zeros[1], s.zero_queries[k][0]);
-        }
+        ptx::mma_f16_k8(scores[Config::kCopies * u][k], zeros[0], zeros[1], s.zero_queries[k]);
       }
     }
   }
@@ -205,9 +206,8 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
     for (int k = 0; k < kGroups; ++k) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        own[u][k][i] = !Config::kTwins ? scores[u][k][i]
-                       : t < 2         ? scores[2 * u][k][i]
-                                       : scores[2 * u + 1][k][i];
+        own[u][k][i] = scores[Config::kCopies * u][k][i];
+        if constexpr (Config::kTwins) own[u][k][i] += scores[2 * u + 1][k][i];
       }
       if constexpr (!Config::kZerosOnTensor) {
 #pragma unroll
@@ -346,7 +346,7 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         if constexpr (Config::kTwins) {  // columns of the other tile: nothing
-          p[k][row] = lane / 16 == tile % 2 ? operands[tile / 2][k][row] : 0;
+          p[k][row] = operands[tile / 2][k][row] * (tile % 2 ? at.odd : at.even);
         } else {
           p[k][row] = operands[tile][k][row];
         }

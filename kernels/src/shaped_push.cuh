@@ -2,8 +2,7 @@
 // with the feedback matrix on the tensor cores, in fp32 precision.
 //
 // Both factors are cut in two fp16 parts of 11 bits; of the four products the smallest, 2^-24 of
-// the whole, is left out. Each sixteen columns are summed from zero, because the tensor core cuts
-// off what additions round. Errors are scaled by a power of two a row, matrix entries by
+// the whole, is left out. Errors are scaled by a power of two a row, matrix entries by
 // kFeedbackScale.
 #pragma once
 
@@ -87,8 +86,9 @@ struct FeedbackColumns {
 __device__ __forceinline__ void push_errors(const uint8_t* slots, const uint8_t* panel, int steps,
                                             uint8_t* to, int lane) {
   const int g = lane / 4, t = lane % 4;
-  float total[2][2][4] = {};  // [rows 16 m + .][columns 8 n + .]
-#pragma unroll 2
+  // [product][rows 16 m + .][columns 8 n + .]: products apart, or each would wait for the others.
+  float sums[3][2][2][4] = {};
+#pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     uint4 b[2];  // (k low, k high) of the high parts, then of the low parts
 #pragma unroll
@@ -96,31 +96,22 @@ __device__ __forceinline__ void push_errors(const uint8_t* slots, const uint8_t*
       b[n] =
           *reinterpret_cast<const uint4*>(panel + step * kPanelBytes + chunk_offset(8 * n + g, t));
     }
+    const uint8_t* rows = slots + step * kSlotBytes;
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      const uint8_t* rows = slots + step * kSlotBytes;
       const uint4 near = *reinterpret_cast<const uint4*>(rows + chunk_offset(16 * m + g, t));
       const uint4 far = *reinterpret_cast<const uint4*>(rows + chunk_offset(16 * m + 8 + g, t));
-      float sum[2][4] = {};
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        ptx::mma_f16(sum[n], near.z, far.z, near.w, far.w, b[n].x, b[n].y);
-      }
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        ptx::mma_f16(sum[n], near.x, far.x, near.y, far.y, b[n].z, b[n].w);
-      }
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        ptx::mma_f16(sum[n], near.x, far.x, near.y, far.y, b[n].x, b[n].y);
-      }
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) total[m][n][i] += sum[n][i];
+        ptx::mma_f16(sums[0][m][n], near.z, far.z, near.w, far.w, b[n].x, b[n].y);
+        ptx::mma_f16(sums[1][m][n], near.x, far.x, near.y, far.y, b[n].z, b[n].w);
+        ptx::mma_f16(sums[2][m][n], near.x, far.x, near.y, far.y, b[n].x, b[n].y);
       }
     }
   }
+  const auto total = [&](int m, int n, int i) {
+    return sums[0][m][n][i] + sums[1][m][n][i] + sums[2][m][n][i];
+  };
   __syncwarp();
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
@@ -130,7 +121,7 @@ __device__ __forceinline__ void push_errors(const uint8_t* slots, const uint8_t*
       for (int h = 0; h < 2; ++h) {
         *reinterpret_cast<float2*>(to + chunk_offset(16 * m + 8 * h + g, 2 * n + t / 2) +
                                    t % 2 * 8) =
-            make_float2(total[m][n][2 * h], total[m][n][2 * h + 1]);
+            make_float2(total(m, n, 2 * h), total(m, n, 2 * h + 1));
       }
     }
   }

@@ -86,7 +86,7 @@ struct WorkPlan {
 };
 
 // Below this weight a block, joining costs more than idle blocks do.
-constexpr int kAlignedShare = 2560;
+constexpr int kAlignedShare = 6000;
 
 // items: of equal weight, or 0 if they differ.
 __device__ inline WorkPlan plan_of(int total, int items, const EntryWeights& weights) {

@@ -23,7 +23,7 @@ struct AttentionConfig {
   static constexpr int kTiles = Layout::kTiles;
 
   // Tiles of a page whose instructions interleave.
-  static constexpr int kSpanTiles = kTwins ? 4 : 2;
+  static constexpr int kSpanTiles = kTwins || kGroups == 1 ? 4 : 2;
   static constexpr int kSpanTokens = 16 * kSpanTiles;
 
   static constexpr int kMetadataBytes = kMetadata == MetadataDtype::kFp32 ? 4 : 2;

@@ -261,7 +261,7 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
     }
   }
 
-  __half2 weight[kSets][kGroups][2];  // rounded weights of (row g, row g + 8)
+  uint32_t operands[kSets][kGroups][2];  // rounded weights, tokens x columns
   float sum[2], zero_sum[kGroups][2];
   bool raise = fresh;
 #pragma unroll 1
@@ -298,7 +298,9 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
           const float2 sz = value_pair[u][k][row];
           const __half2 rounded = __floats2half2_rn(p[0] * sz.x, p[1] * sz.x);
           total = u + row + k == 0 ? rounded : __hadd2(total, rounded);
-          weight[u][k][row] = rounded;
+          uint32_t bits;
+          memcpy(&bits, &rounded, 4);
+          operands[u][k][row] = ptx::movmatrix(bits);
           if constexpr (!Config::kZerosOnTensor) {
             const float2 back = __half22float2(rounded);
             zero_sum[k][0] = u + row == 0 ? back.x * sz.y : zero_sum[k][0] + back.x * sz.y;
@@ -314,17 +316,10 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
   s.sum[0] += sum[0];
   s.sum[1] += sum[1];
 
-  uint32_t operands[kSets][kGroups][2];  // tokens x columns
 #pragma unroll
   for (int u = 0; u < kSets; ++u) {
 #pragma unroll
     for (int k = 0; k < kGroups; ++k) {
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        uint32_t bits;
-        memcpy(&bits, &weight[u][k][row], 4);
-        operands[u][k][row] = ptx::movmatrix(bits);
-      }
       if constexpr (Config::kZerosOnTensor) {  // all rows the same, but twins: see settle
         ptx::mma_f16(s.zero_sum[k], zero_operand[u][k][0], 0, zero_operand[u][k][1], 0,
                      operands[u][k][0], operands[u][k][1]);
@@ -334,13 +329,19 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
       }
     }
   }
-  const uint8_t* rows0 = codes + at.values0;
-  const uint8_t* rows1 = codes + at.values1;
+  // Values are read ahead of the weights, whose chain of instructions is long.
+  uint32_t near[Config::kSpanTiles][Layout::kUnits], far[Config::kSpanTiles][Layout::kUnits];
 #pragma unroll
   for (int tile = 0; tile < Config::kSpanTiles; ++tile) {
-    uint32_t near[Layout::kUnits], far[Layout::kUnits], p[kGroups][2];
-    pair_units<Config>(rows0 + 16 * tile * kRow, rows1 + 16 * tile * kRow, near);
-    pair_units<Config>(rows0 + (16 * tile + 8) * kRow, rows1 + (16 * tile + 8) * kRow, far);
+    const uint8_t* rows0 = codes + at.values0 + 16 * tile * kRow;
+    const uint8_t* rows1 = codes + at.values1 + 16 * tile * kRow;
+    pair_units<Config>(rows0, rows1, near[tile]);
+    pair_units<Config>(rows0 + 8 * kRow, rows1 + 8 * kRow, far[tile]);
+  }
+
+#pragma unroll
+  for (int tile = 0; tile < Config::kSpanTiles; ++tile) {
+    uint32_t p[kGroups][2];
 #pragma unroll
     for (int k = 0; k < kGroups; ++k) {
 #pragma unroll
@@ -352,7 +353,8 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
         }
       }
     }
-    value_steps<Config>(s, near, far, p, std::make_integer_sequence<int, Config::kTiles>());
+    value_steps<Config>(s, near[tile], far[tile], p,
+                        std::make_integer_sequence<int, Config::kTiles>());
   }
 }
 

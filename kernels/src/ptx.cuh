@@ -37,7 +37,7 @@ __device__ inline void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_
 // Transposes an 8 x 8 matrix of 16-bit values spread over the warp.
 __device__ inline uint32_t movmatrix(uint32_t value) {
   uint32_t out;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(value));
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(value));
   return out;
 }
 

@@ -35,28 +35,21 @@ struct RowCoder {
   }
 };
 
-// Scales of 32 rows, four lanes a row. Rows are on their way while the ones before are worked on.
+// Scales of 32 rows, four lanes a row, several rows in step.
 template <int kHeadDim>
 __device__ __forceinline__ void scale_rows(const AppendParams& p, ShapedTile<kHeadDim>& tile, int b,
                                            int head, int side, int begin, int end, int first_row) {
   const int lane = threadIdx.x % 32, t = lane % 4;
   const int lanes = 4 * p.format.quant_group_size / kHeadDim;
-  constexpr int kAtOnce = kHeadDim <= 128 ? 2 : 1;  // rows a lane group has in step
+  constexpr int kAtOnce = kHeadDim <= 128 ? 4 : 2;
   const float clip = clip_of(p, head, side);
-  QuarterRow<kHeadDim> next[kAtOnce];
-  const auto load = [&](int row) {
-#pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      next[r].load(history_row(p, b, min(begin + row + 8 * r, end - 1), head, side).x, t);
-    }
-  };
-  load(first_row + lane / 4);
 #pragma unroll 1
   for (int row = first_row + lane / 4; row < first_row + kWarpRows; row += 8 * kAtOnce) {
     QuarterRow<kHeadDim> x[kAtOnce];
 #pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) x[r] = next[r];
-    if (row + 8 * kAtOnce < first_row + kWarpRows) load(row + 8 * kAtOnce);
+    for (int r = 0; r < kAtOnce; ++r) {
+      x[r].load(history_row(p, b, min(begin + row + 8 * r, end - 1), head, side).x, t);
+    }
     uint32_t top[kAtOnce], limit[kAtOnce];
     row_limits<kHeadDim, kAtOnce>(x, clip, top, limit);
 #pragma unroll

@@ -80,6 +80,58 @@ struct ErrorScale {
   }
 };
 
+// Codes of sixteen columns x of a row, one after the other: each error is pushed onto the columns
+// after it (`diagonal`, the square of the feedback matrix). pushed: what earlier columns pushed.
+__device__ __forceinline__ uint32_t code_columns(const RowCoder& coder, const uint4 (&x)[2],
+                                                 const float* diagonal, float (&pushed)[kColumns],
+                                                 float (&errors)[kColumns]) {
+  uint32_t word = 0;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const uint32_t pair = reinterpret_cast<const uint32_t*>(x)[c / 2];
+    const float value = __uint_as_float(c % 2 ? pair & 0xffff0000u : pair << 16);
+    const float target = sub_rn(value, pushed[c]);
+    const bool one = target >= coder.threshold[0], two = target >= coder.threshold[1];
+    const bool three = target >= coder.threshold[2];
+    const float near = one ? coder.value[1] : coder.value[0];
+    const float far = three ? coder.value[3] : coder.value[2];
+    const uint32_t bits = two ? (three ? 3u : 2u) : (one ? 1u : 0u);
+    word |= bits << (2 * c);
+    errors[c] = sub_rn(two ? far : near, value);
+#pragma unroll
+    for (int later = c + 1; later < kColumns; ++later) {
+      pushed[later] = fmaf(errors[c], diagonal[c * kColumns + later], pushed[later]);
+    }
+  }
+  return word;
+}
+
+// The codes of row `row` of the tile, in the order of the page.
+template <int kHeadDim>
+__device__ __forceinline__ void store_row_codes(const ShapedTile<kHeadDim>& tile, PackOrder order,
+                                                int row, uint8_t* to) {
+#pragma unroll
+  for (int v = 0; v < kHeadDim / 64; ++v) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int w = 4 * v + i;
+      if (order == PackOrder::kConsecutive) {
+        words[i] = tile.codes[w][row];
+        continue;
+      }
+      uint32_t word = 0;  // bytes 4 w .. 4 w + 3, one dimension of each quarter in a byte
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        const int dim = 4 * w + j / 4 + j % 4 * (kHeadDim / 4);
+        word |= (tile.codes[dim / 16][row] >> (2 * (dim % 16)) & 3u) << (8 * (j / 4) + 2 * (j % 4));
+      }
+      words[i] = word;
+    }
+    reinterpret_cast<uint4*>(to)[v] = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
 template <int kHeadDim>
 __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHeadDim>::kResident)
     shaped_kernel(const __grid_constant__ AppendParams p) {
@@ -145,26 +197,8 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
       coder = RowCoder(tile.scales[row][++group]);
       group_end += group_size;
     }
-    uint32_t word = 0;
     float errors[kColumns];
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const uint32_t pair = reinterpret_cast<const uint32_t*>(raw)[c / 2];
-      const float x = __uint_as_float(c % 2 ? pair & 0xffff0000u : pair << 16);
-      const float target = sub_rn(x, pushed[c]);
-      const bool one = target >= coder.threshold[0], two = target >= coder.threshold[1];
-      const bool three = target >= coder.threshold[2];
-      const float near = one ? coder.value[1] : coder.value[0];
-      const float far = three ? coder.value[3] : coder.value[2];
-      const uint32_t bits = two ? (three ? 3u : 2u) : (one ? 1u : 0u);
-      word |= bits << (2 * c);
-      errors[c] = sub_rn(two ? far : near, x);
-#pragma unroll
-      for (int later = c + 1; later < kColumns; ++later) {
-        pushed[later] = fmaf(errors[c], diagonal[c * kColumns + later], pushed[later]);
-      }
-    }
-    tile.codes[block][row] = word;
+    tile.codes[block][row] = code_columns(coder, raw, diagonal, pushed, errors);
     if (feedback && block < Tile::kSlots) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -195,27 +229,8 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
     return;
   }
   for (int g = 0; g < groups; ++g) store_scale_zero(p.format, at, side, g, tile.scales[row][g]);
-  uint4* to = reinterpret_cast<uint4*>(at.chunk + code_offset(p.format, side, at.in_page));
-#pragma unroll
-  for (int v = 0; v < kHeadDim / 64; ++v) {
-    uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int w = 4 * v + i;
-      if (p.format.order == PackOrder::kConsecutive) {
-        words[i] = tile.codes[w][row];
-        continue;
-      }
-      uint32_t word = 0;  // bytes 4 w .. 4 w + 3, one dimension of each quarter in a byte
-#pragma unroll
-      for (int j = 0; j < 16; ++j) {
-        const int dim = 4 * w + j / 4 + j % 4 * (kHeadDim / 4);
-        word |= (tile.codes[dim / 16][row] >> (2 * (dim % 16)) & 3u) << (8 * (j / 4) + 2 * (j % 4));
-      }
-      words[i] = word;
-    }
-    to[v] = make_uint4(words[0], words[1], words[2], words[3]);
-  }
+  store_row_codes<kHeadDim>(tile, p.format.order, row,
+                            at.chunk + code_offset(p.format, side, at.in_page));
 }
 
 }  // namespace

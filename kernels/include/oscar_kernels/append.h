@@ -12,7 +12,8 @@ namespace oscar {
 // call; they size the grids, so a captured graph serves any smaller numbers. Rows leave the ring in
 // one launch, new exact rows enter it in the next. Plain rounding writes the bytes of append_ref;
 // with feedback matrices rows may differ from it in 1e-4 of the cases. A row with values that are
-// not finite keeps its old bytes and sets bits in *params.status.
+// not finite keeps its old bytes and sets bits in *params.status; so does a feedback matrix with
+// entries beyond +-4000, whose rows are then not usable (factors of damped metrics stay below 161).
 cudaError_t append_rows(const AppendParams& params, int max_new_rows, int max_new_history,
                         cudaStream_t stream);
 

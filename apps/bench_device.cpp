@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "oscar/base/error.h"
 #include "oscar/base/version.h"
@@ -58,7 +59,9 @@ Timing time_graph(int count, int min_calls, int replays,
   cudaGraphDestroy(graph);
   cudaStreamDestroy(stream);
   std::sort(us.begin(), us.end());
-  const auto at = [&](double p) { return us[static_cast<size_t>(p * (us.size() - 1) + 0.5)]; };
+  const auto at = [&](double p) {
+    return us[static_cast<size_t>(std::llround(p * static_cast<double>(us.size() - 1)))];
+  };
   return {at(0.5), at(0.1), at(0.9), calls, replays};
 }
 
@@ -70,7 +73,7 @@ int cold_copies(size_t bytes) {
 }
 
 Json machine_record() {
-  const Json tool{{"version", kToolVersion}, {"commit", kToolCommit}};
+  Json tool{{"version", kToolVersion}, {"commit", kToolCommit}};
   int device = 0, driver = 0, runtime = 0, clock = 0, memory_clock = 0;
   const cudaError_t found = cudaGetDevice(&device);
   if (found == cudaErrorNoDevice || found == cudaErrorInsufficientDriver) return tool;

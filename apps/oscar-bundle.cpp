@@ -160,7 +160,7 @@ int main(int argc, char** argv) {
             "Replace the output if it exists, and count a\n"
             "corpus twice if two files hold it");
 
-  sub = command("fit", "Fit again from statistics, without the model or a search", fit);
+  sub = command("fit", "Fit again from statistics, without model or search", fit);
   sub->add_option("IN", arguments.file, "Statistics file, or bundle that holds statistics")
       ->required();
   sub->add_option("-o,--output", arguments.output, "Bundle to write")->required();

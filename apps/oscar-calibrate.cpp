@@ -117,15 +117,13 @@ void print_cost(const CalibrateResult& result) {
              format_bytes(cost.checkpoint_bytes));
 }
 
-// Kinds of a side's heads: one word when they agree, else all.
+constexpr const char* kMixed = "mixed";  // the names of eight heads would not fit a column
+
+// The kind that every head of a side has.
 std::string kinds_text(const SideTransform& side) {
-  std::string text;
-  bool same = true;
-  for (const TransformKind kind : side.kind) {
-    same = same && kind == side.kind.front();
-    text += (text.empty() ? "" : ",") + std::string(method_name(kind));
-  }
-  return same ? method_name(side.kind.front()) : text;
+  const auto differs = [&](TransformKind kind) { return kind != side.kind.front(); };
+  return std::any_of(side.kind.begin(), side.kind.end(), differs) ? kMixed
+                                                                  : method_name(side.kind.front());
 }
 
 // "0.95" or "0.93-off": clipping ratios of a side's heads, from the strongest on.
@@ -157,17 +155,21 @@ std::string error_text(const LayerTransforms& layer) {
 void print_layers(const Bundle& bundle) {
   fmt::print("\n                           clipping                condition number\n");
   fmt::print("layer  keys      values    keys       values       keys    values   error\n");
+  bool mixed = false;
   for (const LayerTransforms& layer : bundle.layers) {
     if (!layer.geometry.quantized) {
       fmt::print("{:5}  window fits into the recent tokens: never quantized\n",
                  layer.geometry.layer_id);
       continue;
     }
+    const std::string keys = kinds_text(layer.key), values = kinds_text(layer.value);
+    mixed = mixed || keys == kMixed || values == kMixed;
     fmt::print("{:5}  {:<9} {:<9} {:<10} {:<10} {:6.1f}    {:6.1f}  {:>6}\n",
-               layer.geometry.layer_id, kinds_text(layer.key), kinds_text(layer.value),
-               clips_text(layer.key), clips_text(layer.value), largest_condition(layer.key),
+               layer.geometry.layer_id, keys, values, clips_text(layer.key),
+               clips_text(layer.value), largest_condition(layer.key),
                largest_condition(layer.value), error_text(layer));
   }
+  if (mixed) fmt::print("mixed: heads differ; oscar-bundle inspect --json lists them\n");
   if (!bundle.search.is_null()) {
     fmt::print("error: predicted squared error of the attention output, the worst head's share\n");
   }

@@ -40,6 +40,22 @@ void parse_clip(const std::string& text, FitOptions& fit) {
   fit.clip_v = parse_ratio(comma == std::string::npos ? "" : text.substr(comma + 1), text);
 }
 
+// The options that can leave a part of the fit to held-out loss, and their word for that.
+struct SearchableOption {
+  const char* name;
+  const char* open;
+  std::string FitArguments::*text;
+  bool SearchOptions::*part;
+};
+constexpr SearchableOption kSearchableOptions[] = {
+    {"--method", "auto", &FitArguments::method, &SearchOptions::kind},
+    {"--center", "auto", &FitArguments::center, &SearchOptions::center},
+    {"--granularity", "auto", &FitArguments::granularity, &SearchOptions::granularity},
+    {"--clip", "search", &FitArguments::clip, &SearchOptions::clip},
+    {"--rounding", "auto", &FitArguments::rounding, &SearchOptions::rounding},
+    {"--scale-correction", "auto", &FitArguments::scale_correction,
+     &SearchOptions::scale_correction}};
+
 // The value whose name is `text`; CLI11 has checked that there is one.
 template <typename Value, typename Name>
 void choose(const std::string& text, std::initializer_list<Value> values, Name name, Value& out) {
@@ -70,17 +86,32 @@ FitOptions FitArguments::resolve() const {
 
 SearchOptions FitArguments::resolve_search() const {
   SearchOptions result = find_preset(preset).search;
-  const auto decide = [](const std::string& text, const char* free, bool& searched) {
-    if (!text.empty()) searched = text == free;
-  };
-  decide(method, "auto", result.kind);
-  decide(center, "auto", result.center);
-  decide(granularity, "auto", result.granularity);
-  decide(clip, "search", result.clip);
-  decide(rounding, "auto", result.rounding);
-  decide(scale_correction, "auto", result.scale_correction);
+  for (const SearchableOption& option : kSearchableOptions) {
+    const std::string& text = this->*option.text;
+    if (!text.empty()) result.*option.part = text == option.open;
+  }
   result.full = search == "full";
   return search == "off" ? SearchOptions{} : result;
+}
+
+void FitArguments::check_search(bool asked) const {
+  if (search == "off") {
+    for (const SearchableOption& option : kSearchableOptions) {
+      if (this->*option.text != option.open) continue;
+      throw CLI::ValidationError(
+          fmt::format("{} {}", option.name, option.open),
+          fmt::format("needs a search, and --search is off:\n  name a value for {}, or leave out "
+                      "--search off",
+                      option.name));
+    }
+  } else if (asked && !resolve_search().any()) {
+    throw CLI::ValidationError(
+        "--search " + search,
+        fmt::format("nothing is left to search, as preset {} and the options given fix it all:\n"
+                    "  open a part (--clip search, --method auto), use --preset best, or leave "
+                    "out --search",
+                    preset));
+  }
 }
 
 void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable) {
@@ -126,6 +157,8 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
         ->check(CLI::IsMember({"quick", "full", "off"}))
         ->capture_default_str()
         ->group(section);
+    program.parse_complete_callback(
+        [&program, &arguments] { arguments.check_search(program.count("--search") > 0); });
   }
   program
       .add_option("--position-span", arguments.position_span,

@@ -25,6 +25,9 @@ struct FitArguments {
   FitOptions resolve() const;
   // What is left to held-out loss: an option that names a value fixes it, "auto" frees it.
   SearchOptions resolve_search() const;
+  // Throws CLI::ValidationError (a usage error) for a request that would be dropped: a part left to
+  // a search that is off or, with `asked` (--search was given), a search of nothing.
+  void check_search(bool asked) const;
 };
 
 struct ComputeArguments {

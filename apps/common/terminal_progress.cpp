@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 
 namespace oscar::app {
@@ -87,7 +88,7 @@ std::string format_bytes(int64_t bytes) {
 std::string format_duration(double seconds) {
   if (seconds < 10) return fmt::format("{:.1f} s", seconds);
   if (seconds < 100) return fmt::format("{:.0f} s", seconds);
-  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  const auto whole = std::llround(seconds);
   if (whole < 6000) return fmt::format("{} min {:02d} s", whole / 60, whole % 60);
   return fmt::format("{} h {:02d} min", whole / 3600, whole / 60 % 60);
 }

@@ -1,26 +1,28 @@
-#!/ usr / bin / env python3
-""
-    "Computes content_sha256 of a bundle with h5py, from the text of oscar/bundle/content_hash.h.
+#!/usr/bin/env python3
+"""Computes content_sha256 of a bundle with h5py, from the text of oscar/bundle/content_hash.h.
 
-    Shares no code with the C++ side
-        .As a program : verify_bundle
-        .py FILE... compares the stored hash with the computed one and exits with 1 when one differs
-        .""
-         "
-                        import hashlib import struct import sys
+Shares no code with the C++ side. As a program: verify_bundle.py FILE... compares the stored hash
+with the computed one and exits with 1 when one differs.
+"""
+import hashlib
+import struct
+import sys
 
-                            import h5py import numpy as np
+import h5py
+import numpy as np
 
-                                DTYPES =
-    {"|u1" : "u8", "<i4" : "i32", "<i8" : "i64", "<f4" : "f32", "<f8" : "f64"}
+DTYPES = {"|u1": "u8", "<i4": "i32", "<i8": "i64", "<f4": "f32", "<f8": "f64"}
 
-def _field(hasher, data)
-    : if isinstance (data, str)
-    : data = data.encode("utf-8") hasher.update(struct.pack("<Q", len(data))) hasher
-                 .update(data)
 
-                     def _attribute(value)
-    : if isinstance (value, bytes) : #np.bytes_ is one; padding is already gone
+def _field(hasher, data):
+    if isinstance(data, str):
+        data = data.encode("utf-8")
+    hasher.update(struct.pack("<Q", len(data)))
+    hasher.update(data)
+
+
+def _attribute(value):
+    if isinstance(value, bytes):  # np.bytes_ is one; padding is already gone
         return "str", value
     if isinstance(value, str):
         return "str", value.encode("utf-8")

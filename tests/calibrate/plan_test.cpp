@@ -35,4 +35,38 @@ TEST(PlanBatches, GivesAChunkLongerThanTheLimitABatchOfItsOwn) {
   EXPECT_EQ(batches[0].tokens(), 100);
 }
 
+// Seven batches of one chunk each, of i + 1 tokens, in shards of three.
+RunPlan plan_of_seven() {
+  RunPlan plan;
+  plan.batches = plan_batches(chunks_of({1, 2, 3, 4, 5, 6, 7}), 1);
+  plan.shards = {{0, 3, 6}, {3, 3, 15}, {6, 1, 7}};
+  return plan;
+}
+
+std::string text_of(const std::vector<Shard>& shards) {
+  std::string text;
+  for (const Shard& shard : shards) {
+    for (size_t i = 0; i < shard.num_batches; ++i) text += std::to_string(shard.first_batch + i);
+    text += "=" + std::to_string(shard.tokens) + " ";
+  }
+  return text;
+}
+
+TEST(ShardsFrom, TheBeginningAreAllAndTheEndNone) {
+  EXPECT_EQ(text_of(shards_from(plan_of_seven(), 0, 0)), "012=6 345=15 6=7 ");
+  EXPECT_EQ(text_of(shards_from(plan_of_seven(), 7, 0)), "");
+}
+
+TEST(ShardsFrom, APositionInsideAShardLeavesTheRestOfIt) {
+  EXPECT_EQ(text_of(shards_from(plan_of_seven(), 3, 0)), "345=15 6=7 ");
+  EXPECT_EQ(text_of(shards_from(plan_of_seven(), 4, 0)), "45=11 6=7 ");
+  EXPECT_EQ(text_of(shards_from(plan_of_seven(), 6, 0)), "6=7 ");
+}
+
+TEST(ShardsFrom, BatchesBetweenTwoLayersStayTogetherAndComeFirst) {
+  EXPECT_EQ(text_of(shards_from(plan_of_seven(), 2, 3)), "234=12 5=6 6=7 ");
+  EXPECT_EQ(text_of(shards_from(plan_of_seven(), 0, 1)), "0=1 12=5 345=15 6=7 ");
+  EXPECT_EQ(text_of(shards_from(plan_of_seven(), 0, 7)), "0123456=28 ");
+}
+
 }  // namespace

@@ -77,8 +77,9 @@ def make_file(path, statistics_only=False, seed=0, with_seal=True):
                    granularity="per-head", position_span=0, fit_seed=0)
         attributes(file.create_group("model"), name="m", architecture="Qwen3ForCausalLM",
                    num_layers=LAYERS, num_qo_heads=4, num_kv_heads=HEADS, head_dim_k=DIM,
-                   head_dim_v=DIM, hidden_size=32, rope="{}", config_sha256="c",
-                   tokenizer_sha256="t", chat_template_sha256="", weights_fingerprint="w")
+                   head_dim_v=DIM, hidden_size=32, config_sha256="c", tokenizer_sha256="t",
+                   chat_template_sha256="", weights_fingerprint="w",
+                   rope='{"rope_type": "default", "rope_theta": 1e4, "max_positions": 64}')
         source = {"name": f"corpus {seed}", "sha256": f"{seed:064x}", "weight": 1}
         attributes(file.create_group("corpus"), sources=json.dumps([source]), sequences_read=2,
                    sequences_used=2, tokens=100, chunk_len=64, order_seed=0,
@@ -168,6 +169,14 @@ class GoodFiles(BundleCase):
             values = file["layers/001/k_eigenvalues"][0]
         share = data["layers"][1]["key"]["largest_eigenvalue_share"][0]
         self.assertAlmostEqual(share, values[-1] / values.sum(), places=12)
+
+    def test_inspect_tells_rounding_by_head(self):
+        factors = np.stack([np.eye(DIM), np.eye(DIM)])
+        factors[1, 0, DIM - 1] = 0.25
+        path = self.changed(lambda f: dataset(f["layers/001"], "k_feedback", factors, "<f4"))
+        layer = json.loads(run("inspect", path, "--json").stdout)["layers"][1]
+        self.assertEqual(layer["key"]["rounding"] + layer["value"]["rounding"],
+                         ["plain", "shaped", "plain", "plain"])
 
     def test_control_characters_do_not_reach_the_terminal(self):
         path = self.changed(lambda f: attributes(f["model"], name="\x1b[2Jname"))

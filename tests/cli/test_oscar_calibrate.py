@@ -1,5 +1,7 @@
 """oscar-calibrate as a user calls it: what it writes, that it repeats itself, and resume."""
 import json
+import os
+import pty
 import signal
 import subprocess
 import time
@@ -29,10 +31,39 @@ class CalibrateTest(ProgramTest):
         text.write_text("".join(checkpoints.sample_text(documents)))
         return text
 
-    def start(self, corpus, out, *options):
+    def start(self, corpus, out, *options, stderr=subprocess.DEVNULL):
         return subprocess.Popen(
             [BIN / "oscar-calibrate", "--device", "cpu", self.model, corpus, out, *map(str, options)],
-            env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=stderr)
+
+    def stop_at(self, stage, seconds, with_signal, corpus, out, *options):
+        """Sends the signal so long after the stage has begun; returns what was said until the end.
+
+        On a terminal, because only there a stage is announced when it begins."""
+        terminal, stderr = pty.openpty()
+        self.addCleanup(os.close, terminal)
+        process = self.start(corpus, out, *options, stderr=stderr)
+        os.close(stderr)
+        said, sent = b"", False
+        while True:
+            try:
+                said += os.read(terminal, 4096)
+            except OSError:  # the program has ended
+                break
+            if not sent and stage in said:
+                time.sleep(seconds)
+                process.send_signal(with_signal)
+                sent = True
+        code = process.wait(timeout=60)
+        said = said.decode()
+        self.assertEqual(code, 1 if with_signal == signal.SIGTERM else -with_signal, said)
+        self.assertFalse(out.exists(), said)
+        return said
+
+    def random_moments(self):
+        seed = int(os.environ.get("OSCAR_TEST_SEED", "1"))
+        print(f"{self.id()}: OSCAR_TEST_SEED={seed}")
+        return np.random.default_rng(seed)
 
 
 class WhatItWrites(CalibrateTest):
@@ -47,7 +78,7 @@ class WhatItWrites(CalibrateTest):
 
     def test_each_method_shows_in_the_bundle(self):
         for method, kind in {"balanced": 3, "oscar": 2, "hadamard": 1, "identity": 0}.items():
-            self.calibrate(self.corpus, self.out, "--method", method, "--force")
+            self.calibrate(self.corpus, self.out, "--method", method, "--search", "off", "--force")
             with h5py.File(self.out) as file:
                 self.assertEqual(set(file["layers/000/k_kind"][()].tolist()), {kind})
 
@@ -72,7 +103,7 @@ class WhatItWrites(CalibrateTest):
         with h5py.File(self.out) as file:
             self.assertEqual(file.attrs["format"], b"oscar-statistics")
             self.assertNotIn("k_rotation", file["layers/000"])
-        self.calibrate(self.corpus, self.out, "--no-statistics", "--force")
+        self.calibrate(self.corpus, self.out, "--no-statistics", "--search", "off", "--force")
         with h5py.File(self.out) as file:
             self.assertNotIn("statistics", file["layers/000"])
 
@@ -103,7 +134,7 @@ class WhatItWrites(CalibrateTest):
 
 
 # Windows so small that short chunks can be held back.
-SEARCH = ["--chunk-len", 256, "--sink", 4, "--recent", 16]
+SEARCH = ["--chunk-len", 256, "--sink", 4, "--recent", 16, "--max-tokens", 6144]
 FIXED = ["--method", "balanced", "--granularity", "per-head", "--center", "on", "--clip", ".95,.96",
          "--rounding", "shaped", "--scale-correction", "metric"]
 
@@ -165,13 +196,38 @@ class HeldBackSearch(CalibrateTest):
     def test_killed_at_any_moment_of_collecting_or_searching_and_resumed(self):
         whole = self.folder / "whole.h5"
         self.calibrate(self.text, whole, *SEARCH, "--checkpoint-every", 1)
-        rng = np.random.default_rng()
-        for _ in range(4):
+        rng = self.random_moments()
+        for _ in range(3):
             process = self.start(self.text, self.out, "--resume", *SEARCH, "--checkpoint-every", 1)
-            time.sleep(rng.uniform(0.5, 5.0))
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
+            time.sleep(rng.uniform(0.5, 4.0))
+            process.kill()
+            process.wait()
+        self.out.unlink(missing_ok=True)  # that was not soon enough
+        self.stop_at(b"searching", rng.uniform(0, 0.5), signal.SIGKILL, self.text, self.out,
+                     "--resume", *SEARCH, "--checkpoint-every", 1)
         self.calibrate(self.text, self.out, "--resume", *SEARCH, "--checkpoint-every", 1)
+        self.assertEqual(self.out.read_bytes(), whole.read_bytes())
+
+    def test_a_stopped_search_resumes_with_the_same_sums_under_smaller_shards(self):
+        whole = self.folder / "whole.h5"
+        self.calibrate(self.text, whole, *SEARCH)
+        said = self.stop_at(b"searching", 0, signal.SIGTERM, self.text, self.out, *SEARCH,
+                            "--checkpoint-every", 100000)
+        for words in ("out.h5.checkpoint", "--resume", "the search begins again"):
+            self.assertIn(words, said)
+        self.calibrate(self.text, self.out, *SEARCH, "--checkpoint-every", 1, "--resume")
+        self.assertEqual(self.out.read_bytes(), whole.read_bytes())
+
+    def test_value_energies_are_not_collected_again_once_they_are_complete(self):
+        whole, options = self.folder / "whole.h5", [*SEARCH, "--objective-v", "energy"]
+        self.calibrate(self.text, whole, *options)
+        said = self.stop_at(b"second pass", 0, signal.SIGTERM, self.text, self.out, *options)
+        self.assertIn("the second pass, over value energies, begins again", said)
+        said = self.stop_at(b"searching", 0, signal.SIGTERM, self.text, self.out, *options,
+                            "--resume")
+        self.assertIn("second pass", said)
+        result = self.calibrate(self.text, self.out, *options, "--resume")
+        self.assertNotIn("second pass", result.stderr)
         self.assertEqual(self.out.read_bytes(), whole.read_bytes())
 
     def test_values_that_are_given_are_not_searched_and_all_text_is_fitted(self):
@@ -197,7 +253,7 @@ class HeldBackSearch(CalibrateTest):
                 self.assertNotIn("k_feedback", layer)
 
     def test_a_small_corpus_keeps_the_preset_and_says_so(self):
-        result = self.calibrate(self.corpus, self.out)
+        result = self.calibrate(self.corpus, self.out, "--chunk-len", 512, "--max-tokens", 1536)
         self.assertIn("to hold text back", result.stderr)
         with h5py.File(self.out) as file:
             self.assertNotIn("search", file.attrs)
@@ -205,8 +261,9 @@ class HeldBackSearch(CalibrateTest):
             self.assertIn("portable", file)
 
     def test_a_dry_run_says_what_the_search_costs(self):
-        dry = self.calibrate(self.text, self.out, *SEARCH, "--dry-run")
-        self.assertIn("to search on", dry.stdout)
+        for options in ([], ["--objective-v", "energy"]):
+            dry = self.calibrate(self.text, self.out, *SEARCH, *options, "--dry-run")
+            self.assertIn("to search on", dry.stdout)
 
     def test_fitting_again_from_statistics_equals_a_run_without_search(self):
         statistics, again = self.folder / "statistics.h5", self.folder / "again.h5"
@@ -228,14 +285,19 @@ class HeldBackSearch(CalibrateTest):
                     self.assertEqual(one.attrs[attribute], two.attrs[attribute])
 
     def test_fitting_again_refuses_what_it_cannot_do(self):
-        self.calibrate(self.corpus, self.out, "--no-statistics")
+        self.calibrate(self.corpus, self.out, "--no-statistics", "--search", "off")
         other = self.folder / "other.h5"
         self.refuse("oscar-bundle", ["fit", self.out, "-o", other], "no statistics")
-        self.calibrate(self.corpus, self.out, "--force")
+        self.calibrate(self.corpus, self.out, "--search", "off", "--force")
         self.refuse("oscar-bundle", ["fit", self.out, "-o", other, "--objective-v", "energy"],
                     "energy")
         self.refuse("oscar-bundle", ["fit", self.out, "-o", other, "--clip", "search"],
                     "needs the model", code=2)
+
+
+# Above what two layers and one batch need (0.68 GiB), below what all layers need (0.76).
+STREAMED_MODEL = {"num_hidden_layers": 24, "hidden_size": 256, "intermediate_size": 1024}
+TIGHT_MEMORY = "740M"
 
 
 class Repeats(CalibrateTest):
@@ -247,10 +309,8 @@ class Repeats(CalibrateTest):
 
     def test_the_same_bytes_when_weights_stream(self):
         other = self.folder / "other.h5"
-        checkpoints.write_checkpoint(self.model, {"num_hidden_layers": 24, "hidden_size": 256,
-                                                  "intermediate_size": 1024})
-        # Above what two layers and one batch need (0.68 GiB), below what all layers need (0.76).
-        tight = ["--chunk-len", 128, "--host-memory", "740M"]
+        checkpoints.write_checkpoint(self.model, STREAMED_MODEL)
+        tight = ["--chunk-len", 128, "--host-memory", TIGHT_MEMORY]
         self.calibrate(self.corpus, self.out, "--chunk-len", 128)
         dry = self.calibrate(self.corpus, other, *tight, "--dry-run")
         self.assertIn("stream", dry.stdout)
@@ -261,40 +321,56 @@ class Repeats(CalibrateTest):
         whole, text = self.folder / "whole.h5", self.long_text(2000)
         options = ["--chunk-len", 128, "--checkpoint-every", 1]
         self.calibrate(text, whole, *options)
-        rng = np.random.default_rng()
+        rng = self.random_moments()
         for _ in range(5):
             process = self.start(text, self.out, "--resume", *options)
             time.sleep(rng.uniform(0.5, 4.0))
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
+            process.kill()
+            process.wait()
         self.calibrate(text, self.out, "--resume", *options)
         self.assertEqual(self.out.read_bytes(), whole.read_bytes())
 
-    def test_sigterm_saves_a_checkpoint_and_resume_continues_from_it(self):
-        text, options = self.long_text(4000), ["--chunk-len", 256]
+    def stop_and_resume(self, text, before, after, options):
+        """SIGTERM while collecting under one plan, resumed under another: the bytes of one run."""
         checkpoint = self.folder / "out.h5.checkpoint"
-        process = self.start(text, self.out, *options)
-        time.sleep(3.0)
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 1, errors)
-        self.assertIn("--resume", errors)
-        self.assertFalse(self.out.exists())
-        self.assertTrue(checkpoint.exists())
         whole = self.folder / "whole.h5"
-        self.calibrate(text, whole, *options)
-        result = self.calibrate(text, self.out, *options, "--resume")
+        if not whole.exists():
+            self.calibrate(text, whole, *options)
+        said = self.stop_at(b"collecting", self.random_moments().uniform(0, 1), signal.SIGTERM,
+                            text, self.out, *options, *before)
+        self.assertIn("--resume", said)
+        self.assertTrue(checkpoint.exists())
+        result = self.calibrate(text, self.out, *options, *after, "--resume")
         self.assertNotIn("starting anew", result.stderr)
         self.assertEqual(self.out.read_bytes(), whole.read_bytes())
         self.assertFalse(checkpoint.exists())
+        self.out.unlink()
+
+    def test_sigterm_saves_a_checkpoint_and_resume_continues_from_it_under_any_plan(self):
+        text, options = self.long_text(700), ["--chunk-len", 256, "--search", "off"]
+        every = {n: ["--checkpoint-every", n] for n in (1, 40, 100000)}
+        for before, after in (([], []), (every[1], every[100000]), (every[100000], every[1]),
+                              (every[40], every[1])):
+            with self.subTest(before=before, after=after):
+                self.stop_and_resume(text, before, after, options)
+
+    def test_sigterm_and_resume_with_another_memory_limit(self):
+        checkpoints.write_checkpoint(self.model, STREAMED_MODEL)
+        text = self.long_text(20)
+        tight = ["--host-memory", TIGHT_MEMORY]
+        for before, after in ((tight, []), ([], tight)):
+            with self.subTest(before=before, after=after):
+                self.stop_and_resume(text, before, after, ["--chunk-len", 128])
 
     def test_resume_without_a_checkpoint_starts_anew_and_says_so(self):
-        self.assertIn("starting anew", self.calibrate(self.corpus, self.out, "--resume").stderr)
+        result = self.calibrate(self.corpus, self.out, "--search", "off", "--resume")
+        self.assertIn("starting anew", result.stderr)
 
     def test_resume_of_a_finished_run_does_nothing(self):
-        self.calibrate(self.corpus, self.out)
+        self.calibrate(self.corpus, self.out, "--search", "off")
         before = self.out.stat().st_mtime_ns
-        self.assertIn("finished already", self.calibrate(self.corpus, self.out, "--resume").stdout)
+        again = self.calibrate(self.corpus, self.out, "--search", "off", "--resume")
+        self.assertIn("finished already", again.stdout)
         self.assertEqual(self.out.stat().st_mtime_ns, before)
 
 

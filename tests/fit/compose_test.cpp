@@ -37,7 +37,10 @@ TEST(ComposeHeads, PutsShapedAndPlainHeadsOfDifferentFitsTogether) {
   EXPECT_EQ(mixed.mean[0], balanced.key.mean[1]);
   EXPECT_EQ(mixed.partner[0], balanced.key.partner[1]);
   EXPECT_EQ(MatrixF(mixed.partner[1]), MatrixF(plain.key.forward[0]));
-  EXPECT_TRUE(mixed.feedback[1].isIdentity(0));  // plain rounding
+  EXPECT_TRUE(mixed.feedback[1].isIdentity(0));
+  EXPECT_EQ(head_rounding(mixed, 0), Rounding::kShaped);
+  EXPECT_EQ(head_rounding(mixed, 1), Rounding::kPlain);
+  EXPECT_EQ(head_rounding(plain.key, 0), Rounding::kPlain);  // has no factors at all
   EXPECT_NO_THROW(require_valid(mixed, Side::kKey, "test"));
 }
 

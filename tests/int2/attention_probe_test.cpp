@@ -46,7 +46,8 @@ std::shared_ptr<LayerCodec> random_codec() {
 VariantRows variant(const SideCodec& side, const torch::Tensor& x, bool of_keys) {
   const auto exact = to_cache_basis(side, x.unsqueeze(0));
   const auto rounded = quantize_dequantize(side, exact, "test");
-  return {(of_keys ? rounded : rounded - exact).squeeze(0), side.partner, side.mean};
+  return {(of_keys ? rounded : torch::matmul(rounded - exact, side.partner)).squeeze(0),
+          side.partner, side.mean};
 }
 
 // o^ - o of the engine for every query, [Hq, tokens, d].
@@ -72,7 +73,7 @@ void expect_the_engines_errors(const CacheView& view, const std::vector<int64_t>
   const auto key_weights = probe.weights(keys);
   const auto of_keys = probe.key_error(key_weights);
   const auto of_values = probe.value_error(probe.int2_part(probe.exact_weights()), values);
-  const auto of_both = of_keys + probe.value_error(probe.int2_part(key_weights), values);
+  const auto of_both = probe.pair_error(key_weights, values);
   const auto check = [&](const torch::Tensor& got, bool k, bool v, const char* what) {
     const auto expected = engine_error(s, view, *codec, k, v).index_select(1, index);
     const auto ours = got.view({kHeads * kGroup, -1, kDim});

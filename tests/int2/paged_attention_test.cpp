@@ -134,6 +134,41 @@ TEST(PagedAttention, PagesHoldTheCodecsBytesAndWindowsTheRoundedRows) {
   }
 }
 
+// Heads as a search may leave them, every pair of rounding and correction once: keys in the arrays
+// that composed layers have, values without any.
+std::shared_ptr<LayerCodec> mixed_codec(int64_t d) {
+  using enum oscar::ScaleCorrection;
+  const auto codec = random_codec(5, d, {.shaped = true, .group = d / 2});
+  codec->key.scale_correction = {kMetric, kNone, kUnbiased, kNone, kMetric};
+  for (const int64_t plain : {2, 3, 4}) codec->key.feedback[plain] = torch::eye(d);
+  for (const int64_t unread : {1, 2, 3}) codec->key.metric[unread].fill_(7.0);
+  codec->value.scale_correction = {kNone, kUnbiased, kUnbiased, kNone, kUnbiased};
+  codec->value.feedback = codec->value.metric = torch::Tensor();
+  return codec;
+}
+
+TEST(PagedAttention, HeadsThatRoundAndCorrectInDifferentWaysGiveTheCodecsBytes) {
+  const c10::InferenceMode guard;
+  torch::manual_seed(11);
+  const auto in = random_sequences(2, 5, 5, 230, 16);
+  const auto codec = mixed_codec(16);
+  const auto k = bf16_rounded(to_cache_basis(codec->key, in.k));
+  const auto v = bf16_rounded(to_cache_basis(codec->value, in.v));
+  // Each correction matters: without it some byte of its head would be another one.
+  for (int64_t head = 0; head < 5; ++head) {
+    for (const auto& [side, rows] : {std::pair{&codec->key, &k}, std::pair{&codec->value, &v}}) {
+      auto uncorrected = *side;
+      uncorrected.scale_correction.assign(5, oscar::ScaleCorrection::kNone);
+      const bool equal = encode(*side, head, (*rows)[0][head]).metadata ==
+                         encode(uncorrected, head, (*rows)[0][head]).metadata;
+      EXPECT_EQ(equal, side->scale_correction[head] == oscar::ScaleCorrection::kNone) << head;
+    }
+  }
+  auto engine = reference_engine({codec}, {.sink = 4, .recent = 20}, 5);
+  engine.attend(0, in.q, in.k, in.v, kScale);
+  expect_bytes(engine, *codec, k, v);
+}
+
 TEST(PagedAttention, PagesAndSlotsAreNotInOrder) {
   oscar::PagedCache cache({.head_dim = 16, .quant_group_size = 16}, {.sink = 4, .recent = 20}, 1,
                           {.batch = 8, .longest = 600}, torch::kCPU);
@@ -312,7 +347,8 @@ TEST(PagedAttention, WhatPagesCanNotHoldIsRefusedWithTheWayOut) {
   changed->int2_keys = false;
   refused(changed, view, 0, "exact keys");
   changed = codec();
-  changed->value.scale_correction[1] = oscar::ScaleCorrection::kUnbiased;
+  changed->int2_values = false;
+  refused(changed, view, 0, "exact values");
   refused(changed, view, 0, "method 'asked', layer 1");
 }
 

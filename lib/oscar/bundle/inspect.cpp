@@ -9,6 +9,8 @@
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
 #include "oscar/cache/metadata.h"
+#include "oscar/fit/compose.h"
+#include "oscar/fit/presets.h"
 
 namespace oscar {
 namespace {
@@ -37,17 +39,15 @@ struct JsonWriter {
   }
 };
 
-const char* kind_name(TransformKind kind) {
-  constexpr const char* kNames[] = {"identity", "hadamard", "oscar", "balanced"};
-  return kNames[static_cast<size_t>(kind)];
-}
-
 Json describe_side(const SideTransform& side) {
-  Json kinds = Json::array(), corrections = Json::array(), shares = Json::array();
-  for (const auto kind : side.kind) kinds.push_back(kind_name(kind));
+  Json kinds = Json::array(), corrections = Json::array(), roundings = Json::array(),
+       shares = Json::array();
+  for (const auto kind : side.kind) kinds.push_back(method_name(kind));
   for (const auto correction : side.scale_correction) {
-    constexpr const char* kNames[] = {"none", "unbiased", "metric"};
-    corrections.push_back(kNames[static_cast<size_t>(correction)]);
+    corrections.push_back(scale_correction_name(correction));
+  }
+  for (int h = 0; h < side.forward.count; ++h) {
+    roundings.push_back(rounding_name(head_rounding(side, h)));
   }
   for (int h = 0; h < side.eigenvalues.count; ++h) {
     const double sum = side.eigenvalues[h].sum();
@@ -59,7 +59,7 @@ Json describe_side(const SideTransform& side) {
           {"fallback", side.fallback},
           {"clip_ratio", side.clip_ratio},
           {"scale_correction", corrections},
-          {"rounding", side.feedback.empty() ? "plain" : "shaped"},
+          {"rounding", roundings},
           {"centred", centred},
           {"largest_eigenvalue_share", shares},
           {"condition_number", side.condition_number}};
@@ -307,18 +307,26 @@ std::string inspection_text(const Json& j) {
   if (j.contains("resume")) {
     const Json& r = j["resume"];
     add_line(text, "resume",
-             fmt::format("shard {}, layer {}, order {}, run {}", plain(r["shard"]),
+             fmt::format("position {}, layer {}, order {}, run {}", plain(r["shard"]),
                          plain(r["layer"]), plain(r["order"]), plain(r["run_key"])));
   }
   if (j.contains("search") && j["search"].is_object()) {
     // Any program may have written it: nothing is taken for granted.
     const Json& s = j["search"];
     const auto field = [&s](const char* name) { return plain(s.value(name, Json("?"))); };
-    add_line(text, "search",
-             fmt::format("{} ({}): decided on {} chunks, confirmed on {}; {} tokens that the fit "
-                         "did not see",
-                         field("searched"), field("effort"), field("search_chunks"),
-                         field("confirm_chunks"), field("held_back_tokens")));
+    if (s.value("searched", Json()) == Json::array()) {  // merged, or fitted again
+      add_line(
+          text, "held back",
+          fmt::format("{} tokens of the corpus are in no sum: {} and {} chunks, on which "
+                      "another fit was searched and confirmed",
+                      field("held_back_tokens"), field("search_chunks"), field("confirm_chunks")));
+    } else {
+      add_line(text, "search",
+               fmt::format("{} ({}): decided on {} chunks, confirmed on {}; {} tokens that the fit "
+                           "did not see",
+                           field("searched"), field("effort"), field("search_chunks"),
+                           field("confirm_chunks"), field("held_back_tokens")));
+    }
   }
   if (!j["layers"].empty()) {
     add_layer_table(text, j["layers"]);

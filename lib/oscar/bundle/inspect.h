@@ -9,9 +9,9 @@
 namespace oscar {
 
 // Everything below as plain data. Works on bundles, statistics files and checkpoints. Layers carry
-// kinds, clip ratios, share of the largest eigenvalue (of the sum, by head), condition numbers and
-// predicted loss; bits per element at 8K, 32K and 128K tokens follow from the quantizer.
-// Throws Error for a file that cannot be read.
+// by head kind, clip ratio, scale correction, rounding, share of the largest eigenvalue (of the
+// sum), condition number and predicted loss; bits per element at 8K, 32K and 128K tokens follow
+// from the quantizer. Throws Error for a file that cannot be read.
 Json inspect_bundle(const std::filesystem::path& path);
 
 // The same for people. Control characters in the file's texts are shown as '?'.

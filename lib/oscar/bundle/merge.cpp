@@ -2,6 +2,7 @@
 #include "oscar/bundle/merge.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "oscar/base/error.h"
@@ -31,6 +32,32 @@ void require_same_model(const Bundle& first, const Bundle& other, const std::str
                  .where = other_name + ": /model attribute " + name,
                  .expected = value + " (" + first_name + ")",
                  .found = b.values[name]});
+  }
+}
+
+constexpr const char* kHeldBackTokens = "held_back_tokens";
+constexpr std::array kHeldBackCounts = {"search_chunks", "confirm_chunks", kHeldBackTokens};
+constexpr std::array kWindows = {"sink_tokens", "recent_tokens"};
+
+// Any program may have written the record: 0 for what is no count of at most `most`.
+int64_t count_in(const Json& record, const char* name, int64_t most) {
+  const auto place = record.find(name);
+  if (place == record.end() || !place->is_number_integer()) return 0;
+  const auto count = place->get<int64_t>();
+  return count >= 0 && count <= most ? count : 0;
+}
+
+void add_held_back(Json& total, Json part) {
+  if (total.is_null()) {
+    total = std::move(part);
+    return;
+  }
+  if (part.is_null()) return;
+  for (const char* name : kHeldBackCounts) {
+    total[name] = total[name].get<int64_t>() + part[name].get<int64_t>();
+  }
+  for (const char* name : kWindows) {
+    if (total[name] != part[name]) total[name] = nullptr;
   }
 }
 
@@ -75,6 +102,19 @@ void append_corpus(CorpusRecord& total, const CorpusRecord& other) {
 
 }  // namespace
 
+Json held_back_part(const Bundle& bundle) {
+  const Json& search = bundle.search;
+  Json part = {{"searched", Json::array()}};
+  for (const char* name : kHeldBackCounts)
+    part[name] = count_in(search, name, bundle.corpus.tokens);
+  if (part[kHeldBackTokens] == 0) return nullptr;
+  // A file made from another's sums may have other windows than those that decided.
+  const std::array own = {bundle.quantizer.sink_tokens, bundle.quantizer.recent_tokens};
+  for (size_t i = 0; i < own.size(); ++i)
+    part[kWindows[i]] = search.value(kWindows[i], Json(own[i]));
+  return part;
+}
+
 Bundle strip_statistics(Bundle bundle, const std::string& name) {
   if (bundle.statistics_only) {
     throw Error({.what = "a statistics file holds nothing but statistics to strip",
@@ -89,6 +129,7 @@ Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::strin
                         bool allow_repeats) {
   CorpusLedger ledger(allow_repeats);
   std::string hashes;
+  Json held_back;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].statistics.empty()) {
       throw Error({.what = "file holds no statistics",
@@ -98,13 +139,15 @@ Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::strin
     require_same_model(inputs[0], inputs[i], names[0], names[i]);
     ledger.add(inputs[i].corpus, names[i]);
     hashes += inputs[i].corpus.tokens_sha256 + "\n";
+    add_held_back(held_back, held_back_part(inputs[i]));
   }
   Bundle total = std::move(inputs.at(0));
   total.statistics_only = true;
   total.layers.clear();
   total.portable.clear();
   total.evaluation.reset();
-  total.search = nullptr;
+  total.search = std::move(held_back);
+  total.run_key.clear();  // no run made this
   for (auto& statistics : total.statistics) statistics.v_energy_moment = {};
   for (size_t i = 1; i < inputs.size(); ++i) {
     for (size_t layer = 0; layer < total.statistics.size(); ++layer) {

@@ -9,6 +9,11 @@
 
 namespace oscar {
 
+// What of `search` (SCHEMA.md) stays true of a file's statistics once the choices are gone: how
+// much of /corpus is in no sum, and what decided which chunks these are. Null when nothing was held
+// back.
+Json held_back_part(const Bundle& bundle);
+
 // Drops the statistics. Throws Error for a statistics file, which would be left empty.
 Bundle strip_statistics(Bundle bundle, const std::string& name);
 
@@ -16,7 +21,7 @@ Bundle strip_statistics(Bundle bundle, const std::string& name);
 // lists all corpora. `names` are the files, for errors. Throws Error when a file has no statistics,
 // models differ, or a corpus appears twice and `allow_repeats` is false. v_energy_moment, which
 // belongs to one run, is dropped. tokens_sha256 becomes the hash over those of the inputs, in
-// order.
+// order. Parts that were held back add up.
 Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::string>& names,
                         bool allow_repeats);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "oscar/base/error.h"
+#include "oscar/bundle/merge.h"
 #include "oscar/fit/portable.h"
 #include "oscar/fit/presets.h"
 #include "oscar/io/rope.h"
@@ -17,6 +18,15 @@ int64_t served_positions(const Bundle& input, int64_t asked, const std::string& 
   throw Error({.what = "the file does not say which positions are served",
                .where = name,
                .hint = "say so with --position-span N (0: fit for the positions as collected)"});
+}
+
+// The model's RoPE from its record, which make_rope wrote: every parameter filled in, and behind
+// them the length that is served, which is no parameter.
+Rope recorded_rope(const Bundle& input, const std::string& name) {
+  Json parameters = input.model.rope;
+  if (parameters.is_object()) parameters.erase("max_positions");
+  const int64_t positions = std::max<int64_t>(1, input.position_span);
+  return make_rope(parameters, input.model.head_dim_k, static_cast<int>(positions), name);
 }
 
 QuantizerSettings settled(QuantizerSettings quantizer, const BundleModel& model) {
@@ -47,8 +57,8 @@ Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string
                  .where = name,
                  .hint = "calibrate with --objective-v energy, or fit with --objective-v sv"});
   }
-  const Rope rope = make_rope(input.model.rope, input.model.head_dim_k,
-                              static_cast<int>(std::max<int64_t>(1, input.position_span)), name);
+  const Rope rope = recorded_rope(input, name);
+  Json held_back = held_back_part(input);
   Bundle out = std::move(input);
   out.statistics_only = false;
   out.preset = options.preset;
@@ -59,7 +69,7 @@ Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string
   out.position_span = fit.position_span;
   out.quantizer = settled(options.quantizer, out.model);
   out.evaluation.reset();
-  out.search = nullptr;
+  out.search = std::move(held_back);
   out.run_key.clear();  // no run made this
   out.layers.clear();
   out.portable.clear();

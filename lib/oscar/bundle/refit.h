@@ -17,8 +17,9 @@ struct RefitOptions {
 
 // Transforms, metrics, fixed clipping ratios and the portable variant of every layer of `input`, a
 // statistics file or a bundle with statistics; `name` is its file in errors. Nothing is searched,
-// so no error is predicted. Throws Error when statistics are missing, when the energy objective was
-// not collected, or when the input does not say which positions are served.
+// so no error is predicted; `search` keeps what the statistics leave out. Throws Error when
+// statistics are missing, when the energy objective was not collected, or when the input does not
+// say which positions are served.
 Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string& name);
 
 }  // namespace oscar

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 #include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
@@ -76,15 +77,77 @@ bool wants_energy(const CalibrateOptions& options) {
   return options.fit.objective_v == ValueObjective::kEnergy;
 }
 
-// run_layer_major, with the way to continue in the message when it was stopped.
+// What is done again when a pass was stopped and the run is resumed; collecting loses nothing.
+constexpr const char* kCollecting = "";
+constexpr const char* kEnergyAgain = ": the second pass, over value energies, begins again";
+constexpr const char* kSearchAgain = ": statistics are complete, the search begins again";
+
+// run_layer_major; when it was stopped, the message says how to continue and what is done again.
 void run_pass(Transformer& model, const TokenChunks& corpus, const RunPlan& plan, RunPosition start,
-              LayerVisitor& visitor, const CheckpointFile& saved, Progress& progress) {
+              LayerVisitor& visitor, const CheckpointFile& saved, const char* done_again,
+              Progress& progress) {
   try {
     run_layer_major(model, corpus, plan, std::move(start), visitor, progress);
   } catch (const Interrupted&) {
-    throw Interrupted("stopped on request. Work so far is in " + saved.path().string() +
-                      ";\n  repeat the command with --resume to continue");
+    throw Interrupted(fmt::format(
+        "stopped on request. What was collected is in {};\n  repeat the command with --resume to "
+        "continue{}",
+        saved.path().string(), done_again));
   }
+}
+
+bool has_energy(const std::vector<LayerStatistics>& statistics) {
+  return std::none_of(statistics.begin(), statistics.end(),
+                      [](const LayerStatistics& s) { return s.v_energy_moment.empty(); });
+}
+
+// The statistics that the fit needs, from the checkpoint on when there is one. They are in the
+// checkpoint once complete, unless all that follows is a short fit.
+std::vector<LayerStatistics> collect(Transformer& model, const TokenChunks& corpus,
+                                     const RunPlan& plan, const CalibrateOptions& options,
+                                     CheckpointFile& saved, Progress& progress) {
+  MomentPass moments(model, geometries(options, model.config()),
+                     [&](const MomentPass& sums, const RunPosition& next) {
+                       if (saved.due(next, plan, interrupt_requested())) {
+                         saved.save(sums.result(), next);
+                       }
+                     });
+  std::optional<SavedRun> resumed;
+  if (options.resume) {
+    resumed = saved.load(plan);
+    if (!resumed) {
+      progress.note("no checkpoint beside " + options.output.string() + ": starting anew");
+    }
+  }
+  RunPosition start;
+  bool energy_saved = false;  // with complete moments only
+  if (resumed) {
+    moments.restore(resumed->statistics);
+    start = std::move(resumed->position);
+    energy_saved = start.batch == plan.batches.size() && has_energy(resumed->statistics);
+    if (!energy_saved) resumed.reset();  // the sums are in the collectors
+  }
+  const int64_t token_layers = corpus.record.tokens * model.config().num_layers;
+  progress.begin("collecting statistics", token_layers, "token-layers");
+  run_pass(model, corpus, plan, std::move(start), moments, saved, kCollecting, progress);
+  progress.end();
+  std::vector<LayerStatistics> statistics = moments.result();
+  check_counts(statistics, corpus.record.tokens);
+
+  const RunPosition complete{plan.batches.size(), 0, {}};
+  if (!wants_energy(options)) {
+    if (options.search.any()) saved.save(statistics, complete);
+    return statistics;
+  }
+  if (energy_saved) return std::move(resumed->statistics);
+  saved.save(statistics, complete);
+  EnergyPass energy(statistics, model.compute().device);
+  progress.begin("second pass: value energy", token_layers, "token-layers");
+  run_pass(model, corpus, plan, {}, energy, saved, kEnergyAgain, progress);
+  progress.end();
+  energy.store(statistics);
+  saved.save(statistics, complete);
+  return statistics;
 }
 
 // What the fit sees, and what the search sees, search half first; empty: no search.
@@ -122,9 +185,9 @@ RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
 
 // Times the smallest possible search of layer 0, a chunk in each half, and scales it.
 double estimate_search_seconds(Transformer& model, const SplitCorpus& split,
-                               const CalibrateOptions& options, const LayerStatistics& statistics) {
-  const std::vector<LayerStatistics> all(1, statistics);
-  SearchPass pass(model, all, options, 1, 1);
+                               const CalibrateOptions& options,
+                               const std::vector<LayerStatistics>& first_layer) {
+  SearchPass pass(model, first_layer, options, 1, 1);
   const auto weights = model.load_layer(0);
   const auto start = Clock::now();
   for (const size_t chunk : {size_t{0}, split.num_search}) {
@@ -163,8 +226,13 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   cost.seconds =
       per_token * static_cast<double>(corpus.record.tokens) * model.config().num_layers * passes;
   if (options.search.any()) {
-    LayerStatistics statistics = collector.result();
-    statistics.o_proj_metric = model.o_proj_metric(0);
+    std::vector<LayerStatistics> statistics = {collector.result()};
+    statistics[0].o_proj_metric = model.o_proj_metric(0);
+    if (wants_energy(options)) {
+      EnergyPass energy(statistics, model.compute().device);
+      model.forward_layer(0, *weights, hidden, energy.observer(0));
+      energy.store(statistics);
+    }
     cost.search_seconds = estimate_search_seconds(model, split, options, statistics);
   }
   cost.bundle_bytes = estimated_bundle_bytes(layers, options);
@@ -215,45 +283,18 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
 
   const auto collect_start = Clock::now();
   CheckpointFile saved(options, bundle);
-  MomentPass moments(model, geometries(options, checkpoint.config),
-                     [&](const MomentPass& sums, const RunPosition& next) {
-                       if (saved.due(next, plan, interrupt_requested())) {
-                         saved.save(sums.result(), next);
-                       }
-                     });
-  RunPosition start;
-  if (options.resume) {
-    if (auto resumed = saved.load()) {
-      moments.restore(resumed->statistics);
-      start = std::move(resumed->position);
-    } else {
-      progress.note("no checkpoint beside " + options.output.string() + ": starting anew");
-    }
-  }
-  const int64_t layers = checkpoint.config.num_layers;
-  const int64_t token_layers = split.fit.record.tokens * layers;
-  progress.begin("collecting statistics", token_layers, "token-layers");
-  run_pass(model, split.fit, plan, std::move(start), moments, saved, progress);
-  progress.end();
-  std::vector<LayerStatistics> statistics = moments.result();
-  if (wants_energy(options)) {
-    saved.save(statistics, {plan.shards.size(), 0, {}});
-    EnergyPass energy(statistics, compute.device);
-    progress.begin("second pass: value energy", token_layers, "token-layers");
-    run_pass(model, split.fit, plan, {}, energy, saved, progress);
-    progress.end();
-    energy.store(statistics);
-  }
+  std::vector<LayerStatistics> statistics =
+      collect(model, split.fit, plan, options, saved, progress);
   result.collect_seconds = seconds_since(collect_start);
 
+  const int64_t layers = checkpoint.config.num_layers;
   const auto fit_start = Clock::now();
   std::vector<LayerChoice> choices;
   if (options.search.any()) {
-    if (!wants_energy(options)) saved.save(statistics, {plan.shards.size(), 0, {}});
     SearchPass search(model, statistics, options, split.num_search, split.num_confirm);
     progress.begin("searching", split.held_back.record.tokens * layers, "token-layers");
     run_pass(model, split.held_back, plan_search(model, split, options, limits), {}, search, saved,
-             progress);
+             kSearchAgain, progress);
     progress.end();
     choices = search.take_choices();
     result.search_seconds = seconds_since(fit_start);

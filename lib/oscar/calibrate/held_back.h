@@ -22,8 +22,8 @@ struct HeldBack {
 };
 
 // A quarter of the chunks (rounded down), kFewestHeldBack to kMostHeldBack of them: the last ones
-// that are longer than sink + recent + kFewestQueries tokens. They go to the two halves in turn,
-// the last one to confirmation, so that both see the same mixture. Nothing is held back when fewer
+// that have at least sink + recent + kFewestQueries tokens. They go to the two halves in turn, the
+// last one to confirmation, so that both see the same mixture. Nothing is held back when fewer
 // than 2 * kFewestHeldBack chunks are long enough.
 HeldBack hold_back(const std::vector<std::vector<int32_t>>& chunks,
                    const QuantizerSettings& quantizer, bool full);

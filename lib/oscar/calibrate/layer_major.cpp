@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
@@ -57,12 +58,12 @@ void run_layer_major(Transformer& model, const TokenChunks& corpus, const RunPla
   const torch::InferenceMode inference;
   const int num_layers = model.config().num_layers;
   WeightCache weights(model, plan.weights_resident);
-  for (size_t s = start.shard; s < plan.shards.size(); ++s) {
-    const Shard& shard = plan.shards[s];
-    const bool continued = s == start.shard && start.layer > 0;
-    std::vector<torch::Tensor> hidden =
-        continued ? std::move(start.hidden) : embed_shard(model, corpus, plan, shard);
-    for (int layer = continued ? start.layer : 0; layer < num_layers; ++layer) {
+  for (const Shard& shard : shards_from(plan, start.batch, start.hidden.size())) {
+    const int first_layer = start.hidden.empty() ? 0 : start.layer;
+    std::vector<torch::Tensor> hidden = start.hidden.empty()
+                                            ? embed_shard(model, corpus, plan, shard)
+                                            : std::exchange(start.hidden, {});
+    for (int layer = first_layer; layer < num_layers; ++layer) {
       const auto layer_weights = weights.get(layer);
       AttentionObserver* observer = visitor.observer(layer);
       for (size_t i = 0; i < shard.num_batches; ++i) {
@@ -71,10 +72,12 @@ void run_layer_major(Transformer& model, const TokenChunks& corpus, const RunPla
         hidden[i] = plan.hidden_on_device ? output : output.to(torch::kCPU);
         progress.advance(plan.batches[shard.first_batch + i].tokens());
       }
-      RunPosition next{s, layer + 1, hidden};
-      if (next.layer == num_layers) next = {s + 1, 0, {}};
+      RunPosition next{shard.first_batch, layer + 1, hidden};
+      if (next.layer == num_layers) next = {shard.first_batch + shard.num_batches, 0, {}};
+      // Asked before the visitor asks: it has then saved where this stops.
+      const bool stop = interrupt_requested();
       visitor.layer_done(next);
-      if (interrupt_requested()) throw Interrupted("stopped on request");
+      if (stop) throw Interrupted("stopped on request");
     }
   }
 }

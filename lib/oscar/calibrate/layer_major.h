@@ -12,9 +12,11 @@
 
 namespace oscar {
 
-// Where a run stands: the next layer of a shard, and the hidden states that enter it.
+// Where a run stands, whatever its plan: every layer has seen the batches before `batch`; those of
+// `hidden`, from `batch` on, have passed the layers before `layer` and enter that one next. After
+// the last batch `batch` is the number of batches.
 struct RunPosition {
-  size_t shard = 0;
+  size_t batch = 0;
   int layer = 0;
   std::vector<torch::Tensor> hidden;  // one [chunks, tokens, hidden] per batch; empty at layer 0
 };
@@ -28,8 +30,8 @@ class LayerVisitor {
   virtual void layer_done(const RunPosition& next) = 0;
 };
 
-// Advances from `start` to the end of the last shard. Throws Interrupted after layer_done when a
-// stop was requested. Progress counts tokens times layers.
+// Advances from `start`, a position under any plan, to the end of the last shard. Throws
+// Interrupted after layer_done when a stop was requested. Progress counts tokens times layers.
 void run_layer_major(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
                      RunPosition start, LayerVisitor& visitor, Progress& progress);
 

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "oscar/calibrate/search_stages.h"
@@ -12,7 +13,12 @@
 namespace oscar {
 namespace {
 
-constexpr int64_t kQueriesQuick = 128, kQueriesFull = 512;  // of a chunk, while searching
+// Queries of a chunk: while searching, and where stages are confirmed. The final pair is confirmed
+// on all of them.
+constexpr int64_t kSearchQuick = 128, kSearchFull = 512;
+constexpr int64_t kConfirmQuick = 256, kConfirmFull = 1024;
+// A loss within this factor of the least may still win beside the other side's INT2 rows.
+constexpr double kCloseCall = 1.25;
 
 // One side of what is being decided: the outcome of each stage so far, the default first.
 struct SideState {
@@ -135,12 +141,32 @@ void transform_stage(Candidate& c, const HeldBackHalf& half) {
   close_stage(c.value, "transform", pick_transform(values, c, table, first));
 }
 
+// The first variant and those that were a close call for some head.
+std::vector<SideVariant> close_calls(const std::vector<SideVariant>& variants,
+                                     const LossTable& table, int first) {
+  std::vector<bool> keep(variants.size(), false);
+  keep[0] = true;
+  for (int64_t head = 0; head < table.heads; ++head) {
+    std::vector<double> losses;
+    for (size_t i = 0; i < variants.size(); ++i) {
+      losses.push_back(table.total(first + static_cast<int64_t>(i), head));
+    }
+    const double most = kCloseCall * *std::min_element(losses.begin(), losses.end());
+    for (size_t i = 0; i < losses.size(); ++i) keep[i] = keep[i] || losses[i] <= most;
+  }
+  std::vector<SideVariant> result;
+  for (size_t i = 0; i < variants.size(); ++i) {
+    if (keep[i]) result.push_back(variants[i]);
+  }
+  return result;
+}
+
 // Clip or writer: the same variants for both sides, each with the other exact; then, if asked for,
-// keys beside the values just chosen, and values beside the keys chosen then.
+// keys beside the values just chosen, and values beside the keys chosen then, of the close calls.
 template <typename MakeVariants>
 void side_stage(Candidate& c, const char* stage, bool twice, const HeldBackHalf& half,
                 MakeVariants make) {
-  const auto keys = make(c.key.current()), values = make(c.value.current());
+  auto keys = make(c.key.current()), values = make(c.value.current());
   const auto num_keys = static_cast<int>(keys.size());
   const auto num_values = static_cast<int>(values.size());
   auto table = half.losses(keys, values, one_side_each(keys.size(), values.size()));
@@ -149,15 +175,17 @@ void side_stage(Candidate& c, const char* stage, bool twice, const HeldBackHalf&
   note_stage(c.key, stage, c, keys, table, 0);
   note_stage(c.value, stage, c, values, table, num_keys);
   if (twice) {
+    keys = close_calls(keys, table, 0);
+    values = close_calls(values, table, num_keys);
     std::vector<Pairing> pairings;
-    for (int i = 0; i < num_keys; ++i) pairings.push_back({i, 0});
+    for (size_t i = 0; i < keys.size(); ++i) pairings.push_back({static_cast<int>(i), 0});
     table = half.losses(keys, {value}, pairings);
-    key = combine(keys, pick(table, 0, num_keys, c.pooled));
+    key = combine(keys, pick(table, 0, static_cast<int>(keys.size()), c.pooled));
     note_stage(c.key, stage, c, keys, table, 0);
     pairings.clear();
-    for (int i = 0; i < num_values; ++i) pairings.push_back({0, i});
+    for (size_t i = 0; i < values.size(); ++i) pairings.push_back({0, static_cast<int>(i)});
     table = half.losses({key}, values, pairings);
-    value = combine(values, pick(table, 0, num_values, c.pooled));
+    value = combine(values, pick(table, 0, static_cast<int>(values.size()), c.pooled));
     note_stage(c.value, stage, c, values, table, 0);
   }
   close_stage(c.key, stage, std::move(key));
@@ -213,7 +241,11 @@ Confirmed confirm_side(const SideState& state, const Candidate& c, const LossTab
       const HeadChoice& before = state.outcomes[best][head];
       const HeadChoice& after = state.outcomes[i][head];
       if (same_variant({before}, {after})) continue;
-      const LossDifference against = compare(table, pairing_of[i], pairing_of[best], head);
+      // Another granularity was chosen for the layer, and is confirmed for the layer.
+      const bool pooled =
+          fit_of(after, state.side, c.fits).granularity != c.fixed.granularity && best == 0;
+      const LossDifference against =
+          compare(table, pairing_of[i], pairing_of[best], pooled ? -1 : head);
       steps.push_back({{"stage", state.stages[i - 1]},
                        {"nmse", shortened(per_energy(table.total(pairing_of[i], head), unit))},
                        {"difference", shortened(per_energy(against.difference, unit))},
@@ -252,21 +284,29 @@ struct FinalPair {
   Json heads = Json::array();
 };
 
-FinalPair settle(const Candidate& c, SideVariant key, SideVariant value, const LossTable& table,
-                 int64_t default_pair, int64_t final_pair) {
+FinalPair settle(const Candidate& c, SideVariant key, SideVariant value, const HeldBackHalf& half) {
+  std::vector<SideVariant> keys = {c.key.outcomes.front()}, values = {c.value.outcomes.front()};
+  std::vector<Pairing> pairings = {{0, 0}};
+  if (!same_variant(key, keys[0]) || !same_variant(value, values[0])) {
+    keys.push_back(key);
+    values.push_back(value);
+    pairings.push_back({1, 1});
+  }
+  const LossTable table = half.losses(keys, values, pairings);
+  const int64_t final_pair = table.pairings - 1;
   FinalPair result{.key = std::move(key), .value = std::move(value), .nmse = {}};
   for (int64_t head = 0; head < table.heads; ++head) {
     const auto h = static_cast<size_t>(head);
-    const LossDifference against = compare(table, final_pair, default_pair, c.pooled ? -1 : head);
+    const LossDifference against = compare(table, final_pair, 0, c.pooled ? -1 : head);
     const bool keep = c.pooled ? against.better() : against.difference <= 0;
     if (!keep) {
-      result.key[h] = c.key.outcomes.front()[h];
-      result.value[h] = c.value.outcomes.front()[h];
+      result.key[h] = keys[0][h];
+      result.value[h] = values[0][h];
     }
-    const double chosen = table.total(keep ? final_pair : default_pair, head);
+    const double chosen = table.total(keep ? final_pair : 0, head);
     result.nmse.push_back(per_energy(chosen, table.energy[h]));
     result.heads.push_back(
-        {{"default_nmse", shortened(per_energy(table.total(default_pair, head), table.energy[h]))},
+        {{"default_nmse", shortened(per_energy(table.total(0, head), table.energy[h]))},
          {"nmse", shortened(result.nmse.back())},
          {"default_kept", !keep}});
   }
@@ -308,7 +348,6 @@ LayerChoice fit_without_search(const LayerStatistics& statistics, const FitOptio
 
 LayerChoice search_layer(const LayerSearchTask& task, const HeldBackLayer& held_back) {
   const LossSettings settings = loss_settings(task);
-  const int64_t queries = task.search.full ? kQueriesFull : kQueriesQuick;
   std::vector<Candidate> candidates(1);
   candidates.reserve(3);
   candidates[0].fixed = task.fixed;
@@ -320,62 +359,40 @@ LayerChoice search_layer(const LayerSearchTask& task, const HeldBackLayer& held_
   }
   int64_t searched_queries = 0;
   {
-    const auto half = HeldBackHalf::sampled(held_back.search, settings, queries, task.seed);
+    const auto half = HeldBackHalf::sampled(
+        held_back.search, settings, task.search.full ? kSearchFull : kSearchQuick, task.seed, true);
     searched_queries = half.num_queries();
     for (Candidate& c : candidates) run_stages(c, half);
   }
 
-  const auto half = HeldBackHalf::all_queries(held_back.confirm, settings);
+  const auto sample =
+      HeldBackHalf::sampled(held_back.confirm, settings,
+                            task.search.full ? kConfirmFull : kConfirmQuick, ~task.seed, false);
   Candidate& best = candidates[0];
   const Distinct own_keys = distinct(best.key.outcomes);
   Distinct own_values = distinct(best.value.outcomes);
   const size_t num_keys = own_keys.variants.size();
-  const LossTable sides = half.losses(own_keys.variants, own_values.variants,
-                                      one_side_each(num_keys, own_values.variants.size()));
+  const LossTable sides = sample.losses(own_keys.variants, own_values.variants,
+                                        one_side_each(num_keys, own_values.variants.size()));
   for (int& i : own_values.index) i += static_cast<int>(num_keys);
   const Confirmed key = confirm_side(best.key, best, sides, own_keys.index);
   const Confirmed value = confirm_side(best.value, best, sides, own_values.index);
 
-  // Both sides INT2: of each candidate the default pair and, where it differs, the searched pair.
-  std::vector<SideVariant> keys, values;
-  std::vector<Pairing> pairings;
-  const auto add_pair = [&](const SideVariant& k, const SideVariant& v) {
-    const auto index = static_cast<int>(pairings.size());
-    keys.push_back(k);
-    values.push_back(v);
-    pairings.push_back({index, index});
-    return index;
-  };
-  struct Pairs {
-    int default_pair, final_pair;
-    SideVariant key, value;
-  };
-  std::vector<Pairs> of_candidate;
+  // Both sides INT2: the default pair beside the searched one, the main fit's on every query.
+  const auto all = HeldBackHalf::all_queries(held_back.confirm, settings);
+  std::vector<LayerTransforms> layers;
   for (const Candidate& c : candidates) {
     const bool main = &c == &best;
-    const SideVariant& final_key = main ? key.variant : c.key.current();
-    const SideVariant& final_value = main ? value.variant : c.value.current();
-    const SideVariant &old_key = c.key.outcomes.front(), &old_value = c.value.outcomes.front();
-    const int first = add_pair(old_key, old_value);
-    const bool changed = !same_variant(final_key, old_key) || !same_variant(final_value, old_value);
-    of_candidate.push_back(
-        {first, changed ? add_pair(final_key, final_value) : first, final_key, final_value});
-  }
-  const LossTable pairs = half.losses(keys, values, pairings);
-  std::vector<LayerTransforms> layers;
-  for (size_t i = 0; i < candidates.size(); ++i) {
-    const Candidate& c = candidates[i];
-    const Pairs& own = of_candidate[i];
-    const FinalPair settled =
-        settle(c, own.key, own.value, pairs, own.default_pair, own.final_pair);
+    const HeldBackHalf& half = main ? all : sample;
+    const FinalPair settled = settle(c, main ? key.variant : c.key.current(),
+                                     main ? value.variant : c.value.current(), half);
     layers.push_back(assemble_layer(c, settled.key, settled.value));
-    if (i > 0) layers.back().warnings.clear();  // those of the layer itself
+    if (!main) layers.back().warnings.clear();  // those of the layer itself
     layers.back().predicted_output_nmse = settled.nmse;
-    layers.back().search = {{"search_queries", searched_queries},
-                            {"confirm_queries", half.num_queries()},
-                            {"key", {{"stages", c.key.compared}}},
-                            {"value", {{"stages", c.value.compared}}},
-                            {"pair", settled.heads}};
+    layers.back().search = {
+        {"search_queries", searched_queries},      {"stage_queries", sample.num_queries()},
+        {"confirm_queries", half.num_queries()},   {"key", {{"stages", c.key.compared}}},
+        {"value", {{"stages", c.value.compared}}}, {"pair", settled.heads}};
   }
   layers[0].search["key"]["heads"] = key.heads;
   layers[0].search["value"]["heads"] = value.heads;

@@ -30,12 +30,14 @@ struct LayerChoice {
 // Stages, each with the choices of those before (all per KV head; losses are attention-output
 // errors, see variant_losses.h):
 //   transform: kind, centering, granularity, at the fixed clipping ratios
-//   clip:      each side with the other exact, then once more with the other side INT2
+//   clip:      each side with the other exact, then once more with the other side INT2 (not for the
+//              portable variants)
 //   writer:    scale correction and rounding
 // A stage leaves the default unless another variant is better by more than one paired standard
-// error. On every query of the confirmation half each stage's outcome must again beat what was
-// accepted before it by more than that, and the final pair of sides must not lose to the default
-// pair; otherwise the default stays.
+// error. On other queries, a larger sample of the confirmation half, each stage's outcome must
+// again beat what was accepted before it by more than that; and on every query of that half the
+// final pair of sides must not lose to the default pair. Otherwise the default stays. The portable
+// variants are confirmed on the sample.
 LayerChoice search_layer(const LayerSearchTask& task, const HeldBackLayer& held_back);
 
 // Without held-back text: the fixed options, and the portable variant with the published clipping

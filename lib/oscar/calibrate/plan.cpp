@@ -112,6 +112,8 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
     }
   }
 
+  plan.hidden_room = hidden_room;
+
   int64_t shard_chunks = 0;
   for (size_t i = 0; i < plan.batches.size(); ++i) {
     const Batch& batch = plan.batches[i];
@@ -137,6 +139,24 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
     plan.peak_host_bytes = fixed + hidden;
   }
   return plan;
+}
+
+int64_t tokens_of(const RunPlan& plan, size_t first, size_t count) {
+  int64_t tokens = 0;
+  for (size_t i = first; i < first + count; ++i) tokens += plan.batches[i].tokens();
+  return tokens;
+}
+
+std::vector<Shard> shards_from(const RunPlan& plan, size_t batch, size_t num_started) {
+  std::vector<Shard> shards;
+  if (num_started > 0) shards.push_back({batch, num_started, tokens_of(plan, batch, num_started)});
+  const size_t next = batch + num_started;
+  for (const Shard& shard : plan.shards) {
+    const size_t first = std::max(shard.first_batch, next);
+    const size_t end = shard.first_batch + shard.num_batches;
+    if (first < end) shards.push_back({first, end - first, tokens_of(plan, first, end - first)});
+  }
+  return shards;
 }
 
 MemoryLimits free_memory(const torch::Device& device) {

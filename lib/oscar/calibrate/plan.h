@@ -36,6 +36,7 @@ struct RunPlan {
   bool hidden_on_device = true;   // hidden states between layers: on the device, or on the host
   int64_t weight_bytes = 0;       // all layers, in the compute dtype
   int64_t hidden_bytes_per_token = 0;
+  int64_t hidden_room = 0;  // bytes that hidden states between layers may take
   int64_t peak_host_bytes = 0, peak_device_bytes = 0;  // estimates for --dry-run
 };
 
@@ -46,6 +47,14 @@ std::vector<Batch> plan_batches(const std::vector<std::vector<int32_t>>& chunks,
 // `checkpoint_every` chunks bound a shard while weights are resident (a shard then costs nothing).
 RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
                  int checkpoint_every);
+
+// What is left of the plan's shards at `batch`, for a run that continues there. Another plan may
+// have got it there: a shard of this one is cut at `batch`, and the `num_started` batches from
+// there on, which were between two layers, come first as the shard that they were.
+std::vector<Shard> shards_from(const RunPlan& plan, size_t batch, size_t num_started);
+
+// Tokens of `count` batches from `first` on.
+int64_t tokens_of(const RunPlan& plan, size_t first, size_t count);
 
 // Memory that is free now: MemAvailable of the host and free bytes of the device.
 MemoryLimits free_memory(const torch::Device& device);

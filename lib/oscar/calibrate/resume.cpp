@@ -2,8 +2,10 @@
 #include "oscar/calibrate/resume.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cstring>
+#include <map>
 
 #include "oscar/base/error.h"
 #include "oscar/bundle/checkpoint.h"
@@ -11,7 +13,11 @@
 namespace oscar {
 namespace {
 
-constexpr const char* kOrder = "layer-major";
+// How the numbers of a ResumeState count: `shard` is RunPosition::batch, which does not depend on
+// how a plan groups batches into shards. Checkpoints of order "layer-major" counted shards of a
+// plan that they did not describe.
+constexpr const char* kOrder = "layer-major, batches";
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 const char* dtype_text(torch::Dtype dtype) { return dtype == torch::kBFloat16 ? "bf16" : "fp32"; }
 
@@ -34,6 +40,71 @@ torch::Tensor from_saved(const ResumeTensor& saved) {
   return hidden;
 }
 
+[[noreturn]] void refuse_damaged(const std::string& where, const std::string& expected,
+                                 const std::string& found) {
+  throw Error({.what = "damaged checkpoint",
+               .where = where,
+               .expected = expected,
+               .found = found,
+               .hint = "delete it and start anew"});
+}
+
+// Indexes into `plan` and shapes of hidden states; they come from a file.
+void check_position(const std::string& file, const RunPosition& position, const RunPlan& plan,
+                    const BundleModel& model) {
+  const size_t batches = plan.batches.size();
+  if (position.batch > batches || position.hidden.size() > batches - position.batch) {
+    refuse_damaged(file, fmt::format("a position within {} batches", batches),
+                   fmt::format("batch {} and {} begun", position.batch, position.hidden.size()));
+  }
+  const bool between_layers = position.layer > 0 && position.layer < model.num_layers;
+  if (position.hidden.empty() ? position.layer != 0 : !between_layers) {
+    refuse_damaged(file, fmt::format("a layer of {}", model.num_layers),
+                   fmt::format("layer {}, {} begun", position.layer, position.hidden.size()));
+  }
+  for (size_t i = 0; i < position.hidden.size(); ++i) {
+    const Batch& batch = plan.batches[position.batch + i];
+    const std::vector<int64_t> expected = {batch.num_chunks, batch.length, model.hidden_size};
+    const std::vector<int64_t> found = position.hidden[i].sizes().vec();
+    if (found != expected) {
+      refuse_damaged(fmt::format("{}, hidden states {}", file, i),
+                     fmt::format("[{}]", fmt::join(expected, ", ")),
+                     fmt::format("[{}]", fmt::join(found, ", ")));
+    }
+  }
+}
+
+// Each layer has counted the tokens that `position` says it has seen.
+void check_sums(const std::string& file, const SavedRun& run, const RunPlan& plan, int num_layers) {
+  const RunPosition& position = run.position;
+  const int64_t finished = tokens_of(plan, 0, position.batch);
+  const int64_t begun = tokens_of(plan, position.batch, position.hidden.size());
+  std::map<int, int64_t> counted;
+  for (const LayerStatistics& layer : run.statistics) {
+    counted[layer.geometry.layer_id] = layer.count_kv;
+  }
+  for (int layer = 0; layer < num_layers; ++layer) {
+    const int64_t expected = finished + (layer < position.layer ? begun : 0);
+    if (counted[layer] == expected) continue;
+    refuse_damaged(fmt::format("{}, layer {}, count_kv", file, layer), std::to_string(expected),
+                   std::to_string(counted[layer]));
+  }
+}
+
+void check_memory(const std::string& file, const RunPosition& position, const RunPlan& plan) {
+  const int64_t tokens = tokens_of(plan, position.batch, position.hidden.size());
+  const int64_t bytes = tokens * plan.hidden_bytes_per_token;
+  if (bytes <= plan.hidden_room) return;
+  throw Error(
+      {.what = "the checkpoint was taken between two layers, and its hidden states take "
+               "more memory than this run has for them",
+       .where = file,
+       .expected = fmt::format("at most {:.3f} GiB", static_cast<double>(plan.hidden_room) / kGiB),
+       .found = fmt::format("{:.3f} GiB", static_cast<double>(bytes) / kGiB),
+       .hint = "resume with the --host-memory or --gpu-memory that it was taken with (or "
+               "more), or delete it and start anew"});
+}
+
 }  // namespace
 
 CheckpointFile::CheckpointFile(const CalibrateOptions& options, const Bundle& run)
@@ -44,7 +115,7 @@ CheckpointFile::CheckpointFile(const CalibrateOptions& options, const Bundle& ru
 bool CheckpointFile::due(const RunPosition& next, const RunPlan& plan, bool stop_requested) const {
   if (stop_requested) return true;
   const bool shard_end = next.layer == 0;
-  if (shard_end && next.shard == plan.shards.size()) return false;
+  if (shard_end && next.batch == plan.batches.size()) return false;
   if (!shard_end && plan.weights_resident) return false;
   constexpr int kShareOfTime = 20;
   return Clock::now() - last_save_ >= kShareOfTime * last_cost_;
@@ -55,9 +126,11 @@ void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosi
   Bundle bundle = run_;
   bundle.statistics_only = true;
   bundle.statistics = std::move(statistics);
+  // In the first shard: statistics of no token are refused when a file is read.
+  std::erase_if(bundle.statistics, [](const LayerStatistics& s) { return s.count_kv == 0; });
   ResumeState state{.run_key = run_.run_key,
                     .order = kOrder,
-                    .shard = static_cast<int64_t>(next.shard),
+                    .shard = static_cast<int64_t>(next.batch),
                     .layer = next.layer,
                     .tensors = {}};
   for (size_t i = 0; i < next.hidden.size(); ++i) {
@@ -68,10 +141,17 @@ void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosi
   last_cost_ = last_save_ - start;
 }
 
-std::optional<SavedRun> CheckpointFile::load() {
+std::optional<SavedRun> CheckpointFile::load(const RunPlan& plan) {
   if (!std::filesystem::exists(path_)) return std::nullopt;
   RunCheckpoint saved = read_checkpoint(path_);
-  if (saved.state.run_key != run_.run_key || saved.state.order != kOrder) {
+  if (saved.state.order != kOrder) {
+    throw Error({.what = "the checkpoint was taken by another version of this program",
+                 .where = path_.string(),
+                 .expected = fmt::format("a position in the order '{}'", kOrder),
+                 .found = fmt::format("'{}'", saved.state.order),
+                 .hint = "delete it and start anew, or resume with the version that took it"});
+  }
+  if (saved.state.run_key != run_.run_key) {
     throw Error({.what = "the checkpoint belongs to another run",
                  .where = path_.string(),
                  .expected = "the same weights, corpus, options and kind of device",
@@ -81,11 +161,14 @@ std::optional<SavedRun> CheckpointFile::load() {
   }
   SavedRun run;
   run.statistics = std::move(saved.bundle.statistics);
-  run.position.shard = static_cast<size_t>(saved.state.shard);
+  run.position.batch = static_cast<size_t>(saved.state.shard);
   run.position.layer = saved.state.layer;
   for (const ResumeTensor& tensor : saved.state.tensors) {
     run.position.hidden.push_back(from_saved(tensor));
   }
+  check_position(path_.string(), run.position, plan, run_.model);
+  check_sums(path_.string(), run, plan, run_.model.num_layers);
+  check_memory(path_.string(), run.position, plan);
   return run;
 }
 

@@ -13,7 +13,7 @@
 namespace oscar {
 
 struct SavedRun {
-  std::vector<LayerStatistics> statistics;
+  std::vector<LayerStatistics> statistics;  // ascending; a layer that has seen no token is absent
   RunPosition position;
 };
 
@@ -27,8 +27,10 @@ class CheckpointFile {
   bool due(const RunPosition& next, const RunPlan& plan, bool stop_requested) const;
   void save(std::vector<LayerStatistics> statistics, const RunPosition& next);
 
-  // The saved run, or nullopt when there is no checkpoint. Throws Error when it is another run's.
-  std::optional<SavedRun> load();
+  // The saved run, or nullopt when there is no checkpoint. It continues under `plan`, whatever plan
+  // saved it. Throws Error when it is another run's, when position and sums do not agree, or when
+  // its hidden states take more memory than `plan` has for them.
+  std::optional<SavedRun> load(const RunPlan& plan);
   void remove();
   const std::filesystem::path& path() const { return path_; }
 

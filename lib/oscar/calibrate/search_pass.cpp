@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "oscar/base/error.h"
+#include "oscar/base/interrupt.h"
 #include "oscar/data/document_order.h"
 
 namespace oscar {
@@ -93,6 +95,8 @@ void SearchPass::layer_done(const RunPosition&) {
     return;
   }
   const HeldBackLayer held = buffer_->take();
+  // Searching a layer takes far longer than observing it: a request to stop does not wait for it.
+  if (interrupt_requested()) throw Interrupted("stopped on request");
   const MatrixStack<double> metrics = model_.o_proj_head_metrics(static_cast<int>(layer));
   const auto output_metric =
       torch::from_blob(const_cast<double*>(metrics.data.data()),

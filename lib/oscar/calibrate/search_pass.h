@@ -28,6 +28,7 @@ class SearchPass final : public LayerVisitor {
   ~SearchPass() override;
 
   AttentionObserver* observer(int layer) override;
+  // Searches the layer; throws Interrupted instead when a stop was requested.
   void layer_done(const RunPosition& next) override;
 
   // One per layer, once all are done.

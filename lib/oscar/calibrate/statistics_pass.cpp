@@ -1,18 +1,30 @@
 // Collectors of all layers, kept for the whole run.
 #include "oscar/calibrate/statistics_pass.h"
 
+#include <fmt/format.h>
+
+#include "oscar/base/error.h"
+
 namespace oscar {
 
 MomentPass::MomentPass(const Transformer& model, const std::vector<LayerGeometry>& layers,
                        SavePoint save)
-    : model_(model), save_(std::move(save)) {
-  for (const LayerGeometry& geometry : layers) {
+    : model_(model), layers_(layers), save_(std::move(save)) {
+  for (const LayerGeometry& geometry : layers_) {
     collectors_.emplace_back(geometry, model.compute().device);
   }
 }
 
 void MomentPass::restore(const std::vector<LayerStatistics>& saved) {
-  for (size_t i = 0; i < saved.size(); ++i) collectors_[i].add(saved[i]);
+  for (const LayerStatistics& layer : saved) {
+    const auto id = static_cast<size_t>(layer.geometry.layer_id);
+    if (id >= layers_.size() || !(layer.geometry == layers_[id])) {
+      throw Error({.what = "saved sums have another shape than the model's layer",
+                   .where = fmt::format("layer {}", layer.geometry.layer_id),
+                   .hint = "delete the checkpoint and start anew"});
+    }
+    collectors_[id].add(layer);
+  }
 }
 
 AttentionObserver* MomentPass::observer(int layer) {
@@ -28,6 +40,17 @@ std::vector<LayerStatistics> MomentPass::result() const {
     statistics.back().o_proj_metric = model_.o_proj_metric(static_cast<int>(i));
   }
   return statistics;
+}
+
+void check_counts(const std::vector<LayerStatistics>& statistics, int64_t tokens) {
+  for (const LayerStatistics& layer : statistics) {
+    if (layer.count_kv == tokens) continue;
+    throw Error({.what = "the sums do not hold every token exactly once",
+                 .where = fmt::format("layer {}, count_kv", layer.geometry.layer_id),
+                 .expected = std::to_string(tokens),
+                 .found = std::to_string(layer.count_kv),
+                 .hint = "delete the checkpoint beside the output and start anew"});
+  }
 }
 
 EnergyPass::EnergyPass(const std::vector<LayerStatistics>& statistics, torch::Device device) {

@@ -20,7 +20,8 @@ class MomentPass final : public LayerVisitor {
 
   MomentPass(const Transformer& model, const std::vector<LayerGeometry>& layers, SavePoint save);
 
-  // Continues from saved sums, one per layer.
+  // Continues from saved sums; layers that have none begin at zero. Throws Error when a shape is
+  // not that of the model's layer.
   void restore(const std::vector<LayerStatistics>& saved);
 
   AttentionObserver* observer(int layer) override;
@@ -31,9 +32,14 @@ class MomentPass final : public LayerVisitor {
 
  private:
   const Transformer& model_;
+  std::vector<LayerGeometry> layers_;
   std::vector<MomentCollector> collectors_;
   SavePoint save_;
 };
+
+// Throws Error unless every layer has counted `tokens` keys: that nothing was left out and nothing
+// added twice, however often and under whatever plans the run was resumed.
+void check_counts(const std::vector<LayerStatistics>& statistics, int64_t tokens);
 
 // Second pass, for the energy objective only: fills v_energy_moment with the final C_Q.
 class EnergyPass final : public LayerVisitor {

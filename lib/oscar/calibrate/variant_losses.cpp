@@ -1,21 +1,43 @@
 // Rows of all variants are quantized side by side, as if they were heads of one layer.
 #include "oscar/calibrate/variant_losses.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <span>
 
+#include "oscar/base/error.h"
 #include "oscar/data/document_order.h"
 #include "oscar/int2/side_codec.h"
 
 namespace oscar {
 namespace {
 
-constexpr int64_t kSampledBlocks = 8;  // samples of one chunk's sampled queries
-// Of one part, where queries are many: scores and queries.
-constexpr int64_t kScoreElements = int64_t{1} << 24;
-constexpr int64_t kMostQueries = 256;
+constexpr int64_t kSampledRuns = 8;      // samples of one chunk's sampled queries
+constexpr int64_t kSampleQueries = 256;  // queries of a sample, where all are looked at
+constexpr int64_t kFewestTogether = 8;   // queries of a part
+
+// Limits that keep the memory of a search independent of corpus and model, where one chunk alone
+// does not pass them. In float32 values.
+struct Limits {
+  int64_t scores;      // of one part: a processor's cache, or enough to keep a GPU busy
+  int64_t kept;        // scores and weights that are kept of a half
+  int64_t chunk_rows;  // one side of the chunks of a batch
+  int64_t rows;        // rows of all variants that are quantized side by side
+};
+constexpr Limits kHost{.scores = int64_t{1} << 18,
+                       .kept = int64_t{1} << 27,
+                       .chunk_rows = 1,  // each chunk alone
+                       .rows = int64_t{1} << 22};
+constexpr Limits kDevice{.scores = int64_t{1} << 24,
+                         .kept = int64_t{1} << 29,
+                         .chunk_rows = int64_t{1} << 24,
+                         .rows = int64_t{1} << 27};
+
+const Limits& limits_of(torch::Device device) { return device.is_cuda() ? kDevice : kHost; }
 
 // One position of each of `count` equal strata of [first, last), ascending.
 std::vector<int64_t> stratified(int64_t first, int64_t last, int64_t count, uint64_t seed) {
@@ -31,25 +53,41 @@ std::vector<int64_t> stratified(int64_t first, int64_t last, int64_t count, uint
   return positions;
 }
 
-// All positions of [first, last) in runs that keep the scores small.
-std::vector<std::vector<int64_t>> runs_of(int64_t first, int64_t last, int64_t query_heads) {
-  std::vector<std::vector<int64_t>> runs;
-  for (int64_t begin = first; begin < last;) {
-    const int64_t fitting = kScoreElements / (query_heads * std::max<int64_t>(begin, 1));
-    const int64_t end = std::min(last, begin + std::clamp<int64_t>(fitting, 16, kMostQueries));
-    std::vector<int64_t> run;
-    for (int64_t i = begin; i < end; ++i) run.push_back(i);
-    runs.push_back(std::move(run));
-    begin = end;
-  }
-  return runs;
+std::vector<int64_t> all_of(int64_t first, int64_t last) {
+  std::vector<int64_t> positions;
+  for (int64_t i = first; i < last; ++i) positions.push_back(i);
+  return positions;
 }
 
-// Rows of every variant of one side: x [1, Hkv, tokens, d] -> one VariantRows each.
-std::vector<VariantRows> quantized_variants(const std::vector<SideVariant>& variants, Side side,
-                                            const torch::Tensor& x, const LossSettings& settings) {
-  std::vector<VariantRows> rows;
-  if (variants.empty()) return rows;
+// How many of positions[begin...] fit into one part.
+int64_t part_size(const std::vector<int64_t>& positions, int64_t begin, int64_t query_heads,
+                  int64_t most_scores) {
+  const auto count = static_cast<int64_t>(positions.size());
+  int64_t end = begin + 1;
+  const auto fits = [&](int64_t queries, int64_t last) {
+    return queries <= kFewestTogether || queries * query_heads * (last + 1) <= most_scores;
+  };
+  while (end < count && fits(end + 1 - begin, positions[static_cast<size_t>(end)])) ++end;
+  return end - begin;
+}
+
+// Calls work(i) for all i: side by side on the CPU, where torch would find too little in each.
+template <typename Work>
+void for_each_part(int64_t count, torch::Device device, const Work& work) {
+  if (device.is_cuda()) {
+    for (int64_t i = 0; i < count; ++i) work(i);
+    return;
+  }
+  at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+    const torch::InferenceMode inference;  // of this thread
+    for (int64_t i = begin; i < end; ++i) work(i);
+  });
+}
+
+// Rows of variants of one side, quantized as if they were heads of one layer: x [1, Hkv, tokens,
+// d].
+void quantize_together(std::span<const SideVariant> variants, Side side, const torch::Tensor& x,
+                       const LossSettings& settings, std::vector<VariantRows>& rows) {
   std::vector<HeadChoice> heads;
   for (const SideVariant& variant : variants) {
     heads.insert(heads.end(), variant.begin(), variant.end());
@@ -62,12 +100,24 @@ std::vector<VariantRows> quantized_variants(const std::vector<SideVariant>& vari
   const auto exact = to_cache_basis(codec, x.repeat({1, count, 1, 1}));
   const std::string where = "layer " + std::to_string(settings.layer) + ", search";
   auto result = quantize_dequantize(codec, exact, where);
-  if (!of_keys) result = result.sub(exact);
+  if (!of_keys) result = torch::matmul(result.sub_(exact), codec.partner);
   for (int64_t i = 0; i < count; ++i) {
     const auto own = [&](const torch::Tensor& t, int64_t dim) {
       return t.defined() ? t.narrow(dim, i * per_variant, per_variant) : t;
     };
     rows.push_back({own(result, 1)[0], own(codec.partner, 0), own(codec.mean, 0)});
+  }
+}
+
+// One VariantRows for each variant.
+std::vector<VariantRows> quantized_variants(const std::vector<SideVariant>& variants, Side side,
+                                            const torch::Tensor& x, const LossSettings& settings) {
+  std::vector<VariantRows> rows;
+  const int64_t together = std::max<int64_t>(1, limits_of(x.device()).rows / x.numel());
+  const std::span<const SideVariant> all = variants;
+  for (size_t begin = 0; begin < all.size(); begin += static_cast<size_t>(together)) {
+    const size_t count = std::min(all.size() - begin, static_cast<size_t>(together));
+    quantize_together(all.subspan(begin, count), side, x, settings, rows);
   }
   return rows;
 }
@@ -79,16 +129,21 @@ VariantRows slice_tokens(const VariantRows& rows, int64_t begin, int64_t tokens)
 }  // namespace
 
 struct HeldBackHalf::Part {
-  int64_t begin = 0, tokens = 0;   // of the chunk within the group
+  int64_t begin = 0, tokens = 0;   // of the chunk within the batch
   std::vector<int64_t> positions;  // within the chunk
   torch::Tensor q;                 // [Hq, queries, d_k]
-  torch::Tensor sample_of_query;   // [queries, samples] float64, one 1 in each row
+  int64_t first_sample = 0;        // of the half
+  torch::Tensor sample_of_query;   // [queries, samples from there] float64, one 1 in each row
   std::optional<AttentionProbe> kept;
 };
 
-struct HeldBackHalf::Group {
+struct HeldBackHalf::Batch {
   torch::Tensor k, v;  // [1, Hkv, tokens of all chunks, d]
   std::vector<Part> parts;
+};
+
+struct HeldBackHalf::Rows {
+  std::vector<VariantRows> keys, values;
 };
 
 double LossTable::total(int64_t pairing, int64_t head) const {
@@ -124,133 +179,167 @@ LossDifference compare(const LossTable& table, int64_t pairing, int64_t baseline
   return result;
 }
 
-void HeldBackHalf::add_group(std::vector<HeldChunk> chunks,
-                             const std::vector<std::vector<int64_t>>& positions,
-                             int64_t samples_per_part, bool keep) {
-  auto group = std::make_shared<Group>();
-  std::vector<torch::Tensor> k, v;
-  int64_t begin = 0;
-  for (size_t i = 0, next = 0; i < chunks.size(); ++i) {
-    const HeldChunk& chunk = chunks[i];
-    k.push_back(chunk.k);
-    v.push_back(chunk.v);
-    const int64_t tokens = chunk.k.size(1);
-    // One entry of `positions` for each chunk of a kept group, all of them for a single chunk.
-    const size_t end = chunks.size() == 1 ? positions.size() : next + 1;
-    for (; next < end; ++next) {
-      const auto& own = positions[next];
-      const auto count = static_cast<int64_t>(own.size());
-      const int64_t samples = std::min(samples_per_part, count);
-      const auto sample =
-          torch::arange(count).mul(samples).div(count, "floor").unsqueeze(1);  // of each query
-      const auto membership = sample.eq(torch::arange(samples)).to(torch::kFloat64);
-      Part part{
-          .begin = begin,
-          .tokens = tokens,
-          .positions = own,
-          .q = chunk.q.index_select(1, torch::tensor(own, torch::kInt64).to(chunk.q.device())),
-          .sample_of_query = membership.to(chunk.q.device()),
-          .kept = std::nullopt};
-      group->parts.push_back(std::move(part));
+void HeldBackHalf::add_chunk(const HeldChunk& chunk, const std::vector<int64_t>& positions,
+                             int64_t samples, bool keep) {
+  const torch::Device device = chunk.q.device();
+  const Limits& limits = limits_of(device);
+  const auto count = static_cast<int64_t>(positions.size());
+  if (batches_.empty() || batches_.back()->k.numel() + chunk.k.numel() > limits.chunk_rows) {
+    batches_.push_back(std::make_shared<Batch>());
+    batches_.back()->k = chunk.k.slice(1, 0, 0).unsqueeze(0);
+    batches_.back()->v = chunk.v.slice(1, 0, 0).unsqueeze(0);
+  }
+  Batch& batch = *batches_.back();
+  const int64_t begin = batch.k.size(2);
+  batch.k = torch::cat({batch.k, chunk.k.unsqueeze(0)}, 2);
+  batch.v = torch::cat({batch.v, chunk.v.unsqueeze(0)}, 2);
+  samples = std::min(samples, count);
+  for (int64_t first = 0; first < count;) {
+    const int64_t size = part_size(positions, first, chunk.q.size(0), limits.scores);
+    const std::vector<int64_t> own(positions.begin() + first, positions.begin() + first + size);
+    const auto sample = torch::arange(first, first + size).mul(samples).div(count, "floor");
+    const auto range = torch::arange(sample[0].item<int64_t>(), sample[-1].item<int64_t>() + 1);
+    Part part{.begin = begin,
+              .tokens = chunk.k.size(1),
+              .positions = own,
+              .q = chunk.q.index_select(1, torch::tensor(own, torch::kInt64).to(device)),
+              .first_sample = samples_ + sample[0].item<int64_t>(),
+              .sample_of_query = sample.unsqueeze(1).eq(range).to(device, torch::kFloat64),
+              .kept = std::nullopt};
+    const int64_t scores = 2 * size * chunk.q.size(0) * (own.back() + 1);
+    if (keep && kept_ + scores <= limits.kept) {
+      part.kept = make_probe(batch, part);
+      kept_ += scores;
     }
-    begin += tokens;
+    batch.parts.push_back(std::move(part));
+    first += size;
   }
-  group->k = torch::cat(k, 1).unsqueeze(0);
-  group->v = torch::cat(v, 1).unsqueeze(0);
-  if (keep) {
-    for (Part& part : group->parts) part.kept = make_probe(*group, part);
-  }
-  groups_.push_back(std::move(group));
+  samples_ += samples;
 }
 
-AttentionProbe HeldBackHalf::make_probe(const Group& group, const Part& part) const {
+AttentionProbe HeldBackHalf::make_probe(const Batch& batch, const Part& part) const {
   const int64_t tokens = part.positions.back() + 1;  // later keys are hidden from all
-  return AttentionProbe(view_, part.positions, part.q, group.k[0].narrow(1, part.begin, tokens),
-                        group.v[0].narrow(1, part.begin, tokens), settings_.output_metric,
+  return AttentionProbe(view_, part.positions, part.q, batch.k[0].narrow(1, part.begin, tokens),
+                        batch.v[0].narrow(1, part.begin, tokens), settings_.output_metric,
                         settings_.sm_scale);
 }
 
-static CacheView view_of(const LossSettings& settings) {
-  return {.sink = settings.quantizer.sink_tokens,
-          .recent = settings.quantizer.recent_tokens,
-          .demote_block = settings.quantizer.demote_block,
-          .sliding_window = settings.sliding_window};
-}
+HeldBackHalf::HeldBackHalf(const LossSettings& settings)
+    : settings_(settings),
+      view_{.sink = settings.quantizer.sink_tokens,
+            .recent = settings.quantizer.recent_tokens,
+            .demote_block = settings.quantizer.demote_block,
+            .sliding_window = settings.sliding_window} {}
 
-HeldBackHalf HeldBackHalf::sampled(std::vector<HeldChunk> chunks, const LossSettings& settings,
-                                   int64_t queries_per_chunk, uint64_t seed) {
-  HeldBackHalf half;
-  half.settings_ = settings;
-  half.view_ = view_of(settings);
+HeldBackHalf HeldBackHalf::sampled(const std::vector<HeldChunk>& chunks,
+                                   const LossSettings& settings, int64_t queries_per_chunk,
+                                   uint64_t seed, bool keep) {
+  HeldBackHalf half(settings);
   const int64_t first = half.view_.sink + half.view_.recent;
-  std::vector<std::vector<int64_t>> positions;
   for (size_t i = 0; i < chunks.size(); ++i) {
-    positions.push_back(stratified(first, chunks[i].k.size(1), queries_per_chunk, seed + i));
+    half.add_chunk(chunks[i], stratified(first, chunks[i].k.size(1), queries_per_chunk, seed + i),
+                   kSampledRuns, keep);
   }
-  half.add_group(std::move(chunks), positions, kSampledBlocks, /*keep=*/true);
   return half;
 }
 
-HeldBackHalf HeldBackHalf::all_queries(std::vector<HeldChunk> chunks,
+HeldBackHalf HeldBackHalf::all_queries(const std::vector<HeldChunk>& chunks,
                                        const LossSettings& settings) {
-  HeldBackHalf half;
-  half.settings_ = settings;
-  half.view_ = view_of(settings);
-  const int64_t first = half.view_.sink + half.view_.recent;
-  for (HeldChunk& chunk : chunks) {
-    const auto runs = runs_of(first, chunk.k.size(1), chunk.q.size(0));
-    half.add_group({std::move(chunk)}, runs, 1, /*keep=*/false);
+  HeldBackHalf half(settings);
+  for (const HeldChunk& chunk : chunks) {
+    const auto positions = all_of(half.view_.sink + half.view_.recent, chunk.k.size(1));
+    const auto count = static_cast<int64_t>(positions.size());
+    half.add_chunk(chunk, positions, (count + kSampleQueries - 1) / kSampleQueries, false);
   }
   return half;
+}
+
+// [pairings, heads, samples of the part].
+torch::Tensor HeldBackHalf::part_losses(const AttentionProbe& probe, const Part& part,
+                                        const Rows& rows,
+                                        const std::vector<Pairing>& pairings) const {
+  std::vector<torch::Tensor> losses(pairings.size());
+  for (int key = kExactRows; key < static_cast<int>(rows.keys.size()); ++key) {
+    torch::Tensor weights, int2_part;
+    for (size_t p = 0; p < pairings.size(); ++p) {
+      if (pairings[p].key != key) continue;
+      const int value = pairings[p].value;
+      if (!weights.defined()) {
+        weights = key == kExactRows
+                      ? probe.exact_weights()
+                      : probe.weights(slice_tokens(rows.keys[key], part.begin, part.tokens));
+      }
+      torch::Tensor error;
+      if (value == kExactRows) {
+        error = probe.key_error(weights);
+      } else {
+        const VariantRows own = slice_tokens(rows.values[value], part.begin, part.tokens);
+        if (key == kExactRows) {
+          if (!int2_part.defined()) int2_part = probe.int2_part(weights);
+          error = probe.value_error(int2_part, own);
+        } else {
+          error = probe.pair_error(weights, own);
+        }
+      }
+      losses[p] = torch::matmul(probe.loss(error), part.sample_of_query);
+    }
+  }
+  return torch::stack(losses);
 }
 
 LossTable HeldBackHalf::losses(const std::vector<SideVariant>& keys,
                                const std::vector<SideVariant>& values,
                                const std::vector<Pairing>& pairings) const {
-  std::vector<torch::Tensor> samples;  // [pairings, heads, samples of a part] each
-  torch::Tensor energy;                // [heads]
-  for (const auto& group : groups_) {
-    const auto key_rows = quantized_variants(keys, Side::kKey, group->k, settings_);
-    const auto value_rows = quantized_variants(values, Side::kValue, group->v, settings_);
-    for (const Part& part : group->parts) {
-      const AttentionProbe fresh = part.kept ? *part.kept : make_probe(*group, part);
-      std::vector<torch::Tensor> of_part(pairings.size());
-      for (int key = kExactRows; key < static_cast<int>(keys.size()); ++key) {
-        torch::Tensor weights, key_error, int2_part;
-        for (size_t p = 0; p < pairings.size(); ++p) {
-          if (pairings[p].key != key) continue;
-          if (!weights.defined()) {
-            weights = key == kExactRows
-                          ? fresh.exact_weights()
-                          : fresh.weights(slice_tokens(key_rows[key], part.begin, part.tokens));
-            key_error = fresh.key_error(weights);
-          }
-          auto error = key_error;
-          if (pairings[p].value != kExactRows) {
-            if (!int2_part.defined()) int2_part = fresh.int2_part(weights);
-            error = error + fresh.value_error(int2_part, slice_tokens(value_rows[pairings[p].value],
-                                                                      part.begin, part.tokens));
-          }
-          of_part[p] = torch::matmul(fresh.loss(error), part.sample_of_query);
-        }
+  std::vector<torch::Tensor> losses, energies;  // of each part
+  std::vector<int64_t> sample_of_column;
+  for (const auto& batch : batches_) {
+    const Rows rows{quantized_variants(keys, Side::kKey, batch->k, settings_),
+                    quantized_variants(values, Side::kValue, batch->v, settings_)};
+    const size_t first = losses.size(), count = batch->parts.size();
+    losses.resize(first + count);
+    energies.resize(first + count);
+    for_each_part(static_cast<int64_t>(count), batch->k.device(), [&](int64_t i) {
+      const Part& part = batch->parts[static_cast<size_t>(i)];
+      const AttentionProbe probe = part.kept ? *part.kept : make_probe(*batch, part);
+      const auto index = first + static_cast<size_t>(i);
+      losses[index] = part_losses(probe, part, rows, pairings);
+      energies[index] = probe.energy().sum(1);
+    });
+    for (const Part& part : batch->parts) {
+      for (int64_t s = 0; s < part.sample_of_query.size(1); ++s) {
+        sample_of_column.push_back(part.first_sample + s);
       }
-      samples.push_back(torch::stack(of_part));
-      const auto own_energy = fresh.energy().sum(1);
-      energy = energy.defined() ? energy + own_energy : own_energy;
     }
   }
-  const auto all = torch::cat(samples, 2).to(torch::kCPU).contiguous();
-  energy = energy.to(torch::kCPU).contiguous();
-  const auto values_of = [](const torch::Tensor& t) {
-    return std::vector<double>(t.data_ptr<double>(), t.data_ptr<double>() + t.numel());
-  };
-  return {all.size(0), all.size(1), all.size(2), values_of(all), values_of(energy)};
+  const auto columns = torch::cat(losses, 2).to(torch::kCPU).contiguous();
+  const auto energy = torch::stack(energies).sum(0).to(torch::kCPU).contiguous();
+  LossTable table{.pairings = columns.size(0),
+                  .heads = columns.size(1),
+                  .samples = samples_,
+                  .sums = std::vector<double>(
+                      static_cast<size_t>(columns.size(0) * columns.size(1) * samples_), 0.0),
+                  .energy = std::vector<double>(energy.data_ptr<double>(),
+                                                energy.data_ptr<double>() + energy.numel())};
+  if (!columns.isfinite().all().item<bool>() || !energy.isfinite().all().item<bool>()) {
+    throw Error({.what = "a loss of the search is not finite",
+                 .where = "layer " + std::to_string(settings_.layer),
+                 .hint =
+                     "the weights or activations of this layer overflow; --search off takes the "
+                     "preset's choices"});
+  }
+  const double* column = columns.data_ptr<double>();
+  for (int64_t row = 0; row < table.pairings * table.heads; ++row) {
+    for (const int64_t sample : sample_of_column) {
+      table.sums[static_cast<size_t>(row * samples_ + sample)] += *column++;
+    }
+  }
+  return table;
 }
 
 int64_t HeldBackHalf::num_queries() const {
   size_t count = 0;
-  for (const auto& group : groups_) {
-    for (const Part& part : group->parts) count += part.positions.size();
+  for (const auto& batch : batches_) {
+    for (const Part& part : batch->parts) count += part.positions.size();
   }
   return static_cast<int64_t>(count);
 }

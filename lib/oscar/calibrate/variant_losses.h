@@ -10,7 +10,7 @@
 
 namespace oscar {
 
-// What one layer's attention saw of one chunk, in the compute dtype.
+// What one layer's attention saw of one chunk, float32, at its place in the position span.
 struct HeldChunk {
   torch::Tensor q;  // [Hq, tokens, d_k]
   torch::Tensor k;  // [Hkv, tokens, d_k]
@@ -61,11 +61,12 @@ struct LossSettings {
 class HeldBackHalf {
  public:
   // A seeded sample of `queries_per_chunk` queries behind the exact windows, one from each of as
-  // many equal strata. What does not depend on the variant is computed once and kept.
-  static HeldBackHalf sampled(std::vector<HeldChunk> chunks, const LossSettings& settings,
-                              int64_t queries_per_chunk, uint64_t seed);
+  // many equal strata. `keep`: what does not depend on the variant is computed once and kept.
+  static HeldBackHalf sampled(const std::vector<HeldChunk>& chunks, const LossSettings& settings,
+                              int64_t queries_per_chunk, uint64_t seed, bool keep);
   // Every query behind the exact windows; nothing is kept but the chunks.
-  static HeldBackHalf all_queries(std::vector<HeldChunk> chunks, const LossSettings& settings);
+  static HeldBackHalf all_queries(const std::vector<HeldChunk>& chunks,
+                                  const LossSettings& settings);
 
   // Loss of each pairing of the given variants, INT2 as the bundle will run it.
   LossTable losses(const std::vector<SideVariant>& keys, const std::vector<SideVariant>& values,
@@ -75,16 +76,22 @@ class HeldBackHalf {
 
  private:
   struct Part;   // queries of one chunk that are looked at together
-  struct Group;  // chunks whose rows are quantized together
+  struct Batch;  // chunks whose rows are quantized together
+  struct Rows;   // the rows of all variants of a batch
 
-  HeldBackHalf() = default;
-  void add_group(std::vector<HeldChunk> chunks, const std::vector<std::vector<int64_t>>& positions,
-                 int64_t samples_per_part, bool keep);
-  AttentionProbe make_probe(const Group& group, const Part& part) const;
+  explicit HeldBackHalf(const LossSettings& settings);
+  // `positions`, ascending, fall into `samples` runs of equal length. `keep`: as far as memory for
+  // it reaches.
+  void add_chunk(const HeldChunk& chunk, const std::vector<int64_t>& positions, int64_t samples,
+                 bool keep);
+  AttentionProbe make_probe(const Batch& batch, const Part& part) const;
+  torch::Tensor part_losses(const AttentionProbe& probe, const Part& part, const Rows& rows,
+                            const std::vector<Pairing>& pairings) const;
 
   LossSettings settings_;
   CacheView view_;
-  std::vector<std::shared_ptr<Group>> groups_;
+  int64_t samples_ = 0, kept_ = 0;
+  std::vector<std::shared_ptr<Batch>> batches_;
 };
 
 }  // namespace oscar

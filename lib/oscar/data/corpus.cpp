@@ -172,7 +172,7 @@ TokenChunks load_corpus(const std::string& argument, const Tokenizer* tokenizer,
   return result;
 }
 
-TokenChunks pack_documents(std::vector<std::vector<int32_t>> documents, CorpusSource source,
+TokenChunks pack_documents(const std::vector<std::vector<int32_t>>& documents, CorpusSource source,
                            const CorpusOptions& options) {
   check_options(options);
   PackedPart packed;

@@ -81,7 +81,7 @@ TokenChunks load_corpus(const std::string& argument, const Tokenizer* tokenizer,
                         const CorpusOptions& options);
 
 // Packs one stream of already tokenized documents; what load_corpus and self:N share.
-TokenChunks pack_documents(std::vector<std::vector<int32_t>> documents, CorpusSource source,
+TokenChunks pack_documents(const std::vector<std::vector<int32_t>>& documents, CorpusSource source,
                            const CorpusOptions& options);
 
 // Writes the chunks as .npy int32: 2-D when all have one length, else 1-D with a warning text back.

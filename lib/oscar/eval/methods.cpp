@@ -17,8 +17,6 @@
 namespace oscar {
 namespace {
 
-constexpr double kPaperClipK = 0.96, kPaperClipV = 0.92;
-
 enum class Origin { kReference, kDataFree, kStatistics, kBundle, kPortable, kExact };
 
 struct Base {
@@ -147,8 +145,8 @@ LayerTransforms fitted_layer(const Base& base, const MethodSource& source, int l
 LayerTransforms data_free_layer(const Base& base, const MethodSource& source, int layer) {
   const FitOptions fit{.kind = base.kind,
                        .granularity = Granularity::kPerHead,
-                       .clip_k = base.clip ? kPaperClipK : 0.0,
-                       .clip_v = base.clip ? kPaperClipV : 0.0};
+                       .clip_k = base.clip ? kPublishedClipK : 0.0,
+                       .clip_v = base.clip ? kPublishedClipV : 0.0};
   const auto geometry = source.config->geometry(layer, source.quantizer.recent_tokens);
   LayerTransforms out = fit_layer(white_statistics(geometry), fit, source.config->rope);
   if (base.random) randomize(out, source.seed);

@@ -42,18 +42,24 @@ SideTransform compose_heads(const std::vector<HeadChoice>& heads, Side side) {
       if (choice.scale_correction == ScaleCorrection::kMetric) {
         out.metric[i] = fit.metric[head];
       } else {
-        out.metric[i].setIdentity();  // not read
+        // A codec that knows each head's correction does not read it: this keeps the file valid.
+        out.metric[i].setIdentity();
       }
     }
     if (!out.feedback.empty()) {
       if (choice.rounding == Rounding::kShaped) {
         out.feedback[i] = fit.feedback[head];
       } else {
-        out.feedback[i].setIdentity();
+        out.feedback[i].setIdentity();  // pushes nothing (head_rounding)
       }
     }
   }
   return out;
+}
+
+Rounding head_rounding(const SideTransform& side, int head) {
+  const bool plain = side.feedback.empty() || side.feedback[head].isIdentity(0);
+  return plain ? Rounding::kPlain : Rounding::kShaped;
 }
 
 }  // namespace oscar

@@ -21,4 +21,8 @@ struct HeadChoice {
 // a head of plain rounding then has the identity for its factor.
 SideTransform compose_heads(const std::vector<HeadChoice>& heads, Side side);
 
+// How rows of one head are rounded. A factor that is absent or the identity pushes no error into
+// later columns: plain.
+Rounding head_rounding(const SideTransform& side, int head);
+
 }  // namespace oscar

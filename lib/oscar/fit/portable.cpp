@@ -1,6 +1,8 @@
 // Published values, and the fit with them.
 #include "oscar/fit/portable.h"
 
+#include "oscar/fit/presets.h"
+
 namespace oscar {
 
 FitOptions portable_options(const FitOptions& fixed, Granularity granularity) {
@@ -10,8 +12,8 @@ FitOptions portable_options(const FitOptions& fixed, Granularity granularity) {
           .center = false,
           .rounding = Rounding::kPlain,
           .scale_correction = ScaleCorrection::kNone,
-          .clip_k = 0.96,
-          .clip_v = 0.92,
+          .clip_k = kPublishedClipK,
+          .clip_v = kPublishedClipV,
           .position_span = fixed.position_span};
 }
 

@@ -15,8 +15,8 @@ FitOptions published(ValueObjective objective) {
           .center = false,
           .rounding = Rounding::kPlain,
           .scale_correction = ScaleCorrection::kNone,
-          .clip_k = 0.96,
-          .clip_v = 0.92,
+          .clip_k = kPublishedClipK,
+          .clip_v = kPublishedClipV,
           .position_span = 0};
 }
 

@@ -8,16 +8,18 @@
 
 namespace oscar {
 
-// One side of a cache variant in the cache's basis, float32, for one sequence.
+// One side of a cache variant, float32, for one sequence.
 struct VariantRows {
-  torch::Tensor rows;     // [Hkv, tokens, d]: dequantized keys; of values dequantized minus exact
-  torch::Tensor partner;  // [Hkv, d, d] q_rotation or o_rotation
-  torch::Tensor mean;     // [Hkv, d] of keys; undefined when not centred (values: not used)
+  // [Hkv, tokens, d] of keys: dequantized, in the cache's basis. Of values: what INT2 changes,
+  // x^ - x, in the model's basis.
+  torch::Tensor rows;
+  torch::Tensor partner;  // of keys: [Hkv, d, d] q_rotation
+  torch::Tensor mean;     // of keys: [Hkv, d]; undefined when not centred
 };
 
 // What is the same for every variant: the exact scores, attention weights and outputs of the chosen
-// queries, and which keys each of them reads as INT2. One row per query head of a group and query:
-// [Hkv, group * queries, ..], query heads outermost. Everything in float32.
+// queries, and which keys each of them reads as INT2. One row per query head of a KV head and
+// query: [Hkv, query heads * queries, ..], query heads outermost. Everything in float32.
 class AttentionProbe {
  public:
   // `positions`: ascending indices into the sequence. q [Hq, queries, d_k] at those positions,
@@ -41,17 +43,20 @@ class AttentionProbe {
 
   // What weights other than the exact ones do to the output, values exact: [Hkv, rows, d_v].
   torch::Tensor key_error(const torch::Tensor& weights) const;
-  // What INT2 values add to that, for weights whose int2_part this is.
+  // What INT2 values do to it, for weights whose int2_part this is.
   torch::Tensor value_error(const torch::Tensor& int2_part, const VariantRows& values) const;
+  // Both together.
+  torch::Tensor pair_error(const torch::Tensor& weights, const VariantRows& values) const;
 
-  // [Hkv, queries] float64: sum over the group's query heads j of |error W_O,j|^2.
+  // [Hkv, queries] float64: sum over the KV head's query heads j of |error W_O,j|^2.
   torch::Tensor loss(const torch::Tensor& error) const;
   // The same of the exact output itself.
   torch::Tensor energy() const { return loss(output_); }
 
  private:
-  int64_t num_kv_heads_, group_, queries_;
+  int64_t num_kv_heads_, query_group_, queries_;
   int64_t first_int2_, end_int2_;
+  int64_t end_shared_;  // keys [first_int2_, end_shared_) are INT2 for all queries that see them
   double sm_scale_;
   torch::Tensor q_;        // [Hkv, rows, d_k]
   torch::Tensor values_;   // [Hkv, tokens, d_v]

@@ -17,10 +17,19 @@ namespace oscar {
 #if defined(OSCAR_HAS_KERNELS)
 namespace {
 
+// Whether a kernel could be built for this format at all. The launchers return
+// cudaErrorInvalidValue for one that could not, and so do CUDA's own calls for reasons that have
+// nothing to do with it.
+bool has_kernel_shape(const PageFormat& format) {
+  const int d = format.head_dim, group = format.quant_group_size;
+  return (d == 64 || d == 128 || d == 256) && group > 0 && d % group == 0 && 4 * group >= d;
+}
+
 void check(cudaError_t error, const char* what, const PageFormat& format) {
   if (error == cudaSuccess) return;
   cudaGetLastError();  // later calls of torch would report it as theirs
-  if (error == cudaErrorNotSupported || error == cudaErrorInvalidValue) {
+  const bool refused = error == cudaErrorInvalidValue && !has_kernel_shape(format);
+  if (error == cudaErrorNotSupported || refused) {
     throw Error(
         {.what = fmt::format("the {} kernels do not take this cache format", what),
          .where = "--engine kernel",
@@ -33,7 +42,8 @@ void check(cudaError_t error, const char* what, const PageFormat& format) {
                .where = "--engine kernel",
                .found = cudaGetErrorString(error),
                .hint = "was the program built for this GPU (OSCAR_CUDA_ARCHITECTURES)? Shaped "
-                       "rounding needs 218 KB of shared memory; --engine simulate runs anywhere"});
+                       "rounding needs 218 KB of shared memory, attention takes at most 16 query "
+                       "heads a KV head; --engine simulate runs anywhere"});
 }
 
 class KernelOps final : public PagedOps {

@@ -18,21 +18,26 @@ torch::Tensor on(const torch::Tensor& t, torch::Device device) {
   return t.defined() ? t.to(device, torch::kFloat32).contiguous() : t;
 }
 
-// The metric of a side whose scales are corrected by it; undefined without correction.
-torch::Tensor metric_of(const SideCodec& side, const std::string& where, torch::Device device) {
+// An append corrects every head's scales by a matrix, so each head gets the one that makes its own
+// correction of it; undefined when no head corrects. The factors are equal to the bit, as adding
+// zeros changes no sum and both definitions add over i in ascending order
+// (cache/scale_correction.h): M = I gives (x M)_i = x_i, hence <x, x> / <x, x^>; M = 0 gives a
+// numerator of 0, hence factor 1, which leaves a scale that is rounded already as it is.
+torch::Tensor metric_of(const SideCodec& side, torch::Device device) {
   const auto& kinds = side.scale_correction;
   const auto all = [&](ScaleCorrection kind) {
     return std::all_of(kinds.begin(), kinds.end(), [&](ScaleCorrection c) { return c == kind; });
   };
   if (all(ScaleCorrection::kNone)) return {};
-  if (!all(ScaleCorrection::kMetric)) {
-    throw Error({.what = "the page writer does not have this scale correction",
-                 .where = where,
-                 .expected = "none, or by the metric, in all heads of a layer",
-                 .found = "unbiased, or heads that differ",
-                 .hint = kWayOut});
+  if (all(ScaleCorrection::kMetric)) return on(side.metric, device);
+  const auto heads = static_cast<int64_t>(kinds.size()), d = side.forward.size(-1);
+  auto metric = torch::zeros({heads, d, d}, torch::kFloat32);
+  for (int64_t head = 0; head < heads; ++head) {
+    const ScaleCorrection kind = kinds[static_cast<size_t>(head)];
+    if (kind == ScaleCorrection::kUnbiased) metric[head].fill_diagonal_(1.0f);
+    if (kind == ScaleCorrection::kMetric) metric[head].copy_(side.metric[head]);
   }
-  return on(side.metric, device);
+  return on(metric, device);
 }
 
 }  // namespace
@@ -75,8 +80,8 @@ PageWriter make_page_writer(const LayerCodec& codec, const std::string& where,
   writer.clip_v = torch::tensor(value.clip_ratio, torch::kFloat32).to(device);
   writer.feedback_k = on(key.feedback, device);
   writer.feedback_v = on(value.feedback, device);
-  writer.metric_k = metric_of(key, where, device);
-  writer.metric_v = metric_of(value, where, device);
+  writer.metric_k = metric_of(key, device);
+  writer.metric_v = metric_of(value, device);
   return writer;
 }
 

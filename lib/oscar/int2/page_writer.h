@@ -13,15 +13,15 @@ struct PageWriter {
   PageFormat format;
   torch::Tensor clip_k, clip_v;          // [num_kv_heads]
   torch::Tensor feedback_k, feedback_v;  // [num_kv_heads, d, d]; undefined: plain rounding
-  torch::Tensor metric_k, metric_v;      // the same; undefined: no scale correction
+  torch::Tensor metric_k, metric_v;      // the same; undefined: no scale correction in any head
 
   // The writer's part of the parameters of an append.
   AppendParams parameters() const;
 };
 
-// Throws Error naming what a page cannot hold: one side alone as INT2, head dimensions of keys and
-// values that differ, heads that correct their scales in different ways, or `unbiased` correction.
-// `where` names method and layer.
+// Throws Error naming what a page cannot hold: one side alone as INT2, or head dimensions of keys
+// and values that differ. `where` names method and layer. Heads may round and correct in different
+// ways: pages then hold the bytes of the side's codec, as they do when all heads agree.
 PageWriter make_page_writer(const LayerCodec& codec, const std::string& where,
                             torch::Device device);
 

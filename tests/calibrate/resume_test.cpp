@@ -1,0 +1,206 @@
+// A run that stopped anywhere under one plan continues under any other to the same sums, or is
+// refused.
+#include "oscar/calibrate/resume.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "model/small_model.h"
+#include "oscar/base/error.h"
+#include "oscar/bundle/checkpoint.h"
+#include "oscar/calibrate/assemble.h"
+#include "oscar/calibrate/statistics_pass.h"
+
+namespace {
+
+using namespace oscar;
+using namespace oscar_test;
+
+constexpr int kLayers = 3;
+
+std::string three_layers() {
+  std::string text = kSmallConfig;
+  const std::string two = "\"num_hidden_layers\":2";
+  return text.replace(text.find(two), two.size(), "\"num_hidden_layers\":3");
+}
+
+// Nine chunks that make seven batches.
+TokenChunks make_corpus() {
+  TokenChunks corpus;
+  int32_t id = 1;
+  for (const int length : {5, 5, 8, 8, 8, 3, 3, 6, 6}) {
+    auto& chunk = corpus.chunks.emplace_back();
+    for (int i = 0; i < length; ++i) chunk.push_back(id = id * 29 % 61);
+    corpus.record.tokens += length;
+  }
+  return corpus;
+}
+
+struct Stopped {};
+
+class Resume : public testing::Test {
+ protected:
+  Resume() {
+    torch::set_num_threads(1);  // tiny tensors
+    options_.output = folder_.path() / "out.h5";
+    options_.fit.position_span = 128;
+    run_ = describe_run(options_, model_.checkpoint, corpus_.record);
+    run_.run_key = "this run";
+    run_.quantizer.quant_group_size = 8;
+    for (int i = 0; i < kLayers; ++i) {
+      layers_.push_back(model_.transformer->config().geometry(i, 256));
+    }
+  }
+
+  RunPlan plan(size_t batches_per_shard) const {
+    RunPlan plan;
+    plan.batches = plan_batches(corpus_.chunks, 10);
+    for (size_t i = 0; i < plan.batches.size(); i += batches_per_shard) {
+      const size_t count = std::min(batches_per_shard, plan.batches.size() - i);
+      plan.shards.push_back({i, count, tokens_of(plan, i, count)});
+    }
+    plan.weights_resident = true;
+    plan.hidden_bytes_per_token = 24 * sizeof(float);
+    plan.hidden_room = 1 << 20;
+    return plan;
+  }
+
+  // Continues from the checkpoint, if there is one. Saves and throws Stopped after `layer_passes`.
+  std::vector<LayerStatistics> collect(const RunPlan& plan, int layer_passes = 1000) {
+    CheckpointFile file(options_, run_);
+    MomentPass pass(*model_.transformer, layers_,
+                    [&](const MomentPass& sums, const RunPosition& next) {
+                      if (--layer_passes > 0) return;
+                      file.save(sums.result(), next);
+                      throw Stopped{};
+                    });
+    RunPosition start;
+    if (auto saved = file.load(plan)) {
+      pass.restore(saved->statistics);
+      start = std::move(saved->position);
+    }
+    SilentProgress progress;
+    run_layer_major(*model_.transformer, corpus_, plan, std::move(start), pass, progress);
+    file.remove();
+    return pass.result();
+  }
+
+  // The checkpoint of a run that stopped after `layer_passes`.
+  SavedRun stop_after(const RunPlan& plan, int layer_passes) {
+    EXPECT_THROW(collect(plan, layer_passes), Stopped);
+    return CheckpointFile(options_, run_).load(plan).value();
+  }
+
+  std::string refusal(const RunPlan& plan) {
+    try {
+      CheckpointFile(options_, run_).load(plan);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  }
+
+  TemporaryFolder folder_;
+  Model model_{make_tensors(three_layers()), three_layers()};
+  TokenChunks corpus_ = make_corpus();
+  CalibrateOptions options_;
+  Bundle run_;
+  std::vector<LayerGeometry> layers_;
+};
+
+TEST_F(Resume, AnyStopContinuesUnderAnyPlanToTheSameSums) {
+  const auto whole = collect(plan(7));
+  check_counts(whole, corpus_.record.tokens);
+  for (const size_t before : {2, 7}) {
+    for (const size_t after : {1, 3}) {
+      const int passes = kLayers * static_cast<int>(plan(before).shards.size());
+      for (int stop = 1; stop <= passes; ++stop) {
+        EXPECT_THROW(collect(plan(before), stop), Stopped);
+        EXPECT_EQ(collect(plan(after)), whole) << "shards of " << before << ", stopped after "
+                                               << stop << " passes of a layer, resumed "
+                                               << "with shards of " << after;
+      }
+    }
+  }
+}
+
+TEST_F(Resume, StoppingAgainAndAgainUnderChangingPlansGivesTheSameSums) {
+  const auto whole = collect(plan(7));
+  for (const size_t size : {1, 2, 3, 1, 4, 2, 5}) {
+    EXPECT_THROW(collect(plan(size), 2), Stopped) << "shards of " << size;
+  }
+  EXPECT_EQ(collect(plan(3)), whole);
+}
+
+TEST_F(Resume, ACompleteCollectionStaysCompleteUnderAPlanWithMoreShards) {
+  const auto whole = collect(plan(7));
+  EXPECT_EQ(stop_after(plan(7), kLayers).position.batch, 7u);
+  EXPECT_EQ(collect(plan(1)), whole);
+}
+
+TEST_F(Resume, RefusesHiddenStatesThatDoNotFitAndSaysWhatToDo) {
+  RunPlan small = plan(1);
+  small.hidden_room = 8 * small.hidden_bytes_per_token;
+  stop_after(plan(7), 1);  // all batches have passed layer 0
+  const std::string text = refusal(small);
+  EXPECT_NE(text.find("--host-memory"), std::string::npos) << text;
+  EXPECT_EQ(refusal(plan(1)), "accepted");
+  CheckpointFile(options_, run_).remove();
+  stop_after(plan(3), kLayers);  // the end of a shard: nothing between layers
+  EXPECT_EQ(refusal(small), "accepted");
+}
+
+TEST_F(Resume, RefusesCheckpointsThatCountShards) {
+  SavedRun saved = stop_after(plan(1), kLayers);
+  Bundle bundle = run_;
+  bundle.statistics_only = true;
+  bundle.statistics = saved.statistics;
+  write_checkpoint(CheckpointFile(options_, run_).path(), bundle,
+                   {.run_key = run_.run_key, .order = "layer-major", .shard = 1});
+  const std::string text = refusal(plan(1));
+  EXPECT_NE(text.find("another version"), std::string::npos) << text;
+  EXPECT_NE(text.find("delete it"), std::string::npos) << text;
+}
+
+TEST_F(Resume, RefusesAnotherRun) {
+  stop_after(plan(1), kLayers);
+  run_.run_key = "another";
+  EXPECT_NE(refusal(plan(1)).find("another run"), std::string::npos);
+}
+
+TEST_F(Resume, RefusesPositionsThatTheSumsOrTheCorpusContradict) {
+  SavedRun saved = stop_after(plan(2), kLayers + 1);  // batches 2 and 3 have passed layer 0
+  ASSERT_EQ(saved.position.batch, 2u);
+  ASSERT_EQ(saved.position.hidden.size(), 2u);
+  const auto refused = [&](const char* word, auto change) {
+    RunPosition position = saved.position;
+    change(position);
+    CheckpointFile(options_, run_).save(saved.statistics, position);
+    const std::string text = refusal(plan(1));
+    EXPECT_NE(text.find(word), std::string::npos) << text;
+  };
+  refused("count_kv", [](RunPosition& p) { p.layer = 2; });
+  refused("count_kv", [](RunPosition& p) { p = {2, 0, {}}; });
+  refused("count_kv", [](RunPosition& p) { p = {4, 0, {}}; });
+  refused("hidden states", [](RunPosition& p) { p.batch = 3; });
+  refused("a position within 7 batches", [](RunPosition& p) { p.batch = 6; });
+  refused("a position within 7 batches", [](RunPosition& p) { p = {8, 0, {}}; });
+  refused("a layer of 3", [](RunPosition& p) { p.layer = 3; });
+  refused("a layer of 3", [](RunPosition& p) { p.hidden.clear(); });
+  refused("accepted", [](RunPosition&) {});
+}
+
+TEST_F(Resume, TokensThatWereCountedTwiceOrNotAtAllStopTheRun) {
+  auto statistics = collect(plan(7));
+  EXPECT_NO_THROW(check_counts(statistics, corpus_.record.tokens));
+  statistics[1].count_kv += 8;
+  try {
+    check_counts(statistics, corpus_.record.tokens);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("layer 1, count_kv"), std::string::npos);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,47 @@
+"""oscar-calibrate's --search beside options that leave parts to it: no request is dropped."""
+import unittest
+
+from support.programs import ProgramTest
+
+
+class SearchOptions(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.corpus = self.folder / "corpus.txt"
+        self.corpus.write_text("two bits a number\n" * 40)
+
+    def arguments(self, options):
+        return ["tiny-gqa", self.corpus, self.folder / "out.h5", "--device", "cpu", "--dry-run",
+                *options]
+
+    def test_a_search_of_nothing_is_a_usage_error(self):
+        fixed = ["--method", "balanced", "--granularity", "per-head", "--center", "on", "--clip",
+                 ".95,.96", "--rounding", "shaped", "--scale-correction", "metric"]
+        for options in (["--preset", "paper"], ["--preset", "released"], fixed):
+            for effort in ("quick", "full"):
+                with self.subTest(options=options, effort=effort):
+                    self.refuse("oscar-calibrate",
+                                self.arguments([*options, "--search", effort]),
+                                f"--search {effort}", "nothing is left to search",
+                                "--clip search", code=2)
+
+    def test_a_part_left_to_a_search_that_is_off_is_a_usage_error(self):
+        for option, word in (("--clip", "search"), ("--method", "auto"), ("--center", "auto"),
+                             ("--granularity", "auto"), ("--rounding", "auto"),
+                             ("--scale-correction", "auto")):
+            with self.subTest(option):
+                self.refuse("oscar-calibrate",
+                            self.arguments([option, word, "--search", "off"]),
+                            f"{option} {word}", "--search is off", code=2)
+
+    def test_what_can_be_done_is_not_refused(self):
+        for options in (["--search", "off"], ["--preset", "paper"],
+                        ["--preset", "paper", "--search", "off"],
+                        ["--preset", "paper", "--clip", "search", "--search", "full"],
+                        ["--clip", "off", "--search", "full"]):
+            with self.subTest(options):
+                self.run_ok("oscar-calibrate", *self.arguments(options))
+
+
+if __name__ == "__main__":
+    unittest.main()

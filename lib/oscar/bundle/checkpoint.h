@@ -22,7 +22,7 @@ struct ResumeTensor {
 struct ResumeState {
   std::string run_key;  // hash of everything that decides the result; other runs must not resume
   std::string order;    // for example "layer-major"
-  int64_t shard = 0;  // where in the corpus, as `order` counts
+  int64_t shard = 0;    // where in the corpus, as `order` counts
   int layer = 0;
   std::vector<ResumeTensor> tensors = {};
 };

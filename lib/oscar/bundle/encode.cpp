@@ -244,7 +244,7 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
   }
   file.groups.push_back(schema::kLayers);
   const auto add_layer = [&file](const LayerGeometry& geometry) {
-    const std::string path = schema::layer_path(schema::kLayers, geometry.layer_id);
+    std::string path = schema::layer_path(schema::kLayers, geometry.layer_id);
     file.groups.push_back(path);
     schema::visit_geometry(geometry, AttributeWriter{file, path});
     return path;

@@ -102,7 +102,7 @@ std::string try_balanced_head(const SideMoments& m, int head, const std::string&
   const MatrixF forward = fitted.forward.cast<float>();
   const MatrixF partner =
       (key ? MatrixD(fitted.inverse.transpose()) : fitted.inverse).cast<float>();
-  const std::string problem =
+  std::string problem =
       deviation_problem(transform_deviation(forward, partner, m.side, TransformKind::kBalanced),
                         TransformKind::kBalanced);
   if (!problem.empty()) return problem;

@@ -262,7 +262,9 @@ std::vector<std::string_view> supported_architectures() {
 }
 
 void check_config_keys(const Json& config, const ModelFamily& family, const std::string& source) {
-  for (const auto& [key, value] : config.items()) {
+  for (const auto& item : config.items()) {
+    const std::string& key = item.key();
+    const Json& value = item.value();
     if (value.is_null() || holds(kRead, key) || holds(kInert, key)) continue;
     if (read_by_family(key, family)) continue;
     const auto refused = std::find_if(std::begin(kRefused), std::end(kRefused),

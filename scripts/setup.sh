@@ -142,4 +142,5 @@ export OSCAR_CMAKE='$cmake'
 export OSCAR_NINJA='$ninja'
 export CUDACXX='$nvcc'
 ENVIRONMENT
-say "ready (torch from $python, ${nvcc:+CUDA from $nvcc}${nvcc:-no CUDA compiler})"
+if [[ -n $nvcc ]]; then compiler="CUDA from $nvcc"; else compiler="no CUDA compiler"; fi
+say "ready (torch from $python, $compiler)"

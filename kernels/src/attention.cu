@@ -33,13 +33,14 @@ cudaError_t decode_attention_prepare(void* workspace, size_t bytes, cudaStream_t
 }
 
 cudaError_t decode_attention(const AttentionParams& params, void* workspace, size_t workspace_bytes,
-                             cudaStream_t stream) {
+                             cudaStream_t stream, int unsettled_pages) {
   if (!valid_params(params)) return cudaErrorInvalidValue;
   uint8_t* ws = static_cast<uint8_t*>(workspace);
-#define OSCAR_INSTANCE(kDim, kGroup, kMeta, kOrder)                                              \
-  if (params.format.head_dim == kDim && params.format.quant_group_size == kGroup &&              \
-      params.format.metadata == kMeta && params.format.order == kOrder) {                        \
-    return attention_instance<kDim, kGroup, kMeta, kOrder>(params, ws, workspace_bytes, stream); \
+#define OSCAR_INSTANCE(kDim, kGroup, kMeta, kOrder)                                     \
+  if (params.format.head_dim == kDim && params.format.quant_group_size == kGroup &&     \
+      params.format.metadata == kMeta && params.format.order == kOrder) {               \
+    return attention_instance<kDim, kGroup, kMeta, kOrder>(params, ws, workspace_bytes, \
+                                                           unsettled_pages, stream);    \
   }
 #include "attention_instances.inc"
 #undef OSCAR_INSTANCE
@@ -52,7 +53,7 @@ cudaError_t decode_attention_bf16(const AttentionParams& params, void* workspace
   uint8_t* ws = static_cast<uint8_t*>(workspace);
 #define OSCAR_TWIN(kDim)              \
   if (params.format.head_dim == kDim) \
-    return attention_twin<kDim>(params, ws, workspace_bytes, stream);
+    return attention_twin<kDim>(params, ws, workspace_bytes, -1, stream);
 #include "attention_instances.inc"
 #undef OSCAR_TWIN
   return cudaErrorNotSupported;

@@ -13,12 +13,13 @@ struct AttentionConfig {
   static constexpr int kGroups = kGroups_;
   static constexpr MetadataDtype kMetadata = kMetadata_;
   static constexpr PackOrder kOrder = kOrder_;
-  // An item of at most four (query, head) columns uses all eight tensor-core columns: column c + 4
-  // is column c over other tokens (each second tile of INT2 pages), joined when the item is.
+  // An item of at most four (query, head) columns has them in the tensor core's eight twice: of the
+  // scores a lane takes column c from even tiles of INT2 pages and c + 4 from odd ones, so that no
+  // lane idles; in the output the upper four mean nothing.
   static constexpr bool kTwins = kTwins_;
-  static constexpr int kCopies = kTwins ? 2 : 1;
-  static constexpr int kColumns = 8 / kCopies;     // (query, head) columns of an item
-  static constexpr bool kPagedBf16 = kPagedBf16_;  // the bf16 twin: history pages hold bf16 rows
+  static constexpr int kSetTiles = kTwins ? 2 : 1;  // tiles that lanes share so
+  static constexpr int kColumns = 8 / kSetTiles;    // (query, head) columns of an item
+  static constexpr bool kPagedBf16 = kPagedBf16_;   // the bf16 twin: history pages hold bf16 rows
   using Layout = CodeLayout<kHeadDim, kGroups, kOrder>;
   static constexpr int kTiles = Layout::kTiles;
 
@@ -37,17 +38,16 @@ struct AttentionConfig {
   static constexpr int kSlotBytes =
       kPagedBf16 ? kExactBytes : (kChunkBytes > kExactBytes ? kChunkBytes : kExactBytes);
   static constexpr int kRingBytes = kSlots * kSlotBytes;
-  // A warp's partial result: accumulator fragments, then (reference, sum) per tensor-core column.
-  static constexpr int kPartialBytes = kTiles * 32 * 16 + 8 * 8;
-  // Joined over a block: pairs of columns per dimension, then (reference, sum) per column.
-  static constexpr int kJoinedPairs = kHeadDim * kColumns / 2;
-  static constexpr int kJoinedBytes = kJoinedPairs * 8 + 8 * 8;
-  static_assert(kSlotBytes % 16 == 0 && kPartialBytes % 16 == 0 && kJoinedBytes % 16 == 0, "");
+  // A partial result of an item: pairs of columns per dimension, then (reference, sum) per column.
+  static constexpr int kPairs = kHeadDim * kColumns / 2;
+  static constexpr int kPartialBytes = (kPairs + kColumns) * 8;
+  static_assert(kSlotBytes % 16 == 0 && kPartialBytes % 16 == 0, "");
   // Bounds the registers: fewer warps whose instructions interleave beat more that wait in turn.
   static constexpr int kMaxWarps = kHeadDim == 64 ? 16 : kHeadDim == 128 ? 12 : 8;
-  // Parts of an item that join at once; their factors lie behind the warp's partial in the ring.
-  static constexpr int kMaxParts = (kRingBytes - kPartialBytes) / 32;
-  static_assert(kMaxParts >= 2 * kMaxWarps, "");
+  // Blocks whose parts of an item join with those of a block's warps: the factors of all lie behind
+  // the first warp's partial in its ring.
+  static constexpr int kMaxBlocks = (kRingBytes - kPartialBytes) / (4 * kColumns) - kMaxWarps;
+  static_assert(kMaxBlocks >= kMaxWarps, "");
 
   // In units of 256 bytes.
   static constexpr EntryWeights kWeights = {kPagedBf16 ? kExactBytes / 256 : kChunkBytes / 256,

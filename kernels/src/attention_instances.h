@@ -9,9 +9,9 @@ namespace oscar {
 
 template <int kHeadDim, int kGroupSize, MetadataDtype kMetadata, PackOrder kOrder>
 cudaError_t attention_instance(const AttentionParams& params, uint8_t* workspace,
-                               size_t workspace_bytes, cudaStream_t stream);
+                               size_t workspace_bytes, int unsettled_pages, cudaStream_t stream);
 template <int kHeadDim>
 cudaError_t attention_twin(const AttentionParams& params, uint8_t* workspace,
-                           size_t workspace_bytes, cudaStream_t stream);
+                           size_t workspace_bytes, int unsettled_pages, cudaStream_t stream);
 
 }  // namespace oscar

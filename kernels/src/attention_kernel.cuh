@@ -10,9 +10,14 @@ namespace oscar {
 
 // Parts of the caller's workspace.
 struct AttentionWorkspace {
-  int* arrivals;         // [blocks] zero before and after every launch
-  uint8_t* head_parts;   // [blocks][warps] partials of items that ended inside a warp's share
-  uint8_t* block_parts;  // [blocks][2] joined parts of items shared with other blocks
+  uint8_t* sent_parts;  // [blocks] of items that go on in later blocks; zero between launches
+  uint8_t* head_parts;  // [blocks][warps] pieces of items that ended inside a warp's share
+};
+
+// The whole plan and this block's share.
+struct BlockPlan {
+  WorkPlan all;
+  int begin, end;
 };
 
 // Shared memory of a block: warps' rings, then their notes and barriers, then the plan.
@@ -42,103 +47,58 @@ struct BlockMemory {
   }
 };
 
-// Joins the pieces that the block's warps left behind. All threads take part.
+// Joins the pieces that the block's warps left behind. All threads take part. An item's last block
+// waits for the parts of those before it, which are started no later and do not wait before they
+// have sent theirs: the part of an item that goes on is sent first, then the block may wait for the
+// first item's.
 template <typename Config>
 __device__ __forceinline__ void join_block(const AttentionParams& p, const ColumnShape& shape,
-                                           const WorkPlan& plan, const AttentionWorkspace& ws,
+                                           const BlockPlan& plan, const AttentionWorkspace& ws,
                                            const BlockMemory<Config>& memory) {
-  constexpr int kCopies = Config::kCopies;
-  __shared__ int last_arrival;
-  __shared__ uint8_t* members[2 * 16];  // partials of the item at hand, in order
+  __shared__ uint8_t* members[2 * 16];  // pieces of the item at hand, in order
   __shared__ float2 totals[Config::kColumns];
   float* factors = reinterpret_cast<float*>(memory.ring(0) + Config::kPartialBytes);
-  const int lane = threadIdx.x % 32, begin = plan.block_begin(blockIdx.x);
+  const int lane = threadIdx.x % 32, block = blockIdx.x;
   const PieceNote own = lane < 2 * memory.warps ? memory.pieces()[lane] : PieceNote{};
-  const auto block_part = [&](int block, bool starts) {
-    return Joined<Config>{ws.block_parts +
-                          (static_cast<int64_t>(block) * 2 + starts) * Config::kJoinedBytes};
+  const auto part_of = [&](int sender) {
+    return Partial<Config>{ws.sent_parts + static_cast<int64_t>(sender) * Config::kPartialBytes};
   };
   uint32_t waiting = __ballot_sync(~0u, own.base >= 0);
 #pragma unroll 1
   while (waiting != 0) {
-    const int leader = __ffs(waiting) - 1;
-    const PieceNote note = memory.pieces()[leader];
+    const PieceNote note = memory.pieces()[31 - __clz(waiting)];
     const uint32_t matching = __ballot_sync(~0u, own.base == note.base);
-    const int count = __popc(matching) * kCopies;
     waiting &= ~matching;
     if (threadIdx.x < 32 && (matching >> lane & 1)) {
       members[__popc(matching & ((1u << lane) - 1))] =
           lane % 2 ? memory.ring(lane / 2)
-                   : ws.head_parts + (static_cast<int64_t>(blockIdx.x) * memory.warps + lane / 2) *
+                   : ws.head_parts + (static_cast<int64_t>(block) * memory.warps + lane / 2) *
                                          Config::kPartialBytes;
     }
-    const int first_block = plan.block_of(note.base);
-    const int parts = plan.block_of(note.last) - first_block + 1;
+    const bool ends = note.last < plan.end;
+    const int first_block = ends && note.base < plan.begin ? plan.all.block_of(note.base) : block;
     __syncthreads();
-    join_factors<Config>(
-        count,
-        [&](int part, int column) {
-          const Partial<Config> from{members[part / kCopies]};
-          return from.columns()[column + part % kCopies * Config::kColumns];
-        },
-        factors, totals);
-    const Joined<Config> mine = block_part(blockIdx.x, note.base >= begin);
-#pragma unroll 1
-    for (int pair = threadIdx.x; pair < Config::kJoinedPairs; pair += blockDim.x) {
-      float2 total = make_float2(0.0f, 0.0f);
-      const float2* factor =
-          reinterpret_cast<const float2*>(factors + Joined<Config>::column(pair));
-#pragma unroll 4
-      for (int part = 0; part < count / kCopies; ++part) {
-#pragma unroll
-        for (int copy = 0; copy < kCopies; ++copy) {
-          const float2* from = reinterpret_cast<const float2*>(members[part]);
-          add_scaled(total, from[Joined<Config>::in_partial(pair, copy)],
-                     factor[(part * kCopies + copy) * (Config::kColumns / 2)]);
-        }
-      }
-      if (parts == 1) {
-        write_output<Config>(p, shape, note.item, pair, total, totals);
-      } else {
-        mine.pairs()[pair] = total;
-      }
-    }
-    bool finish = parts == 1;
-    if (!finish) {
-      if (threadIdx.x < Config::kColumns) mine.columns()[threadIdx.x] = totals[threadIdx.x];
-      __syncthreads();
-      if (threadIdx.x == 0) {  // speaks for the block: the barriers carry the order on
-        last_arrival = ptx::arrive_and_count(ws.arrivals + first_block) == parts - 1;
-        if (last_arrival) ws.arrivals[first_block] = 0;  // ready for the next launch
-      }
-      __syncthreads();
-      finish = last_arrival;
-      if (finish) {  // what other blocks wrote is read past this multiprocessor's L1 cache
-        join_factors<Config>(
-            parts,
-            [&](int part, int column) {
-              return __ldcg(&block_part(first_block + part, part == 0).columns()[column]);
-            },
-            factors, totals);
-#pragma unroll 1
-        for (int pair = threadIdx.x; pair < Config::kJoinedPairs; pair += blockDim.x) {
-          float2 total = make_float2(0.0f, 0.0f);
-          const float2* factor =
-              reinterpret_cast<const float2*>(factors + Joined<Config>::column(pair));
-#pragma unroll 8
-          for (int part = 0; part < parts; ++part) {
-            add_scaled(total, __ldcg(block_part(first_block + part, part == 0).pairs() + pair),
-                       factor[part * (Config::kColumns / 2)]);
+    join_pieces<Config>(
+        __popc(matching), block - first_block, [&](int i) { return Partial<Config>{members[i]}; },
+        [&](int i) { return part_of(first_block + i); }, factors, totals,
+        [&]() {
+          if (threadIdx.x >= Config::kColumns) return;
+          const float2 column = totals[threadIdx.x];
+          if (!ends) {
+            send(part_of(block).columns() + threadIdx.x, column);
+          } else {
+            const int64_t row = column_row<Config>(p, shape, note.item, threadIdx.x);
+            if (row >= 0) write_lse(p, row, column.x, column.y);
           }
-          write_output<Config>(p, shape, note.item, pair, total, totals);
-        }
-      }
-    }
-    if (finish && threadIdx.x < Config::kColumns) {
-      const int64_t row = column_row<Config>(p, shape, note.item, threadIdx.x);
-      if (row >= 0) write_lse(p, row, totals[threadIdx.x].x, totals[threadIdx.x].y);
-    }
-    __syncthreads();
+        },
+        [&](int pair, float2 total) {
+          if (ends) {
+            write_output<Config>(p, shape, note.item, pair, total, totals);
+          } else {
+            send(part_of(block).pairs() + pair, total);
+          }
+        });
+    if (waiting != 0) __syncthreads();
   }
 }
 
@@ -147,16 +107,28 @@ template <typename Config>
 __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape& shape,
                                      const AttentionWorkspace& ws,
                                      const BlockMemory<Config>& memory, EntryRing<Config>& ring,
-                                     int lane, int warp) {
+                                     const EntryCursor& begin, int unsettled_pages, int lane,
+                                     int warp) {
   AttentionState<Config> state;
   const SpanOffsets offsets = span_offsets<Config>(lane);
   int entries_left = 0, done_runs = 0;
   bool exact = false, open = false, fetched = false, from_codes = false, whole = false;
-  bool fresh = false;
   const auto run = [&]() { return ring.notes + (done_runs - 1) % kRunNotes; };
+  ring.live = begin.live;
+  if (begin.live) ring.begin_run(p, shape, begin, lane);
+#if OSCAR_BULK_COPIES
+  if (unsettled_pages >= 0) {
+    if (!Config::kPagedBf16 && !ring.exact) {  // what the kernel ahead cannot be writing
+      ring.fill_pages(p, begin.shape.history_entries - unsettled_pages - begin.entry, lane);
+    }
+    ptx::wait_for_previous();
+    ptx::launch_next();  // which may count on it that all before this launch is done
+  }
+#endif
 #pragma unroll 1
   while (true) {
-    if (!Config::kPagedBf16 && !open && !fetched && (ring.pending > 0 || ring.live)) {
+    if (!Config::kPagedBf16 && !open && !fetched &&
+        (ring.pending > 0 || ring.left > 0 || ring.live)) {
       // Before the copies of the first pages, which would hold these loads up.
       fetched = true;
       fetch_code_queries<Config>(state, query_row<Config>(p, shape, ring.item_of(done_runs), lane),
@@ -181,7 +153,7 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
         from_codes = false;
         load_exact_queries<Config>(state, query_row<Config>(p, shape, run()->item, lane), lane);
       } else if (!from_codes) {
-        from_codes = fresh = true;
+        from_codes = true;
         if constexpr (!Config::kPagedBf16) {
           convert_code_queries<Config>(state, p.sm_scale, lane);
         }
@@ -212,22 +184,27 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
         valid = run()->last_valid;
         if (valid < kPageTokens) clear_absent_metadata<Config>(slot, valid, lane);
       }
-      while (true) {
+      const int turns = ring.turns(entries_left);
+#pragma unroll 1
+      for (int turn = 0;; ++turn) {
         const uint8_t* codes = slot;
         const uint8_t* metadata = slot;
 #pragma unroll 1
         for (int span = 0; span < kPageTokens / Config::kSpanTokens && valid > 0; ++span) {
-          int2_span<Config>(state, codes, metadata, offsets, valid, fresh, lane);
-          fresh = false;
+          int2_span<Config>(state, codes, metadata, offsets, valid, lane, [&]() {
+            const bool last = Config::kSpanTokens == kPageTokens || valid <= Config::kSpanTokens;
+            if (last) ring.refill(p, turn, turn < turns, lane);
+          });
           valid -= Config::kSpanTokens;
           codes += Config::kSpanTokens * Config::Layout::kRowBytes;
           metadata += Config::kSpanTokens * Config::kMetadataRow;
         }
-        if (entries_left < 2 || !ring.steady()) break;
-        slot = ring.turn(p, lane);
-        --entries_left;
+        if (turn == turns) break;
+        slot = ring.advance();
         valid = kPageTokens;
       }
+      ring.turned(turns);
+      entries_left -= turns;
     }
     ring.release();
     if (entries_left > 0 || !run()->closes) continue;
@@ -235,8 +212,8 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
     if constexpr (!Config::kPagedBf16) {
       if (from_codes) settle_accumulator<Config>(state, lane);
     }
-    state.sum[0] = sum_over_rows(state.sum[0]);
-    state.sum[1] = sum_over_rows(state.sum[1]);
+    state.sum[0] = sum_over_rows<Config>(state.sum[0]);
+    state.sum[1] = sum_over_rows<Config>(state.sum[1]);
     if (whole && run()->ends) {
       write_item<Config>(p, shape, state, run()->item, lane);
       continue;
@@ -250,16 +227,67 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
   }
 }
 
+// Where this warp begins. Every warp plans for itself where every item has blocks of its own, else
+// the first one for all, or all warps together, and then the block synchronises.
+template <typename Config>
+__device__ __forceinline__ EntryCursor plan_block(const AttentionParams& p,
+                                                  const ColumnShape& shape,
+                                                  const PlanShape& plan_shape,
+                                                  const BlockMemory<Config>& memory,
+                                                  BlockPlan& plan, int lane, int warp) {
+  constexpr EntryWeights kWeights = Config::kWeights;
+  constexpr bool kBf16 = Config::kPagedBf16;
+  const int block = blockIdx.x, items_per_request = plan_shape.items_per_request.d;
+  if (lane < 2) memory.pieces()[2 * warp + lane] = PieceNote{};
+  if (plan_shape.blocks_per_item.d > 0 && p.batch <= 32) {
+    const int own = lane < p.batch ? kWeights.item(request_shape<kBf16>(p, lane)) : 0;
+    const int first = __shfl_sync(~0u, own, 0);
+    const WorkPlan all = aligned_plan(first, p.batch * items_per_request, plan_shape, kWeights);
+    if (all.blocks > 0 && __all_sync(~0u, lane >= p.batch || own == first)) {
+      const int item = quotient(block, plan_shape.blocks_per_item);
+      const int in_item = block - item * all.block_count;
+      const int begin = item * first + in_item * all.share + min(in_item, all.longer);
+      const int end = begin + all.share + (in_item < all.longer);
+      if (threadIdx.x == 0) plan = {all, begin, end};
+      const WarpShare share = block < all.blocks ? warp_share(begin, end, warp, plan_shape.warps)
+                                                 : WarpShare{begin, begin};
+      return aligned_cursor<kBf16>(p, kWeights, plan_shape, shape.column_tiles, first, item, share);
+    }
+  }
+  int total = 0;
+  if (p.batch > 32) {
+    total = weigh_requests<kBf16, false>(p, kWeights, items_per_request, memory.prefix());
+  }
+  if (warp == 0) {  // lane w begins the share of warp w
+    if (p.batch <= 32) {
+      total = weigh_requests<kBf16, true>(p, kWeights, items_per_request, memory.prefix());
+    }
+    const WorkPlan all = plan_of(total, kWeights);
+    const int begin = all.block_begin(block), end = all.block_begin(block + 1);
+    if (lane == 0) plan = {all, begin, end};
+    if (lane < memory.warps) {
+      const WarpShare share = block < all.blocks ? warp_share(begin, end, lane, plan_shape.warps)
+                                                 : WarpShare{begin, begin};
+      memory.cold(lane)->cursor = cursor_begin<kBf16>(p, kWeights, memory.prefix(),
+                                                      shape.column_tiles, share.first, share.end);
+    }
+  }
+  __syncthreads();
+  return memory.cold(warp)->cursor;
+}
+
 template <typename Config>
 __global__ void __launch_bounds__(Config::kMaxWarps * 32, 1)
     decode_attention_kernel(const __grid_constant__ AttentionParams p,
                             const __grid_constant__ ColumnShape shape,
-                            const __grid_constant__ AttentionWorkspace ws) {
+                            const __grid_constant__ PlanShape plan_shape,
+                            const __grid_constant__ AttentionWorkspace ws, int unsettled_pages) {
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ WorkPlan plan;
-  constexpr EntryWeights kWeights = Config::kWeights;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const BlockMemory<Config> memory{shared, warps};
+  __shared__ BlockPlan plan;
+  const int lane = threadIdx.x % 32;
+  int warp = threadIdx.x / 32;
+  asm volatile("" : "+r"(warp));  // else it is worked out again for every page
+  const BlockMemory<Config> memory{shared, static_cast<int>(blockDim.x / 32)};
   EntryRing<Config> ring;
   ring.slots = memory.ring(warp);
   ring.notes = memory.notes(warp);
@@ -272,36 +300,14 @@ __global__ void __launch_bounds__(Config::kMaxWarps * 32, 1)
     }
     ptx::barrier_fence_init();
   }
-  ptx::launch_next();
-  ptx::wait_for_previous();
+  if (unsettled_pages < 0) {
+    ptx::wait_for_previous();
+    ptx::launch_next();
+  }
 #endif
-  const int items = p.num_kv_heads * shape.column_tiles;
-  int total = 0;
-  bool equal = false;
-  if (p.batch > 32) {
-    total = weigh_requests<Config::kPagedBf16, false>(p, kWeights, items, memory.prefix(), equal);
-  }
-  if (warp == 0) {  // plans for all: lane w begins the share of warp w
-    if (p.batch <= 32) {
-      total = weigh_requests<Config::kPagedBf16, true>(p, kWeights, items, memory.prefix(), equal);
-    }
-    const WorkPlan whole = plan_of(total, equal ? items * p.batch : 0, kWeights);
-    if (lane == 0) plan = whole;
-    if (lane < 2 * warps) memory.pieces()[lane] = PieceNote{};
-    if (lane < warps) {
-      const int begin = whole.block_begin(blockIdx.x), end = whole.block_begin(blockIdx.x + 1);
-      const int share = (end - begin) / warps, longer = (end - begin) % warps;
-      const int first = begin + lane * share + min(lane, longer);
-      const bool works = static_cast<int>(blockIdx.x) < whole.blocks;
-      memory.cold(lane)->cursor =
-          cursor_begin<Config::kPagedBf16>(p, kWeights, memory.prefix(), shape.column_tiles, first,
-                                           works ? first + share + (lane < longer) : first);
-    }
-  }
-  __syncthreads();
-  if (static_cast<int>(blockIdx.x) >= plan.blocks) return;
-  ring.live = ring.cold->cursor.live;
-  work<Config>(p, shape, ws, memory, ring, lane, warp);
+  const EntryCursor begin = plan_block<Config>(p, shape, plan_shape, memory, plan, lane, warp);
+  __syncwarp();  // all lanes have read their cursor
+  work<Config>(p, shape, ws, memory, ring, begin, unsettled_pages, lane, warp);
   __syncthreads();
   join_block<Config>(p, shape, plan, ws, memory);
 }

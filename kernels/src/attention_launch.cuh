@@ -10,6 +10,14 @@ namespace oscar {
 
 inline size_t align_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
+// Of the largest instantiation: pieces of 16 warps, and one part, a block. The parts lie first, in
+// a place that is the same for all instantiations, since they have to stay zero between calls.
+inline size_t partial_bytes(int head_dim) { return 8 * (4 * static_cast<size_t>(head_dim) + 8); }
+inline size_t sent_parts_bytes(int blocks) { return align_up(blocks * partial_bytes(256)); }
+inline size_t workspace_bytes_for(int head_dim, int blocks) {
+  return sent_parts_bytes(blocks) + align_up(blocks * 16 * partial_bytes(head_dim));
+}
+
 struct DeviceLimits {
   int blocks = 0, shared_bytes = 0;
   bool overlaps = false;  // knows programmatic dependent launch (sm_90 and up)
@@ -35,25 +43,22 @@ inline cudaError_t device_limits(DeviceLimits* limits) {
 
 template <typename Config>
 cudaError_t launch_attention(const AttentionParams& p, uint8_t* workspace, size_t workspace_bytes,
-                             cudaStream_t stream) {
+                             int unsettled_pages, cudaStream_t stream) {
   DeviceLimits limits;
   cudaError_t error = device_limits(&limits);
   if (error != cudaSuccess) return error;
-  limits.blocks = std::min(limits.blocks, Config::kMaxParts);
   int warps = Config::kMaxWarps;
   while (warps > 1 && BlockMemory<Config>::bytes(warps, p.batch) + 1024 >
                           static_cast<size_t>(limits.shared_bytes)) {
     --warps;
   }
   const size_t shared = BlockMemory<Config>::bytes(warps, p.batch);
-  AttentionWorkspace ws;
-  size_t used = align_up(sizeof(int) * limits.blocks);
-  ws.arrivals = reinterpret_cast<int*>(workspace);
-  ws.head_parts = workspace + used;
-  used += align_up(static_cast<size_t>(limits.blocks) * warps * Config::kPartialBytes);
-  ws.block_parts = workspace + used;
-  used += align_up(static_cast<size_t>(limits.blocks) * 2 * Config::kJoinedBytes);
-  if (used > workspace_bytes) return cudaErrorInvalidValue;
+  const size_t sent = sent_parts_bytes(limits.blocks);
+  const int blocks = std::min(limits.blocks, Config::kMaxBlocks);
+  if (sent + static_cast<size_t>(blocks) * warps * Config::kPartialBytes > workspace_bytes) {
+    return cudaErrorInvalidValue;
+  }
+  const AttentionWorkspace ws = {workspace, workspace + sent};
   error =
       cudaFuncSetAttribute(decode_attention_kernel<Config>,
                            cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
@@ -63,24 +68,19 @@ cudaError_t launch_attention(const AttentionParams& p, uint8_t* workspace, size_
   shape.columns = p.q_len * shape.heads_per_kv;
   shape.column_tiles = (shape.columns + Config::kColumns - 1) / Config::kColumns;
   shape.reciprocal = (65536u + shape.heads_per_kv - 1) / shape.heads_per_kv;
+  const PlanShape plan = plan_shape(blocks, p.batch, p.num_kv_heads * shape.column_tiles, warps);
   cudaLaunchAttribute early;  // may be started before the kernel ahead of it has ended
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t launch = {};
-  launch.gridDim = dim3(limits.blocks);
+  launch.gridDim = dim3(blocks);
   launch.blockDim = dim3(warps * 32);
   launch.dynamicSmemBytes = shared;
   launch.stream = stream;
   launch.attrs = &early;
   launch.numAttrs = limits.overlaps ? 1 : 0;
-  return cudaLaunchKernelEx(&launch, decode_attention_kernel<Config>, p, shape, ws);
-}
-
-// Workspace of the largest instantiation for a head_dim: partials of 16 warps, two joined a block.
-inline size_t workspace_bytes_for(int head_dim, int blocks) {
-  const size_t partial = 8 * head_dim * 4 + 64;
-  return align_up(sizeof(int) * blocks) + align_up(static_cast<size_t>(blocks) * 16 * partial) +
-         align_up(static_cast<size_t>(blocks) * 2 * partial);
+  return cudaLaunchKernelEx(&launch, decode_attention_kernel<Config>, p, shape, plan, ws,
+                            unsettled_pages);
 }
 
 }  // namespace oscar

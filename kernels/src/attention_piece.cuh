@@ -119,16 +119,6 @@ __device__ __forceinline__ void convert_code_queries(AttentionState<Config>& s, 
       s.q_sum[k][0] = sums[0], s.q_sum[k][1] = sums[1];
     }
   }
-  if constexpr (Config::kTwins) {
-#pragma unroll
-    for (int i = 0; i < Config::kTiles; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        s.q_twin[i][half] = g < 4 ? 0 : s.q[i][half];
-        s.q[i][half] = g < 4 ? s.q[i][half] : 0;
-      }
-    }
-  }
 }
 
 // bf16 operands for exact keys: lane t holds vectors t, 4 + t, ... of eight dimensions.
@@ -152,9 +142,10 @@ __device__ __forceinline__ void settle_accumulator(AttentionState<Config>& s, in
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       if constexpr (!Config::kZerosOnTensor) {
-        zeros[k][c] = sum_over_rows(s.zero_sum[k][c]);
+        zeros[k][c] = sum_over_rows<Config>(s.zero_sum[k][c]);
       } else if constexpr (Config::kTwins) {  // rows g < 4 are of the even tiles, the others odd
-        zeros[k][c] = __shfl_sync(~0u, s.zero_sum[k][c], lane % 4 < 2 ? lane % 4 : 16 + lane % 4);
+        zeros[k][c] = __shfl_sync(~0u, s.zero_sum[k][c], lane % 2) +
+                      __shfl_sync(~0u, s.zero_sum[k][c], 16 + 2 + lane % 2);
       } else {
         zeros[k][c] = s.zero_sum[k][c];
       }
@@ -190,26 +181,15 @@ __device__ __forceinline__ void write_item(const AttentionParams& p, const Colum
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
-    float factor = 1.0f;
-    if constexpr (Config::kTwins) {
-      const float other = __shfl_xor_sync(~0u, s.reference[c], 2);
-      const float reference = fmaxf(s.reference[c], other);
-      factor = ptx::exp2_approx(s.reference[c] - reference);
-      s.reference[c] = reference;
-      s.sum[c] *= factor;
-      s.sum[c] += __shfl_xor_sync(~0u, s.sum[c], 2);
-    }
-    factor *= inverse_or_zero(s.sum[c]);
-    uint16_t values[2 * Config::kTiles];  // in the order of the lane's dimensions
-#pragma unroll
-    for (int i = 0; i < 2 * Config::kTiles; ++i) {
-      float x = s.out[i / 2][2 * (i % 2) + c] * factor;
-      if constexpr (Config::kTwins) x += __shfl_xor_sync(~0u, x, 2);
-      values[Layout::value_slot(i)] = float_to_bf16(x);
-    }
     const int column = 2 * t + c;
     const int64_t row = column < Config::kColumns ? column_row<Config>(p, shape, item, column) : -1;
     if (row < 0) continue;
+    const float factor = inverse_or_zero(s.sum[c]);
+    uint16_t values[2 * Config::kTiles];  // in the order of the lane's dimensions
+#pragma unroll
+    for (int i = 0; i < 2 * Config::kTiles; ++i) {
+      values[Layout::value_slot(i)] = float_to_bf16(s.out[i / 2][2 * (i % 2) + c] * factor);
+    }
 #pragma unroll
     for (int i = 0; i < 2 * Config::kTiles; i += 2) {
       const int dim = Layout::value_run_dim(g, i / Layout::kValueRun) + i % Layout::kValueRun;

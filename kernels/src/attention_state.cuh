@@ -22,14 +22,11 @@ constexpr float kLn2 = 0.6931471805599453f;
 template <typename Config>
 struct AttentionState {
   static constexpr int kTiles = Config::kTiles, kGroups = Config::kGroups;
-  float out[kTiles][4];        // [row tile][(dim 2m, dim 2m + 1) x (column 2t, 2t + 1)]
-  float reference[2];          // log2 units, columns 2t and 2t + 1
-  float sum[2];                // this lane's part
-  float zero_sum[kGroups][4];  // sum w zero; from the tensor core, or this lane's part
-  uint32_t q[kTiles][2];       // operands of the item: fp16 for codes, bf16 for exact rows
-  // With twins and codes, q is zero in columns 4 to 7 and q_twin is the same in those alone:
-  // products of even tiles with q and of odd tiles with q_twin add up to both tiles' scores.
-  uint32_t q_twin[Config::kTwins ? kTiles : 1][2];
+  float out[kTiles][4];            // [row tile][(dim 2m, dim 2m + 1) x (column 2t, 2t + 1)]
+  float reference[2];              // log2 units, columns 2t and 2t + 1
+  float sum[2];                    // this lane's part
+  float zero_sum[kGroups][4];      // sum w zero; from the tensor core, or this lane's part
+  uint32_t q[kTiles][2];           // operands of the item: fp16 for codes, bf16 for exact rows
   float logit_factor;              // sm_scale log2(e) 2^(24 - n)
   uint32_t zero_queries[kGroups];  // operands of -sum q 2^-24, against zeros
   float q_sum[kGroups][2];         // or in fp32, where zeros are not fp16
@@ -58,6 +55,7 @@ struct AttentionState {
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 4));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 8));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 16));
+      if constexpr (Config::kTwins) top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
       const float moved = fmaxf(reference[c], top - kReferenceMargin);
       factor[c] = ptx::exp2_approx(reference[c] - moved);
       reference[c] = moved;
@@ -73,11 +71,13 @@ struct AttentionState {
   }
 };
 
-// Sum over the eight lanes that share t.
+// Sum over the eight lanes that share t, and those of the other tile.
+template <typename Config>
 __device__ inline float sum_over_rows(float x) {
   x += __shfl_xor_sync(~0u, x, 4);
   x += __shfl_xor_sync(~0u, x, 8);
-  return x + __shfl_xor_sync(~0u, x, 16);
+  x += __shfl_xor_sync(~0u, x, 16);
+  return Config::kTwins ? x + __shfl_xor_sync(~0u, x, 2) : x;
 }
 
 // kBytes (a multiple of 4) from `from`, aligned to min(kBytes, 16), as words.

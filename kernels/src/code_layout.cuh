@@ -19,7 +19,7 @@ __device__ __forceinline__ uint32_t code_pair(uint32_t word, uint32_t shifted) {
 }
 
 // Lane = 4 g + t. Keys: lane t of a token's row holds kWords words in each of kGroups groups.
-// Values: lane g holds kUnits half-words (eight dimensions each), split over the groups.
+// Values: lane g holds kUnits half-words of eight codes, 16 bytes apart, split over the groups.
 template <int kHeadDim, int kGroups, PackOrder kOrder>
 struct CodeLayout {
   static_assert(kOrder == PackOrder::kConsecutive || kGroups == 1,
@@ -45,13 +45,13 @@ struct CodeLayout {
   }
   // The same for the values of lane g; operand register i holds unit i / 8, code i % 8. Register
   // 2 m is row g of row tile m, register 2 m + 1 is row g + 8.
-  static constexpr int kValueRuns = kInOrder ? kGroups : 4;
+  static constexpr int kValueRuns = kInOrder ? kUnits : 4 * kUnits;
   static constexpr int kValueRun = kHeadDim / 8 / kValueRuns;
   __host__ __device__ static constexpr int value_run_dim(int g, int run) {
     return run * (kHeadDim / kValueRuns) + g * kValueRun;
   }
   __host__ __device__ static constexpr int value_slot(int i) {
-    return kInOrder ? i : i % 4 * kValueRun + i / 8 * 2 + i % 8 / 4;
+    return kInOrder ? i : (i % 4 * kUnits + i / 8) * 2 + i % 8 / 4;
   }
   __host__ __device__ static constexpr int value_dim(int g, int i) {
     return value_run_dim(g, value_slot(i) / kValueRun) + value_slot(i) % kValueRun;

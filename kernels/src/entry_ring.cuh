@@ -67,7 +67,7 @@ struct EntryRing {
       if (Config::kPagedBf16 || exact) {
         issue_exact(p, lane);
       } else {
-        issue_page(p, lane);
+        issue_page(p, filled, at++, true, lane);
       }
 #if !OSCAR_BULK_COPIES
       ptx::commit_copies();
@@ -78,20 +78,32 @@ struct EntryRing {
     }
   }
 
-  __device__ __forceinline__ void issue_page(const AttentionParams& p, int lane) {
-    const uint32_t page = __shfl_sync(~0u, page_id, at++);
+  // Fills slots with pages of the first run, up to `pages`.
+  __device__ __forceinline__ void fill_pages(const AttentionParams& p, int pages, int lane) {
+#pragma unroll 1
+    for (int count = min(kSlots, min(left, pages)); pending < count; ++pending) {
+      issue_page(p, filled, at++, true, lane);
+#if !OSCAR_BULK_COPIES
+      ptx::commit_copies();
+#endif
+      --left;
+      filled = filled + 1 == kSlots ? 0 : filled + 1;
+    }
+  }
+
+  // Fills slot `slot` with page `at` of the run, if told to. All lanes take part.
+  __device__ __forceinline__ void issue_page(const AttentionParams& p, int slot, int at, bool issue,
+                                             int lane) {
+    const uint32_t page = __shfl_sync(~0u, page_id, at);
     const uint8_t* chunk = from + static_cast<uint64_t>(page) *
                                       static_cast<uint32_t>(p.num_kv_heads * Config::kChunkBytes);
-    const uint32_t to = ptx::shared_address(slots) + filled * Config::kSlotBytes;
+    const uint32_t to = ptx::shared_address(slots) + slot * Config::kSlotBytes;
 #if OSCAR_BULK_COPIES
-    if (lane == 0) {
-      const uint32_t barrier = ptx::shared_address(barriers + filled);
-      ptx::barrier_expect(barrier, Config::kChunkBytes);
-      ptx::copy_bulk(to, chunk, Config::kChunkBytes, barrier, ptx::evict_first_policy());
-    }
+    ptx::copy_bulk_by_one(to, chunk, Config::kChunkBytes, ptx::shared_address(barriers + slot),
+                          ptx::evict_first_policy(), issue);
 #else
 #pragma unroll 1
-    for (int at = lane * 16; at < Config::kChunkBytes; at += 512) {
+    for (int at = lane * 16; issue && at < Config::kChunkBytes; at += 512) {
       ptx::copy_16(to + at, chunk + at);
     }
 #endif
@@ -149,8 +161,14 @@ struct EntryRing {
   // Begins the run at the cold cursor and moves the cursor behind it.
   __device__ __forceinline__ void next_run(const AttentionParams& p, const ColumnShape& shape,
                                            int lane) {
+    const EntryCursor c = cold->cursor;
+    __syncwarp();  // all lanes have read it
+    begin_run(p, shape, c, lane);
+  }
+  // Begins the run at c and puts the cursor behind it.
+  __device__ __forceinline__ void begin_run(const AttentionParams& p, const ColumnShape& shape,
+                                            EntryCursor c, int lane) {
     constexpr EntryWeights kWeights = Config::kWeights;
-    EntryCursor c = cold->cursor;
     const RequestShape& r = c.shape;
     const int entries = r.entries(), sink_end = r.history_entries + r.sink_tiles;
     const int limit = min(entries, kWeights.first_at(r, c.end - c.base));
@@ -173,7 +191,7 @@ struct EntryRing {
       end = min(end, c.entry - at + 32 * (kPageTokens / kFullTile));
       page_id = 0;
       if ((from_page + lane) * kPageTokens < r.history) {
-        page_id = p.history.kv_indices[p.history.kv_indptr[c.b] + from_page + lane];
+        page_id = p.history.kv_indices[r.first_page + from_page + lane];
       }
       note.last_valid = min(tokens, (end - c.entry) * kFullTile) - (end - c.entry - 1) * kFullTile;
     } else {
@@ -202,7 +220,6 @@ struct EntryRing {
     cursor_settle<Config::kPagedBf16>(c, p, kWeights, shape.column_tiles);
     live = c.live;
     note.closes = !c.live || c.base != base;
-    __syncwarp();  // all lanes have read the old state
     if (lane == 0) {
       notes[runs % kRunNotes] = note;
       cold->cursor = c;
@@ -218,23 +235,36 @@ struct EntryRing {
     return {c.b, static_cast<uint16_t>(c.head), static_cast<uint16_t>(c.column_tile)};
   }
 
-  // Whether all slots are full and the filling side's run goes on with pages; then turn() will do.
-  __device__ __forceinline__ bool steady() const { return pending == kSlots && left > 0 && !exact; }
-  // Gives the slot in use, which all lanes are done with, to the next page, and waits for the slot
-  // after it. The same as release(), fill() and wait(), without asking what comes next.
-  __device__ __forceinline__ uint8_t* turn(const AttentionParams& p, int lane) {
+  // While full pages follow each other, a slot goes to the next page as soon as it was used, and
+  // nothing else is asked. turns: how many times that can be done, now that `entries_left` entries
+  // of the using side's run come after the one in use. Each time, refill(turn) then advance();
+  // afterwards turned(turns).
+  __device__ __forceinline__ int turns(int entries_left) const {
+    return pending == kSlots && !exact ? max(0, min(left, entries_left - 1)) : 0;
+  }
+  // Gives the slot in use, which all lanes are done with, to a page.
+  __device__ __forceinline__ void refill(const AttentionParams& p, int turn, bool issue, int lane) {
     __syncwarp();
-    issue_page(p, lane);
+    issue_page(p, used, at + turn, issue, lane);
+  }
+  // Goes on to the next slot and waits for its bytes.
+  __device__ __forceinline__ uint8_t* advance() {
 #if !OSCAR_BULK_COPIES
     ptx::commit_copies();
 #endif
-    --left;
+    step();
+    return wait();
+  }
+  __device__ __forceinline__ void turned(int turns) {
+    at += turns;
+    left -= turns;
+    filled = (filled + turns) % kSlots;
+  }
+  __device__ __forceinline__ void step() {
     if (++used == kSlots) {
       used = 0;
       phase ^= 1;
     }
-    filled = used;
-    return wait();
   }
 
   // The oldest slot, once its bytes are there.
@@ -258,10 +288,7 @@ struct EntryRing {
   __device__ __forceinline__ void release() {
     __syncwarp();
     --pending;
-    if (++used == kSlots) {
-      used = 0;
-      phase ^= 1;
-    }
+    step();
   }
 };
 

@@ -7,11 +7,6 @@
 
 namespace oscar {
 
-// Row r (0..7) of a half tile is token row_token(r), chosen so that the key rows that a half-warp
-// reads together, and the value rows 2t or 2t + 1, lie in different banks. Rows 2t and 2t + 1 hold
-// tokens that differ in bit 0.
-__host__ __device__ constexpr int row_token(int r) { return r ^ (r >> 2); }
-
 template <MetadataDtype kMetadata>
 __device__ __forceinline__ float2 scale_and_zero(const uint8_t* address) {
   if constexpr (kMetadata == MetadataDtype::kFp32) {
@@ -28,29 +23,37 @@ __device__ __forceinline__ float2 scale_and_zero(const uint8_t* address) {
   }
 }
 
+// The span's key operands of step kStep, sixteen dimensions of every tile.
 template <int kStep, typename Config>
-__device__ __forceinline__ void key_step(
-    const AttentionState<Config>& s,
+__device__ __forceinline__ void key_operands(
     const uint32_t (&words)[Config::kSpanTiles][2][Config::Layout::kWords],
-    float (&scores)[Config::kSpanTiles][Config::kGroups][4]) {
+    uint32_t (&a)[Config::kSpanTiles][4]) {
   constexpr int i0 = 2 * kStep, w = i0 / 8, j0 = i0 % 8, j1 = j0 + 1;
 #pragma unroll
-  for (int tile = 0; tile < Config::kSpanTiles;
-       ++tile) {  // independent chains of accumulation, in turn
+  for (int tile = 0; tile < Config::kSpanTiles; ++tile) {
     const uint32_t near = words[tile][0][w], far = words[tile][1][w];
-    const uint32_t(&q)[2] =
-        Config::kTwins && tile % 2 ? s.q_twin[Config::kTwins ? kStep : 0] : s.q[kStep];
-    ptx::mma_f16(scores[tile][w / Config::Layout::kWordsPerGroup], code_pair<j0>(near, near >> 6),
-                 code_pair<j0>(far, far >> 6), code_pair<j1>(near, near >> 6),
-                 code_pair<j1>(far, far >> 6), q[0], q[1]);
+    a[tile][0] = code_pair<j0>(near, near >> 6), a[tile][1] = code_pair<j0>(far, far >> 6);
+    a[tile][2] = code_pair<j1>(near, near >> 6), a[tile][3] = code_pair<j1>(far, far >> 6);
   }
 }
-template <typename Config, int... kStep>
+
+// Products of steps kStep and up; a: the operands of step kStep. Those of the next step come before
+// this one's products: in the other order the compiler lets each product wait for its operands.
+template <int kStep, typename Config>
 __device__ __forceinline__ void key_steps(
     const AttentionState<Config>& s,
     const uint32_t (&words)[Config::kSpanTiles][2][Config::Layout::kWords],
-    float (&scores)[Config::kSpanTiles][Config::kGroups][4], std::integer_sequence<int, kStep...>) {
-  (key_step<kStep, Config>(s, words, scores), ...);
+    const uint32_t (&a)[Config::kSpanTiles][4],
+    float (&scores)[Config::kSpanTiles][Config::kGroups][4]) {
+  constexpr int group = kStep / 4 / Config::Layout::kWordsPerGroup;
+  uint32_t next[Config::kSpanTiles][4];
+  if constexpr (kStep + 1 < Config::kTiles) key_operands<kStep + 1, Config>(words, next);
+#pragma unroll
+  for (int tile = 0; tile < Config::kSpanTiles; ++tile) {
+    ptx::mma_f16(scores[tile][group], a[tile][0], a[tile][1], a[tile][2], a[tile][3], s.q[kStep][0],
+                 s.q[kStep][1]);
+  }
+  if constexpr (kStep + 1 < Config::kTiles) key_steps<kStep + 1, Config>(s, words, next, scores);
 }
 
 template <int kTile, typename Config>
@@ -73,27 +76,20 @@ __device__ __forceinline__ void value_steps(AttentionState<Config>& s,
   (value_step<kTile, Config>(s, near, far, p), ...);
 }
 
-// Half-words of two tokens side by side: unit u of `first` below that of `second`.
+// Half-words of tokens 2t and 2t + 1 of a half tile side by side, which is what transposing 8 x 8
+// of them gives: near those of the first half, far of the second. address: see SpanOffsets.
 template <typename Config>
-__device__ __forceinline__ void pair_units(const uint8_t* first, const uint8_t* second,
-                                           uint32_t (&units)[Config::Layout::kUnits]) {
-  using Layout = typename Config::Layout;
+__device__ __forceinline__ void pair_units(uint32_t address,
+                                           uint32_t (&near)[Config::Layout::kUnits],
+                                           uint32_t (&far)[Config::Layout::kUnits]) {
+  if constexpr (Config::Layout::kUnits == 1) {
+    ptx::ldmatrix_x2_trans(near[0], far[0], address);
+  } else {
 #pragma unroll
-  for (int k = 0; k < Config::kGroups; ++k) {
-    const int at = k * Layout::kGroupBytes;
-    if constexpr (Layout::kUnitsPerGroup == 1) {
-      units[k] = __byte_perm(*reinterpret_cast<const uint16_t*>(first + at),
-                             *reinterpret_cast<const uint16_t*>(second + at), 0x5410);
-    } else {
-      constexpr int kWordsHere = Layout::kUnitsPerGroup / 2;
-      uint32_t a[kWordsHere], b[kWordsHere];
-      load_words<4 * kWordsHere>(a, first + at);
-      load_words<4 * kWordsHere>(b, second + at);
-#pragma unroll
-      for (int w = 0; w < kWordsHere; ++w) {
-        units[k * Layout::kUnitsPerGroup + 2 * w] = __byte_perm(a[w], b[w], 0x5410);
-        units[k * Layout::kUnitsPerGroup + 2 * w + 1] = __byte_perm(a[w], b[w], 0x7632);
-      }
+    for (int u = 0; u < Config::Layout::kUnits; u += 2) {
+      uint32_t r[4];
+      ptx::ldmatrix_x4_trans(r, address + 16 * u);
+      near[u] = r[0], near[u + 1] = r[1], far[u] = r[2], far[u + 1] = r[3];
     }
   }
 }
@@ -117,51 +113,51 @@ __device__ __forceinline__ void clear_absent_metadata(uint8_t* chunk, int valid,
   __syncwarp();
 }
 
-// Where a lane reads in a chunk, in bytes; and 1 or 0, whether its columns are of even or odd
-// tiles.
+// Where a lane reads in a chunk, in bytes. Rows g and g + 8 of a tile are its own in keys, with
+// metadata of the tile whose scores it has; of values it names a row to the others.
 struct SpanOffsets {
-  int keys, metadata, values0, values1;
-  uint32_t even, odd;
+  int keys, metadata, values;
 };
 
 template <typename Config>
 __device__ __forceinline__ SpanOffsets span_offsets(int lane) {
   using Layout = typename Config::Layout;
   const int g = lane / 4, t = lane % 4;
-  const int own_row = (Config::kTwins ? t / 2 * 16 : 0) + row_token(g);
+  // Matrices of 8 rows x 16 bytes: with one unit near, far; else near, near + 16, far, far + 16.
+  const int matrix = lane / 8, half = Layout::kUnits == 1 ? matrix % 2 : matrix / 2;
   SpanOffsets at;
-  at.keys = row_token(g) * Layout::kRowBytes + t * 4 * Layout::kWordsPerGroup;
-  at.metadata = 2 * kPageTokens * Layout::kRowBytes + own_row * Config::kMetadataRow;
-  at.values0 =
-      (kPageTokens + row_token(2 * t)) * Layout::kRowBytes + g * 2 * Layout::kUnitsPerGroup;
-  at.values1 = at.values0 ^ Layout::kRowBytes;  // rows 2t and 2t + 1 differ in bit 0
-  at.even = lane < 16, at.odd = lane >= 16;
-  // Opaque, or the compiler derives them anew for every span, and selects instead of multiplying:
-  // the integer pipe is the busiest one, products are made by another.
-  asm volatile("" : "+r"(at.keys), "+r"(at.metadata), "+r"(at.values0), "+r"(at.values1));
-  asm volatile("" : "+r"(at.even), "+r"(at.odd));
+  at.keys = g * Layout::kRowBytes + t * 4 * Layout::kWordsPerGroup;
+  at.metadata = 2 * kPageTokens * Layout::kRowBytes +
+                ((Config::kTwins ? t / 2 * 16 : 0) + g) * Config::kMetadataRow;
+  at.values = (kPageTokens + 8 * half + lane % 8) * Layout::kRowBytes +
+              (Layout::kUnits == 1 ? 0 : matrix % 2 * 16);
+  // Opaque, or the compiler derives them anew for every span.
+  asm volatile("" : "+r"(at.keys), "+r"(at.metadata), "+r"(at.values));
   return at;
 }
 
 // kSpanTokens tokens; `codes` and `metadata` are the chunk, moved on by the tokens before them in
-// the page. Of these, the ones >= valid are absent and their metadata is zero. `fresh`: the columns
-// have no reference yet. A weight beyond fp16 shows as a sum beyond kLargestWeight; then the
-// references move and the weights are computed again.
-template <typename Config>
+// the page. Of these, the ones >= valid are absent and their metadata is zero. A weight beyond
+// fp16, which any is as long as there is no reference, shows as a sum beyond kLargestWeight; then
+// the references move and the weights are computed again. done() follows the last read of the
+// chunk.
+template <typename Config, typename Done>
 __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8_t* codes,
                                           const uint8_t* metadata, const SpanOffsets& at, int valid,
-                                          bool fresh, int lane) {
+                                          int lane, Done done) {
   using Layout = typename Config::Layout;
   constexpr int kGroups = Config::kGroups, kRow = Layout::kRowBytes;
   constexpr int kSets =
-      Config::kSpanTiles / Config::kCopies;  // tiles whose weights a lane computes
-  constexpr int kSetTokens = 16 * Config::kCopies;
+      Config::kSpanTiles / Config::kSetTiles;  // of tiles: a lane has one's scores
+  constexpr int kSetTokens = 16 * Config::kSetTiles;
   constexpr int kMeta = Config::kMetadataRow;
   const int t = lane % 4;
   const uint8_t* key_metadata = metadata + at.metadata;
   const uint8_t* key_rows = codes + at.keys;
+  const uint32_t value_rows = ptx::shared_address(codes) + at.values;
 
-  float scores[Config::kSpanTiles][kGroups][4] = {};
+  // Of each tile, row g: two columns, row g + 8: two columns.
+  float tile_scores[Config::kSpanTiles][kGroups][4] = {};
   uint32_t words[Config::kSpanTiles][2][Layout::kWords];
 #pragma unroll
   for (int tile = 0; tile < Config::kSpanTiles; ++tile) {
@@ -192,43 +188,54 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
           const __half2 zero = __hmul2(__high2half2(pair), parts);
           memcpy(&zeros[row], &zero, 4);
         }
-        ptx::mma_f16_k8(scores[Config::kCopies * u][k], zeros[0], zeros[1], s.zero_queries[k]);
+        float(&from)[4] = tile_scores[Config::kSetTiles * u][k];
+        ptx::mma_f16_k8(from, zeros[0], zeros[1], s.zero_queries[k]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) tile_scores[Config::kSetTiles * (u + 1) - 1][k][i] = from[i];
       }
     }
   }
-  key_steps<Config>(s, words, scores, std::make_integer_sequence<int, Config::kTiles>());
-
-  // The lane's own scores [set][group][row g: two columns, row g + 8: two columns].
-  float own[kSets][kGroups][4];
+  uint32_t first_operands[Config::kSpanTiles][4];
+  key_operands<0, Config>(words, first_operands);
+  key_steps<0, Config>(s, words, first_operands, tile_scores);
+  float scores[kSets][kGroups][4];  // of the tile whose metadata the lane has
 #pragma unroll
   for (int u = 0; u < kSets; ++u) {
 #pragma unroll
     for (int k = 0; k < kGroups; ++k) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        own[u][k][i] = scores[Config::kCopies * u][k][i];
-        if constexpr (Config::kTwins) own[u][k][i] += scores[2 * u + 1][k][i];
+        scores[u][k][i] = tile_scores[Config::kSetTiles * u][k][i];
+        if (Config::kTwins && t >= 2)
+          scores[u][k][i] = tile_scores[Config::kSetTiles * (u + 1) - 1][k][i];
       }
-      if constexpr (!Config::kZerosOnTensor) {
+    }
+  }
+
+  if constexpr (!Config::kZerosOnTensor) {
+#pragma unroll
+    for (int u = 0; u < kSets; ++u) {
+#pragma unroll
+      for (int k = 0; k < kGroups; ++k) {
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
           const float2 sz = scale_and_zero<Config::kMetadata>(
               key_metadata + (kSetTokens * u + 8 * row) * kMeta + k * 2 * Config::kMetadataBytes);
           key_scale[u][k][row] = sz.x * s.logit_factor;
 #pragma unroll
-          for (int c = 0; c < 2; ++c) own[u][k][2 * row + c] -= sz.y * s.q_sum[k][c];
+          for (int c = 0; c < 2; ++c) scores[u][k][2 * row + c] -= sz.y * s.q_sum[k][c];
         }
       }
     }
   }
   if (valid < Config::kSpanTokens) {
-    const int own_row = (Config::kTwins ? t / 2 * 16 : 0) + row_token(lane / 4);
+    const int own_row = (Config::kTwins ? t / 2 * 16 : 0) + lane / 4;
 #pragma unroll
     for (int u = 0; u < kSets; ++u) {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         if (own_row + kSetTokens * u + 8 * row >= valid) {
-          own[u][0][2 * row] = own[u][0][2 * row + 1] = -INFINITY;
+          scores[u][0][2 * row] = scores[u][0][2 * row + 1] = -INFINITY;
           key_scale[u][0][row] = 1.0f;
         }
       }
@@ -237,7 +244,7 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
   const auto logit = [&](int u, int row, int c, float from) {
 #pragma unroll
     for (int k = 0; k < kGroups; ++k) {
-      from = fmaf(own[u][k][2 * row + c], key_scale[u][k][row], from);
+      from = fmaf(scores[u][k][2 * row + c], key_scale[u][k][row], from);
     }
     return from;
   };
@@ -263,25 +270,7 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
 
   uint32_t operands[kSets][kGroups][2];  // rounded weights, tokens x columns
   float sum[2], zero_sum[kGroups][2];
-  bool raise = fresh;
-#pragma unroll 1
-  while (true) {
-    if (raise) {
-      float largest[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-      for (int u = 0; u < kSets; ++u) {
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-          float scale = 5.9604645e-8f;
-#pragma unroll
-          for (int k = 0; k < kGroups; ++k) scale = fmaxf(scale, value_pair[u][k][row].x);
-          const float bits = log2f(scale);
-#pragma unroll
-          for (int c = 0; c < 2; ++c) largest[c] = fmaxf(largest[c], logit(u, row, c, bits));
-        }
-      }
-      s.raise_reference(largest);
-    }
+  const auto weigh = [&]() {  // whether a weight is beyond fp16
     __half2 total;
 #pragma unroll
     for (int u = 0; u < kSets; ++u) {
@@ -309,9 +298,24 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
         }
       }
     }
-    const bool beyond = !__hble2(total, __float2half2_rn(kLargestWeight));
-    if (raise || !__any_sync(~0u, beyond)) break;
-    raise = true;
+    return !__hble2(total, __float2half2_rn(kLargestWeight));
+  };
+  if (__any_sync(~0u, weigh())) {
+    float largest[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int u = 0; u < kSets; ++u) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        float scale = 5.9604645e-8f;
+#pragma unroll
+        for (int k = 0; k < kGroups; ++k) scale = fmaxf(scale, value_pair[u][k][row].x);
+        const float bits = log2f(scale);
+#pragma unroll
+        for (int c = 0; c < 2; ++c) largest[c] = fmaxf(largest[c], logit(u, row, c, bits));
+      }
+    }
+    s.raise_reference(largest);
+    weigh();
   }
   s.sum[0] += sum[0];
   s.sum[1] += sum[1];
@@ -329,16 +333,12 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
       }
     }
   }
-  // Values are read ahead of the weights, whose chain of instructions is long.
   uint32_t near[Config::kSpanTiles][Layout::kUnits], far[Config::kSpanTiles][Layout::kUnits];
 #pragma unroll
   for (int tile = 0; tile < Config::kSpanTiles; ++tile) {
-    const uint8_t* rows0 = codes + at.values0 + 16 * tile * kRow;
-    const uint8_t* rows1 = codes + at.values1 + 16 * tile * kRow;
-    pair_units<Config>(rows0, rows1, near[tile]);
-    pair_units<Config>(rows0 + 8 * kRow, rows1 + 8 * kRow, far[tile]);
+    pair_units<Config>(value_rows + 16 * tile * kRow, near[tile], far[tile]);
   }
-
+  done();
 #pragma unroll
   for (int tile = 0; tile < Config::kSpanTiles; ++tile) {
     uint32_t p[kGroups][2];
@@ -346,11 +346,9 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
     for (int k = 0; k < kGroups; ++k) {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        if constexpr (Config::kTwins) {  // columns of the other tile: nothing
-          p[k][row] = operands[tile / 2][k][row] * (tile % 2 ? at.odd : at.even);
-        } else {
-          p[k][row] = operands[tile][k][row];
-        }
+        p[k][row] = operands[tile / Config::kSetTiles][k][row];
+        // Columns 4 to 7 are the odd tile's; what they give in the other places is never read.
+        if (Config::kTwins && tile % 2) p[k][row] = __shfl_xor_sync(~0u, p[k][row], 16);
       }
     }
     value_steps<Config>(s, near[tile], far[tile], p,

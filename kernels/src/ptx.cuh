@@ -48,20 +48,31 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
                : "memory");
 }
 
+__device__ inline void ldmatrix_x2_trans(uint32_t& r0, uint32_t& r1, uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+               : "=r"(r0), "=r"(r1)
+               : "r"(address)
+               : "memory");
+}
+
 __device__ inline float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// Adds one; returns the count before. Releases what this thread knows of and acquires the others'.
-__device__ inline int arrive_and_count(int* counter) {
-  int before;
-  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
-               : "=r"(before)
-               : "l"(counter)
+// Words that pass between blocks of a launch, each on its own: no order among them is kept.
+__device__ inline void store_relaxed(void* to, uint2 words) {
+  asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(words.x), "r"(words.y)
                : "memory");
-  return before;
+}
+__device__ inline uint2 load_relaxed(const void* from) {
+  uint2 words;
+  asm volatile("ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2];"
+               : "=r"(words.x), "=r"(words.y)
+               : "l"(from)
+               : "memory");
+  return words;
 }
 
 // Orders this thread's writes to shared memory before later copies into it, which go another way
@@ -130,6 +141,23 @@ __device__ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, 
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
       "[%1], %2, [%3], %4;" ::"r"(to),
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+// The same, if told to, with the barrier told to expect the bytes: by one lane of a warp that is
+// all here.
+__device__ inline void copy_bulk_by_one(uint32_t to, const void* from, uint32_t bytes,
+                                        uint32_t barrier, uint64_t policy, bool copy) {
+  asm volatile(
+      "{\n"
+      ".reg .pred one, wanted;\n"
+      "setp.ne.b32 wanted, %5, 0;\n"
+      "elect.sync _|one, 0xffffffff;\n"
+      "and.pred one, one, wanted;\n"
+      "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%3], %2;\n"
+      "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], %2, [%3], %4;\n"
+      "}\n" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy), "r"(static_cast<int>(copy))
       : "memory");
 }
 #endif

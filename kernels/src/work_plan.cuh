@@ -19,6 +19,7 @@ struct RequestShape {
   int history_entries = 0;
   int sink_tiles = 0, recent_tiles = 0;
   int seq_len = 0;
+  int first_page = 0;  // its place in kv_indices
   __device__ int entries() const { return history_entries + sink_tiles + recent_tiles; }
 };
 
@@ -46,7 +47,8 @@ template <bool kPagedBf16>
 __device__ __forceinline__ RequestShape request_shape(const AttentionParams& p, int b) {
   constexpr int kEntryTokens = kPagedBf16 ? kExactTile : kPageTokens;
   RequestShape r;
-  const int pages = p.history.kv_indptr[b + 1] - p.history.kv_indptr[b];
+  r.first_page = p.history.kv_indptr[b];
+  const int pages = p.history.kv_indptr[b + 1] - r.first_page;
   const int last_page = p.history.kv_last_page_len[b];  // read together with the others
   r.seq_len = p.seq_len[b];
   r.history = pages == 0 ? 0 : (pages - 1) * kPageTokens + last_page;
@@ -56,6 +58,35 @@ __device__ __forceinline__ RequestShape request_shape(const AttentionParams& p, 
   r.sink_tiles = (sink + kExactTile - 1) / kExactTile;
   r.recent_tiles = (recent + kExactTile - 1) / kExactTile;
   return r;
+}
+
+// Exact quotients x / d of x * d < 2^32 by one product.
+struct Divisor {
+  int d = 1;
+  uint32_t reciprocal = 0;  // ceil(2^32 / d), 0 for 1
+};
+inline Divisor divisor(int d) {
+  return {d, d == 1 ? 0 : static_cast<uint32_t>(((uint64_t{1} << 32) + d - 1) / d)};
+}
+__device__ __forceinline__ int quotient(int x, const Divisor& by) {
+  return by.d == 1 ? x : static_cast<int>(__umulhi(static_cast<uint32_t>(x), by.reciprocal));
+}
+
+// What the launch knows of the plan.
+struct PlanShape {
+  Divisor blocks_per_item;  // where no block would have parts of two items; d = 0: nowhere
+  Divisor items_per_request, warps;
+};
+
+// Below this weight a block, joining costs more than idle blocks do.
+constexpr int kAlignedShare = 6000;
+
+inline PlanShape plan_shape(int grid, int batch, int items_per_request, int warps) {
+  PlanShape shape{{0, 0}, divisor(items_per_request), divisor(warps)};
+  const int64_t items = static_cast<int64_t>(batch) * items_per_request;
+  const int each = static_cast<int>(grid / items);
+  if (each > 0 && each * items * 16 >= grid * 15) shape.blocks_per_item = divisor(each);
+  return shape;
 }
 
 // Equal shares of the whole call: `block_count` blocks share each stretch of `period` weight. One
@@ -85,35 +116,47 @@ struct WorkPlan {
   }
 };
 
-// Below this weight a block, joining costs more than idle blocks do.
-constexpr int kAlignedShare = 6000;
-
-// items: of equal weight, or 0 if they differ.
-__device__ inline WorkPlan plan_of(int total, int items, const EntryWeights& weights) {
-  const int grid = static_cast<int>(gridDim.x);
+__device__ inline WorkPlan plan_of(int total, const EntryWeights& weights) {
   WorkPlan plan;
-  plan.blocks = max(1, min(grid, total / weights.largest()));
+  plan.blocks = max(1, min(static_cast<int>(gridDim.x), total / weights.largest()));
   plan.period = total;
   plan.block_count = plan.blocks;
-  if (plan.blocks == grid && items > 0 && total < kAlignedShare * grid) {
-    const int each = grid / items;
-    if (each * items * 16 >= grid * 15) {
-      plan.blocks = each * items;
-      plan.block_count = each;
-      plan.period = total / items;
-    }
-  }
   plan.share = plan.period / plan.block_count;
   plan.longer = plan.period - plan.share * plan.block_count;
   return plan;
 }
 
+// The plan for items of equal weight, if it is one stretch an item: then blocks is not 0.
+__device__ __forceinline__ WorkPlan aligned_plan(int item_weight, int items, const PlanShape& shape,
+                                                 const EntryWeights& weights) {
+  WorkPlan plan;
+  const int grid = static_cast<int>(gridDim.x), total = item_weight * items;
+  const bool aligned = shape.blocks_per_item.d > 0 && total < kAlignedShare * grid &&
+                       total >= weights.largest() * grid;
+  plan.blocks = aligned ? shape.blocks_per_item.d * items : 0;
+  plan.period = item_weight;
+  plan.block_count = shape.blocks_per_item.d;
+  plan.share = quotient(plan.period, shape.blocks_per_item);
+  plan.longer = plan.period - plan.share * plan.block_count;
+  return plan;
+}
+
+// Shares [first, end) of warp `warp` in a block's.
+struct WarpShare {
+  int first, end;
+};
+__device__ __forceinline__ WarpShare warp_share(int begin, int end, int warp,
+                                                const Divisor& warps) {
+  const int share = quotient(end - begin, warps), longer = end - begin - share * warps.d;
+  const int first = begin + warp * share + min(warp, longer);
+  return {first, first + share + (warp < longer)};
+}
+
 // prefix[b] = weight before request b, prefix[batch] = all. Warps 0 .. kWarps - 1 of the block take
-// part and synchronise; one warp needs no barrier. Returns the whole weight; `equal` says whether
-// all requests weigh the same.
+// part and synchronise; one warp needs no barrier. Returns the whole weight.
 template <bool kPagedBf16, bool kOneWarp>
 __device__ inline int weigh_requests(const AttentionParams& p, const EntryWeights& weights,
-                                     int items_per_request, int* prefix, bool& equal) {
+                                     int items_per_request, int* prefix) {
   __shared__ int warp_sums[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int threads = kOneWarp ? 32 : blockDim.x;
@@ -123,10 +166,6 @@ __device__ inline int weigh_requests(const AttentionParams& p, const EntryWeight
     const int b = base + threadIdx.x;
     const int own =
         b < p.batch ? weights.item(request_shape<kPagedBf16>(p, b)) * items_per_request : 0;
-    if constexpr (kOneWarp) {
-      const int first = __shfl_sync(~0u, own, 0);
-      equal = __all_sync(~0u, b >= p.batch || own == first);
-    }
     int sum = own;
 #pragma unroll 1
     for (int step = 1; step < min(32, p.batch); step *= 2) {
@@ -208,6 +247,30 @@ __device__ inline EntryCursor cursor_begin(const AttentionParams& p, const Entry
   c.base = prefix[c.b] + item * weight;
   c.entry = weights.first_at(c.shape, begin - c.base);
   cursor_settle<kPagedBf16>(c, p, weights, column_tiles);  // begin may lie in the last entry
+  return c;
+}
+
+// The same where every item has blocks of its own; its requests all weigh item_weight an item.
+template <bool kPagedBf16>
+__device__ __forceinline__ EntryCursor aligned_cursor(const AttentionParams& p,
+                                                      const EntryWeights& weights,
+                                                      const PlanShape& plan, int column_tiles,
+                                                      int item_weight, int item,
+                                                      const WarpShare& share) {
+  EntryCursor c;
+  c.end = share.end;
+  if (share.first >= share.end) return c;
+  c.b = quotient(item, plan.items_per_request);
+  c.shape = request_shape<kPagedBf16>(p, c.b);
+  c.head = item - c.b * plan.items_per_request.d;
+  if (column_tiles > 1) {
+    const int tiles = c.head;
+    c.head = tiles / column_tiles;
+    c.column_tile = tiles - c.head * column_tiles;
+  }
+  c.base = item * item_weight;
+  c.entry = weights.first_at(c.shape, share.first - c.base);
+  cursor_settle<kPagedBf16>(c, p, weights, column_tiles);
   return c;
 }
 

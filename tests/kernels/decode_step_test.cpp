@@ -29,8 +29,9 @@ std::vector<uint16_t> random_rows(size_t count, unsigned seed) {
 }
 
 // Runs the steps of one request on an empty cache, each followed by attention of its last `q_len`
-// positions; returns the outputs of all steps.
-std::vector<uint16_t> run(const std::vector<Step>& steps, int q_len, bool synchronise) {
+// positions; returns the outputs of all steps. settled: attention is told what append writes.
+std::vector<uint16_t> run(const std::vector<Step>& steps, int q_len, bool synchronise,
+                          bool settled = false) {
   const oscar::PageFormat format;
   const int count = static_cast<int>(steps.size());
   std::vector<int32_t> indices(kPages), indptr, last, rows, old_len, new_len, old_history, history;
@@ -88,7 +89,10 @@ std::vector<uint16_t> run(const std::vector<Step>& steps, int q_len, bool synchr
     read.history = write.history;
     read.seq_len = dnew_len.get() + i;
     read.q = q.get() + output * i, read.o = o.get() + output * i;
-    EXPECT_EQ(decode_attention(read, workspace.get(), bytes, nullptr), cudaSuccess);
+    const int demoted = history[i] - old_history[i];
+    EXPECT_EQ(decode_attention(read, workspace.get(), bytes, nullptr,
+                               settled ? 1 + (demoted + 62) / 64 : -1),
+              cudaSuccess);
     if (synchronise) {
       EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     }
@@ -105,6 +109,17 @@ TEST(DecodeSteps, RowsDemotedAndReadInAdjacentLaunchesGiveTheBitsOfSeparateOnes)
   std::vector<Step> steps = {{0, 300, 300, 1000}};
   for (int i = 0; i < 150; ++i) steps.push_back({300 + i, 1, 301 + i, 2000u + 2 * i});
   EXPECT_TRUE(run(steps, 1, false) == run(steps, 1, true));
+}
+
+TEST(DecodeSteps, PagesReadBeforeTheAppendAheadHasEndedAreThoseItLeavesAlone) {
+  OSCAR_NEEDS_DEVICE();
+  std::vector<Step> steps = {{0, 90, 90, 1000}};
+  for (unsigned i = 0; i < 16; ++i) {  // within a page, to its end, over one or two ends
+    const int at = steps.back().at + steps.back().count;
+    const int count = std::vector<int>{1, 1, 4, 70, 1, 64, 2, 130}[i % 8];
+    steps.push_back({at, count, at + count, 2000 + 2 * i});
+  }
+  EXPECT_TRUE(run(steps, 1, false, true) == run(steps, 1, true));
 }
 
 TEST(DecodeSteps, RejectedDraftTokensLeaveNoTrace) {

@@ -21,8 +21,14 @@ cudaError_t decode_attention_prepare(void* workspace, size_t bytes, cudaStream_t
 // on the device, so a captured graph can be replayed after they changed (batch stays).
 // The same inputs give the same bits. Returns cudaErrorInvalidValue for sizes that do not fit
 // together and cudaErrorNotSupported for shapes this build has no instantiation of.
+//
+// From sm_90 on the launch begins before the kernel directly ahead of it in the stream has ended,
+// and by default reads nothing until then. unsettled_pages >= 0 promises that this kernel writes
+// neither lengths nor page table, and of the pages at most the last unsettled_pages of a request
+// (behind append_rows: 1 + (rows demoted + 62) / 64): planning and the first copies of the other
+// pages then do not wait for it.
 cudaError_t decode_attention(const AttentionParams& params, void* workspace, size_t workspace_bytes,
-                             cudaStream_t stream);
+                             cudaStream_t stream, int unsettled_pages = -1);
 
 // The same skeleton over bf16 pages, as a baseline: a chunk holds K [64][d] then V [64][d] in bf16;
 // params.format supplies head_dim only.

@@ -111,6 +111,7 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
                                      int warp) {
   AttentionState<Config> state;
   const SpanOffsets offsets = span_offsets<Config>(lane);
+  constexpr int kSpans = kPageTokens / Config::kSpanTokens;
   int entries_left = 0, done_runs = 0;
   bool exact = false, open = false, fetched = false, from_codes = false, whole = false;
   const auto run = [&]() { return ring.notes + (done_runs - 1) % kRunNotes; };
@@ -118,8 +119,11 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
   if (begin.live) ring.begin_run(p, shape, begin, lane);
 #if OSCAR_BULK_COPIES
   if (unsettled_pages >= 0) {
-    if (!Config::kPagedBf16 && !ring.exact) {  // what the kernel ahead cannot be writing
-      ring.fill_pages(p, begin.shape.history_entries - unsettled_pages - begin.entry, lane);
+    // What the kernel ahead cannot be writing. One page: more would hold up the loads of the
+    // queries, which come after.
+    if (!Config::kPagedBf16 && ring.left > 0 && !ring.exact &&
+        begin.entry < begin.shape.history_entries - unsettled_pages) {
+      ring.fill_page(p, lane);
     }
     ptx::wait_for_previous();
     ptx::launch_next();  // which may count on it that all before this launch is done
@@ -179,32 +183,29 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
                            p.sm_scale * kLog2E, lane);
       }
     } else if constexpr (!Config::kPagedBf16) {
-      int valid = kPageTokens;
-      if (entries_left == 0) {
-        valid = run()->last_valid;
-        if (valid < kPageTokens) clear_absent_metadata<Config>(slot, valid, lane);
-      }
-      const int turns = ring.turns(entries_left);
+      int valid = entries_left == 0 ? run()->last_valid : kPageTokens;
+      if (valid < kPageTokens) {
+        clear_absent_metadata<Config>(slot, valid, lane);
 #pragma unroll 1
-      for (int turn = 0;; ++turn) {
-        const uint8_t* codes = slot;
-        const uint8_t* metadata = slot;
-#pragma unroll 1
-        for (int span = 0; span < kPageTokens / Config::kSpanTokens && valid > 0; ++span) {
-          int2_span<Config>(state, codes, metadata, offsets, valid, lane, [&]() {
-            const bool last = Config::kSpanTokens == kPageTokens || valid <= Config::kSpanTokens;
-            if (last) ring.refill(p, turn, turn < turns, lane);
-          });
-          valid -= Config::kSpanTokens;
-          codes += Config::kSpanTokens * Config::Layout::kRowBytes;
-          metadata += Config::kSpanTokens * Config::kMetadataRow;
+        for (int span = 0; valid > 0; ++span, valid -= Config::kSpanTokens) {
+          int2_span<Config, true>(state, slot, span, offsets, valid, lane, []() {});
         }
-        if (turn == turns) break;
-        slot = ring.advance();
-        valid = kPageTokens;
+      } else {
+        const int turns = ring.turns(entries_left);
+#pragma unroll 1
+        for (int turn = 0;; ++turn) {
+#pragma unroll 1
+          for (int span = 0; span < kSpans; ++span) {
+            int2_span<Config, false>(state, slot, span, offsets, valid, lane, [&]() {
+              if (span == kSpans - 1) ring.refill(p, turn, turn < turns, lane);
+            });
+          }
+          if (turn == turns) break;
+          slot = ring.advance();
+        }
+        ring.turned(turns);
+        entries_left -= turns;
       }
-      ring.turned(turns);
-      entries_left -= turns;
     }
     ring.release();
     if (entries_left > 0 || !run()->closes) continue;

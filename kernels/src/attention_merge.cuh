@@ -63,6 +63,12 @@ __device__ __forceinline__ void clear_sent(float2* at) {
   *reinterpret_cast<uint2*>(at) = make_uint2(0, 0);
 }
 
+// Finite numbers order like integers once those below zero are turned over.
+__device__ __forceinline__ float largest_of_warp(float x) {
+  const auto turn = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+  return __int_as_float(turn(__reduce_max_sync(~0u, turn(__float_as_int(x)))));
+}
+
 // Factors that bring `count` parts to one reference: factors[part * kColumns + column], and in
 // totals[column] the reference and sum of the join. part_column(part, column) reads a part's
 // reference and sum. One warp a column; the block synchronises.
@@ -77,9 +83,7 @@ __device__ __forceinline__ void join_factors(int count, PartColumn part_column, 
     for (int base = 0; base < count; base += 32) {
       const float2 own =
           base + lane < count ? part_column(base + lane, column) : make_float2(kNoReference, 0.0f);
-      float top = fmaxf(reference, own.x);
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+      const float top = fmaxf(reference, largest_of_warp(own.x));
       sum = sum * ptx::exp2_approx(reference - top) + own.y * ptx::exp2_approx(own.x - top);
       reference = top;
       if (base + lane < count) factors[(base + lane) * Config::kColumns + column] = own.x;
@@ -137,7 +141,7 @@ __device__ __forceinline__ void join_pieces(int locals, int blocks, Local local,
       },
       factors, totals);
   ready();
-  constexpr int kAtOnce = 8;  // parts of other blocks whose words are on their way
+  constexpr int kAtOnce = 16;  // parts of other blocks whose words are on their way
 #pragma unroll 1
   for (int pair = threadIdx.x; pair < Config::kPairs; pair += blockDim.x) {
     uint2 words[kAtOnce];
@@ -150,7 +154,7 @@ __device__ __forceinline__ void join_pieces(int locals, int blocks, Local local,
     if (blocks > 0) load(0);
     float2 total = make_float2(0.0f, 0.0f);
     const float2* factor = reinterpret_cast<const float2*>(factors + Partial<Config>::column(pair));
-#pragma unroll 4
+#pragma unroll 6
     for (int i = 0; i < locals; ++i) {
       add_scaled(total, local(i).pairs()[pair], factor[i * (Config::kColumns / 2)]);
     }

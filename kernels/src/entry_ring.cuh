@@ -66,29 +66,25 @@ struct EntryRing {
       }
       if (Config::kPagedBf16 || exact) {
         issue_exact(p, lane);
+        issued();
       } else {
-        issue_page(p, filled, at++, true, lane);
+        fill_page(p, lane);
       }
-#if !OSCAR_BULK_COPIES
-      ptx::commit_copies();
-#endif
-      --left;
-      ++pending;
-      filled = filled + 1 == kSlots ? 0 : filled + 1;
     }
   }
 
-  // Fills slots with pages of the first run, up to `pages`.
-  __device__ __forceinline__ void fill_pages(const AttentionParams& p, int pages, int lane) {
-#pragma unroll 1
-    for (int count = min(kSlots, min(left, pages)); pending < count; ++pending) {
-      issue_page(p, filled, at++, true, lane);
+  // Fills a slot with the next page of the run that has begun.
+  __device__ __forceinline__ void fill_page(const AttentionParams& p, int lane) {
+    issue_page(p, filled, at++, true, lane);
+    issued();
+  }
+  __device__ __forceinline__ void issued() {
 #if !OSCAR_BULK_COPIES
-      ptx::commit_copies();
+    ptx::commit_copies();
 #endif
-      --left;
-      filled = filled + 1 == kSlots ? 0 : filled + 1;
-    }
+    --left;
+    ++pending;
+    filled = filled + 1 == kSlots ? 0 : filled + 1;
   }
 
   // Fills slot `slot` with page `at` of the run, if told to. All lanes take part.

@@ -136,15 +136,13 @@ __device__ __forceinline__ SpanOffsets span_offsets(int lane) {
   return at;
 }
 
-// kSpanTokens tokens; `codes` and `metadata` are the chunk, moved on by the tokens before them in
-// the page. Of these, the ones >= valid are absent and their metadata is zero. A weight beyond
-// fp16, which any is as long as there is no reference, shows as a sum beyond kLargestWeight; then
-// the references move and the weights are computed again. done() follows the last read of the
-// chunk.
-template <typename Config, typename Done>
-__device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8_t* codes,
-                                          const uint8_t* metadata, const SpanOffsets& at, int valid,
-                                          int lane, Done done) {
+// Span `span`, kSpanTokens tokens, of a chunk. kPartial: of these the ones >= valid are absent and
+// their metadata is zero. A weight beyond fp16, which any is as long as there is no reference,
+// shows as a sum beyond kLargestWeight; then the references move and the weights are computed
+// again. done() follows the last read of the span.
+template <typename Config, bool kPartial, typename Done>
+__device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8_t* chunk, int span,
+                                          const SpanOffsets& at, int valid, int lane, Done done) {
   using Layout = typename Config::Layout;
   constexpr int kGroups = Config::kGroups, kRow = Layout::kRowBytes;
   constexpr int kSets =
@@ -152,7 +150,8 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
   constexpr int kSetTokens = 16 * Config::kSetTiles;
   constexpr int kMeta = Config::kMetadataRow;
   const int t = lane % 4;
-  const uint8_t* key_metadata = metadata + at.metadata;
+  const uint8_t* codes = chunk + span * Config::kSpanTokens * kRow;
+  const uint8_t* key_metadata = chunk + span * Config::kSpanTokens * kMeta + at.metadata;
   const uint8_t* key_rows = codes + at.keys;
   const uint32_t value_rows = ptx::shared_address(codes) + at.values;
 
@@ -198,6 +197,11 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
   uint32_t first_operands[Config::kSpanTiles][4];
   key_operands<0, Config>(words, first_operands);
   key_steps<0, Config>(s, words, first_operands, tile_scores);
+  uint32_t near[Config::kSpanTiles][Layout::kUnits], far[Config::kSpanTiles][Layout::kUnits];
+#pragma unroll
+  for (int tile = 0; tile < Config::kSpanTiles; ++tile) {
+    pair_units<Config>(value_rows + 16 * tile * kRow, near[tile], far[tile]);
+  }
   float scores[kSets][kGroups][4];  // of the tile whose metadata the lane has
 #pragma unroll
   for (int u = 0; u < kSets; ++u) {
@@ -228,7 +232,7 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
       }
     }
   }
-  if (valid < Config::kSpanTokens) {
+  if (kPartial) {
     const int own_row = (Config::kTwins ? t / 2 * 16 : 0) + lane / 4;
 #pragma unroll
     for (int u = 0; u < kSets; ++u) {
@@ -309,7 +313,7 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
         float scale = 5.9604645e-8f;
 #pragma unroll
         for (int k = 0; k < kGroups; ++k) scale = fmaxf(scale, value_pair[u][k][row].x);
-        const float bits = log2f(scale);
+        const float bits = __log2f(scale);  // near enough for a reference
 #pragma unroll
         for (int c = 0; c < 2; ++c) largest[c] = fmaxf(largest[c], logit(u, row, c, bits));
       }
@@ -317,6 +321,7 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
     s.raise_reference(largest);
     weigh();
   }
+  done();
   s.sum[0] += sum[0];
   s.sum[1] += sum[1];
 
@@ -333,12 +338,6 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
       }
     }
   }
-  uint32_t near[Config::kSpanTiles][Layout::kUnits], far[Config::kSpanTiles][Layout::kUnits];
-#pragma unroll
-  for (int tile = 0; tile < Config::kSpanTiles; ++tile) {
-    pair_units<Config>(value_rows + 16 * tile * kRow, near[tile], far[tile]);
-  }
-  done();
 #pragma unroll
   for (int tile = 0; tile < Config::kSpanTiles; ++tile) {
     uint32_t p[kGroups][2];

@@ -45,17 +45,64 @@ std::string call_text(const AttentionParams& p) {
          ", num_kv_heads " + std::to_string(p.num_kv_heads);
 }
 
-void check(const char* op, cudaError_t error, const std::string& call) {
+// Whether a build of the kernels could take the call at all. The launchers return
+// cudaErrorInvalidValue for one that none could, and so do CUDA's own calls for other reasons.
+bool in_limits(const PageFormat& format) {
+  const int d = format.head_dim, group = format.quant_group_size;
+  return (d == 64 || d == 128 || d == 256) && group > 0 && d % group == 0 && 4 * group >= d;
+}
+bool in_limits(const AppendParams& p) {
+  return in_limits(p.format) && p.batch <= 65535 && p.num_kv_heads <= 32767;
+}
+bool in_limits(const AttentionParams& p) {
+  return in_limits(p.format) && p.batch <= 4096 && p.q_len >= 1 && p.q_len <= 4 &&
+         p.num_qo_heads % p.num_kv_heads == 0 && p.num_qo_heads / p.num_kv_heads <= 16;
+}
+
+// After these nothing runs in the process any more, and any kernel before may be to blame.
+bool device_fault(cudaError_t error) {
+  switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorHardwareStackError:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void check(const char* op, cudaError_t error, bool takes_call, const std::string& call) {
   if (error == cudaSuccess) return;
   cudaGetLastError();  // later calls of torch would report it as theirs
-  if (error == cudaErrorNotSupported || error == cudaErrorInvalidValue) {
-    refuse(op, "the CUDA kernels do not take this call", "",
-           "a shape of kernels/README.md that this library has", call,
+  if ((error == cudaErrorInvalidValue || error == cudaErrorNotSupported) && !takes_call) {
+    refuse(op, "the CUDA kernels do not take this call", "", "a shape of kernels/README.md", call,
+           "");
+  }
+  if (error == cudaErrorNotSupported) {
+    refuse(op, "the CUDA kernels were built without this format", "",
+           "a format of kernels/README.md that this library has", call,
            "formats beyond the core need a build with -DOSCAR_KERNELS=full");
   }
-  refuse(op, "the CUDA kernels failed", call, "", cudaGetErrorString(error),
-         "was the library built for this GPU (OSCAR_CUDA_ARCHITECTURES)? Shaped rounding needs "
-         "218 KB of shared memory");
+  const std::string found = std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error);
+  if (device_fault(error)) {
+    refuse(op, "the GPU failed in this kernel or in one before it", call, "", found,
+           "CUDA_LAUNCH_BLOCKING=1 shows which; indices and lengths on a GPU are not checked, on "
+           "the CPU they are");
+  }
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+    refuse(op, "the library has no code for this GPU", call, "", found,
+           "build it with the GPU's architecture among OSCAR_CUDA_ARCHITECTURES");
+  }
+  refuse(op, "CUDA did not launch the kernel", call, "", found,
+         "a block takes up to 227 KB of shared memory in attention, as much as there is, and 83 "
+         "KB in shaped rounding");
 }
 
 using torch::stable::accelerator::DeviceGuard;
@@ -66,7 +113,8 @@ void append_on_device(const char* op, const AppendParams& params, int max_new_ro
                       int max_new_history, const Tensor& neighbour) {
   const DeviceGuard guard(neighbour.get_device_index());
   const cudaStream_t stream = current_stream(op, neighbour.get_device_index());
-  check(op, append_rows(params, max_new_rows, max_new_history, stream), call_text(params));
+  check(op, append_rows(params, max_new_rows, max_new_history, stream), in_limits(params),
+        call_text(params));
 }
 
 void attend_on_device(const char* op, const AttentionParams& params, void* workspace,
@@ -74,21 +122,22 @@ void attend_on_device(const char* op, const AttentionParams& params, void* works
   const DeviceGuard guard(neighbour.get_device_index());
   const cudaStream_t stream = current_stream(op, neighbour.get_device_index());
   check(op, decode_attention(params, workspace, static_cast<size_t>(workspace_bytes), stream),
-        call_text(params));
+        in_limits(params), call_text(params));
 }
 
 void dequantize_on_device(const char* op, const PageFormat& format, const uint8_t* pool,
                           int64_t chunks, float* out, const Tensor& neighbour) {
   const DeviceGuard guard(neighbour.get_device_index());
   const cudaStream_t stream = current_stream(op, neighbour.get_device_index());
-  check(op, dequantize_chunks(format, pool, chunks, out, stream), format_text(format));
+  check(op, dequantize_chunks(format, pool, chunks, out, stream), in_limits(format),
+        format_text(format));
 }
 
 int64_t device_workspace_bytes(const char* op, const AttentionParams& params,
                                const Tensor& neighbour) {
   const DeviceGuard guard(neighbour.get_device_index());
   size_t bytes = 0;
-  check(op, decode_attention_workspace(params, &bytes), call_text(params));
+  check(op, decode_attention_workspace(params, &bytes), true, call_text(params));
   return static_cast<int64_t>(bytes);
 }
 

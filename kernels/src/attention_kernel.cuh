@@ -184,25 +184,28 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
       }
     } else if constexpr (!Config::kPagedBf16) {
       int valid = entries_left == 0 ? run()->last_valid : kPageTokens;
+      SpanValues<Config> values;
       if (valid < kPageTokens) {
         clear_absent_metadata<Config>(slot, valid, lane);
 #pragma unroll 1
         for (int span = 0; valid > 0; ++span, valid -= Config::kSpanTokens) {
-          int2_span<Config, true>(state, slot, span, offsets, valid, lane, []() {});
+          weigh_span<Config, true>(state, slot, span, offsets, valid, lane, values, []() {});
+          add_values<Config>(state, values);
         }
       } else {
         const int turns = ring.turns(entries_left);
+        weigh_span<Config, false>(state, slot, 0, offsets, valid, lane, values, []() {});
 #pragma unroll 1
-        for (int turn = 0;; ++turn) {
-#pragma unroll 1
-          for (int span = 0; span < kSpans; ++span) {
-            int2_span<Config, false>(state, slot, span, offsets, valid, lane, [&]() {
-              if (span == kSpans - 1) ring.refill(p, turn, turn < turns, lane);
-            });
+        for (int turn = 0, span = 1;; ++span) {
+          if (span == kSpans) {
+            if (turn == turns) break;
+            slot = ring.turn(p, turn++, lane);
+            span = 0;
           }
-          if (turn == turns) break;
-          slot = ring.advance();
+          weigh_span<Config, false>(state, slot, span, offsets, valid, lane, values,
+                                    [&]() { add_values<Config>(state, values); });
         }
+        add_values<Config>(state, values);
         ring.turned(turns);
         entries_left -= turns;
       }

@@ -141,7 +141,9 @@ __device__ __forceinline__ void join_pieces(int locals, int blocks, Local local,
       },
       factors, totals);
   ready();
-  constexpr int kAtOnce = 16;  // parts of other blocks whose words are on their way
+  // Parts of other blocks whose words are on their way, as many as registers allow.
+  constexpr int kAtOnce =
+      Config::kTwins && Config::kHeadDim == 128 && Config::kGroups == 1 ? 16 : 8;
 #pragma unroll 1
   for (int pair = threadIdx.x; pair < Config::kPairs; pair += blockDim.x) {
     uint2 words[kAtOnce];

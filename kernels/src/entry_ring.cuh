@@ -75,7 +75,7 @@ struct EntryRing {
 
   // Fills a slot with the next page of the run that has begun.
   __device__ __forceinline__ void fill_page(const AttentionParams& p, int lane) {
-    issue_page(p, filled, at++, true, lane);
+    issue_page(p, filled, at++, lane);
     issued();
   }
   __device__ __forceinline__ void issued() {
@@ -87,19 +87,18 @@ struct EntryRing {
     filled = filled + 1 == kSlots ? 0 : filled + 1;
   }
 
-  // Fills slot `slot` with page `at` of the run, if told to. All lanes take part.
-  __device__ __forceinline__ void issue_page(const AttentionParams& p, int slot, int at, bool issue,
-                                             int lane) {
+  // Fills slot `slot` with page `at` of the run. All lanes take part.
+  __device__ __forceinline__ void issue_page(const AttentionParams& p, int slot, int at, int lane) {
     const uint32_t page = __shfl_sync(~0u, page_id, at);
     const uint8_t* chunk = from + static_cast<uint64_t>(page) *
                                       static_cast<uint32_t>(p.num_kv_heads * Config::kChunkBytes);
     const uint32_t to = ptx::shared_address(slots) + slot * Config::kSlotBytes;
 #if OSCAR_BULK_COPIES
     ptx::copy_bulk_by_one(to, chunk, Config::kChunkBytes, ptx::shared_address(barriers + slot),
-                          ptx::evict_first_policy(), issue);
+                          ptx::evict_first_policy());
 #else
 #pragma unroll 1
-    for (int at = lane * 16; issue && at < Config::kChunkBytes; at += 512) {
+    for (int at = lane * 16; at < Config::kChunkBytes; at += 512) {
       ptx::copy_16(to + at, chunk + at);
     }
 #endif
@@ -233,18 +232,14 @@ struct EntryRing {
 
   // While full pages follow each other, a slot goes to the next page as soon as it was used, and
   // nothing else is asked. turns: how many times that can be done, now that `entries_left` entries
-  // of the using side's run come after the one in use. Each time, refill(turn) then advance();
-  // afterwards turned(turns).
+  // of the using side's run come after the one in use. Each time turn(), afterwards turned(turns).
   __device__ __forceinline__ int turns(int entries_left) const {
     return pending == kSlots && !exact ? max(0, min(left, entries_left - 1)) : 0;
   }
-  // Gives the slot in use, which all lanes are done with, to a page.
-  __device__ __forceinline__ void refill(const AttentionParams& p, int turn, bool issue, int lane) {
+  // Gives the slot in use, which all lanes are done with, to a page, and waits for the next slot.
+  __device__ __forceinline__ uint8_t* turn(const AttentionParams& p, int turn, int lane) {
     __syncwarp();
-    issue_page(p, used, at + turn, issue, lane);
-  }
-  // Goes on to the next slot and waits for its bytes.
-  __device__ __forceinline__ uint8_t* advance() {
+    issue_page(p, used, at + turn, lane);
 #if !OSCAR_BULK_COPIES
     ptx::commit_copies();
 #endif

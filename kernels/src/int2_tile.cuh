@@ -136,13 +136,43 @@ __device__ __forceinline__ SpanOffsets span_offsets(int lane) {
   return at;
 }
 
-// Span `span`, kSpanTokens tokens, of a chunk. kPartial: of these the ones >= valid are absent and
-// their metadata is zero. A weight beyond fp16, which any is as long as there is no reference,
-// shows as a sum beyond kLargestWeight; then the references move and the weights are computed
-// again. done() follows the last read of the span.
-template <typename Config, bool kPartial, typename Done>
-__device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8_t* chunk, int span,
-                                          const SpanOffsets& at, int valid, int lane, Done done) {
+// What of a span is left to do: its value codes and rounded weights.
+template <typename Config>
+struct SpanValues {
+  uint32_t near[Config::kSpanTiles][Config::Layout::kUnits];
+  uint32_t far[Config::kSpanTiles][Config::Layout::kUnits];
+  uint32_t weights[Config::kSpanTiles / Config::kSetTiles][Config::kGroups][2];
+};
+
+// Adds the values of a span to the output.
+template <typename Config>
+__device__ __forceinline__ void add_values(AttentionState<Config>& s, const SpanValues<Config>& v) {
+#pragma unroll
+  for (int tile = 0; tile < Config::kSpanTiles; ++tile) {
+    uint32_t p[Config::kGroups][2];
+#pragma unroll
+    for (int k = 0; k < Config::kGroups; ++k) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        p[k][row] = v.weights[tile / Config::kSetTiles][k][row];
+        // Columns 4 to 7 are the odd tile's; what they give in the other places is never read.
+        if (Config::kTwins && tile % 2) p[k][row] = __shfl_xor_sync(~0u, p[k][row], 16);
+      }
+    }
+    value_steps<Config>(s, v.near[tile], v.far[tile], p,
+                        std::make_integer_sequence<int, Config::kTiles>());
+  }
+}
+
+// Logits and weights of span `span`, kSpanTokens tokens, of a chunk, and its values into v.
+// kPartial: of the tokens those >= valid are absent and their metadata is zero. A weight beyond
+// fp16, which any is as long as there is no reference, shows as a sum beyond kLargestWeight; then
+// the references move and the weights are computed again. loaded() follows the first loads: it may
+// use v of the span before, and hides what they wait for.
+template <typename Config, bool kPartial, typename Loaded>
+__device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint8_t* chunk,
+                                           int span, const SpanOffsets& at, int valid, int lane,
+                                           SpanValues<Config>& v, Loaded loaded) {
   using Layout = typename Config::Layout;
   constexpr int kGroups = Config::kGroups, kRow = Layout::kRowBytes;
   constexpr int kSets =
@@ -170,6 +200,7 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
       }
     }
   }
+  loaded();
   float key_scale[kSets][kGroups][2];
   if constexpr (Config::kZerosOnTensor) {
     // The scores begin at -zero sum q: (zero, zero 2^-10) times the two parts of the sum.
@@ -197,10 +228,9 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
   uint32_t first_operands[Config::kSpanTiles][4];
   key_operands<0, Config>(words, first_operands);
   key_steps<0, Config>(s, words, first_operands, tile_scores);
-  uint32_t near[Config::kSpanTiles][Layout::kUnits], far[Config::kSpanTiles][Layout::kUnits];
 #pragma unroll
   for (int tile = 0; tile < Config::kSpanTiles; ++tile) {
-    pair_units<Config>(value_rows + 16 * tile * kRow, near[tile], far[tile]);
+    pair_units<Config>(value_rows + 16 * tile * kRow, v.near[tile], v.far[tile]);
   }
   float scores[kSets][kGroups][4];  // of the tile whose metadata the lane has
 #pragma unroll
@@ -272,7 +302,6 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
     }
   }
 
-  uint32_t operands[kSets][kGroups][2];  // rounded weights, tokens x columns
   float sum[2], zero_sum[kGroups][2];
   const auto weigh = [&]() {  // whether a weight is beyond fp16
     __half2 total;
@@ -293,7 +322,7 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
           total = u + row + k == 0 ? rounded : __hadd2(total, rounded);
           uint32_t bits;
           memcpy(&bits, &rounded, 4);
-          operands[u][k][row] = ptx::movmatrix(bits);
+          v.weights[u][k][row] = ptx::movmatrix(bits);
           if constexpr (!Config::kZerosOnTensor) {
             const float2 back = __half22float2(rounded);
             zero_sum[k][0] = u + row == 0 ? back.x * sz.y : zero_sum[k][0] + back.x * sz.y;
@@ -321,7 +350,6 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
     s.raise_reference(largest);
     weigh();
   }
-  done();
   s.sum[0] += sum[0];
   s.sum[1] += sum[1];
 
@@ -331,27 +359,12 @@ __device__ __forceinline__ void int2_span(AttentionState<Config>& s, const uint8
     for (int k = 0; k < kGroups; ++k) {
       if constexpr (Config::kZerosOnTensor) {  // all rows the same, but twins: see settle
         ptx::mma_f16(s.zero_sum[k], zero_operand[u][k][0], 0, zero_operand[u][k][1], 0,
-                     operands[u][k][0], operands[u][k][1]);
+                     v.weights[u][k][0], v.weights[u][k][1]);
       } else if (u == 0) {  // holds all sets
         s.zero_sum[k][0] += zero_sum[k][0];
         s.zero_sum[k][1] += zero_sum[k][1];
       }
     }
-  }
-#pragma unroll
-  for (int tile = 0; tile < Config::kSpanTiles; ++tile) {
-    uint32_t p[kGroups][2];
-#pragma unroll
-    for (int k = 0; k < kGroups; ++k) {
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        p[k][row] = operands[tile / Config::kSetTiles][k][row];
-        // Columns 4 to 7 are the odd tile's; what they give in the other places is never read.
-        if (Config::kTwins && tile % 2) p[k][row] = __shfl_xor_sync(~0u, p[k][row], 16);
-      }
-    }
-    value_steps<Config>(s, near[tile], far[tile], p,
-                        std::make_integer_sequence<int, Config::kTiles>());
   }
 }
 

@@ -143,21 +143,18 @@ __device__ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, 
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
-// The same, if told to, with the barrier told to expect the bytes: by one lane of a warp that is
-// all here.
+// The same with the barrier told to expect the bytes: by one lane of a warp that is all here.
 __device__ inline void copy_bulk_by_one(uint32_t to, const void* from, uint32_t bytes,
-                                        uint32_t barrier, uint64_t policy, bool copy) {
+                                        uint32_t barrier, uint64_t policy) {
   asm volatile(
       "{\n"
-      ".reg .pred one, wanted;\n"
-      "setp.ne.b32 wanted, %5, 0;\n"
+      ".reg .pred one;\n"
       "elect.sync _|one, 0xffffffff;\n"
-      "and.pred one, one, wanted;\n"
       "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%3], %2;\n"
       "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
       "[%1], %2, [%3], %4;\n"
       "}\n" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(barrier), "l"(policy), "r"(static_cast<int>(copy))
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
 #endif

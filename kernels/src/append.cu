@@ -77,13 +77,6 @@ __global__ void dequantize_kernel(PageFormat f, const uint8_t* pool, int64_t chu
   }
 }
 
-bool valid_append(const AppendParams& p) {
-  const int d = p.format.head_dim, group = p.format.quant_group_size;
-  return (d == 64 || d == 128 || d == 256) && group > 0 && d % group == 0 && 4 * group >= d &&
-         p.batch > 0 && p.batch <= 65535 && p.num_kv_heads > 0 && p.num_kv_heads <= 32767 &&
-         p.rows_indptr && p.old_len && p.old_history && p.new_history && p.windows.ring_tokens > 0;
-}
-
 template <int kHeadDim>
 cudaError_t quantize_history(const AppendParams& p, int max_new_history, cudaStream_t stream) {
   if (p.feedback_k || p.feedback_v || p.metric_k || p.metric_v) {
@@ -96,6 +89,13 @@ cudaError_t quantize_history(const AppendParams& p, int max_new_history, cudaStr
 }
 
 }  // namespace
+
+bool valid_append(const AppendParams& p) {
+  const int d = p.format.head_dim, group = p.format.quant_group_size;
+  return (d == 64 || d == 128 || d == 256) && group > 0 && d % group == 0 && 4 * group >= d &&
+         p.batch > 0 && p.batch <= 65535 && p.num_kv_heads > 0 && p.num_kv_heads <= 32767 &&
+         p.rows_indptr && p.old_len && p.old_history && p.new_history && p.windows.ring_tokens > 0;
+}
 
 cudaError_t append_rows(const AppendParams& p, int max_new_rows, int max_new_history,
                         cudaStream_t stream) {

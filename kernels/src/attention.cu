@@ -3,9 +3,8 @@
 #include "attention_launch.cuh"
 
 namespace oscar {
-namespace {
 
-bool valid_params(const AttentionParams& p) {
+bool valid_attention(const AttentionParams& p) {
   const PageFormat& f = p.format;
   if (p.batch <= 0 || p.batch > kPlannedBatch || p.num_kv_heads <= 0 || p.q_len < 1) return false;
   if (p.q_len > 4 || p.num_qo_heads <= 0 || p.num_qo_heads % p.num_kv_heads != 0) return false;
@@ -17,8 +16,6 @@ bool valid_params(const AttentionParams& p) {
   }
   return p.num_qo_heads / p.num_kv_heads <= 16;
 }
-
-}  // namespace
 
 cudaError_t decode_attention_workspace(const AttentionParams& params, size_t* bytes) {
   DeviceLimits limits;
@@ -34,7 +31,7 @@ cudaError_t decode_attention_prepare(void* workspace, size_t bytes, cudaStream_t
 
 cudaError_t decode_attention(const AttentionParams& params, void* workspace, size_t workspace_bytes,
                              cudaStream_t stream, int unsettled_pages) {
-  if (!valid_params(params)) return cudaErrorInvalidValue;
+  if (!valid_attention(params)) return cudaErrorInvalidValue;
   uint8_t* ws = static_cast<uint8_t*>(workspace);
 #define OSCAR_INSTANCE(kDim, kGroup, kMeta, kOrder)                                     \
   if (params.format.head_dim == kDim && params.format.quant_group_size == kGroup &&     \
@@ -49,7 +46,7 @@ cudaError_t decode_attention(const AttentionParams& params, void* workspace, siz
 
 cudaError_t decode_attention_bf16(const AttentionParams& params, void* workspace,
                                   size_t workspace_bytes, cudaStream_t stream) {
-  if (!valid_params(params)) return cudaErrorInvalidValue;
+  if (!valid_attention(params)) return cudaErrorInvalidValue;
   uint8_t* ws = static_cast<uint8_t*>(workspace);
 #define OSCAR_TWIN(kDim)              \
   if (params.format.head_dim == kDim) \

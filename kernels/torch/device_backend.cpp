@@ -45,20 +45,6 @@ std::string call_text(const AttentionParams& p) {
          ", num_kv_heads " + std::to_string(p.num_kv_heads);
 }
 
-// Whether a build of the kernels could take the call at all. The launchers return
-// cudaErrorInvalidValue for one that none could, and so do CUDA's own calls for other reasons.
-bool in_limits(const PageFormat& format) {
-  const int d = format.head_dim, group = format.quant_group_size;
-  return (d == 64 || d == 128 || d == 256) && group > 0 && d % group == 0 && 4 * group >= d;
-}
-bool in_limits(const AppendParams& p) {
-  return in_limits(p.format) && p.batch <= 65535 && p.num_kv_heads <= 32767;
-}
-bool in_limits(const AttentionParams& p) {
-  return in_limits(p.format) && p.batch <= 4096 && p.q_len >= 1 && p.q_len <= 4 &&
-         p.num_qo_heads % p.num_kv_heads == 0 && p.num_qo_heads / p.num_kv_heads <= 16;
-}
-
 // After these nothing runs in the process any more, and any kernel before may be to blame.
 bool device_fault(cudaError_t error) {
   switch (error) {
@@ -78,10 +64,12 @@ bool device_fault(cudaError_t error) {
   }
 }
 
-void check(const char* op, cudaError_t error, bool takes_call, const std::string& call) {
+// valid: whether the sizes of the call fit together. CUDA's own calls return cudaErrorInvalidValue
+// for other reasons.
+void check(const char* op, cudaError_t error, bool valid, const std::string& call) {
   if (error == cudaSuccess) return;
   cudaGetLastError();  // later calls of torch would report it as theirs
-  if ((error == cudaErrorInvalidValue || error == cudaErrorNotSupported) && !takes_call) {
+  if (error == cudaErrorInvalidValue && !valid) {
     refuse(op, "the CUDA kernels do not take this call", "", "a shape of kernels/README.md", call,
            "");
   }
@@ -101,8 +89,7 @@ void check(const char* op, cudaError_t error, bool takes_call, const std::string
            "build it with the GPU's architecture among OSCAR_CUDA_ARCHITECTURES");
   }
   refuse(op, "CUDA did not launch the kernel", call, "", found,
-         "a block takes up to 227 KB of shared memory in attention, as much as there is, and 83 "
-         "KB in shaped rounding");
+         "shaped rounding needs 83 KB of shared memory a block");
 }
 
 using torch::stable::accelerator::DeviceGuard;
@@ -113,7 +100,7 @@ void append_on_device(const char* op, const AppendParams& params, int max_new_ro
                       int max_new_history, const Tensor& neighbour) {
   const DeviceGuard guard(neighbour.get_device_index());
   const cudaStream_t stream = current_stream(op, neighbour.get_device_index());
-  check(op, append_rows(params, max_new_rows, max_new_history, stream), in_limits(params),
+  check(op, append_rows(params, max_new_rows, max_new_history, stream), valid_append(params),
         call_text(params));
 }
 
@@ -122,15 +109,14 @@ void attend_on_device(const char* op, const AttentionParams& params, void* works
   const DeviceGuard guard(neighbour.get_device_index());
   const cudaStream_t stream = current_stream(op, neighbour.get_device_index());
   check(op, decode_attention(params, workspace, static_cast<size_t>(workspace_bytes), stream),
-        in_limits(params), call_text(params));
+        valid_attention(params), call_text(params));
 }
 
 void dequantize_on_device(const char* op, const PageFormat& format, const uint8_t* pool,
                           int64_t chunks, float* out, const Tensor& neighbour) {
   const DeviceGuard guard(neighbour.get_device_index());
   const cudaStream_t stream = current_stream(op, neighbour.get_device_index());
-  check(op, dequantize_chunks(format, pool, chunks, out, stream), in_limits(format),
-        format_text(format));
+  check(op, dequantize_chunks(format, pool, chunks, out, stream), true, format_text(format));
 }
 
 int64_t device_workspace_bytes(const char* op, const AttentionParams& params,

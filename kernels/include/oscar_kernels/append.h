@@ -7,6 +7,9 @@
 
 namespace oscar {
 
+// Whether the sizes of a call fit together.
+bool valid_append(const AppendParams& params);
+
 // Appends and demotes as AppendParams says; all pointers in device memory, rows and pool 16-byte
 // aligned. max_new_rows and max_new_history bound what any request appends and demotes in this
 // call; they size the grids, so a captured graph serves any smaller numbers. Rows leave the ring in
@@ -14,6 +17,7 @@ namespace oscar {
 // with feedback matrices rows may differ from it in 1e-4 of the cases. A row with values that are
 // not finite keeps its old bytes and sets bits in *params.status; so does a feedback matrix with
 // entries beyond +-4000, whose rows are then not usable (factors of damped metrics stay below 161).
+// Returns cudaErrorInvalidValue where !valid_append(params).
 cudaError_t append_rows(const AppendParams& params, int max_new_rows, int max_new_history,
                         cudaStream_t stream);
 

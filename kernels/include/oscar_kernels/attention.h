@@ -12,6 +12,9 @@ namespace oscar {
 // Bytes of workspace for any call with up to these sizes on the current device.
 cudaError_t decode_attention_workspace(const AttentionParams& params, size_t* bytes);
 
+// Whether the sizes of a call fit together.
+bool valid_attention(const AttentionParams& params);
+
 // Prepares a fresh workspace (zeroes its counters). Once; every call leaves it ready again, so one
 // workspace serves any number of calls that follow each other on one stream.
 cudaError_t decode_attention_prepare(void* workspace, size_t bytes, cudaStream_t stream);

@@ -15,8 +15,8 @@ cudaError_t decode_attention_workspace(const AttentionParams& params, size_t* by
 // Whether the sizes of a call fit together.
 bool valid_attention(const AttentionParams& params);
 
-// Prepares a fresh workspace (zeroes its counters). Once; every call leaves it ready again, so one
-// workspace serves any number of calls that follow each other on one stream.
+// Prepares a fresh workspace (zeroes it). Once; every call that runs to its end leaves it ready
+// again, so one workspace serves any number of calls that follow each other on one stream.
 cudaError_t decode_attention_prepare(void* workspace, size_t bytes, cudaStream_t stream);
 
 // Attention of params.q over sink, INT2 history and recent rows (AttentionParams); all pointers in

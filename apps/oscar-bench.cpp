@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "bench_attention.h"
-#include "bench_calibrate.h"
-#include "bench_quantize.h"
+#include "bench/attention.h"
+#include "bench/calibrate.h"
+#include "bench/quantize.h"
 #include "common/main.h"
 #include "oscar/base/atomic_file.h"
 #include "oscar/base/error.h"

@@ -1,5 +1,5 @@
 // Graph timing on CUDA events.
-#include "bench_device.h"
+#include "bench/device.h"
 
 #include <fmt/format.h>
 

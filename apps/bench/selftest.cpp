@@ -5,7 +5,7 @@
 #include <memory>
 #include <random>
 
-#include "bench_attention.h"
+#include "bench/attention.h"
 #include "bench_kernels.h"
 #include "oscar/cache/paged_reference.h"
 #include "oscar_kernels/attention.h"

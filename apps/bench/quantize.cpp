@@ -1,5 +1,5 @@
 // A prefill's rows into the paged cache, timed as graph replays.
-#include "bench_quantize.h"
+#include "bench/quantize.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 // SDPA of libtorch over a contiguous bf16 cache, with its flash and its cuDNN backend.
-#include "bench_attention.h"
+#include "bench/attention.h"
 
 #if OSCAR_BENCH_TORCH
 #include <ATen/ATen.h>

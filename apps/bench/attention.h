@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "bench_device.h"
+#include "bench/device.h"
 
 namespace oscar {
 

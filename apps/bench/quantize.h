@@ -1,7 +1,7 @@
 // `oscar-bench quantize`: quantize and append beside the time its bytes take.
 #pragma once
 
-#include "bench_device.h"
+#include "bench/device.h"
 
 namespace oscar {
 

@@ -1,5 +1,5 @@
 // Cold paged caches of random bytes, timed as graph replays.
-#include "bench_attention.h"
+#include "bench/attention.h"
 
 #include <fmt/format.h>
 

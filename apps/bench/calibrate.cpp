@@ -1,5 +1,5 @@
 // Timing of collection; the peer, transformers' own forward, is scripts/bench_transformers.py.
-#include "bench_calibrate.h"
+#include "bench/calibrate.h"
 
 #include <algorithm>
 

@@ -3,14 +3,15 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "oscar/base/error.h"
-#include "oscar/cache/quantize_rows.h"
+#include "oscar/int2/device_rows.h"
 
 namespace oscar {
 namespace {
 
-constexpr int64_t kShapedColumns = 16;  // columns solved one by one between matrix products
+constexpr int64_t kShapedColumns = 16;  // at most so many solved one by one between products
 
 torch::Tensor to_device(const float* data, at::IntArrayRef shape, torch::Device device) {
   // The blob is only read: clone before the bundle may go away.
@@ -69,53 +70,63 @@ torch::Tensor codes_of(const torch::Tensor& x, const torch::Tensor& scale,
   return x.div(scale).add_(zero).add_(0.5f).floor_().clamp_(0.0f, 3.0f);
 }
 
-// Codes of shaped rounding; x [heads, d, rows], scale and zero [heads, groups, rows].
+// Codes of shaped rounding; x [heads, d, rows], scale and zero [heads, groups, rows]. In code units
+// while a block of columns is solved, so that each column costs few operations: all columns of a
+// block share a scale.
 torch::Tensor shaped_codes_of(const SideCodec& side, const torch::Tensor& x,
                               const torch::Tensor& scale, const torch::Tensor& zero) {
-  const int64_t d = x.size(1);
+  const int64_t d = x.size(1), columns = std::gcd(kShapedColumns, int64_t{side.quant_group_size});
   auto codes = torch::empty_like(x);
   auto errors = torch::empty_like(x);
-  for (int64_t begin = 0; begin < d; begin += kShapedColumns) {
-    const int64_t end = std::min(d, begin + kShapedColumns);
-    // What the columns before this block push into it: [heads, end - begin, rows].
-    auto targets = x.slice(1, begin, end).clone();
-    if (begin > 0) {
+  for (int64_t begin = 0; begin < d; begin += columns) {
+    const int64_t end = begin + columns;
+    const auto s = scale.select(1, begin / side.quant_group_size).unsqueeze(1);
+    const auto z = zero.select(1, begin / side.quant_group_size).unsqueeze(1);
+    const auto exact = x.slice(1, begin, end).div(s).add_(z);
+    auto targets = exact.add(0.5f);
+    if (begin > 0) {  // what the columns before this block push into it
       const auto u = side.feedback.slice(1, 0, begin).slice(2, begin, end);
-      targets.sub_(torch::matmul(u.transpose(1, 2), errors.slice(1, 0, begin)));
+      targets.sub_(torch::matmul(u.transpose(1, 2), errors.slice(1, 0, begin)).div_(s));
     }
-    for (int64_t i = begin; i < end; ++i) {
-      const auto s = scale.select(1, i / side.quant_group_size);
-      const auto z = zero.select(1, i / side.quant_group_size);
-      const auto code = codes_of(targets.select(1, i - begin), s, z);
-      const auto error = code.sub(z).mul_(s).sub_(x.select(1, i));
-      codes.select(1, i).copy_(code);
-      errors.select(1, i).copy_(error);
-      if (i + 1 < end) {
-        const auto u = side.feedback.select(1, i).slice(1, i + 1, end).unsqueeze(-1);
-        targets.slice(1, i + 1 - begin).sub_(error.unsqueeze(1).mul(u));
+    auto block_errors = errors.slice(1, begin, end);
+    for (int64_t i = 0; i < columns; ++i) {
+      auto code = codes.select(1, begin + i), error = block_errors.select(1, i);
+      at::floor_out(code, targets.select(1, i)).clamp_(0.0f, 3.0f);
+      at::sub_out(error, code, exact.select(1, i));
+      if (i + 1 < columns) {
+        const auto u = side.feedback.select(1, begin + i).slice(1, begin + i + 1, end);
+        targets.slice(1, i + 1).addcmul_(error.unsqueeze(1), u.unsqueeze(-1), -1);
       }
     }
+    block_errors.mul_(s);
   }
   return codes;
+}
+
+// [Hkv, 1] true where a head corrects as `kind`.
+torch::Tensor heads_with(const SideCodec& side, ScaleCorrection kind, torch::Device device) {
+  std::vector<int64_t> flags;
+  for (const ScaleCorrection c : side.scale_correction) flags.push_back(c == kind ? 1 : 0);
+  return torch::tensor(flags, torch::kInt64).to(device, torch::kBool).unsqueeze(-1);
 }
 
 // One factor per row, [batch, Hkv, tokens, 1, 1] (MATH: section 4b).
 torch::Tensor correction_factors(const SideCodec& side, const torch::Tensor& x,
                                  const torch::Tensor& y) {
-  std::vector<torch::Tensor> factors;
-  for (int64_t h = 0; h < x.size(1); ++h) {
-    const auto xh = x.select(1, h), yh = y.select(1, h);
-    const ScaleCorrection kind = side.scale_correction[h];
-    if (kind == ScaleCorrection::kNone) {
-      factors.push_back(torch::ones_like(xh.select(-1, 0)));
-      continue;
-    }
-    const auto weighted = kind == ScaleCorrection::kMetric ? torch::matmul(xh, side.metric[h]) : xh;
-    const auto num = weighted.mul(xh).sum(-1), den = weighted.mul(yh).sum(-1);
-    const auto usable = num.gt(0).logical_and(den.gt(0)).logical_and(den.gt(num.mul(1e-6f)));
-    factors.push_back(torch::where(usable, num.div(den).clamp(0.5f, 2.0f), torch::ones_like(num)));
+  auto weighted = x;
+  if (side.metric.defined()) {
+    const auto by_metric = heads_with(side, ScaleCorrection::kMetric, x.device()).unsqueeze(-1);
+    weighted = torch::where(by_metric, torch::matmul(x, side.metric), x);
   }
-  return torch::stack(factors, 1).unsqueeze(-1).unsqueeze(-1);
+  const auto num = weighted.mul(x).sum(-1), den = weighted.mul(y).sum(-1);
+  const auto usable =
+      num.gt(0)
+          .logical_and(den.gt(0))
+          .logical_and(den.gt(num.mul(1e-6f)))
+          .logical_and(heads_with(side, ScaleCorrection::kNone, x.device()).logical_not());
+  return torch::where(usable, num.div(den).clamp(0.5f, 2.0f), torch::ones_like(num))
+      .unsqueeze(-1)
+      .unsqueeze(-1);
 }
 
 torch::Tensor quantize_dequantize_host(const SideCodec& side, const torch::Tensor& x,
@@ -124,17 +135,9 @@ torch::Tensor quantize_dequantize_host(const SideCodec& side, const torch::Tenso
   auto out = torch::empty_like(x);
   for (int64_t b = 0; b < x.size(0); ++b) {
     for (int64_t h = 0; h < heads; ++h) {
-      const int64_t offset = (b * heads + h) * tokens * d, matrix = h * d * d;
-      RowQuantizer quantizer;
-      quantizer.head_dim = static_cast<int>(d);
-      quantizer.quant_group_size = side.quant_group_size;
-      quantizer.clip_ratio = side.clip_ratio[h];
-      quantizer.metadata = side.metadata;
-      quantizer.correction = side.scale_correction[h];
-      if (side.feedback.defined()) quantizer.feedback = side.feedback.data_ptr<float>() + matrix;
-      if (side.metric.defined()) quantizer.metric = side.metric.data_ptr<float>() + matrix;
+      const int64_t offset = (b * heads + h) * tokens * d;
       const RowsStatus status =
-          quantize_rows(quantizer, x.data_ptr<float>() + offset, tokens,
+          quantize_rows(row_quantizer(side, h), x.data_ptr<float>() + offset, tokens,
                         {.dequantized = out.data_ptr<float>() + offset}, at::get_num_threads());
       if (status.status != RowStatus::kOk) {
         refuse_rows(where + ", head " + std::to_string(h) + ", token " + std::to_string(status.row),
@@ -204,6 +207,20 @@ SideCodec make_side_codec(const SideTransform& transform, CacheSide side,
   return codec;
 }
 
+RowQuantizer row_quantizer(const SideCodec& side, int64_t head) {
+  const int64_t d = side.forward.size(2), matrix = head * d * d;
+  const auto of_head = [&](const torch::Tensor& stacked) {
+    return stacked.defined() ? stacked.data_ptr<float>() + matrix : nullptr;
+  };
+  return {.head_dim = static_cast<int>(d),
+          .quant_group_size = side.quant_group_size,
+          .clip_ratio = side.clip_ratio[static_cast<size_t>(head)],
+          .metadata = side.metadata,
+          .correction = side.scale_correction[static_cast<size_t>(head)],
+          .feedback = of_head(side.feedback),
+          .metric = of_head(side.metric)};
+}
+
 torch::Tensor to_cache_basis(const SideCodec& side, const torch::Tensor& x) {
   auto rows = x.to(torch::kFloat32);
   if (side.mean.defined()) rows = rows - side.mean.unsqueeze(1);
@@ -212,6 +229,9 @@ torch::Tensor to_cache_basis(const SideCodec& side, const torch::Tensor& x) {
 
 torch::Tensor quantize_dequantize(const SideCodec& side, const torch::Tensor& rows,
                                   const std::string& where) {
+  if (rows.is_cuda() && has_device_rows()) {
+    return quantize_dequantize_device(side, as_bf16(rows), where);
+  }
   if (!rows.is_cpu()) return quantize_dequantize_torch(side, rows, where);
   return quantize_dequantize_host(side, as_bf16(rows), where);
 }

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "oscar/bundle/bundle.h"
-#include "oscar/cache/metadata.h"
+#include "oscar/cache/quantize_rows.h"
 #include "oscar/fit/fit.h"
 #include "oscar/model/torch.h"
 
@@ -29,13 +29,18 @@ enum class CacheSide { kKey, kValue };
 SideCodec make_side_codec(const SideTransform& transform, CacheSide side,
                           const QuantizerSettings& quantizer, int layer, torch::Device device);
 
+// How rows of one head are written, for the cache library; points into `side`, which is on the
+// host.
+RowQuantizer row_quantizer(const SideCodec& side, int64_t head);
+
 // (x - mean) forward: x [batch, Hkv, tokens, d] of any dtype -> float32 of the same shape.
 torch::Tensor to_cache_basis(const SideCodec& side, const torch::Tensor& x);
 
 // The rows as INT2 gives them back: rounded to bf16, quantized, dequantized; float32 of the same
 // shape. rows [batch, Hkv, tokens, d] float32 in the cache's basis. On the CPU this is the cache
-// library's codec itself; on CUDA it is quantize_dequantize_torch. `where` names the layer in
-// errors: non-finite rows, or a range that the metadata dtype cannot hold.
+// library's codec itself; on CUDA a kernel with the same bits or, in programs without kernels,
+// quantize_dequantize_torch. `where` names the layer in errors: non-finite rows, or a range that
+// the metadata dtype cannot hold.
 torch::Tensor quantize_dequantize(const SideCodec& side, const torch::Tensor& rows,
                                   const std::string& where);
 

@@ -1,0 +1,105 @@
+"""Charts as SVG: KL on a logarithmic axis, with 95% intervals. Colours come from the page's style sheet."""
+import math
+from html import escape
+from xml.sax.saxutils import quoteattr
+
+WIDTH = 460
+MARKERS = ("circle", "square", "diamond", "triangle")
+
+
+class Scale:
+    """A logarithmic axis over `values`, from `begin` to `end` in pixels, with ticks at 1, 2 and 5 times powers of ten."""
+
+    def __init__(self, values, begin: float, end: float):
+        self.low, self.high = min(values) / 1.12, max(values) * 1.12
+        self.begin, self.end = begin, end
+
+    def at(self, value: float) -> float:
+        share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        return self.begin + share * (self.end - self.begin)
+
+    def ticks(self) -> list:
+        decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        many = math.log10(self.high / self.low) > 1.7
+        ticks = [m * 10.0 ** d for d in decades for m in ((1,) if many else (1, 2, 5))]
+        inside = [t for t in ticks if self.low <= t <= self.high]
+        return inside or [math.sqrt(self.low * self.high)]
+
+
+def _tick_text(value: float) -> str:
+    return f"{value:.{max(0, -math.floor(math.log10(value) + 1e-9))}f}"
+
+
+def _marker(kind: str, x: float, y: float, style: str) -> str:
+    if kind == "circle":
+        return f'<circle class="m {style}" cx="{x:.1f}" cy="{y:.1f}" r="3.4"/>'
+    corners = {"square": ((-3, -3), (3, -3), (3, 3), (-3, 3)), "diamond": ((0, -4.4), (4.4, 0), (0, 4.4), (-4.4, 0)),
+               "triangle": ((0, -4), (4, 3.2), (-4, 3.2))}[kind]
+    points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
+    return f'<polygon class="m {style}" points="{points}"/>'
+
+
+def _svg(height: float, title: str, body: list) -> str:
+    return (f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label={quoteattr(title)}>' + "".join(body) + "</svg>")
+
+
+def _values(points) -> list:
+    return [v for point in points if point for v in point if v and v > 0]
+
+
+def lines(title: str, x_title: str, places: list, series: list) -> str:
+    """`series`: (name, points), a point for each of `places`: (mean, low, high), or None. Places are equally far apart."""
+    values = [v for _, points in series for v in _values(points)]
+    if not values:
+        return ""
+    legend_rows = math.ceil(len(series) / 2)
+    left, right, top, bottom = 46, WIDTH - 12, 14 + 18 * legend_rows, 240 + 18 * legend_rows
+    scale = Scale(values, bottom, top)
+    step = (right - left) / max(1, len(places))
+    xs = [left + step * (i + 0.5) for i in range(len(places))]
+    body = []
+    for tick in scale.ticks():
+        y = scale.at(tick)
+        body.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+                    f'<text class="tick end" x="{left - 6}" y="{y + 4:.1f}">{_tick_text(tick)}</text>')
+    for x, place in zip(xs, places):
+        body.append(f'<text class="tick mid" x="{x:.1f}" y="{bottom + 18}">{escape(place)}</text>')
+    body.append(f'<text class="tick mid" x="{(left + right) / 2:.1f}" y="{bottom + 38}">{escape(x_title)}</text>')
+    for index, (name, points) in enumerate(series):
+        style, kind = f"s{index}", MARKERS[index % len(MARKERS)]
+        shift = (index - (len(series) - 1) / 2) * min(3.5, step / (len(series) + 1))  # so that intervals stand apart
+        drawn = [(x + shift, point) for x, point in zip(xs, points) if point]
+        path = " ".join(f"{x:.1f},{scale.at(point[0]):.1f}" for x, point in drawn)
+        body.append(f'<polyline class="line {style}" points="{path}"/>')
+        for x, (mean, low, high) in drawn:
+            if low is not None:
+                body.append(f'<line class="line {style} whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{scale.at(low):.1f}" '
+                            f'y2="{scale.at(high):.1f}"/>')
+            body.append(_marker(kind, x, scale.at(mean), style))
+        x, y = left + (index % 2) * (right - left) / 2, 12 + 18 * (index // 2)
+        body.append(f'<line class="line {style}" x1="{x}" x2="{x + 22}" y1="{y - 4}" y2="{y - 4}"/>'
+                    + _marker(kind, x + 11, y - 4, style) + f'<text x="{x + 28}" y="{y}">{escape(name)}</text>')
+    return _svg(bottom + 46, title, body)
+
+
+def bars(title: str, rows: list) -> str:
+    """`rows`: (name, style number, (mean, low, high)); one line each, a dot with its interval on a shared axis."""
+    values = [v for _, _, point in rows for v in _values([point])]
+    if not values:
+        return ""
+    left, right, top, height = 168, WIDTH - 12, 22, 24
+    bottom = top + height * len(rows)
+    scale = Scale(values, left, right)
+    body = []
+    for tick in scale.ticks():
+        x = scale.at(tick)
+        body.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top - 4}" y2="{bottom}"/>'
+                    f'<text class="tick mid" x="{x:.1f}" y="{top - 9}">{_tick_text(tick)}</text>')
+    for index, (name, style, (mean, low, high)) in enumerate(rows):
+        y = top + height * (index + 0.5)
+        body.append(f'<text class="end" x="{left - 10}" y="{y + 4:.1f}">{escape(name)}</text>')
+        if low is not None:
+            body.append(f'<line class="line s{style} whisker" x1="{scale.at(low):.1f}" x2="{scale.at(high):.1f}" '
+                        f'y1="{y:.1f}" y2="{y:.1f}"/>')
+        body.append(_marker(MARKERS[style % len(MARKERS)], scale.at(mean), y, f"s{style}"))
+    return _svg(bottom + 8, title, body)

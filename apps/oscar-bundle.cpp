@@ -3,16 +3,22 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "common/main.h"
 #include "common/options.h"
+#include "common/output_paths.h"
 #include "oscar/base/atomic_file.h"
+#include "oscar/base/interrupt.h"
+#include "oscar/bundle/coverage.h"
 #include "oscar/bundle/diff.h"
+#include "oscar/bundle/fold.h"
 #include "oscar/bundle/inspect.h"
 #include "oscar/bundle/merge.h"
 #include "oscar/bundle/refit.h"
+#include "oscar/bundle/stacks.h"
 #include "oscar/bundle/verify.h"
 #include "oscar/report/html_report.h"
 
@@ -22,7 +28,8 @@ using oscar::app::kExitDone;
 using oscar::app::kExitFailed;
 
 struct Arguments {
-  std::string file, other, output;
+  std::string file, other, output, rope_scaling;
+  oscar::ValueMean value_mean = oscar::ValueMean::kAuto;
   std::vector<std::string> inputs;
   bool json = false, force = false, exit_code = false, no_statistics = false;
   oscar::app::FitArguments fit;
@@ -35,6 +42,15 @@ void print_line(std::string text) {
     if (static_cast<unsigned char>(c) < 0x20 && c != '\n') c = '?';
   }
   fmt::print("{}\n", text);
+}
+
+// The output replaces none of the files it is made from, whatever --force says, and can be written.
+void check_output(const Arguments& arguments) {
+  std::vector<oscar::app::NamedPath> inputs = {{"input", arguments.file}};
+  for (const auto& input : arguments.inputs) inputs.push_back({"input", input});
+  const std::vector<oscar::app::NamedPath> outputs = {{"output", arguments.output}};
+  oscar::app::check_outputs(inputs, outputs);
+  oscar::app::probe_outputs(outputs);
 }
 
 int inspect(const Arguments& arguments) {
@@ -72,12 +88,14 @@ int verify(const Arguments& arguments) {
 }
 
 int strip(const Arguments& arguments) {
+  check_output(arguments);
   const auto bundle = oscar::strip_statistics(oscar::read_bundle(arguments.file), arguments.file);
   oscar::write_bundle(bundle, arguments.output, arguments.force);
   return kExitDone;
 }
 
 int merge(const Arguments& arguments) {
+  check_output(arguments);
   std::vector<oscar::Bundle> bundles;
   for (const auto& input : arguments.inputs) bundles.push_back(oscar::read_bundle(input));
   const auto total = oscar::merge_statistics(std::move(bundles), arguments.inputs, arguments.force);
@@ -86,6 +104,7 @@ int merge(const Arguments& arguments) {
 }
 
 int fit(const Arguments& arguments) {
+  check_output(arguments);
   oscar::Bundle input = oscar::read_bundle(arguments.file);
   const auto out = oscar::refit_bundle(std::move(input),
                                        {.preset = arguments.fit.preset,
@@ -107,7 +126,47 @@ int diff(const Arguments& arguments) {
   return arguments.exit_code && !lines.empty() ? kExitFailed : kExitDone;
 }
 
+int coverage(const Arguments& arguments) {
+  std::vector<oscar::Bundle> bundles;
+  for (const auto& input : arguments.inputs) bundles.push_back(oscar::read_bundle(input));
+  const oscar::Json result = oscar::coverage(bundles, arguments.inputs);
+  if (arguments.json) {
+    fmt::print("{}\n", result.dump(2, ' ', false, oscar::Json::error_handler_t::replace));
+  } else {
+    fmt::print("{}", oscar::coverage_text(result));
+  }
+  for (const auto& warning : result["warnings"]) {
+    fmt::print(stderr, "warning: {}\n", warning.get<std::string>());
+  }
+  return kExitDone;
+}
+
+int fold(const Arguments& arguments) {
+  oscar::install_interrupt_handlers();
+  const auto rope = oscar::app::parse_json_option(arguments.rope_scaling, "--rope-scaling");
+  const auto result = oscar::fold_model(oscar::read_bundle(arguments.file), arguments.file,
+                                        oscar::open_checkpoint(arguments.other, rope),
+                                        arguments.output, arguments.value_mean);
+  if (!result.warning.empty()) fmt::print(stderr, "warning: {}\n", result.warning);
+  for (const auto& name : result.left_out) print_line("not copied  " + name);
+  print_line(fmt::format("folded      {} tensors of {} layers, {} as bundle", result.tensors,
+                         result.layers, oscar::kFoldedBundleName));
+  if (result.mean != oscar::ValueMean::kAuto) {
+    print_line(fmt::format("value mean  {}", oscar::describe(result.mean)));
+  }
+  print_line(fmt::format("check       attention's contribution changes by {:.2g} at most, relative",
+                         result.largest_change));
+  print_line(fmt::format("wrote       {}", arguments.output));
+  return kExitDone;
+}
+
+int stacks(const Arguments& arguments) {
+  fmt::print("{}", arguments.json ? oscar::stacks_json().dump(2) + "\n" : oscar::stacks_text());
+  return kExitDone;
+}
+
 int report(const Arguments& arguments) {
+  check_output(arguments);
   const std::string page = oscar::render_html_report(oscar::read_json_file(arguments.file));
   oscar::write_file_atomically(arguments.output, page);
   return kExitDone;
@@ -144,7 +203,7 @@ int main(int argc, char** argv) {
   sub->add_option("FILE", arguments.file, "Bundle, statistics file or checkpoint")->required();
   sub->add_flag("--json", arguments.json, "The findings, as JSON");
 
-  sub = command("strip", "Copy a bundle without its statistics", strip);
+  sub = command("strip", "Copy a bundle without statistics and fingerprint", strip);
   sub->add_option("IN", arguments.file, "Rotation bundle")->required();
   sub->add_option("OUT", arguments.output, "Bundle to write")->required();
   add_force(sub, "Replace OUT if it exists");
@@ -169,10 +228,45 @@ int main(int argc, char** argv) {
   oscar::app::add_fit_options(*sub, arguments.fit, /*searchable=*/false);
   oscar::app::add_quantizer_options(*sub, arguments.quantizer);
 
+  sub = command("coverage", "How well each file's text stands for the others'", coverage);
+  sub->add_option("FILES", arguments.inputs,
+                  "Two or more files that hold statistics of one model,\n"
+                  "for example of one domain each. Shows the predicted\n"
+                  "loss of a fit on the row's text, on the column's text,\n"
+                  "over that of the column's own fit, and warns where a\n"
+                  "text is covered badly")
+      ->required()
+      ->expected(2, 1 << 20)
+      ->type_size(1)
+      ->option_text("...");
+  sub->add_flag("--json", arguments.json, "Everything, as JSON");
+
   sub = command("diff", "List what two files say differently", diff);
   sub->add_option("A", arguments.file, "First file")->required();
   sub->add_option("B", arguments.other, "Second file")->required();
   sub->add_flag("--exit-code", arguments.exit_code, "Exit with 1 when they differ");
+
+  sub = command("fold", "Fold value transforms into a copy of the model", fold);
+  sub->add_option("BUNDLE", arguments.file, "Rotation bundle of the model")->required();
+  sub->add_option("MODEL", arguments.other, "Its Hugging Face folder, or tiny-gqa")->required();
+  sub->add_option("OUT", arguments.output, "Folder to write; must not exist")->required();
+  const std::map<std::string, oscar::ValueMean> value_means = {{"auto", oscar::ValueMean::kAuto},
+                                                               {"fold", oscar::ValueMean::kFold},
+                                                               {"keep", oscar::ValueMean::kKeep},
+                                                               {"drop", oscar::ValueMean::kDrop}};
+  sub->add_option("--value-mean", arguments.value_mean,
+                  "Where values are centred: fold the mean into\n"
+                  "biases, keep it in the bundle (for servers that\n"
+                  "centre), drop it (values are then not centred), or\n"
+                  "auto: fold if v_proj and o_proj have biases, else\n"
+                  "keep")
+      ->transform(CLI::CheckedTransformer(value_means))
+      ->option_text("auto|fold|keep|drop");
+  sub->add_option("--rope-scaling", arguments.rope_scaling,
+                  "JSON, where the model was calibrated with it");
+
+  sub = command("stacks", "What serving stacks take, and which --for serves", stacks);
+  sub->add_flag("--json", arguments.json, "The same, as JSON");
 
   sub = command("report", "Make an HTML page of a JSON report of oscar-eval", report);
   sub->add_option("FILE", arguments.file, "JSON report")->required();

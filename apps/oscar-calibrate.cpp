@@ -1,15 +1,21 @@
 // oscar-calibrate MODEL CORPUS OUT.h5: collect statistics, fit transforms, write the bundle.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "common/main.h"
 #include "common/options.h"
+#include "common/output_paths.h"
+#include "common/stack_options.h"
 #include "common/terminal_progress.h"
 #include "oscar/base/atomic_file.h"
 #include "oscar/base/interrupt.h"
+#include "oscar/bundle/stack_support.h"
+#include "oscar/bundle/text_lines.h"
 #include "oscar/calibrate/calibrate.h"
+#include "oscar/fit/convergence.h"
 #include "oscar/fit/presets.h"
 
 namespace {
@@ -27,6 +33,8 @@ constexpr const char* kFooter =
     "CORPUS  .txt, .jsonl (text, prompt/completion or messages), .npy or .h5 token\n"
     "        ids, a folder of these, self:N (the model writes N tokens), or several\n"
     "        joined with weights: chat.jsonl:0.5,code.jsonl:0.5\n"
+    "The run ends with whether the text was enough: what it would cost, by predicted\n"
+    "loss, to have used another text as long, or how many tokens to use instead.\n"
     "Ctrl-C saves a checkpoint beside OUT; --resume continues from it.\n"
     "Exit codes: 0 done, 1 failed, 2 usage.";
 
@@ -35,7 +43,7 @@ struct Arguments {
   FitArguments fit;
   ComputeArguments compute;
   MemoryArguments memory;
-  std::string rope_scaling, json;
+  std::string rope_scaling, json, stack;
   bool no_statistics = false, quiet = false;
 };
 
@@ -45,10 +53,10 @@ void add_corpus_options(CLI::App& program, Arguments& arguments) {
   program
       .add_option("--chunk-len", options.chunk_len,
                   "Tokens per sequence (default: the model's context, 4096 at most)")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->group(section);
   program.add_option("--max-tokens", options.max_tokens, "Use this many tokens (default: all)")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->group(section);
   program.add_option("--seed", options.seed, "Order of documents")
       ->capture_default_str()
@@ -75,7 +83,7 @@ void add_run_options(CLI::App& program, Arguments& arguments) {
   program
       .add_option("--checkpoint-every", options.checkpoint_every,
                   "Chunks between checkpoints while all weights fit in memory")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str()
       ->group(section);
   program.add_flag("--resume", options.resume, "Continue from the checkpoint beside OUT")
@@ -141,7 +149,7 @@ double largest_condition(const SideTransform& side) {
   return *std::max_element(side.condition_number.begin(), side.condition_number.end());
 }
 
-// "1.2%": the worst head's predicted error of the attention output; "" when nothing was searched.
+// "1.2%": the worst head's predicted error of the attention output; "" where nothing was searched.
 std::string error_text(const LayerTransforms& layer) {
   double worst = 0;
   for (const double nmse : layer.predicted_output_nmse) {
@@ -151,10 +159,29 @@ std::string error_text(const LayerTransforms& layer) {
   return fmt::format("{:.2f}%", 100 * worst);
 }
 
-// One row a layer: what was chosen, how far from orthogonal, and what error to expect.
+// Why heads do not have the asked kind.
+void print_fallbacks(const Bundle& bundle) {
+  std::string text;
+  for (const LayerTransforms& layer : bundle.layers) {
+    const std::string where = fmt::format("layer {}", layer.geometry.layer_id);
+    for (const auto& [name, side] : {std::pair{"key", &layer.key}, {"value", &layer.value}}) {
+      for (size_t head = 0; head < side->fallback.size(); ++head) {
+        const std::string& reason = side->fallback[head];
+        if (!reason.empty())
+          add_line(text, where, fmt::format("{} head {}: {}", name, head, reason));
+      }
+    }
+  }
+  fmt::print("{}", text);
+}
+
+// One row a layer: what was chosen, how far from orthogonal, and after a search what error to
+// expect.
 void print_layers(const Bundle& bundle) {
+  const bool searched = !bundle.search.is_null();
   fmt::print("\n                           clipping                condition number\n");
-  fmt::print("layer  keys      values    keys       values       keys    values   error\n");
+  fmt::print("layer  keys      values    keys       values       keys    values{}\n",
+             searched ? "   error" : "");
   bool mixed = false;
   for (const LayerTransforms& layer : bundle.layers) {
     if (!layer.geometry.quantized) {
@@ -164,15 +191,32 @@ void print_layers(const Bundle& bundle) {
     }
     const std::string keys = kinds_text(layer.key), values = kinds_text(layer.value);
     mixed = mixed || keys == kMixed || values == kMixed;
-    fmt::print("{:5}  {:<9} {:<9} {:<10} {:<10} {:6.1f}    {:6.1f}  {:>6}\n",
-               layer.geometry.layer_id, keys, values, clips_text(layer.key),
-               clips_text(layer.value), largest_condition(layer.key),
-               largest_condition(layer.value), error_text(layer));
+    fmt::print("{:5}  {:<9} {:<9} {:<10} {:<10} {:6.1f}    {:6.1f}{}\n", layer.geometry.layer_id,
+               keys, values, clips_text(layer.key), clips_text(layer.value),
+               largest_condition(layer.key), largest_condition(layer.value),
+               searched ? fmt::format("  {:>6}", error_text(layer)) : "");
   }
   if (mixed) fmt::print("mixed: heads differ; oscar-bundle inspect --json lists them\n");
-  if (!bundle.search.is_null()) {
+  if (searched) {
     fmt::print("error: predicted squared error of the attention output, the worst head's share\n");
   }
+  print_fallbacks(bundle);
+}
+
+// Verdict and figures; inspect shows the rest.
+void print_convergence(const Json& record) {
+  std::vector<std::string> lines = convergence_lines(record);
+  lines.resize(std::min<size_t>(lines.size(), 2));
+  for (const std::string& line : lines) {
+    fmt::print("{:<11}{}\n", &line == &lines.front() ? "text" : "", line);
+  }
+}
+
+// What --for left open and what it fixed.
+void print_stack(const std::string& stack, const StackChoice& choice) {
+  std::string text;
+  add_line(text, "for", fmt::format("{}: {}", stack, fmt::join(describe_choice(choice), ", ")), 11);
+  fmt::print("{}", text);
 }
 
 Json summary_json(const CalibrateResult& result, const CalibrateOptions& options) {
@@ -187,19 +231,57 @@ Json summary_json(const CalibrateResult& result, const CalibrateOptions& options
     json["bundle_bytes"] = result.cost.bundle_bytes;
     json["checkpoint_bytes"] = result.cost.checkpoint_bytes;
   } else {
+    json["convergence"] = result.bundle.convergence;
     json["collect_seconds"] = result.collect_seconds;
+    json["convergence_seconds"] = result.convergence_seconds;
     json["fit_seconds"] = result.fit_seconds;
     json["search_seconds"] = result.search_seconds;
   }
+  if (!result.bundle.layers.empty()) json["stacks"] = stack_support_json(result.bundle);
   json["warnings"] = result.warnings;
   return json;
 }
 
-int run(Arguments& arguments) {
+StackChoice choose(const CLI::App& program, const Arguments& arguments) {
+  return choose_for_stack(program, arguments.stack, arguments.fit, arguments.options.quantizer);
+}
+
+// Requests of which one would be dropped. --search has a default, which asks for nothing.
+void check_requests(const CLI::App& program, const Arguments& arguments) {
+  if (!arguments.options.statistics_only) return;
+  if (arguments.no_statistics) {
+    throw CLI::ValidationError("--statistics-only --no-statistics", "would leave nothing to write");
+  }
+  if (program.count("--search") > 0 && arguments.fit.search != "off") {
+    throw CLI::ValidationError("--statistics-only --search " + arguments.fit.search,
+                               "a search chooses among fits, and --statistics-only fits nothing:\n"
+                               "  leave one of them out");
+  }
+}
+
+// What the outputs must not overwrite, and that all can be written, before the work. The library
+// looks at OUT itself.
+void check_places(const Arguments& arguments) {
+  const CalibrateOptions& options = arguments.options;
+  std::vector<NamedPath> inputs = model_paths(options.model);
+  const std::vector<NamedPath> corpus = corpus_paths("CORPUS", options.corpus);
+  inputs.insert(inputs.end(), corpus.begin(), corpus.end());
+  const std::vector<NamedPath> texts = {{"--json", arguments.json},
+                                        {"--tokens-out", options.tokens_out}};
+  std::vector<NamedPath> outputs = texts;
+  outputs.push_back({"OUT", options.output});
+  outputs.push_back({"the checkpoint beside OUT", options.output.string() + ".checkpoint"});
+  check_outputs(inputs, outputs);
+  probe_outputs(texts);
+}
+
+int run(const CLI::App& program, Arguments& arguments) {
   CalibrateOptions& options = arguments.options;
+  const StackChoice choice = choose(program, arguments);
   options.preset = arguments.fit.preset;
-  options.fit = arguments.fit.resolve();
-  options.search = arguments.fit.resolve_search();
+  options.fit = choice.fit;
+  options.search = choice.search;
+  options.quantizer = choice.quantizer;
   options.device = arguments.compute.device;
   options.dtype = arguments.compute.dtype;
   options.host_memory = parse_bytes(arguments.memory.host_memory, "--host-memory");
@@ -207,6 +289,7 @@ int run(Arguments& arguments) {
   options.rope_scaling = parse_json_option(arguments.rope_scaling, "--rope-scaling");
   options.keep_statistics = !arguments.no_statistics;
 
+  check_places(arguments);
   install_interrupt_handlers();
   TerminalProgress progress(arguments.quiet);
   const CalibrateResult result = calibrate(options, progress);
@@ -219,6 +302,7 @@ int run(Arguments& arguments) {
     fmt::print("{} is finished already: nothing to do\n", options.output.string());
     return kExitDone;
   }
+  if (!arguments.stack.empty()) print_stack(arguments.stack, choice);
   print_corpus(result.corpus);
   if (result.dry_run) {
     print_cost(result);
@@ -234,7 +318,11 @@ int run(Arguments& arguments) {
     fmt::print("held back  {} tokens that the fit did not see\n",
                format_count(result.held_back_tokens));
   }
-  if (!result.bundle.layers.empty()) print_layers(result.bundle);
+  print_convergence(result.bundle.convergence);
+  if (!result.bundle.layers.empty()) {
+    print_layers(result.bundle);
+    fmt::print("\n{}", stack_support_text(stack_support_json(result.bundle)));
+  }
   std::error_code status;
   fmt::print(
       "\nwrote {} ({})\n", std::filesystem::absolute(options.output).string(),
@@ -248,14 +336,24 @@ int main(int argc, char** argv) {
   CLI::App program(kDescription, "oscar-calibrate");
   program.footer(kFooter);
   Arguments arguments;
-  program.add_option("MODEL", arguments.options.model)->required();
-  program.add_option("CORPUS", arguments.options.corpus)->required();
-  program.add_option("OUT", arguments.options.output)->required();
+  program.add_option("MODEL", arguments.options.model, "Folder, or tiny-gqa; see below")
+      ->required();
+  program.add_option("CORPUS", arguments.options.corpus, "Text or token ids; see below")
+      ->required();
+  program
+      .add_option("OUT", arguments.options.output,
+                  "HDF5 file to write: a rotation bundle, or with --statistics-only the sums alone")
+      ->required();
   add_fit_options(program, arguments.fit, /*searchable=*/true);
+  add_stack_option(program, arguments.stack);
   add_quantizer_options(program, arguments.options.quantizer);
   add_corpus_options(program, arguments);
   add_compute_options(program, arguments.compute);
   add_memory_options(program, arguments.memory);
   add_run_options(program, arguments);
-  return run_program(program, argc, argv, [&] { return run(arguments); });
+  program.final_callback([&] {  // a conflict is a usage error
+    check_requests(program, arguments);
+    if (!arguments.stack.empty()) choose(program, arguments);
+  });
+  return run_program(program, argc, argv, [&] { return run(program, arguments); });
 }

@@ -6,11 +6,13 @@
 
 #include "common/main.h"
 #include "common/options.h"
+#include "common/output_paths.h"
 #include "common/terminal_progress.h"
 #include "oscar/base/atomic_file.h"
 #include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
 #include "oscar/eval/evaluate.h"
+#include "oscar/eval/overlap.h"
 #include "oscar/report/html_report.h"
 
 namespace {
@@ -26,15 +28,17 @@ constexpr const char* kFooter =
     "METHODS bf16, exact (the INT2 path with the codec off), identity, identity-clip,\n"
     "        hadamard, hadamard-clip, random-clip, and with --bundle: oscar,\n"
     "        oscar-perhead, oscar-released, bundle, portable, portable-perhead.\n"
+    "        With --bundle NAME=FILE also NAME, the transforms of that bundle.\n"
     "        Variants behind @: bundle@k (keys only), @v, @layer:N, @clip:K/V,\n"
     "        @window:SINK/RECENT.\n"
+    "A warning says so when the evaluated text is in a bundle's calibration text.\n"
     "Exit codes: 0 done, 1 failed, 2 usage.";
 
 struct Arguments {
   EvaluateOptions options;
   ComputeArguments compute;
   QuantizerSettings quantizer;
-  std::vector<std::string> tasks = {"ppl"};
+  std::vector<std::string> tasks = {"ppl"}, bundles;
   std::string rope_scaling, json, html;
   int64_t first_position = 0;
   bool quiet = false;
@@ -43,11 +47,15 @@ struct Arguments {
 void add_measurement_options(CLI::App& program, Arguments& arguments) {
   const char* const section = "Measurement";
   EvaluateOptions& options = arguments.options;
-  program.add_option("--bundle", options.bundle, "Rotation bundle from oscar-calibrate")
+  program
+      .add_option("--bundle", arguments.bundles,
+                  "Rotation bundle from oscar-calibrate; NAME=FILE: a further one that\n"
+                  "--compare calls NAME (repeatable)")
+      ->allow_extra_args(false)
       ->group(section);
   program
       .add_option("--corpus", options.corpus,
-                  "Held-out text or token ids (default: the embedded model's)")
+                  "Held-out text or token ids (default: heldout.jsonl in MODEL)")
       ->group(section);
   program.add_option("--compare", options.compare, "Methods, separated by commas")
       ->delimiter(',')
@@ -60,12 +68,12 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
   program
       .add_option("--first-position", arguments.first_position,
                   "First predicted token that counts (default: sink + recent)")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->group(section);
   program
       .add_option("--position-offset", options.position_offset,
                   "Shift positions, so that a short text tests late ones")
-      ->check(CLI::NonNegativeNumber)
+      ->check(non_negative())
       ->capture_default_str()
       ->group(section);
   program
@@ -81,19 +89,23 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
   program
       .add_option("--chunk-len", options.chunk_len,
                   "Tokens per sequence (default: the model's context, 4096 at most)")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->group(section);
   program
       .add_option("--stride", options.stride,
                   "Overlap: windows of --chunk-len advance by this many tokens and\n"
                   "count their last ones, so that each has a long context")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->group(section);
   program.add_option("--max-tokens", options.max_tokens, "Use this many tokens (default: all)")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->group(section);
   program.add_option("--seed", options.seed, "Of document order, bootstrap, needles and rotations")
       ->capture_default_str()
+      ->group(section);
+  program
+      .add_flag("--keep-units", options.keep_units,
+                "Also report KL and NLL of each resampling unit, for comparisons of your own")
       ->group(section);
   program
       .add_option("--rope-scaling", arguments.rope_scaling,
@@ -118,7 +130,7 @@ void add_needle_options(CLI::App& program, NeedlePlan& plan, bool& generate) {
       ->group(section);
   program.add_option("--needle-lengths", plan.lengths, "Tokens of a prompt")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str()
       ->group(section);
   program.add_option("--needle-depths", plan.depths, "Places of the needle, 0 to 1")
@@ -127,7 +139,7 @@ void add_needle_options(CLI::App& program, NeedlePlan& plan, bool& generate) {
       ->capture_default_str()
       ->group(section);
   program.add_option("--needle-prompts", plan.prompts, "Prompts in all")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str()
       ->group(section);
   program
@@ -160,6 +172,29 @@ void take_overrides(const CLI::App& program, Arguments& arguments) {
   if (given("--demote-block")) options.demote_block = q.demote_block;
   if (given("--metadata-dtype")) options.metadata_dtype = q.metadata_dtype;
   if (given("--first-position")) options.first_position = arguments.first_position;
+}
+
+// Length of the NAME= before the file of a bundle; 0: it has no name. "./a=b.h5" has none.
+size_t name_prefix(const std::string& bundle) {
+  const size_t end = bundle.find_first_not_of(
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-._");
+  return end != std::string::npos && end > 0 && bundle[end] == '=' ? end + 1 : 0;
+}
+
+void take_bundles(Arguments& arguments) {
+  EvaluateOptions& options = arguments.options;
+  for (const std::string& bundle : arguments.bundles) {
+    const size_t prefix = name_prefix(bundle);
+    if (prefix > 0) {
+      options.named_bundles.emplace_back(bundle.substr(0, prefix - 1), bundle.substr(prefix));
+    } else if (options.bundle.empty()) {
+      options.bundle = bundle;
+    } else {
+      throw Error({.what = "two bundles without a name",
+                   .where = "--bundle " + bundle,
+                   .hint = "name all but one: --bundle NAME=FILE"});
+    }
+  }
 }
 
 // Folders of paths say nothing about a measurement, and would make reports differ by machine.
@@ -195,37 +230,45 @@ std::string command_line(const CLI::App& program, const Arguments& arguments) {
     const std::string name = option->get_name();
     const bool output = name == "--json" || name == "--html" || name == "--quiet";
     if (option->count() == 0 || output || !name.starts_with("--")) continue;
+    if (name == "--bundle") {
+      for (const std::string& bundle : option->results()) {
+        const size_t prefix = name_prefix(bundle);
+        text += " --bundle " +
+                quoted(bundle.substr(0, prefix) + without_folders(bundle.substr(prefix)));
+      }
+      continue;
+    }
     text += " " + name;
     if (option->get_expected_max() == 0) continue;  // a flag
     std::string value;
     for (const std::string& result : option->results()) {
       value += (value.empty() ? "" : ",") + result;
     }
-    const bool path = name == "--bundle" || name == "--corpus";
-    text += " " + quoted(path ? without_folders(value) : value);
+    text += " " + quoted(name == "--corpus" ? without_folders(value) : value);
   }
   return text;
 }
 
-// Places that can't be written fail before the work. Holds their temporary names until then.
-std::vector<std::unique_ptr<AtomicFile>> probe_outputs(const Arguments& arguments) {
-  if (!arguments.json.empty() && std::filesystem::path(arguments.json).lexically_normal() ==
-                                     std::filesystem::path(arguments.html).lexically_normal()) {
-    throw Error({.what = "two reports can't be one file",
-                 .where = "--json, --html",
-                 .found = arguments.json,
-                 .hint = "give them different names"});
+// What the reports must not overwrite, and that all can be written, before the work.
+void check_places(const Arguments& arguments) {
+  const EvaluateOptions& options = arguments.options;
+  std::vector<NamedPath> inputs = model_paths(options.model);
+  inputs.push_back({"--bundle", options.bundle});
+  for (const auto& [name, file] : options.named_bundles) inputs.push_back({"--bundle", file});
+  if (!options.corpus.empty()) {
+    const std::vector<NamedPath> corpus = corpus_paths("--corpus", options.corpus);
+    inputs.insert(inputs.end(), corpus.begin(), corpus.end());
   }
-  std::vector<std::unique_ptr<AtomicFile>> probes;
-  for (const std::string& path : {arguments.json, arguments.html}) {
-    if (!path.empty()) probes.push_back(std::make_unique<AtomicFile>(path));
-  }
-  return probes;
+  std::vector<NamedPath> outputs = {{"--json", arguments.json}, {"--html", arguments.html}};
+  check_outputs(inputs, outputs);
+  if (options.write_back) outputs.push_back({"--write-back", options.bundle});
+  probe_outputs(outputs);
 }
 
 int run(const CLI::App& program, Arguments& arguments) {
   EvaluateOptions& options = arguments.options;
   take_overrides(program, arguments);
+  take_bundles(arguments);
   const auto asked = [&](const char* task) {
     return std::find(arguments.tasks.begin(), arguments.tasks.end(), task) != arguments.tasks.end();
   };
@@ -239,10 +282,12 @@ int run(const CLI::App& program, Arguments& arguments) {
   install_interrupt_handlers();
   TerminalProgress progress(arguments.quiet);
   options.command = command_line(program, arguments);
-  auto probes = probe_outputs(arguments);
+  check_places(arguments);
   const Json report = evaluate(options, progress);
+  for (const std::string& warning : overlap_warnings(report)) {
+    fmt::print(stderr, "warning: {}\n", warning);
+  }
   const std::string json = report.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
-  probes.clear();
   if (!arguments.json.empty()) write_file_atomically(arguments.json, json);
   if (!arguments.html.empty()) write_file_atomically(arguments.html, render_html_report(report));
   if (!arguments.quiet) fmt::print("{}", format_table(report));

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails when a lower layer of lib/oscar or kernels includes a higher one.
+"""Fails when a lower layer of lib/oscar includes a higher one, or a kernel anything but the cache.
 
 The order is that of lib/CMakeLists.txt; folders of one layer may include each other.
 """
@@ -16,21 +16,27 @@ LAYER_OF_FOLDER = {
 }
 TORCH_FROM_LAYER = 2
 KERNELS_FROM_LAYER = 3  # includes of oscar_kernels/
+SUFFIXES = (".h", ".cpp", ".cuh", ".cu", ".in", ".inc")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 
 
-def main() -> int:
-    root = pathlib.Path(__file__).resolve().parent.parent / "lib" / "oscar"
+def sources(root: pathlib.Path) -> list[pathlib.Path]:
+    return [path for path in sorted(root.rglob("*")) if path.suffix in SUFFIXES]
+
+
+def includes(path: pathlib.Path) -> list[str]:
+    return INCLUDE.findall(path.read_text(encoding="utf-8"))
+
+
+def library_problems(root: pathlib.Path) -> list[str]:
     problems = []
-    for path in sorted(root.rglob("*")):
-        if path.suffix not in (".h", ".cpp", ".cuh", ".cu", ".in"):
-            continue
+    for path in sources(root):
         folder = path.relative_to(root).parts[0]
         layer = LAYER_OF_FOLDER.get(folder)
         if layer is None:
             problems.append(f"{path}: folder '{folder}' belongs to no layer")
             continue
-        for included in INCLUDE.findall(path.read_text(encoding="utf-8")):
+        for included in includes(path):
             parts = included.split("/")
             if parts[0] in ("torch", "ATen", "c10", "cuda_runtime.h") and layer < TORCH_FROM_LAYER:
                 if not (folder == "cache" and parts[0] == "cuda_runtime.h"):
@@ -41,6 +47,27 @@ def main() -> int:
                 other = LAYER_OF_FOLDER.get(parts[1])
                 if other is None or other > layer:
                     problems.append(f"{path}: layer {layer} includes {included} of layer {other}")
+    return problems
+
+
+def kernel_problems(root: pathlib.Path) -> list[str]:
+    """Kernels know the cache's structs; their torch operators also errors and a stable ABI."""
+    problems = []
+    for path in sources(root):
+        in_operators = path.is_relative_to(root / "torch")
+        allowed = ("oscar/cache/", "oscar/base/") if in_operators else ("oscar/cache/",)
+        for included in includes(path):
+            if included.startswith("oscar/") and not included.startswith(allowed):
+                problems.append(f"{path}: {included} is above {' and '.join(allowed)}")
+            if included.startswith(("torch/", "ATen/", "c10/")):
+                if not in_operators or not included.startswith("torch/csrc/stable/"):
+                    problems.append(f"{path}: {included} is not torch's stable ABI")
+    return problems
+
+
+def main() -> int:
+    top = pathlib.Path(__file__).resolve().parent.parent
+    problems = library_problems(top / "lib" / "oscar") + kernel_problems(top / "kernels")
     print("\n".join(problems) if problems else "layers: every include points down or sideways")
     return 1 if problems else 0
 

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 SHAPES = {  # hidden, intermediate, query heads, KV heads, head_dim
     "qwen3-8b": (4096, 12288, 32, 8, 128),
     "qwen3-32b": (5120, 25600, 64, 8, 128),
+    "tiny": (128, 192, 4, 2, 64),  # for trials of a pipeline
 }
 
 

@@ -5,14 +5,23 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 
+#include "oscar/base/error.h"
+
 namespace oscar::app {
 
 inline constexpr int kExitDone = 0;
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;
 
+// Thrown for a command line that contradicts itself, where that shows after parsing only.
+class UsageError : public Error {
+ public:
+  using Error::Error;
+};
+
 // Parses the command line and calls `work`, which returns an exit code. Adds --version and a help
-// layout for 80 columns. Usage errors give 2; every exception is caught here, once, and gives 1.
+// layout for 80 columns. Usage errors give 2; every other exception is caught here, once, and
+// gives 1.
 int run_program(CLI::App& program, int argc, char** argv, const std::function<int()>& work);
 
 }  // namespace oscar::app

@@ -40,6 +40,29 @@ void parse_clip(const std::string& text, FitOptions& fit) {
   fit.clip_v = parse_ratio(comma == std::string::npos ? "" : text.substr(comma + 1), text);
 }
 
+// More tokens than any model serves; the sum of two such windows is far from an int's limit.
+constexpr int kLargestWindow = 1 << 24;
+
+CLI::Validator number(const char* name, const char* expected, bool (*allowed)(double)) {
+  const auto check = [expected, allowed](const std::string& text) -> std::string {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (!text.empty() && *end == '\0' && allowed(value)) return "";
+    return fmt::format("must be {}, not {}", expected, text);
+  };
+  return CLI::Validator(check, name);
+}
+
+// At most kLargestWindow, so that what is not checked against a model is no absurdity either.
+CLI::Validator window_limit() {
+  return CLI::Validator(
+      [](const std::string& text) -> std::string {
+        if (std::strtod(text.c_str(), nullptr) <= kLargestWindow) return "";
+        return fmt::format("must be at most {}, not {}", kLargestWindow, text);
+      },
+      "");
+}
+
 // The options that can leave a part of the fit to held-out loss, and their word for that.
 struct SearchableOption {
   const char* name;
@@ -56,6 +79,12 @@ constexpr SearchableOption kSearchableOptions[] = {
     {"--scale-correction", "auto", &FitArguments::scale_correction,
      &SearchOptions::scale_correction}};
 
+constexpr const char* kOrthogonal = "orthogonal";  // --method: rotations alone, by held-out loss
+
+bool leaves_open(const SearchableOption& option, const std::string& text) {
+  return text == option.open || (option.part == &SearchOptions::kind && text == kOrthogonal);
+}
+
 // The value whose name is `text`; CLI11 has checked that there is one.
 template <typename Value, typename Name>
 void choose(const std::string& text, std::initializer_list<Value> values, Name name, Value& out) {
@@ -66,10 +95,19 @@ void choose(const std::string& text, std::initializer_list<Value> values, Name n
 
 }  // namespace
 
+CLI::Validator positive() {
+  return number("POSITIVE", "above 0", [](double value) { return value > 0; });
+}
+
+CLI::Validator non_negative() {
+  return number("NONNEGATIVE", "0 or above", [](double value) { return value >= 0; });
+}
+
 FitOptions FitArguments::resolve() const {
   FitOptions fit = find_preset(preset).fit;
   using enum TransformKind;
   choose(method, {kBalanced, kOscar, kHadamard, kIdentity}, method_name, fit.kind);
+  if (method == kOrthogonal && fit.kind == kBalanced) fit.kind = kOscar;
   choose(objective_v, {ValueObjective::kAttentionOutput, ValueObjective::kEnergy}, objective_name,
          fit.objective_v);
   choose(granularity, {Granularity::kPerHead, Granularity::kShared}, granularity_name,
@@ -88,8 +126,9 @@ SearchOptions FitArguments::resolve_search() const {
   SearchOptions result = find_preset(preset).search;
   for (const SearchableOption& option : kSearchableOptions) {
     const std::string& text = this->*option.text;
-    if (!text.empty()) result.*option.part = text == option.open;
+    if (!text.empty()) result.*option.part = leaves_open(option, text);
   }
+  result.orthogonal = method == kOrthogonal;
   result.full = search == "full";
   return search == "off" ? SearchOptions{} : result;
 }
@@ -97,9 +136,9 @@ SearchOptions FitArguments::resolve_search() const {
 void FitArguments::check_search(bool asked) const {
   if (search == "off") {
     for (const SearchableOption& option : kSearchableOptions) {
-      if (this->*option.text != option.open) continue;
+      if (!leaves_open(option, this->*option.text)) continue;
       throw CLI::ValidationError(
-          fmt::format("{} {}", option.name, option.open),
+          fmt::format("{} {}", option.name, this->*option.text),
           fmt::format("needs a search, and --search is off:\n  name a value for {}, or leave out "
                       "--search off",
                       option.name));
@@ -128,8 +167,9 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
     if (automatic && searchable) allowed.insert(allowed.begin(), "auto");
     program.add_option(name, value, help)->check(CLI::IsMember(allowed))->group(section);
   };
-  add("--method", arguments.method, "Transform of keys and values",
-      {"balanced", "oscar", "hadamard", "identity"}, true);
+  std::vector<std::string> methods = {"balanced", "oscar", "hadamard", "identity"};
+  if (searchable) methods.insert(methods.begin(), kOrthogonal);
+  add("--method", arguments.method, "Transform of keys and values", std::move(methods), true);
   add("--objective-v", arguments.objective_v,
       "Value covariance: attention output (sv), or the published energy proxy (a second pass)",
       {"sv", "energy"}, false);
@@ -163,7 +203,7 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
   program
       .add_option("--position-span", arguments.position_span,
                   "Fit for positions 0 to N (default: all that the model serves; 0: as collected)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(non_negative())
       ->group(section);
 }
 
@@ -171,17 +211,19 @@ void add_quantizer_options(CLI::App& program, QuantizerSettings& settings) {
   const char* const section = "Cache format";
   settings.quant_group_size = 0;
   program.add_option("--sink", settings.sink_tokens, "First tokens kept in BF16")
-      ->check(CLI::NonNegativeNumber)
+      ->check(non_negative())
+      ->check(window_limit())
       ->capture_default_str()
       ->group(section);
   program.add_option("--recent", settings.recent_tokens, "Last tokens kept in BF16")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
+      ->check(window_limit())
       ->capture_default_str()
       ->group(section);
   program
       .add_option("--quant-group-size", settings.quant_group_size,
                   "Values that share scale and zero (default: head_dim)")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->group(section);
   program.add_option("--metadata-dtype", settings.metadata_dtype, "Of scale and zero")
       ->check(CLI::IsMember({"fp16", "bf16", "fp32"}))
@@ -190,7 +232,7 @@ void add_quantizer_options(CLI::App& program, QuantizerSettings& settings) {
   program
       .add_option("--demote-block", settings.demote_block,
                   "Tokens that leave the recent window at once")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str()
       ->group(section);
 }

@@ -14,6 +14,10 @@
 
 namespace oscar::app {
 
+// Numbers above 0, and 0 or above, refused in few words (CLI11's own list the limits of a double).
+CLI::Validator positive();
+CLI::Validator non_negative();
+
 // --preset and every option that overrides one part of it.
 struct FitArguments {
   std::string preset = "best";

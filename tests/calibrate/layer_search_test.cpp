@@ -3,75 +3,19 @@
 
 #include <gtest/gtest.h>
 
-#include "oscar/calibrate/collector.h"
+#include <csignal>
+#include <cstdlib>
+#include <numeric>
+
+#include "calibrate/layer_search_case.h"
+#include "oscar/base/error.h"
+#include "oscar/base/interrupt.h"
 #include "oscar/int2/int2_attention.h"
 
 namespace {
 
 using namespace oscar;
-
-constexpr int kHeads = 2, kGroup = 2, kDim = 32;
-constexpr int64_t kTokens = 300;
-constexpr LayerGeometry kGeometry{.layer_id = 1,
-                                  .attention = AttentionKind::kFull,
-                                  .sliding_window = 0,
-                                  .num_qo_heads = kHeads * kGroup,
-                                  .num_kv_heads = kHeads,
-                                  .head_dim_k = kDim,
-                                  .head_dim_v = kDim,
-                                  .quantized = true};
-const QuantizerSettings kQuantizer{.quant_group_size = kDim, .sink_tokens = 4, .recent_tokens = 16};
-
-HeldChunk random_chunk(uint64_t seed) {
-  torch::manual_seed(seed);
-  return {torch::randn({kHeads * kGroup, kTokens, kDim}), torch::randn({kHeads, kTokens, kDim}),
-          torch::randn({kHeads, kTokens, kDim})};
-}
-
-torch::Tensor output_metric() {
-  torch::manual_seed(5);
-  const auto w = torch::randn({kHeads * kGroup, kDim, 48});
-  return torch::matmul(w, w.transpose(1, 2));
-}
-
-LayerStatistics statistics_of(const std::vector<HeldChunk>& chunks) {
-  MomentCollector collector(kGeometry, torch::kCPU);
-  for (const HeldChunk& c : chunks) {
-    collector.observe({.layer = 1,
-                       .q = c.q.unsqueeze(0),
-                       .k = c.k.unsqueeze(0),
-                       .v = c.v.unsqueeze(0),
-                       .o = c.q.unsqueeze(0)});
-  }
-  LayerStatistics s = collector.result();
-  const auto metric = output_metric().view({kHeads, kGroup, kDim, kDim}).sum(1);
-  for (int h = 0; h < kHeads; ++h) {
-    for (int i = 0; i < kDim * kDim; ++i) {
-      s.o_proj_metric[h].data()[i] = metric[h].contiguous().data_ptr<float>()[i];
-    }
-  }
-  return s;
-}
-
-// With its inputs, which the search only refers to.
-struct Search {
-  FitOptions fixed;
-  SearchOptions options;
-  HeldBackLayer held;
-  LayerStatistics statistics = statistics_of({random_chunk(1), random_chunk(2), random_chunk(3)});
-  Rope rope;
-
-  LayerChoice run() const {
-    return search_layer({.statistics = statistics,
-                         .fixed = fixed,
-                         .search = options,
-                         .rope = rope,
-                         .quantizer = kQuantizer,
-                         .seed = 7,
-                         .output_metric = output_metric()},
-                        held);
-  }
-};
+using namespace oscar::search_case;
 
 Search random_search() {
   Search search;
@@ -81,14 +25,24 @@ Search random_search() {
   return search;
 }
 
-// Loss over energy of a finished layer on `chunks`, by the engine that evaluation uses.
-std::vector<double> engine_nmse(const LayerTransforms& layer,
-                                const std::vector<HeldChunk>& chunks) {
+// Of each head, by the engine that evaluation uses: loss and energy of every query behind the
+// windows, chunk after chunk.
+struct EngineLosses {
+  std::vector<double> error, energy;
+
+  double nmse() const {
+    return std::accumulate(error.begin(), error.end(), 0.0) /
+           std::accumulate(energy.begin(), energy.end(), 0.0);
+  }
+};
+
+std::vector<EngineLosses> engine_losses(const LayerTransforms& layer,
+                                        const std::vector<HeldChunk>& chunks) {
   const auto codec = std::make_shared<LayerCodec>();
   codec->key = make_side_codec(layer.key, CacheSide::kKey, kQuantizer, 1, torch::kCPU);
   codec->value = make_side_codec(layer.value, CacheSide::kValue, kQuantizer, 1, torch::kCPU);
   const CacheView view{.sink = kQuantizer.sink_tokens, .recent = kQuantizer.recent_tokens};
-  std::vector<double> error(kHeads, 0.0), energy(kHeads, 0.0);
+  std::vector<EngineLosses> losses(kHeads);
   for (const HeldChunk& c : chunks) {
     const auto attend = [&](const std::shared_ptr<LayerCodec>& used) {
       Int2Attention engine({used}, view, {0});
@@ -101,17 +55,19 @@ std::vector<double> engine_nmse(const LayerTransforms& layer,
     };
     const auto exact = attend(nullptr), rounded = attend(codec);
     const auto metric = output_metric().to(torch::kFloat64);
-    const auto weigh = [&](const torch::Tensor& x) {
-      return torch::matmul(x, metric).mul(x).sum({1, 2}).view({kHeads, kGroup}).sum(1);
+    const auto weigh = [&](const torch::Tensor& x) {  // [Hkv, queries]
+      return torch::matmul(x, metric).mul(x).sum(2).view({kHeads, kGroup, -1}).sum(1);
+    };
+    const auto append = [](std::vector<double>& all, const torch::Tensor& own) {
+      all.insert(all.end(), own.data_ptr<double>(), own.data_ptr<double>() + own.numel());
     };
     const auto e = weigh(rounded - exact), o = weigh(exact);
     for (int h = 0; h < kHeads; ++h) {
-      error[h] += e[h].item<double>();
-      energy[h] += o[h].item<double>();
+      append(losses[h].error, e[h].contiguous());
+      append(losses[h].energy, o[h].contiguous());
     }
   }
-  for (int h = 0; h < kHeads; ++h) error[h] /= energy[h];
-  return error;
+  return losses;
 }
 
 TEST(LayerSearch, ReplacesAClippingRatioThatIsClearlyWrong) {
@@ -120,7 +76,7 @@ TEST(LayerSearch, ReplacesAClippingRatioThatIsClearlyWrong) {
   search.options.clip = true;
   const LayerChoice choice = search.run();
   for (const SideTransform* side : {&choice.layer.key, &choice.layer.value}) {
-    for (const float ratio : side->clip_ratio) EXPECT_TRUE(ratio == 0 || ratio >= 0.90f) << ratio;
+    for (const float ratio : side->clip_ratio) EXPECT_TRUE(ratio == 0 || ratio >= 0.84f) << ratio;
   }
   Search none = search;
   none.options = {};
@@ -204,11 +160,90 @@ TEST(LayerSearch, PredictsTheErrorThatTheEngineMakes) {
   const LayerChoice choice = search.run();
   for (const LayerTransforms* layer :
        {&choice.layer, &choice.portable.shared, &choice.portable.per_head}) {
-    const auto expected = engine_nmse(*layer, search.held.confirm);
+    const auto losses = engine_losses(*layer, search.held.confirm);
     for (int h = 0; h < kHeads; ++h) {
-      EXPECT_NEAR(layer->predicted_output_nmse[h], expected[h], 2e-3 * expected[h]);
+      const double expected = losses[h].nmse();
+      EXPECT_NEAR(layer->predicted_output_nmse[h], expected, 2e-3 * expected);
     }
   }
+}
+
+// At quick effort the portable variants are judged on a sample of the queries. A ratio of sums over
+// n of N queries drawn at random differs from that over all by a standard error of
+// sqrt((1 - n/N) n) s / (n mean energy), s the spread of error - ratio * energy; drawing one from
+// each stratum can only lower it.
+TEST(LayerSearch, PredictsThePortableErrorFromASampleWithinItsStandardError) {
+  Search search = random_search();
+  constexpr int64_t kLong = 1100, kSample = 256;
+  search.held.search = {random_chunk(10, kLong), random_chunk(11, kLong)};
+  search.held.confirm = {random_chunk(12, kLong), random_chunk(13, kLong)};
+  const LayerChoice choice = search.run();
+  for (const LayerTransforms* layer : {&choice.portable.shared, &choice.portable.per_head}) {
+    const auto losses = engine_losses(*layer, search.held.confirm);
+    ASSERT_EQ(layer->search["confirm_queries"], 2 * kSample);
+    for (int h = 0; h < kHeads; ++h) {
+      const auto& [error, energy] = losses[h];
+      const double ratio = losses[h].nmse(), all = static_cast<double>(error.size());
+      double squares = 0, sum = 0;
+      for (size_t i = 0; i < error.size(); ++i) {
+        squares += std::pow(error[i] - ratio * energy[i], 2);
+        sum += energy[i];
+      }
+      const double n = 2.0 * kSample;
+      const double standard_error =
+          std::sqrt((1 - n / all) / n * squares / (all - 1)) / (sum / all);
+      EXPECT_LT(standard_error, 0.1 * ratio) << "this case would show nothing";
+      // Four of them: once in 4,000 data sets, and these are fixed.
+      EXPECT_NEAR(layer->predicted_output_nmse[h], ratio, 4 * standard_error);
+      EXPECT_NE(layer->predicted_output_nmse[h], ratio) << "from a sample";
+    }
+  }
+}
+
+// One direction holds most of what keys vary by, and queries say nothing about it: OSCAR's rotation
+// spreads it over channels as it happens, that of the keys' own basis evenly.
+TEST(LayerSearch, AmongRotationsTakesTheOwnBasisWhereItSpreadsKeysBetter) {
+  Search search = random_search();
+  const auto planted = [](uint64_t seed) {
+    HeldChunk chunk = random_chunk(seed);
+    const auto along = torch::randn({kHeads, kTokens, 1});
+    torch::manual_seed(3);  // the same direction in every chunk
+    chunk.k = 0.3 * chunk.k + along * torch::randn({kDim});
+    return chunk;
+  };
+  search.fixed.kind = TransformKind::kOscar;
+  search.fixed.rounding = Rounding::kShaped;
+  search.fixed.scale_correction = ScaleCorrection::kMetric;
+  search.statistics = statistics_of({planted(1), planted(2), planted(3)});
+  search.held.search = {planted(10), planted(11)};
+  search.held.confirm = {planted(12), planted(13)};
+  search.options = {.kind = true, .orthogonal = true};
+  const LayerChoice choice = search.run();
+  search.options = {};
+  const LayerChoice fixed = search.run();
+  for (int h = 0; h < kHeads; ++h) {
+    const auto& chosen = choice.layer.search["key"]["heads"][h]["transform"];
+    EXPECT_EQ(chosen, "oscar in own basis uncentred per-head");
+    EXPECT_EQ(choice.layer.key.kind[h], TransformKind::kOscar) << "a rotation in the file";
+    EXPECT_LT(choice.layer.predicted_output_nmse[h], fixed.layer.predicted_output_nmse[h]);
+  }
+  EXPECT_TRUE(choice.layer.key.partner.empty());
+}
+
+TEST(LayerSearch, StopsBetweenStagesWhenAskedTo) {
+  Search search = random_search();
+  search.options = {.kind = true, .clip = true};
+  const auto run = [&] {
+    install_interrupt_handlers();
+    std::raise(SIGINT);
+    try {
+      search.run();
+    } catch (const Interrupted&) {
+      std::exit(42);
+    }
+  };
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // in a process of its own: the request stays
+  EXPECT_EXIT(run(), testing::ExitedWithCode(42), "");
 }
 
 TEST(LayerSearch, ThePortableVariantIsOrthogonalPlainUncentredWithOneClipPair) {

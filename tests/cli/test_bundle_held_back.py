@@ -4,7 +4,7 @@ import unittest
 
 import h5py
 
-from test_oscar_bundle import BundleCase, attributes, make_file, run, seal
+from support.bundle_case import BundleCase, attributes, make_file, run, seal
 
 
 class HeldBackText(BundleCase):

@@ -2,12 +2,14 @@
 import json
 import os
 import subprocess
+import time
 import unittest
 
 import numpy as np
 
 from support import checkpoints
-from support.programs import BIN, ENVIRONMENT, ProgramTest
+from support.bundle_case import make_file
+from support.programs import BIN, ENVIRONMENT, ProgramTest, run
 
 
 class BadInput(ProgramTest):
@@ -49,7 +51,26 @@ class BadInput(ProgramTest):
             change(tensors)
             checkpoints.write_checkpoint(self.model, tensors=tensors)
             with self.subTest(word):
-                self.refused(name, word)
+                # A file is named unless none holds the tensor.
+                place = "model" if word == "missing" else "model/model.safetensors"
+                self.refused(f"{place}: {name}", word)
+        tensors = checkpoints.qwen3_tensors(checkpoints.QWEN3_MINI)
+        tensors["model.norm.weight"][5] = np.inf  # no statistic depends on it
+        checkpoints.write_checkpoint(self.model, tensors=tensors)
+        self.refused("model/model.safetensors: model.norm.weight", "finite")
+        tensors = checkpoints.qwen3_tensors(checkpoints.QWEN3_MINI)
+        tensors["model.layers.0.extra"] = tensors["model.norm.weight"]
+        checkpoints.write_checkpoint(self.model, tensors=tensors)
+        self.refused("model/model.safetensors: model.layers.0.extra", "config.json")
+
+    def test_nesting_that_would_exhaust_the_stack(self):
+        brackets = "[" * 100000 + "]" * 100000
+        config = json.dumps(checkpoints.QWEN3_MINI)
+        (self.model / "config.json").write_text(f'{config[:-1]}, "extra": {brackets}}}')
+        self.refused("config.json", "nested too deeply")
+        (self.model / "config.json").write_text(config)
+        (self.model / "tokenizer.json").write_text(f'{{"model": {brackets}}}')
+        self.refused("tokenizer.json", "nested too deeply")
 
     def test_configurations_that_cannot_be_run(self):
         for change, word in (({"architectures": ["Gpt9ForCausalLM"], "model_type": "gpt9"},
@@ -63,7 +84,8 @@ class BadInput(ProgramTest):
 
     def test_text_corpora_that_cannot_be_read(self):
         bad = self.folder / "bad.jsonl"
-        for content, words in ((b'{"text": "fine"}\n{"text": oops}\n', ["bad.jsonl", "2"]),
+        for content, words in ((b'{"text": "fine"}\n\n{"text": oops}\n',
+                                ["bad.jsonl, line 3", "column 10"]),
                                (b'{"text": "\xff\xfe"}\n', ["UTF-8"]),
                                (b"", ["bad.jsonl"])):
             bad.write_bytes(content)
@@ -86,17 +108,40 @@ class BadInput(ProgramTest):
         other = self.folder / "other.txt"
         other.write_text("another corpus " * 20000)
         process = subprocess.Popen([BIN / "oscar-calibrate", "--device", "cpu", self.model, other,
-                                    self.out, "--chunk-len", "128"], env=ENVIRONMENT,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            process.wait(timeout=2.5)
-        except subprocess.TimeoutExpired:
-            process.terminate()
+                                    self.out, "--chunk-len", "128", "--checkpoint-every", "1"],
+                                   env=ENVIRONMENT, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL)
+        while not (self.folder / "out.h5.checkpoint").exists():
+            self.assertIsNone(process.poll(), "ended before its first checkpoint")
+            time.sleep(0.01)
+        process.terminate()
         self.assertEqual(process.wait(timeout=60), 1)
         self.refused("another run", options=["--resume"])
 
+    def test_resuming_from_what_is_no_checkpoint_says_what_to_do(self):
+        checkpoint = self.folder / "out.h5.checkpoint"
+        bundle = make_file(self.folder / "bundle.h5")
+        for content, word in ((b"mine", "HDF5"), (bundle.read_bytes(), "no checkpoint")):
+            checkpoint.write_bytes(content)
+            self.refused("out.h5.checkpoint", word, "start anew", options=["--resume"])
+            self.assertEqual(checkpoint.read_bytes(), content)
+        checkpoint.unlink()
+        self.out.write_bytes(b"mine")
+        self.refused("out.h5", "HDF5", "choose another name", options=["--resume"])
+        self.assertEqual(self.out.read_bytes(), b"mine")
+        self.out.write_bytes(bundle.read_bytes())
+        self.refused("out.h5", "another run", "--force", options=["--resume"])
+        self.assertEqual(self.out.read_bytes(), bundle.read_bytes())
+
     def test_places_that_cannot_be_written(self):
         self.refused("no/such/folder", out=self.folder / "no/such/folder/out.h5")
+        self.refused("/sys/out.h5", "cannot write", out="/sys/out.h5")  # refused to root too
+        for option in ("--json", "--tokens-out"):
+            place = self.folder / "absent" / "file"
+            self.refused("absent/file", "cannot write", options=[option, place])
+            # Before the work: the model is not even opened.
+            self.refuse("oscar-calibrate", ["none", self.corpus, self.out, option, place],
+                        "absent/file", "cannot write")
         script = (f"trap '' XFSZ; ulimit -f 40; exec {BIN}/oscar-calibrate --device cpu "
                   f"{self.model} {self.corpus} {self.out}")
         full = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=ENVIRONMENT)
@@ -108,6 +153,28 @@ class BadInput(ProgramTest):
         self.folder.chmod(0o500)
         self.addCleanup(self.folder.chmod, 0o700)
         self.refused("out.h5")
+
+    def test_numbers_outside_a_range_are_refused_in_few_words(self):
+        for option, value in (("--chunk-len", "-1"), ("--recent", "0"), ("--sink", "-5"),
+                              ("--max-tokens", "x"), ("--sink", "2147483647"),
+                              ("--recent", "16777217"), ("--position-span", "-1")):
+            with self.subTest(option=option, value=value):
+                result = run("oscar-calibrate", self.model, self.corpus, self.out, option, value)
+                self.assertEqual(result.returncode, 2)
+                message = result.stderr.splitlines()[0]
+                self.assertTrue(message.startswith(f"{option}: must be "), message)
+                self.assertIn(f"not {value}", message)
+                self.assertLessEqual(len(message), 80)
+
+    def test_positions_that_the_model_does_not_serve(self):
+        self.refused("--position-span", "at most 2048", "2049",
+                     options=["--position-span", "2049"])
+        result = self.run_ok("oscar-calibrate", self.model, self.corpus, self.out, "--device",
+                             "cpu", "--dry-run", "--recent", 1984)
+        self.assertIn("nothing will ever be quantized", result.stderr)
+        result = self.run_ok("oscar-calibrate", self.model, self.corpus, self.out, "--device",
+                             "cpu", "--dry-run", "--recent", 1983)
+        self.assertNotIn("ever be quantized", result.stderr)
 
     def test_usage_errors_exit_with_2_and_bad_values_with_1(self):
         self.refuse("oscar-calibrate", [self.model], "CORPUS", code=2)

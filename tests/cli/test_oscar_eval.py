@@ -99,11 +99,12 @@ class OscarEval(unittest.TestCase):
         self.assertEqual(again.read_bytes(), page.read_bytes())
 
     def test_places_that_can_not_be_written_fail_before_the_work(self):
-        for arguments in (["--html", self.folder / "missing" / "p.html"],
-                          ["--html", self.folder],
-                          ["--json", self.folder / "same", "--html", self.folder / "same"]):
+        for code, arguments in (
+                (1, ["--html", self.folder / "missing" / "p.html"]),
+                (1, ["--html", self.folder]),
+                (2, ["--json", self.folder / "same", "--html", self.folder / "same"])):
             result = run(MODEL, *self.small, "--compare", "identity", *arguments)
-            self.assertEqual(result.returncode, 1)
+            self.assertEqual(result.returncode, code)
             self.assertNotIn("perplexity", result.stderr)
             self.assertFalse((self.folder / "same").exists())
         broken = self.folder / "broken.json"
@@ -209,10 +210,14 @@ class OscarEval(unittest.TestCase):
     def test_methods_that_need_a_bundle_say_so(self):
         self.assertIn("--bundle", self.refused(MODEL, *self.small, "--compare", "oscar"))
         self.assertIn("--bundle", self.refused(MODEL, *self.small, "--compare", "bundle"))
+        self.assertIn("--bundle", self.refused(MODEL, *self.small, "--compare", "portable"))
         self.assertIn("--bundle", self.refused(MODEL, *self.small, "--write-back"))
 
     def test_positions_beyond_the_model_are_refused(self):
-        self.assertIn("131072", self.refused(MODEL, *self.small, "--position-offset", 131000))
+        for offset in (131000, 2**63 - 1):
+            self.assertIn("131072", self.refused(MODEL, *self.small, "--position-offset", offset))
+        self.assertIn("131072", self.refused(MODEL, "--chunk-len", 2**32 + 400, "--device", "cpu",
+                                             "--compare", "identity"))
 
     @unittest.skipUnless(CALIBRATE.exists(), "oscar-calibrate is not built")
     def test_a_bundle_of_another_model_or_rope_is_refused_by_field(self):

@@ -26,7 +26,8 @@ class SearchOptions(ProgramTest):
                                 "--clip search", code=2)
 
     def test_a_part_left_to_a_search_that_is_off_is_a_usage_error(self):
-        for option, word in (("--clip", "search"), ("--method", "auto"), ("--center", "auto"),
+        for option, word in (("--clip", "search"), ("--method", "auto"),
+                             ("--method", "orthogonal"), ("--center", "auto"),
                              ("--granularity", "auto"), ("--rounding", "auto"),
                              ("--scale-correction", "auto")):
             with self.subTest(option):
@@ -34,11 +35,20 @@ class SearchOptions(ProgramTest):
                             self.arguments([option, word, "--search", "off"]),
                             f"{option} {word}", "--search is off", code=2)
 
+    def test_sums_alone_leave_nothing_to_search_and_must_be_written(self):
+        for effort in ("quick", "full"):
+            self.refuse("oscar-calibrate",
+                        self.arguments(["--statistics-only", "--search", effort]),
+                        f"--statistics-only --search {effort}", "fits nothing", code=2)
+        self.refuse("oscar-calibrate", self.arguments(["--statistics-only", "--no-statistics"]),
+                    "--statistics-only --no-statistics", "nothing to write", code=2)
+
     def test_what_can_be_done_is_not_refused(self):
         for options in (["--search", "off"], ["--preset", "paper"],
                         ["--preset", "paper", "--search", "off"],
                         ["--preset", "paper", "--clip", "search", "--search", "full"],
-                        ["--clip", "off", "--search", "full"]):
+                        ["--clip", "off", "--search", "full"], ["--method", "orthogonal"],
+                        ["--statistics-only"], ["--statistics-only", "--search", "off"]):
             with self.subTest(options):
                 self.run_ok("oscar-calibrate", *self.arguments(options))
 

@@ -42,6 +42,7 @@ struct TinyModel {
                        torch::Device device) const {
     return oscar::make_method(name, {.config = &checkpoint.config,
                                      .bundle = &bundle,
+                                     .named = {},
                                      .quantizer = bundle.quantizer,
                                      .view = view,
                                      .device = device});

@@ -3,15 +3,19 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <vector>
 
 #include "fit/synthetic.h"
 #include "oscar/base/error.h"
 #include "oscar/fit/checks.h"
 #include "oscar/fit/metric.h"
 #include "oscar/fit/moments.h"
+#include "oscar/linalg/symmetric.h"
 
 namespace oscar {
 namespace {
@@ -28,6 +32,14 @@ FitOptions balanced_options() {
   return options;
 }
 
+BalancedBasis basis_of(const MatrixD& covariance, const MatrixD& weight) {
+  return balanced_basis(covariance, eigh(covariance, "test"), weight, "test");
+}
+
+BalancedTransform plain_transform(const MatrixD& covariance, const MatrixD& weight) {
+  return plain_balanced_transform(basis_of(covariance, weight), "test");
+}
+
 TEST(BalancedTransform, TimesItsInverseIsTheIdentityAndRowsHaveUnitMeanSquare) {
   for (const int d : {8, 12, 64, 96, 128}) {
     const LayerStatistics s = synthetic::statistics(1, d, 2000);
@@ -35,7 +47,7 @@ TEST(BalancedTransform, TimesItsInverseIsTheIdentityAndRowsHaveUnitMeanSquare) {
     options.center = true;
     const LayerMoments m = layer_moments(s, options, Rope{});
     const MatrixD c_k = m.key[0], c_q = m.query[0];
-    const BalancedTransform t = balanced_transform(c_k, c_q, "test");
+    const BalancedTransform t = plain_transform(c_k, c_q);
     EXPECT_LE(from_identity(t.forward * t.inverse), 1e-10) << d;
     // Each of the d^2 entries of T is off by at most 2^-8 of itself.
     EXPECT_NEAR((t.forward.transpose() * c_k * t.forward).trace() / d, 1.0, 0x1p-8) << d;
@@ -49,7 +61,7 @@ TEST(BalancedTransform, GivesKeysAndQueriesTheSameCovarianceUpToTheScalar) {
   FitOptions options;
   options.center = true;
   const LayerMoments m = layer_moments(synthetic::statistics(1, d), options, Rope{});
-  const BalancedTransform t = balanced_transform(m.key[0], m.query[0], "test");
+  const BalancedTransform t = plain_transform(m.key[0], m.query[0]);
   // T^T C_K T = H^T D^(1/2) H / s^2 and T^-1 C_Q T^-T = H^T D^(1/2) H s^2.
   const MatrixD keys = t.forward.transpose() * m.key[0] * t.forward;
   const MatrixD queries = t.inverse * m.query[0] * t.inverse.transpose();
@@ -70,7 +82,7 @@ TEST(BalancedTransform, OfAStretchedHeadServesInBf16WithOneRoundingLeft) {
   const MatrixD mixing = synthetic::normal_rows(d, d, generator).householderQr().householderQ();
   const MatrixD covariance = mixing * stretch * mixing.transpose();
   const MatrixD weight = mixing * stretch.inverse() * mixing.transpose();
-  const BalancedTransform t = balanced_transform(covariance, weight, "test");
+  const BalancedTransform t = plain_transform(covariance, weight);
   EXPECT_GT(t.condition_number, 25);
   const MatrixF forward = t.forward.cast<float>();
   EXPECT_EQ(MatrixD(forward.cast<double>()), t.forward);
@@ -82,6 +94,104 @@ TEST(BalancedTransform, OfAStretchedHeadServesInBf16WithOneRoundingLeft) {
       transform_deviation(forward, partner, Side::kValue, TransformKind::kBalanced);
   EXPECT_LE(served.inverse, kInverseLimit);
   EXPECT_LE(served.inverse_bf16, kInverseLimitBf16Balanced);
+}
+
+// Mean of D in M = U D U^T, what an error of one channel costs when later ones answer it.
+double mean_shaped_cost(const BalancedTransform& t, const MatrixD& weight) {
+  const MatrixD m = t.inverse * weight * t.inverse.transpose();
+  const MatrixD inverse = udu_factor(m, "test").inverse();
+  return (inverse * m * inverse.transpose()).diagonal().mean();
+}
+
+TEST(ShapedBalancedTransform, CostsEveryChannelTheSameAndLessThanThePlainOne) {
+  const int d = 64;
+  FitOptions options;
+  options.center = true;
+  const LayerMoments m = layer_moments(synthetic::statistics(1, d), options, Rope{});
+  const auto lifted = [](MatrixD moment) {  // so that no eigenvalue has to be raised
+    moment.diagonal().array() += 0.02 * moment.diagonal().mean();
+    return moment;
+  };
+  const MatrixD covariance = lifted(m.key[0]), weight = lifted(m.query[0]);
+  const BalancedBasis basis = basis_of(covariance, weight);
+  const auto energy = [&](const BalancedTransform& t) {
+    return (t.forward.transpose() * covariance * t.forward).trace() / d;
+  };
+  const auto loss = [&](const BalancedTransform& t) {
+    return energy(t) * mean_shaped_cost(t, weight);
+  };
+  const VectorD spectrum = basis.product.values;
+  const auto log_det = [](const MatrixD& x) { return eigenvalues(x, "test").array().log().sum(); };
+  double before = loss(plain_balanced_transform(basis, "test"));
+  for (const double exponent : {0.25, 0.15, 0.1, 0.0}) {
+    const BalancedTransform t = shaped_balanced_transform(basis, exponent, "test");
+    EXPECT_NEAR(energy(t), 1.0, 0x1p-8) << "as of the plain transform";
+    // The product of the costs is det M, and T has the determinant of its factors.
+    const VectorD held = spectrum.array().pow(2 * exponent).matrix();
+    const double least = held.mean() * std::exp((log_det(covariance) + log_det(weight)) / d -
+                                                held.array().log().mean());
+    // T is rounded to bf16, and each of its entries has a share in both factors.
+    EXPECT_NEAR(loss(t) / least, 1.0, 0x1p-6) << exponent;
+    EXPECT_LT(loss(t), before) << exponent;
+    before = loss(t);
+  }
+}
+
+TEST(ShapedBalancedTransform, IsWhatShapedRowsGetAndPlainRowsDoNot) {
+  const LayerStatistics s = synthetic::statistics(1, 32);
+  FitOptions options = balanced_options();
+  const LayerMoments m = layer_moments(s, options, Rope{});
+  const BalancedBasis basis = basis_of(m.key[0], m.query[0]);
+  EXPECT_EQ(MatrixF(fit_layer(s, options, Rope{}).key.forward[0]),
+            shaped_balanced_transform(basis, kShapedExponents[0], "test").forward.cast<float>());
+  options.rounding = Rounding::kPlain;
+  EXPECT_EQ(MatrixF(fit_layer(s, options, Rope{}).key.forward[0]),
+            plain_balanced_transform(basis, "test").forward.cast<float>());
+}
+
+// Variances v over n decades, weights v^(-1/2): D = v^(1/2) and T = v^(a/2 - 1/2) Q in their common
+// basis, so cond_2(T) = 10^(n (1 - a) / 2): 178 to 501 for a = 0.1, 75 to 178 for a = 0.25.
+TEST(ShapedBalancedTransform, GivesWayToAGentlerOneWhereBf16WouldNotServeIt) {
+  const int d = 64;
+  LayerStatistics s = synthetic::statistics(1, d);
+  s.v_sum[0].setZero();
+  const FitOptions options = balanced_options();
+  std::mt19937_64 generator(5);
+  std::vector<int> taken(std::size(kShapedExponents), 0);
+  for (int i = 0; i <= 20; ++i) {
+    const double decades = 5 + 0.05 * i;
+    const MatrixD mixing = synthetic::normal_rows(d, d, generator).householderQr().householderQ();
+    VectorD variance(d);
+    for (int j = 0; j < d; ++j) variance[j] = std::pow(10.0, decades * j / (d - 1));
+    s.v_moment[0] =
+        static_cast<double>(s.count_kv) * mixing * variance.asDiagonal() * mixing.transpose();
+    s.o_proj_metric[0] =
+        mixing * variance.cwiseSqrt().cwiseInverse().asDiagonal() * mixing.transpose();
+    const LayerMoments m = layer_moments(s, options, Rope{});
+    const BalancedBasis basis = basis_of(m.value[0], m.output_metric[0]);
+    const auto transform = [&](double exponent) {
+      return shaped_balanced_transform(basis, exponent, "test");
+    };
+    const auto first = std::find_if(
+        std::begin(kShapedExponents), std::end(kShapedExponents), [&](double exponent) {
+          const BalancedTransform t = transform(exponent);
+          return deviation_problem(
+                     transform_deviation(t.forward.cast<float>(), t.inverse.cast<float>(),
+                                         Side::kValue, TransformKind::kBalanced),
+                     TransformKind::kBalanced)
+              .empty();
+        });
+    const LayerTransforms t = fit_layer(s, options, Rope{});
+    if (first == std::end(kShapedExponents)) {
+      EXPECT_EQ(t.value.kind[0], TransformKind::kOscar) << decades;
+      continue;
+    }
+    ASSERT_EQ(t.value.kind[0], TransformKind::kBalanced) << t.value.fallback[0];
+    EXPECT_EQ(MatrixF(t.value.forward[0]), transform(*first).forward.cast<float>()) << decades;
+    ++taken[static_cast<size_t>(first - std::begin(kShapedExponents))];
+  }
+  EXPECT_GT(taken[0], 0);
+  EXPECT_GT(taken[1] + taken[2], 0) << "these cases show nothing";
 }
 
 TEST(FitLayer, BalancedMetricsAreThoseOfTheStoredMatricesAndTheHeadsOwnMoments) {

@@ -43,19 +43,11 @@ struct Bytes {
 };
 Bytes encode(const oscar::SideCodec& side, int64_t head, const torch::Tensor& rows) {
   const int64_t d = rows.size(1), tokens = rows.size(0);
-  oscar::RowQuantizer quantizer;
-  quantizer.head_dim = static_cast<int>(d);
-  quantizer.quant_group_size = side.quant_group_size;
-  quantizer.clip_ratio = side.clip_ratio[head];
-  quantizer.metadata = side.metadata;
-  quantizer.correction = side.scale_correction[head];
-  if (side.feedback.defined()) quantizer.feedback = side.feedback[head].data_ptr<float>();
-  if (side.metric.defined()) quantizer.metric = side.metric[head].data_ptr<float>();
   Bytes out;
   out.codes.resize(tokens * d / 4);
   out.metadata.resize(tokens * d / side.quant_group_size * 2 * metadata_bytes(side.metadata));
   const auto contiguous = rows.contiguous();
-  const auto status = quantize_rows(quantizer, contiguous.data_ptr<float>(), tokens,
+  const auto status = quantize_rows(row_quantizer(side, head), contiguous.data_ptr<float>(), tokens,
                                     {out.codes.data(), out.metadata.data(), nullptr});
   EXPECT_EQ(status.status, oscar::RowStatus::kOk);
   return out;

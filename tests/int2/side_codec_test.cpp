@@ -58,19 +58,11 @@ torch::Tensor hard_rows(int d) {
 torch::Tensor plain_rows(const SideCodec& side, const torch::Tensor& rows) {
   const auto x = rows.to(torch::kBFloat16).to(torch::kFloat32).contiguous();
   auto out = torch::empty_like(x);
-  const int d = static_cast<int>(x.size(3));
   for (int64_t b = 0; b < x.size(0); ++b) {
     for (int64_t h = 0; h < x.size(1); ++h) {
-      oscar::RowQuantizer q;
-      q.head_dim = d;
-      q.quant_group_size = side.quant_group_size;
-      q.clip_ratio = side.clip_ratio[h];
-      q.metadata = side.metadata;
-      q.correction = side.scale_correction[h];
-      if (side.feedback.defined()) q.feedback = side.feedback[h].data_ptr<float>();
-      if (side.metric.defined()) q.metric = side.metric[h].data_ptr<float>();
-      const auto status = quantize_rows_ref(q, x[b][h].data_ptr<float>(), x.size(2),
-                                            {.dequantized = out[b][h].data_ptr<float>()});
+      const auto status =
+          quantize_rows_ref(row_quantizer(side, h), x[b][h].data_ptr<float>(), x.size(2),
+                            {.dequantized = out[b][h].data_ptr<float>()});
       EXPECT_EQ(status.status, oscar::RowStatus::kOk);
     }
   }

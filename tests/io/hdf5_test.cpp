@@ -170,6 +170,19 @@ TEST_F(Hdf5, IntegersOfAnyWidthAreReadAndFloatsAreRefused) {
   EXPECT_THROW(read_integers(file("ids.h5"), "/absent"), oscar::Error);
 }
 
+TEST_F(Hdf5, AFullDiskIsNamedInTheSystemsWordsWithAHint) {
+  const auto values = counted(1 << 20);
+  try {
+    Writer writer("/dev/full");
+    writer.write(DatasetView{"/data", Dtype::kF32, {1 << 20}, values.data()});
+    writer.close();
+    FAIL() << "written";
+  } catch (const oscar::Error& error) {
+    EXPECT_EQ(error.info().found, "No space left on device");
+    EXPECT_NE(error.info().hint.find("free some space"), std::string::npos);
+  }
+}
+
 TEST_F(Hdf5, MissingFilesAndFoldersAreErrorsWithTheirName) {
   EXPECT_NE(refusal_of(file("absent.h5")).find("no such file"), std::string::npos);
   EXPECT_NE(refusal_of(folder_).find("not a regular file"), std::string::npos);

@@ -92,6 +92,9 @@ TEST(Safetensors, RefusesHostileHeaders) {
   const Case cases[] = {
       {"no JSON", "{", 0, "no valid JSON"},
       {"no object", "[]", 0, "not a JSON object"},
+      {"a shape nested 100,000 deep",
+       "{" + tensor("a", std::string(100000, '[') + std::string(100000, ']'), "[0,8]") + "}", 8,
+       "nested too deeply"},
       {"invalid UTF-8", "{\"\xff\":1}", 0, "no valid JSON"},
       {"entry is no object", R"({"a":1})", 0, "not described"},
       {"no shape", R"({"a":{"dtype":"F32","data_offsets":[0,8]}})", 8, "not described"},

@@ -39,6 +39,16 @@ TEST(Eigh, ReconstructsTheMatrixWithOrthonormalColumnsInAscendingOrder) {
   }
 }
 
+TEST(Eigenvalues, AreThoseOfTheWholeDecomposition) {
+  for (const int d : {1, 7, 128}) {
+    const MatrixD c = random_covariance(d, 13);
+    const VectorD values = eigenvalues(c, "test");
+    ASSERT_EQ(values.size(), d);
+    // Both are backward stable: off by a few roundings of the largest.
+    EXPECT_LE((values - eigh(c, "test").values).cwiseAbs().maxCoeff(), 1e-13 * d);
+  }
+}
+
 TEST(Eigh, UsesTheMeanOfTheMatrixAndItsTranspose) {
   MatrixD a(2, 2);
   a << 2, 4, 0,

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "io/model_folder.h"
+#include "oscar/io/weight_table.h"
 #include "oscar/model/transformer.h"
-#include "oscar/model/weight_table.h"
 
 namespace oscar_test {
 

@@ -148,7 +148,23 @@ class RandomModel(unittest.TestCase):
 
 
 class DefaultModel(unittest.TestCase):
-    def test_the_default_model_equals_the_twin(self):
+    def check_mode(self, space, reference, mode, prompt):
+        """Without a rotation, with Hadamard's, and with the balanced and shaped bundle of the zoo."""
+        bundle = SOURCE / "rotation_zoo" / "tiny-gqa" / "tiny-gqa.h5"
+        got = space.report(["identity", "hadamard-clip", "bundle"], "--chunk-len", 600, "--mode",
+                           mode, "--first-position", 320, "--bundle", bundle)["methods"]
+        with h5py.File(bundle) as file:
+            layers = {"bundle": twin.bundle_layers(file),
+                      "identity": twin.data_free_layers("identity", space.config, 0, 0),
+                      "hadamard-clip": twin.data_free_layers("hadamard", space.config, .96, .92)}
+        for name in layers:
+            with self.subTest(mode=mode, method=name):
+                rule = twin.Rule(64, 256, mode=mode, prompt=prompt, layers=layers[name])
+                _, log_p = twin.scores(space.model, rule, space.rows, 320)
+                kl = twin.divergence(reference, log_p)
+                self.assertAlmostEqual(got[name]["kl"]["mean"] / kl, 1, delta=KL_BOUND)
+
+    def test_the_default_model_equals_the_twin_in_every_mode(self):
         checkpoint = SOURCE / "datasets" / "tiny-gqa"
         from transformers import AutoTokenizer
         texts = (json.loads(line)["text"] for line in open(checkpoint / "heldout.jsonl"))
@@ -157,17 +173,12 @@ class DefaultModel(unittest.TestCase):
         rows = np.array(ids[:1200]).reshape(2, 600)
         with tempfile.TemporaryDirectory() as folder:
             space = Workspace(folder, checkpoint, rows)
-            report = space.report(["exact", "identity", "hadamard-clip"], "--chunk-len", 600)
-            got = report["methods"]
             nll, reference = space.reference(320)
+            got = space.report(["exact"], "--chunk-len", 600)["methods"]
             self.assertAlmostEqual(got["bf16"]["nll"]["mean"] / nll, 1, delta=NLL_BOUND)
             self.assertLessEqual(abs(got["exact"]["kl"]["mean"]), EXACT_BOUND)
-            for name, kind, clip in (("identity", "identity", (0, 0)),
-                                     ("hadamard-clip", "hadamard", (0.96, 0.92))):
-                rule = twin.Rule(64, 256, layers=twin.data_free_layers(kind, space.config, *clip))
-                _, log_p = twin.scores(space.model, rule, rows, 320)
-                kl = twin.divergence(reference, log_p)
-                self.assertAlmostEqual(got[name]["kl"]["mean"] / kl, 1, delta=KL_BOUND)
+            for mode, prompt in (("decode", 0), ("prefill", 320), ("chunked:128", 10**9)):
+                self.check_mode(space, reference, mode, prompt)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,30 @@ def raised(values):
     return np.maximum(values, FLOOR * values.max())
 
 
+def to_bf16(x):
+    bits = np.asarray(x, dtype=np.float32).view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000
+    return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def even_cost_mixing(costs):
+    """Q with an even D in Q^T diag(costs) Q = U D U^T: the largest cost turned with the smallest, and so on."""
+    d = len(costs)
+    if d % 2:
+        return np.eye(d)
+    order = np.argsort(-costs, kind="stable")
+    a, b = order[:d // 2], order[::-1][:d // 2]
+    larger, smaller = np.sqrt(costs[a]), np.sqrt(costs[b])
+    sine, cosine = np.sqrt(smaller / (larger + smaller)), np.sqrt(larger / (larger + smaller))
+    turn = np.zeros((d, d))
+    pairs = np.arange(d // 2)
+    turn[a, pairs], turn[b, pairs] = cosine, sine
+    turn[a, d // 2 + pairs], turn[b, d // 2 + pairs] = -sine, cosine
+    return turn @ np.kron(np.eye(2), even_cost_mixing(np.sqrt(costs[a] * costs[b])))
+
+
 def balanced(covariance, weight):
+    """The transform for shaped rounding: the first exponent whose matrices serve in bf16."""
     values, vectors = np.linalg.eigh(covariance)
     values = raised(values)
     root = vectors @ np.diag(values ** 0.5) @ vectors.T
@@ -62,9 +85,13 @@ def balanced(covariance, weight):
     d_values = raised(d_values)
     # The sign rule of `eigh`: the entry of largest magnitude is positive.
     w = w * np.sign(w[np.abs(w).argmax(axis=0), np.arange(len(w))])
-    t = inverse_root @ w @ np.diag(d_values ** 0.25)
-    scale = np.sqrt(np.trace(t.T @ covariance @ t) / len(t))
-    return t @ hadamard(len(t)) / scale, d_values
+    for exponent in (0.1, 0.15, 0.25):
+        t = inverse_root @ w @ np.diag(d_values ** exponent) @ even_cost_mixing(d_values ** (1 - 2 * exponent))
+        t /= np.sqrt(np.trace(t.T @ covariance @ t) / len(t))
+        served = to_bf16(t)
+        if np.abs(served @ to_bf16(np.linalg.inv(served)) - np.eye(len(t))).max() <= 2e-2:
+            break
+    return t, d_values
 
 
 # ---- running the program --------------------------------------------------------------------

@@ -14,9 +14,9 @@ namespace {
 
 [[noreturn]] void fail(const char* what, const std::filesystem::path& path) {
   const int code = errno;
-  const char* hint = code == ENOSPC   ? "free some space or choose another folder"
-                     : code == EACCES ? "choose a folder that you may write to"
-                                      : "";
+  const char* hint = code == ENOSPC                    ? "free some space or choose another folder"
+                     : code == EACCES || code == EROFS ? "choose a folder that you may write to"
+                                                       : "";
   throw Error({.what = what, .where = path.string(), .found = std::strerror(code), .hint = hint});
 }
 
@@ -37,6 +37,7 @@ void flush_to_disk(const std::filesystem::path& path, int flags) {
 }  // namespace
 
 AtomicFile::AtomicFile(std::filesystem::path target) : target_(std::move(target)) {
+  if (target_.empty()) throw Error({.what = "an output file has an empty name"});
   std::error_code status;
   if (std::filesystem::is_directory(target_, status)) {
     throw Error({.what = "output path is a folder", .where = target_.string()});

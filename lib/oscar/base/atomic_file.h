@@ -9,7 +9,7 @@ namespace oscar {
 // Owns a temporary name in the folder of `target`; removed on destruction unless committed.
 class AtomicFile {
  public:
-  // Throws Error when `target` is a folder, or its folder is missing or not writable.
+  // Throws Error when `target` is empty or a folder, or its folder is missing or not writable.
   explicit AtomicFile(std::filesystem::path target);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;

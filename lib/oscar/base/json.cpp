@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "oscar/base/error.h"
+#include "oscar/base/json_text.h"
 
 namespace oscar {
 
@@ -35,10 +36,11 @@ std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) 
 }
 
 Json parse_json(std::string_view text, const std::string& source) {
+  require_shallow_json(text, source);
   try {
     return Json::parse(text);
   } catch (const nlohmann::json::exception& error) {
-    throw Error({.what = "malformed JSON", .where = source, .found = error.what()});
+    throw Error({.what = "malformed JSON", .where = source, .found = json_problem(error, text)});
   }
 }
 

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "oscar/base/error.h"
+#include "oscar/bundle/corpus_fingerprint.h"
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
 #include "oscar/cache/metadata.h"
@@ -356,9 +357,10 @@ Bundle decode_bundle(RawFile& raw, FileKind kind) {
   b.statistics_only = kind != FileKind::kRotations;
   const AttributeReader root{raw, "/"};
   schema::visit_root(b, root);
-  if (const auto group = raw.attributes.find("/");
-      group != raw.attributes.end() && group->second.contains(schema::kSearch)) {
-    b.search = root.json(schema::kSearch);
+  for (const auto& [name, record] :
+       {std::pair{schema::kSearch, &b.search}, {schema::kConvergence, &b.convergence}}) {
+    const auto group = raw.attributes.find("/");
+    if (group != raw.attributes.end() && group->second.contains(name)) *record = root.json(name);
   }
   root("tool_version", b.tool_version);
   root("tool_commit", b.tool_commit);
@@ -366,6 +368,7 @@ Bundle decode_bundle(RawFile& raw, FileKind kind) {
   root(schema::kContentHash, b.content_sha256);
   schema::visit_model(b.model, AttributeReader{raw, schema::kModel});
   schema::visit_corpus(b.corpus, AttributeReader{raw, schema::kCorpus});
+  b.fingerprint = decode_fingerprint(raw);
   schema::visit_quantizer(b.quantizer, AttributeReader{raw, schema::kQuantizer});
   check_model(raw, b.model);
   check_quantizer(raw, b.model, b.quantizer);

@@ -7,6 +7,7 @@
 #include "oscar/base/error.h"
 #include "oscar/base/version.h"
 #include "oscar/bundle/content_hash.h"
+#include "oscar/bundle/corpus_fingerprint.h"
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
 
@@ -126,11 +127,11 @@ struct DatasetWriter {
   void operator()(const schema::Slot& slot, const int64_t& value) const { put(slot, &value, 1); }
 };
 
-// HDF5 keeps an attribute within 64 KiB. Of many heads the table of all that was compared may be
-// more; the choices themselves stay.
-Json within_attribute(Json value) {
+// HDF5 keeps an attribute within 64 KiB. Of many heads or layers the `table` behind a record's
+// figures may be more; the figures themselves stay.
+Json within_attribute(Json value, const char* table) {
   constexpr size_t kLargest = 60000;
-  if (dump(value).size() > kLargest && value.is_object()) value.erase("stages");
+  if (dump(value).size() > kLargest && value.is_object()) value.erase(table);
   return value;
 }
 
@@ -154,7 +155,7 @@ void add_transforms(EncodedFile& file, const std::string& path, const LayerTrans
     note(schema::kValueSlots.fallback, Json(layer.value.fallback));
   if (!layer.warnings.empty()) note(schema::kWarnings, Json(layer.warnings));
   for (const auto& [part, value] : layer.search.items()) {
-    note((schema::kSearchPrefix + part).c_str(), within_attribute(value));
+    note((schema::kSearchPrefix + part).c_str(), within_attribute(value, "stages"));
   }
 }
 
@@ -233,9 +234,13 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
   root(schema::kCreated, created_utc());
   schema::visit_root(bundle, root);
   if (!bundle.search.is_null()) root(schema::kSearch, bundle.search);
+  if (!bundle.convergence.is_null()) {
+    root(schema::kConvergence, within_attribute(bundle.convergence, "layers"));
+  }
   file.groups = {schema::kModel, schema::kCorpus, schema::kQuantizer};
   schema::visit_model(bundle.model, AttributeWriter{file, schema::kModel});
   schema::visit_corpus(bundle.corpus, AttributeWriter{file, schema::kCorpus});
+  encode_fingerprint(bundle.fingerprint, file);
   schema::visit_quantizer(bundle.quantizer, AttributeWriter{file, schema::kQuantizer});
   if (bundle.evaluation) {
     file.groups.push_back(schema::kEvaluation);

@@ -5,11 +5,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
+#include "oscar/bundle/stack_support.h"
+#include "oscar/bundle/text_lines.h"
 #include "oscar/cache/metadata.h"
 #include "oscar/fit/compose.h"
+#include "oscar/fit/convergence.h"
 #include "oscar/fit/presets.h"
 
 namespace oscar {
@@ -91,35 +95,9 @@ Json describe_statistics(const LayerStatistics& s) {
           {"attn_out_mean_square", mean_square(s.attn_out_moment, s.count_q)}};
 }
 
-std::string printable(std::string text) {
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return text;
-}
-
 std::string plain(const Json& value) {
   return printable(value.is_string() ? value.get<std::string>()
                                      : value.dump(-1, ' ', false, Json::error_handler_t::replace));
-}
-
-// "label   words, wrapped below themselves at 80 columns"
-void add_line(std::string& text, const std::string& label, const std::string& words) {
-  constexpr size_t kIndent = 12, kColumns = 80;
-  std::string line = fmt::format("{:<{}}", label, kIndent);
-  for (size_t begin = 0; begin < words.size();) {
-    size_t end = words.find(' ', begin);
-    if (end == std::string::npos) end = words.size();
-    const size_t length = end - begin;
-    if (line.size() > kIndent && line.size() + 1 + length > kColumns) {
-      text += line + "\n";
-      line = std::string(kIndent, ' ');
-    }
-    if (line.size() > kIndent) line += " ";
-    line += words.substr(begin, length);
-    begin = end + 1;
-  }
-  text += line + "\n";
 }
 
 // One word for a list: the value when all agree, "mixed" otherwise.
@@ -236,6 +214,8 @@ Json inspect_bundle(const std::filesystem::path& path) {
   Json& layers = json["layers"] = Json::array();
   for (const auto& layer : b.layers) layers.push_back(describe_layer(layer));
   if (!b.search.is_null()) json["search"] = b.search;
+  if (!b.convergence.is_null()) json["convergence"] = b.convergence;
+  json["fingerprint_hashes"] = b.fingerprint.hashes.size();
   if (!b.portable.empty()) {
     Json shared = Json::array(), per_head = Json::array();
     for (const auto& layer : b.portable) {
@@ -244,6 +224,7 @@ Json inspect_bundle(const std::filesystem::path& path) {
     }
     json["portable"] = {{"shared", std::move(shared)}, {"per_head", std::move(per_head)}};
   }
+  if (kind == FileKind::kRotations) json["stacks"] = stack_support_json(b);
   Json& statistics = json["statistics"] = Json::array();
   for (const auto& layer : b.statistics) statistics.push_back(describe_statistics(layer));
   if (kind == FileKind::kCheckpoint) {
@@ -328,6 +309,17 @@ std::string inspection_text(const Json& j) {
                            field("confirm_chunks"), field("held_back_tokens")));
     }
   }
+  if (j.contains("convergence")) {
+    const char* label = "text";
+    for (const std::string& line : convergence_lines(j["convergence"])) {
+      add_line(text, std::exchange(label, ""), printable(line));
+    }
+  }
+  if (j["fingerprint_hashes"] != 0) {
+    add_line(text, "fingerprint",
+             fmt::format("{} hashes of {}-token pieces of the text, to notice an evaluation on it",
+                         plain(j["fingerprint_hashes"]), kNgramTokens));
+  }
   if (!j["layers"].empty()) {
     add_layer_table(text, j["layers"]);
     text +=
@@ -339,6 +331,7 @@ std::string inspection_text(const Json& j) {
       text += "\nportable variant, one rotation per KV head";
       add_layer_table(text, j["portable"]["per_head"]);
     }
+    text += "\n" + stack_support_text(j["stacks"]);
   } else if (!j["statistics"].empty()) {
     add_statistics_table(text, j["statistics"]);
   }

@@ -20,21 +20,6 @@ struct ModelText {
   void operator()(const char* name, const Json& value) { values[name] = Json(value).dump(); }
 };
 
-void require_same_model(const Bundle& first, const Bundle& other, const std::string& first_name,
-                        const std::string& other_name) {
-  ModelText a, b;
-  schema::visit_model(first.model, a);
-  schema::visit_model(other.model, b);
-  for (const auto& [name, value] : a.values) {
-    // The folder's name is a label; the fingerprint decides.
-    if (name == "name" || b.values[name] == value) continue;
-    throw Error({.what = "statistics of different models cannot be merged",
-                 .where = other_name + ": /model attribute " + name,
-                 .expected = value + " (" + first_name + ")",
-                 .found = b.values[name]});
-  }
-}
-
 constexpr const char* kHeldBackTokens = "held_back_tokens";
 constexpr std::array kHeldBackCounts = {"search_chunks", "confirm_chunks", kHeldBackTokens};
 constexpr std::array kWindows = {"sink_tokens", "recent_tokens"};
@@ -102,6 +87,21 @@ void append_corpus(CorpusRecord& total, const CorpusRecord& other) {
 
 }  // namespace
 
+void require_same_model(const Bundle& bundle, const Bundle& other, const std::string& name,
+                        const std::string& other_name) {
+  ModelText a, b;
+  schema::visit_model(bundle.model, a);
+  schema::visit_model(other.model, b);
+  for (const auto& [attribute, value] : a.values) {
+    // The folder's name is a label; the fingerprint decides.
+    if (attribute == "name" || b.values[attribute] == value) continue;
+    throw Error({.what = "statistics of different models cannot be put together",
+                 .where = other_name + ": /model attribute " + attribute,
+                 .expected = value + " (" + name + ")",
+                 .found = b.values[attribute]});
+  }
+}
+
 Json held_back_part(const Bundle& bundle) {
   const Json& search = bundle.search;
   Json part = {{"searched", Json::array()}};
@@ -122,6 +122,7 @@ Bundle strip_statistics(Bundle bundle, const std::string& name) {
                  .expected = "a rotation bundle"});
   }
   bundle.statistics.clear();
+  bundle.fingerprint = {};
   return bundle;
 }
 
@@ -147,6 +148,7 @@ Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::strin
   total.portable.clear();
   total.evaluation.reset();
   total.search = std::move(held_back);
+  total.convergence = nullptr;
   total.run_key.clear();  // no run made this
   for (auto& statistics : total.statistics) statistics.v_energy_moment = {};
   for (size_t i = 1; i < inputs.size(); ++i) {
@@ -154,6 +156,9 @@ Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::strin
       add_statistics(total.statistics[layer], inputs[i].statistics[layer]);
     }
     append_corpus(total.corpus, inputs[i].corpus);
+    const bool known = !total.fingerprint.empty() && !inputs[i].fingerprint.empty();
+    total.fingerprint =
+        known ? merged(total.fingerprint, inputs[i].fingerprint) : NgramFingerprint{};
   }
   total.corpus.tokens_sha256 = sha256_of(hashes);
   return total;

@@ -14,14 +14,21 @@ namespace oscar {
 // back.
 Json held_back_part(const Bundle& bundle);
 
-// Drops the statistics. Throws Error for a statistics file, which would be left empty.
+// Throws Error naming the first attribute of /model that differs; the model's name, a label, may.
+// `name` and `other_name` are the files.
+void require_same_model(const Bundle& bundle, const Bundle& other, const std::string& name,
+                        const std::string& other_name);
+
+// Drops the statistics and the fingerprint of the text. Throws Error for a statistics file, which
+// would be left empty.
 Bundle strip_statistics(Bundle bundle, const std::string& name);
 
 // Adds moments, sums and counts of files whose /model agrees; the result is a statistics file that
 // lists all corpora. `names` are the files, for errors. Throws Error when a file has no statistics,
 // models differ, or a corpus appears twice and `allow_repeats` is false. v_energy_moment, which
 // belongs to one run, is dropped. tokens_sha256 becomes the hash over those of the inputs, in
-// order. Parts that were held back add up.
+// order. Parts that were held back add up; the text's fingerprint is that of all files, or none
+// when a file has none. Whether the text was enough is not known of the whole.
 Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::string>& names,
                         bool allow_repeats);
 

@@ -20,15 +20,6 @@ int64_t served_positions(const Bundle& input, int64_t asked, const std::string& 
                .hint = "say so with --position-span N (0: fit for the positions as collected)"});
 }
 
-// The model's RoPE from its record, which make_rope wrote: every parameter filled in, and behind
-// them the length that is served, which is no parameter.
-Rope recorded_rope(const Bundle& input, const std::string& name) {
-  Json parameters = input.model.rope;
-  if (parameters.is_object()) parameters.erase("max_positions");
-  const int64_t positions = std::max<int64_t>(1, input.position_span);
-  return make_rope(parameters, input.model.head_dim_k, static_cast<int>(positions), name);
-}
-
 QuantizerSettings settled(QuantizerSettings quantizer, const BundleModel& model) {
   if (quantizer.quant_group_size == 0) quantizer.quant_group_size = model.head_dim_k;
   if (model.head_dim_k % quantizer.quant_group_size != 0 ||
@@ -42,6 +33,14 @@ QuantizerSettings settled(QuantizerSettings quantizer, const BundleModel& model)
 }
 
 }  // namespace
+
+Rope recorded_rope(const Bundle& input, const std::string& name) {
+  // As make_rope wrote it: behind the parameters stands the length that is served, which is none.
+  Json parameters = input.model.rope;
+  if (parameters.is_object()) parameters.erase("max_positions");
+  const int64_t positions = std::max<int64_t>(1, input.position_span);
+  return make_rope(parameters, input.model.head_dim_k, static_cast<int>(positions), name);
+}
 
 Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string& name) {
   if (input.statistics.empty()) {

@@ -8,6 +8,9 @@
 
 namespace oscar {
 
+// The model's RoPE from its record, which holds every parameter; `name` is the file in errors.
+Rope recorded_rope(const Bundle& input, const std::string& name);
+
 struct RefitOptions {
   std::string preset = "best";  // recorded; `fit` already holds its values
   FitOptions fit;               // position_span -1: as recorded in the input

@@ -85,6 +85,11 @@ inline constexpr const char* kWarnings = "warnings";  // layer attribute, JSON l
 inline constexpr const char* kSearch = "search";
 inline constexpr const char* kSearchPrefix = "search_";
 
+// Optional: attribute of the root (JSON), and dataset i64 [count] below /corpus with its own
+// attributes (corpus_fingerprint.h).
+inline constexpr const char* kConvergence = "convergence";
+inline constexpr const char* kFingerprint = "/corpus/ngram_hashes";
+
 inline const char* attention_name(AttentionKind kind) {
   constexpr const char* kNames[] = {"full", "sliding", "mla"};
   return kNames[static_cast<size_t>(kind)];

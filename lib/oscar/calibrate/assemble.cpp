@@ -49,7 +49,7 @@ Json describe_search(const CalibrateOptions& options, size_t search_chunks, size
                      int64_t held_back_tokens) {
   Json searched = Json::array();
   const SearchOptions& s = options.search;
-  for (const auto& [on, name] : {std::pair{s.kind, "method"},
+  for (const auto& [on, name] : {std::pair{s.kind, s.orthogonal ? "orthogonal method" : "method"},
                                  {s.center, "center"},
                                  {s.granularity, "granularity"},
                                  {s.clip, "clip"},

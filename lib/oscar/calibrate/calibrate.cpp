@@ -13,11 +13,14 @@
 #include "oscar/base/version.h"
 #include "oscar/bundle/checkpoint.h"
 #include "oscar/calibrate/assemble.h"
+#include "oscar/calibrate/convergence_stage.h"
 #include "oscar/calibrate/corpus_source.h"
 #include "oscar/calibrate/held_back.h"
 #include "oscar/calibrate/resume.h"
+#include "oscar/calibrate/search_memory.h"
 #include "oscar/calibrate/search_pass.h"
 #include "oscar/calibrate/statistics_pass.h"
+#include "oscar/fit/convergence.h"
 #include "oscar/fit/presets.h"
 
 namespace oscar {
@@ -45,6 +48,13 @@ CalibrateOptions resolve(CalibrateOptions options, const ModelConfig& config,
                  .found = std::to_string(options.chunk_len)});
   }
   if (options.fit.position_span < 0) options.fit.position_span = config.rope.max_positions;
+  if (options.fit.position_span > config.rope.max_positions) {
+    throw Error({.what = "positions beyond what the model serves",
+                 .where = "--position-span",
+                 .expected = fmt::format("at most {}", config.rope.max_positions),
+                 .found = std::to_string(options.fit.position_span),
+                 .hint = "leave it out, or set --rope-scaling as the server does"});
+  }
   if (options.quantizer.quant_group_size == 0) options.quantizer.quant_group_size = config.head_dim;
   if (config.head_dim % options.quantizer.quant_group_size != 0) {
     throw Error({.what = "the quantization group does not divide the head",
@@ -63,6 +73,16 @@ MemoryLimits memory_limits(const CalibrateOptions& options, const ComputeOptions
   if (options.host_memory > 0) limits.host_bytes = options.host_memory;
   if (options.gpu_memory > 0) limits.device_bytes = options.gpu_memory;
   return limits;
+}
+
+// Said when the exact windows leave nothing to quantize; else "".
+std::string window_warning(const QuantizerSettings& quantizer, int max_positions) {
+  const int64_t exact = int64_t{quantizer.sink_tokens} + quantizer.recent_tokens;
+  if (exact < max_positions) return "";
+  return fmt::format(
+      "nothing will ever be quantized: {} sink and {} recent tokens stay exact, and the model "
+      "serves {} positions; lower --sink or --recent",
+      quantizer.sink_tokens, quantizer.recent_tokens, max_positions);
 }
 
 std::vector<LayerGeometry> geometries(const CalibrateOptions& options, const ModelConfig& config) {
@@ -101,17 +121,23 @@ bool has_energy(const std::vector<LayerStatistics>& statistics) {
                       [](const LayerStatistics& s) { return s.v_energy_moment.empty(); });
 }
 
+struct Collected {
+  std::vector<LayerStatistics> statistics;  // of all layers
+  SumSnapshots snapshots;
+};
+
 // The statistics that the fit needs, from the checkpoint on when there is one. They are in the
 // checkpoint once complete, unless all that follows is a short fit.
-std::vector<LayerStatistics> collect(Transformer& model, const TokenChunks& corpus,
-                                     const RunPlan& plan, const CalibrateOptions& options,
-                                     CheckpointFile& saved, Progress& progress) {
-  MomentPass moments(model, geometries(options, model.config()),
-                     [&](const MomentPass& sums, const RunPosition& next) {
-                       if (saved.due(next, plan, interrupt_requested())) {
-                         saved.save(sums.result(), next);
-                       }
-                     });
+Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
+                  const CalibrateOptions& options, CheckpointFile& saved, Progress& progress) {
+  MomentPass moments(
+      model, geometries(options, model.config()),
+      [&](const MomentPass& sums, const RunPosition& next) {
+        if (saved.due(next, plan, interrupt_requested())) {
+          saved.save(sums.result(), next, sums.snapshots());
+        }
+      },
+      plan.snapshot_tokens);
   std::optional<SavedRun> resumed;
   if (options.resume) {
     resumed = saved.load(plan);
@@ -122,7 +148,7 @@ std::vector<LayerStatistics> collect(Transformer& model, const TokenChunks& corp
   RunPosition start;
   bool energy_saved = false;  // with complete moments only
   if (resumed) {
-    moments.restore(resumed->statistics);
+    moments.restore(resumed->statistics, std::move(resumed->snapshots));
     start = std::move(resumed->position);
     energy_saved = start.batch == plan.batches.size() && has_energy(resumed->statistics);
     if (!energy_saved) resumed.reset();  // the sums are in the collectors
@@ -131,23 +157,24 @@ std::vector<LayerStatistics> collect(Transformer& model, const TokenChunks& corp
   progress.begin("collecting statistics", token_layers, "token-layers");
   run_pass(model, corpus, plan, std::move(start), moments, saved, kCollecting, progress);
   progress.end();
-  std::vector<LayerStatistics> statistics = moments.result();
+  Collected collected{moments.result(), moments.snapshots()};
+  auto& [statistics, snapshots] = collected;
   check_counts(statistics, corpus.record.tokens);
 
   const RunPosition complete{plan.batches.size(), 0, {}};
   if (!wants_energy(options)) {
-    if (options.search.any()) saved.save(statistics, complete);
-    return statistics;
+    if (options.search.any()) saved.save(statistics, complete, snapshots);
+    return collected;
   }
-  if (energy_saved) return std::move(resumed->statistics);
-  saved.save(statistics, complete);
+  if (energy_saved) return {std::move(resumed->statistics), std::move(snapshots)};
+  saved.save(statistics, complete, snapshots);
   EnergyPass energy(statistics, model.compute().device);
   progress.begin("second pass: value energy", token_layers, "token-layers");
   run_pass(model, corpus, plan, {}, energy, saved, kEnergyAgain, progress);
   progress.end();
   energy.store(statistics);
-  saved.save(statistics, complete);
-  return statistics;
+  saved.save(statistics, complete, snapshots);
+  return collected;
 }
 
 // What the fit sees, and what the search sees, search half first; empty: no search.
@@ -201,9 +228,32 @@ double estimate_search_seconds(Transformer& model, const SplitCorpus& split,
   return seconds_since(start) * pairs * model.config().num_layers;
 }
 
+// Raises the peaks to what a search takes: its own pass over the held-back chunks, which are one
+// shard, and what it holds of them.
+void add_search_memory(const Transformer& model, const SplitCorpus& split,
+                       const CalibrateOptions& options, const MemoryLimits& limits,
+                       CostEstimate& cost) {
+  const torch::Device device = model.compute().device;
+  const RunPlan plan = plan_search(model, split, options, limits);
+  HeldBackSize held_back{.tokens = split.held_back.record.tokens,
+                         .search_chunks = static_cast<int64_t>(split.num_search)};
+  for (const auto& chunk : split.held_back.chunks) {
+    held_back.longest_chunk = std::max(held_back.longest_chunk, static_cast<int64_t>(chunk.size()));
+  }
+  const int64_t hidden = held_back.tokens * plan.hidden_bytes_per_token;
+  const int64_t search =
+      search_memory_bytes(model.config(), held_back, options.search.full, device);
+  const bool hidden_on_host = device.is_cuda() && !plan.hidden_on_device;
+  const int64_t host = device.is_cuda() ? (hidden_on_host ? hidden : 0) : hidden + search;
+  cost.peak_host_bytes = std::max(cost.peak_host_bytes, plan.peak_host_bytes + host);
+  if (!device.is_cuda()) return;
+  cost.peak_device_bytes = std::max(
+      cost.peak_device_bytes, plan.peak_device_bytes + search + (hidden_on_host ? 0 : hidden));
+}
+
 // Times one batch through one layer and scales it to the whole run.
 CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
-                           const CalibrateOptions& options) {
+                           const CalibrateOptions& options, const MemoryLimits& limits) {
   const TokenChunks& corpus = split.fit;
   const torch::InferenceMode inference;
   CostEstimate cost;
@@ -234,9 +284,11 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
       energy.store(statistics);
     }
     cost.search_seconds = estimate_search_seconds(model, split, options, statistics);
+    add_search_memory(model, split, options, limits, cost);
   }
   cost.bundle_bytes = estimated_bundle_bytes(layers, options);
-  cost.checkpoint_bytes = estimated_statistics_bytes(layers);
+  cost.checkpoint_bytes = estimated_statistics_bytes(layers) +
+                          snapshot_bytes(model.config(), plan.snapshot_tokens.size());
   return cost;
 }
 
@@ -252,25 +304,31 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
 
   CalibrateResult result;
   result.device = describe(compute);
+  const std::string warning =
+      window_warning(options.quantizer, checkpoint.config.rope.max_positions);
+  if (!warning.empty()) result.warnings.push_back(warning);
   const TokenChunks corpus =
       make_chunks(options, options.chunk_len, checkpoint, model,
                   compute.device.is_cuda() ? limits.device_bytes : limits.host_bytes, progress);
   result.corpus = corpus.record;
   if (!options.tokens_out.empty()) {
-    const std::string warning = write_chunks_npy(corpus, options.tokens_out);
-    if (!warning.empty()) result.warnings.push_back(warning);
+    const std::string uneven = write_chunks_npy(corpus, options.tokens_out);
+    if (!uneven.empty()) result.warnings.push_back(uneven);
   }
   const SplitCorpus split = split_corpus(corpus, options, result.warnings);
   result.held_back_tokens = split.held_back.record.tokens;
-  const RunPlan plan = plan_run(model, plan_batches(split.fit.chunks, options.batch_tokens), limits,
-                                options.checkpoint_every);
+  std::vector<Batch> batches = plan_batches(split.fit.chunks, options.batch_tokens);
+  std::vector<int64_t> snapshot_tokens = plan_snapshots(batches);
+  const RunPlan plan = plan_run(model, std::move(batches), limits, options.checkpoint_every,
+                                std::move(snapshot_tokens));
   if (options.dry_run) {
     result.dry_run = true;
-    result.cost = estimate_cost(model, split, plan, options);
+    result.cost = estimate_cost(model, split, plan, options, limits);
     return result;
   }
 
   Bundle bundle = describe_run(options, checkpoint, corpus.record);
+  bundle.fingerprint = fingerprint_of(corpus.chunks);
   if (options.search.any()) {
     bundle.search = describe_search(options, split.num_search, split.num_confirm,
                                     split.held_back.record.tokens);
@@ -283,9 +341,20 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
 
   const auto collect_start = Clock::now();
   CheckpointFile saved(options, bundle);
-  std::vector<LayerStatistics> statistics =
-      collect(model, split.fit, plan, options, saved, progress);
+  auto [statistics, snapshots] = collect(model, split.fit, plan, options, saved, progress);
   result.collect_seconds = seconds_since(collect_start);
+  const auto judge_start = Clock::now();
+  bundle.convergence =
+      judge_convergence(snapshots, statistics, plan, options.fit, checkpoint.config.rope, progress);
+  snapshots.clear();
+  result.convergence_seconds = seconds_since(judge_start);
+  // Hadamard's and the identity are the same for every text.
+  const bool follows_text = options.search.kind || options.fit.kind == TransformKind::kOscar ||
+                            options.fit.kind == TransformKind::kBalanced;
+  if (follows_text && needs_more_text(bundle.convergence)) {
+    const auto lines = convergence_lines(bundle.convergence);
+    result.warnings.push_back(lines.at(0) + " " + lines.at(1));
+  }
 
   const int64_t layers = checkpoint.config.num_layers;
   const auto fit_start = Clock::now();

@@ -31,6 +31,7 @@ struct CalibrateResult {
   Bundle bundle;                                                    // filled unless dry_run
   int64_t held_back_tokens = 0;                                     // not seen by the fit
   double collect_seconds = 0, fit_seconds = 0, search_seconds = 0;  // fits included in the search
+  double convergence_seconds = 0;                                   // judging the collected text
   std::vector<std::string> warnings;
 };
 

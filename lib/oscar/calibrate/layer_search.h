@@ -2,8 +2,7 @@
 #pragma once
 
 #include "oscar/bundle/bundle.h"
-#include "oscar/calibrate/variant_losses.h"
-#include "oscar/fit/search_options.h"
+#include "oscar/calibrate/search_stages.h"
 
 namespace oscar {
 
@@ -37,8 +36,18 @@ struct LayerChoice {
 // error. On other queries, a larger sample of the confirmation half, each stage's outcome must
 // again beat what was accepted before it by more than that; and on every query of that half the
 // final pair of sides must not lose to the default pair. Otherwise the default stays. The portable
-// variants are confirmed on the sample.
+// variants are confirmed on the sample. Throws Interrupted between stages when a stop was
+// requested.
 LayerChoice search_layer(const LayerSearchTask& task, const HeldBackLayer& held_back);
+
+// Every fit that search_layer looks at, to be made beforehand.
+struct LayerFits {
+  std::vector<FitVariant> searched, portable_shared, portable_per_head;
+};
+LayerFits fit_for_search(const LayerStatistics& statistics, const FitOptions& fixed,
+                         const SearchOptions& search, const Rope& rope);
+LayerChoice search_layer(const LayerSearchTask& task, LayerFits fits,
+                         const HeldBackLayer& held_back);
 
 // Without held-back text: the fixed options, and the portable variant with the published clipping
 // ratios. predicted_output_nmse stays NaN.

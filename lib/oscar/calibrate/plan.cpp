@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <string>
 
@@ -31,11 +32,13 @@ int64_t workspace_bytes(const ModelConfig& config, int64_t batch_tokens, int64_t
   return batch_tokens * (per_token + group * config.head_dim * 8);
 }
 
-// fp64 sums of all layers.
-int64_t statistics_bytes(const ModelConfig& config) {
-  return int64_t{config.num_layers} * config.num_kv_heads * config.head_dim * config.head_dim * 5 *
-         8;
+// One fp64 matrix of every KV head of all layers.
+int64_t matrix_bytes(const ModelConfig& config) {
+  return int64_t{config.num_layers} * config.num_kv_heads * config.head_dim * config.head_dim * 8;
 }
+
+// fp64 sums of all layers.
+int64_t statistics_bytes(const ModelConfig& config) { return 5 * matrix_bytes(config); }
 
 int64_t longest_batch(const std::vector<Batch>& batches) {
   int64_t tokens = 0;
@@ -69,8 +72,31 @@ std::vector<Batch> plan_batches(const std::vector<std::vector<int32_t>>& chunks,
   return batches;
 }
 
+std::vector<int64_t> plan_snapshots(const std::vector<Batch>& batches) {
+  std::vector<int64_t> ends;
+  for (const Batch& batch : batches) {
+    ends.push_back((ends.empty() ? 0 : ends.back()) + batch.tokens());
+  }
+  std::vector<int64_t> marks;
+  if (ends.size() < 2) return marks;
+  const int64_t total = ends.back();
+  ends.pop_back();
+  for (const int64_t wanted : {total / 4, total / 2}) {
+    const int64_t mark = *std::min_element(ends.begin(), ends.end(), [&](int64_t a, int64_t b) {
+      return std::abs(a - wanted) < std::abs(b - wanted);
+    });
+    if (marks.empty() || marks.back() != mark) marks.push_back(mark);
+  }
+  return marks;
+}
+
+int64_t snapshot_bytes(const ModelConfig& config, size_t count) {
+  constexpr int64_t kMoments = 4;  // without the output projection's metric, which is no sum
+  return static_cast<int64_t>(count) * kMoments * matrix_bytes(config);
+}
+
 RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
-                 int checkpoint_every) {
+                 int checkpoint_every, std::vector<int64_t> snapshot_tokens) {
   const ModelConfig& config = model.config();
   const bool on_gpu = model.compute().device.is_cuda();
   const auto element = static_cast<int64_t>(torch::elementSize(model.compute().dtype));
@@ -86,10 +112,13 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   const int64_t embedding = int64_t{2} * config.vocab_size * config.hidden_size * element;
   const int64_t workspace = workspace_bytes(config, longest_batch(plan.batches), element);
   const int64_t one_batch_hidden = longest_batch(plan.batches) * plan.hidden_bytes_per_token;
+  const int64_t snapshots = snapshot_bytes(config, snapshot_tokens.size());
+  const int64_t host_fixed = kRuntimeBytes + 2 * snapshots;
+  plan.snapshot_tokens = std::move(snapshot_tokens);
 
   // Memory of the side that computes, and of the host that feeds it.
   const int64_t compute_limit = on_gpu ? limits.device_bytes : limits.host_bytes;
-  int64_t fixed = embedding + workspace + statistics_bytes(config) + (on_gpu ? 0 : kRuntimeBytes);
+  int64_t fixed = embedding + workspace + statistics_bytes(config) + (on_gpu ? 0 : host_fixed);
   const int64_t minimum = fixed + 2 * largest_layer + 2 * one_batch_hidden;
   if (minimum > compute_limit) {
     refuse_memory(on_gpu ? "--gpu-memory" : "--host-memory", minimum, compute_limit);
@@ -106,9 +135,9 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   if (on_gpu && !plan.weights_resident && total_tokens * plan.hidden_bytes_per_token > room) {
     // Weights stream: the fewer the shards, the fewer passes of the weights. The host is larger.
     plan.hidden_on_device = false;
-    hidden_room = limits.host_bytes - kRuntimeBytes;
+    hidden_room = limits.host_bytes - host_fixed;
     if (hidden_room < one_batch_hidden) {
-      refuse_memory("--host-memory", kRuntimeBytes + one_batch_hidden, limits.host_bytes);
+      refuse_memory("--host-memory", host_fixed + one_batch_hidden, limits.host_bytes);
     }
   }
 
@@ -134,7 +163,7 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   const int64_t hidden = largest_shard * plan.hidden_bytes_per_token;
   if (on_gpu) {
     plan.peak_device_bytes = fixed + (plan.hidden_on_device ? hidden : 2 * one_batch_hidden);
-    plan.peak_host_bytes = kRuntimeBytes + 2 * largest_layer + (plan.hidden_on_device ? 0 : hidden);
+    plan.peak_host_bytes = host_fixed + 2 * largest_layer + (plan.hidden_on_device ? 0 : hidden);
   } else {
     plan.peak_host_bytes = fixed + hidden;
   }

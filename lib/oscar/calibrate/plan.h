@@ -32,6 +32,8 @@ struct MemoryLimits {
 struct RunPlan {
   std::vector<Batch> batches;
   std::vector<Shard> shards;
+  // Tokens, at ends of batches, at which each layer's sums are copied (convergence_stage.h).
+  std::vector<int64_t> snapshot_tokens;
   bool weights_resident = false;  // all layers stay on the device; otherwise they stream
   bool hidden_on_device = true;   // hidden states between layers: on the device, or on the host
   int64_t weight_bytes = 0;       // all layers, in the compute dtype
@@ -43,10 +45,19 @@ struct RunPlan {
 std::vector<Batch> plan_batches(const std::vector<std::vector<int32_t>>& chunks,
                                 int64_t batch_tokens);
 
+// Tokens up to the ends of batches that are nearest to a quarter and to half of all, ascending and
+// without repetition; the end of the last batch is none of them. Empty for a single batch.
+std::vector<int64_t> plan_snapshots(const std::vector<Batch>& batches);
+
+// What `count` copies of all layers' sums take: in host memory, in a checkpoint, and in host memory
+// once more while one is written.
+int64_t snapshot_bytes(const ModelConfig& config, size_t count);
+
 // Throws Error with the bytes needed when even one batch and one layer do not fit.
 // `checkpoint_every` chunks bound a shard while weights are resident (a shard then costs nothing).
+// `snapshot_tokens` as of plan_snapshots.
 RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
-                 int checkpoint_every);
+                 int checkpoint_every, std::vector<int64_t> snapshot_tokens = {});
 
 // What is left of the plan's shards at `batch`, for a run that continues there. Another plan may
 // have got it there: a shard of this one is cut at `batch`, and the `num_started` batches from

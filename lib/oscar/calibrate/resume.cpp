@@ -9,14 +9,16 @@
 
 #include "oscar/base/error.h"
 #include "oscar/bundle/checkpoint.h"
+#include "oscar/calibrate/convergence_stage.h"
 
 namespace oscar {
 namespace {
 
 // How the numbers of a ResumeState count: `shard` is RunPosition::batch, which does not depend on
 // how a plan groups batches into shards. Checkpoints of order "layer-major" counted shards of a
-// plan that they did not describe.
-constexpr const char* kOrder = "layer-major, batches";
+// plan that they did not describe, those of "layer-major, batches" had no copies of sums.
+constexpr const char* kOrder = "layer-major, batches, snapshots";
+constexpr const char* kHiddenPrefix = "hidden_";
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 const char* dtype_text(torch::Dtype dtype) { return dtype == torch::kBFloat16 ? "bf16" : "fp32"; }
@@ -24,7 +26,7 @@ const char* dtype_text(torch::Dtype dtype) { return dtype == torch::kBFloat16 ? 
 ResumeTensor to_saved(const torch::Tensor& hidden, size_t index) {
   const torch::Tensor host = hidden.to(torch::kCPU).contiguous();
   const auto* bytes = static_cast<const uint8_t*>(host.data_ptr());
-  return {.name = fmt::format("hidden_{:06d}", index),
+  return {.name = fmt::format("{}{:06d}", kHiddenPrefix, index),
           .dtype = dtype_text(host.scalar_type()),
           .shape = host.sizes().vec(),
           .bytes = {bytes, bytes + host.nbytes()}};
@@ -105,6 +107,18 @@ void check_memory(const std::string& file, const RunPosition& position, const Ru
                "more), or delete it and start anew"});
 }
 
+// `read()`, with a way out beside what is wrong with the file.
+template <typename Read>
+auto read_with_hint(const Read& read, const char* hint) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    ErrorInfo info = error.info();
+    if (info.hint.empty()) info.hint = hint;
+    throw Error(std::move(info));
+  }
+}
+
 }  // namespace
 
 CheckpointFile::CheckpointFile(const CalibrateOptions& options, const Bundle& run)
@@ -121,7 +135,8 @@ bool CheckpointFile::due(const RunPosition& next, const RunPlan& plan, bool stop
   return Clock::now() - last_save_ >= kShareOfTime * last_cost_;
 }
 
-void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosition& next) {
+void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosition& next,
+                          const SumSnapshots& snapshots) {
   const auto start = Clock::now();
   Bundle bundle = run_;
   bundle.statistics_only = true;
@@ -132,7 +147,7 @@ void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosi
                     .order = kOrder,
                     .shard = static_cast<int64_t>(next.batch),
                     .layer = next.layer,
-                    .tensors = {}};
+                    .tensors = save_snapshots(snapshots)};
   for (size_t i = 0; i < next.hidden.size(); ++i) {
     state.tensors.push_back(to_saved(next.hidden[i], i));
   }
@@ -143,7 +158,10 @@ void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosi
 
 std::optional<SavedRun> CheckpointFile::load(const RunPlan& plan) {
   if (!std::filesystem::exists(path_)) return std::nullopt;
-  RunCheckpoint saved = read_checkpoint(path_);
+  RunCheckpoint saved = read_with_hint(
+      [&] { return read_checkpoint(path_); },
+      "a run keeps its checkpoint under this name: delete the file, or move it away, and start "
+      "anew");
   if (saved.state.order != kOrder) {
     throw Error({.what = "the checkpoint was taken by another version of this program",
                  .where = path_.string(),
@@ -164,11 +182,12 @@ std::optional<SavedRun> CheckpointFile::load(const RunPlan& plan) {
   run.position.batch = static_cast<size_t>(saved.state.shard);
   run.position.layer = saved.state.layer;
   for (const ResumeTensor& tensor : saved.state.tensors) {
-    run.position.hidden.push_back(from_saved(tensor));
+    if (tensor.name.starts_with(kHiddenPrefix)) run.position.hidden.push_back(from_saved(tensor));
   }
   check_position(path_.string(), run.position, plan, run_.model);
   check_sums(path_.string(), run, plan, run_.model.num_layers);
   check_memory(path_.string(), run.position, plan);
+  run.snapshots = load_snapshots(saved.state.tensors, run.statistics, plan, path_.string());
   return run;
 }
 
@@ -179,7 +198,14 @@ void CheckpointFile::remove() {
 
 bool is_finished_output(const CalibrateOptions& options, const Bundle& run) {
   if (!std::filesystem::exists(options.output)) return false;
-  return read_bundle(options.output).run_key == run.run_key;
+  const Bundle found = read_with_hint(
+      [&] { return read_bundle(options.output); },
+      "--resume continues towards OUT: choose another name for OUT, or remove this file");
+  if (found.run_key == run.run_key) return true;
+  if (options.force) return false;
+  throw Error({.what = "OUT exists already and is of another run",
+               .where = options.output.string(),
+               .hint = "choose another name, or replace it with --force"});
 }
 
 }  // namespace oscar

@@ -9,11 +9,13 @@
 #include "oscar/bundle/bundle.h"
 #include "oscar/calibrate/layer_major.h"
 #include "oscar/calibrate/options.h"
+#include "oscar/calibrate/statistics_pass.h"
 
 namespace oscar {
 
 struct SavedRun {
   std::vector<LayerStatistics> statistics;  // ascending; a layer that has seen no token is absent
+  SumSnapshots snapshots;                   // as taken until then
   RunPosition position;
 };
 
@@ -25,7 +27,8 @@ class CheckpointFile {
   // At shard ends, and at layer ends while weights stream; always when a stop was requested. Left
   // out while saving would take more than a twentieth of the run's time.
   bool due(const RunPosition& next, const RunPlan& plan, bool stop_requested) const;
-  void save(std::vector<LayerStatistics> statistics, const RunPosition& next);
+  void save(std::vector<LayerStatistics> statistics, const RunPosition& next,
+            const SumSnapshots& snapshots = {});
 
   // The saved run, or nullopt when there is no checkpoint. It continues under `plan`, whatever plan
   // saved it. Throws Error when it is another run's, when position and sums do not agree, or when
@@ -42,7 +45,8 @@ class CheckpointFile {
   Clock::duration last_cost_{};
 };
 
-// Whether OUT is the finished bundle of this very run.
+// Whether OUT is the finished bundle of this very run. Throws Error when it is another run's and
+// --force is not given, or no bundle.
 bool is_finished_output(const CalibrateOptions& options, const Bundle& run);
 
 }  // namespace oscar

@@ -78,9 +78,29 @@ SearchPass::SearchPass(const Transformer& model, const std::vector<LayerStatisti
       buffer_(std::make_unique<Buffer>(
           model.config().rope,
           placement_offsets(options.fit.position_span, num_search, options.seed),
-          placement_offsets(options.fit.position_span, num_confirm, ~options.seed))) {}
+          placement_offsets(options.fit.position_span, num_confirm, ~options.seed))) {
+  start_fits(0);
+}
 
 SearchPass::~SearchPass() = default;
+
+// A GPU is left waiting by the fits, which run on the processor: those of the next layer are made
+// meanwhile. Without one they would take the search's own processors.
+void SearchPass::start_fits(size_t layer) {
+  if (layer >= statistics_.size() || !model_.compute().device.is_cuda()) return;
+  if (!statistics_[layer].geometry.quantized) return;
+  next_fits_ = std::async(std::launch::async, [this, layer] {
+    return fit_for_search(statistics_[layer], options_.fit, options_.search, model_.config().rope);
+  });
+}
+
+LayerFits SearchPass::take_fits(size_t layer) {
+  LayerFits fits = next_fits_.valid() ? next_fits_.get()
+                                      : fit_for_search(statistics_[layer], options_.fit,
+                                                       options_.search, model_.config().rope);
+  start_fits(layer + 1);
+  return fits;
+}
 
 AttentionObserver* SearchPass::observer(int layer) {
   return statistics_[static_cast<size_t>(layer)].geometry.quantized ? buffer_.get() : nullptr;
@@ -92,6 +112,7 @@ void SearchPass::layer_done(const RunPosition&) {
   const Rope& rope = model_.config().rope;
   if (!statistics.geometry.quantized) {
     choices_.push_back(fit_without_search(statistics, options_.fit, rope));
+    start_fits(layer + 1);
     return;
   }
   const HeldBackLayer held = buffer_->take();
@@ -110,7 +131,7 @@ void SearchPass::layer_done(const RunPosition&) {
                                    .quantizer = options_.quantizer,
                                    .seed = options_.seed,
                                    .output_metric = output_metric},
-                                  held));
+                                  take_fits(layer), held));
 }
 
 }  // namespace oscar

@@ -2,6 +2,7 @@
 // observed.
 #pragma once
 
+#include <future>
 #include <vector>
 
 #include "oscar/calibrate/held_back.h"
@@ -37,11 +38,15 @@ class SearchPass final : public LayerVisitor {
  private:
   class Buffer;
 
+  void start_fits(size_t layer);
+  LayerFits take_fits(size_t layer);
+
   const Transformer& model_;
   const std::vector<LayerStatistics>& statistics_;
   const CalibrateOptions& options_;
   std::unique_ptr<Buffer> buffer_;
   std::vector<LayerChoice> choices_;
+  std::future<LayerFits> next_fits_;
 };
 
 }  // namespace oscar

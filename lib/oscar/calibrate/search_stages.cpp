@@ -3,16 +3,15 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
-#include <future>
 
 #include "oscar/cache/codec.h"
 
 namespace oscar {
 namespace {
 
-// 0 is off; 1 would clip nothing either.
-constexpr std::array kQuickClips = {0.90f, 0.93f, 0.95f, 0.96f, 0.98f, 0.0f};
+// Around the presets' .92 and .96. 0 is off, which two bits hardly ever want; 1 would clip nothing
+// either.
+constexpr std::array kQuickClips = {0.84f, 0.88f, 0.90f, 0.94f, 0.96f};
 constexpr std::array kFullClips = {0.80f, 0.84f, 0.88f, 0.90f, 0.92f, 0.94f,
                                    0.95f, 0.96f, 0.97f, 0.98f, 0.0f};
 
@@ -23,52 +22,49 @@ bool same_head(const HeadChoice& a, const HeadChoice& b) {
 
 }  // namespace
 
-std::vector<FitVariant> fit_variants(const LayerStatistics& statistics, const FitOptions& fixed,
-                                     const SearchOptions& search, const Rope& rope) {
-  std::vector<TransformKind> kinds = {fixed.kind};
-  std::vector<bool> centers = {fixed.center};
-  std::vector<Granularity> granularities = {fixed.granularity};
+std::vector<FitRequest> fit_requests(const FitOptions& fixed, const SearchOptions& search) {
+  std::vector<FitRequest> kinds = {{fixed}};
   if (search.kind) {
-    for (const auto kind :
-         {TransformKind::kBalanced, TransformKind::kOscar, TransformKind::kHadamard}) {
-      if (kind != fixed.kind) kinds.push_back(kind);
+    for (const auto& [kind, own_basis] : {std::pair{TransformKind::kBalanced, false},
+                                          {TransformKind::kOscar, false},
+                                          {TransformKind::kOscar, true},
+                                          {TransformKind::kHadamard, false}}) {
+      if (kind == TransformKind::kBalanced && search.orthogonal) continue;
+      if (kind == fixed.kind && !own_basis) continue;
+      kinds.push_back({fixed, own_basis});
+      kinds.back().options.kind = kind;
     }
   }
-  if (search.center) centers.push_back(!fixed.center);
-  if (search.granularity) {
-    granularities.push_back(fixed.granularity == Granularity::kShared ? Granularity::kPerHead
-                                                                      : Granularity::kShared);
-  }
-  std::vector<FitOptions> wanted;
-  for (const auto kind : kinds) {
-    const bool fitted = kind == TransformKind::kOscar || kind == TransformKind::kBalanced;
-    for (const bool center : centers) {
-      for (const auto granularity : granularities) {
-        // Without data in it, a transform is the same for all heads anyway.
-        if (!fitted && granularity != fixed.granularity) continue;
-        FitOptions options = fixed;
-        options.kind = kind;
-        options.center = center;
-        options.granularity = granularity;
-        options.rounding = Rounding::kShaped;
-        options.scale_correction = ScaleCorrection::kMetric;
-        wanted.push_back(options);
-      }
+  std::vector<FitRequest> wanted;
+  for (const FitRequest& kind : kinds) {
+    const bool fitted =
+        kind.options.kind == TransformKind::kOscar || kind.options.kind == TransformKind::kBalanced;
+    FitRequest request = kind;
+    if (search.rounding) request.options.rounding = Rounding::kShaped;
+    request.options.scale_correction = ScaleCorrection::kMetric;
+    wanted.push_back(request);
+    if (search.center) {
+      wanted.push_back(request);
+      wanted.back().options.center = !fixed.center;
+    }
+    // Without data in it, a transform is the same for all heads anyway.
+    if (search.granularity && fitted && !kind.own_basis) {
+      wanted.push_back(request);
+      wanted.back().options.granularity =
+          fixed.granularity == Granularity::kShared ? Granularity::kPerHead : Granularity::kShared;
     }
   }
-  return fit_all(statistics, wanted, rope);
+  return wanted;
 }
 
 std::vector<FitVariant> fit_all(const LayerStatistics& statistics,
-                                const std::vector<FitOptions>& wanted, const Rope& rope) {
-  std::vector<std::future<LayerTransforms>> fits;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    fits.push_back(std::async(std::launch::async, fit_layer, std::cref(statistics),
-                              std::cref(wanted[i]), std::cref(rope)));
-  }
+                                const std::vector<FitRequest>& wanted, const Rope& rope) {
+  std::vector<LayerTransforms> fits = fit_layer_variants(statistics, wanted, rope);
   std::vector<FitVariant> variants;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    variants.push_back({wanted[i].kind, wanted[i].center, wanted[i].granularity, fits[i].get()});
+    const FitOptions& options = wanted[i].options;
+    variants.push_back({options.kind, options.center, options.granularity, wanted[i].own_basis,
+                        std::move(fits[i])});
   }
   return variants;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "oscar/calibrate/variant_losses.h"
+#include "oscar/fit/layer_fits.h"
 #include "oscar/fit/search_options.h"
 
 namespace oscar {
@@ -11,18 +12,20 @@ struct FitVariant {
   TransformKind kind;
   bool center;
   Granularity granularity;
+  bool own_basis;  // layer_fits.h
   LayerTransforms fit;
 
   const SideTransform& side(Side which) const { return which == Side::kKey ? fit.key : fit.value; }
 };
 
-// The fixed fit first, then every other one that `search` allows.
-std::vector<FitVariant> fit_variants(const LayerStatistics& statistics, const FitOptions& fixed,
-                                     const SearchOptions& search, const Rope& rope);
+// The fixed fit first, then every other one that `search` allows, each with metrics and with
+// feedback factors where rows may be shaped. Of those that differ from the fixed one in centring
+// and in granularity none is tried.
+std::vector<FitRequest> fit_requests(const FitOptions& fixed, const SearchOptions& search);
 
-// One fit for each of `wanted`, side by side on as many threads.
+// One fit for each of `wanted`.
 std::vector<FitVariant> fit_all(const LayerStatistics& statistics,
-                                const std::vector<FitOptions>& wanted, const Rope& rope);
+                                const std::vector<FitRequest>& wanted, const Rope& rope);
 
 // All heads of a fit with the fixed clipping ratio and writer.
 SideVariant variant_of(const FitVariant& fit, Side side, const FitOptions& fixed);

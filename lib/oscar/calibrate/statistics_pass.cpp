@@ -3,28 +3,67 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "oscar/base/error.h"
 
 namespace oscar {
 
+// A layer's collector, and copies of its sums at the wanted token counts.
+class MomentPass::Layer final : public AttentionObserver {
+ public:
+  Layer(const LayerGeometry& geometry, torch::Device device, std::vector<int64_t> marks)
+      : sums_(geometry, device), marks_(std::move(marks)) {}
+
+  void observe(const AttentionRecord& record) override {
+    sums_.observe(record);
+    tokens_ += record.k.size(0) * record.k.size(2);
+    if (std::find(marks_.begin(), marks_.end(), tokens_) == marks_.end()) return;
+    auto copy = std::make_shared<LayerStatistics>(sums_.result());
+    copy->o_proj_metric = {};
+    snapshots_.push_back(std::move(copy));
+  }
+
+  void restore(const LayerStatistics& saved) {
+    sums_.add(saved);
+    tokens_ += saved.count_kv;
+  }
+  void restore(std::shared_ptr<const LayerStatistics> snapshot) {
+    snapshots_.push_back(std::move(snapshot));
+  }
+
+  LayerStatistics result() const { return sums_.result(); }
+  const SumSnapshots& snapshots() const { return snapshots_; }
+
+ private:
+  MomentCollector sums_;
+  std::vector<int64_t> marks_;
+  int64_t tokens_ = 0;
+  SumSnapshots snapshots_;
+};
+
 MomentPass::MomentPass(const Transformer& model, const std::vector<LayerGeometry>& layers,
-                       SavePoint save)
+                       SavePoint save, const std::vector<int64_t>& snapshot_tokens)
     : model_(model), layers_(layers), save_(std::move(save)) {
   for (const LayerGeometry& geometry : layers_) {
-    collectors_.emplace_back(geometry, model.compute().device);
+    collectors_.emplace_back(geometry, model.compute().device,
+                             geometry.quantized ? snapshot_tokens : std::vector<int64_t>());
   }
 }
 
-void MomentPass::restore(const std::vector<LayerStatistics>& saved) {
-  for (const LayerStatistics& layer : saved) {
-    const auto id = static_cast<size_t>(layer.geometry.layer_id);
-    if (id >= layers_.size() || !(layer.geometry == layers_[id])) {
-      throw Error({.what = "saved sums have another shape than the model's layer",
-                   .where = fmt::format("layer {}", layer.geometry.layer_id),
-                   .hint = "delete the checkpoint and start anew"});
-    }
-    collectors_[id].add(layer);
-  }
+MomentPass::~MomentPass() = default;
+
+void MomentPass::restore(const std::vector<LayerStatistics>& saved, SumSnapshots snapshots) {
+  const auto collector_of = [this](const LayerGeometry& geometry) -> Layer& {
+    const auto id = static_cast<size_t>(geometry.layer_id);
+    if (id < layers_.size() && geometry == layers_[id]) return collectors_[id];
+    throw Error({.what = "saved sums have another shape than the model's layer",
+                 .where = fmt::format("layer {}", geometry.layer_id),
+                 .hint = "delete the checkpoint and start anew"});
+  };
+  for (const LayerStatistics& layer : saved) collector_of(layer.geometry).restore(layer);
+  for (auto& copy : snapshots) collector_of(copy->geometry).restore(std::move(copy));
 }
 
 AttentionObserver* MomentPass::observer(int layer) {
@@ -40,6 +79,14 @@ std::vector<LayerStatistics> MomentPass::result() const {
     statistics.back().o_proj_metric = model_.o_proj_metric(static_cast<int>(i));
   }
   return statistics;
+}
+
+SumSnapshots MomentPass::snapshots() const {
+  SumSnapshots all;
+  for (const Layer& layer : collectors_) {
+    all.insert(all.end(), layer.snapshots().begin(), layer.snapshots().end());
+  }
+  return all;
 }
 
 void check_counts(const std::vector<LayerStatistics>& statistics, int64_t tokens) {

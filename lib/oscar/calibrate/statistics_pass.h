@@ -11,6 +11,10 @@
 
 namespace oscar {
 
+// Copies of running sums, of layers in ascending order and of each as it went on. Their
+// o_proj_metric, which does not change, is absent.
+using SumSnapshots = std::vector<std::shared_ptr<const LayerStatistics>>;
+
 // First pass: all moments and sums of every layer. Sums stay on the device between shards, so the
 // additions are those of one uninterrupted run whatever the sharding and however often it resumed.
 class MomentPass final : public LayerVisitor {
@@ -18,22 +22,29 @@ class MomentPass final : public LayerVisitor {
   // Called where a checkpoint may be taken, with the position that a resumed run starts from.
   using SavePoint = std::function<void(const MomentPass& sums, const RunPosition& next)>;
 
-  MomentPass(const Transformer& model, const std::vector<LayerGeometry>& layers, SavePoint save);
+  // A quantized layer's sums are copied to the host when it has seen exactly so many tokens as each
+  // entry of `snapshot_tokens` says.
+  MomentPass(const Transformer& model, const std::vector<LayerGeometry>& layers, SavePoint save,
+             const std::vector<int64_t>& snapshot_tokens = {});
+  ~MomentPass() override;
 
-  // Continues from saved sums; layers that have none begin at zero. Throws Error when a shape is
-  // not that of the model's layer.
-  void restore(const std::vector<LayerStatistics>& saved);
+  // Continues from saved sums and the copies taken before; layers that have none begin at zero.
+  // Throws Error when a shape is not that of the model's layer.
+  void restore(const std::vector<LayerStatistics>& saved, SumSnapshots snapshots = {});
 
   AttentionObserver* observer(int layer) override;
   void layer_done(const RunPosition& next) override;
 
   // Sums so far, with the output projection's metric of each layer.
   std::vector<LayerStatistics> result() const;
+  SumSnapshots snapshots() const;
 
  private:
+  class Layer;
+
   const Transformer& model_;
   std::vector<LayerGeometry> layers_;
-  std::vector<MomentCollector> collectors_;
+  std::vector<Layer> collectors_;
   SavePoint save_;
 };
 

@@ -1,4 +1,5 @@
-// Rows of all variants are quantized side by side, as if they were heads of one layer.
+// Rows of all variants are quantized side by side, as if they were heads of one layer; losses of
+// parts of the queries are added up.
 #include "oscar/calibrate/variant_losses.h"
 
 #include <ATen/Parallel.h>
@@ -10,6 +11,7 @@
 #include <span>
 
 #include "oscar/base/error.h"
+#include "oscar/calibrate/search_memory.h"
 #include "oscar/data/document_order.h"
 #include "oscar/int2/side_codec.h"
 
@@ -18,26 +20,6 @@ namespace {
 
 constexpr int64_t kSampledRuns = 8;      // samples of one chunk's sampled queries
 constexpr int64_t kSampleQueries = 256;  // queries of a sample, where all are looked at
-constexpr int64_t kFewestTogether = 8;   // queries of a part
-
-// Limits that keep the memory of a search independent of corpus and model, where one chunk alone
-// does not pass them. In float32 values.
-struct Limits {
-  int64_t scores;      // of one part: a processor's cache, or enough to keep a GPU busy
-  int64_t kept;        // scores and weights that are kept of a half
-  int64_t chunk_rows;  // one side of the chunks of a batch
-  int64_t rows;        // rows of all variants that are quantized side by side
-};
-constexpr Limits kHost{.scores = int64_t{1} << 18,
-                       .kept = int64_t{1} << 27,
-                       .chunk_rows = 1,  // each chunk alone
-                       .rows = int64_t{1} << 22};
-constexpr Limits kDevice{.scores = int64_t{1} << 24,
-                         .kept = int64_t{1} << 29,
-                         .chunk_rows = int64_t{1} << 24,
-                         .rows = int64_t{1} << 27};
-
-const Limits& limits_of(torch::Device device) { return device.is_cuda() ? kDevice : kHost; }
 
 // One position of each of `count` equal strata of [first, last), ascending.
 std::vector<int64_t> stratified(int64_t first, int64_t last, int64_t count, uint64_t seed) {
@@ -84,42 +66,25 @@ void for_each_part(int64_t count, torch::Device device, const Work& work) {
   });
 }
 
-// Rows of variants of one side, quantized as if they were heads of one layer: x [1, Hkv, tokens,
-// d].
+// Rows of variants of one side, written as if they were heads of one layer. x [1, Hkv, tokens, d].
 void quantize_together(std::span<const SideVariant> variants, Side side, const torch::Tensor& x,
-                       const LossSettings& settings, std::vector<VariantRows>& rows) {
-  std::vector<HeadChoice> heads;
+                       VariantCodecs& codecs, const std::string& where,
+                       std::vector<VariantRows>& rows) {
+  SideVariant heads;
   for (const SideVariant& variant : variants) {
     heads.insert(heads.end(), variant.begin(), variant.end());
   }
-  const bool of_keys = side == Side::kKey;
-  const auto codec =
-      make_side_codec(compose_heads(heads, side), of_keys ? CacheSide::kKey : CacheSide::kValue,
-                      settings.quantizer, settings.layer, x.device());
+  const SideCodec codec = codecs.codec(heads, side);
   const auto count = static_cast<int64_t>(variants.size()), per_variant = x.size(1);
   const auto exact = to_cache_basis(codec, x.repeat({1, count, 1, 1}));
-  const std::string where = "layer " + std::to_string(settings.layer) + ", search";
   auto result = quantize_dequantize(codec, exact, where);
-  if (!of_keys) result = torch::matmul(result.sub_(exact), codec.partner);
+  if (side == Side::kValue) result = torch::matmul(result.sub_(exact), codec.partner);
   for (int64_t i = 0; i < count; ++i) {
     const auto own = [&](const torch::Tensor& t, int64_t dim) {
       return t.defined() ? t.narrow(dim, i * per_variant, per_variant) : t;
     };
     rows.push_back({own(result, 1)[0], own(codec.partner, 0), own(codec.mean, 0)});
   }
-}
-
-// One VariantRows for each variant.
-std::vector<VariantRows> quantized_variants(const std::vector<SideVariant>& variants, Side side,
-                                            const torch::Tensor& x, const LossSettings& settings) {
-  std::vector<VariantRows> rows;
-  const int64_t together = std::max<int64_t>(1, limits_of(x.device()).rows / x.numel());
-  const std::span<const SideVariant> all = variants;
-  for (size_t begin = 0; begin < all.size(); begin += static_cast<size_t>(together)) {
-    const size_t count = std::min(all.size() - begin, static_cast<size_t>(together));
-    quantize_together(all.subspan(begin, count), side, x, settings, rows);
-  }
-  return rows;
 }
 
 VariantRows slice_tokens(const VariantRows& rows, int64_t begin, int64_t tokens) {
@@ -145,6 +110,21 @@ struct HeldBackHalf::Batch {
 struct HeldBackHalf::Rows {
   std::vector<VariantRows> keys, values;
 };
+
+// One VariantRows for each variant, as many together as memory allows.
+std::vector<VariantRows> HeldBackHalf::quantized(const std::vector<SideVariant>& variants,
+                                                 Side side, const torch::Tensor& x) const {
+  const std::string where = "layer " + std::to_string(settings_.layer) + ", search";
+  std::vector<VariantRows> rows;
+  const auto together =
+      static_cast<size_t>(std::max<int64_t>(1, search_limits(x.device()).rows / x.numel()));
+  const std::span<const SideVariant> all = variants;
+  for (size_t begin = 0; begin < all.size(); begin += together) {
+    const size_t count = std::min(all.size() - begin, together);
+    quantize_together(all.subspan(begin, count), side, x, *codecs_, where, rows);
+  }
+  return rows;
+}
 
 double LossTable::total(int64_t pairing, int64_t head) const {
   double sum = 0;
@@ -182,7 +162,7 @@ LossDifference compare(const LossTable& table, int64_t pairing, int64_t baseline
 void HeldBackHalf::add_chunk(const HeldChunk& chunk, const std::vector<int64_t>& positions,
                              int64_t samples, bool keep) {
   const torch::Device device = chunk.q.device();
-  const Limits& limits = limits_of(device);
+  const SearchLimits& limits = search_limits(device);
   const auto count = static_cast<int64_t>(positions.size());
   if (batches_.empty() || batches_.back()->k.numel() + chunk.k.numel() > limits.chunk_rows) {
     batches_.push_back(std::make_shared<Batch>());
@@ -229,7 +209,10 @@ HeldBackHalf::HeldBackHalf(const LossSettings& settings)
       view_{.sink = settings.quantizer.sink_tokens,
             .recent = settings.quantizer.recent_tokens,
             .demote_block = settings.quantizer.demote_block,
-            .sliding_window = settings.sliding_window} {}
+            .sliding_window = settings.sliding_window},
+      codecs_(settings.codecs ? settings.codecs
+                              : std::make_shared<VariantCodecs>(settings.quantizer, settings.layer,
+                                                                settings.output_metric.device())) {}
 
 HeldBackHalf HeldBackHalf::sampled(const std::vector<HeldChunk>& chunks,
                                    const LossSettings& settings, int64_t queries_per_chunk,
@@ -293,8 +276,8 @@ LossTable HeldBackHalf::losses(const std::vector<SideVariant>& keys,
   std::vector<torch::Tensor> losses, energies;  // of each part
   std::vector<int64_t> sample_of_column;
   for (const auto& batch : batches_) {
-    const Rows rows{quantized_variants(keys, Side::kKey, batch->k, settings_),
-                    quantized_variants(values, Side::kValue, batch->v, settings_)};
+    const Rows rows{quantized(keys, Side::kKey, batch->k),
+                    quantized(values, Side::kValue, batch->v)};
     const size_t first = losses.size(), count = batch->parts.size();
     losses.resize(first + count);
     energies.resize(first + count);

@@ -1,11 +1,12 @@
 // Attention-output losses of cache variants on held-back chunks of one layer.
 #pragma once
 
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "oscar/bundle/bundle.h"
-#include "oscar/fit/compose.h"
+#include "oscar/calibrate/variant_codecs.h"
 #include "oscar/int2/attention_probe.h"
 
 namespace oscar {
@@ -16,9 +17,6 @@ struct HeldChunk {
   torch::Tensor k;  // [Hkv, tokens, d_k]
   torch::Tensor v;  // [Hkv, tokens, d_v]
 };
-
-// How each KV head's keys (or values) are transformed and written.
-using SideVariant = std::vector<HeadChoice>;  // [Hkv]
 
 // Which key variant and which value variant run together; kExactRows leaves a side in BF16.
 inline constexpr int kExactRows = -1;
@@ -56,6 +54,8 @@ struct LossSettings {
   int layer = 0, sliding_window = 0;
   double sm_scale = 1;
   torch::Tensor output_metric;  // [Hq, d_v, d_v] on the device that computes
+  // May be shared by the halves of one search, whose fits then live as long; null: each its own.
+  std::shared_ptr<VariantCodecs> codecs = nullptr;
 };
 
 class HeldBackHalf {
@@ -80,6 +80,8 @@ class HeldBackHalf {
   struct Rows;   // the rows of all variants of a batch
 
   explicit HeldBackHalf(const LossSettings& settings);
+  std::vector<VariantRows> quantized(const std::vector<SideVariant>& variants, Side side,
+                                     const torch::Tensor& x) const;
   // `positions`, ascending, fall into `samples` runs of equal length. `keep`: as far as memory for
   // it reaches.
   void add_chunk(const HeldChunk& chunk, const std::vector<int64_t>& positions, int64_t samples,
@@ -90,6 +92,7 @@ class HeldBackHalf {
 
   LossSettings settings_;
   CacheView view_;
+  std::shared_ptr<VariantCodecs> codecs_;
   int64_t samples_ = 0, kept_ = 0;
   std::vector<std::shared_ptr<Batch>> batches_;
 };

@@ -18,7 +18,8 @@ using Ids = std::vector<int32_t>;
 
 void check_options(const CorpusOptions& options) {
   if (options.chunk_len < 2) {
-    throw Error({.what = "chunk_len is too small",
+    throw Error({.what = "chunks are too short to predict a token",
+                 .where = "--chunk-len",
                  .expected = "2 or more",
                  .found = std::to_string(options.chunk_len)});
   }

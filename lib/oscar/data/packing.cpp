@@ -160,6 +160,7 @@ TokenChunks join_parts(std::vector<PackedPart> parts, const CorpusOptions& optio
   }
   if (record.tokens == 0) {
     throw Error({.what = "no token of the corpus is used",
+                 .where = "--max-tokens",
                  .expected = "weights and max_tokens that leave each part 2 tokens or more",
                  .found = "max_tokens " + std::to_string(options.max_tokens)});
   }

@@ -7,6 +7,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
+#include "oscar/base/json_text.h"
 #include "oscar/data/added_tokens.h"
 #include "oscar/data/bpe.h"
 #include "oscar/data/byte_alphabet.h"
@@ -116,10 +117,11 @@ void read_post_processor(const TokenizerJson& object, const std::string& where, 
 }
 
 TokenizerJson parse_tokenizer(const std::string& text, const std::string& source) {
+  require_shallow_json(text, source);
   try {
     return TokenizerJson::parse(text);
   } catch (const nlohmann::json::exception& error) {
-    throw Error({.what = "malformed JSON", .where = source, .found = error.what()});
+    throw Error({.what = "malformed JSON", .where = source, .found = json_problem(error, text)});
   }
 }
 

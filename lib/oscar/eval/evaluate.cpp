@@ -8,13 +8,15 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/version.h"
+#include "oscar/bundle/bundle_match.h"
 #include "oscar/bundle/picture.h"
 #include "oscar/data/corpus.h"
-#include "oscar/eval/bundle_match.h"
+#include "oscar/eval/cache_format.h"
 #include "oscar/eval/estimate.h"
 #include "oscar/eval/methods.h"
 #include "oscar/eval/multi_forward.h"
 #include "oscar/eval/needle_run.h"
+#include "oscar/eval/overlap.h"
 #include "oscar/eval/report_json.h"
 #include "oscar/eval/strided_windows.h"
 #include "oscar/eval/token_scores.h"
@@ -32,6 +34,7 @@ struct Session {
   Checkpoint checkpoint;
   std::optional<Tokenizer> tokenizer = {};
   std::optional<Bundle> bundle = {};
+  std::vector<NamedBundle> named = {};
   TokenChunks corpus = {};
   ComputeOptions compute = {};
   EngineChoice engine = {};
@@ -60,21 +63,22 @@ std::string corpus_argument(const EvaluateOptions& options, const Checkpoint& ch
 TokenChunks open_corpus(const EvaluateOptions& options, const Session& session) {
   const ModelConfig& config = session.checkpoint.config;
   const int64_t served = config.rope.max_positions;
+  const int64_t length =
+      options.chunk_len > 0 ? options.chunk_len : std::min(served, kLongestDefault);
+  if (length > served || options.position_offset > served - length) {
+    throw Error({.what = "positions beyond what the model serves",
+                 .where = "--position-offset, --chunk-len",
+                 .expected = fmt::format("at most {} positions", served),
+                 .found = fmt::format("{} + {}", options.position_offset, length),
+                 .hint = "lower one of them, or set --rope-scaling as the server does"});
+  }
   CorpusOptions corpus;
-  corpus.chunk_len = static_cast<int>(options.chunk_len > 0 ? options.chunk_len
-                                                            : std::min(served, kLongestDefault));
+  corpus.chunk_len = static_cast<int>(length);
   corpus.max_tokens = options.max_tokens;
   corpus.seed = options.seed;
   corpus.vocab_size = config.vocab_size;
   corpus.eos_token_ids = config.eos_token_ids;
   corpus.chat_template_sha256 = session.checkpoint.chat_template_sha256;
-  if (corpus.chunk_len + options.position_offset > served) {
-    throw Error({.what = "positions beyond what the model serves",
-                 .where = "--position-offset, --chunk-len",
-                 .expected = fmt::format("at most {} positions", served),
-                 .found = fmt::format("{} + {}", options.position_offset, corpus.chunk_len),
-                 .hint = "lower one of them, or set --rope-scaling as the server does"});
-  }
   const int window = corpus.chunk_len;
   if (options.stride > 0) {
     corpus.chunk_len = static_cast<int>(std::min<int64_t>(options.stride, window));
@@ -88,34 +92,34 @@ TokenChunks open_corpus(const EvaluateOptions& options, const Session& session) 
   return chunks;
 }
 
-QuantizerSettings settings_of(const EvaluateOptions& options, const Session& session) {
-  QuantizerSettings settings;
-  settings.quant_group_size = session.checkpoint.config.head_dim;
-  if (session.bundle) settings = session.bundle->quantizer;
-  if (options.sink) settings.sink_tokens = *options.sink;
-  if (options.recent) settings.recent_tokens = *options.recent;
-  if (options.quant_group_size) settings.quant_group_size = *options.quant_group_size;
-  if (options.demote_block) settings.demote_block = *options.demote_block;
-  if (options.metadata_dtype) settings.metadata_dtype = *options.metadata_dtype;
-  return settings;
+Bundle open_bundle(const std::filesystem::path& file, const Checkpoint& checkpoint,
+                   Progress& progress) {
+  Bundle bundle = read_bundle(file);
+  const std::string warning = check_bundle_matches(bundle, checkpoint, file.string());
+  if (!warning.empty()) progress.note(warning);
+  return bundle;
 }
 
-Session open_session(const EvaluateOptions& options) {
+Session open_session(const EvaluateOptions& options, Progress& progress) {
   Session session{.checkpoint = open_checkpoint(options.model, options.rope_scaling)};
   session.compute = choose_compute(options.device, options.dtype);
   session.engine = {parse_engine_kind(options.engine), session.compute.device};
   check_engine(session.engine, text_view(options, 0));
   if (!options.bundle.empty()) {
-    session.bundle = read_bundle(options.bundle);
-    check_bundle_matches(*session.bundle, session.checkpoint, options.bundle.string());
+    session.bundle = open_bundle(options.bundle, session.checkpoint, progress);
   } else if (options.write_back) {
     throw Error({.what = "there is no bundle to write the report into",
                  .where = "--write-back",
                  .hint = "name one with --bundle"});
   }
+  for (const auto& [name, file] : options.named_bundles) {
+    check_bundle_name(name, session.named);
+    session.named.push_back({name, open_bundle(file, session.checkpoint, progress)});
+  }
   const auto tokenizer = session.checkpoint.folder / "tokenizer.json";
   if (std::filesystem::exists(tokenizer)) session.tokenizer = Tokenizer::from_file(tokenizer);
-  session.quantizer = settings_of(options, session);
+  session.quantizer = common_format(options, session.checkpoint.config.head_dim,
+                                    session.bundle ? &*session.bundle : nullptr, session.named);
   session.corpus = open_corpus(options, session);
   return session;
 }
@@ -123,7 +127,9 @@ Session open_session(const EvaluateOptions& options) {
 // Names in order, without repetition, bf16 first; sweeps and sensitivity after the rest.
 std::vector<std::string> method_names(const EvaluateOptions& options, const Session& session) {
   auto wanted = options.compare;
-  if (wanted.empty()) wanted = default_methods(session.bundle ? &*session.bundle : nullptr);
+  if (wanted.empty()) {
+    wanted = default_methods(session.bundle ? &*session.bundle : nullptr, session.named);
+  }
   const std::string base = wanted.back();
   const auto add = [&](const std::vector<std::string>& more) {
     wanted.insert(wanted.end(), more.begin(), more.end());
@@ -144,6 +150,7 @@ std::vector<Method> build_methods(const EvaluateOptions& options, const Session&
                                   const CacheView& view, Progress& progress) {
   const MethodSource source{.config = &session.checkpoint.config,
                             .bundle = session.bundle ? &*session.bundle : nullptr,
+                            .named = session.named,
                             .quantizer = session.quantizer,
                             .view = view,
                             .seed = options.seed,
@@ -270,9 +277,16 @@ int64_t cache_elements(const ModelConfig& config) {
   return elements;
 }
 
+Json bundle_json(const Bundle& bundle, const std::filesystem::path& file) {
+  return {{"file", file.filename().string()},
+          {"content_sha256", bundle.content_sha256},
+          {"preset", bundle.preset},
+          {"method", bundle.method},
+          {"granularity", bundle.granularity}};
+}
+
 Json describe_session(const EvaluateOptions& options, const Session& session) {
   const Checkpoint& checkpoint = session.checkpoint;
-  const QuantizerSettings& q = session.quantizer;
   Json report;
   report["schema"] = "oscar-eval-1";
   report["tool"] = {{"version", kToolVersion}, {"commit", kToolCommit}};
@@ -286,12 +300,10 @@ Json describe_session(const EvaluateOptions& options, const Session& session) {
                      {"weights_fingerprint", checkpoint.weights.fingerprint(false)},
                      {"rope", checkpoint.config.rope.as_run}};
   report["bundle"] = nullptr;
-  if (session.bundle) {
-    report["bundle"] = {{"file", options.bundle.filename().string()},
-                        {"content_sha256", session.bundle->content_sha256},
-                        {"preset", session.bundle->preset},
-                        {"method", session.bundle->method},
-                        {"granularity", session.bundle->granularity}};
+  if (session.bundle) report["bundle"] = bundle_json(*session.bundle, options.bundle);
+  for (size_t i = 0; i < session.named.size(); ++i) {
+    const auto& [name, file] = options.named_bundles[i];
+    report["bundles"][name] = bundle_json(session.named[i].bundle, file);
   }
   Json sources = Json::array();
   for (const CorpusSource& s : session.corpus.record.sources) {
@@ -311,12 +323,7 @@ Json describe_session(const EvaluateOptions& options, const Session& session) {
   report["mode"] = options.mode;
   report["stride"] = options.stride;
   report["position_offset"] = options.position_offset;
-  report["quantizer"] = {{"bits", q.bits},
-                         {"sink", q.sink_tokens},
-                         {"recent", q.recent_tokens},
-                         {"quant_group_size", q.quant_group_size},
-                         {"metadata_dtype", q.metadata_dtype},
-                         {"demote_block", q.demote_block}};
+  report["quantizer"] = format_json(session.quantizer);
   return report;
 }
 
@@ -324,7 +331,7 @@ Json describe_session(const EvaluateOptions& options, const Session& session) {
 
 Json evaluate(const EvaluateOptions& options, Progress& progress) {
   CacheView view = text_view(options, 0);
-  Session session = open_session(options);
+  Session session = open_session(options, progress);
   Transformer model(session.checkpoint, session.compute);
   auto methods = build_methods(options, session, view, progress);
   const int64_t first = first_measured(options, session.corpus.record.chunk_len, methods);
@@ -332,10 +339,18 @@ Json evaluate(const EvaluateOptions& options, Progress& progress) {
   for (Method& method : methods) method.view.prompt = view.prompt;
 
   Json report = describe_session(options, session);
+  const auto overlap = [&](const Bundle& bundle) {
+    return overlap_json(bundle.fingerprint, session.corpus.chunks, options.needles ? 0 : first);
+  };
+  if (session.bundle) report["bundle"]["overlap"] = overlap(*session.bundle);
+  for (const NamedBundle& named : session.named) {
+    report["bundles"][named.name]["overlap"] = overlap(named.bundle);
+  }
   describe_methods(methods, report);
   if (options.perplexity) {
-    add_text_results(measure_text(options, session, model, methods, first, progress), methods,
-                     options.seed, report);
+    const TextResults text = measure_text(options, session, model, methods, first, progress);
+    add_text_results(text, methods, options.seed, report);
+    if (options.keep_units) add_unit_results(text, methods, report);
   }
   if (options.needles) {
     add_needle_results(measure_needles(options, session, model, methods, progress), methods,

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "oscar/base/json.h"
@@ -14,9 +15,11 @@
 namespace oscar {
 
 struct EvaluateOptions {
-  std::string model;                 // folder, or the name of an embedded default
-  std::string corpus;                // empty: heldout.jsonl beside an embedded model
-  std::filesystem::path bundle;      // empty: only methods that need none
+  std::string model;             // folder, or the name of an embedded default
+  std::string corpus;            // empty: heldout.jsonl beside an embedded model
+  std::filesystem::path bundle;  // empty: only methods that need none
+  // Further bundles, by the name that `compare` gives them.
+  std::vector<std::pair<std::string, std::filesystem::path>> named_bundles;
   std::vector<std::string> compare;  // empty: default_methods
   bool perplexity = true, needles = false;
   bool sensitivity = false, clip_sweep = false, window_sweep = false;  // of the last method
@@ -29,8 +32,9 @@ struct EvaluateOptions {
   int64_t stride = 0;     // > 0: windows of chunk_len advance by this and score their last tokens
   int64_t max_tokens = 0;
   uint64_t seed = 0;
+  bool keep_units = false;  // the report also holds the figures of each resampling unit
 
-  // Windows and format; unset: the bundle's, else the defaults of QuantizerSettings.
+  // Windows and format; unset: the bundles', else the defaults of QuantizerSettings.
   std::optional<int> sink, recent, quant_group_size, demote_block;
   std::optional<std::string> metadata_dtype;
 

@@ -68,12 +68,13 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-const Base& find_base(const std::string& name) {
+const Base& find_base(const std::string& name, std::span<const NamedBundle> named = {}) {
   std::string known;
   for (const Base& base : bases()) {
     if (name == base.name) return base;
     known += (known.empty() ? "" : ", ") + std::string(base.name);
   }
+  for (const NamedBundle& other : named) known += ", " + other.name;
   throw Error({.what = "unknown method", .where = "--compare", .expected = known, .found = name});
 }
 
@@ -158,7 +159,8 @@ LayerTransforms portable_layer(const Base& base, const MethodSource& source, int
     throw Error(
         {.what = fmt::format("method '{}' needs a bundle with a portable variant", base.name),
          .where = "--compare",
-         .hint = "calibrate again: every rotation bundle is written with one"});
+         .hint = source.bundle ? "calibrate again: every rotation bundle is written with one"
+                               : "give one with --bundle"});
   }
   const PortableLayer& both = source.bundle->portable.at(layer);
   return base.per_head ? both.per_head : both.shared;
@@ -187,6 +189,12 @@ LayerTransforms layer_of(const Base& base, const MethodSource& source, int layer
                  .hint = "give one with --bundle"});
   }
   return source.bundle->layers.at(layer);
+}
+
+// The bundle of this name, or null.
+const NamedBundle* find_named(const std::string& name, std::span<const NamedBundle> named) {
+  const auto found = std::ranges::find(named, name, &NamedBundle::name);
+  return found == named.end() ? nullptr : &*found;
 }
 
 // What the variants after the base ask for.
@@ -251,13 +259,17 @@ Variants parse_variants(const std::string& name, int num_layers) {
 
 }  // namespace
 
-Method make_method(const std::string& name, const MethodSource& source) {
-  const ModelConfig& config = *source.config;
-  const Base& base = find_base(split(name, '@')[0]);
+Method make_method(const std::string& name, const MethodSource& given) {
+  const ModelConfig& config = *given.config;
+  const std::string first = split(name, '@')[0];
+  const NamedBundle* const named = find_named(first, given.named);
+  const Base& base = named ? find_base("bundle") : find_base(first, given.named);
+  MethodSource source = given;
+  if (named) source.bundle = &named->bundle;
   const Variants variants = parse_variants(name, config.num_layers);
   Method method;
   method.name = name;
-  method.summary = base.summary;
+  method.summary = named ? fmt::format("bundle {}", first) : base.summary;
   method.reference = base.origin == Origin::kReference;
   method.codec_off = base.origin == Origin::kExact;
   method.quantizer = source.quantizer;
@@ -296,12 +308,22 @@ Method make_method(const std::string& name, const MethodSource& source) {
   return method;
 }
 
-std::vector<std::string> default_methods(const Bundle* bundle) {
+void check_bundle_name(const std::string& name, std::span<const NamedBundle> others) {
+  const auto is_method = [&](const Base& base) { return name == base.name; };
+  if (std::ranges::none_of(bases(), is_method) && !find_named(name, others)) return;
+  throw Error({.what = "a bundle can't have this name",
+               .where = "--bundle " + name + "=FILE",
+               .expected = "one that no method and no other bundle has",
+               .found = name});
+}
+
+std::vector<std::string> default_methods(const Bundle* bundle, std::span<const NamedBundle> named) {
   std::vector<std::string> names = {"bf16", "exact", "identity", "hadamard", "hadamard-clip"};
   if (bundle && !bundle->statistics.empty()) {
     names.insert(names.end(), {"oscar", "oscar-perhead"});
   }
   if (bundle && !bundle->layers.empty()) names.emplace_back("bundle");
+  for (const NamedBundle& other : named) names.push_back(other.name);
   return names;
 }
 

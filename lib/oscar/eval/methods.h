@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,27 +25,38 @@ struct Method {
   std::vector<std::shared_ptr<const LayerCodec>> layers;  // null: the layer stays exact
 };
 
+// A bundle that a comparison may name.
+struct NamedBundle {
+  std::string name;
+  Bundle bundle;
+};
+
 // What methods are made from.
 struct MethodSource {
   const ModelConfig* config = nullptr;
   const Bundle* bundle = nullptr;  // may be null: then only methods without statistics exist
-  QuantizerSettings quantizer;     // windows, groups and metadata of every method
-  CacheView view;                  // mode and prompt; windows come from `quantizer`
-  uint64_t seed = 0;               // of random rotations
+  std::span<const NamedBundle> named;
+  QuantizerSettings quantizer;  // windows, groups and metadata of every method
+  CacheView view;               // mode and prompt; windows come from `quantizer`
+  uint64_t seed = 0;            // of random rotations
   torch::Device device = torch::kCPU;
 };
 
 // name = BASE[@VARIANT]...
 //   BASE     bf16 exact identity identity-clip hadamard hadamard-clip random-clip oscar
-//            oscar-perhead oscar-released bundle portable portable-perhead
+//            oscar-perhead oscar-released bundle portable portable-perhead,
+//            or the name of a bundle, for its transforms
 //   VARIANT  k (keys only), v (values only), layer:N (only layer N is INT2),
 //            clip:K/V (other clipping ratios, 0 = off), window:SINK/RECENT
 // oscar, oscar-perhead and oscar-released are fitted from the bundle's statistics. Throws Error for
 // unknown names, and saying what is missing when the bundle cannot provide a method.
 Method make_method(const std::string& name, const MethodSource& source);
 
+// Throws Error when a bundle can't have `name`: a method has it, or one of `others`.
+void check_bundle_name(const std::string& name, std::span<const NamedBundle> others);
+
 // The comparison without --compare: bf16, exact and what the source can provide.
-std::vector<std::string> default_methods(const Bundle* bundle);
+std::vector<std::string> default_methods(const Bundle* bundle, std::span<const NamedBundle> named);
 
 // Names of one base for every layer (leave all layers but one exact), for clip ratios and windows.
 std::vector<std::string> sensitivity_methods(const std::string& base, int num_layers);

@@ -174,6 +174,25 @@ void add_text_results(const TextResults& results, const std::vector<Method>& met
   }
 }
 
+void add_unit_results(const TextResults& results, const std::vector<Method>& methods,
+                      Json& report) {
+  const auto units = make_units(results.measured);
+  const auto count = static_cast<size_t>(units.back()) + 1;
+  std::vector<int64_t> tokens(count, 0);
+  for (const int32_t unit : units) ++tokens[unit];
+  const auto means = [&](const std::vector<double>& values) {
+    std::vector<double> out(count, 0.0);
+    for (size_t i = 0; i < values.size(); ++i) out[units[i]] += values[i];
+    for (size_t u = 0; u < count; ++u) out[u] /= static_cast<double>(tokens[u]);
+    return out;
+  };
+  for (size_t m = 0; m < methods.size(); ++m) {
+    report["methods"][methods[m].name]["units"] = {{"kl", means(results.scores[m].kl)},
+                                                   {"nll", means(results.scores[m].nll)}};
+  }
+  report["unit_tokens"] = tokens;
+}
+
 void add_needle_results(const NeedleResults& results, const std::vector<Method>& methods,
                         Json& report) {
   Json& plan = report["needle"];

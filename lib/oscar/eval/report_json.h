@@ -29,6 +29,8 @@ struct NeedleResults {
 void describe_methods(const std::vector<Method>& methods, Json& report);
 void add_text_results(const TextResults& results, const std::vector<Method>& methods, uint64_t seed,
                       Json& report);
+// KL and NLL of every method in each resampling unit, for comparisons that the report leaves out.
+void add_unit_results(const TextResults& results, const std::vector<Method>& methods, Json& report);
 void add_needle_results(const NeedleResults& results, const std::vector<Method>& methods,
                         Json& report);
 

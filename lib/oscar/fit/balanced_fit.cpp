@@ -1,10 +1,11 @@
-// Composition of the balanced transform from raised eigenvalues, and its inverse as served.
+// Composition of the balanced transforms from raised eigenvalues, and the inverse as served.
 #include "oscar/fit/balanced_fit.h"
 
 #include <cmath>
 
 #include "oscar/cache/numeric.h"
 #include "oscar/linalg/hadamard.h"
+#include "oscar/linalg/mixing.h"
 #include "oscar/linalg/symmetric.h"
 
 namespace oscar {
@@ -14,29 +15,43 @@ double nearest_bf16(double value) {
   return bf16_to_float(float_to_bf16(static_cast<float>(value)));
 }
 
-}  // namespace
-
-BalancedTransform balanced_transform(const MatrixD& covariance, const MatrixD& weight,
-                                     const std::string& where) {
-  const int d = static_cast<int>(covariance.rows());
-  const Eigh c = eigh(covariance, where + ", covariance");
-  const VectorD variances = raised_eigenvalues(c.values, kBalancedFloor);
-  const MatrixD root = symmetric_power(c.vectors, variances, 0.5);
-  const MatrixD inverse_root = symmetric_power(c.vectors, variances, -0.5);
-
-  const Eigh balanced = eigh(root * weight * root, where + ", balanced product");
+BalancedTransform compose(const BalancedBasis& basis, double exponent, const MatrixD& mixing,
+                          const std::string& where) {
+  const VectorD scales = basis.product.values.array().pow(exponent).matrix();
   BalancedTransform result;
-  result.eigenvalues = raised_eigenvalues(balanced.values, kBalancedFloor);
-  const VectorD quarter = result.eigenvalues.array().pow(0.25).matrix();
-  const MatrixD h = hadamard(d);
-  result.forward = inverse_root * balanced.vectors * quarter.asDiagonal() * h;
-
+  result.eigenvalues = basis.product.values;
+  result.forward = basis.inverse_root * basis.product.vectors * scales.asDiagonal() * mixing;
   const double mean_square =
-      (covariance * result.forward).cwiseProduct(result.forward).sum() / static_cast<double>(d);
+      (basis.covariance * result.forward).cwiseProduct(result.forward).sum() /
+      static_cast<double>(basis.covariance.rows());
   result.forward = (result.forward / std::sqrt(mean_square)).unaryExpr(&nearest_bf16);
   result.inverse = result.forward.inverse();
   result.condition_number = condition_number(result.forward, where + ", transform");
   return result;
+}
+
+}  // namespace
+
+BalancedBasis balanced_basis(const MatrixD& covariance, const Eigh& decomposed,
+                             const MatrixD& weight, const std::string& where) {
+  const VectorD variances = raised_eigenvalues(decomposed.values, kBalancedFloor);
+  const MatrixD root = symmetric_power(decomposed.vectors, variances, 0.5);
+  BalancedBasis basis{.covariance = covariance,
+                      .inverse_root = symmetric_power(decomposed.vectors, variances, -0.5),
+                      .product = eigh(root * weight * root, where + ", balanced product")};
+  basis.product.values = raised_eigenvalues(basis.product.values, kBalancedFloor);
+  return basis;
+}
+
+BalancedTransform plain_balanced_transform(const BalancedBasis& basis, const std::string& where) {
+  const int d = static_cast<int>(basis.covariance.rows());
+  return compose(basis, kPlainExponent, hadamard(d), where);
+}
+
+BalancedTransform shaped_balanced_transform(const BalancedBasis& basis, double exponent,
+                                            const std::string& where) {
+  const VectorD costs = basis.product.values.array().pow(1 - 2 * exponent).matrix();
+  return compose(basis, exponent, even_cost_mixing(costs), where);
 }
 
 }  // namespace oscar

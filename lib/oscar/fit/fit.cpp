@@ -1,136 +1,22 @@
-// One layer, keys and values, head by head, with the fallbacks of heads that can't be fitted.
+// One layer, keys and values, head by head; several fits of it side by side.
 #include "oscar/fit/fit.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <future>
 #include <limits>
 
-#include "oscar/fit/balanced_fit.h"
-#include "oscar/fit/checks.h"
+#include "oscar/fit/head_fit.h"
+#include "oscar/fit/layer_fits.h"
 #include "oscar/fit/metric.h"
 #include "oscar/fit/moments.h"
-#include "oscar/fit/oscar_fit.h"
-#include "oscar/linalg/hadamard.h"
 
 namespace oscar {
 namespace {
 
 // Fewer rows than this many per dimension deserve a warning.
 constexpr int64_t kRowsPerDimension = 10;
-
-// What one side of a layer is fitted from; stacks over heads.
-struct SideMoments {
-  Side side;
-  std::string name;                       // "layer 3, keys"
-  const MatrixStack<double>& covariance;  // C_K or C_V
-  const MatrixStack<double>& target;      // of OSCAR's rotation: C_Q, C_S or the energy moment
-  const MatrixStack<double>& weight;      // of the balanced transform: C_Q or M_O
-  int64_t covariance_rows, target_rows;
-  bool weight_is_sampled;  // C_Q is, M_O is not
-};
-
-struct HeadTransform {
-  TransformKind kind = TransformKind::kIdentity;
-  MatrixD forward, inverse;
-  VectorD eigenvalues;
-  double condition_number = 1;
-  std::string fallback;
-};
-
-HeadTransform orthogonal_head(TransformKind kind, const MatrixD& rotation,
-                              const VectorD& eigenvalues) {
-  return {.kind = kind,
-          .forward = rotation,
-          .inverse = rotation.transpose(),
-          .eigenvalues = eigenvalues,
-          .condition_number = 1,
-          .fallback = {}};
-}
-
-HeadTransform plain_head(TransformKind kind, int d) {
-  const MatrixD rotation =
-      kind == TransformKind::kIdentity ? MatrixD(MatrixD::Identity(d, d)) : hadamard(d);
-  return orthogonal_head(kind, rotation, VectorD::Ones(d));
-}
-
-std::string join_reasons(const std::string& first, const std::string& second) {
-  return first.empty() || second.empty() ? first + second : first + "; " + second;
-}
-
-// Keeps the note of a regularisation and hands its matrix on.
-MatrixD regularised_and_noted(const MatrixD& moment, int64_t rows, const std::string& where,
-                              std::vector<std::string>& warnings) {
-  const RegularisedMoment result = regularised(moment, rows, where);
-  if (!result.description.empty()) warnings.push_back(result.description);
-  return result.moment;
-}
-
-HeadTransform oscar_head(const SideMoments& m, int head, const std::string& where,
-                         std::vector<std::string>& warnings) {
-  const MatrixD target = m.target[head];
-  if (!(target.trace() > 0)) {
-    HeadTransform h = plain_head(TransformKind::kHadamard, m.target.rows);
-    h.fallback = fmt::format("{} is zero: Hadamard instead of OSCAR's rotation",
-                             m.side == Side::kKey ? "C_Q" : "the value target");
-    return h;
-  }
-  const MatrixD usable = regularised_and_noted(
-      target, m.target_rows, where + (m.side == Side::kKey ? ", C_Q" : ", value target"), warnings);
-  const OscarRotation fitted = oscar_rotation(usable, where);
-  return orthogonal_head(TransformKind::kOscar, fitted.rotation, fitted.eigenvalues);
-}
-
-// "" and a transform, or the reason why this head can't have one.
-std::string try_balanced_head(const SideMoments& m, int head, const std::string& where,
-                              std::vector<std::string>& warnings, HeadTransform& result) {
-  const bool key = m.side == Side::kKey;
-  if (!(m.covariance[head].trace() > 0)) {
-    return key ? "keys do not vary" : "values do not vary";
-  }
-  if (!(m.weight[head].trace() > 0)) return key ? "C_Q is zero" : "M_O is zero";
-  const MatrixD covariance = regularised_and_noted(m.covariance[head], m.covariance_rows,
-                                                   where + (key ? ", C_K" : ", C_V"), warnings);
-  const MatrixD weight = m.weight_is_sampled ? regularised_and_noted(m.weight[head], m.target_rows,
-                                                                     where + ", C_Q", warnings)
-                                             : MatrixD(m.weight[head]);
-  const BalancedTransform fitted = balanced_transform(covariance, weight, where);
-  if (!(fitted.condition_number <= kLargestCondition)) {
-    return fmt::format("cond_2(T) = {:.3g} is over {:g}", fitted.condition_number,
-                       kLargestCondition);
-  }
-  const MatrixF forward = fitted.forward.cast<float>();
-  const MatrixF partner =
-      (key ? MatrixD(fitted.inverse.transpose()) : fitted.inverse).cast<float>();
-  std::string problem =
-      deviation_problem(transform_deviation(forward, partner, m.side, TransformKind::kBalanced),
-                        TransformKind::kBalanced);
-  if (!problem.empty()) return problem;
-  result = {.kind = TransformKind::kBalanced,
-            .forward = fitted.forward,
-            .inverse = fitted.inverse,
-            .eigenvalues = fitted.eigenvalues,
-            .condition_number = fitted.condition_number,
-            .fallback = {}};
-  return "";
-}
-
-HeadTransform fit_head(const SideMoments& m, int head, TransformKind kind, const std::string& where,
-                       std::vector<std::string>& warnings) {
-  if (kind == TransformKind::kIdentity || kind == TransformKind::kHadamard) {
-    return plain_head(kind, m.target.rows);
-  }
-  std::string reason;
-  if (kind == TransformKind::kBalanced) {
-    HeadTransform balanced;
-    const std::string problem = try_balanced_head(m, head, where, warnings, balanced);
-    if (problem.empty()) return balanced;
-    reason = problem + ": OSCAR's rotation instead of the balanced transform";
-  }
-  HeadTransform h = oscar_head(m, head, where, warnings);
-  h.fallback = join_reasons(reason, h.fallback);
-  return h;
-}
 
 // Writes the heads out as stored: f32, partners only when some head is not orthogonal.
 void store_heads(const std::vector<HeadTransform>& heads, Side side, SideTransform& out) {
@@ -156,8 +42,10 @@ void store_heads(const std::vector<HeadTransform>& heads, Side side, SideTransfo
 }
 
 SideTransform fit_side(const SideMoments& m, const VectorStack<double>& mean,
-                       const FitOptions& options, double clip_ratio,
+                       const FitRequest& request, double clip_ratio, Decompositions& decompositions,
                        std::vector<std::string>& warnings) {
+  const FitOptions& options = request.options;
+  const HeadRequest wanted{options.kind, request.own_basis, options.rounding == Rounding::kShaped};
   const bool shared = options.granularity == Granularity::kShared;
   const int heads = m.target.count;
   std::vector<HeadTransform> fitted;
@@ -168,7 +56,7 @@ SideTransform fit_side(const SideMoments& m, const VectorStack<double>& mean,
     }
     const std::string where =
         shared ? m.name + ", all heads" : fmt::format("{}, head {}", m.name, head);
-    fitted.push_back(fit_head(m, head, options.kind, where, warnings));
+    fitted.push_back(fit_head(m, head, wanted, where, decompositions, warnings));
   }
   SideTransform out;
   store_heads(fitted, m.side, out);
@@ -198,16 +86,9 @@ void warn_of_few_rows(const LayerGeometry& g, int64_t count_kv, TransformKind ki
                   g.layer_id, count_kv, std::max(g.head_dim_k, g.head_dim_v), wanted));
 }
 
-}  // namespace
-
-MatrixF partner_matrix(const SideTransform& transform, Side side, int head) {
-  if (!transform.partner.empty()) return transform.partner[head];
-  return side == Side::kKey ? MatrixF(transform.forward[head])
-                            : MatrixF(transform.forward[head].transpose());
-}
-
-LayerTransforms fit_layer(const LayerStatistics& statistics, const FitOptions& options,
-                          const Rope& rope) {
+LayerTransforms fit_one(const LayerStatistics& statistics, const FitRequest& request,
+                        const Rope& rope, Decompositions& decompositions) {
+  const FitOptions& options = request.options;
   const LayerMoments own = layer_moments(statistics, options, rope);
   const bool shared = options.granularity == Granularity::kShared;
   LayerMoments fitted = own;
@@ -230,8 +111,10 @@ LayerTransforms fit_layer(const LayerStatistics& statistics, const FitOptions& o
   const SideMoments value{
       Side::kValue, layer + ", values", fitted.value, fitted.value_target, fitted.output_metric,
       rows_kv,      rows_target,        false};
-  result.key = fit_side(key, own.key_mean, options, options.clip_k, result.warnings);
-  result.value = fit_side(value, own.value_mean, options, options.clip_v, result.warnings);
+  result.key =
+      fit_side(key, own.key_mean, request, options.clip_k, decompositions, result.warnings);
+  result.value =
+      fit_side(value, own.value_mean, request, options.clip_v, decompositions, result.warnings);
 
   drop_repeats(result.warnings);
 
@@ -242,6 +125,35 @@ LayerTransforms fit_layer(const LayerStatistics& statistics, const FitOptions& o
   result.predicted_output_nmse.assign(static_cast<size_t>(result.geometry.num_kv_heads),
                                       std::numeric_limits<double>::quiet_NaN());
   return result;
+}
+
+}  // namespace
+
+MatrixF partner_matrix(const SideTransform& transform, Side side, int head) {
+  if (!transform.partner.empty()) return transform.partner[head];
+  return side == Side::kKey ? MatrixF(transform.forward[head])
+                            : MatrixF(transform.forward[head].transpose());
+}
+
+LayerTransforms fit_layer(const LayerStatistics& statistics, const FitOptions& options,
+                          const Rope& rope) {
+  Decompositions decompositions;
+  return fit_one(statistics, {options}, rope, decompositions);
+}
+
+std::vector<LayerTransforms> fit_layer_variants(const LayerStatistics& statistics,
+                                                const std::vector<FitRequest>& requests,
+                                                const Rope& rope) {
+  Decompositions decompositions;
+  std::vector<std::future<LayerTransforms>> running;
+  running.reserve(requests.size());
+  for (const FitRequest& request : requests) {
+    running.push_back(std::async(
+        std::launch::async, [&] { return fit_one(statistics, request, rope, decompositions); }));
+  }
+  std::vector<LayerTransforms> fits;
+  for (auto& fit : running) fits.push_back(fit.get());
+  return fits;
 }
 
 }  // namespace oscar

@@ -17,6 +17,9 @@ enum class ValueObjective { kAttentionOutput, kEnergy };  // "sv" and "energy"
 enum class Granularity { kPerHead, kShared };
 enum class Rounding { kPlain, kShaped };
 
+// Clipping ratios of the paper and of its released files, the same for every model.
+inline constexpr double kPublishedClipK = 0.96, kPublishedClipV = 0.92;
+
 // One fully decided way of fitting a layer. "auto" choices are made above, by held-out loss.
 struct FitOptions {
   TransformKind kind = TransformKind::kOscar;
@@ -25,8 +28,8 @@ struct FitOptions {
   bool center = false;
   Rounding rounding = Rounding::kPlain;
   ScaleCorrection scale_correction = ScaleCorrection::kNone;
-  double clip_k = 0.96, clip_v = 0.92;  // 0 = off
-  int64_t position_span = 0;            // average over [0, span]; 0 = positions as collected
+  double clip_k = kPublishedClipK, clip_v = kPublishedClipV;  // 0 = off
+  int64_t position_span = 0;  // average over [0, span]; 0 = positions as collected
 };
 
 enum class Side { kKey, kValue };

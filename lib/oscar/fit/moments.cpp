@@ -166,11 +166,12 @@ MatrixStack<double> shared_over_heads(const MatrixStack<double>& stack) {
   return result;
 }
 
-RegularisedMoment regularised(const MatrixD& moment, int64_t rows, const std::string& where) {
+RegularisedMoment regularised(const MatrixD& moment, const VectorD& eigenvalues, int64_t rows,
+                              const std::string& where) {
   const int d = static_cast<int>(moment.rows());
   RegularisedMoment result;
   result.moment = moment;
-  result.rank = numerical_rank(eigh(moment, where).values);
+  result.rank = numerical_rank(eigenvalues);
   if (result.rank == d && rows >= d) return result;
   result.shrinkage = static_cast<double>(d) / static_cast<double>(d + rows);
   // Centring leaves noise of either sign where a channel does not vary.

@@ -39,7 +39,8 @@ struct RegularisedMoment {
 // With rank < d, or fewer rows than d, eigenvectors of small eigenvalues are rounding noise. Then
 // C becomes (1 - alpha) C + alpha diag(C), alpha = d / (d + rows): channels keep their energies
 // (the trace stays) and directions that no data supports become channels. The weight vanishes as
-// rows are added.
-RegularisedMoment regularised(const MatrixD& moment, int64_t rows, const std::string& where);
+// rows are added. `eigenvalues` [d]: those of the moment, ascending.
+RegularisedMoment regularised(const MatrixD& moment, const VectorD& eigenvalues, int64_t rows,
+                              const std::string& where);
 
 }  // namespace oscar

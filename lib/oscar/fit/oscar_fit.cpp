@@ -2,17 +2,19 @@
 #include "oscar/fit/oscar_fit.h"
 
 #include "oscar/linalg/bit_reversal.h"
-#include "oscar/linalg/eigh.h"
 #include "oscar/linalg/hadamard.h"
 
 namespace oscar {
 
 OscarRotation oscar_rotation(const MatrixD& moment, const std::string& where) {
-  const int d = static_cast<int>(moment.rows());
-  const Eigh e = eigh(moment, where);
-  const MatrixD mixed = e.vectors * hadamard(d);
+  return oscar_rotation(eigh(moment, where));
+}
+
+OscarRotation oscar_rotation(const Eigh& decomposed) {
+  const int d = static_cast<int>(decomposed.values.size());
+  const MatrixD mixed = decomposed.vectors * hadamard(d);
   const std::vector<int> perm = bit_reversal_permutation(d);
-  OscarRotation result{MatrixD(d, d), e.values};
+  OscarRotation result{MatrixD(d, d), decomposed.values};
   for (int c = 0; c < d; ++c) result.rotation.col(c) = mixed.col(perm[c]);
   return result;
 }

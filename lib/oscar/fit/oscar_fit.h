@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "oscar/linalg/tensor.h"
+#include "oscar/linalg/eigh.h"
 
 namespace oscar {
 
@@ -16,5 +16,8 @@ struct OscarRotation {
 // bit-reversal shuffle of columns. The moment is C_Q for keys and C_S (or the energy moment) for
 // values. `where` names it in errors.
 OscarRotation oscar_rotation(const MatrixD& moment, const std::string& where);
+
+// The same from the moment's decomposition.
+OscarRotation oscar_rotation(const Eigh& decomposed);
 
 }  // namespace oscar

@@ -27,7 +27,7 @@ FitOptions best() {
           .center = true,
           .rounding = Rounding::kShaped,
           .scale_correction = ScaleCorrection::kMetric,
-          .clip_k = 0.95,
+          .clip_k = 0.92,
           .clip_v = 0.96,
           .position_span = kAllServedPositions};
 }

@@ -9,9 +9,6 @@
 
 namespace oscar {
 
-// Clipping ratios of the paper and of its released files, the same for every model.
-inline constexpr double kPublishedClipK = 0.96, kPublishedClipV = 0.92;
-
 struct Preset {
   const char* name;
   const char* summary;  // one line for --help

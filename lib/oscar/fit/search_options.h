@@ -5,7 +5,8 @@ namespace oscar {
 
 // A part that is not searched keeps its value of FitOptions, which is also what ties go to.
 struct SearchOptions {
-  bool kind = false;  // balanced, OSCAR's rotation or Hadamard
+  bool kind = false;        // the orthogonal transforms (layer_fits.h) and the balanced one
+  bool orthogonal = false;  // of kinds only orthogonal ones, for stacks with one matrix a side
   bool center = false;
   bool granularity = false;  // per KV head or per layer
   bool clip = false;

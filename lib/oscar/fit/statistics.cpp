@@ -11,6 +11,11 @@ void add_entries(Stack& total, const Stack& other) {
   for (size_t i = 0; i < total.data.size(); ++i) total.data[i] += other.data[i];
 }
 
+template <typename Stack>
+void subtract_entries(Stack& total, const Stack& part) {
+  for (size_t i = 0; i < total.data.size(); ++i) total.data[i] -= part.data[i];
+}
+
 }  // namespace
 
 LayerStatistics make_statistics(const LayerGeometry& geometry) {
@@ -40,6 +45,29 @@ void add_statistics(LayerStatistics& total, const LayerStatistics& other) {
   total.v_energy_moment = {};
   total.count_q += other.count_q;
   total.count_kv += other.count_kv;
+}
+
+LayerStatistics remaining_statistics(const LayerStatistics& total, const LayerStatistics& part) {
+  if (!(total.geometry == part.geometry) || total.count_kv <= part.count_kv) {
+    throw Error(
+        {.what = "sums that are no earlier state of a layer's sums",
+         .where = "layer " + std::to_string(total.geometry.layer_id),
+         .expected = "the same shape and fewer than " + std::to_string(total.count_kv) + " tokens",
+         .found = std::to_string(part.count_kv) + " tokens"});
+  }
+  LayerStatistics rest = total;
+  subtract_entries(rest.q_moment, part.q_moment);
+  subtract_entries(rest.k_moment, part.k_moment);
+  subtract_entries(rest.v_moment, part.v_moment);
+  subtract_entries(rest.attn_out_moment, part.attn_out_moment);
+  subtract_entries(rest.q_sum, part.q_sum);
+  subtract_entries(rest.k_sum, part.k_sum);
+  subtract_entries(rest.v_sum, part.v_sum);
+  subtract_entries(rest.attn_out_sum, part.attn_out_sum);
+  rest.v_energy_moment = {};
+  rest.count_q -= part.count_q;
+  rest.count_kv -= part.count_kv;
+  return rest;
 }
 
 }  // namespace oscar

@@ -2,6 +2,8 @@
 #include "oscar/io/hdf5.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <limits>
 #include <map>
 
@@ -19,11 +21,16 @@ herr_t keep_message(unsigned, const H5E_error2_t* entry, void* text) {
   return 0;
 }
 
+// Of a failed system call the library tells times and addresses too: what the system said is kept.
 std::string innermost_message() {
   std::string text;
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, keep_message, &text);
   H5Eclear2(H5E_DEFAULT);
-  return text;
+  constexpr std::string_view kSystem = "error message = '";
+  const size_t begin = text.find(kSystem);
+  if (begin == std::string::npos) return text;
+  text.erase(0, begin + kSystem.size());
+  return text.substr(0, text.find('\''));
 }
 
 void check(herr_t status, const char* what, const std::string& file, const std::string& object) {
@@ -108,9 +115,12 @@ void initialise_library() {
 }
 
 void fail(const std::string& what, const std::string& file, const std::string& object) {
+  const std::string found = innermost_message();
+  const bool full = found == std::strerror(ENOSPC);
   throw Error({.what = what,
                .where = object.empty() ? file : file + ": " + object,
-               .found = innermost_message()});
+               .found = found,
+               .hint = full ? "free some space or choose another folder" : ""});
 }
 
 hid_t file_type(Dtype dtype) {

@@ -127,7 +127,9 @@ double yarn_magnitude(double factor, double mscale) {
 void scale_yarn(Rope& rope, const Parameters& parameters, int max_position_embeddings) {
   const int original =
       parameters.length_or("original_max_position_embeddings", max_position_embeddings);
-  if (!parameters.json.contains("factor")) parameters.refuse("factor", "missing", "a number");
+  if (!parameters.json.contains("factor")) {
+    parameters.refuse("factor", "a RoPE parameter is missing", "a number");
+  }
   const double factor =
       parameters.number_or("factor", double(max_position_embeddings) / original, 1.0, 1e6);
   const double beta_fast = parameters.nonzero_or("beta_fast", 32.0, 1e-6, 1e6);

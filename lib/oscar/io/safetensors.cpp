@@ -154,6 +154,12 @@ std::vector<std::string> WeightStore::names() const {
   return names;
 }
 
+std::vector<std::filesystem::path> WeightStore::shards() const {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& file : files_) paths.push_back(file->path());
+  return paths;
+}
+
 size_t WeightStore::total_bytes() const {
   size_t total = 0;
   for (const auto& [name, entry] : entries_) total += entry->tensor.bytes;

@@ -58,6 +58,7 @@ class WeightStore {
   TensorView get(const std::string& name, const std::vector<int64_t>& shape) const;
   void release(const TensorView& view) const;
   std::vector<std::string> names() const;
+  std::vector<std::filesystem::path> shards() const;
   size_t total_bytes() const;
 
   // sha256 over every tensor's name, dtype, shape and first and last 4 KiB (all bytes with

@@ -9,6 +9,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
+#include "oscar/base/json_text.h"
 
 namespace oscar {
 namespace {
@@ -40,6 +41,7 @@ std::optional<uint64_t> element_bits(const std::string& dtype) {
 
 // The header as JSON. Names that occur twice are an error: which one counts would be a guess.
 Json parse_unique(const MappedFile& file, std::string_view text) {
+  require_shallow_json(text, file.path().string());
   std::set<std::string> names;
   const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
     if (event == Json::parse_event_t::key && depth == 1 &&
@@ -51,7 +53,7 @@ Json parse_unique(const MappedFile& file, std::string_view text) {
   try {
     return Json::parse(text, check);
   } catch (const nlohmann::json::exception& error) {
-    refuse(file, "", "the header is no valid JSON", "", error.what());
+    refuse(file, "", "the header is no valid JSON", "", json_problem(error, text));
   }
 }
 
@@ -163,6 +165,16 @@ std::vector<TensorEntry> parse_safetensors_header(const MappedFile& file) {
   }
   check_cover(file, entries, data_begin);
   return entries;
+}
+
+std::string tensor_place(const std::vector<std::filesystem::path>& shards,
+                         const std::string& name) {
+  for (const auto& shard : shards) {
+    for (const TensorEntry& tensor : parse_safetensors_header(MappedFile(shard))) {
+      if (tensor.name == name) return shard.string() + ": " + name;
+    }
+  }
+  return name;
 }
 
 }  // namespace oscar

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -23,5 +24,8 @@ struct TensorEntry {
 // that match shape and dtype, and offsets that cover the data exactly, without gap or overlap.
 // Throws Error naming file and tensor.
 std::vector<TensorEntry> parse_safetensors_header(const MappedFile& file);
+
+// "FILE: NAME" with the first of `shards` that holds tensor `name`, for error messages.
+std::string tensor_place(const std::vector<std::filesystem::path>& shards, const std::string& name);
 
 }  // namespace oscar

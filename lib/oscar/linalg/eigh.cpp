@@ -81,14 +81,20 @@ const OpenBlas& openblas() {
   return blas;
 }
 
-// The thread count is a setting of the whole library, so calls take turns.
+// The thread count is a setting of the whole library: the first of the calls that run side by side
+// sets it, the last one sets it back.
 class SingleThread {
  public:
-  explicit SingleThread(const OpenBlas& blas)
-      : lock_(mutex()), blas_(blas), before_(blas.get_num_threads()) {
+  explicit SingleThread(const OpenBlas& blas) : blas_(blas) {
+    const std::lock_guard<std::mutex> lock(mutex());
+    if (calls()++ > 0) return;
+    before() = blas_.get_num_threads();
     blas_.set_num_threads(1);
   }
-  ~SingleThread() { blas_.set_num_threads(before_); }
+  ~SingleThread() {
+    const std::lock_guard<std::mutex> lock(mutex());
+    if (--calls() == 0) blas_.set_num_threads(before());
+  }
   SingleThread(const SingleThread&) = delete;
   SingleThread& operator=(const SingleThread&) = delete;
 
@@ -97,9 +103,15 @@ class SingleThread {
     static std::mutex instance;
     return instance;
   }
-  std::lock_guard<std::mutex> lock_;
+  static int& calls() {
+    static int instance = 0;
+    return instance;
+  }
+  static int& before() {
+    static int instance = 1;
+    return instance;
+  }
   const OpenBlas& blas_;
-  int before_;
 };
 
 // Row of the largest-magnitude entry, the lowest one of equals.
@@ -131,19 +143,12 @@ void canonicalise(Eigh& e) {
   }
 }
 
-Eigh eigh(const MatrixD& a, const std::string& where) {
-  assert(a.rows() == a.cols());
-  if (!a.allFinite()) {
-    throw Error({.what = "an eigen-decomposition was asked of a matrix that is not finite",
-                 .where = where,
-                 .hint = "look for overflow in the statistics"});
-  }
-  const int d = static_cast<int>(a.rows());
-  // Column-major, as LAPACK reads it.
-  Eigen::MatrixXd work_matrix = 0.5 * a + 0.5 * a.transpose();
-  Eigh result{VectorD(d), MatrixD(d, d)};
-  if (d == 0) return result;
+namespace {
 
+// Eigenvalues, and with job "V" eigenvectors in place of the matrix.
+VectorD solve(const char* job, Eigen::MatrixXd& matrix, const std::string& where) {
+  const int d = static_cast<int>(matrix.rows());
+  VectorD values(d);
   const OpenBlas& blas = openblas();
   int info = 0;
   {
@@ -151,25 +156,51 @@ Eigh eigh(const MatrixD& a, const std::string& where) {
     const int query = -1;
     double work_size = 0;
     int iwork_size = 0;
-    blas.dsyevd("V", "L", &d, work_matrix.data(), &d, result.values.data(), &work_size, &query,
-                &iwork_size, &query, &info, 1, 1);
+    blas.dsyevd(job, "L", &d, matrix.data(), &d, values.data(), &work_size, &query, &iwork_size,
+                &query, &info, 1, 1);
     if (info == 0) {
       const int lwork = static_cast<int>(work_size), liwork = iwork_size;
       std::vector<double> work(static_cast<size_t>(lwork));
       std::vector<int> iwork(static_cast<size_t>(liwork));
-      blas.dsyevd("V", "L", &d, work_matrix.data(), &d, result.values.data(), work.data(), &lwork,
-                  iwork.data(), &liwork, &info, 1, 1);
+      blas.dsyevd(job, "L", &d, matrix.data(), &d, values.data(), work.data(), &lwork, iwork.data(),
+                  &liwork, &info, 1, 1);
     }
   }
-  if (info != 0 || !work_matrix.allFinite() || !result.values.allFinite()) {
+  if (info != 0 || !matrix.allFinite() || !values.allFinite()) {
     throw Error({.what = "the eigen-decomposition failed",
                  .where = where,
                  .expected = "dsyevd info 0 and finite eigenvectors",
                  .found = "info " + std::to_string(info)});
   }
-  result.vectors = work_matrix;
+  return values;
+}
+
+// Column-major, as LAPACK reads it.
+Eigen::MatrixXd symmetric_part(const MatrixD& a, const std::string& where) {
+  assert(a.rows() == a.cols());
+  if (!a.allFinite()) {
+    throw Error({.what = "an eigen-decomposition was asked of a matrix that is not finite",
+                 .where = where,
+                 .hint = "look for overflow in the statistics"});
+  }
+  return 0.5 * a + 0.5 * a.transpose();
+}
+
+}  // namespace
+
+Eigh eigh(const MatrixD& a, const std::string& where) {
+  Eigen::MatrixXd matrix = symmetric_part(a, where);
+  if (matrix.rows() == 0) return {};
+  Eigh result;
+  result.values = solve("V", matrix, where);
+  result.vectors = matrix;
   canonicalise(result);
   return result;
+}
+
+VectorD eigenvalues(const MatrixD& a, const std::string& where) {
+  Eigen::MatrixXd matrix = symmetric_part(a, where);
+  return matrix.rows() == 0 ? VectorD() : solve("N", matrix, where);
 }
 
 std::string lapack_provider() { return openblas().path; }

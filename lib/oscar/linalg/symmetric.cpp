@@ -30,7 +30,7 @@ int numerical_rank(const VectorD& ascending_values) {
 }
 
 double condition_number(const MatrixD& t, const std::string& where) {
-  const VectorD squared = eigh(t.transpose() * t, where).values;
+  const VectorD squared = eigenvalues(t.transpose() * t, where);
   const double smallest = squared[0], largest = squared[squared.size() - 1];
   if (!(smallest > 0)) return std::numeric_limits<double>::infinity();
   return std::sqrt(largest / smallest);

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "oscar/base/error.h"
+#include "oscar/io/safetensors_header.h"
 
 namespace oscar {
 namespace {
@@ -42,7 +43,7 @@ torch::Tensor load_weight(const WeightStore& weights, const WeightSpec& spec, to
   weights.release(view);
   if (!torch::isfinite(tensor).all().item<bool>()) {
     throw Error({.what = "a weight is not finite",
-                 .where = spec.name,
+                 .where = tensor_place(weights.shards(), spec.name),
                  .expected = "finite numbers",
                  .found = "NaN or infinity",
                  .hint = "the checkpoint is damaged, or too large for this --dtype"});

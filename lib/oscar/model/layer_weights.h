@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "oscar/io/safetensors.h"
+#include "oscar/io/weight_table.h"
 #include "oscar/model/compute.h"
 #include "oscar/model/torch.h"
-#include "oscar/model/weight_table.h"
 
 namespace oscar {
 

@@ -7,9 +7,9 @@
 #include <cmath>
 
 #include "oscar/base/error.h"
+#include "oscar/io/weight_table.h"
 #include "oscar/model/attention.h"
 #include "oscar/model/layer_weights.h"
-#include "oscar/model/weight_table.h"
 
 namespace oscar {
 namespace {
@@ -65,8 +65,9 @@ size_t bytes_of(const std::vector<int64_t>& shape, torch::Dtype dtype) {
 struct Transformer::Implementation {
   const Checkpoint& checkpoint;
   ComputeOptions options;
-  torch::Tensor embedding, output, final_norm;  // loaded when first used, then kept
-  Angles angles;                                // of the last call: layers share positions
+  torch::Tensor final_norm;         // read at once: whoever needs no logits learns of damage too
+  torch::Tensor embedding, output;  // loaded when first used, then kept
+  Angles angles;                    // of the last call: layers share positions
 
   const ModelConfig& config() const { return checkpoint.config; }
 
@@ -97,6 +98,7 @@ Transformer::Transformer(const Checkpoint& checkpoint, ComputeOptions options)
   forbid_reduced_precision();
   if (options.device.is_cuda()) prefer_cudnn_attention();
   check_weights(checkpoint.config, checkpoint.weights);
+  implementation_->final_norm = implementation_->load(WeightRole::kFinalNorm);
 }
 
 Transformer::~Transformer() = default;
@@ -171,7 +173,6 @@ torch::Tensor Transformer::forward_layer(int layer, const LayerWeights& weights,
 torch::Tensor Transformer::logits(const torch::Tensor& hidden) {
   const c10::InferenceMode guard;
   Implementation& self = *implementation_;
-  if (!self.final_norm.defined()) self.final_norm = self.load(WeightRole::kFinalNorm);
   if (!self.output.defined()) {
     self.output =
         config().tie_word_embeddings ? self.embedding_weight() : self.load(WeightRole::kOutput);

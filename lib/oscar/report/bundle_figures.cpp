@@ -106,9 +106,10 @@ std::string spectrum_figure(const ReportData& data, bool keys) {
   const std::string title = keys ? "Spectrum the key transform was fitted to"
                                  : "Spectrum the value transform was fitted to";
   std::string html = figure_html(title, draw(chart), caption);
-  std::string legend = " First to last layer: ";
+  std::string legend = " First to last layer: <span class=\"ramps\">";
   for (size_t r = 0; r < kRampSteps; ++r)
     legend += fmt::format("<span class=\"ramp r{}\"></span>", r);
+  legend += "</span>";
   return html.insert(html.find("</figcaption>"), legend);
 }
 

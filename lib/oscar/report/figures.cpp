@@ -71,7 +71,9 @@ std::string divergence_figure(const ReportData& data) {
     if (*data.kl_floor >= chart.x.low && *data.kl_floor <= chart.x.high) {
       chart.levels.emplace_back(*data.kl_floor, "floor");
     }
-    caption += fmt::format(" The arithmetic alone costs {} (method exact).", figure(data.kl_floor));
+    // A mean of roundings of both signs; below zero it has no other meaning.
+    caption += fmt::format(" The arithmetic alone costs {} (method exact).",
+                           *data.kl_floor > 0 ? figure(data.kl_floor) : "nothing measurable");
   }
   return figure_html("How far from BF16, on average", draw(chart), caption);
 }

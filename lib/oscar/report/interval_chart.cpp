@@ -9,9 +9,9 @@
 namespace oscar {
 namespace {
 
-constexpr double kWidth = 400, kLeft = 112, kRight = 58, kTop = 20, kBottom = 40;
+constexpr double kWidth = 400, kLeft = 124, kRight = 64, kTop = 20, kBottom = 40;
 constexpr double kRow = 27;
-constexpr size_t kLabelCharacters = 15;
+constexpr size_t kLabelCharacters = 16;
 
 }  // namespace
 

@@ -10,10 +10,10 @@ namespace oscar {
 namespace {
 
 constexpr double kWidth = 400, kHeight = 270;
-constexpr double kLeft = 44, kTop = 26, kBottom = 40, kPlainRight = 10, kLabelRight = 104;
+constexpr double kLeft = 44, kTop = 26, kBottom = 40, kPlainRight = 10, kLabelRight = 126;
 constexpr double kLabelStep = 14;    // between the baselines of two labels
 constexpr size_t kMostMarkers = 24;  // of one line; more would hide it
-constexpr size_t kLabelCharacters = 14;
+constexpr size_t kLabelCharacters = 16;
 
 std::string marker(int style, double x, double y) {
   constexpr double r = 3.2;

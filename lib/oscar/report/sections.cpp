@@ -286,14 +286,17 @@ std::string memory_section(const ReportData& data, const Verdict& verdict) {
   if (bytes)
     table.head.insert(table.head.end(),
                       {"Bytes per token", "Whole cache, BF16", "Whole cache, INT2"});
-  const auto mebibytes = [](double value) { return figure(value / (1024 * 1024)) + " MiB"; };
+  const auto binary = [](double value) {
+    constexpr double kMiB = 1024 * 1024, kGiB = 1024 * kMiB;
+    return value < 10 * kGiB ? figure(value / kMiB) + " MiB" : figure(value / kGiB) + " GiB";
+  };
   for (const auto& [length, bits] : verdict.judged->bits) {
     std::vector<std::string> row = {token_length(length) + " tokens", figure(bits),
                                     figure(Figure(16 / bits), 3)};
     if (bytes) {
       const double elements = *data.elements_per_token;
-      row.insert(row.end(), {count(elements * bits / 8), mebibytes(2 * elements * length),
-                             mebibytes(elements * bits / 8 * length)});
+      row.insert(row.end(), {count(elements * bits / 8), binary(2 * elements * length),
+                             binary(elements * bits / 8 * length)});
     }
     table.rows.push_back(std::move(row));
   }

@@ -76,6 +76,7 @@ svg .t0{fill:var(--c0);font-weight:600}svg .t1{fill:var(--c1)}svg .t2{fill:var(-
 .line.r0,.line.r1,.line.r2,.line.r3,.line.r4{stroke-width:1.2}
 .h0 rect{fill:var(--h0)}.h1 rect{fill:var(--h1)}.h2 rect{fill:var(--h2)}.h3 rect{fill:var(--h3)}.h4 rect{fill:var(--h4)}.h5 rect{fill:var(--h5)}.h6 rect{fill:var(--h6)}
 svg .h0 text,svg .h1 text,svg .h2 text,svg .h3 text{fill:var(--hl)}svg .h4 text,svg .h5 text,svg .h6 text{fill:var(--hd)}
+.ramps{white-space:nowrap}
 .ramp{display:inline-block;width:1.6em;height:.35em;vertical-align:middle;margin:0 .1em}
 .ramp.r0{background:var(--r0)}.ramp.r1{background:var(--r1)}.ramp.r2{background:var(--r2)}.ramp.r3{background:var(--r3)}.ramp.r4{background:var(--r4)}
 ul{margin:.3rem 0 0;padding-left:1.15rem;max-width:46rem}

@@ -1,7 +1,10 @@
 // Field by field, from the coarsest to the finest.
-#include "oscar/eval/bundle_match.h"
+#include "oscar/bundle/bundle_match.h"
+
+#include <fmt/format.h>
 
 #include "oscar/base/error.h"
+#include "oscar/bundle/schema.h"
 
 namespace oscar {
 namespace {
@@ -16,10 +19,20 @@ void require_equal(const std::string& field, const std::string& model, const std
                .hint = hint});
 }
 
+void check_attention(const LayerGeometry& theirs, const ModelConfig& config,
+                     const std::string& where, const std::string& hint) {
+  const LayerGeometry ours = config.geometry(theirs.layer_id, 0);
+  const std::string layer = fmt::format("layer {}, ", theirs.layer_id);
+  require_equal(layer + "attention", schema::attention_name(ours.attention),
+                schema::attention_name(theirs.attention), where, hint);
+  require_equal(layer + "sliding_window", std::to_string(ours.sliding_window),
+                std::to_string(theirs.sliding_window), where, hint);
+}
+
 }  // namespace
 
-void check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpoint,
-                          const std::string& bundle_path) {
+std::string check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpoint,
+                                 const std::string& bundle_path) {
   const ModelConfig& config = checkpoint.config;
   const BundleModel& model = bundle.model;
   const std::string calibrate = "calibrate this model with oscar-calibrate";
@@ -33,6 +46,12 @@ void check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpoint,
   number("num_kv_heads", config.num_kv_heads, model.num_kv_heads);
   number("head_dim_k", config.head_dim, model.head_dim_k);
   number("head_dim_v", config.head_dim, model.head_dim_v);
+  for (const LayerTransforms& layer : bundle.layers) {
+    check_attention(layer.geometry, config, bundle_path, calibrate);
+  }
+  for (const LayerStatistics& layer : bundle.statistics) {
+    check_attention(layer.geometry, config, bundle_path, calibrate);
+  }
   require_equal("rope", config.rope.as_run.dump(), model.rope.dump(), bundle_path,
                 "give the bundle's rope scaling with --rope-scaling, or calibrate with the one "
                 "that is served");
@@ -45,6 +64,11 @@ void check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpoint,
     require_equal("tokenizer_sha256", checkpoint.tokenizer_sha256, model.tokenizer_sha256,
                   bundle_path, calibrate);
   }
+  if (model.config_sha256.empty() || model.config_sha256 == checkpoint.config_sha256) return "";
+  return fmt::format(
+      "{}: config.json is not the one of the calibration (config_sha256 {} of the model, {} of the "
+      "bundle); check that no key that changes the computation differs, such as rms_norm_eps",
+      bundle_path, checkpoint.config_sha256.substr(0, 12), model.config_sha256.substr(0, 12));
 }
 
 }  // namespace oscar

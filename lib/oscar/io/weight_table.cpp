@@ -1,11 +1,12 @@
 // The table of tensor names.
-#include "oscar/model/weight_table.h"
+#include "oscar/io/weight_table.h"
 
 #include <fmt/format.h>
 
 #include <set>
 
 #include "oscar/base/error.h"
+#include "oscar/io/safetensors_header.h"
 
 namespace oscar {
 namespace {
@@ -122,7 +123,7 @@ void check_weights(const ModelConfig& config, const WeightStore& weights) {
     if (!expected.contains(name) && !redundant(name, config)) {
       throw Error(
           {.what = "the checkpoint holds a tensor that its config.json does not account for",
-           .where = name,
+           .where = tensor_place(weights.shards(), name),
            .expected = "the tensors of " + config.architecture,
            .hint = "leaving it out would change what the model computes"});
     }

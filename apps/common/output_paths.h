@@ -1,0 +1,29 @@
+// Output files of a command line: none is an input or another output, and each can be written.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace oscar::app {
+
+// A path with the word of the command line that names it. An empty path stands for none.
+struct NamedPath {
+  std::string name;  // for example "--json"
+  std::filesystem::path path;
+};
+
+// Throws UsageError when an output is the same file as an input or as another output, whether it
+// exists already or not, or is a file that lies in a folder among the inputs.
+void check_outputs(const std::vector<NamedPath>& inputs, const std::vector<NamedPath>& outputs);
+
+// Throws Error, before any work, for a place that cannot be written. Leaves nothing behind.
+void probe_outputs(const std::vector<NamedPath>& outputs);
+
+// The files and folders of a CORPUS argument, each as `name`. Throws Error for a malformed one.
+std::vector<NamedPath> corpus_paths(const std::string& name, const std::string& corpus);
+
+// The files of a model's folder that the programs read; none when it is no folder.
+std::vector<NamedPath> model_paths(const std::filesystem::path& folder);
+
+}  // namespace oscar::app

@@ -1,0 +1,138 @@
+// Copies of sums: judged at the end, kept in between.
+#include "oscar/calibrate/convergence_stage.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+
+#include "oscar/base/error.h"
+#include "oscar/fit/convergence.h"
+
+namespace oscar {
+namespace {
+
+std::string tensor_name(size_t index, int layer) {
+  return fmt::format("{}{}_{:06d}", kSnapshotPrefix, index, layer);
+}
+
+// Every sum of a layer, in the order of the file.
+template <typename Statistics, typename Visit>
+void visit_sums(Statistics& s, Visit&& visit) {
+  visit(s.q_moment.data);
+  visit(s.k_moment.data);
+  visit(s.v_moment.data);
+  visit(s.attn_out_moment.data);
+  visit(s.q_sum.data);
+  visit(s.k_sum.data);
+  visit(s.v_sum.data);
+  visit(s.attn_out_sum.data);
+}
+
+[[noreturn]] void refuse_damaged(const std::string& where, const std::string& expected,
+                                 const std::string& found) {
+  throw Error({.what = "damaged checkpoint",
+               .where = where,
+               .expected = expected,
+               .found = found,
+               .hint = "delete it and start anew"});
+}
+
+std::shared_ptr<const LayerStatistics> from_saved(const ResumeTensor& tensor,
+                                                  const LayerStatistics& sums, int64_t tokens,
+                                                  const std::string& where) {
+  auto copy = std::make_shared<LayerStatistics>(make_statistics(sums.geometry));
+  copy->o_proj_metric = {};
+  size_t count = 2;
+  visit_sums(*copy, [&](const std::vector<double>& values) { count += values.size(); });
+  if (tensor.dtype != "f64" || tensor.bytes.size() != count * sizeof(double)) {
+    refuse_damaged(where, fmt::format("{} values of f64", count),
+                   fmt::format("{} bytes of {}", tensor.bytes.size(), tensor.dtype));
+  }
+  std::vector<double> all(count);
+  std::memcpy(all.data(), tensor.bytes.data(), tensor.bytes.size());
+  size_t next = 0;
+  visit_sums(*copy, [&](std::vector<double>& values) {
+    std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(next), values.size(), values.begin());
+    next += values.size();
+  });
+  const bool finite =
+      std::all_of(all.begin(), all.end(), [](double x) { return std::isfinite(x); });
+  const auto rows_per_token = static_cast<double>(sums.count_q / sums.count_kv);
+  const auto wanted = static_cast<double>(tokens);
+  if (!finite || all[next] != wanted * rows_per_token || all[next + 1] != wanted) {
+    refuse_damaged(where, fmt::format("finite sums of {} tokens", tokens),
+                   fmt::format("{} tokens", all[next + 1]));
+  }
+  copy->count_q = static_cast<int64_t>(all[next]);
+  copy->count_kv = tokens;
+  return copy;
+}
+
+}  // namespace
+
+Json judge_convergence(const SumSnapshots& snapshots,
+                       const std::vector<LayerStatistics>& statistics, const RunPlan& plan,
+                       const FitOptions& options, const Rope& rope, Progress& progress) {
+  const LayerStatistics& any = statistics.front();
+  std::vector<int64_t> parts = plan.snapshot_tokens;
+  parts.push_back(any.count_kv);
+  const std::string problem =
+      convergence_problem(parts, std::max(any.geometry.head_dim_k, any.geometry.head_dim_v));
+  std::vector<LayerConvergence> layers;
+  if (!problem.empty()) return convergence_record(layers, any.count_kv, problem);
+  std::map<int, std::vector<const LayerStatistics*>> by_layer;
+  for (const auto& copy : snapshots) by_layer[copy->geometry.layer_id].push_back(copy.get());
+  progress.begin("judging the text", static_cast<int64_t>(statistics.size()), "layers");
+  for (const LayerStatistics& total : statistics) {
+    if (total.geometry.quantized) {
+      const auto& copies = by_layer.at(total.geometry.layer_id);
+      layers.push_back(layer_convergence(copies, total, options, rope));
+    }
+    progress.advance(1);
+  }
+  progress.end();
+  return convergence_record(layers, any.count_kv, "no layer is quantized");
+}
+
+std::vector<ResumeTensor> save_snapshots(const SumSnapshots& snapshots) {
+  std::vector<ResumeTensor> tensors;
+  std::map<int, size_t> numbers;
+  for (const auto& copy : snapshots) {
+    std::vector<double> all;
+    visit_sums(*copy, [&](const std::vector<double>& values) {
+      all.insert(all.end(), values.begin(), values.end());
+    });
+    all.push_back(static_cast<double>(copy->count_q));
+    all.push_back(static_cast<double>(copy->count_kv));
+    const auto* bytes = reinterpret_cast<const uint8_t*>(all.data());
+    const int layer = copy->geometry.layer_id;
+    tensors.push_back({.name = tensor_name(numbers[layer]++, layer),
+                       .dtype = "f64",
+                       .shape = {static_cast<int64_t>(all.size())},
+                       .bytes = {bytes, bytes + all.size() * sizeof(double)}});
+  }
+  return tensors;
+}
+
+SumSnapshots load_snapshots(const std::vector<ResumeTensor>& tensors,
+                            const std::vector<LayerStatistics>& statistics, const RunPlan& plan,
+                            const std::string& file) {
+  SumSnapshots snapshots;
+  for (const LayerStatistics& sums : statistics) {
+    for (size_t i = 0; i < plan.snapshot_tokens.size() && sums.geometry.quantized; ++i) {
+      if (sums.count_kv < plan.snapshot_tokens[i]) break;
+      const std::string name = tensor_name(i, sums.geometry.layer_id);
+      const auto tensor = std::find_if(tensors.begin(), tensors.end(),
+                                       [&](const ResumeTensor& t) { return t.name == name; });
+      if (tensor == tensors.end()) refuse_damaged(file, name, "none");
+      snapshots.push_back(from_saved(*tensor, sums, plan.snapshot_tokens[i], file + ", " + name));
+    }
+  }
+  return snapshots;
+}
+
+}  // namespace oscar

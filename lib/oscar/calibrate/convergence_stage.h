@@ -1,0 +1,33 @@
+// Whether the collected text was enough, from copies of each layer's sums taken on the way; and how
+// these copies lie in a checkpoint.
+#pragma once
+
+#include <vector>
+
+#include "oscar/base/json.h"
+#include "oscar/base/progress.h"
+#include "oscar/bundle/checkpoint.h"
+#include "oscar/calibrate/plan.h"
+#include "oscar/calibrate/statistics_pass.h"
+
+namespace oscar {
+
+// convergence_record (fit/convergence.h) of all quantized layers. `snapshots` were taken at
+// plan.snapshot_tokens, `statistics` are the complete sums of all layers. Of `options` centering
+// and positions count.
+Json judge_convergence(const SumSnapshots& snapshots,
+                       const std::vector<LayerStatistics>& statistics, const RunPlan& plan,
+                       const FitOptions& options, const Rope& rope, Progress& progress);
+
+// One copy as a tensor named kSnapshotPrefix, its number within the layer, the layer: f64, moments
+// (q, k, v, attention output), sums in that order, count_q, count_kv.
+inline constexpr const char* kSnapshotPrefix = "snapshot_";
+std::vector<ResumeTensor> save_snapshots(const SumSnapshots& snapshots);
+
+// The copies among `tensors`. Throws Error naming `file` unless each layer of `statistics` that has
+// passed an entry of plan.snapshot_tokens has exactly that copy.
+SumSnapshots load_snapshots(const std::vector<ResumeTensor>& tensors,
+                            const std::vector<LayerStatistics>& statistics, const RunPlan& plan,
+                            const std::string& file);
+
+}  // namespace oscar

@@ -1,0 +1,141 @@
+// Fits and scores of parts, layer by layer.
+#include "oscar/fit/convergence.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "oscar/fit/predicted_loss.h"
+#include "oscar/fit/principal_angles.h"
+
+namespace oscar {
+namespace {
+
+// Eigenvalues of a covariance from n rows of d are spread by a factor (1 +- sqrt(d / n))^2: 0.5 to
+// 1.7 at ten rows a dimension. With fewer the expansion behind c (1/n + 1/m) has no meaning.
+constexpr int64_t kRowsPerDimension = 10;
+
+// What is fitted to a part, and what a transform is scored against.
+struct Part {
+  int64_t tokens = 0;
+  LayerTransforms fit;
+  LayerMoments moments;
+};
+
+Part make_part(LayerStatistics sums, const LayerStatistics& total, const FitOptions& options,
+               const Rope& rope) {
+  sums.o_proj_metric = total.o_proj_metric;
+  return {.tokens = sums.count_kv,
+          .fit = fit_layer(sums, options, rope),
+          .moments = scoring_moments(sums, options, rope)};
+}
+
+const SideTransform& side_of(const Part& part, Side side) {
+  return side == Side::kKey ? part.fit.key : part.fit.value;
+}
+
+// [Hkv] how much more the fit of `from` loses on `to` than the fit of `to` itself.
+std::vector<double> excess_of(const Part& from, const Part& to, Side side) {
+  std::vector<double> excess = predicted_losses(side_of(from, side), side, to.moments);
+  const std::vector<double> own = predicted_losses(side_of(to, side), side, to.moments);
+  for (size_t head = 0; head < excess.size(); ++head) {
+    // A head whose error costs nothing, or whose rows do not vary, has nothing to lose.
+    excess[head] = own[head] > 0 ? excess[head] / own[head] - 1 : 0.0;
+  }
+  return excess;
+}
+
+MatrixD leading_space(const MatrixD& moment, const std::string& where) {
+  const Eigh e = eigh(moment, where);
+  return e.vectors.rightCols(leading_dimensions(e.values, kLeadingShare));
+}
+
+void measure_angles(const Part& first, const Part& second, Side side, SideConvergence& out) {
+  const bool key = side == Side::kKey;
+  const auto& a = key ? first.moments.query : first.moments.value_target;
+  const auto& b = key ? second.moments.query : second.moments.value_target;
+  double sum = 0;
+  int64_t count = 0;
+  for (int head = 0; head < a.count; ++head) {
+    const std::string where = fmt::format("layer {}, {}, head {}", first.fit.geometry.layer_id,
+                                          key ? "C_Q" : "C_S", head);
+    const VectorD angles =
+        principal_angles(leading_space(a[head], where), leading_space(b[head], where), where) *
+        (180 / std::numbers::pi);
+    sum += angles.sum();
+    count += angles.size();
+    if (angles.size() > 0) out.largest_angle = std::max(out.largest_angle, angles.maxCoeff());
+  }
+  out.mean_angle = count > 0 ? sum / static_cast<double>(count) : 0.0;
+}
+
+// A fit, and the part that it has not seen.
+using Pair = std::pair<const Part*, const Part*>;
+
+SideConvergence measure_side(const std::vector<Pair>& pairs, int64_t tokens, Side side) {
+  SideConvergence out;
+  std::vector<double> weighted;  // [Hkv] sum of excess times (1/n + 1/m)
+  double squares = 0;
+  for (const auto& [from, to] : pairs) {
+    const std::vector<double> excess = excess_of(*from, *to, side);
+    const auto heads = static_cast<double>(excess.size());
+    const double rate = 1 / static_cast<double>(from->tokens) + 1 / static_cast<double>(to->tokens);
+    weighted.resize(excess.size());
+    squares += rate * rate;
+    double sum = 0;
+    for (size_t head = 0; head < excess.size(); ++head) {
+      weighted[head] += excess[head] * rate;
+      sum += excess[head];
+    }
+    out.excess.push_back(sum / heads);
+  }
+  for (const double part : weighted) {
+    // Rounding can leave a fit that fits by less than nothing.
+    const double cost = std::max(0.0, part / squares / static_cast<double>(tokens));
+    out.mean_cost += cost / static_cast<double>(weighted.size());
+    out.worst_cost = std::max(out.worst_cost, cost);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string convergence_problem(const std::vector<int64_t>& part_tokens, int head_dim) {
+  if (part_tokens.size() < 2) {
+    return "the text runs as one batch and has no two parts";
+  }
+  const int64_t total = part_tokens.back(), first = part_tokens[part_tokens.size() - 2];
+  const int64_t fewest = std::min(first, total - first), wanted = kRowsPerDimension * head_dim;
+  if (fewest >= wanted) return "";
+  return fmt::format("a part of the text has {} tokens, and {} are needed", fewest, wanted);
+}
+
+LayerConvergence layer_convergence(const std::vector<const LayerStatistics*>& parts,
+                                   const LayerStatistics& total, const FitOptions& options,
+                                   const Rope& rope) {
+  const FitOptions fit = judging_fit(options);
+  const Part first = make_part(*parts.back(), total, fit, rope);
+  const Part second = make_part(remaining_statistics(total, *parts.back()), total, fit, rope);
+  std::vector<Part> early;
+  const int64_t wanted = kRowsPerDimension * total.geometry.head_dim_k;
+  for (size_t i = 0; i + 1 < parts.size(); ++i) {
+    if (parts[i]->count_kv >= wanted) early.push_back(make_part(*parts[i], total, fit, rope));
+  }
+  std::vector<Pair> pairs;
+  for (const Part& part : early) pairs.emplace_back(&part, &second);
+  pairs.emplace_back(&first, &second);
+  pairs.emplace_back(&second, &first);
+
+  LayerConvergence result;
+  result.layer_id = total.geometry.layer_id;
+  for (const auto& [from, to] : pairs) result.splits.push_back({from->tokens, to->tokens});
+  result.key = measure_side(pairs, total.count_kv, Side::kKey);
+  result.value = measure_side(pairs, total.count_kv, Side::kValue);
+  measure_angles(first, second, Side::kKey, result.key);
+  measure_angles(first, second, Side::kValue, result.value);
+  return result;
+}
+
+}  // namespace oscar

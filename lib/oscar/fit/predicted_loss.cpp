@@ -1,0 +1,46 @@
+// Two traces of each head.
+#include "oscar/fit/predicted_loss.h"
+
+namespace oscar {
+namespace {
+
+// tr(A^T S A), S symmetric.
+double trace_of(const MatrixD& a, const MatrixD& s) { return (s * a).cwiseProduct(a).sum(); }
+
+}  // namespace
+
+FitOptions judging_fit(const FitOptions& run) {
+  FitOptions options;
+  options.kind = TransformKind::kBalanced;
+  options.center = run.center;
+  options.position_span = run.position_span;
+  return options;
+}
+
+LayerMoments scoring_moments(const LayerStatistics& statistics, FitOptions options,
+                             const Rope& rope) {
+  options.center = true;
+  return layer_moments(statistics, options, rope);
+}
+
+std::vector<double> predicted_losses(const SideTransform& transform, Side side,
+                                     const LayerMoments& moments) {
+  const bool key = side == Side::kKey;
+  const MatrixStack<double>& covariance = key ? moments.key : moments.value;
+  const MatrixStack<double>& weight = key ? moments.query : moments.output_metric;
+  const VectorStack<double>& mean = key ? moments.key_mean : moments.value_mean;
+  assert(transform.forward.count == covariance.count && transform.forward.rows == covariance.rows);
+  const double d = covariance.rows;
+  std::vector<double> losses;
+  for (int head = 0; head < covariance.count; ++head) {
+    const MatrixD forward = transform.forward[head].cast<double>();
+    const MatrixD partner = partner_matrix(transform, side, head).cast<double>();
+    const VectorD shift = mean[head] - transform.mean[head].cast<double>();
+    const double energy = trace_of(forward, covariance[head]) + (shift * forward).squaredNorm();
+    const double cost = trace_of(key ? partner : MatrixD(partner.transpose()), weight[head]);
+    losses.push_back(energy / d * cost / d);
+  }
+  return losses;
+}
+
+}  // namespace oscar

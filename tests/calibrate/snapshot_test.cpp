@@ -1,0 +1,212 @@
+// Copies of running sums: where they are taken, that neither plan nor resuming changes them, and
+// that a checkpoint without them is refused.
+#include <gtest/gtest.h>
+
+#include "model/small_model.h"
+#include "oscar/base/error.h"
+#include "oscar/calibrate/assemble.h"
+#include "oscar/calibrate/convergence_stage.h"
+#include "oscar/calibrate/resume.h"
+#include "oscar/fit/convergence.h"
+
+namespace {
+
+using namespace oscar;
+using namespace oscar_test;
+
+constexpr int kLayers = 2, kChunks = 24, kLength = 32;
+
+std::vector<Batch> batches_of(std::initializer_list<int> lengths) {
+  std::vector<Batch> batches;
+  for (const int length : lengths) {
+    batches.push_back({static_cast<int64_t>(batches.size()), 1, length});
+  }
+  return batches;
+}
+
+TEST(PlanSnapshots, StandAtTheBatchEndsNearestToAQuarterAndAHalf) {
+  EXPECT_EQ(plan_snapshots(batches_of({10, 10, 10, 10})), (std::vector<int64_t>{10, 20}));
+  EXPECT_EQ(plan_snapshots(batches_of({7, 7, 7, 7, 7, 7, 7})), (std::vector<int64_t>{14, 21}));
+  EXPECT_EQ(plan_snapshots(batches_of({1, 1, 1, 97})), (std::vector<int64_t>{3}));
+}
+
+TEST(PlanSnapshots, NeverHoldEverythingAndNeverRepeat) {
+  EXPECT_EQ(plan_snapshots(batches_of({10, 10})), (std::vector<int64_t>{10}));
+  EXPECT_EQ(plan_snapshots(batches_of({1, 99})), (std::vector<int64_t>{1}));
+  EXPECT_EQ(plan_snapshots(batches_of({99, 1})), (std::vector<int64_t>{99}));
+  EXPECT_TRUE(plan_snapshots(batches_of({100})).empty());
+  EXPECT_TRUE(plan_snapshots({}).empty());
+}
+
+struct Stopped {};
+
+class Snapshots : public testing::Test {
+ protected:
+  Snapshots() {
+    torch::set_num_threads(1);  // tiny tensors
+    int32_t id = 1;
+    for (int c = 0; c < kChunks; ++c) {
+      auto& chunk = corpus_.chunks.emplace_back();
+      for (int i = 0; i < kLength; ++i) chunk.push_back(id = (id * 29 + c) % 61);
+      corpus_.record.tokens += kLength;
+    }
+    options_.output = folder_.path() / "out.h5";
+    options_.fit.center = true;
+    run_ = describe_run(options_, model_.checkpoint, corpus_.record);
+    run_.run_key = "this run";
+    run_.quantizer.quant_group_size = 8;
+    for (int i = 0; i < kLayers; ++i) {
+      layers_.push_back(model_.transformer->config().geometry(i, 256));
+    }
+  }
+
+  RunPlan plan(size_t batches_per_shard) const {
+    RunPlan plan;
+    plan.batches = plan_batches(corpus_.chunks, 2 * kLength);
+    for (size_t i = 0; i < plan.batches.size(); i += batches_per_shard) {
+      const size_t count = std::min(batches_per_shard, plan.batches.size() - i);
+      plan.shards.push_back({i, count, tokens_of(plan, i, count)});
+    }
+    plan.snapshot_tokens = plan_snapshots(plan.batches);
+    plan.weights_resident = true;
+    plan.hidden_bytes_per_token = 24 * sizeof(float);
+    plan.hidden_room = 1 << 20;
+    return plan;
+  }
+
+  struct Sums {
+    std::vector<LayerStatistics> statistics;
+    SumSnapshots snapshots;
+  };
+
+  // Continues from the checkpoint, if there is one. Saves and throws Stopped after `layer_passes`.
+  Sums collect(const RunPlan& plan, int layer_passes = 1000, bool with_snapshots = true) {
+    CheckpointFile file(options_, run_);
+    MomentPass pass(
+        *model_.transformer, layers_,
+        [&](const MomentPass& sums, const RunPosition& next) {
+          if (--layer_passes > 0) return;
+          file.save(sums.result(), next, with_snapshots ? sums.snapshots() : SumSnapshots{});
+          throw Stopped{};
+        },
+        plan.snapshot_tokens);
+    RunPosition start;
+    if (auto saved = file.load(plan)) {
+      pass.restore(saved->statistics, std::move(saved->snapshots));
+      start = std::move(saved->position);
+    }
+    SilentProgress progress;
+    run_layer_major(*model_.transformer, corpus_, plan, std::move(start), pass, progress);
+    file.remove();
+    return {pass.result(), pass.snapshots()};
+  }
+
+  static void expect_equal(const SumSnapshots& a, const SumSnapshots& b) {
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) EXPECT_EQ(*a[i], *b[i]) << "copy " << i;
+  }
+
+  Json judged(const RunPlan& plan, const Sums& sums) {
+    SilentProgress progress;
+    return judge_convergence(sums.snapshots, sums.statistics, plan, options_.fit, {}, progress);
+  }
+
+  TemporaryFolder folder_;
+  Model model_{make_tensors()};
+  TokenChunks corpus_;
+  CalibrateOptions options_;
+  Bundle run_;
+  std::vector<LayerGeometry> layers_;
+};
+
+TEST_F(Snapshots, AreTheSumsOfTheBatchesBeforeThem) {
+  const auto whole = collect(plan(12));
+  ASSERT_EQ(whole.snapshots.size(), 2U * kLayers);
+  corpus_.chunks.resize(kChunks / 2);
+  corpus_.record.tokens /= 2;
+  RunPlan half = plan(6);
+  half.snapshot_tokens.clear();
+  auto first = collect(half).statistics;
+  for (int layer = 0; layer < kLayers; ++layer) {
+    first[layer].o_proj_metric = {};
+    EXPECT_EQ(*whole.snapshots[2 * layer + 1], first[layer]) << "layer " << layer;
+    EXPECT_EQ(whole.snapshots[2 * layer]->count_kv, kChunks * kLength / 4);
+  }
+}
+
+TEST_F(Snapshots, DoNotChangeTheSums) {
+  RunPlan without = plan(5);
+  without.snapshot_tokens.clear();
+  EXPECT_EQ(collect(plan(5)).statistics, collect(without).statistics);
+}
+
+TEST_F(Snapshots, AreTheSameUnderAnyPlanWhereverTheRunStopped) {
+  const auto whole = collect(plan(12));
+  const Json record = judged(plan(12), whole);
+  for (const size_t before : {5, 12}) {
+    const int passes = kLayers * static_cast<int>(plan(before).shards.size());
+    for (int stop = 1; stop <= passes; ++stop) {
+      SCOPED_TRACE("stopped after " + std::to_string(stop) + " passes of a layer");
+      EXPECT_THROW(collect(plan(before), stop), Stopped);
+      const auto resumed = collect(plan(2));
+      expect_equal(resumed.snapshots, whole.snapshots);
+      EXPECT_EQ(judged(plan(2), resumed), record);
+    }
+  }
+}
+
+TEST_F(Snapshots, AreCountedInHostMemoryTwiceBecauseACheckpointCopiesThem) {
+  const auto batches = plan_batches(corpus_.chunks, 2 * kLength);
+  const ModelConfig& config = model_.transformer->config();
+  const auto planned = [&](int64_t host_bytes, std::vector<int64_t> marks) {
+    return plan_run(*model_.transformer, batches, {.host_bytes = host_bytes}, 16, std::move(marks));
+  };
+  const RunPlan with = planned(int64_t{4} << 30, plan_snapshots(batches));
+  const RunPlan without = planned(int64_t{4} << 30, {});
+  // Four moments of two layers with two heads of 8 x 8, twice.
+  EXPECT_EQ(snapshot_bytes(config, 2), 2 * 4 * 2 * 2 * 8 * 8 * 8);
+  EXPECT_EQ(with.peak_host_bytes - without.peak_host_bytes, 2 * snapshot_bytes(config, 2));
+  EXPECT_EQ(with.snapshot_tokens.size(), 2U);
+}
+
+TEST_F(Snapshots, AreKeptOfQuantizedLayersOnly) {
+  layers_[0].quantized = false;
+  const auto sums = collect(plan(12));
+  ASSERT_EQ(sums.snapshots.size(), 2U);
+  EXPECT_EQ(sums.snapshots[0]->geometry.layer_id, 1);
+  const Json record = judged(plan(12), sums);
+  EXPECT_EQ(record["layers"]["layer_id"], Json::array({1}));
+}
+
+TEST_F(Snapshots, ThatACheckpointLacksAreMissed) {
+  EXPECT_THROW(collect(plan(12), 1, /*with_snapshots=*/false), Stopped);
+  try {
+    CheckpointFile(options_, run_).load(plan(12));
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("snapshot_0_000000"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST_F(Snapshots, OfOtherTokenCountsAreRefused) {
+  EXPECT_THROW(collect(plan(12), 1), Stopped);
+  RunPlan other = plan(12);
+  other.snapshot_tokens[0] += 2 * kLength;
+  EXPECT_THROW(CheckpointFile(options_, run_).load(other), Error);
+}
+
+TEST_F(Snapshots, JudgeTheTextLayerByLayerOrSayWhyNot) {
+  const Json record = judged(plan(12), collect(plan(12)));
+  EXPECT_EQ(record["tokens"], kChunks * kLength);
+  EXPECT_EQ(record["splits"].size(), 3U);
+  EXPECT_EQ(record["layers"]["layer_id"].size(), static_cast<size_t>(kLayers));
+  EXPECT_GT(record["key"]["cost"].get<double>(), 0);
+  corpus_.chunks.resize(4);
+  corpus_.record.tokens = 4 * kLength;
+  const Json few = judged(plan(2), collect(plan(2)));
+  EXPECT_TRUE(few.contains("problem")) << few;
+  EXPECT_FALSE(needs_more_text(few));
+}
+
+}  // namespace

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""oscar-eval with several bundles in one run, and the figures of each resampling unit."""
+import json
+import pathlib
+import tempfile
+import unittest
+
+from support.programs import SOURCE, run
+
+MODEL = SOURCE / "datasets" / "tiny-gqa"
+
+
+class SeveralBundles(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.folder = pathlib.Path(cls.temporary.name)
+        cls.one, cls.two, cls.other = (cls.folder / name for name in ("one.h5", "two.h5", "other.h5"))
+        for program, *arguments in (
+                ("oscar-calibrate", MODEL, MODEL / "calibration.jsonl", cls.one, "--max-tokens", 1024,
+                 "--chunk-len", 512, "--device", "cpu", "--search", "off", "--quiet"),
+                ("oscar-bundle", "fit", cls.one, "-o", cls.two, "--preset", "paper"),
+                ("oscar-bundle", "fit", cls.one, "-o", cls.other, "--recent", 128)):
+            result = run(program, *arguments)
+            assert result.returncode == 0, result.stderr
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.temporary.cleanup()
+
+    def evaluate(self, *arguments, code=0):
+        """The report, or what was said when it fails."""
+        out = self.folder / "report.json"
+        out.unlink(missing_ok=True)
+        result = run("oscar-eval", MODEL, "--max-tokens", 1000, "--chunk-len", 500, "--device", "cpu",
+                     "--quiet", "--json", out, *arguments)
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.assertEqual(out.exists(), code == 0)
+        return json.loads(out.read_text()) if code == 0 else result.stderr
+
+    def test_a_named_bundle_gives_the_figures_it_gives_alone(self):
+        report = self.evaluate("--bundle", self.one, "--bundle", f"paper={self.two}", "--bundle",
+                               f"1.st={self.one}", "--compare", "bundle,1.st,paper,paper@k")
+        self.assertEqual(list(report["methods"]), ["bf16", "bundle", "1.st", "paper", "paper@k"])
+        methods = report["methods"]
+        self.assertEqual(methods["bundle"]["kl"], methods["1.st"]["kl"])
+        self.assertEqual(methods["paper"]["summary"], "bundle paper")
+        self.assertEqual(methods["paper"]["kl_difference"]["against"], "paper@k")
+        alone = self.evaluate("--bundle", self.two, "--compare", "bundle")
+        self.assertEqual(alone["methods"]["bundle"]["kl"], methods["paper"]["kl"])
+        self.assertNotEqual(methods["paper"]["kl"], methods["bundle"]["kl"])
+        self.assertEqual(report["bundle"]["file"], "one.h5")
+        self.assertEqual({name: b["file"] for name, b in report["bundles"].items()},
+                         {"paper": "two.h5", "1.st": "one.h5"})
+        self.assertEqual(report["bundles"]["paper"]["content_sha256"],
+                         alone["bundle"]["content_sha256"])
+        self.assertNotIn("bundles", alone)
+        self.assertIn(" --bundle one.h5 --bundle paper=two.h5 --bundle 1.st=one.h5 ", report["command"])
+
+    def test_without_a_comparison_all_are_measured(self):
+        report = self.evaluate("--bundle", f"a={self.two}", "--bundle", f"b={self.one}")
+        self.assertEqual(list(report["methods"])[-2:], ["a", "b"])
+        self.assertIsNone(report["bundle"])
+
+    def test_names_are_one_for_each_and_no_methods(self):
+        error = self.evaluate("--bundle", f"hadamard={self.one}", code=1)
+        self.assertIn("--bundle hadamard=FILE", error)
+        error = self.evaluate("--bundle", f"a={self.one}", "--bundle", f"a={self.two}", code=1)
+        self.assertIn("--bundle a=FILE", error)
+        error = self.evaluate("--bundle", self.one, "--bundle", self.two, code=1)
+        self.assertIn("--bundle NAME=FILE", error)
+        error = self.evaluate("--bundle", f"a={self.one}", "--compare", "b", code=1)
+        self.assertRegex(error, r"portable-perhead, a\b")
+        error = self.evaluate("--bundle", f"a={self.one}", "--compare", "bundle", code=1)
+        self.assertIn("--bundle", error)
+
+    def test_bundles_of_different_formats_need_one_that_is_given(self):
+        bundles = ["--bundle", f"a={self.one}", "--bundle", f"b={self.other}"]
+        error = self.evaluate(*bundles, code=1)
+        self.assertIn('"recent":256', error)
+        self.assertIn('"recent":128', error)
+        report = self.evaluate(*bundles, "--recent", 128)
+        self.assertEqual(report["quantizer"]["recent"], 128)
+
+    def test_units_give_back_the_means(self):
+        report = self.evaluate("--compare", "identity,hadamard", "--keep-units")
+        tokens = report["unit_tokens"]
+        self.assertEqual(len(tokens), report["resampling_units"])
+        self.assertEqual(sum(tokens), report["tokens"])
+        for method in report["methods"].values():
+            for figure in ("kl", "nll"):
+                mean = sum(m * t for m, t in zip(method["units"][figure], tokens)) / sum(tokens)
+                self.assertAlmostEqual(mean, method[figure]["mean"], delta=1e-9 * (1 + mean))
+        plain = self.evaluate("--compare", "identity")
+        self.assertNotIn("unit_tokens", plain)
+        self.assertNotIn("units", plain["methods"]["identity"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,51 @@
+"""--help of every program and subcommand fits a terminal of 80 columns and describes every option."""
+import re
+import unittest
+
+from support.programs import BIN, run
+
+COLUMNS = 80
+
+
+def help_of(*command):
+    result = run(*command, "--help")
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def subcommands(text):
+    """Names in the list that a program's help ends with."""
+    return re.findall(r"^  ([a-z]+) {2,}\S", text.partition("Subcommands:")[2], re.MULTILINE)
+
+
+def commands():
+    for program in ("oscar-bundle", "oscar-calibrate", "oscar-eval", "oscar-bench"):
+        if not (BIN / program).exists():  # oscar-bench: in builds with CUDA only
+            continue
+        yield (program,)
+        for name in subcommands(help_of(program)):
+            yield (program, name)
+
+
+class Help(unittest.TestCase):
+    def test_no_line_is_longer_than_a_terminal(self):
+        for command in commands():
+            with self.subTest(" ".join(command)):
+                text = help_of(*command)
+                self.assertEqual([line for line in text.splitlines() if len(line) > COLUMNS], [])
+
+    def test_every_option_and_argument_is_described(self):
+        for command in commands():
+            lines = help_of(*command).splitlines()
+            for line, following in zip(lines, [*lines[1:], ""]):
+                if re.match(r"  (-|[A-Z]+ )", line):
+                    described = len(line[26:].strip()) > 0 or following.startswith(" " * 28)
+                    self.assertTrue(described, f"{' '.join(command)}: {line}")
+
+    def test_the_subcommands_are_found(self):
+        self.assertIn("inspect", subcommands(help_of("oscar-bundle")))
+        self.assertIn("report", subcommands(help_of("oscar-bundle")))
+
+
+if __name__ == "__main__":
+    unittest.main()

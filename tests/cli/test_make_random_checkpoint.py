@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""scripts/make_random_checkpoint.py: transformers and the programs read the model that it writes."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+BIN = pathlib.Path(os.environ["OSCAR_BIN"])
+SCRIPT = pathlib.Path(os.environ["OSCAR_SOURCE"]) / "scripts" / "make_random_checkpoint.py"
+TOKENS, CHUNK = 512, 128
+
+
+class RandomCheckpoint(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.folder = pathlib.Path(cls.temporary.name)
+        cls.model = cls.write("model")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.temporary.cleanup()
+
+    @classmethod
+    def write(cls, name, *options):
+        out = cls.folder / name
+        subprocess.run([sys.executable, SCRIPT, out, "--shape", "tiny", "--layers", "2", "--vocab",
+                        "256", "--ids", str(TOKENS), *options], check=True, timeout=300)
+        return out
+
+    def run_program(self, name, *arguments):
+        result = subprocess.run([BIN / name, *map(str, arguments)], capture_output=True, text=True,
+                                timeout=300)
+        self.assertEqual(result.returncode, 0, result.stderr)
+
+    def test_transformers_finds_every_weight_and_no_other(self):
+        model, info = AutoModelForCausalLM.from_pretrained(self.model, output_loading_info=True)
+        self.assertEqual({name: list(info[name]) for name in
+                          ("missing_keys", "unexpected_keys", "mismatched_keys")},
+                         {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []})
+        self.assertEqual(model.config.num_hidden_layers, 2)
+        self.assertEqual(tuple(model.model.layers[1].self_attn.k_proj.weight.shape), (2 * 64, 128))
+
+    def test_the_programs_predict_what_transformers_predicts(self):
+        ids = np.load(self.model / "ids.npy")
+        self.assertEqual((ids.shape, ids.dtype), ((TOKENS,), np.int32))
+        self.assertTrue(1 <= ids.min() and ids.max() < 256)
+        report = self.folder / "report.json"
+        self.run_program("oscar-eval", self.model, "--corpus", self.model / "ids.npy", "--compare",
+                         "bf16", "--chunk-len", CHUNK, "--first-position", 1, "--device", "cpu",
+                         "--dtype", "fp32", "--quiet", "--json", report)
+        measured = json.loads(report.read_text())
+        self.assertEqual(measured["tokens"], TOKENS - TOKENS // CHUNK)
+        model = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32)
+        rows = torch.from_numpy(ids.astype(np.int64)).view(-1, CHUNK)
+        with torch.no_grad():
+            expected = model(rows, labels=rows).loss.item()
+        # The bound of the forward pass in fp32 (parity/test_forward.py).
+        self.assertAlmostEqual(measured["methods"]["bf16"]["nll"]["mean"] / expected, 1, delta=1e-5)
+
+    def test_it_can_be_calibrated(self):
+        out = self.folder / "statistics.h5"
+        self.run_program("oscar-calibrate", self.model, self.model / "ids.npy", out, "--chunk-len",
+                         CHUNK, "--statistics-only", "--device", "cpu", "--quiet")
+        import h5py
+        with h5py.File(out) as file:
+            self.assertEqual(file["layers/001/statistics/count_kv"][()], TOKENS)
+
+    def test_the_seed_decides_every_byte(self):
+        again, other = self.write("again"), self.write("other", "--seed", "1")
+        names = ("model.safetensors", "ids.npy")
+        for name in names:
+            self.assertEqual((again / name).read_bytes(), (self.model / name).read_bytes())
+            self.assertNotEqual((other / name).read_bytes(), (self.model / name).read_bytes())
+
+
+if __name__ == "__main__":
+    unittest.main()

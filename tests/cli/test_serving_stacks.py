@@ -1,0 +1,75 @@
+"""oscar-calibrate --for STACK, and the lines that say what each stack runs of a bundle."""
+import json
+import unittest
+
+import h5py
+import numpy as np
+
+from support.stacks import StackCase
+
+
+class ForStack(StackCase):
+    """--for: what a stack serves is fitted, what it does not is refused by name."""
+
+    def refuse_for(self, options, *words):
+        self.refuse("oscar-calibrate", [self.model, self.corpus, self.folder / "out.h5",
+                                        "--dry-run", *options], *words, code=2)
+
+    def test_conflicting_options_are_refused_by_name(self):
+        for option, value in (("--granularity", "per-head"), ("--method", "orthogonal"),
+                              ("--center", "on"),
+                              ("--rounding", "shaped"), ("--scale-correction", "unbiased"),
+                              ("--clip", "search"), ("--metadata-dtype", "fp16"),
+                              ("--quant-group-size", 32), ("--sink", 20)):
+            with self.subTest(option):
+                self.refuse_for(["--for", "sglang-v1", option, value], f"{option} {value}",
+                                "sglang-v1")
+
+    def test_stacks_that_are_not_served_yet_say_why(self):
+        for name in ("vllm", "llama.cpp", "oscar2", "onnxruntime", "mlx"):
+            with self.subTest(name):
+                self.refuse_for(["--for", name], f"--for {name}", "not served yet, because\n  it")
+        self.refuse_for(["--for", "tgi"], "unknown serving stack", "sglang-v1")
+
+    def test_a_search_of_nothing_is_a_usage_error(self):
+        for options in (["--for", "sglang-v1"],
+                        ["--for", "sglang-v2", "--method", "oscar", "--granularity", "shared"]):
+            with self.subTest(options):
+                self.refuse_for([*options, "--search", "full"], "--search full",
+                                "nothing is left to search")
+
+    def test_the_bundle_runs_as_it_is_on_the_stack_it_was_made_for(self):
+        for name, clip in (("sglang-v1", (.96, .92)), ("sglang-v2", (.9, .95))):
+            with self.subTest(name):
+                options = [] if name == "sglang-v1" else ["--clip", ".9,.95"]
+                path = self.calibrate("--for", name, *options)
+                self.assertEqual(self.stack(path, name)["line"], "runs as is")
+                self.assertNotEqual(self.stack(path, "vllm")["verdict"], "as is")
+                with h5py.File(path) as file:
+                    self.assertEqual(file["quantizer"].attrs["metadata_dtype"], b"fp32")
+                    for layer in file["layers"].values():
+                        np.testing.assert_allclose(layer["k_clip_ratio"][()], clip[0], atol=1e-6)
+                        np.testing.assert_allclose(layer["v_clip_ratio"][()], clip[1], atol=1e-6)
+                        self.assertFalse(np.any(layer["k_mean"][()]))
+                        self.assertNotIn("k_metric", layer)
+                        if name == "sglang-v1":
+                            for side in ("k_rotation", "q_rotation", "v_rotation"):
+                                if side in layer:
+                                    np.testing.assert_array_equal(layer[side][0], layer[side][1])
+
+    def test_the_run_ends_with_a_line_for_each_stack(self):
+        out = self.folder / "said.h5"
+        said = self.run_ok("oscar-calibrate", self.model, self.corpus, out, "--chunk-len", 256,
+                           "--sink", 8, "--recent", 16, "--for", "sglang-v1").stdout
+        self.assertIn("for        sglang-v1: ", said)
+        lines = said[said.index("serving stacks"):].splitlines()
+        names = [stack["name"] for stack in
+                 json.loads(self.run_ok("oscar-bundle", "stacks", "--json").stdout)]
+        self.assertEqual([line.split()[0] for line in lines[1:1 + len(names)]], names)
+        self.assertTrue(all(len(line) <= 80 for line in said.splitlines()))
+        shown = self.run_ok("oscar-bundle", "inspect", out).stdout
+        self.assertIn("\n".join(lines[:1 + len(names)]), shown)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "oscar/calibrate/collector.h"
+#include "oscar/fit/position_average.h"
 #include "oscar/io/checkpoint.h"
 #include "oscar/model/attention.h"
 
@@ -41,8 +42,9 @@ TEST(PlacementOffsets, OneInEachPartOfTheSpan) {
   const auto offsets = placement_offsets(131072, 4, 9);
   ASSERT_EQ(offsets.size(), 4u);
   for (int64_t i = 0; i < 4; ++i) {
-    EXPECT_GE(offsets[i], i * 32768);
-    EXPECT_LE(offsets[i], (i + 1) * 32768);
+    const auto share = static_cast<double>(i);
+    EXPECT_GE(offsets[i], static_cast<int64_t>(served_position(share / 4, 131072)));
+    EXPECT_LE(static_cast<double>(offsets[i]), served_position((share + 1) / 4, 131072));
   }
   EXPECT_EQ(placement_offsets(131072, 4, 9), offsets);
   EXPECT_NE(placement_offsets(131072, 4, 10), offsets);

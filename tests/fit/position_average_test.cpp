@@ -101,8 +101,30 @@ TEST(MeanPhase, OfNoSpanChangesNothing) {
   EXPECT_EQ(mean_phase_of_span(0)(1.0), std::complex<double>(1.0, 0.0));
 }
 
+TEST(MeanPhase, OfServedPositionsWeighsTheFirstSixteenthByAQuarterMore) {
+  std::vector<double> offsets;  // 0 .. 1600 three times, 0 .. 100 as much in all as one of these
+  for (int p = 0; p <= 1600; ++p) offsets.push_back(p);
+  const MeanPhase all = mean_phase_of_offsets(offsets);
+  offsets.resize(101);
+  const MeanPhase early = mean_phase_of_offsets(offsets), served = mean_phase_of_served(1600);
+  for (const double omega : {0.0, 1e-4, 3e-3, 0.7}) {
+    EXPECT_LE(std::abs(served(omega) - (3.0 * all(omega) + early(omega)) / 4.0), 1e-12) << omega;
+  }
+}
+
+TEST(ServedPosition, HasItsShareOfTheWeightBelowIt) {
+  const int64_t span = 131072;
+  EXPECT_EQ(served_position(0, span), 0);
+  EXPECT_NEAR(served_position(1, span), span, 1e-6);
+  for (const double share : {0.1, 0.25, 0.3, 0.7}) {
+    const double part = served_position(share, span) / span;
+    const double below = kEarlyShare * std::min(part / kEarlyPart, 1.0) + (1 - kEarlyShare) * part;
+    EXPECT_NEAR(below, share, 1e-12);
+  }
+}
+
 TEST(LayerMoments, CentreOnTheAveragedMeanOfTheServedPositions) {
-  const int d = 16, span = 300;
+  const int d = 16, span = 1600;
   const synthetic::Rows rows = synthetic::make_rows(2, d, 200, 2, 5);
   const Rope rope = synthetic::rope(d, 100.0);
   FitOptions options;
@@ -110,14 +132,21 @@ TEST(LayerMoments, CentreOnTheAveragedMeanOfTheServedPositions) {
   options.position_span = span;
   const LayerMoments m = layer_moments(synthetic::collect(rows, 6), options, rope);
   for (int head = 0; head < 2; ++head) {
-    // All rows at all offsets, stacked, and their covariance in the ordinary way.
-    MatrixD all(200 * (span + 1), d);
+    // All rows at all offsets, and once more at the first sixteenth of them: a third as much.
+    const int early = span / 16;
+    const double weight = kEarlyShare / (1 - kEarlyShare) * (span + 1) / (early + 1);
+    VectorD sum = VectorD::Zero(d);
+    MatrixD moment = MatrixD::Zero(d, d);
+    double count = 0;
     for (int p = 0; p <= span; ++p) {
-      all.middleRows(200 * p, 200) = rows.k[head] * dense_rotation(rope, d, p);
+      const MatrixD turned = rows.k[head] * dense_rotation(rope, d, p);
+      const double w = p <= early ? 1 + weight : 1;
+      sum += w * turned.colwise().sum();
+      moment += w * turned.transpose() * turned;
+      count += w * 200;
     }
-    const VectorD mean = all.colwise().mean();
-    all.rowwise() -= mean;
-    const MatrixD covariance = all.transpose() * all / static_cast<double>(all.rows());
+    const VectorD mean = sum / count;
+    const MatrixD covariance = moment / count - mean.transpose() * mean;
     EXPECT_LE(synthetic::largest(m.key_mean[head] - mean), 1e-10);
     EXPECT_LE((m.key[head] - covariance).norm(), 1e-10 * covariance.norm());
     // Values do not depend on position.

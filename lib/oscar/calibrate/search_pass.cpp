@@ -3,9 +3,9 @@
 
 #include <cmath>
 
-#include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
 #include "oscar/data/document_order.h"
+#include "oscar/fit/position_average.h"
 
 namespace oscar {
 
@@ -32,10 +32,11 @@ torch::Tensor shift_positions(const torch::Tensor& x, const Rope& rope, int64_t 
 std::vector<int64_t> placement_offsets(int64_t span, size_t count, uint64_t seed) {
   SplitMix64 random(seed);
   std::vector<int64_t> offsets;
+  constexpr uint64_t kSteps = uint64_t{1} << 32;
   for (size_t i = 0; i < count; ++i) {
-    const auto begin = static_cast<uint64_t>(span) * i / count;
-    const auto end = static_cast<uint64_t>(span) * (i + 1) / count;
-    offsets.push_back(static_cast<int64_t>(begin + random.below(end - begin + 1)));
+    const double within = static_cast<double>(random.below(kSteps)) / static_cast<double>(kSteps);
+    const double share = (static_cast<double>(i) + within) / static_cast<double>(count);
+    offsets.push_back(static_cast<int64_t>(served_position(share, span)));
   }
   return offsets;
 }
@@ -117,7 +118,7 @@ void SearchPass::layer_done(const RunPosition&) {
   }
   const HeldBackLayer held = buffer_->take();
   // Searching a layer takes far longer than observing it: a request to stop does not wait for it.
-  if (interrupt_requested()) throw Interrupted("stopped on request");
+  stop_if_requested(kStopped);
   const MatrixStack<double> metrics = model_.o_proj_head_metrics(static_cast<int>(layer));
   const auto output_metric =
       torch::from_blob(const_cast<double*>(metrics.data.data()),

@@ -140,7 +140,7 @@ LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& 
   VectorStack<double> key_mean = divided(statistics.k_sum, m.count_kv);
 
   if (options.position_span > 0) {
-    const MeanPhase phase = mean_phase_of_span(options.position_span);
+    const MeanPhase phase = mean_phase_of_served(options.position_span);
     for (int head = 0; head < heads; ++head) {
       m.query[head] = average_moment(m.query[head], rope, phase);
       m.key[head] = average_moment(m.key[head], rope, phase);

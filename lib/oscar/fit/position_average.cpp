@@ -46,6 +46,23 @@ MeanPhase mean_phase_of_span(int64_t span) {
   return [count, step](double omega) { return geometric_mean_phase(omega, count, step); };
 }
 
+MeanPhase mean_phase_of_served(int64_t span) {
+  const MeanPhase all = mean_phase_of_span(span);
+  const MeanPhase early =
+      mean_phase_of_span(static_cast<int64_t>(kEarlyPart * static_cast<double>(span)));
+  return [all, early](double omega) {
+    return kEarlyShare * early(omega) + (1 - kEarlyShare) * all(omega);
+  };
+}
+
+double served_position(double share, int64_t span) {
+  constexpr double kUpToEarly = kEarlyShare + (1 - kEarlyShare) * kEarlyPart;
+  const double part = share < kUpToEarly
+                          ? share / kUpToEarly * kEarlyPart
+                          : kEarlyPart + (share - kUpToEarly) / (1 - kUpToEarly) * (1 - kEarlyPart);
+  return part * static_cast<double>(span);
+}
+
 MeanPhase mean_phase_of_offsets(std::vector<double> offsets) {
   assert(!offsets.empty());
   return [offsets = std::move(offsets)](double omega) {

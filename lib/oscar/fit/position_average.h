@@ -22,6 +22,15 @@ using MeanPhase = std::function<std::complex<double>(double omega)>;
 // below 63 is taken in 64 equal steps instead, both ends included. span >= 0.
 MeanPhase mean_phase_of_span(int64_t span);
 
+// Over the offsets of rows that a server writes: every request fills its cache from position 0, and
+// few reach the last ones. kEarlyShare of the weight lies evenly on the first kEarlyPart of
+// [0, span], the rest evenly on all of it. span >= 0.
+inline constexpr double kEarlyShare = 0.25, kEarlyPart = 1.0 / 16;
+MeanPhase mean_phase_of_served(int64_t span);
+
+// The offset below which `share` in [0, 1] of that weight lies.
+double served_position(double share, int64_t span);
+
 // Over the given offsets (at least one); for offsets that were really collected.
 MeanPhase mean_phase_of_offsets(std::vector<double> offsets);
 

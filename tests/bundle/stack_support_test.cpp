@@ -92,6 +92,31 @@ TEST(ClipPool, LayersThatDisagreeGetThePairOfLeastSummedLoss) {
   EXPECT_DOUBLE_EQ(pooled.loss_factor, (16.0 + 8.0) / (12.0 + 8.0));  // two heads each
 }
 
+TEST(ClipPool, ABundlesOwnHeadsGetOnePairForTheModelOrForEachLayer) {
+  Bundle bundle = plain_bundle();
+  for (int id = 0; id < 2; ++id) {
+    bundle.layers[id].search = bundle.portable[id].shared.search;
+    bundle.layers[id].key.clip_ratio = {id == 0 ? 0.96F : 0.90F, 0.93F};
+  }
+  Bundle by_layer = bundle;
+  const Json model = pool_own_clips(bundle, ClipScope::kModel);
+  ASSERT_EQ(model.size(), 1u);
+  // Keys have 4 in every head with .93; their own ratios gave 3 and 4. Values stay at 2.
+  const double factor = (4 * 4.0 + 4 * 2.0) / (2 * 3.0 + 2 * 4.0 + 4 * 2.0);
+  EXPECT_EQ(model[0]["clip"], Json({0.93, 0.92}));
+  EXPECT_DOUBLE_EQ(model[0]["loss_factor"].get<double>(), factor);
+  for (const LayerTransforms& layer : bundle.layers) {
+    EXPECT_EQ(layer.key.clip_ratio, (std::vector<float>{0.93F, 0.93F}));
+    EXPECT_DOUBLE_EQ(layer.predicted_output_nmse[1], 0.01 * factor);
+  }
+  const Json layers = pool_own_clips(by_layer, ClipScope::kLayer);
+  ASSERT_EQ(layers.size(), 2u);
+  EXPECT_EQ(layers[0]["clip"], Json({0.96, 0.92}));
+  EXPECT_EQ(layers[1]["clip"], Json({0.9, 0.92}));
+  EXPECT_EQ(by_layer.layers[1].key.clip_ratio, (std::vector<float>{0.90F, 0.90F}));
+  EXPECT_TRUE(pool_own_clips(by_layer, ClipScope::kHead).is_null());
+}
+
 TEST(ClipPool, LayersThatAgreeKeepTheirPairWithoutARecord) {
   Bundle bundle = plain_bundle();
   const PooledClip pooled = pool_clips({&bundle.layers[0], &bundle.layers[1]}, false);
@@ -131,6 +156,16 @@ TEST(StackSupport, PlainRowsInFp32RunAsTheyAreOnSglang) {
   EXPECT_EQ(find(support, "sglang-v1")["verdict"], "as is");
   EXPECT_EQ(find(support, "sglang-v2")["line"], "runs as is");
   EXPECT_EQ(find(support, "vllm")["verdict"], "portable");  // another zero
+}
+
+TEST(StackSupport, RowsInAnotherCodecRunAsTheyAreWhereThatIsTheCodec) {
+  Bundle bundle = plain_bundle();
+  bundle.quantizer.zero = "minimum";
+  const Json support = stack_support_json(bundle);
+  EXPECT_EQ(find(support, "vllm")["verdict"], "as is");
+  EXPECT_EQ(find(support, "onnxruntime")["verdict"], "portable");
+  EXPECT_NE(find(support, "oscar")["reason"].get<std::string>().find("not the row's minimum"),
+            std::string::npos);
 }
 
 // What one change of the bundle makes of sglang-v1's verdict.

@@ -42,18 +42,43 @@ TEST(Stacks, NamesAreUniqueAndEveryRowSaysWhereItWasRead) {
   EXPECT_THROW(find_stack("trt"), Error);
 }
 
-TEST(Stacks, ServedAreThoseWhoseCodecIsThisOne) {
-  EXPECT_EQ(stack_names(true), "oscar, sglang-v1, sglang-v2");
-  EXPECT_EQ(stack_names(false), "llama.cpp, oscar2, vllm, onnxruntime, mlx");
+TEST(Stacks, ServedAreThoseWhoseCodecIsKnown) {
+  EXPECT_EQ(stack_names(true), "oscar, sglang-v1, sglang-v2, vllm, onnxruntime, mlx");
+  EXPECT_EQ(stack_names(false), "llama.cpp, oscar2");
 }
 
-TEST(Stacks, SixteenBitMetadataOfSglangIsAGap) {
-  QuantizerSettings quantizer;
+// What keeps a bundle of this toolkit's codec from running as it is.
+TEST(Stacks, GapsToThisCodecAreNamed) {
+  QuantizerSettings quantizer{.quant_group_size = 0};
   quantizer.metadata_dtype = "fp32";
   EXPECT_EQ(codec_gap(find_stack("sglang-v1"), quantizer), "");
   quantizer.metadata_dtype = "fp16";
-  EXPECT_NE(codec_gap(find_stack("sglang-v1"), quantizer).find("after coding"), std::string::npos);
-  EXPECT_EQ(codec_gap(find_stack("oscar"), quantizer), "");
+  const auto gap = [&](const char* name) { return codec_gap(find_stack(name), quantizer); };
+  EXPECT_EQ(gap("oscar"), "");
+  EXPECT_NE(gap("sglang-v1").find("after coding"), std::string::npos);
+  EXPECT_NE(gap("vllm").find("minimum"), std::string::npos);
+  quantizer.quant_group_size = 64;
+  EXPECT_NE(gap("mlx").find("clips each quantization group"), std::string::npos);
+  quantizer.metadata_dtype = "bf16";
+  EXPECT_NE(gap("onnxruntime").find("no bf16"), std::string::npos);
+}
+
+TEST(Stacks, ItsOwnCodecLeavesNoGap) {
+  for (const Stack& stack : stacks()) {
+    if (!is_served(stack)) continue;
+    for (const StackMetadata& metadata : stack.metadata) {
+      QuantizerSettings quantizer = default_codec(stack);
+      if (metadata.whole_head_only) quantizer.quant_group_size = 0;
+      quantizer.metadata_dtype = metadata_name(metadata.dtype);
+      take_rules_of(stack, quantizer);
+      EXPECT_EQ(codec_gap(stack, quantizer), "") << stack.name;
+    }
+  }
+  const CodecRules onnx = codec_rules(default_codec(find_stack("onnxruntime")));
+  EXPECT_EQ(onnx, (CodecRules{.zero = ZeroForm::kMinimum, .ties = CodeTies::kEven}));
+  const CodecRules mlx = codec_rules(default_codec(find_stack("mlx")));
+  EXPECT_EQ(mlx, (CodecRules{.clip_span = ClipSpan::kQuantGroup,
+                             .metadata_rounding = MetadataRounding::kAfterCoding}));
 }
 
 TEST(Stacks, TextFitsEightyColumns) {
@@ -72,13 +97,15 @@ TEST(StackChoice, SglangGetsPlainRowsOneMatrixALayerAndOnePair) {
   EXPECT_EQ(choice.fit.clip_v, kPublishedClipV);
   EXPECT_EQ(choice.quantizer.metadata_dtype, "fp32");
   EXPECT_EQ(choice.quantizer.quant_group_size, 0);
-  EXPECT_FALSE(choice.search.any());  // it would choose by KV head
+  // Transforms would be chosen by KV head; ratios are pooled.
+  EXPECT_EQ(choice.search, (SearchOptions{.clip = true, .clip_scope = ClipScope::kModel}));
 }
 
 TEST(StackChoice, PerHeadFilesKeepTheGranularityOpen) {
   const StackChoice choice = restrict_to(find_stack("sglang-v2"), best_choice(), {});
   EXPECT_EQ(choice.fit.granularity, Granularity::kPerHead);
-  const SearchOptions open{.kind = true, .granularity = true};
+  const SearchOptions open{
+      .kind = true, .granularity = true, .clip = true, .clip_scope = ClipScope::kModel};
   EXPECT_EQ(choice.search, open);
 }
 
@@ -126,14 +153,24 @@ TEST(StackChoice, NamedOptionsThatConflictAreRefusedByName) {
   expect_refused(best_choice(), "--center", "on");
   expect_refused(best_choice(), "--rounding", "shaped");
   expect_refused(best_choice(), "--scale-correction", "metric");
-  expect_refused(best_choice(), "--clip", "search");
   StackChoice choice = best_choice();
   choice.quantizer.quant_group_size = 32;
   expect_refused(choice, "--quant-group-size", "32");
-  expect_refused(best_choice(), "--metadata-dtype", "fp16");
   choice = best_choice();
   choice.quantizer.sink_tokens = 20;
   expect_refused(choice, "--sink", "20");
+}
+
+TEST(StackChoice, MetadataIsTheStacksUnlessNamed) {
+  const Stack& stack = find_stack("sglang-v1");
+  EXPECT_EQ(restrict_to(stack, best_choice(), {}).quantizer.metadata_dtype, "fp32");
+  const StackChoice named = restrict_to(stack, best_choice(), {{"--metadata-dtype", "fp16"}});
+  EXPECT_EQ(named.quantizer.metadata_dtype, "fp16");
+  EXPECT_EQ(named.quantizer.metadata_rounding, "after_coding");
+  StackChoice choice = best_choice();
+  choice.quantizer.metadata_dtype = "bf16";
+  const ErrorInfo info = refusal(find_stack("vllm"), choice, {{"--metadata-dtype", "bf16"}});
+  EXPECT_EQ(info.where, "--metadata-dtype bf16");
 }
 
 TEST(StackChoice, AGivenPairOfRatiosStands) {
@@ -146,7 +183,7 @@ TEST(StackChoice, AGivenPairOfRatiosStands) {
   EXPECT_EQ(choice.fit.clip_v, 0);
 }
 
-TEST(StackChoice, OtherCodecsAreNotServedYetAndTheMessageSaysWhy) {
+TEST(StackChoice, LevelsOfAnotherKindAreNotServedYetAndTheMessageSaysWhy) {
   for (const Stack& stack : stacks()) {
     if (is_served(stack)) continue;
     const ErrorInfo info = refusal(stack, best_choice(), {});

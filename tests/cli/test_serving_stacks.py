@@ -19,34 +19,40 @@ class ForStack(StackCase):
         for option, value in (("--granularity", "per-head"), ("--method", "orthogonal"),
                               ("--center", "on"),
                               ("--rounding", "shaped"), ("--scale-correction", "unbiased"),
-                              ("--clip", "search"), ("--metadata-dtype", "fp16"),
                               ("--quant-group-size", 32), ("--sink", 20)):
             with self.subTest(option):
                 self.refuse_for(["--for", "sglang-v1", option, value], f"{option} {value}",
                                 "sglang-v1")
 
     def test_stacks_that_are_not_served_yet_say_why(self):
-        for name in ("vllm", "llama.cpp", "oscar2", "onnxruntime", "mlx"):
+        for name in ("llama.cpp", "oscar2"):
             with self.subTest(name):
                 self.refuse_for(["--for", name], f"--for {name}", "not served yet, because\n  it")
         self.refuse_for(["--for", "tgi"], "unknown serving stack", "sglang-v1")
+        self.refuse_for(["--for", "vllm", "--metadata-dtype", "bf16"], "no bf16 metadata")
 
     def test_a_search_of_nothing_is_a_usage_error(self):
-        for options in (["--for", "sglang-v1"],
-                        ["--for", "sglang-v2", "--method", "oscar", "--granularity", "shared"]):
+        for options in (["--for", "sglang-v1", "--clip", ".96,.92"],
+                        ["--for", "sglang-v2", "--method", "oscar", "--granularity", "shared",
+                         "--clip", ".96,.92"]):
             with self.subTest(options):
                 self.refuse_for([*options, "--search", "full"], "--search full",
                                 "nothing is left to search")
 
     def test_the_bundle_runs_as_it_is_on_the_stack_it_was_made_for(self):
-        for name, clip in (("sglang-v1", (.96, .92)), ("sglang-v2", (.9, .95))):
+        for name, clip in (("sglang-v1", None), ("sglang-v2", (.9, .95))):
             with self.subTest(name):
-                options = [] if name == "sglang-v1" else ["--clip", ".9,.95"]
+                options = ["--clip", ".9,.95"] if clip else []
                 path = self.calibrate("--for", name, *options)
                 self.assertEqual(self.stack(path, name)["line"], "runs as is")
                 self.assertNotEqual(self.stack(path, "vllm")["verdict"], "as is")
                 with h5py.File(path) as file:
                     self.assertEqual(file["quantizer"].attrs["metadata_dtype"], b"fp32")
+                    if not clip:  # searched, then pooled over the model
+                        (pooled,) = json.loads(file.attrs["search"])["pooled_clip"]
+                        self.assertEqual(pooled["layers"], len(file["layers"]))
+                        self.assertGreaterEqual(pooled["loss_factor"], .9)
+                        clip = pooled["clip"]
                     for layer in file["layers"].values():
                         np.testing.assert_allclose(layer["k_clip_ratio"][()], clip[0], atol=1e-6)
                         np.testing.assert_allclose(layer["v_clip_ratio"][()], clip[1], atol=1e-6)
@@ -56,6 +62,35 @@ class ForStack(StackCase):
                             for side in ("k_rotation", "q_rotation", "v_rotation"):
                                 if side in layer:
                                     np.testing.assert_array_equal(layer[side][0], layer[side][1])
+
+    def test_codecs_of_other_stacks_are_written_searched_and_evaluated(self):
+        rules = {"vllm": ("head_row", "minimum", "up", "before_coding", []),
+                 "onnxruntime": ("head_row", "minimum", "even", "before_coding", []),
+                 "mlx": ("quant_group", "code_units", "up", "after_coding",
+                         ["--quant-group-size", 32])}
+        for name, (span, zero, ties, rounding, options) in rules.items():
+            with self.subTest(name):
+                path = self.calibrate("--for", name, *options)
+                self.assertEqual(self.stack(path, name)["line"], "runs as is")
+                self.assertNotEqual(self.stack(path, "oscar")["verdict"], "as is")
+                with h5py.File(path) as file:
+                    found = file["quantizer"].attrs
+                    self.assertEqual([found[key].decode() for key in
+                                      ("clip_span", "zero", "ties", "metadata_rounding")],
+                                     [span, zero, ties, rounding])
+                    ratios = [set(layer["k_clip_ratio"][()]) for layer in file["layers"].values()]
+                    self.assertTrue(all(len(of_layer) == 1 for of_layer in ratios))
+                    if name != "onnxruntime":  # one pair for the model
+                        self.assertEqual(len(set.union(*ratios)), 1)
+                evaluate = ["oscar-eval", self.model, "--bundle", path, "--corpus", self.corpus,
+                            "--chunk-len", 256, "--compare", "hadamard-clip,bundle", "--quiet"]
+                report = self.folder / "report.json"
+                self.run_ok(*evaluate, "--json", report)
+                report = json.loads(report.read_text())
+                self.assertEqual(report["quantizer"]["zero"], zero)
+                self.assertGreater(report["methods"]["bundle"]["kl"]["mean"], 0)
+                self.refuse(evaluate[0], [*evaluate[1:], "--engine", "reference"],
+                            "--engine", "another stack's")
 
     def test_the_run_ends_with_a_line_for_each_stack(self):
         out = self.folder / "said.h5"

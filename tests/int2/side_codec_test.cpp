@@ -93,6 +93,58 @@ TEST(SideCodec, PlainRoundingInTorchEqualsTheCacheToTheBit) {
   }
 }
 
+// [2^4] every combination of rules.
+std::vector<oscar::CodecRules> all_rules() {
+  std::vector<oscar::CodecRules> rules;
+  for (int bits = 0; bits < 16; ++bits) {
+    rules.push_back({static_cast<oscar::ClipSpan>(bits & 1),
+                     static_cast<oscar::ZeroForm>(bits >> 1 & 1),
+                     static_cast<oscar::CodeTies>(bits >> 2 & 1),
+                     static_cast<oscar::MetadataRounding>(bits >> 3 & 1)});
+  }
+  return rules;
+}
+
+TEST(SideCodec, RulesOfOtherStacksInTorchEqualTheCacheToTheBit) {
+  const int d = 64;
+  const auto rows = hard_rows(d);
+  const auto x = rows.to(torch::kBFloat16).to(torch::kFloat32).contiguous();
+  for (const char* dtype : {"fp16", "bf16", "fp32"}) {
+    for (const oscar::CodecRules& rules : all_rules()) {
+      auto quantizer = settings(32, dtype);
+      set_codec_rules(quantizer, rules);
+      const auto side = make_side_codec(make_transform(d, false, ScaleCorrection::kNone),
+                                        CacheSide::kKey, quantizer, 0, torch::kCPU);
+      auto expected = torch::empty_like(x);
+      for (int64_t b = 0; b < x.size(0); ++b) {
+        for (int64_t h = 0; h < x.size(1); ++h) {
+          write_and_read_rows(rules, row_quantizer(side, h), x[b][h].data_ptr<float>(), x.size(2),
+                              expected[b][h].data_ptr<float>());
+        }
+      }
+      EXPECT_TRUE(torch::equal(quantize_dequantize(side, rows, "test"), expected));
+      EXPECT_TRUE(torch::equal(quantize_dequantize_torch(side, rows, "test"), expected))
+          << dtype << " " << quantizer.clip_span << " " << quantizer.zero << " " << quantizer.ties
+          << " " << quantizer.metadata_rounding;
+    }
+  }
+}
+
+TEST(SideCodec, RulesOfOtherStacksTakePlainRowsOnly) {
+  auto quantizer = settings(64, "fp16");
+  quantizer.zero = "minimum";
+  for (const bool shaped : {true, false}) {
+    const auto transform =
+        make_transform(64, shaped, shaped ? ScaleCorrection::kNone : ScaleCorrection::kMetric);
+    const auto side = make_side_codec(transform, CacheSide::kKey, quantizer, 0, torch::kCPU);
+    EXPECT_THROW(quantize_dequantize(side, hard_rows(64), "test"), oscar::Error);
+  }
+  quantizer.zero = "middle";
+  EXPECT_THROW(make_side_codec(make_transform(64, false, ScaleCorrection::kNone), CacheSide::kKey,
+                               quantizer, 0, torch::kCPU),
+               oscar::Error);
+}
+
 TEST(SideCodec, ShapedRoundingAndScaleCorrectionDifferInFewRowsOnly) {
   for (const auto correction :
        {ScaleCorrection::kNone, ScaleCorrection::kUnbiased, ScaleCorrection::kMetric}) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "oscar/base/json.h"
+#include "oscar/cache/codec_rules.h"
 #include "oscar/data/corpus.h"
 #include "oscar/data/ngram_fingerprint.h"
 #include "oscar/fit/fit.h"
@@ -30,9 +31,17 @@ struct QuantizerSettings {
   int recent_tokens = 256;
   int demote_block = 1;
   std::string metadata_dtype = "fp16";  // fp16 | bf16 | fp32
+  // Rules of the codec, by the names of oscar/cache/codec_rules.h.
   std::string clip_span = "head_row";
   std::string zero = "code_units";
+  std::string ties = "up";
+  std::string metadata_rounding = "before_coding";
 };
+
+// The settings' rules. Throws Error for a name that is none.
+CodecRules codec_rules(const QuantizerSettings& settings);
+// Writes the names of `rules` into the settings.
+void set_codec_rules(QuantizerSettings& settings, const CodecRules& rules);
 
 // One layer of the portable variant: orthogonal, plain writer, no centering.
 struct PortableLayer {

@@ -1,6 +1,7 @@
 // The record of the search, summed over layers. Any program may have written it.
 #include "oscar/bundle/clip_pool.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <optional>
@@ -21,27 +22,29 @@ struct SideLosses {
 
 const char* side_key(Side side) { return side == Side::kKey ? "key" : "value"; }
 
-const SideTransform& side_of(const LayerTransforms& layer, Side side) {
-  return side == Side::kKey ? layer.key : layer.value;
-}
-
 // Throws nlohmann's exceptions for a record of another shape.
 std::optional<SideLosses> layer_losses(const LayerTransforms& layer, Side side) {
   for (const Json& stage : layer.search.at(side_key(side)).at("stages")) {
     if (stage.at("stage") != "clip") continue;
     SideLosses losses;
     const Json &variants = stage.at("variants"), &nmse = stage.at("nmse");
+    const std::vector<float>& chosen = side_of(layer, side).clip_ratio;
+    std::vector<bool> found(chosen.size());
     for (size_t i = 0; i < variants.size(); ++i) {
       const auto name = variants.at(i).get<std::string>();
       const double before = side == Side::kKey ? kPublishedClipK : kPublishedClipV;
       const double ratio = name == "before" ? before : name == "off" ? 0.0 : std::stod(name);
       double sum = 0;
-      for (const Json& head : nmse.at(i)) sum += head.get<double>();
+      for (size_t head = 0; head < chosen.size(); ++head) {
+        const double loss = nmse.at(i).at(head).get<double>();
+        sum += loss;
+        if (found[head] || hundredths(chosen[head]) != hundredths(ratio)) continue;
+        losses.own += loss;
+        found[head] = true;
+      }
       losses.by_ratio[hundredths(ratio)] = sum;
     }
-    const auto own = losses.by_ratio.find(hundredths(side_of(layer, side).clip_ratio.at(0)));
-    if (own == losses.by_ratio.end()) return std::nullopt;
-    losses.own = own->second;
+    if (std::find(found.begin(), found.end(), false) != found.end()) return std::nullopt;
     return losses;
   }
   return std::nullopt;
@@ -124,6 +127,33 @@ PooledClip pool_clips(const std::vector<const LayerTransforms*>& layers, bool eq
   if (!(own > 0)) return unknown;
   return {.pair = {key / 100.0, value / 100.0},
           .loss_factor = (keys->by_ratio.at(key) + values->by_ratio.at(value)) / own};
+}
+
+Json pool_own_clips(Bundle& bundle, ClipScope scope) {
+  if (scope == ClipScope::kHead) return nullptr;
+  std::vector<std::vector<LayerTransforms*>> shares;  // layers that share their ratios
+  for (LayerTransforms& layer : bundle.layers) {
+    if (!layer.geometry.quantized) continue;
+    if (shares.empty() || scope == ClipScope::kLayer) shares.emplace_back();
+    shares.back().push_back(&layer);
+  }
+  Json record = Json::array();
+  for (const auto& layers : shares) {
+    const PooledClip pooled =
+        pool_clips({layers.begin(), layers.end()}, scope == ClipScope::kModelBoth);
+    for (LayerTransforms* layer : layers) {
+      std::fill(layer->key.clip_ratio.begin(), layer->key.clip_ratio.end(),
+                static_cast<float>(pooled.pair.key));
+      std::fill(layer->value.clip_ratio.begin(), layer->value.clip_ratio.end(),
+                static_cast<float>(pooled.pair.value));
+      for (double& nmse : layer->predicted_output_nmse) nmse *= pooled.loss_factor;
+    }
+    record.push_back({{"first_layer", layers.front()->geometry.layer_id},
+                      {"layers", layers.size()},
+                      {"clip", {pooled.pair.key, pooled.pair.value}},
+                      {"loss_factor", pooled.loss_factor}});
+  }
+  return record;
 }
 
 }  // namespace oscar

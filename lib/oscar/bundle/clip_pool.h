@@ -3,7 +3,8 @@
 
 #include <vector>
 
-#include "oscar/fit/fit.h"
+#include "oscar/bundle/bundle.h"
+#include "oscar/fit/search_options.h"
 
 namespace oscar {
 
@@ -18,9 +19,15 @@ struct PooledClip {
   double loss_factor = 1;
 };
 
-// `layers`: a portable variant's quantized layers, each with one ratio a side. The pair is that of
-// least loss among the ratios that every layer was tried with (SCHEMA.md: the first stage `clip` of
-// each side); `equal`: among pairs of equal ratios. Losses count as shares of each head's energy.
+// `layers`: quantized layers whose search of ratios began at the published pair. The pair is that
+// of least loss among the ratios that every layer was tried with (SCHEMA.md: the first stage `clip`
+// of each side); `equal`: among pairs of equal ratios. Losses count as shares of each head's
+// energy.
 PooledClip pool_clips(const std::vector<const LayerTransforms*>& layers, bool equal);
+
+// Gives the bundle's own layers as few ratios as `scope` has, each pooled over what shares it, and
+// multiplies predicted_output_nmse by what that costs. Returns what to record (SCHEMA.md,
+// `pooled_clip`); null for ClipScope::kHead.
+Json pool_own_clips(Bundle& bundle, ClipScope scope);
 
 }  // namespace oscar

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <string>
+#include <string_view>
 
 #include "oscar/bundle/bundle.h"
 #include "oscar/io/hdf5.h"
@@ -139,6 +140,11 @@ void visit_statistics(Statistics& s, Visit&& visit) {
 
 // Of the program that wrote the file; other writers may leave it out.
 inline constexpr const char* kRunKey = "run_key";
+// Of the codec; a file without them follows this toolkit's.
+inline constexpr const char* kTies = "ties";
+inline constexpr const char* kMetadataRounding = "metadata_rounding";
+inline constexpr std::array<std::string_view, 3> kOptionalAttributes = {kRunKey, kTies,
+                                                                        kMetadataRounding};
 
 template <typename BundleType, typename Visit>
 void visit_root(BundleType& b, Visit&& visit) {
@@ -193,6 +199,8 @@ void visit_quantizer(QuantizerType& q, Visit&& visit) {
   visit("metadata_dtype", q.metadata_dtype);
   visit("clip_span", q.clip_span);
   visit("zero", q.zero);
+  visit(kTies, q.ties);
+  visit(kMetadataRounding, q.metadata_rounding);
 }
 
 // Layer attributes that a file may lack: the model's value, and 0, stand in for them.

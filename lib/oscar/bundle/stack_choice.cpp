@@ -68,16 +68,13 @@ void limit_writer(const Restriction& r, StackChoice& c) {
 void limit_clipping(const Restriction& r, StackChoice& c) {
   if (r.stack.clip == ClipScope::kHead) return;
   const bool one_for_all = r.stack.clip == ClipScope::kModelBoth;
-  const bool named = r.named.contains("--clip");
-  if (named && c.search.clip) {
-    r.refuse("--clip", "has fewer clipping ratios than the search chooses, one a KV head",
-             "a pair, as --clip .96,.92");
+  c.search.clip_scope = r.stack.clip;
+  if (r.named.contains("--clip") && !c.search.clip) {
+    if (one_for_all && c.fit.clip_k != c.fit.clip_v) {
+      r.refuse("--clip", "has one clipping ratio for keys and values");
+    }
+    return;
   }
-  if (named && one_for_all && c.fit.clip_k != c.fit.clip_v) {
-    r.refuse("--clip", "has one clipping ratio for keys and values");
-  }
-  c.search.clip = false;
-  if (named) return;
   c.fit.clip_k = kPublishedClipK;
   c.fit.clip_v = one_for_all ? kPublishedClipK : kPublishedClipV;
 }
@@ -89,15 +86,12 @@ void limit_codec(const Restriction& r, StackChoice& c) {
   const bool has_size = std::find(sizes.begin(), sizes.end(), q.quant_group_size) != sizes.end();
   r.limit("--quant-group-size", has_size, q.quant_group_size, sizes.front(),
           "takes no quantization groups of that size");
-  QuantizerSettings with_default = q;
-  with_default.metadata_dtype = metadata_name(stack.metadata.front().dtype);
-  const std::string gap = codec_gap(stack, q);
-  if (!gap.empty() && codec_gap(stack, with_default).empty()) {
-    r.limit("--metadata-dtype", false, q.metadata_dtype, with_default.metadata_dtype,
-            "is not served with it yet:\n  " + gap);
-  } else if (!gap.empty()) {
-    r.refuse("--quant-group-size", "is not served with it yet:\n  " + gap);
+  if (!r.named.contains("--metadata-dtype")) {
+    q.metadata_dtype = metadata_name(stack.metadata.front().dtype);
   }
+  take_rules_of(stack, q);
+  const std::string gap = codec_gap(stack, q);
+  if (!gap.empty()) r.refuse("--metadata-dtype", "is not served with it:\n  " + gap);
   for (const auto& [option, tokens] :
        {std::pair{"--sink", q.sink_tokens}, {"--recent", q.recent_tokens}}) {
     if (tokens % stack.window_multiple != 0) {
@@ -124,13 +118,30 @@ StackChoice restrict_to(const Stack& stack, StackChoice choice, const NamedOptio
   return choice;
 }
 
+namespace {
+
+const char* clip_searched(ClipScope scope) {
+  switch (scope) {
+    case ClipScope::kHead:
+      return "clipping";
+    case ClipScope::kLayer:
+      return "clipping of each layer";
+    case ClipScope::kModel:
+      return "one clipping pair";
+    case ClipScope::kModelBoth:
+      break;
+  }
+  return "one clipping ratio";
+}
+
+}  // namespace
+
 std::vector<std::string> describe_choice(const StackChoice& choice) {
   const FitOptions& fit = choice.fit;
   const SearchOptions& search = choice.search;
   const auto part = [](bool searched, const char* name, const std::string& fixed) {
     return searched ? fmt::format("{} searched", name) : fixed;
   };
-  const auto ratio = [](double r) { return r > 0 ? fmt::format("{:.2f}", r) : "off"; };
   const QuantizerSettings& q = choice.quantizer;
   return {
       part(search.kind, search.orthogonal ? "orthogonal transform" : "transform",
@@ -140,8 +151,8 @@ std::vector<std::string> describe_choice(const StackChoice& choice) {
       part(search.rounding, "rounding", fmt::format("{} rounding", rounding_name(fit.rounding))),
       part(search.scale_correction, "scale correction",
            fmt::format("scale correction {}", scale_correction_name(fit.scale_correction))),
-      part(search.clip, "clipping",
-           fmt::format("clipping {},{} everywhere", ratio(fit.clip_k), ratio(fit.clip_v))),
+      part(search.clip, clip_searched(search.clip_scope),
+           fmt::format("clipping {},{} everywhere", clip_text(fit.clip_k), clip_text(fit.clip_v))),
       fmt::format("{} metadata", q.metadata_dtype),
       fmt::format("groups of {}", q.quant_group_size == 0 ? std::string("head_dim")
                                                           : std::to_string(q.quant_group_size)),

@@ -1,4 +1,4 @@
-// The choices of a calibration, limited to what one serving stack runs.
+// Narrows what a calibration fixes and searches to what one serving stack runs.
 #pragma once
 
 #include <map>
@@ -10,27 +10,32 @@
 
 namespace oscar {
 
-// What is fixed, what is left to held-out loss, and the codec.
 struct StackChoice {
-  FitOptions fit;
-  SearchOptions search;
-  QuantizerSettings quantizer;  // quant_group_size 0 = head_dim
+  FitOptions fit;               // what is fixed
+  SearchOptions search;         // what held-out loss chooses instead
+  QuantizerSettings quantizer;  // the codec and its windows; quant_group_size 0 = head_dim
 };
 
-// Options that were given on the command line and name a value (or a search) that must be kept,
-// with that word: {"--rounding", "shaped"}.
+// Options of the command line that may not be overruled, with the word given for each:
+// {"--rounding", "shaped"}. "auto" overrules nothing, so it is not among them.
 using NamedOptions = std::map<std::string, std::string>;
 
-// Replaces what `stack` does not serve by what it does and closes searches that have one outcome
-// left. The search chooses transforms and clipping ratios for each KV head: where the stack takes
-// one transform a layer, or fewer ratios, they are not searched. Then the fixed transform stands,
-// and the published pair (for one ratio, the published one of keys). Means are taken off keys and
-// values or off neither, so a stack that has a place for one of them only gets neither. Throws
-// Error, with the option in `where`: the stack's codec is not this toolkit's, or a named option
-// asks for what it does not serve.
+// `choice` with all that `stack` does not serve replaced or closed:
+//   transform   shared matrices for one transform a layer; OSCAR's rotation for the balanced
+//               transform without a place for its inverse; neither mean without a place for both
+//   clipping    as many ratios as it has, searched from the published pair on; for one ratio, from
+//               that of keys
+//   writer      plain rounding, no scale correction
+//   codec       the stack's rules, its first metadata dtype and, where the quantization group size
+//               is none of its own, its first size
+// A search stays open only where more than one outcome is served. It chooses transforms for each KV
+// head, so it never does for a stack with one a layer.
+//
+// Throws Error, with the option in `where`: the stack is not served (is_served), a named option
+// asks for what it does not serve, or sink or recent tokens are no multiple of its window_multiple.
 StackChoice restrict_to(const Stack& stack, StackChoice choice, const NamedOptions& named);
 
-// In a few words each: "one transform a layer", "plain rounding", ...
+// A few words for each part: "transform searched" or "balanced", "plain rounding", ...
 std::vector<std::string> describe_choice(const StackChoice& choice);
 
 }  // namespace oscar

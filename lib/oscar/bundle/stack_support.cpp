@@ -11,6 +11,7 @@
 #include "oscar/bundle/stacks.h"
 #include "oscar/bundle/text_lines.h"
 #include "oscar/fit/compose.h"
+#include "oscar/fit/presets.h"
 
 namespace oscar {
 namespace {
@@ -62,7 +63,7 @@ std::string obstacle_to_all(const Stack& stack, const Bundle& bundle) {
     }
   }
   // With levels of its own a stack has groups of its own, too.
-  if (same_levels(stack) && !takes_groups(stack, bundle)) {
+  if (!stack.own_levels && !takes_groups(stack, bundle)) {
     return fmt::format("takes no quantization groups of {}", bundle.quantizer.quant_group_size);
   }
   for (const int tokens : {bundle.quantizer.sink_tokens, bundle.quantizer.recent_tokens}) {
@@ -73,10 +74,6 @@ std::string obstacle_to_all(const Stack& stack, const Bundle& bundle) {
   return "";
 }
 
-bool any_nonzero(const VectorStack<float>& stack) {
-  return std::any_of(stack.data.begin(), stack.data.end(), [](float x) { return x != 0; });
-}
-
 bool heads_differ(const SideTransform& side) {
   for (int head = 1; head < side.forward.count; ++head) {
     if (side.forward[head] != side.forward[0]) return true;
@@ -85,7 +82,9 @@ bool heads_differ(const SideTransform& side) {
 }
 
 // What one side of a layer needs that the stack does not have; "" for nothing.
-std::string obstacle_to_side(const Stack& stack, const SideTransform& side, bool key) {
+std::string obstacle_to_side(const Stack& stack, const LayerTransforms& layer, Side which) {
+  const SideTransform& side = side_of(layer, which);
+  const bool key = which == Side::kKey;
   const char* rows = key ? "keys" : "values";
   const auto has_kind = [&](TransformKind kind) {
     return std::find(side.kind.begin(), side.kind.end(), kind) != side.kind.end();
@@ -93,7 +92,7 @@ std::string obstacle_to_side(const Stack& stack, const SideTransform& side, bool
   if (has_kind(TransformKind::kBalanced) && !(key ? stack.key_partner : stack.value_partner)) {
     return fmt::format("{} need {}", rows, key ? "q_rotation" : "o_rotation");
   }
-  if (any_nonzero(side.mean) && !(key ? stack.key_mean : stack.value_mean)) {
+  if (is_centred(side) && !(key ? stack.key_mean : stack.value_mean)) {
     return fmt::format("{} are centred", rows);
   }
   if (!stack.per_head && heads_differ(side)) return fmt::format("heads of {} differ", rows);
@@ -130,8 +129,8 @@ bool clips_fit(const Stack& stack, const Bundle& bundle) {
 std::string obstacle_to_own(const Stack& stack, const Bundle& bundle) {
   for (const LayerTransforms& layer : bundle.layers) {
     if (!layer.geometry.quantized) continue;
-    for (const bool key : {true, false}) {
-      const std::string reason = obstacle_to_side(stack, key ? layer.key : layer.value, key);
+    for (const Side side : {Side::kKey, Side::kValue}) {
+      const std::string reason = obstacle_to_side(stack, layer, side);
       if (!reason.empty()) return fmt::format("{} (layer {})", reason, layer.geometry.layer_id);
     }
   }
@@ -176,7 +175,7 @@ PortablePlan plan_portable(const Stack& stack, const Bundle& bundle, const char*
     plan.clip = pooled.pair;
     factor = pooled.loss_factor;
   }
-  if (same_levels(stack)) {
+  if (!stack.own_levels) {
     plan.relative_error =
         factor * predicted_error(layers) / predicted_error(quantized(bundle, nullptr));
   }
@@ -190,18 +189,16 @@ PortablePlan best_portable(const Stack& stack, const Bundle& bundle) {
   return shared.relative_error <= per_head.relative_error ? shared : per_head;
 }
 
-std::string ratio_text(double ratio) { return ratio > 0 ? fmt::format("{:.2f}", ratio) : "off"; }
-
 std::string portable_line(const Stack& stack, const PortablePlan& plan) {
   std::string text = fmt::format("runs {}", plan.variant);
   if (!plan.clip) {
     text += ", clips by layer";
   } else if (stack.clip == ClipScope::kModelBoth) {
-    text += ", clip " + ratio_text(plan.clip->key);
+    text += ", clip " + clip_text(plan.clip->key);
   } else {
-    text += fmt::format(", clip {},{}", ratio_text(plan.clip->key), ratio_text(plan.clip->value));
+    text += fmt::format(", clip {},{}", clip_text(plan.clip->key), clip_text(plan.clip->value));
   }
-  if (!same_levels(stack)) return text + ", coded in its own way: error unknown";
+  if (stack.own_levels) return text + ", coded in its own way: error unknown";
   if (!std::isfinite(plan.relative_error)) return text + ": error unknown";
   return text + fmt::format(": predicted error {:.{}f} times", plan.relative_error,
                             plan.relative_error < 9.95 ? 1 : 0);
@@ -255,7 +252,7 @@ std::string stack_support_text(const Json& support) {
         "times: over the error of the attention output predicted for this bundle's own\n"
         "transforms, with this toolkit's codec; portable as in oscar-eval --compare\n";
   }
-  if (!fitted.empty()) text += "oscar-calibrate --for fits what runs as is on " + fitted + "\n";
+  if (!fitted.empty()) text += "oscar-calibrate --for fits what runs as is on these:\n" + fitted + "\n";
   return text;
 }
 

@@ -60,10 +60,8 @@ std::vector<Stack> make_table() {
        .transposed_file = true,
        .quant_group_sizes = {32},
        .metadata = {{kFp16, false}},
-       .zero = ZeroMeaning::kMeanAndSigma,
-       .code_rounding = CodeRounding::kThresholds,
+       .own_levels = true,
        .clip = ClipScope::kModelBoth,
-       .clip_span = ClipSpan::kCentredBlock,
        .head_dim_multiple = 128,
        .architectures = {"Qwen3ForCausalLM"}},
       {.name = "oscar2",
@@ -72,10 +70,8 @@ std::vector<Stack> make_table() {
        .transposed_file = true,
        .quant_group_sizes = {128},
        .metadata = {{kFp16, false}},
-       .zero = ZeroMeaning::kMeanAndSigma,
-       .code_rounding = CodeRounding::kThresholds,
+       .own_levels = true,
        .clip = ClipScope::kModelBoth,
-       .clip_span = ClipSpan::kCentredBlock,
        .windows = WindowBasis::kOriginal,
        .head_dim_multiple = 128,
        .architectures = {}},
@@ -84,7 +80,7 @@ std::vector<Stack> make_table() {
        .source = "quantization/oscar/rotation.py, ops/triton_oscar_store.py",
        .quant_group_sizes = {kWholeHead},
        .metadata = {{kFp16, true}},
-       .zero = ZeroMeaning::kMinimum,
+       .rules = {.zero = ZeroForm::kMinimum},
        .clip = ClipScope::kModel,
        .windows = WindowBasis::kOriginal,
        .largest_head_dim = 128,
@@ -95,8 +91,7 @@ std::vector<Stack> make_table() {
        .per_head = true,
        .quant_group_sizes = {kWholeHead, 32, 64},
        .metadata = {{kFp32, true}, {kFp16, false}},
-       .zero = ZeroMeaning::kMinimum,
-       .code_rounding = CodeRounding::kHalfToEven,
+       .rules = {.zero = ZeroForm::kMinimum, .ties = CodeTies::kEven},
        .clip = ClipScope::kLayer,
        .windows = WindowBasis::kOriginal,
        .architectures = {}},
@@ -107,8 +102,8 @@ std::vector<Stack> make_table() {
        .transposed_file = true,
        .quant_group_sizes = {128, 64, 32},
        .metadata = {{kFp16, false}},
+       .rules = {.clip_span = ClipSpan::kQuantGroup},
        .clip = ClipScope::kModel,
-       .clip_span = ClipSpan::kQuantGroup,
        .windows = WindowBasis::kOriginal,
        .architectures = {}},
   };
@@ -119,6 +114,16 @@ const StackMetadata* find_metadata(const Stack& stack, const std::string& name) 
     if (name == metadata_name(metadata.dtype)) return &metadata;
   }
   return nullptr;
+}
+
+// The stack's rules with this metadata. Over groups of a whole head both clip spans are one.
+CodecRules rules_with(const Stack& stack, const StackMetadata& metadata,
+                      const QuantizerSettings& quantizer) {
+  CodecRules rules = stack.rules;
+  rules.metadata_rounding = metadata.rounded_before_coding ? MetadataRounding::kBeforeCoding
+                                                           : MetadataRounding::kAfterCoding;
+  if (quantizer.quant_group_size == kWholeHead) rules.clip_span = ClipSpan::kHeadRow;
+  return rules;
 }
 
 }  // namespace
@@ -138,38 +143,48 @@ const Stack& find_stack(const std::string& name) {
 }
 
 std::string codec_gap(const Stack& stack, const QuantizerSettings& quantizer) {
-  if (stack.zero == ZeroMeaning::kMeanAndSigma) {
-    return "it codes by mean and spread, between fixed thresholds";
-  }
-  if (stack.zero == ZeroMeaning::kMinimum) {
-    return stack.code_rounding == CodeRounding::kHalfToEven
-               ? "it stores the row's minimum and rounds halves to even"
-               : "it stores the row's minimum, not a zero point";
-  }
-  if (stack.clip_span == ClipSpan::kQuantGroup && quantizer.quant_group_size != kWholeHead) {
-    return "it clips each quantization group by itself";
-  }
+  if (stack.own_levels) return "it codes by mean and spread, between fixed thresholds";
   const StackMetadata* metadata = find_metadata(stack, quantizer.metadata_dtype);
   if (metadata == nullptr) return "it has no " + quantizer.metadata_dtype + " metadata";
-  if (!metadata->rounded_before_coding) {
-    return "it rounds scale and zero to " + quantizer.metadata_dtype + " after coding, not before";
-  }
   if (metadata->whole_head_only && quantizer.quant_group_size != kWholeHead) {
     return "with " + quantizer.metadata_dtype + " metadata it takes whole heads only";
+  }
+  const CodecRules its = rules_with(stack, *metadata, quantizer);
+  const CodecRules other = codec_rules(quantizer);
+  if (its.zero != other.zero) {
+    return its.zero == ZeroForm::kMinimum ? "it stores the row's minimum, not a zero point"
+                                          : "it stores a zero point, not the row's minimum";
+  }
+  if (its.ties != other.ties) {
+    return its.ties == CodeTies::kEven ? "it rounds halves to even" : "it rounds halves up";
+  }
+  if (its.clip_span != other.clip_span) {
+    return its.clip_span == ClipSpan::kQuantGroup ? "it clips each quantization group by itself"
+                                                  : "it clips whole rows";
+  }
+  if (its.metadata_rounding != other.metadata_rounding) {
+    const bool after = its.metadata_rounding == MetadataRounding::kAfterCoding;
+    return "it rounds scale and zero to " + quantizer.metadata_dtype +
+           (after ? " after coding, not before" : " before coding, not after");
   }
   return "";
 }
 
-bool same_levels(const Stack& stack) { return stack.zero != ZeroMeaning::kMeanAndSigma; }
+void take_rules_of(const Stack& stack, QuantizerSettings& quantizer) {
+  const StackMetadata* metadata = find_metadata(stack, quantizer.metadata_dtype);
+  if (stack.own_levels || metadata == nullptr) return;
+  set_codec_rules(quantizer, rules_with(stack, *metadata, quantizer));
+}
 
 QuantizerSettings default_codec(const Stack& stack) {
   QuantizerSettings quantizer;
   quantizer.quant_group_size = stack.quant_group_sizes.front();
   quantizer.metadata_dtype = metadata_name(stack.metadata.front().dtype);
+  take_rules_of(stack, quantizer);
   return quantizer;
 }
 
-bool is_served(const Stack& stack) { return codec_gap(stack, default_codec(stack)).empty(); }
+bool is_served(const Stack& stack) { return !stack.own_levels; }
 
 std::string stack_names(bool served) {
   std::string names;

@@ -7,18 +7,11 @@
 #include "oscar/base/json.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/cache/codec.h"
+#include "oscar/cache/codec_rules.h"
+#include "oscar/fit/search_options.h"
 
 namespace oscar {
 
-enum class ClipScope {
-  kHead,      // a ratio for each layer, KV head and side
-  kLayer,     // a ratio for each layer and side
-  kModel,     // one ratio for all keys, one for all values
-  kModelBoth  // one ratio
-};
-enum class ClipSpan { kHeadRow, kQuantGroup, kCentredBlock };  // whose magnitudes are ranked
-enum class ZeroMeaning { kCodeUnits, kMinimum, kMeanAndSigma };
-enum class CodeRounding { kHalfUp, kHalfToEven, kThresholds };
 enum class WindowBasis { kTransformed, kOriginal };  // of the exact rows
 
 // A dtype of scale and zero. Codes are found from the rounded values, as here, or from the values
@@ -47,11 +40,11 @@ struct Stack {
   bool shaped_rounding = false, scale_correction = false;
   std::vector<int> quant_group_sizes;   // 0: head_dim
   std::vector<StackMetadata> metadata;  // the default first
-  ZeroMeaning zero = ZeroMeaning::kCodeUnits;
-  CodeRounding code_rounding = CodeRounding::kHalfUp;
+  CodecRules rules = {};                // but for metadata_rounding, which `metadata` has
+  // Codes by mean and spread of each 128 values between fixed thresholds: `rules` say nothing.
+  bool own_levels = false;
   PackOrder packing = PackOrder::kConsecutive;
   ClipScope clip = ClipScope::kModel;
-  ClipSpan clip_span = ClipSpan::kHeadRow;
 
   // Cache and model.
   WindowBasis windows = WindowBasis::kTransformed;
@@ -67,18 +60,19 @@ const std::vector<Stack>& stacks();
 // Throws Error listing the names when there is none of this name.
 const Stack& find_stack(const std::string& name);
 
-// Why codes, scale or zero would come out different from those of this toolkit's codec with these
-// settings (quant_group_size 0: head_dim), as "it stores the row's minimum, not a zero point"; ""
-// when they do not.
+// Why codes, scale or zero would come out different from those of a codec with these settings
+// (quant_group_size 0: head_dim), as "it stores the row's minimum, not a zero point"; "" when they
+// do not.
 std::string codec_gap(const Stack& stack, const QuantizerSettings& quantizer);
 
-// Whether the gap is in rounding alone, so that an error predicted here holds there.
-bool same_levels(const Stack& stack);
+// Gives settings of the stack's group size and metadata dtype the rules that the stack has for
+// them. Leaves them alone when it has no such metadata or levels of its own.
+void take_rules_of(const Stack& stack, QuantizerSettings& quantizer);
 
-// The stack's first quantization group size and metadata dtype; the rest as here.
+// The stack's first quantization group size and metadata dtype, and its rules; the rest as here.
 QuantizerSettings default_codec(const Stack& stack);
 
-// Whether oscar-calibrate --for takes it: with those settings there is no gap.
+// Whether oscar-calibrate --for takes it: its codec is one of those that codec_rules.h describes.
 bool is_served(const Stack& stack);
 
 // "sglang-v1, sglang-v2" and the like, of stacks that are served or are not.

@@ -21,40 +21,20 @@ const char* clip_name(ClipScope scope) {
   return "one ratio";
 }
 
-const char* span_name(ClipSpan span) {
-  switch (span) {
-    case ClipSpan::kHeadRow:
-      return "the head's row";
-    case ClipSpan::kQuantGroup:
-      return "each quantization group";
-    case ClipSpan::kCentredBlock:
-      break;
-  }
-  return "each 128 values less their mean";
+const char* span_name(const Stack& stack) {
+  if (stack.own_levels) return "each 128 values less their mean";
+  return stack.rules.clip_span == ClipSpan::kHeadRow ? "the head's row" : "each quantization group";
 }
 
-const char* zero_name(ZeroMeaning zero) {
-  switch (zero) {
-    case ZeroMeaning::kCodeUnits:
-      return "zero point in code units";
-    case ZeroMeaning::kMinimum:
-      return "minimum of the row";
-    case ZeroMeaning::kMeanAndSigma:
-      break;
-  }
-  return "mean and spread of the row";
+const char* zero_name(const Stack& stack) {
+  if (stack.own_levels) return "mean and spread of the row";
+  return stack.rules.zero == ZeroForm::kCodeUnits ? "zero point in code units"
+                                                  : "minimum of the row";
 }
 
-const char* rounding_rule(CodeRounding rounding) {
-  switch (rounding) {
-    case CodeRounding::kHalfUp:
-      return "nearest, halves up";
-    case CodeRounding::kHalfToEven:
-      return "nearest, halves to even";
-    case CodeRounding::kThresholds:
-      break;
-  }
-  return "fixed thresholds";
+const char* rounding_rule(const Stack& stack) {
+  if (stack.own_levels) return "fixed thresholds";
+  return stack.rules.ties == CodeTies::kUp ? "nearest, halves up" : "nearest, halves to even";
 }
 
 std::string joined(const Json& list, const char* separator = ", ") {
@@ -103,11 +83,11 @@ Json describe(const Stack& stack) {
           {"scale_correction", either(stack.scale_correction)},
           {"quant_group_sizes", group_names(stack)},
           {"metadata", metadata_names(stack)},
-          {"zero", zero_name(stack.zero)},
-          {"code_rounding", rounding_rule(stack.code_rounding)},
+          {"zero", zero_name(stack)},
+          {"code_rounding", rounding_rule(stack)},
           {"packing", stack.packing == PackOrder::kQuartered ? "quartered" : "consecutive"},
           {"clip", clip_name(stack.clip)},
-          {"clip_span", span_name(stack.clip_span)},
+          {"clip_span", span_name(stack)},
           {"windows", stack.windows == WindowBasis::kTransformed ? "transformed" : "original"},
           {"window_multiple", stack.window_multiple},
           {"head_dim_multiple", stack.head_dim_multiple},

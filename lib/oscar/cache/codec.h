@@ -7,7 +7,8 @@
 namespace oscar {
 
 inline constexpr float kMinScale = 1e-8f / 3.0f;
-inline constexpr float kMinScaleFp16 = 6.103515625e-05f;  // 2^-14, the smallest normal fp16
+inline constexpr float kMinScaleFp16 = 6.103515625e-05f;     // 2^-14, the smallest normal fp16
+inline constexpr float kMinScaleOfZeroFp16 = 9.765625e-04f;  // 2^-10 |lo|: |zero| within 1024
 inline constexpr int kMaxHeadDim = 256;
 
 // How the four codes of a byte are chosen; lowest bits first in both.
@@ -44,7 +45,7 @@ OSCAR_HOST_DEVICE inline ScaleZero scale_and_zero(float lo, float hi, MetadataDt
   if (scale < kMinScale) scale = kMinScale;
   if (dtype == MetadataDtype::kFp16) {
     const float magnitude = lo < 0.0f ? -lo : lo;
-    const float floor_of_zero = mul_rn(magnitude, 0.0009765625f);  // |zero| stays within 1024
+    const float floor_of_zero = mul_rn(magnitude, kMinScaleOfZeroFp16);
     if (scale < floor_of_zero) scale = floor_of_zero;
     if (scale < kMinScaleFp16) scale = kMinScaleFp16;
   }

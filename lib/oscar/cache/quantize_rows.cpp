@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <limits>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -194,6 +195,46 @@ RowsStatus quantize_range(const RowQuantizer& q, const float* x, int64_t first, 
   return {};
 }
 
+RowStatus write_and_read_row(const CodecRules& rules, const RowQuantizer& q, const float* x,
+                             float* out) {
+  if (!std::all_of(x, x + q.head_dim, is_finite)) return RowStatus::kNonFinite;
+  const int size = q.quant_group_size;
+  const auto threshold_of = [&q](const float* values, int count) {
+    const int rank = clip_threshold_index(q.clip_ratio, count);
+    return rank < 0 ? std::numeric_limits<float>::infinity()
+                    : magnitude_of_rank(values, count, rank);
+  };
+  float threshold = threshold_of(x, q.head_dim);
+  for (int begin = 0; begin < q.head_dim; begin += size) {
+    if (rules.clip_span == ClipSpan::kQuantGroup) threshold = threshold_of(x + begin, size);
+    if (!write_and_read_group(rules, q.metadata, x + begin, size, threshold, out + begin)) {
+      return RowStatus::kMetadataOverflow;
+    }
+  }
+  return RowStatus::kOk;
+}
+
+// range(first, last) over all rows, cut in whole blocks of lanes; the first row refused.
+template <typename Range>
+RowsStatus in_ranges(int64_t rows, int threads, const Range& range) {
+  if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const int64_t blocks = (rows + kLanes - 1) / kLanes;
+  threads = static_cast<int>(std::min<int64_t>(threads, std::max<int64_t>(1, blocks / 8)));
+  std::vector<RowsStatus> results(threads);
+  const auto share = [&](int t) {
+    results[t] =
+        range(blocks * t / threads * kLanes, std::min(rows, blocks * (t + 1) / threads * kLanes));
+  };
+  std::vector<std::thread> workers;
+  for (int t = 1; t < threads; ++t) workers.emplace_back(share, t);
+  share(0);
+  for (std::thread& worker : workers) worker.join();
+  for (const RowsStatus& result : results) {
+    if (result.status != RowStatus::kOk) return result;  // ranges ascend: the first is lowest
+  }
+  return {};
+}
+
 }  // namespace
 
 bool valid_quantizer(const RowQuantizer& q) {
@@ -238,23 +279,22 @@ RowsStatus quantize_rows_ref(const RowQuantizer& q, const float* x, int64_t rows
 RowsStatus quantize_rows(const RowQuantizer& q, const float* x, int64_t rows,
                          const QuantizedRows& out, int threads) {
   assert(valid_quantizer(q));
-  if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const int64_t blocks = (rows + kLanes - 1) / kLanes;
-  threads = static_cast<int>(std::min<int64_t>(threads, std::max<int64_t>(1, blocks / 8)));
-  std::vector<RowsStatus> results(threads);
-  const auto share = [&](int t) {
-    const int64_t first = blocks * t / threads * kLanes;
-    const int64_t last = std::min(rows, blocks * (t + 1) / threads * kLanes);
-    results[t] = quantize_range(q, x, first, last, out);
-  };
-  std::vector<std::thread> workers;
-  for (int t = 1; t < threads; ++t) workers.emplace_back(share, t);
-  share(0);
-  for (std::thread& worker : workers) worker.join();
-  for (const RowsStatus& result : results) {
-    if (result.status != RowStatus::kOk) return result;  // ranges ascend: the first is lowest
-  }
-  return {};
+  return in_ranges(rows, threads, [&](int64_t first, int64_t last) {
+    return quantize_range(q, x, first, last, out);
+  });
+}
+
+RowsStatus write_and_read_rows(const CodecRules& rules, const RowQuantizer& q, const float* x,
+                               int64_t rows, float* out, int threads) {
+  assert(valid_quantizer(q));
+  return in_ranges(rows, threads, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const RowStatus status =
+          write_and_read_row(rules, q, x + row * q.head_dim, out + row * q.head_dim);
+      if (status != RowStatus::kOk) return RowsStatus{status, row};
+    }
+    return RowsStatus{};
+  });
 }
 
 }  // namespace oscar

@@ -1,6 +1,7 @@
 // Whole matrices of rows through the INT2 codec on the CPU: the plain version and a fast one.
 #pragma once
 
+#include "oscar/cache/codec_rules.h"
 #include "oscar/cache/scale_correction.h"
 #include "oscar/cache/shaped_rounding.h"
 
@@ -30,6 +31,11 @@ struct RowsStatus {
   RowStatus status = RowStatus::kOk;
   int64_t row = -1;  // first offending row; what was written from that row on is unspecified
 };
+
+// x [rows, head_dim] written under `rules` by a plain writer and read back: out [rows, head_dim].
+// Of the quantizer head_dim, quant_group_size, clip_ratio and metadata are used.
+RowsStatus write_and_read_rows(const CodecRules& rules, const RowQuantizer& quantizer,
+                               const float* x, int64_t rows, float* out, int threads = 1);
 
 // False when sizes do not fit together or a matrix that the settings need is missing.
 bool valid_quantizer(const RowQuantizer& quantizer);

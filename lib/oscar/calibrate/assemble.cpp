@@ -4,30 +4,10 @@
 #include "oscar/base/atomic_file.h"
 #include "oscar/base/error.h"
 #include "oscar/base/sha256.h"
+#include "oscar/bundle/bundle_match.h"
 #include "oscar/fit/presets.h"
 
 namespace oscar {
-namespace {
-
-BundleModel describe_model(const CalibrateOptions& options, const Checkpoint& checkpoint) {
-  const ModelConfig& config = checkpoint.config;
-  return {.name = checkpoint.name,
-          .architecture = config.architecture,
-          .num_layers = config.num_layers,
-          .num_qo_heads = config.num_qo_heads,
-          .num_kv_heads = config.num_kv_heads,
-          .head_dim_k = config.head_dim,
-          .head_dim_v = config.head_dim,
-          .hidden_size = config.hidden_size,
-          .rope = config.rope.as_run,
-          .config_sha256 = checkpoint.config_sha256,
-          .tokenizer_sha256 = checkpoint.tokenizer_sha256,
-          .chat_template_sha256 = checkpoint.chat_template_sha256,
-          .weights_fingerprint = checkpoint.weights.fingerprint(options.hash_weights)};
-}
-
-}  // namespace
-
 Bundle describe_run(const CalibrateOptions& options, const Checkpoint& checkpoint,
                     const CorpusRecord& corpus) {
   Bundle bundle;
@@ -39,7 +19,7 @@ Bundle describe_run(const CalibrateOptions& options, const Checkpoint& checkpoin
   bundle.granularity = granularity_name(options.fit.granularity);
   bundle.position_span = options.fit.position_span;
   bundle.fit_seed = options.seed;
-  bundle.model = describe_model(options, checkpoint);
+  bundle.model = describe_model(checkpoint, options.hash_weights);
   bundle.corpus = corpus;
   bundle.quantizer = options.quantizer;
   return bundle;
@@ -73,6 +53,7 @@ std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
               {"clip", {options.fit.clip_k, options.fit.clip_v}},
               {"position_span", options.fit.position_span},
               {"search", bundle.search},
+              {"clip_scope", static_cast<int>(options.search.clip_scope)},
               {"statistics_only", options.statistics_only},
               {"statistics", options.keep_statistics}};
   const QuantizerSettings& quantizer = options.quantizer;
@@ -87,7 +68,8 @@ std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
       {"fit", std::move(fit)},
       {"quantizer",
        {quantizer.quant_group_size, quantizer.sink_tokens, quantizer.recent_tokens,
-        quantizer.demote_block, quantizer.metadata_dtype}},
+        quantizer.demote_block, quantizer.metadata_dtype, quantizer.clip_span, quantizer.zero,
+        quantizer.ties, quantizer.metadata_rounding}},
   };
   return sha256_of(identity.dump());
 }

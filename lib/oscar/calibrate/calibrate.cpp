@@ -12,6 +12,7 @@
 #include "oscar/base/sha256.h"
 #include "oscar/base/version.h"
 #include "oscar/bundle/checkpoint.h"
+#include "oscar/bundle/clip_pool.h"
 #include "oscar/calibrate/assemble.h"
 #include "oscar/calibrate/convergence_stage.h"
 #include "oscar/calibrate/corpus_source.h"
@@ -110,9 +111,8 @@ void run_pass(Transformer& model, const TokenChunks& corpus, const RunPlan& plan
     run_layer_major(model, corpus, plan, std::move(start), visitor, progress);
   } catch (const Interrupted&) {
     throw Interrupted(fmt::format(
-        "stopped on request. What was collected is in {};\n  repeat the command with --resume to "
-        "continue{}",
-        saved.path().string(), done_again));
+        "{}. What was collected is in {};\n  repeat the command with --resume to continue{}",
+        kStopped, saved.path().string(), done_again));
   }
 }
 
@@ -204,10 +204,10 @@ SplitCorpus split_corpus(const TokenChunks& corpus, CalibrateOptions& options,
 // Held-back chunks are few, and a layer is searched once all of them have passed it: one shard.
 RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
                     const CalibrateOptions& options, const MemoryLimits& limits) {
-  RunPlan plan =
-      plan_run(model, plan_batches(split.held_back.chunks, options.batch_tokens), limits, 1 << 20);
-  plan.shards = {{0, plan.batches.size(), split.held_back.record.tokens}};
-  return plan;
+  constexpr int kAllChunks = 1 << 20;
+  RunPlan plan = plan_run(model, plan_batches(split.held_back.chunks, options.batch_tokens), limits,
+                          kAllChunks);
+  return in_one_shard(std::move(plan), model.compute().device);
 }
 
 // Times the smallest possible search of layer 0, a chunk in each half, and scales it.
@@ -228,27 +228,22 @@ double estimate_search_seconds(Transformer& model, const SplitCorpus& split,
   return seconds_since(start) * pairs * model.config().num_layers;
 }
 
-// Raises the peaks to what a search takes: its own pass over the held-back chunks, which are one
-// shard, and what it holds of them.
+// Raises the peaks to what a search takes: its own pass over the held-back chunks, and what it
+// holds of them.
 void add_search_memory(const Transformer& model, const SplitCorpus& split,
                        const CalibrateOptions& options, const MemoryLimits& limits,
                        CostEstimate& cost) {
   const torch::Device device = model.compute().device;
-  const RunPlan plan = plan_search(model, split, options, limits);
+  RunPlan plan = plan_search(model, split, options, limits);
   HeldBackSize held_back{.tokens = split.held_back.record.tokens,
                          .search_chunks = static_cast<int64_t>(split.num_search)};
   for (const auto& chunk : split.held_back.chunks) {
     held_back.longest_chunk = std::max(held_back.longest_chunk, static_cast<int64_t>(chunk.size()));
   }
-  const int64_t hidden = held_back.tokens * plan.hidden_bytes_per_token;
-  const int64_t search =
+  (device.is_cuda() ? plan.peak_device_bytes : plan.peak_host_bytes) +=
       search_memory_bytes(model.config(), held_back, options.search.full, device);
-  const bool hidden_on_host = device.is_cuda() && !plan.hidden_on_device;
-  const int64_t host = device.is_cuda() ? (hidden_on_host ? hidden : 0) : hidden + search;
-  cost.peak_host_bytes = std::max(cost.peak_host_bytes, plan.peak_host_bytes + host);
-  if (!device.is_cuda()) return;
-  cost.peak_device_bytes = std::max(
-      cost.peak_device_bytes, plan.peak_device_bytes + search + (hidden_on_host ? 0 : hidden));
+  cost.peak_host_bytes = std::max(cost.peak_host_bytes, plan.peak_host_bytes);
+  cost.peak_device_bytes = std::max(cost.peak_device_bytes, plan.peak_device_bytes);
 }
 
 // Times one batch through one layer and scales it to the whole run.
@@ -381,6 +376,9 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
     result.warnings.insert(result.warnings.end(), warnings.begin(), warnings.end());
     bundle.layers.push_back(std::move(choice.layer));
     bundle.portable.push_back(std::move(choice.portable));
+  }
+  if (options.search.clip && options.search.clip_scope != ClipScope::kHead) {
+    bundle.search["pooled_clip"] = pool_own_clips(bundle, options.search.clip_scope);
   }
   if (options.keep_statistics || options.statistics_only) bundle.statistics = std::move(statistics);
   write_bundle(bundle, options.output, options.force || options.resume);

@@ -38,6 +38,7 @@ SideCodec VariantCodecs::codec(const SideVariant& heads, Side side) {
   const SideCodec& any = of_fit(*heads.front().fit, side);
   result.quant_group_size = any.quant_group_size;
   result.metadata = any.metadata;
+  result.rules = any.rules;
   const auto fit = [&](const HeadChoice& head) -> const SideCodec& {
     return of_fit(*head.fit, side);
   };

@@ -23,7 +23,11 @@ Json format_json(const QuantizerSettings& settings) {
           {"recent", settings.recent_tokens},
           {"quant_group_size", settings.quant_group_size},
           {"metadata_dtype", settings.metadata_dtype},
-          {"demote_block", settings.demote_block}};
+          {"demote_block", settings.demote_block},
+          {"clip_span", settings.clip_span},
+          {"zero", settings.zero},
+          {"ties", settings.ties},
+          {"metadata_rounding", settings.metadata_rounding}};
 }
 
 QuantizerSettings common_format(const EvaluateOptions& options, int head_dim, const Bundle* bundle,
@@ -37,11 +41,13 @@ QuantizerSettings common_format(const EvaluateOptions& options, int head_dim, co
   for (const NamedBundle& other : named) {
     const Json own = format_json(with_overrides(other.bundle.quantizer, options));
     if (own == shared) continue;
-    throw Error({.what = "the bundles are for caches of different formats",
-                 .where = "--bundle " + other.name,
-                 .expected = shared.dump(),
-                 .found = own.dump(),
-                 .hint = "say which with --sink, --recent, --quant-group-size and the like"});
+    throw Error(
+        {.what = "the bundles are for caches of different formats",
+         .where = "--bundle " + other.name,
+         .expected = shared.dump(),
+         .found = own.dump(),
+         .hint = "windows, groups and metadata can be given, as with --sink; rules of the codec "
+                 "(clip_span, zero, ties, metadata_rounding) can't"});
   }
   return settings;
 }

@@ -1,4 +1,4 @@
-// The cache that every method of a comparison fills: windows, groups and metadata.
+// The cache that every method of a comparison fills: windows, groups, metadata and codec.
 #pragma once
 
 #include <span>

@@ -104,7 +104,6 @@ Session open_session(const EvaluateOptions& options, Progress& progress) {
   Session session{.checkpoint = open_checkpoint(options.model, options.rope_scaling)};
   session.compute = choose_compute(options.device, options.dtype);
   session.engine = {parse_engine_kind(options.engine), session.compute.device};
-  check_engine(session.engine, text_view(options, 0));
   if (!options.bundle.empty()) {
     session.bundle = open_bundle(options.bundle, session.checkpoint, progress);
   } else if (options.write_back) {
@@ -120,6 +119,7 @@ Session open_session(const EvaluateOptions& options, Progress& progress) {
   if (std::filesystem::exists(tokenizer)) session.tokenizer = Tokenizer::from_file(tokenizer);
   session.quantizer = common_format(options, session.checkpoint.config.head_dim,
                                     session.bundle ? &*session.bundle : nullptr, session.named);
+  check_engine(session.engine, text_view(options, 0), session.quantizer);
   session.corpus = open_corpus(options, session);
   return session;
 }

@@ -350,8 +350,15 @@ std::vector<std::string> window_sweep(const std::string& base) {
   return names;
 }
 
-void check_engine(const EngineChoice& choice, const CacheView& view) {
+void check_engine(const EngineChoice& choice, const CacheView& view,
+                  const QuantizerSettings& quantizer) {
   if (choice.kind == EngineKind::kSimulate) return;
+  if (codec_rules(quantizer) != CodecRules{}) {
+    throw Error(
+        {.what = "the paged cache is of this toolkit's codec, the bundle of another stack's",
+         .where = "--engine",
+         .hint = "leave out --engine: simulate runs every codec"});
+  }
   check_paged_mode(view);
   if (choice.kind == EngineKind::kKernel) make_kernel_ops(choice.device);
 }

@@ -69,9 +69,10 @@ struct EngineChoice {
   torch::Device device = torch::kCPU;
 };
 
-// Throws Error for what no method could run: a mode without a paged form, or kernels that this
-// build or device does not have.
-void check_engine(const EngineChoice& choice, const CacheView& view);
+// Throws Error for what no method could run: a mode without a paged form, a codec without one, or
+// kernels that this build or device does not have.
+void check_engine(const EngineChoice& choice, const CacheView& view,
+                  const QuantizerSettings& quantizer);
 
 // Engine of a method; null for the reference. A method without codec always runs in the block-wise
 // forward. Layers whose sliding window fits the recent window are never quantized. Throws Error

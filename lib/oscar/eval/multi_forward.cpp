@@ -106,7 +106,7 @@ std::vector<OutputError> run_multi_forward(Transformer& model, const MultiForwar
     for (int layer = 0; layer < num_layers; ++layer) {
       const auto weights = model.load_layer(layer);
       for (size_t b = begin; b < end; ++b) {
-        if (interrupt_requested()) throw Interrupted("stopped; no report was written");
+        stop_if_requested(kStoppedEvaluation);
         advance(model, methods, layer, *weights, group[b - begin], errors);
         progress.advance(batches[b].numel());
       }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
 #include "oscar/eval/multi_forward.h"
 
@@ -140,7 +139,7 @@ std::vector<std::vector<bool>> run_needles_generated(Transformer& model,
       engine = make_engine(exact, model.config(), {});
     }
     for (const PromptBatch& batch : batch_prompts(model, prompts)) {
-      if (interrupt_requested()) throw Interrupted("stopped; no report was written");
+      stop_if_requested(kStoppedEvaluation);
       const auto ids = batch_ids(prompts, batch).slice(1, 0, batch.length);
       const auto answers = generate_greedily(model, weights, *engine, ids, batch.answer);
       for (size_t row = 0; row < batch.count; ++row) {

@@ -1,7 +1,17 @@
 // What held-out loss may decide instead of the preset.
 #pragma once
 
+#include <cstdint>
+
 namespace oscar {
+
+// How many clipping ratios there are: what a serving stack has places for.
+enum class ClipScope : uint8_t {
+  kHead,      // a ratio for each layer, KV head and side
+  kLayer,     // a ratio for each layer and side
+  kModel,     // one ratio for all keys, one for all values
+  kModelBoth  // one ratio
+};
 
 // A part that is not searched keeps its value of FitOptions, which is also what ties go to.
 struct SearchOptions {
@@ -10,6 +20,7 @@ struct SearchOptions {
   bool center = false;
   bool granularity = false;  // per KV head or per layer
   bool clip = false;
+  ClipScope clip_scope = ClipScope::kHead;  // other: losses are pooled when all layers are searched
   bool rounding = false, scale_correction = false;
   bool full = false;  // more chunks, queries and clip ratios
 

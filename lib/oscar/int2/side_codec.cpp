@@ -1,12 +1,13 @@
-// The INT2 codec on whole layers: the cache library's rows on the CPU, torch operations elsewhere.
+// The INT2 codec on whole layers: cache library on the CPU, a kernel or torch operations elsewhere.
 #include "oscar/int2/side_codec.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
 #include "oscar/base/error.h"
+#include "oscar/int2/clip_thresholds.h"
 #include "oscar/int2/device_rows.h"
+#include "oscar/int2/rule_rows.h"
 
 namespace oscar {
 namespace {
@@ -22,12 +23,6 @@ torch::Tensor stack(const MatrixStack<float>& m, torch::Device device) {
   return to_device(m.data.data(), {m.count, m.rows, m.cols}, device);
 }
 
-torch::Tensor round_to(const torch::Tensor& x, MetadataDtype dtype) {
-  if (dtype == MetadataDtype::kFp32) return x;
-  return x.to(dtype == MetadataDtype::kFp16 ? torch::kFloat16 : torch::kBFloat16)
-      .to(torch::kFloat32);
-}
-
 struct RowScales {
   torch::Tensor scale, zero;  // [batch, Hkv, tokens, groups, 1]
 };
@@ -37,32 +32,18 @@ RowScales row_scales(const SideCodec& side, const torch::Tensor& x) {
   const int64_t heads = x.size(1), d = x.size(3), groups = d / side.quant_group_size;
   auto [lo, hi] =
       torch::aminmax(x.view({x.size(0), heads, x.size(2), groups, -1}), /*dim=*/-1, true);
-  std::vector<int64_t> ranks;
-  bool clipped = false;
-  for (const float ratio : side.clip_ratio) {
-    ranks.push_back(clip_threshold_index(ratio, static_cast<int>(d)));
-    clipped = clipped || ranks.back() >= 0;
-  }
-  if (clipped) {
-    const auto sorted = std::get<0>(x.abs().sort(-1));
-    std::vector<torch::Tensor> thresholds;
-    for (int64_t h = 0; h < heads; ++h) {
-      const auto head = sorted.select(1, h);
-      thresholds.push_back(ranks[h] < 0 ? torch::full_like(head.select(-1, 0),
-                                                           std::numeric_limits<float>::infinity())
-                                        : head.select(-1, ranks[h]));
-    }
-    const auto threshold = torch::stack(thresholds, 1).unsqueeze(-1).unsqueeze(-1);
+  const auto threshold = clip_thresholds(side.clip_ratio, x.unsqueeze(-2));
+  if (threshold.defined()) {
     lo = lo.clamp(-threshold, threshold);
     hi = hi.clamp(-threshold, threshold);
   }
   auto scale = hi.sub(lo).div(3.0f).clamp_min(kMinScale);
   if (side.metadata == MetadataDtype::kFp16) {
-    scale = scale.maximum(lo.abs().mul(0.0009765625f)).clamp_min(kMinScaleFp16);
+    scale = scale.maximum(lo.abs().mul(kMinScaleOfZeroFp16)).clamp_min(kMinScaleFp16);
   }
-  scale = round_to(scale, side.metadata);
+  scale = round_to_metadata(scale, side.metadata);
   // Adding +0 turns -0 into +0 and changes nothing else.
-  return {scale, round_to(lo.neg().div(scale), side.metadata).add(0.0f)};
+  return {scale, round_to_metadata(lo.neg().div(scale), side.metadata).add(0.0f)};
 }
 
 torch::Tensor codes_of(const torch::Tensor& x, const torch::Tensor& scale,
@@ -129,6 +110,17 @@ torch::Tensor correction_factors(const SideCodec& side, const torch::Tensor& x,
       .unsqueeze(-1);
 }
 
+// One head's rows on the host, through this toolkit's codec or under another stack's rules.
+RowsStatus head_rows(const SideCodec& side, int64_t head, const float* x, int64_t rows,
+                     float* out) {
+  const RowQuantizer quantizer = row_quantizer(side, head);
+  const int threads = at::get_num_threads();
+  if (side.rules == CodecRules{}) {
+    return quantize_rows(quantizer, x, rows, {.dequantized = out}, threads);
+  }
+  return write_and_read_rows(side.rules, quantizer, x, rows, out, threads);
+}
+
 torch::Tensor quantize_dequantize_host(const SideCodec& side, const torch::Tensor& x,
                                        const std::string& where) {
   const int64_t heads = x.size(1), tokens = x.size(2), d = x.size(3);
@@ -137,8 +129,7 @@ torch::Tensor quantize_dequantize_host(const SideCodec& side, const torch::Tenso
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t offset = (b * heads + h) * tokens * d;
       const RowsStatus status =
-          quantize_rows(row_quantizer(side, h), x.data_ptr<float>() + offset, tokens,
-                        {.dequantized = out.data_ptr<float>() + offset}, at::get_num_threads());
+          head_rows(side, h, x.data_ptr<float>() + offset, tokens, out.data_ptr<float>() + offset);
       if (status.status != RowStatus::kOk) {
         refuse_rows(where + ", head " + std::to_string(h) + ", token " + std::to_string(status.row),
                     status.status);
@@ -146,6 +137,17 @@ torch::Tensor quantize_dequantize_host(const SideCodec& side, const torch::Tenso
     }
   }
   return out;
+}
+
+// Other stacks' codecs neither shape rounding nor correct scales.
+void require_plain(const SideCodec& side, const std::string& where) {
+  const auto& corrections = side.scale_correction;
+  const bool corrects = std::any_of(corrections.begin(), corrections.end(),
+                                    [](ScaleCorrection c) { return c != ScaleCorrection::kNone; });
+  if (side.rules == CodecRules{} || (!side.feedback.defined() && !corrects)) return;
+  throw Error({.what = "only this toolkit's codec shapes rounding and corrects scales",
+               .where = where,
+               .hint = "calibrate with --for the stack that is to serve it"});
 }
 
 torch::Tensor as_bf16(const torch::Tensor& rows) {
@@ -182,6 +184,7 @@ SideCodec make_side_codec(const SideTransform& transform, CacheSide side,
                  .expected = "fp16, bf16 or fp32",
                  .found = quantizer.metadata_dtype});
   }
+  codec.rules = codec_rules(quantizer);
   codec.forward = stack(transform.forward, device);
   if (!transform.partner.empty()) {
     codec.partner = stack(transform.partner, device);
@@ -189,8 +192,8 @@ SideCodec make_side_codec(const SideTransform& transform, CacheSide side,
     codec.partner =
         side == CacheSide::kKey ? codec.forward : codec.forward.transpose(1, 2).contiguous();
   }
-  const auto& mean = transform.mean;
-  if (std::any_of(mean.data.begin(), mean.data.end(), [](float m) { return m != 0.0f; })) {
+  if (is_centred(transform)) {
+    const auto& mean = transform.mean;
     codec.mean = to_device(mean.data.data(), {mean.count, mean.cols}, device);
   }
   if (!transform.feedback.empty()) codec.feedback = stack(transform.feedback, device);
@@ -229,7 +232,8 @@ torch::Tensor to_cache_basis(const SideCodec& side, const torch::Tensor& x) {
 
 torch::Tensor quantize_dequantize(const SideCodec& side, const torch::Tensor& rows,
                                   const std::string& where) {
-  if (rows.is_cuda() && has_device_rows()) {
+  require_plain(side, where);
+  if (rows.is_cuda() && has_device_rows() && side.rules == CodecRules{}) {
     return quantize_dequantize_device(side, as_bf16(rows), where);
   }
   if (!rows.is_cpu()) return quantize_dequantize_torch(side, rows, where);
@@ -242,6 +246,7 @@ torch::Tensor quantize_dequantize_torch(const SideCodec& side, const torch::Tens
   const int64_t batch = x.size(0), heads = x.size(1), tokens = x.size(2), d = x.size(3);
   const int64_t groups = d / side.quant_group_size;
   if (!x.isfinite().all().item<bool>()) refuse_rows(where, RowStatus::kNonFinite);
+  if (side.rules != CodecRules{}) return write_and_read_torch(side, x, where);
   auto [scale, zero] = row_scales(side, x);
   const auto grouped = x.view({batch, heads, tokens, groups, -1});
   torch::Tensor codes;
@@ -264,7 +269,7 @@ torch::Tensor quantize_dequantize_torch(const SideCodec& side, const torch::Tens
                                      [](ScaleCorrection c) { return c != ScaleCorrection::kNone; });
   if (corrected) {
     const auto y = unscaled.mul(scale).view({batch, heads, tokens, d});
-    scale = round_to(scale.mul(correction_factors(side, x, y)), side.metadata);
+    scale = round_to_metadata(scale.mul(correction_factors(side, x, y)), side.metadata);
   }
   if (!scale.isfinite().all().item<bool>() || !zero.isfinite().all().item<bool>()) {
     refuse_rows(where, RowStatus::kMetadataOverflow);

@@ -21,6 +21,7 @@ struct SideCodec {
   std::vector<ScaleCorrection> scale_correction;  // [Hkv]
   int quant_group_size = 128;
   MetadataDtype metadata = MetadataDtype::kFp16;
+  CodecRules rules;  // other than the default: plain rounding, no scale correction
 };
 
 enum class CacheSide { kKey, kValue };
@@ -38,15 +39,15 @@ torch::Tensor to_cache_basis(const SideCodec& side, const torch::Tensor& x);
 
 // The rows as INT2 gives them back: rounded to bf16, quantized, dequantized; float32 of the same
 // shape. rows [batch, Hkv, tokens, d] float32 in the cache's basis. On the CPU this is the cache
-// library's codec itself; on CUDA a kernel with the same bits or, in programs without kernels,
-// quantize_dequantize_torch. `where` names the layer in errors: non-finite rows, or a range that
-// the metadata dtype cannot hold.
+// library's codec itself; on CUDA a kernel with the same bits or, in programs without kernels and
+// for the rules of other stacks, quantize_dequantize_torch. `where` names the layer in errors:
+// non-finite rows, or a range that the metadata dtype cannot hold.
 torch::Tensor quantize_dequantize(const SideCodec& side, const torch::Tensor& rows,
                                   const std::string& where);
 
 // The same in torch operations on any device: equal to the cache's codec to the bit for plain
-// rounding without scale correction; otherwise sums run in another order (MATH: section 4a allows
-// 1e-4 of the rows to differ).
+// rounding without scale correction, under any rules; otherwise sums run in another order (MATH:
+// section 4a allows 1e-4 of the rows to differ).
 torch::Tensor quantize_dequantize_torch(const SideCodec& side, const torch::Tensor& rows,
                                         const std::string& where);
 

@@ -20,10 +20,12 @@ std::vector<std::pair<int, int>> parse_points(const std::vector<std::string>& te
   std::vector<std::pair<int, int>> points;
   for (const std::string& text : texts) {
     int batch = 0, context = 0;
-    char unit = 0;
-    const int parts = std::sscanf(text.c_str(), "%dx%d%c", &batch, &context, &unit);
-    if (parts < 2 || batch < 1 || context < 1 || (parts == 3 && unit != 'K')) {
-      throw oscar::Error({.what = "a point is BATCHxCONTEXT, for example 8x32K", .found = text});
+    char unit = 0, rest = 0;
+    const int parts = std::sscanf(text.c_str(), "%dx%d%c%c", &batch, &context, &unit, &rest);
+    if (parts < 2 || parts > 3 || batch < 1 || context < 1 || (parts == 3 && unit != 'K')) {
+      throw oscar::Error({.what = "a point is BATCHxCONTEXT, for example 8x32K",
+                          .where = "--points",
+                          .found = text});
     }
     points.emplace_back(batch, parts == 3 ? context * 1024 : context);
   }
@@ -58,17 +60,19 @@ void print_attention(const Json& records) {
   const auto cell = [](const Json& r, const char* key) {
     return r.contains(key) ? fmt::format("{:.1f}", r[key].get<double>()) : std::string("-");
   };
-  fmt::print("{:>11} {:>9} {:>9} {:>9} {:>7} {:>9} {:>9} {:>9}  (us, medians)\n", "point", "int2",
-             "+windows", "page-read", "share", "bf16", "flash", "cudnn");
+  constexpr const char* kRow = "{:>10} {:>7} {:>7} {:>8} {:>9} {:>6} {:>7} {:>7} {:>7}\n";
+  fmt::print("medians in us; share: page-read / int2\n");
+  fmt::print(kRow, "point", "int2", "settled", "+windows", "page-read", "share", "bf16", "flash",
+             "cudnn");
   for (const Json& r : records) {
     const std::string share = r.contains("paged_read_us")
                                   ? fmt::format("{:.1f}%", 100 * r["paged_read_us"].get<double>() /
                                                                r["int2_us"].get<double>())
                                   : "-";
-    fmt::print("{:>11} {:>9} {:>9} {:>9} {:>7} {:>9} {:>9} {:>9}\n",
-               fmt::format("{}x{}", r["batch"].get<int>(), r["context"].get<int>()),
-               cell(r, "int2_us"), cell(r, "int2_windows_us"), cell(r, "paged_read_us"), share,
-               cell(r, "bf16_twin_us"), cell(r, "sdpa_flash_us"), cell(r, "sdpa_cudnn_us"));
+    fmt::print(kRow, fmt::format("{}x{}", r["batch"].get<int>(), r["context"].get<int>()),
+               cell(r, "int2_us"), cell(r, "int2_settled_us"), cell(r, "int2_windows_us"),
+               cell(r, "paged_read_us"), share, cell(r, "bf16_twin_us"), cell(r, "sdpa_flash_us"),
+               cell(r, "sdpa_cudnn_us"));
   }
 }
 
@@ -126,7 +130,7 @@ void write_results(const Arguments& arguments, const Json& machine, const Json& 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App program{"Measures kernels and calibration beside peers and the hardware limit",
+  CLI::App program{"Times the kernels, and collecting statistics, beside what bounds them",
                    "oscar-bench"};
   program.require_subcommand(1);
   Arguments arguments;
@@ -140,20 +144,24 @@ int main(int argc, char** argv) {
         ->capture_default_str();
   };
 
-  CLI::App* attention = program.add_subcommand("attention", "Paged decode attention");
-  attention->add_option("--shape", arguments.shape, "Model whose heads are taken")
+  CLI::App* attention =
+      program.add_subcommand("attention", "Paged INT2 decode beside bf16 and bare reading");
+  attention
+      ->add_option("--shape", arguments.shape,
+                   "Model whose heads are taken:\n" + oscar::attention_bench_shapes())
       ->capture_default_str();
   attention
-      ->add_option("--points", arguments.points,
-                   "BATCHxCONTEXT, separated by commas,\nfor example 8x32K,1x128K")
-      ->delimiter(',');
-  attention->add_flag("--no-bf16", arguments.no_bf16, "Leave out our bf16 twin");
-  attention->add_flag("--no-peers", arguments.no_peers, "Leave out SDPA");
-  attention->add_flag("--no-ceilings", arguments.no_ceilings, "Leave out the read ceilings");
+      ->add_option("--points", arguments.points, "BATCHxCONTEXT, separated by commas; K is 1024")
+      ->delimiter(',')
+      ->capture_default_str();
+  attention->add_flag("--no-bf16", arguments.no_bf16, "Leave out the same kernel over bf16 pages");
+  attention->add_flag("--no-peers", arguments.no_peers, "Leave out SDPA (flash, cuDNN)");
+  attention->add_flag("--no-ceilings", arguments.no_ceilings, "Leave out bare reading");
   replays(attention);
   outputs(attention);
 
-  CLI::App* quantize = program.add_subcommand("quantize", "Quantize and append of a prefill");
+  CLI::App* quantize =
+      program.add_subcommand("quantize", "Quantize and append of a prefill beside a copy");
   quantize->add_option("--tokens", arguments.quantize.tokens, "Tokens appended")
       ->check(CLI::Range(64, 1 << 20))
       ->capture_default_str();
@@ -166,14 +174,19 @@ int main(int argc, char** argv) {
   replays(quantize);
   outputs(quantize);
 
-  CLI::App* selftest = program.add_subcommand("selftest", "Check the kernels on this GPU");
+  CLI::App* selftest = program.add_subcommand("selftest", "Check attention on this GPU");
   outputs(selftest);
 
 #if defined(OSCAR_BENCH_TORCH)
   CLI::App* calibrate =
-      program.add_subcommand("calibrate", "Collecting beside the bare forward pass");
-  calibrate->add_option("CORPUS", arguments.calibrate.corpus, "As for oscar-calibrate")->required();
-  calibrate->add_option("--model", arguments.calibrate.model, "Folder, or tiny-gqa")
+      program.add_subcommand("calibrate", "Collecting statistics beside the bare forward pass");
+  calibrate
+      ->add_option("CORPUS", arguments.calibrate.corpus,
+                   "Text or token ids, as for oscar-calibrate")
+      ->required();
+  calibrate
+      ->add_option("--model", arguments.calibrate.model,
+                   "Hugging Face folder, or tiny-gqa, the embedded default")
       ->capture_default_str();
   calibrate->add_option("--batch-tokens", arguments.calibrate.batch_tokens, "Tokens run together")
       ->check(CLI::Range(1, 1 << 24))

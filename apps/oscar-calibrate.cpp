@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <optional>
 
 #include "common/main.h"
 #include "common/options.h"
@@ -44,6 +45,7 @@ struct Arguments {
   ComputeArguments compute;
   MemoryArguments memory;
   std::string rope_scaling, json, stack;
+  std::optional<StackChoice> for_stack;  // with --for, once the command line is read
   bool no_statistics = false, quiet = false;
 };
 
@@ -136,12 +138,11 @@ std::string kinds_text(const SideTransform& side) {
 
 // "0.95" or "0.93-off": clipping ratios of a side's heads, from the strongest on.
 std::string clips_text(const SideTransform& side) {
-  const auto text = [](float ratio) { return ratio > 0 ? fmt::format("{:.2f}", ratio) : "off"; };
   std::vector<float> ratios = side.clip_ratio;
   std::sort(ratios.begin(), ratios.end(), [](float a, float b) {
     return (a > 0 ? a : 2) < (b > 0 ? b : 2);  // off clips least
   });
-  const std::string least = text(ratios.front()), most = text(ratios.back());
+  const std::string least = clip_text(ratios.front()), most = clip_text(ratios.back());
   return least == most ? least : least + "-" + most;
 }
 
@@ -219,7 +220,9 @@ void print_stack(const std::string& stack, const StackChoice& choice) {
   fmt::print("{}", text);
 }
 
-Json summary_json(const CalibrateResult& result, const CalibrateOptions& options) {
+// `stacks`: stack_support_json of the bundle; null without transforms.
+Json summary_json(const CalibrateResult& result, const CalibrateOptions& options,
+                  const Json& stacks) {
   Json json = {{"output", options.output.string()}, {"device", result.device},
                {"tokens", result.corpus.tokens},    {"sequences", result.corpus.sequences_used},
                {"dry_run", result.dry_run},         {"already_done", result.already_done}};
@@ -237,13 +240,9 @@ Json summary_json(const CalibrateResult& result, const CalibrateOptions& options
     json["fit_seconds"] = result.fit_seconds;
     json["search_seconds"] = result.search_seconds;
   }
-  if (!result.bundle.layers.empty()) json["stacks"] = stack_support_json(result.bundle);
+  if (!stacks.is_null()) json["stacks"] = stacks;
   json["warnings"] = result.warnings;
   return json;
-}
-
-StackChoice choose(const CLI::App& program, const Arguments& arguments) {
-  return choose_for_stack(program, arguments.stack, arguments.fit, arguments.options.quantizer);
 }
 
 // Requests of which one would be dropped. --search has a default, which asks for nothing.
@@ -270,14 +269,17 @@ void check_places(const Arguments& arguments) {
                                         {"--tokens-out", options.tokens_out}};
   std::vector<NamedPath> outputs = texts;
   outputs.push_back({"OUT", options.output});
-  outputs.push_back({"the checkpoint beside OUT", options.output.string() + ".checkpoint"});
+  outputs.push_back({"the checkpoint beside OUT", checkpoint_path(options.output)});
   check_outputs(inputs, outputs);
   probe_outputs(texts);
 }
 
-int run(const CLI::App& program, Arguments& arguments) {
+int run(Arguments& arguments) {
   CalibrateOptions& options = arguments.options;
-  const StackChoice choice = choose(program, arguments);
+  const StackChoice choice =
+      arguments.for_stack
+          ? *arguments.for_stack
+          : StackChoice{arguments.fit.resolve(), arguments.fit.resolve_search(), options.quantizer};
   options.preset = arguments.fit.preset;
   options.fit = choice.fit;
   options.search = choice.search;
@@ -294,8 +296,9 @@ int run(const CLI::App& program, Arguments& arguments) {
   TerminalProgress progress(arguments.quiet);
   const CalibrateResult result = calibrate(options, progress);
   for (const std::string& warning : result.warnings) fmt::print(stderr, "warning: {}\n", warning);
+  const Json stacks = result.bundle.layers.empty() ? Json() : stack_support_json(result.bundle);
   if (!arguments.json.empty()) {
-    write_file_atomically(arguments.json, summary_json(result, options).dump(2) + "\n");
+    write_file_atomically(arguments.json, summary_json(result, options, stacks).dump(2) + "\n");
   }
   if (arguments.quiet) return kExitDone;
   if (result.already_done) {
@@ -321,7 +324,7 @@ int run(const CLI::App& program, Arguments& arguments) {
   print_convergence(result.bundle.convergence);
   if (!result.bundle.layers.empty()) {
     print_layers(result.bundle);
-    fmt::print("\n{}", stack_support_text(stack_support_json(result.bundle)));
+    fmt::print("\n{}", stack_support_text(stacks));
   }
   std::error_code status;
   fmt::print(
@@ -353,7 +356,9 @@ int main(int argc, char** argv) {
   add_run_options(program, arguments);
   program.final_callback([&] {  // a conflict is a usage error
     check_requests(program, arguments);
-    if (!arguments.stack.empty()) choose(program, arguments);
+    if (arguments.stack.empty()) return;
+    arguments.for_stack =
+        choose_for_stack(program, arguments.stack, arguments.fit, arguments.options.quantizer);
   });
-  return run_program(program, argc, argv, [&] { return run(program, arguments); });
+  return run_program(program, argc, argv, [&] { return run(arguments); });
 }

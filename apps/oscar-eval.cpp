@@ -9,7 +9,6 @@
 #include "common/output_paths.h"
 #include "common/terminal_progress.h"
 #include "oscar/base/atomic_file.h"
-#include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
 #include "oscar/eval/evaluate.h"
 #include "oscar/eval/overlap.h"
@@ -190,9 +189,9 @@ void take_bundles(Arguments& arguments) {
     } else if (options.bundle.empty()) {
       options.bundle = bundle;
     } else {
-      throw Error({.what = "two bundles without a name",
-                   .where = "--bundle " + bundle,
-                   .hint = "name all but one: --bundle NAME=FILE"});
+      throw UsageError({.what = "two bundles without a name",
+                        .where = "--bundle " + bundle,
+                        .hint = "name all but one: --bundle NAME=FILE"});
     }
   }
 }

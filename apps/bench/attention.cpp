@@ -16,6 +16,8 @@ namespace oscar {
 namespace {
 
 constexpr int kSink = 64, kRecent = 256, kRing = kRecent + 8;
+// As behind an append that demotes up to 65 rows a request (oscar_kernels/attention.h).
+constexpr int kUnsettledPages = 2;
 
 // One distinct cache: no row, query or output is shared with another, so that L2 cannot help.
 // Lengths and page table are, as the layers of a model share them.
@@ -42,11 +44,6 @@ ColdCache make_cache(const AttentionBenchShape& shape, int batch, int context, b
     for (int b = 0; b <= batch; ++b) indptr[b] = b * pages;
     std::iota(indices.begin(), indices.end(), 0);
     std::shuffle(indices.begin(), indices.end(), std::mt19937(seed));
-    const auto upload = [](const std::vector<int32_t>& host) {
-      auto bytes = std::make_shared<DeviceBytes>(host.size() * sizeof(int32_t));
-      bytes->upload(host);
-      return bytes;
-    };
     c.indptr = upload(indptr), c.indices = upload(indices);
     c.last = upload(std::vector<int32_t>(batch, history - (pages - 1) * kPageTokens));
     c.lens = upload(std::vector<int32_t>(batch, context));
@@ -115,30 +112,83 @@ class Workspace {
   std::unique_ptr<DeviceBytes> memory_;
 };
 
-int calls_for(double bytes) {  // about a millisecond of work a replay
-  return std::clamp(static_cast<int>(5e9 / bytes), 4, 64);
+// Times call(cache, stream) over all caches; `bytes`: what one call reads.
+Timing time_calls(const std::vector<ColdCache>& caches, double bytes, int replays,
+                  const std::function<void(const ColdCache&, cudaStream_t)>& call) {
+  const int calls = std::clamp(static_cast<int>(5e9 / bytes), 4, 64);  // about a millisecond
+  return time_graph(static_cast<int>(caches.size()), calls, replays,
+                    [&](int i, cudaStream_t stream) { call(caches[i], stream); });
 }
 
-}  // namespace
+Timing time_int2(const std::vector<ColdCache>& caches, double bytes, int replays,
+                 int unsettled_pages) {
+  const Workspace ws(caches[0].params);
+  return time_calls(caches, bytes, replays, [&](const ColdCache& cache, cudaStream_t stream) {
+    check_cuda(decode_attention(cache.params, ws.get(), ws.bytes(), stream, unsettled_pages),
+               "decode_attention");
+  });
+}
 
-AttentionBenchShape attention_bench_shape(const std::string& name) {
+Timing time_bf16_twin(const std::vector<ColdCache>& caches, double bytes, int replays) {
+  const Workspace ws(caches[0].params);
+  return time_calls(caches, bytes, replays, [&](const ColdCache& cache, cudaStream_t stream) {
+    check_cuda(decode_attention_bf16(cache.params, ws.get(), ws.bytes(), stream),
+               "decode_attention_bf16");
+  });
+}
+
+// Reading the same chunks through the same page table.
+Timing time_paged_read(const std::vector<ColdCache>& caches, double bytes, int replays) {
+  const DeviceBytes sum(16);
+  return time_calls(caches, bytes, replays, [&](const ColdCache& cache, cudaStream_t stream) {
+    const AttentionParams& p = cache.params;
+    check_cuda(paged_read_ceiling(p.history, p.batch, p.num_kv_heads, chunk_bytes(p.format),
+                                  sum.as<int>(), stream),
+               "paged_read_ceiling");
+  });
+}
+
+// Reading the whole pool from end to end.
+Timing time_read(const std::vector<ColdCache>& caches, double bytes, int replays) {
+  const DeviceBytes sum(16);
+  return time_calls(caches, bytes, replays, [&](const ColdCache& cache, cudaStream_t stream) {
+    check_cuda(read_ceiling(cache.pool->as<void>(), cache.pool->bytes(), sum.as<int>(), stream),
+               "read_ceiling");
+  });
+}
+
+const std::vector<AttentionBenchShape>& known_shapes() {
   static const std::vector<AttentionBenchShape> known = {
       {"qwen3-8b", 32, 8, 128, 1},   {"qwen3-32b", 64, 8, 128, 1}, {"llama3-8b", 32, 8, 128, 1},
       {"llama3-70b", 64, 8, 128, 1}, {"mha-32", 32, 32, 128, 1},
   };
+  return known;
+}
+
+}  // namespace
+
+std::string attention_bench_shapes() {
   std::string names;
-  for (const AttentionBenchShape& shape : known) {
-    if (shape.name == name) return shape;
+  for (const AttentionBenchShape& shape : known_shapes()) {
     names += (names.empty() ? "" : ", ") + shape.name;
   }
-  throw Error({.what = "unknown attention shape", .expected = names, .found = name});
+  return names;
+}
+
+AttentionBenchShape attention_bench_shape(const std::string& name) {
+  for (const AttentionBenchShape& shape : known_shapes()) {
+    if (shape.name == name) return shape;
+  }
+  throw Error({.what = "unknown attention shape",
+               .where = "--shape",
+               .expected = attention_bench_shapes(),
+               .found = name});
 }
 
 Json bench_attention(const AttentionBenchOptions& options) {
   Json records = Json::array();
   const AttentionBenchShape& shape = options.shape;
   const int d = shape.head_dim;
-  DeviceBytes sink(16);
   for (const auto& [batch, context] : options.points) {
     const double tokens = static_cast<double>(batch) * context * shape.num_kv_heads;
     const double int2_bytes = tokens * (d / 2 + 8), bf16_bytes = tokens * 4 * d;
@@ -155,63 +205,26 @@ Json bench_attention(const AttentionBenchOptions& options) {
       record[std::string(name) + "_p90_us"] = t.p90;
       record[std::string(name) + "_gbps"] = bytes / t.median * 1e-3;
     };
+    const int replays = options.replays;
     {
       const auto caches = make_caches(shape, batch, context, false, false);
-      const int count = static_cast<int>(caches.size());
-      const Workspace ws(caches[0].params);
-      keep("int2",
-           time_graph(count, calls_for(int2_bytes), options.replays,
-                      [&](int i, cudaStream_t stream) {
-                        check_cuda(decode_attention(caches[i].params, ws.get(), ws.bytes(), stream),
-                                   "decode_attention");
-                      }),
-           int2_bytes);
+      keep("int2", time_int2(caches, int2_bytes, replays, -1), int2_bytes);
+      keep("int2_settled", time_int2(caches, int2_bytes, replays, kUnsettledPages), int2_bytes);
       if (options.ceilings) {
-        keep("paged_read",
-             time_graph(count, calls_for(int2_bytes), options.replays,
-                        [&](int i, cudaStream_t stream) {
-                          check_cuda(paged_read_ceiling(caches[i].params.history, batch,
-                                                        shape.num_kv_heads,
-                                                        chunk_bytes(caches[i].params.format),
-                                                        sink.as<int>(), stream),
-                                     "paged_read_ceiling");
-                        }),
-             int2_bytes);
-        keep("read",
-             time_graph(count, calls_for(int2_bytes), options.replays,
-                        [&](int i, cudaStream_t stream) {
-                          check_cuda(read_ceiling(caches[i].pool->as<void>(),
-                                                  caches[i].pool->bytes(), sink.as<int>(), stream),
-                                     "read_ceiling");
-                        }),
-             int2_bytes);
+        keep("paged_read", time_paged_read(caches, int2_bytes, replays), int2_bytes);
+        keep("read", time_read(caches, int2_bytes, replays), int2_bytes);
       }
     }
     {
       const auto caches = make_caches(shape, batch, context, true, false);
-      const Workspace ws(caches[0].params);
-      keep("int2_windows",
-           time_graph(static_cast<int>(caches.size()), calls_for(int2_bytes), options.replays,
-                      [&](int i, cudaStream_t stream) {
-                        check_cuda(decode_attention(caches[i].params, ws.get(), ws.bytes(), stream),
-                                   "decode_attention");
-                      }),
-           int2_bytes + window_bytes);
+      keep("int2_windows", time_int2(caches, int2_bytes, replays, -1), int2_bytes + window_bytes);
     }
     if (options.bf16) {
       const auto caches = make_caches(shape, batch, context, false, true);
-      const Workspace ws(caches[0].params);
-      keep("bf16_twin",
-           time_graph(static_cast<int>(caches.size()), calls_for(bf16_bytes), options.replays,
-                      [&](int i, cudaStream_t stream) {
-                        check_cuda(
-                            decode_attention_bf16(caches[i].params, ws.get(), ws.bytes(), stream),
-                            "decode_attention_bf16");
-                      }),
-           bf16_bytes);
+      keep("bf16_twin", time_bf16_twin(caches, bf16_bytes, replays), bf16_bytes);
     }
     if (options.peers && sdpa_available()) {
-      const SdpaTiming t = time_sdpa(shape, batch, context, options.replays);
+      const SdpaTiming t = time_sdpa(shape, batch, context, replays);
       if (t.flash > 0) record["sdpa_flash_us"] = t.flash;
       if (t.cudnn > 0) record["sdpa_cudnn_us"] = t.cudnn;
     }

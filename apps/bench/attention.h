@@ -13,19 +13,24 @@ struct AttentionBenchShape {
   int num_qo_heads = 32, num_kv_heads = 8, head_dim = 128, q_len = 1;
 };
 
-// Known names ("qwen3-8b", ...) for --shape; throws Error listing them for any other.
+// Known names for --shape, "qwen3-8b, ...", and their shapes; throws Error listing the names for
+// any other.
+std::string attention_bench_shapes();
 AttentionBenchShape attention_bench_shape(const std::string& name);
 
 struct AttentionBenchOptions {
   AttentionBenchShape shape;
   std::vector<std::pair<int, int>> points;  // (batch, context)
   int replays = 21;
-  bool bf16 = true;   // our bf16 twin
-  bool peers = true;  // SDPA through libtorch, where it was built in
-  bool ceilings = true;
+  bool bf16 = true;      // our bf16 twin
+  bool peers = true;     // SDPA through libtorch, where it was built in
+  bool ceilings = true;  // kernels that only read the pages
 };
 
-// One record per point: microseconds of every contender, bytes, shares.
+// One record per point: bytes read, and of every contender median, p10 and p90 of microseconds and
+// GB/s (of SDPA the median alone). Contenders: int2 (all tokens in pages), int2_settled (the same
+// with unsettled_pages, so that a call begins while the one ahead runs), paged_read and read (the
+// ceilings), int2_windows, bf16_twin, sdpa_flash, sdpa_cudnn. Throws Error when CUDA fails.
 Json bench_attention(const AttentionBenchOptions& options);
 
 // Small correctness checks on this GPU: the subnormal operand at all positions, and attention

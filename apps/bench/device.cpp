@@ -23,9 +23,6 @@ DeviceBytes::DeviceBytes(size_t bytes) : bytes_(bytes) {
   check_cuda(cudaMalloc(&data_, std::max<size_t>(bytes, 16)), "cudaMalloc");
 }
 DeviceBytes::~DeviceBytes() { cudaFree(data_); }
-void DeviceBytes::copy_from(const void* host, size_t bytes) {
-  check_cuda(cudaMemcpy(data_, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
-}
 
 Timing time_graph(int count, int min_calls, int replays,
                   const std::function<void(int, cudaStream_t)>& call) {
@@ -62,7 +59,7 @@ Timing time_graph(int count, int min_calls, int replays,
   const auto at = [&](double p) {
     return us[static_cast<size_t>(std::llround(p * static_cast<double>(us.size() - 1)))];
   };
-  return {at(0.5), at(0.1), at(0.9), calls, replays};
+  return {at(0.5), at(0.1), at(0.9)};
 }
 
 int cold_copies(size_t bytes) {

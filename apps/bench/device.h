@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <functional>
-#include <string>
+#include <memory>
 #include <vector>
 
 #include "oscar/base/json.h"
@@ -26,21 +26,24 @@ class DeviceBytes {
     return static_cast<T*>(data_);
   }
   size_t bytes() const { return bytes_; }
-  template <typename T>
-  void upload(const std::vector<T>& host) {
-    copy_from(host.data(), host.size() * sizeof(T));
-  }
 
  private:
-  void copy_from(const void* host, size_t bytes);
   void* data_ = nullptr;
   size_t bytes_;
 };
 
+// `host` in device memory of its own. Throws Error.
+template <typename T>
+std::unique_ptr<DeviceBytes> upload(const std::vector<T>& host) {
+  std::unique_ptr<DeviceBytes> device = std::make_unique<DeviceBytes>(host.size() * sizeof(T));
+  check_cuda(cudaMemcpy(device->as<void>(), host.data(), device->bytes(), cudaMemcpyHostToDevice),
+             "cudaMemcpy");
+  return device;
+}
+
 // Microseconds per call over replays of a captured graph.
 struct Timing {
   double median = 0.0, p10 = 0.0, p90 = 0.0;
-  int calls = 0, replays = 0;
 };
 
 // Captures calls(i, stream) for i in [0, count) repeatedly until the graph holds at least

@@ -27,11 +27,6 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
   const PageFormat format{.head_dim = d, .quant_group_size = d};
   std::vector<int32_t> indices(pages);
   std::iota(indices.rbegin(), indices.rend(), 0);
-  const auto upload = [](const auto& host) {
-    auto bytes = std::make_unique<DeviceBytes>(host.size() * sizeof(host[0]));
-    bytes->upload(host);
-    return bytes;
-  };
   const auto indptr = upload(std::vector<int32_t>{0, pages});
   const auto table = upload(indices);
   const auto zero = upload(std::vector<int32_t>{0});

@@ -64,11 +64,6 @@ Json attention_check() {
   std::vector<double> expected(q.size()), lse(qo_heads);
   decode_attention_ref(p, expected.data(), lse.data());
 
-  const auto upload = [](const auto& host) {
-    auto bytes = std::make_unique<DeviceBytes>(host.size() * sizeof(host[0]));
-    bytes->upload(host);
-    return bytes;
-  };
   const auto dpool = upload(pool), dptr = upload(indptr), dind = upload(indices);
   const auto dlast = upload(last), dlens = upload(lens), dwk = upload(wk), dwv = upload(wv);
   const auto dq = upload(q);

@@ -5,7 +5,9 @@
 
 #include "common/main.h"
 #include "oscar/base/atomic_file.h"
+#include "oscar/base/error.h"
 #include "oscar/data/corpus.h"
+#include "oscar/io/checkpoint.h"
 
 namespace oscar::app {
 namespace {
@@ -66,9 +68,15 @@ std::vector<NamedPath> corpus_paths(const std::string& name, const std::string& 
   return paths;
 }
 
-std::vector<NamedPath> model_paths(const fs::path& folder) {
+std::vector<NamedPath> model_paths(const std::string& model) {
+  fs::path folder;
+  try {
+    folder = find_model_folder(model);
+  } catch (const Error&) {
+    return {};
+  }
   const std::vector<std::string> names = {"config.json", "tokenizer.json", "tokenizer_config.json",
-                                          "model.safetensors.index.json"};
+                                          "chat_template.json", "model.safetensors.index.json"};
   std::vector<NamedPath> paths;
   std::error_code status;
   for (const auto& entry : fs::directory_iterator(folder, status)) {

@@ -23,7 +23,8 @@ void probe_outputs(const std::vector<NamedPath>& outputs);
 // The files and folders of a CORPUS argument, each as `name`. Throws Error for a malformed one.
 std::vector<NamedPath> corpus_paths(const std::string& name, const std::string& corpus);
 
-// The files of a model's folder that the programs read; none when it is no folder.
-std::vector<NamedPath> model_paths(const std::filesystem::path& folder);
+// The files that the programs read of a MODEL argument. None where there is no such model, which
+// is said when it is opened.
+std::vector<NamedPath> model_paths(const std::string& model);
 
 }  // namespace oscar::app

@@ -42,7 +42,6 @@ void add_stack_option(CLI::App& program, std::string& stack) {
 
 StackChoice choose_for_stack(const CLI::App& program, const std::string& stack,
                              const FitArguments& fit, const QuantizerSettings& quantizer) {
-  if (stack.empty()) return {fit.resolve(), fit.resolve_search(), quantizer};
   StackChoice choice;
   try {
     choice = restrict_to(find_stack(stack), {fit.resolve(), fit.resolve_search(), quantizer},

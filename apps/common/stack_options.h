@@ -12,10 +12,10 @@ namespace oscar::app {
 // `stack` stays empty when the option is not given.
 void add_stack_option(CLI::App& program, std::string& stack);
 
-// What the options of `program` (add_fit_options, add_quantizer_options) say, limited to `stack`
-// when it is not empty. Throws CLI::ValidationError (a usage error), naming the option, for a stack
-// that is not served yet, for an option that asks for what the stack does not serve, and for a
-// search of which nothing is left.
+// What the options of `program` (add_fit_options, add_quantizer_options) say, limited to `stack`.
+// Throws CLI::ValidationError (a usage error), naming the option, for a stack that is not served
+// yet, for an option that asks for what the stack does not serve, and for a search of which nothing
+// is left.
 StackChoice choose_for_stack(const CLI::App& program, const std::string& stack,
                              const FitArguments& fit, const QuantizerSettings& quantizer);
 

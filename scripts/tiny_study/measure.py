@@ -10,9 +10,9 @@ import time
 from . import plan
 
 SCHEMA = "tiny-gqa-study-1"
-KEPT_OF_REPORT = ("command", "tokens", "sequences", "first_position", "longest_sequence", "position_offset",
-                  "quantizer", "kl_floor", "resampling_units", "unit_tokens", "needle")
-KEPT_OF_METHOD = ("ppl", "kl", "top1", "units", "niah")
+KEPT_OF_REPORT = ("command", "tokens", "first_position", "quantizer", "kl_floor", "unit_tokens")
+KEPT_OF_METHOD = {"top1": ("mean",), "units": ("kl", "nll"), "niah": ("rate", "low", "high"),
+                  "bpe": ("32768", "131072")}
 
 
 class Failed(Exception):
@@ -81,7 +81,7 @@ def fit(bench: Bench, name: str, sigma: str) -> None:
 
 
 def evaluate(bench: Bench, scale: plan.Scale, run: plan.Run) -> dict:
-    """The report of one run, without what the study does not show and without methods whose bundle failed."""
+    """Command, format and what the study shows of one run, less methods whose bundle failed."""
     names = [name for name in run.bundles() if bench.bundle(name, run.sigma).exists()]
     methods = [m for m in run.methods if set(plan.Run(run.name, (m,)).bundles()) <= set(names)]
     bundles = ["--bundle", bench.bundle("default", run.sigma)] if "default" in names else []
@@ -92,19 +92,14 @@ def evaluate(bench: Bench, scale: plan.Scale, run: plan.Run) -> dict:
     bench.call(f"evaluate {run.name}: {len(methods)} methods", bench.programs / "oscar-eval", bench.folder(run.sigma),
                "--corpus", bench.model / "heldout.jsonl", *bundles, "--compare", ",".join(methods), *run.options,
                *limit, "--chunk-len", scale.chunk_len, "--device", bench.device, "--keep-units", "--quiet", "--json", out)
-    return shortened(json.loads(out.read_text(encoding="utf-8")), run)
+    return shortened(json.loads(out.read_text(encoding="utf-8")))
 
 
-def shortened(report: dict, run: plan.Run) -> dict:
-    kept = {key: report[key] for key in KEPT_OF_REPORT if key in report} | {"sigma": run.sigma, "methods": {}}
-    for name, method in report["methods"].items():
-        entry = {key: method[key] for key in KEPT_OF_METHOD if key in method}
-        if "kl" in entry:
-            entry["kl"] = {key: entry["kl"][key] for key in ("mean", "se")}
-        if "niah" in entry:
-            entry["niah"] = {key: entry["niah"][key] for key in ("passed", "prompts", "rate", "low", "high")}
-        entry["bpe"] = {length: bits for length, bits in method["bpe"].items() if length in ("32768", "131072")}
-        kept["methods"][name] = entry
+def shortened(report: dict) -> dict:
+    kept = {key: report[key] for key in KEPT_OF_REPORT if key in report}
+    kept["methods"] = {name: {part: {key: method[part][key] for key in keys if key in method[part]}
+                              for part, keys in KEPT_OF_METHOD.items() if part in method}
+                       for name, method in report["methods"].items()}
     return kept | {"device": report["device"], "tool": report["tool"]}
 
 
@@ -128,7 +123,7 @@ def measure(bench: Bench, scale: plan.Scale) -> tuple:
         reports[run.name] = evaluate(bench, scale, run)
 
     failures += bench.together([lambda r=run: keep(r) for run in planned])
-    study = {"schema": SCHEMA, "calibration_tokens": scale.calibration_tokens, "chunk_len": scale.chunk_len,
+    study = {"schema": SCHEMA, "calibration_tokens": scale.calibration_tokens,
              "seconds": round(time.monotonic() - bench.started), "bundles": {
                  name: {"options": " ".join(bundle.options), "searched": bundle.searched}
                  for name, bundle in plan.BUNDLES.items() if any(name in names for names in wanted.values())}}

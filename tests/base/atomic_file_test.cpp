@@ -2,35 +2,30 @@
 #include "oscar/base/atomic_file.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <iterator>
 
+#include "io/model_folder.h"
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
 
 namespace {
 
 using namespace oscar;
+using namespace oscar_test;
 
-class AtomicFiles : public ::testing::Test {
+class AtomicFiles : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              ("oscar_atomic_file_" + std::to_string(::getpid()) + "_" +
-               ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::create_directories(folder_);
+  long files() const {
+    return std::distance(std::filesystem::directory_iterator(folder_.path()), {});
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  long files() const { return std::distance(std::filesystem::directory_iterator(folder_), {}); }
-
-  std::filesystem::path folder_;
+  const TemporaryFolder folder_;
 };
 
 TEST_F(AtomicFiles, ReplaceWhatIsThereAndLeaveNoOtherName) {
-  const auto path = folder_ / "a.txt";
+  const auto path = folder_.path() / "a.txt";
   for (const char* content : {"first", "the second", ""}) {
     write_file_atomically(path, content);
     EXPECT_EQ(read_text_file(path), content);
@@ -39,7 +34,7 @@ TEST_F(AtomicFiles, ReplaceWhatIsThereAndLeaveNoOtherName) {
 }
 
 TEST_F(AtomicFiles, LeaveTheOldFileAndNothingElseUnlessCommitted) {
-  const auto path = folder_ / "a.txt";
+  const auto path = folder_.path() / "a.txt";
   write_file_atomically(path, "old");
   {
     const AtomicFile abandoned(path);
@@ -50,7 +45,8 @@ TEST_F(AtomicFiles, LeaveTheOldFileAndNothingElseUnlessCommitted) {
 }
 
 TEST_F(AtomicFiles, RefuseNamesThatCanNotBecomeAFile) {
-  for (const auto& path : {std::filesystem::path(), folder_, folder_ / "missing" / "a.txt"}) {
+  for (const auto& path :
+       {std::filesystem::path(), folder_.path(), folder_.path() / "missing" / "a.txt"}) {
     EXPECT_THROW(AtomicFile{path}, Error) << path;
   }
   EXPECT_EQ(files(), 0);

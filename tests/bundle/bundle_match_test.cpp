@@ -22,19 +22,7 @@ class BundleMatch : public testing::Test {
     write_file(folder_.path() / "model.safetensors", safetensors_bytes({{"a", {{1}, {1.0f}}}}));
     checkpoint_ = open_checkpoint(folder_.path().string());
     const ModelConfig& config = checkpoint_.config;
-    bundle_.model = {.name = "m",
-                     .architecture = config.architecture,
-                     .num_layers = config.num_layers,
-                     .num_qo_heads = config.num_qo_heads,
-                     .num_kv_heads = config.num_kv_heads,
-                     .head_dim_k = config.head_dim,
-                     .head_dim_v = config.head_dim,
-                     .hidden_size = config.hidden_size,
-                     .rope = config.rope.as_run,
-                     .config_sha256 = checkpoint_.config_sha256,
-                     .tokenizer_sha256 = checkpoint_.tokenizer_sha256,
-                     .chat_template_sha256 = "",
-                     .weights_fingerprint = checkpoint_.weights.fingerprint(false)};
+    bundle_.model = describe_model(checkpoint_, false);
     for (int layer = 0; layer < config.num_layers; ++layer) {
       bundle_.layers.emplace_back().geometry = config.geometry(layer, 256);
       bundle_.statistics.emplace_back().geometry = config.geometry(layer, 256);

@@ -41,7 +41,8 @@ TEST(Coverage, OfTheSameKindOfTextIsGood) {
     for (size_t i = 0; i < 2; ++i) {
       EXPECT_EQ(result[side][i][i], 1.0);
       EXPECT_GT(result[side][i][1 - i], 1.0);
-      EXPECT_LT(result[side][i][1 - i], 1.03);
+      // Found: 1.0016 to 1.0018; what 4,000 tokens do not fix. Other text: 1 + kPoorCoverage.
+      EXPECT_LT(result[side][i][1 - i], 1.01);
       EXPECT_LT(result[side][2][i], result[side][1 - i][i]);  // joined
       EXPECT_GE(result[std::string(side) + "_worst_layer"][i][1 - i], result[side][i][1 - i]);
     }

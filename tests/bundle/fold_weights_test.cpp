@@ -132,7 +132,8 @@ TEST(FoldWeights, ValuesComeOutCentredAndTransformed) {
   for (int head = 0; head < kKvHeads; ++head) {
     const VectorD expected =
         (VectorD(v.segment(head * kDim, kDim)) - fold.mean[head]) * fold.forward[head];
-    EXPECT_LT((w.segment(head * kDim, kDim) - expected).norm(), 1e-5 * expected.norm());
+    // As for the whole layer: each weight is rounded once. Found: 2.4e-8.
+    EXPECT_LT((w.segment(head * kDim, kDim) - expected).norm(), 8 * 0x1p-24 * expected.norm());
   }
 }
 

@@ -84,18 +84,6 @@ class HostileSearch : public testing::TestWithParam<HostileText> {
   }
 };
 
-SideVariant as_variant(const SideTransform& side) {
-  SideVariant variant;
-  for (int head = 0; head < side.forward.count; ++head) {
-    variant.push_back({.fit = &side,
-                       .head = head,
-                       .clip_ratio = side.clip_ratio[head],
-                       .scale_correction = side.scale_correction[head],
-                       .rounding = head_rounding(side, head)});
-  }
-  return variant;
-}
-
 void expect_usable(const LayerTransforms& layer) {
   EXPECT_NO_THROW(require_valid(layer.key, Side::kKey, "keys"));
   EXPECT_NO_THROW(require_valid(layer.value, Side::kValue, "values"));

@@ -27,6 +27,17 @@ inline HeldChunk random_chunk(uint64_t seed, int64_t tokens = kTokens) {
           torch::randn({kHeads, tokens, kDim})};
 }
 
+// Keys far from zero mean, and channels of unequal size that queries weigh the other way round:
+// what centring, the balanced transform and shaped rounding are for.
+inline HeldChunk planted_chunk(uint64_t seed) {
+  HeldChunk chunk = random_chunk(seed);
+  const auto scale = torch::linspace(-1.5, 1.5, kDim).exp();
+  chunk.k.mul_(scale).add_(3.0f);
+  chunk.q.div_(scale);
+  chunk.v.mul_(scale);
+  return chunk;
+}
+
 inline torch::Tensor output_metric() {
   torch::manual_seed(5);
   const auto w = torch::randn({kHeads * kGroup, kDim, 48});
@@ -52,11 +63,25 @@ inline LayerStatistics statistics_of(const std::vector<HeldChunk>& chunks) {
   return s;
 }
 
+// The heads of a transform as the losses of held-back text take them.
+inline SideVariant as_variant(const SideTransform& side) {
+  SideVariant variant;
+  for (int head = 0; head < side.forward.count; ++head) {
+    variant.push_back({.fit = &side,
+                       .head = head,
+                       .clip_ratio = side.clip_ratio[head],
+                       .scale_correction = side.scale_correction[head],
+                       .rounding = head_rounding(side, head)});
+  }
+  return variant;
+}
+
 // With its inputs, which the search only refers to.
 struct Search {
   FitOptions fixed;
   SearchOptions options;
   HeldBackLayer held;
+  torch::Device device = torch::kCPU;  // that computes
   LayerStatistics statistics = statistics_of({random_chunk(1), random_chunk(2), random_chunk(3)});
   Rope rope;
 
@@ -67,8 +92,17 @@ struct Search {
                          .rope = rope,
                          .quantizer = kQuantizer,
                          .seed = 7,
-                         .output_metric = output_metric()},
-                        held);
+                         .output_metric = output_metric().to(device)},
+                        {on_device(held.search), on_device(held.confirm)});
+  }
+
+ private:
+  std::vector<HeldChunk> on_device(const std::vector<HeldChunk>& chunks) const {
+    std::vector<HeldChunk> moved;
+    for (const HeldChunk& c : chunks) {
+      moved.push_back({c.q.to(device), c.k.to(device), c.v.to(device)});
+    }
+    return moved;
   }
 };
 

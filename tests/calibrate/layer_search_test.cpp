@@ -1,6 +1,7 @@
 // The search finds what was planted, and believes nothing that the confirmation half denies.
 #include "oscar/calibrate/layer_search.h"
 
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -10,6 +11,7 @@
 #include "calibrate/layer_search_case.h"
 #include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
+#include "oscar/calibrate/search_candidate.h"
 #include "oscar/int2/int2_attention.h"
 
 namespace {
@@ -76,7 +78,8 @@ TEST(LayerSearch, ReplacesAClippingRatioThatIsClearlyWrong) {
   search.options.clip = true;
   const LayerChoice choice = search.run();
   for (const SideTransform* side : {&choice.layer.key, &choice.layer.value}) {
-    for (const float ratio : side->clip_ratio) EXPECT_TRUE(ratio == 0 || ratio >= 0.84f) << ratio;
+    // The lowest ratio that is tried beside the fixed one, so any but that one.
+    for (const float ratio : side->clip_ratio) EXPECT_GE(ratio, 0.84f);
   }
   Search none = search;
   none.options = {};
@@ -122,17 +125,9 @@ TEST(LayerSearch, ConfirmationRejectsAnOverfitChoice) {
 
 TEST(LayerSearch, FindsTheKindThatSpreadsOutliersAndTheWriterThatHelps) {
   Search search = random_search();
-  const auto planted = [](uint64_t seed) {
-    HeldChunk chunk = random_chunk(seed);
-    const auto scale = torch::linspace(-1.5, 1.5, kDim).exp();
-    chunk.k.mul_(scale).add_(3.0f);
-    chunk.q.div_(scale);
-    chunk.v.mul_(scale);
-    return chunk;
-  };
-  search.statistics = statistics_of({planted(1), planted(2), planted(3)});
-  search.held.search = {planted(10), planted(11)};
-  search.held.confirm = {planted(12), planted(13)};
+  search.statistics = statistics_of({planted_chunk(1), planted_chunk(2), planted_chunk(3)});
+  search.held.search = {planted_chunk(10), planted_chunk(11)};
+  search.held.confirm = {planted_chunk(12), planted_chunk(13)};
   search.options = {.kind = true, .center = true, .rounding = true, .scale_correction = true};
   const LayerChoice choice = search.run();
   for (int h = 0; h < kHeads; ++h) {
@@ -195,7 +190,6 @@ TEST(LayerSearch, PredictsThePortableErrorFromASampleWithinItsStandardError) {
       EXPECT_LT(standard_error, 0.1 * ratio) << "this case would show nothing";
       // Four of them: once in 4,000 data sets, and these are fixed.
       EXPECT_NEAR(layer->predicted_output_nmse[h], ratio, 4 * standard_error);
-      EXPECT_NE(layer->predicted_output_nmse[h], ratio) << "from a sample";
     }
   }
 }
@@ -230,16 +224,31 @@ TEST(LayerSearch, AmongRotationsTakesTheOwnBasisWhereItSpreadsKeysBetter) {
   EXPECT_TRUE(choice.layer.key.partner.empty());
 }
 
+// A request to stop at the next tensor operation, once: a second signal would end the process.
+std::unique_ptr<at::ObserverContext> ask_to_stop(const at::RecordFunction&) {
+  [[maybe_unused]] static const int raised = std::raise(SIGINT);
+  return nullptr;
+}
+
 TEST(LayerSearch, StopsBetweenStagesWhenAskedTo) {
-  Search search = random_search();
-  search.options = {.kind = true, .clip = true};
-  const auto run = [&] {
+  const auto run = [] {
+    const Search search = random_search();
+    Candidate candidate;
+    candidate.search = {.kind = true, .clip = true};
+    candidate.fits =
+        fit_for_search(search.statistics, candidate.fixed, candidate.search, search.rope).searched;
+    const auto half =
+        HeldBackHalf::all_queries(search.held.search, {.quantizer = kQuantizer,
+                                                       .layer = 1,
+                                                       .sm_scale = 1 / std::sqrt(double{kDim}),
+                                                       .output_metric = output_metric()});
     install_interrupt_handlers();
-    std::raise(SIGINT);
+    at::addThreadLocalCallback(at::RecordFunctionCallback(ask_to_stop));
     try {
-      search.run();
+      run_stages(candidate, half);
     } catch (const Interrupted&) {
-      std::exit(42);
+      // Asked within the first stage: that one is complete, the next has not begun.
+      std::exit(candidate.key.stages == std::vector<std::string>{"transform"} ? 42 : 43);
     }
   };
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // in a process of its own: the request stays

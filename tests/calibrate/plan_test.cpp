@@ -43,6 +43,26 @@ RunPlan plan_of_seven() {
   return plan;
 }
 
+TEST(InOneShard, AddsHiddenStatesOfWhatTheLargestShardLeavesOutWhereTheyLie) {
+  RunPlan plan = plan_of_seven();
+  plan.hidden_bytes_per_token = 10;
+  plan.peak_host_bytes = 1000;
+  plan.peak_device_bytes = 2000;
+  constexpr int64_t kMore = (28 - 15) * 10;  // 15 tokens of hidden states are in the peaks
+  const RunPlan on_cpu = in_one_shard(plan, torch::kCPU);
+  EXPECT_EQ(on_cpu.shards.size(), 1u);
+  EXPECT_EQ(on_cpu.shards[0].num_batches, 7u);
+  EXPECT_EQ(on_cpu.shards[0].tokens, 28);
+  EXPECT_EQ(on_cpu.peak_host_bytes, 1000 + kMore);
+  const RunPlan on_gpu = in_one_shard(plan, torch::kCUDA);
+  EXPECT_EQ(on_gpu.peak_host_bytes, 1000);
+  EXPECT_EQ(on_gpu.peak_device_bytes, 2000 + kMore);
+  plan.hidden_on_device = false;  // a GPU whose hidden states lie on the host
+  const RunPlan on_host = in_one_shard(plan, torch::kCUDA);
+  EXPECT_EQ(on_host.peak_host_bytes, 1000 + kMore);
+  EXPECT_EQ(on_host.peak_device_bytes, 2000);
+}
+
 std::string text_of(const std::vector<Shard>& shards) {
   std::string text;
   for (const Shard& shard : shards) {

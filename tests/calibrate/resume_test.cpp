@@ -4,13 +4,9 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
-#include "model/small_model.h"
+#include "calibrate/small_run.h"
 #include "oscar/base/error.h"
 #include "oscar/bundle/checkpoint.h"
-#include "oscar/calibrate/assemble.h"
-#include "oscar/calibrate/statistics_pass.h"
 
 namespace {
 
@@ -26,65 +22,13 @@ std::string three_layers() {
 }
 
 // Nine chunks that make seven batches.
-TokenChunks make_corpus() {
-  TokenChunks corpus;
-  int32_t id = 1;
-  for (const int length : {5, 5, 8, 8, 8, 3, 3, 6, 6}) {
-    auto& chunk = corpus.chunks.emplace_back();
-    for (int i = 0; i < length; ++i) chunk.push_back(id = id * 29 % 61);
-    corpus.record.tokens += length;
-  }
-  return corpus;
-}
-
-struct Stopped {};
-
-class Resume : public testing::Test {
+class Resume : public SmallRun {
  protected:
-  Resume() {
-    torch::set_num_threads(1);  // tiny tensors
-    options_.output = folder_.path() / "out.h5";
-    options_.fit.position_span = 128;
-    run_ = describe_run(options_, model_.checkpoint, corpus_.record);
-    run_.run_key = "this run";
-    run_.quantizer.quant_group_size = 8;
-    for (int i = 0; i < kLayers; ++i) {
-      layers_.push_back(model_.transformer->config().geometry(i, 256));
-    }
-  }
+  Resume()
+      : SmallRun(three_layers(), small_corpus({5, 5, 8, 8, 8, 3, 3, 6, 6}), /*batch_tokens=*/10,
+                 {.position_span = 128}) {}
 
-  RunPlan plan(size_t batches_per_shard) const {
-    RunPlan plan;
-    plan.batches = plan_batches(corpus_.chunks, 10);
-    for (size_t i = 0; i < plan.batches.size(); i += batches_per_shard) {
-      const size_t count = std::min(batches_per_shard, plan.batches.size() - i);
-      plan.shards.push_back({i, count, tokens_of(plan, i, count)});
-    }
-    plan.weights_resident = true;
-    plan.hidden_bytes_per_token = 24 * sizeof(float);
-    plan.hidden_room = 1 << 20;
-    return plan;
-  }
-
-  // Continues from the checkpoint, if there is one. Saves and throws Stopped after `layer_passes`.
-  std::vector<LayerStatistics> collect(const RunPlan& plan, int layer_passes = 1000) {
-    CheckpointFile file(options_, run_);
-    MomentPass pass(*model_.transformer, layers_,
-                    [&](const MomentPass& sums, const RunPosition& next) {
-                      if (--layer_passes > 0) return;
-                      file.save(sums.result(), next);
-                      throw Stopped{};
-                    });
-    RunPosition start;
-    if (auto saved = file.load(plan)) {
-      pass.restore(saved->statistics);
-      start = std::move(saved->position);
-    }
-    SilentProgress progress;
-    run_layer_major(*model_.transformer, corpus_, plan, std::move(start), pass, progress);
-    file.remove();
-    return pass.result();
-  }
+  std::vector<LayerStatistics> sums(const RunPlan& plan) { return collect(plan).statistics; }
 
   // The checkpoint of a run that stopped after `layer_passes`.
   SavedRun stop_after(const RunPlan& plan, int layer_passes) {
@@ -100,43 +44,36 @@ class Resume : public testing::Test {
     }
     return "accepted";
   }
-
-  TemporaryFolder folder_;
-  Model model_{make_tensors(three_layers()), three_layers()};
-  TokenChunks corpus_ = make_corpus();
-  CalibrateOptions options_;
-  Bundle run_;
-  std::vector<LayerGeometry> layers_;
 };
 
 TEST_F(Resume, AnyStopContinuesUnderAnyPlanToTheSameSums) {
-  const auto whole = collect(plan(7));
+  const auto whole = sums(plan(7));
   check_counts(whole, corpus_.record.tokens);
   for (const size_t before : {2, 7}) {
     for (const size_t after : {1, 3}) {
       const int passes = kLayers * static_cast<int>(plan(before).shards.size());
       for (int stop = 1; stop <= passes; ++stop) {
         EXPECT_THROW(collect(plan(before), stop), Stopped);
-        EXPECT_EQ(collect(plan(after)), whole) << "shards of " << before << ", stopped after "
-                                               << stop << " passes of a layer, resumed "
-                                               << "with shards of " << after;
+        EXPECT_EQ(sums(plan(after)), whole) << "shards of " << before << ", stopped after " << stop
+                                            << " passes of a layer, resumed "
+                                            << "with shards of " << after;
       }
     }
   }
 }
 
 TEST_F(Resume, StoppingAgainAndAgainUnderChangingPlansGivesTheSameSums) {
-  const auto whole = collect(plan(7));
+  const auto whole = sums(plan(7));
   for (const size_t size : {1, 2, 3, 1, 4, 2, 5}) {
     EXPECT_THROW(collect(plan(size), 2), Stopped) << "shards of " << size;
   }
-  EXPECT_EQ(collect(plan(3)), whole);
+  EXPECT_EQ(sums(plan(3)), whole);
 }
 
 TEST_F(Resume, ACompleteCollectionStaysCompleteUnderAPlanWithMoreShards) {
-  const auto whole = collect(plan(7));
+  const auto whole = sums(plan(7));
   EXPECT_EQ(stop_after(plan(7), kLayers).position.batch, 7u);
-  EXPECT_EQ(collect(plan(1)), whole);
+  EXPECT_EQ(sums(plan(1)), whole);
 }
 
 TEST_F(Resume, RefusesHiddenStatesThatDoNotFitAndSaysWhatToDo) {
@@ -192,7 +129,7 @@ TEST_F(Resume, RefusesPositionsThatTheSumsOrTheCorpusContradict) {
 }
 
 TEST_F(Resume, TokensThatWereCountedTwiceOrNotAtAllStopTheRun) {
-  auto statistics = collect(plan(7));
+  auto statistics = sums(plan(7));
   EXPECT_NO_THROW(check_counts(statistics, corpus_.record.tokens));
   statistics[1].count_kv += 8;
   try {

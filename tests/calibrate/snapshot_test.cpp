@@ -2,11 +2,9 @@
 // that a checkpoint without them is refused.
 #include <gtest/gtest.h>
 
-#include "model/small_model.h"
+#include "calibrate/small_run.h"
 #include "oscar/base/error.h"
-#include "oscar/calibrate/assemble.h"
 #include "oscar/calibrate/convergence_stage.h"
-#include "oscar/calibrate/resume.h"
 #include "oscar/fit/convergence.h"
 
 namespace {
@@ -38,67 +36,16 @@ TEST(PlanSnapshots, NeverHoldEverythingAndNeverRepeat) {
   EXPECT_TRUE(plan_snapshots({}).empty());
 }
 
-struct Stopped {};
-
-class Snapshots : public testing::Test {
+class Snapshots : public SmallRun {
  protected:
-  Snapshots() {
-    torch::set_num_threads(1);  // tiny tensors
-    int32_t id = 1;
-    for (int c = 0; c < kChunks; ++c) {
-      auto& chunk = corpus_.chunks.emplace_back();
-      for (int i = 0; i < kLength; ++i) chunk.push_back(id = (id * 29 + c) % 61);
-      corpus_.record.tokens += kLength;
-    }
-    options_.output = folder_.path() / "out.h5";
-    options_.fit.center = true;
-    run_ = describe_run(options_, model_.checkpoint, corpus_.record);
-    run_.run_key = "this run";
-    run_.quantizer.quant_group_size = 8;
-    for (int i = 0; i < kLayers; ++i) {
-      layers_.push_back(model_.transformer->config().geometry(i, 256));
-    }
-  }
+  Snapshots()
+      : SmallRun(kSmallConfig, small_corpus(std::vector<int>(kChunks, kLength)),
+                 /*batch_tokens=*/2 * kLength, {.center = true}) {}
 
   RunPlan plan(size_t batches_per_shard) const {
-    RunPlan plan;
-    plan.batches = plan_batches(corpus_.chunks, 2 * kLength);
-    for (size_t i = 0; i < plan.batches.size(); i += batches_per_shard) {
-      const size_t count = std::min(batches_per_shard, plan.batches.size() - i);
-      plan.shards.push_back({i, count, tokens_of(plan, i, count)});
-    }
+    RunPlan plan = SmallRun::plan(batches_per_shard);
     plan.snapshot_tokens = plan_snapshots(plan.batches);
-    plan.weights_resident = true;
-    plan.hidden_bytes_per_token = 24 * sizeof(float);
-    plan.hidden_room = 1 << 20;
     return plan;
-  }
-
-  struct Sums {
-    std::vector<LayerStatistics> statistics;
-    SumSnapshots snapshots;
-  };
-
-  // Continues from the checkpoint, if there is one. Saves and throws Stopped after `layer_passes`.
-  Sums collect(const RunPlan& plan, int layer_passes = 1000, bool with_snapshots = true) {
-    CheckpointFile file(options_, run_);
-    MomentPass pass(
-        *model_.transformer, layers_,
-        [&](const MomentPass& sums, const RunPosition& next) {
-          if (--layer_passes > 0) return;
-          file.save(sums.result(), next, with_snapshots ? sums.snapshots() : SumSnapshots{});
-          throw Stopped{};
-        },
-        plan.snapshot_tokens);
-    RunPosition start;
-    if (auto saved = file.load(plan)) {
-      pass.restore(saved->statistics, std::move(saved->snapshots));
-      start = std::move(saved->position);
-    }
-    SilentProgress progress;
-    run_layer_major(*model_.transformer, corpus_, plan, std::move(start), pass, progress);
-    file.remove();
-    return {pass.result(), pass.snapshots()};
   }
 
   static void expect_equal(const SumSnapshots& a, const SumSnapshots& b) {
@@ -110,13 +57,6 @@ class Snapshots : public testing::Test {
     SilentProgress progress;
     return judge_convergence(sums.snapshots, sums.statistics, plan, options_.fit, {}, progress);
   }
-
-  TemporaryFolder folder_;
-  Model model_{make_tensors()};
-  TokenChunks corpus_;
-  CalibrateOptions options_;
-  Bundle run_;
-  std::vector<LayerGeometry> layers_;
 };
 
 TEST_F(Snapshots, AreTheSumsOfTheBatchesBeforeThem) {
@@ -179,7 +119,7 @@ TEST_F(Snapshots, AreKeptOfQuantizedLayersOnly) {
 }
 
 TEST_F(Snapshots, ThatACheckpointLacksAreMissed) {
-  EXPECT_THROW(collect(plan(12), 1, /*with_snapshots=*/false), Stopped);
+  EXPECT_THROW(collect(plan(12), 1, /*save_snapshots=*/false), Stopped);
   try {
     CheckpointFile(options_, run_).load(plan(12));
     FAIL() << "accepted";

@@ -81,6 +81,21 @@ class GoodFiles(BundleCase):
         for arguments in ((), ("unknown",), ("inspect",), ("merge", "a", "b"), ("diff", "a")):
             self.assertEqual(run(*arguments).returncode, 2, arguments)
 
+    def test_fitting_again_without_recorded_positions_takes_all_that_the_model_serves(self):
+        paper = make_file(self.folder / "paper.h5")  # fitted to positions as collected
+        out = self.folder / "out.h5"
+        self.run_ok("oscar-bundle", "fit", paper, "-o", out)
+        with h5py.File(out) as file:
+            self.assertEqual(file.attrs["position_span"], 64)
+            self.assertEqual(file.attrs["preset"], b"best")
+        self.run_ok("oscar-bundle", "verify", out)
+
+        def forget(file):
+            attributes(file["model"], rope='{"rope_type": "default", "rope_theta": 1e4}')
+
+        self.refuse("oscar-bundle", ["fit", self.changed(forget), "-o", self.folder / "no.h5"],
+                    "which positions are served", "--position-span")
+
     def test_diff_names_what_differs(self):
         a = make_file(self.folder / "a.h5")
         b = self.changed(lambda f: f["layers/001/k_clip_ratio"].__setitem__(0, 0.5))

@@ -111,6 +111,8 @@ class BadInput(ProgramTest):
                                     self.out, "--chunk-len", "128", "--checkpoint-every", "1"],
                                    env=ENVIRONMENT, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)  # first, whatever fails below
         while not (self.folder / "out.h5.checkpoint").exists():
             self.assertIsNone(process.poll(), "ended before its first checkpoint")
             time.sleep(0.01)

@@ -67,7 +67,7 @@ class SeveralBundles(unittest.TestCase):
         self.assertIn("--bundle hadamard=FILE", error)
         error = self.evaluate("--bundle", f"a={self.one}", "--bundle", f"a={self.two}", code=1)
         self.assertIn("--bundle a=FILE", error)
-        error = self.evaluate("--bundle", self.one, "--bundle", self.two, code=1)
+        error = self.evaluate("--bundle", self.one, "--bundle", self.two, code=2)
         self.assertIn("--bundle NAME=FILE", error)
         error = self.evaluate("--bundle", f"a={self.one}", "--compare", "b", code=1)
         self.assertRegex(error, r"portable-perhead, a\b")

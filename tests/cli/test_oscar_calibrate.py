@@ -241,6 +241,7 @@ class HeldBackSearch(CalibrateTest):
         self.calibrate(self.text, off, *SEARCH, "--search", "off")
         with h5py.File(self.out) as one, h5py.File(off) as two:
             np.testing.assert_array_equal(one["layers/001/k_rotation"], two["layers/001/k_rotation"])
+            # clip_v of the preset "best"
             np.testing.assert_allclose(two["layers/001/v_clip_ratio"], 0.96)
 
     def test_one_open_choice_leaves_the_others_fixed(self):
@@ -257,6 +258,7 @@ class HeldBackSearch(CalibrateTest):
         self.assertIn("to hold text back", result.stderr)
         with h5py.File(self.out) as file:
             self.assertNotIn("search", file.attrs)
+            # clip_k of the preset "best"
             np.testing.assert_allclose(file["layers/000/k_clip_ratio"][()], 0.92)
             self.assertIn("portable", file)
 

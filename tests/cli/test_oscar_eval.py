@@ -102,6 +102,7 @@ class OscarEval(unittest.TestCase):
         for code, arguments in (
                 (1, ["--html", self.folder / "missing" / "p.html"]),
                 (1, ["--html", self.folder]),
+                # Two outputs in one place contradict each other, whatever is on the disk: usage.
                 (2, ["--json", self.folder / "same", "--html", self.folder / "same"])):
             result = run(MODEL, *self.small, "--compare", "identity", *arguments)
             self.assertEqual(result.returncode, code)
@@ -214,6 +215,7 @@ class OscarEval(unittest.TestCase):
         self.assertIn("--bundle", self.refused(MODEL, *self.small, "--write-back"))
 
     def test_positions_beyond_the_model_are_refused(self):
+        # Neither an offset that overflows with a chunk added nor a length that is 400 in 32 bits.
         for offset in (131000, 2**63 - 1):
             self.assertIn("131072", self.refused(MODEL, *self.small, "--position-offset", offset))
         self.assertIn("131072", self.refused(MODEL, "--chunk-len", 2**32 + 400, "--device", "cpu",

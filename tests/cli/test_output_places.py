@@ -1,8 +1,9 @@
 """No program writes over what it reads or over another of its outputs, and none finds out late."""
 import shutil
 import unittest
+import unittest.mock
 
-from support import checkpoints
+from support import checkpoints, programs
 from support.bundle_case import make_file
 from support.programs import ProgramTest
 
@@ -76,6 +77,19 @@ class OutputPlaces(ProgramTest):
             with self.subTest(options):
                 self.refuse_unchanged("oscar-eval", [self.model, "--corpus", self.text, *options],
                                       *words)
+
+    def test_a_model_by_its_name_or_through_a_link_is_an_input(self):
+        template = self.model / "chat_template.json"
+        template.write_text('{"chat_template": ""}')
+        link = self.folder / "link"
+        link.symlink_to(self.model)
+        with unittest.mock.patch.dict(programs.ENVIRONMENT, OSCAR_DATASETS=str(self.folder)):
+            for model in (self.model.name, link):
+                for program, arguments in (("oscar-calibrate", [model, self.text, self.out]),
+                                           ("oscar-eval", [model, "--corpus", self.text])):
+                    with self.subTest(program, model=model):
+                        self.refuse_unchanged(program, [*arguments, "--json", template], INPUT,
+                                              "--json, MODEL")
 
     def test_eval_tries_the_place_of_the_bundle_before_the_work(self):
         # In /proc nothing can be made, not even by root; that no such bundle exists shows later.

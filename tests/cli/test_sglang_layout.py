@@ -70,7 +70,8 @@ class SglangLayout(StackCase):
                     norm = np.linalg.norm(expected)
                     self.assertLess(np.linalg.norm(rows @ served - expected), 2 ** -8 * norm)
                     if np.abs(stored[0] - stored[0].T).max() > 1e-6:  # Hadamard is symmetric
-                        self.assertGreater(np.linalg.norm(rows @ served.T - expected), 0.1 * norm)
+                        # Found: 1.37 to 1.42. Of an unrelated rotation sqrt(2) is to be expected.
+                        self.assertGreater(np.linalg.norm(rows @ served.T - expected), norm)
             kinds = {int(k) for layer in layers for k in layer["k_kind"][()]}
             clips = {(float(layer["k_clip_ratio"][0]), float(layer["v_clip_ratio"][0]))
                      for layer in layers}
@@ -79,7 +80,8 @@ class SglangLayout(StackCase):
         self.assertEqual((stack["verdict"], stack["variant"]), ("portable", "portable"))
         if len(clips) == 1:  # one pair is all that the environment variables take
             np.testing.assert_allclose(stack["clip"], *clips, atol=1e-6)
-        self.assertGreaterEqual(stack["relative_error"], 0.1)
+        # Plain rounding without means costs more than the bundle's own choice. Found: 3.9 times.
+        self.assertGreater(stack["relative_error"], 1)
 
     def test_a_fit_with_rotations_alone_is_not_symmetric_and_comes_back_unturned(self):
         path = self.calibrate("--search", "off")  # portable: OSCAR's rotation everywhere
@@ -87,6 +89,7 @@ class SglangLayout(StackCase):
             write_v1(bundle, self.folder / "sglang")
             matrix = bundle["portable/layers/001/shared/k_rotation"][0]
         served = load_v1(self.folder / "sglang" / NAMES["k"][0], [0, 1, 2], HEAD_DIM)[1].float()
+        # Entries are about 1/8 (d 64), found: 0.64. A transpose would not pass unseen.
         self.assertGreater(np.abs(matrix - matrix.T).max(), 0.1)
         np.testing.assert_allclose(served.numpy(), matrix, atol=2 ** -9)
         self.assertEqual(self.stack(path, "sglang-v1")["clip"], [.96, .92])

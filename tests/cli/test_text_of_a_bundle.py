@@ -145,11 +145,8 @@ class Coverage(TextOfABundle):
         files = [self.statistics(f"{path.stem}.h5", path) for path in halves]
         data = json.loads(self.run_ok("oscar-bundle", "coverage", *files, "--json").stdout)
         self.assertEqual(data["warnings"], [])
-        self.assertLess(np.max(data["key"]), 1.1)
-
-    def test_the_help_fits_80_columns(self):
-        text = self.run_ok("oscar-bundle", "coverage", "--help").stdout
-        self.assertLessEqual(max(map(len, text.splitlines())), 80)
+        for side in ("key", "value"):  # found: 1.0001, 1.0005; warnings begin at 1.1
+            self.assertLess(np.max(data[side]), 1.01)
 
     def test_files_that_cannot_be_compared_are_refused(self):
         one = self.statistics("one.h5", self.corpus)

@@ -112,6 +112,7 @@ TEST(Convergence, ATextOfTwoKindsDoesNotLookConverged) {
     rows.k[h].bottomRows(kHalf) = other.k[h];
     rows.q[h].bottomRows(kHalf * kQueries) = other.q[h];
   }
+  // 20 times the cost is one kind of text with a twentieth of the tokens. Found: 6,200 times.
   EXPECT_GT(judged(rows, 2 * kHalf).key.mean_cost, 20 * mixed);
 }
 

@@ -66,7 +66,7 @@ TEST(FitLayerVariants, InItsOwnBasisEveryChannelOfASideVariesAlike) {
   for (int head = 0; head < 2; ++head) {
     EXPECT_EQ(fits[0].key.kind[head], TransformKind::kOscar);
     EXPECT_EQ(MatrixF(fits[0].key.forward[head]),
-              oscar_rotation(m.key[head], "C_K").rotation.cast<float>());
+              oscar_rotation(eigh(m.key[head], "C_K")).rotation.cast<float>());
     const auto variances = [&](const LayerTransforms& fit) {
       const MatrixD r = fit.value.forward[head].cast<double>();
       return VectorD((r.transpose() * m.value[head] * r).diagonal().transpose());

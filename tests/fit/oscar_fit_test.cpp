@@ -18,7 +18,7 @@ TEST(OscarRotation, IsOrthogonalAndKeepsTheTrace) {
   for (const int d : {1, 8, 12, 64, 96, 128, 256}) {
     const LayerStatistics s = synthetic::statistics(1, d, 600);
     const MatrixD c = s.q_moment[0] / static_cast<double>(s.count_q);
-    const OscarRotation r = oscar_rotation(c, "test");
+    const OscarRotation r = oscar_rotation(eigh(c, "test"));
     EXPECT_LE(from_identity(r.rotation.transpose() * r.rotation), 1e-12) << d;
     EXPECT_NEAR(r.eigenvalues.sum(), c.trace(), 1e-11 * c.trace()) << d;
   }
@@ -33,7 +33,7 @@ TEST(OscarRotation, OfADistinctDiagonalIsTheShuffledHadamardWrittenOut) {
       1, 1, 1, 1,            //
       -1, 1, -1, 1,          //
       -1, -1, 1, 1;
-  const OscarRotation r = oscar_rotation(c, "test");
+  const OscarRotation r = oscar_rotation(eigh(c, "test"));
   EXPECT_LE(largest(r.rotation - 0.5 * expected), 1e-15) << r.rotation;
   EXPECT_EQ(r.eigenvalues, (VectorD(4) << 10, 20, 30, 40).finished());
 }
@@ -41,7 +41,7 @@ TEST(OscarRotation, OfADistinctDiagonalIsTheShuffledHadamardWrittenOut) {
 TEST(OscarRotation, SpreadsTheEnergyEvenlyOverAllColumns) {
   const LayerStatistics s = synthetic::statistics(1, 128, 3000);
   const MatrixD c = s.q_moment[0] / static_cast<double>(s.count_q);
-  const OscarRotation r = oscar_rotation(c, "test");
+  const OscarRotation r = oscar_rotation(eigh(c, "test"));
   const MatrixD rotated = r.rotation.transpose() * c * r.rotation;
   for (int i = 0; i < 128; ++i) EXPECT_NEAR(rotated(i, i), c.trace() / 128, 1e-10 * c.trace());
 }
@@ -52,8 +52,9 @@ TEST(FitLayer, OscarUsesQueriesForKeysAndAttentionOutputsForValues) {
   for (int head = 0; head < 2; ++head) {
     const MatrixD c_q = s.q_moment[head] / static_cast<double>(s.count_q);
     const MatrixD c_s = s.attn_out_moment[head] / static_cast<double>(s.count_q);
-    EXPECT_EQ(MatrixF(t.key.forward[head]), oscar_rotation(c_q, "q").rotation.cast<float>());
-    EXPECT_EQ(MatrixF(t.value.forward[head]), oscar_rotation(c_s, "s").rotation.cast<float>());
+    EXPECT_EQ(MatrixF(t.key.forward[head]), oscar_rotation(eigh(c_q, "q")).rotation.cast<float>());
+    EXPECT_EQ(MatrixF(t.value.forward[head]),
+              oscar_rotation(eigh(c_s, "s")).rotation.cast<float>());
     EXPECT_EQ(t.key.kind[head], TransformKind::kOscar);
     EXPECT_EQ(t.key.fallback[head], "");
   }
@@ -70,7 +71,7 @@ TEST(FitLayer, EnergyObjectiveUsesTheEnergyMoment) {
   s.v_energy_moment = s.k_moment;
   const LayerTransforms t = fit_layer(s, options, Rope{});
   const MatrixD c = s.k_moment[0] / static_cast<double>(s.count_kv);
-  EXPECT_EQ(MatrixF(t.value.forward[0]), oscar_rotation(c, "energy").rotation.cast<float>());
+  EXPECT_EQ(MatrixF(t.value.forward[0]), oscar_rotation(eigh(c, "energy")).rotation.cast<float>());
 }
 
 TEST(FitLayer, SharedFitsThePlainMeanOverHeadsAndWritesItForEachHead) {
@@ -79,7 +80,7 @@ TEST(FitLayer, SharedFitsThePlainMeanOverHeadsAndWritesItForEachHead) {
   options.granularity = Granularity::kShared;
   const LayerTransforms t = fit_layer(s, options, Rope{});
   const MatrixD mean = (s.q_moment[0] + s.q_moment[1] + s.q_moment[2]) / (3.0 * s.count_q);
-  const OscarRotation expected = oscar_rotation(mean, "mean");
+  const OscarRotation expected = oscar_rotation(eigh(mean, "mean"));
   for (int head = 0; head < 3; ++head) {
     EXPECT_LE((t.key.forward[head] - expected.rotation.cast<float>()).cwiseAbs().maxCoeff(), 1e-6f);
     EXPECT_EQ(MatrixF(t.key.forward[head]), MatrixF(t.key.forward[0]));

@@ -62,7 +62,8 @@ TEST(PredictedLoss, OfTheBalancedTransformIsTheSmallestThereCanBe) {
   for (const auto kind : {TransformKind::kOscar, TransformKind::kHadamard}) {
     const auto other =
         predicted_losses(fit_layer(sums, options(kind), {}).key, Side::kKey, moments);
-    for (int h = 0; h < 2; ++h) EXPECT_GT(other[h], 1.2 * balanced[h]);
+    // Every rotation loses mean diag(C_K) mean diag(C_Q): here 3.4 and 2.5 times the least.
+    for (int h = 0; h < 2; ++h) EXPECT_GT(other[h], 2 * balanced[h]);
   }
 }
 

@@ -28,6 +28,12 @@ class Format:
         return 2 * self.head_dim // self.group
 
 
+# What the tests run: the format of every build, then others.
+CORE = Format()
+FORMATS = [CORE, Format(128, 64), Format(128, 128, torch.bfloat16), Format(64, 64, quartered=True),
+           Format(64, 64, torch.float32), Format(256, 256, quartered=True), Format(256, 64)]
+
+
 def unpacked(packed, fmt):
     """Codes [..., d] of packed rows [..., d / 4]."""
     four = (packed[..., None] >> BITS) & 3  # [..., byte, which of its four]

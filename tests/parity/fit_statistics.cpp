@@ -99,7 +99,8 @@ void run() {
   write_doubles(moments.key_mean.data.data(), moments.key_mean.data.size());
   write_side(t.key, oscar::Side::kKey);
   write_side(t.value, oscar::Side::kValue);
-  const oscar::OscarRotation rotation = oscar::oscar_rotation(moments.query[0], "first head");
+  const oscar::OscarRotation rotation =
+      oscar::oscar_rotation(oscar::eigh(moments.query[0], "first head"));
   write_doubles(rotation.rotation.data(), static_cast<size_t>(rotation.rotation.size()));
 }
 

@@ -5,7 +5,6 @@ Each model is written with both styles of config.json; tolerances: mean NLL 1e-5
 1e-4 of max |logit|, every moment and sum of every layer and head 1e-5 relative (Frobenius). Then
 deliberate mistakes are made on the reference side, and the same comparison must fail.
 """
-import copy
 import json
 import os
 import pathlib
@@ -18,225 +17,16 @@ import unittest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
-from safetensors.torch import save_file
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
+
+from forward_runs import PROGRAM, compare, ours, reference
+from random_families import CASES, LLAMA3, YARN, make_weights, write_checkpoint
 
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
 
-PROGRAM = pathlib.Path(os.environ.get("OSCAR_BIN", "build-cpu/bin")) / "oscar-test-forward"
 SEQUENCES, TOKENS = 3, 257
-NLL_BOUND, LOGIT_BOUND, MOMENT_BOUND = 1e-5, 1e-4, 1e-5
-NAMES = ("q", "k", "v", "o")
-
-# Small, with a head_dim that is not hidden / heads where the family allows it.
-SIZES = dict(hidden_size=128, intermediate_size=192, num_hidden_layers=4, num_attention_heads=8,
-             num_key_value_heads=2, vocab_size=512, hidden_act="silu", rms_norm_eps=1e-6,
-             initializer_range=0.02, attention_dropout=0.0, use_cache=True)
-
-
-def family(model_type, rope=None, theta=10000.0, **keys):
-    """A model: keys shared by both config styles, and its rope in neutral form."""
-    architecture = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "mistral": "Mistral"}
-    return dict(model_type=model_type, rope=rope, theta=theta,
-                keys={**SIZES, "model_type": model_type,
-                      "architectures": [architecture[model_type] + "ForCausalLM"],
-                      "bos_token_id": 1, "eos_token_id": 2, **keys})
-
-
-LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-              original_max_position_embeddings=128)
-YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)
-CASES = {
-    "qwen3": family("qwen3", theta=1e6, head_dim=32, max_position_embeddings=4096),
-    "qwen3_bias_tied": family("qwen3", theta=1e6, head_dim=32, attention_bias=True,
-                              tie_word_embeddings=True, max_position_embeddings=4096),
-    "qwen2": family("qwen2", theta=1e6, max_position_embeddings=4096),
-    "qwen2_windows": family("qwen2", use_sliding_window=True, sliding_window=64,
-                            max_window_layers=2, max_position_embeddings=4096),
-    "qwen2_yarn": family("qwen2", YARN, theta=1e6, max_position_embeddings=64),
-    "llama": family("llama", theta=5e5, max_position_embeddings=4096),
-    "llama3_biases": family("llama", LLAMA3, theta=5e5, attention_bias=True, mlp_bias=True,
-                            max_position_embeddings=1024, eos_token_id=[2, 3]),
-    "llama_linear": family("llama", dict(rope_type="linear", factor=2.0),
-                           max_position_embeddings=2048),
-    "llama_yarn_all_keys": family(
-        "llama", dict(YARN, mscale=1.0, mscale_all_dim=0.5, beta_fast=16, beta_slow=2,
-                      truncate=False), max_position_embeddings=256),
-    "llama_yarn_attention_factor": family("llama", dict(YARN, attention_factor=1.3),
-                                          max_position_embeddings=256),
-    "mistral_window": family("mistral", sliding_window=64, head_dim=32, rms_norm_eps=1e-5,
-                             max_position_embeddings=4096),
-    "mistral_default_window": family("mistral", max_position_embeddings=8192),
-    "mistral_full": family("mistral", sliding_window=None, max_position_embeddings=4096),
-}
-
-
-def config_json(case, style):
-    """config.json as transformers 4 or 5 writes it."""
-    config = copy.deepcopy(case["keys"])
-    if style == 4:
-        config.update(torch_dtype="float32", transformers_version="4.51.0",
-                      rope_theta=case["theta"])
-        config["rope_scaling"] = None
-        if case["rope"]:
-            scaling = dict(case["rope"])
-            if scaling["rope_type"] == "yarn":  # older files say "type"
-                scaling["type"] = scaling.pop("rope_type")
-            config["rope_scaling"] = scaling
-    else:
-        config.update(dtype="float32", transformers_version="5.0.0")
-        config["rope_parameters"] = {**(case["rope"] or {"rope_type": "default"}),
-                                     "rope_theta": case["theta"]}
-    return config
-
-
-def make_weights(folder, seed):
-    """Random weights with outliers in the norms of q and k and biases that matter."""
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_(0, 0.5)
-            elif "norm" in name:
-                parameter.copy_(torch.exp(torch.randn_like(parameter) * 0.3))
-                if "q_norm" in name or "k_norm" in name:
-                    parameter[::7] *= 6.0
-            else:
-                parameter.normal_(0, 1.5 / parameter.shape[-1] ** 0.5)
-    state = {k: v.contiguous().clone() for k, v in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
-        state.pop("lm_head.weight", None)
-    return state
-
-
-def write_checkpoint(folder, case, style, state, dtype=torch.float32, shards=1):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config_json(case, style), indent=2))
-    if state is None:
-        return
-    state = {k: v.to(dtype) for k, v in state.items()}
-    if shards == 1:
-        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-        return
-    names, weight_map = sorted(state), {}
-    for i in range(shards):
-        file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
-        save_file({n: state[n] for n in names[i::shards]}, folder / file)
-        weight_map.update({n: file for n in names[i::shards]})
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": weight_map}))
-
-
-class Recorder:
-    """Takes q, k, v, o of every layer where transformers computes attention."""
-
-    def __init__(self):
-        self.layers, self.permute_kv = {}, False
-
-    def __call__(self, module, q, k, v, mask, scaling, **kwargs):
-        group = q.shape[1] // k.shape[1]
-        keys, values = (x.flip(1) if self.permute_kv else x for x in (k, v))
-        keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
-        causal = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
-        allowed = causal if mask is None else (mask if mask.dtype == torch.bool else mask == 0)
-        scores = (q @ keys.transpose(2, 3) * scaling).masked_fill(~allowed, float("-inf"))
-        o = scores.softmax(-1) @ values
-        self.layers[module.layer_idx] = (q, k, v, o)
-        return o.transpose(1, 2).contiguous(), None
-
-
-RECORDER = Recorder()
-AttentionInterface.register("oscar_recorder", RECORDER)
-try:
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-    ALL_MASK_ATTENTION_FUNCTIONS.register("oscar_recorder",
-                                          ALL_MASK_ATTENTION_FUNCTIONS["eager"])
-except ImportError:
-    pass
-
-
-def sums(x, kv_heads):
-    """fp64 moments and sums per KV head of x [batch, heads, tokens, d]."""
-    rows = x.double().reshape(x.shape[0], kv_heads, -1, x.shape[-1]).transpose(0, 1)
-    rows = rows.reshape(kv_heads, -1, x.shape[-1])
-    return rows.transpose(1, 2) @ rows, rows.sum(1)
-
-
-def reference(folder, ids, mistake=None):
-    """transformers' logits and statistics; `mistake` changes the model or its inputs first."""
-    config = AutoConfig.from_pretrained(folder)
-    position_ids = torch.arange(ids.shape[1])[None].expand(ids.shape)
-    if mistake and mistake.get("config"):
-        mistake["config"](config)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=torch.float32, attn_implementation="oscar_recorder").eval()
-    if mistake and mistake.get("model"):
-        mistake["model"](model)
-    position_ids = position_ids + (mistake or {}).get("shift", 0)
-    RECORDER.layers, RECORDER.permute_kv = {}, bool(mistake and mistake.get("permute"))
-    with torch.inference_mode():
-        logits = model(input_ids=ids, position_ids=position_ids, use_cache=False).logits
-    layers = []
-    for i in sorted(RECORDER.layers):
-        record = RECORDER.layers[i]
-        heads, d = record[1].shape[1], record[1].shape[3]
-        w = model.model.layers[i].self_attn.o_proj.weight.double()
-        slices = w.reshape(w.shape[0], heads, -1, d)
-        metric = torch.einsum("nhjd,nhje->hde", slices, slices)
-        layers.append(dict(sums={n: sums(x, heads) for n, x in zip(NAMES, record)}, metric=metric))
-    return logits, layers
-
-
-def ours(folder, ids, dtype="fp32", rope_scaling=None):
-    with tempfile.TemporaryDirectory() as out:
-        out = pathlib.Path(out)
-        ids.numpy().astype(np.int64).tofile(out / "ids")
-        command = [PROGRAM, "run", folder, out / "ids", str(ids.shape[1]), out, dtype]
-        result = subprocess.run(command + ([rope_scaling] if rope_scaling else []),
-                                capture_output=True, text=True, check=False)
-        if result.returncode != 0:
-            raise RuntimeError(result.stderr)
-        config = json.loads((out / "config.json").read_text())
-        logits = torch.from_numpy(np.fromfile(out / "logits.f32", np.float32)).reshape(
-            *ids.shape, config["vocab_size"])
-        heads, d = config["num_key_value_heads"], config["head_dim"]
-        layers = []
-        for i in range(config["num_hidden_layers"]):
-            flat = torch.from_numpy(np.fromfile(out / f"layer{i}.f64", np.float64))
-            matrices = flat[:5 * heads * d * d].reshape(5, heads, d, d)
-            vectors = flat[5 * heads * d * d:].reshape(4, heads, d)
-            layers.append(dict(sums={n: (matrices[j], vectors[j]) for j, n in enumerate(NAMES)},
-                               metric=matrices[4]))
-        return logits, layers
-
-
-def mean_nll(logits, ids):
-    return torch.nn.functional.cross_entropy(
-        logits[:, :-1].double().flatten(0, 1), ids[:, 1:].flatten()).item()
-
-
-def relative(ours_, theirs):
-    """Largest relative Frobenius error over heads."""
-    difference = (ours_ - theirs).flatten(1).norm(dim=1)
-    return (difference / theirs.flatten(1).norm(dim=1).clamp_min(1e-300)).max().item()
-
-
-def compare(a, b, ids):
-    """Violations of the bounds, as text; empty when everything agrees. Also the worst figures."""
-    nll_a, nll_b = mean_nll(a[0], ids), mean_nll(b[0], ids)
-    figures = {"nll": abs(nll_a - nll_b) / nll_b / NLL_BOUND,
-               "logits": ((a[0] - b[0]).abs().max() / b[0].abs().max()).item() / LOGIT_BOUND}
-    for i, (x, y) in enumerate(zip(a[1], b[1], strict=True)):
-        for name in NAMES:
-            for j, kind in enumerate(("moment", "sum")):
-                figures[f"layer {i} {name} {kind}"] = relative(
-                    x["sums"][name][j], y["sums"][name][j]) / MOMENT_BOUND
-        figures[f"layer {i} M_O"] = relative(x["metric"], y["metric"]) / 1e-12
-    bad = [f"{k}: {v:.3g} times the bound" for k, v in figures.items() if not v <= 1]
-    return bad, figures
 
 
 class Checkpoints(unittest.TestCase):

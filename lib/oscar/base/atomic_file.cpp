@@ -12,14 +12,6 @@
 namespace oscar {
 namespace {
 
-[[noreturn]] void fail(const char* what, const std::filesystem::path& path) {
-  const int code = errno;
-  const char* hint = code == ENOSPC                    ? "free some space or choose another folder"
-                     : code == EACCES || code == EROFS ? "choose a folder that you may write to"
-                                                       : "";
-  throw Error({.what = what, .where = path.string(), .found = std::strerror(code), .hint = hint});
-}
-
 // Closes on scope exit, so that no error path leaks a descriptor.
 struct Descriptor {
   int value;
@@ -30,11 +22,24 @@ struct Descriptor {
 
 void flush_to_disk(const std::filesystem::path& path, int flags) {
   const Descriptor file{::open(path.c_str(), flags)};
-  if (file.value < 0) fail("cannot open for flushing", path);
-  if (::fsync(file.value) != 0) fail("cannot flush to disk", path);
+  if (file.value < 0) throw_file_error("cannot open for flushing", path);
+  if (::fsync(file.value) != 0) throw_file_error("cannot flush to disk", path);
 }
 
 }  // namespace
+
+void throw_file_error(const char* what, const std::filesystem::path& path) {
+  const int code = errno;
+  const char* hint = code == ENOSPC                    ? "free some space or choose another folder"
+                     : code == EACCES || code == EROFS ? "choose a folder that you may write to"
+                                                       : "";
+  throw Error({.what = what, .where = path.string(), .found = std::strerror(code), .hint = hint});
+}
+
+void flush_parent_folder(const std::filesystem::path& path) {
+  const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  flush_to_disk(folder, O_RDONLY | O_DIRECTORY);
+}
 
 AtomicFile::AtomicFile(std::filesystem::path target) : target_(std::move(target)) {
   if (target_.empty()) throw Error({.what = "an output file has an empty name"});
@@ -45,7 +50,7 @@ AtomicFile::AtomicFile(std::filesystem::path target) : target_(std::move(target)
   temporary_ = target_;
   temporary_ += "." + std::to_string(::getpid()) + ".tmp";
   const Descriptor file{::open(temporary_.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0666)};
-  if (file.value < 0) fail("cannot write output file", target_);
+  if (file.value < 0) throw_file_error("cannot write output file", target_);
 }
 
 AtomicFile::~AtomicFile() {
@@ -55,21 +60,19 @@ AtomicFile::~AtomicFile() {
 void AtomicFile::commit() {
   flush_to_disk(temporary_, O_RDONLY);
   if (::rename(temporary_.c_str(), target_.c_str()) != 0)
-    fail("cannot rename output file", target_);
+    throw_file_error("cannot rename output file", target_);
   temporary_.clear();
-  const auto folder =
-      target_.has_parent_path() ? target_.parent_path() : std::filesystem::path(".");
-  flush_to_disk(folder, O_RDONLY | O_DIRECTORY);
+  flush_parent_folder(target_);
 }
 
 void write_file_atomically(const std::filesystem::path& target, std::string_view content) {
   AtomicFile file(target);
   {
     const Descriptor stream{::open(file.temporary().c_str(), O_WRONLY)};
-    if (stream.value < 0) fail("cannot write output file", target);
+    if (stream.value < 0) throw_file_error("cannot write output file", target);
     for (size_t done = 0; done < content.size();) {
       const ssize_t written = ::write(stream.value, content.data() + done, content.size() - done);
-      if (written < 0) fail("cannot write output file", target);
+      if (written < 0) throw_file_error("cannot write output file", target);
       done += static_cast<size_t>(written);
     }
   }

@@ -6,6 +6,13 @@
 
 namespace oscar {
 
+// Throws Error with what `errno` says of `path`, and a way out of a full disk or a folder that may
+// not be written.
+[[noreturn]] void throw_file_error(const char* what, const std::filesystem::path& path);
+
+// Makes a rename within the folder around `path` survive a crash. Throws Error on failure.
+void flush_parent_folder(const std::filesystem::path& path);
+
 // Owns a temporary name in the folder of `target`; removed on destruction unless committed.
 class AtomicFile {
  public:

@@ -4,19 +4,10 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
-
+#include "oscar/base/atomic_file.h"
 #include "oscar/base/error.h"
 
 namespace oscar {
-namespace {
-
-[[noreturn]] void fail(const char* what, const std::filesystem::path& path) {
-  throw Error({.what = what, .where = path.string(), .found = std::strerror(errno)});
-}
-
-}  // namespace
 
 AtomicFolder::AtomicFolder(const std::filesystem::path& target)
     : target_(target.lexically_normal()) {
@@ -45,14 +36,15 @@ AtomicFolder::~AtomicFolder() {
 
 void AtomicFolder::commit() {
   const int folder = ::open(temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) fail("cannot open for flushing", temporary_);
+  if (folder < 0) throw_file_error("cannot open for flushing", temporary_);
   const bool flushed = ::syncfs(folder) == 0;
   ::close(folder);
-  if (!flushed) fail("cannot flush to disk", temporary_);
+  if (!flushed) throw_file_error("cannot flush to disk", temporary_);
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) {
-    fail("cannot rename the output folder", target_);
+    throw_file_error("cannot rename the output folder", target_);
   }
   temporary_.clear();
+  flush_parent_folder(target_);
 }
 
 }  // namespace oscar

@@ -16,7 +16,8 @@ class AtomicFolder {
 
   const std::filesystem::path& target() const { return target_; }
   const std::filesystem::path& temporary() const { return temporary_; }
-  // Flushes what was written to disk and renames the folder. Throws Error on any failure.
+  // Flushes what was written to disk, renames the folder and flushes the folder around it. Throws
+  // Error on any failure.
   void commit();
 
  private:

@@ -3,6 +3,8 @@
 
 #include <csignal>
 
+#include "oscar/base/error.h"
+
 namespace oscar {
 namespace {
 
@@ -24,5 +26,9 @@ void install_interrupt_handlers() {
 }
 
 bool interrupt_requested() { return requested != 0; }
+
+void stop_if_requested(const char* what) {
+  if (interrupt_requested()) throw Interrupted(what);
+}
 
 }  // namespace oscar

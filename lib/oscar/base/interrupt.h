@@ -7,4 +7,7 @@ namespace oscar {
 void install_interrupt_handlers();
 bool interrupt_requested();
 
+// Throws Interrupted, saying `what`, when a stop was requested.
+void stop_if_requested(const char* what);
+
 }  // namespace oscar

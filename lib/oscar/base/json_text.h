@@ -1,4 +1,4 @@
-// JSON as text: what is checked before it is parsed, and the words for what the parser refuses.
+// JSON as text: a check before it is parsed, and the parser's message as users see it.
 #pragma once
 
 #include <exception>
@@ -7,14 +7,16 @@
 
 namespace oscar {
 
-inline constexpr int kMaxJsonDepth = 256;  // files of models, corpora and reports stay under 16
+// Levels of arrays and objects. Files of models, corpora and reports have fewer than 16.
+inline constexpr int kMaxJsonDepth = 256;
 
-// Throws Error when values are nested deeper than kMaxJsonDepth. Copying and writing a value takes
-// stack for every level, so that a few kilobytes of brackets would end the program.
+// Throws Error, naming `source` and the byte, where brackets outside strings are nested deeper than
+// kMaxJsonDepth: copying and writing a value takes stack for every level, so that a file of
+// brackets could end the program. Looks at nothing else of the text.
 void require_shallow_json(std::string_view text, const std::string& source);
 
-// What the parser says about `text`, without its own name for the exception. A text of one line has
-// no line number: it may be one of many in a file.
+// The message of `error`, which the parser threw for `text`, without its "[json.exception. ...]".
+// Of a text of one line "line 1, " is left out too: it may be any line of a JSONL file.
 std::string json_problem(const std::exception& error, std::string_view text);
 
 }  // namespace oscar

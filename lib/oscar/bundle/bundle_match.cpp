@@ -31,6 +31,23 @@ void check_attention(const LayerGeometry& theirs, const ModelConfig& config,
 
 }  // namespace
 
+BundleModel describe_model(const Checkpoint& checkpoint, bool hash_weights) {
+  const ModelConfig& config = checkpoint.config;
+  return {.name = checkpoint.name,
+          .architecture = config.architecture,
+          .num_layers = config.num_layers,
+          .num_qo_heads = config.num_qo_heads,
+          .num_kv_heads = config.num_kv_heads,
+          .head_dim_k = config.head_dim,
+          .head_dim_v = config.head_dim,
+          .hidden_size = config.hidden_size,
+          .rope = config.rope.as_run,
+          .config_sha256 = checkpoint.config_sha256,
+          .tokenizer_sha256 = checkpoint.tokenizer_sha256,
+          .chat_template_sha256 = checkpoint.chat_template_sha256,
+          .weights_fingerprint = checkpoint.weights.fingerprint(hash_weights)};
+}
+
 std::string check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpoint,
                                  const std::string& bundle_path) {
   const ModelConfig& config = checkpoint.config;

@@ -1,10 +1,14 @@
-// Is this bundle of this model? The first difference is named.
+// What a bundle says of its model, and whether a bundle is of a given model.
 #pragma once
 
 #include "oscar/bundle/bundle.h"
 #include "oscar/io/checkpoint.h"
 
 namespace oscar {
+
+// The record of `checkpoint` as a bundle stores it. `hash_weights`: the fingerprint covers every
+// byte of the weights (WeightStore::fingerprint).
+BundleModel describe_model(const Checkpoint& checkpoint, bool hash_weights);
 
 // Throws Error naming the field that differs, with both values: shape of the model, rope as run,
 // kind and sliding window of each layer's attention, weights (a fine-tune of the same base differs

@@ -4,14 +4,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "oscar/base/error.h"
+#include "oscar/base/numbers.h"
 #include "oscar/bundle/merge.h"
 #include "oscar/bundle/refit.h"
 #include "oscar/bundle/text_lines.h"
 #include "oscar/fit/convergence.h"
 #include "oscar/fit/predicted_loss.h"
-#include "oscar/report/numbers.h"
 
 namespace oscar {
 namespace {
@@ -30,11 +31,7 @@ struct SideMatrix {
 
 void check_files(const std::vector<Bundle>& files, const std::vector<std::string>& names) {
   for (size_t i = 0; i < files.size(); ++i) {
-    if (files[i].statistics.empty()) {
-      throw Error({.what = "file holds no statistics",
-                   .where = names[i],
-                   .hint = "it was written with --no-statistics or stripped"});
-    }
+    require_statistics(files[i], names[i]);
     require_same_model(files[0], files[i], names[0], names[i]);
   }
 }
@@ -53,17 +50,12 @@ void add_layer(const std::vector<Bundle>& files, size_t layer, const FitOptions&
   }
   fits.push_back(fit_layer(joined, options, rope));
   for (const Side side : kSides) {
-    const auto of = [side](const LayerTransforms& fit) -> const SideTransform& {
-      return side == Side::kKey ? fit.key : fit.value;
-    };
     SideMatrix& matrix = sides[static_cast<size_t>(side)];
     for (size_t scored = 0; scored < files.size(); ++scored) {
-      const auto own = predicted_losses(of(fits[scored]), side, moments[scored]);
+      const auto own = predicted_losses(side_of(fits[scored], side), side, moments[scored]);
       for (size_t fit = 0; fit < fits.size(); ++fit) {
-        const auto losses = predicted_losses(of(fits[fit]), side, moments[scored]);
-        double sum = 0;
-        // A head whose errors cost nothing has nothing to lose.
-        for (size_t h = 0; h < own.size(); ++h) sum += own[h] > 0 ? losses[h] / own[h] : 1.0;
+        const auto ratios = loss_ratios(side_of(fits[fit], side), side, moments[scored], own);
+        const double sum = std::accumulate(ratios.begin(), ratios.end(), 0.0);
         matrix.sum[fit][scored] += sum;
         double& worst = matrix.worst[fit][scored];
         worst = std::max(worst, sum / static_cast<double>(own.size()));

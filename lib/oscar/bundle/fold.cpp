@@ -29,11 +29,6 @@ constexpr int kProbes = 8;  // random inputs of the check
 constexpr const char* kWeightFiles[] = {".safetensors", ".bin", ".pt",  ".pth",  ".ckpt",
                                         ".gguf",        ".h5",  ".npz", ".onnx", ".msgpack"};
 
-bool is_centred(const SideTransform& side) {
-  return std::any_of(side.mean.data.begin(), side.mean.data.end(),
-                     [](float value) { return value != 0; });
-}
-
 bool is_transformed(const LayerTransforms& layer) {
   const auto& kinds = layer.value.kind;
   return layer.geometry.quantized &&
@@ -232,7 +227,7 @@ FoldResult fold_model(const Bundle& bundle, const std::string& bundle_name,
   for (const fs::path& shard : checkpoint.weights.shards()) {
     copy_safetensors(shard, folder.temporary() / shard.filename(),
                      [&](const TensorEntry& tensor) -> std::optional<std::vector<std::byte>> {
-                       if (interrupt_requested()) throw Interrupted("stopped; nothing was written");
+                       stop_if_requested("stopped; nothing was written");
                        const auto fold = folds.find(tensor.name);
                        if (fold == folds.end()) return std::nullopt;
                        return fold->second();
@@ -248,16 +243,16 @@ FoldResult fold_model(const Bundle& bundle, const std::string& bundle_name,
                  checked_change(before[id], after, fold, fmt::format("layer {}", id)));
   }
 
-  result.bundle = folded_bundle(bundle, result.mean);
-  result.bundle.model.name = folder.target().filename().string();
-  result.bundle.model.weights_fingerprint = written.fingerprint(false);
+  Bundle folded = folded_bundle(bundle, result.mean);
+  folded.model.name = folder.target().filename().string();
+  folded.model.weights_fingerprint = written.fingerprint(false);
   const Json record = {{"bundle_sha256", bundle.content_sha256},
                        {"weights_fingerprint", bundle.model.weights_fingerprint},
                        {"value_mean", describe(result.mean)},
                        {"layers", result.layers},
                        {"largest_relative_change", result.largest_change}};
   write_file_atomically(folder.temporary() / "oscar_fold.json", record.dump(2) + "\n");
-  write_bundle(result.bundle, folder.temporary() / kFoldedBundleName, false);
+  write_bundle(folded, folder.temporary() / kFoldedBundleName, false);
   folder.commit();
   return result;
 }

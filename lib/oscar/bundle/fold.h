@@ -20,7 +20,6 @@ enum class ValueMean { kAuto, kFold, kKeep, kDrop };
 const char* describe(ValueMean mean);
 
 struct FoldResult {
-  Bundle bundle;                      // of the folded model
   ValueMean mean = ValueMean::kAuto;  // what was done; kAuto when no value is centred
   int layers = 0, tensors = 0;        // changed
   // Largest relative change over layers of what attention adds to the residual stream for random

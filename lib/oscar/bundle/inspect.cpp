@@ -57,14 +57,12 @@ Json describe_side(const SideTransform& side) {
     const double sum = side.eigenvalues[h].sum();
     shares.push_back(sum > 0 ? side.eigenvalues[h](side.eigenvalues.cols - 1) / sum : 0.0);
   }
-  const bool centred = std::any_of(side.mean.data.begin(), side.mean.data.end(),
-                                   [](float value) { return value != 0; });
   return {{"kind", kinds},
           {"fallback", side.fallback},
           {"clip_ratio", side.clip_ratio},
           {"scale_correction", corrections},
           {"rounding", roundings},
-          {"centred", centred},
+          {"centred", is_centred(side)},
           {"largest_eigenvalue_share", shares},
           {"condition_number", side.condition_number}};
 }

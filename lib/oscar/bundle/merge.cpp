@@ -87,6 +87,13 @@ void append_corpus(CorpusRecord& total, const CorpusRecord& other) {
 
 }  // namespace
 
+void require_statistics(const Bundle& bundle, const std::string& name) {
+  if (!bundle.statistics.empty()) return;
+  throw Error({.what = "file holds no statistics",
+               .where = name,
+               .hint = "it was written with --no-statistics or stripped"});
+}
+
 void require_same_model(const Bundle& bundle, const Bundle& other, const std::string& name,
                         const std::string& other_name) {
   ModelText a, b;
@@ -132,11 +139,7 @@ Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::strin
   std::string hashes;
   Json held_back;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].statistics.empty()) {
-      throw Error({.what = "file holds no statistics",
-                   .where = names[i],
-                   .hint = "it was written with --no-statistics or stripped"});
-    }
+    require_statistics(inputs[i], names[i]);
     require_same_model(inputs[0], inputs[i], names[0], names[i]);
     ledger.add(inputs[i].corpus, names[i]);
     hashes += inputs[i].corpus.tokens_sha256 + "\n";

@@ -14,6 +14,9 @@ namespace oscar {
 // back.
 Json held_back_part(const Bundle& bundle);
 
+// Throws Error naming the file, `name`, when it holds no statistics.
+void require_statistics(const Bundle& bundle, const std::string& name);
+
 // Throws Error naming the first attribute of /model that differs; the model's name, a label, may.
 // `name` and `other_name` are the files.
 void require_same_model(const Bundle& bundle, const Bundle& other, const std::string& name,

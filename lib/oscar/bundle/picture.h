@@ -6,18 +6,24 @@
 
 namespace oscar {
 
-// How the energy that a transform was fitted to is spread over directions, from the eigenvalues
-// that the bundle stores (for "balanced" those of C_K^(1/2) C_Q C_K^(1/2), MATH: section 4c; for
-// "oscar" those of C_Q and C_S). Per layer and side `share`: eigenvalue / trace in descending
-// order, the mean over KV heads, at the places `ranks` (from 1, at most 32 of them), and
-// `effective_rank`, the mean over heads of exp(entropy). null when the bundle stores none.
+// How fast the eigenvalues fall that the transforms were fitted with, as the bundle stores them
+// (head_fit.h and balanced_fit.h say of which matrices):
+//   ranks   places 1 .. head_dim in descending order of eigenvalue, at most 32 of them
+//   layers  [num_layers] layer, key, value; a side is null where no head has eigenvalues, else
+//     share           [ranks] eigenvalue / trace, mean over the KV heads that have eigenvalues
+//     effective_rank  mean over the same heads of exp(entropy of the shares) (spectrum.h)
+// Four significant digits. null when no side of any layer has eigenvalues.
 Json spectra_picture(const Bundle& bundle);
 
-// Outlier channels before and after the transform, from the statistics: the root mean square of
-// each channel of k and of (k - k_mean) k_rotation (values alike), at the positions of calibration.
-// Per layer, side and KV head `peak_before` and `peak_after`: the largest channel over the median
-// channel. `profile`: all channels of the key head with the largest peak before. null when the
-// bundle has no statistics or no transforms.
+// Outlier channels before and after the transform, at the positions of calibration: the root mean
+// square of each channel of k and of (k - k_mean) k_rotation, and of values alike, from the sums
+// that the bundle keeps.
+//   tokens   that the first layer's statistics saw
+//   layers   [num_layers] layer, key, value; of a side peak_before, peak_after [Hkv]: the largest
+//            channel over the median one
+//   profile  layer, head, before, after [head_dim]: all channels of the key head with the largest
+//            finite peak_before; null without one
+// Four significant digits. null when the bundle has no transforms or no statistics of them.
 Json channels_picture(const Bundle& bundle);
 
 }  // namespace oscar

@@ -12,9 +12,16 @@
 namespace oscar {
 namespace {
 
+// The positions to fit for: as asked, else as recorded. A file fitted to positions as collected
+// (preset paper) records none, and gets all that the model serves, as a calibration does.
 int64_t served_positions(const Bundle& input, int64_t asked, const std::string& name) {
   if (asked >= 0) return asked;
   if (input.position_span > 0) return input.position_span;
+  const Json& rope = input.model.rope;
+  const auto served = rope.find("max_positions");
+  if (served != rope.end() && served->is_number_integer() && served->get<int64_t>() > 0) {
+    return served->get<int64_t>();
+  }
   throw Error({.what = "the file does not say which positions are served",
                .where = name,
                .hint = "say so with --position-span N (0: fit for the positions as collected)"});
@@ -43,11 +50,7 @@ Rope recorded_rope(const Bundle& input, const std::string& name) {
 }
 
 Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string& name) {
-  if (input.statistics.empty()) {
-    throw Error({.what = "file holds no statistics",
-                 .where = name,
-                 .hint = "it was written with --no-statistics or stripped"});
-  }
+  require_statistics(input, name);
   FitOptions fit = options.fit;
   fit.position_span = served_positions(input, fit.position_span, name);
   const bool energy = fit.objective_v == ValueObjective::kEnergy;

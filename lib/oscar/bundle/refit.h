@@ -13,7 +13,8 @@ Rope recorded_rope(const Bundle& input, const std::string& name);
 
 struct RefitOptions {
   std::string preset = "best";  // recorded; `fit` already holds its values
-  FitOptions fit;               // position_span -1: as recorded in the input
+  // position_span -1: as recorded in the input, where that is 0 all that the model serves
+  FitOptions fit;
   QuantizerSettings quantizer;  // quant_group_size 0: head_dim
   bool keep_statistics = true;
 };

@@ -63,7 +63,7 @@ std::vector<Finding> verify_bundle(const std::filesystem::path& path) {
       std::vector<Finding> one;
       const char* name = side == Side::kKey ? " keys" : " values";
       if (add(one, where + name, [&] {
-            require_valid(side == Side::kKey ? layer.key : layer.value, side, where + name);
+            require_valid(side_of(layer, side), side, where + name);
             return std::string();
           })) {
         ++good;

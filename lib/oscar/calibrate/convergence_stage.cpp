@@ -9,36 +9,16 @@
 #include <map>
 #include <memory>
 
-#include "oscar/base/error.h"
+#include "oscar/calibrate/resume.h"
 #include "oscar/fit/convergence.h"
 
 namespace oscar {
 namespace {
 
+constexpr const char* kSnapshotPrefix = "snapshot_";
+
 std::string tensor_name(size_t index, int layer) {
   return fmt::format("{}{}_{:06d}", kSnapshotPrefix, index, layer);
-}
-
-// Every sum of a layer, in the order of the file.
-template <typename Statistics, typename Visit>
-void visit_sums(Statistics& s, Visit&& visit) {
-  visit(s.q_moment.data);
-  visit(s.k_moment.data);
-  visit(s.v_moment.data);
-  visit(s.attn_out_moment.data);
-  visit(s.q_sum.data);
-  visit(s.k_sum.data);
-  visit(s.v_sum.data);
-  visit(s.attn_out_sum.data);
-}
-
-[[noreturn]] void refuse_damaged(const std::string& where, const std::string& expected,
-                                 const std::string& found) {
-  throw Error({.what = "damaged checkpoint",
-               .where = where,
-               .expected = expected,
-               .found = found,
-               .hint = "delete it and start anew"});
 }
 
 std::shared_ptr<const LayerStatistics> from_saved(const ResumeTensor& tensor,
@@ -47,25 +27,26 @@ std::shared_ptr<const LayerStatistics> from_saved(const ResumeTensor& tensor,
   auto copy = std::make_shared<LayerStatistics>(make_statistics(sums.geometry));
   copy->o_proj_metric = {};
   size_t count = 2;
-  visit_sums(*copy, [&](const std::vector<double>& values) { count += values.size(); });
+  visit_sums([&](const std::vector<double>& values) { count += values.size(); }, *copy);
   if (tensor.dtype != "f64" || tensor.bytes.size() != count * sizeof(double)) {
-    refuse_damaged(where, fmt::format("{} values of f64", count),
-                   fmt::format("{} bytes of {}", tensor.bytes.size(), tensor.dtype));
+    refuse_damaged_checkpoint(where, fmt::format("{} values of f64", count),
+                              fmt::format("{} bytes of {}", tensor.bytes.size(), tensor.dtype));
   }
   std::vector<double> all(count);
   std::memcpy(all.data(), tensor.bytes.data(), tensor.bytes.size());
   size_t next = 0;
-  visit_sums(*copy, [&](std::vector<double>& values) {
+  const auto take = [&](std::vector<double>& values) {
     std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(next), values.size(), values.begin());
     next += values.size();
-  });
+  };
+  visit_sums(take, *copy);
   const bool finite =
       std::all_of(all.begin(), all.end(), [](double x) { return std::isfinite(x); });
   const auto rows_per_token = static_cast<double>(sums.count_q / sums.count_kv);
   const auto wanted = static_cast<double>(tokens);
   if (!finite || all[next] != wanted * rows_per_token || all[next + 1] != wanted) {
-    refuse_damaged(where, fmt::format("finite sums of {} tokens", tokens),
-                   fmt::format("{} tokens", all[next + 1]));
+    refuse_damaged_checkpoint(where, fmt::format("finite sums of {} tokens", tokens),
+                              fmt::format("{} tokens", all[next + 1]));
   }
   copy->count_q = static_cast<int64_t>(all[next]);
   copy->count_kv = tokens;
@@ -103,9 +84,10 @@ std::vector<ResumeTensor> save_snapshots(const SumSnapshots& snapshots) {
   std::map<int, size_t> numbers;
   for (const auto& copy : snapshots) {
     std::vector<double> all;
-    visit_sums(*copy, [&](const std::vector<double>& values) {
+    const auto append = [&](const std::vector<double>& values) {
       all.insert(all.end(), values.begin(), values.end());
-    });
+    };
+    visit_sums(append, *copy);
     all.push_back(static_cast<double>(copy->count_q));
     all.push_back(static_cast<double>(copy->count_kv));
     const auto* bytes = reinterpret_cast<const uint8_t*>(all.data());
@@ -128,7 +110,7 @@ SumSnapshots load_snapshots(const std::vector<ResumeTensor>& tensors,
       const std::string name = tensor_name(i, sums.geometry.layer_id);
       const auto tensor = std::find_if(tensors.begin(), tensors.end(),
                                        [&](const ResumeTensor& t) { return t.name == name; });
-      if (tensor == tensors.end()) refuse_damaged(file, name, "none");
+      if (tensor == tensors.end()) refuse_damaged_checkpoint(file, name, "none");
       snapshots.push_back(from_saved(*tensor, sums, plan.snapshot_tokens[i], file + ", " + name));
     }
   }

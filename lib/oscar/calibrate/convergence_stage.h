@@ -19,9 +19,8 @@ Json judge_convergence(const SumSnapshots& snapshots,
                        const std::vector<LayerStatistics>& statistics, const RunPlan& plan,
                        const FitOptions& options, const Rope& rope, Progress& progress);
 
-// One copy as a tensor named kSnapshotPrefix, its number within the layer, the layer: f64, moments
-// (q, k, v, attention output), sums in that order, count_q, count_kv.
-inline constexpr const char* kSnapshotPrefix = "snapshot_";
+// One copy as a tensor named by its number within the layer and the layer: f64, the sums of
+// visit_sums (fit/statistics.h), count_q, count_kv.
 std::vector<ResumeTensor> save_snapshots(const SumSnapshots& snapshots);
 
 // The copies among `tensors`. Throws Error naming `file` unless each layer of `statistics` that has

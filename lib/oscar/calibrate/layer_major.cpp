@@ -7,6 +7,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
+#include "oscar/calibrate/options.h"
 
 namespace oscar {
 namespace {
@@ -77,7 +78,7 @@ void run_layer_major(Transformer& model, const TokenChunks& corpus, const RunPla
       // Asked before the visitor asks: it has then saved where this stops.
       const bool stop = interrupt_requested();
       visitor.layer_done(next);
-      if (stop) throw Interrupted("stopped on request");
+      if (stop) throw Interrupted(kStopped);
     }
   }
 }

@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
+#include "oscar/calibrate/options.h"
 #include "oscar/calibrate/search_confirm.h"
 #include "oscar/calibrate/search_memory.h"
 #include "oscar/fit/portable.h"
@@ -100,7 +100,7 @@ LayerChoice search_layer(const LayerSearchTask& task, LayerFits fits,
     for (Candidate& c : candidates) run_stages(c, half);
   }
 
-  if (interrupt_requested()) throw Interrupted("stopped on request");
+  stop_if_requested(kStopped);
   const auto sample =
       HeldBackHalf::sampled(held_back.confirm, settings,
                             task.search.full ? kConfirmFull : kConfirmQuick, ~task.seed, false);
@@ -111,7 +111,7 @@ LayerChoice search_layer(const LayerSearchTask& task, LayerFits fits,
   const auto all = HeldBackHalf::all_queries(held_back.confirm, settings);
   std::vector<LayerTransforms> layers;
   for (const Candidate& c : candidates) {
-    if (interrupt_requested()) throw Interrupted("stopped on request");
+    stop_if_requested(kStopped);
     const bool main = &c == &best;
     const HeldBackHalf& half = main ? all : sample;
     const FinalPair settled = settle(c, main ? confirmed.key.variant : c.key.current(),

@@ -13,6 +13,15 @@
 
 namespace oscar {
 
+// What Interrupted says where a run can be continued; run_pass says how.
+inline constexpr const char* kStopped = "stopped on request";
+
+// Where a run towards `output` keeps its checkpoint.
+inline std::filesystem::path checkpoint_path(std::filesystem::path output) {
+  output += ".checkpoint";
+  return output;
+}
+
 struct CalibrateOptions {
   std::string model;             // folder, or the name of an embedded default
   std::string corpus;            // as in data/corpus.h

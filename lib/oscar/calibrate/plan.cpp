@@ -46,6 +46,12 @@ int64_t longest_batch(const std::vector<Batch>& batches) {
   return tokens;
 }
 
+int64_t largest_shard(const std::vector<Shard>& shards) {
+  int64_t tokens = 0;
+  for (const Shard& shard : shards) tokens = std::max(tokens, shard.tokens);
+  return tokens;
+}
+
 [[noreturn]] void refuse_memory(const char* option, int64_t needed, int64_t limit) {
   throw Error({.what = "not enough memory for one layer and one batch",
                .where = option,
@@ -158,15 +164,23 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
     plan.shards.back().tokens += batch.tokens();
     shard_chunks += batch.num_chunks;
   }
-  int64_t largest_shard = 0;
-  for (const Shard& shard : plan.shards) largest_shard = std::max(largest_shard, shard.tokens);
-  const int64_t hidden = largest_shard * plan.hidden_bytes_per_token;
+  const int64_t hidden = largest_shard(plan.shards) * plan.hidden_bytes_per_token;
   if (on_gpu) {
     plan.peak_device_bytes = fixed + (plan.hidden_on_device ? hidden : 2 * one_batch_hidden);
     plan.peak_host_bytes = host_fixed + 2 * largest_layer + (plan.hidden_on_device ? 0 : hidden);
   } else {
     plan.peak_host_bytes = fixed + hidden;
   }
+  return plan;
+}
+
+RunPlan in_one_shard(RunPlan plan, const torch::Device& device) {
+  const int64_t tokens = tokens_of(plan, 0, plan.batches.size());
+  const bool on_gpu = device.is_cuda() && plan.hidden_on_device;
+  // Hidden states of the largest shard are in the peak already.
+  (on_gpu ? plan.peak_device_bytes : plan.peak_host_bytes) +=
+      (tokens - largest_shard(plan.shards)) * plan.hidden_bytes_per_token;
+  plan.shards = {{0, plan.batches.size(), tokens}};
   return plan;
 }
 

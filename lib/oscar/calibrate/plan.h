@@ -59,6 +59,10 @@ int64_t snapshot_bytes(const ModelConfig& config, size_t count);
 RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
                  int checkpoint_every, std::vector<int64_t> snapshot_tokens = {});
 
+// `plan`, made for `device`, with all its batches in one shard whatever room there is, and with the
+// peaks of that: a search sees all held-back chunks of a layer at once.
+RunPlan in_one_shard(RunPlan plan, const torch::Device& device);
+
 // What is left of the plan's shards at `batch`, for a run that continues there. Another plan may
 // have got it there: a shard of this one is cut at `batch`, and the `num_started` batches from
 // there on, which were between two layers, come first as the shard that they were.

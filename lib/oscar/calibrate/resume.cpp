@@ -42,36 +42,29 @@ torch::Tensor from_saved(const ResumeTensor& saved) {
   return hidden;
 }
 
-[[noreturn]] void refuse_damaged(const std::string& where, const std::string& expected,
-                                 const std::string& found) {
-  throw Error({.what = "damaged checkpoint",
-               .where = where,
-               .expected = expected,
-               .found = found,
-               .hint = "delete it and start anew"});
-}
-
 // Indexes into `plan` and shapes of hidden states; they come from a file.
 void check_position(const std::string& file, const RunPosition& position, const RunPlan& plan,
                     const BundleModel& model) {
   const size_t batches = plan.batches.size();
   if (position.batch > batches || position.hidden.size() > batches - position.batch) {
-    refuse_damaged(file, fmt::format("a position within {} batches", batches),
-                   fmt::format("batch {} and {} begun", position.batch, position.hidden.size()));
+    refuse_damaged_checkpoint(
+        file, fmt::format("a position within {} batches", batches),
+        fmt::format("batch {} and {} begun", position.batch, position.hidden.size()));
   }
   const bool between_layers = position.layer > 0 && position.layer < model.num_layers;
   if (position.hidden.empty() ? position.layer != 0 : !between_layers) {
-    refuse_damaged(file, fmt::format("a layer of {}", model.num_layers),
-                   fmt::format("layer {}, {} begun", position.layer, position.hidden.size()));
+    refuse_damaged_checkpoint(
+        file, fmt::format("a layer of {}", model.num_layers),
+        fmt::format("layer {}, {} begun", position.layer, position.hidden.size()));
   }
   for (size_t i = 0; i < position.hidden.size(); ++i) {
     const Batch& batch = plan.batches[position.batch + i];
     const std::vector<int64_t> expected = {batch.num_chunks, batch.length, model.hidden_size};
     const std::vector<int64_t> found = position.hidden[i].sizes().vec();
     if (found != expected) {
-      refuse_damaged(fmt::format("{}, hidden states {}", file, i),
-                     fmt::format("[{}]", fmt::join(expected, ", ")),
-                     fmt::format("[{}]", fmt::join(found, ", ")));
+      refuse_damaged_checkpoint(fmt::format("{}, hidden states {}", file, i),
+                                fmt::format("[{}]", fmt::join(expected, ", ")),
+                                fmt::format("[{}]", fmt::join(found, ", ")));
     }
   }
 }
@@ -88,8 +81,8 @@ void check_sums(const std::string& file, const SavedRun& run, const RunPlan& pla
   for (int layer = 0; layer < num_layers; ++layer) {
     const int64_t expected = finished + (layer < position.layer ? begun : 0);
     if (counted[layer] == expected) continue;
-    refuse_damaged(fmt::format("{}, layer {}, count_kv", file, layer), std::to_string(expected),
-                   std::to_string(counted[layer]));
+    refuse_damaged_checkpoint(fmt::format("{}, layer {}, count_kv", file, layer),
+                              std::to_string(expected), std::to_string(counted[layer]));
   }
 }
 
@@ -121,10 +114,17 @@ auto read_with_hint(const Read& read, const char* hint) {
 
 }  // namespace
 
-CheckpointFile::CheckpointFile(const CalibrateOptions& options, const Bundle& run)
-    : path_(options.output), run_(run) {
-  path_ += ".checkpoint";
+void refuse_damaged_checkpoint(const std::string& where, const std::string& expected,
+                               const std::string& found) {
+  throw Error({.what = "damaged checkpoint",
+               .where = where,
+               .expected = expected,
+               .found = found,
+               .hint = "delete it and start anew"});
 }
+
+CheckpointFile::CheckpointFile(const CalibrateOptions& options, const Bundle& run)
+    : path_(checkpoint_path(options.output)), run_(run) {}
 
 bool CheckpointFile::due(const RunPosition& next, const RunPlan& plan, bool stop_requested) const {
   if (stop_requested) return true;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "oscar/bundle/bundle.h"
@@ -18,6 +19,10 @@ struct SavedRun {
   SumSnapshots snapshots;                   // as taken until then
   RunPosition position;
 };
+
+// Throws Error for content that no run has written; `where` names the file and the place in it.
+[[noreturn]] void refuse_damaged_checkpoint(const std::string& where, const std::string& expected,
+                                            const std::string& found);
 
 class CheckpointFile {
  public:

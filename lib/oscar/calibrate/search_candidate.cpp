@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
+#include "oscar/calibrate/options.h"
 #include "oscar/calibrate/search_record.h"
 
 namespace oscar {
@@ -111,11 +111,6 @@ void side_stage(Candidate& c, const char* stage, bool twice, const HeldBackHalf&
   close_stage(c.value, stage, std::move(value));
 }
 
-// Stages take seconds on a large model: a request to stop does not wait for the layer's end.
-void stop_if_requested() {
-  if (interrupt_requested()) throw Interrupted("stopped on request");
-}
-
 }  // namespace
 
 std::vector<Pairing> one_side_each(size_t keys, size_t values) {
@@ -128,15 +123,16 @@ std::vector<Pairing> one_side_each(size_t keys, size_t values) {
 void run_stages(Candidate& c, const HeldBackHalf& half) {
   c.key.outcomes = {variant_of(c.fits.front(), Side::kKey, c.fixed)};
   c.value.outcomes = {variant_of(c.fits.front(), Side::kValue, c.fixed)};
-  stop_if_requested();
+  // Stages take seconds on a large model: a request to stop does not wait for the layer's end.
+  stop_if_requested(kStopped);
   if (c.fits.size() > 1) transform_stage(c, half);
   if (c.search.clip) {
-    stop_if_requested();
+    stop_if_requested(kStopped);
     side_stage(c, "clip", /*twice=*/!c.pooled, half,
                [&](const SideVariant& current) { return clip_variants(current, c.search); });
   }
   if (c.search.rounding || c.search.scale_correction) {
-    stop_if_requested();
+    stop_if_requested(kStopped);
     side_stage(c, "writer", /*twice=*/false, half,
                [&](const SideVariant& current) { return writer_variants(current, c.search); });
   }

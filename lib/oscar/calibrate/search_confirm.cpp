@@ -2,6 +2,7 @@
 #include "oscar/calibrate/search_confirm.h"
 
 #include "oscar/calibrate/search_record.h"
+#include "oscar/fit/presets.h"
 
 namespace oscar {
 namespace {

@@ -19,8 +19,6 @@ std::string label(const char* stage, const HeadChoice& head, Side side,
 
 }  // namespace
 
-std::string clip_text(float ratio) { return ratio > 0 ? fmt::format("{:.2f}", ratio) : "off"; }
-
 std::string writer_text(const HeadChoice& head) {
   return fmt::format("{} {}", scale_correction_name(head.scale_correction),
                      rounding_name(head.rounding));

@@ -7,8 +7,6 @@
 
 namespace oscar {
 
-// "off", "0.96".
-std::string clip_text(float ratio);
 // "metric shaped".
 std::string writer_text(const HeadChoice& head);
 // "balanced centred per-head".

@@ -15,7 +15,7 @@ struct FitVariant {
   bool own_basis;  // layer_fits.h
   LayerTransforms fit;
 
-  const SideTransform& side(Side which) const { return which == Side::kKey ? fit.key : fit.value; }
+  const SideTransform& side(Side which) const { return side_of(fit, which); }
 };
 
 // The fixed fit first, then every other one that `search` allows, each with metrics and with

@@ -13,10 +13,6 @@
 namespace oscar {
 namespace {
 
-// Eigenvalues of a covariance from n rows of d are spread by a factor (1 +- sqrt(d / n))^2: 0.5 to
-// 1.7 at ten rows a dimension. With fewer the expansion behind c (1/n + 1/m) has no meaning.
-constexpr int64_t kRowsPerDimension = 10;
-
 // What is fitted to a part, and what a transform is scored against.
 struct Part {
   int64_t tokens = 0;
@@ -32,18 +28,11 @@ Part make_part(LayerStatistics sums, const LayerStatistics& total, const FitOpti
           .moments = scoring_moments(sums, options, rope)};
 }
 
-const SideTransform& side_of(const Part& part, Side side) {
-  return side == Side::kKey ? part.fit.key : part.fit.value;
-}
-
 // [Hkv] how much more the fit of `from` loses on `to` than the fit of `to` itself.
 std::vector<double> excess_of(const Part& from, const Part& to, Side side) {
-  std::vector<double> excess = predicted_losses(side_of(from, side), side, to.moments);
-  const std::vector<double> own = predicted_losses(side_of(to, side), side, to.moments);
-  for (size_t head = 0; head < excess.size(); ++head) {
-    // A head whose error costs nothing, or whose rows do not vary, has nothing to lose.
-    excess[head] = own[head] > 0 ? excess[head] / own[head] - 1 : 0.0;
-  }
+  const auto own = predicted_losses(side_of(to.fit, side), side, to.moments);
+  std::vector<double> excess = loss_ratios(side_of(from.fit, side), side, to.moments, own);
+  for (double& head : excess) head -= 1;
   return excess;
 }
 

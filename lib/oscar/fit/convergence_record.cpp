@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "oscar/base/numbers.h"
 #include "oscar/fit/convergence.h"
-#include "oscar/report/numbers.h"
 
 namespace oscar {
 namespace {

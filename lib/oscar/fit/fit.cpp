@@ -15,9 +15,6 @@
 namespace oscar {
 namespace {
 
-// Fewer rows than this many per dimension deserve a warning.
-constexpr int64_t kRowsPerDimension = 10;
-
 // Writes the heads out as stored: f32, partners only when some head is not orthogonal.
 void store_heads(const std::vector<HeadTransform>& heads, Side side, SideTransform& out) {
   const int count = static_cast<int>(heads.size());
@@ -128,6 +125,11 @@ LayerTransforms fit_one(const LayerStatistics& statistics, const FitRequest& req
 }
 
 }  // namespace
+
+bool is_centred(const SideTransform& side) {
+  return std::any_of(side.mean.data.begin(), side.mean.data.end(),
+                     [](float entry) { return entry != 0; });
+}
 
 MatrixF partner_matrix(const SideTransform& transform, Side side, int head) {
   if (!transform.partner.empty()) return transform.partner[head];

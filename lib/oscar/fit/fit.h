@@ -61,6 +61,13 @@ struct LayerTransforms {
   Json search;  // what was compared and why this was chosen (bundle/SCHEMA.md); null: nothing was
 };
 
+inline const SideTransform& side_of(const LayerTransforms& layer, Side side) {
+  return side == Side::kKey ? layer.key : layer.value;
+}
+
+// Whether a mean is taken off some head's rows.
+bool is_centred(const SideTransform& side);
+
 // Fits one layer. `rope` is needed when position_span > 0. Throws Error for zero counts and for
 // non-finite sums (naming layer and moment).
 // A head whose statistics can't carry the asked kind gets the next simpler one (balanced, OSCAR,

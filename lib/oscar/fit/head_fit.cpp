@@ -32,19 +32,13 @@ std::string join_reasons(const std::string& first, const std::string& second) {
   return first.empty() || second.empty() ? first + second : first + "; " + second;
 }
 
-struct Usable {
-  MatrixD moment;
-  const Eigh& decomposed;
-};
-
 // The moment, regularised where it has to be, with a note of that.
-Usable regularised_and_noted(const MatrixD& moment, int64_t rows, const std::string& where,
-                             Decompositions& decompositions, std::vector<std::string>& warnings) {
+MatrixD regularised_and_noted(const MatrixD& moment, int64_t rows, const std::string& where,
+                              Decompositions& decompositions, std::vector<std::string>& warnings) {
   RegularisedMoment result =
       regularised(moment, decompositions.of(moment, where).values, rows, where);
   if (!result.description.empty()) warnings.push_back(result.description);
-  const Eigh& decomposed = decompositions.of(result.moment, where);
-  return {std::move(result.moment), decomposed};
+  return std::move(result.moment);
 }
 
 HeadTransform oscar_head(const SideMoments& m, int head, bool own_basis, const std::string& where,
@@ -58,10 +52,10 @@ HeadTransform oscar_head(const SideMoments& m, int head, bool own_basis, const s
     return h;
   }
   const char* name = own_basis ? (key ? ", C_K" : ", C_V") : key ? ", C_Q" : ", value target";
-  const Usable usable =
+  const MatrixD usable =
       regularised_and_noted(basis_of, own_basis ? m.covariance_rows : m.target_rows, where + name,
                             decompositions, warnings);
-  const OscarRotation fitted = oscar_rotation(usable.decomposed);
+  const OscarRotation fitted = oscar_rotation(decompositions.of(usable, where + name));
   return orthogonal_head(TransformKind::kOscar, fitted.rotation, fitted.eigenvalues);
 }
 
@@ -87,16 +81,16 @@ std::string try_balanced_head(const SideMoments& m, int head, bool shaped, const
     return key ? "keys do not vary" : "values do not vary";
   }
   if (!(m.weight[head].trace() > 0)) return key ? "C_Q is zero" : "M_O is zero";
-  const Usable covariance =
-      regularised_and_noted(m.covariance[head], m.covariance_rows,
-                            where + (key ? ", C_K" : ", C_V"), decompositions, warnings);
+  const std::string covariance_name = where + (key ? ", C_K" : ", C_V");
+  const MatrixD covariance = regularised_and_noted(m.covariance[head], m.covariance_rows,
+                                                   covariance_name, decompositions, warnings);
   MatrixD weight = m.weight[head];
   if (m.weight_is_sampled) {
-    weight = regularised_and_noted(weight, m.target_rows, where + ", C_Q", decompositions, warnings)
-                 .moment;
+    weight =
+        regularised_and_noted(weight, m.target_rows, where + ", C_Q", decompositions, warnings);
   }
   const BalancedBasis basis =
-      balanced_basis(covariance.moment, covariance.decomposed, weight, where);
+      balanced_basis(covariance, decompositions.of(covariance, covariance_name), weight, where);
   std::vector<BalancedTransform> tried;
   std::string problem;
   if (shaped) {

@@ -7,19 +7,20 @@
 
 namespace oscar {
 
-// own_basis, of kind kOscar: each side is turned into the eigenbasis of what it stores (C_K, C_V)
-// instead of what attention asks for (C_Q, C_S), with the same H and P after it. Every channel then
-// varies alike, so that one scale a row fits all of them, and shaped rounding with the metric takes
-// care of what attention asks for. Where only rotations are served this loses
-// least (as in balanced_fit.h: KL of INT2 keys alone .84, standard error .03, of that with OSCAR's
-// rotation, both shaped).
+// One way of fitting a layer.
 struct FitRequest {
   FitOptions options;
+  // Of kind kOscar: U of R = U H P is the eigenbasis of what a side stores (C_K, C_V) instead of
+  // what attention weighs (C_Q, C_S). After H all channels then have the same variance, so one
+  // scale fits the whole row; what attention weighs is left to shaped rounding. For stacks that
+  // serve rotations only: KL of INT2 keys alone is .84 of that with OSCAR's U, standard error .03,
+  // both shaped, measured as in balanced_fit.h.
   bool own_basis = false;
 };
 
-// One fit for each request, as fit_layer makes it; side by side on as many threads, with what they
-// have in common computed once. Throws as fit_layer does.
+// The fits in the order of `requests`, each equal to fit_layer's where that has the option. A
+// thread for each request; eigenvectors that several need are computed once. Throws as fit_layer
+// does.
 std::vector<LayerTransforms> fit_layer_variants(const LayerStatistics& statistics,
                                                 const std::vector<FitRequest>& requests,
                                                 const Rope& rope);

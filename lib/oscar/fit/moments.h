@@ -25,6 +25,11 @@ struct LayerMoments {
 LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& options,
                            const Rope& rope);
 
+// Eigenvalues of a covariance from n rows of d are spread by a factor (1 +- sqrt(d / n))^2: 0.5 to
+// 1.7 at this many rows a dimension. With fewer a fit comes with a warning, and the expansion
+// behind c (1/n + 1/m) of convergence.h has no meaning.
+inline constexpr int64_t kRowsPerDimension = 10;
+
 // The mean of the stack's matrices, `count` times: what granularity `shared` fits.
 MatrixStack<double> shared_over_heads(const MatrixStack<double>& stack);
 

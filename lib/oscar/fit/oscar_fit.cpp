@@ -6,10 +6,6 @@
 
 namespace oscar {
 
-OscarRotation oscar_rotation(const MatrixD& moment, const std::string& where) {
-  return oscar_rotation(eigh(moment, where));
-}
-
 OscarRotation oscar_rotation(const Eigh& decomposed) {
   const int d = static_cast<int>(decomposed.values.size());
   const MatrixD mixed = decomposed.vectors * hadamard(d);

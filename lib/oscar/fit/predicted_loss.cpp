@@ -43,4 +43,13 @@ std::vector<double> predicted_losses(const SideTransform& transform, Side side,
   return losses;
 }
 
+std::vector<double> loss_ratios(const SideTransform& transform, Side side,
+                                const LayerMoments& moments, const std::vector<double>& own) {
+  std::vector<double> ratios = predicted_losses(transform, side, moments);
+  for (size_t head = 0; head < ratios.size(); ++head) {
+    ratios[head] = own[head] > 0 ? ratios[head] / own[head] : 1.0;
+  }
+  return ratios;
+}
+
 }  // namespace oscar

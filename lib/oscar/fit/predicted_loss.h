@@ -39,4 +39,9 @@ LayerMoments scoring_moments(const LayerStatistics& statistics, FitOptions optio
 std::vector<double> predicted_losses(const SideTransform& transform, Side side,
                                      const LayerMoments& moments);
 
+// [Hkv] the same over `own`, the losses of another transform under the same moments. 1 for a head
+// of which `own` is 0, its errors costing nothing or its rows not varying: it has nothing to lose.
+std::vector<double> loss_ratios(const SideTransform& transform, Side side,
+                                const LayerMoments& moments, const std::vector<double>& own);
+
 }  // namespace oscar

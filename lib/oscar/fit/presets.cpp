@@ -1,6 +1,8 @@
 // Recipes and the words for their parts.
 #include "oscar/fit/presets.h"
 
+#include <fmt/format.h>
+
 #include "oscar/base/error.h"
 
 namespace oscar {
@@ -111,5 +113,7 @@ const char* scale_correction_name(ScaleCorrection correction) {
 const char* rounding_name(Rounding rounding) {
   return rounding == Rounding::kShaped ? "shaped" : "plain";
 }
+
+std::string clip_text(double ratio) { return ratio > 0 ? fmt::format("{:.2f}", ratio) : "off"; }
 
 }  // namespace oscar

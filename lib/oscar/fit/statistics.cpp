@@ -1,22 +1,12 @@
 // Construction and addition of per-layer sums.
 #include "oscar/fit/statistics.h"
 
+#include <algorithm>
+#include <functional>
+
 #include "oscar/base/error.h"
 
 namespace oscar {
-namespace {
-
-template <typename Stack>
-void add_entries(Stack& total, const Stack& other) {
-  for (size_t i = 0; i < total.data.size(); ++i) total.data[i] += other.data[i];
-}
-
-template <typename Stack>
-void subtract_entries(Stack& total, const Stack& part) {
-  for (size_t i = 0; i < total.data.size(); ++i) total.data[i] -= part.data[i];
-}
-
-}  // namespace
 
 LayerStatistics make_statistics(const LayerGeometry& geometry) {
   const int heads = geometry.num_kv_heads, dk = geometry.head_dim_k, dv = geometry.head_dim_v;
@@ -34,14 +24,10 @@ void add_statistics(LayerStatistics& total, const LayerStatistics& other) {
     throw Error({.what = "statistics of different attention shapes cannot be added",
                  .where = "layer " + std::to_string(total.geometry.layer_id)});
   }
-  add_entries(total.q_moment, other.q_moment);
-  add_entries(total.k_moment, other.k_moment);
-  add_entries(total.v_moment, other.v_moment);
-  add_entries(total.attn_out_moment, other.attn_out_moment);
-  add_entries(total.q_sum, other.q_sum);
-  add_entries(total.k_sum, other.k_sum);
-  add_entries(total.v_sum, other.v_sum);
-  add_entries(total.attn_out_sum, other.attn_out_sum);
+  const auto add = [](std::vector<double>& sum, const std::vector<double>& more) {
+    std::transform(sum.begin(), sum.end(), more.begin(), sum.begin(), std::plus());
+  };
+  visit_sums(add, total, other);
   total.v_energy_moment = {};
   total.count_q += other.count_q;
   total.count_kv += other.count_kv;
@@ -56,14 +42,10 @@ LayerStatistics remaining_statistics(const LayerStatistics& total, const LayerSt
          .found = std::to_string(part.count_kv) + " tokens"});
   }
   LayerStatistics rest = total;
-  subtract_entries(rest.q_moment, part.q_moment);
-  subtract_entries(rest.k_moment, part.k_moment);
-  subtract_entries(rest.v_moment, part.v_moment);
-  subtract_entries(rest.attn_out_moment, part.attn_out_moment);
-  subtract_entries(rest.q_sum, part.q_sum);
-  subtract_entries(rest.k_sum, part.k_sum);
-  subtract_entries(rest.v_sum, part.v_sum);
-  subtract_entries(rest.attn_out_sum, part.attn_out_sum);
+  const auto subtract = [](std::vector<double>& sum, const std::vector<double>& less) {
+    std::transform(sum.begin(), sum.end(), less.begin(), sum.begin(), std::minus());
+  };
+  visit_sums(subtract, rest, part);
   rest.v_energy_moment = {};
   rest.count_q -= part.count_q;
   rest.count_kv -= part.count_kv;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "oscar/linalg/tensor.h"
 
@@ -40,6 +41,21 @@ struct LayerStatistics {
   int64_t count_kv = 0;  // rows in the k and v sums: tokens
   bool operator==(const LayerStatistics&) const = default;
 };
+
+// Calls `visit` with the entries (std::vector<double>) of each sum over tokens in turn: moments,
+// then sums, in the order of checkpoints. Of several statistics it gets them side by side. Counts,
+// o_proj_metric and v_energy_moment are no such sums.
+template <typename Visit, typename... Statistics>
+void visit_sums(Visit&& visit, Statistics&... statistics) {
+  visit(statistics.q_moment.data...);
+  visit(statistics.k_moment.data...);
+  visit(statistics.v_moment.data...);
+  visit(statistics.attn_out_moment.data...);
+  visit(statistics.q_sum.data...);
+  visit(statistics.k_sum.data...);
+  visit(statistics.v_sum.data...);
+  visit(statistics.attn_out_sum.data...);
+}
 
 // Statistics of the given shape with every sum zero (v_energy_moment absent).
 LayerStatistics make_statistics(const LayerGeometry& geometry);

@@ -8,6 +8,9 @@
 
 namespace oscar {
 
+// What Interrupted says when an evaluation is stopped.
+inline constexpr const char* kStoppedEvaluation = "stopped; no report was written";
+
 // What one method does to one layer's cache. Copies share tensors.
 struct LayerCodec {
   SideCodec key, value;

@@ -41,9 +41,8 @@ void check(cudaError_t error, const char* what, const PageFormat& format) {
   throw Error({.what = fmt::format("the {} kernels failed", what),
                .where = "--engine kernel",
                .found = cudaGetErrorString(error),
-               .hint = "was the program built for this GPU (OSCAR_CUDA_ARCHITECTURES)? Shaped "
-                       "rounding needs 218 KB of shared memory, attention takes at most 16 query "
-                       "heads a KV head; --engine simulate runs anywhere"});
+               .hint = "was the program built for this GPU (OSCAR_CUDA_ARCHITECTURES)? Attention "
+                       "takes at most 16 query heads a KV head; --engine simulate runs anywhere"});
 }
 
 class KernelOps final : public PagedOps {

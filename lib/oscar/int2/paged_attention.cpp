@@ -181,7 +181,7 @@ void PagedAttention::decode(const PageWriter& writer, PagedCache& cache, Rows& r
   attention.num_qo_heads = static_cast<int>(rows.q.size(2));
   attention.num_kv_heads = append.num_kv_heads;
   for (int64_t step = 0; step < steps; ++step) {
-    if (interrupt_requested()) throw Interrupted("stopped; no report was written");
+    stop_if_requested(kStoppedEvaluation);
     const int64_t row = first + step, length = cache.length();
     const int history = cache.history_at(length + 1);
     const int32_t* const now = lengths.data_ptr<int32_t>() + step * kStepLengths * batch;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "oscar/base/json.h"
-#include "oscar/report/numbers.h"
+#include "oscar/base/numbers.h"
 
 namespace oscar {
 

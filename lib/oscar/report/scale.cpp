@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
+#include "oscar/base/numbers.h"
 #include "oscar/report/html.h"
-#include "oscar/report/numbers.h"
 
 namespace oscar {
 

@@ -12,42 +12,6 @@ namespace {
 using namespace oscar;
 using namespace oscar::search_case;
 
-HeldChunk planted_chunk(uint64_t seed, torch::Device device) {
-  HeldChunk chunk = random_chunk(seed);
-  const auto scale = torch::linspace(-1.5, 1.5, kDim).exp();
-  chunk.k.mul_(scale).add_(3.0f);
-  chunk.q.div_(scale);
-  chunk.v.mul_(scale);
-  return {chunk.q.to(device), chunk.k.to(device), chunk.v.to(device)};
-}
-
-LayerChoice search_on(torch::Device device, const LayerStatistics& statistics,
-                      const FitOptions& fixed, const SearchOptions& options) {
-  const HeldBackLayer held{{planted_chunk(10, device), planted_chunk(11, device)},
-                           {planted_chunk(12, device), planted_chunk(13, device)}};
-  const Rope rope;
-  return search_layer({.statistics = statistics,
-                       .fixed = fixed,
-                       .search = options,
-                       .rope = rope,
-                       .quantizer = kQuantizer,
-                       .seed = 7,
-                       .output_metric = output_metric().to(device)},
-                      held);
-}
-
-SideVariant as_variant(const SideTransform& side) {
-  SideVariant variant;
-  for (int head = 0; head < side.forward.count; ++head) {
-    variant.push_back({.fit = &side,
-                       .head = head,
-                       .clip_ratio = side.clip_ratio[head],
-                       .scale_correction = side.scale_correction[head],
-                       .rounding = head_rounding(side, head)});
-  }
-  return variant;
-}
-
 // Every writer, clipping, group size and metadata dtype, with rows of which a block holds only
 // some.
 TEST(RowsOnTheGpu, EqualTheCpusToTheBit) {
@@ -104,21 +68,22 @@ TEST(RowsOnTheGpu, RefuseWhatTheCpuRefuses) {
 
 TEST(SearchGpu, ChoosesAsTheCpuDoesOrWithinTheConfirmedInterval) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
-  const LayerStatistics statistics =
-      statistics_of({planted_chunk(1, torch::kCPU), planted_chunk(2, torch::kCPU),
-                     planted_chunk(3, torch::kCPU)});
-  FitOptions fixed = find_preset("best").fit;
-  fixed.position_span = 0;
-  const SearchOptions options = find_preset("best").search;
-  const LayerChoice cpu = search_on(torch::kCPU, statistics, fixed, options);
-  const LayerChoice gpu = search_on(torch::kCUDA, statistics, fixed, options);
+  Search search;
+  search.fixed = find_preset("best").fit;
+  search.fixed.position_span = 0;
+  search.options = find_preset("best").search;
+  search.statistics = statistics_of({planted_chunk(1), planted_chunk(2), planted_chunk(3)});
+  search.held.search = {planted_chunk(10), planted_chunk(11)};
+  search.held.confirm = {planted_chunk(12), planted_chunk(13)};
+  const LayerChoice cpu = search.run();
+  search.device = torch::kCUDA;
+  const LayerChoice gpu = search.run();
   // Both choices on the confirmation half, measured once, on the CPU.
   const auto half =
-      HeldBackHalf::all_queries({planted_chunk(12, torch::kCPU), planted_chunk(13, torch::kCPU)},
-                                {.quantizer = kQuantizer,
-                                 .layer = 1,
-                                 .sm_scale = 1 / std::sqrt(double{kDim}),
-                                 .output_metric = output_metric()});
+      HeldBackHalf::all_queries(search.held.confirm, {.quantizer = kQuantizer,
+                                                      .layer = 1,
+                                                      .sm_scale = 1 / std::sqrt(double{kDim}),
+                                                      .output_metric = output_metric()});
   const LossTable losses =
       half.losses({as_variant(cpu.layer.key), as_variant(gpu.layer.key)},
                   {as_variant(cpu.layer.value), as_variant(gpu.layer.value)}, {{0, 0}, {1, 1}});

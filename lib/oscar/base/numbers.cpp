@@ -1,5 +1,5 @@
 // Rounding, grouping of thousands, and powers of ten in print.
-#include "oscar/report/numbers.h"
+#include "oscar/base/numbers.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-// How the page writes numbers: one way for each kind of figure.
+// How numbers are written for people: one way for each kind of figure.
 #pragma once
 
 #include <optional>
@@ -6,7 +6,7 @@
 
 namespace oscar {
 
-// A figure of the report: absent, or a double that may be not finite (the JSON has null for it).
+// A figure: absent, or a double that may be not finite (JSON has null for it).
 using Figure = std::optional<double>;
 
 bool is_finite(const Figure& x);

@@ -1,0 +1,104 @@
+// Runs over a small model that stop after any pass of a layer and continue from their checkpoint.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/small_model.h"
+#include "oscar/calibrate/assemble.h"
+#include "oscar/calibrate/resume.h"
+#include "oscar/calibrate/statistics_pass.h"
+
+namespace oscar_test {
+
+using namespace oscar;
+
+// Chunks of the given lengths; token ids are below 61, in another order in each chunk.
+inline TokenChunks small_corpus(const std::vector<int>& lengths) {
+  TokenChunks corpus;
+  int32_t id = 1, index = 0;
+  for (const int length : lengths) {
+    auto& chunk = corpus.chunks.emplace_back();
+    for (int i = 0; i < length; ++i) chunk.push_back(id = (id * 29 + index) % 61);
+    corpus.record.tokens += length;
+    ++index;
+  }
+  return corpus;
+}
+
+struct Stopped {};
+
+class SmallRun : public testing::Test {
+ protected:
+  struct Sums {
+    std::vector<LayerStatistics> statistics;
+    SumSnapshots snapshots;
+  };
+
+  // batch_tokens: at most so many in a batch.
+  SmallRun(const std::string& config, TokenChunks corpus, int64_t batch_tokens,
+           const FitOptions& fit)
+      : model_(make_tensors(config), config),
+        corpus_(std::move(corpus)),
+        batch_tokens_(batch_tokens) {
+    torch::set_num_threads(1);  // tiny tensors
+    options_.output = folder_.path() / "out.h5";
+    options_.fit = fit;
+    run_ = describe_run(options_, model_.checkpoint, corpus_.record);
+    run_.run_key = "this run";
+    run_.quantizer.quant_group_size = 8;
+    const ModelConfig& model = model_.transformer->config();
+    for (int i = 0; i < model.num_layers; ++i) layers_.push_back(model.geometry(i, 256));
+  }
+
+  // All batches, in shards of so many; no copies of running sums.
+  RunPlan plan(size_t batches_per_shard) const {
+    RunPlan plan;
+    plan.batches = plan_batches(corpus_.chunks, batch_tokens_);
+    for (size_t i = 0; i < plan.batches.size(); i += batches_per_shard) {
+      const size_t count = std::min(batches_per_shard, plan.batches.size() - i);
+      plan.shards.push_back({i, count, tokens_of(plan, i, count)});
+    }
+    plan.weights_resident = true;
+    plan.hidden_bytes_per_token = model_.transformer->config().hidden_size * sizeof(float);
+    plan.hidden_room = 1 << 20;
+    return plan;
+  }
+
+  // Continues from the checkpoint, if there is one. Saves and throws Stopped after `layer_passes`;
+  // save_snapshots: the checkpoint has the copies of running sums too.
+  Sums collect(const RunPlan& plan, int layer_passes = 1000, bool save_snapshots = true) {
+    CheckpointFile file(options_, run_);
+    MomentPass pass(
+        *model_.transformer, layers_,
+        [&](const MomentPass& sums, const RunPosition& next) {
+          if (--layer_passes > 0) return;
+          file.save(sums.result(), next, save_snapshots ? sums.snapshots() : SumSnapshots{});
+          throw Stopped{};
+        },
+        plan.snapshot_tokens);
+    RunPosition start;
+    if (auto saved = file.load(plan)) {
+      pass.restore(saved->statistics, std::move(saved->snapshots));
+      start = std::move(saved->position);
+    }
+    SilentProgress progress;
+    run_layer_major(*model_.transformer, corpus_, plan, std::move(start), pass, progress);
+    file.remove();
+    return {pass.result(), pass.snapshots()};
+  }
+
+  TemporaryFolder folder_;
+  Model model_;
+  TokenChunks corpus_;
+  int64_t batch_tokens_;
+  CalibrateOptions options_;
+  Bundle run_;
+  std::vector<LayerGeometry> layers_;
+};
+
+}  // namespace oscar_test

@@ -1,0 +1,106 @@
+"""Random checkpoints of every supported family, in both styles of config.json."""
+import copy
+import json
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+# Small, with a head_dim that is not hidden / heads where the family allows it.
+SIZES = dict(hidden_size=128, intermediate_size=192, num_hidden_layers=4, num_attention_heads=8,
+             num_key_value_heads=2, vocab_size=512, hidden_act="silu", rms_norm_eps=1e-6,
+             initializer_range=0.02, attention_dropout=0.0, use_cache=True)
+
+
+def family(model_type, rope=None, theta=10000.0, **keys):
+    """A model: keys shared by both config styles, and its rope in neutral form."""
+    architecture = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "mistral": "Mistral"}
+    return dict(model_type=model_type, rope=rope, theta=theta,
+                keys={**SIZES, "model_type": model_type,
+                      "architectures": [architecture[model_type] + "ForCausalLM"],
+                      "bos_token_id": 1, "eos_token_id": 2, **keys})
+
+
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=128)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)
+CASES = {
+    "qwen3": family("qwen3", theta=1e6, head_dim=32, max_position_embeddings=4096),
+    "qwen3_bias_tied": family("qwen3", theta=1e6, head_dim=32, attention_bias=True,
+                              tie_word_embeddings=True, max_position_embeddings=4096),
+    "qwen2": family("qwen2", theta=1e6, max_position_embeddings=4096),
+    "qwen2_windows": family("qwen2", use_sliding_window=True, sliding_window=64,
+                            max_window_layers=2, max_position_embeddings=4096),
+    "qwen2_yarn": family("qwen2", YARN, theta=1e6, max_position_embeddings=64),
+    "llama": family("llama", theta=5e5, max_position_embeddings=4096),
+    "llama3_biases": family("llama", LLAMA3, theta=5e5, attention_bias=True, mlp_bias=True,
+                            max_position_embeddings=1024, eos_token_id=[2, 3]),
+    "llama_linear": family("llama", dict(rope_type="linear", factor=2.0),
+                           max_position_embeddings=2048),
+    "llama_yarn_all_keys": family(
+        "llama", dict(YARN, mscale=1.0, mscale_all_dim=0.5, beta_fast=16, beta_slow=2,
+                      truncate=False), max_position_embeddings=256),
+    "llama_yarn_attention_factor": family("llama", dict(YARN, attention_factor=1.3),
+                                          max_position_embeddings=256),
+    "mistral_window": family("mistral", sliding_window=64, head_dim=32, rms_norm_eps=1e-5,
+                             max_position_embeddings=4096),
+    "mistral_default_window": family("mistral", max_position_embeddings=8192),
+    "mistral_full": family("mistral", sliding_window=None, max_position_embeddings=4096),
+}
+
+
+def config_json(case, style):
+    """config.json as transformers 4 or 5 writes it."""
+    config = copy.deepcopy(case["keys"])
+    if style == 4:
+        config.update(torch_dtype="float32", transformers_version="4.51.0",
+                      rope_theta=case["theta"])
+        config["rope_scaling"] = None
+        if case["rope"]:
+            scaling = dict(case["rope"])
+            if scaling["rope_type"] == "yarn":  # older files say "type"
+                scaling["type"] = scaling.pop("rope_type")
+            config["rope_scaling"] = scaling
+    else:
+        config.update(dtype="float32", transformers_version="5.0.0")
+        config["rope_parameters"] = {**(case["rope"] or {"rope_type": "default"}),
+                                     "rope_theta": case["theta"]}
+    return config
+
+
+def make_weights(folder, seed):
+    """Random weights with outliers in the norms of q and k and biases that matter."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.5)
+            elif "norm" in name:
+                parameter.copy_(torch.exp(torch.randn_like(parameter) * 0.3))
+                if "q_norm" in name or "k_norm" in name:
+                    parameter[::7] *= 6.0
+            else:
+                parameter.normal_(0, 1.5 / parameter.shape[-1] ** 0.5)
+    state = {k: v.contiguous().clone() for k, v in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    return state
+
+
+def write_checkpoint(folder, case, style, state, dtype=torch.float32, shards=1):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config_json(case, style), indent=2))
+    if state is None:
+        return
+    state = {k: v.to(dtype) for k, v in state.items()}
+    if shards == 1:
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names, weight_map = sorted(state), {}
+    for i in range(shards):
+        file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
+        save_file({n: state[n] for n in names[i::shards]}, folder / file)
+        weight_map.update({n: file for n in names[i::shards]})
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map}))

@@ -1,0 +1,54 @@
+// Scales, axes and lines of the page's charts.
+#include "oscar/report/chart.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "oscar/report/scale.h"
+#include "report/sample.h"
+
+namespace oscar {
+namespace {
+
+TEST(Chart, ALogarithmicScalePutsDecadesAtEqualDistance) {
+  const Scale scale = make_scale({"", 0.01, 1, true, {}}, 0, 100);
+  EXPECT_NEAR(scale(0.1), 50, 1e-9);
+  EXPECT_EQ(scale(0), 0) << "what does not fit is held at the end";
+  EXPECT_EQ(scale(50), 100);
+}
+
+TEST(Chart, AxesCoverTheirValuesAndIgnoreWhatCanNotBeDrawn) {
+  const AxisSpec axis = axis_over({0.02, NAN, -1, 0, 6.66, INFINITY}, true, "");
+  EXPECT_LE(axis.low, 0.02);
+  EXPECT_GE(axis.high, 6.66);
+  EXPECT_GE(axis.low, 0.001);
+  const AxisSpec nothing = axis_over({NAN}, true, "");
+  EXPECT_LT(nothing.low, nothing.high);
+  for (const AxisSpec& a : {axis, axis_over({5}, true, ""), axis_over({5}, false, ""), nothing}) {
+    EXPECT_LT(a.low, a.high);
+    for (const Tick& tick : ticks_of(a)) {
+      EXPECT_GE(tick.value, a.low * (1 - 1e-9));
+      EXPECT_LE(tick.value, a.high * (1 + 1e-9));
+    }
+  }
+}
+
+TEST(Chart, LinesBreakWhereAValueIsMissing) {
+  LineChart chart{.id = "c",
+                  .title = "t",
+                  .description = "d",
+                  .x = {"x", 0, 3, false, {}},
+                  .y = {"y", 0, 3, false, {}}};
+  chart.series = {{.name = "one", .points = {{0, 1}, {1, NAN}, {2, 1}, {3, 2}}}};
+  const std::string svg = draw(chart);
+  EXPECT_EQ(report_sample::malformed(svg), "");
+  const size_t path = svg.find("<path d=\"M");
+  ASSERT_NE(path, std::string::npos);
+  const std::string line = svg.substr(path, svg.find("class=", path) - path);
+  EXPECT_EQ(report_sample::occurrences(line, "M"), 2u);
+  EXPECT_EQ(report_sample::occurrences(line, "L"), 1u);
+}
+
+}  // namespace
+}  // namespace oscar

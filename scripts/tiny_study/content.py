@@ -249,6 +249,22 @@ def planting_section(study: Study) -> list:
     return sweep_section(study, "Planted outliers", words, "sigma of the outliers", places, plan.PLANTED)
 
 
+def stack_section(study: Study) -> list:
+    rows = []
+    for stack in plan.STACKS:
+        run, ours, paper = study.run(f"stack {stack}"), f"for-{stack}", f"paper-{stack}"
+        if run and run.has(ours) and run.has(paper):
+            rows.append([stack, with_interval(run.kl(paper)), with_interval(run.kl(ours)),
+                         ratio_text(run.ratio(ours, paper)), increase_text(run.perplexity_increase(ours)),
+                         number(run.methods[ours]["bpe"]["131072"], 4)])
+    if not rows:
+        return []
+    words = ("Both in the codec of the stack, as read in its public sources; nothing was run in a server. The paper's recipe "
+             "is OSCAR per layer with its fixed clipping; `--for` searches what the stack has places for.")
+    return [Section("Serving stacks", [words, Table("KL, and bits per cached value", [
+        "stack", "the paper's recipe", "--for", "× the paper's", "perplexity above BF16", "bits at 128K"], rows)])]
+
+
 def run_section(study: Study) -> Section:
     document = study.document
     rows = [[name, label(name), bundle["options"] or "(defaults)", "calibrate" if bundle["searched"] else "fit"]
@@ -287,5 +303,5 @@ def content(document: dict) -> Content:
                     "counted ones, fewer points. Its figures are rough.")
     sections = [*main_section(study), *part_sections(study), *side_section(study), *clip_section(study),
                 *window_section(study), *offset_section(study), *planting_section(study), *bits_section(study),
-                run_section(study)]
+                *stack_section(study), run_section(study)]
     return Content("The 2-bit cache, part by part", [*summary(study), *lead], sections)

@@ -52,6 +52,13 @@ BUNDLES = {
     "default": Bundle("default of this toolkit", OURS, (), searched=True),
 }
 
+# What --for fits of a serving stack, in its codec, and the paper's recipe there.
+STACKS = ("sglang-v1", "sglang-v2", "vllm", "onnxruntime", "mlx")
+for stack in STACKS:
+    BUNDLES[f"for-{stack}"] = Bundle(f"--for {stack}", OURS, ("--for", stack), searched=True)
+    BUNDLES[f"paper-{stack}"] = Bundle(f"the paper's on {stack}", PAPER,
+                                       ("--preset", "paper", "--for", stack, "--search", "off"), searched=True)
+
 # Methods that oscar-eval makes without a bundle, or from the portable part of `default`.
 LABELS = {
     "bf16": ("BF16 cache", ""),
@@ -82,7 +89,7 @@ GROUPED = ("hadamard-clip", "perhead", "unsearched", "default")
 NEEDLED = ("identity", "hadamard-clip", "perhead", "portable-perhead", "unsearched", "default")
 
 WINDOWS = ("0/1", "4/64", "64/64", "64/128", "64/256", "128/512")
-SECTIONS = ("main", "clip", "windows", "offsets", "groups", "planting", "needles")
+SECTIONS = ("main", "clip", "windows", "offsets", "groups", "planting", "stacks", "needles")
 
 
 @dataclass(frozen=True)
@@ -94,13 +101,14 @@ class Scale:
     clips: tuple = ("0.86", "0.90", "0.92", "0.94", "0.96", "0.98", "0")  # 0: off
     offsets: tuple = (32768, 98304, 126976)
     groups: tuple = (64, 32)  # 128, all of a head, is in the main run
+    stacks: tuple = STACKS
     needle_prompts: int = 400
     needle_length: int = 3968
     sections: tuple = SECTIONS
 
 
 QUICK = Scale(calibration_tokens=8192, tokens=4096, chunk_len=1024, clips=("0.86", "0.92", "0.96", "0"),
-              offsets=(98304,), groups=(32,), needle_prompts=0)
+              offsets=(98304,), groups=(32,), stacks=("vllm",), needle_prompts=0)
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,7 @@ def runs(scale: Scale) -> list:
                         for o in scale.offsets],
             "groups": [Run(f"group {g}", GROUPED, options=("--quant-group-size", str(g))) for g in scale.groups],
             "planting": [Run(f"sigma {s}", ("exact", *PLANTED), sigma=s) for s in SIGMAS if s != SHIPPED],
+            "stacks": [Run(f"stack {s}", (f"paper-{s}", f"for-{s}")) for s in scale.stacks],
             "needles": []}
     if scale.needle_prompts:
         made["needles"] = [Run("needles", NEEDLED, options=(

@@ -78,9 +78,11 @@ void print_attention(const Json& records) {
 
 void print_quantize(const Json& records) {
   for (const Json& r : records) {
-    fmt::print("{:>7}: {:.1f} us, {:.2f} x the copy of its bytes ({:.1f} us)\n",
-               r["rounding"].get<std::string>(), r["append_us"].get<double>(),
-               r["times_copy"].get<double>(), r["copy_us"].get<double>());
+    const bool corrected = r["scale_correction"] != "none";
+    fmt::print("{:>20}: {:.1f} us, {:.2f} x the copy of its bytes ({:.1f} us)\n",
+               r["rounding"].get<std::string>() + (corrected ? ", metric scale" : ""),
+               r["append_us"].get<double>(), r["times_copy"].get<double>(),
+               r["copy_us"].get<double>());
   }
 }
 

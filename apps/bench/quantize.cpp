@@ -37,6 +37,12 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
   for (size_t i = 0; i < u.size(); ++i)
     u[i] = 0.05f * static_cast<float>(static_cast<int>(i % 13) - 6);
   const auto feedback = upload(u);
+  std::vector<float> m(u.size());  // the diagonal holds the largest entries, as in any metric
+  for (size_t i = 0; i < m.size(); ++i) {
+    const int row = static_cast<int>(i / d % d), column = static_cast<int>(i % d);
+    m[i] = row == column ? 1.0f : 0.05f * static_cast<float>((row + column) % 13 - 6);
+  }
+  const auto metric = upload(m);
 
   const int64_t values = static_cast<int64_t>(o.tokens + kSink) * o.num_kv_heads * d;
   const double bytes_read = 2.0 * 2.0 * o.tokens * o.num_kv_heads * d;
@@ -75,14 +81,19 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
                "copy");
   });
   Json records = Json::array();
-  for (const bool shaped : {false, true}) {
+  struct Writer {
+    bool shaped, corrected;
+  };
+  for (const Writer writer : {Writer{false, false}, Writer{true, false}, Writer{true, true}}) {
     for (AppendCase& c : cases) {
-      c.params.feedback_k = c.params.feedback_v = shaped ? feedback->as<float>() : nullptr;
+      c.params.feedback_k = c.params.feedback_v = writer.shaped ? feedback->as<float>() : nullptr;
+      c.params.metric_k = c.params.metric_v = writer.corrected ? metric->as<float>() : nullptr;
     }
     const Timing t = time_graph(count, 8, o.replays, [&](int i, cudaStream_t stream) {
       check_cuda(append_rows(cases[i].params, o.tokens + kSink, history, stream), "append_rows");
     });
-    records.push_back(Json{{"rounding", shaped ? "shaped" : "plain"},
+    records.push_back(Json{{"rounding", writer.shaped ? "shaped" : "plain"},
+                           {"scale_correction", writer.corrected ? "metric" : "none"},
                            {"tokens", o.tokens},
                            {"num_kv_heads", o.num_kv_heads},
                            {"head_dim", d},

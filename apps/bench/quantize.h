@@ -10,7 +10,8 @@ struct QuantizeBenchOptions {
   int replays = 21;
 };
 
-// Records: plain and shaped, microseconds, bytes moved, ratio to a copy of as many bytes.
+// Records: plain rounding, shaped, and shaped with metric scale correction, each in microseconds,
+// with the bytes moved and the ratio to a copy of as many bytes.
 Json bench_quantize(const QuantizeBenchOptions& options);
 
 }  // namespace oscar

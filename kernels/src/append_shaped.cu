@@ -3,107 +3,94 @@
 #include "append_rows.cuh"
 #include "append_shaped.h"
 #include "metric_scale.cuh"
+#include "row_scales.cuh"
 #include "shaped_push.cuh"
 
 namespace oscar {
 namespace {
 
-// Shared memory of a block, which takes kRows tokens of one (request, head, side).
+// Shared memory of a block, which takes kRows tokens of one (request, head, side). Columns are done
+// in two halves: errors of the first make room for what they push onto the second.
 template <int kHeadDim>
 struct ShapedTile {
-  static constexpr int kBlocks = kHeadDim / kColumns;  // of columns
-  static constexpr int kWarps = kHeadDim <= 128 ? 4 : 2;
+  static constexpr int kBlocks = kHeadDim / kColumns, kHalf = kBlocks / 2;  // of columns
+  static constexpr int kWarps = kHeadDim == 128 ? 8 : 4;
   static constexpr int kThreads = kWarps * 32, kRows = kThreads;
-  static constexpr int kSlots = kBlocks - 1;  // nothing follows the last block of columns
-  static constexpr int kResident = kHeadDim <= 128 ? 3 : 1;  // blocks a large multiprocessor holds
-  uint8_t errors[kWarps][kSlots][kSlotBytes];
-  uint8_t panel[kSlots][kPanelBytes];
+  static constexpr int kResident = kHeadDim == 64 ? 5 : 2;  // blocks a large multiprocessor holds
+  static constexpr int kPanel = kHalf * kPanelBytes;
+  uint8_t slots[kWarps][kHalf][kSlotBytes];  // errors, or what was pushed
+  uint8_t panels[2][kPanel];
   float diagonal[2][kColumns * kColumns];
   uint32_t codes[kBlocks][kRows];
   ScaleZero scales[kRows][4];  // a quantization group each
-  uint32_t tops[kRows];        // largest magnitude, a bf16 pattern; sign bit: the row is written
 };
 
-// What a lane needs to code values of one quantization group of its row.
-struct RowCoder {
-  float threshold[3], value[4];
-  __device__ explicit RowCoder(ScaleZero sz) {
-#pragma unroll
-    for (int k = 0; k < 3; ++k) threshold[k] = code_threshold(k + 1, sz);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) value[k] = dequantize(k, sz);
+// A power of two that brings the largest value and error a row can have to [2^8, 2^9).
+__device__ __forceinline__ float error_scale(const ScaleZero* scales, int groups, uint32_t top) {
+  float bound = __uint_as_float(top << 16);
+  for (int g = 0; g < groups; ++g) {
+    bound = fmaxf(bound, (fabsf(scales[g].zero) + 3.0f) * scales[g].scale);
   }
-};
-
-// Scales of 32 rows, four lanes a row, several rows in step.
-template <int kHeadDim>
-__device__ __forceinline__ void scale_rows(const AppendParams& p, ShapedTile<kHeadDim>& tile, int b,
-                                           int head, int side, int begin, int end, int first_row) {
-  const int lane = threadIdx.x % 32, t = lane % 4;
-  const int lanes = 4 * p.format.quant_group_size / kHeadDim;
-  constexpr int kAtOnce = kHeadDim <= 128 ? 4 : 2;
-  const float clip = clip_of(p, head, side);
-#pragma unroll 1
-  for (int row = first_row + lane / 4; row < first_row + kWarpRows; row += 8 * kAtOnce) {
-    QuarterRow<kHeadDim> x[kAtOnce];
-#pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      x[r].load(history_row(p, b, min(begin + row + 8 * r, end - 1), head, side).x, t);
-    }
-    uint32_t top[kAtOnce], limit[kAtOnce];
-    row_limits<kHeadDim, kAtOnce>(x, clip, top, limit);
-#pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      const int at = row + 8 * r;
-      ScaleZero sz;
-      const bool write = row_scale_zero<kHeadDim>(x[r], p.format, top[r], limit[r], sz, p.status) &&
-                         begin + at < end;
-      if (t % lanes == 0) tile.scales[at][t / lanes] = sz;
-      if (t == 0) tile.tops[at] = top[r] | (write ? 0x80000000u : 0);
-    }
-  }
-  __syncwarp();
+  const int exponent = min(126, static_cast<int>(__float_as_uint(2.0f * bound) >> 23) - 127);
+  return __uint_as_float(static_cast<uint32_t>(127 + 9 - exponent) << 23);
 }
 
-// A power of two that brings the largest error a row can have to [2^9, 2^10), and its inverse
-// with the scale of the feedback matrix.
-struct ErrorScale {
-  float up, down;
-  __device__ ErrorScale(const ScaleZero* scales, int groups, uint32_t top) {
-    float bound = __uint_as_float(top << 16);
-    for (int g = 0; g < groups; ++g) {
-      bound = fmaxf(bound, (fabsf(scales[g].zero) + 3.0f) * scales[g].scale);
+// What a lane needs to code values of one quantization group of its row. Targets are scaled by `up`
+// and kFeedbackScale, errors by `up`. A target is at a threshold or above when its distance from
+// the float below the threshold, times a power of two that makes the smallest such distance 1, is 1
+// or more: one saturated multiply-add.
+struct RowCoder {
+  float power, below[3], zero, scale;
+  RowCoder() = default;
+  __device__ __forceinline__ RowCoder(ScaleZero sz, float up)
+      : zero(sz.zero), scale(sz.scale * up) {
+    float least = 3.4e38f;
+#pragma unroll
+    for (int k = 0; k < 3; ++k) {
+      below[k] = float_below(code_threshold(k + 1, sz) * (up * kFeedbackScale));
+      least = fminf(least, fabsf(below[k]));
     }
-    const int exponent = min(126, static_cast<int>(__float_as_uint(2.0f * bound) >> 23) - 127);
-    up = __uint_as_float(static_cast<uint32_t>(127 + 9 - exponent) << 23);
-    down = 1.0f / (up * kFeedbackScale);
+    // The distance is at least half a unit in the last place.
+    const int exponent = static_cast<int>(__float_as_uint(least) >> 23) - 127;
+    power = __uint_as_float(static_cast<uint32_t>(min(24 - exponent, 100) + 127) << 23);
+#pragma unroll
+    for (int k = 0; k < 3; ++k) below[k] *= -power;
   }
 };
 
+__device__ __forceinline__ float saturated_fma(float a, float b, float c) {
+  float out;
+  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(out) : "f"(a), "f"(b), "f"(c));
+  return out;
+}
+
 // Codes of sixteen columns x of a row, one after the other: each error is pushed onto the columns
-// after it (`diagonal`, the square of the feedback matrix). pushed: what earlier columns pushed.
+// after it (`diagonal`, the square of the feedback matrix, scaled). pushed: what earlier columns
+// pushed, in the scale of targets.
 __device__ __forceinline__ uint32_t code_columns(const RowCoder& coder, const uint4 (&x)[2],
-                                                 const float* diagonal, float (&pushed)[kColumns],
+                                                 float up, const float* diagonal,
+                                                 float (&pushed)[kColumns],
                                                  float (&errors)[kColumns]) {
-  uint32_t word = 0;
+  // Codes are gathered in the low bits of two mantissas.
+  float words[2] = {8388608.0f, 8388608.0f};
+  const float target_up = up * kFeedbackScale;
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
     const uint32_t pair = reinterpret_cast<const uint32_t*>(x)[c / 2];
     const float value = __uint_as_float(c % 2 ? pair & 0xffff0000u : pair << 16);
-    const float target = sub_rn(value, pushed[c]);
-    const bool one = target >= coder.threshold[0], two = target >= coder.threshold[1];
-    const bool three = target >= coder.threshold[2];
-    const float near = one ? coder.value[1] : coder.value[0];
-    const float far = three ? coder.value[3] : coder.value[2];
-    const uint32_t bits = two ? (three ? 3u : 2u) : (one ? 1u : 0u);
-    word |= bits << (2 * c);
-    errors[c] = sub_rn(two ? far : near, value);
+    const float target = fmaf(value, target_up, -pushed[c]);  // the product is exact
+    const float one = saturated_fma(target, coder.power, coder.below[0]);
+    const float two = saturated_fma(target, coder.power, coder.below[1]);
+    const float three = saturated_fma(target, coder.power, coder.below[2]);
+    const float code = one + two + three;
+    words[c / 8] = fmaf(code, static_cast<float>(1 << (2 * (c % 8))), words[c / 8]);
+    errors[c] = fmaf(-value, up, mul_rn(sub_rn(code, coder.zero), coder.scale));
 #pragma unroll
     for (int later = c + 1; later < kColumns; ++later) {
       pushed[later] = fmaf(errors[c], diagonal[c * kColumns + later], pushed[later]);
     }
   }
-  return word;
+  return __byte_perm(__float_as_uint(words[0]), __float_as_uint(words[1]), 0x5410);
 }
 
 // The codes of row `row` of the tile, in the order of the page.
@@ -132,6 +119,185 @@ __device__ __forceinline__ void store_row_codes(const ShapedTile<kHeadDim>& tile
   }
 }
 
+// Panels of the feedback matrix in the order in which they are used, each on its way while the one
+// before is: those of the first half, those from sixteen columns of the first half to the second,
+// those of the second.
+template <int kHeadDim>
+struct FeedbackPanels {
+  using Tile = ShapedTile<kHeadDim>;
+  static constexpr int kHalf = Tile::kHalf;
+  static constexpr int kSquare = kColumns * kColumns / Tile::kThreads;  // entries a thread
+  const float* matrix;
+  Tile& tile;
+  Panel<kHeadDim, kHalf, Tile::kThreads> next;
+  float square[kSquare];
+  int* status;
+  int stage = 0;
+
+  __device__ __forceinline__ FeedbackPanels(const float* m, Tile& t, int* s)
+      : matrix(m), tile(t), status(s) {
+    load();
+    store();
+  }
+  // Waits for the panel of this stage, and asks for the next one. Returns its index.
+  __device__ __forceinline__ int arrive() {
+    __syncthreads();  // the panel is there, and the one before may be replaced
+    ++stage;
+    if (stage < 3 * kHalf) load();
+    return (stage - 1) % 2;
+  }
+  __device__ __forceinline__ void store() {
+    if (stage == 3 * kHalf) return;
+    next.store(part(), kFeedbackScale, kLargestFeedback, tile.panels[stage % 2], status);
+    if (across()) return;
+#pragma unroll
+    for (int j = 0; j < kSquare; ++j) {
+      tile.diagonal[stage % 2][j * Tile::kThreads + threadIdx.x] = square[j] * kFeedbackScale;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ bool across() const { return stage >= kHalf && stage < 2 * kHalf; }
+  __device__ __forceinline__ PanelPart part() const {
+    constexpr int kMiddle = kHalf * kColumns;
+    if (across()) return {(stage - kHalf) * kColumns, kMiddle, kHalf, true};
+    return stage < kHalf ? PanelPart{0, stage * kColumns, stage}
+                         : PanelPart{kMiddle, (stage - kHalf) * kColumns, stage - 2 * kHalf};
+  }
+  __device__ __forceinline__ void load() {
+    const PanelPart next_part = part();
+    next.load(matrix, next_part);
+    if (across()) return;
+    const float* from = matrix + next_part.column * (kHeadDim + 1);
+#pragma unroll
+    for (int j = 0; j < kSquare; ++j) {
+      const int i = j * Tile::kThreads + threadIdx.x;
+      square[j] = __ldg(from + i / kColumns * kHeadDim + i % kColumns);
+    }
+  }
+};
+
+// What the errors in the slots before slot i push onto the columns of slot i, for row `lane`; kAdd:
+// besides what the slot holds.
+template <int kSlots>
+__device__ __forceinline__ void push_onto(uint8_t (*slots)[kSlotBytes], int i, bool add,
+                                          const uint8_t* panel, int lane,
+                                          float (&pushed)[kColumns]) {
+  if (i > 0) {
+    RowSums sums, small;  // apart, or the small products would round away
+#pragma unroll
+    for (int step = 0; step < kSlots - 1; ++step) {
+      if (step >= i) break;
+      const uint8_t* square = panel + step * kPanelBytes;
+      ErrorOperand errors;
+      errors.load(slots[step], lane);
+      const uint4 high = high_parts(square, lane);
+      small.add(low_parts(square, lane), errors.rows);
+      sums.add(high, errors.rows);
+      small.add_low_rows(high, errors.rows);
+    }
+    sums.add(small);
+    if (add) {
+      sums.store<true>(slots[i], lane);
+    } else {
+      sums.store<false>(slots[i], lane);
+    }
+    __syncwarp();
+  }
+  load_row(slots[i], lane, pushed);
+  __syncwarp();
+}
+
+// Errors of the first half in the slots give way to what they push onto the second half.
+template <int kHeadDim>
+__device__ __forceinline__ void push_across(FeedbackPanels<kHeadDim>& panels,
+                                            uint8_t (*slots)[kSlotBytes], bool busy, int lane) {
+  constexpr int kHalf = ShapedTile<kHeadDim>::kHalf;
+  RowSums sums[kHalf];
+#pragma unroll 1
+  for (int i = 0; i < kHalf; ++i) {
+    const uint8_t* panel = panels.tile.panels[panels.arrive()];
+    if (busy) {
+      ErrorOperand errors;
+      errors.load(slots[i], lane);
+#pragma unroll
+      for (int product = 0; product < 3; ++product) {  // a sum has to wait for its last product
+#pragma unroll
+        for (int block = 0; block < kHalf; ++block) {
+          const uint8_t* square = panel + block * kPanelBytes;
+          if (product == 0) sums[block].add(low_parts(square, lane), errors.rows);
+          if (product == 1) sums[block].add_low_rows(high_parts(square, lane), errors.rows);
+          if (product == 2) sums[block].add(high_parts(square, lane), errors.rows);
+        }
+      }
+    }
+    panels.store();
+  }
+  if (!busy) return;
+  __syncwarp();
+#pragma unroll
+  for (int block = 0; block < kHalf; ++block) sums[block].template store<false>(slots[block], lane);
+  __syncwarp();
+}
+
+// Codes of row x of each lane by shaped rounding, to the tile.
+template <int kHeadDim>
+__device__ __forceinline__ void shape_rows(ShapedTile<kHeadDim>& tile, int row,
+                                           const float* feedback, const uint16_t* x, float up,
+                                           int group_size, bool busy, int* status) {
+  constexpr int kHalf = ShapedTile<kHeadDim>::kHalf;
+  const int lane = row % 32;
+  uint8_t(*slots)[kSlotBytes] = tile.slots[row / 32];
+  FeedbackPanels<kHeadDim> panels(feedback, tile, status);
+  RowCoder coder{};
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll 1
+    for (int i = 0; i < kHalf; ++i) {
+      const int block = half * kHalf + i, column = block * kColumns;
+      const uint4 values[2] = {__ldg(reinterpret_cast<const uint4*>(x + column)),
+                               __ldg(reinterpret_cast<const uint4*>(x + column) + 1)};
+      const int at = panels.arrive();
+      if (busy) {
+        if ((column & (group_size - 1)) == 0) {  // a power of two
+          coder = RowCoder(tile.scales[row][column / group_size], up);
+        }
+        float pushed[kColumns] = {}, errors[kColumns];
+        if (block > 0) push_onto<kHalf>(slots, i, half > 0, tile.panels[at], lane, pushed);
+        tile.codes[block][row] = code_columns(coder, values, up, tile.diagonal[at], pushed, errors);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          *reinterpret_cast<uint4*>(slots[i] + chunk_offset(lane, c)) =
+              split_four(errors[4 * c], errors[4 * c + 1], errors[4 * c + 2], errors[4 * c + 3]);
+        }
+        __syncwarp();
+      }
+      panels.store();
+    }
+    if (half > 0) break;
+    push_across(panels, slots, busy, lane);
+  }
+}
+
+// The same by plain rounding.
+template <int kHeadDim>
+__device__ __forceinline__ void round_rows(ShapedTile<kHeadDim>& tile, const uint16_t* x,
+                                           int group_size) {
+  const uint4* from = reinterpret_cast<const uint4*>(x);
+#pragma unroll 1
+  for (int block = 0; block < tile.kBlocks; ++block) {
+    const ScaleZero sz = tile.scales[threadIdx.x][block * kColumns / group_size];
+    const uint4 values[2] = {__ldg(from + 2 * block), __ldg(from + 2 * block + 1)};
+    uint32_t word = 0;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const uint32_t pair = reinterpret_cast<const uint32_t*>(values)[c / 2];
+      word |= code_of(__uint_as_float(c % 2 ? pair & 0xffff0000u : pair << 16), sz) << (2 * c);
+    }
+    tile.codes[block][threadIdx.x] = word;
+  }
+}
+
 template <int kHeadDim>
 __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHeadDim>::kResident)
     shaped_kernel(const __grid_constant__ AppendParams p) {
@@ -141,83 +307,41 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
   const int b = blockIdx.y, head = blockIdx.z / 2, side = blockIdx.z % 2;
   const int begin = p.old_history[b] + blockIdx.x * Tile::kRows, end = p.new_history[b];
   if (begin >= end) return;
-  const int row = threadIdx.x, lane = row % 32, warp = row / 32;
-  const int64_t matrix = static_cast<int64_t>(head) * kHeadDim * kHeadDim;
-  const float* feedback = side ? p.feedback_v : p.feedback_k;
-  const float* metric = side ? p.metric_v : p.metric_k;
-  if (feedback) feedback += matrix;
-  if (metric) metric += matrix;
+  const int row = threadIdx.x, lane = row % 32, warp = row / 32, first = begin + warp * kWarpRows;
+  const bool busy = first < end;  // the others only bring panels
+  // Null where there is none. A matrix a head.
+  const auto matrix_of = [&](const float* k, const float* v) {
+    const float* matrices = side ? v : k;
+    return matrices ? matrices + static_cast<int64_t>(head) * kHeadDim * kHeadDim : nullptr;
+  };
   const int group_size = p.format.quant_group_size, groups = kHeadDim / group_size;
+  const auto row_at = [&](int i) { return history_row(p, b, min(first + i, end - 1), head, side); };
 
-  scale_rows<kHeadDim>(p, tile, b, head, side, begin, end, warp * kWarpRows);
-  const HistoryRow at = history_row(p, b, min(begin + row, end - 1), head, side);
-  const ErrorScale scale(tile.scales[row], groups, tile.tops[row] & 0x7fffffffu);
-  uint8_t(*slots)[kSlotBytes] = tile.errors[warp];
-  FeedbackColumns<kHeadDim, Tile::kThreads> columns;
-  bool fits = true;
-  if (feedback) {
-    columns.load(feedback, 0);
-    columns.store(0, tile.panel[0], tile.diagonal[0]);
-  } else {  // nothing is pushed
-    for (int i = row; i < kColumns * kColumns; i += Tile::kThreads) {
-      tile.diagonal[0][i] = tile.diagonal[1][i] = 0.0f;
-    }
-    __syncthreads();
+  uint8_t(*slots)[kSlotBytes] = tile.slots[warp];
+  RowState state;
+  float up = 1.0f;
+  if (busy) {
+    auto& planes = *reinterpret_cast<MagnitudePlanes<kHeadDim>*>(slots);
+    static_assert(sizeof(planes) <= sizeof(tile.slots[0]));
+    state =
+        scale_rows<kHeadDim>(p, b, head, side, first, end, tile.scales + warp * kWarpRows, planes);
+    up = error_scale(tile.scales[row], groups, state.top);
   }
-  RowCoder coder(tile.scales[row][0]);
-  int group = 0, group_end = group_size;
-  const uint4* from = reinterpret_cast<const uint4*>(at.x);
-  uint4 next[2] = {__ldg(from), __ldg(from + 1)};
-#pragma unroll 1
-  for (int block = 0; block < Tile::kBlocks; ++block) {
-    const int column = block * kColumns;
-    const uint4 raw[2] = {next[0], next[1]};
-    if (block + 1 < Tile::kBlocks) {
-      from += 2;
-      next[0] = __ldg(from), next[1] = __ldg(from + 1);
-    }
-    const float* diagonal = tile.diagonal[block % 2];
-    float pushed[kColumns] = {};
-    if (feedback) {
-      __syncthreads();  // the panel and the diagonal are there
-      if (block > 0) {
-        uint8_t* sums = slots[block < Tile::kSlots ? block : 0];
-        push_errors(slots[0], tile.panel[0], block, sums, lane);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float4 v = *reinterpret_cast<const float4*>(sums + chunk_offset(lane, i));
-          pushed[4 * i] = v.x * scale.down, pushed[4 * i + 1] = v.y * scale.down;
-          pushed[4 * i + 2] = v.z * scale.down, pushed[4 * i + 3] = v.w * scale.down;
-        }
-      }
-      __syncthreads();  // and may be replaced
-      if (block < Tile::kSlots) columns.load(feedback, column + kColumns);
-    }
-    if (column == group_end) {
-      coder = RowCoder(tile.scales[row][++group]);
-      group_end += group_size;
-    }
-    float errors[kColumns];
-    tile.codes[block][row] = code_columns(coder, raw, diagonal, pushed, errors);
-    if (feedback && block < Tile::kSlots) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        *reinterpret_cast<uint4*>(slots[block] + chunk_offset(lane, i)) =
-            split_four(errors[4 * i] * scale.up, errors[4 * i + 1] * scale.up,
-                       errors[4 * i + 2] * scale.up, errors[4 * i + 3] * scale.up);
-      }
-      fits &= columns.store(column + kColumns, tile.panel[0], tile.diagonal[(block + 1) % 2]);
-    }
+  if (const float* feedback = matrix_of(p.feedback_k, p.feedback_v)) {
+    shape_rows(tile, row, feedback, row_at(lane).x, up, group_size, busy, p.status);
+  } else if (busy) {
+    round_rows(tile, row_at(lane).x, group_size);
   }
-  if (!fits && p.status) atomicOr(p.status, static_cast<int>(RowStatus::kNonFinite));
 
   float factor = 1.0f;
+  const float* metric = matrix_of(p.metric_k, p.metric_v);
   if (metric) {
-    factor =
-        metric_scale<kHeadDim>(at.x, metric, &tile.codes[0][row], Tile::kRows, tile.scales[row],
-                               group_size, reinterpret_cast<float*>(tile.errors));
+    __syncwarp();
+    factor = MetricScale<kHeadDim, Tile::kThreads>::factor(
+        [&](int i) { return row_at(i).x; }, metric, up, &tile.codes[0][row], Tile::kRows,
+        tile.scales[row], group_size, tile.panels[0], slots[0], busy, p.status);
   }
-  if (tile.tops[row] >> 31 == 0) return;
+  if (!state.write) return;
   bool overflow = false;
   for (int g = 0; g < groups; ++g) {
     ScaleZero& sz = tile.scales[row][g];
@@ -228,6 +352,7 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
     if (p.status) atomicOr(p.status, static_cast<int>(RowStatus::kMetadataOverflow));
     return;
   }
+  const HistoryRow at = row_at(lane);
   for (int g = 0; g < groups; ++g) store_scale_zero(p.format, at, side, g, tile.scales[row][g]);
   store_row_codes<kHeadDim>(tile, p.format.order, row,
                             at.chunk + code_offset(p.format, side, at.in_page));

@@ -44,10 +44,10 @@ struct AttentionConfig {
   static_assert(kSlotBytes % 16 == 0 && kPartialBytes % 16 == 0, "");
   // Bounds the registers: fewer warps whose instructions interleave beat more that wait in turn.
   static constexpr int kMaxWarps = kHeadDim == 64 ? 16 : kHeadDim == 128 ? 12 : 8;
-  // Blocks whose parts of an item join with those of a block's warps: the factors of all lie behind
-  // the first warp's partial in its ring.
-  static constexpr int kMaxBlocks = (kRingBytes - kPartialBytes) / (4 * kColumns) - kMaxWarps;
-  static_assert(kMaxBlocks >= kMaxWarps, "");
+  // Blocks that may have parts of an item: their factors, and before them those of the up to two
+  // pieces of each warp, lie behind the first warp's partial in its ring.
+  static constexpr int kMaxBlocks = (kRingBytes - kPartialBytes) / (4 * kColumns);
+  static_assert(kMaxBlocks >= 2 * kMaxWarps, "");
 
   // In units of 256 bytes.
   static constexpr EntryWeights kWeights = {kPagedBf16 ? kExactBytes / 256 : kChunkBytes / 256,

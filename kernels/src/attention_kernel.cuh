@@ -1,111 +1,15 @@
 // Paged decode attention: persistent warps over equal shares of the cache's bytes, one launch.
 #pragma once
 
-#include "attention_merge.cuh"
-#include "entry_ring.cuh"
+#include "attention_join.cuh"
 #include "exact_tile.cuh"
 #include "int2_tile.cuh"
 
 namespace oscar {
 
-// Parts of the caller's workspace.
-struct AttentionWorkspace {
-  uint8_t* sent_parts;  // [blocks] of items that go on in later blocks; zero between launches
-  uint8_t* head_parts;  // [blocks][warps] pieces of items that ended inside a warp's share
-};
-
-// The whole plan and this block's share.
-struct BlockPlan {
-  WorkPlan all;
-  int begin, end;
-};
-
-// Shared memory of a block: warps' rings, then their notes and barriers, then the plan.
-template <typename Config>
-struct BlockMemory {
-  uint8_t* base;
-  int warps;
-  __device__ uint8_t* ring(int warp) const { return base + warp * Config::kRingBytes; }
-  __device__ RunNote* notes(int warp) const {
-    return reinterpret_cast<RunNote*>(ring(warps)) + warp * kRunNotes;
-  }
-  __device__ ColdCursor* cold(int warp) const {
-    return reinterpret_cast<ColdCursor*>(notes(warps)) + warp;
-  }
-  __device__ PieceNote* pieces() const {  // [2 * warps]: head, then tail, of each warp
-    return reinterpret_cast<PieceNote*>(cold(warps));
-  }
-  __device__ uint64_t* barriers(int warp) const {
-    return reinterpret_cast<uint64_t*>(pieces() + 2 * warps) + warp * Config::kSlots;
-  }
-  __device__ int* prefix() const { return reinterpret_cast<int*>(barriers(warps)); }
-  static size_t bytes(int warps, int batch) {
-    return static_cast<size_t>(warps) *
-               (Config::kRingBytes + kRunNotes * sizeof(RunNote) + sizeof(ColdCursor) +
-                2 * sizeof(PieceNote) + Config::kSlots * sizeof(uint64_t)) +
-           sizeof(int) * (batch + 1);
-  }
-};
-
-// Joins the pieces that the block's warps left behind. All threads take part. An item's last block
-// waits for the parts of those before it, which are started no later and do not wait before they
-// have sent theirs: the part of an item that goes on is sent first, then the block may wait for the
-// first item's.
-template <typename Config>
-__device__ __forceinline__ void join_block(const AttentionParams& p, const ColumnShape& shape,
-                                           const BlockPlan& plan, const AttentionWorkspace& ws,
-                                           const BlockMemory<Config>& memory) {
-  __shared__ uint8_t* members[2 * 16];  // pieces of the item at hand, in order
-  __shared__ float2 totals[Config::kColumns];
-  float* factors = reinterpret_cast<float*>(memory.ring(0) + Config::kPartialBytes);
-  const int lane = threadIdx.x % 32, block = blockIdx.x;
-  const PieceNote own = lane < 2 * memory.warps ? memory.pieces()[lane] : PieceNote{};
-  const auto part_of = [&](int sender) {
-    return Partial<Config>{ws.sent_parts + static_cast<int64_t>(sender) * Config::kPartialBytes};
-  };
-  uint32_t waiting = __ballot_sync(~0u, own.base >= 0);
-#pragma unroll 1
-  while (waiting != 0) {
-    const PieceNote note = memory.pieces()[31 - __clz(waiting)];
-    const uint32_t matching = __ballot_sync(~0u, own.base == note.base);
-    waiting &= ~matching;
-    if (threadIdx.x < 32 && (matching >> lane & 1)) {
-      members[__popc(matching & ((1u << lane) - 1))] =
-          lane % 2 ? memory.ring(lane / 2)
-                   : ws.head_parts + (static_cast<int64_t>(block) * memory.warps + lane / 2) *
-                                         Config::kPartialBytes;
-    }
-    const bool ends = note.last < plan.end;
-    const int first_block = ends && note.base < plan.begin ? plan.all.block_of(note.base) : block;
-    __syncthreads();
-    join_pieces<Config>(
-        __popc(matching), block - first_block, [&](int i) { return Partial<Config>{members[i]}; },
-        [&](int i) { return part_of(first_block + i); }, factors, totals,
-        [&]() {
-          if (threadIdx.x >= Config::kColumns) return;
-          const float2 column = totals[threadIdx.x];
-          if (!ends) {
-            send(part_of(block).columns() + threadIdx.x, column);
-          } else {
-            const int64_t row = column_row<Config>(p, shape, note.item, threadIdx.x);
-            if (row >= 0) write_lse(p, row, column.x, column.y);
-          }
-        },
-        [&](int pair, float2 total) {
-          if (ends) {
-            write_output<Config>(p, shape, note.item, pair, total, totals);
-          } else {
-            send(part_of(block).pairs() + pair, total);
-          }
-        });
-    if (waiting != 0) __syncthreads();
-  }
-}
-
 // A warp's share, from its first entry to the piece it leaves for the join.
 template <typename Config>
 __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape& shape,
-                                     const AttentionWorkspace& ws,
                                      const BlockMemory<Config>& memory, EntryRing<Config>& ring,
                                      const EntryCursor& begin, int unsettled_pages, int lane,
                                      int warp) {
@@ -113,6 +17,7 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
   const SpanOffsets offsets = span_offsets<Config>(lane);
   constexpr int kSpans = kPageTokens / Config::kSpanTokens;
   int entries_left = 0, done_runs = 0;
+  int most = 1;  // slots to fill: all warps' first pages come before any's second
   bool exact = false, open = false, fetched = false, from_codes = false, whole = false;
   const auto run = [&]() { return ring.notes + (done_runs - 1) % kRunNotes; };
   ring.live = begin.live;
@@ -138,7 +43,7 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
       fetch_code_queries<Config>(state, query_row<Config>(p, shape, ring.item_of(done_runs), lane),
                                  lane);
     }
-    ring.fill(p, shape, lane);
+    ring.fill(p, shape, most, lane);
     if (entries_left == 0) {
       if (ring.pending == 0) break;
       ++done_runs;
@@ -163,6 +68,10 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
         }
       }
       fetched = false;
+    }
+    if (most < Config::kSlots) {
+      most = Config::kSlots;
+      continue;
     }
     uint8_t* slot = ring.wait();
     --entries_left;
@@ -223,9 +132,7 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
       continue;
     }
     const bool tail = ring.pending == 0 && ring.left == 0 && !ring.live;
-    uint8_t* to = tail ? ring.slots  // free only at the share's end
-                       : ws.head_parts + (static_cast<int64_t>(blockIdx.x) * memory.warps + warp) *
-                                             Config::kPartialBytes;
+    uint8_t* to = tail ? ring.slots : memory.head_part(warp);  // slots are free only at the end
     store_partial<Config>(state, {to}, lane);
     if (lane == 0) memory.pieces()[2 * warp + tail] = {run()->base, run()->last, run()->item};
   }
@@ -244,7 +151,9 @@ __device__ __forceinline__ EntryCursor plan_block(const AttentionParams& p,
   const int block = blockIdx.x, items_per_request = plan_shape.items_per_request.d;
   if (lane < 2) memory.pieces()[2 * warp + lane] = PieceNote{};
   if (plan_shape.blocks_per_item.d > 0 && p.batch <= 32) {
-    const int own = lane < p.batch ? kWeights.item(request_shape<kBf16>(p, lane)) : 0;
+    RequestShape request;
+    if (lane < p.batch) request = request_shape<kBf16>(p, lane);
+    const int own = kWeights.item(request);
     const int first = __shfl_sync(~0u, own, 0);
     const WorkPlan all = aligned_plan(first, p.batch * items_per_request, plan_shape, kWeights);
     if (all.blocks > 0 && __all_sync(~0u, lane >= p.batch || own == first)) {
@@ -255,7 +164,8 @@ __device__ __forceinline__ EntryCursor plan_block(const AttentionParams& p,
       if (threadIdx.x == 0) plan = {all, begin, end};
       const WarpShare share = block < all.blocks ? warp_share(begin, end, warp, plan_shape.warps)
                                                  : WarpShare{begin, begin};
-      return aligned_cursor<kBf16>(p, kWeights, plan_shape, shape.column_tiles, first, item, share);
+      return aligned_cursor<kBf16>(p, kWeights, plan_shape, shape.column_tiles, first, item, share,
+                                   request);
     }
   }
   int total = 0;
@@ -291,7 +201,7 @@ __global__ void __launch_bounds__(Config::kMaxWarps * 32, 1)
   const int lane = threadIdx.x % 32;
   int warp = threadIdx.x / 32;
   asm volatile("" : "+r"(warp));  // else it is worked out again for every page
-  const BlockMemory<Config> memory{shared, static_cast<int>(blockDim.x / 32)};
+  const BlockMemory<Config> memory{shared, static_cast<int>(blockDim.x / 32), ws};
   EntryRing<Config> ring;
   ring.slots = memory.ring(warp);
   ring.notes = memory.notes(warp);
@@ -305,15 +215,18 @@ __global__ void __launch_bounds__(Config::kMaxWarps * 32, 1)
     ptx::barrier_fence_init();
   }
   if (unsettled_pages < 0) {
+    // Brings the parameters that planning reads into the cache of constants.
+    asm volatile("" ::"l"(p.history.kv_indptr), "l"(p.history.pool), "r"(p.windows.sink_tokens),
+                 "l"(p.seq_len), "l"(p.q), "r"(p.batch), "r"(plan_shape.warps.d));
     ptx::wait_for_previous();
     ptx::launch_next();
   }
 #endif
   const EntryCursor begin = plan_block<Config>(p, shape, plan_shape, memory, plan, lane, warp);
   __syncwarp();  // all lanes have read their cursor
-  work<Config>(p, shape, ws, memory, ring, begin, unsettled_pages, lane, warp);
+  work<Config>(p, shape, memory, ring, begin, unsettled_pages, lane, warp);
   __syncthreads();
-  join_block<Config>(p, shape, plan, ws, memory);
+  join_block<Config>(p, shape, plan, memory);
 }
 
 }  // namespace oscar

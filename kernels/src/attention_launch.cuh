@@ -48,17 +48,20 @@ cudaError_t launch_attention(const AttentionParams& p, uint8_t* workspace, size_
   cudaError_t error = device_limits(&limits);
   if (error != cudaSuccess) return error;
   int warps = Config::kMaxWarps;
-  while (warps > 1 && BlockMemory<Config>::bytes(warps, p.batch) + 1024 >
-                          static_cast<size_t>(limits.shared_bytes)) {
-    --warps;
-  }
-  const size_t shared = BlockMemory<Config>::bytes(warps, p.batch);
+  constexpr size_t kDeclared = 1536;  // at most what the kernel declares itself
+  const auto fits = [&](bool with_heads) {
+    return BlockMemory<Config>::bytes(warps, p.batch, with_heads) + kDeclared <=
+           static_cast<size_t>(limits.shared_bytes);
+  };
+  while (warps > 1 && !fits(false)) --warps;
+  const bool with_heads = fits(true);
+  const size_t shared = BlockMemory<Config>::bytes(warps, p.batch, with_heads);
   const size_t sent = sent_parts_bytes(limits.blocks);
   const int blocks = std::min(limits.blocks, Config::kMaxBlocks);
   if (sent + static_cast<size_t>(blocks) * warps * Config::kPartialBytes > workspace_bytes) {
     return cudaErrorInvalidValue;
   }
-  const AttentionWorkspace ws = {workspace, workspace + sent};
+  const AttentionWorkspace ws = {workspace, with_heads ? nullptr : workspace + sent};
   error =
       cudaFuncSetAttribute(decode_attention_kernel<Config>,
                            cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));

@@ -1,5 +1,5 @@
-// Joins the pieces of an item in a fixed order: those of a block's warps and the parts that blocks
-// before it have sent.
+// Pieces of an item and the parts that blocks send each other: where they lie, and how they are
+// added in a fixed order.
 #pragma once
 
 #include "attention_piece.cuh"
@@ -13,6 +13,8 @@ struct Partial {
   uint8_t* bytes;
   static constexpr int kColumnPairs = Config::kColumns / 2;
   __device__ float2* pairs() const { return reinterpret_cast<float2*>(bytes); }
+  // Dimensions h = 0 and 1 of a pair of columns; `pair` is even.
+  __device__ float4* two_pairs(int pair) const { return reinterpret_cast<float4*>(pairs() + pair); }
   __device__ float2* columns() const { return pairs() + Config::kPairs; }
   __device__ static int column(int pair) { return pair / 2 % kColumnPairs * 2; }
   __device__ static int dim(int pair) {
@@ -47,20 +49,34 @@ __device__ __forceinline__ void store_partial(const AttentionState<Config>& s, P
 // What goes from block to block says itself that it is there: a word is zero until it is sent and
 // again once it was received, and what is sent is inverted; the one NaN that would be zero then
 // becomes another. No fence, no counter.
+__device__ __forceinline__ uint32_t sent_word(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  return ~(bits == 0xffffffffu ? 0x7fffffffu : bits);
+}
 __device__ __forceinline__ void send(float2* to, float2 value) {
-  const auto word = [](float x) {
-    const uint32_t bits = __float_as_uint(x);
-    return ~(bits == 0xffffffffu ? 0x7fffffffu : bits);
-  };
-  ptx::store_relaxed(to, make_uint2(word(value.x), word(value.y)));
+  ptx::store_relaxed(to, make_uint2(sent_word(value.x), sent_word(value.y)));
+}
+__device__ __forceinline__ void send(float4* to, float4 value) {
+  ptx::store_relaxed_4(to, make_uint4(sent_word(value.x), sent_word(value.y), sent_word(value.z),
+                                      sent_word(value.w)));
 }
 __device__ __forceinline__ bool was_sent(uint2 words) { return words.x != 0 && words.y != 0; }
+__device__ __forceinline__ bool was_sent(uint4 words) {
+  return min(min(words.x, words.y), min(words.z, words.w)) != 0;
+}
 __device__ __forceinline__ float2 received(uint2 words) {
   return make_float2(__uint_as_float(~words.x), __uint_as_float(~words.y));
+}
+__device__ __forceinline__ float4 received(uint4 words) {
+  return make_float4(__uint_as_float(~words.x), __uint_as_float(~words.y),
+                     __uint_as_float(~words.z), __uint_as_float(~words.w));
 }
 // Ready for the next launch.
 __device__ __forceinline__ void clear_sent(float2* at) {
   *reinterpret_cast<uint2*>(at) = make_uint2(0, 0);
+}
+__device__ __forceinline__ void clear_sent(float4* at) {
+  *reinterpret_cast<uint4*>(at) = make_uint4(0, 0, 0, 0);
 }
 
 // Finite numbers order like integers once those below zero are turned over.
@@ -69,118 +85,89 @@ __device__ __forceinline__ float largest_of_warp(float x) {
   return __int_as_float(turn(__reduce_max_sync(~0u, turn(__float_as_int(x)))));
 }
 
-// Factors that bring `count` parts to one reference: factors[part * kColumns + column], and in
-// totals[column] the reference and sum of the join. part_column(part, column) reads a part's
-// reference and sum. One warp a column; the block synchronises.
-template <typename Config, typename PartColumn>
-__device__ __forceinline__ void join_factors(int count, PartColumn part_column, float* factors,
-                                             float2* totals) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (int column = threadIdx.x / 32; column < Config::kColumns; column += blockDim.x / 32) {
-    float reference = kNoReference, sum = 0.0f;
-#pragma unroll 1
-    for (int base = 0; base < count; base += 32) {
-      const float2 own =
-          base + lane < count ? part_column(base + lane, column) : make_float2(kNoReference, 0.0f);
-      const float top = fmaxf(reference, largest_of_warp(own.x));
-      sum = sum * ptx::exp2_approx(reference - top) + own.y * ptx::exp2_approx(own.x - top);
-      reference = top;
-      if (base + lane < count) factors[(base + lane) * Config::kColumns + column] = own.x;
-    }
+// Sum over the warp, in a fixed order.
+__device__ __forceinline__ float sum_of_warp(float x) {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-#pragma unroll 1
-    for (int part = lane; part < count; part += 32) {
-      float& factor = factors[part * Config::kColumns + column];
-      factor = ptx::exp2_approx(factor - reference);
-    }
-    if (lane == 0) totals[column] = make_float2(reference, sum);
-  }
-  __syncthreads();
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
 }
 
-__device__ __forceinline__ void add_scaled(float2& total, float2 value, float2 factor) {
+__device__ __forceinline__ void add_scaled(float4& total, float4 value, float2 factor) {
   total.x = fmaf(value.x, factor.x, total.x);
   total.y = fmaf(value.y, factor.y, total.y);
+  total.z = fmaf(value.z, factor.x, total.z);
+  total.w = fmaf(value.w, factor.y, total.w);
 }
 
-// One dimension of columns `column` and column + 1 of the finished output.
+// Writes lse of a column whose (reference, sum) is known. Returns the bits of its row of the
+// output, negative where there is none, and what its sums are multiplied with.
 template <typename Config>
-__device__ __forceinline__ void write_output(const AttentionParams& p, const ColumnShape& shape,
-                                             const ItemName& item, int pair, float2 value,
-                                             const float2* totals) {
-  const int column = Partial<Config>::column(pair), dim = Partial<Config>::dim(pair);
+__device__ __forceinline__ float2 finish_column(const AttentionParams& p, const ColumnShape& shape,
+                                                const ItemName& item, int column, float2 total) {
+  const int64_t row = column_row<Config>(p, shape, item, column);
+  if (row >= 0) write_lse(p, row, total.x, total.y);
+  return make_float2(__int_as_float(static_cast<int>(row)), inverse_or_zero(total.y));
+}
+
+// Two dimensions of two columns of the finished output; columns: see finish_column.
+template <typename Config>
+__device__ __forceinline__ void write_output(const AttentionParams& p, int pair, float4 sum,
+                                             const float2* columns) {
+  const int column = Partial<Config>::column(pair);
+  const int dim = Partial<Config>::dim(pair), next_dim = Partial<Config>::dim(pair + 1);
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
-    const int64_t row = column_row<Config>(p, shape, item, column + c);
+    const int row = __float_as_int(columns[column + c].x);
+    const float factor = columns[column + c].y;
     if (row < 0) continue;
-    p.o[row * Config::kHeadDim + dim] =
-        float_to_bf16((c ? value.y : value.x) * inverse_or_zero(totals[column + c].y));
+    uint16_t* const o = p.o + static_cast<int64_t>(row) * Config::kHeadDim;
+    const __nv_bfloat162 values =
+        __floats2bfloat162_rn((c ? sum.y : sum.x) * factor, (c ? sum.w : sum.z) * factor);
+    if constexpr (Config::kOrder == PackOrder::kConsecutive) {  // side by side
+      *reinterpret_cast<__nv_bfloat162*>(o + dim) = values;
+    } else {
+      o[dim] = __bfloat16_as_ushort(values.x);
+      o[next_dim] = __bfloat16_as_ushort(values.y);
+    }
   }
 }
 
-// Joins the pieces local(i), i < locals, of an item that this block's warps left and the parts
-// sent(i), i < blocks, of blocks before it. ready() follows when totals is known, done(pair, total)
-// for every pair of columns.
-template <typename Config, typename Local, typename Sent, typename Ready, typename Done>
-__device__ __forceinline__ void join_pieces(int locals, int blocks, Local local, Sent sent,
-                                            float* factors, float2* totals, Ready ready,
-                                            Done done) {
-  join_factors<Config>(
-      locals + blocks,
-      [&](int part, int column) {
-        if (part < locals) return local(part).columns()[column];
-        float2* from = sent(part - locals).columns() + column;
-        uint2 words;
-        do {
-          words = ptx::load_relaxed(from);
-        } while (!was_sent(words));
-        clear_sent(from);
-        return received(words);
-      },
-      factors, totals);
-  ready();
-  // Parts of other blocks whose words are on their way, as many as registers allow.
-  constexpr int kAtOnce =
-      Config::kTwins && Config::kHeadDim == 128 && Config::kGroups == 1 ? 16 : 8;
+// The pieces that a block's warps left, by lane: 2 w is the head of warp w, 2 w + 1 its tail.
+// Pieces of an item follow each other.
+struct BlockPieces {
+  uint32_t valid, starts;  // lanes that have a piece; those whose piece is the first of its item
+  __device__ int items() const { return __popc(starts); }
+  __device__ int rank(int lane) const { return __popc(valid & ((1u << lane) - 1)); }
+  // First lane of the item, counted from the last, and lanes of its pieces.
+  __device__ int first(int from_last, uint32_t& lanes) const {
+    uint32_t below = ~0u;
+    int at = 31 - __clz(starts);
 #pragma unroll 1
-  for (int pair = threadIdx.x; pair < Config::kPairs; pair += blockDim.x) {
-    uint2 words[kAtOnce];
-    const auto load = [&](int first) {
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        words[i] = ptx::load_relaxed(sent(min(first + i, blocks - 1)).pairs() + pair);
-      }
-    };
-    if (blocks > 0) load(0);
-    float2 total = make_float2(0.0f, 0.0f);
-    const float2* factor = reinterpret_cast<const float2*>(factors + Partial<Config>::column(pair));
-#pragma unroll 6
-    for (int i = 0; i < locals; ++i) {
-      add_scaled(total, local(i).pairs()[pair], factor[i * (Config::kColumns / 2)]);
+    for (; from_last > 0; --from_last) {
+      below = (1u << at) - 1;
+      at = 31 - __clz(starts & below);
     }
-    factor += locals * (Config::kColumns / 2);
-#pragma unroll 1
-    for (int first = 0; first < blocks; first += kAtOnce) {
-      if (first > 0) load(first);
-      while (true) {
-        bool all = true;
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) all = all && was_sent(words[i]);
-        if (all) break;
-        load(first);
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i < blocks) {
-          add_scaled(total, received(words[i]), factor[(first + i) * (Config::kColumns / 2)]);
-          clear_sent(sent(first + i).pairs() + pair);
-        }
-      }
-    }
-    done(pair, total);
+    lanes = valid & below & (~0u << at);
+    return at;
   }
+};
+__device__ __forceinline__ BlockPieces block_pieces(int base, int lane) {
+  BlockPieces pieces;
+  pieces.valid = __ballot_sync(~0u, base >= 0);
+  const uint32_t below = pieces.valid & ((1u << lane) - 1);
+  const int before = __shfl_sync(~0u, base, 31 - __clz(below | 1));
+  pieces.starts = __ballot_sync(~0u, base >= 0 && (below == 0 || before != base));
+  return pieces;
+}
+
+// Reference and sum that a part of another block brings, waited for and cleared.
+__device__ __forceinline__ float2 receive(float2* from) {
+  uint2 words;
+  do {
+    words = ptx::load_relaxed(from);
+  } while (!was_sent(words));
+  clear_sent(from);
+  return received(words);
 }
 
 }  // namespace oscar

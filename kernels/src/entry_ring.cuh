@@ -55,11 +55,11 @@ struct EntryRing {
   int page_id = 0;                // pages: of lane i, the run's page i
   const uint8_t* from = nullptr;  // pool, or rows of keys, at the item's KV head
 
-  // Fills free slots. All lanes take part.
-  __device__ __forceinline__ void fill(const AttentionParams& p, const ColumnShape& shape,
+  // Fills free slots, up to `most`. All lanes take part.
+  __device__ __forceinline__ void fill(const AttentionParams& p, const ColumnShape& shape, int most,
                                        int lane) {
 #pragma unroll 1
-    while (pending < kSlots) {
+    while (pending < most) {
       if (left == 0) {
         if (!live) break;
         next_run(p, shape, lane);
@@ -185,7 +185,7 @@ struct EntryRing {
       at = c.entry % (kPageTokens / kFullTile);
       end = min(end, c.entry - at + 32 * (kPageTokens / kFullTile));
       page_id = 0;
-      if ((from_page + lane) * kPageTokens < r.history) {
+      if (lane * (kPageTokens / kFullTile) < at + end - c.entry) {
         page_id = p.history.kv_indices[r.first_page + from_page + lane];
       }
       note.last_valid = min(tokens, (end - c.entry) * kFullTile) - (end - c.entry - 1) * kFullTile;

@@ -75,6 +75,20 @@ __device__ inline uint2 load_relaxed(const void* from) {
   return words;
 }
 
+__device__ inline void store_relaxed_4(void* to, uint4 words) {
+  asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x),
+               "r"(words.y), "r"(words.z), "r"(words.w)
+               : "memory");
+}
+__device__ inline uint4 load_relaxed_4(const void* from) {
+  uint4 words;
+  asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(from)
+               : "memory");
+  return words;
+}
+
 // Orders this thread's writes to shared memory before later copies into it, which go another way
 // there from sm_90 on.
 __device__ inline void fence_shared_before_copies() {

@@ -1,9 +1,8 @@
-// What the errors of earlier columns push onto sixteen later ones, for 32 rows a warp: a product
-// with the feedback matrix on the tensor cores, in fp32 precision.
+// Products of 32 rows a warp with sixteen columns of a matrix on the tensor cores, in fp32
+// precision: what errors push onto later columns, and rows in the metric of attention.
 //
-// Both factors are cut in two fp16 parts of 11 bits; of the four products the smallest, 2^-24 of
-// the whole, is left out. Errors are scaled by a power of two a row, matrix entries by
-// kFeedbackScale.
+// Factors are cut in two fp16 parts of 11 bits; of the four products the smallest, 2^-24 of the
+// whole, is left out. Errors are scaled by a power of two a row, matrices by another.
 #pragma once
 
 #include "ptx.cuh"
@@ -13,119 +12,166 @@ namespace oscar {
 
 constexpr int kColumns = 16, kWarpRows = 32;
 constexpr int kSlotBytes = kWarpRows * kColumns * 4;
-constexpr int kPanelBytes = kColumns * kColumns * 4;
+constexpr int kPanelBytes = kColumns * kColumns * 4;  // of sixteen matrix rows
 // Entries of a factor of a damped metric stay below sqrt(101 d), 161 at most.
 constexpr float kFeedbackScale = 16.0f, kLargestFeedback = 4000.0f;
 
 // Chunk `chunk` (four columns) of row `row`: 16 bytes, in the order in which neither the lanes that
 // own rows nor those that hold operands meet in a bank.
 __device__ __forceinline__ int chunk_offset(int row, int chunk) {
-  return (4 * row + (chunk ^ (row / 2 & 3))) * 16;
+  return 64 * row + 16 * (chunk ^ (row / 2 & 3));
+}
+
+__device__ __forceinline__ uint32_t half_bits(float x0, float x1) {
+  const __half2 pair = __floats2half2_rn(x0, x1);
+  uint32_t word;
+  memcpy(&word, &pair, 4);
+  return word;
+}
+
+__device__ __forceinline__ float2 half_values(uint32_t bits) {
+  __half2 pair;
+  memcpy(&pair, &bits, 4);
+  return __half22float2(pair);
 }
 
 // Four values as two fp16 parts each: (x0, x1), (x2, x3) high, then low.
 __device__ __forceinline__ uint4 split_four(float x0, float x1, float x2, float x3) {
-  const auto bits = [](__half2 pair) {
-    uint32_t word;
-    memcpy(&word, &pair, 4);
-    return word;
-  };
-  const __half2 a = __floats2half2_rn(x0, x1), b = __floats2half2_rn(x2, x3);
-  const float2 a_back = __half22float2(a), b_back = __half22float2(b);
-  return make_uint4(bits(a), bits(b), bits(__floats2half2_rn(x0 - a_back.x, x1 - a_back.y)),
-                    bits(__floats2half2_rn(x2 - b_back.x, x3 - b_back.y)));
+  const uint32_t a = half_bits(x0, x1), b = half_bits(x2, x3);
+  const float2 a_back = half_values(a), b_back = half_values(b);
+  return make_uint4(a, b, half_bits(x0 - a_back.x, x1 - a_back.y),
+                    half_bits(x2 - b_back.x, x3 - b_back.y));
 }
 
-// A block's part of columns [column, column + 16) of a matrix, on its way from memory to shared
-// memory: rows [0, column) become operands, the square on the diagonal stays fp32.
-template <int kHeadDim, int kThreads>
-struct FeedbackColumns {
-  static constexpr int kItems = (kHeadDim / kColumns - 1) * 64;  // of four entries, at most
+// What a panel holds: `steps` squares of sixteen rows and columns, the first one at (row, column),
+// below each other or side by side.
+struct PanelPart {
+  int row, column, steps;
+  bool side_by_side = false;
+};
+
+// A panel of at most kSteps squares on its way from memory to shared memory. A square is an operand
+// of the tensor cores: for each lane 16 bytes of high parts, behind them the low parts. Column n of
+// the matrix is row n / 2 + n % 2 * 8 of the operand, so that the pairs of columns of a row come
+// out side by side.
+template <int kHeadDim, int kSteps, int kThreads>
+struct Panel {
+  static constexpr int kItems = kSteps * 64;  // of four entries of a column
   static constexpr int kPerThread = (kItems + kThreads - 1) / kThreads;
   float entries[kPerThread][4];
-  float4 diagonal;
 
-  __device__ __forceinline__ void load(const float* matrix, int column) {
-    if (threadIdx.x < kColumns * kColumns / 4) {
-      const int row = column + threadIdx.x / 4, at = column + threadIdx.x % 4 * 4;
-      diagonal = __ldg(reinterpret_cast<const float4*>(matrix + row * kHeadDim + at));
-    }
+  __device__ __forceinline__ void load(const float* matrix, PanelPart part) {
+    const float* from = matrix + part.row * kHeadDim + part.column;
+    const int stride = part.side_by_side ? kColumns : kColumns * kHeadDim;
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) {
-      const int i = j * kThreads + threadIdx.x, n = i % 16, chunk = i / 16 % 4, step = i / 64;
-      if (i >= column * 4) break;
-      const float* from = matrix + (16 * step + 4 * chunk) * kHeadDim + column + n;
+      const int i = j * kThreads + threadIdx.x;
+      const int offset = i / 64 * stride + i / 16 % 4 * 4 * kHeadDim + i % 16;
+      if (i < part.steps * 64) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) entries[j][k] = __ldg(from + k * kHeadDim);
+        for (int k = 0; k < 4; ++k) entries[j][k] = __ldg(from + offset + k * kHeadDim);
+      }
     }
   }
 
-  // Returns false in a thread that met an entry beyond kLargestFeedback.
-  __device__ __forceinline__ bool store(int column, uint8_t* panel, float* square) const {
-    bool fits = true;
-    if (threadIdx.x < kColumns * kColumns / 4) {
-      reinterpret_cast<float4*>(square)[threadIdx.x] = diagonal;
-    }
+  // Sets the not-finite bit of *status where an entry is beyond `largest`.
+  __device__ __forceinline__ void store(PanelPart part, float scale, float largest, uint8_t* panel,
+                                        int* status) const {
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) {
-      const int i = j * kThreads + threadIdx.x, n = i % 16, chunk = i / 16 % 4, step = i / 64;
-      if (i >= column * 4) break;
-      const float(&x)[4] = entries[j];
+      const int i = j * kThreads + threadIdx.x;
+      if (i < part.steps * 64) {
+        const float(&x)[4] = entries[j];
+        bool fits = true;
 #pragma unroll
-      for (int k = 0; k < 4; ++k) fits &= fabsf(x[k]) <= kLargestFeedback;
-      *reinterpret_cast<uint4*>(panel + step * kPanelBytes + chunk_offset(n, chunk)) =
-          split_four(x[0] * kFeedbackScale, x[1] * kFeedbackScale, x[2] * kFeedbackScale,
-                     x[3] * kFeedbackScale);
+        for (int k = 0; k < 4; ++k) fits &= fabsf(x[k]) <= largest;
+        if (!fits && status) atomicOr(status, static_cast<int>(RowStatus::kNonFinite));
+        const uint4 parts = split_four(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale);
+        const int n = i % 16, chunk = i / 16 % 4;
+        auto* to = reinterpret_cast<uint32_t*>(panel + i / 64 * kPanelBytes +
+                                               (4 * (n / 2) + chunk) * 16 + n % 2 * 4);
+        to[0] = parts.x, to[2] = parts.y;
+        to[kPanelBytes / 8] = parts.z, to[kPanelBytes / 8 + 2] = parts.w;
+      }
     }
-    return fits;
   }
 };
 
-// Sums over the errors in slots [0, steps) times the panel; to[row][16] (chunk_offset) holds fp32.
-// `to` may be one of the slots.
-__device__ __forceinline__ void push_errors(const uint8_t* slots, const uint8_t* panel, int steps,
-                                            uint8_t* to, int lane) {
-  const int g = lane / 4, t = lane % 4;
-  // [product][rows 16 m + .][columns 8 n + .]: products apart, or each would wait for the others.
-  float sums[3][2][2][4] = {};
-#pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    uint4 b[2];  // (k low, k high) of the high parts, then of the low parts
+// High or low parts of a square of a panel.
+__device__ __forceinline__ uint4 high_parts(const uint8_t* square, int lane) {
+  return *reinterpret_cast<const uint4*>(square + 16 * lane);
+}
+__device__ __forceinline__ uint4 low_parts(const uint8_t* square, int lane) {
+  return *reinterpret_cast<const uint4*>(square + kPanelBytes / 2 + 16 * lane);
+}
+
+// Errors of sixteen columns of 32 rows: rows 8 j + lane / 4, high and low parts of a chunk.
+struct ErrorOperand {
+  uint4 rows[4];
+  __device__ __forceinline__ void load(const uint8_t* slot, int lane) {
+    const uint8_t* from = slot + chunk_offset(lane / 4, lane % 4);
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      b[n] =
-          *reinterpret_cast<const uint4*>(panel + step * kPanelBytes + chunk_offset(8 * n + g, t));
+    for (int j = 0; j < 4; ++j) rows[j] = *reinterpret_cast<const uint4*>(from + 512 * j);
+  }
+};
+
+// Sixteen columns of 32 rows: columns 2 g and 2 g + 1 (words 0, 1 and 2, 3) of rows 8 j + 2 t and
+// the next one, g = lane / 4, t = lane % 4.
+struct RowSums {
+  float of[4][4] = {};
+
+  // += rows times the square, of which `parts` are taken, of the rows words 0 and 1 or 2 and 3.
+  __device__ __forceinline__ void add(const uint4& parts, const uint4 (&rows)[4]) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      ptx::mma_f16(of[j], parts.x, parts.y, parts.z, parts.w, rows[j].x, rows[j].y);
     }
-    const uint8_t* rows = slots + step * kSlotBytes;
+  }
+  __device__ __forceinline__ void add_low_rows(const uint4& parts, const uint4 (&rows)[4]) {
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      const uint4 near = *reinterpret_cast<const uint4*>(rows + chunk_offset(16 * m + g, t));
-      const uint4 far = *reinterpret_cast<const uint4*>(rows + chunk_offset(16 * m + 8 + g, t));
+    for (int j = 0; j < 4; ++j) {
+      ptx::mma_f16(of[j], parts.x, parts.y, parts.z, parts.w, rows[j].z, rows[j].w);
+    }
+  }
+  __device__ __forceinline__ void add(const uint4& parts, const uint2 (&rows)[4]) {
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        ptx::mma_f16(sums[0][m][n], near.z, far.z, near.w, far.w, b[n].x, b[n].y);
-        ptx::mma_f16(sums[1][m][n], near.x, far.x, near.y, far.y, b[n].z, b[n].w);
-        ptx::mma_f16(sums[2][m][n], near.x, far.x, near.y, far.y, b[n].x, b[n].y);
+    for (int j = 0; j < 4; ++j) {
+      ptx::mma_f16(of[j], parts.x, parts.y, parts.z, parts.w, rows[j].x, rows[j].y);
+    }
+  }
+  __device__ __forceinline__ void add(const RowSums& other) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) of[i / 4][i % 4] += other.of[i / 4][i % 4];
+  }
+
+  // To a slot in fp32 (chunk_offset), added to what is there or in place of it.
+  template <bool kAdd>
+  __device__ __forceinline__ void store(uint8_t* slot, int lane) const {
+    const int g = lane / 4, t = lane % 4;
+    uint8_t* base = slot + chunk_offset(2 * t, g / 2) + g % 2 * 8;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int next = 0; next < 2; ++next) {
+        float2* to = reinterpret_cast<float2*>(base + 512 * j + 64 * next);
+        float2 sum = make_float2(of[j][next], of[j][2 + next]);
+        if (kAdd) {
+          const float2 before = *to;
+          sum.x += before.x, sum.y += before.y;
+        }
+        *to = sum;
       }
     }
   }
-  const auto total = [&](int m, int n, int i) {
-    return sums[0][m][n][i] + sums[1][m][n][i] + sums[2][m][n][i];
-  };
-  __syncwarp();
+};
+
+// The sixteen columns of row `lane` that a slot holds.
+__device__ __forceinline__ void load_row(const uint8_t* slot, int lane, float (&to)[kColumns]) {
 #pragma unroll
-  for (int m = 0; m < 2; ++m) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        *reinterpret_cast<float2*>(to + chunk_offset(16 * m + 8 * h + g, 2 * n + t / 2) +
-                                   t % 2 * 8) =
-            make_float2(total(m, n, 2 * h), total(m, n, 2 * h + 1));
-      }
-    }
+  for (int c = 0; c < 4; ++c) {
+    const float4 v = *reinterpret_cast<const float4*>(slot + chunk_offset(lane, c));
+    to[4 * c] = v.x, to[4 * c + 1] = v.y, to[4 * c + 2] = v.z, to[4 * c + 3] = v.w;
   }
-  __syncwarp();
 }
 
 }  // namespace oscar

@@ -60,6 +60,18 @@ __device__ __forceinline__ RequestShape request_shape(const AttentionParams& p, 
   return r;
 }
 
+// What lane `lane` has. All lanes take part.
+__device__ __forceinline__ RequestShape shape_of_lane(const RequestShape& own, int lane) {
+  RequestShape r;
+  r.history = __shfl_sync(~0u, own.history, lane);
+  r.history_entries = __shfl_sync(~0u, own.history_entries, lane);
+  r.sink_tiles = __shfl_sync(~0u, own.sink_tiles, lane);
+  r.recent_tiles = __shfl_sync(~0u, own.recent_tiles, lane);
+  r.seq_len = __shfl_sync(~0u, own.seq_len, lane);
+  r.first_page = __shfl_sync(~0u, own.first_page, lane);
+  return r;
+}
+
 // Exact quotients x / d of x * d < 2^32 by one product.
 struct Divisor {
   int d = 1;
@@ -178,7 +190,7 @@ __device__ inline int weigh_requests(const AttentionParams& p, const EntryWeight
       __syncthreads();
       all = 0;
 #pragma unroll 1
-      for (int w = 0; w < threads / 32; ++w) {
+      for (int w = 0; w < min(threads, p.batch - base + 31) / 32; ++w) {
         if (w < warp) before += warp_sums[w];
         all += warp_sums[w];
       }
@@ -250,18 +262,17 @@ __device__ inline EntryCursor cursor_begin(const AttentionParams& p, const Entry
   return c;
 }
 
-// The same where every item has blocks of its own; its requests all weigh item_weight an item.
+// The same where every item has blocks of its own; its requests all weigh item_weight an item, and
+// lane b has the shape of request b.
 template <bool kPagedBf16>
-__device__ __forceinline__ EntryCursor aligned_cursor(const AttentionParams& p,
-                                                      const EntryWeights& weights,
-                                                      const PlanShape& plan, int column_tiles,
-                                                      int item_weight, int item,
-                                                      const WarpShare& share) {
+__device__ __forceinline__ EntryCursor aligned_cursor(
+    const AttentionParams& p, const EntryWeights& weights, const PlanShape& plan, int column_tiles,
+    int item_weight, int item, const WarpShare& share, const RequestShape& of_lane) {
   EntryCursor c;
   c.end = share.end;
   if (share.first >= share.end) return c;
   c.b = quotient(item, plan.items_per_request);
-  c.shape = request_shape<kPagedBf16>(p, c.b);
+  c.shape = shape_of_lane(of_lane, c.b);
   c.head = item - c.b * plan.items_per_request.d;
   if (column_tiles > 1) {
     const int tiles = c.head;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <numeric>
 
 #include "cache/codec_ref.h"
@@ -177,21 +178,41 @@ TEST_P(Append, PrefillThenDecodeWritesTheBytesOfTheCpuTwin) {
   EXPECT_EQ(caches.device_wv.download(), caches.wv);
   EXPECT_TRUE(caches.guards_intact());
   const std::vector<uint8_t> got = caches.device_pool.download();
-  if (!caches.setup.shaped) {
+  if (!caches.setup.shaped && !caches.setup.metric) {
     EXPECT_TRUE(got == caches.pool);
     return;
   }
-  // Shaped rounding: fused sums may turn a code in a few rows.
-  const int chunk = chunk_bytes(caches.format), row = code_row_bytes(caches.format);
-  int64_t rows = 0, different = 0;
+  // Shaped rounding: fused sums may turn a code in a few rows. Metric scales: a unit in the last
+  // place, or what fp32 sums leave open.
+  const oscar::PageFormat& f = caches.format;
+  const int chunk = chunk_bytes(f), row = code_row_bytes(f), groups = groups_per_row(f);
+  const float unit = f.metadata == oscar::MetadataDtype::kFp32   ? 1e-5f
+                     : f.metadata == oscar::MetadataDtype::kBf16 ? 1.0f / 128
+                                                                 : 1.0f / 1024;
+  int64_t rows = 0, different = 0, other_scale = 0;
   for (size_t at = 0; at < got.size(); at += chunk) {
     for (int i = 0; i < 128; ++i, ++rows) {
-      different += memcmp(&got[at + i * row], &caches.pool[at + i * row], row) != 0;
+      if (memcmp(&got[at + i * row], &caches.pool[at + i * row], row) != 0) {
+        ++different;
+        continue;
+      }
+      const int offset = metadata_offset(f, i / 64, i % 64), bytes = metadata_row_bytes(f);
+      if (memcmp(&got[at + offset], &caches.pool[at + offset], bytes) == 0) continue;
+      ++other_scale;
+      for (int g = 0; g < 2 * groups; ++g) {
+        const float ours = load_metadata(&got[at + offset], g, f.metadata);
+        const float theirs = load_metadata(&caches.pool[at + offset], g, f.metadata);
+        EXPECT_LE(std::fabs(ours - theirs), g % 2 == 0 ? unit * theirs : 0.0f);
+      }
     }
   }
-  printf("%s: %lld of %lld rows differ\n", GetParam().name, static_cast<long long>(different),
-         static_cast<long long>(rows));
-  EXPECT_LE(different, rows / 10000);
+  printf("%s: of %lld rows the codes of %lld differ, the scales of %lld\n", GetParam().name,
+         static_cast<long long>(rows), static_cast<long long>(different),
+         static_cast<long long>(other_scale));
+  EXPECT_LE(different, caches.setup.shaped ? rows / 10000 : 0);
+  if (f.metadata != oscar::MetadataDtype::kFp32) {
+    EXPECT_LE(other_scale, caches.setup.metric ? rows / 1000 : 0);
+  }
 }
 
 std::vector<Case> cases() {
@@ -213,8 +234,12 @@ std::vector<Case> cases() {
   all.push_back({"shaped", s});
   s.metric = true;
   all.push_back({"shaped, metric scales", s});
+  s.quant_group_size = 32, s.metadata = MetadataDtype::kFp32, s.clip_k = 0.0f;
+  all.push_back({"shaped, metric scales, group 32, fp32", s});
   s = {}, s.metric = true, s.head_dim = s.quant_group_size = 256;
   all.push_back({"plain with metric scales, d 256", s});
+  s.shaped = true, s.quant_group_size = 128;
+  all.push_back({"shaped, metric scales, d 256, group 128", s});
   s = {}, s.shaped = s.metric = true, s.head_dim = s.quant_group_size = 64;
   s.order = PackOrder::kQuartered;
   all.push_back({"shaped, metric scales, d 64 quartered", s});
@@ -224,14 +249,32 @@ INSTANTIATE_TEST_SUITE_P(Settings, Append, testing::ValuesIn(cases()));
 
 TEST(AppendErrors, RowsThatAreNotFiniteKeepTheirOldBytesAndAreReported) {
   OSCAR_NEEDS_DEVICE();
-  AppendSetup setup;
-  TwoCaches caches(setup);
-  auto k = random_rows(200, setup.heads, setup.head_dim, 1);
-  const auto v = random_rows(200, setup.heads, setup.head_dim, 2);
-  k[(50 * setup.heads + 1) * setup.head_dim + 77] = 0x7f80;  // infinity
-  k[(60 * setup.heads + 2) * setup.head_dim + 3] = 0x7fc1;   // NaN
-  EXPECT_EQ(caches.append(k, v, {150, 50}), static_cast<int>(oscar::RowStatus::kNonFinite));
-  EXPECT_TRUE(caches.device_pool.download() == caches.pool);
+  for (const bool shaped : {false, true}) {
+    AppendSetup setup;
+    setup.shaped = shaped;
+    TwoCaches caches(setup);
+    auto k = random_rows(200, setup.heads, setup.head_dim, 1);
+    const auto v = random_rows(200, setup.heads, setup.head_dim, 2);
+    k[(50 * setup.heads + 1) * setup.head_dim + 77] = 0x7f80;  // infinity
+    k[(60 * setup.heads + 2) * setup.head_dim + 3] = 0x7fc1;   // NaN
+    EXPECT_EQ(caches.append(k, v, {150, 50}), static_cast<int>(oscar::RowStatus::kNonFinite));
+    EXPECT_TRUE(caches.device_pool.download() == caches.pool);
+  }
+}
+
+TEST(AppendErrors, MatricesThatNoMetricGivesAreReported) {
+  OSCAR_NEEDS_DEVICE();
+  for (const bool metric : {false, true}) {
+    AppendSetup setup;
+    setup.shaped = setup.metric = true;
+    TwoCaches caches(setup);
+    const int d = setup.head_dim, at = d * d + 2 * d + 77;  // above the diagonal of head 1
+    (metric ? caches.metric : caches.feedback)[at] = metric ? 100.0f : 5000.0f;
+    caches.device_metric.upload(caches.metric);
+    caches.device_feedback.upload(caches.feedback);
+    const auto k = random_rows(200, setup.heads, d, 1), v = random_rows(200, setup.heads, d, 2);
+    EXPECT_EQ(caches.append(k, v, {150, 50}), static_cast<int>(oscar::RowStatus::kNonFinite));
+  }
 }
 
 TEST(Dequantize, EqualsTheCpuForEveryFormat) {

@@ -139,6 +139,11 @@ std::vector<Case> cases() {
   CacheShape small_windows = lengths({1000, 20, 300});
   small_windows.sink = 5, small_windows.recent = 17;
   all.push_back({"small windows", small_windows});
+  // So many that pieces of items no longer fit in shared memory beside the plan.
+  CacheShape thousands = with_heads(lengths({}), 8, 1);
+  thousands.sink = 3, thousands.recent = 8;
+  for (int i = 0; i < 3500; ++i) thousands.seq_len.push_back(1 + i * 37 % 150);
+  all.push_back({"thousands of requests", thousands});
 #if OSCAR_KERNELS_FULL
   const auto format = [](int d, int group, oscar::MetadataDtype metadata, oscar::PackOrder order) {
     CacheShape shape = with_heads(lengths({3000, 350, 1, 400}), 8, 2);

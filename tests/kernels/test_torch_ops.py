@@ -329,7 +329,9 @@ class OnCuda(Device, unittest.TestCase):
             server.append([server.normal(1500, 2, 2, 128)])
             rows.append(server.history_rows(0))
         different = (rows[0] != rows[1]).any(-1).sum().item()
-        self.assertLessEqual(different, 1)  # of 5808: 1e-4
+        self.assertLessEqual(different, 6)  # of 5808: 1e-3, by a unit in the last place of scales
+        far = (rows[0] - rows[1]).abs() > 1.01 * 2**-10 * rows[0].abs()
+        self.assertLessEqual(far.any(-1).sum().item(), 1)  # 1e-4, by a code
 
     def test_tensors_of_another_device_are_refused(self):
         server = self.server(CORE, 1)

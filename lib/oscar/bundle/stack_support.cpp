@@ -252,7 +252,8 @@ std::string stack_support_text(const Json& support) {
         "times: over the error of the attention output predicted for this bundle's own\n"
         "transforms, with this toolkit's codec; portable as in oscar-eval --compare\n";
   }
-  if (!fitted.empty()) text += "oscar-calibrate --for fits what runs as is on these:\n" + fitted + "\n";
+  if (!fitted.empty())
+    text += "oscar-calibrate --for fits what runs as is on these:\n" + fitted + "\n";
   return text;
 }
 

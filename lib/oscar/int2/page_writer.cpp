@@ -19,10 +19,11 @@ torch::Tensor on(const torch::Tensor& t, torch::Device device) {
 }
 
 // An append corrects every head's scales by a matrix, so each head gets the one that makes its own
-// correction of it; undefined when no head corrects. The factors are equal to the bit, as adding
-// zeros changes no sum and both definitions add over i in ascending order
+// correction of it; undefined when no head corrects. On the CPU the factors are equal to the bit,
+// as adding zeros changes no sum and both definitions add over i in ascending order
 // (cache/scale_correction.h): M = I gives (x M)_i = x_i, hence <x, x> / <x, x^>; M = 0 gives a
-// numerator of 0, hence factor 1, which leaves a scale that is rounded already as it is.
+// numerator of 0, hence factor 1, which leaves a scale that is rounded already as it is. (The
+// kernels add in another order: oscar_kernels/append.h.)
 torch::Tensor metric_of(const SideCodec& side, torch::Device device) {
   const auto& kinds = side.scale_correction;
   const auto all = [&](ScaleCorrection kind) {

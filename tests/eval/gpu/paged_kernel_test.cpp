@@ -43,22 +43,22 @@ PagedAttention make_engine_with(const std::shared_ptr<const oscar::LayerCodec>& 
   return PagedAttention({"test", {codec}, view, {0}, 8}, std::move(ops));
 }
 
-// Rows of codes with their metadata that differ between two gathers of chunks, of how many.
-std::pair<int64_t, int64_t> count_different_rows(const torch::Tensor& a, const torch::Tensor& b,
-                                                 const oscar::PageFormat& format) {
-  const auto rows = [&](const torch::Tensor& chunks, int begin, int bytes) {
-    return chunks.slice(-1, begin, begin + 2 * oscar::kPageTokens * bytes)
-        .reshape({-1, 2 * oscar::kPageTokens, bytes});
+// Rows of two gathers of chunks whose codes differ, whose metadata does, and all.
+struct RowCount {
+  int64_t codes, metadata, rows;
+};
+RowCount count_different_rows(const torch::Tensor& a, const torch::Tensor& b,
+                              const oscar::PageFormat& format) {
+  const auto different = [&](int begin, int bytes) {
+    const auto rows = [&](const torch::Tensor& chunks) {
+      return chunks.slice(-1, begin, begin + 2 * oscar::kPageTokens * bytes)
+          .reshape({-1, 2 * oscar::kPageTokens, bytes});
+    };
+    return rows(a).ne(rows(b)).any(-1);
   };
-  const int codes = code_row_bytes(format), metadata = metadata_row_bytes(format);
-  const int metadata_begin = metadata_offset(format, 0, 0);
-  const auto different =
-      rows(a, 0, codes)
-          .ne(rows(b, 0, codes))
-          .any(-1)
-          .logical_or(
-              rows(a, metadata_begin, metadata).ne(rows(b, metadata_begin, metadata)).any(-1));
-  return {different.sum().item<int64_t>(), different.numel()};
+  const auto codes = different(0, code_row_bytes(format));
+  const auto metadata = different(metadata_offset(format, 0, 0), metadata_row_bytes(format));
+  return {codes.sum().item<int64_t>(), metadata.sum().item<int64_t>(), codes.numel()};
 }
 
 TEST(PagedKernel, PagesWindowsAndOutputsAreThoseOfTheReference) {
@@ -84,10 +84,13 @@ TEST(PagedKernel, PagesWindowsAndOutputsAreThoseOfTheReference) {
       auto &a = kernel.cache(0), &b = reference.cache(0);
       const int history = a.history_at(tokens);
       ASSERT_GT(history, 512);
-      const auto [different, rows] =
+      const auto [codes, metadata, rows] =
           count_different_rows(a.chunks(history).cpu(), b.chunks(history), a.format());
-      printf("shaped %d: %ld of %ld rows differ\n", shaped, different, rows);
-      EXPECT_LE(different, shaped ? rows / 10000 : 0);
+      printf("shaped %d: of %ld rows the codes of %ld differ, the metadata of %ld\n", shaped, rows,
+             codes, metadata);
+      EXPECT_LE(codes, shaped ? rows / 10000 : 0);
+      // Metric scales: sums in another order (oscar_kernels/append.h).
+      EXPECT_LE(metadata, shaped ? rows / 1000 : 0);
       for (int side = 0; side < 2; ++side) {  // as bits: rows never written are NaN
         EXPECT_TRUE(torch::equal(a.exact_rows(side).cpu().view(torch::kInt16),
                                  b.exact_rows(side).view(torch::kInt16)));

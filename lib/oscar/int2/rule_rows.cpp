@@ -1,9 +1,7 @@
 // The steps of oscar/cache/codec_rules.cpp on whole tensors.
 #include "oscar/int2/rule_rows.h"
 
-#include <limits>
-
-#include "oscar/int2/clip_thresholds.h"
+#include "oscar/int2/torch_codec.h"
 
 namespace oscar {
 namespace {
@@ -31,7 +29,7 @@ torch::Tensor write_and_read_torch(const SideCodec& side, const torch::Tensor& x
     lo = lo.clamp(-threshold, threshold);
     hi = hi.clamp(-threshold, threshold);
   }
-  auto scale = hi.sub(lo).div(3.0f).clamp_min(kMinScale);
+  auto scale = scale_of_range(lo, hi);
   if (fp16) scale = scale.clamp_min(kMinScaleFp16);
   auto zero = lo;
   if (rules.zero == ZeroForm::kCodeUnits) {

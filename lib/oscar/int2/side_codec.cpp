@@ -5,9 +5,9 @@
 #include <numeric>
 
 #include "oscar/base/error.h"
-#include "oscar/int2/clip_thresholds.h"
 #include "oscar/int2/device_rows.h"
 #include "oscar/int2/rule_rows.h"
+#include "oscar/int2/torch_codec.h"
 
 namespace oscar {
 namespace {
@@ -37,7 +37,7 @@ RowScales row_scales(const SideCodec& side, const torch::Tensor& x) {
     lo = lo.clamp(-threshold, threshold);
     hi = hi.clamp(-threshold, threshold);
   }
-  auto scale = hi.sub(lo).div(3.0f).clamp_min(kMinScale);
+  auto scale = scale_of_range(lo, hi);
   if (side.metadata == MetadataDtype::kFp16) {
     scale = scale.maximum(lo.abs().mul(kMinScaleOfZeroFp16)).clamp_min(kMinScaleFp16);
   }

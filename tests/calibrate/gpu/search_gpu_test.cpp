@@ -50,6 +50,33 @@ TEST(RowsOnTheGpu, EqualTheCpusToTheBit) {
   }
 }
 
+TEST(RowsOnTheGpu, EqualTheCpusUnderTheRulesOfOtherStacks) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  torch::manual_seed(5);
+  auto rows = torch::randn({2, 2, 300, 128});
+  rows.select(2, 0).zero_();
+  rows.select(2, 1).fill_(3.25f);
+  rows.select(2, 2).mul_(1e-3f).add_(100.0f);
+  rows.select(2, 3).copy_(torch::arange(128).remainder(7).to(torch::kFloat32));  // ties
+  for (int bits = 0; bits < 16; ++bits) {
+    for (const auto metadata : {MetadataDtype::kFp16, MetadataDtype::kBf16, MetadataDtype::kFp32}) {
+      SideCodec side;
+      side.forward = torch::eye(128).repeat({2, 1, 1});
+      side.clip_ratio = {0.0f, 0.92f};
+      side.scale_correction.assign(2, ScaleCorrection::kNone);
+      side.quant_group_size = 32;
+      side.metadata = metadata;
+      side.rules = {static_cast<ClipSpan>(bits & 1), static_cast<ZeroForm>(bits >> 1 & 1),
+                    static_cast<CodeTies>(bits >> 2 & 1),
+                    static_cast<MetadataRounding>(bits >> 3 & 1)};
+      const auto expected = quantize_dequantize(side, rows, "test");
+      // Under the default rules, bits 0, what builds without kernels run.
+      const auto found = quantize_dequantize_torch(side, rows.to(torch::kCUDA), "test").cpu();
+      EXPECT_TRUE(torch::equal(found, expected)) << "rules " << bits;
+    }
+  }
+}
+
 TEST(RowsOnTheGpu, RefuseWhatTheCpuRefuses) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   if (!has_device_rows()) GTEST_SKIP() << "built without kernels";

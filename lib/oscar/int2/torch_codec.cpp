@@ -1,5 +1,5 @@
-// An order statistic of magnitudes by sorting.
-#include "oscar/int2/clip_thresholds.h"
+// Clip thresholds by sorting, scales by true division.
+#include "oscar/int2/torch_codec.h"
 
 #include <limits>
 
@@ -24,6 +24,11 @@ torch::Tensor clip_thresholds(const std::vector<float>& clip_ratio, const torch:
                      : head.select(-1, ranks[h]));
   }
   return torch::stack(thresholds, 1).unsqueeze(-1);
+}
+
+torch::Tensor scale_of_range(const torch::Tensor& lo, const torch::Tensor& hi) {
+  // On CUDA torch multiplies by the reciprocal of a number, and divides by a tensor.
+  return hi.sub(lo).div_(torch::full_like(lo, 3.0f)).clamp_min_(kMinScale);
 }
 
 torch::Tensor round_to_metadata(const torch::Tensor& x, MetadataDtype dtype) {

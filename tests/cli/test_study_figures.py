@@ -127,13 +127,22 @@ class Drawing(unittest.TestCase):
         self.assertEqual(titles, ["All methods", "Each refinement alone", "One after another",
                                   "The default without one part", "Keys alone, values alone",
                                   "Clipping", "Windows", "Positions", "Planted outliers",
-                                  "Bits against KL", "How it was run"])
+                                  "Bits against KL", "Serving stacks", "How it was run"])
         table = self.content.sections[0].blocks[1]
         self.assertEqual([row[0] for row in table.rows],
                          ["BF16 cache", *(plan.LABELS[name][0] for name in plan.MAIN)])
         row = table.rows[-1]
         self.assertRegex(row[4], r"^0\.\d+ \[0\.\d+, 0\.\d+\]$")
         self.assertEqual(row[7], "90% [60, 98]")
+
+    def test_every_stack_is_held_against_the_papers_recipe_there(self):
+        (section,) = [s for s in self.content.sections if s.title == "Serving stacks"]
+        rows = section.blocks[1].rows
+        self.assertEqual([row[0] for row in rows], list(plan.STACKS))
+        for stack, row in zip(plan.STACKS, rows):
+            run = figures.RunFigures(self.document["runs"][f"stack {stack}"])
+            self.assertEqual(row[1], figures.with_interval(run.kl(f"paper-{stack}")))
+            self.assertEqual(row[2], figures.with_interval(run.kl(f"for-{stack}")))
 
     def test_a_part_that_was_not_measured_is_left_out(self):
         for name in list(self.document["runs"]):

@@ -12,15 +12,15 @@
 #include "common/output_paths.h"
 #include "oscar/base/atomic_file.h"
 #include "oscar/base/interrupt.h"
-#include "oscar/bundle/coverage.h"
 #include "oscar/bundle/diff.h"
-#include "oscar/bundle/fold.h"
-#include "oscar/bundle/inspect.h"
 #include "oscar/bundle/merge.h"
 #include "oscar/bundle/refit.h"
-#include "oscar/bundle/stacks.h"
 #include "oscar/bundle/verify.h"
+#include "oscar/fold/fold.h"
+#include "oscar/inspect/coverage.h"
+#include "oscar/inspect/inspect.h"
 #include "oscar/report/html_report.h"
+#include "oscar/stacks/stacks.h"
 
 namespace {
 

@@ -13,11 +13,11 @@
 #include "common/terminal_progress.h"
 #include "oscar/base/atomic_file.h"
 #include "oscar/base/interrupt.h"
-#include "oscar/bundle/stack_support.h"
-#include "oscar/bundle/text_lines.h"
+#include "oscar/base/text_lines.h"
 #include "oscar/calibrate/calibrate.h"
 #include "oscar/fit/convergence.h"
 #include "oscar/fit/presets.h"
+#include "oscar/stacks/stack_support.h"
 
 namespace {
 

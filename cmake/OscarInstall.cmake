@@ -4,7 +4,7 @@ include(CMakePackageConfigHelpers)
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/lib/oscar DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh" PATTERN "*_internal.h" EXCLUDE)
-# Where lib/oscar/io/checkpoint.cpp looks for the embedded default and the needle tasks.
+# Where lib/oscar/checkpoint/checkpoint.cpp looks for the embedded default and the needle tasks.
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/datasets DESTINATION ${CMAKE_INSTALL_DATADIR}/oscar)
 install(EXPORT oscarTargets NAMESPACE oscar:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/oscar)
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/oscarConfig.cmake.in

@@ -6,8 +6,8 @@
 #include "common/main.h"
 #include "oscar/base/atomic_file.h"
 #include "oscar/base/error.h"
+#include "oscar/checkpoint/checkpoint.h"
 #include "oscar/data/corpus.h"
-#include "oscar/io/checkpoint.h"
 
 namespace oscar::app {
 namespace {

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <iterator>
 
-#include "io/model_folder.h"
+#include "checkpoint/model_folder.h"
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
 

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "io/model_folder.h"
+#include "checkpoint/model_folder.h"
 #include "oscar/base/error.h"
 
 namespace {

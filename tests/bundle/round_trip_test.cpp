@@ -4,7 +4,7 @@
 
 #include "bundle/sample.h"
 #include "oscar/base/error.h"
-#include "oscar/bundle/checkpoint.h"
+#include "oscar/bundle/run_checkpoint.h"
 
 namespace {
 

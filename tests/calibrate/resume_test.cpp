@@ -6,7 +6,7 @@
 
 #include "calibrate/small_run.h"
 #include "oscar/base/error.h"
-#include "oscar/bundle/checkpoint.h"
+#include "oscar/bundle/run_checkpoint.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "io/model_folder.h"
+#include "checkpoint/model_folder.h"
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
 

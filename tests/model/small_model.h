@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "io/model_folder.h"
-#include "oscar/io/weight_table.h"
+#include "checkpoint/model_folder.h"
+#include "oscar/checkpoint/weight_table.h"
 #include "oscar/model/transformer.h"
 
 namespace oscar_test {

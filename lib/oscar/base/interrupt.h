@@ -7,7 +7,10 @@ namespace oscar {
 void install_interrupt_handlers();
 bool interrupt_requested();
 
+// What Interrupted says where nothing more is known.
+inline constexpr const char* kStopped = "stopped on request";
+
 // Throws Interrupted, saying `what`, when a stop was requested.
-void stop_if_requested(const char* what);
+void stop_if_requested(const char* what = kStopped);
 
 }  // namespace oscar

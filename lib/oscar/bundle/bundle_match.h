@@ -2,7 +2,7 @@
 #pragma once
 
 #include "oscar/bundle/bundle.h"
-#include "oscar/io/checkpoint.h"
+#include "oscar/checkpoint/checkpoint.h"
 
 namespace oscar {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "oscar/bundle/bundle.h"
-#include "oscar/bundle/checkpoint.h"
+#include "oscar/bundle/run_checkpoint.h"
 #include "oscar/io/hdf5.h"
 
 namespace oscar {

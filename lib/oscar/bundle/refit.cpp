@@ -5,9 +5,9 @@
 
 #include "oscar/base/error.h"
 #include "oscar/bundle/merge.h"
+#include "oscar/checkpoint/rope.h"
 #include "oscar/fit/portable.h"
 #include "oscar/fit/presets.h"
-#include "oscar/io/rope.h"
 
 namespace oscar {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "oscar/bundle/bundle.h"
 #include "oscar/calibrate/options.h"
-#include "oscar/io/checkpoint.h"
+#include "oscar/checkpoint/checkpoint.h"
 #include "oscar/model/compute.h"
 
 namespace oscar {

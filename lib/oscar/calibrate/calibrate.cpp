@@ -11,18 +11,18 @@
 #include "oscar/base/interrupt.h"
 #include "oscar/base/sha256.h"
 #include "oscar/base/version.h"
-#include "oscar/bundle/checkpoint.h"
-#include "oscar/bundle/clip_pool.h"
+#include "oscar/bundle/run_checkpoint.h"
 #include "oscar/calibrate/assemble.h"
 #include "oscar/calibrate/convergence_stage.h"
 #include "oscar/calibrate/corpus_source.h"
-#include "oscar/calibrate/held_back.h"
 #include "oscar/calibrate/resume.h"
-#include "oscar/calibrate/search_memory.h"
-#include "oscar/calibrate/search_pass.h"
 #include "oscar/calibrate/statistics_pass.h"
 #include "oscar/fit/convergence.h"
 #include "oscar/fit/presets.h"
+#include "oscar/search/held_back.h"
+#include "oscar/search/search_memory.h"
+#include "oscar/search/search_pass.h"
+#include "oscar/stacks/clip_pool.h"
 
 namespace oscar {
 namespace {
@@ -210,11 +210,18 @@ RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
   return in_one_shard(std::move(plan), model.compute().device);
 }
 
+SearchSettings search_settings(const CalibrateOptions& options) {
+  return {.fit = options.fit,
+          .search = options.search,
+          .quantizer = options.quantizer,
+          .seed = options.seed};
+}
+
 // Times the smallest possible search of layer 0, a chunk in each half, and scales it.
 double estimate_search_seconds(Transformer& model, const SplitCorpus& split,
                                const CalibrateOptions& options,
                                const std::vector<LayerStatistics>& first_layer) {
-  SearchPass pass(model, first_layer, options, 1, 1);
+  SearchPass pass(model, first_layer, search_settings(options), 1, 1);
   const auto weights = model.load_layer(0);
   const auto start = Clock::now();
   for (const size_t chunk : {size_t{0}, split.num_search}) {
@@ -355,7 +362,8 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
   const auto fit_start = Clock::now();
   std::vector<LayerChoice> choices;
   if (options.search.any()) {
-    SearchPass search(model, statistics, options, split.num_search, split.num_confirm);
+    SearchPass search(model, statistics, search_settings(options), split.num_search,
+                      split.num_confirm);
     progress.begin("searching", split.held_back.record.tokens * layers, "token-layers");
     run_pass(model, split.held_back, plan_search(model, split, options, limits), {}, search, saved,
              kSearchAgain, progress);

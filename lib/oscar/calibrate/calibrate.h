@@ -7,7 +7,7 @@
 #include "oscar/base/progress.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/calibrate/options.h"
-#include "oscar/calibrate/plan.h"
+#include "oscar/executor/run_plan.h"
 
 namespace oscar {
 

@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 
-#include "oscar/calibrate/resume.h"
 #include "oscar/fit/convergence.h"
 
 namespace oscar {

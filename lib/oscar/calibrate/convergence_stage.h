@@ -6,9 +6,9 @@
 
 #include "oscar/base/json.h"
 #include "oscar/base/progress.h"
-#include "oscar/bundle/checkpoint.h"
-#include "oscar/calibrate/plan.h"
+#include "oscar/bundle/run_checkpoint.h"
 #include "oscar/calibrate/statistics_pass.h"
+#include "oscar/executor/run_plan.h"
 
 namespace oscar {
 

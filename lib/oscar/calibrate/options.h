@@ -13,9 +13,6 @@
 
 namespace oscar {
 
-// What Interrupted says where a run can be continued; run_pass says how.
-inline constexpr const char* kStopped = "stopped on request";
-
 // Where a run towards `output` keeps its checkpoint.
 inline std::filesystem::path checkpoint_path(std::filesystem::path output) {
   output += ".checkpoint";

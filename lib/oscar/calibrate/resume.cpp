@@ -8,7 +8,7 @@
 #include <map>
 
 #include "oscar/base/error.h"
-#include "oscar/bundle/checkpoint.h"
+#include "oscar/bundle/run_checkpoint.h"
 #include "oscar/calibrate/convergence_stage.h"
 
 namespace oscar {
@@ -113,15 +113,6 @@ auto read_with_hint(const Read& read, const char* hint) {
 }
 
 }  // namespace
-
-void refuse_damaged_checkpoint(const std::string& where, const std::string& expected,
-                               const std::string& found) {
-  throw Error({.what = "damaged checkpoint",
-               .where = where,
-               .expected = expected,
-               .found = found,
-               .hint = "delete it and start anew"});
-}
 
 CheckpointFile::CheckpointFile(const CalibrateOptions& options, const Bundle& run)
     : path_(checkpoint_path(options.output)), run_(run) {}

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "oscar/bundle/bundle.h"
-#include "oscar/calibrate/layer_major.h"
 #include "oscar/calibrate/options.h"
 #include "oscar/calibrate/statistics_pass.h"
+#include "oscar/executor/layer_major.h"
 
 namespace oscar {
 
@@ -19,10 +19,6 @@ struct SavedRun {
   SumSnapshots snapshots;                   // as taken until then
   RunPosition position;
 };
-
-// Throws Error for content that no run has written; `where` names the file and the place in it.
-[[noreturn]] void refuse_damaged_checkpoint(const std::string& where, const std::string& expected,
-                                            const std::string& found);
 
 class CheckpointFile {
  public:

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "oscar/calibrate/collector.h"
-#include "oscar/calibrate/layer_major.h"
+#include "oscar/executor/layer_major.h"
 
 namespace oscar {
 

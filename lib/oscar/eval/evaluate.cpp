@@ -9,7 +9,6 @@
 #include "oscar/base/error.h"
 #include "oscar/base/version.h"
 #include "oscar/bundle/bundle_match.h"
-#include "oscar/bundle/picture.h"
 #include "oscar/data/corpus.h"
 #include "oscar/eval/cache_format.h"
 #include "oscar/eval/estimate.h"
@@ -20,6 +19,7 @@
 #include "oscar/eval/report_json.h"
 #include "oscar/eval/strided_windows.h"
 #include "oscar/eval/token_scores.h"
+#include "oscar/inspect/picture.h"
 
 namespace oscar {
 namespace {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "oscar/bundle/bundle.h"
+#include "oscar/checkpoint/model_config.h"
 #include "oscar/int2/cache_engine.h"
 #include "oscar/int2/cache_view.h"
-#include "oscar/io/model_config.h"
 
 namespace oscar {
 

@@ -7,8 +7,8 @@
 
 #include "oscar/base/json.h"
 #include "oscar/cache/scale_correction.h"
+#include "oscar/checkpoint/rope.h"
 #include "oscar/fit/statistics.h"
-#include "oscar/io/rope.h"
 
 namespace oscar {
 

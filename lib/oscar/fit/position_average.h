@@ -10,7 +10,7 @@
 #include <functional>
 #include <vector>
 
-#include "oscar/io/rope.h"
+#include "oscar/checkpoint/rope.h"
 #include "oscar/linalg/tensor.h"
 
 namespace oscar {

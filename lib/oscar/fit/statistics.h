@@ -5,24 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "oscar/checkpoint/layer_geometry.h"
 #include "oscar/linalg/tensor.h"
 
 namespace oscar {
-
-enum class AttentionKind { kFull, kSliding, kMla };
-
-// Shape of one layer's attention, as the fit and the file need it.
-struct LayerGeometry {
-  int layer_id = 0;  // global index in the checkpoint
-  AttentionKind attention = AttentionKind::kFull;
-  int sliding_window = 0;  // keys visible to a query in a sliding layer; 0 for full attention
-  int num_qo_heads = 0;
-  int num_kv_heads = 0;
-  int head_dim_k = 0;
-  int head_dim_v = 0;
-  bool quantized = true;  // false when a sliding window fits into the recent BF16 window
-  bool operator==(const LayerGeometry&) const = default;
-};
 
 // Sums over tokens t and the query heads j of each KV head's group (MATH: section 1).
 // d is head_dim_k for q and k, head_dim_v for v and the attention output. Heads come first.

@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "oscar/checkpoint/weight_table.h"
 #include "oscar/io/safetensors.h"
-#include "oscar/io/weight_table.h"
 #include "oscar/model/compute.h"
 #include "oscar/model/torch.h"
 

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "oscar/base/error.h"
-#include "oscar/io/weight_table.h"
+#include "oscar/checkpoint/weight_table.h"
 #include "oscar/model/attention.h"
 #include "oscar/model/layer_weights.h"
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "oscar/io/checkpoint.h"
+#include "oscar/checkpoint/checkpoint.h"
 #include "oscar/model/compute.h"
 #include "oscar/model/observer.h"
 #include "oscar/model/torch.h"

@@ -1,0 +1,223 @@
+// Batches from chunks, shards from memory.
+#include "oscar/executor/run_plan.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+#include "oscar/base/error.h"
+
+namespace oscar {
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+// libtorch and its libraries before any tensor exists, measured at 0.5 GiB on the CPU.
+constexpr int64_t kRuntimeBytes = int64_t{600} << 20;
+
+// Activations of one layer while a batch runs: hidden and its residual, q, k, v, the attention
+// output, the two halves of the gated MLP, and the float64 copy of one head's rows (the kernel that
+// bf16 rows go through on a GPU needs less: some 15 MB).
+int64_t workspace_bytes(const ModelConfig& config, int64_t batch_tokens, int64_t element_bytes) {
+  const int64_t attention =
+      int64_t{2} * (config.num_qo_heads + config.num_kv_heads) * config.head_dim;
+  const int64_t per_token = 4 * int64_t{config.hidden_size} * element_bytes +
+                            2 * attention * element_bytes +
+                            3 * int64_t{config.intermediate_size} * element_bytes;
+  const int64_t group = config.num_qo_heads / config.num_kv_heads;
+  return batch_tokens * (per_token + group * config.head_dim * 8);
+}
+
+// One fp64 matrix of every KV head of all layers.
+int64_t matrix_bytes(const ModelConfig& config) {
+  return int64_t{config.num_layers} * config.num_kv_heads * config.head_dim * config.head_dim * 8;
+}
+
+// fp64 sums of all layers.
+int64_t statistics_bytes(const ModelConfig& config) { return 5 * matrix_bytes(config); }
+
+int64_t longest_batch(const std::vector<Batch>& batches) {
+  int64_t tokens = 0;
+  for (const Batch& batch : batches) tokens = std::max(tokens, batch.tokens());
+  return tokens;
+}
+
+int64_t largest_shard(const std::vector<Shard>& shards) {
+  int64_t tokens = 0;
+  for (const Shard& shard : shards) tokens = std::max(tokens, shard.tokens);
+  return tokens;
+}
+
+[[noreturn]] void refuse_memory(const char* option, int64_t needed, int64_t limit) {
+  throw Error({.what = "not enough memory for one layer and one batch",
+               .where = option,
+               .expected = fmt::format("at least {:.2f} GiB", static_cast<double>(needed) / kGiB),
+               .found = fmt::format("{:.2f} GiB", static_cast<double>(limit) / kGiB),
+               .hint = "raise the limit, or shorten --chunk-len"});
+}
+
+}  // namespace
+
+std::vector<Batch> plan_batches(const std::vector<std::vector<int32_t>>& chunks,
+                                int64_t batch_tokens) {
+  std::vector<Batch> batches;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const auto length = static_cast<int64_t>(chunks[i].size());
+    const bool fits = !batches.empty() && batches.back().length == length &&
+                      batches.back().tokens() + length <= batch_tokens;
+    if (fits) {
+      ++batches.back().num_chunks;
+    } else {
+      batches.push_back({static_cast<int64_t>(i), 1, length});
+    }
+  }
+  return batches;
+}
+
+std::vector<int64_t> plan_snapshots(const std::vector<Batch>& batches) {
+  std::vector<int64_t> ends;
+  for (const Batch& batch : batches) {
+    ends.push_back((ends.empty() ? 0 : ends.back()) + batch.tokens());
+  }
+  std::vector<int64_t> marks;
+  if (ends.size() < 2) return marks;
+  const int64_t total = ends.back();
+  ends.pop_back();
+  for (const int64_t wanted : {total / 4, total / 2}) {
+    const int64_t mark = *std::min_element(ends.begin(), ends.end(), [&](int64_t a, int64_t b) {
+      return std::abs(a - wanted) < std::abs(b - wanted);
+    });
+    if (marks.empty() || marks.back() != mark) marks.push_back(mark);
+  }
+  return marks;
+}
+
+int64_t snapshot_bytes(const ModelConfig& config, size_t count) {
+  constexpr int64_t kMoments = 4;  // without the output projection's metric, which is no sum
+  return static_cast<int64_t>(count) * kMoments * matrix_bytes(config);
+}
+
+RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
+                 int checkpoint_every, std::vector<int64_t> snapshot_tokens) {
+  const ModelConfig& config = model.config();
+  const bool on_gpu = model.compute().device.is_cuda();
+  const auto element = static_cast<int64_t>(torch::elementSize(model.compute().dtype));
+  RunPlan plan;
+  plan.batches = std::move(batches);
+  plan.hidden_bytes_per_token = config.hidden_size * element;
+  int64_t largest_layer = 0;
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    const auto bytes = static_cast<int64_t>(model.layer_bytes(layer));
+    plan.weight_bytes += bytes;
+    largest_layer = std::max(largest_layer, bytes);
+  }
+  const int64_t embedding = int64_t{2} * config.vocab_size * config.hidden_size * element;
+  const int64_t workspace = workspace_bytes(config, longest_batch(plan.batches), element);
+  const int64_t one_batch_hidden = longest_batch(plan.batches) * plan.hidden_bytes_per_token;
+  const int64_t snapshots = snapshot_bytes(config, snapshot_tokens.size());
+  const int64_t host_fixed = kRuntimeBytes + 2 * snapshots;
+  plan.snapshot_tokens = std::move(snapshot_tokens);
+
+  // Memory of the side that computes, and of the host that feeds it.
+  const int64_t compute_limit = on_gpu ? limits.device_bytes : limits.host_bytes;
+  int64_t fixed = embedding + workspace + statistics_bytes(config) + (on_gpu ? 0 : host_fixed);
+  const int64_t minimum = fixed + 2 * largest_layer + 2 * one_batch_hidden;
+  if (minimum > compute_limit) {
+    refuse_memory(on_gpu ? "--gpu-memory" : "--host-memory", minimum, compute_limit);
+  }
+  plan.weights_resident = fixed + plan.weight_bytes + 2 * one_batch_hidden <= compute_limit;
+  fixed += plan.weights_resident ? plan.weight_bytes : 2 * largest_layer;
+
+  int64_t total_tokens = 0;
+  for (const Batch& batch : plan.batches) total_tokens += batch.tokens();
+  const int64_t room = compute_limit - fixed;
+  plan.hidden_on_device =
+      !on_gpu || room >= std::min(total_tokens * plan.hidden_bytes_per_token, room / 2 + 1);
+  int64_t hidden_room = room;
+  if (on_gpu && !plan.weights_resident && total_tokens * plan.hidden_bytes_per_token > room) {
+    // Weights stream: the fewer the shards, the fewer passes of the weights. The host is larger.
+    plan.hidden_on_device = false;
+    hidden_room = limits.host_bytes - host_fixed;
+    if (hidden_room < one_batch_hidden) {
+      refuse_memory("--host-memory", host_fixed + one_batch_hidden, limits.host_bytes);
+    }
+  }
+
+  plan.hidden_room = hidden_room;
+
+  int64_t shard_chunks = 0;
+  for (size_t i = 0; i < plan.batches.size(); ++i) {
+    const Batch& batch = plan.batches[i];
+    const bool full =
+        plan.shards.empty() ||
+        (plan.shards.back().tokens + batch.tokens()) * plan.hidden_bytes_per_token > hidden_room ||
+        (plan.weights_resident && shard_chunks >= checkpoint_every);
+    if (full) {
+      plan.shards.push_back({i, 0, 0});
+      shard_chunks = 0;
+    }
+    ++plan.shards.back().num_batches;
+    plan.shards.back().tokens += batch.tokens();
+    shard_chunks += batch.num_chunks;
+  }
+  const int64_t hidden = largest_shard(plan.shards) * plan.hidden_bytes_per_token;
+  if (on_gpu) {
+    plan.peak_device_bytes = fixed + (plan.hidden_on_device ? hidden : 2 * one_batch_hidden);
+    plan.peak_host_bytes = host_fixed + 2 * largest_layer + (plan.hidden_on_device ? 0 : hidden);
+  } else {
+    plan.peak_host_bytes = fixed + hidden;
+  }
+  return plan;
+}
+
+RunPlan in_one_shard(RunPlan plan, const torch::Device& device) {
+  const int64_t tokens = tokens_of(plan, 0, plan.batches.size());
+  const bool on_gpu = device.is_cuda() && plan.hidden_on_device;
+  // Hidden states of the largest shard are in the peak already.
+  (on_gpu ? plan.peak_device_bytes : plan.peak_host_bytes) +=
+      (tokens - largest_shard(plan.shards)) * plan.hidden_bytes_per_token;
+  plan.shards = {{0, plan.batches.size(), tokens}};
+  return plan;
+}
+
+int64_t tokens_of(const RunPlan& plan, size_t first, size_t count) {
+  int64_t tokens = 0;
+  for (size_t i = first; i < first + count; ++i) tokens += plan.batches[i].tokens();
+  return tokens;
+}
+
+std::vector<Shard> shards_from(const RunPlan& plan, size_t batch, size_t num_started) {
+  std::vector<Shard> shards;
+  if (num_started > 0) shards.push_back({batch, num_started, tokens_of(plan, batch, num_started)});
+  const size_t next = batch + num_started;
+  for (const Shard& shard : plan.shards) {
+    const size_t first = std::max(shard.first_batch, next);
+    const size_t end = shard.first_batch + shard.num_batches;
+    if (first < end) shards.push_back({first, end - first, tokens_of(plan, first, end - first)});
+  }
+  return shards;
+}
+
+MemoryLimits free_memory(const torch::Device& device) {
+  MemoryLimits limits;
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string key, unit; meminfo >> key;) {
+    int64_t kibibytes = 0;
+    meminfo >> kibibytes >> unit;
+    if (key == "MemAvailable:") limits.host_bytes = kibibytes * 1024;
+  }
+  if (limits.host_bytes == 0) {
+    limits.host_bytes = ::sysconf(_SC_AVPHYS_PAGES) * ::sysconf(_SC_PAGESIZE);
+  }
+  if (device.is_cuda()) {
+    limits.device_bytes =
+        static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).first);
+  }
+  return limits;
+}
+
+}  // namespace oscar

@@ -1,0 +1,260 @@
+// The order of folding: check, write shards, copy the rest, check what was written, write the
+// bundle.
+#include "oscar/fold/fold.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <random>
+
+#include "oscar/base/atomic_file.h"
+#include "oscar/base/atomic_folder.h"
+#include "oscar/base/error.h"
+#include "oscar/base/interrupt.h"
+#include "oscar/bundle/bundle_match.h"
+#include "oscar/checkpoint/weight_table.h"
+#include "oscar/fold/fold_weights.h"
+#include "oscar/io/safetensors_copy.h"
+
+namespace oscar {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kProbes = 8;  // random inputs of the check
+
+// Files that hold weights in a form that would not be folded.
+constexpr const char* kWeightFiles[] = {".safetensors", ".bin", ".pt",  ".pth",  ".ckpt",
+                                        ".gguf",        ".h5",  ".npz", ".onnx", ".msgpack"};
+
+bool is_transformed(const LayerTransforms& layer) {
+  const auto& kinds = layer.value.kind;
+  return layer.geometry.quantized &&
+         (is_centred(layer.value) || std::any_of(kinds.begin(), kinds.end(), [](auto kind) {
+            return kind != TransformKind::kIdentity;
+          }));
+}
+
+ValueMean settle_mean(const Bundle& bundle, const ModelConfig& config, ValueMean asked) {
+  const bool centred =
+      std::any_of(bundle.layers.begin(), bundle.layers.end(), [](const LayerTransforms& layer) {
+        return layer.geometry.quantized && is_centred(layer.value);
+      });
+  if (!centred) return ValueMean::kAuto;
+  const bool biases = config.qkv_bias && config.o_bias;
+  if (asked == ValueMean::kFold && !biases) {
+    throw Error(
+        {.what = "the mean of values cannot be folded into this model",
+         .where = config.architecture,
+         .expected = "biases on v_proj and o_proj",
+         .found = config.qkv_bias ? "none on o_proj" : "none",
+         .hint = "keep it in the bundle (--value-mean keep), or calibrate with --center off"});
+  }
+  if (asked != ValueMean::kAuto) return asked;
+  return biases ? ValueMean::kFold : ValueMean::kKeep;
+}
+
+ValueFold layer_fold(const LayerTransforms& layer, ValueMean mean) {
+  ValueFold fold;
+  fold.num_qo_heads = layer.geometry.num_qo_heads;
+  for (int head = 0; head < layer.value.forward.count; ++head) {
+    // Inverted anew: the stored inverse is rounded.
+    const MatrixD forward = layer.value.forward[head].cast<double>();
+    fold.forward.push_back(forward);
+    fold.inverse.push_back(forward.inverse());
+    if (mean == ValueMean::kFold) fold.mean.push_back(layer.value.mean[head].cast<double>());
+  }
+  return fold;
+}
+
+// The tensors of a layer that take part; no data for biases that the model does not have.
+ValueWeights value_weights(const ModelConfig& config, const WeightStore& weights, int layer) {
+  ValueWeights result;
+  for (const WeightSpec& spec : layer_weights(config, layer)) {
+    const auto load = [&] { return weights.get(spec.name, spec.shape); };
+    if (spec.role == WeightRole::kV) result.value = load();
+    if (spec.role == WeightRole::kVBias) result.value_bias = load();
+    if (spec.role == WeightRole::kO) result.output = load();
+    if (spec.role == WeightRole::kOBias) result.output_bias = load();
+  }
+  return result;
+}
+
+using Fold = std::function<std::vector<std::byte>()>;
+
+// New bytes by tensor name, made when they are written.
+void add_folds(const ValueWeights& old, const ValueFold& fold, std::map<std::string, Fold>& folds) {
+  folds[old.value.name] = [&old, &fold] { return fold_value_weight(old.value, fold); };
+  folds[old.output.name] = [&old, &fold] { return fold_output_weight(old.output, fold); };
+  if (old.value_bias.data != nullptr) {
+    folds[old.value_bias.name] = [&old, &fold] { return fold_value_bias(old.value_bias, fold); };
+  }
+  if (old.output_bias.data != nullptr && !fold.mean.empty()) {
+    folds[old.output_bias.name] = [&old, &fold] {
+      return fold_output_bias(old.output_bias, old.output, fold);
+    };
+  }
+}
+
+// Everything beside the weights; returns what stayed behind.
+std::vector<std::string> copy_other_files(const fs::path& from, const fs::path& to) {
+  std::vector<std::string> left_out;
+  for (const auto& entry : fs::directory_iterator(from)) {
+    const std::string name = entry.path().filename().string();
+    const std::string extension = entry.path().extension().string();
+    if (fs::exists(to / name)) continue;  // a shard
+    if (!entry.is_regular_file() || std::find(std::begin(kWeightFiles), std::end(kWeightFiles),
+                                              extension) != std::end(kWeightFiles)) {
+      left_out.push_back(name);
+      continue;
+    }
+    fs::copy_file(entry.path(), to / name);
+  }
+  std::sort(left_out.begin(), left_out.end());
+  return left_out;
+}
+
+double rounding_unit(Dtype dtype) {
+  return dtype == Dtype::kBf16 ? 0x1p-9 : dtype == Dtype::kFp16 ? 0x1p-12 : 0x1p-25;
+}
+
+// Relative change of what attention writes, held against what rounding may do.
+double checked_change(const ValueWeights& before, const ValueWeights& after, const ValueFold& fold,
+                      const std::string& where) {
+  std::mt19937_64 random(0);
+  MatrixD inputs(kProbes, before.value.shape[1]);
+  for (int64_t i = 0; i < inputs.size(); ++i) {
+    inputs.data()[i] = static_cast<double>(random() >> 11) * 0x1p-52 - 1;  // uniform in [-1, 1)
+  }
+  const auto attended = [&](const ValueWeights& weights) {
+    return attended_to_self(weights, inputs, fold.num_qo_heads, fold.num_kv_heads());
+  };
+  const MatrixD expected = attended(before);
+  const double change = (attended(after) - expected).norm() / expected.norm();
+  double condition = 0;
+  for (int head = 0; head < fold.num_kv_heads(); ++head) {
+    condition = std::max(condition, fold.forward[head].norm() * fold.inverse[head].norm());
+  }
+  // Each product is rounded once, and the second one enlarges the first one's rounding by no more
+  // than this condition number (Frobenius, d at least). Wrong matrices change about everything.
+  const double limit = std::min(0.5, 2 * rounding_unit(before.value.dtype) * condition);
+  if (!(change <= limit)) {
+    throw Error({.what = "the folded weights do not compute what the model does",
+                 .where = where,
+                 .expected = fmt::format("a relative change of at most {:.2g}", limit),
+                 .found = fmt::format("{:.2g}", change),
+                 .hint = "the transform is too ill-conditioned for the dtype of the weights"});
+  }
+  return change;
+}
+
+// Values of the folded model are stored as they come.
+void strip_value_transform(LayerTransforms& layer, ValueMean mean) {
+  SideTransform& side = layer.value;
+  for (int head = 0; head < side.forward.count; ++head) {
+    if (mean == ValueMean::kKeep) {
+      side.mean[head] =
+          (side.mean[head].cast<double>() * side.forward[head].cast<double>()).cast<float>().eval();
+    } else {
+      side.mean[head].setZero();
+    }
+    side.forward[head].setIdentity();
+    side.eigenvalues[head].setOnes();
+    side.kind[head] = TransformKind::kIdentity;
+    side.fallback[head].clear();
+  }
+  side.partner = {};
+  std::fill(side.condition_number.begin(), side.condition_number.end(), 1.0);
+  if (mean == ValueMean::kDrop) {
+    std::fill(layer.predicted_output_nmse.begin(), layer.predicted_output_nmse.end(), NAN);
+  }
+}
+
+Bundle folded_bundle(Bundle bundle, ValueMean mean) {
+  for (LayerTransforms& layer : bundle.layers) strip_value_transform(layer, mean);
+  bundle.statistics.clear();
+  bundle.portable.clear();
+  bundle.evaluation.reset();
+  bundle.run_key.clear();  // no run made this
+  return bundle;
+}
+
+}  // namespace
+
+const char* describe(ValueMean mean) {
+  switch (mean) {
+    case ValueMean::kFold:
+      return "folded into biases";
+    case ValueMean::kKeep:
+      return "kept in the bundle: servers must centre values";
+    case ValueMean::kDrop:
+      return "dropped: values are not centred, the predicted errors do not hold";
+    case ValueMean::kAuto:
+      break;
+  }
+  return "none: values were not centred";
+}
+
+FoldResult fold_model(const Bundle& bundle, const std::string& bundle_name,
+                      const Checkpoint& checkpoint, const fs::path& out, ValueMean asked) {
+  AtomicFolder folder(out);
+  FoldResult result;
+  result.warning = check_bundle_matches(bundle, checkpoint, bundle_name);
+  check_weights(checkpoint.config, checkpoint.weights);
+  result.mean = settle_mean(bundle, checkpoint.config, asked);
+
+  // One entry a layer that changes; addresses stay, as the folds refer to them.
+  std::map<int, ValueFold> layers;
+  std::map<int, ValueWeights> before;
+  std::map<std::string, Fold> folds;
+  for (const LayerTransforms& layer : bundle.layers) {
+    const int id = layer.geometry.layer_id;
+    if (!is_transformed(layer)) continue;
+    layers[id] = layer_fold(layer, result.mean);
+    before[id] = value_weights(checkpoint.config, checkpoint.weights, id);
+    add_folds(before[id], layers[id], folds);
+  }
+  if (layers.empty()) {
+    throw Error({.what = "there is nothing to fold: no layer transforms its values",
+                 .where = bundle_name,
+                 .expected = "a rotation bundle that is not of a folded model already"});
+  }
+  result.layers = static_cast<int>(layers.size());
+  result.tensors = static_cast<int>(folds.size());
+
+  for (const fs::path& shard : checkpoint.weights.shards()) {
+    copy_safetensors(shard, folder.temporary() / shard.filename(),
+                     [&](const TensorEntry& tensor) -> std::optional<std::vector<std::byte>> {
+                       stop_if_requested("stopped; nothing was written");
+                       const auto fold = folds.find(tensor.name);
+                       if (fold == folds.end()) return std::nullopt;
+                       return fold->second();
+                     });
+  }
+  result.left_out = copy_other_files(checkpoint.folder, folder.temporary());
+
+  const WeightStore written = WeightStore::open(folder.temporary());
+  for (const auto& [id, fold] : layers) {
+    const ValueWeights after = value_weights(checkpoint.config, written, id);
+    result.largest_change =
+        std::max(result.largest_change,
+                 checked_change(before[id], after, fold, fmt::format("layer {}", id)));
+  }
+
+  Bundle folded = folded_bundle(bundle, result.mean);
+  folded.model.name = folder.target().filename().string();
+  folded.model.weights_fingerprint = written.fingerprint(false);
+  const Json record = {{"bundle_sha256", bundle.content_sha256},
+                       {"weights_fingerprint", bundle.model.weights_fingerprint},
+                       {"value_mean", describe(result.mean)},
+                       {"layers", result.layers},
+                       {"largest_relative_change", result.largest_change}};
+  write_file_atomically(folder.temporary() / "oscar_fold.json", record.dump(2) + "\n");
+  write_bundle(folded, folder.temporary() / kFoldedBundleName, false);
+  folder.commit();
+  return result;
+}
+
+}  // namespace oscar

@@ -1,0 +1,139 @@
+// Held-back chunks of one layer in memory at a time.
+#include "oscar/search/search_pass.h"
+
+#include <cmath>
+
+#include "oscar/base/interrupt.h"
+#include "oscar/data/document_order.h"
+#include "oscar/fit/position_average.h"
+
+namespace oscar {
+
+torch::Tensor shift_positions(const torch::Tensor& x, const Rope& rope, int64_t offset) {
+  auto shifted = x.to(torch::kFloat32);
+  if (offset == 0 || rope.rotary_dim == 0) return shifted;
+  const int64_t half = rope.rotary_dim / 2;
+  std::vector<double> cosines, sines;
+  for (const double frequency : rope.inv_freq) {
+    const double angle = frequency * static_cast<double>(offset);
+    cosines.push_back(std::cos(angle));
+    sines.push_back(std::sin(angle));
+  }
+  const auto of = [&](const std::vector<double>& values) {
+    return torch::tensor(values, torch::kFloat64).to(torch::kFloat32).to(x.device());
+  };
+  const auto cos = of(cosines), sin = of(sines);
+  const auto first = shifted.narrow(-1, 0, half), second = shifted.narrow(-1, half, half);
+  return torch::cat({first * cos - second * sin, second * cos + first * sin,
+                     shifted.narrow(-1, 2 * half, shifted.size(-1) - 2 * half)},
+                    -1);
+}
+
+std::vector<int64_t> placement_offsets(int64_t span, size_t count, uint64_t seed) {
+  SplitMix64 random(seed);
+  std::vector<int64_t> offsets;
+  constexpr uint64_t kSteps = uint64_t{1} << 32;
+  for (size_t i = 0; i < count; ++i) {
+    const double within = static_cast<double>(random.below(kSteps)) / static_cast<double>(kSteps);
+    const double share = (static_cast<double>(i) + within) / static_cast<double>(count);
+    offsets.push_back(static_cast<int64_t>(served_position(share, span)));
+  }
+  return offsets;
+}
+
+// Collects what a layer's attention saw, a chunk at a time, placed at its offset.
+class SearchPass::Buffer final : public AttentionObserver {
+ public:
+  Buffer(const Rope& rope, std::vector<int64_t> search, std::vector<int64_t> confirm)
+      : rope_(rope), search_(std::move(search)), confirm_(std::move(confirm)) {}
+
+  void observe(const AttentionRecord& record) override {
+    for (int64_t i = 0; i < record.q.size(0); ++i, ++seen_) {
+      const bool searching = seen_ < search_.size();
+      const int64_t offset = searching ? search_[seen_] : confirm_.at(seen_ - search_.size());
+      (searching ? held_.search : held_.confirm)
+          .push_back({shift_positions(record.q[i], rope_, offset),
+                      shift_positions(record.k[i], rope_, offset),
+                      record.v[i].to(torch::kFloat32)});
+    }
+  }
+
+  // What was collected; the next layer begins afresh.
+  HeldBackLayer take() {
+    seen_ = 0;
+    return std::move(held_);
+  }
+
+ private:
+  const Rope& rope_;
+  std::vector<int64_t> search_, confirm_;
+  size_t seen_ = 0;
+  HeldBackLayer held_;
+};
+
+SearchPass::SearchPass(const Transformer& model, const std::vector<LayerStatistics>& statistics,
+                       SearchSettings settings, size_t num_search, size_t num_confirm)
+    : model_(model),
+      statistics_(statistics),
+      settings_(std::move(settings)),
+      buffer_(std::make_unique<Buffer>(
+          model.config().rope,
+          placement_offsets(settings_.fit.position_span, num_search, settings_.seed),
+          placement_offsets(settings_.fit.position_span, num_confirm, ~settings_.seed))) {
+  start_fits(0);
+}
+
+SearchPass::~SearchPass() = default;
+
+// A GPU is left waiting by the fits, which run on the processor: those of the next layer are made
+// meanwhile. Without one they would take the search's own processors.
+void SearchPass::start_fits(size_t layer) {
+  if (layer >= statistics_.size() || !model_.compute().device.is_cuda()) return;
+  if (!statistics_[layer].geometry.quantized) return;
+  next_fits_ = std::async(std::launch::async, [this, layer] {
+    return fit_for_search(statistics_[layer], settings_.fit, settings_.search,
+                          model_.config().rope);
+  });
+}
+
+LayerFits SearchPass::take_fits(size_t layer) {
+  LayerFits fits = next_fits_.valid() ? next_fits_.get()
+                                      : fit_for_search(statistics_[layer], settings_.fit,
+                                                       settings_.search, model_.config().rope);
+  start_fits(layer + 1);
+  return fits;
+}
+
+AttentionObserver* SearchPass::observer(int layer) {
+  return statistics_[static_cast<size_t>(layer)].geometry.quantized ? buffer_.get() : nullptr;
+}
+
+void SearchPass::layer_done(const RunPosition&) {
+  const size_t layer = choices_.size();
+  const LayerStatistics& statistics = statistics_[layer];
+  const Rope& rope = model_.config().rope;
+  if (!statistics.geometry.quantized) {
+    choices_.push_back(fit_without_search(statistics, settings_.fit, rope));
+    start_fits(layer + 1);
+    return;
+  }
+  const HeldBackLayer held = buffer_->take();
+  // Searching a layer takes far longer than observing it: a request to stop does not wait for it.
+  stop_if_requested();
+  const MatrixStack<double> metrics = model_.o_proj_head_metrics(static_cast<int>(layer));
+  const auto output_metric =
+      torch::from_blob(const_cast<double*>(metrics.data.data()),
+                       {metrics.count, metrics.rows, metrics.cols}, torch::kFloat64)
+          .to(torch::kFloat32)
+          .to(model_.compute().device);
+  choices_.push_back(search_layer({.statistics = statistics,
+                                   .fixed = settings_.fit,
+                                   .search = settings_.search,
+                                   .rope = rope,
+                                   .quantizer = settings_.quantizer,
+                                   .seed = settings_.seed,
+                                   .output_metric = output_metric},
+                                  take_fits(layer), held));
+}
+
+}  // namespace oscar

@@ -1,0 +1,198 @@
+// The table of serving stacks, and the differences of their codecs.
+#include "oscar/stacks/stacks.h"
+
+#include <algorithm>
+
+#include "oscar/base/error.h"
+
+namespace oscar {
+namespace {
+
+constexpr auto kFp16 = MetadataDtype::kFp16;
+constexpr auto kBf16 = MetadataDtype::kBf16;
+constexpr auto kFp32 = MetadataDtype::kFp32;
+constexpr int kWholeHead = 0;
+
+// What both file formats of SGLang share.
+Stack sglang(const char* name, const char* summary, const char* source, bool per_head) {
+  return {.name = name,
+          .summary = summary,
+          .source = source,
+          .per_head = per_head,
+          .key_partner = true,
+          .value_partner = true,
+          .key_mean = true,
+          .quant_group_sizes = {kWholeHead, 128, 256},
+          .metadata = {{kFp32, true}, {kBf16, false}, {kFp16, false}},
+          .packing = PackOrder::kQuartered,
+          .clip = ClipScope::kModel,
+          .windows = WindowBasis::kTransformed,
+          .window_multiple = 8,
+          .power_of_two_head = true,
+          .architectures = {}};
+}
+
+std::vector<Stack> make_table() {
+  return {
+      {.name = "oscar",
+       .summary = "this toolkit's kernels, torch.ops.oscar_int2",
+       .source = "kernels/README.md",
+       .per_head = true,
+       .key_partner = true,
+       .value_partner = true,
+       .key_mean = true,
+       .value_mean = true,
+       .shaped_rounding = true,
+       .scale_correction = true,
+       .quant_group_sizes = {kWholeHead, 64, 128},
+       .metadata = {{kFp16, true}, {kFp32, true, true}},
+       .clip = ClipScope::kHead,
+       .head_dim_multiple = 64,
+       .power_of_two_head = true,
+       .architectures = {}},
+      sglang("sglang-v1", "SGLang, one matrix a layer (rotation file format_version 1)",
+             "mem_cache/memory_pool.py, QuantKernel/oscar_rotation_clip_int2_kv.py", false),
+      sglang("sglang-v2", "SGLang, one matrix a KV head (rotation file format_version 2)",
+             "V2.md, mem_cache/memory_pool.py, QuantKernel/oscar_rotation_clip_int2_kv.py", true),
+      {.name = "llama.cpp",
+       .summary = "llama.cpp's OSCAR branch, tensors in the GGUF file, cache type q2_0",
+       .source = "src/models/qwen3.cpp, ggml/src/ggml-quants.c, ggml-common.h",
+       .transposed_file = true,
+       .quant_group_sizes = {32},
+       .metadata = {{kFp16, false}},
+       .own_levels = true,
+       .clip = ClipScope::kModelBoth,
+       .head_dim_multiple = 128,
+       .architectures = {"Qwen3ForCausalLM"}},
+      {.name = "oscar2",
+       .summary = "OSCAR2 forks of llama.cpp, matrices baked into the GGUF file",
+       .source = "generate_and_bake_rot.py, ggml type 49",
+       .transposed_file = true,
+       .quant_group_sizes = {128},
+       .metadata = {{kFp16, false}},
+       .own_levels = true,
+       .clip = ClipScope::kModelBoth,
+       .windows = WindowBasis::kOriginal,
+       .head_dim_multiple = 128,
+       .architectures = {}},
+      {.name = "vllm",
+       .summary = "vLLM's pull request 46774, --kv-cache-dtype oscar_int2",
+       .source = "quantization/oscar/rotation.py, ops/triton_oscar_store.py",
+       .quant_group_sizes = {kWholeHead},
+       .metadata = {{kFp16, true}},
+       .rules = {.zero = ZeroForm::kMinimum},
+       .clip = ClipScope::kModel,
+       .windows = WindowBasis::kOriginal,
+       .largest_head_dim = 128,
+       .architectures = {}},
+      {.name = "onnxruntime",
+       .summary = "ONNX Runtime's MixedPrecisionGroupQueryAttention, pull request 31726",
+       .source = "docs/oscar_onboarding_guide.md, contrib_ops/cpu/bert/gqa_attention_base.h",
+       .per_head = true,
+       .quant_group_sizes = {kWholeHead, 32, 64},
+       .metadata = {{kFp32, true}, {kFp16, false}},
+       .rules = {.zero = ZeroForm::kMinimum, .ties = CodeTies::kEven},
+       .clip = ClipScope::kLayer,
+       .windows = WindowBasis::kOriginal,
+       .architectures = {}},
+      {.name = "mlx",
+       .summary = "mlx-lm's pull request 1789, a folder of safetensors",
+       .source = "mlx_lm/models/oscar.py, mlx_lm/oscar_calibration.py",
+       .per_head = true,
+       .transposed_file = true,
+       .quant_group_sizes = {128, 64, 32},
+       .metadata = {{kFp16, false}},
+       .rules = {.clip_span = ClipSpan::kQuantGroup},
+       .clip = ClipScope::kModel,
+       .windows = WindowBasis::kOriginal,
+       .architectures = {}},
+  };
+}
+
+const StackMetadata* find_metadata(const Stack& stack, const std::string& name) {
+  for (const StackMetadata& metadata : stack.metadata) {
+    if (name == metadata_name(metadata.dtype)) return &metadata;
+  }
+  return nullptr;
+}
+
+// The stack's rules with this metadata. Over groups of a whole head both clip spans are one.
+CodecRules rules_with(const Stack& stack, const StackMetadata& metadata,
+                      const QuantizerSettings& quantizer) {
+  CodecRules rules = stack.rules;
+  rules.metadata_rounding = metadata.rounded_before_coding ? MetadataRounding::kBeforeCoding
+                                                           : MetadataRounding::kAfterCoding;
+  if (quantizer.quant_group_size == kWholeHead) rules.clip_span = ClipSpan::kHeadRow;
+  return rules;
+}
+
+}  // namespace
+
+const std::vector<Stack>& stacks() {
+  static const std::vector<Stack> table = make_table();
+  return table;
+}
+
+const Stack& find_stack(const std::string& name) {
+  std::string known;
+  for (const Stack& stack : stacks()) {
+    if (name == stack.name) return stack;
+    known += (known.empty() ? "" : ", ") + std::string(stack.name);
+  }
+  throw Error({.what = "unknown serving stack", .expected = known, .found = name});
+}
+
+std::string codec_gap(const Stack& stack, const QuantizerSettings& quantizer) {
+  if (stack.own_levels) return "it codes by mean and spread, between fixed thresholds";
+  const StackMetadata* metadata = find_metadata(stack, quantizer.metadata_dtype);
+  if (metadata == nullptr) return "it has no " + quantizer.metadata_dtype + " metadata";
+  if (metadata->whole_head_only && quantizer.quant_group_size != kWholeHead) {
+    return "with " + quantizer.metadata_dtype + " metadata it takes whole heads only";
+  }
+  const CodecRules its = rules_with(stack, *metadata, quantizer);
+  const CodecRules other = codec_rules(quantizer);
+  if (its.zero != other.zero) {
+    return its.zero == ZeroForm::kMinimum ? "it stores the row's minimum, not a zero point"
+                                          : "it stores a zero point, not the row's minimum";
+  }
+  if (its.ties != other.ties) {
+    return its.ties == CodeTies::kEven ? "it rounds halves to even" : "it rounds halves up";
+  }
+  if (its.clip_span != other.clip_span) {
+    return its.clip_span == ClipSpan::kQuantGroup ? "it clips each quantization group by itself"
+                                                  : "it clips whole rows";
+  }
+  if (its.metadata_rounding != other.metadata_rounding) {
+    const bool after = its.metadata_rounding == MetadataRounding::kAfterCoding;
+    return "it rounds scale and zero to " + quantizer.metadata_dtype +
+           (after ? " after coding, not before" : " before coding, not after");
+  }
+  return "";
+}
+
+void take_rules_of(const Stack& stack, QuantizerSettings& quantizer) {
+  const StackMetadata* metadata = find_metadata(stack, quantizer.metadata_dtype);
+  if (stack.own_levels || metadata == nullptr) return;
+  set_codec_rules(quantizer, rules_with(stack, *metadata, quantizer));
+}
+
+QuantizerSettings default_codec(const Stack& stack) {
+  QuantizerSettings quantizer;
+  quantizer.quant_group_size = stack.quant_group_sizes.front();
+  quantizer.metadata_dtype = metadata_name(stack.metadata.front().dtype);
+  take_rules_of(stack, quantizer);
+  return quantizer;
+}
+
+bool is_served(const Stack& stack) { return !stack.own_levels; }
+
+std::string stack_names(bool served) {
+  std::string names;
+  for (const Stack& stack : stacks()) {
+    if (is_served(stack) != served) continue;
+    names += (names.empty() ? "" : ", ") + std::string(stack.name);
+  }
+  return names;
+}
+
+}  // namespace oscar

@@ -1,0 +1,127 @@
+// The search on a GPU and on the CPU choose alike, or differ by less than they can tell; rows are
+// written alike.
+#include <gtest/gtest.h>
+
+#include "oscar/base/error.h"
+#include "oscar/fit/presets.h"
+#include "oscar/int2/device_rows.h"
+#include "search/layer_search_case.h"
+
+namespace {
+
+using namespace oscar;
+using namespace oscar::search_case;
+
+// Every writer, clipping, group size and metadata dtype, with rows of which a block holds only
+// some.
+TEST(RowsOnTheGpu, EqualTheCpusToTheBit) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  if (!has_device_rows()) GTEST_SKIP() << "built without kernels";
+  torch::manual_seed(4);
+  for (const int64_t d : {8, 64, 80, 128, 256}) {
+    const auto eye = torch::eye(d).repeat({4, 1, 1});
+    const auto noise = torch::randn({4, d, d}) / std::sqrt(static_cast<double>(d));
+    for (const auto metadata : {MetadataDtype::kFp16, MetadataDtype::kBf16, MetadataDtype::kFp32}) {
+      for (const int64_t group : {d, int64_t{8}}) {
+        for (const bool shaped : {true, false}) {
+          SideCodec side;
+          side.forward = eye;
+          side.clip_ratio = {0.0f, 0.5f, 0.92f, 1.0f};
+          using enum ScaleCorrection;
+          side.scale_correction = {kNone, kUnbiased, kMetric, kMetric};
+          side.metric = torch::matmul(noise, noise.transpose(1, 2)) + 0.1 * eye;
+          if (shaped) side.feedback = eye + 0.5 * noise.triu(1);
+          side.quant_group_size = static_cast<int>(group);
+          side.metadata = metadata;
+          auto rows = torch::randn({2, 4, 77, d});
+          rows.select(2, 0).zero_();
+          rows.select(2, 1).fill_(3.25f);
+          rows.select(2, 2).mul_(1e-6f).add_(1000.0f);
+          const auto expected = quantize_dequantize(side, rows, "test");
+          SideCodec on_device = side;
+          on_device.metric = side.metric.to(torch::kCUDA);
+          if (shaped) on_device.feedback = side.feedback.to(torch::kCUDA);
+          const auto found = quantize_dequantize(on_device, rows.to(torch::kCUDA), "test").cpu();
+          EXPECT_TRUE(torch::equal(found, expected))
+              << d << ", groups of " << group << ", shaped " << shaped;
+        }
+      }
+    }
+  }
+}
+
+TEST(RowsOnTheGpu, EqualTheCpusUnderTheRulesOfOtherStacks) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  torch::manual_seed(5);
+  auto rows = torch::randn({2, 2, 300, 128});
+  rows.select(2, 0).zero_();
+  rows.select(2, 1).fill_(3.25f);
+  rows.select(2, 2).mul_(1e-3f).add_(100.0f);
+  rows.select(2, 3).copy_(torch::arange(128).remainder(7).to(torch::kFloat32));  // ties
+  for (int bits = 0; bits < 16; ++bits) {
+    for (const auto metadata : {MetadataDtype::kFp16, MetadataDtype::kBf16, MetadataDtype::kFp32}) {
+      SideCodec side;
+      side.forward = torch::eye(128).repeat({2, 1, 1});
+      side.clip_ratio = {0.0f, 0.92f};
+      side.scale_correction.assign(2, ScaleCorrection::kNone);
+      side.quant_group_size = 32;
+      side.metadata = metadata;
+      side.rules = {static_cast<ClipSpan>(bits & 1), static_cast<ZeroForm>(bits >> 1 & 1),
+                    static_cast<CodeTies>(bits >> 2 & 1),
+                    static_cast<MetadataRounding>(bits >> 3 & 1)};
+      const auto expected = quantize_dequantize(side, rows, "test");
+      // Under the default rules, bits 0, what builds without kernels run.
+      const auto found = quantize_dequantize_torch(side, rows.to(torch::kCUDA), "test").cpu();
+      EXPECT_TRUE(torch::equal(found, expected)) << "rules " << bits;
+    }
+  }
+}
+
+TEST(RowsOnTheGpu, RefuseWhatTheCpuRefuses) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  if (!has_device_rows()) GTEST_SKIP() << "built without kernels";
+  SideCodec side;
+  side.forward = torch::eye(64).unsqueeze(0);
+  side.clip_ratio = {0.0f};
+  side.scale_correction = {ScaleCorrection::kNone};
+  side.quant_group_size = 64;
+  for (const float bad : {std::nanf(""), INFINITY, 3e38f}) {
+    auto rows = torch::randn({1, 1, 40, 64});
+    rows[0][0][35][3] = bad;
+    EXPECT_THROW(quantize_dequantize(side, rows, "test"), Error);
+    EXPECT_THROW(quantize_dequantize(side, rows.to(torch::kCUDA), "test"), Error);
+  }
+}
+
+TEST(SearchGpu, ChoosesAsTheCpuDoesOrWithinTheConfirmedInterval) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  Search search;
+  search.fixed = find_preset("best").fit;
+  search.fixed.position_span = 0;
+  search.options = find_preset("best").search;
+  search.statistics = statistics_of({planted_chunk(1), planted_chunk(2), planted_chunk(3)});
+  search.held.search = {planted_chunk(10), planted_chunk(11)};
+  search.held.confirm = {planted_chunk(12), planted_chunk(13)};
+  const LayerChoice cpu = search.run();
+  search.device = torch::kCUDA;
+  const LayerChoice gpu = search.run();
+  // Both choices on the confirmation half, measured once, on the CPU.
+  const auto half =
+      HeldBackHalf::all_queries(search.held.confirm, {.quantizer = kQuantizer,
+                                                      .layer = 1,
+                                                      .sm_scale = 1 / std::sqrt(double{kDim}),
+                                                      .output_metric = output_metric()});
+  const LossTable losses =
+      half.losses({as_variant(cpu.layer.key), as_variant(gpu.layer.key)},
+                  {as_variant(cpu.layer.value), as_variant(gpu.layer.value)}, {{0, 0}, {1, 1}});
+  for (int head = 0; head < kHeads; ++head) {
+    const LossDifference against = compare(losses, 1, 0, head);
+    EXPECT_LE(std::abs(against.difference), against.standard_error) << "head " << head;
+    // What each predicts of its own choice: shaped codes may differ in 1e-4 of the rows, and
+    // float32 sums in their last digits.
+    const double found = losses.total(1, head) / losses.energy[static_cast<size_t>(head)];
+    EXPECT_NEAR(gpu.layer.predicted_output_nmse[head], found, 2e-3 * found);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,109 @@
+// A small layer to search: its geometry, chunks of random rows, and their statistics.
+#pragma once
+
+#include <vector>
+
+#include "oscar/calibrate/collector.h"
+#include "oscar/search/layer_search.h"
+
+namespace oscar::search_case {
+
+inline constexpr int kHeads = 2, kGroup = 2, kDim = 32;
+inline constexpr int64_t kTokens = 300;
+inline constexpr LayerGeometry kGeometry{.layer_id = 1,
+                                         .attention = AttentionKind::kFull,
+                                         .sliding_window = 0,
+                                         .num_qo_heads = kHeads * kGroup,
+                                         .num_kv_heads = kHeads,
+                                         .head_dim_k = kDim,
+                                         .head_dim_v = kDim,
+                                         .quantized = true};
+inline const QuantizerSettings kQuantizer{
+    .quant_group_size = kDim, .sink_tokens = 4, .recent_tokens = 16};
+
+inline HeldChunk random_chunk(uint64_t seed, int64_t tokens = kTokens) {
+  torch::manual_seed(seed);
+  return {torch::randn({kHeads * kGroup, tokens, kDim}), torch::randn({kHeads, tokens, kDim}),
+          torch::randn({kHeads, tokens, kDim})};
+}
+
+// Keys far from zero mean, and channels of unequal size that queries weigh the other way round:
+// what centring, the balanced transform and shaped rounding are for.
+inline HeldChunk planted_chunk(uint64_t seed) {
+  HeldChunk chunk = random_chunk(seed);
+  const auto scale = torch::linspace(-1.5, 1.5, kDim).exp();
+  chunk.k.mul_(scale).add_(3.0f);
+  chunk.q.div_(scale);
+  chunk.v.mul_(scale);
+  return chunk;
+}
+
+inline torch::Tensor output_metric() {
+  torch::manual_seed(5);
+  const auto w = torch::randn({kHeads * kGroup, kDim, 48});
+  return torch::matmul(w, w.transpose(1, 2));
+}
+
+inline LayerStatistics statistics_of(const std::vector<HeldChunk>& chunks) {
+  MomentCollector collector(kGeometry, torch::kCPU);
+  for (const HeldChunk& c : chunks) {
+    collector.observe({.layer = 1,
+                       .q = c.q.unsqueeze(0),
+                       .k = c.k.unsqueeze(0),
+                       .v = c.v.unsqueeze(0),
+                       .o = c.q.unsqueeze(0)});
+  }
+  LayerStatistics s = collector.result();
+  const auto metric = output_metric().view({kHeads, kGroup, kDim, kDim}).sum(1);
+  for (int h = 0; h < kHeads; ++h) {
+    for (int i = 0; i < kDim * kDim; ++i) {
+      s.o_proj_metric[h].data()[i] = metric[h].contiguous().data_ptr<float>()[i];
+    }
+  }
+  return s;
+}
+
+// The heads of a transform as the losses of held-back text take them.
+inline SideVariant as_variant(const SideTransform& side) {
+  SideVariant variant;
+  for (int head = 0; head < side.forward.count; ++head) {
+    variant.push_back({.fit = &side,
+                       .head = head,
+                       .clip_ratio = side.clip_ratio[head],
+                       .scale_correction = side.scale_correction[head],
+                       .rounding = head_rounding(side, head)});
+  }
+  return variant;
+}
+
+// With its inputs, which the search only refers to.
+struct Search {
+  FitOptions fixed;
+  SearchOptions options;
+  HeldBackLayer held;
+  torch::Device device = torch::kCPU;  // that computes
+  LayerStatistics statistics = statistics_of({random_chunk(1), random_chunk(2), random_chunk(3)});
+  Rope rope;
+
+  LayerChoice run() const {
+    return search_layer({.statistics = statistics,
+                         .fixed = fixed,
+                         .search = options,
+                         .rope = rope,
+                         .quantizer = kQuantizer,
+                         .seed = 7,
+                         .output_metric = output_metric().to(device)},
+                        {on_device(held.search), on_device(held.confirm)});
+  }
+
+ private:
+  std::vector<HeldChunk> on_device(const std::vector<HeldChunk>& chunks) const {
+    std::vector<HeldChunk> moved;
+    for (const HeldChunk& c : chunks) {
+      moved.push_back({c.q.to(device), c.k.to(device), c.v.to(device)});
+    }
+    return moved;
+  }
+};
+
+}  // namespace oscar::search_case

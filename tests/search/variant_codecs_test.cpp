@@ -1,0 +1,69 @@
+// Codecs put together on the device equal those of a composed transform.
+#include "oscar/search/variant_codecs.h"
+
+#include <gtest/gtest.h>
+
+#include "search/layer_search_case.h"
+
+namespace {
+
+using namespace oscar;
+using namespace oscar::search_case;
+
+void expect_equal(const torch::Tensor& found, const torch::Tensor& expected, const char* what) {
+  ASSERT_EQ(found.defined(), expected.defined()) << what;
+  if (found.defined()) {
+    EXPECT_TRUE(torch::equal(found, expected)) << what;
+  }
+}
+
+void expect_equal(const SideCodec& found, const SideCodec& expected) {
+  expect_equal(found.forward, expected.forward, "forward");
+  expect_equal(found.partner, expected.partner, "partner");
+  expect_equal(found.mean, expected.mean, "mean");
+  expect_equal(found.feedback, expected.feedback, "feedback");
+  expect_equal(found.metric, expected.metric, "metric");
+  EXPECT_EQ(found.clip_ratio, expected.clip_ratio);
+  EXPECT_EQ(found.scale_correction, expected.scale_correction);
+  EXPECT_EQ(found.quant_group_size, expected.quant_group_size);
+  EXPECT_EQ(found.metadata, expected.metadata);
+}
+
+class VariantCodecsTest : public testing::Test {
+ protected:
+  LayerStatistics statistics_ = statistics_of({random_chunk(1), random_chunk(2)});
+  LayerTransforms balanced_ = fit_layer(statistics_,
+                                        {.kind = TransformKind::kBalanced,
+                                         .center = true,
+                                         .rounding = Rounding::kShaped,
+                                         .scale_correction = ScaleCorrection::kMetric},
+                                        Rope{});
+  LayerTransforms plain_ = fit_layer(statistics_, {.kind = TransformKind::kOscar}, Rope{});
+  VariantCodecs codecs_{kQuantizer, 1, torch::kCPU};
+};
+
+TEST_F(VariantCodecsTest, EqualTheCodecOfTheComposedHeads) {
+  for (const Side side : {Side::kKey, Side::kValue}) {
+    const auto of = [&](const LayerTransforms& fit, int head, ScaleCorrection correction,
+                        Rounding rounding) {
+      return HeadChoice{.fit = side == Side::kKey ? &fit.key : &fit.value,
+                        .head = head,
+                        .clip_ratio = 0.9f,
+                        .scale_correction = correction,
+                        .rounding = rounding};
+    };
+    using enum ScaleCorrection;
+    for (const SideVariant& heads : {SideVariant{of(plain_, 0, kNone, Rounding::kPlain),
+                                                 of(plain_, 1, kNone, Rounding::kPlain)},
+                                     SideVariant{of(balanced_, 1, kMetric, Rounding::kShaped),
+                                                 of(plain_, 0, kUnbiased, Rounding::kPlain),
+                                                 of(balanced_, 0, kNone, Rounding::kPlain)}}) {
+      const CacheSide cache_side = side == Side::kKey ? CacheSide::kKey : CacheSide::kValue;
+      expect_equal(
+          codecs_.codec(heads, side),
+          make_side_codec(compose_heads(heads, side), cache_side, kQuantizer, 1, torch::kCPU));
+    }
+  }
+}
+
+}  // namespace

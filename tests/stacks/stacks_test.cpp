@@ -1,0 +1,196 @@
+// The table of serving stacks, and choices limited to its rows.
+#include "oscar/stacks/stacks.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <sstream>
+
+#include "oscar/base/error.h"
+#include "oscar/fit/presets.h"
+#include "oscar/stacks/stack_choice.h"
+
+namespace oscar {
+namespace {
+
+StackChoice best_choice() {
+  const Preset& preset = find_preset("best");
+  StackChoice choice{preset.fit, preset.search, {}};
+  choice.quantizer.quant_group_size = 0;
+  return choice;
+}
+
+// The option that restrict_to refuses, with what it says.
+ErrorInfo refusal(const Stack& stack, const StackChoice& choice, const NamedOptions& named) {
+  try {
+    restrict_to(stack, choice, named);
+  } catch (const Error& error) {
+    return error.info();
+  }
+  return {};
+}
+
+TEST(Stacks, NamesAreUniqueAndEveryRowSaysWhereItWasRead) {
+  std::set<std::string> names;
+  for (const Stack& stack : stacks()) {
+    EXPECT_TRUE(names.insert(stack.name).second) << stack.name;
+    EXPECT_FALSE(std::string(stack.source).empty()) << stack.name;
+    EXPECT_FALSE(stack.quant_group_sizes.empty()) << stack.name;
+    EXPECT_FALSE(stack.metadata.empty()) << stack.name;
+  }
+  EXPECT_EQ(&find_stack("vllm"), &find_stack("vllm"));
+  EXPECT_THROW(find_stack("trt"), Error);
+}
+
+TEST(Stacks, ServedAreThoseWhoseCodecIsKnown) {
+  EXPECT_EQ(stack_names(true), "oscar, sglang-v1, sglang-v2, vllm, onnxruntime, mlx");
+  EXPECT_EQ(stack_names(false), "llama.cpp, oscar2");
+}
+
+// What keeps a bundle of this toolkit's codec from running as it is.
+TEST(Stacks, GapsToThisCodecAreNamed) {
+  QuantizerSettings quantizer{.quant_group_size = 0};
+  quantizer.metadata_dtype = "fp32";
+  EXPECT_EQ(codec_gap(find_stack("sglang-v1"), quantizer), "");
+  quantizer.metadata_dtype = "fp16";
+  const auto gap = [&](const char* name) { return codec_gap(find_stack(name), quantizer); };
+  EXPECT_EQ(gap("oscar"), "");
+  EXPECT_NE(gap("sglang-v1").find("after coding"), std::string::npos);
+  EXPECT_NE(gap("vllm").find("minimum"), std::string::npos);
+  quantizer.quant_group_size = 64;
+  EXPECT_NE(gap("mlx").find("clips each quantization group"), std::string::npos);
+  quantizer.metadata_dtype = "bf16";
+  EXPECT_NE(gap("onnxruntime").find("no bf16"), std::string::npos);
+}
+
+TEST(Stacks, ItsOwnCodecLeavesNoGap) {
+  for (const Stack& stack : stacks()) {
+    if (!is_served(stack)) continue;
+    for (const StackMetadata& metadata : stack.metadata) {
+      QuantizerSettings quantizer = default_codec(stack);
+      if (metadata.whole_head_only) quantizer.quant_group_size = 0;
+      quantizer.metadata_dtype = metadata_name(metadata.dtype);
+      take_rules_of(stack, quantizer);
+      EXPECT_EQ(codec_gap(stack, quantizer), "") << stack.name;
+    }
+  }
+  const CodecRules onnx = codec_rules(default_codec(find_stack("onnxruntime")));
+  EXPECT_EQ(onnx, (CodecRules{.zero = ZeroForm::kMinimum, .ties = CodeTies::kEven}));
+  const CodecRules mlx = codec_rules(default_codec(find_stack("mlx")));
+  EXPECT_EQ(mlx, (CodecRules{.clip_span = ClipSpan::kQuantGroup,
+                             .metadata_rounding = MetadataRounding::kAfterCoding}));
+}
+
+TEST(Stacks, TextFitsEightyColumns) {
+  std::istringstream lines(stacks_text());
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
+}
+
+TEST(StackChoice, SglangGetsPlainRowsOneMatrixALayerAndOnePair) {
+  const StackChoice choice = restrict_to(find_stack("sglang-v1"), best_choice(), {});
+  EXPECT_EQ(choice.fit.granularity, Granularity::kShared);
+  EXPECT_EQ(choice.fit.kind, TransformKind::kBalanced);  // its files have a slot for the inverse
+  EXPECT_FALSE(choice.fit.center);
+  EXPECT_EQ(choice.fit.rounding, Rounding::kPlain);
+  EXPECT_EQ(choice.fit.scale_correction, ScaleCorrection::kNone);
+  EXPECT_EQ(choice.fit.clip_k, kPublishedClipK);
+  EXPECT_EQ(choice.fit.clip_v, kPublishedClipV);
+  EXPECT_EQ(choice.quantizer.metadata_dtype, "fp32");
+  EXPECT_EQ(choice.quantizer.quant_group_size, 0);
+  // Transforms would be chosen by KV head; ratios are pooled.
+  EXPECT_EQ(choice.search, (SearchOptions{.clip = true, .clip_scope = ClipScope::kModel}));
+}
+
+TEST(StackChoice, PerHeadFilesKeepTheGranularityOpen) {
+  const StackChoice choice = restrict_to(find_stack("sglang-v2"), best_choice(), {});
+  EXPECT_EQ(choice.fit.granularity, Granularity::kPerHead);
+  const SearchOptions open{
+      .kind = true, .granularity = true, .clip = true, .clip_scope = ClipScope::kModel};
+  EXPECT_EQ(choice.search, open);
+}
+
+TEST(StackChoice, ThisToolkitsKernelsTakeEverything) {
+  const StackChoice before = best_choice(), after = restrict_to(find_stack("oscar"), before, {});
+  EXPECT_EQ(after.search, before.search);
+  EXPECT_EQ(after.fit.rounding, before.fit.rounding);
+  EXPECT_EQ(after.fit.center, before.fit.center);
+  EXPECT_EQ(after.fit.clip_k, before.fit.clip_k);
+  EXPECT_EQ(after.quantizer.metadata_dtype, "fp16");
+}
+
+TEST(StackChoice, WithoutAPlaceForTheInverseOnlyRotationsAreSearched) {
+  Stack stack = find_stack("sglang-v2");
+  stack.key_partner = false;
+  const StackChoice choice = restrict_to(stack, best_choice(), {});
+  EXPECT_EQ(choice.fit.kind, TransformKind::kOscar);
+  EXPECT_TRUE(choice.search.kind);
+  EXPECT_TRUE(choice.search.orthogonal);
+}
+
+TEST(StackChoice, OneRatioForBothSidesIsThePublishedOneOfKeys) {
+  Stack stack = find_stack("sglang-v1");
+  stack.clip = ClipScope::kModelBoth;
+  const StackChoice choice = restrict_to(stack, best_choice(), {});
+  EXPECT_EQ(choice.fit.clip_k, kPublishedClipK);
+  EXPECT_EQ(choice.fit.clip_v, kPublishedClipK);
+  StackChoice pair = best_choice();
+  pair.search.clip = false;
+  pair.fit.clip_k = 0.96;
+  pair.fit.clip_v = 0.92;
+  EXPECT_EQ(refusal(stack, pair, {{"--clip", ".96,.92"}}).where, "--clip .96,.92");
+}
+
+TEST(StackChoice, NamedOptionsThatConflictAreRefusedByName) {
+  const Stack& stack = find_stack("sglang-v1");
+  const auto expect_refused = [&](StackChoice choice, const char* option, const char* value) {
+    const ErrorInfo info = refusal(stack, choice, {{option, value}});
+    EXPECT_EQ(info.where, std::string(option) + " " + value);
+    EXPECT_NE(info.what.find("sglang-v1"), std::string::npos) << info.what;
+    EXPECT_NE(info.hint.find("--for sglang-v1"), std::string::npos) << info.hint;
+  };
+  expect_refused(best_choice(), "--granularity", "per-head");
+  expect_refused(best_choice(), "--method", "orthogonal");  // leaves it to the search
+  expect_refused(best_choice(), "--center", "on");
+  expect_refused(best_choice(), "--rounding", "shaped");
+  expect_refused(best_choice(), "--scale-correction", "metric");
+  StackChoice choice = best_choice();
+  choice.quantizer.quant_group_size = 32;
+  expect_refused(choice, "--quant-group-size", "32");
+  choice = best_choice();
+  choice.quantizer.sink_tokens = 20;
+  expect_refused(choice, "--sink", "20");
+}
+
+TEST(StackChoice, MetadataIsTheStacksUnlessNamed) {
+  const Stack& stack = find_stack("sglang-v1");
+  EXPECT_EQ(restrict_to(stack, best_choice(), {}).quantizer.metadata_dtype, "fp32");
+  const StackChoice named = restrict_to(stack, best_choice(), {{"--metadata-dtype", "fp16"}});
+  EXPECT_EQ(named.quantizer.metadata_dtype, "fp16");
+  EXPECT_EQ(named.quantizer.metadata_rounding, "after_coding");
+  StackChoice choice = best_choice();
+  choice.quantizer.metadata_dtype = "bf16";
+  const ErrorInfo info = refusal(find_stack("vllm"), choice, {{"--metadata-dtype", "bf16"}});
+  EXPECT_EQ(info.where, "--metadata-dtype bf16");
+}
+
+TEST(StackChoice, AGivenPairOfRatiosStands) {
+  StackChoice asked = best_choice();
+  asked.search.clip = false;
+  asked.fit.clip_k = 0.9;
+  asked.fit.clip_v = 0;
+  const StackChoice choice = restrict_to(find_stack("sglang-v1"), asked, {{"--clip", "x"}});
+  EXPECT_EQ(choice.fit.clip_k, 0.9);
+  EXPECT_EQ(choice.fit.clip_v, 0);
+}
+
+TEST(StackChoice, LevelsOfAnotherKindAreNotServedYetAndTheMessageSaysWhy) {
+  for (const Stack& stack : stacks()) {
+    if (is_served(stack)) continue;
+    const ErrorInfo info = refusal(stack, best_choice(), {});
+    EXPECT_EQ(info.where, std::string("--for ") + stack.name);
+    EXPECT_NE(info.what.find("not served yet, because\n  it "), std::string::npos) << info.what;
+  }
+}
+
+}  // namespace
+}  // namespace oscar

@@ -138,7 +138,7 @@ std::string kinds_text(const SideTransform& side) {
 
 // "0.95" or "0.93-off": clipping ratios of a side's heads, from the strongest on.
 std::string clips_text(const SideTransform& side) {
-  std::vector<float> ratios = side.clip_ratio;
+  std::vector<float> ratios = side.recipe.clip_ratio;
   std::sort(ratios.begin(), ratios.end(), [](float a, float b) {
     return (a > 0 ? a : 2) < (b > 0 ? b : 2);  // off clips least
   });

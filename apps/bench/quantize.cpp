@@ -68,7 +68,7 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
     c.params.rows_indptr = rows->as<int32_t>();
     c.params.old_len = c.params.old_history = zero->as<int32_t>();
     c.params.new_history = now->as<int32_t>();
-    c.params.clip_k = 0.96f, c.params.clip_v = 0.92f;
+    c.params.key.clip_ratio = 0.96f, c.params.value.clip_ratio = 0.92f;
     c.params.batch = 1, c.params.num_kv_heads = o.num_kv_heads;
   }
   check_cuda(cudaDeviceSynchronize(), "fill");
@@ -86,8 +86,10 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
   };
   for (const Writer writer : {Writer{false, false}, Writer{true, false}, Writer{true, true}}) {
     for (AppendCase& c : cases) {
-      c.params.feedback_k = c.params.feedback_v = writer.shaped ? feedback->as<float>() : nullptr;
-      c.params.metric_k = c.params.metric_v = writer.corrected ? metric->as<float>() : nullptr;
+      for (SideWriter* side : {&c.params.key, &c.params.value}) {
+        side->feedback = writer.shaped ? feedback->as<float>() : nullptr;
+        side->metric = writer.corrected ? metric->as<float>() : nullptr;
+      }
     }
     const Timing t = time_graph(count, 8, o.replays, [&](int i, cudaStream_t stream) {
       check_cuda(append_rows(cases[i].params, o.tokens + kSink, history, stream), "append_rows");

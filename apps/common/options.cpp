@@ -225,9 +225,13 @@ void add_quantizer_options(CLI::App& program, QuantizerSettings& settings) {
                   "Values that share scale and zero (default: head_dim)")
       ->check(positive())
       ->group(section);
-  program.add_option("--metadata-dtype", settings.metadata_dtype, "Of scale and zero")
+  program
+      .add_option_function<std::string>(
+          "--metadata-dtype",
+          [&settings](const std::string& word) { parse_codec_word(word, settings.metadata_dtype); },
+          "Of scale and zero")
       ->check(CLI::IsMember({"fp16", "bf16", "fp32"}))
-      ->capture_default_str()
+      ->default_str(codec_word(settings.metadata_dtype))
       ->group(section);
   program
       .add_option("--demote-block", settings.demote_block,

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   const QuarterRow<kHeadDim>& x = rows[0];
   rows[0].load(row.x, t);
   uint32_t top[1], limit[1];
-  row_limits<kHeadDim, 1>(rows, clip_of(p, head, side), top, limit);
+  row_limits<kHeadDim, 1>(rows, head_recipe(writer_of(p, side), head).clip_ratio, top, limit);
   ScaleZero sz;
   const bool write =
       row_scale_zero<kHeadDim>(x, p.format, top[0], limit[0], sz, p.status) && own < last;
@@ -77,9 +77,14 @@ __global__ void dequantize_kernel(PageFormat f, const uint8_t* pool, int64_t chu
   }
 }
 
+// Whether every head rounds plainly and corrects nothing, as far as can be told from here.
+bool always_plain(const SideWriter& writer) {
+  return !writer.corrections && !writer.roundings && !writer.feedback && !writer.metric;
+}
+
 template <int kHeadDim>
 cudaError_t quantize_history(const AppendParams& p, int max_new_history, cudaStream_t stream) {
-  if (p.feedback_k || p.feedback_v || p.metric_k || p.metric_v) {
+  if (!always_plain(p.key) || !always_plain(p.value)) {
     return quantize_shaped<kHeadDim>(p, max_new_history, stream);
   }
   const int rows = kWarps * kRowsPerWarp;

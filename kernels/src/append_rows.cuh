@@ -31,11 +31,6 @@ __device__ inline HistoryRow history_row(const AppendParams& p, int b, int token
   return row;
 }
 
-__device__ inline float clip_of(const AppendParams& p, int head, int side) {
-  const float* heads = side ? p.clip_v_heads : p.clip_k_heads;
-  return heads ? heads[head] : (side ? p.clip_v : p.clip_k);
-}
-
 __device__ inline void store_scale_zero(const PageFormat& f, const HistoryRow& row, int side,
                                         int group, ScaleZero sz) {
   uint8_t* at = row.chunk + metadata_offset(f, side, row.in_page);

@@ -298,6 +298,22 @@ __device__ __forceinline__ void round_rows(ShapedTile<kHeadDim>& tile, const uin
   }
 }
 
+// The factor of this thread's row that needs no metric, summed as the codec's definition does.
+template <int kHeadDim>
+__device__ __forceinline__ float unbiased_row_factor(const ShapedTile<kHeadDim>& tile,
+                                                     const uint16_t* x, int group_size) {
+  float num = 0.0f, den = 0.0f;
+#pragma unroll 1
+  for (int i = 0; i < kHeadDim; ++i) {
+    const ScaleZero sz = tile.scales[threadIdx.x][i / group_size];
+    const int code = tile.codes[i / kColumns][threadIdx.x] >> (2 * (i % kColumns)) & 3u;
+    const float value = bf16_to_float(x[i]);
+    num = add_rn(num, mul_rn(value, value));
+    den = add_rn(den, mul_rn(value, dequantize(code, sz)));
+  }
+  return correction_factor(num, den);
+}
+
 template <int kHeadDim>
 __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHeadDim>::kResident)
     shaped_kernel(const __grid_constant__ AppendParams p) {
@@ -309,11 +325,9 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
   if (begin >= end) return;
   const int row = threadIdx.x, lane = row % 32, warp = row / 32, first = begin + warp * kWarpRows;
   const bool busy = first < end;  // the others only bring panels
-  // Null where there is none. A matrix a head.
-  const auto matrix_of = [&](const float* k, const float* v) {
-    const float* matrices = side ? v : k;
-    return matrices ? matrices + static_cast<int64_t>(head) * kHeadDim * kHeadDim : nullptr;
-  };
+  const SideWriter& writer = writer_of(p, side);
+  const RowRecipe recipe = head_recipe(writer, head);
+  const int64_t matrix = static_cast<int64_t>(head) * kHeadDim * kHeadDim;
   const int group_size = p.format.quant_group_size, groups = kHeadDim / group_size;
   const auto row_at = [&](int i) { return history_row(p, b, min(first + i, end - 1), head, side); };
 
@@ -327,25 +341,28 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
         scale_rows<kHeadDim>(p, b, head, side, first, end, tile.scales + warp * kWarpRows, planes);
     up = error_scale(tile.scales[row], groups, state.top);
   }
-  if (const float* feedback = matrix_of(p.feedback_k, p.feedback_v)) {
-    shape_rows(tile, row, feedback, row_at(lane).x, up, group_size, busy, p.status);
+  if (recipe.rounding == Rounding::kShaped) {
+    shape_rows(tile, row, writer.feedback + matrix, row_at(lane).x, up, group_size, busy, p.status);
   } else if (busy) {
     round_rows(tile, row_at(lane).x, group_size);
   }
 
   float factor = 1.0f;
-  const float* metric = matrix_of(p.metric_k, p.metric_v);
-  if (metric) {
+  const bool corrected = recipe.scale_correction != ScaleCorrection::kNone;
+  if (recipe.scale_correction == ScaleCorrection::kUnbiased && busy) {
+    factor = unbiased_row_factor(tile, row_at(lane).x, group_size);
+  }
+  if (recipe.scale_correction == ScaleCorrection::kMetric) {
     __syncwarp();
     factor = MetricScale<kHeadDim, Tile::kThreads>::factor(
-        [&](int i) { return row_at(i).x; }, metric, up, &tile.codes[0][row], Tile::kRows,
-        tile.scales[row], group_size, tile.panels[0], slots[0], busy, p.status);
+        [&](int i) { return row_at(i).x; }, writer.metric + matrix, up, &tile.codes[0][row],
+        Tile::kRows, tile.scales[row], group_size, tile.panels[0], slots[0], busy, p.status);
   }
   if (!state.write) return;
   bool overflow = false;
   for (int g = 0; g < groups; ++g) {
     ScaleZero& sz = tile.scales[row][g];
-    if (metric) sz.scale = round_to_metadata(mul_rn(sz.scale, factor), p.format.metadata);
+    if (corrected) sz.scale = round_to_metadata(mul_rn(sz.scale, factor), p.format.metadata);
     overflow |= !is_finite(sz.scale);
   }
   if (overflow) {

@@ -155,12 +155,24 @@ AppendParams append_params(const char* op, const CacheTensors& cache, const Form
     return static_cast<const float*>(
         checked_data({op, name, *tensor}, ScalarType::Float, shape, pool, alignment));
   };
-  p.clip_k_heads = floats("clip_k", t.clip_k, {heads});
-  p.clip_v_heads = floats("clip_v", t.clip_v, {heads});
-  p.feedback_k = floats("feedback_k", t.feedback_k, {heads, dims, dims});
-  p.feedback_v = floats("feedback_v", t.feedback_v, {heads, dims, dims});
-  p.metric_k = floats("metric_k", t.metric_k, {heads, dims, dims});
-  p.metric_v = floats("metric_v", t.metric_v, {heads, dims, dims});
+  p.key.clip_ratios = floats("clip_k", t.clip_k, {heads});
+  p.value.clip_ratios = floats("clip_v", t.clip_v, {heads});
+  p.key.feedback = floats("feedback_k", t.feedback_k, {heads, dims, dims});
+  p.value.feedback = floats("feedback_v", t.feedback_v, {heads, dims, dims});
+  p.key.metric = floats("metric_k", t.metric_k, {heads, dims, dims});
+  p.value.metric = floats("metric_v", t.metric_v, {heads, dims, dims});
+  const auto corrections = [&](const char* name, const OptionalTensor& tensor,
+                               const float* metric) -> const uint8_t* {
+    if (!tensor) return nullptr;
+    if (!metric) {
+      refuse(op, "corrections by head need the metrics", name, "metric_k or metric_v beside it",
+             "none", "matrices of heads that do not correct by the metric are not read");
+    }
+    return static_cast<const uint8_t*>(
+        checked_data({op, name, *tensor}, ScalarType::Byte, {heads}, pool, 1));
+  };
+  p.key.corrections = corrections("correction_k", t.correction_k, p.key.metric);
+  p.value.corrections = corrections("correction_v", t.correction_v, p.value.metric);
   return p;
 }
 

@@ -37,16 +37,17 @@ struct AttentionTensors {
 };
 
 struct AppendTensors {
-  const Tensor& k;                                // bf16 [rows, num_kv_heads, head_dim]
-  const Tensor& v;                                // the same
-  const Tensor& rows_indptr;                      // int32 [batch + 1]
-  const Tensor& old_len;                          // int32 [batch]
-  const Tensor& old_history;                      // int32 [batch]
-  const Tensor& new_history;                      // int32 [batch]
-  const Tensor& status;                           // int32 [1]
-  const OptionalTensor &clip_k, &clip_v;          // float32 [num_kv_heads]
-  const OptionalTensor &feedback_k, &feedback_v;  // float32 [num_kv_heads, head_dim, head_dim]
-  const OptionalTensor &metric_k, &metric_v;      // the same
+  const Tensor& k;                                    // bf16 [rows, num_kv_heads, head_dim]
+  const Tensor& v;                                    // the same
+  const Tensor& rows_indptr;                          // int32 [batch + 1]
+  const Tensor& old_len;                              // int32 [batch]
+  const Tensor& old_history;                          // int32 [batch]
+  const Tensor& new_history;                          // int32 [batch]
+  const Tensor& status;                               // int32 [1]
+  const OptionalTensor &clip_k, &clip_v;              // float32 [num_kv_heads]
+  const OptionalTensor &feedback_k, &feedback_v;      // float32 [num_kv_heads, head_dim, head_dim]
+  const OptionalTensor &metric_k, &metric_v;          // the same
+  const OptionalTensor &correction_k, &correction_v;  // uint8 [num_kv_heads], ScaleCorrection
 };
 
 // Throws Error for sizes that make no page.

@@ -32,14 +32,15 @@ void quantize_append(const Tensor& pool, const Tensor& kv_indptr, const Tensor& 
                      const OptionalTensor& window_slot, const OptionalTensor& clip_k,
                      const OptionalTensor& clip_v, const OptionalTensor& feedback_k,
                      const OptionalTensor& feedback_v, const OptionalTensor& metric_k,
-                     const OptionalTensor& metric_v, std::optional<int64_t> max_new_rows,
+                     const OptionalTensor& metric_v, const OptionalTensor& correction_k,
+                     const OptionalTensor& correction_v, std::optional<int64_t> max_new_rows,
                      std::optional<int64_t> max_new_history) {
   constexpr const char* kOp = "quantize_append";
   const CacheTensors cache{pool,     kv_indptr,   kv_indices, window_k,
                            window_v, window_slot, sink_tokens};
-  const AppendTensors rows{k,           v,        rows_indptr, old_len, old_history,
-                           new_history, status,   clip_k,      clip_v,  feedback_k,
-                           feedback_v,  metric_k, metric_v};
+  const AppendTensors rows{k,           v,        rows_indptr, old_len,      old_history,
+                           new_history, status,   clip_k,      clip_v,       feedback_k,
+                           feedback_v,  metric_k, metric_v,    correction_k, correction_v};
   const AppendParams params =
       append_params(kOp, cache, {quant_group_size, metadata_dtype, quartered}, rows);
   // Without bounds: every new row in one request, and all that its ring can hold besides.
@@ -187,7 +188,8 @@ STABLE_TORCH_LIBRARY(oscar_int2, m) {
       "int sink_tokens, int quant_group_size, ScalarType? metadata_dtype=None, "
       "bool quartered=False, Tensor? window_slot=None, Tensor? clip_k=None, Tensor? clip_v=None, "
       "Tensor? feedback_k=None, Tensor? feedback_v=None, Tensor? metric_k=None, "
-      "Tensor? metric_v=None, int? max_new_rows=None, int? max_new_history=None) -> ()");
+      "Tensor? metric_v=None, Tensor? correction_k=None, Tensor? correction_v=None, int? "
+      "max_new_rows=None, int? max_new_history=None) -> ()");
   m.def(
       "decode_attention(Tensor q, Tensor pool, Tensor kv_indptr, Tensor kv_indices, "
       "Tensor kv_last_page_len, Tensor window_k, Tensor window_v, Tensor seq_len, *, "

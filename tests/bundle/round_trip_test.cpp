@@ -34,8 +34,7 @@ void expect_equal(const SideTransform& a, const SideTransform& b) {
   EXPECT_EQ(a.partner, b.partner);
   EXPECT_EQ(a.mean, b.mean);
   EXPECT_EQ(a.eigenvalues, b.eigenvalues);
-  EXPECT_EQ(a.clip_ratio, b.clip_ratio);
-  EXPECT_EQ(a.scale_correction, b.scale_correction);
+  EXPECT_EQ(a.recipe, b.recipe);
   EXPECT_EQ(a.metric, b.metric);
   EXPECT_EQ(a.feedback, b.feedback);
   EXPECT_EQ(a.condition_number, b.condition_number);

@@ -79,9 +79,12 @@ inline SideTransform side(int layer, TransformKind kind) {
   for (int h = 0; h < kHeads; ++h) {
     for (int i = 0; i < kDim; ++i) s.eigenvalues[h](i) = 1.0 / 3 + i + 10 * h;
   }
-  s.clip_ratio = {0.96F, 0.0F};
-  s.scale_correction.assign(
-      kHeads, kind == TransformKind::kBalanced ? ScaleCorrection::kMetric : ScaleCorrection::kNone);
+  const bool balanced = kind == TransformKind::kBalanced;
+  s.recipe = SideRecipe(
+      kHeads, {.clip_ratio = 0.96F,
+               .scale_correction = balanced ? ScaleCorrection::kMetric : ScaleCorrection::kNone,
+               .rounding = balanced ? Rounding::kShaped : Rounding::kPlain});
+  s.recipe.clip_ratio[1] = 0.0F;
   s.condition_number.assign(kHeads, kind == TransformKind::kBalanced ? 2.0 : 1.0);
   return s;
 }

@@ -18,11 +18,10 @@ const std::vector<float> kGolden = {-1.5f, .3f, .8f, 3.0f, -.5f, 1.1f, 0.0f, 2.0
 std::vector<float> through(const CodecRules& rules, const std::vector<float>& x, int group,
                            float clip, MetadataDtype metadata) {
   const RowQuantizer q{.head_dim = static_cast<int>(x.size()),
-                       .quant_group_size = group,
-                       .clip_ratio = clip,
-                       .metadata = metadata};
+                       .format = {.quant_group_size = group, .metadata = metadata, .rules = rules},
+                       .recipe = {.clip_ratio = clip}};
   std::vector<float> out(x.size());
-  EXPECT_EQ(write_and_read_rows(rules, q, x.data(), 1, out.data()).status, RowStatus::kOk);
+  EXPECT_EQ(quantize_rows(q, x.data(), 1, {.dequantized = out.data()}).status, RowStatus::kOk);
   return out;
 }
 
@@ -36,19 +35,30 @@ TEST(CodecRules, TheGoldenRowHasTheSameLevelsByMinimumAndByZeroPoint) {
   }
 }
 
-TEST(CodecRules, TheDefaultIsTheCodecItself) {
+TEST(CodecRules, CodesAndMetadataOfEveryRuleReadBackAsTheRow) {
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
-  const int d = 128, rows = 64;
-  std::vector<float> x(d * rows), expected(d * rows), found(d * rows);
+  const int d = 128, rows = 64, size = 64;
+  std::vector<float> x(d * rows), found(d * rows);
   for (float& value : x) value = bf16_to_float(float_to_bf16(normal(random)));
-  for (const MetadataDtype metadata :
-       {MetadataDtype::kFp16, MetadataDtype::kBf16, MetadataDtype::kFp32}) {
-    const RowQuantizer q{
-        .head_dim = d, .quant_group_size = 64, .clip_ratio = .92f, .metadata = metadata};
-    quantize_rows_ref(q, x.data(), rows, {.dequantized = expected.data()});
-    write_and_read_rows({}, q, x.data(), rows, found.data(), 2);
-    EXPECT_EQ(found, expected);
+  for (int bits = 0; bits < 16; ++bits) {
+    const CodecRules rules{static_cast<ClipSpan>(bits & 1), static_cast<ZeroForm>(bits >> 1 & 1),
+                           static_cast<CodeTies>(bits >> 2 & 1),
+                           static_cast<MetadataRounding>(bits >> 3 & 1)};
+    const RowQuantizer q{.head_dim = d,
+                         .format = {.quant_group_size = size, .rules = rules},
+                         .recipe = {.clip_ratio = .92f}};
+    std::vector<uint8_t> packed(rows * d / 4);
+    std::vector<uint16_t> metadata(rows * d / size * 2);
+    ASSERT_EQ(
+        quantize_rows(q, x.data(), rows, {packed.data(), metadata.data(), found.data()}, 2).status,
+        RowStatus::kOk);
+    for (int i = 0; i < d * rows; ++i) {
+      const uint16_t* pair = &metadata[i / size * 2];
+      const int code = unpack_code(&packed[i / d * (d / 4)], i % d, d, q.order);
+      const ScaleZero sz{fp16_to_float(pair[0]), fp16_to_float(pair[1])};
+      ASSERT_EQ(dequantize(rules, code, sz), found[i]) << "rules " << bits;
+    }
   }
 }
 
@@ -103,13 +113,13 @@ TEST(CodecRules, ConstantAndZeroRowsComeBack) {
 }
 
 TEST(CodecRules, WhatCanNotBeWrittenIsReportedWithItsRow) {
-  const RowQuantizer q{.head_dim = 8, .quant_group_size = 8};
+  const RowQuantizer q{.head_dim = 8, .format = {.quant_group_size = 8, .rules = kMinimum}};
   std::vector<float> x(24, 1.0f), out(24);
   x[17] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_EQ(write_and_read_rows(kMinimum, q, x.data(), 3, out.data()).status,
+  EXPECT_EQ(quantize_rows(q, x.data(), 3, {.dequantized = out.data()}).status,
             RowStatus::kNonFinite);
   x[17] = 1e6f;  // the scale is infinite in fp16
-  const RowsStatus status = write_and_read_rows(kMinimum, q, x.data(), 3, out.data());
+  const RowsStatus status = quantize_rows(q, x.data(), 3, {.dequantized = out.data()});
   EXPECT_EQ(status.status, RowStatus::kMetadataOverflow);
   EXPECT_EQ(status.row, 2);
 }
@@ -118,9 +128,9 @@ template <typename Rule>
 void expect_names(std::initializer_list<Rule> rules) {
   for (const Rule rule : rules) {
     Rule read{};
-    EXPECT_TRUE(parse_rule(rule_name(rule), read));
+    EXPECT_TRUE(parse_codec_word(codec_word(rule), read));
     EXPECT_EQ(read, rule);
-    EXPECT_FALSE(parse_rule("neither", read));
+    EXPECT_FALSE(parse_codec_word("neither", read));
   }
 }
 

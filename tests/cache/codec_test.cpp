@@ -16,6 +16,7 @@ namespace {
 
 using oscar::MetadataDtype;
 using oscar::PackOrder;
+using oscar::Rounding;
 using oscar::RowQuantizer;
 using oscar::RowStatus;
 using oscar::ScaleCorrection;
@@ -34,7 +35,8 @@ Encoded encode(const RowQuantizer& q, const std::vector<float>& x, bool fast, in
   const int64_t rows = static_cast<int64_t>(x.size()) / q.head_dim;
   Encoded out;
   out.packed.resize(rows * q.head_dim / 4);
-  out.metadata.resize(rows * (q.head_dim / q.quant_group_size) * 2 * metadata_bytes(q.metadata));
+  out.metadata.resize(rows * (q.head_dim / q.format.quant_group_size) * 2 *
+                      metadata_bytes(q.format.metadata));
   out.dequantized.resize(x.size());
   const oscar::QuantizedRows to{out.packed.data(), out.metadata.data(), out.dequantized.data()};
   out.status = fast ? quantize_rows(q, x.data(), rows, to, threads)
@@ -74,8 +76,9 @@ std::vector<float> golden_metric(int d) {
 const std::vector<float> kGoldenRow = {-1.5f, .3f, .8f, 3.0f, -.5f, 1.1f, 0.0f, 2.0f};
 
 TEST(Codec, GoldenRowOfEightMatchesTheHandComputedBytes) {
-  RowQuantizer q{
-      .head_dim = 8, .quant_group_size = 8, .clip_ratio = 0.75f, .metadata = MetadataDtype::kFp32};
+  RowQuantizer q{.head_dim = 8,
+                 .format = {.quant_group_size = 8, .metadata = MetadataDtype::kFp32, .rules = {}},
+                 .recipe = {.clip_ratio = 0.75f}};
   const Encoded row = encode(q, kGoldenRow, false);
   EXPECT_EQ(hex(row.packed), "e8d9");
   float pair[2];
@@ -98,16 +101,16 @@ TEST(Codec, GoldenRowShapedAndMetricCorrectedMatchesTheHandComputedBytes) {
   std::vector<float> x = kGoldenRow;
   for (float& value : x) value = oscar::bf16_to_float(oscar::float_to_bf16(value));
   RowQuantizer q{.head_dim = 8,
-                 .quant_group_size = 8,
-                 .clip_ratio = 0.75f,
+                 .format = {.quant_group_size = 8},
+                 .recipe = {.clip_ratio = 0.75f, .rounding = Rounding::kShaped},
                  .feedback = feedback.data(),
                  .metric = metric.data()};
   for (const bool fast : {false, true}) {
-    q.correction = ScaleCorrection::kNone;
+    q.recipe.scale_correction = ScaleCorrection::kNone;
     const Encoded shaped = encode(q, x, fast);
     EXPECT_EQ(hex(shaped.packed), "e8e9");
     EXPECT_EQ(hex(shaped.metadata), "ab3c243d");  // scale 0x3cab, zero 0x3d24
-    q.correction = ScaleCorrection::kMetric;
+    q.recipe.scale_correction = ScaleCorrection::kMetric;
     const Encoded corrected = encode(q, x, fast);
     EXPECT_EQ(hex(corrected.packed), "e8e9");
     EXPECT_EQ(hex(corrected.metadata), "983c243d");
@@ -134,16 +137,17 @@ TEST_P(CodecGoldens, BothVersionsWriteTheBytesOfTheIndependentGenerator) {
   std::string word, name, dtype, order, rounding, correction, bits, codes, metadata;
   int cases = 0;
   RowQuantizer q;
-  while (file >> word >> name >> q.head_dim >> q.quant_group_size >> q.clip_ratio >> dtype >>
-         order >> rounding >> correction >> bits >> codes >> metadata) {
+  while (file >> word >> name >> q.head_dim >> q.format.quant_group_size >> q.recipe.clip_ratio >>
+         dtype >> order >> rounding >> correction >> bits >> codes >> metadata) {
     SCOPED_TRACE(name + " " + dtype + " " + rounding + " " + correction);
-    ASSERT_TRUE(oscar::parse_metadata_name(dtype, q.metadata));
+    ASSERT_TRUE(oscar::parse_codec_word(dtype, q.format.metadata));
     q.order = order == "quartered" ? PackOrder::kQuartered : PackOrder::kConsecutive;
-    q.feedback = rounding == "shaped" ? feedback.data() : nullptr;
+    q.recipe.rounding = rounding == "shaped" ? Rounding::kShaped : Rounding::kPlain;
+    q.feedback = feedback.data();
     q.metric = metric.data();
-    q.correction = correction == "metric"     ? ScaleCorrection::kMetric
-                   : correction == "unbiased" ? ScaleCorrection::kUnbiased
-                                              : ScaleCorrection::kNone;
+    q.recipe.scale_correction = correction == "metric"     ? ScaleCorrection::kMetric
+                                : correction == "unbiased" ? ScaleCorrection::kUnbiased
+                                                           : ScaleCorrection::kNone;
     std::vector<float> x(d);
     for (int i = 0; i < d; ++i) {
       x[i] = oscar::bf16_to_float(
@@ -153,7 +157,7 @@ TEST_P(CodecGoldens, BothVersionsWriteTheBytesOfTheIndependentGenerator) {
       const Encoded row = encode(q, x, fast);
       ASSERT_EQ(row.status.status, RowStatus::kOk);
       EXPECT_EQ(hex(row.packed), codes);
-      const int width = metadata_bytes(q.metadata);
+      const int width = metadata_bytes(q.format.metadata);
       std::string big_endian;
       for (size_t at = 0; at < row.metadata.size(); at += width) {
         std::vector<uint8_t> one(row.metadata.begin() + at, row.metadata.begin() + at + width);
@@ -214,7 +218,7 @@ TEST(Codec, RangesBeyondTheMetadataDtypeAreRefusedNotStoredAsInfinity) {
   x[3] = 3e5f;
   RowQuantizer q{.head_dim = 64, .quant_group_size = 64};
   EXPECT_EQ(encode(q, x, true).status.status, RowStatus::kMetadataOverflow);
-  q.metadata = MetadataDtype::kBf16;
+  q.format.metadata = MetadataDtype::kBf16;
   EXPECT_EQ(encode(q, x, true).status.status, RowStatus::kOk);
 }
 
@@ -244,13 +248,14 @@ TEST_P(CodecSweep, FastRowsEqualThePlainVersionByteForByte) {
     }
   }
   const std::vector<float> feedback = golden_feedback(d), metric = golden_metric(d);
-  const RowQuantizer q{.head_dim = d,
-                       .quant_group_size = p.quant_group_size,
-                       .clip_ratio = .95f,
-                       .metadata = p.metadata,
-                       .correction = p.correction,
-                       .feedback = p.shaped ? feedback.data() : nullptr,
-                       .metric = metric.data()};
+  const RowQuantizer q{
+      .head_dim = d,
+      .format = {.quant_group_size = p.quant_group_size, .metadata = p.metadata, .rules = {}},
+      .recipe = {.clip_ratio = .95f,
+                 .scale_correction = p.correction,
+                 .rounding = p.shaped ? Rounding::kShaped : Rounding::kPlain},
+      .feedback = feedback.data(),
+      .metric = metric.data()};
   EXPECT_TRUE(encode(q, x, false) == encode(q, x, true, 1));
   EXPECT_TRUE(encode(q, x, false) == encode(q, x, true, 3));
 }
@@ -278,8 +283,9 @@ TEST(ShapedRounding, LowersTheMetricLossOfPlainRounding) {
   const std::vector<float> feedback(u.begin(), u.end());
   std::vector<float> x(d * rows);
   for (float& value : x) value = oscar::bf16_to_float(oscar::float_to_bf16(normal(rng)));
-  RowQuantizer q{.head_dim = d, .quant_group_size = d, .clip_ratio = .95f};
+  RowQuantizer q{.head_dim = d, .format = {.quant_group_size = d}, .recipe = {.clip_ratio = .95f}};
   const Encoded plain = encode(q, x, true);
+  q.recipe.rounding = Rounding::kShaped;
   q.feedback = feedback.data();
   const Encoded shaped = encode(q, x, true);
   double loss[2] = {0.0, 0.0};
@@ -302,11 +308,10 @@ TEST(ScaleCorrection, GivesTheRegressionSlopeOneAndRefusesMeaninglessQuotients) 
   std::normal_distribution<float> normal;
   std::vector<float> x(d);
   for (float& value : x) value = oscar::bf16_to_float(oscar::float_to_bf16(normal(rng)));
-  const RowQuantizer q{.head_dim = d,
-                       .quant_group_size = d,
-                       .clip_ratio = .9f,
-                       .metadata = MetadataDtype::kFp32,
-                       .correction = ScaleCorrection::kUnbiased};
+  const RowQuantizer q{
+      .head_dim = d,
+      .format = {.quant_group_size = d, .metadata = MetadataDtype::kFp32, .rules = {}},
+      .recipe = {.clip_ratio = .9f, .scale_correction = ScaleCorrection::kUnbiased}};
   const Encoded row = encode(q, x, false);
   double xx = 0.0, xy = 0.0;
   for (int i = 0; i < d; ++i) {

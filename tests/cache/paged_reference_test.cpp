@@ -48,8 +48,8 @@ struct Cache {
                           .old_len = &old_len,
                           .old_history = &old_history,
                           .new_history = &now,
-                          .clip_k = .96f,
-                          .clip_v = .92f,
+                          .key = {.clip_ratio = .96f},
+                          .value = {.clip_ratio = .92f},
                           .batch = 1,
                           .num_kv_heads = kHeads};
     ASSERT_EQ(append_ref(p), oscar::RowStatus::kOk);
@@ -137,8 +137,9 @@ TEST_P(PagedAttention, EqualsAttentionOverTheFlatDequantizedRows) {
       for (int i = 0; i < d; ++i) x[i] = oscar::bf16_to_float((side ? v : k)[row * d + i]);
       float* to = &flat[side][row * d];
       if (position >= kSink && position < kSink + cache.history) {
-        const oscar::RowQuantizer quantizer{
-            .head_dim = d, .quant_group_size = d, .clip_ratio = side ? .92f : .96f};
+        const oscar::RowQuantizer quantizer{.head_dim = d,
+                                            .format = {.quant_group_size = d},
+                                            .recipe = {.clip_ratio = side ? .92f : .96f}};
         quantize_rows_ref(quantizer, x.data(), 1, {nullptr, nullptr, to});
       } else {
         std::copy(x.begin(), x.end(), to);

@@ -5,6 +5,7 @@
 
 #include "fit/synthetic.h"
 #include "oscar/fit/checks.h"
+#include "oscar/fit/metric.h"
 
 namespace oscar {
 namespace {
@@ -23,24 +24,27 @@ TEST(ComposeHeads, PutsShapedAndPlainHeadsOfDifferentFitsTogether) {
   const LayerTransforms balanced = balanced_fit(statistics);
   const LayerTransforms plain = fit_layer(statistics, {.kind = TransformKind::kOscar}, Rope{});
   ASSERT_TRUE(plain.key.metric.empty() && plain.key.feedback.empty());
-  const SideTransform mixed = compose_heads({{.fit = &balanced.key,
-                                              .head = 1,
-                                              .clip_ratio = 0.9f,
-                                              .scale_correction = ScaleCorrection::kMetric,
-                                              .rounding = Rounding::kShaped},
-                                             {.fit = &plain.key, .head = 0, .clip_ratio = 0.8f}},
-                                            Side::kKey);
+  const SideTransform mixed =
+      compose_heads({{.fit = &balanced.key,
+                      .head = 1,
+                      .recipe = {.clip_ratio = 0.9f,
+                                 .scale_correction = ScaleCorrection::kMetric,
+                                 .rounding = Rounding::kShaped}},
+                     {.fit = &plain.key, .head = 0, .recipe = {.clip_ratio = 0.8f}}},
+                    Side::kKey);
   EXPECT_EQ(mixed.kind, (std::vector{TransformKind::kBalanced, TransformKind::kOscar}));
-  EXPECT_EQ(mixed.clip_ratio, (std::vector{0.9f, 0.8f}));
+  EXPECT_EQ(mixed.recipe.clip_ratio, (std::vector{0.9f, 0.8f}));
   EXPECT_EQ(mixed.metric[0], balanced.key.metric[1]);
   EXPECT_EQ(mixed.feedback[0], balanced.key.feedback[1]);
   EXPECT_EQ(mixed.mean[0], balanced.key.mean[1]);
   EXPECT_EQ(mixed.partner[0], balanced.key.partner[1]);
   EXPECT_EQ(MatrixF(mixed.partner[1]), MatrixF(plain.key.forward[0]));
   EXPECT_TRUE(mixed.feedback[1].isIdentity(0));
-  EXPECT_EQ(head_rounding(mixed, 0), Rounding::kShaped);
-  EXPECT_EQ(head_rounding(mixed, 1), Rounding::kPlain);
-  EXPECT_EQ(head_rounding(plain.key, 0), Rounding::kPlain);  // has no factors at all
+  for (int head = 0; head < 2; ++head) {  // what a reader of the file makes of the factors
+    EXPECT_EQ(mixed.recipe[head].rounding, rounding_of(mixed.feedback, head));
+  }
+  EXPECT_EQ(mixed.recipe[0].rounding, Rounding::kShaped);
+  EXPECT_EQ(plain.key.recipe[0].rounding, Rounding::kPlain);  // has no factors at all
   EXPECT_NO_THROW(require_valid(mixed, Side::kKey, "test"));
 }
 

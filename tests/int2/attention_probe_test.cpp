@@ -34,9 +34,8 @@ std::shared_ptr<LayerCodec> random_codec() {
   for (auto* side : {&codec->key, &codec->value}) {
     side->forward = torch::eye(kDim) + 0.1 * torch::randn({kHeads, kDim, kDim});
     side->mean = torch::randn({kHeads, kDim});
-    side->clip_ratio.assign(kHeads, 0.95f);
-    side->scale_correction.assign(kHeads, ScaleCorrection::kNone);
-    side->quant_group_size = kDim;
+    side->recipe = SideRecipe(kHeads, {.clip_ratio = 0.95f});
+    side->format.quant_group_size = kDim;
   }
   codec->key.partner = torch::linalg_inv(codec->key.forward).transpose(1, 2).contiguous();
   codec->value.partner = torch::linalg_inv(codec->value.forward).contiguous();

@@ -131,10 +131,12 @@ TEST(PagedAttention, PagesHoldTheCodecsBytesAndWindowsTheRoundedRows) {
 std::shared_ptr<LayerCodec> mixed_codec(int64_t d) {
   using enum oscar::ScaleCorrection;
   const auto codec = random_codec(5, d, {.shaped = true, .group = d / 2});
-  codec->key.scale_correction = {kMetric, kNone, kUnbiased, kNone, kMetric};
-  for (const int64_t plain : {2, 3, 4}) codec->key.feedback[plain] = torch::eye(d);
+  codec->key.recipe.scale_correction = {kMetric, kNone, kUnbiased, kNone, kMetric};
+  for (const size_t plain : {2, 3, 4}) codec->key.recipe.rounding[plain] = oscar::Rounding::kPlain;
+  for (const int64_t unread : {2, 3, 4}) codec->key.feedback[unread].fill_(7.0);
   for (const int64_t unread : {1, 2, 3}) codec->key.metric[unread].fill_(7.0);
-  codec->value.scale_correction = {kNone, kUnbiased, kUnbiased, kNone, kUnbiased};
+  codec->value.recipe.scale_correction = {kNone, kUnbiased, kUnbiased, kNone, kUnbiased};
+  codec->value.recipe.rounding.assign(5, oscar::Rounding::kPlain);
   codec->value.feedback = codec->value.metric = torch::Tensor();
   return codec;
 }
@@ -150,10 +152,11 @@ TEST(PagedAttention, HeadsThatRoundAndCorrectInDifferentWaysGiveTheCodecsBytes) 
   for (int64_t head = 0; head < 5; ++head) {
     for (const auto& [side, rows] : {std::pair{&codec->key, &k}, std::pair{&codec->value, &v}}) {
       auto uncorrected = *side;
-      uncorrected.scale_correction.assign(5, oscar::ScaleCorrection::kNone);
+      uncorrected.recipe.scale_correction.assign(5, oscar::ScaleCorrection::kNone);
       const bool equal = encode(*side, head, (*rows)[0][head]).metadata ==
                          encode(uncorrected, head, (*rows)[0][head]).metadata;
-      EXPECT_EQ(equal, side->scale_correction[head] == oscar::ScaleCorrection::kNone) << head;
+      EXPECT_EQ(equal, side->recipe[head].scale_correction == oscar::ScaleCorrection::kNone)
+          << head;
     }
   }
   auto engine = reference_engine({codec}, {.sink = 4, .recent = 20}, 5);

@@ -19,10 +19,13 @@ inline std::shared_ptr<oscar::LayerCodec> random_codec(int64_t heads, int64_t d,
     const auto noise = torch::randn({heads, d, d}) / std::sqrt(static_cast<double>(d));
     side->forward = kind.identity ? eye : eye + 0.1 * noise;
     if (!kind.identity) side->mean = torch::randn({heads, d});
-    for (int64_t h = 0; h < heads; ++h) side->clip_ratio.push_back(h % 2 ? 0.92f : 0.97f);
-    side->quant_group_size = static_cast<int>(kind.group > 0 ? kind.group : d);
-    side->scale_correction.assign(
-        heads, kind.shaped ? oscar::ScaleCorrection::kMetric : oscar::ScaleCorrection::kNone);
+    for (int64_t h = 0; h < heads; ++h) {
+      side->recipe.push_back(
+          {h % 2 ? 0.92f : 0.97f,
+           kind.shaped ? oscar::ScaleCorrection::kMetric : oscar::ScaleCorrection::kNone,
+           kind.shaped ? oscar::Rounding::kShaped : oscar::Rounding::kPlain});
+    }
+    side->format.quant_group_size = static_cast<int>(kind.group > 0 ? kind.group : d);
     if (kind.shaped) {
       side->feedback = eye + 0.5 * noise.triu(1);
       side->metric = torch::matmul(noise, noise.transpose(1, 2)) + 0.1 * eye;

@@ -19,7 +19,7 @@ struct AppendSetup {
   oscar::MetadataDtype metadata = oscar::MetadataDtype::kFp16;
   oscar::PackOrder order = oscar::PackOrder::kConsecutive;
   int heads = 3, sink = 4, recent = 10, demote_block = 1;
-  bool shaped = false, metric = false;
+  bool shaped = false, metric = false, mixed = false;  // mixed: each head in a way of its own
   float clip_k = .96f, clip_v = .92f;
 };
 
@@ -34,6 +34,7 @@ class TwoCaches {
   std::vector<uint8_t> pool;
   std::vector<uint16_t> wk, wv;
   std::vector<float> feedback, metric;
+  std::vector<uint8_t> kinds;  // corrections of the heads, then their roundings
   DeviceBuffer<uint8_t> device_pool;
   DeviceBuffer<uint16_t> device_wk, device_wv;
   DeviceBuffer<int32_t> device_indptr, device_indices;
@@ -54,6 +55,8 @@ class TwoCaches {
         device_indices(indices),
         device_feedback(static_cast<size_t>(s.heads) * s.head_dim * s.head_dim),
         device_metric(device_feedback.count()) {
+    for (int h = 0; h < s.heads; ++h) kinds.push_back(static_cast<uint8_t>(h % 3));
+    for (int h = 0; h < s.heads; ++h) kinds.push_back(static_cast<uint8_t>(h % 2));
     const int d = s.head_dim;
     std::mt19937 rng(5);
     std::normal_distribution<float> normal;
@@ -102,14 +105,19 @@ class TwoCaches {
                           .old_len = lens.data(),
                           .old_history = histories.data(),
                           .new_history = now.data(),
-                          .clip_k = setup.clip_k,
-                          .clip_v = setup.clip_v,
-                          .feedback_k = setup.shaped ? feedback.data() : nullptr,
-                          .feedback_v = setup.shaped ? feedback.data() : nullptr,
-                          .metric_k = setup.metric ? metric.data() : nullptr,
-                          .metric_v = setup.metric ? metric.data() : nullptr,
+                          .key = {.clip_ratio = setup.clip_k},
+                          .value = {.clip_ratio = setup.clip_v},
                           .batch = 2,
                           .num_kv_heads = setup.heads};
+    const auto write_with = [&](const float* u, const float* m, const uint8_t* kinds) {
+      for (oscar::SideWriter* side : {&p.key, &p.value}) {
+        side->feedback = setup.shaped ? u : nullptr;
+        side->metric = setup.metric ? m : nullptr;
+        side->corrections = setup.mixed ? kinds : nullptr;
+        side->roundings = setup.mixed && setup.shaped ? kinds + setup.heads : nullptr;
+      }
+    };
+    write_with(feedback.data(), metric.data(), kinds.data());
     append_ref(p);
     const DeviceBuffer<uint16_t> dk(k), dv(v);
     const DeviceBuffer<int32_t> drows(rows), dlens(lens), dold(histories), dnow(now), dlast(last);
@@ -120,8 +128,8 @@ class TwoCaches {
     p.k = dk.get(), p.v = dv.get();
     p.rows_indptr = drows.get(), p.old_len = dlens.get();
     p.old_history = dold.get(), p.new_history = dnow.get();
-    p.feedback_k = p.feedback_v = setup.shaped ? device_feedback.get() : nullptr;
-    p.metric_k = p.metric_v = setup.metric ? device_metric.get() : nullptr;
+    const DeviceBuffer<uint8_t> device_kinds(kinds);
+    write_with(device_feedback.get(), device_metric.get(), device_kinds.get());
     p.status = status.get();
     EXPECT_EQ(append_rows(p, std::max(counts[0], counts[1]), max_history, nullptr), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -243,6 +251,13 @@ std::vector<Case> cases() {
   s = {}, s.shaped = s.metric = true, s.head_dim = s.quant_group_size = 64;
   s.order = PackOrder::kQuartered;
   all.push_back({"shaped, metric scales, d 64 quartered", s});
+  for (const int d : {64, 128, 256}) {  // every pair of correction and rounding
+    s = {}, s.shaped = s.metric = s.mixed = true, s.head_dim = d, s.heads = 6;
+    s.quant_group_size = d / 2;
+    all.push_back({"heads in ways of their own", s});
+  }
+  s = {}, s.metric = s.mixed = true;
+  all.push_back({"plain heads corrected in different ways", s});
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Settings, Append, testing::ValuesIn(cases()));

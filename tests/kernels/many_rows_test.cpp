@@ -135,8 +135,8 @@ void compare(const Matrices* matrices, bool corrected, Difference& sum) {
                         .old_len = zero.get(),
                         .old_history = zero.get(),
                         .new_history = now.get(),
-                        .clip_k = .96f,
-                        .clip_v = .92f,
+                        .key = {.clip_ratio = .96f},
+                        .value = {.clip_ratio = .92f},
                         .status = status.get(),
                         .batch = 1,
                         .num_kv_heads = kHeads};
@@ -146,12 +146,12 @@ void compare(const Matrices* matrices, bool corrected, Difference& sum) {
       all.insert(all.end(), matrices->feedback.begin(), matrices->feedback.end());
     }
     feedback.upload(all);
-    p.feedback_k = p.feedback_v = feedback.get();
+    p.key.feedback = p.value.feedback = feedback.get();
     head_metric.assign(matrices->metric.begin(), matrices->metric.end());
     all.clear();
     for (int h = 0; h < kHeads; ++h) all.insert(all.end(), head_metric.begin(), head_metric.end());
     metric.upload(all);
-    if (corrected) p.metric_k = p.metric_v = metric.get();
+    if (corrected) p.key.metric = p.value.metric = metric.get();
   }
   std::vector<uint16_t> host[2] = {std::vector<uint16_t>(k.count()),
                                    std::vector<uint16_t>(k.count())};
@@ -177,9 +177,8 @@ void compare(const Matrices* matrices, bool corrected, Difference& sum) {
       });
       const oscar::RowQuantizer quantizer{
           .head_dim = kDim,
-          .quant_group_size = kDim,
-          .clip_ratio = side ? p.clip_v : p.clip_k,
-          .correction = corrected ? oscar::ScaleCorrection::kMetric : oscar::ScaleCorrection::kNone,
+          .format = {.quant_group_size = kDim},
+          .recipe = head_recipe(writer_of(p, side), head),
           .feedback = matrices ? matrices->feedback.data() : nullptr,
           .metric = head_metric.data()};
       const oscar::RowsStatus done =

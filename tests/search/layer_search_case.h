@@ -67,11 +67,8 @@ inline LayerStatistics statistics_of(const std::vector<HeldChunk>& chunks) {
 inline SideVariant as_variant(const SideTransform& side) {
   SideVariant variant;
   for (int head = 0; head < side.forward.count; ++head) {
-    variant.push_back({.fit = &side,
-                       .head = head,
-                       .clip_ratio = side.clip_ratio[head],
-                       .scale_correction = side.scale_correction[head],
-                       .rounding = head_rounding(side, head)});
+    variant.push_back(
+        {.fit = &side, .head = head, .recipe = side.recipe[static_cast<size_t>(head)]});
   }
   return variant;
 }

@@ -41,8 +41,8 @@ struct EngineLosses {
 std::vector<EngineLosses> engine_losses(const LayerTransforms& layer,
                                         const std::vector<HeldChunk>& chunks) {
   const auto codec = std::make_shared<LayerCodec>();
-  codec->key = make_side_codec(layer.key, CacheSide::kKey, kQuantizer, 1, torch::kCPU);
-  codec->value = make_side_codec(layer.value, CacheSide::kValue, kQuantizer, 1, torch::kCPU);
+  codec->key = make_side_codec(layer.key, Side::kKey, kQuantizer, 1, torch::kCPU);
+  codec->value = make_side_codec(layer.value, Side::kValue, kQuantizer, 1, torch::kCPU);
   const CacheView view{.sink = kQuantizer.sink_tokens, .recent = kQuantizer.recent_tokens};
   std::vector<EngineLosses> losses(kHeads);
   for (const HeldChunk& c : chunks) {
@@ -79,12 +79,12 @@ TEST(LayerSearch, ReplacesAClippingRatioThatIsClearlyWrong) {
   const LayerChoice choice = search.run();
   for (const SideTransform* side : {&choice.layer.key, &choice.layer.value}) {
     // The lowest ratio that is tried beside the fixed one, so any but that one.
-    for (const float ratio : side->clip_ratio) EXPECT_GE(ratio, 0.84f);
+    for (const float ratio : side->recipe.clip_ratio) EXPECT_GE(ratio, 0.84f);
   }
   Search none = search;
   none.options = {};
   const LayerChoice fixed = none.run();
-  EXPECT_FLOAT_EQ(fixed.layer.key.clip_ratio[0], 0.4f);
+  EXPECT_FLOAT_EQ(fixed.layer.key.recipe.clip_ratio[0], 0.4f);
   for (int h = 0; h < kHeads; ++h) {
     EXPECT_LT(choice.layer.predicted_output_nmse[h], 0.7 * fixed.layer.predicted_output_nmse[h]);
   }
@@ -114,12 +114,12 @@ TEST(LayerSearch, ConfirmationRejectsAnOverfitChoice) {
   search.held.search = {with_outliers(10, false), with_outliers(11, false)};
   search.held.confirm = {with_outliers(12, false), with_outliers(13, false)};
   const LayerChoice agreed = search.run();
-  for (const float ratio : agreed.layer.key.clip_ratio) {
+  for (const float ratio : agreed.layer.key.recipe.clip_ratio) {
     EXPECT_TRUE(ratio > 0 && ratio < 0.9f) << "the planted gain was not found: " << ratio;
   }
   search.held.confirm = {with_outliers(12, true), with_outliers(13, true)};
   const LayerChoice denied = search.run();
-  for (const float ratio : denied.layer.key.clip_ratio) EXPECT_EQ(ratio, 0.0f);
+  for (const float ratio : denied.layer.key.recipe.clip_ratio) EXPECT_EQ(ratio, 0.0f);
   EXPECT_FALSE(denied.layer.search["key"]["heads"][0]["confirmed"][0]["accepted"].get<bool>());
 }
 
@@ -262,8 +262,8 @@ TEST(LayerSearch, ThePortableVariantIsOrthogonalPlainUncentredWithOneClipPair) {
   for (const LayerTransforms* layer : {&choice.portable.shared, &choice.portable.per_head}) {
     for (const SideTransform* side : {&layer->key, &layer->value}) {
       EXPECT_TRUE(side->partner.empty() && side->metric.empty() && side->feedback.empty());
-      EXPECT_EQ(side->clip_ratio[0], side->clip_ratio[1]);
-      EXPECT_EQ(side->scale_correction[0], ScaleCorrection::kNone);
+      EXPECT_EQ(side->recipe.clip_ratio[0], side->recipe.clip_ratio[1]);
+      EXPECT_EQ(side->recipe.scale_correction[0], ScaleCorrection::kNone);
       for (const float entry : side->mean.data) EXPECT_EQ(entry, 0.0f);
     }
   }

@@ -75,7 +75,7 @@ TEST(SearchPass, ABatchOfChunksGivesTheChoicesOfSingleChunks) {
   };
   const auto single = choices(1), joined = choices(4);
   EXPECT_EQ(single[0].layer.search, joined[0].layer.search);
-  EXPECT_EQ(single[0].layer.key.clip_ratio, joined[0].layer.key.clip_ratio);
+  EXPECT_EQ(single[0].layer.key.recipe.clip_ratio, joined[0].layer.key.recipe.clip_ratio);
   EXPECT_EQ(single[0].layer.predicted_output_nmse, joined[0].layer.predicted_output_nmse);
 }
 

@@ -23,10 +23,8 @@ void expect_equal(const SideCodec& found, const SideCodec& expected) {
   expect_equal(found.mean, expected.mean, "mean");
   expect_equal(found.feedback, expected.feedback, "feedback");
   expect_equal(found.metric, expected.metric, "metric");
-  EXPECT_EQ(found.clip_ratio, expected.clip_ratio);
-  EXPECT_EQ(found.scale_correction, expected.scale_correction);
-  EXPECT_EQ(found.quant_group_size, expected.quant_group_size);
-  EXPECT_EQ(found.metadata, expected.metadata);
+  EXPECT_EQ(found.recipe, expected.recipe);
+  EXPECT_EQ(found.format, expected.format);
 }
 
 class VariantCodecsTest : public testing::Test {
@@ -46,11 +44,10 @@ TEST_F(VariantCodecsTest, EqualTheCodecOfTheComposedHeads) {
   for (const Side side : {Side::kKey, Side::kValue}) {
     const auto of = [&](const LayerTransforms& fit, int head, ScaleCorrection correction,
                         Rounding rounding) {
-      return HeadChoice{.fit = side == Side::kKey ? &fit.key : &fit.value,
-                        .head = head,
-                        .clip_ratio = 0.9f,
-                        .scale_correction = correction,
-                        .rounding = rounding};
+      return HeadChoice{
+          .fit = side == Side::kKey ? &fit.key : &fit.value,
+          .head = head,
+          .recipe = {.clip_ratio = 0.9f, .scale_correction = correction, .rounding = rounding}};
     };
     using enum ScaleCorrection;
     for (const SideVariant& heads : {SideVariant{of(plain_, 0, kNone, Rounding::kPlain),
@@ -58,10 +55,8 @@ TEST_F(VariantCodecsTest, EqualTheCodecOfTheComposedHeads) {
                                      SideVariant{of(balanced_, 1, kMetric, Rounding::kShaped),
                                                  of(plain_, 0, kUnbiased, Rounding::kPlain),
                                                  of(balanced_, 0, kNone, Rounding::kPlain)}}) {
-      const CacheSide cache_side = side == Side::kKey ? CacheSide::kKey : CacheSide::kValue;
-      expect_equal(
-          codecs_.codec(heads, side),
-          make_side_codec(compose_heads(heads, side), cache_side, kQuantizer, 1, torch::kCPU));
+      expect_equal(codecs_.codec(heads, side),
+                   make_side_codec(compose_heads(heads, side), side, kQuantizer, 1, torch::kCPU));
     }
   }
 }

@@ -27,8 +27,7 @@ SideTransform plain_side(float clip) {
   side.forward = MatrixStack<float>(kHeads, kHeadDim, kHeadDim);
   for (int h = 0; h < kHeads; ++h) side.forward[h].setIdentity();
   side.mean = VectorStack<float>(kHeads, kHeadDim);
-  side.clip_ratio.assign(kHeads, clip);
-  side.scale_correction.assign(kHeads, ScaleCorrection::kNone);
+  side.recipe = SideRecipe(kHeads, {.clip_ratio = clip});
   return side;
 }
 
@@ -96,7 +95,7 @@ TEST(ClipPool, ABundlesOwnHeadsGetOnePairForTheModelOrForEachLayer) {
   Bundle bundle = plain_bundle();
   for (int id = 0; id < 2; ++id) {
     bundle.layers[id].search = bundle.portable[id].shared.search;
-    bundle.layers[id].key.clip_ratio = {id == 0 ? 0.96F : 0.90F, 0.93F};
+    bundle.layers[id].key.recipe.clip_ratio = {id == 0 ? 0.96F : 0.90F, 0.93F};
   }
   Bundle by_layer = bundle;
   const Json model = pool_own_clips(bundle, ClipScope::kModel);
@@ -106,14 +105,14 @@ TEST(ClipPool, ABundlesOwnHeadsGetOnePairForTheModelOrForEachLayer) {
   EXPECT_EQ(model[0]["clip"], Json({0.93, 0.92}));
   EXPECT_DOUBLE_EQ(model[0]["loss_factor"].get<double>(), factor);
   for (const LayerTransforms& layer : bundle.layers) {
-    EXPECT_EQ(layer.key.clip_ratio, (std::vector<float>{0.93F, 0.93F}));
+    EXPECT_EQ(layer.key.recipe.clip_ratio, (std::vector<float>{0.93F, 0.93F}));
     EXPECT_DOUBLE_EQ(layer.predicted_output_nmse[1], 0.01 * factor);
   }
   const Json layers = pool_own_clips(by_layer, ClipScope::kLayer);
   ASSERT_EQ(layers.size(), 2u);
   EXPECT_EQ(layers[0]["clip"], Json({0.96, 0.92}));
   EXPECT_EQ(layers[1]["clip"], Json({0.9, 0.92}));
-  EXPECT_EQ(by_layer.layers[1].key.clip_ratio, (std::vector<float>{0.90F, 0.90F}));
+  EXPECT_EQ(by_layer.layers[1].key.recipe.clip_ratio, (std::vector<float>{0.90F, 0.90F}));
   EXPECT_TRUE(pool_own_clips(by_layer, ClipScope::kHead).is_null());
 }
 
@@ -151,7 +150,7 @@ TEST(ClipPool, OneRatioForBothSidesIsOneThatBothWereTriedWith) {
 
 TEST(StackSupport, PlainRowsInFp32RunAsTheyAreOnSglang) {
   Bundle bundle = plain_bundle();
-  bundle.quantizer.metadata_dtype = "fp32";
+  bundle.quantizer.metadata_dtype = MetadataDtype::kFp32;
   const Json support = stack_support_json(bundle);
   EXPECT_EQ(find(support, "sglang-v1")["verdict"], "as is");
   EXPECT_EQ(find(support, "sglang-v2")["line"], "runs as is");
@@ -160,7 +159,7 @@ TEST(StackSupport, PlainRowsInFp32RunAsTheyAreOnSglang) {
 
 TEST(StackSupport, RowsInAnotherCodecRunAsTheyAreWhereThatIsTheCodec) {
   Bundle bundle = plain_bundle();
-  bundle.quantizer.zero = "minimum";
+  bundle.quantizer.rules.zero = ZeroForm::kMinimum;
   const Json support = stack_support_json(bundle);
   EXPECT_EQ(find(support, "vllm")["verdict"], "as is");
   EXPECT_EQ(find(support, "onnxruntime")["verdict"], "portable");
@@ -171,7 +170,7 @@ TEST(StackSupport, RowsInAnotherCodecRunAsTheyAreWhereThatIsTheCodec) {
 // What one change of the bundle makes of sglang-v1's verdict.
 Json changed(const std::function<void(Bundle&)>& change) {
   Bundle bundle = plain_bundle();
-  bundle.quantizer.metadata_dtype = "fp32";
+  bundle.quantizer.metadata_dtype = MetadataDtype::kFp32;
   change(bundle);
   return find(stack_support_json(bundle), "sglang-v1");
 }
@@ -186,17 +185,17 @@ TEST(StackSupport, WhateverAStackLacksIsNamed) {
             "values are centred (layer 1)");
   EXPECT_EQ(reason([](Bundle& b) { b.layers[0].key.forward[1](0, 0) = -1; }),
             "heads of keys differ (layer 0)");
-  EXPECT_EQ(reason([](Bundle& b) {
-              b.layers[0].key.feedback = b.layers[0].key.forward;
-              b.layers[0].key.feedback[1](0, 1) = 0.5F;
-            }),
+  EXPECT_EQ(reason([](Bundle& b) { b.layers[0].key.recipe.rounding[1] = Rounding::kShaped; }),
             "rounding is shaped (layer 0)");
-  EXPECT_EQ(
-      reason([](Bundle& b) { b.layers[0].key.scale_correction[1] = ScaleCorrection::kMetric; }),
-      "scales are corrected (layer 0)");
-  EXPECT_EQ(reason([](Bundle& b) { b.layers[1].key.clip_ratio[0] = 0.5F; }),
+  EXPECT_EQ(reason([](Bundle& b) {
+              b.layers[0].key.recipe.scale_correction[1] = ScaleCorrection::kMetric;
+            }),
+            "scales are corrected (layer 0)");
+  EXPECT_EQ(reason([](Bundle& b) { b.layers[1].key.recipe.clip_ratio[0] = 0.5F; }),
             "it has fewer clipping ratios");
-  EXPECT_NE(reason([](Bundle& b) { b.quantizer.metadata_dtype = "fp16"; }).find("after coding"),
+  EXPECT_NE(reason([](Bundle& b) {
+              b.quantizer.metadata_dtype = MetadataDtype::kFp16;
+            }).find("after coding"),
             std::string::npos);
 }
 

@@ -50,16 +50,16 @@ TEST(Stacks, ServedAreThoseWhoseCodecIsKnown) {
 // What keeps a bundle of this toolkit's codec from running as it is.
 TEST(Stacks, GapsToThisCodecAreNamed) {
   QuantizerSettings quantizer{.quant_group_size = 0};
-  quantizer.metadata_dtype = "fp32";
+  quantizer.metadata_dtype = MetadataDtype::kFp32;
   EXPECT_EQ(codec_gap(find_stack("sglang-v1"), quantizer), "");
-  quantizer.metadata_dtype = "fp16";
+  quantizer.metadata_dtype = MetadataDtype::kFp16;
   const auto gap = [&](const char* name) { return codec_gap(find_stack(name), quantizer); };
   EXPECT_EQ(gap("oscar"), "");
   EXPECT_NE(gap("sglang-v1").find("after coding"), std::string::npos);
   EXPECT_NE(gap("vllm").find("minimum"), std::string::npos);
   quantizer.quant_group_size = 64;
   EXPECT_NE(gap("mlx").find("clips each quantization group"), std::string::npos);
-  quantizer.metadata_dtype = "bf16";
+  quantizer.metadata_dtype = MetadataDtype::kBf16;
   EXPECT_NE(gap("onnxruntime").find("no bf16"), std::string::npos);
 }
 
@@ -69,14 +69,14 @@ TEST(Stacks, ItsOwnCodecLeavesNoGap) {
     for (const StackMetadata& metadata : stack.metadata) {
       QuantizerSettings quantizer = default_codec(stack);
       if (metadata.whole_head_only) quantizer.quant_group_size = 0;
-      quantizer.metadata_dtype = metadata_name(metadata.dtype);
+      quantizer.metadata_dtype = metadata.dtype;
       take_rules_of(stack, quantizer);
       EXPECT_EQ(codec_gap(stack, quantizer), "") << stack.name;
     }
   }
-  const CodecRules onnx = codec_rules(default_codec(find_stack("onnxruntime")));
+  const CodecRules onnx = default_codec(find_stack("onnxruntime")).rules;
   EXPECT_EQ(onnx, (CodecRules{.zero = ZeroForm::kMinimum, .ties = CodeTies::kEven}));
-  const CodecRules mlx = codec_rules(default_codec(find_stack("mlx")));
+  const CodecRules mlx = default_codec(find_stack("mlx")).rules;
   EXPECT_EQ(mlx, (CodecRules{.clip_span = ClipSpan::kQuantGroup,
                              .metadata_rounding = MetadataRounding::kAfterCoding}));
 }
@@ -95,7 +95,7 @@ TEST(StackChoice, SglangGetsPlainRowsOneMatrixALayerAndOnePair) {
   EXPECT_EQ(choice.fit.scale_correction, ScaleCorrection::kNone);
   EXPECT_EQ(choice.fit.clip_k, kPublishedClipK);
   EXPECT_EQ(choice.fit.clip_v, kPublishedClipV);
-  EXPECT_EQ(choice.quantizer.metadata_dtype, "fp32");
+  EXPECT_EQ(choice.quantizer.metadata_dtype, MetadataDtype::kFp32);
   EXPECT_EQ(choice.quantizer.quant_group_size, 0);
   // Transforms would be chosen by KV head; ratios are pooled.
   EXPECT_EQ(choice.search, (SearchOptions{.clip = true, .clip_scope = ClipScope::kModel}));
@@ -115,7 +115,7 @@ TEST(StackChoice, ThisToolkitsKernelsTakeEverything) {
   EXPECT_EQ(after.fit.rounding, before.fit.rounding);
   EXPECT_EQ(after.fit.center, before.fit.center);
   EXPECT_EQ(after.fit.clip_k, before.fit.clip_k);
-  EXPECT_EQ(after.quantizer.metadata_dtype, "fp16");
+  EXPECT_EQ(after.quantizer.metadata_dtype, MetadataDtype::kFp16);
 }
 
 TEST(StackChoice, WithoutAPlaceForTheInverseOnlyRotationsAreSearched) {
@@ -163,12 +163,12 @@ TEST(StackChoice, NamedOptionsThatConflictAreRefusedByName) {
 
 TEST(StackChoice, MetadataIsTheStacksUnlessNamed) {
   const Stack& stack = find_stack("sglang-v1");
-  EXPECT_EQ(restrict_to(stack, best_choice(), {}).quantizer.metadata_dtype, "fp32");
+  EXPECT_EQ(restrict_to(stack, best_choice(), {}).quantizer.metadata_dtype, MetadataDtype::kFp32);
   const StackChoice named = restrict_to(stack, best_choice(), {{"--metadata-dtype", "fp16"}});
-  EXPECT_EQ(named.quantizer.metadata_dtype, "fp16");
-  EXPECT_EQ(named.quantizer.metadata_rounding, "after_coding");
+  EXPECT_EQ(named.quantizer.metadata_dtype, MetadataDtype::kFp16);
+  EXPECT_EQ(named.quantizer.rules.metadata_rounding, MetadataRounding::kAfterCoding);
   StackChoice choice = best_choice();
-  choice.quantizer.metadata_dtype = "bf16";
+  choice.quantizer.metadata_dtype = MetadataDtype::kBf16;
   const ErrorInfo info = refusal(find_stack("vllm"), choice, {{"--metadata-dtype", "bf16"}});
   EXPECT_EQ(info.where, "--metadata-dtype bf16");
 }

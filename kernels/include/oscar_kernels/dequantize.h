@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "oscar/cache/scale_correction.h"
+#include "oscar/cache/page_layout.h"
 
 namespace oscar {
 
@@ -16,13 +16,9 @@ struct DequantizeParams {
   float* out = nullptr;
   int64_t batch = 0, tokens = 0;
   int num_heads = 0;
-  int head_dim = 0;          // a multiple of 8, at most kMaxHeadDim
-  int quant_group_size = 0;  // divides head_dim
-  MetadataDtype metadata = MetadataDtype::kFp16;
-  const float* clip_ratio = nullptr;    // [num_heads], <= 0: off
-  const uint8_t* correction = nullptr;  // [num_heads] ScaleCorrection
-  const float* feedback = nullptr;      // [num_heads, head_dim, head_dim] U; null: plain rounding
-  const float* metric = nullptr;        // [num_heads, head_dim, head_dim] M; null: no head needs it
+  int head_dim = 0;  // a multiple of 8, at most kMaxHeadDim
+  RowFormat format = {};
+  SideWriter writer = {};  // of num_heads heads; plain under other rules than this toolkit's
   // RowStatus bits of refused rows are or-ed in; their output is unspecified.
   int* status = nullptr;
 };

@@ -54,6 +54,17 @@ struct AttributeReader {
   void operator()(const char* name, std::string& value) const;
   void operator()(const char* name, Json& value) const { value = json(name); }
   void operator()(const char* name, AttentionKind& value) const;
+  // A choice of the codec, by its word.
+  template <typename Choice>
+  requires requires(const std::string& word, Choice& choice) { parse_codec_word(word, choice); }
+  void operator()(const char* name, Choice& value) const {
+    std::string word = codec_word(value);
+    (*this)(name, word);
+    if (!parse_codec_word(word, value)) {
+      refuse_object(raw, label(name), "quantizer setting is not supported", "a word of this codec",
+                    word);
+    }
+  }
   void operator()(const char* name, std::vector<CorpusSource>& sources) const;
   template <typename Integer>
   requires std::is_integral_v<Integer>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "oscar/base/json.h"
-#include "oscar/cache/codec_rules.h"
+#include "oscar/cache/row_recipe.h"
 #include "oscar/data/corpus.h"
 #include "oscar/data/ngram_fingerprint.h"
 #include "oscar/fit/fit.h"
@@ -30,18 +30,12 @@ struct QuantizerSettings {
   int sink_tokens = 64;
   int recent_tokens = 256;
   int demote_block = 1;
-  std::string metadata_dtype = "fp16";  // fp16 | bf16 | fp32
-  // Rules of the codec, by the names of oscar/cache/codec_rules.h.
-  std::string clip_span = "head_row";
-  std::string zero = "code_units";
-  std::string ties = "up";
-  std::string metadata_rounding = "before_coding";
-};
+  MetadataDtype metadata_dtype = MetadataDtype::kFp16;
+  CodecRules rules;
 
-// The settings' rules. Throws Error for a name that is none.
-CodecRules codec_rules(const QuantizerSettings& settings);
-// Writes the names of `rules` into the settings.
-void set_codec_rules(QuantizerSettings& settings, const CodecRules& rules);
+  RowFormat row_format() const { return {quant_group_size, metadata_dtype, rules}; }
+  bool operator==(const QuantizerSettings&) const = default;
+};
 
 // One layer of the portable variant: orthogonal, plain writer, no centering.
 struct PortableLayer {

@@ -48,22 +48,12 @@ void check_quantizer(const RawFile& raw, const BundleModel& model, const Quantiz
     }
   };
   const auto divides = [&q](int dim) { return dim % q.quant_group_size == 0; };
-  MetadataDtype dtype{};
   check(q.bits == 2, "bits", "2", std::to_string(q.bits));
   check(q.quant_group_size > 0 && divides(model.head_dim_k) && divides(model.head_dim_v),
         "quant_group_size", "a divisor of the head dimensions", std::to_string(q.quant_group_size));
   check(q.sink_tokens >= 0, "sink_tokens", "0 or more", std::to_string(q.sink_tokens));
   check(q.recent_tokens >= 0, "recent_tokens", "0 or more", std::to_string(q.recent_tokens));
   check(q.demote_block > 0, "demote_block", "1 or more", std::to_string(q.demote_block));
-  check(parse_metadata_name(q.metadata_dtype, dtype), "metadata_dtype", "fp16, bf16 or fp32",
-        q.metadata_dtype);
-  CodecRules rules;
-  check(parse_rule(q.clip_span, rules.clip_span), "clip_span", "head_row or quant_group",
-        q.clip_span);
-  check(parse_rule(q.zero, rules.zero), "zero", "code_units or minimum", q.zero);
-  check(parse_rule(q.ties, rules.ties), schema::kTies, "up or even", q.ties);
-  check(parse_rule(q.metadata_rounding, rules.metadata_rounding), schema::kMetadataRounding,
-        "before_coding or after_coding", q.metadata_rounding);
 }
 
 void check_complete(const RawFile& raw, const char* parent, size_t found, int expected) {

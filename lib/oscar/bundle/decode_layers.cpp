@@ -8,6 +8,7 @@
 
 #include "oscar/bundle/attribute_reader.h"
 #include "oscar/bundle/schema.h"
+#include "oscar/fit/metric.h"
 
 namespace oscar {
 namespace {
@@ -101,22 +102,23 @@ void finish_side(const RawFile& raw, const std::string& path, const schema::Side
                  int heads, SideTransform& side) {
   side.fallback = text_list(raw, path, slots.fallback);
   side.fallback.resize(static_cast<size_t>(heads));
-  for (const float ratio : side.clip_ratio) {
+  for (const float ratio : side.recipe.clip_ratio) {
     if (ratio < 0 || ratio > 1) {
       refuse_object(raw, path + "/" + slots.clip_ratio.name, "clip ratio is out of range", "0 to 1",
                     std::to_string(ratio));
     }
   }
-  const auto has = [](const auto& list, auto value) {
-    return std::find(list.begin(), list.end(), value) != list.end();
-  };
-  if (side.metric.empty() && has(side.scale_correction, ScaleCorrection::kMetric)) {
+  if (side.metric.empty() && side.recipe.any(ScaleCorrection::kMetric)) {
     refuse_object(raw, path + "/" + slots.metric.name, "required dataset is missing",
                   "a metric, because a head's scale correction is 2");
   }
-  if (side.partner.empty() && has(side.kind, TransformKind::kBalanced)) {
+  if (side.partner.empty() &&
+      std::find(side.kind.begin(), side.kind.end(), TransformKind::kBalanced) != side.kind.end()) {
     refuse_object(raw, path + "/" + slots.partner.name, "required dataset is missing",
                   "the inverse transform, because a head is balanced");
+  }
+  for (int head = 0; head < heads; ++head) {
+    side.recipe.rounding.push_back(rounding_of(side.feedback, head));
   }
 }
 

@@ -65,6 +65,11 @@ struct AttributeWriter {
   void operator()(const char* name, AttentionKind kind) const {
     put(name, std::string(schema::attention_name(kind)));
   }
+  template <typename Choice>
+  requires requires(Choice choice) { codec_word(choice); }
+  void operator()(const char* name, Choice choice) const {
+    put(name, std::string(codec_word(choice)));
+  }
   void operator()(const char* name, const std::vector<CorpusSource>& sources) const {
     put(name, dump(sources_json(sources)));
   }

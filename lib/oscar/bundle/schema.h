@@ -113,8 +113,8 @@ void visit_side(SideType& side, const SideSlots& slots, Visit&& visit) {
   visit(slots.partner, side.partner);
   visit(slots.mean, side.mean);
   visit(slots.eigenvalues, side.eigenvalues);
-  visit(slots.clip_ratio, side.clip_ratio);
-  visit(slots.scale_correction, side.scale_correction);
+  visit(slots.clip_ratio, side.recipe.clip_ratio);
+  visit(slots.scale_correction, side.recipe.scale_correction);
   visit(slots.metric, side.metric);
   visit(slots.feedback, side.feedback);
   visit(slots.condition_number, side.condition_number);
@@ -197,10 +197,10 @@ void visit_quantizer(QuantizerType& q, Visit&& visit) {
   visit("recent_tokens", q.recent_tokens);
   visit("demote_block", q.demote_block);
   visit("metadata_dtype", q.metadata_dtype);
-  visit("clip_span", q.clip_span);
-  visit("zero", q.zero);
-  visit(kTies, q.ties);
-  visit(kMetadataRounding, q.metadata_rounding);
+  visit("clip_span", q.rules.clip_span);
+  visit("zero", q.rules.zero);
+  visit(kTies, q.rules.ties);
+  visit(kMetadataRounding, q.rules.metadata_rounding);
 }
 
 // Layer attributes that a file may lack: the model's value, and 0, stand in for them.

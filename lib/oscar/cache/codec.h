@@ -1,8 +1,8 @@
-// The INT2 row codec, element by element: clip index, scale and zero, code, dequantized value.
+// The INT2 row codec, element by element: clip index, scale and zero, code, dequantized value. The
+// rules of this toolkit and of serving stacks are stated here and nowhere else.
 #pragma once
 
-#include "oscar/cache/metadata.h"
-#include "oscar/cache/rounded_arithmetic.h"
+#include "oscar/cache/codec_rules.h"
 
 namespace oscar {
 
@@ -38,36 +38,69 @@ OSCAR_HOST_DEVICE inline int clip_threshold_index(float clip_ratio, int head_dim
   return static_cast<int>(product);  // positive, so truncation is floor
 }
 
-// Scale and zero of one quantization group from the smallest and largest clipped value.
-// The floors keep constant and zero rows finite; ordinary rows never meet them.
-OSCAR_HOST_DEVICE inline ScaleZero scale_and_zero(float lo, float hi, MetadataDtype dtype) {
-  float scale = div_rn(sub_rn(hi, lo), 3.0f);
+// Scale and zero of one quantization group, from which its codes are found and as they are stored:
+// the same when metadata is rounded before coding.
+struct GroupScale {
+  ScaleZero coding, stored;
+};
+
+// From the smallest and largest clipped value. The floors keep constant and zero rows finite;
+// ordinary rows never meet them.
+OSCAR_HOST_DEVICE inline GroupScale group_scale(const CodecRules& rules, MetadataDtype dtype,
+                                                float lo, float hi) {
+  const bool fp16 = dtype == MetadataDtype::kFp16;
+  const bool before = rules.metadata_rounding == MetadataRounding::kBeforeCoding;
+  float scale = div_rn(sub_rn(hi, lo), 3.0f), zero = lo;
   if (scale < kMinScale) scale = kMinScale;
-  if (dtype == MetadataDtype::kFp16) {
-    const float magnitude = lo < 0.0f ? -lo : lo;
-    const float floor_of_zero = mul_rn(magnitude, kMinScaleOfZeroFp16);
-    if (scale < floor_of_zero) scale = floor_of_zero;
-    if (scale < kMinScaleFp16) scale = kMinScaleFp16;
+  if (fp16 && scale < kMinScaleFp16) scale = kMinScaleFp16;
+  if (rules.zero == ZeroForm::kCodeUnits) {
+    const float floor_of_zero = mul_rn(lo < 0.0f ? -lo : lo, kMinScaleOfZeroFp16);
+    if (fp16 && scale < floor_of_zero) scale = floor_of_zero;
+    if (before) scale = round_to_metadata(scale, dtype);
+    zero = div_rn(-lo, scale);
   }
-  ScaleZero out;
-  out.scale = round_to_metadata(scale, dtype);
-  out.zero = round_to_metadata(div_rn(-lo, out.scale), dtype);
-  if (out.zero == 0.0f) out.zero = 0.0f;  // -0 becomes +0
+  GroupScale out;
+  out.stored.scale = round_to_metadata(scale, dtype);
+  out.stored.zero = round_to_metadata(zero, dtype);
+  if (out.stored.zero == 0.0f) out.stored.zero = 0.0f;  // -0 becomes +0
+  out.coding = out.stored;
+  if (!before) {
+    out.coding.scale = scale;
+    out.coding.zero = zero;
+  }
   return out;
+}
+
+// The same of this toolkit's codec.
+OSCAR_HOST_DEVICE inline ScaleZero scale_and_zero(float lo, float hi, MetadataDtype dtype) {
+  return group_scale(CodecRules{}, dtype, lo, hi).stored;
 }
 
 OSCAR_HOST_DEVICE inline bool is_finite(float x) {
   return (float_bits(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// clamp(floor(x / scale + zero + 0.5), 0, 3). Counting thresholds is the clamped floor.
-OSCAR_HOST_DEVICE inline int code_of(float x, ScaleZero sz) {
-  const float t = add_rn(add_rn(div_rn(x, sz.scale), sz.zero), 0.5f);
-  return static_cast<int>(t >= 1.0f) + static_cast<int>(t >= 2.0f) + static_cast<int>(t >= 3.0f);
+// The nearest of the four codes to (x / scale) + zero, or to (x - zero) / scale. Counting
+// thresholds is clamping: halves up is the clamped floor of t + .5; of the ties .5, 1.5, 2.5 the
+// first and the last have an even neighbour below.
+OSCAR_HOST_DEVICE inline int code_of(const CodecRules& rules, float x, ScaleZero sz) {
+  const float t = rules.zero == ZeroForm::kCodeUnits ? add_rn(div_rn(x, sz.scale), sz.zero)
+                                                     : div_rn(sub_rn(x, sz.zero), sz.scale);
+  if (rules.ties == CodeTies::kEven) {
+    return static_cast<int>(t > 0.5f) + static_cast<int>(t >= 1.5f) + static_cast<int>(t > 2.5f);
+  }
+  const float up = add_rn(t, 0.5f);
+  return static_cast<int>(up >= 1.0f) + static_cast<int>(up >= 2.0f) + static_cast<int>(up >= 3.0f);
 }
+OSCAR_HOST_DEVICE inline int code_of(float x, ScaleZero sz) { return code_of(CodecRules{}, x, sz); }
 
+OSCAR_HOST_DEVICE inline float dequantize(const CodecRules& rules, int code, ScaleZero sz) {
+  const float number = static_cast<float>(code);
+  return rules.zero == ZeroForm::kCodeUnits ? mul_rn(sub_rn(number, sz.zero), sz.scale)
+                                            : add_rn(mul_rn(number, sz.scale), sz.zero);
+}
 OSCAR_HOST_DEVICE inline float dequantize(int code, ScaleZero sz) {
-  return mul_rn(sub_rn(static_cast<float>(code), sz.zero), sz.scale);
+  return dequantize(CodecRules{}, code, sz);
 }
 
 // Byte and bit position of dimension `dim` in a packed row of head_dim / 4 bytes.

@@ -1,7 +1,7 @@
-// Where the plain writers of serving stacks differ: clip threshold, zero, ties, metadata.
+// The choices in which plain writers differ, and their names; codec.h says what each means.
 #pragma once
 
-#include <cstdint>
+#include <string>
 
 #include "oscar/cache/metadata.h"
 #include "oscar/cache/rounded_arithmetic.h"
@@ -29,21 +29,18 @@ struct CodecRules {
   bool operator==(const CodecRules&) const = default;
 };
 
-// Names in bundles: "head_row", "quant_group"; "code_units", "minimum"; "up", "even";
-// "before_coding", "after_coding". Parsing returns false for any other name.
-const char* rule_name(ClipSpan span);
-const char* rule_name(ZeroForm zero);
-const char* rule_name(CodeTies ties);
-const char* rule_name(MetadataRounding rounding);
-bool parse_rule(const std::string& name, ClipSpan& span);
-bool parse_rule(const std::string& name, ZeroForm& zero);
-bool parse_rule(const std::string& name, CodeTies& ties);
-bool parse_rule(const std::string& name, MetadataRounding& rounding);
-
-// One quantization group written under `rules` and read back. x [size] finite, rows already rounded
-// to bf16; `threshold` of the clipping, infinite for none. fp32 arithmetic in the written order,
-// without contraction. x_hat [size]. False when the range does not fit the metadata dtype.
-bool write_and_read_group(const CodecRules& rules, MetadataDtype metadata, const float* x, int size,
-                          float threshold, float* x_hat);
+// The words for them in bundles, reports and options: "head_row", "quant_group"; "code_units",
+// "minimum"; "up", "even"; "before_coding", "after_coding"; "fp16", "bf16", "fp32".
+const char* codec_word(ClipSpan span);
+const char* codec_word(ZeroForm zero);
+const char* codec_word(CodeTies ties);
+const char* codec_word(MetadataRounding rounding);
+const char* codec_word(MetadataDtype dtype);
+// False, and no change, for a word that is none of the type's.
+bool parse_codec_word(const std::string& word, ClipSpan& span);
+bool parse_codec_word(const std::string& word, ZeroForm& zero);
+bool parse_codec_word(const std::string& word, CodeTies& ties);
+bool parse_codec_word(const std::string& word, MetadataRounding& rounding);
+bool parse_codec_word(const std::string& word, MetadataDtype& dtype);
 
 }  // namespace oscar

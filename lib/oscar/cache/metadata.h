@@ -1,8 +1,6 @@
 // The dtype of scale and zero, and rounding to it.
 #pragma once
 
-#include <string>
-
 #include "oscar/cache/numeric.h"
 
 namespace oscar {
@@ -18,10 +16,5 @@ OSCAR_HOST_DEVICE inline float round_to_metadata(float value, MetadataDtype dtyp
 OSCAR_HOST_DEVICE inline int metadata_bytes(MetadataDtype dtype) {
   return dtype == MetadataDtype::kFp32 ? 4 : 2;
 }
-
-// "fp16", "bf16", "fp32": the names in bundles and on command lines.
-const char* metadata_name(MetadataDtype dtype);
-// Returns false for any other name.
-bool parse_metadata_name(const std::string& name, MetadataDtype& dtype);
 
 }  // namespace oscar

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "oscar/cache/codec.h"
+#include "oscar/cache/row_recipe.h"
 
 namespace oscar {
 
@@ -95,6 +96,31 @@ struct AttentionParams {
   int batch = 0, q_len = 1, num_qo_heads = 0, num_kv_heads = 0;
 };
 
+// How the rows of one side are written, head by head; arrays in the memory of the pages.
+struct SideWriter {
+  float clip_ratio = 0.0f;               // of every head when `clip_ratios` is null; <= 0: off
+  const float* clip_ratios = nullptr;    // [num_kv_heads]
+  const uint8_t* corrections = nullptr;  // [num_kv_heads] ScaleCorrection; null: kMetric with a
+                                         //   metric, else kNone
+  const uint8_t* roundings = nullptr;    // [num_kv_heads] Rounding; null: kShaped with a feedback
+                                         //   matrix, else kPlain
+  const float* feedback = nullptr;       // U [num_kv_heads][d][d], needed by Rounding::kShaped
+  const float* metric = nullptr;         // M [num_kv_heads][d][d], needed by kMetric
+};
+
+OSCAR_HOST_DEVICE inline RowRecipe head_recipe(const SideWriter& writer, int head) {
+  RowRecipe recipe;
+  recipe.clip_ratio = writer.clip_ratios ? writer.clip_ratios[head] : writer.clip_ratio;
+  recipe.scale_correction = writer.corrections
+                                ? static_cast<ScaleCorrection>(writer.corrections[head])
+                            : writer.metric ? ScaleCorrection::kMetric
+                                            : ScaleCorrection::kNone;
+  recipe.rounding = writer.roundings  ? static_cast<Rounding>(writer.roundings[head])
+                    : writer.feedback ? Rounding::kShaped
+                                      : Rounding::kPlain;
+  return recipe;
+}
+
 // One call of append: rows that enter the cache, and rows that leave the exact windows for INT2.
 // Positions [old_len, new_len) are new; [sink + old_history, sink + new_history) become INT2,
 // taken from the new rows or, for positions before old_len, from the windows; the other new rows
@@ -109,15 +135,13 @@ struct AppendParams {
   const int32_t* old_len = nullptr;      // [batch]
   const int32_t* old_history = nullptr;  // [batch] INT2 tokens before
   const int32_t* new_history = nullptr;  // [batch] INT2 tokens after
-  float clip_k = 0.0f, clip_v = 0.0f;    // <= 0: off; used when the per-head arrays are null
-  const float* clip_k_heads = nullptr;   // [num_kv_heads] or null
-  const float* clip_v_heads = nullptr;
-  const float* feedback_k = nullptr;  // U [num_kv_heads][d][d]; null: plain rounding
-  const float* feedback_v = nullptr;
-  const float* metric_k = nullptr;  // M [num_kv_heads][d][d]; null: no metric correction
-  const float* metric_v = nullptr;
+  SideWriter key, value;
   int* status = nullptr;  // one int, or-ed with RowStatus bits of refused rows; may be null
   int batch = 0, num_kv_heads = 0;
 };
+
+OSCAR_HOST_DEVICE inline const SideWriter& writer_of(const AppendParams& p, int side) {
+  return side ? p.value : p.key;
+}
 
 }  // namespace oscar

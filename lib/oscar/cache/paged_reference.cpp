@@ -23,19 +23,15 @@ int64_t slot_of(const ExactWindows& windows, int b) { return windows.slot ? wind
 RowStatus write_row(const AppendParams& p, const uint16_t* bf16_row, int b, int token, int head,
                     int side) {
   const PageFormat& f = p.format;
-  const float* clips = side ? p.clip_v_heads : p.clip_k_heads;
-  const float* feedback = side ? p.feedback_v : p.feedback_k;
-  const float* metric = side ? p.metric_v : p.metric_k;
+  const SideWriter& writer = writer_of(p, side);
   const int64_t matrix = static_cast<int64_t>(head) * f.head_dim * f.head_dim;
   const RowQuantizer quantizer{
       .head_dim = f.head_dim,
-      .quant_group_size = f.quant_group_size,
-      .clip_ratio = clips ? clips[head] : (side ? p.clip_v : p.clip_k),
-      .metadata = f.metadata,
+      .format = {.quant_group_size = f.quant_group_size, .metadata = f.metadata, .rules = {}},
+      .recipe = head_recipe(writer, head),
       .order = f.order,
-      .correction = metric ? ScaleCorrection::kMetric : ScaleCorrection::kNone,
-      .feedback = feedback ? feedback + matrix : nullptr,
-      .metric = metric ? metric + matrix : nullptr};
+      .feedback = writer.feedback ? writer.feedback + matrix : nullptr,
+      .metric = writer.metric ? writer.metric + matrix : nullptr};
   std::vector<float> x(f.head_dim);
   for (int i = 0; i < f.head_dim; ++i) x[i] = bf16_to_float(bf16_row[i]);
   uint8_t* chunk = chunk_at(f, p.history, p.num_kv_heads, b, token, head);

@@ -8,58 +8,64 @@
 #include <thread>
 #include <vector>
 
+#include "oscar/cache/shaped_rounding.h"
+
 namespace oscar {
 namespace {
 
 constexpr int kLanes = 16;  // rows that advance together
 constexpr int kStrip = 4;   // columns whose sums are held in registers
 
-int num_groups(const RowQuantizer& q) { return q.head_dim / q.quant_group_size; }
+int num_groups(const RowQuantizer& q) { return q.head_dim / q.format.quant_group_size; }
+
+// Magnitude at which `count` values are clipped; infinite for none.
+float clip_threshold(float clip_ratio, const float* values, int count) {
+  const int rank = clip_threshold_index(clip_ratio, count);
+  return rank < 0 ? std::numeric_limits<float>::infinity() : magnitude_of_rank(values, count, rank);
+}
 
 // Scales and zeros of one row; reports values that are not finite and ranges that do not fit.
-RowStatus row_scales(const RowQuantizer& q, const float* x, ScaleZero* groups) {
-  for (int i = 0; i < q.head_dim; ++i) {
-    if (!is_finite(x[i])) return RowStatus::kNonFinite;
-  }
-  const int rank = clip_threshold_index(q.clip_ratio, q.head_dim);
-  const float threshold = rank < 0 ? 0.0f : magnitude_of_rank(x, q.head_dim, rank);
+RowStatus row_scales(const RowQuantizer& q, const float* x, GroupScale* groups) {
+  if (!std::all_of(x, x + q.head_dim, is_finite)) return RowStatus::kNonFinite;
+  const int size = q.format.quant_group_size;
+  const bool by_group = q.format.rules.clip_span == ClipSpan::kQuantGroup;
+  float threshold = by_group ? 0.0f : clip_threshold(q.recipe.clip_ratio, x, q.head_dim);
   for (int g = 0; g < num_groups(q); ++g) {
-    const float* values = x + g * q.quant_group_size;
-    float lo = values[0], hi = values[0];
-    for (int i = 1; i < q.quant_group_size; ++i) {
-      lo = std::min(lo, values[i]);
-      hi = std::max(hi, values[i]);
-    }
-    if (rank >= 0) {  // clamping is monotone, so it commutes with min and max
-      lo = std::clamp(lo, -threshold, threshold);
-      hi = std::clamp(hi, -threshold, threshold);
-    }
-    groups[g] = scale_and_zero(lo, hi, q.metadata);
-    if (!is_finite(groups[g].scale) || !is_finite(groups[g].zero)) {
+    const float* values = x + g * size;
+    if (by_group) threshold = clip_threshold(q.recipe.clip_ratio, values, size);
+    // Clamping is monotone, so it commutes with min and max.
+    const auto [lo, hi] = std::minmax_element(values, values + size);
+    groups[g] =
+        group_scale(q.format.rules, q.format.metadata, std::clamp(*lo, -threshold, threshold),
+                    std::clamp(*hi, -threshold, threshold));
+    if (!is_finite(groups[g].stored.scale) || !is_finite(groups[g].stored.zero)) {
       return RowStatus::kMetadataOverflow;
     }
   }
   return RowStatus::kOk;
 }
 
-RowStatus apply_factor(const RowQuantizer& q, float factor, ScaleZero* groups) {
+RowStatus apply_factor(const RowQuantizer& q, float factor, GroupScale* groups) {
   for (int g = 0; g < num_groups(q); ++g) {
-    groups[g].scale = round_to_metadata(mul_rn(groups[g].scale, factor), q.metadata);
-    if (!is_finite(groups[g].scale)) return RowStatus::kMetadataOverflow;
+    float& scale = groups[g].stored.scale;
+    scale = round_to_metadata(mul_rn(scale, factor), q.format.metadata);
+    if (!is_finite(scale)) return RowStatus::kMetadataOverflow;
   }
   return RowStatus::kOk;
 }
 
-void store_row(const RowQuantizer& q, int64_t row, const uint8_t* codes, const ScaleZero* groups,
+void store_row(const RowQuantizer& q, int64_t row, const uint8_t* codes, const GroupScale* groups,
                const QuantizedRows& out) {
-  const int count = num_groups(q);
+  const int count = num_groups(q), size = q.format.quant_group_size;
   if (out.packed) pack_row(codes, q.head_dim, q.order, out.packed + row * (q.head_dim / 4));
   for (int g = 0; out.metadata && g < count; ++g) {
-    store_metadata(out.metadata, (row * count + g) * 2, groups[g].scale, q.metadata);
-    store_metadata(out.metadata, (row * count + g) * 2 + 1, groups[g].zero, q.metadata);
+    const ScaleZero& sz = groups[g].stored;
+    store_metadata(out.metadata, (row * count + g) * 2, sz.scale, q.format.metadata);
+    store_metadata(out.metadata, (row * count + g) * 2 + 1, sz.zero, q.format.metadata);
   }
   for (int i = 0; out.dequantized && i < q.head_dim; ++i) {
-    out.dequantized[row * q.head_dim + i] = dequantize(codes[i], groups[i / q.quant_group_size]);
+    out.dequantized[row * q.head_dim + i] =
+        dequantize(q.format.rules, codes[i], groups[i / size].stored);
   }
 }
 
@@ -94,8 +100,8 @@ struct Lanes {
 
 [[gnu::always_inline]] inline void code_column(const RowQuantizer& q, int column,
                                                const float (&pushed)[kLanes], Lanes& lanes) {
-  const float* scale = lanes.scale[column / q.quant_group_size];
-  const float* zero = lanes.zero[column / q.quant_group_size];
+  const float* scale = lanes.scale[column / q.format.quant_group_size];
+  const float* zero = lanes.zero[column / q.format.quant_group_size];
   for (int l = 0; l < kLanes; ++l) {
     const float value = lanes.x[column][l];
     const float t = (value - pushed[l]) / scale[l] + zero[l] + 0.5f;
@@ -108,11 +114,12 @@ struct Lanes {
 }
 
 [[gnu::always_inline]] inline void code_lanes(const RowQuantizer& q, Lanes& lanes) {
+  const bool shaped = q.recipe.rounding == Rounding::kShaped;
   for (int column = 0; column < q.head_dim; column += kStrip) {
     float sums[kStrip][kLanes] = {};
-    if (q.feedback) strip_sums(lanes.error, q.feedback, q.head_dim, column, column, sums);
+    if (shaped) strip_sums(lanes.error, q.feedback, q.head_dim, column, column, sums);
     for (int c = 0; c < kStrip; ++c) {
-      for (int j = column; q.feedback && j < column + c; ++j) {
+      for (int j = column; shaped && j < column + c; ++j) {
         const float entry = q.feedback[static_cast<int64_t>(j) * q.head_dim + column + c];
         for (int l = 0; l < kLanes; ++l) sums[c][l] += lanes.error[j][l] * entry;
       }
@@ -125,7 +132,7 @@ struct Lanes {
   float num[kLanes] = {}, den[kLanes] = {};
   for (int column = 0; column < q.head_dim; column += kStrip) {
     float weighted[kStrip][kLanes];
-    if (q.correction == ScaleCorrection::kMetric) {
+    if (q.recipe.scale_correction == ScaleCorrection::kMetric) {
       strip_sums(lanes.x, q.metric, q.head_dim, column, q.head_dim, weighted);
     } else {
       for (int c = 0; c < kStrip; ++c) {
@@ -144,7 +151,7 @@ struct Lanes {
 
 [[gnu::always_inline]] inline void advance_lanes(const RowQuantizer& q, Lanes& lanes) {
   code_lanes(q, lanes);
-  if (q.correction != ScaleCorrection::kNone) factor_lanes(q, lanes);
+  if (q.recipe.scale_correction != ScaleCorrection::kNone) factor_lanes(q, lanes);
 }
 
 #if defined(__x86_64__)
@@ -167,7 +174,7 @@ RowsStatus quantize_range(const RowQuantizer& q, const float* x, int64_t first, 
                           const QuantizedRows& out) {
   static const auto advance = pick_advance();
   const auto lanes = std::make_unique<Lanes>();
-  ScaleZero groups[kLanes][kMaxHeadDim];
+  GroupScale groups[kLanes][kMaxHeadDim];
   uint8_t codes[kMaxHeadDim];
   for (int64_t base = first; base < last; base += kLanes) {
     const int live = static_cast<int>(std::min<int64_t>(kLanes, last - base));
@@ -178,13 +185,13 @@ RowsStatus quantize_range(const RowQuantizer& q, const float* x, int64_t first, 
       if (status != RowStatus::kOk) return {status, row};
       for (int i = 0; i < q.head_dim; ++i) lanes->x[i][l] = values[i];
       for (int g = 0; g < num_groups(q); ++g) {
-        lanes->scale[g][l] = groups[l][g].scale;
-        lanes->zero[g][l] = groups[l][g].zero;
+        lanes->scale[g][l] = groups[l][g].stored.scale;
+        lanes->zero[g][l] = groups[l][g].stored.zero;
       }
     }
     advance(q, *lanes);
     for (int l = 0; l < live; ++l) {
-      if (q.correction != ScaleCorrection::kNone) {
+      if (q.recipe.scale_correction != ScaleCorrection::kNone) {
         const RowStatus status = apply_factor(q, lanes->factor[l], groups[l]);
         if (status != RowStatus::kOk) return {status, base + l};
       }
@@ -193,25 +200,6 @@ RowsStatus quantize_range(const RowQuantizer& q, const float* x, int64_t first, 
     }
   }
   return {};
-}
-
-RowStatus write_and_read_row(const CodecRules& rules, const RowQuantizer& q, const float* x,
-                             float* out) {
-  if (!std::all_of(x, x + q.head_dim, is_finite)) return RowStatus::kNonFinite;
-  const int size = q.quant_group_size;
-  const auto threshold_of = [&q](const float* values, int count) {
-    const int rank = clip_threshold_index(q.clip_ratio, count);
-    return rank < 0 ? std::numeric_limits<float>::infinity()
-                    : magnitude_of_rank(values, count, rank);
-  };
-  float threshold = threshold_of(x, q.head_dim);
-  for (int begin = 0; begin < q.head_dim; begin += size) {
-    if (rules.clip_span == ClipSpan::kQuantGroup) threshold = threshold_of(x + begin, size);
-    if (!write_and_read_group(rules, q.metadata, x + begin, size, threshold, out + begin)) {
-      return RowStatus::kMetadataOverflow;
-    }
-  }
-  return RowStatus::kOk;
 }
 
 // range(first, last) over all rows, cut in whole blocks of lanes; the first row refused.
@@ -238,34 +226,41 @@ RowsStatus in_ranges(int64_t rows, int threads, const Range& range) {
 }  // namespace
 
 bool valid_quantizer(const RowQuantizer& q) {
-  return q.head_dim > 0 && q.head_dim % 8 == 0 && q.head_dim <= kMaxHeadDim &&
-         q.quant_group_size > 0 && q.head_dim % q.quant_group_size == 0 &&
-         (q.correction != ScaleCorrection::kMetric || q.metric != nullptr);
+  const int size = q.format.quant_group_size;
+  const bool plain =
+      q.recipe.rounding == Rounding::kPlain && q.recipe.scale_correction == ScaleCorrection::kNone;
+  return q.head_dim > 0 && q.head_dim % 8 == 0 && q.head_dim <= kMaxHeadDim && size > 0 &&
+         q.head_dim % size == 0 && (q.format.rules == CodecRules{} || plain) &&
+         (q.recipe.rounding == Rounding::kPlain || q.feedback != nullptr) &&
+         (q.recipe.scale_correction != ScaleCorrection::kMetric || q.metric != nullptr);
 }
 
-RowsStatus quantize_rows_ref(const RowQuantizer& q, const float* x, int64_t rows,
-                             const QuantizedRows& out) {
-  assert(valid_quantizer(q));
-  std::vector<ScaleZero> groups(num_groups(q));
+namespace {
+
+// Rows [first, last), one after another.
+RowsStatus quantize_plainly(const RowQuantizer& q, const float* x, int64_t first, int64_t last,
+                            const QuantizedRows& out) {
+  const int size = q.format.quant_group_size;
+  std::vector<GroupScale> groups(num_groups(q));
+  std::vector<ScaleZero> coding(num_groups(q));
   std::vector<float> y(q.head_dim), errors(q.head_dim);
   std::vector<uint8_t> codes(q.head_dim);
-  for (int64_t row = 0; row < rows; ++row) {
+  for (int64_t row = first; row < last; ++row) {
     const float* values = x + row * q.head_dim;
     RowStatus status = row_scales(q, values, groups.data());
     if (status != RowStatus::kOk) return {status, row};
-    if (q.feedback) {
-      shaped_codes(values, q.feedback, groups.data(), q.head_dim, q.quant_group_size, errors.data(),
+    for (int g = 0; g < num_groups(q); ++g) coding[g] = groups[g].coding;
+    if (q.recipe.rounding == Rounding::kShaped) {
+      shaped_codes(values, q.feedback, coding.data(), q.head_dim, size, errors.data(),
                    codes.data());
     } else {
       for (int i = 0; i < q.head_dim; ++i) {
-        codes[i] = static_cast<uint8_t>(code_of(values[i], groups[i / q.quant_group_size]));
+        codes[i] = static_cast<uint8_t>(code_of(q.format.rules, values[i], coding[i / size]));
       }
     }
-    if (q.correction != ScaleCorrection::kNone) {
-      for (int i = 0; i < q.head_dim; ++i) {
-        y[i] = dequantize(codes[i], groups[i / q.quant_group_size]);
-      }
-      const float factor = q.correction == ScaleCorrection::kMetric
+    if (q.recipe.scale_correction != ScaleCorrection::kNone) {
+      for (int i = 0; i < q.head_dim; ++i) y[i] = dequantize(codes[i], coding[i / size]);
+      const float factor = q.recipe.scale_correction == ScaleCorrection::kMetric
                                ? metric_factor(values, y.data(), q.metric, q.head_dim)
                                : unbiased_factor(values, y.data(), q.head_dim);
       status = apply_factor(q, factor, groups.data());
@@ -276,24 +271,21 @@ RowsStatus quantize_rows_ref(const RowQuantizer& q, const float* x, int64_t rows
   return {};
 }
 
+}  // namespace
+
+RowsStatus quantize_rows_ref(const RowQuantizer& q, const float* x, int64_t rows,
+                             const QuantizedRows& out) {
+  assert(valid_quantizer(q));
+  return quantize_plainly(q, x, 0, rows, out);
+}
+
 RowsStatus quantize_rows(const RowQuantizer& q, const float* x, int64_t rows,
                          const QuantizedRows& out, int threads) {
   assert(valid_quantizer(q));
+  const bool in_lockstep = q.format.rules == CodecRules{};
   return in_ranges(rows, threads, [&](int64_t first, int64_t last) {
-    return quantize_range(q, x, first, last, out);
-  });
-}
-
-RowsStatus write_and_read_rows(const CodecRules& rules, const RowQuantizer& q, const float* x,
-                               int64_t rows, float* out, int threads) {
-  assert(valid_quantizer(q));
-  return in_ranges(rows, threads, [&](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) {
-      const RowStatus status =
-          write_and_read_row(rules, q, x + row * q.head_dim, out + row * q.head_dim);
-      if (status != RowStatus::kOk) return RowsStatus{status, row};
-    }
-    return RowsStatus{};
+    return in_lockstep ? quantize_range(q, x, first, last, out)
+                       : quantize_plainly(q, x, first, last, out);
   });
 }
 

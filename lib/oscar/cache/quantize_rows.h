@@ -1,21 +1,18 @@
 // Whole matrices of rows through the INT2 codec on the CPU: the plain version and a fast one.
 #pragma once
 
-#include "oscar/cache/codec_rules.h"
-#include "oscar/cache/scale_correction.h"
-#include "oscar/cache/shaped_rounding.h"
+#include "oscar/cache/codec.h"
+#include "oscar/cache/row_recipe.h"
 
 namespace oscar {
 
-// How one side (keys or values) of one KV head is written.
+// How the rows of one head of one side are written.
 struct RowQuantizer {
-  int head_dim = 0;          // multiple of 8, at most kMaxHeadDim
-  int quant_group_size = 0;  // divides head_dim
-  float clip_ratio = 0.0f;   // <= 0: off
-  MetadataDtype metadata = MetadataDtype::kFp16;
+  int head_dim = 0;  // multiple of 8, at most kMaxHeadDim
+  RowFormat format = {};
+  RowRecipe recipe = {};
   PackOrder order = PackOrder::kConsecutive;
-  ScaleCorrection correction = ScaleCorrection::kNone;
-  const float* feedback = nullptr;  // U [head_dim, head_dim] for shaped rounding; null: plain
+  const float* feedback = nullptr;  // U [head_dim, head_dim], needed by Rounding::kShaped
   const float* metric = nullptr;    // M [head_dim, head_dim], needed by ScaleCorrection::kMetric
 };
 
@@ -32,12 +29,8 @@ struct RowsStatus {
   int64_t row = -1;  // first offending row; what was written from that row on is unspecified
 };
 
-// x [rows, head_dim] written under `rules` by a plain writer and read back: out [rows, head_dim].
-// Of the quantizer head_dim, quant_group_size, clip_ratio and metadata are used.
-RowsStatus write_and_read_rows(const CodecRules& rules, const RowQuantizer& quantizer,
-                               const float* x, int64_t rows, float* out, int threads = 1);
-
-// False when sizes do not fit together or a matrix that the settings need is missing.
+// False when sizes do not fit together, a matrix that the recipe needs is missing, or rules other
+// than this toolkit's come with shaped rounding or a scale correction.
 bool valid_quantizer(const RowQuantizer& quantizer);
 
 // x [rows, head_dim]: transformed, centred rows, already rounded to bf16 (the codec itself accepts

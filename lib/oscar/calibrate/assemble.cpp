@@ -68,8 +68,9 @@ std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
       {"fit", std::move(fit)},
       {"quantizer",
        {quantizer.quant_group_size, quantizer.sink_tokens, quantizer.recent_tokens,
-        quantizer.demote_block, quantizer.metadata_dtype, quantizer.clip_span, quantizer.zero,
-        quantizer.ties, quantizer.metadata_rounding}},
+        quantizer.demote_block, codec_word(quantizer.metadata_dtype),
+        codec_word(quantizer.rules.clip_span), codec_word(quantizer.rules.zero),
+        codec_word(quantizer.rules.ties), codec_word(quantizer.rules.metadata_rounding)}},
   };
   return sha256_of(identity.dump());
 }

@@ -22,12 +22,12 @@ Json format_json(const QuantizerSettings& settings) {
           {"sink", settings.sink_tokens},
           {"recent", settings.recent_tokens},
           {"quant_group_size", settings.quant_group_size},
-          {"metadata_dtype", settings.metadata_dtype},
+          {"metadata_dtype", codec_word(settings.metadata_dtype)},
           {"demote_block", settings.demote_block},
-          {"clip_span", settings.clip_span},
-          {"zero", settings.zero},
-          {"ties", settings.ties},
-          {"metadata_rounding", settings.metadata_rounding}};
+          {"clip_span", codec_word(settings.rules.clip_span)},
+          {"zero", codec_word(settings.rules.zero)},
+          {"ties", codec_word(settings.rules.ties)},
+          {"metadata_rounding", codec_word(settings.rules.metadata_rounding)}};
 }
 
 QuantizerSettings common_format(const EvaluateOptions& options, int head_dim, const Bundle* bundle,

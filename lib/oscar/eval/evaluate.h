@@ -40,7 +40,7 @@ struct EvaluateOptions {
 
   // Windows in tokens, and format; unset: the bundles', else the defaults of QuantizerSettings.
   std::optional<int> sink, recent, quant_group_size, demote_block;
-  std::optional<std::string> metadata_dtype;
+  std::optional<MetadataDtype> metadata_dtype;
 
   NeedlePlan needle_plan;
   bool generate_needles = false;  // besides teacher forcing

@@ -293,14 +293,15 @@ Method make_method(const std::string& name, const MethodSource& given) {
     }
     LayerTransforms transforms = layer_of(base, source, layer);
     if (variants.clip) {
-      std::ranges::fill(transforms.key.clip_ratio, static_cast<float>(variants.clip->first));
-      std::ranges::fill(transforms.value.clip_ratio, static_cast<float>(variants.clip->second));
+      std::ranges::fill(transforms.key.recipe.clip_ratio, static_cast<float>(variants.clip->first));
+      std::ranges::fill(transforms.value.recipe.clip_ratio,
+                        static_cast<float>(variants.clip->second));
     }
     auto codec = std::make_shared<LayerCodec>();
     codec->key =
-        make_side_codec(transforms.key, CacheSide::kKey, method.quantizer, layer, source.device);
-    codec->value = make_side_codec(transforms.value, CacheSide::kValue, method.quantizer, layer,
-                                   source.device);
+        make_side_codec(transforms.key, Side::kKey, method.quantizer, layer, source.device);
+    codec->value =
+        make_side_codec(transforms.value, Side::kValue, method.quantizer, layer, source.device);
     codec->int2_keys = variants.keys && !method.codec_off;
     codec->int2_values = variants.values && !method.codec_off;
     method.layers[layer] = std::move(codec);
@@ -353,7 +354,7 @@ std::vector<std::string> window_sweep(const std::string& base) {
 void check_engine(const EngineChoice& choice, const CacheView& view,
                   const QuantizerSettings& quantizer) {
   if (choice.kind == EngineKind::kSimulate) return;
-  if (codec_rules(quantizer) != CodecRules{}) {
+  if (quantizer.rules != CodecRules{}) {
     throw Error(
         {.what = "the paged cache is of this toolkit's codec, the bundle of another stack's",
          .where = "--engine",

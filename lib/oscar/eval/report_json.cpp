@@ -29,10 +29,8 @@ Json to_json(const PairedDifference& d) {
 
 double bits_at(const Method& method, int64_t length) {
   if (method.reference || method.codec_off) return 16.0;
-  MetadataDtype dtype = MetadataDtype::kFp16;
-  parse_metadata_name(method.quantizer.metadata_dtype, dtype);
-  return bits_per_element(length, method.view.sink, method.view.recent, 8 * metadata_bytes(dtype),
-                          method.quantizer.quant_group_size);
+  return bits_per_element(method.quantizer.row_format(), length, method.view.sink,
+                          method.view.recent);
 }
 
 // Share of the cache that INT2 reaches: sides and layers that stay exact count 16 bits.

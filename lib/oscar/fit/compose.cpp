@@ -16,10 +16,12 @@ SideTransform compose_heads(const std::vector<HeadChoice>& heads, Side side) {
   if (any([](const HeadChoice& h) { return h.fit->kind[h.head] == TransformKind::kBalanced; })) {
     out.partner = MatrixStack<float>(count, d, d);
   }
-  if (any([](const HeadChoice& h) { return h.scale_correction == ScaleCorrection::kMetric; })) {
+  if (any([](const HeadChoice& h) {
+        return h.recipe.scale_correction == ScaleCorrection::kMetric;
+      })) {
     out.metric = MatrixStack<float>(count, d, d);
   }
-  if (any([](const HeadChoice& h) { return h.rounding == Rounding::kShaped; })) {
+  if (any([](const HeadChoice& h) { return h.recipe.rounding == Rounding::kShaped; })) {
     out.feedback = MatrixStack<float>(count, d, d);
   }
   for (int i = 0; i < count; ++i) {
@@ -29,8 +31,7 @@ SideTransform compose_heads(const std::vector<HeadChoice>& heads, Side side) {
     out.kind.push_back(fit.kind[head]);
     out.fallback.push_back(fit.fallback[head]);
     out.condition_number.push_back(fit.condition_number[head]);
-    out.clip_ratio.push_back(choice.clip_ratio);
-    out.scale_correction.push_back(choice.scale_correction);
+    out.recipe.push_back(choice.recipe);
     out.forward[i] = fit.forward[head];
     out.mean[i] = fit.mean[head];
     out.eigenvalues[i] = fit.eigenvalues[head];
@@ -39,7 +40,7 @@ SideTransform compose_heads(const std::vector<HeadChoice>& heads, Side side) {
       out.partner[i] = partner_matrix(fit, side, head);
     }
     if (!out.metric.empty()) {
-      if (choice.scale_correction == ScaleCorrection::kMetric) {
+      if (choice.recipe.scale_correction == ScaleCorrection::kMetric) {
         out.metric[i] = fit.metric[head];
       } else {
         // A codec that knows each head's correction does not read it: this keeps the file valid.
@@ -47,19 +48,14 @@ SideTransform compose_heads(const std::vector<HeadChoice>& heads, Side side) {
       }
     }
     if (!out.feedback.empty()) {
-      if (choice.rounding == Rounding::kShaped) {
+      if (choice.recipe.rounding == Rounding::kShaped) {
         out.feedback[i] = fit.feedback[head];
       } else {
-        out.feedback[i].setIdentity();  // pushes nothing (head_rounding)
+        out.feedback[i].setIdentity();  // pushes nothing
       }
     }
   }
   return out;
-}
-
-Rounding head_rounding(const SideTransform& side, int head) {
-  const bool plain = side.feedback.empty() || side.feedback[head].isIdentity(0);
-  return plain ? Rounding::kPlain : Rounding::kShaped;
 }
 
 }  // namespace oscar

@@ -11,18 +11,12 @@ namespace oscar {
 struct HeadChoice {
   const SideTransform* fit = nullptr;  // with metric and feedback of every head
   int head = 0;                        // of that fit
-  float clip_ratio = 0;
-  ScaleCorrection scale_correction = ScaleCorrection::kNone;
-  Rounding rounding = Rounding::kPlain;
+  RowRecipe recipe = {};
 };
 
 // Heads in the given order, as many as are given: also more than a layer has, to run several
 // variants side by side. Partners, metrics and feedback factors are stored when a head needs them;
 // a head of plain rounding then has the identity for its factor.
 SideTransform compose_heads(const std::vector<HeadChoice>& heads, Side side);
-
-// How rows of one head are rounded. A factor that is absent or the identity pushes no error into
-// later columns: plain.
-Rounding head_rounding(const SideTransform& side, int head);
 
 }  // namespace oscar

@@ -59,8 +59,9 @@ SideTransform fit_side(const SideMoments& m, const VectorStack<double>& mean,
   store_heads(fitted, m.side, out);
   out.mean = VectorStack<float>(heads, mean.cols);
   for (int head = 0; head < heads; ++head) out.mean[head] = mean[head].cast<float>();
-  out.clip_ratio.assign(static_cast<size_t>(heads), static_cast<float>(clip_ratio));
-  out.scale_correction.assign(static_cast<size_t>(heads), options.scale_correction);
+  out.recipe = SideRecipe(static_cast<size_t>(heads),
+                          {.clip_ratio = static_cast<float>(clip_ratio),
+                           .scale_correction = options.scale_correction});  // rounding: set_metric
   return out;
 }
 

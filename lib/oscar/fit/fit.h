@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "oscar/base/json.h"
-#include "oscar/cache/scale_correction.h"
+#include "oscar/cache/row_recipe.h"
 #include "oscar/checkpoint/rope.h"
 #include "oscar/fit/statistics.h"
 
@@ -15,7 +15,6 @@ namespace oscar {
 enum class TransformKind : uint8_t { kIdentity = 0, kHadamard = 1, kOscar = 2, kBalanced = 3 };
 enum class ValueObjective { kAttentionOutput, kEnergy };  // "sv" and "energy"
 enum class Granularity { kPerHead, kShared };
-enum class Rounding { kPlain, kShaped };
 
 // Clipping ratios of the paper and of its released files, the same for every model.
 inline constexpr double kPublishedClipK = 0.96, kPublishedClipV = 0.92;
@@ -44,10 +43,9 @@ struct SideTransform {
   // [Hkv, d, d]  q_rotation = forward^-T for keys, o_rotation = forward^-1 for values; absent when
   // every head is orthogonal (then it equals forward, or forward^T).
   MatrixStack<float> partner;
-  VectorStack<float> mean;                        // [Hkv, d], zeros when not centred
-  VectorStack<double> eigenvalues;                // [Hkv, d] ascending
-  std::vector<float> clip_ratio;                  // [Hkv], 0 = off
-  std::vector<ScaleCorrection> scale_correction;  // [Hkv]
+  VectorStack<float> mean;               // [Hkv, d], zeros when not centred
+  VectorStack<double> eigenvalues;       // [Hkv, d] ascending
+  SideRecipe recipe;                     // [Hkv], how rows are written
   MatrixStack<float> metric;             // [Hkv, d, d] M, undamped, mean diagonal 1; may be absent
   MatrixStack<float> feedback;           // [Hkv, d, d] unit upper triangular U; may be absent
   std::vector<double> condition_number;  // [Hkv], cond_2 of forward; 1 when orthogonal

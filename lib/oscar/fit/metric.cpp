@@ -27,19 +27,26 @@ MatrixD feedback_factor(const MatrixD& metric, const std::string& where) {
   return udu_factor(damped, where);
 }
 
+Rounding rounding_of(const MatrixStack<float>& feedback, int head) {
+  return feedback.empty() || feedback[head].isIdentity(0) ? Rounding::kPlain : Rounding::kShaped;
+}
+
 void set_metric(SideTransform& transform, Side side, const MatrixStack<double>& weight,
                 bool with_metric, bool with_feedback, const std::string& where) {
   const int heads = transform.forward.count, d = transform.forward.rows;
   transform.metric = with_metric ? MatrixStack<float>(heads, d, d) : MatrixStack<float>();
   transform.feedback = with_feedback ? MatrixStack<float>(heads, d, d) : MatrixStack<float>();
-  if (!with_metric && !with_feedback) return;
   for (int head = 0; head < heads; ++head) {
+    if (!with_metric && !with_feedback) break;
     const MatrixD metric = error_metric(partner_matrix(transform, side, head), weight[head], side);
     if (with_metric) transform.metric[head] = metric.cast<float>();
     if (with_feedback) {
       const std::string place = fmt::format("{}, head {}", where, head);
       transform.feedback[head] = feedback_factor(metric, place).cast<float>();
     }
+  }
+  for (int head = 0; head < heads; ++head) {
+    transform.recipe.rounding[static_cast<size_t>(head)] = rounding_of(transform.feedback, head);
   }
 }
 

@@ -21,7 +21,12 @@ MatrixD error_metric(const MatrixF& partner, const MatrixD& weight, Side side);
 // coded in ascending order, target_i = x_i - sum over j < i of e_j U(j, i).
 MatrixD feedback_factor(const MatrixD& metric, const std::string& where);
 
-// Fills (or clears) `metric` and `feedback` of a side from `weight` [Hkv, d, d].
+// How a head with this factor rounds. A factor that is absent or the identity pushes no error into
+// later columns: plain.
+Rounding rounding_of(const MatrixStack<float>& feedback, int head);
+
+// Fills (or clears) `metric` and `feedback` of a side from `weight` [Hkv, d, d], and sets the
+// rounding of its recipe to what the factors do.
 void set_metric(SideTransform& transform, Side side, const MatrixStack<double>& weight,
                 bool with_metric, bool with_feedback, const std::string& where);
 

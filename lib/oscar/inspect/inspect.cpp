@@ -25,7 +25,9 @@ struct JsonWriter {
   Json& object;
   template <typename T>
   void operator()(const char* name, const T& value) const {
-    if constexpr (std::is_same_v<T, AttentionKind>) {
+    if constexpr (requires { codec_word(value); }) {
+      object[name] = codec_word(value);
+    } else if constexpr (std::is_same_v<T, AttentionKind>) {
       object[name] = schema::attention_name(value);
     } else if constexpr (std::is_same_v<T, std::vector<CorpusSource>>) {
       Json list = Json::array();
@@ -47,19 +49,17 @@ Json describe_side(const SideTransform& side) {
   Json kinds = Json::array(), corrections = Json::array(), roundings = Json::array(),
        shares = Json::array();
   for (const auto kind : side.kind) kinds.push_back(method_name(kind));
-  for (const auto correction : side.scale_correction) {
+  for (const auto correction : side.recipe.scale_correction) {
     corrections.push_back(scale_correction_name(correction));
   }
-  for (int h = 0; h < side.forward.count; ++h) {
-    roundings.push_back(rounding_name(head_rounding(side, h)));
-  }
+  for (const auto rounding : side.recipe.rounding) roundings.push_back(rounding_name(rounding));
   for (int h = 0; h < side.eigenvalues.count; ++h) {
     const double sum = side.eigenvalues[h].sum();
     shares.push_back(sum > 0 ? side.eigenvalues[h](side.eigenvalues.cols - 1) / sum : 0.0);
   }
   return {{"kind", kinds},
           {"fallback", side.fallback},
-          {"clip_ratio", side.clip_ratio},
+          {"clip_ratio", side.recipe.clip_ratio},
           {"scale_correction", corrections},
           {"rounding", roundings},
           {"centred", is_centred(side)},
@@ -171,14 +171,6 @@ void add_statistics_table(std::string& text, const Json& statistics) {
 
 }  // namespace
 
-double bits_per_element(int64_t context, int sink_tokens, int recent_tokens, int metadata_bits,
-                        int quant_group_size) {
-  const double exact = sink_tokens + recent_tokens;
-  const double bits = 2 + 2.0 * metadata_bits / quant_group_size;
-  return (16 * exact + bits * (static_cast<double>(context) - exact)) /
-         static_cast<double>(context);
-}
-
 Json inspect_bundle(const std::filesystem::path& path) {
   RawFile raw = load_raw(path);
   const FileKind kind = check_format(raw);
@@ -198,14 +190,11 @@ Json inspect_bundle(const std::filesystem::path& path) {
   schema::visit_model(b.model, JsonWriter{json["model"]});
   schema::visit_corpus(b.corpus, JsonWriter{json["corpus"]});
   schema::visit_quantizer(b.quantizer, JsonWriter{json["quantizer"]});
-  MetadataDtype dtype{};
-  parse_metadata_name(b.quantizer.metadata_dtype, dtype);
   Json& bits = json["bits_per_element"] = Json::object();
   for (const int64_t context : kContexts) {
     if (context < b.quantizer.sink_tokens + int64_t{b.quantizer.recent_tokens}) continue;
-    bits[std::to_string(context)] =
-        bits_per_element(context, b.quantizer.sink_tokens, b.quantizer.recent_tokens,
-                         8 * metadata_bytes(dtype), b.quantizer.quant_group_size);
+    bits[std::to_string(context)] = bits_per_element(
+        b.quantizer.row_format(), context, b.quantizer.sink_tokens, b.quantizer.recent_tokens);
   }
   json["has_statistics"] = !b.statistics.empty();
   json["has_portable"] = !b.portable.empty();

@@ -17,9 +17,4 @@ Json inspect_bundle(const std::filesystem::path& path);
 // The same for people. Control characters in the file's texts are shown as '?'.
 std::string inspection_text(const Json& inspection);
 
-// Bits per cached element at context length L >= sink + recent (bundle's quantizer):
-// [16 (sink + recent) + b (L - sink - recent)] / L, b = 2 + 2 metadata_bits / quant_group_size.
-double bits_per_element(int64_t context, int sink_tokens, int recent_tokens, int metadata_bits,
-                        int quant_group_size);
-
 }  // namespace oscar

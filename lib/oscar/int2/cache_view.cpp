@@ -83,13 +83,4 @@ std::string cache_mode_name(const CacheView& view) {
   return "decode";
 }
 
-double bits_per_element(int64_t length, int64_t sink, int64_t recent, int metadata_bits,
-                        int quant_group_size) {
-  if (length <= sink + recent) return 16.0;
-  const double exact = 16.0 * static_cast<double>(sink + recent);
-  const double quantized =
-      (2.0 + 2.0 * metadata_bits / quant_group_size) * static_cast<double>(length - sink - recent);
-  return (exact + quantized) / static_cast<double>(length);
-}
-
 }  // namespace oscar

@@ -47,9 +47,4 @@ bool never_quantized(const CacheView& view, int64_t length);
 void parse_cache_mode(const std::string& text, CacheView& view);
 std::string cache_mode_name(const CacheView& view);
 
-// Average bits per cached element at context length L (MATH: BPE(L)); 16 while L is within the
-// windows.
-double bits_per_element(int64_t length, int64_t sink, int64_t recent, int metadata_bits,
-                        int quant_group_size);
-
 }  // namespace oscar

@@ -4,6 +4,7 @@
 #include <cassert>
 
 #include "oscar/base/error.h"
+#include "oscar/int2/device_recipe.h"
 
 // Set by lib/CMakeLists.txt in builds with CUDA.
 #if defined(OSCAR_HAS_KERNELS)
@@ -24,10 +25,7 @@ torch::Tensor quantize_dequantize_device(const SideCodec& side, const torch::Ten
   assert(rows.is_cuda() && rows.is_contiguous() && rows.scalar_type() == torch::kFloat32);
   const torch::Device device = rows.device();
   const c10::DeviceGuard guard(device);
-  std::vector<int64_t> kinds;
-  for (const ScaleCorrection c : side.scale_correction) kinds.push_back(static_cast<int64_t>(c));
-  const auto clip_ratio = torch::tensor(side.clip_ratio, torch::kFloat32).to(device);
-  const auto correction = torch::tensor(kinds, torch::kInt64).to(torch::kUInt8).to(device);
+  const DeviceRecipe recipe(side.recipe, device);
   const auto of = [](const torch::Tensor& t) { return t.defined() ? t.contiguous() : t; };
   const auto feedback = of(side.feedback), metric = of(side.metric);
   auto out = torch::empty_like(rows);
@@ -41,12 +39,8 @@ torch::Tensor quantize_dequantize_device(const SideCodec& side, const torch::Ten
                                 .tokens = rows.size(2),
                                 .num_heads = static_cast<int>(rows.size(1)),
                                 .head_dim = static_cast<int>(rows.size(3)),
-                                .quant_group_size = side.quant_group_size,
-                                .metadata = side.metadata,
-                                .clip_ratio = clip_ratio.data_ptr<float>(),
-                                .correction = correction.data_ptr<uint8_t>(),
-                                .feedback = pointer(feedback),
-                                .metric = pointer(metric),
+                                .format = side.format,
+                                .writer = recipe.writer(pointer(feedback), pointer(metric)),
                                 .status = status.data_ptr<int>()};
   const auto stream = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device);
   const cudaError_t error =

@@ -35,7 +35,7 @@ void check(cudaError_t error, const char* what, const PageFormat& format) {
          .where = "--engine kernel",
          .expected = "a shape of kernels/README.md that this build has",
          .found = fmt::format("head_dim {}, quant_group_size {}, {} metadata", format.head_dim,
-                              format.quant_group_size, metadata_name(format.metadata)),
+                              format.quant_group_size, codec_word(format.metadata)),
          .hint = "build with -DOSCAR_KERNELS=full, or use --engine reference or simulate"});
   }
   throw Error({.what = fmt::format("the {} kernels failed", what),

@@ -1,8 +1,6 @@
 // Checks of a codec against what pages hold, and its arrays.
 #include "oscar/int2/page_writer.h"
 
-#include <algorithm>
-
 #include "oscar/base/error.h"
 
 namespace oscar {
@@ -18,41 +16,14 @@ torch::Tensor on(const torch::Tensor& t, torch::Device device) {
   return t.defined() ? t.to(device, torch::kFloat32).contiguous() : t;
 }
 
-// An append corrects every head's scales by a matrix, so each head gets the one that makes its own
-// correction of it; undefined when no head corrects. On the CPU the factors are equal to the bit,
-// as adding zeros changes no sum and both definitions add over i in ascending order
-// (cache/scale_correction.h): M = I gives (x M)_i = x_i, hence <x, x> / <x, x^>; M = 0 gives a
-// numerator of 0, hence factor 1, which leaves a scale that is rounded already as it is. (The
-// kernels add in another order: oscar_kernels/append.h.)
-torch::Tensor metric_of(const SideCodec& side, torch::Device device) {
-  const auto& kinds = side.scale_correction;
-  const auto all = [&](ScaleCorrection kind) {
-    return std::all_of(kinds.begin(), kinds.end(), [&](ScaleCorrection c) { return c == kind; });
-  };
-  if (all(ScaleCorrection::kNone)) return {};
-  if (all(ScaleCorrection::kMetric)) return on(side.metric, device);
-  const auto heads = static_cast<int64_t>(kinds.size()), d = side.forward.size(-1);
-  auto metric = torch::zeros({heads, d, d}, torch::kFloat32);
-  for (int64_t head = 0; head < heads; ++head) {
-    const ScaleCorrection kind = kinds[static_cast<size_t>(head)];
-    if (kind == ScaleCorrection::kUnbiased) metric[head].fill_diagonal_(1.0f);
-    if (kind == ScaleCorrection::kMetric) metric[head].copy_(side.metric[head]);
-  }
-  return on(metric, device);
-}
-
 }  // namespace
 
 AppendParams PageWriter::parameters() const {
   AppendParams params;
   params.format = format;
-  params.clip_k_heads = data_or_null(clip_k);
-  params.clip_v_heads = data_or_null(clip_v);
-  params.feedback_k = data_or_null(feedback_k);
-  params.feedback_v = data_or_null(feedback_v);
-  params.metric_k = data_or_null(metric_k);
-  params.metric_v = data_or_null(metric_v);
-  params.num_kv_heads = static_cast<int>(clip_k.size(0));
+  params.key = key.writer(data_or_null(feedback_k), data_or_null(metric_k));
+  params.value = value.writer(data_or_null(feedback_v), data_or_null(metric_v));
+  params.num_kv_heads = static_cast<int>(key.heads());
   return params;
 }
 
@@ -74,15 +45,15 @@ PageWriter make_page_writer(const LayerCodec& codec, const std::string& where,
   }
   PageWriter writer;
   writer.format = {.head_dim = static_cast<int>(key.forward.size(-1)),
-                   .quant_group_size = key.quant_group_size,
-                   .metadata = key.metadata,
+                   .quant_group_size = key.format.quant_group_size,
+                   .metadata = key.format.metadata,
                    .order = PackOrder::kConsecutive};
-  writer.clip_k = torch::tensor(key.clip_ratio, torch::kFloat32).to(device);
-  writer.clip_v = torch::tensor(value.clip_ratio, torch::kFloat32).to(device);
+  writer.key = DeviceRecipe(key.recipe, device);
+  writer.value = DeviceRecipe(value.recipe, device);
   writer.feedback_k = on(key.feedback, device);
   writer.feedback_v = on(value.feedback, device);
-  writer.metric_k = metric_of(key, device);
-  writer.metric_v = metric_of(value, device);
+  writer.metric_k = on(key.metric, device);
+  writer.metric_v = on(value.metric, device);
   return writer;
 }
 

@@ -99,7 +99,7 @@ std::string PagedAttention::where(int layer) const {
 void PagedAttention::try_out(int layer) {
   const c10::InferenceMode guard;
   const PageWriter& writer = writers_[layer];
-  const int64_t kv_heads = writer.clip_k.size(0);
+  const int64_t kv_heads = writer.key.heads();
   PagedCache cache(writer.format, {.sink = 0, .recent = 1}, static_cast<int>(kv_heads),
                    {.batch = 1, .longest = 3}, ops_->device());
   const auto zeros = [&](int64_t heads) {

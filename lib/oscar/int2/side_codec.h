@@ -1,8 +1,6 @@
 // Keys or values of one layer into the cache's basis and through the INT2 codec, as torch tensors.
 #pragma once
 
-#include <vector>
-
 #include "oscar/bundle/bundle.h"
 #include "oscar/cache/quantize_rows.h"
 #include "oscar/fit/fit.h"
@@ -12,22 +10,17 @@ namespace oscar {
 
 // One side (keys or values) of one layer on a device. All tensors float32.
 struct SideCodec {
-  torch::Tensor forward;          // [Hkv, d, d]
-  torch::Tensor partner;          // [Hkv, d, d] q_rotation for keys, o_rotation for values
-  torch::Tensor mean;             // [Hkv, d]; undefined when not centred
-  torch::Tensor feedback;         // [Hkv, d, d] U of shaped rounding; undefined: plain rounding
-  torch::Tensor metric;           // [Hkv, d, d] M; undefined when no head corrects by the metric
-  std::vector<float> clip_ratio;  // [Hkv]
-  std::vector<ScaleCorrection> scale_correction;  // [Hkv]
-  int quant_group_size = 128;
-  MetadataDtype metadata = MetadataDtype::kFp16;
-  CodecRules rules;  // other than the default: plain rounding, no scale correction
+  torch::Tensor forward;   // [Hkv, d, d]
+  torch::Tensor partner;   // [Hkv, d, d] q_rotation for keys, o_rotation for values
+  torch::Tensor mean;      // [Hkv, d]; undefined when not centred
+  torch::Tensor feedback;  // [Hkv, d, d] U; undefined when no head shapes its rounding
+  torch::Tensor metric;    // [Hkv, d, d] M; undefined when no head corrects by the metric
+  SideRecipe recipe;       // [Hkv]
+  RowFormat format;
 };
 
-enum class CacheSide { kKey, kValue };
-
 // Throws Error when a matrix that the settings need is missing or the group size does not divide d.
-SideCodec make_side_codec(const SideTransform& transform, CacheSide side,
+SideCodec make_side_codec(const SideTransform& transform, Side side,
                           const QuantizerSettings& quantizer, int layer, torch::Device device);
 
 // How rows of one head are written, for the cache library; points into `side`, which is on the
@@ -38,18 +31,12 @@ RowQuantizer row_quantizer(const SideCodec& side, int64_t head);
 torch::Tensor to_cache_basis(const SideCodec& side, const torch::Tensor& x);
 
 // The rows as INT2 gives them back: rounded to bf16, quantized, dequantized; float32 of the same
-// shape. rows [batch, Hkv, tokens, d] float32 in the cache's basis. On the CPU this is the cache
-// library's codec itself; on CUDA a kernel with the same bits or, in programs without kernels and
-// for the rules of other stacks, quantize_dequantize_torch. `where` names the layer in errors:
-// non-finite rows, or a range that the metadata dtype cannot hold.
+// shape. rows [batch, Hkv, tokens, d] float32 in the cache's basis. By the cache library on the CPU
+// (also for rows on a GPU in programs without kernels), by a kernel with the same bits on CUDA.
+// `where` names the layer in errors: non-finite rows, or a range that the metadata dtype cannot
+// hold.
 torch::Tensor quantize_dequantize(const SideCodec& side, const torch::Tensor& rows,
                                   const std::string& where);
-
-// The same in torch operations on any device: equal to the cache's codec to the bit for plain
-// rounding without scale correction, under any rules; otherwise sums run in another order (MATH:
-// section 4a allows 1e-4 of the rows to differ).
-torch::Tensor quantize_dequantize_torch(const SideCodec& side, const torch::Tensor& rows,
-                                        const std::string& where);
 
 // Throws the Error for rows that the codec refuses.
 [[noreturn]] void refuse_rows(const std::string& where, RowStatus status);

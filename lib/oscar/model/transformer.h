@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "oscar/checkpoint/checkpoint.h"
+#include "oscar/linalg/tensor.h"
 #include "oscar/model/compute.h"
 #include "oscar/model/observer.h"
 #include "oscar/model/torch.h"

@@ -53,7 +53,7 @@ ConfirmedSide confirm_side(const SideState& state, const Candidate& c, const Los
     result.variant.push_back(chosen);
     result.heads.push_back(
         {{"transform", fit_text(fit)},
-         {"clip", clip_text(chosen.clip_ratio)},
+         {"clip", clip_text(chosen.recipe.clip_ratio)},
          {"writer", writer_text(chosen)},
          {"default_nmse", shortened(per_energy(table.total(pairing_of[0], head), unit))},
          {"nmse", shortened(per_energy(table.total(pairing_of[best], head), unit))},

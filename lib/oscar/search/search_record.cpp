@@ -14,14 +14,15 @@ namespace {
 std::string label(const char* stage, const HeadChoice& head, Side side,
                   const std::vector<FitVariant>& fits) {
   if (std::string_view(stage) == "transform") return fit_text(fit_of(head, side, fits));
-  return std::string_view(stage) == "writer" ? writer_text(head) : clip_text(head.clip_ratio);
+  return std::string_view(stage) == "writer" ? writer_text(head)
+                                             : clip_text(head.recipe.clip_ratio);
 }
 
 }  // namespace
 
 std::string writer_text(const HeadChoice& head) {
-  return fmt::format("{} {}", scale_correction_name(head.scale_correction),
-                     rounding_name(head.rounding));
+  return fmt::format("{} {}", scale_correction_name(head.recipe.scale_correction),
+                     rounding_name(head.recipe.rounding));
 }
 
 std::string fit_text(const FitVariant& fit) {

@@ -16,8 +16,7 @@ constexpr std::array kFullClips = {0.80f, 0.84f, 0.88f, 0.90f, 0.92f, 0.94f,
                                    0.95f, 0.96f, 0.97f, 0.98f, 0.0f};
 
 bool same_head(const HeadChoice& a, const HeadChoice& b) {
-  return a.fit == b.fit && a.head == b.head && a.clip_ratio == b.clip_ratio &&
-         a.scale_correction == b.scale_correction && a.rounding == b.rounding;
+  return a.fit == b.fit && a.head == b.head && a.recipe == b.recipe;
 }
 
 }  // namespace
@@ -73,12 +72,12 @@ SideVariant variant_of(const FitVariant& fit, Side side, const FitOptions& fixed
   const SideTransform& transform = fit.side(side);
   SideVariant variant;
   for (int head = 0; head < transform.forward.count; ++head) {
-    variant.push_back(
-        {.fit = &transform,
-         .head = head,
-         .clip_ratio = static_cast<float>(side == Side::kKey ? fixed.clip_k : fixed.clip_v),
-         .scale_correction = fixed.scale_correction,
-         .rounding = fixed.rounding});
+    variant.push_back({.fit = &transform,
+                       .head = head,
+                       .recipe = {.clip_ratio = static_cast<float>(
+                                      side == Side::kKey ? fixed.clip_k : fixed.clip_v),
+                                  .scale_correction = fixed.scale_correction,
+                                  .rounding = fixed.rounding}});
   }
   return variant;
 }
@@ -99,12 +98,12 @@ std::vector<SideVariant> clip_variants(const SideVariant& current, const SearchO
     const int rank = clip_threshold_index(ratio, d);
     return rank == d - 1 ? -1 : rank;
   };
-  std::vector<int> effects = {effect(current.front().clip_ratio)};
+  std::vector<int> effects = {effect(current.front().recipe.clip_ratio)};
   const auto add = [&](float clip) {
     if (std::find(effects.begin(), effects.end(), effect(clip)) != effects.end()) return;
     effects.push_back(effect(clip));
     SideVariant variant = current;
-    for (HeadChoice& head : variant) head.clip_ratio = clip;
+    for (HeadChoice& head : variant) head.recipe.clip_ratio = clip;
     variants.push_back(std::move(variant));
   };
   if (search.full) {
@@ -125,12 +124,12 @@ std::vector<SideVariant> writer_variants(const SideVariant& current, const Searc
                                              {kUnbiased, Rounding::kPlain},
                                              {kNone, Rounding::kPlain}}) {
     SideVariant variant = current;
-    const HeadChoice& now = current.front();
+    const RowRecipe& now = current.front().recipe;
     if (!search.rounding && rounding != now.rounding) continue;
     if (!search.scale_correction && correction != now.scale_correction) continue;
     for (HeadChoice& head : variant) {
-      head.scale_correction = correction;
-      head.rounding = rounding;
+      head.recipe.scale_correction = correction;
+      head.recipe.rounding = rounding;
     }
     if (!same_variant(variant, current)) variants.push_back(std::move(variant));
   }

@@ -20,25 +20,18 @@ torch::Tensor picked(const SideVariant& heads, const torch::Tensor& missing, Of 
 const SideCodec& VariantCodecs::of_fit(const SideTransform& fit, Side side) {
   const auto found = fits_.find(&fit);
   if (found != fits_.end()) return found->second;
-  const CacheSide cache_side = side == Side::kKey ? CacheSide::kKey : CacheSide::kValue;
-  return fits_.emplace(&fit, make_side_codec(fit, cache_side, quantizer_, layer_, device_))
-      .first->second;
+  return fits_.emplace(&fit, make_side_codec(fit, side, quantizer_, layer_, device_)).first->second;
 }
 
 SideCodec VariantCodecs::codec(const SideVariant& heads, Side side) {
-  bool shaped = false, by_metric = false, centred = false;
+  bool centred = false;
   SideCodec result;
   for (const HeadChoice& head : heads) {
-    shaped = shaped || head.rounding == Rounding::kShaped;
-    by_metric = by_metric || head.scale_correction == ScaleCorrection::kMetric;
     centred = centred || of_fit(*head.fit, side).mean.defined();
-    result.clip_ratio.push_back(head.clip_ratio);
-    result.scale_correction.push_back(head.scale_correction);
+    result.recipe.push_back(head.recipe);
   }
   const SideCodec& any = of_fit(*heads.front().fit, side);
-  result.quant_group_size = any.quant_group_size;
-  result.metadata = any.metadata;
-  result.rules = any.rules;
+  result.format = any.format;
   const auto fit = [&](const HeadChoice& head) -> const SideCodec& {
     return of_fit(*head.fit, side);
   };
@@ -50,14 +43,15 @@ SideCodec VariantCodecs::codec(const SideVariant& heads, Side side) {
     const auto zero = torch::zeros({d}, any.forward.options());
     result.mean = picked(heads, zero, [&](const HeadChoice& h) { return fit(h).mean; });
   }
-  if (shaped) {
+  if (result.recipe.any(Rounding::kShaped)) {
     result.feedback = picked(heads, identity, [&](const HeadChoice& h) {
-      return h.rounding == Rounding::kShaped ? fit(h).feedback : torch::Tensor();
+      return h.recipe.rounding == Rounding::kShaped ? fit(h).feedback : torch::Tensor();
     });
   }
-  if (by_metric) {
+  if (result.recipe.any(ScaleCorrection::kMetric)) {
     result.metric = picked(heads, identity, [&](const HeadChoice& h) {
-      return h.scale_correction == ScaleCorrection::kMetric ? fit(h).metric : torch::Tensor();
+      return h.recipe.scale_correction == ScaleCorrection::kMetric ? fit(h).metric
+                                                                   : torch::Tensor();
     });
   }
   return result;

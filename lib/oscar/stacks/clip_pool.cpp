@@ -28,7 +28,7 @@ std::optional<SideLosses> layer_losses(const LayerTransforms& layer, Side side) 
     if (stage.at("stage") != "clip") continue;
     SideLosses losses;
     const Json &variants = stage.at("variants"), &nmse = stage.at("nmse");
-    const std::vector<float>& chosen = side_of(layer, side).clip_ratio;
+    const std::vector<float>& chosen = side_of(layer, side).recipe.clip_ratio;
     std::vector<bool> found(chosen.size());
     for (size_t i = 0; i < variants.size(); ++i) {
       const auto name = variants.at(i).get<std::string>();
@@ -89,12 +89,13 @@ Hundredths best_ratio(const std::map<Hundredths, double>& losses, Hundredths pub
 // The pair that all layers have; none when they differ.
 std::optional<ClipPair> common_pair(const std::vector<const LayerTransforms*>& layers) {
   if (layers.empty()) return std::nullopt;
-  const float key = layers[0]->key.clip_ratio.at(0), value = layers[0]->value.clip_ratio.at(0);
+  const float key = layers[0]->key.recipe.clip_ratio.at(0),
+              value = layers[0]->value.recipe.clip_ratio.at(0);
   for (const LayerTransforms* layer : layers) {
-    for (const float ratio : layer->key.clip_ratio) {
+    for (const float ratio : layer->key.recipe.clip_ratio) {
       if (ratio != key) return std::nullopt;
     }
-    for (const float ratio : layer->value.clip_ratio) {
+    for (const float ratio : layer->value.recipe.clip_ratio) {
       if (ratio != value) return std::nullopt;
     }
   }
@@ -142,9 +143,9 @@ Json pool_own_clips(Bundle& bundle, ClipScope scope) {
     const PooledClip pooled =
         pool_clips({layers.begin(), layers.end()}, scope == ClipScope::kModelBoth);
     for (LayerTransforms* layer : layers) {
-      std::fill(layer->key.clip_ratio.begin(), layer->key.clip_ratio.end(),
+      std::fill(layer->key.recipe.clip_ratio.begin(), layer->key.recipe.clip_ratio.end(),
                 static_cast<float>(pooled.pair.key));
-      std::fill(layer->value.clip_ratio.begin(), layer->value.clip_ratio.end(),
+      std::fill(layer->value.recipe.clip_ratio.begin(), layer->value.recipe.clip_ratio.end(),
                 static_cast<float>(pooled.pair.value));
       for (double& nmse : layer->predicted_output_nmse) nmse *= pooled.loss_factor;
     }

@@ -87,7 +87,7 @@ void limit_codec(const Restriction& r, StackChoice& c) {
   r.limit("--quant-group-size", has_size, q.quant_group_size, sizes.front(),
           "takes no quantization groups of that size");
   if (!r.named.contains("--metadata-dtype")) {
-    q.metadata_dtype = metadata_name(stack.metadata.front().dtype);
+    q.metadata_dtype = stack.metadata.front().dtype;
   }
   take_rules_of(stack, q);
   const std::string gap = codec_gap(stack, q);
@@ -153,7 +153,7 @@ std::vector<std::string> describe_choice(const StackChoice& choice) {
            fmt::format("scale correction {}", scale_correction_name(fit.scale_correction))),
       part(search.clip, clip_searched(search.clip_scope),
            fmt::format("clipping {},{} everywhere", clip_text(fit.clip_k), clip_text(fit.clip_v))),
-      fmt::format("{} metadata", q.metadata_dtype),
+      fmt::format("{} metadata", codec_word(q.metadata_dtype)),
       fmt::format("groups of {}", q.quant_group_size == 0 ? std::string("head_dim")
                                                           : std::to_string(q.quant_group_size)),
   };

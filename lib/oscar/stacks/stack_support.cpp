@@ -97,10 +97,10 @@ std::string obstacle_to_side(const Stack& stack, const LayerTransforms& layer, S
   }
   if (!stack.per_head && heads_differ(side)) return fmt::format("heads of {} differ", rows);
   for (int head = 0; head < side.forward.count; ++head) {
-    if (!stack.shaped_rounding && head_rounding(side, head) == Rounding::kShaped) {
+    if (!stack.shaped_rounding && side.recipe[head].rounding == Rounding::kShaped) {
       return "rounding is shaped";
     }
-    if (!stack.scale_correction && side.scale_correction[head] != ScaleCorrection::kNone) {
+    if (!stack.scale_correction && side.recipe[head].scale_correction != ScaleCorrection::kNone) {
       return "scales are corrected";
     }
   }
@@ -115,10 +115,10 @@ bool clips_fit(const Stack& stack, const Bundle& bundle) {
     if (!layer.geometry.quantized) continue;
     if (first == nullptr || stack.clip == ClipScope::kLayer) first = &layer;
     const auto all = [](const SideTransform& side, float ratio) {
-      return std::all_of(side.clip_ratio.begin(), side.clip_ratio.end(),
+      return std::all_of(side.recipe.clip_ratio.begin(), side.recipe.clip_ratio.end(),
                          [ratio](float other) { return other == ratio; });
     };
-    const float key = first->key.clip_ratio[0], value = first->value.clip_ratio[0];
+    const float key = first->key.recipe.clip_ratio[0], value = first->value.recipe.clip_ratio[0];
     if (!all(layer.key, key) || !all(layer.value, value)) return false;
     if (stack.clip == ClipScope::kModelBoth && key != value) return false;
   }

@@ -109,9 +109,9 @@ std::vector<Stack> make_table() {
   };
 }
 
-const StackMetadata* find_metadata(const Stack& stack, const std::string& name) {
+const StackMetadata* find_metadata(const Stack& stack, MetadataDtype dtype) {
   for (const StackMetadata& metadata : stack.metadata) {
-    if (name == metadata_name(metadata.dtype)) return &metadata;
+    if (dtype == metadata.dtype) return &metadata;
   }
   return nullptr;
 }
@@ -145,12 +145,14 @@ const Stack& find_stack(const std::string& name) {
 std::string codec_gap(const Stack& stack, const QuantizerSettings& quantizer) {
   if (stack.own_levels) return "it codes by mean and spread, between fixed thresholds";
   const StackMetadata* metadata = find_metadata(stack, quantizer.metadata_dtype);
-  if (metadata == nullptr) return "it has no " + quantizer.metadata_dtype + " metadata";
+  if (metadata == nullptr)
+    return std::string("it has no ") + codec_word(quantizer.metadata_dtype) + " metadata";
   if (metadata->whole_head_only && quantizer.quant_group_size != kWholeHead) {
-    return "with " + quantizer.metadata_dtype + " metadata it takes whole heads only";
+    return std::string("with ") + codec_word(quantizer.metadata_dtype) +
+           " metadata it takes whole heads only";
   }
   const CodecRules its = rules_with(stack, *metadata, quantizer);
-  const CodecRules other = codec_rules(quantizer);
+  const CodecRules& other = quantizer.rules;
   if (its.zero != other.zero) {
     return its.zero == ZeroForm::kMinimum ? "it stores the row's minimum, not a zero point"
                                           : "it stores a zero point, not the row's minimum";
@@ -164,7 +166,7 @@ std::string codec_gap(const Stack& stack, const QuantizerSettings& quantizer) {
   }
   if (its.metadata_rounding != other.metadata_rounding) {
     const bool after = its.metadata_rounding == MetadataRounding::kAfterCoding;
-    return "it rounds scale and zero to " + quantizer.metadata_dtype +
+    return std::string("it rounds scale and zero to ") + codec_word(quantizer.metadata_dtype) +
            (after ? " after coding, not before" : " before coding, not after");
   }
   return "";
@@ -173,13 +175,13 @@ std::string codec_gap(const Stack& stack, const QuantizerSettings& quantizer) {
 void take_rules_of(const Stack& stack, QuantizerSettings& quantizer) {
   const StackMetadata* metadata = find_metadata(stack, quantizer.metadata_dtype);
   if (stack.own_levels || metadata == nullptr) return;
-  set_codec_rules(quantizer, rules_with(stack, *metadata, quantizer));
+  quantizer.rules = rules_with(stack, *metadata, quantizer);
 }
 
 QuantizerSettings default_codec(const Stack& stack) {
   QuantizerSettings quantizer;
   quantizer.quant_group_size = stack.quant_group_sizes.front();
-  quantizer.metadata_dtype = metadata_name(stack.metadata.front().dtype);
+  quantizer.metadata_dtype = stack.metadata.front().dtype;
   take_rules_of(stack, quantizer);
   return quantizer;
 }

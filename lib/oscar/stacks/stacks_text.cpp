@@ -56,7 +56,7 @@ Json group_names(const Stack& stack) {
 Json metadata_names(const Stack& stack) {
   Json names = Json::array();
   for (const StackMetadata& metadata : stack.metadata) {
-    std::string name = metadata_name(metadata.dtype);
+    std::string name = codec_word(metadata.dtype);
     if (metadata.dtype != MetadataDtype::kFp32) {
       name += metadata.rounded_before_coding ? " rounded before coding" : " rounded after coding";
     }

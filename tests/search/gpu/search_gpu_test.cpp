@@ -26,13 +26,15 @@ TEST(RowsOnTheGpu, EqualTheCpusToTheBit) {
         for (const bool shaped : {true, false}) {
           SideCodec side;
           side.forward = eye;
-          side.clip_ratio = {0.0f, 0.5f, 0.92f, 1.0f};
           using enum ScaleCorrection;
-          side.scale_correction = {kNone, kUnbiased, kMetric, kMetric};
+          const Rounding rounding = shaped ? Rounding::kShaped : Rounding::kPlain;
+          side.recipe.push_back({0.0f, kNone, Rounding::kPlain});
+          side.recipe.push_back({0.5f, kUnbiased, rounding});
+          side.recipe.push_back({0.92f, kMetric, rounding});
+          side.recipe.push_back({1.0f, kMetric, Rounding::kPlain});
           side.metric = torch::matmul(noise, noise.transpose(1, 2)) + 0.1 * eye;
           if (shaped) side.feedback = eye + 0.5 * noise.triu(1);
-          side.quant_group_size = static_cast<int>(group);
-          side.metadata = metadata;
+          side.format = {static_cast<int>(group), metadata, {}};
           auto rows = torch::randn({2, 4, 77, d});
           rows.select(2, 0).zero_();
           rows.select(2, 1).fill_(3.25f);
@@ -52,6 +54,7 @@ TEST(RowsOnTheGpu, EqualTheCpusToTheBit) {
 
 TEST(RowsOnTheGpu, EqualTheCpusUnderTheRulesOfOtherStacks) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  if (!has_device_rows()) GTEST_SKIP() << "built without kernels";
   torch::manual_seed(5);
   auto rows = torch::randn({2, 2, 300, 128});
   rows.select(2, 0).zero_();
@@ -62,16 +65,15 @@ TEST(RowsOnTheGpu, EqualTheCpusUnderTheRulesOfOtherStacks) {
     for (const auto metadata : {MetadataDtype::kFp16, MetadataDtype::kBf16, MetadataDtype::kFp32}) {
       SideCodec side;
       side.forward = torch::eye(128).repeat({2, 1, 1});
-      side.clip_ratio = {0.0f, 0.92f};
-      side.scale_correction.assign(2, ScaleCorrection::kNone);
-      side.quant_group_size = 32;
-      side.metadata = metadata;
-      side.rules = {static_cast<ClipSpan>(bits & 1), static_cast<ZeroForm>(bits >> 1 & 1),
-                    static_cast<CodeTies>(bits >> 2 & 1),
-                    static_cast<MetadataRounding>(bits >> 3 & 1)};
+      side.recipe.push_back({.clip_ratio = 0.0f});
+      side.recipe.push_back({.clip_ratio = 0.92f});
+      side.format = {
+          32,
+          metadata,
+          {static_cast<ClipSpan>(bits & 1), static_cast<ZeroForm>(bits >> 1 & 1),
+           static_cast<CodeTies>(bits >> 2 & 1), static_cast<MetadataRounding>(bits >> 3 & 1)}};
       const auto expected = quantize_dequantize(side, rows, "test");
-      // Under the default rules, bits 0, what builds without kernels run.
-      const auto found = quantize_dequantize_torch(side, rows.to(torch::kCUDA), "test").cpu();
+      const auto found = quantize_dequantize(side, rows.to(torch::kCUDA), "test").cpu();
       EXPECT_TRUE(torch::equal(found, expected)) << "rules " << bits;
     }
   }
@@ -82,9 +84,8 @@ TEST(RowsOnTheGpu, RefuseWhatTheCpuRefuses) {
   if (!has_device_rows()) GTEST_SKIP() << "built without kernels";
   SideCodec side;
   side.forward = torch::eye(64).unsqueeze(0);
-  side.clip_ratio = {0.0f};
-  side.scale_correction = {ScaleCorrection::kNone};
-  side.quant_group_size = 64;
+  side.recipe.push_back({});
+  side.format.quant_group_size = 64;
   for (const float bad : {std::nanf(""), INFINITY, 3e38f}) {
     auto rows = torch::randn({1, 1, 40, 64});
     rows[0][0][35][3] = bad;

@@ -13,7 +13,7 @@ namespace oscar {
 constexpr int kColumns = 16, kWarpRows = 32;
 constexpr int kSlotBytes = kWarpRows * kColumns * 4;
 constexpr int kPanelBytes = kColumns * kColumns * 4;  // of sixteen matrix rows
-// Entries of a factor of a damped metric stay below sqrt(101 d), 161 at most.
+// Entries of a factor of a damped metric stay below sqrt(101 d), 161 at most (math 5.1).
 constexpr float kFeedbackScale = 16.0f, kLargestFeedback = 4000.0f;
 
 // Chunk `chunk` (four columns) of row `row`: 16 bytes, in the order in which neither the lanes that

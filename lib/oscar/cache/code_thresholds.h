@@ -1,4 +1,5 @@
-// Where codes begin: the codec's division, additions and comparisons as one comparison per code.
+// Where codes begin: the codec's division, additions and comparisons as one comparison per code
+// (math 4.4).
 #pragma once
 
 #include "oscar/cache/codec.h"

@@ -1,4 +1,4 @@
-// The INT2 row codec, element by element: clip index, scale and zero, code, dequantized value. The
+// The INT2 row codec (math 4), element by element: clip index, scale and zero, code, value. The
 // rules of this toolkit and of serving stacks are stated here and nowhere else.
 #pragma once
 
@@ -29,7 +29,7 @@ struct ScaleZero {
   float zero = 0.0f;   // in code units, rounded to the metadata dtype, never -0
 };
 
-// Index, in the ascending sort of |x| over the whole row, of the clip threshold.
+// Index, in the ascending sort of |x| over the whole row, of the clip threshold (math 4.2).
 // clip_ratio <= 0 means no clipping: -1.
 OSCAR_HOST_DEVICE inline int clip_threshold_index(float clip_ratio, int head_dim) {
   if (!(clip_ratio > 0.0f)) return -1;
@@ -38,8 +38,8 @@ OSCAR_HOST_DEVICE inline int clip_threshold_index(float clip_ratio, int head_dim
   return static_cast<int>(product);  // positive, so truncation is floor
 }
 
-// Scale and zero of one quantization group, from which its codes are found and as they are stored:
-// the same when metadata is rounded before coding.
+// Scale and zero of one quantization group (math 4.3), from which its codes are found and as they
+// are stored: the same when metadata is rounded before coding.
 struct GroupScale {
   ScaleZero coding, stored;
 };
@@ -80,9 +80,9 @@ OSCAR_HOST_DEVICE inline bool is_finite(float x) {
   return (float_bits(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// The nearest of the four codes to (x / scale) + zero, or to (x - zero) / scale. Counting
-// thresholds is clamping: halves up is the clamped floor of t + .5; of the ties .5, 1.5, 2.5 the
-// first and the last have an even neighbour below.
+// The nearest of the four codes (math 4.4) to (x / scale) + zero, or to (x - zero) / scale.
+// Counting thresholds is clamping: halves up is the clamped floor of t + .5; of the ties
+// .5, 1.5, 2.5 the first and the last have an even neighbour below.
 OSCAR_HOST_DEVICE inline int code_of(const CodecRules& rules, float x, ScaleZero sz) {
   const float t = rules.zero == ZeroForm::kCodeUnits ? add_rn(div_rn(x, sz.scale), sz.zero)
                                                      : div_rn(sub_rn(x, sz.zero), sz.scale);

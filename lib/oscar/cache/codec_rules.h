@@ -1,4 +1,5 @@
-// The choices in which plain writers differ, and their names; codec.h says what each means.
+// The choices in which plain writers differ (math 4.6), and their names; codec.h says what each
+// means.
 #pragma once
 
 #include <string>

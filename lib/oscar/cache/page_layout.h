@@ -74,7 +74,7 @@ OSCAR_HOST_DEVICE inline int history_tokens(const PagedHistory& h, int b) {
 }
 
 // Number of INT2 tokens once `length` tokens are final: whole demote blocks older than the
-// recent window. Length counts the newest query's own token (MATH: which key is INT2).
+// recent window. Length counts the newest query's own token (math 4.7).
 OSCAR_HOST_DEVICE inline int history_for_length(int length, int sink_tokens, int recent_tokens,
                                                 int demote_block) {
   const int beyond = length - sink_tokens - recent_tokens;

@@ -56,8 +56,8 @@ struct SideRecipe {
   bool operator==(const SideRecipe&) const = default;
 };
 
-// Average bits per cached element of a context of `length` tokens of which the first `sink` and the
-// last `recent` are exact, in 16 bits; 16 while all are.
+// Average bits per cached element (math 4.8) of a context of `length` tokens of which the first
+// `sink` and the last `recent` are exact, in 16 bits; 16 while all are.
 double bits_per_element(const RowFormat& format, int64_t length, int64_t sink, int64_t recent);
 
 }  // namespace oscar

@@ -1,4 +1,4 @@
-// One factor per row that removes the bias of rounding from the stored scale.
+// One factor per row that removes the bias of rounding from the stored scale (math 5.3).
 #pragma once
 
 #include "oscar/cache/codec.h"

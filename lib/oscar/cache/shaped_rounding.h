@@ -1,4 +1,4 @@
-// Noise-shaped rounding of one row: each code also absorbs the errors made before it.
+// Noise-shaped rounding of one row (math 5.2): each code also absorbs the errors made before it.
 #pragma once
 
 #include "oscar/cache/codec.h"

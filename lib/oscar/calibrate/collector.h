@@ -28,7 +28,7 @@ class MomentCollector final : public AttentionObserver {
 };
 
 // Second pass of the energy objective: sum of w_t v_t^T v_t with w_t = k_t C_Q k_t^T, and the sum
-// of w, so that the weights can be scaled to sum N at the end (MATH: v_energy_moment).
+// of w, so that the weights can be scaled to sum N at the end (math 2.3).
 class EnergyCollector final : public AttentionObserver {
  public:
   // `q_covariance` is the final C_Q of the layer, [Hkv, d, d].

@@ -1,4 +1,5 @@
-// From per-token numbers to a mean with its uncertainty, and the tests that compare two methods.
+// From per-token numbers to a mean with its uncertainty, and tests that compare two methods
+// (math 11.5, 11.6).
 #pragma once
 
 #include <cstdint>

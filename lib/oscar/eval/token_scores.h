@@ -1,4 +1,4 @@
-// What one method predicts for each token, beside the reference's prediction.
+// What one method predicts for each token, beside the reference's prediction (math 11.2).
 #pragma once
 
 #include <vector>

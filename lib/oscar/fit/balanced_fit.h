@@ -6,9 +6,9 @@
 // C^(-1/2) V D^a Q, and for orthogonal Q the channels hold mean(D^2a).
 //
 // Plain rounding: errors of channels are unrelated and cost mean diag(M), so the loss is
-// mean(D^2a) mean(D^(1-2a)), least at a = 1/4; Q = H spreads both evenly (MATH: section 4c).
+// mean(D^2a) mean(D^(1-2a)), least at a = 1/4; Q = H spreads both evenly (math 6.2).
 //
-// Shaped rounding (MATH: section 4a) with M = U E U^T: the error of channel i costs E_i, after
+// Shaped rounding (math 6.3) with M = U E U^T: the error of channel i costs E_i, after
 // later channels have answered it. Whatever the transform, the product of E is det M, so the loss
 // is at least mean(D^2a) det(M)^(1/d), reached by Q = even_cost_mixing(D^(1-2a)), and least for
 // a = 0, rows made white. But the errors that are pushed into later channels grow with the spread

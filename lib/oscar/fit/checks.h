@@ -8,7 +8,7 @@
 
 namespace oscar {
 
-// Largest absolute entries allowed (see FORMAT: checks on load).
+// Largest absolute entries allowed (math 12.5).
 inline constexpr double kInverseLimit = 1e-5;              // as stored, f32
 inline constexpr double kInverseLimitBf16 = 5e-3;          // rounded to bf16, orthogonal heads
 inline constexpr double kInverseLimitBf16Balanced = 2e-2;  // rounded to bf16, balanced heads

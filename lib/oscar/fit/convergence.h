@@ -1,4 +1,4 @@
-// Would another text, or more of it, give another fit? Judged from sums of parts of the text.
+// Would another text, or more of it, give another fit (math 10.2)? Judged from sums of its parts.
 //
 // Two figures for each layer and side. Principal angles between the leading eigenspaces of the
 // first and of the second part: how far the directions have settled. And predicted loss

@@ -1,4 +1,4 @@
-// The transform of one head, with the fallbacks of heads whose moments can't carry the asked kind.
+// The transform of one head, with the fallbacks of heads that can't have the asked kind (math 6.4).
 #pragma once
 
 #include <string>

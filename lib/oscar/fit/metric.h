@@ -1,4 +1,4 @@
-// What an error of a transformed row costs: the metrics M_K and M_V and their feedback factors.
+// What an error of a transformed row costs (math 1.3): M_K, M_V and their feedback factors.
 #pragma once
 
 #include <string>
@@ -17,8 +17,8 @@ inline constexpr double kMetricDamping = 0.01;
 // weight is zero: no error costs anything then, and plain rounding is as good as any.
 MatrixD error_metric(const MatrixF& partner, const MatrixD& weight, Side side);
 
-// [d, d] unit upper triangular U of M + kMetricDamping mean(diag M) I = U D U^T: while columns are
-// coded in ascending order, target_i = x_i - sum over j < i of e_j U(j, i).
+// [d, d] unit upper triangular U of M + kMetricDamping mean(diag M) I = U D U^T (math 5.1): while
+// columns are coded in ascending order, target_i = x_i - sum over j < i of e_j U(j, i).
 MatrixD feedback_factor(const MatrixD& metric, const std::string& where);
 
 // How a head with this factor rounds. A factor that is absent or the identity pushes no error into

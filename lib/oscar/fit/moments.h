@@ -1,4 +1,4 @@
-// Second moments and means as the fit uses them: checked, averaged over positions, per token.
+// Second moments and means as the fit uses them (math 2.2): checked, averaged, per token.
 #pragma once
 
 #include <string>
@@ -42,9 +42,9 @@ struct RegularisedMoment {
 };
 
 // With rank < d, or fewer rows than d, eigenvectors of small eigenvalues are rounding noise. Then
-// C becomes (1 - alpha) C + alpha diag(C), alpha = d / (d + rows): channels keep their energies
-// (the trace stays) and directions that no data supports become channels. The weight vanishes as
-// rows are added. `eigenvalues` [d]: those of the moment, ascending.
+// C becomes (1 - alpha) C + alpha diag(C), alpha = d / (d + rows) (math 2.4): channels keep their
+// energies (the trace stays) and directions that no data supports become channels. The weight
+// vanishes as rows are added. `eigenvalues` [d]: those of the moment, ascending.
 RegularisedMoment regularised(const MatrixD& moment, const VectorD& eigenvalues, int64_t rows,
                               const std::string& where);
 

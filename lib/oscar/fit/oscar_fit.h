@@ -1,4 +1,4 @@
-// OSCAR's rotation R = U H P (arXiv 2605.17757), of keys and of values alike.
+// OSCAR's rotation R = U H P (math 3.4), arXiv 2605.17757, of keys and of values alike.
 #pragma once
 
 #include "oscar/linalg/eigh.h"

@@ -1,4 +1,4 @@
-// Closed forms of the position average, one pair of RoPE dimensions against another.
+// Closed forms of the position average (math 8.2), one pair of RoPE dimensions against another.
 //
 // The pair (i, i + rotary_dim / 2) of a row x is the complex number z_i = x_i + i x_{i + half};
 // row x D(p) has z_i e^{i theta_i p}. So z_i conj(z_j) turns by theta_i - theta_j and z_i z_j by

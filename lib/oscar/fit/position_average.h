@@ -1,4 +1,4 @@
-// Moments of rotated vectors averaged over the positions that will be served.
+// Moments of rotated vectors averaged over the positions that will be served (math 8).
 //
 // Queries and keys are collected after RoPE, at the positions of the calibration chunks. With D(p)
 // the rotation by p further positions, a moment M becomes D(p)^T M D(p) and a sum s becomes s D(p).
@@ -22,9 +22,9 @@ using MeanPhase = std::function<std::complex<double>(double omega)>;
 // below 63 is taken in 64 equal steps instead, both ends included. span >= 0.
 MeanPhase mean_phase_of_span(int64_t span);
 
-// Over the offsets of rows that a server writes: every request fills its cache from position 0, and
-// few reach the last ones. kEarlyShare of the weight lies evenly on the first kEarlyPart of
-// [0, span], the rest evenly on all of it. span >= 0.
+// Over the offsets of rows that a server writes (math 8.3): every request fills its cache from
+// position 0, and few reach the last ones. kEarlyShare of the weight lies evenly on the first
+// kEarlyPart of [0, span], the rest evenly on all of it. span >= 0.
 inline constexpr double kEarlyShare = 0.25, kEarlyPart = 1.0 / 16;
 MeanPhase mean_phase_of_served(int64_t span);
 

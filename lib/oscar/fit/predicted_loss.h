@@ -1,5 +1,5 @@
-// What writing rows with a transform will cost, predicted from moments: to compare transforms of
-// one head before anything is quantized.
+// What writing rows with a transform will cost, predicted from moments (math 10.1): to compare
+// transforms of one head before anything is quantized.
 //
 // A row x' = (x - mean) T of d channels is rounded on one scale, so all its channels err about
 // alike and in proportion to the row: E[e_i^2] ~ mean diag(T^T C T), C being the second moment of x
@@ -9,9 +9,9 @@
 //
 //     loss = mean diag(T^T C T) * mean diag(M).
 //
-// The balanced transform of plain rounding (balanced_fit.h; MATH: section 4c) is the T that
-// minimises this product, at (tr (C^1/2 W C^1/2)^1/2 / d)^2, so around it the loss of a wrong T
-// grows with the square of what is wrong.
+// The balanced transform of plain rounding (balanced_fit.h) is the T that minimises this product
+// (math 6.2), at (tr (C^1/2 W C^1/2)^1/2 / d)^2, so around it the loss of a wrong T grows with the
+// square of what is wrong.
 //
 // Limits. Only ratios between transforms of one head and side mean anything. Clipping, rows that
 // are not normal, shaped rounding (whose loss has det(M)^(1/d) for mean diag(M)) and the exact

@@ -1,4 +1,4 @@
-// A few plain numbers that say how concentrated a moment is; for inspection and reports.
+// A few plain numbers that say how concentrated a moment is (math 2.5); for inspection and reports.
 #pragma once
 
 #include <string>

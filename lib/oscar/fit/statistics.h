@@ -10,7 +10,7 @@
 
 namespace oscar {
 
-// Sums over tokens t and the query heads j of each KV head's group (MATH: section 1).
+// Sums over tokens t and the query heads j of each KV head's group (math 2.1).
 // d is head_dim_k for q and k, head_dim_v for v and the attention output. Heads come first.
 struct LayerStatistics {
   LayerGeometry geometry;

@@ -1,4 +1,4 @@
-// The weights of one layer with the transform of its values folded in (MATH: section 4c).
+// The weights of one layer with the transform of its values folded in (math 6.5).
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
-// How well one text stands for another: transforms fitted to the statistics of each file, scored on
-// those of every other, for example with one file for each domain that will be served.
+// How well one text stands for another (math 10.3): transforms fitted to the statistics of each
+// file, scored on those of every other, for example with one file for each domain that will be
+// served.
 #pragma once
 
 #include <string>

@@ -48,7 +48,7 @@ class AttentionProbe {
   // Both together.
   torch::Tensor pair_error(const torch::Tensor& weights, const VariantRows& values) const;
 
-  // [Hkv, queries] float64: sum over the KV head's query heads j of |error W_O,j|^2.
+  // [Hkv, queries] float64: sum over the KV head's query heads j of |error W_O,j|^2 (math 9.2).
   torch::Tensor loss(const torch::Tensor& error) const;
   // The same of the exact output itself.
   torch::Tensor energy() const { return loss(output_); }

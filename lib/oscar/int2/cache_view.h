@@ -1,4 +1,4 @@
-// Which keys a query reads as INT2 and which exactly: the rule of every mode, as pure functions.
+// Which keys a query reads as INT2 and which exactly (math 4.7): every mode, as pure functions.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The column shuffle P of OSCAR's rotation: which transformed channels stand next to each other.
+// The column shuffle P of OSCAR's rotation: which transformed channels stand next to each other
+// (math 3.3).
 #pragma once
 
 #include <cassert>

@@ -1,4 +1,5 @@
-// Eigen-decomposition of small symmetric matrices, reproducible to the byte on one machine.
+// Eigen-decomposition of small symmetric matrices, reproducible to the byte on one machine
+// (math 3.1).
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Orthogonal Hadamard matrices, also for sizes that are no power of two.
+// Orthogonal Hadamard matrices, also for sizes that are no power of two (math 3.2).
 #pragma once
 
 #include "oscar/linalg/tensor.h"

@@ -1,4 +1,4 @@
-// The orthogonal matrix that makes every column of a shaped row cost the same.
+// The orthogonal matrix that makes every column of a shaped row cost the same (math 6.3).
 #pragma once
 
 #include "oscar/linalg/tensor.h"

@@ -117,7 +117,7 @@ std::vector<SideVariant> clip_variants(const SideVariant& current, const SearchO
 std::vector<SideVariant> writer_variants(const SideVariant& current, const SearchOptions& search) {
   std::vector<SideVariant> variants = {current};
   using enum ScaleCorrection;
-  // After shaped rounding `unbiased` is wrong (MATH: section 4b).
+  // After shaped rounding `unbiased` is wrong (math 5.3).
   for (const auto& [correction, rounding] : {std::pair{kMetric, Rounding::kShaped},
                                              {kNone, Rounding::kShaped},
                                              {kMetric, Rounding::kPlain},

@@ -77,7 +77,7 @@ const std::vector<float> kGoldenRow = {-1.5f, .3f, .8f, 3.0f, -.5f, 1.1f, 0.0f, 
 
 TEST(Codec, GoldenRowOfEightMatchesTheHandComputedBytes) {
   RowQuantizer q{.head_dim = 8,
-                 .format = {.quant_group_size = 8, .metadata = MetadataDtype::kFp32, .rules = {}},
+                 .format = {.quant_group_size = 8, .metadata = MetadataDtype::kFp32},
                  .recipe = {.clip_ratio = 0.75f}};
   const Encoded row = encode(q, kGoldenRow, false);
   EXPECT_EQ(hex(row.packed), "e8d9");
@@ -189,7 +189,8 @@ TEST(Codec, ErrorOfUnclippedRowsIsAtMostHalfAStep) {
   std::normal_distribution<float> normal(0.3f, 2.0f);
   std::vector<float> x(128 * 64);
   for (float& value : x) value = normal(rng);
-  const RowQuantizer q{.head_dim = 128, .quant_group_size = 64, .metadata = MetadataDtype::kFp32};
+  const RowQuantizer q{.head_dim = 128,
+                       .format = {.quant_group_size = 64, .metadata = MetadataDtype::kFp32}};
   const Encoded rows = encode(q, x, true);
   for (size_t i = 0; i < x.size(); ++i) {
     float scale;
@@ -199,7 +200,7 @@ TEST(Codec, ErrorOfUnclippedRowsIsAtMostHalfAStep) {
 }
 
 TEST(Codec, ValuesThatAreNotFiniteAreRefusedAndTheirRowIsNamed) {
-  const RowQuantizer q{.head_dim = 64, .quant_group_size = 64};
+  const RowQuantizer q{.head_dim = 64, .format = {.quant_group_size = 64}};
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
         -std::numeric_limits<float>::infinity()}) {
@@ -216,7 +217,7 @@ TEST(Codec, ValuesThatAreNotFiniteAreRefusedAndTheirRowIsNamed) {
 TEST(Codec, RangesBeyondTheMetadataDtypeAreRefusedNotStoredAsInfinity) {
   std::vector<float> x(64, -3e5f);
   x[3] = 3e5f;
-  RowQuantizer q{.head_dim = 64, .quant_group_size = 64};
+  RowQuantizer q{.head_dim = 64, .format = {.quant_group_size = 64}};
   EXPECT_EQ(encode(q, x, true).status.status, RowStatus::kMetadataOverflow);
   q.format.metadata = MetadataDtype::kBf16;
   EXPECT_EQ(encode(q, x, true).status.status, RowStatus::kOk);
@@ -248,14 +249,13 @@ TEST_P(CodecSweep, FastRowsEqualThePlainVersionByteForByte) {
     }
   }
   const std::vector<float> feedback = golden_feedback(d), metric = golden_metric(d);
-  const RowQuantizer q{
-      .head_dim = d,
-      .format = {.quant_group_size = p.quant_group_size, .metadata = p.metadata, .rules = {}},
-      .recipe = {.clip_ratio = .95f,
-                 .scale_correction = p.correction,
-                 .rounding = p.shaped ? Rounding::kShaped : Rounding::kPlain},
-      .feedback = feedback.data(),
-      .metric = metric.data()};
+  const RowQuantizer q{.head_dim = d,
+                       .format = {.quant_group_size = p.quant_group_size, .metadata = p.metadata},
+                       .recipe = {.clip_ratio = .95f,
+                                  .scale_correction = p.correction,
+                                  .rounding = p.shaped ? Rounding::kShaped : Rounding::kPlain},
+                       .feedback = feedback.data(),
+                       .metric = metric.data()};
   EXPECT_TRUE(encode(q, x, false) == encode(q, x, true, 1));
   EXPECT_TRUE(encode(q, x, false) == encode(q, x, true, 3));
 }
@@ -310,7 +310,7 @@ TEST(ScaleCorrection, GivesTheRegressionSlopeOneAndRefusesMeaninglessQuotients) 
   for (float& value : x) value = oscar::bf16_to_float(oscar::float_to_bf16(normal(rng)));
   const RowQuantizer q{
       .head_dim = d,
-      .format = {.quant_group_size = d, .metadata = MetadataDtype::kFp32, .rules = {}},
+      .format = {.quant_group_size = d, .metadata = MetadataDtype::kFp32},
       .recipe = {.clip_ratio = .9f, .scale_correction = ScaleCorrection::kUnbiased}};
   const Encoded row = encode(q, x, false);
   double xx = 0.0, xy = 0.0;

@@ -31,7 +31,7 @@ struct QuantizerSettings {
   int recent_tokens = 256;
   int demote_block = 1;
   MetadataDtype metadata_dtype = MetadataDtype::kFp16;
-  CodecRules rules;
+  CodecRules rules = {};
 
   RowFormat row_format() const { return {quant_group_size, metadata_dtype, rules}; }
   bool operator==(const QuantizerSettings&) const = default;

@@ -14,7 +14,7 @@ enum class Rounding : uint8_t { kPlain = 0, kShaped = 1 };
 struct RowFormat {
   int quant_group_size = 128;  // divides head_dim
   MetadataDtype metadata = MetadataDtype::kFp16;
-  CodecRules rules;  // other than the default: plain rounding, no scale correction
+  CodecRules rules = {};  // other than the default: plain rounding, no scale correction
 
   bool operator==(const RowFormat&) const = default;
 };

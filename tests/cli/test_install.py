@@ -57,6 +57,11 @@ class Install(unittest.TestCase):
         self.assertIn("is sound", self.succeed(self.prefix / "bin" / "oscar-bundle", "verify",
                                                BUNDLE))
 
+    def test_the_licence_comes_with_it(self):
+        licence = self.prefix / "share" / "oscar" / "LICENSE"
+        self.assertEqual(licence.read_bytes(), (SOURCE / "LICENSE").read_bytes())
+        self.assertTrue((licence.parent / "THIRD_PARTY_NOTICES.md").exists())
+
     def test_another_project_finds_and_links_the_library(self):
         project = self.folder / "project"
         project.mkdir()

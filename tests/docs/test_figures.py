@@ -1,0 +1,103 @@
+"""Figures and tables in the documentation are those of the study and of the programs."""
+import json
+import re
+import sys
+import unittest
+
+from support.markdown_files import MarkdownFile
+from support.programs import SOURCE, run
+
+sys.path.insert(0, str(SOURCE / "scripts"))
+import draw_quality_chart
+from tiny_study import figures, plan
+
+STUDY = json.loads((SOURCE / "rotation_zoo/tiny-gqa/study/study.json").read_text())
+
+
+def table_rows(page, heading):
+    """Rows of the first table under `heading`, as lists of cells without emphasis and backticks."""
+    text = MarkdownFile(page).text.partition(f"\n## {heading}\n")[2]
+    lines = []
+    for line in text.splitlines():
+        if line.startswith("|"):
+            lines.append([cell.strip(" *`") for cell in line.strip("|").split("|")])
+        elif lines:
+            break
+    return lines[2:]
+
+
+def kl(run_name, method):
+    return figures.RunFigures(STUDY["runs"][run_name]).kl(method)[0]
+
+
+def best_published(run_name):
+    return min(kl(run_name, name) for name in plan.PUBLISHED)
+
+
+class Figures(unittest.TestCase):
+    def assert_shown(self, shown, value):
+        """`shown`, as ".0057", is `value` rounded to the digits that it has."""
+        self.assertEqual(shown, f"{value:.{len(shown) - 1}f}".lstrip("0"))
+
+    def test_the_picture_is_drawn_from_the_study(self):
+        self.assertEqual((SOURCE / "docs/quality.svg").read_text(), draw_quality_chart.draw(STUDY))
+
+    def test_positions_and_outliers_are_those_of_the_study(self):
+        rows = table_rows("docs/results.md", "Positions and outliers")
+        runs = ("offset 32768", "offset 98304", "offset 126976", "sigma 0")
+        self.assertEqual(len(rows), len(runs))
+        for row, run_name in zip(rows, runs):
+            self.assert_shown(row[1], kl(run_name, "default"))
+            self.assert_shown(row[2], best_published(run_name))
+
+    def test_serving_stacks_are_those_of_the_study(self):
+        rows = table_rows("docs/results.md", "Serving stacks")
+        names = [re.split(r"`|,", row[0])[0] for row in rows]
+        self.assertEqual(sorted(names), sorted(plan.STACKS))
+        for name, row in zip(names, rows):
+            run_of_stack = figures.RunFigures(STUDY["runs"][f"stack {name}"])
+            self.assert_shown(row[1], run_of_stack.kl(f"for-{name}")[0])
+            self.assert_shown(row[2], run_of_stack.ratio(f"for-{name}", f"paper-{name}")[0])
+            increase = run_of_stack.perplexity_increase(f"for-{name}")[0]
+            self.assertEqual(row[3], f"{100 * increase:+.1f}%")
+
+    def test_needles_are_those_of_the_study(self):
+        needles = STUDY["runs"]["needles"]["methods"]
+        shown = {row[0]: row[4] for row in table_rows("docs/results.md", "Quality")}
+        for label, name in (("BF16", "bf16"), ("INT2, no rotation", "identity"),
+                            ("INT2, Hadamard + clip", "hadamard-clip"),
+                            ("OSCAR as published (per head)", "perhead"),
+                            ("default, `--search off", "unsearched"),
+                            ("default of this toolkit", "default")):
+            niah = needles[name]["niah"]
+            self.assertEqual(shown[label],
+                             figures.percent((niah["rate"], niah["low"], niah["high"])), label)
+
+    def test_the_readmes_results_are_rows_of_all_results(self):
+        everything = [row[1:] for row in table_rows("docs/results.md", "Quality")]
+        rows = table_rows("README.md", "Results")
+        self.assertGreaterEqual(len(rows), 4)
+        for row in rows:
+            self.assertIn(row[1:], everything)
+
+    def test_every_stack_is_described_as_the_program_does(self):
+        ratios = {"a ratio for each layer, KV head and side": "one a layer, head and side",
+                  "a ratio for each layer and side": "one a layer and side",
+                  "one ratio for all keys, one for all values": "one for keys, one for values",
+                  "one ratio": "one"}
+        result = run("oscar-bundle", "stacks", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        stacks = {stack["name"]: stack for stack in json.loads(result.stdout)}
+        rows = table_rows("docs/serving.md", "What each stack takes")
+        self.assertEqual(sorted(row[0].split("`")[0] for row in rows), sorted(stacks))
+        for row in rows:
+            stack = stacks[row[0].split("`")[0]]
+            any_rotation = stack["keys_not_orthogonal"] == stack["values_not_orthogonal"] == "yes"
+            self.assertEqual(row[1], f"{stack['rotation']}, "
+                             f"{'any invertible one' if any_rotation else 'orthogonal'}")
+            self.assertEqual(row[2], ratios[stack["clip"]])
+            self.assertEqual(row[3], "yes" if stack["served"] else "not yet")
+
+
+if __name__ == "__main__":
+    unittest.main()

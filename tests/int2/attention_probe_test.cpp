@@ -9,10 +9,10 @@ namespace {
 
 using oscar::AttentionProbe;
 using oscar::CacheView;
+using oscar::Int2Rows;
 using oscar::LayerCodec;
 using oscar::ScaleCorrection;
 using oscar::SideCodec;
-using oscar::VariantRows;
 
 constexpr int64_t kTokens = 400, kHeads = 2, kGroup = 3, kDim = 16;
 constexpr double kScale = 0.3;
@@ -42,7 +42,7 @@ std::shared_ptr<LayerCodec> random_codec() {
   return codec;
 }
 
-VariantRows variant(const SideCodec& side, const torch::Tensor& x, bool of_keys) {
+Int2Rows int2_rows(const SideCodec& side, const torch::Tensor& x, bool of_keys) {
   const auto exact = to_cache_basis(side, x.unsqueeze(0));
   const auto rounded = quantize_dequantize(side, exact, "test");
   return {(of_keys ? rounded : torch::matmul(rounded - exact, side.partner)).squeeze(0),
@@ -68,7 +68,7 @@ void expect_the_engines_errors(const CacheView& view, const std::vector<int64_t>
   const auto index = torch::tensor(positions, torch::kInt64);
   const AttentionProbe probe(view, positions, s.q.index_select(1, index), s.k, s.v, s.metric,
                              kScale);
-  const auto keys = variant(codec->key, s.k, true), values = variant(codec->value, s.v, false);
+  const auto keys = int2_rows(codec->key, s.k, true), values = int2_rows(codec->value, s.v, false);
   const auto key_weights = probe.weights(keys);
   const auto of_keys = probe.key_error(key_weights);
   const auto of_values = probe.value_error(probe.int2_part(probe.exact_weights()), values);
@@ -103,7 +103,7 @@ TEST(AttentionProbe, QueriesWithinTheWindowsSeeNoDifference) {
                              s.q.index_select(1, torch::tensor(positions, torch::kInt64)), s.k, s.v,
                              s.metric, kScale);
   EXPECT_EQ(probe.first_int2(), probe.end_int2());
-  const auto weights = probe.weights(variant(codec->key, s.k, true));
+  const auto weights = probe.weights(int2_rows(codec->key, s.k, true));
   EXPECT_EQ(probe.loss(probe.key_error(weights)).max().item<double>(), 0.0);
 }
 

@@ -64,13 +64,13 @@ inline LayerStatistics statistics_of(const std::vector<HeldChunk>& chunks) {
 }
 
 // The heads of a transform as the losses of held-back text take them.
-inline SideVariant as_variant(const SideTransform& side) {
-  SideVariant variant;
+inline Candidate as_candidate(const SideTransform& side) {
+  Candidate candidate;
   for (int head = 0; head < side.forward.count; ++head) {
-    variant.push_back(
+    candidate.push_back(
         {.fit = &side, .head = head, .recipe = side.recipe[static_cast<size_t>(head)]});
   }
-  return variant;
+  return candidate;
 }
 
 // With its inputs, which the search only refers to.
@@ -82,7 +82,7 @@ struct Search {
   LayerStatistics statistics = statistics_of({random_chunk(1), random_chunk(2), random_chunk(3)});
   Rope rope;
 
-  LayerChoice run() const {
+  LayerDecision run() const {
     return search_layer({.statistics = statistics,
                          .fixed = fixed,
                          .search = options,
@@ -102,5 +102,14 @@ struct Search {
     return moved;
   }
 };
+
+// Hadamard at .96 on rows that no transform helps.
+inline Search random_search() {
+  Search search;
+  search.fixed = {.kind = TransformKind::kHadamard, .clip_k = 0.96, .clip_v = 0.96};
+  search.held.search = {random_chunk(10), random_chunk(11)};
+  search.held.confirm = {random_chunk(12), random_chunk(13)};
+  return search;
+}
 
 }  // namespace oscar::search_case

@@ -20,8 +20,8 @@
 #include "oscar/fit/convergence.h"
 #include "oscar/fit/presets.h"
 #include "oscar/search/held_back.h"
-#include "oscar/search/search_memory.h"
-#include "oscar/search/search_pass.h"
+#include "oscar/search/memory.h"
+#include "oscar/search/pass.h"
 #include "oscar/stacks/clip_pool.h"
 
 namespace oscar {
@@ -360,7 +360,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
 
   const int64_t layers = checkpoint.config.num_layers;
   const auto fit_start = Clock::now();
-  std::vector<LayerChoice> choices;
+  std::vector<LayerDecision> decisions;
   if (options.search.any()) {
     SearchPass search(model, statistics, search_settings(options), split.num_search,
                       split.num_confirm);
@@ -368,22 +368,22 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
     run_pass(model, split.held_back, plan_search(model, split, options, limits), {}, search, saved,
              kSearchAgain, progress);
     progress.end();
-    choices = search.take_choices();
+    decisions = search.take_decisions();
     result.search_seconds = seconds_since(fit_start);
   } else if (!options.statistics_only) {
     progress.begin("fitting", layers, "layers");
     for (const LayerStatistics& layer : statistics) {
-      choices.push_back(fit_without_search(layer, options.fit, checkpoint.config.rope));
+      decisions.push_back(fit_without_search(layer, options.fit, checkpoint.config.rope));
       progress.advance(1);
     }
     progress.end();
     result.fit_seconds = seconds_since(fit_start);
   }
-  for (LayerChoice& choice : choices) {
-    const auto& warnings = choice.layer.warnings;
+  for (LayerDecision& decision : decisions) {
+    const auto& warnings = decision.main.warnings;
     result.warnings.insert(result.warnings.end(), warnings.begin(), warnings.end());
-    bundle.layers.push_back(std::move(choice.layer));
-    bundle.portable.push_back(std::move(choice.portable));
+    bundle.layers.push_back(std::move(decision.main));
+    bundle.portable.push_back(std::move(decision.portable));
   }
   if (options.search.clip && options.search.clip_scope != ClipScope::kHead) {
     bundle.search["pooled_clip"] = pool_own_clips(bundle, options.search.clip_scope);

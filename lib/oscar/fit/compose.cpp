@@ -5,7 +5,7 @@
 
 namespace oscar {
 
-SideTransform compose_heads(const std::vector<HeadChoice>& heads, Side side) {
+SideTransform compose_heads(const std::vector<FittedHead>& heads, Side side) {
   const int count = static_cast<int>(heads.size());
   const int d = heads.front().fit->forward.rows;
   const auto any = [&](auto&& wants) { return std::any_of(heads.begin(), heads.end(), wants); };
@@ -13,25 +13,25 @@ SideTransform compose_heads(const std::vector<HeadChoice>& heads, Side side) {
   out.forward = MatrixStack<float>(count, d, d);
   out.mean = VectorStack<float>(count, d);
   out.eigenvalues = VectorStack<double>(count, d);
-  if (any([](const HeadChoice& h) { return h.fit->kind[h.head] == TransformKind::kBalanced; })) {
+  if (any([](const FittedHead& h) { return h.fit->kind[h.head] == TransformKind::kBalanced; })) {
     out.partner = MatrixStack<float>(count, d, d);
   }
-  if (any([](const HeadChoice& h) {
+  if (any([](const FittedHead& h) {
         return h.recipe.scale_correction == ScaleCorrection::kMetric;
       })) {
     out.metric = MatrixStack<float>(count, d, d);
   }
-  if (any([](const HeadChoice& h) { return h.recipe.rounding == Rounding::kShaped; })) {
+  if (any([](const FittedHead& h) { return h.recipe.rounding == Rounding::kShaped; })) {
     out.feedback = MatrixStack<float>(count, d, d);
   }
   for (int i = 0; i < count; ++i) {
-    const HeadChoice& choice = heads[i];
-    const SideTransform& fit = *choice.fit;
-    const int head = choice.head;
+    const FittedHead& source = heads[i];
+    const SideTransform& fit = *source.fit;
+    const int head = source.head;
     out.kind.push_back(fit.kind[head]);
     out.fallback.push_back(fit.fallback[head]);
     out.condition_number.push_back(fit.condition_number[head]);
-    out.recipe.push_back(choice.recipe);
+    out.recipe.push_back(source.recipe);
     out.forward[i] = fit.forward[head];
     out.mean[i] = fit.mean[head];
     out.eigenvalues[i] = fit.eigenvalues[head];
@@ -40,7 +40,7 @@ SideTransform compose_heads(const std::vector<HeadChoice>& heads, Side side) {
       out.partner[i] = partner_matrix(fit, side, head);
     }
     if (!out.metric.empty()) {
-      if (choice.recipe.scale_correction == ScaleCorrection::kMetric) {
+      if (source.recipe.scale_correction == ScaleCorrection::kMetric) {
         out.metric[i] = fit.metric[head];
       } else {
         // A codec that knows each head's correction does not read it: this keeps the file valid.
@@ -48,7 +48,7 @@ SideTransform compose_heads(const std::vector<HeadChoice>& heads, Side side) {
       }
     }
     if (!out.feedback.empty()) {
-      if (choice.recipe.rounding == Rounding::kShaped) {
+      if (source.recipe.rounding == Rounding::kShaped) {
         out.feedback[i] = fit.feedback[head];
       } else {
         out.feedback[i].setIdentity();  // pushes nothing

@@ -47,7 +47,7 @@ AttentionProbe::AttentionProbe(const CacheView& view, const std::vector<int64_t>
   output_ = torch::matmul(weights_, values_);
 }
 
-torch::Tensor AttentionProbe::weights(const VariantRows& keys) const {
+torch::Tensor AttentionProbe::weights(const Int2Rows& keys) const {
   if (end_int2_ == first_int2_) return weights_;
   const auto rotated = torch::matmul(q_, keys.partner).mul_(sm_scale_);
   auto rounded = torch::matmul(rotated, keys.rows.slice(1, first_int2_, end_int2_).transpose(1, 2));
@@ -75,12 +75,12 @@ torch::Tensor AttentionProbe::key_error(const torch::Tensor& weights) const {
 }
 
 torch::Tensor AttentionProbe::value_error(const torch::Tensor& int2_part,
-                                          const VariantRows& values) const {
+                                          const Int2Rows& values) const {
   return torch::matmul(int2_part, values.rows.slice(1, first_int2_, end_int2_));
 }
 
 torch::Tensor AttentionProbe::pair_error(const torch::Tensor& weights,
-                                         const VariantRows& values) const {
+                                         const Int2Rows& values) const {
   // Each key's weight meets one row, but where queries differ on which that is.
   const auto part = [&](const torch::Tensor& rows, int64_t begin, int64_t end) {
     return torch::matmul(weights.slice(2, begin, end), rows);

@@ -1,4 +1,4 @@
-// Dense attention of some queries over a whole sequence, to score many cache variants cheaply.
+// Dense attention of some queries over a whole sequence, to score many ways of writing it cheaply.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace oscar {
 
-// One side of a cache variant, float32, for one sequence.
-struct VariantRows {
+// One side written as INT2, float32, for one sequence.
+struct Int2Rows {
   // [Hkv, tokens, d] of keys: dequantized, in the cache's basis. Of values: what INT2 changes,
   // x^ - x, in the model's basis.
   torch::Tensor rows;
@@ -17,7 +17,7 @@ struct VariantRows {
   torch::Tensor mean;     // of keys: [Hkv, d]; undefined when not centred
 };
 
-// What is the same for every variant: the exact scores, attention weights and outputs of the chosen
+// What is the same for all of them: the exact scores, attention weights and outputs of the chosen
 // queries, and which keys each of them reads as INT2. One row per query head of a KV head and
 // query: [Hkv, query heads * queries, ..], query heads outermost. Everything in float32.
 class AttentionProbe {
@@ -36,7 +36,7 @@ class AttentionProbe {
   // Attention weights over all keys [Hkv, rows, tokens]: exact, and with INT2 keys where the rule
   // says so. Centring adds one constant per query, which is taken out again.
   const torch::Tensor& exact_weights() const { return weights_; }
-  torch::Tensor weights(const VariantRows& keys) const;
+  torch::Tensor weights(const Int2Rows& keys) const;
 
   // `weights` of the INT2 keys alone, zero elsewhere: [Hkv, rows, end_int2 - first_int2].
   torch::Tensor int2_part(const torch::Tensor& weights) const;
@@ -44,9 +44,9 @@ class AttentionProbe {
   // What weights other than the exact ones do to the output, values exact: [Hkv, rows, d_v].
   torch::Tensor key_error(const torch::Tensor& weights) const;
   // What INT2 values do to it, for weights whose int2_part this is.
-  torch::Tensor value_error(const torch::Tensor& int2_part, const VariantRows& values) const;
+  torch::Tensor value_error(const torch::Tensor& int2_part, const Int2Rows& values) const;
   // Both together.
-  torch::Tensor pair_error(const torch::Tensor& weights, const VariantRows& values) const;
+  torch::Tensor pair_error(const torch::Tensor& weights, const Int2Rows& values) const;
 
   // [Hkv, queries] float64: sum over the KV head's query heads j of |error W_O,j|^2 (math 9.2).
   torch::Tensor loss(const torch::Tensor& error) const;

@@ -1,8 +1,23 @@
-// Chooses one layer's transforms, clipping and writer by attention-output error on held-back text.
+// The search of one layer: its transforms, clipping and writer are decided by attention-output
+// error on held-back text. The words of this folder:
+//   held back  chunks of the corpus that no fit sees, in two halves: one to search, one to confirm
+//   fit        one way of fitting a layer: the transforms of both sides
+//   candidate  one way of writing a side: of each KV head a fit and a row recipe (clip, writer)
+//   pair       a key candidate with a value candidate, or with exact rows
+//   block      a run of neighbouring queries; the spread over blocks is the standard error of a
+//   loss default    the candidate of the fixed options, which ties go to stage      one comparison
+//   of candidates in the search half: transform, clip, writer. What it
+//              picks is its winner, with which the next stage begins
+//   confirm    to accept a winner only if it is better in the confirmation half too
+//   variant    one of the three forms of a layer in a bundle, each searched for itself: the main
+//              one, and the portable one with a rotation for the layer or for each KV head
+//   decision   what a layer ends with: its variants
+// From a chunk to a decision: held_back, pass, layer_search; stages and confirm compare candidates
+// by losses; memory says what all of it may take.
 #pragma once
 
 #include "oscar/bundle/bundle.h"
-#include "oscar/search/search_stages.h"
+#include "oscar/search/stages.h"
 
 namespace oscar {
 
@@ -21,37 +36,30 @@ struct LayerSearchTask {
   torch::Tensor output_metric;  // [Hq, d_v, d_v], W_O,j W_O,j^T, float32 on the computing device
 };
 
-struct LayerChoice {
-  LayerTransforms layer;  // with predicted_output_nmse from the confirmation half, and `search`
+struct LayerDecision {
+  LayerTransforms main;  // with predicted_output_nmse from the confirmation half, and `search`
   PortableLayer portable;
 };
 
-// Stages, each with the choices of those before (all per KV head; losses are attention-output
-// errors, see variant_losses.h):
-//   transform: kind, centering, granularity, at the fixed clipping ratios
-//   clip:      each side with the other exact, then once more with the other side INT2 (not for the
-//              portable variants)
-//   writer:    scale correction and rounding
-// A stage leaves the default unless another variant is better by more than one paired standard
-// error. On other queries, a larger sample of the confirmation half, each stage's outcome must
-// again beat what was accepted before it by more than that; and on every query of that half the
-// final pair of sides must not lose to the default pair. Otherwise the default stays. The portable
-// variants are confirmed on the sample. Throws Interrupted between stages when a stop was
-// requested.
-LayerChoice search_layer(const LayerSearchTask& task, const HeldBackLayer& held_back);
-
 // Every fit that search_layer looks at, to be made beforehand.
-struct LayerFits {
-  std::vector<FitVariant> searched, portable_shared, portable_per_head;
+struct VariantFits {
+  std::vector<SearchFit> main, portable_shared, portable_per_head;
 };
-LayerFits fit_for_search(const LayerStatistics& statistics, const FitOptions& fixed,
-                         const SearchOptions& search, const Rope& rope);
-LayerChoice search_layer(const LayerSearchTask& task, LayerFits fits,
-                         const HeldBackLayer& held_back);
+VariantFits fit_for_search(const LayerStatistics& statistics, const FitOptions& fixed,
+                           const SearchOptions& search, const Rope& rope);
+
+// The stages (stages.h) of each variant on the search half, all per KV head. On other queries, a
+// larger sample of the confirmation half, each stage's winner must again beat what was accepted
+// before it by more than a paired standard error; and on every query of that half the final pair
+// must not lose to the default pair. Otherwise the default stays. The portable variants are
+// confirmed on the sample. Throws Interrupted between stages when a stop was requested.
+LayerDecision search_layer(const LayerSearchTask& task, VariantFits fits,
+                           const HeldBackLayer& held_back);
+LayerDecision search_layer(const LayerSearchTask& task, const HeldBackLayer& held_back);
 
 // Without held-back text: the fixed options, and the portable variant with the published clipping
 // ratios. predicted_output_nmse stays NaN.
-LayerChoice fit_without_search(const LayerStatistics& statistics, const FitOptions& fixed,
-                               const Rope& rope);
+LayerDecision fit_without_search(const LayerStatistics& statistics, const FitOptions& fixed,
+                                 const Rope& rope);
 
 }  // namespace oscar

@@ -20,7 +20,7 @@ struct SearchLimits {
   int64_t scores;      // of one part: a processor's cache, or enough to keep a GPU busy
   int64_t kept;        // scores and weights that are kept of a half
   int64_t chunk_rows;  // one side of the chunks of a batch
-  int64_t rows;        // rows of all variants that are quantized side by side
+  int64_t rows;        // rows of all candidates that are quantized side by side
 };
 const SearchLimits& search_limits(torch::Device device);
 
@@ -31,7 +31,7 @@ struct HeldBackSize {
 
 // Bytes on `device` that a search takes at most beside the forward pass and the statistics: the
 // rows of one layer that are held back, in float32 and once more as the halves hold them; rows of
-// all variants; scores and weights that are kept; and what is being worked on.
+// all candidates; scores and weights that are kept; and what is being worked on.
 int64_t search_memory_bytes(const ModelConfig& config, const HeldBackSize& held_back, bool full,
                             torch::Device device);
 

@@ -1,16 +1,16 @@
-// The search on a GPU and on the CPU choose alike, or differ by less than they can tell; rows are
-// written alike.
+// Rows that a GPU writes equal the CPU's to the bit.
+#include "oscar/int2/device_rows.h"
+
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "oscar/base/error.h"
-#include "oscar/fit/presets.h"
-#include "oscar/int2/device_rows.h"
-#include "search/layer_search_case.h"
+#include "oscar/int2/side_codec.h"
 
 namespace {
 
 using namespace oscar;
-using namespace oscar::search_case;
 
 // Every writer, clipping, group size and metadata dtype, with rows of which a block holds only
 // some.
@@ -91,37 +91,6 @@ TEST(RowsOnTheGpu, RefuseWhatTheCpuRefuses) {
     rows[0][0][35][3] = bad;
     EXPECT_THROW(quantize_dequantize(side, rows, "test"), Error);
     EXPECT_THROW(quantize_dequantize(side, rows.to(torch::kCUDA), "test"), Error);
-  }
-}
-
-TEST(SearchGpu, ChoosesAsTheCpuDoesOrWithinTheConfirmedInterval) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
-  Search search;
-  search.fixed = find_preset("best").fit;
-  search.fixed.position_span = 0;
-  search.options = find_preset("best").search;
-  search.statistics = statistics_of({planted_chunk(1), planted_chunk(2), planted_chunk(3)});
-  search.held.search = {planted_chunk(10), planted_chunk(11)};
-  search.held.confirm = {planted_chunk(12), planted_chunk(13)};
-  const LayerChoice cpu = search.run();
-  search.device = torch::kCUDA;
-  const LayerChoice gpu = search.run();
-  // Both choices on the confirmation half, measured once, on the CPU.
-  const auto half =
-      HeldBackHalf::all_queries(search.held.confirm, {.quantizer = kQuantizer,
-                                                      .layer = 1,
-                                                      .sm_scale = 1 / std::sqrt(double{kDim}),
-                                                      .output_metric = output_metric()});
-  const LossTable losses =
-      half.losses({as_variant(cpu.layer.key), as_variant(gpu.layer.key)},
-                  {as_variant(cpu.layer.value), as_variant(gpu.layer.value)}, {{0, 0}, {1, 1}});
-  for (int head = 0; head < kHeads; ++head) {
-    const LossDifference against = compare(losses, 1, 0, head);
-    EXPECT_LE(std::abs(against.difference), against.standard_error) << "head " << head;
-    // What each predicts of its own choice: shaped codes may differ in 1e-4 of the rows, and
-    // float32 sums in their last digits.
-    const double found = losses.total(1, head) / losses.energy[static_cast<size_t>(head)];
-    EXPECT_NEAR(gpu.layer.predicted_output_nmse[head], found, 2e-3 * found);
   }
 }
 

@@ -94,7 +94,7 @@ void expect_usable(const LayerTransforms& layer) {
   for (const double nmse : layer.predicted_output_nmse) EXPECT_TRUE(std::isfinite(nmse));
 }
 
-// A head that lacks the transform of its choice says why, and no other head does.
+// A head that lacks the transform of its decision says why, and no other head does.
 void expect_stated(const LayerTransforms& layer, const char* side_name, const SideTransform& side) {
   for (int head = 0; head < kHeads; ++head) {
     const bool default_kept = layer.search["pair"][head]["default_kept"].get<bool>();
@@ -115,14 +115,14 @@ TEST_P(HostileSearch, EndsFiniteAndStatedAndNoWorseThanHadamardOnUnseenText) {
   search.statistics = statistics_of(texts({1, 2, 3, 4}));
   search.held.search = texts({10, 11});
   search.held.confirm = texts({12, 13});
-  const LayerChoice choice = search.run();
+  const LayerDecision decision = search.run();
   for (const LayerTransforms* layer :
-       {&choice.layer, &choice.portable.shared, &choice.portable.per_head}) {
+       {&decision.main, &decision.portable.shared, &decision.portable.per_head}) {
     expect_usable(*layer);
   }
-  expect_stated(choice.layer, "key", choice.layer.key);
-  expect_stated(choice.layer, "value", choice.layer.value);
-  EXPECT_TRUE(!GetParam().falls_back || choice.layer.key.kind[0] != TransformKind::kBalanced);
+  expect_stated(decision.main, "key", decision.main.key);
+  expect_stated(decision.main, "value", decision.main.value);
+  EXPECT_TRUE(!GetParam().falls_back || decision.main.key.kind[0] != TransformKind::kBalanced);
 
   const LayerTransforms hadamard =
       fit_layer(search.statistics, {.kind = TransformKind::kHadamard}, Rope{});
@@ -131,9 +131,9 @@ TEST_P(HostileSearch, EndsFiniteAndStatedAndNoWorseThanHadamardOnUnseenText) {
                                                           .layer = 1,
                                                           .sm_scale = 1 / std::sqrt(double{kDim}),
                                                           .output_metric = output_metric()});
-  const LossTable losses =
-      unseen.losses({as_variant(hadamard.key), as_variant(choice.layer.key)},
-                    {as_variant(hadamard.value), as_variant(choice.layer.value)}, {{0, 0}, {1, 1}});
+  const LossTable losses = unseen.losses(
+      {as_candidate(hadamard.key), as_candidate(decision.main.key)},
+      {as_candidate(hadamard.value), as_candidate(decision.main.value)}, {{0, 0}, {1, 1}});
   for (int head = 0; head < kHeads; ++head) {
     const LossDifference against = compare(losses, 1, 0, head);
     EXPECT_LE(against.difference, against.standard_error)

@@ -1,5 +1,5 @@
 // The limits, and the sum of what they allow.
-#include "oscar/search/search_memory.h"
+#include "oscar/search/memory.h"
 
 #include <ATen/Parallel.h>
 
@@ -17,15 +17,15 @@ constexpr SearchLimits kDevice{.scores = int64_t{1} << 24,
                                .chunk_rows = int64_t{1} << 24,
                                .rows = int64_t{1} << 27};
 
-// Variants of one side at most: the ratios of a full search beside the present one; a search of
+// Candidates of one side at most: the ratios of a full search beside the present one; a search of
 // transforms has ten.
-constexpr int64_t kMostVariants = 12;
+constexpr int64_t kMostCandidates = 12;
 
 // Tensors as large as the rows that are quantized side by side: repeated, in the cache's basis,
 // clipped, as numbers again, and the error.
 constexpr int64_t kRowCopies = 5;
 
-// Tensors as large as a part's scores: scores and weights, exact and of a variant, the exponents
+// Tensors as large as a part's scores: scores and weights, exact and of a candidate, the exponents
 // and masks between them.
 constexpr int64_t kScoreCopies = 6;
 
@@ -44,8 +44,8 @@ int64_t search_memory_bytes(const ModelConfig& config, const HeldBackSize& held_
 
   const int64_t batch = std::max(limits.chunk_rows, held_back.longest_chunk * side_of_token);
   const int64_t one_side = std::min(batch, held_back.tokens * side_of_token);
-  const int64_t variants = 2 * kMostVariants * one_side;
-  const int64_t together = std::min(std::max(limits.rows, one_side), variants);
+  const int64_t candidates = 2 * kMostCandidates * one_side;
+  const int64_t together = std::min(std::max(limits.rows, one_side), candidates);
 
   const int64_t scores_of_query = int64_t{config.num_qo_heads} * held_back.longest_chunk;
   const int64_t queries = held_back.search_chunks * (full ? kSearchFull : kSearchQuick);
@@ -53,7 +53,7 @@ int64_t search_memory_bytes(const ModelConfig& config, const HeldBackSize& held_
   const int64_t part = std::max(limits.scores, kFewestTogether * scores_of_query);
   const int64_t parts = device.is_cuda() ? 1 : at::get_num_threads();
   const int64_t values =
-      held + variants + kRowCopies * together + kept + kScoreCopies * part * parts;
+      held + candidates + kRowCopies * together + kept + kScoreCopies * part * parts;
   return values * static_cast<int64_t>(sizeof(float));
 }
 

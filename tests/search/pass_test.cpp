@@ -1,5 +1,5 @@
 // Held-back chunks are placed at served positions, and arrive in batches of any size.
-#include "oscar/search/search_pass.h"
+#include "oscar/search/pass.h"
 
 #include <gtest/gtest.h>
 
@@ -63,7 +63,7 @@ TEST(SearchPass, ABatchOfChunksGivesTheChoicesOfSingleChunks) {
   statistics[0].o_proj_metric = model.o_proj_metric(0);
   SearchSettings settings{
       .fit = {.position_span = 1000}, .search = {.clip = true}, .quantizer = {}};
-  const auto choices = [&](int64_t batch) {
+  const auto decisions = [&](int64_t batch) {
     SearchPass pass(model, statistics, settings, 2, 2);
     for (int64_t i = 0; i < 4; i += batch) {
       const auto part = [&](const torch::Tensor& t) { return t.slice(0, i, i + batch); };
@@ -71,12 +71,12 @@ TEST(SearchPass, ABatchOfChunksGivesTheChoicesOfSingleChunks) {
           {.layer = 0, .q = part(all.q), .k = part(all.k), .v = part(all.v), .o = part(all.o)});
     }
     pass.layer_done({});
-    return pass.take_choices();
+    return pass.take_decisions();
   };
-  const auto single = choices(1), joined = choices(4);
-  EXPECT_EQ(single[0].layer.search, joined[0].layer.search);
-  EXPECT_EQ(single[0].layer.key.recipe.clip_ratio, joined[0].layer.key.recipe.clip_ratio);
-  EXPECT_EQ(single[0].layer.predicted_output_nmse, joined[0].layer.predicted_output_nmse);
+  const auto single = decisions(1), joined = decisions(4);
+  EXPECT_EQ(single[0].main.search, joined[0].main.search);
+  EXPECT_EQ(single[0].main.key.recipe.clip_ratio, joined[0].main.key.recipe.clip_ratio);
+  EXPECT_EQ(single[0].main.predicted_output_nmse, joined[0].main.predicted_output_nmse);
 }
 
 }  // namespace

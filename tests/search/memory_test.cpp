@@ -1,5 +1,5 @@
 // What a search is said to take: the rows that are held back, and the rest within its limits.
-#include "oscar/search/search_memory.h"
+#include "oscar/search/memory.h"
 
 #include <gtest/gtest.h>
 

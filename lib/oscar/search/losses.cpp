@@ -1,8 +1,9 @@
-// Rows of all variants are quantized side by side, as if they were heads of one layer; losses of
+// Rows of all candidates are quantized side by side, as if they were heads of one layer; losses of
 // parts of the queries are added up.
-#include "oscar/search/variant_losses.h"
+#include "oscar/search/losses.h"
 
 #include <ATen/Parallel.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,13 +14,13 @@
 #include "oscar/base/error.h"
 #include "oscar/data/document_order.h"
 #include "oscar/int2/side_codec.h"
-#include "oscar/search/search_memory.h"
+#include "oscar/search/memory.h"
 
 namespace oscar {
 namespace {
 
-constexpr int64_t kSampledRuns = 8;      // samples of one chunk's sampled queries
-constexpr int64_t kSampleQueries = 256;  // queries of a sample, where all are looked at
+constexpr int64_t kSampledBlocks = 8;   // of one chunk's sampled queries
+constexpr int64_t kBlockQueries = 256;  // queries of a block, where all are looked at
 
 // One position of each of `count` equal strata of [first, last), ascending.
 std::vector<int64_t> stratified(int64_t first, int64_t last, int64_t count, uint64_t seed) {
@@ -66,28 +67,29 @@ void for_each_part(int64_t count, torch::Device device, const Work& work) {
   });
 }
 
-// Rows of variants of one side, written as if they were heads of one layer. x [1, Hkv, tokens, d].
-void quantize_together(std::span<const SideVariant> variants, Side side, const torch::Tensor& x,
-                       VariantCodecs& codecs, const std::string& where,
-                       std::vector<VariantRows>& rows) {
-  SideVariant heads;
-  for (const SideVariant& variant : variants) {
-    heads.insert(heads.end(), variant.begin(), variant.end());
+// Rows of candidates of one side, written as if they were heads of one layer. x [1, Hkv, tokens,
+// d].
+void quantize_together(std::span<const Candidate> candidates, Side side, const torch::Tensor& x,
+                       CandidateCodecs& codecs, const std::string& where,
+                       std::vector<Int2Rows>& rows) {
+  std::vector<FittedHead> heads;
+  for (const Candidate& candidate : candidates) {
+    heads.insert(heads.end(), candidate.begin(), candidate.end());
   }
   const SideCodec codec = codecs.codec(heads, side);
-  const auto count = static_cast<int64_t>(variants.size()), per_variant = x.size(1);
+  const auto count = static_cast<int64_t>(candidates.size()), num_heads = x.size(1);
   const auto exact = to_cache_basis(codec, x.repeat({1, count, 1, 1}));
   auto result = quantize_dequantize(codec, exact, where);
   if (side == Side::kValue) result = torch::matmul(result.sub_(exact), codec.partner);
   for (int64_t i = 0; i < count; ++i) {
     const auto own = [&](const torch::Tensor& t, int64_t dim) {
-      return t.defined() ? t.narrow(dim, i * per_variant, per_variant) : t;
+      return t.defined() ? t.narrow(dim, i * num_heads, num_heads) : t;
     };
     rows.push_back({own(result, 1)[0], own(codec.partner, 0), own(codec.mean, 0)});
   }
 }
 
-VariantRows slice_tokens(const VariantRows& rows, int64_t begin, int64_t tokens) {
+Int2Rows slice_tokens(const Int2Rows& rows, int64_t begin, int64_t tokens) {
   return {rows.rows.narrow(1, begin, tokens), rows.partner, rows.mean};
 }
 
@@ -97,8 +99,8 @@ struct HeldBackHalf::Part {
   int64_t begin = 0, tokens = 0;   // of the chunk within the batch
   std::vector<int64_t> positions;  // within the chunk
   torch::Tensor q;                 // [Hq, queries, d_k]
-  int64_t first_sample = 0;        // of the half
-  torch::Tensor sample_of_query;   // [queries, samples from there] float64, one 1 in each row
+  int64_t first_block = 0;         // of the half
+  torch::Tensor block_of_query;    // [queries, blocks from there] float64, one 1 in each row
   std::optional<AttentionProbe> kept;
 };
 
@@ -108,17 +110,17 @@ struct HeldBackHalf::Batch {
 };
 
 struct HeldBackHalf::Rows {
-  std::vector<VariantRows> keys, values;
+  std::vector<Int2Rows> keys, values;
 };
 
-// One VariantRows for each variant, as many together as memory allows.
-std::vector<VariantRows> HeldBackHalf::quantized(const std::vector<SideVariant>& variants,
-                                                 Side side, const torch::Tensor& x) const {
+// One Int2Rows for each candidate, as many together as memory allows.
+std::vector<Int2Rows> HeldBackHalf::quantized(const Candidates& candidates, Side side,
+                                              const torch::Tensor& x) const {
   const std::string where = "layer " + std::to_string(settings_.layer) + ", search";
-  std::vector<VariantRows> rows;
+  std::vector<Int2Rows> rows;
   const auto together =
       static_cast<size_t>(std::max<int64_t>(1, search_limits(x.device()).rows / x.numel()));
-  const std::span<const SideVariant> all = variants;
+  const std::span<const Candidate> all = candidates;
   for (size_t begin = 0; begin < all.size(); begin += together) {
     const size_t count = std::min(all.size() - begin, together);
     quantize_together(all.subspan(begin, count), side, x, *codecs_, where, rows);
@@ -126,41 +128,57 @@ std::vector<VariantRows> HeldBackHalf::quantized(const std::vector<SideVariant>&
   return rows;
 }
 
-double LossTable::total(int64_t pairing, int64_t head) const {
+std::vector<CandidatePair> one_side_each(size_t keys, size_t values) {
+  std::vector<CandidatePair> pairs;
+  for (size_t i = 0; i < keys; ++i) pairs.push_back({static_cast<int>(i), kExactRows});
+  for (size_t i = 0; i < values; ++i) pairs.push_back({kExactRows, static_cast<int>(i)});
+  return pairs;
+}
+
+double LossTable::total(int64_t pair, int64_t head) const {
   double sum = 0;
-  for (int64_t s = 0; s < samples; ++s) sum += at(pairing, head, s);
+  for (int64_t b = 0; b < blocks; ++b) sum += at(pair, head, b);
   return sum;
+}
+
+double LossTable::share(double loss, int64_t head) const {
+  const double of = energy[static_cast<size_t>(head)];
+  return of > 0 ? loss / of : 0.0;
 }
 
 int64_t LossTable::add_combined(int64_t first, const std::vector<int>& picked) {
   for (int64_t head = 0; head < heads; ++head) {
-    for (int64_t s = 0; s < samples; ++s) {
-      sums.push_back(at(first + picked[static_cast<size_t>(head)], head, s));
+    for (int64_t b = 0; b < blocks; ++b) {
+      sums.push_back(at(first + picked[static_cast<size_t>(head)], head, b));
     }
   }
-  return pairings++;
+  return pairs++;
 }
 
-LossDifference compare(const LossTable& table, int64_t pairing, int64_t baseline, int64_t head) {
-  std::vector<double> differences(static_cast<size_t>(table.samples), 0.0);
+LossDifference compare(const LossTable& table, int64_t pair, int64_t baseline, int64_t head) {
+  std::vector<double> differences(static_cast<size_t>(table.blocks), 0.0);
   for (int64_t h = head < 0 ? 0 : head; h < (head < 0 ? table.heads : head + 1); ++h) {
-    for (int64_t s = 0; s < table.samples; ++s) {
-      differences[static_cast<size_t>(s)] += table.at(pairing, h, s) - table.at(baseline, h, s);
+    for (int64_t b = 0; b < table.blocks; ++b) {
+      differences[static_cast<size_t>(b)] += table.at(pair, h, b) - table.at(baseline, h, b);
     }
   }
-  const auto n = static_cast<double>(table.samples);
+  const auto n = static_cast<double>(table.blocks);
   LossDifference result;
   for (const double d : differences) result.difference += d;
   double squares = 0;
   for (const double d : differences) squares += std::pow(d - result.difference / n, 2);
-  // Of a sum of n independent samples; with a single one nothing is known about the spread.
+  // Of a sum of n independent blocks; with a single one nothing is known about the spread.
   result.standard_error =
-      table.samples > 1 ? std::sqrt(squares * n / (n - 1)) : std::abs(result.difference);
+      table.blocks > 1 ? std::sqrt(squares * n / (n - 1)) : std::abs(result.difference);
   return result;
 }
 
+double four_digits(double value) {
+  return std::isfinite(value) ? std::stod(fmt::format("{:.4g}", value)) : 0.0;
+}
+
 void HeldBackHalf::add_chunk(const HeldChunk& chunk, const std::vector<int64_t>& positions,
-                             int64_t samples, bool keep) {
+                             int64_t blocks, bool keep) {
   const torch::Device device = chunk.q.device();
   const SearchLimits& limits = search_limits(device);
   const auto count = static_cast<int64_t>(positions.size());
@@ -173,18 +191,18 @@ void HeldBackHalf::add_chunk(const HeldChunk& chunk, const std::vector<int64_t>&
   const int64_t begin = batch.k.size(2);
   batch.k = torch::cat({batch.k, chunk.k.unsqueeze(0)}, 2);
   batch.v = torch::cat({batch.v, chunk.v.unsqueeze(0)}, 2);
-  samples = std::min(samples, count);
+  blocks = std::min(blocks, count);
   for (int64_t first = 0; first < count;) {
     const int64_t size = part_size(positions, first, chunk.q.size(0), limits.scores);
     const std::vector<int64_t> own(positions.begin() + first, positions.begin() + first + size);
-    const auto sample = torch::arange(first, first + size).mul(samples).div(count, "floor");
-    const auto range = torch::arange(sample[0].item<int64_t>(), sample[-1].item<int64_t>() + 1);
+    const auto block = torch::arange(first, first + size).mul(blocks).div(count, "floor");
+    const auto range = torch::arange(block[0].item<int64_t>(), block[-1].item<int64_t>() + 1);
     Part part{.begin = begin,
               .tokens = chunk.k.size(1),
               .positions = own,
               .q = chunk.q.index_select(1, torch::tensor(own, torch::kInt64).to(device)),
-              .first_sample = samples_ + sample[0].item<int64_t>(),
-              .sample_of_query = sample.unsqueeze(1).eq(range).to(device, torch::kFloat64),
+              .first_block = blocks_ + block[0].item<int64_t>(),
+              .block_of_query = block.unsqueeze(1).eq(range).to(device, torch::kFloat64),
               .kept = std::nullopt};
     const int64_t scores = 2 * size * chunk.q.size(0) * (own.back() + 1);
     if (keep && kept_ + scores <= limits.kept) {
@@ -194,7 +212,7 @@ void HeldBackHalf::add_chunk(const HeldChunk& chunk, const std::vector<int64_t>&
     batch.parts.push_back(std::move(part));
     first += size;
   }
-  samples_ += samples;
+  blocks_ += blocks;
 }
 
 AttentionProbe HeldBackHalf::make_probe(const Batch& batch, const Part& part) const {
@@ -210,9 +228,10 @@ HeldBackHalf::HeldBackHalf(const LossSettings& settings)
             .recent = settings.quantizer.recent_tokens,
             .demote_block = settings.quantizer.demote_block,
             .sliding_window = settings.sliding_window},
-      codecs_(settings.codecs ? settings.codecs
-                              : std::make_shared<VariantCodecs>(settings.quantizer, settings.layer,
-                                                                settings.output_metric.device())) {}
+      codecs_(settings.codecs
+                  ? settings.codecs
+                  : std::make_shared<CandidateCodecs>(settings.quantizer, settings.layer,
+                                                      settings.output_metric.device())) {}
 
 HeldBackHalf HeldBackHalf::sampled(const std::vector<HeldChunk>& chunks,
                                    const LossSettings& settings, int64_t queries_per_chunk,
@@ -221,7 +240,7 @@ HeldBackHalf HeldBackHalf::sampled(const std::vector<HeldChunk>& chunks,
   const int64_t first = half.view_.sink + half.view_.recent;
   for (size_t i = 0; i < chunks.size(); ++i) {
     half.add_chunk(chunks[i], stratified(first, chunks[i].k.size(1), queries_per_chunk, seed + i),
-                   kSampledRuns, keep);
+                   kSampledBlocks, keep);
   }
   return half;
 }
@@ -232,21 +251,21 @@ HeldBackHalf HeldBackHalf::all_queries(const std::vector<HeldChunk>& chunks,
   for (const HeldChunk& chunk : chunks) {
     const auto positions = all_of(half.view_.sink + half.view_.recent, chunk.k.size(1));
     const auto count = static_cast<int64_t>(positions.size());
-    half.add_chunk(chunk, positions, (count + kSampleQueries - 1) / kSampleQueries, false);
+    half.add_chunk(chunk, positions, (count + kBlockQueries - 1) / kBlockQueries, false);
   }
   return half;
 }
 
-// [pairings, heads, samples of the part].
+// [pairs, heads, blocks of the part].
 torch::Tensor HeldBackHalf::part_losses(const AttentionProbe& probe, const Part& part,
                                         const Rows& rows,
-                                        const std::vector<Pairing>& pairings) const {
-  std::vector<torch::Tensor> losses(pairings.size());
+                                        const std::vector<CandidatePair>& pairs) const {
+  std::vector<torch::Tensor> losses(pairs.size());
   for (int key = kExactRows; key < static_cast<int>(rows.keys.size()); ++key) {
     torch::Tensor weights, int2_part;
-    for (size_t p = 0; p < pairings.size(); ++p) {
-      if (pairings[p].key != key) continue;
-      const int value = pairings[p].value;
+    for (size_t p = 0; p < pairs.size(); ++p) {
+      if (pairs[p].key != key) continue;
+      const int value = pairs[p].value;
       if (!weights.defined()) {
         weights = key == kExactRows
                       ? probe.exact_weights()
@@ -256,7 +275,7 @@ torch::Tensor HeldBackHalf::part_losses(const AttentionProbe& probe, const Part&
       if (value == kExactRows) {
         error = probe.key_error(weights);
       } else {
-        const VariantRows own = slice_tokens(rows.values[value], part.begin, part.tokens);
+        const Int2Rows own = slice_tokens(rows.values[value], part.begin, part.tokens);
         if (key == kExactRows) {
           if (!int2_part.defined()) int2_part = probe.int2_part(weights);
           error = probe.value_error(int2_part, own);
@@ -264,17 +283,16 @@ torch::Tensor HeldBackHalf::part_losses(const AttentionProbe& probe, const Part&
           error = probe.pair_error(weights, own);
         }
       }
-      losses[p] = torch::matmul(probe.loss(error), part.sample_of_query);
+      losses[p] = torch::matmul(probe.loss(error), part.block_of_query);
     }
   }
   return torch::stack(losses);
 }
 
-LossTable HeldBackHalf::losses(const std::vector<SideVariant>& keys,
-                               const std::vector<SideVariant>& values,
-                               const std::vector<Pairing>& pairings) const {
+LossTable HeldBackHalf::losses(const Candidates& keys, const Candidates& values,
+                               const std::vector<CandidatePair>& pairs) const {
   std::vector<torch::Tensor> losses, energies;  // of each part
-  std::vector<int64_t> sample_of_column;
+  std::vector<int64_t> block_of_column;
   for (const auto& batch : batches_) {
     const Rows rows{quantized(keys, Side::kKey, batch->k),
                     quantized(values, Side::kValue, batch->v)};
@@ -285,22 +303,22 @@ LossTable HeldBackHalf::losses(const std::vector<SideVariant>& keys,
       const Part& part = batch->parts[static_cast<size_t>(i)];
       const AttentionProbe probe = part.kept ? *part.kept : make_probe(*batch, part);
       const auto index = first + static_cast<size_t>(i);
-      losses[index] = part_losses(probe, part, rows, pairings);
+      losses[index] = part_losses(probe, part, rows, pairs);
       energies[index] = probe.energy().sum(1);
     });
     for (const Part& part : batch->parts) {
-      for (int64_t s = 0; s < part.sample_of_query.size(1); ++s) {
-        sample_of_column.push_back(part.first_sample + s);
+      for (int64_t s = 0; s < part.block_of_query.size(1); ++s) {
+        block_of_column.push_back(part.first_block + s);
       }
     }
   }
   const auto columns = torch::cat(losses, 2).to(torch::kCPU).contiguous();
   const auto energy = torch::stack(energies).sum(0).to(torch::kCPU).contiguous();
-  LossTable table{.pairings = columns.size(0),
+  LossTable table{.pairs = columns.size(0),
                   .heads = columns.size(1),
-                  .samples = samples_,
+                  .blocks = blocks_,
                   .sums = std::vector<double>(
-                      static_cast<size_t>(columns.size(0) * columns.size(1) * samples_), 0.0),
+                      static_cast<size_t>(columns.size(0) * columns.size(1) * blocks_), 0.0),
                   .energy = std::vector<double>(energy.data_ptr<double>(),
                                                 energy.data_ptr<double>() + energy.numel())};
   if (!columns.isfinite().all().item<bool>() || !energy.isfinite().all().item<bool>()) {
@@ -311,9 +329,9 @@ LossTable HeldBackHalf::losses(const std::vector<SideVariant>& keys,
                      "preset's choices"});
   }
   const double* column = columns.data_ptr<double>();
-  for (int64_t row = 0; row < table.pairings * table.heads; ++row) {
-    for (const int64_t sample : sample_of_column) {
-      table.sums[static_cast<size_t>(row * samples_ + sample)] += *column++;
+  for (int64_t row = 0; row < table.pairs * table.heads; ++row) {
+    for (const int64_t block : block_of_column) {
+      table.sums[static_cast<size_t>(row * blocks_ + block)] += *column++;
     }
   }
   return table;

@@ -15,7 +15,7 @@ namespace oscar {
 // pairs (i, i + rotary_dim / 2), float32. Scores between equally shifted rows do not change.
 torch::Tensor shift_positions(const torch::Tensor& x, const Rope& rope, int64_t offset);
 
-// Where each of `count` chunks is placed so that choices hold at all served positions: one seeded
+// Where each of `count` chunks is placed so that decisions hold at all served positions: one seeded
 // offset in each of as many parts of [0, span] of equal weight (position_average.h).
 std::vector<int64_t> placement_offsets(int64_t span, size_t count, uint64_t seed);
 
@@ -40,20 +40,20 @@ class SearchPass final : public LayerVisitor {
   void layer_done(const RunPosition& next) override;
 
   // One per layer, once all are done.
-  std::vector<LayerChoice> take_choices() { return std::move(choices_); }
+  std::vector<LayerDecision> take_decisions() { return std::move(decisions_); }
 
  private:
   class Buffer;
 
   void start_fits(size_t layer);
-  LayerFits take_fits(size_t layer);
+  VariantFits take_fits(size_t layer);
 
   const Transformer& model_;
   const std::vector<LayerStatistics>& statistics_;
   const SearchSettings settings_;
   std::unique_ptr<Buffer> buffer_;
-  std::vector<LayerChoice> choices_;
-  std::future<LayerFits> next_fits_;
+  std::vector<LayerDecision> decisions_;
+  std::future<VariantFits> next_fits_;
 };
 
 }  // namespace oscar

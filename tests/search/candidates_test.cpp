@@ -1,5 +1,5 @@
 // Codecs put together on the device equal those of a composed transform.
-#include "oscar/search/variant_codecs.h"
+#include "oscar/search/candidates.h"
 
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ void expect_equal(const SideCodec& found, const SideCodec& expected) {
   EXPECT_EQ(found.format, expected.format);
 }
 
-class VariantCodecsTest : public testing::Test {
+class CandidateCodecsTest : public testing::Test {
  protected:
   LayerStatistics statistics_ = statistics_of({random_chunk(1), random_chunk(2)});
   LayerTransforms balanced_ = fit_layer(statistics_,
@@ -37,24 +37,24 @@ class VariantCodecsTest : public testing::Test {
                                          .scale_correction = ScaleCorrection::kMetric},
                                         Rope{});
   LayerTransforms plain_ = fit_layer(statistics_, {.kind = TransformKind::kOscar}, Rope{});
-  VariantCodecs codecs_{kQuantizer, 1, torch::kCPU};
+  CandidateCodecs codecs_{kQuantizer, 1, torch::kCPU};
 };
 
-TEST_F(VariantCodecsTest, EqualTheCodecOfTheComposedHeads) {
+TEST_F(CandidateCodecsTest, EqualTheCodecOfTheComposedHeads) {
   for (const Side side : {Side::kKey, Side::kValue}) {
     const auto of = [&](const LayerTransforms& fit, int head, ScaleCorrection correction,
                         Rounding rounding) {
-      return HeadChoice{
+      return FittedHead{
           .fit = side == Side::kKey ? &fit.key : &fit.value,
           .head = head,
           .recipe = {.clip_ratio = 0.9f, .scale_correction = correction, .rounding = rounding}};
     };
     using enum ScaleCorrection;
-    for (const SideVariant& heads : {SideVariant{of(plain_, 0, kNone, Rounding::kPlain),
-                                                 of(plain_, 1, kNone, Rounding::kPlain)},
-                                     SideVariant{of(balanced_, 1, kMetric, Rounding::kShaped),
-                                                 of(plain_, 0, kUnbiased, Rounding::kPlain),
-                                                 of(balanced_, 0, kNone, Rounding::kPlain)}}) {
+    for (const Candidate& heads :
+         {Candidate{of(plain_, 0, kNone, Rounding::kPlain), of(plain_, 1, kNone, Rounding::kPlain)},
+          Candidate{of(balanced_, 1, kMetric, Rounding::kShaped),
+                    of(plain_, 0, kUnbiased, Rounding::kPlain),
+                    of(balanced_, 0, kNone, Rounding::kPlain)}}) {
       expect_equal(codecs_.codec(heads, side),
                    make_side_codec(compose_heads(heads, side), side, kQuantizer, 1, torch::kCPU));
     }

@@ -1,5 +1,5 @@
 // Held-back chunks of one layer in memory at a time.
-#include "oscar/search/search_pass.h"
+#include "oscar/search/pass.h"
 
 #include <cmath>
 
@@ -96,10 +96,10 @@ void SearchPass::start_fits(size_t layer) {
   });
 }
 
-LayerFits SearchPass::take_fits(size_t layer) {
-  LayerFits fits = next_fits_.valid() ? next_fits_.get()
-                                      : fit_for_search(statistics_[layer], settings_.fit,
-                                                       settings_.search, model_.config().rope);
+VariantFits SearchPass::take_fits(size_t layer) {
+  VariantFits fits = next_fits_.valid() ? next_fits_.get()
+                                        : fit_for_search(statistics_[layer], settings_.fit,
+                                                         settings_.search, model_.config().rope);
   start_fits(layer + 1);
   return fits;
 }
@@ -109,11 +109,11 @@ AttentionObserver* SearchPass::observer(int layer) {
 }
 
 void SearchPass::layer_done(const RunPosition&) {
-  const size_t layer = choices_.size();
+  const size_t layer = decisions_.size();
   const LayerStatistics& statistics = statistics_[layer];
   const Rope& rope = model_.config().rope;
   if (!statistics.geometry.quantized) {
-    choices_.push_back(fit_without_search(statistics, settings_.fit, rope));
+    decisions_.push_back(fit_without_search(statistics, settings_.fit, rope));
     start_fits(layer + 1);
     return;
   }
@@ -126,14 +126,14 @@ void SearchPass::layer_done(const RunPosition&) {
                        {metrics.count, metrics.rows, metrics.cols}, torch::kFloat64)
           .to(torch::kFloat32)
           .to(model_.compute().device);
-  choices_.push_back(search_layer({.statistics = statistics,
-                                   .fixed = settings_.fit,
-                                   .search = settings_.search,
-                                   .rope = rope,
-                                   .quantizer = settings_.quantizer,
-                                   .seed = settings_.seed,
-                                   .output_metric = output_metric},
-                                  take_fits(layer), held));
+  decisions_.push_back(search_layer({.statistics = statistics,
+                                     .fixed = settings_.fit,
+                                     .search = settings_.search,
+                                     .rope = rope,
+                                     .quantizer = settings_.quantizer,
+                                     .seed = settings_.seed,
+                                     .output_metric = output_metric},
+                                    take_fits(layer), held));
 }
 
 }  // namespace oscar

@@ -1,0 +1,107 @@
+// Names of candidates; heads picked from stacks, and the identity where a head has no such matrix.
+#include "oscar/search/candidates.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "oscar/fit/presets.h"
+
+namespace oscar {
+namespace {
+
+bool same_head(const FittedHead& a, const FittedHead& b) {
+  return a.fit == b.fit && a.head == b.head && a.recipe == b.recipe;
+}
+
+// One matrix (or row) a head; what a head lacks is `missing`.
+template <typename Of>
+torch::Tensor picked(const std::vector<FittedHead>& heads, const torch::Tensor& missing, Of of) {
+  std::vector<torch::Tensor> parts;
+  for (const FittedHead& head : heads) {
+    const torch::Tensor stack = of(head);
+    parts.push_back(stack.defined() ? stack.select(0, head.head) : missing);
+  }
+  return torch::stack(parts);
+}
+
+}  // namespace
+
+bool same_candidate(const Candidate& a, const Candidate& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), same_head);
+}
+
+Candidate candidate_of(const SearchFit& fit, Side side, const FitOptions& fixed) {
+  const SideTransform& transform = fit.side(side);
+  Candidate candidate;
+  for (int head = 0; head < transform.forward.count; ++head) {
+    candidate.push_back({.fit = &transform,
+                         .head = head,
+                         .recipe = {.clip_ratio = static_cast<float>(
+                                        side == Side::kKey ? fixed.clip_k : fixed.clip_v),
+                                    .scale_correction = fixed.scale_correction,
+                                    .rounding = fixed.rounding}});
+  }
+  return candidate;
+}
+
+const SearchFit& fit_of(const FittedHead& head, Side side, const std::vector<SearchFit>& fits) {
+  for (const SearchFit& fit : fits) {
+    if (&fit.side(side) == head.fit) return fit;
+  }
+  return fits.front();
+}
+
+std::string fit_text(const SearchFit& fit) {
+  const FitOptions& options = fit.request.options;
+  return fmt::format(
+      "{}{} {} {}", method_name(options.kind), fit.request.own_basis ? " in own basis" : "",
+      options.center ? "centred" : "uncentred", granularity_name(options.granularity));
+}
+
+std::string writer_text(const RowRecipe& recipe) {
+  return fmt::format("{} {}", scale_correction_name(recipe.scale_correction),
+                     rounding_name(recipe.rounding));
+}
+
+const SideCodec& CandidateCodecs::of_fit(const SideTransform& fit, Side side) {
+  const auto found = fits_.find(&fit);
+  if (found != fits_.end()) return found->second;
+  return fits_.emplace(&fit, make_side_codec(fit, side, quantizer_, layer_, device_)).first->second;
+}
+
+SideCodec CandidateCodecs::codec(const std::vector<FittedHead>& heads, Side side) {
+  bool centred = false;
+  SideCodec result;
+  for (const FittedHead& head : heads) {
+    centred = centred || of_fit(*head.fit, side).mean.defined();
+    result.recipe.push_back(head.recipe);
+  }
+  const SideCodec& any = of_fit(*heads.front().fit, side);
+  result.format = any.format;
+  const auto fit = [&](const FittedHead& head) -> const SideCodec& {
+    return of_fit(*head.fit, side);
+  };
+  const int64_t d = any.forward.size(1);
+  const auto identity = torch::eye(d, any.forward.options());
+  result.forward = picked(heads, {}, [&](const FittedHead& h) { return fit(h).forward; });
+  result.partner = picked(heads, {}, [&](const FittedHead& h) { return fit(h).partner; });
+  if (centred) {
+    const auto zero = torch::zeros({d}, any.forward.options());
+    result.mean = picked(heads, zero, [&](const FittedHead& h) { return fit(h).mean; });
+  }
+  if (result.recipe.any(Rounding::kShaped)) {
+    result.feedback = picked(heads, identity, [&](const FittedHead& h) {
+      return h.recipe.rounding == Rounding::kShaped ? fit(h).feedback : torch::Tensor();
+    });
+  }
+  if (result.recipe.any(ScaleCorrection::kMetric)) {
+    result.metric = picked(heads, identity, [&](const FittedHead& h) {
+      return h.recipe.scale_correction == ScaleCorrection::kMetric ? fit(h).metric
+                                                                   : torch::Tensor();
+    });
+  }
+  return result;
+}
+
+}  // namespace oscar

@@ -1,0 +1,59 @@
+// What a candidate is, what it is called in the record, and its codec on the device.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "oscar/fit/compose.h"
+#include "oscar/fit/layer_fits.h"
+#include "oscar/int2/side_codec.h"
+
+namespace oscar {
+
+// One way of writing a side: from which fit each KV head has its transform, and how its rows are
+// written.
+using Candidate = std::vector<FittedHead>;  // [Hkv]
+using Candidates = std::vector<Candidate>;  // of one side
+
+bool same_candidate(const Candidate& a, const Candidate& b);
+
+// A fit that candidates take heads from, with metrics, and with feedback factors where rows may be
+// shaped.
+struct SearchFit {
+  FitRequest request;
+  LayerTransforms transforms;
+
+  const SideTransform& side(Side which) const { return side_of(transforms, which); }
+};
+
+// All heads of one fit, with the clipping ratio and the writer of `fixed`.
+Candidate candidate_of(const SearchFit& fit, Side side, const FitOptions& fixed);
+
+// The one of `fits` that a candidate's head is from.
+const SearchFit& fit_of(const FittedHead& head, Side side, const std::vector<SearchFit>& fits);
+
+// "balanced centred per-head" and "metric shaped".
+std::string fit_text(const SearchFit& fit);
+std::string writer_text(const RowRecipe& recipe);
+
+// Codecs of candidates, put together on the device from fits that are brought there once: many
+// candidates choose among few fits. For one layer; fits must outlive it.
+class CandidateCodecs {
+ public:
+  CandidateCodecs(const QuantizerSettings& quantizer, int layer, torch::Device device)
+      : quantizer_(quantizer), layer_(layer), device_(device) {}
+
+  // make_side_codec(compose_heads(heads, side)): any number of heads, as if of one layer.
+  SideCodec codec(const std::vector<FittedHead>& heads, Side side);
+
+ private:
+  const SideCodec& of_fit(const SideTransform& fit, Side side);
+
+  QuantizerSettings quantizer_;
+  int layer_;
+  torch::Device device_;
+  std::map<const SideTransform*, SideCodec> fits_;
+};
+
+}  // namespace oscar

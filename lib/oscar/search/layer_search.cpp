@@ -22,6 +22,8 @@ LayerTransforms assemble_layer(const Candidate& c, const SideVariant& key,
   layer.warnings = c.fits.front().fit.warnings;
   layer.key = compose_heads(key, Side::kKey);
   layer.value = compose_heads(value, Side::kValue);
+  layer.key.clip_losses = c.key.clip_losses;
+  layer.value.clip_losses = c.value.clip_losses;
   return layer;
 }
 

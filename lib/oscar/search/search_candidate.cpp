@@ -2,6 +2,7 @@
 #include "oscar/search/search_candidate.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "oscar/base/interrupt.h"
 #include "oscar/search/search_record.h"
@@ -92,6 +93,10 @@ void side_stage(Candidate& c, const char* stage, bool twice, const HeldBackHalf&
   SideVariant value = combine(values, pick(table, num_keys, num_values, c.pooled));
   note_stage(c.key, stage, c, keys, table, 0);
   note_stage(c.value, stage, c, values, table, num_keys);
+  if (std::string_view(stage) == "clip") {
+    c.key.clip_losses = clip_losses(keys, table, 0);
+    c.value.clip_losses = clip_losses(values, table, num_keys);
+  }
   if (twice) {
     keys = close_calls(keys, table, 0);
     values = close_calls(values, table, num_keys);

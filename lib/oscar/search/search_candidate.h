@@ -1,6 +1,7 @@
 // One recipe with everything that is searched on it, and the stages that search it.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@ struct SideState {
   std::vector<SideVariant> outcomes;
   std::vector<std::string> stages;  // of outcomes but the first
   Json compared = Json::array();
+  std::optional<ClipLosses> clip_losses = {};  // of the first comparison of ratios
 
   const SideVariant& current() const { return outcomes.back(); }
 };

@@ -43,6 +43,20 @@ double shortened(double value) {
 
 double per_energy(double loss, double energy) { return energy > 0 ? loss / energy : 0.0; }
 
+ClipLosses clip_losses(const std::vector<SideVariant>& variants, const LossTable& table,
+                       int first) {
+  const auto count = static_cast<int>(variants.size());
+  ClipLosses losses{.ratio = {}, .nmse = {count, static_cast<int>(table.heads)}};
+  for (int i = 0; i < count; ++i) {
+    losses.ratio.push_back(variants[static_cast<size_t>(i)].front().recipe.clip_ratio);
+    for (int head = 0; head < losses.nmse.cols; ++head) {
+      losses.nmse[i](head) =
+          per_energy(table.total(first + i, head), table.energy[static_cast<size_t>(head)]);
+    }
+  }
+  return losses;
+}
+
 void note_stage(SideState& state, const char* stage, const Candidate& candidate,
                 const std::vector<SideVariant>& variants, const LossTable& table, int first) {
   Json names = Json::array(), losses = Json::array();

@@ -19,6 +19,9 @@ const FitVariant& fit_of(const HeadChoice& head, Side side, const std::vector<Fi
 double shortened(double value);
 double per_energy(double loss, double energy);
 
+// Losses of variants that differ in nothing but the ratio, as note_stage takes them.
+ClipLosses clip_losses(const std::vector<SideVariant>& variants, const LossTable& table, int first);
+
 // Adds a comparison to the side's record. Pairing `first + i` of `table` is variants[i], the first
 // of which is what was chosen before.
 void note_stage(SideState& state, const char* stage, const Candidate& candidate,

@@ -124,9 +124,8 @@ TEST_F(RoundTrip, LossesOfRatiosThatAReaderWouldRefuseAreNotWritten) {
   expect_refused("a loss of nan", [](ClipLosses& losses) { losses.nmse[2](1) = NAN; });
   expect_refused("a loss of -1", [](ClipLosses& losses) { losses.nmse[0](0) = -1; });
   expect_refused("for 2 ratios", [](ClipLosses& losses) { losses.ratio.pop_back(); });
-  expect_refused("and 3 heads for", [](ClipLosses& losses) {
-    losses.nmse = VectorStack<double>(3, 3);
-  });
+  expect_refused("and 3 heads for",
+                 [](ClipLosses& losses) { losses.nmse = VectorStack<double>(3, 3); });
 }
 
 TEST_F(RoundTrip, ARecordOfManyHeadsLosesItsTableButNotItsChoices) {

@@ -1,5 +1,5 @@
 // The table of serving stacks, and the differences of their codecs.
-#include "oscar/stacks/stacks.h"
+#include "oscar/stacks/stack.h"
 
 #include <algorithm>
 
@@ -152,7 +152,8 @@ std::string codec_gap(const Stack& stack, const QuantizerSettings& quantizer) {
            " metadata it takes whole heads only";
   }
   const CodecRules its = rules_with(stack, *metadata, quantizer);
-  const CodecRules& other = quantizer.rules;
+  CodecRules other = quantizer.rules;
+  if (quantizer.quant_group_size == kWholeHead) other.clip_span = ClipSpan::kHeadRow;
   if (its.zero != other.zero) {
     return its.zero == ZeroForm::kMinimum ? "it stores the row's minimum, not a zero point"
                                           : "it stores a zero point, not the row's minimum";

@@ -60,7 +60,8 @@ Json metadata_names(const Stack& stack) {
   for (const StackMetadata& metadata : stack.metadata) {
     std::string name = codec_word(metadata.dtype);
     if (metadata.dtype != MetadataDtype::kFp32) {
-      name += metadata.rounded_before_coding ? " rounded before coding" : " rounded after coding";
+      name += metadata.rounding == MetadataRounding::kBeforeCoding ? " rounded before coding"
+                                                                   : " rounded after coding";
     }
     if (metadata.whole_head_only) name += " for whole heads";
     names.push_back(std::move(name));

@@ -16,11 +16,10 @@ namespace oscar {
 
 enum class WindowBasis { kTransformed, kOriginal };  // of the exact rows
 
-// A dtype of scale and zero. Codes are found from the rounded values, as here, or from the values
-// before rounding; fp32 is not rounded.
+// A dtype of scale and zero, and when they are rounded to it (fp32: not at all).
 struct StackMetadata {
   MetadataDtype dtype = MetadataDtype::kFp32;
-  bool rounded_before_coding = true;
+  MetadataRounding rounding = MetadataRounding::kBeforeCoding;
   bool whole_head_only = false;  // of the quantization group
 };
 

@@ -20,7 +20,7 @@
 #include "oscar/inspect/coverage.h"
 #include "oscar/inspect/inspect.h"
 #include "oscar/report/html_report.h"
-#include "oscar/stacks/stacks.h"
+#include "oscar/stacks/describe.h"
 
 namespace {
 
@@ -54,9 +54,9 @@ void check_output(const Arguments& arguments) {
 }
 
 int inspect(const Arguments& arguments) {
-  const oscar::Json inspection = oscar::inspect_bundle(arguments.file);
+  const oscar::Inspection inspection = oscar::inspect_bundle(arguments.file);
   if (arguments.json) {
-    fmt::print("{}\n", inspection.dump(2, ' ', false, oscar::Json::error_handler_t::replace));
+    fmt::print("{}\n", inspection.json.dump(2, ' ', false, oscar::Json::error_handler_t::replace));
   } else {
     fmt::print("{}", oscar::inspection_text(inspection));
   }

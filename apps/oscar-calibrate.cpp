@@ -17,7 +17,7 @@
 #include "oscar/calibrate/calibrate.h"
 #include "oscar/fit/convergence.h"
 #include "oscar/fit/presets.h"
-#include "oscar/stacks/stack_support.h"
+#include "oscar/stacks/describe.h"
 
 namespace {
 
@@ -220,9 +220,9 @@ void print_stack(const std::string& stack, const StackChoice& choice) {
   fmt::print("{}", text);
 }
 
-// `stacks`: stack_support_json of the bundle; null without transforms.
+// `stacks`: plans for the bundle; none without transforms.
 Json summary_json(const CalibrateResult& result, const CalibrateOptions& options,
-                  const Json& stacks) {
+                  const std::vector<StackPlan>& stacks) {
   Json json = {{"output", options.output.string()}, {"device", result.device},
                {"tokens", result.corpus.tokens},    {"sequences", result.corpus.sequences_used},
                {"dry_run", result.dry_run},         {"already_done", result.already_done}};
@@ -240,7 +240,7 @@ Json summary_json(const CalibrateResult& result, const CalibrateOptions& options
     json["fit_seconds"] = result.fit_seconds;
     json["search_seconds"] = result.search_seconds;
   }
-  if (!stacks.is_null()) json["stacks"] = stacks;
+  if (!stacks.empty()) json["stacks"] = plans_json(stacks);
   json["warnings"] = result.warnings;
   return json;
 }
@@ -296,7 +296,8 @@ int run(Arguments& arguments) {
   TerminalProgress progress(arguments.quiet);
   const CalibrateResult result = calibrate(options, progress);
   for (const std::string& warning : result.warnings) fmt::print(stderr, "warning: {}\n", warning);
-  const Json stacks = result.bundle.layers.empty() ? Json() : stack_support_json(result.bundle);
+  std::vector<StackPlan> stacks;
+  if (!result.bundle.layers.empty()) stacks = plan_for_all(result.bundle);
   if (!arguments.json.empty()) {
     write_file_atomically(arguments.json, summary_json(result, options, stacks).dump(2) + "\n");
   }
@@ -324,7 +325,7 @@ int run(Arguments& arguments) {
   print_convergence(result.bundle.convergence);
   if (!result.bundle.layers.empty()) {
     print_layers(result.bundle);
-    fmt::print("\n{}", stack_support_text(stacks));
+    fmt::print("\n{}", plans_text(stacks));
   }
   std::error_code status;
   fmt::print(

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "common/options.h"
-#include "oscar/stacks/stack_choice.h"
+#include "oscar/stacks/restrict.h"
 
 namespace oscar::app {
 

@@ -38,6 +38,7 @@ void expect_equal(const SideTransform& a, const SideTransform& b) {
   EXPECT_EQ(a.metric, b.metric);
   EXPECT_EQ(a.feedback, b.feedback);
   EXPECT_EQ(a.condition_number, b.condition_number);
+  EXPECT_EQ(a.clip_losses, b.clip_losses);
 }
 
 void expect_equal(const LayerTransforms& a, const LayerTransforms& b) {
@@ -106,6 +107,25 @@ TEST_F(RoundTrip, UnmeasuredLossIsLeftOutAndComesBackAsNaN) {
   const Bundle back = read_bundle(file("a.h5"));
   EXPECT_TRUE(std::isnan(back.layers[0].predicted_output_nmse[1]));
   EXPECT_EQ(back.layers[1].predicted_output_nmse, bundle.layers[1].predicted_output_nmse);
+}
+
+TEST_F(RoundTrip, LossesOfRatiosThatAReaderWouldRefuseAreNotWritten) {
+  const auto expect_refused = [&](const char* word, void (*change)(ClipLosses&)) {
+    Bundle bundle = sample::rotation_bundle(TransformKind::kOscar);
+    change(*bundle.layers[1].key.clip_losses);
+    const std::string said = refusal_to_write(bundle, file("a.h5"));
+    EXPECT_NE(said.find("/layers/001/k_clip_tried"), std::string::npos) << said;
+    EXPECT_NE(said.find(word), std::string::npos) << said;
+  };
+  expect_refused("a ratio of 1.5", [](ClipLosses& losses) { losses.ratio[1] = 1.5F; });
+  expect_refused("a ratio of nan", [](ClipLosses& losses) { losses.ratio[1] = NAN; });
+  expect_refused("0.96 twice", [](ClipLosses& losses) { losses.ratio[1] = 0.96F; });
+  expect_refused("0 ratios", [](ClipLosses& losses) { losses = {}; });
+  expect_refused("a loss of nan", [](ClipLosses& losses) { losses.nmse[2](1) = NAN; });
+  expect_refused("a loss of -1", [](ClipLosses& losses) { losses.nmse[0](0) = -1; });
+  expect_refused("for 2 ratios", [](ClipLosses& losses) { losses.ratio.pop_back(); });
+  expect_refused("and 3 heads for",
+                 [](ClipLosses& losses) { losses.nmse = VectorStack<double>(3, 3); });
 }
 
 TEST_F(RoundTrip, ARecordOfManyHeadsLosesItsTableButNotItsChoices) {

@@ -95,6 +95,13 @@ inline LayerTransforms transforms(int layer, TransformKind kind) {
   t.key = side(layer, kind);
   // Values keep the orthogonal kind, so that both spellings of a partner are in one file.
   t.value = side(layer, TransformKind::kOscar);
+  // Of one side of one layer, as nothing says that all were searched.
+  if (layer == 1) {
+    ClipLosses& losses = t.key.clip_losses.emplace();
+    losses.ratio = {0.96F, 0.88F, 0.0F};
+    losses.nmse = VectorStack<double>(3, kHeads);
+    fill(losses.nmse.data, 1.0 / 7);
+  }
   t.predicted_output_nmse = {0.01 + layer, 0.02};
   return t;
 }

@@ -37,6 +37,22 @@ class GoodFiles(BundleCase):
             self.assertEqual(b.attrs["content_sha256"].decode(), content_sha256(b))
         self.assertEqual(run("verify", out).returncode, 0)
 
+    def test_strip_keeps_losses_of_clipping_ratios(self):
+        nmse = np.random.default_rng(0).random((3, 2))
+
+        def add(file):
+            dataset(file["layers/000"], "v_clip_tried", [.92, .88, 0], "<f4")
+            dataset(file["layers/000"], "v_clip_nmse", nmse, "<f8")
+
+        out = self.folder / "b.h5"
+        self.assertEqual(run("strip", self.changed(add), out).returncode, 0)
+        with h5py.File(out) as file:
+            layer = file["layers/000"]
+            np.testing.assert_array_equal(layer["v_clip_tried"][()], np.float32([.92, .88, 0]))
+            np.testing.assert_array_equal(layer["v_clip_nmse"][()], nmse)
+            self.assertNotIn("k_clip_tried", layer)
+            self.assertNotIn("v_clip_tried", file["layers/001"])
+
     def test_inspect_shows_the_quantizer_cost_within_80_columns(self):
         path = make_file(self.folder / "a.h5")
         result = run("inspect", path)

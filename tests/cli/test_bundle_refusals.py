@@ -56,6 +56,41 @@ class Refusals(BundleCase):
         self.expect_refused(self.changed(lambda f: f["model"].attrs.__delitem__("rope")), "rope")
         self.expect_refused(self.changed(lambda f: f.__delitem__("layers/001")), "layers")
 
+    def test_losses_of_clipping_ratios_that_make_no_sense(self):
+        good = {"tried": ([.96, .9, 0], "<f4"), "nmse": (np.full((3, HEADS), .1), "<f8")}
+
+        def losses(**changes):
+            def change(file):
+                for name, (value, dtype) in (good | changes).items():
+                    if value is not None:
+                        dataset(file["layers/001"], f"k_clip_{name}", value, dtype)
+            return change
+
+        def with_one(row, column, value):
+            nmse = np.full((3, HEADS), .1)
+            nmse[row, column] = value
+            return nmse, "<f8"
+
+        self.assertEqual(run("verify", self.changed(losses())).returncode, 0)
+        for changes, words in (
+                ({"tried": ([.96, .9, 1.01], "<f4")}, ("k_clip_tried", "a ratio of 1.01")),
+                ({"tried": ([.96, -.1, 0], "<f4")}, ("k_clip_tried", "a ratio of -0.1")),
+                ({"tried": ([.96, .9, .96], "<f4")}, ("k_clip_tried", "0.96 twice")),
+                ({"tried": ([0, .9, -0.], "<f4")}, ("k_clip_tried", "twice")),
+                ({"tried": ([.96, np.nan, 0], "<f4")}, ("k_clip_tried", "not finite")),
+                ({"tried": ([.96, .9, 0], "<f8")}, ("k_clip_tried", "dtype")),
+                ({"tried": ([[.96, .9, 0]], "<f4")}, ("k_clip_tried", "shape")),
+                ({"tried": (np.linspace(0, 1, 1025), "<f4")}, ("k_clip_tried", "shape")),
+                ({"tried": (None, None)}, ("k_clip_tried", "missing")),
+                ({"nmse": (None, None)}, ("k_clip_nmse", "missing")),
+                ({"nmse": (np.full((2, HEADS), .1), "<f8")}, ("k_clip_nmse", "shape")),
+                ({"nmse": (np.full((3, HEADS + 1), .1), "<f8")}, ("k_clip_nmse", "shape")),
+                ({"nmse": (np.full((3, HEADS), .1), "<f4")}, ("k_clip_nmse", "dtype")),
+                ({"nmse": with_one(2, 1, np.inf)}, ("k_clip_nmse", "not finite")),
+                ({"nmse": with_one(1, 0, -1e-9)}, ("k_clip_tried", "a loss of -1e-09"))):
+            with self.subTest(changes=changes):
+                self.expect_refused(self.changed(losses(**changes)), "/layers/001", *words)
+
     def test_a_matrix_that_is_no_rotation_is_found(self):
         path = self.changed(lambda f: f["layers/001/v_rotation"].__setitem__((0, 0, 0), 0.25))
         result = run("verify", path)

@@ -167,6 +167,27 @@ class HeldBackSearch(CalibrateTest):
                     self.assertLessEqual(pair["nmse"], pair["default_nmse"])
                     self.assertAlmostEqual(pair["nmse"], nmse[head], delta=1e-3 * nmse[head])
 
+    def test_losses_of_clipping_ratios_are_kept_where_they_were_searched(self):
+        self.calibrate(self.text, self.out, *SEARCH)
+        with h5py.File(self.out) as file:
+            for number, layer in file["layers"].items():
+                portable = file[f"portable/layers/{number}"]
+                for variant in (layer, portable["shared"], portable["per_head"]):
+                    for side, word in (("k", "key"), ("v", "value")):
+                        tried, nmse = variant[f"{side}_clip_tried"][()], variant[f"{side}_clip_nmse"][()]
+                        self.assertTrue(set(variant[f"{side}_clip_ratio"][()]) <= set(tried))
+                        stage = next(stage for stage in
+                                     json.loads(variant.attrs[f"search_{word}"])["stages"]
+                                     if stage["stage"] == "clip")
+                        # The record says the same in four digits.
+                        self.assertEqual([f"{ratio:.2f}" for ratio in tried[1:]],
+                                         stage["variants"][1:])
+                        np.testing.assert_allclose(stage["nmse"], nmse, rtol=5e-4)
+        self.calibrate(self.text, self.out, "--search", "off", "--force")
+        with h5py.File(self.out) as file:
+            self.assertNotIn("k_clip_tried", file["layers/000"])
+            self.assertNotIn("k_clip_tried", file["portable/layers/000/shared"])
+
     def test_the_portable_variant_is_plain_and_has_its_own_prediction(self):
         self.calibrate(self.text, self.out, *SEARCH)
         with h5py.File(self.out) as file:

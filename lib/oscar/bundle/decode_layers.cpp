@@ -8,6 +8,7 @@
 
 #include "oscar/bundle/attribute_reader.h"
 #include "oscar/bundle/schema.h"
+#include "oscar/fit/checks.h"
 #include "oscar/fit/metric.h"
 
 namespace oscar {
@@ -24,7 +25,7 @@ struct DatasetReader {
 
   // Takes the dataset's values after checking dtype, shape and finiteness. False when absent.
   template <typename T>
-  bool take(const schema::Slot& slot, std::vector<T>& values) const {
+  bool take(const schema::Slot& slot, std::vector<T>& values, uint64_t ratios = 0) const {
     const std::string path = object + "/" + slot.name;
     const auto place = raw.datasets.find(path);
     if (place == raw.datasets.end()) {
@@ -36,10 +37,7 @@ struct DatasetReader {
       refuse_object(raw, path, "dataset has a wrong dtype", hdf5::dtype_name(slot.dtype),
                     hdf5::dtype_name(dataset.dtype()));
     }
-    hdf5::Shape shape;
-    if (slot.rank != schema::Rank::kScalar) shape.push_back(geometry.num_kv_heads);
-    if (slot.rank >= schema::Rank::kVectors) shape.push_back(dim(slot));
-    if (slot.rank == schema::Rank::kMatrices) shape.push_back(dim(slot));
+    const hdf5::Shape shape = schema::shape_of(slot, geometry, ratios);
     if (dataset.shape != shape) {
       refuse_object(raw, path, "dataset has a wrong shape", hdf5::shape_text(shape),
                     hdf5::shape_text(dataset.shape));
@@ -85,6 +83,33 @@ struct DatasetReader {
       }
     } else {
       take(slot, values);
+    }
+  }
+  // The file says how many ratios were tried.
+  void operator()(const schema::ClipLossSlots& slots, std::optional<ClipLosses>& losses) const {
+    const std::string ratio_path = object + "/" + slots.ratio.name,
+                      nmse_path = object + "/" + slots.nmse.name;
+    const auto place = raw.datasets.find(ratio_path);
+    const bool has_ratio = place != raw.datasets.end(), has_nmse = raw.datasets.contains(nmse_path);
+    if (!has_ratio && !has_nmse) return;
+    if (has_ratio != has_nmse) {
+      refuse_object(raw, has_ratio ? nmse_path : ratio_path, "required dataset is missing",
+                    "losses of clipping ratios beside the ratios, or neither");
+    }
+    const hdf5::Shape& shape = place->second.shape;
+    const uint64_t ratios = shape.size() == 1 ? shape[0] : 0;
+    if (ratios == 0 || ratios > kMostClipRatios) {
+      refuse_object(raw, ratio_path, "dataset has a wrong shape",
+                    "1 to " + std::to_string(kMostClipRatios) + " ratios", hdf5::shape_text(shape));
+    }
+    losses.emplace();
+    take(slots.ratio, losses->ratio, ratios);
+    take(slots.nmse, losses->nmse.data, ratios);
+    losses->nmse.count = static_cast<int>(ratios);
+    losses->nmse.cols = geometry.num_kv_heads;
+    const std::string problem = clip_losses_problem(*losses, geometry.num_kv_heads);
+    if (!problem.empty()) {
+      refuse_object(raw, ratio_path, "losses of clipping ratios make no sense", "", problem);
     }
   }
   void operator()(const schema::Slot& slot, int64_t& value) const {

@@ -10,6 +10,7 @@
 #include "oscar/bundle/corpus_fingerprint.h"
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
+#include "oscar/fit/checks.h"
 
 namespace oscar {
 namespace {
@@ -84,19 +85,10 @@ struct DatasetWriter {
   const LayerGeometry& geometry;
   bool compress;
 
-  uint64_t dim(const schema::Slot& slot) const {
-    return static_cast<uint64_t>(slot.side == Side::kKey ? geometry.head_dim_k
-                                                         : geometry.head_dim_v);
-  }
-
   template <typename T>
-  void put(const schema::Slot& slot, const T* values, uint64_t count) const {
-    const auto heads = static_cast<uint64_t>(geometry.num_kv_heads);
+  void put(const schema::Slot& slot, const T* values, uint64_t count, uint64_t ratios = 0) const {
     const std::string path = object + "/" + slot.name;
-    hdf5::Shape shape;
-    if (slot.rank != schema::Rank::kScalar) shape.push_back(heads);
-    if (slot.rank >= schema::Rank::kVectors) shape.push_back(dim(slot));
-    if (slot.rank == schema::Rank::kMatrices) shape.push_back(dim(slot));
+    const hdf5::Shape shape = schema::shape_of(slot, geometry, ratios);
     if (count == 0 && !slot.required) return;
     if (count != hdf5::element_count(shape)) {
       throw Error({.what = "bundle to be written has a wrong shape",
@@ -130,6 +122,20 @@ struct DatasetWriter {
     put(slot, values.data(), values.size());
   }
   void operator()(const schema::Slot& slot, const int64_t& value) const { put(slot, &value, 1); }
+  void operator()(const schema::ClipLossSlots& slots,
+                  const std::optional<ClipLosses>& losses) const {
+    if (!losses) return;
+    const std::string problem = clip_losses_problem(*losses, geometry.num_kv_heads);
+    if (!problem.empty()) {
+      throw Error(
+          {.what = "bundle to be written holds losses of clipping ratios that make no sense",
+           .where = object + "/" + slots.ratio.name,
+           .found = problem});
+    }
+    const uint64_t ratios = losses->ratio.size();
+    put(slots.ratio, losses->ratio.data(), ratios, ratios);
+    put(slots.nmse, losses->nmse.data.data(), losses->nmse.data.size(), ratios);
+  }
 };
 
 // HDF5 keeps an attribute within 64 KiB. Of many heads or layers the `table` behind a record's

@@ -32,7 +32,8 @@ inline constexpr const char* kContentHash = "content_sha256";
 inline constexpr const char* kCreated = "created_utc";
 inline constexpr const char* kToolPrefix = "tool_";
 
-enum class Rank { kScalar, kHeads, kVectors, kMatrices };  // [], [Hkv], [Hkv, d], [Hkv, d, d]
+// [], [Hkv], [Hkv, d], [Hkv, d, d]; [ratios], [ratios, Hkv] with as many ratios as were tried.
+enum class Rank { kScalar, kHeads, kVectors, kMatrices, kRatios, kRatioHeads };
 
 struct Slot {
   const char* name;
@@ -42,10 +43,37 @@ struct Slot {
   bool required;
 };
 
+inline hdf5::Shape shape_of(const Slot& slot, const LayerGeometry& geometry, uint64_t ratios) {
+  const auto heads = static_cast<uint64_t>(geometry.num_kv_heads);
+  const auto d =
+      static_cast<uint64_t>(slot.side == Side::kKey ? geometry.head_dim_k : geometry.head_dim_v);
+  switch (slot.rank) {
+    case Rank::kScalar:
+      return {};
+    case Rank::kHeads:
+      return {heads};
+    case Rank::kVectors:
+      return {heads, d};
+    case Rank::kMatrices:
+      return {heads, d, d};
+    case Rank::kRatios:
+      return {ratios};
+    case Rank::kRatioHeads:
+      break;
+  }
+  return {ratios, heads};
+}
+
+// Both or neither.
+struct ClipLossSlots {
+  Slot ratio, nmse;
+};
+
 // The datasets of one side of a layer.
 struct SideSlots {
   Slot kind, rotation, partner, mean, eigenvalues, clip_ratio, scale_correction, metric, feedback,
       condition_number;
+  ClipLossSlots clip_losses;
   const char* fallback;  // attribute: JSON list of a reason for each head, "" = none
 };
 
@@ -60,6 +88,9 @@ inline constexpr SideSlots kKeySlots = {
     .metric = {"k_metric", hdf5::Dtype::kF32, Rank::kMatrices, Side::kKey, false},
     .feedback = {"k_feedback", hdf5::Dtype::kF32, Rank::kMatrices, Side::kKey, false},
     .condition_number = {"k_condition_number", hdf5::Dtype::kF64, Rank::kHeads, Side::kKey, false},
+    .clip_losses = {.ratio = {"k_clip_tried", hdf5::Dtype::kF32, Rank::kRatios, Side::kKey, false},
+                    .nmse = {"k_clip_nmse", hdf5::Dtype::kF64, Rank::kRatioHeads, Side::kKey,
+                             false}},
     .fallback = "k_fallback"};
 
 inline constexpr SideSlots kValueSlots = {
@@ -74,6 +105,10 @@ inline constexpr SideSlots kValueSlots = {
     .feedback = {"v_feedback", hdf5::Dtype::kF32, Rank::kMatrices, Side::kValue, false},
     .condition_number = {"v_condition_number", hdf5::Dtype::kF64, Rank::kHeads, Side::kValue,
                          false},
+    .clip_losses = {.ratio = {"v_clip_tried", hdf5::Dtype::kF32, Rank::kRatios, Side::kValue,
+                              false},
+                    .nmse = {"v_clip_nmse", hdf5::Dtype::kF64, Rank::kRatioHeads, Side::kValue,
+                             false}},
     .fallback = "v_fallback"};
 
 // Absent until the search has measured it.
@@ -118,6 +153,7 @@ void visit_side(SideType& side, const SideSlots& slots, Visit&& visit) {
   visit(slots.metric, side.metric);
   visit(slots.feedback, side.feedback);
   visit(slots.condition_number, side.condition_number);
+  visit(slots.clip_losses, side.clip_losses);
 }
 
 template <typename Statistics, typename Visit>

@@ -22,7 +22,7 @@
 #include "oscar/search/held_back.h"
 #include "oscar/search/memory.h"
 #include "oscar/search/pass.h"
-#include "oscar/stacks/clip_pool.h"
+#include "oscar/stacks/pooled_clips.h"
 
 namespace oscar {
 namespace {
@@ -386,7 +386,8 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
     bundle.portable.push_back(std::move(decision.portable));
   }
   if (options.search.clip && options.search.clip_scope != ClipScope::kHead) {
-    bundle.search["pooled_clip"] = pool_own_clips(bundle, options.search.clip_scope);
+    const auto pooled = pool_own_clips(bundle, options.search.clip_scope);
+    bundle.search["pooled_clip"] = pooled_clip_record(pooled);
   }
   if (options.keep_statistics || options.statistics_only) bundle.statistics = std::move(statistics);
   write_bundle(bundle, options.output, options.force || options.resume);

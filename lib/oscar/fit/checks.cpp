@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cmath>
+#include <set>
 
 #include "oscar/base/error.h"
 
@@ -68,6 +69,25 @@ std::string deviation_problem(const TransformDeviation& deviation, TransformKind
   }
   if (!(deviation.inverse_bf16 <= limit_bf16)) {
     return over("the transform times its inverse in bf16", deviation.inverse_bf16, limit_bf16);
+  }
+  return "";
+}
+
+std::string clip_losses_problem(const ClipLosses& losses, int heads) {
+  const auto ratios = losses.ratio.size();
+  if (ratios == 0 || ratios > kMostClipRatios) return fmt::format("{} ratios", ratios);
+  if (losses.nmse.count != static_cast<int>(ratios) || losses.nmse.cols != heads ||
+      losses.nmse.data.size() != ratios * static_cast<size_t>(heads)) {
+    return fmt::format("losses of {} ratios and {} heads for {} ratios and {} heads",
+                       losses.nmse.count, losses.nmse.cols, ratios, heads);
+  }
+  std::set<float> seen;
+  for (const float ratio : losses.ratio) {
+    if (!(ratio >= 0 && ratio <= 1)) return fmt::format("a ratio of {}", ratio);
+    if (!seen.insert(ratio).second) return fmt::format("the ratio {} twice", ratio);
+  }
+  for (const double loss : losses.nmse.data) {
+    if (!std::isfinite(loss) || loss < 0) return fmt::format("a loss of {}", loss);
   }
   return "";
 }

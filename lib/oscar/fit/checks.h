@@ -30,6 +30,13 @@ std::vector<TransformDeviation> transform_deviations(const SideTransform& transf
 // "" when `deviation` is within the limits of `kind`, else what is wrong, with both numbers.
 std::string deviation_problem(const TransformDeviation& deviation, TransformKind kind);
 
+// A search tries some ten.
+inline constexpr uint64_t kMostClipRatios = 1024;
+
+// "" when `losses` are those of `heads` heads: 1 to kMostClipRatios ratios, each within 0 and 1 and
+// there once, and of each finite losses that are not negative. Else what is wrong.
+std::string clip_losses_problem(const ClipLosses& losses, int heads);
+
 // Throws Error, naming `where` and the head, when a deviation is over its limit, an entry is not
 // finite, eigenvalues are not ascending or a feedback factor is not unit upper triangular.
 void require_valid(const SideTransform& transform, Side side, const std::string& where);

@@ -33,6 +33,16 @@ struct FitOptions {
 
 enum class Side { kKey, kValue };
 
+// What a search measured of one side's clipping ratios, the other side exact: what a later choice
+// of fewer ratios than heads needs (math 9.6).
+struct ClipLosses {
+  // [ratios], each once, 0 = off; the first is what the search began with.
+  std::vector<float> ratio;
+  VectorStack<double> nmse;  // [ratios, Hkv], loss as a share of the head's energy (math 9.2)
+
+  bool operator==(const ClipLosses&) const = default;
+};
+
 // Transform of keys or of values of one layer. Row vectors: x' = (x - mean) forward.
 // Keys: q' = q partner with partner = forward^-T, so that q' k'^T = q (k - mean)^T.
 // Values: o = o' partner + mean with partner = forward^-1.
@@ -49,6 +59,8 @@ struct SideTransform {
   MatrixStack<float> metric;             // [Hkv, d, d] M, undamped, mean diagonal 1; may be absent
   MatrixStack<float> feedback;           // [Hkv, d, d] unit upper triangular U; may be absent
   std::vector<double> condition_number;  // [Hkv], cond_2 of forward; 1 when orthogonal
+  // Absent: ratios were not searched.
+  std::optional<ClipLosses> clip_losses;
 };
 
 struct LayerTransforms {

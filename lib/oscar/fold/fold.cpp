@@ -168,6 +168,7 @@ void strip_value_transform(LayerTransforms& layer, ValueMean mean) {
   side.partner = {};
   std::fill(side.condition_number.begin(), side.condition_number.end(), 1.0);
   if (mean == ValueMean::kDrop) {
+    side.clip_losses.reset();
     std::fill(layer.predicted_output_nmse.begin(), layer.predicted_output_nmse.end(), NAN);
   }
 }

@@ -14,7 +14,7 @@
 #include "oscar/fit/compose.h"
 #include "oscar/fit/convergence.h"
 #include "oscar/fit/presets.h"
-#include "oscar/stacks/stack_support.h"
+#include "oscar/stacks/describe.h"
 
 namespace oscar {
 namespace {
@@ -171,7 +171,7 @@ void add_statistics_table(std::string& text, const Json& statistics) {
 
 }  // namespace
 
-Json inspect_bundle(const std::filesystem::path& path) {
+Inspection inspect_bundle(const std::filesystem::path& path) {
   RawFile raw = load_raw(path);
   const FileKind kind = check_format(raw);
   check_content_hash(raw);
@@ -211,7 +211,11 @@ Json inspect_bundle(const std::filesystem::path& path) {
     }
     json["portable"] = {{"shared", std::move(shared)}, {"per_head", std::move(per_head)}};
   }
-  if (kind == FileKind::kRotations) json["stacks"] = stack_support_json(b);
+  std::vector<StackPlan> stacks;
+  if (kind == FileKind::kRotations) {
+    stacks = plan_for_all(b);
+    json["stacks"] = plans_json(stacks);
+  }
   Json& statistics = json["statistics"] = Json::array();
   for (const auto& layer : b.statistics) statistics.push_back(describe_statistics(layer));
   if (kind == FileKind::kCheckpoint) {
@@ -222,10 +226,11 @@ Json inspect_bundle(const std::filesystem::path& path) {
                       {"layer", state.layer}};
   }
   if (b.evaluation) json["evaluation"] = *b.evaluation;
-  return json;
+  return {.json = std::move(json), .stacks = std::move(stacks)};
 }
 
-std::string inspection_text(const Json& j) {
+std::string inspection_text(const Inspection& inspection) {
+  const Json& j = inspection.json;
   std::string text;
   const Json &m = j["model"], &c = j["corpus"], &q = j["quantizer"];
   add_line(text, "file", plain(j["file"]));
@@ -318,7 +323,7 @@ std::string inspection_text(const Json& j) {
       text += "\nportable variant, one rotation per KV head";
       add_layer_table(text, j["portable"]["per_head"]);
     }
-    text += "\n" + stack_support_text(j["stacks"]);
+    text += "\n" + plans_text(inspection.stacks);
   } else if (!j["statistics"].empty()) {
     add_statistics_table(text, j["statistics"]);
   }

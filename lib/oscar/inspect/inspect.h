@@ -3,18 +3,25 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "oscar/base/json.h"
+#include "oscar/stacks/plan.h"
 
 namespace oscar {
+
+struct Inspection {
+  Json json;
+  std::vector<StackPlan> stacks;  // also in `json`; empty without transforms
+};
 
 // Everything below as plain data. Works on bundles, statistics files and checkpoints. Layers carry
 // by head kind, clip ratio, scale correction, rounding, share of the largest eigenvalue (of the
 // sum), condition number and predicted loss; bits per element at 8K, 32K and 128K tokens follow
 // from the quantizer. Throws Error for a file that cannot be read.
-Json inspect_bundle(const std::filesystem::path& path);
+Inspection inspect_bundle(const std::filesystem::path& path);
 
 // The same for people. Control characters in the file's texts are shown as '?'.
-std::string inspection_text(const Json& inspection);
+std::string inspection_text(const Inspection& inspection);
 
 }  // namespace oscar

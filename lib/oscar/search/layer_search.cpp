@@ -22,6 +22,8 @@ LayerTransforms assemble_layer(const VariantSearch& v, const Candidate& key,
   layer.warnings = v.fits.front().transforms.warnings;
   layer.key = compose_heads(key, Side::kKey);
   layer.value = compose_heads(value, Side::kValue);
+  layer.key.clip_losses = v.key.clip_losses;
+  layer.value.clip_losses = v.value.clip_losses;
   return layer;
 }
 

@@ -124,6 +124,19 @@ void note_stage(SideSearch& side, const char* stage, const Candidates& candidate
   side.compared.push_back({{"stage", stage}, {"variants", names}, {"nmse", losses}});
 }
 
+// Losses of candidates that differ in nothing but the ratio; pair `first + i` is candidates[i].
+ClipLosses clip_losses(const Candidates& candidates, const LossTable& table, int first) {
+  const auto count = static_cast<int>(candidates.size());
+  ClipLosses losses{.ratio = {}, .nmse = {count, static_cast<int>(table.heads)}};
+  for (int i = 0; i < count; ++i) {
+    losses.ratio.push_back(candidates[static_cast<size_t>(i)].front().recipe.clip_ratio);
+    for (int head = 0; head < losses.nmse.cols; ++head) {
+      losses.nmse[i](head) = table.nmse(first + i, head);
+    }
+  }
+  return losses;
+}
+
 // Per head the best of the fits of the fixed granularity; then, for the layer as a whole, whether a
 // fit of the other granularity is better still.
 Candidate pick_transform(const Candidates& candidates, const VariantSearch& v, LossTable table,
@@ -203,6 +216,8 @@ void clip_stage(VariantSearch& v, const HeldBackHalf& half) {
   Candidate value = best_of(values, table, first, v.pooled);
   note_stage(v.key, "clip", keys, table, 0, text);
   note_stage(v.value, "clip", values, table, first, text);
+  v.key.clip_losses = clip_losses(keys, table, 0);
+  v.value.clip_losses = clip_losses(values, table, first);
   if (!v.pooled) {
     keys = close_calls(keys, table, 0);
     values = close_calls(values, table, first);

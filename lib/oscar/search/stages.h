@@ -1,6 +1,7 @@
 // What each stage of the search compares, and how one candidate is picked.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,8 @@ struct SideSearch {
   Side side;
   Candidate fixed = {};  // the default, which ties go to
   std::vector<StageWinner> winners = {};
-  Json compared = Json::array();  // `stages` of the record (bundle/SCHEMA.md)
+  Json compared = Json::array();               // `stages` of the record (bundle/SCHEMA.md)
+  std::optional<ClipLosses> clip_losses = {};  // of the first comparison of ratios
 
   // What stands after the first `stages` of the stages; 0: the default.
   const Candidate& after(size_t stages) const {

@@ -3,10 +3,9 @@
 
 #include <map>
 #include <string>
-#include <vector>
 
 #include "oscar/fit/search_options.h"
-#include "oscar/stacks/stacks.h"
+#include "oscar/stacks/stack.h"
 
 namespace oscar {
 
@@ -34,8 +33,5 @@ using NamedOptions = std::map<std::string, std::string>;
 // Throws Error, with the option in `where`: the stack is not served (is_served), a named option
 // asks for what it does not serve, or sink or recent tokens are no multiple of its window_multiple.
 StackChoice restrict_to(const Stack& stack, StackChoice choice, const NamedOptions& named);
-
-// A few words for each part: "transform searched" or "balanced", "plain rounding", ...
-std::vector<std::string> describe_choice(const StackChoice& choice);
 
 }  // namespace oscar

@@ -1,14 +1,10 @@
-// The table of serving stacks, and choices limited to its rows.
-#include "oscar/stacks/stacks.h"
+// Choices limited to what one serving stack runs.
+#include "oscar/stacks/restrict.h"
 
 #include <gtest/gtest.h>
 
-#include <set>
-#include <sstream>
-
 #include "oscar/base/error.h"
 #include "oscar/fit/presets.h"
-#include "oscar/stacks/stack_choice.h"
 
 namespace oscar {
 namespace {
@@ -28,62 +24,6 @@ ErrorInfo refusal(const Stack& stack, const StackChoice& choice, const NamedOpti
     return error.info();
   }
   return {};
-}
-
-TEST(Stacks, NamesAreUniqueAndEveryRowSaysWhereItWasRead) {
-  std::set<std::string> names;
-  for (const Stack& stack : stacks()) {
-    EXPECT_TRUE(names.insert(stack.name).second) << stack.name;
-    EXPECT_FALSE(std::string(stack.source).empty()) << stack.name;
-    EXPECT_FALSE(stack.quant_group_sizes.empty()) << stack.name;
-    EXPECT_FALSE(stack.metadata.empty()) << stack.name;
-  }
-  EXPECT_EQ(&find_stack("vllm"), &find_stack("vllm"));
-  EXPECT_THROW(find_stack("trt"), Error);
-}
-
-TEST(Stacks, ServedAreThoseWhoseCodecIsKnown) {
-  EXPECT_EQ(stack_names(true), "oscar, sglang-v1, sglang-v2, vllm, onnxruntime, mlx");
-  EXPECT_EQ(stack_names(false), "llama.cpp, oscar2");
-}
-
-// What keeps a bundle of this toolkit's codec from running as it is.
-TEST(Stacks, GapsToThisCodecAreNamed) {
-  QuantizerSettings quantizer{.quant_group_size = 0};
-  quantizer.metadata_dtype = MetadataDtype::kFp32;
-  EXPECT_EQ(codec_gap(find_stack("sglang-v1"), quantizer), "");
-  quantizer.metadata_dtype = MetadataDtype::kFp16;
-  const auto gap = [&](const char* name) { return codec_gap(find_stack(name), quantizer); };
-  EXPECT_EQ(gap("oscar"), "");
-  EXPECT_NE(gap("sglang-v1").find("after coding"), std::string::npos);
-  EXPECT_NE(gap("vllm").find("minimum"), std::string::npos);
-  quantizer.quant_group_size = 64;
-  EXPECT_NE(gap("mlx").find("clips each quantization group"), std::string::npos);
-  quantizer.metadata_dtype = MetadataDtype::kBf16;
-  EXPECT_NE(gap("onnxruntime").find("no bf16"), std::string::npos);
-}
-
-TEST(Stacks, ItsOwnCodecLeavesNoGap) {
-  for (const Stack& stack : stacks()) {
-    if (!is_served(stack)) continue;
-    for (const StackMetadata& metadata : stack.metadata) {
-      QuantizerSettings quantizer = default_codec(stack);
-      if (metadata.whole_head_only) quantizer.quant_group_size = 0;
-      quantizer.metadata_dtype = metadata.dtype;
-      take_rules_of(stack, quantizer);
-      EXPECT_EQ(codec_gap(stack, quantizer), "") << stack.name;
-    }
-  }
-  const CodecRules onnx = default_codec(find_stack("onnxruntime")).rules;
-  EXPECT_EQ(onnx, (CodecRules{.zero = ZeroForm::kMinimum, .ties = CodeTies::kEven}));
-  const CodecRules mlx = default_codec(find_stack("mlx")).rules;
-  EXPECT_EQ(mlx, (CodecRules{.clip_span = ClipSpan::kQuantGroup,
-                             .metadata_rounding = MetadataRounding::kAfterCoding}));
-}
-
-TEST(Stacks, TextFitsEightyColumns) {
-  std::istringstream lines(stacks_text());
-  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
 }
 
 TEST(StackChoice, SglangGetsPlainRowsOneMatrixALayerAndOnePair) {

@@ -1,10 +1,12 @@
-// What each serving stack can take of a fit, as one table: transforms, codec, clipping, windows.
+// Serving stacks, the concern of this folder. Here: what each can take of a fit, as one table
+// (transforms, codec, clipping, windows). restrict.h narrows a calibration to one of them, plan.h
+// says what one runs of a bundle, pooled_clips.h finds ratios for stacks that have few, and
+// describe.h puts table and plans into words.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "oscar/base/json.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/cache/codec.h"
 #include "oscar/cache/codec_rules.h"
@@ -14,11 +16,10 @@ namespace oscar {
 
 enum class WindowBasis { kTransformed, kOriginal };  // of the exact rows
 
-// A dtype of scale and zero. Codes are found from the rounded values, as here, or from the values
-// before rounding; fp32 is not rounded.
+// A dtype of scale and zero, and when they are rounded to it (fp32: not at all).
 struct StackMetadata {
   MetadataDtype dtype = MetadataDtype::kFp32;
-  bool rounded_before_coding = true;
+  MetadataRounding rounding = MetadataRounding::kBeforeCoding;
   bool whole_head_only = false;  // of the quantization group
 };
 
@@ -77,9 +78,5 @@ bool is_served(const Stack& stack);
 
 // "sglang-v1, sglang-v2" and the like, of stacks that are served or are not.
 std::string stack_names(bool served);
-
-// The table for programs and for people, the latter in 80 columns.
-Json stacks_json();
-std::string stacks_text();
 
 }  // namespace oscar

@@ -1,8 +1,10 @@
-// The table of serving stacks as JSON, and from that as text of 80 columns.
+// Words for each value of the table, of a choice and of a plan.
+#include "oscar/stacks/describe.h"
+
 #include <fmt/format.h>
 
 #include "oscar/base/text_lines.h"
-#include "oscar/stacks/stacks.h"
+#include "oscar/fit/presets.h"
 
 namespace oscar {
 namespace {
@@ -58,7 +60,8 @@ Json metadata_names(const Stack& stack) {
   for (const StackMetadata& metadata : stack.metadata) {
     std::string name = codec_word(metadata.dtype);
     if (metadata.dtype != MetadataDtype::kFp32) {
-      name += metadata.rounded_before_coding ? " rounded before coding" : " rounded after coding";
+      name += metadata.rounding == MetadataRounding::kBeforeCoding ? " rounded before coding"
+                                                                   : " rounded after coding";
     }
     if (metadata.whole_head_only) name += " for whole heads";
     names.push_back(std::move(name));
@@ -143,6 +146,150 @@ std::string stacks_text() {
                                                          : "full attention in every layer"));
     add_line(text, "  source", word("source"));
   }
+  return text;
+}
+
+namespace {
+
+const char* clip_searched(ClipScope scope) {
+  switch (scope) {
+    case ClipScope::kHead:
+      return "clipping";
+    case ClipScope::kLayer:
+      return "clipping of each layer";
+    case ClipScope::kModel:
+      return "one clipping pair";
+    case ClipScope::kModelBoth:
+      break;
+  }
+  return "one clipping ratio";
+}
+
+}  // namespace
+
+std::vector<std::string> describe_choice(const StackChoice& choice) {
+  const FitOptions& fit = choice.fit;
+  const SearchOptions& search = choice.search;
+  const auto part = [](bool searched, const char* name, const std::string& fixed) {
+    return searched ? fmt::format("{} searched", name) : fixed;
+  };
+  const QuantizerSettings& q = choice.quantizer;
+  return {
+      part(search.kind, search.orthogonal ? "orthogonal transform" : "transform",
+           method_name(fit.kind)),
+      part(search.granularity, "granularity", granularity_name(fit.granularity)),
+      part(search.center, "centring", fit.center ? "centred" : "not centred"),
+      part(search.rounding, "rounding", fmt::format("{} rounding", rounding_name(fit.rounding))),
+      part(search.scale_correction, "scale correction",
+           fmt::format("scale correction {}", scale_correction_name(fit.scale_correction))),
+      part(search.clip, clip_searched(search.clip_scope),
+           fmt::format("clipping {},{} everywhere", clip_text(fit.clip_k), clip_text(fit.clip_v))),
+      fmt::format("{} metadata", codec_word(q.metadata_dtype)),
+      fmt::format("groups of {}", q.quant_group_size == 0 ? std::string("head_dim")
+                                                          : std::to_string(q.quant_group_size)),
+  };
+}
+
+namespace {
+
+const char* verdict_word(StackVerdict verdict) {
+  switch (verdict) {
+    case StackVerdict::kAsIs:
+      return "as is";
+    case StackVerdict::kPortable:
+      return "portable";
+    case StackVerdict::kCannot:
+      break;
+  }
+  return "cannot";
+}
+
+// Of portable ones, as in oscar-eval --compare.
+const char* variant_word(BundleVariant variant) {
+  return variant == BundleVariant::kPortablePerHead ? "portable-perhead" : "portable";
+}
+
+std::string clips_words(const PlannedClips& clips) {
+  if (!clips.pair) return "clips by layer";
+  if (clips.scope == ClipScope::kModelBoth) return "clip " + clip_text(clips.pair->key);
+  return fmt::format("clip {},{}", clip_text(clips.pair->key), clip_text(clips.pair->value));
+}
+
+std::string error_words(const StackRun& run) {
+  if (run.relative_error) {
+    return fmt::format(": predicted error {:.{}f} times", *run.relative_error,
+                       *run.relative_error < 9.95 ? 1 : 0);
+  }
+  switch (run.unknown.value_or(ErrorUnknown::kNotMeasured)) {
+    case ErrorUnknown::kOwnLevels:
+      return ", coded in its own way: error unknown";
+    case ErrorUnknown::kNoClipLosses:
+      return ": error unknown: no clip losses";
+    case ErrorUnknown::kNotMeasured:
+      break;
+  }
+  return ": error unknown: not measured";
+}
+
+std::string plan_line(const StackPlan& plan) {
+  switch (plan.verdict()) {
+    case StackVerdict::kAsIs:
+      return "runs as is";
+    case StackVerdict::kPortable:
+      return fmt::format("runs {}, {}{}", variant_word(plan.run->variant),
+                         clips_words(plan.run->clips), error_words(*plan.run));
+    case StackVerdict::kCannot:
+      break;
+  }
+  return "cannot: " + plan.obstacles.front().text;
+}
+
+Json describe(const StackPlan& plan) {
+  std::string reason;
+  for (const Obstacle& obstacle : plan.obstacles) {
+    reason += (reason.empty() ? "" : "; ") + obstacle.text;
+  }
+  Json json = {{"name", plan.stack->name}, {"verdict", verdict_word(plan.verdict())},
+               {"reason", reason},         {"variant", nullptr},
+               {"clip", nullptr},          {"relative_error", nullptr},
+               {"line", plan_line(plan)}};
+  if (plan.verdict() != StackVerdict::kPortable) return json;
+  const StackRun& run = *plan.run;
+  json["variant"] = variant_word(run.variant);
+  if (run.clips.pair) json["clip"] = {run.clips.pair->key, run.clips.pair->value};
+  if (run.relative_error) json["relative_error"] = *run.relative_error;
+  return json;
+}
+
+}  // namespace
+
+Json plans_json(const std::vector<StackPlan>& plans) {
+  Json list = Json::array();
+  for (const StackPlan& plan : plans) list.push_back(describe(plan));
+  return list;
+}
+
+std::string plans_text(const std::vector<StackPlan>& plans) {
+  std::string text = "serving stacks\n", fitted;
+  bool compared = false, without_losses = false;
+  for (const StackPlan& plan : plans) {
+    add_line(text, plan.stack->name, plan_line(plan));
+    if (plan.verdict() != StackVerdict::kPortable) continue;
+    compared = compared || plan.run->relative_error;
+    without_losses = without_losses || plan.run->unknown == ErrorUnknown::kNoClipLosses;
+    if (is_served(*plan.stack))
+      fitted += (fitted.empty() ? "" : ", ") + std::string(plan.stack->name);
+  }
+  if (compared) {
+    text +=
+        "times: over the error of the attention output predicted for this bundle's own\n"
+        "transforms, with this toolkit's codec; portable as in oscar-eval --compare\n";
+  }
+  if (without_losses) {
+    text += "no clip losses: the file keeps none, so the clipping pair is the published one\n";
+  }
+  if (!fitted.empty())
+    text += "oscar-calibrate --for fits what runs as is on these:\n" + fitted + "\n";
   return text;
 }
 

@@ -1,12 +1,11 @@
 // Part by part: what the stack serves, what was asked for, what is left.
-#include "oscar/stacks/stack_choice.h"
+#include "oscar/stacks/restrict.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "oscar/base/error.h"
-#include "oscar/fit/presets.h"
 
 namespace oscar {
 namespace {
@@ -116,47 +115,6 @@ StackChoice restrict_to(const Stack& stack, StackChoice choice, const NamedOptio
   limit_clipping(restriction, choice);
   limit_codec(restriction, choice);
   return choice;
-}
-
-namespace {
-
-const char* clip_searched(ClipScope scope) {
-  switch (scope) {
-    case ClipScope::kHead:
-      return "clipping";
-    case ClipScope::kLayer:
-      return "clipping of each layer";
-    case ClipScope::kModel:
-      return "one clipping pair";
-    case ClipScope::kModelBoth:
-      break;
-  }
-  return "one clipping ratio";
-}
-
-}  // namespace
-
-std::vector<std::string> describe_choice(const StackChoice& choice) {
-  const FitOptions& fit = choice.fit;
-  const SearchOptions& search = choice.search;
-  const auto part = [](bool searched, const char* name, const std::string& fixed) {
-    return searched ? fmt::format("{} searched", name) : fixed;
-  };
-  const QuantizerSettings& q = choice.quantizer;
-  return {
-      part(search.kind, search.orthogonal ? "orthogonal transform" : "transform",
-           method_name(fit.kind)),
-      part(search.granularity, "granularity", granularity_name(fit.granularity)),
-      part(search.center, "centring", fit.center ? "centred" : "not centred"),
-      part(search.rounding, "rounding", fmt::format("{} rounding", rounding_name(fit.rounding))),
-      part(search.scale_correction, "scale correction",
-           fmt::format("scale correction {}", scale_correction_name(fit.scale_correction))),
-      part(search.clip, clip_searched(search.clip_scope),
-           fmt::format("clipping {},{} everywhere", clip_text(fit.clip_k), clip_text(fit.clip_v))),
-      fmt::format("{} metadata", codec_word(q.metadata_dtype)),
-      fmt::format("groups of {}", q.quant_group_size == 0 ? std::string("head_dim")
-                                                          : std::to_string(q.quant_group_size)),
-  };
 }
 
 }  // namespace oscar

@@ -1,5 +1,5 @@
 // The table of serving stacks, and the differences of their codecs.
-#include "oscar/stacks/stacks.h"
+#include "oscar/stacks/stack.h"
 
 #include <algorithm>
 
@@ -11,6 +11,7 @@ namespace {
 constexpr auto kFp16 = MetadataDtype::kFp16;
 constexpr auto kBf16 = MetadataDtype::kBf16;
 constexpr auto kFp32 = MetadataDtype::kFp32;
+constexpr auto kAfterCoding = MetadataRounding::kAfterCoding;
 constexpr int kWholeHead = 0;
 
 // What both file formats of SGLang share.
@@ -23,7 +24,7 @@ Stack sglang(const char* name, const char* summary, const char* source, bool per
           .value_partner = true,
           .key_mean = true,
           .quant_group_sizes = {kWholeHead, 128, 256},
-          .metadata = {{kFp32, true}, {kBf16, false}, {kFp16, false}},
+          .metadata = {{kFp32}, {kBf16, kAfterCoding}, {kFp16, kAfterCoding}},
           .packing = PackOrder::kQuartered,
           .clip = ClipScope::kModel,
           .windows = WindowBasis::kTransformed,
@@ -45,7 +46,7 @@ std::vector<Stack> make_table() {
        .shaped_rounding = true,
        .scale_correction = true,
        .quant_group_sizes = {kWholeHead, 64, 128},
-       .metadata = {{kFp16, true}, {kFp32, true, true}},
+       .metadata = {{kFp16}, {.dtype = kFp32, .whole_head_only = true}},
        .clip = ClipScope::kHead,
        .head_dim_multiple = 64,
        .power_of_two_head = true,
@@ -59,7 +60,7 @@ std::vector<Stack> make_table() {
        .source = "src/models/qwen3.cpp, ggml/src/ggml-quants.c, ggml-common.h",
        .transposed_file = true,
        .quant_group_sizes = {32},
-       .metadata = {{kFp16, false}},
+       .metadata = {{kFp16, kAfterCoding}},
        .own_levels = true,
        .clip = ClipScope::kModelBoth,
        .head_dim_multiple = 128,
@@ -69,7 +70,7 @@ std::vector<Stack> make_table() {
        .source = "generate_and_bake_rot.py, ggml type 49",
        .transposed_file = true,
        .quant_group_sizes = {128},
-       .metadata = {{kFp16, false}},
+       .metadata = {{kFp16, kAfterCoding}},
        .own_levels = true,
        .clip = ClipScope::kModelBoth,
        .windows = WindowBasis::kOriginal,
@@ -79,7 +80,7 @@ std::vector<Stack> make_table() {
        .summary = "vLLM's pull request 46774, --kv-cache-dtype oscar_int2",
        .source = "quantization/oscar/rotation.py, ops/triton_oscar_store.py",
        .quant_group_sizes = {kWholeHead},
-       .metadata = {{kFp16, true}},
+       .metadata = {{kFp16}},
        .rules = {.zero = ZeroForm::kMinimum},
        .clip = ClipScope::kModel,
        .windows = WindowBasis::kOriginal,
@@ -90,7 +91,7 @@ std::vector<Stack> make_table() {
        .source = "docs/oscar_onboarding_guide.md, contrib_ops/cpu/bert/gqa_attention_base.h",
        .per_head = true,
        .quant_group_sizes = {kWholeHead, 32, 64},
-       .metadata = {{kFp32, true}, {kFp16, false}},
+       .metadata = {{kFp32}, {kFp16, kAfterCoding}},
        .rules = {.zero = ZeroForm::kMinimum, .ties = CodeTies::kEven},
        .clip = ClipScope::kLayer,
        .windows = WindowBasis::kOriginal,
@@ -101,7 +102,7 @@ std::vector<Stack> make_table() {
        .per_head = true,
        .transposed_file = true,
        .quant_group_sizes = {128, 64, 32},
-       .metadata = {{kFp16, false}},
+       .metadata = {{kFp16, kAfterCoding}},
        .rules = {.clip_span = ClipSpan::kQuantGroup},
        .clip = ClipScope::kModel,
        .windows = WindowBasis::kOriginal,
@@ -120,8 +121,7 @@ const StackMetadata* find_metadata(const Stack& stack, MetadataDtype dtype) {
 CodecRules rules_with(const Stack& stack, const StackMetadata& metadata,
                       const QuantizerSettings& quantizer) {
   CodecRules rules = stack.rules;
-  rules.metadata_rounding = metadata.rounded_before_coding ? MetadataRounding::kBeforeCoding
-                                                           : MetadataRounding::kAfterCoding;
+  rules.metadata_rounding = metadata.rounding;
   if (quantizer.quant_group_size == kWholeHead) rules.clip_span = ClipSpan::kHeadRow;
   return rules;
 }
@@ -152,7 +152,8 @@ std::string codec_gap(const Stack& stack, const QuantizerSettings& quantizer) {
            " metadata it takes whole heads only";
   }
   const CodecRules its = rules_with(stack, *metadata, quantizer);
-  const CodecRules& other = quantizer.rules;
+  CodecRules other = quantizer.rules;
+  if (quantizer.quant_group_size == kWholeHead) other.clip_span = ClipSpan::kHeadRow;
   if (its.zero != other.zero) {
     return its.zero == ZeroForm::kMinimum ? "it stores the row's minimum, not a zero point"
                                           : "it stores a zero point, not the row's minimum";

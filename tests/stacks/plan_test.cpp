@@ -1,0 +1,247 @@
+// What each serving stack runs of a bundle.
+#include "oscar/stacks/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <sstream>
+
+#include "oscar/stacks/describe.h"
+#include "stacks/plain_bundle.h"
+
+namespace oscar {
+namespace {
+
+using plain::kHeads;
+using plain::plain_bundle;
+
+StackPlan plan_of(const char* name, const Bundle& bundle) {
+  return plan_for(find_stack(name), bundle);
+}
+
+std::string line_of(const StackPlan& plan) { return plans_json({plan})[0]["line"]; }
+
+ObstacleKind kind_of(const StackPlan& plan) { return plan.obstacles.at(0).kind; }
+
+Bundle fp32_bundle() {
+  Bundle bundle = plain_bundle();
+  bundle.quantizer.metadata_dtype = MetadataDtype::kFp32;
+  return bundle;
+}
+
+// What one change of a bundle that runs as it is makes of sglang-v1's plan.
+StackPlan changed(const std::function<void(Bundle&)>& change) {
+  Bundle bundle = fp32_bundle();
+  change(bundle);
+  return plan_of("sglang-v1", bundle);
+}
+
+void centre(Bundle& bundle) { bundle.layers[1].value.mean[0](3) = 1; }
+
+TEST(StackPlan, PlainRowsInFp32RunAsTheyAreOnSglang) {
+  const Bundle bundle = fp32_bundle();
+  for (const char* name : {"sglang-v1", "sglang-v2"}) {
+    const StackPlan plan = plan_of(name, bundle);
+    EXPECT_EQ(plan.verdict(), StackVerdict::kAsIs);
+    EXPECT_TRUE(plan.obstacles.empty());
+    EXPECT_EQ(plan.run->clips.scope, ClipScope::kModel);
+    EXPECT_EQ(plan.run->clips.pair, (ClipPair{0.96, 0.92}));
+    EXPECT_EQ(plan.run->format, bundle.quantizer.row_format());
+    EXPECT_EQ(plan.run->packing, PackOrder::kQuartered);
+    EXPECT_EQ(plan.run->relative_error, 1.0);
+    EXPECT_EQ(line_of(plan), "runs as is");
+  }
+  EXPECT_EQ(plan_of("vllm", bundle).verdict(), StackVerdict::kPortable);  // another zero
+}
+
+TEST(StackPlan, RowsInAnotherCodecRunAsTheyAreWhereThatIsTheCodec) {
+  Bundle bundle = plain_bundle();
+  bundle.quantizer.rules.zero = ZeroForm::kMinimum;
+  EXPECT_EQ(plan_of("vllm", bundle).verdict(), StackVerdict::kAsIs);
+  EXPECT_EQ(plan_of("onnxruntime", bundle).verdict(), StackVerdict::kPortable);
+  const StackPlan plan = plan_of("oscar", bundle);
+  EXPECT_EQ(kind_of(plan), ObstacleKind::kCodec);
+  EXPECT_NE(plan.obstacles[0].text.find("not the row's minimum"), std::string::npos);
+}
+
+// The codec that a server runs, whatever the bundle was fitted for.
+TEST(StackPlan, ThePortableVariantComesInTheStacksOwnRows) {
+  Bundle bundle = plain_bundle();
+  const RowFormat vllm = plan_of("vllm", bundle).run->format.value();
+  EXPECT_EQ(vllm, (RowFormat{.quant_group_size = plain::kHeadDim,
+                             .metadata = MetadataDtype::kFp16,
+                             .rules = {.zero = ZeroForm::kMinimum}}));
+  const RowFormat sglang = plan_of("sglang-v1", bundle).run->format.value();
+  EXPECT_EQ(sglang.metadata, MetadataDtype::kFp16);  // which it has, rounded later
+  EXPECT_EQ(sglang.rules.metadata_rounding, MetadataRounding::kAfterCoding);
+  bundle.quantizer.metadata_dtype = MetadataDtype::kBf16;
+  const RowFormat onnx = plan_of("onnxruntime", bundle).run->format.value();
+  EXPECT_EQ(onnx.metadata, MetadataDtype::kFp32);  // its first, as it has no bf16
+  bundle.quantizer.quant_group_size = 32;
+  const RowFormat mlx = plan_of("mlx", bundle).run->format.value();
+  EXPECT_EQ(mlx.quant_group_size, 32);
+  EXPECT_EQ(mlx.rules.clip_span, ClipSpan::kQuantGroup);
+}
+
+TEST(StackPlan, EveryRunSaysItsRowsOrHasLevelsOfItsOwn) {
+  Bundle bundle = plain_bundle();
+  bundle.model.head_dim_k = bundle.model.head_dim_v = bundle.quantizer.quant_group_size = 128;
+  for (const StackPlan& plan : plan_for_all(bundle)) {
+    ASSERT_TRUE(plan.run) << plan.stack->name;
+    EXPECT_EQ(plan.run->format.has_value(), !plan.stack->own_levels) << plan.stack->name;
+    EXPECT_NE(plan.run->relative_error.has_value(), plan.run->unknown.has_value());
+    const bool one_pair =
+        plan.stack->clip == ClipScope::kModel || plan.stack->clip == ClipScope::kModelBoth;
+    EXPECT_EQ(plan.run->clips.pair.has_value(), one_pair) << plan.stack->name;
+  }
+}
+
+TEST(StackPlan, WhateverAStackLacksIsNamed) {
+  const auto expect_lack = [](ObstacleKind kind, const std::string& reason,
+                              const std::function<void(Bundle&)>& change) {
+    const StackPlan plan = changed(change);
+    EXPECT_EQ(plan.verdict(), StackVerdict::kPortable);
+    EXPECT_EQ(kind_of(plan), kind) << reason;
+    EXPECT_EQ(plans_json({plan})[0]["reason"], reason);
+  };
+  expect_lack(ObstacleKind::kMean, "values are centred (layer 1)", centre);
+  expect_lack(ObstacleKind::kHeadsDiffer, "heads of keys differ (layer 0)",
+              [](Bundle& b) { b.layers[0].key.forward[1](0, 0) = -1; });
+  expect_lack(ObstacleKind::kShapedRounding, "rounding is shaped (layer 0)",
+              [](Bundle& b) { b.layers[0].key.recipe.rounding[1] = Rounding::kShaped; });
+  expect_lack(ObstacleKind::kScaleCorrection, "scales are corrected (layer 0)", [](Bundle& b) {
+    b.layers[0].key.recipe.scale_correction[1] = ScaleCorrection::kMetric;
+  });
+  expect_lack(ObstacleKind::kClipRatios, "it has fewer clipping ratios",
+              [](Bundle& b) { b.layers[1].key.recipe.clip_ratio[0] = 0.5F; });
+  expect_lack(ObstacleKind::kCodec, "it rounds scale and zero to fp16 after coding, not before",
+              [](Bundle& b) { b.quantizer.metadata_dtype = MetadataDtype::kFp16; });
+  Bundle balanced = plain_bundle();
+  balanced.layers[1].key.kind[1] = TransformKind::kBalanced;
+  EXPECT_EQ(kind_of(plan_of("vllm", balanced)), ObstacleKind::kPartner);
+}
+
+TEST(StackPlan, WhatNothingOfTheBundleCanRunIsRefusedWithTheReason) {
+  const auto expect_refused = [](ObstacleKind kind, const std::string& line,
+                                 const std::function<void(Bundle&)>& change) {
+    const StackPlan plan = changed(change);
+    EXPECT_EQ(plan.verdict(), StackVerdict::kCannot);
+    EXPECT_EQ(kind_of(plan), kind) << line;
+    EXPECT_EQ(line_of(plan), line);
+  };
+  expect_refused(ObstacleKind::kHeadDim, "cannot: does not take head_dim 96",
+                 [](Bundle& b) { b.model.head_dim_k = 96; });
+  expect_refused(ObstacleKind::kSlidingLayers, "cannot: takes no layers with a sliding window",
+                 [](Bundle& b) { b.layers[1].geometry.attention = AttentionKind::kSliding; });
+  expect_refused(ObstacleKind::kAttention, "cannot: has no such attention",
+                 [](Bundle& b) { b.layers[1].geometry.attention = AttentionKind::kMla; });
+  expect_refused(ObstacleKind::kQuantGroupSize, "cannot: takes no quantization groups of 16",
+                 [](Bundle& b) { b.quantizer.quant_group_size = 16; });
+  expect_refused(ObstacleKind::kWindowMultiple, "cannot: takes windows of multiples of 8 tokens",
+                 [](Bundle& b) { b.quantizer.recent_tokens = 100; });
+}
+
+TEST(StackPlan, WithoutAPortableVariantBothReasonsAreGiven) {
+  const StackPlan plan = changed([](Bundle& b) {
+    centre(b);
+    b.portable.clear();
+  });
+  ASSERT_EQ(plan.obstacles.size(), 2u);
+  EXPECT_EQ(plan.obstacles[1].kind, ObstacleKind::kNoPortable);
+  EXPECT_EQ(line_of(plan), "cannot: values are centred (layer 1)");
+  EXPECT_EQ(plans_json({plan})[0]["reason"],
+            "values are centred (layer 1); the file has no portable variant");
+}
+
+TEST(StackPlan, ThePortableErrorIsScaledToTheOnePair) {
+  const StackPlan plan = changed(centre);
+  EXPECT_EQ(plan.run->variant, BundleVariant::kPortableShared);
+  EXPECT_EQ(plan.run->clips.pair, (ClipPair{0.93, 0.92}));
+  EXPECT_DOUBLE_EQ(plan.run->relative_error.value(), 4 * (16.0 + 8.0) / (12.0 + 8.0));
+  EXPECT_EQ(line_of(plan), "runs portable, clip 0.93,0.92: predicted error 4.8 times");
+}
+
+TEST(StackPlan, WithoutASearchNoErrorIsClaimed) {
+  const StackPlan plan = changed([](Bundle& b) {
+    centre(b);
+    b.layers[0].predicted_output_nmse.assign(kHeads, NAN);
+  });
+  EXPECT_FALSE(plan.run->relative_error.has_value());
+  EXPECT_EQ(plan.run->unknown, ErrorUnknown::kNotMeasured);
+  EXPECT_EQ(line_of(plan), "runs portable, clip 0.93,0.92: error unknown: not measured");
+}
+
+// As of a file that was written before losses were kept.
+TEST(StackPlan, WithoutLossesOfRatiosThePairIsThePublishedOneAndNoErrorIsClaimed) {
+  const auto without_losses = [](Bundle& b) {
+    centre(b);
+    for (PortableLayer& layer : b.portable) {
+      for (LayerTransforms* variant : {&layer.shared, &layer.per_head}) {
+        variant->key.clip_losses.reset();
+        variant->value.clip_losses.reset();
+      }
+    }
+  };
+  const StackPlan plan = changed(without_losses);
+  EXPECT_EQ(plan.run->clips.pair, (ClipPair{kPublishedClipK, kPublishedClipV}));
+  EXPECT_EQ(plan.run->unknown, ErrorUnknown::kNoClipLosses);
+  EXPECT_TRUE(plans_json({plan})[0]["relative_error"].is_null());
+  EXPECT_EQ(line_of(plan), "runs portable, clip 0.96,0.92: error unknown: no clip losses");
+  EXPECT_NE(plans_text({plan}).find("\nno clip losses: the file keeps none"), std::string::npos);
+  // Ratios as stored need none.
+  Bundle bundle = fp32_bundle();
+  without_losses(bundle);
+  EXPECT_DOUBLE_EQ(plan_of("onnxruntime", bundle).run->relative_error.value(), 4);
+}
+
+TEST(StackPlan, OfTwoPortableVariantsTheOneOfLessErrorRuns) {
+  Bundle bundle = plain_bundle();
+  centre(bundle);
+  EXPECT_EQ(plan_of("sglang-v2", bundle).run->variant, BundleVariant::kPortableShared);  // a tie
+  bundle.portable[0].per_head.predicted_output_nmse[0] = 0.01;
+  EXPECT_EQ(plan_of("sglang-v2", bundle).run->variant, BundleVariant::kPortablePerHead);
+  bundle.portable[0].shared.predicted_output_nmse[0] = NAN;
+  EXPECT_EQ(line_of(plan_of("sglang-v1", bundle)),
+            "runs portable, clip 0.93,0.92: error unknown: not measured");
+  EXPECT_EQ(plan_of("sglang-v2", bundle).run->variant, BundleVariant::kPortablePerHead);
+}
+
+TEST(StackPlan, LevelsOfItsOwnAreNeverPredicted) {
+  Bundle bundle = plain_bundle();
+  bundle.model.head_dim_k = bundle.model.head_dim_v = 128;
+  const StackPlan plan = plan_of("llama.cpp", bundle);
+  EXPECT_EQ(plan.verdict(), StackVerdict::kPortable);
+  EXPECT_EQ(plan.run->unknown, ErrorUnknown::kOwnLevels);
+  EXPECT_EQ(line_of(plan), "runs portable, clip 0.96, coded in its own way: error unknown");
+  bundle.model.architecture = "LlamaForCausalLM";
+  EXPECT_EQ(kind_of(plan_of("llama.cpp", bundle)), ObstacleKind::kArchitecture);
+  EXPECT_EQ(line_of(plan_of("llama.cpp", bundle)),
+            "cannot: reads transforms for Qwen3ForCausalLM only");
+}
+
+TEST(StackPlan, EveryStackHasOneLineOfEightyColumns) {
+  for (const int variety : {0, 1, 2, 3, 4, 5}) {
+    Bundle bundle = plain_bundle();
+    bundle.model.head_dim_k = bundle.model.head_dim_v = 128;
+    bundle.quantizer.quant_group_size = 128;
+    if (variety == 1) centre(bundle);
+    if (variety == 2 || variety == 3) bundle.portable.clear();
+    if (variety == 3) {
+      bundle.layers[1].geometry.layer_id = 1000;
+      bundle.layers[1].key.kind[1] = TransformKind::kBalanced;
+    }
+    if (variety == 4) bundle.portable[0].per_head.key.clip_losses.reset();
+    if (variety == 5) bundle.portable[0].per_head.predicted_output_nmse[0] = NAN;
+    std::istringstream lines(plans_text(plan_for_all(bundle)));
+    int continued = 0;
+    for (std::string line; std::getline(lines, line);) {
+      EXPECT_LE(line.size(), 80u) << line;
+      continued += line.starts_with(" ");
+    }
+    EXPECT_EQ(continued, 0) << variety;
+  }
+}
+
+}  // namespace
+}  // namespace oscar

@@ -56,9 +56,7 @@ std::string obstacle_to_all(const Stack& stack, const Bundle& bundle) {
     if (!takes_head_dim(stack, dim)) return fmt::format("does not take head_dim {}", dim);
   }
   for (const LayerTransforms& layer : bundle.layers) {
-    const AttentionKind kind = layer.geometry.attention;
-    if (kind == AttentionKind::kMla) return "has no such attention";
-    if (kind == AttentionKind::kSliding && !stack.sliding_layers) {
+    if (layer.geometry.attention == AttentionKind::kSliding && !stack.sliding_layers) {
       return "takes no layers with a sliding window";
     }
   }

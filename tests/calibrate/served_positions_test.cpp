@@ -6,6 +6,7 @@
 #include "model/small_model.h"
 #include "oscar/calibrate/collector.h"
 #include "oscar/fit/position_average.h"
+#include "support/listed_offsets.h"
 
 namespace {
 

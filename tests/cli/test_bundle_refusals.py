@@ -33,6 +33,10 @@ class Refusals(BundleCase):
             self.changed(lambda f: attributes(f, required_features='["mirrors"]')), "mirrors")
         self.expect_refused(self.changed(lambda f: attributes(f, format="other")), "format")
 
+    def test_a_kind_of_attention_that_no_program_fits_is_refused_by_name(self):
+        path = self.changed(lambda f: attributes(f["layers/001"], attention="mla"))
+        self.expect_refused(path, "unknown kind of attention", "full or sliding", "mla")
+
     def test_names_shapes_types_and_values(self):
         def replace(path, value, dtype):
             def change(file):

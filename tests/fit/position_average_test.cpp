@@ -6,9 +6,12 @@
 #include "fit/synthetic.h"
 #include "oscar/base/error.h"
 #include "oscar/fit/moments.h"
+#include "support/listed_offsets.h"
 
 namespace oscar {
 namespace {
+
+using oscar_test::mean_phase_of_offsets;
 
 // D(p) as a dense matrix, x D(p) with x a row: the rotate-half convention, written out.
 MatrixD dense_rotation(const Rope& rope, int d, double p) {

@@ -25,13 +25,13 @@ void AttributeReader::operator()(const char* name, std::string& value) const {
 
 void AttributeReader::operator()(const char* name, AttentionKind& value) const {
   const std::string& text = *find<std::string>(name, "text");
-  for (const auto kind : {AttentionKind::kFull, AttentionKind::kSliding, AttentionKind::kMla}) {
+  for (const auto kind : {AttentionKind::kFull, AttentionKind::kSliding}) {
     if (text == schema::attention_name(kind)) {
       value = kind;
       return;
     }
   }
-  refuse_object(raw, label(name), "unknown kind of attention", "full, sliding or mla", text);
+  refuse_object(raw, label(name), "unknown kind of attention", "full or sliding", text);
 }
 
 void AttributeReader::operator()(const char* name, std::vector<CorpusSource>& sources) const {

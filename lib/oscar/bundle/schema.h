@@ -127,7 +127,7 @@ inline constexpr const char* kConvergence = "convergence";
 inline constexpr const char* kFingerprint = "/corpus/ngram_hashes";
 
 inline const char* attention_name(AttentionKind kind) {
-  constexpr const char* kNames[] = {"full", "sliding", "mla"};
+  constexpr const char* kNames[] = {"full", "sliding"};
   return kNames[static_cast<size_t>(kind)];
 }
 

@@ -3,7 +3,7 @@
 
 namespace oscar {
 
-enum class AttentionKind { kFull, kSliding, kMla };
+enum class AttentionKind { kFull, kSliding };
 
 struct LayerGeometry {
   int layer_id = 0;  // global index in the checkpoint

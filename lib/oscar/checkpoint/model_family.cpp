@@ -99,6 +99,7 @@ constexpr std::string_view kRead[] = {
     "eos_token_id",
     "max_position_embeddings",
     "original_max_position_embeddings",
+    "layer_types",
     "partial_rotary_factor",
 };
 
@@ -219,7 +220,6 @@ constexpr RefusedKey kRefused[] = {
     {"use_sliding_window", "false", "a window switch that this family does not read"},
     {"sliding_window", "null", "a sliding window that this family does not have"},
     {"max_window_layers", "null", "sliding layers that this family does not have"},
-    {"layer_types", "null", "layer types that this family does not read"},
     {"attention_bias", "false", "biases that this family does not have"},
     {"mlp_bias", "false", "biases that this family does not have"},
     {"num_nextn_predict_layers", "0", "layers that predict further tokens"},
@@ -235,7 +235,6 @@ bool read_by_family(std::string_view key, const ModelFamily& family) {
   const bool by_flag = family.window_rule == WindowRule::kByFlag;
   if (key == "sliding_window") return family.window_rule != WindowRule::kNone;
   if (key == "use_sliding_window" || key == "max_window_layers") return by_flag;
-  if (key == "layer_types") return true;
   if (key == "attention_bias") return family.attention_bias != AttentionBias::kNone;
   if (key == "mlp_bias") return family.mlp_bias_key;
   return false;

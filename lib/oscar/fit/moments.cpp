@@ -89,11 +89,6 @@ void check_statistics(const LayerStatistics& s, const FitOptions& options) {
                  .where = fmt::format("layer {}", g.layer_id),
                  .found = std::to_string(options.position_span)});
   }
-  if (options.position_span > 0 && g.attention == AttentionKind::kMla) {
-    throw Error({.what = "averaging over positions is not available for latent attention",
-                 .where = fmt::format("layer {}", g.layer_id),
-                 .hint = "use --position-span 0"});
-  }
 }
 
 MatrixStack<double> divided(const MatrixStack<double>& stack, int64_t count) {

@@ -21,7 +21,7 @@ struct LayerMoments {
 
 // Uses options.objective_v, center and position_span only. Throws Error, naming layer and moment:
 // zero counts, a wrong shape, a sum that is not finite, a negative diagonal, no v_energy_moment for
-// the energy objective, a span for a layer whose rotary part is not known (MLA).
+// the energy objective.
 LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& options,
                            const Rope& rope);
 

@@ -63,15 +63,6 @@ double served_position(double share, int64_t span) {
   return part * static_cast<double>(span);
 }
 
-MeanPhase mean_phase_of_offsets(std::vector<double> offsets) {
-  assert(!offsets.empty());
-  return [offsets = std::move(offsets)](double omega) {
-    Complex sum = 0;
-    for (const double p : offsets) sum += std::polar(1.0, omega * p);
-    return sum / static_cast<double>(offsets.size());
-  };
-}
-
 MatrixD average_moment(const MatrixD& moment, const Rope& rope, const MeanPhase& mean_phase) {
   const int d = static_cast<int>(moment.rows());
   require_fitting_rope(rope, d);

@@ -8,7 +8,6 @@
 #include <complex>
 #include <cstdint>
 #include <functional>
-#include <vector>
 
 #include "oscar/checkpoint/rope.h"
 #include "oscar/linalg/tensor.h"
@@ -30,9 +29,6 @@ MeanPhase mean_phase_of_served(int64_t span);
 
 // The offset below which `share` in [0, 1] of that weight lies.
 double served_position(double share, int64_t span);
-
-// Over the given offsets (at least one); for offsets that were really collected.
-MeanPhase mean_phase_of_offsets(std::vector<double> offsets);
 
 // [d, d] mean of D(p)^T M D(p), M = sum of x^T x with rows x of d entries. Dimensions from
 // rope.rotary_dim on pass through. Throws Error when `rope` does not fit d.

@@ -41,11 +41,6 @@ std::vector<QueryBlock> query_blocks(const CacheView& view, int64_t first, int64
   return blocks;
 }
 
-bool never_quantized(const CacheView& view, int64_t length) {
-  if (view.sliding_window > 0 && view.sliding_window <= view.recent) return true;
-  return length == 0 || int2_end(view, length - 1) <= view.sink;
-}
-
 void parse_cache_mode(const std::string& text, CacheView& view) {
   view.chunk = 0;
   if (text == "decode") {

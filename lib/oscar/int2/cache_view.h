@@ -39,10 +39,6 @@ struct QueryBlock {
 std::vector<QueryBlock> query_blocks(const CacheView& view, int64_t first, int64_t last,
                                      int64_t max_queries);
 
-// True when no query below `length` would ever read an INT2 key: a sliding window within the recent
-// window, or a sequence shorter than the windows.
-bool never_quantized(const CacheView& view, int64_t length);
-
 // "decode", "prefill", "chunked:N". Throws Error for anything else.
 void parse_cache_mode(const std::string& text, CacheView& view);
 std::string cache_mode_name(const CacheView& view);

@@ -160,12 +160,6 @@ std::vector<std::filesystem::path> WeightStore::shards() const {
   return paths;
 }
 
-size_t WeightStore::total_bytes() const {
-  size_t total = 0;
-  for (const auto& [name, entry] : entries_) total += entry->tensor.bytes;
-  return total;
-}
-
 std::string WeightStore::fingerprint(bool all_bytes) const {
   Sha256 digest;
   for (const auto& [name, entry] : entries_) {

@@ -59,7 +59,6 @@ class WeightStore {
   void release(const TensorView& view) const;
   std::vector<std::string> names() const;
   std::vector<std::filesystem::path> shards() const;
-  size_t total_bytes() const;
 
   // sha256 over every tensor's name, dtype, shape and first and last 4 KiB (all bytes with
   // `all_bytes`), in name order: independent of how the checkpoint is sharded.

@@ -49,7 +49,6 @@ Found obstacle_to_all(const Stack& stack, const Bundle& bundle) {
   }
   for (const LayerTransforms& layer : bundle.layers) {
     const AttentionKind kind = layer.geometry.attention;
-    if (kind == AttentionKind::kMla) return Obstacle{kAttention, "has no such attention"};
     if (kind == AttentionKind::kSliding && !stack.sliding_layers) {
       return Obstacle{kSlidingLayers, "takes no layers with a sliding window"};
     }

@@ -22,7 +22,6 @@ enum class ObstacleKind {
   // to everything in the bundle
   kArchitecture,
   kHeadDim,
-  kAttention,
   kSlidingLayers,
   kQuantGroupSize,
   kWindowMultiple,

@@ -1,4 +1,4 @@
-// Whether what the search half preferred also holds on the confirmation half.
+// Whether what the search half preferred also holds on the confirmation half (math 9.5).
 #pragma once
 
 #include <vector>

@@ -1,4 +1,5 @@
-// Which chunks of a corpus the fit never sees, so that choices can be made and confirmed on them.
+// Which chunks of a corpus the fit never sees, so that candidates can be compared and confirmed on
+// them (math 9.1).
 #pragma once
 
 #include <string>

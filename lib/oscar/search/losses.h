@@ -1,4 +1,5 @@
-// Attention-output losses of candidates on held-back chunks of one layer, and how two compare.
+// Attention-output losses of candidates on held-back chunks of one layer (math 9.2), and how two
+// compare.
 #pragma once
 
 #include <memory>
@@ -48,7 +49,7 @@ struct LossTable {
 };
 
 // Loss of `pair` less that of `baseline`, and the standard error of that sum from its spread over
-// blocks. Negative: `pair` is better. head < 0: all heads together.
+// blocks (math 9.3). Negative: `pair` is better. head < 0: all heads together.
 struct LossDifference {
   double difference = 0, standard_error = 0;
   bool better() const { return difference < -standard_error; }

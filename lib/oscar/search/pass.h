@@ -16,7 +16,7 @@ namespace oscar {
 torch::Tensor shift_positions(const torch::Tensor& x, const Rope& rope, int64_t offset);
 
 // Where each of `count` chunks is placed so that decisions hold at all served positions: one seeded
-// offset in each of as many parts of [0, span] of equal weight (position_average.h).
+// offset in each of as many parts of [0, span] of equal weight (math 8.4).
 std::vector<int64_t> placement_offsets(int64_t span, size_t count, uint64_t seed);
 
 // What a search starts from, and what it may change.

@@ -1,4 +1,4 @@
-// What each stage of the search compares, and how one candidate is picked.
+// What each stage of the search compares, and how one candidate is picked (math 9.4).
 #pragma once
 
 #include <optional>

@@ -239,7 +239,9 @@ StackPlan plan_for(const Stack& stack, const Bundle& bundle) {
     return plan;
   }
   if (bundle.portable.empty()) {
-    plan.obstacles.push_back({ObstacleKind::kNoPortable, "the file has no portable variant"});
+    Obstacle& missing = plan.obstacles.emplace_back();
+    missing.kind = ObstacleKind::kNoPortable;
+    missing.text = "the file has no portable variant";
   } else {
     plan.run = best_portable(stack, bundle);
   }

@@ -38,7 +38,7 @@ enum class ObstacleKind {
 };
 
 struct Obstacle {
-  ObstacleKind kind;
+  ObstacleKind kind = ObstacleKind::kCodec;
   std::string text;  // "rounding is shaped (layer 3)"
 };
 

@@ -25,7 +25,7 @@ struct PooledClips {
 };
 
 // The pair that all `layers` have, else that of least loss among the ratios that every layer was
-// tried with by ClipLosses (math 9.6); ties go to what the search began with. `one_ratio`: among
+// tried with, by ClipLosses (math 9.6); ties go to what the search began with. `one_ratio`: among
 // pairs of equal ratios. Layers that are not quantized have no place in the list.
 PooledClips pool_clips(const std::vector<const LayerTransforms*>& layers, bool one_ratio);
 

@@ -4,8 +4,10 @@ find_program(OSCAR_CCACHE ccache)
 if(OSCAR_CCACHE)
   set(CMAKE_C_COMPILER_LAUNCHER ${OSCAR_CCACHE})
   # Precompiled headers are cached only when their defines and time stamps may differ.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
-      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${OSCAR_CCACHE})
+  if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+        CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${OSCAR_CCACHE})
+  endif()
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${OSCAR_CCACHE})
 endif()
 
@@ -26,6 +28,37 @@ function(oscar_target_settings target)
   endif()
 endfunction()
 
+# Compiles the sources of each folder together, at most `size` at once: most of a source's time goes
+# into the headers it shares with its neighbours. A changed source compiles its neighbours again.
+option(OSCAR_UNITY "Compile the sources of a folder together" ON)
+function(oscar_unity target size)
+  if(NOT OSCAR_UNITY)
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  # g++ takes an included source for a header, where a type from an unnamed namespace is a mistake.
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
+  get_target_property(sources ${target} SOURCES)
+  set(folders "")
+  foreach(source IN LISTS sources)
+    get_filename_component(folder ${source} DIRECTORY)
+    get_filename_component(folder "${folder}" NAME)
+    list(APPEND folders ${folder})
+    list(APPEND sources_of_${folder} ${source})
+  endforeach()
+  list(REMOVE_DUPLICATES folders)
+  foreach(folder IN LISTS folders)
+    list(LENGTH sources_of_${folder} count)
+    math(EXPR groups "(${count} + ${size} - 1) / ${size}")
+    set(index 0)
+    foreach(source IN LISTS sources_of_${folder})
+      math(EXPR group "${index} * ${groups} / ${count} + 1")
+      math(EXPR index "${index} + 1")
+      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder}_${group})
+    endforeach()
+  endforeach()
+endfunction()
+
 # Precompiled headers of another target for a program.
 function(oscar_reuse_headers program target)
   target_precompile_headers(${program} REUSE_FROM ${target})
@@ -42,13 +75,39 @@ function(oscar_library target)
   add_library(${target} STATIC ${sources})
   add_library(oscar::${target} ALIAS ${target})
   target_include_directories(${target} PUBLIC
-    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/lib>
-    $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/generated> $<INSTALL_INTERFACE:include>)
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/lib> $<INSTALL_INTERFACE:include>)
   oscar_target_settings(${target})
+  oscar_unity(${target} 7)
 endfunction()
 
-execute_process(COMMAND git -C ${PROJECT_SOURCE_DIR} describe --always --dirty
-  OUTPUT_VARIABLE OSCAR_COMMIT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-if(NOT OSCAR_COMMIT)
-  set(OSCAR_COMMIT "unknown")
-endif()
+# Lets sources of a library call the CUDA kernels. Only such sources see CUDA, and each is compiled
+# alone, so that builds with and without CUDA compile all others alike.
+function(oscar_use_kernels target)
+  foreach(source IN LISTS ARGN)
+    set_property(SOURCE ${source} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
+  endforeach()
+  if(NOT OSCAR_WITH_CUDA)
+    return()
+  endif()
+  target_link_libraries(${target} PRIVATE $<LINK_ONLY:oscar_kernels>)
+  foreach(source IN LISTS ARGN)
+    set_property(SOURCE ${source} APPEND PROPERTY COMPILE_DEFINITIONS OSCAR_HAS_KERNELS=1)
+    foreach(used oscar_kernels CUDA::cudart_static)
+      set_property(SOURCE ${source} APPEND PROPERTY
+        INCLUDE_DIRECTORIES $<TARGET_PROPERTY:${used},INTERFACE_INCLUDE_DIRECTORIES>)
+    endforeach()
+  endforeach()
+endfunction()
+
+# The source that names this build. Each build runs the step, which writes the file only when the
+# commit is another one.
+function(oscar_version_source target)
+  set(output ${PROJECT_BINARY_DIR}/generated/version.cpp)
+  add_custom_target(oscar_version BYPRODUCTS ${output} VERBATIM
+    COMMAND ${CMAKE_COMMAND} -DSOURCE=${PROJECT_SOURCE_DIR} -DOUTPUT=${output}
+            -DVERSION=${PROJECT_VERSION} -P ${PROJECT_SOURCE_DIR}/cmake/OscarVersion.cmake)
+  target_sources(${target} PRIVATE ${output})
+  set_source_files_properties(${output} PROPERTIES GENERATED ON SKIP_PRECOMPILE_HEADERS ON
+    SKIP_UNITY_BUILD_INCLUSION ON)
+  add_dependencies(${target} oscar_version)
+endfunction()

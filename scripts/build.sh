@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Configures and builds one CMake preset with what scripts/setup.sh found: scripts/build.sh PRESET [-D...]
+# Configures and builds one CMake preset with what scripts/setup.sh found:
+#   scripts/build.sh PRESET [-D...] [--target NAME...]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source .setup.env
@@ -11,8 +12,12 @@ if [[ -n $CUDACXX ]]; then
 else
   options+=(-DOSCAR_WITH_CUDA=OFF)
 fi
-"$OSCAR_CMAKE" --preset "$preset" "${options[@]}" "$@" >"build-$preset.log" 2>&1 ||
+while (($# > 0)) && [[ $1 != --target ]]; do
+  options+=("$1")
+  shift
+done
+"$OSCAR_CMAKE" --preset "$preset" "${options[@]}" >"build-$preset.log" 2>&1 ||
   { cat "build-$preset.log"; exit 1; }
-"$OSCAR_CMAKE" --build --preset "$preset" >>"build-$preset.log" 2>&1 ||
-  { tail -n 60 "build-$preset.log"; exit 1; }
+"$OSCAR_CMAKE" --build --preset "$preset" "$@" >>"build-$preset.log" 2>&1 ||
+  { grep -A 40 -m 3 '^FAILED' "build-$preset.log" || tail -n 60 "build-$preset.log"; exit 1; }
 echo "build: $preset is done (build-$preset.log)"

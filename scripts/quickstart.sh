@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 started=$SECONDS
 
-scripts/setup.sh
+scripts/setup.sh --without-torch
 source .setup.env
 options=()
 if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && [[ -n $CUDACXX ]]; then
@@ -12,6 +12,12 @@ if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && [[ -n $C
 else
   options+=(-DOSCAR_WITH_CUDA=OFF)
 fi
+# What needs no torch compiles while torch is fetched.
+scripts/setup.sh &
+torch=$!
+trap 'wait' EXIT
+scripts/build.sh release "${options[@]}" -DOSCAR_WITH_TORCH=OFF
+wait "$torch"
 scripts/build.sh release "${options[@]}"
 
 out=$PWD/quickstart

@@ -2,8 +2,9 @@
 # Installs what OSCAR Toolkit needs to build and run, and writes the build environment to .setup.env.
 # Safe to run again: what is there already is left alone, and a second run takes seconds.
 #
-#   scripts/setup.sh            what the programs need
-#   scripts/setup.sh --tests    also the independent twins that the tests compare with
+#   scripts/setup.sh                    what the programs need
+#   scripts/setup.sh --tests            also the independent twins that the tests compare with
+#   scripts/setup.sh --without-torch    what builds everything below the model
 #
 # OSCAR_PYTHON names a Python whose torch is to be used instead of a virtual environment here.
 set -euo pipefail
@@ -18,19 +19,25 @@ BUILD_WHEELS=("cmake>=3.28" ninja)
 TEST_WHEELS=(transformers==5.17.0 tokenizers safetensors h5py numpy jinja2)
 # Read for the chat templates it carries, never imported: its own needs are not installed.
 TEMPLATE_WHEEL=trl==1.16.0
-# All pinned: unpinned parts drift apart, and ptxas then rejects what nvcc wrote.
+# All pinned: unpinned parts drift apart, and ptxas then rejects what nvcc wrote. The runtime is the
+# one that torch asks for.
 CUDA_WHEELS=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88
-  nvidia-cuda-cccl==13.0.85)
+  nvidia-cuda-cccl==13.0.85 nvidia-cuda-runtime==13.0.96)
 
-with_tests=0
+with_tests=0 with_torch=1
 for argument in "$@"; do
   case "$argument" in
     --tests) with_tests=1 ;;
-    *) sed -n '2,8p' "${BASH_SOURCE[0]}"; exit 2 ;;
+    --without-torch) with_torch=0 ;;
+    *) sed -n '2,9p' "${BASH_SOURCE[0]}"; exit 2 ;;
   esac
 done
 
 say() { printf 'setup: %s\n' "$*"; }
+
+# One set-up at a time, for stages of the tests that start side by side.
+exec 9>.setup.lock
+! command -v flock >/dev/null || flock 9
 
 install_system_packages() {
   local wanted=("${SYSTEM_PACKAGES[@]}") missing=() package
@@ -60,7 +67,7 @@ has_torch() {
     2>/dev/null
 }
 
-# Sets `python`: one that has the pinned torch, made in .venv when the system has none.
+# Sets `python`: one that has the pinned torch, or .venv's, where install_torch puts it.
 choose_python() {
   for python in "${OSCAR_PYTHON:-}" "$PWD/.venv/bin/python" python3; do
     if [[ -n $python ]] && command -v "$python" >/dev/null && has_torch "$python"; then
@@ -68,9 +75,19 @@ choose_python() {
       return
     fi
   done
-  say "installing torch $TORCH_VERSION into .venv (about 5 GB with its CUDA libraries)"
   [[ -x .venv/bin/python ]] || python3 -m venv .venv
   python=$PWD/.venv/bin/python
+}
+
+# With uv, which fetches and unpacks side by side, or with pip where uv can't do it.
+install_torch() {
+  has_torch "$python" && return
+  say "installing torch $TORCH_VERSION into .venv (about 5 GB with its CUDA libraries)"
+  local index
+  index=${PIP_INDEX_URL:-$("$python" -m pip config get global.index-url 2>/dev/null || true)}
+  if "$python" -m pip install -q --disable-pip-version-check uv &&
+    "$python" -m uv pip install -q --python "$python" ${index:+--default-index "$index"} \
+      "torch==$TORCH_VERSION"; then return; fi
   "$python" -m pip install -q --disable-pip-version-check "torch==$TORCH_VERSION"
 }
 
@@ -130,10 +147,6 @@ install_system_packages
 choose_python
 choose_cmake
 choose_nvcc
-if ((with_tests)); then
-  pip_install "${TEST_WHEELS[@]}"
-  pip_install "$TEMPLATE_WHEEL" --no-deps
-fi
 
 cat >.setup.env <<ENVIRONMENT
 # Written by scripts/setup.sh; read by the other scripts.
@@ -143,4 +156,13 @@ export OSCAR_NINJA='$ninja'
 export CUDACXX='$nvcc'
 ENVIRONMENT
 if [[ -n $nvcc ]]; then compiler="CUDA from $nvcc"; else compiler="no CUDA compiler"; fi
+if ((!with_torch)); then
+  say "ready below the model ($compiler)"
+  exit
+fi
+install_torch
+if ((with_tests)); then
+  pip_install "${TEST_WHEELS[@]}"
+  pip_install "$TEMPLATE_WHEEL" --no-deps
+fi
 say "ready (torch from $python, $compiler)"

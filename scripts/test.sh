@@ -1,14 +1,21 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds everything with warnings as errors and runs all tests.
-#   scripts/test.sh          all tests; those that need a GPU are skipped visibly without one
-#   scripts/test.sh --gpu    the GPU tests only
+# Installs what is missing, builds with warnings as errors and runs the tests.
+#   scripts/test.sh                all stages, as CI does; what needs a GPU is skipped visibly without one
+#   scripts/test.sh --stage NAME   one of them; stages can run side by side
+#       build      programs and tests, with CUDA kernels for one architecture and without; all tests
+#       tidy       layers, formatting, clang-tidy
+#       sanitize   unit tests below the model under ASan and UBSan
+#       kernels    CUDA kernels for all architectures, and all their instantiations for one
+#   scripts/test.sh --gpu          the GPU tests only
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+stages=(tidy sanitize kernels build)
 label=()
-case "${1:-}" in
-  "") ;;
-  --gpu) label=(-L gpu) ;;
-  *) sed -n '2,4p' "${BASH_SOURCE[0]}"; exit 2 ;;
+case "${1:-} ${2:-}" in
+  " ") ;;
+  "--gpu ") label=(-L gpu); stages=(build) ;;
+  "--stage "build | "--stage "tidy | "--stage "sanitize | "--stage "kernels) stages=("$2") ;;
+  *) sed -n '2,9p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac
 
 # Tests run side by side: threads of one that wait must not keep those of another from working.
@@ -16,34 +23,65 @@ export OMP_WAIT_POLICY=PASSIVE
 
 step() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
 
-step "set-up"
-scripts/setup.sh --tests
-source .setup.env
-ctest=$(dirname "$OSCAR_CMAKE")/ctest
+# run_tests FOLDER [OPTION...]
+run_tests() {
+  "$(dirname "$OSCAR_CMAKE")/ctest" --test-dir "$1" --output-on-failure --no-tests=error -j2 "${@:2}"
+}
 
-step "layers and formatting"
-"$OSCAR_PYTHON" scripts/check_layers.py
-git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -r clang-format --dry-run -Werror
-git ls-files '*.py' | xargs -r "$OSCAR_PYTHON" -m py_compile
+stage_tidy() {
+  step "layers and formatting"
+  "$OSCAR_PYTHON" scripts/check_layers.py
+  git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -r clang-format --dry-run -Werror
+  git ls-files '*.py' | xargs -r "$OSCAR_PYTHON" -m py_compile
+  step "clang-tidy, below the model"
+  scripts/tidy.sh
+}
 
-if ((${#label[@]} == 0)); then
-  step "build: programs without CUDA kernels"
-  # In the folder of the next step, which compiles again only what sees CUDA.
-  scripts/build.sh developer -DOSCAR_WITH_CUDA=OFF -DOSCAR_BUILD_TESTS=OFF
-fi
-
-step "build: developer preset, warnings are errors"
-scripts/build.sh developer
-
-step "tests"
-"$ctest" --test-dir build-developer --output-on-failure --no-tests=error -j2 "${label[@]}"
-
-if ((${#label[@]} == 0)); then
-  step "clang-tidy, below the model"  # sources that include torch take four times as long
-  git ls-files 'lib/oscar/*.cpp' 'apps/common/*.cpp' |
-    grep -vE '^lib/oscar/(model|int2|calibrate|eval)/' | xargs scripts/tidy.sh
+stage_sanitize() {
   step "unit tests below the model under ASan and UBSan"
   scripts/build.sh sanitize
-  "$ctest" --test-dir build-sanitize --output-on-failure --no-tests=error -j2 -L unit
+  run_tests build-sanitize -L unit
+}
+
+# The presets for one architecture name Hopper's: `architecture` has the option for another GPU.
+architecture=()
+if command -v nvidia-smi >/dev/null && capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader); then
+  [[ $capability == 9.0* ]] || architecture=(-DOSCAR_CUDA_ARCHITECTURES=native)
 fi
+
+stage_kernels() {
+  step "CUDA kernels for all architectures"
+  scripts/build.sh kernels
+  step "all instantiations of the CUDA kernels"
+  scripts/build.sh kernels-full "${architecture[@]}"
+  run_tests build-kernels-full -R kernel_tests
+}
+
+stage_build() {
+  if ((${#label[@]} == 0)); then
+    step "build: programs without CUDA kernels"
+    # In the folder of the next step, which compiles again only what sees CUDA.
+    scripts/build.sh developer -DOSCAR_WITH_CUDA=OFF --target oscar-calibrate oscar-eval oscar-bundle
+  fi
+  step "build: programs and tests"
+  scripts/build.sh developer "${architecture[@]}"
+  step "tests"
+  run_tests build-developer "${label[@]}"
+}
+
+step "set-up"
+scripts/setup.sh --tests --without-torch
+source .setup.env
+# The other stages need no torch: it is installed meanwhile.
+if [[ " ${stages[*]} " == *" build "* ]]; then
+  scripts/setup.sh --tests &
+  torch=$!
+  trap 'wait' EXIT
+fi
+for stage in "${stages[@]}"; do
+  if [[ $stage == build ]]; then
+    wait "$torch"
+  fi
+  "stage_$stage"
+done
 step "all passed"

@@ -12,7 +12,7 @@
 namespace oscar {
 namespace {
 
-constexpr int kSink = 64, kRing = 320;
+constexpr int kSinkTokens = 64, kRing = 320;
 
 struct AppendCase {
   std::unique_ptr<DeviceBytes> pool, k, v, wk, wv;
@@ -31,7 +31,7 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
   const auto table = upload(indices);
   const auto zero = upload(std::vector<int32_t>{0});
   const auto last = upload(std::vector<int32_t>{kPageTokens});
-  const auto rows = upload(std::vector<int32_t>{0, o.tokens + kSink});
+  const auto rows = upload(std::vector<int32_t>{0, o.tokens + kSinkTokens});
   const auto now = upload(std::vector<int32_t>{history});
   std::vector<float> u(static_cast<size_t>(o.num_kv_heads) * d * d);
   for (size_t i = 0; i < u.size(); ++i)
@@ -44,7 +44,7 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
   }
   const auto metric = upload(m);
 
-  const int64_t values = static_cast<int64_t>(o.tokens + kSink) * o.num_kv_heads * d;
+  const int64_t values = static_cast<int64_t>(o.tokens + kSinkTokens) * o.num_kv_heads * d;
   const double bytes_read = 2.0 * 2.0 * o.tokens * o.num_kv_heads * d;
   const double bytes_written = 2.0 * o.tokens * o.num_kv_heads * (d / 4 + 4);
   const int count = std::max(2, cold_copies(static_cast<size_t>(bytes_read)));
@@ -55,15 +55,15 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
                                            chunk_bytes(format));
     c.k = std::make_unique<DeviceBytes>(values * 2);
     c.v = std::make_unique<DeviceBytes>(values * 2);
-    c.wk = std::make_unique<DeviceBytes>(static_cast<size_t>(o.num_kv_heads) * (kSink + kRing) * d *
-                                         2);
+    c.wk = std::make_unique<DeviceBytes>(static_cast<size_t>(o.num_kv_heads) *
+                                         (kSinkTokens + kRing) * d * 2);
     c.wv = std::make_unique<DeviceBytes>(c.wk->bytes());
     check_cuda(fill_bf16(c.k->as<uint16_t>(), values, 7 + i, nullptr), "fill_bf16");
     check_cuda(fill_bf16(c.v->as<uint16_t>(), values, 70 + i, nullptr), "fill_bf16");
     c.params.format = format;
     c.params.history = {c.pool->as<uint8_t>(), indptr->as<int32_t>(), table->as<int32_t>(),
                         last->as<int32_t>()};
-    c.params.windows = {c.wk->as<uint16_t>(), c.wv->as<uint16_t>(), nullptr, kSink, kRing};
+    c.params.windows = {c.wk->as<uint16_t>(), c.wv->as<uint16_t>(), nullptr, kSinkTokens, kRing};
     c.params.k = c.k->as<uint16_t>(), c.params.v = c.v->as<uint16_t>();
     c.params.rows_indptr = rows->as<int32_t>();
     c.params.old_len = c.params.old_history = zero->as<int32_t>();
@@ -92,7 +92,8 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
       }
     }
     const Timing t = time_graph(count, 8, o.replays, [&](int i, cudaStream_t stream) {
-      check_cuda(append_rows(cases[i].params, o.tokens + kSink, history, stream), "append_rows");
+      check_cuda(append_rows(cases[i].params, o.tokens + kSinkTokens, history, stream),
+                 "append_rows");
     });
     records.push_back(Json{{"rounding", writer.shaped ? "shaped" : "plain"},
                            {"scale_correction", writer.corrected ? "metric" : "none"},

@@ -2,7 +2,7 @@
 #include "backends.h"
 
 // Set by CMakeLists.txt in builds with CUDA.
-#if defined(OSCAR_TORCH_OPS_KERNELS)
+#if defined(OSCAR_HAS_KERNELS)
 #include <torch/csrc/stable/accelerator.h>
 
 #include "oscar_kernels/append.h"
@@ -15,7 +15,7 @@ extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stre
 
 namespace oscar::torch_ops {
 
-#if defined(OSCAR_TORCH_OPS_KERNELS)
+#if defined(OSCAR_HAS_KERNELS)
 namespace {
 
 cudaStream_t current_stream(const char* op, int32_t device) {

@@ -12,7 +12,7 @@ namespace {
 using namespace oscar;
 using namespace oscar_test;
 
-constexpr int kLayers = 2, kChunks = 24, kLength = 32;
+constexpr int kSnapshotLayers = 2, kChunks = 24, kLength = 32;
 
 std::vector<Batch> batches_of(std::initializer_list<int> lengths) {
   std::vector<Batch> batches;
@@ -61,13 +61,13 @@ class Snapshots : public SmallRun {
 
 TEST_F(Snapshots, AreTheSumsOfTheBatchesBeforeThem) {
   const auto whole = collect(plan(12));
-  ASSERT_EQ(whole.snapshots.size(), 2U * kLayers);
+  ASSERT_EQ(whole.snapshots.size(), 2U * kSnapshotLayers);
   corpus_.chunks.resize(kChunks / 2);
   corpus_.record.tokens /= 2;
   RunPlan half = plan(6);
   half.snapshot_tokens.clear();
   auto first = collect(half).statistics;
-  for (int layer = 0; layer < kLayers; ++layer) {
+  for (int layer = 0; layer < kSnapshotLayers; ++layer) {
     first[layer].o_proj_metric = {};
     EXPECT_EQ(*whole.snapshots[2 * layer + 1], first[layer]) << "layer " << layer;
     EXPECT_EQ(whole.snapshots[2 * layer]->count_kv, kChunks * kLength / 4);
@@ -84,7 +84,7 @@ TEST_F(Snapshots, AreTheSameUnderAnyPlanWhereverTheRunStopped) {
   const auto whole = collect(plan(12));
   const Json record = judged(plan(12), whole);
   for (const size_t before : {5, 12}) {
-    const int passes = kLayers * static_cast<int>(plan(before).shards.size());
+    const int passes = kSnapshotLayers * static_cast<int>(plan(before).shards.size());
     for (int stop = 1; stop <= passes; ++stop) {
       SCOPED_TRACE("stopped after " + std::to_string(stop) + " passes of a layer");
       EXPECT_THROW(collect(plan(before), stop), Stopped);
@@ -140,7 +140,7 @@ TEST_F(Snapshots, JudgeTheTextLayerByLayerOrSayWhyNot) {
   const Json record = judged(plan(12), collect(plan(12)));
   EXPECT_EQ(record["tokens"], kChunks * kLength);
   EXPECT_EQ(record["splits"].size(), 3U);
-  EXPECT_EQ(record["layers"]["layer_id"].size(), static_cast<size_t>(kLayers));
+  EXPECT_EQ(record["layers"]["layer_id"].size(), static_cast<size_t>(kSnapshotLayers));
   EXPECT_GT(record["key"]["cost"].get<double>(), 0);
   corpus_.chunks.resize(4);
   corpus_.record.tokens = 4 * kLength;

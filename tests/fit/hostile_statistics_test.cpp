@@ -12,7 +12,7 @@
 namespace oscar {
 namespace {
 
-constexpr int kDim = 32;
+constexpr int kHostileDim = 32;
 constexpr int kTokens = 800;
 
 struct HostileCase {
@@ -80,16 +80,16 @@ std::vector<HostileCase> hostile_cases() {
   cases.push_back({"OppositeDecades",
                    [](synthetic::Rows& rows) {
                      // Energy where the other side has none: cond_2(T) is about 10^4.5.
-                     for (int j = 0; j < kDim; ++j) {
-                       const double scale = std::pow(10.0, -3.0 * j / (kDim - 1));
+                     for (int j = 0; j < kHostileDim; ++j) {
+                       const double scale = std::pow(10.0, -3.0 * j / (kHostileDim - 1));
                        rows.k[0].col(j) *= scale;
                        rows.v[0].col(j) *= scale;
                        rows.q[0].col(j) /= scale * scale;
                      }
                    },
                    [](LayerStatistics& s) {
-                     for (int j = 0; j < kDim; ++j) {
-                       const double scale = std::pow(10.0, 6.0 * j / (kDim - 1));
+                     for (int j = 0; j < kHostileDim; ++j) {
+                       const double scale = std::pow(10.0, 6.0 * j / (kHostileDim - 1));
                        s.o_proj_metric[0].row(j) *= scale;
                        s.o_proj_metric[0].col(j) *= scale;
                      }
@@ -113,7 +113,7 @@ void expect_usable(const SideTransform& t, Side side) {
 }
 
 TEST_P(HostileStatistics, GiveFiniteTransformsWithAStatedFallback) {
-  synthetic::Rows rows = synthetic::make_rows(2, kDim, kTokens, 2, 31);
+  synthetic::Rows rows = synthetic::make_rows(2, kHostileDim, kTokens, 2, 31);
   GetParam().spoil(rows);
   LayerStatistics s = synthetic::collect(rows, 32);
   GetParam().spoil_sums(s);
@@ -128,7 +128,7 @@ TEST_P(HostileStatistics, GiveFiniteTransformsWithAStatedFallback) {
           options.position_span = span;
           options.rounding = Rounding::kShaped;
           options.scale_correction = ScaleCorrection::kMetric;
-          const LayerTransforms t = fit_layer(s, options, synthetic::rope(kDim));
+          const LayerTransforms t = fit_layer(s, options, synthetic::rope(kHostileDim));
           expect_usable(t.key, Side::kKey);
           expect_usable(t.value, Side::kValue);
           for (int head = 0; head < 2; ++head) {

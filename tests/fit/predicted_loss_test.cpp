@@ -9,7 +9,7 @@
 namespace oscar {
 namespace {
 
-constexpr int kDim = 32;
+constexpr int kLossDim = 32;
 
 FitOptions options(TransformKind kind, bool center = true) {
   FitOptions fit;
@@ -19,9 +19,9 @@ FitOptions options(TransformKind kind, bool center = true) {
 }
 
 TEST(PredictedLoss, IsMeanSquareOfTheRowsTimesMeanCostOfAUnitError) {
-  const synthetic::Rows rows = synthetic::make_rows(2, kDim, 500, 2, 3);
+  const synthetic::Rows rows = synthetic::make_rows(2, kLossDim, 500, 2, 3);
   const LayerStatistics sums = synthetic::collect(rows, 4);
-  const LayerStatistics other = synthetic::statistics(2, kDim, 500, 9);  // another mean, too
+  const LayerStatistics other = synthetic::statistics(2, kLossDim, 500, 9);  // another mean, too
   const LayerTransforms fit = fit_layer(other, options(TransformKind::kBalanced), {});
   const LayerMoments moments = scoring_moments(sums, {}, {});
   for (const Side side : {Side::kKey, Side::kValue}) {
@@ -40,14 +40,14 @@ TEST(PredictedLoss, IsMeanSquareOfTheRowsTimesMeanCostOfAUnitError) {
         cost = (partner * sums.o_proj_metric[h] * partner.transpose()).trace();
       }
       const double expected =
-          written.squaredNorm() / static_cast<double>(written.size()) * (cost / kDim);
+          written.squaredNorm() / static_cast<double>(written.size()) * (cost / kLossDim);
       EXPECT_NEAR(losses[h] / expected, 1, 1e-9);
     }
   }
 }
 
 TEST(PredictedLoss, OfTheBalancedTransformIsTheSmallestThereCanBe) {
-  const LayerStatistics sums = synthetic::statistics(2, kDim);
+  const LayerStatistics sums = synthetic::statistics(2, kLossDim);
   const LayerMoments moments = scoring_moments(sums, {}, {});
   const auto balanced = predicted_losses(fit_layer(sums, options(TransformKind::kBalanced), {}).key,
                                          Side::kKey, moments);
@@ -55,7 +55,7 @@ TEST(PredictedLoss, OfTheBalancedTransformIsTheSmallestThereCanBe) {
     const Eigh c = eigh(moments.key[h], "C_K");
     const MatrixD root = symmetric_power(c.vectors, c.values, 0.5);
     const VectorD d = eigh(root * moments.query[h] * root, "K").values;
-    const double least = std::pow(d.cwiseMax(0.0).cwiseSqrt().sum() / kDim, 2);
+    const double least = std::pow(d.cwiseMax(0.0).cwiseSqrt().sum() / kLossDim, 2);
     EXPECT_GE(balanced[h], least * (1 - 1e-12));
     EXPECT_LE(balanced[h], least * 1.001);  // rounding of T to bf16
   }
@@ -68,7 +68,7 @@ TEST(PredictedLoss, OfTheBalancedTransformIsTheSmallestThereCanBe) {
 }
 
 TEST(PredictedLoss, CannotTellRotationsApart) {
-  const LayerStatistics sums = synthetic::statistics(1, kDim);
+  const LayerStatistics sums = synthetic::statistics(1, kLossDim);
   const LayerMoments moments = scoring_moments(sums, {}, {});
   const auto loss = [&](TransformKind kind) {
     return predicted_losses(fit_layer(sums, options(kind), {}).value, Side::kValue, moments)[0];
@@ -77,7 +77,7 @@ TEST(PredictedLoss, CannotTellRotationsApart) {
 }
 
 TEST(PredictedLoss, OfRowsThatKeepTheirMeanCountsIt) {
-  const LayerStatistics sums = synthetic::statistics(1, kDim);
+  const LayerStatistics sums = synthetic::statistics(1, kLossDim);
   const LayerMoments moments = scoring_moments(sums, {}, {});
   const auto loss = [&](bool center) {
     const FitOptions fit = options(TransformKind::kIdentity, center);

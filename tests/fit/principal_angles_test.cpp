@@ -11,10 +11,10 @@
 namespace oscar {
 namespace {
 
-constexpr int kDim = 16;
+constexpr int kAngleDim = 16;
 
 MatrixD random_basis(std::mt19937_64& generator) {
-  const MatrixD m = synthetic::normal_rows(kDim, kDim, generator);
+  const MatrixD m = synthetic::normal_rows(kAngleDim, kAngleDim, generator);
   return eigh(m + m.transpose(), "random").vectors;
 }
 
@@ -22,7 +22,7 @@ TEST(PrincipalAngles, AreThoseByWhichPlanesWereTurned) {
   std::mt19937_64 generator(1);
   const MatrixD basis = random_basis(generator);
   const double turns[] = {0.1, 0.7, 1.2};
-  MatrixD a = basis.leftCols(3), b(kDim, 3);
+  MatrixD a = basis.leftCols(3), b(kAngleDim, 3);
   for (int i = 0; i < 3; ++i) {
     b.col(i) = std::cos(turns[i]) * basis.col(i) + std::sin(turns[i]) * basis.col(8 + i);
   }

@@ -15,7 +15,7 @@ using oscar::ScaleCorrection;
 using oscar::SideCodec;
 
 constexpr int64_t kTokens = 400, kHeads = 2, kGroup = 3, kDim = 16;
-constexpr double kScale = 0.3;
+constexpr double kProbeScale = 0.3;
 
 struct Sequence {
   torch::Tensor q, k, v, metric;  // one sequence, heads first
@@ -29,7 +29,7 @@ Sequence random_sequence() {
           torch::matmul(w, w.transpose(1, 2))};
 }
 
-std::shared_ptr<LayerCodec> random_codec() {
+std::shared_ptr<LayerCodec> probe_codec() {
   const auto codec = std::make_shared<LayerCodec>();
   for (auto* side : {&codec->key, &codec->value}) {
     side->forward = torch::eye(kDim) + 0.1 * torch::randn({kHeads, kDim, kDim});
@@ -56,7 +56,7 @@ torch::Tensor engine_error(const Sequence& s, const CacheView& view, LayerCodec 
   codec.int2_values = values;
   const auto attend = [&](const std::shared_ptr<LayerCodec>& c) {
     oscar::Int2Attention engine({c}, view, {static_cast<int>(view.sliding_window)});
-    return engine.attend(0, s.q.unsqueeze(0), s.k.unsqueeze(0), s.v.unsqueeze(0), kScale)
+    return engine.attend(0, s.q.unsqueeze(0), s.k.unsqueeze(0), s.v.unsqueeze(0), kProbeScale)
         .squeeze(0);
   };
   return attend(std::make_shared<LayerCodec>(codec)) - attend(nullptr);
@@ -64,10 +64,10 @@ torch::Tensor engine_error(const Sequence& s, const CacheView& view, LayerCodec 
 
 void expect_the_engines_errors(const CacheView& view, const std::vector<int64_t>& positions) {
   const Sequence s = random_sequence();
-  const auto codec = random_codec();
+  const auto codec = probe_codec();
   const auto index = torch::tensor(positions, torch::kInt64);
   const AttentionProbe probe(view, positions, s.q.index_select(1, index), s.k, s.v, s.metric,
-                             kScale);
+                             kProbeScale);
   const auto keys = int2_rows(codec->key, s.k, true), values = int2_rows(codec->value, s.v, false);
   const auto key_weights = probe.weights(keys);
   const auto of_keys = probe.key_error(key_weights);
@@ -97,11 +97,11 @@ TEST(AttentionProbe, MakesTheErrorsOfTheEngine) {
 
 TEST(AttentionProbe, QueriesWithinTheWindowsSeeNoDifference) {
   const Sequence s = random_sequence();
-  const auto codec = random_codec();
+  const auto codec = probe_codec();
   const std::vector<int64_t> positions = {2, 9, 22};
   const AttentionProbe probe({.sink = 4, .recent = 20}, positions,
                              s.q.index_select(1, torch::tensor(positions, torch::kInt64)), s.k, s.v,
-                             s.metric, kScale);
+                             s.metric, kProbeScale);
   EXPECT_EQ(probe.first_int2(), probe.end_int2());
   const auto weights = probe.weights(int2_rows(codec->key, s.k, true));
   EXPECT_EQ(probe.loss(probe.key_error(weights)).max().item<double>(), 0.0);

@@ -96,7 +96,7 @@ TEST(Int2Attention, LaterQueriesAloneGiveTheSameRows) {
   EXPECT_LT((got - expected).abs().max().item<double>(), 2e-5);
 }
 
-std::shared_ptr<LayerCodec> random_codec(int64_t heads, int64_t d) {
+std::shared_ptr<LayerCodec> random_layer_codec(int64_t heads, int64_t d) {
   const auto codec = std::make_shared<LayerCodec>();
   for (auto* side : {&codec->key, &codec->value}) {
     side->forward = torch::eye(d) + 0.1 * torch::randn({heads, d, d}) / std::sqrt(d);
@@ -116,7 +116,7 @@ torch::Tensor exact_attention(const Inputs& in) {
 
 TEST(Int2Attention, TransformAndCentringChangeNothingWhileTheCodecIsOff) {
   const auto in = random_inputs(2, 4, 2, 400, 16);
-  const auto codec = random_codec(2, 16);
+  const auto codec = random_layer_codec(2, 16);
   codec->int2_keys = codec->int2_values = false;
   oscar::Int2Attention engine({codec}, {.sink = 4, .recent = 20}, {0});
   const auto got = engine.attend(0, in.q, in.rows.k_exact, in.rows.v_exact, 0.2);
@@ -125,7 +125,7 @@ TEST(Int2Attention, TransformAndCentringChangeNothingWhileTheCodecIsOff) {
 
 TEST(Int2Attention, QuantizingOneSideLeavesTheOtherExact) {
   const auto in = random_inputs(1, 4, 2, 400, 16);
-  const auto codec = random_codec(2, 16);
+  const auto codec = random_layer_codec(2, 16);
   codec->int2_keys = false;
   oscar::Int2Attention engine({codec}, {.sink = 4, .recent = 20}, {0});
   const auto got = engine.attend(0, in.q, in.rows.k_exact, in.rows.v_exact, 0.2);
@@ -143,7 +143,7 @@ TEST(Int2Attention, QuantizingOneSideLeavesTheOtherExact) {
 
 TEST(Int2Attention, ACacheFilledTokenByTokenEqualsTheWholeSequence) {
   const auto in = random_inputs(1, 4, 2, 90, 16);
-  const auto codec = random_codec(2, 16);
+  const auto codec = random_layer_codec(2, 16);
   for (const auto mode : {CacheModeKind::kDecode, CacheModeKind::kPrefill}) {
     const CacheView view{.sink = 4, .recent = 20, .mode = mode, .prompt = 60};
     oscar::Int2Attention whole({codec}, view, {0});

@@ -9,8 +9,8 @@
 namespace oscar {
 namespace {
 
-constexpr int64_t kHostBatchTokens = 8192;
-constexpr int64_t kDeviceBatchTokens = 131072;
+constexpr int64_t kHostPromptTokens = 8192;
+constexpr int64_t kDevicePromptTokens = 131072;
 
 struct PromptBatch {
   size_t first = 0, count = 0;
@@ -19,7 +19,7 @@ struct PromptBatch {
 
 std::vector<PromptBatch> batch_prompts(const Transformer& model,
                                        const std::vector<NeedlePrompt>& prompts) {
-  const int64_t limit = model.compute().device.is_cuda() ? kDeviceBatchTokens : kHostBatchTokens;
+  const int64_t limit = model.compute().device.is_cuda() ? kDevicePromptTokens : kHostPromptTokens;
   std::vector<PromptBatch> batches;
   for (size_t i = 0; i < prompts.size(); ++i) {
     const int64_t length = prompts[i].length;

@@ -11,8 +11,6 @@ namespace {
 
 enum StepLength { kOldLength, kOldHistory, kNewHistory, kLastPage, kNewLength, kStepLengths };
 
-uint16_t* bf16_data(const torch::Tensor& t) { return static_cast<uint16_t*>(t.data_ptr()); }
-
 // [batch, heads, tokens, d] -> bf16 [tokens, batch, heads, d].
 torch::Tensor by_token(const torch::Tensor& x, torch::Device device) {
   return x.to(device, torch::kBFloat16).permute({2, 0, 1, 3}).contiguous();

@@ -16,9 +16,9 @@ torch::Tensor shuffled(int64_t count, torch::Device device) {
   return torch::tensor(order, torch::kInt32).to(device);
 }
 
-uint16_t* bf16_data(const torch::Tensor& t) { return static_cast<uint16_t*>(t.data_ptr()); }
-
 }  // namespace
+
+uint16_t* bf16_data(const torch::Tensor& t) { return static_cast<uint16_t*>(t.data_ptr()); }
 
 PagedCache::PagedCache(const PageFormat& format, const CacheView& view, int num_kv_heads,
                        PagedCacheSize size, torch::Device device)

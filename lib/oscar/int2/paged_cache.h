@@ -12,6 +12,9 @@ struct PagedCacheSize {
   int64_t longest = 0;  // tokens of each
 };
 
+// The words of a bf16 tensor, as the cache layer takes them.
+uint16_t* bf16_data(const torch::Tensor& t);
+
 // Memory is taken once and poisoned with NaN, so that reading a row that was never written shows.
 // Pages and window slots are dealt to sequences in a shuffled order, as a server's would be after a
 // while. Appending and attending are PagedOps' part.

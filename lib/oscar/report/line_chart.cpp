@@ -9,11 +9,11 @@
 namespace oscar {
 namespace {
 
-constexpr double kWidth = 400, kHeight = 270;
-constexpr double kLeft = 44, kTop = 26, kBottom = 40, kPlainRight = 10, kLabelRight = 126;
+constexpr double kLinesWidth = 400, kLinesHeight = 270;
+constexpr double kLinesLeft = 44, kLinesTop = 26, kLinesBottom = 40, kLinesPlainRight = 10,
+                 kLinesLabelRight = 126;
 constexpr double kLabelStep = 14;    // between the baselines of two labels
 constexpr size_t kMostMarkers = 24;  // of one line; more would hide it
-constexpr size_t kLabelCharacters = 16;
 
 std::string marker(int style, double x, double y) {
   constexpr double r = 3.2;
@@ -65,7 +65,7 @@ std::string frame(const LineChart& chart, const Scale& x, const Scale& y) {
   }
   svg += svg_line(x.from, y.from, x.to, y.from, "axis");
   svg += svg_text(0, 12, "axis-title", chart.y.title);
-  svg += svg_text(x.to, kHeight - 4, "axis-title end", chart.x.title);
+  svg += svg_text(x.to, kLinesHeight - 4, "axis-title end", chart.x.title);
   for (const auto& [value, name] : chart.levels) {
     svg += svg_line(x.from, y(value), x.to, y(value), "level");
     svg += svg_text(x.from + 4, y(value) - 4, "tick", name);
@@ -78,10 +78,10 @@ std::string frame(const LineChart& chart, const Scale& x, const Scale& y) {
 std::string draw(const LineChart& chart) {
   const bool labelled =
       std::ranges::any_of(chart.series, [](const Series& s) { return !s.name.empty(); });
-  const double right = labelled ? kLabelRight : kPlainRight;
-  const Scale x = make_scale(chart.x, kLeft, kWidth - right);
-  const Scale y = make_scale(chart.y, kHeight - kBottom, kTop);
-  std::string svg = svg_begin(chart.id, chart.title, chart.description, kWidth, kHeight);
+  const double right = labelled ? kLinesLabelRight : kLinesPlainRight;
+  const Scale x = make_scale(chart.x, kLinesLeft, kLinesWidth - right);
+  const Scale y = make_scale(chart.y, kLinesHeight - kLinesBottom, kLinesTop);
+  std::string svg = svg_begin(chart.id, chart.title, chart.description, kLinesWidth, kLinesHeight);
   svg += frame(chart, x, y);
   std::vector<Label> labels;
   for (const Series& series : chart.series) {
@@ -107,9 +107,9 @@ std::string draw(const LineChart& chart) {
     if (alone || (series.markers && drawn <= kMostMarkers)) svg += "<g>" + markers + "</g>\n";
     if (!series.name.empty()) labels.push_back({last + 4, &series});
   }
-  spread(labels, kTop + 4, kHeight - kBottom);
+  spread(labels, kLinesTop + 4, kLinesHeight - kLinesBottom);
   for (const Label& label : labels) {
-    const double at = kWidth - right + 8;
+    const double at = kLinesWidth - right + 8;
     svg += marker(label.series->style, at + 3, label.y - 4);
     svg += svg_text(at + 11, label.y, fmt::format("label t{}", label.series->style).c_str(),
                     shortened(label.series->name, kLabelCharacters));

@@ -23,6 +23,9 @@ Scale make_scale(const AxisSpec& axis, double from, double to);
 // The axis's own ticks, or chosen ones: decades when log, about `wanted` round steps otherwise.
 std::vector<Tick> ticks_of(const AxisSpec& axis, int wanted = 5);
 
+// How much of a name fits beside a chart.
+inline constexpr size_t kLabelCharacters = 16;
+
 // Coordinates with one decimal, without a needless ".0".
 std::string coordinate(double x);
 

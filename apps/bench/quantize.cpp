@@ -12,7 +12,7 @@
 namespace oscar {
 namespace {
 
-constexpr int kSinkTokens = 64, kRing = 320;
+constexpr int kSinkTokens = 64, kRingTokens = 320;
 
 struct AppendCase {
   std::unique_ptr<DeviceBytes> pool, k, v, wk, wv;
@@ -56,14 +56,15 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
     c.k = std::make_unique<DeviceBytes>(values * 2);
     c.v = std::make_unique<DeviceBytes>(values * 2);
     c.wk = std::make_unique<DeviceBytes>(static_cast<size_t>(o.num_kv_heads) *
-                                         (kSinkTokens + kRing) * d * 2);
+                                         (kSinkTokens + kRingTokens) * d * 2);
     c.wv = std::make_unique<DeviceBytes>(c.wk->bytes());
     check_cuda(fill_bf16(c.k->as<uint16_t>(), values, 7 + i, nullptr), "fill_bf16");
     check_cuda(fill_bf16(c.v->as<uint16_t>(), values, 70 + i, nullptr), "fill_bf16");
     c.params.format = format;
     c.params.history = {c.pool->as<uint8_t>(), indptr->as<int32_t>(), table->as<int32_t>(),
                         last->as<int32_t>()};
-    c.params.windows = {c.wk->as<uint16_t>(), c.wv->as<uint16_t>(), nullptr, kSinkTokens, kRing};
+    c.params.windows = {c.wk->as<uint16_t>(), c.wv->as<uint16_t>(), nullptr, kSinkTokens,
+                        kRingTokens};
     c.params.k = c.k->as<uint16_t>(), c.params.v = c.v->as<uint16_t>();
     c.params.rows_indptr = rows->as<int32_t>();
     c.params.old_len = c.params.old_history = zero->as<int32_t>();

@@ -78,7 +78,7 @@ __device__ __forceinline__ RowState scale_rows(const AppendParams& p, int b, int
                                                MagnitudePlanes<kHeadDim>& planes) {
   using Reader = RowReader<kHeadDim>;
   const int lane = threadIdx.x % 32, part = lane % Reader::kLanes, own = lane / Reader::kLanes;
-  const int rank = clip_threshold_index(clip_of(p, head, side), kHeadDim);
+  const int rank = clip_threshold_index(head_recipe(writer_of(p, side), head).clip_ratio, kHeadDim);
   const auto row_at = [&](int row) {
     return history_row(p, b, min(first + row, end - 1), head, side).x;
   };

@@ -10,6 +10,7 @@
 
 #include "oscar/base/json.h"
 #include "oscar/base/progress.h"
+#include "oscar/cache/codec_rules.h"
 #include "oscar/eval/needle_tasks.h"
 
 namespace oscar {

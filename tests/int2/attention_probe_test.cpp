@@ -34,7 +34,7 @@ std::shared_ptr<LayerCodec> probe_codec() {
   for (auto* side : {&codec->key, &codec->value}) {
     side->forward = torch::eye(kDim) + 0.1 * torch::randn({kHeads, kDim, kDim});
     side->mean = torch::randn({kHeads, kDim});
-    side->recipe = SideRecipe(kHeads, {.clip_ratio = 0.95f});
+    side->recipe = oscar::SideRecipe(kHeads, {.clip_ratio = 0.95f});
     side->format.quant_group_size = kDim;
   }
   codec->key.partner = torch::linalg_inv(codec->key.forward).transpose(1, 2).contiguous();

@@ -101,7 +101,7 @@ std::shared_ptr<LayerCodec> random_layer_codec(int64_t heads, int64_t d) {
   for (auto* side : {&codec->key, &codec->value}) {
     side->forward = torch::eye(d) + 0.1 * torch::randn({heads, d, d}) / std::sqrt(d);
     side->mean = torch::randn({heads, d});
-    side->recipe = SideRecipe(heads, {.clip_ratio = 0.95f});
+    side->recipe = oscar::SideRecipe(heads, {.clip_ratio = 0.95f});
     side->format.quant_group_size = static_cast<int>(d);
   }
   codec->key.partner = torch::linalg_inv(codec->key.forward).transpose(1, 2).contiguous();

@@ -45,7 +45,8 @@ Bytes encode(const oscar::SideCodec& side, int64_t head, const torch::Tensor& ro
   const int64_t d = rows.size(1), tokens = rows.size(0);
   Bytes out;
   out.codes.resize(tokens * d / 4);
-  out.metadata.resize(tokens * d / side.quant_group_size * 2 * metadata_bytes(side.metadata));
+  out.metadata.resize(tokens * d / side.format.quant_group_size * 2 *
+                      oscar::metadata_bytes(side.format.metadata));
   const auto contiguous = rows.contiguous();
   const auto status = quantize_rows(row_quantizer(side, head), contiguous.data_ptr<float>(), tokens,
                                     {out.codes.data(), out.metadata.data(), nullptr});

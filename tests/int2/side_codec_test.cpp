@@ -14,37 +14,37 @@ using oscar::Side;
 using oscar::SideCodec;
 using oscar::SideTransform;
 
-constexpr int kHeads = 2;
+constexpr int kCodecHeads = 2;
 
 // A transform of every feature, with arbitrary but fixed entries.
 SideTransform make_transform(int d, bool shaped, ScaleCorrection correction) {
   torch::manual_seed(d);
   SideTransform t;
   const auto fill = [&](oscar::MatrixStack<float>& m, const torch::Tensor& values) {
-    m = oscar::MatrixStack<float>(kHeads, d, d);
+    m = oscar::MatrixStack<float>(kCodecHeads, d, d);
     const auto flat = values.contiguous();
     std::copy_n(flat.data_ptr<float>(), m.data.size(), m.data.begin());
   };
-  const auto eye = torch::eye(d).expand({kHeads, d, d});
-  fill(t.forward, eye + 0.05 * torch::randn({kHeads, d, d}));
-  t.kind.assign(kHeads, oscar::TransformKind::kBalanced);
-  fill(t.partner, torch::linalg_inv(eye + 0.05 * torch::randn({kHeads, d, d})));
-  t.mean = oscar::VectorStack<float>(kHeads, d);
+  const auto eye = torch::eye(d).expand({kCodecHeads, d, d});
+  fill(t.forward, eye + 0.05 * torch::randn({kCodecHeads, d, d}));
+  t.kind.assign(kCodecHeads, oscar::TransformKind::kBalanced);
+  fill(t.partner, torch::linalg_inv(eye + 0.05 * torch::randn({kCodecHeads, d, d})));
+  t.mean = oscar::VectorStack<float>(kCodecHeads, d);
   for (size_t i = 0; i < t.mean.data.size(); ++i) t.mean.data[i] = 0.01f * static_cast<float>(i);
   const auto rounding = shaped ? oscar::Rounding::kShaped : oscar::Rounding::kPlain;
   t.recipe.push_back({0.96f, correction, rounding});
   t.recipe.push_back({0.0f, ScaleCorrection::kNone, rounding});
-  const auto root = torch::randn({kHeads, d, d}) / std::sqrt(d);
+  const auto root = torch::randn({kCodecHeads, d, d}) / std::sqrt(d);
   fill(t.metric, torch::matmul(root, root.transpose(1, 2)) + eye);
-  if (shaped) fill(t.feedback, eye + 0.1 * torch::randn({kHeads, d, d}).triu(1));
+  if (shaped) fill(t.feedback, eye + 0.1 * torch::randn({kCodecHeads, d, d}).triu(1));
   return t;
 }
 
 // Ordinary rows and the hard ones: zero, constant, tiny range on a large mean, ties, one outlier.
 torch::Tensor hard_rows(int d) {
   torch::manual_seed(7);
-  auto x = torch::randn({2, kHeads, 300, d});
-  for (int h = 0; h < kHeads; ++h) {
+  auto x = torch::randn({2, kCodecHeads, 300, d});
+  for (int h = 0; h < kCodecHeads; ++h) {
     auto rows = x[0][h];
     rows[0].zero_();
     rows[1].fill_(3.25f);
@@ -109,9 +109,9 @@ TEST(SideCodec, CentresAndRotatesRowsFromTheLeft) {
   const int d = 64;
   const auto t = make_transform(d, false, ScaleCorrection::kNone);
   const auto side = make_side_codec(t, Side::kKey, settings(d), 0, torch::kCPU);
-  const auto x = torch::randn({1, kHeads, 3, d});
+  const auto x = torch::randn({1, kCodecHeads, 3, d});
   const auto got = to_cache_basis(side, x);
-  for (int h = 0; h < kHeads; ++h) {
+  for (int h = 0; h < kCodecHeads; ++h) {
     for (int column = 0; column < d; ++column) {
       double sum = 0;
       for (int i = 0; i < d; ++i) {
@@ -126,7 +126,7 @@ TEST(SideCodec, NonFiniteRowsAndOverflowingMetadataAreRefusedByName) {
   const auto side = make_side_codec(make_transform(64, false, ScaleCorrection::kNone), Side::kKey,
                                     settings(64), 0, torch::kCPU);
   for (const float bad : {std::nanf(""), INFINITY, 3e38f}) {
-    auto rows = torch::randn({1, kHeads, 8, 64});
+    auto rows = torch::randn({1, kCodecHeads, 8, 64});
     rows[0][1][5][3] = bad;
     try {
       quantize_dequantize(side, rows, "layer 9, keys");

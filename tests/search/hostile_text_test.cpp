@@ -126,14 +126,7 @@ TEST_P(HostileSearch, EndsFiniteAndStatedAndNoWorseThanHadamardOnUnseenText) {
 
   const LayerTransforms hadamard =
       fit_layer(search.statistics, {.kind = TransformKind::kHadamard}, Rope{});
-  const auto unseen =
-      HeldBackHalf::all_queries(texts({20, 21, 22, 23}), {.quantizer = kQuantizer,
-                                                          .layer = 1,
-                                                          .sm_scale = 1 / std::sqrt(double{kDim}),
-                                                          .output_metric = output_metric()});
-  const LossTable losses = unseen.losses(
-      {as_candidate(hadamard.key), as_candidate(decision.main.key)},
-      {as_candidate(hadamard.value), as_candidate(decision.main.value)}, {{0, 0}, {1, 1}});
+  const LossTable losses = losses_of({&hadamard, &decision.main}, texts({20, 21, 22, 23}));
   for (int head = 0; head < kHeads; ++head) {
     const LossDifference against = compare(losses, 1, 0, head);
     EXPECT_LE(against.difference, against.standard_error)

@@ -63,7 +63,15 @@ inline LayerStatistics statistics_of(const std::vector<HeldChunk>& chunks) {
   return s;
 }
 
-// The heads of a transform as the losses of held-back text take them.
+// Every query of `chunks` behind the windows.
+inline HeldBackHalf all_queries(const std::vector<HeldChunk>& chunks) {
+  return HeldBackHalf::all_queries(chunks, {.quantizer = kQuantizer,
+                                            .layer = kGeometry.layer_id,
+                                            .sm_scale = 1 / std::sqrt(double{kDim}),
+                                            .output_metric = output_metric()});
+}
+
+// All heads of a side of a layer.
 inline Candidate as_candidate(const SideTransform& side) {
   Candidate candidate;
   for (int head = 0; head < side.forward.count; ++head) {
@@ -71,6 +79,19 @@ inline Candidate as_candidate(const SideTransform& side) {
         {.fit = &side, .head = head, .recipe = side.recipe[static_cast<size_t>(head)]});
   }
   return candidate;
+}
+
+// Their losses on every query with both sides INT2: pair i is that of layers[i].
+inline LossTable losses_of(const std::vector<const LayerTransforms*>& layers,
+                           const std::vector<HeldChunk>& chunks) {
+  Candidates keys, values;
+  std::vector<CandidatePair> pairs;
+  for (const LayerTransforms* layer : layers) {
+    pairs.push_back({static_cast<int>(keys.size()), static_cast<int>(keys.size())});
+    keys.push_back(as_candidate(layer->key));
+    values.push_back(as_candidate(layer->value));
+  }
+  return all_queries(chunks).losses(keys, values, pairs);
 }
 
 // With its inputs, which the search only refers to.

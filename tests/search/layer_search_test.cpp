@@ -196,9 +196,79 @@ TEST(LayerSearch, RepeatsItselfToTheBit) {
   Search search = random_search();
   search.options = {.kind = true, .granularity = true, .clip = true};
   const LayerDecision one = search.run(), two = search.run();
-  EXPECT_EQ(one.layer.search, two.layer.search);
-  EXPECT_EQ(one.layer.key.forward, two.layer.key.forward);
-  EXPECT_EQ(one.layer.predicted_output_nmse, two.layer.predicted_output_nmse);
+  EXPECT_EQ(one.main.search, two.main.search);
+  EXPECT_EQ(one.main.key.forward, two.main.key.forward);
+  EXPECT_EQ(one.main.predicted_output_nmse, two.main.predicted_output_nmse);
+}
+
+TEST(LayerSearch, ZzExperiment) {
+  for (uint64_t seed = 0; seed < 200; seed += 20) {
+    Search search = random_search();
+    search.held.search = {random_chunk(seed + 10), random_chunk(seed + 11)};
+    search.held.confirm = {random_chunk(seed + 12), random_chunk(seed + 13)};
+    search.statistics =
+        statistics_of({random_chunk(seed + 1), random_chunk(seed + 2), random_chunk(seed + 3)});
+    search.fixed.clip_k = search.fixed.clip_v = 0.4;
+    search.options.clip = true;
+    const LayerDecision d = search.run();
+    std::vector<LayerTransforms> tried;
+    for (const double r : {0.4, 0.84, 0.88, 0.90, 0.94, 0.96}) {
+      FitOptions o = search.fixed;
+      o.clip_k = o.clip_v = r;
+      tried.push_back(fit_layer(search.statistics, o, Rope{}));
+    }
+    std::vector<const LayerTransforms*> layers = {&d.main};
+    for (auto& t : tried) layers.push_back(&t);
+    const LossTable t = losses_of(layers, search.held.confirm);
+    for (int h = 0; h < kHeads; ++h) {
+      std::printf("clip seed %d head %d k %.2f v %.2f found/fixed %.4f:", (int)seed, h,
+                  d.main.key.recipe.clip_ratio[h], d.main.value.recipe.clip_ratio[h],
+                  t.nmse(0, h) / t.nmse(1, h));
+      for (int i = 1; i < 7; ++i) {
+        auto c = compare(t, i, 0, h);
+        std::printf(" %.4f(%.1f)", t.nmse(i, h), c.difference / c.standard_error);
+      }
+      std::printf("\n");
+    }
+  }
+  for (uint64_t seed = 0; seed < 200; seed += 20) {
+    Search search = random_search();
+    search.statistics =
+        statistics_of({planted_chunk(seed + 1), planted_chunk(seed + 2), planted_chunk(seed + 3)});
+    search.held.search = {planted_chunk(seed + 10), planted_chunk(seed + 11)};
+    search.held.confirm = {planted_chunk(seed + 12), planted_chunk(seed + 13)};
+    search.options = {.kind = true, .center = true, .rounding = true, .scale_correction = true};
+    const LayerDecision d = search.run();
+    search.options = {.kind = true, .center = true};
+    const LayerDecision p = search.run();
+    search.options = {};
+    const LayerDecision f = search.run();
+    FitOptions o = search.fixed;
+    o.kind = TransformKind::kBalanced;
+    o.center = true;
+    const auto plain = fit_layer(search.statistics, o, Rope{});
+    o.rounding = Rounding::kShaped;
+    o.scale_correction = ScaleCorrection::kMetric;
+    const auto shaped = fit_layer(search.statistics, o, Rope{});
+    o.scale_correction = ScaleCorrection::kNone;
+    const auto shaped_none = fit_layer(search.statistics, o, Rope{});
+    const LossTable t =
+        losses_of({&d.main, &p.main, &f.main, &plain, &shaped, &shaped_none}, search.held.confirm);
+    for (int h = 0; h < kHeads; ++h) {
+      std::printf("kind seed %d head %d %s/%s found/fixed %.4f found/plain %.4f:", (int)seed, h,
+                  d.main.search["key"]["heads"][h].dump().substr(0, 0).c_str(), "",
+                  t.nmse(0, h) / t.nmse(2, h), t.nmse(0, h) / t.nmse(1, h));
+      for (int i = 1; i < 6; ++i) {
+        auto c = compare(t, i, 0, h);
+        std::printf(" %.4f(%.1f)", t.nmse(i, h), c.difference / c.standard_error);
+      }
+      std::printf(" K %s %s V %s %s\n",
+                  d.main.search["key"]["heads"][h]["transform"].get<std::string>().c_str(),
+                  d.main.search["key"]["heads"][h]["writer"].get<std::string>().c_str(),
+                  d.main.search["value"]["heads"][h]["transform"].get<std::string>().c_str(),
+                  d.main.search["value"]["heads"][h]["writer"].get<std::string>().c_str());
+    }
+  }
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ TEST(PlacementOffsets, OneInEachPartOfTheSpan) {
   EXPECT_EQ(placement_offsets(0, 3, 9), (std::vector<int64_t>{0, 0, 0}));
 }
 
-TEST(SearchPass, ABatchOfChunksGivesTheChoicesOfSingleChunks) {
+TEST(SearchPass, ABatchOfChunksGivesTheDecisionsOfSingleChunks) {
   const Checkpoint checkpoint = open_checkpoint("tiny-gqa", {});
   const Transformer model(checkpoint, {torch::kCPU, torch::kFloat32});
   torch::manual_seed(3);

@@ -37,11 +37,7 @@ TEST(Stages, StopsBetweenStagesWhenAskedTo) {
     variant.search = {.kind = true, .clip = true};
     variant.fits =
         fit_for_search(search.statistics, variant.fixed, variant.search, search.rope).main;
-    const auto half =
-        HeldBackHalf::all_queries(search.held.search, {.quantizer = kQuantizer,
-                                                       .layer = 1,
-                                                       .sm_scale = 1 / std::sqrt(double{kDim}),
-                                                       .output_metric = output_metric()});
+    const HeldBackHalf half = all_queries(search.held.search);
     install_interrupt_handlers();
     at::addThreadLocalCallback(at::RecordFunctionCallback(ask_to_stop));
     try {

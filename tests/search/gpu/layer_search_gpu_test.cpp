@@ -21,21 +21,14 @@ TEST(SearchOnTheGpu, DecidesAsTheCpuDoesOrWithinTheConfirmedInterval) {
   const LayerDecision cpu = search.run();
   search.device = torch::kCUDA;
   const LayerDecision gpu = search.run();
-  // Both choices on the confirmation half, measured once, on the CPU.
-  const auto half =
-      HeldBackHalf::all_queries(search.held.confirm, {.quantizer = kQuantizer,
-                                                      .layer = 1,
-                                                      .sm_scale = 1 / std::sqrt(double{kDim}),
-                                                      .output_metric = output_metric()});
-  const LossTable losses =
-      half.losses({as_candidate(cpu.main.key), as_candidate(gpu.main.key)},
-                  {as_candidate(cpu.main.value), as_candidate(gpu.main.value)}, {{0, 0}, {1, 1}});
+  // Both decisions on the confirmation half, measured once, on the CPU.
+  const LossTable losses = losses_of({&cpu.main, &gpu.main}, search.held.confirm);
   for (int head = 0; head < kHeads; ++head) {
     const LossDifference against = compare(losses, 1, 0, head);
     EXPECT_LE(std::abs(against.difference), against.standard_error) << "head " << head;
     // What each predicts of its own decision: shaped codes may differ in 1e-4 of the rows, and
     // float32 sums in their last digits.
-    const double found = losses.total(1, head) / losses.energy[static_cast<size_t>(head)];
+    const double found = losses.nmse(1, head);
     EXPECT_NEAR(gpu.main.predicted_output_nmse[head], found, 2e-3 * found);
   }
 }

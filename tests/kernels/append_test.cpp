@@ -109,12 +109,12 @@ class TwoCaches {
                           .value = {.clip_ratio = setup.clip_v},
                           .batch = 2,
                           .num_kv_heads = setup.heads};
-    const auto write_with = [&](const float* u, const float* m, const uint8_t* kinds) {
+    const auto write_with = [&](const float* u, const float* m, const uint8_t* of_heads) {
       for (oscar::SideWriter* side : {&p.key, &p.value}) {
         side->feedback = setup.shaped ? u : nullptr;
         side->metric = setup.metric ? m : nullptr;
-        side->corrections = setup.mixed ? kinds : nullptr;
-        side->roundings = setup.mixed && setup.shaped ? kinds + setup.heads : nullptr;
+        side->corrections = setup.mixed ? of_heads : nullptr;
+        side->roundings = setup.mixed && setup.shaped ? of_heads + setup.heads : nullptr;
       }
     };
     write_with(feedback.data(), metric.data(), kinds.data());

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdlib>
 
+#include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
 #include "search/layer_search_case.h"
 
@@ -18,7 +19,7 @@ using namespace oscar::search_case;
 TEST(Stages, FullEffortSearchesLowerRatiosToo) {
   Search search = random_search();
   search.options.clip = search.options.full = true;
-  const Json record = search.run().layer.search;
+  const Json record = search.run().main.search;
   // Of 32 magnitudes .94 to .96 clip at the same one as the default, and .97 and above at none.
   EXPECT_EQ(record["key"]["stages"][0]["variants"],
             Json({"before", "0.80", "0.84", "0.88", "0.92", "0.97"}));

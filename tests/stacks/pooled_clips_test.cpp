@@ -81,8 +81,8 @@ TEST(PooledClips, TheRecordHoldsDecimalRatiosAndNullForAnUnknownCost) {
       {{.first_layer = 0, .layers = 2, .clips = {.pair = {0.93, 0.92}, .loss_factor = 1.25}},
        {.first_layer = 2, .layers = 1, .clips = {.pair = {}, .loss_factor = {}}}});
   EXPECT_EQ(record.dump(),
-            R"([{"clip":[0.93,0.92],"first_layer":0,"layers":2,"loss_factor":1.25},)"
-            R"({"clip":[0.96,0.92],"first_layer":2,"layers":1,"loss_factor":null}])");
+            R"([{"first_layer":0,"layers":2,"clip":[0.93,0.92],"loss_factor":1.25},)"
+            R"({"first_layer":2,"layers":1,"clip":[0.96,0.92],"loss_factor":null}])");
 }
 
 TEST(PooledClips, LayersThatAgreeKeepTheirPairWithoutLosses) {

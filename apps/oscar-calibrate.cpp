@@ -88,6 +88,12 @@ void add_run_options(CLI::App& program, Arguments& arguments) {
       ->check(positive())
       ->capture_default_str()
       ->group(section);
+  program
+      .add_option("--batch-tokens", options.batch_tokens,
+                  "Tokens that run together (default: 4096 on the CPU, 32768 on a GPU);\n"
+                  "fewer take less memory and change the last bits of the sums")
+      ->check(positive())
+      ->group(section);
   program.add_flag("--resume", options.resume, "Continue from the checkpoint beside OUT")
       ->group(section);
   program.add_flag("--force", options.force, "Replace OUT")->group(section);
@@ -114,6 +120,14 @@ void print_cost(const CalibrateResult& result) {
   fmt::print("device     {}\n", result.device);
   fmt::print("time       about {} to collect (measured on one batch of layer 0)\n",
              format_duration(cost.seconds));
+  if (cost.convergence_seconds > 0) {
+    fmt::print("           about {} to judge the text (measured on layer 0)\n",
+               format_duration(cost.convergence_seconds));
+  }
+  if (cost.fit_seconds > 0) {
+    fmt::print("           about {} to fit (measured on layer 0)\n",
+               format_duration(cost.fit_seconds));
+  }
   if (cost.search_seconds > 0) {
     fmt::print("           about {} to search on {} tokens held back (measured on layer 0)\n",
                format_duration(cost.search_seconds), format_count(result.held_back_tokens));
@@ -228,6 +242,8 @@ Json summary_json(const CalibrateResult& result, const CalibrateOptions& options
                {"dry_run", result.dry_run},         {"already_done", result.already_done}};
   if (result.dry_run) {
     json["seconds"] = result.cost.seconds;
+    json["convergence_seconds"] = result.cost.convergence_seconds;
+    json["fit_seconds"] = result.cost.fit_seconds;
     json["search_seconds"] = result.cost.search_seconds;
     json["host_bytes"] = result.cost.peak_host_bytes;
     json["device_bytes"] = result.cost.peak_device_bytes;

@@ -36,6 +36,7 @@ constexpr const char* kFooter =
 struct Arguments {
   EvaluateOptions options;
   ComputeArguments compute;
+  MemoryArguments memory;
   QuantizerSettings quantizer;
   std::vector<std::string> tasks = {"ppl"}, bundles;
   std::string rope_scaling, json, html;
@@ -222,13 +223,16 @@ std::string quoted(const std::string& word) {
   return out + "'";
 }
 
-// The command line as reports quote it: what decides the figures, without outputs and folders.
+// The command line as reports quote it: what decides the figures, without outputs, memory and
+// folders.
 std::string command_line(const CLI::App& program, const Arguments& arguments) {
   std::string text = "oscar-eval " + quoted(without_folders(arguments.options.model));
   for (const CLI::Option* option : program.get_options()) {
     const std::string name = option->get_name();
-    const bool output = name == "--json" || name == "--html" || name == "--quiet";
-    if (option->count() == 0 || output || !name.starts_with("--")) continue;
+    const auto is = [&](auto... names) { return ((name == names) || ...); };
+    // Outputs, and limits on which no figure depends.
+    const bool left_out = is("--json", "--html", "--quiet", "--host-memory", "--gpu-memory");
+    if (option->count() == 0 || left_out || !name.starts_with("--")) continue;
     if (name == "--bundle") {
       for (const std::string& bundle : option->results()) {
         const size_t prefix = name_prefix(bundle);
@@ -276,6 +280,8 @@ int run(const CLI::App& program, Arguments& arguments) {
   options.needle_plan.seed = options.seed;
   options.device = arguments.compute.device;
   options.dtype = arguments.compute.dtype;
+  options.host_memory = parse_bytes(arguments.memory.host_memory, "--host-memory");
+  options.gpu_memory = parse_bytes(arguments.memory.gpu_memory, "--gpu-memory");
   options.rope_scaling = parse_json_option(arguments.rope_scaling, "--rope-scaling");
 
   install_interrupt_handlers();
@@ -307,6 +313,7 @@ int main(int argc, char** argv) {
   add_needle_options(program, arguments.options.needle_plan, arguments.options.generate_needles);
   add_quantizer_options(program, arguments.quantizer);
   add_compute_options(program, arguments.compute);
+  add_memory_options(program, arguments.memory);
   add_output_options(program, arguments);
   return run_program(program, argc, argv, [&] { return run(program, arguments); });
 }

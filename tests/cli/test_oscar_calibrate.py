@@ -214,21 +214,6 @@ class HeldBackSearch(CalibrateTest):
         self.calibrate(self.text, other, *SEARCH)
         self.assertEqual(self.out.read_bytes(), other.read_bytes())
 
-    def test_killed_at_any_moment_of_collecting_or_searching_and_resumed(self):
-        whole = self.folder / "whole.h5"
-        self.calibrate(self.text, whole, *SEARCH, "--checkpoint-every", 1)
-        rng = self.random_moments()
-        for _ in range(3):
-            process = self.start(self.text, self.out, "--resume", *SEARCH, "--checkpoint-every", 1)
-            time.sleep(rng.uniform(0.5, 4.0))
-            process.kill()
-            process.wait()
-        self.out.unlink(missing_ok=True)  # that was not soon enough
-        self.stop_at(b"searching", rng.uniform(0, 0.5), signal.SIGKILL, self.text, self.out,
-                     "--resume", *SEARCH, "--checkpoint-every", 1)
-        self.calibrate(self.text, self.out, "--resume", *SEARCH, "--checkpoint-every", 1)
-        self.assertEqual(self.out.read_bytes(), whole.read_bytes())
-
     def test_a_stopped_search_resumes_with_the_same_sums_under_smaller_shards(self):
         whole = self.folder / "whole.h5"
         self.calibrate(self.text, whole, *SEARCH)
@@ -339,19 +324,6 @@ class Repeats(CalibrateTest):
         self.assertIn("stream", dry.stdout)
         self.calibrate(self.corpus, other, *tight)
         self.assertEqual(self.out.read_bytes(), other.read_bytes())
-
-    def test_killed_at_any_moment_and_resumed_gives_the_bytes_of_one_run(self):
-        whole, text = self.folder / "whole.h5", self.long_text(2000)
-        options = ["--chunk-len", 128, "--checkpoint-every", 1]
-        self.calibrate(text, whole, *options)
-        rng = self.random_moments()
-        for _ in range(5):
-            process = self.start(text, self.out, "--resume", *options)
-            time.sleep(rng.uniform(0.5, 4.0))
-            process.kill()
-            process.wait()
-        self.calibrate(text, self.out, "--resume", *options)
-        self.assertEqual(self.out.read_bytes(), whole.read_bytes())
 
     def stop_and_resume(self, text, before, after, options):
         """SIGTERM while collecting under one plan, resumed under another: the bytes of one run."""

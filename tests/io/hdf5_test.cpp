@@ -92,6 +92,15 @@ TEST_F(Hdf5, EverythingWrittenComesBackExactly) {
   EXPECT_EQ(std::get<double>(attributes[4].value), 0.1);
 }
 
+// A chunk is stored in full: a list just longer than one would take two.
+TEST_F(Hdf5, AListJustAboveAChunkTakesHardlyMoreThanItself) {
+  const std::vector<uint8_t> bytes((1 << 20) + 5000, 7);
+  Writer writer(file("a.h5"));
+  writer.write(DatasetView{"/bytes", Dtype::kU8, {bytes.size()}, bytes.data()});
+  writer.close();
+  EXPECT_LT(std::filesystem::file_size(file("a.h5")), bytes.size() + 8192);
+}
+
 TEST_F(Hdf5, EqualCallsGiveEqualBytes) {
   const auto values = counted(3 * 300 * 400);
   write_sample(file("a.h5"), values);

@@ -85,8 +85,12 @@ void check_output_path(const CalibrateOptions& options) {
   const AtomicFile probe(options.output);  // fails early where the folder is missing or read-only
 }
 
+// What HDF5 adds to a dataset: its header and the index of its chunks.
+constexpr int64_t kDatasetBytes = 3200;
+
 int64_t estimated_statistics_bytes(const std::vector<LayerGeometry>& layers) {
-  int64_t bytes = 0;
+  constexpr int64_t kDatasets = 12;
+  int64_t bytes = kDatasets * kDatasetBytes * static_cast<int64_t>(layers.size());
   for (const LayerGeometry& layer : layers) {
     const int64_t k = layer.head_dim_k, v = layer.head_dim_v;
     bytes += 8 * layer.num_kv_heads * (2 * k * k + 3 * v * v + 2 * k + 2 * v);
@@ -96,19 +100,31 @@ int64_t estimated_statistics_bytes(const std::vector<LayerGeometry>& layers) {
 
 int64_t estimated_bundle_bytes(const std::vector<LayerGeometry>& layers,
                                const CalibrateOptions& options) {
-  int64_t matrices = options.fit.kind == TransformKind::kBalanced ? 2 : 1;  // forward and partner
-  if (options.fit.scale_correction == ScaleCorrection::kMetric) ++matrices;
-  if (options.fit.rounding == Rounding::kShaped) ++matrices;
+  const FitOptions& fit = options.fit;
+  const SearchOptions& search = options.search;  // what it may choose counts as chosen
+  const bool balanced = fit.kind == TransformKind::kBalanced || (search.kind && !search.orthogonal);
+  int64_t matrices = balanced ? 2 : 1;  // forward and partner
+  if (fit.scale_correction == ScaleCorrection::kMetric || search.scale_correction) ++matrices;
+  if (fit.rounding == Rounding::kShaped || search.rounding) ++matrices;
   int64_t bytes = 0;
   if (!options.statistics_only) {
     for (const LayerGeometry& layer : layers) {
       const int64_t k = layer.head_dim_k, v = layer.head_dim_v;
-      constexpr int64_t kPortable = 2;  // rotations, shared and per head
-      bytes += 4 * (matrices + kPortable) * layer.num_kv_heads * (k * k + v * v);
+      constexpr int64_t kPortable = 2;         // rotations, shared and per head
+      constexpr int64_t kDatasets = 51;        // 21 of the layer, 15 of each portable variant
+      constexpr int64_t kSearchRecord = 1600;  // JSON of a head, both sides
+      if (search.any()) bytes += kSearchRecord * layer.num_kv_heads;
+      bytes += kDatasets * kDatasetBytes +
+               4 * (matrices + kPortable) * layer.num_kv_heads * (k * k + v * v);
     }
   }
-  if (options.keep_statistics || options.statistics_only)
+  if (options.keep_statistics || options.statistics_only) {
     bytes += estimated_statistics_bytes(layers);
+    for (const LayerGeometry& layer : layers) {
+      if (fit.objective_v != ValueObjective::kEnergy) break;
+      bytes += 8 * int64_t{layer.num_kv_heads} * layer.head_dim_v * layer.head_dim_v;
+    }
+  }
   return bytes;
 }
 

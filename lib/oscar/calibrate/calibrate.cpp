@@ -15,12 +15,12 @@
 #include "oscar/calibrate/assemble.h"
 #include "oscar/calibrate/convergence_stage.h"
 #include "oscar/calibrate/corpus_source.h"
+#include "oscar/calibrate/cost_estimate.h"
 #include "oscar/calibrate/resume.h"
+#include "oscar/calibrate/split_corpus.h"
 #include "oscar/calibrate/statistics_pass.h"
 #include "oscar/fit/convergence.h"
 #include "oscar/fit/presets.h"
-#include "oscar/search/held_back.h"
-#include "oscar/search/memory.h"
 #include "oscar/search/pass.h"
 #include "oscar/stacks/pooled_clips.h"
 
@@ -69,13 +69,6 @@ CalibrateOptions resolve(CalibrateOptions options, const ModelConfig& config,
   return options;
 }
 
-MemoryLimits memory_limits(const CalibrateOptions& options, const ComputeOptions& compute) {
-  MemoryLimits limits = free_memory(compute.device);
-  if (options.host_memory > 0) limits.host_bytes = options.host_memory;
-  if (options.gpu_memory > 0) limits.device_bytes = options.gpu_memory;
-  return limits;
-}
-
 // Said when the exact windows leave nothing to quantize; else "".
 std::string window_warning(const QuantizerSettings& quantizer, int max_positions) {
   const int64_t exact = int64_t{quantizer.sink_tokens} + quantizer.recent_tokens;
@@ -84,18 +77,6 @@ std::string window_warning(const QuantizerSettings& quantizer, int max_positions
       "nothing will ever be quantized: {} sink and {} recent tokens stay exact, and the model "
       "serves {} positions; lower --sink or --recent",
       quantizer.sink_tokens, quantizer.recent_tokens, max_positions);
-}
-
-std::vector<LayerGeometry> geometries(const CalibrateOptions& options, const ModelConfig& config) {
-  std::vector<LayerGeometry> layers;
-  for (int layer = 0; layer < config.num_layers; ++layer) {
-    layers.push_back(config.geometry(layer, options.quantizer.recent_tokens));
-  }
-  return layers;
-}
-
-bool wants_energy(const CalibrateOptions& options) {
-  return options.fit.objective_v == ValueObjective::kEnergy;
 }
 
 // What is done again when a pass was stopped and the run is resumed; collecting loses nothing.
@@ -177,123 +158,6 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
   return collected;
 }
 
-// What the fit sees, and what the search sees, search half first; empty: no search.
-struct SplitCorpus {
-  TokenChunks fit, held_back;
-  size_t num_search = 0, num_confirm = 0;
-};
-
-SplitCorpus split_corpus(const TokenChunks& corpus, CalibrateOptions& options,
-                         std::vector<std::string>& warnings) {
-  if (options.statistics_only) options.search = {};
-  if (!options.search.any()) return {.fit = corpus, .held_back = {}};
-  const HeldBack split = hold_back(corpus.chunks, options.quantizer, options.search.full);
-  if (!split.reason.empty()) {
-    warnings.push_back(split.reason);
-    options.search = {};
-    return {.fit = corpus, .held_back = {}};
-  }
-  std::vector<size_t> held = split.search;
-  held.insert(held.end(), split.confirm.begin(), split.confirm.end());
-  return {.fit = select_chunks(corpus, split.fit),
-          .held_back = select_chunks(corpus, held),
-          .num_search = split.search.size(),
-          .num_confirm = split.confirm.size()};
-}
-
-// Held-back chunks are few, and a layer is searched once all of them have passed it: one shard.
-RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
-                    const CalibrateOptions& options, const MemoryLimits& limits) {
-  constexpr int kAllChunks = 1 << 20;
-  RunPlan plan = plan_run(model, plan_batches(split.held_back.chunks, options.batch_tokens), limits,
-                          kAllChunks);
-  return in_one_shard(std::move(plan), model.compute().device);
-}
-
-SearchSettings search_settings(const CalibrateOptions& options) {
-  return {.fit = options.fit,
-          .search = options.search,
-          .quantizer = options.quantizer,
-          .seed = options.seed};
-}
-
-// Times the smallest possible search of layer 0, a chunk in each half, and scales it.
-double estimate_search_seconds(Transformer& model, const SplitCorpus& split,
-                               const CalibrateOptions& options,
-                               const std::vector<LayerStatistics>& first_layer) {
-  SearchPass pass(model, first_layer, search_settings(options), 1, 1);
-  const auto weights = model.load_layer(0);
-  const auto start = Clock::now();
-  for (const size_t chunk : {size_t{0}, split.num_search}) {
-    const auto length = static_cast<int64_t>(split.held_back.chunks[chunk].size());
-    const Batch batch{static_cast<int64_t>(chunk), 1, length};
-    const torch::Tensor ids = batch_ids(split.held_back, batch);
-    model.forward_layer(0, *weights, model.embed(ids.to(model.compute().device)), pass.observer(0));
-  }
-  pass.layer_done({});
-  const double pairs = static_cast<double>(split.num_search + split.num_confirm) / 2;
-  return seconds_since(start) * pairs * model.config().num_layers;
-}
-
-// Raises the peaks to what a search takes: its own pass over the held-back chunks, and what it
-// holds of them.
-void add_search_memory(const Transformer& model, const SplitCorpus& split,
-                       const CalibrateOptions& options, const MemoryLimits& limits,
-                       CostEstimate& cost) {
-  const torch::Device device = model.compute().device;
-  RunPlan plan = plan_search(model, split, options, limits);
-  HeldBackSize held_back{.tokens = split.held_back.record.tokens,
-                         .search_chunks = static_cast<int64_t>(split.num_search)};
-  for (const auto& chunk : split.held_back.chunks) {
-    held_back.longest_chunk = std::max(held_back.longest_chunk, static_cast<int64_t>(chunk.size()));
-  }
-  (device.is_cuda() ? plan.peak_device_bytes : plan.peak_host_bytes) +=
-      search_memory_bytes(model.config(), held_back, options.search.full, device);
-  cost.peak_host_bytes = std::max(cost.peak_host_bytes, plan.peak_host_bytes);
-  cost.peak_device_bytes = std::max(cost.peak_device_bytes, plan.peak_device_bytes);
-}
-
-// Times one batch through one layer and scales it to the whole run.
-CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
-                           const CalibrateOptions& options, const MemoryLimits& limits) {
-  const TokenChunks& corpus = split.fit;
-  const torch::InferenceMode inference;
-  CostEstimate cost;
-  cost.peak_host_bytes = plan.peak_host_bytes;
-  cost.peak_device_bytes = plan.peak_device_bytes;
-  cost.num_shards = plan.shards.size();
-  cost.weights_resident = plan.weights_resident;
-  const Batch& batch = plan.batches.front();
-  const torch::Tensor hidden = model.embed(batch_ids(corpus, batch).to(model.compute().device));
-  const auto weights = model.load_layer(0);
-  const std::vector<LayerGeometry> layers = geometries(options, model.config());
-  MomentCollector collector(layers.front(), model.compute().device);
-  model.forward_layer(0, *weights, hidden, &collector);  // warms up
-  collector.result();
-  const auto start = Clock::now();
-  model.forward_layer(0, *weights, hidden, &collector);
-  collector.result();  // waits for the device
-  const double per_token = seconds_since(start) / static_cast<double>(batch.tokens());
-  const int passes = wants_energy(options) ? 2 : 1;
-  cost.seconds =
-      per_token * static_cast<double>(corpus.record.tokens) * model.config().num_layers * passes;
-  if (options.search.any()) {
-    std::vector<LayerStatistics> statistics = {collector.result()};
-    statistics[0].o_proj_metric = model.o_proj_metric(0);
-    if (wants_energy(options)) {
-      EnergyPass energy(statistics, model.compute().device);
-      model.forward_layer(0, *weights, hidden, energy.observer(0));
-      energy.store(statistics);
-    }
-    cost.search_seconds = estimate_search_seconds(model, split, options, statistics);
-    add_search_memory(model, split, options, limits, cost);
-  }
-  cost.bundle_bytes = estimated_bundle_bytes(layers, options);
-  cost.checkpoint_bytes = estimated_statistics_bytes(layers) +
-                          snapshot_bytes(model.config(), plan.snapshot_tokens.size());
-  return cost;
-}
-
 }  // namespace
 
 CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress) {
@@ -301,7 +165,8 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
   const Checkpoint checkpoint = open_checkpoint(requested.model, requested.rope_scaling);
   const ComputeOptions compute = choose_compute(requested.device, requested.dtype);
   CalibrateOptions options = resolve(requested, checkpoint.config, compute);
-  const MemoryLimits limits = memory_limits(options, compute);
+  const MemoryLimits limits =
+      memory_limits(compute.device, options.host_memory, options.gpu_memory);
   Transformer model(checkpoint, compute);
 
   CalibrateResult result;
@@ -309,9 +174,8 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
   const std::string warning =
       window_warning(options.quantizer, checkpoint.config.rope.max_positions);
   if (!warning.empty()) result.warnings.push_back(warning);
-  const TokenChunks corpus =
-      make_chunks(options, options.chunk_len, checkpoint, model,
-                  compute.device.is_cuda() ? limits.device_bytes : limits.host_bytes, progress);
+  const TokenChunks corpus = make_chunks(options, options.chunk_len, checkpoint, model,
+                                         limits.of_compute(compute.device), progress);
   result.corpus = corpus.record;
   if (!options.tokens_out.empty()) {
     const std::string uneven = write_chunks_npy(corpus, options.tokens_out);
@@ -323,6 +187,9 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
   std::vector<int64_t> snapshot_tokens = plan_snapshots(batches);
   const RunPlan plan = plan_run(model, std::move(batches), limits, options.checkpoint_every,
                                 std::move(snapshot_tokens));
+  // Before the work, so that a limit that is too low for the search is told then.
+  std::optional<RunPlan> search_plan;
+  if (options.search.any()) search_plan = plan_search(model, split, options, limits);
   if (options.dry_run) {
     result.dry_run = true;
     result.cost = estimate_cost(model, split, plan, options, limits);
@@ -365,8 +232,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
     SearchPass search(model, statistics, search_settings(options), split.num_search,
                       split.num_confirm);
     progress.begin("searching", split.held_back.record.tokens * layers, "token-layers");
-    run_pass(model, split.held_back, plan_search(model, split, options, limits), {}, search, saved,
-             kSearchAgain, progress);
+    run_pass(model, split.held_back, *search_plan, {}, search, saved, kSearchAgain, progress);
     progress.end();
     decisions = search.take_decisions();
     result.search_seconds = seconds_since(fit_start);

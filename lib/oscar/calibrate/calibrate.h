@@ -6,21 +6,10 @@
 
 #include "oscar/base/progress.h"
 #include "oscar/bundle/bundle.h"
+#include "oscar/calibrate/cost_estimate.h"
 #include "oscar/calibrate/options.h"
-#include "oscar/executor/run_plan.h"
 
 namespace oscar {
-
-// What a run would cost, measured on one batch and one layer.
-struct CostEstimate {
-  double seconds = 0;         // collecting, extrapolated from the probe
-  double search_seconds = 0;  // likewise; 0 without a search
-  int64_t peak_host_bytes = 0, peak_device_bytes = 0;
-  int64_t bundle_bytes = 0;      // of OUT
-  int64_t checkpoint_bytes = 0;  // beside OUT while the run lasts
-  size_t num_shards = 0;
-  bool weights_resident = false;
-};
 
 struct CalibrateResult {
   bool already_done = false;  // --resume found a finished OUT of the same run

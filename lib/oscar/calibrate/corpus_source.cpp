@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "oscar/base/error.h"
+#include "oscar/executor/run_plan.h"
 #include "oscar/model/generate.h"
 
 namespace oscar {
@@ -14,14 +15,6 @@ namespace {
 
 // Sequences sampled side by side: more only costs memory.
 constexpr int64_t kSequencesAtOnce = 32;
-
-int64_t weight_bytes(const Transformer& model) {
-  int64_t bytes = 0;
-  for (int layer = 0; layer < model.config().num_layers; ++layer) {
-    bytes += static_cast<int64_t>(model.layer_bytes(layer));
-  }
-  return bytes;
-}
 
 int32_t start_token(const ModelConfig& config) {
   if (config.bos_token_id) return *config.bos_token_id;
@@ -33,7 +26,7 @@ int32_t start_token(const ModelConfig& config) {
 
 TokenChunks sample_chunks(const CorpusOptions& corpus, int64_t tokens, Transformer& model,
                           int64_t device_bytes, Progress& progress) {
-  const int64_t needed = weight_bytes(model);
+  const int64_t needed = all_layer_bytes(model);
   if (needed > device_bytes) {
     throw Error({.what = "self:N needs all weights in memory at once",
                  .where = "CORPUS self:N",

@@ -76,7 +76,8 @@ std::vector<LayerStatistics> MomentPass::result() const {
   std::vector<LayerStatistics> statistics;
   for (size_t i = 0; i < collectors_.size(); ++i) {
     statistics.push_back(collectors_[i].result());
-    statistics.back().o_proj_metric = model_.o_proj_metric(static_cast<int>(i));
+    if (i == metrics_.size()) metrics_.push_back(model_.o_proj_metric(static_cast<int>(i)));
+    statistics.back().o_proj_metric = metrics_[i];
   }
   return statistics;
 }

@@ -46,6 +46,8 @@ class MomentPass final : public LayerVisitor {
   std::vector<LayerGeometry> layers_;
   std::vector<Layer> collectors_;
   SavePoint save_;
+  // Of each layer, once asked for: they do not change, and cost more than the rest of a checkpoint.
+  mutable std::vector<MatrixStack<double>> metrics_;
 };
 
 // Throws Error unless every layer has counted `tokens` keys: that nothing was left out and nothing

@@ -12,6 +12,7 @@
 #include "oscar/data/corpus.h"
 #include "oscar/eval/cache_format.h"
 #include "oscar/eval/estimate.h"
+#include "oscar/eval/eval_memory.h"
 #include "oscar/eval/methods.h"
 #include "oscar/eval/multi_forward.h"
 #include "oscar/eval/needle_run.h"
@@ -37,6 +38,7 @@ struct Session {
   std::vector<NamedBundle> named = {};
   TokenChunks corpus = {};
   ComputeOptions compute = {};
+  MemoryLimits memory = {};
   EngineChoice engine = {};
   QuantizerSettings quantizer = {};
 };
@@ -103,6 +105,7 @@ Bundle open_bundle(const std::filesystem::path& file, const Checkpoint& checkpoi
 Session open_session(const EvaluateOptions& options, Progress& progress) {
   Session session{.checkpoint = open_checkpoint(options.model, options.rope_scaling)};
   session.compute = choose_compute(options.device, options.dtype);
+  session.memory = memory_limits(session.compute.device, options.host_memory, options.gpu_memory);
   session.engine = {parse_engine_kind(options.engine), session.compute.device};
   if (!options.bundle.empty()) {
     session.bundle = open_bundle(options.bundle, session.checkpoint, progress);
@@ -214,8 +217,12 @@ TextResults measure_text(const EvaluateOptions& options, const Session& session,
   const auto batches = make_batches(chunks, gpu ? kDeviceBatchTokens : kHostBatchTokens);
 
   std::vector<std::unique_ptr<CacheEngine>> engines;
-  MultiForward forward{
-      .engines = {}, .position_offset = options.position_offset, .first_query = first - 1};
+  EvaluationSize size{.longest_sequence = results.longest, .methods = methods.size()};
+  for (const auto& ids : batches) size.batch_tokens = std::max(size.batch_tokens, ids.numel());
+  MultiForward forward{.engines = {},
+                       .position_offset = options.position_offset,
+                       .first_query = first - 1,
+                       .hidden_state_room = hidden_state_room(model, size, session.memory)};
   for (const Method& method : methods) {
     engines.push_back(make_engine(method, model.config(), session.engine));
     forward.engines.push_back(engines.back().get());
@@ -254,7 +261,14 @@ NeedleResults measure_needles(const EvaluateOptions& options, const Session& ses
   results.prompts = make_needle_prompts(read_needle_book(folder), options.needle_plan,
                                         {&*session.tokenizer, &haystack, results.chat_template});
   int64_t tokens = 0;
-  for (const NeedlePrompt& p : results.prompts) tokens += p.length;
+  EvaluationSize size{.batch_tokens = largest_needle_batch(model, results.prompts),
+                      .methods = methods.size(),
+                      .all_weights = options.generate_needles};
+  for (const NeedlePrompt& p : results.prompts) {
+    tokens += p.length;
+    size.longest_sequence = std::max(size.longest_sequence, p.length);
+  }
+  hidden_state_room(model, size, session.memory);  // each batch passes alone, if it fits
   progress.begin("needles", tokens * model.config().num_layers, "token-layers");
   results.forced = run_needles_forced(model, methods, session.engine, results.prompts, progress);
   progress.end();

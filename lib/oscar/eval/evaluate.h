@@ -47,15 +47,17 @@ struct EvaluateOptions {
   bool generate_needles = false;  // besides teacher forcing
 
   std::string device = "auto", dtype = "auto";  // choose_compute
+  int64_t host_memory = 0, gpu_memory = 0;      // bytes; 0 = what is free; no figure depends on it
   std::optional<Json> rope_scaling;             // replaces the checkpoint's
   bool write_back = false;                      // store the report in `bundle`
   std::string command;  // what the user asked for, as the report quotes it; may be empty
 };
 
 // Throws Error for bad input (options, files, bundles of another model, too little text, rows that
-// are not finite), and Interrupted when a stop was requested. Tokenizer and plan of needle tasks
-// are looked at only after the text was measured. `bundle` is rewritten, for write_back, only when
-// the whole report exists. On the CPU equal inputs, seed and thread count give an equal report.
+// are not finite) and for memory in which one batch does not fit, and Interrupted when a stop was
+// requested. Tokenizer and plan of needle tasks are looked at only after the text was measured.
+// `bundle` is rewritten, for write_back, only when the whole report exists. On the CPU equal
+// inputs, seed and thread count give an equal report.
 Json evaluate(const EvaluateOptions& options, Progress& progress);
 
 // The report as a table of at most 80 columns.

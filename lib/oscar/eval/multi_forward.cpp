@@ -9,10 +9,6 @@
 namespace oscar {
 namespace {
 
-// Hidden states of all methods kept between layers.
-constexpr int64_t kHostBudget = int64_t{4} << 30;
-constexpr int64_t kDeviceBudget = int64_t{24} << 30;
-
 // Keeps the reference's attention output and measures the others against it.
 class OutputComparison final : public AttentionObserver {
  public:
@@ -90,13 +86,12 @@ std::vector<OutputError> run_multi_forward(Transformer& model, const MultiForwar
   const size_t count = methods.engines.size();
   std::vector<OutputError> errors(
       count, {std::vector<double>(num_layers, 0.0), std::vector<double>(num_layers, 0.0)});
-  const int64_t budget = model.compute().device.is_cuda() ? kDeviceBudget : kHostBudget;
   size_t begin = 0;
   while (begin < batches.size()) {
     size_t end = begin;
     for (int64_t bytes = 0; end < batches.size(); ++end) {
       bytes += state_bytes(model, batches[end], count);
-      if (bytes > budget && end > begin) break;
+      if (bytes > methods.hidden_state_room && end > begin) break;
     }
     std::vector<States> group;
     for (size_t b = begin; b < end; ++b) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -22,13 +23,15 @@ struct MultiForward {
   std::vector<CacheEngine*> engines;
   int64_t position_offset = 0;
   int64_t first_query = 0;  // queries before it stay out of OutputError
+  // Bytes that hidden states between layers may take; one batch at least passes (eval_memory.h).
+  int64_t hidden_state_room = std::numeric_limits<int64_t>::max();
 };
 
 // Receives the hidden states of one batch after the last layer: hidden[m] [batch, tokens, hidden].
 using BatchSink = std::function<void(size_t batch, const std::vector<torch::Tensor>& hidden)>;
 
 // Runs `batches` ([sequences, tokens] int64 each) and hands each to `sink`. Weights pass once per
-// group of batches whose hidden states of all methods fit a fixed budget; a method shares the
+// group of batches whose hidden states of all methods fit hidden_state_room; a method shares the
 // reference's states up to its first INT2 layer. Returns one OutputError per engine. Throws Error
 // when a hidden state is not finite (naming method index and layer) and Interrupted on request.
 std::vector<OutputError> run_multi_forward(Transformer& model, const MultiForward& methods,

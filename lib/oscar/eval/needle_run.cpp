@@ -61,6 +61,14 @@ torch::Tensor answer_margins(Transformer& model, const torch::Tensor& hidden,
 
 }  // namespace
 
+int64_t largest_needle_batch(const Transformer& model, const std::vector<NeedlePrompt>& prompts) {
+  int64_t tokens = 0;
+  for (const PromptBatch& batch : batch_prompts(model, prompts)) {
+    tokens = std::max(tokens, static_cast<int64_t>(batch.count) * (batch.length + batch.answer));
+  }
+  return tokens;
+}
+
 torch::Tensor generate_greedily(Transformer& model,
                                 const std::vector<std::shared_ptr<const LayerWeights>>& weights,
                                 CacheEngine& engine, const torch::Tensor& ids, int64_t tokens) {

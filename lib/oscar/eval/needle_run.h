@@ -16,6 +16,9 @@ struct NeedleOutcome {
   double margin = 0;
 };
 
+// Tokens of the largest batch in which the prompts and their answers run.
+int64_t largest_needle_batch(const Transformer& model, const std::vector<NeedlePrompt>& prompts);
+
 // Greedy continuation of equally long prompts: ids [prompts, length] int64 -> [prompts, tokens]
 // int64 on the CPU. `engine` starts with an empty cache. weights[l]: Transformer::load_layer(l).
 torch::Tensor generate_greedily(Transformer& model,

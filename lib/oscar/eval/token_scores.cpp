@@ -8,6 +8,10 @@ namespace {
 
 constexpr int64_t kLogitElements = int64_t{1} << 24;  // of one block and method
 
+int64_t block_positions(int64_t vocab) {
+  return std::clamp<int64_t>(kLogitElements / vocab, 16, 1024);
+}
+
 struct Softmax {
   torch::Tensor log_sum;  // [rows] float64
   torch::Tensor weights;  // exp(logits - max) [rows, vocab] float32
@@ -47,11 +51,17 @@ void score_logits(const torch::Tensor& reference, const torch::Tensor& logits,
   score_against(reference, softmax_parts(reference), logits, targets, scores);
 }
 
+int64_t score_bytes(int64_t vocab_size) {
+  // Logits and softmax weights of the reference and of a method, their difference, its product.
+  constexpr int64_t kTensors = 6;
+  return kTensors * block_positions(vocab_size) * vocab_size * static_cast<int64_t>(sizeof(float));
+}
+
 void score_batch(Transformer& model, const std::vector<torch::Tensor>& hidden,
                  const torch::Tensor& ids, int64_t first, std::vector<TokenScores>& scores) {
   const c10::InferenceMode guard;
   const int64_t tokens = ids.size(1), vocab = model.config().vocab_size;
-  const int64_t block = std::clamp<int64_t>(kLogitElements / vocab, 16, 1024);
+  const int64_t block = block_positions(vocab);
   const auto targets = ids.to(model.compute().device);
   for (int64_t sequence = 0; sequence < ids.size(0); ++sequence) {
     for (int64_t begin = first; begin < tokens; begin += block) {

@@ -1,6 +1,7 @@
 // What one method predicts for each token, beside the reference's prediction (math 11.2).
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "oscar/model/transformer.h"
@@ -23,5 +24,8 @@ void score_logits(const torch::Tensor& reference, const torch::Tensor& logits,
 // Appends sequence by sequence, positions ascending, to scores[m].
 void score_batch(Transformer& model, const std::vector<torch::Tensor>& hidden,
                  const torch::Tensor& ids, int64_t first, std::vector<TokenScores>& scores);
+
+// Bytes of logits and what is computed from them that score_batch holds at most.
+int64_t score_bytes(int64_t vocab_size);
 
 }  // namespace oscar

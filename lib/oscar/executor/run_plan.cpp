@@ -16,20 +16,25 @@ namespace oscar {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-// libtorch and its libraries before any tensor exists, measured at 0.5 GiB on the CPU.
-constexpr int64_t kRuntimeBytes = int64_t{600} << 20;
+// libtorch, its libraries and their threads, with no tensor of ours: 0.45 GiB once loaded (a
+// program that only prints its version), 0.5 once every kind of operation has run.
+constexpr int64_t kRuntimeBytes = int64_t{512} << 20;
 
-// Activations of one layer while a batch runs: hidden and its residual, q, k, v, the attention
-// output, the two halves of the gated MLP, and the float64 copy of one head's rows (the kernel that
-// bf16 rows go through on a GPU needs less: some 15 MB).
+// Activations of one layer while a batch runs, at the worst of three moments: attention (hidden
+// states and their norm, q, k, v before and after RoPE, keys and values repeated for every query
+// head, the output), an observer (the output, rows joined by head, the float64 copy of one head's
+// rows; the kernel that bf16 rows go through on a GPU needs less), and the gated MLP (its two
+// halves, their gate and their product beside what attention left).
 int64_t workspace_bytes(const ModelConfig& config, int64_t batch_tokens, int64_t element_bytes) {
-  const int64_t attention =
-      int64_t{2} * (config.num_qo_heads + config.num_kv_heads) * config.head_dim;
-  const int64_t per_token = 4 * int64_t{config.hidden_size} * element_bytes +
-                            2 * attention * element_bytes +
-                            3 * int64_t{config.intermediate_size} * element_bytes;
-  const int64_t group = config.num_qo_heads / config.num_kv_heads;
-  return batch_tokens * (per_token + group * config.head_dim * 8);
+  const int64_t hidden = config.hidden_size, d = config.head_dim;
+  const int64_t q = config.num_qo_heads * d, kv = config.num_kv_heads * d;
+  const int64_t rows = 2 * q + 3 * kv;  // q and k twice
+  const int64_t attention = element_bytes * (2 * hidden + rows + 3 * q);
+  const int64_t observer = element_bytes * (2 * hidden + rows + 2 * q) +
+                           8 * (config.num_qo_heads / config.num_kv_heads) * d;
+  const int64_t mlp =
+      element_bytes * (4 * hidden + rows + 2 * q + 4 * int64_t{config.intermediate_size});
+  return batch_tokens * std::max({attention, observer, mlp});
 }
 
 // One fp64 matrix of every KV head of all layers.
@@ -37,8 +42,19 @@ int64_t matrix_bytes(const ModelConfig& config) {
   return int64_t{config.num_layers} * config.num_kv_heads * config.head_dim * config.head_dim * 8;
 }
 
-// fp64 sums of all layers.
-int64_t statistics_bytes(const ModelConfig& config) { return 5 * matrix_bytes(config); }
+// Running sums of all layers, on the side that computes: q, k, v and the attention output.
+int64_t running_sums_bytes(const ModelConfig& config) { return 4 * matrix_bytes(config); }
+
+// Host memory while a checkpoint is written, which is never while a batch runs: the sums once more,
+// with the output projection's metric, as statistics and as the bytes of the file, and `snapshots`
+// copies of sums likewise.
+int64_t record_bytes(const ModelConfig& config, size_t snapshots) {
+  return 2 * (5 * matrix_bytes(config) + snapshot_bytes(config, snapshots));
+}
+
+constexpr const char* kSmallerBatches =
+    "raise the limit, or run fewer tokens together: --batch-tokens, and a --chunk-len no longer "
+    "than that";
 
 int64_t longest_batch(const std::vector<Batch>& batches) {
   int64_t tokens = 0;
@@ -50,14 +66,6 @@ int64_t largest_shard(const std::vector<Shard>& shards) {
   int64_t tokens = 0;
   for (const Shard& shard : shards) tokens = std::max(tokens, shard.tokens);
   return tokens;
-}
-
-[[noreturn]] void refuse_memory(const char* option, int64_t needed, int64_t limit) {
-  throw Error({.what = "not enough memory for one layer and one batch",
-               .where = option,
-               .expected = fmt::format("at least {:.2f} GiB", static_cast<double>(needed) / kGiB),
-               .found = fmt::format("{:.2f} GiB", static_cast<double>(limit) / kGiB),
-               .hint = "raise the limit, or shorten --chunk-len"});
 }
 
 }  // namespace
@@ -96,6 +104,37 @@ std::vector<int64_t> plan_snapshots(const std::vector<Batch>& batches) {
   return marks;
 }
 
+void refuse_memory(const std::string& what, const char* option, int64_t needed, int64_t limit,
+                   const std::string& hint) {
+  throw Error({.what = "not enough memory for " + what,
+               .where = option,
+               .expected = fmt::format("at least {:.2f} GiB", static_cast<double>(needed) / kGiB),
+               .found = fmt::format("{:.2f} GiB", static_cast<double>(limit) / kGiB),
+               .hint = hint});
+}
+
+int64_t largest_layer_bytes(const Transformer& model) {
+  size_t largest = 0;
+  for (int layer = 0; layer < model.config().num_layers; ++layer) {
+    largest = std::max(largest, model.layer_bytes(layer));
+  }
+  return static_cast<int64_t>(largest);
+}
+
+int64_t all_layer_bytes(const Transformer& model) {
+  size_t bytes = 0;
+  for (int layer = 0; layer < model.config().num_layers; ++layer) bytes += model.layer_bytes(layer);
+  return static_cast<int64_t>(bytes);
+}
+
+int64_t forward_bytes(const Transformer& model, int64_t batch_tokens) {
+  const ModelConfig& config = model.config();
+  const auto element = static_cast<int64_t>(torch::elementSize(model.compute().dtype));
+  return (model.compute().device.is_cuda() ? 0 : kRuntimeBytes) +
+         int64_t{config.vocab_size} * config.hidden_size * element +
+         workspace_bytes(config, batch_tokens, element);
+}
+
 int64_t snapshot_bytes(const ModelConfig& config, size_t count) {
   constexpr int64_t kMoments = 4;  // without the output projection's metric, which is no sum
   return static_cast<int64_t>(count) * kMoments * matrix_bytes(config);
@@ -109,28 +148,32 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   RunPlan plan;
   plan.batches = std::move(batches);
   plan.hidden_bytes_per_token = config.hidden_size * element;
-  int64_t largest_layer = 0;
-  for (int layer = 0; layer < config.num_layers; ++layer) {
-    const auto bytes = static_cast<int64_t>(model.layer_bytes(layer));
-    plan.weight_bytes += bytes;
-    largest_layer = std::max(largest_layer, bytes);
-  }
-  const int64_t embedding = int64_t{2} * config.vocab_size * config.hidden_size * element;
-  const int64_t workspace = workspace_bytes(config, longest_batch(plan.batches), element);
+  const int64_t largest_layer = largest_layer_bytes(model);
   const int64_t one_batch_hidden = longest_batch(plan.batches) * plan.hidden_bytes_per_token;
-  const int64_t snapshots = snapshot_bytes(config, snapshot_tokens.size());
-  const int64_t host_fixed = kRuntimeBytes + 2 * snapshots;
+  const int64_t record = record_bytes(config, snapshot_tokens.size());
+  const int64_t workspace =
+      forward_bytes(model, longest_batch(plan.batches)) - forward_bytes(model, 0);
+  const int64_t host_fixed = kRuntimeBytes + snapshot_bytes(config, snapshot_tokens.size()) +
+                             std::max(record, 2 * largest_layer);
   plan.snapshot_tokens = std::move(snapshot_tokens);
 
   // Memory of the side that computes, and of the host that feeds it.
-  const int64_t compute_limit = on_gpu ? limits.device_bytes : limits.host_bytes;
-  int64_t fixed = embedding + workspace + statistics_bytes(config) + (on_gpu ? 0 : host_fixed);
+  const int64_t compute_limit = limits.of_compute(model.compute().device);
+  int64_t fixed = forward_bytes(model, 0) + running_sums_bytes(config);
+  if (on_gpu) {
+    fixed += workspace;
+  } else {
+    fixed += snapshot_bytes(config, plan.snapshot_tokens.size()) + std::max(workspace, record);
+  }
   const int64_t minimum = fixed + 2 * largest_layer + 2 * one_batch_hidden;
   if (minimum > compute_limit) {
-    refuse_memory(on_gpu ? "--gpu-memory" : "--host-memory", minimum, compute_limit);
+    refuse_memory("one layer and one batch",
+                  MemoryLimits::option_of_compute(model.compute().device), minimum, compute_limit,
+                  kSmallerBatches);
   }
-  plan.weights_resident = fixed + plan.weight_bytes + 2 * one_batch_hidden <= compute_limit;
-  fixed += plan.weights_resident ? plan.weight_bytes : 2 * largest_layer;
+  const int64_t all_layers = all_layer_bytes(model);
+  plan.weights_resident = fixed + all_layers + 2 * one_batch_hidden <= compute_limit;
+  fixed += plan.weights_resident ? all_layers : 2 * largest_layer;
 
   int64_t total_tokens = 0;
   for (const Batch& batch : plan.batches) total_tokens += batch.tokens();
@@ -143,7 +186,8 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
     plan.hidden_on_device = false;
     hidden_room = limits.host_bytes - host_fixed;
     if (hidden_room < one_batch_hidden) {
-      refuse_memory("--host-memory", host_fixed + one_batch_hidden, limits.host_bytes);
+      refuse_memory("hidden states of one batch", "--host-memory", host_fixed + one_batch_hidden,
+                    limits.host_bytes, kSmallerBatches);
     }
   }
 
@@ -167,7 +211,7 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   const int64_t hidden = largest_shard(plan.shards) * plan.hidden_bytes_per_token;
   if (on_gpu) {
     plan.peak_device_bytes = fixed + (plan.hidden_on_device ? hidden : 2 * one_batch_hidden);
-    plan.peak_host_bytes = host_fixed + 2 * largest_layer + (plan.hidden_on_device ? 0 : hidden);
+    plan.peak_host_bytes = host_fixed + (plan.hidden_on_device ? 0 : hidden);
   } else {
     plan.peak_host_bytes = fixed + hidden;
   }
@@ -200,6 +244,13 @@ std::vector<Shard> shards_from(const RunPlan& plan, size_t batch, size_t num_sta
     if (first < end) shards.push_back({first, end - first, tokens_of(plan, first, end - first)});
   }
   return shards;
+}
+
+MemoryLimits memory_limits(const torch::Device& device, int64_t host_memory, int64_t gpu_memory) {
+  MemoryLimits limits = free_memory(device);
+  if (host_memory > 0) limits.host_bytes = host_memory;
+  if (gpu_memory > 0) limits.device_bytes = gpu_memory;
+  return limits;
 }
 
 MemoryLimits free_memory(const torch::Device& device) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "oscar/data/corpus.h"
@@ -27,6 +28,14 @@ struct Shard {
 struct MemoryLimits {
   int64_t host_bytes = 0;    // for this process
   int64_t device_bytes = 0;  // of the GPU; unused on the CPU
+
+  // Of the side that computes, and the option that sets it.
+  int64_t of_compute(const torch::Device& device) const {
+    return device.is_cuda() ? device_bytes : host_bytes;
+  }
+  static const char* option_of_compute(const torch::Device& device) {
+    return device.is_cuda() ? "--gpu-memory" : "--host-memory";
+  }
 };
 
 struct RunPlan {
@@ -36,7 +45,6 @@ struct RunPlan {
   std::vector<int64_t> snapshot_tokens;
   bool weights_resident = false;  // all layers stay on the device; otherwise they stream
   bool hidden_on_device = true;   // hidden states between layers: on the device, or on the host
-  int64_t weight_bytes = 0;       // all layers, in the compute dtype
   int64_t hidden_bytes_per_token = 0;
   int64_t hidden_room = 0;  // bytes that hidden states between layers may take
   int64_t peak_host_bytes = 0, peak_device_bytes = 0;  // estimates for --dry-run
@@ -49,8 +57,7 @@ std::vector<Batch> plan_batches(const std::vector<std::vector<int32_t>>& chunks,
 // without repetition; the end of the last batch is none of them. Empty for a single batch.
 std::vector<int64_t> plan_snapshots(const std::vector<Batch>& batches);
 
-// What `count` copies of all layers' sums take: in host memory, in a checkpoint, and in host memory
-// once more while one is written.
+// What `count` copies of all layers' sums take in host memory and in a checkpoint.
 int64_t snapshot_bytes(const ModelConfig& config, size_t count);
 
 // Throws Error with the bytes needed when even one batch and one layer do not fit.
@@ -73,5 +80,21 @@ int64_t tokens_of(const RunPlan& plan, size_t first, size_t count);
 
 // Memory that is free now: MemAvailable of the host and free bytes of the device.
 MemoryLimits free_memory(const torch::Device& device);
+
+// What --host-memory and --gpu-memory allow, in bytes; 0: what is free now.
+MemoryLimits memory_limits(const torch::Device& device, int64_t host_memory, int64_t gpu_memory);
+
+// Bytes of the side that computes while batches of at most `batch_tokens` pass layer after layer,
+// without layer weights, hidden states between layers and what an observer keeps: libtorch itself
+// where that is the host, the embedding, activations of a layer.
+int64_t forward_bytes(const Transformer& model, int64_t batch_tokens);
+
+// Bytes of the largest layer's weights, and of all.
+int64_t largest_layer_bytes(const Transformer& model);
+int64_t all_layer_bytes(const Transformer& model);
+
+// Throws Error: `option` allows `limit` bytes and `what` needs more. `hint`: what else would help.
+[[noreturn]] void refuse_memory(const std::string& what, const char* option, int64_t needed,
+                                int64_t limit, const std::string& hint);
 
 }  // namespace oscar

@@ -37,14 +37,17 @@ void check(herr_t status, const char* what, const std::string& file, const std::
   if (status < 0) fail(what, file, object);
 }
 
-// Whole dataset while small; otherwise leading dimensions are cut to 1 and then split.
+// Whole dataset while small; otherwise leading dimensions are cut to 1 and then split evenly: a
+// last chunk is stored in full, however little of it is in use.
 std::vector<hsize_t> chunk_shape(const Shape& shape, size_t element_bytes) {
   std::vector<hsize_t> chunk(shape.begin(), shape.end());
   uint64_t bytes = element_count(shape) * element_bytes;
   for (auto& extent : chunk) {
     if (bytes <= kChunkBytes) break;
     const uint64_t rest = bytes / extent;  // bytes of one index of this dimension
-    extent = std::max<uint64_t>(1, kChunkBytes / rest);
+    const uint64_t most = std::max<uint64_t>(1, kChunkBytes / rest);
+    const uint64_t parts = (extent + most - 1) / most;
+    extent = (extent + parts - 1) / parts;
     bytes = rest * extent;
   }
   return chunk;

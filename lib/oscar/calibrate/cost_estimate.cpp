@@ -1,0 +1,177 @@
+// One layer timed in parts, each scaled by what it grows with.
+#include "oscar/calibrate/cost_estimate.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "oscar/calibrate/assemble.h"
+#include "oscar/calibrate/statistics_pass.h"
+#include "oscar/fit/convergence.h"
+#include "oscar/search/layer_search.h"
+#include "oscar/search/memory.h"
+
+namespace oscar {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+template <typename Work>
+double seconds_of(const Work& work) {
+  const auto start = Clock::now();
+  work();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Layer 0 with one batch, and what has been collected of it.
+struct Probe {
+  Transformer& model;
+  std::shared_ptr<const LayerWeights> weights;
+  torch::Tensor hidden;
+  MomentCollector collector;
+
+  LayerStatistics collect() {
+    model.forward_layer(0, *weights, hidden, &collector);
+    return collector.result();  // waits for the device
+  }
+};
+
+// Seconds of judging layer 0's text. `parts`: states of its running sums as a run would copy them.
+double time_convergence(const std::vector<LayerStatistics>& parts, const LayerStatistics& total,
+                        const RunPlan& plan, int64_t tokens, const CalibrateOptions& options,
+                        const Rope& rope) {
+  const LayerGeometry& geometry = total.geometry;
+  std::vector<int64_t> counts = plan.snapshot_tokens;
+  counts.push_back(tokens);
+  if (!geometry.quantized || parts.empty()) return 0;
+  if (!convergence_problem(counts, std::max(geometry.head_dim_k, geometry.head_dim_v)).empty()) {
+    return 0;
+  }
+  std::vector<const LayerStatistics*> pointers;
+  for (const LayerStatistics& part : parts) pointers.push_back(&part);
+  return seconds_of([&] { layer_convergence(pointers, total, options.fit, rope); });
+}
+
+// Seconds of one layer's search over the first `count` chunks of each half, fits included.
+double time_search(Transformer& model, const SplitCorpus& split, const CalibrateOptions& options,
+                   const std::vector<LayerStatistics>& first_layer, const LayerWeights& weights,
+                   size_t count) {
+  return seconds_of([&] {
+    SearchPass pass(model, first_layer, search_settings(options), count, count);
+    for (const size_t half : {size_t{0}, split.num_search}) {
+      for (size_t chunk = half; chunk < half + count; ++chunk) {
+        const auto length = static_cast<int64_t>(split.held_back.chunks[chunk].size());
+        const torch::Tensor ids =
+            batch_ids(split.held_back, {static_cast<int64_t>(chunk), 1, length});
+        model.forward_layer(0, weights, model.embed(ids.to(model.compute().device)),
+                            pass.observer(0));
+      }
+    }
+    pass.layer_done({});
+  });
+}
+
+// Of all `layers` searched ones. Fits of a layer do not depend on the held-back chunks; on a GPU
+// they are made while the layer before is searched.
+double search_seconds(Transformer& model, const SplitCorpus& split, const CalibrateOptions& options,
+                      const std::vector<LayerStatistics>& first_layer, const LayerWeights& weights,
+                      double layers) {
+  const bool on_gpu = model.compute().device.is_cuda();
+  const double fits = seconds_of([&] {
+    fit_for_search(first_layer.front(), options.fit, options.search, model.config().rope);
+  });
+  const auto losses_of = [&](size_t count) {
+    return std::max(0.0, time_search(model, split, options, first_layer, weights, count) - fits);
+  };
+  const double one = losses_of(1);
+  const bool twice = on_gpu && std::min(split.num_search, split.num_confirm) > 1;
+  const double further = twice ? std::max(0.0, losses_of(2) - one) : one;
+  const double pairs = static_cast<double>(split.num_search + split.num_confirm) / 2;
+  const double losses = one + further * (pairs - 1);
+  return on_gpu ? fits + std::max(fits, losses) * layers : (fits + losses) * layers;
+}
+
+// The peaks of the search's own pass: over the held-back chunks, and what it holds of them.
+void add_search_memory(const Transformer& model, const SplitCorpus& split,
+                       const CalibrateOptions& options, const MemoryLimits& limits,
+                       CostEstimate& cost) {
+  const torch::Device device = model.compute().device;
+  RunPlan plan = plan_search(model, split, options, limits);
+  HeldBackSize held_back{.tokens = split.held_back.record.tokens,
+                         .search_chunks = static_cast<int64_t>(split.num_search)};
+  for (const auto& chunk : split.held_back.chunks) {
+    held_back.longest_chunk = std::max(held_back.longest_chunk, static_cast<int64_t>(chunk.size()));
+  }
+  (device.is_cuda() ? plan.peak_device_bytes : plan.peak_host_bytes) +=
+      search_memory_bytes(model.config(), held_back, options.search.full, device);
+  cost.peak_host_bytes = std::max(cost.peak_host_bytes, plan.peak_host_bytes);
+  cost.peak_device_bytes = std::max(cost.peak_device_bytes, plan.peak_device_bytes);
+}
+
+int64_t estimated_checkpoint_bytes(const std::vector<LayerGeometry>& layers,
+                                   const ModelConfig& config, const RunPlan& plan) {
+  int64_t tokens = 0;
+  // Resident weights pass once per shard, and checkpoints are taken between shards.
+  for (const Shard& shard : plan.shards) tokens = std::max(tokens, shard.tokens);
+  if (plan.weights_resident) tokens = 0;
+  return estimated_statistics_bytes(layers) + snapshot_bytes(config, plan.snapshot_tokens.size()) +
+         tokens * plan.hidden_bytes_per_token;
+}
+
+}  // namespace
+
+CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
+                           const CalibrateOptions& options, const MemoryLimits& limits) {
+  const torch::InferenceMode inference;
+  const ModelConfig& config = model.config();
+  const std::vector<LayerGeometry> layers = geometries(options, config);
+  const auto num_layers = static_cast<double>(layers.size());
+  const auto num_quantized = static_cast<double>(std::count_if(
+      layers.begin(), layers.end(), [](const LayerGeometry& layer) { return layer.quantized; }));
+  CostEstimate cost;
+  cost.num_shards = plan.shards.size();
+  cost.weights_resident = plan.weights_resident;
+
+  std::shared_ptr<const LayerWeights> weights;
+  const double load = seconds_of([&] { weights = model.load_layer(0); });
+  const Batch& batch = plan.batches.front();
+  Probe probe{model, weights, model.embed(batch_ids(split.fit, batch).to(model.compute().device)),
+              MomentCollector(layers.front(), model.compute().device)};
+  std::vector<LayerStatistics> parts(plan.snapshot_tokens.size());
+  for (LayerStatistics& part : parts) part = probe.collect();
+  if (parts.empty()) probe.collect();  // warms up
+  LayerStatistics total;
+  const double forward = seconds_of([&] { total = probe.collect(); });
+  const double metric = seconds_of([&] { total.o_proj_metric = model.o_proj_metric(0); });
+  const double tokens = static_cast<double>(split.fit.record.tokens);
+  const double passes = wants_energy(options) ? 2 : 1;
+  const double loads = passes * (plan.weights_resident ? 1 : static_cast<double>(cost.num_shards));
+  cost.seconds = num_layers * (passes * forward * tokens / static_cast<double>(batch.tokens()) +
+                               loads * load + metric);
+  cost.convergence_seconds =
+      num_quantized *
+      time_convergence(parts, total, plan, split.fit.record.tokens, options, config.rope);
+  if (wants_energy(options)) {
+    std::vector<LayerStatistics> first_layer = {total};
+    EnergyPass energy(first_layer, model.compute().device);
+    model.forward_layer(0, *weights, probe.hidden, energy.observer(0));
+    energy.store(first_layer);
+    total = std::move(first_layer.front());
+  }
+  cost.bundle_bytes = estimated_bundle_bytes(layers, options);
+  cost.checkpoint_bytes = estimated_checkpoint_bytes(layers, config, plan);
+  // At the end the bundle is there twice, as it is and as the bytes of its file.
+  const int64_t written = forward_bytes(model, 0) + 2 * cost.bundle_bytes;
+  const bool on_gpu = model.compute().device.is_cuda();
+  cost.peak_host_bytes = on_gpu ? plan.peak_host_bytes : std::max(plan.peak_host_bytes, written);
+  cost.peak_device_bytes = plan.peak_device_bytes;
+  if (options.search.any() && layers.front().quantized) {
+    cost.search_seconds = search_seconds(model, split, options, {total}, *weights, num_quantized);
+  } else if (!options.statistics_only) {
+    cost.fit_seconds =
+        num_quantized * seconds_of([&] { fit_without_search(total, options.fit, config.rope); });
+  }
+  if (options.search.any()) add_search_memory(model, split, options, limits, cost);
+  return cost;
+}
+
+}  // namespace oscar

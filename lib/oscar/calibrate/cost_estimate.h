@@ -1,0 +1,30 @@
+// What a run would cost, from parts of it that are timed on one layer: --dry-run.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "oscar/calibrate/split_corpus.h"
+
+namespace oscar {
+
+// Seconds as CalibrateResult has them, without opening and reading what the run begins with.
+struct CostEstimate {
+  double seconds = 0;              // collecting
+  double convergence_seconds = 0;  // judging the collected text
+  double fit_seconds = 0;          // 0 with a search, whose fits are in its own time
+  double search_seconds = 0;       // 0 without a search
+  int64_t peak_host_bytes = 0, peak_device_bytes = 0;
+  int64_t bundle_bytes = 0;      // of OUT
+  int64_t checkpoint_bytes = 0;  // beside OUT while the run lasts
+  size_t num_shards = 0;
+  bool weights_resident = false;
+};
+
+// Runs one batch through layer 0 a few times, fits it, and searches one held-back chunk of each
+// half there (a GPU, where little depends on the number of chunks: two as well). All layers are
+// taken to cost what layer 0 does. `plan`: of split.fit.
+CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
+                           const CalibrateOptions& options, const MemoryLimits& limits);
+
+}  // namespace oscar

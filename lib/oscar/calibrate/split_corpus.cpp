@@ -1,0 +1,53 @@
+// The split by options, and the plan of what is held back.
+#include "oscar/calibrate/split_corpus.h"
+
+#include "oscar/search/held_back.h"
+
+namespace oscar {
+
+SplitCorpus split_corpus(const TokenChunks& corpus, CalibrateOptions& options,
+                         std::vector<std::string>& warnings) {
+  if (options.statistics_only) options.search = {};
+  if (!options.search.any()) return {.fit = corpus, .held_back = {}};
+  const HeldBack split = hold_back(corpus.chunks, options.quantizer, options.search.full);
+  if (!split.reason.empty()) {
+    warnings.push_back(split.reason);
+    options.search = {};
+    return {.fit = corpus, .held_back = {}};
+  }
+  std::vector<size_t> held = split.search;
+  held.insert(held.end(), split.confirm.begin(), split.confirm.end());
+  return {.fit = select_chunks(corpus, split.fit),
+          .held_back = select_chunks(corpus, held),
+          .num_search = split.search.size(),
+          .num_confirm = split.confirm.size()};
+}
+
+RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
+                    const CalibrateOptions& options, const MemoryLimits& limits) {
+  constexpr int kAllChunks = 1 << 20;
+  RunPlan plan = plan_run(model, plan_batches(split.held_back.chunks, options.batch_tokens), limits,
+                          kAllChunks);
+  return in_one_shard(std::move(plan), model.compute().device);
+}
+
+SearchSettings search_settings(const CalibrateOptions& options) {
+  return {.fit = options.fit,
+          .search = options.search,
+          .quantizer = options.quantizer,
+          .seed = options.seed};
+}
+
+std::vector<LayerGeometry> geometries(const CalibrateOptions& options, const ModelConfig& config) {
+  std::vector<LayerGeometry> layers;
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    layers.push_back(config.geometry(layer, options.quantizer.recent_tokens));
+  }
+  return layers;
+}
+
+bool wants_energy(const CalibrateOptions& options) {
+  return options.fit.objective_v == ValueObjective::kEnergy;
+}
+
+}  // namespace oscar

@@ -1,0 +1,36 @@
+// What a run and its dry run share: which chunks are fitted and searched, and how the search runs.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "oscar/calibrate/options.h"
+#include "oscar/data/corpus.h"
+#include "oscar/executor/run_plan.h"
+#include "oscar/search/pass.h"
+
+namespace oscar {
+
+// What the fit sees, and what the search sees, search half first; empty: no search.
+struct SplitCorpus {
+  TokenChunks fit, held_back;
+  size_t num_search = 0, num_confirm = 0;
+};
+
+// Where nothing is held back, options.search is cleared; `warnings` gets the reason if it is not
+// the options themselves.
+SplitCorpus split_corpus(const TokenChunks& corpus, CalibrateOptions& options,
+                         std::vector<std::string>& warnings);
+
+// Held-back chunks are few, and a layer is searched once all of them have passed it: one shard.
+RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
+                    const CalibrateOptions& options, const MemoryLimits& limits);
+
+SearchSettings search_settings(const CalibrateOptions& options);
+
+std::vector<LayerGeometry> geometries(const CalibrateOptions& options, const ModelConfig& config);
+
+// Whether the fit needs the second pass, over value energies.
+bool wants_energy(const CalibrateOptions& options);
+
+}  // namespace oscar

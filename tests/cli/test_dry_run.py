@@ -1,0 +1,114 @@
+"""What oscar-calibrate --dry-run says of time, memory and disk, held to the run itself."""
+import json
+import os
+import subprocess
+import time
+import unittest
+
+from support import checkpoints
+from support.programs import BIN, ENVIRONMENT, SOURCE, ProgramTest
+
+MIB = 1 << 20
+# A host that other work shares can be this much slower for a while, in the estimate or in the run.
+TIME_FACTOR = 3
+# Seconds that are not of one kind of work: opening, reading, writing.
+TIME_SLACK = 2
+
+
+class Costs(ProgramTest):
+    def dry_and_real(self, model, corpus, *options):
+        """The estimate, and what the run took: seconds, bytes of OUT, of its checkpoint and of memory."""
+        out, report = self.folder / "out.h5", self.folder / "report.json"
+        arguments = ["--device", "cpu", model, corpus, out, "--quiet", *options, "--json", report]
+        self.run_ok("oscar-calibrate", *arguments, "--dry-run")
+        estimate = json.loads(report.read_text())
+        process = subprocess.Popen([BIN / "oscar-calibrate", *map(str, arguments)], env=ENVIRONMENT)
+        checkpoint_bytes = 0
+        while True:
+            try:
+                checkpoint_bytes = max(checkpoint_bytes,
+                                       os.path.getsize(f"{out}.checkpoint"))
+            except FileNotFoundError:
+                pass
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                break
+            time.sleep(.002)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        self.assertEqual(process.returncode, 0)
+        real = json.loads(report.read_text())
+        real |= {"host_bytes": usage.ru_maxrss * 1024, "bundle_bytes": out.stat().st_size,
+                 "checkpoint_bytes": checkpoint_bytes}
+        for name in ("host_bytes", "bundle_bytes", "checkpoint_bytes"):
+            print(f"{self.id()}: {name} {estimate[name] / MIB:.1f} MiB estimated, "
+                  f"{real[name] / MIB:.1f} found")
+        for name in ("collect", "convergence", "fit", "search"):
+            said = estimate["seconds" if name == "collect" else f"{name}_seconds"]
+            print(f"{self.id()}: {name} {said:.2f} s estimated, {real[f'{name}_seconds']:.2f} found")
+        return estimate, real
+
+    def expect_bytes(self, estimate, real):
+        # "At most": matrices are compressed, by an eighth where they are dense.
+        self.assertLessEqual(real["bundle_bytes"], estimate["bundle_bytes"] * 1.02)
+        self.assertGreaterEqual(real["bundle_bytes"], estimate["bundle_bytes"] * .8)
+        self.assertLessEqual(real["checkpoint_bytes"], estimate["checkpoint_bytes"] * 1.02)
+        if real["checkpoint_bytes"]:  # short runs keep none
+            self.assertGreaterEqual(real["checkpoint_bytes"], estimate["checkpoint_bytes"] * .8)
+
+    def expect_memory(self, estimate, real):
+        # Half a GiB of either is libtorch itself, which says nothing: the rest counts too.
+        self.assertLessEqual(real["host_bytes"], estimate["host_bytes"])
+        self.assertLessEqual(estimate["host_bytes"], 1.3 * real["host_bytes"])
+
+    def expect_time(self, estimate, real, name):
+        said = estimate["seconds" if name == "collect" else f"{name}_seconds"]
+        found = real[f"{name}_seconds"]
+        self.assertLessEqual(said, TIME_FACTOR * found + TIME_SLACK, name)
+        self.assertLessEqual(found, TIME_FACTOR * said + TIME_SLACK, name)
+
+    def random_model(self, **config):
+        model = checkpoints.write_checkpoint(self.folder / "model", config)
+        text = self.folder / "text.txt"
+        text.write_text("".join(checkpoints.sample_text(400)))
+        return model, text
+
+    def test_a_search_on_the_embedded_model(self):
+        model = SOURCE / "datasets" / "tiny-gqa"
+        estimate, real = self.dry_and_real(model, model / "calibration.jsonl", "--chunk-len", 512,
+                                           "--max-tokens", 4096)
+        self.expect_bytes(estimate, real)
+        self.expect_memory(estimate, real)
+        for name in ("collect", "convergence", "search"):
+            self.expect_time(estimate, real, name)
+
+    def test_sums_that_outweigh_the_model(self):
+        estimate, real = self.dry_and_real(
+            *self.random_model(num_attention_heads=16, num_key_value_heads=16, head_dim=128,
+                               num_hidden_layers=6),
+            "--chunk-len", 1024, "--max-tokens", 8192, "--search", "off", "--checkpoint-every", 1)
+        self.expect_bytes(estimate, real)
+        self.expect_memory(estimate, real)
+        for name in ("collect", "convergence", "fit"):
+            self.expect_time(estimate, real, name)
+
+    def test_activations_that_outweigh_the_model(self):
+        estimate, real = self.dry_and_real(
+            *self.random_model(hidden_size=512, intermediate_size=4096, num_attention_heads=16,
+                               max_position_embeddings=8192),
+            "--chunk-len", 4096, "--max-tokens", 16384, "--statistics-only")
+        self.expect_bytes(estimate, real)
+        self.expect_memory(estimate, real)
+        self.expect_time(estimate, real, "collect")
+
+    def test_a_limit_that_makes_weights_stream_is_kept(self):
+        limit = 740
+        estimate, real = self.dry_and_real(
+            *self.random_model(num_hidden_layers=24, hidden_size=256, intermediate_size=1024),
+            "--chunk-len", 128, "--max-tokens", 16384, "--search", "off", "--host-memory",
+            f"{limit}M")
+        self.expect_memory(estimate, real)
+        self.assertLessEqual(real["host_bytes"], limit * MIB)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,79 @@
+"""Options that errors, hints and texts of the programs name: each exists where it can be read."""
+import re
+import unittest
+
+from support.programs import BIN, SOURCE, run
+
+# Programs that can print what a folder says; any of them where it is not named.
+PRINTED_BY = {"lib/oscar/calibrate": {"oscar-calibrate"}, "lib/oscar/search": {"oscar-calibrate"},
+              "lib/oscar/executor": {"oscar-calibrate"}, "lib/oscar/eval": {"oscar-eval"},
+              "apps/oscar-calibrate.cpp": {"oscar-calibrate"}, "apps/oscar-eval.cpp": {"oscar-eval"},
+              "apps/oscar-bundle.cpp": {"oscar-bundle"}, "apps/oscar-bench.cpp": {"oscar-bench"},
+              "apps/bench": {"oscar-bench"}}
+# Options of other programs, which texts tell the user to pass there.
+FOREIGN = {"--kv-cache-dtype": "vLLM's"}
+
+STRING = re.compile(r'R"\w*\((.*?)\)\w*"|"((?:[^"\\\n]|\\.)*)"', re.S)
+COMMENT = re.compile(r"//[^\n]*|#include[^\n]*")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
+# Custom properties of style sheets look the same: defined with a colon, used in var().
+PROPERTY = re.compile(r"var\((--[a-z-]+)\)|(--[a-z-]+):")
+
+
+def help_of(*command):
+    result = run(*command, "--help")
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def options_of(program):
+    """Of the program and its commands."""
+    text = help_of(program)
+    commands = re.findall(r"^  ([a-z]+) {2,}\S", text.partition("Subcommands:")[2], re.MULTILINE)
+    return set(OPTION.findall(text)).union(
+        *(OPTION.findall(help_of(program, command)) for command in commands))
+
+
+def literals(path):
+    text = path.read_text()
+    # A "//" within a string is an address and no comment.
+    text = re.sub(r'"(?:[^"\\\n]|\\.)*"|' + COMMENT.pattern,
+                  lambda match: match[0] if match[0].startswith('"') else "", text)
+    for match in STRING.finditer(text):
+        yield match[1] or match[2] or ""
+
+
+class NamedOptions(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        names = sorted(p.name for p in BIN.glob("oscar-*") if not p.name.startswith("oscar-test-"))
+        cls.options = {name: options_of(name) for name in names}
+
+    def test_help_is_read(self):
+        self.assertIn("--max-tokens", self.options["oscar-calibrate"])
+        self.assertIn("--needle-depths", self.options["oscar-eval"])
+        self.assertIn("--exit-code", self.options["oscar-bundle"])  # of a command
+
+    def test_every_option_that_a_text_names_exists(self):
+        files = sorted(path for folder in ("lib", "apps") for path in (SOURCE / folder).rglob("*")
+                       if path.suffix in (".cpp", ".h"))
+        found, unknown = 0, []
+        for path in files:
+            name = str(path.relative_to(SOURCE))
+            programs = next((programs for start, programs in PRINTED_BY.items()
+                             if name.startswith(start)), set(self.options))
+            if not programs & set(self.options):
+                continue  # oscar-bench is not part of every build
+            known = set(FOREIGN).union(*(self.options[p] for p in programs if p in self.options))
+            for text in literals(path):
+                properties = {word for match in PROPERTY.findall(text) for word in match}
+                for option in set(OPTION.findall(text)) - properties:
+                    found += 1
+                    if option not in known:
+                        unknown.append(f"{name}: {option} in {text!r}")
+        self.assertEqual(unknown, [])
+        self.assertGreater(found, 100)
+
+
+if __name__ == "__main__":
+    unittest.main()

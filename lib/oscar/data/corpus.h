@@ -60,7 +60,7 @@ struct CorpusPart {
 std::vector<CorpusPart> parse_corpus_argument(const std::string& argument);
 
 // Reads every part and packs it into chunks. `tokenizer` may be null when all parts hold token ids.
-// Parts of kind self are refused here: the model writes those (calibrate/self_corpus.h).
+// Parts of kind self are refused here: the model writes those (calibrate/corpus_source.h).
 //
 // Documents: a .txt file, or a line of .jsonl. They begin as the tokenizer's post-processor or the
 // chat template makes them and end with eos_token_ids[0], unless they end so already (a template

@@ -113,6 +113,8 @@ int64_t estimated_bundle_bytes(const std::vector<LayerGeometry>& layers,
       constexpr int64_t kPortable = 2;         // rotations, shared and per head
       constexpr int64_t kDatasets = 51;        // 21 of the layer, 15 of each portable variant
       constexpr int64_t kSearchRecord = 1600;  // JSON of a head, both sides
+      constexpr int64_t kClipLosses = 12;      // datasets: two a side of each variant
+      if (search.clip) bytes += kClipLosses * kDatasetBytes;
       if (search.any()) bytes += kSearchRecord * layer.num_kv_heads;
       bytes += kDatasets * kDatasetBytes +
                4 * (matrices + kPortable) * layer.num_kv_heads * (k * k + v * v);

@@ -28,8 +28,9 @@ transformers_logging.set_verbosity_error()
 
 LOGIT_BOUND = 3e-5
 # Relative. A row that float32 rounding moves over a threshold between two codes takes its own
-# error; on four drawings of 2,048 tokens (--seed 0 to 3): 7e-4, 6e-4, 3e-5, 2e-4.
-KL_BOUND = 1e-3
+# error; on four drawings of 2,048 tokens (--seed 0 to 3): 7e-4, 6e-4, 3e-5, 2e-4, and 1.4e-3 where
+# a processor with other vector units adds in another order. Four times their root mean square.
+KL_BOUND = 3e-3
 SIZES = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, vocab_size=260, rms_norm_eps=1e-6, hidden_act="silu",
              max_position_embeddings=512, rope_theta=1e4, torch_dtype="float32",

@@ -1,6 +1,6 @@
 // The fmt whose headers torch brings along, compiled once. They lie ahead of the system's in the
-// include path of everything that uses torch; header-only, formatting took half of the time and most
-// of the object of each source that prints one number.
+// include path of everything that uses torch; header-only, formatting took half of the time and
+// most of the object of each source that prints one number.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

@@ -53,13 +53,16 @@ const std::vector<Preset>& presets() {
   return table;
 }
 
-const Preset& find_preset(const std::string& name) {
+const Preset& find_preset(std::string_view name) {
   std::string known;
   for (const Preset& preset : presets()) {
     if (name == preset.name) return preset;
     known += (known.empty() ? "" : ", ") + std::string(preset.name);
   }
-  throw Error({.what = "unknown preset", .where = "--preset", .expected = known, .found = name});
+  throw Error({.what = "unknown preset",
+               .where = "--preset",
+               .expected = known,
+               .found = std::string(name)});
 }
 
 const char* method_name(TransformKind kind) {

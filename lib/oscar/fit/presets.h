@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "oscar/fit/fit.h"
@@ -20,7 +21,7 @@ struct Preset {
 const std::vector<Preset>& presets();
 
 // Throws Error listing the names when there is none of this name.
-const Preset& find_preset(const std::string& name);
+const Preset& find_preset(std::string_view name);
 
 // Names as used on the command line and in the bundle. A composition is the bundle's word for the
 // product that the kind stands for: t_h also where shaped rounding puts another mixing matrix in

@@ -133,13 +133,13 @@ const std::vector<Stack>& stacks() {
   return table;
 }
 
-const Stack& find_stack(const std::string& name) {
+const Stack& find_stack(std::string_view name) {
   std::string known;
   for (const Stack& stack : stacks()) {
     if (name == stack.name) return stack;
     known += (known.empty() ? "" : ", ") + std::string(stack.name);
   }
-  throw Error({.what = "unknown serving stack", .expected = known, .found = name});
+  throw Error({.what = "unknown serving stack", .expected = known, .found = std::string(name)});
 }
 
 std::string codec_gap(const Stack& stack, const QuantizerSettings& quantizer) {

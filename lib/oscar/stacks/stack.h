@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "oscar/bundle/bundle.h"
@@ -59,7 +60,7 @@ struct Stack {
 const std::vector<Stack>& stacks();
 
 // Throws Error listing the names when there is none of this name.
-const Stack& find_stack(const std::string& name);
+const Stack& find_stack(std::string_view name);
 
 // Why codes, scale or zero would come out different from those of a codec with these settings
 // (quant_group_size 0: head_dim), as "it stores the row's minimum, not a zero point"; "" when they

@@ -89,7 +89,7 @@ class Mathematics(unittest.TestCase):
                 section += 1
                 self.assertEqual(number, f"{chapter}.{section}", title)
         self.assertEqual(len(re.findall(r"^#{2,} ", self.document, re.MULTILINE)), len(self.sections))
-        contents = re.findall(r"^(\d+)\. (.*)$", self.document.split("\n## ")[0], re.MULTILINE)
+        contents = re.findall(r"^(\d+)\. \[(.*)\]\(", self.document.split("\n## ")[0], re.MULTILINE)
         titles = [(number, title) for level, number, title in HEADING.findall(self.document) if level == "##"]
         self.assertEqual(contents, titles)
 

@@ -1,5 +1,5 @@
 // The INT2 row codec (math 4), element by element: clip index, scale and zero, code, value. The
-// rules of this toolkit and of serving stacks are stated here and nowhere else.
+// rules of this toolkit and of serving stacks are defined here; faster copies are held to them.
 #pragma once
 
 #include "oscar/cache/codec_rules.h"

@@ -13,8 +13,8 @@
 // is at least mean(D^2a) det(M)^(1/d), reached by Q = even_cost_mixing(D^(1-2a)), and least for
 // a = 0, rows made white. But the errors that are pushed into later channels grow with the spread
 // of M and leave the range of four codes, and the condition number grows; measured, a = 0.05 to 0.1
-// is best (default model, 16 held-out chunks of 4,096, offset 65,536: KL of INT2 keys alone .79, of
-// values alone .56 of that with a = 1/4 and H, standard errors .02 and .03).
+// is best (embedded model, 16 held-out chunks of 4,096, offset 65,536: KL of INT2 keys alone .79,
+// of values alone .56 of that with a = 1/4 and H, standard errors .02 and .03).
 #pragma once
 
 #include <string>

@@ -4,9 +4,9 @@
 //   fit        one way of fitting a layer: the transforms of both sides
 //   candidate  one way of writing a side: of each KV head a fit and a row recipe (clip, writer)
 //   pair       a key candidate with a value candidate, or with exact rows
-//   block      a run of neighbouring queries; the spread over blocks is the standard error of a
-//   loss default    the candidate of the fixed options, which ties go to stage      one comparison
-//   of candidates in the search half: transform, clip, writer. What it
+//   block      a run of neighbouring queries; the spread over blocks is a loss's standard error
+//   default    the candidate of the fixed options, which ties go to
+//   stage      one comparison of candidates in the search half: transform, clip, writer. What it
 //              picks is its winner, with which the next stage begins
 //   confirm    to accept a winner only if it is better in the confirmation half too
 //   variant    one of the three forms of a layer in a bundle, each searched for itself: the main

@@ -81,7 +81,7 @@ class EnoughText(TextOfABundle):
     def test_one_batch_is_not_judged_and_the_run_says_why(self):
         summary, result = self.convergence(*FIXED, "--max-tokens", 1024)
         self.assertEqual(summary["convergence"], {
-            "tokens": 1024, "problem": "the text runs as one batch and has no two parts"})
+            "tokens": 1024, "problem": "the text is one batch, without two parts: use more"})
         self.assertIn("not judged: the text runs as one batch", result.stdout)
         self.assertNotIn("warning: not", result.stderr)
         self.assertIn("not judged", self.run_ok("oscar-bundle", "inspect", self.out).stdout)

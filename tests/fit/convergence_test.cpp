@@ -165,11 +165,11 @@ TEST(ConvergenceRecord, SaysEnoughOrHowMuchToUse) {
 
 TEST(ConvergenceRecord, WithoutFiguresSaysWhy) {
   const Json record =
-      convergence_record({}, 300, "the text runs as one batch and has no two parts");
+      convergence_record({}, 300, "the text is one batch, without two parts: use more");
   EXPECT_FALSE(needs_more_text(record));
   EXPECT_EQ(
       convergence_lines(record),
-      std::vector<std::string>{"not judged: the text runs as one batch and has no two parts"});
+      std::vector<std::string>{"not judged: the text is one batch, without two parts: use more"});
 }
 
 TEST(ConvergenceRecord, OfAnotherProgramIsReadAsFarAsItGoes) {

@@ -9,11 +9,15 @@
 namespace oscar {
 namespace {
 
+// Below this a difference of scores is the rounding of float32 logits, and may be negative.
+constexpr double kRounding = 1e-8;
+
 // Four significant digits, without an exponent where a reader would not expect one.
 std::string short_number(const Json& value) {
   if (!value.is_number()) return "-";
   const auto x = value.get<double>();
-  if (x != 0 && (std::abs(x) < 1e-4 || std::abs(x) >= 1e5)) return fmt::format("{:.1e}", x);
+  if (std::abs(x) < kRounding) return "0.0000";
+  if (std::abs(x) < 1e-4 || std::abs(x) >= 1e5) return fmt::format("{:.1e}", x);
   const int digits = std::abs(x) >= 1000 ? 0 : std::abs(x) >= 100 ? 1 : std::abs(x) >= 10 ? 2 : 3;
   return fmt::format("{:.{}f}", x, std::abs(x) < 1 ? 4 : digits);
 }

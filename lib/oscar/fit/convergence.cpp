@@ -93,7 +93,7 @@ SideConvergence measure_side(const std::vector<Pair>& pairs, int64_t tokens, Sid
 
 std::string convergence_problem(const std::vector<int64_t>& part_tokens, int head_dim) {
   if (part_tokens.size() < 2) {
-    return "the text runs as one batch and has no two parts";
+    return "the text is one batch, without two parts: use more";
   }
   const int64_t total = part_tokens.back(), first = part_tokens[part_tokens.size() - 2];
   const int64_t fewest = std::min(first, total - first), wanted = kRowsPerDimension * head_dim;

@@ -98,6 +98,14 @@ std::string plain(const Json& value) {
                                      : value.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
+// "method, clip" of a list of words; anything else as it is.
+std::string listed(const Json& list) {
+  if (!list.is_array()) return plain(list);
+  std::string text;
+  for (const Json& entry : list) text += (text.empty() ? "" : ", ") + plain(entry);
+  return text;
+}
+
 // One word for a list: the value when all agree, "mixed" otherwise.
 std::string agreed(const Json& list) {
   for (const auto& entry : list) {
@@ -294,11 +302,12 @@ std::string inspection_text(const Inspection& inspection) {
                       "another fit was searched and confirmed",
                       field("held_back_tokens"), field("search_chunks"), field("confirm_chunks")));
     } else {
-      add_line(text, "search",
-               fmt::format("{} ({}): decided on {} chunks, confirmed on {}; {} tokens that the fit "
-                           "did not see",
-                           field("searched"), field("effort"), field("search_chunks"),
-                           field("confirm_chunks"), field("held_back_tokens")));
+      add_line(
+          text, "search",
+          fmt::format("{} ({}): decided on {} chunks, confirmed on {}; {} tokens that the fit "
+                      "did not see",
+                      listed(s.value("searched", Json())), field("effort"), field("search_chunks"),
+                      field("confirm_chunks"), field("held_back_tokens")));
     }
   }
   if (j.contains("convergence")) {

@@ -82,7 +82,7 @@ class EnoughText(TextOfABundle):
         summary, result = self.convergence(*FIXED, "--max-tokens", 1024)
         self.assertEqual(summary["convergence"], {
             "tokens": 1024, "problem": "the text is one batch, without two parts: use more"})
-        self.assertIn("not judged: the text runs as one batch", result.stdout)
+        self.assertIn("not judged: the text is one batch", result.stdout)
         self.assertNotIn("warning: not", result.stderr)
         self.assertIn("not judged", self.run_ok("oscar-bundle", "inspect", self.out).stdout)
 

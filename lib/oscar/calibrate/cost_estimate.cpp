@@ -6,6 +6,7 @@
 
 #include "oscar/calibrate/assemble.h"
 #include "oscar/calibrate/statistics_pass.h"
+#include "oscar/data/ngram_fingerprint.h"
 #include "oscar/fit/convergence.h"
 #include "oscar/search/layer_search.h"
 #include "oscar/search/memory.h"
@@ -157,7 +158,10 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
     energy.store(first_layer);
     total = std::move(first_layer.front());
   }
-  cost.bundle_bytes = estimated_bundle_bytes(layers, options);
+  const int64_t hashes =
+      std::min(split.fit.record.tokens + split.held_back.record.tokens, kFingerprintCapacity);
+  cost.bundle_bytes =
+      estimated_bundle_bytes(layers, options) + hashes * static_cast<int64_t>(sizeof(int64_t));
   cost.checkpoint_bytes = estimated_checkpoint_bytes(layers, config, plan);
   // At the end the bundle is there twice, as it is and as the bytes of its file.
   const int64_t written = forward_bytes(model, 0) + 2 * cost.bundle_bytes;

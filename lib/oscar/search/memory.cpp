@@ -21,6 +21,13 @@ constexpr SearchLimits kDevice{.scores = int64_t{1} << 24,
 // transforms has ten.
 constexpr int64_t kMostCandidates = 12;
 
+// Fits of a layer that are made side by side: those candidates take heads from, and of the portable
+// variants; and the matrices of a side that each keeps.
+constexpr int64_t kMostFits = kMostCandidates + 4, kMatrices = 4;
+
+// Matrices of d x d in float64 that making a fit takes at a time.
+constexpr int64_t kFitMatrices = 10;
+
 // Tensors as large as the rows that are quantized side by side: repeated, in the cache's basis,
 // clipped, as numbers again, and the error.
 constexpr int64_t kRowCopies = 5;
@@ -52,8 +59,13 @@ int64_t search_memory_bytes(const ModelConfig& config, const HeldBackSize& held_
   const int64_t kept = std::min(limits.kept, 2 * queries * scores_of_query);
   const int64_t part = std::max(limits.scores, kFewestTogether * scores_of_query);
   const int64_t parts = device.is_cuda() ? 1 : at::get_num_threads();
+  // On the device that computes, and on the host where they were made.
+  const int64_t matrix = int64_t{config.head_dim} * config.head_dim;
+  const int64_t kept_fits = kMostFits * 2 * kMatrices * config.num_kv_heads * matrix;
+  const int64_t fits =
+      device.is_cuda() ? kept_fits : 2 * kept_fits + kMostFits * kFitMatrices * 2 * matrix;
   const int64_t values =
-      held + candidates + kRowCopies * together + kept + kScoreCopies * part * parts;
+      fits + held + candidates + kRowCopies * together + kept + kScoreCopies * part * parts;
   return values * static_cast<int64_t>(sizeof(float));
 }
 

@@ -30,8 +30,8 @@ struct HeldBackSize {
 };
 
 // Bytes on `device` that a search takes at most beside the forward pass and the statistics: the
-// rows of one layer that are held back, in float32 and once more as the halves hold them; rows of
-// all candidates; scores and weights that are kept; and what is being worked on.
+// rows of one layer that are held back, in float32 and once more as the halves hold them; fits
+// and rows of all candidates; scores and weights that are kept; and what is being worked on.
 int64_t search_memory_bytes(const ModelConfig& config, const HeldBackSize& held_back, bool full,
                             torch::Device device);
 

@@ -44,7 +44,7 @@ struct Arguments {
   FitArguments fit;
   ComputeArguments compute;
   MemoryArguments memory;
-  std::string rope_scaling, json, stack;
+  std::string rope_scaling, json, stack, separators = "off";
   std::optional<StackChoice> for_stack;  // with --for, once the command line is read
   bool no_statistics = false, quiet = false;
 };
@@ -59,6 +59,13 @@ void add_corpus_options(CLI::App& program, Arguments& arguments) {
       ->group(section);
   program.add_option("--max-tokens", options.max_tokens, "Use this many tokens (default: all)")
       ->check(positive())
+      ->group(section);
+  program
+      .add_option("--separators", arguments.separators,
+                  "Put tokens that end documents and turns into every second sequence, as packed "
+                  "documents and chats have them")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str()
       ->group(section);
   program.add_option("--seed", options.seed, "Order of documents")
       ->capture_default_str()
@@ -305,6 +312,7 @@ int run(Arguments& arguments) {
   options.host_memory = parse_bytes(arguments.memory.host_memory, "--host-memory");
   options.gpu_memory = parse_bytes(arguments.memory.gpu_memory, "--gpu-memory");
   options.rope_scaling = parse_json_option(arguments.rope_scaling, "--rope-scaling");
+  options.separators = arguments.separators == "on";
   options.keep_statistics = !arguments.no_statistics;
 
   check_places(arguments);

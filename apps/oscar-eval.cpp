@@ -39,7 +39,7 @@ struct Arguments {
   MemoryArguments memory;
   QuantizerSettings quantizer;
   std::vector<std::string> tasks = {"ppl"}, bundles;
-  std::string rope_scaling, json, html;
+  std::string rope_scaling, json, html, separators;
   int64_t first_position = 0;
   bool quiet = false;
 };
@@ -102,6 +102,17 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
       ->group(section);
   program.add_option("--seed", options.seed, "Of document order, bootstrap, needles and rotations")
       ->capture_default_str()
+      ->group(section);
+  program
+      .add_option("--separators", arguments.separators,
+                  "Measure the text once more with a token that ends documents or turns as every "
+                  "N-th one, as packed documents and chats have them")
+      ->check([](const std::string& text) {
+        const bool number = !text.empty() && text.size() < 8 && text[0] != '0' &&
+                            text.find_first_not_of("0123456789") == std::string::npos;
+        return text == "off" || number ? "" : "must be off or a whole number above 0, not " + text;
+      })
+      ->option_text("N|off [64]")
       ->group(section);
   program
       .add_flag("--keep-units", options.keep_units,
@@ -172,6 +183,9 @@ void take_overrides(const CLI::App& program, Arguments& arguments) {
   if (given("--demote-block")) options.demote_block = q.demote_block;
   if (given("--metadata-dtype")) options.metadata_dtype = q.metadata_dtype;
   if (given("--first-position")) options.first_position = arguments.first_position;
+  if (given("--separators")) {
+    options.separators = arguments.separators == "off" ? 0 : std::stoll(arguments.separators);
+  }
 }
 
 // Length of the NAME= before the file of a bundle; 0: it has no name. "./a=b.h5" has none.

@@ -32,7 +32,7 @@ build/bin/oscar-bundle verify "$out/tiny-gqa.h5"
 echo
 echo "== Evaluating it: what 2 bits cost, without OSCAR, as published, and by default"
 build/bin/oscar-eval tiny-gqa --bundle "$out/tiny-gqa.h5" --max-tokens 8192 \
-  --compare bf16,identity,hadamard-clip,oscar,bundle --json "$out/tiny-gqa.json" \
+  --compare bf16,identity,hadamard-clip,oscar,bundle --separators off --json "$out/tiny-gqa.json" \
   --html "$out/tiny-gqa.html"
 echo
 echo "Without --search off, oscar-calibrate also searches its choices on held-back text: closer still,"

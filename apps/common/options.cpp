@@ -74,6 +74,7 @@ constexpr SearchableOption kSearchableOptions[] = {
     {"--method", "auto", &FitArguments::method, &SearchOptions::kind},
     {"--center", "auto", &FitArguments::center, &SearchOptions::center},
     {"--granularity", "auto", &FitArguments::granularity, &SearchOptions::granularity},
+    {"--row-weights", "auto", &FitArguments::row_weights, &SearchOptions::row_weights},
     {"--clip", "search", &FitArguments::clip, &SearchOptions::clip},
     {"--rounding", "auto", &FitArguments::rounding, &SearchOptions::rounding},
     {"--scale-correction", "auto", &FitArguments::scale_correction,
@@ -112,6 +113,8 @@ FitOptions FitArguments::resolve() const {
          fit.objective_v);
   choose(granularity, {Granularity::kPerHead, Granularity::kShared}, granularity_name,
          fit.granularity);
+  choose(row_weights, {RowWeights::kEven, RowWeights::kAttention}, row_weights_name,
+         fit.row_weights);
   choose(rounding, {Rounding::kShaped, Rounding::kPlain}, rounding_name, fit.rounding);
   choose(scale_correction,
          {ScaleCorrection::kNone, ScaleCorrection::kUnbiased, ScaleCorrection::kMetric},
@@ -175,6 +178,9 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
       {"sv", "energy"}, false);
   add("--granularity", arguments.granularity, "One transform per KV head, or one per layer",
       {"per-head", "shared"}, true);
+  add("--row-weights", arguments.row_weights,
+      "Rows count alike, or by the attention that they receive in the 2-bit history",
+      {"even", "attention"}, true);
   add("--center", arguments.center, "Subtract the mean key and value before rounding",
       {"on", "off"}, true);
   add("--rounding", arguments.rounding, "Noise-shaped rounding of codes, or nearest",

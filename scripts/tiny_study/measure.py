@@ -91,7 +91,8 @@ def evaluate(bench: Bench, scale: plan.Scale, run: plan.Run) -> dict:
     out = bench.work / f"{run.name.replace(' ', '-')}.json"
     bench.call(f"evaluate {run.name}: {len(methods)} methods", bench.programs / "oscar-eval", bench.folder(run.sigma),
                "--corpus", bench.model / "heldout.jsonl", *bundles, "--compare", ",".join(methods), *run.options,
-               *limit, "--chunk-len", scale.chunk_len, "--device", bench.device, "--keep-units", "--quiet", "--json", out)
+               *limit, "--chunk-len", scale.chunk_len, "--device", bench.device, "--separators", "off", "--keep-units", "--quiet",
+               "--json", out)
     return shortened(json.loads(out.read_text(encoding="utf-8")))
 
 

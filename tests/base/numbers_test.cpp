@@ -41,6 +41,8 @@ TEST(Numbers, WriteSharesLengthsAndCounts) {
   EXPECT_EQ(token_length(3968.0), "3,968");
   EXPECT_EQ(times(11.23), "11 times");
   EXPECT_EQ(times(2.34), "2.3 times");
+  EXPECT_EQ(ordinal(64) + ordinal(1) + ordinal(512) + ordinal(103) + ordinal(111) + ordinal(0),
+            "64th1st512th103rd111th0th");
 }
 
 TEST(Numbers, RoundAnIntervalToWhatItsWidthWarrants) {

@@ -100,6 +100,18 @@ TEST_F(RoundTrip, StatisticsFilesComeBackExactly) {
   expect_equal_descriptions(bundle, read_bundle(file("a.h5")));
 }
 
+TEST_F(RoundTrip, SumsWeightedByAttentionAreThereAllOrNone) {
+  Bundle bundle = sample::statistics_bundle();
+  bundle.statistics[1].attended.k_sink_weight.clear();
+  write_bundle(bundle, file("a.h5"), false);
+  try {
+    read_bundle(file("a.h5"));
+    FAIL() << "a sum that is missing went unnoticed";
+  } catch (const Error& error) {
+    EXPECT_NE(error.info().expected.find("weighted by attention"), std::string::npos);
+  }
+}
+
 TEST_F(RoundTrip, UnmeasuredLossIsLeftOutAndComesBackAsNaN) {
   Bundle bundle = sample::rotation_bundle(TransformKind::kOscar);
   bundle.layers[0].predicted_output_nmse.assign(2, std::numeric_limits<double>::quiet_NaN());

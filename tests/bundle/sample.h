@@ -42,6 +42,20 @@ inline LayerStatistics statistics(int layer) {
     fill(moment->data, start += 1000);
   }
   for (auto* sum : {&s.q_sum, &s.k_sum, &s.v_sum, &s.attn_out_sum}) fill(sum->data, start += 10);
+  // Of one layer, as in a model with one that is never quantized.
+  if (layer == 1) {
+    s.attended = make_attended_sums(s.geometry);
+    for (auto* moment : {&s.attended.q_moment, &s.attended.k_moment, &s.attended.v_moment}) {
+      fill(moment->data, start += 1000);
+    }
+    for (auto* sum : {&s.attended.k_sum, &s.attended.v_sum, &s.attended.k_sink_sum}) {
+      fill(sum->data, start += 10);
+    }
+    for (auto* weight : {&s.attended.q_weight, &s.attended.k_weight, &s.attended.v_weight,
+                         &s.attended.k_sink_weight}) {
+      fill(*weight, start += 10);
+    }
+  }
   s.count_q = 200;
   s.count_kv = 100;
   return s;

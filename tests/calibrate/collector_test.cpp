@@ -18,6 +18,14 @@ constexpr LayerGeometry kGeometry{.layer_id = 3,
                                   .head_dim_v = 4,
                                   .quantized = true};
 
+const Rope kRope = [] {
+  Rope rope;
+  rope.rotary_dim = 6;  // two dimensions do not turn
+  rope.inv_freq = {1.0, 0.3, 0.01};
+  return rope;
+}();
+constexpr CacheView kWindows{.sink = 1, .recent = 2};
+
 AttentionRecord random_record(int64_t batch, int64_t tokens, uint64_t seed) {
   torch::manual_seed(seed);
   const auto values = [&](int64_t heads, int64_t d) {
@@ -42,7 +50,7 @@ double moment_entry(const torch::Tensor& x, int64_t h, int64_t num_kv_heads, int
 
 TEST(MomentCollector, EqualsPlainLoopsOverTwoBatches) {
   const AttentionRecord first = random_record(2, 5, 1), second = random_record(1, 7, 2);
-  MomentCollector collector(kGeometry, torch::kCPU);
+  MomentCollector collector(kGeometry, kRope, kWindows, torch::kCPU);
   collector.observe(first);
   collector.observe(second);
   const LayerStatistics s = collector.result();
@@ -70,8 +78,9 @@ TEST(MomentCollector, EqualsPlainLoopsOverTwoBatches) {
 
 TEST(MomentCollector, ContinuesFromSavedSumsToTheSameBits) {
   const AttentionRecord first = random_record(1, 9, 3), second = random_record(1, 9, 4);
-  MomentCollector whole(kGeometry, torch::kCPU), half(kGeometry, torch::kCPU),
-      resumed(kGeometry, torch::kCPU);
+  MomentCollector whole(kGeometry, kRope, kWindows, torch::kCPU),
+      half(kGeometry, kRope, kWindows, torch::kCPU),
+      resumed(kGeometry, kRope, kWindows, torch::kCPU);
   whole.observe(first);
   whole.observe(second);
   half.observe(first);
@@ -83,7 +92,7 @@ TEST(MomentCollector, ContinuesFromSavedSumsToTheSameBits) {
 TEST(MomentCollector, NamesTheLayerAndMomentThatIsNotFinite) {
   AttentionRecord record = random_record(1, 3, 5);
   record.v.index_put_({0, 1, 2, 0}, std::numeric_limits<float>::quiet_NaN());
-  MomentCollector collector(kGeometry, torch::kCPU);
+  MomentCollector collector(kGeometry, kRope, kWindows, torch::kCPU);
   collector.observe(record);
   try {
     collector.result();

@@ -25,7 +25,8 @@ class OscarEval(unittest.TestCase):
     def setUpClass(cls):
         cls.temporary = tempfile.TemporaryDirectory()
         cls.folder = pathlib.Path(cls.temporary.name)
-        cls.small = ["--max-tokens", 1500, "--chunk-len", 500, "--device", "cpu"]
+        cls.text = ["--max-tokens", 1500, "--chunk-len", 500, "--device", "cpu"]
+        cls.small = [*cls.text, "--separators", "off"]
         cls.bundle = cls.folder / "tiny.h5"
         if CALIBRATE.exists():
             result = run(MODEL, MODEL / "calibration.jsonl", cls.bundle, "--max-tokens", 4096,
@@ -43,6 +44,37 @@ class OscarEval(unittest.TestCase):
         self.assertEqual(result.returncode, code, result.stderr + result.stdout)
         self.assertEqual(list(self.folder.glob("refused.*")), [], "no partial report")
         return result.stderr
+
+    def test_text_is_measured_once_more_with_separators_inside(self):
+        report, page = self.folder / "separated.json", self.folder / "separated.html"
+        result = run(MODEL, *self.text, "--compare", "exact,hadamard-clip", "--separators", 32,
+                     "--json", report, "--html", page)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("with a separator as every 32nd token\n", result.stdout)
+        self.assertLessEqual(max(map(len, result.stdout.splitlines())), 80)
+        data = json.loads(report.read_text())
+        separated = data["separators"]
+        self.assertEqual(separated["gap"], 32)
+        self.assertEqual(separated["tokens"], data["tokens"])
+        self.assertEqual(list(separated["methods"]), list(data["methods"]))
+        plain, other = data["methods"]["hadamard-clip"], separated["methods"]["hadamard-clip"]
+        self.assertNotEqual(plain["kl"]["mean"], other["kl"]["mean"])
+        self.assertEqual(plain["bpe"]["500"], other["bpe"]["500"])
+        self.assertLess(abs(separated["methods"]["exact"]["kl"]["mean"]), 1e-6)
+        text = page.read_text()
+        self.assertIn("as every 32nd token", text)
+        self.assertIn("Perplexity, with separators", text)
+        # What is measured on the text as it is does not change.
+        again = self.folder / "plain.json"
+        run(MODEL, *self.small, "--compare", "exact,hadamard-clip", "--json", again)
+        without = json.loads(again.read_text())
+        self.assertNotIn("separators", without)
+        self.assertEqual(without["methods"], data["methods"])
+
+    def test_separators_are_off_or_a_whole_number(self):
+        for wrong in ("0", "1.5", "-3", "often", "99999999"):
+            self.assertIn("must be off or a whole number above 0",
+                          self.refused(MODEL, *self.text, "--separators", wrong, code=2))
 
     def test_the_table_fits_eighty_columns_and_the_report_has_every_key(self):
         report = self.folder / "report.json"

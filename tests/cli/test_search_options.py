@@ -28,7 +28,7 @@ class SearchOptions(ProgramTest):
     def test_a_part_left_to_a_search_that_is_off_is_a_usage_error(self):
         for option, word in (("--clip", "search"), ("--method", "auto"),
                              ("--method", "orthogonal"), ("--center", "auto"),
-                             ("--granularity", "auto"), ("--rounding", "auto"),
+                             ("--granularity", "auto"), ("--row-weights", "auto"), ("--rounding", "auto"),
                              ("--scale-correction", "auto")):
             with self.subTest(option):
                 self.refuse("oscar-calibrate",

@@ -19,7 +19,7 @@ Rope partial_rope() {
   return rope;
 }
 
-TEST(ShiftPositions, IsRopeAtALaterPosition) {
+TEST(MovePositions, IsRopeAtALaterPosition) {
   const Rope rope = partial_rope();
   torch::manual_seed(1);
   const auto x = torch::randn({1, 2, 50, 16});
@@ -30,7 +30,7 @@ TEST(ShiftPositions, IsRopeAtALaterPosition) {
                                    angle.sin().to(torch::kFloat32));
     return torch::cat({turned, x.slice(3, 12)}, 3);
   };
-  const auto shifted = shift_positions(roped(7)[0], rope, 90000);
+  const auto shifted = move_positions(roped(7)[0], rope, torch::tensor({90000}));
   EXPECT_LT((shifted - roped(90007)[0]).abs().max().item<double>(), 1e-5);
   const auto scores = [](const torch::Tensor& rows) {
     return torch::matmul(rows, rows.transpose(1, 2));
@@ -57,7 +57,7 @@ TEST(SearchPass, ABatchOfChunksGivesTheDecisionsOfSingleChunks) {
   torch::manual_seed(3);
   const auto rows = [](int64_t heads) { return torch::randn({4, heads, 480, 128}); };
   const AttentionRecord all{.layer = 0, .q = rows(8), .k = rows(2), .v = rows(2), .o = rows(8)};
-  MomentCollector collector(model.config().geometry(0, 256), torch::kCPU);
+  MomentCollector collector(model.config().geometry(0, 256), model.config().rope, {}, torch::kCPU);
   collector.observe(all);
   std::vector<LayerStatistics> statistics = {collector.result()};
   statistics[0].o_proj_metric = model.o_proj_metric(0);

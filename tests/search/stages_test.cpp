@@ -9,6 +9,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
+#include "oscar/fit/presets.h"
 #include "search/layer_search_case.h"
 
 namespace {
@@ -23,6 +24,19 @@ TEST(Stages, FullEffortSearchesLowerRatiosToo) {
   // Of 32 magnitudes .94 to .96 clip at the same one as the default, and .97 and above at none.
   EXPECT_EQ(record["key"]["stages"][0]["variants"],
             Json({"before", "0.80", "0.84", "0.88", "0.92", "0.97"}));
+}
+
+TEST(Stages, RowWeightsAreTriedForTransformsWithDataInThem) {
+  const FitOptions fixed{.kind = TransformKind::kBalanced};
+  const auto wanted = fit_requests(fixed, {.kind = true, .row_weights = true});
+  std::vector<std::string> by_attention;
+  for (const FitRequest& request : wanted) {
+    if (request.options.row_weights != RowWeights::kAttention) continue;
+    by_attention.emplace_back(method_name(request.options.kind));
+    EXPECT_FALSE(request.own_basis);
+  }
+  EXPECT_EQ(by_attention, (std::vector<std::string>{"balanced", "oscar"}));
+  EXPECT_EQ(wanted.size(), 6u);  // and balanced, OSCAR's, in the own basis, Hadamard, all even
 }
 
 // A request to stop at the next tensor operation, once: a second signal would end the process.

@@ -88,6 +88,12 @@ std::string times(const Figure& x) {
   });
 }
 
+std::string ordinal(int64_t n) {
+  const bool teens = n / 10 % 10 == 1;
+  const char* ends[] = {"th", "st", "nd", "rd"};
+  return std::to_string(n) + (teens || n % 10 > 3 ? "th" : ends[n % 10]);
+}
+
 std::string with_interval(const Figure& mean, const Figure& low, const Figure& high) {
   if (!is_finite(mean) || !is_finite(low) || !is_finite(high)) return figure(mean);
   const double half = std::max(*high - *mean, *mean - *low);

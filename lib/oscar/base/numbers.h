@@ -1,6 +1,7 @@
 // How numbers are written for people: one way for each kind of figure.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -18,6 +19,9 @@ std::string signed_percent(const Figure& x);             // 0.009 -> +0.9%; 799 
 std::string count(const Figure& x);                      // 121,066
 std::string token_length(const Figure& x);               // 131072 -> 128K, 3968 -> 3,968
 std::string times(const Figure& x);                      // 11.2 -> 11 times, 2.34 -> 2.3 times
+
+// 64 -> 64th, 101 -> 101st; n >= 0.
+std::string ordinal(int64_t n);
 
 // Mean and 95% interval with the digits that the interval's width warrants: "0.0090 [0.0084,
 // 0.0096]"; without the interval when an end is absent or not finite.

@@ -222,6 +222,14 @@ LayerStatistics decode_statistics(RawFile& raw, const std::string& path,
   LayerStatistics statistics;
   statistics.geometry = geometry;
   schema::visit_statistics(statistics, DatasetReader{raw, path, geometry});
+  const AttendedSums& attended = statistics.attended;
+  const auto differs = [&](const auto& sum) { return sum.empty() != attended.empty(); };
+  if (differs(attended.k_moment) || differs(attended.v_moment) || differs(attended.k_sum) ||
+      differs(attended.v_sum) || differs(attended.k_sink_sum) || differs(attended.q_weight) ||
+      differs(attended.k_weight) || differs(attended.v_weight) || differs(attended.k_sink_weight)) {
+    refuse_object(raw, path, "required dataset is missing",
+                  "all sums weighted by attention, or none of them");
+  }
   return statistics;
 }
 

@@ -68,6 +68,7 @@ Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string
   out.composition = composition_name(fit.kind);
   out.objective_v = objective_name(fit.objective_v);
   out.granularity = granularity_name(fit.granularity);
+  out.row_weights = row_weights_name(fit.row_weights);
   out.position_span = fit.position_span;
   out.quantizer = settled(options.quantizer, out.model);
   out.evaluation.reset();

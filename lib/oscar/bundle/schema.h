@@ -170,6 +170,16 @@ void visit_statistics(Statistics& s, Visit&& visit) {
   visit(Slot{"attn_out_sum", kF64, Rank::kVectors, Side::kValue, true}, s.attn_out_sum);
   visit(Slot{"o_proj_metric", kF64, Rank::kMatrices, Side::kValue, true}, s.o_proj_metric);
   visit(Slot{"v_energy_moment", kF64, Rank::kMatrices, Side::kValue, false}, s.v_energy_moment);
+  visit(Slot{"q_attended_moment", kF64, Rank::kMatrices, Side::kKey, false}, s.attended.q_moment);
+  visit(Slot{"k_attended_moment", kF64, Rank::kMatrices, Side::kKey, false}, s.attended.k_moment);
+  visit(Slot{"v_attended_moment", kF64, Rank::kMatrices, Side::kValue, false}, s.attended.v_moment);
+  visit(Slot{"k_attended_sum", kF64, Rank::kVectors, Side::kKey, false}, s.attended.k_sum);
+  visit(Slot{"v_attended_sum", kF64, Rank::kVectors, Side::kValue, false}, s.attended.v_sum);
+  visit(Slot{"k_sink_sum", kF64, Rank::kVectors, Side::kKey, false}, s.attended.k_sink_sum);
+  visit(Slot{"q_attended_weight", kF64, Rank::kHeads, Side::kKey, false}, s.attended.q_weight);
+  visit(Slot{"k_attended_weight", kF64, Rank::kHeads, Side::kKey, false}, s.attended.k_weight);
+  visit(Slot{"v_attended_weight", kF64, Rank::kHeads, Side::kValue, false}, s.attended.v_weight);
+  visit(Slot{"k_sink_weight", kF64, Rank::kHeads, Side::kKey, false}, s.attended.k_sink_weight);
   visit(Slot{"count_q", kI64, Rank::kScalar, Side::kKey, true}, s.count_q);
   visit(Slot{"count_kv", kI64, Rank::kScalar, Side::kKey, true}, s.count_kv);
 }
@@ -179,8 +189,12 @@ inline constexpr const char* kRunKey = "run_key";
 // Of the codec; a file without them follows this toolkit's.
 inline constexpr const char* kTies = "ties";
 inline constexpr const char* kMetadataRounding = "metadata_rounding";
-inline constexpr std::array<std::string_view, 3> kOptionalAttributes = {kRunKey, kTies,
-                                                                        kMetadataRounding};
+// A file without it has counted all rows alike.
+inline constexpr const char* kRowWeights = "row_weights";
+// A file without it has text as it came.
+inline constexpr const char* kSeparators = "separators";
+inline constexpr std::array<std::string_view, 5> kOptionalAttributes = {
+    kRunKey, kTies, kMetadataRounding, kRowWeights, kSeparators};
 
 template <typename BundleType, typename Visit>
 void visit_root(BundleType& b, Visit&& visit) {
@@ -190,6 +204,7 @@ void visit_root(BundleType& b, Visit&& visit) {
   visit("objective_v", b.objective_v);
   visit("composition", b.composition);
   visit("granularity", b.granularity);
+  visit(kRowWeights, b.row_weights);
   visit("position_span", b.position_span);
   visit("fit_seed", b.fit_seed);
   visit(kRunKey, b.run_key);
@@ -223,6 +238,7 @@ void visit_corpus(CorpusType& c, Visit&& visit) {
   visit("tokens_sha256", c.tokens_sha256);
   visit("bos_eos_policy", c.bos_eos_policy);
   visit("template", c.chat_template);
+  visit(kSeparators, c.separators);
 }
 
 template <typename QuantizerType, typename Visit>

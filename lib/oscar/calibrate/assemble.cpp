@@ -17,6 +17,7 @@ Bundle describe_run(const CalibrateOptions& options, const Checkpoint& checkpoin
   bundle.objective_v = objective_name(options.fit.objective_v);
   bundle.composition = composition_name(options.fit.kind);
   bundle.granularity = granularity_name(options.fit.granularity);
+  bundle.row_weights = row_weights_name(options.fit.row_weights);
   bundle.position_span = options.fit.position_span;
   bundle.fit_seed = options.seed;
   bundle.model = describe_model(checkpoint, options.hash_weights);
@@ -32,6 +33,7 @@ Json describe_search(const CalibrateOptions& options, size_t search_chunks, size
   for (const auto& [on, name] : {std::pair{s.kind, s.orthogonal ? "orthogonal method" : "method"},
                                  {s.center, "center"},
                                  {s.granularity, "granularity"},
+                                 {s.row_weights, "row weights"},
                                  {s.clip, "clip"},
                                  {s.rounding, "rounding"},
                                  {s.scale_correction, "scale correction"}}) {
@@ -47,6 +49,7 @@ std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
   Json fit = {{"method", bundle.method},
               {"objective_v", bundle.objective_v},
               {"granularity", bundle.granularity},
+              {"row_weights", bundle.row_weights},
               {"center", options.fit.center},
               {"rounding", rounding_name(options.fit.rounding)},
               {"scale_correction", scale_correction_name(options.fit.scale_correction)},
@@ -89,11 +92,13 @@ void check_output_path(const CalibrateOptions& options) {
 constexpr int64_t kDatasetBytes = 3200;
 
 int64_t estimated_statistics_bytes(const std::vector<LayerGeometry>& layers) {
-  constexpr int64_t kDatasets = 12;
+  constexpr int64_t kDatasets = 22;
   int64_t bytes = kDatasets * kDatasetBytes * static_cast<int64_t>(layers.size());
   for (const LayerGeometry& layer : layers) {
     const int64_t k = layer.head_dim_k, v = layer.head_dim_v;
     bytes += 8 * layer.num_kv_heads * (2 * k * k + 3 * v * v + 2 * k + 2 * v);
+    if (!layer.quantized) continue;
+    bytes += 8 * layer.num_kv_heads * (2 * k * k + v * v + 2 * k + v + 4);  // weighted by attention
   }
   return bytes;
 }

@@ -112,7 +112,7 @@ struct Collected {
 Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
                   const CalibrateOptions& options, CheckpointFile& saved, Progress& progress) {
   MomentPass moments(
-      model, geometries(options, model.config()),
+      model, geometries(options, model.config()), cache_view(options.quantizer),
       [&](const MomentPass& sums, const RunPosition& next) {
         if (saved.due(next, plan, interrupt_requested())) {
           saved.save(sums.result(), next, sums.snapshots());

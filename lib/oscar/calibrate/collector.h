@@ -1,6 +1,9 @@
 // The observer that turns attention tensors into fp64 sums on the device that computes them.
 #pragma once
 
+#include <optional>
+
+#include "oscar/calibrate/attended_collector.h"
 #include "oscar/calibrate/row_sums.h"
 #include "oscar/fit/statistics.h"
 #include "oscar/model/observer.h"
@@ -8,10 +11,13 @@
 namespace oscar {
 
 // Sums of one layer (LayerStatistics) kept as float64 tensors [Hkv, d, d] on the device. One
-// addition per observed batch, in the order of the batches: the result is reproducible.
+// addition per observed batch, in the order of the batches: the result is reproducible. Of a
+// quantized layer also the sums of rows by the attention they receive (attended_collector.h).
 class MomentCollector final : public AttentionObserver {
  public:
-  MomentCollector(const LayerGeometry& geometry, torch::Device device);
+  // `rope` must outlive it; `view` are the windows of the cache.
+  MomentCollector(const LayerGeometry& geometry, const Rope& rope, const CacheView& view,
+                  torch::Device device);
 
   void observe(const AttentionRecord& record) override;
 
@@ -24,6 +30,7 @@ class MomentCollector final : public AttentionObserver {
  private:
   LayerGeometry geometry_;
   RowSums q_, k_, v_, attn_out_;
+  std::optional<AttendedCollector> attended_;
   int64_t count_q_ = 0, count_kv_ = 0;
 };
 

@@ -25,6 +25,7 @@ std::shared_ptr<const LayerStatistics> from_saved(const ResumeTensor& tensor,
                                                   const std::string& where) {
   auto copy = std::make_shared<LayerStatistics>(make_statistics(sums.geometry));
   copy->o_proj_metric = {};
+  if (!sums.attended.empty()) copy->attended = make_attended_sums(sums.geometry);
   size_t count = 2;
   visit_sums([&](const std::vector<double>& values) { count += values.size(); }, *copy);
   if (tensor.dtype != "f64" || tensor.bytes.size() != count * sizeof(double)) {

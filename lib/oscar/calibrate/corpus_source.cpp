@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "oscar/base/error.h"
+#include "oscar/data/separators.h"
 #include "oscar/executor/run_plan.h"
 #include "oscar/model/generate.h"
 
@@ -15,6 +16,9 @@ namespace {
 
 // Sequences sampled side by side: more only costs memory.
 constexpr int64_t kSequencesAtOnce = 32;
+
+// With fewer than one separator in so many tokens, a text says too little of the rows they make.
+constexpr int64_t kTokensOfASeparator = 10000;
 
 int32_t start_token(const ModelConfig& config) {
   if (config.bos_token_id) return *config.bos_token_id;
@@ -57,6 +61,7 @@ TokenChunks sample_chunks(const CorpusOptions& corpus, int64_t tokens, Transform
 
 bool needs_tokenizer(const std::vector<CorpusPart>& parts) {
   return std::any_of(parts.begin(), parts.end(), [](const CorpusPart& part) {
+    if (part.self_tokens > 0) return false;
     const auto extension = std::filesystem::path(part.path).extension();
     return extension != ".npy" && extension != ".h5";
   });
@@ -67,14 +72,29 @@ bool needs_tokenizer(const std::vector<CorpusPart>& parts) {
 TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
                         const Checkpoint& checkpoint, Transformer& model, int64_t device_bytes,
                         Progress& progress) {
-  const CorpusOptions corpus{.chunk_len = chunk_len,
-                             .max_tokens = options.max_tokens,
-                             .seed = options.seed,
-                             .vocab_size = checkpoint.config.vocab_size,
-                             .eos_token_ids = checkpoint.config.eos_token_ids,
-                             .chat_template_sha256 = checkpoint.chat_template_sha256,
-                             .model = options.model};
+  CorpusOptions corpus{.chunk_len = chunk_len,
+                       .max_tokens = options.max_tokens,
+                       .seed = options.seed,
+                       .vocab_size = checkpoint.config.vocab_size,
+                       .eos_token_ids = checkpoint.config.eos_token_ids,
+                       .chat_template_sha256 = checkpoint.chat_template_sha256,
+                       .model = options.model};
   const std::vector<CorpusPart> parts = parse_corpus_argument(options.corpus);
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (needs_tokenizer(parts)) {
+    tokenizer =
+        std::make_unique<Tokenizer>(Tokenizer::from_file(checkpoint.folder / "tokenizer.json"));
+  }
+  const std::vector<int32_t> separators =
+      separator_tokens(corpus.eos_token_ids, tokenizer.get(), corpus.vocab_size);
+  if (options.separators) {
+    corpus.separators = separators;
+    if (separators.empty()) {
+      throw Error({.what = "no token that ends documents or turns is known",
+                   .where = "--separators on",
+                   .hint = "leave it out"});
+    }
+  }
   for (const CorpusPart& part : parts) {
     if (part.self_tokens == 0) continue;
     if (parts.size() > 1) {
@@ -84,12 +104,15 @@ TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
     }
     return sample_chunks(corpus, part.self_tokens, model, device_bytes, progress);
   }
-  std::unique_ptr<Tokenizer> tokenizer;
-  if (needs_tokenizer(parts)) {
-    tokenizer =
-        std::make_unique<Tokenizer>(Tokenizer::from_file(checkpoint.folder / "tokenizer.json"));
+  TokenChunks chunks = load_corpus(options.corpus, tokenizer.get(), corpus);
+  const int64_t count = count_tokens(chunks.chunks, separators);
+  if (!separators.empty() && count * kTokensOfASeparator < chunks.record.tokens) {
+    progress.note(fmt::format(
+        "{} of {} tokens end a document or a turn. In service such tokens draw much attention:\n"
+        "  add text with them (chats, packed documents), or use --separators on",
+        count, chunks.record.tokens));
   }
-  return load_corpus(options.corpus, tokenizer.get(), corpus);
+  return chunks;
 }
 
 }  // namespace oscar

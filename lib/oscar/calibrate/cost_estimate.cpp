@@ -136,7 +136,8 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   const double load = seconds_of([&] { weights = model.load_layer(0); });
   const Batch& batch = plan.batches.front();
   Probe probe{model, weights, model.embed(batch_ids(split.fit, batch).to(model.compute().device)),
-              MomentCollector(layers.front(), model.compute().device)};
+              MomentCollector(layers.front(), config.rope, cache_view(options.quantizer),
+                              model.compute().device)};
   std::vector<LayerStatistics> parts(plan.snapshot_tokens.size());
   for (LayerStatistics& part : parts) part = probe.collect();
   if (parts.empty()) probe.collect();  // warms up

@@ -29,8 +29,9 @@ struct CalibrateOptions {
   QuantizerSettings quantizer;   // quant_group_size 0 = head_dim
 
   std::optional<Json> rope_scaling;
-  int chunk_len = 0;       // 0 = the model's context, 4096 at most
-  int64_t max_tokens = 0;  // 0 = all
+  int chunk_len = 0;        // 0 = the model's context, 4096 at most
+  int64_t max_tokens = 0;   // 0 = all
+  bool separators = false;  // put the checkpoint's separators into the text (data/separators.h)
   uint64_t seed = 0;
 
   std::string device = "auto", dtype = "auto";

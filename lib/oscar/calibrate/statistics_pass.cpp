@@ -13,8 +13,9 @@ namespace oscar {
 // A layer's collector, and copies of its sums at the wanted token counts.
 class MomentPass::Layer final : public AttentionObserver {
  public:
-  Layer(const LayerGeometry& geometry, torch::Device device, std::vector<int64_t> marks)
-      : sums_(geometry, device), marks_(std::move(marks)) {}
+  Layer(const LayerGeometry& geometry, const Rope& rope, const CacheView& view,
+        torch::Device device, std::vector<int64_t> marks)
+      : sums_(geometry, rope, view, device), marks_(std::move(marks)) {}
 
   void observe(const AttentionRecord& record) override {
     sums_.observe(record);
@@ -44,10 +45,11 @@ class MomentPass::Layer final : public AttentionObserver {
 };
 
 MomentPass::MomentPass(const Transformer& model, const std::vector<LayerGeometry>& layers,
-                       SavePoint save, const std::vector<int64_t>& snapshot_tokens)
+                       const CacheView& view, SavePoint save,
+                       const std::vector<int64_t>& snapshot_tokens)
     : model_(model), layers_(layers), save_(std::move(save)) {
   for (const LayerGeometry& geometry : layers_) {
-    collectors_.emplace_back(geometry, model.compute().device,
+    collectors_.emplace_back(geometry, model.config().rope, view, model.compute().device,
                              geometry.quantized ? snapshot_tokens : std::vector<int64_t>());
   }
 }

@@ -24,7 +24,8 @@ class MomentPass final : public LayerVisitor {
 
   // A quantized layer's sums are copied to the host when it has seen exactly so many tokens as each
   // entry of `snapshot_tokens` says.
-  MomentPass(const Transformer& model, const std::vector<LayerGeometry>& layers, SavePoint save,
+  MomentPass(const Transformer& model, const std::vector<LayerGeometry>& layers,
+             const CacheView& view, SavePoint save,
              const std::vector<int64_t>& snapshot_tokens = {});
   ~MomentPass() override;
 

@@ -18,6 +18,7 @@ struct CorpusOptions {
   uint64_t seed = 0;                        // order of documents and of the joined sources
   int32_t vocab_size = 0;                   // ids must be below this
   std::vector<int32_t> eos_token_ids = {};  // of the checkpoint; the first ends a document
+  std::vector<int32_t> separators = {};     // put into the chunks (separators.h); empty: none are
   std::string chat_template_sha256 = {};    // decides whether messages can be rendered
   std::string model = "MODEL";  // as the user wrote it, for the line that errors suggest
 };
@@ -39,6 +40,7 @@ struct CorpusRecord {
   std::string tokens_sha256;   // over the chunks: length (int32 LE) then ids (int32 LE) of each
   std::string bos_eos_policy;  // in words, as stored in the bundle
   std::string chat_template;   // name of the template used, or "none"
+  std::string separators = "none";  // put in (separators.h), in words; none: text as it came
 };
 
 // Sequences that attention runs over, each at most chunk_len long, in calibration order.

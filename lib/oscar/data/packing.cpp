@@ -6,6 +6,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/sha256.h"
+#include "oscar/data/separators.h"
 
 namespace oscar {
 namespace {
@@ -165,6 +166,9 @@ TokenChunks join_parts(std::vector<PackedPart> parts, const CorpusOptions& optio
                  .found = "max_tokens " + std::to_string(options.max_tokens)});
   }
   result.chunks = alternate(parts);
+  if (!options.separators.empty()) {
+    record.separators = sprinkle_separators(result.chunks, options.separators, options.seed);
+  }
   record.sequences_used = static_cast<int64_t>(result.chunks.size());
   record.chunk_len = options.chunk_len;
   record.order_seed = options.seed;

@@ -10,6 +10,7 @@
 #include "oscar/base/version.h"
 #include "oscar/bundle/bundle_match.h"
 #include "oscar/data/corpus.h"
+#include "oscar/data/separators.h"
 #include "oscar/eval/cache_format.h"
 #include "oscar/eval/estimate.h"
 #include "oscar/eval/eval_memory.h"
@@ -199,11 +200,13 @@ int64_t first_measured(const EvaluateOptions& options, int64_t chunk_len,
 }
 
 TextResults measure_text(const EvaluateOptions& options, const Session& session, Transformer& model,
-                         const std::vector<Method>& methods, int64_t first, Progress& progress) {
+                         const std::vector<Method>& methods,
+                         const std::vector<std::vector<int32_t>>& sequences, int64_t first,
+                         const char* task, Progress& progress) {
   std::vector<std::vector<int32_t>> chunks;
   TextResults results;
   results.first_position = first;
-  for (const auto& chunk : session.corpus.chunks) {
+  for (const auto& chunk : sequences) {
     const int64_t measured = static_cast<int64_t>(chunk.size()) - first;
     if (measured <= 0) continue;
     chunks.push_back(chunk);
@@ -230,7 +233,7 @@ TextResults measure_text(const EvaluateOptions& options, const Session& session,
   int64_t work = 0;
   for (const auto& ids : batches) work += ids.numel() * model.config().num_layers;
   results.scores.resize(methods.size());
-  progress.begin("perplexity", work, "token-layers");
+  progress.begin(task, work, "token-layers");
   results.output_errors = run_multi_forward(
       model, forward, batches,
       [&](size_t batch, const std::vector<torch::Tensor>& hidden) {
@@ -239,6 +242,27 @@ TextResults measure_text(const EvaluateOptions& options, const Session& session,
       progress);
   progress.end();
   return results;
+}
+
+// The same text with the checkpoint's own separators inside the history: rows that draw much
+// attention, and that calibration text may hardly have. Null, with a note, when none is known.
+Json measure_separated_text(const EvaluateOptions& options, const Session& session,
+                            Transformer& model, const std::vector<Method>& methods, int64_t first,
+                            Progress& progress) {
+  const ModelConfig& config = session.checkpoint.config;
+  const std::vector<int32_t> separators = separator_tokens(
+      config.eos_token_ids, session.tokenizer ? &*session.tokenizer : nullptr, config.vocab_size);
+  if (separators.empty()) {
+    progress.note("no token that ends documents or turns is known: nothing was measured with one");
+    return nullptr;
+  }
+  const TextResults text =
+      measure_text(options, session, model, methods,
+                   with_separators(session.corpus.chunks, separators, options.separators), first,
+                   "with separators", progress);
+  Json report = {{"gap", options.separators}, {"token_ids", separators}};
+  add_text_results(text, methods, options.seed, report);
+  return report;
 }
 
 NeedleResults measure_needles(const EvaluateOptions& options, const Session& session,
@@ -362,9 +386,14 @@ Json evaluate(const EvaluateOptions& options, Progress& progress) {
   }
   describe_methods(methods, report);
   if (options.perplexity) {
-    const TextResults text = measure_text(options, session, model, methods, first, progress);
+    const TextResults text = measure_text(options, session, model, methods, session.corpus.chunks,
+                                          first, "perplexity", progress);
     add_text_results(text, methods, options.seed, report);
     if (options.keep_units) add_unit_results(text, methods, report);
+    if (options.separators > 0) {
+      Json separated = measure_separated_text(options, session, model, methods, first, progress);
+      if (!separated.is_null()) report["separators"] = std::move(separated);
+    }
   }
   if (options.needles) {
     add_needle_results(measure_needles(options, session, model, methods, progress), methods,

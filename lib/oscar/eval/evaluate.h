@@ -34,9 +34,12 @@ struct EvaluateOptions {
   std::string engine = "simulate";  // engine_name() of cache_engine.h
   std::string mode = "decode";      // parse_cache_mode() of cache_view.h
   int64_t chunk_len = 0;            // tokens of a sequence; 0 = the model's context, 4096 at most
-  int64_t stride = 0;       // > 0: windows of chunk_len advance by this and score their last tokens
-  int64_t max_tokens = 0;   // of the corpus; 0 = all
-  uint64_t seed = 0;        // of document order, bootstrap and random rotations
+  int64_t stride = 0;      // > 0: windows of chunk_len advance by this and score their last tokens
+  int64_t max_tokens = 0;  // of the corpus; 0 = all
+  uint64_t seed = 0;       // of document order, bootstrap and random rotations
+  // Tokens from one separator to the next where the text is measured once more with the
+  // checkpoint's own separators inside (data/separators.h); 0 = it is not.
+  int64_t separators = 64;
   bool keep_units = false;  // the report also holds the figures of each resampling unit
 
   // Windows in tokens, and format; unset: the bundles', else the defaults of QuantizerSettings.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "oscar/base/numbers.h"
 #include "oscar/eval/evaluate.h"
 
 namespace oscar {
@@ -24,6 +25,11 @@ std::string short_number(const Json& value) {
 
 std::string with_error(const Json& estimate) {
   return fmt::format("{:>8} ±{:<7}", short_number(estimate["mean"]), short_number(estimate["se"]));
+}
+
+std::string text_cells(const Json& method) {
+  return fmt::format(" {} {} {:>5.1f}%", with_error(method["ppl"]), with_error(method["kl"]),
+                     100 * method["top1"]["mean"].get<double>());
 }
 
 // The start of a long name gives way to its variant, which tells rows apart.
@@ -61,11 +67,16 @@ std::string format_table(const Json& report) {
   out += fmt::format("\n{:-<{}}\n", "", text && needles ? 80 : text ? 65 : 40);
   for (const auto& [name, method] : report["methods"].items()) {
     out += fmt::format("{:<17} {:>5.2f}", fit_name(name, 17), method["bpe"][length].get<double>());
-    if (text) {
-      out += fmt::format(" {} {} {:>5.1f}%", with_error(method["ppl"]), with_error(method["kl"]),
-                         100 * method["top1"]["mean"].get<double>());
-    }
+    if (text) out += text_cells(method);
     out += needle_cell(method) + "\n";
+  }
+  if (report.contains("separators")) {
+    const Json& separated = report["separators"];
+    out += fmt::format("with a separator as every {} token\n",
+                       ordinal(separated["gap"].get<int64_t>()));
+    for (const auto& [name, method] : separated["methods"].items()) {
+      out += fmt::format("{:<23}{}\n", fit_name(name, 23), text_cells(method));
+    }
   }
   out += fmt::format("BPE: bits per cached element at {} tokens", length);
   if (text) {

@@ -57,6 +57,12 @@ std::vector<Batch> plan_batches(const std::vector<std::vector<int32_t>>& chunks,
 // without repetition; the end of the last batch is none of them. Empty for a single batch.
 std::vector<int64_t> plan_snapshots(const std::vector<Batch>& batches);
 
+// Attention scores that an observer of a layer may hold at a time, and a few tensors as large: few
+// enough for a processor's cache, or enough to keep a GPU busy.
+int64_t observer_scores(torch::Device device);
+// Rows of all heads that it converts to float64 at a time.
+inline constexpr int64_t kObserverRows = 2048;
+
 // What `count` copies of all layers' sums take in host memory and in a checkpoint.
 int64_t snapshot_bytes(const ModelConfig& config, size_t count);
 

@@ -102,6 +102,7 @@ LayerTransforms fit_one(const LayerStatistics& statistics, const FitRequest& req
 
   LayerTransforms result;
   result.geometry = statistics.geometry;
+  if (!own.warning.empty()) result.warnings.push_back(own.warning);
   warn_of_few_rows(result.geometry, own.count_kv, options.kind, result.warnings);
   const std::string layer = fmt::format("layer {}", result.geometry.layer_id);
   const SideMoments key{Side::kKey,   layer + ", keys", fitted.key, fitted.query,

@@ -15,6 +15,9 @@ namespace oscar {
 enum class TransformKind : uint8_t { kIdentity = 0, kHadamard = 1, kOscar = 2, kBalanced = 3 };
 enum class ValueObjective { kAttentionOutput, kEnergy };  // "sv" and "energy"
 enum class Granularity { kPerHead, kShared };
+// How much a row counts in what a fit is made from: all alike, or by the attention that it receives
+// as an INT2 row, and queries by what they pay (math 2.6).
+enum class RowWeights { kEven, kAttention };
 
 // Clipping ratios of the paper and of its released files, the same for every model.
 inline constexpr double kPublishedClipK = 0.96, kPublishedClipV = 0.92;
@@ -24,6 +27,7 @@ struct FitOptions {
   TransformKind kind = TransformKind::kOscar;
   ValueObjective objective_v = ValueObjective::kAttentionOutput;
   Granularity granularity = Granularity::kPerHead;
+  RowWeights row_weights = RowWeights::kEven;
   bool center = false;
   Rounding rounding = Rounding::kPlain;
   ScaleCorrection scale_correction = ScaleCorrection::kNone;

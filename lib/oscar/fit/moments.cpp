@@ -103,6 +103,39 @@ VectorStack<double> divided(const VectorStack<double>& stack, int64_t count) {
   return result;
 }
 
+// Why rows of the layer can't count by attention; "" when they can.
+std::string weights_problem(const LayerStatistics& s, const FitOptions& options) {
+  if (s.attended.empty()) return "the statistics hold no sums weighted by attention";
+  if (options.position_span == 0) {
+    return "keys are weighted by attention at served positions only, not at those collected";
+  }
+  return "";
+}
+
+void check_attended(const LayerStatistics& s) {
+  const LayerGeometry& g = s.geometry;
+  check_moment(g, "q_attended_moment", s.attended.q_moment, g.head_dim_k);
+  check_moment(g, "k_attended_moment", s.attended.k_moment, g.head_dim_k);
+  check_moment(g, "v_attended_moment", s.attended.v_moment, g.head_dim_v);
+  check_sum(g, "k_attended_sum", s.attended.k_sum, g.head_dim_k);
+  check_sum(g, "v_attended_sum", s.attended.v_sum, g.head_dim_v);
+}
+
+// Puts the weighted moments per weight in the place of those per row. Keys are then at position 0.
+void weigh_by_attention(const AttendedSums& attended, LayerMoments& m,
+                        VectorStack<double>& key_mean, VectorStack<double>& value_mean) {
+  for (int head = 0; head < m.key.count; ++head) {
+    const auto h = static_cast<size_t>(head);
+    const double q = attended.q_weight[h], k = attended.k_weight[h], v = attended.v_weight[h];
+    if (!(q > 0 && k > 0 && v > 0)) continue;
+    m.query[head] = attended.q_moment[head] / q;
+    m.key[head] = attended.k_moment[head] / k;
+    m.value[head] = attended.v_moment[head] / v;
+    key_mean[head] = attended.k_sum[head] / k;
+    value_mean[head] = attended.v_sum[head] / v;
+  }
+}
+
 // Moments about the mean, C - mean^T mean. What is left of rows that do not vary is the rounding
 // error of the difference; it is set to zero, so that nobody takes it for a direction.
 void centre(MatrixStack<double>& moment, const VectorStack<double>& mean) {
@@ -133,6 +166,17 @@ LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& 
   m.key_mean = VectorStack<double>(heads, statistics.geometry.head_dim_k);
   m.value_mean = VectorStack<double>(heads, statistics.geometry.head_dim_v);
   VectorStack<double> key_mean = divided(statistics.k_sum, m.count_kv);
+  VectorStack<double> value_mean = divided(statistics.v_sum, m.count_kv);
+  if (options.row_weights == RowWeights::kAttention && statistics.geometry.quantized) {
+    const std::string problem = weights_problem(statistics, options);
+    if (problem.empty()) {
+      check_attended(statistics);
+      weigh_by_attention(statistics.attended, m, key_mean, value_mean);
+    } else {
+      m.warning = fmt::format("layer {}: all rows count alike, because {}",
+                              statistics.geometry.layer_id, problem);
+    }
+  }
 
   if (options.position_span > 0) {
     const MeanPhase phase = mean_phase_of_served(options.position_span);
@@ -145,7 +189,7 @@ LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& 
   if (options.center) {
     // One k_mean serves all positions, so the covariance is about the averaged mean.
     m.key_mean = key_mean;
-    m.value_mean = divided(statistics.v_sum, m.count_kv);
+    m.value_mean = value_mean;
     centre(m.key, m.key_mean);
     centre(m.value, m.value_mean);
   }

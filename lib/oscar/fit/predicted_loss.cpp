@@ -12,6 +12,7 @@ double trace_of(const MatrixD& a, const MatrixD& s) { return (s * a).cwiseProduc
 FitOptions judging_fit(const FitOptions& run) {
   FitOptions options;
   options.kind = TransformKind::kBalanced;
+  options.row_weights = run.row_weights;
   options.center = run.center;
   options.position_span = run.position_span;
   return options;

@@ -26,8 +26,8 @@
 namespace oscar {
 
 // The fit by which texts are judged: of every head the balanced transform for plain rounding, which
-// follows the statistics most closely and minimises this loss. Centering and positions are those of
-// `run`.
+// follows the statistics most closely and minimises this loss. Row weights, centering and positions
+// are those of `run`.
 FitOptions judging_fit(const FitOptions& run);
 
 // Moments to score transforms with: layer_moments, always centred. Errors as there.

@@ -101,6 +101,10 @@ const char* granularity_name(Granularity granularity) {
   return granularity == Granularity::kShared ? "shared" : "per-head";
 }
 
+const char* row_weights_name(RowWeights weights) {
+  return weights == RowWeights::kAttention ? "attention" : "even";
+}
+
 const char* scale_correction_name(ScaleCorrection correction) {
   switch (correction) {
     case ScaleCorrection::kUnbiased:

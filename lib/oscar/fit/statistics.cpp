@@ -19,6 +19,18 @@ LayerStatistics make_statistics(const LayerGeometry& geometry) {
   return s;
 }
 
+AttendedSums make_attended_sums(const LayerGeometry& geometry) {
+  const int heads = geometry.num_kv_heads, dk = geometry.head_dim_k, dv = geometry.head_dim_v;
+  AttendedSums sums;
+  sums.q_moment = sums.k_moment = MatrixStack<double>(heads, dk, dk);
+  sums.v_moment = MatrixStack<double>(heads, dv, dv);
+  sums.k_sum = sums.k_sink_sum = VectorStack<double>(heads, dk);
+  sums.v_sum = VectorStack<double>(heads, dv);
+  sums.q_weight.assign(static_cast<size_t>(heads), 0.0);
+  sums.k_weight = sums.v_weight = sums.k_sink_weight = sums.q_weight;
+  return sums;
+}
+
 void add_statistics(LayerStatistics& total, const LayerStatistics& other) {
   if (!(total.geometry == other.geometry)) {
     throw Error({.what = "statistics of different attention shapes cannot be added",
@@ -27,7 +39,14 @@ void add_statistics(LayerStatistics& total, const LayerStatistics& other) {
   const auto add = [](std::vector<double>& sum, const std::vector<double>& more) {
     std::transform(sum.begin(), sum.end(), more.begin(), sum.begin(), std::plus());
   };
-  visit_sums(add, total, other);
+  if (total.attended.empty() || other.attended.empty()) {
+    total.attended = {};
+    LayerStatistics rest = other;
+    rest.attended = {};
+    visit_sums(add, total, rest);
+  } else {
+    visit_sums(add, total, other);
+  }
   total.v_energy_moment = {};
   total.count_q += other.count_q;
   total.count_kv += other.count_kv;
@@ -45,6 +64,10 @@ LayerStatistics remaining_statistics(const LayerStatistics& total, const LayerSt
   const auto subtract = [](std::vector<double>& sum, const std::vector<double>& less) {
     std::transform(sum.begin(), sum.end(), less.begin(), sum.begin(), std::minus());
   };
+  if (part.attended.empty() != total.attended.empty()) {
+    throw Error({.what = "sums of which only some are weighted by attention",
+                 .where = "layer " + std::to_string(total.geometry.layer_id)});
+  }
   visit_sums(subtract, rest, part);
   rest.v_energy_moment = {};
   rest.count_q -= part.count_q;

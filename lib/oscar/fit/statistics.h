@@ -10,6 +10,20 @@
 
 namespace oscar {
 
+// Sums in which a row counts by the attention that it receives as an INT2 row, and a query by the
+// attention that it pays to INT2 rows (math 2.6). Keys are taken before RoPE. A sink is a row that
+// receives more than kSinkFactor times the mean of its sequence.
+struct AttendedSums {
+  MatrixStack<double> q_moment, k_moment;  // [Hkv, d, d]  sum of a q^T q, of w k^T k
+  MatrixStack<double> v_moment;            // [Hkv, d, d]  sum of w v^T v
+  VectorStack<double> k_sum, v_sum;        // [Hkv, d]  sum of w k, of w v
+  VectorStack<double> k_sink_sum;          // [Hkv, d]  the part of k_sum that is of sinks
+  std::vector<double> q_weight, k_weight, v_weight, k_sink_weight;  // [Hkv]  sums of the weights
+
+  bool empty() const { return q_moment.empty(); }
+  bool operator==(const AttendedSums&) const = default;
+};
+
 // Sums over tokens t and the query heads j of each KV head's group (math 2.1).
 // d is head_dim_k for q and k, head_dim_v for v and the attention output. Heads come first.
 struct LayerStatistics {
@@ -23,14 +37,16 @@ struct LayerStatistics {
   // [Hkv, d, d] sum of w_t v_t^T v_t, w_t = k_t C_Q k_t^T scaled to sum N; only with the energy
   // objective, otherwise absent. Belongs to one run and is not mergeable.
   MatrixStack<double> v_energy_moment;
-  int64_t count_q = 0;   // rows in the q and attention-output sums: tokens x group size
-  int64_t count_kv = 0;  // rows in the k and v sums: tokens
+  AttendedSums attended;  // of quantized layers; empty in files from before they were collected
+  int64_t count_q = 0;    // rows in the q and attention-output sums: tokens x group size
+  int64_t count_kv = 0;   // rows in the k and v sums: tokens
   bool operator==(const LayerStatistics&) const = default;
 };
 
 // Calls `visit` with the entries (std::vector<double>) of each sum over tokens in turn: moments,
-// then sums, in the order of checkpoints. Of several statistics it gets them side by side. Counts,
-// o_proj_metric and v_energy_moment are no such sums.
+// then sums, in the order of checkpoints. Of several statistics, which must agree in whether they
+// have attended sums, it gets them side by side. Counts, o_proj_metric and v_energy_moment are no
+// such sums.
 template <typename Visit, typename... Statistics>
 void visit_sums(Visit&& visit, Statistics&... statistics) {
   visit(statistics.q_moment.data...);
@@ -41,12 +57,24 @@ void visit_sums(Visit&& visit, Statistics&... statistics) {
   visit(statistics.k_sum.data...);
   visit(statistics.v_sum.data...);
   visit(statistics.attn_out_sum.data...);
+  visit(statistics.attended.q_moment.data...);
+  visit(statistics.attended.k_moment.data...);
+  visit(statistics.attended.v_moment.data...);
+  visit(statistics.attended.k_sum.data...);
+  visit(statistics.attended.v_sum.data...);
+  visit(statistics.attended.k_sink_sum.data...);
+  visit(statistics.attended.q_weight...);
+  visit(statistics.attended.k_weight...);
+  visit(statistics.attended.v_weight...);
+  visit(statistics.attended.k_sink_weight...);
 }
 
-// Statistics of the given shape with every sum zero (v_energy_moment absent).
+// Statistics of the given shape with every sum zero (v_energy_moment and attended absent).
 LayerStatistics make_statistics(const LayerGeometry& geometry);
+AttendedSums make_attended_sums(const LayerGeometry& geometry);
 
-// Adds `other` to `total`. Drops v_energy_moment. Throws Error when the geometries differ.
+// Adds `other` to `total`. Drops v_energy_moment, and attended where one of them lacks it. Throws
+// Error when the geometries differ.
 void add_statistics(LayerStatistics& total, const LayerStatistics& other);
 
 // What has been added to `part`, an earlier state of the same running sums, to make `total`; the

@@ -17,6 +17,13 @@ int64_t decode_end(const CacheView& view, int64_t i) {
 
 }  // namespace
 
+CacheView cache_view(const QuantizerSettings& quantizer, int sliding_window) {
+  return {.sink = quantizer.sink_tokens,
+          .recent = quantizer.recent_tokens,
+          .demote_block = quantizer.demote_block,
+          .sliding_window = sliding_window};
+}
+
 int64_t int2_end(const CacheView& view, int64_t i) {
   if (i >= view.prompt || view.mode == CacheModeKind::kDecode) return decode_end(view, i);
   if (view.mode == CacheModeKind::kPrefill) return view.sink;

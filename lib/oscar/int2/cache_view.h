@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "oscar/bundle/bundle.h"
+
 namespace oscar {
 
 enum class CacheModeKind : uint8_t { kDecode, kPrefill, kChunked };
@@ -18,6 +20,9 @@ struct CacheView {
   int64_t chunk = 0;   // tokens of one prefill chunk (kChunked)
   int64_t prompt = 0;  // queries below this belong to the prompt; kDecode has none
 };
+
+// The decode view of the quantizer's windows.
+CacheView cache_view(const QuantizerSettings& quantizer, int sliding_window = 0);
 
 // First key position after the INT2 region of query `i`: key j <= i is INT2 iff sink <= j < h(i)
 // (and j is visible). h(i) = sink + B floor((i + 1 - recent - sink) / B), at least sink.

@@ -57,6 +57,21 @@ torch::Tensor apply_rope(const torch::Tensor& x, const torch::Tensor& cos,
   return y;
 }
 
+torch::Tensor move_positions(const torch::Tensor& x, const Rope& rope,
+                             const torch::Tensor& positions) {
+  const auto rows = x.to(torch::kFloat32);
+  const int64_t half = rope.rotary_dim / 2;
+  if (half == 0) return rows;
+  const auto frequencies = torch::tensor(rope.inv_freq, torch::kFloat64);
+  const auto angles = torch::outer(positions.to(torch::kCPU, torch::kFloat64), frequencies);
+  const auto cos = angles.cos().to(x.device(), torch::kFloat32);
+  const auto sin = angles.sin().to(x.device(), torch::kFloat32);
+  const auto first = rows.narrow(-1, 0, half), second = rows.narrow(-1, half, half);
+  return torch::cat({first * cos - second * sin, second * cos + first * sin,
+                     rows.narrow(-1, 2 * half, rows.size(-1) - 2 * half)},
+                    -1);
+}
+
 torch::Tensor causal_attention(const torch::Tensor& q, const torch::Tensor& k,
                                const torch::Tensor& v, double sm_scale, int64_t window) {
   const int64_t tokens = q.size(2), group = q.size(1) / k.size(1);

@@ -1,6 +1,7 @@
 // Causal attention of one layer, full or with a sliding window, and the rotation of q and k.
 #pragma once
 
+#include "oscar/checkpoint/rope.h"
 #include "oscar/model/torch.h"
 
 namespace oscar {
@@ -9,6 +10,12 @@ namespace oscar {
 // angle of column i. Computed in fp32, returned in x's dtype (arXiv 2104.09864).
 torch::Tensor apply_rope(const torch::Tensor& x, const torch::Tensor& cos,
                          const torch::Tensor& sin);
+
+// Queries or keys as they would be positions[t] positions later, or earlier where that is negative:
+// x [.., tokens, d] after RoPE, positions [tokens] or [1]. Float32, on x's device; scores between
+// equally moved rows do not change.
+torch::Tensor move_positions(const torch::Tensor& x, const Rope& rope,
+                             const torch::Tensor& positions);
 
 // softmax(sm_scale q k^T) v per query head; query i sees keys j <= i, and with window > 0 only
 // i - window < j. q [batch, num_qo_heads, tokens, d], k and v [batch, num_kv_heads, tokens, d];

@@ -8,6 +8,7 @@ namespace oscar {
 // Tensors of one batch of sequences of equal length, in the compute dtype, on the compute device.
 struct AttentionRecord {
   int layer = 0;
+  int64_t first_position = 0;  // of the sequences' first tokens
   torch::Tensor q;  // [batch, num_qo_heads, tokens, head_dim_k], after norm and RoPE, unscaled
   torch::Tensor k;  // [batch, num_kv_heads, tokens, head_dim_k], after norm and RoPE
   torch::Tensor v;  // [batch, num_kv_heads, tokens, head_dim_v]

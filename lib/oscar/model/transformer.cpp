@@ -160,7 +160,7 @@ torch::Tensor Transformer::forward_layer(int layer, const LayerWeights& weights,
   const torch::Tensor o = engine != nullptr
                               ? engine->attend(layer, q, k, v, sm_scale)
                               : causal_attention(q, k, v, sm_scale, sliding ? c.sliding_window : 0);
-  if (observer != nullptr) observer->observe({layer, q, k, v, o});
+  if (observer != nullptr) observer->observe({layer, position_offset, q, k, v, o});
 
   const torch::Tensor rows = o.transpose(1, 2).reshape({batch, tokens, heads * d});
   const torch::Tensor attended = hidden + torch::linear(rows, weights.o, weights.o_bias);

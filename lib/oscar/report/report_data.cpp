@@ -282,6 +282,14 @@ ReportData read_report(const Json& report) {
   for (const auto& [name, method] : at(report, "methods").items()) {
     data.methods.push_back(read_method(name, method));
   }
+  const Json& separated = at(report, "separators");
+  data.separator_gap = get_figure(separated, "gap");
+  if (const Json& methods = at(separated, "methods");
+      methods.is_object() && data.separator_gap.value_or(0) >= 1 && *data.separator_gap < 1e9) {
+    for (const auto& [name, method] : methods.items()) {
+      data.separated.push_back(read_method(name, method));
+    }
+  }
   read_pictures(report, data);
   read_facts(report, data);
   return data;

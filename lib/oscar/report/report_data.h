@@ -78,6 +78,9 @@ struct ReportData {
   Figure needle_prompts;
   std::vector<double> needle_lengths;
   std::vector<MethodFigures> methods;  // in the order of the comparison
+  // The same text with a separator as every `separator_gap`-th token; empty when not measured.
+  std::vector<MethodFigures> separated;
+  Figure separator_gap;
   std::vector<double> ranks;
   std::vector<SpectrumLayer> spectra;
   Figure channel_tokens;

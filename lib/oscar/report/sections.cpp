@@ -67,12 +67,36 @@ double quoted_length(const ReportData& data) {
   return longest;
 }
 
+void add_text_head(HtmlTable& table) {
+  table.head.insert(table.head.end(),
+                    {"Perplexity", "Increase", "KL divergence, nats/token", "Same top token"});
+}
+
+void add_text_cells(const MethodFigures& m, std::vector<std::string>& row) {
+  row.insert(row.end(),
+             {figure(m.perplexity.mean), increase_html(m), m.reference ? "" : interval_html(m.kl),
+              m.reference ? "" : percent(m.top1.mean)});
+}
+
+// The same text with separators inside.
+HtmlTable separated_table(const ReportData& data, const MethodFigures* judged) {
+  HtmlTable table{.head = {"Method"}};
+  add_text_head(table);
+  for (const MethodFigures& m : data.separated) {
+    if (judged && m.name == judged->name) table.marked.push_back(table.rows.size());
+    table.rows.push_back({escape_html(m.name)});
+    add_text_cells(m, table.rows.back());
+  }
+  table.caption = fmt::format(
+      "The same text with a token that ends documents or turns as every {} token: such tokens draw "
+      "much attention, and calibration text may hardly have them.",
+      ordinal(static_cast<int64_t>(data.separator_gap.value_or(0))));
+  return table;
+}
+
 HtmlTable method_table(const ReportData& data, const MethodFigures* judged, bool variants) {
   HtmlTable table{.head = {"Method"}};
-  if (data.has_text) {
-    table.head.insert(table.head.end(),
-                      {"Perplexity", "Increase", "KL divergence, nats/token", "Same top token"});
-  }
+  if (data.has_text) add_text_head(table);
   const double length = quoted_length(data);
   if (length > 0) table.head.push_back(fmt::format("Bits per value at {}", token_length(length)));
   if (data.has_needles) table.head.emplace_back("Needles");
@@ -80,11 +104,7 @@ HtmlTable method_table(const ReportData& data, const MethodFigures* judged, bool
     if (m.variant != variants) continue;
     if (&m == judged) table.marked.push_back(table.rows.size());
     std::vector<std::string> row = {method_cell(m)};
-    if (data.has_text) {
-      row.insert(row.end(),
-                 {figure(m.perplexity.mean), increase_html(m),
-                  m.reference ? "" : interval_html(m.kl), m.reference ? "" : percent(m.top1.mean)});
-    }
+    if (data.has_text) add_text_cells(m, row);
     if (length > 0) row.push_back(figure(m.bits_at(length)));
     if (data.has_needles) row.push_back(m.needles ? rate_html(m.needles->all) : "–");
     table.rows.push_back(std::move(row));
@@ -190,7 +210,9 @@ std::string method_section(const ReportData& data, const Verdict& verdict) {
   }
   table.caption = verdict.judged ? "The marked row is the one judged above. [ ] is a 95% interval."
                                  : "[ ] is a 95% interval.";
-  return section("Methods side by side", escape_html(lead + "."), draw(table));
+  std::string body = draw(table);
+  if (!data.separated.empty()) body += draw(separated_table(data, verdict.judged));
+  return section("Methods side by side", escape_html(lead + "."), body);
 }
 
 std::string divergence_section(const ReportData& data) {

@@ -86,6 +86,30 @@ Check needle_check(const NeedleRate& reference, const NeedleFigures& needles) {
   return check;
 }
 
+// The text checks once more, on text with separators inside the history.
+void add_separated(const ReportData& data, const MethodFigures& m, Verdict& verdict) {
+  const auto named = [&](const std::string& name) -> const MethodFigures* {
+    for (const MethodFigures& other : data.separated) {
+      if (other.name == name) return &other;
+    }
+    return nullptr;
+  };
+  const MethodFigures *reference = named("bf16"), *judged = named(m.name);
+  if (!reference || !judged || !judged->has_text) return;
+  for (Check check : {perplexity_check(*reference, *judged), top1_check(*judged)}) {
+    check.what += ", with separators";
+    verdict.checks.push_back(std::move(check));
+  }
+  std::string text = fmt::format(
+      "With a token that ends documents or turns as every {} token, KL divergence is {}",
+      ordinal(static_cast<int64_t>(data.separator_gap.value_or(0))),
+      with_interval(judged->kl.mean, judged->kl.low, judged->kl.high));
+  if (is_finite(judged->kl.mean) && is_finite(m.kl.mean) && *m.kl.mean > 0) {
+    text += fmt::format(", {} what it is without", times(*judged->kl.mean / *m.kl.mean));
+  }
+  verdict.sentences.push_back(text + ".");
+}
+
 std::string subject(const MethodFigures& m) {
   return m.name == "bundle" ? "this bundle" : fmt::format("the method “{}”", m.name);
 }
@@ -174,6 +198,9 @@ std::vector<std::string> gaps(const ReportData& data, const MethodFigures* m) {
     list.emplace_back(
         "Free generation: needle answers were fed in, not generated (--needle-generate).");
   }
+  if (data.has_text && data.separated.empty()) {
+    list.emplace_back("Packed documents and turns: separators in the history (--separators).");
+  }
   if (m && m->has_text && !published_method(data) && !m->name.starts_with("oscar")) {
     list.emplace_back(
         "Published OSCAR on the same text (--compare oscar, with a bundle that has statistics).");
@@ -233,6 +260,7 @@ Verdict judge(const ReportData& data) {
     verdict.checks.push_back(perplexity_check(*reference, m));
     verdict.checks.push_back(top1_check(m));
     verdict.sentences.push_back(divergence_sentence(data, m));
+    add_separated(data, m, verdict);
   }
   if (m.needles && reference && reference->needles) {
     verdict.checks.push_back(needle_check(reference->needles->all, *m.needles));

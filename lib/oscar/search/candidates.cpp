@@ -54,9 +54,11 @@ const SearchFit& fit_of(const FittedHead& head, Side side, const std::vector<Sea
 
 std::string fit_text(const SearchFit& fit) {
   const FitOptions& options = fit.request.options;
-  return fmt::format(
-      "{}{} {} {}", method_name(options.kind), fit.request.own_basis ? " in own basis" : "",
-      options.center ? "centred" : "uncentred", granularity_name(options.granularity));
+  return fmt::format("{}{} {}{} {}", method_name(options.kind),
+                     fit.request.own_basis ? " in own basis" : "",
+                     options.center ? "centred" : "uncentred",
+                     options.row_weights == RowWeights::kAttention ? " by-attention" : "",
+                     granularity_name(options.granularity));
 }
 
 std::string writer_text(const RowRecipe& recipe) {

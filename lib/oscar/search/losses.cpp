@@ -224,10 +224,7 @@ AttentionProbe HeldBackHalf::make_probe(const Batch& batch, const Part& part) co
 
 HeldBackHalf::HeldBackHalf(const LossSettings& settings)
     : settings_(settings),
-      view_{.sink = settings.quantizer.sink_tokens,
-            .recent = settings.quantizer.recent_tokens,
-            .demote_block = settings.quantizer.demote_block,
-            .sliding_window = settings.sliding_window},
+      view_(cache_view(settings.quantizer, settings.sliding_window)),
       codecs_(settings.codecs
                   ? settings.codecs
                   : std::make_shared<CandidateCodecs>(settings.quantizer, settings.layer,

@@ -18,7 +18,7 @@ constexpr SearchLimits kDevice{.scores = int64_t{1} << 24,
                                .rows = int64_t{1} << 27};
 
 // Candidates of one side at most: the ratios of a full search beside the present one; a search of
-// transforms has ten.
+// transforms has twelve.
 constexpr int64_t kMostCandidates = 12;
 
 // Fits of a layer that are made side by side: those candidates take heads from, and of the portable

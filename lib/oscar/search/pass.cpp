@@ -1,33 +1,12 @@
 // Held-back chunks of one layer in memory at a time.
 #include "oscar/search/pass.h"
 
-#include <cmath>
-
 #include "oscar/base/interrupt.h"
 #include "oscar/data/document_order.h"
 #include "oscar/fit/position_average.h"
+#include "oscar/model/attention.h"
 
 namespace oscar {
-
-torch::Tensor shift_positions(const torch::Tensor& x, const Rope& rope, int64_t offset) {
-  auto shifted = x.to(torch::kFloat32);
-  if (offset == 0 || rope.rotary_dim == 0) return shifted;
-  const int64_t half = rope.rotary_dim / 2;
-  std::vector<double> cosines, sines;
-  for (const double frequency : rope.inv_freq) {
-    const double angle = frequency * static_cast<double>(offset);
-    cosines.push_back(std::cos(angle));
-    sines.push_back(std::sin(angle));
-  }
-  const auto of = [&](const std::vector<double>& values) {
-    return torch::tensor(values, torch::kFloat64).to(torch::kFloat32).to(x.device());
-  };
-  const auto cos = of(cosines), sin = of(sines);
-  const auto first = shifted.narrow(-1, 0, half), second = shifted.narrow(-1, half, half);
-  return torch::cat({first * cos - second * sin, second * cos + first * sin,
-                     shifted.narrow(-1, 2 * half, shifted.size(-1) - 2 * half)},
-                    -1);
-}
 
 std::vector<int64_t> placement_offsets(int64_t span, size_t count, uint64_t seed) {
   SplitMix64 random(seed);
@@ -50,11 +29,11 @@ class SearchPass::Buffer final : public AttentionObserver {
   void observe(const AttentionRecord& record) override {
     for (int64_t i = 0; i < record.q.size(0); ++i, ++seen_) {
       const bool searching = seen_ < search_.size();
-      const int64_t offset = searching ? search_[seen_] : confirm_.at(seen_ - search_.size());
+      const auto offset =
+          torch::tensor({searching ? search_[seen_] : confirm_.at(seen_ - search_.size())});
       (searching ? held_.search : held_.confirm)
-          .push_back({shift_positions(record.q[i], rope_, offset),
-                      shift_positions(record.k[i], rope_, offset),
-                      record.v[i].to(torch::kFloat32)});
+          .push_back({move_positions(record.q[i], rope_, offset),
+                      move_positions(record.k[i], rope_, offset), record.v[i].to(torch::kFloat32)});
     }
   }
 

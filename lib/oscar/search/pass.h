@@ -11,10 +11,6 @@
 
 namespace oscar {
 
-// Queries and keys as they would be `offset` positions later: x [heads, tokens, d] with rotary
-// pairs (i, i + rotary_dim / 2), float32. Scores between equally shifted rows do not change.
-torch::Tensor shift_positions(const torch::Tensor& x, const Rope& rope, int64_t offset);
-
 // Where each of `count` chunks is placed so that decisions hold at all served positions: one seeded
 // offset in each of as many parts of [0, span] of equal weight (math 8.4).
 std::vector<int64_t> placement_offsets(int64_t span, size_t count, uint64_t seed);

@@ -278,6 +278,11 @@ std::vector<FitRequest> fit_requests(const FitOptions& fixed, const SearchOption
       wanted.push_back(request);
       wanted.back().options.center = !fixed.center;
     }
+    if (search.row_weights && fitted && !kind.own_basis) {
+      wanted.push_back(request);
+      wanted.back().options.row_weights =
+          fixed.row_weights == RowWeights::kEven ? RowWeights::kAttention : RowWeights::kEven;
+    }
     // Without data in it, a transform is the same for all heads anyway.
     if (search.granularity && fitted && !kind.own_basis) {
       wanted.push_back(request);

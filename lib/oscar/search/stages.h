@@ -12,8 +12,8 @@
 namespace oscar {
 
 // The fixed fit first, then every other one that `search` allows, each with metrics and with
-// feedback factors where rows may be shaped. Of those that differ from the fixed one in centring
-// and in granularity none is tried.
+// feedback factors where rows may be shaped. Of centring, row weights and granularity at most one
+// differs from the fixed fit's.
 std::vector<FitRequest> fit_requests(const FitOptions& fixed, const SearchOptions& search);
 
 // What a stage picked of its candidates, the one that it began with when none was better.
@@ -48,7 +48,7 @@ struct VariantSearch {
 };
 
 // Every stage that `search` asks for, on the search half:
-//   transform: kind, centring, granularity, at the fixed clipping ratios and writer
+//   transform: kind, centring, row weights, granularity, at the fixed clipping ratios and writer
 //   clip:      each side with the other exact, then once more with the other side INT2 (not when
 //              pooled)
 //   writer:    scale correction and rounding

@@ -1,0 +1,36 @@
+// Float64 sums on their way between a device and the host.
+#pragma once
+
+#include <cstring>
+#include <vector>
+
+#include "oscar/base/error.h"
+#include "oscar/model/torch.h"
+
+namespace oscar {
+
+inline torch::Tensor zero_sums(at::IntArrayRef shape, torch::Device device) {
+  return torch::zeros(shape, torch::dtype(torch::kFloat64).device(device));
+}
+
+// Adds `values`, as many as `sum` has entries.
+inline void add_values(torch::Tensor& sum, const std::vector<double>& values) {
+  const auto host =
+      torch::from_blob(const_cast<double*>(values.data()), sum.sizes(), torch::kFloat64);
+  sum.add_(host.to(sum.device(), /*non_blocking=*/false, /*copy=*/true));
+}
+
+// Copies `sum` into as many `values`. Throws Error naming layer and sum when one is not finite.
+inline void copy_values(const torch::Tensor& sum, std::vector<double>& values, int layer,
+                        const char* name) {
+  const torch::Tensor host = sum.to(torch::kCPU).contiguous();
+  if (!torch::isfinite(host).all().item<bool>()) {
+    throw Error(
+        {.what = "a statistic is not finite",
+         .where = "layer " + std::to_string(layer) + ", " + name,
+         .hint = "the weights or activations of this layer overflow; check the checkpoint"});
+  }
+  std::memcpy(values.data(), host.data_ptr<double>(), values.size() * sizeof(double));
+}
+
+}  // namespace oscar

@@ -60,27 +60,28 @@ void print_attention(const Json& records) {
   const auto cell = [](const Json& r, const char* key) {
     return r.contains(key) ? fmt::format("{:.1f}", r[key].get<double>()) : std::string("-");
   };
-  constexpr const char* kRow = "{:>10} {:>7} {:>7} {:>8} {:>9} {:>6} {:>7} {:>7} {:>7}\n";
+  constexpr const char* kRow = "{:>10} {:>7} {:>7} {:>8} {:>8} {:>9} {:>6} {:>7} {:>7} {:>7}\n";
   fmt::print("medians in us; share: page-read / int2\n");
-  fmt::print(kRow, "point", "int2", "settled", "+windows", "page-read", "share", "bf16", "flash",
-             "cudnn");
+  fmt::print(kRow, "point", "int2", "settled", "+centres", "+windows", "page-read", "share", "bf16",
+             "flash", "cudnn");
   for (const Json& r : records) {
     const std::string share = r.contains("paged_read_us")
                                   ? fmt::format("{:.1f}%", 100 * r["paged_read_us"].get<double>() /
                                                                r["int2_us"].get<double>())
                                   : "-";
     fmt::print(kRow, fmt::format("{}x{}", r["batch"].get<int>(), r["context"].get<int>()),
-               cell(r, "int2_us"), cell(r, "int2_settled_us"), cell(r, "int2_windows_us"),
-               cell(r, "paged_read_us"), share, cell(r, "bf16_twin_us"), cell(r, "sdpa_flash_us"),
-               cell(r, "sdpa_cudnn_us"));
+               cell(r, "int2_us"), cell(r, "int2_settled_us"), cell(r, "int2_centres_us"),
+               cell(r, "int2_windows_us"), cell(r, "paged_read_us"), share, cell(r, "bf16_twin_us"),
+               cell(r, "sdpa_flash_us"), cell(r, "sdpa_cudnn_us"));
   }
 }
 
 void print_quantize(const Json& records) {
   for (const Json& r : records) {
     const bool corrected = r["scale_correction"] != "none";
-    fmt::print("{:>20}: {:.1f} us, {:.2f} x the copy of its bytes ({:.1f} us)\n",
-               r["rounding"].get<std::string>() + (corrected ? ", metric scale" : ""),
+    fmt::print("{:>33}: {:.1f} us, {:.2f} x the copy of its bytes ({:.1f} us)\n",
+               r["rounding"].get<std::string>() + (corrected ? ", metric scale" : "") +
+                   (r["key_centres"].get<bool>() ? ", key centres" : ""),
                r["append_us"].get<double>(), r["times_copy"].get<double>(),
                r["copy_us"].get<double>());
   }
@@ -112,7 +113,7 @@ struct Arguments {
   std::string json_path, csv_path, shape = "qwen3-8b";
   std::vector<std::string> points = {"1x32K", "1x128K", "8x32K", "8x100K", "32x32K"};
   int replays = 21;
-  bool no_bf16 = false, no_peers = false, no_ceilings = false;
+  bool no_bf16 = false, no_peers = false, no_ceilings = false, centres = false;
   oscar::QuantizeBenchOptions quantize;
 #if defined(OSCAR_BENCH_TORCH)
   oscar::CalibrateBenchOptions calibrate;
@@ -159,6 +160,7 @@ int main(int argc, char** argv) {
   attention->add_flag("--no-bf16", arguments.no_bf16, "Leave out the same kernel over bf16 pages");
   attention->add_flag("--no-peers", arguments.no_peers, "Leave out SDPA (flash, cuDNN)");
   attention->add_flag("--no-ceilings", arguments.no_ceilings, "Leave out bare reading");
+  attention->add_flag("--centers", arguments.centres, "Measure int2 with key centres besides");
   replays(attention);
   outputs(attention);
 
@@ -173,6 +175,8 @@ int main(int argc, char** argv) {
   quantize->add_option("--head-dim", arguments.quantize.head_dim, "64, 128 or 256")
       ->check(CLI::IsMember({64, 128, 256}))
       ->capture_default_str();
+  quantize->add_flag("--centers", arguments.quantize.centres,
+                     "Measure each way of writing with key centres besides");
   replays(quantize);
   outputs(quantize);
 
@@ -206,7 +210,8 @@ int main(int argc, char** argv) {
                                         .replays = arguments.replays,
                                         .bf16 = !arguments.no_bf16,
                                         .peers = !arguments.no_peers,
-                                        .ceilings = !arguments.no_ceilings});
+                                        .ceilings = !arguments.no_ceilings,
+                                        .centres = arguments.centres});
       print_attention(records);
     }
     if (quantize->parsed()) {

@@ -44,7 +44,7 @@ struct Arguments {
   FitArguments fit;
   ComputeArguments compute;
   MemoryArguments memory;
-  std::string rope_scaling, json, stack, separators = "off";
+  std::string rope_scaling, json, stack, separators = "auto";
   std::optional<StackChoice> for_stack;  // with --for, once the command line is read
   bool no_statistics = false, quiet = false;
 };
@@ -62,9 +62,9 @@ void add_corpus_options(CLI::App& program, Arguments& arguments) {
       ->group(section);
   program
       .add_option("--separators", arguments.separators,
-                  "Put tokens that end documents and turns into every second sequence, as packed "
-                  "documents and chats have them")
-      ->check(CLI::IsMember({"on", "off"}))
+                  "Put tokens that end documents and turns into every second sequence, as packed\n"
+                  "documents and chats have them; auto: into text that has few, not into ids")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str()
       ->group(section);
   program.add_option("--seed", options.seed, "Order of documents")
@@ -312,7 +312,10 @@ int run(Arguments& arguments) {
   options.host_memory = parse_bytes(arguments.memory.host_memory, "--host-memory");
   options.gpu_memory = parse_bytes(arguments.memory.gpu_memory, "--gpu-memory");
   options.rope_scaling = parse_json_option(arguments.rope_scaling, "--rope-scaling");
-  options.separators = arguments.separators == "on";
+  using enum CalibrateOptions::Separators;
+  options.separators = arguments.separators == "auto" ? kAuto
+                       : arguments.separators == "on" ? kOn
+                                                      : kOff;
   options.keep_statistics = !arguments.no_statistics;
 
   check_places(arguments);

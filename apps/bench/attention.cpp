@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -23,7 +24,7 @@ constexpr int kUnsettledPages = 2;
 // Lengths and page table are, as the layers of a model share them.
 struct ColdCache {
   std::shared_ptr<DeviceBytes> indptr, indices, last, lens;
-  std::unique_ptr<DeviceBytes> pool, wk, wv, q, o;
+  std::unique_ptr<DeviceBytes> pool, wk, wv, q, o, centres;
   AttentionParams params;
 };
 
@@ -96,6 +97,20 @@ std::vector<ColdCache> make_caches(const AttentionBenchShape& shape, int batch, 
   return caches;
 }
 
+// Gives keys random centres.
+void add_centres(std::vector<ColdCache>& caches, const AttentionBenchShape& shape, int context) {
+  const int segments = (context + kSegmentTokens - 1) / kSegmentTokens;
+  const int64_t values =
+      static_cast<int64_t>(segments) * shape.num_kv_heads * kCentres * shape.head_dim;
+  for (size_t i = 0; i < caches.size(); ++i) {
+    caches[i].centres = std::make_unique<DeviceBytes>(values * 2);
+    uint16_t* rows = caches[i].centres->as<uint16_t>();
+    check_cuda(fill_bf16(rows, values, 500 + static_cast<uint32_t>(i), nullptr), "fill_bf16");
+    caches[i].params.centres = {rows, segments, nullptr};
+  }
+  check_cuda(cudaDeviceSynchronize(), "fill");
+}
+
 class Workspace {
  public:
   explicit Workspace(const AttentionParams& params) {
@@ -135,6 +150,32 @@ Timing time_bf16_twin(const std::vector<ColdCache>& caches, double bytes, int re
     check_cuda(decode_attention_bf16(cache.params, ws.get(), ws.bytes(), stream),
                "decode_attention_bf16");
   });
+}
+
+// Without key centres and with those that the caches have, in turn, so that a clock that drifts
+// does not favour one.
+struct CentreTimings {
+  Timing without, with;
+};
+CentreTimings time_centres(std::vector<ColdCache>& caches, double bytes, int replays) {
+  constexpr int kTurns = 3;
+  std::vector<KeyCentres> centres;
+  for (const ColdCache& cache : caches) centres.push_back(cache.params.centres);
+  std::array<std::vector<Timing>, 2> timings;
+  for (int turn = 0; turn < kTurns; ++turn) {
+    for (const bool with : {false, true}) {
+      for (size_t i = 0; i < caches.size(); ++i) {
+        caches[i].params.centres = with ? centres[i] : KeyCentres{};
+      }
+      timings[with].push_back(time_int2(caches, bytes, replays, -1));
+    }
+  }
+  const auto middle = [](std::vector<Timing>& of) {
+    std::sort(of.begin(), of.end(),
+              [](const Timing& a, const Timing& b) { return a.median < b.median; });
+    return of[kTurns / 2];
+  };
+  return {middle(timings[0]), middle(timings[1])};
 }
 
 // Reading the same chunks through the same page table.
@@ -207,12 +248,18 @@ Json bench_attention(const AttentionBenchOptions& options) {
     };
     const int replays = options.replays;
     {
-      const auto caches = make_caches(shape, batch, context, false, false);
-      keep("int2", time_int2(caches, int2_bytes, replays, -1), int2_bytes);
+      auto caches = make_caches(shape, batch, context, false, false);
+      if (!options.centres) keep("int2", time_int2(caches, int2_bytes, replays, -1), int2_bytes);
       keep("int2_settled", time_int2(caches, int2_bytes, replays, kUnsettledPages), int2_bytes);
       if (options.ceilings) {
         keep("paged_read", time_paged_read(caches, int2_bytes, replays), int2_bytes);
         keep("read", time_read(caches, int2_bytes, replays), int2_bytes);
+      }
+      if (options.centres) {
+        add_centres(caches, shape, context);
+        const CentreTimings t = time_centres(caches, int2_bytes, replays);
+        keep("int2", t.without, int2_bytes);
+        keep("int2_centres", t.with, int2_bytes);
       }
     }
     {

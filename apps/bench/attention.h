@@ -25,12 +25,14 @@ struct AttentionBenchOptions {
   bool bf16 = true;      // our bf16 twin
   bool peers = true;     // SDPA through libtorch, where it was built in
   bool ceilings = true;  // kernels that only read the pages
+  bool centres = false;  // int2 with key centres besides
 };
 
 // One record per point: bytes read, and of every contender median, p10 and p90 of microseconds and
 // GB/s (of SDPA the median alone). Contenders: int2 (all tokens in pages), int2_settled (the same
 // with unsettled_pages, so that a call begins while the one ahead runs), paged_read and read (the
-// ceilings), int2_windows, bf16_twin, sdpa_flash, sdpa_cudnn. Throws Error when CUDA fails.
+// ceilings), int2_centres (int2 with random key centres), int2_windows, bf16_twin, sdpa_flash,
+// sdpa_cudnn. Throws Error when CUDA fails.
 Json bench_attention(const AttentionBenchOptions& options);
 
 // Small correctness checks on this GPU: the subnormal operand at all positions, and attention

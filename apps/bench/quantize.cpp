@@ -43,6 +43,10 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
     m[i] = row == column ? 1.0f : 0.05f * static_cast<float>((row + column) % 13 - 6);
   }
   const auto metric = upload(m);
+  const int segments = (o.tokens + kSinkTokens + kSegmentTokens - 1) / kSegmentTokens;
+  const int64_t centre_values = static_cast<int64_t>(segments) * o.num_kv_heads * kCentres * d;
+  const DeviceBytes centres(centre_values * 2);
+  check_cuda(fill_bf16(centres.as<uint16_t>(), centre_values, 5, nullptr), "fill_bf16");
 
   const int64_t values = static_cast<int64_t>(o.tokens + kSinkTokens) * o.num_kv_heads * d;
   const double bytes_read = 2.0 * 2.0 * o.tokens * o.num_kv_heads * d;
@@ -83,14 +87,21 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
   });
   Json records = Json::array();
   struct Writer {
-    bool shaped, corrected;
+    bool shaped, corrected, centred = false;
   };
+  std::vector<Writer> writers;
   for (const Writer writer : {Writer{false, false}, Writer{true, false}, Writer{true, true}}) {
+    writers.push_back(writer);
+    if (o.centres) writers.push_back({writer.shaped, writer.corrected, true});
+  }
+  for (const Writer& writer : writers) {
     for (AppendCase& c : cases) {
       for (SideWriter* side : {&c.params.key, &c.params.value}) {
         side->feedback = writer.shaped ? feedback->as<float>() : nullptr;
         side->metric = writer.corrected ? metric->as<float>() : nullptr;
       }
+      c.params.centres = {};
+      if (writer.centred) c.params.centres = {centres.as<uint16_t>(), segments, nullptr};
     }
     const Timing t = time_graph(count, 8, o.replays, [&](int i, cudaStream_t stream) {
       check_cuda(append_rows(cases[i].params, o.tokens + kSinkTokens, history, stream),
@@ -98,6 +109,7 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
     });
     records.push_back(Json{{"rounding", writer.shaped ? "shaped" : "plain"},
                            {"scale_correction", writer.corrected ? "metric" : "none"},
+                           {"key_centres", writer.centred},
                            {"tokens", o.tokens},
                            {"num_kv_heads", o.num_kv_heads},
                            {"head_dim", d},

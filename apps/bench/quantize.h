@@ -8,6 +8,7 @@ namespace oscar {
 struct QuantizeBenchOptions {
   int tokens = 32768, num_kv_heads = 8, head_dim = 128;
   int replays = 21;
+  bool centres = false;  // each way of writing a second time, with key centres
 };
 
 // Records: plain rounding, shaped, and shaped with metric scale correction, each in microseconds,

@@ -75,6 +75,7 @@ constexpr SearchableOption kSearchableOptions[] = {
     {"--center", "auto", &FitArguments::center, &SearchOptions::center},
     {"--granularity", "auto", &FitArguments::granularity, &SearchOptions::granularity},
     {"--row-weights", "auto", &FitArguments::row_weights, &SearchOptions::row_weights},
+    {"--key-centers", "auto", &FitArguments::key_centers, &SearchOptions::key_centres},
     {"--clip", "search", &FitArguments::clip, &SearchOptions::clip},
     {"--rounding", "auto", &FitArguments::rounding, &SearchOptions::rounding},
     {"--scale-correction", "auto", &FitArguments::scale_correction,
@@ -84,6 +85,10 @@ constexpr const char* kOrthogonal = "orthogonal";  // --method: rotations alone,
 
 bool leaves_open(const SearchableOption& option, const std::string& text) {
   return text == option.open || (option.part == &SearchOptions::kind && text == kOrthogonal);
+}
+
+bool can_have_centres(const FitOptions& fit) {
+  return fit.row_weights == RowWeights::kAttention && fit.center && fit.position_span != 0;
 }
 
 // The value whose name is `text`; CLI11 has checked that there is one.
@@ -120,8 +125,17 @@ FitOptions FitArguments::resolve() const {
          {ScaleCorrection::kNone, ScaleCorrection::kUnbiased, ScaleCorrection::kMetric},
          scale_correction_name, fit.scale_correction);
   if (!center.empty() && center != "auto") fit.center = center == "on";
+  if (!key_centers.empty() && key_centers != "auto") fit.key_centres = key_centers == "two";
   if (!clip.empty() && clip != "search") parse_clip(clip, fit);
   if (position_span) fit.position_span = *position_span;
+  if (!can_have_centres(fit)) {
+    if (key_centers == "two") {
+      throw Error({.what = "keys can't have two centers with these options",
+                   .where = "--key-centers two",
+                   .expected = "--row-weights attention, --center on and a position span above 0"});
+    }
+    fit.key_centres = false;
+  }
   return fit;
 }
 
@@ -131,6 +145,7 @@ SearchOptions FitArguments::resolve_search() const {
     const std::string& text = this->*option.text;
     if (!text.empty()) result.*option.part = leaves_open(option, text);
   }
+  result.key_centres = result.key_centres && can_have_centres(resolve());
   result.orthogonal = method == kOrthogonal;
   result.full = search == "full";
   return search == "off" ? SearchOptions{} : result;
@@ -183,6 +198,9 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
       {"even", "attention"}, true);
   add("--center", arguments.center, "Subtract the mean key and value before rounding",
       {"on", "off"}, true);
+  add("--key-centers", arguments.key_centers,
+      "Keys about one mean, or about the nearer of two centers of each 1024 positions",
+      {"one", "two"}, true);
   add("--rounding", arguments.rounding, "Noise-shaped rounding of codes, or nearest",
       {"shaped", "plain"}, true);
   add("--scale-correction", arguments.scale_correction, "Correction of the stored scale",

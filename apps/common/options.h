@@ -21,8 +21,8 @@ CLI::Validator non_negative();
 // --preset and every option that overrides one part of it.
 struct FitArguments {
   std::string preset = "best";
-  std::string method, objective_v, granularity, row_weights, center, rounding, scale_correction,
-      clip;
+  std::string method, objective_v, granularity, row_weights, center, key_centers, rounding,
+      scale_correction, clip;
   std::string search = "quick";
   std::optional<int64_t> position_span;
 

@@ -25,6 +25,7 @@ __global__ void fill_bf16_kernel(uint16_t* to, int64_t count, uint32_t seed) {
 
 __global__ void fill_chunks_kernel(PageFormat f, uint8_t* pool, int64_t chunks, uint32_t seed) {
   const int bytes = chunk_bytes(f), codes = metadata_offset(f, 0, 0);
+  const int row_bytes = metadata_offset(f, 0, 1) - codes, key_end = metadata_offset(f, 1, 0);
   const int64_t total = chunks * bytes / 4;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < total;
@@ -33,7 +34,8 @@ __global__ void fill_chunks_kernel(PageFormat f, uint8_t* pool, int64_t chunks, 
     const int at = static_cast<int>(i * 4 % bytes);
     uint32_t value = r;
     if (at >= codes) {
-      const float scale = 0.3f + 0.5f * (r & 0xffffu) / 65536.0f;
+      const bool second = at < key_end && (at - codes) % row_bytes == 0 && mix(r) % 2;
+      const float scale = (second ? -1.0f : 1.0f) * (0.3f + 0.5f * (r & 0xffffu) / 65536.0f);
       const float zero = 1.0f + (r >> 16) / 65536.0f;
       if (f.metadata == MetadataDtype::kFp32) {
         value = float_bits((at - codes) / 4 % 2 ? zero : scale);

@@ -10,7 +10,8 @@ namespace oscar {
 // Fills with pseudo-random 16-bit patterns that are finite bf16 values around 1.
 cudaError_t fill_bf16(uint16_t* to, int64_t count, uint32_t seed, cudaStream_t stream);
 
-// Random codes, scales in [0.3, 0.8) and zeros in [1, 2) for `chunks` chunks.
+// Random codes, scales in [0.3, 0.8) and zeros in [1, 2) for `chunks` chunks. Half of the keys'
+// first scales are negative: those have the second centre, where keys have centres.
 cudaError_t fill_chunks(const PageFormat& format, uint8_t* pool, int64_t chunks, uint32_t seed,
                         cudaStream_t stream);
 

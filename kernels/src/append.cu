@@ -8,10 +8,16 @@ namespace {
 
 constexpr int kWarps = 8, kRowsPerWarp = 8;
 
+// Key centres may not take the registers of a block: as many are resident as without them.
+template <int kHeadDim>
+constexpr int kResidentBlocks = kHeadDim == 64    ? 6
+                                : kHeadDim == 128 ? 4
+                                                  : 2;
+
 // Plain rounding: eight consecutive tokens of one head and side per warp.
 // Grid: x over blocks of tokens, y = request, z = head * 2 + side.
 template <int kHeadDim>
-__global__ void __launch_bounds__(kWarps * 32)
+__global__ void __launch_bounds__(kWarps * 32, kResidentBlocks<kHeadDim>)
     quantize_kernel(const __grid_constant__ AppendParams p) {
   const int b = blockIdx.y, head = blockIdx.z / 2, side = blockIdx.z % 2;
   const int lane = threadIdx.x % 32, t = lane % 4;
@@ -23,6 +29,12 @@ __global__ void __launch_bounds__(kWarps * 32)
   QuarterRow<kHeadDim> rows[1];
   const QuarterRow<kHeadDim>& x = rows[0];
   rows[0].load(row.x, t);
+  int centre = -1;
+  const WarpCentres<kHeadDim> centres(p, b, head, side, own - lane / 4);
+  if (centres.any()) {
+    centre = centres.nearer(centres.scores(p), x, token);
+    rows[0].subtract(p.centres.rows + centre, t);
+  }
   uint32_t top[1], limit[1];
   row_limits<kHeadDim, 1>(rows, head_recipe(writer_of(p, side), head).clip_ratio, top, limit);
   ScaleZero sz;
@@ -33,6 +45,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   store_codes<kHeadDim>(codes, p.format.order, row.chunk + code_offset(p.format, side, row.in_page),
                         t, write);
   const int lanes = 4 * p.format.quant_group_size / kHeadDim;
+  if (t == 0) sz.scale = scale_with_centre(sz.scale, is_second(centre, kHeadDim));
   if (write && t % lanes == 0) store_scale_zero(p.format, row, side, t / lanes, sz);
 }
 
@@ -70,7 +83,7 @@ __global__ void dequantize_kernel(PageFormat f, const uint8_t* pool, int64_t chu
     const uint8_t* chunk = pool + i / f.head_dim / (2 * kPageTokens) * chunk_bytes(f);
     const uint8_t* metadata = chunk + metadata_offset(f, side, token);
     const int group = dim / f.quant_group_size;
-    const ScaleZero sz{load_metadata(metadata, 2 * group, f.metadata),
+    const ScaleZero sz{scale_without_centre(load_metadata(metadata, 2 * group, f.metadata)),
                        load_metadata(metadata, 2 * group + 1, f.metadata)};
     const uint8_t* codes = chunk + code_offset(f, side, token);
     out[i] = dequantize(unpack_code(codes, dim, f.head_dim, f.order), sz);
@@ -99,7 +112,8 @@ bool valid_append(const AppendParams& p) {
   const int d = p.format.head_dim, group = p.format.quant_group_size;
   return (d == 64 || d == 128 || d == 256) && group > 0 && d % group == 0 && 4 * group >= d &&
          p.batch > 0 && p.batch <= 65535 && p.num_kv_heads > 0 && p.num_kv_heads <= 32767 &&
-         p.rows_indptr && p.old_len && p.old_history && p.new_history && p.windows.ring_tokens > 0;
+         p.rows_indptr && p.old_len && p.old_history && p.new_history &&
+         p.windows.ring_tokens > 0 && (!p.centres.rows || p.centres.segments > 0);
 }
 
 cudaError_t append_rows(const AppendParams& p, int max_new_rows, int max_new_history,

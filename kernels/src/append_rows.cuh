@@ -1,7 +1,7 @@
 // Where rows that enter the INT2 history come from and go to, shared by the append kernels.
 #pragma once
 
-#include "row_codec.cuh"
+#include "row_centres.cuh"
 
 namespace oscar {
 
@@ -29,6 +29,61 @@ __device__ inline HistoryRow history_row(const AppendParams& p, int b, int token
   row.chunk = p.history.pool + (page * p.num_kv_heads + head) * chunk_bytes(p.format);
   row.in_page = token % kPageTokens;
   return row;
+}
+
+// Chooses the centres of keys of history tokens [first, end) of a (request, head), at most 32 for a
+// warp and so of two pages. All lanes take part.
+template <int kHeadDim>
+struct WarpCentres {
+  int page = -1;  // place in the table of those of the first row's page; negative: rows have none
+  int next = -1;  // of the page after
+  int first;
+
+  __device__ __forceinline__ WarpCentres(const AppendParams& p, int b, int head, int side,
+                                         int first_token)
+      : first(first_token) {
+    if (side != 0 || !p.centres.rows) return;
+    const int position = p.centres.first_position ? p.centres.first_position[b] : 0;
+    const auto of_page = [&](int at) {
+      const int segment = segment_of_page(position, p.windows.sink_tokens, at, p.centres.segments);
+      return (segment * p.num_kv_heads + head) * kCentres * kHeadDim;
+    };
+    page = of_page(first / kPageTokens);
+    next = of_page(first / kPageTokens + 1);
+  }
+  __device__ __forceinline__ bool any() const { return page >= 0; }
+  __device__ __forceinline__ CentreScores<kHeadDim> scores(const AppendParams& p) const {
+    return CentreScores<kHeadDim>(p.centres.rows + page, p.centres.rows + next);
+  }
+  // The place of the nearer centre of token `token`, row g of eight of which lane 4 g + t has a
+  // quarter.
+  __device__ __forceinline__ int nearer(const CentreScores<kHeadDim>& scores,
+                                        const QuarterRow<kHeadDim>& row, int token) const {
+    const bool on_next = token / kPageTokens != first / kPageTokens;
+    const uint32_t second = scores.second(row) >> (threadIdx.x % 32 / 4 * 4 + on_next) & 1;
+    return (on_next ? next : page) + static_cast<int>(second) * kHeadDim;
+  }
+};
+
+// The place of the centre of row `lane` of a warp's 32 from `first` on; rows beyond `end` repeat
+// the last one. Negative where rows have none.
+template <int kHeadDim>
+__device__ __forceinline__ int choose_centres(const AppendParams& p, int b, int head, int side,
+                                              int first, int end) {
+  const WarpCentres<kHeadDim> centres(p, b, head, side, first);
+  if (!centres.any()) return -1;
+  const int lane = threadIdx.x % 32;
+  const CentreScores<kHeadDim> scores = centres.scores(p);
+  int own = -1;
+#pragma unroll
+  for (int at = 0; at < 32; at += 8) {
+    const int token = min(first + at + lane / 4, end - 1);
+    QuarterRow<kHeadDim> x;
+    x.load(history_row(p, b, token, head, side).x, lane % 4);
+    const int chosen = __shfl_sync(~0u, centres.nearer(scores, x, token), lane % 8 * 4);
+    if (lane / 8 == at / 8) own = chosen;
+  }
+  return own;
 }
 
 __device__ inline void store_scale_zero(const PageFormat& f, const HistoryRow& row, int side,

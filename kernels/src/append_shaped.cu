@@ -23,6 +23,7 @@ struct ShapedTile {
   float diagonal[2][kColumns * kColumns];
   uint32_t codes[kBlocks][kRows];
   ScaleZero scales[kRows][4];  // a quantization group each
+  int centres[kRows];          // places in the table of key centres; negative: none
 };
 
 // A power of two that brings the largest value and error a row can have to [2^8, 2^9).
@@ -243,7 +244,7 @@ __device__ __forceinline__ void push_across(FeedbackPanels<kHeadDim>& panels,
 // Codes of row x of each lane by shaped rounding, to the tile.
 template <int kHeadDim>
 __device__ __forceinline__ void shape_rows(ShapedTile<kHeadDim>& tile, int row,
-                                           const float* feedback, const uint16_t* x, float up,
+                                           const float* feedback, const CodedRow& x, float up,
                                            int group_size, bool busy, int* status) {
   constexpr int kHalf = ShapedTile<kHeadDim>::kHalf;
   const int lane = row % 32;
@@ -255,10 +256,11 @@ __device__ __forceinline__ void shape_rows(ShapedTile<kHeadDim>& tile, int row,
 #pragma unroll 1
     for (int i = 0; i < kHalf; ++i) {
       const int block = half * kHalf + i, column = block * kColumns;
-      const uint4 values[2] = {__ldg(reinterpret_cast<const uint4*>(x + column)),
-                               __ldg(reinterpret_cast<const uint4*>(x + column) + 1)};
+      uint4 values[2] = {x.plain_eight(2 * block), x.plain_eight(2 * block + 1)};
       const int at = panels.arrive();
       if (busy) {
+        values[0] = x.around(values[0], 2 * block);
+        values[1] = x.around(values[1], 2 * block + 1);
         if ((column & (group_size - 1)) == 0) {  // a power of two
           coder = RowCoder(tile.scales[row][column / group_size], up);
         }
@@ -281,13 +283,12 @@ __device__ __forceinline__ void shape_rows(ShapedTile<kHeadDim>& tile, int row,
 
 // The same by plain rounding.
 template <int kHeadDim>
-__device__ __forceinline__ void round_rows(ShapedTile<kHeadDim>& tile, const uint16_t* x,
+__device__ __forceinline__ void round_rows(ShapedTile<kHeadDim>& tile, const CodedRow& x,
                                            int group_size) {
-  const uint4* from = reinterpret_cast<const uint4*>(x);
 #pragma unroll 1
   for (int block = 0; block < tile.kBlocks; ++block) {
     const ScaleZero sz = tile.scales[threadIdx.x][block * kColumns / group_size];
-    const uint4 values[2] = {__ldg(from + 2 * block), __ldg(from + 2 * block + 1)};
+    const uint4 values[2] = {x.eight(2 * block), x.eight(2 * block + 1)};
     uint32_t word = 0;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
@@ -301,13 +302,13 @@ __device__ __forceinline__ void round_rows(ShapedTile<kHeadDim>& tile, const uin
 // The factor of this thread's row that needs no metric, summed as the codec's definition does.
 template <int kHeadDim>
 __device__ __forceinline__ float unbiased_row_factor(const ShapedTile<kHeadDim>& tile,
-                                                     const uint16_t* x, int group_size) {
+                                                     const CodedRow& x, int group_size) {
   float num = 0.0f, den = 0.0f;
 #pragma unroll 1
   for (int i = 0; i < kHeadDim; ++i) {
     const ScaleZero sz = tile.scales[threadIdx.x][i / group_size];
     const int code = tile.codes[i / kColumns][threadIdx.x] >> (2 * (i % kColumns)) & 3u;
-    const float value = bf16_to_float(x[i]);
+    const float value = x.value(i);
     num = add_rn(num, mul_rn(value, value));
     den = add_rn(den, mul_rn(value, dequantize(code, sz)));
   }
@@ -329,7 +330,10 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
   const RowRecipe recipe = head_recipe(writer, head);
   const int64_t matrix = static_cast<int64_t>(head) * kHeadDim * kHeadDim;
   const int group_size = p.format.quant_group_size, groups = kHeadDim / group_size;
-  const auto row_at = [&](int i) { return history_row(p, b, min(first + i, end - 1), head, side); };
+  const auto place = [&](int i) { return history_row(p, b, min(first + i, end - 1), head, side); };
+  const auto row_at = [&](int i) {
+    return CodedRow{place(i).x, p.centres.rows, tile.centres[warp * kWarpRows + i]};
+  };
 
   uint8_t(*slots)[kSlotBytes] = tile.slots[warp];
   RowState state;
@@ -337,26 +341,28 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
   if (busy) {
     auto& planes = *reinterpret_cast<MagnitudePlanes<kHeadDim>*>(slots);
     static_assert(sizeof(planes) <= sizeof(tile.slots[0]));
-    state =
-        scale_rows<kHeadDim>(p, b, head, side, first, end, tile.scales + warp * kWarpRows, planes);
+    tile.centres[row] = choose_centres<kHeadDim>(p, b, head, side, first, end);
+    __syncwarp();
+    state = scale_rows<kHeadDim>(p, row_at, recipe.clip_ratio, end - first,
+                                 tile.scales + warp * kWarpRows, planes);
     up = error_scale(tile.scales[row], groups, state.top);
   }
   if (recipe.rounding == Rounding::kShaped) {
-    shape_rows(tile, row, writer.feedback + matrix, row_at(lane).x, up, group_size, busy, p.status);
+    shape_rows(tile, row, writer.feedback + matrix, row_at(lane), up, group_size, busy, p.status);
   } else if (busy) {
-    round_rows(tile, row_at(lane).x, group_size);
+    round_rows(tile, row_at(lane), group_size);
   }
 
   float factor = 1.0f;
   const bool corrected = recipe.scale_correction != ScaleCorrection::kNone;
   if (recipe.scale_correction == ScaleCorrection::kUnbiased && busy) {
-    factor = unbiased_row_factor(tile, row_at(lane).x, group_size);
+    factor = unbiased_row_factor(tile, row_at(lane), group_size);
   }
   if (recipe.scale_correction == ScaleCorrection::kMetric) {
     __syncwarp();
     factor = MetricScale<kHeadDim, Tile::kThreads>::factor(
-        [&](int i) { return row_at(i).x; }, writer.metric + matrix, up, &tile.codes[0][row],
-        Tile::kRows, tile.scales[row], group_size, tile.panels[0], slots[0], busy, p.status);
+        row_at, writer.metric + matrix, up, &tile.codes[0][row], Tile::kRows, tile.scales[row],
+        group_size, tile.panels[0], slots[0], busy, p.status);
   }
   if (!state.write) return;
   bool overflow = false;
@@ -369,7 +375,9 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
     if (p.status) atomicOr(p.status, static_cast<int>(RowStatus::kMetadataOverflow));
     return;
   }
-  const HistoryRow at = row_at(lane);
+  const HistoryRow at = place(lane);
+  ScaleZero& signed_one = tile.scales[row][0];
+  signed_one.scale = scale_with_centre(signed_one.scale, is_second(tile.centres[row], kHeadDim));
   for (int g = 0; g < groups; ++g) store_scale_zero(p.format, at, side, g, tile.scales[row][g]);
   store_row_codes<kHeadDim>(tile, p.format.order, row,
                             at.chunk + code_offset(p.format, side, at.in_page));

@@ -10,6 +10,7 @@ bool valid_attention(const AttentionParams& p) {
   if (p.q_len > 4 || p.num_qo_heads <= 0 || p.num_qo_heads % p.num_kv_heads != 0) return false;
   if (f.head_dim != 64 && f.head_dim != 128 && f.head_dim != 256) return false;
   if (f.quant_group_size <= 0 || f.head_dim % f.quant_group_size != 0) return false;
+  if (p.centres.rows && p.centres.segments <= 0) return false;
   if (p.windows.sink_tokens < 0 || p.windows.ring_tokens <= 0) return false;
   if (!p.history.kv_indptr || !p.history.kv_last_page_len || !p.seq_len || !p.q || !p.o) {
     return false;

@@ -22,6 +22,7 @@ struct AttentionConfig {
   static constexpr bool kPagedBf16 = kPagedBf16_;   // the bf16 twin: history pages hold bf16 rows
   using Layout = CodeLayout<kHeadDim, kGroups, kOrder>;
   static constexpr int kTiles = Layout::kTiles;
+  static constexpr int kRowWords = kHeadDim / 8;  // of a bf16 row, in each of four lanes
 
   // Tiles of a page whose instructions interleave.
   static constexpr int kSpanTiles = kTwins || kGroups == 1 ? 4 : 2;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_join.cuh"
+#include "centre_logits.cuh"
 #include "exact_tile.cuh"
 #include "int2_tile.cuh"
 
@@ -14,12 +15,15 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
                                      const EntryCursor& begin, int unsettled_pages, int lane,
                                      int warp) {
   AttentionState<Config> state;
+  state.centre_logits = ring.cold->centre_logits + lane % 4;
   const SpanOffsets offsets = span_offsets<Config>(lane);
   constexpr int kSpans = kPageTokens / Config::kSpanTokens;
   int entries_left = 0, done_runs = 0;
   int most = 1;  // slots to fill: all warps' first pages come before any's second
-  bool exact = false, open = false, fetched = false, from_codes = false, whole = false;
+  bool open = false;
   const auto run = [&]() { return ring.notes + (done_runs - 1) % kRunNotes; };
+  const auto exact = [&]() { return Config::kPagedBf16 || run()->exact; };
+  const auto centre_block = [&]() { return memory.centre_logits(warp, p.batch); };
   ring.live = begin.live;
   if (begin.live) ring.begin_run(p, shape, begin, lane);
 #if OSCAR_BULK_COPIES
@@ -36,38 +40,37 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
 #endif
 #pragma unroll 1
   while (true) {
-    if (!Config::kPagedBf16 && !open && !fetched &&
-        (ring.pending > 0 || ring.left > 0 || ring.live)) {
-      // Before the copies of the first pages, which would hold these loads up.
-      fetched = true;
-      fetch_code_queries<Config>(state, query_row<Config>(p, shape, ring.item_of(done_runs), lane),
-                                 lane);
+    if (!Config::kPagedBf16 && !open && (ring.pending > 0 || ring.left > 0 || ring.live)) {
+      // Before the copies of the first pages, which would hold these loads up. The run has begun:
+      // the ring was filled before the last entry of the one ahead was used.
+      const RunNote& next = ring.notes[done_runs % kRunNotes];
+      fetch_code_queries<Config>(state, query_row<Config>(p, shape, next.item, lane), lane);
+      prefetch_centres<Config>(p, next, lane);
     }
     ring.fill(p, shape, most, lane);
     if (entries_left == 0) {
       if (ring.pending == 0) break;
+      const bool from_codes = open && !exact();  // what the run before has left
       ++done_runs;
       entries_left = run()->entries;
-      exact = Config::kPagedBf16 || run()->exact;
       if (!open) {
         open = true;
-        whole = run()->starts;
-        from_codes = false;
+        __syncwarp();  // all lanes have read that of the piece before
+        if (lane == 0) ring.cold->whole = run()->starts;
+        if constexpr (!Config::kPagedBf16) {
+          if (!exact()) {
+            begin_centres<Config>(state, p, *run(), ring.cold, centre_block(), lane);
+            convert_code_queries<Config>(state, p.sm_scale, lane);
+          }
+        }
         state.clear();
       }
-      if (exact) {
+      if (exact()) {
         if constexpr (!Config::kPagedBf16) {
           if (from_codes) settle_accumulator<Config>(state, lane);
         }
-        from_codes = false;
         load_exact_queries<Config>(state, query_row<Config>(p, shape, run()->item, lane), lane);
-      } else if (!from_codes) {
-        from_codes = true;
-        if constexpr (!Config::kPagedBf16) {
-          convert_code_queries<Config>(state, p.sm_scale, lane);
-        }
       }
-      fetched = false;
     }
     if (most < Config::kSlots) {
       most = Config::kSlots;
@@ -75,7 +78,7 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
     }
     uint8_t* slot = ring.wait();
     --entries_left;
-    if (exact) {
+    if (exact()) {
       const int valid = entries_left == 0 ? run()->last_valid : kExactTile;
       if (valid > 0) {
         if (valid < kExactTile) clear_absent_rows<Config>(slot, valid, lane);
@@ -93,6 +96,13 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
       }
     } else if constexpr (!Config::kPagedBf16) {
       int valid = entries_left == 0 ? run()->last_valid : kPageTokens;
+      const int page = run()->first_page + run()->entries - 1 - entries_left;
+      if (page >= ring.cold->block_end) {
+        next_centre_block<Config>(p, *run(), query_row<Config>(p, shape, run()->item, lane),
+                                  ring.cold, centre_block(), lane);
+      } else if (page >= ring.cold->centre_end) {
+        next_centres(p, ring.cold, centre_block(), lane);
+      }
       SpanValues<Config> values;
       if (valid < kPageTokens) {
         clear_absent_metadata<Config>(slot, valid, lane);
@@ -102,12 +112,17 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
           add_values<Config>(state, values);
         }
       } else {
-        const int turns = ring.turns(entries_left);
+        const int turns = min(ring.turns(entries_left), ring.cold->block_end - 1 - page);
+        int stop = min(turns, ring.cold->centre_end - 1 - page);
         weigh_span<Config, false>(state, slot, 0, offsets, valid, lane, values, []() {});
 #pragma unroll 1
         for (int turn = 0, span = 1;; ++span) {
           if (span == kSpans) {
-            if (turn == turns) break;
+            if (turn == stop) {
+              if (turn == turns) break;
+              next_centres(p, ring.cold, centre_block(), lane);
+              stop = min(turns, ring.cold->centre_end - 1 - page);
+            }
             slot = ring.turn(p, turn++, lane);
             span = 0;
           }
@@ -123,11 +138,11 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
     if (entries_left > 0 || !run()->closes) continue;
     open = false;
     if constexpr (!Config::kPagedBf16) {
-      if (from_codes) settle_accumulator<Config>(state, lane);
+      if (!exact()) settle_accumulator<Config>(state, lane);
     }
     state.sum[0] = sum_over_rows<Config>(state.sum[0]);
     state.sum[1] = sum_over_rows<Config>(state.sum[1]);
-    if (whole && run()->ends) {
+    if (ring.cold->whole && run()->ends) {
       write_item<Config>(p, shape, state, run()->item, lane);
       continue;
     }

@@ -42,13 +42,12 @@ __device__ __forceinline__ const uint8_t* query_row(const AttentionParams& p,
   return row < 0 ? nullptr : reinterpret_cast<const uint8_t*>(p.q + row * Config::kHeadDim);
 }
 
-// The parts of a row of q that the fp16 operands of this lane are made of, into s.q.
+// The parts of a bf16 row that fp16 operands of this lane against key codes are made of; zeros for
+// no row.
 template <typename Config>
-__device__ __forceinline__ void fetch_code_queries(AttentionState<Config>& s, const uint8_t* row,
-                                                   int lane) {
+__device__ __forceinline__ void fetch_code_dims(uint32_t* raw, const uint8_t* row, int lane) {
   using Layout = typename Config::Layout;
   constexpr int kRunWords = Layout::kKeyRun / 2;
-  uint32_t* raw = &s.q[0][0];
 #pragma unroll
   for (int i = 0; i < Layout::kKeyRuns * kRunWords; ++i) raw[i] = 0;
   if (row) {
@@ -58,6 +57,41 @@ __device__ __forceinline__ void fetch_code_queries(AttentionState<Config>& s, co
                                       row + 2 * Layout::key_run_dim(lane % 4, run));
     }
   }
+}
+
+template <typename Config>
+__device__ __forceinline__ void fetch_code_queries(AttentionState<Config>& s, const uint8_t* row,
+                                                   int lane) {
+  fetch_code_dims<Config>(&s.q[0][0], row, lane);
+}
+
+__device__ __forceinline__ float power_of_two(int e) { return __uint_as_float((127 + e) << 23); }
+
+// The power of two that brings the largest of the warp's bf16 magnitudes to [2^exponent, twice
+// that), within 2^-100 and 2^100.
+template <int kWords>
+__device__ __forceinline__ int shift_of_largest(const uint32_t (&raw)[kWords], int exponent) {
+  uint32_t pair = 0;  // bf16 magnitudes order like integers
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) pair = __vmaxu2(pair, raw[i] & 0x7fff7fffu);
+  const uint32_t top = __reduce_max_sync(~0u, max(pair & 0xffffu, pair >> 16));
+  const int shift = top == 0 ? 0 : exponent - (static_cast<int>(top >> 7) - 127);
+  return max(-100, min(100, shift));
+}
+
+// Operand `j` of key word `word`, times `scale`.
+template <typename Config>
+__device__ __forceinline__ uint32_t code_operand(const uint32_t* raw, int word, int j,
+                                                 float scale) {
+  using Layout = typename Config::Layout;
+  const auto value = [&](int slot) {
+    return __uint_as_float(slot % 2 ? raw[slot / 2] & 0xffff0000u : raw[slot / 2] << 16);
+  };
+  const __half2 rounded = __floats2half2_rn(value(Layout::key_slot(word, j, 0)) * scale,
+                                            value(Layout::key_slot(word, j, 1)) * scale);
+  uint32_t bits;
+  memcpy(&bits, &rounded, 4);
+  return bits;
 }
 
 // What was fetched becomes fp16 operands for INT2 keys. A power of two common to all columns
@@ -71,27 +105,14 @@ __device__ __forceinline__ void convert_code_queries(AttentionState<Config>& s, 
   uint32_t raw[Layout::kKeyRuns * kRunWords];
 #pragma unroll
   for (int i = 0; i < Layout::kKeyRuns * kRunWords; ++i) raw[i] = (&s.q[0][0])[i];
-  uint32_t pair = 0;  // bf16 magnitudes order like integers
-#pragma unroll
-  for (int i = 0; i < Layout::kKeyRuns * kRunWords; ++i) {
-    pair = __vmaxu2(pair, raw[i] & 0x7fff7fffu);
-  }
-  const uint32_t top = __reduce_max_sync(~0u, max(pair & 0xffffu, pair >> 16));
-  const int exponent = top == 0 ? 0 : 14 - (static_cast<int>(top >> 7) - 127);
-  const int shift = max(-100, min(100, exponent));
-  const auto power_of_two = [](int e) { return __uint_as_float((127 + e) << 23); };
+  const int shift = shift_of_largest(raw, 14);
   const float normalise = power_of_two(shift);
-  const auto value = [&](int slot) {
-    return __uint_as_float(slot % 2 ? raw[slot / 2] & 0xffff0000u : raw[slot / 2] << 16);
-  };
 #pragma unroll
   for (int word = 0; word < Layout::kWords; ++word) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float scale = normalise / static_cast<float>(1 << (2 * position_exponent(j)));
-      const __half2 rounded = __floats2half2_rn(value(Layout::key_slot(word, j, 0)) * scale,
-                                                value(Layout::key_slot(word, j, 1)) * scale);
-      memcpy(&s.q[(8 * word + j) / 2][j % 2], &rounded, 4);
+      s.q[(8 * word + j) / 2][j % 2] = code_operand<Config>(raw, word, j, scale);
     }
   }
   s.logit_factor = sm_scale * kLog2E * power_of_two(24 - shift);

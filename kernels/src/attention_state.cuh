@@ -30,6 +30,10 @@ struct AttentionState {
   float logit_factor;              // sm_scale log2(e) 2^(24 - n)
   uint32_t zero_queries[kGroups];  // operands of -sum q 2^-24, against zeros
   float q_sum[kGroups][2];         // or in fp32, where zeros are not fp16
+  // What the page's key centres add to logits, log2 units: the mean of the two, and half of what
+  // the first has more than the second, of columns 2t and 2t + 1. In shared memory: registers are
+  // short.
+  const float4* centre_logits;
 
   __device__ void clear() {
 #pragma unroll

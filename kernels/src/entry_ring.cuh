@@ -20,8 +20,11 @@ namespace oscar {
 // What the using side has to know of a run.
 struct alignas(16) RunNote {
   int entries;
-  int last_valid;  // tokens of the last entry; the others are full
-  int distance;    // exact: first position of the run minus the position of query 0
+  int last_valid;          // tokens of the last entry; the others are full
+  int distance;            // exact: first position of the run minus the position of query 0
+  int first_page = 0;      // pages: of the run, in the request
+  int piece_end = 0;       // pages: the first one behind the warp's, in the request
+  int first_position = 0;  // pages: KeyCentres::first_position, where there are centres
   ItemName item;
   int base, last;  // weight before the item, and before its last entry
   bool exact;
@@ -31,14 +34,23 @@ struct alignas(16) RunNote {
 
 constexpr int kRunNotes = 4;  // a power of two, more than the runs under way
 
-// The seldom-needed half of a ring's state, in shared memory: registers are short.
+constexpr int kCentreBlock = 8;  // segments whose key centres' logits are worked out together
+
+// The seldom-needed half of a warp's state, in shared memory: registers are short.
 struct alignas(16) ColdCursor {
-  EntryCursor cursor;  // first entry of the next run
+  EntryCursor cursor;       // first entry of the next run
+  float4 centre_logits[4];  // AttentionState has lane t's
+  int first_segment;        // of those whose logits were worked out together
+  int centre_end;           // first page of the item's request for which centre_logits do not hold
+  int block_end;            // and the first one of none of these segments
+  uint8_t in_block;         // which of them is the current one
+  bool whole;               // the piece under way begins its item
 };
 
 template <typename Config>
 struct EntryRing {
   static constexpr int kSlots = Config::kSlots;
+  static_assert(kRunNotes > kSlots, "");
   static constexpr int kFullTile = Config::kPagedBf16 ? kExactTile : kPageTokens;
   uint8_t* slots;      // kRingBytes
   uint64_t* barriers;  // [kSlots]
@@ -182,6 +194,12 @@ struct EntryRing {
       from = p.history.pool +
              static_cast<int64_t>(c.head) *
                  (Config::kPagedBf16 ? 2 * kPageTokens * Config::kExactRow : Config::kChunkBytes);
+      note.first_page = from_page;
+      if (!Config::kPagedBf16 && p.centres.rows) {
+        note.piece_end = min(limit, r.history_entries);
+        // Here, where page numbers are waited for anyway.
+        if (p.centres.first_position) note.first_position = p.centres.first_position[c.b];
+      }
       at = c.entry % (kPageTokens / kFullTile);
       end = min(end, c.entry - at + 32 * (kPageTokens / kFullTile));
       page_id = 0;
@@ -221,13 +239,6 @@ struct EntryRing {
     }
     ++runs;
     __syncwarp();
-  }
-
-  // The item of run `run`, which may not have begun yet.
-  __device__ __forceinline__ ItemName item_of(int run) const {
-    if (run < runs) return notes[run % kRunNotes].item;
-    const EntryCursor& c = cold->cursor;
-    return {c.b, static_cast<uint16_t>(c.head), static_cast<uint16_t>(c.column_tile)};
   }
 
   // While full pages follow each other, a slot goes to the next page as soon as it was used, and

@@ -131,8 +131,14 @@ __device__ __forceinline__ SpanOffsets span_offsets(int lane) {
                 ((Config::kTwins ? t / 2 * 16 : 0) + g) * Config::kMetadataRow;
   at.values = (kPageTokens + 8 * half + lane % 8) * Layout::kRowBytes +
               (Layout::kUnits == 1 ? 0 : matrix % 2 * 16);
-  // Opaque, or the compiler derives them anew for every span.
+  // Opaque, or the compiler derives them anew for every span; through a shuffle its last stage does
+  // not see either, which takes registers that head_dim 64 with eight columns does not have.
   asm volatile("" : "+r"(at.keys), "+r"(at.metadata), "+r"(at.values));
+  if constexpr (Config::kTwins || Config::kHeadDim > 64) {
+    at.keys = __shfl_sync(~0u, at.keys, lane);
+    at.metadata = __shfl_sync(~0u, at.metadata, lane);
+    at.values = __shfl_sync(~0u, at.values, lane);
+  }
   return at;
 }
 
@@ -202,6 +208,7 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
   }
   loaded();
   float key_scale[kSets][kGroups][2];
+  float centre_sign[kSets][2];  // of a key's first scale: which centre it has
   if constexpr (Config::kZerosOnTensor) {
     // The scores begin at -zero sum q: (zero, zero 2^-10) times the two parts of the sum.
     const __half2 parts = __floats2half2_rn(1.0f, 1.0f / 1024.0f);
@@ -214,7 +221,9 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
         for (int row = 0; row < 2; ++row) {
           const __half2 pair = *reinterpret_cast<const __half2*>(
               key_metadata + (kSetTokens * u + 8 * row) * kMeta + 4 * k);
-          key_scale[u][k][row] = __low2float(pair) * s.logit_factor;
+          const float scale = __low2float(pair);
+          if (k == 0) centre_sign[u][row] = copysignf(1.0f, scale);
+          key_scale[u][k][row] = fabsf(scale) * s.logit_factor;
           const __half2 zero = __hmul2(__high2half2(pair), parts);
           memcpy(&zeros[row], &zero, 4);
         }
@@ -255,7 +264,8 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
         for (int row = 0; row < 2; ++row) {
           const float2 sz = scale_and_zero<Config::kMetadata>(
               key_metadata + (kSetTokens * u + 8 * row) * kMeta + k * 2 * Config::kMetadataBytes);
-          key_scale[u][k][row] = sz.x * s.logit_factor;
+          if (k == 0) centre_sign[u][row] = copysignf(1.0f, sz.x);
+          key_scale[u][k][row] = fabsf(sz.x) * s.logit_factor;
 #pragma unroll
           for (int c = 0; c < 2; ++c) scores[u][k][2 * row + c] -= sz.y * s.q_sum[k][c];
         }
@@ -275,7 +285,9 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
       }
     }
   }
-  const auto logit = [&](int u, int row, int c, float from) {
+  // from: what is added, but for half of what the centres differ by.
+  const auto logit = [&](int u, int row, int c, float from, float half) {
+    from = fmaf(centre_sign[u][row], half, from);
 #pragma unroll
     for (int k = 0; k < kGroups; ++k) {
       from = fmaf(scores[u][k][2 * row + c], key_scale[u][k][row], from);
@@ -305,6 +317,9 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
   float sum[2], zero_sum[kGroups][2];
   const auto weigh = [&]() {  // whether a weight is beyond fp16
     __half2 total;
+    const float4 centres = *s.centre_logits;
+    const float from[2] = {centres.x - s.reference[0], centres.z - s.reference[1]};
+    const float half[2] = {centres.y, centres.w};
 #pragma unroll
     for (int u = 0; u < kSets; ++u) {
 #pragma unroll
@@ -312,7 +327,7 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
         float p[2];
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          p[c] = ptx::exp2_approx(logit(u, row, c, -s.reference[c]));
+          p[c] = ptx::exp2_approx(logit(u, row, c, from[c], half[c]));
           sum[c] = u + row == 0 ? p[c] : sum[c] + p[c];
         }
 #pragma unroll
@@ -335,6 +350,7 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
   };
   if (__any_sync(~0u, weigh())) {
     float largest[2] = {-INFINITY, -INFINITY};
+    const float4 centres = *s.centre_logits;
 #pragma unroll
     for (int u = 0; u < kSets; ++u) {
 #pragma unroll
@@ -344,7 +360,10 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
         for (int k = 0; k < kGroups; ++k) scale = fmaxf(scale, value_pair[u][k][row].x);
         const float bits = __log2f(scale);  // near enough for a reference
 #pragma unroll
-        for (int c = 0; c < 2; ++c) largest[c] = fmaxf(largest[c], logit(u, row, c, bits));
+        for (int c = 0; c < 2; ++c) {
+          const float from = (c ? centres.z : centres.x) + bits;
+          largest[c] = fmaxf(largest[c], logit(u, row, c, from, c ? centres.w : centres.y));
+        }
       }
     }
     s.raise_reference(largest);

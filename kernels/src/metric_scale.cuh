@@ -31,7 +31,7 @@ struct MetricScale {
     return largest > 0.0f ? __uint_as_float(min(12 - exponent + 127, 254) << 23) : 1.0f;
   }
 
-  // The factor of row `lane` of the warp. row_at(i): row i of the warp in memory; up: a power of
+  // The factor of row `lane` of the warp. row_at(i): row i of the warp; up: a power of
   // two a row with which it fits fp16; codes: word w of row `lane` at codes[w * pitch]; scales: of
   // that row; panels: two of kPanel bytes, which the block no longer needs; slot: kSlotBytes of the
   // warp. All threads of the block take part; warps that are not busy only bring panels.
@@ -48,10 +48,10 @@ struct MetricScale {
     for (int j = 0; j < 4; ++j) {
       const __nv_bfloat162 factor2 = __float2bfloat162_rn(__shfl_sync(~0u, up, lane / 4 + 8 * j));
       if (!busy) continue;
-      const uint16_t* from = row_at(lane / 4 + 8 * j) + lane % 4 * 4;
+      const CodedRow from = row_at(lane / 4 + 8 * j);
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        const uint2 raw = __ldg(reinterpret_cast<const uint2*>(from + b * kColumns));
+        const uint2 raw = from.four(b * (kColumns / 4) + lane % 4);
         const float2 low = __bfloat1622float2(__hmul2(as_bf162(raw.x), factor2));
         const float2 high = __bfloat1622float2(__hmul2(as_bf162(raw.y), factor2));
         x[b][j] = make_uint2(half_bits(low.x, low.y), half_bits(high.x, high.y));
@@ -62,7 +62,7 @@ struct MetricScale {
       return PanelPart{stage % 2 * kSteps * kColumns, stage / 2 * kColumns, kSteps};
     };
     const float largest = kLargest / scale;
-    const uint16_t* own = row_at(lane);
+    const CodedRow own = row_at(lane);
     Sums sums;
     next.load(metric, part(0));
     __syncthreads();  // the panels are free
@@ -90,8 +90,8 @@ struct MetricScale {
         weighted.add(small);
         weighted.store<false>(slot, lane);
         __syncwarp();
-        sums.add(slot, lane, reinterpret_cast<const uint4*>(own + block * kColumns),
-                 codes[block * pitch], scales[block * kColumns / group_size]);
+        sums.add(slot, lane, {own.eight(2 * block), own.eight(2 * block + 1)}, codes[block * pitch],
+                 scales[block * kColumns / group_size]);
         __syncwarp();
       }
     }
@@ -103,11 +103,10 @@ struct MetricScale {
   struct Sums {
     float num = 0.0f, den = 0.0f;
 
-    __device__ __forceinline__ void add(const uint8_t* slot, int lane, const uint4* row,
+    __device__ __forceinline__ void add(const uint8_t* slot, int lane, const uint4 (&x)[2],
                                         uint32_t word, ScaleZero sz) {
       float weighted[kColumns];
       load_row(slot, lane, weighted);
-      const uint4 x[2] = {__ldg(row), __ldg(row + 1)};
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         const uint32_t pair = reinterpret_cast<const uint32_t*>(x)[c / 2];

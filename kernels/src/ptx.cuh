@@ -61,6 +61,10 @@ __device__ inline float exp2_approx(float x) {
   return y;
 }
 
+__device__ inline void prefetch_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // Words that pass between blocks of a launch, each on its own: no order among them is kept.
 __device__ inline void store_relaxed(void* to, uint2 words) {
   asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(words.x), "r"(words.y)

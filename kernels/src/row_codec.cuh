@@ -8,6 +8,21 @@
 
 namespace oscar {
 
+__device__ inline __nv_bfloat162 as_bf162(uint32_t bits) {
+  __nv_bfloat162 value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Two values of a row less those of its centre, rounded as around_centre() does: where a difference
+// does not fit fp32, its operands lie so far apart that rounding it once or twice is the same.
+__device__ inline uint32_t pair_around(uint32_t pair, uint32_t centre) {
+  const __nv_bfloat162 difference = __hsub2(as_bf162(pair), as_bf162(centre));
+  uint32_t bits;
+  memcpy(&bits, &difference, 4);
+  return bits;
+}
+
 // Lane t (0..3) of a row holds dimensions [t d/4, (t + 1) d/4), two to a word.
 template <int kHeadDim>
 struct QuarterRow {
@@ -22,16 +37,17 @@ struct QuarterRow {
       pair[4 * i] = v.x, pair[4 * i + 1] = v.y, pair[4 * i + 2] = v.z, pair[4 * i + 3] = v.w;
     }
   }
+  // Less a centre [kHeadDim], rounded as around_centre() does.
+  __device__ void subtract(const uint16_t* centre, int t) {
+    QuarterRow o;
+    o.load(centre, t);
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) pair[i] = pair_around(pair[i], o.pair[i]);
+  }
   __device__ float value(int i) const {
     return __uint_as_float(i % 2 ? pair[i / 2] & 0xffff0000u : pair[i / 2] << 16);
   }
 };
-
-__device__ inline __nv_bfloat162 as_bf162(uint32_t bits) {
-  __nv_bfloat162 value;
-  memcpy(&value, &bits, 4);
-  return value;
-}
 
 // Over the four lanes of a row.
 __device__ inline uint32_t row_max(uint32_t x) {

@@ -18,13 +18,22 @@ struct RowReader {
   static constexpr int kLanes = kHeadDim / 32, kRows = 32 / kLanes;  // lanes a row, rows at once
   uint32_t words[16];
 
-  __device__ __forceinline__ void load(const uint16_t* row, int part) {
-    const uint4* from = reinterpret_cast<const uint4*>(row) + part;
+  __device__ __forceinline__ void load(const CodedRow& row, int part) {
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
-      const uint4 v = __ldg(from + quarter * kLanes);
+      const uint4 v = row.plain_eight(quarter * kLanes + part);
       words[4 * quarter] = v.x, words[4 * quarter + 1] = v.y;
       words[4 * quarter + 2] = v.z, words[4 * quarter + 3] = v.w;
+    }
+  }
+  // Makes what was loaded what is coded; apart, so that nothing waits for the loads before.
+  __device__ __forceinline__ void around(const CodedRow& row, int part) {
+    if (!row.centred()) return;
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      uint32_t* at = words + 4 * quarter;
+      const uint4 v = row.around(make_uint4(at[0], at[1], at[2], at[3]), quarter * kLanes + part);
+      at[0] = v.x, at[1] = v.y, at[2] = v.z, at[3] = v.w;
     }
   }
 
@@ -70,18 +79,15 @@ __device__ __forceinline__ void store_ranges(uint32_t (&range)[4], int part, uin
   }
 }
 
-// Scales of history tokens [first, first + 32) of a (request, head, side), row i to scales[i];
-// rows beyond `end` repeat the last one. Returns the state of row `lane`. `planes`: scratch.
-template <int kHeadDim>
-__device__ __forceinline__ RowState scale_rows(const AppendParams& p, int b, int head, int side,
-                                               int first, int end, ScaleZero (*scales)[4],
+// Scales of 32 rows, of which `count` are there and the others repeat the last one; row_at(i): row
+// i as it is coded, its scales to scales[i]. Returns the state of row `lane`. `planes`: scratch.
+template <int kHeadDim, typename RowAt>
+__device__ __forceinline__ RowState scale_rows(const AppendParams& p, const RowAt& row_at,
+                                               float clip_ratio, int count, ScaleZero (*scales)[4],
                                                MagnitudePlanes<kHeadDim>& planes) {
   using Reader = RowReader<kHeadDim>;
   const int lane = threadIdx.x % 32, part = lane % Reader::kLanes, own = lane / Reader::kLanes;
-  const int rank = clip_threshold_index(head_recipe(writer_of(p, side), head).clip_ratio, kHeadDim);
-  const auto row_at = [&](int row) {
-    return history_row(p, b, min(first + row, end - 1), head, side).x;
-  };
+  const int rank = clip_threshold_index(clip_ratio, kHeadDim);
   Reader next;
   next.load(row_at(own), part);
 #pragma unroll 1
@@ -89,6 +95,7 @@ __device__ __forceinline__ RowState scale_rows(const AppendParams& p, int b, int
     Reader x = next;
     const int row = pass * Reader::kRows + own;
     if (pass + 1 < Reader::kLanes) next.load(row_at(row + Reader::kRows), part);
+    x.around(row_at(row), part);
     uint32_t range[4];
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) range[quarter] = x.range(quarter);
@@ -127,7 +134,7 @@ __device__ __forceinline__ RowState scale_rows(const AppendParams& p, int b, int
     scales[lane][g] = sz;
   }
   if (refused && p.status) atomicOr(p.status, refused);
-  state.write = refused == 0 && first + lane < end;
+  state.write = refused == 0 && lane < count;
   return state;
 }
 

@@ -28,11 +28,42 @@ int32_t* int_array(const char* op, const char* name, const Tensor& t, const Exte
       checked_data({op, name, t}, ScalarType::Int, {length}, neighbour, alignof(int32_t)));
 }
 
-// Pool, page table and windows. head_dim, num_kv_heads and batch come from the rows of the call.
+// Pool, page table, windows and key centres. head_dim, num_kv_heads and batch come from the rows of
+// the call.
 struct CachePointers {
   PagedHistory history;
   ExactWindows windows;
+  KeyCentres centres;
 };
+
+KeyCentres key_centres(const char* op, const CacheTensors& cache, const PageFormat& format,
+                       int num_kv_heads, int64_t batch) {
+  KeyCentres out;
+  if (!cache.key_centres) {
+    if (cache.first_position) {
+      refuse(op, "only key centres depend on positions", "first_position", "key_centres beside it",
+             "none");
+    }
+    return out;
+  }
+  const Tensor& rows = *cache.key_centres;
+  const int64_t segments = checked_size({op, "key_centres", rows}, 4, 0);
+  const int64_t places =
+      std::numeric_limits<int>::max() / (int64_t{num_kv_heads} * kCentres * format.head_dim);
+  out.segments = checked_int(op, "key_centres.size(0)", segments, 1, places);
+  out.rows =
+      static_cast<const uint16_t*>(checked_data({op, "key_centres", rows}, ScalarType::BFloat16,
+                                                {{"segments", segments},
+                                                 {"num_kv_heads", num_kv_heads},
+                                                 {"centres", kCentres},
+                                                 {"head_dim", format.head_dim}},
+                                                cache.pool, kRowAlignment));
+  if (cache.first_position) {
+    out.first_position =
+        int_array(op, "first_position", *cache.first_position, {"batch", batch}, cache.pool);
+  }
+  return out;
+}
 
 CachePointers cache_pointers(const char* op, const CacheTensors& cache, const PageFormat& format,
                              int num_kv_heads, int64_t batch) {
@@ -67,6 +98,7 @@ CachePointers cache_pointers(const char* op, const CacheTensors& cache, const Pa
     refuse(op, "fewer window slots than requests", "window_k", "at least " + std::to_string(batch),
            std::to_string(slots), "pass window_slot to say which slot a request has");
   }
+  out.centres = key_centres(op, cache, format, num_kv_heads, batch);
   return out;
 }
 
@@ -109,6 +141,7 @@ AttentionParams attention_params(const char* op, const CacheTensors& cache,
   const CachePointers pointers = cache_pointers(op, cache, p.format, p.num_kv_heads, batch);
   p.history = pointers.history;
   p.windows = pointers.windows;
+  p.centres = pointers.centres;
   p.history.kv_last_page_len =
       int_array(op, "kv_last_page_len", t.kv_last_page_len, {"batch", batch}, pool);
   p.seq_len = int_array(op, "seq_len", t.seq_len, {"batch", batch}, pool);
@@ -135,6 +168,7 @@ AppendParams append_params(const char* op, const CacheTensors& cache, const Form
   const CachePointers pointers = cache_pointers(op, cache, p.format, p.num_kv_heads, batch);
   p.history = pointers.history;
   p.windows = pointers.windows;
+  p.centres = pointers.centres;
   const Extent heads{"num_kv_heads", p.num_kv_heads}, dims{"head_dim", p.format.head_dim};
   const auto new_rows = [&](const char* name, const Tensor& tensor) {
     return static_cast<const uint16_t*>(checked_data({op, name, tensor}, ScalarType::BFloat16,

@@ -27,6 +27,8 @@ struct CacheTensors {
   const Tensor& window_v;             // the same
   const OptionalTensor& window_slot;  // int32 [batch]; none: the request's index
   int64_t sink_tokens = 0;
+  const OptionalTensor& key_centres;     // bf16 [segments, num_kv_heads, 2, head_dim]
+  const OptionalTensor& first_position;  // int32 [batch]; none: 0
 };
 
 struct AttentionTensors {

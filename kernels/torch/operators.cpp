@@ -34,10 +34,11 @@ void quantize_append(const Tensor& pool, const Tensor& kv_indptr, const Tensor& 
                      const OptionalTensor& feedback_v, const OptionalTensor& metric_k,
                      const OptionalTensor& metric_v, const OptionalTensor& correction_k,
                      const OptionalTensor& correction_v, std::optional<int64_t> max_new_rows,
-                     std::optional<int64_t> max_new_history) {
+                     std::optional<int64_t> max_new_history, const OptionalTensor& key_centres,
+                     const OptionalTensor& first_position) {
   constexpr const char* kOp = "quantize_append";
-  const CacheTensors cache{pool,     kv_indptr,   kv_indices, window_k,
-                           window_v, window_slot, sink_tokens};
+  const CacheTensors cache{pool,        kv_indptr,   kv_indices,  window_k,      window_v,
+                           window_slot, sink_tokens, key_centres, first_position};
   const AppendTensors rows{k,           v,        rows_indptr, old_len,      old_history,
                            new_history, status,   clip_k,      clip_v,       feedback_k,
                            feedback_v,  metric_k, metric_v,    correction_k, correction_v};
@@ -112,9 +113,11 @@ void decode_attention_out(const Tensor& q, const Tensor& pool, const Tensor& kv_
                           const Tensor& o, const OptionalTensor& lse, double sm_scale,
                           int64_t sink_tokens, int64_t quant_group_size,
                           std::optional<ScalarType> metadata_dtype, bool quartered,
-                          const OptionalTensor& window_slot, const OptionalTensor& workspace) {
+                          const OptionalTensor& window_slot, const OptionalTensor& workspace,
+                          const OptionalTensor& key_centres, const OptionalTensor& first_position) {
   attend("decode_attention_out",
-         {pool, kv_indptr, kv_indices, window_k, window_v, window_slot, sink_tokens},
+         {pool, kv_indptr, kv_indices, window_k, window_v, window_slot, sink_tokens, key_centres,
+          first_position},
          {quant_group_size, metadata_dtype, quartered}, {q, kv_last_page_len, seq_len, sm_scale}, o,
          lse, workspace);
 }
@@ -124,13 +127,16 @@ std::tuple<Tensor, Tensor> decode_attention(
     const Tensor& kv_last_page_len, const Tensor& window_k, const Tensor& window_v,
     const Tensor& seq_len, double sm_scale, int64_t sink_tokens, int64_t quant_group_size,
     std::optional<ScalarType> metadata_dtype, bool quartered, const OptionalTensor& window_slot,
-    const OptionalTensor& workspace) {
+    const OptionalTensor& workspace, const OptionalTensor& key_centres,
+    const OptionalTensor& first_position) {
   constexpr const char* kOp = "decode_attention";
   const int64_t batch = checked_size({kOp, "q", q}, 4, 0);
   const std::array<int64_t, 4> rows = {batch, q.size(1), q.size(2), q.size(3)};
   const Tensor o = torch::stable::new_empty(q, {rows.data(), 4}, ScalarType::BFloat16);
   const Tensor lse = torch::stable::new_empty(q, {rows.data(), 3}, ScalarType::Float);
-  attend(kOp, {pool, kv_indptr, kv_indices, window_k, window_v, window_slot, sink_tokens},
+  attend(kOp,
+         {pool, kv_indptr, kv_indices, window_k, window_v, window_slot, sink_tokens, key_centres,
+          first_position},
          {quant_group_size, metadata_dtype, quartered}, {q, kv_last_page_len, seq_len, sm_scale}, o,
          lse, workspace);
   return {o, lse};
@@ -189,19 +195,22 @@ STABLE_TORCH_LIBRARY(oscar_int2, m) {
       "bool quartered=False, Tensor? window_slot=None, Tensor? clip_k=None, Tensor? clip_v=None, "
       "Tensor? feedback_k=None, Tensor? feedback_v=None, Tensor? metric_k=None, "
       "Tensor? metric_v=None, Tensor? correction_k=None, Tensor? correction_v=None, int? "
-      "max_new_rows=None, int? max_new_history=None) -> ()");
+      "max_new_rows=None, int? max_new_history=None, Tensor? key_centres=None, "
+      "Tensor? first_position=None) -> ()");
   m.def(
       "decode_attention(Tensor q, Tensor pool, Tensor kv_indptr, Tensor kv_indices, "
       "Tensor kv_last_page_len, Tensor window_k, Tensor window_v, Tensor seq_len, *, "
       "float sm_scale, int sink_tokens, int quant_group_size, ScalarType? metadata_dtype=None, "
-      "bool quartered=False, Tensor? window_slot=None, Tensor(a!)? workspace=None) "
+      "bool quartered=False, Tensor? window_slot=None, Tensor(a!)? workspace=None, "
+      "Tensor? key_centres=None, Tensor? first_position=None) "
       "-> (Tensor o, Tensor lse)");
   m.def(
       "decode_attention_out(Tensor q, Tensor pool, Tensor kv_indptr, Tensor kv_indices, "
       "Tensor kv_last_page_len, Tensor window_k, Tensor window_v, Tensor seq_len, "
       "Tensor(a!) o, Tensor(b!)? lse=None, *, "
       "float sm_scale, int sink_tokens, int quant_group_size, ScalarType? metadata_dtype=None, "
-      "bool quartered=False, Tensor? window_slot=None, Tensor(c!)? workspace=None) -> ()");
+      "bool quartered=False, Tensor? window_slot=None, Tensor(c!)? workspace=None, "
+      "Tensor? key_centres=None, Tensor? first_position=None) -> ()");
   m.def("decode_attention_workspace_size(Tensor pool, int head_dim) -> int");
   m.def(
       "dequantize(Tensor pool, *, int head_dim, int quant_group_size, "

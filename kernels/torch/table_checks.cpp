@@ -21,6 +21,8 @@ struct Request {
   }
 };
 
+constexpr int kMostPosition = 1 << 30;
+
 std::string up_to(int64_t lowest, int64_t highest) {
   return std::to_string(lowest) + " to " + std::to_string(highest);
 }
@@ -30,6 +32,14 @@ void check_slot(const Request& request, const ExactWindows& windows, const Table
   const int32_t slot = windows.slot[request.b];
   request.require(slot >= 0 && slot < limits.num_slots, "window_slot",
                   up_to(0, limits.num_slots - 1), slot);
+}
+
+void check_first_position(const Request& request, const KeyCentres& centres) {
+  if (!centres.first_position) return;
+  const int32_t position = centres.first_position[request.b];
+  // With any number of tokens behind it an int, as positions are.
+  request.require(position >= 0 && position <= kMostPosition, "first_position",
+                  up_to(0, kMostPosition), position);
 }
 
 // The pages of a request; returns how many there are.
@@ -53,6 +63,7 @@ void check_attention_tables(const char* op, const AttentionParams& p, const Tabl
   for (int b = 0; b < p.batch; ++b) {
     const Request request{op, b};
     check_slot(request, p.windows, limits);
+    check_first_position(request, p.centres);
     const int pages = check_pages(request, p.history, limits);
     const int last = p.history.kv_last_page_len[b];
     request.require(pages == 0 || (last >= 1 && last <= kPageTokens), "kv_last_page_len",
@@ -75,6 +86,7 @@ void check_append_tables(const char* op, const AppendParams& p, const TableLimit
   for (int b = 0; b < p.batch; ++b) {
     const Request request{op, b};
     check_slot(request, p.windows, limits);
+    check_first_position(request, p.centres);
     const int64_t pages = check_pages(request, p.history, limits);
     const int64_t begin = p.rows_indptr[b], end = p.rows_indptr[b + 1];
     request.require(begin >= 0 && begin <= limits.num_rows, "rows_indptr",

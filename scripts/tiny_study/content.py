@@ -125,7 +125,7 @@ def part_sections(study: Study) -> list:
         "perhead": label("perhead"), "perhead+center": "+ centring", "unsearched": "+ the default's clipping",
         "default": "+ search of all choices: the default"})
     without = kl_rows(run, ("unsearched", *plan.WITHOUT), "unsearched", {
-        "unsearched": "default, without search", "step-balanced": "the default's clipping (.96 / .92 instead)"})
+        "unsearched": "default, without search", "step-centres": "the default's clipping (.96 / .92 instead)"})
     return [
         Section("Each refinement alone", [
             "Added to OSCAR's rotation per KV head, clipped at .96 / .92, with nothing else changed.",
@@ -148,6 +148,34 @@ def side_section(study: Study) -> list:
         return []
     return [Section("Keys alone, values alone", [
         "The other side stays in BF16.", Table("KL", ["cache", "keys at INT2", "values at INT2", "both"], rows)])]
+
+
+def separator_section(study: Study) -> list:
+    run, plain = study.run("separators"), study.run("main")
+    best = run and study.published(run)
+    if not run or not best:
+        return []
+    rows = [[label(name), with_interval(run.kl(name)), "1" if name == best else ratio_text(run.ratio(name, best)),
+             with_interval(plain.kl(name)) if plain and plain.has(name) else "",
+             increase_text(run.perplexity_increase(name))]
+            for name in plan.SEPARATED if run.has(name)]
+    blocks = ["The same text, every 64th token replaced by one that ends documents or turns. Such tokens draw much of the "
+              "attention and lie in the 2-bit history; calibration has them in every second sequence.",
+              Table("KL with separators, and without", ["cache", "KL, with separators", "× published", "KL, without",
+                                                        "perplexity above BF16, with"], rows)]
+    shares = run.run.get("rows")
+    if shares:
+        classes = ("separators", "sinks", "others")
+        lines = [[title, *(f"{100 * shares[key][c]:.1f}%" for c in classes)]
+                 for title, key in (("2-bit rows", "rows"), ("attention to them", "attention"))]
+        for name in ("hadamard-clip", best, "default"):
+            for side in ("key", "value"):
+                errors = shares["methods"].get(name, {}).get(f"{side}_error")
+                if errors:
+                    lines.append([f"{label(name)}: error of {side}s", *(f"{100 * errors[c]:.1f}%" for c in classes)])
+        blocks.append(Table("Which rows the errors are of, weighted by attention. Sinks: other keys that receive ten "
+                            "times the mean or more.", ["share of", *classes], lines))
+    return [Section("Separators in the history", blocks)]
 
 
 def clip_section(study: Study) -> list:
@@ -301,7 +329,7 @@ def content(document: dict) -> Content:
     if document.get("calibration_tokens"):
         lead.append(f"**This is a short run for a CPU**: {document['calibration_tokens']:,} calibration tokens, few "
                     "counted ones, fewer points. Its figures are rough.")
-    sections = [*main_section(study), *part_sections(study), *side_section(study), *clip_section(study),
+    sections = [*main_section(study), *separator_section(study), *part_sections(study), *side_section(study), *clip_section(study),
                 *window_section(study), *offset_section(study), *planting_section(study), *bits_section(study),
                 *stack_section(study), run_section(study)]
     return Content("The 2-bit cache, part by part", [*summary(study), *lead], sections)

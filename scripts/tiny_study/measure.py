@@ -10,7 +10,7 @@ import time
 from . import plan
 
 SCHEMA = "tiny-gqa-study-1"
-KEPT_OF_REPORT = ("command", "tokens", "first_position", "quantizer", "kl_floor", "unit_tokens")
+KEPT_OF_REPORT = ("command", "tokens", "first_position", "quantizer", "kl_floor", "unit_tokens", "rows")
 KEPT_OF_METHOD = {"top1": ("mean",), "units": ("kl", "nll"), "niah": ("rate", "low", "high"),
                   "bpe": ("32768", "131072")}
 
@@ -91,9 +91,10 @@ def evaluate(bench: Bench, scale: plan.Scale, run: plan.Run) -> dict:
     out = bench.work / f"{run.name.replace(' ', '-')}.json"
     bench.call(f"evaluate {run.name}: {len(methods)} methods", bench.programs / "oscar-eval", bench.folder(run.sigma),
                "--corpus", bench.model / "heldout.jsonl", *bundles, "--compare", ",".join(methods), *run.options,
-               *limit, "--chunk-len", scale.chunk_len, "--device", bench.device, "--separators", "off", "--keep-units", "--quiet",
-               "--json", out)
-    return shortened(json.loads(out.read_text(encoding="utf-8")))
+               *limit, "--chunk-len", scale.chunk_len, "--device", bench.device, "--separators", run.separators or "off",
+               "--keep-units", "--quiet", "--json", out)
+    report = json.loads(out.read_text(encoding="utf-8"))
+    return shortened(report | report["separators"] if run.separators else report)
 
 
 def shortened(report: dict) -> dict:

@@ -7,6 +7,8 @@ PER_HEAD = ("--preset", "paper", "--granularity", "per-head")
 ALL_POSITIONS = 131072  # positions that the model serves; what --position-span is by default
 AVERAGED = ("--position-span", str(ALL_POSITIONS))
 
+EVEN = ("--row-weights", "even", "--key-centers", "one")
+
 SHIPPED = "0.6"  # sigma of the outliers in datasets/tiny-gqa
 SIGMAS = ("0", SHIPPED, "1.0")
 
@@ -38,13 +40,17 @@ BUNDLES = {
     "step-shaped": Bundle("+ shaped rounding", OURS, PER_HEAD + ("--center", "on", "--rounding", "shaped") + AVERAGED),
     "step-metric": Bundle("+ metric scale", OURS, PER_HEAD + ("--center", "on", "--rounding", "shaped",
                                                               "--scale-correction", "metric") + AVERAGED),
-    "step-balanced": Bundle("+ balanced transform", OURS, ("--clip", "0.96,0.92")),
+    "step-balanced": Bundle("+ balanced transform", OURS, ("--clip", "0.96,0.92") + EVEN),
+    "step-weights": Bundle("+ rows by attention", OURS, ("--clip", "0.96,0.92", "--key-centers", "one")),
+    "step-centres": Bundle("+ two key centres", OURS, ("--clip", "0.96,0.92")),
     "unsearched": Bundle("default, without search", OURS, ()),
     # The unsearched default without one of its parts.
     "no-balanced": Bundle("balanced transform (OSCAR's rotation instead)", OURS, ("--method", "oscar")),
     "hadamard-all": Bundle("balanced transform (Hadamard instead)", OURS, ("--method", "hadamard")),
     "no-heads": Bundle("transforms per KV head (one per layer instead)", OURS, ("--granularity", "shared")),
     "no-center": Bundle("centring", OURS, ("--center", "off")),
+    "no-centres": Bundle("two key centres (one instead)", OURS, ("--key-centers", "one")),
+    "no-weights": Bundle("two key centres and rows by attention (all alike instead)", OURS, EVEN),
     "no-positions": Bundle("averaging over served positions", OURS, ("--position-span", "0")),
     "no-shaped": Bundle("shaped rounding", OURS, ("--rounding", "plain")),
     "no-metric": Bundle("metric scale", OURS, ("--scale-correction", "none")),
@@ -76,10 +82,11 @@ MAIN = ("identity", "identity-clip", "hadamard", "hadamard-clip", *PUBLISHED, "p
         "orthogonal", "unsearched", "default")
 ALONE = ("perhead+center", "perhead+positions", "perhead+balanced", "perhead+shaped", "perhead+unbiased",
          "perhead+metric", "perhead+clip")
-STEPS = ("perhead", "perhead+center", "step-positions", "step-shaped", "step-metric", "step-balanced", "unsearched",
-         "default")
-WITHOUT = ("no-balanced", "hadamard-all", "no-heads", "no-center", "no-positions", "no-shaped", "no-metric",
-           "step-balanced")
+STEPS = ("perhead", "perhead+center", "step-positions", "step-shaped", "step-metric", "step-balanced", "step-weights",
+         "step-centres", "unsearched", "default")
+WITHOUT = ("no-balanced", "hadamard-all", "no-heads", "no-center", "no-centres", "no-weights", "no-positions",
+           "no-shaped", "no-metric", "step-centres")
+SEPARATED = (*MAIN, "no-centres", "no-weights")
 SIDES = ("hadamard-clip", "perhead", "unsearched", "default")
 CURVES = ("perhead", "unsearched")
 WINDOWED = ("perhead", "default")
@@ -89,7 +96,7 @@ GROUPED = ("hadamard-clip", "perhead", "unsearched", "default")
 NEEDLED = ("identity", "hadamard-clip", "perhead", "portable-perhead", "unsearched", "default")
 
 WINDOWS = ("0/1", "4/64", "64/64", "64/128", "64/256", "128/512")
-SECTIONS = ("main", "clip", "windows", "offsets", "groups", "planting", "stacks", "needles")
+SECTIONS = ("main", "separators", "clip", "windows", "offsets", "groups", "planting", "stacks", "needles")
 
 
 @dataclass(frozen=True)
@@ -113,11 +120,12 @@ QUICK = Scale(calibration_tokens=8192, tokens=4096, chunk_len=1024, clips=("0.86
 
 @dataclass(frozen=True)
 class Run:
-    """One call of oscar-eval on the model of `sigma`."""
+    """One call of oscar-eval on the model of `sigma`. separators: the text has one as every so-manieth token."""
     name: str
     methods: tuple
     sigma: str = SHIPPED
     options: tuple = field(default=())
+    separators: int = 0
 
     def bundles(self) -> list:
         """Names of the bundles that the methods need, in the order of BUNDLES."""
@@ -140,6 +148,7 @@ def runs(scale: Scale) -> list:
     """The calls that the sections of `scale` need; longest first."""
     made = {"main": [Run("main", unique(("exact", *MAIN, *ALONE, *STEPS, *WITHOUT,
                                          *(f"{m}@{side}" for m in SIDES for side in "kv"))))],
+            "separators": [Run("separators", SEPARATED, separators=64)],
             "clip": [Run("clip", tuple(clip_name(m, side, r) for m in CURVES for side in "kv" for r in scale.clips))],
             "windows": [Run("windows", tuple(f"{m}@window:{w}" for m in WINDOWED for w in WINDOWS))],
             "offsets": [Run(f"offset {o}", ("exact", *AT_OFFSETS), options=("--position-offset", str(o)))

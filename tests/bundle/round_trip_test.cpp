@@ -33,6 +33,7 @@ void expect_equal(const SideTransform& a, const SideTransform& b) {
   EXPECT_EQ(a.forward, b.forward);
   EXPECT_EQ(a.partner, b.partner);
   EXPECT_EQ(a.mean, b.mean);
+  EXPECT_EQ(a.centres, b.centres);
   EXPECT_EQ(a.eigenvalues, b.eigenvalues);
   EXPECT_EQ(a.recipe, b.recipe);
   EXPECT_EQ(a.metric, b.metric);
@@ -102,7 +103,7 @@ TEST_F(RoundTrip, StatisticsFilesComeBackExactly) {
 
 TEST_F(RoundTrip, SumsWeightedByAttentionAreThereAllOrNone) {
   Bundle bundle = sample::statistics_bundle();
-  bundle.statistics[1].attended.k_sink_weight.clear();
+  bundle.statistics[1].attended.k_weight.clear();
   write_bundle(bundle, file("a.h5"), false);
   try {
     read_bundle(file("a.h5"));

@@ -89,6 +89,13 @@ inline SideTransform side(int layer, TransformKind kind) {
     }
   }
   s.mean = VectorStack<float>(kHeads, kDim);
+  if (kind == TransformKind::kBalanced &&
+      layer == 1) {  // the only kind of side that keys take here
+    s.centres = MatrixStack<float>(kHeads, 2, kDim);
+    for (size_t i = 0; i < s.centres.data.size(); ++i) {
+      s.centres.data[i] = 0.5F + static_cast<float>(i);
+    }
+  }
   s.eigenvalues = VectorStack<double>(kHeads, kDim);
   for (int h = 0; h < kHeads; ++h) {
     for (int i = 0; i < kDim; ++i) s.eigenvalues[h](i) = 1.0 / 3 + i + 10 * h;

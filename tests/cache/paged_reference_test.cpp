@@ -23,6 +23,8 @@ struct Cache {
   std::vector<int32_t> indices;
   int len = 0, history = 0;
   int ring;
+  oscar::KeyCentres centres = {};
+  float clip_k = .96f;
 
   Cache(oscar::PageFormat f, int block, int max_append)
       : format(f), demote_block(block), ring(kRecent + block + max_append) {
@@ -42,13 +44,14 @@ struct Cache {
     oscar::AppendParams p{.format = format,
                           .history = {pool.data(), indptr, indices.data(), last},
                           .windows = windows(),
+                          .centres = centres,
                           .k = k,
                           .v = v,
                           .rows_indptr = rows,
                           .old_len = &old_len,
                           .old_history = &old_history,
                           .new_history = &now,
-                          .key = {.clip_ratio = .96f},
+                          .key = {.clip_ratio = clip_k},
                           .value = {.clip_ratio = .92f},
                           .batch = 1,
                           .num_kv_heads = kHeads};
@@ -192,5 +195,153 @@ TEST(PagedAttention, WithoutKeysGivesZerosAndMinusInfinity) {
   for (const double value : o) EXPECT_EQ(value, 0.0);
   EXPECT_EQ(lse[0], -std::numeric_limits<double>::infinity());
 }
+
+constexpr int kCentredDim = 64;
+
+// Tables of centres far apart, and rows of noise around them.
+struct Centred {
+  static constexpr int kRow = kHeads * kCentredDim, kSegments = 3;
+  oscar::PageFormat format;
+  std::vector<uint16_t> table = random_rows(kSegments * 2 * kRow, 21, 8.0f);
+  int32_t first_position = 1800;  // pages before 2048, after it, and after 3072 (none)
+
+  oscar::KeyCentres centres(int segments = kSegments) const {
+    return {table.data(), segments, &first_position};
+  }
+  // The centre that position `position` of the history has, as the definition says it in words.
+  const uint16_t* centre(int segments, int position, int head, int which) const {
+    const int middle = first_position + kSink + (position - kSink) / 64 * 64 + 32;
+    const int segment = std::min(middle / 1024, segments - 1);
+    return &table[((segment * kHeads + head) * 2 + which) * kCentredDim];
+  }
+  // Keys of positions [0, total), each the nearer of its centres plus noise.
+  std::vector<uint16_t> keys(int segments, int total, float noise) const {
+    std::vector<uint16_t> k = random_rows(total * kRow, 22, noise);
+    for (int i = 0; i < total * kRow; ++i) {
+      const int position = i / kRow, head = i / kCentredDim % kHeads, dim = i % kCentredDim;
+      const uint16_t* o = centre(segments, std::max(position, kSink), head, position % 3 == 0);
+      k[i] = oscar::float_to_bf16(oscar::bf16_to_float(k[i]) + oscar::bf16_to_float(o[dim]));
+    }
+    return k;
+  }
+};
+
+class PagedCentres : public testing::TestWithParam<oscar::MetadataDtype> {
+ protected:
+  Centred centred{
+      .format = {.head_dim = kCentredDim, .quant_group_size = 32, .metadata = GetParam()}};
+
+  const uint8_t* chunk(const Cache& cache, int token, int head) const {
+    return &cache.pool[(cache.indices[token / 64] * kHeads + head) * chunk_bytes(cache.format)];
+  }
+  int stored_centre(const Cache& cache, int token, int head) const {
+    const uint8_t* at = chunk(cache, token, head) + metadata_offset(cache.format, 0, token % 64);
+    return oscar::centre_of_scale(load_metadata(at, 0, cache.format.metadata));
+  }
+};
+
+TEST_P(PagedCentres, RowsComeBackAroundTheCentreOfTheirSegment) {
+  const int total = 420;
+  for (const int segments : {2, 3}) {  // 2: positions from 2048 on belong to the last one
+    const auto k = centred.keys(segments, total, 0.3f), v = random_rows(total * Centred::kRow, 23);
+    Cache cache(centred.format, 1, 4);
+    cache.centres = centred.centres(segments), cache.clip_k = 0.0f;
+    cache.append(k.data(), v.data(), total);
+    std::vector<float> row(kCentredDim);
+    for (int token = 0; token < cache.history; ++token) {
+      const int position = kSink + token;
+      for (int head = 0; head < kHeads; ++head) {
+        ASSERT_EQ(stored_centre(cache, token, head), position % 3 == 0);
+        const uint16_t* o = centred.centre(segments, position, head, position % 3 == 0);
+        const uint8_t* at = chunk(cache, token, head);
+        dequantize_row(cache.format, at, 0, token % 64, row.data());
+        const uint8_t* metadata = at + metadata_offset(cache.format, 0, token % 64);
+        for (int i = 0; i < kCentredDim; ++i) {
+          const float scale = std::fabs(load_metadata(metadata, i / 32 * 2, GetParam()));
+          const float z = oscar::bf16_to_float(k[(position * kHeads + head) * kCentredDim + i]);
+          // Half a step, what rounding the zero moves, and z - o in bf16.
+          ASSERT_NEAR(row[i] + oscar::bf16_to_float(o[i]), z, 0.52f * scale + 0.01f);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(PagedCentres, OfZerosGiveTheBytesWithoutAny) {
+  const int total = 300;
+  const auto k = random_rows(total * Centred::kRow, 24), v = random_rows(total * Centred::kRow, 25);
+  const std::vector<uint16_t> zeros(centred.table.size(), 0);
+  Cache plain(centred.format, 1, 4), around_zero(centred.format, 1, 4);
+  around_zero.centres = {zeros.data(), Centred::kSegments, nullptr};
+  plain.append(k.data(), v.data(), total);
+  around_zero.append(k.data(), v.data(), total);
+  EXPECT_EQ(plain.pool, around_zero.pool);
+  for (int token = 0; token < plain.history; ++token) EXPECT_EQ(stored_centre(plain, token, 0), 0);
+}
+
+TEST_P(PagedCentres, AttentionIsThatOverRowsWithTheirCentresAdded) {
+  const int total = 420, qo_heads = 4, d = kCentredDim, segments = Centred::kSegments;
+  const auto k = centred.keys(segments, total, 0.3f), v = random_rows(total * Centred::kRow, 23);
+  const auto q = random_rows(qo_heads * d, 26, 0.2f);
+  Cache cache(centred.format, 1, 4);
+  cache.centres = centred.centres();
+  cache.append(k.data(), v.data(), total);
+  const int32_t pages = (cache.history + 63) / 64, seq_len = total;
+  const int32_t indptr[2] = {0, pages}, last[1] = {cache.history - (pages - 1) * 64};
+  const oscar::AttentionParams p{.format = cache.format,
+                                 .history = {cache.pool.data(), indptr, cache.indices.data(), last},
+                                 .windows = cache.windows(),
+                                 .centres = cache.centres,
+                                 .seq_len = &seq_len,
+                                 .q = q.data(),
+                                 .sm_scale = 0.125f,
+                                 .batch = 1,
+                                 .num_qo_heads = qo_heads,
+                                 .num_kv_heads = kHeads};
+  std::vector<double> o(q.size()), lse(qo_heads);
+  std::vector<float> o32(q.size()), lse32(qo_heads);
+  decode_attention_ref(p, o.data(), lse.data());
+  decode_attention_ref(p, o32.data(), lse32.data());
+  for (int qo = 0; qo < qo_heads; ++qo) {
+    const int head = qo / (qo_heads / kHeads);
+    std::vector<double> expected(d, 0.0), logits(total);
+    std::vector<std::vector<float>> values(total, std::vector<float>(d));
+    double largest = -1e30, sum = 0.0;
+    for (int position = 0; position < total; ++position) {
+      const int token = position - kSink;
+      std::vector<float> key(d);
+      for (int i = 0; i < d; ++i) {
+        key[i] = oscar::bf16_to_float(k[(position * kHeads + head) * d + i]);
+        values[position][i] = oscar::bf16_to_float(v[(position * kHeads + head) * d + i]);
+      }
+      const uint16_t* centre = nullptr;
+      if (token >= 0 && token < cache.history) {
+        dequantize_row(cache.format, chunk(cache, token, head), 0, token % 64, key.data());
+        dequantize_row(cache.format, chunk(cache, token, head), 1, token % 64,
+                       values[position].data());
+        centre = centred.centre(segments, position, head, stored_centre(cache, token, head));
+      }
+      for (int i = 0; i < d; ++i) {
+        const double whole = double{key[i]} + (centre ? oscar::bf16_to_float(centre[i]) : 0.0);
+        logits[position] += 0.125 * oscar::bf16_to_float(q[qo * d + i]) * whole;
+      }
+      largest = std::max(largest, logits[position]);
+    }
+    for (int position = 0; position < total; ++position) {
+      const double weight = std::exp(logits[position] - largest);
+      sum += weight;
+      for (int i = 0; i < d; ++i) expected[i] += weight * values[position][i];
+    }
+    for (int i = 0; i < d; ++i) {
+      ASSERT_NEAR(o[qo * d + i], expected[i] / sum, 1e-9);
+      ASSERT_NEAR(o32[qo * d + i], expected[i] / sum, 1e-4);
+    }
+    ASSERT_NEAR(lse[qo], largest + std::log(sum), 1e-9);
+    ASSERT_NEAR(lse32[qo], largest + std::log(sum), 1e-4);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Metadata, PagedCentres,
+                         testing::Values(oscar::MetadataDtype::kFp16, oscar::MetadataDtype::kBf16,
+                                         oscar::MetadataDtype::kFp32));
 
 }  // namespace

@@ -5,21 +5,14 @@
 
 #include <cmath>
 
+#include "calibrate/random_record.h"
 #include "oscar/model/attention.h"
 
 namespace {
 
 using namespace oscar;
 
-constexpr LayerGeometry kSmallLayer{.layer_id = 0,
-                                    .attention = AttentionKind::kFull,
-                                    .sliding_window = 0,
-                                    .num_qo_heads = 4,
-                                    .num_kv_heads = 2,
-                                    .head_dim_k = 8,
-                                    .head_dim_v = 6,
-                                    .quantized = true};
-constexpr int64_t kHeadsOfGroup = 2;
+constexpr int64_t kHeadsOfGroup = 3;
 constexpr CacheView kSmallWindows{.sink = 4, .recent = 10, .demote_block = 3};
 const double kSmScale = 1 / std::sqrt(8.0);
 
@@ -30,17 +23,9 @@ const Rope kPartialRope = [] {
   return rope;
 }();
 
-AttentionRecord random_rows_record(int64_t batch, int64_t tokens, uint64_t seed) {
-  torch::manual_seed(seed);
-  const auto values = [&](int64_t heads, int64_t d) {
-    return 1.5 * torch::randn({batch, heads, tokens, d});
-  };
-  return {.layer = 0, .q = values(4, 8), .k = values(2, 8), .v = values(2, 6), .o = {}};
-}
-
 // Weights by the definition, one query of one head after another (math 2.6).
 struct Expected {
-  torch::Tensor key, value, query;  // [2, tokens], [2, tokens], [4, queries], float64
+  torch::Tensor key, value, query;  // [2, tokens], [2, tokens], [6, queries], float64
 };
 
 Expected weights_by_definition(const torch::Tensor& q, const torch::Tensor& k,
@@ -49,8 +34,8 @@ Expected weights_by_definition(const torch::Tensor& q, const torch::Tensor& k,
   const auto zeros = [](int64_t rows, int64_t cols) {
     return torch::zeros({rows, cols}, torch::kFloat64);
   };
-  Expected e{zeros(2, tokens), zeros(2, tokens), zeros(4, static_cast<int64_t>(queries.size()))};
-  for (int64_t head = 0; head < 4; ++head) {
+  Expected e{zeros(2, tokens), zeros(2, tokens), zeros(6, static_cast<int64_t>(queries.size()))};
+  for (int64_t head = 0; head < 6; ++head) {
     const auto key = e.key[head / kHeadsOfGroup], value = e.value[head / kHeadsOfGroup];
     for (size_t n = 0; n < queries.size(); ++n) {
       const int64_t i = queries[n], first = first_visible(view, i);
@@ -81,7 +66,7 @@ double distance(const torch::Tensor& found, const torch::Tensor& expected) {
 }
 
 void expect_weights_of_definition(const CacheView& view, int64_t tokens) {
-  const AttentionRecord record = random_rows_record(1, tokens, 3);
+  const AttentionRecord record = random_record(1, tokens, 3);
   const auto q = record.q[0], k = record.k[0];
   const ReceivedAttention found = received_attention(q, k, view, kSmScale);
   ASSERT_FALSE(found.queries.empty());
@@ -103,8 +88,8 @@ TEST(ReceivedAttention, SeesNothingBeyondASlidingWindow) {
 }
 
 TEST(ReceivedAttention, DoesNotDependOnHowManyQueriesAreLookedAtTogether) {
-  // 4 heads of 9000 tokens: at most 58 queries fit among the scores that are held.
-  const AttentionRecord record = random_rows_record(1, 9000, 4);
+  // 6 heads of 9000 tokens: at most 38 queries fit among the scores that are held.
+  const AttentionRecord record = random_record(1, 9000, 4);
   const auto q = record.q[0], k = record.k[0];
   const ReceivedAttention whole = received_attention(q, k, kSmallWindows, kSmScale);
   const ReceivedAttention half =
@@ -116,7 +101,7 @@ TEST(ReceivedAttention, DoesNotDependOnHowManyQueriesAreLookedAtTogether) {
 }
 
 TEST(ReceivedAttention, SamplesOneQueryOfEachStrideAtAllPlaces) {
-  const AttentionRecord record = random_rows_record(1, 16 * 16, 5);
+  const AttentionRecord record = random_record(1, 16 * 16, 5);
   const ReceivedAttention found =
       received_attention(record.q[0], record.k[0], kSmallWindows, kSmScale);
   std::vector<int> places(16, 0);
@@ -126,33 +111,19 @@ TEST(ReceivedAttention, SamplesOneQueryOfEachStrideAtAllPlaces) {
 }
 
 TEST(ReceivedAttention, IsZeroWhereNoQueryReadsInt2Rows) {
-  const AttentionRecord record = random_rows_record(1, 14, 6);
+  const AttentionRecord record = random_record(1, 14, 6);
   const ReceivedAttention found =
       received_attention(record.q[0], record.k[0], kSmallWindows, kSmScale);
   EXPECT_TRUE(found.queries.empty());
   EXPECT_EQ(found.key.abs().sum().item<double>(), 0);
-  EXPECT_EQ(found.sink.abs().sum().item<double>(), 0);
-}
-
-TEST(ReceivedAttention, CallsARowASinkThatDrawsTenTimesTheMean) {
-  AttentionRecord record = random_rows_record(1, 400, 7);
-  record.q.mul_(.1);  // all other keys are much alike to them
-  record.q.select(3, 7).fill_(4);
-  record.k.select(3, 7).zero_();
-  record.k.index_put_({0, 1, 90, 7}, 6);  // one key of the second head that all queries like
-  const ReceivedAttention found =
-      received_attention(record.q[0], record.k[0], kSmallWindows, kSmScale);
-  EXPECT_EQ(found.sink[1].sum().item<double>(), 1);
-  EXPECT_EQ(found.sink[1].argmax().item<int64_t>(), 90);
 }
 
 TEST(AttendedCollector, AddsWhatTheWeightsSay) {
-  const AttentionRecord record = random_rows_record(2, 150, 8);
-  AttendedCollector collector(kSmallLayer, kPartialRope, kSmallWindows, torch::kCPU);
+  const AttentionRecord record = random_record(2, 150, 8);
+  AttendedCollector collector(kSmallGeometry, kPartialRope, kSmallWindows, torch::kCPU);
   collector.observe(record);
   const AttendedSums s = collector.result();
-  MatrixD k_moment = MatrixD::Zero(8, 8), v_moment = MatrixD::Zero(6, 6);
-  VectorD sink_sum = VectorD::Zero(8);
+  MatrixD k_moment = MatrixD::Zero(8, 8), v_moment = MatrixD::Zero(4, 4);
   double weight = 0, query_weight = 0;
   for (int64_t i = 0; i < 2; ++i) {
     const auto k0 = move_positions(record.k[i], kPartialRope, -torch::arange(150));
@@ -168,29 +139,27 @@ TEST(AttendedCollector, AddsWhatTheWeightsSay) {
       k_moment += own * k.transpose() * k;
       v_moment += static_cast<double>(w.value[1][t].item<float>()) * v.transpose() * v;
       weight += own;
-      if (w.sink[1][t].item<float>() > 0) sink_sum += own * k;
     }
-    query_weight += w.query.slice(0, 2, 4).sum().item<double>();
+    query_weight += w.query.slice(0, 3, 6).sum().item<double>();
   }
   EXPECT_LT((s.k_moment[1] - k_moment).norm(), 1e-12 * k_moment.norm());
   EXPECT_LT((s.v_moment[1] - v_moment).norm(), 1e-12 * v_moment.norm());
-  EXPECT_LT((s.k_sink_sum[1] - sink_sum).norm(), 1e-12 * (1 + sink_sum.norm()));
   EXPECT_NEAR(s.k_weight[1], weight, 1e-12 * weight);
   EXPECT_NEAR(s.q_weight[1], query_weight, 1e-5 * query_weight);
 }
 
 TEST(AttendedCollector, KeysAreTakenBeforeRope) {
   // The same rows at another place: queries and keys turn together, so attention stays.
-  const AttentionRecord here = random_rows_record(1, 150, 9);
+  const AttentionRecord here = random_record(1, 150, 9);
   const auto away = torch::tensor({5000});
-  const AttentionRecord there{.layer = 0,
+  const AttentionRecord there{.layer = 3,
                               .first_position = 5000,
                               .q = move_positions(here.q[0], kPartialRope, away).unsqueeze(0),
                               .k = move_positions(here.k[0], kPartialRope, away).unsqueeze(0),
                               .v = here.v,
                               .o = {}};
-  AttendedCollector first(kSmallLayer, kPartialRope, kSmallWindows, torch::kCPU),
-      second(kSmallLayer, kPartialRope, kSmallWindows, torch::kCPU);
+  AttendedCollector first(kSmallGeometry, kPartialRope, kSmallWindows, torch::kCPU),
+      second(kSmallGeometry, kPartialRope, kSmallWindows, torch::kCPU);
   first.observe(here);
   second.observe(there);
   const AttendedSums a = first.result(), b = second.result();

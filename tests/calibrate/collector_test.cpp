@@ -3,36 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include "calibrate/random_record.h"
 #include "oscar/base/error.h"
 
 namespace {
 
 using namespace oscar;
-
-constexpr LayerGeometry kGeometry{.layer_id = 3,
-                                  .attention = AttentionKind::kFull,
-                                  .sliding_window = 0,
-                                  .num_qo_heads = 6,
-                                  .num_kv_heads = 2,
-                                  .head_dim_k = 8,
-                                  .head_dim_v = 4,
-                                  .quantized = true};
-
-const Rope kRope = [] {
-  Rope rope;
-  rope.rotary_dim = 6;  // two dimensions do not turn
-  rope.inv_freq = {1.0, 0.3, 0.01};
-  return rope;
-}();
-constexpr CacheView kWindows{.sink = 1, .recent = 2};
-
-AttentionRecord random_record(int64_t batch, int64_t tokens, uint64_t seed) {
-  torch::manual_seed(seed);
-  const auto values = [&](int64_t heads, int64_t d) {
-    return torch::randn({batch, heads, tokens, d}).to(torch::kBFloat16);
-  };
-  return {.layer = 3, .q = values(6, 8), .k = values(2, 8), .v = values(2, 4), .o = values(6, 4)};
-}
 
 // Sum over batch, the heads of KV head h, and tokens, of x_a x_b, the slow way.
 double moment_entry(const torch::Tensor& x, int64_t h, int64_t num_kv_heads, int64_t a, int64_t b) {
@@ -50,7 +26,7 @@ double moment_entry(const torch::Tensor& x, int64_t h, int64_t num_kv_heads, int
 
 TEST(MomentCollector, EqualsPlainLoopsOverTwoBatches) {
   const AttentionRecord first = random_record(2, 5, 1), second = random_record(1, 7, 2);
-  MomentCollector collector(kGeometry, kRope, kWindows, torch::kCPU);
+  MomentCollector collector(kSmallGeometry, torch::kCPU);
   collector.observe(first);
   collector.observe(second);
   const LayerStatistics s = collector.result();
@@ -78,9 +54,8 @@ TEST(MomentCollector, EqualsPlainLoopsOverTwoBatches) {
 
 TEST(MomentCollector, ContinuesFromSavedSumsToTheSameBits) {
   const AttentionRecord first = random_record(1, 9, 3), second = random_record(1, 9, 4);
-  MomentCollector whole(kGeometry, kRope, kWindows, torch::kCPU),
-      half(kGeometry, kRope, kWindows, torch::kCPU),
-      resumed(kGeometry, kRope, kWindows, torch::kCPU);
+  MomentCollector whole(kSmallGeometry, torch::kCPU), half(kSmallGeometry, torch::kCPU),
+      resumed(kSmallGeometry, torch::kCPU);
   whole.observe(first);
   whole.observe(second);
   half.observe(first);
@@ -92,7 +67,7 @@ TEST(MomentCollector, ContinuesFromSavedSumsToTheSameBits) {
 TEST(MomentCollector, NamesTheLayerAndMomentThatIsNotFinite) {
   AttentionRecord record = random_record(1, 3, 5);
   record.v.index_put_({0, 1, 2, 0}, std::numeric_limits<float>::quiet_NaN());
-  MomentCollector collector(kGeometry, kRope, kWindows, torch::kCPU);
+  MomentCollector collector(kSmallGeometry, torch::kCPU);
   collector.observe(record);
   try {
     collector.result();
@@ -109,7 +84,7 @@ TEST(EnergyCollector, WeighsValuesByKeyEnergyAndScalesWeightsToTheTokenCount) {
     for (int i = 0; i < 8; ++i) covariance[h](i, i) = 1.0 + i + h;
     covariance[h](0, 3) = covariance[h](3, 0) = 0.5;
   }
-  EnergyCollector collector(kGeometry, covariance, torch::kCPU);
+  EnergyCollector collector(kSmallGeometry, covariance, torch::kCPU);
   collector.observe(record);
   const MatrixStack<double> moment = collector.result();
   const torch::Tensor k = record.k.to(torch::kFloat64), v = record.v.to(torch::kFloat64);

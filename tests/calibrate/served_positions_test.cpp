@@ -24,7 +24,7 @@ std::string config_with(const std::string& rope) {
 // Statistics of one layer with every position id shifted by `offset`.
 LayerStatistics collect(const Model& model, const LayerGeometry& geometry, const torch::Tensor& ids,
                         int64_t offset) {
-  MomentCollector collector(geometry, model.transformer->config().rope, {}, torch::kCPU);
+  MomentCollector collector(geometry, torch::kCPU);
   torch::Tensor x = model.transformer->embed(ids);
   for (int i = 0; i <= geometry.layer_id; ++i) {
     x = model.transformer->forward_layer(i, *model.transformer->load_layer(i), x,

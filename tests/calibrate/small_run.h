@@ -74,7 +74,7 @@ class SmallRun : public testing::Test {
   Sums collect(const RunPlan& plan, int layer_passes = 1000, bool save_snapshots = true) {
     CheckpointFile file(options_, run_);
     MomentPass pass(
-        *model_.transformer, layers_, CacheView{},
+        *model_.transformer, layers_,
         [&](const MomentPass& sums, const RunPosition& next) {
           if (--layer_passes > 0) return;
           file.save(sums.result(), next, save_snapshots ? sums.snapshots() : SumSnapshots{});

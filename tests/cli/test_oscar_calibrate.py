@@ -248,7 +248,7 @@ class HeldBackSearch(CalibrateTest):
         with h5py.File(self.out) as one, h5py.File(off) as two:
             np.testing.assert_array_equal(one["layers/001/k_rotation"], two["layers/001/k_rotation"])
             # clip_v of the preset "best"
-            np.testing.assert_allclose(two["layers/001/v_clip_ratio"], 0.96)
+            np.testing.assert_allclose(two["layers/001/v_clip_ratio"], 0.92)
 
     def test_one_open_choice_leaves_the_others_fixed(self):
         self.calibrate(self.text, self.out, *SEARCH, "--preset", "paper", "--clip", "search")
@@ -305,7 +305,7 @@ class HeldBackSearch(CalibrateTest):
 
 # Above what two layers and one batch need (0.61 GiB), below what all layers need (0.68).
 STREAMED_MODEL = {"num_hidden_layers": 24, "hidden_size": 256, "intermediate_size": 1024}
-TIGHT_MEMORY = "660M"
+TIGHT_MEMORY = "700M"
 
 
 class Repeats(CalibrateTest):

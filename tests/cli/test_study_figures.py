@@ -124,7 +124,7 @@ class Drawing(unittest.TestCase):
 
     def test_every_section_is_there_with_its_figures(self):
         titles = [section.title for section in self.content.sections]
-        self.assertEqual(titles, ["All methods", "Each refinement alone", "One after another",
+        self.assertEqual(titles, ["All methods", "Separators in the history", "Each refinement alone", "One after another",
                                   "The default without one part", "Keys alone, values alone",
                                   "Clipping", "Windows", "Positions", "Planted outliers",
                                   "Bits against KL", "Serving stacks", "How it was run"])

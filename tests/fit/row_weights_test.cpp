@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kHeads = 2, kDim = 8;
 
-// Sums of rows, of which the given share has all the weight: sinks, near zero and all alike.
+// Sums of rows with random weights, keys before a RoPE that a test may choose.
 struct Weighted {
   synthetic::Rows rows = synthetic::make_rows(kHeads, kDim, 500, 2, 11);
   LayerStatistics statistics;

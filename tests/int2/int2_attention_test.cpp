@@ -144,11 +144,14 @@ TEST(Int2Attention, QuantizingOneSideLeavesTheOtherExact) {
 TEST(Int2Attention, ACacheFilledTokenByTokenEqualsTheWholeSequence) {
   const auto in = random_inputs(1, 4, 2, 90, 16);
   const auto codec = random_layer_codec(2, 16);
+  codec->key.centres = torch::randn({2, 2, 2, 16}).to(torch::kBFloat16).to(torch::kFloat32);
   for (const auto mode : {CacheModeKind::kDecode, CacheModeKind::kPrefill}) {
     const CacheView view{.sink = 4, .recent = 20, .mode = mode, .prompt = 60};
     oscar::Int2Attention whole({codec}, view, {0});
+    whole.set_first_position(980);  // the second page lies in the second segment
     const auto expected = whole.attend(0, in.q, in.rows.k_exact, in.rows.v_exact, 0.2);
     oscar::Int2Attention stepping({codec}, view, {0});
+    stepping.set_first_position(980);
     for (int repeat = 0; repeat < 2; ++repeat) {
       stepping.keep_cache(90);
       for (int64_t begin = 0; begin < 90; begin = begin == 0 ? 60 : begin + 1) {

@@ -181,13 +181,18 @@ TEST(PagedAttention, PagesAndSlotsAreNotInOrder) {
 // What the block-wise attention gives when queries and exact rows are rounded to bf16 before it:
 // the paged engine differs from that by the rounding of its output and fp32 sums alone.
 torch::Tensor rounded_simulation(const LayerCodec& codec, const CacheView& view,
-                                 const Sequences& in) {
+                                 const Sequences& in, int64_t first_position) {
   const auto k = bf16_rounded(to_cache_basis(codec.key, in.k));
   const auto v = bf16_rounded(to_cache_basis(codec.value, in.v));
-  return attend_cache_rows(
-      view, bf16_rounded(to_query_basis(codec, in.q)),
-      {k, quantize_dequantize(codec.key, k, "k"), v, quantize_dequantize(codec.value, v, "v")},
-      kScale);
+  std::vector<oscar::SegmentRun> runs;
+  if (codec.key.centres.defined()) {
+    runs =
+        oscar::segment_runs({0, first_position, view.sink}, k.size(2), codec.key.centres.size(0));
+  }
+  return attend_cache_rows(view, bf16_rounded(to_query_basis(codec, in.q)),
+                           {k, quantize_dequantize(codec.key, k, "k", runs), v,
+                            quantize_dequantize(codec.value, v, "v")},
+                           kScale);
 }
 
 TEST(PagedAttention, OutputsEqualBlockwiseAttentionOnRoundedRowsAtBoundaryLengths) {
@@ -198,12 +203,14 @@ TEST(PagedAttention, OutputsEqualBlockwiseAttentionOnRoundedRowsAtBoundaryLength
   codec->value.partner = torch::eye(32).repeat({2, 1, 1});
   codec->value.mean = torch::Tensor();
   const auto all = random_sequences(2, 6, 2, 450, 32);
+  int64_t first_position = 0;
   const auto expect_equal = [&](const CacheView& view, int64_t tokens) {
     const auto part = [&](const torch::Tensor& t) { return t.slice(2, 0, tokens); };
     const Sequences in{part(all.q), part(all.k), part(all.v)};
     auto engine = reference_engine({codec}, view, 6);
+    engine.set_first_position(first_position);
     const auto got = engine.attend(0, in.q, in.k, in.v, kScale);
-    const auto expected = rounded_simulation(*codec, view, in);
+    const auto expected = rounded_simulation(*codec, view, in, first_position);
     const auto excess = (got - expected).abs() - kUnit * expected.abs() - 1e-5;
     EXPECT_LE(excess.max().item<double>(), 0.0) << tokens << " tokens";
   };
@@ -216,6 +223,11 @@ TEST(PagedAttention, OutputsEqualBlockwiseAttentionOnRoundedRowsAtBoundaryLength
       .sink = 64, .recent = 128, .mode = CacheModeKind::kPrefill, .prompt = 390};
   expect_equal(prefill, 450);
   expect_equal(prefill, 390);
+  // Keys about the nearer of two centres, in the last of three segments from page 2 on.
+  codec->key.centres = torch::randn({3, 2, 2, 32}).to(torch::kBFloat16).to(torch::kFloat32);
+  first_position = 2048 - 64 - 128;
+  expect_equal({.sink = 64, .recent = 128, .demote_block = 32}, 450);
+  expect_equal(prefill, 450);
 }
 
 // Largest difference that rounding q', exact rows and the output to bf16 can make, per element.

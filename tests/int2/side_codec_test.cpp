@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include "oscar/base/error.h"
+#include "oscar/cache/key_centres.h"
 #include "oscar/cache/quantize_rows.h"
 
 namespace {
 
 using oscar::QuantizerSettings;
+using oscar::Rope;
 using oscar::ScaleCorrection;
 using oscar::Side;
 using oscar::SideCodec;
@@ -85,7 +87,7 @@ TEST(SideCodec, RowsOfAllHeadsEqualTheCachesPlainLoopToTheBit) {
       for (const auto& [d, group, dtype] :
            {std::tuple{64, 64, kFp16}, {128, 32, kBf16}, {256, 256, kFp32}}) {
         const auto side = make_side_codec(make_transform(d, shaped, correction), Side::kKey,
-                                          settings(group, dtype), 0, torch::kCPU);
+                                          settings(group, dtype), 0, Rope{}, torch::kCPU);
         const auto rows = hard_rows(d);
         EXPECT_TRUE(torch::equal(quantize_dequantize(side, rows, "test"), plain_rows(side, rows)))
             << d << ", shaped " << shaped;
@@ -100,7 +102,7 @@ TEST(SideCodec, RulesOfOtherStacksTakePlainRowsOnly) {
   for (const bool shaped : {true, false}) {
     const auto transform =
         make_transform(64, shaped, shaped ? ScaleCorrection::kNone : ScaleCorrection::kMetric);
-    const auto side = make_side_codec(transform, Side::kKey, quantizer, 0, torch::kCPU);
+    const auto side = make_side_codec(transform, Side::kKey, quantizer, 0, Rope{}, torch::kCPU);
     EXPECT_THROW(quantize_dequantize(side, hard_rows(64), "test"), oscar::Error);
   }
 }
@@ -108,7 +110,7 @@ TEST(SideCodec, RulesOfOtherStacksTakePlainRowsOnly) {
 TEST(SideCodec, CentresAndRotatesRowsFromTheLeft) {
   const int d = 64;
   const auto t = make_transform(d, false, ScaleCorrection::kNone);
-  const auto side = make_side_codec(t, Side::kKey, settings(d), 0, torch::kCPU);
+  const auto side = make_side_codec(t, Side::kKey, settings(d), 0, Rope{}, torch::kCPU);
   const auto x = torch::randn({1, kCodecHeads, 3, d});
   const auto got = to_cache_basis(side, x);
   for (int h = 0; h < kCodecHeads; ++h) {
@@ -124,7 +126,7 @@ TEST(SideCodec, CentresAndRotatesRowsFromTheLeft) {
 
 TEST(SideCodec, NonFiniteRowsAndOverflowingMetadataAreRefusedByName) {
   const auto side = make_side_codec(make_transform(64, false, ScaleCorrection::kNone), Side::kKey,
-                                    settings(64), 0, torch::kCPU);
+                                    settings(64), 0, Rope{}, torch::kCPU);
   for (const float bad : {std::nanf(""), INFINITY, 3e38f}) {
     auto rows = torch::randn({1, kCodecHeads, 8, 64});
     rows[0][1][5][3] = bad;
@@ -137,9 +139,68 @@ TEST(SideCodec, NonFiniteRowsAndOverflowingMetadataAreRefusedByName) {
   }
 }
 
+// Keys of two heads about centres of four segments, the second head without.
+SideCodec with_centres(int d) {
+  auto side = make_side_codec(make_transform(d, true, ScaleCorrection::kMetric), Side::kKey,
+                              settings(d), 0, Rope{}, torch::kCPU);
+  side.centres =
+      (2 * torch::randn({4, kCodecHeads, 2, d})).to(torch::kBFloat16).to(torch::kFloat32);
+  side.centres.select(1, 1).zero_();
+  return side;
+}
+
+TEST(SideCodec, RowsAreCodedAboutTheNearerCentreOfTheirSegment) {
+  const int d = 64;
+  auto side = with_centres(d);
+  const auto runs =
+      oscar::segment_runs({.first_token = 0, .first_position = 1900, .sink = 4}, 300, 4);
+  ASSERT_EQ(runs.size(), 2u);
+  const auto rows = hard_rows(d);
+  const auto found = quantize_dequantize(side, rows, "test", runs);
+  const auto z = rows.to(torch::kBFloat16);
+  const auto centres = side.centres.to(torch::kBFloat16);
+  side.centres = torch::Tensor();
+  for (int64_t b = 0; b < 2; ++b) {
+    for (const oscar::SegmentRun& run : runs) {
+      const auto own = centres[run.segment][0].contiguous();
+      auto about = torch::empty({1, kCodecHeads, run.end - run.begin, d});
+      about[0][1].copy_(z[b][1].slice(0, run.begin, run.end));
+      std::vector<int> nearer;
+      for (int64_t t = run.begin; t < run.end; ++t) {
+        const auto row = z[b][0][t].contiguous();
+        nearer.push_back(oscar::nearest_centre(static_cast<uint16_t*>(row.data_ptr()),
+                                               static_cast<uint16_t*>(own.data_ptr()), d));
+        about[0][0][t - run.begin].copy_(row.to(torch::kFloat32) - own[nearer.back()]);
+      }
+      const auto coded = plain_rows(side, about);
+      for (int64_t t = run.begin; t < run.end; ++t) {
+        const auto expected =
+            coded[0][0][t - run.begin] + own[nearer[static_cast<size_t>(t - run.begin)]];
+        ASSERT_TRUE(torch::equal(found[b][0][t], expected)) << t;
+        ASSERT_TRUE(torch::equal(found[b][1][t], coded[0][1][t - run.begin])) << t;
+      }
+    }
+  }
+}
+
+TEST(SideCodec, PagesOfARequestLieInTheSegmentOfTheirMiddle) {
+  // Pages of 64 tokens behind a sink of 4: the one from token 1028 on, whose middle is 1060, is the
+  // first of the second segment, whatever the segment of its first token.
+  const auto runs =
+      oscar::segment_runs({.first_token = 100, .first_position = 0, .sink = 4}, 2000, 9);
+  ASSERT_EQ(runs.size(), 3u);
+  EXPECT_EQ(runs[0].end, 1028 - 100);
+  EXPECT_EQ(runs[1].segment, 1);
+  EXPECT_EQ(runs[2].end, 2000);
+  const auto later =
+      oscar::segment_runs({.first_token = 0, .first_position = 5000, .sink = 4}, 100, 3);
+  ASSERT_EQ(later.size(), 1u);
+  EXPECT_EQ(later[0].segment, 2);
+}
+
 TEST(SideCodec, AGroupThatDoesNotDivideTheHeadIsRefused) {
   EXPECT_THROW(make_side_codec(make_transform(64, false, ScaleCorrection::kNone), Side::kKey,
-                               settings(48), 0, torch::kCPU),
+                               settings(48), 0, Rope{}, torch::kCPU),
                oscar::Error);
 }
 

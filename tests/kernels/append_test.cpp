@@ -21,6 +21,7 @@ struct AppendSetup {
   int heads = 3, sink = 4, recent = 10, demote_block = 1;
   bool shaped = false, metric = false, mixed = false;  // mixed: each head in a way of its own
   float clip_k = .96f, clip_v = .92f;
+  int centre_segments = 0;  // of key centres; 0: none
 };
 
 // Two requests' caches, kept on host and device in step.
@@ -39,6 +40,10 @@ class TwoCaches {
   DeviceBuffer<uint16_t> device_wk, device_wv;
   DeviceBuffer<int32_t> device_indptr, device_indices;
   DeviceBuffer<float> device_feedback, device_metric;
+  std::vector<uint16_t> centres;
+  std::vector<int32_t> first_position{700, 1900};
+  DeviceBuffer<uint16_t> device_centres;
+  DeviceBuffer<int32_t> device_first_position;
 
   explicit TwoCaches(const AppendSetup& s)
       : setup(s),
@@ -54,7 +59,10 @@ class TwoCaches {
         device_indptr(indptr),
         device_indices(indices),
         device_feedback(static_cast<size_t>(s.heads) * s.head_dim * s.head_dim),
-        device_metric(device_feedback.count()) {
+        device_metric(device_feedback.count()),
+        centres(random_centres(s)),
+        device_centres(centres),
+        device_first_position(first_position) {
     for (int h = 0; h < s.heads; ++h) kinds.push_back(static_cast<uint8_t>(h % 3));
     for (int h = 0; h < s.heads; ++h) kinds.push_back(static_cast<uint8_t>(h % 2));
     const int d = s.head_dim;
@@ -77,6 +85,13 @@ class TwoCaches {
     device_metric.upload(metric);
   }
 
+  static std::vector<uint16_t> random_centres(const AppendSetup& s) {
+    std::vector<uint16_t> rows(static_cast<size_t>(s.centre_segments) * s.heads * 2 * s.head_dim);
+    std::mt19937 rng(6);
+    std::normal_distribution<float> normal;
+    for (uint16_t& x : rows) x = oscar::float_to_bf16(normal(rng));
+    return rows;
+  }
   static std::vector<int32_t> shuffled(int n) {
     std::vector<int32_t> order(n);
     std::iota(order.begin(), order.end(), 0);
@@ -118,6 +133,9 @@ class TwoCaches {
       }
     };
     write_with(feedback.data(), metric.data(), kinds.data());
+    if (setup.centre_segments > 0) {
+      p.centres = {centres.data(), setup.centre_segments, first_position.data()};
+    }
     append_ref(p);
     const DeviceBuffer<uint16_t> dk(k), dv(v);
     const DeviceBuffer<int32_t> drows(rows), dlens(lens), dold(histories), dnow(now), dlast(last);
@@ -130,6 +148,10 @@ class TwoCaches {
     p.old_history = dold.get(), p.new_history = dnow.get();
     const DeviceBuffer<uint8_t> device_kinds(kinds);
     write_with(device_feedback.get(), device_metric.get(), device_kinds.get());
+    if (p.centres.rows) {
+      p.centres.rows = device_centres.get();
+      p.centres.first_position = device_first_position.get();
+    }
     p.status = status.get();
     EXPECT_EQ(append_rows(p, std::max(counts[0], counts[1]), max_history, nullptr), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -162,6 +184,11 @@ std::vector<uint16_t> random_rows(int rows, int heads, int d, unsigned seed) {
   return x;
 }
 
+// Whether a row's metadata at `at` is other than what the pool was filled with.
+bool pool_row_written(const std::vector<uint8_t>& pool, size_t at) {
+  return pool[at] != 0xee || pool[at + 1] != 0xee;
+}
+
 struct Case {
   const char* name;
   AppendSetup setup;
@@ -186,37 +213,49 @@ TEST_P(Append, PrefillThenDecodeWritesTheBytesOfTheCpuTwin) {
   EXPECT_EQ(caches.device_wv.download(), caches.wv);
   EXPECT_TRUE(caches.guards_intact());
   const std::vector<uint8_t> got = caches.device_pool.download();
-  if (!caches.setup.shaped && !caches.setup.metric) {
+  const bool centred = caches.setup.centre_segments > 0;
+  if (!caches.setup.shaped && !caches.setup.metric && !centred) {
     EXPECT_TRUE(got == caches.pool);
     return;
   }
   // Shaped rounding: fused sums may turn a code in a few rows. Metric scales: a unit in the last
-  // place, or what fp32 sums leave open.
+  // place, or what fp32 sums leave open. Key centres: where two are as near but for rounding, sums
+  // in another order may choose the other one.
   const oscar::PageFormat& f = caches.format;
   const int chunk = chunk_bytes(f), row = code_row_bytes(f), groups = groups_per_row(f);
   const float unit = f.metadata == oscar::MetadataDtype::kFp32   ? 1e-5f
                      : f.metadata == oscar::MetadataDtype::kBf16 ? 1.0f / 128
                                                                  : 1.0f / 1024;
-  int64_t rows = 0, different = 0, other_scale = 0;
+  int64_t rows = 0, different = 0, other_scale = 0, other_centre = 0, second_centre = 0;
   for (size_t at = 0; at < got.size(); at += chunk) {
     for (int i = 0; i < 128; ++i, ++rows) {
+      const int offset = metadata_offset(f, i / 64, i % 64), bytes = metadata_row_bytes(f);
+      const auto centre = [&](const std::vector<uint8_t>& pool) {
+        return oscar::centre_of_scale(load_metadata(&pool[at + offset], 0, f.metadata));
+      };
+      if (pool_row_written(caches.pool, at + offset)) second_centre += centre(caches.pool);
+      if (centre(got) != centre(caches.pool)) {
+        ++other_centre;
+        continue;
+      }
       if (memcmp(&got[at + i * row], &caches.pool[at + i * row], row) != 0) {
         ++different;
         continue;
       }
-      const int offset = metadata_offset(f, i / 64, i % 64), bytes = metadata_row_bytes(f);
       if (memcmp(&got[at + offset], &caches.pool[at + offset], bytes) == 0) continue;
       ++other_scale;
       for (int g = 0; g < 2 * groups; ++g) {
         const float ours = load_metadata(&got[at + offset], g, f.metadata);
         const float theirs = load_metadata(&caches.pool[at + offset], g, f.metadata);
-        EXPECT_LE(std::fabs(ours - theirs), g % 2 == 0 ? unit * theirs : 0.0f);
+        EXPECT_LE(std::fabs(ours - theirs), g % 2 == 0 ? unit * std::fabs(theirs) : 0.0f);
       }
     }
   }
-  printf("%s: of %lld rows the codes of %lld differ, the scales of %lld\n", GetParam().name,
-         static_cast<long long>(rows), static_cast<long long>(different),
-         static_cast<long long>(other_scale));
+  printf("%s: of %lld rows the codes of %lld differ, the scales of %lld, the centres of %lld\n",
+         GetParam().name, static_cast<long long>(rows), static_cast<long long>(different),
+         static_cast<long long>(other_scale), static_cast<long long>(other_centre));
+  EXPECT_LE(other_centre, centred ? rows / 10000 : 0);
+  EXPECT_EQ(second_centre > rows / 100, centred);
   EXPECT_LE(different, caches.setup.shaped ? rows / 10000 : 0);
   if (f.metadata != oscar::MetadataDtype::kFp32) {
     EXPECT_LE(other_scale, caches.setup.metric ? rows / 1000 : 0);
@@ -258,15 +297,37 @@ std::vector<Case> cases() {
   }
   s = {}, s.metric = s.mixed = true;
   all.push_back({"plain heads corrected in different ways", s});
+  const auto centred = [&](const char* name, AppendSetup setup) {
+    setup.centre_segments = 3;  // positions to some 2900
+    all.push_back({name, setup});
+  };
+  centred("key centres", {});
+  s = {}, s.quant_group_size = 32, s.metadata = MetadataDtype::kFp32, s.clip_k = 0.0f;
+  centred("key centres, group 32, fp32, no clip", s);
+  s = {}, s.head_dim = s.quant_group_size = 64, s.metadata = MetadataDtype::kBf16;
+  centred("key centres, d 64, bf16", s);
+  s = {}, s.head_dim = 256, s.quant_group_size = 128, s.order = PackOrder::kQuartered;
+  centred("key centres, d 256, group 128, quartered", s);
+  for (const int d : {64, 128, 256}) {
+    s = {}, s.shaped = true, s.head_dim = s.quant_group_size = d;
+    centred("key centres, shaped", s);
+    s.metric = true;
+    centred("key centres, shaped, metric scales", s);
+    s.mixed = true, s.heads = 6, s.quant_group_size = d / 2;
+    centred("key centres, heads in ways of their own", s);
+  }
+  s = {}, s.metric = s.mixed = true;
+  centred("key centres, plain heads corrected in different ways", s);
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Settings, Append, testing::ValuesIn(cases()));
 
 TEST(AppendErrors, RowsThatAreNotFiniteKeepTheirOldBytesAndAreReported) {
   OSCAR_NEEDS_DEVICE();
-  for (const bool shaped : {false, true}) {
+  for (const int way : {0, 1, 2, 3}) {  // plain or shaped, without and with key centres
     AppendSetup setup;
-    setup.shaped = shaped;
+    setup.shaped = way % 2 == 1;
+    setup.centre_segments = way / 2;
     TwoCaches caches(setup);
     auto k = random_rows(200, setup.heads, setup.head_dim, 1);
     const auto v = random_rows(200, setup.heads, setup.head_dim, 2);

@@ -61,10 +61,13 @@ std::vector<uint16_t> run(const std::vector<Step>& steps, int q_len, bool synchr
   DeviceBuffer<uint16_t> o(output * count);
   pool.fill(0xff), wk.fill(0xff), wv.fill(0xff), o.fill(0xff);
   const DeviceBuffer<uint16_t> dk(k), dv(v), q(random_rows(output * count, 77));
+  const DeviceBuffer<uint16_t> centres(random_rows(2 * kHeads * 2 * kDim, 78));
+  const DeviceBuffer<int32_t> first_position(std::vector<int32_t>{800});  // the second from 1024 on
   const DeviceBuffer<int32_t> dindices(indices), dindptr(indptr), dlast(last), drows(rows),
       dold_len(old_len), dnew_len(new_len), dold_history(old_history), dhistory(history);
   oscar::AttentionParams read;
   read.windows = {wk.get(), wv.get(), nullptr, kSink, kRing};
+  read.centres = {centres.get(), 2, first_position.get()};
   read.sm_scale = 0.0883883f;
   read.batch = 1, read.q_len = q_len, read.num_qo_heads = kQueryHeads, read.num_kv_heads = kHeads;
   size_t bytes = 0;
@@ -76,6 +79,7 @@ std::vector<uint16_t> run(const std::vector<Step>& steps, int q_len, bool synchr
     oscar::AppendParams write;
     write.history = {pool.get(), dindptr.get() + 2 * i, dindices.get(), dlast.get() + i};
     write.windows = read.windows;
+    write.centres = read.centres;
     write.k = dk.get() + first_row[i], write.v = dv.get() + first_row[i];
     write.rows_indptr = drows.get() + 2 * i;
     write.old_len = dold_len.get() + i;

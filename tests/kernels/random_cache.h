@@ -30,6 +30,8 @@ struct CacheShape {
   int sink = 64, recent = 256;
   std::vector<int> seq_len;
   Content content = Content::kRandom;
+  int centre_segments = 0;   // of key centres; 0: none
+  float centre_size = 2.0f;  // of their entries; with such queries also of logits
 };
 
 struct RandomCache {
@@ -38,6 +40,8 @@ struct RandomCache {
   std::vector<uint8_t> pool;
   std::vector<int32_t> indptr, indices, last, lens, slots;
   std::vector<uint16_t> wk, wv, q;
+  std::vector<uint16_t> centres;
+  std::vector<int32_t> first_position;
   int ring = 0;
 
   explicit RandomCache(const CacheShape& s, unsigned seed = 1) : shape(s) {
@@ -123,8 +127,33 @@ struct RandomCache {
       if (s.content == Content::kAscending) x = 0.05f + std::fabs(x) * 0.1f;
       value = oscar::float_to_bf16(x);
     }
+    if (s.centre_segments > 0) add_centres(rng);
   }
 
+  // Random centres, and keys that have either of them.
+  void add_centres(std::mt19937& rng) {
+    std::normal_distribution<float> normal(0.0f, shape.centre_size);
+    centres.resize(static_cast<size_t>(shape.centre_segments) * shape.num_kv_heads * 2 *
+                   shape.head_dim);
+    for (uint16_t& value : centres) value = oscar::float_to_bf16(normal(rng));
+    for (size_t b = 0; b < lens.size(); ++b) {
+      first_position.push_back(static_cast<int32_t>(rng() % 2000));
+    }
+    const int chunk = chunk_bytes(format);
+    for (size_t at = 0; at < pool.size(); at += chunk) {
+      for (int token = 0; token < 64; ++token) {
+        uint8_t* metadata = &pool[at] + metadata_offset(format, 0, token);
+        const float scale = oscar::load_metadata(metadata, 0, shape.metadata);
+        oscar::store_metadata(metadata, 0, oscar::scale_with_centre(scale, rng() % 2),
+                              shape.metadata);
+      }
+    }
+  }
+
+  oscar::KeyCentres key_centres(const uint16_t* rows, const int32_t* positions) const {
+    if (shape.centre_segments == 0) return {};
+    return {rows, shape.centre_segments, positions};
+  }
   oscar::ExactWindows windows(uint16_t* k, uint16_t* v, const int32_t* slot) const {
     return {k, v, slot, shape.sink, ring};
   }
@@ -133,6 +162,7 @@ struct RandomCache {
     p.format = format;
     p.history = {pool.data(), indptr.data(), indices.data(), last.data()};
     p.windows = windows(wk.data(), wv.data(), slots.data());
+    p.centres = key_centres(centres.data(), first_position.data());
     p.seq_len = lens.data();
     p.q = q.data();
     p.sm_scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
@@ -147,8 +177,8 @@ struct RandomCache {
 // The same cache in device memory.
 struct DeviceCache {
   DeviceBuffer<uint8_t> pool;
-  DeviceBuffer<int32_t> indptr, indices, last, lens, slots;
-  DeviceBuffer<uint16_t> wk, wv, q, o;
+  DeviceBuffer<int32_t> indptr, indices, last, lens, slots, first_position;
+  DeviceBuffer<uint16_t> wk, wv, q, centres, o;
   DeviceBuffer<float> lse;
   oscar::AttentionParams params;
 
@@ -159,14 +189,17 @@ struct DeviceCache {
         last(host.last),
         lens(host.lens),
         slots(host.slots),
+        first_position(host.first_position),
         wk(host.wk),
         wv(host.wv),
         q(host.q),
+        centres(host.centres),
         o(host.q.size()),
         lse(host.q.size() / host.shape.head_dim),
         params(host.host_params()) {
     params.history = {pool.get(), indptr.get(), indices.get(), last.get()};
     params.windows = host.windows(wk.get(), wv.get(), slots.get());
+    params.centres = host.key_centres(centres.get(), first_position.get());
     params.seq_len = lens.get();
     params.q = q.get();
     params.o = o.get();

@@ -140,6 +140,49 @@ class Device:
         loss = [torch.einsum("thi,hij,thj->h", e, metric.cpu(), e) for e in error]
         self.assertTrue((loss[1] < 0.95 * loss[0]).all(), loss)
 
+    def centred(self, fmt, batch=2, size=4.0):
+        """A server with key centres of two segments; pages lie before and behind position 1024."""
+        random = torch.Generator().manual_seed(11)
+        centres = size * torch.randn(2, 2, 2, fmt.head_dim, generator=random)
+        positions = torch.arange(batch, dtype=torch.int32) * 100 + 800
+        return self.server(fmt, batch, key_centres=centres.bfloat16().to(self.device),
+                           first_position=positions.to(self.device))
+
+    def test_keys_are_coded_around_centres_and_read_with_them(self):
+        for fmt in FORMATS:
+            with self.subTest(fmt=fmt):
+                server = self.centred(fmt)
+                rows = [server.normal(n, 2, 2, fmt.head_dim) for n in (400, 150)]
+                for new, position in zip(rows, (800, 900)):
+                    page = (torch.arange(len(new)) - server.sink).clamp(min=0) // 64
+                    segment = (position + server.sink + 64 * page + 32 >= 1024).long()
+                    which = torch.randint(2, (len(new), 2), generator=server.random)
+                    table = server.key_centres.cpu()[segment]  # [tokens, heads, 2, d]
+                    new[:, 0] += table[torch.arange(len(new))[:, None], torch.arange(2), which]
+                server.append(rows)
+                self.assertEqual(server.status.item(), 0)
+                coded, centres = server.history_rows(0), server.row_centres(0)
+                self.assertEqual(len(centres[:, 0].unique(dim=0)), 4)  # two of each segment
+                exact = rows[0][server.sink:server.sink + server.history[0], 0].double()
+                plain = self.server(fmt, 2)
+                plain.append(rows)
+                near = relative_error(coded[:, 0] + centres, exact)
+                self.assertLess(near, 0.5 * relative_error(plain.history_rows(0)[:, 0], exact))
+                if not self.supported(fmt):
+                    continue
+                q = server.queries()
+                o, lse = ops.decode_attention(**server.attention_arguments(q))
+                reference, reference_lse = server.reference(q)
+                self.assertLess(relative_error(o, reference), RELATIVE_BOUND)
+                self.assertLess((lse.cpu() - reference_lse).abs().max().item(), LSE_BOUND)
+
+    def test_centres_of_zeros_change_no_byte(self):
+        plain, zeros = self.server(CORE, 2), self.centred(CORE, size=0.0)
+        rows = [plain.normal(n, 2, 2, 128) for n in (130, 60)]
+        for server in (plain, zeros):
+            server.append(rows)
+        self.assertTrue(torch.equal(plain.pool, zeros.pool))
+
     def test_rows_that_are_not_finite_are_reported_and_not_written(self):
         server = self.server(CORE, 1)
         rows = server.normal(100, 2, 2, 128)
@@ -194,7 +237,10 @@ class Device:
                   "window_v": server.window_v[:1]}, ("window_k", "window_slot")),
                 ({"sink_tokens": 999}, ("sink_tokens", "999")),
                 ({"quant_group_size": 48}, ("quant_group_size", "48")),
-                ({"metadata_dtype": torch.int8}, ("metadata_dtype", "float16"))):
+                ({"metadata_dtype": torch.int8}, ("metadata_dtype", "float16")),
+                ({"first_position": read["seq_len"]}, ("first_position", "key_centres")),
+                ({"key_centres": q}, ("key_centres", "num_kv_heads")),
+                ({"key_centres": q.float()}, ("key_centres", "BFloat16"))):
             self.refused(op, read, change, "oscar_int2::decode_attention", *words)
         out = torch.empty_like(q)
         self.refused(ops.decode_attention_out, read, {"o": out[:1]}, "o", "[2, 1, 8, 128]")
@@ -222,6 +268,11 @@ class Device:
         o = torch.zeros_like(read["q"])
         torch.library.opcheck(ops.decode_attention_out.default, (),
                               read | {"o": o, "lse": o[..., 0].float()})
+        centred = self.centred(CORE)
+        rows = centred.append([centred.normal(n, 2, 2, 128) for n in (70, 150)])
+        torch.library.opcheck(ops.quantize_append.default, (), centred.cache() | rows)
+        torch.library.opcheck(ops.decode_attention.default, (),
+                              centred.attention_arguments(centred.queries()))
         finite = torch.full_like(server.pool, 0x31)
         torch.library.opcheck(ops.dequantize.default, (finite,),
                               {"head_dim": 128, **CORE.options()})
@@ -296,6 +347,10 @@ class OnCpu(Device, unittest.TestCase):
                                     ("window_slot", 0, -1)):
             self.refused(ops.quantize_append, write, changed(table, index, value), table,
                          "request")
+        centres = torch.zeros(1, 2, 2, 128, dtype=torch.bfloat16)
+        for op, arguments in ((ops.decode_attention, read), (ops.quantize_append, write)):
+            self.refused(op, arguments, {"key_centres": centres, "first_position": torch.tensor(
+                [0, -1], dtype=torch.int32)}, "first_position", "request 1")
         self.refused(ops.quantize_append, write, {"max_new_rows": 100}, "max_new_rows", "150")
         self.refused(ops.quantize_append, write, {"max_new_history": 9}, "max_new_history", "22")
 

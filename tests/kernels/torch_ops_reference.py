@@ -51,10 +51,10 @@ def split(pool, fmt):
 
 
 def dequantized(pool, fmt):
-    """[pages, heads, side, token, d] float32."""
+    """[pages, heads, side, token, d] float32; keys without their centres."""
     codes, pairs = split(pool, fmt)
     pairs = pairs.float().repeat_interleave(fmt.group, dim=4)
-    return (codes.float() - pairs[..., 1]) * pairs[..., 0]
+    return (codes.float() - pairs[..., 1]) * pairs[..., 0].abs()
 
 
 def shaped_feedback(metric, damping=0.01):
@@ -118,9 +118,10 @@ class Server:
     """Requests that share one layer's cache, and calls of the operators as a server makes them."""
 
     def __init__(self, ops, device, fmt, batch, *, heads=2, qo_heads=8, sink=16, recent=32,
-                 most_new=4, pages=40, seed=0, **writer):
+                 most_new=4, pages=40, seed=0, key_centres=None, first_position=None, **writer):
         self.ops, self.device, self.fmt, self.batch = ops, device, fmt, batch
         self.sink, self.recent, self.qo_heads, self.writer = sink, recent, qo_heads, writer
+        self.key_centres, self.first_position = key_centres, first_position
         self.random = torch.Generator().manual_seed(seed)
         ring = recent + 1 + most_new
         window = (batch + 2, heads, sink + ring, fmt.head_dim)  # two slots stay unused
@@ -170,7 +171,8 @@ class Server:
         return {"pool": self.pool, "kv_indptr": self.tables["kv_indptr"],
                 "kv_indices": self.tables["kv_indices"], "window_k": self.window_k,
                 "window_v": self.window_v, "window_slot": self.window_slot,
-                "sink_tokens": self.sink, **self.fmt.options()}
+                "sink_tokens": self.sink, "key_centres": self.key_centres,
+                "first_position": self.first_position, **self.fmt.options()}
 
     def set_tables(self):
         counts = torch.tensor([0] + [len(pages) for pages in self.pages]).cumsum(0)
@@ -194,6 +196,17 @@ class Server:
         rows = pages.permute(0, 3, 2, 1, 4).reshape(-1, 2, pages.shape[1], self.fmt.head_dim)
         return rows[:self.history[b]]
 
+    def row_centres(self, b):
+        """The centres of request b's keys in pages: [tokens, heads, d] float64."""
+        pairs = split(self.pool, self.fmt)[1][self.pages[b]]
+        second = pairs[:, :, 0, :, 0, 0].float().signbit()[..., None]  # [page, heads, token, 1]
+        first = 0 if self.first_position is None else self.first_position[b].item()
+        middle = first + self.sink + PAGE * torch.arange(len(self.pages[b])) + PAGE // 2
+        table = self.key_centres.cpu().double()
+        both = table[(middle // 1024).clamp(max=len(table) - 1)]  # [page, heads, 2, d]
+        rows = torch.where(second, both[:, :, None, 1], both[:, :, None, 0])
+        return rows.transpose(1, 2).flatten(0, 1)[:self.history[b]]
+
     def reference(self, q):
         """o and lse in float64, from the exact rows and the dequantized ones."""
         o, lse = torch.zeros(q.shape, dtype=torch.float64), torch.zeros(q.shape[:3]).double()
@@ -201,6 +214,8 @@ class Server:
         for b, length in enumerate(self.lengths()):
             rows = self.rows[b].double()
             rows[self.sink:self.sink + self.history[b]] = self.history_rows(b).double()
+            if self.key_centres is not None:
+                rows[self.sink:self.sink + self.history[b], 0] += self.row_centres(b)
             k, v = rows.repeat_interleave(share, dim=2).unbind(1)  # [tokens, qo heads, d]
             for i in range(q.shape[1]):
                 seen = length - q.shape[1] + i + 1

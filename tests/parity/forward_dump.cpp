@@ -76,8 +76,7 @@ void run(const std::vector<std::string>& args, const std::optional<Json>& rope_s
   Transformer model(checkpoint, options);
   torch::Tensor hidden = model.embed(read_ids(args[1], std::stoll(args[2])));
   for (int layer = 0; layer < model.config().num_layers; ++layer) {
-    MomentCollector collector(model.config().geometry(layer, 256), model.config().rope, {},
-                              options.device);
+    MomentCollector collector(model.config().geometry(layer, 256), options.device);
     hidden = model.forward_layer(layer, *model.load_layer(layer), hidden, &collector);
     LayerStatistics statistics = collector.result();
     statistics.o_proj_metric = model.o_proj_metric(layer);

@@ -30,6 +30,7 @@ class Side:
     correction: list  # 0 none, 1 unbiased, 2 metric
     feedback: torch.Tensor | None = None
     metric: torch.Tensor | None = None
+    centres: torch.Tensor | None = None  # of keys, [heads, 2, d] before RoPE
 
 
 @dataclass
@@ -44,6 +45,9 @@ class Rule:
     group: int = 0  # 0 = head_dim
     layers: list = field(default_factory=list)
     seen: list = field(default_factory=list)
+    offset: int = 0  # position of the first token
+    inv_freq: torch.Tensor | None = None  # for keys with centres
+    last_segment: int = 0
 
 
 def is_int2(rule, tokens):
@@ -97,15 +101,41 @@ def round_trip(x, clip, group, correction, feedback, metric):
     return (code - zero) * scale
 
 
-def quantized(side, x, group):
+def turned(x, angle):
+    """Rows x [.., d] turned by `angle` [d / 2] a pair of dimensions (i, i + d / 2)."""
+    x, y = x.chunk(2, -1)
+    return torch.cat((x * angle.cos() - y * angle.sin(), y * angle.cos() + x * angle.sin()), -1)
+
+
+def centres_of_rows(side, rows, rule):
+    """For rows [H, N, d] in the cache's basis, the nearer centre of the segment that their page lies in."""
+    chosen = torch.zeros_like(rows)
+    for token in range(rows.shape[1]):
+        page = max(0, token - rule.sink) // 64
+        segment = min((rule.offset + rule.sink + 64 * page + 32) // 1024, rule.last_segment)
+        angle = (1024 * segment + 511.5) * rule.inv_freq
+        here = turned(side.centres.double(), angle) - side.mean[:, None].double()
+        here = torch.einsum("hjd,hde->hje", here, side.forward.double()).to(torch.bfloat16).double()
+        here[(side.centres == 0).all(-1).all(-1)] = 0
+        row = rows[:, token].to(torch.bfloat16).double()
+        distance = ((row[:, None] - here) ** 2).sum(-1)
+        second = distance[:, 1] < distance[:, 0]
+        chosen[:, token] = torch.where(second[:, None], here[:, 1], here[:, 0]).float()
+    return chosen
+
+
+def quantized(side, x, rule):
     """Exact rows in the side's basis, and what INT2 makes of them; x [B, H, N, d]."""
     exact = torch.einsum("bhnd,hde->bhne", x - side.mean[None, :, None], side.forward)
     rounded = torch.empty_like(exact)
     for b in range(x.shape[0]):
+        about = torch.zeros_like(exact[b])
+        if side.centres is not None:
+            about = centres_of_rows(side, exact[b], rule)
         for h in range(x.shape[1]):
-            rounded[b, h] = round_trip(
-                exact[b, h], side.clip[h], group or x.shape[3], side.correction[h],
-                None if side.feedback is None else side.feedback[h],
+            rounded[b, h] = about[h] + round_trip(
+                exact[b, h].to(torch.bfloat16).float() - about[h], side.clip[h], rule.group or x.shape[3],
+                side.correction[h], None if side.feedback is None else side.feedback[h],
                 None if side.metric is None else side.metric[h])
     return exact, rounded
 
@@ -121,7 +151,7 @@ def attention(module, query, key, value, attention_mask, scaling, **unused):
         sides = (key, key), (value, value)
         q, old = query, torch.zeros(tokens, tokens, dtype=torch.bool)
     else:
-        sides = [quantized(side, x, rule.group) for side, x in zip(layer, (key, value))]
+        sides = [quantized(side, x, rule) for side, x in zip(layer, (key, value))]
         q = torch.einsum("bhnd,hde->bhne", query,
                          layer[0].partner.repeat_interleave(groups, 0))
         old = is_int2(rule, tokens)
@@ -171,7 +201,7 @@ def bundle_layers(file):
             sides.append(Side(forward, back, tensor(f"{x}_mean"),
                               group[f"{x}_clip_ratio"][()].tolist(),
                               group[f"{x}_scale_correction"][()].tolist(),
-                              tensor(f"{x}_feedback"), tensor(f"{x}_metric")))
+                              tensor(f"{x}_feedback"), tensor(f"{x}_metric"), tensor(f"{x}_centres")))
         layers.append(tuple(sides))
     return layers
 
@@ -180,6 +210,9 @@ def bundle_layers(file):
 def scores(model, rule, rows, first, offset=0):
     """Mean NLL, and log-probabilities of the counted predictions, of token rows [n, tokens]."""
     model.config.int2_rule = rule
+    rule.offset = offset
+    rule.inv_freq = model.model.rotary_emb.inv_freq.double()
+    rule.last_segment = (model.config.max_position_embeddings + 1023) // 1024 - 1
     ids = torch.tensor(rows, dtype=torch.int64)
     positions = torch.arange(ids.shape[1])[None] + offset
     logits = model(ids, position_ids=positions, use_cache=False).logits[:, first - 1:-1].double()

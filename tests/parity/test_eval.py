@@ -145,6 +145,10 @@ class RandomModel(unittest.TestCase):
                 with h5py.File(bundle) as file:
                     rule = twin.Rule(SINK, RECENT, layers=twin.bundle_layers(file))
                 self.expect_twin(report, "bundle", rule, first)
+                if preset == "best":  # keys have other centres there
+                    report = self.space.report(["bundle"], "--bundle", bundle, "--chunk-len", TOKENS,
+                                               "--first-position", first, "--position-offset", 3000)
+                    self.expect_twin(report, "bundle", rule, first, 3000)
 
 
 class DefaultModel(unittest.TestCase):

@@ -45,8 +45,7 @@ inline torch::Tensor output_metric() {
 }
 
 inline LayerStatistics statistics_of(const std::vector<HeldChunk>& chunks) {
-  const Rope no_rope;
-  MomentCollector collector(kGeometry, no_rope, {}, torch::kCPU);
+  MomentCollector collector(kGeometry, torch::kCPU);
   for (const HeldChunk& c : chunks) {
     collector.observe({.layer = 1,
                        .q = c.q.unsqueeze(0),

@@ -27,8 +27,8 @@ struct EngineLosses {
 std::vector<EngineLosses> engine_losses(const LayerTransforms& layer,
                                         const std::vector<HeldChunk>& chunks) {
   const auto codec = std::make_shared<LayerCodec>();
-  codec->key = make_side_codec(layer.key, Side::kKey, kQuantizer, 1, torch::kCPU);
-  codec->value = make_side_codec(layer.value, Side::kValue, kQuantizer, 1, torch::kCPU);
+  codec->key = make_side_codec(layer.key, Side::kKey, kQuantizer, 1, Rope{}, torch::kCPU);
+  codec->value = make_side_codec(layer.value, Side::kValue, kQuantizer, 1, Rope{}, torch::kCPU);
   const CacheView view{.sink = kQuantizer.sink_tokens, .recent = kQuantizer.recent_tokens};
   std::vector<EngineLosses> losses(kHeads);
   for (const HeldChunk& c : chunks) {

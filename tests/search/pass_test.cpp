@@ -57,7 +57,7 @@ TEST(SearchPass, ABatchOfChunksGivesTheDecisionsOfSingleChunks) {
   torch::manual_seed(3);
   const auto rows = [](int64_t heads) { return torch::randn({4, heads, 480, 128}); };
   const AttentionRecord all{.layer = 0, .q = rows(8), .k = rows(2), .v = rows(2), .o = rows(8)};
-  MomentCollector collector(model.config().geometry(0, 256), model.config().rope, {}, torch::kCPU);
+  MomentCollector collector(model.config().geometry(0, 256), torch::kCPU);
   collector.observe(all);
   std::vector<LayerStatistics> statistics = {collector.result()};
   statistics[0].o_proj_metric = model.o_proj_metric(0);

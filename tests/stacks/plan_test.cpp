@@ -106,6 +106,11 @@ TEST(StackPlan, WhateverAStackLacksIsNamed) {
     EXPECT_EQ(plans_json({plan})[0]["reason"], reason);
   };
   expect_lack(ObstacleKind::kMean, "values are centred (layer 1)", centre);
+  expect_lack(ObstacleKind::kMean, "keys have two centres (layer 1)", [](Bundle& b) {
+    MatrixStack<float>& centres = b.layers[1].key.centres;
+    centres = MatrixStack<float>(b.layers[1].key.forward.count, 2, b.layers[1].key.forward.cols);
+    centres.data[0] = 1;
+  });
   expect_lack(ObstacleKind::kHeadsDiffer, "heads of keys differ (layer 0)",
               [](Bundle& b) { b.layers[0].key.forward[1](0, 0) = -1; });
   expect_lack(ObstacleKind::kShapedRounding, "rounding is shaped (layer 0)",

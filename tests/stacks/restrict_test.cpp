@@ -31,6 +31,8 @@ TEST(StackChoice, SglangGetsPlainRowsOneMatrixALayerAndOnePair) {
   EXPECT_EQ(choice.fit.granularity, Granularity::kShared);
   EXPECT_EQ(choice.fit.kind, TransformKind::kBalanced);  // its files have a slot for the inverse
   EXPECT_FALSE(choice.fit.center);
+  EXPECT_FALSE(choice.fit.key_centres);
+  EXPECT_EQ(choice.fit.row_weights, RowWeights::kAttention);
   EXPECT_EQ(choice.fit.rounding, Rounding::kPlain);
   EXPECT_EQ(choice.fit.scale_correction, ScaleCorrection::kNone);
   EXPECT_EQ(choice.fit.clip_k, kPublishedClipK);
@@ -54,6 +56,7 @@ TEST(StackChoice, ThisToolkitsKernelsTakeEverything) {
   EXPECT_EQ(after.search, before.search);
   EXPECT_EQ(after.fit.rounding, before.fit.rounding);
   EXPECT_EQ(after.fit.center, before.fit.center);
+  EXPECT_TRUE(after.fit.key_centres);
   EXPECT_EQ(after.fit.clip_k, before.fit.clip_k);
   EXPECT_EQ(after.quantizer.metadata_dtype, MetadataDtype::kFp16);
 }

@@ -28,9 +28,10 @@ cudaError_t decode_attention_prepare(void* workspace, size_t bytes, cudaStream_t
 // From sm_90 on the launch begins before the kernel directly ahead of it in the stream has ended,
 // and by default reads nothing until then. unsettled_pages >= 0 promises that the kernel ahead
 // writes neither seq_len nor the page table (kv_indptr, kv_indices, kv_last_page_len) nor
-// windows.slot, and of each request's pages at most the last unsettled_pages (behind append_rows:
-// 1 + (rows demoted + 62) / 64). Then the plan is made, and the first of the other pages asked for,
-// while it still runs. Queries, exact rows and the workspace are touched only after it has ended.
+// windows.slot nor centres.first_position, and of each request's pages at most the last
+// unsettled_pages (behind append_rows: 1 + (rows demoted + 62) / 64). Then the plan is made, and
+// the first of the other pages asked for, while it still runs. Queries, exact rows, centres and the
+// workspace are touched only after it has ended.
 cudaError_t decode_attention(const AttentionParams& params, void* workspace, size_t workspace_bytes,
                              cudaStream_t stream, int unsettled_pages = -1);
 

@@ -2,6 +2,11 @@
 
 Loads the library that lies beside this file, and registers what tracing (torch.compile, fake
 tensors) needs. Shapes, units and an example are in kernels/README.md.
+
+Key centres, of bundles that have them: quantize_append and decode_attention(_out) take the layer's
+table key_centres, bf16 [segments, num_kv_heads, 2, head_dim], and first_position, int32 [batch], the
+position of each request's first token (default: 0). Both calls need the same ones. dequantize gives
+keys without their centres.
 """
 import pathlib
 

@@ -58,7 +58,8 @@ struct DatasetReader {
   void operator()(const schema::Slot& slot, MatrixStack<T>& stack) const {
     if (!take(slot, stack.data)) return;
     stack.count = geometry.num_kv_heads;
-    stack.rows = stack.cols = dim(slot);
+    stack.cols = dim(slot);
+    stack.rows = slot.rank == schema::Rank::kCentres ? kCentres : stack.cols;
   }
   template <typename T>
   void operator()(const schema::Slot& slot, VectorStack<T>& stack) const {

@@ -1,4 +1,5 @@
 // From structs to the flat list of groups, datasets and attributes that a file holds.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <ctime>
@@ -239,7 +240,11 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
   root("format",
        std::string(bundle.statistics_only ? schema::kStatisticsFormat : schema::kRotationFormat));
   root("format_version", schema::kFormatVersion);
-  root("required_features", Json::array());
+  Json features = Json::array();
+  if (std::ranges::any_of(bundle.layers, [](const auto& l) { return !l.key.centres.empty(); })) {
+    features.push_back(schema::kKeyCentresFeature);
+  }
+  root("required_features", features);
   root("tool_version", std::string(kToolVersion));
   root("tool_commit", std::string(kToolCommit));
   root(schema::kCreated, created_utc());

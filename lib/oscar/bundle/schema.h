@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "oscar/bundle/bundle.h"
+#include "oscar/cache/key_centres.h"
 #include "oscar/io/hdf5.h"
 
 namespace oscar::schema {
@@ -13,8 +14,10 @@ namespace oscar::schema {
 inline constexpr const char* kRotationFormat = "oscar-rotation-bundle";
 inline constexpr const char* kStatisticsFormat = "oscar-statistics";
 inline constexpr int64_t kFormatVersion = 1;
-// Entries of required_features that this build understands: none has been needed yet.
-inline constexpr std::array<const char*, 0> kKnownFeatures{};
+// Entries of required_features that this build understands. A reader that codes keys about one mean
+// would read rows about two centres wrongly.
+inline constexpr const char* kKeyCentresFeature = "key_centres";
+inline constexpr std::array<const char*, 1> kKnownFeatures{kKeyCentresFeature};
 
 inline constexpr const char* kModel = "/model";
 inline constexpr const char* kCorpus = "/corpus";
@@ -32,8 +35,9 @@ inline constexpr const char* kContentHash = "content_sha256";
 inline constexpr const char* kCreated = "created_utc";
 inline constexpr const char* kToolPrefix = "tool_";
 
-// [], [Hkv], [Hkv, d], [Hkv, d, d]; [ratios], [ratios, Hkv] with as many ratios as were tried.
-enum class Rank { kScalar, kHeads, kVectors, kMatrices, kRatios, kRatioHeads };
+// [], [Hkv], [Hkv, d], [Hkv, 2, d], [Hkv, d, d]; [ratios], [ratios, Hkv] with as many ratios as
+// were tried.
+enum class Rank { kScalar, kHeads, kVectors, kCentres, kMatrices, kRatios, kRatioHeads };
 
 struct Slot {
   const char* name;
@@ -54,6 +58,8 @@ inline hdf5::Shape shape_of(const Slot& slot, const LayerGeometry& geometry, uin
       return {heads};
     case Rank::kVectors:
       return {heads, d};
+    case Rank::kCentres:
+      return {heads, kCentres, d};
     case Rank::kMatrices:
       return {heads, d, d};
     case Rank::kRatios:
@@ -74,8 +80,13 @@ struct SideSlots {
   Slot kind, rotation, partner, mean, eigenvalues, clip_ratio, scale_correction, metric, feedback,
       condition_number;
   ClipLossSlots clip_losses;
+  const Slot* centres;   // null: this side has none
   const char* fallback;  // attribute: JSON list of a reason for each head, "" = none
 };
+
+// Bundles with it name kKeyCentresFeature among their required features.
+inline constexpr Slot kKeyCentres = {"k_centres", hdf5::Dtype::kF32, Rank::kCentres, Side::kKey,
+                                     false};
 
 inline constexpr SideSlots kKeySlots = {
     .kind = {"k_kind", hdf5::Dtype::kU8, Rank::kHeads, Side::kKey, true},
@@ -91,6 +102,7 @@ inline constexpr SideSlots kKeySlots = {
     .clip_losses = {.ratio = {"k_clip_tried", hdf5::Dtype::kF32, Rank::kRatios, Side::kKey, false},
                     .nmse = {"k_clip_nmse", hdf5::Dtype::kF64, Rank::kRatioHeads, Side::kKey,
                              false}},
+    .centres = &kKeyCentres,
     .fallback = "k_fallback"};
 
 inline constexpr SideSlots kValueSlots = {
@@ -109,6 +121,7 @@ inline constexpr SideSlots kValueSlots = {
                               false},
                     .nmse = {"v_clip_nmse", hdf5::Dtype::kF64, Rank::kRatioHeads, Side::kValue,
                              false}},
+    .centres = nullptr,
     .fallback = "v_fallback"};
 
 // Absent until the search has measured it.
@@ -154,6 +167,7 @@ void visit_side(SideType& side, const SideSlots& slots, Visit&& visit) {
   visit(slots.feedback, side.feedback);
   visit(slots.condition_number, side.condition_number);
   visit(slots.clip_losses, side.clip_losses);
+  if (slots.centres) visit(*slots.centres, side.centres);
 }
 
 template <typename Statistics, typename Visit>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "oscar/cache/codec.h"
+#include "oscar/cache/key_centres.h"
 #include "oscar/cache/row_recipe.h"
 
 namespace oscar {
@@ -10,6 +11,7 @@ inline constexpr int kPageTokens = 64;
 
 // What one (page, KV head) chunk looks like:
 //   K codes [64][d/4] | V codes [64][d/4] | (scale, zero)_K [64][groups][2] | the same for V
+// With key centres the sign of a key row's first scale names its centre (key_centres.h).
 struct PageFormat {
   int head_dim = 128;          // 64, 128 or 256
   int quant_group_size = 128;  // divides head_dim
@@ -88,6 +90,7 @@ struct AttentionParams {
   PageFormat format;
   PagedHistory history;
   ExactWindows windows;
+  KeyCentres centres = {};
   const int32_t* seq_len = nullptr;  // [batch], in tokens, this step's tokens included
   const uint16_t* q = nullptr;       // bf16 [batch][q_len][num_qo_heads][head_dim], transformed
   uint16_t* o = nullptr;             // bf16, same shape, transformed and centred basis
@@ -129,6 +132,7 @@ struct AppendParams {
   PageFormat format;
   PagedHistory history;
   ExactWindows windows;
+  KeyCentres centres = {};
   const uint16_t* k = nullptr;           // bf16 [total new rows][num_kv_heads][head_dim]
   const uint16_t* v = nullptr;           //   transformed, centred
   const int32_t* rows_indptr = nullptr;  // [batch + 1] into the new rows

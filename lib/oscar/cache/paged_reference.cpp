@@ -19,6 +19,13 @@ uint8_t* chunk_at(const PageFormat& format, const PagedHistory& history, int num
 
 int64_t slot_of(const ExactWindows& windows, int b) { return windows.slot ? windows.slot[b] : b; }
 
+// The centres that rows of a history token's page have, [2][head_dim].
+const uint16_t* page_centres(const KeyCentres& centres, const PageFormat& format, int num_kv_heads,
+                             int sink_tokens, int b, int token, int head) {
+  const int segment = segment_of_page(centres, b, sink_tokens, token / kPageTokens);
+  return centres_of(centres, segment, head, num_kv_heads, format.head_dim);
+}
+
 // One row to its place in a page.
 RowStatus write_row(const AppendParams& p, const uint16_t* bf16_row, int b, int token, int head,
                     int side) {
@@ -34,11 +41,24 @@ RowStatus write_row(const AppendParams& p, const uint16_t* bf16_row, int b, int 
       .metric = writer.metric ? writer.metric + matrix : nullptr};
   std::vector<float> x(f.head_dim);
   for (int i = 0; i < f.head_dim; ++i) x[i] = bf16_to_float(bf16_row[i]);
+  int centre = 0;
+  if (side == 0 && p.centres.rows) {
+    const uint16_t* both =
+        page_centres(p.centres, f, p.num_kv_heads, p.windows.sink_tokens, b, token, head);
+    centre = nearest_centre(bf16_row, both, f.head_dim);
+    const uint16_t* o = both + centre * f.head_dim;
+    for (int i = 0; i < f.head_dim; ++i) x[i] = bf16_to_float(around_centre(bf16_row[i], o[i]));
+  }
   uint8_t* chunk = chunk_at(f, p.history, p.num_kv_heads, b, token, head);
   const int in_page = token % kPageTokens;
   const QuantizedRows out{chunk + code_offset(f, side, in_page),
                           chunk + metadata_offset(f, side, in_page), nullptr};
-  return quantize_rows_ref(quantizer, x.data(), 1, out).status;
+  const RowStatus status = quantize_rows_ref(quantizer, x.data(), 1, out).status;
+  if (status == RowStatus::kOk && centre != 0) {
+    const float scale = load_metadata(out.metadata, 0, f.metadata);
+    store_metadata(out.metadata, 0, scale_with_centre(scale, centre), f.metadata);
+  }
+  return status;
 }
 
 // All query heads that share a KV head, for one query: each row is dequantized once for them.
@@ -52,12 +72,22 @@ void attend_group(const AttentionParams& p, int b, int query, int kv_head, Real*
   std::vector<Real> q(static_cast<size_t>(group) * d),
       weights(static_cast<size_t>(group) * visible);
   for (size_t i = 0; i < q.size(); ++i) q[i] = static_cast<Real>(bf16_to_float(p.q[first * d + i]));
-  std::vector<float> row(d);
+  std::vector<Real> row(d);
+  std::vector<float> coded(d);
   const auto load = [&](int position, int side) {
     const int token = position - p.windows.sink_tokens;
     if (token >= 0 && token < history) {
       const uint8_t* chunk = chunk_at(p.format, p.history, p.num_kv_heads, b, token, kv_head);
-      dequantize_row(p.format, chunk, side, token % kPageTokens, row.data());
+      const int in_page = token % kPageTokens;
+      dequantize_row(p.format, chunk, side, in_page, coded.data());
+      std::copy(coded.begin(), coded.end(), row.begin());
+      if (side == 0 && p.centres.rows) {
+        const uint8_t* metadata = chunk + metadata_offset(p.format, side, in_page);
+        const int which = centre_of_scale(load_metadata(metadata, 0, p.format.metadata));
+        const uint16_t* both = page_centres(p.centres, p.format, p.num_kv_heads,
+                                            p.windows.sink_tokens, b, token, kv_head);
+        for (int i = 0; i < d; ++i) row[i] += static_cast<Real>(bf16_to_float(both[which * d + i]));
+      }
       return;
     }
     const uint16_t* exact = (side ? p.windows.v : p.windows.k) +
@@ -70,7 +100,7 @@ void attend_group(const AttentionParams& p, int b, int query, int kv_head, Real*
     load(position, 0);
     for (int h = 0; h < group; ++h) {
       Real dot = 0;
-      for (int i = 0; i < d; ++i) dot += q[h * d + i] * static_cast<Real>(row[i]);
+      for (int i = 0; i < d; ++i) dot += q[h * d + i] * row[i];
       dot *= static_cast<Real>(p.sm_scale);
       weights[static_cast<size_t>(h) * visible + position] = dot;
       largest[h] = std::max(largest[h], dot);
@@ -84,7 +114,7 @@ void attend_group(const AttentionParams& p, int b, int query, int kv_head, Real*
       const Real weight =
           std::exp(weights[static_cast<size_t>(h) * visible + position] - largest[h]);
       sum[h] += weight;
-      for (int i = 0; i < d; ++i) out[h * d + i] += weight * static_cast<Real>(row[i]);
+      for (int i = 0; i < d; ++i) out[h * d + i] += weight * row[i];
     }
   }
   for (int h = 0; h < group; ++h) {
@@ -153,7 +183,7 @@ void dequantize_row(const PageFormat& f, const uint8_t* chunk, int side, int tok
   const void* metadata = chunk + metadata_offset(f, side, token);
   for (int i = 0; i < f.head_dim; ++i) {
     const int group = i / f.quant_group_size;
-    const ScaleZero sz{load_metadata(metadata, 2 * group, f.metadata),
+    const ScaleZero sz{scale_without_centre(load_metadata(metadata, 2 * group, f.metadata)),
                        load_metadata(metadata, 2 * group + 1, f.metadata)};
     out[i] = dequantize(unpack_code(codes, i, f.head_dim, f.order), sz);
   }

@@ -5,6 +5,7 @@
 #include "oscar/base/error.h"
 #include "oscar/base/sha256.h"
 #include "oscar/bundle/bundle_match.h"
+#include "oscar/calibrate/split_corpus.h"
 #include "oscar/fit/presets.h"
 
 namespace oscar {
@@ -34,6 +35,7 @@ Json describe_search(const CalibrateOptions& options, size_t search_chunks, size
                                  {s.center, "center"},
                                  {s.granularity, "granularity"},
                                  {s.row_weights, "row weights"},
+                                 {s.key_centres, "key centers"},
                                  {s.clip, "clip"},
                                  {s.rounding, "rounding"},
                                  {s.scale_correction, "scale correction"}}) {
@@ -51,6 +53,7 @@ std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
               {"granularity", bundle.granularity},
               {"row_weights", bundle.row_weights},
               {"center", options.fit.center},
+              {"key_centers", key_centres_name(options.fit.key_centres)},
               {"rounding", rounding_name(options.fit.rounding)},
               {"scale_correction", scale_correction_name(options.fit.scale_correction)},
               {"clip", {options.fit.clip_k, options.fit.clip_v}},
@@ -91,14 +94,15 @@ void check_output_path(const CalibrateOptions& options) {
 // What HDF5 adds to a dataset: its header and the index of its chunks.
 constexpr int64_t kDatasetBytes = 3200;
 
-int64_t estimated_statistics_bytes(const std::vector<LayerGeometry>& layers) {
-  constexpr int64_t kDatasets = 22;
+int64_t estimated_statistics_bytes(const std::vector<LayerGeometry>& layers, bool attended) {
+  constexpr int64_t kDatasets = 12, kAttendedDatasets = 10;
   int64_t bytes = kDatasets * kDatasetBytes * static_cast<int64_t>(layers.size());
   for (const LayerGeometry& layer : layers) {
     const int64_t k = layer.head_dim_k, v = layer.head_dim_v;
     bytes += 8 * layer.num_kv_heads * (2 * k * k + 3 * v * v + 2 * k + 2 * v);
-    if (!layer.quantized) continue;
-    bytes += 8 * layer.num_kv_heads * (2 * k * k + v * v + 2 * k + v + 4);  // weighted by attention
+    if (!attended || !layer.quantized) continue;
+    bytes += kAttendedDatasets * kDatasetBytes +
+             8 * layer.num_kv_heads * (2 * k * k + v * v + 2 * k + v + 4);
   }
   return bytes;
 }
@@ -126,7 +130,7 @@ int64_t estimated_bundle_bytes(const std::vector<LayerGeometry>& layers,
     }
   }
   if (options.keep_statistics || options.statistics_only) {
-    bytes += estimated_statistics_bytes(layers);
+    bytes += estimated_statistics_bytes(layers, attended_view(options).has_value());
     for (const LayerGeometry& layer : layers) {
       if (fit.objective_v != ValueObjective::kEnergy) break;
       bytes += 8 * int64_t{layer.num_kv_heads} * layer.head_dim_v * layer.head_dim_v;

@@ -28,7 +28,8 @@ std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
 // Throws Error when OUT exists (and neither --force nor --resume is given) or cannot be written.
 void check_output_path(const CalibrateOptions& options);
 
-int64_t estimated_statistics_bytes(const std::vector<LayerGeometry>& layers);
+// `attended`: with sums weighted by attention.
+int64_t estimated_statistics_bytes(const std::vector<LayerGeometry>& layers, bool attended);
 int64_t estimated_bundle_bytes(const std::vector<LayerGeometry>& layers,
                                const CalibrateOptions& options);
 

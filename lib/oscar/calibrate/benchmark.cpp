@@ -44,7 +44,7 @@ CollectionTiming time_collection(Transformer& model, const TokenChunks& corpus,
   timing.tokens = corpus.record.tokens;
   for (int repeat = -1; repeat < repeats; ++repeat) {
     NothingObserved nothing;
-    MomentPass moments(model, layers, CacheView{}, [](const MomentPass&, const RunPosition&) {});
+    MomentPass moments(model, layers, [](const MomentPass&, const RunPosition&) {});
     const double forward = seconds_of_pass(model, corpus, plan, nothing);
     const double collect = seconds_of_pass(model, corpus, plan, moments);
     if (repeat < 0) continue;  // warm-up

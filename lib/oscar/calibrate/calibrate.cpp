@@ -112,13 +112,13 @@ struct Collected {
 Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
                   const CalibrateOptions& options, CheckpointFile& saved, Progress& progress) {
   MomentPass moments(
-      model, geometries(options, model.config()), cache_view(options.quantizer),
+      model, geometries(options, model.config()),
       [&](const MomentPass& sums, const RunPosition& next) {
         if (saved.due(next, plan, interrupt_requested())) {
           saved.save(sums.result(), next, sums.snapshots());
         }
       },
-      plan.snapshot_tokens);
+      plan.snapshot_tokens, attended_view(options));
   std::optional<SavedRun> resumed;
   if (options.resume) {
     resumed = saved.load(plan);
@@ -186,7 +186,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
   std::vector<Batch> batches = plan_batches(split.fit.chunks, options.batch_tokens);
   std::vector<int64_t> snapshot_tokens = plan_snapshots(batches);
   const RunPlan plan = plan_run(model, std::move(batches), limits, options.checkpoint_every,
-                                std::move(snapshot_tokens));
+                                std::move(snapshot_tokens), attended_view(options).has_value());
   // Before the work, so that a limit that is too low for the search is told then.
   std::optional<RunPlan> search_plan;
   if (options.search.any()) search_plan = plan_search(model, split, options, limits);

@@ -2,6 +2,7 @@
 #include "oscar/calibrate/collector.h"
 
 #include <array>
+#include <utility>
 
 #include "oscar/calibrate/host_sums.h"
 
@@ -17,9 +18,9 @@ torch::Tensor to_device(const MatrixStack<double>& stack, torch::Device device) 
 
 }  // namespace
 
-MomentCollector::MomentCollector(const LayerGeometry& geometry, const Rope& rope,
-                                 const CacheView& view, torch::Device device)
-    : geometry_(geometry) {
+MomentCollector::MomentCollector(const LayerGeometry& geometry, torch::Device device,
+                                 std::optional<AttendedCollector> attended)
+    : geometry_(geometry), attended_(std::move(attended)) {
   const int64_t heads = geometry.num_kv_heads, dk = geometry.head_dim_k, dv = geometry.head_dim_v;
   const auto sums = [&](int64_t d) {
     return RowSums{zero_sums({heads, d, d}, device), zero_sums({heads, d}, device)};
@@ -28,7 +29,6 @@ MomentCollector::MomentCollector(const LayerGeometry& geometry, const Rope& rope
   k_ = sums(dk);
   v_ = sums(dv);
   attn_out_ = sums(dv);
-  if (geometry.quantized) attended_.emplace(geometry, rope, view, device);
 }
 
 void MomentCollector::observe(const AttentionRecord& record) {

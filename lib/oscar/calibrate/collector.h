@@ -11,13 +11,12 @@
 namespace oscar {
 
 // Sums of one layer (LayerStatistics) kept as float64 tensors [Hkv, d, d] on the device. One
-// addition per observed batch, in the order of the batches: the result is reproducible. Of a
-// quantized layer also the sums of rows by the attention they receive (attended_collector.h).
+// addition per observed batch, in the order of the batches: the result is reproducible.
 class MomentCollector final : public AttentionObserver {
  public:
-  // `rope` must outlive it; `view` are the windows of the cache.
-  MomentCollector(const LayerGeometry& geometry, const Rope& rope, const CacheView& view,
-                  torch::Device device);
+  // With `attended`, of the same layer and device, its sums are collected too.
+  MomentCollector(const LayerGeometry& geometry, torch::Device device,
+                  std::optional<AttendedCollector> attended = {});
 
   void observe(const AttentionRecord& record) override;
 

@@ -17,9 +17,6 @@ namespace {
 // Sequences sampled side by side: more only costs memory.
 constexpr int64_t kSequencesAtOnce = 32;
 
-// With fewer than one separator in so many tokens, a text says too little of the rows they make.
-constexpr int64_t kTokensOfASeparator = 10000;
-
 int32_t start_token(const ModelConfig& config) {
   if (config.bos_token_id) return *config.bos_token_id;
   if (!config.eos_token_ids.empty()) return config.eos_token_ids.front();
@@ -87,9 +84,11 @@ TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
   }
   const std::vector<int32_t> separators =
       separator_tokens(corpus.eos_token_ids, tokenizer.get(), corpus.vocab_size);
-  if (options.separators) {
+  using enum CalibrateOptions::Separators;
+  if (options.separators == kOn || (options.separators == kAuto && tokenizer)) {
     corpus.separators = separators;
-    if (separators.empty()) {
+    corpus.only_if_rare = options.separators == kAuto;
+    if (separators.empty() && options.separators == kOn) {
       throw Error({.what = "no token that ends documents or turns is known",
                    .where = "--separators on",
                    .hint = "leave it out"});
@@ -105,12 +104,12 @@ TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
     return sample_chunks(corpus, part.self_tokens, model, device_bytes, progress);
   }
   TokenChunks chunks = load_corpus(options.corpus, tokenizer.get(), corpus);
-  const int64_t count = count_tokens(chunks.chunks, separators);
-  if (!separators.empty() && count * kTokensOfASeparator < chunks.record.tokens) {
+  if (!separators.empty() && chunks.record.separators == "none" &&
+      is_rare(chunks.chunks, separators)) {
     progress.note(fmt::format(
         "{} of {} tokens end a document or a turn. In service such tokens draw much attention:\n"
         "  add text with them (chats, packed documents), or use --separators on",
-        count, chunks.record.tokens));
+        count_tokens(chunks.chunks, separators), chunks.record.tokens));
   }
   return chunks;
 }

@@ -114,7 +114,8 @@ int64_t estimated_checkpoint_bytes(const std::vector<LayerGeometry>& layers,
   // Resident weights pass once per shard, and checkpoints are taken between shards.
   for (const Shard& shard : plan.shards) tokens = std::max(tokens, shard.tokens);
   if (plan.weights_resident) tokens = 0;
-  return estimated_statistics_bytes(layers) + snapshot_bytes(config, plan.snapshot_tokens.size()) +
+  return estimated_statistics_bytes(layers, plan.attended) +
+         snapshot_bytes(config, plan.snapshot_tokens.size(), plan.attended) +
          tokens * plan.hidden_bytes_per_token;
 }
 
@@ -135,9 +136,12 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   std::shared_ptr<const LayerWeights> weights;
   const double load = seconds_of([&] { weights = model.load_layer(0); });
   const Batch& batch = plan.batches.front();
+  std::optional<AttendedCollector> by_attention;
+  if (const auto view = attended_view(options); view && layers.front().quantized) {
+    by_attention.emplace(layers.front(), config.rope, *view, model.compute().device);
+  }
   Probe probe{model, weights, model.embed(batch_ids(split.fit, batch).to(model.compute().device)),
-              MomentCollector(layers.front(), config.rope, cache_view(options.quantizer),
-                              model.compute().device)};
+              MomentCollector(layers.front(), model.compute().device, std::move(by_attention))};
   std::vector<LayerStatistics> parts(plan.snapshot_tokens.size());
   for (LayerStatistics& part : parts) part = probe.collect();
   if (parts.empty()) probe.collect();  // warms up

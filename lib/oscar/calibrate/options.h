@@ -29,9 +29,12 @@ struct CalibrateOptions {
   QuantizerSettings quantizer;   // quant_group_size 0 = head_dim
 
   std::optional<Json> rope_scaling;
-  int chunk_len = 0;        // 0 = the model's context, 4096 at most
-  int64_t max_tokens = 0;   // 0 = all
-  bool separators = false;  // put the checkpoint's separators into the text (data/separators.h)
+  int chunk_len = 0;       // 0 = the model's context, 4096 at most
+  int64_t max_tokens = 0;  // 0 = all
+  // Whether the checkpoint's separators are put into the text (data/separators.h). kAuto: into text
+  // that has few, not into token ids.
+  enum class Separators { kAuto, kOn, kOff };
+  Separators separators = Separators::kAuto;
   uint64_t seed = 0;
 
   std::string device = "auto", dtype = "auto";

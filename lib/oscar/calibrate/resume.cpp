@@ -17,7 +17,7 @@ namespace {
 // How the numbers of a ResumeState count: `shard` is RunPosition::batch, which does not depend on
 // how a plan groups batches into shards. Checkpoints of order "layer-major" counted shards of a
 // plan that they did not describe, those of "layer-major, batches" had no copies of sums.
-constexpr const char* kOrder = "layer-major, batches, snapshots, attended";
+constexpr const char* kOrder = "layer-major, batches, snapshots";
 constexpr const char* kHiddenPrefix = "hidden_";
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 

@@ -46,6 +46,14 @@ std::vector<LayerGeometry> geometries(const CalibrateOptions& options, const Mod
   return layers;
 }
 
+std::optional<CacheView> attended_view(const CalibrateOptions& options) {
+  const SearchOptions& search = options.search;
+  const bool wanted =
+      options.fit.row_weights == RowWeights::kAttention || search.row_weights || search.key_centres;
+  if (!wanted) return {};
+  return cache_view(options.quantizer);
+}
+
 bool wants_energy(const CalibrateOptions& options) {
   return options.fit.objective_v == ValueObjective::kEnergy;
 }

@@ -1,6 +1,7 @@
 // What a run and its dry run share: which chunks are fitted and searched, and how the search runs.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
 SearchSettings search_settings(const CalibrateOptions& options);
 
 std::vector<LayerGeometry> geometries(const CalibrateOptions& options, const ModelConfig& config);
+
+// The windows by which rows are weighted by attention; nothing when no fit of the run needs it.
+std::optional<CacheView> attended_view(const CalibrateOptions& options);
 
 // Whether the fit needs the second pass, over value energies.
 bool wants_energy(const CalibrateOptions& options);

@@ -13,9 +13,8 @@ namespace oscar {
 // A layer's collector, and copies of its sums at the wanted token counts.
 class MomentPass::Layer final : public AttentionObserver {
  public:
-  Layer(const LayerGeometry& geometry, const Rope& rope, const CacheView& view,
-        torch::Device device, std::vector<int64_t> marks)
-      : sums_(geometry, rope, view, device), marks_(std::move(marks)) {}
+  Layer(MomentCollector sums, std::vector<int64_t> marks)
+      : sums_(std::move(sums)), marks_(std::move(marks)) {}
 
   void observe(const AttentionRecord& record) override {
     sums_.observe(record);
@@ -45,11 +44,16 @@ class MomentPass::Layer final : public AttentionObserver {
 };
 
 MomentPass::MomentPass(const Transformer& model, const std::vector<LayerGeometry>& layers,
-                       const CacheView& view, SavePoint save,
-                       const std::vector<int64_t>& snapshot_tokens)
+                       SavePoint save, const std::vector<int64_t>& snapshot_tokens,
+                       const std::optional<CacheView>& attended)
     : model_(model), layers_(layers), save_(std::move(save)) {
+  const torch::Device device = model.compute().device;
   for (const LayerGeometry& geometry : layers_) {
-    collectors_.emplace_back(geometry, model.config().rope, view, model.compute().device,
+    std::optional<AttendedCollector> by_attention;
+    if (attended && geometry.quantized) {
+      by_attention.emplace(geometry, model.config().rope, *attended, device);
+    }
+    collectors_.emplace_back(MomentCollector(geometry, device, std::move(by_attention)),
                              geometry.quantized ? snapshot_tokens : std::vector<int64_t>());
   }
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "oscar/calibrate/collector.h"
@@ -23,10 +24,11 @@ class MomentPass final : public LayerVisitor {
   using SavePoint = std::function<void(const MomentPass& sums, const RunPosition& next)>;
 
   // A quantized layer's sums are copied to the host when it has seen exactly so many tokens as each
-  // entry of `snapshot_tokens` says.
-  MomentPass(const Transformer& model, const std::vector<LayerGeometry>& layers,
-             const CacheView& view, SavePoint save,
-             const std::vector<int64_t>& snapshot_tokens = {});
+  // entry of `snapshot_tokens` says. With `attended`, the windows of the cache, its rows are also
+  // summed by the attention that they receive (attended_collector.h).
+  MomentPass(const Transformer& model, const std::vector<LayerGeometry>& layers, SavePoint save,
+             const std::vector<int64_t>& snapshot_tokens = {},
+             const std::optional<CacheView>& attended = {});
   ~MomentPass() override;
 
   // Continues from saved sums and the copies taken before; layers that have none begin at zero.

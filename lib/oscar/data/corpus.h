@@ -19,6 +19,7 @@ struct CorpusOptions {
   int32_t vocab_size = 0;                   // ids must be below this
   std::vector<int32_t> eos_token_ids = {};  // of the checkpoint; the first ends a document
   std::vector<int32_t> separators = {};     // put into the chunks (separators.h); empty: none are
+  bool only_if_rare = false;                // not where the text has as many as would be put in
   std::string chat_template_sha256 = {};    // decides whether messages can be rendered
   std::string model = "MODEL";  // as the user wrote it, for the line that errors suggest
 };

@@ -166,7 +166,8 @@ TokenChunks join_parts(std::vector<PackedPart> parts, const CorpusOptions& optio
                  .found = "max_tokens " + std::to_string(options.max_tokens)});
   }
   result.chunks = alternate(parts);
-  if (!options.separators.empty()) {
+  const bool enough = options.only_if_rare && !is_rare(result.chunks, options.separators);
+  if (!options.separators.empty() && !enough) {
     record.separators = sprinkle_separators(result.chunks, options.separators, options.seed);
   }
   record.sequences_used = static_cast<int64_t>(result.chunks.size());

@@ -33,6 +33,12 @@ std::vector<int32_t> separator_tokens(const std::vector<int32_t>& eos_token_ids,
   return ids;
 }
 
+bool is_rare(const std::vector<std::vector<int32_t>>& sequences, const std::vector<int32_t>& ids) {
+  int64_t tokens = 0;
+  for (const auto& sequence : sequences) tokens += static_cast<int64_t>(sequence.size());
+  return count_tokens(sequences, ids) * kTokensOfASeparator < tokens;
+}
+
 int64_t count_tokens(const std::vector<std::vector<int32_t>>& sequences,
                      const std::vector<int32_t>& ids) {
   int64_t count = 0;

@@ -14,6 +14,12 @@ namespace oscar {
 std::vector<int32_t> separator_tokens(const std::vector<int32_t>& eos_token_ids,
                                       const Tokenizer* tokenizer, int32_t vocab_size);
 
+// Text with separators put in has one in some 576 tokens.
+inline constexpr int64_t kTokensOfASeparator = 1024;
+
+// Whether fewer than one token in kTokensOfASeparator is one of `ids`: fewer than would be put in.
+bool is_rare(const std::vector<std::vector<int32_t>>& sequences, const std::vector<int32_t>& ids);
+
 // Tokens of all sequences that are one of `ids`.
 int64_t count_tokens(const std::vector<std::vector<int32_t>>& sequences,
                      const std::vector<int32_t>& ids);

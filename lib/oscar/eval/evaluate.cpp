@@ -19,6 +19,7 @@
 #include "oscar/eval/needle_run.h"
 #include "oscar/eval/overlap.h"
 #include "oscar/eval/report_json.h"
+#include "oscar/eval/row_classes.h"
 #include "oscar/eval/strided_windows.h"
 #include "oscar/eval/token_scores.h"
 #include "oscar/inspect/picture.h"
@@ -29,6 +30,7 @@ namespace {
 constexpr const char* kHeldOutCorpus = "heldout.jsonl";
 constexpr int64_t kHostBatchTokens = 4096;
 constexpr int64_t kDeviceBatchTokens = 65536;
+constexpr int64_t kDeviceClassTokens = 16384;  // of the pass that looks at rows by class
 constexpr int64_t kLongestDefault = 4096;
 
 // What a run has opened.
@@ -228,6 +230,7 @@ TextResults measure_text(const EvaluateOptions& options, const Session& session,
                        .hidden_state_room = hidden_state_room(model, size, session.memory)};
   for (const Method& method : methods) {
     engines.push_back(make_engine(method, model.config(), session.engine));
+    if (engines.back()) engines.back()->set_first_position(options.position_offset);
     forward.engines.push_back(engines.back().get());
   }
   int64_t work = 0;
@@ -256,12 +259,16 @@ Json measure_separated_text(const EvaluateOptions& options, const Session& sessi
     progress.note("no token that ends documents or turns is known: nothing was measured with one");
     return nullptr;
   }
+  const auto chunks = with_separators(session.corpus.chunks, separators, options.separators);
   const TextResults text =
-      measure_text(options, session, model, methods,
-                   with_separators(session.corpus.chunks, separators, options.separators), first,
-                   "with separators", progress);
+      measure_text(options, session, model, methods, chunks, first, "with separators", progress);
   Json report = {{"gap", options.separators}, {"token_ids", separators}};
   add_text_results(text, methods, options.seed, report);
+  if (options.keep_units) add_unit_results(text, methods, report);
+  const bool gpu = session.compute.device.is_cuda();
+  const torch::Tensor ids = make_batches(chunks, gpu ? kDeviceClassTokens : 0).front();
+  report["rows"] = row_classes_json(
+      measure_row_classes(model, methods, ids, separators, options.position_offset), methods);
   return report;
 }
 

@@ -68,14 +68,17 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-const Base& find_base(const std::string& name, std::span<const NamedBundle> named = {}) {
+const Base& find_base(std::string_view name, std::span<const NamedBundle> named = {}) {
   std::string known;
   for (const Base& base : bases()) {
     if (name == base.name) return base;
     known += (known.empty() ? "" : ", ") + std::string(base.name);
   }
   for (const NamedBundle& other : named) known += ", " + other.name;
-  throw Error({.what = "unknown method", .where = "--compare", .expected = known, .found = name});
+  throw Error({.what = "unknown method",
+               .where = "--compare",
+               .expected = known,
+               .found = std::string(name)});
 }
 
 // Statistics of white noise: what a fit sees when it has no data.
@@ -298,10 +301,10 @@ Method make_method(const std::string& name, const MethodSource& given) {
                         static_cast<float>(variants.clip->second));
     }
     auto codec = std::make_shared<LayerCodec>();
-    codec->key =
-        make_side_codec(transforms.key, Side::kKey, method.quantizer, layer, source.device);
-    codec->value =
-        make_side_codec(transforms.value, Side::kValue, method.quantizer, layer, source.device);
+    codec->key = make_side_codec(transforms.key, Side::kKey, method.quantizer, layer, config.rope,
+                                 source.device);
+    codec->value = make_side_codec(transforms.value, Side::kValue, method.quantizer, layer,
+                                   config.rope, source.device);
     codec->int2_keys = variants.keys && !method.codec_off;
     codec->int2_values = variants.values && !method.codec_off;
     method.layers[layer] = std::move(codec);

@@ -38,6 +38,28 @@ std::string fit_name(const std::string& name, size_t width) {
   return fmt::format("…{}", std::string_view(name).substr(name.size() - width + 1));
 }
 
+// Of which rows the errors are, a line a method.
+std::string row_class_lines(const Json& rows) {
+  constexpr const char* kClasses[] = {"separators", "sinks", "others"};
+  const auto line = [&](const std::string& name, const Json& left, const Json& right) {
+    std::string text = fmt::format("{:<23}", fit_name(name, 23));
+    for (const char* of : kClasses) {
+      text += fmt::format(" {:>5.1f}% / {:>5.1f}%", 100 * left[of].get<double>(),
+                          100 * right[of].get<double>());
+    }
+    return text + "\n";
+  };
+  std::string out = fmt::format("{:<23} {:>15} {:>15} {:>15}\n", "2-bit rows with them",
+                                kClasses[0], kClasses[1], kClasses[2]);
+  out += line("rows / attention", rows["rows"], rows["attention"]);
+  if (!rows.contains("methods")) return out;
+  out += "error of keys / values\n";
+  for (const auto& [name, errors] : rows["methods"].items()) {
+    out += line("  " + name, errors["key_error"], errors["value_error"]);
+  }
+  return out;
+}
+
 std::string needle_cell(const Json& method) {
   if (!method.contains("niah")) return "";
   const Json& niah = method["niah"];
@@ -77,6 +99,9 @@ std::string format_table(const Json& report) {
     for (const auto& [name, method] : separated["methods"].items()) {
       out += fmt::format("{:<23}{}\n", fit_name(name, 23), text_cells(method));
     }
+  }
+  if (report.contains("separators") && report["separators"].contains("rows")) {
+    out += row_class_lines(report["separators"]["rows"]);
   }
   out += fmt::format("BPE: bits per cached element at {} tokens", length);
   if (text) {

@@ -20,31 +20,21 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 // program that only prints its version), 0.5 once every kind of operation has run.
 constexpr int64_t kRuntimeBytes = int64_t{512} << 20;
 
-// Activations of one layer while a batch runs, at the worst of four moments: attention (hidden
+// Activations of one layer while a batch runs, at the worst of three moments: attention (hidden
 // states and their norm, q, k, v before and after RoPE, keys and values repeated for every query
-// head, the output), an observer (the output, rows joined by head, the float64 copy of one
-// head's rows; the kernel that bf16 rows go through on a GPU needs less), attention once more
-// for the weights of rows (keys in float32, blocks of scores, and blocks of rows before RoPE and
-// in float64 with and without weights), and the gated MLP (its two halves, their gate and their
-// product beside what attention left).
-int64_t workspace_bytes(const ModelConfig& config, int64_t batch_tokens, int64_t element_bytes,
-                        torch::Device device) {
+// head, the output), an observer (the output, rows joined by head, the float64 copy of one head's
+// rows; the kernel that bf16 rows go through on a GPU needs less), and the gated MLP (its two
+// halves, their gate and their product beside what attention left).
+int64_t workspace_bytes(const ModelConfig& config, int64_t batch_tokens, int64_t element_bytes) {
   const int64_t hidden = config.hidden_size, d = config.head_dim;
   const int64_t q = config.num_qo_heads * d, kv = config.num_kv_heads * d;
   const int64_t rows = 2 * q + 3 * kv;  // q and k twice
   const int64_t attention = element_bytes * (2 * hidden + rows + 3 * q);
   const int64_t observer = element_bytes * (2 * hidden + rows + 2 * q) +
                            8 * (config.num_qo_heads / config.num_kv_heads) * d;
-  const int64_t attended = element_bytes * (2 * hidden + rows + 2 * q) + 4 * kv;
   const int64_t mlp =
       element_bytes * (4 * hidden + rows + 2 * q + 4 * int64_t{config.intermediate_size});
-  constexpr int64_t kScoreTensors = 4;  // scores, weights, squares and masks
-  const int64_t scores =
-      kScoreTensors * static_cast<int64_t>(sizeof(float)) *
-      std::min(observer_scores(device), config.num_qo_heads * batch_tokens * batch_tokens);
-  const int64_t converted = (5 * 4 + 2 * 8) * kv * std::min(batch_tokens, kObserverRows);
-  // Not only at that moment: blocks of this size are not handed back at once.
-  return batch_tokens * std::max({attention, observer, attended, mlp}) + scores + converted;
+  return batch_tokens * std::max({attention, observer, mlp});
 }
 
 // One fp64 matrix of every KV head of all layers.
@@ -52,20 +42,31 @@ int64_t matrix_bytes(const ModelConfig& config) {
   return int64_t{config.num_layers} * config.num_kv_heads * config.head_dim * config.head_dim * 8;
 }
 
-// Running sums of a layer: q, k, v and the attention output, and q, k and v once more, weighted by
-// attention.
-constexpr int64_t kRunningMoments = 7;
+// Running sums of all layers, on the side that computes: q, k, v and the attention output, and q, k
+// and v once more where they are weighted by attention.
+int64_t running_sums_bytes(const ModelConfig& config, bool attended) {
+  return (attended ? 7 : 4) * matrix_bytes(config);
+}
 
-// Of all layers, on the side that computes.
-int64_t running_sums_bytes(const ModelConfig& config) {
-  return kRunningMoments * matrix_bytes(config);
+// What collecting the weighted ones takes while a batch runs: keys in float32; blocks of scores, as
+// they are, as weights, squared and masked; blocks of rows before RoPE with what that takes, then
+// in float64 with and without their weights.
+int64_t attended_workspace_bytes(const ModelConfig& config, int64_t batch_tokens,
+                                 torch::Device device) {
+  const int64_t kv = int64_t{config.num_kv_heads} * config.head_dim;
+  const int64_t scores =
+      std::min(attended_scores(device), config.num_qo_heads * batch_tokens * batch_tokens);
+  return 4 * kv * batch_tokens + 4 * 4 * scores +
+         (5 * 4 + 2 * 8) * kv * std::min(batch_tokens, attended_rows(device));
 }
 
 // Host memory while a checkpoint is written, which is never while a batch runs: the sums once more,
-// with the output projection's metric, and `snapshots` copies of sums as the file has them. Writing
-// takes them from there.
-int64_t record_bytes(const ModelConfig& config, size_t snapshots) {
-  return (kRunningMoments + 1) * matrix_bytes(config) + snapshot_bytes(config, snapshots);
+// with the output projection's metric, as statistics and as the bytes of the file, `snapshots`
+// copies of sums as bytes, and what the file's library holds.
+int64_t record_bytes(const ModelConfig& config, size_t snapshots, bool attended) {
+  constexpr int64_t kLibraryBytes = int64_t{32} << 20;
+  return 2 * (running_sums_bytes(config, attended) + matrix_bytes(config)) +
+         snapshot_bytes(config, snapshots, attended) + kLibraryBytes;
 }
 
 constexpr const char* kSmallerBatches =
@@ -85,8 +86,6 @@ int64_t largest_shard(const std::vector<Shard>& shards) {
 }
 
 }  // namespace
-
-int64_t observer_scores(torch::Device device) { return int64_t{1} << (device.is_cuda() ? 23 : 21); }
 
 std::vector<Batch> plan_batches(const std::vector<std::vector<int32_t>>& chunks,
                                 int64_t batch_tokens) {
@@ -150,16 +149,20 @@ int64_t forward_bytes(const Transformer& model, int64_t batch_tokens) {
   const auto element = static_cast<int64_t>(torch::elementSize(model.compute().dtype));
   return (model.compute().device.is_cuda() ? 0 : kRuntimeBytes) +
          int64_t{config.vocab_size} * config.hidden_size * element +
-         workspace_bytes(config, batch_tokens, element, model.compute().device);
+         workspace_bytes(config, batch_tokens, element);
 }
 
-int64_t snapshot_bytes(const ModelConfig& config, size_t count) {
+int64_t attended_scores(torch::Device device) { return int64_t{1} << (device.is_cuda() ? 25 : 21); }
+
+int64_t attended_rows(torch::Device device) { return device.is_cuda() ? 16384 : 2048; }
+
+int64_t snapshot_bytes(const ModelConfig& config, size_t count, bool attended) {
   // Without the output projection's metric, which is no sum.
-  return static_cast<int64_t>(count) * kRunningMoments * matrix_bytes(config);
+  return static_cast<int64_t>(count) * running_sums_bytes(config, attended);
 }
 
 RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
-                 int checkpoint_every, std::vector<int64_t> snapshot_tokens) {
+                 int checkpoint_every, std::vector<int64_t> snapshot_tokens, bool attended) {
   const ModelConfig& config = model.config();
   const bool on_gpu = model.compute().device.is_cuda();
   const auto element = static_cast<int64_t>(torch::elementSize(model.compute().dtype));
@@ -168,20 +171,25 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   plan.hidden_bytes_per_token = config.hidden_size * element;
   const int64_t largest_layer = largest_layer_bytes(model);
   const int64_t one_batch_hidden = longest_batch(plan.batches) * plan.hidden_bytes_per_token;
-  const int64_t record = record_bytes(config, snapshot_tokens.size());
+  const int64_t record = record_bytes(config, snapshot_tokens.size(), attended);
+  const int64_t longest = longest_batch(plan.batches);
   const int64_t workspace =
-      forward_bytes(model, longest_batch(plan.batches)) - forward_bytes(model, 0);
-  const int64_t host_fixed = kRuntimeBytes + snapshot_bytes(config, snapshot_tokens.size()) +
+      forward_bytes(model, longest) - forward_bytes(model, 0) +
+      (attended ? attended_workspace_bytes(config, longest, model.compute().device) : 0);
+  const int64_t host_fixed = kRuntimeBytes +
+                             snapshot_bytes(config, snapshot_tokens.size(), attended) +
                              std::max(record, 2 * largest_layer);
   plan.snapshot_tokens = std::move(snapshot_tokens);
+  plan.attended = attended;
 
   // Memory of the side that computes, and of the host that feeds it.
   const int64_t compute_limit = limits.of_compute(model.compute().device);
-  int64_t fixed = forward_bytes(model, 0) + running_sums_bytes(config);
+  int64_t fixed = forward_bytes(model, 0) + running_sums_bytes(config, attended);
   if (on_gpu) {
     fixed += workspace;
   } else {
-    fixed += snapshot_bytes(config, plan.snapshot_tokens.size()) + std::max(workspace, record);
+    fixed +=
+        snapshot_bytes(config, plan.snapshot_tokens.size(), attended) + std::max(workspace, record);
   }
   const int64_t minimum = fixed + 2 * largest_layer + 2 * one_batch_hidden;
   if (minimum > compute_limit) {

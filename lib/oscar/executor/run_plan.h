@@ -43,6 +43,7 @@ struct RunPlan {
   std::vector<Shard> shards;
   // Tokens, at ends of batches, at which each layer's sums are copied (convergence_stage.h).
   std::vector<int64_t> snapshot_tokens;
+  bool attended = false;          // sums weighted by attention are collected too
   bool weights_resident = false;  // all layers stay on the device; otherwise they stream
   bool hidden_on_device = true;   // hidden states between layers: on the device, or on the host
   int64_t hidden_bytes_per_token = 0;
@@ -57,20 +58,21 @@ std::vector<Batch> plan_batches(const std::vector<std::vector<int32_t>>& chunks,
 // without repetition; the end of the last batch is none of them. Empty for a single batch.
 std::vector<int64_t> plan_snapshots(const std::vector<Batch>& batches);
 
-// Attention scores that an observer of a layer may hold at a time, and a few tensors as large: few
-// enough for a processor's cache, or enough to keep a GPU busy.
-int64_t observer_scores(torch::Device device);
-// Rows of all heads that it converts to float64 at a time.
-inline constexpr int64_t kObserverRows = 2048;
+// Attention scores that a collector of sums weighted by attention holds at a time, with a few
+// tensors as large: few enough for a processor's cache, or enough to keep a GPU busy.
+int64_t attended_scores(torch::Device device);
+// Rows, of each head, that it converts to float64 at a time.
+int64_t attended_rows(torch::Device device);
 
 // What `count` copies of all layers' sums take in host memory and in a checkpoint.
-int64_t snapshot_bytes(const ModelConfig& config, size_t count);
+int64_t snapshot_bytes(const ModelConfig& config, size_t count, bool attended);
 
 // Throws Error with the bytes needed when even one batch and one layer do not fit.
 // `checkpoint_every` chunks bound a shard while weights are resident (a shard then costs nothing).
-// `snapshot_tokens` as of plan_snapshots.
+// `snapshot_tokens` as of plan_snapshots; `attended`: the run also collects those sums.
 RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
-                 int checkpoint_every, std::vector<int64_t> snapshot_tokens = {});
+                 int checkpoint_every, std::vector<int64_t> snapshot_tokens = {},
+                 bool attended = false);
 
 // `plan`, made for `device`, with all its batches in one shard whatever room there is, and with the
 // peaks of that: a search sees all held-back chunks of a layer at once.

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "oscar/cache/key_centres.h"
+
 namespace oscar {
 
 SideTransform compose_heads(const std::vector<FittedHead>& heads, Side side) {
@@ -24,6 +26,9 @@ SideTransform compose_heads(const std::vector<FittedHead>& heads, Side side) {
   if (any([](const FittedHead& h) { return h.recipe.rounding == Rounding::kShaped; })) {
     out.feedback = MatrixStack<float>(count, d, d);
   }
+  if (any([](const FittedHead& h) { return has_centres(*h.fit, h.head); })) {
+    out.centres = MatrixStack<float>(count, kCentres, d);
+  }
   for (int i = 0; i < count; ++i) {
     const FittedHead& source = heads[i];
     const SideTransform& fit = *source.fit;
@@ -35,6 +40,7 @@ SideTransform compose_heads(const std::vector<FittedHead>& heads, Side side) {
     out.forward[i] = fit.forward[head];
     out.mean[i] = fit.mean[head];
     out.eigenvalues[i] = fit.eigenvalues[head];
+    if (has_centres(fit, head)) out.centres[i] = fit.centres[head];
     if (!out.partner.empty()) {
       // Of a fit whose heads are all orthogonal, too: its partners are implied.
       out.partner[i] = partner_matrix(fit, side, head);

@@ -39,7 +39,8 @@ void store_heads(const std::vector<HeadTransform>& heads, Side side, SideTransfo
 }
 
 SideTransform fit_side(const SideMoments& m, const VectorStack<double>& mean,
-                       const FitRequest& request, double clip_ratio, Decompositions& decompositions,
+                       const MatrixStack<double>& centres, const FitRequest& request,
+                       double clip_ratio, Decompositions& decompositions,
                        std::vector<std::string>& warnings) {
   const FitOptions& options = request.options;
   const HeadRequest wanted{options.kind, request.own_basis, options.rounding == Rounding::kShaped};
@@ -59,6 +60,11 @@ SideTransform fit_side(const SideMoments& m, const VectorStack<double>& mean,
   store_heads(fitted, m.side, out);
   out.mean = VectorStack<float>(heads, mean.cols);
   for (int head = 0; head < heads; ++head) out.mean[head] = mean[head].cast<float>();
+  if (!centres.empty()) {
+    out.centres = MatrixStack<float>(heads, centres.rows, centres.cols);
+    std::ranges::transform(centres.data, out.centres.data.begin(),
+                           [](double entry) { return static_cast<float>(entry); });
+  }
   out.recipe = SideRecipe(static_cast<size_t>(heads),
                           {.clip_ratio = static_cast<float>(clip_ratio),
                            .scale_correction = options.scale_correction});  // rounding: set_metric
@@ -110,10 +116,10 @@ LayerTransforms fit_one(const LayerStatistics& statistics, const FitRequest& req
   const SideMoments value{
       Side::kValue, layer + ", values", fitted.value, fitted.value_target, fitted.output_metric,
       rows_kv,      rows_target,        false};
-  result.key =
-      fit_side(key, own.key_mean, request, options.clip_k, decompositions, result.warnings);
+  result.key = fit_side(key, own.key_mean, own.key_centres, request, options.clip_k, decompositions,
+                        result.warnings);
   result.value =
-      fit_side(value, own.value_mean, request, options.clip_v, decompositions, result.warnings);
+      fit_side(value, own.value_mean, {}, request, options.clip_v, decompositions, result.warnings);
 
   drop_repeats(result.warnings);
 
@@ -131,6 +137,14 @@ LayerTransforms fit_one(const LayerStatistics& statistics, const FitRequest& req
 bool is_centred(const SideTransform& side) {
   return std::any_of(side.mean.data.begin(), side.mean.data.end(),
                      [](float entry) { return entry != 0; });
+}
+
+bool has_centres(const SideTransform& side, int head) {
+  return !side.centres.empty() && (side.centres[head].array() != 0).any();
+}
+
+bool has_centres(const SideTransform& side) {
+  return std::ranges::any_of(side.centres.data, [](float entry) { return entry != 0; });
 }
 
 MatrixF partner_matrix(const SideTransform& transform, Side side, int head) {

@@ -29,6 +29,9 @@ struct FitOptions {
   Granularity granularity = Granularity::kPerHead;
   RowWeights row_weights = RowWeights::kEven;
   bool center = false;
+  // Keys about the nearer of two centres a segment of positions (math 4.9). Needs `center`, rows
+  // weighted by attention and served positions; fits fall back to one mean and say why.
+  bool key_centres = false;
   Rounding rounding = Rounding::kPlain;
   ScaleCorrection scale_correction = ScaleCorrection::kNone;
   double clip_k = kPublishedClipK, clip_v = kPublishedClipV;  // 0 = off
@@ -57,7 +60,10 @@ struct SideTransform {
   // [Hkv, d, d]  q_rotation = forward^-T for keys, o_rotation = forward^-1 for values; absent when
   // every head is orthogonal (then it equals forward, or forward^T).
   MatrixStack<float> partner;
-  VectorStack<float> mean;               // [Hkv, d], zeros when not centred
+  VectorStack<float> mean;  // [Hkv, d], zeros when not centred
+  // [Hkv, 2, d] of keys: what stays of the two centres over a segment, before RoPE, in the model's
+  // basis (key_centres.h). Absent, or zeros for a head: its rows are coded as they are.
+  MatrixStack<float> centres;
   VectorStack<double> eigenvalues;       // [Hkv, d] ascending
   SideRecipe recipe;                     // [Hkv], how rows are written
   MatrixStack<float> metric;             // [Hkv, d, d] M, undamped, mean diagonal 1; may be absent
@@ -79,8 +85,10 @@ inline const SideTransform& side_of(const LayerTransforms& layer, Side side) {
   return side == Side::kKey ? layer.key : layer.value;
 }
 
-// Whether a mean is taken off some head's rows.
+// Whether a mean is taken off some head's rows, and whether some head has centres.
 bool is_centred(const SideTransform& side);
+bool has_centres(const SideTransform& side);
+bool has_centres(const SideTransform& side, int head);
 
 // Fits one layer. `rope` is needed when position_span > 0. Throws Error for zero counts and for
 // non-finite sums (naming layer and moment).

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "oscar/base/error.h"
+#include "oscar/cache/key_centres.h"
 #include "oscar/fit/position_average.h"
 #include "oscar/linalg/symmetric.h"
 
@@ -105,7 +106,7 @@ VectorStack<double> divided(const VectorStack<double>& stack, int64_t count) {
 
 // Why rows of the layer can't count by attention; "" when they can.
 std::string weights_problem(const LayerStatistics& s, const FitOptions& options) {
-  if (s.attended.empty()) return "the statistics hold no sums weighted by attention";
+  if (s.attended.empty()) return "these statistics were collected without --row-weights attention";
   if (options.position_span == 0) {
     return "keys are weighted by attention at served positions only, not at those collected";
   }
@@ -136,15 +137,51 @@ void weigh_by_attention(const AttendedSums& attended, LayerMoments& m,
   }
 }
 
+// Why the keys of the layer can't have centres; "" when they can. Rows are then weighted.
+std::string centres_problem(const FitOptions& options) {
+  if (options.row_weights == RowWeights::kEven)
+    return "they are made of rows weighted by attention";
+  if (!options.center) return "they are not centred";
+  return "";
+}
+
+// Centres of the keys of one head, and the moment of what keys differ by from them (math 4.9), both
+// over the weight of all keys. Rows of segment s turn with their positions, their centre with the
+// middle of s. False: no key has weight.
+bool centre_in_segments(const AttendedSums& attended, int head, const Rope& rope,
+                        const FitOptions& options, LayerMoments& m) {
+  const auto h = static_cast<size_t>(head);
+  const double all = attended.k_weight[h], sinks = attended.k_sink_weight[h];
+  if (!(attended.q_weight[h] > 0 && all > 0 && attended.v_weight[h] > 0)) return false;
+  const MeanPhase segments = mean_phase_of_segments(options.position_span);
+  const MeanPhase positions = [&](double omega) { return segments(omega) * segment_phase(omega); };
+  MatrixD moment = average_moment(m.key[head], rope, positions);
+  const VectorD sink_sum = attended.k_sink_sum[head], rest = attended.k_sum[head] - sink_sum;
+  const double weights[kCentres] = {all - sinks, sinks};
+  const VectorD* const sums[kCentres] = {&rest, &sink_sum};
+  MatrixD between = MatrixD::Zero(moment.rows(), moment.cols());
+  for (int j = 0; j < kCentres; ++j) {
+    // A text without sinks has one centre, twice.
+    const bool some = weights[j] > 0;
+    const VectorD mean =
+        some ? VectorD(*sums[j] / weights[j]) : VectorD(attended.k_sum[head] / all);
+    const VectorD centre =
+        average_sum(mean, rope, [](double omega) { return segment_phase(omega); });
+    m.key_centres[head].row(j) = centre;
+    if (some) between += weights[j] / all * centre.transpose() * centre;
+  }
+  m.key[head] = moment - average_moment(between, rope, segments);
+  m.key_mean[head] = average_sum(attended.k_sum[head] / all, rope, positions);
+  return true;
+}
+
 // Moments about the mean, C - mean^T mean. What is left of rows that do not vary is the rounding
 // error of the difference; it is set to zero, so that nobody takes it for a direction.
-void centre(MatrixStack<double>& moment, const VectorStack<double>& mean) {
+void centre(MatrixStack<double>& moment, const VectorStack<double>& mean, int head) {
   constexpr double kRounding = 1e-12;
-  for (int head = 0; head < moment.count; ++head) {
-    const double before = moment[head].trace();
-    moment[head] -= mean[head].transpose() * mean[head];
-    if (moment[head].trace() <= kRounding * before) moment[head].setZero();
-  }
+  const double before = moment[head].trace();
+  moment[head] -= mean[head].transpose() * mean[head];
+  if (moment[head].trace() <= kRounding * before) moment[head].setZero();
 }
 
 }  // namespace
@@ -167,13 +204,30 @@ LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& 
   m.value_mean = VectorStack<double>(heads, statistics.geometry.head_dim_v);
   VectorStack<double> key_mean = divided(statistics.k_sum, m.count_kv);
   VectorStack<double> value_mean = divided(statistics.v_sum, m.count_kv);
-  if (options.row_weights == RowWeights::kAttention && statistics.geometry.quantized) {
+  const bool quantized = statistics.geometry.quantized;
+  bool weighted = false;
+  if (options.row_weights == RowWeights::kAttention && quantized) {
     const std::string problem = weights_problem(statistics, options);
-    if (problem.empty()) {
+    weighted = problem.empty();
+    if (weighted) {
       check_attended(statistics);
       weigh_by_attention(statistics.attended, m, key_mean, value_mean);
     } else {
       m.warning = fmt::format("layer {}: all rows count alike, because {}",
+                              statistics.geometry.layer_id, problem);
+    }
+  }
+  std::vector<bool> has_centres(static_cast<size_t>(heads), false);
+  if (options.key_centres && quantized) {
+    const std::string problem = centres_problem(options);
+    if (problem.empty() && weighted) {
+      m.key_centres = MatrixStack<double>(heads, kCentres, statistics.geometry.head_dim_k);
+      for (int head = 0; head < heads; ++head) {
+        has_centres[static_cast<size_t>(head)] =
+            centre_in_segments(statistics.attended, head, rope, options, m);
+      }
+    } else if (!problem.empty()) {
+      m.warning = fmt::format("layer {}: keys have one mean, not two centres, because {}",
                               statistics.geometry.layer_id, problem);
     }
   }
@@ -182,16 +236,20 @@ LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& 
     const MeanPhase phase = mean_phase_of_served(options.position_span);
     for (int head = 0; head < heads; ++head) {
       m.query[head] = average_moment(m.query[head], rope, phase);
+      if (has_centres[static_cast<size_t>(head)]) continue;
       m.key[head] = average_moment(m.key[head], rope, phase);
       key_mean[head] = average_sum(key_mean[head], rope, phase);
     }
   }
   if (options.center) {
     // One k_mean serves all positions, so the covariance is about the averaged mean.
-    m.key_mean = key_mean;
+    for (int head = 0; head < heads; ++head) {
+      if (has_centres[static_cast<size_t>(head)]) continue;
+      m.key_mean[head] = key_mean[head];
+      centre(m.key, m.key_mean, head);
+    }
     m.value_mean = value_mean;
-    centre(m.key, m.key_mean);
-    centre(m.value, m.value_mean);
+    for (int head = 0; head < heads; ++head) centre(m.value, m.value_mean, head);
   }
   return m;
 }

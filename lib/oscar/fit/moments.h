@@ -16,13 +16,15 @@ struct LayerMoments {
   MatrixStack<double> value_target;   // [Hkv, d, d] C_S, or the energy moment per token
   MatrixStack<double> output_metric;  // [Hkv, d, d] M_O
   VectorStack<double> key_mean, value_mean;  // [Hkv, d], zeros when not centred
+  MatrixStack<double> key_centres;           // [Hkv, 2, d] SideTransform::centres; may be absent
   int64_t count_q = 0, count_kv = 0;
   std::string warning;  // why rows count evenly although they should not; "" otherwise
 };
 
-// Uses options.objective_v, row_weights, center and position_span only. Rows of a head that no
-// query has read as INT2 count evenly, and so do all rows where their weighted sums were not
-// collected, or where keys stay at positions as collected, at which they were not summed with
+// Uses options.objective_v, row_weights, center, key_centres and position_span only. With centres
+// the key moment is about the nearer one of each segment, averaged over segments. Rows of a head
+// that no query has read as INT2 count evenly, and so do all rows where their weighted sums were
+// not collected, or where keys stay at positions as collected, at which they were not summed with
 // weights. Throws Error, naming layer and moment: zero counts, a wrong shape, a sum that is not
 // finite, a negative diagonal, no v_energy_moment for the energy objective.
 LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& options,

@@ -9,6 +9,7 @@ FitOptions portable_options(const FitOptions& fixed, Granularity granularity) {
   return {.kind = TransformKind::kOscar,
           .objective_v = fixed.objective_v,
           .granularity = granularity,
+          .row_weights = fixed.row_weights,
           .center = false,
           .rounding = Rounding::kPlain,
           .scale_correction = ScaleCorrection::kNone,

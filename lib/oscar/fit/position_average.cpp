@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "oscar/base/error.h"
+#include "oscar/cache/key_centres.h"
 
 namespace oscar {
 namespace {
@@ -53,6 +54,35 @@ MeanPhase mean_phase_of_served(int64_t span) {
   return [all, early](double omega) {
     return kEarlyShare * early(omega) + (1 - kEarlyShare) * all(omega);
   };
+}
+
+MeanPhase mean_phase_of_segments(int64_t span) {
+  assert(span >= 0);
+  const int64_t count = span / kSegmentTokens + 1;
+  const auto early_count =
+      std::max<int64_t>(1, std::llround(kEarlyPart * static_cast<double>(count)));
+  const auto mean = [](int64_t segments) {
+    return [segments](double omega) {
+      return geometric_mean_phase(omega, segments, kSegmentTokens) *
+             std::polar(1.0, omega * segment_middle(0));
+    };
+  };
+  return [all = mean(count), early = mean(early_count)](double omega) {
+    return kEarlyShare * early(omega) + (1 - kEarlyShare) * all(omega);
+  };
+}
+
+double segment_phase(double omega) {
+  const Complex mean = geometric_mean_phase(omega, kSegmentTokens, 1.0);
+  return (mean * std::polar(1.0, -omega * segment_middle(0))).real();
+}
+
+double segment_middle(int64_t segment) {
+  return static_cast<double>(segment * kSegmentTokens) + 0.5 * (kSegmentTokens - 1);
+}
+
+MeanPhase phase_at(double position) {
+  return [position](double omega) { return std::polar(1.0, omega * position); };
 }
 
 double served_position(double share, int64_t span) {

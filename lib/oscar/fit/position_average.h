@@ -27,6 +27,17 @@ MeanPhase mean_phase_of_span(int64_t span);
 inline constexpr double kEarlyShare = 0.25, kEarlyPart = 1.0 / 16;
 MeanPhase mean_phase_of_served(int64_t span);
 
+// The same weights, in whole segments of kSegmentTokens positions, and the mean taken over the
+// middles of these segments only. Times segment_phase(omega) it is the mean over all their
+// positions.
+MeanPhase mean_phase_of_segments(int64_t span);
+// Mean of exp(i omega (p - middle)) over the positions p of a segment: real, 1 at omega 0.
+double segment_phase(double omega);
+// The position in the middle of a segment.
+double segment_middle(int64_t segment);
+// At one position alone.
+MeanPhase phase_at(double position);
+
 // The offset below which `share` in [0, 1] of that weight lies.
 double served_position(double share, int64_t span);
 

@@ -26,11 +26,13 @@ FitOptions best() {
   return {.kind = TransformKind::kBalanced,
           .objective_v = ValueObjective::kAttentionOutput,
           .granularity = Granularity::kPerHead,
+          .row_weights = RowWeights::kAttention,
           .center = true,
+          .key_centres = true,
           .rounding = Rounding::kShaped,
           .scale_correction = ScaleCorrection::kMetric,
           .clip_k = 0.92,
-          .clip_v = 0.96,
+          .clip_v = 0.92,
           .position_span = kAllServedPositions};
 }
 
@@ -39,7 +41,7 @@ FitOptions best() {
 const std::vector<Preset>& presets() {
   static const std::vector<Preset> table = {
       {"best",
-       "balanced transform, centering, shaped rounding, metric scale",
+       "balanced transform, rows by attention, two key centers, shaped rounding, metric scale",
        best(),
        {.kind = true,
         .center = true,
@@ -104,6 +106,8 @@ const char* granularity_name(Granularity granularity) {
 const char* row_weights_name(RowWeights weights) {
   return weights == RowWeights::kAttention ? "attention" : "even";
 }
+
+const char* key_centres_name(bool two) { return two ? "two" : "one"; }
 
 const char* scale_correction_name(ScaleCorrection correction) {
   switch (correction) {

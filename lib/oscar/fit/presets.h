@@ -31,6 +31,7 @@ const char* composition_name(TransformKind kind);       // t_h, r_h_pbr, h, iden
 const char* objective_name(ValueObjective objective);   // sv, energy
 const char* granularity_name(Granularity granularity);  // per-head, shared
 const char* row_weights_name(RowWeights weights);       // even, attention
+const char* key_centres_name(bool two);                 // one, two
 const char* scale_correction_name(ScaleCorrection correction);  // none, unbiased, metric
 const char* rounding_name(Rounding rounding);                   // shaped, plain
 

@@ -20,13 +20,15 @@ struct SearchOptions {
   bool center = false;
   bool granularity = false;  // per KV head or per layer
   bool row_weights = false;  // even or by attention
+  bool key_centres = false;  // one mean, or the nearer of two centres a segment
   bool clip = false;
   ClipScope clip_scope = ClipScope::kHead;  // other: losses are pooled when all layers are searched
   bool rounding = false, scale_correction = false;
   bool full = false;  // more chunks, queries and clip ratios
 
   bool any() const {
-    return kind || center || granularity || row_weights || clip || rounding || scale_correction;
+    return kind || center || granularity || row_weights || key_centres || clip || rounding ||
+           scale_correction;
   }
   bool operator==(const SearchOptions&) const = default;
 };

@@ -11,7 +11,7 @@
 namespace oscar {
 
 // Sums in which a row counts by the attention that it receives as an INT2 row, and a query by the
-// attention that it pays to INT2 rows (math 2.6). Keys are taken before RoPE. A sink is a row that
+// attention that it pays to INT2 rows (math 2.6). Keys are taken before RoPE. A sink is a key that
 // receives more than kSinkFactor times the mean of its sequence.
 struct AttendedSums {
   MatrixStack<double> q_moment, k_moment;  // [Hkv, d, d]  sum of a q^T q, of w k^T k
@@ -37,7 +37,7 @@ struct LayerStatistics {
   // [Hkv, d, d] sum of w_t v_t^T v_t, w_t = k_t C_Q k_t^T scaled to sum N; only with the energy
   // objective, otherwise absent. Belongs to one run and is not mergeable.
   MatrixStack<double> v_energy_moment;
-  AttendedSums attended;  // of quantized layers; empty in files from before they were collected
+  AttendedSums attended;  // of quantized layers of runs with row weights; empty otherwise
   int64_t count_q = 0;    // rows in the q and attention-output sums: tokens x group size
   int64_t count_kv = 0;   // rows in the k and v sums: tokens
   bool operator==(const LayerStatistics&) const = default;

@@ -63,6 +63,7 @@ Json describe_side(const SideTransform& side) {
           {"scale_correction", corrections},
           {"rounding", roundings},
           {"centred", is_centred(side)},
+          {"centres", has_centres(side) ? kCentres : 0},
           {"largest_eigenvalue_share", shares},
           {"condition_number", side.condition_number}};
 }
@@ -246,6 +247,12 @@ std::string inspection_text(const Inspection& inspection) {
   if (j["kind"] == "rotation bundle") {
     what += fmt::format(", {}, preset {}, composition {}, {}", plain(j["method"]),
                         plain(j["preset"]), plain(j["composition"]), plain(j["granularity"]));
+    if (j["row_weights"] == "attention") what += ", rows by attention";
+    if (std::ranges::any_of(j["layers"], [](const Json& layer) {
+          return layer.contains("key") && layer["key"]["centres"] != 0;
+        })) {
+      what += ", keys about two centres";
+    }
     what += j["has_statistics"].get<bool>() ? ", with statistics" : ", without statistics";
     if (j["has_portable"].get<bool>()) what += ", with a portable variant";
   }
@@ -264,6 +271,7 @@ std::string inspection_text(const Inspection& inspection) {
       text, "corpus",
       fmt::format("{} tokens in {} of {} sequences, chunks of {}", plain(c["tokens"]),
                   plain(c["sequences_used"]), plain(c["sequences_read"]), plain(c["chunk_len"])));
+  if (c["separators"] != "none") add_line(text, "", "separators: " + plain(c["separators"]));
   for (const auto& source : c["sources"]) {
     add_line(text, "",
              fmt::format("{} (weight {}, {} tokens)", plain(source["name"]),

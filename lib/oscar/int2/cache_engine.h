@@ -32,6 +32,9 @@ class CacheEngine : public AttentionEngine {
   // Queries below this position belong to the prompt (modes prefill and chunked).
   virtual void set_prompt(int64_t tokens) = 0;
 
+  // Position of the first token of every sequence; 0 until it is set.
+  virtual void set_first_position(int64_t position) = 0;
+
   // Before this, attend() takes whole sequences (every key of every query). From here on, k and v
   // of each call are appended to what earlier calls left, up to `longest` tokens a sequence. Each
   // call of keep_cache() begins with an empty cache.

@@ -32,6 +32,7 @@ class Int2Attention final : public CacheEngine {
                        const torch::Tensor& v, double sm_scale) override;
   void keep_cache(int64_t longest) override;
   void set_prompt(int64_t tokens) override { view_.prompt = tokens; }
+  void set_first_position(int64_t position) override { first_position_ = position; }
   bool quantizes(int layer) const override { return layers_[layer] != nullptr; }
 
  private:
@@ -40,6 +41,7 @@ class Int2Attention final : public CacheEngine {
   std::vector<std::shared_ptr<const LayerCodec>> layers_;
   CacheView view_;
   std::vector<int> sliding_windows_;
+  int64_t first_position_ = 0;
   bool keep_ = false;
   std::vector<CacheRows> kept_;
 };

@@ -23,6 +23,10 @@ AppendParams PageWriter::parameters() const {
   params.format = format;
   params.key = key.writer(data_or_null(feedback_k), data_or_null(metric_k));
   params.value = value.writer(data_or_null(feedback_v), data_or_null(metric_v));
+  if (centres_k.defined()) {
+    params.centres.rows = static_cast<const uint16_t*>(centres_k.data_ptr());
+    params.centres.segments = static_cast<int>(centres_k.size(0));
+  }
   params.num_kv_heads = static_cast<int>(key.heads());
   return params;
 }
@@ -54,6 +58,8 @@ PageWriter make_page_writer(const LayerCodec& codec, const std::string& where,
   writer.feedback_v = on(value.feedback, device);
   writer.metric_k = on(key.metric, device);
   writer.metric_v = on(value.metric, device);
+  if (key.centres.defined())
+    writer.centres_k = key.centres.to(device, torch::kBFloat16).contiguous();
   return writer;
 }
 

@@ -15,6 +15,7 @@ struct PageWriter {
   DeviceRecipe key, value;
   torch::Tensor feedback_k, feedback_v;  // [num_kv_heads, d, d]; undefined: no head needs it
   torch::Tensor metric_k, metric_v;      // the same
+  torch::Tensor centres_k;               // bf16 [segments, num_kv_heads, 2, d]; undefined: none
 
   // The writer's part of the parameters of an append.
   AppendParams parameters() const;

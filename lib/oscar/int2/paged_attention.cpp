@@ -148,6 +148,8 @@ void PagedAttention::prefill(const PageWriter& writer, PagedCache& cache, Rows& 
   const auto lengths = step_lengths(cache, 1, tokens, batch, ops_->device());
   const int history = cache.history_at(tokens);
   AppendParams params = writer.parameters();
+  const auto positions = first_positions(writer, batch);
+  if (positions.defined()) params.centres.first_position = positions.data_ptr<int32_t>();
   params.history = cache.history(history);
   params.windows = cache.windows();
   params.k = bf16_data(new_k);
@@ -167,6 +169,8 @@ void PagedAttention::decode(const PageWriter& writer, PagedCache& cache, Rows& r
   const auto starts = row_starts(batch, 1, ops_->device());
   const auto lengths = step_lengths(cache, steps, 1, batch, ops_->device());
   AppendParams append = writer.parameters();
+  const auto positions = first_positions(writer, batch);
+  if (positions.defined()) append.centres.first_position = positions.data_ptr<int32_t>();
   append.windows = cache.windows();
   append.rows_indptr = starts.data_ptr<int32_t>();
   append.status = status_.data_ptr<int32_t>();
@@ -174,6 +178,7 @@ void PagedAttention::decode(const PageWriter& writer, PagedCache& cache, Rows& r
   AttentionParams attention;
   attention.format = writer.format;
   attention.windows = append.windows;
+  attention.centres = append.centres;
   attention.sm_scale = rows.sm_scale;
   attention.batch = append.batch;
   attention.num_qo_heads = static_cast<int>(rows.q.size(2));
@@ -195,6 +200,11 @@ void PagedAttention::decode(const PageWriter& writer, PagedCache& cache, Rows& r
     ops_->attend(attention);
     cache.set_length(length + 1);
   }
+}
+
+torch::Tensor PagedAttention::first_positions(const PageWriter& writer, int64_t batch) const {
+  if (!writer.centres_k.defined()) return {};
+  return torch::full({batch}, first_position_, torch::dtype(torch::kInt32).device(ops_->device()));
 }
 
 void PagedAttention::check_rows(const std::string& place) {

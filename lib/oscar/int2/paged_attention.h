@@ -37,6 +37,7 @@ class PagedAttention final : public CacheEngine {
                        const torch::Tensor& v, double sm_scale) override;
   void keep_cache(int64_t longest) override;
   void set_prompt(int64_t tokens) override { method_.view.prompt = tokens; }
+  void set_first_position(int64_t position) override { first_position_ = position; }
   bool quantizes(int layer) const override { return method_.layers[layer] != nullptr; }
 
   // What the last call left of a layer, for tests; before keep_cache() that of the last layer run.
@@ -51,6 +52,8 @@ class PagedAttention final : public CacheEngine {
   PagedCache& cache_for(int layer, const torch::Tensor& k);
   void prefill(const PageWriter& writer, PagedCache& cache, Rows& rows, int64_t tokens);
   void decode(const PageWriter& writer, PagedCache& cache, Rows& rows, int64_t first);
+  // Of a batch, [batch] int32, for keys with centres; undefined without.
+  torch::Tensor first_positions(const PageWriter& writer, int64_t batch) const;
   void check_rows(const std::string& where);
   void try_out(int layer);
   std::string where(int layer) const;
@@ -61,6 +64,7 @@ class PagedAttention final : public CacheEngine {
   std::vector<PageWriter> writers_;  // [num_layers]
   std::vector<std::unique_ptr<PagedCache>> caches_;
   torch::Tensor status_;  // int32 [1], bits of refused rows
+  int64_t first_position_ = 0;
   bool keep_ = false;
   int64_t longest_ = 0;
   std::vector<bool> filled_;  // [num_layers] since keep_cache()

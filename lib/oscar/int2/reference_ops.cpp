@@ -23,6 +23,11 @@ ExactWindows from_request(ExactWindows windows, int64_t begin) {
   return windows;
 }
 
+KeyCentres from_request(KeyCentres centres, int64_t begin) {
+  if (centres.first_position) centres.first_position += begin;
+  return centres;
+}
+
 class ReferenceOps final : public PagedOps {
  public:
   torch::Device device() const override { return torch::kCPU; }
@@ -33,6 +38,7 @@ class ReferenceOps final : public PagedOps {
       AppendParams part = params;
       part.history = from_request(params.history, begin);
       part.windows = from_request(params.windows, begin);
+      part.centres = from_request(params.centres, begin);
       part.rows_indptr += begin;
       part.old_len += begin;
       part.old_history += begin;
@@ -50,6 +56,7 @@ class ReferenceOps final : public PagedOps {
       AttentionParams part = params;
       part.history = from_request(params.history, begin);
       part.windows = from_request(params.windows, begin);
+      part.centres = from_request(params.centres, begin);
       part.seq_len += begin;
       part.q += begin * row;
       part.lse = nullptr;

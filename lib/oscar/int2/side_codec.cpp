@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "oscar/base/error.h"
+#include "oscar/cache/page_layout.h"
+#include "oscar/fit/key_centres.h"
 #include "oscar/int2/device_rows.h"
 
 namespace oscar {
@@ -58,6 +60,27 @@ SideCodec on_host(const SideCodec& side) {
   return result;
 }
 
+// Rows less the nearer centre of their segment through the codec, and the centre added again.
+torch::Tensor about_centres(const SideCodec& side, const torch::Tensor& rows,
+                            const std::string& where, const std::vector<SegmentRun>& runs) {
+  assert(!runs.empty() && runs.back().end == rows.size(2));
+  const auto z = rows.to(torch::kBFloat16).to(torch::kFloat32);
+  std::vector<torch::Tensor> parts;
+  for (const SegmentRun& run : runs) {
+    const auto centres = side.centres[run.segment];  // [Hkv, 2, d]
+    const auto own = z.slice(2, run.begin, run.end);
+    const auto scores = torch::matmul(own, centres.transpose(1, 2)) -
+                        0.5 * centres.square().sum(2).unsqueeze(1);  // [batch, Hkv, tokens, 2]
+    const auto second = scores.select(3, 1).gt(scores.select(3, 0)).unsqueeze(3);
+    parts.push_back(
+        torch::where(second, centres.select(1, 1).unsqueeze(1), centres.select(1, 0).unsqueeze(1)));
+  }
+  const auto nearer = torch::cat(parts, 2);
+  SideCodec plain = side;
+  plain.centres = torch::Tensor();
+  return quantize_dequantize(plain, z - nearer, where).add_(nearer);
+}
+
 }  // namespace
 
 void refuse_rows(const std::string& where, RowStatus status) {
@@ -70,7 +93,8 @@ void refuse_rows(const std::string& where, RowStatus status) {
 }
 
 SideCodec make_side_codec(const SideTransform& transform, Side side,
-                          const QuantizerSettings& quantizer, int layer, torch::Device device) {
+                          const QuantizerSettings& quantizer, int layer, const Rope& rope,
+                          torch::Device device) {
   const std::string where = "layer " + std::to_string(layer);
   const int d = transform.forward.rows;
   SideCodec codec;
@@ -93,6 +117,12 @@ SideCodec make_side_codec(const SideTransform& transform, Side side,
   if (is_centred(transform)) {
     const auto& mean = transform.mean;
     codec.mean = to_device(mean.data.data(), {mean.count, mean.cols}, device);
+  }
+  if (has_centres(transform)) {
+    const std::vector<float> rows = centre_rows(transform, rope);
+    const int64_t heads = transform.forward.count;
+    const auto segments = static_cast<int64_t>(rows.size()) / (heads * kCentres * d);
+    codec.centres = to_device(rows.data(), {segments, heads, kCentres, d}, device);
   }
   codec.recipe = transform.recipe;
   if (codec.recipe.any(Rounding::kShaped)) codec.feedback = stack(transform.feedback, device);
@@ -123,9 +153,26 @@ torch::Tensor to_cache_basis(const SideCodec& side, const torch::Tensor& x) {
   return torch::matmul(rows, side.forward);
 }
 
+std::vector<SegmentRun> segment_runs(const RowPlaces& places, int64_t rows, int64_t segments) {
+  const auto segment_of = [&](int64_t token) {
+    const int64_t page = std::max<int64_t>(0, token - places.sink) / kPageTokens;
+    return static_cast<int64_t>(
+        segment_of_page(static_cast<int>(places.first_position), static_cast<int>(places.sink),
+                        static_cast<int>(page), static_cast<int>(segments)));
+  };
+  std::vector<SegmentRun> runs;
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t segment = segment_of(places.first_token + i);
+    if (runs.empty() || runs.back().segment != segment) runs.push_back({i, i, segment});
+    runs.back().end = i + 1;
+  }
+  return runs;
+}
+
 torch::Tensor quantize_dequantize(const SideCodec& side, const torch::Tensor& rows,
-                                  const std::string& where) {
+                                  const std::string& where, const std::vector<SegmentRun>& runs) {
   require_plain(side, where);
+  if (side.centres.defined()) return about_centres(side, rows, where, runs);
   const auto x = rows.to(torch::kBFloat16).to(torch::kFloat32).contiguous();
   if (x.is_cpu()) return quantize_dequantize_host(side, x, where);
   if (x.is_cuda() && has_device_rows()) return quantize_dequantize_device(side, x, where);

@@ -236,6 +236,11 @@ void require_schema(const Json& report) {
   }
 }
 
+RowClassFigures read_row_classes(const Json& shares) {
+  return {get_figure(shares, "separators"), get_figure(shares, "sinks"),
+          get_figure(shares, "others")};
+}
+
 }  // namespace
 
 Figure MethodFigures::bits_at(double length) const {
@@ -288,6 +293,15 @@ ReportData read_report(const Json& report) {
       methods.is_object() && data.separator_gap.value_or(0) >= 1 && *data.separator_gap < 1e9) {
     for (const auto& [name, method] : methods.items()) {
       data.separated.push_back(read_method(name, method));
+    }
+  }
+  const Json& rows = at(separated, "rows");
+  data.row_share = read_row_classes(at(rows, "rows"));
+  data.attention_share = read_row_classes(at(rows, "attention"));
+  if (const Json& methods = at(rows, "methods"); methods.is_object()) {
+    for (const auto& [name, errors] : methods.items()) {
+      data.row_errors.push_back({name, read_row_classes(at(errors, "key_error")),
+                                 read_row_classes(at(errors, "value_error"))});
     }
   }
   read_pictures(report, data);

@@ -1,6 +1,7 @@
 // The JSON report of oscar-eval (lib/oscar/eval/SCHEMA.md) as plain structs that can be drawn.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -68,6 +69,13 @@ struct ChannelProfile {
   std::vector<double> before, after;  // per channel
 };
 
+// Shares of separators, of other rows that draw much attention, and of all others, in that order.
+using RowClassFigures = std::array<Figure, 3>;
+struct RowClassErrors {
+  std::string method;
+  RowClassFigures key, value;
+};
+
 struct ReportData {
   std::string model, architecture, bundle, mode, device;
   std::vector<std::pair<std::string, std::string>> facts;  // label, value: how it was run
@@ -81,6 +89,8 @@ struct ReportData {
   // The same text with a separator as every `separator_gap`-th token; empty when not measured.
   std::vector<MethodFigures> separated;
   Figure separator_gap;
+  RowClassFigures row_share, attention_share;  // of 2-bit rows of that text
+  std::vector<RowClassErrors> row_errors;      // empty when not measured
   std::vector<double> ranks;
   std::vector<SpectrumLayer> spectra;
   Figure channel_tokens;

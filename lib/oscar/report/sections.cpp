@@ -94,6 +94,24 @@ HtmlTable separated_table(const ReportData& data, const MethodFigures* judged) {
   return table;
 }
 
+// Of which rows of that text the errors are.
+HtmlTable row_class_table(const ReportData& data) {
+  HtmlTable table{.head = {"Share of", "Separators", "Other sinks", "Other rows"}};
+  const auto add = [&](const std::string& name, const RowClassFigures& shares) {
+    table.rows.push_back({name, percent(shares[0]), percent(shares[1]), percent(shares[2])});
+  };
+  add("2-bit rows", data.row_share);
+  add("attention to them", data.attention_share);
+  for (const RowClassErrors& errors : data.row_errors) {
+    add(escape_html(errors.method) + ": error of keys", errors.key);
+    add(escape_html(errors.method) + ": error of values", errors.value);
+  }
+  table.caption =
+      "Which rows of that text draw the attention, and which the error comes from, weighted by the "
+      "attention that they receive. Sinks: keys that receive ten times the mean or more.";
+  return table;
+}
+
 HtmlTable method_table(const ReportData& data, const MethodFigures* judged, bool variants) {
   HtmlTable table{.head = {"Method"}};
   if (data.has_text) add_text_head(table);
@@ -212,6 +230,7 @@ std::string method_section(const ReportData& data, const Verdict& verdict) {
                                  : "[ ] is a 95% interval.";
   std::string body = draw(table);
   if (!data.separated.empty()) body += draw(separated_table(data, verdict.judged));
+  if (!data.row_errors.empty()) body += draw(row_class_table(data));
   return section("Methods side by side", escape_html(lead + "."), body);
 }
 

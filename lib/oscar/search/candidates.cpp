@@ -14,15 +14,16 @@ bool same_head(const FittedHead& a, const FittedHead& b) {
   return a.fit == b.fit && a.head == b.head && a.recipe == b.recipe;
 }
 
-// One matrix (or row) a head; what a head lacks is `missing`.
+// One part a head along dimension `dim`; what a head lacks is `missing`.
 template <typename Of>
-torch::Tensor picked(const std::vector<FittedHead>& heads, const torch::Tensor& missing, Of of) {
+torch::Tensor picked(const std::vector<FittedHead>& heads, const torch::Tensor& missing, Of of,
+                     int64_t dim = 0) {
   std::vector<torch::Tensor> parts;
   for (const FittedHead& head : heads) {
     const torch::Tensor stack = of(head);
-    parts.push_back(stack.defined() ? stack.select(0, head.head) : missing);
+    parts.push_back(stack.defined() ? stack.select(dim, head.head) : missing);
   }
-  return torch::stack(parts);
+  return torch::stack(parts, dim);
 }
 
 }  // namespace
@@ -56,7 +57,9 @@ std::string fit_text(const SearchFit& fit) {
   const FitOptions& options = fit.request.options;
   return fmt::format("{}{} {}{} {}", method_name(options.kind),
                      fit.request.own_basis ? " in own basis" : "",
-                     options.center ? "centred" : "uncentred",
+                     options.key_centres ? "in segments"
+                     : options.center    ? "centred"
+                                         : "uncentred",
                      options.row_weights == RowWeights::kAttention ? " by-attention" : "",
                      granularity_name(options.granularity));
 }
@@ -69,14 +72,18 @@ std::string writer_text(const RowRecipe& recipe) {
 const SideCodec& CandidateCodecs::of_fit(const SideTransform& fit, Side side) {
   const auto found = fits_.find(&fit);
   if (found != fits_.end()) return found->second;
-  return fits_.emplace(&fit, make_side_codec(fit, side, quantizer_, layer_, device_)).first->second;
+  return fits_.emplace(&fit, make_side_codec(fit, side, quantizer_, layer_, rope_, device_))
+      .first->second;
 }
 
 SideCodec CandidateCodecs::codec(const std::vector<FittedHead>& heads, Side side) {
   bool centred = false;
+  torch::Tensor some_centres;
   SideCodec result;
   for (const FittedHead& head : heads) {
-    centred = centred || of_fit(*head.fit, side).mean.defined();
+    const SideCodec& fit = of_fit(*head.fit, side);
+    centred = centred || fit.mean.defined();
+    if (fit.centres.defined()) some_centres = fit.centres;
     result.recipe.push_back(head.recipe);
   }
   const SideCodec& any = of_fit(*heads.front().fit, side);
@@ -91,6 +98,11 @@ SideCodec CandidateCodecs::codec(const std::vector<FittedHead>& heads, Side side
   if (centred) {
     const auto zero = torch::zeros({d}, any.forward.options());
     result.mean = picked(heads, zero, [&](const FittedHead& h) { return fit(h).mean; });
+  }
+  if (some_centres.defined()) {
+    const auto none = torch::zeros_like(some_centres.select(1, 0));
+    result.centres = picked(
+        heads, none, [&](const FittedHead& h) { return fit(h).centres; }, 1);
   }
   if (result.recipe.any(Rounding::kShaped)) {
     result.feedback = picked(heads, identity, [&](const FittedHead& h) {

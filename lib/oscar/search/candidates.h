@@ -41,8 +41,9 @@ std::string writer_text(const RowRecipe& recipe);
 // candidates choose among few fits. For one layer; fits must outlive it.
 class CandidateCodecs {
  public:
-  CandidateCodecs(const QuantizerSettings& quantizer, int layer, torch::Device device)
-      : quantizer_(quantizer), layer_(layer), device_(device) {}
+  CandidateCodecs(const QuantizerSettings& quantizer, int layer, const Rope& rope,
+                  torch::Device device)
+      : quantizer_(quantizer), layer_(layer), rope_(rope), device_(device) {}
 
   // make_side_codec(compose_heads(heads, side)): any number of heads, as if of one layer.
   SideCodec codec(const std::vector<FittedHead>& heads, Side side);
@@ -52,6 +53,7 @@ class CandidateCodecs {
 
   QuantizerSettings quantizer_;
   int layer_;
+  Rope rope_;
   torch::Device device_;
   std::map<const SideTransform*, SideCodec> fits_;
 };

@@ -34,7 +34,8 @@ LossSettings loss_settings(const LayerSearchTask& task) {
           .sliding_window = g.sliding_window,
           .sm_scale = 1.0 / std::sqrt(static_cast<double>(g.head_dim_k)),
           .output_metric = task.output_metric,
-          .codecs = std::make_shared<CandidateCodecs>(task.quantizer, g.layer_id,
+          .rope = task.rope,
+          .codecs = std::make_shared<CandidateCodecs>(task.quantizer, g.layer_id, task.rope,
                                                       task.output_metric.device())};
 }
 

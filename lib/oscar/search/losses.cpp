@@ -67,11 +67,29 @@ void for_each_part(int64_t count, torch::Device device, const Work& work) {
   });
 }
 
+// Where a chunk lies among the rows of its batch, and at which position it begins.
+struct ChunkPlace {
+  int64_t begin = 0, tokens = 0, first_position = 0;
+};
+
+std::vector<SegmentRun> runs_of(const SideCodec& codec, const std::vector<ChunkPlace>& chunks,
+                                int64_t sink) {
+  std::vector<SegmentRun> runs;
+  if (!codec.centres.defined()) return runs;
+  for (const ChunkPlace& chunk : chunks) {
+    const RowPlaces places{.first_position = chunk.first_position, .sink = sink};
+    for (const SegmentRun& run : segment_runs(places, chunk.tokens, codec.centres.size(0))) {
+      runs.push_back({chunk.begin + run.begin, chunk.begin + run.end, run.segment});
+    }
+  }
+  return runs;
+}
+
 // Rows of candidates of one side, written as if they were heads of one layer. x [1, Hkv, tokens,
 // d].
 void quantize_together(std::span<const Candidate> candidates, Side side, const torch::Tensor& x,
-                       CandidateCodecs& codecs, const std::string& where,
-                       std::vector<Int2Rows>& rows) {
+                       const std::vector<ChunkPlace>& chunks, int64_t sink, CandidateCodecs& codecs,
+                       const std::string& where, std::vector<Int2Rows>& rows) {
   std::vector<FittedHead> heads;
   for (const Candidate& candidate : candidates) {
     heads.insert(heads.end(), candidate.begin(), candidate.end());
@@ -79,7 +97,7 @@ void quantize_together(std::span<const Candidate> candidates, Side side, const t
   const SideCodec codec = codecs.codec(heads, side);
   const auto count = static_cast<int64_t>(candidates.size()), num_heads = x.size(1);
   const auto exact = to_cache_basis(codec, x.repeat({1, count, 1, 1}));
-  auto result = quantize_dequantize(codec, exact, where);
+  auto result = quantize_dequantize(codec, exact, where, runs_of(codec, chunks, sink));
   if (side == Side::kValue) result = torch::matmul(result.sub_(exact), codec.partner);
   for (int64_t i = 0; i < count; ++i) {
     const auto own = [&](const torch::Tensor& t, int64_t dim) {
@@ -106,6 +124,7 @@ struct HeldBackHalf::Part {
 
 struct HeldBackHalf::Batch {
   torch::Tensor k, v;  // [1, Hkv, tokens of all chunks, d]
+  std::vector<ChunkPlace> chunks;
   std::vector<Part> parts;
 };
 
@@ -115,7 +134,8 @@ struct HeldBackHalf::Rows {
 
 // One Int2Rows for each candidate, as many together as memory allows.
 std::vector<Int2Rows> HeldBackHalf::quantized(const Candidates& candidates, Side side,
-                                              const torch::Tensor& x) const {
+                                              const Batch& batch) const {
+  const torch::Tensor& x = side == Side::kKey ? batch.k : batch.v;
   const std::string where = "layer " + std::to_string(settings_.layer) + ", search";
   std::vector<Int2Rows> rows;
   const auto together =
@@ -123,7 +143,8 @@ std::vector<Int2Rows> HeldBackHalf::quantized(const Candidates& candidates, Side
   const std::span<const Candidate> all = candidates;
   for (size_t begin = 0; begin < all.size(); begin += together) {
     const size_t count = std::min(all.size() - begin, together);
-    quantize_together(all.subspan(begin, count), side, x, *codecs_, where, rows);
+    quantize_together(all.subspan(begin, count), side, x, batch.chunks, view_.sink, *codecs_, where,
+                      rows);
   }
   return rows;
 }
@@ -189,6 +210,7 @@ void HeldBackHalf::add_chunk(const HeldChunk& chunk, const std::vector<int64_t>&
   }
   Batch& batch = *batches_.back();
   const int64_t begin = batch.k.size(2);
+  batch.chunks.push_back({begin, chunk.k.size(1), chunk.first_position});
   batch.k = torch::cat({batch.k, chunk.k.unsqueeze(0)}, 2);
   batch.v = torch::cat({batch.v, chunk.v.unsqueeze(0)}, 2);
   blocks = std::min(blocks, count);
@@ -225,10 +247,10 @@ AttentionProbe HeldBackHalf::make_probe(const Batch& batch, const Part& part) co
 HeldBackHalf::HeldBackHalf(const LossSettings& settings)
     : settings_(settings),
       view_(cache_view(settings.quantizer, settings.sliding_window)),
-      codecs_(settings.codecs
-                  ? settings.codecs
-                  : std::make_shared<CandidateCodecs>(settings.quantizer, settings.layer,
-                                                      settings.output_metric.device())) {}
+      codecs_(settings.codecs ? settings.codecs
+                              : std::make_shared<CandidateCodecs>(
+                                    settings.quantizer, settings.layer, settings.rope,
+                                    settings.output_metric.device())) {}
 
 HeldBackHalf HeldBackHalf::sampled(const std::vector<HeldChunk>& chunks,
                                    const LossSettings& settings, int64_t queries_per_chunk,
@@ -291,8 +313,7 @@ LossTable HeldBackHalf::losses(const Candidates& keys, const Candidates& values,
   std::vector<torch::Tensor> losses, energies;  // of each part
   std::vector<int64_t> block_of_column;
   for (const auto& batch : batches_) {
-    const Rows rows{quantized(keys, Side::kKey, batch->k),
-                    quantized(values, Side::kValue, batch->v)};
+    const Rows rows{quantized(keys, Side::kKey, *batch), quantized(values, Side::kValue, *batch)};
     const size_t first = losses.size(), count = batch->parts.size();
     losses.resize(first + count);
     energies.resize(first + count);

@@ -17,6 +17,7 @@ struct HeldChunk {
   torch::Tensor q;  // [Hq, tokens, d_k]
   torch::Tensor k;  // [Hkv, tokens, d_k]
   torch::Tensor v;  // [Hkv, tokens, d_v]
+  int64_t first_position = 0;
 };
 
 // A key candidate with a value candidate, by index; kExactRows leaves a side in BF16.
@@ -65,6 +66,7 @@ struct LossSettings {
   int layer = 0, sliding_window = 0;
   double sm_scale = 1;
   torch::Tensor output_metric;  // [Hq, d_v, d_v] on the device that computes
+  Rope rope = {};               // needed when keys have centres
   // May be shared by the halves of one search, whose fits then live as long; null: each its own.
   std::shared_ptr<CandidateCodecs> codecs = nullptr;
 };
@@ -92,7 +94,7 @@ class HeldBackHalf {
 
   explicit HeldBackHalf(const LossSettings& settings);
   std::vector<Int2Rows> quantized(const Candidates& candidates, Side side,
-                                  const torch::Tensor& x) const;
+                                  const Batch& batch) const;
   // `positions`, ascending, fall into `blocks` of equal length. `keep`: as far as memory for it
   // reaches.
   void add_chunk(const HeldChunk& chunk, const std::vector<int64_t>& positions, int64_t blocks,

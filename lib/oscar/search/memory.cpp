@@ -25,8 +25,9 @@ constexpr int64_t kMostCandidates = 12;
 // variants; and the matrices of a side that each keeps.
 constexpr int64_t kMostFits = kMostCandidates + 4, kMatrices = 4;
 
-// Matrices of d x d in float64 that making a fit takes at a time.
-constexpr int64_t kFitMatrices = 10;
+// Matrices of d x d in float64 that making a fit takes at a time: of each head five moments, as
+// they are and as they are fitted, and of the head at work roots, products and inverses.
+constexpr int64_t kHeadMoments = 10, kFitMatrices = 10;
 
 // Tensors as large as the rows that are quantized side by side: repeated, in the cache's basis,
 // clipped, as numbers again, and the error.
@@ -63,7 +64,10 @@ int64_t search_memory_bytes(const ModelConfig& config, const HeldBackSize& held_
   const int64_t matrix = int64_t{config.head_dim} * config.head_dim;
   const int64_t kept_fits = kMostFits * 2 * kMatrices * config.num_kv_heads * matrix;
   const int64_t fits =
-      device.is_cuda() ? kept_fits : 2 * kept_fits + kMostFits * kFitMatrices * 2 * matrix;
+      device.is_cuda()
+          ? kept_fits
+          : 2 * kept_fits +
+                kMostFits * (kHeadMoments * config.num_kv_heads + kFitMatrices) * 2 * matrix;
   const int64_t values =
       fits + held + candidates + kRowCopies * together + kept + kScoreCopies * part * parts;
   return values * static_cast<int64_t>(sizeof(float));

@@ -29,11 +29,12 @@ class SearchPass::Buffer final : public AttentionObserver {
   void observe(const AttentionRecord& record) override {
     for (int64_t i = 0; i < record.q.size(0); ++i, ++seen_) {
       const bool searching = seen_ < search_.size();
-      const auto offset =
-          torch::tensor({searching ? search_[seen_] : confirm_.at(seen_ - search_.size())});
+      const int64_t moved = searching ? search_[seen_] : confirm_.at(seen_ - search_.size());
+      const auto offset = torch::tensor({moved});
       (searching ? held_.search : held_.confirm)
           .push_back({move_positions(record.q[i], rope_, offset),
-                      move_positions(record.k[i], rope_, offset), record.v[i].to(torch::kFloat32)});
+                      move_positions(record.k[i], rope_, offset), record.v[i].to(torch::kFloat32),
+                      record.first_position + moved});
     }
   }
 

@@ -277,11 +277,18 @@ std::vector<FitRequest> fit_requests(const FitOptions& fixed, const SearchOption
     if (search.center) {
       wanted.push_back(request);
       wanted.back().options.center = !fixed.center;
+      wanted.back().options.key_centres = false;
+    }
+    if (search.key_centres) {
+      wanted.push_back(request);
+      wanted.back().options.key_centres = !fixed.key_centres;
     }
     if (search.row_weights && fitted && !kind.own_basis) {
       wanted.push_back(request);
-      wanted.back().options.row_weights =
+      FitOptions& other = wanted.back().options;
+      other.row_weights =
           fixed.row_weights == RowWeights::kEven ? RowWeights::kAttention : RowWeights::kEven;
+      other.key_centres = false;
     }
     // Without data in it, a transform is the same for all heads anyway.
     if (search.granularity && fitted && !kind.own_basis) {

@@ -82,6 +82,7 @@ Json describe(const Stack& stack) {
           {"values_not_orthogonal", either(stack.value_partner)},
           {"mean_of_keys", either(stack.key_mean)},
           {"mean_of_values", either(stack.value_mean)},
+          {"two_centres_of_keys", either(stack.key_centres)},
           {"shaped_rounding", either(stack.shaped_rounding)},
           {"scale_correction", either(stack.scale_correction)},
           {"quant_group_sizes", group_names(stack)},
@@ -128,7 +129,8 @@ std::string stacks_text() {
                          word("rotation"), word("file_holds"), word("keys_not_orthogonal"),
                          word("values_not_orthogonal")));
     add_line(text, "  mean",
-             fmt::format("of keys {}, of values {}", word("mean_of_keys"), word("mean_of_values")));
+             fmt::format("of keys {}, of values {}; two centres of keys {}", word("mean_of_keys"),
+                         word("mean_of_values"), word("two_centres_of_keys")));
     add_line(text, "  writer",
              fmt::format("{}, shaped {}, scale correction {}", word("code_rounding"),
                          word("shaped_rounding"), word("scale_correction")));
@@ -179,6 +181,8 @@ std::vector<std::string> describe_choice(const StackChoice& choice) {
            method_name(fit.kind)),
       part(search.granularity, "granularity", granularity_name(fit.granularity)),
       part(search.center, "centring", fit.center ? "centred" : "not centred"),
+      part(search.row_weights, "row weights",
+           fit.row_weights == RowWeights::kAttention ? "rows by attention" : "rows alike"),
       part(search.rounding, "rounding", fmt::format("{} rounding", rounding_name(fit.rounding))),
       part(search.scale_correction, "scale correction",
            fmt::format("scale correction {}", scale_correction_name(fit.scale_correction))),

@@ -88,6 +88,8 @@ Found obstacle_to_side(const Stack& stack, const LayerTransforms& layer, Side wh
   if (is_centred(side) && !(key ? stack.key_mean : stack.value_mean)) {
     return Obstacle{kMean, fmt::format("{} are centred", rows)};
   }
+  if (has_centres(side) && !stack.key_centres)
+    return Obstacle{kMean, fmt::format("{} have two centres", rows)};
   if (!stack.per_head && heads_differ(side)) {
     return Obstacle{kHeadsDiffer, fmt::format("heads of {} differ", rows)};
   }

@@ -51,6 +51,9 @@ void limit_transforms(const Restriction& r, StackChoice& c) {
           stack.key_mean ? "has no place for a mean of values,\n  and a fit takes off both means"
                          : "has no place for means");
   c.search.center = c.search.center && centring;
+  r.limit("--key-centers", stack.key_centres || !c.fit.key_centres, c.fit.key_centres, false,
+          "codes keys about one mean at most");
+  c.search.key_centres = c.search.key_centres && stack.key_centres;
 }
 
 void limit_writer(const Restriction& r, StackChoice& c) {

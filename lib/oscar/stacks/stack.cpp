@@ -43,6 +43,7 @@ std::vector<Stack> make_table() {
        .value_partner = true,
        .key_mean = true,
        .value_mean = true,
+       .key_centres = true,
        .shaped_rounding = true,
        .scale_correction = true,
        .quant_group_sizes = {kWholeHead, 64, 128},

@@ -36,6 +36,7 @@ struct Stack {
   bool key_partner = false;    // q_rotation: keys need not be orthogonal
   bool value_partner = false;  // o_rotation: values need not be
   bool key_mean = false, value_mean = false;
+  bool key_centres = false;      // two a segment of positions, named by the sign of a scale
   bool transposed_file = false;  // stores R^T
 
   // Writer.

@@ -87,10 +87,6 @@ bool leaves_open(const SearchableOption& option, const std::string& text) {
   return text == option.open || (option.part == &SearchOptions::kind && text == kOrthogonal);
 }
 
-bool can_have_centres(const FitOptions& fit) {
-  return fit.row_weights == RowWeights::kAttention && fit.center && fit.position_span != 0;
-}
-
 // The value whose name is `text`; CLI11 has checked that there is one.
 template <typename Value, typename Name>
 void choose(const std::string& text, std::initializer_list<Value> values, Name name, Value& out) {
@@ -128,7 +124,7 @@ FitOptions FitArguments::resolve() const {
   if (!key_centers.empty() && key_centers != "auto") fit.key_centres = key_centers == "two";
   if (!clip.empty() && clip != "search") parse_clip(clip, fit);
   if (position_span) fit.position_span = *position_span;
-  if (!can_have_centres(fit)) {
+  if (!key_centres_problem(fit).empty()) {
     if (key_centers == "two") {
       throw Error({.what = "keys can't have two centers with these options",
                    .where = "--key-centers two",
@@ -145,7 +141,7 @@ SearchOptions FitArguments::resolve_search() const {
     const std::string& text = this->*option.text;
     if (!text.empty()) result.*option.part = leaves_open(option, text);
   }
-  result.key_centres = result.key_centres && can_have_centres(resolve());
+  result.key_centres = result.key_centres && key_centres_problem(resolve()).empty();
   result.orthogonal = method == kOrthogonal;
   result.full = search == "full";
   return search == "off" ? SearchOptions{} : result;

@@ -65,35 +65,6 @@ __device__ __forceinline__ void fetch_code_queries(AttentionState<Config>& s, co
   fetch_code_dims<Config>(&s.q[0][0], row, lane);
 }
 
-__device__ __forceinline__ float power_of_two(int e) { return __uint_as_float((127 + e) << 23); }
-
-// The power of two that brings the largest of the warp's bf16 magnitudes to [2^exponent, twice
-// that), within 2^-100 and 2^100.
-template <int kWords>
-__device__ __forceinline__ int shift_of_largest(const uint32_t (&raw)[kWords], int exponent) {
-  uint32_t pair = 0;  // bf16 magnitudes order like integers
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) pair = __vmaxu2(pair, raw[i] & 0x7fff7fffu);
-  const uint32_t top = __reduce_max_sync(~0u, max(pair & 0xffffu, pair >> 16));
-  const int shift = top == 0 ? 0 : exponent - (static_cast<int>(top >> 7) - 127);
-  return max(-100, min(100, shift));
-}
-
-// Operand `j` of key word `word`, times `scale`.
-template <typename Config>
-__device__ __forceinline__ uint32_t code_operand(const uint32_t* raw, int word, int j,
-                                                 float scale) {
-  using Layout = typename Config::Layout;
-  const auto value = [&](int slot) {
-    return __uint_as_float(slot % 2 ? raw[slot / 2] & 0xffff0000u : raw[slot / 2] << 16);
-  };
-  const __half2 rounded = __floats2half2_rn(value(Layout::key_slot(word, j, 0)) * scale,
-                                            value(Layout::key_slot(word, j, 1)) * scale);
-  uint32_t bits;
-  memcpy(&bits, &rounded, 4);
-  return bits;
-}
-
 // What was fetched becomes fp16 operands for INT2 keys. A power of two common to all columns
 // brings the largest |q| to [2^14, 2^15), so that 4^-4 and small entries stay inside fp16.
 template <typename Config>
@@ -105,14 +76,27 @@ __device__ __forceinline__ void convert_code_queries(AttentionState<Config>& s, 
   uint32_t raw[Layout::kKeyRuns * kRunWords];
 #pragma unroll
   for (int i = 0; i < Layout::kKeyRuns * kRunWords; ++i) raw[i] = (&s.q[0][0])[i];
-  const int shift = shift_of_largest(raw, 14);
+  uint32_t pair = 0;  // bf16 magnitudes order like integers
+#pragma unroll
+  for (int i = 0; i < Layout::kKeyRuns * kRunWords; ++i) {
+    pair = __vmaxu2(pair, raw[i] & 0x7fff7fffu);
+  }
+  const uint32_t top = __reduce_max_sync(~0u, max(pair & 0xffffu, pair >> 16));
+  const int exponent = top == 0 ? 0 : 14 - (static_cast<int>(top >> 7) - 127);
+  const int shift = max(-100, min(100, exponent));
+  const auto power_of_two = [](int e) { return __uint_as_float((127 + e) << 23); };
   const float normalise = power_of_two(shift);
+  const auto value = [&](int slot) {
+    return __uint_as_float(slot % 2 ? raw[slot / 2] & 0xffff0000u : raw[slot / 2] << 16);
+  };
 #pragma unroll
   for (int word = 0; word < Layout::kWords; ++word) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float scale = normalise / static_cast<float>(1 << (2 * position_exponent(j)));
-      s.q[(8 * word + j) / 2][j % 2] = code_operand<Config>(raw, word, j, scale);
+      const __half2 rounded = __floats2half2_rn(value(Layout::key_slot(word, j, 0)) * scale,
+                                                value(Layout::key_slot(word, j, 1)) * scale);
+      memcpy(&s.q[(8 * word + j) / 2][j % 2], &rounded, 4);
     }
   }
   s.logit_factor = sm_scale * kLog2E * power_of_two(24 - shift);

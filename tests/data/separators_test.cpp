@@ -27,6 +27,15 @@ TEST(Separators, TakeThePlaceOfEveryGapthToken) {
   EXPECT_EQ(changed[1], (std::vector<int32_t>{0, 1}));
 }
 
+TEST(Separators, AreRareBelowOneInTheLimit) {
+  std::vector<std::vector<int32_t>> text(2, std::vector<int32_t>(kTokensOfASeparator, 5));
+  EXPECT_TRUE(is_rare(text, {91}));
+  text[0][3] = 91;
+  EXPECT_TRUE(is_rare(text, {91, 92}));
+  text[1][7] = 92;
+  EXPECT_FALSE(is_rare(text, {91, 92}));
+}
+
 TEST(Separators, AreSprinkledOverEverySecondSequence) {
   std::vector<std::vector<int32_t>> text(4, std::vector<int32_t>(20000, 5));
   const auto before = text;

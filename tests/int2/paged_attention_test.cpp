@@ -184,11 +184,7 @@ torch::Tensor rounded_simulation(const LayerCodec& codec, const CacheView& view,
                                  const Sequences& in, int64_t first_position) {
   const auto k = bf16_rounded(to_cache_basis(codec.key, in.k));
   const auto v = bf16_rounded(to_cache_basis(codec.value, in.v));
-  std::vector<oscar::SegmentRun> runs;
-  if (codec.key.centres.defined()) {
-    runs =
-        oscar::segment_runs({0, first_position, view.sink}, k.size(2), codec.key.centres.size(0));
-  }
+  const auto runs = oscar::segment_runs(codec.key, {0, first_position, view.sink}, k.size(2));
   return attend_cache_rows(view, bf16_rounded(to_query_basis(codec, in.q)),
                            {k, quantize_dequantize(codec.key, k, "k", runs), v,
                             quantize_dequantize(codec.value, v, "v")},

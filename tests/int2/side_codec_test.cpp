@@ -152,8 +152,7 @@ SideCodec with_centres(int d) {
 TEST(SideCodec, RowsAreCodedAboutTheNearerCentreOfTheirSegment) {
   const int d = 64;
   auto side = with_centres(d);
-  const auto runs =
-      oscar::segment_runs({.first_token = 0, .first_position = 1900, .sink = 4}, 300, 4);
+  const auto runs = segment_runs(side, {.first_token = 0, .first_position = 1900, .sink = 4}, 300);
   ASSERT_EQ(runs.size(), 2u);
   const auto rows = hard_rows(d);
   const auto found = quantize_dequantize(side, rows, "test", runs);
@@ -186,16 +185,21 @@ TEST(SideCodec, RowsAreCodedAboutTheNearerCentreOfTheirSegment) {
 TEST(SideCodec, PagesOfARequestLieInTheSegmentOfTheirMiddle) {
   // Pages of 64 tokens behind a sink of 4: the one from token 1028 on, whose middle is 1060, is the
   // first of the second segment, whatever the segment of its first token.
-  const auto runs =
-      oscar::segment_runs({.first_token = 100, .first_position = 0, .sink = 4}, 2000, 9);
+  SideCodec side;
+  const auto runs_of = [&](int64_t segments, const oscar::RowPlaces& places, int64_t rows) {
+    side.centres = torch::zeros({segments, kCodecHeads, 2, 8});
+    return segment_runs(side, places, rows);
+  };
+  const auto runs = runs_of(9, {.first_token = 100, .first_position = 0, .sink = 4}, 2000);
   ASSERT_EQ(runs.size(), 3u);
   EXPECT_EQ(runs[0].end, 1028 - 100);
   EXPECT_EQ(runs[1].segment, 1);
   EXPECT_EQ(runs[2].end, 2000);
-  const auto later =
-      oscar::segment_runs({.first_token = 0, .first_position = 5000, .sink = 4}, 100, 3);
+  const auto later = runs_of(3, {.first_token = 0, .first_position = 5000, .sink = 4}, 100);
   ASSERT_EQ(later.size(), 1u);
   EXPECT_EQ(later[0].segment, 2);
+  side.centres = torch::Tensor();
+  EXPECT_TRUE(segment_runs(side, {}, 100).empty());
 }
 
 TEST(SideCodec, AGroupThatDoesNotDivideTheHeadIsRefused) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/prepared_workspace.h"
 #include "kernels/random_cache.h"
 #include "oscar/cache/paged_reference.h"
 
@@ -12,6 +13,7 @@ using oscar_test::CacheShape;
 using oscar_test::Content;
 using oscar_test::DeviceBuffer;
 using oscar_test::DeviceCache;
+using oscar_test::PreparedWorkspace;
 using oscar_test::RandomCache;
 
 // Output is bf16, whose rounding alone is 1.7e-3 of a row: all of the output stays within 2e-3, and
@@ -94,10 +96,7 @@ TEST_P(DecodeAttention, EqualsFloat64AttentionAndRepeatsBitForBit) {
   OSCAR_NEEDS_DEVICE();
   RandomCache host(GetParam().shape, 17);
   DeviceCache device(host);
-  size_t bytes = 0;
-  ASSERT_CUDA(oscar::decode_attention_workspace(device.params, &bytes));
-  DeviceBuffer<uint8_t> workspace(bytes);
-  ASSERT_CUDA(oscar::decode_attention_prepare(workspace.get(), bytes, nullptr));
+  PreparedWorkspace workspace(device.params);
   Outcome first, second;
   ASSERT_NO_FATAL_FAILURE(run(device, workspace, first));
   ASSERT_NO_FATAL_FAILURE(run(device, workspace, second));
@@ -209,15 +208,12 @@ TEST(DecodeAttentionGraph, ReplaysOneKernelWithLengthsThatChangedAfterCapture) {
   };
   RandomCache host(centred({3000, 900, 5000}), 23);
   DeviceCache device(host);
-  size_t bytes = 0;
-  ASSERT_CUDA(oscar::decode_attention_workspace(device.params, &bytes));
-  DeviceBuffer<uint8_t> workspace(bytes);
-  ASSERT_CUDA(oscar::decode_attention_prepare(workspace.get(), bytes, nullptr));
+  PreparedWorkspace workspace(device.params);
   cudaStream_t stream;
   ASSERT_CUDA(cudaStreamCreate(&stream));
   cudaGraph_t graph;
   ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  ASSERT_CUDA(oscar::decode_attention(device.params, workspace.get(), bytes, stream));
+  ASSERT_CUDA(oscar::decode_attention(device.params, workspace.get(), workspace.count(), stream));
   ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
   size_t nodes = 0;
   ASSERT_CUDA(cudaGraphGetNodes(graph, nullptr, &nodes));
@@ -301,10 +297,7 @@ TEST(DecodeAttentionCentres, GoOnBeyondEightSegmentsOfOneWarp) {
       repeat(all.first_position), repeat(all.q);
       for (int i = 1; i < copies; ++i) all.indptr.push_back(all.indptr[1] * (i + 1));
       DeviceCache device(all);
-      size_t bytes = 0;
-      ASSERT_CUDA(oscar::decode_attention_workspace(device.params, &bytes));
-      DeviceBuffer<uint8_t> workspace(bytes);
-      ASSERT_CUDA(oscar::decode_attention_prepare(workspace.get(), bytes, nullptr));
+      PreparedWorkspace workspace(device.params);
       Outcome outcome;
       ASSERT_NO_FATAL_FAILURE(run(device, workspace, outcome));
       worst[centres] = worst_row(expected, outcome, copies);

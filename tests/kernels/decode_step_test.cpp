@@ -3,13 +3,14 @@
 
 #include <random>
 
-#include "kernels/device_memory.h"
+#include "kernels/prepared_workspace.h"
 #include "oscar_kernels/append.h"
 #include "oscar_kernels/attention.h"
 
 namespace {
 
 using oscar_test::DeviceBuffer;
+using oscar_test::PreparedWorkspace;
 
 // Rows [at, at + count) arrive; those before `final_length` can no longer be taken back.
 struct Step {
@@ -70,10 +71,7 @@ std::vector<uint16_t> run(const std::vector<Step>& steps, int q_len, bool synchr
   read.centres = {centres.get(), 2, first_position.get()};
   read.sm_scale = 0.0883883f;
   read.batch = 1, read.q_len = q_len, read.num_qo_heads = kQueryHeads, read.num_kv_heads = kHeads;
-  size_t bytes = 0;
-  EXPECT_EQ(decode_attention_workspace(read, &bytes), cudaSuccess);
-  DeviceBuffer<uint8_t> workspace(bytes);
-  EXPECT_EQ(oscar::decode_attention_prepare(workspace.get(), bytes, nullptr), cudaSuccess);
+  PreparedWorkspace workspace(read);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   for (int i = 0; i < count; ++i) {
     oscar::AppendParams write;
@@ -94,7 +92,7 @@ std::vector<uint16_t> run(const std::vector<Step>& steps, int q_len, bool synchr
     read.seq_len = dnew_len.get() + i;
     read.q = q.get() + output * i, read.o = o.get() + output * i;
     const int demoted = history[i] - old_history[i];
-    EXPECT_EQ(decode_attention(read, workspace.get(), bytes, nullptr,
+    EXPECT_EQ(decode_attention(read, workspace.get(), workspace.count(), nullptr,
                                settled ? 1 + (demoted + 62) / 64 : -1),
               cudaSuccess);
     if (synchronise) {

@@ -77,10 +77,7 @@ class RowClassObserver final : public AttentionObserver {
   void add_key_errors(const LayerCodec& codec, const torch::Tensor& q, const torch::Tensor& k,
                       const CacheView& view, int64_t first_position, size_t m) {
     const auto exact = to_cache_basis(codec.key, k.unsqueeze(0));
-    std::vector<SegmentRun> runs;
-    if (codec.key.centres.defined()) {
-      runs = segment_runs({0, first_position, view.sink}, k.size(1), codec.key.centres.size(0));
-    }
+    const auto runs = segment_runs(codec.key, {0, first_position, view.sink}, k.size(1));
     const auto error = quantize_dequantize(codec.key, exact, "row classes", runs)[0] - exact[0];
     const auto sampled =
         q.index_select(1, torch::tensor(received_.queries, torch::kInt64).to(q.device()));
@@ -100,11 +97,7 @@ class RowClassObserver final : public AttentionObserver {
     const auto error = torch::matmul(quantize_dequantize(codec.value, exact, "row classes") - exact,
                                      codec.value.partner)[0];
     if (metric_layer_ != layer) {
-      const MatrixStack<double> stack = model_.o_proj_metric(layer);
-      metric_ = torch::from_blob(const_cast<double*>(stack.data.data()),
-                                 {stack.count, stack.rows, stack.cols}, torch::kFloat64)
-                    .to(torch::kFloat32)
-                    .to(v.device());
+      metric_ = to_tensor(model_.o_proj_metric(layer), v.device());
       metric_layer_ = layer;
     }
     const auto rows = v.to(torch::kFloat32);

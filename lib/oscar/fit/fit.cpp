@@ -139,6 +139,15 @@ bool is_centred(const SideTransform& side) {
                      [](float entry) { return entry != 0; });
 }
 
+std::string key_centres_problem(const FitOptions& options) {
+  if (options.row_weights == RowWeights::kEven) {
+    return "they are made of rows weighted by attention";
+  }
+  if (!options.center) return "they are not centred";
+  if (options.position_span == 0) return "they are not averaged over served positions";
+  return "";
+}
+
 bool has_centres(const SideTransform& side, int head) {
   return !side.centres.empty() && (side.centres[head].array() != 0).any();
 }

@@ -38,6 +38,10 @@ struct FitOptions {
   int64_t position_span = 0;  // average over [0, span]; 0 = positions as collected
 };
 
+// Why keys fitted with these options can't have two centres, whatever `key_centres` says; "" when
+// they can.
+std::string key_centres_problem(const FitOptions& options);
+
 enum class Side { kKey, kValue };
 
 // What a search measured of one side's clipping ratios, the other side exact: what a later choice

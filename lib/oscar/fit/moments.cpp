@@ -119,6 +119,7 @@ void check_attended(const LayerStatistics& s) {
   check_moment(g, "k_attended_moment", s.attended.k_moment, g.head_dim_k);
   check_moment(g, "v_attended_moment", s.attended.v_moment, g.head_dim_v);
   check_sum(g, "k_attended_sum", s.attended.k_sum, g.head_dim_k);
+  check_sum(g, "k_sink_sum", s.attended.k_sink_sum, g.head_dim_k);
   check_sum(g, "v_attended_sum", s.attended.v_sum, g.head_dim_v);
 }
 
@@ -135,14 +136,6 @@ void weigh_by_attention(const AttendedSums& attended, LayerMoments& m,
     key_mean[head] = attended.k_sum[head] / k;
     value_mean[head] = attended.v_sum[head] / v;
   }
-}
-
-// Why the keys of the layer can't have centres; "" when they can. Rows are then weighted.
-std::string centres_problem(const FitOptions& options) {
-  if (options.row_weights == RowWeights::kEven)
-    return "they are made of rows weighted by attention";
-  if (!options.center) return "they are not centred";
-  return "";
 }
 
 // Centres of the keys of one head, and the moment of what keys differ by from them (math 4.9), both
@@ -219,7 +212,7 @@ LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& 
   }
   std::vector<bool> has_centres(static_cast<size_t>(heads), false);
   if (options.key_centres && quantized) {
-    const std::string problem = centres_problem(options);
+    const std::string problem = key_centres_problem(options);
     if (problem.empty() && weighted) {
       m.key_centres = MatrixStack<double>(heads, kCentres, statistics.geometry.head_dim_k);
       for (int head = 0; head < heads; ++head) {

@@ -151,13 +151,9 @@ torch::Tensor Int2Attention::attend(int layer, const torch::Tensor& q, const tor
     const std::string where = "layer " + std::to_string(layer);
     rows.k_exact = to_cache_basis(codec->key, k);
     rows.v_exact = to_cache_basis(codec->value, v);
-    std::vector<SegmentRun> runs;
-    if (codec->key.centres.defined()) {
-      const int64_t before =
-          keep_ && kept_[layer].k_exact.defined() ? kept_[layer].k_exact.size(2) : 0;
-      runs =
-          segment_runs({before, first_position_, view.sink}, k.size(2), codec->key.centres.size(0));
-    }
+    const int64_t before =
+        keep_ && kept_[layer].k_exact.defined() ? kept_[layer].k_exact.size(2) : 0;
+    const auto runs = segment_runs(codec->key, {before, first_position_, view.sink}, k.size(2));
     rows.k_int2 = codec->int2_keys
                       ? quantize_dequantize(codec->key, rows.k_exact, where + ", keys", runs)
                       : rows.k_exact;

@@ -16,10 +16,6 @@ torch::Tensor to_device(const float* data, at::IntArrayRef shape, torch::Device 
   return torch::from_blob(const_cast<float*>(data), shape, torch::kFloat32).clone().to(device);
 }
 
-torch::Tensor stack(const MatrixStack<float>& m, torch::Device device) {
-  return to_device(m.data.data(), {m.count, m.rows, m.cols}, device);
-}
-
 torch::Tensor quantize_dequantize_host(const SideCodec& side, const torch::Tensor& x,
                                        const std::string& where) {
   const int64_t heads = x.size(1), tokens = x.size(2), d = x.size(3);
@@ -108,9 +104,9 @@ SideCodec make_side_codec(const SideTransform& transform, Side side,
                              " (a multiple of 8, at most " + std::to_string(kMaxHeadDim) + ")",
                  .found = std::to_string(size)});
   }
-  codec.forward = stack(transform.forward, device);
+  codec.forward = to_tensor(transform.forward, device);
   if (!transform.partner.empty()) {
-    codec.partner = stack(transform.partner, device);
+    codec.partner = to_tensor(transform.partner, device);
   } else {
     codec.partner = side == Side::kKey ? codec.forward : codec.forward.transpose(1, 2).contiguous();
   }
@@ -125,12 +121,12 @@ SideCodec make_side_codec(const SideTransform& transform, Side side,
     codec.centres = to_device(rows.data(), {segments, heads, kCentres, d}, device);
   }
   codec.recipe = transform.recipe;
-  if (codec.recipe.any(Rounding::kShaped)) codec.feedback = stack(transform.feedback, device);
+  if (codec.recipe.any(Rounding::kShaped)) codec.feedback = to_tensor(transform.feedback, device);
   if (codec.recipe.any(ScaleCorrection::kMetric)) {
     if (transform.metric.empty()) {
       throw Error({.what = "the metric of the scale correction is missing", .where = where});
     }
-    codec.metric = stack(transform.metric, device);
+    codec.metric = to_tensor(transform.metric, device);
   }
   return codec;
 }
@@ -153,14 +149,27 @@ torch::Tensor to_cache_basis(const SideCodec& side, const torch::Tensor& x) {
   return torch::matmul(rows, side.forward);
 }
 
-std::vector<SegmentRun> segment_runs(const RowPlaces& places, int64_t rows, int64_t segments) {
+torch::Tensor to_tensor(const MatrixStack<float>& stack, torch::Device device) {
+  return to_device(stack.data.data(), {stack.count, stack.rows, stack.cols}, device);
+}
+
+torch::Tensor to_tensor(const MatrixStack<double>& stack, torch::Device device) {
+  return torch::from_blob(const_cast<double*>(stack.data.data()),
+                          {stack.count, stack.rows, stack.cols}, torch::kFloat64)
+      .to(torch::kFloat32)
+      .to(device);
+}
+
+std::vector<SegmentRun> segment_runs(const SideCodec& side, const RowPlaces& places, int64_t rows) {
+  std::vector<SegmentRun> runs;
+  if (!side.centres.defined()) return runs;
+  const int64_t segments = side.centres.size(0);
   const auto segment_of = [&](int64_t token) {
     const int64_t page = std::max<int64_t>(0, token - places.sink) / kPageTokens;
     return static_cast<int64_t>(
         segment_of_page(static_cast<int>(places.first_position), static_cast<int>(places.sink),
                         static_cast<int>(page), static_cast<int>(segments)));
   };
-  std::vector<SegmentRun> runs;
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t segment = segment_of(places.first_token + i);
     if (runs.empty() || runs.back().segment != segment) runs.push_back({i, i, segment});

@@ -32,9 +32,13 @@ struct SegmentRun {
   int64_t begin = 0, end = 0, segment = 0;
 };
 
-// Of `rows` rows, the runs that share a segment of `segments`, in order. Rows of the sink, which
-// never become INT2, count to the segment behind them.
-std::vector<SegmentRun> segment_runs(const RowPlaces& places, int64_t rows, int64_t segments);
+// Of `rows` rows, the runs that share a segment of the side's centres, in order; none without
+// centres. Rows of the sink, which never become INT2, count to the segment behind them.
+std::vector<SegmentRun> segment_runs(const SideCodec& side, const RowPlaces& places, int64_t rows);
+
+// A stack as a float32 tensor [count, rows, cols] of its own.
+torch::Tensor to_tensor(const MatrixStack<float>& stack, torch::Device device);
+torch::Tensor to_tensor(const MatrixStack<double>& stack, torch::Device device);
 
 // Throws Error when a matrix that the settings need is missing or the group size does not divide d.
 // `rope` is needed by keys with centres, for which there are segments up to rope.max_positions.

@@ -75,10 +75,9 @@ struct ChunkPlace {
 std::vector<SegmentRun> runs_of(const SideCodec& codec, const std::vector<ChunkPlace>& chunks,
                                 int64_t sink) {
   std::vector<SegmentRun> runs;
-  if (!codec.centres.defined()) return runs;
   for (const ChunkPlace& chunk : chunks) {
     const RowPlaces places{.first_position = chunk.first_position, .sink = sink};
-    for (const SegmentRun& run : segment_runs(places, chunk.tokens, codec.centres.size(0))) {
+    for (const SegmentRun& run : segment_runs(codec, places, chunk.tokens)) {
       runs.push_back({chunk.begin + run.begin, chunk.begin + run.end, run.segment});
     }
   }

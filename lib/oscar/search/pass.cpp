@@ -100,12 +100,8 @@ void SearchPass::layer_done(const RunPosition&) {
   const HeldBackLayer held = buffer_->take();
   // Searching a layer takes far longer than observing it: a request to stop does not wait for it.
   stop_if_requested();
-  const MatrixStack<double> metrics = model_.o_proj_head_metrics(static_cast<int>(layer));
   const auto output_metric =
-      torch::from_blob(const_cast<double*>(metrics.data.data()),
-                       {metrics.count, metrics.rows, metrics.cols}, torch::kFloat64)
-          .to(torch::kFloat32)
-          .to(model_.compute().device);
+      to_tensor(model_.o_proj_head_metrics(static_cast<int>(layer)), model_.compute().device);
   decisions_.push_back(search_layer({.statistics = statistics,
                                      .fixed = settings_.fit,
                                      .search = settings_.search,

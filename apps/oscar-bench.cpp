@@ -7,7 +7,9 @@
 
 #include "bench/attention.h"
 #include "bench/calibrate.h"
+#include "bench/history.h"
 #include "bench/quantize.h"
+#include "bench/transform.h"
 #include "common/main.h"
 #include "oscar/base/atomic_file.h"
 #include "oscar/base/error.h"
@@ -87,6 +89,25 @@ void print_quantize(const Json& records) {
   }
 }
 
+void print_history(const Json& records) {
+  for (const Json& r : records) {
+    fmt::print("{:>20}: {:.1f} us, {:.2f} x the copy of its bytes ({:.1f} us)\n",
+               r["key_centres"].get<bool>() ? "with key centres" : "without key centres",
+               r["history_us"].get<double>(), r["times_copy"].get<double>(),
+               r["copy_us"].get<double>());
+  }
+}
+
+void print_transform(const Json& records) {
+  for (const Json& r : records) {
+    fmt::print(
+        "{:>6} rows, {:>6}: {:.1f} us, {:.2f} x the copy of its bytes ({:.1f} us), {:.1f} "
+        "TFLOP/s\n",
+        r["rows"].get<int>(), r["tensors"].get<std::string>(), r["transform_us"].get<double>(),
+        r["times_copy"].get<double>(), r["copy_us"].get<double>(), r["tflops"].get<double>());
+  }
+}
+
 // Returns whether every check held.
 bool print_selftest(const Json& records, const std::string& device) {
   bool held = true;
@@ -115,6 +136,8 @@ struct Arguments {
   int replays = 21;
   bool no_bf16 = false, no_peers = false, no_ceilings = false, centres = false;
   oscar::QuantizeBenchOptions quantize;
+  oscar::HistoryBenchOptions history;
+  oscar::TransformBenchOptions transform;
 #if defined(OSCAR_BENCH_TORCH)
   oscar::CalibrateBenchOptions calibrate;
 #endif
@@ -147,6 +170,19 @@ int main(int argc, char** argv) {
         ->capture_default_str();
   };
 
+  // Of one request's rows.
+  const auto cache_sizes = [](CLI::App* sub, auto& options) {
+    sub->add_option("--tokens", options.tokens, "Tokens of the call")
+        ->check(CLI::Range(64, 1 << 20))
+        ->capture_default_str();
+    sub->add_option("--kv-heads", options.num_kv_heads, "KV heads")
+        ->check(CLI::Range(1, 128))
+        ->capture_default_str();
+    sub->add_option("--head-dim", options.head_dim, "64, 128 or 256")
+        ->check(CLI::IsMember({64, 128, 256}))
+        ->capture_default_str();
+  };
+
   CLI::App* attention =
       program.add_subcommand("attention", "Paged INT2 decode beside bf16 and bare reading");
   attention
@@ -166,19 +202,42 @@ int main(int argc, char** argv) {
 
   CLI::App* quantize =
       program.add_subcommand("quantize", "Quantize and append of a prefill beside a copy");
-  quantize->add_option("--tokens", arguments.quantize.tokens, "Tokens appended")
-      ->check(CLI::Range(64, 1 << 20))
-      ->capture_default_str();
-  quantize->add_option("--kv-heads", arguments.quantize.num_kv_heads, "KV heads")
-      ->check(CLI::Range(1, 128))
-      ->capture_default_str();
-  quantize->add_option("--head-dim", arguments.quantize.head_dim, "64, 128 or 256")
-      ->check(CLI::IsMember({64, 128, 256}))
-      ->capture_default_str();
+  cache_sizes(quantize, arguments.quantize);
   quantize->add_flag("--centers", arguments.quantize.centres,
                      "Measure each way of writing with key centres besides");
   replays(quantize);
   outputs(quantize);
+
+  CLI::App* transform =
+      program.add_subcommand("transform", "Rows in and out of the cache's basis beside a copy");
+  transform->add_option("--rows", arguments.transform.rows, "Rows of a call, separated by commas")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  transform->add_option("--qo-heads", arguments.transform.num_qo_heads, "Query heads")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  transform->add_option("--kv-heads", arguments.transform.num_kv_heads, "KV heads")
+      ->check(CLI::Range(1, 128))
+      ->capture_default_str();
+  transform->add_option("--head-dim", arguments.transform.head_dim, "64, 128 or 256")
+      ->check(CLI::IsMember({64, 128, 256}))
+      ->capture_default_str();
+  replays(transform);
+  outputs(transform);
+
+  CLI::App* history = program.add_subcommand("history", "INT2 tokens back to rows beside a copy");
+  history->add_option("--tokens", arguments.history.tokens, "INT2 tokens of the request")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  history->add_option("--kv-heads", arguments.history.num_kv_heads, "KV heads")
+      ->check(CLI::Range(1, 128))
+      ->capture_default_str();
+  history->add_option("--head-dim", arguments.history.head_dim, "64, 128 or 256")
+      ->check(CLI::IsMember({64, 128, 256}))
+      ->capture_default_str();
+  replays(history);
+  outputs(history);
 
   CLI::App* selftest = program.add_subcommand("selftest", "Check attention on this GPU");
   outputs(selftest);
@@ -218,6 +277,16 @@ int main(int argc, char** argv) {
       arguments.quantize.replays = arguments.replays;
       records = oscar::bench_quantize(arguments.quantize);
       print_quantize(records);
+    }
+    if (history->parsed()) {
+      arguments.history.replays = arguments.replays;
+      records = oscar::bench_history(arguments.history);
+      print_history(records);
+    }
+    if (transform->parsed()) {
+      arguments.transform.replays = arguments.replays;
+      records = oscar::bench_transform(arguments.transform);
+      print_transform(records);
     }
     if (selftest->parsed()) {
       records = oscar::bench_selftest();

@@ -21,15 +21,15 @@ constexpr int kSink = 64, kRecent = 256, kRing = kRecent + 8;
 constexpr int kUnsettledPages = 2;
 
 // One distinct cache: no row, query or output is shared with another, so that L2 cannot help.
-// Lengths and page table are, as the layers of a model share them.
+// Lengths and block table are, as the layers of a model share them.
 struct ColdCache {
-  std::shared_ptr<DeviceBytes> indptr, indices, last, lens;
+  std::shared_ptr<DeviceBytes> table, history, lens;
   std::unique_ptr<DeviceBytes> pool, wk, wv, q, o, centres;
   AttentionParams params;
 };
 
 // windows: sink and recent rows are exact; without, all tokens are in pages. bf16: pages of bf16.
-// tables: the cache whose lengths and page table are taken, or null.
+// tables: the cache whose lengths and block table are taken, or null.
 ColdCache make_cache(const AttentionBenchShape& shape, int batch, int context, bool windows,
                      bool bf16, uint32_t seed, const ColdCache* tables) {
   ColdCache c;
@@ -38,15 +38,13 @@ ColdCache make_cache(const AttentionBenchShape& shape, int batch, int context, b
   const int history = windows ? context - kSink - kRecent : context;
   const int pages = (history + kPageTokens - 1) / kPageTokens;
   if (tables) {
-    c.indptr = tables->indptr, c.indices = tables->indices;
-    c.last = tables->last, c.lens = tables->lens;
+    c.table = tables->table, c.history = tables->history, c.lens = tables->lens;
   } else {
-    std::vector<int32_t> indptr(batch + 1), indices(static_cast<size_t>(batch) * pages);
-    for (int b = 0; b <= batch; ++b) indptr[b] = b * pages;
-    std::iota(indices.begin(), indices.end(), 0);
-    std::shuffle(indices.begin(), indices.end(), std::mt19937(seed));
-    c.indptr = upload(indptr), c.indices = upload(indices);
-    c.last = upload(std::vector<int32_t>(batch, history - (pages - 1) * kPageTokens));
+    std::vector<int32_t> table(static_cast<size_t>(batch) * pages);
+    std::iota(table.begin(), table.end(), 0);
+    std::shuffle(table.begin(), table.end(), std::mt19937(seed));
+    c.table = upload(table);
+    c.history = upload(std::vector<int32_t>(batch, history));
     c.lens = upload(std::vector<int32_t>(batch, context));
   }
   const int64_t chunks = static_cast<int64_t>(batch) * pages * shape.num_kv_heads;
@@ -68,8 +66,8 @@ ColdCache make_cache(const AttentionBenchShape& shape, int batch, int context, b
   check_cuda(fill_bf16(c.wv->as<uint16_t>(), rows, seed + 2, nullptr), "fill_bf16");
   check_cuda(fill_bf16(c.q->as<uint16_t>(), queries, seed + 3, nullptr), "fill_bf16");
   c.params.format = format;
-  c.params.history = {c.pool->as<uint8_t>(), c.indptr->as<int32_t>(), c.indices->as<int32_t>(),
-                      c.last->as<int32_t>()};
+  c.params.history = {c.pool->as<uint8_t>(), c.table->as<int32_t>(), pages,
+                      c.history->as<int32_t>()};
   c.params.windows = {c.wk->as<uint16_t>(), c.wv->as<uint16_t>(), nullptr, sink, kRing};
   c.params.seq_len = c.lens->as<int32_t>();
   c.params.q = c.q->as<uint16_t>();
@@ -178,13 +176,13 @@ CentreTimings time_centres(std::vector<ColdCache>& caches, double bytes, int rep
   return {middle(timings[0]), middle(timings[1])};
 }
 
-// Reading the same chunks through the same page table.
+// Reading the same chunks through the same block table.
 Timing time_paged_read(const std::vector<ColdCache>& caches, double bytes, int replays) {
   const DeviceBytes sum(16);
   return time_calls(caches, bytes, replays, [&](const ColdCache& cache, cudaStream_t stream) {
     const AttentionParams& p = cache.params;
-    check_cuda(paged_read_ceiling(p.history, p.batch, p.num_kv_heads, chunk_bytes(p.format),
-                                  sum.as<int>(), stream),
+    check_cuda(paged_read_ceiling(p.history, p.batch, static_cast<int>(p.history.table_stride),
+                                  p.num_kv_heads, chunk_bytes(p.format), sum.as<int>(), stream),
                "paged_read_ceiling");
   });
 }

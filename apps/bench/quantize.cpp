@@ -27,10 +27,8 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
   const PageFormat format{.head_dim = d, .quant_group_size = d};
   std::vector<int32_t> indices(pages);
   std::iota(indices.rbegin(), indices.rend(), 0);
-  const auto indptr = upload(std::vector<int32_t>{0, pages});
   const auto table = upload(indices);
   const auto zero = upload(std::vector<int32_t>{0});
-  const auto last = upload(std::vector<int32_t>{kPageTokens});
   const auto rows = upload(std::vector<int32_t>{0, o.tokens + kSinkTokens});
   const auto now = upload(std::vector<int32_t>{history});
   std::vector<float> u(static_cast<size_t>(o.num_kv_heads) * d * d);
@@ -65,11 +63,11 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
     check_cuda(fill_bf16(c.k->as<uint16_t>(), values, 7 + i, nullptr), "fill_bf16");
     check_cuda(fill_bf16(c.v->as<uint16_t>(), values, 70 + i, nullptr), "fill_bf16");
     c.params.format = format;
-    c.params.history = {c.pool->as<uint8_t>(), indptr->as<int32_t>(), table->as<int32_t>(),
-                        last->as<int32_t>()};
+    c.params.history = {c.pool->as<uint8_t>(), table->as<int32_t>(), pages, nullptr};
     c.params.windows = {c.wk->as<uint16_t>(), c.wv->as<uint16_t>(), nullptr, kSinkTokens,
                         kRingTokens};
-    c.params.k = c.k->as<uint16_t>(), c.params.v = c.v->as<uint16_t>();
+    c.params.k = contiguous_rows(c.k->as<uint16_t>(), o.num_kv_heads, d);
+    c.params.v = contiguous_rows(c.v->as<uint16_t>(), o.num_kv_heads, d);
     c.params.rows_indptr = rows->as<int32_t>();
     c.params.old_len = c.params.old_history = zero->as<int32_t>();
     c.params.new_history = now->as<int32_t>();

@@ -46,16 +46,15 @@ Json attention_check() {
       store_metadata(at, 1, uniform(rng), format.metadata);
     }
   }
-  std::vector<int32_t> indptr{0, pages}, indices(pages), last{history - (pages - 1) * 64};
-  for (int i = 0; i < pages; ++i) indices[i] = pages - 1 - i;
-  std::vector<int32_t> lens{length};
+  std::vector<int32_t> table(pages), histories{history}, lens{length};
+  for (int i = 0; i < pages; ++i) table[i] = pages - 1 - i;
   std::vector<uint16_t> wk(heads * (sink + ring) * d), wv(wk.size()), q(qo_heads * d);
   for (auto* rows : {&wk, &wv, &q}) {
     for (uint16_t& x : *rows) x = float_to_bf16(normal(rng));
   }
   AttentionParams p;
   p.format = format;
-  p.history = {pool.data(), indptr.data(), indices.data(), last.data()};
+  p.history = {pool.data(), table.data(), pages, histories.data()};
   p.windows = {wk.data(), wv.data(), nullptr, sink, ring};
   p.seq_len = lens.data();
   p.q = q.data();
@@ -64,12 +63,10 @@ Json attention_check() {
   std::vector<double> expected(q.size()), lse(qo_heads);
   decode_attention_ref(p, expected.data(), lse.data());
 
-  const auto dpool = upload(pool), dptr = upload(indptr), dind = upload(indices);
-  const auto dlast = upload(last), dlens = upload(lens), dwk = upload(wk), dwv = upload(wv);
-  const auto dq = upload(q);
+  const auto dpool = upload(pool), dtable = upload(table), dhistories = upload(histories);
+  const auto dlens = upload(lens), dwk = upload(wk), dwv = upload(wv), dq = upload(q);
   const DeviceBytes o(q.size() * 2);
-  p.history = {dpool->as<uint8_t>(), dptr->as<int32_t>(), dind->as<int32_t>(),
-               dlast->as<int32_t>()};
+  p.history = {dpool->as<uint8_t>(), dtable->as<int32_t>(), pages, dhistories->as<int32_t>()};
   p.windows.k = dwk->as<uint16_t>(), p.windows.v = dwv->as<uint16_t>();
   p.seq_len = dlens->as<int32_t>(), p.q = dq->as<uint16_t>(), p.o = o.as<uint16_t>();
   size_t bytes = 0;

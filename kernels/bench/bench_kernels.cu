@@ -69,15 +69,16 @@ __global__ void __launch_bounds__(1024) read_kernel(const uint4* data, int64_t v
 
 // One warp a chunk; kVectors 16-byte loads in flight per lane.
 __global__ void __launch_bounds__(1024)
-    paged_read_kernel(PagedHistory h, int batch, int heads, int bytes, int* sink) {
+    paged_read_kernel(PagedHistory h, int batch, int pages, int heads, int bytes, int* sink) {
   constexpr int kVectors = 9;
   const int lane = threadIdx.x % 32;
   const int64_t warps = static_cast<int64_t>(gridDim.x) * (blockDim.x / 32);
-  const int64_t total = static_cast<int64_t>(h.kv_indptr[batch]) * heads;
+  const int64_t total = static_cast<int64_t>(batch) * pages * heads;
   uint32_t sum = 0;
   for (int64_t c = blockIdx.x * static_cast<int64_t>(blockDim.x / 32) + threadIdx.x / 32; c < total;
        c += warps) {
-    const int64_t page = h.kv_indices[c / heads];
+    const int64_t in_batch = c / heads, b = in_batch / pages;
+    const int64_t page = h.block_table[b * h.table_stride + in_batch - b * pages];
     const uint4* from = reinterpret_cast<const uint4*>(h.pool + (page * heads + c % heads) * bytes);
     const int vectors = bytes / 16;
     for (int base = 0; base < vectors; base += 32 * kVectors) {
@@ -131,10 +132,10 @@ cudaError_t read_ceiling(const void* data, int64_t bytes, int* sink, cudaStream_
                                                           bytes / 16, sink);
   return cudaGetLastError();
 }
-cudaError_t paged_read_ceiling(const PagedHistory& history, int batch, int num_kv_heads, int bytes,
-                               int* sink, cudaStream_t stream) {
-  paged_read_kernel<<<multiprocessors() * 2, 1024, 0, stream>>>(history, batch, num_kv_heads, bytes,
-                                                                sink);
+cudaError_t paged_read_ceiling(const PagedHistory& history, int batch, int pages, int num_kv_heads,
+                               int bytes, int* sink, cudaStream_t stream) {
+  paged_read_kernel<<<multiprocessors() * 2, 1024, 0, stream>>>(history, batch, pages, num_kv_heads,
+                                                                bytes, sink);
   return cudaGetLastError();
 }
 

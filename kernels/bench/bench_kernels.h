@@ -18,9 +18,9 @@ cudaError_t fill_chunks(const PageFormat& format, uint8_t* pool, int64_t chunks,
 // Reads every byte once in order and keeps nothing: the read-only ceiling.
 cudaError_t read_ceiling(const void* data, int64_t bytes, int* sink, cudaStream_t stream);
 
-// Reads the same chunks through the same page table as attention does, and only sums them.
-// chunk_bytes is a multiple of 16.
-cudaError_t paged_read_ceiling(const PagedHistory& history, int batch, int num_kv_heads,
+// Reads the same chunks through the same block table as attention does, and only sums them.
+// pages: of every request; chunk_bytes is a multiple of 16.
+cudaError_t paged_read_ceiling(const PagedHistory& history, int batch, int pages, int num_kv_heads,
                                int chunk_bytes, int* sink, cudaStream_t stream);
 
 // out[4 j + c] = the sum over sixteen k of (c 4^j 2^-24 as fp16) * 1, from one mma each; [20].

@@ -1,4 +1,4 @@
-// Quantize and append: plain rounding, the exact windows, and dequantization.
+// Quantize and append: plain rounding, and the exact windows.
 #include "append_rows.cuh"
 #include "append_shaped.h"
 #include "oscar_kernels/append.h"
@@ -63,30 +63,12 @@ __global__ void store_windows_kernel(const __grid_constant__ AppendParams p) {
        job += gridDim.x * warps) {
     const int stays = job / jobs, head = job % jobs / 2, side = job % 2;
     const int row = stays < in_sink ? stays : stays - in_sink + recent;
-    const int64_t from = (static_cast<int64_t>(first + row) * p.num_kv_heads + head) * d;
     const int64_t to = window_offset(p.windows, slot, head, p.num_kv_heads,
                                      window_row(p.windows, old_len + row), d);
-    const uint32_t* source = reinterpret_cast<const uint32_t*>((side ? p.v : p.k) + from);
+    const uint32_t* source =
+        reinterpret_cast<const uint32_t*>(row_at(side ? p.v : p.k, first + row, head));
     uint32_t* target = reinterpret_cast<uint32_t*>((side ? p.windows.v : p.windows.k) + to);
     for (int i = lane; i < d / 2; i += 32) target[i] = source[i];
-  }
-}
-
-__global__ void dequantize_kernel(PageFormat f, const uint8_t* pool, int64_t chunks, float* out) {
-  const int64_t total = chunks * 2 * kPageTokens * f.head_dim;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < total;
-       i += stride) {
-    const int dim = static_cast<int>(i % f.head_dim);
-    const int token = static_cast<int>(i / f.head_dim % kPageTokens);
-    const int side = static_cast<int>(i / f.head_dim / kPageTokens % 2);
-    const uint8_t* chunk = pool + i / f.head_dim / (2 * kPageTokens) * chunk_bytes(f);
-    const uint8_t* metadata = chunk + metadata_offset(f, side, token);
-    const int group = dim / f.quant_group_size;
-    const ScaleZero sz{scale_without_centre(load_metadata(metadata, 2 * group, f.metadata)),
-                       load_metadata(metadata, 2 * group + 1, f.metadata)};
-    const uint8_t* codes = chunk + code_offset(f, side, token);
-    out[i] = dequantize(unpack_code(codes, dim, f.head_dim, f.order), sz);
   }
 }
 
@@ -133,13 +115,6 @@ cudaError_t append_rows(const AppendParams& p, int max_new_rows, int max_new_his
     const dim3 grid(min((rows * p.num_kv_heads * 2 + 7) / 8, 4096), p.batch);
     store_windows_kernel<<<grid, 256, 0, stream>>>(p);
   }
-  return cudaGetLastError();
-}
-
-cudaError_t dequantize_chunks(const PageFormat& format, const uint8_t* pool, int64_t chunks,
-                              float* out, cudaStream_t stream) {
-  if (chunks <= 0) return cudaErrorInvalidValue;
-  dequantize_kernel<<<1024, 256, 0, stream>>>(format, pool, chunks, out);
   return cudaGetLastError();
 }
 

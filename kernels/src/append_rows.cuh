@@ -17,15 +17,14 @@ __device__ inline HistoryRow history_row(const AppendParams& p, int b, int token
   const int position = p.windows.sink_tokens + token, old_len = p.old_len[b];
   HistoryRow row;
   if (position >= old_len) {
-    const int64_t at = p.rows_indptr[b] + position - old_len;
-    row.x = (side ? p.v : p.k) + (at * p.num_kv_heads + head) * p.format.head_dim;
+    row.x = row_at(side ? p.v : p.k, p.rows_indptr[b] + position - old_len, head);
   } else {
     const int64_t slot = p.windows.slot ? p.windows.slot[b] : b;
     row.x = (side ? p.windows.v : p.windows.k) +
             window_offset(p.windows, slot, head, p.num_kv_heads, window_row(p.windows, position),
                           p.format.head_dim);
   }
-  const int64_t page = p.history.kv_indices[p.history.kv_indptr[b] + token / kPageTokens];
+  const int64_t page = page_of_token(p.history, b, token);
   row.chunk = p.history.pool + (page * p.num_kv_heads + head) * chunk_bytes(p.format);
   row.in_page = token % kPageTokens;
   return row;

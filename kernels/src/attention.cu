@@ -12,7 +12,7 @@ bool valid_attention(const AttentionParams& p) {
   if (f.quant_group_size <= 0 || f.head_dim % f.quant_group_size != 0) return false;
   if (p.centres.rows && p.centres.segments <= 0) return false;
   if (p.windows.sink_tokens < 0 || p.windows.ring_tokens <= 0) return false;
-  if (!p.history.kv_indptr || !p.history.kv_last_page_len || !p.seq_len || !p.q || !p.o) {
+  if (p.history.table_stride < 0 || !p.history.history_len || !p.seq_len || !p.q || !p.o) {
     return false;
   }
   return p.num_qo_heads / p.num_kv_heads <= 16;

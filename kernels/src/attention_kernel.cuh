@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(Config::kMaxWarps * 32, 1)
   }
   if (unsettled_pages < 0) {
     // Brings the parameters that planning reads into the cache of constants.
-    asm volatile("" ::"l"(p.history.kv_indptr), "l"(p.history.pool), "r"(p.windows.sink_tokens),
+    asm volatile("" ::"l"(p.history.history_len), "l"(p.history.pool), "r"(p.windows.sink_tokens),
                  "l"(p.seq_len), "l"(p.q), "r"(p.batch), "r"(plan_shape.warps.d));
     ptx::wait_for_previous();
     ptx::launch_next();

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attention_kernel.cuh"
+#include "device_limits.cuh"
 #include "oscar_kernels/attention.h"
 
 namespace oscar {
@@ -16,29 +17,6 @@ inline size_t partial_bytes(int head_dim) { return 8 * (4 * static_cast<size_t>(
 inline size_t sent_parts_bytes(int blocks) { return align_up(blocks * partial_bytes(256)); }
 inline size_t workspace_bytes_for(int head_dim, int blocks) {
   return sent_parts_bytes(blocks) + align_up(blocks * 16 * partial_bytes(head_dim));
-}
-
-struct DeviceLimits {
-  int blocks = 0, shared_bytes = 0;
-  bool overlaps = false;  // knows programmatic dependent launch (sm_90 and up)
-};
-
-inline cudaError_t device_limits(DeviceLimits* limits) {
-  int device = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&limits->blocks, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&limits->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
-                                   device);
-  }
-  int major = 0;
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
-  limits->overlaps = major >= 9;
-  return error;
 }
 
 template <typename Config>
@@ -73,17 +51,8 @@ cudaError_t launch_attention(const AttentionParams& p, uint8_t* workspace, size_
   shape.column_tiles = (shape.columns + Config::kColumns - 1) / Config::kColumns;
   shape.reciprocal = (65536u + shape.heads_per_kv - 1) / shape.heads_per_kv;
   const PlanShape plan = plan_shape(blocks, p.batch, p.num_kv_heads * shape.column_tiles, warps);
-  cudaLaunchAttribute early;  // may be started before the kernel ahead of it has ended
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch = {};
-  launch.gridDim = dim3(blocks);
-  launch.blockDim = dim3(warps * 32);
-  launch.dynamicSmemBytes = shared;
-  launch.stream = stream;
-  launch.attrs = &early;
-  launch.numAttrs = limits.overlaps ? 1 : 0;
-  return cudaLaunchKernelEx(&launch, decode_attention_kernel<Config>, p, shape, plan, ws,
+  const EarlyLaunch launch(dim3(blocks), warps * 32, shared, stream, limits);
+  return cudaLaunchKernelEx(&launch.config, decode_attention_kernel<Config>, p, shape, plan, ws,
                             unsettled_pages);
 }
 

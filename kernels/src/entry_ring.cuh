@@ -204,7 +204,7 @@ struct EntryRing {
       end = min(end, c.entry - at + 32 * (kPageTokens / kFullTile));
       page_id = 0;
       if (lane * (kPageTokens / kFullTile) < at + end - c.entry) {
-        page_id = p.history.kv_indices[r.first_page + from_page + lane];
+        page_id = p.history.block_table[c.b * p.history.table_stride + from_page + lane];
       }
       note.last_valid = min(tokens, (end - c.entry) * kFullTile) - (end - c.entry - 1) * kFullTile;
     } else {

@@ -19,7 +19,6 @@ struct RequestShape {
   int history_entries = 0;
   int sink_tiles = 0, recent_tiles = 0;
   int seq_len = 0;
-  int first_page = 0;  // its place in kv_indices
   __device__ int entries() const { return history_entries + sink_tiles + recent_tiles; }
 };
 
@@ -47,11 +46,9 @@ template <bool kPagedBf16>
 __device__ __forceinline__ RequestShape request_shape(const AttentionParams& p, int b) {
   constexpr int kEntryTokens = kPagedBf16 ? kExactTile : kPageTokens;
   RequestShape r;
-  r.first_page = p.history.kv_indptr[b];
-  const int pages = p.history.kv_indptr[b + 1] - r.first_page;
-  const int last_page = p.history.kv_last_page_len[b];  // read together with the others
+  const int history = p.history.history_len[b];  // read together with the other
   r.seq_len = p.seq_len[b];
-  r.history = pages == 0 ? 0 : (pages - 1) * kPageTokens + last_page;
+  r.history = r.seq_len > 0 ? history : 0;
   r.history_entries = (r.history + kEntryTokens - 1) / kEntryTokens;
   const int sink = min(r.seq_len, p.windows.sink_tokens);
   const int recent = max(0, r.seq_len - p.windows.sink_tokens - r.history);
@@ -68,7 +65,6 @@ __device__ __forceinline__ RequestShape shape_of_lane(const RequestShape& own, i
   r.sink_tiles = __shfl_sync(~0u, own.sink_tiles, lane);
   r.recent_tiles = __shfl_sync(~0u, own.recent_tiles, lane);
   r.seq_len = __shfl_sync(~0u, own.seq_len, lane);
-  r.first_page = __shfl_sync(~0u, own.first_page, lane);
   return r;
 }
 

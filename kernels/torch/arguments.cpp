@@ -1,4 +1,4 @@
-// Tensors to parameters of an append or of an attention.
+// Tensors to parameters of a call.
 #include "arguments.h"
 
 #include <limits>
@@ -28,25 +28,47 @@ int32_t* int_array(const char* op, const char* name, const Tensor& t, const Exte
       checked_data({op, name, t}, ScalarType::Int, {length}, neighbour, alignof(int32_t)));
 }
 
-// Pool, page table, windows and key centres. head_dim, num_kv_heads and batch come from the rows of
-// the call.
+// Pool and block table, without lengths.
+PagedHistory paged_history(const char* op, const Tensor& pool, const Tensor& block_table,
+                           const PageFormat& format, int num_kv_heads, int64_t batch) {
+  PagedHistory out;
+  out.pool = static_cast<uint8_t*>(checked_data(
+      {op, "pool", pool}, ScalarType::Byte,
+      {{"num_pages"}, {"num_kv_heads", num_kv_heads}, {"chunk_bytes", chunk_bytes(format)}}, pool,
+      kRowAlignment));
+  out.block_table = static_cast<const int32_t*>(
+      checked_view({op, "block_table", block_table}, ScalarType::Int,
+                   {{"batch", batch}, {"pages at most"}}, pool, alignof(int32_t)));
+  const int64_t pages = block_table.size(1);
+  out.table_stride = batch > 1 ? block_table.stride(0) : pages;
+  if ((pages > 1 && block_table.stride(1) != 1) || out.table_stride < pages) {
+    refuse(op, "entries of a request do not follow each other", "block_table",
+           "strides [any from " + std::to_string(pages) + ", 1]", stride_text(block_table),
+           "call .contiguous() first");
+  }
+  return out;
+}
+
+// Pool, block table, windows and key centres. head_dim, num_kv_heads and batch come from the rows
+// of the call.
 struct CachePointers {
   PagedHistory history;
   ExactWindows windows;
   KeyCentres centres;
 };
 
-KeyCentres key_centres(const char* op, const CacheTensors& cache, const PageFormat& format,
-                       int num_kv_heads, int64_t batch) {
+KeyCentres key_centres(const char* op, const OptionalTensor& centres,
+                       const OptionalTensor& first_position, const Tensor& pool,
+                       const PageFormat& format, int num_kv_heads, int64_t batch) {
   KeyCentres out;
-  if (!cache.key_centres) {
-    if (cache.first_position) {
+  if (!centres) {
+    if (first_position) {
       refuse(op, "only key centres depend on positions", "first_position", "key_centres beside it",
              "none");
     }
     return out;
   }
-  const Tensor& rows = *cache.key_centres;
+  const Tensor& rows = *centres;
   const int64_t segments = checked_size({op, "key_centres", rows}, 4, 0);
   const int64_t places =
       std::numeric_limits<int>::max() / (int64_t{num_kv_heads} * kCentres * format.head_dim);
@@ -57,10 +79,9 @@ KeyCentres key_centres(const char* op, const CacheTensors& cache, const PageForm
                                                  {"num_kv_heads", num_kv_heads},
                                                  {"centres", kCentres},
                                                  {"head_dim", format.head_dim}},
-                                                cache.pool, kRowAlignment));
-  if (cache.first_position) {
-    out.first_position =
-        int_array(op, "first_position", *cache.first_position, {"batch", batch}, cache.pool);
+                                                pool, kRowAlignment));
+  if (first_position) {
+    out.first_position = int_array(op, "first_position", *first_position, {"batch", batch}, pool);
   }
   return out;
 }
@@ -69,13 +90,7 @@ CachePointers cache_pointers(const char* op, const CacheTensors& cache, const Pa
                              int num_kv_heads, int64_t batch) {
   const Tensor& pool = cache.pool;
   CachePointers out;
-  out.history.pool = static_cast<uint8_t*>(checked_data(
-      {op, "pool", pool}, ScalarType::Byte,
-      {{"num_pages"}, {"num_kv_heads", num_kv_heads}, {"chunk_bytes", chunk_bytes(format)}}, pool,
-      kRowAlignment));
-  out.history.kv_indptr =
-      int_array(op, "kv_indptr", cache.kv_indptr, {"batch + 1", batch + 1}, pool);
-  out.history.kv_indices = int_array(op, "kv_indices", cache.kv_indices, {"pages in use"}, pool);
+  out.history = paged_history(op, pool, cache.block_table, format, num_kv_heads, batch);
 
   const int64_t slots = checked_size({op, "window_k", cache.window_k}, 4, 0);
   const int64_t tokens = cache.window_k.size(2);
@@ -98,11 +113,29 @@ CachePointers cache_pointers(const char* op, const CacheTensors& cache, const Pa
     refuse(op, "fewer window slots than requests", "window_k", "at least " + std::to_string(batch),
            std::to_string(slots), "pass window_slot to say which slot a request has");
   }
-  out.centres = key_centres(op, cache, format, num_kv_heads, batch);
+  out.centres =
+      key_centres(op, cache.key_centres, cache.first_position, pool, format, num_kv_heads, batch);
   return out;
 }
 
 }  // namespace
+
+HeadRows head_rows(const Argument& argument, const Extent& rows, const Extent& heads,
+                   const Extent& dims, const Tensor& neighbour) {
+  const Tensor& t = argument.tensor;
+  constexpr int64_t kAligned = kRowAlignment / sizeof(uint16_t);
+  HeadRows out;
+  out.data = static_cast<const uint16_t*>(
+      checked_view(argument, ScalarType::BFloat16, {rows, heads, dims}, neighbour, kRowAlignment));
+  if (t.size(0) > 1) out.row_stride = t.stride(0);
+  if (t.size(1) > 1) out.head_stride = t.stride(1);
+  if (t.stride(2) != 1 || out.row_stride % kAligned != 0 || out.head_stride % kAligned != 0) {
+    refuse(argument.op, "rows cannot be read where they lie", argument.name,
+           "strides of multiples of " + std::to_string(kAligned) + " elements, and 1 in a row",
+           stride_text(t), "call .contiguous() first");
+  }
+  return out;
+}
 
 PageFormat page_format(const char* op, int64_t head_dim, const FormatArguments& format) {
   PageFormat out;
@@ -142,8 +175,7 @@ AttentionParams attention_params(const char* op, const CacheTensors& cache,
   p.history = pointers.history;
   p.windows = pointers.windows;
   p.centres = pointers.centres;
-  p.history.kv_last_page_len =
-      int_array(op, "kv_last_page_len", t.kv_last_page_len, {"batch", batch}, pool);
+  p.history.history_len = int_array(op, "history_len", t.history_len, {"batch", batch}, pool);
   p.seq_len = int_array(op, "seq_len", t.seq_len, {"batch", batch}, pool);
   p.q = static_cast<const uint16_t*>(checked_data({op, "q", t.q}, ScalarType::BFloat16,
                                                   {{"batch", batch},
@@ -170,13 +202,9 @@ AppendParams append_params(const char* op, const CacheTensors& cache, const Form
   p.windows = pointers.windows;
   p.centres = pointers.centres;
   const Extent heads{"num_kv_heads", p.num_kv_heads}, dims{"head_dim", p.format.head_dim};
-  const auto new_rows = [&](const char* name, const Tensor& tensor) {
-    return static_cast<const uint16_t*>(checked_data({op, name, tensor}, ScalarType::BFloat16,
-                                                     {{"new rows", rows}, heads, dims}, pool,
-                                                     kRowAlignment));
-  };
-  p.k = new_rows("k", t.k);
-  p.v = new_rows("v", t.v);
+  const Extent new_rows{"new rows", rows};
+  p.k = head_rows({op, "k", t.k}, new_rows, heads, dims, pool);
+  p.v = head_rows({op, "v", t.v}, new_rows, heads, dims, pool);
   p.rows_indptr = int_array(op, "rows_indptr", t.rows_indptr, {"batch + 1", batch + 1}, pool);
   p.old_len = int_array(op, "old_len", t.old_len, {"batch", batch}, pool);
   p.old_history = int_array(op, "old_history", t.old_history, {"batch", batch}, pool);
@@ -207,6 +235,52 @@ AppendParams append_params(const char* op, const CacheTensors& cache, const Form
   };
   p.key.corrections = corrections("correction_k", t.correction_k, p.key.metric);
   p.value.corrections = corrections("correction_v", t.correction_v, p.value.metric);
+  return p;
+}
+
+HistoryRowsParams history_params(const char* op, const FormatArguments& format,
+                                 const HistoryTensors& t) {
+  constexpr int64_t kMostTokens = (1 << 30) - 1;
+  const Tensor& pool = t.pool;
+  const int64_t batch = checked_size({op, "k", t.k}, 4, 0), tokens = t.k.size(1);
+  HistoryRowsParams p;
+  p.format = page_format(op, t.k.size(3), format);
+  p.batch = checked_int(op, "k.size(0)", batch, 0, kMaxInt);
+  p.tokens = checked_int(op, "k.size(1)", tokens, 0, kMostTokens);
+  p.num_kv_heads = checked_int(op, "k.size(2)", t.k.size(2), 1, kMaxInt);
+  p.first_token = checked_int(op, "first_token", t.first_token, 0, kMostTokens);
+  p.sink_tokens = checked_int(op, "sink_tokens", t.sink_tokens, 0, kMostTokens);
+  p.history = paged_history(op, pool, t.block_table, p.format, p.num_kv_heads, batch);
+  p.history.history_len = int_array(op, "history_len", t.history_len, {"batch", batch}, pool);
+  p.centres =
+      key_centres(op, t.key_centres, t.first_position, pool, p.format, p.num_kv_heads, batch);
+  p.bf16 = t.k.scalar_type() == ScalarType::BFloat16;
+  if (!p.bf16 && t.k.scalar_type() != ScalarType::Float) {
+    refuse(op, "wrong dtype", "k", "BFloat16 or Float",
+           torch::headeronly::toString(t.k.scalar_type()));
+  }
+  const int64_t aligned = kRowAlignment / (p.bf16 ? 2 : 4);
+  const auto rows_out = [&](const char* name, const Tensor& tensor) {
+    RowsOut out;
+    out.data = checked_view({op, name, tensor}, t.k.scalar_type(),
+                            {{"batch", batch},
+                             {"tokens", tokens},
+                             {"num_kv_heads", p.num_kv_heads},
+                             {"head_dim", p.format.head_dim}},
+                            pool, kRowAlignment);
+    if (batch > 1) out.batch_stride = tensor.stride(0);
+    if (tokens > 1) out.token_stride = tensor.stride(1);
+    if (p.num_kv_heads > 1) out.head_stride = tensor.stride(2);
+    if (tensor.stride(3) != 1 || out.batch_stride % aligned != 0 ||
+        out.token_stride % aligned != 0 || out.head_stride % aligned != 0) {
+      refuse(op, "rows cannot be written where they lie", name,
+             "strides of multiples of " + std::to_string(aligned) + " elements, and 1 in a row",
+             stride_text(tensor));
+    }
+    return out;
+  };
+  p.k = rows_out("k", t.k);
+  p.v = rows_out("v", t.v);
   return p;
 }
 

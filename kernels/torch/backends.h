@@ -3,14 +3,15 @@
 
 #include "checks.h"
 #include "oscar/cache/page_layout.h"
+#include "oscar/cache/transform.h"
 
 namespace oscar::torch_ops {
 
 // The twins, one thread. Tables were checked (table_checks.h). params.o, params.lse are written.
 void append_on_host(const AppendParams& params);
 void attend_on_host(const AttentionParams& params);
-// out: float32 [chunks][2][64][head_dim].
-void dequantize_on_host(const PageFormat& format, const uint8_t* pool, int64_t chunks, float* out);
+void dequantize_on_host(const HistoryRowsParams& params);
+void transform_on_host(const TransformParams& params);
 
 // The kernels, queued on the current stream of the device of `neighbour`; nothing waits. Throw
 // Error when this library has no kernels, or none for the shape.
@@ -18,8 +19,8 @@ void append_on_device(const char* op, const AppendParams& params, int max_new_ro
                       int max_new_history, const Tensor& neighbour);
 void attend_on_device(const char* op, const AttentionParams& params, void* workspace,
                       int64_t workspace_bytes, const Tensor& neighbour);
-void dequantize_on_device(const char* op, const PageFormat& format, const uint8_t* pool,
-                          int64_t chunks, float* out, const Tensor& neighbour);
+void dequantize_on_device(const char* op, const HistoryRowsParams& params, const Tensor& neighbour);
+void transform_on_device(const char* op, const TransformParams& params, const Tensor& neighbour);
 
 // Bytes of workspace of attend_on_device. It starts as zeros, and every call leaves it ready for
 // the next one on the same stream.

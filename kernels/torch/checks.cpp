@@ -48,6 +48,12 @@ std::string shape_text(const Tensor& tensor) {
   return joined(sizes);
 }
 
+std::string stride_text(const Tensor& tensor) {
+  std::vector<std::string> strides;
+  for (int64_t i = 0; i < tensor.dim(); ++i) strides.push_back(std::to_string(tensor.stride(i)));
+  return joined(strides);
+}
+
 std::string device_text(const Tensor& tensor) {
   if (tensor.is_cpu()) return "cpu";
   const std::string index = std::to_string(tensor.get_device_index());
@@ -63,7 +69,7 @@ void refuse(const char* op, const std::string& what, const std::string& where,
                .hint = hint});
 }
 
-void* checked_data(const Argument& argument, ScalarType dtype, std::initializer_list<Extent> shape,
+void* checked_view(const Argument& argument, ScalarType dtype, std::initializer_list<Extent> shape,
                    const Tensor& neighbour, int alignment) {
   const Tensor& t = argument.tensor;
   if (t.scalar_type() != dtype) {
@@ -77,15 +83,21 @@ void* checked_data(const Argument& argument, ScalarType dtype, std::initializer_
     refuse(argument.op, "tensors on different devices", argument.name, device_text(neighbour),
            device_text(t));
   }
-  if (!t.is_contiguous()) {
-    refuse(argument.op, "not contiguous", argument.name, "rows one after another",
-           "strides that skip or repeat elements", "call .contiguous() first");
-  }
   void* const data = t.data_ptr();
   if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(alignment) != 0) {
     refuse(argument.op, "not aligned", argument.name,
            "an address that is a multiple of " + std::to_string(alignment) + " bytes",
            "a view that begins elsewhere", "call .clone() first");
+  }
+  return data;
+}
+
+void* checked_data(const Argument& argument, ScalarType dtype, std::initializer_list<Extent> shape,
+                   const Tensor& neighbour, int alignment) {
+  void* const data = checked_view(argument, dtype, shape, neighbour, alignment);
+  if (!argument.tensor.is_contiguous()) {
+    refuse(argument.op, "not contiguous", argument.name, "rows one after another",
+           "strides that skip or repeat elements", "call .contiguous() first");
   }
   return data;
 }

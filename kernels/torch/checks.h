@@ -32,8 +32,13 @@ struct Argument {
                          const std::string& expected, const std::string& found,
                          const std::string& hint = {});
 
-// Throws Error unless the tensor has the dtype and shape, is contiguous, and lies on the device of
-// `neighbour`, at an address that is a multiple of `alignment`. Returns that address.
+// Throws Error unless the tensor has the dtype and shape, and lies on the device of `neighbour`, at
+// an address that is a multiple of `alignment`. Returns that address. Strides are the caller's to
+// check.
+void* checked_view(const Argument& argument, ScalarType dtype, std::initializer_list<Extent> shape,
+                   const Tensor& neighbour, int alignment = 1);
+
+// The same of a tensor that is contiguous.
 void* checked_data(const Argument& argument, ScalarType dtype, std::initializer_list<Extent> shape,
                    const Tensor& neighbour, int alignment = 1);
 
@@ -43,8 +48,9 @@ int64_t checked_size(const Argument& argument, int64_t dims, int64_t dim);
 // `value` as an int; throws Error unless it lies in [lowest, highest].
 int checked_int(const char* op, const char* name, int64_t value, int64_t lowest, int64_t highest);
 
-// "[2, 8, 128]" and "cuda:0", for errors.
+// "[2, 8, 128]", its strides likewise, and "cuda:0", for errors.
 std::string shape_text(const Tensor& tensor);
+std::string stride_text(const Tensor& tensor);
 std::string device_text(const Tensor& tensor);
 
 }  // namespace oscar::torch_ops

@@ -7,6 +7,8 @@
 
 #include "oscar_kernels/append.h"
 #include "oscar_kernels/attention.h"
+#include "oscar_kernels/history.h"
+#include "oscar_kernels/transform.h"
 
 // Weak: a torch without CUDA does not have it, and loads this library all the same.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
@@ -43,6 +45,17 @@ std::string call_text(const AttentionParams& p) {
   return format_text(p.format) + ", batch " + std::to_string(p.batch) + ", q_len " +
          std::to_string(p.q_len) + ", num_qo_heads " + std::to_string(p.num_qo_heads) +
          ", num_kv_heads " + std::to_string(p.num_kv_heads);
+}
+
+std::string call_text(const HistoryRowsParams& p) {
+  return format_text(p.format) + ", batch " + std::to_string(p.batch) + ", tokens " +
+         std::to_string(p.tokens) + ", num_kv_heads " + std::to_string(p.num_kv_heads);
+}
+
+std::string call_text(const TransformParams& p) {
+  return "head_dim " + std::to_string(p.head_dim) + ", " + std::to_string(p.rows) +
+         " rows, num_qo_heads " + std::to_string(p.tensors[0].num_heads) + ", num_kv_heads " +
+         std::to_string(p.num_kv_heads);
 }
 
 // After these nothing runs in the process any more, and any kernel before may be to blame.
@@ -112,11 +125,17 @@ void attend_on_device(const char* op, const AttentionParams& params, void* works
         valid_attention(params), call_text(params));
 }
 
-void dequantize_on_device(const char* op, const PageFormat& format, const uint8_t* pool,
-                          int64_t chunks, float* out, const Tensor& neighbour) {
+void dequantize_on_device(const char* op, const HistoryRowsParams& params,
+                          const Tensor& neighbour) {
   const DeviceGuard guard(neighbour.get_device_index());
   const cudaStream_t stream = current_stream(op, neighbour.get_device_index());
-  check(op, dequantize_chunks(format, pool, chunks, out, stream), true, format_text(format));
+  check(op, dequantize_history(params, stream), valid_history(params), call_text(params));
+}
+
+void transform_on_device(const char* op, const TransformParams& params, const Tensor& neighbour) {
+  const DeviceGuard guard(neighbour.get_device_index());
+  const cudaStream_t stream = current_stream(op, neighbour.get_device_index());
+  check(op, transform_rows(params, stream), valid_transform(params), call_text(params));
 }
 
 int64_t device_workspace_bytes(const char* op, const AttentionParams& params,
@@ -146,8 +165,11 @@ void attend_on_device(const char* op, const AttentionParams&, void*, int64_t,
   no_kernels(op, neighbour);
 }
 
-void dequantize_on_device(const char* op, const PageFormat&, const uint8_t*, int64_t, float*,
-                          const Tensor& neighbour) {
+void dequantize_on_device(const char* op, const HistoryRowsParams&, const Tensor& neighbour) {
+  no_kernels(op, neighbour);
+}
+
+void transform_on_device(const char* op, const TransformParams&, const Tensor& neighbour) {
   no_kernels(op, neighbour);
 }
 

@@ -16,14 +16,8 @@ void attend_on_host(const AttentionParams& params) {
   std::transform(o.begin(), o.end(), params.o, float_to_bf16);
 }
 
-void dequantize_on_host(const PageFormat& format, const uint8_t* pool, int64_t chunks, float* out) {
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    for (int side = 0; side < 2; ++side) {
-      for (int token = 0; token < kPageTokens; ++token, out += format.head_dim) {
-        dequantize_row(format, pool + chunk * chunk_bytes(format), side, token, out);
-      }
-    }
-  }
-}
+void dequantize_on_host(const HistoryRowsParams& params) { dequantize_history_ref(params); }
+
+void transform_on_host(const TransformParams& params) { transform_ref(params); }
 
 }  // namespace oscar::torch_ops

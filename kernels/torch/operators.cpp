@@ -19,25 +19,24 @@ namespace {
 
 TableLimits table_limits(const CacheTensors& cache) {
   return {.num_pages = cache.pool.size(0),
-          .num_kv_indices = cache.kv_indices.size(0),
+          .max_pages = cache.block_table.size(1),
           .num_slots = cache.window_k.size(0)};
 }
 
-void quantize_append(const Tensor& pool, const Tensor& kv_indptr, const Tensor& kv_indices,
-                     const Tensor& window_k, const Tensor& window_v, const Tensor& k,
-                     const Tensor& v, const Tensor& rows_indptr, const Tensor& old_len,
-                     const Tensor& old_history, const Tensor& new_history, const Tensor& status,
-                     int64_t sink_tokens, int64_t quant_group_size,
-                     std::optional<ScalarType> metadata_dtype, bool quartered,
-                     const OptionalTensor& window_slot, const OptionalTensor& clip_k,
-                     const OptionalTensor& clip_v, const OptionalTensor& feedback_k,
-                     const OptionalTensor& feedback_v, const OptionalTensor& metric_k,
-                     const OptionalTensor& metric_v, const OptionalTensor& correction_k,
-                     const OptionalTensor& correction_v, std::optional<int64_t> max_new_rows,
-                     std::optional<int64_t> max_new_history, const OptionalTensor& key_centres,
-                     const OptionalTensor& first_position) {
+void quantize_append(const Tensor& pool, const Tensor& block_table, const Tensor& window_k,
+                     const Tensor& window_v, const Tensor& k, const Tensor& v,
+                     const Tensor& rows_indptr, const Tensor& old_len, const Tensor& old_history,
+                     const Tensor& new_history, const Tensor& status, int64_t sink_tokens,
+                     int64_t quant_group_size, std::optional<ScalarType> metadata_dtype,
+                     bool quartered, const OptionalTensor& window_slot,
+                     const OptionalTensor& clip_k, const OptionalTensor& clip_v,
+                     const OptionalTensor& feedback_k, const OptionalTensor& feedback_v,
+                     const OptionalTensor& metric_k, const OptionalTensor& metric_v,
+                     const OptionalTensor& correction_k, const OptionalTensor& correction_v,
+                     std::optional<int64_t> max_new_rows, std::optional<int64_t> max_new_history,
+                     const OptionalTensor& key_centres, const OptionalTensor& first_position) {
   constexpr const char* kOp = "quantize_append";
-  const CacheTensors cache{pool,        kv_indptr,   kv_indices,  window_k,      window_v,
+  const CacheTensors cache{pool,        block_table, window_k,    window_v,
                            window_slot, sink_tokens, key_centres, first_position};
   const AppendTensors rows{k,           v,        rows_indptr, old_len,      old_history,
                            new_history, status,   clip_k,      clip_v,       feedback_k,
@@ -107,38 +106,36 @@ void attend(const char* op, const CacheTensors& cache, const FormatArguments& fo
   attend_on_host(params);
 }
 
-void decode_attention_out(const Tensor& q, const Tensor& pool, const Tensor& kv_indptr,
-                          const Tensor& kv_indices, const Tensor& kv_last_page_len,
-                          const Tensor& window_k, const Tensor& window_v, const Tensor& seq_len,
-                          const Tensor& o, const OptionalTensor& lse, double sm_scale,
-                          int64_t sink_tokens, int64_t quant_group_size,
+void decode_attention_out(const Tensor& q, const Tensor& pool, const Tensor& block_table,
+                          const Tensor& history_len, const Tensor& window_k, const Tensor& window_v,
+                          const Tensor& seq_len, const Tensor& o, const OptionalTensor& lse,
+                          double sm_scale, int64_t sink_tokens, int64_t quant_group_size,
                           std::optional<ScalarType> metadata_dtype, bool quartered,
                           const OptionalTensor& window_slot, const OptionalTensor& workspace,
                           const OptionalTensor& key_centres, const OptionalTensor& first_position) {
   attend("decode_attention_out",
-         {pool, kv_indptr, kv_indices, window_k, window_v, window_slot, sink_tokens, key_centres,
+         {pool, block_table, window_k, window_v, window_slot, sink_tokens, key_centres,
           first_position},
-         {quant_group_size, metadata_dtype, quartered}, {q, kv_last_page_len, seq_len, sm_scale}, o,
-         lse, workspace);
+         {quant_group_size, metadata_dtype, quartered}, {q, history_len, seq_len, sm_scale}, o, lse,
+         workspace);
 }
 
 std::tuple<Tensor, Tensor> decode_attention(
-    const Tensor& q, const Tensor& pool, const Tensor& kv_indptr, const Tensor& kv_indices,
-    const Tensor& kv_last_page_len, const Tensor& window_k, const Tensor& window_v,
-    const Tensor& seq_len, double sm_scale, int64_t sink_tokens, int64_t quant_group_size,
-    std::optional<ScalarType> metadata_dtype, bool quartered, const OptionalTensor& window_slot,
-    const OptionalTensor& workspace, const OptionalTensor& key_centres,
-    const OptionalTensor& first_position) {
+    const Tensor& q, const Tensor& pool, const Tensor& block_table, const Tensor& history_len,
+    const Tensor& window_k, const Tensor& window_v, const Tensor& seq_len, double sm_scale,
+    int64_t sink_tokens, int64_t quant_group_size, std::optional<ScalarType> metadata_dtype,
+    bool quartered, const OptionalTensor& window_slot, const OptionalTensor& workspace,
+    const OptionalTensor& key_centres, const OptionalTensor& first_position) {
   constexpr const char* kOp = "decode_attention";
   const int64_t batch = checked_size({kOp, "q", q}, 4, 0);
   const std::array<int64_t, 4> rows = {batch, q.size(1), q.size(2), q.size(3)};
   const Tensor o = torch::stable::new_empty(q, {rows.data(), 4}, ScalarType::BFloat16);
   const Tensor lse = torch::stable::new_empty(q, {rows.data(), 3}, ScalarType::Float);
   attend(kOp,
-         {pool, kv_indptr, kv_indices, window_k, window_v, window_slot, sink_tokens, key_centres,
+         {pool, block_table, window_k, window_v, window_slot, sink_tokens, key_centres,
           first_position},
-         {quant_group_size, metadata_dtype, quartered}, {q, kv_last_page_len, seq_len, sm_scale}, o,
-         lse, workspace);
+         {quant_group_size, metadata_dtype, quartered}, {q, history_len, seq_len, sm_scale}, o, lse,
+         workspace);
   return {o, lse};
 }
 
@@ -149,26 +146,23 @@ int64_t decode_attention_workspace_size(const Tensor& pool, int64_t head_dim) {
   return pool.is_cuda() ? device_workspace_bytes(kOp, params, pool) : 0;
 }
 
-Tensor dequantize(const Tensor& pool, int64_t head_dim, int64_t quant_group_size,
-                  std::optional<ScalarType> metadata_dtype, bool quartered) {
-  constexpr const char* kOp = "dequantize";
-  const PageFormat format =
-      page_format(kOp, head_dim, {quant_group_size, metadata_dtype, quartered});
-  const int64_t pages = checked_size({kOp, "pool", pool}, 3, 0), heads = pool.size(1);
-  const auto* const chunks = static_cast<const uint8_t*>(
-      checked_data({kOp, "pool", pool}, ScalarType::Byte,
-                   {{"num_pages"}, {"num_kv_heads"}, {"chunk_bytes", chunk_bytes(format)}}, pool,
-                   kRowAlignment));
-  const std::array<int64_t, 5> shape = {pages, heads, 2, kPageTokens, head_dim};
-  Tensor out = torch::stable::new_empty(pool, {shape.data(), 5}, ScalarType::Float);
-  if (pages * heads == 0) return out;
-  float* const to = static_cast<float*>(out.data_ptr());
+void dequantize_history(const Tensor& pool, const Tensor& block_table, const Tensor& history_len,
+                        const Tensor& k, const Tensor& v, int64_t quant_group_size,
+                        std::optional<ScalarType> metadata_dtype, bool quartered,
+                        int64_t sink_tokens, const OptionalTensor& key_centres,
+                        const OptionalTensor& first_position, int64_t first_token) {
+  constexpr const char* kOp = "dequantize_history";
+  const HistoryRowsParams params =
+      history_params(kOp, {quant_group_size, metadata_dtype, quartered},
+                     {pool, block_table, history_len, k, v, sink_tokens, first_token, key_centres,
+                      first_position});
+  if (params.batch == 0 || params.tokens == 0) return;
   if (pool.is_cuda()) {
-    dequantize_on_device(kOp, format, chunks, pages * heads, to, pool);
-  } else {
-    dequantize_on_host(format, chunks, pages * heads, to);
+    dequantize_on_device(kOp, params, pool);
+    return;
   }
-  return out;
+  check_history_tables(kOp, params, {.num_pages = pool.size(0), .max_pages = block_table.size(1)});
+  dequantize_on_host(params);
 }
 
 int64_t page_chunk_bytes(int64_t head_dim, int64_t quant_group_size,
@@ -181,14 +175,14 @@ void register_tensor_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("decode_attention", TORCH_BOX(&decode_attention));
   m.impl("decode_attention_out", TORCH_BOX(&decode_attention_out));
   m.impl("decode_attention_workspace_size", TORCH_BOX(&decode_attention_workspace_size));
-  m.impl("dequantize", TORCH_BOX(&dequantize));
+  m.impl("dequantize_history", TORCH_BOX(&dequantize_history));
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY(oscar_int2, m) {
   m.def(
-      "quantize_append(Tensor(a!) pool, Tensor kv_indptr, Tensor kv_indices, "
+      "quantize_append(Tensor(a!) pool, Tensor block_table, "
       "Tensor(b!) window_k, Tensor(c!) window_v, Tensor k, Tensor v, Tensor rows_indptr, "
       "Tensor old_len, Tensor old_history, Tensor new_history, Tensor(d!) status, *, "
       "int sink_tokens, int quant_group_size, ScalarType? metadata_dtype=None, "
@@ -198,23 +192,25 @@ STABLE_TORCH_LIBRARY(oscar_int2, m) {
       "max_new_rows=None, int? max_new_history=None, Tensor? key_centres=None, "
       "Tensor? first_position=None) -> ()");
   m.def(
-      "decode_attention(Tensor q, Tensor pool, Tensor kv_indptr, Tensor kv_indices, "
-      "Tensor kv_last_page_len, Tensor window_k, Tensor window_v, Tensor seq_len, *, "
+      "decode_attention(Tensor q, Tensor pool, Tensor block_table, "
+      "Tensor history_len, Tensor window_k, Tensor window_v, Tensor seq_len, *, "
       "float sm_scale, int sink_tokens, int quant_group_size, ScalarType? metadata_dtype=None, "
       "bool quartered=False, Tensor? window_slot=None, Tensor(a!)? workspace=None, "
       "Tensor? key_centres=None, Tensor? first_position=None) "
       "-> (Tensor o, Tensor lse)");
   m.def(
-      "decode_attention_out(Tensor q, Tensor pool, Tensor kv_indptr, Tensor kv_indices, "
-      "Tensor kv_last_page_len, Tensor window_k, Tensor window_v, Tensor seq_len, "
+      "decode_attention_out(Tensor q, Tensor pool, Tensor block_table, "
+      "Tensor history_len, Tensor window_k, Tensor window_v, Tensor seq_len, "
       "Tensor(a!) o, Tensor(b!)? lse=None, *, "
       "float sm_scale, int sink_tokens, int quant_group_size, ScalarType? metadata_dtype=None, "
       "bool quartered=False, Tensor? window_slot=None, Tensor(c!)? workspace=None, "
       "Tensor? key_centres=None, Tensor? first_position=None) -> ()");
   m.def("decode_attention_workspace_size(Tensor pool, int head_dim) -> int");
   m.def(
-      "dequantize(Tensor pool, *, int head_dim, int quant_group_size, "
-      "ScalarType? metadata_dtype=None, bool quartered=False) -> Tensor");
+      "dequantize_history(Tensor pool, Tensor block_table, Tensor history_len, Tensor(a!) k, "
+      "Tensor(b!) v, *, int quant_group_size, ScalarType? metadata_dtype=None, "
+      "bool quartered=False, int sink_tokens, Tensor? key_centres=None, "
+      "Tensor? first_position=None, int first_token=0) -> ()");
   m.def("chunk_bytes(int head_dim, int quant_group_size, ScalarType? metadata_dtype=None) -> int");
 }
 

@@ -42,19 +42,22 @@ void check_first_position(const Request& request, const KeyCentres& centres) {
                   up_to(0, kMostPosition), position);
 }
 
-// The pages of a request; returns how many there are.
-int check_pages(const Request& request, const PagedHistory& history, const TableLimits& limits) {
-  const int32_t begin = history.kv_indptr[request.b], end = history.kv_indptr[request.b + 1];
-  request.require(begin >= 0 && begin <= limits.num_kv_indices, "kv_indptr",
-                  up_to(0, limits.num_kv_indices), begin);
-  request.require(end >= begin && end <= limits.num_kv_indices, "kv_indptr",
-                  "an end from " + up_to(begin, limits.num_kv_indices), end);
-  for (int32_t i = begin; i < end; ++i) {
-    const int32_t page = history.kv_indices[i];
-    request.require(page >= 0 && page < limits.num_pages, "kv_indices",
+int64_t checked_history(const Request& request, const PagedHistory& history,
+                        const TableLimits& limits) {
+  const int64_t tokens = history.history_len[request.b];
+  const int64_t capacity = limits.max_pages * kPageTokens;
+  request.require(tokens >= 0 && tokens <= capacity, "history_len", up_to(0, capacity), tokens);
+  return tokens;
+}
+
+// The pages of INT2 tokens [begin, end) of a request.
+void check_pages(const Request& request, const PagedHistory& history, int64_t begin, int64_t end,
+                 const TableLimits& limits) {
+  for (int64_t i = begin / kPageTokens; i * kPageTokens < end; ++i) {
+    const int32_t page = history.block_table[request.b * history.table_stride + i];
+    request.require(page >= 0 && page < limits.num_pages, "block_table",
                     up_to(0, limits.num_pages - 1), page);
   }
-  return end - begin;
 }
 
 }  // namespace
@@ -62,17 +65,14 @@ int check_pages(const Request& request, const PagedHistory& history, const Table
 void check_attention_tables(const char* op, const AttentionParams& p, const TableLimits& limits) {
   for (int b = 0; b < p.batch; ++b) {
     const Request request{op, b};
+    request.require(p.seq_len[b] >= 0, "seq_len", "0 or more", p.seq_len[b]);
+    if (p.seq_len[b] == 0) continue;
     check_slot(request, p.windows, limits);
     check_first_position(request, p.centres);
-    const int pages = check_pages(request, p.history, limits);
-    const int last = p.history.kv_last_page_len[b];
-    request.require(pages == 0 || (last >= 1 && last <= kPageTokens), "kv_last_page_len",
-                    up_to(1, kPageTokens), last);
-    const int64_t history =
-        pages == 0 ? 0 : int64_t{pages - 1} * kPageTokens + last;  // as history_tokens()
+    const int64_t history = checked_history(request, p.history, limits);
+    check_pages(request, p.history, 0, history, limits);
     const int64_t first_recent = p.windows.sink_tokens + history;
-    request.require(p.seq_len[b] >= 0, "seq_len", "0 or more", p.seq_len[b]);
-    request.require(pages == 0 || p.seq_len[b] >= first_recent, "seq_len",
+    request.require(history == 0 || p.seq_len[b] >= first_recent, "seq_len",
                     "at least sink + INT2 tokens, " + std::to_string(first_recent), p.seq_len[b]);
     request.require(p.seq_len[b] <= first_recent + p.windows.ring_tokens, "seq_len",
                     "at most sink + INT2 + ring tokens, " +
@@ -85,9 +85,6 @@ void check_append_tables(const char* op, const AppendParams& p, const TableLimit
   const int64_t sink = p.windows.sink_tokens, ring = p.windows.ring_tokens;
   for (int b = 0; b < p.batch; ++b) {
     const Request request{op, b};
-    check_slot(request, p.windows, limits);
-    check_first_position(request, p.centres);
-    const int64_t pages = check_pages(request, p.history, limits);
     const int64_t begin = p.rows_indptr[b], end = p.rows_indptr[b + 1];
     request.require(begin >= 0 && begin <= limits.num_rows, "rows_indptr",
                     up_to(0, limits.num_rows), begin);
@@ -97,12 +94,16 @@ void check_append_tables(const char* op, const AppendParams& p, const TableLimit
                     "at least its new rows, " + std::to_string(end - begin), limits.max_new_rows);
     const int64_t old_len = p.old_len[b], new_len = old_len + end - begin;
     const int64_t before = p.old_history[b], after = p.new_history[b];
+    if (begin == end && before == after) continue;
+    check_slot(request, p.windows, limits);
+    check_first_position(request, p.centres);
     request.require(old_len >= 0, "old_len", "0 or more", old_len);
     request.require(before >= 0 && (before == 0 || sink + before <= old_len), "old_history",
                     up_to(0, std::max<int64_t>(0, old_len - sink)), before);
-    const int64_t most = std::max(before, std::min(new_len - sink, pages * kPageTokens));
+    const int64_t most = std::max(before, std::min(new_len - sink, limits.max_pages * kPageTokens));
     request.require(after >= before && after <= most, "new_history",
                     up_to(before, most) + " (INT2 tokens that are there and have a page)", after);
+    if (after > before) check_pages(request, p.history, before, after, limits);
     request.require(after - before <= limits.max_new_history, "max_new_history",
                     "at least its new INT2 tokens, " + std::to_string(after - before),
                     limits.max_new_history);
@@ -112,6 +113,16 @@ void check_append_tables(const char* op, const AppendParams& p, const TableLimit
     request.require(new_len - sink - after <= ring, "new_history",
                     "at most ring_tokens " + std::to_string(ring) + " exact rows behind it",
                     new_len - sink - after);
+  }
+}
+
+void check_history_tables(const char* op, const HistoryRowsParams& p, const TableLimits& limits) {
+  for (int b = 0; b < p.batch; ++b) {
+    const Request request{op, b};
+    check_first_position(request, p.centres);
+    const int64_t end = std::min<int64_t>(checked_history(request, p.history, limits),
+                                          int64_t{p.first_token} + p.tokens);
+    check_pages(request, p.history, p.first_token, end, limits);
   }
 }
 

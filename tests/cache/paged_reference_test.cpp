@@ -21,7 +21,7 @@ struct Cache {
   std::vector<uint8_t> pool;
   std::vector<uint16_t> wk, wv;
   std::vector<int32_t> indices;
-  int len = 0, history = 0;
+  int32_t len = 0, history = 0;
   int ring;
   oscar::KeyCentres centres = {};
   float clip_k = .96f;
@@ -33,20 +33,21 @@ struct Cache {
     wk.assign(kHeads * (kSink + ring) * f.head_dim, 0x7fc0);  // NaN until written
     wv = wk;
   }
+  oscar::PagedHistory pages() {
+    return {pool.data(), indices.data(), static_cast<int64_t>(indices.size()), &history};
+  }
   oscar::ExactWindows windows() { return {wk.data(), wv.data(), nullptr, kSink, ring}; }
 
   void append(const uint16_t* k, const uint16_t* v, int count) {
     const int32_t rows[2] = {0, count};
     const int32_t old_len = len, old_history = history;
     const int32_t now = oscar::history_for_length(len + count, kSink, kRecent, demote_block);
-    const int32_t pages = (now + 63) / 64;
-    const int32_t indptr[2] = {0, pages}, last[1] = {now - (pages - 1) * 64};
     oscar::AppendParams p{.format = format,
-                          .history = {pool.data(), indptr, indices.data(), last},
+                          .history = pages(),
                           .windows = windows(),
                           .centres = centres,
-                          .k = k,
-                          .v = v,
+                          .k = oscar::contiguous_rows(k, kHeads, format.head_dim),
+                          .v = oscar::contiguous_rows(v, kHeads, format.head_dim),
                           .rows_indptr = rows,
                           .old_len = &old_len,
                           .old_history = &old_history,
@@ -113,11 +114,9 @@ TEST_P(PagedAttention, EqualsAttentionOverTheFlatDequantizedRows) {
   const auto q = random_rows(q_len * qo_heads * d, 5, 3.0f);
   Cache cache(format, 4, 4);
   cache.append(k.data(), v.data(), total);
-  const int32_t pages = (cache.history + 63) / 64;
-  const int32_t indptr[2] = {0, pages}, last[1] = {cache.history - (pages - 1) * 64};
   const int32_t seq_len = total;
   const oscar::AttentionParams p{.format = format,
-                                 .history = {cache.pool.data(), indptr, cache.indices.data(), last},
+                                 .history = cache.pages(),
                                  .windows = cache.windows(),
                                  .seq_len = &seq_len,
                                  .q = q.data(),
@@ -181,9 +180,9 @@ TEST(PagedAttention, WithoutKeysGivesZerosAndMinusInfinity) {
   const oscar::PageFormat format{.head_dim = 64, .quant_group_size = 64};
   Cache cache(format, 1, 1);
   const auto q = random_rows(2 * 64, 6);
-  const int32_t indptr[2] = {0, 0}, last[1] = {0}, seq_len = 0;
+  const int32_t seq_len = 0;
   const oscar::AttentionParams p{.format = format,
-                                 .history = {cache.pool.data(), indptr, cache.indices.data(), last},
+                                 .history = cache.pages(),
                                  .windows = cache.windows(),
                                  .seq_len = &seq_len,
                                  .q = q.data(),
@@ -286,10 +285,9 @@ TEST_P(PagedCentres, AttentionIsThatOverRowsWithTheirCentresAdded) {
   Cache cache(centred.format, 1, 4);
   cache.centres = centred.centres();
   cache.append(k.data(), v.data(), total);
-  const int32_t pages = (cache.history + 63) / 64, seq_len = total;
-  const int32_t indptr[2] = {0, pages}, last[1] = {cache.history - (pages - 1) * 64};
+  const int32_t seq_len = total;
   const oscar::AttentionParams p{.format = cache.format,
-                                 .history = {cache.pool.data(), indptr, cache.indices.data(), last},
+                                 .history = cache.pages(),
                                  .windows = cache.windows(),
                                  .centres = cache.centres,
                                  .seq_len = &seq_len,
@@ -340,6 +338,75 @@ TEST_P(PagedCentres, AttentionIsThatOverRowsWithTheirCentresAdded) {
     ASSERT_NEAR(lse32[qo], largest + std::log(sum), 1e-4);
   }
 }
+TEST_P(PagedCentres, RowsReadBackAreTheDequantizedOnesWithTheirCentresAdded) {
+  const int total = 420, d = kCentredDim, first = 30, tokens = 500;
+  const auto k = centred.keys(Centred::kSegments, total, 0.3f);
+  const auto v = random_rows(total * Centred::kRow, 23);
+  Cache cache(centred.format, 1, 4);
+  cache.centres = centred.centres();
+  cache.append(k.data(), v.data(), total);
+  const size_t count = static_cast<size_t>(tokens) * kHeads * d;
+  std::vector<float> keys(count, 7.0f), values(count, 7.0f);
+  std::vector<uint16_t> keys16(count, 9), values16(count, 9);
+  oscar::HistoryRowsParams p{.format = cache.format,
+                             .history = cache.pages(),
+                             .centres = cache.centres,
+                             .sink_tokens = kSink,
+                             .k = {keys.data(), 0, kHeads * d, d},
+                             .v = {values.data(), 0, d, tokens * d},  // by head
+                             .bf16 = false,
+                             .first_token = first,
+                             .tokens = tokens,
+                             .batch = 1,
+                             .num_kv_heads = kHeads};
+  dequantize_history_ref(p);
+  p.bf16 = true, p.k.data = keys16.data(), p.v.data = values16.data();
+  dequantize_history_ref(p);
+  std::vector<float> row(d);
+  for (int at = 0; at < tokens; ++at) {
+    const int token = first + at;
+    for (int head = 0; head < kHeads; ++head) {
+      for (int side = 0; side < 2; ++side) {
+        const bool there = token < cache.history;
+        const int64_t to = side ? (head * tokens + at) * d : (at * kHeads + head) * d;
+        if (there) {
+          dequantize_row(cache.format, chunk(cache, token, head), side, token % 64, row.data());
+        }
+        for (int i = 0; i < d; ++i) {
+          float expected = there ? row[i] : 7.0f;
+          if (there && side == 0) {
+            expected += oscar::bf16_to_float(centred.centre(Centred::kSegments, kSink + token, head,
+                                                            stored_centre(cache, token, head))[i]);
+          }
+          ASSERT_EQ((side ? values : keys)[to + i], expected) << token;
+          ASSERT_EQ((side ? values16 : keys16)[to + i], there ? oscar::float_to_bf16(expected) : 9)
+              << token;
+        }
+      }
+    }
+  }
+}
+
+TEST(PagedAttention, OfAnUnusedPlaceOfTheBatchNothingElseIsRead) {
+  const oscar::PageFormat format{.head_dim = 64, .quant_group_size = 64};
+  Cache cache(format, 1, 1);
+  const auto q = random_rows(2 * 2 * 64, 6);
+  const int32_t seq_len = 0, history = 1 << 30;
+  const oscar::AttentionParams p{.format = format,
+                                 .history = {cache.pool.data(), nullptr, 0, &history},
+                                 .windows = cache.windows(),
+                                 .seq_len = &seq_len,
+                                 .q = q.data(),
+                                 .batch = 1,
+                                 .q_len = 2,
+                                 .num_qo_heads = 2,
+                                 .num_kv_heads = kHeads};
+  std::vector<float> o(q.size(), 7.0f), lse(4);
+  decode_attention_ref(p, o.data(), lse.data());
+  for (const float value : o) EXPECT_EQ(value, 0.0f);
+  for (const float value : lse) EXPECT_EQ(value, -std::numeric_limits<float>::infinity());
+}
+
 INSTANTIATE_TEST_SUITE_P(Metadata, PagedCentres,
                          testing::Values(oscar::MetadataDtype::kFp16, oscar::MetadataDtype::kBf16,
                                          oscar::MetadataDtype::kFp32));

@@ -63,7 +63,7 @@ void expect_bytes(PagedAttention& engine, const LayerCodec& codec, const torch::
   ASSERT_EQ(cache.length(), tokens);
   const int history = cache.history_at(tokens);
   ASSERT_GT(history, 2 * oscar::kPageTokens) << "this case would show nothing";
-  const auto pages = cache.history(history);
+  const auto pages = cache.history();
   const auto windows = cache.windows();
   const auto& format = cache.format();
   for (int side = 0; side < 2; ++side) {
@@ -76,7 +76,7 @@ void expect_bytes(PagedAttention& engine, const LayerCodec& codec, const torch::
         const int code_bytes = code_row_bytes(format), meta_bytes = metadata_row_bytes(format);
         std::vector<float> row(d);
         for (int token = 0; token < history; ++token) {
-          const int64_t page = pages.kv_indices[pages.kv_indptr[b] + token / 64];
+          const int64_t page = page_of_token(pages, static_cast<int>(b), token);
           const uint8_t* chunk = pages.pool + (page * heads + h) * chunk_bytes(format);
           const int at = token % 64;
           ASSERT_EQ(memcmp(chunk + code_offset(format, side, at), &bytes.codes[token * code_bytes],
@@ -168,12 +168,12 @@ TEST(PagedAttention, HeadsThatRoundAndCorrectInDifferentWaysGiveTheCodecsBytes) 
 TEST(PagedAttention, PagesAndSlotsAreNotInOrder) {
   oscar::PagedCache cache({.head_dim = 16, .quant_group_size = 16}, {.sink = 4, .recent = 20}, 1,
                           {.batch = 8, .longest = 600}, torch::kCPU);
-  const auto table = cache.history(cache.history_at(600));
+  const auto table = cache.history();
   const auto windows = cache.windows();
   int pages_in_order = 0, slots_in_order = 0;
-  for (int i = 0; i < table.kv_indptr[8]; ++i) pages_in_order += table.kv_indices[i] == i;
+  for (int i = 0; i < 8 * 9; ++i) pages_in_order += table.block_table[i] == i;
   for (int i = 0; i < 8; ++i) slots_in_order += windows.slot[i] == i;
-  EXPECT_EQ(table.kv_indptr[8], 8 * 9);
+  EXPECT_EQ(table.table_stride, 9);
   EXPECT_LT(pages_in_order, 8);
   EXPECT_LT(slots_in_order, 8);
 }

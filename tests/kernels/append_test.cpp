@@ -31,14 +31,14 @@ class TwoCaches {
   AppendSetup setup;
   oscar::PageFormat format;
   int ring;
-  std::vector<int32_t> indptr{0, kPages / 2, kPages}, indices, lens{0, 0}, histories{0, 0};
+  std::vector<int32_t> table, lens{0, 0}, histories{0, 0};
   std::vector<uint8_t> pool;
   std::vector<uint16_t> wk, wv;
   std::vector<float> feedback, metric;
   std::vector<uint8_t> kinds;  // corrections of the heads, then their roundings
   DeviceBuffer<uint8_t> device_pool;
   DeviceBuffer<uint16_t> device_wk, device_wv;
-  DeviceBuffer<int32_t> device_indptr, device_indices;
+  DeviceBuffer<int32_t> device_table;
   DeviceBuffer<float> device_feedback, device_metric;
   std::vector<uint16_t> centres;
   std::vector<int32_t> first_position{700, 1900};
@@ -49,15 +49,14 @@ class TwoCaches {
       : setup(s),
         format{s.head_dim, s.quant_group_size, s.metadata, s.order},
         ring(s.recent + s.demote_block + kMaxNew),
-        indices(shuffled(kPages)),
+        table(shuffled(kPages)),
         pool(static_cast<size_t>(kPages) * s.heads * chunk_bytes(format), 0xee),
         wk(static_cast<size_t>(kBatch) * s.heads * (s.sink + ring) * s.head_dim, 0x7fc0),
         wv(wk),
         device_pool(pool),
         device_wk(wk),
         device_wv(wv),
-        device_indptr(indptr),
-        device_indices(indices),
+        device_table(table),
         device_feedback(static_cast<size_t>(s.heads) * s.head_dim * s.head_dim),
         device_metric(device_feedback.count()),
         centres(random_centres(s)),
@@ -103,19 +102,18 @@ class TwoCaches {
   int append(const std::vector<uint16_t>& k, const std::vector<uint16_t>& v,
              const std::vector<int>& counts) {
     const std::vector<int32_t> rows{0, counts[0], counts[0] + counts[1]};
-    std::vector<int32_t> now(2), last(2);
+    std::vector<int32_t> now(2);
     int max_history = 0;
     for (int b = 0; b < 2; ++b) {
       now[b] = oscar::history_for_length(lens[b] + counts[b], setup.sink, setup.recent,
                                          setup.demote_block);
       max_history = std::max(max_history, now[b] - histories[b]);
-      last[b] = 64;
     }
     oscar::AppendParams p{.format = format,
-                          .history = {pool.data(), indptr.data(), indices.data(), last.data()},
+                          .history = {pool.data(), table.data(), kPages / 2, nullptr},
                           .windows = {wk.data(), wv.data(), nullptr, setup.sink, ring},
-                          .k = k.data(),
-                          .v = v.data(),
+                          .k = oscar::contiguous_rows(k.data(), setup.heads, setup.head_dim),
+                          .v = oscar::contiguous_rows(v.data(), setup.heads, setup.head_dim),
                           .rows_indptr = rows.data(),
                           .old_len = lens.data(),
                           .old_history = histories.data(),
@@ -137,13 +135,13 @@ class TwoCaches {
       p.centres = {centres.data(), setup.centre_segments, first_position.data()};
     }
     append_ref(p);
-    const DeviceBuffer<uint16_t> dk(k), dv(v);
-    const DeviceBuffer<int32_t> drows(rows), dlens(lens), dold(histories), dnow(now), dlast(last);
+    const DeviceBuffer<uint16_t> fused(fused_rows(k, v));
+    const DeviceBuffer<int32_t> drows(rows), dlens(lens), dold(histories), dnow(now);
     DeviceBuffer<int> status(1);
     status.fill(0);
-    p.history = {device_pool.get(), device_indptr.get(), device_indices.get(), dlast.get()};
+    p.history = {device_pool.get(), device_table.get(), kPages / 2, nullptr};
     p.windows.k = device_wk.get(), p.windows.v = device_wv.get();
-    p.k = dk.get(), p.v = dv.get();
+    p.k = fused_side(fused.get(), 0), p.v = fused_side(fused.get(), 1);
     p.rows_indptr = drows.get(), p.old_len = dlens.get();
     p.old_history = dold.get(), p.new_history = dnow.get();
     const DeviceBuffer<uint8_t> device_kinds(kinds);
@@ -158,6 +156,24 @@ class TwoCaches {
     for (int b = 0; b < 2; ++b) lens[b] += counts[b];
     histories = now;
     return status.download()[0];
+  }
+
+  // Keys and values of a row beside each other with a query head before them, as a model's fused
+  // projection leaves them; the twin gets each side by itself.
+  std::vector<uint16_t> fused_rows(const std::vector<uint16_t>& k,
+                                   const std::vector<uint16_t>& v) const {
+    const size_t d = setup.head_dim, side = setup.heads * d;
+    std::vector<uint16_t> rows(k.size() / side * (2 * side + d), 0x7fc0);
+    for (size_t row = 0; row < k.size() / side; ++row) {
+      const auto to = rows.begin() + static_cast<int64_t>(row * (2 * side + d) + d);
+      std::copy_n(&k[row * side], side, to);
+      std::copy_n(&v[row * side], side, to + static_cast<int64_t>(side));
+    }
+    return rows;
+  }
+  oscar::HeadRows fused_side(const uint16_t* rows, int side) const {
+    const int64_t d = setup.head_dim;
+    return {rows + d + side * setup.heads * d, (2 * setup.heads + 1) * d, d};
   }
 
   bool guards_intact() const {
@@ -201,7 +217,7 @@ TEST_P(Append, PrefillThenDecodeWritesTheBytesOfTheCpuTwin) {
   OSCAR_NEEDS_DEVICE();
   TwoCaches caches(GetParam().setup);
   const int h = caches.setup.heads, d = caches.setup.head_dim;
-  std::vector<std::vector<int>> steps = {{700, 13}, {1, 1}, {1, 4}, {8, 3}, {260, 90}};
+  std::vector<std::vector<int>> steps = {{700, 13}, {1, 1}, {1, 4}, {0, 2}, {8, 3}, {260, 90}};
   for (int i = 0; i < 20; ++i) steps.push_back({1, 1 + i % 2});
   int seed = 100;
   for (const std::vector<int>& counts : steps) {
@@ -322,6 +338,31 @@ std::vector<Case> cases() {
 }
 INSTANTIATE_TEST_SUITE_P(Settings, Append, testing::ValuesIn(cases()));
 
+TEST(AppendPlaces, OfARequestWithoutRowsNothingIsRead) {
+  OSCAR_NEEDS_DEVICE();
+  for (const bool shaped : {false, true}) {
+    AppendSetup setup;
+    setup.shaped = shaped;
+    TwoCaches caches(setup);
+    const auto rows = [&](int count, unsigned seed) {
+      return random_rows(count, setup.heads, setup.head_dim, seed);
+    };
+    EXPECT_EQ(caches.append(rows(200, 1), rows(200, 2), {200, 0}), 0);
+    std::vector<int32_t> table = caches.table;
+    std::fill(table.begin() + TwoCaches::kPages / 2, table.end(), 0x70000007);
+    caches.device_table.upload(table);
+    const std::vector<uint8_t> before = caches.device_pool.download();
+    EXPECT_EQ(caches.append(rows(5, 3), rows(5, 4), {5, 0}), 0);
+    EXPECT_EQ(caches.append({}, {}, {0, 0}), 0);
+    EXPECT_FALSE(caches.device_pool.download() == before);
+    if (!shaped) {
+      EXPECT_TRUE(caches.device_pool.download() == caches.pool);
+    }
+    EXPECT_EQ(caches.device_wk.download(), caches.wk);
+    EXPECT_TRUE(caches.guards_intact());
+  }
+}
+
 TEST(AppendErrors, RowsThatAreNotFiniteKeepTheirOldBytesAndAreReported) {
   OSCAR_NEEDS_DEVICE();
   for (const int way : {0, 1, 2, 3}) {  // plain or shaped, without and with key centres
@@ -350,29 +391,6 @@ TEST(AppendErrors, MatricesThatNoMetricGivesAreReported) {
     caches.device_feedback.upload(caches.feedback);
     const auto k = random_rows(200, setup.heads, d, 1), v = random_rows(200, setup.heads, d, 2);
     EXPECT_EQ(caches.append(k, v, {150, 50}), static_cast<int>(oscar::RowStatus::kNonFinite));
-  }
-}
-
-TEST(Dequantize, EqualsTheCpuForEveryFormat) {
-  OSCAR_NEEDS_DEVICE();
-  for (const oscar::PageFormat& format :
-       {oscar::PageFormat{}, oscar::PageFormat{128, 64, oscar::MetadataDtype::kFp32},
-        oscar::PageFormat{64, 64, oscar::MetadataDtype::kBf16, oscar::PackOrder::kQuartered}}) {
-    const int chunks = 5, d = format.head_dim;
-    std::mt19937 rng(9);
-    std::vector<uint8_t> pool(static_cast<size_t>(chunks) * chunk_bytes(format));
-    for (uint8_t& byte : pool) byte = static_cast<uint8_t>(rng() & 0x3f);  // finite metadata
-    const DeviceBuffer<uint8_t> device(pool);
-    DeviceBuffer<float> out(static_cast<size_t>(chunks) * 2 * 64 * d);
-    ASSERT_CUDA(dequantize_chunks(format, device.get(), chunks, out.get(), nullptr));
-    const std::vector<float> got = out.download();
-    std::vector<float> row(d);
-    for (int i = 0; i < chunks * 128; ++i) {
-      dequantize_row(format, &pool[static_cast<size_t>(i / 128) * chunk_bytes(format)], i / 64 % 2,
-                     i % 64, row.data());
-      ASSERT_EQ(0, memcmp(row.data(), &got[static_cast<size_t>(i) * d], d * 4)) << i;
-    }
-    EXPECT_TRUE(out.guards_intact());
   }
 }
 

@@ -130,7 +130,9 @@ std::vector<Case> cases() {
       {"one request, one head", with_heads(lengths({3000}), 1, 1)},
       {"ragged batch", lengths({5000, 1, 700, 12000, 320, 64, 2500, 330})},
       {"many short requests", lengths(std::vector<int>(100, 400))},
-      {"empty request", lengths({0, 500, 0})},
+      {"unused places", lengths({0, 500, 0})},
+      {"nothing but unused places", lengths({0, 0, 0})},
+      {"unused places, two queries", with_heads(lengths({0, 1, 900, 0}), 8, 2, 2)},
       {"dominant token", lengths({5000, 900}, Content::kDominantToken)},
       {"flat 128K", with_heads(lengths({131072}, Content::kFlat), 4, 1)},
       {"ascending logits", lengths({4000, 777}, Content::kAscending)},
@@ -204,6 +206,7 @@ TEST(DecodeAttentionGraph, ReplaysOneKernelWithLengthsThatChangedAfterCapture) {
   const auto centred = [](std::vector<int> lens) {
     CacheShape shape = lengths(std::move(lens));
     shape.centre_segments = 4;
+    shape.table_pages = 80;
     return shape;
   };
   RandomCache host(centred({3000, 900, 5000}), 23);
@@ -220,15 +223,15 @@ TEST(DecodeAttentionGraph, ReplaysOneKernelWithLengthsThatChangedAfterCapture) {
   EXPECT_EQ(nodes, 1u);
   cudaGraphExec_t exec;
   ASSERT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-  const std::vector<std::vector<int>> later = {{3000, 900, 5000}, {40, 4500, 321}, {1, 1, 1}};
+  const std::vector<std::vector<int>> later = {
+      {3000, 900, 5000}, {40, 4500, 321}, {0, 5000, 0}, {1, 1, 1}};
   for (const std::vector<int>& lens : later) {
     RandomCache now(centred(lens), 29);
     DeviceCache moved(now);
-    // Same addresses, other content: lengths, page table, rows and key centres.
+    // Same addresses, other content: lengths, block table, rows and key centres.
     device.lens.upload(now.lens);
-    device.indptr.upload(now.indptr);
-    device.last.upload(now.last);
-    device.indices.upload(now.indices);
+    device.history.upload(now.history);
+    device.table.upload(now.table);
     device.slots.upload(now.slots);
     device.wk.upload(now.wk);
     device.wv.upload(now.wv);
@@ -293,9 +296,8 @@ TEST(DecodeAttentionCentres, GoOnBeyondEightSegmentsOfOneWarp) {
         const auto once = values;
         for (int i = 1; i < copies; ++i) values.insert(values.end(), once.begin(), once.end());
       };
-      repeat(all.indices), repeat(all.last), repeat(all.lens), repeat(all.slots);
+      repeat(all.table), repeat(all.history), repeat(all.lens), repeat(all.slots);
       repeat(all.first_position), repeat(all.q);
-      for (int i = 1; i < copies; ++i) all.indptr.push_back(all.indptr[1] * (i + 1));
       DeviceCache device(all);
       PreparedWorkspace workspace(device.params);
       Outcome outcome;

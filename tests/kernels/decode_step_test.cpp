@@ -35,16 +35,13 @@ std::vector<uint16_t> run(const std::vector<Step>& steps, int q_len, bool synchr
                           bool settled = false) {
   const oscar::PageFormat format;
   const int count = static_cast<int>(steps.size());
-  std::vector<int32_t> indices(kPages), indptr, last, rows, old_len, new_len, old_history, history;
-  for (int i = 0; i < kPages; ++i) indices[i] = (5 * i + 3) % kPages;
+  std::vector<int32_t> table(kPages), rows, old_len, new_len, old_history, history;
+  for (int i = 0; i < kPages; ++i) table[i] = (5 * i + 3) % kPages;
   std::vector<uint16_t> k, v;
   std::vector<size_t> first_row;
   int before = 0;
   for (const Step& step : steps) {  // everything is uploaded ahead: launches can follow at once
     const int now = oscar::history_for_length(step.final_length, kSink, kRecent, 1);
-    const int pages = (now + 63) / 64;
-    indptr.insert(indptr.end(), {0, pages});
-    last.push_back(pages ? now - (pages - 1) * 64 : 0);
     rows.insert(rows.end(), {0, step.count});
     old_len.push_back(step.at);
     new_len.push_back(step.at + step.count);
@@ -64,8 +61,8 @@ std::vector<uint16_t> run(const std::vector<Step>& steps, int q_len, bool synchr
   const DeviceBuffer<uint16_t> dk(k), dv(v), q(random_rows(output * count, 77));
   const DeviceBuffer<uint16_t> centres(random_rows(2 * kHeads * 2 * kDim, 78));
   const DeviceBuffer<int32_t> first_position(std::vector<int32_t>{800});  // the second from 1024 on
-  const DeviceBuffer<int32_t> dindices(indices), dindptr(indptr), dlast(last), drows(rows),
-      dold_len(old_len), dnew_len(new_len), dold_history(old_history), dhistory(history);
+  const DeviceBuffer<int32_t> dtable(table), drows(rows), dold_len(old_len), dnew_len(new_len),
+      dold_history(old_history), dhistory(history);
   oscar::AttentionParams read;
   read.windows = {wk.get(), wv.get(), nullptr, kSink, kRing};
   read.centres = {centres.get(), 2, first_position.get()};
@@ -75,10 +72,11 @@ std::vector<uint16_t> run(const std::vector<Step>& steps, int q_len, bool synchr
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   for (int i = 0; i < count; ++i) {
     oscar::AppendParams write;
-    write.history = {pool.get(), dindptr.get() + 2 * i, dindices.get(), dlast.get() + i};
+    write.history = {pool.get(), dtable.get(), kPages, dhistory.get() + i};
     write.windows = read.windows;
     write.centres = read.centres;
-    write.k = dk.get() + first_row[i], write.v = dv.get() + first_row[i];
+    write.k = oscar::contiguous_rows(dk.get() + first_row[i], kHeads, kDim);
+    write.v = oscar::contiguous_rows(dv.get() + first_row[i], kHeads, kDim);
     write.rows_indptr = drows.get() + 2 * i;
     write.old_len = dold_len.get() + i;
     write.old_history = dold_history.get() + i, write.new_history = dhistory.get() + i;

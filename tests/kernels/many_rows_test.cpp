@@ -115,8 +115,7 @@ void compare(const Matrices* matrices, bool corrected, Difference& sum) {
   const int chunk = chunk_bytes(format), row_bytes = code_row_bytes(format);
   std::vector<int32_t> pages(kPages);
   std::iota(pages.rbegin(), pages.rend(), 0);
-  const DeviceBuffer<int32_t> indptr(std::vector<int32_t>{0, kPages}), indices(pages);
-  const DeviceBuffer<int32_t> last(std::vector<int32_t>{oscar::kPageTokens});
+  const DeviceBuffer<int32_t> table(pages);
   const DeviceBuffer<int32_t> rows(std::vector<int32_t>{0, kTokens}), zero(std::vector<int32_t>{0});
   const DeviceBuffer<int32_t> now(std::vector<int32_t>{kTokens});
   DeviceBuffer<uint8_t> pool(static_cast<size_t>(kPages) * kHeads * chunk);
@@ -127,10 +126,10 @@ void compare(const Matrices* matrices, bool corrected, Difference& sum) {
   DeviceBuffer<int> status(1);
   status.fill(0);
   oscar::AppendParams p{.format = format,
-                        .history = {pool.get(), indptr.get(), indices.get(), last.get()},
+                        .history = {pool.get(), table.get(), kPages, nullptr},
                         .windows = {nullptr, nullptr, nullptr, 0, 1},
-                        .k = k.get(),
-                        .v = v.get(),
+                        .k = oscar::contiguous_rows(k.get(), kHeads, kDim),
+                        .v = oscar::contiguous_rows(v.get(), kHeads, kDim),
                         .rows_indptr = rows.get(),
                         .old_len = zero.get(),
                         .old_history = zero.get(),

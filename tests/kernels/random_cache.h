@@ -29,16 +29,19 @@ struct CacheShape {
   int num_qo_heads = 8, num_kv_heads = 2, q_len = 1;
   int sink = 64, recent = 256;
   std::vector<int> seq_len;
+  int table_pages = 0;  // entries of a request in the block table; 0: two more than the longest has
   Content content = Content::kRandom;
   int centre_segments = 0;   // of key centres; 0: none
   float centre_size = 2.0f;  // of their entries; with such queries also of logits
 };
 
 struct RandomCache {
+  static constexpr int32_t kGarbage = 0x70000007;  // in tables and lengths that no call may follow
   CacheShape shape;
   oscar::PageFormat format;
   std::vector<uint8_t> pool;
-  std::vector<int32_t> indptr, indices, last, lens, slots;
+  std::vector<int32_t> table, history, lens, slots;
+  int table_stride = 0;
   std::vector<uint16_t> wk, wv, q;
   std::vector<uint16_t> centres;
   std::vector<int32_t> first_position;
@@ -52,33 +55,36 @@ struct RandomCache {
     const int batch = static_cast<int>(s.seq_len.size());
     ring = s.recent + 1 + s.q_len;
     lens.assign(s.seq_len.begin(), s.seq_len.end());
-    indptr.push_back(0);
+    int most = 0, used = 0;
     for (const int length : lens) {
-      const int tokens = oscar::history_for_length(length, s.sink, s.recent, 1);
-      const int pages = (tokens + 63) / 64;
-      indptr.push_back(indptr.back() + pages);
-      last.push_back(pages ? tokens - (pages - 1) * 64 : 0);
+      history.push_back(oscar::history_for_length(length, s.sink, s.recent, 1));
+      most = std::max(most, pages_of(history.back()));
+      used += pages_of(history.back());
     }
-    const int pages = indptr.back() + 3;  // some stay unused
+    const int pages = used + 3;  // some stay unused
     std::vector<int32_t> order(pages);
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), rng);
-    indices.assign(order.begin(), order.begin() + indptr.back());
-    if (indices.empty()) indices.push_back(0);
+    table_stride = s.table_pages > 0 ? s.table_pages : most + 2;
+    table.assign(static_cast<size_t>(batch) * table_stride, kGarbage);
+    for (int b = 0, at = 0; b < batch; ++b) {
+      for (int page = 0; page < pages_of(history[b]); ++page) row(b)[page] = order[at++];
+    }
     slots.resize(batch);
     std::iota(slots.begin(), slots.end(), 0);
     std::shuffle(slots.begin(), slots.end(), rng);
+    for (int b = 0; b < batch; ++b) {
+      if (lens[b] == 0) history[b] = slots[b] = kGarbage;  // an unused place of the batch
+    }
 
     const int chunk = chunk_bytes(format), d = s.head_dim;
     pool.assign(static_cast<size_t>(pages) * s.num_kv_heads * chunk, 0xff);  // NaN metadata
     for (int b = 0; b < batch; ++b) {
-      const int tokens = oscar::history_for_length(lens[b], s.sink, s.recent, 1);
-      const int dominant = tokens / 2;
+      const int tokens = lens[b] > 0 ? history[b] : 0, dominant = tokens / 2;
       for (int token = 0; token < tokens; ++token) {
         for (int head = 0; head < s.num_kv_heads; ++head) {
           uint8_t* c =
-              &pool[(static_cast<size_t>(indices[indptr[b] + token / 64]) * s.num_kv_heads + head) *
-                    chunk];
+              &pool[(static_cast<size_t>(row(b)[token / 64]) * s.num_kv_heads + head) * chunk];
           for (int side = 0; side < 2; ++side) {
             uint8_t* codes = c + code_offset(format, side, token % 64);
             for (int i = 0; i < d / 4; ++i) codes[i] = static_cast<uint8_t>(rng());
@@ -107,9 +113,8 @@ struct RandomCache {
     wv.assign(rows * d, 0x7fc0);
     const oscar::ExactWindows w = windows(wk.data(), wv.data(), nullptr);
     for (int b = 0; b < batch; ++b) {
-      const int history = oscar::history_for_length(lens[b], s.sink, s.recent, 1);
       for (int position = 0; position < lens[b]; ++position) {
-        if (position >= s.sink && position < s.sink + history) continue;
+        if (position >= s.sink && position < s.sink + history[b]) continue;
         for (int head = 0; head < s.num_kv_heads; ++head) {
           const int64_t at =
               window_offset(w, slots[b], head, s.num_kv_heads, window_row(w, position), d);
@@ -129,6 +134,9 @@ struct RandomCache {
     }
     if (s.centre_segments > 0) add_centres(rng);
   }
+
+  static int pages_of(int tokens) { return (tokens + 63) / 64; }
+  int32_t* row(int b) { return &table[static_cast<size_t>(b) * table_stride]; }
 
   // Random centres, and keys that have either of them.
   void add_centres(std::mt19937& rng) {
@@ -160,7 +168,7 @@ struct RandomCache {
   oscar::AttentionParams host_params() {
     oscar::AttentionParams p;
     p.format = format;
-    p.history = {pool.data(), indptr.data(), indices.data(), last.data()};
+    p.history = {pool.data(), table.data(), table_stride, history.data()};
     p.windows = windows(wk.data(), wv.data(), slots.data());
     p.centres = key_centres(centres.data(), first_position.data());
     p.seq_len = lens.data();
@@ -177,16 +185,15 @@ struct RandomCache {
 // The same cache in device memory.
 struct DeviceCache {
   DeviceBuffer<uint8_t> pool;
-  DeviceBuffer<int32_t> indptr, indices, last, lens, slots, first_position;
+  DeviceBuffer<int32_t> table, history, lens, slots, first_position;
   DeviceBuffer<uint16_t> wk, wv, q, centres, o;
   DeviceBuffer<float> lse;
   oscar::AttentionParams params;
 
   explicit DeviceCache(RandomCache& host)
       : pool(host.pool),
-        indptr(host.indptr),
-        indices(host.indices),
-        last(host.last),
+        table(host.table),
+        history(host.history),
         lens(host.lens),
         slots(host.slots),
         first_position(host.first_position),
@@ -197,7 +204,7 @@ struct DeviceCache {
         o(host.q.size()),
         lse(host.q.size() / host.shape.head_dim),
         params(host.host_params()) {
-    params.history = {pool.get(), indptr.get(), indices.get(), last.get()};
+    params.history = {pool.get(), table.get(), host.table_stride, history.get()};
     params.windows = host.windows(wk.get(), wv.get(), slots.get());
     params.centres = host.key_centres(centres.get(), first_position.get());
     params.seq_len = lens.get();

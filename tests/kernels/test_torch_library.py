@@ -8,14 +8,14 @@ import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(os.environ["OSCAR_BIN"]).parent / "python"))
-import oscar_int2
+from oscar_int2._library import LIBRARY
 
 KERNELS = os.environ.get("OSCAR_KERNELS", "none")  # none, core or full: what the library holds
 
 
 class Library(unittest.TestCase):
     def undefined_symbols(self, kinds="UwWvV"):
-        text = subprocess.run(["nm", "-D", "--undefined-only", str(oscar_int2.LIBRARY)],
+        text = subprocess.run(["nm", "-D", "--undefined-only", str(LIBRARY)],
                               check=True, capture_output=True, text=True).stdout
         lines = [line.split() for line in text.splitlines()]
         return [name for kind, name in lines if kind in kinds]
@@ -36,7 +36,7 @@ class Library(unittest.TestCase):
         self.assertNotIn(name, self.undefined_symbols("U"))
 
     def test_needs_no_path_to_a_torch(self):
-        text = subprocess.run(["readelf", "-d", str(oscar_int2.LIBRARY)], check=True,
+        text = subprocess.run(["readelf", "-d", str(LIBRARY)], check=True,
                               capture_output=True, text=True).stdout
         self.assertIn("NEEDED", text)
         self.assertNotRegex(text, "RPATH|RUNPATH")

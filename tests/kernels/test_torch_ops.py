@@ -183,6 +183,23 @@ class Device:
             server.append(rows)
         self.assertTrue(torch.equal(plain.pool, zeros.pool))
 
+    def test_an_unused_place_of_the_batch_gives_zeros_and_nothing_of_it_is_read(self):
+        server = self.server(CORE, 3)
+        new = [server.normal(n, 2, 2, 128) for n in (100, 0, 260)]
+        # What a captured graph has there: no lengths, and whatever stood in the other tables.
+        server.window_slot[1] = -1
+        rows = server.append(new)
+        self.assertEqual(rows["rows_indptr"].tolist(), [0, 100, 100, 360])
+        read = server.attention_arguments(server.queries())
+        self.assertEqual(read["block_table"][1].tolist(), 4 * [1 << 30])
+        read["history_len"][1] = 1 << 30
+        o, lse = ops.decode_attention(**read)
+        self.assertEqual(o[1].abs().max().item(), 0)
+        self.assertTrue((lse[1] == -torch.inf).all())
+        reference, reference_lse = server.reference(read["q"].cpu())
+        self.assertLess(relative_error(o, reference), RELATIVE_BOUND)
+        self.assertLess((lse.cpu() - reference_lse)[[0, 2]].abs().max().item(), LSE_BOUND)
+
     def test_rows_that_are_not_finite_are_reported_and_not_written(self):
         server = self.server(CORE, 1)
         rows = server.normal(100, 2, 2, 128)
@@ -192,14 +209,115 @@ class Device:
         finite = server.history_rows(0).isfinite().all(-1)
         self.assertEqual((~finite).nonzero().tolist(), [[4, 0, 1]])  # position 20 = token 4
 
-    def test_dequantize_is_the_plain_definition(self):
+    def read_back(self, server, tokens, first_token=0, dtype=torch.float32, apart=False):
+        """What dequantize_history writes of `tokens` rows a request; NaN where it does not."""
+        shape = (server.batch, tokens, server.pool.shape[1], server.fmt.head_dim)
+        if apart:  # as [batch, heads, tokens, d], with room for other rows before and behind
+            whole = torch.full((shape[0], shape[2], tokens + 5, shape[3]), torch.nan, dtype=dtype,
+                               device=self.device)
+            k, v = whole[:, :, 2:-3].transpose(1, 2), whole.clone()[:, :, 2:-3].transpose(1, 2)
+        else:
+            k = torch.full(shape, torch.nan, dtype=dtype, device=self.device)
+            v = k.clone()
+        arguments = server.history_arguments() | {"k": k, "v": v, "first_token": first_token}
+        ops.dequantize_history(**arguments)
+        return torch.stack([k, v], dim=2).cpu()
+
+    def test_history_comes_back_as_the_rows_that_attention_reads(self):
         for fmt in FORMATS:
-            server = self.server(fmt, 1)
-            server.append([server.normal(200, 2, 2, fmt.head_dim)])
-            got = ops.dequantize(server.pool, head_dim=fmt.head_dim, **fmt.options()).cpu()
-            with self.subTest(fmt=fmt):
-                torch.testing.assert_close(got, dequantized(server.pool, fmt), rtol=0, atol=0,
-                                           equal_nan=True)
+            for server in (self.server(fmt, 3), self.centred(fmt, 3)):
+                server.append([server.normal(n, 2, 2, fmt.head_dim) for n in (40, 333, 200)])
+                most = max(server.history)
+                expected = torch.full((3, most + 9, 2, 2, fmt.head_dim), torch.nan)
+                for b, history in enumerate(server.history):
+                    expected[b, :history] = server.history_rows(b)
+                    if server.key_centres is not None:
+                        expected[b, :history, 0] += server.row_centres(b).float()
+                for first, tokens, apart in ((0, most + 9, False), (0, most, True),
+                                             (70, 150, False), (128, 64, True),
+                                             (most, 9, False), (7, 0, False)):
+                    for dtype in (torch.float32, torch.bfloat16):
+                        with self.subTest(fmt=fmt, first=first, tokens=tokens, dtype=dtype):
+                            got = self.read_back(server, tokens, first, dtype, apart)
+                            wanted = expected[:, first:first + tokens].to(dtype)
+                            torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+    def test_history_that_does_not_fit_is_refused_by_name(self):
+        server = self.server(CORE, 2)
+        server.append([server.normal(n, 2, 2, 128) for n in (70, 150)])
+        rows = torch.empty(2, 20, 2, 128, device=self.device)
+        arguments = server.history_arguments() | {"k": rows, "v": rows.clone()}
+        for change, words in (({"k": rows.half()}, ("k", "BFloat16 or Float", "Half")),
+                              ({"v": rows.bfloat16()}, ("v", "Float", "BFloat16")),
+                              ({"v": rows[:, 1:]}, ("v", "tokens")),
+                              ({"k": rows[:, :, :1]}, ("pool", "num_kv_heads")),
+                              ({"k": rows.mT.contiguous().mT}, ("k", "multiples of 4")),
+                              ({"first_token": -1}, ("first_token", "-1")),
+                              ({"first_position": server.ints([0, 0])}, ("key_centres",))):
+            self.refused(ops.dequantize_history, arguments, change,
+                         "oscar_int2::dequantize_history", *words)
+
+    def transforms(self, rows, heads, share, d, seed=3):
+        """Slices of a fused qkv tensor, and arguments of transform_qkv without them."""
+        random = torch.Generator().manual_seed(seed)
+        qkv = torch.randn(rows, heads * (share + 2), d, generator=random).bfloat16() * 4
+        q, k, v = self.on(qkv)[0].split([heads * share, heads, heads], dim=1)
+        rotations = [torch.randn(heads, d, d, generator=random) / d**0.5 for _ in range(3)]
+        means = [4 * torch.randn(heads, d, generator=random) for _ in range(2)]
+        return (q, k, v), self.on(*rotations) + self.on(*means)
+
+    def close_in_bf16(self, got, expected):
+        error = (got.cpu().double() - expected).abs()
+        self.assertEqual(got.dtype, torch.bfloat16)
+        self.assertTrue(got.is_contiguous())
+        self.assertTrue((error <= 2.0**-8 * expected.abs() + 1e-4).all(), error)
+
+    def test_transforms_are_products_with_the_matrix_of_the_kv_head(self):
+        for rows, heads, share, d in ((1, 2, 4, 128), (70, 2, 3, 64), (5, 1, 8, 256),
+                                      (0, 2, 1, 128)):
+            with self.subTest(rows=rows, heads=heads, share=share, d=d):
+                qkv, (*rotations, k_mean, v_mean) = self.transforms(rows, heads, share, d)
+                for means in ((k_mean, v_mean), (None, None)):
+                    results = ops.transform_qkv(*qkv, *rotations, *means)
+                    outs = [torch.full_like(r, torch.nan) for r in results]
+                    ops.transform_qkv_out(*qkv, *rotations, *means, *outs)
+                    for x, r, mean, got, out in zip(qkv, rotations, (None, *means), results, outs):
+                        x, r = x.cpu().double(), r.cpu().double()
+                        x = x if mean is None else x - mean.cpu().double()
+                        r = r.repeat_interleave(x.shape[1] // heads, dim=0)
+                        self.close_in_bf16(got, torch.einsum("nhd,hde->nhe", x, r))
+                        self.assertTrue(torch.equal(got, out))
+                q, rotation = qkv[0], rotations[0]
+                for mean in (v_mean, None):
+                    got = ops.transform_output(q, rotation, mean)
+                    ops.transform_output_out(q, rotation, mean, out := torch.full_like(got, 7))
+                    turn = rotation.cpu().double().repeat_interleave(share, dim=0)
+                    expected = torch.einsum("nhd,hde->nhe", q.cpu().double(), turn)
+                    if mean is not None:
+                        expected += mean.cpu().double().repeat_interleave(share, dim=0)
+                    self.close_in_bf16(got, expected)
+                    self.assertTrue(torch.equal(got, out))
+
+    def test_transforms_of_tensors_that_do_not_fit_are_refused_by_name(self):
+        qkv, matrices = self.transforms(5, 2, 4, 128)
+        names = ("q", "k", "v", "q_rotation", "k_rotation", "v_rotation", "k_mean", "v_mean")
+        arguments = dict(zip(names, (*qkv, *matrices)))
+        q, k, rotation = qkv[0], qkv[1], matrices[0]
+        for change, words in (
+                ({"q": q.float()}, ("q", "BFloat16", "Float")),
+                ({"q": q[:, :7]}, ("q", "multiple", "7")),
+                ({"q": q.transpose(1, 2).contiguous().transpose(1, 2)}, ("q", ".contiguous()")),
+                ({"q": q[..., 1:]}, ("head_dim", "127")),
+                ({"k": k[1:]}, ("k", "rows")),
+                ({"k": q}, ("k", "num_kv_heads 2", "8")),
+                ({"k_rotation": rotation[:1]}, ("q", "q_rotation", "[1, 128, 128]")),
+                ({"v_rotation": rotation.bfloat16()}, ("v_rotation", "Float", "BFloat16")),
+                ({"v_rotation": rotation.mT}, ("v_rotation", ".contiguous()")),
+                ({"v_mean": matrices[3][:, :64].contiguous()}, ("v_mean", "[2, 64]"))):
+            self.refused(ops.transform_qkv, arguments, change, "oscar_int2::transform_qkv", *words)
+        o = q.contiguous()
+        self.refused(ops.transform_output_out, {"o": o, "o_rotation": rotation, "v_mean": None},
+                     {"out": o}, "out", "memory of its own")
 
     def test_the_example_of_the_readme_runs(self):
         text = README.read_text().split("```python\n")[1].split("```")[0]
@@ -229,8 +347,11 @@ class Device:
                 ({"q": q[:, :, :7].contiguous()}, ("num_qo_heads", "multiple", "7")),
                 ({"pool": pool[:, :, :-1].contiguous()}, ("pool", "4608", "4607")),
                 ({"pool": odd.view(pool.shape)}, ("pool", "16 bytes")),
-                ({"kv_indptr": read["kv_indptr"][1:]}, ("kv_indptr", "[3]", "[2]")),
-                ({"kv_indptr": read["kv_indptr"].long()}, ("kv_indptr", "Int", "Long")),
+                ({"block_table": read["block_table"][1:]}, ("block_table", "[2, any]", "[1, ")),
+                ({"block_table": read["block_table"].long()}, ("block_table", "Int", "Long")),
+                ({"block_table": read["block_table"][:1].expand(2, -1)}, ("block_table", "[0, 1]")),
+                ({"block_table": read["block_table"].T.contiguous().T}, ("block_table", ", 1]")),
+                ({"history_len": read["history_len"][:1]}, ("history_len", "[2]", "[1]")),
                 ({"seq_len": read["seq_len"][:1]}, ("seq_len", "[2]", "[1]")),
                 ({"window_v": server.window_v[:1]}, ("window_v",)),
                 ({"window_slot": None, "window_k": server.window_k[:1],
@@ -249,6 +370,8 @@ class Device:
         heads = torch.ones(3, device=self.device)
         for change, words in (
                 ({"v": rows["v"][1:]}, ("v", "new rows")),
+                ({"k": rows["k"].transpose(1, 2).contiguous().transpose(1, 2)},
+                 ("k", "multiples of 8", ".contiguous()")),
                 ({"k": rows["k"].half(), "v": rows["v"].half()}, ("k", "BFloat16", "Half")),
                 ({"old_history": rows["old_history"][:1]}, ("old_history",)),
                 ({"clip_k": heads}, ("clip_k", "[2]", "[3]")),
@@ -273,9 +396,17 @@ class Device:
         torch.library.opcheck(ops.quantize_append.default, (), centred.cache() | rows)
         torch.library.opcheck(ops.decode_attention.default, (),
                               centred.attention_arguments(centred.queries()))
-        finite = torch.full_like(server.pool, 0x31)
-        torch.library.opcheck(ops.dequantize.default, (finite,),
-                              {"head_dim": 128, **CORE.options()})
+        qkv, matrices = self.transforms(5, 2, 4, 128)
+        torch.library.opcheck(ops.transform_qkv.default, (*qkv, *matrices))
+        outs = [torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in qkv]
+        torch.library.opcheck(ops.transform_qkv_out.default, (*qkv, *matrices, *outs))
+        torch.library.opcheck(ops.transform_output.default, (qkv[0], matrices[0], None))
+        torch.library.opcheck(ops.transform_output_out.default,
+                              (qkv[0], matrices[0], matrices[3], outs[0]))
+        rows = torch.zeros(2, 150, 2, 128, dtype=torch.bfloat16, device=self.device)
+        for written in (server, centred):
+            torch.library.opcheck(ops.dequantize_history.default, (),
+                                  written.history_arguments() | {"k": rows, "v": rows.clone()})
 
     def test_a_compiled_step_does_what_the_plain_one_does(self):
         def step(write, read):
@@ -335,17 +466,23 @@ class OnCpu(Device, unittest.TestCase):
             copy[index] = value
             return {table: copy}
 
-        for table, index, value in (("kv_indices", 1, 40), ("kv_indices", 0, -1),
-                                    ("kv_indptr", 2, 5), ("kv_indptr", 1, 9),
-                                    ("kv_last_page_len", 0, 65), ("seq_len", 1, 99),
-                                    ("seq_len", 0, 900), ("window_slot", 1, 4)):
+        for table, index, value in (("block_table", (0, 0), 40), ("block_table", (1, 1), -1),
+                                    ("history_len", 0, -1), ("history_len", 1, 129),
+                                    ("seq_len", 1, 99), ("seq_len", 0, 900), ("seq_len", 1, -1),
+                                    ("window_slot", 1, 4)):
             self.refused(ops.decode_attention, read, changed(table, index, value), table,
                          "request")
-        for table, index, value in (("kv_indices", 1, 40), ("rows_indptr", 2, 221),
+        for table, index, value in (("block_table", (1, 1), 40), ("rows_indptr", 2, 221),
                                     ("old_len", 0, -1), ("old_history", 1, 200),
                                     ("new_history", 0, 0), ("new_history", 1, 150),
                                     ("window_slot", 0, -1)):
             self.refused(ops.quantize_append, write, changed(table, index, value), table,
+                         "request")
+        k = torch.zeros(2, 64, 2, 128)
+        back = server.history_arguments() | {"k": k, "v": k.clone()}
+        ops.dequantize_history(**back | changed("block_table", (1, 1), -1))  # is not read
+        for table, index, value in (("block_table", (0, 0), 40), ("history_len", 1, 129)):
+            self.refused(ops.dequantize_history, back, changed(table, index, value), table,
                          "request")
         centres = torch.zeros(1, 2, 2, 128, dtype=torch.bfloat16)
         for op, arguments in ((ops.decode_attention, read), (ops.quantize_append, write)):
@@ -418,6 +555,77 @@ class OnCuda(Device, unittest.TestCase):
         graph.replay()
         torch.cuda.synchronize()
         self.assertLess(relative_error(o, server.reference(queries.cpu())[0]), RELATIVE_BOUND)
+
+
+    def test_one_graph_of_a_layer_serves_steps_whose_lengths_and_tables_change(self):
+        """Rotations, append, attention and reading back; the third place of the batch is unused."""
+        server = self.server(CORE, 3, seed=8)
+        server.window_slot[2] = -1
+        server.append([server.normal(n, 2, 2, 128) for n in (70, 150, 0)])
+        (_, _, _), (*turns, k_mean, v_mean) = self.transforms(1, 2, 4, 128)
+        o_turn = turns[0].mT.contiguous()
+        table = torch.full((3, 12), -5, dtype=torch.int32, device="cuda")
+        qkv = torch.empty(2, 12, 128, dtype=torch.bfloat16, device="cuda")
+        ints = {name: server.ints([0] * size) for name, size in (
+            ("rows_indptr", 4), ("old_len", 3), ("old_history", 3), ("new_history", 3),
+            ("seq_len", 3))}
+        rows_q = torch.zeros(3, 1, 8, 128, dtype=torch.bfloat16, device="cuda")
+        back = [torch.zeros(3, 200, 2, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+        size = ops.decode_attention_workspace_size(server.pool, 128)
+        workspace = torch.zeros(size, dtype=torch.uint8, device="cuda")
+        seq_len = ints.pop("seq_len")
+        cache = server.cache() | {"block_table": table[:, 1:]}
+        history = {n: x for n, x in server.history_arguments().items() if n != "history_len"}
+
+        def layer():
+            q, k, v = qkv.split([8, 2, 2], dim=1)
+            q, k, v = ops.transform_qkv(q, k, v, *turns, k_mean, v_mean)
+            rows_q[:2, 0] = q
+            ops.quantize_append(**cache, k=k, v=v, status=server.status, max_new_rows=1,
+                                max_new_history=1, **ints)
+            o, lse = ops.decode_attention(
+                rows_q, **cache, history_len=ints["new_history"], seq_len=seq_len,
+                sm_scale=128**-0.5, workspace=workspace)
+            ops.dequantize_history(**(history | {"block_table": table[:, 1:]}), k=back[0],
+                                   v=back[1], history_len=ints["new_history"])
+            return o, lse, k, v, ops.transform_output(o.flatten(0, 1), o_turn, v_mean)
+
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            o, lse, k, v, model_o = layer()
+        for step in range(60):
+            new = server.normal(2, 12, 128)
+            qkv.copy_(new)
+            q, *rows = ops.transform_qkv(*qkv.cpu().split([8, 2, 2], dim=1),
+                                         *(t.cpu() for t in (*turns, k_mean, v_mean)))
+            rows = torch.stack(rows, dim=1)  # [request, side, heads, d]; within a unit of bf16
+            arguments = server.append([rows[:1], rows[1:], rows[:0]], call=lambda **_: None)
+            for name, tensor in ints.items():
+                tensor.copy_(arguments[name])
+            seq_len.copy_(server.ints(server.lengths()))
+            table[:, 1:1 + server.block_table.shape[1]] = server.block_table
+            graph.replay()
+            torch.cuda.synchronize()
+            self.assertEqual(server.status.item(), 0)
+            for b in range(2):  # exact rows are those of the GPU
+                server.rows[b][-1] = torch.stack([k[b], v[b]]).cpu()
+            self.assertLess(relative_error(k, rows[:, 0].double()), 2**-8)
+            if step % 20 > 0:
+                continue
+            reference, reference_lse = server.reference(rows_q.cpu())
+            self.assertLess(relative_error(o, reference), RELATIVE_BOUND)
+            self.assertLess((lse.cpu() - reference_lse)[:2].abs().max().item(), LSE_BOUND)
+            self.assertTrue((lse[2] == -torch.inf).all() and not o[2].any())
+            for b in range(2):
+                for side in range(2):
+                    self.assertTrue(torch.equal(
+                        back[side][b, :server.history[b]].cpu(),
+                        server.history_rows(b)[:, side].bfloat16()))
+            turned = o.flatten(0, 1).cpu().double().unflatten(1, (2, 4))
+            expected = torch.einsum("nhgd,hde->nhge", turned, o_turn.cpu().double())
+            expected += v_mean.cpu().double()[:, None]
+            self.close_in_bf16(model_o, expected.flatten(1, 2))
 
 
 if __name__ == "__main__":

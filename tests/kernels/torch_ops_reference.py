@@ -137,7 +137,7 @@ class Server:
                      for _ in range(batch)]
         self.history = [0] * batch
         self.status = self.ints([0])
-        self.tables = {}
+        self.block_table = self.ints([[]] * batch)
 
     def ints(self, values):
         return torch.as_tensor(values, dtype=torch.int32).to(self.device)
@@ -156,11 +156,11 @@ class Server:
             self.history[b] = max(self.history[b], length - self.sink - self.recent)
             while len(self.pages[b]) * PAGE < self.history[b]:
                 self.pages[b].append(self.free.pop())
-        self.set_tables()
+        self.set_table()
         counts = torch.tensor([0] + [len(rows) for rows in new]).cumsum(0)
         rows = torch.cat(new).to(self.device)
         arguments = {
-            "k": rows[:, 0].contiguous(), "v": rows[:, 1].contiguous(),
+            "k": rows[:, 0], "v": rows[:, 1],
             "rows_indptr": self.ints(counts), "old_len": self.ints(old_len),
             "old_history": self.ints(old_history), "new_history": self.ints(self.history),
             "status": self.status}
@@ -168,24 +168,27 @@ class Server:
         return arguments
 
     def cache(self):
-        return {"pool": self.pool, "kv_indptr": self.tables["kv_indptr"],
-                "kv_indices": self.tables["kv_indices"], "window_k": self.window_k,
+        return {"pool": self.pool, "block_table": self.block_table, "window_k": self.window_k,
                 "window_v": self.window_v, "window_slot": self.window_slot,
                 "sink_tokens": self.sink, "key_centres": self.key_centres,
                 "first_position": self.first_position, **self.fmt.options()}
 
-    def set_tables(self):
-        counts = torch.tensor([0] + [len(pages) for pages in self.pages]).cumsum(0)
-        used = [page for pages in self.pages for page in pages]
-        last = [history - (len(pages) - 1) * PAGE if pages else 0
-                for history, pages in zip(self.history, self.pages)]
-        self.tables = {"kv_indptr": self.ints(counts), "kv_indices": self.ints(used + [0]),
-                       "kv_last_page_len": self.ints(last)}
+    def set_table(self):
+        """Rows of different lengths, padded with entries that no call may follow; not contiguous."""
+        most = max(map(len, self.pages))
+        padded = [[-7] + pages + [1 << 30] * (most - len(pages)) for pages in self.pages]
+        self.block_table = self.ints(padded)[:, 1:]
 
     def attention_arguments(self, q):
         return {"q": q.to(self.device), **self.cache(),
-                "kv_last_page_len": self.tables["kv_last_page_len"],
-                "seq_len": self.ints(self.lengths()), "sm_scale": self.fmt.head_dim**-0.5}
+                "history_len": self.ints(self.history), "seq_len": self.ints(self.lengths()), "sm_scale": self.fmt.head_dim**-0.5}
+
+    def history_arguments(self):
+        """Of dequantize_history, without k and v."""
+        return {"pool": self.pool, "block_table": self.block_table,
+                "history_len": self.ints(self.history), "sink_tokens": self.sink,
+                "key_centres": self.key_centres, "first_position": self.first_position,
+                **self.fmt.options()}
 
     def queries(self, q_len=1):
         return self.normal(self.batch, q_len, self.qo_heads, self.fmt.head_dim)
@@ -211,7 +214,10 @@ class Server:
         """o and lse in float64, from the exact rows and the dequantized ones."""
         o, lse = torch.zeros(q.shape, dtype=torch.float64), torch.zeros(q.shape[:3]).double()
         share = self.qo_heads // self.pool.shape[1]
+        lse.fill_(-torch.inf)
         for b, length in enumerate(self.lengths()):
+            if length == 0:
+                continue
             rows = self.rows[b].double()
             rows[self.sink:self.sink + self.history[b]] = self.history_rows(b).double()
             if self.key_centres is not None:

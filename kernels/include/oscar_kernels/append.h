@@ -1,4 +1,4 @@
-// Writing the paged cache on the GPU: quantize and append, demotion, dequantization.
+// Writing the paged cache on the GPU: quantize and append, demotion.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,10 +22,5 @@ bool valid_append(const AppendParams& params);
 // then not usable. Returns cudaErrorInvalidValue where !valid_append(params).
 cudaError_t append_rows(const AppendParams& params, int max_new_rows, int max_new_history,
                         cudaStream_t stream);
-
-// Dequantizes token rows of `chunks` chunks in pool order to fp32: out[chunk][side][64][head_dim];
-// keys with centres come without them.
-cudaError_t dequantize_chunks(const PageFormat& format, const uint8_t* pool, int64_t chunks,
-                              float* out, cudaStream_t stream);
 
 }  // namespace oscar

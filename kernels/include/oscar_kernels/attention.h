@@ -20,15 +20,15 @@ bool valid_attention(const AttentionParams& params);
 cudaError_t decode_attention_prepare(void* workspace, size_t bytes, cudaStream_t stream);
 
 // Attention of params.q over sink, INT2 history and recent rows (AttentionParams); all pointers in
-// device memory, pool and rows 16-byte aligned. One kernel launch; lengths and page tables are read
+// device memory, pool and rows 16-byte aligned. One kernel launch; lengths and block table are read
 // on the device, so a captured graph can be replayed after they changed (batch stays).
 // The same inputs give the same bits. Returns cudaErrorInvalidValue for sizes that do not fit
 // together and cudaErrorNotSupported for shapes this build has no instantiation of.
 //
 // From sm_90 on the launch begins before the kernel directly ahead of it in the stream has ended,
 // and by default reads nothing until then. unsettled_pages >= 0 promises that the kernel ahead
-// writes neither seq_len nor the page table (kv_indptr, kv_indices, kv_last_page_len) nor
-// windows.slot nor centres.first_position, and of each request's pages at most the last
+// writes neither seq_len nor history.block_table nor history.history_len nor windows.slot nor
+// centres.first_position, and of each request's pages at most the last
 // unsettled_pages (behind append_rows: 1 + (rows demoted + 62) / 64). Then the plan is made, and
 // the first of the other pages asked for, while it still runs. Queries, exact rows, centres and the
 // workspace are touched only after it has ended.

@@ -1,4 +1,4 @@
-// Where every byte of the paged INT2 cache lies: chunks, pools, page tables and exact windows.
+// Where every byte of the paged INT2 cache lies: chunks, pools, block tables and exact windows.
 #pragma once
 
 #include "oscar/cache/codec.h"
@@ -37,15 +37,19 @@ OSCAR_HOST_DEVICE inline int chunk_bytes(const PageFormat& f) {
   return 2 * kPageTokens * (code_row_bytes(f) + metadata_row_bytes(f));
 }
 
-// The INT2 history of a batch: pool [page][num_kv_heads][chunk] and FlashInfer's page table.
-// Request b owns pages kv_indices[kv_indptr[b] .. kv_indptr[b + 1]); all hold 64 tokens but the
-// last, which holds kv_last_page_len[b] (1..64, ignored when the request has no page).
+// The INT2 history of a batch: pool [page][num_kv_heads][chunk] and a padded block table. Request b
+// has history_len[b] INT2 tokens, and page p of them is block_table[b * table_stride + p]. Entries
+// behind the pages in use may hold anything.
 struct PagedHistory {
-  uint8_t* pool = nullptr;                    // 16-byte aligned
-  const int32_t* kv_indptr = nullptr;         // [batch + 1]
-  const int32_t* kv_indices = nullptr;        // [kv_indptr[batch]]
-  const int32_t* kv_last_page_len = nullptr;  // [batch]
+  uint8_t* pool = nullptr;               // 16-byte aligned
+  const int32_t* block_table = nullptr;  // [batch][pages at most]
+  int64_t table_stride = 0;              // entries from one request to the next
+  const int32_t* history_len = nullptr;  // [batch]; append does not read it
 };
+
+OSCAR_HOST_DEVICE inline int64_t page_of_token(const PagedHistory& h, int b, int token) {
+  return h.block_table[b * h.table_stride + token / kPageTokens];
+}
 
 // Exact bf16 rows in the same transformed, centred basis: the first sink_tokens positions, and a
 // ring of ring_tokens rows for the positions that are not INT2 (yet). Row of position p:
@@ -69,10 +73,19 @@ OSCAR_HOST_DEVICE inline int64_t window_offset(const ExactWindows& w, int64_t sl
   return (((slot * num_kv_heads + head) * (w.sink_tokens + w.ring_tokens)) + row) * head_dim;
 }
 
-// Tokens in the INT2 history of request b.
-OSCAR_HOST_DEVICE inline int history_tokens(const PagedHistory& h, int b) {
-  const int pages = h.kv_indptr[b + 1] - h.kv_indptr[b];
-  return pages == 0 ? 0 : (pages - 1) * kPageTokens + h.kv_last_page_len[b];
+// bf16 rows [rows][num_heads][head_dim], those of one head at one place together. Strides in
+// elements.
+struct HeadRows {
+  const uint16_t* data = nullptr;
+  int64_t row_stride = 0, head_stride = 0;
+};
+
+OSCAR_HOST_DEVICE inline HeadRows contiguous_rows(const uint16_t* data, int num_heads,
+                                                  int head_dim) {
+  return {data, int64_t{num_heads} * head_dim, head_dim};
+}
+OSCAR_HOST_DEVICE inline const uint16_t* row_at(const HeadRows& rows, int64_t row, int head) {
+  return rows.data + row * rows.row_stride + head * rows.head_stride;
 }
 
 // Number of INT2 tokens once `length` tokens are final: whole demote blocks older than the
@@ -83,9 +96,10 @@ OSCAR_HOST_DEVICE inline int history_for_length(int length, int sink_tokens, int
   return beyond <= 0 ? 0 : beyond / demote_block * demote_block;
 }
 
-// One call of decode attention. Positions of request b: [0, sink) exact, then history_tokens(b)
-// INT2, then exact up to seq_len[b]. Query i of q_len sits at seq_len - q_len + i and sees the
-// positions up to its own.
+// One call of decode attention. Positions of request b: [0, sink) exact, then history_len[b] INT2,
+// then exact up to seq_len[b]. Query i of q_len sits at seq_len - q_len + i and sees the positions
+// up to its own; one that sees none gives zeros and lse = -infinity. A request with seq_len 0 is an
+// unused place of the batch: nothing else of it is read.
 struct AttentionParams {
   PageFormat format;
   PagedHistory history;
@@ -127,14 +141,14 @@ OSCAR_HOST_DEVICE inline RowRecipe head_recipe(const SideWriter& writer, int hea
 // One call of append: rows that enter the cache, and rows that leave the exact windows for INT2.
 // Positions [old_len, new_len) are new; [sink + old_history, sink + new_history) become INT2,
 // taken from the new rows or, for positions before old_len, from the windows; the other new rows
-// go to the windows. The page table is the one after the append.
+// go to the windows. The block table is the one after the append. Of a request without new rows and
+// new history nothing is read.
 struct AppendParams {
   PageFormat format;
   PagedHistory history;
   ExactWindows windows;
   KeyCentres centres = {};
-  const uint16_t* k = nullptr;           // bf16 [total new rows][num_kv_heads][head_dim]
-  const uint16_t* v = nullptr;           //   transformed, centred
+  HeadRows k, v;                         // [total new rows][num_kv_heads], transformed, centred
   const int32_t* rows_indptr = nullptr;  // [batch + 1] into the new rows
   const int32_t* old_len = nullptr;      // [batch]
   const int32_t* old_history = nullptr;  // [batch] INT2 tokens before
@@ -146,6 +160,31 @@ struct AppendParams {
 
 OSCAR_HOST_DEVICE inline const SideWriter& writer_of(const AppendParams& p, int side) {
   return side ? p.value : p.key;
+}
+
+// Where rows [batch][tokens][num_kv_heads][head_dim] of bf16 or fp32 go. Strides in elements.
+struct RowsOut {
+  void* data = nullptr;
+  int64_t batch_stride = 0, token_stride = 0, head_stride = 0;
+};
+
+// INT2 tokens back as rows, in the basis of the cache, keys with their centres: tokens
+// [first_token, min(first_token + tokens, history_len[b])) of request b become rows 0, 1, ...;
+// later rows stay as they are.
+struct HistoryRowsParams {
+  PageFormat format;
+  PagedHistory history;
+  KeyCentres centres = {};
+  int sink_tokens = 0;  // of the windows: where the history begins
+  RowsOut k, v;
+  bool bf16 = true;  // else fp32
+  int first_token = 0, tokens = 0;
+  int batch = 0, num_kv_heads = 0;
+};
+
+OSCAR_HOST_DEVICE inline int64_t offset_of(const RowsOut& rows, int64_t b, int64_t token,
+                                           int64_t head) {
+  return b * rows.batch_stride + token * rows.token_stride + head * rows.head_stride;
 }
 
 }  // namespace oscar

@@ -1,4 +1,4 @@
-// Append and decode attention over the paged cache, token by token.
+// Append, decode attention and reading back of the paged cache, token by token.
 #include "oscar/cache/paged_reference.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 uint8_t* chunk_at(const PageFormat& format, const PagedHistory& history, int num_kv_heads, int b,
                   int token, int head) {
-  const int64_t page = history.kv_indices[history.kv_indptr[b] + token / kPageTokens];
+  const int64_t page = page_of_token(history, b, token);
   return history.pool + (page * num_kv_heads + head) * chunk_bytes(format);
 }
 
@@ -24,6 +24,15 @@ const uint16_t* page_centres(const KeyCentres& centres, const PageFormat& format
                              int sink_tokens, int b, int token, int head) {
   const int segment = segment_of_page(centres, b, sink_tokens, token / kPageTokens);
   return centres_of(centres, segment, head, num_kv_heads, format.head_dim);
+}
+
+// The one of them that a key in its page has, [head_dim].
+const uint16_t* row_centre(const KeyCentres& centres, const PageFormat& format, int num_kv_heads,
+                           int sink_tokens, const uint8_t* chunk, int b, int token, int head) {
+  const uint8_t* metadata = chunk + metadata_offset(format, 0, token % kPageTokens);
+  const int which = centre_of_scale(load_metadata(metadata, 0, format.metadata));
+  return page_centres(centres, format, num_kv_heads, sink_tokens, b, token, head) +
+         which * format.head_dim;
 }
 
 // One row to its place in a page.
@@ -67,8 +76,8 @@ void attend_group(const AttentionParams& p, int b, int query, int kv_head, Real*
   const int d = p.format.head_dim, group = p.num_qo_heads / p.num_kv_heads;
   const int64_t first = (static_cast<int64_t>(b) * p.q_len + query) * p.num_qo_heads +
                         static_cast<int64_t>(kv_head) * group;
-  const int history = history_tokens(p.history, b);
   const int visible = std::max(0, p.seq_len[b] - p.q_len + query + 1);
+  const int history = visible > 0 ? p.history.history_len[b] : 0;
   std::vector<Real> q(static_cast<size_t>(group) * d),
       weights(static_cast<size_t>(group) * visible);
   for (size_t i = 0; i < q.size(); ++i) q[i] = static_cast<Real>(bf16_to_float(p.q[first * d + i]));
@@ -82,11 +91,9 @@ void attend_group(const AttentionParams& p, int b, int query, int kv_head, Real*
       dequantize_row(p.format, chunk, side, in_page, coded.data());
       std::copy(coded.begin(), coded.end(), row.begin());
       if (side == 0 && p.centres.rows) {
-        const uint8_t* metadata = chunk + metadata_offset(p.format, side, in_page);
-        const int which = centre_of_scale(load_metadata(metadata, 0, p.format.metadata));
-        const uint16_t* both = page_centres(p.centres, p.format, p.num_kv_heads,
-                                            p.windows.sink_tokens, b, token, kv_head);
-        for (int i = 0; i < d; ++i) row[i] += static_cast<Real>(bf16_to_float(both[which * d + i]));
+        const uint16_t* centre = row_centre(p.centres, p.format, p.num_kv_heads,
+                                            p.windows.sink_tokens, chunk, b, token, kv_head);
+        for (int i = 0; i < d; ++i) row[i] += static_cast<Real>(bf16_to_float(centre[i]));
       }
       return;
     }
@@ -145,8 +152,8 @@ RowStatus append_ref(const AppendParams& p) {
       return base + window_offset(p.windows, slot, head, p.num_kv_heads,
                                   window_row(p.windows, position), d);
     };
-    const auto fresh = [&](const uint16_t* base, int head, int position) {
-      return base + ((first_row + position - old_len) * p.num_kv_heads + head) * d;
+    const auto fresh = [&](const HeadRows& rows, int head, int position) {
+      return row_at(rows, first_row + position - old_len, head);
     };
     for (int token = p.old_history[b]; token < p.new_history[b]; ++token) {
       for (int head = 0; head < p.num_kv_heads; ++head) {
@@ -176,6 +183,40 @@ void decode_attention_ref(const AttentionParams& params, float* o, float* lse) {
 }
 void decode_attention_ref(const AttentionParams& params, double* o, double* lse) {
   attend_all(params, o, lse);
+}
+
+void dequantize_history_ref(const HistoryRowsParams& p) {
+  const int d = p.format.head_dim;
+  std::vector<float> row(d);
+  const auto store = [&](const RowsOut& rows, int b, int at, int head) {
+    const int64_t offset = offset_of(rows, b, at, head);
+    for (int i = 0; i < d; ++i) {
+      if (p.bf16) {
+        static_cast<uint16_t*>(rows.data)[offset + i] = float_to_bf16(row[i]);
+      } else {
+        static_cast<float*>(rows.data)[offset + i] = row[i];
+      }
+    }
+  };
+  for (int b = 0; b < p.batch; ++b) {
+    const int64_t end =
+        std::min<int64_t>(int64_t{p.first_token} + p.tokens, p.history.history_len[b]);
+    for (int token = p.first_token; token < end; ++token) {
+      for (int head = 0; head < p.num_kv_heads; ++head) {
+        const uint8_t* chunk = chunk_at(p.format, p.history, p.num_kv_heads, b, token, head);
+        const int in_page = token % kPageTokens;
+        dequantize_row(p.format, chunk, 0, in_page, row.data());
+        if (p.centres.rows) {
+          const uint16_t* o =
+              row_centre(p.centres, p.format, p.num_kv_heads, p.sink_tokens, chunk, b, token, head);
+          for (int i = 0; i < d; ++i) row[i] = add_rn(row[i], bf16_to_float(o[i]));
+        }
+        store(p.k, b, token - p.first_token, head);
+        dequantize_row(p.format, chunk, 1, in_page, row.data());
+        store(p.v, b, token - p.first_token, head);
+      }
+    }
+  }
 }
 
 void dequantize_row(const PageFormat& f, const uint8_t* chunk, int side, int token, float* out) {

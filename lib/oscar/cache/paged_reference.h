@@ -17,6 +17,10 @@ RowStatus append_ref(const AppendParams& params);
 void decode_attention_ref(const AttentionParams& params, float* o, float* lse);
 void decode_attention_ref(const AttentionParams& params, double* o, double* lse);
 
+// INT2 tokens back as rows (HistoryRowsParams): the codec's fp32 numbers, centres added in fp32,
+// one rounding where they are bf16.
+void dequantize_history_ref(const HistoryRowsParams& params);
+
 // One dequantized row (side 0 = key, 1 = value) of a page, [head_dim]. A key with centres comes
 // without its own: what is coded is the difference from it.
 void dequantize_row(const PageFormat& format, const uint8_t* chunk, int side, int token,

@@ -1,4 +1,4 @@
-// Token by token through pages: lengths and page tables of every step, and the calls.
+// Token by token through pages: the lengths of every step, and the calls.
 #include "oscar/int2/paged_attention.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace oscar {
 namespace {
 
-enum StepLength { kOldLength, kOldHistory, kNewHistory, kLastPage, kNewLength, kStepLengths };
+enum StepLength { kOldLength, kOldHistory, kNewHistory, kNewLength, kStepLengths };
 
 // [batch, heads, tokens, d] -> bf16 [tokens, batch, heads, d].
 torch::Tensor by_token(const torch::Tensor& x, torch::Device device) {
@@ -29,11 +29,9 @@ torch::Tensor step_lengths(const PagedCache& cache, int64_t steps, int64_t added
   auto* out = table.data_ptr<int32_t>();
   for (int64_t step = 0; step < steps; ++step, out += kStepLengths) {
     const int64_t length = cache.length() + step * added;
-    const int history = cache.history_at(length + added);
     out[kOldLength] = static_cast<int32_t>(length);
     out[kOldHistory] = cache.history_at(length);
-    out[kNewHistory] = history;
-    out[kLastPage] = history == 0 ? 0 : (history - 1) % kPageTokens + 1;
+    out[kNewHistory] = cache.history_at(length + added);
     out[kNewLength] = static_cast<int32_t>(length + added);
   }
   return table.expand({steps, kStepLengths, batch}).contiguous().to(device);
@@ -43,7 +41,7 @@ void set_lengths(const int32_t* lengths, int64_t batch, AppendParams& params) {
   params.old_len = lengths + kOldLength * batch;
   params.old_history = lengths + kOldHistory * batch;
   params.new_history = lengths + kNewHistory * batch;
-  params.history.kv_last_page_len = lengths + kLastPage * batch;
+  params.history.history_len = params.new_history;
 }
 
 // Where each sequence's new rows begin, [batch + 1].
@@ -146,31 +144,31 @@ void PagedAttention::prefill(const PageWriter& writer, PagedCache& cache, Rows& 
   const int64_t batch = new_k.size(0);
   const auto starts = row_starts(batch, tokens, ops_->device());
   const auto lengths = step_lengths(cache, 1, tokens, batch, ops_->device());
-  const int history = cache.history_at(tokens);
   AppendParams params = writer.parameters();
   const auto positions = first_positions(writer, batch);
   if (positions.defined()) params.centres.first_position = positions.data_ptr<int32_t>();
-  params.history = cache.history(history);
+  params.history = cache.history();
   params.windows = cache.windows();
-  params.k = bf16_data(new_k);
-  params.v = bf16_data(new_v);
+  params.k = contiguous_rows(bf16_data(new_k), params.num_kv_heads, writer.format.head_dim);
+  params.v = contiguous_rows(bf16_data(new_v), params.num_kv_heads, writer.format.head_dim);
   params.rows_indptr = starts.data_ptr<int32_t>();
   set_lengths(lengths.data_ptr<int32_t>(), batch, params);
   params.status = status_.data_ptr<int32_t>();
   params.batch = static_cast<int>(batch);
-  ops_->append(params, static_cast<int>(tokens), history);
+  ops_->append(params, static_cast<int>(tokens), cache.history_at(tokens));
   cache.set_length(tokens);
 }
 
 void PagedAttention::decode(const PageWriter& writer, PagedCache& cache, Rows& rows,
                             int64_t first) {
   const int64_t steps = rows.k.size(0) - first, batch = rows.k.size(1);
-  const int64_t kv_row = rows.k.stride(0), qo_row = rows.q.stride(0);
+  const int64_t qo_row = rows.q.stride(0);
   const auto starts = row_starts(batch, 1, ops_->device());
   const auto lengths = step_lengths(cache, steps, 1, batch, ops_->device());
   AppendParams append = writer.parameters();
   const auto positions = first_positions(writer, batch);
   if (positions.defined()) append.centres.first_position = positions.data_ptr<int32_t>();
+  append.history = cache.history();
   append.windows = cache.windows();
   append.rows_indptr = starts.data_ptr<int32_t>();
   append.status = status_.data_ptr<int32_t>();
@@ -186,13 +184,12 @@ void PagedAttention::decode(const PageWriter& writer, PagedCache& cache, Rows& r
   for (int64_t step = 0; step < steps; ++step) {
     stop_if_requested(kStoppedEvaluation);
     const int64_t row = first + step, length = cache.length();
-    const int history = cache.history_at(length + 1);
     const int32_t* const now = lengths.data_ptr<int32_t>() + step * kStepLengths * batch;
-    append.history = cache.history(history);
     set_lengths(now, batch, append);
-    append.k = bf16_data(rows.k) + row * kv_row;
-    append.v = bf16_data(rows.v) + row * kv_row;
-    ops_->append(append, 1, history - cache.history_at(length));
+    const int d = writer.format.head_dim;
+    append.k = contiguous_rows(bf16_data(rows.k[row]), append.num_kv_heads, d);
+    append.v = contiguous_rows(bf16_data(rows.v[row]), append.num_kv_heads, d);
+    ops_->append(append, 1, cache.history_at(length + 1) - cache.history_at(length));
     attention.history = append.history;
     attention.seq_len = now + kNewLength * batch;
     attention.q = bf16_data(rows.q) + row * qo_row;

@@ -1,4 +1,4 @@
-// Allocation, shuffling and page tables.
+// Allocation and shuffling.
 #include "oscar/int2/paged_cache.h"
 
 #include <algorithm>
@@ -39,7 +39,6 @@ PagedCache::PagedCache(const PageFormat& format, const CacheView& view, int num_
 void PagedCache::clear(int64_t batch) {
   batch_ = batch;
   length_ = 0;
-  table_pages_ = -1;
   pool_.fill_(0xff);  // NaN in every metadata dtype
   k_.fill_(std::numeric_limits<float>::quiet_NaN());
   v_.fill_(std::numeric_limits<float>::quiet_NaN());
@@ -54,20 +53,14 @@ int PagedCache::history_at(int64_t length) const {
                             static_cast<int>(view_.recent), static_cast<int>(view_.demote_block));
 }
 
-PagedHistory PagedCache::history(int tokens) {
-  const int64_t pages = (tokens + kPageTokens - 1) / kPageTokens;
-  if (pages != table_pages_) {
-    indptr_ = torch::arange(batch_ + 1, pages_.options()).mul_(pages).to(torch::kInt32);
-    indices_ = pages_.slice(0, 0, batch_).slice(1, 0, pages).contiguous();
-    table_pages_ = pages;
-  }
-  return {pool_.data_ptr<uint8_t>(), indptr_.data_ptr<int32_t>(), indices_.data_ptr<int32_t>(),
-          nullptr};
+PagedHistory PagedCache::history() const {
+  return {pool_.data_ptr<uint8_t>(), pages_.data_ptr<int32_t>(), pages_.size(1), nullptr};
 }
 
-torch::Tensor PagedCache::chunks(int tokens) {
-  history(tokens);
-  return pool_.index_select(0, indices_.flatten()).view({batch_, table_pages_, num_kv_heads_, -1});
+torch::Tensor PagedCache::chunks(int tokens) const {
+  const int64_t pages = (tokens + kPageTokens - 1) / kPageTokens;
+  const auto used = pages_.slice(0, 0, batch_).slice(1, 0, pages).flatten();
+  return pool_.index_select(0, used).view({batch_, pages, num_kv_heads_, -1});
 }
 
 torch::Tensor PagedCache::exact_rows(int side) const {

@@ -1,4 +1,4 @@
-// Pages, page tables and exact windows of one layer, for a batch of equally long sequences.
+// Pages, block table and exact windows of one layer, for a batch of equally long sequences.
 #pragma once
 
 #include "oscar/cache/page_layout.h"
@@ -33,16 +33,15 @@ class PagedCache {
   // INT2 tokens once `length` tokens are final.
   int history_at(int64_t length) const;
 
-  // Page table for a history of `tokens`; kv_last_page_len is the caller's. The arrays hold until
-  // the next call.
-  PagedHistory history(int tokens);
+  // All pages of every sequence; history_len is the caller's.
+  PagedHistory history() const;
   ExactWindows windows() const;
   const PageFormat& format() const { return format_; }
 
   // For tests, in the order of the sequences: the chunks of a history of `tokens`, uint8
   // [batch, pages, num_kv_heads, chunk_bytes], and the exact rows of one side (0 = keys), bf16
   // [batch, num_kv_heads, sink + ring, head_dim].
-  torch::Tensor chunks(int tokens);
+  torch::Tensor chunks(int tokens) const;
   torch::Tensor exact_rows(int side) const;
 
  private:
@@ -50,13 +49,11 @@ class PagedCache {
   CacheView view_;
   int num_kv_heads_;
   PagedCacheSize size_;
-  int64_t batch_ = 0, length_ = 0, table_pages_ = -1;
-  torch::Tensor pool_;    // uint8 [pages, num_kv_heads, chunk_bytes]
-  torch::Tensor k_, v_;   // bf16 [batch, num_kv_heads, sink + ring, head_dim]
-  torch::Tensor pages_;   // int32 [batch, pages of a sequence], a permutation
-  torch::Tensor slots_;   // int32 [batch], a permutation
-  torch::Tensor indptr_;  // int32 [batch + 1]
-  torch::Tensor indices_;
+  int64_t batch_ = 0, length_ = 0;
+  torch::Tensor pool_;   // uint8 [pages, num_kv_heads, chunk_bytes]
+  torch::Tensor k_, v_;  // bf16 [batch, num_kv_heads, sink + ring, head_dim]
+  torch::Tensor pages_;  // int32 [batch, pages of a sequence], a permutation
+  torch::Tensor slots_;  // int32 [batch], a permutation
 };
 
 }  // namespace oscar

@@ -13,8 +13,8 @@ namespace {
 
 // Requests [begin, end) of a table; those of one request are at index 0 then.
 PagedHistory from_request(PagedHistory history, int64_t begin) {
-  history.kv_indptr += begin;  // offsets stay those into the whole of kv_indices
-  history.kv_last_page_len += begin;
+  history.block_table += begin * history.table_stride;
+  if (history.history_len) history.history_len += begin;
   return history;
 }
 

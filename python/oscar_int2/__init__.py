@@ -1,0 +1,22 @@
+"""The 2-bit KV cache of OSCAR Toolkit for Python servers.
+
+    bundle = oscar_int2.load("bundle.h5")      a rotation bundle, checked
+    oscar_int2.LayerCodec                      one layer: transforms, pages, attention
+    oscar_int2.Generator                       an own decode loop over a CUDA graph
+    oscar_int2.transformers                    model.generate() of transformers over the 2-bit cache
+    oscar_int2.vllm                            the same in vLLM, found there by itself
+    python -m oscar_int2 doctor                what this machine and this build can serve
+
+Underneath are torch operators, torch.ops.oscar_int2; kernels/README.md has their table.
+"""
+from ._library import PAGE_TOKENS, ops
+from .bundle import Bundle, load
+from .codec import LayerCodec, LayerPages, StepTables
+from .errors import (BundleError, BundleMismatchError, CacheFullError, CacheRowError, OscarError,
+                     UnsupportedError)
+from ._version import __version__
+from .generator import Generator
+
+__all__ = ["Bundle", "BundleError", "BundleMismatchError", "CacheFullError", "CacheRowError",
+           "Generator", "LayerCodec", "LayerPages", "OscarError", "PAGE_TOKENS", "StepTables", "UnsupportedError",
+           "load", "ops"]

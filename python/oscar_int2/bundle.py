@@ -1,0 +1,360 @@
+"""Rotation bundles: reading and checking them. lib/oscar/bundle/SCHEMA.md describes the file."""
+import hashlib
+import json
+import pathlib
+import struct
+from dataclasses import dataclass
+
+import h5py
+import numpy as np
+import torch
+
+from .errors import BundleError, BundleMismatchError
+
+FORMAT, FORMAT_VERSION = "oscar-rotation-bundle", 1
+KNOWN_FEATURES = {"key_centres"}
+METADATA_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+BALANCED = 3
+MOST_HEADS, MOST_DIM, MOST_LAYERS = 4096, 1024, 4096
+# Largest entry that a transform times its inverse may be away from the identity.
+INVERSE_LIMIT = 1e-5
+_DTYPES = {"|u1": "u8", "<i4": "i32", "<i8": "i64", "<f4": "f32", "<f8": "f64"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """The checkpoint that was calibrated."""
+
+    name: str
+    architecture: str
+    num_layers: int
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    rope: dict          # parameters as run, max_positions among them
+    config_sha256: str  # "" if unknown
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """The row format and the windows that the bundle was made for."""
+
+    quant_group_size: int
+    sink_tokens: int
+    recent_tokens: int
+    demote_block: int
+    metadata_dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Side:
+    """Keys or values of one layer; float32 tensors on the CPU, Hkv KV heads of d dimensions."""
+
+    kind: torch.Tensor              # uint8 [Hkv]: 0 identity, 1 Hadamard, 2 OSCAR, 3 balanced
+    rotation: torch.Tensor          # T [Hkv, d, d]: a stored row is (x - mean) T
+    partner: torch.Tensor           # [Hkv, d, d]: queries times T^-T; outputs times T^-1
+    mean: torch.Tensor              # [Hkv, d]
+    clip_ratio: torch.Tensor        # [Hkv], 0: off
+    scale_correction: torch.Tensor  # uint8 [Hkv]: 0 none, 1 unbiased, 2 metric
+    feedback: torch.Tensor | None   # U [Hkv, d, d] of shaped rounding; None: plain rounding
+    metric: torch.Tensor | None     # M [Hkv, d, d], where some correction is 2
+    centres: torch.Tensor | None    # of keys, before RoPE [Hkv, 2, d]; None: one mean
+
+
+@dataclass(frozen=True)
+class Layer:
+    layer_id: int
+    attention: str       # "full" or "sliding"
+    sliding_window: int  # tokens, 0: none
+    quantized: bool      # False: this layer keeps its rows in BF16
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    key: Side
+    value: Side
+
+
+@dataclass(frozen=True)
+class Bundle:
+    path: str
+    content_sha256: str
+    model: Model
+    quantizer: Quantizer
+    layers: dict  # layer_id: Layer, in order
+
+    def check_model(self, config):
+        """Raises BundleMismatchError unless a model of this transformers-like config has the shape
+        and the positions that the bundle was made for. Weights are not compared."""
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        ours, theirs = self.model, {
+            "num_layers": config.num_hidden_layers, "num_qo_heads": heads,
+            "num_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+            "head_dim": head_dim, "hidden_size": config.hidden_size}
+        names = getattr(config, "architectures", None) or []
+        if names:
+            theirs["architecture"] = names[0]
+        for field, value in theirs.items():
+            if getattr(ours, field) != value:
+                raise BundleMismatchError(
+                    f"{self.path} is of another model: {field} is {value} here and "
+                    f"{getattr(ours, field)} in the bundle (of {ours.name!r}); calibrate this "
+                    "model with oscar-calibrate")
+        for field, value in _rope_of(config).items():
+            if value is not None and field in ours.rope and ours.rope[field] != value:
+                raise BundleMismatchError(
+                    f"{self.path} is of other positions: RoPE's {field} is {value} here and "
+                    f"{ours.rope[field]} in the bundle; calibrate with the RoPE that is served")
+
+
+def _rope_of(config):
+    """RoPE of a config as transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters) say."""
+    found = dict(getattr(config, "rope_parameters", None) or {})
+    if not found:
+        found = dict(getattr(config, "rope_scaling", None) or {})
+        found.setdefault("rope_theta", getattr(config, "rope_theta", None))
+    found.setdefault("rope_type", found.pop("type", "default"))
+    return {name: found.get(name) for name in ("rope_type", "rope_theta", "factor")}
+
+
+def load(path):
+    """Reads a bundle and checks it whole: names, shapes, dtypes, finite values, the hash of its
+    content, and that every transform has the inverse beside it. Statistics and portable variants
+    are hashed and left in the file.
+
+    Raises BundleError for anything else than a sound bundle, OSError for a file that can't be
+    opened. Links to other files, external storage and foreign filters are refused unread; HDF5
+    itself parses the file in this process, so files from strangers belong through
+    `oscar-bundle inspect` first, which reads them in a child with limits.
+    """
+    path = str(pathlib.Path(path))
+    try:
+        with h5py.File(path, "r") as file:
+            return _Reader(path, file).bundle()
+    except OSError as error:
+        if pathlib.Path(path).is_file():
+            raise BundleError(f"{path} can't be read as HDF5, or is damaged: {error}") from error
+        raise
+
+
+class _Reader:
+    """One open file; every message names it and the object."""
+
+    def __init__(self, path, file):
+        self.path, self.file = path, file
+        self.objects = self._objects()
+
+    def refuse(self, where, what):
+        raise BundleError(f"{self.path}: {where}: {what}")
+
+    def _objects(self):
+        """{path: group or dataset}, refusing what leads out of the file."""
+        found, folders = {"/": self.file}, [("/", self.file)]
+        while folders:
+            folder, group = folders.pop()
+            for name in group:
+                path = f"{folder.rstrip('/')}/{name}"
+                if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                    self.refuse(path, "links are not followed")
+                item = group[name]
+                if isinstance(item, h5py.Group):
+                    folders.append((path, item))
+                elif not isinstance(item, h5py.Dataset):
+                    self.refuse(path, "neither group nor dataset")
+                elif item.is_virtual or item.external:
+                    self.refuse(path, "its data lie outside the file")
+                elif item.dtype.str not in _DTYPES:
+                    self.refuse(path, f"dtype {item.dtype} is not one of a bundle")
+                else:
+                    filters = item.id.get_create_plist()
+                    codes = {filters.get_filter(i)[0] for i in range(filters.get_nfilters())}
+                    if codes - {1, 2, 3}:  # deflate, shuffle, Fletcher32
+                        self.refuse(path, "it uses a filter that no bundle has")
+                found[path] = item
+        return found
+
+    def attribute(self, where, name, kind, default=None):
+        attributes = self.objects[where].attrs if where in self.objects else {}
+        if name not in attributes:
+            if default is not None:
+                return default
+            self.refuse(where, f"attribute {name} is missing")
+        value = attributes[name]
+        if kind is str and isinstance(value, (bytes, str)):
+            return value.decode() if isinstance(value, bytes) else value
+        if kind is int and isinstance(value, np.integer):
+            return int(value)
+        self.refuse(where, f"attribute {name} is {value!r}, expected {kind.__name__}")
+
+    def parsed(self, where, name, kind):
+        try:
+            value = json.loads(self.attribute(where, name, str))
+        except ValueError as error:
+            self.refuse(where, f"attribute {name} is not JSON: {error}")
+        if not isinstance(value, kind):
+            self.refuse(where, f"attribute {name} is not a JSON {kind.__name__}")
+        return value
+
+    def count(self, where, name, least, most, default=None):
+        value = self.attribute(where, name, int, default)
+        if not least <= value <= most:
+            self.refuse(where, f"attribute {name} is {value}, expected {least} to {most}")
+        return value
+
+    def tensor(self, where, name, dtype, shape, required=True):
+        path = f"{where}/{name}"
+        if path not in self.objects:
+            if required:
+                self.refuse(path, "is missing")
+            return None
+        item = self.objects[path]
+        if not isinstance(item, h5py.Dataset) or item.dtype != np.dtype(dtype) or item.shape != shape:
+            self.refuse(path, f"expected {dtype} {list(shape)}, found "
+                              f"{getattr(item, 'dtype', 'a group')} {list(getattr(item, 'shape', []))}")
+        values = item[()]
+        if not np.isfinite(values).all():
+            self.refuse(path, "holds a value that is not finite")
+        return torch.from_numpy(np.ascontiguousarray(values))
+
+    def bundle(self):
+        form = self.attribute("/", "format", str)
+        if form != FORMAT:
+            self.refuse("/", f"is {form!r}, no rotation bundle ({FORMAT!r})")
+        version = self.attribute("/", "format_version", int)
+        if version != FORMAT_VERSION:
+            self.refuse("/", f"format_version {version}, this package reads {FORMAT_VERSION}")
+        unknown = set(self.parsed("/", "required_features", list)) - KNOWN_FEATURES
+        if unknown:
+            self.refuse("/", f"needs a reader of {', '.join(map(str, sorted(unknown)))}: update oscar_int2")
+        stored, computed = self.attribute("/", "content_sha256", str), content_sha256(self.objects)
+        if stored != computed:
+            self.refuse("/", f"content_sha256 is {stored[:12]}..., the content has {computed[:12]}...")
+        model, quantizer = self.model(), self.quantizer()
+        groups = sorted(p for p in self.objects if p.startswith("/layers/") and p.count("/") == 2)
+        layers = {}
+        for where in groups:
+            layer = self.layer(where, model)
+            if layer.layer_id in layers or layer.layer_id >= model.num_layers:
+                self.refuse(where, f"layer_id {layer.layer_id} is taken or beyond the model's layers")
+            layers[layer.layer_id] = layer
+        if len(layers) != model.num_layers:
+            self.refuse("/layers", f"{len(layers)} layers of a model of {model.num_layers}")
+        return Bundle(self.path, stored, model, quantizer, dict(sorted(layers.items())))
+
+    def model(self):
+        where = "/model"
+        sizes = {name: self.count(where, name, 1, most) for name, most in (
+            ("num_layers", MOST_LAYERS), ("num_qo_heads", MOST_HEADS), ("num_kv_heads", MOST_HEADS),
+            ("hidden_size", 1 << 24))}
+        dims = [self.count(where, f"head_dim_{side}", 8, MOST_DIM) for side in "kv"]
+        if dims[0] != dims[1]:
+            self.refuse(where, f"keys of {dims[0]} and values of {dims[1]} dimensions: no page holds both")
+        texts = {name: self.attribute(where, name, str)
+                 for name in ("name", "architecture", "config_sha256")}
+        return Model(**sizes, **texts, head_dim=dims[0], rope=self.parsed(where, "rope", dict))
+
+    def quantizer(self):
+        where = "/quantizer"
+        for name, expected in (("clip_span", "head_row"), ("zero", "code_units"), ("ties", "up"),
+                               ("metadata_rounding", "before_coding")):
+            value = self.attribute(where, name, str, expected)
+            if value != expected:
+                self.refuse(where, f"{name} is {value!r}: fitted for another stack's codec; this "
+                                   "package writes rows by this toolkit's rules")
+        self.count(where, "bits", 2, 2)
+        metadata = self.attribute(where, "metadata_dtype", str)
+        if metadata not in METADATA_DTYPES:
+            self.refuse(where, f"metadata_dtype is {metadata!r}")
+        return Quantizer(metadata_dtype=METADATA_DTYPES[metadata], **{
+            name: self.count(where, name, least, 1 << 24) for name, least in (
+                ("quant_group_size", 0), ("sink_tokens", 0), ("recent_tokens", 0), ("demote_block", 1))})
+
+    def layer(self, where, model):
+        heads = self.count(where, "num_kv_heads", 1, MOST_HEADS)
+        dims = [self.count(where, f"head_dim_{side}", 8, MOST_DIM) for side in "kv"]
+        if dims != [model.head_dim] * 2:
+            self.refuse(where, f"rows of {dims} dimensions in a model of {model.head_dim}")
+        return Layer(
+            layer_id=self.count(where, "layer_id", 0, MOST_LAYERS),
+            attention=self.attribute(where, "attention", str),
+            sliding_window=self.count(where, "sliding_window", 0, 1 << 30, 0),
+            quantized=bool(self.count(where, "quantized", 0, 1)),
+            num_qo_heads=self.count(where, "num_qo_heads", 1, MOST_HEADS, model.num_qo_heads),
+            num_kv_heads=heads, head_dim=dims[0],
+            key=self.side(where, "k", "q_rotation", heads, dims[0]),
+            value=self.side(where, "v", "o_rotation", heads, dims[0]))
+
+    def side(self, where, letter, partner, heads, d):
+        def tensor(name, dtype, *shape, required=True):
+            return self.tensor(where, f"{letter}_{name}", dtype, (heads, *shape), required)
+
+        kind, rotation = tensor("kind", "u1"), tensor("rotation", "<f4", d, d)
+        inverse = self.tensor(where, partner, "<f4", (heads, d, d), required=False)
+        if inverse is None:
+            inverse = rotation if letter == "k" else rotation.transpose(1, 2).contiguous()
+        side = Side(kind=kind, rotation=rotation, partner=inverse, mean=tensor("mean", "<f4", d),
+                    clip_ratio=tensor("clip_ratio", "<f4"),
+                    scale_correction=tensor("scale_correction", "u1"),
+                    feedback=tensor("feedback", "<f4", d, d, required=False),
+                    metric=tensor("metric", "<f4", d, d, required=False),
+                    centres=tensor("centres", "<f4", 2, d, required=False) if letter == "k" else None)
+        self.check_side(f"{where}/{letter}_rotation", side, letter)
+        return side
+
+    def check_side(self, where, side, letter):
+        forward, partner = side.rotation.double(), side.partner.double()
+        product = partner.mT @ forward if letter == "k" else forward @ partner
+        away = (product - torch.eye(forward.shape[1])).abs().amax((1, 2))
+        turned = (forward.mT @ forward - torch.eye(forward.shape[1])).abs().amax((1, 2))
+        away = torch.where(side.kind == BALANCED, away, torch.maximum(away, turned))
+        if away.max() > INVERSE_LIMIT:
+            self.refuse(where, f"with its inverse {away.max():.2g} away from the identity, "
+                               f"allowed {INVERSE_LIMIT:g}")
+        if side.scale_correction.max() > 2 or side.kind.max() > BALANCED:
+            self.refuse(where, "a head's kind or scale correction is unknown")
+        if (side.scale_correction == 2).any() and side.metric is None:
+            self.refuse(where, f"{letter}_metric is missing, and a scale correction needs it")
+        if side.feedback is not None:
+            diagonal = side.feedback.diagonal(dim1=1, dim2=2)
+            if not torch.equal(side.feedback.triu(1) + torch.diag_embed(torch.ones_like(diagonal)),
+                               side.feedback):
+                self.refuse(where, f"{letter}_feedback is not unit upper triangular")
+        if not ((side.clip_ratio >= 0) & (side.clip_ratio <= 1)).all():
+            self.refuse(where, "a clipping ratio is outside 0 to 1")
+
+
+def content_sha256(objects):
+    """The hash of lib/oscar/bundle/content_hash.h over {path: h5py object}."""
+    hasher = hashlib.sha256()
+
+    def add(*fields):
+        for field in fields:
+            field = field.encode() if isinstance(field, str) else field
+            hasher.update(struct.pack("<Q", len(field)))
+            hasher.update(field)
+
+    add("oscar-content-1")
+    paths = sorted(objects, key=str.encode)
+    for path in paths:
+        item = objects[path]
+        if isinstance(item, h5py.Dataset):
+            shape = ",".join(map(str, item.shape))
+            add("dataset", path, _DTYPES[item.dtype.str], shape, np.ascontiguousarray(item[()]).tobytes())
+    for path in paths:
+        attributes = objects[path].attrs
+        for name in sorted(attributes, key=str.encode):
+            if path == "/" and (name in ("content_sha256", "created_utc") or name.startswith("tool_")):
+                continue
+            add("attribute", path, name, *_attribute_fields(path, name, attributes[name]))
+    return hasher.hexdigest()
+
+
+def _attribute_fields(path, name, value):
+    if isinstance(value, (bytes, str)):
+        return "str", value if isinstance(value, bytes) else value.encode()
+    if isinstance(value, np.int64):
+        return "i64", struct.pack("<q", int(value))
+    if isinstance(value, np.float64):
+        return "f64", struct.pack("<d", float(value))
+    raise BundleError(f"{path}: attribute {name} has type {type(value).__name__}")

@@ -1,0 +1,183 @@
+"""The cache of a whole model for a fixed number of requests: pages, exact windows, lengths, tables.
+
+Shared by the decode loop of this package and by transformers; vLLM owns its pages itself.
+"""
+import torch
+
+from ._library import PAGE_TOKENS
+from .codec import ExactCodec, LayerCodec, StepTables, Windows
+from .errors import CacheFullError, CacheRowError, UnsupportedError
+
+
+class PagedCache:
+    """`places` requests of up to max_tokens tokens each over one pool of pages a layer.
+
+    A request is admitted to a place, its prompt appended, then every decode step appends one token
+    to each place in use; places that are not in use take part and cost nothing. All tensors that a
+    step reads or writes stay where they are, so that a captured CUDA graph can be replayed.
+
+    `codecs`: {layer id: LayerCodec or ExactCodec}. `pages`: pages of each layer's pool, fewer than
+    all places could come to need; None: enough for all. int2() and bf16() make the usual ones.
+    """
+
+    def __init__(self, codecs, windows, places, max_tokens, *, pages=None):
+        self.codecs, self.windows, self.places, self.max_tokens = codecs, windows, places, max_tokens
+        some = next(iter(codecs.values()))
+        self.device, self.workspace = some.device, some.workspace()
+        self.max_pages = windows.history_pages(max_tokens)
+        self.num_pages = places * self.max_pages if pages is None else pages
+        window_tokens = windows.sink_tokens + windows.ring_tokens()
+        self.layers = {i: codec.pages(self.num_pages, places, window_tokens)
+                       for i, codec in codecs.items()}
+        self.free_pages = list(range(self.num_pages))
+        self.pages_of_place = [[] for _ in range(places)]
+
+        def ints(*shape):
+            return torch.zeros(shape, dtype=torch.int32, device=self.device)
+
+        self.block_table = ints(places, max(self.max_pages, 1))
+        self.active, self.status = ints(places), ints(1)  # active: 1 for a place in use
+        self.step = StepTables(
+            block_table=self.block_table, old_len=ints(places), seq_len=ints(places),
+            rows_indptr=torch.arange(places + 1, dtype=torch.int32, device=self.device),
+            old_history=ints(places), new_history=ints(places), status=self.status,
+            max_new_rows=1, max_new_history=windows.demote_block)
+
+    @classmethod
+    def int2(cls, bundle, places, max_tokens, device, *, pages=None, demote_block=None, codecs=None):
+        """2-bit rows by a bundle. `demote_block`: tokens that leave the exact window at once (Windows.of).
+        `codecs`: those of another cache of this bundle on this device, to share them.
+        Raises UnsupportedError for a bundle with layers that can't be served."""
+        check_served(bundle)
+        codecs = codecs or {i: LayerCodec(bundle, i, device) for i in bundle.layers}
+        return cls(codecs, Windows.of(bundle.quantizer, demote_block), places, max_tokens,
+                   pages=pages)
+
+    @classmethod
+    def bf16(cls, model, places, max_tokens, device):
+        """Exact rows, through the same operators. `model`: the shape, as Bundle.model."""
+        windows = Windows(64, max_tokens)
+        codecs = {i: ExactCodec(i, model.num_kv_heads, model.head_dim, windows.sink_tokens, device)
+                  for i in range(model.num_layers)}
+        return cls(codecs, windows, places, max_tokens)
+
+    def memory_bytes(self):
+        """Bytes of pages, and of windows, over all layers."""
+        pools = sum(p.pool.numel() for p in self.layers.values())
+        windows = sum(4 * p.window_k.numel() for p in self.layers.values())
+        return pools, windows
+
+    def tensors(self):
+        """All that a decode step reads or writes besides its rows; their addresses never change."""
+        for holder in (self, self.step, *self.layers.values(), *self.codecs.values()):
+            for value in vars(holder).values():
+                yield from (t for t in (value.values() if isinstance(value, dict) else (value,))
+                            if isinstance(t, torch.Tensor))
+
+    def fits(self, tokens):
+        """Whether the pool has the pages for another request of that many tokens."""
+        return self.windows.history_pages(tokens) <= len(self.free_pages)
+
+    def admit(self, place, tokens):
+        """Reserves the pages of a request that will hold up to `tokens` tokens.
+
+        Raises CacheFullError when there are too few, or the place is taken."""
+        if tokens > self.max_tokens:
+            raise CacheFullError(f"{tokens} tokens in a cache made for {self.max_tokens} a request")
+        if self.pages_of_place[place]:
+            raise CacheFullError(f"place {place} is taken")
+        if not self.fits(tokens):
+            raise CacheFullError(f"{self.windows.history_pages(tokens)} pages of {PAGE_TOKENS} tokens are needed, "
+                                 f"{len(self.free_pages)} are free")
+        pages = [self.free_pages.pop() for _ in range(self.windows.history_pages(tokens))]
+        self.pages_of_place[place] = pages
+        if pages:
+            row = torch.tensor(pages, dtype=torch.int32)
+            self.block_table[place, :len(pages)].copy_(row)
+        self._set(place, 0, 0)
+
+    def release(self, place):
+        """The request has ended: its pages are free."""
+        self.free_pages += self.pages_of_place[place]
+        self.pages_of_place[place] = []
+        self._set(place, 0, 0)
+
+    def reset(self):
+        for place in range(self.places):
+            self.release(place)
+        self.status.zero_()
+
+    def _set(self, place, tokens, history):
+        self.step.seq_len[place], self.step.new_history[place] = tokens, history
+        self.active[place] = int(tokens > 0)
+
+    def prompt_tables(self, places, lengths):
+        """Tables of one append of whole prompts, packed one behind another, into admitted places,
+        which hold them from then on. `lengths`: a list of tokens a prompt."""
+        history = [self.windows.history_tokens(n) for n in lengths]
+        indptr = [0]
+        for n in lengths:
+            indptr.append(indptr[-1] + n)
+
+        def ints(values):
+            return torch.tensor(values, dtype=torch.int32).to(self.device)
+
+        slots, zeros = ints(places), ints([0] * len(places))
+        tables = StepTables(
+            block_table=self.block_table[slots.long()], rows_indptr=ints(indptr), old_len=zeros,
+            seq_len=ints(lengths), old_history=zeros, new_history=ints(history), status=self.status,
+            max_new_rows=max(lengths), max_new_history=max(history), window_slot=slots)
+        self.step.seq_len[slots.long()] = tables.seq_len
+        self.step.new_history[slots.long()] = tables.new_history
+        self.active[slots.long()] = 1
+        return tables
+
+    def next_step(self):
+        """Moves every place in use on by one token, on the device alone. Returns the tables."""
+        step = self.step
+        step.old_len.copy_(step.seq_len)
+        step.old_history.copy_(step.new_history)
+        step.seq_len.add_(self.active)
+        step.new_history.copy_(self.windows.history_tokens(step.seq_len))
+        return step
+
+    def write(self, layer_id, tables, k, v):
+        """Rows in the model's basis, bf16 [rows, Hkv, d], behind RoPE, into the cache."""
+        codec = self.codecs[layer_id]
+        codec.append(self.layers[layer_id], tables, *codec.transform_kv(k, v))
+
+    def decode(self, layer_id, q, k, v):
+        """One step of one layer, after next_step(): each place's new row into the cache, and its
+        query over all its rows. q bf16 [places, Hq, d], k and v [places, Hkv, d], behind RoPE.
+        Returns bf16 [places, Hq, d] in the model's basis; zeros for places that are not in use."""
+        codec, pages = self.codecs[layer_id], self.layers[layer_id]
+        q, k, v = codec.transform_qkv(q, k, v)
+        codec.append(pages, self.step, k, v)
+        o = codec.attend(pages, self.step, q[:, None], workspace=self.workspace)
+        return codec.transform_output(o[:, 0])
+
+    def check_rows(self):
+        """Raises CacheRowError if some row could not be written; waits for the device."""
+        status = int(self.status)
+        if status:
+            self.status.zero_()
+            raise CacheRowError(row_problem(status))
+
+
+def row_problem(status):
+    """What the bits of `status` (lib/oscar/cache/codec.h, RowStatus) mean."""
+    if status & 1:
+        return "a key or value row was not finite"
+    return ("the range of a key or value row does not fit the pages' metadata; calibrate with "
+            "--metadata-dtype bf16 or fp32")
+
+
+def check_served(bundle):
+    """Raises UnsupportedError for a bundle with layers that this package can't serve yet."""
+    for layer in bundle.layers.values():
+        if layer.attention != "full" or layer.sliding_window or not layer.quantized:
+            raise UnsupportedError(
+                f"layer {layer.layer_id} of {bundle.model.name!r} has {layer.attention} attention"
+                f"{f' over {layer.sliding_window} tokens' if layer.sliding_window else ''}"
+                f"{'' if layer.quantized else ' and is not quantized'}; only models whose layers all "
+                "have full attention and 2-bit rows are served")

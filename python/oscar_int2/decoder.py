@@ -1,0 +1,167 @@
+"""The forward pass of dense decoder models with few launches a layer, for the decode loop.
+
+Weights are those of a transformers model; W_Q, W_K, W_V and the two input matrices of the MLP are
+laid side by side, so that each pair or triple is one product, and the model's own parameters become
+views of them: nothing is held twice.
+"""
+from dataclasses import dataclass
+from functools import partial
+from typing import Callable, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from .errors import UnsupportedError
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    input_norm: torch.Tensor          # [hidden]
+    qkv: torch.Tensor                 # [(Hq + 2 Hkv) d, hidden]
+    qkv_bias: torch.Tensor | None
+    qk_norm: torch.Tensor | None      # [Hq + Hkv, d]: q's in the first rows, k's in the others
+    o: torch.Tensor                   # [hidden, Hq d]
+    o_bias: torch.Tensor | None
+    post_norm: torch.Tensor           # [hidden]
+    gate_up: torch.Tensor             # [2 intermediate, hidden]
+    down: torch.Tensor                # [hidden, intermediate]
+
+
+class Pieces(NamedTuple):
+    """What lies between the matrix products of a layer: Decoder's methods, plain or compiled."""
+
+    rms: Callable
+    heads_of: Callable
+    gated: Callable
+    turn: Callable
+
+
+def side_by_side(linears):
+    """One matrix of several torch.nn.Linear, whose weights become views of it; and one bias."""
+    weight = torch.cat([linear.weight.data for linear in linears])
+    begin = 0
+    for linear in linears:
+        end = begin + linear.weight.shape[0]
+        linear.weight.data = weight[begin:end]
+        begin = end
+    biases = [linear.bias for linear in linears]
+    return weight, None if biases[0] is None else torch.cat([bias.data for bias in biases])
+
+
+class Decoder:
+    """`model`: a causal language model of transformers in bf16, of one of FAMILIES.
+
+    `compile`: fuse what lies between matrix products and operators by torch.compile; None: on a GPU.
+    Raises UnsupportedError for models that it would not compute right.
+    """
+
+    def __init__(self, model, compile=None):
+        config = model.config
+        if config.model_type not in FAMILIES:
+            raise UnsupportedError(f"models of type {config.model_type!r}; expected {', '.join(FAMILIES)}")
+        if model.dtype != torch.bfloat16:
+            raise UnsupportedError(f"weights in {model.dtype}: load the model with dtype=torch.bfloat16")
+        if getattr(config, "hidden_act", "silu") != "silu":
+            raise UnsupportedError(f"activation {config.hidden_act!r}; expected 'silu'")
+        self.device = model.device
+        if compile is None:
+            compile = self.device.type == "cuda"
+        self.heads = config.num_attention_heads
+        self.kv_heads = config.num_key_value_heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.eps = config.rms_norm_eps
+        self.embedding = model.model.embed_tokens.weight.data
+        self.layers = [self._layer(block, self.heads, self.kv_heads) for block in model.model.layers]
+        self.norm, self.head = model.model.norm.weight.data, model.lm_head.weight.data
+        rotary = model.model.rotary_emb
+        self.inv_freq = rotary.inv_freq.float().to(self.device)
+        self.rotary_scale = float(rotary.attention_scaling)
+        self.plain = Pieces(self._rms, self._heads_of, self._gated, self._turn)
+        self.fused = self.plain
+        if compile:
+            self.fused = Pieces(*(torch.compile(piece, dynamic=False) for piece in self.plain))
+
+    @staticmethod
+    def _layer(block, heads, kv_heads):
+        attention, mlp = block.self_attn, block.mlp
+        qkv, qkv_bias = side_by_side([attention.q_proj, attention.k_proj, attention.v_proj])
+        gate_up, gate_bias = side_by_side([mlp.gate_proj, mlp.up_proj])
+        if gate_bias is not None or mlp.down_proj.bias is not None:
+            raise UnsupportedError("biases in the MLP")
+        qk_norm = None
+        if hasattr(attention, "q_norm"):
+            qk_norm = torch.cat((attention.q_norm.weight.data.expand(heads, -1),
+                                 attention.k_norm.weight.data.expand(kv_heads, -1)))
+        bias = attention.o_proj.bias
+        return LayerWeights(
+            block.input_layernorm.weight.data, qkv, qkv_bias, qk_norm,
+            attention.o_proj.weight.data, None if bias is None else bias.data,
+            block.post_attention_layernorm.weight.data, gate_up, mlp.down_proj.weight.data)
+
+    def _rms(self, x, weight):
+        x = x.float()
+        return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)).bfloat16() * weight
+
+    def _turn(self, positions):
+        """cos and sin [rows, 1, d] in bf16 of int positions [rows]."""
+        angles = positions.float()[:, None] * self.inv_freq
+        angles = torch.cat((angles, angles), -1)[:, None]
+        return ((angles.cos() * self.rotary_scale).bfloat16(),
+                (angles.sin() * self.rotary_scale).bfloat16())
+
+    @staticmethod
+    def _turned(x, cos, sin):
+        first, second = x.chunk(2, dim=-1)
+        return x * cos + torch.cat((-second, first), -1) * sin
+
+    def _heads_of(self, qkv, w, cos, sin):
+        """W_QKV's product to q [rows, Hq, d], k and v [rows, Hkv, d], normalised and turned."""
+        qkv = qkv.view(qkv.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
+        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        if w.qk_norm is not None:
+            qk = self._rms(qk, w.qk_norm)
+        q, k = self._turned(qk, cos, sin).split((self.heads, self.kv_heads), dim=1)
+        return q, k, v
+
+    @staticmethod
+    def _gated(gate_up):
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def _layer_step(self, residual, w, cos, sin, attend, do):
+        """Hidden states [rows, hidden] behind one layer, in place of those before it."""
+        qkv = F.linear(do.rms(residual, w.input_norm), w.qkv, w.qkv_bias)
+        o = attend(*do.heads_of(qkv, w, cos, sin)).flatten(1)
+        if w.o_bias is not None:
+            residual += w.o_bias
+        residual.addmm_(o, w.o.mT)  # in place: the product adds what was there
+        gate_up = F.linear(do.rms(residual, w.post_norm), w.gate_up)
+        return residual.addmm_(do.gated(gate_up), w.down.mT)
+
+    def _forward(self, tokens, positions, attend, do):
+        residual = F.embedding(tokens, self.embedding)
+        cos, sin = do.turn(positions)
+        for index, weights in enumerate(self.layers):
+            residual = self._layer_step(residual, weights, cos, sin, partial(attend, index), do)
+        return residual
+
+    def step(self, tokens, positions, attend):
+        """Logits [rows, vocab] of one token of each request; tokens and positions int [rows].
+        attend(layer index, q [rows, Hq, d], k, v [rows, Hkv, d]) gives attention's output like q."""
+        residual = self._forward(tokens, positions, attend, self.fused)
+        return F.linear(self.fused.rms(residual, self.norm), self.head)
+
+    def prompt(self, tokens, write):
+        """Logits [vocab] behind the last of a prompt's tokens [n], attended exactly.
+        write(layer index, k, v) is given all rows [n, Hkv, d]."""
+        def attend(index, q, k, v):
+            write(index, k, v)
+            rows = [x.transpose(0, 1)[None] for x in (q, k, v)]
+            o = F.scaled_dot_product_attention(*rows, is_causal=True, enable_gqa=True)
+            return o[0].transpose(0, 1)
+
+        positions = torch.arange(len(tokens), device=self.device)
+        residual = self._forward(tokens, positions, attend, self.plain)
+        return F.linear(self._rms(residual[-1], self.norm), self.head)

@@ -1,0 +1,76 @@
+"""`python -m oscar_int2 doctor`: what this machine and this build serve, by trying it."""
+import platform
+
+import torch
+
+from . import __version__
+from ._library import LIBRARY, PAGE_TOKENS, ops
+
+HEAD_DIMS, GROUPS = (64, 128, 256), (64, 128, 256)
+METADATA = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def serves(device, head_dim, group, metadata):
+    """None, or why not: one request of two pages through attention."""
+    def zeros(*shape, dtype=torch.bfloat16):
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    def ints(*values):
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    window, format_ = zeros(1, 1, 16, head_dim), {"quant_group_size": group, "metadata_dtype": metadata}
+    try:
+        pool = zeros(2, 1, ops.chunk_bytes(head_dim, **format_), dtype=torch.uint8)
+        ops.decode_attention(zeros(1, 1, 4, head_dim), pool, ints(0, 1)[None], ints(100), window,
+                             window, ints(100), sm_scale=1.0, sink_tokens=0, **format_)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except (RuntimeError, ValueError) as error:
+        return str(error).splitlines()[0].split(": ", 1)[-1]
+    return None
+
+
+def shapes(device):
+    """[(head_dim, group, metadata name, None or why not)]"""
+    return [(d, group, name, serves(device, d, group, dtype))
+            for d in HEAD_DIMS for group in GROUPS if group <= d for name, dtype in METADATA.items()]
+
+
+def version_of(package):
+    from importlib import metadata
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def report():
+    """The text, and whether something can be served at all."""
+    lines = [f"oscar_int2 {__version__}, Python {platform.python_version()}, torch {torch.__version__}",
+             f"library       {LIBRARY}", f"pages         of {PAGE_TOKENS} tokens",
+             f"transformers  {version_of('transformers')}",
+             f"vllm          {version_of('vllm')}"]
+    devices = [torch.device("cpu")]
+    if torch.cuda.is_available():
+        devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] + devices
+    else:
+        lines.append("GPU           none that torch can use; the CPU serves tests, slowly")
+    usable = False
+    for device in devices:
+        name = "CPU"
+        if device.type == "cuda":
+            major, minor = torch.cuda.get_device_capability(device)
+            name = f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
+        found = shapes(device)
+        usable |= any(why is None for *_, why in found)
+        lines.append(f"\n{device}: {name}")
+        for d in HEAD_DIMS:
+            served = [f"{group} " + "/".join(name for name in METADATA
+                                             if (d, group, name, None) in found)
+                      for group in GROUPS]
+            served = [text for text in served if not text.endswith(" ")]
+            lines.append(f"  head_dim {d:3}: groups {', '.join(served)}" if served else
+                         f"  head_dim {d:3}: not served")
+        for why in sorted({why for *_, why in found if why}):
+            lines.append(f"  not in this build: {why}")
+    return "\n".join(lines), usable

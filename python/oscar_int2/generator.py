@@ -1,0 +1,189 @@
+"""A decode loop of this package's own: one captured CUDA graph a step, tokens fed back on the device.
+
+Requests join and leave between steps. On the CPU the same steps run without a graph.
+"""
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+
+from .bundle import Bundle, load
+from .cache import PagedCache
+from .decoder import Decoder
+from .errors import CacheFullError
+
+CHECK_EVERY = 16  # steps between two looks at what was generated
+
+
+@dataclass
+class Request:
+    """One prompt and what became of it. `tokens` grows while the generator runs."""
+
+    prompt: list
+    max_new_tokens: int
+    stop: frozenset = frozenset()  # token ids that end the answer; the last token of it
+    temperature: float = 0.0       # 0: the likeliest token
+    tokens: list = field(default_factory=list)
+    done: bool = False
+    place: int | None = None
+
+    def take(self, tokens):
+        """Adds tokens until one of `stop` or the most that were asked for."""
+        for token in tokens:
+            if self.done:
+                return
+            self.tokens.append(token)
+            self.done = token in self.stop or len(self.tokens) == self.max_new_tokens
+
+
+class Generator:
+    """Generates over a 2-bit cache (`bundle`: a Bundle or a path), or over BF16 (None).
+
+    `model`: a causal language model of transformers in bf16, of a family of decoder.FAMILIES; its
+    weights are used where they lie. `places`: requests at once; `max_tokens`: of a request, prompt
+    and answer; `pages`: of the pool, None: enough for all; `demote_block`: see Windows.of; `compile`
+    and `graph`: fuse and capture steps, None: on a GPU. Attention of prompts is exact, as in
+    transformers; their rows become INT2 behind it.
+    Raises BundleMismatchError for a bundle of another model, UnsupportedError for what isn't served.
+    """
+
+    def __init__(self, model, bundle, places=1, max_tokens=4096, *, pages=None, demote_block=None,
+                 compile=None, graph=None):
+        self.decoder, self.device = Decoder(model, compile), model.device
+        room = max_tokens + CHECK_EVERY  # steps run on until the next look
+        if bundle is None:
+            self.cache = PagedCache.bf16(shape_of(self.decoder), places, room, self.device)
+        else:
+            bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
+            bundle.check_model(model.config)
+            self.cache = PagedCache.int2(bundle, places, room, self.device, pages=pages,
+                                         demote_block=demote_block)
+        self.max_tokens = max_tokens
+        self.waiting, self.running = deque(), {}
+        self.tokens = torch.zeros(places, dtype=torch.int64, device=self.device)
+        self.emitted = torch.zeros(places, CHECK_EVERY, dtype=torch.int64, device=self.device)
+        self.temperature = torch.zeros(places, 1, device=self.device)
+        self.use_graph = self.device.type == "cuda" if graph is None else graph
+        self.graphs = {}  # of steps, by whether some request is sampled
+
+    @torch.inference_mode()
+    def generate(self, prompts, max_new_tokens, *, stop=(), temperature=0.0):
+        """Answers, a list of token ids for each prompt (a list of ids, at least one)."""
+        requests = [self.submit(prompt, max_new_tokens, stop=stop, temperature=temperature)
+                    for prompt in prompts]
+        self.run()
+        return [request.tokens for request in requests]
+
+    def submit(self, prompt, max_new_tokens, *, stop=(), temperature=0.0):
+        """Queues a request, which joins at the next look. Raises CacheFullError if it never can."""
+        tokens = len(prompt) + max_new_tokens
+        if not prompt or max_new_tokens < 1:
+            raise ValueError("a request has at least one token, and generates at least one")
+        if tokens > self.max_tokens:
+            raise CacheFullError(f"{len(prompt)} + {max_new_tokens} tokens in a generator made for "
+                                 f"{self.max_tokens} (max_tokens)")
+        if self.cache.windows.history_pages(tokens + CHECK_EVERY) > self.cache.num_pages:
+            raise CacheFullError(f"{tokens} tokens need more pages than the pool has (pages)")
+        request = Request(list(prompt), max_new_tokens, frozenset(stop), temperature)
+        self.waiting.append(request)
+        return request
+
+    @torch.inference_mode()
+    def run(self, looks=None):
+        """Generates until all requests have ended, or for so many looks of CHECK_EVERY steps.
+        Raises CacheRowError when a row could not be written."""
+        while (self.waiting or self.running) and looks != 0:
+            self.join()
+            for _ in range(CHECK_EVERY):
+                self.step()
+            self.look()
+            looks = None if looks is None else looks - 1
+
+    def join(self):
+        """Waiting requests that fit take free places, in the order in which they came."""
+        if self.use_graph and not self.graphs:
+            self.graphs = {sampled: self._captured(sampled) for sampled in (False, True)}
+        free = [place for place in range(self.cache.places) if place not in self.running]
+        while self.waiting and free:
+            request = self.waiting[0]
+            tokens = len(request.prompt) + request.max_new_tokens + CHECK_EVERY
+            if not self.cache.fits(tokens):
+                return
+            self.waiting.popleft()
+            request.place = free.pop(0)
+            self.cache.admit(request.place, tokens)
+            self.running[request.place] = request
+            self._prompt(request)
+
+    def _prompt(self, request):
+        place, tokens = request.place, torch.tensor(request.prompt, device=self.device)
+        tables = self.cache.prompt_tables([place], [len(request.prompt)])
+        logits = self.decoder.prompt(tokens, lambda layer, k, v: self.cache.write(layer, tables, k, v))
+        self.temperature[place] = request.temperature
+        token = chosen(logits[None], self.temperature[place:place + 1])
+        self.tokens[place] = token[0]
+        request.take(token.tolist())
+        if request.done:
+            self._leave(place)
+
+    def _leave(self, place):
+        del self.running[place]
+        self.cache.release(place)
+        self.temperature[place] = 0
+
+    def look(self):
+        """Gives every request its tokens of the last CHECK_EVERY steps; ended ones leave."""
+        self.cache.check_rows()
+        emitted = self.emitted.tolist()
+        for place, request in list(self.running.items()):
+            request.take(emitted[place])
+            if request.done:
+                self._leave(place)
+
+    def step(self):
+        """One token for every place in use."""
+        sampled = any(request.temperature > 0 for request in self.running.values())
+        if self.use_graph:
+            self.graphs[sampled].replay()
+        else:
+            self._step(sampled)
+
+    def _step(self, sampled):
+        tables = self.cache.next_step()
+        logits = self.decoder.step(self.tokens, tables.old_len, self.cache.decode)
+        token = chosen(logits, self.temperature if sampled else None)
+        self.tokens.copy_(token)
+        self.emitted.copy_(torch.cat((self.emitted[:, 1:], token[:, None]), 1))
+
+    def _captured(self, sampled):
+        """The step as a graph; before the first request, since its steps write into empty places."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._step(sampled)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step(sampled)
+        return graph
+
+
+def chosen(logits, temperature):
+    """Token ids [rows] of logits [rows, vocab]; temperature [rows, 1], None or 0: the likeliest."""
+    if temperature is None:
+        return logits.argmax(-1)
+    noise = -torch.log(-torch.log(torch.rand_like(logits, dtype=torch.float32).clamp_min(1e-20)))
+    noisy = logits.float() / temperature.clamp_min(1e-6) + noise  # Gumbel: a draw from softmax
+    return torch.where(temperature > 0, noisy, logits.float()).argmax(-1)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def shape_of(decoder):
+    return _Shape(len(decoder.layers), decoder.kv_heads, decoder.head_dim)

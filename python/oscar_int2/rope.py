@@ -1,0 +1,53 @@
+"""The rotary frequencies of a bundle, from the parameters that it keeps (docs/mathematics.md, 8)."""
+import math
+
+import numpy as np
+
+from .errors import BundleError
+
+
+def inverse_frequencies(parameters, head_dim):
+    """float64 [head_dim / 2], radians a position; the pair (i, i + head_dim / 2) turns together.
+
+    `parameters`: the attribute rope of a bundle's /model, every default filled in. Types default,
+    linear, llama3 (Llama 3.1) and yarn (Peng et al., arXiv 2309.00071). Raises BundleError.
+    """
+    try:
+        kind, theta = parameters["rope_type"], float(parameters["rope_theta"])
+        plain = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+        if kind == "default":
+            return plain
+        if kind == "linear":
+            return plain / parameters["factor"]
+        if kind == "llama3":
+            return _llama3(plain, parameters)
+        if kind == "yarn":
+            return _yarn(plain, parameters, theta, head_dim)
+    except (KeyError, TypeError) as error:
+        raise BundleError(f"the bundle's RoPE parameters lack or garble {error}") from error
+    raise BundleError(f"RoPE type {kind!r} is not known; expected default, linear, llama3 or yarn")
+
+
+def _llama3(plain, parameters):
+    """Slow dimensions are stretched, fast ones stay, between them linearly in turns."""
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    turns = parameters["original_max_position_embeddings"] * plain / (2 * math.pi)
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return plain * (kept + (1 - kept) / parameters["factor"])
+
+
+def _yarn(plain, parameters, theta, head_dim):
+    """A ramp over dimensions between those that turn beta_fast and beta_slow times."""
+    original = parameters["original_max_position_embeddings"]
+
+    def dimension(turns):
+        return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(parameters["beta_fast"]), dimension(parameters["beta_slow"])
+    if parameters["truncate"]:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # a step
+    stretched = np.clip((np.arange(head_dim // 2) - low) / (high - low), 0, 1)
+    return plain * (stretched / parameters["factor"] + 1 - stretched)

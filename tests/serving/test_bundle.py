@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""oscar_int2.load: what it reads of the bundle in the zoo, and every file that it refuses."""
+import contextlib
+import json
+import pathlib
+import shutil
+import tempfile
+import types
+import unittest
+
+import h5py
+import numpy as np
+
+from serving_case import BUNDLE, tiny_model
+import oscar_int2
+from oscar_int2.bundle import content_sha256
+from oscar_int2.codec import key_centre_table
+from oscar_int2.rope import inverse_frequencies
+
+
+def objects_of(file):
+    found = {"/": file}
+    file.visititems(lambda name, item: found.__setitem__("/" + name, item))
+    return found
+
+
+class Changed(unittest.TestCase):
+    @contextlib.contextmanager
+    def changed(self, sign=True):
+        """An open copy of the bundle to change; signed again behind, unless told not to."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.path = pathlib.Path(folder) / "bundle.h5"
+            shutil.copy(BUNDLE, self.path)
+            with h5py.File(self.path, "r+") as file:
+                self.edit(file)
+                if sign:
+                    file.attrs["content_sha256"] = np.bytes_(content_sha256(objects_of(file)))
+            yield self.path
+
+    def refused(self, text, edit, sign=True):
+        self.edit = edit
+        with self.changed(sign) as path, self.assertRaisesRegex(oscar_int2.BundleError, text) as caught:
+            oscar_int2.load(path)
+        self.assertIn(str(self.path), str(caught.exception))
+
+    def test_what_is_changed_behind_the_hash_is_refused(self):
+        def edit(file):
+            file["layers/000/k_mean"][0, 0] += 1
+        self.refused("content_sha256", edit, sign=False)
+
+    def test_missing_misshapen_and_foreign_parts_are_refused_by_name(self):
+        def without(name):
+            return lambda file: file.__delitem__(name)
+
+        def attribute(where, name, value):
+            return lambda file: file[where].attrs.__setitem__(name, value)
+
+        def replaced(name, change):
+            def edit(file):
+                values = file[name][()]
+                del file[name]
+                file[name] = change(values)
+            return edit
+
+        cases = {
+            "k_rotation: is missing": without("layers/003/k_rotation"),
+            "7 layers of a model of 8": without("layers/007"),
+            "attribute format_version is missing": lambda f: f.attrs.__delitem__("format_version"),
+            "format_version 2": attribute("/", "format_version", np.int64(2)),
+            "no rotation bundle": attribute("/", "format", np.bytes_("oscar-statistics")),
+            "needs a reader of three_bits": attribute(
+                "/", "required_features", np.bytes_(json.dumps(["key_centres", "three_bits"]))),
+            "is not JSON": attribute("/", "required_features", np.bytes_("[")),
+            "fitted for another stack's codec": attribute("quantizer", "ties", np.bytes_("even")),
+            "attribute bits is 3": attribute("quantizer", "bits", np.int64(3)),
+            "expected <f4": replaced("layers/001/k_mean", lambda x: x.astype("<f8")),
+            "v_rotation: expected": replaced("layers/001/v_rotation", lambda x: x[:, :64]),
+            "not finite": replaced("layers/002/v_mean", lambda x: np.where(x == x[0, 0], np.nan, x)),
+            "away from the identity": replaced("layers/002/q_rotation", lambda x: x * 1.001),
+            "not unit upper triangular": replaced("layers/002/k_feedback", lambda x: 2 * x),
+            "outside 0 to 1": replaced("layers/002/k_clip_ratio", lambda x: x + 1),
+            "kind or scale correction": replaced("layers/002/k_scale_correction", lambda x: x + 7),
+        }
+        for text, edit in cases.items():
+            with self.subTest(text):
+                self.refused(text, edit)
+
+    def test_links_and_data_outside_the_file_are_refused(self):
+        def soft(file):
+            file["layers/000/extra"] = h5py.SoftLink("/layers/001")
+
+        def external(file):
+            file["layers/000/extra"] = h5py.ExternalLink("/etc/passwd", "/")
+        for edit in (soft, external):
+            self.refused("links are not followed", edit, sign=False)
+
+        def stored_outside(file):
+            del file["layers/000/k_mean"]
+            file["layers/000"].create_dataset("k_mean", (2, 128), "<f4",
+                                              external=[("/dev/zero", 0, 1024)])
+        self.refused("outside the file", stored_outside, sign=False)
+
+    def test_no_bundle_at_all(self):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(b"\x89HDF\r\n\x1a\n" + bytes(100))
+            file.flush()
+            with self.assertRaisesRegex(oscar_int2.BundleError, "HDF5"):
+                oscar_int2.load(file.name)
+        with self.assertRaises(FileNotFoundError):
+            oscar_int2.load("/no/such/file.h5")
+
+
+class Loaded(unittest.TestCase):
+    def test_it_holds_what_the_file_holds(self):
+        bundle = oscar_int2.load(BUNDLE)
+        with h5py.File(BUNDLE) as file:
+            self.assertEqual(list(bundle.layers), list(range(8)))
+            for index, layer in bundle.layers.items():
+                group = file[f"layers/{index:03}"]
+                for letter, side in (("k", layer.key), ("v", layer.value)):
+                    for field in ("rotation", "mean", "clip_ratio", "feedback", "metric"):
+                        name = f"{letter}_{field}"
+                        self.assertEqual(getattr(side, field) is None, name not in group)
+                        if name in group:
+                            np.testing.assert_array_equal(getattr(side, field), group[name])
+                np.testing.assert_array_equal(layer.key.partner, group["q_rotation"])
+                np.testing.assert_array_equal(layer.key.centres, group["k_centres"])
+        quantizer = bundle.quantizer
+        self.assertEqual((quantizer.sink_tokens, quantizer.recent_tokens, quantizer.quant_group_size),
+                         (64, 256, 128))
+
+    def test_a_model_of_another_shape_or_other_positions_is_refused(self):
+        bundle, config = oscar_int2.load(BUNDLE), tiny_model().config
+        bundle.check_model(config)
+        for change, text in (({"num_hidden_layers": 9}, "num_layers is 9 here and 8"),
+                             ({"num_key_value_heads": 4}, "num_kv_heads"),
+                             ({"architectures": ["LlamaForCausalLM"]}, "architecture"),
+                             ({"rope_parameters": {"rope_theta": 5e5}}, "rope_theta"),
+                             ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_type")):
+            other = types.SimpleNamespace(**{**config.to_dict(), **change})
+            with self.subTest(text), self.assertRaisesRegex(oscar_int2.BundleMismatchError, text):
+                bundle.check_model(other)
+
+    def test_rope_frequencies_are_those_of_transformers(self):
+        from transformers import LlamaConfig
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+        cases = {
+            "linear": {"factor": 4.0},
+            "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                       "original_max_position_embeddings": 8192},
+            "yarn": {"factor": 4.0, "original_max_position_embeddings": 32768, "beta_fast": 32.0,
+                     "beta_slow": 1.0, "truncate": True},
+        }
+        for kind, parameters in cases.items():
+            parameters = {"rope_type": kind, "rope_theta": 5e5, **parameters}
+            config = LlamaConfig(hidden_size=512, num_attention_heads=4, head_dim=128,
+                                 max_position_embeddings=131072, rope_parameters=parameters)
+            expected = ROPE_INIT_FUNCTIONS[kind](config, "cpu")[0].double().numpy()
+            with self.subTest(kind):
+                np.testing.assert_allclose(inverse_frequencies(parameters, 128), expected, rtol=1e-6)
+
+    def test_centres_are_turned_to_the_middle_of_each_segment(self):
+        bundle = oscar_int2.load(BUNDLE)
+        key = bundle.layers[2].key
+        table = key_centre_table(bundle, 2).double()
+        self.assertEqual(tuple(table.shape), (128, 2, 2, 128))
+        frequencies = 1e6 ** (-np.arange(64) / 64)
+        for segment, head, which in ((0, 0, 0), (3, 1, 1), (127, 0, 1)):
+            centre = key.centres[head, which].double().numpy()
+            turning = np.exp(1j * (1024 * segment + 511.5) * frequencies)
+            turned = (centre[:64] + 1j * centre[64:]) * turning
+            row = np.concatenate((turned.real, turned.imag)) - key.mean[head].double().numpy()
+            row = row @ key.rotation[head].double().numpy()
+            np.testing.assert_allclose(table[segment, head, which], row, rtol=2**-8, atol=1e-6)
+
+
+if __name__ == "__main__":
+    unittest.main()

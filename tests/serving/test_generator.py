@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""oscar_int2.Generator on the CPU: its logits, requests that come and go, and what it refuses."""
+import unittest
+
+import torch
+
+from serving_case import BUNDLE, held_out_ids, kl_divergence, tiny_model
+import bench_serving
+import oscar_int2
+from oscar_int2.generator import chosen
+
+
+def forced_logits(generator, ids, prompt):
+    """[len(ids) - prompt + 1, vocab]: behind the prompt, then behind each further id."""
+    cache, decoder = generator.cache, generator.decoder
+    tokens = torch.tensor(ids, device=generator.device)
+    with torch.inference_mode():
+        cache.admit(0, len(ids))
+        tables = cache.prompt_tables([0], [prompt])
+        rows = [decoder.prompt(tokens[:prompt], lambda i, k, v: cache.write(i, tables, k, v))]
+        for i in range(prompt, len(ids)):
+            step = cache.next_step()
+            rows.append(decoder.step(tokens[i:i + 1], step.old_len, cache.decode)[0])
+        cache.release(0)
+    cache.check_rows()
+    return torch.stack(rows)
+
+
+class Logits(unittest.TestCase):
+    def test_exact_rows_give_the_logits_of_transformers(self):
+        ids = held_out_ids(360)
+        generator = oscar_int2.Generator(tiny_model(), None, max_tokens=360)
+        ours = forced_logits(generator, ids, 300)
+        with torch.inference_mode():
+            theirs = tiny_model()(torch.tensor([ids])).logits[0, 299:]
+        # Both round to bf16 in their own order: two such computations are .0002 to .0003 apart.
+        self.assertLess(kl_divergence(theirs, ours).mean().item(), 1e-3)
+
+    def test_int2_rows_cost_what_the_evaluation_says(self):
+        ids = held_out_ids(520)
+        generator = oscar_int2.Generator(tiny_model(), BUNDLE, max_tokens=520, demote_block=1)
+        ours = forced_logits(generator, ids, 320)
+        with torch.inference_mode():
+            theirs = tiny_model()(torch.tensor([ids])).logits[0, 319:]
+        distance = kl_divergence(theirs, ours).mean().item()
+        self.assertLess(distance, 0.01)   # .0054 over long held-out text; plain Hadamard .108
+        self.assertGreater(distance, 5e-4)  # rows are INT2, not exact
+
+
+class Requests(unittest.TestCase):
+    def test_requests_that_come_and_go_give_what_they_give_alone(self):
+        ids = held_out_ids(1500)
+        prompts = [ids[:340], ids[400:420], ids[500:840], ids[900:1000], ids[1000:1330]]
+        counts = [24, 40, 9, 33, 17]
+        # As many places, so that products have the same shape and round alike.
+        alone = oscar_int2.Generator(tiny_model(), BUNDLE, places=2, max_tokens=512)
+        expected = [alone.generate([prompt], count)[0] for prompt, count in zip(prompts, counts)]
+        # Fewer places and pages than all would need: requests wait for both.
+        generator = oscar_int2.Generator(tiny_model(), BUNDLE, places=2, max_tokens=512, pages=3)
+        requests = [generator.submit(*each) for each in zip(prompts[:3], counts[:3])]
+        generator.run(looks=1)
+        requests += [generator.submit(*each) for each in zip(prompts[3:], counts[3:])]
+        generator.run()
+        self.assertEqual([request.tokens for request in requests], expected)
+        self.assertTrue(all(request.done for request in requests))
+        self.assertEqual(len(generator.cache.free_pages), 3)
+
+    def test_an_answer_ends_with_the_stop_token(self):
+        prompt = held_out_ids(40)
+        generator = oscar_int2.Generator(tiny_model(), BUNDLE, max_tokens=256)
+        whole = generator.generate([prompt], 40)[0]
+        stop = whole[20]
+        answer = generator.generate([prompt], 40, stop=[stop])[0]
+        self.assertEqual(answer, whole[:whole.index(stop) + 1])
+
+    def test_draws_follow_the_distribution(self):
+        torch.manual_seed(0)
+        logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]]).log_softmax(-1).expand(20000, 4)
+        for temperature in (0.5, 1.0):
+            drawn = chosen(logits, torch.full((20000, 1), temperature))
+            share = torch.bincount(drawn, minlength=4) / 20000
+            expected = (logits[0] / temperature).softmax(-1)
+            # Five standard errors of a share at most .5 / sqrt(20000).
+            self.assertLess((share - expected).abs().max().item(), 5 * 0.5 / 20000**0.5)
+        self.assertTrue((chosen(logits, torch.zeros(20000, 1)) == 0).all())
+
+    def test_what_does_not_fit_is_refused(self):
+        generator = oscar_int2.Generator(tiny_model(), BUNDLE, max_tokens=512, pages=2)
+        for prompt, count, error, text in (
+                ([], 4, ValueError, "at least one"),
+                ([1], 0, ValueError, "at least one"),
+                ([1] * 500, 13, oscar_int2.CacheFullError, "max_tokens"),
+                ([1] * 490, 8, oscar_int2.CacheFullError, "more pages")):
+            with self.subTest(text), self.assertRaisesRegex(error, text):
+                generator.submit(prompt, count)
+
+    def test_models_that_it_would_not_compute_right_are_refused(self):
+        from transformers import GPT2Config, GPT2LMHeadModel
+        model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32))
+        with self.assertRaisesRegex(oscar_int2.UnsupportedError, "gpt2"):
+            oscar_int2.Generator(model, None)
+        with self.assertRaisesRegex(oscar_int2.UnsupportedError, "bfloat16"):
+            from transformers import Qwen3Config, Qwen3ForCausalLM
+            oscar_int2.Generator(Qwen3ForCausalLM(Qwen3Config(
+                hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                num_key_value_heads=1, head_dim=16, vocab_size=32)), None)
+
+
+@unittest.skipUnless(torch.cuda.is_available(), "no CUDA device")
+class OnCuda(unittest.TestCase):
+    """A random model of two layers: what a graph gives, and how fast, does not depend on weights."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.model = bench_serving.random_model("tiny", "cuda")
+        cls.bundle = bench_serving.random_bundle(cls.model.config)
+        cls.prompts = [torch.randint(512, (n,)).tolist() for n in (20, 340, 471)]
+
+    def run_steps(self, steps, **options):
+        """Tokens of every step, and all bytes of the cache behind them."""
+        generator = oscar_int2.Generator(self.model, self.bundle, places=4, max_tokens=1200, **options)
+        requests = [generator.submit(prompt, steps + 1) for prompt in self.prompts]
+        generator.run(looks=-(-steps // 16))
+        memory = [getattr(pages, name).clone() for pages in generator.cache.layers.values()
+                  for name in ("pool", "window_k", "window_v")]
+        return [request.tokens for request in requests], memory
+
+    def test_a_replayed_graph_equals_eager_steps_bit_for_bit(self):
+        steps = 608  # nine page turns, and the ring wraps twice
+        tokens, memory = self.run_steps(steps, graph=True)
+        eager_tokens, eager_memory = self.run_steps(steps, graph=False)
+        self.assertEqual(tokens, eager_tokens)
+        for ours, theirs in zip(memory, eager_memory):
+            self.assertTrue(torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8)))
+
+    def test_the_device_computes_what_the_cpu_computes(self):
+        ids = torch.randint(512, (420,)).tolist()
+        logits = {}
+        for device in ("cuda", "cpu"):
+            model = bench_serving.random_model("tiny", "cpu").to(device)
+            generator = oscar_int2.Generator(model, self.bundle, max_tokens=420, compile=False)
+            logits[device] = forced_logits(generator, ids, 330).cpu()
+        distance = kl_divergence(logits["cpu"], logits["cuda"]).mean().item()
+        self.assertLess(distance, 1e-3)  # sums in another order, rounded to bf16
+
+    def test_nothing_is_allocated_in_a_step(self):
+        generator = oscar_int2.Generator(self.model, self.bundle, places=2, max_tokens=600)
+        generator.submit(self.prompts[1], 200)
+        generator.run(looks=2)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        for _ in range(16):
+            generator.step()
+        torch.cuda.synchronize()
+        self.assertEqual(torch.cuda.memory_stats()["allocation.all.allocated"], before)
+
+
+class Doctor(unittest.TestCase):
+    def test_it_names_what_this_build_serves(self):
+        from oscar_int2.doctor import report
+        text, usable = report()
+        self.assertTrue(usable)
+        self.assertRegex(text, r"head_dim 128: .*128 fp16")
+        lines = [line for line in text.splitlines() if not line.startswith("library")]
+        self.assertLessEqual(max(map(len, lines)), 80)
+
+
+if __name__ == "__main__":
+    unittest.main()

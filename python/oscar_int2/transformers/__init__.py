@@ -1,0 +1,85 @@
+"""model.generate() of Hugging Face transformers, unchanged, over the 2-bit cache.
+
+    model = AutoModelForCausalLM.from_pretrained("/models/my-qwen3", dtype=torch.bfloat16)
+    oscar_int2.transformers.apply(model, "my-qwen3.h5")
+    model.generate(**inputs, max_new_tokens=500)
+
+Prompts are attended exactly, by SDPA over their own rows, which then go into the cache; every token
+behind them reads the cache. Rows are rounded to bf16 or 2 bits whatever the model's dtype is, and
+attention's outputs come back in that dtype: float32 and float16 models run, at bf16's precision.
+A forward pass without a cache (scoring, training) is plain SDPA.
+
+Greedy search and sampling, padded batches, streamers, logits processors and compiled steps work as
+ever. What isn't served is refused by name (UnsupportedError): beams, assisted decoding, cropping,
+chunked and second prompts, other caches, attention weights, sliding windows, soft caps.
+"""
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from ..bundle import Bundle, load
+from ..cache import check_served
+from ..errors import BundleMismatchError
+from .applied import Applied, attention, mask
+from .cache import NAME, OscarCache, refuse
+
+__all__ = ["OscarCache", "apply", "remove"]
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, mask)
+
+
+def apply(model, bundle, *, max_tokens=None, demote_block=None):
+    """Makes generate() of this causal language model run over the 2-bit cache. Returns the model.
+
+    `bundle`: a Bundle or a path. `max_tokens`: tokens a row, prompt and answer, that generate() makes
+    room for at least; it keeps its cache for the next call, and makes a larger one when it must.
+    `demote_block`: tokens that leave the exact window at once; None: 16, or the bundle's if more.
+    Applied again, it replaces what was applied; the model may not move to another device behind it.
+    Raises BundleError for an unsound bundle, BundleMismatchError for one of another model,
+    UnsupportedError for a model that isn't served.
+    """
+    bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
+    attentions = _attentions(model, bundle)
+    remove(model)
+    applied = Applied(model, bundle, max_tokens, demote_block)
+    for module in (model, *attentions):
+        setattr(module, NAME, applied)
+    model.set_attn_implementation(NAME)
+    return model
+
+
+def remove(model):
+    """Undoes apply(), if it was applied. Returns the model."""
+    applied = getattr(model, NAME, None)
+    if applied is not None:
+        applied.undo(model)
+        for module in model.modules():
+            if hasattr(module, NAME):
+                delattr(module, NAME)
+        model.set_attn_implementation(applied.implementation)
+    return model
+
+
+def _attentions(model, bundle):
+    """The attention modules of a model that can be served with this bundle."""
+    config, kind = model.config, type(model).__name__
+    if kind != bundle.model.architecture:
+        raise BundleMismatchError(f"{bundle.path} is of a {bundle.model.architecture}, and the model "
+                                  f"is a {kind}")
+    bundle.check_model(config)
+    check_served(bundle)
+    if len({parameter.device for parameter in model.parameters()}) > 1 or getattr(model, "_tp_size", None):
+        refuse("a model on several devices")
+    layers = getattr(config, "layer_types", None)
+    if set(layers) - {"full_attention"} if layers else getattr(config, "sliding_window", None):
+        refuse("layers with a sliding window, or other than full attention")
+    for name in ("attn_logit_softcapping", "attention_chunk_size"):
+        if getattr(config, name, None):
+            refuse(f"models with {name}")
+    found = [module for module in model.modules()
+             if hasattr(module, "layer_idx") and hasattr(module, "num_key_value_groups")]
+    if sorted(module.layer_idx for module in found) != list(bundle.layers):
+        refuse(f"attention as this transformers writes it in {kind}")
+    for module in found:
+        if abs(module.scaling * bundle.layers[module.layer_idx].head_dim**0.5 - 1) > 1e-6:
+            refuse(f"logits times {module.scaling} in place of 1 / sqrt(head_dim)")
+    return found

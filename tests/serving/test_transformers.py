@@ -1,0 +1,335 @@
+#!/usr/bin/env python3
+"""oscar_int2.transformers on small random models: against the definition of the cache, in batches,
+compiled, with everything that it refuses. Runs with every transformers from 4.57 on."""
+import contextlib
+import copy
+import dataclasses
+import unittest
+from unittest import mock
+
+import torch
+import transformers
+from transformers import CompileConfig, DynamicCache, GenerationConfig
+
+from serving_case import BUNDLE, kl_divergence
+import oscar_int2
+import oscar_int2.transformers
+import random_models as small
+from oscar_int2.transformers import OscarCache, apply, remove
+
+U = 2.0**-8  # half a unit in the last place of bf16, relative
+REFUSED = oscar_int2.UnsupportedError
+
+
+@contextlib.contextmanager
+def applied(model=None, bundle=None, **options):
+    model = model or small.random_model()
+    try:
+        bundle = bundle or small.random_bundle()
+        options.setdefault("demote_block", bundle.quantizer.demote_block)
+        yield apply(model, bundle, **options)
+    finally:
+        remove(model)
+
+
+@torch.no_grad()
+def forced_logits(model, cache, rows, prompt):
+    """[rows, len - prompt, vocab]: predictions of the ids behind a prompt, fed one by one."""
+    ids = torch.tensor(rows)
+    logits = [model(ids[:, :prompt], past_key_values=cache).logits[:, -1]]
+    for i in range(prompt, ids.shape[1] - 1):
+        logits.append(model(ids[:, i:i + 1], past_key_values=cache).logits[:, -1])
+    return torch.stack(logits, 1)
+
+
+def generated(model, rows, count=12, **options):
+    """Tokens [rows, count] and logits [rows, count, vocab] of greedy generation."""
+    inputs = {"input_ids": torch.tensor(rows)} if isinstance(rows, list) else rows
+    output = model.generate(**inputs, **{"max_new_tokens": count, "do_sample": False,
+                                         "output_logits": True, "return_dict_in_generate": True,
+                                         **options})
+    return output.sequences[:, inputs["input_ids"].shape[1]:], torch.stack(output.logits, 1)
+
+
+class Definition(unittest.TestCase):
+    def test_logits_of_every_family_are_those_of_the_definition(self):
+        ids, u = small.prompts(60)[0], 2 * small.LAYERS * U  # rows are rounded before and behind turning
+        for family, recipe in zip(small.FAMILIES, ("plain", "shaped", "plain", "shaped")):
+            for prompt in (5, 40):
+                model, bundle = small.random_model(family), small.random_bundle(family, recipe)
+                expected, exact = small.twin_log_probabilities(model, bundle, ids, prompt)
+                with self.subTest(family=family, prompt=prompt), applied(model, bundle):
+                    ours = forced_logits(model, OscarCache(model, 1, 60), [ids], prompt)[0]
+                    ours = ours.double().log_softmax(-1)
+                    windows = max(0, small.SINK + small.RECENT + 1 - prompt)
+                    if windows:
+                        error = (ours - expected)[:windows].std(-1) / expected[:windows].std(-1)
+                        self.assertLess(error.mean().item(), u)
+                    # Behind the windows a rounding may carry values over the threshold between codes.
+                    distance, cost = (kl_divergence(x, y)[windows:].mean().item()
+                                      for x, y in ((expected, ours), (exact, expected)))
+                    self.assertGreater(cost, 0.02, "this case would show nothing")
+                    self.assertLess(distance, 0.2 * cost)
+
+    def test_demotion_in_blocks_follows_the_definition(self):
+        ids, model = small.prompts(50)[0], small.random_model()
+        expected, exact = small.twin_log_probabilities(
+            model, small.random_bundle(demote_block=8), ids, 20)
+        with applied(demote_block=8):
+            ours = forced_logits(model, OscarCache(model, 1, 50), [ids], 20)[0].double()
+        cost = kl_divergence(exact, expected).mean().item()
+        self.assertLess(kl_divergence(expected, ours).mean().item(), 0.2 * cost)
+
+    def test_every_dtype_computes_the_same_to_the_precision_of_bf16(self):
+        ids = small.prompts(30)[0]
+        with applied(small.random_model("Qwen2"), small.random_bundle("Qwen2")) as model:
+            exact = forced_logits(model, OscarCache(model, 1, 30), [ids], 28)[0]
+        for dtype in (torch.bfloat16, torch.float16):
+            model = small.random_model("Qwen2", torch.float32)
+            with applied(copy.deepcopy(model).to(dtype), small.random_bundle("Qwen2")) as model:
+                logits = forced_logits(model, OscarCache(model, 1, 30), [ids], 28)[0]
+            self.assertEqual(logits.dtype, dtype)
+            self.assertLess(kl_divergence(exact, logits).mean().item(), 0.02)
+
+    def test_forward_passes_without_a_cache_are_plain_attention(self):
+        batch = small.left_padded(small.prompts(30, 19))
+        plain = small.random_model()
+        expected = [plain(**inputs, use_cache=False).logits for inputs in
+                    (batch, {"input_ids": batch["input_ids"][1:]})]
+        trained = copy.deepcopy(plain).train()
+        trained(**batch, labels=batch["input_ids"]).loss.backward()
+        with applied(copy.deepcopy(plain)) as model:
+            self.assertTrue(torch.equal(model(**batch).logits, expected[0]))
+            self.assertTrue(torch.equal(model(batch["input_ids"][1:]).logits, expected[1]))
+            model.train()(**batch, labels=batch["input_ids"]).loss.backward()
+            for ours, theirs in zip(model.parameters(), trained.parameters()):
+                self.assertTrue(torch.equal(ours.grad, theirs.grad))
+
+
+class Generation(unittest.TestCase):
+    def test_a_padded_batch_gives_what_its_rows_give_alone(self):
+        rows = small.prompts(50, 9, 33)
+        with applied() as model:
+            tokens, logits = generated(model, small.left_padded(rows))
+            for row, ours, theirs in zip(rows, tokens, logits):
+                alone, expected = generated(model, [row])
+                self.assertEqual(ours.tolist(), alone[0].tolist())
+                # Products over three rows round otherwise than over one.
+                self.assertLess(kl_divergence(expected[0], theirs).max().item(), 1e-3)
+            ignored, _ = generated(model, small.left_padded(rows) | {
+                "attention_mask": torch.ones(3, 50, dtype=torch.long)})
+            self.assertFalse(torch.equal(ignored[1:], tokens[1:]), "padding does not matter here")
+
+    def test_a_loop_of_ones_own_finds_positions_behind_padding(self):
+        rows, steps = small.prompts(40, 17), 6
+        with applied() as model, torch.no_grad():
+            tokens, logits = generated(model, small.left_padded(rows), steps)
+            cache = OscarCache(model, 2, 46)
+            step = model(**small.left_padded(rows), past_key_values=cache).logits[:, -1:]
+            for i in range(steps):
+                self.assertLess(kl_divergence(logits[:, i], step[:, 0]).max().item(), 1e-4)
+                step = model(tokens[:, i:i + 1], past_key_values=cache).logits
+            cache.check_rows()
+
+    def test_the_cache_is_kept_reset_and_replaced_when_it_is_too_small(self):
+        first, second = small.prompts(45, 20)
+        with applied() as model:
+            state = model.oscar_int2
+            tokens, _ = generated(model, [first])
+            kept = state.kept
+            generated(model, [second])
+            self.assertIs(state.kept, kept)
+            self.assertEqual(generated(model, [first])[0].tolist(), tokens.tolist())
+            generated(model, [first], 30)
+            self.assertIsNot(state.kept, kept)
+            cache = OscarCache(model, 1, 64)
+            for _ in range(2):
+                again, _ = generated(model, [first], past_key_values=cache)
+                self.assertEqual(again.tolist(), tokens.tolist())
+                cache.reset()
+            self.assertGreater(min(cache.memory_bytes()), 0)
+        with applied(max_tokens=100) as model:
+            generated(model, [first])
+            kept = model.oscar_int2.kept
+            generated(model, [first], 50)
+            self.assertIs(model.oscar_int2.kept, kept)
+
+    def test_sampling_follows_its_seed(self):
+        prompt = small.prompts(30)
+        with applied() as model:
+            drawn = []
+            for seed in (1, 1, 2):
+                torch.manual_seed(seed)
+                drawn.append(generated(model, prompt, do_sample=True, num_return_sequences=2)[0])
+        self.assertTrue(torch.equal(drawn[0], drawn[1]))
+        self.assertFalse(torch.equal(drawn[0], drawn[2]))
+        self.assertFalse(torch.equal(drawn[0][0], drawn[0][1]))
+
+    def test_compiled_steps_are_one_graph_for_all_prompts_and_equal_eager_ones(self):
+        compiled = CompileConfig(backend="eager", fullgraph=True)
+        compiled._compile_all_devices = True
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        with applied(max_tokens=64) as model:
+            for prompt in small.prompts(45, 20, 7):
+                expected, _ = generated(model, [prompt])
+                ours, _ = generated(model, [prompt], compile_config=compiled)
+                self.assertEqual(ours.tolist(), expected.tolist())
+        counters = torch._dynamo.utils.counters
+        self.assertEqual(counters["stats"]["unique_graphs"], 1)
+        self.assertEqual(sum(counters["graph_break"].values()), 0)
+
+    def test_rows_that_could_not_be_written_are_reported(self):
+        model = copy.deepcopy(small.random_model("Qwen2"))
+        with applied(model, small.random_bundle("Qwen2")), torch.no_grad():
+            generated(model, small.prompts(30))
+            bias = model.model.layers[1].self_attn.v_proj.bias
+            bias[0] += 1e6  # a range of three times fp16's largest scale
+            with self.assertRaisesRegex(oscar_int2.CacheRowError, "metadata"):
+                generated(model, small.prompts(30))
+            bias[0] -= 1e6
+            generated(model, small.prompts(30))
+
+    def test_remove_leaves_the_model_as_it_was(self):
+        model, prompt = small.random_model(), small.prompts(30)
+        implementation, attributes = model.config._attn_implementation, set(vars(model))
+        expected, _ = generated(model, prompt)
+        with applied(model):
+            self.assertNotEqual(generated(model, prompt)[0].tolist(), expected.tolist())
+            apply(model, small.random_bundle())  # once more
+            self.assertEqual(len(model.model._forward_hooks), 1)
+        self.assertEqual(model.config._attn_implementation, implementation)
+        self.assertEqual(set(vars(model)), attributes)
+        self.assertEqual(len(model.model._forward_hooks) + len(model.model._forward_pre_hooks), 0)
+        self.assertEqual(generated(model, prompt)[0].tolist(), expected.tolist())
+
+
+class Refusals(unittest.TestCase):
+    def test_ways_to_generate_that_are_not_served(self):
+        prompt, model = small.prompts(20), small.random_model()
+        other = OscarCache(apply(copy.deepcopy(model), small.random_bundle()), 1, 64)
+        with applied(model):
+            filled = OscarCache(model, 1, 64)
+            generated(model, prompt, past_key_values=filled)
+            for text, options in (
+                    ("beam_search", {"num_beams": 2}),
+                    ("assisted_generation", {"prompt_lookup_num_tokens": 3}),
+                    ("assisted_generation", {"assistant_model": small.random_model()}),
+                    ("prefill_chunk_size=8", {"prefill_chunk_size": 8}),
+                    ("cache_implementation='static'", {"cache_implementation": "static"}),
+                    ("output_attentions", {"output_attentions": True}),
+                    ("DynamicCache", {"past_key_values": DynamicCache()}),
+                    ("second prompt", {"past_key_values": filled}),
+                    ("not made for", {"past_key_values": other})):
+                with self.subTest(text), self.assertRaisesRegex(REFUSED, text):
+                    generated(model, prompt, **options)
+            with self.assertRaisesRegex(oscar_int2.CacheFullError, "32 tokens a row.*for 31"):
+                generated(model, prompt, past_key_values=OscarCache(model, 1, 31))
+            with self.assertRaisesRegex(REFUSED, "batch of 2"):
+                generated(model, small.prompts(20, 20), past_key_values=OscarCache(model, 1, 64))
+            with self.assertRaisesRegex(REFUSED, "continuous batching"):
+                model.generate_batch(inputs=prompt, generation_config=GenerationConfig())
+            generated(model, prompt, 2)  # nothing of all this has stayed
+
+    def test_forward_passes_that_are_not_served(self):
+        ids = torch.tensor(small.prompts(20))
+        ones = torch.ones_like(ids)
+        with applied() as model, torch.no_grad():
+            cache = OscarCache(model, 1, 22)
+            with self.assertRaisesRegex(REFUSED, "not prepare"):
+                copy.deepcopy(small.random_model("Llama"))(ids, past_key_values=cache)
+            holes = ones.clone()
+            holes[0, 10] = 0
+            for text, options in (
+                    ("DynamicCache", {"past_key_values": DynamicCache()}),
+                    ("use_cache=True without", {"use_cache": True}),
+                    ("output_attentions", {"output_attentions": True}),
+                    ("not in one piece", {"past_key_values": cache, "attention_mask": holes}),
+                    ("that has none", {"past_key_values": cache, "attention_mask": 0 * ones}),
+                    (r"shape \[1, 1, 20, 20\]", {"past_key_values": cache, "attention_mask":
+                                                 torch.ones(1, 1, 20, 20, dtype=torch.bool)}),
+                    ("begin at 0", {"past_key_values": cache,
+                                    "position_ids": torch.arange(5, 25)[None]})):
+                with self.subTest(text), self.assertRaisesRegex(REFUSED, text):
+                    model(ids, **options)
+            with self.assertRaisesRegex(REFUSED, "name them"):
+                model.model(ids, ones)
+            with torch.enable_grad(), self.assertRaisesRegex(REFUSED, "no_grad"):
+                model(ids, past_key_values=cache)
+            with self.assertRaisesRegex(oscar_int2.CacheFullError, "made for 22"):
+                model(torch.tensor(small.prompts(23)), past_key_values=cache)
+            model(ids, past_key_values=cache)
+            with self.assertRaisesRegex(REFUSED, "several tokens"):
+                model(ids[:, :2], past_key_values=cache)
+            for _ in range(2):
+                model(ids[:, :1], past_key_values=cache)
+            with self.assertRaisesRegex(oscar_int2.CacheFullError, "23 tokens"):
+                model(ids[:, :1], past_key_values=cache)
+            cache.reset()
+            with mock.patch.object(model.lm_head, "forward", side_effect=KeyboardInterrupt), \
+                    mock.patch.object(model.model.norm, "forward", side_effect=KeyboardInterrupt), \
+                    self.assertRaises(KeyboardInterrupt):
+                model(ids, past_key_values=cache)
+            with self.assertRaisesRegex(REFUSED, "last forward pass failed"):
+                model(ids[:, :1], past_key_values=cache)
+
+    def test_what_the_cache_cannot_do(self):
+        with applied() as model:
+            cache = OscarCache(model, 1, 64)
+            for call in (lambda: cache.crop(-1), lambda: cache.reorder_cache(torch.tensor([0])),
+                         lambda: cache.batch_repeat_interleave(2),
+                         lambda: cache.batch_select_indices(torch.tensor([0])),
+                         lambda: cache.update(torch.zeros(1), torch.zeros(1), 0)):
+                with self.assertRaises(REFUSED):
+                    call()
+        with self.assertRaisesRegex(REFUSED, "apply"):
+            OscarCache(small.random_model(), 1, 64)
+
+    def test_models_that_are_not_served(self):
+        bundle, model = small.random_bundle(), small.random_model()
+        mismatch = oscar_int2.BundleMismatchError
+
+        def changed(name, value):
+            other = copy.deepcopy(model)
+            setattr(other.config, name, value)
+            return other
+
+        def rescaled():
+            other = copy.deepcopy(model)
+            other.model.layers[1].self_attn.scaling *= 2
+            return other
+
+        for error, text, other in (
+                (mismatch, "is a LlamaForCausalLM", small.random_model("Llama")),
+                (mismatch, "num_kv_heads is 4", changed("num_key_value_heads", 4)),
+                (REFUSED, "sliding", changed("layer_types", ["full_attention", "sliding_attention"])),
+                (REFUSED, "attn_logit_softcapping", changed("attn_logit_softcapping", 30.0)),
+                (REFUSED, "several devices", copy.deepcopy(model)),
+                (REFUSED, "logits times", rescaled())):
+            if "devices" in text:
+                other.lm_head.to("meta")
+            with self.subTest(text), self.assertRaisesRegex(error, text):
+                apply(other, bundle)
+            self.assertFalse(hasattr(other, "oscar_int2"))
+        with self.assertRaisesRegex(mismatch, "num_layers"):
+            apply(model, BUNDLE)
+        layers = {i: dataclasses.replace(layer, quantized=False) for i, layer in bundle.layers.items()}
+        with self.assertRaisesRegex(REFUSED, "not quantized"):
+            apply(model, dataclasses.replace(bundle, layers=layers))
+        self.assertFalse(hasattr(model, "oscar_int2"))
+
+    def test_the_attention_by_name_alone_and_its_foreign_arguments(self):
+        model = copy.deepcopy(small.random_model())
+        model.set_attn_implementation("oscar_int2")
+        with self.assertRaisesRegex(REFUSED, "apply"):
+            model(torch.tensor(small.prompts(5)))
+        with applied() as model:
+            module = model.model.layers[0].self_attn
+            rows = [torch.zeros(1, heads, 3, 32) for heads in (4, 2, 2)]
+            for name in ("sliding_window", "softcap", "s_aux"):
+                with self.assertRaisesRegex(REFUSED, name):
+                    transformers.AttentionInterface()["oscar_int2"](module, *rows, None, **{name: 1.0})
+
+
+if __name__ == "__main__":
+    unittest.main()

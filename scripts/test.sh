@@ -74,7 +74,7 @@ scripts/setup.sh --tests --without-torch
 source .setup.env
 # The other stages need no torch: it is installed meanwhile.
 if [[ " ${stages[*]} " == *" build "* ]]; then
-  scripts/setup.sh --tests &
+  { scripts/setup.sh --tests && scripts/setup_vllm.sh; } &
   torch=$!
   trap 'wait' EXIT
 fi

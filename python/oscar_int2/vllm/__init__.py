@@ -1,0 +1,30 @@
+"""The 2-bit KV cache inside vLLM: VLLM_OSCAR_BUNDLE=bundle.h5 vllm serve MODEL
+
+vLLM finds register() by itself, through the entry point group vllm.general_plugins, and calls it in
+every process. INT2 pages are blocks of vLLM's own pool; exact windows lie beside it, one slot a
+running request. What this version does not serve is refused by name (settings.py).
+"""
+import importlib
+
+from ..errors import UnsupportedError
+from . import settings
+
+# Releases of vLLM by the adapter that knows where they have to be changed.
+ADAPTERS = {"0.26": "adapter_0_26"}
+
+
+def register():
+    """Makes the backend known to this process's vLLM. Called again, it does nothing more.
+
+    Without VLLM_OSCAR_BUNDLE vLLM stays as it is, except that its backend CUSTOM is then ours and
+    says what is missing. Raises UnsupportedError for another vLLM than those of ADAPTERS.
+    """
+    import vllm
+
+    release = ".".join(vllm.__version__.split(".")[:2])
+    if release in ADAPTERS:
+        importlib.import_module(f".{ADAPTERS[release]}", __name__).install()
+    elif settings.bundle_path():
+        raise UnsupportedError(
+            f"vLLM {vllm.__version__} is installed; the INT2 cache runs in {', '.join(ADAPTERS)}: "
+            f"install one of these, or unset {settings.BUNDLE} to serve without it")

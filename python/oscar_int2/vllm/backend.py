@@ -1,0 +1,290 @@
+"""INT2 pages as an attention backend of vLLM's.
+
+A block of vLLM's is one page, 64 tokens of every KV head. Of a request's blocks the first sink_tokens
+/ 64 stand for the sink, which lies in the exact window, and their pages stay unused; the next ones
+hold the history; the last ones stand for the ring of recent tokens.
+
+Prompts attend over their raw rows and are then appended; single tokens are appended and attend over
+pages and windows, in a CUDA graph where vLLM makes one.
+"""
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from vllm.config import get_current_vllm_config
+from vllm.logger import init_logger
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.platforms import current_platform
+from vllm.utils.platform_utils import is_pin_memory_available
+from vllm.v1.attention.backend import (AttentionBackend, AttentionCGSupport, AttentionImpl,
+                                       AttentionMetadataBuilder)
+from vllm.v1.attention.backends import fa_utils
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from .._library import PAGE_TOKENS, ops
+from ..cache import row_problem
+from ..codec import LayerCodec, LayerPages, StepTables
+from ..errors import CacheRowError, UnsupportedError
+from . import adapter_0_26 as adapter, settings
+from .windows import WindowSlots
+
+logger = init_logger("vllm.oscar_int2")  # below vllm's: its level and format
+MIB = 1 << 20
+
+
+def chunk_bytes(head_dim):
+    """Bytes of one (page, KV head) in the format of the bundle that is served."""
+    quantizer = settings.bundle().quantizer
+    return ops.chunk_bytes(head_dim, quantizer.quant_group_size or head_dim,
+                           quantizer.metadata_dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int2Spec(FullAttentionSpec):
+    """Blocks of full attention that are INT2 pages."""
+
+    chunk_bytes: int = 0
+
+    @property
+    def real_page_size_bytes(self):
+        return self.num_kv_heads * self.chunk_bytes
+
+    @classmethod
+    def merge(cls, specs):
+        return replace(super().merge(specs), chunk_bytes=specs[0].chunk_bytes)
+
+
+def cache_spec(num_kv_heads, head_dim):
+    return Int2Spec(block_size=PAGE_TOKENS, num_kv_heads=num_kv_heads, head_size=head_dim,
+                    dtype=torch.uint8, chunk_bytes=chunk_bytes(head_dim))
+
+
+class OscarBackend(AttentionBackend):
+    supported_dtypes = [torch.bfloat16]
+    supported_kv_cache_dtypes = ["auto", "bfloat16"]
+    forward_includes_kv_cache_update = True
+
+    @staticmethod
+    def get_name():
+        return "CUSTOM"  # a name of AttentionBackendEnum, which has none for third parties
+
+    @staticmethod
+    def get_supported_kernel_block_sizes():
+        return [PAGE_TOKENS]
+
+    @staticmethod
+    def get_impl_cls():
+        return OscarAttention
+
+    @staticmethod
+    def get_builder_cls():
+        return OscarMetadataBuilder
+
+    @staticmethod
+    def get_kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str="auto"):
+        return num_blocks, num_kv_heads, chunk_bytes(head_size)
+
+
+@dataclass
+class OscarMetadata:
+    """One step: single tokens first, then whole prompts."""
+
+    num_decodes: int                # those that pad a CUDA graph among them
+    decodes: StepTables | None
+    num_tokens: int                 # tokens of the step, padding excluded
+    prompts: StepTables | None      # None besides in dummy runs, whose prompts are not computed
+    starts: list                    # first token of each prompt, behind the decodes, and the end
+    workspace: torch.Tensor
+
+
+class OscarMetadataBuilder(AttentionMetadataBuilder):
+    """Keeps the windows' slots, and the tables of a step in tensors that never move."""
+
+    _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    # Of `host` and `tables`; the last one has the prompts' only.
+    ROWS = ("old_len", "seq_len", "old_history", "new_history", "window_slot", "rows_indptr")
+
+    def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.reorder_batch_threshold = 1
+        settings.check(vllm_config)
+        layers = vllm_config.compilation_config.static_forward_context
+        self.layers = [layers[name].impl for name in layer_names]
+        self.windows = settings.windows()
+        self.sink_blocks = self.windows.sink_tokens // PAGE_TOKENS
+        most = vllm_config.scheduler_config.max_num_seqs
+        self.slots, self.batch = WindowSlots(most), None
+        # On the CPU one tensor is both; vLLM waits for the copies of a step before the next one.
+        self.host = torch.zeros(len(self.ROWS), most + 1, dtype=torch.int32,
+                                pin_memory=is_pin_memory_available())
+        self.tables = self.host if device.type == "cpu" else self.host.to(device)
+        self.steps = torch.arange(most + 1, dtype=torch.int32, device=device)
+        self.status = torch.zeros(1, dtype=torch.int32, device=device)
+        self.status_seen = self.status if device.type == "cpu" else torch.zeros(
+            1, dtype=torch.int32, pin_memory=is_pin_memory_available())
+        self.workspace = self.layers[0].codec.workspace()
+        self._say_sizes(most)
+
+    def _say_sizes(self, most):
+        impl, spec = self.layers[0], self.kv_cache_spec
+        window = impl.window_bytes * len(self.layers)
+        # Once: vLLM makes a builder to measure graphs, and another one to serve.
+        logger.info_once("OSCAR INT2: blocks of %d tokens take %d bytes a layer, BF16 takes %d (%s)",
+                         PAGE_TOKENS, spec.page_size_bytes,
+                         4 * PAGE_TOKENS * spec.num_kv_heads * spec.head_size, settings.bundle_path())
+        logger.info_once("OSCAR INT2: exact windows take %.1f MiB beside them, %.2f for each of %d "
+                         "requests", window / MIB, window / most / MIB, most)
+
+    def follow(self, finished, preempted, resumed, request_ids):
+        """Who is in the next batch, in its order. Called once a step, before build()."""
+        freed = [slot for ids in (finished, preempted, resumed) for slot in self.slots.release(ids)]
+        if settings.poisons():
+            for layer in self.layers:
+                layer.poison(freed)
+        self.batch = self.slots.hold(request_ids) if request_ids else None
+
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
+        common, slots = common_attn_metadata, self.batch
+        self.batch = None  # what comes without a follow() is a dummy run
+        self._check_rows()
+        starts = common.query_start_loc_cpu[:common.num_reqs + 1].numpy()
+        new = np.diff(starts)
+        # Single tokens come first; prompts of one token may come anywhere, and are either.
+        decodes = common.num_reqs if common.max_query_len == 1 else int((new > 1).argmax())
+        length = np.zeros(common.num_reqs, np.int32)
+        if slots is not None:
+            length[:len(slots)] = common.seq_lens_cpu_upper_bound[:len(slots)].numpy()
+            if (length > new)[decodes:].any():
+                raise UnsupportedError("a prompt comes in pieces, or a decode behind a prompt: not served")
+        self._fill(decodes, new, length, slots)
+        prompts = None
+        if slots is not None and decodes < common.num_reqs:
+            prompts = self._tables(
+                common, slice(decodes, common.num_reqs), int(new[decodes:].max()),
+                self.windows.history_tokens(int(length[decodes:].max())),
+                self.tables[self.ROWS.index("rows_indptr"), decodes:common.num_reqs + 1])
+        single = self._tables(common, slice(decodes), 1, self.windows.demote_block,
+                              self.steps[:decodes + 1]) if decodes else None
+        return OscarMetadata(
+            num_decodes=decodes, decodes=single, num_tokens=int(starts[-1]), prompts=prompts,
+            starts=[] if prompts is None else starts[decodes:].tolist(), workspace=self.workspace)
+
+    def _fill(self, decodes, new, length, slots):
+        """The rows of the tables, on the host and then in one copy."""
+        rows, n = dict(zip(self.ROWS, self.host.numpy())), len(length)
+        rows["seq_len"][:n] = length
+        rows["old_len"][:n] = np.maximum(length - new, 0)
+        for history, tokens in (("old_history", "old_len"), ("new_history", "seq_len")):
+            rows[history][:n] = self._history(rows[tokens][:n])
+        rows["window_slot"][:n] = 0
+        if slots is not None:
+            rows["window_slot"][:len(slots)] = slots
+        rows["rows_indptr"][decodes] = 0
+        rows["rows_indptr"][decodes + 1:n + 1] = np.cumsum(new[decodes:])
+        if self.tables is not self.host:
+            self.tables.copy_(self.host, non_blocking=True)
+
+    def _history(self, tokens):
+        windows = self.windows
+        exact = windows.sink_tokens + windows.recent_tokens
+        return np.maximum((tokens - exact) // windows.demote_block, 0) * windows.demote_block
+
+    def _tables(self, common, requests, max_new_rows, max_new_history, rows_indptr):
+        """Of a slice of the requests."""
+        rows = {name: row[requests] for name, row in zip(self.ROWS[:-1], self.tables)}
+        return StepTables(block_table=common.block_table_tensor[requests, self.sink_blocks:],
+                          rows_indptr=rows_indptr, status=self.status, max_new_rows=max_new_rows,
+                          max_new_history=max_new_history, **rows)
+
+    def _check_rows(self):
+        """Raises for rows that an earlier step could not write; waits for nothing."""
+        status = int(self.status_seen[0])
+        if status:
+            self.status.zero_()
+            self.status_seen.zero_()
+            raise CacheRowError(row_problem(status))
+        if self.status_seen is not self.status:
+            self.status_seen.copy_(self.status, non_blocking=True)
+
+
+class OscarAttention(AttentionImpl):
+    """One layer: its codec and its exact windows."""
+
+    supports_quant_query_input = False
+
+    def __init__(self, num_heads, head_size, scale, num_kv_heads=None, alibi_slopes=None,
+                 sliding_window=None, kv_cache_dtype="auto", logits_soft_cap=None,
+                 attn_type="decoder", kv_sharing_target_layer_name=None, **others):
+        config = get_current_vllm_config()
+        settings.check(config)
+        settings.check_layer(
+            head_size, scale, alibi_slopes=alibi_slopes, sliding_window=sliding_window,
+            logits_soft_cap=logits_soft_cap, attn_type=attn_type, others=others,
+            kv_sharing_target_layer_name=kv_sharing_target_layer_name)
+        adapter.follow_engine()
+        self.num_heads, self.head_size, self.scale = num_heads, head_size, scale
+        self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
+        self.slots = config.scheduler_config.max_num_seqs
+        self.layers = config.compilation_config.static_forward_context
+        self.fa_version = None
+        if current_platform.is_cuda():
+            self.fa_version = fa_utils.get_flash_attn_version(head_size=head_size)
+
+    def process_weights_after_loading(self, act_dtype):
+        """Makes codec and windows: here, while vLLM counts what the weights take, so that its pool
+        becomes smaller by them."""
+        name = next(name for name, layer in self.layers.items()
+                    if getattr(layer, "impl", None) is self)
+        device, windows = torch.device(current_platform.device_type), settings.windows()
+        self.codec = LayerCodec(settings.bundle(), extract_layer_index(name), device)
+        shape = (self.slots, self.num_kv_heads, windows.sink_tokens + windows.ring_tokens(),
+                 self.head_size)
+        self.window_k, self.window_v = (torch.zeros(shape, dtype=torch.bfloat16, device=device)
+                                        for _ in "kv")
+        self.window_bytes = 2 * self.window_k.numel() * self.window_k.element_size()
+        if settings.poisons():
+            self.poison(range(self.slots))
+
+    def poison(self, slots):
+        for window in (self.window_k, self.window_v):
+            window[list(slots)] = torch.nan
+
+    def forward(self, layer, query, key, value, kv_cache, attn_metadata, output,
+                output_scale=None, output_block_scale=None):
+        """query [tokens, Hq, d], key and value [tokens, Hkv, d], output as query: all bf16."""
+        if attn_metadata is None:  # vLLM measures the memory of a step: a prompt's append has copies
+            self.codec.transform_kv(key, value)
+            return output.zero_()
+        pages = LayerPages(kv_cache, self.window_k, self.window_v)
+        n, end = attn_metadata.num_decodes, attn_metadata.num_tokens
+        if n:
+            q, k, v = self.codec.transform_qkv(query[:n], key[:n], value[:n])
+            self.codec.append(pages, attn_metadata.decodes, k, v)
+            o = self.codec.attend(pages, attn_metadata.decodes, q[:, None],
+                                  workspace=attn_metadata.workspace)
+            self.codec.transform_output(o[:, 0], out=output[:n])
+        if attn_metadata.prompts is not None:
+            rows = [x[n:end] for x in (query, key, value)]
+            self._attend_prompts(*rows, attn_metadata, output[n:end])
+            self.codec.append(pages, attn_metadata.prompts, *self.codec.transform_kv(*rows[1:]))
+        elif end > n:
+            output[n:end].zero_()
+        return output
+
+    def _attend_prompts(self, q, k, v, metadata, out):
+        """Causal attention of whole prompts over their own rows, which are exact."""
+        tables = metadata.prompts
+        if self.fa_version is not None:
+            fa_utils.flash_attn_varlen_func(
+                q=q, k=k, v=v, out=out, cu_seqlens_q=tables.rows_indptr,
+                cu_seqlens_k=tables.rows_indptr, max_seqlen_q=tables.max_new_rows,
+                max_seqlen_k=tables.max_new_rows, softmax_scale=self.scale, causal=True,
+                fa_version=self.fa_version)
+            return
+        starts = [s - metadata.num_decodes for s in metadata.starts]
+        for first, end in zip(starts, starts[1:]):
+            one = [x[first:end].transpose(0, 1)[None] for x in (q, k, v)]
+            o = F.scaled_dot_product_attention(*one, is_causal=True, scale=self.scale,
+                                               enable_gqa=self.num_heads != self.num_kv_heads)
+            out[first:end] = o[0].transpose(0, 1)

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Decode steps of vLLM's engine over a 2-bit cache, or over its own BF16 and FP8 caches.
+
+Random weights in a shape of bench_serving.py, prompts of random token ids. One line of CSV a point:
+the cache, the tokens that it holds, requests x context, ms a step over 128 decoded tokens a request,
+tokens a second. One kind of cache a process, since vLLM gives memory back only when it ends.
+
+    scripts/bench_vllm.py --kv int2 [--shape qwen3-8b] [--points 1x126000,8x32768,7x100000]
+
+--quick-prompts leaves attention out while prompts are read (INT2 only): what is decoded behind them
+is noise either way, and 53 x 100000 tokens are read in minutes instead of a quarter of an hour.
+--model FOLDER --bundle X.h5 take a real model; without a GPU add --pool-mib.
+"""
+import argparse
+import json
+import os
+import pathlib
+import random
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+WARM_STEPS = 16
+MAX_POSITIONS, ROPE_THETA = 131072, 10000.0
+
+
+def parse_points(text):
+    try:
+        points = [tuple(int(n) for n in point.split("x")) for point in text.split(",")]
+        if all(len(point) == 2 and min(point) > 0 for point in points):
+            return points
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"points are REQUESTSxCONTEXT,..., for example 8x32768, not {text!r}")
+
+
+def arguments_of(argv):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kv", choices=("int2", "bf16", "fp8"), required=True)
+    parser.add_argument("--points", type=parse_points, default=[(1, 126000), (8, 32768), (7, 100000)])
+    parser.add_argument("--shape", default="qwen3-8b", help="of bench_serving.py")
+    parser.add_argument("--model", help="a Hugging Face folder in place of a shape")
+    parser.add_argument("--bundle", help="its bundle; without one, random transforms")
+    parser.add_argument("--memory", type=float, default=0.9, help="share of the GPU's memory")
+    parser.add_argument("--pool-mib", type=int, help="bytes of blocks, in place of --memory")
+    parser.add_argument("--steps", type=int, default=128)
+    parser.add_argument("--eager", action="store_true", help="no CUDA graphs, no torch.compile")
+    parser.add_argument("--quick-prompts", action="store_true")
+    return parser.parse_args(argv)
+
+
+def write_config(folder, shape):
+    """A model folder without weights; bench_serving.py's random bundle fits it."""
+    from bench_serving import SHAPES, VOCAB
+    hidden, intermediate, layers, heads, kv_heads, tied = SHAPES[shape]
+    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": hidden,
+              "intermediate_size": intermediate, "num_hidden_layers": layers,
+              "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 128,
+              "vocab_size": VOCAB, "max_position_embeddings": MAX_POSITIONS, "hidden_act": "silu",
+              "rms_norm_eps": 1e-6, "rope_theta": ROPE_THETA, "tie_word_embeddings": tied,
+              "attention_bias": False, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1}
+    path = pathlib.Path(folder) / "config.json"
+    path.write_text(json.dumps(config))
+    return str(folder)
+
+
+def use_int2(arguments, model):
+    """The plugin in this process, with the bundle that was named or a random one."""
+    os.environ["VLLM_OSCAR_BUNDLE"] = arguments.bundle or "random"
+    import oscar_int2_vllm
+    from oscar_int2.vllm import settings
+
+    if not arguments.bundle:
+        from bench_serving import random_bundle
+        from transformers import AutoConfig
+        bundle = random_bundle(AutoConfig.from_pretrained(model))
+        settings._load = lambda path: bundle
+    oscar_int2_vllm.register()
+    if arguments.quick_prompts:
+        from oscar_int2.vllm.backend import OscarAttention
+        OscarAttention._attend_prompts = lambda self, q, k, v, metadata, out: out.zero_()
+
+
+def seats(requests):
+    """vLLM's whole-step graphs have 1, 2, 4, 8, 16, 24, ... requests, max_num_seqs at most: 7
+    requests in 7 seats would run without one."""
+    return requests if requests in (1, 2, 4) else -(-requests // 8) * 8
+
+
+def tokens_to_decode(kv, requests, context, steps):
+    """Of the request that is first: it goes on while the others' prompts are read, by us one a step,
+    by vLLM in pieces, of which it takes 8192 tokens and more."""
+    return WARM_STEPS + steps + 16 + requests * (1 if kv == "int2" else -(-context // 8192))
+
+
+def measured(engine, parameters, requests, context, vocabulary, steps):
+    """(ms a step, seconds until every prompt was read), of requests that decode together."""
+    numbers = random.Random(context)
+    names = [f"{requests}x{context}-{i}" for i in range(requests)]
+    for name in names:
+        prompt = numbers.choices(range(2, vocabulary), k=context)
+        engine.add_request(name, {"prompt_token_ids": prompt}, parameters)
+    tokens, begin, first, end = {}, time.perf_counter(), None, None
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished and end is None:
+                raise RuntimeError(f"{requests} requests of {context} tokens do not fit side by side")
+            tokens[output.request_id] = len(output.outputs[0].token_ids)
+        fewest = min(tokens.values()) if len(tokens) == requests else 0
+        if first is None and fewest >= WARM_STEPS:
+            first = time.perf_counter(), fewest
+        if end is None and first and fewest >= first[1] + steps:
+            end = time.perf_counter(), fewest
+            engine.abort_request(names)
+    return 1000 * (end[0] - first[0]) / (end[1] - first[1]), first[0] - begin
+
+
+def main():
+    arguments = arguments_of(sys.argv[1:])
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    folder = tempfile.TemporaryDirectory()
+    model = arguments.model or write_config(folder.name, arguments.shape)
+    options = {"kv_cache_dtype": "fp8"} if arguments.kv == "fp8" else {}
+    if arguments.kv == "int2":
+        use_int2(arguments, model)
+    else:
+        os.environ.pop("VLLM_OSCAR_BUNDLE", None)
+    if arguments.pool_mib:
+        options["kv_cache_memory_bytes"] = arguments.pool_mib << 20
+    else:
+        options["gpu_memory_utilization"] = arguments.memory
+    from vllm import LLM, SamplingParams
+
+    most = [tokens_to_decode(arguments.kv, *point, arguments.steps) for point in arguments.points]
+    llm = LLM(model, dtype="bfloat16", skip_tokenizer_init=True, seed=0,
+              load_format="auto" if arguments.model else "dummy", enforce_eager=arguments.eager,
+              max_model_len=max(point[1] + n for point, n in zip(arguments.points, most)),
+              max_num_seqs=seats(max(requests for requests, _ in arguments.points)), **options)
+    config = llm.llm_engine.vllm_config
+    held = config.cache_config.num_gpu_blocks * config.cache_config.block_size
+    print("kv,tokens in the cache,requests,context,ms a step,tokens/s,seconds until all decode", flush=True)
+    for (requests, context), tokens in zip(arguments.points, most):
+        parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        ms, prompts = measured(llm.llm_engine, parameters, requests, context,
+                               config.model_config.get_vocab_size(), arguments.steps)
+        print(f"{arguments.kv},{held},{requests},{context},{ms:.3f},{1000 * requests / ms:.1f},"
+              f"{prompts:.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

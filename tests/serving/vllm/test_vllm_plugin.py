@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""The INT2 cache inside vLLM's engine, on the CPU, with the embedded model and its bundle."""
+import os
+import pathlib
+import sys
+import tempfile
+import unittest
+
+VENV = pathlib.Path(os.environ["OSCAR_SOURCE"]) / ".venv-vllm" / "bin" / "python"
+if VENV.exists() and pathlib.Path(sys.prefix) != VENV.parent.parent:
+    os.execv(VENV, [str(VENV), *sys.argv])  # vLLM has needs of its own: scripts/setup_vllm.sh
+
+try:
+    import vllm
+except ImportError:
+    vllm = None
+if vllm:
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+    import vllm_case as case
+    case.install_plugin()
+needs_vllm = unittest.skipUnless(vllm, "there is no vLLM here: scripts/setup_vllm.sh installs one")
+
+# bf16 sums depend on how many rows a product has: vLLM's own BF16 cache moves log probabilities of
+# this model by .042 between a batch and a single run, and tokens change where two are that close.
+# A window of another request, or one of NaN, moves them by whole nats.
+DRIFT, TIE = 0.25, 0.15
+
+
+@needs_vllm
+class Serving(unittest.TestCase):
+    """One engine of 3 seats and 35 blocks, for all cases."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.engine = case.Engine()
+
+    def same(self, one, other, what):
+        """Tokens of two runs are equal, or part where two are equally probable. Returns whether
+        they are equal."""
+        end, drift, gap = case.first_difference(one, other)
+        self.assertLess(drift, DRIFT, f"{what}: log probabilities differ")
+        self.assertLess(gap, TIE, f"{what}: tokens differ from number {end} on")
+        return end is None
+
+    def test_the_pool_holds_seven_times_the_tokens_of_bf16(self):
+        from vllm.v1.kv_cache_interface import FullAttentionSpec
+        import torch
+
+        tokens = int(self.engine.log.find(r"KV cache size: ([\d,]+) tokens")[1].replace(",", ""))
+        bf16 = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=128, dtype=torch.bfloat16)
+        their_tokens = case.POOL_BYTES // (8 * bf16.page_size_bytes) * 16
+        self.assertGreaterEqual(tokens / their_tokens, 7.0)
+        self.engine.log.find(r"OSCAR INT2: blocks of 64 tokens take 9216 bytes a layer, BF16 takes "
+                             r"65536 \(.*tiny-gqa.h5\)")
+        windows = 3 * 8 * 2 * 2 * (64 + 256 + 16 + 1) * 128 * 2 / 2**20
+        self.engine.log.find(f"exact windows take {windows:.1f} MiB .* for each of 3 requests")
+
+    def test_requests_that_come_and_go_get_the_tokens_of_single_runs(self):
+        engine = self.engine
+        plan = [(0, 420, 12), (1, 350, 20), (2, 100, 6), (3, 460, 10), (4, 330, 9)]
+        requests = {}
+        finished = {}
+        for number, length, tokens in plan:  # one every third step: more come than there are seats
+            name = engine.add(engine.prompt(number, length), tokens)
+            requests[name] = (number, length, tokens)
+            for _ in range(3):
+                engine.step(finished)
+        finished |= engine.run()
+        equal = 0
+        for name, (number, length, tokens) in requests.items():
+            single = engine.alone(engine.prompt(number, length), tokens)
+            self.assertEqual(len(finished[name].token_ids), tokens)
+            equal += self.same(finished[name], single, f"{length} tokens of text {number}")
+        self.assertGreaterEqual(equal, 3)
+
+    def test_windows_that_nobody_holds_are_poisoned(self):
+        engine, finished = self.engine, {}
+        engine.add(engine.prompt(0, 400), 5)
+        engine.add(engine.prompt(1, 70), 2)
+        held_before = 0
+        while engine.step(finished):
+            written, held = engine.slots()
+            self.assertEqual(written, held)
+            held_before = max(held_before, len(held))
+        self.assertEqual(held_before, 2)
+        engine.alone(engine.prompt(2, 70), 2)  # vLLM says with the next step who has ended
+        written, held = engine.slots()
+        self.assertEqual((written, len(held)), (held, 1))
+
+    def test_preempted_requests_begin_again_and_get_the_same_tokens(self):
+        engine, preempted = self.engine, []
+        preempt = engine.scheduler._preempt_request
+
+        def count(request, *arguments, **options):
+            preempted.append(request.request_id)
+            return preempt(request, *arguments, **options)
+
+        engine.scheduler._preempt_request = count
+        # 3 x 11 blocks of 35 at first; 3 x 12 do not fit.
+        plan = {engine.add(engine.prompt(i, 690), 24): i for i in range(3)}
+        finished = engine.run()
+        del engine.scheduler._preempt_request
+        self.assertGreaterEqual(len(preempted), 1)
+        equal = 0
+        for name, i in plan.items():
+            equal += self.same(finished[name], engine.alone(engine.prompt(i, 690), 24), f"text {i}")
+        self.assertGreaterEqual(equal, 1)
+
+    def test_an_aborted_request_leaves_the_others_as_they_are(self):
+        engine, finished = self.engine, {}
+        stays, goes = engine.add(engine.prompt(1, 420), 12), engine.add(engine.prompt(2, 400), 50)
+        for _ in range(4):
+            engine.step(finished)
+        engine.core.abort_request([goes])
+        late = engine.add(engine.prompt(3, 380), 6)
+        finished |= engine.run()
+        self.assertNotIn(goes, finished)
+        for name, number, length, tokens in ((stays, 1, 420, 12), (late, 3, 380, 6)):
+            self.same(finished[name], engine.alone(engine.prompt(number, length), tokens), name)
+
+    def test_short_prompts_sampling_and_prompt_log_probabilities_work(self):
+        engine = self.engine
+        names = [engine.add(engine.prompt(1, 2), 4), engine.add(engine.prompt(0, 1), 4),
+                 engine.add(engine.prompt(2, 90), 4, temperature=0.8, seed=7),
+                 engine.add(engine.prompt(3, 70), 4, prompt_logprobs=1)]
+        finished = engine.run()
+        self.assertEqual([len(finished[n].token_ids) for n in names], [4] * 4)
+        self.same(finished[names[1]], engine.alone(engine.prompt(0, 1), 4), "one token of text 0")
+
+    def test_log_probabilities_are_those_of_the_packages_own_loop(self):
+        length, tokens = 470, 12  # 144 INT2 rows in 3 pages at first, 160 at last
+        prompt = self.engine.prompt(4, length)
+        answer = self.engine.alone(prompt, tokens)
+        ours = case.own_log_probabilities(prompt, answer.token_ids)
+        theirs = [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids)]
+        apart = [abs(a - b) for a, b in zip(ours, theirs)]
+        self.assertLess(max(apart), DRIFT)
+        self.assertLess(sum(apart) / tokens, DRIFT / 4)
+
+
+@needs_vllm
+class Refusals(unittest.TestCase):
+    def config(self, bundle=None, **options):
+        """The engine's configuration, by the way that `vllm serve` takes."""
+        from vllm.engine.arg_utils import EngineArgs
+
+        before = os.environ["VLLM_OSCAR_BUNDLE"]
+        os.environ["VLLM_OSCAR_BUNDLE"] = str(before if bundle is None else bundle)
+        try:
+            arguments = {"model": str(case.MODEL), **case.OPTIONS, **options}
+            return EngineArgs(**arguments).create_engine_config()
+        finally:
+            os.environ["VLLM_OSCAR_BUNDLE"] = before
+
+    def refused(self, error, *words, **options):
+        with self.assertRaises(error) as caught:
+            self.config(**options)
+        for word in words:
+            self.assertIn(word, str(caught.exception))
+
+    def test_the_plugin_sets_what_it_needs(self):
+        config = self.config(max_num_seqs=None)
+        self.assertEqual(config.attention_config.backend.name, "CUSTOM")
+        self.assertEqual(config.cache_config.block_size, 64)
+        self.assertFalse(config.cache_config.enable_prefix_caching)
+        self.assertFalse(config.scheduler_config.enable_chunked_prefill)
+        self.assertEqual(config.scheduler_config.max_num_seqs, 64)
+
+    def test_what_is_not_served_is_refused_by_name(self):
+        from oscar_int2 import UnsupportedError
+
+        for options, words in (
+                ({"enable_prefix_caching": True}, ("prefix caching",)),
+                ({"enable_chunked_prefill": True}, ("chunked prefill",)),
+                ({"block_size": 32}, ("--block-size 32", "--block-size 64")),
+                ({"kv_cache_dtype": "fp8"}, ("--kv-cache-dtype fp8",)),
+                ({"dtype": "float32"}, ("float32", "bfloat16")),
+                ({"attention_backend": "FLASH_ATTN"}, ("FLASH_ATTN",)),
+                ({"tensor_parallel_size": 2}, ("tensor parallelism",)),
+                ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2,
+                                         "prompt_lookup_max": 3}}, ("speculative decoding",))):
+            with self.subTest(**options):
+                self.refused(UnsupportedError, *words, **options)
+
+    def test_layers_with_other_attention_are_refused_by_name(self):
+        from oscar_int2 import UnsupportedError
+        from oscar_int2.vllm.settings import check_layer
+
+        plain = {"alibi_slopes": None, "sliding_window": None, "logits_soft_cap": None,
+                 "attn_type": "decoder", "kv_sharing_target_layer_name": None, "others": {}}
+        check_layer(128, 128**-0.5, **plain)
+        for change, word in (({"alibi_slopes": [1.0]}, "ALiBi"), ({"sliding_window": 99}, "window"),
+                             ({"logits_soft_cap": 50.0}, "soft cap"),
+                             ({"kv_sharing_target_layer_name": "x"}, "KV sharing"),
+                             ({"attn_type": "encoder"}, "encoder"),
+                             ({"others": {"sinks": 1}}, "sinks")):
+            with self.subTest(**change), self.assertRaisesRegex(UnsupportedError, word):
+                check_layer(128, 128**-0.5, **(plain | change))
+        with self.assertRaisesRegex(UnsupportedError, "softmax scale"):
+            check_layer(128, 0.1, **plain)
+
+    def test_a_bundle_that_is_missing_or_of_another_model_is_an_error(self):
+        from oscar_int2 import BundleError, BundleMismatchError
+
+        self.refused(BundleError, "VLLM_OSCAR_BUNDLE is not set", bundle="",
+                     attention_backend="CUSTOM")
+        self.refused(FileNotFoundError, "nowhere.h5", bundle="/nowhere.h5")
+        with tempfile.NamedTemporaryFile(suffix=".h5") as file:
+            file.write(b"no bundle")
+            file.flush()
+            self.refused(BundleError, file.name, bundle=file.name)
+        self.refused(BundleMismatchError, "num_layers",
+                     hf_overrides={"num_hidden_layers": 4})
+
+    def test_other_versions_of_vllm_are_refused_by_name(self):
+        from oscar_int2 import UnsupportedError
+        import oscar_int2_vllm
+
+        version = vllm.__version__
+        vllm.__version__ = "0.99.1"
+        try:
+            with self.assertRaisesRegex(UnsupportedError, r"0\.99\.1.*0\.26"):
+                oscar_int2_vllm.register()
+            before = os.environ.pop("VLLM_OSCAR_BUNDLE")
+            try:
+                oscar_int2_vllm.register()  # without a bundle it leaves other versions alone
+            finally:
+                os.environ["VLLM_OSCAR_BUNDLE"] = before
+        finally:
+            vllm.__version__ = version
+
+    def test_registering_again_changes_nothing(self):
+        from vllm.engine.arg_utils import EngineArgs
+        import oscar_int2_vllm
+
+        oscar_int2_vllm.register()
+        method = EngineArgs.create_engine_config
+        oscar_int2_vllm.register()
+        self.assertIs(EngineArgs.create_engine_config, method)
+
+
+@needs_vllm
+class Slots(unittest.TestCase):
+    def test_slots_are_kept_returned_and_used_again(self):
+        from oscar_int2.vllm.windows import WindowSlots
+
+        slots = WindowSlots(2)
+        self.assertEqual(slots.hold(["a", "b"]), [0, 1])
+        self.assertEqual(slots.hold(["b"]), [1])
+        self.assertEqual(slots.release(["a", "unknown"]), [0])
+        self.assertEqual(slots.hold(["c", "b"]), [0, 1])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

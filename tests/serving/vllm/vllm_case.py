@@ -1,0 +1,153 @@
+"""What the tests of the vLLM plugin share: its environment, one engine on the CPU, its requests."""
+import json
+import logging
+import os
+import pathlib
+import re
+import sys
+import tempfile
+
+import torch
+
+SOURCE = pathlib.Path(os.environ["OSCAR_SOURCE"])
+MODEL = SOURCE / "datasets" / "tiny-gqa"
+BUNDLE = SOURCE / "rotation_zoo" / "tiny-gqa" / "tiny-gqa.h5"
+# In one process, without torch.compile (a minute of C++ at every start), windows that nobody holds
+# full of NaN. The telemetry of vLLM stays off.
+ENVIRONMENT = {"VLLM_OSCAR_BUNDLE": str(BUNDLE), "OSCAR_INT2_POISON": "1",
+               "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1",
+               "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+POOL_BYTES = 73728 * 36  # 36 blocks of 8 layers x 2 heads x 4608 bytes; vLLM keeps one to itself
+SEATS, MAX_MODEL_LEN = 3, 1024
+OPTIONS = {"dtype": "bfloat16", "enforce_eager": True, "max_model_len": MAX_MODEL_LEN,
+           "max_num_seqs": SEATS, "kv_cache_memory_bytes": POOL_BYTES, "seed": 0}
+
+
+def install_plugin():
+    """What pip would: the package on the path, and beside it what python/pyproject.toml says that
+    vLLM shall find."""
+    os.environ.update(ENVIRONMENT)
+    text = (SOURCE / "python" / "pyproject.toml").read_text()
+    entry = re.search(r'^\[project.entry-points."vllm.general_plugins"\]\n(\w+) = "([\w.:]+)"$', text,
+                      re.MULTILINE)
+    site = pathlib.Path(tempfile.mkdtemp(prefix="oscar-vllm-"))
+    info = site / "oscar_int2-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: oscar-int2\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(
+        f"[vllm.general_plugins]\n{entry[1]} = {entry[2]}\n")
+    package = os.environ.get("OSCAR_PYTHON_PACKAGE",
+                             str(pathlib.Path(os.environ["OSCAR_BIN"]).parent / "python"))
+    sys.path[:0] = [package, str(site)]
+
+
+class Records(logging.Handler):
+    """The texts that vLLM logs."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+    def find(self, pattern):
+        found = [m for m in (re.search(pattern, text) for text in self.texts) if m]
+        assert found, f"{pattern!r} is in none of {len(self.texts)} log lines"
+        return found[-1]
+
+
+class Engine:
+    """vLLM's engine with the plugin, in this process."""
+
+    def __init__(self):
+        self.log = Records()
+        logging.getLogger("vllm").addHandler(self.log)
+        import vllm
+
+        self.vllm = vllm
+        self.llm = vllm.LLM(str(MODEL), **OPTIONS)
+        self.core = self.llm.llm_engine
+        self.scheduler = self.core.engine_core.engine_core.scheduler
+        runner = self.core.model_executor.driver_worker.worker.model_runner
+        self.builder = runner.attn_groups[0][0].get_metadata_builder()
+        with open(MODEL / "heldout.jsonl") as lines:
+            tokenizer = self.llm.get_tokenizer()
+            self.texts = [tokenizer(json.loads(line)["text"])["input_ids"] for line in lines]
+        self.texts = [text for text in self.texts if len(text) > MAX_MODEL_LEN]
+        self.count = 0
+
+    def prompt(self, number, length):
+        return self.texts[number][:length]
+
+    def add(self, prompt, tokens, **options):
+        """A request; returns its id."""
+        self.count += 1
+        name = f"request-{self.count}"
+        parameters = self.vllm.SamplingParams(**{"temperature": 0, "ignore_eos": True, "logprobs": 20,
+                                                 "max_tokens": tokens, **options})
+        self.core.add_request(name, {"prompt_token_ids": prompt}, parameters)
+        return name
+
+    def step(self, finished):
+        """One step; finished requests go into {id: CompletionOutput}. False: nothing is left."""
+        for output in self.core.step():
+            if output.finished:
+                finished[output.request_id] = output.outputs[0]
+        return self.core.has_unfinished_requests()
+
+    def run(self):
+        finished = {}
+        while self.step(finished):
+            pass
+        return finished
+
+    def alone(self, prompt, tokens):
+        name = self.add(prompt, tokens)
+        return self.run()[name]
+
+    def slots(self):
+        """(those with a row that is no NaN in some layer, those that a request holds)"""
+        written = [not bool(torch.stack([w[slot].isnan().all() for layer in self.builder.layers
+                                         for w in (layer.window_k, layer.window_v)]).all())
+                   for slot in range(SEATS)]
+        return ([slot for slot in range(SEATS) if written[slot]],
+                sorted(self.builder.slots.of.values()))
+
+
+def first_difference(one, other):
+    """Of two CompletionOutputs: (index of the first token that differs or None, what the log
+    probability of the same token differs by at most until there, and how much less probable the
+    other's token is than one's own, in the run where that is more)."""
+    ids = list(zip(one.token_ids, other.token_ids))
+    end = next((i for i, (a, b) in enumerate(ids) if a != b), None)
+    pairs = list(zip(one.logprobs, other.logprobs))[:end]
+    drift = max((abs(x[t].logprob - y[t].logprob) if t in y else float("inf")
+                 for (t, _), (x, y) in zip(ids, pairs)), default=0.0)
+    gap = 0.0
+    if end is not None:
+        a, b = ids[end]
+        x, y = one.logprobs[end], other.logprobs[end]
+        gap = max(x[a].logprob - x[b].logprob if b in x else float("inf"),
+                  y[b].logprob - y[a].logprob if a in y else float("inf"))
+    return end, drift, gap
+
+
+@torch.inference_mode()
+def own_log_probabilities(prompt, answer):
+    """Of each token of an answer, from the package's own decode loop over its own cache, fed with it."""
+    from transformers import AutoModelForCausalLM
+    from oscar_int2 import load
+    from oscar_int2.cache import PagedCache
+    from oscar_int2.decoder import Decoder
+
+    decoder = Decoder(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16), compile=False)
+    cache = PagedCache.int2(load(BUNDLE), 1, len(prompt) + len(answer), "cpu")
+    cache.admit(0, cache.max_tokens)
+    tables = cache.prompt_tables([0], [len(prompt)])
+    logits = [decoder.prompt(torch.tensor(prompt), lambda i, k, v: cache.write(i, tables, k, v))]
+    for token in answer[:-1]:
+        step = decoder.step(torch.tensor([token]), cache.next_step().old_len, cache.decode)
+        logits.append(step[0])
+    cache.check_rows()
+    return [x.float().log_softmax(-1)[token].item() for x, token in zip(logits, answer)]

@@ -5,6 +5,7 @@ these changes and no others, so that they take seconds on a CPU:
   - models are a random one of three layers (REPLACED), the user's texts are a few documents of the
     embedded corpora, and bundles that no command before has made are one made for the test
   - SMALL: options for little text behind commands that do not have them already
+  - SERVED: Python that serves takes the embedded model and its bundle, the CPU, and few tokens
 Commands that build, need a GPU, or stand in other files are read against --help alone.
 """
 import json
@@ -27,6 +28,9 @@ REPLACED = {"/models/my-qwen3": "model", "tiny-gqa": "model", "qwen3-8b": "tiny"
 SMALL = {"oscar-calibrate": ("--max-tokens 4096", "--chunk-len 512", "--device cpu"),
          "oscar-eval": ("--max-tokens 2048", "--chunk-len 1024", "--device cpu",
                         "--needle-lengths 1200", "--needle-prompts 2")}
+SERVED = {'"/models/my-qwen3"': repr(str(SOURCE / "datasets/tiny-gqa")), '"cuda"': '"cpu"',
+          '"my-qwen3.h5"': repr(str(SOURCE / "rotation_zoo/tiny-gqa/tiny-gqa.h5")), "200": "4",
+          "32768": "512"}
 # Scripts that are run; any other is only looked up, with its options.
 RUN_SCRIPTS = ("make_random_checkpoint.py",)
 FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--gtest_filter": "GoogleTest's",
@@ -177,7 +181,8 @@ class Commands(ProgramTest):
 
     def execute(self, words):
         result = subprocess.run(words, capture_output=True, text=True, cwd=self.folder, timeout=120,
-                                env=ENVIRONMENT | {"PATH": f"{BIN}:{os.environ['PATH']}"})
+                                env=ENVIRONMENT | {"PATH": f"{BIN}:{os.environ['PATH']}",
+                                                    "PYTHONPATH": str(BIN.parent / "python")})
         self.assertEqual(result.returncode, 0, shlex.join(words) + "\n" + result.stderr)
         self.said += result.stdout
 
@@ -204,7 +209,11 @@ class Commands(ProgramTest):
     def run_file(self, name):
         for block in self.files[name].blocks():
             if block.language == "python":
-                self.execute([sys.executable, "-c", block.text])
+                text = block.text
+                if "import oscar_int2" in text:
+                    for shown, run_here in SERVED.items():
+                        text = text.replace(shown, run_here)
+                self.execute([sys.executable, "-c", text])
             elif block.language in ("", "sh"):
                 for words in commands_of(block):
                     self.run_small(words)

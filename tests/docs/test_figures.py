@@ -9,6 +9,7 @@ from support.programs import SOURCE, run
 
 sys.path.insert(0, str(SOURCE / "scripts"))
 import draw_quality_chart
+import draw_serving_chart
 from tiny_study import figures, plan
 
 STUDY = json.loads((SOURCE / "rotation_zoo/tiny-gqa/study/study.json").read_text())
@@ -41,6 +42,21 @@ class Figures(unittest.TestCase):
 
     def test_the_picture_is_drawn_from_the_study(self):
         self.assertEqual((SOURCE / "docs/quality.svg").read_text(), draw_quality_chart.draw(STUDY))
+
+    def test_the_picture_of_steps_is_drawn_from_the_measurement(self):
+        self.assertEqual((SOURCE / "docs/serving.svg").read_text(), draw_serving_chart.draw())
+
+    def test_steps_and_ratios_are_those_of_the_measurement(self):
+        ms = draw_serving_chart.figures()
+        rows = table_rows("docs/serving.md", "In a loop of our own")
+        self.assertEqual(len(rows), len(draw_serving_chart.POINTS) + 1)
+        for row, (point, _) in zip(rows, draw_serving_chart.POINTS):
+            int2 = ms[point, "int2"]
+            self.assertEqual(row[1], f"{int2:.2f}")
+            self.assertEqual(row[2], f"{ms[point, 'bf16']:.2f}")
+            for shown, cache in zip(row[3:], ("bf16", "bf16-triton", "transformers")):
+                digits = len(shown.partition(".")[2])
+                self.assertEqual(shown, f"{ms[point, cache] / int2:.{digits}f}")
 
     def test_positions_and_outliers_are_those_of_the_study(self):
         rows = table_rows("docs/results.md", "Positions and outliers")

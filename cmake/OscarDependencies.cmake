@@ -38,11 +38,11 @@ if(OSCAR_WITH_TORCH)
   add_library(oscar_libtorch INTERFACE IMPORTED)
   target_include_directories(oscar_libtorch SYSTEM INTERFACE
     ${OSCAR_TORCH_DIR}/include ${OSCAR_TORCH_DIR}/include/torch/csrc/api/include)
-  # --no-as-needed: libtorch pulls in libtorch_cuda, which registers the CUDA backend when loaded.
-  # libstdc++ comes first: libtorch.so exports a std::filesystem of its own, and its remove_all
-  # jumps to a null address.
+  # Without CUDA's half, which lib/oscar/model/compute.cpp loads when a device may be used.
+  # libstdc++ comes first: libtorch exports a std::filesystem of its own, and its remove_all jumps
+  # to a null address.
   target_link_libraries(oscar_libtorch INTERFACE
-    -Wl,--no-as-needed -lstdc++ ${OSCAR_TORCH_DIR}/lib/libtorch.so -Wl,--as-needed
+    -Wl,--no-as-needed -lstdc++ -Wl,--as-needed
     ${OSCAR_TORCH_DIR}/lib/libtorch_cpu.so ${OSCAR_TORCH_DIR}/lib/libc10.so)
   target_link_options(oscar_libtorch INTERFACE -Wl,-rpath,${OSCAR_TORCH_DIR}/lib)
 endif()

@@ -56,7 +56,7 @@ class Costs(ProgramTest):
             self.assertGreaterEqual(real["checkpoint_bytes"], estimate["checkpoint_bytes"] * .8)
 
     def expect_memory(self, estimate, real):
-        # Half a GiB of either is libtorch itself, which says nothing: the rest counts too.
+        # A quarter of a GiB of either is libtorch itself, which says nothing: the rest counts too.
         self.assertLessEqual(real["host_bytes"], estimate["host_bytes"])
         self.assertLessEqual(estimate["host_bytes"], 1.3 * real["host_bytes"])
 
@@ -95,16 +95,16 @@ class Costs(ProgramTest):
         estimate, real = self.dry_and_real(
             *self.random_model(hidden_size=512, intermediate_size=4096, num_attention_heads=16,
                                max_position_embeddings=8192),
-            "--chunk-len", 4096, "--max-tokens", 16384, "--statistics-only")
+            "--chunk-len", 4096, "--max-tokens", 8192, "--statistics-only")
         self.expect_bytes(estimate, real)
         self.expect_memory(estimate, real)
         self.expect_time(estimate, real, "collect")
 
     def test_a_limit_that_makes_weights_stream_is_kept(self):
-        limit = 740
+        limit = 400
         estimate, real = self.dry_and_real(
-            *self.random_model(num_hidden_layers=24, hidden_size=256, intermediate_size=1024),
-            "--chunk-len", 128, "--max-tokens", 16384, "--search", "off", "--host-memory",
+            *self.random_model(num_hidden_layers=12, hidden_size=256, intermediate_size=1024),
+            "--chunk-len", 128, "--max-tokens", 8192, "--search", "off", "--host-memory",
             f"{limit}M")
         self.expect_memory(estimate, real)
         self.assertLessEqual(real["host_bytes"], limit * MIB)

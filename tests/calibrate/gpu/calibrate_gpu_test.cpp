@@ -4,6 +4,7 @@
 #include <random>
 
 #include "oscar/calibrate/statistics_pass.h"
+#include "support/cuda_device.h"
 #include "support/relative_error.h"
 
 namespace {
@@ -40,7 +41,7 @@ class Recorder final : public AttentionObserver {
 class CalibrateGpu : public testing::Test {
  protected:
   void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+    if (!oscar_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
   }
 
   std::vector<LayerStatistics> collect(int64_t batch_tokens) {

@@ -7,6 +7,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/int2/side_codec.h"
+#include "support/cuda_device.h"
 
 namespace {
 
@@ -15,7 +16,7 @@ using namespace oscar;
 // Every writer, clipping, group size and metadata dtype, with rows of which a block holds only
 // some.
 TEST(RowsOnTheGpu, EqualTheCpusToTheBit) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  if (!oscar_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
   if (!has_device_rows()) GTEST_SKIP() << "built without kernels";
   torch::manual_seed(4);
   for (const int64_t d : {8, 64, 80, 128, 256}) {
@@ -53,7 +54,7 @@ TEST(RowsOnTheGpu, EqualTheCpusToTheBit) {
 }
 
 TEST(RowsOnTheGpu, EqualTheCpusUnderTheRulesOfOtherStacks) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  if (!oscar_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
   if (!has_device_rows()) GTEST_SKIP() << "built without kernels";
   torch::manual_seed(5);
   auto rows = torch::randn({2, 2, 300, 128});
@@ -80,7 +81,7 @@ TEST(RowsOnTheGpu, EqualTheCpusUnderTheRulesOfOtherStacks) {
 }
 
 TEST(RowsOnTheGpu, RefuseWhatTheCpuRefuses) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  if (!oscar_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
   if (!has_device_rows()) GTEST_SKIP() << "built without kernels";
   SideCodec side;
   side.forward = torch::eye(64).unsqueeze(0);

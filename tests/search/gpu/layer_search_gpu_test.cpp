@@ -3,6 +3,7 @@
 
 #include "oscar/fit/presets.h"
 #include "search/layer_search_case.h"
+#include "support/cuda_device.h"
 
 namespace {
 
@@ -10,7 +11,7 @@ using namespace oscar;
 using namespace oscar::search_case;
 
 TEST(SearchOnTheGpu, DecidesAsTheCpuDoesOrWithinTheConfirmedInterval) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  if (!oscar_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
   Search search;
   search.fixed = find_preset("best").fit;
   search.fixed.position_span = 0;

@@ -1,0 +1,10 @@
+// Whether there is a GPU, asked as the programs ask: what drives one is loaded on the way.
+#pragma once
+
+#include "oscar/model/compute.h"
+
+namespace oscar_test {
+
+inline bool has_cuda_device() { return oscar::choose_compute("auto", "auto").device.is_cuda(); }
+
+}  // namespace oscar_test

@@ -20,6 +20,9 @@ esac
 
 # Tests run side by side: threads of one that wait must not keep those of another from working.
 export OMP_WAIT_POLICY=PASSIVE
+# Some twenty tests import torch or transformers; uv and containers leave them uncompiled, which is
+# half of the time that takes.
+unset PYTHONDONTWRITEBYTECODE
 
 step() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
 

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """scripts/bench_flashinfer.py where it can not time anything: options, comparison, and what it says."""
 import csv
-import importlib.util
 import json
 import os
 import pathlib
@@ -12,14 +11,9 @@ import unittest
 
 import torch
 
+from support.scripts import load, run_main
+
 SCRIPT = pathlib.Path(os.environ["OSCAR_SOURCE"]) / "scripts" / "bench_flashinfer.py"
-
-
-def load():
-    spec = importlib.util.spec_from_file_location("bench_flashinfer", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class BenchFlashInfer(unittest.TestCase):
@@ -37,7 +31,7 @@ class BenchFlashInfer(unittest.TestCase):
                               env=environment, timeout=300)
 
     def test_points_are_batch_times_context(self):
-        script = load()
+        script = load(SCRIPT)
         self.assertEqual(script.parse_points("1x32K,8x100K,3x1000"),
                          [(1, 32768), (8, 102400), (3, 1000)])
         for bad in ("", "8", "8x", "x8K", "0x8K", "8x0", "8x32k", "8x32K,"):
@@ -47,7 +41,7 @@ class BenchFlashInfer(unittest.TestCase):
     def test_wrong_options_are_usage_errors(self):
         for arguments, word in ((("--points", "8x"), "8x32K"), (("--kernels", "cuda,nosuch"), "xqa"),
                                 (("--replays", "many"), "--replays")):
-            result = self.run_script(*arguments)
+            result = run_main(SCRIPT, *arguments)
             self.assertEqual(result.returncode, 2, result.stderr)
             self.assertIn(word, result.stderr)
 
@@ -65,14 +59,14 @@ class BenchFlashInfer(unittest.TestCase):
         self.assertNotIn("Traceback", result.stderr)
 
     def test_every_kernel_and_type_has_a_name(self):
-        script = load()
+        script = load(SCRIPT)
         self.assertEqual(script.KERNELS, ("cuda", "tensor", "fa3", "xqa"))
         self.assertEqual({name: dtype.itemsize for name, dtype in script.DTYPES.items()},
                          {"bf16": 2, "fp8": 1})
         self.assertEqual(script.DTYPES["bf16"], torch.bfloat16)
 
     def test_ratios_to_the_times_of_oscar_bench_are_by_point(self):
-        script = load()
+        script = load(SCRIPT)
         table = self.folder / "oscar.csv"
         with open(table, "w", newline="") as out:
             out.write("# " + json.dumps({"device": "D"}) + "\n")

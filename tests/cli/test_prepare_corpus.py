@@ -12,7 +12,9 @@ from transformers import AutoTokenizer
 
 from support import checkpoints
 from support.programs import SOURCE, ProgramTest, run
+from support.scripts import run_main
 
+SCRIPT = SOURCE / "scripts" / "prepare_corpus.py"
 PUBLISHED = pathlib.Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
 UNKNOWN_TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 CONVERSATIONS = [[{"role": "user", "content": f"question {i}?"},
@@ -33,8 +35,7 @@ class PrepareCorpus(ProgramTest):
         return path
 
     def prepare(self, *arguments):
-        return subprocess.run([sys.executable, "scripts/prepare_corpus.py", *map(str, arguments)],
-                              cwd=SOURCE, capture_output=True, text=True, timeout=300)
+        return run_main(SCRIPT, *arguments)
 
     def expected_ids(self, model):
         tokenizer = AutoTokenizer.from_pretrained(model)
@@ -52,7 +53,9 @@ class PrepareCorpus(ProgramTest):
         line = re.search(r"run: (scripts/prepare_corpus\.py .*), then pass (\S+)",
                          " ".join(refusal.stderr.split()))
         self.assertIsNotNone(line, refusal.stderr)
-        result = self.prepare(*line[1].split()[1:])
+        command, *arguments = line[1].split()
+        result = subprocess.run([sys.executable, command, *arguments], cwd=SOURCE, capture_output=True, text=True,
+                                timeout=300)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(np.load(line[2]).tolist(), self.expected_ids(model))
         self.run_ok("oscar-calibrate", model, line[2], self.folder / "out.h5", "--device", "cpu",

@@ -21,7 +21,7 @@ class RowWeights(ProgramTest):
         super().setUp()
         self.model = checkpoints.write_checkpoint(self.folder / "model", {})
         self.corpus = self.folder / "long.txt"
-        self.corpus.write_text("".join(checkpoints.sample_text(200)))
+        self.corpus.write_text("".join(checkpoints.sample_text(100)))
 
     def calibrate(self, name, *options):
         out = self.folder / f"{name}.h5"
@@ -67,8 +67,8 @@ class RowWeights(ProgramTest):
         self.assertIn("keys about two centres", self.run_ok("oscar-bundle", "inspect", two).stdout)
         self.assertNotIn("two centres", self.run_ok("oscar-bundle", "inspect", one).stdout)
         result = self.run_ok("oscar-eval", "--device", "cpu", self.model, "--bundle", two, "--bundle", f"one={one}",
-                             "--corpus", self.corpus, "--chunk-len", 512, "--compare", "bundle,one", "--json",
-                             self.folder / "eval.json", "--separators", 32)
+                             "--corpus", self.corpus, "--chunk-len", 512, "--max-tokens", 4096, "--compare", "bundle,one",
+                             "--json", self.folder / "eval.json", "--separators", 32)
         methods = json.loads((self.folder / "eval.json").read_text())["methods"]
         self.assertGreater(methods["bundle"]["kl"]["mean"], 0)
         self.assertNotEqual(methods["bundle"]["kl"]["mean"], methods["one"]["kl"]["mean"])

@@ -83,7 +83,8 @@ class ForStack(StackCase):
                     if name != "onnxruntime":  # one pair for the model
                         self.assertEqual(len(set.union(*ratios)), 1)
                 evaluate = ["oscar-eval", self.model, "--bundle", path, "--corpus", self.corpus,
-                            "--chunk-len", 256, "--compare", "hadamard-clip,bundle", "--quiet"]
+                            "--chunk-len", 256, "--max-tokens", 2048, "--compare", "hadamard-clip,bundle",
+                            "--quiet"]
                 report = self.folder / "report.json"
                 self.run_ok(*evaluate, "--json", report)
                 report = json.loads(report.read_text())

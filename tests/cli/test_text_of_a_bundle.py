@@ -29,7 +29,7 @@ class TextOfABundle(CalibrateTest):
 
 class EnoughText(TextOfABundle):
     def test_the_run_ends_with_a_verdict_that_the_file_keeps(self):
-        text = self.long_text(400)
+        text = self.long_text(100)
         for options in (["--statistics-only"], []):
             summary, result = self.convergence(*FIXED, *options, corpus=text)
             record = summary["convergence"]
@@ -138,9 +138,9 @@ class Coverage(TextOfABundle):
             self.assertGreater(ratio[1, 0], ratio[2, 0])
 
     def test_like_texts_cover_each_other(self):
-        lines = self.long_text(800).read_text().splitlines(keepends=True)
+        lines = self.long_text(400).read_text().splitlines(keepends=True)
         halves = [self.folder / "a.txt", self.folder / "b.txt"]
-        for path, part in zip(halves, (lines[:400], lines[400:])):
+        for path, part in zip(halves, (lines[:200], lines[200:])):
             path.write_text("".join(part))
         files = [self.statistics(f"{path.stem}.h5", path) for path in halves]
         data = json.loads(self.run_ok("oscar-bundle", "coverage", *files, "--json").stdout)

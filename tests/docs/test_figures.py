@@ -66,6 +66,15 @@ class Figures(unittest.TestCase):
             self.assert_shown(row[1], kl(run_name, "default"))
             self.assert_shown(row[2], best_published(run_name))
 
+    def test_the_default_beats_plain_hadamard_on_every_text_of_the_study(self):
+        guarded = [name for name, run_of in STUDY["runs"].items()
+                   if {"default", "hadamard-clip"} <= run_of["methods"].keys() and name != "needles"]
+        self.assertLessEqual({"main", "separators", "sigma 0", "sigma 1.0"}, set(guarded))
+        for name in guarded:
+            run_of = figures.RunFigures(STUDY["runs"][name])
+            ratio, low, high = run_of.ratio("default", "hadamard-clip")
+            self.assertLess(high, 1, f"{name}: {ratio:.3f} of Hadamard + clip, to {high:.3f}")
+
     def test_serving_stacks_are_those_of_the_study(self):
         rows = table_rows("docs/results.md", "Serving stacks")
         names = [re.split(r"`|,", row[0])[0] for row in rows]

@@ -279,11 +279,14 @@ class OscarEval(unittest.TestCase):
         result = run(MODEL, *self.one_chunk, "--bundle", target, "--compare", "bundle", "--write-back",
                      "--json", out)
         self.assertEqual(result.returncode, 0, result.stderr)
-        again = run(MODEL, *self.one_chunk, "--bundle", target, "--compare", "bundle")
-        self.assertEqual(again.returncode, 0, again.stderr)
         import h5py
         with h5py.File(target) as file:
             self.assertIn("evaluation", file)
+        again = run(MODEL, *self.one_chunk, "--bundle", target, "--compare", "bundle", "--tasks", "ppl,niah",
+                    "--needle-lengths", 400, "--needle-prompts", 2)
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertNotIn("nan", again.stdout)  # one chunk has no standard error
+        self.assertLessEqual(max(map(len, again.stdout.splitlines())), 80)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,12 @@ std::string short_number(const Json& value) {
   return fmt::format("{:.{}f}", x, std::abs(x) < 1 ? 4 : digits);
 }
 
+// One chunk has no standard error.
 std::string with_error(const Json& estimate) {
-  return fmt::format("{:>8} ±{:<7}", short_number(estimate["mean"]), short_number(estimate["se"]));
+  const std::string mean = fmt::format("{:>8}", short_number(estimate["mean"]));
+  const Json& error = estimate["se"];
+  if (!error.is_number() || !std::isfinite(error.get<double>())) return fmt::format("{:<17}", mean);
+  return fmt::format("{} ±{:<7}", mean, short_number(error));
 }
 
 std::string text_cells(const Json& method) {
@@ -63,7 +67,7 @@ std::string row_class_lines(const Json& rows) {
 std::string needle_cell(const Json& method) {
   if (!method.contains("niah")) return "";
   const Json& niah = method["niah"];
-  return fmt::format(" {:>4.0f}% [{:.0f},{:.0f}]", 100 * niah["rate"].get<double>(),
+  return fmt::format(" {:>3.0f}% [{:.0f},{:.0f}]", 100 * niah["rate"].get<double>(),
                      100 * niah["low"].get<double>(), 100 * niah["high"].get<double>());
 }
 
@@ -85,7 +89,7 @@ std::string format_table(const Json& report) {
   const std::string length = quoted_length(report);
   std::string out = fmt::format("{:<17} {:>5}", "method", "BPE");
   if (text) out += fmt::format(" {:^17} {:^17} {:>6}", "perplexity", "KL to bf16", "top-1");
-  if (needles) out += fmt::format(" {:>13}", "needles");
+  if (needles) out += fmt::format(" {:>12}", "needles");
   out += fmt::format("\n{:-<{}}\n", "", text && needles ? 80 : text ? 65 : 40);
   for (const auto& [name, method] : report["methods"].items()) {
     out += fmt::format("{:<17} {:>5.2f}", fit_name(name, 17), method["bpe"][length].get<double>());

@@ -50,6 +50,16 @@ def side_by_side(linears):
     return weight, None if biases[0] is None else torch.cat([bias.data for bias in biases])
 
 
+def fused(piece, device):
+    """`piece` compiled. From Hopper on its kernels are launched while those before them end (CUDA's
+    programmatic dependent launch), which changes no bit of the results."""
+    options = {}
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
+        options = {name: True for name in ("triton.enable_pdl",)
+                   if name in torch._inductor.list_options()}  # torch 2.9 has it or not
+    return torch.compile(piece, dynamic=False, options=options)
+
+
 class Decoder:
     """`model`: a causal language model of transformers in bf16, of one of FAMILIES.
 
@@ -81,7 +91,7 @@ class Decoder:
         self.plain = Pieces(self._rms, self._heads_of, self._gated, self._turn)
         self.fused = self.plain
         if compile:
-            self.fused = Pieces(*(torch.compile(piece, dynamic=False) for piece in self.plain))
+            self.fused = Pieces(*(fused(piece, self.device) for piece in self.plain))
 
     @staticmethod
     def _layer(block, heads, kv_heads):

@@ -77,7 +77,7 @@ class Recorder:
         assert torch.equal(ours, self.pool[self.block_table[0, :full].long()]), "bytes of pages differ"
         found = []
         for pool, table in ((cache.layers[0].pool, cache.block_table), (self.pool, self.block_table)):
-            rows = torch.zeros(2, 1, history, *k.shape[1:], dtype=torch.bfloat16)
+            rows = torch.zeros(2, 1, history, *k.shape[1:], dtype=torch.bfloat16, device=k.device)
             ops.dequantize_history(pool, table, tables.new_history, *rows,
                                    sink_tokens=codec.sink_tokens, key_centres=codec.key_centres,
                                    **codec.format)
@@ -93,7 +93,8 @@ def attention(q, k, v, scale):
     k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
     logits = torch.einsum("qhd,khd->hqk", q, k) * scale
     before = len(k) - len(q)
-    logits.masked_fill_(torch.ones(logits.shape[1:], dtype=torch.bool).triu(before + 1), -torch.inf)
+    later = torch.ones(logits.shape[1:], dtype=torch.bool, device=q.device).triu(before + 1)
+    logits.masked_fill_(later, -torch.inf)
     weights = logits.softmax(-1)
     return (torch.einsum("hqk,khd->qhd", weights, v),
             torch.einsum("hqk,kh->qh", weights, v.norm(dim=-1)))

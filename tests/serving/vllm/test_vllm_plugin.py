@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """The INT2 cache inside vLLM's engine, on the CPU, with the embedded model and its bundle."""
+import contextlib
 import os
 import pathlib
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 VENV = pathlib.Path(os.environ["OSCAR_SOURCE"]) / ".venv-vllm" / "bin" / "python"
 if VENV.exists() and pathlib.Path(sys.prefix) != VENV.parent.parent:
@@ -15,6 +17,7 @@ try:
 except ImportError:
     vllm = None
 if vllm:
+    import torch
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
     import vllm_case as case
     from chunk_reference import Recorder
@@ -48,7 +51,6 @@ class Serving(unittest.TestCase):
 
     def test_the_pool_holds_seven_times_the_tokens_of_bf16(self):
         from vllm.v1.kv_cache_interface import FullAttentionSpec
-        import torch
 
         tokens = int(self.engine.log.find(r"KV cache size: ([\d,]+) tokens")[1].replace(",", ""))
         bf16 = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=128, dtype=torch.bfloat16)
@@ -138,6 +140,40 @@ class Serving(unittest.TestCase):
                 reading, error = recorder.check()
                 self.assertGreaterEqual(reading, 3)
                 self.assertLess(error, ROUNDINGS)
+
+    def test_flash_attention_would_get_what_it_asks_for(self):
+        """As on a GPU: tables that are copied there, and one call for each kind of prompt."""
+        from oscar_int2.vllm import prompts
+
+        engine, calls = self.engine, []
+
+        def flash(q, k, v, out, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+                  softmax_scale, causal, fa_version):
+            for starts, rows, longest in ((cu_seqlens_q, q, max_seqlen_q),
+                                          (cu_seqlens_k, k, max_seqlen_k)):
+                self.assertTrue(starts.is_contiguous() and rows.stride(-1) == 1)
+                self.assertEqual((starts.dtype, rows.dtype), (torch.int32, torch.bfloat16))
+                self.assertEqual((starts[0], starts[-1]), (0, len(rows)))
+                self.assertEqual(starts.diff().max(), longest)
+            self.assertEqual((len(k), causal, fa_version), (len(v), True, 3))
+            calls.append((len(starts) - 1, len(k) > len(q)))
+            packed = (prompts.Packed(x.tolist(), x) for x in (cu_seqlens_q, cu_seqlens_k))
+            prompts.causal_attention(q, k, v, out, *packed, softmax_scale, None)
+
+        with contextlib.ExitStack() as stack:
+            for owner, name, value in (
+                    (prompts.fa_utils, "flash_attn_varlen_func", flash),
+                    (engine.builder, "tables", engine.builder.host.clone()),
+                    *((layer, "fa_version", 3) for layer in engine.builder.layers)):
+                stack.enter_context(mock.patch.object(owner, name, value, create=True))
+            stack.enter_context(engine.in_chunks(450))
+            with Recorder(engine, 5) as recorder:
+                engine.alone(engine.prompt(4, 500), 3)
+            names = [engine.add(engine.prompt(i, n), 2) for i, n in ((0, 200), (1, 90), (2, 400))]
+            finished = engine.run()
+        self.assertLess(recorder.check()[1], ROUNDINGS)
+        self.assertEqual(set(calls), {(1, False), (1, True), (3, False)})
+        self.same(finished[names[2]], engine.alone(engine.prompt(2, 400), 2), "the last prompt")
 
     def test_log_probabilities_of_a_prompt_in_chunks_are_those_of_a_whole_one(self):
         prompt = self.engine.prompt(4, 700)
@@ -302,7 +338,6 @@ class Refusals(unittest.TestCase):
 class Chunks(unittest.TestCase):
     def test_rows_appended_in_chunks_are_those_of_one_append(self):
         """Pages byte for byte, and what a chunk reads back, over two segments of key centres."""
-        import torch
         from oscar_int2 import load, ops
         from oscar_int2.cache import PagedCache
         from oscar_int2.codec import LayerCodec, StepTables

@@ -7,8 +7,10 @@ tokens a second. One kind of cache a process, since vLLM gives memory back only 
 
     scripts/bench_vllm.py --kv int2 [--shape qwen3-8b] [--points 1x126000,8x32768,7x100000]
 
---quick-prompts leaves attention out while prompts are read (INT2 only): what is decoded behind them
-is noise either way, and 53 x 100000 tokens are read in minutes instead of a quarter of an hour.
+Prompts come in chunks, as vLLM takes them: --step-tokens says how many tokens a step may have, and
+--whole-prompts turns chunks off (INT2 only). --quick-prompts leaves attention out while prompts are read
+(INT2 only): what is decoded behind them is noise either way, and 53 x 100000 tokens are read in minutes
+instead of a quarter of an hour.
 --model FOLDER --bundle X.h5 take a real model; without a GPU add --pool-mib.
 """
 import argparse
@@ -46,8 +48,13 @@ def arguments_of(argv):
     parser.add_argument("--pool-mib", type=int, help="bytes of blocks, in place of --memory")
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs, no torch.compile")
+    parser.add_argument("--step-tokens", type=int, help="max_num_batched_tokens, in place of vLLM's own")
+    parser.add_argument("--whole-prompts", action="store_true", help="no chunks")
     parser.add_argument("--quick-prompts", action="store_true")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.kv != "int2" and (arguments.whole_prompts or arguments.quick_prompts):
+        parser.error("--whole-prompts and --quick-prompts are for --kv int2")
+    return arguments
 
 
 def write_config(folder, shape):
@@ -79,7 +86,12 @@ def use_int2(arguments, model):
     oscar_int2_vllm.register()
     if arguments.quick_prompts:
         from oscar_int2.vllm.backend import OscarAttention
-        OscarAttention._attend_prompts = lambda self, q, k, v, metadata, out: out.zero_()
+
+        def write_alone(self, pages, q, k, v, metadata, out):
+            self.codec.append(pages, metadata.appended, *self.codec.transform_kv(k, v))
+            out.zero_()
+
+        OscarAttention._read_prompts = write_alone
 
 
 def seats(requests):
@@ -88,10 +100,12 @@ def seats(requests):
     return requests if requests in (1, 2, 4) else -(-requests // 8) * 8
 
 
-def tokens_to_decode(kv, requests, context, steps):
-    """Of the request that is first: it goes on while the others' prompts are read, by us one a step,
-    by vLLM in pieces, of which it takes 8192 tokens and more."""
-    return WARM_STEPS + steps + 16 + requests * (1 if kv == "int2" else -(-context // 8192))
+def tokens_to_decode(arguments, requests, context):
+    """Of the request that is first: it goes on while the others' prompts are read, by vLLM's own choice
+    in pieces of 8192 tokens and more."""
+    free = max((arguments.step_tokens or 8192) - requests, 1)
+    pieces = 1 if arguments.whole_prompts else -(-context // free)
+    return WARM_STEPS + arguments.steps + 16 + requests * pieces
 
 
 def measured(engine, parameters, requests, context, vocabulary, steps):
@@ -130,22 +144,27 @@ def main():
         options["kv_cache_memory_bytes"] = arguments.pool_mib << 20
     else:
         options["gpu_memory_utilization"] = arguments.memory
+    if arguments.step_tokens:
+        options["max_num_batched_tokens"] = arguments.step_tokens
+    if arguments.whole_prompts:
+        options["enable_chunked_prefill"] = False
     from vllm import LLM, SamplingParams
 
-    most = [tokens_to_decode(arguments.kv, *point, arguments.steps) for point in arguments.points]
+    most = [tokens_to_decode(arguments, *point) for point in arguments.points]
     llm = LLM(model, dtype="bfloat16", skip_tokenizer_init=True, seed=0,
               load_format="auto" if arguments.model else "dummy", enforce_eager=arguments.eager,
               max_model_len=max(point[1] + n for point, n in zip(arguments.points, most)),
               max_num_seqs=seats(max(requests for requests, _ in arguments.points)), **options)
     config = llm.llm_engine.vllm_config
     held = config.cache_config.num_gpu_blocks * config.cache_config.block_size
-    print("kv,tokens in the cache,requests,context,ms a step,tokens/s,seconds until all decode", flush=True)
+    print("kv,tokens of a step,tokens in the cache,requests,context,ms a step,tokens/s,"
+          "seconds until all decode", flush=True)
     for (requests, context), tokens in zip(arguments.points, most):
         parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         ms, prompts = measured(llm.llm_engine, parameters, requests, context,
                                config.model_config.get_vocab_size(), arguments.steps)
-        print(f"{arguments.kv},{held},{requests},{context},{ms:.3f},{1000 * requests / ms:.1f},"
-              f"{prompts:.1f}", flush=True)
+        print(f"{arguments.kv},{config.scheduler_config.max_num_batched_tokens},{held},{requests},"
+              f"{context},{ms:.3f},{1000 * requests / ms:.1f},{prompts:.1f}", flush=True)
 
 
 if __name__ == "__main__":

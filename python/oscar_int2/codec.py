@@ -123,6 +123,29 @@ class _Pages:
             workspace=workspace, **self._options(tables))
         return out
 
+    def read(self, pages, tables, request, slot, history, k, v):
+        """What a request holds before an append, as rows: its tokens in order into k and v, bf16
+        [old_len, Hkv, d], in the cache's basis, exact or as INT2 has them.
+
+        `request`: its index in the tables; `slot`: its window; `history`: its old_history. All three
+        are read here, and not on the device."""
+        sink, one = self.sink_tokens, slice(request, request + 1)
+        if history:
+            ops.dequantize_history(
+                pages.pool, tables.block_table[one], tables.old_history[one],
+                k[None, sink:sink + history], v[None, sink:sink + history], sink_tokens=sink,
+                key_centres=self.key_centres, **self.format)
+        ring = pages.window_k.shape[2] - sink
+        pieces = [(0, min(sink, len(k)), 0)]  # first token, tokens, row of the window
+        token = sink + history
+        while token < len(k):
+            row = (token - sink) % ring
+            pieces.append((token, min(len(k) - token, ring - row), sink + row))
+            token += pieces[-1][1]
+        for token, count, row in pieces:
+            for rows, window in ((k, pages.window_k), (v, pages.window_v)):
+                rows[token:token + count] = window[slot, :, row:row + count].transpose(0, 1)
+
     def _options(self, tables):
         return {**self.format, "sink_tokens": self.sink_tokens, "window_slot": tables.window_slot,
                 "key_centres": self.key_centres, "first_position": tables.first_position}

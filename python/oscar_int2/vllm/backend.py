@@ -4,14 +4,13 @@ A block of vLLM's is one page, 64 tokens of every KV head. Of a request's blocks
 / 64 stand for the sink, which lies in the exact window, and their pages stay unused; the next ones
 hold the history; the last ones stand for the ring of recent tokens.
 
-Prompts attend over their raw rows and are then appended; single tokens are appended and attend over
-pages and windows, in a CUDA graph where vLLM makes one.
+Prompts attend (prompts.py) and are then appended; single tokens are appended and attend over pages and
+windows, in a CUDA graph where vLLM makes one.
 """
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from vllm.config import get_current_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.models.utils import extract_layer_index
@@ -27,6 +26,7 @@ from ..cache import row_problem
 from ..codec import LayerCodec, LayerPages, StepTables
 from ..errors import CacheRowError, UnsupportedError
 from . import adapter_0_26 as adapter, settings
+from .prompts import Chunk, Packed, Prompts, causal_attention
 from .windows import WindowSlots
 
 logger = init_logger("vllm.oscar_int2")  # below vllm's: its level and format
@@ -88,13 +88,13 @@ class OscarBackend(AttentionBackend):
 
 @dataclass
 class OscarMetadata:
-    """One step: single tokens first, then whole prompts."""
+    """One step: single tokens first, then prompts."""
 
     num_decodes: int                # those that pad a CUDA graph among them
     decodes: StepTables | None
     num_tokens: int                 # tokens of the step, padding excluded
-    prompts: StepTables | None      # None besides in dummy runs, whose prompts are not computed
-    starts: list                    # first token of each prompt, behind the decodes, and the end
+    appended: StepTables | None     # the prompts'; None besides in dummy runs, which compute none
+    prompts: Prompts | None         # as above
     workspace: torch.Tensor
 
 
@@ -102,8 +102,10 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
     """Keeps the windows' slots, and the tables of a step in tensors that never move."""
 
     _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
-    # Of `host` and `tables`; the last one has the prompts' only.
-    ROWS = ("old_len", "seq_len", "old_history", "new_history", "window_slot", "rows_indptr")
+    # Of `host` and `tables`: five with a number a request, then of all prompts, of those that begin,
+    # and of each chunk the two of Chunk.queries and the two of Chunk.keys.
+    ROWS = ("old_len", "seq_len", "old_history", "new_history", "window_slot", "rows_indptr",
+            "begun_indptr", "chunk_indptr")
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -116,7 +118,7 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         most = vllm_config.scheduler_config.max_num_seqs
         self.slots, self.batch = WindowSlots(most), None
         # On the CPU one tensor is both; vLLM waits for the copies of a step before the next one.
-        self.host = torch.zeros(len(self.ROWS), most + 1, dtype=torch.int32,
+        self.host = torch.zeros(len(self.ROWS), 4 * most + 1, dtype=torch.int32,
                                 pin_memory=is_pin_memory_available())
         self.tables = self.host if device.type == "cpu" else self.host.to(device)
         self.steps = torch.arange(most + 1, dtype=torch.int32, device=device)
@@ -135,6 +137,10 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
                          4 * PAGE_TOKENS * spec.num_kv_heads * spec.head_size, settings.bundle_path())
         logger.info_once("OSCAR INT2: exact windows take %.1f MiB beside them, %.2f for each of %d "
                          "requests", window / MIB, window / most / MIB, most)
+        if impl.scratch is not None:
+            logger.info_once("OSCAR INT2: prompts in chunks of up to %d tokens take %.1f MiB, once",
+                             self.vllm_config.scheduler_config.max_num_batched_tokens,
+                             impl.scratch.nbytes / MIB)
 
     def follow(self, finished, preempted, resumed, request_ids):
         """Who is in the next batch, in its order. Called once a step, before build()."""
@@ -155,23 +161,23 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         length = np.zeros(common.num_reqs, np.int32)
         if slots is not None:
             length[:len(slots)] = common.seq_lens_cpu_upper_bound[:len(slots)].numpy()
-            if (length > new)[decodes:].any():
-                raise UnsupportedError("a prompt comes in pieces, or a decode behind a prompt: not served")
-        self._fill(decodes, new, length, slots)
-        prompts = None
+        rows = self._fill(decodes, new, length, slots)
+        appended = prompts = None
         if slots is not None and decodes < common.num_reqs:
-            prompts = self._tables(
-                common, slice(decodes, common.num_reqs), int(new[decodes:].max()),
-                self.windows.history_tokens(int(length[decodes:].max())),
-                self.tables[self.ROWS.index("rows_indptr"), decodes:common.num_reqs + 1])
+            grown = (rows["new_history"] - rows["old_history"])[decodes:common.num_reqs]
+            appended = self._tables(
+                common, slice(decodes, common.num_reqs), int(new[decodes:].max()), int(grown.max()),
+                self._on_device("rows_indptr", 0, common.num_reqs - decodes + 1))
+            prompts = self._prompts(rows, slice(decodes, common.num_reqs), new[decodes:])
         single = self._tables(common, slice(decodes), 1, self.windows.demote_block,
                               self.steps[:decodes + 1]) if decodes else None
-        return OscarMetadata(
-            num_decodes=decodes, decodes=single, num_tokens=int(starts[-1]), prompts=prompts,
-            starts=[] if prompts is None else starts[decodes:].tolist(), workspace=self.workspace)
+        if self.tables is not self.host:
+            self.tables.copy_(self.host, non_blocking=True)
+        return OscarMetadata(num_decodes=decodes, decodes=single, num_tokens=int(starts[-1]),
+                             appended=appended, prompts=prompts, workspace=self.workspace)
 
     def _fill(self, decodes, new, length, slots):
-        """The rows of the tables, on the host and then in one copy."""
+        """The numbers of each request, and where the prompts' rows are. Returns the rows of `host`."""
         rows, n = dict(zip(self.ROWS, self.host.numpy())), len(length)
         rows["seq_len"][:n] = length
         rows["old_len"][:n] = np.maximum(length - new, 0)
@@ -180,10 +186,38 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         rows["window_slot"][:n] = 0
         if slots is not None:
             rows["window_slot"][:len(slots)] = slots
-        rows["rows_indptr"][decodes] = 0
-        rows["rows_indptr"][decodes + 1:n + 1] = np.cumsum(new[decodes:])
-        if self.tables is not self.host:
-            self.tables.copy_(self.host, non_blocking=True)
+        rows["rows_indptr"][0] = 0
+        rows["rows_indptr"][1:n - decodes + 1] = np.cumsum(new[decodes:])
+        return rows
+
+    def _prompts(self, rows, requests, new):
+        """Of the prompts of a step, which have `new` rows each: chunks first, as vLLM sorts them."""
+        old_len, count = rows["old_len"][requests], len(new)
+        later = int((old_len > 0).sum())
+        if (old_len[later:] > 0).any():
+            raise UnsupportedError("a prompt begins before one that goes on: not served")
+        if later and self.layers[0].scratch is None:
+            raise UnsupportedError("a prompt comes in chunks, and chunked prefill is off")
+        starts = rows["rows_indptr"][:count + 1].tolist()
+        chunks = []
+        for i in range(later):
+            request = requests.start + i
+            ends = int(new[i]), int(rows["seq_len"][request])
+            rows["chunk_indptr"][4 * i:4 * i + 4] = 0, ends[0], 0, ends[1]
+            queries, keys = (Packed([0, end], self._on_device("chunk_indptr", 4 * i + 2 * j, 2))
+                             for j, end in enumerate(ends))
+            chunks.append(Chunk(request=i, rows=slice(starts[i], starts[i + 1]),
+                                slot=int(rows["window_slot"][request]), old_len=int(old_len[i]),
+                                history=int(rows["old_history"][request]), queries=queries, keys=keys))
+        begun = None
+        if later < count:
+            begin = [start - starts[later] for start in starts[later:]]
+            rows["begun_indptr"][:len(begin)] = begin
+            begun = Packed(begin, self._on_device("begun_indptr", 0, len(begin)))
+        return Prompts(chunks=chunks, begin=slice(starts[later], starts[-1]), begun=begun)
+
+    def _on_device(self, row, first, count):
+        return self.tables[self.ROWS.index(row), first:first + count]
 
     def _history(self, tokens):
         windows = self.windows
@@ -192,7 +226,7 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
 
     def _tables(self, common, requests, max_new_rows, max_new_history, rows_indptr):
         """Of a slice of the requests."""
-        rows = {name: row[requests] for name, row in zip(self.ROWS[:-1], self.tables)}
+        rows = {name: row[requests] for name, row in zip(self.ROWS[:5], self.tables)}
         return StepTables(block_table=common.block_table_tensor[requests, self.sink_blocks:],
                           rows_indptr=rows_indptr, status=self.status, max_new_rows=max_new_rows,
                           max_new_history=max_new_history, **rows)
@@ -227,13 +261,15 @@ class OscarAttention(AttentionImpl):
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.slots = config.scheduler_config.max_num_seqs
         self.layers = config.compilation_config.static_forward_context
-        self.fa_version = None
+        chunked = config.scheduler_config.enable_chunked_prefill
+        self.scratch_tokens = config.model_config.max_model_len if chunked else 0
+        self.fa_version, self.scratch = None, None
         if current_platform.is_cuda():
             self.fa_version = fa_utils.get_flash_attn_version(head_size=head_size)
 
     def process_weights_after_loading(self, act_dtype):
-        """Makes codec and windows: here, while vLLM counts what the weights take, so that its pool
-        becomes smaller by them."""
+        """Makes codec, windows and, once for all layers, the scratch of prompts in chunks: here, while
+        vLLM counts what the weights take, so that its pool becomes smaller by them."""
         name = next(name for name, layer in self.layers.items()
                     if getattr(layer, "impl", None) is self)
         device, windows = torch.device(current_platform.device_type), settings.windows()
@@ -243,6 +279,13 @@ class OscarAttention(AttentionImpl):
         self.window_k, self.window_v = (torch.zeros(shape, dtype=torch.bfloat16, device=device)
                                         for _ in "kv")
         self.window_bytes = 2 * self.window_k.numel() * self.window_k.element_size()
+        if self.scratch_tokens:
+            shape = (2, self.scratch_tokens, self.num_kv_heads, self.head_size)
+            others = (getattr(layer.impl, "scratch", None) for layer in self.layers.values()
+                      if hasattr(layer, "impl"))
+            self.scratch = next((s for s in others if s is not None and s.shape == shape), None)
+            if self.scratch is None:
+                self.scratch = torch.empty(shape, dtype=torch.bfloat16, device=device)
         if settings.poisons():
             self.poison(range(self.slots))
 
@@ -253,8 +296,9 @@ class OscarAttention(AttentionImpl):
     def forward(self, layer, query, key, value, kv_cache, attn_metadata, output,
                 output_scale=None, output_block_scale=None):
         """query [tokens, Hq, d], key and value [tokens, Hkv, d], output as query: all bf16."""
-        if attn_metadata is None:  # vLLM measures the memory of a step: a prompt's append has copies
-            self.codec.transform_kv(key, value)
+        if attn_metadata is None:  # vLLM measures the memory of a step: a prompt in chunks has copies
+            held = *self.codec.transform_qkv(query, key, value), torch.empty_like(output)
+            del held
             return output.zero_()
         pages = LayerPages(kv_cache, self.window_k, self.window_v)
         n, end = attn_metadata.num_decodes, attn_metadata.num_tokens
@@ -265,26 +309,35 @@ class OscarAttention(AttentionImpl):
                                   workspace=attn_metadata.workspace)
             self.codec.transform_output(o[:, 0], out=output[:n])
         if attn_metadata.prompts is not None:
-            rows = [x[n:end] for x in (query, key, value)]
-            self._attend_prompts(*rows, attn_metadata, output[n:end])
-            self.codec.append(pages, attn_metadata.prompts, *self.codec.transform_kv(*rows[1:]))
+            self._read_prompts(pages, *(x[n:end] for x in (query, key, value)), attn_metadata,
+                               output[n:end])
         elif end > n:
             output[n:end].zero_()
         return output
 
-    def _attend_prompts(self, q, k, v, metadata, out):
-        """Causal attention of whole prompts over their own rows, which are exact."""
-        tables = metadata.prompts
-        if self.fa_version is not None:
-            fa_utils.flash_attn_varlen_func(
-                q=q, k=k, v=v, out=out, cu_seqlens_q=tables.rows_indptr,
-                cu_seqlens_k=tables.rows_indptr, max_seqlen_q=tables.max_new_rows,
-                max_seqlen_k=tables.max_new_rows, softmax_scale=self.scale, causal=True,
-                fa_version=self.fa_version)
-            return
-        starts = [s - metadata.num_decodes for s in metadata.starts]
-        for first, end in zip(starts, starts[1:]):
-            one = [x[first:end].transpose(0, 1)[None] for x in (q, k, v)]
-            o = F.scaled_dot_product_attention(*one, is_causal=True, scale=self.scale,
-                                               enable_gqa=self.num_heads != self.num_kv_heads)
-            out[first:end] = o[0].transpose(0, 1)
+    def _read_prompts(self, pages, q, k, v, metadata, out):
+        """Attention of prompts, then their rows into the cache."""
+        tables, prompts = metadata.appended, metadata.prompts
+        if prompts.begun is not None:
+            raw = [x[prompts.begin] for x in (q, k, v, out)]
+            self._attend(*raw, prompts.begun, prompts.begun)
+        if prompts.chunks:
+            q, k, v = self.codec.transform_qkv(q, k, v)
+        else:
+            k, v = self.codec.transform_kv(k, v)
+        for chunk in prompts.chunks:
+            held = chunk.keys.starts[-1]
+            if settings.poisons():
+                self.scratch.fill_(torch.nan)
+            all_k, all_v = self.scratch[:, :held]
+            self.codec.read(pages, tables, chunk.request, chunk.slot, chunk.history,
+                            all_k[:chunk.old_len], all_v[:chunk.old_len])
+            all_k[chunk.old_len:] = k[chunk.rows]
+            all_v[chunk.old_len:] = v[chunk.rows]
+            o = torch.empty_like(q[chunk.rows])
+            self._attend(q[chunk.rows], all_k, all_v, o, chunk.queries, chunk.keys)
+            self.codec.transform_output(o, out=out[chunk.rows])
+        self.codec.append(pages, tables, k, v)
+
+    def _attend(self, q, k, v, out, queries, keys):
+        causal_attention(q, k, v, out, queries, keys, self.scale, self.fa_version)

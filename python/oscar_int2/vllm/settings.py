@@ -9,7 +9,8 @@ from ..codec import Windows
 from ..errors import BundleError, UnsupportedError
 
 BUNDLE = "VLLM_OSCAR_BUNDLE"  # environment: the bundle's path
-POISON = "OSCAR_INT2_POISON"  # environment, for tests: 1 fills windows that nobody holds with NaN
+# Environment, for tests: 1 fills windows that nobody holds, and the scratch before its use, with NaN.
+POISON = "OSCAR_INT2_POISON"
 # Of requests at a time, where the user names none: every one costs a window in every layer, and
 # vLLM's own default is 1024 on large GPUs.
 DEFAULT_MAX_NUM_SEQS = 64
@@ -48,8 +49,8 @@ def windows():
 
 def set_defaults(args):
     """Sets what the user of these EngineArgs left open; what contradicts stays, to be refused."""
-    for name, value in (("enable_prefix_caching", False), ("enable_chunked_prefill", False),
-                        ("block_size", PAGE_TOKENS), ("max_num_seqs", DEFAULT_MAX_NUM_SEQS)):
+    for name, value in (("enable_prefix_caching", False), ("block_size", PAGE_TOKENS),
+                        ("max_num_seqs", DEFAULT_MAX_NUM_SEQS)):
         if getattr(args, name) is None:
             setattr(args, name, value)
 
@@ -63,8 +64,6 @@ def check(config):
         (f"--attention-backend {backend}", backend not in (None, "CUSTOM"), "leave it out"),
         ("Model Runner V2", config.use_v2_model_runner, "set VLLM_USE_V2_MODEL_RUNNER=0"),
         ("prefix caching", cache.enable_prefix_caching, "--no-enable-prefix-caching"),
-        ("chunked prefill", config.scheduler_config.enable_chunked_prefill,
-         "--no-enable-chunked-prefill"),
         (f"--block-size {cache.block_size}", cache.block_size != PAGE_TOKENS,
          f"--block-size {PAGE_TOKENS}"),
         (f"--kv-cache-dtype {cache.cache_dtype}", cache.cache_dtype not in ("auto", "bfloat16"),

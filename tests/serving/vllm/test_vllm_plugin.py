@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """The INT2 cache inside vLLM's engine, on the CPU, with the embedded model and its bundle."""
+import contextlib
 import os
 import pathlib
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 VENV = pathlib.Path(os.environ["OSCAR_SOURCE"]) / ".venv-vllm" / "bin" / "python"
 if VENV.exists() and pathlib.Path(sys.prefix) != VENV.parent.parent:
@@ -15,8 +17,10 @@ try:
 except ImportError:
     vllm = None
 if vllm:
+    import torch
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
     import vllm_case as case
+    from chunk_reference import Recorder
     case.install_plugin()
 needs_vllm = unittest.skipUnless(vllm, "there is no vLLM here: scripts/setup_vllm.sh installs one")
 
@@ -24,6 +28,9 @@ needs_vllm = unittest.skipUnless(vllm, "there is no vLLM here: scripts/setup_vll
 # this model by .042 between a batch and a single run, and tokens change where two are that close.
 # A window of another request, or one of NaN, moves them by whole nats.
 DRIFT, TIE = 0.25, 0.15
+# Of an output row, in shares of what its values weigh: the weights and the row are rounded to bf16,
+# 2^-9 each.
+ROUNDINGS = 2 / 2**9
 
 
 @needs_vllm
@@ -44,7 +51,6 @@ class Serving(unittest.TestCase):
 
     def test_the_pool_holds_seven_times_the_tokens_of_bf16(self):
         from vllm.v1.kv_cache_interface import FullAttentionSpec
-        import torch
 
         tokens = int(self.engine.log.find(r"KV cache size: ([\d,]+) tokens")[1].replace(",", ""))
         bf16 = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=128, dtype=torch.bfloat16)
@@ -54,6 +60,9 @@ class Serving(unittest.TestCase):
                              r"65536 \(.*tiny-gqa.h5\)")
         windows = 3 * 8 * 2 * 2 * (64 + 256 + 16 + 1) * 128 * 2 / 2**20
         self.engine.log.find(f"exact windows take {windows:.1f} MiB .* for each of 3 requests")
+        scratch = 1024 * 2 * 2 * 128 * 2 / 2**20
+        self.engine.log.find(f"prompts in chunks of up to 3072 tokens take {scratch:.1f} MiB, once")
+        self.assertEqual(len({id(layer.scratch) for layer in self.engine.builder.layers}), 1)
 
     def test_requests_that_come_and_go_get_the_tokens_of_single_runs(self):
         engine = self.engine
@@ -88,18 +97,11 @@ class Serving(unittest.TestCase):
         self.assertEqual((written, len(held)), (held, 1))
 
     def test_preempted_requests_begin_again_and_get_the_same_tokens(self):
-        engine, preempted = self.engine, []
-        preempt = engine.scheduler._preempt_request
-
-        def count(request, *arguments, **options):
-            preempted.append(request.request_id)
-            return preempt(request, *arguments, **options)
-
-        engine.scheduler._preempt_request = count
+        engine = self.engine
         # 3 x 11 blocks of 35 at first; 3 x 12 do not fit.
-        plan = {engine.add(engine.prompt(i, 690), 24): i for i in range(3)}
-        finished = engine.run()
-        del engine.scheduler._preempt_request
+        with engine.preemptions() as preempted:
+            plan = {engine.add(engine.prompt(i, 690), 24): i for i in range(3)}
+            finished = engine.run()
         self.assertGreaterEqual(len(preempted), 1)
         equal = 0
         for name, i in plan.items():
@@ -126,6 +128,98 @@ class Serving(unittest.TestCase):
         finished = engine.run()
         self.assertEqual([len(finished[n].token_ids) for n in names], [4] * 4)
         self.same(finished[names[1]], engine.alone(engine.prompt(0, 1), 4), "one token of text 0")
+
+    def test_chunks_attend_over_sinks_int2_rows_and_recent_rows(self):
+        engine = self.engine
+        # Chunks that end inside the sink and at it, at pages and between them, before the first INT2
+        # row (token 336) and with it; the last chunk of 641 tokens is one token.
+        for layer, tokens, chunk in ((0, 655, 40), (4, 520, 64), (7, 700, 336), (2, 641, 320)):
+            with self.subTest(layer=layer, tokens=tokens, chunk=chunk), engine.in_chunks(chunk), \
+                    Recorder(engine, layer) as recorder:
+                engine.alone(engine.prompt(4, tokens), 3)
+                reading, error = recorder.check()
+                self.assertGreaterEqual(reading, 3)
+                self.assertLess(error, ROUNDINGS)
+
+    def test_flash_attention_would_get_what_it_asks_for(self):
+        """As on a GPU: tables that are copied there, and one call for each kind of prompt."""
+        from oscar_int2.vllm import prompts
+
+        engine, calls = self.engine, []
+
+        def flash(q, k, v, out, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+                  softmax_scale, causal, fa_version):
+            for starts, rows, longest in ((cu_seqlens_q, q, max_seqlen_q),
+                                          (cu_seqlens_k, k, max_seqlen_k)):
+                self.assertTrue(starts.is_contiguous() and rows.stride(-1) == 1)
+                self.assertEqual((starts.dtype, rows.dtype), (torch.int32, torch.bfloat16))
+                self.assertEqual((starts[0], starts[-1]), (0, len(rows)))
+                self.assertEqual(starts.diff().max(), longest)
+            self.assertEqual((len(k), causal, fa_version), (len(v), True, 3))
+            calls.append((len(starts) - 1, len(k) > len(q)))
+            packed = (prompts.Packed(x.tolist(), x) for x in (cu_seqlens_q, cu_seqlens_k))
+            prompts.causal_attention(q, k, v, out, *packed, softmax_scale, None)
+
+        with contextlib.ExitStack() as stack:
+            for owner, name, value in (
+                    (prompts.fa_utils, "flash_attn_varlen_func", flash),
+                    (engine.builder, "tables", engine.builder.host.clone()),
+                    *((layer, "fa_version", 3) for layer in engine.builder.layers)):
+                stack.enter_context(mock.patch.object(owner, name, value, create=True))
+            stack.enter_context(engine.in_chunks(450))
+            with Recorder(engine, 5) as recorder:
+                engine.alone(engine.prompt(4, 500), 3)
+            names = [engine.add(engine.prompt(i, n), 2) for i, n in ((0, 200), (1, 90), (2, 400))]
+            finished = engine.run()
+        self.assertLess(recorder.check()[1], ROUNDINGS)
+        self.assertEqual(set(calls), {(1, False), (1, True), (3, False)})
+        self.same(finished[names[2]], engine.alone(engine.prompt(2, 400), 2), "the last prompt")
+
+    def test_log_probabilities_of_a_prompt_in_chunks_are_those_of_a_whole_one(self):
+        prompt = self.engine.prompt(4, 700)
+        whole = self.engine.prompt_log_probabilities(prompt)
+        with self.engine.in_chunks(100):
+            apart = self.engine.prompt_log_probabilities(prompt) - whole
+        self.assertLess(apart[:319].abs().max(), DRIFT, "while every row is exact")
+        # KL to BF16 is .0054 nats a token (README.md): in the mean a few hundredths either way.
+        self.assertLess(apart[319:].abs().mean(), DRIFT / 4)
+        self.assertLess(abs(apart.mean()), DRIFT / 16)
+
+    def test_chunks_of_several_prompts_beside_decodes_give_the_tokens_of_single_runs(self):
+        engine, finished, seen, requests = self.engine, {}, set(), {}
+        plan = [(1, 350, 20), (0, 420, 12), (2, 100, 6), (3, 460, 10), (4, 330, 9)]
+        with engine.in_chunks(150, of_one=60), engine.metadata() as steps:
+            for number, length, tokens in plan:
+                requests[engine.add(engine.prompt(number, length), tokens)] = number, length, tokens
+                for _ in range(3):
+                    engine.step(finished)
+            finished |= engine.run()
+        for step in steps:
+            prompts = step.prompts
+            seen.add((step.num_decodes > 0, prompts and len(prompts.chunks),
+                      bool(prompts and prompts.begun)))
+        for what in ((True, 2, False), (True, 1, True), (False, 1, True)):
+            self.assertIn(what, seen, "decodes, chunks, prompts that begin")
+        equal = 0
+        for name, (number, length, tokens) in requests.items():
+            single = engine.alone(engine.prompt(number, length), tokens)
+            self.assertEqual(len(finished[name].token_ids), tokens)
+            equal += self.same(finished[name], single, f"{length} tokens of text {number}")
+        self.assertGreaterEqual(equal, 3)
+
+    def test_a_prompt_preempted_between_its_chunks_begins_again(self):
+        engine = self.engine
+        # 13 and 13 blocks of 35 while the third, which needs 10, is read in 16 chunks.
+        plan = [(0, 755, 45), (1, 755, 20), (2, 630, 8)]
+        with engine.in_chunks(40), engine.preemptions() as preempted:
+            requests = {engine.add(engine.prompt(i, length), tokens): (i, length, tokens)
+                        for i, length, tokens in plan}
+            finished = engine.run()
+        self.assertTrue(any(0 < computed < 630 for computed in preempted), preempted)
+        for name, (_, _, tokens) in requests.items():
+            self.assertEqual(len(finished[name].token_ids), tokens)
+        youngest = list(requests)[-1]
+        self.same(finished[youngest], engine.alone(engine.prompt(2, 630), 8), "the youngest")
 
     def test_log_probabilities_are_those_of_the_packages_own_loop(self):
         length, tokens = 470, 12  # 144 INT2 rows in 3 pages at first, 160 at last
@@ -163,15 +257,16 @@ class Refusals(unittest.TestCase):
         self.assertEqual(config.attention_config.backend.name, "CUSTOM")
         self.assertEqual(config.cache_config.block_size, 64)
         self.assertFalse(config.cache_config.enable_prefix_caching)
-        self.assertFalse(config.scheduler_config.enable_chunked_prefill)
+        self.assertTrue(config.scheduler_config.enable_chunked_prefill)
         self.assertEqual(config.scheduler_config.max_num_seqs, 64)
+        whole = self.config(enable_chunked_prefill=False)
+        self.assertFalse(whole.scheduler_config.enable_chunked_prefill)
 
     def test_what_is_not_served_is_refused_by_name(self):
         from oscar_int2 import UnsupportedError
 
         for options, words in (
                 ({"enable_prefix_caching": True}, ("prefix caching",)),
-                ({"enable_chunked_prefill": True}, ("chunked prefill",)),
                 ({"block_size": 32}, ("--block-size 32", "--block-size 64")),
                 ({"kv_cache_dtype": "fp8"}, ("--kv-cache-dtype fp8",)),
                 ({"dtype": "float32"}, ("float32", "bfloat16")),
@@ -237,6 +332,58 @@ class Refusals(unittest.TestCase):
         method = EngineArgs.create_engine_config
         oscar_int2_vllm.register()
         self.assertIs(EngineArgs.create_engine_config, method)
+
+
+@needs_vllm
+class Chunks(unittest.TestCase):
+    def test_rows_appended_in_chunks_are_those_of_one_append(self):
+        """Pages byte for byte, and what a chunk reads back, over two segments of key centres."""
+        from oscar_int2 import load, ops
+        from oscar_int2.cache import PagedCache
+        from oscar_int2.codec import LayerCodec, StepTables
+
+        bundle = load(case.BUNDLE)
+        codec = LayerCodec(bundle, 3, "cpu")
+        self.assertIsNotNone(codec.key_centres)
+        ends = [0, 1, 63, 64, 65, 319, 320, 335, 336, 337, 384, 400, 1087, 1089, 1500, 1502, 1600]
+        torch.manual_seed(0)
+        rows = codec.transform_kv(*torch.randn(2, ends[-1], 2, 128).bfloat16())
+
+        def cache_of(tokens):
+            cache = PagedCache.int2(bundle, 1, tokens, "cpu", codecs={3: codec})
+            cache.admit(0, tokens)
+            return cache
+
+        def int32(*values):
+            return torch.tensor(values, dtype=torch.int32)
+
+        whole = cache_of(ends[-1])
+        tables = whole.prompt_tables([0], [ends[-1]])
+        codec.append(whole.layers[3], tables, *rows)
+        history = int(tables.new_history)
+        int2 = torch.zeros(2, 1, history, 2, 128, dtype=torch.bfloat16)
+        ops.dequantize_history(whole.layers[3].pool, whole.block_table, tables.new_history, *int2,
+                               sink_tokens=64, key_centres=codec.key_centres, **codec.format)
+        pieces = cache_of(ends[-1])
+        windows, pages = pieces.windows, pieces.layers[3]
+        for window in (pages.window_k, pages.window_v):
+            window.fill_(torch.nan)
+        for first, end in zip(ends, ends[1:]):
+            before, after = windows.history_tokens(first), windows.history_tokens(end)
+            tables = StepTables(
+                block_table=pieces.block_table, rows_indptr=int32(0, end - first),
+                old_len=int32(first), seq_len=int32(end), old_history=int32(before),
+                new_history=int32(after), status=pieces.status, max_new_rows=end - first,
+                max_new_history=after - before)
+            held = torch.full((2, first, 2, 128), torch.nan, dtype=torch.bfloat16)
+            codec.read(pages, tables, 0, 0, before, *held)
+            for read, given, quantized in zip(held, rows, int2):
+                exact = [*range(min(64, first)), *range(64 + before, first)]
+                self.assertTrue(torch.equal(read[exact], given[exact]), f"{first} tokens")
+                self.assertTrue(torch.equal(read[64:64 + before], quantized[0, :before]))
+            codec.append(pages, tables, *(x[first:end] for x in rows))
+        self.assertTrue(torch.equal(whole.layers[3].pool, pages.pool))
+        pieces.check_rows()
 
 
 @needs_vllm

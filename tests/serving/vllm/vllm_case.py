@@ -1,4 +1,5 @@
 """What the tests of the vLLM plugin share: its environment, one engine on the CPU, its requests."""
+import contextlib
 import json
 import logging
 import os
@@ -105,6 +106,51 @@ class Engine:
     def alone(self, prompt, tokens):
         name = self.add(prompt, tokens)
         return self.run()[name]
+
+    def prompt_log_probabilities(self, prompt):
+        """Of each token of a prompt behind its first."""
+        name = self.add(prompt, 1, prompt_logprobs=0)
+        outputs = []
+        while not outputs:
+            outputs = [o for o in self.core.step() if o.request_id == name and o.finished]
+        return torch.tensor([step[token].logprob for step, token
+                             in zip(outputs[0].prompt_logprobs[1:], prompt[1:])])
+
+    @contextlib.contextmanager
+    def in_chunks(self, tokens, of_one=0):
+        """Steps of at most so many tokens, as max_num_batched_tokens; of_one: of one prompt."""
+        scheduler, config = self.scheduler, self.scheduler.scheduler_config
+        before = scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold
+        scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold = tokens, of_one
+        try:
+            yield
+        finally:
+            scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold = before
+
+    @contextlib.contextmanager
+    def metadata(self):
+        """A list that takes the metadata of each step."""
+        found, build = [], self.builder.build
+        self.builder.build = lambda *args, **options: found.append(build(*args, **options)) or found[-1]
+        try:
+            yield found
+        finally:
+            del self.builder.build
+
+    @contextlib.contextmanager
+    def preemptions(self):
+        """A list that takes, of each preempted request, how many tokens it had computed."""
+        found, preempt = [], self.scheduler._preempt_request
+
+        def note(request, *args, **options):
+            found.append(request.num_computed_tokens)
+            return preempt(request, *args, **options)
+
+        self.scheduler._preempt_request = note
+        try:
+            yield found
+        finally:
+            del self.scheduler._preempt_request
 
     def slots(self):
         """(those with a row that is no NaN in some layer, those that a request holds)"""

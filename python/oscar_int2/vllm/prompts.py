@@ -1,0 +1,72 @@
+"""Attention of prompts, which come whole or in chunks.
+
+A whole prompt or a first chunk attends over its own rows as the model made them. A later chunk attends
+in the cache's basis, over what the cache holds of its request, read back into a scratch, and over its
+own rows behind that: one causal call, whatever the length.
+"""
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from vllm.v1.attention.backends import fa_utils
+
+QUERY_BLOCK = 256  # queries at once without FlashAttention: bounds the mask
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Sequences of rows one behind another."""
+
+    starts: list          # the first row of each, and the end
+    indptr: torch.Tensor  # the same, int32 on the device of the rows
+
+    @property
+    def longest(self):
+        return max(end - first for first, end in zip(self.starts, self.starts[1:]))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A later chunk of a prompt in one step."""
+
+    request: int     # index among the prompts of the step
+    rows: slice      # of the rows of these prompts
+    slot: int        # its window
+    old_len: int     # tokens that the cache holds of it
+    history: int     # of them INT2
+    queries: Packed  # its rows, and
+    keys: Packed     #   all rows: those of the cache and its own
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What a step has of prompts: chunks, and behind them prompts that begin."""
+
+    chunks: list          # of Chunk
+    begin: slice          # of the rows: those of prompts that begin
+    begun: Packed | None  # they; None: there are none
+
+
+def causal_attention(q, k, v, out, queries, keys, scale, fa_version):
+    """Of each sequence, its last query sees all its keys: q and out [queries, Hq, d], k and v
+    [keys, Hkv, d]. `fa_version`: that of vLLM's FlashAttention; None: there is none."""
+    if fa_version is not None:
+        fa_utils.flash_attn_varlen_func(
+            q=q, k=k, v=v, out=out, cu_seqlens_q=queries.indptr, cu_seqlens_k=keys.indptr,
+            max_seqlen_q=queries.longest, max_seqlen_k=keys.longest, softmax_scale=scale,
+            causal=True, fa_version=fa_version)
+        return
+    pairs = zip(queries.starts, queries.starts[1:], keys.starts, keys.starts[1:])
+    for first, end, first_key, end_key in pairs:
+        _one(q[first:end], k[first_key:end_key], v[first_key:end_key], out[first:end], scale)
+
+
+def _one(q, k, v, out, scale):
+    before = len(k) - len(q)
+    for first in range(0, len(q), QUERY_BLOCK):
+        end = min(first + QUERY_BLOCK, len(q))
+        seen = torch.ones(end - first, before + end, dtype=torch.bool, device=q.device)
+        rows = [x.transpose(0, 1)[None] for x in (q[first:end], k[:before + end], v[:before + end])]
+        o = F.scaled_dot_product_attention(*rows, attn_mask=seen.tril(before + first), scale=scale,
+                                           enable_gqa=q.shape[1] != k.shape[1])
+        out[first:end] = o[0].transpose(0, 1)

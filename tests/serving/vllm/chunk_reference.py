@@ -1,0 +1,100 @@
+"""What attention of a prompt in chunks has to give: recorded from an engine, and worked out in float64."""
+import torch
+
+
+class Recorder:
+    """Records what one layer of an engine gets and gives, while it runs one request alone."""
+
+    def __init__(self, engine, layer):
+        self.windows, self.layer = engine.builder.windows, layer
+        self.impl, self.steps = engine.builder.layers[layer], []
+
+    def __enter__(self):
+        forward = self.impl.forward
+
+        def record(_, q, k, v, kv_cache, metadata, output, *others, **options):
+            result = forward(_, q, k, v, kv_cache, metadata, output, *others, **options)
+            end = metadata.num_tokens
+            self.steps.append([x[:end].clone() for x in (q, k, v, output)])
+            self.pool, tables = kv_cache, metadata.decodes or metadata.appended
+            self.block_table = tables.block_table[:1].clone()
+            return result
+
+        self.impl.forward = record
+        return self
+
+    def __exit__(self, *_):
+        del self.impl.forward
+
+    def check(self):
+        """Returns (steps that read INT2 rows, the largest error of an output row, in shares of what
+        the values of its keys weigh), and raises AssertionError unless the engine's pages hold the
+        bytes of one append of all rows."""
+        q, k, v, out = (torch.cat(rows) for rows in zip(*self.steps))
+        codec = self.impl.codec
+        turned = codec.transform_qkv(q, k, v)
+        int2 = self._int2_rows(codec, *turned[1:])
+        begin = reading = 0
+        worst = 0.0
+        for rows in (len(step[0]) for step in self.steps):
+            end = begin + rows
+            # A single token enters the cache before it attends, a chunk behind it.
+            history = self.windows.history_tokens(end if rows == 1 else begin)
+            raw = begin == 0 and rows > 1
+            keys, values = ([x.double() for x in ((k, v) if raw else turned[1:])])
+            keys, values = keys[:end].clone(), values[:end].clone()
+            past = slice(codec.sink_tokens, codec.sink_tokens + history)
+            keys[past], values[past] = (rows[:history].double() for rows in int2)
+            o, weighed = attention((q if raw else turned[0])[begin:end].double(), keys, values,
+                                   codec.sm_scale)
+            if not raw:
+                shared = o.shape[1] // values.shape[1]
+                back = codec.o_rotation.double().repeat_interleave(shared, 0)
+                o = torch.einsum("nhd,hde->nhe", o, back)
+                weighed = weighed * torch.linalg.matrix_norm(back, 2)
+                if codec.v_mean is not None:
+                    o += codec.v_mean.double().repeat_interleave(shared, 0)
+                    weighed = weighed + codec.v_mean.double().norm(dim=-1).repeat_interleave(shared)
+            error = (out[begin:end].double() - o).norm(dim=-1) / weighed
+            worst, reading = max(worst, error.max().item()), reading + (history > 0)
+            begin = end
+        return reading, worst
+
+    def _int2_rows(self, codec, k, v):
+        """INT2 rows bf16 [history, Hkv, d] of keys and values, from one append of all of them."""
+        from oscar_int2 import ops
+        from oscar_int2.cache import PagedCache
+
+        length = len(k)
+        cache = PagedCache({0: codec}, self.windows, 1, length)
+        cache.admit(0, length)
+        tables = cache.prompt_tables([0], [length])
+        codec.append(cache.layers[0], tables, k, v)
+        cache.check_rows()
+        history = self.windows.history_tokens(length)
+        full = history // 64
+        ours = cache.layers[0].pool[cache.block_table[0, :full].long()]
+        assert torch.equal(ours, self.pool[self.block_table[0, :full].long()]), "bytes of pages differ"
+        found = []
+        for pool, table in ((cache.layers[0].pool, cache.block_table), (self.pool, self.block_table)):
+            rows = torch.zeros(2, 1, history, *k.shape[1:], dtype=torch.bfloat16, device=k.device)
+            ops.dequantize_history(pool, table, tables.new_history, *rows,
+                                   sink_tokens=codec.sink_tokens, key_centres=codec.key_centres,
+                                   **codec.format)
+            found.append(rows[:, 0])
+        assert torch.equal(*found), "INT2 rows of the last page differ"
+        return found[0]
+
+
+def attention(q, k, v, scale):
+    """Of the last len(q) tokens of [tokens, heads, d], causal, in float64: the output, and
+    sum_j p_j |v_j| of each row."""
+    shared = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
+    logits = torch.einsum("qhd,khd->hqk", q, k) * scale
+    before = len(k) - len(q)
+    later = torch.ones(logits.shape[1:], dtype=torch.bool, device=q.device).triu(before + 1)
+    logits.masked_fill_(later, -torch.inf)
+    weights = logits.softmax(-1)
+    return (torch.einsum("hqk,khd->qhd", weights, v),
+            torch.einsum("hqk,kh->qh", weights, v.norm(dim=-1)))

@@ -290,7 +290,7 @@ TEST(Tokenizer, WhatIsNotImplementedIsRefusedByNameWithTheWayOut) {
        [](json& f) {
          f["pre_tokenizer"] = {{"type", "BertPreTokenizer"}};
        }},
-      {"more than 64 pre-tokenizers",
+      {"more than 16 pre-tokenizers",
        [](json& f) {
          const json step = {{"type", "Whitespace"}};
          f["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", json(65, step)}};

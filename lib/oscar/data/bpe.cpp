@@ -10,9 +10,6 @@
 namespace oscar {
 namespace {
 
-constexpr size_t kMaxKnownWord = 128;      // bytes of a word worth remembering
-constexpr size_t kMaxKnownWords = 200000;  // bounds the memory of the cache
-
 [[noreturn]] void malformed(const std::string& where, const std::string& expected,
                             const std::string& found) {
   throw Error(
@@ -118,7 +115,7 @@ void Bpe::read_unknown(const TokenizerJson& model, const std::string& where) {
 void Bpe::read_merges(const TokenizerJson& model, const std::string& where) {
   const auto merges = model.find("merges");
   if (merges == model.end() || !merges->is_array()) malformed(where + ".merges", "a list", "none");
-  merges_.reserve(merges->size());
+  merges_ = MergeTable(merges->size());
   size_t index = 0;
   for (const TokenizerJson& merge : *merges) {
     const std::string place = where + ".merges[" + std::to_string(index++) + "]";
@@ -165,18 +162,6 @@ const std::string* Bpe::token(int32_t id) const {
   return tokens_[static_cast<size_t>(id)];
 }
 
-const Bpe::Encoded* Bpe::known(std::string_view text) const {
-  if (text.size() > kMaxKnownWord) return nullptr;
-  const auto found = known_.find(text);
-  return found == known_.end() ? nullptr : &found->second;
-}
-
-void Bpe::remember(std::string_view text, std::vector<int32_t> ids, int64_t lost) const {
-  if (text.size() > kMaxKnownWord) return;
-  if (known_.size() >= kMaxKnownWords) known_.clear();
-  known_.emplace(text, Encoded{std::move(ids), lost});
-}
-
 // A word is merged in runs: it is cut where no merge joins what stands on both sides, so that a
 // document without spaces, as SentencePiece's vocabularies have it, is no word of a megabyte.
 class Bpe::Encoding {
@@ -184,7 +169,7 @@ class Bpe::Encoding {
   Encoding(const Bpe& bpe, std::string_view word, std::vector<int32_t>& ids)
       : bpe_(bpe), word_(word), ids_(ids) {
     // A run that could be a token by itself must not be taken for a word.
-    cuts_ = bpe.cuts_words_ && !bpe.ignore_merges_ && word.size() > kMaxKnownWord;
+    cuts_ = bpe.cuts_words_ && !bpe.ignore_merges_ && word.size() > KnownTexts::kMaxSize;
   }
 
   int64_t run() {
@@ -259,13 +244,13 @@ class Bpe::Encoding {
 
   void end_run(size_t end) {
     const std::string_view text = word_.substr(begin_, end - begin_);
-    const Encoded* known = cuts_ ? bpe_.known(text) : nullptr;
+    const KnownTexts::Ids* known = cuts_ ? bpe_.known_.find(text) : nullptr;
     if (known != nullptr) {
       ids_.insert(ids_.end(), known->ids.begin(), known->ids.end());
     } else {
       bpe_.merges_.apply(symbols_);
       ids_.insert(ids_.end(), symbols_.begin(), symbols_.end());
-      bpe_.remember(text, symbols_, run_lost_);
+      bpe_.known_.add(text, symbols_, run_lost_);
     }
     lost_ += run_lost_;
     run_lost_ = 0;
@@ -288,14 +273,14 @@ class Bpe::Encoding {
 };
 
 int64_t Bpe::encode_word(std::string_view word, std::vector<int32_t>& ids) const {
-  if (const Encoded* encoded = known(word)) {
+  if (const KnownTexts::Ids* encoded = known_.find(word)) {
     ids.insert(ids.end(), encoded->ids.begin(), encoded->ids.end());
     return encoded->lost;
   }
   const auto whole = ignore_merges_ ? whole_ids_.find(word) : whole_ids_.end();
   if (whole != whole_ids_.end()) {
     ids.push_back(whole->second);
-    remember(word, {whole->second}, 0);
+    known_.add(word, {whole->second}, 0);
     return 0;
   }
   return Encoding(*this, word, ids).run();

@@ -3,13 +3,12 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
+#include "oscar/data/known_texts.h"
 #include "oscar/data/merge_table.h"
 #include "oscar/data/tokenizer_json.h"
 
@@ -40,13 +39,6 @@ class Bpe {
   int32_t largest_id() const { return static_cast<int32_t>(tokens_.size()) - 1; }
 
  private:
-  struct Hash {
-    using is_transparent = void;
-    size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
-  };
-  template <typename Value>
-  using ByText = std::unordered_map<std::string, Value, Hash, std::equal_to<>>;
-
   // Ids of characters, in pages that exist only where there are some.
   class CharacterIds {
    public:
@@ -65,10 +57,6 @@ class Bpe {
     int32_t id = -1;
     char32_t first = 0, last = 0;
   };
-  struct Encoded {
-    std::vector<int32_t> ids;
-    int64_t lost = 0;
-  };
   class Encoding;  // of one word
 
   void read_vocabulary(const TokenizerJson& model, const std::string& where);
@@ -76,8 +64,6 @@ class Bpe {
   void read_merges(const TokenizerJson& model, const std::string& where);
   void add_merge(std::string_view left, std::string_view right, const std::string& where);
   Stand stand(const std::string& token) const;
-  const Encoded* known(std::string_view text) const;
-  void remember(std::string_view text, std::vector<int32_t> ids, int64_t lost) const;
 
   WordKind kind_;
   ByText<int32_t> ids_;        // by the token's text in the file
@@ -90,7 +76,7 @@ class Bpe {
   std::array<Stand, 256> byte_stands_{};
   std::optional<std::string> unknown_token_;
   Stand unknown_;
-  mutable ByText<Encoded> known_;
+  mutable KnownTexts known_;
 };
 
 }  // namespace oscar

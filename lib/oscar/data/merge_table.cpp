@@ -2,6 +2,7 @@
 #include "oscar/data/merge_table.h"
 
 #include <array>
+#include <bit>
 #include <queue>
 
 #include "oscar/data/unicode.h"
@@ -22,13 +23,22 @@ uint64_t pair_key(int32_t left, int32_t right) {
 
 }  // namespace
 
-MergeTable::MergeTable() : low_joins_(size_t{kLowCharacters} * kLowCharacters) {}
+MergeTable::MergeTable(size_t num_merges)
+    : places_(std::bit_ceil(2 * num_merges + 1)),
+      low_joins_(size_t{kLowCharacters} * kLowCharacters) {}
 
-void MergeTable::reserve(size_t num_merges) { merges_.reserve(num_merges); }
+MergeTable::Place& MergeTable::place_of(uint64_t pair) {
+  size_t at = PairHash()(pair);
+  while (true) {
+    Place& place = places_[at++ & (places_.size() - 1)];
+    if (place.pair == pair || place.pair == kNoPair) return place;
+  }
+}
 
 void MergeTable::add(int32_t left, std::string_view left_text, int32_t right,
                      std::string_view right_text, int32_t merged) {
-  merges_.insert_or_assign(pair_key(left, right), Merge{next_rank_++, merged});
+  const uint64_t pair = pair_key(left, right);
+  place_of(pair) = {pair, {next_rank_++, merged}};
   size_t offset = previous_begin(left_text, left_text.size());
   const char32_t last = next_code_point(left_text, offset);
   offset = 0;
@@ -49,8 +59,13 @@ bool MergeTable::joins(char32_t left, char32_t right) const {
 }
 
 const MergeTable::Merge* MergeTable::merge_of(int32_t left, int32_t right) const {
-  const auto found = merges_.find(pair_key(left, right));
-  return found == merges_.end() ? nullptr : &found->second;
+  const uint64_t pair = pair_key(left, right);
+  size_t at = PairHash()(pair);
+  while (true) {
+    const Place& place = places_[at++ & (places_.size() - 1)];
+    if (place.pair == pair) return &place.merge;
+    if (place.pair == kNoPair) return nullptr;
+  }
 }
 
 void MergeTable::apply(std::vector<int32_t>& symbols) const {

@@ -1,15 +1,14 @@
-// Reading and running pre-tokenizers.
+// Reading pre-tokenizers, and how their steps change pieces before they are cut.
 #include "oscar/data/pre_tokenizer.h"
 
 #include "oscar/base/error.h"
-#include "oscar/data/byte_alphabet.h"
 #include "oscar/data/regex_dialect.h"
 #include "oscar/data/unicode.h"
 
 namespace oscar {
 namespace {
 
-constexpr size_t kMaxPreTokenizers = 64;  // each is a level of recursion
+constexpr size_t kMaxPreTokenizers = 16;  // each is a level of recursion (word_encoder.cpp)
 
 // What ByteLevel cuts with when use_regex is set: the GPT-2 pattern.
 constexpr std::string_view kByteLevelPattern =
@@ -137,49 +136,6 @@ bool takes_prefix(const PreTokenizerStep& step, std::string_view text, bool begi
   return text.substr(0, step.prefix.size()) != step.prefix;
 }
 
-// The piece as the step changes it, in `changed` if it does.
-std::string_view change(const PreTokenizerStep& step, std::string_view text, bool begins_text,
-                        std::string& changed) {
-  if (!step.for_space.empty() && text.find(' ') != std::string_view::npos) {
-    changed.reserve(text.size() + text.size() / 2);
-    for (const char c : text) {
-      if (c == ' ') {
-        changed += step.for_space;
-      } else {
-        changed += c;
-      }
-    }
-    text = changed;
-  }
-  if (takes_prefix(step, text, begins_text)) {
-    changed = step.prefix + std::string(text);
-    text = changed;
-  }
-  return text;
-}
-
-struct Run {
-  const PreTokenizer& pre_tokenizer;
-  const std::function<void(std::string_view)>& visit;
-
-  void steps_from(size_t index, std::string_view text, bool begins_text) const {
-    if (index == pre_tokenizer.steps.size()) return visit(text);
-    const PreTokenizerStep& step = pre_tokenizer.steps[index];
-    std::string changed;
-    text = change(step, text, begins_text, changed);
-    if (!step.split) return piece_of(step, index, text, begins_text);
-    for_each_piece(*step.split, text, [&](size_t begin, size_t end) {
-      piece_of(step, index, text.substr(begin, end - begin), begins_text && begin == 0);
-    });
-  }
-
-  void piece_of(const PreTokenizerStep& step, size_t index, std::string_view piece,
-                bool begins_text) const {
-    if (!step.to_byte_alphabet) return steps_from(index + 1, piece, begins_text);
-    steps_from(index + 1, characters_of_bytes(piece), begins_text);
-  }
-};
-
 }  // namespace
 
 PreTokenizer read_pre_tokenizer(const TokenizerJson& object, const std::string& where) {
@@ -196,9 +152,24 @@ PreTokenizer read_pre_tokenizer(const TokenizerJson& object, const std::string& 
   return pre_tokenizer;
 }
 
-void for_each_word(const PreTokenizer& pre_tokenizer, std::string_view text, bool begins_text,
-                   const std::function<void(std::string_view)>& visit) {
-  if (!text.empty()) Run{pre_tokenizer, visit}.steps_from(0, text, begins_text);
+std::string_view change_piece(const PreTokenizerStep& step, std::string_view text, bool begins_text,
+                              std::string& changed) {
+  if (!step.for_space.empty() && text.find(' ') != std::string_view::npos) {
+    changed.reserve(text.size() + text.size() / 2);
+    for (const char c : text) {
+      if (c == ' ') {
+        changed += step.for_space;
+      } else {
+        changed += c;
+      }
+    }
+    text = changed;
+  }
+  if (takes_prefix(step, text, begins_text)) {
+    changed = step.prefix + std::string(text);
+    text = changed;
+  }
+  return text;
 }
 
 }  // namespace oscar

@@ -1,7 +1,6 @@
-// The pre-tokenizer of tokenizer.json: text to words that BPE never crosses.
+// The pre-tokenizer of tokenizer.json: how text becomes words that BPE never crosses.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -35,8 +34,8 @@ struct PreTokenizer {
 // Throws Error naming any pre-tokenizer or setting that is not implemented.
 PreTokenizer read_pre_tokenizer(const TokenizerJson& object, const std::string& where);
 
-// Calls `visit` for each word of valid UTF-8 `text`, in order; the view lives for that call.
-void for_each_word(const PreTokenizer& pre_tokenizer, std::string_view text, bool begins_text,
-                   const std::function<void(std::string_view)>& visit);
+// The piece as a step changes it before it is cut; held by `changed` if it does.
+std::string_view change_piece(const PreTokenizerStep& step, std::string_view piece,
+                              bool begins_text, std::string& changed);
 
 }  // namespace oscar

@@ -8,13 +8,12 @@
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
 #include "oscar/data/added_tokens.h"
-#include "oscar/data/bpe.h"
 #include "oscar/data/byte_alphabet.h"
 #include "oscar/data/normalizer.h"
 #include "oscar/data/post_processor.h"
-#include "oscar/data/pre_tokenizer.h"
 #include "oscar/data/tokenizer_json.h"
 #include "oscar/data/unicode.h"
+#include "oscar/data/word_encoder.h"
 
 namespace oscar {
 namespace {
@@ -28,33 +27,22 @@ bool decodes_bytes(const TokenizerJson& object) {
   return type == "\"Sequence\"" && parts.is_array() && parts.size() == 1 && decodes_bytes(parts[0]);
 }
 
-WordKind word_kind(const PreTokenizer& pre_tokenizer) {
-  if (pre_tokenizer.words_are_bytes) return WordKind::kBytes;
-  const auto& steps = pre_tokenizer.steps;
-  return std::any_of(steps.begin(), steps.end(),
-                     [](const PreTokenizerStep& step) { return step.to_byte_alphabet; })
-             ? WordKind::kByteCharacters
-             : WordKind::kText;
-}
-
 }  // namespace
 
 struct Tokenizer::Implementation {
   Implementation(const TokenizerJson& file, const std::string& source)
       : normalizer(read_normalizer(member(file, "normalizer"), source + ": normalizer")),
-        pre_tokenizer(
-            read_pre_tokenizer(member(file, "pre_tokenizer"), source + ": pre_tokenizer")),
-        bpe(member(file, "model"), word_kind(pre_tokenizer), source + ": model"),
+        words(member(file, "pre_tokenizer"), member(file, "model"), source),
         post_processor(
             read_post_processor(member(file, "post_processor"), source + ": post_processor")),
         can_decode(decodes_bytes(member(file, "decoder"))) {
-    if (pre_tokenizer.looks_for_text_begin && !normalizer.steps.empty()) {
+    if (words.pre_tokenizer().looks_for_text_begin && !normalizer.steps.empty()) {
       // What begins the text is then told by where it was before.
       refuse_tokenizer("prepend_scheme 'first' behind a normalizer", source + ": pre_tokenizer");
     }
     add_tokens(read_added_tokens(member(file, "added_tokens"), source + ": added_tokens"),
                source + ": added_tokens");
-    vocab_size = bpe.largest_id() + 1;
+    vocab_size = words.bpe().largest_id() + 1;
     for (const auto& [content, id] : added_ids) vocab_size = std::max(vocab_size, id + 1);
     for (const auto* ids : {&post_processor.prefix, &post_processor.suffix}) {
       for (const int32_t id : *ids) {
@@ -75,10 +63,10 @@ struct Tokenizer::Implementation {
   }
 
   void add_tokens(const std::vector<AddedToken>& tokens, const std::string& where) {
-    int32_t next_id = static_cast<int32_t>(bpe.num_tokens());
+    int32_t next_id = static_cast<int32_t>(words.bpe().num_tokens());
     for (const AddedToken& added : tokens) {
       // The library takes the vocabulary's id, or else the next free one, whatever the file says.
-      const int32_t expected = bpe.token_id(added.content).value_or(next_id);
+      const int32_t expected = words.bpe().token_id(added.content).value_or(next_id);
       if (added.id != expected) {
         throw Error({.what = "an added token has another id than the tokenizers library gives it",
                      .where = where + ": '" + added.content + "'",
@@ -104,7 +92,7 @@ struct Tokenizer::Implementation {
 
   const std::string* token(int32_t id) const {
     const auto found = added_contents.find(id);
-    return found != added_contents.end() ? &found->second : bpe.token(id);
+    return found != added_contents.end() ? &found->second : words.bpe().token(id);
   }
 
   // Returns the bytes that no token stands for.
@@ -114,15 +102,13 @@ struct Tokenizer::Implementation {
     int64_t lost = 0;
     normal_matcher.split(piece, [&](std::string_view text, int32_t id) {
       if (id >= 0) return ids.push_back(id);
-      for_each_word(pre_tokenizer, text, begins_text && text.data() == piece.data(),
-                    [&](std::string_view word) { lost += bpe.encode_word(word, ids); });
+      lost += words.encode(text, begins_text && text.data() == piece.data(), ids);
     });
     return lost;
   }
 
   Normalizer normalizer;
-  PreTokenizer pre_tokenizer;
-  Bpe bpe;
+  WordEncoder words;
   PostProcessor post_processor;
   bool can_decode;
   AddedTokenMatcher raw_matcher, normal_matcher;
@@ -189,7 +175,7 @@ std::string Tokenizer::decode(const std::vector<int32_t>& ids, bool skip_special
 std::optional<int32_t> Tokenizer::token_id(std::string_view token) const {
   const auto found = implementation_->added_ids.find(std::string(token));
   if (found != implementation_->added_ids.end()) return found->second;
-  return implementation_->bpe.token_id(token);
+  return implementation_->words.bpe().token_id(token);
 }
 
 int32_t Tokenizer::vocab_size() const { return implementation_->vocab_size; }

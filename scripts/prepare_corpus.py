@@ -6,13 +6,65 @@ For checkpoints whose tokenizer or chat template the programs do not build in. C
 `text` go through its tokenizer, and documents that do not end with EOS get one. The result is one
 stream of ids (1-D), or with --rows one sequence of that many tokens a row (2-D; the rest of the
 stream, shorter than a row, is dropped and counted).
+
+Runs under any Python 3: where transformers is missing it goes on under the Python of $OSCAR_PYTHON
+or .setup.env, or installs what it needs into .venv-corpus, once.
 """
 import argparse
+import importlib.util
 import json
+import os
 import pathlib
+import re
+import subprocess
 import sys
 
-import numpy
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+NEEDED = ("numpy", "transformers", "jinja2", "h5py")
+OWN_PYTHON = ROOT / ".venv-corpus" / "bin" / "python"
+GOING_ON = "OSCAR_PREPARE_CORPUS"  # set in the environment of the Python that was chosen
+
+
+def has_packages(python):
+    """Whether a Python that may not exist has all packages."""
+    find = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))"
+    try:
+        return subprocess.run([python, "-c", find, *NEEDED], check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def python_of_setup():
+    """The Python that $OSCAR_PYTHON, or .setup.env here, names; an empty string if none."""
+    file = ROOT / ".setup.env"
+    named = re.search("OSCAR_PYTHON='(.*)'", file.read_text()) if file.exists() else None
+    return os.environ.get("OSCAR_PYTHON") or (named[1] if named else "")
+
+
+def install_packages():
+    """Makes .venv-corpus with the versions that the tests run with."""
+    wheels = re.search(r"^TEST_WHEELS=\((.*)\)", (ROOT / "scripts/setup.sh").read_text(), re.M)[1]
+    print(f"prepare_corpus: installing {wheels} into {OWN_PYTHON.parent.parent}", file=sys.stderr)
+    try:
+        subprocess.run([sys.executable, "-m", "venv", OWN_PYTHON.parent.parent], check=True)
+        subprocess.run([OWN_PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check",
+                        *wheels.split()], check=True)
+    except subprocess.CalledProcessError:
+        sys.exit("error: that failed; a Python with these packages can be named by OSCAR_PYTHON")
+
+
+def go_on_with_packages():
+    """Returns when this Python has the packages; else the script starts again under one that has."""
+    if all(importlib.util.find_spec(name) for name in NEEDED):
+        return
+    if GOING_ON in os.environ:
+        sys.exit(f"error: {sys.executable} lacks one of {', '.join(NEEDED)}")
+    python = next((p for p in (python_of_setup(), str(OWN_PYTHON)) if p and has_packages(p)), None)
+    if python is None:
+        install_packages()
+        python = str(OWN_PYTHON)
+    os.environ[GOING_ON] = "1"
+    os.execv(python, [python, __file__, *sys.argv[1:]])
 
 
 def documents(path):
@@ -60,6 +112,7 @@ def encode(tokenizer, document):
 def write(path, ids):
     """Writes int32 ids as .npy, or as dataset `tokens` of an .h5 file."""
     if path.suffix == ".npy":
+        import numpy
         numpy.save(path, ids)
     else:
         import h5py
@@ -79,6 +132,8 @@ def main():
         parser.error("OUT must end in .npy or .h5")
     if arguments.rows < 0:
         parser.error("--rows must be positive")
+    go_on_with_packages()
+    import numpy
     from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
 

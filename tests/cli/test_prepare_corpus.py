@@ -1,6 +1,7 @@
 """scripts/prepare_corpus.py: the way out for chat templates that are not built in, and its errors."""
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -54,8 +55,10 @@ class PrepareCorpus(ProgramTest):
                          " ".join(refusal.stderr.split()))
         self.assertIsNotNone(line, refusal.stderr)
         command, *arguments = line[1].split()
-        result = subprocess.run([sys.executable, command, *arguments], cwd=SOURCE, capture_output=True, text=True,
-                                timeout=300)
+        # As from a fresh clone: a Python without packages, which finds the one that has them.
+        environment = {**os.environ, "OSCAR_PYTHON": sys.executable}
+        result = subprocess.run([sys.executable, "-I", "-S", command, *arguments], cwd=SOURCE,
+                                env=environment, capture_output=True, text=True, timeout=300)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(np.load(line[2]).tolist(), self.expected_ids(model))
         self.run_ok("oscar-calibrate", model, line[2], self.folder / "out.h5", "--device", "cpu",

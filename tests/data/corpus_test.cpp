@@ -5,6 +5,7 @@
 #include <set>
 
 #include "oscar/base/sha256.h"
+#include "oscar/data/checkpoint_tokenizer.h"
 #include "oscar/data/document_order.h"
 #include "oscar/io/hdf5.h"
 #include "oscar/io/npy.h"
@@ -275,6 +276,33 @@ TEST(Corpus, ConversationsThatTemplatesCannotRenderAreRefusedByLine) {
                "tool_calls"));
   EXPECT_TRUE(contains(error(R"({"tools": [1], "messages": [{"role": "user", "content": "x"}]})"),
                        "'tools'"));
+}
+
+TEST(Corpus, BytesThatTheVocabularyCannotWriteAreCounted) {
+  const Fixture s;
+  nlohmann::json file = data_test::tiny_tokenizer();
+  file["model"]["vocab"].erase("x");
+  file["added_tokens"][0]["id"] = 258;
+  const Tokenizer tokenizer = Tokenizer::from_json(file, "test");
+  const auto result = load_corpus(s.folder.write("a.txt", "axbxc"), &tokenizer, s.options);
+  EXPECT_EQ(result.record.sources[0].lost_bytes, 2);
+  EXPECT_EQ(result.record.sources[0].dropped,
+            std::vector<std::string>{"bytes of text that the vocabulary cannot write: 2"});
+}
+
+TEST(Corpus, OnlyTextNeedsATokenizer) {
+  const Folder folder;
+  folder.write("ids/a.npy", "");
+  folder.write("ids/b.h5", "");
+  folder.write("mixed/a.npy", "");
+  folder.write("mixed/b.jsonl", "");
+  const std::string ids = (folder / "ids").string(), mixed = (folder / "mixed").string();
+  for (const std::string& corpus : {ids, ids + "/a.npy:1,self:10:1", std::string("absent.npy")}) {
+    EXPECT_FALSE(reads_text(corpus)) << corpus;
+  }
+  for (const std::string& corpus : {mixed, mixed + "/b.jsonl", ids + ",absent.txt"}) {
+    EXPECT_TRUE(reads_text(corpus)) << corpus;
+  }
 }
 
 TEST(Corpus, TextWithoutATokenizerIsAnError) {

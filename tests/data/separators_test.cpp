@@ -9,16 +9,14 @@ namespace oscar {
 namespace {
 
 TEST(Separators, AreTheEndsThatTheCheckpointAndItsTokenizerName) {
-  const Tokenizer tokenizer =
-      Tokenizer::from_file(std::string(OSCAR_SOURCE_DIR) + "/datasets/tiny-gqa/tokenizer.json");
-  const auto end = tokenizer.token_id("<|endoftext|>");
-  ASSERT_TRUE(end);
-  const std::vector<int32_t> found = separator_tokens({7}, &tokenizer, tokenizer.vocab_size());
-  EXPECT_EQ(found.front(), 7);
-  EXPECT_EQ(std::count(found.begin(), found.end(), *end), 1);
-  EXPECT_EQ(separator_tokens({*end, *end}, nullptr, tokenizer.vocab_size()),
-            std::vector<int32_t>{*end});
-  EXPECT_TRUE(separator_tokens({9000}, nullptr, tokenizer.vocab_size()).empty());
+  const std::vector<AddedToken> added = {{.content = "<|im_end|>", .id = 12},
+                                         {.content = "<tool>", .id = 13},
+                                         {.content = "</s>", .id = 2},
+                                         {.content = "<eos>", .id = 30}};
+  EXPECT_EQ(separator_tokens({7}, added, 20), (std::vector<int32_t>{7, 2, 12}));
+  EXPECT_EQ(separator_tokens({12, 12}, added, 20), (std::vector<int32_t>{12, 2}));
+  EXPECT_EQ(separator_tokens({7, 7}, {}, 20), std::vector<int32_t>{7});
+  EXPECT_TRUE(separator_tokens({9000}, {}, 20).empty());
 }
 
 TEST(Separators, TakeThePlaceOfEveryGapthToken) {

@@ -2,6 +2,7 @@
 #include "oscar/data/tokenizer.h"
 
 #include <chrono>
+#include <cstdio>
 #include <functional>
 
 #include "tiny_tokenizer.h"
@@ -130,6 +131,122 @@ TEST(Tokenizer, PostProcessorsNest) {
   EXPECT_EQ(load(file).encode("a", true), (Ids{258, 'a', 259}));
 }
 
+TEST(Tokenizer, BytesThatTheVocabularyLacksAreLeftOutAndCounted) {
+  json file = tiny_tokenizer();
+  for (const char* symbol : {"h", "\u0104", "th", "the"}) file["model"]["vocab"].erase(symbol);
+  file["model"]["merges"] = file["added_tokens"] = json::array();
+  file["post_processor"] = nullptr;
+  const Tokenizer t = load(file);
+  int64_t lost = 5;
+  EXPECT_EQ(t.encode("the \x04hat", false, &lost), (Ids{'t', 'e', ' ', 'a', 't'}));
+  EXPECT_EQ(lost, 5 + 3);
+  EXPECT_EQ(t.encode("the", false, &lost), (Ids{'t', 'e'}));  // now a word that is known
+  EXPECT_EQ(lost, 5 + 3 + 1);
+}
+
+// Characters a to c, a mark for spaces, an unknown token, and byte tokens of some bytes.
+json text_tokenizer(const std::vector<int>& bytes) {
+  json file = tiny_tokenizer();
+  file["model"]["vocab"] = {{"<unk>", 0}, {"a", 1}, {"b", 2}, {"c", 3}, {"_", 4}, {"ab", 5}};
+  file["model"]["merges"] = {"a b"};
+  file["model"]["unk_token"] = "<unk>";
+  for (const int byte : bytes) {
+    char name[8];
+    std::snprintf(name, sizeof(name), "<0x%02X>", static_cast<unsigned>(byte));
+    file["model"]["vocab"][name] = 100 + byte;
+  }
+  file["model"]["byte_fallback"] = !bytes.empty();
+  file["added_tokens"] = json::array();
+  file["post_processor"] = file["pre_tokenizer"] = nullptr;
+  return file;
+}
+
+TEST(Tokenizer, UnknownCharactersBecomeTheUnknownTokenEachOrTogether) {
+  json file = text_tokenizer({});
+  EXPECT_EQ(load(file).encode("aXYb", false), (Ids{1, 0, 0, 2}));
+  file["model"]["fuse_unk"] = true;
+  EXPECT_EQ(load(file).encode("aXYb", false), (Ids{1, 0, 2}));
+  file["model"]["unk_token"] = "<none>";
+  const Tokenizer t = load(file);
+  EXPECT_EQ(t.encode("abc", false), (Ids{5, 3}));
+  EXPECT_TRUE(contains(error_of([&] { t.encode("abX", false); }), "<none>"));
+}
+
+TEST(Tokenizer, UnknownCharactersBecomeTheTokensOfTheirBytes) {
+  const Tokenizer t = load(text_tokenizer({0xC3, 0xA9}));
+  EXPECT_EQ(t.encode("a\u00e9b", false), (Ids{1, 100 + 0xC3, 100 + 0xA9, 2}));
+  EXPECT_EQ(t.encode("a\u00e8b", false), (Ids{1, 0, 2}));  // not all of its bytes have one
+}
+
+TEST(Tokenizer, NormalizersRunInTheirOrder) {
+  json file = text_tokenizer({});
+  file["normalizer"] = {
+      {"type", "Sequence"},
+      {"normalizers",
+       {{{"type", "Lowercase"}},
+        {{"type", "Strip"}, {"strip_left", true}, {"strip_right", false}},
+        {{"type", "Prepend"}, {"prepend", " "}},
+        {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "_"}}}}};
+  EXPECT_EQ(load(file).encode("  AB C ", false), (Ids{4, 5, 4, 3, 4}));
+  EXPECT_EQ(load(file).encode("", false), Ids{});
+}
+
+TEST(Tokenizer, ATextThatANormalizerMakesMuchLongerIsAnError) {
+  json file = text_tokenizer({});
+  json steps = json::array();
+  for (int i = 0; i < 40; ++i) {
+    steps.push_back({{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}});
+  }
+  file["normalizer"] = {{"type", "Sequence"}, {"normalizers", steps}};
+  const Tokenizer t = load(file);
+  EXPECT_EQ(t.encode("b", false), Ids{2});
+  EXPECT_TRUE(contains(error_of([&] { t.encode("aaaa", false); }), "much longer"));
+}
+
+TEST(Tokenizer, MetaspacePutsAMarkWhereItsSchemeSays) {
+  json file = text_tokenizer({});
+  const auto ids = [&](const char* scheme, const char* text) {
+    file["pre_tokenizer"] = {
+        {"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", scheme}};
+    file["added_tokens"] = {{{"id", 6}, {"content", "<x>"}, {"normalized", false}}};
+    return load(file).encode(text, false);
+  };
+  EXPECT_EQ(ids("always", "a<x>a b"), (Ids{4, 1, 6, 4, 1, 4, 2}));
+  EXPECT_EQ(ids("first", "a<x>a b"), (Ids{4, 1, 6, 1, 4, 2}));
+  EXPECT_EQ(ids("first", "<x>a"), (Ids{6, 1}));
+  EXPECT_EQ(ids("never", "a b"), (Ids{1, 4, 2}));
+  EXPECT_EQ(ids("always", " a"), (Ids{4, 1}));
+}
+
+TEST(Tokenizer, ADocumentWithoutSpacesIsCutWhereNoMergeJoins) {
+  json file = text_tokenizer({});
+  std::string text;
+  Ids expected;
+  for (int i = 0; i < 200'000; ++i) {
+    text += i % 7 == 3 ? "aX" : "ab_";
+    const Ids ids = i % 7 == 3 ? Ids{1, 0} : Ids{5, 4};
+    expected.insert(expected.end(), ids.begin(), ids.end());
+  }
+  EXPECT_EQ(load(file).encode(text, false), expected);
+}
+
+TEST(Tokenizer, IsMadeOfADocumentInMemoryToo) {
+  const Tokenizer t = Tokenizer::from_json(tiny_tokenizer(), "made here");
+  EXPECT_EQ(t.encode("the", false), (Ids{257}));
+  EXPECT_TRUE(
+      contains(error_of([] { Tokenizer::from_json(json::array(), "made here"); }), "made here"));
+}
+
+TEST(Tokenizer, OnlyByteLevelDecodersDecode) {
+  json file = tiny_tokenizer();
+  for (const json& decoder : {json(nullptr), json{{"type", "WordPiece"}}, json(3)}) {
+    file["decoder"] = decoder;
+    const Tokenizer t = load(file);
+    EXPECT_EQ(t.encode("the", false), (Ids{257}));
+    EXPECT_TRUE(contains(error_of([&] { t.decode({257}, true); }), "decoder"));
+  }
+}
+
 TEST(Tokenizer, InvalidUtf8IsAnErrorWithItsOffset) {
   const Tokenizer t = load(tiny_tokenizer());
   EXPECT_TRUE(contains(error_of([&] { t.encode("abc\xed\xa0\x80", false); }), "byte 3"));
@@ -149,9 +266,7 @@ TEST(Tokenizer, WhatIsNotImplementedIsRefusedByNameWithTheWayOut) {
   };
   const Case cases[] = {
       {"model 'Unigram'", [](json& f) { f["model"]["type"] = "Unigram"; }},
-      {"byte_fallback", [](json& f) { f["model"]["byte_fallback"] = true; }},
       {"dropout", [](json& f) { f["model"]["dropout"] = 0.1; }},
-      {"unk_token", [](json& f) { f["model"]["unk_token"] = "<unk>"; }},
       {"end_of_word_suffix", [](json& f) { f["model"]["end_of_word_suffix"] = "</w>"; }},
       {"key 'novelty'", [](json& f) { f["model"]["novelty"] = 1; }},
       {"truncation",
@@ -162,33 +277,52 @@ TEST(Tokenizer, WhatIsNotImplementedIsRefusedByNameWithTheWayOut) {
        [](json& f) {
          f["padding"] = {{"strategy", "Fixed"}};
        }},
-      {"normalizer 'Lowercase'",
+      {"normalizer 'StripAccents'",
        [](json& f) {
-         f["normalizer"] = {{"type", "Lowercase"}};
+         f["normalizer"] = {{"type", "StripAccents"}};
        }},
-      {"pre-tokenizer 'Metaspace'",
+      {"more than 64 normalizers",
        [](json& f) {
-         f["pre_tokenizer"] = {{"type", "Metaspace"}};
+         const json step = {{"type", "Prepend"}, {"prepend", "a"}};
+         f["normalizer"] = {{"type", "Sequence"}, {"normalizers", json(65, step)}};
        }},
-      {"without ByteLevel", [](json& f) { f["pre_tokenizer"] = nullptr; }},
-      {"decoder 'WordPiece'",
+      {"pre-tokenizer 'BertPreTokenizer'",
        [](json& f) {
-         f["decoder"] = {{"type", "WordPiece"}};
+         f["pre_tokenizer"] = {{"type", "BertPreTokenizer"}};
        }},
-      {"missing decoder", [](json& f) { f["decoder"] = nullptr; }},
+      {"more than 16 pre-tokenizers",
+       [](json& f) {
+         const json step = {{"type", "Whitespace"}};
+         f["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", json(65, step)}};
+       }},
+      {"prepend_scheme 'last'",
+       [](json& f) {
+         f["pre_tokenizer"] = {
+             {"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "last"}};
+       }},
+      {"'first' behind a normalizer",
+       [](json& f) {
+         f["normalizer"] = {{"type", "NFC"}};
+         f["pre_tokenizer"] = {
+             {"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "first"}};
+       }},
       {"post-processor 'BertProcessing'",
        [](json& f) {
          f["post_processor"] = {{"type", "BertProcessing"}};
        }},
-      {"'MergedWithNext'",
+      {"behavior 'Sideways'",
        [](json& f) {
          f["pre_tokenizer"] = {
-             {"type", "Split"}, {"pattern", {{"Regex", "a"}}}, {"behavior", "MergedWithNext"}};
+             {"type", "Split"}, {"pattern", {{"Regex", "a"}}}, {"behavior", "Sideways"}};
        }},
-      {"not a Regex",
+      {"an empty String pattern",
        [](json& f) {
          f["pre_tokenizer"] = {
-             {"type", "Split"}, {"pattern", {{"String", "a"}}}, {"behavior", "Isolated"}};
+             {"type", "Split"}, {"pattern", {{"String", ""}}}, {"behavior", "Isolated"}};
+       }},
+      {"pattern 'Wish'",
+       [](json& f) {
+         f["normalizer"] = {{"type", "Replace"}, {"pattern", {{"Wish", "a"}}}, {"content", "b"}};
        }},
   };
   for (const Case& c : cases) {
@@ -200,8 +334,8 @@ TEST(Tokenizer, WhatIsNotImplementedIsRefusedByNameWithTheWayOut) {
 
 TEST(Tokenizer, PatternsThatTheEnginesReadDifferentlyAreRefused) {
   for (const char* pattern :
-       {"\\w+", "\\bx", "a.b", "^a", "a$", "[a&&b]", "[[a]]", "(?<=a)b", "\\p{Han}", "\\p{^L}",
-        "a{1,2}+", "a{,2}", "\\x{61}", "(?i:[a-z])", "(?i:\\p{Lu})", "(?m:a)", "[]a]"}) {
+       {"\\w+", "\\bx", "a.b", "^a", "[a&&b]", "[[a]]", "(?<=a)b", "\\p{Han}", "\\p{^L}", "a{1,2}+",
+        "a{,2}", "\\x{61}", "(?i:[a-z])", "(?i:\\p{Lu})", "(?m:a)", "[]a]"}) {
     const std::string text = refusal([&](json& f) {
       f["pre_tokenizer"] = {
           {"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}};
@@ -239,7 +373,10 @@ TEST(Tokenizer, HostileFilesAreErrors) {
       {"a token id from 0", [](json& f) { f["model"]["vocab"]["zz"] = 4294967296; }},
       {"a token id from 0", [](json& f) { f["model"]["vocab"]["zz"] = 1e300; }},
       {"a token id from 0", [](json& f) { f["model"]["vocab"]["zz"] = "1"; }},
-      {"none for byte 97", [](json& f) { f["model"]["vocab"].erase("a"); }},
+      {"one character",
+       [](json& f) {
+         f["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "__"}};
+       }},
       {"an empty one", [](json& f) { f["model"]["merges"] = {" t"}; }},
       {"an empty one",
        [](json& f) {

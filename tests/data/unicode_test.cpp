@@ -38,6 +38,10 @@ TEST(Utf8, CodePointsRoundTrip) {
   }
 }
 
+std::string normalize_nfc(std::string_view text) {
+  return normalize_unicode(text, NormalForm::kNfc);
+}
+
 TEST(Nfc, ComposesOrdersAndExcludes) {
   EXPECT_EQ(normalize_nfc("e\u0301"), "\u00e9");
   EXPECT_EQ(normalize_nfc("a\u0323\u0302"), "\u1ead");
@@ -62,6 +66,32 @@ TEST(Nfc, LongRunsOfMarksAreNotQuadratic) {
   EXPECT_EQ(normal.size(), 2u + 2u * (200000u - 1u));  // one acute joins the letter
 }
 
+TEST(NormalForms, DifferByCompositionAndCompatibility) {
+  const std::string text = "\u00e9\ufb01\u2460";  // e with acute, the ligature fi, 1 in a circle
+  EXPECT_EQ(normalize_unicode(text, NormalForm::kNfc), text);
+  EXPECT_EQ(normalize_unicode(text, NormalForm::kNfd), "e\u0301\ufb01\u2460");
+  EXPECT_EQ(normalize_unicode(text, NormalForm::kNfkc), "\u00e9fi1");
+  EXPECT_EQ(normalize_unicode(text, NormalForm::kNfkd), "e\u0301fi1");
+  EXPECT_EQ(normalize_unicode("\ufdfa", NormalForm::kNfkd).size(), 33u);  // the longest of all
+  EXPECT_EQ(normalize_unicode("\u32ff", NormalForm::kNfkc), "\u32ff");    // newer than Unicode 9
+}
+
+TEST(Properties, AreThoseOfTheLibrarysTables) {
+  for (const uint32_t c : {0x30u, 0x669u, 0xBDu, 0x2167u, 0x1D7D8u}) EXPECT_TRUE(is_number(c)) << c;
+  for (const uint32_t c : {0x0u, 0x61u, 0x20u, 0x2Bu, 0x4E00u}) EXPECT_FALSE(is_number(c)) << c;
+  for (const uint32_t c : {0x21u, 0x2Bu, 0x7Eu, 0x2014u, 0x300Cu, 0x166Du, 0x111C9u}) {
+    EXPECT_TRUE(is_punctuation(c)) << c;
+  }
+  // Among others a symbol, a control, and punctuation that is newer than Unicode 8.
+  for (const uint32_t c : {0x0u, 0x61u, 0x31u, 0x20u, 0x20ACu, 0x7Fu, 0x2E43u}) {
+    EXPECT_FALSE(is_punctuation(c)) << c;
+  }
+}
+
+TEST(Properties, LowerCaseIsOfEachCodePointAlone) {
+  EXPECT_EQ(lowercase("ABC\u00c4\u0130\u03a3 \u0391\u03a3"), "abc\u00e4i\u0307\u03c3 \u03b1\u03c3");
+}
+
 TEST(Dialect, WhiteSpaceIsUnicodesAndNotPcre2s) {
   const Regex space(pattern_for_pcre2("\\s", "test"), "test");
   const Regex not_space(pattern_for_pcre2("[^\\s]", "test"), "test");
@@ -74,6 +104,19 @@ TEST(Dialect, WhiteSpaceIsUnicodesAndNotPcre2s) {
     ASSERT_EQ(negated.find(text, 0).has_value(), !is_white_space(c)) << static_cast<uint32_t>(c);
   }
   EXPECT_FALSE(space.find("\u180e", 0));
+}
+
+TEST(Dialect, ADollarIsTheEndOfALine) {
+  const Regex regex(pattern_for_pcre2("\\s+$", "test"), "test");
+  const auto first = regex.find("a  \nb \n ", 0);
+  ASSERT_TRUE(first);
+  EXPECT_EQ(first->begin, 1u);
+  EXPECT_EQ(first->end, 3u);
+  const auto last = regex.find("a  \nb \n ", 4);
+  ASSERT_TRUE(last);
+  EXPECT_EQ(last->begin, 5u);
+  EXPECT_EQ(last->end, 8u);
+  EXPECT_FALSE(regex.find(" a", 0));
 }
 
 TEST(Dialect, CaselessGroupsMatchBothCases) {

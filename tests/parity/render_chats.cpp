@@ -3,12 +3,13 @@
 //   oscar-test-render-chats TEMPLATE_SHA256
 //
 // Input: a line of JSON for each, {"messages": [{"role": .., "content": ..}], "prompt": bool}.
-// Output: for each the rendered text as a JSON string on a line.
+// Output: for each the rendered text as a JSON string on a line; null when the template refuses it.
 #include <cstdio>
 #include <exception>
 #include <iostream>
 #include <string>
 
+#include "oscar/base/error.h"
 #include "oscar/base/json.h"
 #include "oscar/data/chat_template.h"
 
@@ -27,7 +28,13 @@ int main(int argc, char** argv) {
         messages.push_back({message.at("role"), message.at("content")});
       }
       const bool prompt = item.at("prompt").get<bool>();
-      std::cout << oscar::Json(oscar::render_chat(*chat_template, messages, prompt)).dump() << "\n";
+      oscar::Json rendered;
+      try {
+        rendered = oscar::render_chat(*chat_template, messages, prompt);
+      } catch (const oscar::Error&) {
+        rendered = nullptr;
+      }
+      std::cout << rendered.dump() << "\n";
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

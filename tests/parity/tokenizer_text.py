@@ -1,9 +1,6 @@
-"""Generated text that is hard on tokenizers, and small BPE tokenizers trained on it."""
+"""Generated text that is hard on tokenizers."""
 import random
 import unicodedata
-
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
-from tokenizers import pre_tokenizers, processors, trainers
 
 # Newer characters are a documented limit (PCRE2 10.42 knows Unicode 14).
 assert unicodedata.unidata_version == "14.0.0", unicodedata.unidata_version
@@ -22,11 +19,6 @@ WORDS = ("the of and to in is that for it as was with be by on not he his but at
          "naïve Straße ça żółć привет мир γειά 你好 世界 こんにちは 안녕하세요 "
          "مرحبا שלום नमस्ते ไทย").split()
 PUNCTUATION = list(".,;:!?()[]{}<>/\\|-_=+*&^%$#@~`\"") + ["...", "://", "->", "\u2014", "\u300c"]
-
-QWEN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+")
-LLAMA3 = QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-GLM4 = LLAMA3
 
 
 def whitespace(rng):
@@ -65,9 +57,9 @@ def fragment(rng, added):
     return unicodedata.normalize(rng.choice(["NFC", "NFD"]), rng.choice(WORDS))
 
 
-def generate(seed, count, added):
+def generate(seed, count, added, fragments=12):
     rng = random.Random(seed)
-    return ["".join(fragment(rng, added) for _ in range(rng.randint(0, 12)))
+    return ["".join(fragment(rng, added) for _ in range(rng.randint(0, fragments)))
             for _ in range(count)]
 
 
@@ -77,45 +69,3 @@ def unicode_sweep():
     lone = ["".join(ASSIGNED[i:i + 64]) for i in range(0, len(ASSIGNED), 64)]
     marks = [f"a{m}\u0334\u0301{m}\u0316e{m}\u0301" for m in MARKS]
     return lone + marks + sorted(decomposed - set(ASSIGNED))
-
-
-def train(name):
-    """A tokenizer with the pre-tokenizer, normaliser and post-processor of a model family."""
-    pattern = {"qwen": QWEN, "llama3": LLAMA3, "glm4": GLM4}[name]
-    tokenizer = Tokenizer(models.BPE(ignore_merges=name == "llama3"))
-    if name == "qwen":
-        tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=False)])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=3000, show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator(generate(17, 20000, ["x"]), trainer)
-    special = {"qwen": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-               "llama3": ["<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>"],
-               "glm4": ["[gMASK]", "<sop>", "<|user|>"]}[name]
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
-    tokenizer.add_tokens([
-        AddedToken("<think>", normalized=False),
-        AddedToken("<left>", lstrip=True, normalized=False),
-        AddedToken("<right>", rstrip=True, normalized=False),
-        AddedToken("<both>", lstrip=True, rstrip=True, normalized=True),
-        AddedToken("alone", single_word=True, normalized=True),
-        AddedToken("e\u0301t", normalized=True),   # found composed where the text is normalised
-        AddedToken("<thinking>", normalized=True),
-        AddedToken("<think", normalized=False)])
-    byte_level = processors.ByteLevel(trim_offsets=False)
-    if name == "qwen":
-        tokenizer.post_processor = byte_level
-    elif name == "llama3":
-        tokenizer.post_processor = processors.Sequence([byte_level, processors.TemplateProcessing(
-            single="<|begin_of_text|> $A", special_tokens=[
-                ("<|begin_of_text|>", tokenizer.token_to_id("<|begin_of_text|>"))])])
-    else:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="[gMASK] <sop> $A", special_tokens=[
-                (t, tokenizer.token_to_id(t)) for t in ("[gMASK]", "<sop>")])
-    added = special + ["<think>", "<left>", "<right>", "<both>", "alone", "e\u0301t", "\u00e9t",
-                       "<thinking>", "<think"]
-    return tokenizer, added

@@ -4,9 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
+#include <optional>
 
 #include "oscar/base/error.h"
+#include "oscar/data/checkpoint_tokenizer.h"
 #include "oscar/data/separators.h"
 #include "oscar/executor/run_plan.h"
 #include "oscar/model/generate.h"
@@ -56,14 +57,6 @@ TokenChunks sample_chunks(const CorpusOptions& corpus, int64_t tokens, Transform
   return pack_documents(std::move(documents), std::move(source), corpus);
 }
 
-bool needs_tokenizer(const std::vector<CorpusPart>& parts) {
-  return std::any_of(parts.begin(), parts.end(), [](const CorpusPart& part) {
-    if (part.self_tokens > 0) return false;
-    const auto extension = std::filesystem::path(part.path).extension();
-    return extension != ".npy" && extension != ".h5";
-  });
-}
-
 }  // namespace
 
 TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
@@ -77,13 +70,9 @@ TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
                        .chat_template_sha256 = checkpoint.chat_template_sha256,
                        .model = options.model};
   const std::vector<CorpusPart> parts = parse_corpus_argument(options.corpus);
-  std::unique_ptr<Tokenizer> tokenizer;
-  if (needs_tokenizer(parts)) {
-    tokenizer =
-        std::make_unique<Tokenizer>(Tokenizer::from_file(checkpoint.folder / "tokenizer.json"));
-  }
-  const std::vector<int32_t> separators =
-      separator_tokens(corpus.eos_token_ids, tokenizer.get(), corpus.vocab_size);
+  std::optional<Tokenizer> tokenizer;
+  if (reads_text(options.corpus)) tokenizer = open_tokenizer(checkpoint);
+  const std::vector<int32_t> separators = separator_tokens(checkpoint);
   using enum CalibrateOptions::Separators;
   if (options.separators == kOn || (options.separators == kAuto && tokenizer)) {
     corpus.separators = separators;
@@ -103,7 +92,7 @@ TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
     }
     return sample_chunks(corpus, part.self_tokens, model, device_bytes, progress);
   }
-  TokenChunks chunks = load_corpus(options.corpus, tokenizer.get(), corpus);
+  TokenChunks chunks = load_corpus(options.corpus, tokenizer ? &*tokenizer : nullptr, corpus);
   if (!separators.empty() && chunks.record.separators == "none" &&
       is_rare(chunks.chunks, separators)) {
     progress.note(fmt::format(

@@ -13,32 +13,6 @@ namespace {
 // \w of Unicode (UTS 18, annex C), which PCRE2's own \w is not.
 constexpr const char* kWordCharacter = R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d}])";
 
-size_t previous_begin(std::string_view text, size_t offset) {
-  do {
-    --offset;
-  } while ((static_cast<uint8_t>(text[offset]) & 0xC0) == 0x80);
-  return offset;
-}
-
-size_t white_space_begin(std::string_view text, size_t end) {
-  while (end > 0) {
-    const size_t begin = previous_begin(text, end);
-    size_t offset = begin;
-    if (!is_white_space(next_code_point(text, offset))) break;
-    end = begin;
-  }
-  return end;
-}
-
-size_t white_space_end(std::string_view text, size_t begin) {
-  while (begin < text.size()) {
-    size_t offset = begin;
-    if (!is_white_space(next_code_point(text, offset))) break;
-    begin = offset;
-  }
-  return begin;
-}
-
 }  // namespace
 
 std::vector<AddedToken> read_added_tokens(const TokenizerJson& list, const std::string& where) {
@@ -84,6 +58,7 @@ void AddedTokenMatcher::add(std::string_view pattern, const AddedToken& token) {
     node = child;
   }
   if (node == 0 || nodes_[node].token >= 0) return;
+  begins_token_[static_cast<uint8_t>(pattern.front())] = true;
   nodes_[node].token = static_cast<int>(tokens_.size());
   tokens_.push_back(token);
 }
@@ -123,7 +98,8 @@ void AddedTokenMatcher::split(std::string_view text,
   size_t done = 0;
   for (size_t offset = 0; offset < text.size();) {
     size_t begin = offset, end = 0;
-    const int index = longest_at(text, offset, end);
+    const int index =
+        begins_token_[static_cast<uint8_t>(text[offset])] ? longest_at(text, offset, end) : -1;
     if (index < 0) {
       ++offset;
       continue;

@@ -1,6 +1,7 @@
 // Added tokens: contents that are cut out of the text before anything else looks at it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -47,6 +48,7 @@ class AddedTokenMatcher {
   int longest_at(std::string_view text, size_t offset, size_t& end) const;
   bool stands_alone(std::string_view text, size_t begin, size_t end) const;
 
+  std::array<bool, 256> begins_token_{};  // by the first byte
   std::vector<Node> nodes_;
   std::vector<AddedToken> tokens_;
   Regex word_;

@@ -3,27 +3,35 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
+#include "oscar/data/known_texts.h"
+#include "oscar/data/merge_table.h"
 #include "oscar/data/tokenizer_json.h"
 
 namespace oscar {
 
+// What words are made of.
+enum class WordKind {
+  kText,            // characters of the vocabulary
+  kBytes,           // any bytes; the vocabulary has them in the characters of byte_alphabet.h
+  kByteCharacters,  // those characters
+};
+
 class Bpe {
  public:
   // Reads "model" of tokenizer.json. Throws Error for settings that are not implemented, a
-  // vocabulary that is missing, lacks one of the 256 byte tokens or gives an id twice, and merges
-  // of unknown or empty tokens.
-  Bpe(const TokenizerJson& model, const std::string& where);
+  // vocabulary that is missing or gives an id twice, and merges of unknown or empty tokens.
+  Bpe(const TokenizerJson& model, WordKind kind, const std::string& where);
 
-  // Appends the ids of `word`, any bytes. n log n in its length. One thread at a time: words are
-  // remembered.
-  void encode_word(std::string_view word, std::vector<int32_t>& ids) const;
+  // Appends the ids of `word`, which is valid UTF-8 unless words are bytes. A character without a
+  // token becomes the tokens of its bytes (byte_fallback), else unk_token, else nothing: returns
+  // the number of bytes that nothing stands for. n log n in the word's length. One thread at a
+  // time: words are remembered.
+  int64_t encode_word(std::string_view word, std::vector<int32_t>& ids) const;
 
   std::optional<int32_t> token_id(std::string_view token) const;
   const std::string* token(int32_t id) const;  // null when no token has this id
@@ -31,37 +39,44 @@ class Bpe {
   int32_t largest_id() const { return static_cast<int32_t>(tokens_.size()) - 1; }
 
  private:
-  struct Merge {
-    int32_t rank, id;
-  };
-  struct Hash {
-    using is_transparent = void;
-    size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
-  };
-  struct PairHash {
-    size_t operator()(uint64_t pair) const {
-      pair *= 0x9E3779B97F4A7C15ULL;
-      return pair ^ (pair >> 32);
+  // Ids of characters, in pages that exist only where there are some.
+  class CharacterIds {
+   public:
+    CharacterIds();
+    void set(char32_t character, int32_t id);
+    int32_t operator[](char32_t character) const {  // -1: no token
+      return ids_[size_t{pages_[character >> 8]} << 8 | (character & 0xFF)];
     }
+
+   private:
+    std::vector<uint16_t> pages_;  // page 0 is that of characters without an id
+    std::vector<int32_t> ids_;
   };
-  template <typename Value>
-  using ByText = std::unordered_map<std::string, Value, Hash, std::equal_to<>>;
+  // What characters without a token of their own become, and its first and last character.
+  struct Stand {
+    int32_t id = -1;
+    char32_t first = 0, last = 0;
+  };
+  class Encoding;  // of one word
 
   void read_vocabulary(const TokenizerJson& model, const std::string& where);
+  void read_unknown(const TokenizerJson& model, const std::string& where);
   void read_merges(const TokenizerJson& model, const std::string& where);
-  void add_merge(std::string_view left, std::string_view right, int32_t rank,
-                 const std::string& where);
-  const Merge* merge_of(int32_t left, int32_t right) const;
-  void merge_short(std::vector<int32_t>& symbols) const;
-  void merge_long(std::vector<int32_t>& symbols) const;
+  void add_merge(std::string_view left, std::string_view right, const std::string& where);
+  Stand stand(const std::string& token) const;
 
+  WordKind kind_;
   ByText<int32_t> ids_;        // by the token's text in the file
-  ByText<int32_t> whole_ids_;  // by the token's bytes; filled when ignore_merges is set
+  ByText<int32_t> whole_ids_;  // by what a word would be; filled when ignore_merges is set
   std::vector<const std::string*> tokens_;
-  std::array<int32_t, 256> byte_ids_{};
-  std::unordered_map<uint64_t, Merge, PairHash> merges_;
-  bool ignore_merges_ = false;
-  mutable ByText<std::vector<int32_t>> known_words_;
+  CharacterIds character_ids_;
+  MergeTable merges_;
+  bool ignore_merges_ = false, byte_fallback_ = false, fuse_unknown_ = false;
+  bool cuts_words_ = true;
+  std::array<Stand, 256> byte_stands_{};
+  std::optional<std::string> unknown_token_;
+  Stand unknown_;
+  mutable KnownTexts known_;
 };
 
 }  // namespace oscar

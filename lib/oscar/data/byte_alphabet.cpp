@@ -37,6 +37,14 @@ constexpr Alphabet kAlphabet = make_alphabet();
 
 char32_t character_of_byte(uint8_t byte) { return kAlphabet.of_byte[byte]; }
 
+std::string characters_of_bytes(std::string_view bytes) {
+  std::string text;
+  text.reserve(2 * bytes.size());
+  for (const char byte : bytes)
+    append_code_point(character_of_byte(static_cast<uint8_t>(byte)), text);
+  return text;
+}
+
 std::optional<std::string> bytes_of_characters(std::string_view text) {
   std::string bytes;
   bytes.reserve(text.size());

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string_view>
 
 #include "oscar/base/error.h"
@@ -18,7 +19,7 @@ struct KnownTemplate {
 
 // Text of `chat_template` in tokenizer_config.json (or chat_template.jinja), hashed as UTF-8, and
 // the models that publish it.
-constexpr std::array<KnownTemplate, 6> kKnownTemplates = {{
+constexpr std::array<KnownTemplate, 9> kKnownTemplates = {{
     // Qwen2.5 Instruct
     {"cd8e9439f0570856fd70470bf8889ebd8b5d1107207f67a5efb46e342330527f", ChatTemplate::kQwen25},
     // Qwen3, thinking and not
@@ -32,6 +33,12 @@ constexpr std::array<KnownTemplate, 6> kKnownTemplates = {{
     {"e10ca381b1ccc5cf9db52e371f3b6651576caee0a630b452e2816b2d404d4b65", ChatTemplate::kLlama31},
     // tests/golden/chat_templates/glm4.jinja
     {"4ec113cee6109cd5e427439705dded248fabc54dec9c92ba4fed65acff5f964d", ChatTemplate::kGlm4},
+    // SmolLM2 Instruct
+    {"872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788", ChatTemplate::kSmolLm2},
+    // Gemma 1 and 2 Instruct
+    {"ecd6ae513fe103f0eb62e8ab5bfa8d0fe45c1074fa398b089c93a7e70c15cfd6", ChatTemplate::kGemma},
+    // Gemma 3 Instruct
+    {"7de1c58e208eda46e9c7f86397df37ec49883aeece39fb961e0a6b24088dd3c4", ChatTemplate::kGemma3},
 }};
 
 // White space to Python's str.strip, which Jinja's trim calls: Unicode's and four separators.
@@ -76,14 +83,10 @@ std::string render_chatml(const std::vector<ChatMessage>& messages) {
   return text;
 }
 
-// A default system message when the first message is none.
-std::string render_qwen25(const std::vector<ChatMessage>& messages) {
-  std::string text;
-  if (messages.front().role != "system") {
-    text = chatml_turn("system",
-                       "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.");
-  }
-  return text + render_chatml(messages);
+// A system message of the template's own when the first message is none.
+std::string render_chatml_with(std::string_view system, const std::vector<ChatMessage>& messages) {
+  const bool has_system = messages.front().role == "system";
+  return (has_system ? "" : chatml_turn("system", system)) + render_chatml(messages);
 }
 
 bool is_tool_response(std::string_view content) {
@@ -174,6 +177,33 @@ std::string render_glm4(const std::vector<ChatMessage>& messages) {
   return text;
 }
 
+// Gemma: user and assistant ("model") by turns. What the system says begins the first turn of Gemma
+// 3; the ones before know no system.
+std::string render_gemma(std::span<const ChatMessage> messages, bool takes_system) {
+  std::string text = "<bos>", first;
+  if (messages.front().role == "system") {
+    if (!takes_system) {
+      throw Error({.what = "the chat template knows no system message",
+                   .expected = "a user's first",
+                   .found = "system"});
+    }
+    first = messages.front().content + "\n\n";
+    messages = messages.subspan(1);
+  }
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const ChatMessage& message = messages[i];
+    if ((message.role == "user") != (i % 2 == 0)) {
+      throw Error({.what = "the chat template wants user and assistant by turns",
+                   .expected = i % 2 == 0 ? "user" : "assistant",
+                   .found = message.role});
+    }
+    text += join({"<start_of_turn>", message.role == "assistant" ? "model" : message.role, "\n",
+                  i == 0 ? std::string_view(first) : std::string_view(),
+                  python_strip(message.content), "<end_of_turn>\n"});
+  }
+  return text;
+}
+
 }  // namespace
 
 std::optional<ChatTemplate> known_chat_template(const std::string& chat_template_sha256) {
@@ -185,8 +215,9 @@ std::optional<ChatTemplate> known_chat_template(const std::string& chat_template
 }
 
 const char* chat_template_name(ChatTemplate chat_template) {
-  constexpr std::array<const char*, 6> kNames = {"qwen2.5", "qwen3",    "qwen3-instruct",
-                                                 "llama3",  "llama3.1", "glm4"};
+  constexpr std::array<const char*, 9> kNames = {"qwen2.5", "qwen3",    "qwen3-instruct",
+                                                 "llama3",  "llama3.1", "glm4",
+                                                 "smollm2", "gemma",    "gemma3"};
   return kNames[static_cast<size_t>(chat_template)];
 }
 
@@ -199,19 +230,36 @@ std::string render_chat(ChatTemplate chat_template, const std::vector<ChatMessag
                  .expected = "system, user or assistant",
                  .found = message.role});
   }
+  constexpr const char* kChatmlPrompt = "<|im_start|>assistant\n";
+  const auto ends_with = [&](std::string text, const std::string& prompt) {
+    if (add_generation_prompt) text += prompt;
+    return text;
+  };
   switch (chat_template) {
     case ChatTemplate::kQwen25:
-      return render_qwen25(messages) + (add_generation_prompt ? "<|im_start|>assistant\n" : "");
+      return ends_with(
+          render_chatml_with("You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+                             messages),
+          kChatmlPrompt);
     case ChatTemplate::kQwen3:
-      return render_qwen3(messages) + (add_generation_prompt ? "<|im_start|>assistant\n" : "");
+      return ends_with(render_qwen3(messages), kChatmlPrompt);
     case ChatTemplate::kQwen3Instruct:
-      return render_chatml(messages) + (add_generation_prompt ? "<|im_start|>assistant\n" : "");
+      return ends_with(render_chatml(messages), kChatmlPrompt);
     case ChatTemplate::kLlama3:
-      return render_llama3(messages) + (add_generation_prompt ? llama3_header("assistant") : "");
+      return ends_with(render_llama3(messages), llama3_header("assistant"));
     case ChatTemplate::kLlama31:
-      return render_llama31(messages) + (add_generation_prompt ? llama3_header("assistant") : "");
+      return ends_with(render_llama31(messages), llama3_header("assistant"));
     case ChatTemplate::kGlm4:
-      return render_glm4(messages) + (add_generation_prompt ? "<|assistant|>" : "");
+      return ends_with(render_glm4(messages), "<|assistant|>");
+    case ChatTemplate::kSmolLm2:
+      return ends_with(
+          render_chatml_with("You are a helpful AI assistant named SmolLM, trained by Hugging Face",
+                             messages),
+          kChatmlPrompt);
+    case ChatTemplate::kGemma:
+    case ChatTemplate::kGemma3:
+      return ends_with(render_gemma(messages, chat_template == ChatTemplate::kGemma3),
+                       "<start_of_turn>model\n");
   }
   throw Error({.what = "unknown chat template"});
 }

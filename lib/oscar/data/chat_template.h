@@ -12,7 +12,17 @@ struct ChatMessage {
   std::string content;  // UTF-8
 };
 
-enum class ChatTemplate { kQwen25, kQwen3, kQwen3Instruct, kLlama3, kLlama31, kGlm4 };
+enum class ChatTemplate {
+  kQwen25,
+  kQwen3,
+  kQwen3Instruct,
+  kLlama3,
+  kLlama31,
+  kGlm4,
+  kSmolLm2,
+  kGemma,
+  kGemma3,
+};
 
 // The built-in template whose reference text has this sha256, if any.
 std::optional<ChatTemplate> known_chat_template(const std::string& chat_template_sha256);

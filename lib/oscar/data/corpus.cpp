@@ -65,16 +65,21 @@ std::vector<Ids> tokenize(std::vector<TextDocument>& texts, const Tokenizer* tok
                          "(scripts/prepare_corpus.py)"});
   }
   std::vector<Ids> documents;
-  int64_t tokens = 0;
+  int64_t tokens = 0, lost_bytes = 0;
   for (const size_t index : shuffled_order(texts.size(), seed)) {
     if (tokens >= needed) break;
     TextDocument& text = texts[index];
-    Ids ids = tokenizer->encode(text.text, !text.is_chat);
+    Ids ids = tokenizer->encode(text.text, !text.is_chat, &lost_bytes);
     end_document(ids, text.is_chat, options);
     check_vocabulary(ids, source.name, options);
     tokens += static_cast<int64_t>(ids.size());
     documents.push_back(std::move(ids));
     text.text = {};
+  }
+  source.lost_bytes = lost_bytes;
+  if (lost_bytes > 0) {
+    source.dropped.push_back("bytes of text that the vocabulary cannot write: " +
+                             std::to_string(lost_bytes));
   }
   const size_t unread = texts.size() - documents.size();
   if (unread > 0) {

@@ -30,6 +30,7 @@ struct CorpusSource {
   double weight = 1.0;
   int64_t documents_read = 0, documents_used = 0;
   int64_t tokens_read = 0, tokens_used = 0;
+  int64_t lost_bytes = 0;                 // of text, which no token of the vocabulary stands for
   std::vector<std::string> dropped = {};  // "reason: count", for the log and the bundle
 };
 

@@ -80,9 +80,12 @@ std::string kind_of_ids(const std::vector<uint64_t>& shape) {
   return shape.size() == 2 ? "ids_2d" : "ids_1d";
 }
 
+bool is_text(const std::filesystem::path& path) {
+  return path.extension() == ".txt" || path.extension() == ".jsonl";
+}
+
 bool has_reader(const std::filesystem::path& path) {
-  const std::string extension = path.extension().string();
-  return extension == ".npy" || extension == ".h5" || extension == ".txt" || extension == ".jsonl";
+  return path.extension() == ".npy" || path.extension() == ".h5" || is_text(path);
 }
 
 void read_file(const std::filesystem::path& path, const CorpusOptions& options,
@@ -146,6 +149,14 @@ void read_folder(const std::filesystem::path& folder, const CorpusOptions& optio
 }
 
 }  // namespace
+
+bool holds_text(const std::filesystem::path& path) {
+  std::error_code status;
+  if (!std::filesystem::is_directory(path, status)) return is_text(path);
+  const std::filesystem::directory_iterator folder(path, status);
+  return !status && std::any_of(begin(folder), end(folder),
+                                [](const auto& entry) { return is_text(entry.path()); });
+}
 
 CorpusContent read_corpus_path(const std::filesystem::path& path, const CorpusOptions& options) {
   CorpusContent content;

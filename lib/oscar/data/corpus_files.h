@@ -25,6 +25,9 @@ struct CorpusContent {
   int64_t empty_documents = 0, other_files = 0;
 };
 
+// Whether `path` is a file of text, or a folder with one; by the names alone.
+bool holds_text(const std::filesystem::path& path);
+
 // Throws Error with file and line, or file and position, for everything that cannot be used.
 CorpusContent read_corpus_path(const std::filesystem::path& path, const CorpusOptions& options);
 

@@ -4,6 +4,8 @@
 
 #include <pcre2.h>
 
+#include <cstdint>
+
 #include "oscar/base/error.h"
 
 namespace oscar {
@@ -24,6 +26,8 @@ struct Regex::State {
   pcre2_match_data* match = nullptr;
   pcre2_match_context* context = nullptr;
   pcre2_jit_stack* stack = nullptr;
+  bool has_jit = false;
+  const uint8_t* first_bytes = nullptr;  // 256 bits: bytes that a match can begin with, if known
   ~State() {
     pcre2_match_data_free(match);
     pcre2_match_context_free(context);
@@ -49,7 +53,9 @@ Regex::Regex(const std::string& pattern, const std::string& where)
     throw Error({.what = "regular expression can match nothing, so it cannot cut text into words",
                  .where = where + ": " + pattern});
   }
-  pcre2_jit_compile(state_->code, PCRE2_JIT_COMPLETE);  // without JIT the interpreter runs
+  // Without JIT the interpreter runs.
+  state_->has_jit = pcre2_jit_compile(state_->code, PCRE2_JIT_COMPLETE) == 0;
+  pcre2_pattern_info(state_->code, PCRE2_INFO_FIRSTBITMAP, &state_->first_bytes);
   state_->match = pcre2_match_data_create_from_pattern(state_->code, nullptr);
   state_->context = pcre2_match_context_create(nullptr);
   state_->stack = pcre2_jit_stack_create(kJitStackStart, kJitStackMax, nullptr);
@@ -64,9 +70,20 @@ Regex::Regex(Regex&&) noexcept = default;
 Regex& Regex::operator=(Regex&&) noexcept = default;
 
 std::optional<Match> Regex::find(std::string_view text, size_t offset) const {
-  const int count =
-      pcre2_match(state_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), offset,
-                  PCRE2_NO_UTF_CHECK, state_->match, state_->context);
+  // Most pieces of text hold no match: told here, without the engine's start, where it can be.
+  if (const uint8_t* first = state_->first_bytes) {
+    const auto begins_match = [&](uint8_t byte) {
+      return (first[byte >> 3] >> (byte & 7) & 1) != 0;
+    };
+    while (offset < text.size() && !begins_match(static_cast<uint8_t>(text[offset]))) ++offset;
+    if (offset == text.size()) return std::nullopt;
+  }
+  const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
+  const int count = state_->has_jit
+                        ? pcre2_jit_match(state_->code, subject, text.size(), offset, 0,
+                                          state_->match, state_->context)
+                        : pcre2_match(state_->code, subject, text.size(), offset,
+                                      PCRE2_NO_UTF_CHECK, state_->match, state_->context);
   if (count == PCRE2_ERROR_NOMATCH) return std::nullopt;
   if (count < 0) {
     throw Error({.what = "regular expression engine gave up: " + message_of(count),

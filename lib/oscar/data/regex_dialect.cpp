@@ -38,7 +38,10 @@ class Walk {
         group();
       } else if (peek() == '{') {
         counted_quantifier();
-      } else if (std::string_view(".^$").find(peek()) != std::string_view::npos) {
+      } else if (peek() == '$') {
+        out_ += "(?=\\n|\\z)";
+        ++at_;
+      } else if (peek() == '.' || peek() == '^') {
         refuse(1);
       } else {
         if (peek() == ')' && depth_ > 0 && depth_-- == caseless_depth_) caseless_depth_ = 0;

@@ -18,7 +18,7 @@ constexpr std::array kNames = {"<|endoftext|>", "</s>",       "<|end_of_text|>",
 }  // namespace
 
 std::vector<int32_t> separator_tokens(const std::vector<int32_t>& eos_token_ids,
-                                      const Tokenizer* tokenizer, int32_t vocab_size) {
+                                      const std::vector<AddedToken>& added, int32_t vocab_size) {
   std::vector<int32_t> ids;
   const auto add = [&](int32_t id) {
     if (id >= 0 && id < vocab_size && std::find(ids.begin(), ids.end(), id) == ids.end()) {
@@ -27,8 +27,9 @@ std::vector<int32_t> separator_tokens(const std::vector<int32_t>& eos_token_ids,
   };
   for (const int32_t id : eos_token_ids) add(id);
   for (const char* name : kNames) {
-    if (tokenizer == nullptr) break;
-    if (const auto id = tokenizer->token_id(name)) add(*id);
+    for (const AddedToken& token : added) {
+      if (token.content == name) add(token.id);
+    }
   }
   return ids;
 }

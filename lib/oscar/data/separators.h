@@ -5,14 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "oscar/data/tokenizer.h"
+#include "oscar/data/added_tokens.h"
 
 namespace oscar {
 
-// The checkpoint's `eos_token_ids`, then the tokens of `tokenizer` (may be null) that published
+// The checkpoint's `eos_token_ids`, then those of the tokenizer's `added` tokens that published
 // families end documents and turns with; each once. Below `vocab_size`.
 std::vector<int32_t> separator_tokens(const std::vector<int32_t>& eos_token_ids,
-                                      const Tokenizer* tokenizer, int32_t vocab_size);
+                                      const std::vector<AddedToken>& added, int32_t vocab_size);
 
 // Text with separators put in has one in some 576 tokens.
 inline constexpr int64_t kTokensOfASeparator = 1024;

@@ -7,141 +7,44 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
-#include "oscar/base/json_text.h"
 #include "oscar/data/added_tokens.h"
-#include "oscar/data/bpe.h"
 #include "oscar/data/byte_alphabet.h"
-#include "oscar/data/pre_tokenizer.h"
+#include "oscar/data/normalizer.h"
+#include "oscar/data/post_processor.h"
 #include "oscar/data/tokenizer_json.h"
 #include "oscar/data/unicode.h"
+#include "oscar/data/word_encoder.h"
 
 namespace oscar {
 namespace {
 
-// What the post-processor puts around the ids.
-struct Frame {
-  std::vector<int32_t> prefix, suffix;
-};
-
-const TokenizerJson& list_member(const TokenizerJson& object, const char* key,
-                                 const std::string& where) {
-  const auto list = object.find(key);
-  if (list == object.end() || !list->is_array()) {
-    throw Error(
-        {.what = "malformed tokenizer file", .where = where + ": " + key, .expected = "a list"});
-  }
-  return *list;
-}
-
-// Whether the text is brought to NFC.
-bool read_normalizer(const TokenizerJson& object, const std::string& where) {
-  if (object.is_null()) return false;
-  const std::string type = type_of(object, where);
-  if (type == "NFC") {
-    check_keys(object, {"type"}, where);
-    return true;
-  }
-  if (type != "Sequence") refuse_tokenizer("normalizer '" + type + "'", where);
-  check_keys(object, {"type", "normalizers"}, where);
-  bool nfc = false;
-  for (const TokenizerJson& part : list_member(object, "normalizers", where)) {
-    nfc = read_normalizer(part, where) || nfc;
-  }
-  return nfc;
-}
-
-void check_decoder(const TokenizerJson& object, const std::string& where) {
-  if (object.is_null()) refuse_tokenizer("a missing decoder", where);
-  const std::string type = type_of(object, where);
-  if (type == "ByteLevel") {
-    check_keys(object, {"type", "add_prefix_space", "trim_offsets", "use_regex"}, where);
-    return;
-  }
-  if (type != "Sequence") refuse_tokenizer("decoder '" + type + "'", where);
-  check_keys(object, {"type", "decoders"}, where);
-  const TokenizerJson& parts = list_member(object, "decoders", where);
-  if (parts.size() != 1) refuse_tokenizer("a decoder sequence of several parts", where);
-  check_decoder(parts[0], where);
-}
-
-void append_special(const TokenizerJson& tokens, const TokenizerJson& part,
-                    const std::string& where, std::vector<int32_t>& ids) {
-  const std::string name = string_member(part, "id", where);
-  const auto token = tokens.find(name);
-  if (token == tokens.end() || !token->is_object()) {
-    throw Error({.what = "malformed tokenizer file",
-                 .where = where + ": special_tokens",
-                 .expected = "an entry for '" + name + "'"});
-  }
-  for (const TokenizerJson& id : list_member(*token, "ids", where)) {
-    ids.push_back(token_id_value(id, where + ": special_tokens " + name));
-  }
-}
-
-Frame read_template(const TokenizerJson& object, const std::string& where) {
-  check_keys(object, {"type", "single", "pair", "special_tokens"}, where);
-  const TokenizerJson tokens = object.value("special_tokens", TokenizerJson::object());
-  Frame frame;
-  int sequences = 0;
-  for (const TokenizerJson& part : list_member(object, "single", where)) {
-    check_keys(part, {"SpecialToken", "Sequence"}, where);
-    if (part.contains("Sequence")) {
-      ++sequences;
-    } else {
-      append_special(tokens, part.value("SpecialToken", TokenizerJson()), where,
-                     sequences == 0 ? frame.prefix : frame.suffix);
-    }
-  }
-  if (sequences != 1) refuse_tokenizer("a template without exactly one sequence", where);
-  return frame;
-}
-
-// Adds the ids of one processor around those of the ones before it.
-void read_post_processor(const TokenizerJson& object, const std::string& where, Frame& frame) {
-  if (object.is_null()) return;
-  const std::string type = type_of(object, where);
-  if (type == "ByteLevel") {  // it moves offsets only
-    check_keys(object, {"type", "add_prefix_space", "trim_offsets", "use_regex"}, where);
-  } else if (type == "TemplateProcessing") {
-    const Frame outer = read_template(object, where);
-    frame.prefix.insert(frame.prefix.begin(), outer.prefix.begin(), outer.prefix.end());
-    frame.suffix.insert(frame.suffix.end(), outer.suffix.begin(), outer.suffix.end());
-  } else if (type == "Sequence") {
-    check_keys(object, {"type", "processors"}, where);
-    for (const TokenizerJson& part : list_member(object, "processors", where)) {
-      read_post_processor(part, where, frame);
-    }
-  } else {
-    refuse_tokenizer("post-processor '" + type + "'", where);
-  }
-}
-
-TokenizerJson parse_tokenizer(const std::string& text, const std::string& source) {
-  require_shallow_json(text, source);
-  try {
-    return TokenizerJson::parse(text);
-  } catch (const nlohmann::json::exception& error) {
-    throw Error({.what = "malformed JSON", .where = source, .found = json_problem(error, text)});
-  }
+// Whether the decoder is ByteLevel, alone or as a Sequence of one.
+bool decodes_bytes(const TokenizerJson& object) {
+  if (!object.is_object()) return false;
+  const std::string type = object.value("type", TokenizerJson()).dump();
+  if (type == "\"ByteLevel\"") return true;
+  const TokenizerJson parts = object.value("decoders", TokenizerJson());
+  return type == "\"Sequence\"" && parts.is_array() && parts.size() == 1 && decodes_bytes(parts[0]);
 }
 
 }  // namespace
 
 struct Tokenizer::Implementation {
   Implementation(const TokenizerJson& file, const std::string& source)
-      : bpe(file.value("model", TokenizerJson()), source + ": model"),
-        pre_tokenizer(read_pre_tokenizer(file.value("pre_tokenizer", TokenizerJson()),
-                                         source + ": pre_tokenizer")),
-        nfc(read_normalizer(file.value("normalizer", TokenizerJson()), source + ": normalizer")) {
-    check_decoder(file.value("decoder", TokenizerJson()), source + ": decoder");
-    read_post_processor(file.value("post_processor", TokenizerJson()), source + ": post_processor",
-                        frame);
-    add_tokens(
-        read_added_tokens(file.value("added_tokens", TokenizerJson()), source + ": added_tokens"),
-        source + ": added_tokens");
-    vocab_size = bpe.largest_id() + 1;
+      : normalizer(read_normalizer(member(file, "normalizer"), source + ": normalizer")),
+        words(member(file, "pre_tokenizer"), member(file, "model"), source),
+        post_processor(
+            read_post_processor(member(file, "post_processor"), source + ": post_processor")),
+        can_decode(decodes_bytes(member(file, "decoder"))) {
+    if (words.pre_tokenizer().looks_for_text_begin && !normalizer.steps.empty()) {
+      // What begins the text is then told by where it was before.
+      refuse_tokenizer("prepend_scheme 'first' behind a normalizer", source + ": pre_tokenizer");
+    }
+    add_tokens(read_added_tokens(member(file, "added_tokens"), source + ": added_tokens"),
+               source + ": added_tokens");
+    vocab_size = words.bpe().largest_id() + 1;
     for (const auto& [content, id] : added_ids) vocab_size = std::max(vocab_size, id + 1);
-    for (const auto* ids : {&frame.prefix, &frame.suffix}) {
+    for (const auto* ids : {&post_processor.prefix, &post_processor.suffix}) {
       for (const int32_t id : *ids) {
         if (token(id) == nullptr) {
           throw Error({.what = "malformed tokenizer file",
@@ -153,11 +56,17 @@ struct Tokenizer::Implementation {
     }
   }
 
+  static const TokenizerJson& member(const TokenizerJson& file, const char* key) {
+    static const TokenizerJson kNull;
+    const auto found = file.find(key);
+    return found == file.end() ? kNull : *found;
+  }
+
   void add_tokens(const std::vector<AddedToken>& tokens, const std::string& where) {
-    int32_t next_id = static_cast<int32_t>(bpe.num_tokens());
+    int32_t next_id = static_cast<int32_t>(words.bpe().num_tokens());
     for (const AddedToken& added : tokens) {
       // The library takes the vocabulary's id, or else the next free one, whatever the file says.
-      const int32_t expected = bpe.token_id(added.content).value_or(next_id);
+      const int32_t expected = words.bpe().token_id(added.content).value_or(next_id);
       if (added.id != expected) {
         throw Error({.what = "an added token has another id than the tokenizers library gives it",
                      .where = where + ": '" + added.content + "'",
@@ -167,33 +76,41 @@ struct Tokenizer::Implementation {
       next_id = std::max(next_id, added.id + 1);
       added_ids.emplace(added.content, added.id);
       if (added.special) special_ids.insert(added.id);
-      // Normalized tokens are found in normalised text, and decode to what was found.
-      const std::string pattern =
-          added.normalized && nfc ? normalize_nfc(added.content) : added.content;
-      added_contents.emplace(added.id, pattern);
-      (added.normalized ? normal_matcher : raw_matcher).add(pattern, added);
+    }
+    // Of tokens that normalisation makes equal, the library finds special ones first.
+    for (const bool special : {true, false}) {
+      for (const AddedToken& added : tokens) {
+        if (added.special != special) continue;
+        // Normalized tokens are found in normalised text, and decode to what was found.
+        const std::string pattern =
+            added.normalized ? normalize(normalizer, added.content) : added.content;
+        added_contents.emplace(added.id, pattern);
+        (added.normalized ? normal_matcher : raw_matcher).add(pattern, added);
+      }
     }
   }
 
   const std::string* token(int32_t id) const {
     const auto found = added_contents.find(id);
-    return found != added_contents.end() ? &found->second : bpe.token(id);
+    return found != added_contents.end() ? &found->second : words.bpe().token(id);
   }
 
-  void encode_piece(std::string_view piece, std::vector<int32_t>& ids) const {
-    const std::string normal = nfc ? normalize_nfc(piece) : std::string();
-    if (nfc) piece = normal;
+  // Returns the bytes that no token stands for.
+  int64_t encode_piece(std::string_view piece, bool begins_text, std::vector<int32_t>& ids) const {
+    std::string normal;
+    if (!normalizer.steps.empty()) piece = normal = normalize(normalizer, piece);
+    int64_t lost = 0;
     normal_matcher.split(piece, [&](std::string_view text, int32_t id) {
       if (id >= 0) return ids.push_back(id);
-      for_each_word(pre_tokenizer, text,
-                    [&](std::string_view word) { bpe.encode_word(word, ids); });
+      lost += words.encode(text, begins_text && text.data() == piece.data(), ids);
     });
+    return lost;
   }
 
-  Bpe bpe;
-  PreTokenizer pre_tokenizer;
-  bool nfc;
-  Frame frame;
+  Normalizer normalizer;
+  WordEncoder words;
+  PostProcessor post_processor;
+  bool can_decode;
   AddedTokenMatcher raw_matcher, normal_matcher;
   std::unordered_map<std::string, int32_t> added_ids;
   std::unordered_map<int32_t, std::string> added_contents;
@@ -209,35 +126,43 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
 Tokenizer Tokenizer::from_file(const std::filesystem::path& tokenizer_json) {
   const std::string source = tokenizer_json.string();
-  const TokenizerJson file = parse_tokenizer(read_text_file(tokenizer_json), source);
-  check_keys(file,
+  return from_json(parse_tokenizer_json(read_text_file(tokenizer_json), source), source);
+}
+
+Tokenizer Tokenizer::from_json(const TokenizerJson& document, const std::string& source) {
+  check_keys(document,
              {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
               "post_processor", "decoder", "model"},
              source);
   for (const char* key : {"truncation", "padding"}) {
-    if (!is_unset(file, key)) refuse_tokenizer(key, source);
+    if (!is_unset(document, key)) refuse_tokenizer(key, source);
   }
-  return Tokenizer(std::make_unique<Implementation>(file, source));
+  return Tokenizer(std::make_unique<Implementation>(document, source));
 }
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens,
+                                       int64_t* lost_bytes) const {
   require_valid_utf8(text, "text to tokenize");
   const Implementation& self = *implementation_;
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 4 + 8);
-  if (add_special_tokens) ids = self.frame.prefix;
+  if (add_special_tokens) ids = self.post_processor.prefix;
+  int64_t lost = 0;
   self.raw_matcher.split(text, [&](std::string_view piece, int32_t id) {
     if (id >= 0) return ids.push_back(id);
-    self.encode_piece(piece, ids);
+    lost += self.encode_piece(piece, piece.data() == text.data(), ids);
   });
+  if (lost_bytes != nullptr) *lost_bytes += lost;
   if (add_special_tokens) {
-    ids.insert(ids.end(), self.frame.suffix.begin(), self.frame.suffix.end());
+    const auto& suffix = self.post_processor.suffix;
+    ids.insert(ids.end(), suffix.begin(), suffix.end());
   }
   return ids;
 }
 
 std::string Tokenizer::decode(const std::vector<int32_t>& ids, bool skip_special_tokens) const {
   const Implementation& self = *implementation_;
+  if (!self.can_decode) refuse_tokenizer("a decoder that is not ByteLevel", "decoder");
   std::string bytes;
   for (const int32_t id : ids) {
     const std::string* token = self.token(id);
@@ -250,7 +175,7 @@ std::string Tokenizer::decode(const std::vector<int32_t>& ids, bool skip_special
 std::optional<int32_t> Tokenizer::token_id(std::string_view token) const {
   const auto found = implementation_->added_ids.find(std::string(token));
   if (found != implementation_->added_ids.end()) return found->second;
-  return implementation_->bpe.token_id(token);
+  return implementation_->words.bpe().token_id(token);
 }
 
 int32_t Tokenizer::vocab_size() const { return implementation_->vocab_size; }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "oscar/base/error.h"
+#include "oscar/base/json_text.h"
 
 namespace oscar {
 namespace {
@@ -11,6 +12,15 @@ namespace {
 constexpr int64_t kMaxTokenId = int64_t{1} << 24;  // bounds tables that are indexed by id
 
 }  // namespace
+
+TokenizerJson parse_tokenizer_json(const std::string& text, const std::string& source) {
+  require_shallow_json(text, source);
+  try {
+    return TokenizerJson::parse(text);
+  } catch (const nlohmann::json::exception& error) {
+    throw Error({.what = "malformed JSON", .where = source, .found = json_problem(error, text)});
+  }
+}
 
 void refuse_tokenizer(const std::string& component, const std::string& where) {
   throw Error({.what = "tokenizer uses something that is not implemented: " + component,
@@ -61,8 +71,23 @@ std::string string_member(const TokenizerJson& object, const char* key, const st
   return found->get<std::string>();
 }
 
+const TokenizerJson& list_member(const TokenizerJson& object, const char* key,
+                                 const std::string& where) {
+  const auto list = object.find(key);
+  if (list == object.end() || !list->is_array()) {
+    throw Error(
+        {.what = "malformed tokenizer file", .where = where + ": " + key, .expected = "a list"});
+  }
+  return *list;
+}
+
 int token_id_value(const TokenizerJson& value, const std::string& where) {
-  if (!value.is_number_unsigned() || value.get<uint64_t>() >= uint64_t{kMaxTokenId}) {
+  // A document in memory may have it as either kind of integer.
+  const bool fits = value.is_number_unsigned()
+                        ? value.get<uint64_t>() < uint64_t{kMaxTokenId}
+                        : value.is_number_integer() && value.get<int64_t>() >= 0 &&
+                              value.get<int64_t>() < kMaxTokenId;
+  if (!fits) {
     throw Error({.what = "malformed tokenizer file",
                  .where = where,
                  .expected = "a token id from 0 to " + std::to_string(kMaxTokenId - 1),

@@ -11,6 +11,9 @@ namespace oscar {
 // Sorted keys: the insertion-ordered kind searches linearly, too slow for a vocabulary.
 using TokenizerJson = nlohmann::json;
 
+// Throws Error for malformed JSON, and for what is nested too deeply to read safely.
+TokenizerJson parse_tokenizer_json(const std::string& text, const std::string& source);
+
 // Throws Error that `component` is not implemented, with the way out (pre-tokenized ids).
 [[noreturn]] void refuse_tokenizer(const std::string& component, const std::string& where);
 
@@ -25,6 +28,9 @@ std::string type_of(const TokenizerJson& object, const std::string& where);
 bool bool_member(const TokenizerJson& object, const char* key, bool fallback,
                  const std::string& where);
 std::string string_member(const TokenizerJson& object, const char* key, const std::string& where);
+
+const TokenizerJson& list_member(const TokenizerJson& object, const char* key,
+                                 const std::string& where);
 
 // A token id: an integer in [0, 2^24). Throws Error otherwise.
 int token_id_value(const TokenizerJson& value, const std::string& where);

@@ -1,10 +1,11 @@
-// UTF-8 and NFC. The one owner of utf8proc.
+// UTF-8 and what Unicode says about characters. The one owner of utf8proc.
 #include "oscar/data/unicode.h"
 
 #include <fmt/format.h>
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
@@ -48,10 +49,11 @@ Sequence sequence_at(std::string_view text, size_t offset) {
   return {length, true};
 }
 
-// Text below U+0300 is its own normal form: no lead byte from 0xCC on.
-bool is_trivially_nfc(std::string_view text) {
+// Text below U+0300 is its own form C (no lead byte from 0xCC on), ASCII its own in every form.
+bool is_trivially_normal(std::string_view text, NormalForm form) {
+  const uint8_t limit = form == NormalForm::kNfc ? 0xCC : 0x80;
   return std::all_of(text.begin(), text.end(),
-                     [](char c) { return static_cast<uint8_t>(c) < 0xCC; });
+                     [=](char c) { return static_cast<uint8_t>(c) < limit; });
 }
 
 struct Range {
@@ -72,11 +74,34 @@ constexpr Range kMarksSinceUnicode9[] = {
     {0x11A99, 0x11A99}, {0x11D42, 0x11D42}, {0x11D44, 0x11D45}, {0x11D97, 0x11D97},
     {0x16FF0, 0x16FF1}, {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}};
 
-bool is_mark_since_unicode_9(utf8proc_int32_t code_point) {
+// Characters with a compatibility decomposition since then (same comparison, same test).
+constexpr Range kCompatibilitySinceUnicode9[] = {{0x32FF, 0x32FF},   {0xA7F2, 0xA7F4},
+                                                 {0xAB69, 0xAB69},   {0x10781, 0x107BA},
+                                                 {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9}};
+
+// Punctuation since Unicode 8, which the library's table does not have (same again).
+constexpr Range kPunctuationSinceUnicode8[] = {
+    {0x61D, 0x61D},     {0x9FD, 0x9FD},     {0xA76, 0xA76},     {0xC77, 0xC77},
+    {0xC84, 0xC84},     {0x1B7D, 0x1B7E},   {0x2E43, 0x2E4F},   {0x2E52, 0x2E5D},
+    {0x10EAD, 0x10EAD}, {0x10F55, 0x10F59}, {0x10F86, 0x10F89}, {0x1144B, 0x1144F},
+    {0x1145A, 0x1145B}, {0x1145D, 0x1145D}, {0x11660, 0x1166C}, {0x116B9, 0x116B9},
+    {0x1183B, 0x1183B}, {0x11944, 0x11946}, {0x119E2, 0x119E2}, {0x11A3F, 0x11A46},
+    {0x11A9A, 0x11A9C}, {0x11A9E, 0x11AA2}, {0x11C41, 0x11C45}, {0x11C70, 0x11C71},
+    {0x11EF7, 0x11EF8}, {0x11FFF, 0x11FFF}, {0x12FF1, 0x12FF2}, {0x16E97, 0x16E9A},
+    {0x16FE2, 0x16FE2}, {0x1E95E, 0x1E95F}};
+// Punctuation then, a symbol and a mark now.
+constexpr Range kPunctuationOfUnicode8[] = {{0x166D, 0x166D}, {0x111C9, 0x111C9}};
+
+template <size_t kSize>
+bool is_within(const Range (&ranges)[kSize], utf8proc_int32_t code_point) {
   const auto range =
-      std::lower_bound(std::begin(kMarksSinceUnicode9), std::end(kMarksSinceUnicode9), code_point,
+      std::lower_bound(std::begin(ranges), std::end(ranges), code_point,
                        [](const Range& r, utf8proc_int32_t c) { return r.last < c; });
-  return range != std::end(kMarksSinceUnicode9) && code_point >= range->first;
+  return range != std::end(ranges) && code_point >= range->first;
+}
+
+bool is_mark_since_unicode_9(utf8proc_int32_t code_point) {
+  return is_within(kMarksSinceUnicode9, code_point);
 }
 
 // U+11935 U+11930 became U+11938 in Unicode 13: not composed (nor decomposed) by older tables.
@@ -92,16 +117,20 @@ int combining_class(utf8proc_int32_t code_point) {
   return known != 0 && is_mark_since_unicode_9(code_point) ? 0 : known;
 }
 
-void append_decomposition(char32_t code_point, std::vector<utf8proc_int32_t>& out) {
+void append_decomposition(char32_t character, bool compatibility,
+                          std::vector<utf8proc_int32_t>& out) {
+  constexpr int kMaxParts = 18;  // of U+FDFA
+  const auto code_point = static_cast<utf8proc_int32_t>(character);
   if (code_point == kNewComposite) return out.push_back(kNewComposite);
-  utf8proc_int32_t parts[8];
+  if (is_within(kCompatibilitySinceUnicode9, code_point)) compatibility = false;
+  utf8proc_int32_t parts[kMaxParts];
   int boundary = 0;
-  const auto count = utf8proc_decompose_char(
-      static_cast<utf8proc_int32_t>(code_point), parts, 8,
-      static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | UTF8PROC_STABLE), &boundary);
-  if (count < 0 || count > 8) {
+  const int kind = UTF8PROC_DECOMPOSE | UTF8PROC_STABLE | (compatibility ? UTF8PROC_COMPAT : 0);
+  const auto count = utf8proc_decompose_char(code_point, parts, kMaxParts,
+                                             static_cast<utf8proc_option_t>(kind), &boundary);
+  if (count < 0 || count > kMaxParts) {
     throw Error({.what = "Unicode normalisation failed",
-                 .where = fmt::format("U+{:04X}", static_cast<uint32_t>(code_point))});
+                 .where = fmt::format("U+{:04X}", static_cast<uint32_t>(character))});
   }
   out.insert(out.end(), parts, parts + count);
 }
@@ -206,16 +235,80 @@ bool is_white_space(char32_t c) {
          c == 0x3000;
 }
 
-std::string normalize_nfc(std::string_view text) {
-  if (is_trivially_nfc(text)) return std::string(text);
+size_t previous_begin(std::string_view text, size_t offset) {
+  do {
+    --offset;
+  } while ((static_cast<uint8_t>(text[offset]) & 0xC0) == 0x80);
+  return offset;
+}
+
+size_t white_space_begin(std::string_view text, size_t end) {
+  while (end > 0) {
+    const size_t begin = previous_begin(text, end);
+    size_t offset = begin;
+    if (!is_white_space(next_code_point(text, offset))) break;
+    end = begin;
+  }
+  return end;
+}
+
+size_t white_space_end(std::string_view text, size_t begin) {
+  while (begin < text.size()) {
+    size_t offset = begin;
+    if (!is_white_space(next_code_point(text, offset))) break;
+    begin = offset;
+  }
+  return begin;
+}
+
+bool is_number(char32_t c) {
+  if (c < 0x80) return c >= '0' && c <= '9';
+  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
+  return category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO;
+}
+
+bool is_punctuation(char32_t c) {
+  if (c < 0x80) return c < 0x7F && c > ' ' && std::isalnum(static_cast<int>(c)) == 0;
+  const auto code_point = static_cast<utf8proc_int32_t>(c);
+  if (is_within(kPunctuationOfUnicode8, code_point)) return true;
+  const auto category = utf8proc_category(code_point);
+  return category >= UTF8PROC_CATEGORY_PC && category <= UTF8PROC_CATEGORY_PO &&
+         !is_within(kPunctuationSinceUnicode8, code_point);
+}
+
+std::string lowercase(std::string_view text) {
+  constexpr char32_t kCapitalIWithDot = 0x130;  // the one whose lower case is two code points
+  std::string lower;
+  lower.reserve(text.size());
+  for (size_t offset = 0; offset < text.size();) {
+    const char32_t c = next_code_point(text, offset);
+    if (c < 0x80) {
+      lower += static_cast<char>(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c);
+    } else if (c == kCapitalIWithDot) {
+      lower += "i\u0307";
+    } else {
+      append_code_point(static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))),
+                        lower);
+    }
+  }
+  return lower;
+}
+
+std::string normalize_unicode(std::string_view text, NormalForm form) {
+  if (is_trivially_normal(text, form)) return std::string(text);
+  const bool compatibility = form == NormalForm::kNfkc || form == NormalForm::kNfkd;
   std::vector<utf8proc_int32_t> code_points;
   code_points.reserve(text.size());
   for (size_t offset = 0; offset < text.size();) {
-    append_decomposition(next_code_point(text, offset), code_points);
+    append_decomposition(next_code_point(text, offset), compatibility, code_points);
   }
   order_marks(code_points);
   std::string normal;
   normal.reserve(text.size());
+  if (form == NormalForm::kNfd || form == NormalForm::kNfkd) {
+    for (const auto c : code_points) append_code_point(static_cast<char32_t>(c), normal);
+    return normal;
+  }
   // In parts, because utf8proc would compose across what ends composition here.
   for (auto begin = code_points.begin(); begin != code_points.end();) {
     const auto end = std::find_if(begin + 1, code_points.end(), ends_composition);

@@ -1,4 +1,4 @@
-// UTF-8 validation and repair, code points, white space and normalisation form C.
+// UTF-8 validation and repair, code points and their properties, normalisation forms.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,26 @@ void append_code_point(char32_t code_point, std::string& text);
 // Property White_Space of Unicode, which is what \s means to the `tokenizers` library.
 bool is_white_space(char32_t code_point);
 
-// Normalisation form C of valid UTF-8 as the `tokenizers` library makes it: marks assigned after
-// Unicode 9 are left where they stand. Linear but for n log n sorting of runs of marks.
-std::string normalize_nfc(std::string_view text);
+// Byte offset of the code point that ends before `offset` > 0.
+size_t previous_begin(std::string_view text, size_t offset);
+
+// Where the white space that ends at `end`, or begins at `begin`, begins or ends.
+size_t white_space_begin(std::string_view text, size_t end);
+size_t white_space_end(std::string_view text, size_t begin);
+
+// Properties as the `tokenizers` library knows them: number is category N; punctuation is ASCII's
+// and category P of Unicode 8.
+bool is_number(char32_t code_point);
+bool is_punctuation(char32_t code_point);
+
+// Every code point in lower case on its own: a sigma at the end of a word is one as any other.
+std::string lowercase(std::string_view text);
+
+enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
+
+// A normalisation form of valid UTF-8 as the `tokenizers` library makes it: marks, composites and
+// compatibility characters assigned after Unicode 9 are left as they stand. Linear but for n log n
+// sorting of runs of marks.
+std::string normalize_unicode(std::string_view text, NormalForm form);
 
 }  // namespace oscar

@@ -9,6 +9,7 @@
 #include "oscar/base/error.h"
 #include "oscar/base/version.h"
 #include "oscar/bundle/bundle_match.h"
+#include "oscar/data/checkpoint_tokenizer.h"
 #include "oscar/data/corpus.h"
 #include "oscar/data/separators.h"
 #include "oscar/eval/cache_format.h"
@@ -65,7 +66,8 @@ std::string corpus_argument(const EvaluateOptions& options, const Checkpoint& ch
                .hint = "give held-out text or token ids with --corpus"});
 }
 
-TokenChunks open_corpus(const EvaluateOptions& options, const Session& session) {
+TokenChunks open_corpus(const EvaluateOptions& options, const Session& session,
+                        Progress& progress) {
   const ModelConfig& config = session.checkpoint.config;
   const int64_t served = config.rope.max_positions;
   const int64_t length =
@@ -90,6 +92,11 @@ TokenChunks open_corpus(const EvaluateOptions& options, const Session& session) 
   }
   TokenChunks chunks = load_corpus(corpus_argument(options, session.checkpoint),
                                    session.tokenizer ? &*session.tokenizer : nullptr, corpus);
+  for (const CorpusSource& source : chunks.record.sources) {
+    if (source.lost_bytes == 0) continue;
+    progress.note(fmt::format("{}: left out {} bytes that the vocabulary cannot write", source.name,
+                              source.lost_bytes));
+  }
   if (options.stride > 0) {
     chunks.chunks = strided_windows(chunks, window, options.stride);
     chunks.record.chunk_len = window;
@@ -121,12 +128,13 @@ Session open_session(const EvaluateOptions& options, Progress& progress) {
     check_bundle_name(name, session.named);
     session.named.push_back({name, open_bundle(file, session.checkpoint, progress)});
   }
-  const auto tokenizer = session.checkpoint.folder / "tokenizer.json";
-  if (std::filesystem::exists(tokenizer)) session.tokenizer = Tokenizer::from_file(tokenizer);
+  if (options.needles || reads_text(corpus_argument(options, session.checkpoint))) {
+    session.tokenizer = open_tokenizer(session.checkpoint);
+  }
   session.quantizer = common_format(options, session.checkpoint.config.head_dim,
                                     session.bundle ? &*session.bundle : nullptr, session.named);
   check_engine(session.engine, text_view(options, 0), session.quantizer);
-  session.corpus = open_corpus(options, session);
+  session.corpus = open_corpus(options, session, progress);
   return session;
 }
 
@@ -252,9 +260,7 @@ TextResults measure_text(const EvaluateOptions& options, const Session& session,
 Json measure_separated_text(const EvaluateOptions& options, const Session& session,
                             Transformer& model, const std::vector<Method>& methods, int64_t first,
                             Progress& progress) {
-  const ModelConfig& config = session.checkpoint.config;
-  const std::vector<int32_t> separators = separator_tokens(
-      config.eos_token_ids, session.tokenizer ? &*session.tokenizer : nullptr, config.vocab_size);
+  const std::vector<int32_t> separators = separator_tokens(session.checkpoint);
   if (separators.empty()) {
     progress.note("no token that ends documents or turns is known: nothing was measured with one");
     return nullptr;
@@ -272,14 +278,8 @@ Json measure_separated_text(const EvaluateOptions& options, const Session& sessi
   return report;
 }
 
-NeedleResults measure_needles(const EvaluateOptions& options, const Session& session,
-                              Transformer& model, const std::vector<Method>& methods,
-                              Progress& progress) {
-  if (!session.tokenizer) {
-    throw Error({.what = "needle tasks need the model's tokenizer",
-                 .where = session.checkpoint.folder.string(),
-                 .hint = "put tokenizer.json into the model folder, or use --tasks ppl"});
-  }
+// The prompts, before anything is measured: they may not be possible.
+NeedleResults prepare_needles(const EvaluateOptions& options, const Session& session) {
   std::vector<int32_t> haystack;
   for (const auto& chunk : session.corpus.chunks) {
     const bool overlaps = options.stride > 0 && !haystack.empty();
@@ -291,6 +291,12 @@ NeedleResults measure_needles(const EvaluateOptions& options, const Session& ses
   results.chat_template = known_chat_template(session.checkpoint.chat_template_sha256);
   results.prompts = make_needle_prompts(read_needle_book(folder), options.needle_plan,
                                         {&*session.tokenizer, &haystack, results.chat_template});
+  return results;
+}
+
+void measure_needles(const EvaluateOptions& options, const Session& session, Transformer& model,
+                     const std::vector<Method>& methods, NeedleResults& results,
+                     Progress& progress) {
   int64_t tokens = 0;
   EvaluationSize size{.batch_tokens = largest_needle_batch(model, results.prompts),
                       .methods = methods.size(),
@@ -309,7 +315,6 @@ NeedleResults measure_needles(const EvaluateOptions& options, const Session& ses
         run_needles_generated(model, methods, session.engine, results.prompts, progress);
     progress.end();
   }
-  return results;
 }
 
 // Numbers that the cache keeps of one token: keys and values of all KV heads and layers.
@@ -392,6 +397,8 @@ Json evaluate(const EvaluateOptions& options, Progress& progress) {
     report["bundles"][named.name]["overlap"] = overlap(named.bundle);
   }
   describe_methods(methods, report);
+  NeedleResults needles;
+  if (options.needles) needles = prepare_needles(options, session);
   if (options.perplexity) {
     const TextResults text = measure_text(options, session, model, methods, session.corpus.chunks,
                                           first, "perplexity", progress);
@@ -403,8 +410,8 @@ Json evaluate(const EvaluateOptions& options, Progress& progress) {
     }
   }
   if (options.needles) {
-    add_needle_results(measure_needles(options, session, model, methods, progress), methods,
-                       report);
+    measure_needles(options, session, model, methods, needles, progress);
+    add_needle_results(needles, methods, report);
   }
   if (session.bundle) {
     report["spectra"] = spectra_picture(*session.bundle);

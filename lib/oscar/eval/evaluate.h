@@ -58,7 +58,7 @@ struct EvaluateOptions {
 
 // Throws Error for bad input (options, files, bundles of another model, too little text, rows that
 // are not finite) and for memory in which one batch does not fit, and Interrupted when a stop was
-// requested. Tokenizer and plan of needle tasks are looked at only after the text was measured.
+// requested. The tokenizer is opened for text and for needle tasks alone.
 // `bundle` is rewritten, for write_back, only when the whole report exists. On the CPU equal
 // inputs, seed and thread count give an equal report.
 Json evaluate(const EvaluateOptions& options, Progress& progress);

@@ -1,7 +1,9 @@
-// tokenizer.json in the checkpoint's folder.
+// tokenizer.json of the checkpoint's folder, or what stands for it in a GGUF file.
 #include "oscar/data/checkpoint_tokenizer.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
 
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
@@ -13,13 +15,22 @@
 namespace oscar {
 namespace {
 
-constexpr const char* kFile = "tokenizer.json";
+std::string source_of(const Checkpoint& checkpoint) {
+  return (checkpoint.is_gguf() ? checkpoint.path : checkpoint.folder / "tokenizer.json").string();
+}
 
-std::vector<AddedToken> tokens_named_by(const std::filesystem::path& file) {
+// tokenizer.json's document; absent when the checkpoint has none.
+std::optional<TokenizerJson> document_of(const Checkpoint& checkpoint) {
+  const auto text = read_tokenizer_json(checkpoint.path);
+  if (!text) return std::nullopt;
+  return parse_tokenizer_json(*text, source_of(checkpoint));
+}
+
+std::vector<AddedToken> tokens_named_by(const Checkpoint& checkpoint) {
   try {
-    const TokenizerJson json = parse_tokenizer_json(read_text_file(file), file.string());
-    if (!json.is_object()) return {};
-    return read_added_tokens(json.value("added_tokens", TokenizerJson()), file.string());
+    const auto json = document_of(checkpoint);
+    if (!json || !json->is_object()) return {};
+    return read_added_tokens(json->value("added_tokens", TokenizerJson()), source_of(checkpoint));
   } catch (const Error&) {
     return {};  // whoever reads text is told
   }
@@ -28,15 +39,14 @@ std::vector<AddedToken> tokens_named_by(const std::filesystem::path& file) {
 }  // namespace
 
 Tokenizer open_tokenizer(const Checkpoint& checkpoint) {
-  const auto file = checkpoint.folder / kFile;
-  if (!std::filesystem::exists(file)) {
+  const auto document = document_of(checkpoint);
+  if (!document) {
     throw Error(
         {.what = "text needs the model's tokenizer",
-         .where = checkpoint.folder.string(),
-         .expected = kFile,
+         .where = source_of(checkpoint),
          .hint = "put it into the folder, or pass ids as .npy (scripts/prepare_corpus.py)"});
   }
-  return Tokenizer::from_file(file);
+  return Tokenizer::from_json(*document, source_of(checkpoint));
 }
 
 bool reads_text(const std::string& corpus_argument) {
@@ -48,8 +58,7 @@ bool reads_text(const std::string& corpus_argument) {
 
 std::vector<int32_t> separator_tokens(const Checkpoint& checkpoint) {
   const ModelConfig& config = checkpoint.config;
-  return separator_tokens(config.eos_token_ids, tokens_named_by(checkpoint.folder / kFile),
-                          config.vocab_size);
+  return separator_tokens(config.eos_token_ids, tokens_named_by(checkpoint), config.vocab_size);
 }
 
 }  // namespace oscar

@@ -286,7 +286,7 @@ NeedleResults prepare_needles(const EvaluateOptions& options, const Session& ses
     haystack.insert(haystack.end(), overlaps ? chunk.end() - options.stride : chunk.begin(),
                     chunk.end());
   }
-  const auto folder = find_model_folder("tiny-gqa").parent_path() / "needle";
+  const auto folder = find_model("tiny-gqa").parent_path() / "needle";
   NeedleResults results;
   results.chat_template = known_chat_template(session.checkpoint.chat_template_sha256);
   results.prompts = make_needle_prompts(read_needle_book(folder), options.needle_plan,
@@ -347,8 +347,11 @@ Json describe_session(const EvaluateOptions& options, const Session& session) {
                      {"cache_elements_per_token", cache_elements(checkpoint.config)},
                      {"max_positions", checkpoint.config.rope.max_positions},
                      {"config_sha256", checkpoint.config_sha256},
-                     {"weights_fingerprint", checkpoint.weights.fingerprint(false)},
+                     {"weights_fingerprint", checkpoint.weights->fingerprint(false)},
                      {"rope", checkpoint.config.rope.as_run}};
+  if (const std::string types = checkpoint.weights->quantization(); !types.empty()) {
+    report["model"]["quantization"] = types;
+  }
   report["bundle"] = nullptr;
   if (session.bundle) report["bundle"] = bundle_json(*session.bundle, options.bundle);
   for (size_t i = 0; i < session.named.size(); ++i) {

@@ -8,6 +8,8 @@ import unittest
 import unittest.mock
 import xml.etree.ElementTree
 
+import numpy as np
+
 from support import programs
 from support.programs import SOURCE
 
@@ -64,6 +66,20 @@ class OscarEval(unittest.TestCase):
         without = json.loads(again.read_text())
         self.assertNotIn("separators", without)
         self.assertEqual(without["methods"], data["methods"])
+
+    def test_only_text_and_needles_need_a_tokenizer(self):
+        model, ids = self.folder / "unread", self.folder / "ids.npy"
+        model.mkdir()
+        for file in (MODEL / "config.json", *MODEL.glob("model*")):
+            (model / file.name).symlink_to(file)
+        (model / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
+        np.save(ids, (np.arange(1000, dtype=np.int32) * 7919 % 8000).reshape(2, 500))
+        result = run(model, "--corpus", ids, *self.small, "--compare", "exact")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        text = MODEL / "heldout.jsonl"
+        self.assertIn("Unigram", self.refused(model, "--corpus", text, *self.small))
+        self.assertIn("Unigram", self.refused(model, "--corpus", ids, *self.small,
+                                              "--tasks", "ppl,niah"))
 
     def test_separators_are_off_or_a_whole_number(self):
         for wrong in ("0", "1.5", "-3", "often", "99999999"):

@@ -221,11 +221,11 @@ Json factor_scaling(const Metadata& metadata, const Json& config,
   const int64_t original = metadata.has("rope.scaling.original_context_length")
                                ? metadata.integer("rope.scaling.original_context_length")
                                : kOriginal;
-  const Json llama3 = {{"rope_type", "llama3"},
-                       {"factor", largest},
-                       {"low_freq_factor", kLow},
-                       {"high_freq_factor", kHigh},
-                       {"original_max_position_embeddings", original}};
+  Json llama3 = {{"rope_type", "llama3"},
+                 {"factor", largest},
+                 {"low_freq_factor", kLow},
+                 {"high_freq_factor", kHigh},
+                 {"original_max_position_embeddings", original}};
   if (original > 0 && original < 1 << 30 && largest >= 1 && largest <= 1e6 &&
       gives_factors(llama3, config, metadata.file.path().string(), factors)) {
     return llama3;

@@ -1,4 +1,4 @@
-// oscar-bundle: look at, check and combine bundles and reports. Needs no model.
+// oscar-bundle: look at, check, combine and hand over bundles, and show reports. Runs no model.
 #include <CLI/CLI.hpp>
 
 #include "bundle/commands.h"
@@ -7,15 +7,17 @@
 int main(int argc, char** argv) {
   CLI::App program{
       "Look at, check and combine rotation bundles and statistics files,\n"
-      "and show what oscar-eval measured.\n"
+      "carry transforms to serving stacks and from other tools, and show\n"
+      "what oscar-eval measured.\n"
       "Exit codes: 0 done, 1 failed (a message says why), 2 usage.",
       "oscar-bundle"};
   program.require_subcommand(1);
   oscar::app::Work work;
   for (const auto add :
        {oscar::app::add_inspect, oscar::app::add_verify, oscar::app::add_strip_and_merge,
-        oscar::app::add_fit, oscar::app::add_coverage, oscar::app::add_diff, oscar::app::add_fold,
-        oscar::app::add_stacks, oscar::app::add_report}) {
+        oscar::app::add_fit, oscar::app::add_coverage, oscar::app::add_diff, oscar::app::add_export,
+        oscar::app::add_import, oscar::app::add_fold, oscar::app::add_stacks,
+        oscar::app::add_report}) {
     add(program, work);
   }
   return oscar::app::run_program(program, argc, argv, [&work] { return work(); });

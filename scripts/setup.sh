@@ -16,7 +16,7 @@ SYSTEM_PACKAGES=(g++ make pkg-config ccache git libhdf5-dev libeigen3-dev
   libssl-dev python3-venv)
 TEST_SYSTEM_PACKAGES=(libgtest-dev libgmock-dev clang-format clang-tidy)
 BUILD_WHEELS=("cmake>=3.28" ninja)
-TEST_WHEELS=(transformers==5.17.0 tokenizers safetensors h5py numpy jinja2)
+TEST_WHEELS=(transformers==5.17.0 tokenizers safetensors h5py numpy jinja2 mlx==0.32.4 mlx-cpu==0.32.4)
 # Read for the chat templates it carries, never imported: its own needs are not installed.
 TEMPLATE_WHEEL=trl==1.16.0
 # All pinned: unpinned parts drift apart, and ptxas then rejects what nvcc wrote. The runtime is the

@@ -20,6 +20,8 @@ void add_strip_and_merge(CLI::App& program, Work& work);
 void add_fit(CLI::App& program, Work& work);
 void add_coverage(CLI::App& program, Work& work);
 void add_diff(CLI::App& program, Work& work);
+void add_export(CLI::App& program, Work& work);
+void add_import(CLI::App& program, Work& work);
 void add_fold(CLI::App& program, Work& work);
 void add_stacks(CLI::App& program, Work& work);
 void add_report(CLI::App& program, Work& work);

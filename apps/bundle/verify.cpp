@@ -1,21 +1,24 @@
-// oscar-bundle verify: every check of a file, with its finding.
+// oscar-bundle verify: every check of a file, or of an export, with its finding.
 #include <fmt/format.h>
 
 #include "bundle/commands.h"
 #include "common/main.h"
 #include "oscar/base/json.h"
 #include "oscar/bundle/verify.h"
+#include "oscar/exchange/verify_export.h"
 
 namespace oscar::app {
 namespace {
 
 struct VerifyArguments {
-  std::string file;
+  std::string file, stack;
   bool json = false;
 };
 
 int verify(const VerifyArguments& arguments) {
-  const auto findings = verify_bundle(arguments.file);
+  const auto findings = arguments.stack.empty()
+                            ? verify_bundle(arguments.file)
+                            : verify_export(find_exchange_format(arguments.stack), arguments.file);
   size_t failed = 0;
   Json list = Json::array();
   for (const auto& finding : findings) {
@@ -44,6 +47,11 @@ void add_verify(CLI::App& program, Work& work) {
       program, work, "verify", "Run every check and list the findings", verify,
       [](CLI::App& sub, VerifyArguments& arguments) {
         sub.add_option("FILE", arguments.file, "Bundle, statistics file or checkpoint")->required();
+        sub.add_option("--stack", arguments.stack,
+                       "FILE is the folder of an export to this stack, or\n"
+                       "another one's files under their names: read them back\n"
+                       "under the stack's rules")
+            ->option_text("STACK");
         sub.add_flag("--json", arguments.json, "The findings, as JSON");
       });
 }

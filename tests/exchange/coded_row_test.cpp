@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "oscar/base/error.h"
+#include "oscar/exchange/manifest.h"
 #include "oscar/stacks/stack.h"
 
 namespace oscar {
@@ -62,6 +63,30 @@ TEST(CodedRow, TiesGoUpExceptWhereAStackRoundsThemToEven) {
   for (const Golden& golden : kGolden) {
     const CodedRow row = code_row(run_on(golden.stack, 8), 0, kTieRow);
     EXPECT_EQ(hex(row.codes), golden.tie_codes) << golden.stack;
+  }
+}
+
+// A row of 128 values, clipped at .96; numpy's twin of these rules is
+// tests/parity/test_coded_rows.py.
+TEST(CodedRow, ARowOf128ValuesHasTheBytesOfEachStack) {
+  const std::vector<float> row = probe_row(128, 0);
+  const struct {
+    const char* stack;
+    int group;
+    const char *codes, *metadata;
+  } goldens[] = {
+      {"sglang-v1", 128, "e46dab9eb6ea791bfe27a10fe21a50deb1a5dd6b3add16932dc12962fc92b6af",
+       "abaa9a3f0000c03f"},
+      {"vllm", 128, "b4dade8ad5e695e8eda9c7c8b41e23d36a7b2b569b57a2b7a71e23d37a8c4cab", "d53c40bf"},
+      {"onnxruntime", 32, "b4dedf8ad5e695e8eda9c7c8b41e23d37a7f2b569b57a2f7a71e23d37a8c4cab",
+       "abaa923f0000e8bfabaa9a3f0000e8bfabaa923f0000e8bfabaa9a3f0000e8bf"},
+      {"mlx", 64, "b4dade8ad5e695e8eda9c7c8b41e23d36a7b2b569b57a2b7a71e23d37a8c4cab",
+       "eb3c1a3ed53c003e"},
+  };
+  for (const auto& golden : goldens) {
+    const CodedRow coded = code_row(run_on(golden.stack, golden.group), .96, row);
+    EXPECT_EQ(hex(coded.codes), golden.codes) << golden.stack;
+    EXPECT_EQ(hex(coded.metadata), golden.metadata) << golden.stack;
   }
 }
 

@@ -251,7 +251,7 @@ int main(int argc, char** argv) {
       ->required();
   calibrate
       ->add_option("--model", arguments.calibrate.model,
-                   "Hugging Face folder, or tiny-gqa, the embedded default")
+                   "Hugging Face folder, .gguf file, or tiny-gqa, the embedded default")
       ->capture_default_str();
   calibrate->add_option("--batch-tokens", arguments.calibrate.batch_tokens, "Tokens run together")
       ->check(CLI::Range(1, 1 << 24))

@@ -29,8 +29,8 @@ constexpr const char* kDescription =
     "clipping of a 2-bit KV cache and writes them as one HDF5 bundle.\n";
 
 constexpr const char* kFooter =
-    "MODEL   Hugging Face folder (config.json, safetensors, tokenizer.json), or\n"
-    "        tiny-gqa, the embedded default.\n"
+    "MODEL   Hugging Face folder (config.json, safetensors, tokenizer.json), a .gguf\n"
+    "        file (llama, qwen2 or qwen3), or tiny-gqa, the embedded default.\n"
     "CORPUS  .txt, .jsonl (text, prompt/completion or messages), .npy or .h5 token\n"
     "        ids, a folder of these, self:N (the model writes N tokens), or several\n"
     "        joined with weights: chat.jsonl:0.5,code.jsonl:0.5\n"
@@ -367,7 +367,7 @@ int main(int argc, char** argv) {
   CLI::App program(kDescription, "oscar-calibrate");
   program.footer(kFooter);
   Arguments arguments;
-  program.add_option("MODEL", arguments.options.model, "Folder, or tiny-gqa; see below")
+  program.add_option("MODEL", arguments.options.model, "Folder, .gguf file or tiny-gqa; see below")
       ->required();
   program.add_option("CORPUS", arguments.options.corpus, "Text or token ids; see below")
       ->required();

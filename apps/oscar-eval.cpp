@@ -321,7 +321,7 @@ int main(int argc, char** argv) {
   Arguments arguments;
   program
       .add_option("MODEL", arguments.options.model,
-                  "Hugging Face folder, or tiny-gqa, the embedded default")
+                  "Hugging Face folder, .gguf file, or tiny-gqa, the embedded default")
       ->required();
   add_measurement_options(program, arguments);
   add_needle_options(program, arguments.options.needle_plan, arguments.options.generate_needles);

@@ -16,9 +16,11 @@ SYSTEM_PACKAGES=(g++ make pkg-config ccache git libhdf5-dev libeigen3-dev
   libssl-dev python3-venv)
 TEST_SYSTEM_PACKAGES=(libgtest-dev libgmock-dev clang-format clang-tidy)
 BUILD_WHEELS=("cmake>=3.28" ninja)
-TEST_WHEELS=(transformers==5.17.0 tokenizers safetensors h5py numpy jinja2 mlx==0.32.4 mlx-cpu==0.32.4)
-# Read for the chat templates it carries, never imported: its own needs are not installed.
-TEMPLATE_WHEEL=trl==1.16.0
+TEST_WHEELS=(transformers==5.17.0 tokenizers safetensors h5py numpy jinja2 mlx==0.32.4
+  mlx-cpu==0.32.4)
+# Without what they ask for: of the first the chat templates are read, nothing is imported; of the
+# second the reader and writer, which need numpy and what comes with transformers.
+BARE_TEST_WHEELS=(trl==1.16.0 gguf==0.19.0)
 # All pinned: unpinned parts drift apart, and ptxas then rejects what nvcc wrote. The runtime is the
 # one that torch asks for.
 CUDA_WHEELS=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88
@@ -163,6 +165,6 @@ fi
 install_torch
 if ((with_tests)); then
   pip_install "${TEST_WHEELS[@]}"
-  pip_install "$TEMPLATE_WHEEL" --no-deps
+  pip_install "${BARE_TEST_WHEELS[@]}" --no-deps
 fi
 say "ready (torch from $python, $compiler)"

@@ -71,10 +71,11 @@ std::vector<NamedPath> corpus_paths(const std::string& name, const std::string& 
 std::vector<NamedPath> model_paths(const std::string& model) {
   fs::path folder;
   try {
-    folder = find_model_folder(model);
+    folder = find_model(model);
   } catch (const Error&) {
     return {};
   }
+  if (!fs::is_directory(folder)) return {{"MODEL", folder}};
   const std::vector<std::string> names = {"config.json", "tokenizer.json", "tokenizer_config.json",
                                           "chat_template.json", "model.safetensors.index.json"};
   std::vector<NamedPath> paths;

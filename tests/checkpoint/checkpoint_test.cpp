@@ -34,14 +34,14 @@ TEST(Checkpoint, IsFoundByNameUnderTheDatasetsVariable) {
   TemporaryFolder folder;
   write_model(folder.path() / "some-model");
   const Datasets variable(folder.path().string());
-  EXPECT_EQ(find_model_folder("some-model"), folder.path() / "some-model");
+  EXPECT_EQ(find_model("some-model"), folder.path() / "some-model");
   const Checkpoint checkpoint = open_checkpoint("some-model");
   EXPECT_EQ(checkpoint.name, "some-model");
   EXPECT_EQ(checkpoint.config.num_layers, 1);
 }
 
 TEST(Checkpoint, TinyGqaResolvesInTheSourceTree) {
-  const auto found = find_model_folder("tiny-gqa");
+  const auto found = find_model("tiny-gqa");
   EXPECT_EQ(found, std::filesystem::path(OSCAR_SOURCE_DIR) / "datasets/tiny-gqa");
 }
 
@@ -51,7 +51,7 @@ TEST(Checkpoint, AnUnknownNameListsTheModelsThatExist) {
   const Datasets variable(folder.path().string());
   for (const char* name : {"other-model", "/nowhere/at/all", "", "../some-model"}) {
     try {
-      find_model_folder(name);
+      find_model(name);
       FAIL() << name << " was found";
     } catch (const Error& error) {
       EXPECT_NE(error.info().expected.find("some-model"), std::string::npos);

@@ -95,7 +95,7 @@ class OutputPlaces(ProgramTest):
         # In /proc nothing can be made, not even by root; that no such bundle exists shows later.
         self.refuse("oscar-eval", ["none", "--bundle", "/proc/bundle.h5", "--write-back"],
                     "/proc/bundle.h5", "cannot write")
-        self.refuse("oscar-eval", ["none", "--bundle", "/proc/bundle.h5"], "no such model folder")
+        self.refuse("oscar-eval", ["none", "--bundle", "/proc/bundle.h5"], "no such model")
 
     def test_bundle(self):
         a = make_file(self.folder / "a.h5")

@@ -19,12 +19,14 @@ import unittest
 
 import numpy
 
-from support.checkpoints import write_checkpoint
+from support.checkpoints import QWEN3_MINI, qwen3_tensors, write_checkpoint
+from support.gguf_files import Type, write_model
 from support.markdown_files import markdown_files
 from support.programs import BIN, ENVIRONMENT, SOURCE, ProgramTest, run
 
 PROGRAMS = ("oscar-calibrate", "oscar-eval", "oscar-bundle", "oscar-bench")
-REPLACED = {"/models/my-qwen3": "model", "tiny-gqa": "model", "qwen3-8b": "tiny"}
+REPLACED = {"/models/my-qwen3": "model", "tiny-gqa": "model", "qwen3-8b": "tiny",
+            "/models/my-qwen3.Q8_0.gguf": "model.gguf"}
 SMALL = {"oscar-calibrate": ("--max-tokens 4096", "--chunk-len 512", "--device cpu"),
          "oscar-eval": ("--max-tokens 2048", "--chunk-len 1024", "--device cpu",
                         "--needle-lengths 1200", "--needle-prompts 2")}
@@ -170,6 +172,8 @@ class Commands(ProgramTest):
         for name in ("datasets", "scripts"):
             (self.folder / name).symlink_to(SOURCE / name)
         write_checkpoint(self.folder / "model", {"max_position_embeddings": 131072})
+        write_model(self.folder / "model.gguf", QWEN3_MINI, qwen3_tensors(QWEN3_MINI),
+                    lambda _: Type.Q8_0, numpy.random.default_rng(0))
         documents = (SOURCE / "datasets/tiny-gqa/calibration.jsonl").read_text().splitlines()
         (self.folder / "chat.jsonl").write_text("\n".join(documents[:8]) + "\n")
         (self.folder / "code.jsonl").write_text("\n".join(documents[8:16]) + "\n")

@@ -13,7 +13,7 @@ using namespace oscar_test;
 
 std::string message_of(const std::filesystem::path& folder) {
   try {
-    WeightStore::open(folder);
+    const SafetensorsWeights opened(folder);
   } catch (const Error& error) {
     return error.what();
   }
@@ -26,7 +26,7 @@ const std::map<std::string, TestTensor> kTwo = {{"a", {{2, 3}, {1, 2, 3, 4, 5, 6
 TEST(Safetensors, GivesBackWhatWasWritten) {
   TemporaryFolder folder;
   write_file(folder.path() / "model.safetensors", safetensors_bytes(kTwo));
-  const WeightStore store = WeightStore::open(folder.path());
+  const SafetensorsWeights store(folder.path());
   EXPECT_EQ(store.names(), (std::vector<std::string>{"a", "b"}));
   const TensorView b = store.get("b", {2});
   float values[2];
@@ -45,7 +45,7 @@ TEST(Safetensors, AcceptsEmptyTensorsScalarsAndMetadata) {
       "empty":{"dtype":"F16","shape":[0,5],"data_offsets":[0,0]},
       "scalar":{"dtype":"BF16","shape":[],"data_offsets":[0,2]}})",
                                "xy"));
-  const WeightStore store = WeightStore::open(folder.path());
+  const SafetensorsWeights store(folder.path());
   EXPECT_EQ(store.get("empty", {0, 5}).bytes, 0u);
   EXPECT_EQ(store.get("scalar", {}).bytes, 2u);
 }
@@ -53,7 +53,7 @@ TEST(Safetensors, AcceptsEmptyTensorsScalarsAndMetadata) {
 TEST(Safetensors, NamesTensorAndShapesWhenTheShapeIsWrong) {
   TemporaryFolder folder;
   write_file(folder.path() / "model.safetensors", safetensors_bytes(kTwo));
-  const WeightStore store = WeightStore::open(folder.path());
+  const SafetensorsWeights store(folder.path());
   try {
     store.get("a", {3, 2});
     FAIL() << "a wrong shape was accepted";
@@ -70,7 +70,7 @@ TEST(Safetensors, ListsOtherDtypesAndRefusesToLoadThem) {
   write_file(
       folder.path() / "model.safetensors",
       safetensors_bytes(R"({"q":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}})", "abcd"));
-  const WeightStore store = WeightStore::open(folder.path());
+  const SafetensorsWeights store(folder.path());
   EXPECT_TRUE(store.contains("q"));
   EXPECT_THROW(store.get("q", {4}), Error);
 }
@@ -173,10 +173,10 @@ TEST(Safetensors, FingerprintDoesNotDependOnTheSharding) {
   changed.at("b").values[1] = 9;
   write_file(other.path() / "model.safetensors", safetensors_bytes(changed));
   for (const bool all_bytes : {false, true}) {
-    const std::string print = WeightStore::open(whole.path()).fingerprint(all_bytes);
+    const std::string print = SafetensorsWeights(whole.path()).fingerprint(all_bytes);
     EXPECT_EQ(print.size(), 64u);
-    EXPECT_EQ(print, WeightStore::open(sharded.path()).fingerprint(all_bytes));
-    EXPECT_NE(print, WeightStore::open(other.path()).fingerprint(all_bytes));
+    EXPECT_EQ(print, SafetensorsWeights(sharded.path()).fingerprint(all_bytes));
+    EXPECT_NE(print, SafetensorsWeights(other.path()).fingerprint(all_bytes));
   }
 }
 
@@ -187,7 +187,7 @@ TEST(Safetensors, OnlyTheFullFingerprintSeesTheMiddleOfALargeTensor) {
   tensors["a"].values[2048] = 2.0f;
   write_file(two.path() / "model.safetensors", safetensors_bytes(tensors));
   const auto print = [](const TemporaryFolder& folder, bool all) {
-    return WeightStore::open(folder.path()).fingerprint(all);
+    return SafetensorsWeights(folder.path()).fingerprint(all);
   };
   EXPECT_EQ(print(one, false), print(two, false));
   EXPECT_NE(print(one, true), print(two, true));

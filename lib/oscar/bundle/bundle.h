@@ -22,6 +22,7 @@ struct BundleModel {
   int head_dim_k = 0, head_dim_v = 0, hidden_size = 0;
   Json rope;  // as run
   std::string config_sha256, tokenizer_sha256, chat_template_sha256, weights_fingerprint;
+  std::string quantization, file_sha256;  // of a GGUF file; empty of others
 };
 
 struct QuantizerSettings {

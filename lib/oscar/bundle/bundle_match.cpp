@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "oscar/base/error.h"
+#include "oscar/base/sha256.h"
 #include "oscar/bundle/schema.h"
 
 namespace oscar {
@@ -45,7 +46,9 @@ BundleModel describe_model(const Checkpoint& checkpoint, bool hash_weights) {
           .config_sha256 = checkpoint.config_sha256,
           .tokenizer_sha256 = checkpoint.tokenizer_sha256,
           .chat_template_sha256 = checkpoint.chat_template_sha256,
-          .weights_fingerprint = checkpoint.weights.fingerprint(hash_weights)};
+          .weights_fingerprint = checkpoint.weights->fingerprint(hash_weights),
+          .quantization = checkpoint.weights->quantization(),
+          .file_sha256 = checkpoint.is_gguf() ? sha256_of_file(checkpoint.path) : ""};
 }
 
 std::string check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpoint,
@@ -72,8 +75,8 @@ std::string check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpo
   require_equal("rope", config.rope.as_run.dump(), model.rope.dump(), bundle_path,
                 "give the bundle's rope scaling with --rope-scaling, or calibrate with the one "
                 "that is served");
-  if (checkpoint.weights.fingerprint(false) != model.weights_fingerprint) {
-    require_equal("weights_fingerprint", checkpoint.weights.fingerprint(true),
+  if (checkpoint.weights->fingerprint(false) != model.weights_fingerprint) {
+    require_equal("weights_fingerprint", checkpoint.weights->fingerprint(true),
                   model.weights_fingerprint, bundle_path,
                   "a fine-tune needs a calibration of its own: " + calibrate);
   }
@@ -83,8 +86,10 @@ std::string check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpo
   }
   if (model.config_sha256.empty() || model.config_sha256 == checkpoint.config_sha256) return "";
   return fmt::format(
-      "{}: config.json is not the one of the calibration (config_sha256 {} of the model, {} of the "
-      "bundle); check that no key that changes the computation differs, such as rms_norm_eps",
+      "{}: the model's configuration is not the one of the calibration (config_sha256 {} of the "
+      "model, {} of the "
+      "bundle); check that no key of config.json that changes the computation differs, such as "
+      "rms_norm_eps",
       bundle_path, checkpoint.config_sha256.substr(0, 12), model.config_sha256.substr(0, 12));
 }
 

@@ -7,7 +7,7 @@
 namespace oscar {
 
 // The record of `checkpoint` as a bundle stores it. `hash_weights`: the fingerprint covers every
-// byte of the weights (WeightStore::fingerprint).
+// byte of the weights (WeightSource::fingerprint).
 BundleModel describe_model(const Checkpoint& checkpoint, bool hash_weights);
 
 // Throws Error naming the field that differs, with both values: shape of the model, rope as run,

@@ -62,7 +62,11 @@ struct AttributeWriter {
   void put(const char* name, hdf5::AttributeValue value) const {
     file.attributes.push_back({object, name, std::move(value)});
   }
-  void operator()(const char* name, const std::string& value) const { put(name, value); }
+  void operator()(const char* name, const std::string& value) const {
+    const auto& gguf = schema::kGgufAttributes;
+    if (value.empty() && std::find(gguf.begin(), gguf.end(), name) != gguf.end()) return;
+    put(name, value);
+  }
   void operator()(const char* name, const Json& value) const { put(name, dump(value)); }
   void operator()(const char* name, AttentionKind kind) const {
     put(name, std::string(schema::attention_name(kind)));

@@ -100,8 +100,9 @@ void require_same_model(const Bundle& bundle, const Bundle& other, const std::st
   schema::visit_model(bundle.model, a);
   schema::visit_model(other.model, b);
   for (const auto& [attribute, value] : a.values) {
-    // The folder's name is a label; the fingerprint decides.
-    if (attribute == "name" || b.values[attribute] == value) continue;
+    // The model's name is a label, and of its file other parts may change; the fingerprint decides.
+    if (attribute == "name" || attribute == schema::kFileHash) continue;
+    if (b.values[attribute] == value) continue;
     throw Error({.what = "statistics of different models cannot be put together",
                  .where = other_name + ": /model attribute " + attribute,
                  .expected = value + " (" + name + ")",

@@ -207,8 +207,13 @@ inline constexpr const char* kMetadataRounding = "metadata_rounding";
 inline constexpr const char* kRowWeights = "row_weights";
 // A file without it has text as it came.
 inline constexpr const char* kSeparators = "separators";
-inline constexpr std::array<std::string_view, 5> kOptionalAttributes = {
-    kRunKey, kTies, kMetadataRounding, kRowWeights, kSeparators};
+// Of a model that was read from a GGUF file: its types by number of tensors, and its hash. Files
+// about other models lack them.
+inline constexpr const char* kQuantization = "quantization";
+inline constexpr const char* kFileHash = "file_sha256";
+inline constexpr std::array<std::string_view, 2> kGgufAttributes = {kQuantization, kFileHash};
+inline constexpr std::array<std::string_view, 7> kOptionalAttributes = {
+    kRunKey, kTies, kMetadataRounding, kRowWeights, kSeparators, kQuantization, kFileHash};
 
 template <typename BundleType, typename Visit>
 void visit_root(BundleType& b, Visit&& visit) {
@@ -239,6 +244,8 @@ void visit_model(ModelType& m, Visit&& visit) {
   visit("tokenizer_sha256", m.tokenizer_sha256);
   visit("chat_template_sha256", m.chat_template_sha256);
   visit("weights_fingerprint", m.weights_fingerprint);
+  visit(kQuantization, m.quantization);
+  visit(kFileHash, m.file_sha256);
 }
 
 template <typename CorpusType, typename Visit>

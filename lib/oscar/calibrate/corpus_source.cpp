@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "oscar/base/error.h"
+#include "oscar/data/checkpoint_tokenizer.h"
 #include "oscar/data/separators.h"
 #include "oscar/executor/run_plan.h"
 #include "oscar/model/generate.h"
@@ -56,14 +57,6 @@ TokenChunks sample_chunks(const CorpusOptions& corpus, int64_t tokens, Transform
   return pack_documents(std::move(documents), std::move(source), corpus);
 }
 
-bool needs_tokenizer(const std::vector<CorpusPart>& parts) {
-  return std::any_of(parts.begin(), parts.end(), [](const CorpusPart& part) {
-    if (part.self_tokens > 0) return false;
-    const auto extension = std::filesystem::path(part.path).extension();
-    return extension != ".npy" && extension != ".h5";
-  });
-}
-
 }  // namespace
 
 TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
@@ -78,9 +71,8 @@ TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
                        .model = options.model};
   const std::vector<CorpusPart> parts = parse_corpus_argument(options.corpus);
   std::unique_ptr<Tokenizer> tokenizer;
-  if (needs_tokenizer(parts)) {
-    tokenizer =
-        std::make_unique<Tokenizer>(Tokenizer::from_file(checkpoint.folder / "tokenizer.json"));
+  if (reads_text(options.corpus)) {
+    tokenizer = std::make_unique<Tokenizer>(open_tokenizer(checkpoint));
   }
   const std::vector<int32_t> separators =
       separator_tokens(corpus.eos_token_ids, tokenizer.get(), corpus.vocab_size);

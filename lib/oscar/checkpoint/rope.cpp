@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
 // Keys that some type below reads, or that change nothing.
-constexpr std::array<std::string_view, 15> kKnownKeys = {"rope_theta",
+constexpr std::array<std::string_view, 16> kKnownKeys = {"rope_theta",
                                                          "rope_type",
                                                          "type",
                                                          "factor",
@@ -28,6 +28,7 @@ constexpr std::array<std::string_view, 15> kKnownKeys = {"rope_theta",
                                                          "mscale_all_dim",
                                                          "truncate",
                                                          "finetuned",
+                                                         "freq_factors",
                                                          "original_max_position_embeddings",
                                                          "partial_rotary_factor"};
 
@@ -170,12 +171,29 @@ void scale_yarn(Rope& rope, const Parameters& parameters, int max_position_embed
   rope.as_run["truncate"] = truncate;
 }
 
+// A factor on the wavelength of each pair of dimensions, as GGUF files hold them.
+void scale_by_factors(Rope& rope, const Parameters& parameters) {
+  const std::string key = "freq_factors",
+                    expected = "a positive number for each pair of dimensions";
+  const Json& factors = parameters.json.contains(key) ? parameters.json[key] : Json();
+  if (!factors.is_array() || factors.size() != rope.inv_freq.size()) {
+    parameters.refuse(key, "not one factor a pair of dimensions", expected);
+  }
+  for (size_t i = 0; i < rope.inv_freq.size(); ++i) {
+    if (!factors[i].is_number() || !(factors[i] > 0) || !(factors[i] <= 1e6)) {
+      parameters.refuse(key, "out of range", expected + " up to 1e6");
+    }
+    rope.inv_freq[i] /= factors[i].get<double>();
+  }
+  rope.as_run[key] = factors;
+}
+
 void check_keys(const Parameters& parameters) {
   for (const auto& [key, value] : parameters.json.items()) {
     if (value.is_null()) continue;
     if (std::find(kKnownKeys.begin(), kKnownKeys.end(), key) == kKnownKeys.end()) {
       parameters.refuse(key, "this RoPE parameter is not implemented",
-                        "parameters of default, linear, llama3 or yarn");
+                        "parameters of default, linear, llama3, yarn or freq_factors");
     }
   }
   if (parameters.number_or("partial_rotary_factor", 1.0, 0.0, 1.0) != 1.0) {
@@ -208,8 +226,11 @@ Rope make_rope(const Json& json, int head_dim, int max_position_embeddings,
     scale_llama3(rope, parameters, max_position_embeddings);
   } else if (rope.type == "yarn") {
     scale_yarn(rope, parameters, max_position_embeddings);
+  } else if (rope.type == "freq_factors") {
+    scale_by_factors(rope, parameters);
   } else if (rope.type != "default") {
-    parameters.refuse(key, "this RoPE type is not implemented", "default, linear, llama3 or yarn");
+    parameters.refuse(key, "this RoPE type is not implemented",
+                      "default, linear, llama3, yarn or freq_factors");
   }
   rope.as_run["max_positions"] = rope.max_positions;
   return rope;

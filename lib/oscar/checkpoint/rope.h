@@ -10,7 +10,8 @@
 namespace oscar {
 
 // theta_i = rope_theta^(-2i/rotary_dim), i < rotary_dim/2, after the scaling of rope type "llama3",
-// "linear" or "yarn"; the pair of dimensions (i, i + rotary_dim/2) turns by position * theta_i.
+// "linear", "yarn" or "freq_factors" (a divisor for each i); the pair of dimensions (i, i +
+// rotary_dim/2) turns by position * theta_i.
 struct Rope {
   std::string type = "default";
   double theta = 10000.0;

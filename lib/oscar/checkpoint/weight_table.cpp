@@ -6,7 +6,6 @@
 #include <set>
 
 #include "oscar/base/error.h"
-#include "oscar/io/safetensors_header.h"
 
 namespace oscar {
 namespace {
@@ -23,7 +22,8 @@ constexpr Condition kQkNorm = [](const ModelConfig& c) { return c.qk_norm; };
 
 struct Row {
   WeightRole role;
-  const char* name;  // {} stands for the layer
+  const char* name;       // {} stands for the layer
+  const char* gguf_name;  // in GGUF files
   Size rows, cols;
   Condition required;
 };
@@ -31,29 +31,45 @@ struct Row {
 using enum WeightRole;
 using enum Size;
 constexpr Row kModelRows[] = {
-    {kEmbedding, "model.embed_tokens.weight", kVocab, kHidden, kAlways},
-    {kFinalNorm, "model.norm.weight", kHidden, kNone, kAlways},
-    {kOutput, "lm_head.weight", kVocab, kHidden, kUntied},
+    {kEmbedding, "model.embed_tokens.weight", "token_embd.weight", kVocab, kHidden, kAlways},
+    {kFinalNorm, "model.norm.weight", "output_norm.weight", kHidden, kNone, kAlways},
+    {kOutput, "lm_head.weight", "output.weight", kVocab, kHidden, kUntied},
 };
 constexpr Row kLayerRows[] = {
-    {kAttentionNorm, "model.layers.{}.input_layernorm.weight", kHidden, kNone, kAlways},
-    {kQ, "model.layers.{}.self_attn.q_proj.weight", kQueries, kHidden, kAlways},
-    {kK, "model.layers.{}.self_attn.k_proj.weight", kKeys, kHidden, kAlways},
-    {kV, "model.layers.{}.self_attn.v_proj.weight", kKeys, kHidden, kAlways},
-    {kQBias, "model.layers.{}.self_attn.q_proj.bias", kQueries, kNone, kQkvBias},
-    {kKBias, "model.layers.{}.self_attn.k_proj.bias", kKeys, kNone, kQkvBias},
-    {kVBias, "model.layers.{}.self_attn.v_proj.bias", kKeys, kNone, kQkvBias},
-    {kQNorm, "model.layers.{}.self_attn.q_norm.weight", kHeadDim, kNone, kQkNorm},
-    {kKNorm, "model.layers.{}.self_attn.k_norm.weight", kHeadDim, kNone, kQkNorm},
-    {kO, "model.layers.{}.self_attn.o_proj.weight", kHidden, kQueries, kAlways},
-    {kOBias, "model.layers.{}.self_attn.o_proj.bias", kHidden, kNone, kWithOBias},
-    {kMlpNorm, "model.layers.{}.post_attention_layernorm.weight", kHidden, kNone, kAlways},
-    {kGate, "model.layers.{}.mlp.gate_proj.weight", kIntermediate, kHidden, kAlways},
-    {kUp, "model.layers.{}.mlp.up_proj.weight", kIntermediate, kHidden, kAlways},
-    {kDown, "model.layers.{}.mlp.down_proj.weight", kHidden, kIntermediate, kAlways},
-    {kGateBias, "model.layers.{}.mlp.gate_proj.bias", kIntermediate, kNone, kMlpBias},
-    {kUpBias, "model.layers.{}.mlp.up_proj.bias", kIntermediate, kNone, kMlpBias},
-    {kDownBias, "model.layers.{}.mlp.down_proj.bias", kHidden, kNone, kMlpBias},
+    {kAttentionNorm, "model.layers.{}.input_layernorm.weight", "blk.{}.attn_norm.weight", kHidden,
+     kNone, kAlways},
+    {kQ, "model.layers.{}.self_attn.q_proj.weight", "blk.{}.attn_q.weight", kQueries, kHidden,
+     kAlways},
+    {kK, "model.layers.{}.self_attn.k_proj.weight", "blk.{}.attn_k.weight", kKeys, kHidden,
+     kAlways},
+    {kV, "model.layers.{}.self_attn.v_proj.weight", "blk.{}.attn_v.weight", kKeys, kHidden,
+     kAlways},
+    {kQBias, "model.layers.{}.self_attn.q_proj.bias", "blk.{}.attn_q.bias", kQueries, kNone,
+     kQkvBias},
+    {kKBias, "model.layers.{}.self_attn.k_proj.bias", "blk.{}.attn_k.bias", kKeys, kNone, kQkvBias},
+    {kVBias, "model.layers.{}.self_attn.v_proj.bias", "blk.{}.attn_v.bias", kKeys, kNone, kQkvBias},
+    {kQNorm, "model.layers.{}.self_attn.q_norm.weight", "blk.{}.attn_q_norm.weight", kHeadDim,
+     kNone, kQkNorm},
+    {kKNorm, "model.layers.{}.self_attn.k_norm.weight", "blk.{}.attn_k_norm.weight", kHeadDim,
+     kNone, kQkNorm},
+    {kO, "model.layers.{}.self_attn.o_proj.weight", "blk.{}.attn_output.weight", kHidden, kQueries,
+     kAlways},
+    {kOBias, "model.layers.{}.self_attn.o_proj.bias", "blk.{}.attn_output.bias", kHidden, kNone,
+     kWithOBias},
+    {kMlpNorm, "model.layers.{}.post_attention_layernorm.weight", "blk.{}.ffn_norm.weight", kHidden,
+     kNone, kAlways},
+    {kGate, "model.layers.{}.mlp.gate_proj.weight", "blk.{}.ffn_gate.weight", kIntermediate,
+     kHidden, kAlways},
+    {kUp, "model.layers.{}.mlp.up_proj.weight", "blk.{}.ffn_up.weight", kIntermediate, kHidden,
+     kAlways},
+    {kDown, "model.layers.{}.mlp.down_proj.weight", "blk.{}.ffn_down.weight", kHidden,
+     kIntermediate, kAlways},
+    {kGateBias, "model.layers.{}.mlp.gate_proj.bias", "blk.{}.ffn_gate.bias", kIntermediate, kNone,
+     kMlpBias},
+    {kUpBias, "model.layers.{}.mlp.up_proj.bias", "blk.{}.ffn_up.bias", kIntermediate, kNone,
+     kMlpBias},
+    {kDownBias, "model.layers.{}.mlp.down_proj.bias", "blk.{}.ffn_down.bias", kHidden, kNone,
+     kMlpBias},
 };
 
 int64_t extent(const ModelConfig& config, Size size) {
@@ -101,6 +117,19 @@ bool redundant(const std::string& name, const ModelConfig& config) {
 
 }  // namespace
 
+std::vector<WeightNames> weight_names(int num_layers) {
+  std::vector<WeightNames> names;
+  const auto add = [&names](const Row& row, int layer) {
+    names.push_back({row.role, fmt::format(fmt::runtime(row.name), layer),
+                     fmt::format(fmt::runtime(row.gguf_name), layer)});
+  };
+  for (const Row& row : kModelRows) add(row, 0);
+  for (int layer = 0; layer < num_layers; ++layer) {
+    for (const Row& row : kLayerRows) add(row, layer);
+  }
+  return names;
+}
+
 std::vector<WeightSpec> model_weights(const ModelConfig& config) {
   return resolve(kModelRows, config, 0);
 }
@@ -109,7 +138,7 @@ std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) {
   return resolve(kLayerRows, config, layer);
 }
 
-void check_weights(const ModelConfig& config, const WeightStore& weights) {
+void check_weights(const ModelConfig& config, const WeightSource& weights) {
   std::set<std::string> expected;
   const auto check = [&](const std::vector<WeightSpec>& specs) {
     for (const WeightSpec& spec : specs) {
@@ -122,8 +151,8 @@ void check_weights(const ModelConfig& config, const WeightStore& weights) {
   for (const std::string& name : weights.names()) {
     if (!expected.contains(name) && !redundant(name, config)) {
       throw Error(
-          {.what = "the checkpoint holds a tensor that its config.json does not account for",
-           .where = tensor_place(weights.shards(), name),
+          {.what = "the checkpoint holds a tensor that its configuration does not account for",
+           .where = weights.place(name),
            .expected = "the tensors of " + config.architecture,
            .hint = "leaving it out would change what the model computes"});
     }

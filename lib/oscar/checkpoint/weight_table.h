@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "oscar/checkpoint/model_config.h"
-#include "oscar/io/safetensors.h"
+#include "oscar/io/weight_source.h"
 
 namespace oscar {
 
@@ -42,12 +42,21 @@ struct WeightSpec {
   std::vector<int64_t> shape;
 };
 
+// What a tensor is called in safetensors files (WeightSpec::name) and in GGUF files.
+struct WeightNames {
+  WeightRole role;
+  std::string name, gguf_name;
+};
+
+// Every tensor that a model of so many layers may have, whatever its configuration.
+std::vector<WeightNames> weight_names(int num_layers);
+
 // Tensors outside the layers, and those of one layer.
 std::vector<WeightSpec> model_weights(const ModelConfig& config);
 std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer);
 
 // Throws Error when a tensor of the table is missing or of another shape, or when the checkpoint
 // holds a tensor that the table does not ask for: a bias or norm left out would go unnoticed.
-void check_weights(const ModelConfig& config, const WeightStore& weights);
+void check_weights(const ModelConfig& config, const WeightSource& weights);
 
 }  // namespace oscar

@@ -208,8 +208,11 @@ Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
 Tokenizer Tokenizer::from_file(const std::filesystem::path& tokenizer_json) {
-  const std::string source = tokenizer_json.string();
-  const TokenizerJson file = parse_tokenizer(read_text_file(tokenizer_json), source);
+  return from_text(read_text_file(tokenizer_json), tokenizer_json.string());
+}
+
+Tokenizer Tokenizer::from_text(const std::string& tokenizer_json, const std::string& source) {
+  const TokenizerJson file = parse_tokenizer(tokenizer_json, source);
   check_keys(file,
              {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
               "post_processor", "decoder", "model"},

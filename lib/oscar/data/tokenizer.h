@@ -17,6 +17,8 @@ class Tokenizer {
   // Throws Error naming any component of the file that is not implemented, with the way out
   // (pre-tokenized ids).
   static Tokenizer from_file(const std::filesystem::path& tokenizer_json);
+  // The same of the file's text, which is said to come from `source`.
+  static Tokenizer from_text(const std::string& tokenizer_json, const std::string& source);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;

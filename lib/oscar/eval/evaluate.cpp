@@ -9,6 +9,7 @@
 #include "oscar/base/error.h"
 #include "oscar/base/version.h"
 #include "oscar/bundle/bundle_match.h"
+#include "oscar/data/checkpoint_tokenizer.h"
 #include "oscar/data/corpus.h"
 #include "oscar/data/separators.h"
 #include "oscar/eval/cache_format.h"
@@ -121,8 +122,11 @@ Session open_session(const EvaluateOptions& options, Progress& progress) {
     check_bundle_name(name, session.named);
     session.named.push_back({name, open_bundle(file, session.checkpoint, progress)});
   }
-  const auto tokenizer = session.checkpoint.folder / "tokenizer.json";
-  if (std::filesystem::exists(tokenizer)) session.tokenizer = Tokenizer::from_file(tokenizer);
+  const Checkpoint& model = session.checkpoint;
+  const bool wanted = model.is_gguf()
+                          ? options.needles || reads_text(corpus_argument(options, model))
+                          : std::filesystem::exists(model.folder / "tokenizer.json");
+  if (wanted) session.tokenizer = open_tokenizer(model);
   session.quantizer = common_format(options, session.checkpoint.config.head_dim,
                                     session.bundle ? &*session.bundle : nullptr, session.named);
   check_engine(session.engine, text_view(options, 0), session.quantizer);
@@ -286,7 +290,7 @@ NeedleResults measure_needles(const EvaluateOptions& options, const Session& ses
     haystack.insert(haystack.end(), overlaps ? chunk.end() - options.stride : chunk.begin(),
                     chunk.end());
   }
-  const auto folder = find_model_folder("tiny-gqa").parent_path() / "needle";
+  const auto folder = find_model("tiny-gqa").parent_path() / "needle";
   NeedleResults results;
   results.chat_template = known_chat_template(session.checkpoint.chat_template_sha256);
   results.prompts = make_needle_prompts(read_needle_book(folder), options.needle_plan,
@@ -342,8 +346,11 @@ Json describe_session(const EvaluateOptions& options, const Session& session) {
                      {"cache_elements_per_token", cache_elements(checkpoint.config)},
                      {"max_positions", checkpoint.config.rope.max_positions},
                      {"config_sha256", checkpoint.config_sha256},
-                     {"weights_fingerprint", checkpoint.weights.fingerprint(false)},
+                     {"weights_fingerprint", checkpoint.weights->fingerprint(false)},
                      {"rope", checkpoint.config.rope.as_run}};
+  if (const std::string types = checkpoint.weights->quantization(); !types.empty()) {
+    report["model"]["quantization"] = types;
+  }
   report["bundle"] = nullptr;
   if (session.bundle) report["bundle"] = bundle_json(*session.bundle, options.bundle);
   for (size_t i = 0; i < session.named.size(); ++i) {

@@ -70,7 +70,7 @@ ValueFold layer_fold(const LayerTransforms& layer, ValueMean mean) {
 }
 
 // The tensors of a layer that take part; no data for biases that the model does not have.
-ValueWeights value_weights(const ModelConfig& config, const WeightStore& weights, int layer) {
+ValueWeights value_weights(const ModelConfig& config, const WeightSource& weights, int layer) {
   ValueWeights result;
   for (const WeightSpec& spec : layer_weights(config, layer)) {
     const auto load = [&] { return weights.get(spec.name, spec.shape); };
@@ -200,10 +200,16 @@ const char* describe(ValueMean mean) {
 
 FoldResult fold_model(const Bundle& bundle, const std::string& bundle_name,
                       const Checkpoint& checkpoint, const fs::path& out, ValueMean asked) {
+  if (checkpoint.is_gguf()) {
+    throw Error({.what = "values cannot be folded into a GGUF file",
+                 .where = checkpoint.path.string(),
+                 .expected = "a Hugging Face folder with safetensors",
+                 .hint = "quantized weights would lose what is folded into them"});
+  }
   AtomicFolder folder(out);
   FoldResult result;
   result.warning = check_bundle_matches(bundle, checkpoint, bundle_name);
-  check_weights(checkpoint.config, checkpoint.weights);
+  check_weights(checkpoint.config, *checkpoint.weights);
   result.mean = settle_mean(bundle, checkpoint.config, asked);
 
   // One entry a layer that changes; addresses stay, as the folds refer to them.
@@ -214,7 +220,7 @@ FoldResult fold_model(const Bundle& bundle, const std::string& bundle_name,
     const int id = layer.geometry.layer_id;
     if (!is_transformed(layer)) continue;
     layers[id] = layer_fold(layer, result.mean);
-    before[id] = value_weights(checkpoint.config, checkpoint.weights, id);
+    before[id] = value_weights(checkpoint.config, *checkpoint.weights, id);
     add_folds(before[id], layers[id], folds);
   }
   if (layers.empty()) {
@@ -225,7 +231,7 @@ FoldResult fold_model(const Bundle& bundle, const std::string& bundle_name,
   result.layers = static_cast<int>(layers.size());
   result.tensors = static_cast<int>(folds.size());
 
-  for (const fs::path& shard : checkpoint.weights.shards()) {
+  for (const fs::path& shard : checkpoint.weights->shards()) {
     copy_safetensors(shard, folder.temporary() / shard.filename(),
                      [&](const TensorEntry& tensor) -> std::optional<std::vector<std::byte>> {
                        stop_if_requested("stopped; nothing was written");
@@ -236,7 +242,7 @@ FoldResult fold_model(const Bundle& bundle, const std::string& bundle_name,
   }
   result.left_out = copy_other_files(checkpoint.folder, folder.temporary());
 
-  const WeightStore written = WeightStore::open(folder.temporary());
+  const SafetensorsWeights written(folder.temporary());
   for (const auto& [id, fold] : layers) {
     const ValueWeights after = value_weights(checkpoint.config, written, id);
     result.largest_change =

@@ -197,6 +197,9 @@ Inspection inspect_bundle(const std::filesystem::path& path) {
   json["content_sha256"] = b.content_sha256;
   schema::visit_root(b, JsonWriter{json});
   schema::visit_model(b.model, JsonWriter{json["model"]});
+  for (const auto name : schema::kGgufAttributes) {
+    if (json["model"][std::string(name)] == "") json["model"].erase(std::string(name));
+  }
   schema::visit_corpus(b.corpus, JsonWriter{json["corpus"]});
   schema::visit_quantizer(b.quantizer, JsonWriter{json["quantizer"]});
   Json& bits = json["bits_per_element"] = Json::object();
@@ -267,6 +270,10 @@ std::string inspection_text(const Inspection& inspection) {
                   plain(m["architecture"]), plain(m["num_layers"]), plain(m["num_qo_heads"]),
                   plain(m["num_kv_heads"]), plain(m["head_dim_k"]), plain(m["head_dim_v"])));
   add_line(text, "weights", plain(m["weights_fingerprint"]));
+  if (m.contains(schema::kQuantization)) {
+    add_line(text, "GGUF", plain(m[schema::kQuantization]));
+    add_line(text, "", "file " + plain(m[schema::kFileHash]));
+  }
   add_line(
       text, "corpus",
       fmt::format("{} tokens in {} of {} sequences, chunks of {}", plain(c["tokens"]),

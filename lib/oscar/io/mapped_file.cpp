@@ -1,4 +1,6 @@
 // Read-only memory maps. The one owner of mmap.
+#include "oscar/io/mapped_file.h"
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -9,7 +11,6 @@
 #include <utility>
 
 #include "oscar/base/error.h"
-#include "oscar/io/safetensors.h"
 
 namespace oscar {
 

@@ -15,8 +15,6 @@
 namespace oscar {
 namespace {
 
-constexpr size_t kFingerprintBytes = 4096;  // at each end of a tensor
-
 std::optional<Dtype> loadable(const std::string& dtype) {
   for (const Dtype candidate : {Dtype::kBf16, Dtype::kFp16, Dtype::kFp32}) {
     if (dtype == dtype_name(candidate)) return candidate;
@@ -53,37 +51,21 @@ std::map<std::string, std::string> read_index(const std::filesystem::path& path)
 
 }  // namespace
 
-size_t dtype_bytes(Dtype dtype) { return dtype == Dtype::kFp32 ? 4 : 2; }
-
-const char* dtype_name(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kBf16:
-      return "BF16";
-    case Dtype::kFp16:
-      return "F16";
-    case Dtype::kFp32:
-      return "F32";
-  }
-  return "";
-}
-
-struct WeightStore::Entry {
+struct SafetensorsWeights::Entry {
   TensorEntry tensor;
   std::shared_ptr<MappedFile> file;
   const std::byte* data() const { return file->data() + tensor.offset; }
 };
 
-WeightStore WeightStore::open(const std::filesystem::path& folder) {
-  WeightStore store;
-  store.folder_ = folder;
+SafetensorsWeights::SafetensorsWeights(const std::filesystem::path& folder) : folder_(folder) {
   const auto index_path = folder / "model.safetensors.index.json";
   const auto single_path = folder / "model.safetensors";
-  const auto add_shard = [&store](const std::filesystem::path& path) {
-    store.files_.push_back(std::make_shared<MappedFile>(path));
+  const auto add_shard = [this](const std::filesystem::path& path) {
+    files_.push_back(std::make_shared<MappedFile>(path));
     std::map<std::string, std::shared_ptr<Entry>> entries;
-    for (TensorEntry& tensor : parse_safetensors_header(*store.files_.back())) {
+    for (TensorEntry& tensor : parse_safetensors_header(*files_.back())) {
       const std::string name = tensor.name;
-      entries[name] = std::make_shared<Entry>(Entry{std::move(tensor), store.files_.back()});
+      entries[name] = std::make_shared<Entry>(Entry{std::move(tensor), files_.back()});
     }
     return entries;
   };
@@ -103,22 +85,22 @@ WeightStore WeightStore::open(const std::filesystem::path& folder) {
         throw Error({.what = "the index names a tensor that its shard does not hold",
                      .where = fmt::format("{}: {}", (folder / shard).string(), tensor)});
       }
-      store.entries_.insert(*found);
+      entries_.insert(*found);
     }
   } else if (std::filesystem::exists(single_path)) {
-    store.entries_ = add_shard(single_path);
+    entries_ = add_shard(single_path);
   } else {
     throw Error({.what = "no weights were found",
                  .where = folder.string(),
                  .expected = "model.safetensors or model.safetensors.index.json",
                  .hint = "convert other formats with transformers' save_pretrained"});
   }
-  return store;
 }
 
-bool WeightStore::contains(const std::string& name) const { return entries_.contains(name); }
+bool SafetensorsWeights::contains(const std::string& name) const { return entries_.contains(name); }
 
-TensorView WeightStore::get(const std::string& name, const std::vector<int64_t>& shape) const {
+TensorView SafetensorsWeights::get(const std::string& name,
+                                   const std::vector<int64_t>& shape) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) {
     throw Error({.what = "a tensor of the model is missing",
@@ -126,9 +108,9 @@ TensorView WeightStore::get(const std::string& name, const std::vector<int64_t>&
                  .expected = fmt::format("shape {}", shape)});
   }
   const Entry& entry = *found->second;
-  const std::string where = fmt::format("{}: {}", entry.file->path().string(), name);
+  const std::string where = place(name);
   if (entry.tensor.shape != shape) {
-    throw Error({.what = "a tensor has another shape than config.json asks for",
+    throw Error({.what = "a tensor has another shape than the configuration asks for",
                  .where = where,
                  .expected = fmt::format("{}", shape),
                  .found = fmt::format("{}", entry.tensor.shape)});
@@ -140,39 +122,43 @@ TensorView WeightStore::get(const std::string& name, const std::vector<int64_t>&
                  .expected = "BF16, F16 or F32",
                  .found = entry.tensor.dtype});
   }
-  return {name, *dtype, shape, entry.data(), entry.tensor.bytes};
+  return {.name = name,
+          .dtype = *dtype,
+          .shape = shape,
+          .data = entry.data(),
+          .bytes = entry.tensor.bytes};
 }
 
-void WeightStore::release(const TensorView& view) const {
+void SafetensorsWeights::release(const TensorView& view) const {
   const auto found = entries_.find(view.name);
   if (found != entries_.end()) found->second->file->release(view.data, view.bytes);
 }
 
-std::vector<std::string> WeightStore::names() const {
+std::vector<std::string> SafetensorsWeights::names() const {
   std::vector<std::string> names;
   for (const auto& [name, entry] : entries_) names.push_back(name);
   return names;
 }
 
-std::vector<std::filesystem::path> WeightStore::shards() const {
+std::vector<std::filesystem::path> SafetensorsWeights::shards() const {
   std::vector<std::filesystem::path> paths;
   for (const auto& file : files_) paths.push_back(file->path());
   return paths;
 }
 
-std::string WeightStore::fingerprint(bool all_bytes) const {
+std::string SafetensorsWeights::place(const std::string& name) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) return name;
+  return fmt::format("{}: {}", found->second->file->path().string(), name);
+}
+
+std::string SafetensorsWeights::fingerprint(bool all_bytes) const {
   Sha256 digest;
   for (const auto& [name, entry] : entries_) {
     const TensorEntry& tensor = entry->tensor;
-    // A newline cannot be confused with a part of a shape or a dtype, and names come first.
-    digest.update(fmt::format("{} {}\n{}\n{}\n", name.size(), name, tensor.dtype, tensor.shape));
-    if (all_bytes || tensor.bytes <= 2 * kFingerprintBytes) {
-      digest.update(entry->data(), tensor.bytes);
-      entry->file->release(entry->data(), tensor.bytes);
-    } else {
-      digest.update(entry->data(), kFingerprintBytes);
-      digest.update(entry->data() + tensor.bytes - kFingerprintBytes, kFingerprintBytes);
-    }
+    add_to_fingerprint(digest, name, tensor.dtype, tensor.shape, entry->data(), tensor.bytes,
+                       all_bytes);
+    if (all_bytes) entry->file->release(entry->data(), tensor.bytes);
   }
   return digest.finish();
 }

@@ -1,7 +1,6 @@
 // safetensors shards by mmap, every offset, shape and dtype checked before use.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -9,60 +8,27 @@
 #include <string>
 #include <vector>
 
+#include "oscar/io/mapped_file.h"
+#include "oscar/io/weight_source.h"
+
 namespace oscar {
 
-enum class Dtype { kBf16, kFp16, kFp32 };
-size_t dtype_bytes(Dtype dtype);
-const char* dtype_name(Dtype dtype);  // "BF16", "F16", "F32", as in the file
-
-// One tensor inside a mapped file. `data` stays valid as long as its MappedFile lives.
-struct TensorView {
-  std::string name;
-  Dtype dtype = Dtype::kBf16;
-  std::vector<int64_t> shape;
-  const std::byte* data = nullptr;
-  size_t bytes = 0;
-};
-
-// A read-only memory map. Throws Error when the file is missing or empty.
-class MappedFile {
- public:
-  explicit MappedFile(std::filesystem::path path);
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  const std::byte* data() const { return data_; }
-  size_t size() const { return size_; }
-  const std::filesystem::path& path() const { return path_; }
-  // Tells the kernel that these bytes are not needed again soon (weights already used).
-  void release(const std::byte* begin, size_t bytes) const;
-
- private:
-  std::filesystem::path path_;
-  const std::byte* data_ = nullptr;
-  size_t size_ = 0;
-};
-
 // The tensors of one or many shards, found by name.
-class WeightStore {
+class SafetensorsWeights : public WeightSource {
  public:
   // Opens model.safetensors.index.json or model.safetensors in `folder`. Throws Error for a missing
   // or truncated shard, overlapping or out-of-range offsets, sizes that disagree with the shape.
   // Tensors of dtypes other than Dtype are listed by name and refused when asked for.
-  static WeightStore open(const std::filesystem::path& folder);
+  explicit SafetensorsWeights(const std::filesystem::path& folder);
 
-  bool contains(const std::string& name) const;
-  // Throws Error naming the tensor and its folder when it is missing, of another shape or of a
-  // dtype that cannot be loaded.
-  TensorView get(const std::string& name, const std::vector<int64_t>& shape) const;
-  void release(const TensorView& view) const;
-  std::vector<std::string> names() const;
-  std::vector<std::filesystem::path> shards() const;
-
-  // sha256 over every tensor's name, dtype, shape and first and last 4 KiB (all bytes with
-  // `all_bytes`), in name order: independent of how the checkpoint is sharded.
-  std::string fingerprint(bool all_bytes) const;
+  bool contains(const std::string& name) const override;
+  // The view's data lies in the file as it is.
+  TensorView get(const std::string& name, const std::vector<int64_t>& shape) const override;
+  void release(const TensorView& view) const override;
+  std::vector<std::string> names() const override;
+  std::vector<std::filesystem::path> shards() const override;
+  std::string place(const std::string& name) const override;
+  std::string fingerprint(bool all_bytes) const override;
 
  private:
   struct Entry;

@@ -167,14 +167,4 @@ std::vector<TensorEntry> parse_safetensors_header(const MappedFile& file) {
   return entries;
 }
 
-std::string tensor_place(const std::vector<std::filesystem::path>& shards,
-                         const std::string& name) {
-  for (const auto& shard : shards) {
-    for (const TensorEntry& tensor : parse_safetensors_header(MappedFile(shard))) {
-      if (tensor.name == name) return shard.string() + ": " + name;
-    }
-  }
-  return name;
-}
-
 }  // namespace oscar

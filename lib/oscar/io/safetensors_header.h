@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "oscar/io/safetensors.h"
+#include "oscar/io/mapped_file.h"
 
 namespace oscar {
 
@@ -24,8 +24,5 @@ struct TensorEntry {
 // that match shape and dtype, and offsets that cover the data exactly, without gap or overlap.
 // Throws Error naming file and tensor.
 std::vector<TensorEntry> parse_safetensors_header(const MappedFile& file);
-
-// "FILE: NAME" with the first of `shards` that holds tensor `name`, for error messages.
-std::string tensor_place(const std::vector<std::filesystem::path>& shards, const std::string& name);
 
 }  // namespace oscar

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "oscar/io/safetensors.h"
+#include "oscar/io/mapped_file.h"
 
 namespace oscar {
 

@@ -1,12 +1,15 @@
 // From mapped bytes to tensors of the compute dtype.
 #include "oscar/model/layer_weights.h"
 
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
 
 #include "oscar/base/error.h"
-#include "oscar/io/safetensors_header.h"
 
 namespace oscar {
 namespace {
@@ -23,6 +26,26 @@ torch::Dtype stored_dtype(Dtype dtype) {
   return torch::kFloat32;
 }
 
+// Rows of quantized weights in the wanted dtype, made slab by slab: fp32 of a whole tensor may not
+// fit beside it.
+torch::Tensor decode(const TensorView& view, torch::Dtype dtype) {
+  constexpr int64_t kSlabValues = int64_t{1} << 18;
+  torch::Tensor tensor = torch::empty(view.shape, dtype);
+  const int64_t values = view.shape.back(), rows = tensor.numel() / values;
+  const torch::Tensor flat = tensor.view({rows, values});
+  const int64_t slab = std::max<int64_t>(1, kSlabValues / values);
+  at::parallel_for(0, rows, slab, [&](int64_t begin, int64_t end) {
+    const c10::InferenceMode guard;
+    std::vector<float> buffer(static_cast<size_t>(std::min(slab, end - begin) * values));
+    for (int64_t first = begin; first < end; first += slab) {
+      const int64_t count = std::min(slab, end - first);
+      view.decode(first, count, buffer.data());
+      flat.narrow(0, first, count).copy_(torch::from_blob(buffer.data(), {count, values}));
+    }
+  });
+  return tensor;
+}
+
 // The bytes of the file as a tensor; headers need not align them, and then they are copied first.
 torch::Tensor wrap(const TensorView& view) {
   const auto dtype = stored_dtype(view.dtype);
@@ -36,14 +59,16 @@ torch::Tensor wrap(const TensorView& view) {
 
 }  // namespace
 
-torch::Tensor load_weight(const WeightStore& weights, const WeightSpec& spec, torch::Device device,
+torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec, torch::Device device,
                           torch::Dtype dtype) {
   const TensorView view = weights.get(spec.name, spec.shape);
-  const torch::Tensor tensor = wrap(view).to(device, dtype, /*non_blocking=*/false, /*copy=*/true);
+  const torch::Tensor tensor =
+      view.decode ? decode(view, dtype).to(device)
+                  : wrap(view).to(device, dtype, /*non_blocking=*/false, /*copy=*/true);
   weights.release(view);
   if (!torch::isfinite(tensor).all().item<bool>()) {
     throw Error({.what = "a weight is not finite",
-                 .where = tensor_place(weights.shards(), spec.name),
+                 .where = weights.place(spec.name),
                  .expected = "finite numbers",
                  .found = "NaN or infinity",
                  .hint = "the checkpoint is damaged, or too large for this --dtype"});
@@ -51,7 +76,7 @@ torch::Tensor load_weight(const WeightStore& weights, const WeightSpec& spec, to
   return tensor;
 }
 
-LayerWeights load_layer_weights(const WeightStore& weights, const std::vector<WeightSpec>& specs,
+LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<WeightSpec>& specs,
                                 const ComputeOptions& options) {
   std::map<WeightRole, torch::Tensor> by_role;
   for (const WeightSpec& spec : specs) {

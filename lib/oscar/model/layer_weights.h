@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "oscar/checkpoint/weight_table.h"
-#include "oscar/io/safetensors.h"
+#include "oscar/io/weight_source.h"
 #include "oscar/model/compute.h"
 #include "oscar/model/torch.h"
 
@@ -23,10 +23,10 @@ struct LayerWeights {
 
 // Copies one tensor to the device and lets go of its pages. Throws Error naming it when it is
 // missing, of another shape, or holds a NaN or an infinity.
-torch::Tensor load_weight(const WeightStore& weights, const WeightSpec& spec, torch::Device device,
+torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec, torch::Device device,
                           torch::Dtype dtype);
 
-LayerWeights load_layer_weights(const WeightStore& weights, const std::vector<WeightSpec>& specs,
+LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<WeightSpec>& specs,
                                 const ComputeOptions& options);
 
 }  // namespace oscar

@@ -74,7 +74,7 @@ struct Transformer::Implementation {
   torch::Tensor load(WeightRole role) const {
     for (const WeightSpec& spec : model_weights(config())) {
       if (spec.role == role) {
-        return load_weight(checkpoint.weights, spec, options.device, options.dtype);
+        return load_weight(*checkpoint.weights, spec, options.device, options.dtype);
       }
     }
     return {};
@@ -97,7 +97,7 @@ Transformer::Transformer(const Checkpoint& checkpoint, ComputeOptions options)
     : implementation_(new Implementation{checkpoint, options, {}, {}, {}, {}}) {
   forbid_reduced_precision();
   if (options.device.is_cuda()) prefer_cudnn_attention();
-  check_weights(checkpoint.config, checkpoint.weights);
+  check_weights(checkpoint.config, *checkpoint.weights);
   implementation_->final_norm = implementation_->load(WeightRole::kFinalNorm);
 }
 
@@ -122,7 +122,7 @@ torch::Tensor Transformer::embed(const torch::Tensor& ids) {
 std::shared_ptr<const LayerWeights> Transformer::load_layer(int layer) const {
   const c10::InferenceMode guard;
   return std::make_shared<const LayerWeights>(load_layer_weights(
-      implementation_->checkpoint.weights, layer_weights(config(), layer), compute()));
+      *implementation_->checkpoint.weights, layer_weights(config(), layer), compute()));
 }
 
 size_t Transformer::layer_bytes(int layer) const {
@@ -191,7 +191,7 @@ MatrixStack<double> Transformer::output_metrics(int layer, int joined) const {
   for (const WeightSpec& spec : layer_weights(c, layer)) {
     if (spec.role != WeightRole::kO) continue;
     const torch::Tensor o =
-        load_weight(implementation_->checkpoint.weights, spec, torch::kCPU, torch::kFloat64);
+        load_weight(*implementation_->checkpoint.weights, spec, torch::kCPU, torch::kFloat64);
     for (int i = 0; i < count; ++i) {
       const torch::Tensor heads =
           o.narrow(1, i * joined * d, joined * d).reshape({-1, d});  // [hidden * joined, d]

@@ -1,0 +1,63 @@
+// What a model's weights are read from, whatever the file format: tensors by name, as numbers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "oscar/base/sha256.h"
+
+namespace oscar {
+
+enum class Dtype { kBf16, kFp16, kFp32 };
+size_t dtype_bytes(Dtype dtype);
+const char* dtype_name(Dtype dtype);  // "BF16", "F16", "F32", as in the file
+
+// Writes rows first .. first + count - 1 of a tensor, seen as rows of its last dimension, as fp32
+// in row-major order. Several threads may call it side by side.
+using RowDecoder = std::function<void(int64_t first, int64_t count, float* out)>;
+
+// One tensor of a source. It is valid as long as its source lives.
+struct TensorView {
+  std::string name;
+  Dtype dtype = Dtype::kBf16;
+  std::vector<int64_t> shape;
+  const std::byte* data =
+      nullptr;             // the numbers as they lie in the file; null: `decode` makes them
+  size_t bytes = 0;        // in the file
+  RowDecoder decode = {};  // of quantized weights and of rows in another order
+};
+
+// The tensors of a checkpoint under the names of weight_table.h.
+class WeightSource {
+ public:
+  virtual ~WeightSource() = default;
+
+  virtual bool contains(const std::string& name) const = 0;
+  // Throws Error naming the tensor and its file when it is missing, of another shape or of a type
+  // that cannot be loaded.
+  virtual TensorView get(const std::string& name, const std::vector<int64_t>& shape) const = 0;
+  // Lets go of the pages that a view was read from.
+  virtual void release(const TensorView& view) const = 0;
+  virtual std::vector<std::string> names() const = 0;
+  virtual std::vector<std::filesystem::path> shards() const = 0;
+  // "FILE: NAME", for error messages.
+  virtual std::string place(const std::string& name) const = 0;
+  // The types of quantized weights, most frequent first ("Q4_1 (210 tensors), F32 (61)"); empty
+  // when the numbers are stored as they are.
+  virtual std::string quantization() const { return ""; }
+
+  // sha256 over every tensor's name, dtype, shape and first and last 4 KiB (all bytes with
+  // `all_bytes`), in name order: independent of how the checkpoint is sharded.
+  virtual std::string fingerprint(bool all_bytes) const = 0;
+};
+
+// Adds one tensor to a fingerprint.
+void add_to_fingerprint(Sha256& digest, const std::string& name, const std::string& dtype,
+                        const std::vector<int64_t>& shape, const std::byte* data, size_t bytes,
+                        bool all_bytes);
+
+}  // namespace oscar

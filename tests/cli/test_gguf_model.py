@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""A GGUF file as MODEL of the programs: calibrated, inspected, evaluated, and told from others."""
+import json
+import unittest
+
+import numpy as np
+
+from support.checkpoints import QWEN3_MINI, qwen3_tensors
+from support.gguf_files import Type, write_model
+from support.programs import ProgramTest, run
+
+CALIBRATE = ["--chunk-len", "128", "--search", "off", "--quant-group-size", "32"]
+
+
+class GgufModel(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.ids = self.folder / "ids.npy"
+        rng = np.random.default_rng(1)
+        np.save(self.ids, rng.integers(0, 256, 4096).astype(np.int32))
+
+    def write(self, name, seed=0, kind=Type.Q8_0, metadata=None):
+        config = QWEN3_MINI | {"tie_word_embeddings": True}
+        path = self.folder / name
+        write_model(path, config, qwen3_tensors(config, seed), lambda _: kind,
+                    np.random.default_rng(0), metadata=metadata)
+        return path
+
+    def calibrate(self, model, *options, text=None):
+        out = self.folder / f"{model.stem}.h5"
+        self.run_ok("oscar-calibrate", model, text or self.ids, out, *CALIBRATE, *options)
+        return out
+
+    def inspect(self, bundle):
+        return json.loads(self.run_ok("oscar-bundle", "inspect", bundle, "--json").stdout)["model"]
+
+    def test_the_bundle_names_the_file_and_its_types(self):
+        import hashlib
+        model = self.write("small.Q8_0.gguf")
+        bundle = self.calibrate(model)
+        about = self.inspect(bundle)
+        self.assertEqual(about["name"], "small.Q8_0")
+        self.assertEqual(about["quantization"], "Q8_0 (22 tensors), F32 (13)")
+        self.assertEqual(about["file_sha256"], hashlib.sha256(model.read_bytes()).hexdigest())
+        text = self.run_ok("oscar-bundle", "inspect", bundle).stdout
+        self.assertIn("Q8_0 (22 tensors), F32 (13)", text)
+        self.assertIn(about["file_sha256"], text)
+        self.run_ok("oscar-bundle", "verify", bundle)
+
+    def test_the_bundle_is_evaluated_with_its_model_and_refused_with_another(self):
+        model, other = self.write("one.gguf"), self.write("other.gguf", seed=1)
+        retyped = self.write("retyped.gguf", kind=Type.F16)
+        renamed = self.write("renamed.gguf", metadata=lambda writer: writer.add_name("a new name"))
+        bundle = self.calibrate(model)
+        report = self.folder / "report.json"
+        evaluate = ["--bundle", bundle, "--corpus", self.ids, "--chunk-len", "512", "--max-tokens",
+                    "1024", "--separators", "off"]
+        for same in (model, renamed):
+            self.run_ok("oscar-eval", same, *evaluate, "--json", report)
+            about = json.loads(report.read_text())["model"]
+            self.assertEqual(about["quantization"], "Q8_0 (22 tensors), F32 (13)")
+            report.unlink()
+        for another in (other, retyped):
+            self.refuse("oscar-eval", [another, *evaluate], "of another model",
+                        "weights_fingerprint")
+
+    def test_values_are_not_folded_into_it(self):
+        model = self.write("one.gguf")
+        self.refuse("oscar-bundle", ["fold", self.calibrate(model), model, self.folder / "out"],
+                    "cannot be folded into a GGUF file")
+
+    def test_text_needs_a_tokenizer_in_the_file(self):
+        model = self.write("one.gguf")
+        text = self.folder / "text.txt"
+        text.write_text("some text")
+        self.refuse("oscar-calibrate", [model, text, self.folder / "out.h5"],
+                    "text needs the model's tokenizer", "one.gguf")
+
+    def test_a_byte_level_tokenizer_in_the_file_reads_text(self):
+        from tokenizers import pre_tokenizers
+        tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
+        tokens += ["<|endoftext|>", *(f"<unused{i}>" for i in range(3))]
+
+        def add(writer):
+            writer.add_tokenizer_model("gpt2")
+            writer.add_tokenizer_pre("qwen2")
+            writer.add_token_list(tokens)
+            writer.add_token_types([1] * 256 + [3] + [5] * 3)
+            writer.add_token_merges([])
+            writer.add_eos_token_id(256)
+        model = self.write("text.gguf", metadata=add)
+        text = self.folder / "text.txt"
+        text.write_text("Two bits a number, 1234 of them. " * 40)
+        out = self.folder / "ids_out.npy"
+        self.run_ok("oscar-calibrate", model, text, self.folder / "x.h5", "--chunk-len", "128",
+                    "--separators", "off", "--dry-run", "--tokens-out", out)
+        ids = {t: i for i, t in enumerate(tokens)}
+        expected = [ids[c.replace(" ", "Ġ")] for c in text.read_text()]
+        self.assertEqual(np.load(out).ravel().tolist()[:1024], expected[:1024])
+
+    def test_files_cut_short_are_refused(self):
+        model = self.write("one.gguf")
+        whole = model.read_bytes()
+        cut = self.folder / "cut.gguf"
+        for kept in (3, 20, 200, len(whole) // 2, len(whole) - 40):
+            cut.write_bytes(whole[:kept])
+            self.refuse("oscar-calibrate", [cut, self.ids, self.folder / "out.h5"], "cut.gguf")
+
+    def test_help_says_that_a_gguf_file_is_a_model(self):
+        for program in ("oscar-calibrate", "oscar-eval"):
+            self.assertIn(".gguf", run(program, "--help").stdout)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

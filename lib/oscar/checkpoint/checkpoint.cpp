@@ -116,7 +116,8 @@ Checkpoint open_gguf(const fs::path& path, const std::optional<Json>& rope_scali
 
 std::optional<std::string> read_chat_template(const fs::path& model) {
   if (!fs::is_directory(model)) {
-    const auto text = GgufFile(model).text(kGgufChatTemplate);
+    const GgufFile file(model);
+    const auto text = file.text(kGgufChatTemplate);
     return text ? std::optional<std::string>(*text) : std::nullopt;
   }
   if (fs::exists(model / "chat_template.jinja")) {

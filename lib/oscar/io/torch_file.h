@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <variant>
 #include <vector>
 
@@ -35,11 +34,15 @@ class TorchFile {
 };
 
 // What a file to write holds.
-struct TorchValue;
+struct TorchItem;
 using TorchKey = std::variant<int64_t, std::string>;
-using TorchDict = std::vector<std::pair<TorchKey, TorchValue>>;
+using TorchDict = std::vector<TorchItem>;
 struct TorchValue {
   std::variant<std::monostate, int64_t, std::string, FloatTensor, TorchDict> is;
+};
+struct TorchItem {
+  TorchKey key;
+  TorchValue value;
 };
 
 // Writes atomically what torch.load reads, weights_only or not. Equal values give equal bytes.

@@ -37,8 +37,8 @@ void add_export(CLI::App& program, Work& work) {
       [](CLI::App& sub, ExportArguments& arguments) {
         sub.add_option("BUNDLE", arguments.input, "Rotation bundle")->required();
         sub.add_option("--to", arguments.to,
-                       "sglang-v1, sglang-v2, vllm, mlx; or npz, safetensors:\n"
-                       "plain arrays, which hold any bundle")
+                       "sglang-v1, sglang-v2, vllm, mlx, gguf-rot; or npz,\n"
+                       "safetensors: plain arrays, which hold any bundle")
             ->required()
             ->option_text("STACK REQUIRED");
         sub.add_option("-o,--output", arguments.output,

@@ -72,9 +72,9 @@ void add_import(CLI::App& program, Work& work) {
       [](CLI::App& sub, ImportArguments& arguments) {
         add_files(sub, arguments.inputs, 1,
                   "A folder of an export or of mlx-lm; SGLang's two .pt\n"
-                  "files; one .npz or .safetensors with k_rotation and\n"
-                  "v_rotation [layers, heads, d, d], and what else\n"
-                  "docs/exchange.md names");
+                  "files; a .gguf with attn_k_rot; one .npz or .safetensors\n"
+                  "with k_rotation and v_rotation [layers, heads, d, d],\n"
+                  "and what else docs/exchange.md names");
         sub.add_option("--model", arguments.model, "Its Hugging Face folder, or tiny-gqa")
             ->required();
         sub.add_option("-o,--output", arguments.output, "Bundle to write")->required();

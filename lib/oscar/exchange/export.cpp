@@ -10,6 +10,7 @@
 #include "oscar/base/error.h"
 #include "oscar/base/sha256.h"
 #include "oscar/exchange/arrays.h"
+#include "oscar/exchange/gguf_rotations.h"
 #include "oscar/exchange/launch.h"
 #include "oscar/exchange/manifest.h"
 #include "oscar/exchange/mlx_rotations.h"
@@ -80,6 +81,7 @@ void write_files(const ExchangeFormat& format, const TransformSet& set,
       write_mlx_manifest(folder, set);
       break;
     case FileLayout::kGguf:
+      write_gguf_rotations(keys, set);
       break;
     case FileLayout::kNpz:
       write_npz(keys, to_arrays(set));

@@ -34,6 +34,7 @@ const std::vector<ExchangeFormat>& exchange_formats() {
        "v_rotation_perhead.pt"},
       {"vllm", "vllm", FileLayout::kTorchShared, "k_rotation.pt", "v_rotation.pt"},
       {"mlx", "mlx", FileLayout::kMlx, "k_rotation.safetensors", "v_rotation.safetensors"},
+      {"gguf-rot", "llama.cpp", FileLayout::kGguf, "rotations.gguf", nullptr},
       {"npz", nullptr, FileLayout::kNpz, "transforms.npz", nullptr},
       {"safetensors", nullptr, FileLayout::kSafetensors, "transforms.safetensors", nullptr},
   };

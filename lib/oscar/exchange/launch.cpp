@@ -72,6 +72,19 @@ std::string mlx(const Words& w) {
       w.value_clip() > 0 && w.value_clip() < 1 ? fmt::format("{:g}", w.value_clip()) : "None");
 }
 
+std::string llama_cpp(const Words& w) {
+  return fmt::format(
+      "For llama.cpp's OSCAR branch (`zhongzhu/llamacpp`), which reads these tensors from the "
+      "model's own GGUF file: copy those of `{}` into it first, for example with the `gguf` "
+      "package. "
+      "Other builds refuse a file that has them. Then\n\n```\n"
+      "export LLAMA_KV_NO_HADAMARD=1 LLAMA_KV_CLIP_RATIO={:g}\n"
+      "export LLAMA_KV_HP_SINK={} LLAMA_KV_HP_RECENT={}\n"
+      "llama-server -m MODEL.gguf -ctk q2_0 -ctv q2_0\n```\n\n"
+      "Its rows have levels of their own, so that no error is predicted here.\n",
+      w.format.key_file, w.key_clip(), w.sink(), w.recent());
+}
+
 std::string arrays(const Words& w) {
   return fmt::format(
       "`{}` holds the bundle's own transforms as float32 arrays over layers and KV heads: rows are "
@@ -96,6 +109,7 @@ std::string launch_text(const Bundle& bundle, const ExchangeFormat& format,
       text += mlx(words);
       break;
     case FileLayout::kGguf:
+      text += llama_cpp(words);
       break;
     case FileLayout::kNpz:
     case FileLayout::kSafetensors:

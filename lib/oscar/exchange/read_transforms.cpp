@@ -5,6 +5,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/exchange/arrays.h"
+#include "oscar/exchange/gguf_rotations.h"
 #include "oscar/exchange/mlx_rotations.h"
 #include "oscar/exchange/torch_rotations.h"
 #include "oscar/io/npz.h"
@@ -16,8 +17,8 @@ namespace {
 using Path = std::filesystem::path;
 
 constexpr const char* kWhatIsRead =
-    "a folder of an export, k_*.pt and v_*.pt, k_*.safetensors and v_*.safetensors, one .npz or "
-    "one .safetensors";
+    "a folder of an export, k_*.pt and v_*.pt, k_*.safetensors and v_*.safetensors, one .npz, "
+    ".safetensors or .gguf";
 
 [[noreturn]] void refuse_files(const std::string& where, const std::string& found) {
   throw Error({.what = "no transforms that can be read",
@@ -52,6 +53,9 @@ ReadTransforms read_one(const Path& path, int num_layers) {
   out.kind = "arrays";
   if (path.extension() == ".npz") {
     out.set = from_arrays(read_npz(path), path.string());
+  } else if (path.extension() == ".gguf") {
+    out.kind = "tensors of a GGUF file";
+    out.set = read_gguf_rotations(path);
   } else if (path.extension() == ".safetensors" && has_mlx_keys(path)) {
     return read_pair(path, path, num_layers);
   } else if (path.extension() == ".safetensors") {
@@ -66,7 +70,7 @@ ReadTransforms read_folder(const Path& folder, int num_layers) {
   std::vector<Path> keys, values;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const Path extension = entry.path().extension();
-    if (extension == ".npz") return read_one(entry.path(), num_layers);
+    if (extension == ".npz" || extension == ".gguf") return read_one(entry.path(), num_layers);
     if (extension != ".pt" && extension != ".safetensors") continue;
     if (starts_with(entry.path(), 'k')) keys.push_back(entry.path());
     if (starts_with(entry.path(), 'v')) values.push_back(entry.path());

@@ -17,8 +17,8 @@ struct ReadTransforms {
 };
 
 // `paths` are a folder that holds files under the names of formats.h (or, of SGLang, one .pt that
-// begins with k and one with v); the two files themselves; or one .npz or .safetensors for both
-// sides. Throws Error, naming the file, for everything else. `num_layers`: of mlx_rotations.h.
+// begins with k and one with v); the two files themselves; or one .npz, .safetensors or .gguf for
+// both sides. Throws Error, naming the file, for everything else. `num_layers`: of mlx_rotations.h.
 ReadTransforms read_transforms(const std::vector<std::filesystem::path>& paths, int num_layers);
 
 // The files of one format in `folder`, under their names.

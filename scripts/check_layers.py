@@ -9,8 +9,8 @@ import sys
 
 # Lowest first. A folder may include itself and those before it.
 FOLDERS = (
-    "cache", "base", "linalg", "io", "checkpoint", "data", "fit", "bundle", "stacks", "fold",
-    "inspect", "report", "model", "executor", "int2", "search", "calibrate", "eval",
+    "cache", "base", "linalg", "io", "checkpoint", "data", "fit", "bundle", "stacks", "exchange",
+    "fold", "inspect", "report", "model", "executor", "int2", "search", "calibrate", "eval",
 )
 LAYER_OF_FOLDER = {folder: layer for layer, folder in enumerate(FOLDERS)}
 TORCH_FROM_LAYER = LAYER_OF_FOLDER["model"]

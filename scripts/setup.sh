@@ -16,7 +16,8 @@ SYSTEM_PACKAGES=(g++ make pkg-config ccache git libhdf5-dev libeigen3-dev
   libssl-dev python3-venv)
 TEST_SYSTEM_PACKAGES=(libgtest-dev libgmock-dev clang-format clang-tidy)
 BUILD_WHEELS=("cmake>=3.28" ninja)
-TEST_WHEELS=(transformers==5.17.0 tokenizers safetensors h5py numpy jinja2)
+TEST_WHEELS=(transformers==5.17.0 tokenizers safetensors h5py numpy jinja2 mlx==0.32.4
+  mlx-cpu==0.32.4)
 # Without what they ask for: of the first the chat templates are read, nothing is imported; of the
 # second the reader and writer, which need numpy and what comes with transformers.
 BARE_TEST_WHEELS=(trl==1.16.0 gguf==0.19.0)

@@ -148,7 +148,9 @@ inline Bundle statistics_bundle() {
              .config_sha256 = "c0",
              .tokenizer_sha256 = "70",
              .chat_template_sha256 = "",
-             .weights_fingerprint = "f0"};
+             .weights_fingerprint = "f0",
+             .quantization = "",
+             .file_sha256 = ""};
   CorpusSource source;
   source.name = "a.txt";
   source.sha256 = "aa";

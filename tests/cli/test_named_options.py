@@ -8,10 +8,13 @@ from support.programs import BIN, SOURCE, run
 PRINTED_BY = {"lib/oscar/calibrate": {"oscar-calibrate"}, "lib/oscar/search": {"oscar-calibrate"},
               "lib/oscar/executor": {"oscar-calibrate"}, "lib/oscar/eval": {"oscar-eval"},
               "apps/oscar-calibrate.cpp": {"oscar-calibrate"}, "apps/oscar-eval.cpp": {"oscar-eval"},
-              "apps/oscar-bundle.cpp": {"oscar-bundle"}, "apps/oscar-bench.cpp": {"oscar-bench"},
+              "apps/oscar-bundle.cpp": {"oscar-bundle"}, "apps/bundle": {"oscar-bundle"},
+              "lib/oscar/exchange": {"oscar-bundle"}, "apps/oscar-bench.cpp": {"oscar-bench"},
               "apps/bench": {"oscar-bench"}}
 # Options of other programs, which texts tell the user to pass there.
-FOREIGN = {"--kv-cache-dtype": "vLLM's"}
+FOREIGN = {"--kv-cache-dtype": "vLLM's and SGLang's", "--model-path": "SGLang's",
+           "--kv-cache-quant-group-size": "SGLang's", "--prefill-attention-backend": "SGLang's",
+           "--decode-attention-backend": "SGLang's"}
 
 STRING = re.compile(r'R"\w*\((.*?)\)\w*"|"((?:[^"\\\n]|\\.)*)"', re.S)
 COMMENT = re.compile(r"//[^\n]*|#include[^\n]*")

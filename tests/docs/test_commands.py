@@ -241,13 +241,17 @@ class Commands(ProgramTest):
     def test_commands_on_serving_run(self):
         self.run_file("docs/serving.md")
 
+    def test_commands_on_exchange_run(self):
+        self.run_file("docs/exchange.md")
+
     def test_commands_on_models_and_results_run(self):
         self.run_file("docs/models.md")
         self.run_file("docs/results.md")
 
     def test_no_page_with_commands_is_left_out(self):
         tested = {"README.md", *(f"docs/{page}.md" for page in
-                                 ("calibration", "evaluation", "serving", "models", "results"))}
+                                 ("calibration", "evaluation", "serving", "exchange", "models",
+                                  "results"))}
         for name, file in self.files.items():
             if name == "README.md" or name.startswith("docs/"):
                 self.assertEqual(bool(fenced_commands(file)), name in tested, name)

@@ -59,7 +59,9 @@ inline Bundle plain_bundle() {
                   .config_sha256 = "",
                   .tokenizer_sha256 = "",
                   .chat_template_sha256 = "",
-                  .weights_fingerprint = ""};
+                  .weights_fingerprint = "",
+                  .quantization = "",
+                  .file_sha256 = ""};
   bundle.quantizer.quant_group_size = kHeadDim;
   for (int id = 0; id < 2; ++id) {
     bundle.layers.push_back(plain_layer(id, 0.96F, 0.92F, 0.01));

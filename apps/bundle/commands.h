@@ -1,0 +1,53 @@
+// The sub-commands of oscar-bundle, a file each, and what they share.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace oscar::app {
+
+// What the command line asks for: set by the sub-command that it names, run after parsing.
+using Work = std::function<int()>;
+
+// Each adds its sub-commands to `program`. They stand in --help in the order of the calls.
+void add_inspect(CLI::App& program, Work& work);
+void add_verify(CLI::App& program, Work& work);
+void add_strip_and_merge(CLI::App& program, Work& work);
+void add_fit(CLI::App& program, Work& work);
+void add_coverage(CLI::App& program, Work& work);
+void add_diff(CLI::App& program, Work& work);
+void add_export(CLI::App& program, Work& work);
+void add_import(CLI::App& program, Work& work);
+void add_fold(CLI::App& program, Work& work);
+void add_stacks(CLI::App& program, Work& work);
+void add_report(CLI::App& program, Work& work);
+
+// Adds one sub-command. `options` declares its options on `Arguments`, which live as long as
+// `program`; `function` is its work.
+template <typename Arguments>
+void add_command(CLI::App& program, Work& work, const char* name, const char* description,
+                 int (*function)(const Arguments&),
+                 const std::function<void(CLI::App& sub, Arguments& arguments)>& options) {
+  CLI::App* sub = program.add_subcommand(name, description);
+  const auto arguments = std::make_shared<Arguments>();
+  options(*sub, *arguments);
+  sub->callback([&work, arguments, function] {
+    work = [arguments, function] { return function(*arguments); };
+  });
+}
+
+// FILES: `least` or more of them.
+CLI::Option* add_files(CLI::App& sub, std::vector<std::string>& files, int least,
+                       const char* description);
+
+// Texts of a file may hold control characters; a terminal must not obey them.
+void print_line(std::string text);
+
+// The output replaces none of the files it is made from, whatever --force says, and can be written.
+void check_output(const std::vector<std::string>& inputs, const std::string& output);
+
+}  // namespace oscar::app

@@ -1,0 +1,100 @@
+// oscar-bundle import: transforms of other tools as a bundle.
+#include "oscar/exchange/import.h"
+
+#include <fmt/format.h>
+
+#include "bundle/commands.h"
+#include "common/main.h"
+#include "common/options.h"
+#include "oscar/fit/presets.h"
+#include "oscar/stacks/stack.h"
+
+namespace oscar::app {
+namespace {
+
+struct ImportArguments {
+  std::vector<std::string> inputs;
+  std::string model, output, stack, clip, rope_scaling;
+  ImportOptions options;
+  bool force = false;
+};
+
+// The codec of --for where it was given, so that the bundle runs there as it is.
+QuantizerSettings codec_of(const ImportArguments& arguments) {
+  if (arguments.stack.empty()) return arguments.options.quantizer;
+  const Stack& stack = find_stack(arguments.stack);
+  if (!is_served(stack)) {
+    throw UsageError(
+        {.what = "not served yet, because\n  " + codec_gap(stack, default_codec(stack)),
+         .where = "--for " + arguments.stack,
+         .expected = stack_names(true)});
+  }
+  QuantizerSettings quantizer = default_codec(stack);
+  quantizer.sink_tokens = arguments.options.quantizer.sink_tokens;
+  quantizer.recent_tokens = arguments.options.quantizer.recent_tokens;
+  quantizer.demote_block = arguments.options.quantizer.demote_block;
+  if (arguments.options.quantizer.quant_group_size != 0) {
+    quantizer.quant_group_size = arguments.options.quantizer.quant_group_size;
+  }
+  return quantizer;
+}
+
+int run_import(const ImportArguments& arguments) {
+  check_output(arguments.inputs, arguments.output);
+  const auto rope = parse_json_option(arguments.rope_scaling, "--rope-scaling");
+  const Checkpoint checkpoint = open_checkpoint(arguments.model, rope);
+  ImportOptions options = arguments.options;
+  options.quantizer = codec_of(arguments);
+  if (!arguments.clip.empty()) {
+    FitArguments given;
+    given.clip = arguments.clip;
+    const FitOptions fit = given.resolve();
+    options.clip = {fit.clip_k, fit.clip_v};
+  }
+  const ReadTransforms read = read_transforms({arguments.inputs.begin(), arguments.inputs.end()},
+                                              checkpoint.config.num_layers);
+  const Bundle bundle = import_bundle(read, checkpoint, options);
+  for (const auto& layer : bundle.layers) {
+    for (const auto& warning : layer.warnings) fmt::print(stderr, "warning: {}\n", warning);
+  }
+  write_bundle(bundle, arguments.output, arguments.force);
+  print_line(fmt::format("read        {}, {} layers", read.kind, read.set.size()));
+  print_line(fmt::format("wrote       {} as method {}, {}", arguments.output, bundle.method,
+                         bundle.granularity));
+  return kExitDone;
+}
+
+}  // namespace
+
+void add_import(CLI::App& program, Work& work) {
+  add_command<ImportArguments>(
+      program, work, "import", "Make a bundle of transforms from elsewhere", run_import,
+      [](CLI::App& sub, ImportArguments& arguments) {
+        add_files(sub, arguments.inputs, 1,
+                  "A folder of an export or of mlx-lm; SGLang's two .pt\n"
+                  "files; a .gguf with attn_k_rot; one .npz or .safetensors\n"
+                  "with k_rotation and v_rotation [layers, heads, d, d],\n"
+                  "and what else docs/exchange.md names");
+        sub.add_option("--model", arguments.model, "Its Hugging Face folder, or tiny-gqa")
+            ->required();
+        sub.add_option("-o,--output", arguments.output, "Bundle to write")->required();
+        sub.add_option("--name", arguments.options.name, "Of the method, in the bundle")
+            ->capture_default_str();
+        sub.add_option("--for", arguments.stack, "Rows in the codec of this serving stack")
+            ->option_text("STACK");
+        sub.add_option("--clip", arguments.clip,
+                       "K,V where the files hold no ratios (default:\n"
+                       "0.96,0.92)")
+            ->check([](const std::string& text) {
+              return text.find(',') == std::string::npos ? "not two ratios K,V" : "";
+            })
+            ->option_text("K,V");
+        sub.add_option("--rope-scaling", arguments.rope_scaling,
+                       "JSON, where the model is served with it");
+        sub.add_flag("--force", arguments.force, "Replace the output if it exists");
+        add_quantizer_options(sub, arguments.options.quantizer);
+        sub.get_option("--metadata-dtype")->excludes("--for");
+      });
+}
+
+}  // namespace oscar::app

@@ -1,0 +1,129 @@
+// One text for each layout, filled with the figures of a plan.
+#include "oscar/exchange/launch.h"
+
+#include <fmt/format.h>
+
+#include "oscar/exchange/manifest.h"
+#include "oscar/stacks/describe.h"
+
+namespace oscar {
+namespace {
+
+struct Words {
+  const Bundle& bundle;
+  const ExchangeFormat& format;
+  const StackRun* run;
+
+  double key_clip() const { return run->clips.pair ? run->clips.pair->key : 0; }
+  double value_clip() const { return run->clips.pair ? run->clips.pair->value : 0; }
+  int sink() const { return bundle.quantizer.sink_tokens; }
+  int recent() const { return bundle.quantizer.recent_tokens; }
+  int group() const { return bundle.quantizer.quant_group_size; }
+};
+
+std::string sglang(const Words& w) {
+  const char* dtype = "float32";
+  if (w.run->format && w.run->format->metadata == MetadataDtype::kBf16) dtype = "bfloat16";
+  if (w.run->format && w.run->format->metadata == MetadataDtype::kFp16) dtype = "float16";
+  return fmt::format(
+      "For SGLang with OSCAR, from the folder that this file is in:\n\n```\n"
+      "export SGLANG_OSCAR_K_ROTATION_PATH=$PWD/{}\n"
+      "export SGLANG_OSCAR_V_ROTATION_PATH=$PWD/{}\n"
+      "export SGLANG_OSCAR_K_CLIP_RATIO={:g} SGLANG_OSCAR_V_CLIP_RATIO={:g}\n"
+      "export SGLANG_OSCAR_ABSORB_V_ROTATION=0\n"
+      "export SGLANG_MIXED_KV_PREFIX_TOKENS={} SGLANG_MIXED_KV_RECENT_TOKENS={}\n"
+      "export SGLANG_MIXED_KV_SCALE_DTYPE={}\n"
+      "python -m sglang.launch_server --model-path MODEL --kv-cache-dtype int2 \\\n"
+      "  --kv-cache-quant-group-size {} \\\n"
+      "  --prefill-attention-backend fa3 --decode-attention-backend triton\n```\n\n"
+      "A misspelt variable is ignored by the server: look for the rotation files in its log. Leave "
+      "SGLANG_LLOYD_MAX unset, since clipping was chosen for even levels.\n",
+      w.format.key_file, w.format.value_file, w.key_clip(), w.value_clip(), w.sink(), w.recent(),
+      dtype, w.group());
+}
+
+std::string vllm(const Words& w) {
+  return fmt::format(
+      "For vLLM with pull request 46774, from the folder that this file is in:\n\n```\n"
+      "export VLLM_OSCAR_K_ROTATION_PATH=$PWD/{}\n"
+      "export VLLM_OSCAR_V_ROTATION_PATH=$PWD/{}\n"
+      "export VLLM_OSCAR_K_CLIP_RATIO={:g} VLLM_OSCAR_V_CLIP_RATIO={:g}\n"
+      "export VLLM_OSCAR_GROUP_SIZE={}\n"
+      "export VLLM_OSCAR_SINK_TOKENS={} VLLM_OSCAR_RECENT_TOKENS={}\n"
+      "vllm serve MODEL --kv-cache-dtype oscar_int2\n```\n\n"
+      "A server without these paths runs without rotation and does not say so. Versions of that "
+      "request without SINK and RECENT keep no exact windows, which costs much more than the "
+      "rotations gain.\n",
+      w.format.key_file, w.format.value_file, w.key_clip(), w.value_clip(), w.group(), w.sink(),
+      w.recent());
+}
+
+std::string mlx(const Words& w) {
+  return fmt::format(
+      "For mlx-lm with pull request 1789: load this folder with "
+      "`mlx_lm.models.oscar.load_rotations(folder, num_layers)` and make each layer's "
+      "`OscarKVCache` with\n\n```\n"
+      "group_size={}, sink_tokens={}, recent_tokens={},\n"
+      "k_clip_ratio={}, v_clip_ratio={}, bounded_attention=False\n```\n\n"
+      "Its clipping looks at each group by itself. `bounded_attention=True` hands zero points to "
+      "a kernel that takes minima, and was not tried.\n",
+      w.group(), w.sink(), w.recent(),
+      w.key_clip() > 0 && w.key_clip() < 1 ? fmt::format("{:g}", w.key_clip()) : "None",
+      w.value_clip() > 0 && w.value_clip() < 1 ? fmt::format("{:g}", w.value_clip()) : "None");
+}
+
+std::string llama_cpp(const Words& w) {
+  return fmt::format(
+      "For llama.cpp's OSCAR branch (`zhongzhu/llamacpp`), which reads these tensors from the "
+      "model's own GGUF file: copy those of `{}` into it first, for example with the `gguf` "
+      "package. "
+      "Other builds refuse a file that has them. Then\n\n```\n"
+      "export LLAMA_KV_NO_HADAMARD=1 LLAMA_KV_CLIP_RATIO={:g}\n"
+      "export LLAMA_KV_HP_SINK={} LLAMA_KV_HP_RECENT={}\n"
+      "llama-server -m MODEL.gguf -ctk q2_0 -ctv q2_0\n```\n\n"
+      "Its rows have levels of their own, so that no error is predicted here.\n",
+      w.format.key_file, w.key_clip(), w.sink(), w.recent());
+}
+
+std::string arrays(const Words& w) {
+  return fmt::format(
+      "`{}` holds the bundle's own transforms as float32 arrays over layers and KV heads: rows are "
+      "row vectors, k' = (k - k_mean) k_rotation, q' = q q_rotation, o = o' o_rotation + v_mean. "
+      "Where q_rotation or o_rotation is missing, every head is orthogonal: k_rotation itself, and "
+      "the transpose of v_rotation. `oscar-bundle import` reads the file back.\n",
+      w.format.key_file);
+}
+
+}  // namespace
+
+std::string launch_text(const Bundle& bundle, const ExchangeFormat& format,
+                        const std::optional<StackPlan>& plan) {
+  const Words words{bundle, format, plan ? &*plan->run : nullptr};
+  std::string text = fmt::format("# {} for {}\n\n", bundle.model.name, format.name);
+  switch (format.layout) {
+    case FileLayout::kTorchShared:
+    case FileLayout::kTorchPerHead:
+      text += std::string_view(format.name) == "vllm" ? vllm(words) : sglang(words);
+      break;
+    case FileLayout::kMlx:
+      text += mlx(words);
+      break;
+    case FileLayout::kGguf:
+      text += llama_cpp(words);
+      break;
+    case FileLayout::kNpz:
+    case FileLayout::kSafetensors:
+      text += arrays(words);
+      break;
+  }
+  if (plan) {
+    text += fmt::format("\nOf the bundle {}: {}.\n", bundle.content_sha256.substr(0, 12),
+                        plans_json({*plan})[0]["line"].get<std::string>());
+  }
+  text += fmt::format(
+      "\n`{}` says what the files should hold; `oscar-bundle verify --stack {} FOLDER` looks.\n",
+      kManifestName, format.name);
+  return text;
+}
+
+}  // namespace oscar

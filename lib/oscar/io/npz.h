@@ -1,0 +1,16 @@
+// NumPy's .npz: arrays by name, each a .npy file in a zip archive.
+#pragma once
+
+#include "oscar/io/float_tensor.h"
+
+namespace oscar {
+
+// Every array of numpy.savez, as float32. Throws Error naming file and array for a damaged archive,
+// a compressed one, objects, complex numbers and texts, more than 8 dimensions, and a size that is
+// not the header's.
+FloatTensors read_npz(const std::filesystem::path& path);
+
+// Atomically, as float32. Equal arrays give equal bytes.
+void write_npz(const std::filesystem::path& path, const FloatTensors& arrays);
+
+}  // namespace oscar

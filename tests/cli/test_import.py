@@ -1,0 +1,230 @@
+"""oscar-bundle import: published files and a researcher's own, evaluated under their own names."""
+import io
+import json
+import pickle
+import unittest
+import zipfile
+
+import h5py
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+
+from support.exchange import load_export, random_rotation
+from support.stacks import HEAD_DIM, StackCase
+
+LAYERS, HEADS = 3, 2
+
+
+class Import(StackCase):
+    def take(self, *files, options=()):
+        out = self.folder / "imported.h5"
+        self.run_ok("oscar-bundle", "import", *files, "--model", self.model, "-o", out, "--force",
+                    "--sink", 8, "--recent", 16, *options)
+        self.run_ok("oscar-bundle", "verify", out)
+        return out
+
+    def refuse_import(self, *files, words):
+        self.refuse("oscar-bundle", ["import", *files, "--model", self.model, "-o",
+                                     self.folder / "never.h5"], *words)
+
+    def rotations(self, *shape, seed=0):
+        rng = np.random.default_rng(seed)
+        count = int(np.prod(shape))
+        flat = np.stack([random_rotation(HEAD_DIM, rng) for _ in range(count)])
+        return flat.reshape(*shape, HEAD_DIM, HEAD_DIM).astype(np.float32)
+
+    def write_torch(self, name, matrices, **extra):
+        """The published layout, as torch writes it."""
+        per_head = matrices.ndim == 4
+        layers = {i: {"layer_id": i, "rotation": torch.from_numpy(m.copy())}
+                  for i, m in enumerate(matrices)}
+        path = self.folder / name
+        torch.save({"format_version": 2 if per_head else 1, "objective": "x", "layers": layers,
+                    "source_grouping": "per_kv_head" if per_head else "layer"} | extra, path)
+        return path
+
+    def check_stored(self, bundle, keys, values):
+        with h5py.File(bundle) as file:
+            for i, layer in enumerate(file["layers"].values()):
+                for name, matrices in (("k_rotation", keys), ("v_rotation", values)):
+                    np.testing.assert_array_equal(
+                        layer[name][()], np.broadcast_to(matrices[i], (HEADS, HEAD_DIM, HEAD_DIM)))
+                np.testing.assert_array_equal(layer["k_mean"][()], 0)
+                np.testing.assert_allclose(layer["k_clip_ratio"][()], .96, atol=1e-6)
+                np.testing.assert_allclose(layer["v_clip_ratio"][()], .92, atol=1e-6)
+
+    def test_published_files_become_a_bundle_and_the_same_files_again(self):
+        for stack, shape in (("sglang-v1", (LAYERS,)), ("sglang-v2", (LAYERS, HEADS)),
+                             ("vllm", (LAYERS,))):
+            with self.subTest(stack):
+                keys, values = self.rotations(*shape), self.rotations(*shape, seed=1)
+                files = [self.write_torch("k_x.pt", keys, calibration={"tokens": 30000, "x": 1.5}),
+                         self.write_torch("v_x.pt", values)]
+                bundle = self.take(*reversed(files), options=["--for", stack])
+                self.check_stored(bundle, keys, values)
+                self.assertEqual(self.stack(bundle, stack)["line"], "runs as is")
+                out = self.folder / stack
+                self.run_ok("oscar-bundle", "export", bundle, "--to", stack, "-o", out)
+                again = load_export(stack, out)
+                for side, matrices in (("k", keys), ("v", values)):
+                    for i in range(LAYERS):
+                        np.testing.assert_array_equal(again[side][i][0], matrices[i].reshape(
+                            -1, HEAD_DIM, HEAD_DIM))
+                self.check_stored(self.take(out, options=["--for", stack]), keys, values)
+
+    def test_a_folder_of_mlx_holds_transposes(self):
+        keys, values = self.rotations(LAYERS, HEADS), self.rotations(LAYERS, HEADS, seed=1)
+        folder = self.folder / "mlx"
+        folder.mkdir()
+        for side, matrices in (("k", keys), ("v", values)):
+            save_file({f"layer_{i}": m.transpose(0, 2, 1).copy() for i, m in enumerate(matrices)},
+                      folder / f"{side}_rotation.safetensors")
+        bundle = self.take(folder, options=["--for", "mlx", "--quant-group-size", 32])
+        self.check_stored(bundle, keys, values)
+        out = self.folder / "again"
+        self.run_ok("oscar-bundle", "export", bundle, "--to", "mlx", "-o", out)
+        again = load_export("mlx", out)
+        for i in range(LAYERS):
+            np.testing.assert_array_equal(again["k"][i][0], keys[i])
+        self.run_ok("oscar-bundle", "verify", folder, "--stack", "mlx")
+
+    def test_what_vllm_reads_besides_is_read_too(self):
+        keys, values = self.rotations(LAYERS), self.rotations(LAYERS, seed=1)
+        torch.save({str(i): torch.from_numpy(m) for i, m in enumerate(keys)}, self.folder / "k.pt")
+        torch.save(torch.from_numpy(values).double(), self.folder / "v.pt")
+        self.check_stored(self.take(self.folder / "k.pt", self.folder / "v.pt"), keys, values)
+
+    def test_own_matrices_need_be_neither_orthogonal_nor_centred(self):
+        rng = np.random.default_rng(0)
+        keys = self.rotations(LAYERS, HEADS)
+        keys[1, 1] *= np.exp(rng.uniform(-1, 1, HEAD_DIM)).astype(np.float32)[:, None]
+        values = self.rotations(LAYERS, seed=1)
+        mean = rng.standard_normal((LAYERS, HEADS, HEAD_DIM)).astype(np.float32)
+        clip = np.array([.9, .95, 1], np.float32)
+        path = self.folder / "mine.npz"
+        np.savez(path, k_rotation=keys, v_rotation=np.asfortranarray(values), k_mean=mean,
+                 k_clip_ratio=clip)
+        bundle = self.take(path, options=["--name", "mine"])
+        with h5py.File(bundle) as file:
+            self.assertEqual(file.attrs["method"], b"mine")
+            self.assertEqual(file.attrs["preset"], b"imported")
+            source = json.loads(file["corpus"].attrs["sources"])[0]
+            self.assertEqual(source["name"], "mine.npz")
+            layer = file["layers/001"]
+            self.assertEqual(list(layer["k_kind"][()]), [2, 3])
+            np.testing.assert_array_equal(layer["k_mean"][()], mean[1])
+            np.testing.assert_allclose(layer["k_clip_ratio"][()], .95, atol=1e-6)
+            product = layer["q_rotation"][1].astype(float).T @ layer["k_rotation"][1]
+            np.testing.assert_allclose(product, np.eye(HEAD_DIM), atol=1e-5)
+            self.assertNotIn("q_rotation", file["layers/000"])
+            np.testing.assert_array_equal(layer["v_rotation"][0], values[1])
+
+    def test_all_of_a_bundle_travels_as_arrays_and_back(self):
+        bundle = self.calibrate("--no-statistics")
+        for form in ("npz", "safetensors"):
+            with self.subTest(form):
+                out = self.folder / form
+                self.run_ok("oscar-bundle", "export", bundle, "--to", form, "-o", out)
+                back = self.take(out)
+                with h5py.File(bundle) as a, h5py.File(back) as b:
+                    for name, layer in a["layers"].items():
+                        for part in ("k_rotation", "v_rotation", "q_rotation", "o_rotation",
+                                     "k_mean", "k_clip_ratio", "k_feedback", "k_metric",
+                                     "k_scale_correction", "k_centres", "v_feedback"):
+                            if part in layer:
+                                np.testing.assert_array_equal(layer[part][()],
+                                                              b[f"layers/{name}/{part}"][()])
+
+    def test_hostile_files_are_refused_with_a_message(self):
+        good = self.write_torch("v_good.pt", self.rotations(LAYERS))
+        bad = self.folder / "k_bad.pt"
+
+        class Runs:
+            def __reduce__(self):
+                return (print, ("this ran",))
+        torch.save({"layers": {0: Runs()}}, bad)
+        self.refuse_import(bad, good, words=["foreign name", "__builtin__ print", "k_bad.pt"])
+        torch.save({"layers": {0: torch.nn.Linear(2, 2)}}, bad)
+        self.refuse_import(bad, good, words=["foreign name", "torch.nn"])
+        torch.save({"layers": {0: np.float64(3)}}, bad)
+        self.refuse_import(bad, good, words=["foreign name", "numpy"])
+        bad.write_bytes(pickle.dumps({"layers": {}}, protocol=2))
+        self.refuse_import(bad, good, words=["no zip archive"])
+        bad.write_bytes(good.read_bytes()[:-30])
+        self.refuse_import(bad, good, words=["k_bad.pt"])
+        with zipfile.ZipFile(bad, "w") as archive:
+            archive.writestr("../k/data.pkl", "x")
+        self.refuse_import(bad, good, words=["no plain relative path"])
+        with zipfile.ZipFile(bad, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("k/data.pkl", b"\0" * 1000000)
+        self.refuse_import(bad, good, words=["compressed"])
+        state = io.BytesIO()
+        pickle.dump({"layers": {0: []}}, state, protocol=4)
+        with zipfile.ZipFile(bad, "w") as archive:
+            archive.writestr("k/data.pkl", state.getvalue())
+        self.refuse_import(bad, good, words=["protocol"])
+        huge = torch.zeros(1).expand(HEAD_DIM * 4, 4 * HEAD_DIM)
+        torch.save({i: huge for i in range(4000)}, bad)
+        self.refuse_import(bad, good, words=["k_bad.pt"])
+
+    def test_files_of_another_model_are_refused_with_the_place(self):
+        path = self.folder / "mine.npz"
+        keys = self.rotations(LAYERS, HEADS)
+        singular = keys.copy()
+        singular[2, 1, 0] = 0
+        infinite = keys.copy()
+        infinite[1, 0, 3, 3] = np.inf
+        for arrays, words in (
+                ({"k_rotation": keys}, ["v_rotation", "missing"]),
+                ({"k_rotation": keys[:2], "v_rotation": keys[:2]}, ["layer 2", "missing"]),
+                ({"k_rotation": np.concatenate([keys, keys]),
+                  "v_rotation": np.concatenate([keys, keys])}, ["more layers", "layer 5"]),
+                ({"k_rotation": keys[..., :32, :32], "v_rotation": keys}, ["another model"]),
+                ({"k_rotation": np.concatenate([keys, keys], 1), "v_rotation": keys},
+                 ["another model", "4 of 64"]),
+                ({"k_rotation": keys, "v_rotation": keys, "k_rot": keys}, ["unknown name", "k_rot"]),
+                ({"k_rotation": singular, "v_rotation": keys}, ["layer 2, keys, head 1"]),
+                ({"k_rotation": infinite, "v_rotation": keys}, ["not finite", "layer 1"]),
+                ({"k_rotation": keys, "v_rotation": keys, "k_clip_ratio": np.full(3, 1.5)},
+                 ["clipping ratio"]),
+                ({"k_rotation": keys, "v_rotation": keys, "k_scale_correction": np.full(3, 7)},
+                 ["unknown code"]),
+                ({"k_rotation": keys, "v_rotation": keys, "k_mean": np.zeros((3, 5))},
+                 ["k_mean", "wrong shape"])):
+            np.savez(path, **arrays)
+            with self.subTest(words):
+                self.refuse_import(path, words=words)
+        np.savez_compressed(path, k_rotation=keys, v_rotation=keys)
+        self.refuse_import(path, words=["compressed", "numpy.savez"])
+        np.savez(path, k_rotation=np.array([None]), v_rotation=keys)
+        self.refuse_import(path, words=["not an array of numbers", "k_rotation"])
+        self.refuse_import(self.corpus, words=["no transforms that can be read"])
+        self.refuse_import(self.folder / "none.npz", words=["none.npz"])
+        np.savez(path, k_rotation=keys, v_rotation=keys)
+        self.refuse("oscar-bundle", ["import", path, "--model", self.model, "--name", "a b", "-o",
+                                     self.folder / "never.h5"], "can't have this name")
+        self.refuse("oscar-bundle", ["import", path, "--model", self.model, "--for", "vllm",
+                                     "--metadata-dtype", "fp32", "-o", self.folder / "never.h5"],
+                    "--metadata-dtype", code=2)
+
+    def test_an_own_random_rotation_is_evaluated_beside_ours_in_two_commands(self):
+        ours = self.calibrate()
+        path = self.folder / "random.npz"
+        np.savez(path, k_rotation=self.rotations(LAYERS, HEADS),
+                 v_rotation=self.rotations(LAYERS, HEADS, seed=1))
+        mine = self.take(path, options=["--name", "random"])
+        report = self.folder / "report.json"
+        self.run_ok("oscar-eval", self.model, "--bundle", ours, "--bundle", f"random={mine}",
+                    "--corpus", self.corpus, "--chunk-len", 256, "--max-tokens", 2048, "--quiet",
+                    "--json", report, "--compare", "identity,random-clip,bundle,random")
+        methods = json.loads(report.read_text())["methods"]
+        self.assertGreater(methods["random"]["kl"]["mean"], 0)
+        # Two random rotations cost about the same; ours costs less.
+        ratio = methods["random"]["kl"]["mean"] / methods["random-clip"]["kl"]["mean"]
+        self.assertTrue(.5 < ratio < 2, ratio)
+        self.assertLess(methods["bundle"]["kl"]["mean"], methods["random"]["kl"]["mean"])
+
+
+if __name__ == "__main__":
+    unittest.main()

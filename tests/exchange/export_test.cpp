@@ -1,0 +1,265 @@
+// Exports of a small bundle: what is refused, what is written, and what verify makes of changes.
+#include "oscar/exchange/export.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "checkpoint/model_folder.h"
+#include "exchange/rotated_bundle.h"
+#include "oscar/base/error.h"
+#include "oscar/base/json.h"
+#include "oscar/base/sha256.h"
+#include "oscar/exchange/manifest.h"
+#include "oscar/exchange/read_transforms.h"
+#include "oscar/exchange/torch_rotations.h"
+#include "oscar/exchange/verify_export.h"
+#include "oscar/io/torch_file.h"
+
+namespace oscar {
+namespace {
+
+using oscar_test::TemporaryFolder;
+using plain::kHeads;
+using plain::rotated_bundle;
+
+ExportResult export_to(const char* format, const Bundle& bundle,
+                       const std::filesystem::path& folder, bool reduce = false) {
+  return export_bundle(bundle, "x.h5", find_exchange_format(format), reduce, folder);
+}
+
+std::string refusal(const char* format, const Bundle& bundle) {
+  TemporaryFolder folder;
+  try {
+    export_to(format, bundle, folder.path() / "out");
+  } catch (const Error& error) {
+    EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+    return error.what();
+  }
+  return "";
+}
+
+bool passes(const char* format, const std::filesystem::path& folder) {
+  const auto findings = verify_export(find_exchange_format(format), folder);
+  return std::all_of(findings.begin(), findings.end(), [](const auto& f) { return f.ok; });
+}
+
+std::string first_failure(const char* format, const std::filesystem::path& folder) {
+  for (const Finding& finding : verify_export(find_exchange_format(format), folder)) {
+    if (!finding.ok) return finding.check;
+  }
+  return "";
+}
+
+// Leaves the checksums of the manifest out, as someone who edits a file and fits them would.
+void forget_checksums(const char* format, const std::filesystem::path& folder) {
+  const auto path = folder / kManifestName;
+  Json manifest = read_json_file(path);
+  const ExchangeFormat& found = find_exchange_format(format);
+  for (const char* file : {found.key_file, found.value_file}) {
+    manifest["files"][file] = sha256_of_file(folder / file);
+  }
+  oscar_test::write_file(path, manifest.dump());
+}
+
+TEST(Export, WhatRunsAsItIsComesBackWithTheSameNumbers) {
+  for (const char* format : {"sglang-v1", "sglang-v2", "npz", "safetensors"}) {
+    const bool shared = std::string(format) == "sglang-v1";
+    const Bundle bundle = rotated_bundle(shared);
+    TemporaryFolder folder;
+    const auto out = folder.path() / "out";
+    const ExportResult result = export_to(format, bundle, out);
+    EXPECT_EQ(result.layers, 2u);
+    EXPECT_TRUE(passes(format, out)) << format;
+    const ReadTransforms read = read_export(find_exchange_format(format), out, 2);
+    for (const LayerTransforms& layer : bundle.layers) {
+      for (const Side side : {Side::kKey, Side::kValue}) {
+        const auto& found = side_of(read.set.at(layer.geometry.layer_id), side).forward;
+        ASSERT_EQ(found.count, shared ? 1 : kHeads) << format;
+        for (int head = 0; head < kHeads; ++head) {
+          EXPECT_EQ(found[shared ? 0 : head], side_of(layer, side).forward[head]) << format;
+        }
+      }
+    }
+  }
+}
+
+TEST(Export, TheSameBundleGivesTheSameBytes) {
+  const Bundle bundle = rotated_bundle(true);
+  TemporaryFolder folder;
+  for (const char* format : {"sglang-v1", "npz", "safetensors"}) {
+    const ExportResult one = export_to(format, bundle, folder.path() / "one");
+    export_to(format, bundle, folder.path() / "two");
+    for (const std::string& file : one.files) {
+      EXPECT_EQ(sha256_of_file(folder.path() / "one" / file),
+                sha256_of_file(folder.path() / "two" / file));
+    }
+    std::filesystem::remove_all(folder.path() / "one");
+    std::filesystem::remove_all(folder.path() / "two");
+  }
+}
+
+TEST(Export, WhatAStackCannotExpressIsRefusedWithTheReasonOrReduced) {
+  const Bundle bundle = rotated_bundle(false);
+  const std::string said = refusal("sglang-v1", bundle);
+  EXPECT_NE(said.find("heads of keys differ (layer 0)"), std::string::npos) << said;
+  EXPECT_NE(said.find("--reduce"), std::string::npos);
+  EXPECT_NE(said.find("predicted error"), std::string::npos);
+  EXPECT_NE(said.find("oscar-calibrate --for sglang-v1"), std::string::npos);
+
+  TemporaryFolder folder;
+  for (const char* format : {"sglang-v1", "vllm", "mlx"}) {
+    const auto out = folder.path() / format;
+    const ExportResult result = export_to(format, bundle, out, true);
+    EXPECT_EQ(result.plan->verdict(), StackVerdict::kPortable) << format;
+    EXPECT_TRUE(passes(format, out)) << format;
+    const Json manifest = read_json_file(out / kManifestName);
+    EXPECT_EQ(manifest["variant"], "portable") << format;
+    EXPECT_NEAR(manifest["relative_error"].get<double>(), result.plan->run->relative_error.value(),
+                1e-9);
+    const std::string readme = read_text_file(out / "README.md");
+    EXPECT_NE(readme.find("0.93"), std::string::npos) << readme;  // the pooled ratio
+  }
+}
+
+TEST(Export, ABalancedKeySideGoesToSglangWithItsInverseAndMean) {
+  Bundle bundle = rotated_bundle(false);
+  for (LayerTransforms& layer : bundle.layers) {
+    SideTransform& key = layer.key;
+    key.partner = key.forward;
+    for (int head = 0; head < kHeads; ++head) {
+      key.kind[head] = TransformKind::kBalanced;
+      key.forward[head] *= 2.0f;
+      key.partner[head] *= 0.5f;
+      key.mean[head].setConstant(0.25f);
+    }
+    SideTransform& value = layer.value;
+    value.partner = MatrixStack<float>(kHeads, plain::kHeadDim, plain::kHeadDim);
+    for (int head = 0; head < kHeads; ++head) {
+      value.kind[head] = TransformKind::kBalanced;
+      value.partner[head] = value.forward[head].transpose() * 4.0f;
+      value.forward[head] *= 0.25f;
+    }
+  }
+  TemporaryFolder folder;
+  const auto out = folder.path() / "out";
+  export_to("sglang-v2", bundle, out);
+  const TransformSet set = read_export(find_exchange_format("sglang-v2"), out, 2).set;
+  const LayerTransforms& layer = bundle.layers[1];
+  EXPECT_EQ(set.at(1).key.partner, layer.key.partner);
+  EXPECT_EQ(set.at(1).key.mean, layer.key.mean);
+  EXPECT_EQ(set.at(1).value.partner, layer.value.partner);
+  // In the file it stands transposed: R_v^-T.
+  const TorchFile file = TorchFile::open(out / "v_rotation_perhead.pt");
+  const PickleNode& entry = *file.root().find("layers")->find(int64_t{1});
+  const FloatTensor stored = file.tensor(*entry.find("o_rotation"), "o_rotation", 1 << 20);
+  EXPECT_EQ(stored.values[1], layer.value.partner[0](1, 0));
+  EXPECT_NE(refusal("mlx", bundle).find("keys need q_rotation"), std::string::npos);
+}
+
+TEST(Export, NoFolderIsLeftWhenNothingCanBeExported) {
+  Bundle bundle = rotated_bundle(true);
+  bundle.quantizer.quant_group_size = 16;
+  EXPECT_NE(refusal("mlx", bundle).find("quantization groups of 16"), std::string::npos);
+  bundle.quantizer.quant_group_size = 64;
+  bundle.portable.clear();
+  EXPECT_NE(refusal("vllm", bundle).find("no portable variant"), std::string::npos);
+  bundle.statistics_only = true;
+  EXPECT_NE(refusal("npz", bundle).find("a statistics file"), std::string::npos);
+}
+
+TEST(Export, FormatsThatDoNotExistAreRefusedByName) {
+  for (const auto& [name, word] : {std::pair{"onnxruntime", "1.31.1"},
+                                   {"llama.cpp", "GGUF"},
+                                   {"oscar", "reads the bundle itself"},
+                                   {"tgi", "sglang-v1, sglang-v2"}}) {
+    try {
+      find_exchange_format(name);
+      FAIL() << name;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+    }
+  }
+}
+
+// Each change is one that a reader of the stack would take without a word.
+TEST(VerifyExport, ATransposeAndASwapOfLayersAreNoticed) {
+  const Bundle bundle = rotated_bundle(true);
+  TemporaryFolder folder;
+  const auto out = folder.path() / "out";
+  export_to("sglang-v1", bundle, out);
+  const auto path = out / "k_rotation_qqt_r_h_pbr.pt";
+  const TransformSet good = read_export(find_exchange_format("sglang-v1"), out, 2).set;
+  EXPECT_TRUE(passes("sglang-v1", out));
+
+  TransformSet set = good;
+  set[1].key.forward[0].transposeInPlace();
+  write_torch_rotations(path, set, Side::kKey, false);
+  EXPECT_EQ(first_failure("sglang-v1", out), "checksums");
+  forget_checksums("sglang-v1", out);
+  EXPECT_EQ(first_failure("sglang-v1", out), "direction");
+
+  set = good;
+  std::swap(set[0].key.forward, set[1].key.forward);
+  write_torch_rotations(path, set, Side::kKey, false);
+  forget_checksums("sglang-v1", out);
+  EXPECT_EQ(first_failure("sglang-v1", out), "direction");
+
+  set = good;
+  set.erase(0);
+  set[7] = good.at(0);
+  write_torch_rotations(path, set, Side::kKey, false);
+  forget_checksums("sglang-v1", out);
+  EXPECT_EQ(first_failure("sglang-v1", out), "files");  // layers 0 and 7 have one side
+
+  set = good;
+  set[0].key.forward[0] *= 1.01f;
+  write_torch_rotations(path, set, Side::kKey, false);
+  forget_checksums("sglang-v1", out);
+  EXPECT_EQ(first_failure("sglang-v1", out), "inverses in bf16");
+
+  write_torch_rotations(path, transform_set({&bundle.layers[0], &bundle.layers[1]}, false),
+                        Side::kKey, true);
+  forget_checksums("sglang-v1", out);
+  EXPECT_EQ(first_failure("sglang-v1", out), "layers and shapes");
+}
+
+TEST(VerifyExport, FilesOfOthersAreCheckedWithoutAManifest) {
+  const Bundle bundle = rotated_bundle(true);
+  TemporaryFolder folder;
+  const auto out = folder.path() / "out";
+  export_to("sglang-v1", bundle, out);
+  std::filesystem::remove(out / kManifestName);
+  const auto findings = verify_export(find_exchange_format("sglang-v1"), out);
+  EXPECT_EQ(findings.size(), 5u);
+  EXPECT_TRUE(passes("sglang-v1", out));
+  std::filesystem::remove(out / "v_rotation_sst_r_h_pbr.pt");
+  EXPECT_EQ(first_failure("sglang-v1", out), "files");
+}
+
+TEST(VerifyExport, AHostileManifestIsAFailedCheck) {
+  const Bundle bundle = rotated_bundle(true);
+  TemporaryFolder folder;
+  const auto out = folder.path() / "out";
+  export_to("sglang-v1", bundle, out);
+  const std::string good = read_text_file(out / kManifestName);
+  for (const char* text : {"", "[]", "{}", "{\"format\": 3}", "{\"format\": \"sglang-v1\"}"}) {
+    oscar_test::write_file(out / kManifestName, text);
+    EXPECT_FALSE(passes("sglang-v1", out)) << text;
+  }
+  for (const char* key : {"layers", "heads_k", "head_dim_v", "probe", "files", "clip"}) {
+    for (const Json& value : {Json(nullptr), Json(-1), Json::array(), Json("x")}) {
+      Json manifest = Json::parse(good);
+      manifest[key] = value;
+      oscar_test::write_file(out / kManifestName, manifest.dump());
+      EXPECT_FALSE(passes("sglang-v1", out)) << key << " " << value.dump();
+    }
+  }
+  Json manifest = Json::parse(good);
+  manifest["quant_group_size"] = 0;
+  oscar_test::write_file(out / kManifestName, manifest.dump());
+  EXPECT_FALSE(passes("sglang-v1", out));
+}
+
+}  // namespace
+}  // namespace oscar

@@ -22,6 +22,7 @@ void add_fit(CLI::App& program, Work& work);
 void add_coverage(CLI::App& program, Work& work);
 void add_diff(CLI::App& program, Work& work);
 void add_fold(CLI::App& program, Work& work);
+void add_plan(CLI::App& program, Work& work);
 void add_stacks(CLI::App& program, Work& work);
 void add_report(CLI::App& program, Work& work);
 

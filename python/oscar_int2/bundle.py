@@ -230,6 +230,7 @@ class _Reader:
         if unknown:
             self.refuse("/", f"needs a reader of {', '.join(map(str, sorted(unknown)))}: update oscar_int2")
         self.content = derived.Content(self.objects)
+        self.content.derive_all()
         stored, computed = self.attribute("/", "content_sha256", str), _content_sha256(self.content)
         if stored != computed:
             self.refuse("/", f"content_sha256 is {stored[:12]}..., the content has {computed[:12]}...")

@@ -2,6 +2,8 @@
 the same bits as there: every step is one rounded operation of float64, in the order of
 lib/oscar/linalg/fixed_order.h, on many matrices side by side."""
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -143,6 +145,13 @@ class Content:
         if path not in self._derived:
             self._derived[path] = self._upper(path) if rule == "upper" else self._from_source(path, rule)
         return self._derived[path]
+
+    def derive_all(self):
+        """Works out whatever is left out, on the machine's cores: numpy lets go of the interpreter."""
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for wanted in ("upper", "inverse", "output_metric", "factor"):  # sources first
+                for _ in pool.map(self.array, [p for p, rule in self.codings.items() if rule == wanted]):
+                    pass
 
     def _upper(self, path):
         rows = self._stored(path, 2, "<f4", "<f8")

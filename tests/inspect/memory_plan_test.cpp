@@ -104,7 +104,7 @@ TEST(MemoryPlan, SlidingLayersHoldTheirWindowAndShortOnesStayInBf16) {
 
 TEST(MemoryPlan, LinesFit80Columns) {
   CachedModel m = qwen3_8b();
-  m.name = std::string(100, 'n');
+  m.name = std::string(50, 'n');
   std::istringstream text(
       memory_plan_text(memory_plan(m, {.gpu_bytes = 8000 * kGiB, .context = 1 << 20})));
   for (std::string line; std::getline(text, line);) EXPECT_LE(line.size(), 80U) << line;

@@ -36,9 +36,9 @@ enum class CacheFormat { kBf16, kFp8, kInt2 };
 double request_bytes(const CachedModel& model, CacheFormat format, int64_t tokens);
 
 struct PlanOptions {
-  int64_t gpu_bytes = 0;                // 0: nothing is said of what fits
-  int64_t context = 0;                  // tokens a request; 0: all that the model serves
-  std::optional<int64_t> weight_bytes;  // in place of what the model says
+  int64_t gpu_bytes = 0;                     // 0: nothing is said of what fits
+  int64_t context = 0;                       // tokens a request; 0: all that the model serves
+  std::optional<int64_t> weight_bytes = {};  // in place of what the model says
 };
 
 // Bytes a token, bits a value, gigabytes and requests by context; the longest context of a single

@@ -17,9 +17,6 @@ constexpr uint64_t kChunkBytes = uint64_t{1} << 20;  // HDF5's default chunk cac
 constexpr unsigned kDeflateLevel = 4;
 // A group of this many links still keeps them in its header.
 constexpr unsigned kLinksInGroup = 64;
-// Half the children of a node of a chunk index, which is stored in full. Ours have few chunks: with
-// the library's 32 a dataset of one chunk takes 3 KiB more.
-constexpr unsigned kChunkIndexRank = 2;
 
 herr_t keep_message(unsigned, const H5E_error2_t* entry, void* text) {
   if (entry->desc != nullptr) *static_cast<std::string*>(text) = entry->desc;
@@ -222,8 +219,8 @@ Handle create_file(const std::filesystem::path& path) {
   const Handle creation = property_list(H5P_FILE_CREATE, name);
   const Handle access = property_list(H5P_FILE_ACCESS, name);
   fix_bytes(creation.get(), name);
-  check(H5Pset_istore_k(creation.get(), kChunkIndexRank), "cannot size chunk indices", name, "");
-  check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V18, H5F_LIBVER_V18),
+  // From 1.10 on a dataset of one chunk needs no index; before, one took 3 KiB.
+  check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110),
         "cannot fix the HDF5 format version", name, "");
   check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG), "cannot set how to close", name, "");
   return {H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.get(), access.get()), H5Fclose,

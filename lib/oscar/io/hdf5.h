@@ -48,8 +48,8 @@ struct Attribute {
   AttributeValue value;
 };
 
-// Creates a file. Same calls, same bytes: no object times, a fixed format version (HDF5 1.8 and
-// later read it). Each method throws Error naming file and object; a full disk shows in any of
+// Creates a file. Same calls, same bytes: no object times, a fixed format version (HDF5 1.10
+// and later read it). Each method throws Error naming file and object; a full disk shows in any of
 // them, close() included.
 class Writer {
  public:

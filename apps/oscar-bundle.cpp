@@ -14,10 +14,10 @@ int main(int argc, char** argv) {
   program.require_subcommand(1);
   oscar::app::Work work;
   for (const auto add :
-       {oscar::app::add_inspect, oscar::app::add_verify, oscar::app::add_strip_and_merge,
-        oscar::app::add_fit, oscar::app::add_coverage, oscar::app::add_diff, oscar::app::add_export,
-        oscar::app::add_import, oscar::app::add_fold, oscar::app::add_stacks,
-        oscar::app::add_report}) {
+       {oscar::app::add_inspect, oscar::app::add_verify, oscar::app::add_strip,
+        oscar::app::add_merge, oscar::app::add_fit, oscar::app::add_coverage, oscar::app::add_diff,
+        oscar::app::add_export, oscar::app::add_import, oscar::app::add_fold, oscar::app::add_plan,
+        oscar::app::add_stacks, oscar::app::add_report}) {
     add(program, work);
   }
   return oscar::app::run_program(program, argc, argv, [&work] { return work(); });

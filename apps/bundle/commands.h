@@ -16,13 +16,15 @@ using Work = std::function<int()>;
 // Each adds its sub-commands to `program`. They stand in --help in the order of the calls.
 void add_inspect(CLI::App& program, Work& work);
 void add_verify(CLI::App& program, Work& work);
-void add_strip_and_merge(CLI::App& program, Work& work);
+void add_strip(CLI::App& program, Work& work);
+void add_merge(CLI::App& program, Work& work);
 void add_fit(CLI::App& program, Work& work);
 void add_coverage(CLI::App& program, Work& work);
 void add_diff(CLI::App& program, Work& work);
 void add_export(CLI::App& program, Work& work);
 void add_import(CLI::App& program, Work& work);
 void add_fold(CLI::App& program, Work& work);
+void add_plan(CLI::App& program, Work& work);
 void add_stacks(CLI::App& program, Work& work);
 void add_report(CLI::App& program, Work& work);
 

@@ -1,4 +1,4 @@
-// oscar-bundle strip and merge: files made of statistics, without them or of several.
+// oscar-bundle merge: the statistics of several runs added.
 #include "oscar/bundle/merge.h"
 
 #include "bundle/commands.h"
@@ -9,16 +9,9 @@ namespace {
 
 struct MergeArguments {
   std::vector<std::string> inputs;
-  std::string input, output;
+  std::string output;
   bool force = false;
 };
-
-int strip(const MergeArguments& arguments) {
-  check_output({arguments.input}, arguments.output);
-  const auto bundle = strip_statistics(read_bundle(arguments.input), arguments.input);
-  write_bundle(bundle, arguments.output, arguments.force);
-  return kExitDone;
-}
 
 int merge(const MergeArguments& arguments) {
   check_output(arguments.inputs, arguments.output);
@@ -31,14 +24,7 @@ int merge(const MergeArguments& arguments) {
 
 }  // namespace
 
-void add_strip_and_merge(CLI::App& program, Work& work) {
-  add_command<MergeArguments>(
-      program, work, "strip", "Copy a bundle without statistics and fingerprint", strip,
-      [](CLI::App& sub, MergeArguments& arguments) {
-        sub.add_option("IN", arguments.input, "Rotation bundle")->required();
-        sub.add_option("OUT", arguments.output, "Bundle to write")->required();
-        sub.add_flag("--force", arguments.force, "Replace OUT if it exists");
-      });
+void add_merge(CLI::App& program, Work& work) {
   add_command<MergeArguments>(
       program, work, "merge", "Add the statistics of several runs of one model", merge,
       [](CLI::App& sub, MergeArguments& arguments) {

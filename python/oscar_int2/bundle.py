@@ -9,12 +9,13 @@ import h5py
 import numpy as np
 import torch
 
+from . import derived
 from .errors import BundleError, BundleMismatchError
 
 FORMAT, FORMAT_VERSION = "oscar-rotation-bundle", 1
-KNOWN_FEATURES = {"key_centres"}
+KNOWN_FEATURES = {"key_centres", derived.FEATURE}
 METADATA_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-BALANCED = 3
+BALANCED = derived.BALANCED
 MOST_HEADS, MOST_DIM, MOST_LAYERS = 4096, 1024, 4096
 # Largest entry that a transform times its inverse may be away from the identity.
 INVERSE_LIMIT = 1e-5
@@ -132,6 +133,8 @@ def load(path):
     try:
         with h5py.File(path, "r") as file:
             return _Reader(path, file).bundle()
+    except derived.Problem as problem:
+        raise BundleError(f"{path}: {problem}") from None
     except OSError as error:
         if pathlib.Path(path).is_file():
             raise BundleError(f"{path} can't be read as HDF5, or is damaged: {error}") from error
@@ -204,15 +207,14 @@ class _Reader:
 
     def tensor(self, where, name, dtype, shape, required=True):
         path = f"{where}/{name}"
-        if path not in self.objects:
-            if required:
-                self.refuse(path, "is missing")
+        if path not in self.content.paths:
+            if required or path in self.objects:
+                self.refuse(path, "is a group" if path in self.objects else "is missing")
             return None
-        item = self.objects[path]
-        if not isinstance(item, h5py.Dataset) or item.dtype != np.dtype(dtype) or item.shape != shape:
-            self.refuse(path, f"expected {dtype} {list(shape)}, found "
-                              f"{getattr(item, 'dtype', 'a group')} {list(getattr(item, 'shape', []))}")
-        values = item[()]
+        values = self.content.array(path)
+        if values.dtype != np.dtype(dtype) or values.shape != shape:
+            self.refuse(path, f"expected {dtype} {list(shape)}, found {values.dtype} "
+                              f"{list(values.shape)}")
         if not np.isfinite(values).all():
             self.refuse(path, "holds a value that is not finite")
         return torch.from_numpy(np.ascontiguousarray(values))
@@ -227,7 +229,9 @@ class _Reader:
         unknown = set(self.parsed("/", "required_features", list)) - KNOWN_FEATURES
         if unknown:
             self.refuse("/", f"needs a reader of {', '.join(map(str, sorted(unknown)))}: update oscar_int2")
-        stored, computed = self.attribute("/", "content_sha256", str), content_sha256(self.objects)
+        self.content = derived.Content(self.objects)
+        self.content.derive_all()
+        stored, computed = self.attribute("/", "content_sha256", str), _content_sha256(self.content)
         if stored != computed:
             self.refuse("/", f"content_sha256 is {stored[:12]}..., the content has {computed[:12]}...")
         model, quantizer = self.model(), self.quantizer()
@@ -326,6 +330,10 @@ class _Reader:
 
 def content_sha256(objects):
     """The hash of lib/oscar/bundle/content_hash.h over {path: h5py object}."""
+    return _content_sha256(derived.Content(objects))
+
+
+def _content_sha256(content):
     hasher = hashlib.sha256()
 
     def add(*fields):
@@ -335,14 +343,12 @@ def content_sha256(objects):
             hasher.update(field)
 
     add("oscar-content-1")
-    paths = sorted(objects, key=str.encode)
-    for path in paths:
-        item = objects[path]
-        if isinstance(item, h5py.Dataset):
-            shape = ",".join(map(str, item.shape))
-            add("dataset", path, _DTYPES[item.dtype.str], shape, np.ascontiguousarray(item[()]).tobytes())
-    for path in paths:
-        attributes = objects[path].attrs
+    for path in sorted(content.paths, key=str.encode):
+        values = content.array(path)
+        shape = ",".join(map(str, values.shape))
+        add("dataset", path, _DTYPES[values.dtype.str], shape, values.tobytes())
+    for path in sorted(content.objects, key=str.encode):
+        attributes = content.attributes(path)
         for name in sorted(attributes, key=str.encode):
             if path == "/" and (name in ("content_sha256", "created_utc") or name.startswith("tool_")):
                 continue

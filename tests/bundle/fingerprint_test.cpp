@@ -6,6 +6,7 @@
 #include "oscar/bundle/merge.h"
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
+#include "oscar/bundle/strip.h"
 
 namespace {
 
@@ -93,7 +94,7 @@ TEST_F(Fingerprint, ThatThisRuleCannotHaveMadeIsRefused) {
 TEST_F(Fingerprint, IsDroppedWithTheStatistics) {
   Bundle bundle = sample::rotation_bundle(TransformKind::kOscar);
   bundle.fingerprint.hashes = {1};
-  EXPECT_TRUE(strip_statistics(std::move(bundle), "a.h5").fingerprint.empty());
+  EXPECT_TRUE(strip_bundle(std::move(bundle), StripProfile::kPublish, "a.h5").fingerprint.empty());
 }
 
 TEST_F(Fingerprint, OfMergedFilesIsThatOfBothOrUnknown) {

@@ -5,6 +5,7 @@ import unittest
 import h5py
 import numpy as np
 
+from bundle.verify_bundle import whole
 from support.bundle_case import LAYERS, STATISTICS, SUMS, BundleCase, attributes, make_file, run
 
 
@@ -17,10 +18,11 @@ class Merging(BundleCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         with h5py.File(a) as x, h5py.File(b) as y, h5py.File(out) as z:
             self.assertEqual(z.attrs["format"], b"oscar-statistics")
+            p, q, r = whole(x), whole(y), whole(z)
             for number in range(LAYERS):
-                p, q, r = (f[f"layers/{number:03}/statistics"] for f in (x, y, z))
                 for name in STATISTICS[:4] + SUMS + ("count_q", "count_kv"):
-                    np.testing.assert_array_equal(r[name][()], p[name][()] + q[name][()])
+                    path = f"/layers/{number:03}/statistics/{name}"
+                    np.testing.assert_array_equal(r[path], p[path] + q[path])
             names = [s["name"] for s in json.loads(z["corpus"].attrs["sources"])]
             self.assertEqual(names, ["corpus 1", "corpus 2"])
             self.assertEqual(z["corpus"].attrs["tokens"], 200)

@@ -2,6 +2,7 @@
 """oscar-eval with several bundles in one run, and the figures of each resampling unit."""
 import json
 import pathlib
+import shutil
 import tempfile
 import unittest
 
@@ -56,6 +57,25 @@ class SeveralBundles(unittest.TestCase):
                          alone["bundle"]["content_sha256"])
         self.assertNotIn("bundles", alone)
         self.assertIn(" --bundle one.h5 --bundle paper=two.h5 --bundle 1.st=one.h5 ", report["command"])
+
+    def test_the_serving_profile_gives_the_bytes_of_the_full_bundle(self):
+        folders = [self.folder / "full", self.folder / "serving"]
+        for folder in folders:
+            folder.mkdir()
+        shutil.copy(self.one, folders[0] / "a.h5")
+        result = run("oscar-bundle", "strip", self.one, folders[1] / "a.h5", "--profile", "serving")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertLess((folders[1] / "a.h5").stat().st_size, self.one.stat().st_size / 4)
+        full, serving = (self.evaluate("--bundle", folder / "a.h5", "--compare", "identity,bundle")
+                         for folder in folders)
+        # What tells the files apart: the hash of all that they hold, and the text's fingerprint.
+        self.assertNotEqual(full["bundle"].pop("content_sha256"), serving["bundle"]["content_sha256"])
+        self.assertEqual(serving["bundle"].pop("content_sha256"), full["bundle"]["serving_sha256"])
+        self.assertTrue(full["bundle"].pop("overlap")["known"])
+        self.assertFalse(serving["bundle"].pop("overlap")["known"])
+        full.pop("channels", None)  # of the statistics
+        self.assertGreater(full["methods"]["bundle"]["kl"]["mean"], 0)
+        self.assertEqual(json.dumps(full), json.dumps(serving))
 
     def test_without_a_comparison_all_are_measured(self):
         report = self.evaluate("--bundle", f"a={self.two}", "--bundle", f"b={self.one}")

@@ -15,6 +15,7 @@
 #include "oscar/fit/checks.h"
 #include "oscar/fit/metric.h"
 #include "oscar/fit/moments.h"
+#include "oscar/linalg/fixed_order.h"
 #include "oscar/linalg/symmetric.h"
 
 namespace oscar {

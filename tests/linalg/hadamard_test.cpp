@@ -8,6 +8,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/linalg/bit_reversal.h"
+#include "oscar/linalg/fixed_order.h"
 #include "oscar/linalg/symmetric.h"
 
 namespace oscar {

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <random>
 
+#include "oscar/linalg/fixed_order.h"
 #include "oscar/linalg/hadamard.h"
-#include "oscar/linalg/symmetric.h"
 
 namespace oscar {
 namespace {

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from transformers import AttentionInterface
 
+from bundle.verify_bundle import whole
+
 NAME = "int2_twin"
 
 
@@ -188,10 +190,11 @@ def data_free_layers(kind, config, clip_k, clip_v):
 
 def bundle_layers(file):
     """Layers of an open bundle (h5py.File)."""
-    layers = []
+    layers, datasets = [], whole(file)
     for name in sorted(file["layers"], key=int):
-        group = file["layers"][name]
-        tensor = lambda n: torch.tensor(group[n][()]) if n in group else None
+        group = {path.rpartition("/")[2]: values for path, values in datasets.items()
+                 if path.rpartition("/")[0] == f"/layers/{name}"}
+        tensor = lambda n: torch.tensor(group[n]) if n in group else None
         sides = []
         for x, partner in (("k", "q_rotation"), ("v", "o_rotation")):
             forward = tensor(f"{x}_rotation")
@@ -199,8 +202,8 @@ def bundle_layers(file):
             if back is None:
                 back = forward if x == "k" else forward.transpose(1, 2)
             sides.append(Side(forward, back, tensor(f"{x}_mean"),
-                              group[f"{x}_clip_ratio"][()].tolist(),
-                              group[f"{x}_scale_correction"][()].tolist(),
+                              group[f"{x}_clip_ratio"].tolist(),
+                              group[f"{x}_scale_correction"].tolist(),
                               tensor(f"{x}_feedback"), tensor(f"{x}_metric"), tensor(f"{x}_centres")))
         layers.append(tuple(sides))
     return layers

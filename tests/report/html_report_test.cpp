@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "oscar/base/error.h"
+#include "oscar/report/report_data.h"
 #include "report/sample.h"
 
 namespace oscar {
@@ -37,7 +38,7 @@ TEST(HtmlReport, AWholeReportHasEverySectionAndIsWellFormed) {
   }
   EXPECT_FALSE(has(page, "Left out"));
   // KL, percentiles, errors, two spectra, two of channels, four needle maps.
-  EXPECT_EQ(occurrences(page, "<svg "), 11u);
+  EXPECT_EQ(occurrences(page, "<svg "), 13u);
   EXPECT_EQ(occurrences(page, "<svg "), occurrences(page, "role=\"img\""));
   EXPECT_EQ(occurrences(page, "<svg "), occurrences(page, "<desc "));
 }
@@ -191,6 +192,29 @@ TEST(HtmlReport, RefusesWhatIsNoReport) {
                             Json{{"schema", "oscar-eval-2"}}, Json{{"schema", "oscar-eval-1"}}}) {
     EXPECT_THROW(render_html_report(wrong), Error) << wrong.dump();
   }
+}
+
+TEST(HtmlReport, MemoryIsQuotedAndDrawnForTheModelsOwnContext) {
+  Json r = report();
+  r["model"]["max_positions"] = 12288;
+  const std::string page = render_html_report(r);
+  // By hand: (16 x 320 + 2.25 x 11,968) / 12,288 = 2.608; 16 / 2.608 = 6.1.
+  EXPECT_TRUE(has(page, "At 12K tokens, all that the model serves, the cache takes 2.61 bits"));
+  EXPECT_TRUE(has(page, "6.1 times less memory"));
+  EXPECT_TRUE(has(page, "of BF16, at 12K tokens"));
+  EXPECT_FALSE(has(page, "128K"));
+  EXPECT_TRUE(has(page, "What one request takes"));
+  EXPECT_TRUE(has(page, "Requests that fit into 16 GiB of cache"));
+  EXPECT_EQ(malformed(page), "");
+}
+
+TEST(HtmlReport, BitsBetweenReportedLengthsFollowFromTwoOfThem) {
+  MethodFigures m;
+  EXPECT_FALSE(m.bits_at(4096).has_value());
+  m.bits = {{8192, (16 * 320 + 2.25 * 7872) / 8192}, {131072, (16 * 320 + 2.25 * 130752) / 131072}};
+  EXPECT_NEAR(*m.bits_at(32768), (16 * 320 + 2.25 * 32448) / 32768, 1e-12);
+  EXPECT_NEAR(*m.bits_at(1 << 20), (16 * 320 + 2.25 * ((1 << 20) - 320)) / (1 << 20), 1e-12);
+  EXPECT_EQ(*m.bits_at(100), 16);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@ import contextlib
 import json
 import pathlib
 import shutil
+import subprocess
 import tempfile
 import types
 import unittest
@@ -11,7 +12,8 @@ import unittest
 import h5py
 import numpy as np
 
-from serving_case import BUNDLE, tiny_model
+from support.bundle_case import make_file
+from serving_case import BIN, BUNDLE, tiny_model
 import oscar_int2
 from oscar_int2.bundle import content_sha256
 from oscar_int2.codec import key_centre_table
@@ -108,6 +110,70 @@ class Changed(unittest.TestCase):
                 oscar_int2.load(file.name)
         with self.assertRaises(FileNotFoundError):
             oscar_int2.load("/no/such/file.h5")
+
+
+class LeftOut(unittest.TestCase):
+    """Bundles that leave out what the rest of them says (lib/oscar/bundle/derived.h)."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.serving = pathlib.Path(cls.folder.name) / "serving.h5"
+        subprocess.run([BIN / "oscar-bundle", "strip", BUNDLE, cls.serving, "--profile", "serving"],
+                       check=True)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def test_the_serving_profile_gives_the_tensors_of_the_whole_file_to_the_bit(self):
+        with h5py.File(self.serving) as file:
+            self.assertNotIn("q_rotation", file["layers/000"])
+            self.assertEqual(file["layers/000/v_metric"].shape, (2, 128 * 129 // 2))
+        whole, served = oscar_int2.load(BUNDLE), oscar_int2.load(self.serving)
+        for index, layer in whole.layers.items():
+            for side in ("key", "value"):
+                a, b = vars(getattr(layer, side)), vars(getattr(served.layers[index], side))
+                for field, tensor in a.items():
+                    same = b[field] is None if tensor is None else (
+                        tensor.numpy().tobytes() == b[field].numpy().tobytes())
+                    self.assertTrue(same, f"layer {index}, {side}, {field}")
+
+    def test_a_full_bundle_is_read_to_the_bit_that_its_hash_was_made_of(self):
+        fitted = pathlib.Path(self.folder.name) / "fitted.h5"
+        sums = make_file(pathlib.Path(self.folder.name) / "sums.h5", statistics_only=True, seed=1)
+        subprocess.run([BIN / "oscar-bundle", "fit", sums, "-o", fitted], check=True)
+        with h5py.File(fitted) as file:
+            self.assertNotIn("v_metric", file["layers/001"])
+        layer = oscar_int2.load(fitted).layers[1]
+        self.assertEqual(tuple(layer.value.metric.shape), (2, 8, 8))
+
+    def test_codings_that_do_not_fit_are_refused(self):
+        def attribute(text):
+            return lambda file: file["layers/000"].attrs.__setitem__("coding", np.bytes_(text))
+
+        def without(name):
+            return lambda file: file.__delitem__(name)
+
+        def emptied(file):
+            file["layers/000/k_rotation"][0, 0] = 0
+        cases = {
+            "is not known": attribute('{"k_rotation": "upper"}'),
+            "no JSON object": attribute("[]"),
+            "v_metric: o_rotation or o_proj_metric is missing": attribute('{"v_metric": "output_metric"}'),
+            "k_metric: is missing": without("layers/000/k_metric"),
+            "no upper triangles": lambda f: (without("layers/000/k_metric")(f), f["layers/000"].create_dataset(
+                "k_metric", data=np.ones((2, 35), "<f4"))),
+            "q_rotation: a matrix has no inverse": emptied,
+        }
+        for text, edit in cases.items():
+            path = pathlib.Path(self.folder.name) / "changed.h5"
+            shutil.copy(self.serving, path)
+            with h5py.File(path, "r+") as file:
+                edit(file)
+            with self.subTest(text), self.assertRaisesRegex(oscar_int2.BundleError, text) as caught:
+                oscar_int2.load(path)
+            self.assertIn(str(path), str(caught.exception))
 
 
 class Loaded(unittest.TestCase):

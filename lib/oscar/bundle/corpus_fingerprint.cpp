@@ -34,7 +34,7 @@ void encode_fingerprint(const NgramFingerprint& fingerprint, EncodedFile& file) 
                            hdf5::Dtype::kI64,
                            {fingerprint.hashes.size()},
                            fingerprint.hashes.data(),
-                           false});
+                           true});
   file.attributes.push_back({schema::kFingerprint, kNgram, int64_t{kNgramTokens}});
   file.attributes.push_back({schema::kFingerprint, kCapacity, kFingerprintCapacity});
   file.attributes.push_back({schema::kFingerprint, kRuleName, std::string(kRule)});

@@ -9,6 +9,7 @@
 #include "oscar/base/version.h"
 #include "oscar/bundle/content_hash.h"
 #include "oscar/bundle/corpus_fingerprint.h"
+#include "oscar/bundle/derived.h"
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
 #include "oscar/fit/checks.h"
@@ -88,7 +89,6 @@ struct DatasetWriter {
   EncodedFile& file;
   std::string object;
   const LayerGeometry& geometry;
-  bool compress;
 
   template <typename T>
   void put(const schema::Slot& slot, const T* values, uint64_t count, uint64_t ratios = 0) const {
@@ -110,7 +110,7 @@ struct DatasetWriter {
         }
       }
     }
-    file.datasets.push_back({path, slot.dtype, shape, values, compress});
+    file.datasets.push_back({path, slot.dtype, shape, values, true});
   }
 
   template <typename T>
@@ -159,7 +159,7 @@ bool any_text(const std::vector<std::string>& list) {
 }
 
 void add_transforms(EncodedFile& file, const std::string& path, const LayerTransforms& layer) {
-  const DatasetWriter write{file, path, layer.geometry, false};
+  const DatasetWriter write{file, path, layer.geometry};
   const AttributeWriter note{file, path};
   schema::visit_side(layer.key, schema::kKeySlots, write);
   schema::visit_side(layer.value, schema::kValueSlots, write);
@@ -248,7 +248,7 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
   if (std::ranges::any_of(bundle.layers, [](const auto& l) { return !l.key.centres.empty(); })) {
     features.push_back(schema::kKeyCentresFeature);
   }
-  root("required_features", features);
+  root(schema::kRequiredFeatures, features);
   root("tool_version", std::string(kToolVersion));
   root("tool_commit", std::string(kToolCommit));
   root(schema::kCreated, created_utc());
@@ -284,7 +284,7 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
                                  : schema::layer_path(schema::kLayers, geometry.layer_id);
     const std::string below = path + "/" + schema::kStatistics;
     file.groups.push_back(below);
-    schema::visit_statistics(statistics, DatasetWriter{file, below, geometry, true});
+    schema::visit_statistics(statistics, DatasetWriter{file, below, geometry});
   }
   if (!bundle.portable.empty()) {
     file.groups.push_back(schema::kPortable);
@@ -311,9 +311,26 @@ void write_encoded(EncodedFile encoded, const std::filesystem::path& path) {
   for (const auto& attribute : encoded.attributes) attributes.push_back(&attribute);
   const std::string hash = content_sha256(std::move(datasets), std::move(attributes));
   encoded.attributes.push_back({"/", schema::kContentHash, hash});
+  std::map<std::string, const hdf5::DatasetView*> all;
+  for (const auto& dataset : encoded.datasets) all.emplace(dataset.path, &dataset);
+  std::map<std::string, Json> codings;  // by group
   hdf5::Writer writer(path);
   for (const auto& group : encoded.groups) writer.create_group(group);
-  for (const auto& dataset : encoded.datasets) writer.write(dataset);
+  for (const auto& dataset : encoded.datasets) {
+    const StoredForm form = stored_form(dataset, all);
+    if (form.coding != nullptr) {
+      const size_t slash = dataset.path.rfind('/');
+      codings[dataset.path.substr(0, slash)][dataset.path.substr(slash + 1)] = form.coding;
+    }
+    if (form.data) {
+      hdf5::DatasetView stored = view(*form.data);
+      stored.compress = dataset.compress;
+      writer.write(stored);
+    } else if (form.coding == nullptr) {
+      writer.write(dataset);
+    }
+  }
+  note_codings(codings, encoded);
   for (const auto& attribute : encoded.attributes) writer.write(attribute);
   writer.close();
 }

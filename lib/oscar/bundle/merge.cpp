@@ -123,17 +123,6 @@ Json held_back_part(const Bundle& bundle) {
   return part;
 }
 
-Bundle strip_statistics(Bundle bundle, const std::string& name) {
-  if (bundle.statistics_only) {
-    throw Error({.what = "a statistics file holds nothing but statistics to strip",
-                 .where = name,
-                 .expected = "a rotation bundle"});
-  }
-  bundle.statistics.clear();
-  bundle.fingerprint = {};
-  return bundle;
-}
-
 Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::string>& names,
                         bool allow_repeats) {
   CorpusLedger ledger(allow_repeats);

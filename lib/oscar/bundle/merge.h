@@ -1,4 +1,4 @@
-// Bundles out of bundles: without statistics, or with the statistics of several runs added.
+// Bundles out of bundles: the statistics of several runs added.
 #pragma once
 
 #include <filesystem>
@@ -21,10 +21,6 @@ void require_statistics(const Bundle& bundle, const std::string& name);
 // `name` and `other_name` are the files.
 void require_same_model(const Bundle& bundle, const Bundle& other, const std::string& name,
                         const std::string& other_name);
-
-// Drops the statistics and the fingerprint of the text. Throws Error for a statistics file, which
-// would be left empty.
-Bundle strip_statistics(Bundle bundle, const std::string& name);
 
 // Adds moments, sums and counts of files whose /model agrees; the result is a statistics file that
 // lists all corpora. `names` are the files, for errors. Throws Error when a file has no statistics,

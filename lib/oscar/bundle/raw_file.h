@@ -23,7 +23,8 @@ struct EncodedFile {
 // written that the reader would refuse. `state` may be null; with it layers may be missing.
 EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state);
 
-// Adds content_sha256 and writes to a new file at `path` (not atomic: see write_bundle).
+// Adds content_sha256 and writes to a new file at `path` (not atomic: see write_bundle), without
+// what the rest implies (derived.h).
 void write_encoded(EncodedFile encoded, const std::filesystem::path& path);
 
 // As read. Reading has passed every check of hdf5::Reader.
@@ -36,6 +37,7 @@ struct RawFile {
 
 enum class FileKind { kRotations, kStatistics, kCheckpoint };
 
+// The whole content: what the file leaves out (derived.h) is there again.
 RawFile load_raw(const std::filesystem::path& path);
 
 // Format, major version and required features; the first thing to look at. Throws Error.

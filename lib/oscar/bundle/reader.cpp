@@ -4,6 +4,7 @@
 #include "oscar/base/error.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/bundle/content_hash.h"
+#include "oscar/bundle/derived.h"
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
 #include "oscar/fit/checks.h"
@@ -46,6 +47,7 @@ RawFile load_raw(const std::filesystem::path& path) {
   for (const auto& object : raw.objects) {
     if (object.is_dataset) raw.datasets.emplace(object.path, reader.read(object.path));
   }
+  restore_left_out(raw, limits_for(path).max_total_bytes);
   return raw;
 }
 
@@ -67,7 +69,7 @@ FileKind check_format(const RawFile& raw) {
                  .found = std::to_string(version),
                  .hint = "use a newer release of the toolkit"});
   }
-  const Json features = parse_json(root_attribute<std::string>(raw, "required_features", ""),
+  const Json features = parse_json(root_attribute<std::string>(raw, schema::kRequiredFeatures, ""),
                                    raw.name + ": / attribute required_features");
   for (const auto& feature : features) {
     const bool known = std::any_of(schema::kKnownFeatures.begin(), schema::kKnownFeatures.end(),

@@ -17,7 +17,9 @@ inline constexpr int64_t kFormatVersion = 1;
 // Entries of required_features that this build understands. A reader that codes keys about one mean
 // would read rows about two centres wrongly.
 inline constexpr const char* kKeyCentresFeature = "key_centres";
-inline constexpr std::array<const char*, 1> kKnownFeatures{kKeyCentresFeature};
+// A reader that takes what is stored for all there is would miss what it left out (derived.h).
+inline constexpr const char* kDerivedFeature = "derived";
+inline constexpr std::array<const char*, 2> kKnownFeatures{kKeyCentresFeature, kDerivedFeature};
 
 inline constexpr const char* kModel = "/model";
 inline constexpr const char* kCorpus = "/corpus";
@@ -31,6 +33,8 @@ inline constexpr const char* kPerHead = "per_head";       // below a portable la
 inline constexpr const char* kStatistics = "statistics";  // below a layer
 inline constexpr const char* kResume = "/resume";
 
+inline constexpr const char* kRequiredFeatures = "required_features";
+inline constexpr const char* kCoding = "coding";  // attribute of a group (derived.h)
 inline constexpr const char* kContentHash = "content_sha256";
 inline constexpr const char* kCreated = "created_utc";
 inline constexpr const char* kToolPrefix = "tool_";
@@ -123,6 +127,37 @@ inline constexpr SideSlots kValueSlots = {
                              false}},
     .centres = nullptr,
     .fallback = "v_fallback"};
+
+// The datasets of a group that may be stored otherwise than as they are, and the rule (derived.h).
+enum class Coding { kUpper, kInverse, kOutputMetric, kFactor };
+inline const char* coding_name(Coding coding) {
+  constexpr const char* kNames[] = {"upper", "inverse", "output_metric", "factor"};
+  return kNames[static_cast<size_t>(coding)];
+}
+// Of two rules for a dataset the one that stands first is used where it fits.
+struct CodingRule {
+  const char* dataset;
+  Coding coding;
+  const SideSlots* side;  // whose slots the derived ones are made from
+};
+inline constexpr std::array<CodingRule, 16> kCodings{{
+    {"v_metric", Coding::kOutputMetric, &kValueSlots},
+    {"k_metric", Coding::kUpper, nullptr},
+    {"v_metric", Coding::kUpper, nullptr},
+    {"q_moment", Coding::kUpper, nullptr},
+    {"k_moment", Coding::kUpper, nullptr},
+    {"v_moment", Coding::kUpper, nullptr},
+    {"attn_out_moment", Coding::kUpper, nullptr},
+    {"o_proj_metric", Coding::kUpper, nullptr},
+    {"v_energy_moment", Coding::kUpper, nullptr},
+    {"q_attended_moment", Coding::kUpper, nullptr},
+    {"k_attended_moment", Coding::kUpper, nullptr},
+    {"v_attended_moment", Coding::kUpper, nullptr},
+    {"q_rotation", Coding::kInverse, &kKeySlots},
+    {"o_rotation", Coding::kInverse, &kValueSlots},
+    {"k_feedback", Coding::kFactor, &kKeySlots},
+    {"v_feedback", Coding::kFactor, &kValueSlots},
+}};
 
 // Absent until the search has measured it.
 inline constexpr Slot kPredictedNmse = {"predicted_output_nmse", hdf5::Dtype::kF64, Rank::kHeads,

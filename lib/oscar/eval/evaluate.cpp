@@ -9,6 +9,7 @@
 #include "oscar/base/error.h"
 #include "oscar/base/version.h"
 #include "oscar/bundle/bundle_match.h"
+#include "oscar/bundle/strip.h"
 #include "oscar/data/checkpoint_tokenizer.h"
 #include "oscar/data/corpus.h"
 #include "oscar/data/separators.h"
@@ -330,6 +331,7 @@ int64_t cache_elements(const ModelConfig& config) {
 Json bundle_json(const Bundle& bundle, const std::filesystem::path& file) {
   return {{"file", file.filename().string()},
           {"content_sha256", bundle.content_sha256},
+          {"serving_sha256", serving_sha256(bundle)},
           {"preset", bundle.preset},
           {"method", bundle.method},
           {"granularity", bundle.granularity}};

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "oscar/cache/numeric.h"
+#include "oscar/linalg/fixed_order.h"
 #include "oscar/linalg/hadamard.h"
 #include "oscar/linalg/mixing.h"
 #include "oscar/linalg/symmetric.h"
@@ -25,8 +26,10 @@ BalancedTransform compose(const BalancedBasis& basis, double exponent, const Mat
       (basis.covariance * result.forward).cwiseProduct(result.forward).sum() /
       static_cast<double>(basis.covariance.rows());
   result.forward = (result.forward / std::sqrt(mean_square)).unaryExpr(&nearest_bf16);
-  result.inverse = result.forward.inverse();
   result.condition_number = condition_number(result.forward, where + ", transform");
+  if (result.condition_number <= kLargestCondition) {
+    result.inverse = fixed_order_inverse(result.forward, where + ", transform");
+  }
   return result;
 }
 

@@ -24,8 +24,10 @@
 namespace oscar {
 
 struct BalancedTransform {
-  MatrixD forward;              // [d, d] T, x' = (x - mean) T; entries are bf16 numbers
-  MatrixD inverse;              // [d, d] T^-1 of that rounded T
+  MatrixD forward;  // [d, d] T, x' = (x - mean) T; entries are bf16 numbers
+  // [d, d] T^-1 of that rounded T, to the same bits on any machine (fixed_order.h); absent where
+  // the condition number is above kLargestCondition.
+  MatrixD inverse;
   VectorD eigenvalues;          // [d] D, ascending, small ones raised
   double condition_number = 0;  // cond_2(T)
 };

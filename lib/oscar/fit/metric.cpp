@@ -1,20 +1,23 @@
-// Metrics of the stored matrices, in float64, and their triangular factors.
+// Metrics of the stored matrices, in float64, and their triangular factors, to the same bits on any
+// machine: readers derive them.
 #include "oscar/fit/metric.h"
 
 #include <fmt/format.h>
 
 #include <cmath>
 
-#include "oscar/linalg/symmetric.h"
+#include "oscar/linalg/fixed_order.h"
 
 namespace oscar {
 
 MatrixD error_metric(const MatrixF& partner, const MatrixD& weight, Side side) {
   const MatrixD p = partner.cast<double>();
-  const MatrixD product = side == Side::kKey ? MatrixD(p.transpose() * weight * p)
-                                             : MatrixD(p * weight * p.transpose());
+  const MatrixD turned = p.transpose();
+  const MatrixD product = side == Side::kKey
+                              ? fixed_order_product(fixed_order_product(turned, weight), p)
+                              : fixed_order_product(fixed_order_product(p, weight), turned);
   const MatrixD symmetric = 0.5 * (product + product.transpose());
-  const double mean_diagonal = symmetric.diagonal().mean();
+  const double mean_diagonal = fixed_order_mean_diagonal(symmetric);
   if (!(mean_diagonal > 0) || !std::isfinite(mean_diagonal)) {
     return MatrixD::Identity(weight.rows(), weight.cols());
   }
@@ -23,7 +26,7 @@ MatrixD error_metric(const MatrixF& partner, const MatrixD& weight, Side side) {
 
 MatrixD feedback_factor(const MatrixD& metric, const std::string& where) {
   MatrixD damped = metric;
-  damped.diagonal().array() += kMetricDamping * metric.diagonal().mean();
+  damped.diagonal().array() += kMetricDamping * fixed_order_mean_diagonal(metric);
   return udu_factor(damped, where);
 }
 
@@ -38,11 +41,12 @@ void set_metric(SideTransform& transform, Side side, const MatrixStack<double>& 
   transform.feedback = with_feedback ? MatrixStack<float>(heads, d, d) : MatrixStack<float>();
   for (int head = 0; head < heads; ++head) {
     if (!with_metric && !with_feedback) break;
-    const MatrixD metric = error_metric(partner_matrix(transform, side, head), weight[head], side);
-    if (with_metric) transform.metric[head] = metric.cast<float>();
+    const MatrixF metric =
+        error_metric(partner_matrix(transform, side, head), weight[head], side).cast<float>();
+    if (with_metric) transform.metric[head] = metric;
     if (with_feedback) {
       const std::string place = fmt::format("{}, head {}", where, head);
-      transform.feedback[head] = feedback_factor(metric, place).cast<float>();
+      transform.feedback[head] = feedback_factor(metric.cast<double>(), place).cast<float>();
     }
   }
   for (int head = 0; head < heads; ++head) {

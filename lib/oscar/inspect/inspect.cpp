@@ -10,6 +10,7 @@
 #include "oscar/base/text_lines.h"
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
+#include "oscar/bundle/strip.h"
 #include "oscar/cache/metadata.h"
 #include "oscar/fit/compose.h"
 #include "oscar/fit/convergence.h"
@@ -195,6 +196,7 @@ Inspection inspect_bundle(const std::filesystem::path& path) {
   json["tool_commit"] = b.tool_commit;
   json["created_utc"] = b.created_utc;
   json["content_sha256"] = b.content_sha256;
+  if (!b.layers.empty()) json["serving_sha256"] = serving_sha256(b);
   schema::visit_root(b, JsonWriter{json});
   schema::visit_model(b.model, JsonWriter{json["model"]});
   for (const auto name : schema::kGgufAttributes) {
@@ -264,6 +266,7 @@ std::string inspection_text(const Inspection& inspection) {
            fmt::format("{} by version {} ({})", plain(j["created_utc"]), plain(j["tool_version"]),
                        plain(j["tool_commit"])));
   add_line(text, "content", plain(j["content_sha256"]));
+  if (j.contains("serving_sha256")) add_line(text, "served", plain(j["serving_sha256"]));
   add_line(
       text, "model",
       fmt::format("{} ({}): {} layers, {} query and {} KV heads, head_dim {}/{}", plain(m["name"]),

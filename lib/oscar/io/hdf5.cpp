@@ -15,6 +15,8 @@ namespace {
 
 constexpr uint64_t kChunkBytes = uint64_t{1} << 20;  // HDF5's default chunk cache holds one
 constexpr unsigned kDeflateLevel = 4;
+// A group of this many links still keeps them in its header.
+constexpr unsigned kLinksInGroup = 64;
 
 herr_t keep_message(unsigned, const H5E_error2_t* entry, void* text) {
   if (entry->desc != nullptr) *static_cast<std::string*>(text) = entry->desc;
@@ -37,10 +39,24 @@ void check(herr_t status, const char* what, const std::string& file, const std::
   if (status < 0) fail(what, file, object);
 }
 
+// Elements of one matrix in a chunk of several: shuffled, each byte of the next matrix is so far
+// behind, within the 32 KiB that deflate looks back.
+constexpr uint64_t kRepeatElements = uint64_t{1} << 14;
+
 // Whole dataset while small; otherwise leading dimensions are cut to 1 and then split evenly: a
-// last chunk is stored in full, however little of it is in use.
+// last chunk is stored in full, however little of it is in use. Of stacks of matrices their rows
+// are cut first.
 std::vector<hsize_t> chunk_shape(const Shape& shape, size_t element_bytes) {
   std::vector<hsize_t> chunk(shape.begin(), shape.end());
+  if (shape.size() == 3) {
+    const uint64_t row_bytes = shape[0] * shape[2] * element_bytes;
+    const uint64_t most = std::min(kRepeatElements / shape[2], kChunkBytes / row_bytes);
+    if (most > 0) {
+      const uint64_t parts = (shape[1] + most - 1) / most;
+      chunk[1] = (shape[1] + parts - 1) / parts;
+      return chunk;
+    }
+  }
   uint64_t bytes = element_count(shape) * element_bytes;
   for (auto& extent : chunk) {
     if (bytes <= kChunkBytes) break;
@@ -203,7 +219,8 @@ Handle create_file(const std::filesystem::path& path) {
   const Handle creation = property_list(H5P_FILE_CREATE, name);
   const Handle access = property_list(H5P_FILE_ACCESS, name);
   fix_bytes(creation.get(), name);
-  check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V18, H5F_LIBVER_V18),
+  // From 1.10 on a dataset of one chunk needs no index; before, one took 3 KiB.
+  check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110),
         "cannot fix the HDF5 format version", name, "");
   check(H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG), "cannot set how to close", name, "");
   return {H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.get(), access.get()), H5Fclose,
@@ -219,6 +236,8 @@ Writer::~Writer() = default;
 void Writer::create_group(const std::string& path) {
   const Handle creation = property_list(H5P_GROUP_CREATE, state_->name);
   fix_bytes(creation.get(), state_->name);
+  check(H5Pset_link_phase_change(creation.get(), kLinksInGroup, 0), "cannot set link storage",
+        state_->name, path);
   const Handle group(
       H5Gcreate2(state_->file.get(), path.c_str(), H5P_DEFAULT, creation.get(), H5P_DEFAULT),
       H5Gclose, "cannot create an HDF5 group", state_->name, path);

@@ -48,8 +48,8 @@ struct Attribute {
   AttributeValue value;
 };
 
-// Creates a file. Same calls, same bytes: no object times, a fixed format version (HDF5 1.8 and
-// later read it). Each method throws Error naming file and object; a full disk shows in any of
+// Creates a file. Same calls, same bytes: no object times, a fixed format version (HDF5 1.10
+// and later read it). Each method throws Error naming file and object; a full disk shows in any of
 // them, close() included.
 class Writer {
  public:
@@ -59,7 +59,9 @@ class Writer {
   Writer& operator=(const Writer&) = delete;
 
   void create_group(const std::string& path);  // parents first
-  // Chunked with Fletcher32; scalars, which cannot be chunked, are stored plainly. The parent
+  // Chunked with Fletcher32; scalars, which cannot be chunked, are stored plainly. A chunk of a
+  // stack of matrices holds the same rows of all of them, so that deflate, which looks 32 KiB back,
+  // finds a matrix that the whole stack repeats. The parent
   // group must exist and no dimension may be 0.
   void write(const DatasetView& dataset);
   void write(const Attribute& attribute);

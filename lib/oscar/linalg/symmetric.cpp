@@ -1,10 +1,8 @@
-// Functions of symmetric matrices on top of `eigh` and Eigen's Cholesky factorisation.
+// Functions of symmetric matrices on top of `eigh`.
 #include "oscar/linalg/symmetric.h"
 
 #include <cmath>
 #include <limits>
-
-#include "oscar/base/error.h"
 
 namespace oscar {
 
@@ -34,22 +32,6 @@ double condition_number(const MatrixD& t, const std::string& where) {
   const double smallest = squared[0], largest = squared[squared.size() - 1];
   if (!(smallest > 0)) return std::numeric_limits<double>::infinity();
   return std::sqrt(largest / smallest);
-}
-
-MatrixD udu_factor(const MatrixD& m, const std::string& where) {
-  assert(m.rows() == m.cols());
-  const MatrixD flipped = m.colwise().reverse().rowwise().reverse();
-  const Eigen::LLT<MatrixD> cholesky(flipped);
-  const MatrixD lower = cholesky.matrixL();
-  if (cholesky.info() != Eigen::Success || !lower.allFinite() ||
-      !(lower.diagonal().minCoeff() > 0)) {
-    throw Error({.what = "a metric has no triangular factor",
-                 .where = where,
-                 .expected = "a positive definite matrix",
-                 .found = "Cholesky factorisation failed"});
-  }
-  const MatrixD upper = lower.colwise().reverse().rowwise().reverse();
-  return upper * upper.diagonal().cwiseInverse().asDiagonal();
 }
 
 }  // namespace oscar

@@ -1,4 +1,4 @@
-// Roots, condition numbers and the triangular factor of symmetric matrices.
+// Roots and condition numbers of symmetric matrices.
 #pragma once
 
 #include <string>
@@ -20,9 +20,5 @@ int numerical_rank(const VectorD& ascending_values);
 // Largest over smallest singular value; infinity for a singular matrix. Accurate up to about 1e7
 // (it comes from the eigenvalues of T^T T).
 double condition_number(const MatrixD& t, const std::string& where);
-
-// Unit upper triangular U of M = U D U^T with D diagonal and positive: rows and columns flipped,
-// Cholesky, flipped back. Throws Error when M is not positive definite; `where` names it.
-MatrixD udu_factor(const MatrixD& m, const std::string& where);
 
 }  // namespace oscar

@@ -25,6 +25,11 @@ std::string sensitivity_figure(const ReportData& data);  // of variants NAME@lay
 std::string spectrum_figure(const ReportData& data, bool keys);
 std::string channel_profile_figure(const ReportData& data);
 std::string channel_peak_figure(const ReportData& data);
+// Tokens that memory is quoted for: all that the model serves, 128K when the report does not say.
+double model_length(const ReportData& data);
+// GiB of a request, and requests that fit, against context, for INT2 as `m` has it, FP8 and BF16.
+std::string request_memory_figure(const ReportData& data, const MethodFigures& m);
+std::string request_count_figure(const ReportData& data, const MethodFigures& m);
 // One small map per method, BF16 first.
 std::vector<std::string> needle_figures(const ReportData& data);
 

@@ -247,7 +247,15 @@ Figure MethodFigures::bits_at(double length) const {
   for (const auto& [place, value] : bits) {
     if (place == length) return value;
   }
-  return {};
+  std::vector<std::pair<double, double>> below;  // longer than the windows
+  std::ranges::copy_if(bits, std::back_inserter(below), [](const auto& point) {
+    return point.first > 0 && point.second > 0 && point.second < 16;
+  });
+  if (below.size() < 2 || below.front().first == below.back().first || !(length > 0)) return {};
+  const auto& [short_length, short_bits] = below.front();
+  const auto& [long_length, long_bits] = below.back();
+  const double windows = (short_bits - long_bits) / (1 / short_length - 1 / long_length);
+  return std::min(16.0, long_bits + windows * (1 / length - 1 / long_length));
 }
 
 const MethodFigures* ReportData::find(const std::string& name) const {

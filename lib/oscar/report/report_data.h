@@ -50,6 +50,8 @@ struct MethodFigures {
   std::string against;
   std::optional<NeedleFigures> needles;
 
+  // As reported, or through two reported lengths: windows of 16 bits and rows of fewer make
+  // bits = a + b / length. Absent when nothing of the kind was reported.
   Figure bits_at(double length) const;
 };
 

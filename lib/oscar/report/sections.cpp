@@ -177,9 +177,10 @@ std::string tiles(const ReportData& data, const MethodFigures& m) {
                      ? fmt::format("BF16 {}", percent(reference->needles->all.rate, 0))
                      : "");
   }
-  if (const Figure bits = m.bits_at(131072); is_finite(bits) && *bits > 0) {
-    html +=
-        tile("Cache memory", fmt::format("1/{}", figure(16 / *bits, 2)), "of BF16, at 128K tokens");
+  const double length = model_length(data);
+  if (const Figure bits = m.bits_at(length); is_finite(bits) && *bits > 0) {
+    html += tile("Cache memory", fmt::format("1/{}", figure(16 / *bits, 2)),
+                 fmt::format("of BF16, at {} tokens", token_length(length)));
   }
   return html.empty() ? "" : "<dl class=\"tiles\">\n" + html + "</dl>\n";
 }
@@ -331,7 +332,13 @@ std::string memory_section(const ReportData& data, const Verdict& verdict) {
     constexpr double kMiB = 1024 * 1024, kGiB = 1024 * kMiB;
     return value < 10 * kGiB ? figure(value / kMiB) + " MiB" : figure(value / kGiB) + " GiB";
   };
-  for (const auto& [length, bits] : verdict.judged->bits) {
+  std::map<double, double> rows(verdict.judged->bits.begin(), verdict.judged->bits.end());
+  const Figure own = verdict.judged->bits_at(model_length(data));
+  if (is_finite(own)) rows.emplace(model_length(data), *own);
+  if (is_finite(data.max_positions)) {  // no lengths that the model does not serve
+    rows.erase(rows.upper_bound(*data.max_positions), rows.end());
+  }
+  for (const auto& [length, bits] : rows) {
     std::vector<std::string> row = {token_length(length) + " tokens", figure(bits),
                                     figure(Figure(16 / bits), 3)};
     if (bytes) {
@@ -341,7 +348,10 @@ std::string memory_section(const ReportData& data, const Verdict& verdict) {
     }
     table.rows.push_back(std::move(row));
   }
-  return section("Memory", "", draw(table));
+  const std::string pictures = figures_grid(
+      {request_memory_figure(data, *verdict.judged), request_count_figure(data, *verdict.judged)},
+      "figures");
+  return section("Memory", "", pictures + draw(table));
 }
 
 std::string variant_section(const ReportData& data, const Verdict& verdict) {

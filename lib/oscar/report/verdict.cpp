@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "oscar/report/figures.h"
+
 namespace oscar {
 namespace {
 
@@ -171,19 +173,21 @@ std::string divergence_sentence(const ReportData& data, const MethodFigures& m) 
 }
 
 std::string memory_sentence(const ReportData& data, const MethodFigures& m) {
-  constexpr double kLong = 131072, kShort = 8192;
-  const Figure bits = m.bits_at(kLong), bits_short = m.bits_at(kShort);
+  constexpr double kShort = 8192;
+  const double length = model_length(data);
+  const Figure bits = m.bits_at(length), bits_short = m.bits_at(kShort);
   if (!is_finite(bits) || !(*bits > 0)) return "";
   std::string text = fmt::format(
-      "At 128K tokens the cache takes {} bits per value, BF16 windows included: {} less "
-      "memory than BF16",
+      "At {} tokens{} the cache takes {} bits per value, BF16 windows included: {} less memory "
+      "than BF16",
+      token_length(length), is_finite(data.max_positions) ? ", all that the model serves," : "",
       figure(bits), times(16 / *bits));
   if (is_finite(data.elements_per_token)) {
     text += fmt::format(" ({} bytes per token instead of {})",
                         count(*data.elements_per_token * *bits / 8),
                         count(*data.elements_per_token * 2));
   }
-  if (is_finite(bits_short) && *bits_short > 0) {
+  if (length > kShort && is_finite(bits_short) && *bits_short > 0) {
     text += fmt::format("; at 8K tokens {}", times(16 / *bits_short));
   }
   return text + ".";

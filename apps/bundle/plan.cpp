@@ -1,0 +1,59 @@
+// oscar-bundle plan: what a model's cache takes, and what of it fits on a GPU.
+#include <fmt/format.h>
+
+#include "bundle/commands.h"
+#include "common/main.h"
+#include "common/options.h"
+#include "oscar/inspect/memory_plan.h"
+
+namespace oscar::app {
+namespace {
+
+struct PlanArguments {
+  std::string model, gpu_memory, weights;
+  int64_t context = 0;
+  bool json = false;
+};
+
+int plan(const PlanArguments& arguments) {
+  PlanOptions options;
+  options.gpu_bytes = parse_bytes(arguments.gpu_memory, "--gpu-memory");
+  options.context = arguments.context;
+  if (!arguments.weights.empty()) {
+    options.weight_bytes = parse_bytes(arguments.weights, "--weights");
+  }
+  const Json found = memory_plan(read_cached_model(arguments.model), options);
+  fmt::print("{}", arguments.json ? found.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
+                                  : memory_plan_text(found));
+  return kExitDone;
+}
+
+}  // namespace
+
+void add_plan(CLI::App& program, Work& work) {
+  add_command<PlanArguments>(program, work, "plan",
+                             "What a model's cache takes, and how much of it fits", plan,
+                             [](CLI::App& sub, PlanArguments& arguments) {
+                               sub.add_option("MODEL", arguments.model,
+                                              "Hugging Face folder (config.json is read, and the\n"
+                                              "weights' sizes), an embedded model's name, or a\n"
+                                              "bundle")
+                                   ->required();
+                               sub.add_option("--gpu-memory", arguments.gpu_memory,
+                                              "Memory for weights and caches, say 80G: shows how\n"
+                                              "many requests fit, and the longest context")
+                                   ->option_text("SIZE");
+                               sub.add_option("--context", arguments.context,
+                                              "Tokens a request (default: all that the model\n"
+                                              "serves)")
+                                   ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+                                   ->option_text("N");
+                               sub.add_option("--weights", arguments.weights,
+                                              "What the weights take, in place of what the folder\n"
+                                              "says; a bundle does not know it")
+                                   ->option_text("SIZE");
+                               sub.add_flag("--json", arguments.json, "Everything, as JSON");
+                             });
+}
+
+}  // namespace oscar::app

@@ -1,0 +1,46 @@
+// oscar-bundle strip: a bundle with less in it.
+#include "oscar/bundle/strip.h"
+
+#include <map>
+
+#include "bundle/commands.h"
+#include "common/main.h"
+
+namespace oscar::app {
+namespace {
+
+struct StripArguments {
+  std::string input, output;
+  StripProfile profile = StripProfile::kPublish;
+  bool force = false;
+};
+
+int strip(const StripArguments& arguments) {
+  check_output({arguments.input}, arguments.output);
+  const auto bundle =
+      strip_bundle(read_bundle(arguments.input), arguments.profile, arguments.input);
+  write_bundle(bundle, arguments.output, arguments.force);
+  return kExitDone;
+}
+
+}  // namespace
+
+void add_strip(CLI::App& program, Work& work) {
+  add_command<StripArguments>(
+      program, work, "strip", "Copy a bundle without statistics and fingerprint", strip,
+      [](CLI::App& sub, StripArguments& arguments) {
+        sub.add_option("IN", arguments.input, "Rotation bundle")->required();
+        sub.add_option("OUT", arguments.output, "Bundle to write")->required();
+        const std::map<std::string, StripProfile> profiles = {{"publish", StripProfile::kPublish},
+                                                              {"serving", StripProfile::kServing}};
+        sub.add_option("--profile", arguments.profile,
+                       "publish: all else is kept (default). serving: the\n"
+                       "portable variant, which other stacks take, goes too;\n"
+                       "what this toolkit's own cache reads is left")
+            ->transform(CLI::CheckedTransformer(profiles))
+            ->option_text("publish|serving");
+        sub.add_flag("--force", arguments.force, "Replace OUT if it exists");
+      });
+}
+
+}  // namespace oscar::app

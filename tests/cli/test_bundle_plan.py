@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""oscar-bundle plan: what is read, what is said in 80 columns, and what is refused."""
+import json
+import unittest
+
+from support.programs import SOURCE, ProgramTest
+
+BUNDLE = SOURCE / "rotation_zoo" / "tiny-gqa" / "tiny-gqa.h5"
+
+
+class Plan(ProgramTest):
+    def plan(self, *arguments):
+        return json.loads(self.run_ok("oscar-bundle", "plan", *arguments, "--json").stdout)
+
+    def test_a_folder_and_the_bundle_of_its_model_give_the_same_cache(self):
+        folder, bundle = self.plan("tiny-gqa", "--context", 8192), self.plan(BUNDLE, "--context", 8192)
+        self.assertEqual(folder["contexts"], bundle["contexts"])
+        (row,) = [r for r in folder["contexts"] if r["context"] == 8192]
+        self.assertEqual(row["bytes_per_token"]["bf16"], 8 * 2 * 256 * 2)  # layers, heads, K and V
+        self.assertAlmostEqual(row["int2_bits_per_value"], (16 * 320 + 2.25 * 7872) / 8192)
+        weights = (SOURCE / "datasets/tiny-gqa").glob("*.safetensors")
+        self.assertEqual(folder["weight_bytes"], sum(file.stat().st_size for file in weights))
+        self.assertIsNone(bundle["weight_bytes"])
+
+    def test_requests_fit_beside_the_weights_that_are_given(self):
+        plan = self.plan(BUNDLE, "--gpu-memory", "2G", "--weights", "1G", "--context", 8192)
+        (row,) = [r for r in plan["contexts"] if r["context"] == 8192]
+        self.assertEqual(row["requests"]["bf16"], 2**30 // (8192 * 8192))
+        self.assertGreater(row["requests"]["int2"], 5 * row["requests"]["bf16"])
+        self.assertEqual(plan["longest_context"]["fp8"], 2**30 // 4096)
+
+    def test_text_fits_80_columns_and_holds_every_table(self):
+        text = self.run_ok("oscar-bundle", "plan", "tiny-gqa", "--gpu-memory", "80G").stdout
+        self.assertLessEqual(max(map(len, text.splitlines())), 80, text)
+        for words in ("One request, GiB", "Requests that fit", "longest context", "with other settings"):
+            self.assertIn(words, text)
+        self.assertNotIn("Requests that fit", self.run_ok("oscar-bundle", "plan", BUNDLE).stdout)
+
+    def test_what_cannot_be_planned_is_refused(self):
+        self.refuse("oscar-bundle", ["plan", "tiny-gqa", "--gpu-memory", "1M"], "weights alone")
+        self.refuse("oscar-bundle", ["plan", "tiny-gqa", "--gpu-memory", "much"], "--gpu-memory")
+        self.refuse("oscar-bundle", ["plan", self.folder / "absent"], "absent")
+        self.refuse("oscar-bundle", ["plan", SOURCE / "README.md"], "README.md")
+        self.refuse("oscar-bundle", ["plan", "tiny-gqa", "--context", 0], "--context", code=2)
+
+
+if __name__ == "__main__":
+    unittest.main()

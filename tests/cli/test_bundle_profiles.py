@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""What a bundle leaves out, its serving profile, and the table of lib/oscar/bundle/SCHEMA.md."""
+import json
+import re
+import subprocess
+import sys
+import unittest
+
+import h5py
+import numpy as np
+
+from bundle.verify_bundle import content_sha256, whole
+from support.bundle_case import HEADS, BundleCase, make_file, run
+from support.programs import SOURCE
+
+ZOO = SOURCE / "rotation_zoo" / "tiny-gqa" / "tiny-gqa.h5"
+SCHEMA = SOURCE / "lib" / "oscar" / "bundle" / "SCHEMA.md"
+
+
+class Profiles(BundleCase):
+    def fitted(self):
+        """Balanced heads with metric and feedback, and the statistics that they were fitted to."""
+        path = self.folder / "fitted.h5"
+        self.run_ok("oscar-bundle", "fit", make_file(self.folder / "sums.h5", statistics_only=True, seed=1),
+                    "-o", path)
+        return path
+
+    def strip(self, path, *options):
+        out = self.folder / f"{'_'.join(options)}.h5"
+        self.run_ok("oscar-bundle", "strip", path, out, *options)
+        return out
+
+    def test_derived_datasets_are_left_out_and_follow_from_the_others(self):
+        with h5py.File(self.fitted()) as file:
+            self.assertIn("derived", json.loads(file.attrs["required_features"]))
+            layer = file["layers/000"]
+            self.assertEqual(layer["k_metric"].shape, (HEADS, 36))
+            codings = json.loads(layer.attrs["coding"])
+            self.assertEqual(codings, {"q_rotation": "inverse", "o_rotation": "inverse",
+                                       "k_metric": "upper", "v_metric": "output_metric",
+                                       "k_feedback": "factor", "v_feedback": "factor"})
+            for name in ("q_rotation", "o_rotation", "v_metric", "k_feedback", "v_feedback"):
+                self.assertNotIn(name, layer)
+            # An inverse and a factor worked out without a look at the order of operations.
+            content = whole(file)
+            T = content["/layers/000/k_rotation"].astype(float)
+            np.testing.assert_allclose(content["/layers/000/q_rotation"],
+                                       np.linalg.inv(T).swapaxes(1, 2), rtol=1e-5, atol=1e-5)
+            M = content["/layers/000/v_metric"].astype(float)
+            np.testing.assert_array_equal(M, M.swapaxes(1, 2))
+            for u, m in zip(content["/layers/000/v_feedback"].astype(float), M):
+                inverse = np.linalg.inv(u)
+                diagonal = inverse @ (m + 0.01 * np.trace(m) / len(m) * np.eye(len(m))) @ inverse.T
+                np.testing.assert_allclose(diagonal, np.diag(np.diag(diagonal)), atol=1e-5)
+            self.assertEqual(file.attrs["content_sha256"].decode(), content_sha256(file))
+
+    def test_a_bundle_of_an_earlier_version_is_stored_smaller_with_the_same_content(self):
+        """Every bit of it: those that are not derived exactly are kept as corrections."""
+        out = self.strip(ZOO)
+        self.assertEqual(run("diff", ZOO, out).stdout, "equal\n")
+        self.assertLess(out.stat().st_size, 0.36 * ZOO.stat().st_size)
+        serving = self.strip(ZOO, "--profile", "serving")
+        self.assertLess(serving.stat().st_size, 3e6)
+        with h5py.File(ZOO) as old, h5py.File(out) as new, h5py.File(serving) as served:
+            before, after, least = whole(old), whole(new), whole(served)
+            self.assertEqual(before.keys(), after.keys())
+            self.assertEqual({path for path in before if not path.startswith("/portable/")}, set(least))
+            for path in before:
+                self.assertEqual(before[path].tobytes(), after[path].tobytes(), path)
+                if path in least:
+                    self.assertEqual(before[path].tobytes(), least[path].tobytes(), path)
+
+    def test_profiles_say_by_a_hash_that_they_serve_the_same(self):
+        full = self.fitted()
+        publish, serving = self.strip(full), self.strip(full, "--profile", "serving")
+        with h5py.File(publish) as file:  # what the metric was derived from is gone
+            self.assertEqual(json.loads(file["layers/001"].attrs["coding"])["v_metric"], "upper")
+        found = [json.loads(run("inspect", path, "--json").stdout) for path in (full, publish, serving)]
+        self.assertEqual(len({f["serving_sha256"] for f in found}), 1)
+        self.assertEqual(len({f["content_sha256"] for f in found}), 3)
+        self.assertEqual(found[2]["content_sha256"], found[2]["serving_sha256"])
+        self.assertEqual([(f["has_statistics"], f["has_portable"]) for f in found],
+                         [(True, True), (False, True), (False, False)])
+        sizes = [path.stat().st_size for path in (full, publish, serving)]
+        self.assertEqual(sizes, sorted(sizes, reverse=True))
+        self.assertEqual(run("strip", full, self.folder / "x.h5", "--profile", "tiny").returncode, 2)
+
+    def test_a_coding_that_is_not_known_is_refused(self):
+        path = self.fitted()
+        with h5py.File(path, "r+") as file:
+            file["layers/001"].attrs["coding"] = np.bytes_('{"k_rotation": "upper"}')
+        self.expect_refused(path, "/layers/001 attribute coding", "k_rotation")
+
+
+def listed_datasets():
+    """{name: "f32 [Hkv, d, d]"} of the tables in SCHEMA.md."""
+    rows = re.findall(r"^\| (`[^|]+`) \| (\w+ (?:\[[^\]]*\]|scalar)) \|", SCHEMA.read_text(), re.M)
+    return {name: kind for names, kind in rows for name in re.findall(r"`(\w+)`", names)}
+
+
+class Schema(BundleCase):
+    def test_every_dataset_of_a_bundle_is_listed_with_its_type_and_shape(self):
+        fitted = self.folder / "fitted.h5"
+        self.run_ok("oscar-bundle", "fit", make_file(self.folder / "sums.h5", seed=1), "-o", fitted)
+        listed, seen = listed_datasets(), set()
+        for path, heads, d in ((fitted, HEADS, 8), (ZOO, 2, 128)):
+            with h5py.File(path) as file:
+                content = whole(file)
+            for place, values in content.items():
+                folder, _, name = place.rpartition("/")
+                if folder == "/corpus":
+                    continue  # its own section
+                seen.add(name)
+                self.assertIn(name, listed, f"{place} is not in SCHEMA.md")
+                kind, _, shape = listed[name].partition(" ")
+                self.assertEqual(f"{values.dtype.kind}{8 * values.dtype.itemsize}", kind, place)
+                sizes = {"Hkv": heads, "d": d, "2": 2}
+                expected = [] if shape == "scalar" else shape.strip("[]").split(", ")
+                self.assertEqual(len(values.shape), len(expected), place)
+                for extent, symbol in zip(values.shape, expected):
+                    self.assertEqual(extent, sizes.get(symbol, extent), place)
+        attended = {name for name in listed if "attended" in name or "sink" in name}
+        only_sometimes = attended | {"v_energy_moment"}
+        self.assertEqual(set(listed) - seen, only_sometimes)
+        self.assertEqual(len(attended), 10)
+
+    def test_the_recipe_of_the_page_runs(self):
+        (recipe,) = re.findall(r"```python\n(.*?)```", SCHEMA.read_text(), re.S)
+        path = self.folder / "fitted.h5"
+        self.run_ok("oscar-bundle", "fit", make_file(self.folder / "sums.h5", seed=1), "-o", path)
+        recipe = recipe.replace("my-qwen3.h5", str(path))
+        said = subprocess.run([sys.executable, "-c", recipe], capture_output=True, text=True, check=True)
+        error, tokens = said.stdout.split()
+        self.assertLess(float(error), 1e-5)
+        self.assertEqual(int(tokens), 100)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -36,8 +36,8 @@ void add_plan(CLI::App& program, Work& work) {
                              [](CLI::App& sub, PlanArguments& arguments) {
                                sub.add_option("MODEL", arguments.model,
                                               "Hugging Face folder (config.json is read, and the\n"
-                                              "weights' sizes), an embedded model's name, or a\n"
-                                              "bundle")
+                                              "weights' sizes), a .gguf file, an embedded\n"
+                                              "model's name, or a bundle")
                                    ->required();
                                sub.add_option("--gpu-memory", arguments.gpu_memory,
                                               "Memory for weights and caches, say 80G: shows how\n"

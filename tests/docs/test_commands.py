@@ -35,7 +35,8 @@ SERVED = {'"/models/my-qwen3"': repr(str(SOURCE / "datasets/tiny-gqa")), '"cuda"
           "32768": "512"}
 # Scripts that are run; any other is only looked up, with its options.
 RUN_SCRIPTS = ("make_random_checkpoint.py",)
-FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--gtest_filter": "GoogleTest's",
+FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": "vLLM's",
+                   "--gtest_filter": "GoogleTest's",
                    "--install": "CMake's", "--prefix": "CMake's", "--test-dir": "CTest's",
                    "--help": "of every program"}
 FOREIGN_COMMANDS = ("ctest",)
@@ -74,7 +75,7 @@ def written_by(words):
     """The bundle that an oscar-bundle command makes, if any."""
     if "-o" in words:
         return words[words.index("-o") + 1]
-    return words[-1] if words[:2] == ["oscar-bundle", "strip"] else None
+    return words[3] if words[:2] == ["oscar-bundle", "strip"] else None
 
 
 class Help:

@@ -52,23 +52,30 @@ int64_t counted_bytes(const ModelConfig& config) {
   return 2 * elements;
 }
 
-CachedModel from_folder(const std::string& model) {
-  const std::filesystem::path folder = find_model_folder(model);
-  const std::filesystem::path file = folder / "config.json";
-  const ModelConfig config = parse_model_config(read_json_file(file), file.string());
+ModelConfig config_of(const std::filesystem::path& model) {
+  if (!std::filesystem::is_directory(model)) return open_checkpoint(model.string()).config;
+  const std::filesystem::path file = model / "config.json";
+  return parse_model_config(read_json_file(file), file.string());
+}
+
+CachedModel from_checkpoint(const std::string& model) {
+  const std::filesystem::path path = find_model(model);
+  const bool is_folder = std::filesystem::is_directory(path);
+  const ModelConfig config = config_of(path);
   CachedModel m;
-  m.name = std::filesystem::weakly_canonical(folder).filename().string();
+  const std::filesystem::path whole = std::filesystem::weakly_canonical(path);
+  m.name = (is_folder ? whole.filename() : whole.stem()).string();
   m.architecture = config.architecture;
   m.max_positions = config.rope.max_positions;
   m.quantizer.quant_group_size = config.head_dim;
   for (int layer = 0; layer < config.num_layers; ++layer) {
     m.layers.push_back(config.geometry(layer, m.quantizer.recent_tokens));
   }
-  m.weight_bytes = safetensors_bytes(folder);
+  if (is_folder) m.weight_bytes = safetensors_bytes(path);
   m.weight_source = "its safetensors files";
   if (!m.weight_bytes) {
     m.weight_bytes = counted_bytes(config);
-    m.weight_source = "by config.json, in BF16";
+    m.weight_source = is_folder ? "by config.json, in BF16" : "by its shapes, in BF16";
   }
   return m;
 }
@@ -233,7 +240,9 @@ std::string sweep_table(const Json& plan) {
 
 CachedModel read_cached_model(const std::string& model) {
   std::error_code status;
-  return std::filesystem::is_regular_file(model, status) ? from_bundle(model) : from_folder(model);
+  const bool is_bundle = std::filesystem::is_regular_file(model, status) &&
+                         std::filesystem::path(model).extension() != ".gguf";
+  return is_bundle ? from_bundle(model) : from_checkpoint(model);
 }
 
 double request_bytes(const CachedModel& model, CacheFormat format, int64_t tokens) {

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
+from bundle.verify_bundle import whole
 from support.exchange import FILES, load_export, manifest, stored
 from support.programs import run
 from support.stacks import HEAD_DIM, StackCase
@@ -107,15 +108,16 @@ class Export(StackCase):
                   "safetensors": load_file(self.export(bundle, "safetensors") /
                                            "transforms.safetensors")}
         with h5py.File(bundle) as file:
-            layers = list(file["layers"].values())
+            numbers, layers = whole(file), [f"/layers/{name}" for name in file["layers"]]
             for name in ("k_rotation", "v_rotation", "q_rotation", "o_rotation", "k_mean", "v_mean",
                          "k_clip_ratio", "k_feedback", "v_metric", "k_scale_correction",
                          "k_centres"):
-                having = [i for i, layer in enumerate(layers) if name in layer]
+                having = [i for i, layer in enumerate(layers) if f"{layer}/{name}" in numbers]
                 self.assertTrue(having, name)
                 for found in arrays.values():
                     for i in having:
-                        np.testing.assert_array_equal(found[name][i], layers[i][name][()])
+                        np.testing.assert_array_equal(found[name][i],
+                                                      numbers[f"{layers[i]}/{name}"])
 
     def test_bad_requests_leave_nothing_behind(self):
         bundle = self.calibrate("--search", "off")

@@ -14,7 +14,7 @@ PRINTED_BY = {"lib/oscar/calibrate": {"oscar-calibrate"}, "lib/oscar/search": {"
 # Options of other programs, which texts tell the user to pass there.
 FOREIGN = {"--kv-cache-dtype": "vLLM's and SGLang's", "--model-path": "SGLang's",
            "--kv-cache-quant-group-size": "SGLang's", "--prefill-attention-backend": "SGLang's",
-           "--decode-attention-backend": "SGLang's"}
+           "--decode-attention-backend": "SGLang's", "--merge": "llama-gguf-split's"}
 
 STRING = re.compile(r'R"\w*\((.*?)\)\w*"|"((?:[^"\\\n]|\\.)*)"', re.S)
 COMMENT = re.compile(r"//[^\n]*|#include[^\n]*")

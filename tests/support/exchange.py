@@ -5,6 +5,8 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
+from bundle.verify_bundle import whole
+
 # Names as a server is told them, and the orientation in which it multiplies rows.
 FILES = {"sglang-v1": ("k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"),
          "sglang-v2": ("k_rotation_perhead.pt", "v_rotation_perhead.pt"),
@@ -53,17 +55,16 @@ def manifest(folder):
 
 def stored(bundle, variant):
     """The same of an open bundle: its own, portable or portable-perhead."""
-    matrices = {"k": {}, "v": {}}
+    matrices, numbers = {"k": {}, "v": {}}, whole(bundle)
     for name, layer in bundle["layers"].items():
-        group = layer
+        group = f"/layers/{name}"
         if variant != "own":
             part = "shared" if variant == "portable" else "per_head"
-            group = bundle[f"portable/layers/{name}/{part}"]
+            group = f"/portable/layers/{name}/{part}"
         for side, other in ("kq", "vo"):
-            rotation = group[f"{side}_rotation"][()]
-            name = f"{other}_rotation"
+            rotation = numbers[f"{group}/{side}_rotation"]
             implied = rotation if side == "k" else turned(rotation)
-            partner = group[name][()] if name in group else implied
+            partner = numbers.get(f"{group}/{other}_rotation", implied)
             matrices[side][int(layer.attrs["layer_id"])] = rotation, partner
     return matrices
 

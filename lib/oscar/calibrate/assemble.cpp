@@ -91,49 +91,56 @@ void check_output_path(const CalibrateOptions& options) {
   const AtomicFile probe(options.output);  // fails early where the folder is missing or read-only
 }
 
-// What HDF5 adds to a dataset: its header and the index of its chunks.
-constexpr int64_t kDatasetBytes = 3200;
+// What HDF5 adds to a dataset.
+constexpr int64_t kDatasetBytes = 450;
+
+// Numbers of a symmetric matrix that are stored (bundle/SCHEMA.md, what a file leaves out).
+int64_t triangle(int64_t dim) { return dim * (dim + 1) / 2; }
 
 int64_t estimated_statistics_bytes(const std::vector<LayerGeometry>& layers, bool attended) {
   constexpr int64_t kDatasets = 12, kAttendedDatasets = 10;
   int64_t bytes = kDatasets * kDatasetBytes * static_cast<int64_t>(layers.size());
   for (const LayerGeometry& layer : layers) {
     const int64_t k = layer.head_dim_k, v = layer.head_dim_v;
-    bytes += 8 * layer.num_kv_heads * (2 * k * k + 3 * v * v + 2 * k + 2 * v);
+    bytes += 8 * layer.num_kv_heads * (2 * triangle(k) + 3 * triangle(v) + 2 * k + 2 * v);
     if (!attended || !layer.quantized) continue;
     bytes += kAttendedDatasets * kDatasetBytes +
-             8 * layer.num_kv_heads * (2 * k * k + v * v + 2 * k + v + 4);
+             8 * layer.num_kv_heads * (2 * triangle(k) + triangle(v) + 2 * k + v + 4);
   }
   return bytes;
 }
 
+// Each number once, before compression.
 int64_t estimated_bundle_bytes(const std::vector<LayerGeometry>& layers,
                                const CalibrateOptions& options) {
   const FitOptions& fit = options.fit;
   const SearchOptions& search = options.search;  // what it may choose counts as chosen
-  const bool balanced = fit.kind == TransformKind::kBalanced || (search.kind && !search.orthogonal);
-  int64_t matrices = balanced ? 2 : 1;  // forward and partner
-  if (fit.scale_correction == ScaleCorrection::kMetric || search.scale_correction) ++matrices;
-  if (fit.rounding == Rounding::kShaped || search.rounding) ++matrices;
+  // Balanced matrices are bf16 numbers; the search leaves most heads balanced.
+  const int64_t rotation_bytes = fit.kind == TransformKind::kBalanced ? 2 : 4;
+  const bool metric = fit.scale_correction == ScaleCorrection::kMetric || search.scale_correction;
+  const bool shaped = fit.rounding == Rounding::kShaped || search.rounding;
   int64_t bytes = 0;
   if (!options.statistics_only) {
     for (const LayerGeometry& layer : layers) {
-      const int64_t k = layer.head_dim_k, v = layer.head_dim_v;
-      constexpr int64_t kPortable = 2;         // rotations, shared and per head
+      const int64_t k = layer.head_dim_k, v = layer.head_dim_v, heads = layer.num_kv_heads;
       constexpr int64_t kDatasets = 51;        // 21 of the layer, 15 of each portable variant
       constexpr int64_t kSearchRecord = 1600;  // JSON of a head, both sides
       constexpr int64_t kClipLosses = 12;      // datasets: two a side of each variant
       if (search.clip) bytes += kClipLosses * kDatasetBytes;
-      if (search.any()) bytes += kSearchRecord * layer.num_kv_heads;
-      bytes += kDatasets * kDatasetBytes +
-               4 * (matrices + kPortable) * layer.num_kv_heads * (k * k + v * v);
+      if (search.any()) bytes += kSearchRecord * heads;
+      bytes += kDatasets * kDatasetBytes + rotation_bytes * heads * (k * k + v * v);
+      if (metric || shaped) {  // feedback follows from the metric, that of values from statistics
+        const bool value_side = !metric || !options.keep_statistics;
+        bytes += 4 * heads * (triangle(k) + (value_side ? triangle(v) : 0));
+      }
+      bytes += 4 * (heads + 1) * (k * k + v * v);  // portable: per head, and one for all
     }
   }
   if (options.keep_statistics || options.statistics_only) {
     bytes += estimated_statistics_bytes(layers, attended_view(options).has_value());
     for (const LayerGeometry& layer : layers) {
       if (fit.objective_v != ValueObjective::kEnergy) break;
-      bytes += 8 * int64_t{layer.num_kv_heads} * layer.head_dim_v * layer.head_dim_v;
+      bytes += 8 * int64_t{layer.num_kv_heads} * triangle(layer.head_dim_v);
     }
   }
   return bytes;

@@ -17,9 +17,9 @@ namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 // libtorch, its libraries and their threads, with no tensor of ours: 0.11 GiB once loaded (a
-// program that only prints its version), 0.23 once every kind of operation has run; 0.45 and 0.5
+// program that only prints its version), 0.22 once what a run needs has run; 0.45 and 0.5
 // with the half that drives a GPU.
-int64_t runtime_bytes(torch::Device device) { return int64_t{device.is_cuda() ? 512 : 240} << 20; }
+int64_t runtime_bytes(torch::Device device) { return int64_t{device.is_cuda() ? 512 : 224} << 20; }
 
 // Activations of one layer while a batch runs, at the worst of three moments: attention (hidden
 // states and their norm, q, k, v before and after RoPE, keys and values repeated for every query

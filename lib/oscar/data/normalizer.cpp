@@ -72,11 +72,11 @@ class Limit {
   size_t most_;
 };
 
-std::string run(NormalForm form, std::string text, const Limit& /*limit*/) {
+std::string run(NormalForm form, const std::string& text, const Limit& /*limit*/) {
   return normalize_unicode(text, form);
 }
 
-std::string run(const ReplaceStep& step, std::string text, const Limit& limit) {
+std::string run(const ReplaceStep& step, const std::string& text, const Limit& limit) {
   std::string out;
   size_t offset = 0;
   while (const auto match = find_pattern(step.pattern, text, offset)) {
@@ -90,15 +90,15 @@ std::string run(const ReplaceStep& step, std::string text, const Limit& limit) {
   return out;
 }
 
-std::string run(const PrependStep& step, std::string text, const Limit& /*limit*/) {
+std::string run(const PrependStep& step, const std::string& text, const Limit& /*limit*/) {
   return text.empty() ? text : step.content + text;
 }
 
-std::string run(LowercaseStep /*step*/, std::string text, const Limit& /*limit*/) {
+std::string run(LowercaseStep /*step*/, const std::string& text, const Limit& /*limit*/) {
   return lowercase(text);
 }
 
-std::string run(StripStep step, std::string text, const Limit& /*limit*/) {
+std::string run(StripStep step, const std::string& text, const Limit& /*limit*/) {
   std::string_view kept = text;
   if (step.left) kept.remove_prefix(white_space_end(kept, 0));
   if (step.right) kept = kept.substr(0, white_space_begin(kept, kept.size()));
@@ -117,7 +117,7 @@ std::string normalize(const Normalizer& normalizer, std::string_view text) {
   const Limit limit(text.size());
   std::string normal(text);
   for (const NormalizerStep& step : normalizer.steps) {
-    normal = std::visit([&](const auto& s) { return run(s, std::move(normal), limit); }, step);
+    normal = std::visit([&](const auto& s) { return run(s, normal, limit); }, step);
     limit.check(normal.size());
   }
   return normal;

@@ -118,8 +118,7 @@ std::vector<int64_t> contexts_of(const CachedModel& model, int64_t context) {
   if (model.max_positions > 0) all.push_back(model.max_positions);
   for (int64_t tokens = kShortestRow; tokens < end; tokens *= 2) all.push_back(tokens);
   std::ranges::sort(all);
-  const auto repeats = std::ranges::unique(all);
-  all.erase(repeats.begin(), repeats.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
   constexpr size_t kMostRows = 8;
   if (all.size() > kMostRows) all.erase(all.begin(), all.end() - kMostRows);
   if (std::ranges::find(all, context) == all.end()) all.insert(all.begin(), context);

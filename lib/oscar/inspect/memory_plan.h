@@ -22,10 +22,10 @@ struct CachedModel {
   std::string weight_source;            // "safetensors files", "config.json, in BF16", ...
 };
 
-// Of a checkpoint folder, a .gguf file, an embedded model's name or a bundle. Of a folder config.json
-// and the sizes of its safetensors files are read, and no weight; without such files, and of GGUF,
-// which runs dequantized, the weights are counted by their shapes, in BF16. A bundle does not know
-// them. Throws Error for anything else.
+// Of a checkpoint folder, a .gguf file, an embedded model's name or a bundle. Of a folder
+// config.json and the sizes of its safetensors files are read, and no weight; without such files,
+// and of GGUF, which runs dequantized, the weights are counted by their shapes, in BF16. A bundle
+// does not know them. Throws Error for anything else.
 CachedModel read_cached_model(const std::string& model);
 
 enum class CacheFormat { kBf16, kFp8, kInt2 };

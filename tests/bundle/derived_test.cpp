@@ -60,7 +60,8 @@ Bundle fitted_bundle() {
 
 bool same_bits(const MatrixStack<float>& a, const MatrixStack<float>& b) {
   return a.data.size() == b.data.size() &&
-         std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(float)) == 0;
+         (a.data.empty() ||
+          std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(float)) == 0);
 }
 
 std::map<std::string, hdf5::Dataset> stored_datasets(const std::filesystem::path& path) {

@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
        {oscar::app::add_inspect, oscar::app::add_verify, oscar::app::add_strip,
         oscar::app::add_merge, oscar::app::add_fit, oscar::app::add_coverage, oscar::app::add_diff,
         oscar::app::add_export, oscar::app::add_import, oscar::app::add_fold, oscar::app::add_plan,
-        oscar::app::add_stacks, oscar::app::add_report}) {
+        oscar::app::add_stacks, oscar::app::add_report, oscar::app::add_card}) {
     add(program, work);
   }
   return oscar::app::run_program(program, argc, argv, [&work] { return work(); });

@@ -10,9 +10,11 @@
 #include "common/options.h"
 #include "common/output_paths.h"
 #include "common/stack_options.h"
+#include "common/standard_streams.h"
 #include "common/terminal_progress.h"
-#include "oscar/base/atomic_file.h"
 #include "oscar/base/interrupt.h"
+#include "oscar/base/json_text.h"
+#include "oscar/base/printable.h"
 #include "oscar/base/text_lines.h"
 #include "oscar/calibrate/calibrate.h"
 #include "oscar/fit/convergence.h"
@@ -55,19 +57,20 @@ void add_corpus_options(CLI::App& program, Arguments& arguments) {
   program
       .add_option("--chunk-len", options.chunk_len,
                   "Tokens per sequence (default: the model's context, 4096 at most)")
-      ->check(positive())
+      ->transform(positive())
       ->group(section);
   program.add_option("--max-tokens", options.max_tokens, "Use this many tokens (default: all)")
-      ->check(positive())
+      ->transform(positive())
       ->group(section);
   program
       .add_option("--separators", arguments.separators,
                   "Put tokens that end documents and turns into every second sequence, as packed\n"
                   "documents and chats have them; auto: into text that has few, not into ids")
-      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->transform(one_of({"auto", "on", "off"}))
       ->capture_default_str()
       ->group(section);
   program.add_option("--seed", options.seed, "Order of documents")
+      ->transform(non_negative())
       ->capture_default_str()
       ->group(section);
   program
@@ -92,27 +95,28 @@ void add_run_options(CLI::App& program, Arguments& arguments) {
   program
       .add_option("--checkpoint-every", options.checkpoint_every,
                   "Chunks between checkpoints while all weights fit in memory")
-      ->check(positive())
+      ->transform(positive())
       ->capture_default_str()
       ->group(section);
   program
       .add_option("--batch-tokens", options.batch_tokens,
                   "Tokens that run together (default: 4096 on the CPU, 32768 on a GPU);\n"
                   "fewer take less memory and change the last bits of the sums")
-      ->check(positive())
+      ->transform(positive())
       ->group(section);
   program.add_flag("--resume", options.resume, "Continue from the checkpoint beside OUT")
       ->group(section);
   program.add_flag("--force", options.force, "Replace OUT")->group(section);
   program.add_flag("--dry-run", options.dry_run, "Say what the run would cost, and stop")
       ->group(section);
-  program.add_option("--json", arguments.json, "Write the summary as JSON")->group(section);
+  program.add_option("--json", arguments.json, "Write the summary as JSON (-: to stdout)")
+      ->group(section);
   program.add_flag("--quiet", arguments.quiet, "No progress, errors only")->group(section);
 }
 
 void print_corpus(const CorpusRecord& corpus) {
   for (const CorpusSource& source : corpus.sources) {
-    fmt::print("corpus     {}: {} of {} documents, {} of {} tokens used\n", source.name,
+    fmt::print("corpus     {}: {} of {} documents, {} of {} tokens used\n", printable(source.name),
                format_count(source.documents_used), format_count(source.documents_read),
                format_count(source.tokens_used), format_count(source.tokens_read));
     for (const std::string& reason : source.dropped)
@@ -307,6 +311,7 @@ int run(Arguments& arguments) {
   options.fit = choice.fit;
   options.search = choice.search;
   options.quantizer = choice.quantizer;
+  options.quant_group_sizes = choice.quant_group_sizes;
   options.device = arguments.compute.device;
   options.dtype = arguments.compute.dtype;
   options.host_memory = parse_bytes(arguments.memory.host_memory, "--host-memory");
@@ -322,13 +327,15 @@ int run(Arguments& arguments) {
   install_interrupt_handlers();
   TerminalProgress progress(arguments.quiet);
   const CalibrateResult result = calibrate(options, progress);
-  for (const std::string& warning : result.warnings) fmt::print(stderr, "warning: {}\n", warning);
+  for (const std::string& warning : joined_by_layer(result.warnings)) {
+    warn(warning);
+  }
   std::vector<StackPlan> stacks;
   if (!result.bundle.layers.empty()) stacks = plan_for_all(result.bundle);
   if (!arguments.json.empty()) {
-    write_file_atomically(arguments.json, summary_json(result, options, stacks).dump(2) + "\n");
+    write_text_output(arguments.json, json_text(summary_json(result, options, stacks), 2) + "\n");
   }
-  if (arguments.quiet) return kExitDone;
+  if (arguments.quiet || arguments.json == kStandardOutput) return kExitDone;
   if (result.already_done) {
     fmt::print("{} is finished already: nothing to do\n", options.output.string());
     return kExitDone;

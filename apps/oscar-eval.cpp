@@ -7,9 +7,11 @@
 #include "common/main.h"
 #include "common/options.h"
 #include "common/output_paths.h"
+#include "common/standard_streams.h"
 #include "common/terminal_progress.h"
-#include "oscar/base/atomic_file.h"
 #include "oscar/base/interrupt.h"
+#include "oscar/base/json_text.h"
+#include "oscar/bundle/run_checkpoint.h"
 #include "oscar/eval/evaluate.h"
 #include "oscar/eval/overlap.h"
 #include "oscar/report/html_report.h"
@@ -31,7 +33,7 @@ constexpr const char* kFooter =
     "        Variants behind @: bundle@k (keys only), @v, @layer:N, @clip:K/V,\n"
     "        @window:SINK/RECENT.\n"
     "A warning says so when the evaluated text is in a bundle's calibration text.\n"
-    "Exit codes: 0 done, 1 failed, 2 usage.";
+    "Exit codes: 0 done, 1 failed, 2 usage, 130 stopped on request.";
 
 struct Arguments {
   EvaluateOptions options;
@@ -41,7 +43,7 @@ struct Arguments {
   std::vector<std::string> tasks = {"ppl"}, bundles;
   std::string rope_scaling, json, html, separators;
   int64_t first_position = 0;
-  bool quiet = false;
+  bool dry_run = false, quiet = false, force = false;
 };
 
 void add_measurement_options(CLI::App& program, Arguments& arguments) {
@@ -62,18 +64,18 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
       ->group(section);
   program.add_option("--tasks", arguments.tasks, "ppl, niah")
       ->delimiter(',')
-      ->check(CLI::IsMember({"ppl", "niah"}))
+      ->transform(one_of({"ppl", "niah"}))
       ->capture_default_str()
       ->group(section);
   program
       .add_option("--first-position", arguments.first_position,
                   "First predicted token that counts (default: sink + recent)")
-      ->check(positive())
+      ->transform(positive())
       ->group(section);
   program
       .add_option("--position-offset", options.position_offset,
                   "Shift positions, so that a short text tests late ones")
-      ->check(non_negative())
+      ->transform(non_negative())
       ->capture_default_str()
       ->group(section);
   program
@@ -83,24 +85,25 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
   program
       .add_option("--engine", options.engine,
                   "simulate, or token by token through a paged cache: reference or kernel")
-      ->check(CLI::IsMember({"simulate", "reference", "kernel"}))
+      ->transform(one_of({"simulate", "reference", "kernel"}))
       ->capture_default_str()
       ->group(section);
   program
       .add_option("--chunk-len", options.chunk_len,
                   "Tokens per sequence (default: the model's context, 4096 at most)")
-      ->check(positive())
+      ->transform(positive())
       ->group(section);
   program
       .add_option("--stride", options.stride,
                   "Overlap: windows of --chunk-len advance by this many tokens and\n"
                   "count their last ones, so that each has a long context")
-      ->check(positive())
+      ->transform(positive())
       ->group(section);
   program.add_option("--max-tokens", options.max_tokens, "Use this many tokens (default: all)")
-      ->check(positive())
+      ->transform(positive())
       ->group(section);
   program.add_option("--seed", options.seed, "Of document order, bootstrap, needles and rotations")
+      ->transform(non_negative())
       ->capture_default_str()
       ->group(section);
   program
@@ -141,7 +144,7 @@ void add_needle_options(CLI::App& program, NeedlePlan& plan, bool& generate) {
       ->group(section);
   program.add_option("--needle-lengths", plan.lengths, "Tokens of a prompt")
       ->delimiter(',')
-      ->check(positive())
+      ->transform(positive())
       ->capture_default_str()
       ->group(section);
   program.add_option("--needle-depths", plan.depths, "Places of the needle, 0 to 1")
@@ -150,7 +153,7 @@ void add_needle_options(CLI::App& program, NeedlePlan& plan, bool& generate) {
       ->capture_default_str()
       ->group(section);
   program.add_option("--needle-prompts", plan.prompts, "Prompts in all")
-      ->check(positive())
+      ->transform(positive())
       ->capture_default_str()
       ->group(section);
   program
@@ -161,10 +164,19 @@ void add_needle_options(CLI::App& program, NeedlePlan& plan, bool& generate) {
 
 void add_output_options(CLI::App& program, Arguments& arguments) {
   const char* const section = "Output";
-  program.add_option("--json", arguments.json, "Write the report as JSON")->group(section);
+  program.add_option("--json", arguments.json, "Write the report as JSON (-: to stdout)")
+      ->group(section);
   program
       .add_option("--html", arguments.html,
-                  "Write the report as one HTML page with verdict and charts")
+                  "Write the report as one HTML page with verdict and charts (-: to stdout)")
+      ->group(section);
+  program.add_flag("--force", arguments.force, "Replace the files of --json and --html")
+      ->group(section);
+  program
+      .add_flag("--resume", arguments.options.resume,
+                "Continue from the checkpoint beside the report")
+      ->group(section);
+  program.add_flag("--dry-run", arguments.dry_run, "Say what the run would cost, and stop")
       ->group(section);
   program.add_flag("--write-back", arguments.options.write_back, "Store the report in the bundle")
       ->group(section);
@@ -245,7 +257,8 @@ std::string command_line(const CLI::App& program, const Arguments& arguments) {
     const std::string name = option->get_name();
     const auto is = [&](auto... names) { return ((name == names) || ...); };
     // Outputs, and limits on which no figure depends.
-    const bool left_out = is("--json", "--html", "--quiet", "--host-memory", "--gpu-memory");
+    const bool left_out = is("--json", "--html", "--force", "--quiet", "--host-memory",
+                             "--gpu-memory", "--resume", "--dry-run");
     if (option->count() == 0 || left_out || !name.starts_with("--")) continue;
     if (name == "--bundle") {
       for (const std::string& bundle : option->results()) {
@@ -266,6 +279,11 @@ std::string command_line(const CLI::App& program, const Arguments& arguments) {
   return text;
 }
 
+// A run that goes on replaces what it has written when it was stopped.
+Replace replacing(const Arguments& arguments) {
+  return arguments.force || arguments.options.resume ? Replace::kYes : Replace::kNo;
+}
+
 // What the reports must not overwrite, and that all can be written, before the work.
 void check_places(const Arguments& arguments) {
   const EvaluateOptions& options = arguments.options;
@@ -276,10 +294,61 @@ void check_places(const Arguments& arguments) {
     const std::vector<NamedPath> corpus = corpus_paths("--corpus", options.corpus);
     inputs.insert(inputs.end(), corpus.begin(), corpus.end());
   }
-  std::vector<NamedPath> outputs = {{"--json", arguments.json}, {"--html", arguments.html}};
-  check_outputs(inputs, outputs);
-  if (options.write_back) outputs.push_back({"--write-back", options.bundle});
-  probe_outputs(outputs);
+  const std::vector<NamedPath> outputs = {{"--json", arguments.json}, {"--html", arguments.html}};
+  std::vector<NamedPath> all = outputs;
+  all.push_back({"the checkpoint beside the report", options.checkpoint});
+  check_outputs(inputs, all);
+  probe_outputs(outputs, replacing(arguments));
+  probe_outputs({all.back()});
+  if (options.write_back) probe_outputs({{"--write-back", options.bundle}});
+}
+
+void print_cost(const EvaluationCost& cost) {
+  fmt::print("device     {}\n", cost.device);
+  if (cost.tokens > 0) {
+    fmt::print("text       {} tokens count, of {} sequences; {} methods\n",
+               format_count(cost.tokens), format_count(cost.sequences), cost.methods);
+    fmt::print("time       about {} for the text (measured on one batch)\n",
+               format_duration(cost.text_seconds));
+  }
+  if (cost.separated_seconds > 0) {
+    fmt::print("           about {} for the text with separators\n",
+               format_duration(cost.separated_seconds));
+  }
+  if (cost.prompts > 0) {
+    fmt::print("{:<11}about {} for {} needle prompts of {} methods\n",
+               cost.tokens > 0 ? "" : "time", format_duration(cost.needle_seconds),
+               format_count(cost.prompts), cost.methods);
+  }
+  fmt::print("memory     {} at most where it computes\n", format_bytes(cost.peak_bytes));
+  fmt::print("disk       checkpoint {}\n", format_bytes(cost.checkpoint_bytes));
+}
+
+// The checkpoint stands beside the first report that is a file.
+std::filesystem::path checkpoint_of(const Arguments& arguments) {
+  for (const std::string& report : {arguments.json, arguments.html}) {
+    if (!report.empty() && report != kStandardOutput) return checkpoint_path(report);
+  }
+  if (arguments.options.resume) {
+    throw UsageError({.what = "there is no report beside which a checkpoint could be",
+                      .where = "--resume",
+                      .hint = "repeat the --json or --html of the run that was stopped"});
+  }
+  return {};
+}
+
+// What was measured, on the screen and in files.
+void show(const Json& report, const Arguments& arguments) {
+  for (const std::string& warning : overlap_warnings(report)) {
+    warn(warning);
+  }
+  const std::string json = json_text(report, 2) + "\n";
+  if (!arguments.json.empty()) write_text_output(arguments.json, json, replacing(arguments));
+  if (!arguments.html.empty()) {
+    write_text_output(arguments.html, render_html_report(report), replacing(arguments));
+  }
+  const bool printed = arguments.json == kStandardOutput || arguments.html == kStandardOutput;
+  if (!arguments.quiet && !printed) fmt::print("{}", format_table(report));
 }
 
 int run(const CLI::App& program, Arguments& arguments) {
@@ -301,15 +370,23 @@ int run(const CLI::App& program, Arguments& arguments) {
   install_interrupt_handlers();
   TerminalProgress progress(arguments.quiet);
   options.command = command_line(program, arguments);
+  options.checkpoint = checkpoint_of(arguments);
   check_places(arguments);
-  const Json report = evaluate(options, progress);
-  for (const std::string& warning : overlap_warnings(report)) {
-    fmt::print(stderr, "warning: {}\n", warning);
+  if (arguments.dry_run) {
+    print_cost(estimate_evaluation(options, progress));
+    return kExitDone;
   }
-  const std::string json = report.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
-  if (!arguments.json.empty()) write_file_atomically(arguments.json, json);
-  if (!arguments.html.empty()) write_file_atomically(arguments.html, render_html_report(report));
-  if (!arguments.quiet) fmt::print("{}", format_table(report));
+  const Json report = evaluate(options, progress);
+  show(report, arguments);
+  if (report.contains("partial")) {
+    throw Interrupted(options.checkpoint.empty()
+                          ? "stopped on request; the figures are of what was counted until then"
+                          : fmt::format("stopped on request; the figures are of what was counted "
+                                        "until then,\n  which is in {};\n  repeat the command "
+                                        "with --resume to continue",
+                                        options.checkpoint.string()));
+  }
+  if (!options.checkpoint.empty()) remove_checkpoint(options.checkpoint);
   return kExitDone;
 }
 

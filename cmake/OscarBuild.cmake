@@ -1,4 +1,5 @@
-# Compiler settings shared by all targets: ccache, warnings, sanitizers, exact floating point.
+# Compiler settings shared by all targets: ccache, warnings, hardening, sanitizers, exact floating
+# point.
 
 find_program(OSCAR_CCACHE ccache)
 if(OSCAR_CCACHE)
@@ -17,6 +18,14 @@ function(oscar_target_settings target)
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -ffp-contract=off>
     # g++ 12 reports overlaps and overflows inside std::string that are none.
     $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict -Wno-stringop-overflow -Wno-array-bounds>)
+  # Hardened, as distributions build: sanitizers check more than fortified calls would.
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong>)
+  if(NOT OSCAR_SANITIZE)
+    set(fortify "$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release,RelWithDebInfo,MinSizeRel>>")
+    target_compile_options(${target} PRIVATE
+      "$<${fortify}:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>")
+  endif()
+  target_link_options(${target} PRIVATE -Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack)
   if(OSCAR_DEVELOPER)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
   endif()

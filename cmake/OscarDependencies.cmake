@@ -44,5 +44,7 @@ if(OSCAR_WITH_TORCH)
   target_link_libraries(oscar_libtorch INTERFACE
     -Wl,--no-as-needed -lstdc++ -Wl,--as-needed
     ${OSCAR_TORCH_DIR}/lib/libtorch_cpu.so ${OSCAR_TORCH_DIR}/lib/libc10.so)
+  # CMAKE_INSTALL_RPATH_USE_LINK_PATH leaves out folders below the project, where scripts/setup.sh
+  # puts its virtual environment.
   target_link_options(oscar_libtorch INTERFACE -Wl,-rpath,${OSCAR_TORCH_DIR}/lib)
 endif()

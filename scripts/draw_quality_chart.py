@@ -1,32 +1,33 @@
 #!/usr/bin/env python3
-"""Draws docs/quality.svg, the picture in README.md: KL to a BF16 cache against bits per cached value.
+"""Draws docs/quality.svg, the picture in README.md: KL of a real model to its BF16 cache, text by text.
 
-All figures are those of rotation_zoo/tiny-gqa/study/study.json; nothing is measured here.
-  scripts/draw_quality_chart.py [--study FILE] [--out FILE]
+All figures are those of docs/results.md, under "A real checkpoint"; nothing is measured here.
+  scripts/draw_quality_chart.py [--out FILE]
 """
 import argparse
-import json
 import pathlib
+import re
 import sys
 from html import escape
 
-from tiny_study import charts, figures
+from tiny_study import charts
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
-STUDY = TOP / "rotation_zoo" / "tiny-gqa" / "study" / "study.json"
-OUT = TOP / "docs" / "quality.svg"
-CONTEXT = "131072"  # tokens of which bits per value are an average, windows included
+RESULTS, OUT = TOP / "docs" / "results.md", TOP / "docs" / "quality.svg"
+HEADING = "A real checkpoint"
 
-WIDTH, HEIGHT = 760, 440
-LEFT, RIGHT, TOP_EDGE, BOTTOM = 76, WIDTH - 28, 84, HEIGHT - 58
-LABEL_X = 264  # where the words of a series begin
-# Runs by quantization group, from the fewest bits on.
-GROUPS = ("main", "group 64", "group 32")
-# Name in the study, words, style, and where the words are over the last point, in pixels.
-SERIES = (("identity", "plain INT2, no rotation", "plain", 4),
-          ("hadamard-clip", "Hadamard rotation + clipping", "plain", -8),
-          ("perhead", "OSCAR as published", "theirs", 14),
-          ("default", "this toolkit", "ours", 5))
+WIDTH, LEFT, RIGHT, TOP_EDGE, ROW = 760, 176, 724, 118, 46
+# What stands at the top of a column of the table, in two lines for the picture.
+TEXTS = {"other documentation": ("documentation", ""),
+         "the same, every 64th token a separator": ("documentation", "with separators"),
+         "short prose": ("short prose", ""),
+         "prose with separators between": ("prose", "with separators"),
+         "chat of many turns": ("chat of many turns", "")}
+# Rows of the table, of which each text shows the one that is closest to BF16; words; style.
+SERIES = ((("Hadamard + clip",), "Hadamard rotation + clipping", "plain"),
+          (("OSCAR as published, per layer", "OSCAR as published, per KV head"),
+           "OSCAR as published, the better of its two", "theirs"),
+          (("default of this toolkit",), "this toolkit", "ours"))
 # An opaque card: it reads the same whichever theme the page around it has.
 STYLE = """
 text { font: 14px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328; }
@@ -56,83 +57,73 @@ def line(style, x1, y1, x2, y2):
     return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def points_of(study, name):
-    """(bits per value, KL) by quantization group."""
-    points = []
-    for group in GROUPS:
-        run = figures.RunFigures(study["runs"][group])
-        if run.has(name):
-            points.append((run.methods[name]["bpe"][CONTEXT], run.kl(name)[0]))
-    return points
+def cells(row):
+    """Cells of a row of a Markdown table, without emphasis."""
+    return [cell.strip(" *`") for cell in row.strip().strip("|").split("|")]
 
 
-def axes(bits, kl):
-    body = []
-    for tick in kl.ticks():
-        y = kl.at(tick)
-        body += [line("grid", LEFT, y, RIGHT, y), text(LEFT - 10, y + 4.5, f"{tick:g}", "small", "end")]
-    for tick in (2, 3, 4, 6, 8, 16):
-        x = bits.at(tick)
-        body += [line("axis", x, BOTTOM, x, BOTTOM + 5), text(x, BOTTOM + 20, f"{tick}", "small", "mid")]
-    body += [line("axis", LEFT, BOTTOM, RIGHT, BOTTOM),
-             text((LEFT + RIGHT) / 2, HEIGHT - 16, "bits per cached value at 128K tokens; the three points of a line: groups of 128, 64 and 32 values",
-                  "small", "mid")]
-    return body
+def figures():
+    """{name of a row: {heading of a column: KL}}, of the first table under HEADING."""
+    section = RESULTS.read_text(encoding="utf-8").partition(f"\n## {HEADING}\n")[2].partition("\n## ")[0]
+    table = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)[0]
+    rows = [cells(row) for row in table.splitlines()]
+    known = {}
+    for row in rows[2:]:
+        values = [re.match(r"\.\d+", cell) for cell in row[1:]]
+        if all(values):
+            known[row[0]] = {column: float(value[0]) for column, value in zip(rows[0][1:], values)}
+    return known
 
 
-def series(study, bits, kl):
-    body = []
-    for name, words, style, shift in SERIES:
-        points = [(bits.at(b), kl.at(value)) for b, value in points_of(study, name)]
-        if len(points) > 1:
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-            body.append(f'<polyline class="line {style}" points="{path}"/>')
-        body += [f'<circle class="mark {style}" cx="{x:.1f}" cy="{y:.1f}" r="5.5"/>' for x, y in points]
-        first = figures.number(points_of(study, name)[0][1], 2)
-        label = f"{words}: {first}"
-        if name == "default":
-            published = points_of(study, "perhead")[0][1]
-            label += f", {published / points_of(study, name)[0][1]:.0f} times less KL at the same bits"
-        body.append(text(LABEL_X if len(points) > 1 else points[0][0] + 14, points[-1][1] + shift, label,
-                         style, "strong" if name == "default" else ""))
-    return body
+def shown(value):
+    """As in the table, ".0086"."""
+    return f"{value:.4f}".removeprefix("0")
 
 
-def reference(study, bits, kl):
-    """BF16, the noise of comparing with it, and what the fewest bits save."""
-    floor = kl.at(study["runs"]["main"]["kl_floor"])
-    fewest = points_of(study, "default")[0]
-    x, y = bits.at(fewest[0]), kl.at(fewest[1] / 2.2)
-    end = bits.at(16)
-    return [line("floor", LEFT, floor, RIGHT, floor),
-            text(end - 16, floor - 10, "BF16 cache: 0 by definition", "end"),
-            text(LEFT + 8, floor - 8, "noise of BF16 arithmetic", "small"),
-            f'<circle class="mark bf16" cx="{end:.1f}" cy="{floor:.1f}" r="5.5"/>',
-            f'<path class="line ours" d="M{end:.1f},{y:.1f} H{x + 1:.1f} m8,-5 l-8,5 l8,5"/>',
-            text((x + end) / 2, y + 16, f"{16 / fewest[0]:.1f} times less cache memory", "mid", "ours")]
-
-
-def draw(study):
-    bits = charts.Scale((2, 16), LEFT, RIGHT)
-    kl = charts.Scale((0.0002, 12), BOTTOM, TOP_EDGE)
-    tokens = study["runs"]["main"]["tokens"]
-    title = "How far a 2-bit KV cache moves the model from its BF16 cache"
-    subtitle = (f"KL in nats per token, logarithmic, lower is closer; tiny-gqa, a synthetic model; "
-                f"{tokens:,} held-out tokens, one H200")
-    body = [f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="8"/>',
-            text(24, 33, title, "title"), text(24, 55, subtitle, "small"),
-            *axes(bits, kl), *reference(study, bits, kl), *series(study, bits, kl)]
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
-            f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">\n'
-            f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n" + "\n".join(body) + "\n</svg>\n")
+def draw():
+    """The picture as text."""
+    table = figures()
+    kl = {style: {column: min(table[row][column] for row in rows) for column in TEXTS}
+          for rows, _, style in SERIES}
+    scale = charts.Scale((0.002, 0.32), LEFT, RIGHT)
+    bottom = TOP_EDGE + ROW * len(TEXTS)
+    title = "How far a 2-bit KV cache moves a real model from its BF16 cache"
+    body = [text(24, 33, title, "title"),
+            text(24, 55, "SmolLM2-135M-Instruct in Q4_1: KL in nats per token, logarithmic, further left is "
+                 "closer; one H200", "small")]
+    x = 24
+    for _, words, style in SERIES:
+        body += [f'<circle class="mark {style}" cx="{x + 6}" cy="80" r="5.5"/>',
+                 text(x + 18, 85, words, style, *(("strong",) if style == "ours" else ()))]
+        x += 44 + 7 * len(words)
+    for tick in (.002, .005, .01, .02, .05, .1, .2):
+        at = scale.at(tick)
+        body += [line("grid", at, TOP_EDGE - 8, at, bottom), text(at, bottom + 20, f"{tick:g}", "small", "mid")]
+    body.append(line("axis", LEFT, bottom, RIGHT, bottom))
+    for number, (column, (words, more)) in enumerate(TEXTS.items()):
+        y = TOP_EDGE + ROW * (number + .5) - 4
+        body.append(text(LEFT - 14, y + (-3 if more else 5), words, "end"))
+        if more:
+            body.append(text(LEFT - 14, y + 13, more, "small", "end"))
+        ours, best = kl["ours"][column], min(kl[style][column] for style in ("plain", "theirs"))
+        body += [line("floor", scale.at(ours), y, scale.at(best), y),
+                 *(f'<circle class="mark {style}" cx="{scale.at(kl[style][column]):.1f}" cy="{y:.1f}" r="5.5"/>'
+                   for _, _, style in SERIES),
+                 text(scale.at(ours) + 12, y - 7, f"{shown(ours)}, {best / ours:.0f} times less than {shown(best)}",
+                      "ours", "strong")]
+    height = bottom + 34
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+            f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">\n'
+            f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n"
+            f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>\n'
+            + "\n".join(body) + "\n</svg>\n")
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--study", type=pathlib.Path, default=STUDY, help="figures (default: the zoo's)")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--out", type=pathlib.Path, default=OUT, help="file to write (default: docs/quality.svg)")
     options = parser.parse_args(arguments)
-    options.out.write_text(draw(json.loads(options.study.read_text())))
+    options.out.write_text(draw(), encoding="utf-8")
     return 0
 
 

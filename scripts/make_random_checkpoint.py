@@ -12,10 +12,34 @@ import sys
 import torch
 from safetensors.torch import save_file
 
+import fp8_layouts
+
 SHAPES = {  # hidden, intermediate, query heads, KV heads, head_dim
     "qwen3-8b": (4096, 12288, 32, 8, 128),
     "qwen3-32b": (5120, 25600, 64, 8, 128),
+    "qwen3-30b-a3b": (2048, 6144, 32, 4, 128),
+    "glm-4.7": (5120, 12288, 96, 8, 128),
     "tiny": (128, 192, 4, 2, 64),  # for trials of a pipeline
+    "tiny-qwen3-moe": (128, 192, 4, 2, 64),
+    "tiny-glm4-moe": (128, 192, 4, 2, 64),
+}
+QWEN3_MOE = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+             "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+             "tie_word_embeddings": False}
+GLM4_MOE = {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe",
+            "attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5,
+            "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 0, "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False}
+EXPERTS = {  # keys of config.json beside those of a dense model
+    "qwen3-30b-a3b": {**QWEN3_MOE, "num_experts": 128, "num_experts_per_tok": 8,
+                      "moe_intermediate_size": 768},
+    "glm-4.7": {**GLM4_MOE, "n_routed_experts": 160, "num_experts_per_tok": 8,
+                "moe_intermediate_size": 1536, "first_k_dense_replace": 3},
+    "tiny-qwen3-moe": {**QWEN3_MOE, "num_experts": 8, "num_experts_per_tok": 2,
+                       "moe_intermediate_size": 48},
+    "tiny-glm4-moe": {**GLM4_MOE, "n_routed_experts": 8, "num_experts_per_tok": 2,
+                      "moe_intermediate_size": 48, "first_k_dense_replace": 1},
 }
 
 
@@ -28,18 +52,33 @@ def config_of(shape, layers, vocab):
         "vocab_size": vocab, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
         "max_position_embeddings": 131072, "tie_word_embeddings": True, "hidden_act": "silu",
         "attention_bias": False, "torch_dtype": "bfloat16", "eos_token_id": 0,
+        **EXPERTS.get(shape, {}),
     }
 
 
 def tensors_of(config, seed):
     random = torch.Generator().manual_seed(seed)
-    hidden, inter = config["hidden_size"], config["intermediate_size"]
+    hidden = config["hidden_size"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     d = config["head_dim"]
+    num_experts = config.get("num_experts", config.get("n_routed_experts", 0))
 
     def matrix(rows, columns):
         values = torch.randn(rows, columns, generator=random) * columns ** -0.5
         return values.to(torch.bfloat16)
+
+    def mlp(name, width):
+        return {f"{name}.gate_proj": matrix(width, hidden), f"{name}.up_proj": matrix(width, hidden),
+                f"{name}.down_proj": matrix(hidden, width)}
+
+    def experts(count):
+        width = config["moe_intermediate_size"]
+        parts = {"mlp.gate": matrix(count, hidden)}
+        for i in range(count):
+            parts |= mlp(f"mlp.experts.{i}", width)
+        if "n_shared_experts" in config:
+            parts |= mlp("mlp.shared_experts", width * config["n_shared_experts"])
+        return parts
 
     ones = torch.ones
     tensors = {"model.embed_tokens.weight": matrix(config["vocab_size"], hidden),
@@ -54,9 +93,16 @@ def tensors_of(config, seed):
             "self_attn.o_proj": matrix(hidden, heads * d),
             "self_attn.q_norm": ones(d, dtype=torch.bfloat16),
             "self_attn.k_norm": ones(d, dtype=torch.bfloat16),
-            "mlp.gate_proj": matrix(inter, hidden),
-            "mlp.up_proj": matrix(inter, hidden),
-            "mlp.down_proj": matrix(hidden, inter)}.items()}
+            **(experts(num_experts) if num_experts and i >= config.get("first_k_dense_replace", 0)
+               else mlp("mlp", config["intermediate_size"]))}.items()}
+        if config["attention_bias"]:
+            tensors |= {f"model.layers.{i}.self_attn.{name}_proj.bias": matrix(1, n * d)[0]
+                        for name, n in (("q", heads), ("k", kv_heads), ("v", kv_heads))}
+        bias = f"model.layers.{i}.mlp.gate.e_score_correction_bias"
+        if "n_routed_experts" in config and i >= config["first_k_dense_replace"]:
+            tensors[bias] = 0.1 * torch.randn(num_experts, generator=random)
+    if not config["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = matrix(config["vocab_size"], hidden)
     return tensors
 
 
@@ -69,11 +115,18 @@ def main():
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--ids", type=int, default=0, metavar="N",
                         help="also write N random token ids to OUT/ids.npy")
+    parser.add_argument("--fp8", choices=("block", "channel", "tensor"),
+                        help="store the layers' matrices in FP8, with a scale for every 128 x 128, "
+                             "a channel or a tensor")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     config = config_of(arguments.shape, arguments.layers, arguments.vocab)
+    tensors = tensors_of(config, arguments.seed)
+    if arguments.fp8:
+        config["quantization_config"] = fp8_layouts.quantization_config(arguments.fp8)
+        tensors = fp8_layouts.store(tensors, arguments.fp8)
     (arguments.out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    save_file(tensors_of(config, arguments.seed), arguments.out / "model.safetensors")
+    save_file(tensors, arguments.out / "model.safetensors")
     if arguments.ids:
         import numpy
         ids = numpy.random.default_rng(arguments.seed).integers(1, arguments.vocab, arguments.ids)

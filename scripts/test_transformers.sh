@@ -22,6 +22,6 @@ for version in "${versions[@]}"; do
     touch "$folder/done"
   fi
   printf '\n== transformers %s (%d s)\n' "$version" "$SECONDS"
-  PYTHONPATH=$folder HF_HUB_OFFLINE=1 OSCAR_BIN=$build/bin OSCAR_SOURCE=$PWD \
+  PYTHONPATH=$folder:tests HF_HUB_OFFLINE=1 OSCAR_BIN=$build/bin OSCAR_SOURCE=$PWD \
     "$OSCAR_PYTHON" tests/serving/test_transformers.py
 done

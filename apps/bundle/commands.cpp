@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 
 #include "common/output_paths.h"
+#include "common/standard_streams.h"
+#include "oscar/base/printable.h"
+#include "oscar/base/text_lines.h"
 
 namespace oscar::app {
 
@@ -16,19 +19,25 @@ CLI::Option* add_files(CLI::App& sub, std::vector<std::string>& files, int least
       ->option_text("...");
 }
 
-void print_line(std::string text) {
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 && c != '\n') c = '?';
+void print_line(const std::string& text) { fmt::print("{}\n", printable_lines(text, text.size())); }
+
+void print_layer_warnings(const Bundle& bundle) {
+  std::vector<std::string> warnings;
+  for (const LayerTransforms& layer : bundle.layers) {
+    warnings.insert(warnings.end(), layer.warnings.begin(), layer.warnings.end());
   }
-  fmt::print("{}\n", text);
+  for (const std::string& warning : joined_by_layer(warnings)) {
+    warn(warning);
+  }
 }
 
-void check_output(const std::vector<std::string>& inputs, const std::string& output) {
+void check_output(const std::vector<std::string>& inputs, const std::string& output,
+                  Replace replace) {
   std::vector<NamedPath> named;
   for (const auto& input : inputs) named.push_back({"input", input});
   const std::vector<NamedPath> outputs = {{"output", output}};
   check_outputs(named, outputs);
-  probe_outputs(outputs);
+  probe_outputs(outputs, replace);
 }
 
 }  // namespace oscar::app

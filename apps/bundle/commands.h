@@ -8,6 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "oscar/base/temporary.h"
+#include "oscar/bundle/bundle.h"
+
 namespace oscar::app {
 
 // What the command line asks for: set by the sub-command that it names, run after parsing.
@@ -27,6 +30,7 @@ void add_fold(CLI::App& program, Work& work);
 void add_plan(CLI::App& program, Work& work);
 void add_stacks(CLI::App& program, Work& work);
 void add_report(CLI::App& program, Work& work);
+void add_card(CLI::App& program, Work& work);
 
 // Adds one sub-command. `options` declares its options on `Arguments`, which live as long as
 // `program`; `function` is its work.
@@ -47,9 +51,14 @@ CLI::Option* add_files(CLI::App& sub, std::vector<std::string>& files, int least
                        const char* description);
 
 // Texts of a file may hold control characters; a terminal must not obey them.
-void print_line(std::string text);
+void print_line(const std::string& text);
 
-// The output replaces none of the files it is made from, whatever --force says, and can be written.
-void check_output(const std::vector<std::string>& inputs, const std::string& output);
+// On stderr, one line for what layers have in common.
+void print_layer_warnings(const Bundle& bundle);
+
+// The output replaces none of the files it is made from, whatever --force says, can be written, and
+// stands where it may.
+void check_output(const std::vector<std::string>& inputs, const std::string& output,
+                  Replace replace = Replace::kYes);
 
 }  // namespace oscar::app

@@ -5,6 +5,7 @@
 
 #include "bundle/commands.h"
 #include "common/main.h"
+#include "common/standard_streams.h"
 
 namespace oscar::app {
 namespace {
@@ -24,7 +25,7 @@ int coverage(const CoverageArguments& arguments) {
     fmt::print("{}", coverage_text(result));
   }
   for (const auto& warning : result["warnings"]) {
-    fmt::print(stderr, "warning: {}\n", warning.get<std::string>());
+    warn(warning.get<std::string>());
   }
   return kExitDone;
 }

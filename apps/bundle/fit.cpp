@@ -17,7 +17,7 @@ struct RefitArguments {
 };
 
 int fit(const RefitArguments& arguments) {
-  check_output({arguments.input}, arguments.output);
+  check_output({arguments.input}, arguments.output, arguments.force ? Replace::kYes : Replace::kNo);
   Bundle input = read_bundle(arguments.input);
   const auto out = refit_bundle(std::move(input),
                                 {.preset = arguments.fit.preset,
@@ -25,9 +25,7 @@ int fit(const RefitArguments& arguments) {
                                  .quantizer = arguments.quantizer,
                                  .keep_statistics = !arguments.no_statistics},
                                 arguments.input);
-  for (const auto& layer : out.layers) {
-    for (const auto& warning : layer.warnings) fmt::print(stderr, "warning: {}\n", warning);
-  }
+  print_layer_warnings(out);
   write_bundle(out, arguments.output, arguments.force);
   return kExitDone;
 }

@@ -8,6 +8,7 @@
 #include "bundle/commands.h"
 #include "common/main.h"
 #include "common/options.h"
+#include "common/standard_streams.h"
 #include "oscar/base/interrupt.h"
 
 namespace oscar::app {
@@ -24,7 +25,7 @@ int fold(const FoldArguments& arguments) {
   const auto result =
       fold_model(read_bundle(arguments.bundle), arguments.bundle,
                  open_checkpoint(arguments.model, rope), arguments.output, arguments.value_mean);
-  if (!result.warning.empty()) fmt::print(stderr, "warning: {}\n", result.warning);
+  if (!result.warning.empty()) warn(result.warning);
   for (const auto& name : result.left_out) print_line("not copied  " + name);
   print_line(fmt::format("folded      {} tensors of {} layers, {} as bundle", result.tensors,
                          result.layers, kFoldedBundleName));
@@ -44,7 +45,10 @@ void add_fold(CLI::App& program, Work& work) {
       program, work, "fold", "Fold value transforms into a copy of the model", fold,
       [](CLI::App& sub, FoldArguments& arguments) {
         sub.add_option("BUNDLE", arguments.bundle, "Rotation bundle of the model")->required();
-        sub.add_option("MODEL", arguments.model, "Its Hugging Face folder, or tiny-gqa")
+        sub.add_option("MODEL", arguments.model,
+                       "Its Hugging Face folder, its .gguf file in F16,\n"
+                       "BF16 or F32 (for llama.cpp and what is made of it),\n"
+                       "or tiny-gqa")
             ->required();
         sub.add_option("OUT", arguments.output, "Folder to write; must not exist")->required();
         const std::map<std::string, ValueMean> value_means = {{"auto", ValueMean::kAuto},

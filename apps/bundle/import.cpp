@@ -20,7 +20,7 @@ struct ImportArguments {
 };
 
 // The codec of --for where it was given, so that the bundle runs there as it is.
-QuantizerSettings codec_of(const ImportArguments& arguments) {
+QuantizerSettings codec_of(const ImportArguments& arguments, int head_dim) {
   if (arguments.stack.empty()) return arguments.options.quantizer;
   const Stack& stack = find_stack(arguments.stack);
   if (!is_served(stack)) {
@@ -33,18 +33,18 @@ QuantizerSettings codec_of(const ImportArguments& arguments) {
   quantizer.sink_tokens = arguments.options.quantizer.sink_tokens;
   quantizer.recent_tokens = arguments.options.quantizer.recent_tokens;
   quantizer.demote_block = arguments.options.quantizer.demote_block;
-  if (arguments.options.quantizer.quant_group_size != 0) {
-    quantizer.quant_group_size = arguments.options.quantizer.quant_group_size;
-  }
+  const int named = arguments.options.quantizer.quant_group_size;
+  quantizer.quant_group_size =
+      named != 0 ? named : group_size_for(stack.quant_group_sizes, head_dim);
   return quantizer;
 }
 
 int run_import(const ImportArguments& arguments) {
-  check_output(arguments.inputs, arguments.output);
+  check_output(arguments.inputs, arguments.output, arguments.force ? Replace::kYes : Replace::kNo);
   const auto rope = parse_json_option(arguments.rope_scaling, "--rope-scaling");
   const Checkpoint checkpoint = open_checkpoint(arguments.model, rope);
   ImportOptions options = arguments.options;
-  options.quantizer = codec_of(arguments);
+  options.quantizer = codec_of(arguments, checkpoint.config.head_dim);
   if (!arguments.clip.empty()) {
     FitArguments given;
     given.clip = arguments.clip;
@@ -54,9 +54,7 @@ int run_import(const ImportArguments& arguments) {
   const ReadTransforms read = read_transforms({arguments.inputs.begin(), arguments.inputs.end()},
                                               checkpoint.config.num_layers);
   const Bundle bundle = import_bundle(read, checkpoint, options);
-  for (const auto& layer : bundle.layers) {
-    for (const auto& warning : layer.warnings) fmt::print(stderr, "warning: {}\n", warning);
-  }
+  print_layer_warnings(bundle);
   write_bundle(bundle, arguments.output, arguments.force);
   print_line(fmt::format("read        {}, {} layers", read.kind, read.set.size()));
   print_line(fmt::format("wrote       {} as method {}, {}", arguments.output, bundle.method,

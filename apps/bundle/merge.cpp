@@ -14,7 +14,7 @@ struct MergeArguments {
 };
 
 int merge(const MergeArguments& arguments) {
-  check_output(arguments.inputs, arguments.output);
+  check_output(arguments.inputs, arguments.output, arguments.force ? Replace::kYes : Replace::kNo);
   std::vector<Bundle> bundles;
   for (const auto& input : arguments.inputs) bundles.push_back(read_bundle(input));
   const auto total = merge_statistics(std::move(bundles), arguments.inputs, arguments.force);

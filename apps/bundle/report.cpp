@@ -1,7 +1,7 @@
 // oscar-bundle report: the HTML page of a JSON report.
 #include "bundle/commands.h"
 #include "common/main.h"
-#include "oscar/base/atomic_file.h"
+#include "common/output_paths.h"
 #include "oscar/base/json.h"
 #include "oscar/report/html_report.h"
 
@@ -10,12 +10,14 @@ namespace {
 
 struct ReportArguments {
   std::string file, output;
+  bool force = false;
 };
 
 int report(const ReportArguments& arguments) {
-  check_output({arguments.file}, arguments.output);
+  const Replace replace = arguments.force ? Replace::kYes : Replace::kNo;
+  check_output({arguments.file}, arguments.output, replace);
   const std::string page = render_html_report(read_json_file(arguments.file));
-  write_file_atomically(arguments.output, page);
+  write_text_output(arguments.output, page, replace);
   return kExitDone;
 }
 
@@ -26,7 +28,9 @@ void add_report(CLI::App& program, Work& work) {
       program, work, "report", "Make an HTML page of a JSON report of oscar-eval", report,
       [](CLI::App& sub, ReportArguments& arguments) {
         sub.add_option("FILE", arguments.file, "JSON report")->required();
-        sub.add_option("-o,--output", arguments.output, "HTML file to write")->required();
+        sub.add_option("-o,--output", arguments.output, "HTML file to write; - is stdout")
+            ->required();
+        sub.add_flag("--force", arguments.force, "Replace the output if it exists");
       });
 }
 

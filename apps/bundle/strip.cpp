@@ -16,7 +16,7 @@ struct StripArguments {
 };
 
 int strip(const StripArguments& arguments) {
-  check_output({arguments.input}, arguments.output);
+  check_output({arguments.input}, arguments.output, arguments.force ? Replace::kYes : Replace::kNo);
   const auto bundle =
       strip_bundle(read_bundle(arguments.input), arguments.profile, arguments.input);
   write_bundle(bundle, arguments.output, arguments.force);

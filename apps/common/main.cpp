@@ -3,10 +3,18 @@
 
 #include <fmt/format.h>
 
+#include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <new>
+#include <system_error>
 
+#include "common/manual.h"
+#include "common/standard_streams.h"
+#include "common/usage.h"
+#include "oscar/base/printable.h"
 #include "oscar/base/version.h"
+#include "oscar/io/cut_files.h"
 
 namespace oscar::app {
 namespace {
@@ -42,28 +50,90 @@ void set_formatter(CLI::App& program) {
   for (CLI::App* subcommand : program.get_subcommands(nullptr)) subcommand->formatter(formatter);
 }
 
+// Asked for by `cmake --install` (cmake/OscarInstall.cmake).
+void add_manual_options(CLI::App& program, const std::string& version) {
+  const auto add = [&program](const char* name, const std::function<std::string()>& text) {
+    program
+        .add_flag_callback(name,
+                           [text] {
+                             fmt::print("{}", text());
+                             throw CLI::Success();
+                           })
+        ->group("");
+  };
+  add("--print-man-page", [&program, version] { return man_page(program, version); });
+  add("--print-completion", [&program] { return bash_completion(program); });
+}
+
+// Exit code 2, with what is wrong in one line.
+int refuse_usage(const CLI::App& program, const std::string& problem) {
+  say("{}: {}\nRun with --help for more information.\n", program.get_name(), problem);
+  return kExitUsage;
+}
+
+std::string system_problem(const std::system_error& error) {
+  const auto* file = dynamic_cast<const std::filesystem::filesystem_error*>(&error);
+  if (file == nullptr) {
+    const bool threads = error.code() == std::errc::resource_unavailable_try_again;
+    return threads ? "threads cannot be created: raise ulimit -v and ulimit -u"
+                   : error.code().message();
+  }
+  return fmt::format("cannot use {}: {}", printable(file->path1().string()),
+                     file->code().message());
+}
+
 }  // namespace
 
-int run_program(CLI::App& program, int argc, char** argv, const std::function<int()>& work) {
-  program.set_version_flag(
-      "--version", fmt::format("{} {} ({})", program.get_name(), kToolVersion, kToolCommit));
+namespace {
+
+int parse_and_work(CLI::App& program, int argc, char** argv, const std::function<int()>& work) {
+  const std::string version =
+      fmt::format("{} {} ({})", program.get_name(), kToolVersion, kToolCommit);
+  program.set_version_flag("-V,--version", version);
+  add_manual_options(program, version);
   set_formatter(program);
   try {
     program.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return program.exit(error) == 0 ? kExitDone : kExitUsage;
-  }
-  try {
     return work();
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return program.exit(error);
+    const std::string unknown = unknown_word(program);
+    if (!unknown.empty()) return refuse_usage(program, unknown);
+    program.exit(error);
+    return kExitUsage;
   } catch (const Interrupted& stop) {
-    fmt::print(stderr, "\n{}: {}\n", program.get_name(), stop.what());
+    say("\n{}: {}\n", program.get_name(), stop.what());
+    return kExitInterrupted;
   } catch (const UsageError& error) {
-    fmt::print(stderr, "\n{}: {}\n", program.get_name(), error.what());
+    say("\n{}: {}\n", program.get_name(), error.what());
     return kExitUsage;
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "\n{}: out of memory\n", program.get_name());
+    say("\n{}: out of memory\n", program.get_name());
+  } catch (const Error& error) {  // has made its parts printable
+    say("\n{}: {}\n", program.get_name(), error.what());
+  } catch (const std::system_error& error) {
+    if (std::ferror(stdout) == 0) {
+      say("\n{}: {}\n", program.get_name(), system_problem(error));
+    } else if (error.code() != std::errc::broken_pipe) {  // whose reader has seen enough
+      say("\n{}: cannot write to standard output: {}\n", program.get_name(),
+          error.code().message());
+    }
   } catch (const std::exception& error) {
-    fmt::print(stderr, "\n{}: {}\n", program.get_name(), error.what());
+    say("\n{}: {}\n", program.get_name(), printable_lines(error.what()));
+  }
+  return kExitFailed;
+}
+
+}  // namespace
+
+int run_program(CLI::App& program, int argc, char** argv, const std::function<int()>& work) {
+  guard_standard_streams();
+  install_cut_file_handler();
+  const int code = parse_and_work(program, argc, argv, work);
+  const std::string problem = finish_standard_output();
+  if (code != kExitDone || problem.empty()) return code;
+  if (problem != kReaderLeft) {
+    say("\n{}: cannot write to standard output: {}\n", program.get_name(), problem);
   }
   return kExitFailed;
 }

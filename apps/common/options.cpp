@@ -3,9 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <cmath>
 
-#include "oscar/base/error.h"
+#include "common/main.h"
+#include "oscar/base/printable.h"
 #include "oscar/fit/presets.h"
 
 namespace oscar::app {
@@ -22,10 +24,10 @@ double parse_ratio(const std::string& text, const std::string& whole) {
   char* end = nullptr;
   const double ratio = std::strtod(text.c_str(), &end);
   if (text.empty() || *end != '\0' || !(ratio > 0.0 && ratio <= 1.0)) {
-    throw Error({.what = "malformed clipping ratios",
-                 .where = "--clip",
-                 .expected = "search, off, or K,V with each in (0, 1], for example 0.96,0.92",
-                 .found = whole});
+    throw UsageError({.what = "malformed clipping ratios",
+                      .where = "--clip",
+                      .expected = "search, off, or K,V with each in (0, 1], for example 0.96,0.92",
+                      .found = whole});
   }
   return ratio;
 }
@@ -43,14 +45,40 @@ void parse_clip(const std::string& text, FitOptions& fit) {
 // More tokens than any model serves; the sum of two such windows is far from an int's limit.
 constexpr int kLargestWindow = 1 << 24;
 
-CLI::Validator number(const char* name, const char* expected, bool (*allowed)(double)) {
-  const auto check = [expected, allowed](const std::string& text) -> std::string {
-    char* end = nullptr;
-    const double value = std::strtod(text.c_str(), &end);
-    if (!text.empty() && *end == '\0' && allowed(value)) return "";
-    return fmt::format("must be {}, not {}", expected, text);
-  };
-  return CLI::Validator(check, name);
+// "64K", "1.5M", "1e4", "100" as a whole number; nullopt for anything else, and for more than an
+// int64 holds.
+std::optional<int64_t> parse_count(const std::string& text) {
+  if (text.find_first_not_of("0123456789.eE+kKmMgG-") != std::string::npos) return std::nullopt;
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (end == text.c_str()) return std::nullopt;
+  const std::string unit = end;
+  const size_t power = std::string("kmg").find(unit.empty() ? '?' : std::tolower(unit[0]));
+  if (unit.size() > 1 || (!unit.empty() && power == std::string::npos)) return std::nullopt;
+  const bool digits = text.find_first_not_of("-0123456789") == std::string::npos;
+  if (digits) {  // to the last one
+    errno = 0;
+    const long long whole = std::strtoll(text.c_str(), &end, 10);
+    return errno == 0 ? std::optional<int64_t>(whole) : std::nullopt;
+  }
+  const double number = unit.empty() ? value : std::ldexp(value, 10 * static_cast<int>(power + 1));
+  constexpr double kMost = 9e18;
+  if (!(std::abs(number) <= kMost) || number != std::floor(number)) return std::nullopt;
+  return static_cast<int64_t>(number);
+}
+
+CLI::Validator count(const char* name, const char* expected, int64_t least) {
+  return CLI::Validator(
+      [expected, least](std::string& text) -> std::string {
+        const std::optional<int64_t> value = parse_count(text);
+        if (value && *value >= least) {
+          text = std::to_string(*value);
+          return "";
+        }
+        return fmt::format("must be a whole number {} (or 64K, 1M, 1e4), not {}", expected,
+                           printable(text));
+      },
+      name);
 }
 
 // At most kLargestWindow, so that what is not checked against a model is no absurdity either.
@@ -97,12 +125,12 @@ void choose(const std::string& text, std::initializer_list<Value> values, Name n
 
 }  // namespace
 
-CLI::Validator positive() {
-  return number("POSITIVE", "above 0", [](double value) { return value > 0; });
-}
+CLI::Validator positive() { return count("POSITIVE", "above 0", 1); }
 
-CLI::Validator non_negative() {
-  return number("NONNEGATIVE", "0 or above", [](double value) { return value >= 0; });
+CLI::Validator non_negative() { return count("NONNEGATIVE", "from 0 on", 0); }
+
+CLI::Validator one_of(const std::vector<std::string>& words) {
+  return CLI::IsMember(words, CLI::ignore_case);
 }
 
 FitOptions FitArguments::resolve() const {
@@ -126,9 +154,10 @@ FitOptions FitArguments::resolve() const {
   if (position_span) fit.position_span = *position_span;
   if (!key_centres_problem(fit).empty()) {
     if (key_centers == "two") {
-      throw Error({.what = "keys can't have two centers with these options",
-                   .where = "--key-centers two",
-                   .expected = "--row-weights attention, --center on and a position span above 0"});
+      throw UsageError(
+          {.what = "keys can't have two centers with these options",
+           .where = "--key-centers two",
+           .expected = "--row-weights attention, --center on and a position span above 0"});
     }
     fit.key_centres = false;
   }
@@ -172,14 +201,14 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
   std::vector<std::string> names;
   for (const Preset& preset : presets()) names.emplace_back(preset.name);
   program.add_option("--preset", arguments.preset, preset_help())
-      ->check(CLI::IsMember(names))
+      ->transform(one_of(names))
       ->capture_default_str()
       ->group(section);
   // One value of `allowed`, or auto where held-out loss may decide.
   const auto add = [&](const char* name, std::string& value, const std::string& help,
                        std::vector<std::string> allowed, bool automatic) {
     if (automatic && searchable) allowed.insert(allowed.begin(), "auto");
-    program.add_option(name, value, help)->check(CLI::IsMember(allowed))->group(section);
+    program.add_option(name, value, help)->transform(one_of(allowed))->group(section);
   };
   std::vector<std::string> methods = {"balanced", "oscar", "hadamard", "identity"};
   if (searchable) methods.insert(methods.begin(), kOrthogonal);
@@ -214,7 +243,7 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
         .add_option("--search", arguments.search,
                     "How held-out text decides what is auto or search, as everything is in preset\n"
                     "best: quick, full (more text, queries and ratios), off (the preset's values)")
-        ->check(CLI::IsMember({"quick", "full", "off"}))
+        ->transform(one_of({"quick", "full", "off"}))
         ->capture_default_str()
         ->group(section);
     program.parse_complete_callback(
@@ -223,7 +252,7 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
   program
       .add_option("--position-span", arguments.position_span,
                   "Fit for positions 0 to N (default: all that the model serves; 0: as collected)")
-      ->check(non_negative())
+      ->transform(non_negative())
       ->group(section);
 }
 
@@ -231,32 +260,32 @@ void add_quantizer_options(CLI::App& program, QuantizerSettings& settings) {
   const char* const section = "Cache format";
   settings.quant_group_size = 0;
   program.add_option("--sink", settings.sink_tokens, "First tokens kept in BF16")
-      ->check(non_negative())
+      ->transform(non_negative())
       ->check(window_limit())
       ->capture_default_str()
       ->group(section);
   program.add_option("--recent", settings.recent_tokens, "Last tokens kept in BF16")
-      ->check(positive())
+      ->transform(positive())
       ->check(window_limit())
       ->capture_default_str()
       ->group(section);
   program
       .add_option("--quant-group-size", settings.quant_group_size,
                   "Values that share scale and zero (default: head_dim)")
-      ->check(positive())
+      ->transform(positive())
       ->group(section);
   program
       .add_option_function<std::string>(
           "--metadata-dtype",
           [&settings](const std::string& word) { parse_codec_word(word, settings.metadata_dtype); },
           "Of scale and zero")
-      ->check(CLI::IsMember({"fp16", "bf16", "fp32"}))
+      ->transform(one_of({"fp16", "bf16", "fp32"}))
       ->default_str(codec_word(settings.metadata_dtype))
       ->group(section);
   program
       .add_option("--demote-block", settings.demote_block,
                   "Tokens that leave the recent window at once")
-      ->check(positive())
+      ->transform(positive())
       ->capture_default_str()
       ->group(section);
 }
@@ -267,7 +296,7 @@ void add_compute_options(CLI::App& program, ComputeArguments& arguments) {
       ->capture_default_str()
       ->group(section);
   program.add_option("--dtype", arguments.dtype, "Precision: auto is bf16 on a GPU, else fp32")
-      ->check(CLI::IsMember({"auto", "bf16", "fp32"}))
+      ->transform(one_of({"auto", "bf16", "fp32"}))
       ->capture_default_str()
       ->group(section);
 }
@@ -296,17 +325,21 @@ int64_t parse_bytes(const std::string& text, const char* option) {
   }
   const double bytes = value * factor;
   if (*end != '\0' || !(bytes >= 1.0) || bytes > 1e18) {
-    throw Error({.what = "malformed memory size",
-                 .where = option,
-                 .expected = "a number with K, M, G or T, for example 8G",
-                 .found = text});
+    throw UsageError({.what = "malformed memory size",
+                      .where = option,
+                      .expected = "a number with K, M, G or T, for example 8G",
+                      .found = text});
   }
   return static_cast<int64_t>(bytes);
 }
 
 std::optional<Json> parse_json_option(const std::string& text, const char* option) {
   if (text.empty()) return std::nullopt;
-  return parse_json(text, option);
+  try {
+    return parse_json(text, option);
+  } catch (const Error& error) {
+    throw UsageError(error.info());
+  }
 }
 
 }  // namespace oscar::app

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "oscar/base/json.h"
 #include "oscar/bundle/bundle.h"
@@ -14,9 +15,12 @@
 
 namespace oscar::app {
 
-// Numbers above 0, and 0 or above, refused in few words (CLI11's own list the limits of a double).
+// Whole numbers above 0, and 0 or above, also as 64K, 1M or 2G (K is 1024) and as 1e4.
 CLI::Validator positive();
 CLI::Validator non_negative();
+
+// One of `words`, in upper or lower case.
+CLI::Validator one_of(const std::vector<std::string>& words);
 
 // --preset and every option that overrides one part of it.
 struct FitArguments {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "common/main.h"
+#include "common/standard_streams.h"
 #include "oscar/base/atomic_file.h"
 #include "oscar/base/error.h"
 #include "oscar/checkpoint/checkpoint.h"
@@ -55,10 +56,18 @@ void check_outputs(const std::vector<NamedPath>& inputs, const std::vector<Named
   }
 }
 
-void probe_outputs(const std::vector<NamedPath>& outputs) {
+void probe_outputs(const std::vector<NamedPath>& outputs, Replace replace) {
   for (const NamedPath& output : outputs) {
-    if (output.path.empty()) continue;
-    const AtomicFile probe(output.path);
+    if (output.path.empty() || output.path == kStandardOutput) continue;
+    const AtomicFile probe(output.path, replace);
+  }
+}
+
+void write_text_output(const fs::path& path, const std::string& text, Replace replace) {
+  if (path == kStandardOutput) {
+    fmt::print("{}", text);
+  } else {
+    write_file_atomically(path, text, replace);
   }
 }
 

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "oscar/base/temporary.h"
+
 namespace oscar::app {
 
 // A path with the word of the command line that names it. An empty path stands for none.
@@ -17,8 +19,13 @@ struct NamedPath {
 // exists already or not, or is a file that lies in a folder among the inputs.
 void check_outputs(const std::vector<NamedPath>& inputs, const std::vector<NamedPath>& outputs);
 
-// Throws Error, before any work, for a place that cannot be written. Leaves nothing behind.
-void probe_outputs(const std::vector<NamedPath>& outputs);
+// Throws Error, before any work, for a place that cannot be written, or where something stands that
+// `replace` spares. Leaves nothing behind.
+void probe_outputs(const std::vector<NamedPath>& outputs, Replace replace = Replace::kYes);
+
+// Writes the text of an option such as --json: to standard output for "-", else atomically.
+void write_text_output(const std::filesystem::path& path, const std::string& text,
+                       Replace replace = Replace::kYes);
 
 // The files and folders of a CORPUS argument, each as `name`. Throws Error for a malformed one.
 std::vector<NamedPath> corpus_paths(const std::string& name, const std::string& corpus);

@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <cmath>
-#include <cstdio>
+
+#include "common/standard_streams.h"
+#include "oscar/base/printable.h"
 
 namespace oscar::app {
 namespace {
@@ -42,8 +44,7 @@ void TerminalProgress::end() {
 
 void TerminalProgress::note(const std::string& text) {
   if (quiet_) return;
-  if (terminal_) std::fputs("\r\033[K", stderr);
-  fmt::print(stderr, "note: {}\n", text);
+  say("{}note: {}\n", terminal_ ? "\r\033[K" : "", printable_lines(text));
 }
 
 void TerminalProgress::draw(bool final_line) {
@@ -63,11 +64,10 @@ void TerminalProgress::draw(bool final_line) {
     line += fmt::format("{} {}", format_count(done_), unit_);
   }
   if (terminal_) {
-    fmt::print(stderr, "\r\033[K{}{}", line.substr(0, 79), final_line ? "\n" : "");
+    say("\r\033[K{}{}", line.substr(0, 79), final_line ? "\n" : "");
   } else {
-    fmt::print(stderr, "{}\n", line);
+    say("{}\n", line);
   }
-  std::fflush(stderr);
 }
 
 std::string format_count(int64_t value) {

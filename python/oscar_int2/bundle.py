@@ -103,10 +103,14 @@ class Bundle:
                     f"{getattr(ours, field)} in the bundle (of {ours.name!r}); calibrate this "
                     "model with oscar-calibrate")
         for field, value in _rope_of(config).items():
-            if value is not None and field in ours.rope and ours.rope[field] != value:
+            kept = ours.rope.get(field, _ROPE_DEFAULTS.get(field))
+            if value is not None and kept is not None and kept != value:
                 raise BundleMismatchError(
                     f"{self.path} is of other positions: RoPE's {field} is {value} here and "
-                    f"{ours.rope[field]} in the bundle; calibrate with the RoPE that is served")
+                    f"{kept} in the bundle; calibrate with the RoPE that is served")
+
+
+_ROPE_DEFAULTS = {"partial_rotary_factor": 1.0}  # of what bundles leave out
 
 
 def _rope_of(config):
@@ -116,7 +120,9 @@ def _rope_of(config):
         found = dict(getattr(config, "rope_scaling", None) or {})
         found.setdefault("rope_theta", getattr(config, "rope_theta", None))
     found.setdefault("rope_type", found.pop("type", "default"))
-    return {name: found.get(name) for name in ("rope_type", "rope_theta", "factor")}
+    found.setdefault("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+    return {name: found.get(name)
+            for name in ("rope_type", "rope_theta", "factor", "partial_rotary_factor")}
 
 
 def load(path):

@@ -2,18 +2,32 @@
 
 Shared by the decode loop of this package and by transformers; vLLM owns its pages itself.
 """
+from dataclasses import dataclass
+
 import torch
 
 from ._library import PAGE_TOKENS
+from .attention import attend_behind
 from .codec import ExactCodec, LayerCodec, StepTables, Windows
 from .errors import CacheFullError, CacheRowError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class SecondPrompts:
+    """Prompts behind what their places hold: their append, and its numbers on the host."""
+
+    tables: StepTables
+    places: list
+    lengths: list      # new rows of each
+    old: list          # tokens that each place holds before
+    old_history: list  # of them INT2
 
 
 class PagedCache:
     """`places` requests of up to max_tokens tokens each over one pool of pages a layer.
 
     A request is admitted to a place, its prompt appended, then every decode step appends one token
-    to each place in use; places that are not in use take part and cost nothing. All tensors that a
+    to each place in use; further prompts may follow. Places that are not in use take part and cost nothing. All tensors that a
     step reads or writes stay where they are, so that a captured CUDA graph can be replayed.
 
     `codecs`: {layer id: LayerCodec or ExactCodec}. `pages`: pages of each layer's pool, fewer than
@@ -114,7 +128,19 @@ class PagedCache:
     def prompt_tables(self, places, lengths):
         """Tables of one append of whole prompts, packed one behind another, into admitted places,
         which hold them from then on. `lengths`: a list of tokens a prompt."""
-        history = [self.windows.history_tokens(n) for n in lengths]
+        zeros = [0] * len(places)
+        return self._append_tables(places, lengths, zeros, zeros)
+
+    def second_prompts(self, places, lengths):
+        """The same for prompts behind what the places hold; waits for the device. For extend()."""
+        tokens, history = self.step.seq_len.tolist(), self.step.new_history.tolist()
+        old, old_history = ([values[place] for place in places] for values in (tokens, history))
+        return SecondPrompts(self._append_tables(places, lengths, old, old_history), places, lengths,
+                             old, old_history)
+
+    def _append_tables(self, places, lengths, old, old_history):
+        total = [before + n for before, n in zip(old, lengths)]
+        history = [self.windows.history_tokens(n) for n in total]
         indptr = [0]
         for n in lengths:
             indptr.append(indptr[-1] + n)
@@ -122,11 +148,12 @@ class PagedCache:
         def ints(values):
             return torch.tensor(values, dtype=torch.int32).to(self.device)
 
-        slots, zeros = ints(places), ints([0] * len(places))
+        slots = ints(places)
         tables = StepTables(
-            block_table=self.block_table[slots.long()], rows_indptr=ints(indptr), old_len=zeros,
-            seq_len=ints(lengths), old_history=zeros, new_history=ints(history), status=self.status,
-            max_new_rows=max(lengths), max_new_history=max(history), window_slot=slots)
+            block_table=self.block_table[slots.long()], rows_indptr=ints(indptr), old_len=ints(old),
+            seq_len=ints(total), old_history=ints(old_history), new_history=ints(history),
+            status=self.status, max_new_rows=max(lengths), window_slot=slots,
+            max_new_history=max(new - before for new, before in zip(history, old_history)))
         self.step.seq_len[slots.long()] = tables.seq_len
         self.step.new_history[slots.long()] = tables.new_history
         self.active[slots.long()] = 1
@@ -145,6 +172,23 @@ class PagedCache:
         """Rows in the model's basis, bf16 [rows, Hkv, d], behind RoPE, into the cache."""
         codec = self.codecs[layer_id]
         codec.append(self.layers[layer_id], tables, *codec.transform_kv(k, v))
+
+    def extend(self, layer_id, prompts, q, k, v):
+        """One layer of `prompts`, which second_prompts() made: rows attend over what their place holds,
+        as the cache has it, and over their own, and then go into the cache. q bf16 [rows, Hq, d], k and
+        v [rows, Hkv, d], behind RoPE. Returns bf16 [rows, Hq, d] in the model's basis."""
+        codec, pages = self.codecs[layer_id], self.layers[layer_id]
+        q, k, v = codec.transform_qkv(q, k, v)
+        o, end = torch.empty_like(q), 0
+        for request, (place, length, old, history) in enumerate(
+                zip(prompts.places, prompts.lengths, prompts.old, prompts.old_history)):
+            new, end = slice(end, end + length), end + length
+            rows = k.new_empty(2, old + length, *k.shape[1:])
+            codec.read(pages, prompts.tables, request, place, history, *rows[:, :old])
+            rows[0, old:], rows[1, old:] = k[new], v[new]
+            attend_behind(q[new], *rows, o[new], codec.sm_scale)
+        codec.append(pages, prompts.tables, k, v)
+        return codec.transform_output(o)
 
     def decode(self, layer_id, q, k, v):
         """One step of one layer, after next_step(): each place's new row into the cache, and its

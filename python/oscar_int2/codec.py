@@ -228,9 +228,11 @@ def key_centre_table(bundle, layer_id):
     segments = max(1, -(-int(bundle.model.rope["max_positions"]) // SEGMENT_TOKENS))
     middles = SEGMENT_TOKENS * np.arange(segments) + (SEGMENT_TOKENS - 1) / 2
     angles = torch.from_numpy(middles[:, None] * inverse_frequencies(bundle.model.rope, layer.head_dim))
-    cos, sin = angles.cos()[:, None, None], angles.sin()[:, None, None]  # [segments, 1, 1, d / 2]
-    x, y = key.centres.double().chunk(2, dim=-1)
-    turned = torch.cat((x * cos - y * sin, y * cos + x * sin), -1)  # [segments, Hkv, 2, d]
+    cos, sin = angles.cos()[:, None, None], angles.sin()[:, None, None]  # [segments, 1, 1, n / 2]
+    half = angles.shape[1]
+    x, y, still = key.centres.double().split((half, half, layer.head_dim - 2 * half), dim=-1)
+    turned = torch.cat((x * cos - y * sin, y * cos + x * sin,
+                        still.expand(segments, *still.shape)), -1)  # [segments, Hkv, 2, d]
     rows = (turned - key.mean.double()[:, None]) @ key.rotation.double()
     rows[:, (key.centres == 0).all(-1).all(-1)] = 0
     return rows.float().bfloat16()

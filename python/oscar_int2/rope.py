@@ -7,14 +7,20 @@ from .errors import BundleError
 
 
 def inverse_frequencies(parameters, head_dim):
-    """float64 [head_dim / 2], radians a position; the pair (i, i + head_dim / 2) turns together.
+    """float64 [n / 2], radians a position; the pair (i, i + n / 2) of a head's first n dimensions
+    turns together. n is head_dim, or that part of it that partial_rotary_factor says.
 
     `parameters`: the attribute rope of a bundle's /model, every default filled in. Types default,
-    linear, llama3 (Llama 3.1) and yarn (Peng et al., arXiv 2309.00071). Raises BundleError.
+    linear, llama3 (Llama 3.1), yarn (Peng et al., arXiv 2309.00071) and freq_factors, a divisor for each
+    pair as GGUF files hold them. Raises BundleError.
     """
     try:
         kind, theta = parameters["rope_type"], float(parameters["rope_theta"])
-        plain = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+        turning = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+        if not 0 < turning <= head_dim or turning % 2:
+            raise ValueError(f"partial_rotary_factor: {turning} of {head_dim} dimensions would turn, "
+                             "expected an even number")
+        plain = theta ** (-np.arange(0, turning, 2, dtype=np.float64) / turning)
         if kind == "default":
             return plain
         if kind == "linear":
@@ -22,10 +28,13 @@ def inverse_frequencies(parameters, head_dim):
         if kind == "llama3":
             return _llama3(plain, parameters)
         if kind == "yarn":
-            return _yarn(plain, parameters, theta, head_dim)
-    except (KeyError, TypeError) as error:
+            return _yarn(plain, parameters, theta)
+        if kind == "freq_factors":
+            return plain / np.asarray(parameters["freq_factors"], dtype=np.float64)
+    except (KeyError, TypeError, ValueError) as error:
         raise BundleError(f"the bundle's RoPE parameters lack or garble {error}") from error
-    raise BundleError(f"RoPE type {kind!r} is not known; expected default, linear, llama3 or yarn")
+    raise BundleError(f"RoPE type {kind!r} is not known; expected default, linear, llama3, "
+                      "yarn or freq_factors")
 
 
 def _llama3(plain, parameters):
@@ -36,18 +45,18 @@ def _llama3(plain, parameters):
     return plain * (kept + (1 - kept) / parameters["factor"])
 
 
-def _yarn(plain, parameters, theta, head_dim):
+def _yarn(plain, parameters, theta):
     """A ramp over dimensions between those that turn beta_fast and beta_slow times."""
-    original = parameters["original_max_position_embeddings"]
+    original, turning = parameters["original_max_position_embeddings"], 2 * len(plain)
 
     def dimension(turns):
-        return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        return turning * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dimension(parameters["beta_fast"]), dimension(parameters["beta_slow"])
     if parameters["truncate"]:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, turning - 1)
     if low == high:
         high += 0.001  # a step
-    stretched = np.clip((np.arange(head_dim // 2) - low) / (high - low), 0, 1)
+    stretched = np.clip((np.arange(len(plain)) - low) / (high - low), 0, 1)
     return plain * (stretched / parameters["factor"] + 1 - stretched)

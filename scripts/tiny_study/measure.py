@@ -92,7 +92,7 @@ def evaluate(bench: Bench, scale: plan.Scale, run: plan.Run) -> dict:
     bench.call(f"evaluate {run.name}: {len(methods)} methods", bench.programs / "oscar-eval", bench.folder(run.sigma),
                "--corpus", bench.model / "heldout.jsonl", *bundles, "--compare", ",".join(methods), *run.options,
                *limit, "--chunk-len", scale.chunk_len, "--device", bench.device, "--separators", run.separators or "off",
-               "--keep-units", "--quiet", "--json", out)
+               "--keep-units", "--quiet", "--json", out, "--force")
     report = json.loads(out.read_text(encoding="utf-8"))
     return shortened(report | report["separators"] if run.separators else report)
 

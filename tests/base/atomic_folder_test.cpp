@@ -46,4 +46,23 @@ TEST(AtomicFolder, RefusesWhatExistsAndWhereNothingCanBeMade) {
   EXPECT_EQ(entries(around.path()), 2u);
 }
 
+TEST(AtomicFolder, KeepsWhatWasMadeWhileItWasFilled) {
+  const TemporaryFolder around;
+  AtomicFolder folder(around.path() / "out");
+  fs::create_directory(around.path() / "out");
+  EXPECT_THROW(folder.commit(), Error);
+  EXPECT_TRUE(fs::is_empty(around.path() / "out"));
+}
+
+TEST(AtomicFolder, RemovesWhatAKilledRunLeftAndRefusesASecondRun) {
+  const TemporaryFolder around;
+  const fs::path left = around.path() / "out.0123456789abcdef.tmp";
+  fs::create_directories(left / "sub");
+  write_file(left / "sub" / "a", "1");
+  const AtomicFolder folder(around.path() / "out");
+  EXPECT_FALSE(fs::exists(left));
+  EXPECT_THROW(AtomicFolder(around.path() / "out"), Error);
+  EXPECT_EQ(entries(around.path()), 1u);
+}
+
 }  // namespace

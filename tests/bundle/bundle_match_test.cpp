@@ -55,8 +55,7 @@ TEST_F(BundleMatch, TheRecentWindowIsNoPartOfTheModel) {
 }
 
 TEST_F(BundleMatch, TheKindOfALayersAttentionIsCompared) {
-  checkpoint_.config.layer_attention[1] = AttentionKind::kSliding;
-  checkpoint_.config.sliding_window = 512;
+  checkpoint_.config.layers[1].attention.window = 512;
   expect({"layer 1, attention differs", "sliding (the model's)", "full (the bundle's)"});
 }
 
@@ -66,16 +65,18 @@ TEST_F(BundleMatch, TheSlidingWindowIsCompared) {
     layer.geometry.sliding_window = 256;
   }
   bundle_.statistics.clear();
-  checkpoint_.config.layer_attention.assign(2, AttentionKind::kSliding);
-  checkpoint_.config.sliding_window = 512;
+  const auto set_window = [&](int window) {
+    for (LayerSpec& layer : checkpoint_.config.layers) layer.attention.window = window;
+  };
+  set_window(512);
   expect({"layer 0, sliding_window differs", "512 (the model's)", "256 (the bundle's)"});
-  checkpoint_.config.sliding_window = 256;
+  set_window(256);
   EXPECT_EQ(verdict(), "");
 }
 
 TEST_F(BundleMatch, AStatisticsFileIsComparedByItsStatistics) {
   bundle_.layers.clear();
-  checkpoint_.config.layer_attention[0] = AttentionKind::kSliding;
+  checkpoint_.config.layers[0].attention.window = 512;
   expect({"layer 0, attention differs"});
 }
 

@@ -144,13 +144,15 @@ TEST_F(Derived, MatricesThatNothingImpliesAreStoredWithTheirDifferences) {
 // The same content, stored whole as earlier versions did.
 void write_whole(const Bundle& bundle, const std::filesystem::path& path) {
   EncodedFile encoded = encode_bundle(bundle, nullptr);
-  hdf5::Writer writer(path);
+  AtomicFile out(path);
+  hdf5::Writer writer(out);
   for (const auto& group : encoded.groups) writer.create_group(group);
   for (const auto& dataset : encoded.datasets) writer.write(dataset);
   for (const auto& attribute : encoded.attributes) writer.write(attribute);
   writer.write(
       {"/", schema::kContentHash, read_bundle(path.parent_path() / "a.h5").content_sha256});
   writer.close();
+  out.commit();
 }
 
 TEST_F(Derived, AFileThatLeavesNothingOutHasTheSameHashAndIsReadAsBefore) {
@@ -171,13 +173,15 @@ std::string refusal_after(const std::filesystem::path& from, const std::filesyst
   auto attributes = reader.attributes();
   change(datasets, attributes);
   {
-    hdf5::Writer writer(to);
+    AtomicFile out(to);
+    hdf5::Writer writer(out);
     for (const auto& object : reader.objects()) {
       if (!object.is_dataset && object.path != "/") writer.create_group(object.path);
     }
     for (const auto& entry : datasets) writer.write(view(entry.second));
     for (const auto& attribute : attributes) writer.write(attribute);
     writer.close();
+    out.commit();
   }
   try {
     read_bundle(to);

@@ -21,7 +21,9 @@ class Fingerprint : public BundleTest {
     bundle.fingerprint.hashes = {3, 5, 8};
     EncodedFile encoded = encode_bundle(bundle, nullptr);
     change(encoded);
-    write_encoded(std::move(encoded), file("changed.h5"));
+    AtomicFile out(file("changed.h5"));
+    write_encoded(std::move(encoded), out);
+    out.commit();
     try {
       const Bundle back = read_bundle(file("changed.h5"));
       return back.fingerprint.empty() ? "unknown" : "read";

@@ -101,7 +101,7 @@ TEST_F(GgufCheckpoint, HasTheConfigurationThatConfigJsonWouldGive) {
   EXPECT_EQ(config.vocab_size, 16);
   EXPECT_EQ(config.rms_norm_eps, 1e-5);
   EXPECT_TRUE(config.tie_word_embeddings);
-  EXPECT_FALSE(config.qkv_bias);
+  EXPECT_FALSE(config.layer(0).attention.qkv_bias);
   EXPECT_EQ(config.rope.theta, 1e7);
   EXPECT_EQ(config.rope.max_positions, 64);
   EXPECT_EQ(config.bos_token_id, std::nullopt);
@@ -120,7 +120,7 @@ TEST_F(GgufCheckpoint, TakesHeadSizeTokensAndOutputMatrixWhereTheFileHasThem) {
   EXPECT_EQ(refusal(file), "accepted");
   const ModelConfig config = open(file).config;
   EXPECT_FALSE(config.tie_word_embeddings);
-  EXPECT_TRUE(config.qk_norm);
+  EXPECT_TRUE(config.layer(0).attention.qk_norm);
   EXPECT_EQ(config.bos_token_id, 3);
   EXPECT_EQ(config.eos_token_ids, (std::vector<int32_t>{4, 5}));
 }
@@ -159,7 +159,7 @@ TEST_F(GgufCheckpoint, BiasesOfQAndKComeInTheOrderOfHalves) {
   }
   EXPECT_EQ(refusal(file), "accepted");
   const Checkpoint checkpoint = open(file);
-  EXPECT_TRUE(checkpoint.config.qkv_bias);
+  EXPECT_TRUE(checkpoint.config.layer(0).attention.qkv_bias);
   float values[8];
   checkpoint.weights->get("model.layers.0.self_attn.q_proj.bias", {8}).decode(0, 1, values);
   EXPECT_EQ(std::vector<float>(values, values + 8), (std::vector<float>{0, 2, 1, 3, 4, 6, 5, 7}));

@@ -37,6 +37,25 @@ std::string refusal(const Json& config) {
   return "accepted";
 }
 
+// Of every layer; 0: it sees all keys.
+std::vector<int> windows(const Json& config) {
+  std::vector<int> found;
+  for (const LayerSpec& layer : parse_model_config(config, "").layers) {
+    found.push_back(layer.attention.window);
+  }
+  return found;
+}
+
+TEST(ModelConfig, KnowsWeightsInFp8) {
+  EXPECT_FALSE(parse_model_config(base(), "").fp8);
+  const Json quantization = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
+  for (const Json& config : {base(), llama(), mistral()}) {
+    const auto fp8 = parse_model_config(with(config, "quantization_config", quantization), "").fp8;
+    ASSERT_TRUE(fp8);
+    EXPECT_EQ(fp8->layout, ScaleLayout::kBlock);
+  }
+}
+
 TEST(ModelConfig, RefusesKeysThatChangeTheComputationByName) {
   const Json cases[] = {
       with(base(), "attn_logit_softcapping", 50.0),
@@ -47,7 +66,8 @@ TEST(ModelConfig, RefusesKeysThatChangeTheComputationByName) {
       with(base(), "logits_scaling", 8.0),
       with(base(), "attention_sinks", true),
       with(base(), "num_experts", 128),
-      with(base(), "quantization_config", {{"quant_method", "fp8"}}),
+      with(llama(), "n_routed_experts", 128),
+      with(base(), "quantization_config", {{"quant_method", "gptq"}}),
       with(base(), "mlp_bias", true),
       with(mistral(), "attention_bias", true),
       with(mistral(), "use_sliding_window", true),
@@ -146,23 +166,18 @@ TEST(ModelConfig, FindsTheFamilyByModelTypeWhenArchitecturesIsAbsent) {
 }
 
 TEST(ModelConfig, GivesMistralItsDefaultWindowUnlessItIsNull) {
-  EXPECT_EQ(parse_model_config(mistral(), "").sliding_window, 4096);
-  const ModelConfig full = parse_model_config(with(mistral(), "sliding_window", nullptr), "");
-  EXPECT_EQ(full.sliding_window, 0);
-  EXPECT_EQ(full.layer_attention[0], AttentionKind::kFull);
+  EXPECT_EQ(windows(mistral()), (std::vector{4096, 4096, 4096, 4096}));
+  EXPECT_EQ(windows(with(mistral(), "sliding_window", nullptr)), (std::vector{0, 0, 0, 0}));
 }
 
 TEST(ModelConfig, ChoosesWindowLayersAsQwenDoes) {
   Json config = with(qwen2(), "use_sliding_window", true);
   config["max_window_layers"] = 3;
   config["sliding_window"] = 64;
-  const ModelConfig by_rule = parse_model_config(config, "");
-  const auto kFull = AttentionKind::kFull, kSliding = AttentionKind::kSliding;
-  EXPECT_EQ(by_rule.layer_attention, (std::vector{kFull, kFull, kFull, kSliding}));
+  EXPECT_EQ(windows(config), (std::vector{0, 0, 0, 64}));
   config["layer_types"] = {"sliding_attention", "full_attention", "full_attention",
                            "full_attention"};
-  EXPECT_EQ(parse_model_config(config, "").layer_attention,
-            (std::vector{kSliding, kFull, kFull, kFull}));
+  EXPECT_EQ(windows(config), (std::vector{64, 0, 0, 0}));
   config["use_sliding_window"] = false;
   EXPECT_NE(refusal(config).find("sliding layers have no window"), std::string::npos);
   config["layer_types"][1] = "linear_attention";

@@ -80,7 +80,7 @@ class GoodFiles(BundleCase):
     def test_control_characters_do_not_reach_the_terminal(self):
         path = self.changed(lambda f: attributes(f["model"], name="\x1b[2Jname"))
         result = run("inspect", path)
-        self.assertIn("?[2Jname", result.stdout)
+        self.assertIn("\\x1b[2Jname", result.stdout)
         self.assertNotIn("\x1b", result.stdout)
 
     def test_unknown_names_are_ignored_but_hashed(self):

@@ -38,7 +38,8 @@ class Plan(ProgramTest):
 
     def test_what_cannot_be_planned_is_refused(self):
         self.refuse("oscar-bundle", ["plan", "tiny-gqa", "--gpu-memory", "1M"], "weights alone")
-        self.refuse("oscar-bundle", ["plan", "tiny-gqa", "--gpu-memory", "much"], "--gpu-memory")
+        self.refuse("oscar-bundle", ["plan", "tiny-gqa", "--gpu-memory", "much"], "--gpu-memory",
+                    code=2)
         self.refuse("oscar-bundle", ["plan", self.folder / "absent"], "absent")
         self.refuse("oscar-bundle", ["plan", SOURCE / "README.md"], "README.md")
         self.refuse("oscar-bundle", ["plan", "tiny-gqa", "--context", 0], "--context", code=2)

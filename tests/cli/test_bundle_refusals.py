@@ -195,7 +195,7 @@ class Refusals(BundleCase):
         self.assertIn("absent/b.h5", result.stderr)
         result = run("inspect", self.folder / "none.h5")
         self.assertEqual(result.returncode, 1)
-        self.assertIn("no such file", result.stderr)
+        self.assertIn("No such file", result.stderr)
 
 
 if __name__ == "__main__":

@@ -163,6 +163,32 @@ class Export(StackCase):
         self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
         return result.stdout
 
+    def test_statistics_are_the_stored_sums_as_numpy_arrays(self):
+        bundle = self.calibrate("--search", "off")
+        out = self.export(bundle, "statistics")
+        arrays = np.load(out / "statistics.npz")
+        with h5py.File(bundle) as file:
+            content = whole(file)
+        names = {name.rpartition("/")[2] for name in content if "/statistics/" in name}
+        self.assertEqual(set(arrays.files), names | {"layer_id"})
+        self.assertIn("k_attended_moment", names)
+        for name in names:
+            stored = np.stack([content[f"/layers/{i:03}/statistics/{name}"] for i in range(3)])
+            self.assertEqual(arrays[name].dtype, stored.dtype)
+            np.testing.assert_array_equal(arrays[name], stored)
+        self.assertEqual(arrays["layer_id"].tolist(), [0, 1, 2])
+        # The normalisation that SCHEMA.md states: means of squares are traces over counts.
+        mean = np.trace(arrays["k_moment"], axis1=2, axis2=3) / arrays["count_kv"][:, None]
+        inspection = json.loads(run("oscar-bundle", "inspect", bundle, "--json").stdout)["statistics"]
+        np.testing.assert_allclose(mean.mean(1) / HEAD_DIM, [s["k_mean_square"] for s in inspection])
+        said = manifest(out)
+        self.assertEqual(said["arrays"]["q_moment"], [3, 2, HEAD_DIM, HEAD_DIM])
+        digest = hashlib.sha256((out / "statistics.npz").read_bytes()).hexdigest()
+        self.assertEqual(said["files"], {"statistics.npz": digest})
+        bare = self.calibrate("--search", "off", "--no-statistics")
+        self.refuse("oscar-bundle", ["export", bare, "--to", "statistics", "-o", self.folder / "never"],
+                    "no statistics")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -7,6 +7,7 @@ import numpy as np
 
 from support.checkpoints import QWEN3_MINI, qwen3_tensors, write_checkpoint
 from support.exchange import manifest
+from support.gguf_files import Type, write_model
 from support.stacks import StackCase
 
 D = 128  # llama.cpp's branch codes 128 values at a time
@@ -42,6 +43,35 @@ class Gguf(StackCase):
                     self.assertGreater(np.abs(stored - stored.T).max(), .1)
                     for head in imported[f"layers/{i:03}/{side}_rotation"][()]:
                         np.testing.assert_array_equal(head, stored)
+
+    def test_the_tensors_go_into_a_copy_of_the_model_of_any_quantization(self):
+        bundle, base = self.calibrate("--no-statistics", "--search", "off"), self.folder / "m.gguf"
+        config = QWEN3_MINI | {"head_dim": D}
+        write_model(base, config, qwen3_tensors(config), lambda _: Type.Q8_0, np.random.default_rng(0),
+                    metadata=lambda writer: writer.add_name("kept"))
+        out, export = self.folder / "in", ["export", bundle, "--to", "gguf-rot", "--reduce", "-o"]
+        self.run_ok("oscar-bundle", *export, out, "--base", base)
+        self.run_ok("oscar-bundle", "verify", out, "--stack", "gguf-rot")
+        self.run_ok("oscar-bundle", *export, self.folder / "alone")
+        model, copy, alone = ({t.name: t for t in gguf.GGUFReader(path).tensors} for path in (
+            base, out / "rotations.gguf", self.folder / "alone" / "rotations.gguf"))
+        self.assertEqual(list(copy), [*model, *alone])
+        for name, tensor in (model | alone).items():
+            self.assertEqual(copy[name].tensor_type, tensor.tensor_type)
+            self.assertEqual(copy[name].data.tobytes(), tensor.data.tobytes(), name)
+        self.assertEqual(gguf.GGUFReader(out / "rotations.gguf").fields["general.name"].contents(), "kept")
+        self.assertIn("-m rotations.gguf", (out / "README.md").read_text())
+        never = self.folder / "never"
+        self.refuse("oscar-bundle", [*export, never, "--base", out / "rotations.gguf"], "one of this name")
+        self.refuse("oscar-bundle", [*export, never, "--base", self.corpus], "not a GGUF file")
+        self.refuse("oscar-bundle", ["export", bundle, "--to", "mlx", "--reduce", "-o", never, "--base", base],
+                    "only gguf-rot")
+        smaller = config | {"num_hidden_layers": 2}
+        write_model(base, smaller, qwen3_tensors(smaller), lambda _: Type.F16, np.random.default_rng(0))
+        self.refuse("oscar-bundle", [*export, never, "--base", base], "another shape", "block_count")
+        write_model(base, config | {"model_type": "llama"}, qwen3_tensors(config), lambda _: Type.F16,
+                    np.random.default_rng(0))
+        self.refuse("oscar-bundle", [*export, never, "--base", base], "another architecture")
 
     def test_another_head_dim_is_refused(self):
         self.model = self.folder / "model"  # 64

@@ -3,10 +3,13 @@
 import json
 import unittest
 
+import gguf
+import h5py
 import numpy as np
 
+from bundle.verify_bundle import whole
 from support.checkpoints import QWEN3_MINI, qwen3_tensors
-from support.gguf_files import Type, write_model
+from support.gguf_files import Type, decode, write_model
 from support.programs import ProgramTest, run
 
 CALIBRATE = ["--chunk-len", "128", "--search", "off", "--quant-group-size", "32"]
@@ -64,10 +67,60 @@ class GgufModel(ProgramTest):
             self.refuse("oscar-eval", [another, *evaluate], "of another model",
                         "weights_fingerprint")
 
-    def test_values_are_not_folded_into_it(self):
+    def fold(self, kind, *options):
+        """A model, its folded copy, and value rotations [layers, heads, d, d]."""
+        model = self.write(f"one.{kind.name}.gguf", kind=kind,
+                           metadata=lambda writer: writer.add_name("kept"))
+        bundle, out = self.calibrate(model, "--no-statistics"), self.folder / f"out{kind.name}"
+        self.run_ok("oscar-bundle", "fold", bundle, model, out, *options)
+        with h5py.File(bundle) as file:
+            rotations = [whole(file)[f"/layers/{i:03}/v_rotation"].astype(float) for i in range(3)]
+        return model, out, rotations
+
+    def test_values_are_folded_into_plain_weights_and_the_rest_stays(self):
+        for kind, unit in ((Type.F32, 2**-24), (Type.F16, 2**-11), (Type.BF16, 2**-8)):
+            with self.subTest(kind.name):
+                model, out, rotations = self.fold(kind)
+                self.assertEqual({path.name for path in out.iterdir()},
+                                 {model.name, "oscar.h5", "oscar_fold.json"})
+                before, after = (gguf.GGUFReader(path) for path in (model, out / model.name))
+                self.assertEqual({f.name: f.contents() for f in before.fields.values() if f.types},
+                                 {f.name: f.contents() for f in after.fields.values() if f.types})
+                old, new = ({t.name: t for t in file.tensors} for file in (before, after))
+                self.assertEqual(list(old), list(new))
+                for name, tensor in new.items():
+                    was, now = (decode(t.data, t.tensor_type).astype(float) for t in (old[name], tensor))
+                    if "attn_v" not in name and "attn_output" not in name:
+                        self.assertEqual(old[name].data.tobytes(), tensor.data.tobytes(), name)
+                        continue
+                    T = rotations[int(name.split(".")[1])]
+                    heads, d = T.shape[:2]
+                    if "attn_v" in name:
+                        wanted = np.concatenate([T[h].T @ was[h * d:(h + 1) * d] for h in range(heads)])
+                    else:
+                        back, joined = np.linalg.inv(T), was.shape[1] // d // heads
+                        wanted = np.concatenate([was[:, j * d:(j + 1) * d] @ back[j // joined].T
+                                                 for j in range(heads * joined)], axis=1)
+                    self.assertGreater(np.abs(wanted - was).max(), .1)
+                    np.testing.assert_allclose(now, wanted, rtol=unit, atol=1e-6)
+
+    def test_the_folded_file_is_a_model_whose_bundle_lies_beside_it(self):
+        model, out, _ = self.fold(Type.F32)
+        report = self.folder / "report.json"
+        kl = []
+        for path, bundle in ((model, self.folder / "one.F32.h5"), (out / model.name, out / "oscar.h5")):
+            self.run_ok("oscar-eval", path, "--bundle", bundle, "--corpus", self.ids, "--chunk-len", 512,
+                        "--max-tokens", 1024, "--separators", "off", "--compare", "bundle", "--json", report,
+                        "--force")
+            methods = json.loads(report.read_text())["methods"]
+            kl.append((methods["bf16"]["nll"]["mean"], methods["bundle"]["kl"]["mean"]))
+        self.assertAlmostEqual(kl[0][0], kl[1][0], delta=1e-5)
+        self.assertAlmostEqual(kl[0][1] / kl[1][1], 1, delta=1e-2)
+
+    def test_values_are_not_folded_into_quantized_weights(self):
         model = self.write("one.gguf")
         self.refuse("oscar-bundle", ["fold", self.calibrate(model), model, self.folder / "out"],
-                    "cannot be folded into a GGUF file")
+                    "quantized weights", "blk.0.attn_v.weight", "Q8_0", "then quantize it")
 
     def test_text_needs_a_tokenizer_in_the_file(self):
         model = self.write("one.gguf")

@@ -62,6 +62,20 @@ class Install(unittest.TestCase):
         self.assertEqual(licence.read_bytes(), (SOURCE / "LICENSE").read_bytes())
         self.assertTrue((licence.parent / "THIRD_PARTY_NOTICES.md").exists())
 
+    def test_man_pages_and_completion_are_made_from_the_options(self):
+        for program, words in (("oscar-calibrate", ("\\-\\-max\\-tokens", ".SS Corpus")),
+                               ("oscar-bundle", (".SH oscar\\-bundle inspect",))):
+            page = (self.prefix / "share" / "man" / "man1" / f"{program}.1").read_text()
+            for word in words:
+                self.assertIn(word, page)
+        completion = self.prefix / "share" / "bash-completion" / "completions" / "oscar-calibrate"
+        self.assertEqual(self.succeed("bash", "-c", f"""
+            source {completion}
+            COMP_WORDS=(oscar-calibrate --search qu) COMP_CWORD=2; _oscar_calibrate
+            echo "${{COMPREPLY[@]}}"
+            COMP_WORDS=(oscar-calibrate --max-t) COMP_CWORD=1; _oscar_calibrate
+            echo "${{COMPREPLY[@]}}" """), "quick\n--max-tokens\n")
+
     def test_another_project_finds_and_links_the_library(self):
         project = self.folder / "project"
         project.mkdir()

@@ -30,9 +30,9 @@ class RandomCheckpoint(unittest.TestCase):
         cls.temporary.cleanup()
 
     @classmethod
-    def write(cls, name, *options):
+    def write(cls, name, *options, shape="tiny"):
         out = cls.folder / name
-        subprocess.run([sys.executable, SCRIPT, out, "--shape", "tiny", "--layers", "2", "--vocab",
+        subprocess.run([sys.executable, SCRIPT, out, "--shape", shape, "--layers", "2", "--vocab",
                         "256", "--ids", str(TOKENS), *options], check=True, timeout=300)
         return out
 
@@ -40,6 +40,7 @@ class RandomCheckpoint(unittest.TestCase):
         result = subprocess.run([BIN / name, *map(str, arguments)], capture_output=True, text=True,
                                 timeout=300)
         self.assertEqual(result.returncode, 0, result.stderr)
+        return result.stdout
 
     def test_transformers_finds_every_weight_and_no_other(self):
         model, info = AutoModelForCausalLM.from_pretrained(self.model, output_loading_info=True)
@@ -73,6 +74,23 @@ class RandomCheckpoint(unittest.TestCase):
         import h5py
         with h5py.File(out) as file:
             self.assertEqual(file["layers/001/statistics/count_kv"][()], TOKENS)
+
+    def test_models_with_experts_are_calibrated_verified_and_evaluated(self):
+        for shape in ("tiny-qwen3-moe", "tiny-glm4-moe"):
+            with self.subTest(shape):
+                model = self.write(shape, shape=shape)
+                _, info = AutoModelForCausalLM.from_pretrained(model, output_loading_info=True)
+                self.assertFalse(any(map(list, (info["missing_keys"], info["unexpected_keys"]))), info)
+                ids, bundle, report = model / "ids.npy", model / "b.h5", model / "report.json"
+                self.run_program("oscar-calibrate", model, ids, bundle, "--chunk-len", CHUNK,
+                                 "--recent", 32, "--sink", 4, "--search", "off", "--device", "cpu",
+                                 "--dtype", "fp32", "--quiet")
+                self.assertIn(f"{shape}/b.h5", self.run_program("oscar-bundle", "verify", bundle))
+                self.run_program("oscar-eval", model, "--bundle", bundle, "--corpus", ids,
+                                 "--compare", "bf16,bundle", "--chunk-len", CHUNK, "--device", "cpu",
+                                 "--dtype", "fp32", "--quiet", "--separators", "off", "--json", report)
+                kl = json.loads(report.read_text())["methods"]["bundle"]["kl"]["mean"]
+                self.assertTrue(0 < kl < 1, kl)
 
     def test_the_seed_decides_every_byte(self):
         again, other = self.write("again"), self.write("other", "--seed", "1")

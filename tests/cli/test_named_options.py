@@ -14,7 +14,9 @@ PRINTED_BY = {"lib/oscar/calibrate": {"oscar-calibrate"}, "lib/oscar/search": {"
 # Options of other programs, which texts tell the user to pass there.
 FOREIGN = {"--kv-cache-dtype": "vLLM's and SGLang's", "--model-path": "SGLang's",
            "--kv-cache-quant-group-size": "SGLang's", "--prefill-attention-backend": "SGLang's",
-           "--decode-attention-backend": "SGLang's", "--merge": "llama-gguf-split's"}
+           "--decode-attention-backend": "SGLang's", "--merge": "llama-gguf-split's",
+           "--local-dir": "hf's", "--print-man-page": "hidden, for cmake",
+           "--print-completion": "hidden, for cmake"}
 
 STRING = re.compile(r'R"\w*\((.*?)\)\w*"|"((?:[^"\\\n]|\\.)*)"', re.S)
 COMMENT = re.compile(r"//[^\n]*|#include[^\n]*")

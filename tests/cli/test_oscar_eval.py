@@ -113,7 +113,8 @@ class OscarEval(unittest.TestCase):
             out = self.folder / "again.json"
             with unittest.mock.patch.dict(programs.ENVIRONMENT, OMP_NUM_THREADS="2"):
                 result = run(MODEL, *self.one_chunk, "--compare", "random-clip", "--tasks", "ppl,niah",
-                             "--needle-lengths", 400, "--needle-prompts", 2, "--json", out, "--quiet")
+                             "--needle-lengths", 400, "--needle-prompts", 2, "--json", out, "--force",
+                             "--quiet")
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertEqual(result.stdout, "")
             texts.append(out.read_bytes())
@@ -201,7 +202,7 @@ class OscarEval(unittest.TestCase):
         for engine in ("simulate", "reference"):
             out = self.folder / f"{engine}.json"
             result = run(MODEL, "--max-tokens", 860, "--chunk-len", 430, "--device", "cpu",
-                         *options, "--engine", engine, "--json", out)
+                         *options, "--engine", engine, "--json", out, "--force")
             self.assertEqual(result.returncode, 0, result.stderr)
             reports.append(json.loads(out.read_text()))
             self.assertEqual(reports[-1]["engine"], engine)

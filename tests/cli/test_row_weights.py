@@ -77,7 +77,7 @@ class RowWeights(ProgramTest):
     def test_two_centres_need_rows_by_attention(self):
         for other in (EVEN, ["--center", "off"], ["--position-span", 0]):
             self.refuse("oscar-calibrate", [self.model, self.corpus, self.folder / "no.h5", "--key-centers", "two",
-                                            *other], "keys can't have two centers")
+                                            *other], "keys can't have two centers", code=2)
 
     def test_auto_leaves_it_to_the_search(self):
         out, _ = self.calibrate("auto", "--row-weights", "auto", "--key-centers", "auto")

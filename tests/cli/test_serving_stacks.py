@@ -5,7 +5,7 @@ import unittest
 import h5py
 import numpy as np
 
-from support.stacks import StackCase
+from support.stacks import HEAD_DIM, StackCase
 
 
 class ForStack(StackCase):
@@ -86,12 +86,18 @@ class ForStack(StackCase):
                             "--chunk-len", 256, "--max-tokens", 2048, "--compare", "hadamard-clip,bundle",
                             "--quiet"]
                 report = self.folder / "report.json"
-                self.run_ok(*evaluate, "--json", report)
+                self.run_ok(*evaluate, "--json", report, "--force")
                 report = json.loads(report.read_text())
                 self.assertEqual(report["quantizer"]["zero"], zero)
                 self.assertGreater(report["methods"]["bundle"]["kl"]["mean"], 0)
                 self.refuse(evaluate[0], [*evaluate[1:], "--engine", "reference"],
                             "--engine", "another stack's")
+
+    def test_mlx_takes_heads_smaller_than_its_usual_groups(self):
+        path = self.calibrate("--for", "mlx")
+        self.assertEqual(self.stack(path, "mlx")["line"], "runs as is")
+        with h5py.File(path) as file:
+            self.assertEqual(file["quantizer"].attrs["quant_group_size"], HEAD_DIM)
 
     def test_the_run_ends_with_a_line_for_each_stack(self):
         out = self.folder / "said.h5"

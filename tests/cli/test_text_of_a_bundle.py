@@ -163,7 +163,7 @@ class EvaluatedText(TextOfABundle):
         report = self.folder / "report.json"
         result = self.run_ok("oscar-eval", self.model, "--device", "cpu", "--bundle", bundle,
                              "--corpus", corpus, "--chunk-len", 512, "--max-tokens", 2048,
-                             "--compare", "exact,bundle", "--json", report)
+                             "--compare", "exact,bundle", "--json", report, "--force")
         return json.loads(report.read_text())["bundle"]["overlap"], result.stderr
 
     def test_text_of_the_calibration_is_noticed_and_other_text_is_not(self):

@@ -210,12 +210,27 @@ TEST(Corpus, AFolderIsReadInTheOrderOfNames) {
   EXPECT_EQ(result.record.sources[0].dropped[0], "other files in the folder: 1");
 }
 
+TEST(Corpus, LinksThatLeadOutOfAFolderAreNotRead) {
+  const Fixture s, elsewhere;
+  const auto secret = elsewhere.folder.write("key.txt", "secret");
+  std::filesystem::create_directory(s.folder / "c");
+  s.ids("c/a.npy", {2}, {7, 8});
+  std::filesystem::create_symlink(secret, s.folder / "c" / "notes.txt");
+  const auto result = s.load((s.folder / "c").string());
+  EXPECT_EQ(result.chunks, (Chunks{{7, 8}}));
+  EXPECT_EQ(result.record.sources[0].dropped[0], "links that lead out of the folder: 1");
+  std::filesystem::remove(s.folder / "c" / "a.npy");
+  EXPECT_TRUE(contains(error_of([&] { s.load((s.folder / "c").string()); }), "not read"));
+}
+
 TEST(Corpus, Hdf5HoldsIdsInTokensOrInItsOnlyDataset) {
   const Fixture s;
   const auto write = [&](const char* name, const std::vector<hdf5::Dataset>& datasets) {
-    hdf5::Writer writer(s.folder / name);
+    AtomicFile file(s.folder / name);
+    hdf5::Writer writer(file);
     for (const auto& dataset : datasets) writer.write(hdf5::view(dataset));
     writer.close();
+    file.commit();
     return (s.folder / name).string();
   };
   const std::vector<int32_t> ids = {1, 2, 3}, rows = {1, 2, 3, 4};
@@ -230,6 +245,33 @@ TEST(Corpus, Hdf5HoldsIdsInTokensOrInItsOnlyDataset) {
                          s.load(write("d.h5", {{"/tokens", {1}, std::vector<float>{1}}}));
                        }),
                        "/tokens"));
+}
+
+TEST(Corpus, OfHdf5IdsOnlyAsManyAreReadAsMaxTokensCanUse) {
+  Fixture s;
+  const auto write = [&](const char* name, const hdf5::Shape& shape) {
+    AtomicFile out(s.folder / name);
+    hdf5::Writer writer(out);
+    std::vector<int32_t> ids = counting(6000);
+    ids.back() = 999;  // outside the vocabulary, and never looked at
+    writer.write(hdf5::view(hdf5::Dataset{"/tokens", shape, ids}));
+    writer.close();
+    out.commit();
+    return (s.folder / name).string();
+  };
+  for (const hdf5::Shape& shape : {hdf5::Shape{6000}, hdf5::Shape{1200, 5}, hdf5::Shape{2000, 3}}) {
+    const std::string path = write("ids.h5", shape);
+    s.options.max_tokens = 100;
+    const auto result = s.load(path);
+    EXPECT_EQ(result.record.sources[0].dropped.front().find("token ids not needed"), 0u);
+    // The same as of a file that is read whole.
+    const std::string whole = s.ids("ids.npy", shape, counting(6000));
+    EXPECT_EQ(result.chunks, s.load(whole).chunks);
+    EXPECT_EQ(s.load(path + ":1," + path + ":3").chunks,
+              s.load(whole + ":1," + whole + ":3").chunks);
+    s.options.max_tokens = 0;
+    EXPECT_TRUE(contains(error_of([&] { s.load(path); }), "outside the vocabulary"));
+  }
 }
 
 TEST(Corpus, ErrorsNameFileAndPlace) {

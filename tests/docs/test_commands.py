@@ -142,7 +142,8 @@ class Options(unittest.TestCase):
 
     def test_the_quickstarts_commands_name_options_that_exist(self):
         text = (SOURCE / "scripts" / "quickstart.sh").read_text().replace("\\\n", " ")
-        found = [shlex.split(line) for line in text.splitlines() if line.startswith("build/bin/")]
+        found = [shlex.split(line) for line in text.splitlines()
+                 if line.strip().startswith("build/bin/")]
         self.assertGreaterEqual(len(found), 3)
         for words in found:
             self.check([words[0].rpartition("/")[2], *words[1:]], "scripts/quickstart.sh")
@@ -173,8 +174,9 @@ class Commands(ProgramTest):
         for name in ("datasets", "scripts"):
             (self.folder / name).symlink_to(SOURCE / name)
         write_checkpoint(self.folder / "model", {"max_position_embeddings": 131072})
-        write_model(self.folder / "model.gguf", QWEN3_MINI, qwen3_tensors(QWEN3_MINI),
-                    lambda _: Type.Q8_0, numpy.random.default_rng(0))
+        for name, kind in (("model.gguf", Type.Q8_0), ("my-qwen3.F16.gguf", Type.F16)):
+            write_model(self.folder / name, QWEN3_MINI, qwen3_tensors(QWEN3_MINI), lambda _: kind,
+                        numpy.random.default_rng(0))
         documents = (SOURCE / "datasets/tiny-gqa/calibration.jsonl").read_text().splitlines()
         (self.folder / "chat.jsonl").write_text("\n".join(documents[:8]) + "\n")
         (self.folder / "code.jsonl").write_text("\n".join(documents[8:16]) + "\n")

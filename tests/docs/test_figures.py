@@ -8,6 +8,7 @@ from support.markdown_files import MarkdownFile
 from support.programs import SOURCE, run
 
 sys.path.insert(0, str(SOURCE / "scripts"))
+import draw_bits_chart
 import draw_quality_chart
 import draw_serving_chart
 from tiny_study import figures, plan
@@ -15,16 +16,17 @@ from tiny_study import figures, plan
 STUDY = json.loads((SOURCE / "rotation_zoo/tiny-gqa/study/study.json").read_text())
 
 
+def tables(page, heading):
+    """Rows of each table under `heading`, as lists of cells without emphasis and backticks."""
+    text = MarkdownFile(page).text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    found = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    return [[[cell.strip(" *`") for cell in line.strip("|").split("|")]
+             for line in table.splitlines()[2:]] for table in found]
+
+
 def table_rows(page, heading):
-    """Rows of the first table under `heading`, as lists of cells without emphasis and backticks."""
-    text = MarkdownFile(page).text.partition(f"\n## {heading}\n")[2]
-    lines = []
-    for line in text.splitlines():
-        if line.startswith("|"):
-            lines.append([cell.strip(" *`") for cell in line.strip("|").split("|")])
-        elif lines:
-            break
-    return lines[2:]
+    """Rows of the first table under `heading`."""
+    return tables(page, heading)[0]
 
 
 def kl(run_name, method):
@@ -40,8 +42,13 @@ class Figures(unittest.TestCase):
         """`shown`, as ".0057", is `value` rounded to the digits that it has."""
         self.assertEqual(shown, f"{value:.{len(shown) - 1}f}".lstrip("0"))
 
-    def test_the_picture_is_drawn_from_the_study(self):
-        self.assertEqual((SOURCE / "docs/quality.svg").read_text(), draw_quality_chart.draw(STUDY))
+    def test_the_picture_of_the_real_model_is_drawn_from_its_table(self):
+        self.assertEqual((SOURCE / "docs/quality.svg").read_text(), draw_quality_chart.draw())
+        self.assertEqual(len(draw_quality_chart.figures()["default of this toolkit"]),
+                         len(draw_quality_chart.TEXTS))
+
+    def test_the_picture_of_bits_is_drawn_from_the_study(self):
+        self.assertEqual((SOURCE / "docs/bits.svg").read_text(), draw_bits_chart.draw(STUDY))
 
     def test_the_picture_of_steps_is_drawn_from_the_measurement(self):
         self.assertEqual((SOURCE / "docs/serving.svg").read_text(), draw_serving_chart.draw())
@@ -99,11 +106,13 @@ class Figures(unittest.TestCase):
                              figures.percent((niah["rate"], niah["low"], niah["high"])), label)
 
     def test_the_readmes_results_are_rows_of_all_results(self):
-        everything = [row[1:] for row in table_rows("docs/results.md", "Quality")]
-        rows = table_rows("README.md", "Results")
-        self.assertGreaterEqual(len(rows), 4)
-        for row in rows:
-            self.assertIn(row[1:], everything)
+        shown = tables("README.md", "Results")
+        self.assertEqual(len(shown), 2)  # of the real model first
+        for rows, heading in zip(shown, ("A real checkpoint", "Quality")):
+            everything = [row[1:] for row in table_rows("docs/results.md", heading)]
+            self.assertGreaterEqual(len(rows), 4)
+            for row in rows:
+                self.assertIn(row[1:], everything)
 
     def test_every_stack_is_described_as_the_program_does(self):
         ratios = {"a ratio for each layer, KV head and side": "one a layer, head and side",

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "oscar/base/error.h"
+
 namespace {
 
 TEST(TokenScores, EqualTheDefinitionInFloat64) {
@@ -29,6 +31,21 @@ TEST(TokenScores, EqualLogitsHaveNoDivergenceToEightDigits) {
   oscar::TokenScores scores;
   score_logits(logits, logits.clone(), torch::zeros({20}, torch::kInt64), scores);
   for (const double kl : scores.kl) EXPECT_NEAR(kl, 0, 1e-8);
+}
+
+TEST(TokenScores, PredictionsThatAreNotFiniteAreAnErrorAndNoScore) {
+  for (const float wrong : {INFINITY, -INFINITY, NAN}) {
+    const auto reference = torch::zeros({3, 10}), logits = torch::zeros({3, 10});
+    logits[1] = wrong;
+    oscar::TokenScores scores;
+    try {
+      score_logits(reference, logits, torch::zeros({3}, torch::kInt64), scores);
+      ADD_FAILURE() << "scored";
+    } catch (const oscar::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("not finite"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("prediction 1"), std::string::npos) << error.what();
+    }
+  }
 }
 
 TEST(TokenScores, ACollapsedMethodHasAFiniteScore) {

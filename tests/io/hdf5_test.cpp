@@ -2,8 +2,10 @@
 #include "oscar/io/hdf5.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <fstream>
 #include <numeric>
 
@@ -36,7 +38,8 @@ std::vector<float> counted(size_t count) {
 
 // One of everything; `values` goes to /group/large, [3, 300, 400].
 void write_sample(const std::filesystem::path& path, const std::vector<float>& values) {
-  Writer writer(path);
+  oscar::AtomicFile out(path);
+  Writer writer(out);
   writer.create_group("/group");
   writer.write(DatasetView{"/group/large", Dtype::kF32, {3, 300, 400}, values.data(), true});
   const int64_t count = -7;
@@ -49,6 +52,7 @@ void write_sample(const std::filesystem::path& path, const std::vector<float>& v
   writer.write(Attribute{"/group", "integer", int64_t{1} << 62});
   writer.write(Attribute{"/group", "real", 0.1});
   writer.close();
+  out.commit();
 }
 
 std::string bytes_of(const std::filesystem::path& path) {
@@ -95,9 +99,11 @@ TEST_F(Hdf5, EverythingWrittenComesBackExactly) {
 // A chunk is stored in full: a list just longer than one would take two.
 TEST_F(Hdf5, AListJustAboveAChunkTakesHardlyMoreThanItself) {
   const std::vector<uint8_t> bytes((1 << 20) + 5000, 7);
-  Writer writer(file("a.h5"));
+  oscar::AtomicFile out(file("a.h5"));
+  Writer writer(out);
   writer.write(DatasetView{"/bytes", Dtype::kU8, {bytes.size()}, bytes.data()});
   writer.close();
+  out.commit();
   EXPECT_LT(std::filesystem::file_size(file("a.h5")), bytes.size() + 8192);
 }
 
@@ -112,9 +118,11 @@ TEST_F(Hdf5, EqualCallsGiveEqualBytes) {
 TEST_F(Hdf5, EveryFlippedByteOfStoredDataIsNoticed) {
   const auto values = counted(64);
   {
-    Writer writer(file("a.h5"));
+    oscar::AtomicFile out(file("a.h5"));
+    Writer writer(out);
     writer.write(DatasetView{"/data", Dtype::kF32, {64}, values.data()});
     writer.close();
+    out.commit();
   }
   const std::string whole = bytes_of(file("a.h5"));
   const std::string raw(reinterpret_cast<const char*>(values.data()), 64 * sizeof(float));
@@ -164,37 +172,87 @@ TEST_F(Hdf5, SizesAboveTheLimitsAreRefusedBeforeAllocation) {
 
 TEST_F(Hdf5, IntegersOfAnyWidthAreReadAndFloatsAreRefused) {
   {
-    Writer writer(file("ids.h5"));
+    oscar::AtomicFile out(file("ids.h5"));
+    Writer writer(out);
     const std::vector<int32_t> ids = {5, -1, 7, 8, 9, 10};
     writer.write(DatasetView{"/ids", Dtype::kI32, {2, 3}, ids.data()});
     const std::vector<float> floats = {1, 2};
     writer.write(DatasetView{"/floats", Dtype::kF32, {2}, floats.data()});
     writer.close();
+    out.commit();
   }
-  EXPECT_EQ(list_datasets(file("ids.h5")).size(), 2U);
-  const IntegerArray array = read_integers(file("ids.h5"), "ids");
+  const oscar::InputFile input(file("ids.h5"));
+  EXPECT_EQ(list_datasets(input).size(), 2U);
+  const IntegerArray array = read_integers(input, "ids");
   EXPECT_EQ(array.shape, (Shape{2, 3}));
   EXPECT_EQ(array.values, (std::vector<int64_t>{5, -1, 7, 8, 9, 10}));
-  EXPECT_THROW(read_integers(file("ids.h5"), "/floats"), oscar::Error);
-  EXPECT_THROW(read_integers(file("ids.h5"), "/absent"), oscar::Error);
+  EXPECT_THROW(read_integers(input, "/floats"), oscar::Error);
+  EXPECT_THROW(read_integers(input, "/absent"), oscar::Error);
 }
 
-TEST_F(Hdf5, AFullDiskIsNamedInTheSystemsWordsWithAHint) {
+TEST_F(Hdf5, AFileThatMayNotGrowIsNamedInTheSystemsWordsWithAHint) {
   const auto values = counted(1 << 20);
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{.rlim_cur = 1 << 16, .rlim_max = before.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &small);
   try {
-    Writer writer("/dev/full");
+    oscar::AtomicFile out(file("a.h5"));
+    Writer writer(out);
     writer.write(DatasetView{"/data", Dtype::kF32, {1 << 20}, values.data()});
     writer.close();
-    FAIL() << "written";
+    ADD_FAILURE() << "written";
   } catch (const oscar::Error& error) {
-    EXPECT_EQ(error.info().found, "No space left on device");
-    EXPECT_NE(error.info().hint.find("free some space"), std::string::npos);
+    EXPECT_EQ(error.info().found, "File too large");
+    EXPECT_NE(error.info().hint.find("choose another folder"), std::string::npos);
   }
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+}
+
+TEST_F(Hdf5, WhatIsReadIsWhatWasCheckedWhateverTakesItsName) {
+  const auto values = counted(3 * 300 * 400);
+  write_sample(file("a.h5"), values);
+  write_bytes(file("b.h5"), "something else");
+  const Reader reader(file("a.h5"));
+  std::filesystem::rename(file("b.h5"), file("a.h5"));
+  EXPECT_EQ(std::get<std::vector<float>>(reader.read("/group/large").data), values);
+  EXPECT_NO_THROW(reader.require_unchanged());
+}
+
+TEST_F(Hdf5, AFileThatIsWrittenToWhileItIsReadIsNamed) {
+  write_sample(file("a.h5"), counted(3 * 300 * 400));
+  const Reader reader(file("a.h5"));
+  std::ofstream(file("a.h5"), std::ios::app) << "more";
+  EXPECT_THROW(reader.require_unchanged(), oscar::Error);
 }
 
 TEST_F(Hdf5, MissingFilesAndFoldersAreErrorsWithTheirName) {
-  EXPECT_NE(refusal_of(file("absent.h5")).find("no such file"), std::string::npos);
+  EXPECT_NE(refusal_of(file("absent.h5")).find("No such file"), std::string::npos);
   EXPECT_NE(refusal_of(folder_).find("not a regular file"), std::string::npos);
+}
+
+TEST_F(Hdf5, OnlyTheLeadingPartThatIsNeededIsDecoded) {
+  {
+    oscar::AtomicFile out(file("ids.h5"));
+    Writer writer(out);
+    const std::vector<int32_t> ids(1 << 20, 7);
+    writer.write(DatasetView{"/stream", Dtype::kI32, {1 << 20}, ids.data(), true});
+    writer.write(DatasetView{"/rows", Dtype::kI32, {1 << 10, 1 << 10}, ids.data(), true});
+    writer.close();
+    out.commit();
+  }
+  const oscar::InputFile ids(file("ids.h5"));
+  const IntegerArray stream = read_integers(ids, "stream", 1000);
+  EXPECT_EQ(stream.shape, (Shape{1000}));
+  EXPECT_EQ(stream.values, std::vector<int64_t>(1000, 7));
+  EXPECT_EQ(stream.left, (1U << 20) - 1000U);
+  const IntegerArray rows = read_integers(ids, "rows", 1025);
+  EXPECT_EQ(rows.shape, (Shape{2, 1 << 10}));
+  EXPECT_EQ(rows.left, (1U << 20) - 2048U);
+  EXPECT_EQ(read_integers(ids, "stream").left, 0U);
+  EXPECT_EQ(read_integers(ids, "rows", 0).values.size(), 0U);
 }
 
 }  // namespace

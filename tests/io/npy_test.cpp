@@ -2,6 +2,7 @@
 #include "oscar/io/npy.h"
 
 #include "data/tiny_tokenizer.h"
+#include "oscar/data/corpus.h"
 
 namespace {
 
@@ -77,6 +78,19 @@ TEST(Npy, RefusesOtherTypesAndDamage) {
   EXPECT_TRUE(contains(error(""), "malformed"));
   EXPECT_TRUE(contains(error(std::string("\x93NUMPY\x01\x00\xff\xff{", 11)), "malformed"));
   EXPECT_TRUE(contains(error(std::string("\x93NUMPY\x02\x00\xff\xff\xff\xff{}", 14)), "malformed"));
+}
+
+TEST(Npy, RowsOfNoValuesTakeNoTimeHoweverMany) {
+  const Folder folder;
+  const auto table =
+      read_npy_integers(folder.write("a.npy", npy(header_of("<i4", "(281474976710656, 0)"), "")));
+  EXPECT_TRUE(table.values.empty());
+  CorpusOptions options;
+  options.chunk_len = 4;
+  EXPECT_NE(error_of([&] {
+              load_corpus((folder / "a.npy").string(), nullptr, options);
+            }).find("corpus is empty"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -218,4 +218,14 @@ TEST(Safetensors, NamesTheFolderWhenThereAreNoWeights) {
   EXPECT_NE(message_of(folder.path()).find("no weights were found"), std::string::npos);
 }
 
+TEST(Safetensors, RefusesATensorThatTheIndexDoesNotName) {
+  TemporaryFolder folder;
+  write_file(folder.path() / "one.safetensors", safetensors_bytes(kTwo));
+  write_file(folder.path() / "model.safetensors.index.json",
+             R"({"weight_map":{"a":"one.safetensors"}})");
+  const std::string text = message_of(folder.path());
+  EXPECT_NE(text.find("a tensor that the index does not name"), std::string::npos) << text;
+  EXPECT_NE(text.find("one.safetensors: b"), std::string::npos) << text;
+}
+
 }  // namespace

@@ -96,7 +96,7 @@ TEST_F(ZipTest, RefusesMembersThatOverlap) {
 }
 
 TEST_F(ZipTest, NoChangeOfAByteIsMoreThanARefusal) {
-  write_npz(path, {{"a", {{2, 2}, {1, 2, 3, 4}}}, {"b", {{3}, {1, 2, 3}}}});
+  write_npz(path, FloatTensors{{"a", {{2, 2}, {1, 2, 3, 4}}}, {"b", {{3}, {1, 2, 3}}}});
   const std::string good = read_text_file(path);
   std::mt19937_64 random(5);
   for (int i = 0; i < 1000; ++i) {

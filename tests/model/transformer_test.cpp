@@ -62,6 +62,20 @@ TEST(Attention, RotatesPairsHalfAHeadApart) {
   }
 }
 
+TEST(Attention, LeavesDimensionsBehindTheRotaryOnesAlone) {
+  torch::manual_seed(4);
+  const auto x = torch::randn({1, 2, 5, 12});
+  const auto angle = torch::outer(torch::arange(5), torch::tensor({1.0, 0.1})).to(torch::kFloat32);
+  const auto y = apply_rope(x, angle.cos(), angle.sin());
+  EXPECT_TRUE(torch::equal(y.narrow(-1, 4, 8), x.narrow(-1, 4, 8)));
+  const auto alone = apply_rope(x.narrow(-1, 0, 4), angle.cos(), angle.sin());
+  EXPECT_TRUE(torch::equal(y.narrow(-1, 0, 4), alone));
+  // And so does moving rows to other positions.
+  const auto moved = move_positions(x[0], {.rotary_dim = 4, .inv_freq = {1.0, 0.1}, .as_run = {}},
+                                    torch::arange(5));
+  EXPECT_LT((moved - y[0]).abs().max().item<double>(), 1e-6);
+}
+
 std::string refusal(const Tensors& tensors) {
   try {
     Model(tensors).hidden(torch::zeros({1, 2}, torch::kInt64));

@@ -20,24 +20,37 @@ namespace {
 
 using namespace oscar;
 
+// Names of transformers where there are such names; widths of 0 stand for what is not there.
+Json describe_layer(const LayerSpec& layer) {
+  const AttentionSpec& attention = layer.attention;
+  Json json = {{"qkv_bias", attention.qkv_bias},
+               {"o_bias", attention.o_bias},
+               {"qk_norm", attention.qk_norm},
+               {"sliding_window", attention.window},
+               {"intermediate_size", layer.dense_intermediate_size()}};
+  if (const ExpertsSpec* experts = layer.experts()) {
+    json["num_experts"] = experts->num_experts;
+    json["num_experts_per_tok"] = experts->top_k;
+    json["moe_intermediate_size"] = experts->intermediate_size;
+  } else {
+    json["mlp_bias"] = std::get<DenseSpec>(layer.mlp).bias;
+  }
+  return json;
+}
+
 // What was understood of a config.json, in transformers' names where there are such names.
 Json describe_config(const ModelConfig& c) {
-  Json kinds = Json::array();
-  for (const AttentionKind kind : c.layer_attention) kinds.push_back(kind != AttentionKind::kFull);
+  Json layers = Json::array();
+  for (const LayerSpec& layer : c.layers) layers.push_back(describe_layer(layer));
   return {{"num_hidden_layers", c.num_layers},
           {"hidden_size", c.hidden_size},
-          {"intermediate_size", c.intermediate_size},
           {"num_attention_heads", c.num_qo_heads},
           {"num_key_value_heads", c.num_kv_heads},
           {"head_dim", c.head_dim},
           {"vocab_size", c.vocab_size},
           {"rms_norm_eps", c.rms_norm_eps},
           {"tie_word_embeddings", c.tie_word_embeddings},
-          {"qkv_bias", c.qkv_bias},
-          {"o_bias", c.o_bias},
-          {"mlp_bias", c.mlp_bias},
-          {"sliding_layers", kinds},
-          {"sliding_window", c.sliding_window},
+          {"layers", layers},
           {"eos_token_ids", c.eos_token_ids},
           {"bos_token_id", c.bos_token_id ? Json(*c.bos_token_id) : Json()},
           {"inv_freq", c.rope.inv_freq},

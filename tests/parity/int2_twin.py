@@ -104,9 +104,10 @@ def round_trip(x, clip, group, correction, feedback, metric):
 
 
 def turned(x, angle):
-    """Rows x [.., d] turned by `angle` [d / 2] a pair of dimensions (i, i + d / 2)."""
-    x, y = x.chunk(2, -1)
-    return torch.cat((x * angle.cos() - y * angle.sin(), y * angle.cos() + x * angle.sin()), -1)
+    """Rows x [.., d] turned by `angle` [n / 2] a pair (i, i + n / 2) of the first n dimensions."""
+    half = len(angle)
+    x, y, still = x.split((half, half, x.shape[-1] - 2 * half), -1)
+    return torch.cat((x * angle.cos() - y * angle.sin(), y * angle.cos() + x * angle.sin(), still), -1)
 
 
 def centres_of_rows(side, rows, rule):

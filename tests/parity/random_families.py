@@ -14,7 +14,8 @@ SIZES = dict(hidden_size=128, intermediate_size=192, num_hidden_layers=4, num_at
 
 def family(model_type, rope=None, theta=10000.0, **keys):
     """A model: keys shared by both config styles, and its rope in neutral form."""
-    architecture = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "mistral": "Mistral"}
+    architecture = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "mistral": "Mistral",
+                    "qwen3_moe": "Qwen3Moe", "glm4_moe": "Glm4Moe"}
     return dict(model_type=model_type, rope=rope, theta=theta,
                 keys={**SIZES, "model_type": model_type,
                       "architectures": [architecture[model_type] + "ForCausalLM"],
@@ -24,6 +25,14 @@ def family(model_type, rope=None, theta=10000.0, **keys):
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=128)
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)
+# Eight experts, of which three answer for a token.
+QWEN_EXPERTS = dict(head_dim=32, max_position_embeddings=4096, num_experts=8,
+                    num_experts_per_tok=3, moe_intermediate_size=48)
+GLM = dict(head_dim=32, max_position_embeddings=4096, attention_bias=True,
+           partial_rotary_factor=0.5, n_routed_experts=8, num_experts_per_tok=3,
+           moe_intermediate_size=48, n_shared_experts=1, first_k_dense_replace=1,
+           norm_topk_prob=True, routed_scaling_factor=2.5, n_group=1, topk_group=1,
+           num_nextn_predict_layers=1, rms_norm_eps=1e-5)
 CASES = {
     "qwen3": family("qwen3", theta=1e6, head_dim=32, max_position_embeddings=4096),
     "qwen3_bias_tied": family("qwen3", theta=1e6, head_dim=32, attention_bias=True,
@@ -46,6 +55,15 @@ CASES = {
                              max_position_embeddings=4096),
     "mistral_default_window": family("mistral", max_position_embeddings=8192),
     "mistral_full": family("mistral", sliding_window=None, max_position_embeddings=4096),
+    "qwen3_moe": family("qwen3_moe", theta=1e6, norm_topk_prob=True, **QWEN_EXPERTS),
+    "qwen3_moe_mixed": family("qwen3_moe", theta=1e6, norm_topk_prob=False, mlp_only_layers=[3],
+                              decoder_sparse_step=2, num_hidden_layers=6, use_sliding_window=True,
+                              sliding_window=64, attention_bias=True, **QWEN_EXPERTS),
+    "glm4_moe": family("glm4_moe", theta=1e6, use_qk_norm=True, **GLM),
+    "glm4_moe_sets": family("glm4_moe", YARN, theta=1e6, **{
+        **GLM, "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False,
+        "partial_rotary_factor": 0.25, "first_k_dense_replace": 2, "attention_bias": False,
+        "max_position_embeddings": 256}),
 }
 
 
@@ -65,7 +83,36 @@ def config_json(case, style):
         config.update(dtype="float32", transformers_version="5.0.0")
         config["rope_parameters"] = {**(case["rope"] or {"rope_type": "default"}),
                                      "rope_theta": case["theta"]}
+        if "partial_rotary_factor" in config:
+            config["rope_parameters"]["partial_rotary_factor"] = \
+                config.pop("partial_rotary_factor")
+        if "num_experts" in config:
+            config["num_local_experts"] = config.pop("num_experts")
     return config
+
+
+def experts_apart(state):
+    """Expert by expert, as checkpoints store what transformers 5 holds in one tensor a layer."""
+    apart = {}
+    for name, tensor in state.items():
+        prefix, experts, rest = name.partition(".experts.")
+        if not experts or tensor.dim() != 3:
+            apart[name] = tensor
+            continue
+        for i, matrix in enumerate(tensor):
+            parts = {"gate_proj": matrix.chunk(2)[0], "up_proj": matrix.chunk(2)[1]} \
+                if rest == "gate_up_proj" else {"down_proj": matrix}
+            apart.update({f"{prefix}.experts.{i}.{part}.weight": rows.contiguous()
+                          for part, rows in parts.items()})
+    return apart
+
+
+def further_layer(state, index):
+    """A layer that predicts further tokens: like the last one, and with tensors of its own."""
+    last = f"model.layers.{index - 1}."
+    layer = {name.replace(last, f"model.layers.{index}."): tensor.clone()
+             for name, tensor in state.items() if name.startswith(last)}
+    return layer | {f"model.layers.{index}.eh_proj.weight": torch.randn(8, 16)}
 
 
 def make_weights(folder, seed):
@@ -82,9 +129,15 @@ def make_weights(folder, seed):
                     parameter[::7] *= 6.0
             else:
                 parameter.normal_(0, 1.5 / parameter.shape[-1] ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.3)
     state = {k: v.contiguous().clone() for k, v in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
+    state = experts_apart(state)
+    if getattr(model.config, "num_nextn_predict_layers", 0):
+        state |= further_layer(state, model.config.num_hidden_layers)
     return state
 
 

@@ -44,7 +44,7 @@ class Workspace:
     def report(self, methods, *options):
         out = self.folder / "report.json"
         run("oscar-eval", self.checkpoint, "--corpus", self.corpus, "--compare", ",".join(methods),
-            "--device", "cpu", "--json", out, "--quiet", *options)
+            "--device", "cpu", "--json", out, "--force", "--quiet", *options)
         return json.loads(out.read_text())
 
     def reference(self, first, offset=0):

@@ -115,7 +115,8 @@ class Fold(ProgramTest):
         report = self.folder / "report.json"
         self.run_ok("oscar-eval", model, "--bundle", bundle, "--compare", "bundle", "--corpus",
                     SOURCE / "datasets/tiny-gqa/heldout.jsonl", "--max-tokens",
-                    2048, "--chunk-len", 1024, "--device", "cpu", "--json", report, "--quiet")
+                    2048, "--chunk-len", 1024, "--device", "cpu", "--json", report,
+                    "--force", "--quiet")
         return json.loads(report.read_text())["methods"]["bundle"]["kl"]["mean"]
 
     def check_logits(self, model, folded, ids):

@@ -94,9 +94,17 @@ class Configs(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             return json.loads(result.stdout), AutoConfig.from_pretrained(folder)
 
+    @staticmethod
+    def has_experts(config, layer):
+        """Of transformers' config, as its decoder layers decide."""
+        if config.model_type == "glm4_moe":
+            return layer >= config.first_k_dense_replace
+        return (config.model_type == "qwen3_moe" and layer not in config.mlp_only_layers
+                and (layer + 1) % config.decoder_sparse_step == 0)
+
     def check(self, config):
         got, theirs = self.understood(config)
-        for key in ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size",
+        for key in ("num_hidden_layers", "hidden_size", "vocab_size",
                     "num_attention_heads", "num_key_value_heads", "rms_norm_eps",
                     "tie_word_embeddings", "bos_token_id"):
             self.assertEqual(got[key], getattr(theirs, key), key)
@@ -108,11 +116,19 @@ class Configs(unittest.TestCase):
                          [] if eos is None else eos if isinstance(eos, list) else [eos])
         model_type = theirs.model_type
         sliding = [kind == "sliding_attention" for kind in theirs.layer_types] \
-            if model_type.startswith("qwen") \
+            if model_type in ("qwen2", "qwen3") \
             else [getattr(theirs, "sliding_window", None) is not None] * got["num_hidden_layers"]
-        self.assertEqual(got["sliding_layers"], sliding)
-        if any(sliding):
-            self.assertEqual(got["sliding_window"], theirs.sliding_window)
+        self.assertEqual([layer["sliding_window"] for layer in got["layers"]],
+                         [theirs.sliding_window if slides else 0 for slides in sliding])
+        for i, layer in enumerate(got["layers"]):
+            width = theirs.intermediate_size
+            if self.has_experts(theirs, i):
+                width = getattr(theirs, "n_shared_experts", 0) * theirs.moe_intermediate_size
+                for key in ("num_experts_per_tok", "moe_intermediate_size"):
+                    self.assertEqual(layer[key], getattr(theirs, key), key)
+                self.assertEqual(layer["num_experts"], theirs.num_local_experts)
+            self.assertEqual(("num_experts" in layer, layer["intermediate_size"]),
+                             (self.has_experts(theirs, i), width))
         rotary = type(theirs).__name__.replace("Config", "RotaryEmbedding")
         module = sys.modules[f"transformers.models.{model_type}.modeling_{model_type}"]
         rope = getattr(module, rotary)(theirs)
@@ -121,18 +137,32 @@ class Configs(unittest.TestCase):
         self.assertAlmostEqual(got["attention_factor"], rope.attention_scaling, places=12)
 
     def test_absent_keys_take_the_defaults_of_transformers(self):
-        for name in ("Qwen3", "Qwen2", "Llama", "Mistral"):
-            __import__(f"transformers.models.{name.lower()}.modeling_{name.lower()}")
+        for name, kind in (("Qwen3", "qwen3"), ("Qwen2", "qwen2"), ("Llama", "llama"),
+                           ("Mistral", "mistral"), ("Qwen3Moe", "qwen3_moe"),
+                           ("Glm4Moe", "glm4_moe")):
+            __import__(f"transformers.models.{kind}.modeling_{kind}")
             with self.subTest(family=name):
-                self.check({"model_type": name.lower(), "architectures": [f"{name}ForCausalLM"]})
+                # transformers' GLM needs a head_dim where the width has no share for each head.
+                size = {"head_dim": 128} if name == "Glm4Moe" else {}
+                self.check({"model_type": kind, "architectures": [f"{name}ForCausalLM"], **size})
                 # Null differs from absent, but transformers' Mistral takes no null here.
-                heads = {} if name == "Mistral" else {"num_key_value_heads": None}
-                self.check({"model_type": name.lower(), "architectures": [f"{name}ForCausalLM"],
+                heads = {"num_key_value_heads": None} if name in ("Qwen3", "Qwen2", "Llama") else {}
+                self.check({"model_type": kind, "architectures": [f"{name}ForCausalLM"],
                             "num_attention_heads": 16, "hidden_size": 2048, **heads})
 
     def test_rope_and_windows_of_shipped_configurations_are_understood(self):
         def released(name, **keys):
-            return {"model_type": name.lower(), "architectures": [f"{name}ForCausalLM"], **keys}
+            kind = {"Qwen3Moe": "qwen3_moe", "Glm4Moe": "glm4_moe"}.get(name, name.lower())
+            return {"model_type": kind, "architectures": [f"{name}ForCausalLM"], **keys}
+        self.check(released("Qwen3Moe", num_experts=128, num_experts_per_tok=8, head_dim=128,
+                            norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1,
+                            moe_intermediate_size=768, max_window_layers=48, sliding_window=None,
+                            num_hidden_layers=48, rope_theta=1e6, output_router_logits=False,
+                            router_aux_loss_coef=0.001))
+        self.check(released("Glm4Moe", attention_bias=True, head_dim=128, hidden_size=5120,
+                            first_k_dense_replace=3, n_routed_experts=160, num_hidden_layers=92,
+                            num_nextn_predict_layers=1, partial_rotary_factor=0.5,
+                            rope_theta=1e6, routed_scaling_factor=2.5, use_qk_norm=True))
         self.check(released("Llama", rope_theta=500000.0, max_position_embeddings=131072,
                             num_key_value_heads=8, rope_scaling=dict(
                                 LLAMA3, original_max_position_embeddings=8192)))
@@ -173,7 +203,71 @@ def last_layer_full(config):
     config.layer_types = config.layer_types[:-1] + ["full_attention"]
 
 
+def without_shared_expert(model):
+    for layer in model.model.layers:
+        if hasattr(layer.mlp, "shared_experts"):
+            layer.mlp.shared_experts.down_proj.weight.data.zero_()
+
+
+def rerouted(change):
+    """Changes what the router of the last layer returns: the weights and the experts chosen."""
+    def install(model):
+        router = model.model.layers[-1].mlp.gate
+
+        def hook(_, inputs, output):
+            return (output[0], *change(router, inputs[0].reshape(-1, router.hidden_dim), *output[1:]))
+        router.register_forward_hook(hook)
+    return install
+
+
+def bias_in_the_weights(router, x, weights, experts):
+    scores = (x @ router.weight.T).sigmoid() + router.e_score_correction_bias
+    chosen = scores.gather(1, experts)
+    return chosen / chosen.sum(-1, keepdim=True) * router.routed_scaling_factor, experts
+
+
+def bias_not_in_the_choice(model):
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.zero_()
+
+
+def one_token_astray(_, x, weights, experts):
+    """One choice of one token: the expert after the one that was chosen and not chosen itself."""
+    chosen = experts[100].tolist()
+    experts = experts.clone()
+    experts[100, 0] = next(e for e in range(8) if e not in chosen)
+    return weights, experts
+
+
+def unnormalized(router, x, weights, experts):
+    scores = (x @ router.weight.T).softmax(-1)
+    return scores.gather(1, experts), experts
+
+
+def routers(name, value):
+    def change(model):
+        for layer in model.model.layers:
+            if hasattr(layer.mlp, "gate"):
+                assert hasattr(layer.mlp.gate, name)
+                setattr(layer.mlp.gate, name, value)
+    return change
+
+
 MISTAKES = {
+    "bias of the choice in the weights": ("glm4_moe",
+                                          dict(model=rerouted(bias_in_the_weights))),
+    "bias of the choice lost": ("glm4_moe", dict(model=bias_not_in_the_choice)),
+    "routed scaling lost": ("glm4_moe", dict(model=routers("routed_scaling_factor", 1.0))),
+    "norm of the top k lost": ("glm4_moe", dict(model=routers("norm_topk_prob", False))),
+    "norm of the top k lost after a softmax": ("qwen3_moe", dict(model=rerouted(unnormalized))),
+    "norm of the top k made without being asked for":
+        ("glm4_moe_sets", dict(model=routers("norm_topk_prob", True))),
+    "shared expert lost": ("glm4_moe", dict(model=without_shared_expert)),
+    "sets of experts ignored": ("glm4_moe_sets", dict(model=routers("topk_group", 4))),
+    "one token of one layer sent to another expert": ("qwen3_moe",
+                                                      dict(model=rerouted(one_token_astray))),
+    "the whole head turned": ("glm4_moe", dict(config=rope_changed(partial_rotary_factor=1.0))),
     "rope off by one position": ("qwen3", dict(shift=1)),
     "query heads read the wrong KV head": ("qwen3", dict(permute=True)),
     "window one token too wide": ("mistral_window", dict(config=window_plus_one)),

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "oscar/report/scale.h"
 #include "report/sample.h"
@@ -48,6 +49,27 @@ TEST(Chart, LinesBreakWhereAValueIsMissing) {
   const std::string line = svg.substr(path, svg.find("class=", path) - path);
   EXPECT_EQ(report_sample::occurrences(line, "M"), 2u);
   EXPECT_EQ(report_sample::occurrences(line, "L"), 1u);
+}
+
+TEST(Chart, ValuesAtTheLimitsOfADoubleGetAFewTicks) {
+  const double tiny = 5e-324, huge = std::numeric_limits<double>::max();
+  for (const bool log : {false, true}) {
+    for (const auto& values : std::vector<std::vector<double>>{{tiny},
+                                                               {tiny, 1},
+                                                               {0, tiny},
+                                                               {-huge, huge},
+                                                               {huge},
+                                                               {1, std::nextafter(1, 2)},
+                                                               {1e17, 1e17 + 16},
+                                                               {tiny, huge}}) {
+      const AxisSpec axis = axis_over(values, log, "");
+      EXPECT_LT(axis.low, axis.high);
+      const auto ticks = ticks_of(axis);
+      EXPECT_LE(ticks.size(), 60u);
+      const Scale scale = make_scale(axis, 0, 100);
+      for (const double v : values) EXPECT_TRUE(std::isfinite(scale(v))) << v;
+    }
+  }
 }
 
 }  // namespace

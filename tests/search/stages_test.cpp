@@ -41,7 +41,7 @@ TEST(Stages, RowWeightsAreTriedForTransformsWithDataInThem) {
 
 // A request to stop at the next tensor operation, once: a second signal would end the process.
 std::unique_ptr<at::ObserverContext> ask_to_stop(const at::RecordFunction&) {
-  [[maybe_unused]] static const int raised = std::raise(SIGINT);
+  [[maybe_unused]] static const int raised = std::raise(SIGTERM);
   return nullptr;
 }
 

@@ -16,15 +16,21 @@ HEAD_DIM, LAYERS, VOCAB, THETA, POSITIONS = 32, 2, 300, 1e4, 4096
 SINK, RECENT = 4, 12
 FAMILIES = {  # what each has that others don't
     "Llama": {}, "Mistral": {"sliding_window": None}, "Qwen2": {"use_sliding_window": False},
-    "Qwen3": {}}
+    # All experts of a layer are chosen: a choice may turn on the rounding of a cached row.
+    "Qwen3": {}, "Qwen3Moe": {"num_experts": 2, "num_experts_per_tok": 2,
+                              "moe_intermediate_size": 48},
+    "Glm4Moe": {"n_routed_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+                "use_qk_norm": True}}
+ROTARY_FACTOR = {"Glm4Moe": 0.5}  # RoPE turns a part of each head
 
 
 @functools.cache
 def random_model(family="Qwen3", dtype=torch.float32):
     """In evaluation mode; attention is sharp, so that a wrong row shows. Copy it to change it."""
-    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": THETA}}
+    factor = {"partial_rotary_factor": ROTARY_FACTOR[family]} if family in ROTARY_FACTOR else {}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": THETA, **factor}}
     if transformers.__version__.startswith("4."):
-        rope = {"rope_theta": THETA}
+        rope = {"rope_theta": THETA, **factor}
     config = getattr(transformers, f"{family}Config")(
         vocab_size=VOCAB, hidden_size=96, intermediate_size=128, num_hidden_layers=LAYERS,
         num_attention_heads=4, num_key_value_heads=2, head_dim=HEAD_DIM,
@@ -68,7 +74,8 @@ def random_bundle(family="Qwen3", recipe="plain", demote_block=1):
     layers = {i: Layer(i, "full", 0, True, 4, 2, HEAD_DIM, random_side(True, recipe, random),
                        random_side(False, recipe, random)) for i in range(LAYERS)}
     model = Model("random", f"{family}ForCausalLM", LAYERS, 4, 2, HEAD_DIM, 96,
-                  {"rope_type": "default", "rope_theta": THETA, "max_positions": POSITIONS}, "")
+                  {"rope_type": "default", "rope_theta": THETA, "max_positions": POSITIONS,
+                   "partial_rotary_factor": ROTARY_FACTOR.get(family, 1.0)}, "")
     return Bundle("random.h5", "", model, Quantizer(0, SINK, RECENT, demote_block, torch.float16), layers)
 
 

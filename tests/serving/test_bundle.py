@@ -11,9 +11,11 @@ import unittest
 
 import h5py
 import numpy as np
+import torch
 
-from support.bundle_case import make_file
+from support.bundle_case import make_file, store_plainly
 from serving_case import BIN, BUNDLE, tiny_model
+import random_models as small
 import oscar_int2
 from oscar_int2.bundle import content_sha256
 from oscar_int2.codec import key_centre_table
@@ -32,7 +34,7 @@ class Changed(unittest.TestCase):
         """An open copy of the bundle to change; signed again behind, unless told not to."""
         with tempfile.TemporaryDirectory() as folder:
             self.path = pathlib.Path(folder) / "bundle.h5"
-            shutil.copy(BUNDLE, self.path)
+            store_plainly(shutil.copy(BUNDLE, self.path))
             with h5py.File(self.path, "r+") as file:
                 self.edit(file)
                 if sign:
@@ -179,7 +181,10 @@ class LeftOut(unittest.TestCase):
 class Loaded(unittest.TestCase):
     def test_it_holds_what_the_file_holds(self):
         bundle = oscar_int2.load(BUNDLE)
-        with h5py.File(BUNDLE) as file:
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        plain = store_plainly(shutil.copy(BUNDLE, pathlib.Path(scratch.name) / "plain.h5"))
+        with h5py.File(plain) as file:
             self.assertEqual(list(bundle.layers), list(range(8)))
             for index, layer in bundle.layers.items():
                 group = file[f"layers/{index:03}"]
@@ -202,6 +207,8 @@ class Loaded(unittest.TestCase):
                              ({"num_key_value_heads": 4}, "num_kv_heads"),
                              ({"architectures": ["LlamaForCausalLM"]}, "architecture"),
                              ({"rope_parameters": {"rope_theta": 5e5}}, "rope_theta"),
+                             ({"rope_parameters": {"partial_rotary_factor": 0.5}},
+                              "partial_rotary_factor"),
                              ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_type")):
             other = types.SimpleNamespace(**{**config.to_dict(), **change})
             with self.subTest(text), self.assertRaisesRegex(oscar_int2.BundleMismatchError, text):
@@ -224,6 +231,38 @@ class Loaded(unittest.TestCase):
             expected = ROPE_INIT_FUNCTIONS[kind](config, "cpu")[0].double().numpy()
             with self.subTest(kind):
                 np.testing.assert_allclose(inverse_frequencies(parameters, 128), expected, rtol=1e-6)
+            config.rope_parameters["partial_rotary_factor"] = 0.5
+            expected = ROPE_INIT_FUNCTIONS[kind](config, "cpu")[0].double().numpy()
+            self.assertEqual(len(expected), 32)
+            with self.subTest(kind, part=0.5):
+                np.testing.assert_allclose(
+                    inverse_frequencies({**parameters, "partial_rotary_factor": 0.5}, 128), expected,
+                    rtol=1e-6)
+        with self.assertRaisesRegex(oscar_int2.BundleError, "even number"):
+            inverse_frequencies({"rope_type": "default", "rope_theta": 1e4,
+                                 "partial_rotary_factor": 0.2}, 16)
+
+    def test_centres_turn_with_the_part_of_the_head_that_rope_turns(self):
+        bundle = small.random_bundle("Glm4Moe", "shaped")
+        key = bundle.layers[1].key
+        table = key_centre_table(bundle, 1).double()
+        half = small.HEAD_DIM // 4
+        frequencies = small.THETA ** (-np.arange(half) / half)
+        for segment in (0, 3):
+            angles = torch.from_numpy((1024 * segment + 511.5) * frequencies)
+            centre = key.centres[1, 0].double()
+            x, y, still = centre.split((half, half, small.HEAD_DIM - 2 * half))
+            turned = torch.cat((x * angles.cos() - y * angles.sin(),
+                                y * angles.cos() + x * angles.sin(), still))
+            row = (turned - key.mean[1].double()) @ key.rotation[1].double()
+            torch.testing.assert_close(table[segment, 1, 0], row, rtol=2**-7, atol=2**-7)
+
+    def test_a_gguf_file_gives_a_divisor_for_each_rope_frequency(self):
+        parameters = {"rope_type": "freq_factors", "rope_theta": 1e4, "freq_factors": [1.0, 2.0, 8.0, 8.0]}
+        np.testing.assert_allclose(inverse_frequencies(parameters, 8), [1, 0.1 / 2, 0.01 / 8, 0.001 / 8])
+        for wrong in ([1.0, 2.0], "no numbers"):
+            with self.assertRaises(oscar_int2.BundleError):
+                inverse_frequencies({**parameters, "freq_factors": wrong}, 8)
 
     def test_centres_are_turned_to_the_middle_of_each_segment(self):
         bundle = oscar_int2.load(BUNDLE)

@@ -54,7 +54,7 @@ def generated(model, rows, count=12, **options):
 class Definition(unittest.TestCase):
     def test_logits_of_every_family_are_those_of_the_definition(self):
         ids, u = small.prompts(60)[0], 2 * small.LAYERS * U  # rows are rounded before and behind turning
-        for family, recipe in zip(small.FAMILIES, ("plain", "shaped", "plain", "shaped")):
+        for family, recipe in zip(small.FAMILIES, ("plain", "shaped") * 3, strict=True):
             for prompt in (5, 40):
                 model, bundle = small.random_model(family), small.random_bundle(family, recipe)
                 expected, exact = small.twin_log_probabilities(model, bundle, ids, prompt)
@@ -79,6 +79,25 @@ class Definition(unittest.TestCase):
             ours = forced_logits(model, OscarCache(model, 1, 50), [ids], 20)[0].double()
         cost = kl_divergence(exact, expected).mean().item()
         self.assertLess(kl_divergence(expected, ours).mean().item(), 0.2 * cost)
+
+    def test_second_prompts_read_what_the_cache_holds(self):
+        first, end = 40, 47  # no row leaves a window in between: by steps and at once are the same
+        ids, u = small.prompts(end + 1)[0], 2 * small.LAYERS * U
+        for family, recipe in (("Qwen3", "shaped"), ("Llama", "plain")):
+            bundle = dataclasses.replace(
+                small.random_bundle(family, recipe),
+                quantizer=small.random_bundle(demote_block=8).quantizer)
+            with self.subTest(family), applied(small.random_model(family), bundle) as model:
+                steps = forced_logits(model, OscarCache(model, 1, 60), [ids], first)[0]
+                cache = OscarCache(model, 1, 60)
+                with torch.no_grad():
+                    model(torch.tensor([ids[:first]]), past_key_values=cache)
+                    at_once = model(torch.tensor([ids[first:end]]), past_key_values=cache).logits[0]
+                    behind = model(torch.tensor([ids[end:]]), past_key_values=cache).logits[0]
+                error = (at_once - steps[1:]).std(-1) / steps[1:].std(-1)
+                self.assertLess(error.mean().item(), u)
+                steps = forced_logits(model, OscarCache(model, 1, 60), [ids + [0]], first)[0]
+                self.assertLess((behind[0] - steps[-1]).std() / steps[-1].std(), u)
 
     def test_every_dtype_computes_the_same_to_the_precision_of_bf16(self):
         ids = small.prompts(30)[0]
@@ -120,6 +139,16 @@ class Generation(unittest.TestCase):
                 "attention_mask": torch.ones(3, 50, dtype=torch.long)})
             self.assertFalse(torch.equal(ignored[1:], tokens[1:]), "padding does not matter here")
 
+    def test_columns_that_a_mask_leaves_out_do_not_matter(self):
+        prompt, steps = small.prompts(30)[0], 4
+        ids, mask = torch.tensor([prompt]), torch.ones(1, 30, dtype=torch.long)
+        mask[0, [3, 17, 18]] = 0
+        with applied() as model:
+            tokens, logits = generated(model, {"input_ids": ids, "attention_mask": mask}, steps)
+            alone, expected = generated(model, [ids[mask.bool()].tolist()], steps)
+        self.assertEqual(tokens.tolist(), alone.tolist())
+        self.assertLess(kl_divergence(expected[0], logits[0]).max().item(), 1e-4)
+
     def test_a_loop_of_ones_own_finds_positions_behind_padding(self):
         rows, steps = small.prompts(40, 17), 6
         with applied() as model, torch.no_grad():
@@ -130,6 +159,41 @@ class Generation(unittest.TestCase):
                 self.assertLess(kl_divergence(logits[:, i], step[:, 0]).max().item(), 1e-4)
                 step = model(tokens[:, i:i + 1], past_key_values=cache).logits
             cache.check_rows()
+
+    def test_chats_continue_in_the_cache_of_the_turn_before(self):
+        first, second = small.prompts(45, 18), small.prompts(11, 30, seed=8)
+        with applied() as model:
+            cache, chat = OscarCache(model, 2, 120), small.left_padded(first)
+            for turn in (None, small.left_padded(second)):
+                if turn:
+                    chat = {name: torch.cat((chat[name], turn[name]), 1) for name in chat}
+                tokens, logits = generated(model, chat, past_key_values=cache)
+                chat = {"input_ids": torch.cat((chat["input_ids"], tokens), 1),
+                        "attention_mask": torch.cat((chat["attention_mask"], torch.ones_like(tokens)), 1)}
+            self.assertEqual(cache.paged.step.seq_len.tolist(), [45 + 12 + 11 + 11, 18 + 12 + 30 + 11])
+            for row in range(2):
+                alone = OscarCache(model, 1, 120)
+                begun, _ = generated(model, [first[row]], past_key_values=alone)
+                again, expected = generated(  # with a mask: without one 0 would be padding
+                    model, small.left_padded([first[row] + begun[0].tolist() + second[row]]),
+                    past_key_values=alone)
+                self.assertEqual(tokens[row].tolist(), again[0].tolist())
+                self.assertLess(kl_divergence(expected[0], logits[row]).max().item(), 1e-3)
+            # Over a fresh cache the whole chat is a prompt, which is attended exactly.
+            _, exact = generated(model, {name: x[:, :-12] for name, x in chat.items()}, 1)
+            apart = kl_divergence(exact[:, 0], logits[:, 0])
+            self.assertGreater(apart.min().item(), 1e-4)
+            self.assertLess(apart.max().item(), 1)
+
+    def test_prompts_come_in_chunks_if_they_are_asked_for(self):
+        prompt = small.prompts(50)
+        with applied() as model:
+            _, expected = generated(model, prompt)
+            for size in (64, 13):  # transformers 4 takes the last token of a prompt by itself
+                cache = OscarCache(model, 1, 64)
+                _, logits = generated(model, prompt, prefill_chunk_size=size, past_key_values=cache)
+                self.assertEqual(cache.paged.step.seq_len.tolist(), [61])
+                self.assertLess(kl_divergence(expected[:, 0], logits[:, 0]).max().item(), 1)
 
     def test_the_cache_is_kept_reset_and_replaced_when_it_is_too_small(self):
         first, second = small.prompts(45, 20)
@@ -209,17 +273,13 @@ class Refusals(unittest.TestCase):
         prompt, model = small.prompts(20), small.random_model()
         other = OscarCache(apply(copy.deepcopy(model), small.random_bundle()), 1, 64)
         with applied(model):
-            filled = OscarCache(model, 1, 64)
-            generated(model, prompt, past_key_values=filled)
             for text, options in (
                     ("beam_search", {"num_beams": 2}),
                     ("assisted_generation", {"prompt_lookup_num_tokens": 3}),
                     ("assisted_generation", {"assistant_model": small.random_model()}),
-                    ("prefill_chunk_size=8", {"prefill_chunk_size": 8}),
                     ("cache_implementation='static'", {"cache_implementation": "static"}),
                     ("output_attentions", {"output_attentions": True}),
                     ("DynamicCache", {"past_key_values": DynamicCache()}),
-                    ("second prompt", {"past_key_values": filled}),
                     ("not made for", {"past_key_values": other})):
                 with self.subTest(text), self.assertRaisesRegex(REFUSED, text):
                     generated(model, prompt, **options)
@@ -238,17 +298,14 @@ class Refusals(unittest.TestCase):
             cache = OscarCache(model, 1, 22)
             with self.assertRaisesRegex(REFUSED, "not prepare"):
                 copy.deepcopy(small.random_model("Llama"))(ids, past_key_values=cache)
-            holes = ones.clone()
-            holes[0, 10] = 0
             for text, options in (
                     ("DynamicCache", {"past_key_values": DynamicCache()}),
                     ("use_cache=True without", {"use_cache": True}),
                     ("output_attentions", {"output_attentions": True}),
-                    ("not in one piece", {"past_key_values": cache, "attention_mask": holes}),
-                    ("that has none", {"past_key_values": cache, "attention_mask": 0 * ones}),
+                    ("that has no tokens", {"past_key_values": cache, "attention_mask": 0 * ones}),
                     (r"shape \[1, 1, 20, 20\]", {"past_key_values": cache, "attention_mask":
                                                  torch.ones(1, 1, 20, 20, dtype=torch.bool)}),
-                    ("begin at 0", {"past_key_values": cache,
+                    ("count each row's tokens", {"past_key_values": cache,
                                     "position_ids": torch.arange(5, 25)[None]})):
                 with self.subTest(text), self.assertRaisesRegex(REFUSED, text):
                     model(ids, **options)
@@ -259,8 +316,12 @@ class Refusals(unittest.TestCase):
             with self.assertRaisesRegex(oscar_int2.CacheFullError, "made for 22"):
                 model(torch.tensor(small.prompts(23)), past_key_values=cache)
             model(ids, past_key_values=cache)
-            with self.assertRaisesRegex(REFUSED, "several tokens"):
-                model(ids[:, :2], past_key_values=cache)
+            for text, options in (
+                    (r"shape \[1, 2\] for \[1, 22\]", {"attention_mask": ones[:, :2]}),
+                    ("leaves out tokens", {"attention_mask": torch.tensor([[0] * 5 + [1] * 17])}),
+                    ("on from those that the cache holds", {"position_ids": torch.arange(2)[None]})):
+                with self.subTest(text), self.assertRaisesRegex(REFUSED, text):
+                    model(ids[:, :2], past_key_values=cache, **options)
             for _ in range(2):
                 model(ids[:, :1], past_key_values=cache)
             with self.assertRaisesRegex(oscar_int2.CacheFullError, "23 tokens"):

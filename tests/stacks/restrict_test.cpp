@@ -104,6 +104,23 @@ TEST(StackChoice, NamedOptionsThatConflictAreRefusedByName) {
   expect_refused(choice, "--sink", "20");
 }
 
+TEST(StackChoice, GroupsThatNobodyNamedAreTheFirstOfTheStacksThatDivideAHead) {
+  const Stack& mlx = find_stack("mlx");
+  const StackChoice choice = restrict_to(mlx, best_choice(), {});
+  EXPECT_EQ(group_size_for(choice.quant_group_sizes, 256), 128);
+  EXPECT_EQ(group_size_for(choice.quant_group_sizes, 128), 128);
+  EXPECT_EQ(group_size_for(choice.quant_group_sizes, 64), 64);
+  EXPECT_EQ(group_size_for(choice.quant_group_sizes, 96), 32);
+  EXPECT_EQ(group_size_for(choice.quant_group_sizes, 80), 128);  // none: to be refused
+  EXPECT_EQ(group_size_for({0, 32, 64}, 80), 0);
+  StackChoice asked = best_choice();
+  asked.quantizer.quant_group_size = 32;
+  asked = restrict_to(mlx, asked, {{"--quant-group-size", "32"}});
+  EXPECT_TRUE(asked.quant_group_sizes.empty());
+  EXPECT_EQ(asked.quantizer.quant_group_size, 32);
+  EXPECT_TRUE(restrict_to(find_stack("onnxruntime"), best_choice(), {}).quant_group_sizes.empty());
+}
+
 TEST(StackChoice, MetadataIsTheStacksUnlessNamed) {
   const Stack& stack = find_stack("sglang-v1");
   EXPECT_EQ(restrict_to(stack, best_choice(), {}).quantizer.metadata_dtype, MetadataDtype::kFp32);

@@ -20,7 +20,7 @@ def project_files():
         names = listed.stdout.splitlines()
     else:  # a copy without history: what is not hidden and not built
         names = [str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*")
-                 if path.is_file() and not re.search(r"(^|/)(\.|build|quickstart)",
+                 if path.is_file() and not re.search(r"(^|/)(\.|build|quickstart|corpora/|models/)",
                                                      str(path.relative_to(SOURCE)))]
     return [pathlib.PurePosixPath(name) for name in names if (SOURCE / name).exists()]
 

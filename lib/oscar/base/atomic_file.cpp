@@ -1,16 +1,27 @@
-// Temporary name, fsync, rename: the order that survives a crash at any moment.
+// Where an output goes: a temporary that is renamed, or memory that is copied into a stream.
 #include "oscar/base/atomic_file.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 #include "oscar/base/error.h"
+#include "oscar/base/interrupt.h"
 
 namespace oscar {
 namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kMostLinks = 40;  // as many as the system follows
+constexpr int kPollMs = 50;     // between looks at a request to stop
 
 // Closes on scope exit, so that no error path leaks a descriptor.
 struct Descriptor {
@@ -20,62 +31,119 @@ struct Descriptor {
   }
 };
 
-void flush_to_disk(const std::filesystem::path& path, int flags) {
-  const Descriptor file{::open(path.c_str(), flags)};
-  if (file.value < 0) throw_file_error("cannot open for flushing", path);
-  if (::fsync(file.value) != 0) throw_file_error("cannot flush to disk", path);
+// Where links lead to; that need not exist.
+fs::path resolve_links(fs::path path) {
+  std::error_code status;
+  for (int links = 0; fs::is_symlink(fs::symlink_status(path, status)); ++links) {
+    if (links == kMostLinks) {
+      errno = ELOOP;
+      throw_file_error("cannot write output file", path);
+    }
+    path = path.parent_path() / fs::read_symlink(path, status);
+    if (status) throw Error({.what = "cannot follow a link", .where = path.string()});
+  }
+  return path;
+}
+
+// Which of this program's own streams `status` is of; -1: none.
+int own_stream(const struct stat& status) {
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
+    struct stat own {};
+    if (::fstat(stream, &own) == 0 && own.st_dev == status.st_dev && own.st_ino == status.st_ino) {
+      return stream;
+    }
+  }
+  return -1;
+}
+
+// Whether `target` is written to rather than replaced.
+bool leads_to_stream(const fs::path& target) {
+  struct stat status {};
+  if (::stat(target.c_str(), &status) != 0) return false;
+  if (S_ISDIR(status.st_mode)) {
+    throw Error({.what = "output path is a folder", .where = target.string()});
+  }
+  if (own_stream(status) >= 0 || S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode)) return true;
+  if (S_ISREG(status.st_mode)) return false;
+  throw Error({.what = "cannot write output file",
+               .where = target.string(),
+               .expected = "a file, a FIFO or a terminal",
+               .found = S_ISBLK(status.st_mode) ? "a block device" : "a socket"});
+}
+
+int open_stream(const fs::path& target) {
+  struct stat status {};
+  if (::stat(target.c_str(), &status) == 0) {
+    const int own = own_stream(status);
+    if (own == STDOUT_FILENO) (void)std::fflush(stdout);
+    if (own >= 0) return ::fcntl(own, F_DUPFD_CLOEXEC, 0);
+  }
+  for (;;) {
+    const int stream = ::open(target.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (stream >= 0 || errno != ENXIO) return stream;
+    stop_if_requested();  // a FIFO without a reader
+    ::poll(nullptr, 0, kPollMs);
+  }
+}
+
+void write_all(int descriptor, std::string_view bytes, const fs::path& target) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(descriptor, bytes.data(), bytes.size());
+    if (written > 0) bytes.remove_prefix(static_cast<size_t>(written));
+    if (written >= 0 || errno == EINTR) continue;
+    if (errno != EAGAIN) throw_file_error("cannot write output file", target);
+    stop_if_requested();
+    pollfd ready{.fd = descriptor, .events = POLLOUT, .revents = 0};
+    ::poll(&ready, 1, kPollMs);
+  }
 }
 
 }  // namespace
 
-void throw_file_error(const char* what, const std::filesystem::path& path) {
-  const int code = errno;
-  const char* hint = code == ENOSPC                    ? "free some space or choose another folder"
-                     : code == EACCES || code == EROFS ? "choose a folder that you may write to"
-                                                       : "";
-  throw Error({.what = what, .where = path.string(), .found = std::strerror(code), .hint = hint});
-}
-
-void flush_parent_folder(const std::filesystem::path& path) {
-  const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
-  flush_to_disk(folder, O_RDONLY | O_DIRECTORY);
-}
-
-AtomicFile::AtomicFile(std::filesystem::path target) : target_(std::move(target)) {
-  if (target_.empty()) throw Error({.what = "an output file has an empty name"});
-  std::error_code status;
-  if (std::filesystem::is_directory(target_, status)) {
-    throw Error({.what = "output path is a folder", .where = target_.string()});
+AtomicFile::AtomicFile(const fs::path& target, Replace replace)
+    : target_(target), replace_(replace) {
+  if (target.empty()) throw Error({.what = "an output file has an empty name"});
+  if (leads_to_stream(target)) {
+    if (::access(target.c_str(), W_OK) != 0) throw_file_error("cannot write output file", target);
+    memory_ = ::memfd_create("output", MFD_CLOEXEC);
+    if (memory_ < 0) throw_file_error("cannot write output file", target);
+    return;
   }
-  temporary_ = target_;
-  temporary_ += "." + std::to_string(::getpid()) + ".tmp";
-  const Descriptor file{::open(temporary_.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0666)};
-  if (file.value < 0) throw_file_error("cannot write output file", target_);
+  const fs::path place = resolve_links(target);
+  std::error_code status;
+  if (replace == Replace::kNo && fs::exists(place, status)) {
+    throw Error({.what = "output file exists already",
+                 .where = target.string(),
+                 .hint = "choose another name, or replace it with --force"});
+  }
+  file_.emplace(place, Temporary::Kind::kFile);
 }
 
 AtomicFile::~AtomicFile() {
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  if (memory_ >= 0) ::close(memory_);
 }
+
+int AtomicFile::descriptor() const { return file_ ? file_->descriptor() : memory_; }
+
+void AtomicFile::append(std::string_view bytes) { write_all(descriptor(), bytes, target_); }
 
 void AtomicFile::commit() {
-  flush_to_disk(temporary_, O_RDONLY);
-  if (::rename(temporary_.c_str(), target_.c_str()) != 0)
-    throw_file_error("cannot rename output file", target_);
-  temporary_.clear();
-  flush_parent_folder(target_);
+  if (file_) return file_->publish(replace_);
+  const Descriptor stream{open_stream(target_)};
+  if (stream.value < 0) throw_file_error("cannot write output file", target_);
+  std::array<char, 1 << 16> block;
+  for (off_t done = 0;;) {
+    const ssize_t count = ::pread(memory_, block.data(), block.size(), done);
+    if (count < 0) throw_file_error("cannot write output file", target_);
+    if (count == 0) return;
+    write_all(stream.value, {block.data(), static_cast<size_t>(count)}, target_);
+    done += count;
+  }
 }
 
-void write_file_atomically(const std::filesystem::path& target, std::string_view content) {
-  AtomicFile file(target);
-  {
-    const Descriptor stream{::open(file.temporary().c_str(), O_WRONLY)};
-    if (stream.value < 0) throw_file_error("cannot write output file", target);
-    for (size_t done = 0; done < content.size();) {
-      const ssize_t written = ::write(stream.value, content.data() + done, content.size() - done);
-      if (written < 0) throw_file_error("cannot write output file", target);
-      done += static_cast<size_t>(written);
-    }
-  }
+void write_file_atomically(const fs::path& target, std::string_view content, Replace replace) {
+  AtomicFile file(target, replace);
+  file.append(content);
   file.commit();
 }
 

@@ -2,36 +2,45 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string_view>
+
+#include "oscar/base/temporary.h"
 
 namespace oscar {
 
-// Throws Error with what `errno` says of `path`, and a way out of a full disk or a folder that may
-// not be written.
-[[noreturn]] void throw_file_error(const char* what, const std::filesystem::path& path);
-
-// Makes a rename within the folder around `path` survive a crash. Throws Error on failure.
-void flush_parent_folder(const std::filesystem::path& path);
-
-// Owns a temporary name in the folder of `target`; removed on destruction unless committed.
+// An output file on its way. Links are followed: the file that they lead to is replaced. What is no
+// regular file (a FIFO, a terminal, standard output by whatever name) is written to when the file
+// is committed, and never replaced.
 class AtomicFile {
  public:
-  // Throws Error when `target` is empty or a folder, or its folder is missing or not writable.
-  explicit AtomicFile(std::filesystem::path target);
+  // Throws Error when `target` is empty, a folder or a block device, its folder is missing or not
+  // writable, something stands there and `replace` is kNo, or another run is writing it. The last
+  // two hold as long as this object lives.
+  explicit AtomicFile(const std::filesystem::path& target, Replace replace = Replace::kYes);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  const std::filesystem::path& temporary() const { return temporary_; }
-  // Flushes the temporary file and its folder to disk and renames it to the target.
-  // Throws Error on any failure (a full disk shows here); the target is then untouched.
+  const std::filesystem::path& target() const { return target_; }
+  bool is_stream() const { return memory_ >= 0; }
+  // The one descriptor of the file, for writing and reading anywhere in it.
+  int descriptor() const;
+  void append(std::string_view bytes);
+  // Flushes file and folder to disk and takes the place. Throws Error on any failure (a full disk
+  // shows here) and when `replace` does not allow it any more; the target is then untouched.
+  // Interrupted while a FIFO has no reader and a stop was requested.
   void commit();
 
  private:
-  std::filesystem::path target_, temporary_;
+  std::filesystem::path target_;
+  Replace replace_;
+  std::optional<Temporary> file_;  // else a stream is the target
+  int memory_ = -1;                // what goes to the stream
 };
 
 // Writes `content` to `target` atomically.
-void write_file_atomically(const std::filesystem::path& target, std::string_view content);
+void write_file_atomically(const std::filesystem::path& target, std::string_view content,
+                           Replace replace = Replace::kYes);
 
 }  // namespace oscar

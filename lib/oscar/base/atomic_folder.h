@@ -2,26 +2,31 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
+
+#include "oscar/base/temporary.h"
 
 namespace oscar {
 
 // Owns a temporary folder beside `target`; removed with all it holds unless committed.
 class AtomicFolder {
  public:
-  // Throws Error when `target` exists, or the folder around it is missing or not writable.
+  // Throws Error when `target` exists, the folder around it is missing or not writable, or another
+  // run is writing it.
   explicit AtomicFolder(const std::filesystem::path& target);
   ~AtomicFolder();
   AtomicFolder(const AtomicFolder&) = delete;
   AtomicFolder& operator=(const AtomicFolder&) = delete;
 
   const std::filesystem::path& target() const { return target_; }
-  const std::filesystem::path& temporary() const { return temporary_; }
-  // Flushes what was written to disk, renames the folder and flushes the folder around it. Throws
-  // Error on any failure.
+  std::filesystem::path temporary() const { return folder_->path(); }
+  // Flushes what was written to disk, takes the place and flushes the folder around it. Throws
+  // Error on any failure, and when the target exists by now.
   void commit();
 
  private:
-  std::filesystem::path target_, temporary_;
+  std::filesystem::path target_;
+  std::optional<Temporary> folder_;
 };
 
 }  // namespace oscar

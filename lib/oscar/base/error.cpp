@@ -1,18 +1,20 @@
 // Layout of an error text: the sentence first, then one indented line per known part.
 #include "oscar/base/error.h"
 
+#include "oscar/base/printable.h"
+
 namespace oscar {
 namespace {
 
 std::string error_text(const ErrorInfo& info) {
-  std::string text = info.what;
+  std::string text = printable_lines(info.what);
   const auto add_line = [&text](const char* label, const std::string& value) {
-    if (!value.empty()) text += std::string("\n  ") + label + value;
+    if (!value.empty()) text += std::string("\n  ") + label + printable(value);
   };
   add_line("where:    ", info.where);
   add_line("expected: ", info.expected);
   add_line("found:    ", info.found);
-  add_line("hint:     ", info.hint);
+  if (!info.hint.empty()) text += "\n  hint:     " + printable_lines(info.hint);
   return text;
 }
 

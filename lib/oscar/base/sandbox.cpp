@@ -2,6 +2,7 @@
 #include "oscar/base/sandbox.h"
 
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -47,7 +48,9 @@ void write_all(int descriptor, const std::string& text) {
 
 [[noreturn]] void run_child(int report, const SandboxLimits& limits,
                             const std::function<void()>& body) {
-  for (const int number : {SIGINT, SIGTERM}) std::signal(number, SIG_DFL);
+  for (const int number : {SIGINT, SIGTERM, SIGBUS}) std::signal(number, SIG_DFL);
+  // A run that is killed leaves nothing behind that would hold its outputs.
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   // A crash is reported by the parent in one message; the library's own words would confuse.
   const int silent = ::open("/dev/null", O_WRONLY);
   if (silent >= 0) ::dup2(silent, STDERR_FILENO);

@@ -4,12 +4,10 @@
 #include <openssl/evp.h>
 
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <vector>
 
 #include "oscar/base/error.h"
+#include "oscar/base/input_file.h"
 
 namespace oscar {
 
@@ -55,21 +53,6 @@ std::string sha256_of(std::string_view bytes) {
   return digest.finish();
 }
 
-std::string sha256_of_file(const std::filesystem::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream) {
-    throw Error(
-        {.what = "cannot read file", .where = path.string(), .found = std::strerror(errno)});
-  }
-  Sha256 digest;
-  std::vector<char> block(size_t{1} << 20);
-  while (stream) {
-    stream.read(block.data(), static_cast<std::streamsize>(block.size()));
-    digest.update(block.data(), static_cast<size_t>(stream.gcount()));
-  }
-  if (stream.bad())
-    throw Error({.what = "file could not be read to its end", .where = path.string()});
-  return digest.finish();
-}
+std::string sha256_of_file(const std::filesystem::path& path) { return InputFile(path).sha256(); }
 
 }  // namespace oscar

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -12,6 +13,9 @@
 #include "oscar/bundle/schema.h"
 
 namespace oscar {
+
+// Positions are ints where rows are turned.
+inline constexpr int64_t kMostPositions = INT32_MAX;
 
 // Throws Error about `object`, a path within the file.
 [[noreturn]] void refuse_object(const RawFile& raw, const std::string& object,

@@ -22,7 +22,7 @@ struct BundleModel {
   int head_dim_k = 0, head_dim_v = 0, hidden_size = 0;
   Json rope;  // as run
   std::string config_sha256, tokenizer_sha256, chat_template_sha256, weights_fingerprint;
-  std::string quantization, file_sha256;  // of a GGUF file; empty of others
+  std::string quantization, file_sha256;  // of quantized weights, of a GGUF file
 };
 
 struct QuantizerSettings {

@@ -70,6 +70,10 @@ Bundle decode_bundle(RawFile& raw, FileKind kind) {
   b.statistics_only = kind != FileKind::kRotations;
   const AttributeReader root{raw, "/"};
   schema::visit_root(b, root);
+  if (b.position_span < 0 || b.position_span > kMostPositions) {
+    refuse_object(raw, "/ attribute position_span", "a position span that no model has",
+                  "0 to " + std::to_string(kMostPositions), std::to_string(b.position_span));
+  }
   for (const auto& [name, record] :
        {std::pair{schema::kSearch, &b.search}, {schema::kConvergence, &b.convergence}}) {
     const auto group = raw.attributes.find("/");

@@ -7,6 +7,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/version.h"
+#include "oscar/bundle/bundle_file.h"
 #include "oscar/bundle/content_hash.h"
 #include "oscar/bundle/corpus_fingerprint.h"
 #include "oscar/bundle/derived.h"
@@ -15,10 +16,8 @@
 #include "oscar/fit/checks.h"
 
 namespace oscar {
-namespace {
 
-// SOURCE_DATE_EPOCH (seconds) instead of the clock makes equal runs give equal bytes.
-std::string created_utc() {
+std::string utc_now() {
   std::time_t seconds = std::time(nullptr);
   if (const char* fixed = std::getenv("SOURCE_DATE_EPOCH"); fixed != nullptr && *fixed != '\0') {
     char* end = nullptr;
@@ -34,6 +33,8 @@ std::string created_utc() {
   std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
   return text;
 }
+
+namespace {
 
 Json sources_json(const std::vector<CorpusSource>& sources) {
   Json list = Json::array();
@@ -251,7 +252,7 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
   root(schema::kRequiredFeatures, features);
   root("tool_version", std::string(kToolVersion));
   root("tool_commit", std::string(kToolCommit));
-  root(schema::kCreated, created_utc());
+  root(schema::kCreated, bundle.created_utc.empty() ? utc_now() : bundle.created_utc);
   schema::visit_root(bundle, root);
   if (!bundle.search.is_null()) root(schema::kSearch, bundle.search);
   if (!bundle.convergence.is_null()) {
@@ -304,7 +305,7 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
   return file;
 }
 
-void write_encoded(EncodedFile encoded, const std::filesystem::path& path) {
+void write_encoded(EncodedFile encoded, const AtomicFile& file) {
   std::vector<const hdf5::DatasetView*> datasets;
   std::vector<const hdf5::Attribute*> attributes;
   for (const auto& dataset : encoded.datasets) datasets.push_back(&dataset);
@@ -314,7 +315,7 @@ void write_encoded(EncodedFile encoded, const std::filesystem::path& path) {
   std::map<std::string, const hdf5::DatasetView*> all;
   for (const auto& dataset : encoded.datasets) all.emplace(dataset.path, &dataset);
   std::map<std::string, Json> codings;  // by group
-  hdf5::Writer writer(path);
+  hdf5::Writer writer(file);
   for (const auto& group : encoded.groups) writer.create_group(group);
   for (const auto& dataset : encoded.datasets) {
     const StoredForm form = stored_form(dataset, all);

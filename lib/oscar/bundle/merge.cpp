@@ -5,7 +5,7 @@
 #include <array>
 #include <map>
 
-#include "oscar/base/error.h"
+#include "oscar/base/add_counts.h"
 #include "oscar/base/sha256.h"
 #include "oscar/bundle/schema.h"
 
@@ -39,7 +39,7 @@ void add_held_back(Json& total, Json part) {
   }
   if (part.is_null()) return;
   for (const char* name : kHeldBackCounts) {
-    total[name] = total[name].get<int64_t>() + part[name].get<int64_t>();
+    total[name] = add_counts(total[name].get<int64_t>(), part[name].get<int64_t>(), name);
   }
   for (const char* name : kWindows) {
     if (total[name] != part[name]) total[name] = nullptr;
@@ -74,9 +74,12 @@ class CorpusLedger {
 
 void append_corpus(CorpusRecord& total, const CorpusRecord& other) {
   total.sources.insert(total.sources.end(), other.sources.begin(), other.sources.end());
-  total.sequences_read += other.sequences_read;
-  total.sequences_used += other.sequences_used;
-  total.tokens += other.tokens;
+  const auto add = [](int64_t& sum, int64_t more, const char* name) {
+    sum = add_counts(sum, more, std::string("/corpus ") + name);
+  };
+  add(total.sequences_read, other.sequences_read, "sequences_read");
+  add(total.sequences_used, other.sequences_used, "sequences_used");
+  add(total.tokens, other.tokens, "tokens");
   total.chunk_len = std::max(total.chunk_len, other.chunk_len);
   const auto join = [](std::string& text, const std::string& more) {
     if (text != more) text += "; " + more;
@@ -143,6 +146,7 @@ Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::strin
   total.search = std::move(held_back);
   total.convergence = nullptr;
   total.run_key.clear();  // no run made this
+  total.created_utc.clear();
   for (auto& statistics : total.statistics) statistics.v_energy_moment = {};
   for (size_t i = 1; i < inputs.size(); ++i) {
     for (size_t layer = 0; layer < total.statistics.size(); ++layer) {

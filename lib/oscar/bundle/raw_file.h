@@ -23,9 +23,9 @@ struct EncodedFile {
 // written that the reader would refuse. `state` may be null; with it layers may be missing.
 EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state);
 
-// Adds content_sha256 and writes to a new file at `path` (not atomic: see write_bundle), without
-// what the rest implies (derived.h).
-void write_encoded(EncodedFile encoded, const std::filesystem::path& path);
+// Adds content_sha256 and writes into `file`, which the caller commits, without what the rest
+// implies (derived.h).
+void write_encoded(EncodedFile encoded, const AtomicFile& file);
 
 // As read. Reading has passed every check of hdf5::Reader.
 struct RawFile {

@@ -47,6 +47,7 @@ RawFile load_raw(const std::filesystem::path& path) {
   for (const auto& object : raw.objects) {
     if (object.is_dataset) raw.datasets.emplace(object.path, reader.read(object.path));
   }
+  reader.require_unchanged();
   restore_left_out(raw, limits_for(path).max_total_bytes);
   return raw;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "oscar/base/error.h"
+#include "oscar/bundle/attribute_reader.h"
 #include "oscar/bundle/merge.h"
 #include "oscar/checkpoint/rope.h"
 #include "oscar/fit/portable.h"
@@ -15,6 +16,12 @@ namespace {
 // The positions to fit for: as asked, else as recorded. A file fitted to positions as collected
 // (preset paper) records none, and gets all that the model serves, as a calibration does.
 int64_t served_positions(const Bundle& input, int64_t asked, const std::string& name) {
+  if (asked > kMostPositions) {
+    throw Error({.what = "positions beyond what any model serves",
+                 .where = "--position-span",
+                 .expected = "at most " + std::to_string(kMostPositions),
+                 .found = std::to_string(asked)});
+  }
   if (asked >= 0) return asked;
   if (input.position_span > 0) return input.position_span;
   const Json& rope = input.model.rope;
@@ -74,6 +81,7 @@ Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string
   out.evaluation.reset();
   out.search = std::move(held_back);
   out.run_key.clear();  // no run made this
+  out.created_utc.clear();
   out.layers.clear();
   out.portable.clear();
   for (LayerStatistics& layer : out.statistics) {

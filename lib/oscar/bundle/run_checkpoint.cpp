@@ -1,8 +1,9 @@
 // Checkpoints to disk and back.
 #include "oscar/bundle/run_checkpoint.h"
 
+#include <fmt/format.h>
+
 #include "oscar/base/atomic_file.h"
-#include "oscar/base/error.h"
 #include "oscar/bundle/raw_file.h"
 
 namespace oscar {
@@ -10,7 +11,7 @@ namespace oscar {
 void write_checkpoint(const std::filesystem::path& path, const Bundle& bundle,
                       const ResumeState& state) {
   AtomicFile file(path);
-  write_encoded(encode_bundle(bundle, &state), file.temporary());
+  write_encoded(encode_bundle(bundle, &state), file);
   file.commit();
 }
 
@@ -27,6 +28,46 @@ RunCheckpoint read_checkpoint(const std::filesystem::path& path) {
   checkpoint.bundle = decode_bundle(raw, kind);
   checkpoint.state = decode_resume(raw);
   return checkpoint;
+}
+
+std::optional<RunCheckpoint> read_own_checkpoint(const std::filesystem::path& path,
+                                                 const CheckpointOwner& owner) {
+  if (!std::filesystem::exists(path)) return std::nullopt;
+  RunCheckpoint saved = read_with_hint(
+      [&] { return read_checkpoint(path); },
+      "a run keeps its checkpoint under this name: delete the file, or move it away, and start "
+      "anew");
+  if (saved.state.order != owner.order) {
+    throw Error({.what = "the checkpoint was taken by another version of this program",
+                 .where = path.string(),
+                 .expected = fmt::format("a position in the order '{}'", owner.order),
+                 .found = fmt::format("'{}'", saved.state.order),
+                 .hint = "delete it and start anew, or resume with the version that took it"});
+  }
+  if (saved.state.run_key != owner.run_key) {
+    throw Error({.what = "the checkpoint belongs to another run",
+                 .where = path.string(),
+                 .expected = owner.shared,
+                 .found = fmt::format("a run of {} over {} tokens", saved.bundle.model.name,
+                                      saved.bundle.corpus.tokens),
+                 .hint = "delete it, or repeat the command that it belongs to"});
+  }
+  return saved;
+}
+
+void remove_checkpoint(const std::filesystem::path& path) {
+  std::error_code ignored;
+  std::filesystem::remove(path, ignored);
+}
+
+bool SavePace::due() const {
+  constexpr int kShareOfTime = 20;
+  return Clock::now() - last_ >= kShareOfTime * cost_;
+}
+
+void SavePace::saved(Clock::time_point start) {
+  last_ = Clock::now();
+  cost_ = last_ - start;
 }
 
 void refuse_damaged_checkpoint(const std::string& where, const std::string& expected,

@@ -1,11 +1,14 @@
 // Checkpoints of a calibration run: a statistics file plus what is needed to continue.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "oscar/base/error.h"
 #include "oscar/bundle/bundle.h"
 
 namespace oscar {
@@ -17,6 +20,12 @@ struct ResumeTensor {
   std::vector<int64_t> shape;
   std::vector<uint8_t> bytes;  // at least one
 };
+
+// Where a run towards `output` keeps its checkpoint.
+inline std::filesystem::path checkpoint_path(std::filesystem::path output) {
+  output += ".checkpoint";
+  return output;
+}
 
 // Where a run stands. What the numbers count is the run's own business; `order` names its rule.
 struct ResumeState {
@@ -39,6 +48,44 @@ void write_checkpoint(const std::filesystem::path& path, const Bundle& bundle,
 // Throws Error when the file is missing, damaged, or no checkpoint. Comparing run_key is the
 // caller's part.
 RunCheckpoint read_checkpoint(const std::filesystem::path& path);
+
+// Which checkpoints a run continues from.
+struct CheckpointOwner {
+  std::string run_key, order;  // as in ResumeState
+  std::string shared;          // what two runs of one key have in common, in words
+};
+
+// The checkpoint of `owner` at `path`; nullopt when there is none. Throws Error, with a way out,
+// for a file that is damaged, another run's, or of another version's order.
+std::optional<RunCheckpoint> read_own_checkpoint(const std::filesystem::path& path,
+                                                 const CheckpointOwner& owner);
+
+// Removes a checkpoint that nobody needs any more. There may be none.
+void remove_checkpoint(const std::filesystem::path& path);
+
+// Whether saving again would take no more than a twentieth of the run's time.
+class SavePace {
+ public:
+  using Clock = std::chrono::steady_clock;
+  bool due() const;
+  void saved(Clock::time_point start);  // saving began then and has just ended
+
+ private:
+  Clock::time_point last_ = Clock::now();
+  Clock::duration cost_{};
+};
+
+// `read()`; an Error without a hint gets this one.
+template <typename Read>
+auto read_with_hint(const Read& read, const char* hint) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    ErrorInfo info = error.info();
+    if (info.hint.empty()) info.hint = hint;
+    throw Error(std::move(info));
+  }
+}
 
 // Throws Error for content that no run has written; `where` names the file and the place in it.
 [[noreturn]] void refuse_damaged_checkpoint(const std::string& where, const std::string& expected,

@@ -242,8 +242,8 @@ inline constexpr const char* kMetadataRounding = "metadata_rounding";
 inline constexpr const char* kRowWeights = "row_weights";
 // A file without it has text as it came.
 inline constexpr const char* kSeparators = "separators";
-// Of a model that was read from a GGUF file: its types by number of tensors, and its hash. Files
-// about other models lack them.
+// Of a model whose weights are quantized: their types by number of tensors, and of a GGUF file its
+// hash. Files about other models lack them.
 inline constexpr const char* kQuantization = "quantization";
 inline constexpr const char* kFileHash = "file_sha256";
 inline constexpr std::array<std::string_view, 2> kGgufAttributes = {kQuantization, kFileHash};

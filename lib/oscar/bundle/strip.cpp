@@ -26,6 +26,7 @@ Bundle strip_bundle(Bundle bundle, StripProfile profile, const std::string& name
   }
   bundle.statistics.clear();
   bundle.fingerprint = {};
+  bundle.created_utc.clear();  // another file
   if (profile == StripProfile::kServing) bundle.portable.clear();
   return bundle;
 }

@@ -1,21 +1,17 @@
 // Bundles to disk, whole or not at all.
-#include "oscar/base/atomic_file.h"
-#include "oscar/base/error.h"
-#include "oscar/bundle/bundle.h"
+#include "oscar/bundle/bundle_file.h"
 #include "oscar/bundle/raw_file.h"
 
 namespace oscar {
 
-void write_bundle(const Bundle& bundle, const std::filesystem::path& path, bool force) {
-  std::error_code code;
-  if (!force && std::filesystem::exists(std::filesystem::symlink_status(path, code))) {
-    throw Error({.what = "output file exists",
-                 .where = path.string(),
-                 .hint = "choose another name, or pass --force to replace it"});
-  }
-  AtomicFile file(path);
-  write_encoded(encode_bundle(bundle, nullptr), file.temporary());
+void write_bundle(const Bundle& bundle, AtomicFile& file) {
+  write_encoded(encode_bundle(bundle, nullptr), file);
   file.commit();
+}
+
+void write_bundle(const Bundle& bundle, const std::filesystem::path& path, bool force) {
+  AtomicFile file(path, force ? Replace::kYes : Replace::kNo);
+  write_bundle(bundle, file);
 }
 
 }  // namespace oscar

@@ -1,8 +1,6 @@
 // Provenance of a run.
 #include "oscar/calibrate/assemble.h"
 
-#include "oscar/base/atomic_file.h"
-#include "oscar/base/error.h"
 #include "oscar/base/sha256.h"
 #include "oscar/bundle/bundle_match.h"
 #include "oscar/calibrate/split_corpus.h"
@@ -79,16 +77,6 @@ std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
         codec_word(quantizer.rules.ties), codec_word(quantizer.rules.metadata_rounding)}},
   };
   return sha256_of(identity.dump());
-}
-
-void check_output_path(const CalibrateOptions& options) {
-  std::error_code status;
-  if (std::filesystem::exists(options.output, status) && !options.force && !options.resume) {
-    throw Error({.what = "output file exists already",
-                 .where = options.output.string(),
-                 .hint = "choose another name, or replace it with --force"});
-  }
-  const AtomicFile probe(options.output);  // fails early where the folder is missing or read-only
 }
 
 // What HDF5 adds to a dataset.

@@ -25,9 +25,6 @@ Json describe_search(const CalibrateOptions& options, size_t search_chunks, size
 std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
                     const ComputeOptions& compute);
 
-// Throws Error when OUT exists (and neither --force nor --resume is given) or cannot be written.
-void check_output_path(const CalibrateOptions& options);
-
 // `attended`: with sums weighted by attention.
 int64_t estimated_statistics_bytes(const std::vector<LayerGeometry>& layers, bool attended);
 int64_t estimated_bundle_bytes(const std::vector<LayerGeometry>& layers,

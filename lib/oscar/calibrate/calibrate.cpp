@@ -11,6 +11,7 @@
 #include "oscar/base/interrupt.h"
 #include "oscar/base/sha256.h"
 #include "oscar/base/version.h"
+#include "oscar/bundle/bundle_file.h"
 #include "oscar/bundle/run_checkpoint.h"
 #include "oscar/calibrate/assemble.h"
 #include "oscar/calibrate/convergence_stage.h"
@@ -19,10 +20,12 @@
 #include "oscar/calibrate/resume.h"
 #include "oscar/calibrate/split_corpus.h"
 #include "oscar/calibrate/statistics_pass.h"
+#include "oscar/checkpoint/weight_table.h"
 #include "oscar/fit/convergence.h"
 #include "oscar/fit/presets.h"
 #include "oscar/search/pass.h"
 #include "oscar/stacks/pooled_clips.h"
+#include "oscar/stacks/stack.h"
 
 namespace oscar {
 namespace {
@@ -55,6 +58,9 @@ CalibrateOptions resolve(CalibrateOptions options, const ModelConfig& config,
                  .expected = fmt::format("at most {}", config.rope.max_positions),
                  .found = std::to_string(options.fit.position_span),
                  .hint = "leave it out, or set --rope-scaling as the server does"});
+  }
+  if (!options.quant_group_sizes.empty()) {
+    options.quantizer.quant_group_size = group_size_for(options.quant_group_sizes, config.head_dim);
   }
   if (options.quantizer.quant_group_size == 0) options.quantizer.quant_group_size = config.head_dim;
   if (config.head_dim % options.quantizer.quant_group_size != 0) {
@@ -107,10 +113,12 @@ struct Collected {
   SumSnapshots snapshots;
 };
 
-// The statistics that the fit needs, from the checkpoint on when there is one. They are in the
-// checkpoint once complete, unless all that follows is a short fit.
+// The statistics that the fit needs, from the checkpoint on when there is one, with the start of
+// the run that it is of. They are in the checkpoint once complete, unless all that follows is a
+// short fit.
 Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
-                  const CalibrateOptions& options, CheckpointFile& saved, Progress& progress) {
+                  const CalibrateOptions& options, CheckpointFile& saved, std::string& started_utc,
+                  Progress& progress) {
   MomentPass moments(
       model, geometries(options, model.config()),
       [&](const MomentPass& sums, const RunPosition& next) {
@@ -129,6 +137,7 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
   RunPosition start;
   bool energy_saved = false;  // with complete moments only
   if (resumed) {
+    started_utc = resumed->started_utc;
     moments.restore(resumed->statistics, std::move(resumed->snapshots));
     start = std::move(resumed->position);
     energy_saved = start.batch == plan.batches.size() && has_energy(resumed->statistics);
@@ -161,8 +170,10 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
 }  // namespace
 
 CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress) {
-  if (!requested.dry_run) check_output_path(requested);
+  std::optional<RunOutput> output;
+  if (!requested.dry_run) output.emplace(requested);
   const Checkpoint checkpoint = open_checkpoint(requested.model, requested.rope_scaling);
+  const LongInputs weights(checkpoint.weights->shards());
   const ComputeOptions compute = choose_compute(requested.device, requested.dtype);
   CalibrateOptions options = resolve(requested, checkpoint.config, compute);
   const MemoryLimits limits =
@@ -171,6 +182,11 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
 
   CalibrateResult result;
   result.device = describe(compute);
+  const std::string left_out = left_out_note(checkpoint.config, *checkpoint.weights);
+  if (!left_out.empty()) progress.note(left_out);
+  if (const std::string types = checkpoint.weights->quantization(); !types.empty()) {
+    progress.note("weights are stored in " + types);
+  }
   const std::string warning =
       window_warning(options.quantizer, checkpoint.config.rope.max_positions);
   if (!warning.empty()) result.warnings.push_back(warning);
@@ -203,14 +219,17 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
                                     split.held_back.record.tokens);
   }
   bundle.run_key = run_key(options, bundle, compute);
+  bundle.created_utc = utc_now();
   if (options.resume && is_finished_output(options, bundle)) {
+    CheckpointFile(options, bundle).remove_if_own();
     result.already_done = true;
     return result;
   }
 
   const auto collect_start = Clock::now();
   CheckpointFile saved(options, bundle);
-  auto [statistics, snapshots] = collect(model, split.fit, plan, options, saved, progress);
+  auto [statistics, snapshots] =
+      collect(model, split.fit, plan, options, saved, bundle.created_utc, progress);
   result.collect_seconds = seconds_since(collect_start);
   const auto judge_start = Clock::now();
   bundle.convergence =
@@ -256,7 +275,8 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
     bundle.search["pooled_clip"] = pooled_clip_record(pooled);
   }
   if (options.keep_statistics || options.statistics_only) bundle.statistics = std::move(statistics);
-  write_bundle(bundle, options.output, options.force || options.resume);
+  weights.require_unchanged();
+  write_bundle(bundle, output->file());
   saved.remove();
   result.bundle = std::move(bundle);
   return result;

@@ -5,28 +5,24 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "oscar/base/json.h"
-#include "oscar/bundle/bundle.h"
+#include "oscar/bundle/run_checkpoint.h"
 #include "oscar/fit/fit.h"
 #include "oscar/fit/search_options.h"
 
 namespace oscar {
 
-// Where a run towards `output` keeps its checkpoint.
-inline std::filesystem::path checkpoint_path(std::filesystem::path output) {
-  output += ".checkpoint";
-  return output;
-}
-
 struct CalibrateOptions {
-  std::string model;             // folder, or the name of an embedded default
-  std::string corpus;            // as in data/corpus.h
-  std::filesystem::path output;  // OUT.h5; the checkpoint stands beside it
-  std::string preset = "best";   // recorded; `fit` already holds its values
-  FitOptions fit;                // position_span -1 = the positions the model serves
-  SearchOptions search;          // what of `fit` held-out loss may change
-  QuantizerSettings quantizer;   // quant_group_size 0 = head_dim
+  std::string model;                   // folder, or the name of an embedded default
+  std::string corpus;                  // as in data/corpus.h
+  std::filesystem::path output;        // OUT.h5; the checkpoint stands beside it
+  std::string preset = "best";         // recorded; `fit` already holds its values
+  FitOptions fit;                      // position_span -1 = the positions the model serves
+  SearchOptions search;                // what of `fit` held-out loss may change
+  QuantizerSettings quantizer;         // quant_group_size 0 = head_dim
+  std::vector<int> quant_group_sizes;  // as of StackChoice (stacks/restrict.h)
 
   std::optional<Json> rope_scaling;
   int chunk_len = 0;       // 0 = the model's context, 4096 at most

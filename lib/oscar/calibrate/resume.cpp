@@ -8,7 +8,6 @@
 #include <map>
 
 #include "oscar/base/error.h"
-#include "oscar/bundle/run_checkpoint.h"
 #include "oscar/calibrate/convergence_stage.h"
 
 namespace oscar {
@@ -100,19 +99,20 @@ void check_memory(const std::string& file, const RunPosition& position, const Ru
                "more), or delete it and start anew"});
 }
 
-// `read()`, with a way out beside what is wrong with the file.
-template <typename Read>
-auto read_with_hint(const Read& read, const char* hint) {
-  try {
-    return read();
-  } catch (const Error& error) {
-    ErrorInfo info = error.info();
-    if (info.hint.empty()) info.hint = hint;
-    throw Error(std::move(info));
-  }
-}
-
 }  // namespace
+
+RunOutput::RunOutput(const CalibrateOptions& options)
+    : file_(options.output, options.force ? Replace::kYes
+                            : options.resume && std::filesystem::exists(options.output)
+                                ? Replace::kIfUnchanged
+                                : Replace::kNo) {
+  if (file_.is_stream()) {
+    throw Error({.what = "OUT is no file, and checkpoints are kept beside it",
+                 .where = options.output.string(),
+                 .hint = "write a file, and copy it there"});
+  }
+  const AtomicFile leftovers(checkpoint_path(options.output));
+}
 
 CheckpointFile::CheckpointFile(const CalibrateOptions& options, const Bundle& run)
     : path_(checkpoint_path(options.output)), run_(run) {}
@@ -122,13 +122,12 @@ bool CheckpointFile::due(const RunPosition& next, const RunPlan& plan, bool stop
   const bool shard_end = next.layer == 0;
   if (shard_end && next.batch == plan.batches.size()) return false;
   if (!shard_end && plan.weights_resident) return false;
-  constexpr int kShareOfTime = 20;
-  return Clock::now() - last_save_ >= kShareOfTime * last_cost_;
+  return pace_.due();
 }
 
 void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosition& next,
                           const SumSnapshots& snapshots) {
-  const auto start = Clock::now();
+  const auto start = SavePace::Clock::now();
   Bundle bundle = run_;
   bundle.statistics_only = true;
   bundle.statistics = std::move(statistics);
@@ -143,32 +142,16 @@ void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosi
     state.tensors.push_back(to_saved(next.hidden[i], i));
   }
   write_checkpoint(path_, bundle, state);
-  last_save_ = Clock::now();
-  last_cost_ = last_save_ - start;
+  pace_.saved(start);
 }
 
 std::optional<SavedRun> CheckpointFile::load(const RunPlan& plan) {
-  if (!std::filesystem::exists(path_)) return std::nullopt;
-  RunCheckpoint saved = read_with_hint(
-      [&] { return read_checkpoint(path_); },
-      "a run keeps its checkpoint under this name: delete the file, or move it away, and start "
-      "anew");
-  if (saved.state.order != kOrder) {
-    throw Error({.what = "the checkpoint was taken by another version of this program",
-                 .where = path_.string(),
-                 .expected = fmt::format("a position in the order '{}'", kOrder),
-                 .found = fmt::format("'{}'", saved.state.order),
-                 .hint = "delete it and start anew, or resume with the version that took it"});
-  }
-  if (saved.state.run_key != run_.run_key) {
-    throw Error({.what = "the checkpoint belongs to another run",
-                 .where = path_.string(),
-                 .expected = "the same weights, corpus, options and kind of device",
-                 .found = fmt::format("a run of {} over {} tokens", saved.bundle.model.name,
-                                      saved.bundle.corpus.tokens),
-                 .hint = "delete it, or repeat the command that it belongs to"});
-  }
+  std::optional<RunCheckpoint> own = read_own_checkpoint(
+      path_, {run_.run_key, kOrder, "the same weights, corpus, options and kind of device"});
+  if (!own) return std::nullopt;
+  RunCheckpoint& saved = *own;
   SavedRun run;
+  run.started_utc = saved.bundle.created_utc;
   run.statistics = std::move(saved.bundle.statistics);
   run.position.batch = static_cast<size_t>(saved.state.shard);
   run.position.layer = saved.state.layer;
@@ -182,9 +165,13 @@ std::optional<SavedRun> CheckpointFile::load(const RunPlan& plan) {
   return run;
 }
 
-void CheckpointFile::remove() {
-  std::error_code ignored;  // there may be none
-  std::filesystem::remove(path_, ignored);
+void CheckpointFile::remove_if_own() {
+  if (!std::filesystem::exists(path_)) return;
+  try {
+    if (read_checkpoint(path_).state.run_key == run_.run_key) remove();
+  } catch (const Error&) {
+    return;  // whatever it is, it is not this run's
+  }
 }
 
 bool is_finished_output(const CalibrateOptions& options, const Bundle& run) {

@@ -1,12 +1,12 @@
 // Checkpoints beside OUT: when they are taken, what they hold, and whether they belong to this run.
 #pragma once
 
-#include <chrono>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "oscar/base/atomic_file.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/calibrate/options.h"
 #include "oscar/calibrate/statistics_pass.h"
@@ -18,6 +18,19 @@ struct SavedRun {
   std::vector<LayerStatistics> statistics;  // ascending; a layer that has seen no token is absent
   SumSnapshots snapshots;                   // as taken until then
   RunPosition position;
+  std::string started_utc;  // when the run began that was saved
+};
+
+// OUT from the beginning of a run on: no other run can write it meanwhile, and none its checkpoint,
+// whose leftovers are removed. Throws Error when OUT exists (and neither --force nor --resume is
+// given), cannot be written, or is being written.
+class RunOutput {
+ public:
+  explicit RunOutput(const CalibrateOptions& options);
+  AtomicFile& file() { return file_; }
+
+ private:
+  AtomicFile file_;
 };
 
 class CheckpointFile {
@@ -35,15 +48,15 @@ class CheckpointFile {
   // saved it. Throws Error when it is another run's, when position and sums do not agree, or when
   // its hidden states take more memory than `plan` has for them.
   std::optional<SavedRun> load(const RunPlan& plan);
-  void remove();
+  void remove() { remove_checkpoint(path_); }
+  // The same, of a checkpoint of this run alone: what a kill after writing OUT left.
+  void remove_if_own();
   const std::filesystem::path& path() const { return path_; }
 
  private:
-  using Clock = std::chrono::steady_clock;
   std::filesystem::path path_;
   const Bundle& run_;
-  Clock::time_point last_save_ = Clock::now();
-  Clock::duration last_cost_{};
+  SavePace pace_;
 };
 
 // Whether OUT is the finished bundle of this very run. Throws Error when it is another run's and

@@ -10,10 +10,13 @@
 #include <vector>
 
 #include "oscar/base/error.h"
+#include "oscar/base/json_text.h"
 #include "oscar/base/sha256.h"
+#include "oscar/checkpoint/fp8_weights.h"
 #include "oscar/checkpoint/gguf_config.h"
 #include "oscar/checkpoint/gguf_tokenizer.h"
 #include "oscar/checkpoint/gguf_weights.h"
+#include "oscar/checkpoint/hub_cache.h"
 #include "oscar/io/safetensors.h"
 
 namespace oscar {
@@ -81,11 +84,16 @@ Checkpoint open_folder(const fs::path& folder, const std::optional<Json>& rope_s
                  .where = folder.string(),
                  .hint = "MODEL is a folder as Hugging Face's tools write it, or a .gguf file"});
   }
-  const std::string text = read_text_file(config_path);
+  const std::string text = read_text_file(config_path, kMaxConfigBytes);
   checkpoint.config_sha256 = sha256_of(text);
   checkpoint.config = parse_model_config(parse_json(text, config_path.string()),
                                          config_path.string(), rope_scaling);
-  checkpoint.weights = std::make_shared<SafetensorsWeights>(folder);
+  auto files = std::make_shared<SafetensorsWeights>(folder);
+  if (checkpoint.config.fp8) {
+    checkpoint.weights = std::make_shared<Fp8Weights>(std::move(files), *checkpoint.config.fp8);
+  } else {
+    checkpoint.weights = std::move(files);
+  }
   if (fs::exists(folder / "tokenizer.json")) {
     checkpoint.tokenizer_sha256 = sha256_of_file(folder / "tokenizer.json");
   }
@@ -121,7 +129,7 @@ std::optional<std::string> read_chat_template(const fs::path& model) {
     return text ? std::optional<std::string>(*text) : std::nullopt;
   }
   if (fs::exists(model / "chat_template.jinja")) {
-    return read_text_file(model / "chat_template.jinja");
+    return read_text_file(model / "chat_template.jinja", kMaxConfigBytes);
   }
   for (const char* file : {"chat_template.json", "tokenizer_config.json"}) {
     if (!fs::exists(model / file)) continue;
@@ -137,7 +145,7 @@ std::optional<std::string> read_tokenizer_json(const fs::path& model) {
   if (!fs::is_directory(model)) return gguf_tokenizer_json(GgufFile(model));
   const fs::path file = model / "tokenizer.json";
   if (!fs::exists(file)) return std::nullopt;
-  return read_text_file(file);
+  return read_text_file(file, kMaxJsonBytes);
 }
 
 fs::path find_model(const std::string& model) {
@@ -148,6 +156,14 @@ fs::path find_model(const std::string& model) {
     for (const fs::path& folder : folders_of_models()) {
       if (const auto found = model_in(folder / model)) return *found;
     }
+  }
+  if (const auto fetched = find_in_hub_cache(model)) return *fetched;
+  if (is_hub_name(model)) {
+    throw Error(
+        {.what = "no such folder, and no model of this name in the local Hugging Face cache",
+         .where = model,
+         .hint = fmt::format("fetch it with: hf download {} --local-dir {}", model,
+                             model.substr(model.find('/') + 1))});
   }
   const auto names = named_models();
   throw Error({.what = "no such model",

@@ -12,53 +12,9 @@
 namespace oscar {
 namespace {
 
-// Bounds that no real model comes near; they keep products of sizes inside 64 bits.
-constexpr int64_t kMaxLayers = 4096, kMaxHeads = 8192, kMaxHeadDim = 4096;
-constexpr int64_t kMaxWidth = int64_t{1} << 22, kMaxVocab = int64_t{1} << 26;
-constexpr int64_t kMaxLength = int64_t{1} << 30;
 constexpr double kDefaultTheta = 10000.0;
 
-struct Reader {
-  const Json& json;
-  const std::string& source;
-
-  [[noreturn]] void refuse(const std::string& key, const std::string& what,
-                           const std::string& expected) const {
-    throw Error({.what = what,
-                 .where = source + ": " + key,
-                 .expected = expected,
-                 .found = json.contains(key) ? json[key].dump() : "nothing"});
-  }
-
-  // Present and not null.
-  bool has(const std::string& key) const { return json.contains(key) && !json[key].is_null(); }
-
-  std::optional<int> size(const std::string& key, int64_t max, int64_t min = 1) const {
-    if (!has(key)) return std::nullopt;
-    const Json& value = json[key];
-    const bool fits = value.is_number_integer() &&
-                      (!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t(max)) &&
-                      value.get<int64_t>() >= min && value.get<int64_t>() <= max;
-    if (!fits) {
-      refuse(key, "config.json has an impossible value", fmt::format("{} to {}", min, max));
-    }
-    return value.get<int>();
-  }
-
-  bool flag(const std::string& key, bool fallback) const {
-    if (!has(key)) return fallback;
-    if (!json[key].is_boolean()) refuse(key, "not a boolean", "true or false");
-    return json[key].get<bool>();
-  }
-
-  std::string text(const std::string& key, const std::string& fallback) const {
-    if (!has(key)) return fallback;
-    if (!json[key].is_string()) refuse(key, "not a name", "a name");
-    return json[key].get<std::string>();
-  }
-};
-
-const ModelFamily& choose_family(const Reader& reader) {
+const ModelFamily& choose_family(const ConfigReader& reader) {
   const std::string model_type = reader.text("model_type", "");
   std::string architecture;
   if (reader.has("architectures")) {
@@ -74,7 +30,11 @@ const ModelFamily& choose_family(const Reader& reader) {
     throw Error({.what = "this architecture is not supported",
                  .where = reader.source,
                  .expected = fmt::format("{}", fmt::join(supported_architectures(), ", ")),
-                 .found = architecture.empty() ? "model_type " + model_type : architecture});
+                 .found = architecture.empty() ? "model_type " + model_type : architecture,
+                 .hint = reader.has("kv_lora_rank")
+                             ? "latent attention (MLA) caches no keys and values of heads, which "
+                               "is what this toolkit quantizes"
+                             : ""});
   }
   if (!model_type.empty() && model_type != family->model_type) {
     reader.refuse("model_type", "model_type and architectures disagree",
@@ -83,11 +43,9 @@ const ModelFamily& choose_family(const Reader& reader) {
   return *family;
 }
 
-void read_sizes(const Reader& reader, const ModelFamily& family, ModelConfig& config) {
+void read_sizes(const ConfigReader& reader, const ModelFamily& family, ModelConfig& config) {
   config.num_layers = reader.size("num_hidden_layers", kMaxLayers).value_or(family.num_layers);
   config.hidden_size = reader.size("hidden_size", kMaxWidth).value_or(family.hidden_size);
-  config.intermediate_size =
-      reader.size("intermediate_size", kMaxWidth).value_or(family.intermediate_size);
   config.vocab_size = reader.size("vocab_size", kMaxVocab).value_or(family.vocab_size);
   config.num_qo_heads = reader.size("num_attention_heads", kMaxHeads).value_or(family.num_qo_heads);
   // An explicit null means "as many as query heads"; only an absent key takes the default.
@@ -116,86 +74,28 @@ void read_sizes(const Reader& reader, const ModelFamily& family, ModelConfig& co
   }
 }
 
-void read_numerics(const Reader& reader, const ModelFamily& family, ModelConfig& config) {
+// 0 to below 1.
+double read_epsilon(const ConfigReader& reader, double fallback) {
+  if (!reader.has("rms_norm_eps")) return fallback;
+  const Json& eps = reader.json["rms_norm_eps"];
+  if (!eps.is_number() || !(eps.get<double>() >= 0.0 && eps.get<double>() < 1.0)) {
+    reader.refuse("rms_norm_eps", "config.json has an impossible value", "0 to 1");
+  }
+  return eps.get<double>();
+}
+
+void read_numerics(const ConfigReader& reader, const ModelFamily& family, ModelConfig& config) {
   const std::string activation = reader.text("hidden_act", "silu");
   if (activation != "silu" && activation != "swish") {
     reader.refuse("hidden_act", "this activation is not implemented", "silu");
   }
-  if (reader.has("rms_norm_eps")) {
-    const Json& eps = reader.json["rms_norm_eps"];
-    if (!eps.is_number() || !(eps.get<double>() >= 0.0 && eps.get<double>() < 1.0)) {
-      reader.refuse("rms_norm_eps", "config.json has an impossible value", "0 to 1");
-    }
-    config.rms_norm_eps = eps.get<double>();
-  }
+  config.rms_norm_eps = read_epsilon(reader, family.rms_norm_eps);
   config.tie_word_embeddings = reader.flag("tie_word_embeddings", false);
-  config.qk_norm = family.qk_norm;
-  const bool by_key =
-      family.attention_bias == AttentionBias::kByKey && reader.flag("attention_bias", false);
-  config.qkv_bias = by_key || family.attention_bias == AttentionBias::kQkv;
-  config.o_bias = by_key;
-  config.mlp_bias = family.mlp_bias_key && reader.flag("mlp_bias", false);
-}
-
-// The kind of every layer from layer_types; empty when the key is absent.
-std::vector<AttentionKind> read_layer_types(const Reader& reader, int num_layers) {
-  std::vector<AttentionKind> kinds;
-  if (!reader.has("layer_types")) return kinds;
-  const Json& list = reader.json["layer_types"];
-  if (!list.is_array() || list.size() != static_cast<size_t>(num_layers)) {
-    reader.refuse("layer_types", "not one type per layer", fmt::format("{} names", num_layers));
-  }
-  for (const Json& name : list) {
-    if (name != "full_attention" && name != "sliding_attention") {
-      throw Error({.what = "this layer type is not implemented",
-                   .where = reader.source + ": layer_types",
-                   .expected = "full_attention or sliding_attention",
-                   .found = name.dump()});
-    }
-    kinds.push_back(name == "full_attention" ? AttentionKind::kFull : AttentionKind::kSliding);
-  }
-  return kinds;
-}
-
-void read_windows(const Reader& reader, const ModelFamily& family, ModelConfig& config) {
-  constexpr int kDefaultWindow = 4096, kDefaultFirstWindowLayer = 28;
-  const auto layers = static_cast<size_t>(config.num_layers);
-  std::vector<AttentionKind> chosen(layers, AttentionKind::kFull);
-  int window = 0;
-  if (family.window_rule != WindowRule::kNone) {
-    window = reader.size("sliding_window", kMaxLength)
-                 .value_or(reader.json.contains("sliding_window") ? 0 : kDefaultWindow);
-  }
-  if (family.window_rule == WindowRule::kByFlag) {
-    if (!reader.flag("use_sliding_window", false)) window = 0;
-    const int first =
-        reader.size("max_window_layers", kMaxLength, 0).value_or(kDefaultFirstWindowLayer);
-    for (size_t i = 0; i < layers; ++i) {
-      if (window > 0 && i >= size_t(first)) chosen[i] = AttentionKind::kSliding;
-    }
-  } else if (window > 0) {
-    chosen.assign(layers, AttentionKind::kSliding);
-  }
-  const auto named = read_layer_types(reader, config.num_layers);
-  if (!named.empty() && family.window_rule == WindowRule::kByFlag) {
-    chosen = named;
-  } else if (!named.empty() && named != chosen) {
-    reader.refuse(
-        "layer_types", "this family does not mix layer types",
-        window > 0 ? "sliding_attention in every layer" : "full_attention in every layer");
-  }
-  const bool sliding =
-      std::find(chosen.begin(), chosen.end(), AttentionKind::kSliding) != chosen.end();
-  if (sliding && window == 0) {
-    reader.refuse("sliding_window", "sliding layers have no window",
-                  "use_sliding_window and a number of tokens");
-  }
-  config.sliding_window = sliding ? window : 0;
-  config.layer_attention = std::move(chosen);
 }
 
 // One dictionary in transformers 5's manner, whichever style the file is written in.
-Json gather_rope(const Reader& reader, const std::optional<Json>& override_scaling) {
+Json gather_rope(const ConfigReader& reader, const ModelFamily& family,
+                 const std::optional<Json>& override_scaling) {
   Json parameters = Json::object();
   if (override_scaling) {
     parameters = *override_scaling;
@@ -212,16 +112,27 @@ Json gather_rope(const Reader& reader, const std::optional<Json>& override_scali
   const auto fill = [&](const char* key, const Json& value) {
     if (!parameters.contains(key) || parameters[key].is_null()) parameters[key] = value;
   };
-  // An override rarely repeats the base frequency: it stays the file's.
+  // An override rarely repeats what is no scaling: it stays the file's.
   if (override_scaling && reader.has("rope_parameters")) {
     const Json& written = reader.json["rope_parameters"];
-    if (written.is_object() && written.contains("rope_theta")) {
-      fill("rope_theta", written["rope_theta"]);
+    for (const char* key : {"rope_theta", "partial_rotary_factor"}) {
+      if (written.is_object() && written.contains(key)) fill(key, written[key]);
     }
   }
   fill("rope_theta", reader.has("rope_theta") ? reader.json["rope_theta"] : Json(kDefaultTheta));
   if (reader.has("partial_rotary_factor")) {
     fill("partial_rotary_factor", reader.json["partial_rotary_factor"]);
+  }
+  const char* const partial = "partial_rotary_factor";
+  if (family.rotary_factor) {
+    fill(partial, *family.rotary_factor);
+  } else if (parameters.contains(partial) && !parameters[partial].is_null() &&
+             parameters[partial] != 1.0) {
+    throw Error(
+        {.what = fmt::format("partial rotation is not implemented for {}", family.architecture),
+         .where = fmt::format("{}: rope {}", reader.source, partial),
+         .expected = "1",
+         .found = parameters[partial].dump()});
   }
   if (reader.has("original_max_position_embeddings") && !override_scaling) {
     parameters["original_max_position_embeddings"] =
@@ -230,14 +141,14 @@ Json gather_rope(const Reader& reader, const std::optional<Json>& override_scali
   return parameters;
 }
 
-void read_tokens(const Reader& reader, const ModelFamily& family, ModelConfig& config) {
+void read_tokens(const ConfigReader& reader, const ModelFamily& family, ModelConfig& config) {
   config.bos_token_id = reader.json.contains("bos_token_id")
                             ? reader.size("bos_token_id", kMaxVocab, 0)
                             : family.bos_token_id;
   if (reader.has("eos_token_id") && reader.json["eos_token_id"].is_array()) {
     for (const Json& id : reader.json["eos_token_id"]) {
       const Json one = {{"eos_token_id", id}};
-      const auto value = Reader{one, reader.source}.size("eos_token_id", kMaxVocab, 0);
+      const auto value = ConfigReader{one, reader.source}.size("eos_token_id", kMaxVocab, 0);
       if (value) config.eos_token_ids.push_back(*value);
     }
   } else {
@@ -253,13 +164,13 @@ void read_tokens(const Reader& reader, const ModelFamily& family, ModelConfig& c
 LayerGeometry ModelConfig::geometry(int layer, int recent_tokens) const {
   LayerGeometry geometry;
   geometry.layer_id = layer;
-  geometry.attention = layer_attention.at(static_cast<size_t>(layer));
-  const bool sliding = geometry.attention == AttentionKind::kSliding;
-  geometry.sliding_window = sliding ? sliding_window : 0;
+  const AttentionSpec& attention = this->layer(layer).attention;
+  geometry.attention = attention.kind();
+  geometry.sliding_window = attention.window;
   geometry.num_qo_heads = num_qo_heads;
   geometry.num_kv_heads = num_kv_heads;
   geometry.head_dim_k = geometry.head_dim_v = head_dim;
-  geometry.quantized = !sliding || sliding_window > recent_tokens;
+  geometry.quantized = attention.window == 0 || attention.window > recent_tokens;
   return geometry;
 }
 
@@ -268,7 +179,7 @@ ModelConfig parse_model_config(const Json& json, const std::string& source,
   if (!json.is_object()) {
     throw Error({.what = "config.json is not a JSON object", .where = source});
   }
-  const Reader reader{json, source};
+  const ConfigReader reader{json, source};
   const ModelFamily& family = choose_family(reader);
   check_config_keys(json, family, source);
   ModelConfig config;
@@ -276,12 +187,13 @@ ModelConfig parse_model_config(const Json& json, const std::string& source,
   config.model_type = family.model_type;
   read_sizes(reader, family, config);
   read_numerics(reader, family, config);
-  read_windows(reader, family, config);
+  family.build(reader, config);
   const int length =
       reader.size("max_position_embeddings", kMaxLength).value_or(family.max_position_embeddings);
-  config.rope = make_rope(gather_rope(reader, rope_scaling), config.head_dim, length,
+  config.rope = make_rope(gather_rope(reader, family, rope_scaling), config.head_dim, length,
                           rope_scaling ? "--rope-scaling" : source);
   read_tokens(reader, family, config);
+  config.fp8 = parse_quantization(json, source);
   config.raw = json;
   return config;
 }

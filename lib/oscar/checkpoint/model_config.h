@@ -8,34 +8,33 @@
 #include <vector>
 
 #include "oscar/base/json.h"
-#include "oscar/checkpoint/layer_geometry.h"
+#include "oscar/checkpoint/layer_spec.h"
+#include "oscar/checkpoint/quantization_config.h"
 #include "oscar/checkpoint/rope.h"
 
 namespace oscar {
 
 struct ModelConfig {
   std::string architecture;  // first entry of "architectures", for example "Qwen3ForCausalLM"
-  std::string model_type;    // "qwen3", "qwen2", "llama", "mistral"
+  std::string model_type;    // as in config.json, for example "qwen3"
   int num_layers = 0;
   int hidden_size = 0;
-  int intermediate_size = 0;
   int num_qo_heads = 0;
   int num_kv_heads = 0;
   int head_dim = 0;
   int vocab_size = 0;
   double rms_norm_eps = 1e-6;
   bool tie_word_embeddings = false;
-  bool qkv_bias = false;  // bias on the q, k and v projections
-  bool o_bias = false;    // bias on the output projection
-  bool mlp_bias = false;
-  bool qk_norm = false;                        // RMSNorm over head_dim on q and k, before RoPE
-  std::vector<AttentionKind> layer_attention;  // [num_layers]
-  int sliding_window = 0;  // of sliding layers: a query sees this many keys, itself included
+  std::vector<LayerSpec> layers;  // [num_layers]
+  // Layers behind those, which guess tokens further ahead: their tensors are left out.
+  int further_layers = 0;
   Rope rope;
   std::vector<int32_t> eos_token_ids;
   std::optional<int32_t> bos_token_id;
-  Json raw;  // the file as read
+  std::optional<Fp8Layout> fp8;  // of a folder whose matrices are stored in FP8
+  Json raw;                      // the file as read
 
+  const LayerSpec& layer(int index) const { return layers.at(static_cast<size_t>(index)); }
   // Geometry of one layer; `recent_tokens` decides whether a sliding layer is ever quantized.
   LayerGeometry geometry(int layer, int recent_tokens) const;
 };

@@ -1,82 +1,19 @@
-// The table of families and the table of configuration keys.
+// The list of families and the table of configuration keys.
 #include "oscar/checkpoint/model_family.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
 #include "oscar/base/error.h"
+#include "oscar/checkpoint/families/families.h"
 
 namespace oscar {
 namespace {
 
-constexpr std::array kFamilies = {
-    ModelFamily{.architecture = "Qwen3ForCausalLM",
-                .model_type = "qwen3",
-                .vocab_size = 151936,
-                .hidden_size = 4096,
-                .intermediate_size = 22016,
-                .num_layers = 32,
-                .num_qo_heads = 32,
-                .num_kv_heads = 32,
-                .head_dim = 128,
-                .max_position_embeddings = 32768,
-                .attention_bias = AttentionBias::kByKey,
-                .mlp_bias_key = false,
-                .qk_norm = true,
-                .window_rule = WindowRule::kByFlag,
-                .bos_token_id = std::nullopt,
-                .eos_token_id = std::nullopt},
-    ModelFamily{.architecture = "Qwen2ForCausalLM",
-                .model_type = "qwen2",
-                .vocab_size = 151936,
-                .hidden_size = 4096,
-                .intermediate_size = 22016,
-                .num_layers = 32,
-                .num_qo_heads = 32,
-                .num_kv_heads = 32,
-                .head_dim = std::nullopt,
-                .max_position_embeddings = 32768,
-                .attention_bias = AttentionBias::kQkv,
-                .mlp_bias_key = false,
-                .qk_norm = false,
-                .window_rule = WindowRule::kByFlag,
-                .bos_token_id = std::nullopt,
-                .eos_token_id = std::nullopt},
-    ModelFamily{.architecture = "LlamaForCausalLM",
-                .model_type = "llama",
-                .vocab_size = 32000,
-                .hidden_size = 4096,
-                .intermediate_size = 11008,
-                .num_layers = 32,
-                .num_qo_heads = 32,
-                .num_kv_heads = std::nullopt,
-                .head_dim = std::nullopt,
-                .max_position_embeddings = 2048,
-                .attention_bias = AttentionBias::kByKey,
-                .mlp_bias_key = true,
-                .qk_norm = false,
-                .window_rule = WindowRule::kNone,
-                .bos_token_id = 1,
-                .eos_token_id = 2},
-    ModelFamily{.architecture = "MistralForCausalLM",
-                .model_type = "mistral",
-                .vocab_size = 32000,
-                .hidden_size = 4096,
-                .intermediate_size = 14336,
-                .num_layers = 32,
-                .num_qo_heads = 32,
-                .num_kv_heads = 8,
-                .head_dim = std::nullopt,
-                .max_position_embeddings = 131072,
-                .attention_bias = AttentionBias::kNone,
-                .mlp_bias_key = false,
-                .qk_norm = false,
-                .window_rule = WindowRule::kAll,
-                .bos_token_id = 1,
-                .eos_token_id = 2},
-};
+// In the order in which messages list them.
+constexpr const ModelFamily* kFamilies[] = {&kQwen3, &kQwen2,   &kQwen3Moe,
+                                            &kLlama, &kMistral, &kGlm4Moe};
 
 // Read by parse_model_config for every family.
 constexpr std::string_view kRead[] = {
@@ -101,6 +38,8 @@ constexpr std::string_view kRead[] = {
     "original_max_position_embeddings",
     "layer_types",
     "partial_rotary_factor",
+    "quantization_config",
+    "compression_config",
 };
 
 // Training, generation, storage and bookkeeping: the forward pass does not depend on these.
@@ -145,6 +84,7 @@ constexpr std::string_view kInert[] = {
     "num_return_sequences",
     "output_attentions",
     "output_hidden_states",
+    "output_router_logits",
     "output_scores",
     "pad_token_id",
     "prefix",
@@ -155,6 +95,7 @@ constexpr std::string_view kInert[] = {
     "resid_pdrop",
     "return_dict",
     "return_dict_in_generate",
+    "router_aux_loss_coef",
     "sep_token_id",
     "suppress_tokens",
     "task_specific_params",
@@ -200,11 +141,10 @@ constexpr RefusedKey kRefused[] = {
     {"num_experts", "0", "a mixture of experts"},
     {"num_local_experts", "0", "a mixture of experts"},
     {"n_routed_experts", "0", "a mixture of experts"},
-    {"quantization_config", "null", "quantized weights"},
-    {"compression_config", "null", "quantized weights"},
     {"use_qk_norm", "false", "norms on q and k that this family does not have"},
     {"qk_layernorm", "false", "norms on q and k that this family does not have"},
     {"clip_qkv", "null", "clipping of q, k and v"},
+    {"kv_lora_rank", "null", "latent attention (MLA)"},
     {"alibi", "false", "position biases instead of RoPE"},
     {"use_mrope", "false", "multi-axis RoPE"},
     {"mrope_section", "null", "multi-axis RoPE"},
@@ -230,35 +170,25 @@ bool holds(const List& list, std::string_view key) {
   return std::find(std::begin(list), std::end(list), key) != std::end(list);
 }
 
-// Keys beyond kRead that parse_model_config reads for this family.
-bool read_by_family(std::string_view key, const ModelFamily& family) {
-  const bool by_flag = family.window_rule == WindowRule::kByFlag;
-  if (key == "sliding_window") return family.window_rule != WindowRule::kNone;
-  if (key == "use_sliding_window" || key == "max_window_layers") return by_flag;
-  if (key == "attention_bias") return family.attention_bias != AttentionBias::kNone;
-  if (key == "mlp_bias") return family.mlp_bias_key;
-  return false;
-}
-
 }  // namespace
 
 const ModelFamily* find_family(std::string_view architecture) {
-  for (const ModelFamily& family : kFamilies) {
-    if (family.architecture == architecture) return &family;
+  for (const ModelFamily* family : kFamilies) {
+    if (family->architecture == architecture) return family;
   }
   return nullptr;
 }
 
 const ModelFamily* find_family_by_type(std::string_view model_type) {
-  for (const ModelFamily& family : kFamilies) {
-    if (family.model_type == model_type) return &family;
+  for (const ModelFamily* family : kFamilies) {
+    if (family->model_type == model_type) return family;
   }
   return nullptr;
 }
 
 std::vector<std::string_view> supported_architectures() {
   std::vector<std::string_view> names;
-  for (const ModelFamily& family : kFamilies) names.push_back(family.architecture);
+  for (const ModelFamily* family : kFamilies) names.push_back(family->architecture);
   return names;
 }
 
@@ -267,7 +197,7 @@ void check_config_keys(const Json& config, const ModelFamily& family, const std:
     const std::string& key = item.key();
     const Json& value = item.value();
     if (value.is_null() || holds(kRead, key) || holds(kInert, key)) continue;
-    if (read_by_family(key, family)) continue;
+    if (holds(family.keys, key)) continue;
     const auto refused = std::find_if(std::begin(kRefused), std::end(kRefused),
                                       [&](const RefusedKey& row) { return row.key == key; });
     if (refused == std::end(kRefused)) {

@@ -1,37 +1,37 @@
-// What sets the supported families apart: their defaults in transformers, and which keys of
-// config.json each one reads. A new family is a new row here, plus keys it reads.
+// What sets the supported families apart: their defaults in transformers, the keys of config.json
+// that each one reads, and what its layers are. A new family is a file in families/ and a line in
+// the list of model_family.cpp.
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "oscar/base/json.h"
+#include "oscar/checkpoint/config_reader.h"
+#include "oscar/checkpoint/layer_spec.h"
 
 namespace oscar {
 
-// Where the projections of attention have a bias.
-enum class AttentionBias { kNone, kQkv, kByKey };  // kByKey: q, k, v and o, if attention_bias
-
-// How a family chooses the layers with a sliding window.
-enum class WindowRule {
-  kNone,
-  kByFlag,  // use_sliding_window, then layer_types or layers from max_window_layers on
-  kAll,     // every layer, unless sliding_window is null
-};
+struct ModelConfig;
 
 // Defaults are transformers' for absent keys; nullopt follows from other keys.
 struct ModelFamily {
   std::string_view architecture, model_type;
-  int vocab_size, hidden_size, intermediate_size, num_layers, num_qo_heads;
+  int vocab_size, hidden_size, num_layers, num_qo_heads;
   std::optional<int> num_kv_heads;  // absent: num_qo_heads
   std::optional<int> head_dim;      // absent: hidden_size / num_qo_heads
   int max_position_embeddings;
-  AttentionBias attention_bias;
-  bool mlp_bias_key;  // reads mlp_bias
-  bool qk_norm;
-  WindowRule window_rule;
-  std::optional<int> bos_token_id, eos_token_id;
+  double rms_norm_eps = 1e-6;
+  // Share of head_dim that RoPE turns, where the family may turn a part only.
+  std::optional<double> rotary_factor = std::nullopt;
+  std::optional<int> bos_token_id = std::nullopt, eos_token_id = std::nullopt;
+  // Keys of config.json that are read for this family, beside those read for all.
+  std::span<const std::string_view> keys;
+  // Fills the layers of a model whose sizes have been read. Throws Error for values that fit no
+  // layer.
+  void (*build)(const ConfigReader& reader, ModelConfig& config);
 };
 
 // The family of an architecture, or null.

@@ -196,9 +196,17 @@ void check_keys(const Parameters& parameters) {
                         "parameters of default, linear, llama3, yarn or freq_factors");
     }
   }
-  if (parameters.number_or("partial_rotary_factor", 1.0, 0.0, 1.0) != 1.0) {
-    parameters.refuse("partial_rotary_factor", "partial rotation is not implemented", "1");
+}
+
+// The dimensions that turn, rounded down as transformers does.
+int rotary_dim_of(const Parameters& parameters, int head_dim) {
+  const double factor = parameters.number_or("partial_rotary_factor", 1.0, 0.0, 1.0);
+  const int dim = static_cast<int>(head_dim * factor);
+  if (dim < 2 || dim % 2 != 0) {
+    parameters.refuse("partial_rotary_factor", "RoPE needs pairs of dimensions",
+                      "an even share of head_dim " + std::to_string(head_dim));
   }
+  return dim;
 }
 
 }  // namespace
@@ -216,10 +224,13 @@ Rope make_rope(const Json& json, int head_dim, int max_position_embeddings,
   Rope rope;
   rope.type = parameters.has(key) ? json[key].get<std::string>() : "default";
   rope.theta = parameters.number("rope_theta", 1.0 + 1e-9, 1e15);
-  rope.rotary_dim = head_dim;
+  rope.rotary_dim = rotary_dim_of(parameters, head_dim);
   rope.max_positions = max_position_embeddings;
-  rope.inv_freq = plain_frequencies(rope.theta, head_dim);
+  rope.inv_freq = plain_frequencies(rope.theta, rope.rotary_dim);
   rope.as_run = {{"rope_type", rope.type}, {"rope_theta", rope.theta}};
+  if (rope.rotary_dim != head_dim) {
+    rope.as_run["partial_rotary_factor"] = json["partial_rotary_factor"];
+  }
   if (rope.type == "linear") {
     scale_linear(rope, parameters, max_position_embeddings);
   } else if (rope.type == "llama3") {

@@ -26,13 +26,20 @@ enum class WeightRole {
   kKNorm,  // [head_dim]
   kO,      // [hidden, num_qo_heads * head_dim]
   kOBias,
-  kMlpNorm,  // [hidden], before the MLP
-  kGate,     // [intermediate, hidden]
-  kUp,       // [intermediate, hidden]
-  kDown,     // [hidden, intermediate]
+  kMlpNorm,  // [hidden], before the MLP or the experts
+  // Of the MLP, or of the expert that all tokens share:
+  kGate,  // [intermediate, hidden]
+  kUp,    // [intermediate, hidden]
+  kDown,  // [hidden, intermediate]
   kGateBias,
   kUpBias,
   kDownBias,
+  kRouter,            // [num_experts, hidden]
+  kRouterChoiceBias,  // [num_experts]
+  // Of each expert:
+  kExpertGate,  // [intermediate, hidden]
+  kExpertUp,    // [intermediate, hidden]
+  kExpertDown,  // [hidden, intermediate]
 };
 
 // One tensor that a model of this configuration has.
@@ -40,6 +47,7 @@ struct WeightSpec {
   WeightRole role;
   std::string name;
   std::vector<int64_t> shape;
+  int expert = -1;  // of kExpertGate, kExpertUp and kExpertDown
 };
 
 // What a tensor is called in safetensors files (WeightSpec::name) and in GGUF files.
@@ -48,7 +56,7 @@ struct WeightNames {
   std::string name, gguf_name;
 };
 
-// Every tensor that a model of so many layers may have, whatever its configuration.
+// Every tensor that GGUF files of a model of so many layers may have, whatever its configuration.
 std::vector<WeightNames> weight_names(int num_layers);
 
 // Tensors outside the layers, and those of one layer.
@@ -56,7 +64,14 @@ std::vector<WeightSpec> model_weights(const ModelConfig& config);
 std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer);
 
 // Throws Error when a tensor of the table is missing or of another shape, or when the checkpoint
-// holds a tensor that the table does not ask for: a bias or norm left out would go unnoticed.
+// holds a tensor that the table does not ask for: a bias or norm left out would go unnoticed. Those
+// of further_weights are left alone.
 void check_weights(const ModelConfig& config, const WeightSource& weights);
+
+// Names of the tensors of layers that guess tokens further ahead (ModelConfig::further_layers).
+std::vector<std::string> further_weights(const ModelConfig& config, const WeightSource& weights);
+
+// A line that says how many those are; empty where there are none.
+std::string left_out_note(const ModelConfig& config, const WeightSource& weights);
 
 }  // namespace oscar

@@ -16,6 +16,8 @@ namespace {
 
 using Ids = std::vector<int32_t>;
 
+constexpr int64_t kAll = std::numeric_limits<int64_t>::max();  // more tokens than there are
+
 void check_options(const CorpusOptions& options) {
   if (options.chunk_len < 2) {
     throw Error({.what = "chunks are too short to predict a token",
@@ -113,14 +115,17 @@ struct Policy {
   }
 };
 
-PackedPart load_part(const CorpusPart& part, int64_t needed, size_t place,
+// `whole`: the size of the part decides its share.
+PackedPart load_part(const CorpusPart& part, int64_t needed, bool whole, size_t place,
                      const Tokenizer* tokenizer, const CorpusOptions& options, Policy& policy) {
   if (part.self_tokens > 0) {
     throw Error({.what = "self:N is written by the model, not read",
                  .where = "CORPUS part self:" + std::to_string(part.self_tokens)});
   }
   const std::filesystem::path path(part.path);
-  CorpusContent content = read_corpus_path(path, options);
+  // Twice as many: of each row one id may be dropped, and rows have three or more that can be used.
+  const uint64_t ids = needed < kAll / 2 ? 2 * static_cast<uint64_t>(needed) : UINT64_MAX;
+  CorpusContent content = read_corpus_path(path, options, whole ? UINT64_MAX : ids);
   PackedPart packed;
   packed.has_weight = part.has_weight;
   CorpusSource& source = packed.source;
@@ -135,6 +140,8 @@ PackedPart load_part(const CorpusPart& part, int64_t needed, size_t place,
   };
   note("empty documents", content.empty_documents);
   note("other files in the folder", content.other_files);
+  note("token ids not needed for max_tokens, not read", static_cast<int64_t>(content.ids_left));
+  note("links that lead out of the folder", content.outside_links);
   for (const TextDocument& text : content.texts) {
     (text.is_chat ? policy.chat : policy.text) = true;
   }
@@ -152,10 +159,11 @@ PackedPart load_part(const CorpusPart& part, int64_t needed, size_t place,
 
 // Tokens of a part that max_tokens can ever use.
 int64_t tokens_needed(const CorpusPart& part, double weight_sum, const CorpusOptions& options) {
-  if (options.max_tokens == 0) return std::numeric_limits<int64_t>::max();
+  if (options.max_tokens == 0) return kAll;
   if (!part.has_weight) return options.max_tokens;
-  return static_cast<int64_t>(
-      std::ceil(static_cast<double>(options.max_tokens) * part.weight / weight_sum) + 1);
+  const double share =
+      std::ceil(static_cast<double>(options.max_tokens) * part.weight / weight_sum) + 1;
+  return share < static_cast<double>(kAll) ? static_cast<int64_t>(share) : kAll;
 }
 
 }  // namespace
@@ -169,7 +177,8 @@ TokenChunks load_corpus(const std::string& argument, const Tokenizer* tokenizer,
   std::vector<PackedPart> packed;
   Policy policy;
   for (const CorpusPart& part : parts) {
-    packed.push_back(load_part(part, tokens_needed(part, weight_sum, options), packed.size(),
+    const bool whole = parts.size() > 1 && !part.has_weight;
+    packed.push_back(load_part(part, tokens_needed(part, weight_sum, options), whole, packed.size(),
                                tokenizer, options, policy));
   }
   TokenChunks result = join_parts(std::move(packed), options);

@@ -21,6 +21,7 @@ void add_ids(const std::vector<uint64_t>& shape, const std::vector<int64_t>& val
              const std::string& where, const CorpusOptions& options, CorpusContent& content) {
   const int64_t limit =
       options.vocab_size > 0 ? options.vocab_size : std::numeric_limits<int32_t>::max();
+  if (values.empty()) return;  // however many rows of no ids
   const uint64_t columns = shape.back();
   const bool is_table = shape.size() == 2;
   for (size_t i = 0; i < values.size(); ++i) {
@@ -48,8 +49,8 @@ void add_ids(const std::vector<uint64_t>& shape, const std::vector<int64_t>& val
 }
 
 // Dataset "tokens", or the only one.
-std::string token_dataset(const std::filesystem::path& path) {
-  const auto objects = hdf5::list_datasets(path);
+std::string token_dataset(const InputFile& file) {
+  const auto objects = hdf5::list_datasets(file);
   std::string names, only;
   int count = 0;
   for (const hdf5::ObjectInfo& object : objects) {
@@ -60,7 +61,7 @@ std::string token_dataset(const std::filesystem::path& path) {
   }
   if (count != 1) {
     throw Error({.what = "cannot tell which dataset holds the token ids",
-                 .where = path.string(),
+                 .where = file.path().string(),
                  .expected = "a dataset named 'tokens', or one dataset",
                  .found = count == 0 ? "no dataset" : names});
   }
@@ -88,26 +89,40 @@ bool has_reader(const std::filesystem::path& path) {
   return path.extension() == ".npy" || path.extension() == ".h5" || is_text(path);
 }
 
-void read_file(const std::filesystem::path& path, const CorpusOptions& options,
-               CorpusContent& content) {
+// Adds what the file holds; the sha256 of just that.
+std::string read_file(const std::filesystem::path& path, const CorpusOptions& options,
+                      uint64_t ids_needed, CorpusContent& content) {
   const std::string extension = path.extension().string(), where = path.string();
   if (extension == ".npy") {
-    const NpyIntegers ids = read_npy_integers(path);
+    const std::string bytes = read_text_file(path, kMostNpyBytes);
+    const NpyIntegers ids = parse_npy_integers(bytes, where);
     content.kind = kind_of_ids(ids.shape);
     add_ids(ids.shape, ids.values, where, options, content);
-  } else if (extension == ".h5") {
-    const std::string dataset = token_dataset(path);
-    const hdf5::IntegerArray ids = hdf5::read_integers(path, dataset);
+    return sha256_of(bytes);
+  }
+  if (extension == ".h5") {
+    const InputFile file(path);
+    const std::string dataset = token_dataset(file);
+    const hdf5::IntegerArray ids = hdf5::read_integers(file, dataset, ids_needed);
+    content.ids_left += ids.left;
     content.kind = kind_of_ids(ids.shape);
     add_ids(ids.shape, ids.values, where + ":" + dataset, options, content);
-  } else if (extension == ".txt") {
+    std::string hash = file.sha256();
+    file.require_unchanged();
+    return hash;
+  }
+  if (extension == ".txt") {
     content.kind = "text";
     std::string text = read_text_file(path);
     require_valid_utf8(text, where);
+    std::string hash = sha256_of(text);
     add_text(std::move(text), content);
-  } else if (extension == ".jsonl") {
+    return hash;
+  }
+  if (extension == ".jsonl") {
     content.kind = "jsonl";
-    for (JsonlDocument& document : read_jsonl(path, options)) {
+    const std::string text = read_text_file(path);
+    for (JsonlDocument& document : read_jsonl(text, path, options)) {
       if (!document.is_chat) {
         add_text(std::move(document.text), content);
         continue;
@@ -116,33 +131,39 @@ void read_file(const std::filesystem::path& path, const CorpusOptions& options,
       content.chat_template = document.chat_template;
       content.texts.push_back({std::move(document.text), true});
     }
-  } else {
-    throw Error({.what = "corpus file of unknown kind",
-                 .where = where,
-                 .expected = kKnown,
-                 .found = extension.empty() ? "no extension" : extension});
+    return sha256_of(text);
   }
+  throw Error({.what = "corpus file of unknown kind",
+               .where = where,
+               .expected = kKnown,
+               .found = extension.empty() ? "no extension" : extension});
 }
 
 void read_folder(const std::filesystem::path& folder, const CorpusOptions& options,
-                 CorpusContent& content) {
+                 uint64_t ids_needed, CorpusContent& content) {
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (entry.is_regular_file() && has_reader(entry.path())) {
+    if (leads_outside(folder, entry.path())) {
+      content.outside_links += 1;
+    } else if (entry.is_regular_file() && has_reader(entry.path())) {
       files.push_back(entry.path());
     } else {
       content.other_files += 1;
     }
   }
   if (files.empty()) {
-    throw Error(
-        {.what = "folder holds no corpus file", .where = folder.string(), .expected = kKnown});
+    throw Error({.what = "folder holds no corpus file",
+                 .where = folder.string(),
+                 .expected = kKnown,
+                 .hint = content.outside_links > 0
+                             ? "links that lead out of the folder are not read"
+                             : ""});
   }
   std::sort(files.begin(), files.end());
   Sha256 digest;
   for (const auto& file : files) {
-    read_file(file, options, content);
-    digest.update(file.filename().string() + '\0' + sha256_of_file(file) + '\n');
+    const std::string hash = read_file(file, options, ids_needed, content);
+    digest.update(file.filename().string() + '\0' + hash + '\n');
   }
   content.sha256 = digest.finish();
   content.kind = "folder";
@@ -158,17 +179,17 @@ bool holds_text(const std::filesystem::path& path) {
                                 [](const auto& entry) { return is_text(entry.path()); });
 }
 
-CorpusContent read_corpus_path(const std::filesystem::path& path, const CorpusOptions& options) {
+CorpusContent read_corpus_path(const std::filesystem::path& path, const CorpusOptions& options,
+                               uint64_t ids_needed) {
   CorpusContent content;
   std::error_code status;
   if (!std::filesystem::exists(path, status)) {
     throw Error({.what = "corpus does not exist", .where = path.string(), .expected = kKnown});
   }
   if (std::filesystem::is_directory(path, status)) {
-    read_folder(path, options, content);
+    read_folder(path, options, ids_needed, content);
   } else {
-    read_file(path, options, content);
-    content.sha256 = sha256_of_file(path);
+    content.sha256 = read_file(path, options, ids_needed, content);
   }
   return content;
 }

@@ -23,12 +23,17 @@ struct CorpusContent {
   std::string kind, sha256, chat_template;    // as in CorpusSource and CorpusRecord
   int64_t documents_read = 0;
   int64_t empty_documents = 0, other_files = 0;
+  uint64_t ids_left = 0;      // behind those that are needed: not read
+  int64_t outside_links = 0;  // entries of a folder that lead out of it
 };
 
 // Whether `path` is a file of text, or a folder with one; by the names alone.
 bool holds_text(const std::filesystem::path& path);
 
-// Throws Error with file and line, or file and position, for everything that cannot be used.
-CorpusContent read_corpus_path(const std::filesystem::path& path, const CorpusOptions& options);
+// What is hashed is what was read. Links that lead out of a folder are left out. Of a file of ids
+// that can be read in parts (.h5), ids behind the first `ids_needed` are left alone. Throws Error
+// with file and line, or file and position, for everything that cannot be used.
+CorpusContent read_corpus_path(const std::filesystem::path& path, const CorpusOptions& options,
+                               uint64_t ids_needed = UINT64_MAX);
 
 }  // namespace oscar

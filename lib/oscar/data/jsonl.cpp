@@ -93,16 +93,15 @@ JsonlDocument read_line(const Json& line, const std::string& where, const std::s
 
 }  // namespace
 
-std::vector<JsonlDocument> read_jsonl(const std::filesystem::path& path,
+std::vector<JsonlDocument> read_jsonl(std::string_view content, const std::filesystem::path& path,
                                       const CorpusOptions& options) {
-  const std::string content = read_text_file(path);
   const std::string hint = way_out(path, options);
   const auto chat_template = known_chat_template(options.chat_template_sha256);
   std::vector<JsonlDocument> documents;
   size_t number = 0;
   for (size_t begin = 0; begin < content.size();) {
     const size_t end = std::min(content.find('\n', begin), content.size());
-    const std::string_view line = std::string_view(content).substr(begin, end - begin);
+    const std::string_view line = content.substr(begin, end - begin);
     const std::string where = path.string() + ", line " + std::to_string(++number);
     begin = end + 1;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;

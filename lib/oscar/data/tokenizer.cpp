@@ -7,6 +7,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
+#include "oscar/base/json_text.h"
 #include "oscar/data/added_tokens.h"
 #include "oscar/data/byte_alphabet.h"
 #include "oscar/data/normalizer.h"
@@ -126,7 +127,8 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
 Tokenizer Tokenizer::from_file(const std::filesystem::path& tokenizer_json) {
   const std::string source = tokenizer_json.string();
-  return from_json(parse_tokenizer_json(read_text_file(tokenizer_json), source), source);
+  return from_json(parse_tokenizer_json(read_text_file(tokenizer_json, kMaxJsonBytes), source),
+                   source);
 }
 
 Tokenizer Tokenizer::from_json(const TokenizerJson& document, const std::string& source) {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "oscar/base/error.h"
-#include "oscar/base/json_text.h"
+#include "oscar/base/strict_json.h"
 
 namespace oscar {
 namespace {
@@ -14,12 +14,7 @@ constexpr int64_t kMaxTokenId = int64_t{1} << 24;  // bounds tables that are ind
 }  // namespace
 
 TokenizerJson parse_tokenizer_json(const std::string& text, const std::string& source) {
-  require_shallow_json(text, source);
-  try {
-    return TokenizerJson::parse(text);
-  } catch (const nlohmann::json::exception& error) {
-    throw Error({.what = "malformed JSON", .where = source, .found = json_problem(error, text)});
-  }
+  return parse_strict_json<TokenizerJson>(text, source);
 }
 
 void refuse_tokenizer(const std::string& component, const std::string& where) {

@@ -53,15 +53,38 @@ struct EvaluateOptions {
   int64_t host_memory = 0, gpu_memory = 0;      // bytes; 0 = what is free; no figure depends on it
   std::optional<Json> rope_scaling;             // replaces the checkpoint's
   bool write_back = false;                      // store the report in `bundle`
+  // Where the run keeps what it has counted, to be continued by `resume`; empty: nowhere.
+  std::filesystem::path checkpoint;
+  bool resume = false;
   std::string command;  // what the user asked for, as the report quotes it; may be empty
 };
 
-// Throws Error for bad input (options, files, bundles of another model, too little text, rows that
-// are not finite) and for memory in which one batch does not fit, and Interrupted when a stop was
-// requested. The tokenizer is opened for text and for needle tasks alone.
+// Throws Error for bad input (options, files, bundles of another model, too little text, rows or
+// predictions that are not finite) and for memory in which one batch does not fit. The tokenizer is
+// opened for text and for needle tasks alone.
 // `bundle` is rewritten, for write_back, only when the whole report exists. On the CPU equal
-// inputs, seed and thread count give an equal report.
+// inputs, seed and thread count give an equal report, resumed or not.
+// When a stop was requested, the report holds the figures of what was counted, and says so with the
+// key "partial"; Interrupted is thrown where that is nothing. `checkpoint` stays behind in any
+// case, so that reports are written before the caller removes it (remove_checkpoint).
 Json evaluate(const EvaluateOptions& options, Progress& progress);
+
+// What an evaluation would cost (--dry-run).
+struct EvaluationCost {
+  std::string device;
+  int64_t sequences = 0, tokens = 0;  // of the text, and of its tokens those that count
+  int64_t prompts = 0;                // of needle tasks
+  size_t methods = 0;
+  // Reading the text, once more with separators, and the prompts. Without opening what the run
+  // begins with, and without answers that are generated beyond their prompts.
+  double text_seconds = 0, separated_seconds = 0, needle_seconds = 0;
+  int64_t peak_bytes = 0;        // on the side that computes
+  int64_t checkpoint_bytes = 0;  // while the run lasts
+};
+
+// What the run would cost, measured on one batch of the text; nothing is written. Throws as
+// evaluate() does.
+EvaluationCost estimate_evaluation(const EvaluateOptions& options, Progress& progress);
 
 // The report as a table of at most 80 columns.
 std::string format_table(const Json& report);

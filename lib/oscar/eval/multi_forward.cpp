@@ -3,11 +3,21 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
 #include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
 
 namespace oscar {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 // Keeps the reference's attention output and measures the others against it.
 class OutputComparison final : public AttentionObserver {
@@ -18,25 +28,31 @@ class OutputComparison final : public AttentionObserver {
     const auto o = record.o.slice(2, first_query_);
     if (!target_) {
       reference_ = o;
-      energy_ = squares(o);
+      energy_ = squares(o, record.k.size(1));
       return;
     }
-    target_->error[record.layer] += squares(o.sub(reference_));
-    target_->energy[record.layer] += energy_;
+    add(target_->error[record.layer], squares(o.sub(reference_), record.k.size(1)));
+    add(target_->energy[record.layer], energy_);
   }
 
   void measure(OutputError& target) { target_ = &target; }
-  void skip(OutputError& target, int layer) const { target.energy[layer] += energy_; }
+  void skip(OutputError& target, int layer) const { add(target.energy[layer], energy_); }
 
  private:
-  static double squares(const torch::Tensor& x) {
-    return x.to(torch::kFloat32).square().sum(torch::kFloat64).item<double>();
+  // [num_kv_heads] of x [batch, num_qo_heads, tokens, d].
+  static std::vector<double> squares(const torch::Tensor& x, int64_t num_kv_heads) {
+    const auto heads = x.to(torch::kFloat32).square().sum({0, 2, 3}, false, torch::kFloat64);
+    const auto sums = heads.view({num_kv_heads, -1}).sum(1).to(torch::kCPU);
+    return {sums.data_ptr<double>(), sums.data_ptr<double>() + num_kv_heads};
+  }
+  static void add(std::vector<double>& sums, const std::vector<double>& more) {
+    for (size_t head = 0; head < sums.size(); ++head) sums[head] += more[head];
   }
 
   int64_t first_query_;
   OutputError* target_ = nullptr;
   torch::Tensor reference_;
-  double energy_ = 0;
+  std::vector<double> energy_;
 };
 
 int64_t state_bytes(const Transformer& model, const torch::Tensor& ids, size_t methods) {
@@ -76,6 +92,27 @@ void advance(const Transformer& model, const MultiForward& methods, int layer,
   }
 }
 
+// How many batches pass together.
+class BlockLength {
+ public:
+  explicit BlockLength(bool short_blocks) : most_(short_blocks ? 1 : kNoLimit) {}
+
+  size_t most() const { return most_; }
+  // `loading` of the `seconds` that a block of `batches` took went into reading weights.
+  void took(double seconds, double loading, size_t batches) {
+    constexpr double kReadingShare = 1.0 / 20, kGrowth = 8;
+    if (most_ == kNoLimit) return;
+    const double work = std::max(seconds - loading, 1e-9) / static_cast<double>(batches);
+    const double wanted = std::ceil(loading / (kReadingShare * work));
+    most_ = static_cast<size_t>(
+        std::clamp(wanted, 1.0, kGrowth * static_cast<double>(std::max<size_t>(batches, 1))));
+  }
+
+ private:
+  static constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();
+  size_t most_;
+};
+
 }  // namespace
 
 std::vector<OutputError> run_multi_forward(Transformer& model, const MultiForward& methods,
@@ -84,36 +121,48 @@ std::vector<OutputError> run_multi_forward(Transformer& model, const MultiForwar
   const c10::InferenceMode guard;
   const int num_layers = model.config().num_layers;
   const size_t count = methods.engines.size();
-  std::vector<OutputError> errors(
-      count, {std::vector<double>(num_layers, 0.0), std::vector<double>(num_layers, 0.0)});
-  size_t begin = 0;
+  std::vector<OutputError> errors = methods.errors_before;
+  if (errors.empty()) {
+    const std::vector<std::vector<double>> zeros(
+        num_layers, std::vector<double>(model.config().num_kv_heads, 0.0));
+    errors.assign(count, {zeros, zeros});
+  }
+  BlockLength length(static_cast<bool>(methods.block_done));
+  size_t begin = methods.first_batch;
   while (begin < batches.size()) {
+    const Clock::time_point start = Clock::now();
+    double loading = 0;
     size_t end = begin;
-    for (int64_t bytes = 0; end < batches.size(); ++end) {
+    for (int64_t bytes = 0; end < batches.size() && end - begin < length.most(); ++end) {
       bytes += state_bytes(model, batches[end], count);
       if (bytes > methods.hidden_state_room && end > begin) break;
     }
-    std::vector<States> group;
+    std::vector<States> block;
     for (size_t b = begin; b < end; ++b) {
-      group.emplace_back(count);
-      group.back()[0] = model.embed(batches[b]);
+      block.emplace_back(count);
+      block.back()[0] = model.embed(batches[b]);
     }
     for (int layer = 0; layer < num_layers; ++layer) {
+      const Clock::time_point loading_start = Clock::now();
       const auto weights = model.load_layer(layer);
+      loading += seconds_since(loading_start);
       for (size_t b = begin; b < end; ++b) {
         stop_if_requested(kStoppedEvaluation);
-        advance(model, methods, layer, *weights, group[b - begin], errors);
+        advance(model, methods, layer, *weights, block[b - begin], errors);
         progress.advance(batches[b].numel());
       }
     }
     for (size_t b = begin; b < end; ++b) {
-      States& states = group[b - begin];
+      stop_if_requested(kStoppedEvaluation);
+      States& states = block[b - begin];
       for (size_t m = 1; m < count; ++m) {
         if (!states[m].defined()) states[m] = states[0];
       }
       sink(b, states);
       states.clear();
     }
+    if (methods.block_done) methods.block_done(errors);
+    length.took(seconds_since(start), loading, end - begin);
     begin = end;
   }
   return errors;

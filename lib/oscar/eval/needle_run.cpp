@@ -1,8 +1,11 @@
 // Batches of needle prompts of one length.
 #include "oscar/eval/needle_run.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
+#include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
 #include "oscar/eval/multi_forward.h"
 
@@ -91,19 +94,18 @@ torch::Tensor generate_greedily(Transformer& model,
   return answers;
 }
 
-std::vector<std::vector<NeedleOutcome>> run_needles_forced(Transformer& model,
-                                                           const std::vector<Method>& methods,
-                                                           const EngineChoice& choice,
-                                                           const std::vector<NeedlePrompt>& prompts,
-                                                           Progress& progress) {
+void run_needles_forced(Transformer& model, const std::vector<Method>& methods,
+                        const EngineChoice& choice, const std::vector<NeedlePrompt>& prompts,
+                        std::vector<std::vector<NeedleOutcome>>& outcomes,
+                        const std::function<void()>& counted, Progress& progress) {
   const c10::InferenceMode guard;
   std::vector<std::unique_ptr<CacheEngine>> engines;
   for (const Method& method : methods) {
     engines.push_back(make_engine(method, model.config(), choice));
   }
-  std::vector<std::vector<NeedleOutcome>> outcomes(methods.size(),
-                                                   std::vector<NeedleOutcome>(prompts.size()));
+  outcomes.resize(methods.size());
   for (const PromptBatch& batch : batch_prompts(model, prompts)) {
+    if (batch.first < outcomes[0].size()) continue;
     MultiForward forward{.engines = {}, .position_offset = 0, .first_query = batch.length};
     for (const auto& engine : engines) {
       if (engine) engine->set_prompt(batch.length);
@@ -115,30 +117,37 @@ std::vector<std::vector<NeedleOutcome>> run_needles_forced(Transformer& model,
         [&](size_t, const std::vector<torch::Tensor>& hidden) {
           for (size_t m = 0; m < methods.size(); ++m) {
             const auto margins = answer_margins(model, hidden[m], ids, batch);
+            if (!margins.isfinite().all().item<bool>()) {
+              throw Error({.what = "a prediction is not finite",
+                           .where = fmt::format("needle prompts {} to {}, method {}", batch.first,
+                                                batch.first + batch.count - 1, methods[m].name),
+                           .hint = "run with --dtype fp32"});
+            }
             for (size_t row = 0; row < batch.count; ++row) {
               const auto* values =
                   margins.data_ptr<double>() + static_cast<int64_t>(row) * batch.answer;
               const size_t answer = prompts[batch.first + row].answer.size();
               const double margin = *std::min_element(values, values + answer);
-              outcomes[m][batch.first + row] = {margin > 0, margin};
+              outcomes[m].push_back(needle_outcome(margin));
             }
           }
         },
         progress);
+    counted();
   }
-  return outcomes;
 }
 
-std::vector<std::vector<bool>> run_needles_generated(Transformer& model,
-                                                     const std::vector<Method>& methods,
-                                                     const EngineChoice& choice,
-                                                     const std::vector<NeedlePrompt>& prompts,
-                                                     Progress& progress) {
+void run_needles_generated(Transformer& model, const std::vector<Method>& methods,
+                           const EngineChoice& choice, const std::vector<NeedlePrompt>& prompts,
+                           std::vector<bool>& passes, const std::function<void()>& counted,
+                           Progress& progress) {
   const c10::InferenceMode guard;
   const int num_layers = model.config().num_layers;
   std::vector<std::shared_ptr<const LayerWeights>> weights;
-  for (int layer = 0; layer < num_layers; ++layer) weights.push_back(model.load_layer(layer));
-  std::vector<std::vector<bool>> passes(methods.size(), std::vector<bool>(prompts.size(), true));
+  for (int layer = 0; layer < num_layers; ++layer) {
+    stop_if_requested(kStoppedEvaluation);
+    weights.push_back(model.load_layer(layer));
+  }
   for (size_t m = 0; m < methods.size(); ++m) {
     std::unique_ptr<CacheEngine> engine = make_engine(methods[m], model.config(), choice);
     if (!engine) {  // the reference too needs an engine that keeps a cache
@@ -147,18 +156,19 @@ std::vector<std::vector<bool>> run_needles_generated(Transformer& model,
       engine = make_engine(exact, model.config(), {});
     }
     for (const PromptBatch& batch : batch_prompts(model, prompts)) {
+      if (m * prompts.size() + batch.first < passes.size()) continue;
       stop_if_requested(kStoppedEvaluation);
       const auto ids = batch_ids(prompts, batch).slice(1, 0, batch.length);
       const auto answers = generate_greedily(model, weights, *engine, ids, batch.answer);
       for (size_t row = 0; row < batch.count; ++row) {
         const auto& wanted = prompts[batch.first + row].answer;
         const auto* got = answers.data_ptr<int64_t>() + static_cast<int64_t>(row) * answers.size(1);
-        passes[m][batch.first + row] = std::equal(wanted.begin(), wanted.end(), got);
+        passes.push_back(std::equal(wanted.begin(), wanted.end(), got));
       }
+      counted();
       progress.advance(static_cast<int64_t>(batch.count) * batch.length);
     }
   }
-  return passes;
 }
 
 }  // namespace oscar

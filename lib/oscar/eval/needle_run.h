@@ -1,6 +1,7 @@
 // Needle prompts through every method: teacher-forced, and by greedy generation.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "oscar/base/progress.h"
@@ -16,6 +17,9 @@ struct NeedleOutcome {
   double margin = 0;
 };
 
+// passes from its margin.
+inline NeedleOutcome needle_outcome(double margin) { return {margin > 0, margin}; }
+
 // Tokens of the largest batch in which the prompts and their answers run.
 int64_t largest_needle_batch(const Transformer& model, const std::vector<NeedlePrompt>& prompts);
 
@@ -25,20 +29,20 @@ torch::Tensor generate_greedily(Transformer& model,
                                 const std::vector<std::shared_ptr<const LayerWeights>>& weights,
                                 CacheEngine& engine, const torch::Tensor& ids, int64_t tokens);
 
-// outcomes[method][prompt]. The right answer is fed token by token; greedy generation gives the
-// same verdict, because it leaves the right path exactly when a margin is not positive.
-std::vector<std::vector<NeedleOutcome>> run_needles_forced(Transformer& model,
-                                                           const std::vector<Method>& methods,
-                                                           const EngineChoice& choice,
-                                                           const std::vector<NeedlePrompt>& prompts,
-                                                           Progress& progress);
+// Continues outcomes[method][prompt] from the prompts that it holds to all of `prompts`. The right
+// answer is fed token by token; greedy generation gives the same verdict, because it leaves the
+// right path exactly when a margin is not positive. `counted` is called behind each batch.
+void run_needles_forced(Transformer& model, const std::vector<Method>& methods,
+                        const EngineChoice& choice, const std::vector<NeedlePrompt>& prompts,
+                        std::vector<std::vector<NeedleOutcome>>& outcomes,
+                        const std::function<void()>& counted, Progress& progress);
 
-// passes[method][prompt] of greedy generation from a cache that each method quantizes as it grows.
-// All layers' weights stay on the device.
-std::vector<std::vector<bool>> run_needles_generated(Transformer& model,
-                                                     const std::vector<Method>& methods,
-                                                     const EngineChoice& choice,
-                                                     const std::vector<NeedlePrompt>& prompts,
-                                                     Progress& progress);
+// Continues `passes`, of greedy generation from a cache that each method quantizes as it grows: one
+// method after another, of each all prompts in order. All layers' weights stay on the device.
+// `counted` is called behind each batch.
+void run_needles_generated(Transformer& model, const std::vector<Method>& methods,
+                           const EngineChoice& choice, const std::vector<NeedlePrompt>& prompts,
+                           std::vector<bool>& passes, const std::function<void()>& counted,
+                           Progress& progress);
 
 }  // namespace oscar

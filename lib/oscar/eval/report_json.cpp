@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 
 #include "oscar/cache/metadata.h"
 #include "oscar/eval/estimate.h"
@@ -14,6 +15,7 @@ namespace oscar {
 namespace {
 
 constexpr int64_t kQuotedLengths[] = {8192, 32768, 131072};
+constexpr int64_t kMostBins = 16, kFewestOfBin = 256;  // of KL by position, and tokens in one
 constexpr double kFloorFactor = 5;  // no ratio is quoted for a KL under this many floors
 
 const std::vector<double>& percentile_levels() {
@@ -118,6 +120,55 @@ Json against_reference(const NeedleResults& results, size_t method) {
           {"p", mcnemar_exact(only_reference, only_method)}};
 }
 
+// Positions are counted in `bins` of equal width: the first position of one.
+int64_t first_of_bin(const TextResults& results, int64_t bins, int64_t bin) {
+  return results.first_position + (results.longest - results.first_position) * bin / bins;
+}
+
+// As many as are told apart by kFewestOfBin tokens each; the last ones have fewer where sequences
+// differ in length.
+int64_t position_bins(const TextResults& results, int64_t tokens) {
+  const int64_t most = std::min(kMostBins, results.longest - results.first_position);
+  return std::clamp<int64_t>(tokens / kFewestOfBin, 1, most);
+}
+
+// Scores lie sequence by sequence, positions ascending from first_position on.
+std::vector<double> means_by_position(const std::vector<double>& values, const TextResults& results,
+                                      int64_t bins) {
+  std::vector<double> sums(static_cast<size_t>(bins), 0.0), counts = sums;
+  size_t next = 0;
+  for (const int64_t measured : results.measured) {
+    size_t bin = 0;
+    for (int64_t i = 0; i < measured; ++i) {
+      while (results.first_position + i >=
+             first_of_bin(results, bins, static_cast<int64_t>(bin) + 1)) {
+        ++bin;
+      }
+      sums[bin] += values[next++];
+      ++counts[bin];
+    }
+  }
+  for (size_t bin = 0; bin < sums.size(); ++bin) sums[bin] /= counts[bin];
+  return sums;
+}
+
+// By layer, and by layer and KV head; nothing of the reference.
+void add_output_errors(const OutputError& error, bool measured, Json& json) {
+  json["output_nmse"] = Json::array();
+  if (!measured) return;
+  for (size_t l = 0; l < error.error.size(); ++l) {
+    const auto total = [](const std::vector<double>& heads) {
+      return std::accumulate(heads.begin(), heads.end(), 0.0);
+    };
+    json["output_nmse"].push_back(total(error.error[l]) / total(error.energy[l]));
+    Json heads = Json::array();
+    for (size_t h = 0; h < error.error[l].size(); ++h) {
+      heads.push_back(error.error[l][h] / error.energy[l][h]);
+    }
+    json["output_nmse_heads"].push_back(std::move(heads));
+  }
+}
+
 }  // namespace
 
 void describe_methods(const std::vector<Method>& methods, Json& report) {
@@ -140,6 +191,12 @@ void add_text_results(const TextResults& results, const std::vector<Method>& met
   report["first_position"] = results.first_position;
   report["resampling_units"] = units.back() + 1;
   report["longest_sequence"] = results.longest;
+  const int64_t bins = position_bins(results, static_cast<int64_t>(units.size()));
+  if (bins > 1) {
+    for (int64_t bin = 0; bin <= bins; ++bin) {
+      report["positions"].push_back(first_of_bin(results, bins, bin));
+    }
+  }
   double floor = NAN;
   for (size_t m = 0; m < methods.size(); ++m) {
     if (methods[m].codec_off) floor = estimate(results.scores[m].kl, units).mean;
@@ -158,11 +215,8 @@ void add_text_results(const TextResults& results, const std::vector<Method>& met
       json["kl"]["above_floor"] = json["kl"]["mean"].get<double>() >= kFloorFactor * floor;
     }
     json["top1"] = to_json(estimate(scores.agrees, units));
-    json["output_nmse"] = Json::array();
-    const OutputError& error = results.output_errors[m];
-    for (size_t l = 0; m > 0 && l < error.error.size(); ++l) {
-      json["output_nmse"].push_back(error.error[l] / error.energy[l]);
-    }
+    if (bins > 1) json["kl"]["by_position"] = means_by_position(scores.kl, results, bins);
+    add_output_errors(results.output_errors[m], m > 0, json);
     // Against the last method of the list, usually the bundle.
     if (m > 0 && m + 1 < methods.size()) {
       Json difference = to_json(paired_bootstrap(scores.kl, results.scores.back().kl, units, seed));

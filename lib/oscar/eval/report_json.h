@@ -12,10 +12,10 @@
 namespace oscar {
 
 struct TextResults {
-  int64_t first_position = 0, longest = 0;  // longest sequence in tokens
-  std::vector<int64_t> measured;            // predicted tokens of each sequence
-  std::vector<TokenScores> scores;          // [methods]
-  std::vector<OutputError> output_errors;   // [methods]
+  int64_t first_position = 0, longest = 0;      // longest sequence in tokens
+  std::vector<int64_t> measured = {};           // predicted tokens of each sequence
+  std::vector<TokenScores> scores = {};         // [methods]
+  std::vector<OutputError> output_errors = {};  // [methods]
 };
 
 struct NeedleResults {

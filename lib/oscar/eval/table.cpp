@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "oscar/base/numbers.h"
+#include "oscar/base/text_lines.h"
 #include "oscar/eval/evaluate.h"
 
 namespace oscar {
@@ -82,6 +83,38 @@ std::string quoted_length(const Json& report) {
   return std::to_string(longest > 0 ? longest : 32768);
 }
 
+// The paired difference of perplexities, which two columns with errors of their own can't show.
+std::string increase_lines(const Json& report) {
+  const auto share = [](const Json& nats) {
+    if (!nats.is_number()) return std::string("-");
+    const double points = 100 * std::expm1(nats.get<double>());
+    return std::abs(points) < 1000 ? fmt::format("{:+.2f}%", points)
+                                   : fmt::format("{:+.1e}%", points);
+  };
+  std::string out;
+  for (const auto& [name, method] : report["methods"].items()) {
+    if (name == "bf16" || !method.contains("nll_increase")) continue;
+    const Json& d = method["nll_increase"];
+    out += fmt::format("{:<23} {:>10} [{}, {}]\n", fit_name(name, 23), share(d["mean"]),
+                       share(d["low"]), share(d["high"]));
+  }
+  return out.empty() ? out : "perplexity over bf16's  paired, 95% interval\n" + out;
+}
+
+// What a stopped run has counted; "" for a whole one.
+std::string partial_line(const Json& report) {
+  if (!report.contains("partial")) return "";
+  std::string parts;
+  for (const auto& [task, part] : report["partial"].items()) {
+    const std::string unit = part.begin().key();
+    parts += fmt::format("{}{} of {} {} ({})", parts.empty() ? "" : ", ", part[unit].get<int64_t>(),
+                         part["of"].get<int64_t>(), unit, task);
+  }
+  std::string text;
+  add_line(text, "PARTIAL:", "the run was stopped; counted: " + parts, 9);
+  return text;
+}
+
 }  // namespace
 
 std::string format_table(const Json& report) {
@@ -96,6 +129,7 @@ std::string format_table(const Json& report) {
     if (text) out += text_cells(method);
     out += needle_cell(method) + "\n";
   }
+  if (text) out += increase_lines(report);
   if (report.contains("separators")) {
     const Json& separated = report["separators"];
     out += fmt::format("with a separator as every {} token\n",
@@ -121,7 +155,7 @@ std::string format_table(const Json& report) {
   if (engine != "simulate") {
     out += fmt::format("\nengine {}: decoded token by token through a paged cache", engine);
   }
-  return out + "\n";
+  return out + "\n" + partial_line(report);
 }
 
 }  // namespace oscar

@@ -1,7 +1,12 @@
 // Scores from logits, block by block.
 #include "oscar/eval/token_scores.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
+
+#include "oscar/base/error.h"
 
 namespace oscar {
 namespace {
@@ -29,26 +34,35 @@ Softmax softmax_parts(const torch::Tensor& logits) {
   return out;
 }
 
-void append(std::vector<double>& values, const torch::Tensor& more) {
+void append(std::vector<double>& values, const torch::Tensor& more, const std::string& where) {
   const auto host = more.to(torch::kCPU, torch::kFloat64).contiguous();
-  values.insert(values.end(), host.data_ptr<double>(), host.data_ptr<double>() + host.numel());
+  const double* const begin = host.data_ptr<double>();
+  const double* const end = begin + host.numel();
+  const double* const wrong = std::find_if(begin, end, [](double x) { return !std::isfinite(x); });
+  if (wrong != end) {
+    throw Error({.what = "a prediction is not finite",
+                 .where = fmt::format("{}, prediction {}", where, wrong - begin),
+                 .hint = "run with --dtype fp32, or check the weights of the output projection"});
+  }
+  values.insert(values.end(), begin, end);
 }
 
 void score_against(const torch::Tensor& reference, const Softmax& expected,
-                   const torch::Tensor& logits, const torch::Tensor& targets, TokenScores& scores) {
+                   const torch::Tensor& logits, const torch::Tensor& targets,
+                   const std::string& where, TokenScores& scores) {
   const Softmax got = softmax_parts(logits);
   const auto chosen = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1).to(torch::kFloat64);
-  append(scores.nll, got.log_sum - chosen);
+  append(scores.nll, got.log_sum - chosen, where);
   const auto gap = expected.weights.mul(reference.sub(logits)).sum(-1, false, torch::kFloat64);
-  append(scores.kl, gap.div(expected.sum) - (expected.log_sum - got.log_sum));
-  append(scores.agrees, got.top.eq(expected.top));
+  append(scores.kl, gap.div(expected.sum) - (expected.log_sum - got.log_sum), where);
+  append(scores.agrees, got.top.eq(expected.top), where);
 }
 
 }  // namespace
 
 void score_logits(const torch::Tensor& reference, const torch::Tensor& logits,
                   const torch::Tensor& targets, TokenScores& scores) {
-  score_against(reference, softmax_parts(reference), logits, targets, scores);
+  score_against(reference, softmax_parts(reference), logits, targets, "the logits", scores);
 }
 
 int64_t score_bytes(int64_t vocab_size) {
@@ -75,6 +89,8 @@ void score_batch(Transformer& model, const std::vector<torch::Tensor>& hidden,
       const Softmax expected = softmax_parts(reference);
       for (size_t m = 0; m < hidden.size(); ++m) {
         score_against(reference, expected, m == 0 ? reference : logits_of(hidden[m]), wanted,
+                      fmt::format("sequence {} of its batch, from position {} on, method {}",
+                                  sequence, begin, m),
                       scores[m]);
       }
     }

@@ -65,7 +65,7 @@ std::vector<const LayerTransforms*> layers_of(const Bundle& bundle, BundleVarian
 }
 
 void write_files(const ExchangeFormat& format, const TransformSet& set,
-                 const std::filesystem::path& folder) {
+                 const std::filesystem::path& folder, const std::filesystem::path& base) {
   const std::filesystem::path keys = folder / format.key_file;
   switch (format.layout) {
     case FileLayout::kTorchShared:
@@ -81,7 +81,7 @@ void write_files(const ExchangeFormat& format, const TransformSet& set,
       write_mlx_manifest(folder, set);
       break;
     case FileLayout::kGguf:
-      write_gguf_rotations(keys, set);
+      write_gguf_rotations(keys, set, base);
       break;
     case FileLayout::kNpz:
       write_npz(keys, to_arrays(set));
@@ -103,11 +103,14 @@ bool writes_shared(const ExchangeFormat& format, const std::optional<StackPlan>&
 
 ExportResult export_bundle(const Bundle& bundle, const std::string& from,
                            const ExchangeFormat& format, bool reduce,
-                           const std::filesystem::path& to) {
+                           const std::filesystem::path& to, const std::filesystem::path& base) {
   if (bundle.statistics_only) {
     throw Error({.what = "a statistics file has no transforms",
                  .where = from,
                  .hint = "oscar-bundle fit makes a bundle of it"});
+  }
+  if (!base.empty() && format.layout != FileLayout::kGguf) {
+    throw Error({.what = "only gguf-rot goes into a model's file", .where = base.string()});
   }
   ExportResult result;
   if (format.stack != nullptr) result.plan = plan_of(bundle, from, format, reduce);
@@ -115,14 +118,15 @@ ExportResult export_bundle(const Bundle& bundle, const std::string& from,
   const TransformSet set =
       transform_set(layers_of(bundle, variant), writes_shared(format, result.plan));
   AtomicFolder folder(to);
-  write_files(format, set, folder.temporary());
+  write_files(format, set, folder.temporary(), base);
   Json files = Json::object();
   for (const char* name : {format.key_file, format.value_file}) {
     if (name != nullptr) files[name] = sha256_of_file(folder.temporary() / name);
   }
   const Json manifest = make_manifest(bundle, format, result.plan, set, files);
   write_file_atomically(folder.temporary() / kManifestName, manifest.dump(1) + "\n");
-  write_file_atomically(folder.temporary() / kLaunchName, launch_text(bundle, format, result.plan));
+  write_file_atomically(folder.temporary() / kLaunchName,
+                        launch_text(bundle, format, result.plan, !base.empty()));
   for (const Finding& finding : verify_export(format, folder.temporary())) {
     if (!finding.ok) {
       throw Error({.what = "what was written does not read back: " + finding.check,

@@ -10,6 +10,7 @@
 #include "oscar/base/error.h"
 #include "oscar/cache/codec.h"
 #include "oscar/io/gguf.h"
+#include "oscar/io/gguf_copy.h"
 #include "oscar/io/gguf_writer.h"
 
 namespace oscar {
@@ -50,9 +51,38 @@ MatrixStack<float> rotation_of(const GgufTensor& tensor, const std::string& wher
   return stack;
 }
 
+// The branch looks tensors up by the layers of the model that it loads.
+void require_model_of(const GgufFile& model, const TransformSet& set) {
+  const auto require = [&](const std::string& key, int64_t expected, int64_t found) {
+    if (expected == found) return;
+    throw Error({.what = "the GGUF model has another shape than the bundle's",
+                 .where = fmt::format("{}: {}", model.path().string(), key),
+                 .expected = std::to_string(expected),
+                 .found = std::to_string(found)});
+  };
+  const std::string arch(kArchitecture);
+  if (const auto found = model.text("general.architecture"); found != kArchitecture) {
+    throw Error({.what = "llama.cpp's branch reads rotations of another architecture",
+                 .where = model.path().string(),
+                 .expected = arch,
+                 .found = std::string(found.value_or("none"))});
+  }
+  require(arch + ".block_count", static_cast<int64_t>(set.size()),
+          model.integer(arch + ".block_count").value_or(0));
+  const auto heads = model.integer(arch + ".attention.head_count").value_or(0);
+  const auto width = model.integer(arch + ".embedding_length").value_or(0);
+  const int64_t implied = heads > 0 ? width / heads : 0;
+  const LayerTransforms& first = set.begin()->second;
+  require(arch + ".attention.key_length", first.key.forward.rows,
+          model.integer(arch + ".attention.key_length").value_or(implied));
+  require(arch + ".attention.value_length", first.value.forward.rows,
+          model.integer(arch + ".attention.value_length").value_or(implied));
+}
+
 }  // namespace
 
-void write_gguf_rotations(const std::filesystem::path& path, const TransformSet& set) {
+void write_gguf_rotations(const std::filesystem::path& path, const TransformSet& set,
+                          const std::filesystem::path& base) {
   FloatTensors tensors;
   for (const auto& [id, layer] : set) {
     for (const Side side : {Side::kKey, Side::kValue}) {
@@ -61,6 +91,14 @@ void write_gguf_rotations(const std::filesystem::path& path, const TransformSet&
       tensors[fmt::format("{}{}{}", kBlock, id, side == Side::kKey ? kKeyTensor : kValueTensor)] = {
           {stack.rows, stack.cols}, std::move(stack.data)};
     }
+  }
+  if (!base.empty()) {
+    const GgufFile model(base);
+    require_model_of(model, set);
+    const auto as_it_is = [](const std::string&, const GgufTensor&) {
+      return std::optional<std::vector<std::byte>>();
+    };
+    return copy_gguf(model, path, as_it_is, tensors);
   }
   write_gguf(path,
              {{"general.architecture", std::string(kArchitecture)},

@@ -13,6 +13,7 @@ struct Words {
   const Bundle& bundle;
   const ExchangeFormat& format;
   const StackRun* run;
+  bool in_model;
 
   double key_clip() const { return run->clips.pair ? run->clips.pair->key : 0; }
   double value_clip() const { return run->clips.pair ? run->clips.pair->value : 0; }
@@ -73,16 +74,20 @@ std::string mlx(const Words& w) {
 }
 
 std::string llama_cpp(const Words& w) {
+  const std::string in_place =
+      w.in_model ? fmt::format("`{}` is a copy of it with them.", w.format.key_file)
+                 : fmt::format(
+                       "those of `{}` stand alone, `oscar-bundle export --base MODEL.gguf` "
+                       "writes a copy of the model with them.",
+                       w.format.key_file);
   return fmt::format(
       "For llama.cpp's OSCAR branch (`zhongzhu/llamacpp`), which reads these tensors from the "
-      "model's own GGUF file: copy those of `{}` into it first, for example with the `gguf` "
-      "package. "
-      "Other builds refuse a file that has them. Then\n\n```\n"
+      "model's own GGUF file: {} Other builds refuse a file that has them. Then\n\n```\n"
       "export LLAMA_KV_NO_HADAMARD=1 LLAMA_KV_CLIP_RATIO={:g}\n"
       "export LLAMA_KV_HP_SINK={} LLAMA_KV_HP_RECENT={}\n"
-      "llama-server -m MODEL.gguf -ctk q2_0 -ctv q2_0\n```\n\n"
+      "llama-server -m {} -ctk q2_0 -ctv q2_0\n```\n\n"
       "Its rows have levels of their own, so that no error is predicted here.\n",
-      w.format.key_file, w.key_clip(), w.sink(), w.recent());
+      in_place, w.key_clip(), w.sink(), w.recent(), w.in_model ? w.format.key_file : "MODEL.gguf");
 }
 
 std::string arrays(const Words& w) {
@@ -97,8 +102,8 @@ std::string arrays(const Words& w) {
 }  // namespace
 
 std::string launch_text(const Bundle& bundle, const ExchangeFormat& format,
-                        const std::optional<StackPlan>& plan) {
-  const Words words{bundle, format, plan ? &*plan->run : nullptr};
+                        const std::optional<StackPlan>& plan, bool in_model) {
+  const Words words{bundle, format, plan ? &*plan->run : nullptr, in_model};
   std::string text = fmt::format("# {} for {}\n\n", bundle.model.name, format.name);
   switch (format.layout) {
     case FileLayout::kTorchShared:

@@ -12,8 +12,8 @@ namespace oscar {
 
 inline constexpr const char* kLaunchName = "README.md";
 
-// Markdown. `plan` is absent for plain arrays.
+// Markdown. `plan` is absent for plain arrays. `in_model`: the files are a whole model's.
 std::string launch_text(const Bundle& bundle, const ExchangeFormat& format,
-                        const std::optional<StackPlan>& plan);
+                        const std::optional<StackPlan>& plan, bool in_model);
 
 }  // namespace oscar

@@ -79,20 +79,24 @@ ProbeCode probe_code(const StackRun& run, const SideTransform& side, Side which)
   return {hex(coded.codes), hex(coded.metadata)};
 }
 
+Json begin_manifest(const Bundle& bundle, const char* format) {
+  return {{"format", format},
+          {"made_with", std::string("OSCAR Toolkit ") + kToolVersion},
+          {"created_from",
+           {{"content_sha256", bundle.content_sha256},
+            {"model", bundle.model.name},
+            {"architecture", bundle.model.architecture},
+            {"weights_fingerprint", bundle.model.weights_fingerprint}}}};
+}
+
 Json make_manifest(const Bundle& bundle, const ExchangeFormat& format,
                    const std::optional<StackPlan>& plan, const TransformSet& set,
                    const Json& files) {
   const LayerTransforms& first = set.begin()->second;
   Json ids = Json::array();
   for (const auto& entry : set) ids.push_back(entry.first);
-  Json manifest = {{"format", format.name},
-                   {"made_with", std::string("OSCAR Toolkit ") + kToolVersion},
-                   {"created_from",
-                    {{"content_sha256", bundle.content_sha256},
-                     {"model", bundle.model.name},
-                     {"architecture", bundle.model.architecture},
-                     {"weights_fingerprint", bundle.model.weights_fingerprint}}},
-                   {"layers", std::move(ids)},
+  Json manifest = begin_manifest(bundle, format.name);
+  manifest.update({{"layers", std::move(ids)},
                    {"heads_k", first.key.forward.count},
                    {"heads_v", first.value.forward.count},
                    {"head_dim_k", first.key.forward.rows},
@@ -100,8 +104,8 @@ Json make_manifest(const Bundle& bundle, const ExchangeFormat& format,
                    {"variant", plan ? word_of(plan->run->variant) : "own"},
                    {"sink_tokens", bundle.quantizer.sink_tokens},
                    {"recent_tokens", bundle.quantizer.recent_tokens},
-                   {"quant_group_size", bundle.quantizer.quant_group_size}};
-  manifest["row"] = nullptr;
+                   {"quant_group_size", bundle.quantizer.quant_group_size},
+                   {"row", nullptr}});
   if (plan) {
     const StackRun& run = *plan->run;
     if (run.clips.pair) manifest["clip"] = {run.clips.pair->key, run.clips.pair->value};

@@ -40,6 +40,9 @@ ProbeCode probe_code(const StackRun& run, const SideTransform& side, Side which)
 //   row          {keys, values}: of the first layer and head, probe_code; null for levels of a
 //                stack's own and for plain arrays
 //   files        {name: sha256}
+//
+// begin_manifest has format, made_with and created_from.
+Json begin_manifest(const Bundle& bundle, const char* format);
 Json make_manifest(const Bundle& bundle, const ExchangeFormat& format,
                    const std::optional<StackPlan>& plan, const TransformSet& set,
                    const Json& files);

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "oscar/base/error.h"
+#include "oscar/base/add_counts.h"
 
 namespace oscar {
 
@@ -48,8 +48,9 @@ void add_statistics(LayerStatistics& total, const LayerStatistics& other) {
     visit_sums(add, total, other);
   }
   total.v_energy_moment = {};
-  total.count_q += other.count_q;
-  total.count_kv += other.count_kv;
+  const std::string where = "layer " + std::to_string(total.geometry.layer_id);
+  total.count_q = add_counts(total.count_q, other.count_q, where + ", count_q");
+  total.count_kv = add_counts(total.count_kv, other.count_kv, where + ", count_kv");
 }
 
 LayerStatistics remaining_statistics(const LayerStatistics& total, const LayerStatistics& part) {

@@ -7,15 +7,19 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <memory>
 #include <random>
 
 #include "oscar/base/atomic_file.h"
 #include "oscar/base/atomic_folder.h"
 #include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
+#include "oscar/base/sha256.h"
 #include "oscar/bundle/bundle_match.h"
+#include "oscar/checkpoint/gguf_weights.h"
 #include "oscar/checkpoint/weight_table.h"
 #include "oscar/fold/fold_weights.h"
+#include "oscar/io/gguf_copy.h"
 #include "oscar/io/safetensors_copy.h"
 
 namespace oscar {
@@ -43,13 +47,18 @@ ValueMean settle_mean(const Bundle& bundle, const ModelConfig& config, ValueMean
         return layer.geometry.quantized && is_centred(layer.value);
       });
   if (!centred) return ValueMean::kAuto;
-  const bool biases = config.qkv_bias && config.o_bias;
+  const auto everywhere = [&](bool AttentionSpec::*bias) {
+    return std::ranges::all_of(config.layers,
+                               [&](const LayerSpec& layer) { return layer.attention.*bias; });
+  };
+  const bool on_v = everywhere(&AttentionSpec::qkv_bias);
+  const bool biases = on_v && everywhere(&AttentionSpec::o_bias);
   if (asked == ValueMean::kFold && !biases) {
     throw Error(
         {.what = "the mean of values cannot be folded into this model",
          .where = config.architecture,
          .expected = "biases on v_proj and o_proj",
-         .found = config.qkv_bias ? "none on o_proj" : "none",
+         .found = on_v ? "none on o_proj" : "none",
          .hint = "keep it in the bundle (--value-mean keep), or calibrate with --center off"});
   }
   if (asked != ValueMean::kAuto) return asked;
@@ -83,9 +92,25 @@ ValueWeights value_weights(const ModelConfig& config, const WeightSource& weight
 }
 
 using Fold = std::function<std::vector<std::byte>()>;
+using Folds = std::map<std::string, Fold>;
+
+// Quantized weights are rounded to a grid that a fold does not keep.
+void require_plain(const ValueWeights& weights, const WeightSource& source) {
+  for (const TensorView* view : {&weights.value, &weights.value_bias, &weights.output}) {
+    const bool in_blocks = view->data == nullptr && view->decode != nullptr;
+    if (!in_blocks && view->fp8 == nullptr) continue;
+    throw Error({.what = "values cannot be folded into quantized weights, which would lose them",
+                 .where = source.place(view->name),
+                 .expected = "F32, F16 or BF16",
+                 .found = source.quantization(),
+                 .hint = in_blocks
+                             ? "fold the file that convert_hf_to_gguf.py writes, then quantize it"
+                             : "fold the checkpoint that was quantized"});
+  }
+}
 
 // New bytes by tensor name, made when they are written.
-void add_folds(const ValueWeights& old, const ValueFold& fold, std::map<std::string, Fold>& folds) {
+void add_folds(const ValueWeights& old, const ValueFold& fold, Folds& folds) {
   folds[old.value.name] = [&old, &fold] { return fold_value_weight(old.value, fold); };
   folds[old.output.name] = [&old, &fold] { return fold_output_weight(old.output, fold); };
   if (old.value_bias.data != nullptr) {
@@ -105,8 +130,9 @@ std::vector<std::string> copy_other_files(const fs::path& from, const fs::path& 
     const std::string name = entry.path().filename().string();
     const std::string extension = entry.path().extension().string();
     if (fs::exists(to / name)) continue;  // a shard
-    if (!entry.is_regular_file() || std::find(std::begin(kWeightFiles), std::end(kWeightFiles),
-                                              extension) != std::end(kWeightFiles)) {
+    if (leads_outside(from, entry.path()) || !entry.is_regular_file() ||
+        std::find(std::begin(kWeightFiles), std::end(kWeightFiles), extension) !=
+            std::end(kWeightFiles)) {
       left_out.push_back(name);
       continue;
     }
@@ -114,6 +140,40 @@ std::vector<std::string> copy_other_files(const fs::path& from, const fs::path& 
   }
   std::sort(left_out.begin(), left_out.end());
   return left_out;
+}
+
+// The new bytes of a tensor, of those that change.
+std::optional<std::vector<std::byte>> folded_bytes(const Folds& folds, const std::string& name) {
+  stop_if_requested("stopped; nothing was written");
+  const auto fold = folds.find(name);
+  if (fold == folds.end()) return std::nullopt;
+  return fold->second();
+}
+
+std::unique_ptr<const WeightSource> write_folder_model(const Checkpoint& checkpoint,
+                                                       const Folds& folds, const fs::path& to,
+                                                       FoldResult& result) {
+  for (const fs::path& shard : checkpoint.weights->shards()) {
+    copy_safetensors(shard, to / shard.filename(), [&folds](const TensorEntry& tensor) {
+      return folded_bytes(folds, tensor.name);
+    });
+  }
+  result.left_out = copy_other_files(checkpoint.folder, to);
+  return std::make_unique<SafetensorsWeights>(to);
+}
+
+std::unique_ptr<const WeightSource> write_gguf_model(const Checkpoint& checkpoint,
+                                                     const Folds& folds, const fs::path& to) {
+  std::map<std::string, std::string> names;  // of the file to those of the folds
+  for (const WeightNames& weight : weight_names(checkpoint.config.num_layers)) {
+    names[weight.gguf_name] = weight.name;
+  }
+  const fs::path copy = to / checkpoint.path.filename();
+  copy_gguf(
+      GgufFile(checkpoint.path), copy,
+      [&](const std::string& name, const GgufTensor&) { return folded_bytes(folds, names[name]); },
+      {});
+  return std::make_unique<GgufWeights>(std::make_shared<GgufFile>(copy), checkpoint.config);
 }
 
 double rounding_unit(Dtype dtype) {
@@ -139,7 +199,9 @@ double checked_change(const ValueWeights& before, const ValueWeights& after, con
   }
   // Each product is rounded once, and the second one enlarges the first one's rounding by no more
   // than this condition number (Frobenius, d at least). Wrong matrices change about everything.
-  const double limit = std::min(0.5, 2 * rounding_unit(before.value.dtype) * condition);
+  const double unit =
+      std::max(rounding_unit(before.value.dtype), rounding_unit(before.output.dtype));
+  const double limit = std::min(0.5, 2 * unit * condition);
   if (!(change <= limit)) {
     throw Error({.what = "the folded weights do not compute what the model does",
                  .where = where,
@@ -179,6 +241,7 @@ Bundle folded_bundle(Bundle bundle, ValueMean mean) {
   bundle.portable.clear();
   bundle.evaluation.reset();
   bundle.run_key.clear();  // no run made this
+  bundle.created_utc.clear();
   return bundle;
 }
 
@@ -200,13 +263,8 @@ const char* describe(ValueMean mean) {
 
 FoldResult fold_model(const Bundle& bundle, const std::string& bundle_name,
                       const Checkpoint& checkpoint, const fs::path& out, ValueMean asked) {
-  if (checkpoint.is_gguf()) {
-    throw Error({.what = "values cannot be folded into a GGUF file",
-                 .where = checkpoint.path.string(),
-                 .expected = "a Hugging Face folder with safetensors",
-                 .hint = "quantized weights would lose what is folded into them"});
-  }
   AtomicFolder folder(out);
+  const LongInputs weights(checkpoint.weights->shards());
   FoldResult result;
   result.warning = check_bundle_matches(bundle, checkpoint, bundle_name);
   check_weights(checkpoint.config, *checkpoint.weights);
@@ -215,12 +273,13 @@ FoldResult fold_model(const Bundle& bundle, const std::string& bundle_name,
   // One entry a layer that changes; addresses stay, as the folds refer to them.
   std::map<int, ValueFold> layers;
   std::map<int, ValueWeights> before;
-  std::map<std::string, Fold> folds;
+  Folds folds;
   for (const LayerTransforms& layer : bundle.layers) {
     const int id = layer.geometry.layer_id;
     if (!is_transformed(layer)) continue;
     layers[id] = layer_fold(layer, result.mean);
     before[id] = value_weights(checkpoint.config, *checkpoint.weights, id);
+    require_plain(before[id], *checkpoint.weights);
     add_folds(before[id], layers[id], folds);
   }
   if (layers.empty()) {
@@ -231,18 +290,11 @@ FoldResult fold_model(const Bundle& bundle, const std::string& bundle_name,
   result.layers = static_cast<int>(layers.size());
   result.tensors = static_cast<int>(folds.size());
 
-  for (const fs::path& shard : checkpoint.weights->shards()) {
-    copy_safetensors(shard, folder.temporary() / shard.filename(),
-                     [&](const TensorEntry& tensor) -> std::optional<std::vector<std::byte>> {
-                       stop_if_requested("stopped; nothing was written");
-                       const auto fold = folds.find(tensor.name);
-                       if (fold == folds.end()) return std::nullopt;
-                       return fold->second();
-                     });
-  }
-  result.left_out = copy_other_files(checkpoint.folder, folder.temporary());
-
-  const SafetensorsWeights written(folder.temporary());
+  const std::unique_ptr<const WeightSource> source =
+      checkpoint.is_gguf() ? write_gguf_model(checkpoint, folds, folder.temporary())
+                           : write_folder_model(checkpoint, folds, folder.temporary(), result);
+  weights.require_unchanged();
+  const WeightSource& written = *source;
   for (const auto& [id, fold] : layers) {
     const ValueWeights after = value_weights(checkpoint.config, written, id);
     result.largest_change =
@@ -251,7 +303,10 @@ FoldResult fold_model(const Bundle& bundle, const std::string& bundle_name,
   }
 
   Bundle folded = folded_bundle(bundle, result.mean);
-  folded.model.name = folder.target().filename().string();
+  folded.model.name = checkpoint.is_gguf() ? checkpoint.name : folder.target().filename().string();
+  if (checkpoint.is_gguf()) {
+    folded.model.file_sha256 = sha256_of_file(folder.temporary() / checkpoint.path.filename());
+  }
   folded.model.weights_fingerprint = written.fingerprint(false);
   const Json record = {{"bundle_sha256", bundle.content_sha256},
                        {"weights_fingerprint", bundle.model.weights_fingerprint},

@@ -8,6 +8,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/numbers.h"
+#include "oscar/base/printable.h"
 #include "oscar/base/text_lines.h"
 #include "oscar/bundle/merge.h"
 #include "oscar/bundle/refit.h"

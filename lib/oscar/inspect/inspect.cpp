@@ -7,6 +7,8 @@
 #include <cmath>
 #include <utility>
 
+#include "oscar/base/json_text.h"
+#include "oscar/base/printable.h"
 #include "oscar/base/text_lines.h"
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
@@ -96,8 +98,7 @@ Json describe_statistics(const LayerStatistics& s) {
 }
 
 std::string plain(const Json& value) {
-  return printable(value.is_string() ? value.get<std::string>()
-                                     : value.dump(-1, ' ', false, Json::error_handler_t::replace));
+  return printable(value.is_string() ? value.get<std::string>() : json_text(value));
 }
 
 // "method, clip" of a list of words; anything else as it is.
@@ -274,8 +275,9 @@ std::string inspection_text(const Inspection& inspection) {
                   plain(m["num_kv_heads"]), plain(m["head_dim_k"]), plain(m["head_dim_v"])));
   add_line(text, "weights", plain(m["weights_fingerprint"]));
   if (m.contains(schema::kQuantization)) {
-    add_line(text, "GGUF", plain(m[schema::kQuantization]));
-    add_line(text, "", "file " + plain(m[schema::kFileHash]));
+    const bool gguf = m.contains(schema::kFileHash);
+    add_line(text, gguf ? "GGUF" : "FP8", plain(m[schema::kQuantization]));
+    if (gguf) add_line(text, "", "file " + plain(m[schema::kFileHash]));
   }
   add_line(
       text, "corpus",

@@ -9,7 +9,9 @@
 #include <utility>
 
 #include "oscar/base/error.h"
+#include "oscar/base/json_text.h"
 #include "oscar/base/numbers.h"
+#include "oscar/base/printable.h"
 #include "oscar/base/text_lines.h"
 #include "oscar/cache/codec_rules.h"
 #include "oscar/checkpoint/checkpoint.h"
@@ -38,24 +40,26 @@ std::optional<int64_t> safetensors_bytes(const std::filesystem::path& folder) {
   return sum > 0 ? std::optional(sum) : std::nullopt;
 }
 
+// In BF16; in FP8 the layers' matrices, which are all that such checkpoints quantize.
 int64_t counted_bytes(const ModelConfig& config) {
-  int64_t elements = 0;
-  const auto add = [&](const std::vector<WeightSpec>& specs) {
+  int64_t bytes = 0;
+  const auto add = [&](const std::vector<WeightSpec>& specs, bool layers) {
     for (const WeightSpec& spec : specs) {
-      int64_t product = 1;
+      int64_t product = layers && config.fp8 && spec.shape.size() == 2 ? 1 : 2;
       for (const int64_t extent : spec.shape) product *= extent;
-      elements += product;
+      bytes += product;
     }
   };
-  add(model_weights(config));
-  for (int layer = 0; layer < config.num_layers; ++layer) add(layer_weights(config, layer));
-  return 2 * elements;
+  add(model_weights(config), false);
+  for (int layer = 0; layer < config.num_layers; ++layer) add(layer_weights(config, layer), true);
+  return bytes;
 }
 
 ModelConfig config_of(const std::filesystem::path& model) {
   if (!std::filesystem::is_directory(model)) return open_checkpoint(model.string()).config;
   const std::filesystem::path file = model / "config.json";
-  return parse_model_config(read_json_file(file), file.string());
+  return parse_model_config(parse_json(read_text_file(file, kMaxConfigBytes), file.string()),
+                            file.string());
 }
 
 CachedModel from_checkpoint(const std::string& model) {
@@ -75,7 +79,9 @@ CachedModel from_checkpoint(const std::string& model) {
   m.weight_source = "its safetensors files";
   if (!m.weight_bytes) {
     m.weight_bytes = counted_bytes(config);
-    m.weight_source = is_folder ? "by config.json, in BF16" : "by its shapes, in BF16";
+    m.weight_source = config.fp8  ? "by config.json, layers in FP8"
+                      : is_folder ? "by config.json, in BF16"
+                                  : "by its shapes, in BF16";
   }
   return m;
 }
@@ -179,7 +185,7 @@ Json sweep_at(const CachedModel& model, int64_t context, std::optional<double> r
 }
 
 std::string shown(const Json& value) {
-  return printable(value.is_string() ? value.get<std::string>() : value.dump());
+  return printable(value.is_string() ? value.get<std::string>() : json_text(value));
 }
 
 std::string gib(double bytes) {

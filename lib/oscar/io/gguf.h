@@ -69,6 +69,11 @@ class GgufFile {
   // The bytes of a value as they lie in the file, for hashes; empty when the key is absent.
   std::string_view raw(const std::string& key) const;
 
+  // All keys and values as they lie in the file, one behind another.
+  std::string_view metadata() const { return metadata_; }
+  // Of tensors' data, in bytes: a power of two.
+  size_t alignment() const { return alignment_; }
+
   const std::map<std::string, GgufTensor>& tensors() const { return tensors_; }
   void release(const GgufTensor& tensor) const { file_.release(tensor.data, tensor.bytes); }
 
@@ -88,6 +93,8 @@ class GgufFile {
   [[noreturn]] void refuse_type(const std::string& key, const char* expected) const;
 
   MappedFile file_;
+  std::string_view metadata_;
+  size_t alignment_ = 0;
   std::map<std::string, Value> values_;
   std::map<std::string, GgufTensor> tensors_;
 };

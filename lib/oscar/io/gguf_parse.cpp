@@ -191,7 +191,7 @@ size_t GgufFile::Parser::alignment() const {
 
 // Tensors lie one behind another, each at the next multiple of the alignment.
 void GgufFile::Parser::place_tensors() {
-  const uint64_t aligned = alignment();
+  const uint64_t aligned = gguf_.alignment_ = alignment();
   const uint64_t begin = next_multiple(position_, aligned);
   std::vector<std::pair<uint64_t, std::string>> order;
   for (const auto& [name, offset] : offsets_) order.emplace_back(offset, name);
@@ -245,7 +245,9 @@ void GgufFile::Parser::parse() {
            fmt::format("at most {} and {}", kMaxKeys, kMaxTensors),
            fmt::format("{} and {}", keys, tensors));
   }
+  const size_t begin = position_;
   for (uint64_t i = 0; i < keys; ++i) read_value();
+  gguf_.metadata_ = {reinterpret_cast<const char*>(file_.data() + begin), position_ - begin};
   for (uint64_t i = 0; i < tensors; ++i) read_tensor(i);
   place_tensors();
 }

@@ -1,12 +1,19 @@
 // Writing and reading: creation properties that fix the bytes, and typed transfers.
 #include "oscar/io/hdf5.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <map>
+#include <optional>
 
+#include "oscar/base/atomic_file.h"
 #include "oscar/base/error.h"
 #include "oscar/io/hdf5_internal.h"
 
@@ -135,7 +142,8 @@ void initialise_library() {
 
 void fail(const std::string& what, const std::string& file, const std::string& object) {
   const std::string found = innermost_message();
-  const bool full = found == std::strerror(ENOSPC);
+  const bool full = found == std::strerror(ENOSPC) || found == std::strerror(EDQUOT) ||
+                    found == std::strerror(EFBIG);
   throw Error({.what = what,
                .where = object.empty() ? file : file + ": " + object,
                .found = found,
@@ -206,18 +214,46 @@ DatasetView view(const Dataset& dataset) {
 
 // --- writing ---
 
-struct Writer::State {
-  std::string name;
-  Handle file;
-};
-
 namespace {
 
-Handle create_file(const std::filesystem::path& path) {
+// A file with a name for as long as this lives: HDF5 wants one for what it writes to, and the
+// memory behind a stream has none.
+class NamedFile {
+ public:
+  NamedFile() : name_((std::filesystem::temp_directory_path() / "oscar-XXXXXX").string()) {
+    descriptor_ = ::mkostemp(name_.data(), O_CLOEXEC);
+    if (descriptor_ < 0) throw_file_error("cannot write a temporary file", name_);
+  }
+  ~NamedFile() {
+    ::unlink(name_.c_str());
+    ::close(descriptor_);
+  }
+  NamedFile(const NamedFile&) = delete;
+  NamedFile& operator=(const NamedFile&) = delete;
+
+  const std::string& name() const { return name_; }
+  // All of it, to the beginning of what `to` leads to.
+  void copy(int to) const {
+    std::vector<char> block(size_t{1} << 20);
+    for (off_t done = 0;;) {
+      const ssize_t count = ::pread(descriptor_, block.data(), block.size(), done);
+      if (count == 0) return;
+      if (count < 0 || ::pwrite(to, block.data(), static_cast<size_t>(count), done) != count) {
+        throw_file_error("cannot write output file", name_);
+      }
+      done += count;
+    }
+  }
+
+ private:
+  std::string name_;
+  int descriptor_ = -1;
+};
+
+Handle create_file(const std::string& path, const std::string& name) {
   initialise_library();
-  const std::string name = path.string();
   const Handle creation = property_list(H5P_FILE_CREATE, name);
-  const Handle access = property_list(H5P_FILE_ACCESS, name);
+  const Handle access = access_properties(name);
   fix_bytes(creation.get(), name);
   // From 1.10 on a dataset of one chunk needs no index; before, one took 3 KiB.
   check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110),
@@ -229,8 +265,20 @@ Handle create_file(const std::filesystem::path& path) {
 
 }  // namespace
 
-Writer::Writer(const std::filesystem::path& path)
-    : state_(new State{path.string(), create_file(path)}) {}
+struct Writer::State {
+  explicit State(const AtomicFile& out) : name(out.target().string()), target(out.descriptor()) {
+    if (out.is_stream()) behind_stream.emplace();
+    file.emplace(create_file(
+        behind_stream ? behind_stream->name() : "/proc/self/fd/" + std::to_string(target), name));
+  }
+
+  std::string name;
+  int target;
+  std::optional<NamedFile> behind_stream;
+  std::optional<Handle> file;
+};
+
+Writer::Writer(const AtomicFile& file) : state_(new State(file)) {}
 Writer::~Writer() = default;
 
 void Writer::create_group(const std::string& path) {
@@ -238,9 +286,10 @@ void Writer::create_group(const std::string& path) {
   fix_bytes(creation.get(), state_->name);
   check(H5Pset_link_phase_change(creation.get(), kLinksInGroup, 0), "cannot set link storage",
         state_->name, path);
-  const Handle group(
-      H5Gcreate2(state_->file.get(), path.c_str(), H5P_DEFAULT, creation.get(), H5P_DEFAULT),
+  Handle group(
+      H5Gcreate2(state_->file->get(), path.c_str(), H5P_DEFAULT, creation.get(), H5P_DEFAULT),
       H5Gclose, "cannot create an HDF5 group", state_->name, path);
+  check(group.close_now(), "cannot write an HDF5 group", state_->name, path);
 }
 
 void Writer::write(const DatasetView& dataset) {
@@ -260,25 +309,27 @@ void Writer::write(const DatasetView& dataset) {
     check(H5Pset_fletcher32(creation.get()), "cannot set checksums", name, path);
   }
   const Handle space = dataspace(dataset.shape, name, path);
-  const Handle set(H5Dcreate2(state_->file.get(), path.c_str(), file_type(dataset.dtype),
-                              space.get(), H5P_DEFAULT, creation.get(), H5P_DEFAULT),
-                   H5Dclose, "cannot create an HDF5 dataset", name, path);
+  Handle set(H5Dcreate2(state_->file->get(), path.c_str(), file_type(dataset.dtype), space.get(),
+                        H5P_DEFAULT, creation.get(), H5P_DEFAULT),
+             H5Dclose, "cannot create an HDF5 dataset", name, path);
   check(
       H5Dwrite(set.get(), memory_type(dataset.dtype), H5S_ALL, H5S_ALL, H5P_DEFAULT, dataset.data),
       "cannot write an HDF5 dataset", name, path);
+  check(set.close_now(), "cannot write an HDF5 dataset", name, path);  // its chunks
 }
 
 void Writer::write(const Attribute& attribute) {
   const std::string& name = state_->name;
   const std::string label = attribute.object + " attribute " + attribute.name;
-  const Handle object(H5Oopen(state_->file.get(), attribute.object.c_str(), H5P_DEFAULT), H5Oclose,
-                      "cannot open an HDF5 object", name, attribute.object);
+  Handle object(H5Oopen(state_->file->get(), attribute.object.c_str(), H5P_DEFAULT), H5Oclose,
+                "cannot open an HDF5 object", name, attribute.object);
   const Handle space = dataspace({}, name, label);
   const auto put = [&](hid_t stored, hid_t in_memory, const void* value) {
-    const Handle slot(H5Acreate2(object.get(), attribute.name.c_str(), stored, space.get(),
-                                 H5P_DEFAULT, H5P_DEFAULT),
-                      H5Aclose, "cannot create an HDF5 attribute", name, label);
+    Handle slot(H5Acreate2(object.get(), attribute.name.c_str(), stored, space.get(), H5P_DEFAULT,
+                           H5P_DEFAULT),
+                H5Aclose, "cannot create an HDF5 attribute", name, label);
     check(H5Awrite(slot.get(), in_memory, value), "cannot write an HDF5 attribute", name, label);
+    check(slot.close_now(), "cannot write an HDF5 attribute", name, label);
   };
   if (const auto* text = std::get_if<std::string>(&attribute.value)) {
     if (text->find('\0') != std::string::npos) {
@@ -291,17 +342,20 @@ void Writer::write(const Attribute& attribute) {
   } else {
     put(H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, &std::get<double>(attribute.value));
   }
+  check(object.close_now(), "cannot write an HDF5 attribute", name, label);
 }
 
 void Writer::close() {
-  check(H5Fflush(state_->file.get(), H5F_SCOPE_GLOBAL), "cannot write an HDF5 file", state_->name,
+  check(H5Fflush(state_->file->get(), H5F_SCOPE_GLOBAL), "cannot write an HDF5 file", state_->name,
         "");
-  check(state_->file.close_now(), "cannot close an HDF5 file", state_->name, "");
+  check(state_->file->close_now(), "cannot close an HDF5 file", state_->name, "");
+  if (state_->behind_stream) state_->behind_stream->copy(state_->target);
 }
 
 // --- reading ---
 
 struct Reader::State {
+  InputFile input;
   std::string name;
   Handle file;
   std::vector<ObjectInfo> objects;
@@ -309,15 +363,18 @@ struct Reader::State {
 
 Reader::Reader(const std::filesystem::path& path, const Limits& limits) {
   const std::string name = path.string();
-  check_in_sandbox(path, limits, Profile::kOwnFiles,
+  InputFile input(path);
+  check_in_sandbox(input, limits, Profile::kOwnFiles,
                    [&name](hid_t file, const std::vector<ObjectInfo>& objects) {
                      for (const auto& object : objects) {
                        read_attributes(file, name, object.path);
                        if (object.is_dataset) decode_dataset(file, name, object);
                      }
                    });
-  state_.reset(new State{name, open_for_reading(path), {}});
+  Handle file = open_for_reading(input);
+  state_.reset(new State{std::move(input), name, std::move(file), {}});
   state_->objects = scan(state_->file.get(), name, limits, Profile::kOwnFiles);
+  require_unchanged();
 }
 Reader::~Reader() = default;
 Reader::Reader(Reader&&) noexcept = default;
@@ -335,6 +392,8 @@ const ObjectInfo* find_object(const std::vector<ObjectInfo>& objects, const std:
 }
 
 }  // namespace
+
+void Reader::require_unchanged() const { state_->input.require_unchanged(); }
 
 bool Reader::contains(const std::string& path) const {
   return find_object(state_->objects, path) != nullptr;
@@ -365,17 +424,46 @@ std::vector<Attribute> Reader::attributes() const {
   return all;
 }
 
-std::vector<ObjectInfo> list_datasets(const std::filesystem::path& path, const Limits& limits) {
-  check_in_sandbox(path, limits, Profile::kAnyFile, nullptr);
-  const Handle file = open_for_reading(path);
-  auto objects = scan(file.get(), path.string(), limits, Profile::kAnyFile);
+std::vector<ObjectInfo> list_datasets(const InputFile& input, const Limits& limits) {
+  check_in_sandbox(input, limits, Profile::kAnyFile, nullptr);
+  const Handle file = open_for_reading(input);
+  auto objects = scan(file.get(), input.path().string(), limits, Profile::kAnyFile);
   std::erase_if(objects, [](const ObjectInfo& object) { return !object.is_dataset; });
   return objects;
 }
 
-IntegerArray read_integers(const std::filesystem::path& path, const std::string& dataset,
+namespace {
+
+// As many leading rows (of a 1-D dataset: elements) as hold `needed` elements.
+Shape leading_part(Shape shape, uint64_t needed) {
+  const uint64_t row = shape.size() == 2 ? std::max<uint64_t>(shape[1], 1) : 1;
+  shape[0] = std::min(shape[0], needed / row + (needed % row != 0 ? 1 : 0));
+  return shape;
+}
+
+// Reads the leading `part` of a dataset of integers.
+std::vector<int64_t> read_leading(hid_t file, const std::string& name, const std::string& object,
+                                  const Shape& part) {
+  std::vector<int64_t> values(element_count(part));
+  if (values.empty()) return values;
+  const Handle set = open_dataset(file, name, object);
+  const Handle stored(H5Dget_space(set.get()), H5Sclose, "cannot read a shape", name, object);
+  const Handle memory = dataspace(part, name, object);
+  const std::vector<hsize_t> begin(part.size(), 0), extents(part.begin(), part.end());
+  check(H5Sselect_hyperslab(stored.get(), H5S_SELECT_SET, begin.data(), nullptr, extents.data(),
+                            nullptr),
+        "cannot select a part of an HDF5 dataset", name, object);
+  check(
+      H5Dread(set.get(), H5T_NATIVE_INT64, memory.get(), stored.get(), H5P_DEFAULT, values.data()),
+      "cannot read an HDF5 dataset", name, object);
+  return values;
+}
+
+}  // namespace
+
+IntegerArray read_integers(const InputFile& input, const std::string& dataset, uint64_t needed,
                            const Limits& limits) {
-  const std::string name = path.string();
+  const std::string name = input.path().string();
   const std::string object = dataset.starts_with('/') ? dataset : "/" + dataset;
   const auto find = [&](const std::vector<ObjectInfo>& objects) {
     const ObjectInfo* info = find_object(objects, object);
@@ -393,16 +481,17 @@ IntegerArray read_integers(const std::filesystem::path& path, const std::string&
     }
     return *info;
   };
-  check_in_sandbox(path, limits, Profile::kAnyFile,
+  check_in_sandbox(input, limits, Profile::kAnyFile,
                    [&](hid_t file, const std::vector<ObjectInfo>& objects) {
-                     decode_dataset(file, name, find(objects));
+                     const ObjectInfo info = find(objects);
+                     read_leading(file, name, object, leading_part(info.shape, needed));
                    });
-  const Handle file = open_for_reading(path);
+  const Handle file = open_for_reading(input);
   const ObjectInfo info = find(scan(file.get(), name, limits, Profile::kAnyFile));
-  const Handle set = open_dataset(file.get(), name, object);
-  IntegerArray result{info.shape, std::vector<int64_t>(element_count(info.shape))};
-  check(H5Dread(set.get(), H5T_NATIVE_INT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, result.values.data()),
-        "cannot read an HDF5 dataset", name, object);
+  const Shape part = leading_part(info.shape, needed);
+  IntegerArray result{part, read_leading(file.get(), name, object, part),
+                      element_count(info.shape) - element_count(part)};
+  input.require_unchanged();
   return result;
 }
 

@@ -8,6 +8,9 @@
 #include <variant>
 #include <vector>
 
+#include "oscar/base/atomic_file.h"
+#include "oscar/base/input_file.h"
+
 namespace oscar::hdf5 {
 
 // Element types that our own files hold, little-endian; the order is that of Data's alternatives.
@@ -53,7 +56,8 @@ struct Attribute {
 // them, close() included.
 class Writer {
  public:
-  explicit Writer(const std::filesystem::path& path);  // truncates
+  // Writes through the descriptor of `file`, which must outlive this; its commit() is the caller's.
+  explicit Writer(const AtomicFile& file);
   ~Writer();
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
@@ -92,7 +96,8 @@ struct ObjectInfo {
 // process with limits: external, soft and user links, external storage, virtual datasets, filters
 // other than shuffle, deflate and Fletcher32, hard links that make an object appear twice, sizes,
 // element types other than Dtype, attributes other than AttributeValue, and that every dataset
-// decodes with its checksum. Throws Error naming file and object.
+// decodes with its checksum. What was checked is what is read: the file is opened once, and refused
+// when it was written to meanwhile. Throws Error naming file and object.
 class Reader {
  public:
   explicit Reader(const std::filesystem::path& path, const Limits& limits = {});
@@ -106,6 +111,8 @@ class Reader {
   Dataset read(const std::string& path) const;
   // Attributes of every object, in ascending byte order of object path, then of name.
   std::vector<Attribute> attributes() const;
+  // Throws Error when the file has been written to since it was opened.
+  void require_unchanged() const;
 
  private:
   struct State;
@@ -114,16 +121,18 @@ class Reader {
 
 // Datasets of any HDF5 file (a corpus of token ids, say), after the same checks of links, storage,
 // filters and sizes as above. Element types and attributes are not restricted and not read.
-std::vector<ObjectInfo> list_datasets(const std::filesystem::path& path, const Limits& limits = {});
+std::vector<ObjectInfo> list_datasets(const InputFile& input, const Limits& limits = {});
 
 // One integer dataset of such a file, 1-D [tokens] or 2-D [rows, tokens].
 struct IntegerArray {
   Shape shape;
   std::vector<int64_t> values;  // row-major; unsigned 64-bit values above INT64_MAX arrive as that
+  uint64_t left = 0;            // elements of the dataset behind these
 };
 // Throws Error naming `dataset` when it is missing, not of integers (floats are refused, whatever
-// their values) or not 1-D or 2-D.
-IntegerArray read_integers(const std::filesystem::path& path, const std::string& dataset,
-                           const Limits& limits = {});
+// their values) or not 1-D or 2-D. Elements behind the first `needed` are neither read nor decoded,
+// but rows are whole; shape[0] is that of what was read.
+IntegerArray read_integers(const InputFile& input, const std::string& dataset,
+                           uint64_t needed = UINT64_MAX, const Limits& limits = {});
 
 }  // namespace oscar::hdf5

@@ -47,7 +47,7 @@ class Handle {
 hid_t file_type(Dtype dtype);    // little-endian, as stored
 hid_t memory_type(Dtype dtype);  // of this machine
 
-Handle open_for_reading(const std::filesystem::path& path);
+Handle open_for_reading(const InputFile& input);
 Handle open_dataset(hid_t file, const std::string& file_name, const std::string& path);
 
 // Which rules a scan applies beyond links, storage, filters and sizes.
@@ -65,8 +65,11 @@ std::vector<Attribute> read_attributes(hid_t file, const std::string& file_name,
 // filters run, memory stays bounded.
 void decode_dataset(hid_t file, const std::string& file_name, const ObjectInfo& info);
 
-// Checks that `path` is a regular file and runs scan() and then `also` in a child process.
-void check_in_sandbox(const std::filesystem::path& path, const Limits& limits, Profile profile,
+// No locks: HDF5's own would meet those of temporaries (oscar/base/temporary.h).
+Handle access_properties(const std::string& file);
+
+// Runs scan() and then `also` in a child process.
+void check_in_sandbox(const InputFile& input, const Limits& limits, Profile profile,
                       const std::function<void(hid_t, const std::vector<ObjectInfo>&)>& also);
 
 }  // namespace oscar::hdf5

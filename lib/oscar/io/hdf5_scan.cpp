@@ -296,10 +296,19 @@ AttributeValue read_value(hid_t slot, const std::string& file_name, const std::s
 
 }  // namespace
 
-Handle open_for_reading(const std::filesystem::path& path) {
+Handle access_properties(const std::string& file) {
+  Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "cannot make an HDF5 property list", file,
+                "");
+  if (H5Pset_file_locking(access.get(), false, true) < 0) fail("cannot turn off locks", file, "");
+  return access;
+}
+
+Handle open_for_reading(const InputFile& input) {
   initialise_library();
-  return {H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose,
-          "not a readable HDF5 file, or cut short", path.string(), ""};
+  const std::string name = input.path().string();
+  const Handle access = access_properties(name);
+  return {H5Fopen(input.alias().c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose,
+          "not a readable HDF5 file, or cut short", name, ""};
 }
 
 Handle open_dataset(hid_t file, const std::string& file_name, const std::string& path) {
@@ -372,25 +381,17 @@ void decode_dataset(hid_t file, const std::string& file_name, const ObjectInfo& 
   }
 }
 
-void check_in_sandbox(const std::filesystem::path& path, const Limits& limits, Profile profile,
+void check_in_sandbox(const InputFile& input, const Limits& limits, Profile profile,
                       const std::function<void(hid_t, const std::vector<ObjectInfo>&)>& also) {
-  const std::string name = path.string();
-  std::error_code code;
-  const auto status = std::filesystem::status(path, code);
-  if (!std::filesystem::is_regular_file(status)) {
-    throw Error({.what = "cannot read file",
-                 .where = name,
-                 .found = std::filesystem::exists(status) ? "not a regular file" : "no such file"});
-  }
-  const uint64_t file_bytes = std::filesystem::file_size(path, code);
+  const std::string name = input.path().string();
   const uint64_t most =
-      std::min(limits.max_total_bytes, saturating_bytes({file_bytes}, kDeflateRatio));
+      std::min(limits.max_total_bytes, saturating_bytes({input.bytes()}, kDeflateRatio));
   // Room for one block, a chunk on its way through the filters, and the library's own tables.
   const SandboxLimits sandbox{
       .extra_memory_bytes = (uint64_t{1} << 30) + std::min(most, limits.max_dataset_bytes),
       .cpu_seconds = 30 + most / (uint64_t{50} << 20)};
   run_in_sandbox(name, sandbox, [&] {
-    const Handle file = open_for_reading(path);
+    const Handle file = open_for_reading(input);
     const auto objects = scan(file.get(), name, limits, profile);
     if (also) also(file.get(), objects);
   });

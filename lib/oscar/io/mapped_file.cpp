@@ -1,9 +1,7 @@
 // Read-only memory maps. The one owner of mmap.
 #include "oscar/io/mapped_file.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,36 +9,33 @@
 #include <utility>
 
 #include "oscar/base/error.h"
+#include "oscar/base/input_file.h"
+#include "oscar/io/cut_files.h"
 
 namespace oscar {
 
 MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
-  const int descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) {
-    throw Error(
-        {.what = "cannot open file", .where = path_.string(), .found = std::strerror(errno)});
-  }
-  struct stat status {};
-  const bool regular = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
-  if (!regular || status.st_size == 0) {
-    ::close(descriptor);
-    throw Error({.what = regular ? "file is empty" : "not a regular file",
+  const InputFile file(path_);
+  if (file.bytes() == 0) {
+    throw Error({.what = "file is empty",
                  .where = path_.string(),
                  .hint = "the download may be incomplete"});
   }
-  size_ = static_cast<size_t>(status.st_size);
-  void* mapped = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
-  const int reason = errno;
-  ::close(descriptor);  // the map keeps the file alive
+  size_ = file.bytes();
+  // The map keeps the file alive.
+  void* mapped = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.descriptor(), 0);
   if (mapped == MAP_FAILED) {
     throw Error(
-        {.what = "cannot map file", .where = path_.string(), .found = std::strerror(reason)});
+        {.what = "cannot map file", .where = path_.string(), .found = std::strerror(errno)});
   }
   data_ = static_cast<const std::byte*>(mapped);
+  name_map(data_, size_, path_.c_str());
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ == nullptr) return;
+  forget_map(data_);
+  ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
 void MappedFile::release(const std::byte* begin, size_t bytes) const {

@@ -51,8 +51,10 @@ size_t integer_width(const std::string& type, const std::string& where) {
 }  // namespace
 
 NpyIntegers read_npy_integers(const std::filesystem::path& path) {
-  const std::string where = path.string();
-  const std::string bytes = read_text_file(path, size_t{1} << 36);
+  return parse_npy_integers(read_text_file(path, kMostNpyBytes), path.string());
+}
+
+NpyIntegers parse_npy_integers(std::string_view bytes, const std::string& where) {
   const NpyHeader header = parse_npy_header(bytes, where);
   const size_t width = integer_width(header.type, where);
   const auto& shape = header.shape;
@@ -73,12 +75,10 @@ NpyIntegers read_npy_integers(const std::filesystem::path& path) {
   }
   NpyIntegers result{shape, std::vector<int64_t>(rows * columns)};
   const char* data = bytes.data() + header.data_begin;
-  for (uint64_t row = 0; row < rows; ++row) {
-    for (uint64_t column = 0; column < columns; ++column) {
-      const uint64_t from = header.fortran_order ? column * rows + row : row * columns + column;
-      result.values[row * columns + column] =
-          value_at(data + from * width, width, header.type[0] == '>', header.type[1] == 'i');
-    }
+  for (uint64_t i = 0; i < rows * columns; ++i) {  // not by row: rows of no values may be many
+    const uint64_t from = header.fortran_order ? i % columns * rows + i / columns : i;
+    result.values[i] =
+        value_at(data + from * width, width, header.type[0] == '>', header.type[1] == 'i');
   }
   return result;
 }

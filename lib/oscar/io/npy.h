@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace oscar {
@@ -18,6 +19,10 @@ struct NpyIntegers {
 // naming the file for anything else: floats, booleans, objects, other ranks, a size that is not the
 // header's.
 NpyIntegers read_npy_integers(const std::filesystem::path& path);
+// The same of a file's content; `where` names it in errors.
+NpyIntegers parse_npy_integers(std::string_view bytes, const std::string& where);
+// Longer files are not read.
+inline constexpr size_t kMostNpyBytes = size_t{1} << 36;
 
 // Writes int32, atomically. `values` has the product of `shape` entries.
 void write_npy_int32(const std::filesystem::path& path, const std::vector<uint64_t>& shape,

@@ -98,18 +98,24 @@ FloatTensors read_npz(const std::filesystem::path& path) {
   return arrays;
 }
 
-void write_npz(const std::filesystem::path& path, const FloatTensors& arrays) {
+void write_npz(const std::filesystem::path& path, const std::map<std::string, NpzArray>& arrays) {
   std::vector<ZipMember> members;
   for (const auto& [name, array] : arrays) {
-    std::string bytes = npy_header("<f4", {array.shape.begin(), array.shape.end()});
-    const size_t begin = bytes.size();
-    bytes.resize(begin + array.values.size() * sizeof(float));
-    if (!array.values.empty()) {
-      std::memcpy(bytes.data() + begin, array.values.data(), bytes.size() - begin);
-    }
-    members.push_back({name + std::string(kSuffix), std::move(bytes)});
+    members.push_back(
+        {name + std::string(kSuffix), npy_header(array.type, array.shape) + array.bytes});
   }
   write_zip(path, members, kArrayAlignment);
+}
+
+void write_npz(const std::filesystem::path& path, const FloatTensors& arrays) {
+  std::map<std::string, NpzArray> typed;
+  for (const auto& [name, array] : arrays) {
+    const auto* const data = reinterpret_cast<const char*>(array.values.data());
+    typed[name] = {"<f4",
+                   {array.shape.begin(), array.shape.end()},
+                   std::string(data, array.values.size() * sizeof(float))};
+  }
+  write_npz(path, typed);
 }
 
 }  // namespace oscar

@@ -87,6 +87,15 @@ SafetensorsWeights::SafetensorsWeights(const std::filesystem::path& folder) : fo
       }
       entries_.insert(*found);
     }
+    for (const auto& [shard, tensors] : shards) {
+      for (const auto& [tensor, entry] : tensors) {
+        if (entries_.contains(tensor)) continue;
+        throw Error(
+            {.what = "a shard holds a tensor that the index does not name",
+             .where = fmt::format("{}: {}", (folder / shard).string(), tensor),
+             .hint = "shards and index are of different downloads; fetch the folder again"});
+      }
+    }
   } else if (std::filesystem::exists(single_path)) {
     entries_ = add_shard(single_path);
   } else {
@@ -120,7 +129,9 @@ TensorView SafetensorsWeights::get(const std::string& name,
     throw Error({.what = "weights of this dtype cannot be loaded",
                  .where = where,
                  .expected = "BF16, F16 or F32",
-                 .found = entry.tensor.dtype});
+                 .found = entry.tensor.dtype,
+                 .hint = "docs/models.md says which quantized checkpoints are read; take the one "
+                         "in bf16 that this was made from"});
   }
   return {.name = name,
           .dtype = *dtype,
@@ -144,6 +155,11 @@ std::vector<std::filesystem::path> SafetensorsWeights::shards() const {
   std::vector<std::filesystem::path> paths;
   for (const auto& file : files_) paths.push_back(file->path());
   return paths;
+}
+
+SafetensorsWeights::Stored SafetensorsWeights::stored(const std::string& name) const {
+  const Entry& entry = *entries_.at(name);
+  return {entry.tensor.dtype, entry.tensor.shape, entry.data(), entry.tensor.bytes};
 }
 
 std::string SafetensorsWeights::place(const std::string& name) const {

@@ -30,6 +30,16 @@ class SafetensorsWeights : public WeightSource {
   std::string place(const std::string& name) const override;
   std::string fingerprint(bool all_bytes) const override;
 
+  // A tensor as it lies in its file, of any dtype that the format has.
+  struct Stored {
+    std::string dtype;  // for example "F8_E4M3"
+    std::vector<int64_t> shape;
+    const std::byte* data = nullptr;
+    size_t bytes = 0;
+  };
+  // Of one of names().
+  Stored stored(const std::string& name) const;
+
  private:
   struct Entry;
   std::filesystem::path folder_;

@@ -5,11 +5,10 @@
 
 #include <algorithm>
 #include <optional>
-#include <set>
 
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
-#include "oscar/base/json_text.h"
+#include "oscar/base/strict_json.h"
 
 namespace oscar {
 namespace {
@@ -39,21 +38,13 @@ std::optional<uint64_t> element_bits(const std::string& dtype) {
   return std::nullopt;
 }
 
-// The header as JSON. Names that occur twice are an error: which one counts would be a guess.
-Json parse_unique(const MappedFile& file, std::string_view text) {
-  require_shallow_json(text, file.path().string());
-  std::set<std::string> names;
-  const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (event == Json::parse_event_t::key && depth == 1 &&
-        !names.insert(value.get<std::string>()).second) {
-      refuse(file, value.get<std::string>(), "a tensor name occurs twice in the header");
-    }
-    return true;
-  };
+Json parse_header(const MappedFile& file, std::string_view text) {
   try {
-    return Json::parse(text, check);
-  } catch (const nlohmann::json::exception& error) {
-    refuse(file, "", "the header is no valid JSON", "", json_problem(error, text));
+    return parse_strict_json<Json>(text, file.path().string());
+  } catch (const Error& error) {
+    const ErrorInfo& info = error.info();
+    refuse(file, "", "the header is no valid JSON", info.expected,
+           info.what + (info.found.empty() ? "" : ": " + info.found));
   }
 }
 
@@ -155,7 +146,7 @@ std::vector<TensorEntry> parse_safetensors_header(const MappedFile& file) {
            fmt::format("at most {} bytes", std::min(room, kMaxHeaderBytes)),
            fmt::format("{} bytes", length));
   }
-  const Json header = parse_unique(
+  const Json header = parse_header(
       file, {reinterpret_cast<const char*>(file.data()) + kLengthBytes, size_t{length}});
   if (!header.is_object()) refuse(file, "", "the header is not a JSON object");
   const size_t data_begin = kLengthBytes + length;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,15 +21,24 @@ const char* dtype_name(Dtype dtype);  // "BF16", "F16", "F32", as in the file
 // in row-major order. Several threads may call it side by side.
 using RowDecoder = std::function<void(int64_t first, int64_t count, float* out)>;
 
+// A matrix of FP8 E4M3 codes (torch's float8_e4m3fn: no infinities, NaN is 0x7f and 0xff), one byte
+// each. Element [r, c] is its code's value times scales[r / block_rows, c / block_columns] in fp32;
+// the last blocks of both directions may be partial. The codes lie in TensorView::data, so that the
+// device of a run can take them as they are.
+struct BlockScales {
+  std::vector<float> scales;  // [ceil(rows / block_rows), ceil(columns / block_columns)]
+  int64_t block_rows = 0, block_columns = 0;
+};
+
 // One tensor of a source. It is valid as long as its source lives.
 struct TensorView {
   std::string name;
-  Dtype dtype = Dtype::kBf16;
+  Dtype dtype = Dtype::kBf16;  // of `data` as numbers, or of what `decode` makes
   std::vector<int64_t> shape;
-  const std::byte* data =
-      nullptr;             // the numbers as they lie in the file; null: `decode` makes them
-  size_t bytes = 0;        // in the file
-  RowDecoder decode = {};  // of quantized weights and of rows in another order
+  const std::byte* data = nullptr;  // as it lies in the file; null: `decode` makes the numbers
+  size_t bytes = 0;                 // in the file
+  RowDecoder decode = {};           // of GGUF's blocks and of rows in another order
+  std::shared_ptr<const BlockScales> fp8 = {};  // set: `data` holds FP8 codes
 };
 
 // The tensors of a checkpoint under the names of weight_table.h.

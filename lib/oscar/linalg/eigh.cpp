@@ -42,11 +42,22 @@ void find_symbol(void* library, const char* name, Function& function) {
   }
 }
 
+// g++ says so by a macro, clang by a feature.
+#if defined(__has_feature)
+#define OSCAR_HAS_FEATURE(name) __has_feature(name)
+#else
+#define OSCAR_HAS_FEATURE(name) 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || OSCAR_HAS_FEATURE(address_sanitizer)
+constexpr bool kAddressSanitizer = true;
+#else
+constexpr bool kAddressSanitizer = false;
+#endif
+
 OpenBlas load_openblas() {
   int flags = RTLD_NOW | RTLD_LOCAL;
-#if !defined(__SANITIZE_ADDRESS__)
-  flags |= RTLD_DEEPBIND;  // AddressSanitizer refuses it; sanitized builds have no torch either
-#endif
+  // AddressSanitizer ends a process that asks for it; sanitized builds have no torch either.
+  if constexpr (!kAddressSanitizer) flags |= RTLD_DEEPBIND;
   // First the very library that was found when building, then, on another machine, its name.
   void* library = dlopen(OSCAR_OPENBLAS_LIBRARY, flags);
   if (library == nullptr) library = dlopen("libopenblas.so.0", flags);

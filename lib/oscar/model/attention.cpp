@@ -50,10 +50,12 @@ torch::Tensor apply_rope(const torch::Tensor& x, const torch::Tensor& cos,
   // Each half: one product in fp32, then the other added and rounded on the way out. No
   // further pass over memory joins or rounds.
   torch::Tensor y = torch::empty_like(x);
-  const auto in = x.chunk(2, -1), out = y.chunk(2, -1);
-  torch::Tensor low = out[0], high = out[1];
-  at::addcmul_out(low, in[0] * cos, in[1], sin, -1);
-  at::addcmul_out(high, in[1] * cos, in[0], sin);
+  const int64_t half = cos.size(-1), still = x.size(-1) - 2 * half;
+  const torch::Tensor first = x.narrow(-1, 0, half), second = x.narrow(-1, half, half);
+  torch::Tensor low = y.narrow(-1, 0, half), high = y.narrow(-1, half, half);
+  at::addcmul_out(low, first * cos, second, sin, -1);
+  at::addcmul_out(high, second * cos, first, sin);
+  if (still > 0) y.narrow(-1, 2 * half, still).copy_(x.narrow(-1, 2 * half, still));
   return y;
 }
 

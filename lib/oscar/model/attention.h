@@ -6,8 +6,9 @@
 
 namespace oscar {
 
-// x [batch, heads, tokens, d]; cos, sin [tokens, d/2] fp32. The pair (i, i + d/2) turns by the
-// angle of column i. Computed in fp32, returned in x's dtype (arXiv 2104.09864).
+// x [batch, heads, tokens, d]; cos, sin [tokens, n/2] fp32, n <= d. The pair (i, i + n/2) turns by
+// the angle of column i; dimensions from n on stay. Computed in fp32, returned in x's dtype (arXiv
+// 2104.09864).
 torch::Tensor apply_rope(const torch::Tensor& x, const torch::Tensor& cos,
                          const torch::Tensor& sin);
 

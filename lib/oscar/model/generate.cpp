@@ -29,9 +29,8 @@ class CachedAttention final : public AttentionEngine {
     values_[index].narrow(2, length_, 1).copy_(v);
     const int64_t end = length_ + 1;
     int64_t begin = 0;
-    if (config_.layer_attention[index] == AttentionKind::kSliding) {
-      begin = std::max<int64_t>(0, end - config_.sliding_window);
-    }
+    const int64_t window = config_.layer(layer).attention.window;
+    if (window > 0) begin = std::max<int64_t>(0, end - window);
     return torch::scaled_dot_product_attention(
         q, keys_[index].narrow(2, begin, end - begin), values_[index].narrow(2, begin, end - begin),
         /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/false, sm_scale, /*enable_gqa=*/true);

@@ -57,14 +57,91 @@ torch::Tensor wrap(const TensorView& view) {
   return copy;
 }
 
+// The dtype on the device: a router decides between experts, and rounding would change choices.
+torch::Dtype dtype_on_device(WeightRole role, torch::Dtype dtype) {
+  using enum WeightRole;
+  return role == kRouter || role == kRouterChoiceBias ? torch::kFloat32 : dtype;
+}
+
+// Weights of all experts side by side, each read straight into its place.
+class ExpertStack {
+ public:
+  ExpertStack(const WeightSource& weights, const std::vector<WeightSpec>& specs,
+              const ComputeOptions& options)
+      : weights_(weights), specs_(specs), options_(options) {}
+
+  // [num_experts, rows of all roles, columns].
+  torch::Tensor read(std::initializer_list<WeightRole> roles) const {
+    int64_t experts = 0, rows = 0, columns = 0;
+    for (const WeightSpec& spec : specs_) {
+      if (std::ranges::find(roles, spec.role) == roles.end()) continue;
+      experts = std::max<int64_t>(experts, spec.expert + 1);
+      columns = spec.shape[1];
+      if (spec.expert == 0) rows += spec.shape[0];
+    }
+    if (experts == 0) return {};
+    const torch::Tensor stack = torch::empty({experts, rows, columns},
+                                             torch::dtype(options_.dtype).device(options_.device));
+    std::vector<int64_t> filled(static_cast<size_t>(experts));
+    for (const WeightRole role : roles) {
+      for (const WeightSpec& spec : specs_) {
+        if (spec.role != role) continue;
+        int64_t& first = filled[static_cast<size_t>(spec.expert)];
+        stack[spec.expert]
+            .narrow(0, first, spec.shape[0])
+            .copy_(load_weight(weights_, spec, options_.device, options_.dtype));
+        first += spec.shape[0];
+      }
+    }
+    return stack;
+  }
+
+ private:
+  const WeightSource& weights_;
+  const std::vector<WeightSpec>& specs_;
+  const ComputeOptions& options_;
+};
+
+// FP8 codes and their scales in the wanted dtype, on the device that the codes have been copied to.
+// Rows are taken in slabs: fp32 of a whole tensor may not fit beside it.
+torch::Tensor scale_fp8(const TensorView& view, torch::Device device, torch::Dtype dtype) {
+  constexpr int64_t kSlabValues = int64_t{1} << 22;
+  const BlockScales& fp8 = *view.fp8;
+  const int64_t rows = view.shape[0], columns = view.shape[1];
+  const auto blocks_of = [&](int64_t size, int64_t block) {
+    return torch::arange(size, torch::dtype(torch::kInt64).device(device))
+        .div(block, /*rounding_mode=*/"floor");
+  };
+  const torch::Tensor row_block = blocks_of(rows, fp8.block_rows);
+  const torch::Tensor column_block = blocks_of(columns, fp8.block_columns);
+  const torch::Tensor scales =
+      torch::tensor(fp8.scales, torch::dtype(torch::kFloat32))
+          .view({(rows - 1) / fp8.block_rows + 1, (columns - 1) / fp8.block_columns + 1})
+          .to(device);
+  const torch::Tensor codes =
+      torch::from_blob(const_cast<std::byte*>(view.data), view.shape, torch::kFloat8_e4m3fn)
+          .to(device);
+  torch::Tensor tensor = torch::empty(view.shape, torch::dtype(dtype).device(device));
+  const int64_t slab = std::max<int64_t>(1, kSlabValues / columns);
+  for (int64_t first = 0; first < rows; first += slab) {
+    const int64_t count = std::min(slab, rows - first);
+    torch::Tensor factors = scales.index_select(0, row_block.narrow(0, first, count));
+    if (scales.size(1) > 1) factors = factors.index_select(1, column_block);
+    tensor.narrow(0, first, count)
+        .copy_(codes.narrow(0, first, count).to(torch::kFloat32).mul_(factors));
+  }
+  return tensor;
+}
+
 }  // namespace
 
 torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec, torch::Device device,
                           torch::Dtype dtype) {
   const TensorView view = weights.get(spec.name, spec.shape);
   const torch::Tensor tensor =
-      view.decode ? decode(view, dtype).to(device)
-                  : wrap(view).to(device, dtype, /*non_blocking=*/false, /*copy=*/true);
+      view.fp8      ? scale_fp8(view, device, dtype)
+      : view.decode ? decode(view, dtype).to(device)
+                    : wrap(view).to(device, dtype, /*non_blocking=*/false, /*copy=*/true);
   weights.release(view);
   if (!torch::isfinite(tensor).all().item<bool>()) {
     throw Error({.what = "a weight is not finite",
@@ -80,7 +157,9 @@ LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<W
                                 const ComputeOptions& options) {
   std::map<WeightRole, torch::Tensor> by_role;
   for (const WeightSpec& spec : specs) {
-    by_role[spec.role] = load_weight(weights, spec, options.device, options.dtype);
+    if (spec.expert >= 0) continue;
+    by_role[spec.role] =
+        load_weight(weights, spec, options.device, dtype_on_device(spec.role, options.dtype));
   }
   // Removes what it stacks, so that no weight stays on the device twice.
   const auto stack = [&](std::initializer_list<WeightRole> roles) {
@@ -105,7 +184,22 @@ LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<W
   layer.gate_up_bias = stack({kGateBias, kUpBias});
   layer.down = stack({kDown});
   layer.down_bias = stack({kDownBias});
+  layer.router = stack({kRouter});
+  layer.choice_bias = stack({kRouterChoiceBias});
+  const ExpertStack experts(weights, specs, options);
+  layer.expert_gate_up = experts.read({kExpertGate, kExpertUp});
+  layer.expert_down = experts.read({kExpertDown});
   return layer;
+}
+
+size_t layer_weight_bytes(const std::vector<WeightSpec>& specs, torch::Dtype dtype) {
+  size_t total = 0;
+  for (const WeightSpec& spec : specs) {
+    size_t bytes = torch::elementSize(dtype_on_device(spec.role, dtype));
+    for (const int64_t size : spec.shape) bytes *= static_cast<size_t>(size);
+    total += bytes;
+  }
+  return total;
 }
 
 }  // namespace oscar

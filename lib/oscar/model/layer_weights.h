@@ -17,8 +17,13 @@ struct LayerWeights {
   torch::Tensor qkv, qkv_bias;   // [(num_qo_heads + 2 num_kv_heads) * head_dim, hidden], [rows]
   torch::Tensor q_norm, k_norm;  // [head_dim]
   torch::Tensor o, o_bias;       // [hidden, num_qo_heads * head_dim], [hidden]
+  // Of the MLP, or of the expert that all tokens share.
   torch::Tensor gate_up, gate_up_bias;  // [2 * intermediate, hidden], [2 * intermediate]
   torch::Tensor down, down_bias;        // [hidden, intermediate], [hidden]
+  // Of a layer with experts. The router is in fp32 whatever the compute dtype is.
+  torch::Tensor router, choice_bias;  // [num_experts, hidden], [num_experts]
+  torch::Tensor expert_gate_up;       // [num_experts, 2 * intermediate, hidden]
+  torch::Tensor expert_down;          // [num_experts, hidden, intermediate]
 };
 
 // Copies one tensor to the device and lets go of its pages. Throws Error naming it when it is
@@ -26,7 +31,11 @@ struct LayerWeights {
 torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec, torch::Device device,
                           torch::Dtype dtype);
 
+// `specs` are those of the layer (weight_table.h).
 LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<WeightSpec>& specs,
                                 const ComputeOptions& options);
+
+// Bytes that load_layer_weights puts on the device.
+size_t layer_weight_bytes(const std::vector<WeightSpec>& specs, torch::Dtype dtype);
 
 }  // namespace oscar

@@ -1,4 +1,4 @@
-// The forward pass: pre-norm blocks of grouped-query attention and a gated MLP.
+// The forward pass: pre-norm blocks of grouped-query attention and a gated MLP or experts.
 #include "oscar/model/transformer.h"
 
 #include <c10/core/InferenceMode.h>
@@ -9,6 +9,7 @@
 #include "oscar/base/error.h"
 #include "oscar/checkpoint/weight_table.h"
 #include "oscar/model/attention.h"
+#include "oscar/model/experts.h"
 #include "oscar/model/layer_weights.h"
 
 namespace oscar {
@@ -54,10 +55,9 @@ Angles make_angles(const Rope& rope, int64_t offset, int64_t tokens, torch::Devi
           (angles.sin() * rope.attention_factor).to(torch::kFloat32)};
 }
 
-size_t bytes_of(const std::vector<int64_t>& shape, torch::Dtype dtype) {
-  size_t bytes = torch::elementSize(dtype);
-  for (const int64_t size : shape) bytes *= static_cast<size_t>(size);
-  return bytes;
+torch::Tensor gated_mlp(const torch::Tensor& x, const LayerWeights& weights) {
+  const auto gate_up = torch::linear(x, weights.gate_up, weights.gate_up_bias).chunk(2, -1);
+  return torch::linear(torch::silu(gate_up[0]) * gate_up[1], weights.down, weights.down_bias);
 }
 
 }  // namespace
@@ -126,11 +126,7 @@ std::shared_ptr<const LayerWeights> Transformer::load_layer(int layer) const {
 }
 
 size_t Transformer::layer_bytes(int layer) const {
-  size_t total = 0;
-  for (const WeightSpec& spec : layer_weights(config(), layer)) {
-    total += bytes_of(spec.shape, compute().dtype);
-  }
-  return total;
+  return layer_weight_bytes(layer_weights(config(), layer), compute().dtype);
 }
 
 torch::Tensor Transformer::forward_layer(int layer, const LayerWeights& weights,
@@ -138,6 +134,7 @@ torch::Tensor Transformer::forward_layer(int layer, const LayerWeights& weights,
                                          AttentionEngine* engine, int64_t position_offset) const {
   const c10::InferenceMode guard;
   const ModelConfig& c = config();
+  const LayerSpec& spec = c.layer(layer);
   const int64_t batch = hidden.size(0), tokens = hidden.size(1), d = c.head_dim;
   const int64_t heads = c.num_qo_heads, kv_heads = c.num_kv_heads;
 
@@ -147,7 +144,7 @@ torch::Tensor Transformer::forward_layer(int layer, const LayerWeights& weights,
   torch::Tensor q = qkv.narrow(2, 0, heads);
   torch::Tensor k = qkv.narrow(2, heads, kv_heads);
   const torch::Tensor v = qkv.narrow(2, heads + kv_heads, kv_heads).transpose(1, 2);
-  if (c.qk_norm) {
+  if (spec.attention.qk_norm) {
     q = rms_norm(q, weights.q_norm, c.rms_norm_eps);
     k = rms_norm(k, weights.k_norm, c.rms_norm_eps);
   }
@@ -155,19 +152,22 @@ torch::Tensor Transformer::forward_layer(int layer, const LayerWeights& weights,
   q = apply_rope(q.transpose(1, 2), angles.cos, angles.sin);
   k = apply_rope(k.transpose(1, 2), angles.cos, angles.sin);
 
-  const bool sliding = c.layer_attention[static_cast<size_t>(layer)] == AttentionKind::kSliding;
   const double sm_scale = 1.0 / std::sqrt(static_cast<double>(d));
   const torch::Tensor o = engine != nullptr
                               ? engine->attend(layer, q, k, v, sm_scale)
-                              : causal_attention(q, k, v, sm_scale, sliding ? c.sliding_window : 0);
+                              : causal_attention(q, k, v, sm_scale, spec.attention.window);
   if (observer != nullptr) observer->observe({layer, position_offset, q, k, v, o});
 
   const torch::Tensor rows = o.transpose(1, 2).reshape({batch, tokens, heads * d});
   const torch::Tensor attended = hidden + torch::linear(rows, weights.o, weights.o_bias);
   const torch::Tensor y = rms_norm(attended, weights.mlp_norm, c.rms_norm_eps);
-  const auto gate_up = torch::linear(y, weights.gate_up, weights.gate_up_bias).chunk(2, -1);
-  return attended +
-         torch::linear(torch::silu(gate_up[0]) * gate_up[1], weights.down, weights.down_bias);
+  torch::Tensor out = attended;
+  if (spec.dense_intermediate_size() > 0) out = out + gated_mlp(y, weights);
+  if (const ExpertsSpec* experts = spec.experts()) {
+    const torch::Tensor flat = y.reshape({batch * tokens, c.hidden_size});
+    out = out + run_experts(flat, route(flat, weights, *experts), weights).view(out.sizes());
+  }
+  return out;
 }
 
 torch::Tensor Transformer::logits(const torch::Tensor& hidden) {

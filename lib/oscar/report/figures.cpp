@@ -17,6 +17,8 @@ namespace {
 
 constexpr size_t kMostRows = 24;         // of the divergence chart
 constexpr int kNeutralStyle = 8;         // methods beyond those with a style of their own
+constexpr size_t kMostNamed = 14;        // points that fit a label each
+constexpr double kSameBits = 0.01;       // methods that differ by less have the same
 constexpr double kFirstPercentile = 50;  // the tail is what matters
 
 std::string left_out_note(const ReportData& data) {
@@ -76,6 +78,71 @@ std::string divergence_figure(const ReportData& data) {
                            *data.kl_floor > 0 ? figure(data.kl_floor) : "nothing measurable");
   }
   return figure_html("How far from BF16, on average", draw(chart), caption);
+}
+
+double quoted_length(const ReportData& data) {
+  double longest = data.longest.value_or(0);
+  if (longest == 0) {
+    for (const double length : data.needle_lengths) longest = std::max(longest, length);
+  }
+  return longest;
+}
+
+std::string bits_figure(const ReportData& data) {
+  const double length = quoted_length(data);
+  LineChart chart{.id = "bits", .title = "KL divergence against bits per value, all methods"};
+  std::vector<double> bits, values;
+  const auto charted = charted_methods(data);
+  for (const MethodFigures& m : data.methods) {
+    const Figure at = m.bits_at(length);
+    if (m.reference || m.exact || !is_finite(at) || !is_finite(m.kl.mean) || !(*m.kl.mean > 0)) {
+      continue;
+    }
+    const auto style =
+        std::ranges::find_if(charted, [&](const Charted& c) { return c.method == &m; });
+    const bool named = style != charted.end() || data.methods.size() <= kMostNamed;
+    chart.series.push_back({.name = named ? m.name : "",
+                            .points = {{*at, *m.kl.mean}},
+                            .style = style == charted.end() ? kNeutralStyle : style->style});
+    bits.push_back(*at);
+    values.push_back(*m.kl.mean);
+    chart.description += fmt::format("{}: {} bits, {}. ", m.name, figure(at), figure(m.kl.mean));
+  }
+  if (bits.empty()) return "";
+  const auto [least, most] = std::ranges::minmax(bits);
+  if (!(most - least > kSameBits)) return "";
+  chart.x =
+      axis_over(bits, false, fmt::format("bits per value at {} tokens", token_length(length)));
+  chart.y = axis_over(values, true, "KL divergence, nats per token");
+  return figure_html("What each bit buys", draw(chart),
+                     "All methods and variants of this run, BF16 windows included. Lower and "
+                     "further left is better.");
+}
+
+std::string position_figure(const ReportData& data) {
+  LineChart chart{.id = "pos", .title = "KL divergence by position and method"};
+  std::vector<double> values;
+  for (const auto& [method, style] : charted_methods(data)) {
+    const std::vector<double>& means = method->kl_by_position;
+    if (means.empty() || means.size() + 1 != data.positions.size()) continue;
+    Series series{.name = method->name, .style = style};
+    for (size_t i = 0; i < means.size(); ++i) {
+      const double middle = 0.5 * (data.positions[i] + data.positions[i + 1]);
+      series.points.emplace_back(middle + data.position_offset.value_or(0), means[i]);
+      values.push_back(means[i]);
+    }
+    chart.description += fmt::format("{}: {} in the first stretch, {} in the last. ", method->name,
+                                     figure(means.front()), figure(means.back()));
+    chart.series.push_back(std::move(series));
+  }
+  if (chart.series.empty()) return "";
+  const double offset = data.position_offset.value_or(0);
+  chart.x = axis_over({data.positions.front() + offset, data.positions.back() + offset}, false,
+                      "position of the token");
+  chart.y = axis_over(values, true, "KL divergence, nats per token");
+  return figure_html("Whether it grows along a sequence", draw(chart),
+                     fmt::format("Means over {} stretches of equal length.{}",
+                                 data.positions.size() - 1, left_out_note(data)));
 }
 
 std::string percentile_figure(const ReportData& data) {
@@ -138,6 +205,52 @@ std::string output_error_figure(const ReportData& data) {
   return figure_html(
       "Error of the attention output, layer by layer", draw(chart),
       "With the errors of all layers before, so lines may rise with depth." + left_out_note(data));
+}
+
+std::string head_error_figure(const ReportData& data) {
+  constexpr size_t kMostColumns = 16, kMostLayers = 128;
+  const MethodFigures* const m = judged_method(data);
+  if (m == nullptr || m->output_nmse_heads.empty()) return "";
+  const auto& layers = m->output_nmse_heads;
+  const size_t heads = layers.front().size();
+  double least = INFINITY, most = 0;
+  size_t worst_layer = 0, worst_head = 0;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    if (layers[l].size() != heads) return "";
+    for (size_t h = 0; h < heads; ++h) {
+      const double error = layers[l][h];
+      if (!(error > 0) || !std::isfinite(error)) continue;
+      least = std::min(least, error);
+      if (error <= most) continue;
+      most = error;
+      worst_layer = l;
+      worst_head = h;
+    }
+  }
+  if (heads < 2 || heads > kMostColumns || layers.size() > kMostLayers || !(most > 0)) return "";
+  HeatMap map{
+      .id = "heads",
+      .title = fmt::format("Error of the attention output by layer and KV head, {}", m->name),
+      .description = fmt::format("Largest in layer {}, head {}: {}.", worst_layer, worst_head,
+                                 percent(most, 2)),
+      .column_title = "KV head",
+      .row_title = "layer"};
+  for (size_t h = 0; h < heads; ++h) map.columns.push_back(std::to_string(h));
+  const double range = std::log(std::max(most / least, 1.0 + 1e-9));
+  for (size_t l = 0; l < layers.size(); ++l) {
+    map.rows.push_back(std::to_string(l));
+    for (size_t h = 0; h < heads; ++h) {
+      const double error = layers[l][h];
+      if (!std::isfinite(error)) continue;
+      map.cells.push_back({h, l, error > 0 ? std::log(error / least) / range : 0,
+                           fmt::format("{:.1f}%", 100 * error),
+                           fmt::format("layer {}, KV head {}: {}", l, h, percent(error, 2))});
+    }
+  }
+  return figure_html("Error of the attention output, head by head", draw(map),
+                     fmt::format("Method {}: squared error over squared output, with the errors of "
+                                 "all layers before. Shades are logarithmic. {}",
+                                 m->name, map.description));
 }
 
 std::string sensitivity_figure(const ReportData& data) {

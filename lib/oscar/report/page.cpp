@@ -33,6 +33,15 @@ std::string masthead(const ReportData& data) {
       escape_html(data.model.empty() ? "Unnamed model" : data.model), escape_html(under));
 }
 
+// Before anything that could be taken for a result.
+std::string partial_notice(const ReportData& data) {
+  if (data.partial.empty()) return "";
+  return fmt::format(
+      "<section class=\"partial\">\n<h2>Partial</h2>\n<p class=\"lead\">The run was stopped; "
+      "everything below is of what it had counted: {}.</p>\n</section>\n",
+      escape_html(data.partial));
+}
+
 std::string terms() {
   return R"(<section>
 <h2>How to read it</h2>
@@ -58,8 +67,8 @@ std::string render_html_report(const Json& report) {
     if (html.empty()) left_out += fmt::format("<li>{}: {}</li>\n", name, reason);
     return html;
   };
-  std::string body =
-      masthead(data) + verdict_section(data, verdict) + method_section(data, verdict);
+  std::string body = masthead(data) + partial_notice(data) + verdict_section(data, verdict) +
+                     method_section(data, verdict);
   body += or_reason(divergence_section(data), "Divergence from BF16",
                     data.has_text ? "no method at 2 bits was compared."
                                   : "the run did not measure text (--tasks ppl).");

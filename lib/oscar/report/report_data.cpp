@@ -38,14 +38,17 @@ std::string get_text(const Json& json, const char* key) {
   return value.is_string() ? value.get<std::string>() : std::string();
 }
 
-std::vector<double> get_list(const Json& json, const char* key) {
+std::vector<double> numbers_of(const Json& value) {
   std::vector<double> list;
-  const Json& value = at(json, key);
   if (!value.is_array()) return list;
   for (const Json& entry : value) {
     if (list.size() < kLongestList) list.push_back(number_or_nan(entry));
   }
   return list;
+}
+
+std::vector<double> get_list(const Json& json, const char* key) {
+  return numbers_of(at(json, key));
 }
 
 // Objects keyed by numbers, in ascending order.
@@ -129,7 +132,15 @@ MethodFigures read_method(const std::string& name, const Json& json) {
   const Json& above = at(at(json, "kl"), "above_floor");
   if (above.is_boolean()) m.above_floor = above.get<bool>();
   m.kl_percentiles = get_table(at(json, "kl"), "percentiles");
+  m.kl_by_position = get_list(at(json, "kl"), "by_position");
   m.output_nmse = get_list(json, "output_nmse");
+  if (const Json& layers = at(json, "output_nmse_heads"); layers.is_array()) {
+    for (const Json& heads : layers) {
+      if (m.output_nmse_heads.size() < kLongestList) {
+        m.output_nmse_heads.push_back(numbers_of(heads));
+      }
+    }
+  }
   m.kl_difference = span_of_interval(at(json, "kl_difference"));
   m.against = get_text(at(json, "kl_difference"), "against");
   if (has(json, "niah")) m.needles = read_needles(at(json, "niah"));
@@ -222,6 +233,20 @@ void read_facts(const Json& report, ReportData& data) {
   add("Version", fmt::format("{} ({})", get_text(tool, "version"), get_text(tool, "commit")));
 }
 
+// "128 of 2,048 tokens (text), 0 of 48 prompts (needles)".
+std::string partial_words(const Json& partial) {
+  if (!partial.is_object()) return "";
+  std::string words;
+  for (const auto& [task, part] : partial.items()) {
+    if (!part.is_object() || part.empty()) continue;
+    const std::string& unit = part.begin().key();
+    words += fmt::format("{}{} of {} {} ({})", words.empty() ? "" : ", ",
+                         count(get_figure(part, unit.c_str())), count(get_figure(part, "of")), unit,
+                         task);
+  }
+  return words.empty() ? "a part" : words;
+}
+
 void require_schema(const Json& report) {
   const std::string schema = get_text(report, "schema");
   if (schema != "oscar-eval-1") {
@@ -279,6 +304,7 @@ ReportData read_report(const Json& report) {
   data.mode = get_text(report, "mode");
   data.device = get_text(report, "device");
   data.command = get_text(report, "command");
+  data.partial = partial_words(at(report, "partial"));
   data.has_text = has(report, "tokens");
   data.tokens = get_figure(report, "tokens");
   data.sequences = get_figure(report, "sequences");
@@ -312,6 +338,7 @@ ReportData read_report(const Json& report) {
                                  read_row_classes(at(errors, "value_error"))});
     }
   }
+  data.positions = get_list(report, "positions");
   read_pictures(report, data);
   read_facts(report, data);
   return data;

@@ -45,7 +45,9 @@ struct MethodFigures {
   Span95 nll_increase, perplexity, kl, top1;
   std::optional<bool> above_floor;
   std::vector<std::pair<double, double>> kl_percentiles;  // percentile (0..100), KL
+  std::vector<double> kl_by_position;                     // between each two of `positions`
   std::vector<double> output_nmse;                        // [num_layers], NaN where not finite
+  std::vector<std::vector<double>> output_nmse_heads;     // [num_layers][num_kv_heads], the same
   Span95 kl_difference;                                   // this minus `against`
   std::string against;
   std::optional<NeedleFigures> needles;
@@ -82,6 +84,7 @@ struct ReportData {
   std::string model, architecture, bundle, mode, device;
   std::vector<std::pair<std::string, std::string>> facts;  // label, value: how it was run
   std::string command;
+  std::string partial;  // what a stopped run has counted, in words; "" for a whole one
   bool has_bundle = false, has_text = false, has_needles = false;
   Figure tokens, sequences, first_position, longest, kl_floor, resampling_units, position_offset;
   Figure elements_per_token, max_positions, num_layers;
@@ -93,6 +96,7 @@ struct ReportData {
   Figure separator_gap;
   RowClassFigures row_share, attention_share;  // of 2-bit rows of that text
   std::vector<RowClassErrors> row_errors;      // empty when not measured
+  std::vector<double> positions;               // edges of stretches, ascending
   std::vector<double> ranks;
   std::vector<SpectrumLayer> spectra;
   Figure channel_tokens;

@@ -4,11 +4,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "oscar/base/numbers.h"
 #include "oscar/report/html.h"
 
 namespace oscar {
+namespace {
+
+// Ends of axes: what lies beyond is drawn at them. Far enough from the limits of a double that
+// steps, decades and differences are ordinary numbers.
+constexpr double kSmallest = 1e-290, kLargest = 1e290;
+constexpr int kMostTicks = 50;
+
+}  // namespace
 
 double Scale::operator()(double value) const {
   const double held = std::clamp(value, low, high);
@@ -24,6 +33,7 @@ Scale make_scale(const AxisSpec& axis, double from, double to) {
 std::vector<Tick> ticks_of(const AxisSpec& axis, int wanted) {
   if (!axis.ticks.empty()) return axis.ticks;
   std::vector<Tick> ticks;
+  if (!(axis.low < axis.high) || (axis.log && !(axis.low > 0))) return ticks;
   if (axis.log) {
     const int first = static_cast<int>(std::ceil(std::log10(axis.low) - 1e-9));
     const int last = static_cast<int>(std::floor(std::log10(axis.high) + 1e-9));
@@ -40,8 +50,11 @@ std::vector<Tick> ticks_of(const AxisSpec& axis, int wanted) {
   for (const double factor : {5.0, 2.0, 1.0}) {
     if (power * factor >= raw) step = power * factor;
   }
-  for (double v = std::ceil(axis.low / step - 1e-9) * step; v <= axis.high + 1e-9 * step;
-       v += step) {
+  // Counted: a step may be too small to change a value.
+  const double first = std::ceil(axis.low / step - 1e-9);
+  for (int i = 0; i <= kMostTicks; ++i) {
+    const double v = (first + i) * step;
+    if (!(v <= axis.high + 1e-9 * step)) break;
     ticks.push_back({v, fmt::format("{:g}", std::abs(v) < 1e-9 * step ? 0 : v)});
   }
   return ticks;
@@ -55,6 +68,8 @@ AxisSpec axis_over(const std::vector<double>& values, bool log, std::string titl
     high = std::max(high, v);
   }
   if (low > high) return {std::move(title), 0.1, 1, log, {}};
+  low = std::clamp(low, log ? kSmallest : -kLargest, kLargest);
+  high = std::clamp(high, low, kLargest);
   if (log) {
     // Ends at whole decades, or at 3 of a decade when that is enough.
     const double floor = std::pow(10.0, std::floor(std::log10(low)));
@@ -64,7 +79,9 @@ AxisSpec axis_over(const std::vector<double>& values, bool log, std::string titl
     if (high < 10 * low) low = high / 10;
     return {std::move(title), low, high, true, {}};
   }
-  if (high == low) high = low + 1;
+  if (high - low <= std::numeric_limits<double>::epsilon() * std::abs(low)) {
+    high = low + std::max(1.0, 1e-9 * std::abs(low));
+  }
   return {std::move(title), low, high, false, {}};
 }
 

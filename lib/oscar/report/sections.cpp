@@ -58,15 +58,6 @@ std::string method_cell(const MethodFigures& m) {
   return fmt::format("{}<small>{}</small>", escape_html(m.name), escape_html(m.summary));
 }
 
-// The length that bits per value are quoted for: the longest that was measured.
-double quoted_length(const ReportData& data) {
-  double longest = data.longest.value_or(0);
-  if (longest == 0) {
-    for (const double length : data.needle_lengths) longest = std::max(longest, length);
-  }
-  return longest;
-}
-
 void add_text_head(HtmlTable& table) {
   table.head.insert(table.head.end(),
                     {"Perplexity", "Increase", "KL divergence, nats/token", "Same top token"});
@@ -236,8 +227,9 @@ std::string method_section(const ReportData& data, const Verdict& verdict) {
 }
 
 std::string divergence_section(const ReportData& data) {
-  const std::string body =
-      figures_grid({divergence_figure(data), percentile_figure(data)}, "figures");
+  const std::string body = figures_grid(
+      {divergence_figure(data), bits_figure(data), percentile_figure(data), position_figure(data)},
+      "figures");
   if (body.empty()) return "";
   return section(
       "Divergence from BF16",
@@ -299,8 +291,14 @@ std::string needle_section(const ReportData& data, const Verdict& verdict) {
 }
 
 std::string layer_section(const ReportData& data) {
+  const MethodFigures* const judged = judged_method(data);
+  const size_t heads = judged == nullptr || judged->output_nmse_heads.empty()
+                           ? 0
+                           : judged->output_nmse_heads.front().size();
   const std::string body =
-      figures_grid({output_error_figure(data), sensitivity_figure(data)}, "figures");
+      figures_grid({output_error_figure(data), sensitivity_figure(data)}, "figures") +
+      figures_grid({head_error_figure(data)}, "maps",
+                   fmt::format(" style=\"--map:{:.0f}px\"", heat_map_width(heads)));
   if (body.empty()) return "";
   return section("Layer by layer",
                  "Where the error enters, and how it grows on its way through the model.", body);

@@ -167,6 +167,15 @@ const char* clip_searched(ClipScope scope) {
   return "one clipping ratio";
 }
 
+std::string groups_in_words(const StackChoice& choice) {
+  const std::vector<int>& sizes = choice.quant_group_sizes;
+  if (sizes.size() > 1) {
+    return fmt::format("groups of {}, whichever first divides head_dim", fmt::join(sizes, ", "));
+  }
+  const int size = choice.quantizer.quant_group_size;
+  return size == 0 ? "groups of head_dim" : fmt::format("groups of {}", size);
+}
+
 }  // namespace
 
 std::vector<std::string> describe_choice(const StackChoice& choice) {
@@ -189,8 +198,7 @@ std::vector<std::string> describe_choice(const StackChoice& choice) {
       part(search.clip, clip_searched(search.clip_scope),
            fmt::format("clipping {},{} everywhere", clip_text(fit.clip_k), clip_text(fit.clip_v))),
       fmt::format("{} metadata", codec_word(q.metadata_dtype)),
-      fmt::format("groups of {}", q.quant_group_size == 0 ? std::string("head_dim")
-                                                          : std::to_string(q.quant_group_size)),
+      groups_in_words(choice),
   };
 }
 

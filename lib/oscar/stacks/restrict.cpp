@@ -85,9 +85,11 @@ void limit_codec(const Restriction& r, StackChoice& c) {
   const Stack& stack = r.stack;
   QuantizerSettings& q = c.quantizer;
   const auto& sizes = stack.quant_group_sizes;
-  const bool has_size = std::find(sizes.begin(), sizes.end(), q.quant_group_size) != sizes.end();
-  r.limit("--quant-group-size", has_size, q.quant_group_size, sizes.front(),
-          "takes no quantization groups of that size");
+  if (std::find(sizes.begin(), sizes.end(), q.quant_group_size) == sizes.end()) {
+    r.limit("--quant-group-size", false, q.quant_group_size, sizes.front(),
+            "takes no quantization groups of that size");
+    c.quant_group_sizes = sizes;
+  }
   if (!r.named.contains("--metadata-dtype")) {
     q.metadata_dtype = stack.metadata.front().dtype;
   }

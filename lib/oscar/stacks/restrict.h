@@ -13,6 +13,8 @@ struct StackChoice {
   FitOptions fit;               // what is fixed
   SearchOptions search;         // what held-out loss chooses instead
   QuantizerSettings quantizer;  // the codec and its windows; quant_group_size 0 = head_dim
+  // Not empty: group_size_for a head, of these, takes the place of quant_group_size.
+  std::vector<int> quant_group_sizes = {};
 };
 
 // Options of the command line that may not be overruled, with the word given for each:
@@ -26,7 +28,7 @@ using NamedOptions = std::map<std::string, std::string>;
 //               that of keys
 //   writer      plain rounding, no scale correction
 //   codec       the stack's rules, its first metadata dtype and, where the quantization group size
-//               is none of its own, its first size
+//               is none of its own, its sizes to choose from by head_dim
 // A search stays open only where more than one outcome is served. It chooses transforms for each KV
 // head, so it never does for a stack with one a layer.
 //

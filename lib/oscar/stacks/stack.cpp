@@ -188,6 +188,12 @@ QuantizerSettings default_codec(const Stack& stack) {
   return quantizer;
 }
 
+int group_size_for(const std::vector<int>& sizes, int head_dim) {
+  const auto divides = [&](int size) { return size == kWholeHead || head_dim % size == 0; };
+  const auto found = std::find_if(sizes.begin(), sizes.end(), divides);
+  return found == sizes.end() ? sizes.front() : *found;
+}
+
 bool is_served(const Stack& stack) { return !stack.own_levels; }
 
 std::string stack_names(bool served) {

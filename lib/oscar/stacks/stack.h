@@ -75,6 +75,10 @@ void take_rules_of(const Stack& stack, QuantizerSettings& quantizer);
 // The stack's first quantization group size and metadata dtype, and its rules; the rest as here.
 QuantizerSettings default_codec(const Stack& stack);
 
+// The first of a stack's `sizes` (not empty) that divides a head, as 0, the whole head, always
+// does; where none does, the first, which is then refused as any other that does not divide.
+int group_size_for(const std::vector<int>& sizes, int head_dim);
+
 // Whether oscar-calibrate --for takes it: its codec is one of those that codec_rules.h describes.
 bool is_served(const Stack& stack);
 

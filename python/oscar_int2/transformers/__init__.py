@@ -5,13 +5,18 @@
     model.generate(**inputs, max_new_tokens=500)
 
 Prompts are attended exactly, by SDPA over their own rows, which then go into the cache; every token
-behind them reads the cache. Rows are rounded to bf16 or 2 bits whatever the model's dtype is, and
+behind them reads the cache, and so does a second prompt over the same cache, or a prompt's second chunk:
+
+    cache = oscar_int2.transformers.OscarCache(model, batch=1, max_tokens=8192)
+    model.generate(**whole_chat_so_far, past_key_values=cache)  # turn by turn
+
+Rows are rounded to bf16 or 2 bits whatever the model's dtype is, and
 attention's outputs come back in that dtype: float32 and float16 models run, at bf16's precision.
 A forward pass without a cache (scoring, training) is plain SDPA.
 
 Greedy search and sampling, padded batches, streamers, logits processors and compiled steps work as
 ever. What isn't served is refused by name (UnsupportedError): beams, assisted decoding, cropping,
-chunked and second prompts, other caches, attention weights, sliding windows, soft caps.
+other caches, attention weights, sliding windows, soft caps.
 """
 from transformers import AttentionInterface, AttentionMaskInterface
 

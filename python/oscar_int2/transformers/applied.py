@@ -11,7 +11,7 @@ from .cache import NAME, OscarCache, refuse
 
 SERVED_MODES = ("greedy_search", "sample")
 # Settings of generate() and arguments of attention that change what is computed, if they are set.
-REFUSED_SETTINGS = ("prefill_chunk_size", "cache_implementation", "output_attentions")
+REFUSED_SETTINGS = ("cache_implementation", "output_attentions")
 REFUSED_ARGUMENTS = ("sliding_window", "softcap", "s_aux", "head_mask", "position_bias")
 
 
@@ -100,8 +100,6 @@ class Applied:
             model_kwargs["past_key_values"] = cache
         elif cache is not None and not isinstance(cache, OscarCache):
             refuse(f"a {type(cache).__name__} in place of an OscarCache")
-        elif cache is not None and cache.filled:
-            refuse("a second prompt over a filled OscarCache; reset() it")
         elif cache is not None and cache.max_tokens < tokens:
             raise CacheFullError(f"generate() may come to {tokens} tokens a row, padding included, "
                                  f"in an OscarCache made for {cache.max_tokens}")

@@ -16,8 +16,9 @@ class OscarCache(Cache):
     """The cache of `batch` rows of up to max_tokens tokens each, padding included.
 
     For a loop of one's own over model(...), or as past_key_values of generate(), which otherwise makes
-    one itself. `model` is one that apply() prepared. Each row takes a prompt, then a token a step;
-    reset() makes the cache ready for the next prompts. check_rows(), which generate() calls at its end,
+    one itself. `model` is one that apply() prepared. Each row takes a prompt, then a token a step,
+    then perhaps a further prompt, which reads what is held as the cache has it, 2-bit rows included;
+    reset() makes the cache ready for other texts. check_rows(), which generate() calls at its end,
     raises CacheRowError if a row could not be written.
     """
 
@@ -40,7 +41,9 @@ class OscarCache(Cache):
         self.filled = self.running = False  # some prompt is held; a forward pass is under way
         self.new_columns = 0                # of this forward pass
         self.tokens = 0                     # a row, without steps that ran compiled
-        self.tables = self.spans = None     # of this prompt; spans: (begin, end) of padded rows
+        self.tables = None                  # of this forward pass's prompts, or
+        self.second = None                  #   SecondPrompts, where there are some
+        self.places = None                  # of each row's tokens among its columns; None: all
 
     def memory_bytes(self):
         """Bytes of 2-bit pages, and of exact windows."""
@@ -58,9 +61,10 @@ class OscarCache(Cache):
             refuse("a cache whose last forward pass failed; reset() it")
         if batch != self.paged.places:
             refuse(f"a batch of {batch} with an OscarCache of {self.paged.places} rows")
-        if self.filled and self.new_columns > 1:
-            refuse("a second prompt, or several tokens at once, over a filled OscarCache")
-        (self._begin_step if self.filled else self._begin_prompt)(kwargs)
+        if self.filled and self.new_columns == 1:
+            self._begin_step(kwargs)
+        else:
+            self._begin_prompts(kwargs)
         kwargs["attention_mask"] = None  # nothing behind this needs one
         self.running = True
 
@@ -68,7 +72,7 @@ class OscarCache(Cache):
         """After a forward pass."""
         self.columns.add_(self.new_columns)
         self.filled, self.running = True, False
-        self.tables = self.spans = None
+        self.tables = self.second = self.places = None
 
     def _begin_step(self, kwargs):
         if not torch.compiler.is_compiling():  # generate() has seen to the room before
@@ -78,29 +82,39 @@ class OscarCache(Cache):
         if kwargs.get("position_ids") is None:
             kwargs["position_ids"] = tables.old_len[:, None].long()
 
-    def _begin_prompt(self, kwargs):
-        places, new = self.paged.places, self.new_columns
-        self._check_room(new)
+    def _begin_prompts(self, kwargs):
+        """Prompts: the first of all rows, or the next, behind all that the cache holds."""
+        batch, new, before = self.paged.places, self.new_columns, int(self.columns)
+        self._check_room(before + new)
+        held = self.paged.step.seq_len.tolist()
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
         if isinstance(mask, dict):  # by kind of layer
             mask = mask["full_attention"]
-        spans = [(0, new)] * places
+        seen = torch.ones(batch, new, dtype=torch.bool, device=self.columns.device)
         if mask is not None:
-            if mask.shape != (places, new):
-                refuse(f"an attention_mask of shape {list(mask.shape)} for prompts {[places, new]}; "
-                       "expected 1 for tokens and 0 for padding")
-            spans = [_span(row) for row in (mask != 0).tolist()]
-        padded = spans != [(0, new)] * places
-        if positions is None and padded:
-            kwargs["position_ids"] = positions = ((mask != 0).cumsum(1) - 1).clamp(min=0)
-        if positions is not None:
-            for row, (begin, _) in zip(positions.expand(places, new).tolist(), spans):
-                if row[begin] != 0:
-                    refuse("position_ids that do not begin at 0 with the first token of each row")
-        for place in range(places):
-            self.paged.admit(place, self.max_tokens)
-        self.tables = self.paged.prompt_tables(list(range(places)), [e - b for b, e in spans])
-        self.spans, self.tokens = spans if padded else None, new
+            if mask.shape != (batch, before + new):
+                refuse(f"an attention_mask of shape {list(mask.shape)} for {[batch, before + new]} "
+                       "columns; expected 1 for tokens and 0 for padding")
+            mask = mask != 0
+            if mask[:, :before].sum(1).tolist() != held:
+                refuse("an attention_mask that leaves out tokens that the cache holds")
+            seen = mask[:, before:]
+        lengths, everybody = seen.sum(1).tolist(), list(range(batch))
+        if not min(lengths):
+            refuse("an attention_mask with a row that has no tokens")
+        expected = self.paged.step.seq_len[:, None] + seen.cumsum(1) - 1
+        if positions is None:
+            kwargs["position_ids"] = expected.clamp(min=0)
+        elif not torch.equal(positions.expand(batch, new)[seen], expected[seen]):
+            refuse("position_ids that do not count each row's tokens, on from those that the cache holds")
+        if self.filled:
+            self.second = self.paged.second_prompts(everybody, lengths)
+        else:
+            for place in everybody:
+                self.paged.admit(place, self.max_tokens)
+            self.tables = self.paged.prompt_tables(everybody, lengths)
+        self.places = None if min(lengths) == new else [row.nonzero()[:, 0] for row in seen]
+        self.tokens = before + new
 
     def _check_room(self, tokens):
         if tokens > self.max_tokens:
@@ -110,10 +124,12 @@ class OscarCache(Cache):
     def attend(self, module, q, k, v, scaling):
         """Attention of one layer, whose new rows go into the cache. q [batch, Hq, new, d], k and v
         [batch, Hkv, new, d], behind RoPE. Returns [batch, new, Hq, d]."""
+        if self.second is not None:
+            return self._attend_second(module, q, k, v)
         if self.filled:
             rows = (x[:, :, 0].bfloat16().contiguous() for x in (q, k, v))
             return self.paged.decode(module.layer_idx, *rows)[:, None].to(q.dtype)
-        if self.spans is None:
+        if self.places is None:
             o, _ = sdpa_attention_forward(module, q, k, v, None, scaling=scaling)
             k, v = (x.transpose(1, 2).flatten(0, 1) for x in (k, v))
         else:
@@ -126,25 +142,29 @@ class OscarCache(Cache):
         """Row by row without the padding: no mask of new x new entries, no softmax over nothing.
         Also returns k and v packed, [tokens, Hkv, d]."""
         o, packed = torch.zeros_like(q.transpose(1, 2)), []
-        for row, (begin, end) in enumerate(self.spans):
-            q1, k1, v1 = (x[row:row + 1, :, begin:end] for x in (q, k, v))
-            o[row, begin:end] = sdpa_attention_forward(module, q1, k1, v1, None, scaling=scaling)[0][0]
+        for row, places in enumerate(self.places):
+            q1, k1, v1 = (x[row:row + 1, :, places] for x in (q, k, v))
+            o[row, places] = sdpa_attention_forward(module, q1, k1, v1, None, scaling=scaling)[0][0]
             packed.append([x[0].transpose(0, 1) for x in (k1, v1)])
         return o, *(torch.cat(side) for side in zip(*packed))
+
+    def _attend_second(self, module, q, k, v):
+        """Of prompts behind what is held: new rows are packed, padding is left out."""
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        places = self.places or [slice(None)] * len(q)
+        packed = (torch.cat([x[row, seen] for row, seen in enumerate(places)]).bfloat16().contiguous()
+                  for x in (q, k, v))
+        rows = self.paged.extend(module.layer_idx, self.second, *packed).to(q.dtype)
+        o = torch.zeros_like(q)
+        for row, (seen, of_row) in enumerate(zip(places, rows.split(self.second.lengths))):
+            o[row, seen] = of_row
+        return o
 
     def _refused(self, *_, **__):
         refuse("beams, cropping, offloading or assisted decoding over an OscarCache")
 
     reorder_cache = crop = batch_repeat_interleave = batch_select_indices = _refused
     activate_past_recording = offload = prefetch = _refused
-
-
-def _span(row):
-    """Begin and end of the tokens in a row of a mask."""
-    begin, length = row.index(True) if True in row else 0, sum(row)
-    if not length or not all(row[begin:begin + length]):
-        refuse("an attention_mask with a row whose tokens are not in one piece, or that has none")
-    return begin, begin + length
 
 
 class _Layer(CacheLayerMixin):

@@ -7,10 +7,9 @@ own rows behind that: one causal call, whatever the length.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from vllm.v1.attention.backends import fa_utils
 
-QUERY_BLOCK = 256  # queries at once without FlashAttention: bounds the mask
+from ..attention import attend_behind
 
 
 @dataclass(frozen=True)
@@ -58,15 +57,4 @@ def causal_attention(q, k, v, out, queries, keys, scale, fa_version):
         return
     pairs = zip(queries.starts, queries.starts[1:], keys.starts, keys.starts[1:])
     for first, end, first_key, end_key in pairs:
-        _one(q[first:end], k[first_key:end_key], v[first_key:end_key], out[first:end], scale)
-
-
-def _one(q, k, v, out, scale):
-    before = len(k) - len(q)
-    for first in range(0, len(q), QUERY_BLOCK):
-        end = min(first + QUERY_BLOCK, len(q))
-        seen = torch.ones(end - first, before + end, dtype=torch.bool, device=q.device)
-        rows = [x.transpose(0, 1)[None] for x in (q[first:end], k[:before + end], v[:before + end])]
-        o = F.scaled_dot_product_attention(*rows, attn_mask=seen.tril(before + first), scale=scale,
-                                           enable_gqa=q.shape[1] != k.shape[1])
-        out[first:end] = o[0].transpose(0, 1)
+        attend_behind(q[first:end], k[first_key:end_key], v[first_key:end_key], out[first:end], scale)

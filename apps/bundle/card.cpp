@@ -1,0 +1,105 @@
+// oscar-bundle card: the model card of a bundle.
+#include "oscar/report/card.h"
+
+#include <algorithm>
+
+#include "bundle/commands.h"
+#include "common/main.h"
+#include "common/output_paths.h"
+#include "oscar/base/error.h"
+#include "oscar/checkpoint/checkpoint.h"
+#include "oscar/exchange/manifest.h"
+
+namespace oscar::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct CardArguments {
+  std::string bundle, output, model, base_model, exports;
+  std::vector<std::string> evaluations;
+  bool force = false;
+};
+
+// The folders in `place` that hold an export, by name.
+std::vector<CardExport> exports_in(const fs::path& place) {
+  std::vector<CardExport> found;
+  if (!fs::is_directory(place)) {
+    throw Error({.what = "no folder of exports", .where = place.string()});
+  }
+  for (const auto& entry : fs::directory_iterator(place)) {
+    const fs::path manifest = entry.path() / kManifestName;
+    if (!fs::is_regular_file(manifest)) continue;
+    found.push_back(
+        {(place.filename() / entry.path().filename()).string(), read_json_file(manifest)});
+  }
+  std::ranges::sort(found, {}, &CardExport::folder);
+  return found;
+}
+
+// The licence of the bundle's own model, not of another one.
+std::optional<StatedLicence> licence_of(const std::string& model, const Bundle& bundle,
+                                        const std::string& bundle_file) {
+  const Checkpoint checkpoint = open_checkpoint(model);
+  const std::string& expected = bundle.model.weights_fingerprint;
+  const std::string found = checkpoint.weights->fingerprint(false);
+  if (found != expected && checkpoint.weights->fingerprint(true) != expected) {
+    throw Error({.what = "the bundle is of another model",
+                 .where = bundle_file,
+                 .expected = "weights_fingerprint " + expected,
+                 .found = found + " of " + checkpoint.path.string()});
+  }
+  return read_licence(checkpoint.path);
+}
+
+int card(const CardArguments& arguments) {
+  std::vector<std::string> inputs = arguments.evaluations;
+  inputs.push_back(arguments.bundle);
+  const Replace replace = arguments.force ? Replace::kYes : Replace::kNo;
+  check_output(inputs, arguments.output, replace);
+  const Bundle bundle = read_bundle(arguments.bundle);
+  CardRequest request{.bundle_file = fs::path(arguments.bundle).filename().string(),
+                      .evaluations = {},
+                      .licence = {},
+                      .base_model = arguments.base_model,
+                      .exports = {}};
+  for (const std::string& file : arguments.evaluations) {
+    request.evaluations.push_back(evaluation_of(bundle, read_json_file(file), file));
+    request.evaluations.back().file = fs::path(file).filename().string();
+  }
+  if (!arguments.model.empty()) {
+    request.licence = licence_of(arguments.model, bundle, arguments.bundle);
+  }
+  if (!arguments.exports.empty()) request.exports = exports_in(arguments.exports);
+  write_text_output(arguments.output, model_card(bundle, request), replace);
+  return kExitDone;
+}
+
+}  // namespace
+
+void add_card(CLI::App& program, Work& work) {
+  add_command<CardArguments>(
+      program, work, "card", "Write a bundle's model card", card,
+      [](CLI::App& sub, CardArguments& arguments) {
+        sub.add_option("BUNDLE", arguments.bundle, "Rotation bundle")->required();
+        sub.add_option("-o,--output", arguments.output, "README.md to write; - is stdout")
+            ->required();
+        sub.add_option("--eval", arguments.evaluations,
+                       "JSON report of oscar-eval on this bundle, again for\n"
+                       "a further one; without one no figure is given")
+            ->allow_extra_args(false)
+            ->option_text("FILE");
+        sub.add_option("--model", arguments.model,
+                       "The bundle's model, for the licence that its files\n"
+                       "state: a folder, a .gguf file or tiny-gqa")
+            ->option_text("MODEL");
+        sub.add_option("--base-model", arguments.base_model, "The model on Hugging Face")
+            ->option_text("ORG/NAME");
+        sub.add_option("--exports", arguments.exports,
+                       "Folder of exports beside the card, which it lists")
+            ->option_text("DIR");
+        sub.add_flag("--force", arguments.force, "Replace the output if it exists");
+      });
+}
+
+}  // namespace oscar::app

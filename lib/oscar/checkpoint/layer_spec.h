@@ -1,0 +1,58 @@
+// What one layer of a model computes. The files in families/ make it of config.json; the forward
+// pass, the table of weights and the plans of memory know it instead of families.
+#pragma once
+
+#include <variant>
+
+#include "oscar/checkpoint/layer_geometry.h"
+
+namespace oscar {
+
+// Head counts, head_dim and RoPE are those of the model (ModelConfig): a bundle has one of each.
+struct AttentionSpec {
+  int window = 0;         // keys that a query sees, itself included; 0: all before it
+  bool qkv_bias = false;  // bias on the q, k and v projections
+  bool o_bias = false;    // bias on the output projection
+  bool qk_norm = false;   // RMSNorm over head_dim on q and k, before RoPE
+
+  AttentionKind kind() const { return window > 0 ? AttentionKind::kSliding : AttentionKind::kFull; }
+};
+
+// down(silu(gate x) * up x).
+struct DenseSpec {
+  int intermediate_size = 0;
+  bool bias = false;  // on all three projections
+};
+
+// How scores of experts are made of the router's logits.
+enum class RouterScore { kSoftmax, kSigmoid };
+
+// The `top_k` experts with the highest scores, summed with their scores as weights, and beside them
+// a shared one that every token passes through. Each expert is as DenseSpec, without biases.
+struct ExpertsSpec {
+  int num_experts = 0, top_k = 0;
+  int intermediate_size = 0;         // of one expert
+  int shared_intermediate_size = 0;  // of the shared expert; 0: there is none
+  RouterScore score = RouterScore::kSoftmax;
+  // A number for each expert that is added to its score for the choice, and not to its weight.
+  bool choice_bias = false;
+  // Experts in order form so many sets; only those of `top_sets` sets may be chosen, the ones whose
+  // two highest scores have the highest sums.
+  int num_sets = 1, top_sets = 1;
+  bool normalize = false;  // weights are divided by their sum
+  double scaling = 1.0;    // factor on the weights, after that
+};
+
+struct LayerSpec {
+  AttentionSpec attention;
+  std::variant<DenseSpec, ExpertsSpec> mlp;
+
+  const ExpertsSpec* experts() const { return std::get_if<ExpertsSpec>(&mlp); }
+  // Width of the MLP that every token passes through; 0: there are only chosen experts.
+  int dense_intermediate_size() const {
+    if (const ExpertsSpec* spec = experts()) return spec->shared_intermediate_size;
+    return std::get<DenseSpec>(mlp).intermediate_size;
+  }
+};
+
+}  // namespace oscar

@@ -1,0 +1,124 @@
+// One batch timed in parts, each scaled by what it grows with.
+#include "oscar/eval/evaluation_cost.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "oscar/base/interrupt.h"
+#include "oscar/eval/eval_memory.h"
+
+namespace oscar {
+namespace {
+
+template <typename Work>
+double seconds_of(const Work& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Seconds that the forward passes of all methods take for `ids`, all layers. Waits for the device.
+double forward_seconds(const EvaluateOptions& options, const Session& session, Transformer& model,
+                       const std::vector<Method>& methods, const torch::Tensor& ids) {
+  const int layers = model.config().num_layers;
+  const auto hidden = model.embed(ids);
+  const auto first_weights = model.load_layer(0);
+  const auto time_layer = [&](int layer, const LayerWeights& weights, AttentionEngine* engine) {
+    stop_if_requested("stopped on request");
+    return seconds_of([&] {
+      const auto out =
+          model.forward_layer(layer, weights, hidden, nullptr, engine, options.position_offset);
+      out.isfinite().all().item<bool>();
+    });
+  };
+  time_layer(0, *first_weights, nullptr);  // warms up
+  const double exact = time_layer(0, *first_weights, nullptr);
+  double total = exact * layers;
+  const auto engines = text_engines(options, session, model.config(), methods);
+  for (const auto& engine : engines) {
+    int first = -1, count = 0;
+    for (int layer = 0; engine && layer < layers; ++layer) {
+      if (!engine->quantizes(layer)) continue;
+      if (first < 0) first = layer;
+      ++count;
+    }
+    if (first < 0) continue;  // shares the reference's states
+    const auto weights = first == 0 ? first_weights : model.load_layer(first);
+    total += count * time_layer(first, *weights, engine.get()) + (layers - first - count) * exact;
+  }
+  return total;
+}
+
+}  // namespace
+
+EvaluationCost estimate_cost(const EvaluateOptions& options, const Session& session,
+                             Transformer& model, const std::vector<Method>& methods,
+                             const std::vector<const TextTask*>& texts,
+                             const std::vector<NeedlePrompt>& prompts) {
+  const c10::InferenceMode guard;
+  EvaluationCost cost{.device = describe(session.compute),
+                      .sequences = session.corpus.record.sequences_used,
+                      .prompts = static_cast<int64_t>(prompts.size()),
+                      .methods = methods.size()};
+  EvaluationSize size{.methods = methods.size()};
+  const auto look_at = [&](int64_t batch, int64_t longest) {
+    size.batch_tokens = std::max(size.batch_tokens, batch);
+    size.longest_sequence = std::max(size.longest_sequence, longest);
+  };
+  for (const TextTask* text : texts) {
+    for (const auto& ids : text->batches) look_at(ids.numel(), ids.size(1));
+  }
+  int64_t prompt_tokens = 0;
+  for (const NeedlePrompt& prompt : prompts) {
+    look_at(0, prompt.length);
+    prompt_tokens += prompt.length + static_cast<int64_t>(prompt.answer.size());
+  }
+  if (!prompts.empty()) look_at(largest_needle_batch(model, prompts), 0);
+  size.all_weights = options.generate_needles && !prompts.empty();
+  hidden_state_room(model, size, session.memory);  // throws where one batch does not fit
+  // As short as blocks are: hidden states of one batch.
+  const int64_t hidden = size.batch_tokens * model.config().hidden_size *
+                         static_cast<int64_t>(torch::elementSize(model.compute().dtype)) *
+                         static_cast<int64_t>(methods.size());
+  cost.peak_bytes = evaluation_bytes(model, size) + hidden;
+
+  torch::Tensor ids;
+  if (texts.empty()) {
+    const std::vector<int32_t>& tokens = prompts.front().prompt;
+    ids = make_batches({tokens}, 1).front();
+  } else {
+    ids = texts[0]->batches[0];
+  }
+  const double forward = forward_seconds(options, session, model, methods, ids);
+  const double of_token = forward / static_cast<double>(ids.numel());
+  double of_scored = 0;
+  if (!texts.empty()) {
+    const TextTask& text = *texts[0];
+    cost.tokens = text.tokens;
+    std::vector<TokenScores> scores(methods.size());
+    const std::vector<torch::Tensor> states(methods.size(), model.embed(ids));
+    of_scored = seconds_of([&] { score_batch(model, states, ids, text.first_position, scores); }) /
+                static_cast<double>(text.counted(0));
+  }
+  const auto seconds = [&](const TextTask& text) {
+    double total = 0;
+    for (size_t b = 0; b < text.batches.size(); ++b) {
+      total += of_token * static_cast<double>(text.batches[b].numel()) +
+               of_scored * static_cast<double>(text.counted(b));
+    }
+    return total;
+  };
+  if (!texts.empty()) cost.text_seconds = seconds(*texts[0]);
+  if (texts.size() > 1) cost.separated_seconds = seconds(*texts[1]);
+  const double passes = options.generate_needles ? 2 : 1;
+  cost.needle_seconds = passes * of_token * static_cast<double>(prompt_tokens);
+  constexpr int64_t kNumbers = 3;  // of a token and method (TokenScores)
+  for (const TextTask* text : texts) {
+    cost.checkpoint_bytes += kNumbers * text->tokens;
+  }
+  cost.checkpoint_bytes = (cost.checkpoint_bytes + cost.prompts) *
+                          static_cast<int64_t>(methods.size() * sizeof(double));
+  return cost;
+}
+
+}  // namespace oscar

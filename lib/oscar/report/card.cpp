@@ -1,0 +1,329 @@
+// One function for each section of the card.
+#include "oscar/report/card.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <set>
+
+#include "oscar/base/error.h"
+#include "oscar/bundle/strip.h"
+#include "oscar/report/html.h"
+#include "oscar/report/verdict.h"
+#include "oscar/stacks/describe.h"
+
+namespace oscar {
+namespace {
+
+constexpr const char* kLibrary = "oscar-toolkit";
+
+// Text of unknown origin on one line of Markdown, in tables too.
+std::string markdown(std::string_view text) {
+  std::string out;
+  for (const char c : escape_html(text)) {
+    if (std::string_view("\\`*_[]|#!~").find(c) != std::string_view::npos) out += '\\';
+    out += c == '\n' || c == '\t' ? ' ' : c;
+  }
+  return out;
+}
+
+// The same inside backticks, where nothing can be escaped.
+std::string code(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    out += byte < 0x20 || byte == 0x7F || c == '`' || c == '|' ? '?' : c;
+  }
+  return "`" + out + "`";
+}
+
+void require_hub_name(const std::string& name) {
+  const size_t slash = name.find('/');
+  const bool marks = std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return c < 0x80 && (std::isalnum(c) != 0 || c == '/' || c == '-' || c == '_' || c == '.');
+  });
+  const bool two = slash != std::string::npos && slash > 0 && slash + 1 < name.size() &&
+                   name.find('/', slash + 1) == std::string::npos;
+  if (!marks || !two) {
+    throw Error({.what = "no name of a model on Hugging Face",
+                 .where = "base model",
+                 .expected = "ORG/NAME",
+                 .found = name});
+  }
+}
+
+std::string front_matter(const Bundle& bundle, const CardRequest& request) {
+  std::string text = "---\n";
+  if (request.licence) {
+    text += fmt::format("license: {}\n", request.licence->id);
+    if (!request.licence->name.empty()) {
+      text += fmt::format("license_name: {}\n", request.licence->name);
+    }
+    if (!request.licence->link.empty()) {
+      text += fmt::format("license_link: \"{}\"\n", request.licence->link);
+    }
+  }
+  if (!request.base_model.empty()) text += fmt::format("base_model: {}\n", request.base_model);
+  text += fmt::format("library_name: {}\ntags:\n", kLibrary);
+  for (const char* tag : {"oscar", "kv-cache", "kv-cache-quantization", "int2", "rotation"}) {
+    text += fmt::format("- {}\n", tag);
+  }
+  if (!bundle.model.quantization.empty()) text += "- gguf\n";
+  return text + "---\n";
+}
+
+std::string cell(const Span95& span) {
+  return is_finite(span.mean) ? with_interval(span.mean, span.low, span.high) : figure(span.mean);
+}
+
+std::string rate_cell(const NeedleRate& rate) {
+  if (!is_finite(rate.rate)) return percent(rate.rate, 0);
+  return fmt::format("{} [{}, {}]", percent(rate.rate), percent(rate.low), percent(rate.high));
+}
+
+// Bits per value are quoted for the longest context that was measured.
+double longest_measured(const ReportData& data) {
+  double longest = data.longest.value_or(0);
+  for (const double length : data.needle_lengths) longest = std::max(longest, length);
+  return longest;
+}
+
+std::string figure_table(const ReportData& data) {
+  const double length = longest_measured(data);
+  std::string head = "| cache |", rule = "|---|", rows;
+  const auto column = [&](const std::string& name) {
+    head += " " + name + " |";
+    rule += "---|";
+  };
+  if (length > 0) column(fmt::format("bits per value at {} tokens", token_length(length)));
+  if (data.has_text) {
+    column("perplexity");
+    column("KL to BF16, nats per token");
+    column("same top token as BF16");
+  }
+  if (data.has_needles) column("needles found");
+  for (const MethodFigures& m : data.methods) {
+    if (m.variant) continue;
+    const bool own = m.name == "bundle";
+    rows += own ? "| **this bundle** |"
+                : fmt::format("| {} ({}) |", markdown(m.name), markdown(m.summary));
+    if (length > 0) rows += fmt::format(" {} |", figure(m.bits_at(length)));
+    if (data.has_text) {
+      rows += fmt::format(" {} | {} | {} |", cell(m.perplexity), m.reference ? "" : cell(m.kl),
+                          m.reference ? "" : percent(m.top1.mean));
+    }
+    if (data.has_needles) rows += fmt::format(" {} |", m.needles ? rate_cell(m.needles->all) : "–");
+    rows += "\n";
+  }
+  return head + "\n" + rule + "\n" + rows;
+}
+
+std::string evaluation_section(const BundleEvaluation& evaluation) {
+  const ReportData& data = evaluation.data;
+  std::string text = "\n" + figure_table(data) + "\n";
+  std::vector<std::string> how;
+  if (data.has_text) {
+    how.push_back(fmt::format("{} predicted tokens in {} sequences of at most {}, from position {}",
+                              count(data.tokens), count(data.sequences), count(data.longest),
+                              count(data.first_position)));
+  }
+  if (data.has_needles) {
+    how.push_back(fmt::format("{} needle prompts per method", count(data.needle_prompts)));
+  }
+  for (const auto& [label, value] : data.facts) {
+    const std::set<std::string> told = {
+        "Corpus", "Mode",    "Engine",       "Position offset",
+        "Device", "Version", "Cache format", "Text seen in calibration"};
+    if (told.contains(label)) how.push_back(fmt::format("{}: {}", label, markdown(value)));
+  }
+  text += "Measured so:\n\n";
+  for (const std::string& line : how) text += "- " + line + "\n";
+  text += fmt::format("- Command: {}\n- All figures: {}\n", code(data.command),
+                      markdown(evaluation.file));
+  if (!data.separated.empty()) {
+    const auto own = std::ranges::find(data.separated, "bundle", &MethodFigures::name);
+    if (own != data.separated.end()) {
+      text += fmt::format(
+          "\nThe same text with a token that ends documents or turns as every {} token: KL {}, "
+          "same top token {}.\n",
+          ordinal(static_cast<int64_t>(data.separator_gap.value_or(0))), cell(own->kl),
+          percent(own->top1.mean));
+    }
+  }
+  return text;
+}
+
+std::string figures_part(const CardRequest& request) {
+  std::string text = "\n## What 2 bits cost\n";
+  if (request.evaluations.empty()) {
+    return text +
+           "\nNot measured: no evaluation was stored with this bundle. `oscar-eval MODEL --bundle "
+           "FILE` measures it.\n";
+  }
+  text +=
+      "\nEvery figure is of the stored evaluation and was measured, none is predicted. [ ] are 95% "
+      "intervals.\n";
+  for (const BundleEvaluation& evaluation : request.evaluations) {
+    text += evaluation_section(evaluation);
+  }
+  return text;
+}
+
+void require_same_bundle(const Bundle& bundle, const CardExport& written) {
+  const Json& from = written.manifest.is_object() && written.manifest.contains("created_from")
+                         ? written.manifest.at("created_from")
+                         : Json();
+  const std::string found =
+      from.is_object() ? from.value("weights_fingerprint", std::string()) : std::string();
+  const std::string content =
+      from.is_object() ? from.value("content_sha256", std::string()) : std::string();
+  const bool same = content == bundle.content_sha256 && found == bundle.model.weights_fingerprint;
+  if (!same) {
+    throw Error({.what = "the export is of another bundle",
+                 .where = written.folder,
+                 .expected = bundle.content_sha256,
+                 .found = content.empty() ? "none" : content});
+  }
+}
+
+std::string export_line(const CardExport& written) {
+  const Json& m = written.manifest;
+  const std::string variant = m.value("variant", std::string());
+  std::string said = variant == "own"        ? "the bundle's own transforms"
+                     : variant == "portable" ? "the portable variant, one rotation a layer"
+                                             : "the portable variant, one rotation a KV head";
+  if (m.contains("relative_error") && m.at("relative_error").is_number()) {
+    said += fmt::format("; predicted error of the attention output {} that of this bundle",
+                        times(m.at("relative_error").get<double>()));
+  }
+  return fmt::format("| [{0}]({1}) | {2} |\n", markdown(m.value("format", std::string())),
+                     written.folder, said);
+}
+
+std::string serving_part(const Bundle& bundle, const CardRequest& request) {
+  const std::string& file = request.bundle_file;
+  const std::string model = request.base_model.empty() ? "MODEL" : request.base_model;
+  std::string text = fmt::format(
+      "\n## How to serve it\nWith OSCAR Toolkit installed "
+      "(package `oscar_int2`), in vLLM 0.26:\n\n```\nVLLM_OSCAR_BUNDLE={} vllm serve {}\n```\n\n"
+      "In transformers:\n\n```python\nimport oscar_int2.transformers\n"
+      "oscar_int2.transformers.apply(model, \"{}\")\n```\n\n",
+      file, model, file);
+  if (!bundle.model.quantization.empty()) {
+    text +=
+        "It was fitted to the GGUF file named below, whose numbers differ from the original "
+        "weights: those two servers need them dequantized, as a Hugging Face folder.\n\n";
+  }
+  text += fmt::format(
+      "The first {} and the last {} tokens stay in BF16, the others take {} bits with {} scale and "
+      "zero for each {} values.\n",
+      bundle.quantizer.sink_tokens, bundle.quantizer.recent_tokens, bundle.quantizer.bits,
+      codec_word(bundle.quantizer.metadata_dtype), bundle.quantizer.quant_group_size);
+  if (!request.exports.empty()) {
+    text +=
+        "\nFiles for other stacks, each folder with its variables and launch line. They were read "
+        "back and checked, none of these servers has run with them; what error is said here is "
+        "predicted from calibration, not measured:\n\n| folder | holds |\n|---|---|\n";
+    for (const CardExport& written : request.exports) {
+      require_same_bundle(bundle, written);
+      text += export_line(written);
+    }
+  }
+  text += "\nWhat each stack can run of it:\n\n| stack | |\n|---|---|\n";
+  for (const Json& plan : plans_json(plan_for_all(bundle))) {
+    text += fmt::format("| {} | {} |\n", markdown(plan["name"].get<std::string>()),
+                        markdown(plan["line"].get<std::string>()));
+  }
+  return text;
+}
+
+std::string making_part(const Bundle& bundle) {
+  std::string text = "\n## How it was made\n| | |\n|---|---|\n";
+  const auto row = [&text](const char* name, const std::string& value) {
+    if (!value.empty()) text += fmt::format("| {} | {} |\n", name, value);
+  };
+  row("model", fmt::format("{} ({}), {} layers, {} query and {} KV heads, head_dim {}",
+                           markdown(bundle.model.name), markdown(bundle.model.architecture),
+                           bundle.model.num_layers, bundle.model.num_qo_heads,
+                           bundle.model.num_kv_heads, bundle.model.head_dim_k));
+  row("weights", code(bundle.model.weights_fingerprint));
+  if (!bundle.model.quantization.empty()) {
+    row("GGUF file", fmt::format("{}, sha256 {}", markdown(bundle.model.quantization),
+                                 code(bundle.model.file_sha256)));
+  }
+  row("method", fmt::format("{}, preset {}, {}", markdown(bundle.method), markdown(bundle.preset),
+                            markdown(bundle.granularity)));
+  std::string sources;
+  for (const CorpusSource& source : bundle.corpus.sources) {
+    sources += fmt::format("{}{} (sha256 {})", sources.empty() ? "" : ", ", markdown(source.name),
+                           code(source.sha256));
+  }
+  row("text", sources);
+  if (bundle.corpus.tokens > 0) {
+    row("tokens", fmt::format("{} in sequences of at most {}",
+                              count(static_cast<double>(bundle.corpus.tokens)),
+                              count(bundle.corpus.chunk_len)));
+  }
+  if (bundle.position_span > 0) {
+    row("positions",
+        fmt::format("averaged over {}", count(static_cast<double>(bundle.position_span))));
+  }
+  row("content", code(bundle.content_sha256));
+  row("made with", fmt::format("OSCAR Toolkit {} ({})", markdown(bundle.tool_version),
+                               markdown(bundle.tool_commit)));
+  return text;
+}
+
+std::string limits_part(const CardRequest& request) {
+  std::string text =
+      "\n## Limits\n- It is for these weights alone: a fine-tune, another quantization or another "
+      "RoPE needs its own calibration, and what serves it refuses other weights.\n";
+  std::set<std::string> gaps;
+  for (const BundleEvaluation& evaluation : request.evaluations) {
+    const auto missing = judge(evaluation.data).not_measured;
+    const std::set<std::string> own(missing.begin(), missing.end());
+    if (&evaluation == &request.evaluations.front()) {
+      gaps = own;
+      continue;
+    }
+    std::erase_if(gaps, [&own](const std::string& gap) { return !own.contains(gap); });
+  }
+  for (const std::string& gap : gaps) text += "- Not measured: " + markdown(gap) + "\n";
+  return text;
+}
+
+std::string licence_part(const CardRequest& request) {
+  std::string text = "\n## Licence\n";
+  if (!request.licence) {
+    return text +
+           "The model's files state no licence. The bundle is derived from its weights: look for "
+           "the model's own licence before you pass it on.\n";
+  }
+  const StatedLicence& licence = *request.licence;
+  return text + fmt::format("As of the model, whose {} states {}{}.\n", code(licence.place),
+                            code(licence.name.empty() ? licence.id : licence.name),
+                            licence.link.empty() ? "" : " (" + code(licence.link) + ")");
+}
+
+}  // namespace
+
+std::string model_card(const Bundle& bundle, const CardRequest& request) {
+  if (bundle.statistics_only) {
+    throw Error({.what = "a statistics file has no card",
+                 .where = request.bundle_file,
+                 .expected = "a rotation bundle"});
+  }
+  if (!request.base_model.empty()) require_hub_name(request.base_model);
+  std::string text = front_matter(bundle, request);
+  text += fmt::format("# A 2-bit KV cache for {}\n\n", markdown(bundle.model.name));
+  text += fmt::format(
+      "`{}` is a rotation bundle of OSCAR Toolkit: for each layer and KV head the transform, means "
+      "and clipping ratios by which keys and values are stored in {} bits. The model's weights are "
+      "not in it and stay as they are.\n",
+      request.bundle_file, bundle.quantizer.bits);
+  return text + figures_part(request) + serving_part(bundle, request) + making_part(bundle) +
+         limits_part(request) + licence_part(request);
+}
+
+}  // namespace oscar

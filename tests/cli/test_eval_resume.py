@@ -1,0 +1,81 @@
+"""oscar-eval, stopped in the middle: its figures until then, exit code 130, and the bytes of an
+uninterrupted run after --resume."""
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import unittest
+
+from support import checkpoints
+from support.programs import BIN, ENVIRONMENT, ProgramTest, run
+
+
+class EvalResume(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.model = checkpoints.write_checkpoint(self.folder / "model")
+        self.text = self.folder / "text.txt"
+        self.text.write_text("".join(checkpoints.sample_text(600)))
+
+    def command(self, report, *options):
+        return [BIN / "oscar-eval", self.model, "--device", "cpu", "--corpus", self.text, "--compare",
+                "identity,hadamard-clip", "--chunk-len", "512", "--max-tokens", "32K", "--separators", "off", "--sink", "4",
+                "--recent", "16", "--json", report, *options]
+
+    def stop(self, command):
+        """Exit code, stdout and stderr of a run that gets SIGTERM behind its first block."""
+        terminal, stderr = pty.openpty()
+        process = subprocess.Popen([str(word) for word in command], env=ENVIRONMENT,
+                                   stdout=subprocess.PIPE, stderr=stderr, text=True)
+        os.close(stderr)
+        said, sent = b"", False
+        while True:
+            try:
+                said += os.read(terminal, 4096)
+            except OSError:
+                break
+            if not sent and re.search(rb"perplexity: +([2-9]\d)%", said):
+                process.send_signal(signal.SIGTERM)
+                sent = True
+        os.close(terminal)
+        out = process.stdout.read()
+        process.stdout.close()
+        return process.wait(timeout=60), out, said.decode()
+
+    def test_a_stopped_run_shows_what_it_counted_and_continues_to_the_same_bytes(self):
+        whole, report, page = (self.folder / name for name in ("whole.json", "a.json", "a.html"))
+        checkpoint = self.folder / "a.json.checkpoint"
+        self.assertEqual(run(*self.command(whole, "--quiet")).returncode, 0)
+        code, out, said = self.stop(self.command(report, "--html", page))
+        self.assertEqual(code, 130, said)
+        self.assertIn("--resume", said)
+        self.assertIn("PARTIAL", out)
+        self.assertTrue(checkpoint.exists())
+        part, complete = json.loads(report.read_text()), json.loads(whole.read_text())
+        self.assertEqual(part["partial"]["text"], {"tokens": part["tokens"], "of": complete["tokens"]})
+        self.assertLess(part["tokens"], complete["tokens"])
+        self.assertIn("The run was stopped", page.read_text())
+        result = run(*self.command(report, "--html", page, "--resume", "--quiet"))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(report.read_bytes(), whole.read_bytes())
+        self.assertNotIn("The run was stopped", page.read_text())
+        self.assertFalse(checkpoint.exists())
+
+    def test_a_dry_run_says_what_it_would_cost_and_writes_nothing(self):
+        before = set(self.folder.iterdir())
+        result = run(*self.command(self.folder / "a.json", "--dry-run"))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for word in ("time ", "memory ", "checkpoint ", "tokens count"):
+            self.assertIn(word, result.stdout)
+        self.assertEqual(set(self.folder.iterdir()), before)
+
+    def test_resuming_needs_a_report_beside_which_a_checkpoint_can_be(self):
+        result = run("oscar-eval", self.model, "--corpus", self.text, "--resume")
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("--json", result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,89 @@
+"""What every program does with a command line: unknown words first, counts as people write them,
+names in any case, plain messages, exit codes."""
+import json
+import os
+import subprocess
+import unittest
+
+from support import checkpoints
+from support.programs import BIN, ENVIRONMENT, ProgramTest, run
+
+USAGE = 2
+
+
+class Manners(ProgramTest):
+    def model_and_text(self):
+        text = self.folder / "text.txt"
+        text.write_text("".join(checkpoints.sample_text(60)))
+        return checkpoints.write_checkpoint(self.folder / "model"), text
+
+    def test_unknown_words_are_said_first_with_the_nearest_known_one(self):
+        for command, words in (
+                (["oscar-calibrate", "--modle", "x"], ("unknown option --modle",)),
+                (["oscar-calibrate", "tiny-gqa", "--max-token", 5], ("did you mean --max-tokens?",)),
+                (["oscar-eval", "tiny-gqa", "--jsn=a"], ("unknown option --jsn;", "mean --json?")),
+                (["oscar-bundle", "inspct", "a.h5"], ("unknown command inspct", "mean inspect?")),
+                (["oscar-bundle", "inspect", "a.h5", "--jsno"], ("mean --json?",))):
+            with self.subTest(command=command):
+                result = run(*command)
+                self.assertEqual(result.returncode, USAGE, result.stderr)
+                for word in words:
+                    self.assertIn(word, result.stderr)
+                self.assertNotIn("required", result.stderr)
+
+    def test_the_version_has_a_letter(self):
+        self.assertEqual(run("oscar-bundle", "-V").stdout, run("oscar-bundle", "--version").stdout)
+        self.assertTrue(run("oscar-bundle", "-V").stdout.startswith("oscar-bundle "))
+
+    def test_counts_and_names_are_taken_as_people_write_them(self):
+        model, text = self.model_and_text()
+        report = self.folder / "report.json"
+        self.run_ok("oscar-calibrate", model, text, self.folder / "out.h5", "--dry-run", "--device",
+                    "cpu", "--chunk-len", "0.25K", "--max-tokens", "2e3", "--preset", "PAPER",
+                    "--dtype", "FP32", "--search", "Off", "--quiet", "--json", report)
+        self.assertEqual(json.loads(report.read_text())["tokens"], 2000)
+        for value in ("64Q", "1.5", "-1", "0", "1e19", "nan", "", "K", "1e", "9223372036854775808"):
+            with self.subTest(value=value):
+                self.refuse("oscar-calibrate", [model, text, "out.h5", f"--max-tokens={value}"],
+                            "--max-tokens", code=USAGE)
+        self.refuse("oscar-calibrate", [model, text, "out.h5", "--seed", "-1"], "--seed", code=USAGE)
+        self.refuse("oscar-calibrate", [model, text, "out.h5", "--host-memory", "8Q"],
+                    "malformed memory size", code=USAGE)
+
+    def test_a_name_that_is_no_utf8_is_written_and_reported(self):
+        model, text = self.model_and_text()
+        out, report = os.fsencode(self.folder) + b"/out\xff.h5", self.folder / "report.json"
+        result = subprocess.run(
+            [BIN / "oscar-calibrate", model, text, out, "--device", "cpu", "--max-tokens", "1024",
+             "--chunk-len", "256", "--statistics-only", "--json", report], env=ENVIRONMENT,
+            capture_output=True, check=False)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertTrue(os.path.exists(out))
+        self.assertIn("out\ufffd.h5", json.loads(report.read_text())["output"])
+
+    def test_links_in_a_loop_are_named_in_plain_words(self):
+        loop = self.folder / "loop"
+        loop.symlink_to(loop)
+        model, _ = self.model_and_text()
+        for arguments in (["oscar-calibrate", model, loop, self.folder / "out.h5"],
+                          ["oscar-bundle", "inspect", loop]):
+            result = run(*arguments)
+            self.assertEqual(result.returncode, 1, result.stderr)
+            self.assertIn("loop", result.stderr)
+            for word in ("filesystem error", "terminate", "what()"):
+                self.assertNotIn(word, result.stderr)
+
+    def test_a_terminal_does_not_obey_what_files_say(self):
+        model, text = self.model_and_text()
+        config = model / "config.json"
+        settings = json.loads(config.read_text()) | {"model_type": "\x1b]0;title\x07" + "x" * 1000000}
+        settings["architectures"] = [settings["model_type"]]
+        config.write_text(json.dumps(settings))
+        result = run("oscar-calibrate", model, text, self.folder / "out.h5")
+        self.assertEqual(result.returncode, 1)
+        self.assertNotIn("\x1b", result.stderr)
+        self.assertLess(len(result.stderr), 8000)
+
+
+if __name__ == "__main__":
+    unittest.main()

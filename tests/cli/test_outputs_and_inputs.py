@@ -1,0 +1,221 @@
+"""Outputs that are no regular files, that stand already or that two runs write; inputs that change
+while they are read."""
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+import h5py
+
+from support import checkpoints
+from support.bundle_case import make_file
+from support.programs import BIN, ENVIRONMENT, ProgramTest, run
+
+
+class OutputsAndInputs(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.out, self.json = self.folder / "out.h5", self.folder / "out.json"
+
+    def make_model(self):
+        self.model = checkpoints.write_checkpoint(self.folder / "model")
+        self.text = self.folder / "text.txt"
+        self.text.write_text("".join(checkpoints.sample_text(400)))
+        self.weights = self.model / "model.safetensors"
+
+    def calibrate(self, *options):
+        return ["oscar-calibrate", self.model, self.text, self.out, "--max-tokens", 3072,
+                "--chunk-len", 256, "--sink", 4, "--recent", 16, "--device", "cpu", "--search", "off",
+                *options]
+
+    def eval(self, *options, tokens=512, method="identity"):
+        return ["oscar-eval", self.model, "--corpus", self.text, "--max-tokens", tokens, "--chunk-len",
+                256, "--sink", 4, "--recent", 16, "--device", "cpu", "--compare", method,
+                "--separators", "off", *options]
+
+    def start(self, program, *arguments, **environment):
+        process = subprocess.Popen([str(word) for word in (BIN / program, *arguments)],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env={**ENVIRONMENT, **environment})
+        self.addCleanup(process.kill)
+        return process
+
+    def started_and_waiting(self, *options, **environment):
+        """A calibration that has read model and text, and waits until its tokens are read."""
+        fifo = self.folder / "fifo"
+        if not fifo.exists():
+            os.mkfifo(fifo)
+        tokens = open(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
+        fcntl.fcntl(tokens, fcntl.F_SETPIPE_SZ, 4096)  # a third of them
+        process = self.start(*self.calibrate("--tokens-out", fifo, *options), **environment)
+        self.assertTrue(select.select([tokens], [], [], 120)[0])
+        os.set_blocking(tokens.fileno(), True)
+        return process, tokens
+
+    def names(self):
+        return {path.name for path in self.folder.iterdir()}
+
+    def test_links_stay_and_what_they_lead_to_is_replaced(self):
+        bundle = make_file(self.folder / "a.h5")
+        (self.folder / "sub").mkdir()
+        self.out.symlink_to("sub/b.h5")
+        for force in ([], ["--force"]):
+            self.run_ok("oscar-bundle", "strip", bundle, self.out, *force)
+            self.assertTrue(self.out.is_symlink())
+            self.run_ok("oscar-bundle", "verify", self.folder / "sub" / "b.h5")
+        self.refuse("oscar-bundle", ["strip", bundle, self.out], "--force", "exists")
+
+    def test_a_bundle_goes_through_a_fifo(self):
+        bundle = make_file(self.folder / "a.h5")
+        os.mkfifo(self.out)
+        process = self.start("oscar-bundle", "strip", bundle, self.out)
+        through = self.out.read_bytes()
+        self.assertEqual(process.wait(timeout=60), 0)
+        self.assertTrue(self.out.is_fifo())
+        self.run_ok("oscar-bundle", "strip", bundle, self.folder / "b.h5")
+        self.assertEqual(through, (self.folder / "b.h5").read_bytes())
+
+    def test_one_signal_ends_a_run_that_waits_for_a_reader(self):
+        self.make_model()
+        os.mkfifo(self.folder / "fifo")
+        process = self.start(*self.calibrate("--tokens-out", self.folder / "fifo"))
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=30)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertEqual(self.names(), {"model", "text.txt", "fifo"})
+
+    def test_reports_replace_files_only_when_asked_and_go_to_standard_output(self):
+        self.make_model()
+        page = self.folder / "page.html"
+        stdout = self.folder / "stdout"  # a twin of /dev/stdout, which nothing here may replace
+        stdout.symlink_to("/proc/self/fd/1")
+        self.run_ok(*self.eval("--json", self.json))
+        expected = self.json.read_text()
+        self.refuse(*self.eval("--json", self.json)[:1], self.eval("--json", self.json)[1:],
+                    "exists", "--force")
+        self.assertEqual(self.run_ok(*self.eval("--json", "-")).stdout, expected)
+        self.assertEqual(self.run_ok(*self.eval("--json", stdout, "--quiet")).stdout, expected)
+        self.assertTrue(stdout.is_symlink())
+        self.run_ok("oscar-bundle", "report", self.json, "-o", page)
+        self.refuse("oscar-bundle", ["report", self.json, "-o", page], "exists", "--force")
+        self.run_ok("oscar-bundle", "report", self.json, "-o", page, "--force")
+        self.assertEqual(self.run_ok("oscar-bundle", "report", self.json, "-o", "-").stdout,
+                         page.read_text())
+        self.assertEqual(self.names(), {"model", "text.txt", "stdout", "out.json", "page.html"})
+
+    def test_a_second_run_of_one_output_is_refused_and_the_first_one_ends_well(self):
+        self.make_model()
+        process, tokens = self.started_and_waiting("--force")
+        result = run(*self.calibrate("--force"))
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("another run is writing", result.stderr)
+        with tokens:
+            tokens.read()
+        self.assertEqual(process.wait(timeout=120), 0, process.stderr.read())
+        self.run_ok("oscar-bundle", "verify", self.out)
+        self.assertEqual(self.names(), {"model", "text.txt", "fifo", "out.h5"})
+
+    def test_a_file_made_during_a_run_is_kept(self):
+        self.make_model()
+        process, tokens = self.started_and_waiting()
+        self.out.write_text("precious")
+        with tokens:
+            tokens.read()
+        self.assertEqual(process.wait(timeout=120), 1)
+        self.assertIn("made while this run was under way", process.stderr.read())
+        self.assertEqual(self.out.read_text(), "precious")
+
+    def test_weights_that_change_during_a_run_give_an_error_and_no_bundle(self):
+        self.make_model()
+        whole = self.weights.read_bytes()
+
+        def overwrite():
+            with self.weights.open("r+b") as file:
+                file.seek(-4, os.SEEK_END)
+                file.write(b"\0\0\0\0")
+
+        def replace():
+            (self.folder / "other").write_bytes(whole)
+            (self.folder / "other").rename(self.weights)
+
+        for change, word in ((overwrite, "new content"), (replace, "another file"),
+                             (lambda: os.truncate(self.weights, 4096), "cut short")):
+            with self.subTest(word):
+                process, tokens = self.started_and_waiting()
+                change()
+                with tokens:
+                    tokens.read()
+                self.assertEqual(process.wait(timeout=120), 1)
+                said = process.stderr.read()
+                self.assertIn(word, said)
+                self.assertIn("model.safetensors", said)
+                self.assertFalse(self.out.exists())
+                self.weights.write_bytes(whole)
+        self.run_ok(*self.calibrate())  # removes what a cut file made the run leave
+        self.assertEqual(self.names(), {"model", "text.txt", "fifo", "out.h5"})
+
+    def test_a_report_is_not_written_back_over_a_bundle_that_was_replaced(self):
+        self.make_model()
+        self.run_ok(*self.calibrate())
+        other = self.folder / "other.h5"
+        self.run_ok("oscar-bundle", "strip", self.out, other)
+        newer = other.read_bytes()
+        process = self.start(*self.eval("--bundle", self.out, "--write-back", tokens=3072,
+                                        method="bundle"))
+        for line in process.stderr:  # the bundle has been read when methods are prepared
+            if line.startswith("prepare"):
+                break
+        process.send_signal(signal.SIGSTOP)
+        other.rename(self.out)
+        process.send_signal(signal.SIGCONT)
+        self.assertEqual(process.wait(timeout=120), 1)
+        self.assertIn("left as it is", process.stderr.read())
+        self.assertEqual(self.out.read_bytes(), newer)
+
+    def test_a_resumed_run_has_the_date_of_its_first_start(self):
+        self.make_model()
+        # Empty is as good as not set.
+        process, tokens = self.started_and_waiting(SOURCE_DATE_EPOCH="")
+        with tokens:
+            tokens.read()
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+        checkpoint = self.folder / "out.h5.checkpoint"
+        self.assertTrue(checkpoint.exists(), process.stderr.read())
+        copy = shutil.copy(checkpoint, self.folder / "copy")
+        written = []
+        for _ in range(2):
+            time.sleep(1.1)
+            subprocess.run([str(word) for word in (BIN / self.calibrate()[0],
+                            *self.calibrate("--resume", "--quiet")[1:])],
+                           env=ENVIRONMENT | {"SOURCE_DATE_EPOCH": ""}, check=True)
+            written.append(self.out.read_bytes())
+            self.out.unlink()
+            shutil.copy(copy, checkpoint)
+        self.assertEqual(written[0], written[1])
+        self.out.write_bytes(written[0])
+        with h5py.File(self.out) as bundle, h5py.File(copy) as saved:
+            self.assertEqual(bundle.attrs["created_utc"], saved.attrs["created_utc"])
+
+    def test_links_out_of_a_model_are_not_folded(self):
+        self.make_model()
+        self.run_ok(*self.calibrate())
+        key = self.folder / "key"
+        key.write_text("secret")
+        (self.model / "notes.txt").symlink_to(key)
+        (self.model / "same.json").symlink_to("config.json")
+        result = self.run_ok("oscar-bundle", "fold", self.out, self.model, self.folder / "folded")
+        self.assertIn("not copied  notes.txt", result.stdout)
+        self.assertFalse((self.folder / "folded" / "notes.txt").exists())
+        self.assertEqual(json.loads((self.folder / "folded" / "same.json").read_text())["model_type"],
+                         "qwen3")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""oscar-bundle card and scripts/publish.sh: the folder that a receiving team gets, and what is refused."""
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import unittest
+
+import h5py
+import torch
+from huggingface_hub import ModelCard
+
+from support.programs import BIN, ENVIRONMENT, SOURCE
+from support.stacks import StackCase
+
+STACKS = {"sglang-v1", "sglang-v2", "vllm", "mlx"}
+README = "---\nlicense: apache-2.0\n---\n# A model\n"
+
+
+class Publish(StackCase):
+    def setUp(self):
+        super().setUp()
+        (self.model / "README.md").write_text(README)
+        self.bundle = self.calibrate("--search", "off")
+        self.report = self.folder / "report.json"
+        self.run_ok("oscar-eval", self.model, "--bundle", self.bundle, "--corpus", self.corpus,
+                    "--chunk-len", 256, "--max-tokens", 1024, "--json", self.report)
+
+    def publish(self, *arguments):
+        return subprocess.run([SOURCE / "scripts/publish.sh", *map(str, arguments)], text=True,
+                              capture_output=True, env=ENVIRONMENT | {"OSCAR_BIN": str(BIN)})
+
+    def expect_refused(self, arguments, *words):
+        before = set(os.listdir(self.folder))
+        result = self.publish(*arguments)
+        self.assertNotEqual(result.returncode, 0, result.stdout)
+        for word in words:
+            self.assertIn(word, result.stderr)
+        self.assertEqual(set(os.listdir(self.folder)), before)
+
+    def test_the_folder_is_whole_and_each_part_is_of_the_same_bundle(self):
+        out = self.folder / "published"
+        said = self.publish(self.model, self.bundle, "--eval", self.report, "--base-model", "org/m",
+                            "--repo", "team/m-int2", "-o", out)
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.assertIn(f"hf upload team/m-int2 {out} .", said.stdout)
+        subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=out, check=True)
+        index = json.loads((out / "index.json").read_text())
+        on_disk = {str(path.relative_to(out)): path for path in out.rglob("*") if path.is_file()}
+        self.assertEqual({file["path"] for file in index["files"]} | {"index.json", "SHA256SUMS"},
+                         set(on_disk))
+        for file in index["files"]:
+            content = on_disk[file["path"]].read_bytes()
+            self.assertEqual((len(content), hashlib.sha256(content).hexdigest()),
+                             (file["bytes"], file["sha256"]))
+
+        with h5py.File(out / "out.h5") as whole, h5py.File(out / "out.serving.h5") as serving:
+            content = whole.attrs["content_sha256"].decode()
+            self.assertEqual(index["bundle"]["content_sha256"], content)
+            self.assertEqual(index["bundle"]["serving_sha256"],
+                             serving.attrs["content_sha256"].decode())
+            self.assertNotIn("statistics", whole["layers/000"])
+            self.assertNotIn("portable", serving)
+        self.assertEqual(set(os.listdir(out / "exports")), STACKS)
+        folders = {stack["name"]: stack["folder"] for stack in index["stacks"] if stack["folder"]}
+        self.assertEqual(folders, {name: f"exports/{name}" for name in STACKS})
+        for name in STACKS:
+            self.run_ok("oscar-bundle", "verify", out / "exports" / name, "--stack", name)
+            manifest = json.loads((out / "exports" / name / "oscar-export.json").read_text())
+            self.assertEqual(manifest["created_from"]["content_sha256"], content)
+        torch.load(out / "exports/vllm/k_rotation.pt", weights_only=True)
+
+        report = json.loads(self.report.read_text())
+        (figures,) = index["figures"]
+        self.assertEqual(figures["methods"]["bundle"]["kl"]["mean"], report["methods"]["bundle"]["kl"]["mean"])
+        self.assertEqual((out / "evaluation.json").read_text(), self.report.read_text())
+        self.assertIn("</html>", (out / "evaluation.html").read_text())
+
+        card = ModelCard.load(out / "README.md")
+        self.assertEqual(card.data.license, "apache-2.0")
+        self.assertEqual(card.data.base_model, "org/m")
+        self.assertEqual(card.data.library_name, "oscar-toolkit")
+        self.assertIn("kv-cache", card.data.tags)
+        self.assertEqual(index["model"]["licence"], "apache-2.0")
+        for link in re.findall(r"\]\(([^)]+)\)", card.text):
+            self.assertTrue((out / link).exists(), link)
+        row = next(line for line in card.text.splitlines() if "**this bundle**" in line)
+        self.assertIn(f"{100 * report['methods']['bundle']['top1']['mean']:.1f}%", row)
+        self.assertIn(report["device"].replace("_", "\\_"), card.text)
+        for command in re.findall(r"VLLM_OSCAR_BUNDLE=(\S+)", card.text):
+            self.assertTrue((out / command).exists())
+
+    def test_what_does_not_fit_together_leaves_nothing_behind(self):
+        out = self.folder / "published"
+        self.expect_refused([self.model, self.bundle], "-o DIR")
+        self.expect_refused([self.model, self.bundle, "-o"], "needs a value")
+        self.expect_refused([self.model, self.bundle, "--evil", "-o", out], "no option --evil")
+        self.expect_refused([self.model, self.bundle, "-o", self.model], "exists already")
+        self.expect_refused([self.model, self.bundle, "--repo", "x", "-o", out], "ORG/NAME")
+        self.expect_refused([self.model, self.bundle, "--base-model", "x", "-o", out], "ORG/NAME")
+        self.expect_refused([self.model, self.model / "config.json", "-o", out], "FAILED")
+        self.expect_refused([SOURCE / "datasets/tiny-gqa", self.bundle, "-o", out], "of another model")
+        report = json.loads(self.report.read_text())
+        report["bundle"] |= {"content_sha256": "0", "serving_sha256": "1"}
+        other = self.folder / "other.json"
+        other.write_text(json.dumps(report))
+        self.expect_refused([self.model, self.bundle, "--eval", self.report, "--eval", other, "-o", out],
+                            "of another bundle")
+
+    def test_a_card_gives_no_figure_that_was_not_measured(self):
+        card = self.folder / "card.md"
+        self.run_ok("oscar-bundle", "card", self.bundle, "-o", card)
+        self.assertIn("Not measured", card.read_text())
+        self.assertNotIn("license:", card.read_text())
+        self.refuse("oscar-bundle", ["card", self.bundle, "-o", self.bundle], "overwrite an input", code=2)
+        self.refuse("oscar-bundle", ["card", self.bundle, "-o", card], "exists", "--force")
+        self.refuse("oscar-bundle", ["card", self.bundle, "--eval", self.corpus, "-o", card, "--force"],
+                    "corpus.txt")
+        shutil.copy(self.report, self.folder / "second.json")
+        self.run_ok("oscar-bundle", "card", self.bundle, "--eval", self.report, "--eval",
+                    self.folder / "second.json", "-o", card, "--force")
+        self.assertIn("second.json", card.read_text())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,136 @@
+// Preloaded into a program by tests/support/faults.py: lets one system call of a kind fail, or
+// kills the program there.
+//   OSCAR_FAULT=CALL:NUMBER:HOW   CALL: open, write, sync, rename, alloc or thread; NUMBER: from 1
+//                                 on, in each process; HOW: fail or kill
+//   OSCAR_FAULT_COUNTS=FILE       the calls of each kind, written when the program ends
+// What the C library calls inside itself is not seen: buffered streams, folders, the loader.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum { kOpen, kWrite, kSync, kRename, kAlloc, kThread, kKinds };
+static const char* const kNames[kKinds] = {"open", "write", "sync", "rename", "alloc", "thread"};
+static const int kErrors[kKinds] = {EMFILE, ENOSPC, EIO, EIO, ENOMEM, EAGAIN};
+
+static atomic_long counts[kKinds];
+static int fault_kind = -1, fault_kills = 0;
+static long fault_at = 0;
+
+__attribute__((constructor)) static void read_environment(void) {
+  const char* text = getenv("OSCAR_FAULT");
+  for (int kind = 0; text != NULL && kind < kKinds; ++kind) {
+    const size_t length = strlen(kNames[kind]);
+    if (strncmp(text, kNames[kind], length) != 0 || text[length] != ':') continue;
+    char* end = NULL;
+    fault_at = strtol(text + length + 1, &end, 10);
+    fault_kills = strcmp(end, ":kill") == 0;
+    fault_kind = kind;
+  }
+}
+
+__attribute__((destructor)) static void write_counts(void) {
+  const char* path = getenv("OSCAR_FAULT_COUNTS");
+  if (path == NULL) return;
+  char text[256];
+  int length = 0;
+  for (int kind = 0; kind < kKinds; ++kind) {
+    length += snprintf(text + length, sizeof text - (size_t)length, "%s %ld\n", kNames[kind],
+                       atomic_load(&counts[kind]));
+  }
+  const long file = syscall(SYS_openat, AT_FDCWD, path, O_CREAT | O_WRONLY | O_TRUNC, 0600);
+  if (file >= 0) syscall(SYS_write, file, text, (size_t)length);
+}
+
+// Whether this call is the one that fails.
+static int fails(int kind) {
+  if (atomic_fetch_add(&counts[kind], 1) + 1 != fault_at || kind != fault_kind) return 0;
+  if (fault_kills) kill(getpid(), SIGKILL);
+  errno = kErrors[kind];
+  return 1;
+}
+
+static int open_file(int folder, const char* path, int flags, mode_t mode) {
+  return fails(kOpen) ? -1 : (int)syscall(SYS_openat, folder, path, flags, mode);
+}
+
+#define MODE_OF(flags)                                         \
+  mode_t mode = 0;                                             \
+  if (((flags)&O_CREAT) || ((flags)&O_TMPFILE) == O_TMPFILE) { \
+    va_list more;                                              \
+    va_start(more, flags);                                     \
+    mode = va_arg(more, mode_t);                               \
+    va_end(more);                                              \
+  }
+
+int open(const char* path, int flags, ...) {
+  MODE_OF(flags)
+  return open_file(AT_FDCWD, path, flags, mode);
+}
+int open64(const char* path, int flags, ...) {
+  MODE_OF(flags)
+  return open_file(AT_FDCWD, path, flags, mode);
+}
+int openat(int folder, const char* path, int flags, ...) {
+  MODE_OF(flags)
+  return open_file(folder, path, flags, mode);
+}
+int openat64(int folder, const char* path, int flags, ...) {
+  MODE_OF(flags)
+  return open_file(folder, path, flags, mode);
+}
+FILE* fopen64(const char* path, const char* how) {
+  static FILE* (*next)(const char*, const char*) = NULL;
+  if (next == NULL) *(void**)&next = dlsym(RTLD_NEXT, "fopen64");
+  return fails(kOpen) ? NULL : next(path, how);
+}
+int mkdirat(int folder, const char* path, mode_t mode) {
+  return fails(kOpen) ? -1 : (int)syscall(SYS_mkdirat, folder, path, mode);
+}
+
+ssize_t write(int file, const void* bytes, size_t count) {
+  return fails(kWrite) ? -1 : syscall(SYS_write, file, bytes, count);
+}
+ssize_t writev(int file, const struct iovec* parts, int count) {
+  return fails(kWrite) ? -1 : syscall(SYS_writev, file, parts, count);
+}
+ssize_t pwrite(int file, const void* bytes, size_t count, off_t place) {
+  return fails(kWrite) ? -1 : syscall(SYS_pwrite64, file, bytes, count, place);
+}
+ssize_t pwrite64(int file, const void* bytes, size_t count, off64_t place) {
+  return fails(kWrite) ? -1 : syscall(SYS_pwrite64, file, bytes, count, place);
+}
+int ftruncate64(int file, off64_t length) {
+  return fails(kWrite) ? -1 : (int)syscall(SYS_ftruncate, file, length);
+}
+
+int fsync(int file) { return fails(kSync) ? -1 : (int)syscall(SYS_fsync, file); }
+int syncfs(int file) { return fails(kSync) ? -1 : (int)syscall(SYS_syncfs, file); }
+
+int renameat(int from_folder, const char* from, int to_folder, const char* to) {
+  return fails(kRename) ? -1 : (int)syscall(SYS_renameat, from_folder, from, to_folder, to);
+}
+int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) {
+  return fails(kRename) ? -1 : (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
+}
+
+void* __libc_malloc(size_t bytes);
+void* malloc(size_t bytes) { return fails(kAlloc) ? NULL : __libc_malloc(bytes); }
+
+int pthread_create(pthread_t* thread, const pthread_attr_t* how, void* (*start)(void*),
+                   void* with) {
+  static int (*next)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) = NULL;
+  if (next == NULL) *(void**)&next = dlsym(RTLD_NEXT, "pthread_create");
+  return fails(kThread) ? EAGAIN : next(thread, how, start, with);
+}

@@ -75,6 +75,13 @@ TEST(ExpertsConfig, GlmBeginsWithDenseLayers) {
   EXPECT_EQ(kinds(glm({{"first_k_dense_replace", 0}})), "eeee");
 }
 
+TEST(ExpertsConfig, PutsLayersThatComputeTheSameTogether) {
+  using Groups = std::vector<std::vector<int>>;
+  EXPECT_EQ(parse(glm()).layers_by_spec(), (Groups{{0}, {1, 2, 3}}));
+  EXPECT_EQ(parse(qwen({{"decoder_sparse_step", 2}})).layers_by_spec(), (Groups{{0, 2}, {1, 3}}));
+  EXPECT_EQ(parse(qwen()).layers_by_spec(), (Groups{{0, 1, 2, 3}}));
+}
+
 TEST(ExpertsConfig, ReadsHowQwenWeighsItsExperts) {
   const LayerSpec layer = parse(qwen({{"norm_topk_prob", true}})).layer(0);
   const ExpertsSpec& experts = *layer.experts();

@@ -5,6 +5,8 @@ import subprocess
 import time
 import unittest
 
+import numpy as np
+
 from support import checkpoints
 from support.programs import BIN, ENVIRONMENT, SOURCE, ProgramTest
 
@@ -98,6 +100,33 @@ class Costs(ProgramTest):
             "--chunk-len", 4096, "--max-tokens", 8192, "--statistics-only")
         self.expect_bytes(estimate, real)
         self.expect_memory(estimate, real)
+        self.expect_time(estimate, real, "collect")
+
+    def test_layers_that_cost_more_than_the_first(self):
+        """As GLM has them: a dense layer, then experts, which are nearly all of the run."""
+        config = checkpoints.QWEN3_MINI | dict(
+            architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", hidden_size=256,
+            intermediate_size=32, num_hidden_layers=4, mlp_only_layers=[0], num_experts=8,
+            num_experts_per_tok=8, moe_intermediate_size=2048, norm_topk_prob=True)
+        tensors = checkpoints.qwen3_tensors(config)
+        rng = np.random.default_rng(1)
+        for i in range(1, 4):
+            mlp = f"model.layers.{i}.mlp."
+            for name in ("gate_proj", "up_proj", "down_proj"):
+                del tensors[f"{mlp}{name}.weight"]
+            tensors[f"{mlp}gate.weight"] = rng.standard_normal((8, 256), np.float32)
+            for name, shape in (("gate_proj", (2048, 256)), ("up_proj", (2048, 256)),
+                                ("down_proj", (256, 2048))):
+                for e in range(8):
+                    tensors[f"{mlp}experts.{e}.{name}.weight"] = (
+                        rng.standard_normal(shape, np.float32) / 16)
+        model = checkpoints.write_checkpoint(self.folder / "model", config, tensors)
+        text = self.folder / "text.txt"
+        text.write_text("".join(checkpoints.sample_text(400)))
+        estimate, real = self.dry_and_real(model, text, "--chunk-len", 1024, "--max-tokens", 8192,
+                                           "--statistics-only")
+        self.expect_memory(estimate, real)
+        self.assertGreater(real["collect_seconds"], 2 * TIME_SLACK)  # else nothing is compared
         self.expect_time(estimate, real, "collect")
 
     def test_a_limit_that_makes_weights_stream_is_kept(self):

@@ -23,17 +23,40 @@ double seconds_of(const Work& work) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Layer 0 with one batch, and what has been collected of it.
-struct Probe {
-  Transformer& model;
-  std::shared_ptr<const LayerWeights> weights;
-  torch::Tensor hidden;
-  MomentCollector collector;
+std::optional<AttendedCollector> attended_collector(const Transformer& model,
+                                                    const LayerGeometry& geometry,
+                                                    const CalibrateOptions& options) {
+  std::optional<AttendedCollector> collector;
+  if (const auto view = attended_view(options); view && geometry.quantized) {
+    collector.emplace(geometry, model.config().rope, *view, model.compute().device);
+  }
+  return collector;
+}
+
+// One layer with one batch, and what has been collected of it.
+class Probe {
+ public:
+  Probe(Transformer& model, int layer, const LayerGeometry& geometry, torch::Tensor hidden,
+        const CalibrateOptions& options)
+      : weights(model.load_layer(layer)),
+        model_(model),
+        layer_(layer),
+        hidden_(std::move(hidden)),
+        collector_(geometry, model.compute().device, attended_collector(model, geometry, options)) {
+  }
 
   LayerStatistics collect() {
-    model.forward_layer(0, *weights, hidden, &collector);
-    return collector.result();  // waits for the device
+    model_.forward_layer(layer_, *weights, hidden_, &collector_);
+    return collector_.result();  // waits for the device
   }
+
+  const std::shared_ptr<const LayerWeights> weights;
+
+ private:
+  Transformer& model_;
+  int layer_;
+  torch::Tensor hidden_;
+  MomentCollector collector_;
 };
 
 // Seconds of judging layer 0's text. `parts`: states of its running sums as a run would copy them.
@@ -133,33 +156,43 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   cost.num_shards = plan.shards.size();
   cost.weights_resident = plan.weights_resident;
 
-  std::shared_ptr<const LayerWeights> weights;
-  const double load = seconds_of([&] { weights = model.load_layer(0); });
   const Batch& batch = plan.batches.front();
-  std::optional<AttendedCollector> by_attention;
-  if (const auto view = attended_view(options); view && layers.front().quantized) {
-    by_attention.emplace(layers.front(), config.rope, *view, model.compute().device);
-  }
-  Probe probe{model, weights, model.embed(batch_ids(split.fit, batch).to(model.compute().device)),
-              MomentCollector(layers.front(), model.compute().device, std::move(by_attention))};
+  const torch::Tensor hidden = model.embed(batch_ids(split.fit, batch).to(model.compute().device));
+  std::optional<Probe> first;
+  const double first_load =
+      seconds_of([&] { first.emplace(model, 0, layers.front(), hidden, options); });
+  const Probe& probe = *first;
   std::vector<LayerStatistics> parts(plan.snapshot_tokens.size());
-  for (LayerStatistics& part : parts) part = probe.collect();
-  if (parts.empty()) probe.collect();  // warms up
+  for (LayerStatistics& part : parts) part = first->collect();
+  if (parts.empty()) first->collect();  // warms up
   LayerStatistics total;
-  const double forward = seconds_of([&] { total = probe.collect(); });
+  const double first_forward = seconds_of([&] { total = first->collect(); });
   const double metric = seconds_of([&] { total.o_proj_metric = model.o_proj_metric(0); });
   const double tokens = static_cast<double>(split.fit.record.tokens);
   const double passes = wants_energy(options) ? 2 : 1;
   const double loads = passes * (plan.weights_resident ? 1 : static_cast<double>(cost.num_shards));
-  cost.seconds = num_layers * (passes * forward * tokens / static_cast<double>(batch.tokens()) +
-                               loads * load + metric);
+  cost.seconds = num_layers * metric;
+  for (const std::vector<int>& same : config.layers_by_spec()) {
+    double load = first_load, forward = first_forward;
+    if (const int layer = same.front(); layer != 0) {
+      std::optional<Probe> other;
+      load = seconds_of([&] {
+        other.emplace(model, layer, layers[static_cast<size_t>(layer)], hidden, options);
+      });
+      other->collect();  // warms up
+      forward = seconds_of([&] { other->collect(); });
+    }
+    cost.seconds +=
+        static_cast<double>(same.size()) *
+        (passes * forward * tokens / static_cast<double>(batch.tokens()) + loads * load);
+  }
   cost.convergence_seconds =
       num_quantized *
       time_convergence(parts, total, plan, split.fit.record.tokens, options, config.rope);
   if (wants_energy(options)) {
     std::vector<LayerStatistics> first_layer = {total};
     EnergyPass energy(first_layer, model.compute().device);
-    model.forward_layer(0, *weights, probe.hidden, energy.observer(0));
+    model.forward_layer(0, *probe.weights, hidden, energy.observer(0));
     energy.store(first_layer);
     total = std::move(first_layer.front());
   }
@@ -174,7 +207,8 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   cost.peak_host_bytes = on_gpu ? plan.peak_host_bytes : std::max(plan.peak_host_bytes, written);
   cost.peak_device_bytes = plan.peak_device_bytes;
   if (options.search.any() && layers.front().quantized) {
-    cost.search_seconds = search_seconds(model, split, options, {total}, *weights, num_quantized);
+    cost.search_seconds =
+        search_seconds(model, split, options, {total}, *probe.weights, num_quantized);
   } else if (!options.statistics_only) {
     cost.fit_seconds =
         num_quantized * seconds_of([&] { fit_without_search(total, options.fit, config.rope); });

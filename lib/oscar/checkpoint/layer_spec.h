@@ -15,6 +15,7 @@ struct AttentionSpec {
   bool o_bias = false;    // bias on the output projection
   bool qk_norm = false;   // RMSNorm over head_dim on q and k, before RoPE
 
+  bool operator==(const AttentionSpec&) const = default;
   AttentionKind kind() const { return window > 0 ? AttentionKind::kSliding : AttentionKind::kFull; }
 };
 
@@ -22,6 +23,7 @@ struct AttentionSpec {
 struct DenseSpec {
   int intermediate_size = 0;
   bool bias = false;  // on all three projections
+  bool operator==(const DenseSpec&) const = default;
 };
 
 // How scores of experts are made of the router's logits.
@@ -41,12 +43,14 @@ struct ExpertsSpec {
   int num_sets = 1, top_sets = 1;
   bool normalize = false;  // weights are divided by their sum
   double scaling = 1.0;    // factor on the weights, after that
+  bool operator==(const ExpertsSpec&) const = default;
 };
 
 struct LayerSpec {
   AttentionSpec attention;
   std::variant<DenseSpec, ExpertsSpec> mlp;
 
+  bool operator==(const LayerSpec&) const = default;
   const ExpertsSpec* experts() const { return std::get_if<ExpertsSpec>(&mlp); }
   // Width of the MLP that every token passes through; 0: there are only chosen experts.
   int dense_intermediate_size() const {

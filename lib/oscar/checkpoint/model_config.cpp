@@ -174,6 +174,20 @@ LayerGeometry ModelConfig::geometry(int layer, int recent_tokens) const {
   return geometry;
 }
 
+std::vector<std::vector<int>> ModelConfig::layers_by_spec() const {
+  std::vector<std::vector<int>> groups;
+  for (int i = 0; i < num_layers; ++i) {
+    const auto same = std::ranges::find_if(
+        groups, [&](const std::vector<int>& group) { return layer(group.front()) == layer(i); });
+    if (same != groups.end()) {
+      same->push_back(i);
+    } else {
+      groups.push_back({i});
+    }
+  }
+  return groups;
+}
+
 ModelConfig parse_model_config(const Json& json, const std::string& source,
                                const std::optional<Json>& rope_scaling) {
   if (!json.is_object()) {

@@ -35,6 +35,8 @@ struct ModelConfig {
   Json raw;                      // the file as read
 
   const LayerSpec& layer(int index) const { return layers.at(static_cast<size_t>(index)); }
+  // Layers with equal specs together, in the order of the first of each.
+  std::vector<std::vector<int>> layers_by_spec() const;
   // Geometry of one layer; `recent_tokens` decides whether a sliding layer is ever quantized.
   LayerGeometry geometry(int layer, int recent_tokens) const;
 };

@@ -20,9 +20,7 @@ double seconds_of(const Work& work) {
 // Seconds that the forward passes of all methods take for `ids`, all layers. Waits for the device.
 double forward_seconds(const EvaluateOptions& options, const Session& session, Transformer& model,
                        const std::vector<Method>& methods, const torch::Tensor& ids) {
-  const int layers = model.config().num_layers;
   const auto hidden = model.embed(ids);
-  const auto first_weights = model.load_layer(0);
   const auto time_layer = [&](int layer, const LayerWeights& weights, AttentionEngine* engine) {
     stop_if_requested("stopped on request");
     return seconds_of([&] {
@@ -31,20 +29,33 @@ double forward_seconds(const EvaluateOptions& options, const Session& session, T
       out.isfinite().all().item<bool>();
     });
   };
-  time_layer(0, *first_weights, nullptr);  // warms up
-  const double exact = time_layer(0, *first_weights, nullptr);
-  double total = exact * layers;
   const auto engines = text_engines(options, session, model.config(), methods);
+  // The layer at which each engine leaves the reference's states, which it shares until then.
+  std::vector<int> leaves;
   for (const auto& engine : engines) {
-    int first = -1, count = 0;
-    for (int layer = 0; engine && layer < layers; ++layer) {
-      if (!engine->quantizes(layer)) continue;
-      if (first < 0) first = layer;
-      ++count;
+    int layer = 0;
+    while (layer < model.config().num_layers && !(engine && engine->quantizes(layer))) ++layer;
+    leaves.push_back(layer);
+  }
+  double total = 0;
+  for (const std::vector<int>& same : model.config().layers_by_spec()) {
+    const auto weights = model.load_layer(same.front());
+    time_layer(same.front(), *weights, nullptr);  // warms up
+    const double exact = time_layer(same.front(), *weights, nullptr);
+    total += exact * static_cast<double>(same.size());
+    for (size_t e = 0; e < engines.size(); ++e) {
+      int first = -1, quantized = 0, plain = 0;
+      for (const int layer : same) {
+        if (layer < leaves[e]) continue;
+        const bool is_quantized = engines[e]->quantizes(layer);
+        ++(is_quantized ? quantized : plain);
+        if (is_quantized && first < 0) first = layer;
+      }
+      total += plain * exact;
+      if (first < 0) continue;
+      const auto own = first == same.front() ? weights : model.load_layer(first);
+      total += quantized * time_layer(first, *own, engines[e].get());
     }
-    if (first < 0) continue;  // shares the reference's states
-    const auto weights = first == 0 ? first_weights : model.load_layer(first);
-    total += count * time_layer(first, *weights, engine.get()) + (layers - first - count) * exact;
   }
   return total;
 }

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <new>
+#include <string_view>
 #include <system_error>
 
 #include "common/manual.h"
@@ -119,7 +121,10 @@ int parse_and_work(CLI::App& program, int argc, char** argv, const std::function
           error.code().message());
     }
   } catch (const std::exception& error) {
-    say("\n{}: {}\n", program.get_name(), printable_lines(error.what()));
+    // libtorch's errors end in a list of addresses.
+    const std::string_view what = error.what();
+    const std::string said(what.substr(0, what.find("\nframe #")));
+    say("\n{}: {}\n", program.get_name(), printable_lines(said));
   }
   return kExitFailed;
 }
@@ -129,6 +134,9 @@ int parse_and_work(CLI::App& program, int argc, char** argv, const std::function
 int run_program(CLI::App& program, int argc, char** argv, const std::function<int()>& work) {
   guard_standard_streams();
   install_cut_file_handler();
+  // OpenBLAS has one thread in every call (linalg/eigh.cpp): further ones, each with its buffer,
+  // cost address space, and wait for ever where there is none.
+  ::setenv("OPENBLAS_NUM_THREADS", "1", 1);
   const int code = parse_and_work(program, argc, argv, work);
   const std::string problem = finish_standard_output();
   if (code != kExitDone || problem.empty()) return code;

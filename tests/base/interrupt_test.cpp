@@ -98,13 +98,6 @@ TEST(Interrupt, ASecondRequestEndsTheProcessAtOnce) {
   EXPECT_LT(ended.seconds, 3.0);
 }
 
-TEST(Interrupt, TheSignalOfALibraryWithoutThreadsEndsTheProcessWithAMessage) {
-  const Ended ended = run([] { std::raise(SIGINT); }, {});
-  ASSERT_TRUE(WIFEXITED(ended.status));
-  EXPECT_EQ(WEXITSTATUS(ended.status), 1);
-  EXPECT_NE(ended.said.find("threads cannot be created"), std::string::npos) << ended.said;
-}
-
 TEST(Interrupt, AnIgnoredHangUpStaysIgnored) {
   const auto before = std::signal(SIGHUP, SIG_IGN);
   const Ended ended = run(

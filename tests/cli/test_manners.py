@@ -2,10 +2,12 @@
 names in any case, plain messages, exit codes."""
 import json
 import os
+import resource
 import subprocess
 import unittest
 
 from support import checkpoints
+from support.bundle_case import make_file
 from support.programs import BIN, ENVIRONMENT, ProgramTest, run
 
 USAGE = 2
@@ -30,6 +32,23 @@ class Manners(ProgramTest):
                 for word in words:
                     self.assertIn(word, result.stderr)
                 self.assertNotIn("required", result.stderr)
+
+    def test_a_small_address_space_ends_a_run_and_never_keeps_it_waiting(self):
+        """OpenBLAS tries for ever to map the buffer of a call."""
+        sums, out = make_file(self.folder / "sums.h5", statistics_only=True), self.folder / "out.h5"
+        said = []
+        for mebibytes in range(60, 421, 30):
+            limit = mebibytes << 20
+            result = subprocess.run(
+                [BIN / "oscar-bundle", "fit", sums, "-o", out, "--force"], env=ENVIRONMENT, text=True,
+                capture_output=True, timeout=30,
+                preexec_fn=lambda most=limit: resource.setrlimit(resource.RLIMIT_AS, (most, most)))
+            self.assertIn(result.returncode, (0, 1), f"{mebibytes} MiB: {result.stderr}")
+            self.assertEqual(out.exists(), result.returncode == 0)
+            out.unlink(missing_ok=True)
+            said.append(result.stderr)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertTrue(any("no room in memory for the buffer of OpenBLAS" in text for text in said), said)
 
     def test_the_version_has_a_letter(self):
         self.assertEqual(run("oscar-bundle", "-V").stdout, run("oscar-bundle", "--version").stdout)

@@ -12,25 +12,12 @@
 namespace oscar {
 namespace {
 
-constexpr int kExitFailed = 1, kExitInterrupted = 130;
+constexpr int kExitInterrupted = 130;
 
 volatile std::sig_atomic_t requested = 0;
 volatile std::sig_atomic_t noticed = 0;
 
-// Only what a signal handler may call.
-[[noreturn]] void leave(std::string_view message, int code) {
-  const ssize_t written = ::write(STDERR_FILENO, message.data(), message.size());
-  static_cast<void>(written);
-  ::_exit(code);
-}
-
-void on_stop(int signal, siginfo_t* info, void*) {
-  if (signal == SIGINT && info->si_code == SI_TKILL && info->si_pid == ::getpid()) {
-    leave(
-        "\nthreads cannot be created: not enough memory or processes are allowed\n"
-        "  hint:     raise ulimit -v and ulimit -u, or run with OPENBLAS_NUM_THREADS=1\n",
-        kExitFailed);
-  }
+void on_stop(int signal) {
   if (requested != 0) {
     std::signal(signal, SIG_DFL);
     std::raise(signal);
@@ -40,12 +27,15 @@ void on_stop(int signal, siginfo_t* info, void*) {
   ::alarm(kStopPatience);
 }
 
+// Calls only what a signal handler may.
 void on_alarm(int) {
   if (requested == 0 || noticed != 0) return;
-  leave(
+  constexpr std::string_view kMessage =
       "\nstopped on request, in the middle of work: what was done since the last checkpoint is "
-      "lost\n",
-      kExitInterrupted);
+      "lost\n";
+  const ssize_t written = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
+  static_cast<void>(written);
+  ::_exit(kExitInterrupted);
 }
 
 bool is_ignored(int signal) {
@@ -62,8 +52,8 @@ void install_interrupt_handlers() {
   ::sigemptyset(&alarm.sa_mask);
   ::sigaction(SIGALRM, &alarm, nullptr);
   struct sigaction stop {};
-  stop.sa_sigaction = on_stop;
-  stop.sa_flags = SA_SIGINFO | SA_RESTART;
+  stop.sa_handler = on_stop;
+  stop.sa_flags = SA_RESTART;
   ::sigemptyset(&stop.sa_mask);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     if (signal == SIGHUP && is_ignored(signal)) continue;

@@ -11,8 +11,6 @@ inline constexpr unsigned kStopPatience = 4;
 // first has not been noticed after kStopPatience seconds (it waits, or is in the middle of long
 // work): exit code 130, and what is on disk is as a kill leaves it. SIGHUP stays ignored where it
 // was ignored (nohup). SIGXFSZ is a failed write, which says so itself: it is ignored.
-// A SIGINT that the process sends to itself is OpenBLAS's way of saying that it could not create
-// its threads; it ends the process with a message and exit code 1.
 void install_interrupt_handlers();
 
 // True from the first signal on. Noticing it ends the patience: what follows may take its time.

@@ -6,9 +6,11 @@
 #include "oscar/linalg/eigh.h"
 
 #include <dlfcn.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cmath>
+#include <condition_variable>
 #include <cstring>
 #include <mutex>
 #include <numeric>
@@ -92,34 +94,57 @@ const OpenBlas& openblas() {
   return blas;
 }
 
-// The thread count is a setting of the whole library: the first of the calls that run side by side
-// sets it, the last one sets it back.
-class SingleThread {
+// OpenBLAS maps a buffer for each call that runs beside others, keeps it for later ones, and tries
+// for ever where that fails, as under `ulimit -v`. 128 MiB are the most that any of its builds
+// takes.
+constexpr size_t kBufferRoom = size_t{160} << 20;
+
+bool has_buffer_room() {
+  void* place = ::mmap(nullptr, kBufferRoom, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (place == MAP_FAILED) return false;
+  ::munmap(place, kBufferRoom);
+  return true;
+}
+
+// One of the calls that run side by side, each in one thread. The thread count is a setting of the
+// whole library: the first call sets it, the last one sets it back. A call for which there is no
+// room waits for the others to end; throws Error when there are none.
+class OneCall {
  public:
-  explicit SingleThread(const OpenBlas& blas) : blas_(blas) {
-    const std::lock_guard<std::mutex> lock(mutex());
-    if (calls()++ > 0) return;
-    before() = blas_.get_num_threads();
+  explicit OneCall(const OpenBlas& blas) : blas_(blas) {
+    Shared& all = shared();
+    std::unique_lock<std::mutex> lock(all.mutex);
+    while (all.calls == all.buffers && !has_buffer_room()) {
+      if (all.calls == 0) {
+        throw Error({.what = "no room in memory for the buffer of OpenBLAS",
+                     .where = blas.path,
+                     .expected = std::to_string(kBufferRoom >> 20) + " MiB of address space",
+                     .hint = "raise ulimit -v"});
+      }
+      all.ended.wait(lock);
+    }
+    all.buffers = std::max(all.buffers, ++all.calls);
+    if (all.calls > 1) return;
+    all.threads_before = blas_.get_num_threads();
     blas_.set_num_threads(1);
   }
-  ~SingleThread() {
-    const std::lock_guard<std::mutex> lock(mutex());
-    if (--calls() == 0) blas_.set_num_threads(before());
+  ~OneCall() {
+    Shared& all = shared();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    if (--all.calls == 0) blas_.set_num_threads(all.threads_before);
+    all.ended.notify_one();
   }
-  SingleThread(const SingleThread&) = delete;
-  SingleThread& operator=(const SingleThread&) = delete;
+  OneCall(const OneCall&) = delete;
+  OneCall& operator=(const OneCall&) = delete;
 
  private:
-  static std::mutex& mutex() {
-    static std::mutex instance;
-    return instance;
-  }
-  static int& calls() {
-    static int instance = 0;
-    return instance;
-  }
-  static int& before() {
-    static int instance = 1;
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable ended;
+    int calls = 0, buffers = 0, threads_before = 1;
+  };
+  static Shared& shared() {
+    static Shared instance;
     return instance;
   }
   const OpenBlas& blas_;
@@ -163,7 +188,7 @@ VectorD solve(const char* job, Eigen::MatrixXd& matrix, const std::string& where
   const OpenBlas& blas = openblas();
   int info = 0;
   {
-    const SingleThread single(blas);
+    const OneCall call(blas);
     const int query = -1;
     double work_size = 0;
     int iwork_size = 0;

@@ -31,6 +31,23 @@ class Profiles(BundleCase):
         self.run_ok("oscar-bundle", "strip", path, out, *options)
         return out
 
+    def test_who_fitted_a_bundle_outlasts_who_wrote_it(self):
+        def tool(path):
+            with h5py.File(path) as file:
+                return [file.attrs[name].decode() for name in ("tool_commit", "tool_fitted_by")]
+
+        fitted = self.fitted()
+        commit, by = tool(fitted)
+        self.assertIn(f"({commit})", by)
+        with h5py.File(fitted, "r+") as file:  # by an earlier version, which did not say
+            file.attrs["tool_commit"] = np.bytes_("earlier")
+            file.attrs["tool_version"] = np.bytes_("0")
+            del file.attrs["tool_fitted_by"]
+        stripped = self.strip(fitted)
+        self.assertEqual(tool(stripped), [commit, "0 (earlier)"])
+        self.assertEqual(tool(self.strip(stripped, "--profile", "serving")), [commit, "0 (earlier)"])
+        self.assertIn("0 (earlier)", run("inspect", stripped).stdout)
+
     def test_derived_datasets_are_left_out_and_follow_from_the_others(self):
         with h5py.File(self.fitted()) as file:
             self.assertIn("derived", json.loads(file.attrs["required_features"]))

@@ -28,6 +28,8 @@ Bundle sample_bundle() {
   bundle.preset = "best";
   bundle.method = "balanced";
   bundle.tool_version = "0.1.0";
+  bundle.tool_commit = "bbb";
+  bundle.fitted_by = "0.0.9 (aaa)";
   bundle.corpus.sources = {{.name = "a|b.jsonl", .sha256 = "abc"}};
   bundle.corpus.tokens = 12345;
   return bundle;
@@ -73,6 +75,7 @@ TEST(Card, HasFrontMatterFiguresServingAndHowItWasMade) {
        {"- kv-cache\n", "# A 2-bit KV cache for m\n", "| **this bundle** |",
         "VLLM_OSCAR_BUNDLE=x.h5 vllm serve org/m", "oscar_int2.transformers.apply(model, \"x.h5\")",
         "12,345", "a\\|b.jsonl", "`weights`", "`content`", "whose `README.md` states `apache-2.0`",
+        "fitted by | OSCAR Toolkit 0.0.9 (aaa)", "written by | OSCAR Toolkit 0.1.0 (bbb)",
         "Device: ", "Not measured: Speed", "r.json"}) {
     EXPECT_TRUE(says(card, part)) << part << "\n" << card;
   }

@@ -62,6 +62,9 @@ struct Bundle {
   std::vector<LayerTransforms> layers;      // in layer order; empty for statistics_only
   std::vector<LayerStatistics> statistics;  // same order; empty when stripped
   std::vector<PortableLayer> portable;      // may be empty
+  // Version and commit of the tool that fitted the transforms. The reader takes them from whoever
+  // wrote the file where it does not say; empty: the writer is the one that fitted them.
+  std::string fitted_by;
   // Filled by the reader.
   std::string tool_version, tool_commit, created_utc, content_sha256;
 };

@@ -81,6 +81,10 @@ Bundle decode_bundle(RawFile& raw, FileKind kind) {
   }
   root("tool_version", b.tool_version);
   root("tool_commit", b.tool_commit);
+  root(schema::kFittedBy, b.fitted_by);
+  if (b.fitted_by.empty() && !b.statistics_only) {
+    b.fitted_by = schema::tool_and_commit(b.tool_version, b.tool_commit);
+  }
   root(schema::kCreated, b.created_utc);
   root(schema::kContentHash, b.content_sha256);
   schema::visit_model(b.model, AttributeReader{raw, schema::kModel});

@@ -252,6 +252,11 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
   root(schema::kRequiredFeatures, features);
   root("tool_version", std::string(kToolVersion));
   root("tool_commit", std::string(kToolCommit));
+  if (!bundle.layers.empty()) {
+    root(schema::kFittedBy, bundle.fitted_by.empty()
+                                ? schema::tool_and_commit(kToolVersion, kToolCommit)
+                                : bundle.fitted_by);
+  }
   root(schema::kCreated, bundle.created_utc.empty() ? utc_now() : bundle.created_utc);
   schema::visit_root(bundle, root);
   if (!bundle.search.is_null()) root(schema::kSearch, bundle.search);

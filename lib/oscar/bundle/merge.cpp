@@ -147,6 +147,7 @@ Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::strin
   total.convergence = nullptr;
   total.run_key.clear();  // no run made this
   total.created_utc.clear();
+  total.fitted_by.clear();
   for (auto& statistics : total.statistics) statistics.v_energy_moment = {};
   for (size_t i = 1; i < inputs.size(); ++i) {
     for (size_t layer = 0; layer < total.statistics.size(); ++layer) {

@@ -82,6 +82,7 @@ Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string
   out.search = std::move(held_back);
   out.run_key.clear();  // no run made this
   out.created_utc.clear();
+  out.fitted_by.clear();
   out.layers.clear();
   out.portable.clear();
   for (LayerStatistics& layer : out.statistics) {

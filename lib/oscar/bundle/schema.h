@@ -38,6 +38,10 @@ inline constexpr const char* kCoding = "coding";  // attribute of a group (deriv
 inline constexpr const char* kContentHash = "content_sha256";
 inline constexpr const char* kCreated = "created_utc";
 inline constexpr const char* kToolPrefix = "tool_";
+inline constexpr const char* kFittedBy = "tool_fitted_by";
+inline std::string tool_and_commit(std::string_view version, std::string_view commit) {
+  return std::string(version) + " (" + std::string(commit) + ")";
+}
 
 // [], [Hkv], [Hkv, d], [Hkv, 2, d], [Hkv, d, d]; [ratios], [ratios, Hkv] with as many ratios as
 // were tried.
@@ -247,8 +251,9 @@ inline constexpr const char* kSeparators = "separators";
 inline constexpr const char* kQuantization = "quantization";
 inline constexpr const char* kFileHash = "file_sha256";
 inline constexpr std::array<std::string_view, 2> kGgufAttributes = {kQuantization, kFileHash};
-inline constexpr std::array<std::string_view, 7> kOptionalAttributes = {
-    kRunKey, kTies, kMetadataRounding, kRowWeights, kSeparators, kQuantization, kFileHash};
+inline constexpr std::array<std::string_view, 8> kOptionalAttributes = {
+    kFittedBy,   kRunKey,     kTies,         kMetadataRounding,
+    kRowWeights, kSeparators, kQuantization, kFileHash};
 
 template <typename BundleType, typename Visit>
 void visit_root(BundleType& b, Visit&& visit) {

@@ -195,6 +195,7 @@ Inspection inspect_bundle(const std::filesystem::path& path) {
   json["format_version"] = schema::kFormatVersion;
   json["tool_version"] = b.tool_version;
   json["tool_commit"] = b.tool_commit;
+  if (!b.fitted_by.empty()) json["fitted_by"] = b.fitted_by;
   json["created_utc"] = b.created_utc;
   json["content_sha256"] = b.content_sha256;
   if (!b.layers.empty()) json["serving_sha256"] = serving_sha256(b);
@@ -266,6 +267,7 @@ std::string inspection_text(const Inspection& inspection) {
   add_line(text, "made",
            fmt::format("{} by version {} ({})", plain(j["created_utc"]), plain(j["tool_version"]),
                        plain(j["tool_commit"])));
+  if (j.contains("fitted_by")) add_line(text, "fitted by", plain(j["fitted_by"]));
   add_line(text, "content", plain(j["content_sha256"]));
   if (j.contains("serving_sha256")) add_line(text, "served", plain(j["serving_sha256"]));
   add_line(

@@ -270,8 +270,9 @@ std::string making_part(const Bundle& bundle) {
         fmt::format("averaged over {}", count(static_cast<double>(bundle.position_span))));
   }
   row("content", code(bundle.content_sha256));
-  row("made with", fmt::format("OSCAR Toolkit {} ({})", markdown(bundle.tool_version),
-                               markdown(bundle.tool_commit)));
+  row("fitted by", fmt::format("OSCAR Toolkit {}", markdown(bundle.fitted_by)));
+  row("written by", fmt::format("OSCAR Toolkit {} ({})", markdown(bundle.tool_version),
+                                markdown(bundle.tool_commit)));
   return text;
 }
 

@@ -210,6 +210,7 @@ void print_layers(const Bundle& bundle) {
              searched ? "   error" : "");
   bool mixed = false;
   for (const LayerTransforms& layer : bundle.layers) {
+    if (!layer.geometry.fitted()) continue;
     if (!layer.geometry.quantized) {
       fmt::print("{:5}  window fits into the recent tokens: never quantized\n",
                  layer.geometry.layer_id);
@@ -221,6 +222,11 @@ void print_layers(const Bundle& bundle) {
                keys, values, clips_text(layer.key), clips_text(layer.value),
                largest_condition(layer.key), largest_condition(layer.value),
                searched ? fmt::format("  {:>6}", error_text(layer)) : "");
+  }
+  const auto local = std::ranges::count_if(
+      bundle.layers, [](const LayerTransforms& layer) { return !layer.geometry.fitted(); });
+  if (local > 0) {
+    fmt::print("{} local layers are not listed: their windows stay in BF16\n", local);
   }
   if (mixed) fmt::print("mixed: heads differ; oscar-bundle inspect --json lists them\n");
   if (searched) {

@@ -122,6 +122,11 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
                 "Also report KL and NLL of each resampling unit, for comparisons of your own")
       ->group(section);
   program
+      .add_flag("--layer-errors", options.layer_errors,
+                "Also report what each layer and KV head errs by itself, which is what a "
+                "calibration's search predicts")
+      ->group(section);
+  program
       .add_option("--rope-scaling", arguments.rope_scaling,
                   "JSON that replaces the checkpoint's rope scaling, as servers do")
       ->group(section);

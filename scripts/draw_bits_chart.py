@@ -11,7 +11,7 @@ import sys
 from html import escape
 
 from draw_quality_chart import STYLE, TOP, line, text
-from tiny_study import charts, figures
+from studies import charts, figures
 
 STUDY = TOP / "rotation_zoo" / "tiny-gqa" / "study" / "study.json"
 OUT = TOP / "docs" / "bits.svg"

@@ -1,33 +1,32 @@
 #!/usr/bin/env python3
 """Draws docs/quality.svg, the picture in README.md: KL of a real model to its BF16 cache, text by text.
 
-All figures are those of docs/results.md, under "A real checkpoint"; nothing is measured here.
+All figures are those of the real model's study; nothing is measured here.
   scripts/draw_quality_chart.py [--out FILE]
 """
 import argparse
+import json
 import pathlib
-import re
 import sys
 from html import escape
 
-from tiny_study import charts
+from studies import charts, vocabulary
+from studies.figures import RunFigures, number
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
-RESULTS, OUT = TOP / "docs" / "results.md", TOP / "docs" / "quality.svg"
-HEADING = "A real checkpoint"
+STUDY = TOP / "rotation_zoo" / "smollm2-135m-instruct" / "study" / "study.json"
+OUT = TOP / "docs" / "quality.svg"
 
-WIDTH, LEFT, RIGHT, TOP_EDGE, ROW = 760, 176, 724, 118, 46
-# What stands at the top of a column of the table, in two lines for the picture.
-TEXTS = {"other documentation": ("documentation", ""),
-         "the same, every 64th token a separator": ("documentation", "with separators"),
-         "short prose": ("short prose", ""),
-         "prose with separators between": ("prose", "with separators"),
-         "chat of many turns": ("chat of many turns", "")}
-# Rows of the table, of which each text shows the one that is closest to BF16; words; style.
-SERIES = ((("Hadamard + clip",), "Hadamard rotation + clipping", "plain"),
-          (("OSCAR as published, per layer", "OSCAR as published, per KV head"),
-           "OSCAR as published, the better of its two", "theirs"),
-          (("default of this toolkit",), "this toolkit", "ours"))
+WIDTH, LEFT, RIGHT, TOP_EDGE, ROW = 760, 176, 724, 118, 42
+# Runs of the study; words for each in two lines.
+TEXTS = {"documentation": ("documentation", ""), "documentation, separators": ("documentation", "with separators"),
+         "code": ("code", ""), "code, separators": ("code", "with separators"),
+         "prose": ("prose", ""), "prose, separators": ("prose", "with separators"),
+         "chat": ("chats of many turns", "")}
+# Methods, of which each text shows the one that is closest to BF16; words; style.
+SERIES = ((("hadamard-clip",), "Hadamard rotation + clipping", "plain"),
+          (vocabulary.PUBLISHED, "OSCAR as published, the better of its two", "theirs"),
+          (("default",), "this toolkit", "ours"))
 # An opaque card: it reads the same whichever theme the page around it has.
 STYLE = """
 text { font: 14px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328; }
@@ -57,46 +56,34 @@ def line(style, x1, y1, x2, y2):
     return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def cells(row):
-    """Cells of a row of a Markdown table, without emphasis."""
-    return [cell.strip(" *`") for cell in row.strip().strip("|").split("|")]
-
-
-def figures():
-    """{name of a row: {heading of a column: KL}}, of the first table under HEADING."""
-    section = RESULTS.read_text(encoding="utf-8").partition(f"\n## {HEADING}\n")[2].partition("\n## ")[0]
-    table = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)[0]
-    rows = [cells(row) for row in table.splitlines()]
-    known = {}
-    for row in rows[2:]:
-        values = [re.match(r"\.\d+", cell) for cell in row[1:]]
-        if all(values):
-            known[row[0]] = {column: float(value[0]) for column, value in zip(rows[0][1:], values)}
-    return known
-
-
 def shown(value):
-    """As in the table, ".0086"."""
-    return f"{value:.4f}".removeprefix("0")
+    """With three digits that count, ".0122"."""
+    return number(value).removeprefix("0")
 
 
-def draw():
+def fewer_times(run, best):
+    """How far below `best` the default is, where the floor allows a ratio."""
+    ratio = run.ratio("default", best)
+    return f", {1 / ratio[0]:.0f} times less than {shown(run.kl(best)[0])}" if ratio else ""
+
+
+def draw(study):
     """The picture as text."""
-    table = figures()
-    kl = {style: {column: min(table[row][column] for row in rows) for column in TEXTS}
-          for rows, _, style in SERIES}
-    scale = charts.Scale((0.002, 0.32), LEFT, RIGHT)
+    runs = {name: RunFigures(study["runs"][name]) for name in TEXTS}
+    closest = {style: {name: run.best(methods) for name, run in runs.items()} for methods, _, style in SERIES}
+    kl = {style: {name: run.kl(closest[style][name])[0] for name, run in runs.items()} for style in closest}
+    scale = charts.Scale((0.004, 0.25), LEFT, RIGHT)
     bottom = TOP_EDGE + ROW * len(TEXTS)
     title = "How far a 2-bit KV cache moves a real model from its BF16 cache"
     body = [text(24, 33, title, "title"),
-            text(24, 55, "SmolLM2-135M-Instruct in Q4_1: KL in nats per token, logarithmic, further left is "
-                 "closer; one H200", "small")]
+            text(24, 55, "SmolLM2-135M-Instruct in Q4_1, one H200: KL in nats per token, logarithmic; calibrated on "
+                 "documentation", "small")]
     x = 24
     for _, words, style in SERIES:
         body += [f'<circle class="mark {style}" cx="{x + 6}" cy="80" r="5.5"/>',
                  text(x + 18, 85, words, style, *(("strong",) if style == "ours" else ()))]
         x += 44 + 7 * len(words)
-    for tick in (.002, .005, .01, .02, .05, .1, .2):
+    for tick in (.005, .01, .02, .05, .1, .2):
         at = scale.at(tick)
         body += [line("grid", at, TOP_EDGE - 8, at, bottom), text(at, bottom + 20, f"{tick:g}", "small", "mid")]
     body.append(line("axis", LEFT, bottom, RIGHT, bottom))
@@ -105,12 +92,11 @@ def draw():
         body.append(text(LEFT - 14, y + (-3 if more else 5), words, "end"))
         if more:
             body.append(text(LEFT - 14, y + 13, more, "small", "end"))
-        ours, best = kl["ours"][column], min(kl[style][column] for style in ("plain", "theirs"))
-        body += [line("floor", scale.at(ours), y, scale.at(best), y),
+        ours, best = kl["ours"][column], min(("plain", "theirs"), key=lambda style: kl[style][column])
+        body += [line("floor", scale.at(ours), y, scale.at(kl[best][column]), y),
                  *(f'<circle class="mark {style}" cx="{scale.at(kl[style][column]):.1f}" cy="{y:.1f}" r="5.5"/>'
                    for _, _, style in SERIES),
-                 text(scale.at(ours) + 12, y - 7, f"{shown(ours)}, {best / ours:.0f} times less than {shown(best)}",
-                      "ours", "strong")]
+                 text(scale.at(ours) + 12, y - 7, shown(ours) + fewer_times(runs[column], closest[best][column]), "ours", "strong")]
     height = bottom + 34
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
             f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">\n'
@@ -123,7 +109,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--out", type=pathlib.Path, default=OUT, help="file to write (default: docs/quality.svg)")
     options = parser.parse_args(arguments)
-    options.out.write_text(draw(), encoding="utf-8")
+    options.out.write_text(draw(json.loads(STUDY.read_text(encoding="utf-8"))), encoding="utf-8")
     return 0
 
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Makes one folder of a bundle, to hand on or to upload; it appears whole or not at all:
 #   scripts/publish.sh MODEL BUNDLE [--eval REPORT.json]... [--base-model ORG/NAME] [--repo ORG/NAME]
-#     [--no-exports] --out DIR (or -o DIR)
+#     [--answers ANSWERS.json] [--no-exports] --out DIR (or -o DIR)
 # MODEL      the bundle's model: a folder, a .gguf file or tiny-gqa
 # --eval     a JSON report of oscar-eval on this bundle: the card's figures. Without one it has none
+# --answers  what sample_answers.py --json wrote with this bundle or its serving profile, for card and page
 # --base-model, --repo   on Hugging Face, the model and where the folder shall go
 # --no-exports  no files of other serving stacks
 # The folder: README.md (card), NAME.h5 (publish profile), NAME.serving.h5, evaluation.json and .html,
@@ -13,11 +14,12 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 fail() { echo "publish: $*" >&2; exit 2; }
 
-reports=() places=() base= repo= target= exports=1
+reports=() places=() base= repo= target= answers=() exports=1
 while (($# > 0)); do
   case $1 in
-    --eval | --base-model | --repo | --out | -o) (($# > 1)) || fail "$1 needs a value" ;;&
+    --eval | --answers | --base-model | --repo | --out | -o) (($# > 1)) || fail "$1 needs a value" ;;&
     --eval) reports+=("$2"); shift ;;
+    --answers) answers=(--answers "$2"); shift ;;
     --base-model) base=$2; shift ;;
     --repo) repo=$2; shift ;;
     --out | -o) target=$2; shift ;;
@@ -48,14 +50,14 @@ trap 'rm -rf "$scratch"' EXIT
 "$tool" strip "$bundle" "$scratch/$name.h5" --profile publish
 "$tool" strip "$bundle" "$scratch/$name.serving.h5" --profile serving
 
-card=("$scratch/$name.h5" --model "$model" -o "$scratch/README.md")
+card=("$scratch/$name.h5" --model "$model" "${answers[@]}" -o "$scratch/README.md")
 [[ -z $base ]] || card+=(--base-model "$base")
 count=0
 for report in "${reports[@]}"; do
   count=$((count + 1))
   file=$scratch/evaluation$( ((count == 1)) || echo "-$count").json
   cp "$report" "$file"
-  "$tool" report "$file" -o "${file%.json}.html"
+  "$tool" report "$file" "${answers[@]}" -o "${file%.json}.html"
   card+=(--eval "$file")
 done
 

@@ -5,9 +5,13 @@ Both answer the same chat: the turns so far with BF16's answers. Greedy, nothing
 but at --tokens. `same` counts answers that are equal to the last token; two runs in BF16 that add
 in another order do not always agree either.
 
-    scripts/sample_answers.py MODEL BUNDLE OUT.md [--tokens 160]
+    scripts/sample_answers.py MODEL BUNDLE OUT.md [--json OUT.json] [--tokens 160]
+
+OUT.json is what --answers of oscar-bundle report and card shows: schema "oscar-answers-1", the bundle's
+content_sha256, the device, and each turn with both answers.
 """
 import argparse
+import json
 import sys
 
 import torch
@@ -75,11 +79,20 @@ def markdown(title, rows, window):
     return "\n".join(lines) + "\n"
 
 
+def as_json(rows, bundle, window, tokens, device):
+    turns = [{"question": question, "tokens_before": before, "bf16": given["BF16"][1], "int2": given["INT2"][1],
+              "same": given["BF16"][0] == given["INT2"][0]} for question, before, given in rows]
+    return json.dumps({"schema": "oscar-answers-1", "bundle_serving_sha256": bundle.serving_sha256,
+                       "device": device, "most_tokens": tokens, "exact_tokens": window, "turns": turns},
+                      indent=1, ensure_ascii=False) + "\n"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="Hugging Face folder with a chat template")
     parser.add_argument("bundle")
     parser.add_argument("out", help="Markdown")
+    parser.add_argument("--json", help="the same for oscar-bundle report and card")
     parser.add_argument("--tokens", type=int, default=160, help="of an answer at most, default 160")
     parser.add_argument("--title", default="Answers over BF16 and over the 2-bit cache")
     parser.add_argument("--turns", type=int, default=len(QUESTIONS), help="default all")
@@ -99,6 +112,10 @@ def main():
     window = bundle.quantizer.sink_tokens + bundle.quantizer.recent_tokens
     with open(arguments.out, "w", encoding="utf-8") as file:
         file.write(markdown(arguments.title, rows, window))
+    if arguments.json:
+        device = torch.cuda.get_device_name(arguments.device) if "cuda" in arguments.device else arguments.device
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            file.write(as_json(rows, bundle, window, arguments.tokens, device))
 
 
 if __name__ == "__main__":

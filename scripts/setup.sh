@@ -14,7 +14,7 @@ TORCH_VERSION=2.11.0
 SYSTEM_PACKAGES=(g++ make pkg-config ccache git libhdf5-dev libeigen3-dev
   libopenblas-dev libcli11-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev
   libssl-dev python3-venv)
-TEST_SYSTEM_PACKAGES=(libgtest-dev libgmock-dev clang-format clang-tidy)
+TEST_SYSTEM_PACKAGES=(libgtest-dev libgmock-dev clang clang-format clang-tidy libclang-rt-dev)
 BUILD_WHEELS=("cmake>=3.28" ninja)
 TEST_WHEELS=(transformers==5.17.0 tokenizers safetensors h5py numpy jinja2 mlx==0.32.4
   mlx-cpu==0.32.4)

@@ -4,7 +4,8 @@
 #   scripts/test.sh --stage NAME   one of them; stages can run side by side
 #       build      programs and tests, with CUDA kernels for one architecture and without; all tests
 #       tidy       layers, formatting, clang-tidy
-#       sanitize   unit tests below the model under ASan and UBSan
+#       sanitize   below the model, under ASan and UBSan: unit tests, and every reader of files on
+#                  changed inputs, for a minute
 #       kernels    CUDA kernels for all architectures, and all their instantiations for one
 #   scripts/test.sh --gpu          the GPU tests only
 set -euo pipefail
@@ -15,7 +16,7 @@ case "${1:-} ${2:-}" in
   " ") ;;
   "--gpu ") label=(-L gpu); stages=(build) ;;
   "--stage "build | "--stage "tidy | "--stage "sanitize | "--stage "kernels) stages=("$2") ;;
-  *) sed -n '2,9p' "${BASH_SOURCE[0]}"; exit 2 ;;
+  *) sed -n '2,10p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac
 
 # Tests run side by side: threads of one that wait must not keep those of another from working.
@@ -41,9 +42,12 @@ stage_tidy() {
 }
 
 stage_sanitize() {
-  step "unit tests below the model under ASan and UBSan"
+  step "build: tests and fuzzers below the model, with ASan and UBSan"
   scripts/build.sh sanitize
+  step "unit tests under ASan and UBSan"
   run_tests build-sanitize -L unit
+  step "readers of files on changed inputs"
+  scripts/fuzz.sh --short
 }
 
 # The presets for one architecture name Hopper's: `architecture` has the option for another GPU.

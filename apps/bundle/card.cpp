@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct CardArguments {
-  std::string bundle, output, model, base_model, exports;
+  std::string bundle, output, model, base_model, exports, answers;
   std::vector<std::string> evaluations;
   bool force = false;
 };
@@ -55,6 +55,7 @@ std::optional<StatedLicence> licence_of(const std::string& model, const Bundle& 
 int card(const CardArguments& arguments) {
   std::vector<std::string> inputs = arguments.evaluations;
   inputs.push_back(arguments.bundle);
+  if (!arguments.answers.empty()) inputs.push_back(arguments.answers);
   const Replace replace = arguments.force ? Replace::kYes : Replace::kNo;
   check_output(inputs, arguments.output, replace);
   const Bundle bundle = read_bundle(arguments.bundle);
@@ -62,7 +63,8 @@ int card(const CardArguments& arguments) {
                       .evaluations = {},
                       .licence = {},
                       .base_model = arguments.base_model,
-                      .exports = {}};
+                      .exports = {},
+                      .answers = read_answers_file(arguments.answers)};
   for (const std::string& file : arguments.evaluations) {
     request.evaluations.push_back(evaluation_of(bundle, read_json_file(file), file));
     request.evaluations.back().file = fs::path(file).filename().string();
@@ -89,6 +91,7 @@ void add_card(CLI::App& program, Work& work) {
                        "a further one; without one no figure is given")
             ->allow_extra_args(false)
             ->option_text("FILE");
+        add_answers_option(sub, arguments.answers);
         sub.add_option("--model", arguments.model,
                        "The bundle's model, for the licence that its files\n"
                        "state: a folder, a .gguf file or tiny-gqa")

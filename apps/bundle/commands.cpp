@@ -40,4 +40,16 @@ void check_output(const std::vector<std::string>& inputs, const std::string& out
   probe_outputs(outputs, replace);
 }
 
+void add_answers_option(CLI::App& sub, std::string& file) {
+  sub.add_option("--answers", file,
+                 "Sample answers to show: JSON that\n"
+                 "scripts/sample_answers.py wrote with this bundle")
+      ->option_text("FILE");
+}
+
+std::optional<Answers> read_answers_file(const std::string& file) {
+  if (file.empty()) return std::nullopt;
+  return read_answers(read_json_file(file), std::filesystem::path(file).filename().string());
+}
+
 }  // namespace oscar::app

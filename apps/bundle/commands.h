@@ -5,11 +5,13 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "oscar/base/temporary.h"
 #include "oscar/bundle/bundle.h"
+#include "oscar/report/answers.h"
 
 namespace oscar::app {
 
@@ -60,5 +62,9 @@ void print_layer_warnings(const Bundle& bundle);
 // stands where it may.
 void check_output(const std::vector<std::string>& inputs, const std::string& output,
                   Replace replace = Replace::kYes);
+
+// --answers FILE, and what is in it; none where the option was left out.
+void add_answers_option(CLI::App& sub, std::string& file);
+std::optional<Answers> read_answers_file(const std::string& file);
 
 }  // namespace oscar::app

@@ -9,14 +9,18 @@ namespace oscar::app {
 namespace {
 
 struct ReportArguments {
-  std::string file, output;
+  std::string file, output, answers;
   bool force = false;
 };
 
 int report(const ReportArguments& arguments) {
   const Replace replace = arguments.force ? Replace::kYes : Replace::kNo;
-  check_output({arguments.file}, arguments.output, replace);
-  const std::string page = render_html_report(read_json_file(arguments.file));
+  std::vector<std::string> inputs = {arguments.file};
+  if (!arguments.answers.empty()) inputs.push_back(arguments.answers);
+  check_output(inputs, arguments.output, replace);
+  const std::optional<Answers> answers = read_answers_file(arguments.answers);
+  const std::string page =
+      render_html_report(read_json_file(arguments.file), answers ? &*answers : nullptr);
   write_text_output(arguments.output, page, replace);
   return kExitDone;
 }
@@ -30,6 +34,7 @@ void add_report(CLI::App& program, Work& work) {
         sub.add_option("FILE", arguments.file, "JSON report")->required();
         sub.add_option("-o,--output", arguments.output, "HTML file to write; - is stdout")
             ->required();
+        add_answers_option(sub, arguments.answers);
         sub.add_flag("--force", arguments.force, "Replace the output if it exists");
       });
 }

@@ -57,8 +57,7 @@ void add_options(const CLI::App& program, std::string& page) {
     if (option->get_positional()) add(*option);
   }
   for (const std::string& group : groups) {
-    std::string heading = group;
-    page += ".SS " + roff(heading) + "\n";
+    page += ".SS " + roff(group) + "\n";
     for (const CLI::Option* option : program.get_options()) {
       if (!option->get_positional() && option->get_group() == group) add(*option);
     }

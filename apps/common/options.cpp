@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "common/main.h"
+#include "common/usage.h"
 #include "oscar/base/printable.h"
 #include "oscar/fit/presets.h"
 
@@ -87,6 +88,26 @@ CLI::Validator window_limit() {
       [](const std::string& text) -> std::string {
         if (std::strtod(text.c_str(), nullptr) <= kLargestWindow) return "";
         return fmt::format("must be at most {}, not {}", kLargestWindow, text);
+      },
+      "");
+}
+
+// A device by its name, in any case. Whether the machine has it shows later.
+CLI::Validator device_name() {
+  return CLI::Validator(
+      [](std::string& text) -> std::string {
+        const std::string name = CLI::detail::to_lower(text);
+        const std::string index = name.starts_with("cuda:") ? name.substr(5) : "0";
+        const bool known = name == "auto" || name == "cpu" || name.starts_with("cuda");
+        const bool number = !index.empty() && index.size() <= 3 &&
+                            index.find_first_not_of("0123456789") == std::string::npos;
+        if (known && number && (name.size() <= 4 || name[4] == ':')) {
+          text = name;
+          return "";
+        }
+        const std::string nearest = nearest_word(name, {"auto", "cpu", "cuda"});
+        return fmt::format("must be auto, cpu, cuda or cuda:INDEX, not {}{}", printable(text),
+                           nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest));
       },
       "");
 }
@@ -293,6 +314,7 @@ void add_quantizer_options(CLI::App& program, QuantizerSettings& settings) {
 void add_compute_options(CLI::App& program, ComputeArguments& arguments) {
   const char* const section = "Machine";
   program.add_option("--device", arguments.device, "auto, cpu, cuda or cuda:INDEX")
+      ->transform(device_name())
       ->capture_default_str()
       ->group(section);
   program.add_option("--dtype", arguments.dtype, "Precision: auto is bf16 on a GPU, else fp32")

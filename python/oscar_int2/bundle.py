@@ -66,20 +66,21 @@ class Side:
 @dataclass(frozen=True)
 class Layer:
     layer_id: int
-    attention: str       # "full" or "sliding"
+    attention: str       # "full", "sliding" or "local": a window in BF16, without transforms
     sliding_window: int  # tokens, 0: none
     quantized: bool      # False: this layer keeps its rows in BF16
     num_qo_heads: int
     num_kv_heads: int
     head_dim: int
-    key: Side
-    value: Side
+    key: Side | None     # None: a local layer
+    value: Side | None
 
 
 @dataclass(frozen=True)
 class Bundle:
     path: str
     content_sha256: str
+    serving_sha256: str  # of what is served: a full file and its serving profile have the same
     model: Model
     quantizer: Quantizer
     layers: dict  # layer_id: Layer, in order
@@ -250,7 +251,8 @@ class _Reader:
             layers[layer.layer_id] = layer
         if len(layers) != model.num_layers:
             self.refuse("/layers", f"{len(layers)} layers of a model of {model.num_layers}")
-        return Bundle(self.path, stored, model, quantizer, dict(sorted(layers.items())))
+        serving = _content_sha256(self.content, _is_served)
+        return Bundle(self.path, stored, serving, model, quantizer, dict(sorted(layers.items())))
 
     def model(self):
         where = "/model"
@@ -285,15 +287,17 @@ class _Reader:
         dims = [self.count(where, f"head_dim_{side}", 8, MOST_DIM) for side in "kv"]
         if dims != [model.head_dim] * 2:
             self.refuse(where, f"rows of {dims} dimensions in a model of {model.head_dim}")
+        attention = self.attribute(where, "attention", str)
+        local = attention == "local"
         return Layer(
             layer_id=self.count(where, "layer_id", 0, MOST_LAYERS),
-            attention=self.attribute(where, "attention", str),
+            attention=attention,
             sliding_window=self.count(where, "sliding_window", 0, 1 << 30, 0),
             quantized=bool(self.count(where, "quantized", 0, 1)),
             num_qo_heads=self.count(where, "num_qo_heads", 1, MOST_HEADS, model.num_qo_heads),
             num_kv_heads=heads, head_dim=dims[0],
-            key=self.side(where, "k", "q_rotation", heads, dims[0]),
-            value=self.side(where, "v", "o_rotation", heads, dims[0]))
+            key=None if local else self.side(where, "k", "q_rotation", heads, dims[0]),
+            value=None if local else self.side(where, "v", "o_rotation", heads, dims[0]))
 
     def side(self, where, letter, partner, heads, d):
         def tensor(name, dtype, *shape, required=True):
@@ -339,7 +343,13 @@ def content_sha256(objects):
     return _content_sha256(derived.Content(objects))
 
 
-def _content_sha256(content):
+def _is_served(path):
+    """Whether `oscar-bundle strip` keeps this object (lib/oscar/bundle/strip.cpp)."""
+    parts = path.split("/")
+    return path != "/corpus/ngram_hashes" and parts[1] != "portable" and "statistics" not in parts
+
+
+def _content_sha256(content, counts=lambda path: True):
     hasher = hashlib.sha256()
 
     def add(*fields):
@@ -349,11 +359,11 @@ def _content_sha256(content):
             hasher.update(field)
 
     add("oscar-content-1")
-    for path in sorted(content.paths, key=str.encode):
+    for path in sorted(filter(counts, content.paths), key=str.encode):
         values = content.array(path)
         shape = ",".join(map(str, values.shape))
         add("dataset", path, _DTYPES[values.dtype.str], shape, values.tobytes())
-    for path in sorted(content.objects, key=str.encode):
+    for path in sorted(filter(counts, content.objects), key=str.encode):
         attributes = content.attributes(path)
         for name in sorted(attributes, key=str.encode):
             if path == "/" and (name in ("content_sha256", "created_utc") or name.startswith("tool_")):

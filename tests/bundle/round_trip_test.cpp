@@ -5,6 +5,7 @@
 #include "bundle/sample.h"
 #include "oscar/base/error.h"
 #include "oscar/bundle/run_checkpoint.h"
+#include "oscar/fit/fitted_layers.h"
 
 namespace {
 
@@ -92,6 +93,60 @@ TEST_F(RoundTrip, EveryKindOfBundleComesBackExactly) {
     EXPECT_EQ(back.created_utc, "2023-11-14T22:13:20Z");
     EXPECT_EQ(back.content_sha256.size(), 64U);
   }
+}
+
+// With a local layer in place of the sliding one.
+Bundle bundle_with_local_layer() {
+  Bundle bundle = sample::rotation_bundle(TransformKind::kBalanced);
+  LayerGeometry geometry = sample::geometry(1);
+  geometry.attention = AttentionKind::kLocal;
+  geometry.quantized = false;
+  bundle.layers[1] = without_transforms(geometry);
+  bundle.portable[1] = {bundle.layers[1], bundle.layers[1]};
+  bundle.statistics[1] = {};
+  bundle.statistics[1].geometry = geometry;
+  return bundle;
+}
+
+TEST_F(RoundTrip, LocalLayersComeBackWithTheirGeometryAndNothingElse) {
+  const Bundle bundle = bundle_with_local_layer();
+  write_bundle(bundle, file("a.h5"), false);
+  const Bundle back = read_bundle(file("a.h5"));
+  ASSERT_EQ(back.layers.size(), 2U);
+  for (size_t i = 0; i < 2; ++i) {
+    expect_equal(bundle.layers[i], back.layers[i]);
+    expect_equal(bundle.portable[i].shared, back.portable[i].shared);
+    EXPECT_EQ(bundle.statistics[i], back.statistics[i]);
+  }
+  Bundle statistics = bundle;
+  statistics.statistics_only = true;
+  statistics.layers.clear();
+  statistics.portable.clear();
+  write_bundle(statistics, file("b.h5"), false);
+  EXPECT_EQ(read_bundle(file("b.h5")).statistics, bundle.statistics);
+}
+
+TEST_F(RoundTrip, ALocalLayerThatIsQuantizedOrHasNoWindowIsRefused) {
+  const auto refusal = [&](auto change) {
+    Bundle bundle = bundle_with_local_layer();
+    for (LayerGeometry* geometry :
+         {&bundle.layers[1].geometry, &bundle.statistics[1].geometry,
+          &bundle.portable[1].shared.geometry, &bundle.portable[1].per_head.geometry}) {
+      change(*geometry);
+    }
+    write_bundle(bundle, file("a.h5"), true);
+    try {
+      read_bundle(file("a.h5"));
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  const std::string expected = "a local layer keeps a window in BF16";
+  EXPECT_NE(refusal([](LayerGeometry& g) { g.quantized = true; }).find(expected),
+            std::string::npos);
+  EXPECT_NE(refusal([](LayerGeometry& g) { g.sliding_window = 0; }).find(expected),
+            std::string::npos);
 }
 
 TEST_F(RoundTrip, StatisticsFilesComeBackExactly) {

@@ -14,7 +14,6 @@ using namespace oscar;
 
 constexpr int64_t kHeadsOfGroup = 3;
 constexpr CacheView kSmallWindows{.sink = 4, .recent = 10, .demote_block = 3};
-const double kSmScale = 1 / std::sqrt(8.0);
 
 const Rope kPartialRope = [] {
   Rope rope;
@@ -154,6 +153,7 @@ TEST(AttendedCollector, KeysAreTakenBeforeRope) {
   const auto away = torch::tensor({5000});
   const AttentionRecord there{.layer = 3,
                               .first_position = 5000,
+                              .sm_scale = kSmScale,
                               .q = move_positions(here.q[0], kPartialRope, away).unsqueeze(0),
                               .k = move_positions(here.k[0], kPartialRope, away).unsqueeze(0),
                               .v = here.v,

@@ -23,6 +23,14 @@ Json mistral() { return base("mistral", "MistralForCausalLM"); }
 Json llama() { return base("llama", "LlamaForCausalLM"); }
 Json qwen2() { return base("qwen2", "Qwen2ForCausalLM"); }
 
+Json gemma3() {
+  Json config = base("gemma3_text", "Gemma3ForCausalLM");
+  config["num_hidden_layers"] = 6;
+  config["sliding_window"] = 64;
+  config["sliding_window_pattern"] = 3;
+  return config;
+}
+
 Json with(Json config, const std::string& key, Json value) {
   config[key] = std::move(value);
   return config;
@@ -73,6 +81,10 @@ TEST(ModelConfig, RefusesKeysThatChangeTheComputationByName) {
       with(mistral(), "use_sliding_window", true),
       with(llama(), "sliding_window", 4096),
       with(base(), "hidden_act", "gelu"),
+      with(gemma3(), "hidden_activation", "gelu"),
+      with(gemma3(), "attn_logit_softcapping", 50.0),
+      with(gemma3(), "final_logit_softcapping", 30.0),
+      with(gemma3(), "use_bidirectional_attention", true),
       with(base(), "some_future_switch", true),
   };
   for (const Json& config : cases) {
@@ -91,6 +103,53 @@ TEST(ModelConfig, AcceptsTheSameKeysWhereTheyChangeNothing) {
         with(base(), "some_future_switch", nullptr)}) {
     EXPECT_EQ(refusal(config), "accepted") << config.dump();
   }
+}
+
+TEST(ModelConfig, LocalLayersOfGemma3KeepTheirWindowsAndHaveARopeOfTheirOwn) {
+  const ModelConfig config = parse_model_config(gemma3(), "");
+  EXPECT_EQ(windows(gemma3()), (std::vector{64, 64, 0, 64, 64, 0}));
+  EXPECT_EQ(config.num_fitted_layers(), 2);
+  EXPECT_EQ(config.rope_of(0).theta, 1e4);
+  EXPECT_EQ(config.rope_of(2).theta, 1e6);
+  // Whatever the recent tokens are.
+  for (const int recent : {0, 63, 256}) {
+    EXPECT_FALSE(config.geometry(0, recent).quantized);
+    EXPECT_FALSE(config.geometry(0, recent).fitted());
+    EXPECT_TRUE(config.geometry(2, recent).quantized);
+  }
+  EXPECT_TRUE(config.tie_word_embeddings);
+  EXPECT_EQ(config.norm_offset, 1);
+  EXPECT_EQ(config.embedding_scale, std::sqrt(128.0));
+  EXPECT_EQ(config.sm_scale, 1 / std::sqrt(256.0));
+}
+
+TEST(ModelConfig, ScalingOfTheRopeReachesGlobalLayersAlone) {
+  const Json linear = {{"rope_type", "linear"}, {"factor", 4.0}};
+  const ModelConfig plain = parse_model_config(gemma3(), "");
+  const ModelConfig scaled = parse_model_config(gemma3(), "", linear);
+  EXPECT_EQ(scaled.local_rope->inv_freq, plain.local_rope->inv_freq);
+  EXPECT_EQ(scaled.rope.max_positions, 1024);  // the length is that of the scaled model
+  for (size_t i = 0; i < plain.rope.inv_freq.size(); ++i) {
+    EXPECT_DOUBLE_EQ(scaled.rope.inv_freq[i], plain.rope.inv_freq[i] / 4);
+  }
+}
+
+TEST(ModelConfig, RefusesGemma3WithoutGlobalLayersOrWithoutAWindow) {
+  EXPECT_NE(refusal(with(gemma3(), "sliding_window_pattern", 7)).find("nothing to quantize"),
+            std::string::npos);
+  EXPECT_NE(refusal(with(gemma3(), "sliding_window_pattern", 0)).find("sliding_window_pattern"),
+            std::string::npos);
+  EXPECT_NE(refusal(with(gemma3(), "sliding_window", nullptr)).find("no window"),
+            std::string::npos);
+  const Json flat = {{"rope_theta", 1e6}};
+  EXPECT_NE(refusal(with(gemma3(), "rope_parameters", flat)).find("sorted by type of layer"),
+            std::string::npos);
+}
+
+TEST(ModelConfig, NamesTheWayForAModelOfImagesAndText) {
+  Json config = base("gemma3", "Gemma3ForConditionalGeneration");
+  config["text_config"] = Json::object();
+  EXPECT_NE(refusal(config).find("docs/models.md"), std::string::npos);
 }
 
 TEST(ModelConfig, RefusesRopeTypesAndParametersThatAreNotImplemented) {

@@ -184,7 +184,11 @@ class BadInput(ProgramTest):
         for options in (["--clip", "2,3"], ["--host-memory", "lots"], ["--rope-scaling", "{"]):
             with self.subTest(options):
                 self.refused(options[0], options=options, code=2)
-        for options in (["--device", "tpu"], ["--host-memory", "1M"], ["--chunk-len", "4096"]):
+        for device, words in (("tpu", "did you mean cpu?"), ("cuda:x", "cuda:INDEX"),
+                              ("cudax", "did you mean cuda?"), ("", "auto, cpu, cuda")):
+            with self.subTest(device):
+                self.refused("--device", words, options=["--device", device], code=2)
+        for options in (["--host-memory", "1M"], ["--chunk-len", "4096"]):
             with self.subTest(options):
                 self.refused(options[0], options=options)
 

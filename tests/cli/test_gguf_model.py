@@ -58,9 +58,10 @@ class GgufModel(ProgramTest):
         report = self.folder / "report.json"
         evaluate = ["--bundle", bundle, "--corpus", self.ids, "--chunk-len", "512", "--max-tokens",
                     "1024", "--separators", "off"]
-        for same in (model, renamed):
+        for same, name in ((model, "one"), (renamed, "a new name")):
             self.run_ok("oscar-eval", same, *evaluate, "--json", report)
             about = json.loads(report.read_text())["model"]
+            self.assertEqual(about["name"], name)
             self.assertEqual(about["quantization"], "Q8_0 (22 tensors), F32 (13)")
             report.unlink()
         for another in (other, retyped):

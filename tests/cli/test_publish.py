@@ -40,10 +40,21 @@ class Publish(StackCase):
             self.assertIn(word, result.stderr)
         self.assertEqual(set(os.listdir(self.folder)), before)
 
+    def answers(self):
+        """As if given over the serving profile."""
+        serving, file = self.folder / "serving.h5", self.folder / "answers.json"
+        self.run_ok("oscar-bundle", "strip", self.bundle, serving, "--profile", "serving")
+        with h5py.File(serving) as bundle:
+            content = bundle.attrs["content_sha256"].decode()
+        turn = {"question": "What?", "tokens_before": 400, "bf16": "This.", "int2": "That.", "same": False}
+        file.write_text(json.dumps({"schema": "oscar-answers-1", "bundle_serving_sha256": content, "device": "cpu",
+                                    "most_tokens": 8, "exact_tokens": 320, "turns": [turn]}))
+        return file
+
     def test_the_folder_is_whole_and_each_part_is_of_the_same_bundle(self):
         out = self.folder / "published"
         said = self.publish(self.model, self.bundle, "--eval", self.report, "--base-model", "org/m",
-                            "--repo", "team/m-int2", "-o", out)
+                            "--repo", "team/m-int2", "--answers", self.answers(), "-o", out)
         self.assertEqual(said.returncode, 0, said.stderr)
         self.assertIn(f"hf upload team/m-int2 {out} .", said.stdout)
         subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=out, check=True)
@@ -89,6 +100,8 @@ class Publish(StackCase):
         row = next(line for line in card.text.splitlines() if "**this bundle**" in line)
         self.assertIn(f"{100 * report['methods']['bundle']['top1']['mean']:.1f}%", row)
         self.assertIn(report["device"].replace("_", "\\_"), card.text)
+        for text in (card.text, (out / "evaluation.html").read_text()):
+            self.assertIn("Sample answers", text)
         for command in re.findall(r"VLLM_OSCAR_BUNDLE=(\S+)", card.text):
             self.assertTrue((out / command).exists())
 

@@ -102,6 +102,22 @@ TEST(MemoryPlan, SlidingLayersHoldTheirWindowAndShortOnesStayInBf16) {
             row_values * (2 * 128 + (16 * 320 + 2.25 * 704) / 8));
 }
 
+TEST(MemoryPlan, LocalLayersStayInBf16HoweverFewTokensAreRecent) {
+  CachedModel m = qwen3_8b();
+  m.layers.resize(2);
+  m.layers[0].attention = AttentionKind::kLocal;
+  m.layers[0].sliding_window = 1024;
+  m.layers[0].quantized = false;
+  PlanOptions options;
+  options.context = 100000;
+  const Json plan = memory_plan(m, options);
+  const double row_values = 8 * 256;
+  for (const Json& row : plan["sweep"]) {
+    const double own = row["int2_bits_per_value"].get<double>() / 8 * 100000;
+    EXPECT_DOUBLE_EQ(row["request_bytes"].get<double>(), row_values * (2 * 1024 + own));
+  }
+}
+
 TEST(MemoryPlan, LinesFit80Columns) {
   CachedModel m = qwen3_8b();
   m.name = std::string(50, 'n');

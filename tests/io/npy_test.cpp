@@ -54,6 +54,28 @@ TEST(Npy, ReadsWhatItWrites) {
   EXPECT_EQ(table.values, (std::vector<int64_t>{1, -2, 1 << 30, 0}));
 }
 
+// "Trte" was once taken for False, which put the values of a Fortran array into another order.
+TEST(Npy, RefusesHeadersThatNumPyDoesNotWrite) {
+  const Folder folder;
+  for (const char* header :
+       {"{'descr': '|i1', 'fortran_order': Trte, 'shape': (2,), }",
+        "{'descr': '|i1', 'fortran_order': False, 'shape': (2), }",
+        "{'descr': '|i1', 'fortran_order': False, 'shape': (1 2,), }",
+        "{'descr': '|i1', 'fortran_order': False, 'shape': (02,), }",
+        "{'descr': '|i1', 'fortran_order': False, 'shape': (2,), 'shape': (2,), }",
+        "{'descr': '|i1', 'fortran_order': False, 'shape': (2,), 'other': 1, }",
+        "{'descr': '|i1' 'fortran_order': False, 'shape': (2,), }",
+        "{'descr': '|\\x691', 'fortran_order': False, 'shape': (2,), }",
+        "{'descr': [('a', '|i1'), 'fortran_order': False, 'shape': (2,), }",
+        "{'descr': '|i1', 'fortran_order': False, 'shape': (2,), } x"}) {
+    const std::string path = folder.write("a.npy", npy(header, "\1\2"));
+    EXPECT_TRUE(contains(error_of([&] { read_npy_integers(path); }), "malformed")) << header;
+  }
+  const std::string path = folder.write(
+      "a.npy", npy("{\"shape\": (2L,),\t'fortran_order':True,'descr':'|i1'}  ", "\1\2"));
+  EXPECT_EQ(read_npy_integers(path).values, (std::vector<int64_t>{1, 2}));
+}
+
 TEST(Npy, RefusesOtherTypesAndDamage) {
   const Folder folder;
   const auto error = [&](const std::string& content) {

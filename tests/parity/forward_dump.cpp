@@ -27,13 +27,17 @@ Json describe_layer(const LayerSpec& layer) {
                {"o_bias", attention.o_bias},
                {"qk_norm", attention.qk_norm},
                {"sliding_window", attention.window},
+               {"local", attention.local},
+               {"output_norms", layer.output_norms},
                {"intermediate_size", layer.dense_intermediate_size()}};
   if (const ExpertsSpec* experts = layer.experts()) {
     json["num_experts"] = experts->num_experts;
     json["num_experts_per_tok"] = experts->top_k;
     json["moe_intermediate_size"] = experts->intermediate_size;
   } else {
-    json["mlp_bias"] = std::get<DenseSpec>(layer.mlp).bias;
+    const DenseSpec& mlp = std::get<DenseSpec>(layer.mlp);
+    json["mlp_bias"] = mlp.bias;
+    json["activation"] = mlp.activation == Activation::kSilu ? "silu" : "gelu_pytorch_tanh";
   }
   return json;
 }
@@ -54,6 +58,8 @@ Json describe_config(const ModelConfig& c) {
           {"eos_token_ids", c.eos_token_ids},
           {"bos_token_id", c.bos_token_id ? Json(*c.bos_token_id) : Json()},
           {"inv_freq", c.rope.inv_freq},
+          {"local_inv_freq", c.local_rope ? Json(c.local_rope->inv_freq) : Json()},
+          {"sm_scale", c.sm_scale},
           {"attention_factor", c.rope.attention_factor},
           {"max_positions", c.rope.max_positions}};
 }

@@ -15,7 +15,7 @@ SIZES = dict(hidden_size=128, intermediate_size=192, num_hidden_layers=4, num_at
 def family(model_type, rope=None, theta=10000.0, **keys):
     """A model: keys shared by both config styles, and its rope in neutral form."""
     architecture = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "mistral": "Mistral",
-                    "qwen3_moe": "Qwen3Moe", "glm4_moe": "Glm4Moe"}
+                    "qwen3_moe": "Qwen3Moe", "glm4_moe": "Glm4Moe", "gemma3_text": "Gemma3"}
     return dict(model_type=model_type, rope=rope, theta=theta,
                 keys={**SIZES, "model_type": model_type,
                       "architectures": [architecture[model_type] + "ForCausalLM"],
@@ -33,7 +33,21 @@ GLM = dict(head_dim=32, max_position_embeddings=4096, attention_bias=True,
            moe_intermediate_size=48, n_shared_experts=1, first_k_dense_replace=1,
            norm_topk_prob=True, routed_scaling_factor=2.5, n_group=1, topk_group=1,
            num_nextn_predict_layers=1, rms_norm_eps=1e-5)
+# A local layer before each global one.
+GEMMA = dict(hidden_act=None, hidden_activation="gelu_pytorch_tanh", head_dim=32,
+             max_position_embeddings=4096, sliding_window=64, sliding_window_pattern=2,
+             query_pre_attn_scalar=32, rope_local_base_freq=10000.0,
+             tie_word_embeddings=True, attention_bias=False, attn_logit_softcapping=None,
+             final_logit_softcapping=None, pad_token_id=0)
 CASES = {
+    "gemma3": family("gemma3_text", theta=1e6, **GEMMA),
+    # Global layers first and in a row, their RoPE scaled, a softmax scale and a local base of its
+    # own, the width of published heads, biases.
+    "gemma3_scaled": family("gemma3_text", dict(rope_type="linear", factor=8.0), theta=5e5, **{
+        **GEMMA, "head_dim": 256, "query_pre_attn_scalar": 168, "rope_local_base_freq": 5000.0,
+        "sliding_window": 100, "attention_bias": True,
+        "tie_word_embeddings": False, "sliding_window_pattern": None, "layer_types":
+        ["full_attention", "full_attention", "sliding_attention", "full_attention"]}),
     "qwen3": family("qwen3", theta=1e6, head_dim=32, max_position_embeddings=4096),
     "qwen3_bias_tied": family("qwen3", theta=1e6, head_dim=32, attention_bias=True,
                               tie_word_embeddings=True, max_position_embeddings=4096),
@@ -83,6 +97,11 @@ def config_json(case, style):
         config.update(dtype="float32", transformers_version="5.0.0")
         config["rope_parameters"] = {**(case["rope"] or {"rope_type": "default"}),
                                      "rope_theta": case["theta"]}
+        if "rope_local_base_freq" in config:
+            config["rope_parameters"] = {
+                "full_attention": config["rope_parameters"],
+                "sliding_attention": {"rope_type": "default",
+                                      "rope_theta": config.pop("rope_local_base_freq")}}
         if "partial_rotary_factor" in config:
             config["rope_parameters"]["partial_rotary_factor"] = \
                 config.pop("partial_rotary_factor")
@@ -124,9 +143,10 @@ def make_weights(folder, seed):
             if name.endswith("bias"):
                 parameter.normal_(0, 0.5)
             elif "norm" in name:
-                parameter.copy_(torch.exp(torch.randn_like(parameter) * 0.3))
+                scale = torch.exp(torch.randn_like(parameter) * 0.3)
                 if "q_norm" in name or "k_norm" in name:
-                    parameter[::7] *= 6.0
+                    scale[::7] *= 6.0
+                parameter.copy_(scale - 1 if "Gemma" in type(model).__name__ else scale)
             else:
                 parameter.normal_(0, 1.5 / parameter.shape[-1] ** 0.5)
         for name, buffer in model.named_buffers():

@@ -8,6 +8,7 @@ deliberate mistakes are made on the reference side, and the same comparison must
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -17,10 +18,10 @@ import unittest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, Gemma3Config, Gemma3ForConditionalGeneration
 from transformers.utils import logging as transformers_logging
 
-from forward_runs import PROGRAM, compare, ours, reference
+from forward_runs import LOGIT_BOUND, PROGRAM, compare, ours, reference
 from random_families import CASES, LLAMA3, YARN, make_weights, write_checkpoint
 
 transformers_logging.disable_progress_bar()
@@ -82,6 +83,28 @@ class Forward(Checkpoints):
         self.assertNotEqual(bad, [], "the option changed nothing")
 
 
+class ImagesAndText(Checkpoints):
+    def test_the_text_half_of_such_a_gemma_runs_as_the_documentation_saves_it(self):
+        text = {k: v for k, v in CASES["gemma3"]["keys"].items() if k != "architectures"}
+        vision = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+                      num_attention_heads=2, image_size=28, patch_size=14)
+        torch.manual_seed(3)
+        whole = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision))
+        source, target = self.folder / "whole", self.folder / "text"
+        whole.save_pretrained(source)
+        with self.assertRaisesRegex(RuntimeError, "(?s)Gemma3ForConditionalGeneration.*docs/models.md"):
+            ours(source, self.ids)
+        page = (pathlib.Path(os.environ["OSCAR_SOURCE"]) / "docs/models.md").read_text()
+        exec(re.search(r"```py\n(.*?)```", page, re.DOTALL)[1],
+             {"source": source, "target": target})
+        run = ours(target, self.ids)
+        bad, _ = compare(run, reference(target, self.ids), self.ids)
+        self.assertEqual(bad, [])
+        with torch.inference_mode():
+            logits = whole.eval()(input_ids=self.ids).logits
+        self.assertLess((run[0] - logits).abs().max() / logits.abs().max(), LOGIT_BOUND)
+
+
 class Configs(unittest.TestCase):
     """config.json as we read it, beside the same file read by transformers."""
 
@@ -115,8 +138,9 @@ class Configs(unittest.TestCase):
         self.assertEqual(got["eos_token_ids"],
                          [] if eos is None else eos if isinstance(eos, list) else [eos])
         model_type = theirs.model_type
+        gemma = model_type == "gemma3_text"
         sliding = [kind == "sliding_attention" for kind in theirs.layer_types] \
-            if model_type in ("qwen2", "qwen3") \
+            if model_type in ("qwen2", "qwen3", "gemma3_text") \
             else [getattr(theirs, "sliding_window", None) is not None] * got["num_hidden_layers"]
         self.assertEqual([layer["sliding_window"] for layer in got["layers"]],
                          [theirs.sliding_window if slides else 0 for slides in sliding])
@@ -129,18 +153,30 @@ class Configs(unittest.TestCase):
                 self.assertEqual(layer["num_experts"], theirs.num_local_experts)
             self.assertEqual(("num_experts" in layer, layer["intermediate_size"]),
                              (self.has_experts(theirs, i), width))
-        rotary = type(theirs).__name__.replace("Config", "RotaryEmbedding")
-        module = sys.modules[f"transformers.models.{model_type}.modeling_{model_type}"]
+        self.assertEqual([layer["local"] for layer in got["layers"]],
+                         [gemma and slides for slides in sliding])
+        scalar = theirs.query_pre_attn_scalar if gemma else got["head_dim"]
+        self.assertAlmostEqual(got["sm_scale"], scalar ** -0.5, places=15)
+        rotary = type(theirs).__name__.replace("Config", "RotaryEmbedding").replace("Text", "")
+        package = model_type.removesuffix("_text")
+        module = sys.modules[f"transformers.models.{package}.modeling_{package}"]
         rope = getattr(module, rotary)(theirs)
         # transformers computes in float32; 2e-6 covers its powers and divisions.
+        if gemma:
+            for key, kind in (("inv_freq", "full"), ("local_inv_freq", "sliding")):
+                np.testing.assert_allclose(got[key], getattr(rope, f"{kind}_attention_inv_freq"),
+                                           rtol=2e-6)
+            return
+        self.assertIsNone(got["local_inv_freq"])
         np.testing.assert_allclose(got["inv_freq"], rope.inv_freq.numpy(), rtol=2e-6)
         self.assertAlmostEqual(got["attention_factor"], rope.attention_scaling, places=12)
 
     def test_absent_keys_take_the_defaults_of_transformers(self):
         for name, kind in (("Qwen3", "qwen3"), ("Qwen2", "qwen2"), ("Llama", "llama"),
                            ("Mistral", "mistral"), ("Qwen3Moe", "qwen3_moe"),
-                           ("Glm4Moe", "glm4_moe")):
-            __import__(f"transformers.models.{kind}.modeling_{kind}")
+                           ("Glm4Moe", "glm4_moe"), ("Gemma3", "gemma3_text")):
+            package = kind.removesuffix("_text")
+            __import__(f"transformers.models.{package}.modeling_{package}")
             with self.subTest(family=name):
                 # transformers' GLM needs a head_dim where the width has no share for each head.
                 size = {"head_dim": 128} if name == "Glm4Moe" else {}
@@ -152,8 +188,16 @@ class Configs(unittest.TestCase):
 
     def test_rope_and_windows_of_shipped_configurations_are_understood(self):
         def released(name, **keys):
-            kind = {"Qwen3Moe": "qwen3_moe", "Glm4Moe": "glm4_moe"}.get(name, name.lower())
+            kind = {"Qwen3Moe": "qwen3_moe", "Glm4Moe": "glm4_moe",
+                    "Gemma3": "gemma3_text"}.get(name, name.lower())
             return {"model_type": kind, "architectures": [f"{name}ForCausalLM"], **keys}
+        # As published, which leaves the kinds of layers to the pattern.
+        self.check(released("Gemma3", num_hidden_layers=26, hidden_size=1152, head_dim=256,
+                            num_attention_heads=4, num_key_value_heads=1, intermediate_size=6912,
+                            attn_logit_softcapping=None, cache_implementation="hybrid",
+                            eos_token_id=[1, 106], query_pre_attn_scalar=256, rope_scaling=None,
+                            rope_local_base_freq=10000, rope_theta=1000000, sliding_window=512,
+                            sliding_window_pattern=6, max_position_embeddings=32768))
         self.check(released("Qwen3Moe", num_experts=128, num_experts_per_tok=8, head_dim=128,
                             norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1,
                             moe_intermediate_size=768, max_window_layers=48, sliding_window=None,
@@ -201,6 +245,52 @@ def window_plus_one(config):
 
 def last_layer_full(config):
     config.layer_types = config.layer_types[:-1] + ["full_attention"]
+
+
+def norms_without_one(model):
+    """All norms times their weights as the file has them, in place of 1 + those."""
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data -= 1
+
+
+def embeddings_unscaled(model):
+    model.model.embed_tokens.embed_scale.fill_(1.0)
+
+
+def embeddings_scaled_in_bf16(model):
+    scale = model.model.embed_tokens.embed_scale
+    scale.copy_(scale.bfloat16())
+
+
+def norms_lost(name):
+    def change(model):
+        for layer in model.model.layers:
+            getattr(layer, name).forward = lambda x: x
+    return change
+
+
+def rope_of_layers(kind, **keys):
+    def change(config):
+        config.rope_parameters[f"{kind}_attention"].update(keys)
+    return change
+
+
+def gelu_exact(model):
+    for layer in model.model.layers:
+        layer.mlp.act_fn = torch.nn.GELU()
+
+
+def first_layer_full(config):
+    config.layer_types = ["full_attention"] + config.layer_types[1:]
+
+
+def scale_of_head_dim(config):
+    config.query_pre_attn_scalar = config.head_dim
+
+
+def window_minus_one(config):
+    config.sliding_window -= 1
 
 
 def without_shared_expert(model):
@@ -255,6 +345,25 @@ def routers(name, value):
 
 
 MISTAKES = {
+    "norm weights without the 1 that is added": ("gemma3", dict(model=norms_without_one)),
+    "embedding scale lost": ("gemma3", dict(model=embeddings_unscaled)),
+    "embedding scale rounded to another dtype": ("gemma3", dict(model=embeddings_scaled_in_bf16)),
+    "norm behind attention lost": ("gemma3", dict(model=norms_lost("post_attention_layernorm"))),
+    "norm before the MLP lost": ("gemma3", dict(model=norms_lost("pre_feedforward_layernorm"))),
+    "norm behind the MLP lost": ("gemma3", dict(model=norms_lost("post_feedforward_layernorm"))),
+    "local window one token too wide": ("gemma3", dict(config=window_plus_one)),
+    "local window one token too narrow": ("gemma3_scaled", dict(config=window_minus_one)),
+    "local RoPE base used for global layers":
+        ("gemma3", dict(config=rope_of_layers("full", rope_theta=1e4))),
+    "global RoPE base used for local layers":
+        ("gemma3", dict(config=rope_of_layers("sliding", rope_theta=1e6))),
+    "scaling of global layers lost":
+        ("gemma3_scaled", dict(config=rope_of_layers("full", factor=1.0))),
+    "local layers scaled like global ones":
+        ("gemma3_scaled", dict(config=rope_of_layers("sliding", rope_type="linear", factor=8.0))),
+    "a local layer run as global": ("gemma3", dict(config=first_layer_full)),
+    "softmax scale of head_dim": ("gemma3_scaled", dict(config=scale_of_head_dim)),
+    "gelu without its tanh": ("gemma3", dict(model=gelu_exact)),
     "bias of the choice in the weights": ("glm4_moe",
                                           dict(model=rerouted(bias_in_the_weights))),
     "bias of the choice lost": ("glm4_moe", dict(model=bias_not_in_the_choice)),

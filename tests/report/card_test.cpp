@@ -16,10 +16,7 @@ namespace {
 using oscar_test::GgufBuilder;
 using oscar_test::TemporaryFolder;
 using oscar_test::write_file;
-
-bool says(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+using report_sample::has;
 
 Bundle sample_bundle() {
   Bundle bundle = plain::rotated_bundle(true);
@@ -77,7 +74,7 @@ TEST(Card, HasFrontMatterFiguresServingAndHowItWasMade) {
         "12,345", "a\\|b.jsonl", "`weights`", "`content`", "whose `README.md` states `apache-2.0`",
         "fitted by | OSCAR Toolkit 0.0.9 (aaa)", "written by | OSCAR Toolkit 0.1.0 (bbb)",
         "Device: ", "Not measured: Speed", "r.json"}) {
-    EXPECT_TRUE(says(card, part)) << part << "\n" << card;
+    EXPECT_TRUE(has(card, part)) << part << "\n" << card;
   }
   EXPECT_EQ(card, model_card(sample_bundle(), request));
 }
@@ -86,11 +83,11 @@ TEST(Card, WithoutAnEvaluationGivesNoFigure) {
   const std::string card = model_card(
       sample_bundle(),
       {.bundle_file = "x.h5", .evaluations = {}, .licence = {}, .base_model = "", .exports = {}});
-  EXPECT_TRUE(says(card, "Not measured: no evaluation was stored"));
-  EXPECT_TRUE(says(card, "state no licence"));
-  EXPECT_FALSE(says(card, "license:"));
-  EXPECT_FALSE(says(card, "base_model"));
-  EXPECT_FALSE(says(card, "perplexity"));
+  EXPECT_TRUE(has(card, "Not measured: no evaluation was stored"));
+  EXPECT_TRUE(has(card, "state no licence"));
+  EXPECT_FALSE(has(card, "license:"));
+  EXPECT_FALSE(has(card, "base_model"));
+  EXPECT_FALSE(has(card, "perplexity"));
 }
 
 TEST(Card, GivesTheFiguresOfTheReportToTheDigit) {
@@ -98,8 +95,8 @@ TEST(Card, GivesTheFiguresOfTheReportToTheDigit) {
   json["methods"]["bundle"]["kl"] = {{"mean", 0.012345}, {"se", 0.0001}};
   json["methods"]["bundle"]["top1"] = {{"mean", 0.91234}, {"se", 0.001}};
   const std::string card = model_card(sample_bundle(), request_with(json));
-  EXPECT_TRUE(says(card, "0.01235 [0.01215, 0.01254]")) << card;
-  EXPECT_TRUE(says(card, "91.2%"));
+  EXPECT_TRUE(has(card, "0.01235 [0.01215, 0.01254]")) << card;
+  EXPECT_TRUE(has(card, "91.2%"));
 }
 
 TEST(Card, LetsNoTextOfAReportActAsMarkup) {
@@ -107,10 +104,10 @@ TEST(Card, LetsNoTextOfAReportActAsMarkup) {
   json["device"] = "<script>x</script> | [a](http://b)\n# c";
   json["command"] = "oscar-eval `x`\n| y";
   const std::string card = model_card(sample_bundle(), request_with(json));
-  EXPECT_FALSE(says(card, "<script>"));
-  EXPECT_FALSE(says(card, "[a](http"));
-  EXPECT_FALSE(says(card, "\n# c"));
-  EXPECT_TRUE(says(card, "`oscar-eval ?x??? y`"));
+  EXPECT_FALSE(has(card, "<script>"));
+  EXPECT_FALSE(has(card, "[a](http"));
+  EXPECT_FALSE(has(card, "\n# c"));
+  EXPECT_TRUE(has(card, "`oscar-eval ?x??? y`"));
 }
 
 TEST(Card, NamesExportsOfItsOwnBundleAlone) {
@@ -122,13 +119,28 @@ TEST(Card, NamesExportsOfItsOwnBundleAlone) {
         {"relative_error", 3.5},
         {"created_from", {{"content_sha256", "content"}, {"weights_fingerprint", "weights"}}}}}};
   const std::string card = model_card(sample_bundle(), request);
-  EXPECT_TRUE(says(card,
-                   "| [mlx](exports/mlx) | the portable variant, one rotation a layer; "
-                   "predicted error of the attention output 3.5 times that"))
+  EXPECT_TRUE(has(card,
+                  "| [mlx](exports/mlx) | the portable variant, one rotation a layer; "
+                  "predicted error of the attention output 3.5 times that"))
       << card;
   request.exports[0].manifest["created_from"]["content_sha256"] = "other";
   EXPECT_THROW(model_card(sample_bundle(), request), Error);
   request.exports[0].manifest = Json::array();
+  EXPECT_THROW(model_card(sample_bundle(), request), Error);
+}
+
+TEST(Card, ShowsAnswersOfItsOwnBundleAlone) {
+  CardRequest request = request_with(sample_report());
+  request.answers = Answers{.file = "a.json",
+                            .serving_sha256 = serving_sha256(sample_bundle()),
+                            .device = "cpu",
+                            .most_tokens = 8,
+                            .exact_tokens = 320,
+                            .turns = {{"What?", "This.", "That.", 36, false}}};
+  const std::string card = model_card(sample_bundle(), request);
+  EXPECT_TRUE(has(card, "## Sample answers"));
+  EXPECT_TRUE(has(card, "BF16:\n\n> This.\n\n2 bits:\n\n> That.\n"));
+  request.answers->serving_sha256 = "other";
   EXPECT_THROW(model_card(sample_bundle(), request), Error);
 }
 
@@ -144,23 +156,23 @@ TEST(BundleEvaluation, IsRefusedWhenItIsOfAnotherBundleModelOrCache) {
   EXPECT_EQ(refusal(sample_report()), "");
   Json json = sample_report();
   json["bundle"]["content_sha256"] = "other";
-  EXPECT_TRUE(says(refusal(json), "of another bundle"));
+  EXPECT_TRUE(has(refusal(json), "of another bundle"));
   json["bundle"]["serving_sha256"] = serving_sha256(sample_bundle());  // of a file with more in it
   EXPECT_EQ(refusal(json), "");
   json["bundle"] = nullptr;
-  EXPECT_TRUE(says(refusal(json), "a report without a bundle"));
+  EXPECT_TRUE(has(refusal(json), "a report without a bundle"));
 
   json = sample_report();
   json["model"]["weights_fingerprint"] = "others";
-  EXPECT_TRUE(says(refusal(json), "of other weights"));
+  EXPECT_TRUE(has(refusal(json), "of other weights"));
   json = sample_report();
   json["quantizer"]["sink"] = 128;
-  EXPECT_TRUE(says(refusal(json), "sink 128"));
+  EXPECT_TRUE(has(refusal(json), "sink 128"));
   json = sample_report();
   json["methods"].erase("bundle");
-  EXPECT_TRUE(says(refusal(json), "did not measure the bundle"));
-  EXPECT_TRUE(says(refusal(Json{{"schema", "x"}}), "r.json"));
-  EXPECT_TRUE(says(refusal(Json::array()), "r.json"));
+  EXPECT_TRUE(has(refusal(json), "did not measure the bundle"));
+  EXPECT_TRUE(has(refusal(Json{{"schema", "x"}}), "r.json"));
+  EXPECT_TRUE(has(refusal(Json::array()), "r.json"));
 }
 
 TEST(StatedLicence, IsReadFromFrontMatterAndGgufKeys) {

@@ -51,6 +51,26 @@ TEST(Chart, LinesBreakWhereAValueIsMissing) {
   EXPECT_EQ(report_sample::occurrences(line, "L"), 1u);
 }
 
+TEST(Chart, NamesOfPointsInOnePlaceKeepApart) {
+  ScatterChart chart{.id = "c",
+                     .title = "t",
+                     .description = "d",
+                     .x = {"x", 0, 16, false, {}},
+                     .y = {"y", 0, 1, false, {}}};
+  for (int i = 0; i < 8; ++i) chart.points.push_back({fmt::format("m{}", i), 3, 0.5, i});
+  chart.points.push_back({"right", 16, 0, 8});
+  const std::string svg = draw(chart);
+  EXPECT_EQ(report_sample::malformed(svg), "");
+  std::vector<double> heights;
+  for (size_t at = 0; (at = svg.find("class=\"label", at)) != std::string::npos; ++at) {
+    const size_t y = svg.rfind("y=\"", at);
+    heights.push_back(std::stod(svg.substr(y + 3)));
+  }
+  ASSERT_EQ(heights.size(), 9u);
+  for (size_t i = 1; i < 8; ++i) EXPECT_GE(heights[i] - heights[i - 1], 13.9);
+  EXPECT_TRUE(svg.find("label t8 end") != std::string::npos) << "on the left at the right end";
+}
+
 TEST(Chart, ValuesAtTheLimitsOfADoubleGetAFewTicks) {
   const double tiny = 5e-324, huge = std::numeric_limits<double>::max();
   for (const bool log : {false, true}) {

@@ -10,14 +10,11 @@
 namespace oscar {
 namespace {
 
+using report_sample::has;
 using report_sample::malformed;
 using report_sample::method;
 using report_sample::occurrences;
 using report_sample::report;
-
-bool has(const std::string& page, const std::string& part) {
-  return page.find(part) != std::string::npos;
-}
 
 TEST(HtmlReport, TheCheckOfMarkupFindsWhatIsWrong) {
   EXPECT_EQ(malformed("<!DOCTYPE html>\n<a b=\"1\"><c/>x &amp; y</a>"), "");
@@ -37,8 +34,9 @@ TEST(HtmlReport, AWholeReportHasEverySectionAndIsWellFormed) {
     EXPECT_TRUE(has(page, title)) << title;
   }
   EXPECT_FALSE(has(page, "Left out"));
-  // KL, percentiles, errors, two spectra, two of channels, four needle maps.
-  EXPECT_EQ(occurrences(page, "<svg "), 13u);
+  // KL, KL against bits, percentiles, errors, two of a key row, two spectra, two of channels, two
+  // of memory, four needle maps.
+  EXPECT_EQ(occurrences(page, "<svg "), 16u);
   EXPECT_EQ(occurrences(page, "<svg "), occurrences(page, "role=\"img\""));
   EXPECT_EQ(occurrences(page, "<svg "), occurrences(page, "<desc "));
 }
@@ -192,6 +190,66 @@ TEST(HtmlReport, RefusesWhatIsNoReport) {
                             Json{{"schema", "oscar-eval-2"}}, Json{{"schema", "oscar-eval-1"}}}) {
     EXPECT_THROW(render_html_report(wrong), Error) << wrong.dump();
   }
+}
+
+TEST(HtmlReport, AKeyRowIsDrawnWithAndWithoutItsTransform) {
+  const std::string page = render_html_report(report());
+  EXPECT_TRUE(has(page, "Layer 1, KV head 0, the one with the largest outlier channel (12 times"));
+  // By hand: (0.1^2 + 0.2^2 + 0.4^2) / (81 + 0.21) = 0.0026, and 0.25 / 6 = 0.0417.
+  EXPECT_TRUE(has(page, "squared error 0.3% of the square"));
+  EXPECT_TRUE(has(page, "squared error 4.2% of the square"));
+  EXPECT_EQ(occurrences(page, "class=\"dots "), 2u);
+
+  Json r = report();
+  r["methods"].erase("identity");
+  const std::string alone = render_html_report(r);
+  EXPECT_TRUE(has(alone, "A key row as the model has it"));
+  EXPECT_FALSE(has(alone, "without a transform"));
+  EXPECT_EQ(occurrences(alone, "class=\"dots "), 1u);
+
+  r["methods"]["bundle"]["key_row"]["read_back"] = {1.0};  // of another length
+  EXPECT_FALSE(has(render_html_report(r), "The same row after the transform"));
+  r.erase("key_row");
+  EXPECT_FALSE(has(render_html_report(r), "One key row"));
+}
+
+TEST(HtmlReport, ErrorsByHeadAreAMapOfAnySize) {
+  const auto page_of = [](int layers, int heads) {
+    Json r = report(layers);
+    for (int l = 0; l < layers; ++l) {
+      Json row = Json::array();
+      for (int h = 0; h < heads; ++h) row.push_back(0.001 * (1 + l) * (1 + h));
+      r["methods"]["bundle"]["output_nmse_heads"].push_back(row);
+    }
+    return render_html_report(r);
+  };
+  const std::string few = page_of(4, 2), many = page_of(48, 40), most = page_of(128, 64);
+  for (const std::string& page : {few, many, most}) EXPECT_EQ(malformed(page), "");
+  EXPECT_TRUE(has(few, "from 0.10 to 0.80. Largest in layer 3, head 1: 0.80%."));
+  EXPECT_TRUE(has(few, "layer 2, KV head 1: 0.60%"));
+  EXPECT_TRUE(has(many, "Largest in layer 47, head 39"));
+  EXPECT_TRUE(has(many, "<path class=\"h6\""));
+  EXPECT_LT(many.size() - few.size(), 60u << 10);
+  EXPECT_FALSE(has(most, "head by head")) << "more cells than can be told apart";
+}
+
+TEST(HtmlReport, KlAgainstBitsHasAllMethodsAndBf16) {
+  const std::string page = render_html_report(report());
+  const size_t begin = page.find("aria-labelledby=\"bits-t");
+  ASSERT_NE(begin, std::string::npos);
+  const std::string svg = page.substr(begin, page.find("</svg>", begin) - begin);
+  for (const char* name : {"identity", "oscar", "bundle", "bf16"}) {
+    EXPECT_TRUE(has(svg, fmt::format("<title>{}</title>", name))) << name;
+    EXPECT_TRUE(has(svg, fmt::format(">{}</text>", name))) << name;
+  }
+  EXPECT_FALSE(has(svg, "exact")) << "16 bits that are no cache";
+}
+
+TEST(HtmlReport, IntervalsOfANegativeMeanAreInOrder) {
+  Json r = report();
+  r["methods"]["exact"]["kl"]["mean"] = -2e-10;
+  r["methods"]["exact"]["kl"]["se"] = 1e-10;
+  EXPECT_TRUE(has(render_html_report(r), "−2.0×10⁻¹⁰ <span class=\"iv\">[−2.0×10⁻¹⁰, "));
 }
 
 TEST(HtmlReport, MemoryIsQuotedAndDrawnForTheModelsOwnContext) {

@@ -84,7 +84,8 @@ inline Json report(int layers = 4) {
                 {"num_layers", layers},    {"cache_elements_per_token", 4096},
                 {"max_positions", 131072}, {"weights_fingerprint", "f00d"}};
   r["bundle"] = {{"file", "sample.h5"},
-                 {"content_sha256", "c0ffee"},
+                 {"content_sha256", "aa"},
+                 {"serving_sha256", "c0ffee"},
                  {"preset", "best"},
                  {"method", "balanced"},
                  {"granularity", "per-head"}};
@@ -119,6 +120,15 @@ inline Json report(int layers = 4) {
   r["resampling_units"] = 16;
   r["kl_floor"] = 1e-7;
   r["needle"] = {{"prompts", 400}, {"lengths", {{"1024", 200}, {"3968", 200}}}};
+  r["key_row"] = {{"layer", 1},
+                  {"head", 0},
+                  {"position", 192},
+                  {"peak", 11.5},
+                  {"written", {9.0, 0.1, -0.2, 0.4}}};
+  r["methods"]["identity"]["key_row"] = {{"transformed", {9.0, 0.1, -0.2, 0.4}},
+                                         {"read_back", {9.0, 0.0, 0.0, 0.0}}};
+  r["methods"]["bundle"]["key_row"] = {{"transformed", {2.0, 1.0, -1.0, 0.0}},
+                                       {"read_back", {2.0, 1.0, -1.0, 0.5}}};
   r["spectra"] = spectra(layers);
   r["channels"] = channels(layers);
   return r;
@@ -167,6 +177,10 @@ inline std::string malformed(std::string_view text) {
     i = end + 1;
   }
   return open.empty() ? "" : "never closed: " + open.back();
+}
+
+inline bool has(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
 }
 
 inline size_t occurrences(std::string_view text, std::string_view part) {

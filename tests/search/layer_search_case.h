@@ -109,6 +109,7 @@ struct Search {
                          .search = options,
                          .rope = rope,
                          .quantizer = kQuantizer,
+                         .sm_scale = 1 / std::sqrt(double{kDim}),
                          .seed = 7,
                          .output_metric = output_metric().to(device)},
                         {on_device(held.search), on_device(held.confirm)});

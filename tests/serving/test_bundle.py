@@ -18,6 +18,7 @@ from serving_case import BIN, BUNDLE, tiny_model
 import random_models as small
 import oscar_int2
 from oscar_int2.bundle import content_sha256
+from oscar_int2.cache import check_served
 from oscar_int2.codec import key_centre_table
 from oscar_int2.rope import inverse_frequencies
 
@@ -46,6 +47,13 @@ class Changed(unittest.TestCase):
         with self.changed(sign) as path, self.assertRaisesRegex(oscar_int2.BundleError, text) as caught:
             oscar_int2.load(path)
         self.assertIn(str(self.path), str(caught.exception))
+
+    def test_a_full_bundle_and_its_serving_profile_are_served_alike(self):
+        full, serving = (oscar_int2.load(BUNDLE.with_name(name)) for name in
+                         ("tiny-gqa.h5", "tiny-gqa.serving.h5"))
+        self.assertNotEqual(full.content_sha256, serving.content_sha256)
+        self.assertEqual(full.serving_sha256, serving.content_sha256)
+        self.assertEqual(serving.serving_sha256, serving.content_sha256)
 
     def test_what_is_changed_behind_the_hash_is_refused(self):
         def edit(file):
@@ -88,6 +96,23 @@ class Changed(unittest.TestCase):
         for text, edit in cases.items():
             with self.subTest(text):
                 self.refused(text, edit)
+
+    def test_local_layers_are_read_without_transforms_and_not_served(self):
+        def edit(file):
+            layer = file["layers/003"]
+            for name in list(layer):
+                del layer[name]
+            for name, value in (("attention", np.bytes_("local")), ("quantized", np.int64(0)),
+                                ("sliding_window", np.int64(512))):
+                layer.attrs[name] = value
+        self.edit = edit
+        with self.changed() as path:
+            bundle = oscar_int2.load(path)
+        self.assertIsNone(bundle.layers[3].key)
+        self.assertIsNotNone(bundle.layers[2].key)
+        with self.assertRaisesRegex(oscar_int2.UnsupportedError,
+                                    "layer 3 .* local attention over 512 tokens"):
+            check_served(bundle)
 
     def test_links_and_data_outside_the_file_are_refused(self):
         def soft(file):

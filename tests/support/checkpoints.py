@@ -49,6 +49,30 @@ def qwen3_tensors(config, seed=0):
     return tensors
 
 
+# Two local layers before each global one, with a window longer than the 256 recent tokens.
+GEMMA3_MINI = {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 260, "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6, "rope_local_base_freq": 10000.0, "max_position_embeddings": 2048,
+    "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 32, "sliding_window": 300, "sliding_window_pattern": 3,
+    "attention_bias": False, "torch_dtype": "float32", "eos_token_id": 256, "bos_token_id": 256,
+}
+
+
+def gemma3_tensors(config, seed=0):
+    """Random weights of a Gemma 3 checkpoint: Qwen3's, four norms a layer, each stored as w - 1."""
+    tensors = qwen3_tensors(config, seed)
+    rng = np.random.default_rng(seed + 1)
+    for i in range(config["num_hidden_layers"]):
+        for place in ("pre_feedforward", "post_feedforward"):
+            scale = np.exp(0.3 * rng.standard_normal(config["hidden_size"]))
+            tensors[f"model.layers.{i}.{place}_layernorm.weight"] = scale.astype(np.float32)
+    tensors["model.embed_tokens.weight"] /= np.float32(np.sqrt(config["hidden_size"]))
+    return {n: v - 1 if "norm" in n else v for n, v in tensors.items()}
+
+
 def byte_tokenizer(path):
     """A tokenizer.json with the 256 byte tokens and <|endoftext|> as id 256."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

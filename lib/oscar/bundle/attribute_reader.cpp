@@ -25,13 +25,13 @@ void AttributeReader::operator()(const char* name, std::string& value) const {
 
 void AttributeReader::operator()(const char* name, AttentionKind& value) const {
   const std::string& text = *find<std::string>(name, "text");
-  for (const auto kind : {AttentionKind::kFull, AttentionKind::kSliding}) {
+  for (const auto kind : {AttentionKind::kFull, AttentionKind::kSliding, AttentionKind::kLocal}) {
     if (text == schema::attention_name(kind)) {
       value = kind;
       return;
     }
   }
-  refuse_object(raw, label(name), "unknown kind of attention", "full or sliding", text);
+  refuse_object(raw, label(name), "unknown kind of attention", "full, sliding or local", text);
 }
 
 void AttributeReader::operator()(const char* name, std::vector<CorpusSource>& sources) const {

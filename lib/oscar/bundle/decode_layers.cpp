@@ -190,6 +190,10 @@ LayerGeometry decode_geometry(const RawFile& raw, const std::string& path,
     refuse_object(raw, path + " attribute sliding_window", "attribute is out of range", "",
                   std::to_string(g.sliding_window));
   }
+  if (!g.fitted() && (g.quantized || g.sliding_window == 0)) {
+    refuse_object(raw, path + " attribute attention", "a local layer keeps a window in BF16",
+                  "a sliding_window, and quantized 0");
+  }
   return g;
 }
 
@@ -197,6 +201,7 @@ LayerTransforms decode_transforms(RawFile& raw, const std::string& path,
                                   const LayerGeometry& geometry) {
   LayerTransforms layer;
   layer.geometry = geometry;
+  if (!geometry.fitted()) return layer;
   const DatasetReader read{raw, path, geometry};
   schema::visit_side(layer.key, schema::kKeySlots, read);
   schema::visit_side(layer.value, schema::kValueSlots, read);
@@ -222,6 +227,7 @@ LayerStatistics decode_statistics(RawFile& raw, const std::string& path,
                                   const LayerGeometry& geometry) {
   LayerStatistics statistics;
   statistics.geometry = geometry;
+  if (!geometry.fitted()) return statistics;
   schema::visit_statistics(statistics, DatasetReader{raw, path, geometry});
   const AttendedSums& attended = statistics.attended;
   const auto differs = [&](const auto& sum) { return sum.empty() != attended.empty(); };

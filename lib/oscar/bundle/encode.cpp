@@ -160,6 +160,7 @@ bool any_text(const std::vector<std::string>& list) {
 }
 
 void add_transforms(EncodedFile& file, const std::string& path, const LayerTransforms& layer) {
+  if (!layer.geometry.fitted()) return;
   const DatasetWriter write{file, path, layer.geometry};
   const AttributeWriter note{file, path};
   schema::visit_side(layer.key, schema::kKeySlots, write);
@@ -290,7 +291,8 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
                                  : schema::layer_path(schema::kLayers, geometry.layer_id);
     const std::string below = path + "/" + schema::kStatistics;
     file.groups.push_back(below);
-    schema::visit_statistics(statistics, DatasetWriter{file, below, geometry});
+    if (geometry.fitted())
+      schema::visit_statistics(statistics, DatasetWriter{file, below, geometry});
   }
   if (!bundle.portable.empty()) {
     file.groups.push_back(schema::kPortable);

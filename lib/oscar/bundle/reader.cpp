@@ -123,6 +123,7 @@ Bundle read_bundle(const std::filesystem::path& path) {
   check_content_hash(raw);
   Bundle bundle = decode_bundle(raw, kind);
   const auto check = [&path](const LayerTransforms& layer, const char* below) {
+    if (!layer.geometry.fitted()) return;
     const std::string where =
         path.string() + ": " + schema::layer_path(schema::kLayers, layer.geometry.layer_id) + below;
     require_valid(layer.key, Side::kKey, where + " keys");

@@ -7,6 +7,7 @@
 #include "oscar/bundle/attribute_reader.h"
 #include "oscar/bundle/merge.h"
 #include "oscar/checkpoint/rope.h"
+#include "oscar/fit/fitted_layers.h"
 #include "oscar/fit/portable.h"
 #include "oscar/fit/presets.h"
 
@@ -61,7 +62,7 @@ Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string
   FitOptions fit = options.fit;
   fit.position_span = served_positions(input, fit.position_span, name);
   const bool energy = fit.objective_v == ValueObjective::kEnergy;
-  if (energy && input.statistics.front().v_energy_moment.empty()) {
+  if (energy && first_fitted(input.statistics, name).v_energy_moment.empty()) {
     throw Error({.what = "the file holds no value energy moment",
                  .where = name,
                  .hint = "calibrate with --objective-v energy, or fit with --objective-v sv"});
@@ -87,8 +88,13 @@ Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string
   out.portable.clear();
   for (LayerStatistics& layer : out.statistics) {
     // The recent window decides whether a sliding layer is ever quantized.
-    const int window = layer.geometry.sliding_window;
-    layer.geometry.quantized = window == 0 || window > out.quantizer.recent_tokens;
+    layer.geometry.quantized = layer.geometry.quantized_beyond(out.quantizer.recent_tokens);
+    if (!layer.geometry.fitted()) {
+      const LayerTransforms none = without_transforms(layer.geometry);
+      out.layers.push_back(none);
+      out.portable.push_back({none, none});
+      continue;
+    }
     out.layers.push_back(fit_layer(layer, fit, rope));
     out.portable.push_back({fit_portable(layer, fit, Granularity::kShared, rope),
                             fit_portable(layer, fit, Granularity::kPerHead, rope)});

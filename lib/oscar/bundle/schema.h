@@ -179,7 +179,7 @@ inline constexpr const char* kConvergence = "convergence";
 inline constexpr const char* kFingerprint = "/corpus/ngram_hashes";
 
 inline const char* attention_name(AttentionKind kind) {
-  constexpr const char* kNames[] = {"full", "sliding"};
+  constexpr const char* kNames[] = {"full", "sliding", "local"};
   return kNames[static_cast<size_t>(kind)];
 }
 

@@ -59,6 +59,7 @@ std::vector<Finding> verify_bundle(const std::filesystem::path& path) {
   if (!decoded || kind != FileKind::kRotations) return findings;
   size_t good = 0;
   const auto check_layer = [&](const LayerTransforms& layer, const std::string& where) {
+    if (!layer.geometry.fitted()) return;
     for (const Side side : {Side::kKey, Side::kValue}) {
       std::vector<Finding> one;
       const char* name = side == Side::kKey ? " keys" : " values";

@@ -89,6 +89,7 @@ int64_t estimated_statistics_bytes(const std::vector<LayerGeometry>& layers, boo
   constexpr int64_t kDatasets = 12, kAttendedDatasets = 10;
   int64_t bytes = kDatasets * kDatasetBytes * static_cast<int64_t>(layers.size());
   for (const LayerGeometry& layer : layers) {
+    if (!layer.fitted()) continue;
     const int64_t k = layer.head_dim_k, v = layer.head_dim_v;
     bytes += 8 * layer.num_kv_heads * (2 * triangle(k) + 3 * triangle(v) + 2 * k + 2 * v);
     if (!attended || !layer.quantized) continue;
@@ -110,6 +111,7 @@ int64_t estimated_bundle_bytes(const std::vector<LayerGeometry>& layers,
   int64_t bytes = 0;
   if (!options.statistics_only) {
     for (const LayerGeometry& layer : layers) {
+      if (!layer.fitted()) continue;
       const int64_t k = layer.head_dim_k, v = layer.head_dim_v, heads = layer.num_kv_heads;
       constexpr int64_t kDatasets = 51;        // 21 of the layer, 15 of each portable variant
       constexpr int64_t kSearchRecord = 1600;  // JSON of a head, both sides
@@ -128,6 +130,7 @@ int64_t estimated_bundle_bytes(const std::vector<LayerGeometry>& layers,
     bytes += estimated_statistics_bytes(layers, attended_view(options).has_value());
     for (const LayerGeometry& layer : layers) {
       if (fit.objective_v != ValueObjective::kEnergy) break;
+      if (!layer.fitted()) continue;
       bytes += 8 * int64_t{layer.num_kv_heads} * triangle(layer.head_dim_v);
     }
   }

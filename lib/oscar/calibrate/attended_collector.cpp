@@ -2,7 +2,6 @@
 #include "oscar/calibrate/attended_collector.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "oscar/calibrate/host_sums.h"
 #include "oscar/executor/run_plan.h"
@@ -42,11 +41,10 @@ AttendedCollector::AttendedCollector(const LayerGeometry& geometry, const Rope& 
 }
 
 void AttendedCollector::observe(const AttentionRecord& record) {
-  const double sm_scale = 1.0 / std::sqrt(static_cast<double>(geometry_.head_dim_k));
   // Sequences lie beside each other as if they were heads: their positions are the same.
   const auto q = record.q.flatten(0, 1), k = record.k.flatten(0, 1), v = record.v.flatten(0, 1);
   const int64_t rows = k.size(0), tokens = k.size(1), heads = geometry_.num_kv_heads;
-  const ReceivedAttention received = received_attention(q, k, view_, sm_scale);
+  const ReceivedAttention received = received_attention(q, k, view_, record.sm_scale);
   if (received.queries.empty()) return;
   const auto back = torch::arange(tokens, torch::kInt64).add(record.first_position).neg();
   const int64_t together = std::max<int64_t>(1, attended_rows(q.device()) / record.q.size(0));

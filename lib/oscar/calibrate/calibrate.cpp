@@ -104,8 +104,9 @@ void run_pass(Transformer& model, const TokenChunks& corpus, const RunPlan& plan
 }
 
 bool has_energy(const std::vector<LayerStatistics>& statistics) {
-  return std::none_of(statistics.begin(), statistics.end(),
-                      [](const LayerStatistics& s) { return s.v_energy_moment.empty(); });
+  return std::none_of(statistics.begin(), statistics.end(), [](const LayerStatistics& s) {
+    return s.geometry.fitted() && s.v_energy_moment.empty();
+  });
 }
 
 struct Collected {

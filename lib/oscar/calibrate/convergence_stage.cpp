@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "oscar/fit/convergence.h"
+#include "oscar/fit/fitted_layers.h"
 
 namespace oscar {
 namespace {
@@ -58,7 +59,7 @@ std::shared_ptr<const LayerStatistics> from_saved(const ResumeTensor& tensor,
 Json judge_convergence(const SumSnapshots& snapshots,
                        const std::vector<LayerStatistics>& statistics, const RunPlan& plan,
                        const FitOptions& options, const Rope& rope, Progress& progress) {
-  const LayerStatistics& any = statistics.front();
+  const LayerStatistics& any = first_fitted(statistics, "the model");
   std::vector<int64_t> parts = plan.snapshot_tokens;
   parts.push_back(any.count_kv);
   const std::string problem =

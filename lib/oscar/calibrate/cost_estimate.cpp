@@ -38,16 +38,19 @@ class Probe {
  public:
   Probe(Transformer& model, int layer, const LayerGeometry& geometry, torch::Tensor hidden,
         const CalibrateOptions& options)
-      : weights(model.load_layer(layer)),
-        model_(model),
-        layer_(layer),
-        hidden_(std::move(hidden)),
-        collector_(geometry, model.compute().device, attended_collector(model, geometry, options)) {
+      : weights(model.load_layer(layer)), model_(model), layer_(layer), hidden_(std::move(hidden)) {
+    if (!geometry.fitted()) return;
+    collector_.emplace(geometry, model.compute().device,
+                       attended_collector(model, geometry, options));
   }
 
+  // Waits for the device. Of a local layer nothing is collected.
   LayerStatistics collect() {
-    model_.forward_layer(layer_, *weights, hidden_, &collector_);
-    return collector_.result();  // waits for the device
+    const torch::Tensor out =
+        model_.forward_layer(layer_, *weights, hidden_, collector_ ? &*collector_ : nullptr);
+    if (collector_) return collector_->result();
+    out.isfinite().all().item<bool>();
+    return {};
   }
 
   const std::shared_ptr<const LayerWeights> weights;
@@ -56,10 +59,11 @@ class Probe {
   Transformer& model_;
   int layer_;
   torch::Tensor hidden_;
-  MomentCollector collector_;
+  std::optional<MomentCollector> collector_;
 };
 
-// Seconds of judging layer 0's text. `parts`: states of its running sums as a run would copy them.
+// Seconds of judging one layer's text. `parts`: states of its running sums as a run would copy
+// them.
 double time_convergence(const std::vector<LayerStatistics>& parts, const LayerStatistics& total,
                         const RunPlan& plan, int64_t tokens, const CalibrateOptions& options,
                         const Rope& rope) {
@@ -86,8 +90,8 @@ double time_search(Transformer& model, const SplitCorpus& split, const Calibrate
         const auto length = static_cast<int64_t>(split.held_back.chunks[chunk].size());
         const torch::Tensor ids =
             batch_ids(split.held_back, {static_cast<int64_t>(chunk), 1, length});
-        model.forward_layer(0, weights, model.embed(ids.to(model.compute().device)),
-                            pass.observer(0));
+        model.forward_layer(first_layer.front().geometry.layer_id, weights,
+                            model.embed(ids.to(model.compute().device)), pass.observer(0));
       }
     }
     pass.layer_done({});
@@ -149,7 +153,6 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   const torch::InferenceMode inference;
   const ModelConfig& config = model.config();
   const std::vector<LayerGeometry> layers = geometries(options, config);
-  const auto num_layers = static_cast<double>(layers.size());
   const auto num_quantized = static_cast<double>(std::count_if(
       layers.begin(), layers.end(), [](const LayerGeometry& layer) { return layer.quantized; }));
   CostEstimate cost;
@@ -158,23 +161,26 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
 
   const Batch& batch = plan.batches.front();
   const torch::Tensor hidden = model.embed(batch_ids(split.fit, batch).to(model.compute().device));
+  // The first layer that something is collected of.
+  const LayerGeometry& probed = *std::ranges::find_if(layers, &LayerGeometry::fitted);
   std::optional<Probe> first;
   const double first_load =
-      seconds_of([&] { first.emplace(model, 0, layers.front(), hidden, options); });
+      seconds_of([&] { first.emplace(model, probed.layer_id, probed, hidden, options); });
   const Probe& probe = *first;
   std::vector<LayerStatistics> parts(plan.snapshot_tokens.size());
   for (LayerStatistics& part : parts) part = first->collect();
   if (parts.empty()) first->collect();  // warms up
   LayerStatistics total;
   const double first_forward = seconds_of([&] { total = first->collect(); });
-  const double metric = seconds_of([&] { total.o_proj_metric = model.o_proj_metric(0); });
+  const double metric =
+      seconds_of([&] { total.o_proj_metric = model.o_proj_metric(probed.layer_id); });
   const double tokens = static_cast<double>(split.fit.record.tokens);
   const double passes = wants_energy(options) ? 2 : 1;
   const double loads = passes * (plan.weights_resident ? 1 : static_cast<double>(cost.num_shards));
-  cost.seconds = num_layers * metric;
+  cost.seconds = config.num_fitted_layers() * metric;
   for (const std::vector<int>& same : config.layers_by_spec()) {
     double load = first_load, forward = first_forward;
-    if (const int layer = same.front(); layer != 0) {
+    if (const int layer = same.front(); layer != probed.layer_id) {
       std::optional<Probe> other;
       load = seconds_of([&] {
         other.emplace(model, layer, layers[static_cast<size_t>(layer)], hidden, options);
@@ -192,7 +198,7 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   if (wants_energy(options)) {
     std::vector<LayerStatistics> first_layer = {total};
     EnergyPass energy(first_layer, model.compute().device);
-    model.forward_layer(0, *probe.weights, hidden, energy.observer(0));
+    model.forward_layer(probed.layer_id, *probe.weights, hidden, energy.observer(0));
     energy.store(first_layer);
     total = std::move(first_layer.front());
   }
@@ -206,7 +212,7 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   const bool on_gpu = model.compute().device.is_cuda();
   cost.peak_host_bytes = on_gpu ? plan.peak_host_bytes : std::max(plan.peak_host_bytes, written);
   cost.peak_device_bytes = plan.peak_device_bytes;
-  if (options.search.any() && layers.front().quantized) {
+  if (options.search.any() && probed.quantized) {
     cost.search_seconds =
         search_seconds(model, split, options, {total}, *probe.weights, num_quantized);
   } else if (!options.statistics_only) {

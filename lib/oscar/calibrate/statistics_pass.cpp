@@ -49,31 +49,40 @@ MomentPass::MomentPass(const Transformer& model, const std::vector<LayerGeometry
     : model_(model), layers_(layers), save_(std::move(save)) {
   const torch::Device device = model.compute().device;
   for (const LayerGeometry& geometry : layers_) {
+    if (!geometry.fitted()) {
+      collectors_.push_back(nullptr);
+      continue;
+    }
     std::optional<AttendedCollector> by_attention;
     if (attended && geometry.quantized) {
       by_attention.emplace(geometry, model.config().rope, *attended, device);
     }
-    collectors_.emplace_back(MomentCollector(geometry, device, std::move(by_attention)),
-                             geometry.quantized ? snapshot_tokens : std::vector<int64_t>());
+    collectors_.push_back(
+        std::make_unique<Layer>(MomentCollector(geometry, device, std::move(by_attention)),
+                                geometry.quantized ? snapshot_tokens : std::vector<int64_t>()));
   }
 }
 
 MomentPass::~MomentPass() = default;
 
 void MomentPass::restore(const std::vector<LayerStatistics>& saved, SumSnapshots snapshots) {
-  const auto collector_of = [this](const LayerGeometry& geometry) -> Layer& {
+  const auto collector_of = [this](const LayerGeometry& geometry) -> Layer* {
     const auto id = static_cast<size_t>(geometry.layer_id);
-    if (id < layers_.size() && geometry == layers_[id]) return collectors_[id];
+    if (id < layers_.size() && geometry == layers_[id]) return collectors_[id].get();
     throw Error({.what = "saved sums have another shape than the model's layer",
                  .where = fmt::format("layer {}", geometry.layer_id),
                  .hint = "delete the checkpoint and start anew"});
   };
-  for (const LayerStatistics& layer : saved) collector_of(layer.geometry).restore(layer);
-  for (auto& copy : snapshots) collector_of(copy->geometry).restore(std::move(copy));
+  for (const LayerStatistics& layer : saved) {
+    if (Layer* const collector = collector_of(layer.geometry)) collector->restore(layer);
+  }
+  for (auto& copy : snapshots) {
+    if (Layer* const collector = collector_of(copy->geometry)) collector->restore(std::move(copy));
+  }
 }
 
 AttentionObserver* MomentPass::observer(int layer) {
-  return &collectors_[static_cast<size_t>(layer)];
+  return collectors_[static_cast<size_t>(layer)].get();
 }
 
 void MomentPass::layer_done(const RunPosition& next) { save_(*this, next); }
@@ -81,8 +90,12 @@ void MomentPass::layer_done(const RunPosition& next) { save_(*this, next); }
 std::vector<LayerStatistics> MomentPass::result() const {
   std::vector<LayerStatistics> statistics;
   for (size_t i = 0; i < collectors_.size(); ++i) {
-    statistics.push_back(collectors_[i].result());
-    if (i == metrics_.size()) metrics_.push_back(model_.o_proj_metric(static_cast<int>(i)));
+    const bool local = collectors_[i] == nullptr;
+    statistics.push_back(local ? LayerStatistics() : collectors_[i]->result());
+    statistics.back().geometry = layers_[i];
+    if (i == metrics_.size()) {
+      metrics_.push_back(local ? MatrixStack<double>() : model_.o_proj_metric(static_cast<int>(i)));
+    }
     statistics.back().o_proj_metric = metrics_[i];
   }
   return statistics;
@@ -90,15 +103,15 @@ std::vector<LayerStatistics> MomentPass::result() const {
 
 SumSnapshots MomentPass::snapshots() const {
   SumSnapshots all;
-  for (const Layer& layer : collectors_) {
-    all.insert(all.end(), layer.snapshots().begin(), layer.snapshots().end());
+  for (const auto& layer : collectors_) {
+    if (layer) all.insert(all.end(), layer->snapshots().begin(), layer->snapshots().end());
   }
   return all;
 }
 
 void check_counts(const std::vector<LayerStatistics>& statistics, int64_t tokens) {
   for (const LayerStatistics& layer : statistics) {
-    if (layer.count_kv == tokens) continue;
+    if (!layer.geometry.fitted() || layer.count_kv == tokens) continue;
     throw Error({.what = "the sums do not hold every token exactly once",
                  .where = fmt::format("layer {}, count_kv", layer.geometry.layer_id),
                  .expected = std::to_string(tokens),
@@ -109,19 +122,24 @@ void check_counts(const std::vector<LayerStatistics>& statistics, int64_t tokens
 
 EnergyPass::EnergyPass(const std::vector<LayerStatistics>& statistics, torch::Device device) {
   for (const LayerStatistics& layer : statistics) {
+    if (!layer.geometry.fitted()) {
+      collectors_.emplace_back();
+      continue;
+    }
     MatrixStack<double> covariance = layer.q_moment;
     for (double& entry : covariance.data) entry /= static_cast<double>(layer.count_q);
-    collectors_.emplace_back(layer.geometry, covariance, device);
+    collectors_.emplace_back(std::in_place, layer.geometry, covariance, device);
   }
 }
 
 AttentionObserver* EnergyPass::observer(int layer) {
-  return &collectors_[static_cast<size_t>(layer)];
+  auto& collector = collectors_[static_cast<size_t>(layer)];
+  return collector ? &*collector : nullptr;
 }
 
 void EnergyPass::store(std::vector<LayerStatistics>& statistics) const {
   for (size_t i = 0; i < statistics.size(); ++i) {
-    statistics[i].v_energy_moment = collectors_[i].result();
+    if (collectors_[i]) statistics[i].v_energy_moment = collectors_[i]->result();
   }
 }
 

@@ -16,8 +16,9 @@ namespace oscar {
 // o_proj_metric, which does not change, is absent.
 using SumSnapshots = std::vector<std::shared_ptr<const LayerStatistics>>;
 
-// First pass: all moments and sums of every layer. Sums stay on the device between shards, so the
-// additions are those of one uninterrupted run whatever the sharding and however often it resumed.
+// First pass: all moments and sums of every layer that is not local. Sums stay on the device
+// between shards, so the additions are those of one uninterrupted run whatever the sharding and
+// however often it resumed.
 class MomentPass final : public LayerVisitor {
  public:
   // Called where a checkpoint may be taken, with the position that a resumed run starts from.
@@ -38,7 +39,7 @@ class MomentPass final : public LayerVisitor {
   AttentionObserver* observer(int layer) override;
   void layer_done(const RunPosition& next) override;
 
-  // Sums so far, with the output projection's metric of each layer.
+  // Sums so far, with the output projection's metric of each layer; of local layers none.
   std::vector<LayerStatistics> result() const;
   SumSnapshots snapshots() const;
 
@@ -47,14 +48,14 @@ class MomentPass final : public LayerVisitor {
 
   const Transformer& model_;
   std::vector<LayerGeometry> layers_;
-  std::vector<Layer> collectors_;
+  std::vector<std::unique_ptr<Layer>> collectors_;  // [num_layers]; null: a local layer
   SavePoint save_;
   // Of each layer, once asked for: they do not change, and cost more than the rest of a checkpoint.
   mutable std::vector<MatrixStack<double>> metrics_;
 };
 
-// Throws Error unless every layer has counted `tokens` keys: that nothing was left out and nothing
-// added twice, however often and under whatever plans the run was resumed.
+// Throws Error unless every layer that is not local has counted `tokens` keys: that nothing was
+// left out and nothing added twice, however often and under whatever plans the run was resumed.
 void check_counts(const std::vector<LayerStatistics>& statistics, int64_t tokens);
 
 // Second pass, for the energy objective only: fills v_energy_moment with the final C_Q.
@@ -67,7 +68,7 @@ class EnergyPass final : public LayerVisitor {
   void store(std::vector<LayerStatistics>& statistics) const;
 
  private:
-  std::vector<EnergyCollector> collectors_;
+  std::vector<std::optional<EnergyCollector>> collectors_;  // [num_layers]; none: a local layer
 };
 
 }  // namespace oscar

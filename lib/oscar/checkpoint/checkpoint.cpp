@@ -17,6 +17,7 @@
 #include "oscar/checkpoint/gguf_tokenizer.h"
 #include "oscar/checkpoint/gguf_weights.h"
 #include "oscar/checkpoint/hub_cache.h"
+#include "oscar/checkpoint/model_name.h"
 #include "oscar/io/safetensors.h"
 
 namespace oscar {
@@ -77,7 +78,6 @@ std::optional<std::string> template_of(const Json& value) {
 Checkpoint open_folder(const fs::path& folder, const std::optional<Json>& rope_scaling) {
   Checkpoint checkpoint;
   checkpoint.path = checkpoint.folder = folder;
-  checkpoint.name = fs::weakly_canonical(folder).filename().string();
   const fs::path config_path = folder / "config.json";
   if (!fs::exists(config_path)) {
     throw Error({.what = "the model folder has no config.json",
@@ -86,8 +86,10 @@ Checkpoint open_folder(const fs::path& folder, const std::optional<Json>& rope_s
   }
   const std::string text = read_text_file(config_path, kMaxConfigBytes);
   checkpoint.config_sha256 = sha256_of(text);
-  checkpoint.config = parse_model_config(parse_json(text, config_path.string()),
-                                         config_path.string(), rope_scaling);
+  const Json config = parse_json(text, config_path.string());
+  checkpoint.config = parse_model_config(config, config_path.string(), rope_scaling);
+  const Json stated = config.value("_name_or_path", Json());
+  checkpoint.name = model_name(folder, stated.is_string() ? stated.get<std::string>() : "");
   auto files = std::make_shared<SafetensorsWeights>(folder);
   if (checkpoint.config.fp8) {
     checkpoint.weights = std::make_shared<Fp8Weights>(std::move(files), *checkpoint.config.fp8);
@@ -108,7 +110,7 @@ Checkpoint open_gguf(const fs::path& path, const std::optional<Json>& rope_scali
   Checkpoint checkpoint;
   checkpoint.path = path;
   checkpoint.folder = path.has_parent_path() ? path.parent_path() : ".";
-  checkpoint.name = path.stem().string();
+  checkpoint.name = model_name(path, file->text("general.name").value_or(""));
   const Json config = gguf_config(*file);
   checkpoint.config_sha256 = sha256_of(config.dump());
   checkpoint.config = parse_model_config(config, path.string(), rope_scaling);

@@ -15,7 +15,7 @@ namespace oscar {
 struct Checkpoint {
   std::filesystem::path path;    // the folder, or the GGUF file
   std::filesystem::path folder;  // the folder, or that of the GGUF file
-  std::string name;              // last component of the path, without .gguf
+  std::string name;              // model_name.h
   ModelConfig config;
   std::shared_ptr<const WeightSource> weights;
   std::string config_sha256;         // of config.json as it is on disk, or as GGUF would have it

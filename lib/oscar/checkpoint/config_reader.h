@@ -14,6 +14,10 @@ inline constexpr int64_t kMaxLayers = 4096, kMaxHeads = 8192, kMaxHeadDim = 4096
 inline constexpr int64_t kMaxWidth = int64_t{1} << 22, kMaxVocab = int64_t{1} << 26;
 inline constexpr int64_t kMaxLength = int64_t{1} << 30, kMaxExperts = 2048;
 
+// Types of layers in layer_types and, of some families, in rope_parameters.
+inline constexpr const char *kFullAttention = "full_attention",
+                            *kSlidingAttention = "sliding_attention";
+
 struct ConfigReader {
   const Json& json;
   const std::string& source;  // the file, for messages

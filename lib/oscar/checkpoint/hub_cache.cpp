@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <string_view>
 
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
@@ -15,6 +16,7 @@ namespace fs = std::filesystem;
 constexpr const char* kLetters =
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
 constexpr size_t kLongestName = 96;  // of the Hub
+constexpr std::string_view kModelFolder = "models--";
 
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
@@ -54,7 +56,7 @@ bool is_hub_name(const std::string& name) {
 
 std::optional<fs::path> find_in_hub_cache(const std::string& name) {
   if (!is_hub_name(name)) return std::nullopt;
-  std::string folder = "models--" + name;
+  std::string folder = std::string(kModelFolder) + name;
   folder.replace(folder.find('/'), 1, "--");
   const fs::path model = cache_folder() / folder;
   std::error_code status;
@@ -65,6 +67,17 @@ std::optional<fs::path> find_in_hub_cache(const std::string& name) {
     return std::nullopt;
   }
   return snapshot;
+}
+
+std::optional<std::string> hub_name_of(const fs::path& folder) {
+  if (folder.parent_path().filename() != "snapshots") return std::nullopt;
+  std::string name = folder.parent_path().parent_path().filename().string();
+  if (!name.starts_with(kModelFolder)) return std::nullopt;
+  name.erase(0, kModelFolder.size());
+  const size_t split = name.find("--");
+  if (split == std::string::npos) return std::nullopt;
+  name.replace(split, 2, "/");
+  return is_hub_name(name) ? std::optional(name) : std::nullopt;
 }
 
 }  // namespace oscar

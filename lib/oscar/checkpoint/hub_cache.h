@@ -15,4 +15,8 @@ bool is_hub_name(const std::string& name);
 // not there. Nothing is downloaded.
 std::optional<std::filesystem::path> find_in_hub_cache(const std::string& name);
 
+// The name under which a folder of such a cache was fetched; nullopt for other folders. `folder` is
+// canonical.
+std::optional<std::string> hub_name_of(const std::filesystem::path& folder);
+
 }  // namespace oscar

@@ -8,21 +8,31 @@
 
 namespace oscar {
 
-// Head counts, head_dim and RoPE are those of the model (ModelConfig): a bundle has one of each.
+// Head counts, head_dim and the softmax scale are those of the model (ModelConfig): a bundle has
+// one of each.
 struct AttentionSpec {
   int window = 0;         // keys that a query sees, itself included; 0: all before it
   bool qkv_bias = false;  // bias on the q, k and v projections
   bool o_bias = false;    // bias on the output projection
   bool qk_norm = false;   // RMSNorm over head_dim on q and k, before RoPE
+  // A local layer among global ones: turned by ModelConfig::local_rope, its window stays in BF16.
+  bool local = false;
 
   bool operator==(const AttentionSpec&) const = default;
-  AttentionKind kind() const { return window > 0 ? AttentionKind::kSliding : AttentionKind::kFull; }
+  AttentionKind kind() const {
+    if (local) return AttentionKind::kLocal;
+    return window > 0 ? AttentionKind::kSliding : AttentionKind::kFull;
+  }
 };
 
-// down(silu(gate x) * up x).
+// kGeluTanh: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+enum class Activation { kSilu, kGeluTanh };
+
+// down(activation(gate x) * up x).
 struct DenseSpec {
   int intermediate_size = 0;
   bool bias = false;  // on all three projections
+  Activation activation = Activation::kSilu;
   bool operator==(const DenseSpec&) const = default;
 };
 
@@ -30,7 +40,8 @@ struct DenseSpec {
 enum class RouterScore { kSoftmax, kSigmoid };
 
 // The `top_k` experts with the highest scores, summed with their scores as weights, and beside them
-// a shared one that every token passes through. Each expert is as DenseSpec, without biases.
+// a shared one that every token passes through. Each expert is as DenseSpec, with silu and without
+// biases.
 struct ExpertsSpec {
   int num_experts = 0, top_k = 0;
   int intermediate_size = 0;         // of one expert
@@ -49,6 +60,8 @@ struct ExpertsSpec {
 struct LayerSpec {
   AttentionSpec attention;
   std::variant<DenseSpec, ExpertsSpec> mlp;
+  // Norms also behind attention and behind the MLP, before what they return is added.
+  bool output_norms = false;
 
   bool operator==(const LayerSpec&) const = default;
   const ExpertsSpec* experts() const { return std::get_if<ExpertsSpec>(&mlp); }

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "oscar/base/error.h"
 #include "oscar/checkpoint/model_family.h"
@@ -12,7 +13,18 @@
 namespace oscar {
 namespace {
 
-constexpr double kDefaultTheta = 10000.0;
+// Why a model that is not supported may never be, or the way to one that is.
+const char* hint_for(const ConfigReader& reader) {
+  if (reader.has("kv_lora_rank")) {
+    return "latent attention (MLA) caches no keys and values of heads, which is what this toolkit "
+           "quantizes";
+  }
+  if (reader.has("text_config")) {
+    return "its text half may be supported as a model of its own: docs/models.md says how to save "
+           "that of Gemma 3";
+  }
+  return "";
+}
 
 const ModelFamily& choose_family(const ConfigReader& reader) {
   const std::string model_type = reader.text("model_type", "");
@@ -31,10 +43,7 @@ const ModelFamily& choose_family(const ConfigReader& reader) {
                  .where = reader.source,
                  .expected = fmt::format("{}", fmt::join(supported_architectures(), ", ")),
                  .found = architecture.empty() ? "model_type " + model_type : architecture,
-                 .hint = reader.has("kv_lora_rank")
-                             ? "latent attention (MLA) caches no keys and values of heads, which "
-                               "is what this toolkit quantizes"
-                             : ""});
+                 .hint = hint_for(reader)});
   }
   if (!model_type.empty() && model_type != family->model_type) {
     reader.refuse("model_type", "model_type and architectures disagree",
@@ -90,19 +99,38 @@ void read_numerics(const ConfigReader& reader, const ModelFamily& family, ModelC
     reader.refuse("hidden_act", "this activation is not implemented", "silu");
   }
   config.rms_norm_eps = read_epsilon(reader, family.rms_norm_eps);
-  config.tie_word_embeddings = reader.flag("tie_word_embeddings", false);
+  config.tie_word_embeddings = reader.flag("tie_word_embeddings", family.tie_word_embeddings);
+  config.sm_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+}
+
+// rope_parameters, or of a family whose local layers have a RoPE of their own what it holds for
+// layers of this type; null where there is none.
+Json rope_parameters_of(const ConfigReader& reader, const ModelFamily& family,
+                        const char* layer_type) {
+  if (!reader.has("rope_parameters")) return nullptr;
+  const Json& parameters = reader.json["rope_parameters"];
+  if (!family.local_rope_theta || !parameters.is_object()) return parameters;
+  for (const auto& [key, value] : parameters.items()) {
+    if (key == kFullAttention || key == kSlidingAttention) continue;
+    throw Error({.what = "the RoPE parameters are not sorted by type of layer",
+                 .where = reader.source + ": rope_parameters",
+                 .expected = fmt::format("{} and {}", kFullAttention, kSlidingAttention),
+                 .found = key});
+  }
+  return parameters.contains(layer_type) ? parameters[layer_type] : Json();
 }
 
 // One dictionary in transformers 5's manner, whichever style the file is written in.
 Json gather_rope(const ConfigReader& reader, const ModelFamily& family,
                  const std::optional<Json>& override_scaling) {
   Json parameters = Json::object();
+  const Json written = rope_parameters_of(reader, family, kFullAttention);
   if (override_scaling) {
     parameters = *override_scaling;
   } else if (reader.has("rope_scaling") && !reader.json["rope_scaling"].empty()) {
     parameters = reader.json["rope_scaling"];  // transformers prefers it when both are there
-  } else if (reader.has("rope_parameters")) {
-    parameters = reader.json["rope_parameters"];
+  } else if (!written.is_null()) {
+    parameters = written;
   }
   if (!parameters.is_object()) {
     throw Error({.what = "the RoPE parameters are not a JSON object",
@@ -113,13 +141,13 @@ Json gather_rope(const ConfigReader& reader, const ModelFamily& family,
     if (!parameters.contains(key) || parameters[key].is_null()) parameters[key] = value;
   };
   // An override rarely repeats what is no scaling: it stays the file's.
-  if (override_scaling && reader.has("rope_parameters")) {
-    const Json& written = reader.json["rope_parameters"];
+  if (override_scaling) {
     for (const char* key : {"rope_theta", "partial_rotary_factor"}) {
       if (written.is_object() && written.contains(key)) fill(key, written[key]);
     }
   }
-  fill("rope_theta", reader.has("rope_theta") ? reader.json["rope_theta"] : Json(kDefaultTheta));
+  fill("rope_theta",
+       reader.has("rope_theta") ? reader.json["rope_theta"] : Json(family.rope_theta));
   if (reader.has("partial_rotary_factor")) {
     fill("partial_rotary_factor", reader.json["partial_rotary_factor"]);
   }
@@ -139,6 +167,33 @@ Json gather_rope(const ConfigReader& reader, const ModelFamily& family,
         reader.json["original_max_position_embeddings"];
   }
   return parameters;
+}
+
+// Of the local layers of a family that has them: not scaled, unless rope_parameters says so.
+Json gather_local_rope(const ConfigReader& reader, const ModelFamily& family) {
+  Json parameters = rope_parameters_of(reader, family, kSlidingAttention);
+  if (parameters.is_null()) parameters = Json::object();
+  const char* const old_key = "rope_local_base_freq";
+  if (parameters.is_object() && !parameters.contains("rope_theta")) {
+    parameters["rope_theta"] =
+        reader.has(old_key) ? reader.json[old_key] : Json(*family.local_rope_theta);
+  }
+  return parameters;
+}
+
+void read_rope(const ConfigReader& reader, const ModelFamily& family,
+               const std::optional<Json>& scaling, ModelConfig& config) {
+  const int length =
+      reader.size("max_position_embeddings", kMaxLength).value_or(family.max_position_embeddings);
+  config.rope = make_rope(gather_rope(reader, family, scaling), config.head_dim, length,
+                          scaling ? "--rope-scaling" : reader.source);
+  if (family.length_is_scaled) {
+    config.rope.max_positions = length;
+    config.rope.as_run["max_positions"] = length;
+  }
+  if (!family.local_rope_theta) return;
+  config.local_rope =
+      make_rope(gather_local_rope(reader, family), config.head_dim, length, reader.source);
 }
 
 void read_tokens(const ConfigReader& reader, const ModelFamily& family, ModelConfig& config) {
@@ -170,8 +225,13 @@ LayerGeometry ModelConfig::geometry(int layer, int recent_tokens) const {
   geometry.num_qo_heads = num_qo_heads;
   geometry.num_kv_heads = num_kv_heads;
   geometry.head_dim_k = geometry.head_dim_v = head_dim;
-  geometry.quantized = attention.window == 0 || attention.window > recent_tokens;
+  geometry.quantized = geometry.quantized_beyond(recent_tokens);
   return geometry;
+}
+
+int ModelConfig::num_fitted_layers() const {
+  return static_cast<int>(
+      std::ranges::count_if(layers, [](const LayerSpec& layer) { return !layer.attention.local; }));
 }
 
 std::vector<std::vector<int>> ModelConfig::layers_by_spec() const {
@@ -202,10 +262,7 @@ ModelConfig parse_model_config(const Json& json, const std::string& source,
   read_sizes(reader, family, config);
   read_numerics(reader, family, config);
   family.build(reader, config);
-  const int length =
-      reader.size("max_position_embeddings", kMaxLength).value_or(family.max_position_embeddings);
-  config.rope = make_rope(gather_rope(reader, family, rope_scaling), config.head_dim, length,
-                          rope_scaling ? "--rope-scaling" : source);
+  read_rope(reader, family, rope_scaling, config);
   read_tokens(reader, family, config);
   config.fp8 = parse_quantization(json, source);
   config.raw = json;

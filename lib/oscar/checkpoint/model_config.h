@@ -24,17 +24,24 @@ struct ModelConfig {
   int head_dim = 0;
   int vocab_size = 0;
   double rms_norm_eps = 1e-6;
+  double norm_offset = 0;      // added to the weights of all norms, in fp32
+  double embedding_scale = 1;  // factor on the embeddings, rounded to the compute dtype
+  double sm_scale = 1;         // factor on the scores before softmax
   bool tie_word_embeddings = false;
   std::vector<LayerSpec> layers;  // [num_layers]
   // Layers behind those, which guess tokens further ahead: their tensors are left out.
   int further_layers = 0;
   Rope rope;
+  std::optional<Rope> local_rope;  // of layers whose AttentionSpec is local
   std::vector<int32_t> eos_token_ids;
   std::optional<int32_t> bos_token_id;
   std::optional<Fp8Layout> fp8;  // of a folder whose matrices are stored in FP8
   Json raw;                      // the file as read
 
   const LayerSpec& layer(int index) const { return layers.at(static_cast<size_t>(index)); }
+  const Rope& rope_of(int index) const { return layer(index).attention.local ? *local_rope : rope; }
+  // Layers with statistics and transforms: those that are not local.
+  int num_fitted_layers() const;
   // Layers with equal specs together, in the order of the first of each.
   std::vector<std::vector<int>> layers_by_spec() const;
   // Geometry of one layer; `recent_tokens` decides whether a sliding layer is ever quantized.

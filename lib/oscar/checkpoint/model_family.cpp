@@ -12,8 +12,8 @@ namespace oscar {
 namespace {
 
 // In the order in which messages list them.
-constexpr const ModelFamily* kFamilies[] = {&kQwen3, &kQwen2,   &kQwen3Moe,
-                                            &kLlama, &kMistral, &kGlm4Moe};
+constexpr const ModelFamily* kFamilies[] = {&kQwen3,   &kQwen2,   &kQwen3Moe, &kLlama,
+                                            &kMistral, &kGlm4Moe, &kGemma3};
 
 // Read by parse_model_config for every family.
 constexpr std::string_view kRead[] = {
@@ -54,6 +54,7 @@ constexpr std::string_view kInert[] = {
     "auto_map",
     "bad_words_ids",
     "begin_suppress_tokens",
+    "cache_implementation",
     "chunk_size_feed_forward",
     "custom_pipelines",
     "decoder_start_token_id",
@@ -146,6 +147,7 @@ constexpr RefusedKey kRefused[] = {
     {"clip_qkv", "null", "clipping of q, k and v"},
     {"kv_lora_rank", "null", "latent attention (MLA)"},
     {"alibi", "false", "position biases instead of RoPE"},
+    {"use_bidirectional_attention", "false", "attention to later tokens"},
     {"use_mrope", "false", "multi-axis RoPE"},
     {"mrope_section", "null", "multi-axis RoPE"},
     {"rope_interleaved", "false", "RoPE on neighbouring dimensions"},

@@ -26,6 +26,13 @@ struct ModelFamily {
   double rms_norm_eps = 1e-6;
   // Share of head_dim that RoPE turns, where the family may turn a part only.
   std::optional<double> rotary_factor = std::nullopt;
+  double rope_theta = 10000.0;
+  // Of the local layers, where the family has them with a RoPE of their own.
+  std::optional<double> local_rope_theta = std::nullopt;
+  // max_position_embeddings is what is served, whatever the scaling of the RoPE: servers multiply
+  // that of other families (rope.h).
+  bool length_is_scaled = false;
+  bool tie_word_embeddings = false;
   std::optional<int> bos_token_id = std::nullopt, eos_token_id = std::nullopt;
   // Keys of config.json that are read for this family, beside those read for all.
   std::span<const std::string_view> keys;

@@ -26,6 +26,8 @@ constexpr Condition kUntied = [](const Place& p) { return !p.config.tie_word_emb
 constexpr Condition kQkvBias = [](const Place& p) { return p.layer->attention.qkv_bias; };
 constexpr Condition kWithOBias = [](const Place& p) { return p.layer->attention.o_bias; };
 constexpr Condition kQkNorm = [](const Place& p) { return p.layer->attention.qk_norm; };
+constexpr Condition kInputNormsOnly = [](const Place& p) { return !p.layer->output_norms; };
+constexpr Condition kOutputNorms = [](const Place& p) { return p.layer->output_norms; };
 constexpr Condition kMlpBias = [](const Place& p) {
   return std::get<DenseSpec>(p.layer->mlp).bias;
 };
@@ -68,7 +70,16 @@ constexpr Row kAttentionRows[] = {
     {kOBias, "model.layers.{}.self_attn.o_proj.bias", "blk.{}.attn_output.bias", kHidden, kNone,
      kWithOBias},
     {kMlpNorm, "model.layers.{}.post_attention_layernorm.weight", "blk.{}.ffn_norm.weight", kHidden,
-     kNone, kAlways},
+     kNone, kInputNormsOnly},
+};
+// Of layers with norms behind attention and the MLP as well.
+constexpr Row kOutputNormRows[] = {
+    {kAttentionOutputNorm, "model.layers.{}.post_attention_layernorm.weight", nullptr, kHidden,
+     kNone, kOutputNorms},
+    {kMlpNorm, "model.layers.{}.pre_feedforward_layernorm.weight", nullptr, kHidden, kNone,
+     kOutputNorms},
+    {kMlpOutputNorm, "model.layers.{}.post_feedforward_layernorm.weight", nullptr, kHidden, kNone,
+     kOutputNorms},
 };
 constexpr Row kDenseRows[] = {
     {kGate, "model.layers.{}.mlp.gate_proj.weight", "blk.{}.ffn_gate.weight", kIntermediate,
@@ -131,6 +142,11 @@ int64_t extent(const Place& place, Size size) {
   return 0;
 }
 
+bool is_norm(WeightRole role) {
+  return role == kFinalNorm || role == kAttentionNorm || role == kAttentionOutputNorm ||
+         role == kMlpNorm || role == kMlpOutputNorm || role == kQNorm || role == kKNorm;
+}
+
 template <size_t n>
 void resolve(const Row (&rows)[n], const Place& place, std::vector<WeightSpec>& specs) {
   for (const Row& row : rows) {
@@ -138,7 +154,8 @@ void resolve(const Row (&rows)[n], const Place& place, std::vector<WeightSpec>& 
     WeightSpec spec{row.role,
                     fmt::format(fmt::runtime(row.name), place.layer_index, place.expert),
                     {},
-                    place.expert};
+                    place.expert,
+                    is_norm(row.role) ? place.config.norm_offset : 0.0};
     for (const Size size : {row.rows, row.cols}) {
       if (size != kNone) spec.shape.push_back(extent(place, size));
     }
@@ -181,6 +198,7 @@ std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) {
   std::vector<WeightSpec> specs;
   Place place{config, &config.layer(layer), layer};
   resolve(kAttentionRows, place, specs);
+  resolve(kOutputNormRows, place, specs);
   const ExpertsSpec* experts = place.layer->experts();
   if (experts == nullptr) {
     resolve(kDenseRows, place, specs);

@@ -26,7 +26,9 @@ enum class WeightRole {
   kKNorm,  // [head_dim]
   kO,      // [hidden, num_qo_heads * head_dim]
   kOBias,
-  kMlpNorm,  // [hidden], before the MLP or the experts
+  kAttentionOutputNorm,  // [hidden], behind attention
+  kMlpNorm,              // [hidden], before the MLP or the experts
+  kMlpOutputNorm,        // [hidden], behind the MLP
   // Of the MLP, or of the expert that all tokens share:
   kGate,  // [intermediate, hidden]
   kUp,    // [intermediate, hidden]
@@ -47,7 +49,8 @@ struct WeightSpec {
   WeightRole role;
   std::string name;
   std::vector<int64_t> shape;
-  int expert = -1;  // of kExpertGate, kExpertUp and kExpertDown
+  int expert = -1;    // of kExpertGate, kExpertUp and kExpertDown
+  double offset = 0;  // added to its values, which are then fp32 whatever the compute dtype is
 };
 
 // What a tensor is called in safetensors files (WeightSpec::name) and in GGUF files.

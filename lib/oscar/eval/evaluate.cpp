@@ -16,6 +16,8 @@
 #include "oscar/eval/eval_memory.h"
 #include "oscar/eval/evaluation_cost.h"
 #include "oscar/eval/evaluation_state.h"
+#include "oscar/eval/key_row.h"
+#include "oscar/eval/layer_errors.h"
 #include "oscar/eval/needle_run.h"
 #include "oscar/eval/overlap.h"
 #include "oscar/eval/report_json.h"
@@ -27,7 +29,8 @@
 namespace oscar {
 namespace {
 
-constexpr int64_t kDeviceClassTokens = 16384;  // of the pass that looks at rows by class
+// Of the passes that look at rows by class and at layers one by one.
+constexpr int64_t kDeviceFirstTokens = 16384;
 
 int64_t first_measured(const EvaluateOptions& options, int64_t chunk_len,
                        const std::vector<Method>& methods) {
@@ -125,23 +128,50 @@ void measure_needles(const EvaluateOptions& options, Work& work, EvaluationState
   progress.end();
 }
 
-// Continues `state` to the end. `rows`: the row classes of the separated text.
-void measure(const EvaluateOptions& options, Work& work, EvaluationState& state, Json& rows,
+// What passes over few rows find, anew when a run is resumed.
+struct RowFindings {
+  std::optional<KeyRow> key_row;
+  Json classes;  // of the separated text; null when not measured
+  std::vector<LayerErrorSums> text_errors, separated_errors;
+};
+
+// Of the longest sequence, so that there are 2-bit rows if any has them.
+std::optional<KeyRow> find_key_row(const EvaluateOptions& options, Work& work) {
+  const auto& chunks = work.session.corpus.chunks;
+  if (chunks.empty()) return std::nullopt;
+  const auto longest = std::ranges::max_element(chunks, {}, &std::vector<int32_t>::size);
+  return measure_key_row(work.model, work.methods, *longest, options.position_offset);
+}
+
+torch::Tensor first_sequences(const std::vector<std::vector<int32_t>>& sequences,
+                              const Session& session) {
+  return make_batches(sequences, session.compute.device.is_cuda() ? kDeviceFirstTokens : 0).front();
+}
+
+// Continues `state` to the end.
+void measure(const EvaluateOptions& options, Work& work, EvaluationState& state, RowFindings& rows,
              const std::function<void()>& counted, Progress& progress) {
+  const auto layer_errors = [&](const torch::Tensor& ids) {
+    return options.layer_errors
+               ? measure_layer_errors(work.model, work.methods, ids, options.position_offset)
+               : std::vector<LayerErrorSums>{};
+  };
+  rows.key_row = find_key_row(options, work);
   if (work.text) {
     measure_text(options, work.session, work.model, work.methods, *work.text, "perplexity",
                  state.text, counted, progress);
+    rows.text_errors = layer_errors(first_sequences(work.session.corpus.chunks, work.session));
   }
   if (work.separated) {
     const SeparatedText& separated = *work.separated;
     measure_text(options, work.session, work.model, work.methods, separated.task, "with separators",
                  state.separated, counted, progress);
-    const bool gpu = work.session.compute.device.is_cuda();
-    const torch::Tensor ids =
-        make_batches(separated.sequences, gpu ? kDeviceClassTokens : 0).front();
-    rows = row_classes_json(measure_row_classes(work.model, work.methods, ids, separated.separators,
-                                                options.position_offset),
-                            work.methods);
+    const torch::Tensor ids = first_sequences(separated.sequences, work.session);
+    rows.classes =
+        row_classes_json(measure_row_classes(work.model, work.methods, ids, separated.separators,
+                                             options.position_offset),
+                         work.methods);
+    rows.separated_errors = layer_errors(ids);
   }
   if (options.needles) measure_needles(options, work, state, counted, progress);
 }
@@ -171,20 +201,22 @@ Json counted_part(const EvaluateOptions& options, const Work& work, const Evalua
 // Adds what has been counted to `report`; whether there was anything. Parts with too little to say
 // anything, and answers that not every method has generated, stay out.
 bool add_figures(const EvaluateOptions& options, const Work& work, const EvaluationState& state,
-                 const Json& rows, Json& report) {
+                 const RowFindings& rows, Json& report) {
   bool any = false;
-  const auto add_text = [&](const TextTask& task, const TextState& counted, Json& to) {
+  const auto add_text = [&](const TextTask& task, const TextState& counted,
+                            const std::vector<LayerErrorSums>& errors, Json& to) {
     if (counted_tokens(counted) < kFewestTokens) return false;
     const TextResults results = text_results(task, counted);
     add_text_results(results, work.methods, options.seed, to);
     if (options.keep_units) add_unit_results(results, work.methods, to);
+    if (!errors.empty()) add_layer_errors(errors, work.methods, to);
     return any = true;
   };
-  if (work.text) add_text(*work.text, state.text, report);
+  if (work.text) add_text(*work.text, state.text, rows.text_errors, report);
   if (work.separated) {
     Json separated = {{"gap", options.separators}, {"token_ids", work.separated->separators}};
-    if (add_text(work.separated->task, state.separated, separated)) {
-      if (!rows.is_null()) separated["rows"] = rows;
+    if (add_text(work.separated->task, state.separated, rows.separated_errors, separated)) {
+      if (!rows.classes.is_null()) separated["rows"] = rows.classes;
       report["separators"] = std::move(separated);
     }
   }
@@ -201,6 +233,9 @@ bool add_figures(const EvaluateOptions& options, const Work& work, const Evaluat
     }
     add_needle_results(needles, work.methods, report);
     any = true;
+  }
+  if (any && rows.key_row) {
+    add_key_row(*rows.key_row, work.methods, options.position_offset, report);
   }
   return any;
 }
@@ -273,7 +308,7 @@ Json evaluate(const EvaluateOptions& options, Progress& progress) {
     }
     state = std::move(saved).value_or(EvaluationState{});
   }
-  Json rows;
+  RowFindings rows;
   try {
     measure(
         options, work, state, rows, [&] { checkpoint.save_if_due(state); }, progress);

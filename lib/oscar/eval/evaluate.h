@@ -40,7 +40,8 @@ struct EvaluateOptions {
   // Tokens from one separator to the next where the text is measured once more with the
   // checkpoint's own separators inside (data/separators.h); 0 = it is not.
   int64_t separators = 64;
-  bool keep_units = false;  // the report also holds the figures of each resampling unit
+  bool keep_units = false;    // the report also holds the figures of each resampling unit
+  bool layer_errors = false;  // and each layer's own error (layer_errors.h)
 
   // Windows in tokens, and format; unset: the bundles', else the defaults of QuantizerSettings.
   std::optional<int> sink, recent, quant_group_size, demote_block;

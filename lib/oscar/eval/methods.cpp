@@ -234,7 +234,7 @@ bool parse_pair(const std::string& text, std::optional<std::pair<Number, Number>
   return true;
 }
 
-Variants parse_variants(const std::string& name, int num_layers) {
+Variants parse_variants(const std::string& name, const ModelConfig& config) {
   Variants out;
   const auto parts = split(name, '@');
   for (size_t i = 1; i < parts.size(); ++i) {
@@ -248,7 +248,8 @@ Variants parse_variants(const std::string& name, int num_layers) {
       good = colon == std::string::npos;
     } else if (key == "layer") {
       int64_t layer = 0;
-      good = parse_number(value, layer) && layer < num_layers;
+      good = parse_number(value, layer) && layer < config.num_layers &&
+             !config.layer(static_cast<int>(layer)).attention.local;
       out.only_layer = layer;
     } else if (key == "clip") {
       good = parse_pair(value, out.clip) && out.clip->first <= 1 && out.clip->second <= 1;
@@ -269,7 +270,7 @@ Method make_method(const std::string& name, const MethodSource& given) {
   const Base& base = named ? find_base("bundle") : find_base(first, given.named);
   MethodSource source = given;
   if (named) source.bundle = &named->bundle;
-  const Variants variants = parse_variants(name, config.num_layers);
+  const Variants variants = parse_variants(name, config);
   Method method;
   method.name = name;
   method.summary = named ? fmt::format("bundle {}", first) : base.summary;
@@ -285,15 +286,15 @@ Method make_method(const std::string& name, const MethodSource& given) {
   method.view.recent = method.quantizer.recent_tokens;
   method.view.demote_block = method.quantizer.demote_block;
   method.layers.resize(config.num_layers);
+  method.num_local = config.num_layers - config.num_fitted_layers();
   if (method.reference) {
     if (name != base.name) refuse_variant(name, name);
     return method;
   }
   for (int layer = 0; layer < config.num_layers; ++layer) {
     if (variants.only_layer && *variants.only_layer != layer) continue;
-    if (!config.geometry(layer, method.quantizer.recent_tokens).quantized && !method.codec_off) {
-      continue;
-    }
+    const LayerGeometry geometry = config.geometry(layer, method.quantizer.recent_tokens);
+    if (!geometry.fitted() || !(geometry.quantized || method.codec_off)) continue;
     LayerTransforms transforms = layer_of(base, source, layer);
     if (variants.clip) {
       std::ranges::fill(transforms.key.recipe.clip_ratio, static_cast<float>(variants.clip->first));
@@ -331,9 +332,11 @@ std::vector<std::string> default_methods(const Bundle* bundle, std::span<const N
   return names;
 }
 
-std::vector<std::string> sensitivity_methods(const std::string& base, int num_layers) {
+std::vector<std::string> sensitivity_methods(const std::string& base, const ModelConfig& config) {
   std::vector<std::string> names;
-  for (int l = 0; l < num_layers; ++l) names.push_back(fmt::format("{}@layer:{}", base, l));
+  for (int l = 0; l < config.num_layers; ++l) {
+    if (!config.layer(l).attention.local) names.push_back(fmt::format("{}@layer:{}", base, l));
+  }
   return names;
 }
 

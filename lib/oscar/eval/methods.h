@@ -23,6 +23,7 @@ struct Method {
   QuantizerSettings quantizer;
   CacheView view;
   std::vector<std::shared_ptr<const LayerCodec>> layers;  // null: the layer stays exact
+  int num_local = 0;  // layers whose windows stay in BF16 whatever the method is
 };
 
 // A bundle that a comparison may name.
@@ -59,7 +60,7 @@ void check_bundle_name(const std::string& name, std::span<const NamedBundle> oth
 std::vector<std::string> default_methods(const Bundle* bundle, std::span<const NamedBundle> named);
 
 // Names of one base for every layer (leave all layers but one exact), for clip ratios and windows.
-std::vector<std::string> sensitivity_methods(const std::string& base, int num_layers);
+std::vector<std::string> sensitivity_methods(const std::string& base, const ModelConfig& config);
 std::vector<std::string> clip_sweep(const std::string& base);
 std::vector<std::string> window_sweep(const std::string& base);
 

@@ -35,15 +35,17 @@ double bits_at(const Method& method, int64_t length) {
                           method.view.recent);
 }
 
-// Share of the cache that INT2 reaches: sides and layers that stay exact count 16 bits.
+// Share of the cache that INT2 reaches: sides and layers that stay exact count 16 bits, local ones
+// not at all.
 double mixed_bits(const Method& method, int64_t length) {
   const double bits = bits_at(method, length);
-  double sum = 0;
+  double sum = -32.0 * method.num_local;
   for (const auto& layer : method.layers) {
     sum += layer && layer->int2_keys ? bits : 16.0;
     sum += layer && layer->int2_values ? bits : 16.0;
   }
-  return sum / (2.0 * static_cast<double>(method.layers.size()));
+  return sum /
+         (2.0 * static_cast<double>(static_cast<int>(method.layers.size()) - method.num_local));
 }
 
 Json kl_json(const std::vector<double>& kl, const std::vector<int32_t>& units) {

@@ -1,10 +1,9 @@
 // Rows of a few sequences, layer by layer, by class.
 #include "oscar/eval/row_classes.h"
 
-#include <cmath>
 #include <numeric>
 
-#include "oscar/base/interrupt.h"
+#include "oscar/eval/observe_layers.h"
 #include "oscar/int2/received_attention.h"
 
 namespace oscar {
@@ -42,14 +41,13 @@ class RowClassObserver final : public AttentionObserver {
  private:
   void observe_sequence(const AttentionRecord& record, int64_t i) {
     const auto q = record.q[i], k = record.k[i], v = record.v[i];
-    const double sm_scale = 1.0 / std::sqrt(static_cast<double>(q.size(2)));
     for (size_t m = 0; m < methods_.size(); ++m) {
       const LayerCodec* const codec = methods_[m].layers[static_cast<size_t>(record.layer)].get();
       if (!codec) continue;
       CacheView view = methods_[m].view;
       view.sliding_window = model_.config().geometry(record.layer, 0).sliding_window;
       if (!received_.attention.defined() || i != sequence_ || record.layer != layer_) {
-        begin(record, i, q, k, view, sm_scale);
+        begin(record, i, q, k, view);
       }
       if (received_.queries.empty()) return;
       if (codec->int2_keys) add_key_errors(*codec, q, k, view, record.first_position, m);
@@ -59,10 +57,10 @@ class RowClassObserver final : public AttentionObserver {
 
   // What all methods share: windows are those of the first one.
   void begin(const AttentionRecord& record, int64_t i, const torch::Tensor& q,
-             const torch::Tensor& k, const CacheView& view, double sm_scale) {
+             const torch::Tensor& k, const CacheView& view) {
     sequence_ = i;
     layer_ = record.layer;
-    received_ = received_attention(q, k, view, sm_scale);
+    received_ = received_attention(q, k, view, record.sm_scale);
     const int64_t tokens = k.size(1);
     auto int2 = torch::zeros_like(received_.sink);
     int2.slice(1, view.sink, std::max(view.sink, int2_end(view, tokens - 1))).fill_(1);
@@ -144,12 +142,7 @@ RowClassSums measure_row_classes(Transformer& model, const std::vector<Method>& 
   sums.value_error.resize(methods.size());
   const auto is_separator = torch::isin(ids, torch::tensor(separators, torch::kInt64));
   RowClassObserver observer(model, methods, is_separator, sums);
-  auto hidden = model.embed(ids);
-  for (int layer = 0; layer < model.config().num_layers; ++layer) {
-    stop_if_requested(kStoppedEvaluation);
-    hidden = model.forward_layer(layer, *model.load_layer(layer), hidden, &observer, nullptr,
-                                 position_offset);
-  }
+  observe_layers(model, ids, position_offset, observer);
   return sums;
 }
 

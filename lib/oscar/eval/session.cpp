@@ -128,7 +128,7 @@ std::vector<std::string> method_names(const EvaluateOptions& options, const Sess
   if (options.clip_sweep) add(clip_sweep(base));
   if (options.window_sweep) add(window_sweep(base));
   if (options.sensitivity) {
-    add(sensitivity_methods(base, session.checkpoint.config.num_layers));
+    add(sensitivity_methods(base, session.checkpoint.config));
   }
   std::vector<std::string> names = {"bf16"};
   for (const std::string& name : wanted) {
@@ -161,14 +161,27 @@ std::vector<Method> build_methods(const EvaluateOptions& options, const Session&
 
 namespace {
 
-// Numbers that the cache keeps of one token: keys and values of all KV heads and layers.
-int64_t cache_elements(const ModelConfig& config) {
+// Numbers that the cache keeps of one token: keys and values of all KV heads, of the layers that
+// are local, or of all others.
+int64_t cache_elements(const ModelConfig& config, bool local) {
   int64_t elements = 0;
   for (int layer = 0; layer < config.num_layers; ++layer) {
     const LayerGeometry g = config.geometry(layer, 0);
-    elements += int64_t{g.num_kv_heads} * (g.head_dim_k + g.head_dim_v);
+    if (g.fitted() != local) elements += int64_t{g.num_kv_heads} * (g.head_dim_k + g.head_dim_v);
   }
   return elements;
+}
+
+// The windows of local layers, which no method changes; null where there are none.
+Json local_windows(const ModelConfig& config) {
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    const AttentionSpec& attention = config.layer(layer).attention;
+    if (!attention.local) continue;
+    return {{"layers", config.num_layers - config.num_fitted_layers()},
+            {"window", attention.window},
+            {"elements_per_token", cache_elements(config, true)}};
+  }
+  return nullptr;
 }
 
 Json bundle_json(const Bundle& bundle, const std::filesystem::path& file) {
@@ -191,13 +204,16 @@ Json describe_session(const EvaluateOptions& options, const Session& session) {
   report["model"] = {{"name", checkpoint.name},
                      {"architecture", checkpoint.config.architecture},
                      {"num_layers", checkpoint.config.num_layers},
-                     {"cache_elements_per_token", cache_elements(checkpoint.config)},
+                     {"cache_elements_per_token", cache_elements(checkpoint.config, false)},
                      {"max_positions", checkpoint.config.rope.max_positions},
                      {"config_sha256", checkpoint.config_sha256},
                      {"weights_fingerprint", checkpoint.weights->fingerprint(false)},
                      {"rope", checkpoint.config.rope.as_run}};
   if (const std::string types = checkpoint.weights->quantization(); !types.empty()) {
     report["model"]["quantization"] = types;
+  }
+  if (Json windows = local_windows(checkpoint.config); !windows.is_null()) {
+    report["model"]["local_windows"] = std::move(windows);
   }
   report["bundle"] = nullptr;
   if (session.bundle) report["bundle"] = bundle_json(*session.bundle, options.bundle);

@@ -92,6 +92,16 @@ void write_files(const ExchangeFormat& format, const TransformSet& set,
   }
 }
 
+void require_every_layer(const Bundle& bundle, const std::string& from) {
+  for (const LayerTransforms& layer : bundle.layers) {
+    if (layer.geometry.fitted()) continue;
+    throw Error({.what = "these files hold a transform for every layer, and local layers have none",
+                 .where = fmt::format("{}: layer {}", from, layer.geometry.layer_id),
+                 .expected = "a bundle of a model whose layers all attend to all tokens",
+                 .hint = "--to statistics writes the sums of the other layers"});
+  }
+}
+
 // One matrix for all heads: by the layout, or, where it has places for either, by the variant.
 bool writes_shared(const ExchangeFormat& format, const std::optional<StackPlan>& plan) {
   if (format.layout == FileLayout::kTorchShared || format.layout == FileLayout::kGguf) return true;
@@ -114,6 +124,7 @@ ExportResult export_bundle(const Bundle& bundle, const std::string& from,
   }
   ExportResult result;
   if (format.stack != nullptr) result.plan = plan_of(bundle, from, format, reduce);
+  require_every_layer(bundle, from);
   const BundleVariant variant = result.plan ? result.plan->run->variant : BundleVariant::kOwn;
   const TransformSet set =
       transform_set(layers_of(bundle, variant), writes_shared(format, result.plan));

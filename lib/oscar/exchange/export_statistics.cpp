@@ -90,9 +90,13 @@ std::vector<std::string> export_statistics(const Bundle& bundle, const std::stri
                  .expected = "a statistics file, or a bundle that was made without "
                              "--no-statistics and not stripped"});
   }
-  Stacking stacking(bundle.statistics.size(), from);
-  for (size_t i = 0; i < bundle.statistics.size(); ++i) {
-    const LayerStatistics& layer = bundle.statistics[i];
+  std::vector<const LayerStatistics*> layers;
+  for (const LayerStatistics& layer : bundle.statistics) {
+    if (layer.geometry.fitted()) layers.push_back(&layer);
+  }
+  Stacking stacking(layers.size(), from);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const LayerStatistics& layer = *layers[i];
     schema::visit_statistics(layer, [&](const schema::Slot& slot, const auto& values) {
       stacking.add(i, slot.name, part_of(values));
     });

@@ -11,6 +11,7 @@
 #include "oscar/bundle/bundle_match.h"
 #include "oscar/cache/numeric.h"
 #include "oscar/fit/checks.h"
+#include "oscar/fit/fitted_layers.h"
 #include "oscar/fit/metric.h"
 
 namespace oscar {
@@ -223,6 +224,10 @@ Bundle import_bundle(const ReadTransforms& read, const Checkpoint& checkpoint,
   for (int id = 0; id < config.num_layers; ++id) {
     const LayerGeometry geometry = config.geometry(id, options.quantizer.recent_tokens);
     const auto place = read.set.find(id);
+    if (!geometry.fitted()) {  // whatever the files have for it: its rows stay as they are
+      bundle.layers.push_back(without_transforms(geometry));
+      continue;
+    }
     LayerTransforms layer;
     if (place != read.set.end()) {
       layer = place->second;

@@ -50,12 +50,16 @@ int64_t workspace_bytes(const ModelConfig& config, int64_t batch_tokens, int64_t
     elements = std::max(elements, mlp_elements(layer, hidden));
   }
   const int64_t mlp = element_bytes * (4 * hidden + rows + 2 * q + elements);
-  return batch_tokens * std::max({attention, observer, mlp});
+  // Norms whose weights stay in float32 read and write rows of it.
+  const bool wide = config.norm_offset != 0 && element_bytes < 4;
+  const int64_t norm = wide ? 2 * 4 * std::max(hidden, q) : 0;
+  return batch_tokens * (std::max({attention, observer, mlp}) + norm);
 }
 
-// One fp64 matrix of every KV head of all layers.
+// One fp64 matrix of every KV head of all layers with statistics.
 int64_t matrix_bytes(const ModelConfig& config) {
-  return int64_t{config.num_layers} * config.num_kv_heads * config.head_dim * config.head_dim * 8;
+  return int64_t{config.num_fitted_layers()} * config.num_kv_heads * config.head_dim *
+         config.head_dim * 8;
 }
 
 // Running sums of all layers, on the side that computes: q, k, v and the attention output, and q, k

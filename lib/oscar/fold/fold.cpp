@@ -236,7 +236,9 @@ void strip_value_transform(LayerTransforms& layer, ValueMean mean) {
 }
 
 Bundle folded_bundle(Bundle bundle, ValueMean mean) {
-  for (LayerTransforms& layer : bundle.layers) strip_value_transform(layer, mean);
+  for (LayerTransforms& layer : bundle.layers) {
+    if (layer.geometry.fitted()) strip_value_transform(layer, mean);
+  }
   bundle.statistics.clear();
   bundle.portable.clear();
   bundle.evaluation.reset();
@@ -303,7 +305,7 @@ FoldResult fold_model(const Bundle& bundle, const std::string& bundle_name,
   }
 
   Bundle folded = folded_bundle(bundle, result.mean);
-  folded.model.name = checkpoint.is_gguf() ? checkpoint.name : folder.target().filename().string();
+  folded.model.name = checkpoint.name;
   if (checkpoint.is_gguf()) {
     folded.model.file_sha256 = sha256_of_file(folder.temporary() / checkpoint.path.filename());
   }

@@ -13,6 +13,7 @@
 #include "oscar/bundle/merge.h"
 #include "oscar/bundle/refit.h"
 #include "oscar/fit/convergence.h"
+#include "oscar/fit/fitted_layers.h"
 #include "oscar/fit/predicted_loss.h"
 
 namespace oscar {
@@ -153,7 +154,7 @@ Json coverage(const std::vector<Bundle>& files, const std::vector<std::string>& 
                  {"poor_coverage", kPoorCoverage}};
   for (size_t i = 0; i < files.size(); ++i) {
     result["files"].push_back(
-        {{"name", names[i]}, {"tokens", files[i].statistics.front().count_kv}});
+        {{"name", names[i]}, {"tokens", first_fitted(files[i].statistics, names[i]).count_kv}});
   }
   for (const Side side : kSides) {
     SideMatrix& matrix = sides[static_cast<size_t>(side)];

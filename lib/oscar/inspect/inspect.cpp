@@ -145,14 +145,15 @@ void add_layer_table(std::string& text, const Json& layers) {
                   "keys", "values", "clip K", "clip V", "top K", "top V", "cnd K", "cnd V", "nmse");
   for (const auto& layer : layers) {
     const Json &k = layer["key"], &v = layer["value"];
-    text += fmt::format("{:>5}  {:<8} {:<8}  {:>9} {:>9}  {:>5} {:>5}  {:>5} {:>5}  {:>7}\n",
-                        layer["layer_id"].get<int>(), agreed(k["kind"]), agreed(v["kind"]),
-                        range(k["clip_ratio"], "{:.2f}"), range(v["clip_ratio"], "{:.2f}"),
-                        largest(k["largest_eigenvalue_share"], "{:.2f}"),
-                        largest(v["largest_eigenvalue_share"], "{:.2f}"),
-                        largest(k["condition_number"], "{:.3g}"),
-                        largest(v["condition_number"], "{:.3g}"),
-                        largest(layer["predicted_output_nmse"], "{:.1e}"));
+    const bool local = layer["attention"] == schema::attention_name(AttentionKind::kLocal);
+    text += fmt::format(
+        "{:>5}  {:<8} {:<8}  {:>9} {:>9}  {:>5} {:>5}  {:>5} {:>5}  {:>7}\n",
+        layer["layer_id"].get<int>(), local ? "(BF16)" : agreed(k["kind"]),
+        local ? "(BF16)" : agreed(v["kind"]), range(k["clip_ratio"], "{:.2f}"),
+        range(v["clip_ratio"], "{:.2f}"), largest(k["largest_eigenvalue_share"], "{:.2f}"),
+        largest(v["largest_eigenvalue_share"], "{:.2f}"), largest(k["condition_number"], "{:.3g}"),
+        largest(v["condition_number"], "{:.3g}"),
+        largest(layer["predicted_output_nmse"], "{:.1e}"));
   }
   for (const auto& layer : layers) {
     const std::string where = "layer " + plain(layer["layer_id"]);
@@ -233,7 +234,9 @@ Inspection inspect_bundle(const std::filesystem::path& path) {
     json["stacks"] = plans_json(stacks);
   }
   Json& statistics = json["statistics"] = Json::array();
-  for (const auto& layer : b.statistics) statistics.push_back(describe_statistics(layer));
+  for (const auto& layer : b.statistics) {
+    if (layer.geometry.fitted()) statistics.push_back(describe_statistics(layer));
+  }
   if (kind == FileKind::kCheckpoint) {
     const ResumeState state = decode_resume(raw);
     json["resume"] = {{"run_key", state.run_key},

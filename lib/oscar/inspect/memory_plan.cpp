@@ -149,7 +149,7 @@ Json sweep_at(const CachedModel& model, int64_t context, std::optional<double> r
     CachedModel other = model;
     other.quantizer = quantizer;
     for (LayerGeometry& layer : other.layers) {
-      layer.quantized = layer.sliding_window == 0 || layer.sliding_window > quantizer.recent_tokens;
+      layer.quantized = layer.quantized_beyond(quantizer.recent_tokens);
     }
     const double bytes = request_bytes(other, CacheFormat::kInt2, context);
     Json row{{"quant_group_size", quantizer.quant_group_size},

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "oscar/fit/fitted_layers.h"
 #include "oscar/fit/spectrum.h"
 
 namespace oscar {
@@ -12,17 +13,9 @@ namespace {
 
 constexpr size_t kMostRanks = 32;
 
-// Four significant digits: the report stays small and reads the same everywhere.
-double rounded(double x) {
-  if (!std::isfinite(x)) return x;
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3e", x);
-  return std::strtod(text, nullptr);
-}
-
 Json rounded_list(const VectorD& values) {
   Json list = Json::array();
-  for (const double x : values) list.push_back(rounded(x));
+  for (const double x : values) list.push_back(picture_number(x));
   return list;
 }
 
@@ -54,7 +47,7 @@ Json side_spectrum(const SideTransform& side, const std::vector<int>& ranks) {
   }
   if (heads == 0) return nullptr;
   return {{"share", rounded_list(share / heads)},
-          {"effective_rank", rounded(effective_rank / heads)}};
+          {"effective_rank", picture_number(effective_rank / heads)}};
 }
 
 double median(VectorD values) {
@@ -88,13 +81,20 @@ HeadChannels head_channels(const MatrixStack<double>& moment, const VectorStack<
 Json side_peaks(const std::vector<HeadChannels>& heads) {
   Json json = {{"peak_before", Json::array()}, {"peak_after", Json::array()}};
   for (const HeadChannels& head : heads) {
-    json["peak_before"].push_back(rounded(peak(head.before)));
-    json["peak_after"].push_back(rounded(peak(head.after)));
+    json["peak_before"].push_back(picture_number(peak(head.before)));
+    json["peak_after"].push_back(picture_number(peak(head.after)));
   }
   return json;
 }
 
 }  // namespace
+
+double picture_number(double x) {
+  if (!std::isfinite(x)) return x;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3e", x);
+  return std::strtod(text, nullptr);
+}
 
 Json spectra_picture(const Bundle& bundle) {
   if (bundle.layers.empty()) return nullptr;
@@ -102,6 +102,7 @@ Json spectra_picture(const Bundle& bundle) {
   std::vector<int> ranks;
   bool any = false;
   for (const LayerTransforms& layer : bundle.layers) {
+    if (!layer.geometry.fitted()) continue;
     if (ranks.empty()) {
       ranks = ranks_for(std::min(layer.geometry.head_dim_k, layer.geometry.head_dim_v));
     }
@@ -121,6 +122,7 @@ Json channels_picture(const Bundle& bundle) {
   double worst = 0;
   for (size_t l = 0; l < bundle.layers.size(); ++l) {
     const LayerTransforms& transforms = bundle.layers[l];
+    if (!transforms.geometry.fitted()) continue;
     const LayerStatistics& s = bundle.statistics[l];
     std::vector<HeadChannels> keys, values;
     for (int h = 0; h < s.geometry.num_kv_heads; ++h) {
@@ -138,7 +140,7 @@ Json channels_picture(const Bundle& bundle) {
     layers.push_back(
         {{"layer", s.geometry.layer_id}, {"key", side_peaks(keys)}, {"value", side_peaks(values)}});
   }
-  return {{"tokens", bundle.statistics[0].count_kv},
+  return {{"tokens", first_fitted(bundle.statistics, bundle.model.name).count_kv},
           {"layers", std::move(layers)},
           {"profile", std::move(profile)}};
 }

@@ -1,7 +1,8 @@
-// Keys in any order; the text behind each is looked for by name.
+// What NumPy writes is read, and nothing else: a damaged word could change the order of values.
 #include "oscar/io/npy_header.h"
 
-#include <cctype>
+#include <algorithm>
+#include <set>
 
 #include "oscar/base/error.h"
 
@@ -14,36 +15,101 @@ constexpr std::string_view kMagic = "\x93NUMPY";
   throw Error({.what = "malformed .npy file", .where = where, .expected = expected});
 }
 
-// The text behind `'key':`.
-std::string_view value_of(std::string_view dictionary, const std::string& key,
-                          const std::string& where) {
-  const size_t at = dictionary.find("'" + key + "'");
-  const size_t colon = at == std::string_view::npos ? at : dictionary.find(':', at);
-  const size_t begin =
-      colon == std::string_view::npos ? colon : dictionary.find_first_not_of(' ', colon + 1);
-  if (begin == std::string_view::npos) malformed(where, "a header with '" + key + "'");
-  return dictionary.substr(begin);
-}
+// The dictionary as NumPy writes it, from front to back: three keys in any order, each once. Other
+// spellings of the same in Python (escapes, comments, 1_000) are refused.
+class HeaderText {
+ public:
+  HeaderText(std::string_view text, const std::string& where) : text_(text), where_(where) {}
 
-std::vector<uint64_t> parse_shape(std::string_view text, const std::string& where) {
-  const size_t close = text.find(')');
-  if (text.front() != '(' || close == std::string_view::npos) malformed(where, "a shape");
-  std::vector<uint64_t> shape;
-  bool in_number = false;
-  for (const char c : text.substr(1, close - 1)) {
-    if (std::isdigit(static_cast<unsigned char>(c)) != 0) {
-      if (!in_number) shape.push_back(0);
-      in_number = true;
-      if (shape.back() > (uint64_t{1} << 48)) malformed(where, "a shape that fits a file");
-      shape.back() = shape.back() * 10 + static_cast<uint64_t>(c - '0');
-    } else if (c == ',' || c == ' ' || c == 'L') {
-      in_number = false;
-    } else {
-      malformed(where, "a shape of numbers");
-    }
+  // The next character that is no space; NUL at the end.
+  char next() {
+    const size_t at = text_.find_first_not_of(" \t\r\n\f");
+    text_.remove_prefix(std::min(at, text_.size()));
+    return text_.empty() ? '\0' : text_.front();
   }
-  return shape;
-}
+  bool take(char c) {
+    if (next() != c || text_.empty()) return false;
+    text_.remove_prefix(1);
+    return true;
+  }
+  void expect(char c) {
+    if (!take(c)) malformed(where_, std::string("a header with '") + c + "' in its place");
+  }
+  bool take_word(std::string_view word) {
+    next();
+    if (!text_.starts_with(word)) return false;
+    text_.remove_prefix(word.size());
+    return true;
+  }
+  bool at_end() {
+    next();
+    return text_.empty();
+  }
+
+  std::string quoted() {
+    const char quote = next();
+    const size_t end = quote == '\'' || quote == '"' ? text_.find(quote, 1) : std::string::npos;
+    if (end == std::string::npos) malformed(where_, "a header with names in quotes");
+    std::string word(text_.substr(1, end - 1));
+    if (word.find('\\') != std::string::npos) malformed(where_, "names without escapes");
+    text_.remove_prefix(end + 1);
+    return word;
+  }
+
+  // A type in quotes; empty for a structured one, which is left out up to its last bracket.
+  std::string type() {
+    if (next() != '[' && next() != '(') return quoted();
+    size_t depth = 0;
+    do {
+      const char c = next();
+      if (c == '\'' || c == '"') {
+        quoted();
+        continue;
+      }
+      if (c == '\0') malformed(where_, "a type");
+      if (c == '[' || c == '(') ++depth;
+      if (c == ']' || c == ')') --depth;
+      text_.remove_prefix(1);
+    } while (depth > 0);
+    return "";
+  }
+
+  bool truth() {
+    if (take_word("True")) return true;
+    if (take_word("False")) return false;
+    malformed(where_, "True or False behind 'fortran_order'");
+  }
+
+  uint64_t number() {
+    next();
+    const size_t digits = std::min(text_.find_first_not_of("0123456789"), text_.size());
+    constexpr size_t kMostDigits = 15;  // of what fits a file
+    if (digits == 0 || digits > kMostDigits || (digits > 1 && text_[0] == '0')) {
+      malformed(where_, "a shape of numbers that fits a file");
+    }
+    const uint64_t value = std::stoull(std::string(text_.substr(0, digits)));
+    text_.remove_prefix(digits);
+    take_word("L");  // of Python 2
+    return value;
+  }
+
+  std::vector<uint64_t> shape() {
+    std::vector<uint64_t> sizes;
+    expect('(');
+    while (!take(')')) {
+      sizes.push_back(number());
+      if (take(',')) continue;
+      if (sizes.size() == 1) malformed(where_, "a shape: (3) is a number, (3,) a shape");
+      expect(')');
+      break;
+    }
+    return sizes;
+  }
+
+ private:
+  std::string_view text_;
+  const std::string& where_;
+};
 
 }  // namespace
 
@@ -58,17 +124,31 @@ NpyHeader parse_npy_header(std::string_view bytes, const std::string& where) {
   size_t length = byte(8) | byte(9) << 8;
   if (version > 1) length |= byte(10) << 16 | byte(11) << 24;
   if (length > bytes.size() - begin) malformed(where, "a whole header");
-  const std::string_view dictionary = bytes.substr(begin, length);
-
   NpyHeader header;
   header.data_begin = begin + length;
-  const std::string_view type = value_of(dictionary, "descr", where);
-  const size_t quote = type.find('\'', 1);
-  if (type.front() == '\'' && quote != std::string_view::npos) {
-    header.type = type.substr(1, quote - 1);
+  HeaderText text(bytes.substr(begin, length), where);
+  std::set<std::string> seen;
+  text.expect('{');
+  while (!text.take('}')) {
+    const std::string key = text.quoted();
+    if (!seen.insert(key).second) malformed(where, "a header with '" + key + "' once");
+    text.expect(':');
+    if (key == "descr") {
+      header.type = text.type();
+    } else if (key == "fortran_order") {
+      header.fortran_order = text.truth();
+    } else if (key == "shape") {
+      header.shape = text.shape();
+    } else {
+      malformed(where, "a header of descr, fortran_order and shape");
+    }
+    if (text.take(',')) continue;
+    text.expect('}');
+    break;
   }
-  header.fortran_order = value_of(dictionary, "fortran_order", where).substr(0, 4) == "True";
-  header.shape = parse_shape(value_of(dictionary, "shape", where), where);
+  if (seen.size() != 3 || !text.at_end()) {
+    malformed(where, "a header of descr, fortran_order and shape alone");
+  }
   return header;
 }
 

@@ -57,10 +57,12 @@ torch::Tensor wrap(const TensorView& view) {
   return copy;
 }
 
-// The dtype on the device: a router decides between experts, and rounding would change choices.
-torch::Dtype dtype_on_device(WeightRole role, torch::Dtype dtype) {
+// The dtype on the device: a router decides between experts, and rounding would change choices;
+// what is near zero in the file loses its last bits where an offset is added.
+torch::Dtype dtype_on_device(const WeightSpec& spec, torch::Dtype dtype) {
   using enum WeightRole;
-  return role == kRouter || role == kRouterChoiceBias ? torch::kFloat32 : dtype;
+  const bool router = spec.role == kRouter || spec.role == kRouterChoiceBias;
+  return router || spec.offset != 0 ? torch::kFloat32 : dtype;
 }
 
 // Weights of all experts side by side, each read straight into its place.
@@ -138,11 +140,13 @@ torch::Tensor scale_fp8(const TensorView& view, torch::Device device, torch::Dty
 torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec, torch::Device device,
                           torch::Dtype dtype) {
   const TensorView view = weights.get(spec.name, spec.shape);
-  const torch::Tensor tensor =
-      view.fp8      ? scale_fp8(view, device, dtype)
-      : view.decode ? decode(view, dtype).to(device)
-                    : wrap(view).to(device, dtype, /*non_blocking=*/false, /*copy=*/true);
+  if (spec.offset != 0) dtype = torch::kFloat32;
+  torch::Tensor tensor = view.fp8 ? scale_fp8(view, device, dtype)
+                         : view.decode
+                             ? decode(view, dtype).to(device)
+                             : wrap(view).to(device, dtype, /*non_blocking=*/false, /*copy=*/true);
   weights.release(view);
+  if (spec.offset != 0) tensor.add_(spec.offset);
   if (!torch::isfinite(tensor).all().item<bool>()) {
     throw Error({.what = "a weight is not finite",
                  .where = weights.place(spec.name),
@@ -159,7 +163,7 @@ LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<W
   for (const WeightSpec& spec : specs) {
     if (spec.expert >= 0) continue;
     by_role[spec.role] =
-        load_weight(weights, spec, options.device, dtype_on_device(spec.role, options.dtype));
+        load_weight(weights, spec, options.device, dtype_on_device(spec, options.dtype));
   }
   // Removes what it stacks, so that no weight stays on the device twice.
   const auto stack = [&](std::initializer_list<WeightRole> roles) {
@@ -173,7 +177,9 @@ LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<W
   using enum WeightRole;
   LayerWeights layer;
   layer.attention_norm = stack({kAttentionNorm});
+  layer.attention_output_norm = stack({kAttentionOutputNorm});
   layer.mlp_norm = stack({kMlpNorm});
+  layer.mlp_output_norm = stack({kMlpOutputNorm});
   layer.qkv = stack({kQ, kK, kV});
   layer.qkv_bias = stack({kQBias, kKBias, kVBias});
   layer.q_norm = stack({kQNorm});
@@ -195,7 +201,7 @@ LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<W
 size_t layer_weight_bytes(const std::vector<WeightSpec>& specs, torch::Dtype dtype) {
   size_t total = 0;
   for (const WeightSpec& spec : specs) {
-    size_t bytes = torch::elementSize(dtype_on_device(spec.role, dtype));
+    size_t bytes = torch::elementSize(dtype_on_device(spec, dtype));
     for (const int64_t size : spec.shape) bytes *= static_cast<size_t>(size);
     total += bytes;
   }

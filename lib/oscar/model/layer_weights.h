@@ -13,7 +13,8 @@ namespace oscar {
 // One layer on the device in the compute dtype. Projections that read the same input are stacked,
 // so that each is one product. Undefined tensors: the model has no such weight.
 struct LayerWeights {
-  torch::Tensor attention_norm, mlp_norm;  // [hidden]
+  torch::Tensor attention_norm, mlp_norm;                // [hidden], before each half
+  torch::Tensor attention_output_norm, mlp_output_norm;  // [hidden], behind each half
   torch::Tensor qkv, qkv_bias;   // [(num_qo_heads + 2 num_kv_heads) * head_dim, hidden], [rows]
   torch::Tensor q_norm, k_norm;  // [head_dim]
   torch::Tensor o, o_bias;       // [hidden, num_qo_heads * head_dim], [hidden]
@@ -26,8 +27,8 @@ struct LayerWeights {
   torch::Tensor expert_down;          // [num_experts, hidden, intermediate]
 };
 
-// Copies one tensor to the device and lets go of its pages. Throws Error naming it when it is
-// missing, of another shape, or holds a NaN or an infinity.
+// Copies one tensor to the device, with the spec's offset added, and lets go of its pages. Throws
+// Error naming it when it is missing, of another shape, or holds a NaN or an infinity.
 torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec, torch::Device device,
                           torch::Dtype dtype);
 

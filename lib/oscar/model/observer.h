@@ -9,6 +9,7 @@ namespace oscar {
 struct AttentionRecord {
   int layer = 0;
   int64_t first_position = 0;  // of the sequences' first tokens
+  double sm_scale = 1;         // factor on the scores before softmax
   torch::Tensor q;  // [batch, num_qo_heads, tokens, head_dim_k], after norm and RoPE, unscaled
   torch::Tensor k;  // [batch, num_kv_heads, tokens, head_dim_k], after norm and RoPE
   torch::Tensor v;  // [batch, num_kv_heads, tokens, head_dim_v]

@@ -1,10 +1,10 @@
-// The forward pass: pre-norm blocks of grouped-query attention and a gated MLP or experts.
+// The forward pass: blocks of grouped-query attention and a gated MLP or experts, with norms before
+// each and, in some families, behind each.
 #include "oscar/model/transformer.h"
 
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "oscar/base/error.h"
 #include "oscar/checkpoint/weight_table.h"
@@ -35,9 +35,10 @@ void prefer_cudnn_attention() {
   at::globalContext().setSDPPriorityOrder(order);
 }
 
-// RMSNorm with its weight in fp32, rounded once to the compute dtype.
+// RMSNorm in fp32, rounded once to the compute dtype.
 torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double eps) {
-  return torch::rms_norm(x, {x.size(-1)}, weight, eps);
+  const torch::Tensor rows = x.to(weight.scalar_type());
+  return torch::rms_norm(rows, {x.size(-1)}, weight, eps).to(x.scalar_type());
 }
 
 // cos and sin of positions offset .. offset + tokens - 1; angles in float64.
@@ -55,9 +56,21 @@ Angles make_angles(const Rope& rope, int64_t offset, int64_t tokens, torch::Devi
           (angles.sin() * rope.attention_factor).to(torch::kFloat32)};
 }
 
-torch::Tensor gated_mlp(const torch::Tensor& x, const LayerWeights& weights) {
+torch::Tensor activate(const torch::Tensor& x, Activation activation) {
+  return activation == Activation::kSilu ? torch::silu(x) : torch::gelu(x, "tanh");
+}
+
+torch::Tensor gated_mlp(const torch::Tensor& x, const LayerWeights& weights,
+                        Activation activation) {
   const auto gate_up = torch::linear(x, weights.gate_up, weights.gate_up_bias).chunk(2, -1);
-  return torch::linear(torch::silu(gate_up[0]) * gate_up[1], weights.down, weights.down_bias);
+  return torch::linear(activate(gate_up[0], activation) * gate_up[1], weights.down,
+                       weights.down_bias);
+}
+
+// Of the MLP, or of the expert that all tokens share.
+Activation activation_of(const LayerSpec& layer) {
+  const DenseSpec* dense = std::get_if<DenseSpec>(&layer.mlp);
+  return dense != nullptr ? dense->activation : Activation::kSilu;
 }
 
 }  // namespace
@@ -67,7 +80,7 @@ struct Transformer::Implementation {
   ComputeOptions options;
   torch::Tensor final_norm;         // read at once: whoever needs no logits learns of damage too
   torch::Tensor embedding, output;  // loaded when first used, then kept
-  Angles angles;                    // of the last call: layers share positions
+  Angles angles, local_angles;      // of the last call: layers share positions
 
   const ModelConfig& config() const { return checkpoint.config; }
 
@@ -85,16 +98,17 @@ struct Transformer::Implementation {
     return embedding;
   }
 
-  const Angles& angles_at(int64_t offset, int64_t tokens) {
-    if (angles.offset != offset || angles.tokens != tokens) {
-      angles = make_angles(config().rope, offset, tokens, options.device);
+  const Angles& angles_at(int layer, int64_t offset, int64_t tokens) {
+    Angles& known = config().layer(layer).attention.local ? local_angles : angles;
+    if (known.offset != offset || known.tokens != tokens) {
+      known = make_angles(config().rope_of(layer), offset, tokens, options.device);
     }
-    return angles;
+    return known;
   }
 };
 
 Transformer::Transformer(const Checkpoint& checkpoint, ComputeOptions options)
-    : implementation_(new Implementation{checkpoint, options, {}, {}, {}, {}}) {
+    : implementation_(new Implementation{checkpoint, options, {}, {}, {}, {}, {}}) {
   forbid_reduced_precision();
   if (options.device.is_cuda()) prefer_cudnn_attention();
   check_weights(checkpoint.config, *checkpoint.weights);
@@ -116,7 +130,10 @@ torch::Tensor Transformer::embed(const torch::Tensor& ids) {
                  .found = std::to_string(ids.min().item<int64_t>()) + " to " +
                           std::to_string(ids.max().item<int64_t>())});
   }
-  return torch::embedding(implementation_->embedding_weight(), ids.to(compute().device));
+  const torch::Tensor hidden =
+      torch::embedding(implementation_->embedding_weight(), ids.to(compute().device));
+  if (config().embedding_scale == 1) return hidden;
+  return hidden * torch::tensor(config().embedding_scale, hidden.options());
 }
 
 std::shared_ptr<const LayerWeights> Transformer::load_layer(int layer) const {
@@ -148,21 +165,26 @@ torch::Tensor Transformer::forward_layer(int layer, const LayerWeights& weights,
     q = rms_norm(q, weights.q_norm, c.rms_norm_eps);
     k = rms_norm(k, weights.k_norm, c.rms_norm_eps);
   }
-  const Angles& angles = implementation_->angles_at(position_offset, tokens);
+  const Angles& angles = implementation_->angles_at(layer, position_offset, tokens);
   q = apply_rope(q.transpose(1, 2), angles.cos, angles.sin);
   k = apply_rope(k.transpose(1, 2), angles.cos, angles.sin);
 
-  const double sm_scale = 1.0 / std::sqrt(static_cast<double>(d));
   const torch::Tensor o = engine != nullptr
-                              ? engine->attend(layer, q, k, v, sm_scale)
-                              : causal_attention(q, k, v, sm_scale, spec.attention.window);
-  if (observer != nullptr) observer->observe({layer, position_offset, q, k, v, o});
+                              ? engine->attend(layer, q, k, v, c.sm_scale)
+                              : causal_attention(q, k, v, c.sm_scale, spec.attention.window);
+  if (observer != nullptr) observer->observe({layer, position_offset, c.sm_scale, q, k, v, o});
 
   const torch::Tensor rows = o.transpose(1, 2).reshape({batch, tokens, heads * d});
-  const torch::Tensor attended = hidden + torch::linear(rows, weights.o, weights.o_bias);
+  torch::Tensor half = torch::linear(rows, weights.o, weights.o_bias);
+  if (spec.output_norms) half = rms_norm(half, weights.attention_output_norm, c.rms_norm_eps);
+  const torch::Tensor attended = hidden + half;
   const torch::Tensor y = rms_norm(attended, weights.mlp_norm, c.rms_norm_eps);
   torch::Tensor out = attended;
-  if (spec.dense_intermediate_size() > 0) out = out + gated_mlp(y, weights);
+  if (spec.dense_intermediate_size() > 0) {
+    half = gated_mlp(y, weights, activation_of(spec));
+    if (spec.output_norms) half = rms_norm(half, weights.mlp_output_norm, c.rms_norm_eps);
+    out = out + half;
+  }
   if (const ExpertsSpec* experts = spec.experts()) {
     const torch::Tensor flat = y.reshape({batch * tokens, c.hidden_size});
     out = out + run_experts(flat, route(flat, weights, *experts), weights).view(out.sizes());

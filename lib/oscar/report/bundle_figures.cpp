@@ -34,7 +34,7 @@ double largest(const std::vector<double>& values) {
 
 Series over_median(const char* name, int style, const std::vector<double>& channels,
                    std::vector<double>& all) {
-  Series series{.name = name, .style = style, .markers = false};
+  Series series{.name = name, .style = style, .mark = SeriesMark::kLine};
   const double middle = median(channels);
   for (size_t c = 0; c < channels.size(); ++c) {
     series.points.emplace_back(static_cast<double>(c), channels[c] / middle);
@@ -79,7 +79,7 @@ std::string spectrum_figure(const ReportData& data, bool keys) {
     Series series{.name = "",
                   .style = 0,
                   .css = fmt::format("r{}", l * kRampSteps / data.spectra.size()),
-                  .markers = false};
+                  .mark = SeriesMark::kLine};
     for (size_t i = 0; i < share.size(); ++i) {
       if (!(share[i] >= kSmallestShare)) continue;
       series.points.emplace_back(data.ranks[i], share[i]);

@@ -4,12 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <set>
 
 #include "oscar/base/error.h"
 #include "oscar/bundle/strip.h"
-#include "oscar/report/html.h"
+#include "oscar/checkpoint/hub_cache.h"
+#include "oscar/report/figures.h"
+#include "oscar/report/markdown.h"
 #include "oscar/report/verdict.h"
 #include "oscar/stacks/describe.h"
 
@@ -18,39 +19,12 @@ namespace {
 
 constexpr const char* kLibrary = "oscar-toolkit";
 
-// Text of unknown origin on one line of Markdown, in tables too.
-std::string markdown(std::string_view text) {
-  std::string out;
-  for (const char c : escape_html(text)) {
-    if (std::string_view("\\`*_[]|#!~").find(c) != std::string_view::npos) out += '\\';
-    out += c == '\n' || c == '\t' ? ' ' : c;
-  }
-  return out;
-}
-
-// The same inside backticks, where nothing can be escaped.
-std::string code(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    out += byte < 0x20 || byte == 0x7F || c == '`' || c == '|' ? '?' : c;
-  }
-  return "`" + out + "`";
-}
-
 void require_hub_name(const std::string& name) {
-  const size_t slash = name.find('/');
-  const bool marks = std::all_of(name.begin(), name.end(), [](unsigned char c) {
-    return c < 0x80 && (std::isalnum(c) != 0 || c == '/' || c == '-' || c == '_' || c == '.');
-  });
-  const bool two = slash != std::string::npos && slash > 0 && slash + 1 < name.size() &&
-                   name.find('/', slash + 1) == std::string::npos;
-  if (!marks || !two) {
-    throw Error({.what = "no name of a model on Hugging Face",
-                 .where = "base model",
-                 .expected = "ORG/NAME",
-                 .found = name});
-  }
+  if (is_hub_name(name)) return;
+  throw Error({.what = "no name of a model on Hugging Face",
+               .where = "base model",
+               .expected = "ORG/NAME",
+               .found = name});
 }
 
 std::string front_matter(const Bundle& bundle, const CardRequest& request) {
@@ -82,15 +56,8 @@ std::string rate_cell(const NeedleRate& rate) {
   return fmt::format("{} [{}, {}]", percent(rate.rate), percent(rate.low), percent(rate.high));
 }
 
-// Bits per value are quoted for the longest context that was measured.
-double longest_measured(const ReportData& data) {
-  double longest = data.longest.value_or(0);
-  for (const double length : data.needle_lengths) longest = std::max(longest, length);
-  return longest;
-}
-
 std::string figure_table(const ReportData& data) {
-  const double length = longest_measured(data);
+  const double length = quoted_length(data);
   std::string head = "| cache |", rule = "|---|", rows;
   const auto column = [&](const std::string& name) {
     head += " " + name + " |";
@@ -107,7 +74,7 @@ std::string figure_table(const ReportData& data) {
     if (m.variant) continue;
     const bool own = m.name == "bundle";
     rows += own ? "| **this bundle** |"
-                : fmt::format("| {} ({}) |", markdown(m.name), markdown(m.summary));
+                : fmt::format("| {} ({}) |", escape_markdown(m.name), escape_markdown(m.summary));
     if (length > 0) rows += fmt::format(" {} |", figure(m.bits_at(length)));
     if (data.has_text) {
       rows += fmt::format(" {} | {} | {} |", cell(m.perplexity), m.reference ? "" : cell(m.kl),
@@ -135,12 +102,12 @@ std::string evaluation_section(const BundleEvaluation& evaluation) {
     const std::set<std::string> told = {
         "Corpus", "Mode",    "Engine",       "Position offset",
         "Device", "Version", "Cache format", "Text seen in calibration"};
-    if (told.contains(label)) how.push_back(fmt::format("{}: {}", label, markdown(value)));
+    if (told.contains(label)) how.push_back(fmt::format("{}: {}", label, escape_markdown(value)));
   }
   text += "Measured so:\n\n";
   for (const std::string& line : how) text += "- " + line + "\n";
-  text += fmt::format("- Command: {}\n- All figures: {}\n", code(data.command),
-                      markdown(evaluation.file));
+  text += fmt::format("- Command: {}\n- All figures: {}\n", markdown_code(data.command),
+                      escape_markdown(evaluation.file));
   if (!data.separated.empty()) {
     const auto own = std::ranges::find(data.separated, "bundle", &MethodFigures::name);
     if (own != data.separated.end()) {
@@ -197,7 +164,7 @@ std::string export_line(const CardExport& written) {
     said += fmt::format("; predicted error of the attention output {} that of this bundle",
                         times(m.at("relative_error").get<double>()));
   }
-  return fmt::format("| [{0}]({1}) | {2} |\n", markdown(m.value("format", std::string())),
+  return fmt::format("| [{0}]({1}) | {2} |\n", escape_markdown(m.value("format", std::string())),
                      written.folder, said);
 }
 
@@ -232,8 +199,8 @@ std::string serving_part(const Bundle& bundle, const CardRequest& request) {
   }
   text += "\nWhat each stack can run of it:\n\n| stack | |\n|---|---|\n";
   for (const Json& plan : plans_json(plan_for_all(bundle))) {
-    text += fmt::format("| {} | {} |\n", markdown(plan["name"].get<std::string>()),
-                        markdown(plan["line"].get<std::string>()));
+    text += fmt::format("| {} | {} |\n", escape_markdown(plan["name"].get<std::string>()),
+                        escape_markdown(plan["line"].get<std::string>()));
   }
   return text;
 }
@@ -243,21 +210,22 @@ std::string making_part(const Bundle& bundle) {
   const auto row = [&text](const char* name, const std::string& value) {
     if (!value.empty()) text += fmt::format("| {} | {} |\n", name, value);
   };
-  row("model", fmt::format("{} ({}), {} layers, {} query and {} KV heads, head_dim {}",
-                           markdown(bundle.model.name), markdown(bundle.model.architecture),
-                           bundle.model.num_layers, bundle.model.num_qo_heads,
-                           bundle.model.num_kv_heads, bundle.model.head_dim_k));
-  row("weights", code(bundle.model.weights_fingerprint));
+  row("model",
+      fmt::format("{} ({}), {} layers, {} query and {} KV heads, head_dim {}",
+                  escape_markdown(bundle.model.name), escape_markdown(bundle.model.architecture),
+                  bundle.model.num_layers, bundle.model.num_qo_heads, bundle.model.num_kv_heads,
+                  bundle.model.head_dim_k));
+  row("weights", markdown_code(bundle.model.weights_fingerprint));
   if (!bundle.model.quantization.empty()) {
-    row("GGUF file", fmt::format("{}, sha256 {}", markdown(bundle.model.quantization),
-                                 code(bundle.model.file_sha256)));
+    row("GGUF file", fmt::format("{}, sha256 {}", escape_markdown(bundle.model.quantization),
+                                 markdown_code(bundle.model.file_sha256)));
   }
-  row("method", fmt::format("{}, preset {}, {}", markdown(bundle.method), markdown(bundle.preset),
-                            markdown(bundle.granularity)));
+  row("method", fmt::format("{}, preset {}, {}", escape_markdown(bundle.method),
+                            escape_markdown(bundle.preset), escape_markdown(bundle.granularity)));
   std::string sources;
   for (const CorpusSource& source : bundle.corpus.sources) {
-    sources += fmt::format("{}{} (sha256 {})", sources.empty() ? "" : ", ", markdown(source.name),
-                           code(source.sha256));
+    sources += fmt::format("{}{} (sha256 {})", sources.empty() ? "" : ", ",
+                           escape_markdown(source.name), markdown_code(source.sha256));
   }
   row("text", sources);
   if (bundle.corpus.tokens > 0) {
@@ -269,10 +237,10 @@ std::string making_part(const Bundle& bundle) {
     row("positions",
         fmt::format("averaged over {}", count(static_cast<double>(bundle.position_span))));
   }
-  row("content", code(bundle.content_sha256));
-  row("fitted by", fmt::format("OSCAR Toolkit {}", markdown(bundle.fitted_by)));
-  row("written by", fmt::format("OSCAR Toolkit {} ({})", markdown(bundle.tool_version),
-                                markdown(bundle.tool_commit)));
+  row("content", markdown_code(bundle.content_sha256));
+  row("fitted by", fmt::format("OSCAR Toolkit {}", escape_markdown(bundle.fitted_by)));
+  row("written by", fmt::format("OSCAR Toolkit {} ({})", escape_markdown(bundle.tool_version),
+                                escape_markdown(bundle.tool_commit)));
   return text;
 }
 
@@ -290,7 +258,7 @@ std::string limits_part(const CardRequest& request) {
     }
     std::erase_if(gaps, [&own](const std::string& gap) { return !own.contains(gap); });
   }
-  for (const std::string& gap : gaps) text += "- Not measured: " + markdown(gap) + "\n";
+  for (const std::string& gap : gaps) text += "- Not measured: " + escape_markdown(gap) + "\n";
   return text;
 }
 
@@ -302,9 +270,10 @@ std::string licence_part(const CardRequest& request) {
            "the model's own licence before you pass it on.\n";
   }
   const StatedLicence& licence = *request.licence;
-  return text + fmt::format("As of the model, whose {} states {}{}.\n", code(licence.place),
-                            code(licence.name.empty() ? licence.id : licence.name),
-                            licence.link.empty() ? "" : " (" + code(licence.link) + ")");
+  return text + fmt::format("As of the model, whose {} states {}{}.\n",
+                            markdown_code(licence.place),
+                            markdown_code(licence.name.empty() ? licence.id : licence.name),
+                            licence.link.empty() ? "" : " (" + markdown_code(licence.link) + ")");
 }
 
 }  // namespace
@@ -317,14 +286,19 @@ std::string model_card(const Bundle& bundle, const CardRequest& request) {
   }
   if (!request.base_model.empty()) require_hub_name(request.base_model);
   std::string text = front_matter(bundle, request);
-  text += fmt::format("# A 2-bit KV cache for {}\n\n", markdown(bundle.model.name));
+  text += fmt::format("# A 2-bit KV cache for {}\n\n", escape_markdown(bundle.model.name));
   text += fmt::format(
       "`{}` is a rotation bundle of OSCAR Toolkit: for each layer and KV head the transform, means "
       "and clipping ratios by which keys and values are stored in {} bits. The model's weights are "
       "not in it and stay as they are.\n",
       request.bundle_file, bundle.quantizer.bits);
-  return text + figures_part(request) + serving_part(bundle, request) + making_part(bundle) +
-         limits_part(request) + licence_part(request);
+  text += figures_part(request);
+  if (request.answers) {
+    require_answers_of(*request.answers, serving_sha256(bundle));
+    text += answers_markdown(*request.answers);
+  }
+  return text + serving_part(bundle, request) + making_part(bundle) + limits_part(request) +
+         licence_part(request);
 }
 
 }  // namespace oscar

@@ -4,6 +4,7 @@
 // told apart by colour, dash pattern, marker and its label beside the line.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,12 +25,19 @@ struct AxisSpec {
   std::vector<Tick> ticks = {};  // empty: chosen from low and high
 };
 
+enum class SeriesMark : uint8_t {
+  kMarkedLine,  // with a marker at each point, where they are few
+  kLine,
+  kThinLine,  // of many points
+  kDots       // no line
+};
+
 struct Series {
   std::string name = {};                               // label beside the line's end; empty: none
   std::vector<std::pair<double, double>> points = {};  // those that are not finite are left out
   int style = 0;                                       // 0 .. kSeriesStyles - 1
   std::string css = {};                                // class that replaces the style's
-  bool markers = true;
+  SeriesMark mark = SeriesMark::kMarkedLine;
 };
 
 struct LineChart {
@@ -38,6 +46,18 @@ struct LineChart {
   AxisSpec x = {}, y = {};
   std::vector<Series> series = {};
   std::vector<std::pair<double, std::string>> levels = {};  // horizontal reference lines
+};
+
+struct ScatterPoint {
+  std::string name = {};  // label beside it; empty: none
+  double x = 0, y = 0;
+  int style = 0;
+};
+
+struct ScatterChart {
+  std::string id = {}, title = {}, description = {};
+  AxisSpec x = {}, y = {};
+  std::vector<ScatterPoint> points = {};
 };
 
 struct IntervalRow {
@@ -59,6 +79,7 @@ struct HeatCell {
   std::string label = {}, tooltip = {};
 };
 
+// Cells that are too narrow for their labels are drawn without them and without tooltips.
 struct HeatMap {
   std::string id = {}, title = {}, description = {};
   std::string column_title = {}, row_title = {};
@@ -67,10 +88,12 @@ struct HeatMap {
 };
 
 std::string draw(const LineChart& chart);
+std::string draw(const ScatterChart& chart);
 std::string draw(const IntervalChart& chart);
 std::string draw(const HeatMap& map);
 
-// Width in units of a map of `columns` columns; shown at one pixel a unit or a little more.
+// Width in units of a map of `columns` columns, 400 at most; shown at one pixel a unit or a little
+// more.
 double heat_map_width(size_t columns);
 
 // An axis from `low` to `high` over all finite values (positive ones when log): widened to whole

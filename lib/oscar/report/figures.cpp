@@ -18,7 +18,6 @@ namespace {
 constexpr size_t kMostRows = 24;         // of the divergence chart
 constexpr int kNeutralStyle = 8;         // methods beyond those with a style of their own
 constexpr size_t kMostNamed = 14;        // points that fit a label each
-constexpr double kSameBits = 0.01;       // methods that differ by less have the same
 constexpr double kFirstPercentile = 50;  // the tail is what matters
 
 std::string left_out_note(const ReportData& data) {
@@ -89,9 +88,10 @@ double quoted_length(const ReportData& data) {
 }
 
 std::string bits_figure(const ReportData& data) {
+  constexpr double kExactBits = 16;
   const double length = quoted_length(data);
-  LineChart chart{.id = "bits", .title = "KL divergence against bits per value, all methods"};
-  std::vector<double> bits, values;
+  ScatterChart chart{.id = "bits", .title = "KL divergence against bits per value, all methods"};
+  std::vector<double> values;
   const auto charted = charted_methods(data);
   for (const MethodFigures& m : data.methods) {
     const Figure at = m.bits_at(length);
@@ -101,22 +101,27 @@ std::string bits_figure(const ReportData& data) {
     const auto style =
         std::ranges::find_if(charted, [&](const Charted& c) { return c.method == &m; });
     const bool named = style != charted.end() || data.methods.size() <= kMostNamed;
-    chart.series.push_back({.name = named ? m.name : "",
-                            .points = {{*at, *m.kl.mean}},
+    chart.points.push_back({.name = named ? m.name : "",
+                            .x = *at,
+                            .y = *m.kl.mean,
                             .style = style == charted.end() ? kNeutralStyle : style->style});
-    bits.push_back(*at);
     values.push_back(*m.kl.mean);
     chart.description += fmt::format("{}: {} bits, {}. ", m.name, figure(at), figure(m.kl.mean));
   }
-  if (bits.empty()) return "";
-  const auto [least, most] = std::ranges::minmax(bits);
-  if (!(most - least > kSameBits)) return "";
-  chart.x =
-      axis_over(bits, false, fmt::format("bits per value at {} tokens", token_length(length)));
+  if (chart.points.empty()) return "";
+  chart.x = {
+      fmt::format("bits per value at {} tokens", token_length(length)), 0, kExactBits, false, {}};
   chart.y = axis_over(values, true, "KL divergence, nats per token");
-  return figure_html("What each bit buys", draw(chart),
-                     "All methods and variants of this run, BF16 windows included. Lower and "
-                     "further left is better.");
+  std::string caption =
+      "All methods and variants of this run, BF16 windows included. Lower and further left is "
+      "better.";
+  if (data.find("bf16") != nullptr) {
+    chart.y.low /= 10;  // below all others: no logarithm is that of 0
+    chart.points.push_back(
+        {.name = "bf16", .x = kExactBits, .y = chart.y.low, .style = kNeutralStyle});
+    caption += " BF16 itself, which diverges by nothing, stands on the axis.";
+  }
+  return figure_html("What each bit buys", draw(chart), caption);
 }
 
 std::string position_figure(const ReportData& data) {
@@ -162,7 +167,7 @@ std::string percentile_figure(const ReportData& data) {
               {tail_place(99.9), "99.9%"}}};
   std::vector<double> values;
   for (const auto& [method, style] : charted_methods(data)) {
-    Series series{.name = method->name, .style = style, .markers = false};
+    Series series{.name = method->name, .style = style, .mark = SeriesMark::kLine};
     for (const auto& [percentile, kl] : method->kl_percentiles) {
       if (percentile < kFirstPercentile || percentile > 99.95) continue;
       series.points.emplace_back(tail_place(percentile), kl);
@@ -208,7 +213,7 @@ std::string output_error_figure(const ReportData& data) {
 }
 
 std::string head_error_figure(const ReportData& data) {
-  constexpr size_t kMostColumns = 16, kMostLayers = 128;
+  constexpr size_t kMostHeads = 64, kMostCells = 4096;
   const MethodFigures* const m = judged_method(data);
   if (m == nullptr || m->output_nmse_heads.empty()) return "";
   const auto& layers = m->output_nmse_heads;
@@ -227,7 +232,7 @@ std::string head_error_figure(const ReportData& data) {
       worst_head = h;
     }
   }
-  if (heads < 2 || heads > kMostColumns || layers.size() > kMostLayers || !(most > 0)) return "";
+  if (heads > kMostHeads || heads * layers.size() > kMostCells || !(most > 0)) return "";
   HeatMap map{
       .id = "heads",
       .title = fmt::format("Error of the attention output by layer and KV head, {}", m->name),
@@ -243,14 +248,15 @@ std::string head_error_figure(const ReportData& data) {
       const double error = layers[l][h];
       if (!std::isfinite(error)) continue;
       map.cells.push_back({h, l, error > 0 ? std::log(error / least) / range : 0,
-                           fmt::format("{:.1f}%", 100 * error),
+                           figure(100 * error, 2),
                            fmt::format("layer {}, KV head {}: {}", l, h, percent(error, 2))});
     }
   }
-  return figure_html("Error of the attention output, head by head", draw(map),
-                     fmt::format("Method {}: squared error over squared output, with the errors of "
-                                 "all layers before. Shades are logarithmic. {}",
-                                 m->name, map.description));
+  return figure_html(
+      "Error of the attention output, head by head", draw(map),
+      fmt::format("Method {}: squared error over squared output in percent, with the errors of all "
+                  "layers before. Shades are logarithmic, from {} to {}. {}",
+                  m->name, figure(100 * least, 2), figure(100 * most, 2), map.description));
 }
 
 std::string sensitivity_figure(const ReportData& data) {

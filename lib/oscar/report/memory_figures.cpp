@@ -44,10 +44,12 @@ struct Format {
 };
 constexpr Format kFormats[] = {{"INT2", 0}, {"FP8", 1}, {"BF16", 2}};
 
-// Bytes of a request in each format, in the order of kFormats.
+// Bytes of a request in each format, in the order of kFormats. Local layers hold no more than their
+// windows, and those are in BF16 beside INT2, too.
 double bytes_of(const ReportData& data, const MethodFigures& m, size_t format, double context) {
   const double bits = format == 0 ? m.bits_at(context).value_or(NAN) : format == 1 ? 8 : 16;
-  return *data.elements_per_token * bits / 8 * context;
+  return *data.elements_per_token * bits / 8 * context +
+         data.local_bytes(context) * (format == 1 ? 0.5 : 1);
 }
 
 std::string drawn(const ReportData& data, const MethodFigures& m, LineChart chart,

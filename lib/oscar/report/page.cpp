@@ -58,8 +58,9 @@ std::string terms() {
 
 }  // namespace
 
-std::string render_html_report(const Json& report) {
+std::string render_html_report(const Json& report, const Answers* answers) {
   const ReportData data = read_report(report);
+  if (answers != nullptr) require_answers_of(*answers, data.serving_sha256);
   const Verdict verdict = judge(data);
   std::string left_out;
   // A section, or a line that says why there is none.
@@ -74,8 +75,10 @@ std::string render_html_report(const Json& report) {
                                   : "the run did not measure text (--tasks ppl).");
   body += or_reason(needle_section(data, verdict), "Needles in long prompts",
                     "the run had no needle tasks (--tasks niah).");
+  if (answers != nullptr) body += answers_html(*answers);
   body += or_reason(layer_section(data), "Layer by layer",
                     "the report holds no errors of attention outputs.");
+  body += key_row_section(data);
   body += or_reason(bundle_section(data), "Inside the bundle",
                     data.has_bundle ? "the report holds neither spectra nor channels of the bundle."
                                     : "the run had no bundle (--bundle).");

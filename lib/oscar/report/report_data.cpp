@@ -73,7 +73,8 @@ Span95 span_of_estimate(const Json& json, double floor) {
   Span95 span{get_figure(json, "mean"), {}, {}};
   const Figure se = get_figure(json, "se");
   if (is_finite(span.mean) && is_finite(se) && *se > 0) {
-    span.low = std::max(floor, *span.mean - kNormal95 * *se);
+    // A mean below the floor, as roundings of both signs may leave, is no reason to start above it.
+    span.low = std::max(std::min(floor, *span.mean), *span.mean - kNormal95 * *se);
     span.high = *span.mean + kNormal95 * *se;
   }
   return span;
@@ -141,6 +142,8 @@ MethodFigures read_method(const std::string& name, const Json& json) {
       }
     }
   }
+  m.key_row = get_list(at(json, "key_row"), "transformed");
+  m.key_row_read = get_list(at(json, "key_row"), "read_back");
   m.kl_difference = span_of_interval(at(json, "kl_difference"));
   m.against = get_text(at(json, "kl_difference"), "against");
   if (has(json, "niah")) m.needles = read_needles(at(json, "niah"));
@@ -148,6 +151,11 @@ MethodFigures read_method(const std::string& name, const Json& json) {
 }
 
 void read_pictures(const Json& report, ReportData& data) {
+  if (const Json& row = at(report, "key_row"); row.is_object()) {
+    data.key_row = {number_or_nan(at(row, "layer")), number_or_nan(at(row, "head")),
+                    number_or_nan(at(row, "position")), get_figure(row, "peak"),
+                    get_list(row, "written")};
+  }
   const Json& spectra = at(report, "spectra");
   data.ranks = get_list(spectra, "ranks");
   if (const Json& layers = at(spectra, "layers"); layers.is_array()) {
@@ -198,6 +206,7 @@ void read_facts(const Json& report, ReportData& data) {
                    ? data.model
                    : fmt::format("{} ({}, {} layers)", data.model, data.architecture,
                                  count(get_figure(model, "num_layers"))));
+  add("Quantized weights", get_text(model, "quantization"));
   add("Weights fingerprint", get_text(model, "weights_fingerprint"));
   if (bundle.is_object()) {
     add("Bundle", fmt::format("{}: preset {}, method {}, {}", get_text(bundle, "file"),
@@ -283,6 +292,11 @@ Figure MethodFigures::bits_at(double length) const {
   return std::min(16.0, long_bits + windows * (1 / length - 1 / long_length));
 }
 
+double ReportData::local_bytes(double context) const {
+  if (!is_finite(local_window) || !is_finite(local_elements)) return 0;
+  return 2 * *local_elements * std::min(context, *local_window);
+}
+
 const MethodFigures* ReportData::find(const std::string& name) const {
   for (const MethodFigures& method : methods) {
     if (method.name == name) return &method;
@@ -297,10 +311,13 @@ ReportData read_report(const Json& report) {
   data.model = get_text(model, "name");
   data.architecture = get_text(model, "architecture");
   data.elements_per_token = get_figure(model, "cache_elements_per_token");
+  data.local_window = get_figure(at(model, "local_windows"), "window");
+  data.local_elements = get_figure(at(model, "local_windows"), "elements_per_token");
   data.max_positions = get_figure(model, "max_positions");
   data.num_layers = get_figure(model, "num_layers");
   data.has_bundle = at(report, "bundle").is_object();
   data.bundle = get_text(at(report, "bundle"), "file");
+  data.serving_sha256 = get_text(at(report, "bundle"), "serving_sha256");
   data.mode = get_text(report, "mode");
   data.device = get_text(report, "device");
   data.command = get_text(report, "command");

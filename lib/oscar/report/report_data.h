@@ -48,6 +48,7 @@ struct MethodFigures {
   std::vector<double> kl_by_position;                     // between each two of `positions`
   std::vector<double> output_nmse;                        // [num_layers], NaN where not finite
   std::vector<std::vector<double>> output_nmse_heads;     // [num_layers][num_kv_heads], the same
+  std::vector<double> key_row, key_row_read;              // [head_dim] ReportData::key_row here
   Span95 kl_difference;                                   // this minus `against`
   std::string against;
   std::optional<NeedleFigures> needles;
@@ -73,6 +74,12 @@ struct ChannelProfile {
   std::vector<double> before, after;  // per channel
 };
 
+struct KeyRowFigures {
+  double layer = 0, head = 0, position = 0;
+  Figure peak;                  // largest channel over the median one
+  std::vector<double> written;  // [head_dim] as the model has them
+};
+
 // Shares of separators, of other rows that draw much attention, and of all others, in that order.
 using RowClassFigures = std::array<Figure, 3>;
 struct RowClassErrors {
@@ -82,12 +89,17 @@ struct RowClassErrors {
 
 struct ReportData {
   std::string model, architecture, bundle, mode, device;
+  std::string serving_sha256;  // of the bundle
   std::vector<std::pair<std::string, std::string>> facts;  // label, value: how it was run
   std::string command;
   std::string partial;  // what a stopped run has counted, in words; "" for a whole one
   bool has_bundle = false, has_text = false, has_needles = false;
   Figure tokens, sequences, first_position, longest, kl_floor, resampling_units, position_offset;
   Figure elements_per_token, max_positions, num_layers;
+  // Of the local layers' windows, which stay in BF16: tokens, and numbers of each; of all layers.
+  Figure local_window, local_elements;
+  // Bytes of those windows, in BF16, of one request of so many tokens; 0 without local layers.
+  double local_bytes(double context) const;
   Figure needle_prompts;
   std::vector<double> needle_lengths;
   std::vector<MethodFigures> methods;  // in the order of the comparison
@@ -97,6 +109,7 @@ struct ReportData {
   RowClassFigures row_share, attention_share;  // of 2-bit rows of that text
   std::vector<RowClassErrors> row_errors;      // empty when not measured
   std::vector<double> positions;               // edges of stretches, ascending
+  std::optional<KeyRowFigures> key_row;
   std::vector<double> ranks;
   std::vector<SpectrumLayer> spectra;
   Figure channel_tokens;

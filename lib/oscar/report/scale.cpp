@@ -92,12 +92,14 @@ std::string coordinate(double x) {
 }
 
 std::string svg_begin(const std::string& id, const std::string& title,
-                      const std::string& description, double width, double height) {
+                      const std::string& description, double width, double height, double widest) {
+  const std::string style =
+      widest > 0 ? fmt::format(" style=\"max-width:{}px\"", coordinate(widest)) : "";
   return fmt::format(
-      "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-labelledby=\"{id}-t {id}-d\">"
+      "<svg viewBox=\"0 0 {} {}\"{style} role=\"img\" aria-labelledby=\"{id}-t {id}-d\">"
       "<title id=\"{id}-t\">{}</title><desc id=\"{id}-d\">{}</desc>\n",
       coordinate(width), coordinate(height), escape_html(title), escape_html(description),
-      fmt::arg("id", id));
+      fmt::arg("style", style), fmt::arg("id", id));
 }
 
 std::string svg_text(double x, double y, const char* css, const std::string& text) {

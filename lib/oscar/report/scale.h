@@ -30,8 +30,10 @@ inline constexpr size_t kLabelCharacters = 16;
 std::string coordinate(double x);
 
 // Parts of an SVG. Texts are escaped here.
+// Shown as wide as there is room, or as `widest` pixels.
 std::string svg_begin(const std::string& id, const std::string& title,
-                      const std::string& description, double width, double height);
+                      const std::string& description, double width, double height,
+                      double widest = 0);
 std::string svg_text(double x, double y, const char* css, const std::string& text);
 std::string svg_line(double x1, double y1, double x2, double y2, const std::string& css);
 

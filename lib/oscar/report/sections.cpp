@@ -94,6 +94,7 @@ HtmlTable row_class_table(const ReportData& data) {
   add("2-bit rows", data.row_share);
   add("attention to them", data.attention_share);
   for (const RowClassErrors& errors : data.row_errors) {
+    if (errors.method.find('@') != std::string::npos) continue;  // of one side or layer
     add(escape_html(errors.method) + ": error of keys", errors.key);
     add(escape_html(errors.method) + ": error of values", errors.value);
   }
@@ -291,17 +292,21 @@ std::string needle_section(const ReportData& data, const Verdict& verdict) {
 }
 
 std::string layer_section(const ReportData& data) {
-  const MethodFigures* const judged = judged_method(data);
-  const size_t heads = judged == nullptr || judged->output_nmse_heads.empty()
-                           ? 0
-                           : judged->output_nmse_heads.front().size();
-  const std::string body =
-      figures_grid({output_error_figure(data), sensitivity_figure(data)}, "figures") +
-      figures_grid({head_error_figure(data)}, "maps",
-                   fmt::format(" style=\"--map:{:.0f}px\"", heat_map_width(heads)));
+  const std::string body = figures_grid(
+      {output_error_figure(data), head_error_figure(data), sensitivity_figure(data)}, "figures");
   if (body.empty()) return "";
   return section("Layer by layer",
                  "Where the error enters, and how it grows on its way through the model.", body);
+}
+
+std::string key_row_section(const ReportData& data) {
+  const std::string body =
+      figures_grid({key_row_figure(data), transformed_row_figure(data)}, "figures");
+  if (body.empty()) return "";
+  return section("One key row, before and after",
+                 "A key of this text on its way into the cache: 2 bits have four levels between "
+                 "the ends of a row, and a few large channels leave the others one or two of them.",
+                 body);
 }
 
 std::string bundle_section(const ReportData& data) {
@@ -319,8 +324,12 @@ std::string bundle_section(const ReportData& data) {
 std::string memory_section(const ReportData& data, const Verdict& verdict) {
   if (!verdict.judged || verdict.judged->bits.empty()) return "";
   HtmlTable table{
-      .caption = fmt::format("Method {}. Scale, zero and the BF16 windows are included.",
-                             escape_html(verdict.judged->name)),
+      .caption = fmt::format("Method {}. Scale, zero and the BF16 windows are included.{}",
+                             escape_html(verdict.judged->name),
+                             data.local_bytes(1) > 0
+                                 ? " Bits and bytes per token are of layers that attend to all "
+                                   "tokens; windows of local layers, in BF16, are in whole caches."
+                                 : ""),
       .head = {"Context", "Bits per value", "Times less than BF16"}};
   const bool bytes = is_finite(data.elements_per_token);
   if (bytes)
@@ -341,8 +350,9 @@ std::string memory_section(const ReportData& data, const Verdict& verdict) {
                                     figure(Figure(16 / bits), 3)};
     if (bytes) {
       const double elements = *data.elements_per_token;
-      row.insert(row.end(), {count(elements * bits / 8), binary(2 * elements * length),
-                             binary(elements * bits / 8 * length)});
+      const double local = data.local_bytes(length);
+      row.insert(row.end(), {count(elements * bits / 8), binary(2 * elements * length + local),
+                             binary(elements * bits / 8 * length + local)});
     }
     table.rows.push_back(std::move(row));
   }

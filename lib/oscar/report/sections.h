@@ -13,6 +13,7 @@ std::string method_section(const ReportData& data, const Verdict& verdict);
 std::string divergence_section(const ReportData& data);
 std::string needle_section(const ReportData& data, const Verdict& verdict);
 std::string layer_section(const ReportData& data);
+std::string key_row_section(const ReportData& data);
 std::string bundle_section(const ReportData& data);
 std::string memory_section(const ReportData& data, const Verdict& verdict);
 std::string variant_section(const ReportData& data, const Verdict& verdict);

@@ -58,7 +58,6 @@ figure{margin:0;break-inside:avoid;min-width:0}
 figcaption{font-size:.84rem;line-height:1.5;color:var(--soft);margin-top:.5rem}
 figure h3{font:600 .95rem/1.35 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,"DejaVu Sans",sans-serif;letter-spacing:0;margin:0 0 .6rem;overflow-wrap:anywhere}
 svg{display:block;width:100%;height:auto;overflow:visible}
-.maps svg{max-width:calc(var(--map)*1.2)}
 svg text{font-size:12px;fill:var(--ink)}
 svg .tick,svg .axis-title{fill:var(--soft);font-size:11.5px}
 svg .mid{text-anchor:middle}svg .end{text-anchor:end}
@@ -69,12 +68,15 @@ svg .interval{stroke-width:1.6}
 svg .m{stroke:var(--paper);stroke-width:1}
 .line.s0{stroke:var(--c0);stroke-width:2.6}.line.s1{stroke:var(--c1);stroke-dasharray:7 3}.line.s2{stroke:var(--c2);stroke-dasharray:2 3}.line.s3{stroke:var(--c3);stroke-dasharray:9 3 2 3}
 .line.s4{stroke:var(--c4)}.line.s5{stroke:var(--c5);stroke-dasharray:5 2}.line.s6{stroke:var(--c6);stroke-dasharray:1.5 2.5}.line.s7{stroke:var(--c7);stroke-dasharray:11 4}
-.interval.s0{stroke:var(--c0)}.interval.s1{stroke:var(--c1)}.interval.s2{stroke:var(--c2)}.interval.s3{stroke:var(--c3)}.interval.s4{stroke:var(--c4)}.interval.s5{stroke:var(--c5)}.interval.s6{stroke:var(--c6)}.interval.s7{stroke:var(--c7)}.interval.s8{stroke:var(--c8)}
+.interval.s0,.dots.s0{stroke:var(--c0)}.interval.s1,.dots.s1{stroke:var(--c1)}.interval.s2,.dots.s2{stroke:var(--c2)}.interval.s3,.dots.s3{stroke:var(--c3)}.interval.s4,.dots.s4{stroke:var(--c4)}.interval.s5,.dots.s5{stroke:var(--c5)}.interval.s6,.dots.s6{stroke:var(--c6)}.interval.s7,.dots.s7{stroke:var(--c7)}.interval.s8,.dots.s8{stroke:var(--c8)}
 .m.s0{fill:var(--c0)}.m.s1{fill:var(--c1)}.m.s2{fill:var(--c2)}.m.s3{fill:var(--c3)}.m.s4{fill:var(--c4)}.m.s5{fill:var(--c5)}.m.s6{fill:var(--c6)}.m.s7{fill:var(--c7)}.m.s8{fill:var(--c8)}
 svg .t0{fill:var(--c0);font-weight:600}svg .t1{fill:var(--c1)}svg .t2{fill:var(--c2)}svg .t3{fill:var(--c3)}svg .t4{fill:var(--c4)}svg .t5{fill:var(--c5)}svg .t6{fill:var(--c6)}svg .t7{fill:var(--c7)}svg .t8{fill:var(--c8)}
+.line.s8{stroke:var(--c8)}svg .line.thin{stroke-width:1.1}
+svg .leader{stroke:var(--rule)}svg .dots{fill:none;stroke-width:3.4;stroke-linecap:round}
 .line.r0{stroke:var(--r0)}.line.r1{stroke:var(--r1)}.line.r2{stroke:var(--r2)}.line.r3{stroke:var(--r3)}.line.r4{stroke:var(--r4)}
 .line.r0,.line.r1,.line.r2,.line.r3,.line.r4{stroke-width:1.2}
 .h0 rect{fill:var(--h0)}.h1 rect{fill:var(--h1)}.h2 rect{fill:var(--h2)}.h3 rect{fill:var(--h3)}.h4 rect{fill:var(--h4)}.h5 rect{fill:var(--h5)}.h6 rect{fill:var(--h6)}
+path.h0{fill:var(--h0)}path.h1{fill:var(--h1)}path.h2{fill:var(--h2)}path.h3{fill:var(--h3)}path.h4{fill:var(--h4)}path.h5{fill:var(--h5)}path.h6{fill:var(--h6)}
 svg .h0 text,svg .h1 text,svg .h2 text,svg .h3 text{fill:var(--hl)}svg .h4 text,svg .h5 text,svg .h6 text{fill:var(--hd)}
 .ramps{white-space:nowrap}
 .ramp{display:inline-block;width:1.6em;height:.35em;vertical-align:middle;margin:0 .1em}
@@ -91,12 +93,17 @@ dl.terms{display:grid;grid-template-columns:11rem minmax(0,1fr);gap:.6rem 1.25re
 dl.terms dt{font-weight:600}dl.terms dd{margin:0;max-width:42rem}
 pre{font:.82rem/1.55 ui-monospace,"SF Mono",Menlo,Consolas,"DejaVu Sans Mono",monospace;background:var(--wash);padding:.85rem 1rem;margin:1.1rem 0 0;white-space:pre-wrap;overflow-wrap:anywhere}
 code{font:.9em ui-monospace,"SF Mono",Menlo,Consolas,"DejaVu Sans Mono",monospace}
+.turn{border-top:1px solid var(--hair);padding:.7rem 0}
+.turn summary{cursor:pointer;font-weight:600;overflow-wrap:anywhere}.turn summary small{font-weight:400;color:var(--soft);font-size:.8rem}
+.pair{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:1rem 3rem;margin-top:.6rem}
+.pair h3{font-size:.9rem;color:var(--soft);margin:0 0 .2rem}
+.pair p{margin:0;font-size:.95rem;line-height:1.5;white-space:pre-wrap;overflow-wrap:anywhere}
 footer{margin-top:3.25rem;padding-top:1rem;border-top:1px solid var(--rule);font-size:.8rem;color:var(--soft)}
 @media (max-width:44rem){
 main{padding:1.75rem 1rem 3rem}
 h1{font-size:1.6rem}.verdict h2{font-size:1.35rem}.verdict{padding-left:1rem}
 section{margin-top:2.5rem}
-.figures,.notes{grid-template-columns:minmax(0,1fr);gap:2.25rem}
+.figures,.notes,.pair{grid-template-columns:minmax(0,1fr);gap:2.25rem}.pair{gap:1rem}
 .notes{gap:1.4rem}
 .maps{grid-template-columns:repeat(auto-fill,minmax(min(100%,var(--map)*.92),1fr));gap:1.4rem 1rem}
 .tiles{grid-template-columns:repeat(2,minmax(0,1fr));gap:1.3rem 0}

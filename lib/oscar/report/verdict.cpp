@@ -178,10 +178,11 @@ std::string memory_sentence(const ReportData& data, const MethodFigures& m) {
   const Figure bits = m.bits_at(length), bits_short = m.bits_at(kShort);
   if (!is_finite(bits) || !(*bits > 0)) return "";
   std::string text = fmt::format(
-      "At {} tokens{} the cache takes {} bits per value, BF16 windows included: {} less memory "
+      "At {} tokens{} the cache{} takes {} bits per value, BF16 windows included: {} less memory "
       "than BF16",
       token_length(length), is_finite(data.max_positions) ? ", all that the model serves," : "",
-      figure(bits), times(16 / *bits));
+      data.local_bytes(1) > 0 ? " of the layers that attend to all tokens" : "", figure(bits),
+      times(16 / *bits));
   if (is_finite(data.elements_per_token)) {
     text += fmt::format(" ({} bytes per token instead of {})",
                         count(*data.elements_per_token * *bits / 8),

@@ -1,9 +1,8 @@
 // From fits to one decision: the stages on the search half, then confirmation on the other.
 #include "oscar/search/layer_search.h"
 
-#include <cmath>
-
 #include "oscar/base/interrupt.h"
+#include "oscar/fit/fitted_layers.h"
 #include "oscar/fit/portable.h"
 #include "oscar/search/confirm.h"
 #include "oscar/search/memory.h"
@@ -32,7 +31,7 @@ LossSettings loss_settings(const LayerSearchTask& task) {
   return {.quantizer = task.quantizer,
           .layer = g.layer_id,
           .sliding_window = g.sliding_window,
-          .sm_scale = 1.0 / std::sqrt(static_cast<double>(g.head_dim_k)),
+          .sm_scale = task.sm_scale,
           .output_metric = task.output_metric,
           .rope = task.rope,
           .codecs = std::make_shared<CandidateCodecs>(task.quantizer, g.layer_id, task.rope,
@@ -60,6 +59,10 @@ std::vector<VariantSearch> variants_of(const LayerSearchTask& task, VariantFits 
 
 LayerDecision fit_without_search(const LayerStatistics& statistics, const FitOptions& fixed,
                                  const Rope& rope) {
+  if (!statistics.geometry.fitted()) {
+    const LayerTransforms none = without_transforms(statistics.geometry);
+    return {none, {none, none}};
+  }
   LayerDecision decision;
   decision.main = fit_layer(statistics, fixed, rope);
   decision.portable = {fit_portable(statistics, fixed, Granularity::kShared, rope),

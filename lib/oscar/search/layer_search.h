@@ -32,6 +32,7 @@ struct LayerSearchTask {
   const SearchOptions& search;
   const Rope& rope;
   const QuantizerSettings& quantizer;
+  double sm_scale = 1;  // factor on the scores before softmax
   uint64_t seed = 0;
   torch::Tensor output_metric;  // [Hq, d_v, d_v], W_O,j W_O,j^T, float32 on the computing device
 };
@@ -58,7 +59,7 @@ LayerDecision search_layer(const LayerSearchTask& task, VariantFits fits,
 LayerDecision search_layer(const LayerSearchTask& task, const HeldBackLayer& held_back);
 
 // Without held-back text: the fixed options, and the portable variant with the published clipping
-// ratios. predicted_output_nmse stays NaN.
+// ratios. predicted_output_nmse stays NaN. Of a local layer there is nothing but its geometry.
 LayerDecision fit_without_search(const LayerStatistics& statistics, const FitOptions& fixed,
                                  const Rope& rope);
 

@@ -107,6 +107,7 @@ void SearchPass::layer_done(const RunPosition&) {
                                      .search = settings_.search,
                                      .rope = rope,
                                      .quantizer = settings_.quantizer,
+                                     .sm_scale = model_.config().sm_scale,
                                      .seed = settings_.seed,
                                      .output_metric = output_metric},
                                     take_fits(layer), held));

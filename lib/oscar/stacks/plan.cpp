@@ -48,8 +48,7 @@ Found obstacle_to_all(const Stack& stack, const Bundle& bundle) {
     }
   }
   for (const LayerTransforms& layer : bundle.layers) {
-    const AttentionKind kind = layer.geometry.attention;
-    if (kind == AttentionKind::kSliding && !stack.sliding_layers) {
+    if (layer.geometry.attention != AttentionKind::kFull && !stack.sliding_layers) {
       return Obstacle{kSlidingLayers, "takes no layers with a sliding window"};
     }
   }

@@ -47,13 +47,13 @@ std::vector<AttentionKind> read_layer_types(const ConfigReader& reader, int num_
     reader.refuse("layer_types", "not one type per layer", fmt::format("{} names", num_layers));
   }
   for (const Json& name : list) {
-    if (name != "full_attention" && name != "sliding_attention") {
+    if (name != kFullAttention && name != kSlidingAttention) {
       throw Error({.what = "this layer type is not implemented",
                    .where = reader.source + ": layer_types",
                    .expected = "full_attention or sliding_attention",
                    .found = name.dump()});
     }
-    kinds.push_back(name == "full_attention" ? AttentionKind::kFull : AttentionKind::kSliding);
+    kinds.push_back(name == kFullAttention ? AttentionKind::kFull : AttentionKind::kSliding);
   }
   return kinds;
 }

@@ -9,7 +9,7 @@
 
 namespace oscar {
 
-extern const ModelFamily kQwen3, kQwen2, kQwen3Moe, kLlama, kMistral, kGlm4Moe;
+extern const ModelFamily kQwen3, kQwen2, kQwen3Moe, kLlama, kMistral, kGlm4Moe, kGemma3;
 
 // `config`'s layers, all with this attention and a dense MLP of intermediate_size.
 std::vector<LayerSpec> dense_layers(const ConfigReader& reader, const ModelConfig& config,

@@ -103,3 +103,34 @@ def bars(title: str, rows: list) -> str:
                         f'y1="{y:.1f}" y2="{y:.1f}"/>')
         body.append(_marker(MARKERS[style % len(MARKERS)], scale.at(mean), y, f"s{style}"))
     return _svg(bottom + 8, title, body)
+
+
+def scatter(title: str, x_title: str, y_title: str, series: list, factor: float) -> str:
+    """`series`: (name, [(x, y)]), both axes logarithmic and alike; with the line y = x and a band of `factor` about it."""
+    values = [v for _, of in series for point in of for v in point if v > 0]
+    if not values:
+        return ""
+    legend_rows = math.ceil(len(series) / 2)
+    left, right, top = 58, WIDTH - 12, 14 + 18 * legend_rows
+    bottom = top + (right - left)  # alike in pixels too
+    across, up = Scale(values, left, right), Scale(values, bottom, top)
+    low, high = across.low, across.high
+    corners = [(low, low), (low, low * factor), (high / factor, high), (high, high), (high, high / factor),
+               (low * factor, low)]
+    path = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in corners)
+    body = [f'<polygon class="band" points="{path}"/>']
+    for tick in across.ticks():
+        x, y = across.at(tick), up.at(tick)
+        body.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+                    f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>'
+                    f'<text class="tick end" x="{left - 6}" y="{y + 4:.1f}">{_tick_text(tick)}</text>'
+                    f'<text class="tick mid" x="{x:.1f}" y="{bottom + 18}">{_tick_text(tick)}</text>')
+    body.append(f'<line class="grid equal" x1="{left}" x2="{right}" y1="{bottom}" y2="{top}"/>'
+                f'<text class="tick mid" x="{(left + right) / 2:.1f}" y="{bottom + 38}">{escape(x_title)}</text>'
+                f'<text class="tick" x="{left + 8}" y="{top + 14}">{escape(y_title)}</text>')
+    for index, (name, of) in enumerate(series):
+        style, kind = f"s{index}", MARKERS[index % len(MARKERS)]
+        body += [_marker(kind, across.at(x), up.at(y), style) for x, y in of]
+        x, y = left + (index % 2) * (right - left) / 2, 12 + 18 * (index // 2)
+        body.append(_marker(kind, x + 11, y - 4, style) + f'<text x="{x + 28}" y="{y}">{escape(name)}</text>')
+    return _svg(bottom + 46, title, body)

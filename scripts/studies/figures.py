@@ -109,6 +109,12 @@ def number(value, digits: int = 3) -> str:
     return f"{value:.{max(0, digits - 1 - size)}f}"
 
 
+def floor_text(run: RunFigures) -> str:
+    """KL of the exact path, which is noise about 0."""
+    floor = run.run.get("kl_floor") or 0
+    return number(floor, 2) if floor >= 1e-6 else "less than 0.000001"
+
+
 def with_interval(values, digits: int = 3) -> str:
     """`mean [low, high]` with as many decimals as the mean has."""
     if values is None:

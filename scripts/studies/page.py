@@ -2,7 +2,9 @@
 import re
 from html import escape
 
-from .content import Chart, Code, Content, Section, Table
+from .blocks import Chart, Code, Content, Section, Table
+
+WIDE = 7  # columns, above which an interval stands below its number
 
 STYLE = """
 :root{color-scheme:light dark;--paper:#fcfbf8;--ink:#1d2125;--soft:#575e66;--rule:#dedad1;--hair:#ebe8e1;--wash:#f5f2eb;
@@ -13,7 +15,7 @@ STYLE = """
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%;text-size-adjust:100%}
 body{margin:0;background:var(--paper);color:var(--ink);font:1.0625rem/1.6 Charter,"Iowan Old Style",Georgia,"DejaVu Serif",serif}
-main{max-width:62rem;margin:0 auto;padding:3rem 1.75rem 4rem}
+main{max-width:66rem;margin:0 auto;padding:3rem 1.75rem 4rem}
 h1,h2{font-weight:600;line-height:1.2;text-wrap:balance}
 h1{font-size:2rem;margin:0 0 1rem}h2{font-size:1.4rem;margin:0 0 .5rem}
 p{margin:0 0 .9rem;max-width:44rem}
@@ -27,14 +29,15 @@ thead th{color:var(--soft);border-bottom:1px solid var(--rule);vertical-align:bo
 tbody th{font-weight:600;min-width:9rem}
 tr.marked th,tr.marked td{background:var(--wash)}
 tr.marked th{box-shadow:inset 3px 0 var(--c0);padding-left:.7rem}
-table.words td{text-align:left;overflow-wrap:anywhere}table.words th{text-align:left}
+table+p{margin-top:1.25rem}
+table.words td{text-align:left;overflow-wrap:anywhere}table.words td:last-child{overflow-wrap:normal}table.words th{text-align:left}
 .iv{color:var(--soft);white-space:nowrap}
 .figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));gap:1.5rem 2.5rem;margin-top:1.25rem}
 figure{margin:0;max-width:36rem;break-inside:avoid}
 figcaption{font-size:.84rem;color:var(--soft);margin-top:.4rem}
 svg{display:block;width:100%;height:auto}
 svg text{font-size:12px;fill:var(--ink)}svg .tick{fill:var(--soft);font-size:11.5px}
-svg .mid{text-anchor:middle}svg .end{text-anchor:end}svg .grid{stroke:var(--hair)}
+svg .mid{text-anchor:middle}svg .end{text-anchor:end}svg .grid{stroke:var(--hair)}svg .band{fill:var(--wash)}svg .equal{stroke:var(--soft)}
 svg .line{fill:none;stroke-width:1.6;stroke-linejoin:round}svg .m{stroke:var(--paper)}
 .line.s0{stroke:var(--c0)}.line.s1{stroke:var(--c1);stroke-dasharray:7 3}.line.s2{stroke:var(--c2);stroke-dasharray:2 3}
 .line.s3{stroke:var(--c3);stroke-dasharray:9 3 2 3}.line.s4{stroke:var(--c4)}.line.s5{stroke:var(--c5);stroke-dasharray:5 2}
@@ -45,6 +48,9 @@ svg .line{fill:none;stroke-width:1.6;stroke-linejoin:round}svg .m{stroke:var(--p
 pre{font:.8rem/1.5 ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace;background:var(--wash);padding:.85rem 1rem;
 margin:1.1rem 0 0;white-space:pre-wrap;overflow-wrap:anywhere}
 code{font:.9em ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+@media (min-width:44.01rem){
+table.wide td{padding-left:.6rem}table.wide tbody th{min-width:7.5rem}table.wide .iv{display:block;font-size:.72rem}
+}
 @media (max-width:44rem){
 main{padding:1.75rem 1rem 3rem}h1{font-size:1.55rem}section{margin-top:2.25rem}
 table,tbody,caption{display:block}
@@ -85,7 +91,8 @@ def _table(table: Table) -> str:
                         for label, cell in zip(table.columns[1:], row[1:]))
         marked = ' class="marked"' if index in table.marked else ""
         body.append(f'<tr{marked}><th scope="row">{_words(row[0])}</th>{cells}</tr>')
-    kind = "" if numbers else ' class="words"'
+    kinds = [kind for kind, given in (("words", not numbers), ("wide", len(table.columns) > WIDE)) if given]
+    kind = f' class="{" ".join(kinds)}"' if kinds else ""
     return (f'<table{kind}><caption>{_words(table.caption)}</caption>'
             f'<thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>')
 

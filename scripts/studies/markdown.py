@@ -1,5 +1,5 @@
 """The study as Markdown: words and tables, without the charts."""
-from .content import Chart, Code, Content, Table
+from .blocks import Chart, Code, Content, Table
 
 
 def _cell(text: str) -> str:

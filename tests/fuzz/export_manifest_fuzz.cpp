@@ -1,0 +1,24 @@
+// oscar-export.json of an export whose other files are good.
+#include "bundle/sample.h"
+#include "fuzz_case.h"
+#include "oscar/exchange/export.h"
+#include "oscar/exchange/manifest.h"
+#include "oscar/exchange/verify_export.h"
+
+namespace oscar::fuzz {
+
+// The export's matrices are read again each time.
+const MemoryBound kMemoryBound{.fixed = size_t{16} << 20, .per_byte = 128};
+
+void read_untrusted(std::string_view bytes) {
+  static const ExchangeFormat& format = find_exchange_format("npz");
+  static const std::filesystem::path folder = [] {
+    auto path = scratch_folder() / "export";
+    export_bundle(sample::rotation_bundle(TransformKind::kOscar), "x.h5", format, false, path);
+    return path;
+  }();
+  scratch_file(std::filesystem::path("export") / kManifestName, bytes);
+  must("verify", [&] { return verify_export(format, folder); });
+}
+
+}  // namespace oscar::fuzz

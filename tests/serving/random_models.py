@@ -76,7 +76,7 @@ def random_bundle(family="Qwen3", recipe="plain", demote_block=1):
     model = Model("random", f"{family}ForCausalLM", LAYERS, 4, 2, HEAD_DIM, 96,
                   {"rope_type": "default", "rope_theta": THETA, "max_positions": POSITIONS,
                    "partial_rotary_factor": ROTARY_FACTOR.get(family, 1.0)}, "")
-    return Bundle("random.h5", "", model, Quantizer(0, SINK, RECENT, demote_block, torch.float16), layers)
+    return Bundle("random.h5", "", "", model, Quantizer(0, SINK, RECENT, demote_block, torch.float16), layers)
 
 
 def prompts(*lengths, seed=6):

@@ -221,11 +221,11 @@ class Serving(unittest.TestCase):
         youngest = list(requests)[-1]
         self.same(finished[youngest], engine.alone(engine.prompt(2, 630), 8), "the youngest")
 
-    def test_log_probabilities_are_those_of_the_packages_own_loop(self):
+    def test_log_probabilities_are_those_of_the_package_in_transformers(self):
         length, tokens = 470, 12  # 144 INT2 rows in 3 pages at first, 160 at last
         prompt = self.engine.prompt(4, length)
         answer = self.engine.alone(prompt, tokens)
-        ours = case.own_log_probabilities(prompt, answer.token_ids)
+        ours = case.log_probabilities_in_transformers(prompt, answer.token_ids)
         theirs = [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids)]
         apart = [abs(a - b) for a, b in zip(ours, theirs)]
         self.assertLess(max(apart), DRIFT)

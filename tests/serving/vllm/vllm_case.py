@@ -180,20 +180,14 @@ def first_difference(one, other):
 
 
 @torch.inference_mode()
-def own_log_probabilities(prompt, answer):
-    """Of each token of an answer, from the package's own decode loop over its own cache, fed with it."""
+def log_probabilities_in_transformers(prompt, answer):
+    """Of each token of an answer, from transformers' model over the package's cache, fed with it."""
     from transformers import AutoModelForCausalLM
-    from oscar_int2 import load
-    from oscar_int2.cache import PagedCache
-    from oscar_int2.decoder import Decoder
+    from oscar_int2.transformers import OscarCache, apply
 
-    decoder = Decoder(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16), compile=False)
-    cache = PagedCache.int2(load(BUNDLE), 1, len(prompt) + len(answer), "cpu")
-    cache.admit(0, cache.max_tokens)
-    tables = cache.prompt_tables([0], [len(prompt)])
-    logits = [decoder.prompt(torch.tensor(prompt), lambda i, k, v: cache.write(i, tables, k, v))]
-    for token in answer[:-1]:
-        step = decoder.step(torch.tensor([token]), cache.next_step().old_len, cache.decode)
-        logits.append(step[0])
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
+    cache = OscarCache(apply(model, BUNDLE), 1, len(prompt) + len(answer))
+    fed = (torch.tensor([tokens]) for tokens in (prompt, *([token] for token in answer[:-1])))
+    logits = [model(tokens, past_key_values=cache).logits[0, -1] for tokens in fed]
     cache.check_rows()
     return [x.float().log_softmax(-1)[token].item() for x, token in zip(logits, answer)]

@@ -35,7 +35,8 @@ SERVED = {'"/models/my-qwen3"': repr(str(SOURCE / "datasets/tiny-gqa")), '"cuda"
           "32768": "512"}
 # Scripts that are run; any other is only looked up, with its options.
 RUN_SCRIPTS = ("make_random_checkpoint.py",)
-FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": "vLLM's", "--max-model-len": "vLLM's",
+FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": "vLLM's",
+                   "--enable-prefix-caching": "vLLM's", "--max-model-len": "vLLM's",
                    "--gtest_filter": "GoogleTest's",
                    "--install": "CMake's", "--prefix": "CMake's", "--test-dir": "CTest's",
                    "--help": "of every program"}

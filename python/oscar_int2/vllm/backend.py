@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from .._library import PAGE_TOKENS, ops
 from ..cache import row_problem
-from ..codec import LayerCodec, LayerPages, StepTables
+from ..codec import LayerCodec, LayerPages, StepTables, Windows
 from ..errors import CacheRowError, UnsupportedError
 from . import adapter_0_26 as adapter, settings
 from .prompts import Chunk, Packed, Prompts, causal_attention
@@ -45,6 +45,8 @@ class Int2Spec(FullAttentionSpec):
     """Blocks of full attention that are INT2 pages."""
 
     chunk_bytes: int = 0
+    windows: Windows | None = None
+    prefixes: int = 0  # whose sinks are kept
 
     @property
     def real_page_size_bytes(self):
@@ -52,12 +54,15 @@ class Int2Spec(FullAttentionSpec):
 
     @classmethod
     def merge(cls, specs):
-        return replace(super().merge(specs), chunk_bytes=specs[0].chunk_bytes)
+        first = specs[0]
+        return replace(super().merge(specs), chunk_bytes=first.chunk_bytes, windows=first.windows,
+                       prefixes=first.prefixes)
 
 
-def cache_spec(num_kv_heads, head_dim):
+def cache_spec(num_kv_heads, head_dim, config):
     return Int2Spec(block_size=PAGE_TOKENS, num_kv_heads=num_kv_heads, head_size=head_dim,
-                    dtype=torch.uint8, chunk_bytes=chunk_bytes(head_dim))
+                    dtype=torch.uint8, chunk_bytes=chunk_bytes(head_dim), windows=settings.windows(),
+                    prefixes=settings.prefixes(config))
 
 
 class OscarBackend(AttentionBackend):
@@ -117,6 +122,8 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         self.sink_blocks = self.windows.sink_tokens // PAGE_TOKENS
         most = vllm_config.scheduler_config.max_num_seqs
         self.slots, self.batch = WindowSlots(most), None
+        # Of each window's request: INT2 tokens that it began with, in blocks of others.
+        self.shared_history = np.zeros(most, np.int32)
         # On the CPU one tensor is both; vLLM waits for the copies of a step before the next one.
         self.host = torch.zeros(len(self.ROWS), 4 * most + 1, dtype=torch.int32,
                                 pin_memory=is_pin_memory_available())
@@ -137,18 +144,32 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
                          4 * PAGE_TOKENS * spec.num_kv_heads * spec.head_size, settings.bundle_path())
         logger.info_once("OSCAR INT2: exact windows take %.1f MiB beside them, %.2f for each of %d "
                          "requests", window / MIB, window / most / MIB, most)
+        if impl.kept_k is not None:
+            kept = 2 * impl.kept_k.nbytes * len(self.layers)
+            logger.info_once("OSCAR INT2: sinks of %d shared prefixes take %.1f MiB",
+                             len(impl.kept_k), kept / MIB)
         if impl.scratch is not None:
             logger.info_once("OSCAR INT2: prompts in chunks of up to %d tokens take %.1f MiB, once",
                              self.vllm_config.scheduler_config.max_num_batched_tokens,
                              impl.scratch.nbytes / MIB)
 
-    def follow(self, finished, preempted, resumed, request_ids):
-        """Who is in the next batch, in its order. Called once a step, before build()."""
+    def follow(self, finished, preempted, resumed, request_ids, moves):
+        """Who is in the next batch, in its order, and what happens to sinks (prefixes.SinkMoves)
+        before; None: nothing. Called once a step, before build()."""
+        for request, place in moves.kept if moves else ():
+            for layer in self.layers:
+                layer.keep_sink(self.slots.of[request], place)
         freed = [slot for ids in (finished, preempted, resumed) for slot in self.slots.release(ids)]
         if settings.poisons():
             for layer in self.layers:
                 layer.poison(freed)
+        self.shared_history[freed] = 0
         self.batch = self.slots.hold(request_ids) if request_ids else None
+        for request, place, tokens in moves.taken if moves else ():
+            slot = self.slots.of[request]
+            self.shared_history[slot] = tokens - self.windows.sink_tokens
+            for layer in self.layers:
+                layer.take_sink(place, slot)
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         common, slots = common_attn_metadata, self.batch
@@ -181,11 +202,13 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         rows, n = dict(zip(self.ROWS, self.host.numpy())), len(length)
         rows["seq_len"][:n] = length
         rows["old_len"][:n] = np.maximum(length - new, 0)
-        for history, tokens in (("old_history", "old_len"), ("new_history", "seq_len")):
-            rows[history][:n] = self._history(rows[tokens][:n])
-        rows["window_slot"][:n] = 0
+        rows["window_slot"][:n], shared = 0, 0
         if slots is not None:
             rows["window_slot"][:len(slots)] = slots
+            shared = np.zeros(n, np.int32)
+            shared[:len(slots)] = self.shared_history[slots]
+        for history, tokens in (("old_history", "old_len"), ("new_history", "seq_len")):
+            rows[history][:n] = np.maximum(self._history(rows[tokens][:n]), shared)
         rows["rows_indptr"][0] = 0
         rows["rows_indptr"][1:n - decodes + 1] = np.cumsum(new[decodes:])
         return rows
@@ -262,14 +285,15 @@ class OscarAttention(AttentionImpl):
         self.slots = config.scheduler_config.max_num_seqs
         self.layers = config.compilation_config.static_forward_context
         chunked = config.scheduler_config.enable_chunked_prefill
-        self.scratch_tokens = config.model_config.max_model_len if chunked else 0
-        self.fa_version, self.scratch = None, None
+        self.prefixes = settings.prefixes(config)
+        self.scratch_tokens = config.model_config.max_model_len if chunked or self.prefixes else 0
+        self.fa_version, self.scratch, self.kept_k, self.kept_v = None, None, None, None
         if current_platform.is_cuda():
             self.fa_version = fa_utils.get_flash_attn_version(head_size=head_size)
 
     def process_weights_after_loading(self, act_dtype):
-        """Makes codec, windows and, once for all layers, the scratch of prompts in chunks: here, while
-        vLLM counts what the weights take, so that its pool becomes smaller by them."""
+        """Makes codec, windows, room for sinks of shared prefixes and, once for all layers, the scratch
+        of prompts in chunks: here, while vLLM counts what the weights take, so that its pool becomes smaller by them."""
         name = next(name for name, layer in self.layers.items()
                     if getattr(layer, "impl", None) is self)
         device, windows = torch.device(current_platform.device_type), settings.windows()
@@ -277,6 +301,10 @@ class OscarAttention(AttentionImpl):
         shape = (self.slots, self.num_kv_heads, windows.sink_tokens + windows.ring_tokens(),
                  self.head_size)
         self.window_k, self.window_v = (torch.zeros(shape, dtype=torch.bfloat16, device=device)
+                                        for _ in "kv")
+        if self.prefixes:
+            shape = (self.prefixes, self.num_kv_heads, windows.sink_tokens, self.head_size)
+            self.kept_k, self.kept_v = (torch.zeros(shape, dtype=torch.bfloat16, device=device)
                                         for _ in "kv")
         self.window_bytes = 2 * self.window_k.numel() * self.window_k.element_size()
         if self.scratch_tokens:
@@ -292,6 +320,14 @@ class OscarAttention(AttentionImpl):
     def poison(self, slots):
         for window in (self.window_k, self.window_v):
             window[list(slots)] = torch.nan
+
+    def keep_sink(self, slot, place):
+        for kept, window in ((self.kept_k, self.window_k), (self.kept_v, self.window_v)):
+            kept[place] = window[slot, :, :kept.shape[2]]
+
+    def take_sink(self, place, slot):
+        for kept, window in ((self.kept_k, self.window_k), (self.kept_v, self.window_v)):
+            window[slot, :, :kept.shape[2]] = kept[place]
 
     def forward(self, layer, query, key, value, kv_cache, attn_metadata, output,
                 output_scale=None, output_block_scale=None):

@@ -47,6 +47,12 @@ def windows():
     return Windows.of(bundle().quantizer)
 
 
+def prefixes(config):
+    """Shared prefixes whose sinks are kept; 0: prefix caching is off."""
+    caches = config.cache_config.enable_prefix_caching
+    return config.scheduler_config.max_num_seqs if caches else 0
+
+
 def set_defaults(args):
     """Sets what the user of these EngineArgs left open; what contradicts stays, to be refused."""
     for name, value in (("enable_prefix_caching", False), ("block_size", PAGE_TOKENS),
@@ -63,7 +69,8 @@ def check(config):
     refused = (
         (f"--attention-backend {backend}", backend not in (None, "CUSTOM"), "leave it out"),
         ("Model Runner V2", config.use_v2_model_runner, "set VLLM_USE_V2_MODEL_RUNNER=0"),
-        ("prefix caching", cache.enable_prefix_caching, "--no-enable-prefix-caching"),
+        ("prefix caching without exact first tokens",
+         cache.enable_prefix_caching and not windows().sink_tokens, "--no-enable-prefix-caching"),
         (f"--block-size {cache.block_size}", cache.block_size != PAGE_TOKENS,
          f"--block-size {PAGE_TOKENS}"),
         (f"--kv-cache-dtype {cache.cache_dtype}", cache.cache_dtype not in ("auto", "bfloat16"),

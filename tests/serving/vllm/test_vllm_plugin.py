@@ -1,53 +1,30 @@
 #!/usr/bin/env python3
 """The INT2 cache inside vLLM's engine, on the CPU, with the embedded model and its bundle."""
 import contextlib
+import dataclasses
 import os
 import pathlib
-import sys
 import tempfile
 import unittest
 from unittest import mock
 
-VENV = pathlib.Path(os.environ["OSCAR_SOURCE"]) / ".venv-vllm" / "bin" / "python"
-if VENV.exists() and pathlib.Path(sys.prefix) != VENV.parent.parent:
-    os.execv(VENV, [str(VENV), *sys.argv])  # vLLM has needs of its own: scripts/setup_vllm.sh
+import vllm_case as case
+import torch
+from chunk_reference import Recorder
+from vllm_case import DRIFT, needs_vllm, vllm
 
-try:
-    import vllm
-except ImportError:
-    vllm = None
-if vllm:
-    import torch
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-    import vllm_case as case
-    from chunk_reference import Recorder
-    case.install_plugin()
-needs_vllm = unittest.skipUnless(vllm, "there is no vLLM here: scripts/setup_vllm.sh installs one")
-
-# bf16 sums depend on how many rows a product has: vLLM's own BF16 cache moves log probabilities of
-# this model by .042 between a batch and a single run, and tokens change where two are that close.
-# A window of another request, or one of NaN, moves them by whole nats.
-DRIFT, TIE = 0.25, 0.15
 # Of an output row, in shares of what its values weigh: the weights and the row are rounded to bf16,
 # 2^-9 each.
 ROUNDINGS = 2 / 2**9
 
 
 @needs_vllm
-class Serving(unittest.TestCase):
+class Serving(case.EngineTest):
     """One engine of 3 seats and 35 blocks, for all cases."""
 
     @classmethod
     def setUpClass(cls):
         cls.engine = case.Engine()
-
-    def same(self, one, other, what):
-        """Tokens of two runs are equal, or part where two are equally probable. Returns whether
-        they are equal."""
-        end, drift, gap = case.first_difference(one, other)
-        self.assertLess(drift, DRIFT, f"{what}: log probabilities differ")
-        self.assertLess(gap, TIE, f"{what}: tokens differ from number {end} on")
-        return end is None
 
     def test_the_pool_holds_seven_times_the_tokens_of_bf16(self):
         from vllm.v1.kv_cache_interface import FullAttentionSpec
@@ -266,7 +243,6 @@ class Refusals(unittest.TestCase):
         from oscar_int2 import UnsupportedError
 
         for options, words in (
-                ({"enable_prefix_caching": True}, ("prefix caching",)),
                 ({"block_size": 32}, ("--block-size 32", "--block-size 64")),
                 ({"kv_cache_dtype": "fp8"}, ("--kv-cache-dtype fp8",)),
                 ({"dtype": "float32"}, ("float32", "bfloat16")),
@@ -276,6 +252,16 @@ class Refusals(unittest.TestCase):
                                          "prompt_lookup_max": 3}}, ("speculative decoding",))):
             with self.subTest(**options):
                 self.refused(UnsupportedError, *words, **options)
+
+    def test_prefixes_without_exact_first_tokens_are_refused(self):
+        from oscar_int2 import UnsupportedError
+        from oscar_int2.vllm import settings
+
+        config = self.config(enable_prefix_caching=True)
+        self.assertEqual(settings.prefixes(config), case.SEATS)
+        without = dataclasses.replace(settings.windows(), sink_tokens=0)
+        with mock.patch.object(settings, "windows", lambda: without):
+            self.refused(UnsupportedError, "prefix caching", enable_prefix_caching=True)
 
     def test_layers_with_other_attention_are_refused_by_name(self):
         from oscar_int2 import UnsupportedError

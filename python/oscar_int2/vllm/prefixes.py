@@ -1,0 +1,97 @@
+"""Prefix caching: which blocks other requests may read, and what is kept of their sinks.
+
+vLLM offers a block to others as soon as its tokens are computed. Here it holds their rows only once
+these have left the exact window, so a block is offered then; and rows of the sink never get a page,
+so they are kept beside, under the hash of the block that ends them. Requests with the same first
+tokens share them.
+
+A request that begins with shared blocks reads all their rows behind the sink as INT2. It computes at
+least its last recent_tokens tokens itself: what it generates reads a whole exact window.
+
+The scheduler decides (PrefixManager), perhaps in a process of its own, and tells the worker with each
+step what to keep and what to take (SinkMoves).
+"""
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+
+
+@dataclass
+class SinkMoves:
+    """What happens to sinks before a step: first all that is kept, then all that is taken."""
+
+    kept: list = field(default_factory=list)   # (request id, place)
+    taken: list = field(default_factory=list)  # (request id, place, tokens in shared blocks)
+
+
+class PrefixManager(FullAttentionManager):
+    """vLLM's manager of the blocks of full attention, for blocks that are INT2 pages (Int2Spec)."""
+
+    def __init__(self, kv_cache_spec, **options):
+        super().__init__(kv_cache_spec, **options)
+        self.windows = kv_cache_spec.windows
+        self.sink_blocks = self.windows.sink_tokens // self.block_size
+        self.running = {}           # requests by id
+        self.places = OrderedDict()  # of kept sinks, by hash; first the one unused for longest
+        self.free_places = list(range(kv_cache_spec.prefixes))
+        self.moves = SinkMoves()
+
+    def take_moves(self):
+        """Those of the step that was just scheduled."""
+        moves, self.moves = self.moves, SinkMoves()
+        return moves
+
+    def find_longest_cache_hit(self, block_hashes, max_length, **options):
+        blocks, tokens = super().find_longest_cache_hit(
+            block_hashes=block_hashes, max_length=max(max_length - self.windows.recent_tokens, 0),
+            **options)
+        if len(blocks[0]) < self.sink_blocks or self._sink(blocks[0]) not in self.places:
+            return tuple([] for _ in blocks), 0
+        return blocks, tokens
+
+    def add_local_computed_blocks(self, request_id, new_computed_blocks, num_local_computed_tokens,
+                                  num_external_computed_tokens):
+        super().add_local_computed_blocks(request_id, new_computed_blocks, num_local_computed_tokens,
+                                          num_external_computed_tokens)
+        if new_computed_blocks:
+            sink = self._sink(new_computed_blocks)
+            self.places.move_to_end(sink)
+            self.moves.taken.append((request_id, self.places[sink], num_local_computed_tokens))
+
+    def cache_blocks(self, request, num_tokens, retention_interval=None):
+        self.running[request.request_id] = request
+        self._share(request)
+
+    def pop_blocks_for_free(self, request_id):
+        request = self.running.pop(request_id, None)
+        if request is not None:
+            self._share(request)
+        return super().pop_blocks_for_free(request_id)
+
+    def _share(self, request):
+        """Offers the blocks whose pages are written by the steps before this one."""
+        history = self.windows.history_tokens(request.num_computed_tokens)
+        if history < self.block_size:
+            return
+        before = self.num_cached_block.get(request.request_id, 0)
+        super().cache_blocks(request, self.windows.sink_tokens + history)
+        if before < self.sink_blocks:
+            self._keep(request.request_id)
+
+    def _keep(self, request_id):
+        sink = self._sink(self.req_to_blocks[request_id])
+        place = self.places.pop(sink, None)
+        if place is None and self.free_places:
+            place = self.free_places.pop()
+        if place is None:
+            taken = {place for _, place, _ in self.moves.taken}
+            unused = next((key for key, place in self.places.items() if place not in taken), None)
+            if unused is None:
+                return
+            place = self.places.pop(unused)
+        self.places[sink] = place
+        self.moves.kept.append((request_id, place))
+
+    def _sink(self, blocks):
+        return blocks[self.sink_blocks - 1].block_hash

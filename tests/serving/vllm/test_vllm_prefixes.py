@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""vLLM's prefix caching over INT2 pages, on the CPU: what is shared, when, and what it changes."""
+import random
+import unittest
+
+import vllm_case as case
+import torch
+from chunk_reference import Recorder
+from vllm_case import DRIFT, needs_vllm
+
+SINK, RECENT, BLOCK = 64, 256, 64
+
+
+def offered(computed):
+    """Tokens in blocks that others may read once a request has computed so many."""
+    history = max(computed - SINK - RECENT, 0) // 16 * 16
+    return SINK + history // BLOCK * BLOCK if history >= BLOCK else 0
+
+
+def taken(prompt, computed):
+    """Tokens that a prompt takes from a request that began with all of it."""
+    return min((prompt - 1 - RECENT) // BLOCK * BLOCK, offered(computed))
+
+
+@needs_vllm
+class Prefixes(case.EngineTest):
+    @classmethod
+    def setUpClass(cls):
+        cls.engine = case.Engine(enable_prefix_caching=True)
+        coordinator = cls.engine.scheduler.kv_cache_manager.coordinator
+        cls.manager = coordinator.single_type_managers[0]
+
+    def setUp(self):
+        self.assertTrue(self.engine.scheduler.kv_cache_manager.reset_prefix_cache())
+
+    def run_one(self, prompt, tokens):
+        """(its output, its tokens that came from shared blocks)"""
+        name = self.engine.add(prompt, tokens)
+        return self.engine.run()[name], self.engine.cached[name]
+
+    def check(self, prompt, output, bound=DRIFT / 4):
+        """Log probabilities of an answer are those of a request that shares nothing."""
+        ours = case.log_probabilities_in_transformers(prompt, output.token_ids)
+        theirs = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids)]
+        apart = torch.tensor(ours) - torch.tensor(theirs)
+        self.assertLess(apart.abs().mean(), bound)
+
+    def test_what_has_left_the_window_is_shared_when_a_request_has_ended(self):
+        first = self.engine.prompt(4, 700)
+        _, cached = self.run_one(first, 20)
+        self.assertEqual(cached, 0)
+        longer = first + self.engine.prompt(1, 60)
+        output, cached = self.run_one(longer, 12)
+        self.assertEqual(cached, offered(719))
+        self.assertEqual(cached, 448)
+        self.check(longer, output)
+        # The last 256 tokens of a prompt are its own.
+        output, cached = self.run_one(first, 12)
+        self.assertEqual(cached, 384)
+        self.check(first, output)
+        # Another text behind the sink shares the sink's block alone.
+        other = first[:SINK] + self.engine.prompt(2, 400)
+        output, cached = self.run_one(other, 12)
+        self.assertEqual(cached, SINK)
+        self.check(other, output)
+        _, cached = self.run_one(first[:SINK - 1] + other, 2)
+        self.assertEqual(cached, 0)
+
+    def test_a_shared_page_is_read_and_not_written(self):
+        engine, first = self.engine, self.engine.prompt(3, 650)
+        with Recorder(engine, 2) as recorder:
+            self.run_one(first, 8)
+        pages = recorder.block_table[0, :(offered(657) - SINK) // BLOCK].long()
+        before = recorder.pool[pages].clone()
+        self.assertEqual(len(pages), 5)
+        with Recorder(engine, 2) as recorder:
+            _, cached = self.run_one(first + engine.prompt(0, 250), 40)
+        self.assertEqual(cached, offered(657))
+        self.assertEqual(recorder.block_table[0, :len(pages)].tolist(), pages.tolist())
+        self.assertTrue(torch.equal(recorder.pool[pages], before))
+
+    def test_prompts_of_one_step_share_nothing_and_a_later_one_does(self):
+        engine, prompt = self.engine, self.engine.prompt(1, 600)
+        twins = [engine.add(prompt, 24) for _ in range(2)]
+        finished = {}
+        for _ in range(4):
+            engine.step(finished)
+        late = engine.add(prompt, 6)
+        finished |= engine.run()
+        self.assertEqual([engine.cached[name] for name in (*twins, late)], [0, 0, taken(600, 603)])
+        self.same(finished[twins[0]], finished[twins[1]], "two at once")
+        self.check(prompt, finished[late])
+
+    def test_a_prompt_is_shared_between_its_chunks(self):
+        engine, prompt = self.engine, self.engine.prompt(0, 760)
+        with engine.in_chunks(120):
+            early = engine.add(prompt, 4)
+            finished = {}
+            for _ in range(5):
+                engine.step(finished)
+            late = engine.add(prompt[:700], 10)
+            finished |= engine.run()
+        # It began in the step behind the sixth chunk: until then the steps were full.
+        self.assertEqual((engine.cached[early], engine.cached[late]), (0, taken(700, 720)))
+        self.check(prompt[:700], finished[late], DRIFT / 2)  # most of it was read as 2-bit rows
+
+    def test_the_sink_that_was_unused_for_longest_is_given_up(self):
+        prompts = [self.engine.prompt(i, 400) for i in range(4)]
+        for prompt in prompts[:3]:
+            self.run_one(prompt, 8)
+        self.assertEqual(len(self.manager.places), 3)
+        _, cached = self.run_one(prompts[0], 8)
+        self.assertEqual(cached, offered(407))
+        self.run_one(prompts[3], 8)  # in the place of the second
+        cached = [self.run_one(prompts[i], 8)[1] for i in (0, 2, 3, 1)]
+        self.assertEqual(cached, [128, 128, 128, 0])
+
+    def test_a_sink_that_is_about_to_be_taken_is_not_replaced(self):
+        manager = self.manager
+        for i in range(3):
+            self.run_one(self.engine.prompt(i, 400), 8)
+        before = dict(manager.places)
+        manager.moves.taken = [("request", place, 128) for place in before.values()]
+        manager.req_to_blocks["another"] = [manager.block_pool.blocks[-1]]
+        manager._keep("another")
+        self.assertEqual((dict(manager.places), manager.moves.kept), (before, []))
+        manager.moves.taken.pop()
+        manager._keep("another")
+        self.assertEqual(manager.moves.kept, [("another", list(before.values())[2])])
+        manager.take_moves()
+        del manager.req_to_blocks["another"], manager.places[None]
+        manager.free_places.append(list(before.values())[2])
+
+    def test_a_preempted_request_takes_its_own_blocks_again(self):
+        engine, moves, take = self.engine, [], self.manager.take_moves
+        self.manager.take_moves = lambda: moves.append(take()) or moves[-1]
+        try:
+            with engine.preemptions() as preempted:
+                plan = {engine.add(engine.prompt(i, 690), 24): i for i in range(3)}
+                finished = engine.run()
+        finally:
+            del self.manager.take_moves
+        self.assertGreaterEqual(len(preempted), 1)
+        self.assertTrue(any(move.taken for move in moves))
+        for name, i in plan.items():
+            self.check(engine.prompt(i, 690), finished[name])
+
+    def test_what_was_evicted_is_computed_again(self):
+        engine = self.engine
+        for i in (0, 1, 2, 3, 4):  # 12 blocks each of 35
+            self.run_one(engine.prompt(i, 700), 30)
+        prompt = engine.prompt(0, 700)
+        output, cached = self.run_one(prompt, 8)
+        self.assertEqual(cached, 0)
+        self.check(prompt, output)
+
+    def test_requests_at_random_get_the_answers_of_single_runs(self):
+        engine, source, finished, requests = self.engine, random.Random(7), {}, {}
+        with engine.in_chunks(300, of_one=200):
+            for _ in range(14):
+                prompt = (engine.prompt(source.randrange(2), source.randrange(300, 700))
+                          + engine.prompt(source.randrange(2, 5), source.randrange(1, 60)))
+                requests[engine.add(prompt, source.randrange(4, 30))] = prompt
+                for _ in range(source.randrange(6)):
+                    engine.step(finished)
+            finished |= engine.run()
+        shared = [engine.cached[name] for name in requests]
+        self.assertGreaterEqual(sum(tokens > 0 for tokens in shared), 5, shared)
+        for name, prompt in requests.items():
+            self.check(prompt, finished[name], DRIFT / 2)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -96,9 +96,9 @@ void AttendedCollector::add(const AttendedSums& saved) {
 AttendedSums AttendedCollector::result() const {
   AttendedSums s = make_attended_sums(geometry_);
   const int layer = geometry_.layer_id;
-  copy_values(q_.moment, s.q_moment.data, layer, "q_attended_moment");
-  copy_values(k_.moment, s.k_moment.data, layer, "k_attended_moment");
-  copy_values(v_.moment, s.v_moment.data, layer, "v_attended_moment");
+  copy_moments(q_.moment, s.q_moment.data, layer, "q_attended_moment");
+  copy_moments(k_.moment, s.k_moment.data, layer, "k_attended_moment");
+  copy_moments(v_.moment, s.v_moment.data, layer, "v_attended_moment");
   copy_values(k_.sum, s.k_sum.data, layer, "k_attended_sum");
   copy_values(v_.sum, s.v_sum.data, layer, "v_attended_sum");
   copy_values(sink_sum_, s.k_sink_sum.data, layer, "k_sink_sum");

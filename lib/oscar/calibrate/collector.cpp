@@ -58,10 +58,10 @@ void MomentCollector::add(const LayerStatistics& saved) {
 LayerStatistics MomentCollector::result() const {
   LayerStatistics s = make_statistics(geometry_);
   const int layer = geometry_.layer_id;
-  copy_values(q_.moment, s.q_moment.data, layer, "q_moment");
-  copy_values(k_.moment, s.k_moment.data, layer, "k_moment");
-  copy_values(v_.moment, s.v_moment.data, layer, "v_moment");
-  copy_values(attn_out_.moment, s.attn_out_moment.data, layer, "attn_out_moment");
+  copy_moments(q_.moment, s.q_moment.data, layer, "q_moment");
+  copy_moments(k_.moment, s.k_moment.data, layer, "k_moment");
+  copy_moments(v_.moment, s.v_moment.data, layer, "v_moment");
+  copy_moments(attn_out_.moment, s.attn_out_moment.data, layer, "attn_out_moment");
   copy_values(q_.sum, s.q_sum.data, layer, "q_sum");
   copy_values(k_.sum, s.k_sum.data, layer, "k_sum");
   copy_values(v_.sum, s.v_sum.data, layer, "v_sum");
@@ -97,7 +97,8 @@ void EnergyCollector::observe(const AttentionRecord& record) {
 MatrixStack<double> EnergyCollector::result() const {
   MatrixStack<double> moment(geometry_.num_kv_heads, geometry_.head_dim_v, geometry_.head_dim_v);
   const torch::Tensor scale = static_cast<double>(tokens_) / weight_sum_.clamp_min(1e-300);
-  copy_values(moment_ * scale.view({-1, 1, 1}), moment.data, geometry_.layer_id, "v_energy_moment");
+  copy_moments(moment_ * scale.view({-1, 1, 1}), moment.data, geometry_.layer_id,
+               "v_energy_moment");
   return moment;
 }
 

@@ -33,4 +33,11 @@ inline void copy_values(const torch::Tensor& sum, std::vector<double>& values, i
   std::memcpy(values.data(), host.data_ptr<double>(), values.size() * sizeof(double));
 }
 
+// The same for moments [heads, d, d]: the upper triangles and their mirror images. The products
+// that were added up are symmetric to the bit on some processors only.
+inline void copy_moments(const torch::Tensor& sum, std::vector<double>& values, int layer,
+                         const char* name) {
+  copy_values(sum.triu() + sum.triu(1).transpose(1, 2), values, layer, name);
+}
+
 }  // namespace oscar

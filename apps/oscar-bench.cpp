@@ -11,7 +11,8 @@
 #include "bench/quantize.h"
 #include "bench/transform.h"
 #include "common/main.h"
-#include "oscar/base/atomic_file.h"
+#include "common/output_paths.h"
+#include "common/standard_streams.h"
 #include "oscar/base/error.h"
 
 namespace {
@@ -108,16 +109,12 @@ void print_transform(const Json& records) {
   }
 }
 
-// Returns whether every check held.
-bool print_selftest(const Json& records, const std::string& device) {
-  bool held = true;
+void print_selftest(const Json& records, const std::string& device) {
   fmt::print("{}\n", device);
   for (const Json& r : records) {
-    held = held && r["held"].get<bool>();
     fmt::print("  {} {}: {}\n", r["held"].get<bool>() ? "ok  " : "FAIL",
                r["check"].get<std::string>(), r["detail"].get<std::string>());
   }
-  return held;
 }
 
 #if defined(OSCAR_BENCH_TORCH)
@@ -134,7 +131,7 @@ struct Arguments {
   std::string json_path, csv_path, shape = "qwen3-8b";
   std::vector<std::string> points = {"1x32K", "1x128K", "8x32K", "8x100K", "32x32K"};
   int replays = 21;
-  bool no_bf16 = false, no_peers = false, no_ceilings = false, centres = false;
+  bool no_bf16 = false, no_peers = false, no_ceilings = false, centres = false, force = false;
   oscar::QuantizeBenchOptions quantize;
   oscar::HistoryBenchOptions history;
   oscar::TransformBenchOptions transform;
@@ -143,13 +140,35 @@ struct Arguments {
 #endif
 };
 
+oscar::Replace replacing(const Arguments& arguments) {
+  return arguments.force ? oscar::Replace::kYes : oscar::Replace::kNo;
+}
+
+// That no output is an input or another output, and that all can be written, before the work.
+void check_places(const Arguments& arguments) {
+  std::vector<oscar::app::NamedPath> inputs;
+#if defined(OSCAR_BENCH_TORCH)
+  const oscar::CalibrateBenchOptions& calibrate = arguments.calibrate;
+  if (!calibrate.corpus.empty()) {
+    inputs = oscar::app::model_paths(calibrate.model);
+    const auto corpus = oscar::app::corpus_paths("CORPUS", calibrate.corpus);
+    inputs.insert(inputs.end(), corpus.begin(), corpus.end());
+  }
+#endif
+  const std::vector<oscar::app::NamedPath> outputs = {{"--json", arguments.json_path},
+                                                      {"--csv", arguments.csv_path}};
+  oscar::app::check_outputs(inputs, outputs);
+  oscar::app::probe_outputs(outputs, replacing(arguments));
+}
+
 void write_results(const Arguments& arguments, const Json& machine, const Json& records) {
+  const oscar::Replace replace = replacing(arguments);
   if (!arguments.json_path.empty()) {
-    oscar::write_file_atomically(arguments.json_path,
-                                 Json{{"machine", machine}, {"records", records}}.dump(2) + "\n");
+    const std::string text = Json{{"machine", machine}, {"records", records}}.dump(2) + "\n";
+    oscar::app::write_text_output(arguments.json_path, text, replace);
   }
   if (!arguments.csv_path.empty()) {
-    oscar::write_file_atomically(arguments.csv_path, to_csv(machine, records));
+    oscar::app::write_text_output(arguments.csv_path, to_csv(machine, records), replace);
   }
 }
 
@@ -161,8 +180,9 @@ int main(int argc, char** argv) {
   program.require_subcommand(1);
   Arguments arguments;
   const auto outputs = [&](CLI::App* sub) {
-    sub->add_option("--json", arguments.json_path, "Write every number as JSON");
-    sub->add_option("--csv", arguments.csv_path, "Write every number as CSV");
+    sub->add_option("--json", arguments.json_path, "Write every number as JSON (-: to stdout)");
+    sub->add_option("--csv", arguments.csv_path, "Write every number as CSV (-: to stdout)");
+    sub->add_flag("--force", arguments.force, "Replace the files of --json and --csv");
   };
   const auto replays = [&](CLI::App* sub) {
     sub->add_option("--replays", arguments.replays, "Graph replays behind each median")
@@ -260,9 +280,12 @@ int main(int argc, char** argv) {
 #endif
 
   return oscar::app::run_program(program, argc, argv, [&] {
+    check_places(arguments);
     const Json machine = oscar::machine_record();
     Json records = Json::array();
-    bool held = true;
+    // Standard output is the table's or a file's.
+    const bool table = arguments.json_path != oscar::app::kStandardOutput &&
+                       arguments.csv_path != oscar::app::kStandardOutput;
     if (attention->parsed()) {
       records = oscar::bench_attention({.shape = oscar::attention_bench_shape(arguments.shape),
                                         .points = parse_points(arguments.points),
@@ -271,35 +294,38 @@ int main(int argc, char** argv) {
                                         .peers = !arguments.no_peers,
                                         .ceilings = !arguments.no_ceilings,
                                         .centres = arguments.centres});
-      print_attention(records);
+      if (table) print_attention(records);
     }
     if (quantize->parsed()) {
       arguments.quantize.replays = arguments.replays;
       records = oscar::bench_quantize(arguments.quantize);
-      print_quantize(records);
+      if (table) print_quantize(records);
     }
     if (history->parsed()) {
       arguments.history.replays = arguments.replays;
       records = oscar::bench_history(arguments.history);
-      print_history(records);
+      if (table) print_history(records);
     }
     if (transform->parsed()) {
       arguments.transform.replays = arguments.replays;
       records = oscar::bench_transform(arguments.transform);
-      print_transform(records);
+      if (table) print_transform(records);
     }
     if (selftest->parsed()) {
       records = oscar::bench_selftest();
-      held = print_selftest(records, machine["device"].get<std::string>());
+      if (table) print_selftest(records, machine["device"].get<std::string>());
     }
 #if defined(OSCAR_BENCH_TORCH)
     if (calibrate->parsed()) {
       records.push_back(oscar::bench_calibrate(arguments.calibrate));
-      print_calibrate(records.back());
+      if (table) print_calibrate(records.back());
     }
 #endif
     write_results(arguments, machine, records);
-    if (!held) throw oscar::Error({.what = "the kernels give wrong results on this GPU"});
+    const auto failed = [](const Json& r) { return r.contains("held") && !r["held"].get<bool>(); };
+    if (std::any_of(records.begin(), records.end(), failed)) {
+      throw oscar::Error({.what = "the kernels give wrong results on this GPU"});
+    }
     return oscar::app::kExitDone;
   });
 }

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "bench_kernels.h"
+#include "common/standard_streams.h"
 #include "oscar/base/error.h"
 #include "oscar_kernels/attention.h"
 
@@ -273,7 +274,7 @@ Json bench_attention(const AttentionBenchOptions& options) {
       if (t.flash > 0) record["sdpa_flash_us"] = t.flash;
       if (t.cudnn > 0) record["sdpa_cudnn_us"] = t.cudnn;
     }
-    fmt::print(stderr, "{}\n", record.dump());
+    app::say("{}\n", record.dump());
     records.push_back(record);
   }
   return records;

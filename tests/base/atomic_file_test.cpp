@@ -8,9 +8,12 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <iterator>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -172,6 +175,15 @@ TEST_F(AtomicFiles, RefuseATargetThatAnotherRunIsWriting) {
   ::close(held);
   EXPECT_EQ(refusal(path_), "");
   EXPECT_EQ(files(), 1);
+}
+
+TEST_F(AtomicFiles, RefuseATargetThatAnotherRunMadeWhileTheyWaitedForIt) {
+  std::optional<AtomicFile> first(std::in_place, path_, Replace::kNo);
+  auto second = std::async(std::launch::async, [&] { AtomicFile(path_, Replace::kNo); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  first->commit();
+  first.reset();
+  EXPECT_THROW(second.get(), Error);
 }
 
 TEST_F(AtomicFiles, HaveOneWriterOfManyThatBeginAtOnce) {

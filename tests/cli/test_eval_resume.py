@@ -1,15 +1,18 @@
 """oscar-eval, stopped in the middle: its figures until then, exit code 130, and the bytes of an
-uninterrupted run after --resume."""
+uninterrupted run after --resume. OSCAR_KILLS=N: stopped at N random moments (support/stops.py)."""
+import functools
 import json
-import os
-import pty
 import re
 import signal
 import subprocess
 import unittest
 
 from support import checkpoints
-from support.programs import BIN, ENVIRONMENT, ProgramTest, run
+from support.programs import BIN, ProgramTest, run
+from support.stops import StoppedRuns, Watched
+
+STAGES = {"opening": rb"", "measuring": rb"perplexity:", "writing": rb"perplexity: [\d,]+ token-layers in"}
+MOMENTS = {"opening": (.5,), "measuring": (0, .3, .6, .9), "writing": (.3, .8)}
 
 
 class EvalResume(ProgramTest):
@@ -19,30 +22,19 @@ class EvalResume(ProgramTest):
         self.text = self.folder / "text.txt"
         self.text.write_text("".join(checkpoints.sample_text(600)))
 
-    def command(self, report, *options):
+    def command(self, report, *options, tokens="32K"):
         return [BIN / "oscar-eval", self.model, "--device", "cpu", "--corpus", self.text, "--compare",
-                "identity,hadamard-clip", "--chunk-len", "512", "--max-tokens", "32K", "--separators", "off", "--sink", "4",
-                "--recent", "16", "--json", report, *options]
+                "identity,hadamard-clip", "--chunk-len", "512", "--max-tokens", tokens, "--separators",
+                "off", "--sink", "4", "--recent", "16", "--json", report, *options]
 
     def stop(self, command):
         """Exit code, stdout and stderr of a run that gets SIGTERM behind its first block."""
-        terminal, stderr = pty.openpty()
-        process = subprocess.Popen([str(word) for word in command], env=ENVIRONMENT,
-                                   stdout=subprocess.PIPE, stderr=stderr, text=True)
-        os.close(stderr)
-        said, sent = b"", False
-        while True:
-            try:
-                said += os.read(terminal, 4096)
-            except OSError:
-                break
-            if not sent and re.search(rb"perplexity: +([2-9]\d)%", said):
-                process.send_signal(signal.SIGTERM)
-                sent = True
-        os.close(terminal)
-        out = process.stdout.read()
-        process.stdout.close()
-        return process.wait(timeout=60), out, said.decode()
+        stopped = Watched(command, stdout=subprocess.PIPE)
+        stopped.wait_for(rb"perplexity: +([2-9]\d)%")
+        stopped.process.send_signal(signal.SIGTERM)
+        code = stopped.finish()
+        with stopped.process.stdout as out:
+            return code, out.read().decode(), stopped.said.decode()
 
     def test_a_stopped_run_shows_what_it_counted_and_continues_to_the_same_bytes(self):
         whole, report, page = (self.folder / name for name in ("whole.json", "a.json", "a.html"))
@@ -62,6 +54,11 @@ class EvalResume(ProgramTest):
         self.assertEqual(report.read_bytes(), whole.read_bytes())
         self.assertNotIn("The run was stopped", page.read_text())
         self.assertFalse(checkpoint.exists())
+
+    def test_stopped_at_seven_moments(self):
+        runs = StoppedRuns(self, STAGES, functools.partial(self.command, tokens="8K"),
+                           self.folder / "a.json")
+        runs.expect_the_same_bytes(runs.moments(MOMENTS, signal.SIGKILL))
 
     def test_a_dry_run_says_what_it_would_cost_and_writes_nothing(self):
         before = set(self.folder.iterdir())

@@ -2,15 +2,18 @@
 or the new one, and what a kill leaves behind is removed by the next run.
 
 OSCAR_FAULTS=all tries every open, write, flush and rename, and as many allocations and threads as
-otherwise; without it, a few of each kind."""
+otherwise; without it, a few of each kind. OSCAR_KILLS=N stops programs N times (support/stops.py)."""
 import pathlib
 import shutil
 import tempfile
 import unittest
 
-from support import checkpoints, faults
+from support import checkpoints, faults, stops
 from support.bundle_case import make_file
 from support.programs import BIN, ProgramTest, run
+
+RUN = ["--max-tokens", 3072, "--chunk-len", 256, "--sink", 4, "--recent", 16, "--device", "cpu",
+       "--quiet"]
 
 
 class Faults(ProgramTest):
@@ -29,46 +32,63 @@ class Faults(ProgramTest):
             if old:
                 shutil.copy(old, self.out)
 
-        sweep = faults.Sweep(name, command, self.folder, reset, **options)
-        counts, tried = sweep.run(self, self.scratch)
-        print(f"{self.id()}: {name}: calls {counts}, faults tried {tried}")
+        return faults.Sweep(name, command, self.folder, reset, **options)
 
-    def test_of_bundle_files(self):
+    def try_all(self, sweep):
+        counts, tried = sweep.run(self, self.scratch)
+        print(f"{self.id()}: {sweep.name}: calls {counts}, faults tried {tried}")
+
+    def bundle_sweeps(self):
         a = make_file(self.scratch / "a.h5")
         b = make_file(self.scratch / "b.h5", seed=1)
-        report = self.scratch / "report.json"
         bundle = BIN / "oscar-bundle"
-        self.sweep("strip", [bundle, "strip", a, self.out])
-        self.sweep("strip over an old file", [bundle, "strip", a, self.out, "--force"], old=b)
-        self.sweep("merge", [bundle, "merge", a, b, "-o", self.out])
-        self.sweep("fit", [bundle, "fit", a, "-o", self.out])
-        self.sweep("export", [bundle, "export", a, "--to", "npz", "-o", self.folder / "out"])
+        return (self.sweep("strip", [bundle, "strip", a, self.out]),
+                self.sweep("strip over an old file", [bundle, "strip", a, self.out, "--force"], old=b),
+                self.sweep("merge", [bundle, "merge", a, b, "-o", self.out]),
+                self.sweep("fit", [bundle, "fit", a, "-o", self.out]),
+                self.sweep("export", [bundle, "export", a, "--to", "npz", "-o", self.folder / "out"]))
 
-    def test_of_a_folded_model(self):
+    def fold_sweep(self):
         model = checkpoints.write_checkpoint(self.scratch / "model")
         text = self.scratch / "text.txt"
         text.write_text("".join(checkpoints.sample_text()))
         bundle = self.scratch / "bundle.h5"
         self.run_ok("oscar-calibrate", model, text, bundle, "--max-tokens", 512, "--chunk-len", 256,
                     "--device", "cpu", "--search", "off")
-        self.sweep("fold", [BIN / "oscar-bundle", "fold", bundle, model, self.folder / "out"], most=2)
+        return self.sweep("fold", [BIN / "oscar-bundle", "fold", bundle, model, self.folder / "out"],
+                          most=2)
 
-    def test_of_runs_of_a_model(self):
-        model = checkpoints.write_checkpoint(self.scratch / "model")
+    def test_of_bundle_files(self):
+        for sweep in self.bundle_sweeps():
+            self.try_all(sweep)
+
+    def test_of_a_folded_model(self):
+        self.try_all(self.fold_sweep())
+
+    def test_of_bundle_programs_that_are_stopped(self):
+        for sweep in (*self.bundle_sweeps(), self.fold_sweep()):
+            stops.stop_at_random(self, sweep)
+
+    def run_sweep(self, name, command, checkpoint):
+        """Allocations and threads of libtorch are not ours to survive."""
+        self.try_all(self.sweep(name, command, again=[*command, "--resume"], may_stay=(checkpoint,),
+                                most=1, kinds=("open", "write", "sync", "rename")))
+
+    def model_and_text(self):
         text = self.scratch / "text.txt"
         text.write_text("".join(checkpoints.sample_text(400)))
-        options = [text, "--max-tokens", 3072, "--chunk-len", 256, "--sink", 4, "--recent", 16,
-                   "--device", "cpu", "--quiet"]
-        calibrate = [BIN / "oscar-calibrate", model, *options[:1], self.out, *options[1:],
-                     "--checkpoint-every", 1]
-        # Allocations and threads of libtorch are not ours to survive.
-        calls = ("open", "write", "sync", "rename")
-        self.sweep("calibrate", calibrate, again=[*calibrate, "--resume"],
-                   may_stay=("out.h5.checkpoint",), most=1, kinds=calls)
-        evaluate = [BIN / "oscar-eval", model, "--corpus", *options, "--compare", "identity",
-                    "--separators", "off", "--json", self.folder / "out.json"]
-        self.sweep("eval", evaluate, again=[*evaluate, "--resume"],
-                   may_stay=("out.json.checkpoint",), most=1, kinds=calls[1:])
+        return checkpoints.write_checkpoint(self.scratch / "model"), text
+
+    def test_of_a_calibration(self):
+        model, text = self.model_and_text()
+        self.run_sweep("calibrate", [BIN / "oscar-calibrate", model, text, self.out, *RUN,
+                                     "--checkpoint-every", 1], "out.h5.checkpoint")
+
+    def test_of_an_evaluation(self):
+        model, text = self.model_and_text()
+        self.run_sweep("eval", [BIN / "oscar-eval", model, "--corpus", text, *RUN, "--compare",
+                                "identity", "--separators", "off", "--json",
+                                self.folder / "out.json"], "out.json.checkpoint")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Outputs that are no regular files, that stand already or that two runs write; inputs that change
 while they are read."""
+import collections
 import fcntl
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -12,7 +14,7 @@ import unittest
 
 import h5py
 
-from support import checkpoints
+from support import checkpoints, stops
 from support.bundle_case import make_file
 from support.programs import BIN, ENVIRONMENT, ProgramTest, run
 
@@ -120,6 +122,75 @@ class OutputsAndInputs(ProgramTest):
         self.assertEqual(process.wait(timeout=120), 0, process.stderr.read())
         self.run_ok("oscar-bundle", "verify", self.out)
         self.assertEqual(self.names(), {"model", "text.txt", "fifo", "out.h5"})
+
+    def two_at_once(self, first, second, apart):
+        """Exit codes and messages of two runs, the second begun `apart` seconds after the first."""
+        processes = [self.start(*first)]
+        time.sleep(apart)
+        processes.append(self.start(*second))
+        said = [process.communicate(timeout=120)[1] for process in processes]
+        return [process.returncode for process in processes], said
+
+    def expect_one_winner(self, name, first, second, expected, seconds):
+        """Rounds of two runs that write self.out, up to `seconds` apart; `expected`: the bytes that
+        each of them leaves when it wins."""
+        inputs, refused = self.names() - {"out.h5"}, collections.Counter()
+        source = stops.random_source(self)
+        for _ in range(stops.KILLS or 4):
+            self.out.unlink(missing_ok=True)
+            codes, said = self.two_at_once(first, second, source.uniform(0, seconds))
+            self.assertEqual(sorted(codes), [0, 1], said)
+            reason = re.search("another run is writing|made while this run was under way|"
+                               "exists already\\s", said[codes.index(1)])
+            self.assertTrue(reason, said)
+            refused[reason[0].strip()] += 1
+            self.assertEqual(self.out.read_bytes(), expected[codes.index(0)])
+            self.assertEqual(self.names(), inputs | {"out.h5"})
+        print(f"{self.id()}: {name}: one of two won, the other said {dict(refused)}")
+
+    def test_of_two_calibrations_at_once_one_wins(self):
+        self.make_model()
+        # With a search: a second run waits for a second or two before it says that there is one.
+        command = [word for word in self.calibrate() if word not in ("--search", "off")]
+        began = time.monotonic()
+        self.run_ok(*command)
+        seconds = time.monotonic() - began
+        self.expect_one_winner("calibrate", command, command, [self.out.read_bytes()] * 2, seconds)
+
+    def test_of_two_bundle_outputs_at_once_one_wins(self):
+        commands, expected = [], []
+        for seed in range(2):
+            bundle = make_file(self.folder / f"{seed}.h5", seed=seed)
+            commands.append(["oscar-bundle", "strip", bundle, self.out])
+            self.run_ok(*commands[-1])
+            expected.append(self.out.read_bytes())
+            self.out.unlink()
+        self.expect_one_winner("strip", *commands, expected, .08)
+
+    def test_of_two_evaluations_at_once_one_writes_back(self):
+        self.make_model()
+        self.run_ok(*self.calibrate())
+        plain = self.out.read_bytes()
+        command = self.eval("--bundle", self.out, "--write-back", method="bundle")
+        began = time.monotonic()
+        self.run_ok(*command)
+        seconds, once = time.monotonic() - began, self.out.read_bytes()
+        self.run_ok(*command)
+        expected, ends = (once, self.out.read_bytes()), collections.Counter()
+        source, names = stops.random_source(self), self.names()
+        for _ in range(stops.KILLS or 4):
+            self.out.write_bytes(plain)
+            codes, said = self.two_at_once(command, command, source.uniform(0, seconds))
+            self.assertIn(0, codes, said)
+            end = "one after the other"
+            if 1 in codes:
+                end = re.search("another run is writing|left as it is", said[codes.index(1)])
+                self.assertTrue(end, said)
+                end = end[0]
+            ends[end] += 1
+            self.assertIn(self.out.read_bytes(), expected[:1] if 1 in codes else expected)
+            self.assertEqual(self.names(), names)
+        print(f"{self.id()}: write-back: {dict(ends)}")
 
     def test_a_file_made_during_a_run_is_kept(self):
         self.make_model()

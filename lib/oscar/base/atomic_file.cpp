@@ -110,13 +110,14 @@ AtomicFile::AtomicFile(const fs::path& target, Replace replace)
     return;
   }
   const fs::path place = resolve_links(target);
+  file_.emplace(place, Temporary::Kind::kFile);
+  // Only now: another run may have ended while this one waited for it.
   std::error_code status;
   if (replace == Replace::kNo && fs::exists(place, status)) {
     throw Error({.what = "output file exists already",
                  .where = target.string(),
                  .hint = "choose another name, or replace it with --force"});
   }
-  file_.emplace(place, Temporary::Kind::kFile);
 }
 
 AtomicFile::~AtomicFile() {

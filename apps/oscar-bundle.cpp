@@ -3,6 +3,7 @@
 
 #include "bundle/commands.h"
 #include "common/main.h"
+#include "oscar/base/interrupt.h"
 
 int main(int argc, char** argv) {
   CLI::App program{
@@ -20,5 +21,6 @@ int main(int argc, char** argv) {
         oscar::app::add_stacks, oscar::app::add_report, oscar::app::add_card}) {
     add(program, work);
   }
+  oscar::install_interrupt_handlers();
   return oscar::app::run_program(program, argc, argv, [&work] { return work(); });
 }

@@ -9,7 +9,6 @@
 #include "common/main.h"
 #include "common/options.h"
 #include "common/standard_streams.h"
-#include "oscar/base/interrupt.h"
 
 namespace oscar::app {
 namespace {
@@ -20,7 +19,6 @@ struct FoldArguments {
 };
 
 int fold(const FoldArguments& arguments) {
-  install_interrupt_handlers();
   const auto rope = parse_json_option(arguments.rope_scaling, "--rope-scaling");
   const auto result =
       fold_model(read_bundle(arguments.bundle), arguments.bundle,

@@ -140,7 +140,7 @@ def stop_at_random(case, sweep):
     case.assertEqual(whole.returncode, 0, whole.stderr)
     after, source, stopped = content(sweep.folder), random_source(case), collections.Counter()
     for _ in range(KILLS or 6):
-        with_signal, moment = signal.SIGKILL, source.uniform(0, seconds)
+        with_signal, moment = source.choice(SIGNALS), source.uniform(0, seconds)
         with case.subTest(sweep.name, signal=with_signal.name, moment=moment):
             sweep.reset()
             process = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE,

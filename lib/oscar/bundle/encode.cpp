@@ -312,7 +312,8 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
   return file;
 }
 
-void write_encoded(EncodedFile encoded, const AtomicFile& file) {
+void write_encoded(EncodedFile encoded, const AtomicFile& file,
+                   const std::function<void()>& between) {
   std::vector<const hdf5::DatasetView*> datasets;
   std::vector<const hdf5::Attribute*> attributes;
   for (const auto& dataset : encoded.datasets) datasets.push_back(&dataset);
@@ -325,6 +326,7 @@ void write_encoded(EncodedFile encoded, const AtomicFile& file) {
   hdf5::Writer writer(file);
   for (const auto& group : encoded.groups) writer.create_group(group);
   for (const auto& dataset : encoded.datasets) {
+    if (between) between();
     const StoredForm form = stored_form(dataset, all);
     if (form.coding != nullptr) {
       const size_t slash = dataset.path.rfind('/');

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -24,8 +25,9 @@ struct EncodedFile {
 EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state);
 
 // Adds content_sha256 and writes into `file`, which the caller commits, without what the rest
-// implies (derived.h).
-void write_encoded(EncodedFile encoded, const AtomicFile& file);
+// implies (derived.h). Before each dataset `between` is called, which may throw.
+void write_encoded(EncodedFile encoded, const AtomicFile& file,
+                   const std::function<void()>& between = {});
 
 // As read. Reading has passed every check of hdf5::Reader.
 struct RawFile {

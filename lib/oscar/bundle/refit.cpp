@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "oscar/base/error.h"
+#include "oscar/base/interrupt.h"
 #include "oscar/bundle/attribute_reader.h"
 #include "oscar/bundle/merge.h"
 #include "oscar/checkpoint/rope.h"
@@ -87,6 +88,7 @@ Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string
   out.layers.clear();
   out.portable.clear();
   for (LayerStatistics& layer : out.statistics) {
+    stop_if_requested("stopped; nothing was written");
     // The recent window decides whether a sliding layer is ever quantized.
     layer.geometry.quantized = layer.geometry.quantized_beyond(out.quantizer.recent_tokens);
     if (!layer.geometry.fitted()) {

@@ -1,11 +1,14 @@
 // Bundles to disk, whole or not at all.
+#include "oscar/base/interrupt.h"
 #include "oscar/bundle/bundle_file.h"
 #include "oscar/bundle/raw_file.h"
 
 namespace oscar {
 
 void write_bundle(const Bundle& bundle, AtomicFile& file) {
-  write_encoded(encode_bundle(bundle, nullptr), file);
+  const auto stop = [] { stop_if_requested("stopped; nothing was written"); };
+  write_encoded(encode_bundle(bundle, nullptr), file, stop);
+  stop();
   file.commit();
 }
 

@@ -8,6 +8,7 @@
 #include "oscar/base/atomic_file.h"
 #include "oscar/base/atomic_folder.h"
 #include "oscar/base/error.h"
+#include "oscar/base/interrupt.h"
 #include "oscar/base/sha256.h"
 #include "oscar/exchange/arrays.h"
 #include "oscar/exchange/gguf_rotations.h"
@@ -151,6 +152,7 @@ ExportResult export_bundle(const Bundle& bundle, const std::string& from,
   }
   std::sort(result.files.begin(), result.files.end());
   result.layers = set.size();
+  stop_if_requested("stopped; nothing was written");
   folder.commit();
   return result;
 }

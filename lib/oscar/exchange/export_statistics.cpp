@@ -9,6 +9,7 @@
 #include "oscar/base/atomic_file.h"
 #include "oscar/base/atomic_folder.h"
 #include "oscar/base/error.h"
+#include "oscar/base/interrupt.h"
 #include "oscar/base/sha256.h"
 #include "oscar/bundle/schema.h"
 #include "oscar/exchange/launch.h"
@@ -114,6 +115,7 @@ std::vector<std::string> export_statistics(const Bundle& bundle, const std::stri
                    {"files", {{kStatisticsName, sha256_of_file(file)}}}});
   write_file_atomically(folder.temporary() / kManifestName, manifest.dump(1) + "\n");
   write_file_atomically(folder.temporary() / kLaunchName, readme(bundle));
+  stop_if_requested("stopped; nothing was written");
   folder.commit();
   return {kLaunchName, kManifestName, kStatisticsName};
 }

@@ -50,16 +50,17 @@ void find_symbol(void* library, const char* name, Function& function) {
 #else
 #define OSCAR_HAS_FEATURE(name) 0
 #endif
-#if defined(__SANITIZE_ADDRESS__) || OSCAR_HAS_FEATURE(address_sanitizer)
-constexpr bool kAddressSanitizer = true;
+#if defined(__SANITIZE_ADDRESS__) || OSCAR_HAS_FEATURE(address_sanitizer) || \
+    OSCAR_HAS_FEATURE(thread_sanitizer)
+constexpr bool kSanitizer = true;
 #else
-constexpr bool kAddressSanitizer = false;
+constexpr bool kSanitizer = false;
 #endif
 
 OpenBlas load_openblas() {
   int flags = RTLD_NOW | RTLD_LOCAL;
-  // AddressSanitizer ends a process that asks for it; sanitized builds have no torch either.
-  if constexpr (!kAddressSanitizer) flags |= RTLD_DEEPBIND;
+  // Sanitizers end a process that asks for it; sanitized builds have no torch either.
+  if constexpr (!kSanitizer) flags |= RTLD_DEEPBIND;
   // First the very library that was found when building, then, on another machine, its name.
   void* library = dlopen(OSCAR_OPENBLAS_LIBRARY, flags);
   if (library == nullptr) library = dlopen("libopenblas.so.0", flags);

@@ -96,9 +96,13 @@ class StoppedRuns:
             moments += [(stages[stage], *rest) for stage, *rest in sorted(some)]
         return moments
 
+    def left_by_kills(self):
+        return {path.name for path in self.out.parent.iterdir() if LEFT.search(path.name)}
+
     def stop(self, stage, share, with_signal):
         """One run that is stopped there, if the signal comes soon enough."""
         case, said = self.case, f"{with_signal.name} in {stage}, {share:.0%} of {self.seconds[stage]:.2f} s"
+        before = self.left_by_kills()
         run = Watched(self.command(self.out, "--resume"))
         if self.stages[stage]:
             run.wait_for(self.stages[stage])
@@ -110,8 +114,8 @@ class StoppedRuns:
             self.stopped[stage, with_signal.name] += 1
         checkpoint = self.out.with_name(self.out.name + ".checkpoint")
         found = {path.name for path in self.out.parent.iterdir()}
-        if with_signal == signal.SIGKILL:
-            found = {name for name in found if not LEFT.search(name)}
+        # A run may be stopped before it removes what an earlier one left.
+        found -= self.left_by_kills() if with_signal == signal.SIGKILL else before
         case.assertLessEqual(found, self.names | {checkpoint.name}, said)
         if self.out.exists() and self.out.read_bytes() == self.bytes:
             self.out.unlink()  # complete, whether or not the run lived to say so

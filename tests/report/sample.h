@@ -83,12 +83,8 @@ inline Json report(int layers = 4) {
   r["model"] = {{"name", "sample"},        {"architecture", "Qwen3ForCausalLM"},
                 {"num_layers", layers},    {"cache_elements_per_token", 4096},
                 {"max_positions", 131072}, {"weights_fingerprint", "f00d"}};
-  r["bundle"] = {{"file", "sample.h5"},
-                 {"content_sha256", "aa"},
-                 {"serving_sha256", "c0ffee"},
-                 {"preset", "best"},
-                 {"method", "balanced"},
-                 {"granularity", "per-head"}};
+  r["bundle"] = {{"file", "sample.h5"}, {"content_sha256", "aa"}, {"serving_sha256", "c0ffee"},
+                 {"preset", "best"},    {"method", "balanced"},   {"granularity", "per-head"}};
   r["corpus"] = {{"sources", Json::array({{{"name", "heldout.jsonl"}, {"tokens", 8192}}})},
                  {"tokens_sha256", "70"}};
   r["device"] = "cpu, fp32";

@@ -89,7 +89,7 @@ struct RowClassErrors {
 
 struct ReportData {
   std::string model, architecture, bundle, mode, device;
-  std::string serving_sha256;  // of the bundle
+  std::string serving_sha256;                              // of the bundle
   std::vector<std::pair<std::string, std::string>> facts;  // label, value: how it was run
   std::string command;
   std::string partial;  // what a stopped run has counted, in words; "" for a whole one

@@ -359,7 +359,7 @@ int run(Arguments& arguments) {
              result.held_back_tokens > 0 ? "fitted and searched" : "fitted",
              format_duration(result.search_seconds + result.fit_seconds));
   if (result.held_back_tokens > 0) {
-    fmt::print("held back  {} tokens that the fit did not see\n",
+    fmt::print("held back  {} tokens that the choices were made on\n",
                format_count(result.held_back_tokens));
   }
   print_convergence(result.bundle.convergence);

@@ -11,6 +11,7 @@ Prompts come in chunks, as vLLM takes them: --step-tokens says how many tokens a
 --whole-prompts turns chunks off (INT2 only). --quick-prompts leaves attention out while prompts are read
 (INT2 only): what is decoded behind them is noise either way, and 53 x 100000 tokens are read in minutes
 instead of a quarter of an hour.
+--prefix-caching reads the prompts of each point twice, and a last column has the seconds of the second time.
 --model FOLDER --bundle X.h5 take a real model; without a GPU add --pool-mib.
 """
 import argparse
@@ -51,6 +52,7 @@ def arguments_of(argv):
     parser.add_argument("--step-tokens", type=int, help="max_num_batched_tokens, in place of vLLM's own")
     parser.add_argument("--whole-prompts", action="store_true", help="no chunks")
     parser.add_argument("--quick-prompts", action="store_true")
+    parser.add_argument("--prefix-caching", action="store_true", help="prompts share what they begin alike with")
     arguments = parser.parse_args(argv)
     if arguments.kv != "int2" and (arguments.whole_prompts or arguments.quick_prompts):
         parser.error("--whole-prompts and --quick-prompts are for --kv int2")
@@ -135,7 +137,9 @@ def main():
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     folder = tempfile.TemporaryDirectory()
     model = arguments.model or write_config(folder.name, arguments.shape)
-    options = {"kv_cache_dtype": "fp8"} if arguments.kv == "fp8" else {}
+    options = {"enable_prefix_caching": arguments.prefix_caching}
+    if arguments.kv == "fp8":
+        options["kv_cache_dtype"] = "fp8"
     if arguments.kv == "int2":
         use_int2(arguments, model)
     else:
@@ -157,14 +161,17 @@ def main():
               max_num_seqs=seats(max(requests for requests, _ in arguments.points)), **options)
     config = llm.llm_engine.vllm_config
     held = config.cache_config.num_gpu_blocks * config.cache_config.block_size
-    print("kv,tokens of a step,tokens in the cache,requests,context,ms a step,tokens/s,"
-          "seconds until all decode", flush=True)
+    print("kv,tokens of a step,tokens in the cache,requests,context,ms a step,tokens/s,seconds until all decode"
+          + ",the second time" * arguments.prefix_caching, flush=True)
     for (requests, context), tokens in zip(arguments.points, most):
         parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        ms, prompts = measured(llm.llm_engine, parameters, requests, context,
-                               config.model_config.get_vocab_size(), arguments.steps)
+        ms, *prompts = measured(llm.llm_engine, parameters, requests, context,
+                                config.model_config.get_vocab_size(), arguments.steps)
+        if arguments.prefix_caching:
+            prompts += measured(llm.llm_engine, parameters, requests, context,
+                                config.model_config.get_vocab_size(), arguments.steps)[1:]
         print(f"{arguments.kv},{config.scheduler_config.max_num_batched_tokens},{held},{requests},"
-              f"{context},{ms:.3f},{1000 * requests / ms:.1f},{prompts:.1f}", flush=True)
+              f"{context},{ms:.3f},{1000 * requests / ms:.1f}," + ",".join(f"{s:.2f}" for s in prompts), flush=True)
 
 
 if __name__ == "__main__":

@@ -185,15 +185,18 @@ FitOptions FitArguments::resolve() const {
   return fit;
 }
 
-SearchOptions FitArguments::resolve_search() const {
-  SearchOptions result = find_preset(preset).search;
+SearchOptions FitArguments::resolve_search(bool for_stack) const {
+  const bool full = search == "full";
+  SearchOptions result =
+      full || for_stack ? find_preset(preset).full_search : find_preset(preset).search;
   for (const SearchableOption& option : kSearchableOptions) {
     const std::string& text = this->*option.text;
     if (!text.empty()) result.*option.part = leaves_open(option, text);
   }
   result.key_centres = result.key_centres && key_centres_problem(resolve()).empty();
   result.orthogonal = method == kOrthogonal;
-  result.full = search == "full";
+  result.fallback = result.fallback && !for_stack && (method.empty() || method == "auto");
+  result.full = full;
   return search == "off" ? SearchOptions{} : result;
 }
 
@@ -262,8 +265,8 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
   if (searchable) {
     program
         .add_option("--search", arguments.search,
-                    "How held-out text decides what is auto or search, as everything is in preset\n"
-                    "best: quick, full (more text, queries and ratios), off (the preset's values)")
+                    "What held-out text decides in preset best: clipping (quick), everything, on more\n"
+                    "text (full), or nothing (off)")
         ->transform(one_of({"quick", "full", "off"}))
         ->capture_default_str()
         ->group(section);

@@ -44,7 +44,7 @@ StackChoice choose_for_stack(const CLI::App& program, const std::string& stack,
                              const FitArguments& fit, const QuantizerSettings& quantizer) {
   StackChoice choice;
   try {
-    choice = restrict_to(find_stack(stack), {fit.resolve(), fit.resolve_search(), quantizer},
+    choice = restrict_to(find_stack(stack), {fit.resolve(), fit.resolve_search(true), quantizer},
                          named_options(program));
   } catch (const Error& error) {
     const ErrorInfo& info = error.info();

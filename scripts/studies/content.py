@@ -15,8 +15,7 @@ def run_section(study: Study) -> Section:
     return Section("How it was run", [
         f"On {document.get('device', 'an unknown device')} in {document.get('seconds', 0)} s, oscar "
         f"{document.get('tool', {}).get('version', '')}. Bundles marked `fit` come from `oscar-bundle fit` and the "
-        "statistics of all calibration text; those marked `calibrate` from `oscar-calibrate`, whose fit does not see the "
-        "text that its search holds back.",
+        "statistics of all calibration text; those marked `calibrate` from `oscar-calibrate`, with its search.",
         Code(command(document)),
         Table("Bundles", ["name", "what it is", "options", "made by"], rows),
         Code("\n".join(f"# {name}\n{run['command']}" for name, run in document.get("runs", {}).items()))])

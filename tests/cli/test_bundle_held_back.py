@@ -60,6 +60,13 @@ class HeldBackText(BundleCase):
             self.assertEqual(file.attrs["run_key"], b"")
         self.assertEqual(run("verify", self.folder / "made.h5").returncode, 0)
 
+    def test_nothing_is_lacking_where_all_text_was_added_up_after_the_search(self):
+        path = make_file(self.folder / "a.h5", seed=1)
+        with h5py.File(path, "r+") as file:
+            attributes(file, search=json.dumps(self.SEARCH))
+            seal(file)
+        self.assertEqual(self.made("merge", path, make_file(self.folder / "b.h5", seed=2)), (None, 0))
+
     def test_records_that_make_no_sense_are_left_out(self):
         for tokens in (0, -5, 101, 1 << 63, "many", None, [1]):
             with self.subTest(tokens):

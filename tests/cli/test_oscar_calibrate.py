@@ -161,8 +161,9 @@ class HeldBackSearch(CalibrateTest):
             search = json.loads(file.attrs["search"])
             self.assertGreaterEqual(search["search_chunks"], 1)
             self.assertGreaterEqual(search["confirm_chunks"], search["search_chunks"])
-            self.assertEqual(int(file["layers/000/statistics/count_kv"][()])
-                             + search["held_back_tokens"], int(file["corpus"].attrs["tokens"]))
+            self.assertGreater(search["held_back_tokens"], 0)
+            for layer in file["layers"].values():
+                self.assertEqual(int(layer["statistics/count_kv"][()]), int(file["corpus"].attrs["tokens"]))
             for layer in file["layers"].values():
                 nmse = layer["predicted_output_nmse"][()]
                 self.assertTrue(((nmse > 0) & (nmse < 1)).all(), nmse)

@@ -119,6 +119,10 @@ Json held_back_part(const Bundle& bundle) {
   for (const char* name : kHeldBackCounts)
     part[name] = count_in(search, name, bundle.corpus.tokens);
   if (part[kHeldBackTokens] == 0) return nullptr;
+  const bool whole = std::ranges::any_of(bundle.statistics, [&](const LayerStatistics& layer) {
+    return layer.count_kv == bundle.corpus.tokens;
+  });
+  if (whole) return nullptr;  // its sums were added after the choices were made
   // A file made from another's sums may have other windows than those that decided.
   const std::array own = {bundle.quantizer.sink_tokens, bundle.quantizer.recent_tokens};
   for (size_t i = 0; i < own.size(); ++i)

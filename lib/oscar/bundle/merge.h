@@ -10,8 +10,7 @@
 namespace oscar {
 
 // What of `search` (SCHEMA.md) stays true of a file's statistics once the choices are gone: how
-// much of /corpus is in no sum, and what decided which chunks these are. Null when nothing was held
-// back.
+// much of /corpus is in no sum, and what decided which chunks these are. Null when all of it is.
 Json held_back_part(const Bundle& bundle);
 
 // Throws Error naming the file, `name`, when it holds no statistics.

@@ -168,6 +168,57 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
   return collected;
 }
 
+// Two visitors in one pass.
+class Both final : public LayerVisitor {
+ public:
+  Both(LayerVisitor& first, LayerVisitor& second) : first_(first), second_(second) {}
+
+  AttentionObserver* observer(int layer) override {
+    now_ = {first_.observer(layer), second_.observer(layer)};
+    return now_.first && now_.second ? &now_ : now_.first ? now_.first : now_.second;
+  }
+  void layer_done(const RunPosition& next) override {
+    first_.layer_done(next);
+    second_.layer_done(next);
+  }
+
+ private:
+  struct Observers final : AttentionObserver {
+    Observers() = default;
+    Observers(AttentionObserver* a, AttentionObserver* b) : first(a), second(b) {}
+    void observe(const AttentionRecord& record) override {
+      first->observe(record);
+      second->observe(record);
+    }
+    AttentionObserver *first = nullptr, *second = nullptr;
+  };
+
+  LayerVisitor &first_, &second_;
+  Observers now_;
+};
+
+// Decides on the held-back text, whose sums are then added to `statistics`. With the energy
+// objective, whose weights come from sums that are complete, they are left as they are.
+std::vector<LayerDecision> decide(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
+                                  const CalibrateOptions& options, const CheckpointFile& saved,
+                                  std::vector<LayerStatistics>& statistics, Progress& progress) {
+  SearchPass search(model, statistics, search_settings(options), split.num_search,
+                    split.num_confirm);
+  progress.begin("searching", split.held_back.record.tokens * model.config().num_layers,
+                 "token-layers");
+  if (wants_energy(options)) {
+    run_pass(model, split.held_back, plan, {}, search, saved, kSearchAgain, progress);
+  } else {
+    MomentPass all(model, geometries(options, model.config()), {}, {}, attended_view(options));
+    all.restore(statistics);
+    Both both(search, all);
+    run_pass(model, split.held_back, plan, {}, both, saved, kSearchAgain, progress);
+    statistics = all.result();
+  }
+  progress.end();
+  return search.take_decisions();
+}
+
 }  // namespace
 
 CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress) {
@@ -246,20 +297,21 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
   }
 
   const int64_t layers = checkpoint.config.num_layers;
-  const auto fit_start = Clock::now();
-  std::vector<LayerDecision> decisions;
+  std::vector<LayerDecision> decisions(static_cast<size_t>(layers));
   if (options.search.any()) {
-    SearchPass search(model, statistics, search_settings(options), split.num_search,
-                      split.num_confirm);
-    progress.begin("searching", split.held_back.record.tokens * layers, "token-layers");
-    run_pass(model, split.held_back, *search_plan, {}, search, saved, kSearchAgain, progress);
-    progress.end();
-    decisions = search.take_decisions();
-    result.search_seconds = seconds_since(fit_start);
-  } else if (!options.statistics_only) {
+    const auto search_start = Clock::now();
+    decisions = decide(model, split, *search_plan, options, saved, statistics, progress);
+    result.search_seconds = seconds_since(search_start);
+  }
+  if (options.statistics_only) {
+    decisions.clear();
+  } else if (!options.search.any() || !wants_energy(options)) {
+    const auto fit_start = Clock::now();
     progress.begin("fitting", layers, "layers");
-    for (const LayerStatistics& layer : statistics) {
-      decisions.push_back(fit_without_search(layer, options.fit, checkpoint.config.rope));
+    for (size_t layer = 0; layer < decisions.size(); ++layer) {
+      stop_if_requested();
+      decisions[layer] = fit_again(std::move(decisions[layer]), statistics[layer], options.fit,
+                                   checkpoint.config.rope);
       progress.advance(1);
     }
     progress.end();

@@ -18,7 +18,7 @@ struct CalibrateResult {
   CorpusRecord corpus;
   CostEstimate cost;                                                // filled for a dry run
   Bundle bundle;                                                    // filled unless dry_run
-  int64_t held_back_tokens = 0;                                     // not seen by the fit
+  int64_t held_back_tokens = 0;                                     // what the search decided on
   double collect_seconds = 0, fit_seconds = 0, search_seconds = 0;  // fits included in the search
   double convergence_seconds = 0;                                   // judging the collected text
   std::vector<std::string> warnings;

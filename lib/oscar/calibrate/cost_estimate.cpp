@@ -174,7 +174,10 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   const double first_forward = seconds_of([&] { total = first->collect(); });
   const double metric =
       seconds_of([&] { total.o_proj_metric = model.o_proj_metric(probed.layer_id); });
-  const double tokens = static_cast<double>(split.fit.record.tokens);
+  // The sums of what is held back are added in the search's own pass.
+  const bool added = options.search.any() && !wants_energy(options);
+  const double tokens = static_cast<double>(split.fit.record.tokens +
+                                            (added ? split.held_back.record.tokens : 0));
   const double passes = wants_energy(options) ? 2 : 1;
   const double loads = passes * (plan.weights_resident ? 1 : static_cast<double>(cost.num_shards));
   cost.seconds = config.num_fitted_layers() * metric;
@@ -215,7 +218,8 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   if (options.search.any() && probed.quantized) {
     cost.search_seconds =
         search_seconds(model, split, options, {total}, *probe.weights, num_quantized);
-  } else if (!options.statistics_only) {
+  }
+  if (added || (!options.search.any() && !options.statistics_only)) {
     cost.fit_seconds =
         num_quantized * seconds_of([&] { fit_without_search(total, options.fit, config.rope); });
   }

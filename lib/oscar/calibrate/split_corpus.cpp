@@ -27,7 +27,7 @@ RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
                     const CalibrateOptions& options, const MemoryLimits& limits) {
   constexpr int kAllChunks = 1 << 20;
   RunPlan plan = plan_run(model, plan_batches(split.held_back.chunks, options.batch_tokens), limits,
-                          kAllChunks);
+                          kAllChunks, {}, attended_view(options).has_value());
   return in_one_shard(std::move(plan), model.compute().device);
 }
 

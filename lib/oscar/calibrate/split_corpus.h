@@ -12,7 +12,7 @@
 
 namespace oscar {
 
-// What the fit sees, and what the search sees, search half first; empty: no search.
+// What the search's fits are made of, and what it decides on, search half first; empty: no search.
 struct SplitCorpus {
   TokenChunks fit, held_back;
   size_t num_search = 0, num_confirm = 0;

@@ -74,7 +74,12 @@ void MomentPass::restore(const std::vector<LayerStatistics>& saved, SumSnapshots
                  .hint = "delete the checkpoint and start anew"});
   };
   for (const LayerStatistics& layer : saved) {
-    if (Layer* const collector = collector_of(layer.geometry)) collector->restore(layer);
+    Layer* const collector = collector_of(layer.geometry);
+    if (collector) collector->restore(layer);
+    const bool has_metric = !collector || !layer.o_proj_metric.empty();
+    if (has_metric && static_cast<size_t>(layer.geometry.layer_id) == metrics_.size()) {
+      metrics_.push_back(layer.o_proj_metric);
+    }
   }
   for (auto& copy : snapshots) {
     if (Layer* const collector = collector_of(copy->geometry)) collector->restore(std::move(copy));
@@ -85,7 +90,9 @@ AttentionObserver* MomentPass::observer(int layer) {
   return collectors_[static_cast<size_t>(layer)].get();
 }
 
-void MomentPass::layer_done(const RunPosition& next) { save_(*this, next); }
+void MomentPass::layer_done(const RunPosition& next) {
+  if (save_) save_(*this, next);
+}
 
 std::vector<LayerStatistics> MomentPass::result() const {
   std::vector<LayerStatistics> statistics;

@@ -21,7 +21,8 @@ using SumSnapshots = std::vector<std::shared_ptr<const LayerStatistics>>;
 // however often it resumed.
 class MomentPass final : public LayerVisitor {
  public:
-  // Called where a checkpoint may be taken, with the position that a resumed run starts from.
+  // Called where a checkpoint may be taken, with the position that a resumed run starts from. May
+  // be empty.
   using SavePoint = std::function<void(const MomentPass& sums, const RunPosition& next)>;
 
   // A quantized layer's sums are copied to the host when it has seen exactly so many tokens as each

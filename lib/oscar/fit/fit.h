@@ -36,6 +36,8 @@ struct FitOptions {
   ScaleCorrection scale_correction = ScaleCorrection::kNone;
   double clip_k = kPublishedClipK, clip_v = kPublishedClipV;  // 0 = off
   int64_t position_span = 0;  // average over [0, span]; 0 = positions as collected
+
+  bool operator==(const FitOptions&) const = default;
 };
 
 // Why keys fitted with these options can't have two centres, whatever `key_centres` says; "" when

@@ -16,6 +16,8 @@ struct FitRequest {
   // that serve rotations only: KL of INT2 keys alone is .84 of that with OSCAR's U, standard error
   // .03, both shaped, measured as in balanced_fit.h.
   bool own_basis = false;
+
+  bool operator==(const FitRequest&) const = default;
 };
 
 // The fits in the order of `requests`, each equal to fit_layer's where that has the option. A

@@ -14,7 +14,9 @@ struct Preset {
   const char* name;
   const char* summary;   // one line for --help
   FitOptions fit;        // position_span -1 = every position the model serves
-  SearchOptions search;  // what held-out loss chooses instead of `fit`
+  // What held-out loss chooses instead of `fit`, and what it chooses when asked for all or where a
+  // serving stack takes less than `fit`.
+  SearchOptions search, full_search;
 };
 
 // "best" (default), "paper" (arXiv 2605.17757) and "released" (the published v1 files).

@@ -329,8 +329,7 @@ std::string inspection_text(const Inspection& inspection) {
     } else {
       add_line(
           text, "search",
-          fmt::format("{} ({}): decided on {} chunks, confirmed on {}; {} tokens that the fit "
-                      "did not see",
+          fmt::format("{} ({}): decided on {} chunks, confirmed on {}; {} tokens in all",
                       listed(s.value("searched", Json())), field("effort"), field("search_chunks"),
                       field("confirm_chunks"), field("held_back_tokens")));
     }

@@ -46,11 +46,12 @@ Candidate candidate_of(const SearchFit& fit, Side side, const FitOptions& fixed)
   return candidate;
 }
 
-const SearchFit& fit_of(const FittedHead& head, Side side, const std::vector<SearchFit>& fits) {
+const SearchFit& fit_of(const FittedHead& head, Side side, const std::vector<SearchFit>& fits,
+                        const SearchFit* other) {
   for (const SearchFit& fit : fits) {
     if (&fit.side(side) == head.fit) return fit;
   }
-  return fits.front();
+  return other ? *other : fits.front();
 }
 
 std::string fit_text(const SearchFit& fit) {

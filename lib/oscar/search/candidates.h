@@ -30,8 +30,9 @@ struct SearchFit {
 // All heads of one fit, with the clipping ratio and the writer of `fixed`.
 Candidate candidate_of(const SearchFit& fit, Side side, const FitOptions& fixed);
 
-// The one of `fits` that a candidate's head is from.
-const SearchFit& fit_of(const FittedHead& head, Side side, const std::vector<SearchFit>& fits);
+// The one of `fits` that a candidate's head is from; `other` when it is from none of them.
+const SearchFit& fit_of(const FittedHead& head, Side side, const std::vector<SearchFit>& fits,
+                        const SearchFit* other = nullptr);
 
 // "balanced centred per-head" and "metric shaped".
 std::string fit_text(const SearchFit& fit);

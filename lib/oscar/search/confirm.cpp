@@ -82,21 +82,36 @@ SettledPair settle(const VariantSearch& v, Candidate key, Candidate value,
     values.push_back(value);
     pairs.push_back({1, 1});
   }
+  const int64_t given = static_cast<int64_t>(pairs.size()) - 1;
+  if (v.fallback) {
+    const FitOptions& options = v.fallback->request.options;
+    keys.push_back(candidate_of(*v.fallback, Side::kKey, options));
+    values.push_back(candidate_of(*v.fallback, Side::kValue, options));
+    const int last = static_cast<int>(keys.size()) - 1;
+    pairs.push_back({last, last});
+  }
   const LossTable table = half.losses(keys, values, pairs);
-  const int64_t given = table.pairs - 1;
   SettledPair result{.key = std::move(key), .value = std::move(value), .nmse = {}};
   for (int64_t head = 0; head < table.heads; ++head) {
     const auto h = static_cast<size_t>(head);
     const LossDifference against = compare(table, given, 0, v.pooled ? -1 : head);
     const bool keep = v.pooled ? against.better() : against.difference <= 0;
-    if (!keep) {
-      result.key[h] = keys[0][h];
-      result.value[h] = values[0][h];
+    int64_t kept = keep ? given : 0;
+    const bool falls_back = v.fallback && compare(table, given + 1, kept, head).better();
+    if (falls_back) kept = given + 1;
+    if (kept != given) {
+      const CandidatePair& pair = pairs[static_cast<size_t>(kept)];
+      result.key[h] = keys[static_cast<size_t>(pair.key)][h];
+      result.value[h] = values[static_cast<size_t>(pair.value)][h];
     }
-    result.nmse.push_back(table.nmse(keep ? given : 0, head));
+    result.nmse.push_back(table.nmse(kept, head));
     result.heads.push_back({{"default_nmse", four_digits(table.nmse(0, head))},
                             {"nmse", four_digits(result.nmse.back())},
-                            {"default_kept", !keep}});
+                            {"default_kept", !keep && !falls_back}});
+    if (v.fallback) {
+      result.heads.back()["fallback_nmse"] = four_digits(table.nmse(given + 1, head));
+      result.heads.back()["fell_back"] = falls_back;
+    }
   }
   return result;
 }

@@ -21,7 +21,7 @@ struct ConfirmedSides {
 ConfirmedSides confirm_sides(const VariantSearch& variant, const HeldBackHalf& half);
 
 // Both sides INT2: of each head (of the layer when pooled) the given pair, or the default one when
-// the given one loses to it.
+// the given one loses to it; and of a head of which the fallback is better than that, the fallback.
 struct SettledPair {
   Candidate key, value;
   std::vector<double> nmse;  // [Hkv]

@@ -1,6 +1,8 @@
 // From fits to one decision: the stages on the search half, then confirmation on the other.
 #include "oscar/search/layer_search.h"
 
+#include <algorithm>
+
 #include "oscar/base/interrupt.h"
 #include "oscar/fit/fitted_layers.h"
 #include "oscar/fit/portable.h"
@@ -13,6 +15,17 @@ namespace {
 // Queries of a chunk where stages are confirmed; the final pair is confirmed on all of them. Those
 // while searching: memory.h.
 constexpr int64_t kConfirmQuick = 256, kConfirmFull = 1024;
+
+VariantChoice choice_of(const VariantSearch& v, const Candidate& key, const Candidate& value) {
+  const auto of_side = [&](const Candidate& candidate, Side side) {
+    std::vector<HeadChoice> heads;
+    for (const FittedHead& head : candidate) {
+      heads.push_back({fit_of(head, side, v.fits, v.fallback).request, head.recipe});
+    }
+    return heads;
+  };
+  return {of_side(key, Side::kKey), of_side(value, Side::kValue)};
+}
 
 LayerTransforms assemble_layer(const VariantSearch& v, const Candidate& key,
                                const Candidate& value) {
@@ -52,6 +65,12 @@ std::vector<VariantSearch> variants_of(const LayerSearchTask& task, VariantFits 
     v.pooled = true;
     v.fits = std::move(shared ? fits.portable_shared : fits.portable_per_head);
   }
+  if (task.search.fallback) {
+    const auto hadamard = std::ranges::find_if(variants[2].fits, [](const SearchFit& fit) {
+      return fit.request.options.kind == TransformKind::kHadamard;
+    });
+    variants[0].fallback = &*hadamard;
+  }
   return variants;
 }
 
@@ -67,6 +86,43 @@ LayerDecision fit_without_search(const LayerStatistics& statistics, const FitOpt
   decision.main = fit_layer(statistics, fixed, rope);
   decision.portable = {fit_portable(statistics, fixed, Granularity::kShared, rope),
                        fit_portable(statistics, fixed, Granularity::kPerHead, rope)};
+  return decision;
+}
+
+LayerDecision fit_again(LayerDecision decision, const LayerStatistics& statistics,
+                        const FitOptions& fixed, const Rope& rope) {
+  if (decision.choices.empty()) return fit_without_search(statistics, fixed, rope);
+  std::vector<FitRequest> wanted;
+  const auto index_of = [&](const FitRequest& fit) {
+    const auto index = static_cast<size_t>(std::ranges::find(wanted, fit) - wanted.begin());
+    if (index == wanted.size()) wanted.push_back(fit);
+    return index;
+  };
+  for (const VariantChoice& choice : decision.choices) {
+    for (const auto* heads : {&choice.key, &choice.value}) {
+      for (const HeadChoice& head : *heads) index_of(head.fit);
+    }
+  }
+  const std::vector<LayerTransforms> fits = fit_layer_variants(statistics, wanted, rope);
+  const auto make_again = [&](const std::vector<HeadChoice>& heads, Side side,
+                              SideTransform& transform) {
+    Candidate candidate;
+    for (const HeadChoice& head : heads) {
+      candidate.push_back({.fit = &side_of(fits[index_of(head.fit)], side),
+                           .head = static_cast<int>(candidate.size()),
+                           .recipe = head.recipe});
+    }
+    auto losses = std::move(transform.clip_losses);
+    transform = compose_heads(candidate, side);
+    transform.clip_losses = std::move(losses);
+  };
+  LayerTransforms* const layers[] = {&decision.main, &decision.portable.shared,
+                                     &decision.portable.per_head};
+  for (size_t i = 0; i < decision.choices.size(); ++i) {
+    make_again(decision.choices[i].key, Side::kKey, layers[i]->key);
+    make_again(decision.choices[i].value, Side::kValue, layers[i]->value);
+  }
+  decision.main.warnings = fits.front().warnings;
   return decision;
 }
 
@@ -116,6 +172,7 @@ LayerDecision search_layer(const LayerSearchTask& task, VariantFits fits,
   // query.
   const auto all = HeldBackHalf::all_queries(held_back.confirm, settings);
   std::vector<LayerTransforms> layers;
+  std::vector<VariantChoice> choices;
   for (const VariantSearch& v : variants) {
     stop_if_requested();
     const bool main = &v == &variants[0];
@@ -123,6 +180,7 @@ LayerDecision search_layer(const LayerSearchTask& task, VariantFits fits,
     const SettledPair settled = settle(v, main ? confirmed.key.candidate : v.key.current(),
                                        main ? confirmed.value.candidate : v.value.current(), half);
     layers.push_back(assemble_layer(v, settled.key, settled.value));
+    choices.push_back(choice_of(v, settled.key, settled.value));
     if (!main) layers.back().warnings.clear();  // those of the layer itself
     layers.back().predicted_output_nmse = settled.nmse;
     layers.back().search = {
@@ -132,7 +190,7 @@ LayerDecision search_layer(const LayerSearchTask& task, VariantFits fits,
   }
   layers[0].search["key"]["heads"] = std::move(confirmed.key.heads);
   layers[0].search["value"]["heads"] = std::move(confirmed.value.heads);
-  return {std::move(layers[0]), {std::move(layers[1]), std::move(layers[2])}};
+  return {std::move(layers[0]), {std::move(layers[1]), std::move(layers[2])}, std::move(choices)};
 }
 
 }  // namespace oscar

@@ -43,6 +43,7 @@ struct VariantSearch {
   SearchOptions search;
   bool pooled = false;  // one candidate for all heads of the layer
   std::vector<SearchFit> fits;
+  const SearchFit* fallback = nullptr;  // not among the fits; null: none
   SideSearch key{.side = Side::kKey};
   SideSearch value{.side = Side::kValue};
 };

@@ -10,7 +10,8 @@ int main(int argc, char** argv) {
       "Look at, check and combine rotation bundles and statistics files,\n"
       "carry transforms to serving stacks and from other tools, and show\n"
       "what oscar-eval measured.\n"
-      "Exit codes: 0 done, 1 failed (a message says why), 2 usage.",
+      "Exit codes: 0 done, 1 failed (a message says why), 2 usage,\n"
+      "130 stopped on request.",
       "oscar-bundle"};
   program.require_subcommand(1);
   oscar::app::Work work;

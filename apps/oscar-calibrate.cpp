@@ -39,7 +39,7 @@ constexpr const char* kFooter =
     "The run ends with whether the text was enough: what it would cost, by predicted\n"
     "loss, to have used another text as long, or how many tokens to use instead.\n"
     "Ctrl-C saves a checkpoint beside OUT; --resume continues from it.\n"
-    "Exit codes: 0 done, 1 failed, 2 usage.";
+    "Exit codes: 0 done, 1 failed, 2 usage, 130 stopped on request.";
 
 struct Arguments {
   CalibrateOptions options;

@@ -3,6 +3,7 @@
 #   scripts/build.sh PRESET [-D...] [--target NAME...]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[[ ${1:--} != -* ]] || { sed -n 2,3p scripts/build.sh; exit 2; }
 source .setup.env
 preset=$1
 shift

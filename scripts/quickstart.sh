@@ -59,6 +59,6 @@ for text in "${texts[@]}"; do
   echo "Figures: $report.json, report: $report.html"
 done
 echo
-echo "Without --search off, oscar-calibrate also searches its choices on held-back text: closer still,"
-echo "and the default for your own models."
+echo "Without --search off, as for your own models, oscar-calibrate also chooses clipping on held-back"
+echo "text, which is closer still."
 echo "done in $((SECONDS - started)) s. Bundle: $bundle"

@@ -76,6 +76,61 @@ TEST(LayerSearch, ReplacesAClippingRatioThatIsClearlyWrong) {
   }
 }
 
+TEST(LayerSearch, AHeadThatHadamardWritesBetterFallsBackToIt) {
+  Search search = random_search();
+  search.fixed.kind = TransformKind::kBalanced;
+  search.fixed.clip_k = search.fixed.clip_v = 0.4;
+  const LayerDecision kept = search.run();
+  search.options.fallback = true;
+  const LayerDecision decision = search.run();
+  for (int h = 0; h < kHeads; ++h) {
+    EXPECT_EQ(kept.main.key.kind[h], TransformKind::kBalanced);
+    EXPECT_EQ(decision.main.key.kind[h], TransformKind::kHadamard);
+    EXPECT_EQ(decision.main.value.kind[h], TransformKind::kHadamard);
+    EXPECT_LT(decision.main.predicted_output_nmse[h], 0.7 * kept.main.predicted_output_nmse[h]);
+    EXPECT_TRUE(decision.main.search["pair"][h]["fell_back"]);
+  }
+  EXPECT_FLOAT_EQ(decision.main.key.recipe.clip_ratio[0], 0.96f);
+  EXPECT_FLOAT_EQ(decision.main.value.recipe.clip_ratio[0], 0.92f);
+
+  search.fixed.clip_k = search.fixed.clip_v = 0.92;
+  search.statistics = statistics_of({planted_chunk(1), planted_chunk(2), planted_chunk(3)});
+  search.held.confirm = {planted_chunk(12), planted_chunk(13)};
+  const LayerDecision better = search.run();
+  for (int h = 0; h < kHeads; ++h) {
+    EXPECT_EQ(better.main.key.kind[h], TransformKind::kBalanced);
+    EXPECT_FALSE(better.main.search["pair"][h]["fell_back"]);
+  }
+}
+
+TEST(LayerSearch, WhatWasChosenIsFittedAgainToOtherSums) {
+  Search search = random_search();
+  search.fixed.kind = TransformKind::kBalanced;
+  search.options = {.kind = true, .clip = true, .rounding = true, .scale_correction = true};
+  search.statistics = statistics_of({planted_chunk(1), planted_chunk(2), planted_chunk(3)});
+  search.held.search = {planted_chunk(10), planted_chunk(11)};
+  search.held.confirm = {planted_chunk(12), planted_chunk(13)};
+  const LayerDecision decision = search.run();
+  const LayerDecision same = fit_again(decision, search.statistics, search.fixed, search.rope);
+  const auto more = statistics_of(
+      {planted_chunk(1), planted_chunk(2), planted_chunk(3), planted_chunk(10), planted_chunk(11)});
+  const LayerDecision again = fit_again(decision, more, search.fixed, search.rope);
+  for (const auto side : {Side::kKey, Side::kValue}) {
+    const SideTransform& first = side_of(decision.main, side);
+    EXPECT_EQ(side_of(same.main, side).forward.data, first.forward.data);
+    EXPECT_EQ(side_of(same.main, side).metric.data, first.metric.data);
+    EXPECT_EQ(side_of(same.main, side).feedback.data, first.feedback.data);
+    EXPECT_EQ(side_of(same.portable.per_head, side).forward.data,
+              side_of(decision.portable.per_head, side).forward.data);
+    EXPECT_EQ(side_of(again.main, side).recipe, first.recipe);
+    EXPECT_EQ(side_of(again.main, side).kind, first.kind);
+    EXPECT_EQ(side_of(again.main, side).clip_losses, first.clip_losses);
+    EXPECT_NE(side_of(again.main, side).forward.data, first.forward.data);
+  }
+  EXPECT_EQ(again.main.predicted_output_nmse, decision.main.predicted_output_nmse);
+  EXPECT_EQ(again.main.search, decision.main.search);
+}
+
 TEST(LayerSearch, FindsTheKindThatSpreadsOutliersAndTheWriterThatHelps) {
   Search search = random_search();
   search.statistics = statistics_of({planted_chunk(1), planted_chunk(2), planted_chunk(3)});

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <functional>
+#include <set>
 #include <utility>
 
 #include "oscar/base/error.h"
@@ -166,12 +168,11 @@ Json sweep_at(const CachedModel& model, int64_t context, std::optional<double> r
   int dim = 0;
   for (const auto& layer : model.layers) dim = std::max(dim, layer.head_dim_k);
   for (const MetadataDtype metadata : {MetadataDtype::kFp16, MetadataDtype::kFp32}) {
-    for (const int group : {dim, 64, 32}) {
+    for (const int group : std::set<int, std::greater<>>{dim, 64, 32}) {
       QuantizerSettings q = model.quantizer;
       q.quant_group_size = group;
       q.metadata_dtype = metadata;
-      const bool repeated = group != dim && group >= dim;
-      if (dim % group == 0 && !repeated && !(q == model.quantizer)) add(q);
+      if (group <= dim && dim % group == 0 && !(q == model.quantizer)) add(q);
     }
   }
   constexpr std::pair<int, int> kWindows[] = {{0, 64}, {64, 128}, {64, 256}, {64, 512}, {64, 1024}};

@@ -286,7 +286,9 @@ std::string model_card(const Bundle& bundle, const CardRequest& request) {
   }
   if (!request.base_model.empty()) require_hub_name(request.base_model);
   std::string text = front_matter(bundle, request);
-  text += fmt::format("# A 2-bit KV cache for {}\n\n", escape_markdown(bundle.model.name));
+  const std::string published = request.base_model.substr(request.base_model.find('/') + 1);
+  text += fmt::format("# A 2-bit KV cache for {}\n\n",
+                      escape_markdown(published.empty() ? bundle.model.name : published));
   text += fmt::format(
       "`{}` is a rotation bundle of OSCAR Toolkit: for each layer and KV head the transform, means "
       "and clipping ratios by which keys and values are stored in {} bits. The model's weights are "

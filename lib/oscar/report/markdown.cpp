@@ -7,7 +7,11 @@ namespace oscar {
 
 std::string escape_markdown(std::string_view text) {
   std::string out;
-  for (const char c : escape_html(text)) {
+  for (const char c : text) {
+    if (std::string_view("&<>").find(c) != std::string_view::npos) {
+      out += escape_html(std::string_view(&c, 1));
+      continue;
+    }
     if (std::string_view("\\`*_[]|#!~").find(c) != std::string_view::npos) out += '\\';
     out += c == '\n' || c == '\t' ? ' ' : c;
   }

@@ -21,7 +21,9 @@ int64_t bytes_of(const ModelConfig& config, int64_t chunks, bool full = false,
                  torch::Device device = torch::kCPU) {
   return search_memory_bytes(
       config, {.tokens = chunks * kLength, .search_chunks = chunks / 2, .longest_chunk = kLength},
-      full, device);
+      {.kind = TransformKind::kBalanced},
+      {.kind = true, .center = true, .granularity = true, .row_weights = true, .full = full},
+      device);
 }
 
 // With many chunks what is kept is at its limit, and so is all else but the rows.
@@ -40,6 +42,15 @@ TEST(SearchMemory, AFullSearchKeepsMoreUpToTheLimit) {
   EXPECT_EQ(bytes_of(config, 4, true) - bytes_of(config, 4, false),
             2 * (kSearchFull - kSearchQuick) * query);
   EXPECT_EQ(bytes_of(config, 256, true), bytes_of(config, 256, false));
+}
+
+TEST(SearchMemory, ClippingAloneTakesLessThanASearchOfTransforms) {
+  const ModelConfig config = config_of(4, 2, 32);
+  const int64_t rows = 2 * 6 * kLength * 2 * 32 * 4;  // of six candidates less of each side
+  EXPECT_LT(search_memory_bytes(
+                config, {.tokens = 4 * kLength, .search_chunks = 2, .longest_chunk = kLength},
+                {.kind = TransformKind::kBalanced}, {.clip = true}, torch::kCPU),
+            bytes_of(config, 4) - rows);
 }
 
 TEST(SearchMemory, ASmallModelIsNotChargedTheLimitsOfALargeOne) {

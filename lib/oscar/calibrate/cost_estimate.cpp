@@ -130,7 +130,7 @@ void add_search_memory(const Transformer& model, const SplitCorpus& split,
     held_back.longest_chunk = std::max(held_back.longest_chunk, static_cast<int64_t>(chunk.size()));
   }
   (device.is_cuda() ? plan.peak_device_bytes : plan.peak_host_bytes) +=
-      search_memory_bytes(model.config(), held_back, options.search.full, device);
+      search_memory_bytes(model.config(), held_back, options.fit, options.search, device);
   cost.peak_host_bytes = std::max(cost.peak_host_bytes, plan.peak_host_bytes);
   cost.peak_device_bytes = std::max(cost.peak_device_bytes, plan.peak_device_bytes);
 }
@@ -176,8 +176,8 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
       seconds_of([&] { total.o_proj_metric = model.o_proj_metric(probed.layer_id); });
   // The sums of what is held back are added in the search's own pass.
   const bool added = options.search.any() && !wants_energy(options);
-  const double tokens = static_cast<double>(split.fit.record.tokens +
-                                            (added ? split.held_back.record.tokens : 0));
+  const double tokens =
+      static_cast<double>(split.fit.record.tokens + (added ? split.held_back.record.tokens : 0));
   const double passes = wants_energy(options) ? 2 : 1;
   const double loads = passes * (plan.weights_resident ? 1 : static_cast<double>(cost.num_shards));
   cost.seconds = config.num_fitted_layers() * metric;

@@ -4,6 +4,8 @@
 #include <cstdint>
 
 #include "oscar/checkpoint/model_config.h"
+#include "oscar/fit/fit.h"
+#include "oscar/fit/search_options.h"
 #include "oscar/model/torch.h"
 
 namespace oscar {
@@ -32,7 +34,8 @@ struct HeldBackSize {
 // Bytes on `device` that a search takes at most beside the forward pass and the statistics: the
 // rows of one layer that are held back, in float32 and once more as the halves hold them; fits
 // and rows of all candidates; scores and weights that are kept; and what is being worked on.
-int64_t search_memory_bytes(const ModelConfig& config, const HeldBackSize& held_back, bool full,
+int64_t search_memory_bytes(const ModelConfig& config, const HeldBackSize& held_back,
+                            const FitOptions& fixed, const SearchOptions& search,
                             torch::Device device);
 
 }  // namespace oscar

@@ -4,7 +4,7 @@
     scripts/make_sbom.py [-o FILE]
 
 Run it with the Python of .setup.env: system libraries are those that scripts/setup.sh asks for, as
-installed here, Python packages those of this Python that the set-up names, with all they need.
+installed here, Python packages those of this Python that scripts/locked lists, with all they need.
 """
 import argparse
 import importlib.metadata
@@ -15,6 +15,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+LOCKS = ("build.txt", "cuda.txt", "torch.txt", "tests.txt", "bare.txt")  # what setup.sh installs
 
 
 def listed(name, setup):
@@ -39,7 +40,7 @@ def system_components(packages):
 
 def python_components(names):
     """Installed ones of `names`, and what they need."""
-    done, waiting = {}, [re.split("[<>=!~]", name)[0] for name in names]
+    done, waiting = {}, list(names)
     while waiting:
         name = waiting.pop()
         key = re.sub("[-_.]+", "-", name).lower()
@@ -60,15 +61,14 @@ def python_components(names):
 def document():
     setup = (ROOT / "scripts" / "setup.sh").read_text()
     version = re.search(r"project\(\w+\s+VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())
-    torch = re.search(r"^TORCH_VERSION=(\S+)", setup, re.MULTILINE)[1]
     system = listed("SYSTEM_PACKAGES", setup) + listed("TEST_SYSTEM_PACKAGES", setup)
-    wheels = [f"torch=={torch}"] + [wheel for name in ("BUILD_WHEELS", "TEST_WHEELS",
-                                                       "BARE_TEST_WHEELS", "CUDA_WHEELS")
-                                    for wheel in listed(name, setup)]
+    locked = [name for lock in LOCKS
+              for name in re.findall(r"^([\w.-]+)==", (ROOT / "scripts" / "locked" / lock).read_text(),
+                                     re.MULTILINE)]
     return {"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
             "metadata": {"component": {"type": "application", "name": "oscar-toolkit",
                                        "version": version[1] if version else ""}},
-            "components": [*system_components(system), *python_components(wheels)]}
+            "components": [*system_components(system), *python_components(locked)]}
 
 
 def main():

@@ -43,12 +43,13 @@ def python_of_setup():
 
 def install_packages():
     """Makes .venv-corpus with the versions that the tests run with."""
-    wheels = re.search(r"^TEST_WHEELS=\((.*)\)", (ROOT / "scripts/setup.sh").read_text(), re.M)[1]
-    print(f"prepare_corpus: installing {wheels} into {OWN_PYTHON.parent.parent}", file=sys.stderr)
+    locked = ROOT / "scripts" / "locked" / "tests.txt"
+    print(f"prepare_corpus: installing {locked} into {OWN_PYTHON.parent.parent}", file=sys.stderr)
     try:
         subprocess.run([sys.executable, "-m", "venv", OWN_PYTHON.parent.parent], check=True)
         subprocess.run([OWN_PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check",
-                        *wheels.split()], check=True)
+                        "--no-deps", "--require-hashes", "--only-binary", ":all:",
+                        "-r", locked], check=True)
     except subprocess.CalledProcessError:
         sys.exit("error: that failed; a Python with these packages can be named by OSCAR_PYTHON")
 

@@ -10,21 +10,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-TORCH_VERSION=2.11.0
+# Python packages are those of scripts/locked, by version and sha256 (scripts/lock.sh).
+TORCH_VERSION=$(sed -n 's/^torch==//p' scripts/locked/torch.in)
 SYSTEM_PACKAGES=(g++ make pkg-config ccache git libhdf5-dev libeigen3-dev
   libopenblas-dev libcli11-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev
   libssl-dev python3-venv)
 TEST_SYSTEM_PACKAGES=(libgtest-dev libgmock-dev clang clang-format clang-tidy libclang-rt-dev)
-BUILD_WHEELS=("cmake>=3.28" ninja)
-TEST_WHEELS=(transformers==5.17.0 tokenizers safetensors h5py numpy jinja2 mlx==0.32.4
-  mlx-cpu==0.32.4)
-# Without what they ask for: of the first the chat templates are read, nothing is imported; of the
-# second the reader and writer, which need numpy and what comes with transformers.
-BARE_TEST_WHEELS=(trl==1.16.0 gguf==0.19.0)
-# All pinned: unpinned parts drift apart, and ptxas then rejects what nvcc wrote. The runtime is the
-# one that torch asks for.
-CUDA_WHEELS=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88
-  nvidia-cuda-cccl==13.0.85 nvidia-cuda-runtime==13.0.96)
 
 with_tests=0 with_torch=1
 for argument in "$@"; do
@@ -81,35 +72,41 @@ choose_python() {
   python=$PWD/.venv/bin/python
 }
 
+# pip_install FILE: what a lock file lists and nothing else, as wheels that have one of its hashes.
+locked=(-q --no-deps --require-hashes --only-binary :all:)
+pip_install() { "$python" -m pip install --disable-pip-version-check "${locked[@]}" -r "$1"; }
+
 # With uv, which fetches and unpacks side by side, or with pip where uv can't do it.
 install_torch() {
   has_torch "$python" && return
   say "installing torch $TORCH_VERSION into .venv (about 5 GB with its CUDA libraries)"
   local index
   index=${PIP_INDEX_URL:-$("$python" -m pip config get global.index-url 2>/dev/null || true)}
-  if "$python" -m pip install -q --disable-pip-version-check uv &&
-    "$python" -m uv pip install -q --python "$python" ${index:+--default-index "$index"} \
-      "torch==$TORCH_VERSION"; then return; fi
-  "$python" -m pip install -q --disable-pip-version-check "torch==$TORCH_VERSION"
+  if pip_install scripts/locked/uv.txt &&
+    "$python" -m uv pip install --python "$python" ${index:+--default-index "$index"} \
+      "${locked[@]}" -r scripts/locked/torch.txt; then return; fi
+  pip_install scripts/locked/torch.txt
 }
 
-# pip_install PACKAGE... [--no-deps]: installs what is missing.
-pip_install() {
-  local missing=() options=() wheel
-  for wheel in "$@"; do
-    [[ $wheel == --* ]] && { options+=("$wheel"); continue; }
-    "$python" - "$wheel" <<'CHECK' || missing+=("$wheel")
+# install_missing NAME...: of scripts/locked/NAME.txt what this Python has in no version.
+install_missing() {
+  local name missing
+  for name in "$@"; do
+    missing=$("$python" - "scripts/locked/$name.txt" <<'CHECK'
 import importlib.metadata, re, sys
-name = re.split("[<>=]", sys.argv[1])[0]
-try:
-    importlib.metadata.version(name)
-except importlib.metadata.PackageNotFoundError:
-    sys.exit(1)
+from pip._vendor.packaging.markers import Marker
+have = {re.sub("[-_.]+", "-", found.metadata["Name"] or "").lower()
+        for found in importlib.metadata.distributions()}
+for entry in re.findall(r"^[^#\s].*(?:\n .*)*", open(sys.argv[1]).read(), re.M):
+    package, marker = re.match(r"([^=]+)==[^ ]+(?: ; (.*))? \\\n", entry).groups()
+    if package not in have and (marker is None or Marker(marker).evaluate()):
+        print(entry)
 CHECK
+    )
+    [[ -n $missing ]] || continue
+    say "installing Python packages:" $(sed -n 's/^\([^ ]*==[^ ]*\) .*/\1/p' <<<"$missing")
+    pip_install /dev/stdin <<<"$missing"
   done
-  ((${#missing[@]} == 0)) && return
-  say "installing Python packages: ${missing[*]}"
-  "$python" -m pip install -q --disable-pip-version-check "${options[@]}" "${missing[@]}"
 }
 
 version_at_least() { [[ $(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n1) == "$1" ]]; }
@@ -122,7 +119,7 @@ choose_cmake() {
     ninja=$(command -v ninja)
     return
   fi
-  pip_install "${BUILD_WHEELS[@]}"
+  install_missing build
   local scripts
   scripts=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
   cmake=$scripts/cmake
@@ -136,7 +133,7 @@ choose_nvcc() {
   done
   nvcc=
   if ((!with_tests)) && ! command -v nvidia-smi >/dev/null; then return; fi
-  pip_install "${CUDA_WHEELS[@]}"
+  install_missing cuda
   local toolkit
   toolkit=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu13
   [[ -e $toolkit/lib64 ]] || ln -s lib "$toolkit/lib64"
@@ -164,7 +161,6 @@ if ((!with_torch)); then
 fi
 install_torch
 if ((with_tests)); then
-  pip_install "${TEST_WHEELS[@]}"
-  pip_install "${BARE_TEST_WHEELS[@]}" --no-deps
+  install_missing tests bare
 fi
 say "ready (torch from $python, $compiler)"

@@ -7,18 +7,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source .setup.env
 build=$(realpath "${1:-build-developer}")
 versions=(4.57.3 5.5.3 5.23.0)
-# What a version needs in place of what the set-up has.
-declare -A besides=(
-  [4.57.3]="tokenizers==0.22.2 huggingface_hub==0.36.2 requests urllib3 charset_normalizer"
-  [5.5.3]="tokenizers==0.22.2"
-  [5.23.0]="")
-
 for version in "${versions[@]}"; do
   folder=$(dirname "$(dirname "$OSCAR_PYTHON")")/transformers-$version
   if [[ ! -e $folder/done ]]; then
     rm -rf "$folder"
-    # shellcheck disable=SC2086  # several packages
-    "$OSCAR_PYTHON" -m pip install --quiet --no-deps --target "$folder" "transformers==$version" ${besides[$version]}
+    "$OSCAR_PYTHON" -m pip install --quiet --target "$folder" --no-deps --require-hashes \
+      --only-binary :all: -r "scripts/locked/transformers-$version.txt"
     touch "$folder/done"
   fi
   printf '\n== transformers %s (%d s)\n' "$version" "$SECONDS"

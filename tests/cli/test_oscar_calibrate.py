@@ -170,13 +170,35 @@ class HeldBackSearch(CalibrateTest):
                 for side in ("key", "value"):
                     record = json.loads(layer.attrs[f"search_{side}"])
                     self.assertEqual([s["stage"] for s in record["stages"]],
-                                     ["transform", "clip", "clip", "writer"])
+                                     ["clip", "clip"])
                     self.assertEqual(len(record["heads"]), 2)
                     for head in record["heads"]:
                         self.assertLessEqual(head["nmse"], head["default_nmse"])
                 for head, pair in enumerate(json.loads(layer.attrs["search_pair"])):
                     self.assertLessEqual(pair["nmse"], pair["default_nmse"])
                     self.assertAlmostEqual(pair["nmse"], nmse[head], delta=1e-3 * nmse[head])
+
+    def test_what_was_chosen_is_fitted_to_all_text(self):
+        self.out.write_bytes(self.searched)
+        off = self.folder / "off.h5"
+        self.calibrate(self.text, off, *SEARCH, "--search", "off")
+        with h5py.File(self.out) as one, h5py.File(off) as two:
+            for layer in two["layers"]:
+                for name, sums in two[f"layers/{layer}/statistics"].items():
+                    np.testing.assert_allclose(one[f"layers/{layer}/statistics/{name}"], sums, rtol=1e-9,
+                                               atol=1e-9 * np.abs(sums).max(), err_msg=name)
+                balanced = one[f"layers/{layer}/k_kind"][()] == two[f"layers/{layer}/k_kind"][()]
+                self.assertTrue(balanced.any())
+                np.testing.assert_allclose(one[f"layers/{layer}/k_rotation"][balanced],
+                                           two[f"layers/{layer}/k_rotation"][balanced], rtol=.02, atol=1e-2)
+
+    def test_a_full_search_goes_through_all_stages(self):
+        self.calibrate(self.text, self.out, *SEARCH, "--search", "full")
+        with h5py.File(self.out) as file:
+            self.assertEqual(json.loads(file.attrs["search"])["searched"],
+                             ["method", "center", "granularity", "clip", "rounding", "scale correction"])
+            record = json.loads(file["layers/000"].attrs["search_key"])
+            self.assertEqual([s["stage"] for s in record["stages"]], ["transform", "clip", "clip", "writer"])
 
     def test_losses_of_clipping_ratios_are_kept_where_they_were_searched(self):
         self.out.write_bytes(self.searched)

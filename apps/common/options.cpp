@@ -195,7 +195,7 @@ SearchOptions FitArguments::resolve_search(bool for_stack) const {
   }
   result.key_centres = result.key_centres && key_centres_problem(resolve()).empty();
   result.orthogonal = method == kOrthogonal;
-  result.fallback = result.fallback && !for_stack && (method.empty() || method == "auto");
+  result.fallback = result.fallback && (method.empty() || method == "auto");
   result.full = full;
   return search == "off" ? SearchOptions{} : result;
 }
@@ -264,9 +264,10 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
       ->group(section);
   if (searchable) {
     program
-        .add_option("--search", arguments.search,
-                    "What held-out text decides in preset best: clipping (quick), everything, on more\n"
-                    "text (full), or nothing (off)")
+        .add_option(
+            "--search", arguments.search,
+            "What held-out text decides in preset best: clipping (quick), everything, on more\n"
+            "text (full), or nothing (off)")
         ->transform(one_of({"quick", "full", "off"}))
         ->capture_default_str()
         ->group(section);

@@ -33,7 +33,7 @@ struct FitArguments {
   // The preset with the overrides applied. Throws Error for a malformed --clip.
   FitOptions resolve() const;
   // What is left to held-out loss: an option that names a value fixes it, "auto" frees it. The rest
-  // is that of the preset, or with --search full, and for a stack, all that it has.
+  // is that of the preset, or with --search full, and for a stack that takes less, all that it has.
   SearchOptions resolve_search(bool for_stack = false) const;
   // Throws CLI::ValidationError (a usage error) for a request that would be dropped: a part left to
   // a search that is off or, with `asked` (--search was given), a search of nothing.

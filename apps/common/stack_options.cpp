@@ -44,8 +44,13 @@ StackChoice choose_for_stack(const CLI::App& program, const std::string& stack,
                              const FitArguments& fit, const QuantizerSettings& quantizer) {
   StackChoice choice;
   try {
-    choice = restrict_to(find_stack(stack), {fit.resolve(), fit.resolve_search(true), quantizer},
+    const auto restricted = [&](bool for_stack) {
+      return restrict_to(find_stack(stack),
+                         {fit.resolve(), fit.resolve_search(for_stack), quantizer},
                          named_options(program));
+    };
+    choice = restricted(true);
+    if (choice.fit == fit.resolve()) choice = restricted(false);  // nothing had to give way
   } catch (const Error& error) {
     const ErrorInfo& info = error.info();
     throw CLI::ValidationError(info.where.empty() ? "--for " + stack : info.where, in_words(info));

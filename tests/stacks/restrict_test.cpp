@@ -11,7 +11,7 @@ namespace {
 
 StackChoice best_choice() {
   const Preset& preset = find_preset("best");
-  StackChoice choice{preset.fit, preset.search, {}};
+  StackChoice choice{preset.fit, preset.full_search, {}};
   choice.quantizer.quant_group_size = 0;
   return choice;
 }
@@ -54,6 +54,7 @@ TEST(StackChoice, PerHeadFilesKeepTheGranularityOpen) {
 TEST(StackChoice, ThisToolkitsKernelsTakeEverything) {
   const StackChoice before = best_choice(), after = restrict_to(find_stack("oscar"), before, {});
   EXPECT_EQ(after.search, before.search);
+  EXPECT_TRUE(after.search.fallback);
   EXPECT_EQ(after.fit.rounding, before.fit.rounding);
   EXPECT_EQ(after.fit.center, before.fit.center);
   EXPECT_TRUE(after.fit.key_centres);

@@ -114,11 +114,13 @@ StackChoice restrict_to(const Stack& stack, StackChoice choice, const NamedOptio
                  .expected = stack_names(true),
                  .hint = "its portable variant is in every bundle; oscar-bundle stacks lists all"});
   }
+  const FitOptions wanted = choice.fit;
   const Restriction restriction{stack, named};
   limit_transforms(restriction, choice);
   limit_writer(restriction, choice);
   limit_clipping(restriction, choice);
   limit_codec(restriction, choice);
+  choice.search.fallback = choice.search.fallback && choice.fit == wanted;
   return choice;
 }
 

@@ -29,6 +29,7 @@ using NamedOptions = std::map<std::string, std::string>;
 //   writer      plain rounding, no scale correction
 //   codec       the stack's rules, its first metadata dtype and, where the quantization group size
 //               is none of its own, its sizes to choose from by head_dim
+// The search's fallback, of which no stack was asked, goes where anything of the fit was replaced.
 // A search stays open only where more than one outcome is served. It chooses transforms for each KV
 // head, so it never does for a stack with one a layer.
 //

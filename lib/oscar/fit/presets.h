@@ -12,8 +12,8 @@ namespace oscar {
 
 struct Preset {
   const char* name;
-  const char* summary;   // one line for --help
-  FitOptions fit;        // position_span -1 = every position the model serves
+  const char* summary;  // one line for --help
+  FitOptions fit;       // position_span -1 = every position the model serves
   // What held-out loss chooses instead of `fit`, and what it chooses when asked for all or where a
   // serving stack takes less than `fit`.
   SearchOptions search, full_search;

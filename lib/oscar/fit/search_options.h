@@ -24,8 +24,8 @@ struct SearchOptions {
   bool clip = false;
   ClipScope clip_scope = ClipScope::kHead;  // other: losses are pooled when all layers are searched
   bool rounding = false, scale_correction = false;
-  // Of a KV head that the default makes worse than Hadamard with the published clipping ratios does,
-  // that instead. Rides along: by itself it asks for no search.
+  // Of a KV head that the default makes worse than Hadamard with the published clipping ratios
+  // does, that instead. Rides along: by itself it asks for no search.
   bool fallback = false;
   bool full = false;  // more chunks, queries and clip ratios
 

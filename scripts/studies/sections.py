@@ -56,7 +56,7 @@ def part_sections(study: Study) -> list:
     alone = study.kl_rows(run, ("perhead", *vocabulary.ALONE), "perhead")
     steps = study.kl_rows(run, vocabulary.STEPS, "perhead", {
         "perhead": study.label("perhead"), "perhead+center": "+ centring", "unsearched": "+ the default's clipping",
-        "default": "+ search of all choices: the default"})
+        "default": "+ search of clipping: the default"})
     without = study.kl_rows(run, ("unsearched", *vocabulary.WITHOUT), "unsearched", {
         "unsearched": "default, without search", "step-centres": "the default's clipping (.96 / .92 instead)"})
     return [

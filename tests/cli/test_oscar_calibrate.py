@@ -160,6 +160,7 @@ class HeldBackSearch(CalibrateTest):
         with h5py.File(self.out) as file:
             search = json.loads(file.attrs["search"])
             self.assertGreaterEqual(search["search_chunks"], 1)
+            self.assertTrue(search["fallback"])
             self.assertGreaterEqual(search["confirm_chunks"], search["search_chunks"])
             self.assertGreater(search["held_back_tokens"], 0)
             for layer in file["layers"].values():
@@ -199,6 +200,15 @@ class HeldBackSearch(CalibrateTest):
                              ["method", "center", "granularity", "clip", "rounding", "scale correction"])
             record = json.loads(file["layers/000"].attrs["search_key"])
             self.assertEqual([s["stage"] for s in record["stages"]], ["transform", "clip", "clip", "writer"])
+
+    def test_a_method_that_is_named_has_no_fallback_and_is_another_run(self):
+        self.calibrate(self.text, self.out, *SEARCH, "--method", "balanced")
+        with h5py.File(self.out) as file:
+            self.assertFalse(json.loads(file.attrs["search"])["fallback"])
+            key = file.attrs["run_key"]
+        self.out.write_bytes(self.searched)
+        with h5py.File(self.out) as file:
+            self.assertNotEqual(file.attrs["run_key"], key)
 
     def test_losses_of_clipping_ratios_are_kept_where_they_were_searched(self):
         self.out.write_bytes(self.searched)

@@ -39,9 +39,13 @@ Json describe_search(const CalibrateOptions& options, size_t search_chunks, size
                                  {s.scale_correction, "scale correction"}}) {
     if (on) searched.push_back(name);
   }
-  return {{"searched", std::move(searched)},      {"effort", s.full ? "full" : "quick"},
-          {"search_chunks", search_chunks},       {"confirm_chunks", confirm_chunks},
-          {"held_back_tokens", held_back_tokens}, {"seed", options.seed}};
+  return {{"searched", std::move(searched)},
+          {"effort", s.full ? "full" : "quick"},
+          {"search_chunks", search_chunks},
+          {"confirm_chunks", confirm_chunks},
+          {"held_back_tokens", held_back_tokens},
+          {"seed", options.seed},
+          {"fallback", s.fallback}};
 }
 
 std::string run_key(const CalibrateOptions& options, const Bundle& bundle,

@@ -90,6 +90,13 @@ constexpr const char* kCollecting = "";
 constexpr const char* kEnergyAgain = ": the second pass, over value energies, begins again";
 constexpr const char* kSearchAgain = ": statistics are complete, the search begins again";
 
+// What a run that was stopped says: how to continue, and what is done again.
+Interrupted stopped(const CheckpointFile& saved, const char* done_again) {
+  return Interrupted(fmt::format(
+      "{}. What was collected is in {};\n  repeat the command with --resume to continue{}",
+      kStopped, saved.path().string(), done_again));
+}
+
 // run_layer_major; when it was stopped, the message says how to continue and what is done again.
 void run_pass(Transformer& model, const TokenChunks& corpus, const RunPlan& plan, RunPosition start,
               LayerVisitor& visitor, const CheckpointFile& saved, const char* done_again,
@@ -97,9 +104,7 @@ void run_pass(Transformer& model, const TokenChunks& corpus, const RunPlan& plan
   try {
     run_layer_major(model, corpus, plan, std::move(start), visitor, progress);
   } catch (const Interrupted&) {
-    throw Interrupted(fmt::format(
-        "{}. What was collected is in {};\n  repeat the command with --resume to continue{}",
-        kStopped, saved.path().string(), done_again));
+    throw stopped(saved, done_again);
   }
 }
 
@@ -309,7 +314,8 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
     const auto fit_start = Clock::now();
     progress.begin("fitting", layers, "layers");
     for (size_t layer = 0; layer < decisions.size(); ++layer) {
-      stop_if_requested();
+      // Without a search the sums are not saved any more: the short fit ends first.
+      if (options.search.any() && interrupt_requested()) throw stopped(saved, kSearchAgain);
       decisions[layer] = fit_again(std::move(decisions[layer]), statistics[layer], options.fit,
                                    checkpoint.config.rope);
       progress.advance(1);

@@ -130,9 +130,9 @@ class Costs(ProgramTest):
         self.expect_time(estimate, real, "collect")
 
     def test_a_limit_that_makes_weights_stream_is_kept(self):
-        limit = 380
+        limit = 460
         estimate, real = self.dry_and_real(
-            *self.random_model(num_hidden_layers=12, hidden_size=256, intermediate_size=1024),
+            *self.random_model(num_hidden_layers=12, hidden_size=256, intermediate_size=2048),
             "--chunk-len", 128, "--max-tokens", 8192, "--search", "off", "--host-memory",
             f"{limit}M")
         self.expect_memory(estimate, real)

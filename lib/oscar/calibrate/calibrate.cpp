@@ -124,10 +124,10 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
       model, geometries(options, model.config()),
       [&](const MomentPass& sums, const RunPosition& next) {
         if (saved.due(next, plan, interrupt_requested())) {
-          saved.save(sums.result(), next, sums.snapshots());
+          saved.save(sums.block(), next, sums.blocks_before(), sums.snapshots());
         }
       },
-      plan.snapshot_tokens, attended_view(options));
+      {plan.block_tokens, plan.snapshot_tokens}, attended_view(options));
   std::optional<SavedRun> resumed;
   if (options.resume) {
     resumed = saved.load(plan);
@@ -139,7 +139,7 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
   bool energy_saved = false;  // with complete moments only
   if (resumed) {
     started_utc = resumed->started_utc;
-    moments.restore(resumed->statistics, std::move(resumed->snapshots));
+    moments.restore(resumed->statistics, resumed->before, std::move(resumed->snapshots));
     start = std::move(resumed->position);
     energy_saved = start.batch == plan.batches.size() && has_energy(resumed->statistics);
     if (!energy_saved) resumed.reset();  // the sums are in the collectors
@@ -154,17 +154,17 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
 
   const RunPosition complete{plan.batches.size(), 0, {}};
   if (!wants_energy(options)) {
-    if (options.search.any()) saved.save(statistics, complete, snapshots);
+    if (options.search.any()) saved.save(statistics, complete, {}, snapshots);
     return collected;
   }
   if (energy_saved) return {std::move(resumed->statistics), std::move(snapshots)};
-  saved.save(statistics, complete, snapshots);
+  saved.save(statistics, complete, {}, snapshots);
   EnergyPass energy(statistics, model.compute().device);
   progress.begin("second pass: value energy", token_layers, "token-layers");
   run_pass(model, corpus, plan, {}, energy, saved, kEnergyAgain, progress);
   progress.end();
   energy.store(statistics);
-  saved.save(statistics, complete, snapshots);
+  saved.save(statistics, complete, {}, snapshots);
   return collected;
 }
 

@@ -15,10 +15,6 @@
 namespace oscar {
 namespace {
 
-std::string tensor_name(const char* kind, size_t index, int layer) {
-  return fmt::format("{}_{}_{:06d}", kind, index, layer);
-}
-
 std::shared_ptr<const LayerStatistics> from_saved(const ResumeTensor& tensor,
                                                   const LayerStatistics& sums, int64_t tokens,
                                                   const std::string& where) {
@@ -53,6 +49,10 @@ std::shared_ptr<const LayerStatistics> from_saved(const ResumeTensor& tensor,
 }
 
 }  // namespace
+
+std::string copy_name(const char* kind, size_t index, int layer) {
+  return fmt::format("{}_{}_{:06d}", kind, index, layer);
+}
 
 Json judge_convergence(const SumSnapshots& snapshots,
                        const std::vector<LayerStatistics>& statistics, const RunPlan& plan,
@@ -90,7 +90,7 @@ void save_copies(const char* kind, const SumSnapshots& copies, std::vector<Resum
     all.push_back(static_cast<double>(copy->count_kv));
     const auto* bytes = reinterpret_cast<const uint8_t*>(all.data());
     const int layer = copy->geometry.layer_id;
-    tensors.push_back({.name = tensor_name(kind, numbers[layer]++, layer),
+    tensors.push_back({.name = copy_name(kind, numbers[layer]++, layer),
                        .dtype = "f64",
                        .shape = {static_cast<int64_t>(all.size())},
                        .bytes = {bytes, bytes + all.size() * sizeof(double)}});
@@ -104,7 +104,7 @@ SumSnapshots load_copies(const char* kind, const std::vector<ResumeTensor>& tens
   for (const LayerStatistics& sums : statistics) {
     const std::vector<int64_t> tokens = wanted(sums.geometry);
     for (size_t i = 0; i < tokens.size(); ++i) {
-      const std::string name = tensor_name(kind, i, sums.geometry.layer_id);
+      const std::string name = copy_name(kind, i, sums.geometry.layer_id);
       const auto tensor = std::find_if(tensors.begin(), tensors.end(),
                                        [&](const ResumeTensor& t) { return t.name == name; });
       if (tensor == tensors.end()) refuse_damaged_checkpoint(file, name, "none");

@@ -24,8 +24,11 @@ Json judge_convergence(const SumSnapshots& snapshots,
 inline constexpr const char* kSnapshot = "snapshot";
 inline constexpr const char* kBlocksBefore = "before";
 
-// Adds one tensor a copy, named by `kind`, its number within the layer and the layer: f64, the sums
-// of visit_sums (fit/statistics.h), count_q, count_kv.
+// The name of a layer's copy number `index`.
+std::string copy_name(const char* kind, size_t index, int layer);
+
+// Adds one tensor a copy, of that name: f64, the sums of visit_sums (fit/statistics.h), count_q,
+// count_kv.
 void save_copies(const char* kind, const SumSnapshots& copies, std::vector<ResumeTensor>& tensors);
 
 // The copies of a kind among `tensors`: `wanted` says of how many tokens a layer of `statistics`

@@ -25,9 +25,12 @@ class MomentPass::Layer final : public AttentionObserver {
   void observe(const AttentionRecord& record) override {
     sums_.observe(record);
     tokens_ += record.k.size(0) * record.k.size(2);
-    if (!is_one_of(marks_.block_tokens, tokens_)) return;
-    add_to_before(sums_.result());
-    if (is_one_of(marks_.snapshot_tokens, tokens_)) snapshots_.push_back(before_);
+    if (is_one_of(marks_.block_tokens, tokens_)) end_block(sums_.result());
+  }
+
+  void add_block(const LayerStatistics& block) {
+    tokens_ += block.count_kv;
+    end_block(block);
   }
 
   void restore_before(const LayerStatistics& saved) {
@@ -65,7 +68,11 @@ class MomentPass::Layer final : public AttentionObserver {
   }
 
  private:
-  // The block has ended.
+  void end_block(LayerStatistics block) {
+    add_to_before(std::move(block));
+    if (is_one_of(marks_.snapshot_tokens, tokens_)) snapshots_.push_back(before_);
+  }
+
   void add_to_before(LayerStatistics block) {
     if (before_) {
       LayerStatistics sum = *before_;
@@ -127,6 +134,12 @@ void MomentPass::restore(const std::vector<LayerStatistics>& block, const SumSna
     if (Layer* const collector = collector_of(copy->geometry)) {
       collector->restore_snapshot(std::move(copy));
     }
+  }
+}
+
+void MomentPass::add_block(const SumSnapshots& sums) {
+  for (const auto& layer : sums) {
+    collectors_[static_cast<size_t>(layer->geometry.layer_id)]->add_block(*layer);
   }
 }
 

@@ -43,6 +43,9 @@ class MomentPass final : public LayerVisitor {
   void restore(const std::vector<LayerStatistics>& block, const SumSnapshots& before = {},
                SumSnapshots snapshots = {});
 
+  // Sums of the next block, which another pass has seen; every layer stands at a block's end.
+  void add_block(const SumSnapshots& sums);
+
   AttentionObserver* observer(int layer) override;
   void layer_done(const RunPosition& next) override;
 

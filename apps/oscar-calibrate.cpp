@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "calibrate/processes.h"
 #include "common/main.h"
 #include "common/options.h"
 #include "common/output_paths.h"
@@ -49,6 +50,7 @@ struct Arguments {
   std::string rope_scaling, json, stack, separators = "auto";
   std::optional<StackChoice> for_stack;  // with --for, once the command line is read
   bool no_statistics = false, quiet = false;
+  int processes = 1;
 };
 
 void add_corpus_options(CLI::App& program, Arguments& arguments) {
@@ -308,6 +310,8 @@ void check_places(const Arguments& arguments) {
 }
 
 int run(Arguments& arguments) {
+  install_interrupt_handlers();
+  Ranks ranks;
   CalibrateOptions& options = arguments.options;
   const StackChoice choice =
       arguments.for_stack
@@ -329,10 +333,12 @@ int run(Arguments& arguments) {
                                                       : kOff;
   options.keep_statistics = !arguments.no_statistics;
 
+  if (!ranks.first()) {
+    return work_for_first(ranks, [&](Progress& silent) { calibrate(options, ranks, silent); });
+  }
   check_places(arguments);
-  install_interrupt_handlers();
   TerminalProgress progress(arguments.quiet);
-  const CalibrateResult result = calibrate(options, progress);
+  const CalibrateResult result = calibrate(options, ranks, progress);
   for (const std::string& warning : joined_by_layer(result.warnings)) {
     warn(warning);
   }
@@ -393,6 +399,7 @@ int main(int argc, char** argv) {
   add_quantizer_options(program, arguments.options.quantizer);
   add_corpus_options(program, arguments);
   add_compute_options(program, arguments.compute);
+  add_processes_option(program, arguments.processes);
   add_memory_options(program, arguments.memory);
   add_run_options(program, arguments);
   program.final_callback([&] {  // a conflict is a usage error
@@ -401,5 +408,8 @@ int main(int argc, char** argv) {
     arguments.for_stack =
         choose_for_stack(program, arguments.stack, arguments.fit, arguments.options.quantizer);
   });
-  return run_program(program, argc, argv, [&] { return run(arguments); });
+  return run_program(program, argc, argv, [&] {
+    return arguments.processes > 1 ? run_processes(arguments.processes, argc, argv)
+                                   : run(arguments);
+  });
 }

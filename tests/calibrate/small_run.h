@@ -59,6 +59,7 @@ class SmallRun : public testing::Test {
   RunPlan plan(size_t batches_per_shard) const {
     RunPlan plan;
     plan.batches = plan_batches(corpus_.chunks, batch_tokens_);
+    plan.block_tokens = plan_blocks(plan.batches);
     for (size_t i = 0; i < plan.batches.size(); i += batches_per_shard) {
       const size_t count = std::min(batches_per_shard, plan.batches.size() - i);
       plan.shards.push_back({i, count, tokens_of(plan, i, count)});
@@ -73,17 +74,17 @@ class SmallRun : public testing::Test {
   // save_snapshots: the checkpoint has the copies of running sums too.
   Sums collect(const RunPlan& plan, int layer_passes = 1000, bool save_snapshots = true) {
     CheckpointFile file(options_, run_);
-    MomentPass pass(
-        *model_.transformer, layers_,
-        [&](const MomentPass& sums, const RunPosition& next) {
-          if (--layer_passes > 0) return;
-          file.save(sums.result(), next, save_snapshots ? sums.snapshots() : SumSnapshots{});
-          throw Stopped{};
-        },
-        plan.snapshot_tokens);
+    MomentPass pass(*model_.transformer, layers_,
+                    [&](const MomentPass& sums, const RunPosition& next) {
+                      if (--layer_passes > 0) return;
+                      file.save(sums.block(), next, sums.blocks_before(),
+                                save_snapshots ? sums.snapshots() : SumSnapshots{});
+                      throw Stopped{};
+                    },
+                    {plan.block_tokens, plan.snapshot_tokens});
     RunPosition start;
     if (auto saved = file.load(plan)) {
-      pass.restore(saved->statistics, std::move(saved->snapshots));
+      pass.restore(saved->statistics, saved->before, std::move(saved->snapshots));
       start = std::move(saved->position);
     }
     SilentProgress progress;

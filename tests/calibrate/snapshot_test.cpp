@@ -36,6 +36,24 @@ TEST(PlanSnapshots, NeverHoldEverythingAndNeverRepeat) {
   EXPECT_TRUE(plan_snapshots({}).empty());
 }
 
+TEST(PlanBlocks, EndAtTheBatchEndsNearestToEachEighthAndAtTheEnd) {
+  EXPECT_EQ(plan_blocks(std::vector<Batch>(16, Batch{0, 1, 5})),
+            (std::vector<int64_t>{10, 20, 30, 40, 50, 60, 70, 80}));
+  EXPECT_EQ(plan_blocks(batches_of({10, 10, 10})), (std::vector<int64_t>{10, 20, 30}));
+  EXPECT_EQ(plan_blocks(batches_of({1, 1, 1, 97})), (std::vector<int64_t>{3, 100}));
+  EXPECT_EQ(plan_blocks(batches_of({100})), (std::vector<int64_t>{100}));
+  EXPECT_TRUE(plan_blocks({}).empty());
+}
+
+TEST(PlanBlocks, BeginWhereTheOneBeforeEnds) {
+  RunPlan plan;
+  plan.block_tokens = {10, 20};
+  EXPECT_EQ(block_start(plan, 9), 0);
+  EXPECT_EQ(block_start(plan, 10), 10);
+  EXPECT_EQ(block_start(plan, 19), 10);
+  EXPECT_EQ(block_start(plan, 20), 20);
+}
+
 class Snapshots : public SmallRun {
  protected:
   Snapshots()
@@ -60,11 +78,13 @@ class Snapshots : public SmallRun {
 };
 
 TEST_F(Snapshots, AreTheSumsOfTheBatchesBeforeThem) {
-  const auto whole = collect(plan(12));
+  const RunPlan all = plan(12);
+  const auto whole = collect(all);
   ASSERT_EQ(whole.snapshots.size(), 2U * kSnapshotLayers);
   corpus_.chunks.resize(kChunks / 2);
   corpus_.record.tokens /= 2;
   RunPlan half = plan(6);
+  half.block_tokens = all.block_tokens;
   half.snapshot_tokens.clear();
   auto first = collect(half).statistics;
   for (int layer = 0; layer < kSnapshotLayers; ++layer) {
@@ -72,6 +92,26 @@ TEST_F(Snapshots, AreTheSumsOfTheBatchesBeforeThem) {
     EXPECT_EQ(*whole.snapshots[2 * layer + 1], first[layer]) << "layer " << layer;
     EXPECT_EQ(whole.snapshots[2 * layer]->count_kv, kChunks * kLength / 4);
   }
+}
+
+TEST_F(Snapshots, AndSumsAreOfBlocksThatWereAddedInOrder) {
+  const RunPlan whole = plan(12);
+  ASSERT_EQ(whole.block_tokens.size(), 8U);
+  const auto sums = collect(whole);
+  const TokenChunks all = corpus_;
+  std::vector<LayerStatistics> total;
+  for (int64_t begin = 0; const int64_t end : whole.block_tokens) {
+    corpus_.chunks.assign(all.chunks.begin() + begin / kLength, all.chunks.begin() + end / kLength);
+    RunPlan block = SmallRun::plan(12);
+    block.block_tokens.clear();
+    const auto part = collect(block).statistics;
+    for (size_t layer = 0; layer < part.size() && begin > 0; ++layer) {
+      add_statistics(total[layer], part[layer]);
+    }
+    if (begin == 0) total = part;
+    begin = end;
+  }
+  EXPECT_EQ(sums.statistics, total);
 }
 
 TEST_F(Snapshots, DoNotChangeTheSums) {

@@ -70,6 +70,8 @@ bool interrupt_requested() {
   return requested != 0;
 }
 
+void request_stop() { requested = 1; }
+
 void stop_if_requested(const char* what) {
   if (interrupt_requested()) throw Interrupted(what);
 }

@@ -16,6 +16,9 @@ void install_interrupt_handlers();
 // True from the first signal on. Noticing it ends the patience: what follows may take its time.
 bool interrupt_requested();
 
+// As a signal would, for a reason of the program's own: with no end at once.
+void request_stop();
+
 // What Interrupted says where nothing more is known.
 inline constexpr const char* kStopped = "stopped on request";
 

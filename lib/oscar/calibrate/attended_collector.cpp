@@ -109,4 +109,14 @@ AttendedSums AttendedCollector::result() const {
   return s;
 }
 
+void AttendedCollector::clear() {
+  for (Weighted* sums : {&q_, &k_, &v_}) {
+    sums->moment.zero_();
+    sums->sum.zero_();
+    sums->weight.zero_();
+  }
+  sink_sum_.zero_();
+  sink_weight_.zero_();
+}
+
 }  // namespace oscar

@@ -19,6 +19,7 @@ class AttendedCollector {
   void add(const AttendedSums& saved);
   // Throws Error naming layer and sum when a sum is not finite.
   AttendedSums result() const;
+  void clear();  // begins again at zero
 
  private:
   struct Weighted {

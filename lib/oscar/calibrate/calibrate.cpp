@@ -18,6 +18,7 @@
 #include "oscar/calibrate/corpus_source.h"
 #include "oscar/calibrate/cost_estimate.h"
 #include "oscar/calibrate/resume.h"
+#include "oscar/calibrate/shared_collection.h"
 #include "oscar/calibrate/split_corpus.h"
 #include "oscar/calibrate/statistics_pass.h"
 #include "oscar/checkpoint/weight_table.h"
@@ -91,7 +92,7 @@ constexpr const char* kEnergyAgain = ": the second pass, over value energies, be
 constexpr const char* kSearchAgain = ": statistics are complete, the search begins again";
 
 // What a run that was stopped says: how to continue, and what is done again.
-Interrupted stopped(const CheckpointFile& saved, const char* done_again) {
+Interrupted resumable_stop(const CheckpointFile& saved, const char* done_again) {
   return Interrupted(fmt::format(
       "{}. What was collected is in {};\n  repeat the command with --resume to continue{}",
       kStopped, saved.path().string(), done_again));
@@ -104,7 +105,7 @@ void run_pass(Transformer& model, const TokenChunks& corpus, const RunPlan& plan
   try {
     run_layer_major(model, corpus, plan, std::move(start), visitor, progress);
   } catch (const Interrupted&) {
-    throw stopped(saved, done_again);
+    throw resumable_stop(saved, done_again);
   }
 }
 
@@ -114,25 +115,79 @@ bool has_energy(const std::vector<LayerStatistics>& statistics) {
   });
 }
 
+// Where the others begin, and whether they do the same.
+void share_start(Ranks& ranks, const std::string& run_key, BlockStart start) {
+  const std::string text = Json({run_key, start.batch, start.begun}).dump();
+  ranks.publish({text.begin(), text.end()});
+}
+
+BlockStart shared_start(Ranks& ranks, const std::string& run_key) {
+  const std::vector<uint8_t> bytes = ranks.published();
+  const Json told = Json::parse(bytes.begin(), bytes.end());
+  if (told.at(0) != run_key) {
+    throw Error({.what = "this process would do another run than the first",
+                 .hint = "give all of them the same options, files and kind of device"});
+  }
+  return {told.at(1), told.at(2)};
+}
+
+// With several processes each has its own GPU.
+ComputeOptions own_compute(const CalibrateOptions& options, const Ranks& ranks) {
+  const ComputeOptions compute = choose_compute(options.device, options.dtype);
+  const bool any_gpu = compute.device.is_cuda() && options.device.find(':') == std::string::npos;
+  return any_gpu ? choose_compute(ranks.own_device("cuda"), options.dtype) : compute;
+}
+
 struct Collected {
   std::vector<LayerStatistics> statistics;  // of all layers
   SumSnapshots snapshots;
 };
 
-// The statistics that the fit needs, from the checkpoint on when there is one, with the start of
-// the run that it is of. They are in the checkpoint once complete, unless all that follows is a
-// short fit.
+// collect_with_others; where it ends early, what it has is in the checkpoint.
+void collect_together(Ranks& ranks, const Transformer& model, const RunPlan& plan,
+                      RunPosition start, MomentPass& moments, CheckpointFile& saved,
+                      const std::function<void(const RunPlan&, RunPosition)>& pass,
+                      Progress& progress) {
+  std::optional<RunPosition> waiting;  // for sums of another process, from here on
+  const auto own_block = [&](const RunPlan& part, RunPosition from) {
+    waiting.reset();
+    pass(part, std::move(from));
+    waiting = {part.batches.size(), 0, {}};
+  };
+  const auto block_taken = [&](const RunPosition& next, int64_t tokens) {
+    waiting = next;
+    moments.layer_done(next);
+    progress.advance(tokens * model.config().num_layers);
+  };
+  try {
+    collect_with_others(ranks, plan, std::move(start), moments, own_block, block_taken);
+  } catch (const std::exception&) {
+    if (waiting) {
+      saved.save(moments.block(), *waiting, moments.blocks_before(), moments.snapshots());
+    }
+    if (const std::string lost = ranks.lost(); !lost.empty()) {
+      throw Error(
+          {.what = lost, .hint = "repeat the command with --resume, with any number of processes"});
+    }
+    if (waiting && interrupt_requested()) throw resumable_stop(saved, kCollecting);
+    throw;
+  }
+}
+
+// The statistics that the fit needs, from the checkpoint on when there is one, with `run` begun
+// when the one that it is of was. They are in the checkpoint once complete, unless all that follows
+// is a short fit.
 Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
-                  const CalibrateOptions& options, CheckpointFile& saved, std::string& started_utc,
+                  const CalibrateOptions& options, CheckpointFile& saved, Bundle& run, Ranks& ranks,
                   Progress& progress) {
   MomentPass moments(
       model, geometries(options, model.config()),
       [&](const MomentPass& sums, const RunPosition& next) {
         if (saved.due(next, plan, interrupt_requested())) {
-          saved.save(sums.result(), next, sums.snapshots());
+          saved.save(sums.block(), next, sums.blocks_before(), sums.snapshots());
         }
       },
-      plan.snapshot_tokens, attended_view(options));
+      {plan.block_tokens, plan.snapshot_tokens}, attended_view(options));
   std::optional<SavedRun> resumed;
   if (options.resume) {
     resumed = saved.load(plan);
@@ -143,15 +198,23 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
   RunPosition start;
   bool energy_saved = false;  // with complete moments only
   if (resumed) {
-    started_utc = resumed->started_utc;
-    moments.restore(resumed->statistics, std::move(resumed->snapshots));
+    run.created_utc = resumed->started_utc;
+    moments.restore(resumed->statistics, resumed->before, std::move(resumed->snapshots));
     start = std::move(resumed->position);
     energy_saved = start.batch == plan.batches.size() && has_energy(resumed->statistics);
     if (!energy_saved) resumed.reset();  // the sums are in the collectors
   }
   const int64_t token_layers = corpus.record.tokens * model.config().num_layers;
   progress.begin("collecting statistics", token_layers, "token-layers");
-  run_pass(model, corpus, plan, std::move(start), moments, saved, kCollecting, progress);
+  share_start(ranks, run.run_key, {start.batch, start.hidden.size()});
+  const auto pass = [&](const RunPlan& part, RunPosition from) {
+    run_pass(model, corpus, part, std::move(from), moments, saved, kCollecting, progress);
+  };
+  if (ranks.several()) {
+    collect_together(ranks, model, plan, std::move(start), moments, saved, pass, progress);
+  } else {
+    pass(plan, std::move(start));
+  }
   progress.end();
   Collected collected{moments.result(), moments.snapshots()};
   auto& [statistics, snapshots] = collected;
@@ -159,17 +222,17 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
 
   const RunPosition complete{plan.batches.size(), 0, {}};
   if (!wants_energy(options)) {
-    if (options.search.any()) saved.save(statistics, complete, snapshots);
+    if (options.search.any()) saved.save(statistics, complete, {}, snapshots);
     return collected;
   }
   if (energy_saved) return {std::move(resumed->statistics), std::move(snapshots)};
-  saved.save(statistics, complete, snapshots);
+  saved.save(statistics, complete, {}, snapshots);
   EnergyPass energy(statistics, model.compute().device);
   progress.begin("second pass: value energy", token_layers, "token-layers");
   run_pass(model, corpus, plan, {}, energy, saved, kEnergyAgain, progress);
   progress.end();
   energy.store(statistics);
-  saved.save(statistics, complete, snapshots);
+  saved.save(statistics, complete, {}, snapshots);
   return collected;
 }
 
@@ -226,15 +289,15 @@ std::vector<LayerDecision> decide(Transformer& model, const SplitCorpus& split, 
 
 }  // namespace
 
-CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress) {
+CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progress& progress) {
   std::optional<RunOutput> output;
-  if (!requested.dry_run) output.emplace(requested);
+  if (!requested.dry_run && ranks.first()) output.emplace(requested);
   const Checkpoint checkpoint = open_checkpoint(requested.model, requested.rope_scaling);
   const LongInputs weights(checkpoint.weights->shards());
-  const ComputeOptions compute = choose_compute(requested.device, requested.dtype);
+  const ComputeOptions compute = own_compute(requested, ranks);
   CalibrateOptions options = resolve(requested, checkpoint.config, compute);
-  const MemoryLimits limits =
-      memory_limits(compute.device, options.host_memory, options.gpu_memory);
+  MemoryLimits limits = memory_limits(compute.device, options.host_memory, options.gpu_memory);
+  if (options.host_memory == 0) limits.host_bytes /= ranks.local_size();
   Transformer model(checkpoint, compute);
 
   CalibrateResult result;
@@ -250,7 +313,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
   const TokenChunks corpus = make_chunks(options, options.chunk_len, checkpoint, model,
                                          limits.of_compute(compute.device), progress);
   result.corpus = corpus.record;
-  if (!options.tokens_out.empty()) {
+  if (!options.tokens_out.empty() && ranks.first()) {
     const std::string uneven = write_chunks_npy(corpus, options.tokens_out);
     if (!uneven.empty()) result.warnings.push_back(uneven);
   }
@@ -265,6 +328,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
   if (options.search.any()) search_plan = plan_search(model, split, options, limits);
   if (options.dry_run) {
     result.dry_run = true;
+    if (!ranks.first()) return result;
     result.cost = estimate_cost(model, split, plan, options, limits);
     return result;
   }
@@ -277,7 +341,14 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
   }
   bundle.run_key = run_key(options, bundle, compute);
   bundle.created_utc = utc_now();
+  if (!ranks.first()) {
+    const BlockStart start = shared_start(ranks, bundle.run_key);
+    collect_for_first(ranks, model, split.fit, plan, start, geometries(options, model.config()),
+                      attended_view(options));
+    return result;
+  }
   if (options.resume && is_finished_output(options, bundle)) {
+    share_start(ranks, bundle.run_key, {plan.batches.size(), 0});
     CheckpointFile(options, bundle).remove_if_own();
     result.already_done = true;
     return result;
@@ -286,7 +357,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
   const auto collect_start = Clock::now();
   CheckpointFile saved(options, bundle);
   auto [statistics, snapshots] =
-      collect(model, split.fit, plan, options, saved, bundle.created_utc, progress);
+      collect(model, split.fit, plan, options, saved, bundle, ranks, progress);
   result.collect_seconds = seconds_since(collect_start);
   const auto judge_start = Clock::now();
   bundle.convergence =
@@ -315,7 +386,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Progress& progress)
     progress.begin("fitting", layers, "layers");
     for (size_t layer = 0; layer < decisions.size(); ++layer) {
       // Without a search the sums are not saved any more: the short fit ends first.
-      if (options.search.any() && interrupt_requested()) throw stopped(saved, kSearchAgain);
+      if (options.search.any() && interrupt_requested()) throw resumable_stop(saved, kSearchAgain);
       decisions[layer] = fit_again(std::move(decisions[layer]), statistics[layer], options.fit,
                                    checkpoint.config.rope);
       progress.advance(1);

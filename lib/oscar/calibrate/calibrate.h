@@ -8,6 +8,7 @@
 #include "oscar/bundle/bundle.h"
 #include "oscar/calibrate/cost_estimate.h"
 #include "oscar/calibrate/options.h"
+#include "oscar/executor/ranks.h"
 
 namespace oscar {
 
@@ -26,6 +27,8 @@ struct CalibrateResult {
 
 // Runs the job and writes options.output. Throws Error for bad input (nothing is written then) and
 // Interrupted after saving a checkpoint.
-CalibrateResult calibrate(const CalibrateOptions& options, Progress& progress);
+// Several processes share the collecting; the first does all the rest, and the result of the others
+// says nothing. The bundle has the same bytes with any number of them.
+CalibrateResult calibrate(const CalibrateOptions& options, Ranks& ranks, Progress& progress);
 
 }  // namespace oscar

@@ -72,6 +72,15 @@ LayerStatistics MomentCollector::result() const {
   return s;
 }
 
+void MomentCollector::clear() {
+  for (RowSums* sums : {&q_, &k_, &v_, &attn_out_}) {
+    sums->moment.zero_();
+    sums->sum.zero_();
+  }
+  if (attended_) attended_->clear();
+  count_q_ = count_kv_ = 0;
+}
+
 EnergyCollector::EnergyCollector(const LayerGeometry& geometry,
                                  const MatrixStack<double>& q_covariance, torch::Device device)
     : geometry_(geometry) {

@@ -26,6 +26,8 @@ class MomentCollector final : public AttentionObserver {
   // Copies the sums to the host. Throws Error naming layer and moment when a sum is not finite.
   LayerStatistics result() const;
 
+  void clear();  // begins again at zero
+
  private:
   LayerGeometry geometry_;
   RowSums q_, k_, v_, attn_out_;

@@ -15,12 +15,6 @@
 namespace oscar {
 namespace {
 
-constexpr const char* kSnapshotPrefix = "snapshot_";
-
-std::string tensor_name(size_t index, int layer) {
-  return fmt::format("{}{}_{:06d}", kSnapshotPrefix, index, layer);
-}
-
 std::shared_ptr<const LayerStatistics> from_saved(const ResumeTensor& tensor,
                                                   const LayerStatistics& sums, int64_t tokens,
                                                   const std::string& where) {
@@ -56,6 +50,10 @@ std::shared_ptr<const LayerStatistics> from_saved(const ResumeTensor& tensor,
 
 }  // namespace
 
+std::string copy_name(const char* kind, size_t index, int layer) {
+  return fmt::format("{}_{}_{:06d}", kind, index, layer);
+}
+
 Json judge_convergence(const SumSnapshots& snapshots,
                        const std::vector<LayerStatistics>& statistics, const RunPlan& plan,
                        const FitOptions& options, const Rope& rope, Progress& progress) {
@@ -80,10 +78,9 @@ Json judge_convergence(const SumSnapshots& snapshots,
   return convergence_record(layers, any.count_kv, "no layer is quantized");
 }
 
-std::vector<ResumeTensor> save_snapshots(const SumSnapshots& snapshots) {
-  std::vector<ResumeTensor> tensors;
+void save_copies(const char* kind, const SumSnapshots& copies, std::vector<ResumeTensor>& tensors) {
   std::map<int, size_t> numbers;
-  for (const auto& copy : snapshots) {
+  for (const auto& copy : copies) {
     std::vector<double> all;
     const auto append = [&](const std::vector<double>& values) {
       all.insert(all.end(), values.begin(), values.end());
@@ -93,29 +90,28 @@ std::vector<ResumeTensor> save_snapshots(const SumSnapshots& snapshots) {
     all.push_back(static_cast<double>(copy->count_kv));
     const auto* bytes = reinterpret_cast<const uint8_t*>(all.data());
     const int layer = copy->geometry.layer_id;
-    tensors.push_back({.name = tensor_name(numbers[layer]++, layer),
+    tensors.push_back({.name = copy_name(kind, numbers[layer]++, layer),
                        .dtype = "f64",
                        .shape = {static_cast<int64_t>(all.size())},
                        .bytes = {bytes, bytes + all.size() * sizeof(double)}});
   }
-  return tensors;
 }
 
-SumSnapshots load_snapshots(const std::vector<ResumeTensor>& tensors,
-                            const std::vector<LayerStatistics>& statistics, const RunPlan& plan,
-                            const std::string& file) {
-  SumSnapshots snapshots;
+SumSnapshots load_copies(const char* kind, const std::vector<ResumeTensor>& tensors,
+                         const std::vector<LayerStatistics>& statistics, const WantedCopies& wanted,
+                         const std::string& file) {
+  SumSnapshots copies;
   for (const LayerStatistics& sums : statistics) {
-    for (size_t i = 0; i < plan.snapshot_tokens.size() && sums.geometry.quantized; ++i) {
-      if (sums.count_kv < plan.snapshot_tokens[i]) break;
-      const std::string name = tensor_name(i, sums.geometry.layer_id);
+    const std::vector<int64_t> tokens = wanted(sums.geometry);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const std::string name = copy_name(kind, i, sums.geometry.layer_id);
       const auto tensor = std::find_if(tensors.begin(), tensors.end(),
                                        [&](const ResumeTensor& t) { return t.name == name; });
       if (tensor == tensors.end()) refuse_damaged_checkpoint(file, name, "none");
-      snapshots.push_back(from_saved(*tensor, sums, plan.snapshot_tokens[i], file + ", " + name));
+      copies.push_back(from_saved(*tensor, sums, tokens[i], file + ", " + name));
     }
   }
-  return snapshots;
+  return copies;
 }
 
 }  // namespace oscar

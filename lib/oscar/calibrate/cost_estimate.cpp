@@ -138,11 +138,18 @@ void add_search_memory(const Transformer& model, const SplitCorpus& split,
 int64_t estimated_checkpoint_bytes(const std::vector<LayerGeometry>& layers,
                                    const ModelConfig& config, const RunPlan& plan) {
   int64_t tokens = 0;
+  bool within_block = false;  // the blocks before have sums of their own then
   // Resident weights pass once per shard, and checkpoints are taken between shards.
-  for (const Shard& shard : plan.shards) tokens = std::max(tokens, shard.tokens);
+  for (const Shard& shard : plan.shards) {
+    const int64_t end = tokens_of(plan, 0, shard.first_batch + shard.num_batches);
+    const int64_t block = block_start(plan, end);
+    within_block = within_block || (0 < block && block < end);
+    tokens = std::max(tokens, shard.tokens);
+  }
   if (plan.weights_resident) tokens = 0;
   return estimated_statistics_bytes(layers, plan.attended) +
-         snapshot_bytes(config, plan.snapshot_tokens.size(), plan.attended) +
+         snapshot_bytes(config, plan.snapshot_tokens.size() + (within_block ? 1 : 0),
+                        plan.attended) +
          tokens * plan.hidden_bytes_per_token;
 }
 

@@ -16,8 +16,9 @@ namespace {
 
 // How the numbers of a ResumeState count: `shard` is RunPosition::batch, which does not depend on
 // how a plan groups batches into shards. Checkpoints of order "layer-major" counted shards of a
-// plan that they did not describe, those of "layer-major, batches" had no copies of sums.
-constexpr const char* kOrder = "layer-major, batches, snapshots";
+// plan that they did not describe, those of "layer-major, batches" had no copies of sums, those of
+// "layer-major, batches, snapshots" no blocks.
+constexpr const char* kOrder = "layer-major, batches, blocks";
 constexpr const char* kHiddenPrefix = "hidden_";
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
@@ -69,11 +70,20 @@ void check_position(const std::string& file, const RunPosition& position, const 
   }
 }
 
+// Tokens that a layer has seen at a position.
+int64_t tokens_seen(const RunPosition& position, const RunPlan& plan, int layer) {
+  const size_t begun = layer < position.layer ? position.hidden.size() : 0;
+  return tokens_of(plan, 0, position.batch + begun);
+}
+
+// What MomentPass::blocks_before() counts of a layer that has seen so many.
+int64_t tokens_before(const RunPlan& plan, int64_t seen) {
+  const int64_t start = block_start(plan, seen);
+  return start < seen ? start : 0;
+}
+
 // Each layer has counted the tokens that `position` says it has seen.
 void check_sums(const std::string& file, const SavedRun& run, const RunPlan& plan, int num_layers) {
-  const RunPosition& position = run.position;
-  const int64_t finished = tokens_of(plan, 0, position.batch);
-  const int64_t begun = tokens_of(plan, position.batch, position.hidden.size());
   std::map<int, int64_t> counted;
   std::set<int> local;
   for (const LayerStatistics& layer : run.statistics) {
@@ -82,7 +92,8 @@ void check_sums(const std::string& file, const SavedRun& run, const RunPlan& pla
   }
   for (int layer = 0; layer < num_layers; ++layer) {
     if (local.contains(layer)) continue;
-    const int64_t expected = finished + (layer < position.layer ? begun : 0);
+    const int64_t seen = tokens_seen(run.position, plan, layer);
+    const int64_t expected = seen - tokens_before(plan, seen);
     if (counted[layer] == expected) continue;
     refuse_damaged_checkpoint(fmt::format("{}, layer {}, count_kv", file, layer),
                               std::to_string(expected), std::to_string(counted[layer]));
@@ -130,7 +141,7 @@ bool CheckpointFile::due(const RunPosition& next, const RunPlan& plan, bool stop
 }
 
 void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosition& next,
-                          const SumSnapshots& snapshots) {
+                          const SumSnapshots& before, const SumSnapshots& snapshots) {
   const auto start = SavePace::Clock::now();
   Bundle bundle = run_;
   bundle.statistics_only = true;
@@ -140,8 +151,9 @@ void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosi
   ResumeState state{.run_key = run_.run_key,
                     .order = kOrder,
                     .shard = static_cast<int64_t>(next.batch),
-                    .layer = next.layer,
-                    .tensors = save_snapshots(snapshots)};
+                    .layer = next.layer};
+  save_copies(kBlocksBefore, before, state.tensors);
+  save_copies(kSnapshot, snapshots, state.tensors);
   for (size_t i = 0; i < next.hidden.size(); ++i) {
     state.tensors.push_back(to_saved(next.hidden[i], i));
   }
@@ -165,7 +177,19 @@ std::optional<SavedRun> CheckpointFile::load(const RunPlan& plan) {
   check_position(path_.string(), run.position, plan, run_.model);
   check_sums(path_.string(), run, plan, run_.model.num_layers);
   check_memory(path_.string(), run.position, plan);
-  run.snapshots = load_snapshots(saved.state.tensors, run.statistics, plan, path_.string());
+  const auto load = [&](const char* kind, const WantedCopies& wanted) {
+    return load_copies(kind, saved.state.tensors, run.statistics, wanted, path_.string());
+  };
+  run.before = load(kBlocksBefore, [&](const LayerGeometry& layer) {
+    const int64_t tokens = tokens_before(plan, tokens_seen(run.position, plan, layer.layer_id));
+    return tokens > 0 ? std::vector<int64_t>{tokens} : std::vector<int64_t>();
+  });
+  run.snapshots = load(kSnapshot, [&](const LayerGeometry& layer) {
+    std::vector<int64_t> tokens = plan.snapshot_tokens;
+    const int64_t seen = tokens_seen(run.position, plan, layer.layer_id);
+    std::erase_if(tokens, [&](int64_t mark) { return !layer.quantized || mark > seen; });
+    return tokens;
+  });
   return run;
 }
 

@@ -15,8 +15,9 @@
 namespace oscar {
 
 struct SavedRun {
-  std::vector<LayerStatistics> statistics;  // ascending; a layer that has seen no token is absent
-  SumSnapshots snapshots;                   // as taken until then
+  // MomentPass::block(), ascending; a layer that has seen no token is absent.
+  std::vector<LayerStatistics> statistics;
+  SumSnapshots before, snapshots;  // MomentPass::blocks_before() and snapshots()
   RunPosition position;
   std::string started_utc;  // when the run began that was saved
 };
@@ -41,8 +42,9 @@ class CheckpointFile {
   // At shard ends, and at layer ends while weights stream; always when a stop was requested. Left
   // out while saving would take more than a twentieth of the run's time.
   bool due(const RunPosition& next, const RunPlan& plan, bool stop_requested) const;
+  // `statistics`: of all tokens, or with `before` those of a block (MomentPass).
   void save(std::vector<LayerStatistics> statistics, const RunPosition& next,
-            const SumSnapshots& snapshots = {});
+            const SumSnapshots& before = {}, const SumSnapshots& snapshots = {});
 
   // The saved run, or nullopt when there is no checkpoint. It continues under `plan`, whatever plan
   // saved it. Throws Error when it is another run's, when position and sums do not agree, or when

@@ -9,42 +9,91 @@
 #include "oscar/base/error.h"
 
 namespace oscar {
+namespace {
 
-// A layer's collector, and copies of its sums at the wanted token counts.
+bool is_one_of(const std::vector<int64_t>& marks, int64_t tokens) {
+  return std::find(marks.begin(), marks.end(), tokens) != marks.end();
+}
+
+}  // namespace
+
+// A layer's collector, the sums of the blocks before, and copies of all at the wanted token counts.
 class MomentPass::Layer final : public AttentionObserver {
  public:
-  Layer(MomentCollector sums, std::vector<int64_t> marks)
-      : sums_(std::move(sums)), marks_(std::move(marks)) {}
+  Layer(MomentCollector sums, SumMarks marks) : sums_(std::move(sums)), marks_(std::move(marks)) {}
 
   void observe(const AttentionRecord& record) override {
     sums_.observe(record);
     tokens_ += record.k.size(0) * record.k.size(2);
-    if (std::find(marks_.begin(), marks_.end(), tokens_) == marks_.end()) return;
-    auto copy = std::make_shared<LayerStatistics>(sums_.result());
-    copy->o_proj_metric = {};
-    snapshots_.push_back(std::move(copy));
+    if (is_one_of(marks_.block_tokens, tokens_)) end_block(sums_.result());
   }
 
-  void restore(const LayerStatistics& saved) {
+  void add_block(const LayerStatistics& block) {
+    tokens_ += block.count_kv;
+    end_block(block);
+  }
+
+  void restore_before(const LayerStatistics& saved) {
+    tokens_ += saved.count_kv;
+    add_to_before(saved);
+  }
+  void restore_block(const LayerStatistics& saved) {
+    if (is_one_of(marks_.block_tokens, saved.count_kv) && !before_) return restore_before(saved);
     sums_.add(saved);
     tokens_ += saved.count_kv;
   }
-  void restore(std::shared_ptr<const LayerStatistics> snapshot) {
+  void restore_snapshot(std::shared_ptr<const LayerStatistics> snapshot) {
     snapshots_.push_back(std::move(snapshot));
   }
 
-  LayerStatistics result() const { return sums_.result(); }
+  LayerStatistics result() const {
+    LayerStatistics all = block();
+    if (const auto blocks = before()) {
+      LayerStatistics sum = *blocks;
+      add_statistics(sum, all);
+      return sum;
+    }
+    return all;
+  }
+  LayerStatistics block() const {
+    if (before_ && before_->count_kv == tokens_) return *before_;
+    LayerStatistics sums = sums_.result();
+    sums.o_proj_metric = {};
+    return sums;
+  }
   const SumSnapshots& snapshots() const { return snapshots_; }
+  // Null where block() is everything.
+  std::shared_ptr<const LayerStatistics> before() const {
+    return before_ && before_->count_kv < tokens_ ? before_ : nullptr;
+  }
 
  private:
-  MomentCollector sums_;
-  std::vector<int64_t> marks_;
+  void end_block(LayerStatistics block) {
+    add_to_before(std::move(block));
+    if (is_one_of(marks_.snapshot_tokens, tokens_)) snapshots_.push_back(before_);
+  }
+
+  void add_to_before(LayerStatistics block) {
+    if (before_) {
+      LayerStatistics sum = *before_;
+      add_statistics(sum, block);
+      block = std::move(sum);
+    }
+    block.o_proj_metric = {};
+    block.v_energy_moment = {};
+    before_ = std::make_shared<const LayerStatistics>(std::move(block));
+    sums_.clear();
+  }
+
+  MomentCollector sums_;  // of the block
+  SumMarks marks_;
   int64_t tokens_ = 0;
+  std::shared_ptr<const LayerStatistics> before_;  // of the blocks before; null in the first
   SumSnapshots snapshots_;
 };
 
 MomentPass::MomentPass(const Transformer& model, const std::vector<LayerGeometry>& layers,
-                       SavePoint save, const std::vector<int64_t>& snapshot_tokens,
+                       SavePoint save, const SumMarks& marks,
                        const std::optional<CacheView>& attended)
     : model_(model), layers_(layers), save_(std::move(save)) {
   const torch::Device device = model.compute().device;
@@ -57,15 +106,17 @@ MomentPass::MomentPass(const Transformer& model, const std::vector<LayerGeometry
     if (attended && geometry.quantized) {
       by_attention.emplace(geometry, model.config().rope, *attended, device);
     }
-    collectors_.push_back(
-        std::make_unique<Layer>(MomentCollector(geometry, device, std::move(by_attention)),
-                                geometry.quantized ? snapshot_tokens : std::vector<int64_t>()));
+    SumMarks own = marks;
+    if (!geometry.quantized) own.snapshot_tokens.clear();
+    collectors_.push_back(std::make_unique<Layer>(
+        MomentCollector(geometry, device, std::move(by_attention)), std::move(own)));
   }
 }
 
 MomentPass::~MomentPass() = default;
 
-void MomentPass::restore(const std::vector<LayerStatistics>& saved, SumSnapshots snapshots) {
+void MomentPass::restore(const std::vector<LayerStatistics>& block, const SumSnapshots& before,
+                         SumSnapshots snapshots) {
   const auto collector_of = [this](const LayerGeometry& geometry) -> Layer* {
     const auto id = static_cast<size_t>(geometry.layer_id);
     if (id < layers_.size() && geometry == layers_[id]) return collectors_[id].get();
@@ -73,16 +124,27 @@ void MomentPass::restore(const std::vector<LayerStatistics>& saved, SumSnapshots
                  .where = fmt::format("layer {}", geometry.layer_id),
                  .hint = "delete the checkpoint and start anew"});
   };
-  for (const LayerStatistics& layer : saved) {
+  for (const auto& layer : before) {
+    if (Layer* const collector = collector_of(layer->geometry)) collector->restore_before(*layer);
+  }
+  for (const LayerStatistics& layer : block) {
     Layer* const collector = collector_of(layer.geometry);
-    if (collector) collector->restore(layer);
+    if (collector) collector->restore_block(layer);
     const bool has_metric = !collector || !layer.o_proj_metric.empty();
     if (has_metric && static_cast<size_t>(layer.geometry.layer_id) == metrics_.size()) {
       metrics_.push_back(layer.o_proj_metric);
     }
   }
   for (auto& copy : snapshots) {
-    if (Layer* const collector = collector_of(copy->geometry)) collector->restore(std::move(copy));
+    if (Layer* const collector = collector_of(copy->geometry)) {
+      collector->restore_snapshot(std::move(copy));
+    }
+  }
+}
+
+void MomentPass::add_block(const SumSnapshots& sums) {
+  for (const auto& layer : sums) {
+    collectors_[static_cast<size_t>(layer->geometry.layer_id)]->add_block(*layer);
   }
 }
 
@@ -94,11 +156,11 @@ void MomentPass::layer_done(const RunPosition& next) {
   if (save_) save_(*this, next);
 }
 
-std::vector<LayerStatistics> MomentPass::result() const {
+std::vector<LayerStatistics> MomentPass::of_layers(LayerStatistics (Layer::*sums)() const) const {
   std::vector<LayerStatistics> statistics;
   for (size_t i = 0; i < collectors_.size(); ++i) {
     const bool local = collectors_[i] == nullptr;
-    statistics.push_back(local ? LayerStatistics() : collectors_[i]->result());
+    statistics.push_back(local ? LayerStatistics() : (collectors_[i].get()->*sums)());
     statistics.back().geometry = layers_[i];
     if (i == metrics_.size()) {
       metrics_.push_back(local ? MatrixStack<double>() : model_.o_proj_metric(static_cast<int>(i)));
@@ -106,6 +168,19 @@ std::vector<LayerStatistics> MomentPass::result() const {
     statistics.back().o_proj_metric = metrics_[i];
   }
   return statistics;
+}
+
+std::vector<LayerStatistics> MomentPass::result() const { return of_layers(&Layer::result); }
+
+std::vector<LayerStatistics> MomentPass::block() const { return of_layers(&Layer::block); }
+
+SumSnapshots MomentPass::blocks_before() const {
+  SumSnapshots all;
+  for (const auto& layer : collectors_) {
+    if (!layer) continue;
+    if (auto before = layer->before()) all.push_back(std::move(before));
+  }
+  return all;
 }
 
 SumSnapshots MomentPass::snapshots() const {

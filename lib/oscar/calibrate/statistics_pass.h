@@ -16,9 +16,15 @@ namespace oscar {
 // o_proj_metric, which does not change, is absent.
 using SumSnapshots = std::vector<std::shared_ptr<const LayerStatistics>>;
 
-// First pass: all moments and sums of every layer that is not local. Sums stay on the device
-// between shards, so the additions are those of one uninterrupted run whatever the sharding and
-// however often it resumed.
+// Where a layer's sums are added to those of the blocks before, and where they are copied.
+struct SumMarks {
+  std::vector<int64_t> block_tokens;     // RunPlan's
+  std::vector<int64_t> snapshot_tokens;  // RunPlan's
+};
+
+// First pass: all moments and sums of every layer that is not local. Sums of a block stay on the
+// device between shards, and those of the blocks before are on the host, so the additions are those
+// of one uninterrupted run whatever the sharding and however often it resumed.
 class MomentPass final : public LayerVisitor {
  public:
   // Called where a checkpoint may be taken, with the position that a resumed run starts from. May
@@ -26,26 +32,36 @@ class MomentPass final : public LayerVisitor {
   using SavePoint = std::function<void(const MomentPass& sums, const RunPosition& next)>;
 
   // A quantized layer's sums are copied to the host when it has seen exactly so many tokens as each
-  // entry of `snapshot_tokens` says. With `attended`, the windows of the cache, its rows are also
-  // summed by the attention that they receive (attended_collector.h).
+  // entry of `marks.snapshot_tokens` says, at a block's end. With `attended`, the windows of the
+  // cache, its rows are also summed by the attention that they receive (attended_collector.h).
   MomentPass(const Transformer& model, const std::vector<LayerGeometry>& layers, SavePoint save,
-             const std::vector<int64_t>& snapshot_tokens = {},
-             const std::optional<CacheView>& attended = {});
+             const SumMarks& marks = {}, const std::optional<CacheView>& attended = {});
   ~MomentPass() override;
 
-  // Continues from saved sums and the copies taken before; layers that have none begin at zero.
-  // Throws Error when a shape is not that of the model's layer.
-  void restore(const std::vector<LayerStatistics>& saved, SumSnapshots snapshots = {});
+  // Continues from block() and blocks_before() of the run that was saved and the copies that it had
+  // taken; layers that have none begin at zero. Throws Error when a shape is not that of the
+  // model's layer.
+  void restore(const std::vector<LayerStatistics>& block, const SumSnapshots& before = {},
+               SumSnapshots snapshots = {});
+
+  // Sums of the next block, which another pass has seen; every layer stands at a block's end.
+  void add_block(const SumSnapshots& sums);
 
   AttentionObserver* observer(int layer) override;
   void layer_done(const RunPosition& next) override;
 
   // Sums so far, with the output projection's metric of each layer; of local layers none.
   std::vector<LayerStatistics> result() const;
+  // For a checkpoint: the sums of the block that a layer is in, or at a block's end all of them;
+  // and those of the blocks before that block, of layers that have any.
+  std::vector<LayerStatistics> block() const;
+  SumSnapshots blocks_before() const;
   SumSnapshots snapshots() const;
 
  private:
   class Layer;
+
+  std::vector<LayerStatistics> of_layers(LayerStatistics (Layer::*sums)() const) const;
 
   const Transformer& model_;
   std::vector<LayerGeometry> layers_;

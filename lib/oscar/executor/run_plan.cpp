@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
+#include <iterator>
+#include <numeric>
 #include <string>
 
 #include "oscar/base/error.h"
@@ -105,6 +108,29 @@ int64_t largest_shard(const std::vector<Shard>& shards) {
   return tokens;
 }
 
+constexpr int64_t kMostBlocks = 8;
+
+// Tokens up to the ends of batches, but that of the last, nearest to so many parts of kMostBlocks.
+std::vector<int64_t> ends_nearest(const std::vector<Batch>& batches,
+                                  const std::vector<int64_t>& parts) {
+  std::vector<int64_t> ends;
+  for (const Batch& batch : batches) {
+    ends.push_back((ends.empty() ? 0 : ends.back()) + batch.tokens());
+  }
+  std::vector<int64_t> marks;
+  if (ends.size() < 2) return marks;
+  const int64_t total = ends.back();
+  ends.pop_back();
+  for (const int64_t part : parts) {
+    const int64_t wanted = total * part / kMostBlocks;
+    const int64_t mark = *std::min_element(ends.begin(), ends.end(), [&](int64_t a, int64_t b) {
+      return std::abs(a - wanted) < std::abs(b - wanted);
+    });
+    if (marks.empty() || marks.back() != mark) marks.push_back(mark);
+  }
+  return marks;
+}
+
 }  // namespace
 
 std::vector<Batch> plan_batches(const std::vector<std::vector<int32_t>>& chunks,
@@ -123,22 +149,23 @@ std::vector<Batch> plan_batches(const std::vector<std::vector<int32_t>>& chunks,
   return batches;
 }
 
+std::vector<int64_t> plan_blocks(const std::vector<Batch>& batches) {
+  if (batches.empty()) return {};
+  std::vector<int64_t> eighths(kMostBlocks - 1);
+  std::iota(eighths.begin(), eighths.end(), 1);
+  std::vector<int64_t> blocks = ends_nearest(batches, eighths);
+  blocks.push_back(std::transform_reduce(batches.begin(), batches.end(), int64_t{0}, std::plus<>(),
+                                         [](const Batch& batch) { return batch.tokens(); }));
+  return blocks;
+}
+
+int64_t block_start(const RunPlan& plan, int64_t tokens) {
+  const auto after = std::upper_bound(plan.block_tokens.begin(), plan.block_tokens.end(), tokens);
+  return after == plan.block_tokens.begin() ? 0 : *std::prev(after);
+}
+
 std::vector<int64_t> plan_snapshots(const std::vector<Batch>& batches) {
-  std::vector<int64_t> ends;
-  for (const Batch& batch : batches) {
-    ends.push_back((ends.empty() ? 0 : ends.back()) + batch.tokens());
-  }
-  std::vector<int64_t> marks;
-  if (ends.size() < 2) return marks;
-  const int64_t total = ends.back();
-  ends.pop_back();
-  for (const int64_t wanted : {total / 4, total / 2}) {
-    const int64_t mark = *std::min_element(ends.begin(), ends.end(), [&](int64_t a, int64_t b) {
-      return std::abs(a - wanted) < std::abs(b - wanted);
-    });
-    if (marks.empty() || marks.back() != mark) marks.push_back(mark);
-  }
-  return marks;
+  return ends_nearest(batches, {kMostBlocks / 4, kMostBlocks / 2});
 }
 
 void refuse_memory(const std::string& what, const char* option, int64_t needed, int64_t limit,
@@ -192,13 +219,16 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   plan.hidden_bytes_per_token = config.hidden_size * element;
   const int64_t largest_layer = largest_layer_bytes(model);
   const int64_t one_batch_hidden = longest_batch(plan.batches) * plan.hidden_bytes_per_token;
-  const int64_t record = record_bytes(config, snapshot_tokens.size(), attended);
+  plan.block_tokens = plan_blocks(plan.batches);
+  // With those of the blocks before.
+  const size_t copies = snapshot_tokens.size() + (plan.block_tokens.size() > 1 ? 1 : 0);
+  const int64_t record = record_bytes(config, copies, attended);
   const int64_t longest = longest_batch(plan.batches);
   const int64_t workspace =
       forward_bytes(model, longest) - forward_bytes(model, 0) +
       (attended ? attended_workspace_bytes(config, longest, model.compute().device) : 0);
   const int64_t host_fixed = runtime_bytes(model.compute().device) +
-                             snapshot_bytes(config, snapshot_tokens.size(), attended) +
+                             snapshot_bytes(config, copies, attended) +
                              std::max(record, 2 * largest_layer);
   plan.snapshot_tokens = std::move(snapshot_tokens);
   plan.attended = attended;
@@ -209,8 +239,7 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   if (on_gpu) {
     fixed += workspace;
   } else {
-    fixed +=
-        snapshot_bytes(config, plan.snapshot_tokens.size(), attended) + std::max(workspace, record);
+    fixed += snapshot_bytes(config, copies, attended) + std::max(workspace, record);
   }
   const int64_t minimum = fixed + 2 * largest_layer + 2 * one_batch_hidden;
   if (minimum > compute_limit) {

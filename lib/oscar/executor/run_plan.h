@@ -41,6 +41,8 @@ struct MemoryLimits {
 struct RunPlan {
   std::vector<Batch> batches;
   std::vector<Shard> shards;
+  // Tokens at the ends of the blocks whose sums are added up one after another; the last is of all.
+  std::vector<int64_t> block_tokens;
   // Tokens, at ends of batches, at which each layer's sums are copied (convergence_stage.h).
   std::vector<int64_t> snapshot_tokens;
   bool attended = false;          // sums weighted by attention are collected too
@@ -53,6 +55,14 @@ struct RunPlan {
 
 std::vector<Batch> plan_batches(const std::vector<std::vector<int32_t>>& chunks,
                                 int64_t batch_tokens);
+
+// Tokens up to the ends of batches that are nearest to each eighth of all, ascending and without
+// repetition; the last is of all. Depends on the batches only: sums are of a block, and blocks are
+// added in order, so that no figure depends on how many processes share them.
+std::vector<int64_t> plan_blocks(const std::vector<Batch>& batches);
+
+// Of plan.block_tokens, the last that is at most `tokens`; 0 where there is none.
+int64_t block_start(const RunPlan& plan, int64_t tokens);
 
 // Tokens up to the ends of batches that are nearest to a quarter and to half of all, ascending and
 // without repetition; the end of the last batch is none of them. Empty for a single batch.

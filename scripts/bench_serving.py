@@ -100,7 +100,7 @@ def random_bundle(config):
     model = Model("random", "Qwen3ForCausalLM", config.num_hidden_layers, config.num_attention_heads,
                   heads, d, config.hidden_size,
                   {"rope_type": "default", "rope_theta": 1e4, "max_positions": MAX_POSITIONS}, "")
-    return Bundle("random", "", model, Quantizer(d, 64, 256, 16, torch.float16), layers)
+    return Bundle("random", "", "", model, Quantizer(d, 64, 256, 16, torch.float16), layers)
 
 
 class OwnCache:

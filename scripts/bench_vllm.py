@@ -8,9 +8,9 @@ tokens a second. One kind of cache a process, since vLLM gives memory back only 
     scripts/bench_vllm.py --kv int2 [--shape qwen3-8b] [--points 1x126000,8x32768,7x100000]
 
 Prompts come in chunks, as vLLM takes them: --step-tokens says how many tokens a step may have, and
---whole-prompts turns chunks off (INT2 only). --quick-prompts leaves attention out while prompts are read
-(INT2 only): what is decoded behind them is noise either way, and 53 x 100000 tokens are read in minutes
-instead of a quarter of an hour.
+--whole-prompts turns chunks off (INT2 only). --quick-prompts leaves attention out while prompts are read:
+what is decoded behind them is noise either way, and 53 x 100000 tokens are read in minutes instead of a
+quarter of an hour.
 --prefix-caching reads the prompts of each point twice, and a last column has the seconds of the second time.
 --model FOLDER --bundle X.h5 take a real model; without a GPU add --pool-mib.
 """
@@ -54,13 +54,14 @@ def arguments_of(argv):
     parser.add_argument("--quick-prompts", action="store_true")
     parser.add_argument("--prefix-caching", action="store_true", help="prompts share what they begin alike with")
     arguments = parser.parse_args(argv)
-    if arguments.kv != "int2" and (arguments.whole_prompts or arguments.quick_prompts):
-        parser.error("--whole-prompts and --quick-prompts are for --kv int2")
+    if arguments.kv != "int2" and arguments.whole_prompts:
+        parser.error("--whole-prompts is for --kv int2")
     return arguments
 
 
-def write_config(folder, shape):
-    """A model folder without weights; bench_serving.py's random bundle fits it."""
+def write_config(shape):
+    """A model folder without weights, which bench_serving.py's random bundle fits: always the same one,
+    since vLLM keeps what it compiled by the model's path."""
     from bench_serving import SHAPES, VOCAB
     hidden, intermediate, layers, heads, kv_heads, tied = SHAPES[shape]
     config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": hidden,
@@ -69,8 +70,9 @@ def write_config(folder, shape):
               "vocab_size": VOCAB, "max_position_embeddings": MAX_POSITIONS, "hidden_act": "silu",
               "rms_norm_eps": 1e-6, "rope_theta": ROPE_THETA, "tie_word_embeddings": tied,
               "attention_bias": False, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1}
-    path = pathlib.Path(folder) / "config.json"
-    path.write_text(json.dumps(config))
+    folder = pathlib.Path(tempfile.gettempdir(), f"oscar-bench-{shape}")
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 
 
@@ -94,6 +96,24 @@ def use_int2(arguments, model):
             out.zero_()
 
         OscarAttention._read_prompts = write_alone
+
+
+def skip_prompts():
+    """Leaves attention out of vLLM's own steps with prompts; rows enter its cache outside of forward().
+    Returns a list that has an item for every call left out."""
+    import torch
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
+    original, skipped = FlashAttentionImpl.forward, []
+
+    def forward(self, layer, query, key, value, kv_cache, attn_metadata, output, *args, **options):
+        if (attn_metadata is None or attn_metadata.max_query_len == 1
+                or torch.cuda.is_current_stream_capturing()):
+            return original(self, layer, query, key, value, kv_cache, attn_metadata, output, *args, **options)
+        skipped.append(None)
+        return output.zero_()
+
+    FlashAttentionImpl.forward = forward
+    return skipped
 
 
 def seats(requests):
@@ -135,8 +155,7 @@ def measured(engine, parameters, requests, context, vocabulary, steps):
 def main():
     arguments = arguments_of(sys.argv[1:])
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    folder = tempfile.TemporaryDirectory()
-    model = arguments.model or write_config(folder.name, arguments.shape)
+    model = arguments.model or write_config(arguments.shape)
     options = {"enable_prefix_caching": arguments.prefix_caching}
     if arguments.kv == "fp8":
         options["kv_cache_dtype"] = "fp8"
@@ -144,6 +163,7 @@ def main():
         use_int2(arguments, model)
     else:
         os.environ.pop("VLLM_OSCAR_BUNDLE", None)
+    skipped = skip_prompts() if arguments.quick_prompts and arguments.kv != "int2" else None
     if arguments.pool_mib:
         options["kv_cache_memory_bytes"] = arguments.pool_mib << 20
     else:
@@ -157,7 +177,8 @@ def main():
     most = [tokens_to_decode(arguments, *point) for point in arguments.points]
     llm = LLM(model, dtype="bfloat16", skip_tokenizer_init=True, seed=0,
               load_format="auto" if arguments.model else "dummy", enforce_eager=arguments.eager,
-              max_model_len=max(point[1] + n for point, n in zip(arguments.points, most)),
+              max_model_len=max(point[1] + n for point, n in zip(arguments.points, most))
+              if arguments.model else MAX_POSITIONS,
               max_num_seqs=seats(max(requests for requests, _ in arguments.points)), **options)
     config = llm.llm_engine.vllm_config
     held = config.cache_config.num_gpu_blocks * config.cache_config.block_size
@@ -167,6 +188,8 @@ def main():
         parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         ms, *prompts = measured(llm.llm_engine, parameters, requests, context,
                                 config.model_config.get_vocab_size(), arguments.steps)
+        if skipped == []:
+            raise RuntimeError("--quick-prompts knows FlashAttention alone, and vLLM chose another backend")
         if arguments.prefix_caching:
             prompts += measured(llm.llm_engine, parameters, requests, context,
                                 config.model_config.get_vocab_size(), arguments.steps)[1:]

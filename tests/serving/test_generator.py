@@ -106,6 +106,16 @@ class Requests(unittest.TestCase):
                 num_key_value_heads=1, head_dim=16, vocab_size=32)), None)
 
 
+class Benchmark(unittest.TestCase):
+    def test_its_bundle_fits_its_model(self):
+        model = bench_serving.random_model("tiny", "cpu")
+        bundle = bench_serving.random_bundle(model.config)
+        bundle.check_model(model.config)
+        ids = torch.randint(512, (380,), generator=torch.Generator().manual_seed(1)).tolist()
+        logits = forced_logits(oscar_int2.Generator(model, bundle, max_tokens=400), ids, 340)
+        self.assertTrue(logits.isfinite().all())
+
+
 @unittest.skipUnless(torch.cuda.is_available(), "no CUDA device")
 class OnCuda(unittest.TestCase):
     """A random model of two layers: what a graph gives, and how fast, does not depend on weights."""

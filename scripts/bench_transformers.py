@@ -4,7 +4,7 @@
 The peer of `oscar-bench calibrate`: same checkpoint, same token ids, same batches. The output
 projection is left out on both sides, since calibration does not need it.
 
-    scripts/bench_transformers.py MODEL IDS.npy [--batch-tokens N] [--repeats N]
+    scripts/bench_transformers.py MODEL IDS.npy [--batch-tokens N] [--repeats N] [--compile]
 """
 import argparse
 import statistics
@@ -27,11 +27,13 @@ def main():
     parser.add_argument("ids", help=".npy of token ids, one sequence a row")
     parser.add_argument("--batch-tokens", type=int, default=32768)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     arguments = parser.parse_args()
 
     ids = torch.from_numpy(np.load(arguments.ids).astype(np.int64)).cuda()
     model = AutoModelForCausalLM.from_pretrained(
         arguments.model, dtype=torch.bfloat16, attn_implementation="sdpa").cuda().eval()
+    forward = torch.compile(model.model) if arguments.compile else model.model
     work = batches(ids, arguments.batch_tokens)
     seconds = []
     with torch.inference_mode():
@@ -39,12 +41,13 @@ def main():
             torch.cuda.synchronize()
             start = time.perf_counter()
             for batch in work:
-                model.model(input_ids=batch, use_cache=False)
+                forward(input_ids=batch, use_cache=False)
             torch.cuda.synchronize()
             if repeat >= 0:  # the first round warms up
                 seconds.append(time.perf_counter() - start)
     median = statistics.median(seconds)
-    print(f"transformers forward (sdpa, bf16): {ids.numel() / median:,.0f} tokens/s, "
+    how = "sdpa, bf16, compiled" if arguments.compile else "sdpa, bf16"
+    print(f"transformers forward ({how}): {ids.numel() / median:,.0f} tokens/s, "
           f"median of {len(seconds)} rounds, {median:.3f} s for {ids.numel():,} tokens")
 
 

@@ -14,7 +14,7 @@ FOLDERS = (
 )
 LAYER_OF_FOLDER = {folder: layer for layer, folder in enumerate(FOLDERS)}
 TORCH_FROM_LAYER = LAYER_OF_FOLDER["model"]
-KERNELS_FROM_LAYER = LAYER_OF_FOLDER["int2"]  # includes of oscar_kernels/
+KERNELS_FROM_LAYER = LAYER_OF_FOLDER["model"]  # includes of oscar_kernels/
 SUFFIXES = (".h", ".cpp", ".cuh", ".cu", ".in", ".inc")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 

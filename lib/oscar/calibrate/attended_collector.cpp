@@ -93,6 +93,19 @@ void AttendedCollector::add(const AttendedSums& saved) {
   add_values(sink_weight_, saved.k_sink_weight);
 }
 
+void AttendedCollector::add(const AttendedCollector& other) {
+  const auto add_to = [](Weighted& sums, const Weighted& more) {
+    sums.moment.add_(more.moment);
+    sums.sum.add_(more.sum);
+    sums.weight.add_(more.weight);
+  };
+  add_to(q_, other.q_);
+  add_to(k_, other.k_);
+  add_to(v_, other.v_);
+  sink_sum_.add_(other.sink_sum_);
+  sink_weight_.add_(other.sink_weight_);
+}
+
 AttendedSums AttendedCollector::result() const {
   AttendedSums s = make_attended_sums(geometry_);
   const int layer = geometry_.layer_id;

@@ -17,6 +17,8 @@ class AttendedCollector {
 
   void observe(const AttentionRecord& record);
   void add(const AttendedSums& saved);
+  // Adds the sums of the same layer on the same device.
+  void add(const AttendedCollector& other);
   // Throws Error naming layer and sum when a sum is not finite.
   AttendedSums result() const;
   void clear();  // begins again at zero

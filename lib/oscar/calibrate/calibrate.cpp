@@ -92,7 +92,8 @@ constexpr const char* kEnergyAgain = ": the second pass, over value energies, be
 constexpr const char* kSearchAgain = ": statistics are complete, the search begins again";
 
 // What a run that was stopped says: how to continue, and what is done again.
-Interrupted resumable_stop(const CheckpointFile& saved, const char* done_again) {
+Interrupted resumable_stop(CheckpointFile& saved, const char* done_again) {
+  saved.wait();
   return Interrupted(fmt::format(
       "{}. What was collected is in {};\n  repeat the command with --resume to continue{}",
       kStopped, saved.path().string(), done_again));
@@ -100,7 +101,7 @@ Interrupted resumable_stop(const CheckpointFile& saved, const char* done_again) 
 
 // run_layer_major; when it was stopped, the message says how to continue and what is done again.
 void run_pass(Transformer& model, const TokenChunks& corpus, const RunPlan& plan, RunPosition start,
-              LayerVisitor& visitor, const CheckpointFile& saved, const char* done_again,
+              LayerVisitor& visitor, CheckpointFile& saved, const char* done_again,
               Progress& progress) {
   try {
     run_layer_major(model, corpus, plan, std::move(start), visitor, progress);
@@ -222,7 +223,13 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
 
   const RunPosition complete{plan.batches.size(), 0, {}};
   if (!wants_energy(options)) {
-    if (options.search.any()) saved.save(statistics, complete, {}, snapshots);
+    if (!options.search.any()) return collected;
+    // Beside a GPU, processors are left for it while the text is judged and the search begins.
+    if (model.compute().device.is_cuda()) {
+      saved.save_meanwhile(statistics, complete, snapshots);
+    } else {
+      saved.save(statistics, complete, {}, snapshots);
+    }
     return collected;
   }
   if (energy_saved) return {std::move(resumed->statistics), std::move(snapshots)};
@@ -268,7 +275,7 @@ class Both final : public LayerVisitor {
 // Decides on the held-back text, whose sums are then added to `statistics`. With the energy
 // objective, whose weights come from sums that are complete, they are left as they are.
 std::vector<LayerDecision> decide(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
-                                  const CalibrateOptions& options, const CheckpointFile& saved,
+                                  const CalibrateOptions& options, CheckpointFile& saved,
                                   std::vector<LayerStatistics>& statistics, Progress& progress) {
   SearchPass search(model, statistics, search_settings(options), split.num_search,
                     split.num_confirm);
@@ -377,6 +384,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   if (options.search.any()) {
     const auto search_start = Clock::now();
     decisions = decide(model, split, *search_plan, options, saved, statistics, progress);
+    saved.wait();
     result.search_seconds = seconds_since(search_start);
   }
   if (options.statistics_only) {

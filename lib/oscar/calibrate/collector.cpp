@@ -55,6 +55,20 @@ void MomentCollector::add(const LayerStatistics& saved) {
   count_kv_ += saved.count_kv;
 }
 
+void MomentCollector::add(const MomentCollector& other) {
+  const auto add_to = [](RowSums& sums, const RowSums& more) {
+    sums.moment.add_(more.moment);
+    sums.sum.add_(more.sum);
+  };
+  add_to(q_, other.q_);
+  add_to(k_, other.k_);
+  add_to(v_, other.v_);
+  add_to(attn_out_, other.attn_out_);
+  if (attended_) attended_->add(other.attended_.value());
+  count_q_ += other.count_q_;
+  count_kv_ += other.count_kv_;
+}
+
 LayerStatistics MomentCollector::result() const {
   LayerStatistics s = make_statistics(geometry_);
   const int layer = geometry_.layer_id;

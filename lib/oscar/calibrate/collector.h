@@ -22,11 +22,14 @@ class MomentCollector final : public AttentionObserver {
 
   // Continues from saved sums (a later shard, a resumed run).
   void add(const LayerStatistics& saved);
+  // Adds the sums of the same layer on the same device.
+  void add(const MomentCollector& other);
 
   // Copies the sums to the host. Throws Error naming layer and moment when a sum is not finite.
   LayerStatistics result() const;
 
   void clear();  // begins again at zero
+  int64_t count_kv() const { return count_kv_; }
 
  private:
   LayerGeometry geometry_;

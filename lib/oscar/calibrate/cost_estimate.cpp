@@ -44,14 +44,15 @@ class Probe {
                        attended_collector(model, geometry, options));
   }
 
-  // Waits for the device. Of a local layer nothing is collected.
-  LayerStatistics collect() {
+  // Waits for the device.
+  void forward() {
     const torch::Tensor out =
         model_.forward_layer(layer_, *weights, hidden_, collector_ ? &*collector_ : nullptr);
-    if (collector_) return collector_->result();
-    out.isfinite().all().item<bool>();
-    return {};
+    out.select(-1, 0).isfinite().all().item<bool>();
   }
+
+  // Of a layer that is not local.
+  LayerStatistics sums() const { return collector_->result(); }
 
   const std::shared_ptr<const LayerWeights> weights;
 
@@ -162,6 +163,7 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   const std::vector<LayerGeometry> layers = geometries(options, config);
   const auto num_quantized = static_cast<double>(std::count_if(
       layers.begin(), layers.end(), [](const LayerGeometry& layer) { return layer.quantized; }));
+  const bool on_gpu = model.compute().device.is_cuda();
   CostEstimate cost;
   cost.num_shards = plan.shards.size();
   cost.weights_resident = plan.weights_resident;
@@ -175,10 +177,14 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
       seconds_of([&] { first.emplace(model, probed.layer_id, probed, hidden, options); });
   const Probe& probe = *first;
   std::vector<LayerStatistics> parts(plan.snapshot_tokens.size());
-  for (LayerStatistics& part : parts) part = first->collect();
-  if (parts.empty()) first->collect();  // warms up
+  for (LayerStatistics& part : parts) {
+    first->forward();
+    part = first->sums();
+  }
+  if (parts.empty()) first->forward();  // warms up
+  const double first_forward = seconds_of([&] { first->forward(); });
   LayerStatistics total;
-  const double first_forward = seconds_of([&] { total = first->collect(); });
+  const double copy = seconds_of([&] { total = first->sums(); });
   const double metric =
       seconds_of([&] { total.o_proj_metric = model.o_proj_metric(probed.layer_id); });
   // The sums of what is held back are added in the search's own pass.
@@ -187,7 +193,8 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
       static_cast<double>(split.fit.record.tokens + (added ? split.held_back.record.tokens : 0));
   const double passes = wants_energy(options) ? 2 : 1;
   const double loads = passes * (plan.weights_resident ? 1 : static_cast<double>(cost.num_shards));
-  cost.seconds = config.num_fitted_layers() * metric;
+  const auto copies = static_cast<double>(parts.size() + 1);
+  cost.seconds = config.num_fitted_layers() * (metric + copies * copy);
   for (const std::vector<int>& same : config.layers_by_spec()) {
     double load = first_load, forward = first_forward;
     if (const int layer = same.front(); layer != probed.layer_id) {
@@ -195,12 +202,14 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
       load = seconds_of([&] {
         other.emplace(model, layer, layers[static_cast<size_t>(layer)], hidden, options);
       });
-      other->collect();  // warms up
-      forward = seconds_of([&] { other->collect(); });
+      other->forward();  // warms up
+      forward = seconds_of([&] { other->forward(); });
     }
-    cost.seconds +=
-        static_cast<double>(same.size()) *
-        (passes * forward * tokens / static_cast<double>(batch.tokens()) + loads * load);
+    const double computing = passes * forward * tokens / static_cast<double>(batch.tokens());
+    const double loading = loads * load;
+    // On a GPU a layer is read while the one before computes.
+    cost.seconds += static_cast<double>(same.size()) *
+                    (on_gpu ? std::max(computing, loading) : computing + loading);
   }
   cost.convergence_seconds =
       num_quantized *
@@ -219,7 +228,6 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   cost.checkpoint_bytes = estimated_checkpoint_bytes(layers, config, plan);
   // At the end the bundle is there twice, as it is and as the bytes of its file.
   const int64_t written = forward_bytes(model, 0) + 2 * cost.bundle_bytes;
-  const bool on_gpu = model.compute().device.is_cuda();
   cost.peak_host_bytes = on_gpu ? plan.peak_host_bytes : std::max(plan.peak_host_bytes, written);
   cost.peak_device_bytes = plan.peak_device_bytes;
   if (options.search.any() && probed.quantized) {

@@ -161,6 +161,23 @@ void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosi
   pace_.saved(start);
 }
 
+void CheckpointFile::save_meanwhile(std::vector<LayerStatistics> statistics,
+                                    const RunPosition& next, SumSnapshots snapshots) {
+  saving_ = std::async(std::launch::async, [this, statistics = std::move(statistics), next,
+                                            snapshots = std::move(snapshots)]() mutable {
+    save(std::move(statistics), next, {}, snapshots);
+  });
+}
+
+void CheckpointFile::wait() {
+  if (saving_.valid()) saving_.get();
+}
+
+void CheckpointFile::remove() {
+  wait();
+  remove_checkpoint(path_);
+}
+
 std::optional<SavedRun> CheckpointFile::load(const RunPlan& plan) {
   std::optional<RunCheckpoint> own = read_own_checkpoint(
       path_, {run_.run_key, kOrder, "the same weights, corpus, options and kind of device"});

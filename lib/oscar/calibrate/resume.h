@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <future>
 #include <optional>
 #include <string>
 #include <vector>
@@ -45,12 +46,17 @@ class CheckpointFile {
   // `statistics`: of all tokens, or with `before` those of a block (MomentPass).
   void save(std::vector<LayerStatistics> statistics, const RunPosition& next,
             const SumSnapshots& before = {}, const SumSnapshots& snapshots = {});
+  // The same of complete sums, in another thread.
+  void save_meanwhile(std::vector<LayerStatistics> statistics, const RunPosition& next,
+                      SumSnapshots snapshots);
+  // Until that is over. Throws what it threw.
+  void wait();
 
   // The saved run, or nullopt when there is no checkpoint. It continues under `plan`, whatever plan
   // saved it. Throws Error when it is another run's, when position and sums do not agree, or when
   // its hidden states take more memory than `plan` has for them.
   std::optional<SavedRun> load(const RunPlan& plan);
-  void remove() { remove_checkpoint(path_); }
+  void remove();
   // The same, of a checkpoint of this run alone: what a kill after writing OUT left.
   void remove_if_own();
   const std::filesystem::path& path() const { return path_; }
@@ -59,6 +65,7 @@ class CheckpointFile {
   std::filesystem::path path_;
   const Bundle& run_;
   SavePace pace_;
+  std::future<void> saving_;
 };
 
 // Whether OUT is the finished bundle of this very run. Throws Error when it is another run's and

@@ -20,26 +20,33 @@ bool is_one_of(const std::vector<int64_t>& marks, int64_t tokens) {
 // A layer's collector, the sums of the blocks before, and copies of all at the wanted token counts.
 class MomentPass::Layer final : public AttentionObserver {
  public:
-  Layer(MomentCollector sums, SumMarks marks) : sums_(std::move(sums)), marks_(std::move(marks)) {}
+  // `before` begins at zero; none where `marks` has no blocks.
+  Layer(MomentCollector block, std::optional<MomentCollector> before, SumMarks marks)
+      : block_(std::move(block)), before_(std::move(before)), marks_(std::move(marks)) {}
 
   void observe(const AttentionRecord& record) override {
-    sums_.observe(record);
+    block_.observe(record);
     tokens_ += record.k.size(0) * record.k.size(2);
-    if (is_one_of(marks_.block_tokens, tokens_)) end_block(sums_.result());
+    if (!is_one_of(marks_.block_tokens, tokens_)) return;
+    before_->add(block_);
+    block_.clear();
+    copy_at_mark();
   }
 
   void add_block(const LayerStatistics& block) {
-    tokens_ += block.count_kv;
-    end_block(block);
+    restore_before(block);
+    copy_at_mark();
   }
 
   void restore_before(const LayerStatistics& saved) {
+    before_->add(saved);
     tokens_ += saved.count_kv;
-    add_to_before(saved);
   }
   void restore_block(const LayerStatistics& saved) {
-    if (is_one_of(marks_.block_tokens, saved.count_kv) && !before_) return restore_before(saved);
-    sums_.add(saved);
+    if (is_one_of(marks_.block_tokens, saved.count_kv) && tokens_before() == 0) {
+      return restore_before(saved);
+    }
+    block_.add(saved);
     tokens_ += saved.count_kv;
   }
   void restore_snapshot(std::shared_ptr<const LayerStatistics> snapshot) {
@@ -47,48 +54,38 @@ class MomentPass::Layer final : public AttentionObserver {
   }
 
   LayerStatistics result() const {
-    LayerStatistics all = block();
-    if (const auto blocks = before()) {
-      LayerStatistics sum = *blocks;
-      add_statistics(sum, all);
-      return sum;
-    }
-    return all;
+    if (tokens_before() == 0) return sums_of(block_);
+    LayerStatistics sum = sums_of(*before_);
+    if (tokens_before() < tokens_) add_statistics(sum, sums_of(block_));
+    return sum;
   }
   LayerStatistics block() const {
-    if (before_ && before_->count_kv == tokens_) return *before_;
-    LayerStatistics sums = sums_.result();
-    sums.o_proj_metric = {};
-    return sums;
+    const bool at_end = tokens_before() > 0 && tokens_before() == tokens_;
+    return sums_of(at_end ? *before_ : block_);
   }
   const SumSnapshots& snapshots() const { return snapshots_; }
   // Null where block() is everything.
   std::shared_ptr<const LayerStatistics> before() const {
-    return before_ && before_->count_kv < tokens_ ? before_ : nullptr;
+    if (tokens_before() == 0 || tokens_before() == tokens_) return nullptr;
+    return std::make_shared<const LayerStatistics>(sums_of(*before_));
   }
 
  private:
-  void end_block(LayerStatistics block) {
-    add_to_before(std::move(block));
-    if (is_one_of(marks_.snapshot_tokens, tokens_)) snapshots_.push_back(before_);
+  static LayerStatistics sums_of(const MomentCollector& collector) {
+    LayerStatistics sums = collector.result();
+    sums.o_proj_metric = {};
+    return sums;
+  }
+  int64_t tokens_before() const { return before_ ? before_->count_kv() : 0; }
+  void copy_at_mark() {
+    if (!is_one_of(marks_.snapshot_tokens, tokens_)) return;
+    snapshots_.push_back(std::make_shared<const LayerStatistics>(sums_of(*before_)));
   }
 
-  void add_to_before(LayerStatistics block) {
-    if (before_) {
-      LayerStatistics sum = *before_;
-      add_statistics(sum, block);
-      block = std::move(sum);
-    }
-    block.o_proj_metric = {};
-    block.v_energy_moment = {};
-    before_ = std::make_shared<const LayerStatistics>(std::move(block));
-    sums_.clear();
-  }
-
-  MomentCollector sums_;  // of the block
+  MomentCollector block_;
+  std::optional<MomentCollector> before_;
   SumMarks marks_;
   int64_t tokens_ = 0;
-  std::shared_ptr<const LayerStatistics> before_;  // of the blocks before; null in the first
   SumSnapshots snapshots_;
 };
 
@@ -102,14 +99,18 @@ MomentPass::MomentPass(const Transformer& model, const std::vector<LayerGeometry
       collectors_.push_back(nullptr);
       continue;
     }
-    std::optional<AttendedCollector> by_attention;
-    if (attended && geometry.quantized) {
-      by_attention.emplace(geometry, model.config().rope, *attended, device);
-    }
+    const auto collector = [&] {
+      std::optional<AttendedCollector> by_attention;
+      if (attended && geometry.quantized) {
+        by_attention.emplace(geometry, model.config().rope, *attended, device);
+      }
+      return MomentCollector(geometry, device, std::move(by_attention));
+    };
     SumMarks own = marks;
     if (!geometry.quantized) own.snapshot_tokens.clear();
-    collectors_.push_back(std::make_unique<Layer>(
-        MomentCollector(geometry, device, std::move(by_attention)), std::move(own)));
+    std::optional<MomentCollector> before;
+    if (!own.block_tokens.empty()) before.emplace(collector());
+    collectors_.push_back(std::make_unique<Layer>(collector(), std::move(before), std::move(own)));
   }
 }
 

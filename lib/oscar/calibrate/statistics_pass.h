@@ -22,9 +22,9 @@ struct SumMarks {
   std::vector<int64_t> snapshot_tokens;  // RunPlan's
 };
 
-// First pass: all moments and sums of every layer that is not local. Sums of a block stay on the
-// device between shards, and those of the blocks before are on the host, so the additions are those
-// of one uninterrupted run whatever the sharding and however often it resumed.
+// First pass: all moments and sums of every layer that is not local. Sums of a block and those of
+// the blocks before stay on the device between shards, so the additions are those of one
+// uninterrupted run whatever the sharding and however often it resumed.
 class MomentPass final : public LayerVisitor {
  public:
   // Called where a checkpoint may be taken, with the position that a resumed run starts from. May

@@ -2,33 +2,14 @@
 #include "oscar/executor/layer_major.h"
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
+#include "oscar/executor/layer_loader.h"
 
 namespace oscar {
 namespace {
-
-// Layers that stay on the device when they all fit; otherwise the last one loaded.
-class WeightCache {
- public:
-  WeightCache(const Transformer& model, bool resident) : model_(model), resident_(resident) {}
-
-  std::shared_ptr<const LayerWeights> get(int layer) {
-    if (!resident_) return model_.load_layer(layer);
-    if (layers_.empty()) layers_.resize(static_cast<size_t>(model_.config().num_layers));
-    auto& slot = layers_[static_cast<size_t>(layer)];
-    if (!slot) slot = model_.load_layer(layer);
-    return slot;
-  }
-
- private:
-  const Transformer& model_;
-  bool resident_;
-  std::vector<std::shared_ptr<const LayerWeights>> layers_;
-};
 
 std::vector<torch::Tensor> embed_shard(Transformer& model, const TokenChunks& corpus,
                                        const RunPlan& plan, const Shard& shard) {
@@ -57,18 +38,18 @@ void run_layer_major(Transformer& model, const TokenChunks& corpus, const RunPla
                      RunPosition start, LayerVisitor& visitor, Progress& progress) {
   const torch::InferenceMode inference;
   const int num_layers = model.config().num_layers;
-  WeightCache weights(model, plan.weights_resident);
+  LayerLoader weights(model, plan.weights_resident);
   for (const Shard& shard : shards_from(plan, start.batch, start.hidden.size())) {
     const int first_layer = start.hidden.empty() ? 0 : start.layer;
     std::vector<torch::Tensor> hidden = start.hidden.empty()
                                             ? embed_shard(model, corpus, plan, shard)
                                             : std::exchange(start.hidden, {});
     for (int layer = first_layer; layer < num_layers; ++layer) {
-      const auto layer_weights = weights.get(layer);
+      const LayerWeights& layer_weights = weights.get(layer);
       AttentionObserver* observer = visitor.observer(layer);
       for (size_t i = 0; i < shard.num_batches; ++i) {
         const torch::Tensor input = hidden[i].to(model.compute().device);
-        torch::Tensor output = model.forward_layer(layer, *layer_weights, input, observer);
+        torch::Tensor output = model.forward_layer(layer, layer_weights, input, observer);
         hidden[i] = plan.hidden_on_device ? output : output.to(torch::kCPU);
         progress.advance(plan.batches[shard.first_batch + i].tokens());
       }

@@ -220,9 +220,11 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   const int64_t largest_layer = largest_layer_bytes(model);
   const int64_t one_batch_hidden = longest_batch(plan.batches) * plan.hidden_bytes_per_token;
   plan.block_tokens = plan_blocks(plan.batches);
-  // With those of the blocks before.
-  const size_t copies = snapshot_tokens.size() + (plan.block_tokens.size() > 1 ? 1 : 0);
-  const int64_t record = record_bytes(config, copies, attended);
+  // Sums of the blocks before lie beside those of the block, and are copied when they are saved.
+  const size_t copies = snapshot_tokens.size();
+  const int64_t running_sums = 2 * running_sums_bytes(config, attended);
+  const int64_t record =
+      record_bytes(config, copies + 1, attended) + snapshot_bytes(config, 1, attended);
   const int64_t longest = longest_batch(plan.batches);
   const int64_t workspace =
       forward_bytes(model, longest) - forward_bytes(model, 0) +
@@ -235,13 +237,15 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
 
   // Memory of the side that computes, and of the host that feeds it.
   const int64_t compute_limit = limits.of_compute(model.compute().device);
-  int64_t fixed = forward_bytes(model, 0) + running_sums_bytes(config, attended);
+  int64_t fixed = forward_bytes(model, 0) + running_sums;
   if (on_gpu) {
     fixed += workspace;
   } else {
     fixed += snapshot_bytes(config, copies, attended) + std::max(workspace, record);
   }
-  const int64_t minimum = fixed + 2 * largest_layer + 2 * one_batch_hidden;
+  // The present layer and the next one, of which a part is read before it is in its place.
+  const int64_t streamed_layers = 2 * largest_layer + largest_layer / 2;
+  const int64_t minimum = fixed + streamed_layers + 2 * one_batch_hidden;
   if (minimum > compute_limit) {
     refuse_memory("one layer and one batch",
                   MemoryLimits::option_of_compute(model.compute().device), minimum, compute_limit,
@@ -249,7 +253,7 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   }
   const int64_t all_layers = all_layer_bytes(model);
   plan.weights_resident = fixed + all_layers + 2 * one_batch_hidden <= compute_limit;
-  fixed += plan.weights_resident ? all_layers : 2 * largest_layer;
+  fixed += plan.weights_resident ? all_layers : streamed_layers;
 
   int64_t total_tokens = 0;
   for (const Batch& batch : plan.batches) total_tokens += batch.tokens();

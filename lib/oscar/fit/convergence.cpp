@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "oscar/base/parallel.h"
 #include "oscar/fit/predicted_loss.h"
 #include "oscar/fit/principal_angles.h"
 
@@ -45,14 +46,18 @@ void measure_angles(const Part& first, const Part& second, Side side, SideConver
   const bool key = side == Side::kKey;
   const auto& a = key ? first.moments.query : first.moments.value_target;
   const auto& b = key ? second.moments.query : second.moments.value_target;
-  double sum = 0;
-  int64_t count = 0;
-  for (int head = 0; head < a.count; ++head) {
+  std::vector<VectorD> of_head(static_cast<size_t>(a.count));
+  parallel_for(a.count, [&](int64_t index) {
+    const int head = static_cast<int>(index);
     const std::string where = fmt::format("layer {}, {}, head {}", first.fit.geometry.layer_id,
                                           key ? "C_Q" : "C_S", head);
-    const VectorD angles =
+    of_head[static_cast<size_t>(index)] =
         principal_angles(leading_space(a[head], where), leading_space(b[head], where), where) *
         (180 / std::numbers::pi);
+  });
+  double sum = 0;
+  int64_t count = 0;
+  for (const VectorD& angles : of_head) {
     sum += angles.sum();
     count += angles.size();
     if (angles.size() > 0) out.largest_angle = std::max(out.largest_angle, angles.maxCoeff());
@@ -105,16 +110,24 @@ LayerConvergence layer_convergence(const std::vector<const LayerStatistics*>& pa
                                    const LayerStatistics& total, const FitOptions& options,
                                    const Rope& rope) {
   const FitOptions fit = judging_fit(options);
-  const Part first = make_part(*parts.back(), total, fit, rope);
-  const Part second = make_part(remaining_statistics(total, *parts.back()), total, fit, rope);
-  std::vector<Part> early;
+  const LayerStatistics rest = remaining_statistics(total, *parts.back());
+  std::vector<const LayerStatistics*> used;
   const int64_t wanted = kRowsPerDimension * total.geometry.head_dim_k;
   for (size_t i = 0; i + 1 < parts.size(); ++i) {
-    if (parts[i]->count_kv >= wanted) early.push_back(make_part(*parts[i], total, fit, rope));
+    if (parts[i]->count_kv >= wanted) used.push_back(parts[i]);
   }
+  used.push_back(parts.back());
+  used.push_back(&rest);
+  std::vector<Part> made(used.size());
+  parallel_for(static_cast<int64_t>(used.size()), [&](int64_t index) {
+    const auto i = static_cast<size_t>(index);
+    made[i] = make_part(*used[i], total, fit, rope);
+  });
+  const Part &first = made[made.size() - 2], &second = made.back();
   std::vector<Pair> pairs;
-  for (const Part& part : early) pairs.emplace_back(&part, &second);
-  pairs.emplace_back(&first, &second);
+  for (const Part& part : made) {
+    if (&part != &second) pairs.emplace_back(&part, &second);
+  }
   pairs.emplace_back(&second, &first);
 
   LayerConvergence result;

@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <future>
 #include <limits>
 
+#include "oscar/base/parallel.h"
 #include "oscar/fit/head_fit.h"
 #include "oscar/fit/layer_fits.h"
 #include "oscar/fit/metric.h"
@@ -46,16 +46,17 @@ SideTransform fit_side(const SideMoments& m, const VectorStack<double>& mean,
   const HeadRequest wanted{options.kind, request.own_basis, options.rounding == Rounding::kShaped};
   const bool shared = options.granularity == Granularity::kShared;
   const int heads = m.target.count;
-  std::vector<HeadTransform> fitted;
-  for (int head = 0; head < heads; ++head) {
-    if (shared && head > 0) {
-      fitted.push_back(fitted.front());
-      continue;
-    }
+  std::vector<HeadTransform> fitted(static_cast<size_t>(heads));
+  std::vector<std::vector<std::string>> of_head(fitted.size());
+  parallel_for(shared ? 1 : heads, [&](int64_t index) {
+    const int head = static_cast<int>(index);
     const std::string where =
         shared ? m.name + ", all heads" : fmt::format("{}, head {}", m.name, head);
-    fitted.push_back(fit_head(m, head, wanted, where, decompositions, warnings));
-  }
+    const auto i = static_cast<size_t>(index);
+    fitted[i] = fit_head(m, head, wanted, where, decompositions, of_head[i]);
+  });
+  if (shared) std::fill(fitted.begin() + 1, fitted.end(), fitted.front());
+  for (const auto& own : of_head) warnings.insert(warnings.end(), own.begin(), own.end());
   SideTransform out;
   store_heads(fitted, m.side, out);
   out.mean = VectorStack<float>(heads, mean.cols);
@@ -116,17 +117,23 @@ LayerTransforms fit_one(const LayerStatistics& statistics, const FitRequest& req
   const SideMoments value{
       Side::kValue, layer + ", values", fitted.value, fitted.value_target, fitted.output_metric,
       rows_kv,      rows_target,        false};
-  result.key = fit_side(key, own.key_mean, own.key_centres, request, options.clip_k, decompositions,
-                        result.warnings);
-  result.value =
-      fit_side(value, own.value_mean, {}, request, options.clip_v, decompositions, result.warnings);
-
-  drop_repeats(result.warnings);
-
   const bool with_metric = options.scale_correction == ScaleCorrection::kMetric;
   const bool with_feedback = options.rounding == Rounding::kShaped;
-  set_metric(result.key, Side::kKey, own.query, with_metric, with_feedback, key.name);
-  set_metric(result.value, Side::kValue, own.output_metric, with_metric, with_feedback, value.name);
+  std::vector<std::string> value_warnings;
+  parallel_for(2, [&](int64_t side) {
+    if (side == 0) {
+      result.key = fit_side(key, own.key_mean, own.key_centres, request, options.clip_k,
+                            decompositions, result.warnings);
+      set_metric(result.key, Side::kKey, own.query, with_metric, with_feedback, key.name);
+    } else {
+      result.value = fit_side(value, own.value_mean, {}, request, options.clip_v, decompositions,
+                              value_warnings);
+      set_metric(result.value, Side::kValue, own.output_metric, with_metric, with_feedback,
+                 value.name);
+    }
+  });
+  result.warnings.insert(result.warnings.end(), value_warnings.begin(), value_warnings.end());
+  drop_repeats(result.warnings);
   result.predicted_output_nmse.assign(static_cast<size_t>(result.geometry.num_kv_heads),
                                       std::numeric_limits<double>::quiet_NaN());
   return result;
@@ -172,14 +179,11 @@ std::vector<LayerTransforms> fit_layer_variants(const LayerStatistics& statistic
                                                 const std::vector<FitRequest>& requests,
                                                 const Rope& rope) {
   Decompositions decompositions;
-  std::vector<std::future<LayerTransforms>> running;
-  running.reserve(requests.size());
-  for (const FitRequest& request : requests) {
-    running.push_back(std::async(
-        std::launch::async, [&] { return fit_one(statistics, request, rope, decompositions); }));
-  }
-  std::vector<LayerTransforms> fits;
-  for (auto& fit : running) fits.push_back(fit.get());
+  std::vector<LayerTransforms> fits(requests.size());
+  parallel_for(static_cast<int64_t>(requests.size()), [&](int64_t index) {
+    const auto i = static_cast<size_t>(index);
+    fits[i] = fit_one(statistics, requests[i], rope, decompositions);
+  });
   return fits;
 }
 

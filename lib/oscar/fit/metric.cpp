@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "oscar/base/parallel.h"
 #include "oscar/linalg/fixed_order.h"
 
 namespace oscar {
@@ -39,8 +40,8 @@ void set_metric(SideTransform& transform, Side side, const MatrixStack<double>& 
   const int heads = transform.forward.count, d = transform.forward.rows;
   transform.metric = with_metric ? MatrixStack<float>(heads, d, d) : MatrixStack<float>();
   transform.feedback = with_feedback ? MatrixStack<float>(heads, d, d) : MatrixStack<float>();
-  for (int head = 0; head < heads; ++head) {
-    if (!with_metric && !with_feedback) break;
+  parallel_for(with_metric || with_feedback ? heads : 0, [&](int64_t index) {
+    const int head = static_cast<int>(index);
     const MatrixF metric =
         error_metric(partner_matrix(transform, side, head), weight[head], side).cast<float>();
     if (with_metric) transform.metric[head] = metric;
@@ -48,7 +49,7 @@ void set_metric(SideTransform& transform, Side side, const MatrixStack<double>& 
       const std::string place = fmt::format("{}, head {}", where, head);
       transform.feedback[head] = feedback_factor(metric.cast<double>(), place).cast<float>();
     }
-  }
+  });
   for (int head = 0; head < heads; ++head) {
     transform.recipe.rounding[static_cast<size_t>(head)] = rounding_of(transform.feedback, head);
   }

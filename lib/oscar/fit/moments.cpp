@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "oscar/base/error.h"
+#include "oscar/base/parallel.h"
 #include "oscar/cache/key_centres.h"
 #include "oscar/fit/position_average.h"
 #include "oscar/linalg/symmetric.h"
@@ -210,15 +211,15 @@ LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& 
                               statistics.geometry.layer_id, problem);
     }
   }
-  std::vector<bool> has_centres(static_cast<size_t>(heads), false);
+  std::vector<char> has_centres(static_cast<size_t>(heads), 0);
   if (options.key_centres && quantized) {
     const std::string problem = key_centres_problem(options);
     if (problem.empty() && weighted) {
       m.key_centres = MatrixStack<double>(heads, kCentres, statistics.geometry.head_dim_k);
-      for (int head = 0; head < heads; ++head) {
+      parallel_for(heads, [&](int64_t head) {
         has_centres[static_cast<size_t>(head)] =
-            centre_in_segments(statistics.attended, head, rope, options, m);
-      }
+            centre_in_segments(statistics.attended, static_cast<int>(head), rope, options, m);
+      });
     } else if (!problem.empty()) {
       m.warning = fmt::format("layer {}: keys have one mean, not two centres, because {}",
                               statistics.geometry.layer_id, problem);
@@ -227,12 +228,13 @@ LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& 
 
   if (options.position_span > 0) {
     const MeanPhase phase = mean_phase_of_served(options.position_span);
-    for (int head = 0; head < heads; ++head) {
+    parallel_for(heads, [&](int64_t index) {
+      const int head = static_cast<int>(index);
       m.query[head] = average_moment(m.query[head], rope, phase);
-      if (has_centres[static_cast<size_t>(head)]) continue;
+      if (has_centres[static_cast<size_t>(head)]) return;
       m.key[head] = average_moment(m.key[head], rope, phase);
       key_mean[head] = average_sum(key_mean[head], rope, phase);
-    }
+    });
   }
   if (options.center) {
     // One k_mean serves all positions, so the covariance is about the averaged mean.

@@ -1,6 +1,8 @@
 // Two traces of each head.
 #include "oscar/fit/predicted_loss.h"
 
+#include "oscar/base/parallel.h"
+
 namespace oscar {
 namespace {
 
@@ -32,15 +34,16 @@ std::vector<double> predicted_losses(const SideTransform& transform, Side side,
   const VectorStack<double>& mean = key ? moments.key_mean : moments.value_mean;
   assert(transform.forward.count == covariance.count && transform.forward.rows == covariance.rows);
   const double d = covariance.rows;
-  std::vector<double> losses;
-  for (int head = 0; head < covariance.count; ++head) {
+  std::vector<double> losses(static_cast<size_t>(covariance.count));
+  parallel_for(covariance.count, [&](int64_t index) {
+    const int head = static_cast<int>(index);
     const MatrixD forward = transform.forward[head].cast<double>();
     const MatrixD partner = partner_matrix(transform, side, head).cast<double>();
     const VectorD shift = mean[head] - transform.mean[head].cast<double>();
     const double energy = trace_of(forward, covariance[head]) + (shift * forward).squaredNorm();
     const double cost = trace_of(key ? partner : MatrixD(partner.transpose()), weight[head]);
-    losses.push_back(energy / d * cost / d);
-  }
+    losses[static_cast<size_t>(index)] = energy / d * cost / d;
+  });
   return losses;
 }
 

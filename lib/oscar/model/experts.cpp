@@ -4,6 +4,8 @@
 #include <limits>
 #include <optional>
 
+#include "oscar/model/layer_steps.h"
+
 namespace oscar {
 namespace {
 
@@ -63,14 +65,13 @@ torch::Tensor run_experts(const torch::Tensor& x, const Routing& routing,
   const torch::Tensor ends = torch::searchsorted(
       sorted, torch::arange(weights.router.size(0), sorted.options()), /*out_int32=*/true,
       /*right=*/true);
-  torch::Tensor gated;
+  torch::Tensor inner;
   {
     const torch::Tensor rows = x.index_select(0, order.div(top_k, "floor"));
-    const auto gate_up = expert_products(rows, weights.expert_gate_up, ends).chunk(2, -1);
-    gated = torch::silu(gate_up[0]) * gate_up[1];
+    inner = gated(expert_products(rows, weights.expert_gate_up, ends), Activation::kSilu);
   }
-  const torch::Tensor by_expert = expert_products(gated, weights.expert_down, ends);
-  gated.reset();
+  const torch::Tensor by_expert = expert_products(inner, weights.expert_down, ends);
+  inner.reset();
   torch::Tensor outputs = torch::empty_like(by_expert);
   outputs.index_copy_(0, order, by_expert);
   return torch::bmm(routing.weights.to(x.scalar_type()).unsqueeze(1),

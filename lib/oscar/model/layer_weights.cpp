@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <map>
 
 #include "oscar/base/error.h"
 
@@ -159,20 +158,33 @@ torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec, t
 
 LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<WeightSpec>& specs,
                                 const ComputeOptions& options) {
-  std::map<WeightRole, torch::Tensor> by_role;
-  for (const WeightSpec& spec : specs) {
-    if (spec.expert >= 0) continue;
-    by_role[spec.role] =
-        load_weight(weights, spec, options.device, dtype_on_device(spec, options.dtype));
-  }
-  // Removes what it stacks, so that no weight stays on the device twice.
-  const auto stack = [&](std::initializer_list<WeightRole> roles) {
-    std::vector<torch::Tensor> parts;
+  const auto spec_of = [&](WeightRole role) {
+    const auto found = std::ranges::find_if(
+        specs, [&](const WeightSpec& spec) { return spec.role == role && spec.expert < 0; });
+    return found == specs.end() ? nullptr : &*found;
+  };
+  // Parts of a stack are read into their place one at a time.
+  const auto stack = [&](std::initializer_list<WeightRole> roles) -> torch::Tensor {
+    std::vector<const WeightSpec*> parts;
     for (const WeightRole role : roles) {
-      if (const auto found = by_role.extract(role)) parts.push_back(found.mapped());
+      if (const WeightSpec* spec = spec_of(role)) parts.push_back(spec);
     }
-    if (parts.empty()) return torch::Tensor();
-    return parts.size() == 1 ? parts[0] : torch::cat(parts, 0);
+    if (parts.empty()) return {};
+    const auto load = [&](const WeightSpec& spec) {
+      return load_weight(weights, spec, options.device, dtype_on_device(spec, options.dtype));
+    };
+    if (parts.size() == 1) return load(*parts.front());
+    std::vector<int64_t> shape = parts.front()->shape;
+    shape[0] = 0;
+    for (const WeightSpec* spec : parts) shape[0] += spec->shape[0];
+    torch::Tensor whole = torch::empty(
+        shape, torch::dtype(dtype_on_device(*parts.front(), options.dtype)).device(options.device));
+    int64_t first = 0;
+    for (const WeightSpec* spec : parts) {
+      whole.narrow(0, first, spec->shape[0]).copy_(load(*spec));
+      first += spec->shape[0];
+    }
+    return whole;
   };
   using enum WeightRole;
   LayerWeights layer;

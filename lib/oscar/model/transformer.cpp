@@ -10,6 +10,7 @@
 #include "oscar/checkpoint/weight_table.h"
 #include "oscar/model/attention.h"
 #include "oscar/model/experts.h"
+#include "oscar/model/layer_steps.h"
 #include "oscar/model/layer_weights.h"
 
 namespace oscar {
@@ -35,12 +36,6 @@ void prefer_cudnn_attention() {
   at::globalContext().setSDPPriorityOrder(order);
 }
 
-// RMSNorm in fp32, rounded once to the compute dtype.
-torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double eps) {
-  const torch::Tensor rows = x.to(weight.scalar_type());
-  return torch::rms_norm(rows, {x.size(-1)}, weight, eps).to(x.scalar_type());
-}
-
 // cos and sin of positions offset .. offset + tokens - 1; angles in float64.
 struct Angles {
   int64_t offset = -1, tokens = 0;
@@ -56,15 +51,11 @@ Angles make_angles(const Rope& rope, int64_t offset, int64_t tokens, torch::Devi
           (angles.sin() * rope.attention_factor).to(torch::kFloat32)};
 }
 
-torch::Tensor activate(const torch::Tensor& x, Activation activation) {
-  return activation == Activation::kSilu ? torch::silu(x) : torch::gelu(x, "tanh");
-}
-
 torch::Tensor gated_mlp(const torch::Tensor& x, const LayerWeights& weights,
                         Activation activation) {
-  const auto gate_up = torch::linear(x, weights.gate_up, weights.gate_up_bias).chunk(2, -1);
-  return torch::linear(activate(gate_up[0], activation) * gate_up[1], weights.down,
-                       weights.down_bias);
+  const torch::Tensor inner =
+      gated(torch::linear(x, weights.gate_up, weights.gate_up_bias), activation);
+  return torch::linear(inner, weights.down, weights.down_bias);
 }
 
 // Of the MLP, or of the expert that all tokens share.
@@ -158,16 +149,11 @@ torch::Tensor Transformer::forward_layer(int layer, const LayerWeights& weights,
   const torch::Tensor x = rms_norm(hidden, weights.attention_norm, c.rms_norm_eps);
   const torch::Tensor qkv = torch::linear(x, weights.qkv, weights.qkv_bias)
                                 .view({batch, tokens, heads + 2 * kv_heads, d});
-  torch::Tensor q = qkv.narrow(2, 0, heads);
-  torch::Tensor k = qkv.narrow(2, heads, kv_heads);
-  const torch::Tensor v = qkv.narrow(2, heads + kv_heads, kv_heads).transpose(1, 2);
-  if (spec.attention.qk_norm) {
-    q = rms_norm(q, weights.q_norm, c.rms_norm_eps);
-    k = rms_norm(k, weights.k_norm, c.rms_norm_eps);
-  }
   const Angles& angles = implementation_->angles_at(layer, position_offset, tokens);
-  q = apply_rope(q.transpose(1, 2), angles.cos, angles.sin);
-  k = apply_rope(k.transpose(1, 2), angles.cos, angles.sin);
+  HeadNorms norms;
+  norms.eps = c.rms_norm_eps;
+  if (spec.attention.qk_norm) norms.q = weights.q_norm, norms.k = weights.k_norm;
+  const auto [q, k, v] = split_and_rotate(qkv, kv_heads, norms, angles.cos, angles.sin);
 
   const torch::Tensor o = engine != nullptr
                               ? engine->attend(layer, q, k, v, c.sm_scale)
@@ -177,8 +163,7 @@ torch::Tensor Transformer::forward_layer(int layer, const LayerWeights& weights,
   const torch::Tensor rows = o.transpose(1, 2).reshape({batch, tokens, heads * d});
   torch::Tensor half = torch::linear(rows, weights.o, weights.o_bias);
   if (spec.output_norms) half = rms_norm(half, weights.attention_output_norm, c.rms_norm_eps);
-  const torch::Tensor attended = hidden + half;
-  const torch::Tensor y = rms_norm(attended, weights.mlp_norm, c.rms_norm_eps);
+  const auto [attended, y] = add_and_norm(hidden, half, weights.mlp_norm, c.rms_norm_eps);
   torch::Tensor out = attended;
   if (spec.dense_intermediate_size() > 0) {
     half = gated_mlp(y, weights, activation_of(spec));
@@ -212,14 +197,18 @@ MatrixStack<double> Transformer::output_metrics(int layer, int joined) const {
   MatrixStack<double> metric(count, c.head_dim, c.head_dim);
   for (const WeightSpec& spec : layer_weights(c, layer)) {
     if (spec.role != WeightRole::kO) continue;
+    const torch::Device device = compute().device;
     const torch::Tensor o =
-        load_weight(*implementation_->checkpoint.weights, spec, torch::kCPU, torch::kFloat64);
+        load_weight(*implementation_->checkpoint.weights, spec, device, torch::kFloat32);
+    torch::Tensor sums = torch::empty({count, d, d}, torch::dtype(torch::kFloat64).device(device));
     for (int i = 0; i < count; ++i) {
-      const torch::Tensor heads =
-          o.narrow(1, i * joined * d, joined * d).reshape({-1, d});  // [hidden * joined, d]
-      const torch::Tensor sum = torch::mm(heads.t(), heads).contiguous();
-      std::copy_n(sum.data_ptr<double>(), d * d, metric[i].data());
+      const torch::Tensor heads = o.narrow(1, i * joined * d, joined * d)
+                                      .to(torch::kFloat64)
+                                      .reshape({-1, d});  // [hidden * joined, d]
+      sums[i].copy_(torch::mm(heads.t(), heads));
     }
+    const torch::Tensor host = sums.to(torch::kCPU);
+    std::copy_n(host.data_ptr<double>(), host.numel(), metric.data.data());
   }
   return metric;
 }

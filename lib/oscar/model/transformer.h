@@ -38,8 +38,8 @@ class Transformer {
   // ids [batch, tokens] int64 on any device -> hidden [batch, tokens, hidden_size].
   torch::Tensor embed(const torch::Tensor& ids);
 
-  // Loads one layer's weights onto the device. Throws Error naming a missing tensor, a wrong shape
-  // or a tensor with non-finite values.
+  // Loads one layer's weights onto the device; another thread may run layers meanwhile. Throws
+  // Error naming a missing tensor, a wrong shape or a tensor with non-finite values.
   std::shared_ptr<const LayerWeights> load_layer(int layer) const;
   // Bytes that load_layer puts on the device.
   size_t layer_bytes(int layer) const;

@@ -44,13 +44,13 @@ class CalibrateGpu : public testing::Test {
     if (!oscar_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
   }
 
-  std::vector<LayerStatistics> collect(int64_t batch_tokens) {
+  std::vector<LayerStatistics> collect(int64_t batch_tokens, bool weights_resident = true) {
     Transformer model(checkpoint_, {torch::kCUDA, torch::kBFloat16});
     const TokenChunks corpus = random_chunks(6, 512, checkpoint_.config.vocab_size);
     RunPlan plan;
     plan.batches = plan_batches(corpus.chunks, batch_tokens);
     plan.shards = {{0, plan.batches.size(), corpus.record.tokens}};
-    plan.weights_resident = true;
+    plan.weights_resident = weights_resident;
     std::vector<LayerGeometry> layers;
     for (int i = 0; i < checkpoint_.config.num_layers; ++i) {
       layers.push_back(checkpoint_.config.geometry(i, 256));
@@ -136,5 +136,9 @@ TEST_F(CalibrateGpu, RowsThatTheKernelDoesNotTakeAreAddedInFloat64) {
 }
 
 TEST_F(CalibrateGpu, TwoRunsGiveTheSameBits) { EXPECT_EQ(collect(2048), collect(2048)); }
+
+TEST_F(CalibrateGpu, WeightsReadWhileTheLayerBeforeComputesGiveTheSameBits) {
+  EXPECT_EQ(collect(512, /*weights_resident=*/false), collect(512));
+}
 
 }  // namespace

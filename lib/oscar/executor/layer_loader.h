@@ -1,0 +1,40 @@
+// Weights of one layer after another, the next one read while the present one computes.
+#pragma once
+
+#include <future>
+#include <memory>
+#include <vector>
+
+#include "oscar/model/transformer.h"
+
+namespace oscar {
+
+// Not for use by two threads.
+class LayerLoader {
+ public:
+  // `resident`: all layers stay on the device once read; otherwise the present and the next one.
+  LayerLoader(const Transformer& model, bool resident);
+  ~LayerLoader();
+  LayerLoader(const LayerLoader&) = delete;
+  LayerLoader& operator=(const LayerLoader&) = delete;
+
+  // The weights of `layer`, valid until the next call. On a GPU those of the layer behind it are
+  // read from then on, and without `resident` the device has finished with the layer before. Throws
+  // as Transformer::load_layer does.
+  const LayerWeights& get(int layer);
+
+ private:
+  using Weights = std::shared_ptr<const LayerWeights>;
+
+  void load_ahead(int layer);
+  void wait_for_device() const;
+
+  const Transformer& model_;
+  bool resident_;
+  std::vector<Weights> layers_;  // [num_layers]; null: not on the device
+  int present_ = -1;
+  int next_layer_ = -1;  // of next_
+  std::future<Weights> next_;
+};
+
+}  // namespace oscar

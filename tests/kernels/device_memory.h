@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -25,13 +26,17 @@ inline std::string no_device_reason() {
 
 #define ASSERT_CUDA(call) ASSERT_EQ(call, cudaSuccess) << cudaGetErrorString(cudaGetLastError())
 
-// Owned device memory between two guards of 256 bytes of 0xa5.
+// Owned device memory between two guards of 256 bytes of 0xa5. What lies between them is 0xa5 too,
+// or not initialised where OSCAR_TEST_UNINITIALISED is set: for initcheck, which then sees a kernel
+// that reads what nobody has written.
 template <typename T>
 class DeviceBuffer {
  public:
   explicit DeviceBuffer(size_t count) : count_(count) {
     EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&base_), bytes() + 2 * kGuard), cudaSuccess);
-    cudaMemset(base_, 0xa5, bytes() + 2 * kGuard);
+    if (std::getenv("OSCAR_TEST_UNINITIALISED") == nullptr) cudaMemset(get(), 0xa5, bytes());
+    cudaMemset(base_, 0xa5, kGuard);
+    cudaMemset(base_ + tail(), 0xa5, bytes() + 2 * kGuard - tail());
   }
   explicit DeviceBuffer(const std::vector<T>& host) : DeviceBuffer(host.size()) { upload(host); }
   DeviceBuffer(const DeviceBuffer&) = delete;
@@ -54,17 +59,17 @@ class DeviceBuffer {
   }
   // True while nothing was written outside [get(), get() + count).
   bool guards_intact() const {
-    std::vector<uint8_t> all(bytes() + 2 * kGuard);
-    cudaMemcpy(all.data(), base_, all.size(), cudaMemcpyDeviceToHost);
     const auto clean = [&](size_t from, size_t to) {
-      return std::all_of(all.begin() + from, all.begin() + to,
-                         [](uint8_t byte) { return byte == 0xa5; });
+      std::vector<uint8_t> guard(to - from);
+      cudaMemcpy(guard.data(), base_ + from, guard.size(), cudaMemcpyDeviceToHost);
+      return std::all_of(guard.begin(), guard.end(), [](uint8_t byte) { return byte == 0xa5; });
     };
-    return clean(0, kGuard) && clean(kGuard + count_ * sizeof(T), all.size());
+    return clean(0, kGuard) && clean(tail(), bytes() + 2 * kGuard);
   }
 
  private:
   static constexpr size_t kGuard = 256;
+  size_t tail() const { return kGuard + count_ * sizeof(T); }  // where the guard behind begins
   uint8_t* base_ = nullptr;
   size_t count_;
 };

@@ -6,74 +6,203 @@
 #                                        is kept in build-sanitize/corpus.
 #   scripts/fuzz.sh --short              all, each for a fixed number of runs from a fixed seed, as
 #                                        CI does; nothing is kept
+#   scripts/fuzz.sh --runs N [TARGET=N...] [--seconds S] [--jobs J]
+#                                        all, until each has done N runs, or its own N, or S seconds
+#                                        (600) are over; those of earlier calls count
+#                                        (build-sanitize/runs). J processes (one a core) share the
+#                                        targets by what is left to do, in slices of a minute with a
+#                                        seed of their own.
 # TARGET is the name of a file in tests/fuzz before _fuzz.cpp. Inputs that break a rule are left in
-# build-sanitize/findings.
+# build-sanitize/findings. OSCAR_FUZZ_BUILT=1: the programs and seeds in build-sanitize are used as
+# they are.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 mapfile -t all < <(cd tests/fuzz && ls -- *_fuzz.cpp | sed 's/_fuzz\.cpp$//')
-usage() { sed -n '2,10p' "${BASH_SOURCE[0]}"; echo "targets: ${all[*]}"; exit 2; }
+usage() { sed -n '2,19p' "${BASH_SOURCE[0]}"; echo "targets: ${all[*]}"; exit 2; }
+is_target() { [[ " ${all[*]} " == *" $1 "* ]]; }
+is_count() { [[ $1 =~ ^[1-9][0-9]*$ ]]; }
 
-short=0 targets=("${all[@]}") seconds=60
-if [[ ${1:-} == --short ]]; then
-  short=1
-  shift
-elif [[ ${1:-} =~ ^[a-z] ]]; then
-  [[ " ${all[*]} " == *" $1 "* ]] || usage
-  targets=("$1")
-  shift
-fi
-if ((!short)) && [[ ${1:-} =~ ^[1-9][0-9]*$ ]]; then
-  seconds=$1
-  shift
-fi
-(($# == 0)) || usage
+mode=seconds targets=("${all[@]}") seconds=60 jobs=$(nproc)
+declare -A goal
+case "${1:-}" in
+  --short)
+    mode=short
+    (($# == 1)) || usage
+    ;;
+  --runs)
+    mode=runs seconds=600
+    is_count "${2:-}" || usage
+    for target in "${all[@]}"; do goal[$target]=$2; done
+    shift 2
+    while (($# > 0)); do
+      case "$1" in
+        --seconds) is_count "${2:-}" || usage; seconds=$2; shift ;;
+        --jobs) is_count "${2:-}" || usage; jobs=$2; shift ;;
+        *=*)
+          is_target "${1%%=*}" && is_count "${1#*=}" || usage
+          goal[${1%%=*}]=${1#*=}
+          ;;
+        *) usage ;;
+      esac
+      shift
+    done
+    ;;
+  *)
+    if [[ ${1:-} =~ ^[a-z] ]]; then
+      is_target "$1" || usage
+      targets=("$1")
+      shift
+    fi
+    if is_count "${1:-}"; then
+      seconds=$1
+      shift
+    fi
+    (($# == 0)) || usage
+    ;;
+esac
 
 # Of --short: the slow ones do less.
 runs_of() {
   case "$1" in
-    hdf5) echo 50 ;;
+    hdf5) echo 1000 ;;
     bundle | export_manifest) echo 200 ;;
     gguf | report | tokenizer) echo 1000 ;;
     *) echo 5000 ;;
   esac
 }
 
-scripts/build.sh sanitize --target fuzz
-seeds=build-sanitize/seeds findings=build-sanitize/findings
-rm -rf "$seeds"
-build-sanitize/bin/fuzz_seeds "$seeds"
-mkdir -p "$findings"
+seeds=build-sanitize/seeds findings=build-sanitize/findings counts=build-sanitize/runs
+if [[ -z ${OSCAR_FUZZ_BUILT:-} ]]; then
+  scripts/build.sh sanitize --target fuzz
+  rm -rf "$seeds"
+  build-sanitize/bin/fuzz_seeds "$seeds"
+fi
+mkdir -p "$findings" "$counts"
 
-# What SECURITY.md promises for inputs of a few kilobytes; memory in proportion to each input is
-# counted by the programs themselves.
-limits=(-timeout=30 -rss_limit_mb=2048 -malloc_limit_mb=256 -max_len=8192)
-fuzz() {
-  local target=$1 log=build-sanitize/$1.log status=0 corpus amount inputs=("$seeds/$1")
+# run TARGET CORPUS LOG OPTION...: what SECURITY.md promises for inputs of a few kilobytes; memory in
+# proportion to each input is counted by the programs themselves. Nothing is cut off the seeds.
+run() {
+  local target=$1 corpus=$2 log=$3 inputs=("$seeds/$1") most=8192
+  shift 3
+  if [[ $target == hdf5 ]]; then most=65536; fi
   if [[ -d tests/fuzz/findings/$target ]]; then inputs+=("tests/fuzz/findings/$target"); fi
-  if ((short)); then
+  OPENBLAS_NUM_THREADS=1 "build-sanitize/bin/fuzz_$target" -timeout=30 -rss_limit_mb=2048 \
+    -malloc_limit_mb=256 -max_len=$most -print_final_stats=1 -artifact_prefix="$findings/$target-" \
+    "$@" "$corpus" "${inputs[@]}" >"$log" 2>&1
+}
+
+report_finding() {
+  tail -n 60 "$2"
+  echo "fuzz: $1 has a finding ($2)"
+}
+
+fuzz() {
+  local target=$1 log=build-sanitize/$1.log status=0 corpus
+  if [[ $mode == short ]]; then
     corpus=$(mktemp -d)
-    amount=(-runs="$(runs_of "$target")" -seed=1)
+    run "$target" "$corpus" "$log" -runs="$(runs_of "$target")" -seed=1 || status=$?
+    rm -rf "$corpus"
   else
     corpus=build-sanitize/corpus/$target
     mkdir -p "$corpus"
-    amount=(-max_total_time="$seconds")
+    run "$target" "$corpus" "$log" -max_total_time="$seconds" || status=$?
   fi
-  OPENBLAS_NUM_THREADS=1 "build-sanitize/bin/fuzz_$target" "${limits[@]}" "${amount[@]}" \
-    -print_final_stats=1 -artifact_prefix="$findings/$target-" "$corpus" "${inputs[@]}" \
-    >"$log" 2>&1 || status=$?
-  if ((short)); then rm -rf "$corpus"; fi
   if ((status != 0)); then
-    tail -n 60 "$log"
-    echo "fuzz: $target has a finding ($log)"
+    report_finding "$target" "$log"
     return 1
   fi
   printf 'fuzz: %-18s %s\n' "$target" "$(sed -n 's/^Done \(.*\)/\1/p' "$log")"
 }
 
+# --- --runs ---
+
+# A target is left alone after so many slices that ended with a finding.
+most_findings=5
+declare -A done_runs active rate slices found
+declare -A target_of log_of begun_of  # by process
+
+# The target whose rest takes longest, were another process to help; empty when all are done.
+next_target() {
+  local target rest best=-1
+  next=
+  for target in "${targets[@]}"; do
+    if ((done_runs[$target] >= goal[$target] || found[$target] >= most_findings)); then continue; fi
+    # In milliseconds; nothing is known of the first slice.
+    rest=$((rate[$target] > 0 ? (goal[$target] - done_runs[$target]) * 1000 / rate[$target] : 1 << 40))
+    rest=$((rest / (active[$target] + 1)))
+    # The processes at work will have done it before another has begun.
+    if ((active[$target] > 0 && rest < 2000)); then continue; fi
+    if ((rest > best)); then best=$rest next=$target; fi
+  done
+  [[ -n $next ]]
+}
+
+begin_slice() {
+  local target=$1 left=$((seconds - SECONDS)) slice log corpus=build-sanitize/corpus/$1
+  slice=$((slices[$target] += 1))
+  log=build-sanitize/$target.$slice.log
+  mkdir -p "$corpus"
+  run "$target" "$corpus" "$log" -seed=$((1000 * slice + ${#target})) \
+    -runs=$(((goal[$target] - done_runs[$target]) / (active[$target] + 1) + 1)) \
+    -max_total_time=$((left < 60 ? left : 60)) &
+  target_of[$!]=$target log_of[$!]=$log begun_of[$!]=${EPOCHREALTIME/[.,]/}
+  active[$target]=$((active[$target] + 1))
+}
+
+# end_slice PROCESS STATUS
+end_slice() {
+  local target=${target_of[$1]} log=${log_of[$1]} runs milliseconds
+  milliseconds=$(((${EPOCHREALTIME/[.,]/} - begun_of[$1]) / 1000 + 1))
+  runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+  active[$target]=$((active[$target] - 1))
+  done_runs[$target]=$((done_runs[$target] + ${runs:-0}))
+  rate[$target]=$((${runs:-0} * 1000 / milliseconds + 1))
+  if (($2 == 0)); then
+    rm "$log"
+  else
+    found[$target]=$((found[$target] + 1))
+    report_finding "$target" "$log"
+  fi
+  echo "${done_runs[$target]} ${slices[$target]} ${found[$target]}" >"$counts/$target"
+}
+
+fuzz_runs() {
+  local target next status process
+  for target in "${targets[@]}"; do
+    done_runs[$target]=0 slices[$target]=0 found[$target]=0 active[$target]=0 rate[$target]=0
+    if [[ -f $counts/$target ]]; then
+      read -r done_runs[$target] slices[$target] found[$target] <"$counts/$target"
+    fi
+  done
+  SECONDS=0
+  local running=0
+  while :; do
+    if ((running < jobs && SECONDS + 2 < seconds)) && next_target; then
+      begin_slice "$next"
+      running=$((running + 1))
+      continue
+    fi
+    if ((running == 0)); then break; fi
+    status=0
+    wait -n -p process || status=$?
+    end_slice "$process" "$status"
+    running=$((running - 1))
+  done
+  for target in "${targets[@]}"; do
+    printf 'fuzz: %-18s %9d runs of %9d, %d findings\n' "$target" "${done_runs[$target]}" \
+      "${goal[$target]}" "${found[$target]}"
+    if ((found[$target] > 0)); then failed=1; fi
+  done
+}
+
 running=0 failed=0
+if [[ $mode == runs ]]; then
+  fuzz_runs
+  exit "$failed"
+fi
 for target in "${targets[@]}"; do
-  if ((running >= $(nproc))); then
+  if ((running >= jobs)); then
     wait -n || failed=1
     running=$((running - 1))
   fi

@@ -48,6 +48,10 @@ bool accepted(const Work& work) {
   return true;
 }
 
+// For a child process, whose end is no finding, however it comes: its memory is not counted, but a
+// block of over 128 MiB ends it, and nothing is left of its input.
+void end_without_findings();
+
 // A folder of this process, in memory where the system has such a place, removed at exit.
 const std::filesystem::path& scratch_folder();
 // Writes a file there, in place of the one before.

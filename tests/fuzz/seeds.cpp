@@ -11,6 +11,7 @@
 #include "oscar/exchange/export.h"
 #include "oscar/exchange/manifest.h"
 #include "oscar/exchange/torch_rotations.h"
+#include "oscar/io/hdf5.h"
 #include "oscar/io/npy.h"
 #include "oscar/io/npy_header.h"
 #include "oscar/io/npz.h"
@@ -251,6 +252,19 @@ void gguf(const Seeds& seeds) {
   seeds.put("gguf", "byte_tokens", bytes.bytes());
 }
 
+// A small file that is no bundle.
+void token_ids(const fs::path& path) {
+  AtomicFile file(path);
+  hdf5::Writer writer(file);
+  writer.create_group("/corpus");
+  const hdf5::Dataset rows{"/corpus/rows", {2, 3}, std::vector<int32_t>{1, 2, 3, 4, 5, 6}};
+  const hdf5::Dataset ids{"/ids", {4}, std::vector<int64_t>{7, 8, 9, 10}};
+  writer.write(hdf5::view(rows));
+  writer.write(hdf5::view(ids));
+  writer.close();
+  file.commit();
+}
+
 void bundles(const Seeds& seeds) {
   for (const char which : {'\0', '\1', '\2', '\3'}) {
     seeds.put("bundle", std::to_string(which), std::string(1, which));
@@ -263,6 +277,7 @@ void bundles(const Seeds& seeds) {
   Bundle bundle = sample::statistics_bundle();
   bundle.fingerprint = {};
   write_bundle(bundle, seeds.path("hdf5", "statistics"), true);
+  token_ids(seeds.path("hdf5", "ids"));
   const fs::path exported = seeds.folder / "export";
   export_bundle(sample::rotation_bundle(TransformKind::kOscar), "x.h5", find_exchange_format("npz"),
                 false, exported);

@@ -9,8 +9,20 @@ import importlib
 from ..errors import UnsupportedError
 from . import settings
 
-# Releases of vLLM by the adapter that knows where they have to be changed.
+# Releases of vLLM by the adapter that knows where they differ.
 ADAPTERS = {"0.26": "adapter_0_26"}
+
+
+def adapter():
+    """The adapter of the vLLM that is installed. Raises UnsupportedError if there is none."""
+    import vllm
+
+    release = ".".join(vllm.__version__.split(".")[:2])
+    if release not in ADAPTERS:
+        raise UnsupportedError(
+            f"vLLM {vllm.__version__} is installed; the INT2 cache runs in {', '.join(ADAPTERS)}: "
+            f"install one of these, or unset {settings.BUNDLE} to serve without it")
+    return importlib.import_module(f".{ADAPTERS[release]}", __name__)
 
 
 def register():
@@ -19,12 +31,10 @@ def register():
     Without VLLM_OSCAR_BUNDLE vLLM stays as it is, except that its backend CUSTOM is then ours and
     says what is missing. Raises UnsupportedError for another vLLM than those of ADAPTERS.
     """
-    import vllm
-
-    release = ".".join(vllm.__version__.split(".")[:2])
-    if release in ADAPTERS:
-        importlib.import_module(f".{ADAPTERS[release]}", __name__).install()
-    elif settings.bundle_path():
-        raise UnsupportedError(
-            f"vLLM {vllm.__version__} is installed; the INT2 cache runs in {', '.join(ADAPTERS)}: "
-            f"install one of these, or unset {settings.BUNDLE} to serve without it")
+    try:
+        found = adapter()
+    except UnsupportedError:
+        if settings.bundle_path():
+            raise
+        return
+    found.install()

@@ -7,7 +7,7 @@ hold the history; the last ones stand for the ring of recent tokens.
 Prompts attend (prompts.py) and are then appended; single tokens are appended and attend over pages and
 windows, in a CUDA graph where vLLM makes one.
 """
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,53 +19,21 @@ from vllm.utils.platform_utils import is_pin_memory_available
 from vllm.v1.attention.backend import (AttentionBackend, AttentionCGSupport, AttentionImpl,
                                        AttentionMetadataBuilder)
 from vllm.v1.attention.backends import fa_utils
-from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from .._library import PAGE_TOKENS, ops
+from .._library import PAGE_TOKENS
 from ..cache import row_problem
-from ..codec import LayerCodec, LayerPages, StepTables, Windows
+from ..codec import LayerCodec, LayerPages, StepTables
 from ..errors import CacheRowError, UnsupportedError
-from . import adapter_0_26 as adapter, settings
+from . import adapter as installed_adapter, settings
 from .prompts import Chunk, Packed, Prompts, causal_attention
 from .windows import WindowSlots
 
 logger = init_logger("vllm.oscar_int2")  # below vllm's: its level and format
+adapter = installed_adapter()
 MIB = 1 << 20
 
 
-def chunk_bytes(head_dim):
-    """Bytes of one (page, KV head) in the format of the bundle that is served."""
-    quantizer = settings.bundle().quantizer
-    return ops.chunk_bytes(head_dim, quantizer.quant_group_size or head_dim,
-                           quantizer.metadata_dtype)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Int2Spec(FullAttentionSpec):
-    """Blocks of full attention that are INT2 pages."""
-
-    chunk_bytes: int = 0
-    windows: Windows | None = None
-    prefixes: int = 0  # whose sinks are kept
-
-    @property
-    def real_page_size_bytes(self):
-        return self.num_kv_heads * self.chunk_bytes
-
-    @classmethod
-    def merge(cls, specs):
-        first = specs[0]
-        return replace(super().merge(specs), chunk_bytes=first.chunk_bytes, windows=first.windows,
-                       prefixes=first.prefixes)
-
-
-def cache_spec(num_kv_heads, head_dim, config):
-    return Int2Spec(block_size=PAGE_TOKENS, num_kv_heads=num_kv_heads, head_size=head_dim,
-                    dtype=torch.uint8, chunk_bytes=chunk_bytes(head_dim), windows=settings.windows(),
-                    prefixes=settings.prefixes(config))
-
-
-class OscarBackend(AttentionBackend):
+class OscarBackend(adapter.CacheShape, AttentionBackend):
     supported_dtypes = [torch.bfloat16]
     supported_kv_cache_dtypes = ["auto", "bfloat16"]
     forward_includes_kv_cache_update = True
@@ -75,7 +43,7 @@ class OscarBackend(AttentionBackend):
         return "CUSTOM"  # a name of AttentionBackendEnum, which has none for third parties
 
     @staticmethod
-    def get_supported_kernel_block_sizes():
+    def get_supported_kernel_block_sizes(kv_cache_spec=None):
         return [PAGE_TOKENS]
 
     @staticmethod
@@ -85,10 +53,6 @@ class OscarBackend(AttentionBackend):
     @staticmethod
     def get_builder_cls():
         return OscarMetadataBuilder
-
-    @staticmethod
-    def get_kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str="auto"):
-        return num_blocks, num_kv_heads, chunk_bytes(head_size)
 
 
 @dataclass
@@ -279,7 +243,7 @@ class OscarAttention(AttentionImpl):
             head_size, scale, alibi_slopes=alibi_slopes, sliding_window=sliding_window,
             logits_soft_cap=logits_soft_cap, attn_type=attn_type, others=others,
             kv_sharing_target_layer_name=kv_sharing_target_layer_name)
-        adapter.follow_engine()
+        adapter.follow_worker()
         self.num_heads, self.head_size, self.scale = num_heads, head_size, scale
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.slots = config.scheduler_config.max_num_seqs
@@ -336,7 +300,7 @@ class OscarAttention(AttentionImpl):
             held = *self.codec.transform_qkv(query, key, value), torch.empty_like(output)
             del held
             return output.zero_()
-        pages = LayerPages(kv_cache, self.window_k, self.window_v)
+        pages = LayerPages(adapter.pool(kv_cache), self.window_k, self.window_v)
         n, end = attn_metadata.num_decodes, attn_metadata.num_tokens
         if n:
             q, k, v = self.codec.transform_qkv(query[:n], key[:n], value[:n])

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
+from . import settings
+
 
 @dataclass
 class SinkMoves:
@@ -30,12 +32,16 @@ class PrefixManager(FullAttentionManager):
 
     def __init__(self, kv_cache_spec, **options):
         super().__init__(kv_cache_spec, **options)
-        self.windows = kv_cache_spec.windows
+        self.windows = settings.windows()
         self.sink_blocks = self.windows.sink_tokens // self.block_size
-        self.running = {}           # requests by id
+        self.running = {}           # by id: a request, and what vLLM says of the sharing of its blocks
         self.places = OrderedDict()  # of kept sinks, by hash; first the one unused for longest
-        self.free_places = list(range(kv_cache_spec.prefixes))
+        self.free_places = []
         self.moves = SinkMoves()
+
+    def make_places(self, count):
+        """For so many sinks (settings.prefixes)."""
+        self.free_places = list(range(count))
 
     def take_moves(self):
         """Those of the step that was just scheduled."""
@@ -59,23 +65,22 @@ class PrefixManager(FullAttentionManager):
             self.places.move_to_end(sink)
             self.moves.taken.append((request_id, self.places[sink], num_local_computed_tokens))
 
-    def cache_blocks(self, request, num_tokens, retention_interval=None):
-        self.running[request.request_id] = request
-        self._share(request)
+    def cache_blocks(self, request, num_tokens, **options):
+        self.running[request.request_id] = request, options
+        self._share(request, options)
 
     def pop_blocks_for_free(self, request_id):
-        request = self.running.pop(request_id, None)
-        if request is not None:
-            self._share(request)
+        if request_id in self.running:
+            self._share(*self.running.pop(request_id))
         return super().pop_blocks_for_free(request_id)
 
-    def _share(self, request):
+    def _share(self, request, options):
         """Offers the blocks whose pages are written by the steps before this one."""
         history = self.windows.history_tokens(request.num_computed_tokens)
         if history < self.block_size:
             return
         before = self.num_cached_block.get(request.request_id, 0)
-        super().cache_blocks(request, self.windows.sink_tokens + history)
+        super().cache_blocks(request, self.windows.sink_tokens + history, **options)
         if before < self.sink_blocks:
             self._keep(request.request_id)
 

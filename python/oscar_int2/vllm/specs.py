@@ -1,0 +1,34 @@
+"""What vLLM is told of the blocks of a layer's cache. Each version takes their bytes in its own way."""
+from dataclasses import dataclass, replace
+
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from .._library import ops
+from . import settings
+
+
+def chunk_bytes(head_dim):
+    """Bytes of one (page, KV head) in the format of the bundle that is served."""
+    quantizer = settings.bundle().quantizer
+    return ops.chunk_bytes(head_dim, quantizer.quant_group_size or head_dim,
+                           quantizer.metadata_dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int2Spec(FullAttentionSpec):
+    """Blocks of full attention that are INT2 pages; prefixes.PrefixManager is their manager."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedSpec(Int2Spec):
+    """The same where a spec's class says how many bytes a page has (vLLM 0.26)."""
+
+    chunk_bytes: int = 0
+
+    @property
+    def real_page_size_bytes(self):
+        return self.num_kv_heads * self.chunk_bytes
+
+    @classmethod
+    def merge(cls, specs):
+        return replace(super().merge(specs), chunk_bytes=specs[0].chunk_bytes)

@@ -109,6 +109,7 @@ int run_processes(int processes, int argc, char** argv) {
     ::_exit(kExitFailed);
   }
   std::vector<int> codes(children.size(), kExitDone);
+  int ended_by_signal = kExitFailed;
   for (size_t left = children.size(); left > 0;) {
     int signal = 0;
     ::sigwait(&waited, &signal);
@@ -116,6 +117,7 @@ int run_processes(int processes, int argc, char** argv) {
       for (const pid_t child : children) {
         if (child > 0) ::kill(child, signal);
       }
+      ended_by_signal = kExitInterrupted;
       continue;
     }
     for (size_t i = 0; i < children.size(); ++i) {
@@ -123,7 +125,7 @@ int run_processes(int processes, int argc, char** argv) {
       if (children[i] <= 0 || ::waitpid(children[i], &status, WNOHANG) != children[i]) continue;
       children[i] = 0;
       --left;
-      codes[i] = WIFEXITED(status) ? WEXITSTATUS(status) : kExitFailed;
+      codes[i] = WIFEXITED(status) ? WEXITSTATUS(status) : ended_by_signal;
     }
   }
   for (const int code : codes) {

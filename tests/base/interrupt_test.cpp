@@ -2,6 +2,7 @@
 #include "oscar/base/interrupt.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <csignal>
 #include <functional>
 #include <string>
+#include <thread>
 
 #include "checkpoint/model_folder.h"
 #include "oscar/base/atomic_file.h"
@@ -26,8 +28,25 @@ struct Ended {
   std::string said;  // on stderr
 };
 
-// `body` in a child with handlers; once it has written "ready" to its stderr, it gets `signals`.
-Ended run(const std::function<void()>& body, std::initializer_list<int> signals) {
+constexpr int kNoNamespaces = 77;
+
+// Goes on as process 1 of a PID namespace; the process that was ends with its exit code.
+void become_process_one() {
+  if (::unshare(CLONE_NEWPID) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) {
+    ::_exit(kNoNamespaces);
+  }
+  const pid_t first = ::fork();
+  if (first == 0) return;
+  ::close(STDERR_FILENO);
+  int status = 0;
+  ::waitpid(first, &status, 0);
+  ::_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+}
+
+// `body` in a child with handlers; once it has written "ready" to its stderr, it gets `signals`,
+// with `pause` after each.
+Ended run(const std::function<void()>& body, std::initializer_list<int> signals,
+          std::chrono::milliseconds pause = {}) {
   std::array<int, 2> ends{};
   if (::pipe(ends.data()) != 0) return {};
   const pid_t child = ::fork();
@@ -48,7 +67,10 @@ Ended run(const std::function<void()>& body, std::initializer_list<int> signals)
     ended.said.append(buffer.data(), static_cast<size_t>(count));
     if (sent || !ended.said.starts_with("ready")) continue;
     sent = true;
-    for (const int signal : signals) ::kill(child, signal);
+    for (const int signal : signals) {
+      ::kill(child, signal);
+      std::this_thread::sleep_for(pause);
+    }
   }
   ::close(ends[0]);
   ::waitpid(child, &ended.status, 0);
@@ -91,11 +113,73 @@ TEST(Interrupt, OneThatIsNoticedLeavesTheTimeThatItTakes) {
   }
 }
 
+constexpr std::chrono::milliseconds kLater{kOneRequest + 100};
+
 TEST(Interrupt, ASecondRequestEndsTheProcessAtOnce) {
-  // Two of one kind may be taken for one while the first is delivered.
-  const Ended ended = run(wait_for_ever, {SIGINT, SIGTERM});
-  ASSERT_TRUE(WIFSIGNALED(ended.status)) << ended.status;
-  EXPECT_LT(ended.seconds, 3.0);
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const Ended ended = run(wait_for_ever, {signal, signal}, kLater);
+    ASSERT_TRUE(WIFSIGNALED(ended.status)) << ended.status;
+    EXPECT_EQ(WTERMSIG(ended.status), signal);
+    EXPECT_LT(ended.seconds, 4.0);
+  }
+}
+
+TEST(Interrupt, ASecondRequestEndsProcessOneOfAContainerToo) {
+  const Ended ended = run(
+      [] {
+        become_process_one();
+        ::kill(::getpid(), SIGINT);
+        std::this_thread::sleep_for(kLater);
+        ::kill(::getpid(), SIGINT);
+        ::_exit(::getpid() == 1 ? 8 : 9);
+      },
+      {});
+  ASSERT_TRUE(WIFEXITED(ended.status)) << ended.status;
+  if (WEXITSTATUS(ended.status) == kNoNamespaces) GTEST_SKIP() << "no PID namespace can be made";
+  EXPECT_EQ(WEXITSTATUS(ended.status), 130);
+}
+
+// As torchrun, timeout and a service manager send it.
+TEST(Interrupt, SignalsThatComeTogetherAreOneRequest) {
+  const Ended ended = run(
+      [] {
+        while (!interrupt_requested()) ::usleep(1000);
+        ::usleep(300'000);
+        ::_exit(7);
+      },
+      {SIGINT, SIGTERM, SIGTERM}, std::chrono::milliseconds(50));
+  ASSERT_TRUE(WIFEXITED(ended.status)) << ended.status;
+  EXPECT_EQ(WEXITSTATUS(ended.status), 7);
+}
+
+TEST(Interrupt, ASignalAfterAStopForTheProgramsOwnReasonsIsTheFirst) {
+  const Ended ended = run(
+      [] {
+        request_stop();
+        std::raise(SIGTERM);
+        ::_exit(interrupt_requested() ? 7 : 8);
+      },
+      {});
+  ASSERT_TRUE(WIFEXITED(ended.status)) << ended.status;
+  EXPECT_EQ(WEXITSTATUS(ended.status), 7);
+}
+
+// ThreadSanitizer would say so on stderr.
+TEST(Interrupt, ARequestIsSeenByEveryThreadWithoutARace) {
+  const Ended ended = run(
+      [] {
+        const auto wait = [] {
+          while (!interrupt_requested()) std::this_thread::yield();
+        };
+        std::thread one(wait), other(wait);
+        request_stop();
+        one.join();
+        other.join();
+        ::_exit(7);
+      },
+      {});
+  EXPECT_EQ(WEXITSTATUS(ended.status), 7);
+  EXPECT_EQ(ended.said, "ready");
 }
 
 TEST(Interrupt, AnIgnoredHangUpStaysIgnored) {

@@ -118,6 +118,19 @@ class SeveralProcesses(ProgramTest):
         self.assertEqual(said.count("stopped on request"), 1, said)
         self.assertEqual(self.bytes_of("out.h5", "--resume"), self.bytes_of_one())
 
+    def test_signals_to_the_group_that_its_launcher_passes_on_are_one_stop(self):
+        processes = self.start(2, "out.h5")
+        for process in processes:
+            self.wait_until_at_work(process.pid)
+        for pause in (.02, 0):
+            for process in processes:
+                process.send_signal(signal.SIGTERM)
+            time.sleep(pause)
+        for process in processes:
+            self.assertEqual(self.end_of(process)[0], 130)
+        self.assertTrue((self.folder / "out.h5.checkpoint").exists())
+        self.assertEqual(self.bytes_of("out.h5", "--resume"), self.bytes_of_one())
+
     def test_a_process_of_another_run_is_refused(self):
         processes = self.start(2, "out.h5", each=lambda rank: ["--seed", rank])
         code, said = self.end_of(processes[0])

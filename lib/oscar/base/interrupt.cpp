@@ -3,8 +3,10 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
-#include <cstring>
+#include <cstdint>
+#include <ctime>
 #include <string_view>
 
 #include "oscar/base/error.h"
@@ -14,22 +16,43 @@ namespace {
 
 constexpr int kExitInterrupted = 130;
 
-volatile std::sig_atomic_t requested = 0;
-volatile std::sig_atomic_t noticed = 0;
+// Written by handlers and read by every thread.
+std::atomic<bool> requested = false, noticed = false;
+std::atomic<int64_t> first_signal = 0;  // when it came; 0: none has
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);
+
+// Since the machine's start: above 0.
+int64_t milliseconds_now() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000 + 1;
+}
+
+// As the signal does where nothing handles it.
+[[noreturn]] void end_by(int signal) {
+  std::signal(signal, SIG_DFL);
+  sigset_t handled;
+  ::sigemptyset(&handled);
+  ::sigaddset(&handled, signal);
+  ::pthread_sigmask(SIG_UNBLOCK, &handled, nullptr);
+  std::raise(signal);
+  ::_exit(kExitInterrupted);  // process 1 of a container does not die of a signal of its own
+}
 
 void on_stop(int signal) {
-  if (requested != 0) {
-    std::signal(signal, SIG_DFL);
-    std::raise(signal);
+  const int64_t now = milliseconds_now();
+  int64_t first = 0;
+  if (!first_signal.compare_exchange_strong(first, now)) {
+    if (now - first >= kOneRequest) end_by(signal);
     return;
   }
-  requested = 1;
-  ::alarm(kStopPatience);
+  requested = true;
+  if (!noticed) ::alarm(kStopPatience);
 }
 
 // Calls only what a signal handler may.
 void on_alarm(int) {
-  if (requested == 0 || noticed != 0) return;
+  if (!requested || noticed) return;
   constexpr std::string_view kMessage =
       "\nstopped on request, in the middle of work: what was done since the last checkpoint is "
       "lost\n";
@@ -63,14 +86,12 @@ void install_interrupt_handlers() {
 }
 
 bool interrupt_requested() {
-  if (requested != 0 && noticed == 0) {
-    noticed = 1;
-    ::alarm(0);
-  }
-  return requested != 0;
+  if (!requested) return false;
+  if (!noticed.exchange(true)) ::alarm(0);
+  return true;
 }
 
-void request_stop() { requested = 1; }
+void request_stop() { requested = true; }
 
 void stop_if_requested(const char* what) {
   if (interrupt_requested()) throw Interrupted(what);

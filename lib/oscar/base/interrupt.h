@@ -7,16 +7,24 @@ namespace oscar {
 // Seconds after which a request that nobody has noticed ends the process.
 inline constexpr unsigned kStopPatience = 4;
 
-// Installs handlers that set the flag. The process ends at once on a second signal, and when the
-// first has not been noticed after kStopPatience seconds (it waits, or is in the middle of long
-// work): exit code 130, and what is on disk is as a kill leaves it. SIGHUP stays ignored where it
-// was ignored (nohup). SIGXFSZ is a failed write, which says so itself: it is ignored.
+// Milliseconds within which further signals are the same request: torchrun, timeout and a service
+// manager that stops a group send it once more to processes that have it already.
+inline constexpr int kOneRequest = 1000;
+
+// Installs handlers that set the flag. The process ends at once on a signal that comes kOneRequest
+// or more after the first one, of that signal; and with exit code 130 when the first has not been
+// noticed after kStopPatience seconds (it waits, or is in the middle of long work), or where a
+// signal of its own cannot end it (process 1 of a container). What is on disk is then as a kill
+// leaves it. SIGHUP stays ignored where it was ignored (nohup). SIGXFSZ is a failed write, which
+// says so itself: it is ignored.
 void install_interrupt_handlers();
 
-// True from the first signal on. Noticing it ends the patience: what follows may take its time.
+// True from the first signal on, in every thread. Noticing it ends the patience: what follows may
+// take its time.
 bool interrupt_requested();
 
-// As a signal would, for a reason of the program's own: with no end at once.
+// As a signal would, for a reason of the program's own: with no end at once, nor by the first
+// signal that follows.
 void request_stop();
 
 // What Interrupted says where nothing more is known.

@@ -112,6 +112,7 @@ std::vector<Case> cases() {
   using oscar::MetadataDtype;
   using oscar::PackOrder;
   const auto kLine = PackOrder::kConsecutive, kQuarter = PackOrder::kQuartered;
+  const size_t first_format = all.size();
   all.push_back({"d 64", format(64, 64, MetadataDtype::kFp16, kLine)});
   all.push_back({"d 64 quartered", format(64, 64, MetadataDtype::kFp16, kQuarter)});
   all.push_back({"d 64 fp32", format(64, 64, MetadataDtype::kFp32, kLine)});
@@ -125,6 +126,12 @@ std::vector<Case> cases() {
   all.push_back({"d 256 fp32", format(256, 256, MetadataDtype::kFp32, kLine)});
   all.push_back({"d 256 group 128", format(256, 128, MetadataDtype::kFp16, kLine)});
   all.push_back({"d 256 group 64", format(256, 64, MetadataDtype::kFp16, kLine)});
+  for (size_t i = first_format, count = all.size(); i < count; ++i) {
+    Case full_tiles = all[i];  // the others have four columns an item, and kernels of their own
+    full_tiles.name += ", GQA 8";
+    full_tiles.shape.num_qo_heads = 16;
+    all.push_back(full_tiles);
+  }
   CacheShape wide = format(64, 64, MetadataDtype::kFp32, kLine);
   wide.content = Content::kWideScales;
   all.push_back({"d 64 fp32 wide scales", wide});

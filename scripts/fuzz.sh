@@ -9,9 +9,8 @@
 #   scripts/fuzz.sh --runs N [TARGET=N...] [--seconds S] [--jobs J]
 #                                        all, until each has done N runs, or its own N, or S seconds
 #                                        (600) are over; those of earlier calls count
-#                                        (build-sanitize/runs). J processes (one a core) share the
-#                                        targets by what is left to do, in slices of a minute with a
-#                                        seed of their own.
+#                                        (build-sanitize/runs). J processes (one a core) do the
+#                                        fast targets first, in slices with a seed of their own.
 # TARGET is the name of a file in tests/fuzz before _fuzz.cpp. Inputs that break a rule are left in
 # build-sanitize/findings. OSCAR_FUZZ_BUILT=1: the programs and seeds in build-sanitize are used as
 # they are.
@@ -19,7 +18,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 mapfile -t all < <(cd tests/fuzz && ls -- *_fuzz.cpp | sed 's/_fuzz\.cpp$//')
-usage() { sed -n '2,19p' "${BASH_SOURCE[0]}"; echo "targets: ${all[*]}"; exit 2; }
+usage() { sed -n '2,18p' "${BASH_SOURCE[0]}"; echo "targets: ${all[*]}"; exit 2; }
 is_target() { [[ " ${all[*]} " == *" $1 "* ]]; }
 is_count() { [[ $1 =~ ^[1-9][0-9]*$ ]]; }
 
@@ -87,7 +86,8 @@ run() {
   shift 3
   if [[ $target == hdf5 ]]; then most=65536; fi
   if [[ -d tests/fuzz/findings/$target ]]; then inputs+=("tests/fuzz/findings/$target"); fi
-  OPENBLAS_NUM_THREADS=1 "build-sanitize/bin/fuzz_$target" -timeout=30 -rss_limit_mb=2048 \
+  OPENBLAS_NUM_THREADS=1 ASAN_OPTIONS=quarantine_size_mb=16:malloc_context_size=8 \
+    "build-sanitize/bin/fuzz_$target" -timeout=30 -rss_limit_mb=2048 \
     -malloc_limit_mb=256 -max_len=$most -print_final_stats=1 -artifact_prefix="$findings/$target-" \
     "$@" "$corpus" "${inputs[@]}" >"$log" 2>&1
 }
@@ -119,35 +119,50 @@ fuzz() {
 
 # A target is left alone after so many slices that ended with a finding.
 most_findings=5
-declare -A done_runs active rate slices found
-declare -A target_of log_of begun_of  # by process
+declare -A done_runs active promised rate slices found
+declare -A target_of log_of begun_of asked_of  # by process
 
-# The target whose rest takes longest, were another process to help; empty when all are done.
+# The target that is done soonest, so that most are done when time is over; one that has not been
+# timed comes first. Empty when all of what is left to do is being done.
 next_target() {
   local target rest best=-1
   next=
   for target in "${targets[@]}"; do
-    if ((done_runs[$target] >= goal[$target] || found[$target] >= most_findings)); then continue; fi
-    # In milliseconds; nothing is known of the first slice.
-    rest=$((rate[$target] > 0 ? (goal[$target] - done_runs[$target]) * 1000 / rate[$target] : 1 << 40))
-    rest=$((rest / (active[$target] + 1)))
-    # The processes at work will have done it before another has begun.
-    if ((active[$target] > 0 && rest < 2000)); then continue; fi
-    if ((rest > best)); then best=$rest next=$target; fi
+    rest=$((goal[$target] - done_runs[$target] - promised[$target]))
+    if ((rest <= 0 || found[$target] >= most_findings)); then continue; fi
+    if ((rate[$target] == 0)); then
+      if ((active[$target] > 0)); then continue; fi
+      rest=0
+    else
+      rest=$((rest * 1000 / rate[$target]))
+    fi
+    if ((best < 0 || rest < best)); then best=$rest next=$target; fi
   done
   [[ -n $next ]]
 }
 
+# A slice is a part of what is left, and at least five seconds; at most a minute, the first one less.
 begin_slice() {
-  local target=$1 left=$((seconds - SECONDS)) slice log corpus=build-sanitize/corpus/$1
+  local target=$1 left=$((seconds - SECONDS)) slice rest runs most=60 log
+  local corpus=build-sanitize/corpus/$target
   slice=$((slices[$target] += 1))
   log=build-sanitize/$target.$slice.log
+  rest=$((goal[$target] - done_runs[$target] - promised[$target]))
+  if ((rate[$target] == 0)); then
+    runs=$rest most=15
+  else
+    runs=$((rest / jobs + 1))
+    if ((runs < 5 * rate[$target])); then runs=$((5 * rate[$target])); fi
+    if ((runs > 60 * rate[$target])); then runs=$((60 * rate[$target])); fi
+    if ((runs > rest)); then runs=$rest; fi
+  fi
   mkdir -p "$corpus"
-  run "$target" "$corpus" "$log" -seed=$((1000 * slice + ${#target})) \
-    -runs=$(((goal[$target] - done_runs[$target]) / (active[$target] + 1) + 1)) \
-    -max_total_time=$((left < 60 ? left : 60)) &
-  target_of[$!]=$target log_of[$!]=$log begun_of[$!]=${EPOCHREALTIME/[.,]/}
+  # Every second one without libFuzzer's weighing of inputs, which takes up to a third of the time.
+  run "$target" "$corpus" "$log" -seed=$((1000 * slice + ${#target})) -entropic=$((slice % 2)) \
+    -runs=$runs -max_total_time=$((left < most ? left : most)) &
+  target_of[$!]=$target log_of[$!]=$log begun_of[$!]=${EPOCHREALTIME/[.,]/} asked_of[$!]=$runs
   active[$target]=$((active[$target] + 1))
+  promised[$target]=$((promised[$target] + runs))
 }
 
 # end_slice PROCESS STATUS
@@ -156,6 +171,7 @@ end_slice() {
   milliseconds=$(((${EPOCHREALTIME/[.,]/} - begun_of[$1]) / 1000 + 1))
   runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
   active[$target]=$((active[$target] - 1))
+  promised[$target]=$((promised[$target] - asked_of[$1]))
   done_runs[$target]=$((done_runs[$target] + ${runs:-0}))
   rate[$target]=$((${runs:-0} * 1000 / milliseconds + 1))
   if (($2 == 0)); then
@@ -170,7 +186,8 @@ end_slice() {
 fuzz_runs() {
   local target next status process
   for target in "${targets[@]}"; do
-    done_runs[$target]=0 slices[$target]=0 found[$target]=0 active[$target]=0 rate[$target]=0
+    done_runs[$target]=0 slices[$target]=0 found[$target]=0
+    active[$target]=0 promised[$target]=0 rate[$target]=0
     if [[ -f $counts/$target ]]; then
       read -r done_runs[$target] slices[$target] found[$target] <"$counts/$target"
     fi
@@ -190,7 +207,7 @@ fuzz_runs() {
     running=$((running - 1))
   done
   for target in "${targets[@]}"; do
-    printf 'fuzz: %-18s %9d runs of %9d, %d findings\n' "$target" "${done_runs[$target]}" \
+    printf 'fuzz: %-18s %9d runs of %9d, %d slices with a finding\n' "$target" "${done_runs[$target]}" \
       "${goal[$target]}" "${found[$target]}"
     if ((found[$target] > 0)); then failed=1; fi
   done

@@ -122,7 +122,7 @@ void print_corpus(const CorpusRecord& corpus) {
                format_count(source.documents_used), format_count(source.documents_read),
                format_count(source.tokens_used), format_count(source.tokens_read));
     for (const std::string& reason : source.dropped)
-      fmt::print("           left out: {}\n", reason);
+      fmt::print("           left out: {}\n", printable(reason));
   }
   fmt::print("tokens     {} in {} sequences of up to {}\n", format_count(corpus.tokens),
              format_count(corpus.sequences_used), format_count(corpus.chunk_len));
@@ -196,7 +196,7 @@ void print_fallbacks(const Bundle& bundle) {
       for (size_t head = 0; head < side->fallback.size(); ++head) {
         const std::string& reason = side->fallback[head];
         if (!reason.empty())
-          add_line(text, where, fmt::format("{} head {}: {}", name, head, reason));
+          add_line(text, where, fmt::format("{} head {}: {}", name, head, printable(reason)));
       }
     }
   }
@@ -349,7 +349,7 @@ int run(Arguments& arguments) {
   }
   if (arguments.quiet || arguments.json == kStandardOutput) return kExitDone;
   if (result.already_done) {
-    fmt::print("{} is finished already: nothing to do\n", options.output.string());
+    fmt::print("{} is finished already: nothing to do\n", printable(options.output.string()));
     return kExitDone;
   }
   if (!arguments.stack.empty()) print_stack(arguments.stack, choice);
@@ -375,7 +375,7 @@ int run(Arguments& arguments) {
   }
   std::error_code status;
   fmt::print(
-      "\nwrote {} ({})\n", std::filesystem::absolute(options.output).string(),
+      "\nwrote {} ({})\n", printable(std::filesystem::absolute(options.output).string()),
       format_bytes(static_cast<int64_t>(std::filesystem::file_size(options.output, status))));
   return kExitDone;
 }

@@ -353,7 +353,7 @@ void show(const Json& report, const Arguments& arguments) {
     write_text_output(arguments.html, render_html_report(report), replacing(arguments));
   }
   const bool printed = arguments.json == kStandardOutput || arguments.html == kStandardOutput;
-  if (!arguments.quiet && !printed) fmt::print("{}", format_table(report));
+  if (!arguments.quiet && !printed) print_text(format_table(report));
 }
 
 int run(const CLI::App& program, Arguments& arguments) {

@@ -19,7 +19,7 @@ CLI::Option* add_files(CLI::App& sub, std::vector<std::string>& files, int least
       ->option_text("...");
 }
 
-void print_line(const std::string& text) { fmt::print("{}\n", printable_lines(text, text.size())); }
+void print_line(const std::string& text) { fmt::print("{}\n", printable_lines(text)); }
 
 void print_layer_warnings(const Bundle& bundle) {
   std::vector<std::string> warnings;

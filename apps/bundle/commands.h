@@ -52,7 +52,8 @@ void add_command(CLI::App& program, Work& work, const char* name, const char* de
 CLI::Option* add_files(CLI::App& sub, std::vector<std::string>& files, int least,
                        const char* description);
 
-// Texts of a file may hold control characters; a terminal must not obey them.
+// Texts of a file may hold control characters, which a terminal must not obey, and be of any
+// length.
 void print_line(const std::string& text);
 
 // On stderr, one line for what layers have in common.

@@ -1,11 +1,10 @@
 // oscar-bundle coverage: how well one text stands for another.
 #include "oscar/inspect/coverage.h"
 
-#include <fmt/format.h>
-
 #include "bundle/commands.h"
 #include "common/main.h"
 #include "common/standard_streams.h"
+#include "oscar/base/json_text.h"
 
 namespace oscar::app {
 namespace {
@@ -20,9 +19,9 @@ int coverage(const CoverageArguments& arguments) {
   for (const auto& input : arguments.inputs) bundles.push_back(read_bundle(input));
   const Json result = oscar::coverage(bundles, arguments.inputs);
   if (arguments.json) {
-    fmt::print("{}\n", result.dump(2, ' ', false, Json::error_handler_t::replace));
+    print_text(json_text(result, 2) + "\n");
   } else {
-    fmt::print("{}", coverage_text(result));
+    print_text(coverage_text(result));
   }
   for (const auto& warning : result["warnings"]) {
     warn(warning.get<std::string>());

@@ -1,9 +1,9 @@
 // oscar-bundle inspect: what a file is and holds.
-#include <fmt/format.h>
-
+#include "oscar/inspect/inspect.h"
 #include "bundle/commands.h"
 #include "common/main.h"
-#include "oscar/inspect/inspect.h"
+#include "common/standard_streams.h"
+#include "oscar/base/json_text.h"
 
 namespace oscar::app {
 namespace {
@@ -16,9 +16,9 @@ struct InspectArguments {
 int inspect(const InspectArguments& arguments) {
   const Inspection inspection = inspect_bundle(arguments.file);
   if (arguments.json) {
-    fmt::print("{}\n", inspection.json.dump(2, ' ', false, Json::error_handler_t::replace));
+    print_text(json_text(inspection.json, 2) + "\n");
   } else {
-    fmt::print("{}", inspection_text(inspection));
+    print_text(inspection_text(inspection));
   }
   return kExitDone;
 }

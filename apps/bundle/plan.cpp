@@ -1,9 +1,9 @@
 // oscar-bundle plan: what a model's cache takes, and what of it fits on a GPU.
-#include <fmt/format.h>
-
 #include "bundle/commands.h"
 #include "common/main.h"
 #include "common/options.h"
+#include "common/standard_streams.h"
+#include "oscar/base/json_text.h"
 #include "oscar/inspect/memory_plan.h"
 
 namespace oscar::app {
@@ -23,8 +23,7 @@ int plan(const PlanArguments& arguments) {
     options.weight_bytes = parse_bytes(arguments.weights, "--weights");
   }
   const Json found = memory_plan(read_cached_model(arguments.model), options);
-  fmt::print("{}", arguments.json ? found.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
-                                  : memory_plan_text(found));
+  print_text(arguments.json ? json_text(found, 2) + "\n" : memory_plan_text(found));
   return kExitDone;
 }
 

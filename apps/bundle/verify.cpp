@@ -3,7 +3,9 @@
 
 #include "bundle/commands.h"
 #include "common/main.h"
+#include "common/standard_streams.h"
 #include "oscar/base/json.h"
+#include "oscar/base/json_text.h"
 #include "oscar/bundle/verify.h"
 #include "oscar/exchange/verify_export.h"
 
@@ -27,7 +29,7 @@ int verify(const VerifyArguments& arguments) {
   }
   if (arguments.json) {
     const Json report{{"file", arguments.file}, {"ok", failed == 0}, {"findings", std::move(list)}};
-    fmt::print("{}\n", report.dump(2, ' ', false, Json::error_handler_t::replace));
+    print_text(json_text(report, 2) + "\n");
     return failed == 0 ? kExitDone : kExitFailed;
   }
   for (const auto& finding : findings) {

@@ -65,7 +65,7 @@ void probe_outputs(const std::vector<NamedPath>& outputs, Replace replace) {
 
 void write_text_output(const fs::path& path, const std::string& text, Replace replace) {
   if (path == kStandardOutput) {
-    fmt::print("{}", text);
+    print_text(text);
   } else {
     write_file_atomically(path, text, replace);
   }

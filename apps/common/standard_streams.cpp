@@ -29,6 +29,11 @@ void say_text(std::string_view text) {
 
 void warn(const std::string& text) { say("warning: {}\n", printable_lines(text)); }
 
+void print_text(std::string_view text) {
+  const bool terminal = ::isatty(STDOUT_FILENO) == 1;
+  fmt::print("{}", terminal ? printable_lines(text, text.size()) : std::string(text));
+}
+
 std::string finish_standard_output() {
   errno = 0;
   const bool failed = std::fflush(stdout) != 0;

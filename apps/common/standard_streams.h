@@ -21,6 +21,10 @@ void say(fmt::format_string<T...> format, T&&... arguments) {
 // A line on standard error; what a terminal must not obey in `text` is escaped.
 void warn(const std::string& text);
 
+// To standard output: data as they are to files and programs, and with what a terminal must not
+// obey escaped to a terminal.
+void print_text(std::string_view text);
+
 // Writes out what is buffered. Why that or an earlier write to standard output failed; "" when none
 // did, kReaderLeft when the other end of a pipe was closed.
 inline constexpr const char* kReaderLeft = "reader left";

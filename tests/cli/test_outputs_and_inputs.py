@@ -1,7 +1,9 @@
 """Outputs that are no regular files, that stand already or that two runs write; inputs that change
 while they are read."""
 import collections
+import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -13,13 +15,32 @@ import time
 import unittest
 
 import h5py
+import numpy as np
 
-from support import checkpoints, stops
+from support import checkpoints, faults, stops
 from support.bundle_case import make_file
 from support.programs import BIN, ENVIRONMENT, ProgramTest, run
 
 
+# A program as process 1 of a PID namespace, as containers have them: as root, or as a user.
+CONTAINERS = [["unshare", *options, "--pid", "--fork", "--kill-child"]
+              for options in ([], ["--user", "--map-root-user"])]
+
+
+def container():
+    """That of CONTAINERS which this machine permits, or None."""
+    for prefix in CONTAINERS:
+        with contextlib.suppress(FileNotFoundError):
+            asked = subprocess.run([*prefix, "sh", "-c", "echo $$"], capture_output=True, text=True,
+                                   check=False)
+            if asked.stdout == "1\n":
+                return prefix
+    return None
+
+
 class OutputsAndInputs(ProgramTest):
+    prefix = []  # what starts a program
+
     def setUp(self):
         super().setUp()
         self.out, self.json = self.folder / "out.h5", self.folder / "out.json"
@@ -41,7 +62,7 @@ class OutputsAndInputs(ProgramTest):
                 "--separators", "off", *options]
 
     def start(self, program, *arguments, **environment):
-        process = subprocess.Popen([str(word) for word in (BIN / program, *arguments)],
+        process = subprocess.Popen([*self.prefix, *map(str, (BIN / program, *arguments))],
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                    env={**ENVIRONMENT, **environment})
         self.addCleanup(process.kill)
@@ -157,7 +178,8 @@ class OutputsAndInputs(ProgramTest):
         seconds = time.monotonic() - began
         self.expect_one_winner("calibrate", command, command, [self.out.read_bytes()] * 2, seconds)
 
-    def test_of_two_bundle_outputs_at_once_one_wins(self):
+    def two_strips(self):
+        """Two commands that write self.out, and what each writes."""
         commands, expected = [], []
         for seed in range(2):
             bundle = make_file(self.folder / f"{seed}.h5", seed=seed)
@@ -165,7 +187,24 @@ class OutputsAndInputs(ProgramTest):
             self.run_ok(*commands[-1])
             expected.append(self.out.read_bytes())
             self.out.unlink()
-        self.expect_one_winner("strip", *commands, expected, .08)
+        return *commands, expected
+
+    def test_of_two_bundle_outputs_at_once_one_wins(self):
+        self.expect_one_winner("strip", *self.two_strips(), .08)
+
+    def test_of_two_containers_with_one_process_number_and_one_output_one_wins(self):
+        prefix = container()
+        if prefix is None:
+            self.skipTest("unshare --pid is not permitted here")
+        strips = self.two_strips()
+        self.make_model()
+        command = self.calibrate()
+        began = time.monotonic()
+        self.run_ok(*command)
+        seconds, bundle = time.monotonic() - began, self.out.read_bytes()
+        self.prefix = prefix
+        self.expect_one_winner("strip in containers", *strips, 0)
+        self.expect_one_winner("calibrate in containers", command, command, [bundle] * 2, seconds)
 
     def test_of_two_evaluations_at_once_one_writes_back(self):
         self.make_model()
@@ -230,6 +269,68 @@ class OutputsAndInputs(ProgramTest):
                 self.weights.write_bytes(whole)
         self.run_ok(*self.calibrate())  # removes what a cut file made the run leave
         self.assertEqual(self.names(), {"model", "text.txt", "fifo", "out.h5"})
+
+    def corpora(self):
+        """A corpus of each kind, and one with other content of the same size."""
+        texts = ["".join(checkpoints.sample_text(100, seed)) for seed in range(2)]
+        size = min(map(len, texts))
+        for number, text in enumerate(texts):
+            ids = np.frombuffer(text[:size].encode(), np.uint8).astype(np.int64)
+            folder = self.folder / f"corpora{number}"
+            folder.mkdir()
+            (folder / "a.txt").write_text(text[:size])
+            (folder / "a.jsonl").write_text(json.dumps({"text": text[:size - 20]}) + "\n")
+            np.save(folder / "a.npy", ids)
+            with h5py.File(folder / "a.h5", "w") as file:
+                file["tokens"] = ids
+        return {path: self.folder / "corpora1" / path.name
+                for path in sorted((self.folder / "corpora0").iterdir())}
+
+    def calibrate_while(self, how, corpus, other):
+        """Collects from a copy of `corpus`, which other content replaces when it has been read."""
+        self.out.unlink(missing_ok=True)
+        copies = [shutil.copy(corpus, self.folder / corpus.name), shutil.copy(other, self.folder / "other")]
+        changes = {"LD_PRELOAD": str(faults.SHIM), "OSCAR_CHANGE": ":".join((how, *map(str, copies)))}
+        process = self.start("oscar-calibrate", self.model, copies[0], self.out, "--device", "cpu",
+                             "--chunk-len", 256, "--max-tokens", 512, "--statistics-only",
+                             **changes if how else {})
+        said = process.communicate(timeout=120)[1]
+        if how:
+            self.assertEqual(copies[0].read_bytes(), other.read_bytes(), "the change did not happen")
+        return process.returncode, said
+
+    def test_a_corpus_that_is_replaced_once_it_has_been_read_changes_neither_hash_nor_tokens(self):
+        self.make_model()
+        for corpus, other in self.corpora().items():
+            self.assertEqual(self.calibrate_while("", corpus, other)[0], 0)
+            whole = self.out.read_bytes()
+            with h5py.File(self.out) as file:
+                self.assertEqual(json.loads(file["corpus"].attrs["sources"])[0]["sha256"],
+                                 hashlib.sha256(corpus.read_bytes()).hexdigest())
+            with self.subTest(corpus.name):
+                code, said = self.calibrate_while("replace", corpus, other)
+                if corpus.suffix == ".h5":  # which libhdf5 opens by a name
+                    self.assertEqual(code, 1)
+                    self.assertIn("another file under its name", said)
+                    self.assertFalse(self.out.exists())
+                    continue
+                self.assertEqual(code, 0, said)
+                self.assertEqual(self.out.read_bytes(), whole)
+
+    def test_a_corpus_that_is_overwritten_between_reading_and_hashing_is_an_error(self):
+        self.make_model()
+        for corpus, other in self.corpora().items():
+            with self.subTest(corpus.name):
+                code, said = self.calibrate_while("overwrite", corpus, other)
+                if corpus.suffix == ".h5":  # read by libhdf5, then hashed
+                    self.assertEqual(code, 1, said)
+                    self.assertIn("changed while it was in use", said)
+                    self.assertFalse(self.out.exists())
+                    continue
+                self.assertEqual(code, 0, said)  # read once, into memory
+                with h5py.File(self.out) as file:
+                    self.assertEqual(json.loads(file["corpus"].attrs["sources"])[0]["sha256"],
+                                     hashlib.sha256(corpus.read_bytes()).hexdigest())
 
     def test_a_report_is_not_written_back_over_a_bundle_that_was_replaced(self):
         self.make_model()

@@ -1,7 +1,9 @@
-// Preloaded into a program by tests/support/faults.py: lets one system call of a kind fail, or
-// kills the program there.
+// Preloaded into a program by tests: lets one system call of a kind fail, kills the program there,
+// or changes one of its inputs.
 //   OSCAR_FAULT=CALL:NUMBER:HOW   CALL: open, write, sync, rename, alloc or thread; NUMBER: from 1
 //                                 on, in each process; HOW: fail or kill
+//   OSCAR_CHANGE=HOW:FILE:OTHER   when FILE has been read and closed for the first time: replace,
+//                                 OTHER takes its name; overwrite, it gets the bytes of OTHER
 //   OSCAR_FAULT_COUNTS=FILE       the calls of each kind, written when the program ends
 // What the C library calls inside itself is not seen: buffered streams, folders, the loader. Opens
 // by which libtorch looks at the processor always succeed: without them it crashes before it can
@@ -17,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -29,6 +32,10 @@ static const int kErrors[kKinds] = {EMFILE, ENOSPC, EIO, EIO, ENOMEM, EAGAIN};
 static atomic_long counts[kKinds];
 static int fault_kind = -1, fault_kills = 0;
 static long fault_at = 0;
+// Of OSCAR_CHANGE, which counts in the first process alone; null when there is nothing to do.
+static char *change_file = NULL, *change_other = NULL;
+static int change_overwrites = 0;
+static pid_t change_by = 0;
 
 __attribute__((constructor)) static void read_environment(void) {
   const char* text = getenv("OSCAR_FAULT");
@@ -40,6 +47,13 @@ __attribute__((constructor)) static void read_environment(void) {
     fault_kills = strcmp(end, ":kill") == 0;
     fault_kind = kind;
   }
+  const char* change = getenv("OSCAR_CHANGE");
+  if (change == NULL) return;
+  change_overwrites = strncmp(change, "overwrite:", 10) == 0;
+  change_file = strdup(strchr(change, ':') + 1);
+  change_other = strchr(change_file, ':');
+  *change_other++ = '\0';
+  change_by = getpid();
 }
 
 __attribute__((destructor)) static void write_counts(void) {
@@ -117,6 +131,34 @@ ssize_t pwrite64(int file, const void* bytes, size_t count, off64_t place) {
 }
 int ftruncate64(int file, off64_t length) {
   return fails(kWrite) ? -1 : (int)syscall(SYS_ftruncate, file, length);
+}
+
+static void overwrite(const char* path, const char* other) {
+  char bytes[4096];
+  const int from = (int)syscall(SYS_openat, AT_FDCWD, other, O_RDONLY);
+  const int to = (int)syscall(SYS_openat, AT_FDCWD, path, O_WRONLY);
+  for (long count = 0; (count = syscall(SYS_read, from, bytes, sizeof bytes)) > 0;) {
+    if (syscall(SYS_write, to, bytes, (size_t)count) != count) abort();
+  }
+  syscall(SYS_close, from);
+  syscall(SYS_close, to);
+}
+
+int close(int file) {
+  struct stat closed, named;
+  const int done = change_file != NULL && getpid() == change_by && fstat(file, &closed) == 0 &&
+                   stat(change_file, &named) == 0 && closed.st_dev == named.st_dev &&
+                   closed.st_ino == named.st_ino;
+  const int result = (int)syscall(SYS_close, file);
+  if (!done) return result;
+  const char* path = change_file;
+  change_file = NULL;
+  if (change_overwrites) {
+    overwrite(path, change_other);
+  } else if (syscall(SYS_renameat, AT_FDCWD, change_other, AT_FDCWD, path) != 0) {
+    abort();
+  }
+  return result;
 }
 
 int fsync(int file) { return fails(kSync) ? -1 : (int)syscall(SYS_fsync, file); }

@@ -32,6 +32,16 @@ FileIdentity identity_from(const struct stat& status) {
                .hint = "run again when nothing writes to it"});
 }
 
+// The file of this identity still has its name and its content.
+void require_in_place(const fs::path& path, const std::optional<FileIdentity>& before) {
+  const auto now = identity_of(path);
+  if (now && now == before) return;
+  const bool same = now && before && now->inode == before->inode && now->device == before->device;
+  refuse_changed(path, !now   ? "no such file"
+                       : same ? "new content"
+                              : "another file under its name");
+}
+
 }  // namespace
 
 std::optional<FileIdentity> identity_of(const fs::path& path) {
@@ -51,15 +61,7 @@ LongInputs::LongInputs(std::vector<fs::path> paths) : paths_(std::move(paths)) {
 }
 
 void LongInputs::require_unchanged() const {
-  for (size_t i = 0; i < paths_.size(); ++i) {
-    const auto now = identity_of(paths_[i]);
-    if (now && now == identities_[i]) continue;
-    const bool same = now && identities_[i] && now->inode == identities_[i]->inode &&
-                      now->device == identities_[i]->device;
-    refuse_changed(paths_[i], !now   ? "no such file"
-                              : same ? "new content"
-                                     : "another file under its name");
-  }
+  for (size_t i = 0; i < paths_.size(); ++i) require_in_place(paths_[i], identities_[i]);
 }
 
 InputFile::InputFile(fs::path path) : path_(std::move(path)) {
@@ -124,6 +126,8 @@ std::string InputFile::sha256() const {
 void InputFile::require_unchanged() const {
   if (identity_of(descriptor_) != identity_) refuse_changed(path_, "new content");
 }
+
+void InputFile::require_in_place() const { oscar::require_in_place(path_, identity_); }
 
 bool leads_outside(const fs::path& folder, const fs::path& entry) {
   std::error_code status;

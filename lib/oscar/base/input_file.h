@@ -57,6 +57,8 @@ class InputFile {
   // Throws Error when the file has been written to since it was opened. One that was replaced is
   // still read as it was.
   void require_unchanged() const;
+  // Throws Error when its name does not lead to it any more, too.
+  void require_in_place() const;
 
  private:
   std::filesystem::path path_;

@@ -307,8 +307,9 @@ Handle open_for_reading(const InputFile& input) {
   initialise_library();
   const std::string name = input.path().string();
   const Handle access = access_properties(name);
-  return {H5Fopen(input.alias().c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose,
-          "not a readable HDF5 file, or cut short", name, ""};
+  const hid_t file = H5Fopen(input.alias().c_str(), H5F_ACC_RDONLY, access.get());
+  if (file < 0) input.require_in_place();  // libhdf5 asks for a name that leads to the file
+  return {file, H5Fclose, "not a readable HDF5 file, or cut short", name, ""};
 }
 
 Handle open_dataset(hid_t file, const std::string& file_name, const std::string& path) {

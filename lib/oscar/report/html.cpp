@@ -6,7 +6,7 @@
 namespace oscar {
 namespace {
 
-constexpr const char* kReplacement = "\xEF\xBF\xBD";
+constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 struct CodePoint {
   char32_t value = 0;
@@ -41,27 +41,34 @@ bool unwelcome(char32_t c) {
 
 }  // namespace
 
-std::string escape_html(std::string_view text) {
+std::string without_controls(std::string_view text) {
   std::string out;
   out.reserve(text.size());
   for (size_t i = 0; i < text.size();) {
     const CodePoint c = decode(text, i);
-    if (!c.valid || unwelcome(c.value)) {
-      out += kReplacement;
-    } else if (c.value == '&') {
+    out += !c.valid || unwelcome(c.value) ? kReplacement : text.substr(i, c.bytes);
+    i += c.bytes;
+  }
+  return out;
+}
+
+std::string escape_html(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (const char c : without_controls(text)) {
+    if (c == '&') {
       out += "&amp;";
-    } else if (c.value == '<') {
+    } else if (c == '<') {
       out += "&lt;";
-    } else if (c.value == '>') {
+    } else if (c == '>') {
       out += "&gt;";
-    } else if (c.value == '"') {
+    } else if (c == '"') {
       out += "&quot;";
-    } else if (c.value == '\'') {
+    } else if (c == '\'') {
       out += "&#39;";
     } else {
-      out += text.substr(i, c.bytes);
+      out += c;
     }
-    i += c.bytes;
   }
   return out;
 }

@@ -6,9 +6,12 @@
 
 namespace oscar {
 
-// `text` for element content and for attributes in double quotes. Markup characters become
-// entities; bytes that are no UTF-8, control characters and marks that turn the writing direction
-// become U+FFFD.
+// `text` with U+FFFD for bytes that are no UTF-8, for control characters but line breaks and tabs,
+// and for marks that turn the writing direction.
+std::string without_controls(std::string_view text);
+
+// The same for element content and for attributes in double quotes: markup characters become
+// entities.
 std::string escape_html(std::string_view text);
 
 // At most `characters` code points of `text` (unescaped): the start gives way to an ellipsis,

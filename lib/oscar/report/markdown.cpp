@@ -7,7 +7,7 @@ namespace oscar {
 
 std::string escape_markdown(std::string_view text) {
   std::string out;
-  for (const char c : text) {
+  for (const char c : without_controls(text)) {
     if (std::string_view("&<>").find(c) != std::string_view::npos) {
       out += escape_html(std::string_view(&c, 1));
       continue;
@@ -20,9 +20,8 @@ std::string escape_markdown(std::string_view text) {
 
 std::string markdown_code(std::string_view text) {
   std::string out;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    out += byte < 0x20 || byte == 0x7F || c == '`' || c == '|' ? '?' : c;
+  for (const char c : without_controls(text)) {
+    out += std::string_view("\n\t`|").find(c) != std::string_view::npos ? '?' : c;
   }
   return "`" + out + "`";
 }

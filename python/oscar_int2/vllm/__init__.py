@@ -9,20 +9,25 @@ import importlib
 from ..errors import UnsupportedError
 from . import settings
 
-# Releases of vLLM by the adapter that knows where they differ.
-ADAPTERS = {"0.26": "adapter_0_26"}
+# Releases of vLLM by the adapter that knows where they differ. Only 0.26 has run on a GPU.
+ADAPTERS = {"0.26": "adapter_0_26", "0.32": "adapter_0_33", "0.33": "adapter_0_33"}
+
+
+def adapter_name(version):
+    """That of a vLLM of this version; None: it is not served."""
+    return ADAPTERS.get(".".join(version.split(".")[:2]))
 
 
 def adapter():
     """The adapter of the vLLM that is installed. Raises UnsupportedError if there is none."""
     import vllm
 
-    release = ".".join(vllm.__version__.split(".")[:2])
-    if release not in ADAPTERS:
+    name = adapter_name(vllm.__version__)
+    if name is None:
         raise UnsupportedError(
             f"vLLM {vllm.__version__} is installed; the INT2 cache runs in {', '.join(ADAPTERS)}: "
             f"install one of these, or unset {settings.BUNDLE} to serve without it")
-    return importlib.import_module(f".{ADAPTERS[release]}", __name__)
+    return importlib.import_module(f".{name}", __name__)
 
 
 def register():

@@ -10,13 +10,16 @@ class Recorder:
         self.impl, self.steps = engine.builder.layers[layer], []
 
     def __enter__(self):
+        from oscar_int2.vllm import adapter
+
         forward = self.impl.forward
 
         def record(_, q, k, v, kv_cache, metadata, output, *others, **options):
             result = forward(_, q, k, v, kv_cache, metadata, output, *others, **options)
             end = metadata.num_tokens
             self.steps.append([x[:end].clone() for x in (q, k, v, output)])
-            self.pool, tables = kv_cache, metadata.decodes or metadata.appended
+            tables = metadata.decodes or metadata.appended
+            self.pool = adapter().pool(kv_cache)
             self.block_table = tables.block_table[:1].clone()
             return result
 

@@ -164,13 +164,16 @@ class Serving(case.EngineTest):
 
     def test_chunks_of_several_prompts_beside_decodes_give_the_tokens_of_single_runs(self):
         engine, finished, seen, requests = self.engine, {}, set(), {}
-        plan = [(1, 350, 20), (0, 420, 12), (2, 100, 6), (3, 460, 10), (4, 330, 9)]
+        plan = [(1, 350, 20), (0, 420, 12), (2, 100, 6), (3, 460, 10)]
         with engine.in_chunks(150, of_one=60), engine.metadata() as steps:
-            for number, length, tokens in plan:
-                requests[engine.add(engine.prompt(number, length), tokens)] = number, length, tokens
-                for _ in range(3):
-                    engine.step(finished)
-            finished |= engine.run()
+            # Those of the second list begin beside a chunk, whatever a vLLM makes of a prompt alone.
+            for requested, apart in ((plan, 3), ([(4, 330, 9), (0, 120, 6)], 1)):
+                for number, length, tokens in requested:
+                    name = engine.add(engine.prompt(number, length), tokens)
+                    requests[name] = number, length, tokens
+                    for _ in range(apart):
+                        engine.step(finished)
+                finished |= engine.run()
         for step in steps:
             prompts = step.prompts
             seen.add((step.num_decodes > 0, prompts and len(prompts.chunks),
@@ -297,18 +300,14 @@ class Refusals(unittest.TestCase):
         from oscar_int2 import UnsupportedError
         import oscar_int2_vllm
 
-        version = vllm.__version__
-        vllm.__version__ = "0.99.1"
-        try:
-            with self.assertRaisesRegex(UnsupportedError, r"0\.99\.1.*0\.26"):
-                oscar_int2_vllm.register()
-            before = os.environ.pop("VLLM_OSCAR_BUNDLE")
-            try:
-                oscar_int2_vllm.register()  # without a bundle it leaves other versions alone
-            finally:
-                os.environ["VLLM_OSCAR_BUNDLE"] = before
-        finally:
-            vllm.__version__ = version
+        for version in ("0.25.1", "0.27.0", "0.31.0", "0.34.0", "1.0.0"):
+            with mock.patch.object(vllm, "__version__", version):
+                with self.assertRaisesRegex(UnsupportedError,
+                                            rf"{version} is installed.* 0\.26, 0\.32, 0\.33"):
+                    oscar_int2_vllm.register()
+                with mock.patch.dict(os.environ):
+                    del os.environ["VLLM_OSCAR_BUNDLE"]
+                    oscar_int2_vllm.register()  # without a bundle it leaves other versions alone
 
     def test_registering_again_changes_nothing(self):
         from vllm.engine.arg_utils import EngineArgs

@@ -1,5 +1,6 @@
 """What the tests of the vLLM plugin share: its environment, one engine on the CPU, its requests.
-Imported first by a test, it starts the test again where vLLM is."""
+Imported first by a test, it starts the test again where vLLM is: in .venv-vllm, or in the virtual
+environment that OSCAR_VLLM_VENV names."""
 import contextlib
 import functools
 import json
@@ -12,7 +13,7 @@ import tempfile
 import unittest
 
 SOURCE = pathlib.Path(os.environ["OSCAR_SOURCE"])
-VENV = SOURCE / ".venv-vllm" / "bin" / "python"
+VENV = pathlib.Path(os.environ.get("OSCAR_VLLM_VENV", SOURCE / ".venv-vllm")) / "bin" / "python"
 if VENV.exists() and pathlib.Path(sys.prefix) != VENV.parent.parent:
     os.execv(VENV, [str(VENV), *sys.argv])  # vLLM has needs of its own: scripts/setup_vllm.sh
 
@@ -79,9 +80,13 @@ class Engine:
     """vLLM's engine with the plugin, in this process."""
 
     def __init__(self, **options):
+        from vllm.engine.arg_utils import EngineArgs
+
+        options = {**OPTIONS, **options}
+        EngineArgs(str(MODEL), **options).create_engine_config()  # may set up the logger anew
         self.log = Records()
         logging.getLogger("vllm").addHandler(self.log)
-        self.llm = vllm.LLM(str(MODEL), **{**OPTIONS, **options})
+        self.llm = vllm.LLM(str(MODEL), **options)
         self.core = self.llm.llm_engine
         self.scheduler = self.core.engine_core.engine_core.scheduler
         runner = self.core.model_executor.driver_worker.worker.model_runner

@@ -1,0 +1,49 @@
+"""vLLM 0.32 and 0.33, where a backend says how large the blocks of its cache are (customize_spec).
+
+A block [Hkv, 64 tokens, bytes of a token] in the layout LBHNC is a page as the kernels have it, byte for
+byte. Hooks that are left alone:
+- AttentionBackendEnum.register: a name made at run time is not in the processes that vLLM spawns, which
+  read the engine's configuration before they load plugins; CUSTOM is in all.
+- register_kv_cache_dtype: its mode CUSTOM is the number of OCTAVE_K3V4 (0.33), and 0.32 has none; the
+  bundle says how the cache is written.
+- CircularBufferSpec, for the exact windows: vLLM gives all groups of layers blocks of equal bytes, so
+  that a page would grow to a window's size, 2304 tokens for a window of 324 rows.
+"""
+import torch
+
+from .._library import PAGE_TOKENS
+from . import hooks
+
+
+def install():
+    """What a process needs before it reads its engine's arguments."""
+    hooks.install()
+
+
+def follow_worker():
+    """What the process of a worker needs, once its first INT2 layer is made."""
+    hooks.follow_worker()
+
+
+class CacheShape:
+    """What the backend says of a layer's cache."""
+
+    @classmethod
+    def customize_spec(cls, spec):
+        from .specs import Int2Spec, chunk_bytes
+
+        return Int2Spec(block_size=spec.block_size, num_kv_heads=spec.num_kv_heads,
+                        head_size=spec.head_size, dtype=torch.uint8,
+                        state_content_bytes=chunk_bytes(spec.head_size) // PAGE_TOKENS)
+
+    @classmethod
+    def supported_kv_cache_layouts(cls):
+        from vllm.v1.kv_cache_interface import KVCacheLayout
+
+        return (KVCacheLayout.LBHNC,)
+
+
+def pool(kv_cache):
+    """A layer's cache [blocks, Hkv, 64, bytes of a token] as pages, uint8 [blocks, Hkv, chunk_bytes]:
+    the same memory."""
+    return kv_cache.view(*kv_cache.shape[:2], -1)

@@ -13,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Python packages are those of scripts/locked, by version and sha256 (scripts/lock.sh).
 TORCH_VERSION=$(sed -n 's/^torch==//p' scripts/locked/torch.in)
 SYSTEM_PACKAGES=(g++ make pkg-config ccache git libhdf5-dev libeigen3-dev
-  libopenblas-dev libcli11-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev
+  libopenblas-dev libcli11-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev zlib1g-dev
   libssl-dev python3-venv)
 TEST_SYSTEM_PACKAGES=(libgtest-dev libgmock-dev clang clang-format clang-tidy libclang-rt-dev)
 

@@ -248,7 +248,7 @@ TEST(VerifyExport, AHostileManifestIsAFailedCheck) {
     EXPECT_FALSE(passes("sglang-v1", out)) << text;
   }
   for (const char* key : {"layers", "heads_k", "head_dim_v", "probe", "files", "clip"}) {
-    for (const Json& value : {Json(nullptr), Json(-1), Json::array(), Json("x")}) {
+    for (const Json& value : {Json(nullptr), Json(-1), Json::array(), Json("x"), Json(3e108)}) {
       Json manifest = Json::parse(good);
       manifest[key] = value;
       oscar_test::write_file(out / kManifestName, manifest.dump());

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -67,7 +66,7 @@ void parallel_for(int64_t count, const std::function<void(int64_t)>& work) {
         loop.run();
         ++spare_cores();
       });
-    } catch (const std::system_error&) {  // no more threads to be had: fewer do
+    } catch (const std::exception&) {  // no more threads or memory to be had: fewer do
       ++spare_cores();
       break;
     }

@@ -3,9 +3,11 @@
 #include <cmath>
 #include <cstdlib>
 #include <ctime>
+#include <optional>
 #include <type_traits>
 
 #include "oscar/base/error.h"
+#include "oscar/base/parallel.h"
 #include "oscar/base/version.h"
 #include "oscar/bundle/bundle_file.h"
 #include "oscar/bundle/content_hash.h"
@@ -14,6 +16,7 @@
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
 #include "oscar/fit/checks.h"
+#include "oscar/io/hdf5_chunks.h"
 
 namespace oscar {
 
@@ -312,6 +315,31 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
   return file;
 }
 
+namespace {
+
+// A dataset in the form in which it is stored, if it is.
+struct Prepared {
+  std::string path;
+  StoredForm form;
+  std::optional<hdf5::DatasetView> stored;
+  std::vector<hdf5::Chunk> chunks;
+};
+
+Prepared prepare(const hdf5::DatasetView& dataset,
+                 const std::map<std::string, const hdf5::DatasetView*>& all) {
+  Prepared made{dataset.path, stored_form(dataset, all), {}, {}};
+  if (made.form.data) {
+    made.stored = view(*made.form.data);
+    made.stored->compress = dataset.compress;
+  } else if (made.form.coding == nullptr) {
+    made.stored = dataset;
+  }
+  if (made.stored && !made.stored->shape.empty()) made.chunks = encode_chunks(*made.stored);
+  return made;
+}
+
+}  // namespace
+
 void write_encoded(EncodedFile encoded, const AtomicFile& file,
                    const std::function<void()>& between) {
   std::vector<const hdf5::DatasetView*> datasets;
@@ -325,19 +353,22 @@ void write_encoded(EncodedFile encoded, const AtomicFile& file,
   std::map<std::string, Json> codings;  // by group
   hdf5::Writer writer(file);
   for (const auto& group : encoded.groups) writer.create_group(group);
-  for (const auto& dataset : encoded.datasets) {
-    if (between) between();
-    const StoredForm form = stored_form(dataset, all);
-    if (form.coding != nullptr) {
-      const size_t slash = dataset.path.rfind('/');
-      codings[dataset.path.substr(0, slash)][dataset.path.substr(slash + 1)] = form.coding;
-    }
-    if (form.data) {
-      hdf5::DatasetView stored = view(*form.data);
-      stored.compress = dataset.compress;
-      writer.write(stored);
-    } else if (form.coding == nullptr) {
-      writer.write(dataset);
+  constexpr size_t kTogether = 64;  // datasets in memory as they will be in the file
+  for (size_t first = 0; first < encoded.datasets.size(); first += kTogether) {
+    const size_t count = std::min(kTogether, encoded.datasets.size() - first);
+    std::vector<Prepared> prepared(count);
+    parallel_for(static_cast<int64_t>(count), [&](int64_t i) {
+      const auto index = static_cast<size_t>(i);
+      prepared[index] = prepare(encoded.datasets[first + index], all);
+    });
+    for (const Prepared& dataset : prepared) {
+      if (between) between();
+      const std::string& path = dataset.path;
+      if (dataset.form.coding != nullptr) {
+        const size_t slash = path.rfind('/');
+        codings[path.substr(0, slash)][path.substr(slash + 1)] = dataset.form.coding;
+      }
+      if (dataset.stored) writer.write(*dataset.stored, dataset.chunks);
     }
   }
   note_codings(codings, encoded);

@@ -67,12 +67,14 @@ void remove_checkpoint(const std::filesystem::path& path);
 class SavePace {
  public:
   using Clock = std::chrono::steady_clock;
+  // Until something was saved: what `expected_bytes` would take at 1 GB/s.
+  explicit SavePace(int64_t expected_bytes = 0) : cost_(std::chrono::nanoseconds(expected_bytes)) {}
   bool due() const;
   void saved(Clock::time_point start);  // saving began then and has just ended
 
  private:
   Clock::time_point last_ = Clock::now();
-  Clock::duration cost_{};
+  Clock::duration cost_;
 };
 
 // `read()`; an Error without a hint gets this one.

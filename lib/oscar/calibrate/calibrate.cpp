@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <mutex>
 #include <optional>
 
 #include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
+#include "oscar/base/parallel.h"
 #include "oscar/base/sha256.h"
 #include "oscar/base/version.h"
 #include "oscar/bundle/bundle_file.h"
@@ -272,26 +274,35 @@ class Both final : public LayerVisitor {
   Observers now_;
 };
 
+// Once the searches that run on have ended.
+std::vector<LayerDecision> take_decisions(SearchPass& search, CheckpointFile& saved) {
+  try {
+    return search.take_decisions();
+  } catch (const Interrupted&) {
+    throw resumable_stop(saved, kSearchAgain);
+  }
+}
+
 // Decides on the held-back text, whose sums are then added to `statistics`. With the energy
 // objective, whose weights come from sums that are complete, they are left as they are.
 std::vector<LayerDecision> decide(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
-                                  const CalibrateOptions& options, CheckpointFile& saved,
-                                  std::vector<LayerStatistics>& statistics, Progress& progress) {
+                                  int layers_together, const CalibrateOptions& options,
+                                  CheckpointFile& saved, std::vector<LayerStatistics>& statistics,
+                                  Progress& progress) {
   SearchPass search(model, statistics, search_settings(options), split.num_search,
-                    split.num_confirm);
+                    split.num_confirm, layers_together);
   progress.begin("searching", split.held_back.record.tokens * model.config().num_layers,
                  "token-layers");
-  if (wants_energy(options)) {
-    run_pass(model, split.held_back, plan, {}, search, saved, kSearchAgain, progress);
-  } else {
-    MomentPass all(model, geometries(options, model.config()), {}, {}, attended_view(options));
-    all.restore(statistics);
-    Both both(search, all);
-    run_pass(model, split.held_back, plan, {}, both, saved, kSearchAgain, progress);
-    statistics = all.result();
-  }
+  MomentPass all(model, geometries(options, model.config()), {}, {}, attended_view(options));
+  Both both(search, all);
+  const bool add = !wants_energy(options);
+  if (add) all.restore(statistics);
+  LayerVisitor& visitor = add ? static_cast<LayerVisitor&>(both) : search;
+  run_pass(model, split.held_back, plan, {}, visitor, saved, kSearchAgain, progress);
+  std::vector<LayerDecision> decisions = take_decisions(search, saved);
   progress.end();
-  return search.take_decisions();
+  if (add) statistics = all.result();
+  return decisions;
 }
 
 }  // namespace
@@ -362,7 +373,9 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   }
 
   const auto collect_start = Clock::now();
-  CheckpointFile saved(options, bundle);
+  CheckpointFile saved(
+      options, bundle,
+      snapshot_bytes(checkpoint.config, plan.snapshot_tokens.size() + 1, plan.attended));
   auto [statistics, snapshots] =
       collect(model, split.fit, plan, options, saved, bundle, ranks, progress);
   result.collect_seconds = seconds_since(collect_start);
@@ -383,7 +396,8 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   std::vector<LayerDecision> decisions(static_cast<size_t>(layers));
   if (options.search.any()) {
     const auto search_start = Clock::now();
-    decisions = decide(model, split, *search_plan, options, saved, statistics, progress);
+    const int together = layers_searched_together(model, split, *search_plan, options, limits);
+    decisions = decide(model, split, *search_plan, together, options, saved, statistics, progress);
     saved.wait();
     result.search_seconds = seconds_since(search_start);
   }
@@ -392,13 +406,17 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   } else if (!options.search.any() || !wants_energy(options)) {
     const auto fit_start = Clock::now();
     progress.begin("fitting", layers, "layers");
-    for (size_t layer = 0; layer < decisions.size(); ++layer) {
+    std::mutex advancing;
+    parallel_for(layers, [&](int64_t index) {
+      const auto layer = static_cast<size_t>(index);
       // Without a search the sums are not saved any more: the short fit ends first.
-      if (options.search.any() && interrupt_requested()) throw resumable_stop(saved, kSearchAgain);
+      if (options.search.any() && interrupt_requested()) return;
       decisions[layer] = fit_again(std::move(decisions[layer]), statistics[layer], options.fit,
                                    checkpoint.config.rope);
+      const std::lock_guard<std::mutex> lock(advancing);
       progress.advance(1);
-    }
+    });
+    if (options.search.any() && interrupt_requested()) throw resumable_stop(saved, kSearchAgain);
     progress.end();
     result.fit_seconds = seconds_since(fit_start);
   }

@@ -8,7 +8,9 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <mutex>
 
+#include "oscar/base/parallel.h"
 #include "oscar/fit/convergence.h"
 #include "oscar/fit/fitted_layers.h"
 
@@ -66,14 +68,20 @@ Json judge_convergence(const SumSnapshots& snapshots,
   if (!problem.empty()) return convergence_record(layers, any.count_kv, problem);
   std::map<int, std::vector<const LayerStatistics*>> by_layer;
   for (const auto& copy : snapshots) by_layer[copy->geometry.layer_id].push_back(copy.get());
-  progress.begin("judging the text", static_cast<int64_t>(statistics.size()), "layers");
+  std::vector<const LayerStatistics*> judged;
   for (const LayerStatistics& total : statistics) {
-    if (total.geometry.quantized) {
-      const auto& copies = by_layer.at(total.geometry.layer_id);
-      layers.push_back(layer_convergence(copies, total, options, rope));
-    }
-    progress.advance(1);
+    if (total.geometry.quantized) judged.push_back(&total);
   }
+  layers.resize(judged.size());
+  progress.begin("judging the text", static_cast<int64_t>(judged.size()), "layers");
+  std::mutex advancing;
+  parallel_for(static_cast<int64_t>(judged.size()), [&](int64_t index) {
+    const auto layer = static_cast<size_t>(index);
+    const auto& copies = by_layer.at(judged[layer]->geometry.layer_id);
+    layers[layer] = layer_convergence(copies, *judged[layer], options, rope);
+    const std::lock_guard<std::mutex> lock(advancing);
+    progress.advance(1);
+  });
   progress.end();
   return convergence_record(layers, any.count_kv, "no layer is quantized");
 }

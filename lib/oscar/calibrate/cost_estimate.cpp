@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <thread>
 
+#include "oscar/base/parallel.h"
 #include "oscar/calibrate/assemble.h"
 #include "oscar/calibrate/statistics_pass.h"
 #include "oscar/data/ngram_fingerprint.h"
@@ -63,11 +66,19 @@ class Probe {
   std::optional<MomentCollector> collector_;
 };
 
-// Seconds of judging one layer's text. `parts`: states of its running sums as a run would copy
-// them.
+// Seconds of `work` for each of `layers` layers, as many at a time as there are cores.
+double seconds_of_layers(double layers, const std::function<void()>& work) {
+  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  const int64_t together = std::clamp<int64_t>(static_cast<int64_t>(layers), 1, cores);
+  const double once = seconds_of([&] { parallel_for(together, [&](int64_t) { work(); }); });
+  return once * layers / static_cast<double>(together);
+}
+
+// Seconds of judging the text of `layers` layers. `parts`: states of one's running sums as a run
+// would copy them.
 double time_convergence(const std::vector<LayerStatistics>& parts, const LayerStatistics& total,
                         const RunPlan& plan, int64_t tokens, const CalibrateOptions& options,
-                        const Rope& rope) {
+                        const Rope& rope, double layers) {
   const LayerGeometry& geometry = total.geometry;
   std::vector<int64_t> counts = plan.snapshot_tokens;
   counts.push_back(tokens);
@@ -77,46 +88,53 @@ double time_convergence(const std::vector<LayerStatistics>& parts, const LayerSt
   }
   std::vector<const LayerStatistics*> pointers;
   for (const LayerStatistics& part : parts) pointers.push_back(&part);
-  return seconds_of([&] { layer_convergence(pointers, total, options.fit, rope); });
+  return seconds_of_layers(layers, [&] { layer_convergence(pointers, total, options.fit, rope); });
 }
 
-// Seconds of one layer's search over the first `count` chunks of each half, fits included.
+// Seconds of a search over the first `count` chunks of each half, fits included, of as many layers
+// as `statistics` has, all of them like the one of `weights`.
 double time_search(Transformer& model, const SplitCorpus& split, const CalibrateOptions& options,
-                   const std::vector<LayerStatistics>& first_layer, const LayerWeights& weights,
+                   const std::vector<LayerStatistics>& statistics, const LayerWeights& weights,
                    size_t count) {
   return seconds_of([&] {
-    SearchPass pass(model, first_layer, search_settings(options), count, count);
-    for (const size_t half : {size_t{0}, split.num_search}) {
-      for (size_t chunk = half; chunk < half + count; ++chunk) {
-        const auto length = static_cast<int64_t>(split.held_back.chunks[chunk].size());
-        const torch::Tensor ids =
-            batch_ids(split.held_back, {static_cast<int64_t>(chunk), 1, length});
-        model.forward_layer(first_layer.front().geometry.layer_id, weights,
-                            model.embed(ids.to(model.compute().device)), pass.observer(0));
+    const int together = static_cast<int>(statistics.size());
+    SearchPass pass(model, statistics, search_settings(options), count, count, together);
+    for (int layer = 0; layer < together; ++layer) {
+      for (const size_t half : {size_t{0}, split.num_search}) {
+        for (size_t chunk = half; chunk < half + count; ++chunk) {
+          const auto length = static_cast<int64_t>(split.held_back.chunks[chunk].size());
+          const torch::Tensor ids =
+              batch_ids(split.held_back, {static_cast<int64_t>(chunk), 1, length});
+          model.forward_layer(statistics.front().geometry.layer_id, weights,
+                              model.embed(ids.to(model.compute().device)), pass.observer(layer));
+        }
       }
+      pass.layer_done({});
     }
-    pass.layer_done({});
+    pass.take_decisions();
   });
 }
 
-// Of all `layers` searched ones. Fits of a layer do not depend on the held-back chunks; on a GPU
-// they are made while the layer before is searched.
+// Of all `layers` searched ones. Fits of a layer do not depend on the held-back chunks.
 double search_seconds(Transformer& model, const SplitCorpus& split, const CalibrateOptions& options,
-                      const std::vector<LayerStatistics>& first_layer, const LayerWeights& weights,
+                      const LayerStatistics& layer, const LayerWeights& weights, int together,
                       double layers) {
-  const bool on_gpu = model.compute().device.is_cuda();
-  const double fits = seconds_of([&] {
-    fit_for_search(first_layer.front(), options.fit, options.search, model.config().rope);
-  });
-  const auto losses_of = [&](size_t count) {
-    return std::max(0.0, time_search(model, split, options, first_layer, weights, count) - fits);
+  const std::vector<LayerStatistics> several(static_cast<size_t>(together), layer);
+  const auto of_layer = [&](size_t count) {
+    return time_search(model, split, options, several, weights, count) / together;
   };
-  const double one = losses_of(1);
-  const bool twice = on_gpu && std::min(split.num_search, split.num_confirm) > 1;
-  const double further = twice ? std::max(0.0, losses_of(2) - one) : one;
   const double pairs = static_cast<double>(split.num_search + split.num_confirm) / 2;
-  const double losses = one + further * (pairs - 1);
-  return on_gpu ? fits + std::max(fits, losses) * layers : (fits + losses) * layers;
+  const double one = of_layer(1);
+  double further = 0;
+  if (!model.compute().device.is_cuda()) {
+    further =
+        std::max(0.0, one - seconds_of([&] {
+                        fit_for_search(layer, options.fit, options.search, model.config().rope);
+                      }));
+  } else if (std::min(split.num_search, split.num_confirm) > 1) {
+    further = std::max(0.0, of_layer(2) - one);
+  }
+  return (one + further * (pairs - 1)) * layers;
 }
 
 // The peaks of the search's own pass: over the held-back chunks, and what it holds of them.
@@ -125,13 +143,10 @@ void add_search_memory(const Transformer& model, const SplitCorpus& split,
                        CostEstimate& cost) {
   const torch::Device device = model.compute().device;
   RunPlan plan = plan_search(model, split, options, limits);
-  HeldBackSize held_back{.tokens = split.held_back.record.tokens,
-                         .search_chunks = static_cast<int64_t>(split.num_search)};
-  for (const auto& chunk : split.held_back.chunks) {
-    held_back.longest_chunk = std::max(held_back.longest_chunk, static_cast<int64_t>(chunk.size()));
-  }
+  const int together = layers_searched_together(model, split, plan, options, limits);
   (device.is_cuda() ? plan.peak_device_bytes : plan.peak_host_bytes) +=
-      search_memory_bytes(model.config(), held_back, options.fit, options.search, device);
+      together * search_memory_bytes(model.config(), held_back_size(split), options.fit,
+                                     options.search, device);
   cost.peak_host_bytes = std::max(cost.peak_host_bytes, plan.peak_host_bytes);
   cost.peak_device_bytes = std::max(cost.peak_device_bytes, plan.peak_device_bytes);
 }
@@ -211,9 +226,8 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
     cost.seconds += static_cast<double>(same.size()) *
                     (on_gpu ? std::max(computing, loading) : computing + loading);
   }
-  cost.convergence_seconds =
-      num_quantized *
-      time_convergence(parts, total, plan, split.fit.record.tokens, options, config.rope);
+  cost.convergence_seconds = time_convergence(parts, total, plan, split.fit.record.tokens, options,
+                                              config.rope, num_quantized);
   if (wants_energy(options)) {
     std::vector<LayerStatistics> first_layer = {total};
     EnergyPass energy(first_layer, model.compute().device);
@@ -231,12 +245,14 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   cost.peak_host_bytes = on_gpu ? plan.peak_host_bytes : std::max(plan.peak_host_bytes, written);
   cost.peak_device_bytes = plan.peak_device_bytes;
   if (options.search.any() && probed.quantized) {
-    cost.search_seconds =
-        search_seconds(model, split, options, {total}, *probe.weights, num_quantized);
+    const RunPlan search_plan = plan_search(model, split, options, limits);
+    const int together = layers_searched_together(model, split, search_plan, options, limits);
+    cost.search_seconds = search_seconds(model, split, options, total, *probe.weights,
+                                         std::min(together, config.num_layers), num_quantized);
   }
   if (added || (!options.search.any() && !options.statistics_only)) {
-    cost.fit_seconds =
-        num_quantized * seconds_of([&] { fit_without_search(total, options.fit, config.rope); });
+    cost.fit_seconds = seconds_of_layers(
+        num_quantized, [&] { fit_without_search(total, options.fit, config.rope); });
   }
   if (options.search.any()) add_search_memory(model, split, options, limits, cost);
   return cost;

@@ -129,8 +129,9 @@ RunOutput::RunOutput(const CalibrateOptions& options)
   const AtomicFile leftovers(checkpoint_path(options.output));
 }
 
-CheckpointFile::CheckpointFile(const CalibrateOptions& options, const Bundle& run)
-    : path_(checkpoint_path(options.output)), run_(run) {}
+CheckpointFile::CheckpointFile(const CalibrateOptions& options, const Bundle& run,
+                               int64_t expected_bytes)
+    : path_(checkpoint_path(options.output)), run_(run), pace_(expected_bytes) {}
 
 bool CheckpointFile::due(const RunPosition& next, const RunPlan& plan, bool stop_requested) const {
   if (stop_requested) return true;

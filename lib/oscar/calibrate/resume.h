@@ -38,7 +38,8 @@ class RunOutput {
 class CheckpointFile {
  public:
   // The checkpoint of `options.output`. `run` is the bundle as described before any layer is known.
-  CheckpointFile(const CalibrateOptions& options, const Bundle& run);
+  // `expected_bytes` as for SavePace.
+  CheckpointFile(const CalibrateOptions& options, const Bundle& run, int64_t expected_bytes = 0);
 
   // At shard ends, and at layer ends while weights stream; always when a stop was requested. Left
   // out while saving would take more than a twentieth of the run's time.

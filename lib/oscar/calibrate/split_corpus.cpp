@@ -1,6 +1,8 @@
 // The split by options, and the plan of what is held back.
 #include "oscar/calibrate/split_corpus.h"
 
+#include <algorithm>
+
 #include "oscar/search/held_back.h"
 
 namespace oscar {
@@ -21,6 +23,26 @@ SplitCorpus split_corpus(const TokenChunks& corpus, CalibrateOptions& options,
           .held_back = select_chunks(corpus, held),
           .num_search = split.search.size(),
           .num_confirm = split.confirm.size()};
+}
+
+HeldBackSize held_back_size(const SplitCorpus& split) {
+  HeldBackSize size{.tokens = split.held_back.record.tokens,
+                    .search_chunks = static_cast<int64_t>(split.num_search)};
+  for (const auto& chunk : split.held_back.chunks) {
+    size.longest_chunk = std::max(size.longest_chunk, static_cast<int64_t>(chunk.size()));
+  }
+  return size;
+}
+
+int layers_searched_together(const Transformer& model, const SplitCorpus& split,
+                             const RunPlan& plan, const CalibrateOptions& options,
+                             const MemoryLimits& limits) {
+  const torch::Device device = model.compute().device;
+  if (!device.is_cuda()) return 1;
+  const int64_t each = search_memory_bytes(model.config(), held_back_size(split), options.fit,
+                                           options.search, device);
+  const int64_t room = limits.device_bytes - plan.peak_device_bytes;
+  return static_cast<int>(std::clamp<int64_t>(room / each, 1, kMostLayersTogether));
 }
 
 RunPlan plan_search(const Transformer& model, const SplitCorpus& split,

@@ -8,6 +8,7 @@
 #include "oscar/calibrate/options.h"
 #include "oscar/data/corpus.h"
 #include "oscar/executor/run_plan.h"
+#include "oscar/search/memory.h"
 #include "oscar/search/pass.h"
 
 namespace oscar {
@@ -22,6 +23,14 @@ struct SplitCorpus {
 // the options themselves.
 SplitCorpus split_corpus(const TokenChunks& corpus, CalibrateOptions& options,
                          std::vector<std::string>& warnings);
+
+// What the search holds of it.
+HeldBackSize held_back_size(const SplitCorpus& split);
+
+// How many layers a GPU searches side by side within `limits`, beside what `plan` takes.
+int layers_searched_together(const Transformer& model, const SplitCorpus& split,
+                             const RunPlan& plan, const CalibrateOptions& options,
+                             const MemoryLimits& limits);
 
 // Held-back chunks are few, and a layer is searched once all of them have passed it: one shard.
 RunPlan plan_search(const Transformer& model, const SplitCorpus& split,

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <optional>
 
 #include "oscar/base/error.h"
@@ -37,6 +38,16 @@ bool add_finding(std::vector<Finding>& findings, const std::string& check,
 [[noreturn]] void fail(const std::string& what, const std::string& where,
                        const std::string& expected = "", const std::string& found = "") {
   throw Error({.what = what, .where = where, .expected = expected, .found = found});
+}
+
+// A number of a manifest, which anyone may have written.
+int whole_number(const Json& value, const std::string& name) {
+  constexpr int kMost = std::numeric_limits<int>::max();
+  const int64_t number = value.is_number_integer() ? value.get<int64_t>() : -1;
+  if (number < 0 || number > kMost) {
+    fail("not a whole number", name, fmt::format("0 to {}", kMost), value.dump());
+  }
+  return static_cast<int>(number);
 }
 
 std::string place(int layer, Side side, int head) {
@@ -81,13 +92,14 @@ std::string check_shapes(const ExchangeFormat& format, const TransformSet& set,
   if (manifest) {
     std::vector<int> ids;
     for (const auto& entry : set) ids.push_back(entry.first);
-    const auto expected = manifest->at("layers").get<std::vector<int>>();
+    std::vector<int> expected;
+    for (const Json& id : manifest->at("layers")) expected.push_back(whole_number(id, "layers"));
     if (ids != expected) {
       fail("other global layer ids", "the files", fmt::format("{} layers", expected.size()),
            fmt::format("{} layers, {} to {}", ids.size(), ids.front(), ids.back()));
     }
     const auto check = [&](const char* name, int found) {
-      if (manifest->at(name).get<int>() != found) {
+      if (whole_number(manifest->at(name), name) != found) {
         fail("another shape", name, manifest->at(name).dump(), std::to_string(found));
       }
     };
@@ -185,14 +197,14 @@ std::string check_direction(const TransformSet& set, const Json& manifest) {
 StackRun run_of(const ExchangeFormat& format, const Json& manifest) {
   const Stack& stack = find_stack(format.stack);
   QuantizerSettings quantizer = default_codec(stack);
-  quantizer.quant_group_size = manifest.at("quant_group_size").get<int>();
+  const auto number = [&](const char* name) { return whole_number(manifest.at(name), name); };
+  quantizer.quant_group_size = number("quant_group_size");
   const auto dtype = manifest.at("metadata_dtype").get<std::string>();
   if (!parse_codec_word(dtype, quantizer.metadata_dtype)) {
     fail("unknown metadata dtype", kManifestName, "", dtype);
   }
   const int whole = quantizer.quant_group_size;
-  if (whole == manifest.at("head_dim_k").get<int>() &&
-      whole == manifest.at("head_dim_v").get<int>()) {
+  if (whole == number("head_dim_k") && whole == number("head_dim_v")) {
     quantizer.quant_group_size = 0;
   }
   take_rules_of(stack, quantizer);

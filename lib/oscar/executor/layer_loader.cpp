@@ -1,18 +1,16 @@
-// A thread that reads and copies on a stream of its own.
+// Threads that read and copy on streams of their own.
 #include "oscar/executor/layer_loader.h"
 
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+
+#include "oscar/model/side_stream.h"
 
 namespace oscar {
 namespace {
 
-// One for all loaders: memory that a stream has given back serves that stream again.
-c10::Stream loading_stream(torch::Device device) {
-  static const c10::Stream stream =
-      c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-  return stream;
-}
+constexpr int kSideBySide = 3;  // layers read together: one thread does not fill the bus
 
 }  // namespace
 
@@ -20,7 +18,7 @@ LayerLoader::LayerLoader(const Transformer& model, bool resident)
     : model_(model), resident_(resident), layers_(static_cast<size_t>(model.config().num_layers)) {}
 
 LayerLoader::~LayerLoader() {
-  if (next_.valid()) next_.wait();
+  for (auto& [layer, weights] : coming_) weights.wait();
   try {
     wait_for_device();               // before memory that it may read from is another's
   } catch (const std::exception&) {  // whoever asks the device next is told
@@ -29,22 +27,25 @@ LayerLoader::~LayerLoader() {
 
 void LayerLoader::wait_for_device() const {
   const torch::Device device = model_.compute().device;
-  if (!device.is_cuda()) return;
-  c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+  if (device.is_cuda()) wait_for_stream(device);
 }
 
-void LayerLoader::load_ahead(int layer) {
+void LayerLoader::load_ahead(int first) {
   const torch::Device device = model_.compute().device;
-  if (!device.is_cuda() || layer >= model_.config().num_layers) return;
-  if (layers_[static_cast<size_t>(layer)]) return;
-  next_layer_ = layer;
-  next_ = std::async(std::launch::async, [this, layer, device] {
-    const c10::Stream stream = loading_stream(device);
-    const c10::StreamGuard guard(stream);
-    Weights weights = model_.load_layer(layer);
-    stream.synchronize();
-    return weights;
-  });
+  if (!device.is_cuda()) return;
+  const int end = std::min(first + (resident_ ? kSideBySide : 1), model_.config().num_layers);
+  for (int layer = first; layer < end; ++layer) {
+    if (layers_[static_cast<size_t>(layer)] || coming_.contains(layer)) continue;
+    coming_[layer] = std::async(std::launch::async, [this, layer, device] {
+      // Layers in a row take the streams in turn; without `resident` there is one at a time.
+      const int turn = resident_ ? layer % kSideBySide : 0;
+      const c10::Stream stream = side_stream(device, kLoadingStreams + turn);
+      const c10::StreamGuard guard(stream);
+      Weights weights = model_.load_layer(layer);
+      stream.synchronize();
+      return weights;
+    });
+  }
 }
 
 const LayerWeights& LayerLoader::get(int layer) {
@@ -54,10 +55,8 @@ const LayerWeights& LayerLoader::get(int layer) {
   }
   present_ = layer;
   Weights& slot = layers_[static_cast<size_t>(layer)];
-  if (next_.valid()) {
-    Weights read = next_.get();
-    if (next_layer_ == layer) slot = std::move(read);
-  }
+  if (const auto coming = coming_.extract(layer)) slot = coming.mapped().get();
+  if (!resident_) coming_.clear();  // of a layer that is not the next one after all
   if (!slot) slot = model_.load_layer(layer);
   load_ahead(layer + 1);
   return *slot;

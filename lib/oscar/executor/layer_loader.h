@@ -1,7 +1,8 @@
-// Weights of one layer after another, the next one read while the present one computes.
+// Weights of one layer after another, the next ones read while the present one computes.
 #pragma once
 
 #include <future>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -18,23 +19,22 @@ class LayerLoader {
   LayerLoader(const LayerLoader&) = delete;
   LayerLoader& operator=(const LayerLoader&) = delete;
 
-  // The weights of `layer`, valid until the next call. On a GPU those of the layer behind it are
-  // read from then on, and without `resident` the device has finished with the layer before. Throws
-  // as Transformer::load_layer does.
+  // The weights of `layer`, valid until the next call. On a GPU those of the layers behind it are
+  // read from then on: of one, or with `resident` of several side by side. Without `resident` the
+  // device has finished with the layer before. Throws as Transformer::load_layer does.
   const LayerWeights& get(int layer);
 
  private:
   using Weights = std::shared_ptr<const LayerWeights>;
 
-  void load_ahead(int layer);
+  void load_ahead(int first);
   void wait_for_device() const;
 
   const Transformer& model_;
   bool resident_;
   std::vector<Weights> layers_;  // [num_layers]; null: not on the device
   int present_ = -1;
-  int next_layer_ = -1;  // of next_
-  std::future<Weights> next_;
+  std::map<int, std::future<Weights>> coming_;  // by layer
 };
 
 }  // namespace oscar

@@ -27,9 +27,10 @@ int64_t runtime_bytes(torch::Device device) { return int64_t{device.is_cuda() ? 
 // Activations of one layer while a batch runs, at the worst of three moments: attention (hidden
 // states and their norm, q, k, v before and after RoPE, keys and values repeated for every query
 // head, the output), an observer (the output, rows joined by head, the float64 copy of one head's
-// rows; the kernel that bf16 rows go through on a GPU needs less), and the gated MLP (its two
-// halves, their gate and their product beside what attention left; of experts, once for each that a
-// token passes through, with its rows or its output beside the halves, or two outputs).
+// rows; the kernel that bf16 rows go through on a GPU needs less; and what observing takes beside
+// that), and the gated MLP (its two halves, their gate and their product beside hidden states and
+// their norm; of experts, once for each that a token passes through, with its rows or its output
+// beside the halves, or two outputs).
 int64_t mlp_elements(const LayerSpec& layer, int64_t hidden) {
   const int64_t dense = 4 * int64_t{layer.dense_intermediate_size()};
   const ExpertsSpec* experts = layer.experts();
@@ -41,7 +42,8 @@ int64_t mlp_elements(const LayerSpec& layer, int64_t hidden) {
          2 * (hidden + 4 * int64_t{experts->num_experts});
 }
 
-int64_t workspace_bytes(const ModelConfig& config, int64_t batch_tokens, int64_t element_bytes) {
+int64_t workspace_bytes(const ModelConfig& config, int64_t batch_tokens, int64_t element_bytes,
+                        int64_t observing = 0) {
   const int64_t hidden = config.hidden_size, d = config.head_dim;
   const int64_t q = config.num_qo_heads * d, kv = config.num_kv_heads * d;
   const int64_t rows = 2 * q + 3 * kv;  // q and k twice
@@ -52,11 +54,12 @@ int64_t workspace_bytes(const ModelConfig& config, int64_t batch_tokens, int64_t
   for (const LayerSpec& layer : config.layers) {
     elements = std::max(elements, mlp_elements(layer, hidden));
   }
-  const int64_t mlp = element_bytes * (4 * hidden + rows + 2 * q + elements);
+  const int64_t mlp = element_bytes * (4 * hidden + elements);
   // Norms whose weights stay in float32 read and write rows of it.
   const bool wide = config.norm_offset != 0 && element_bytes < 4;
   const int64_t norm = wide ? 2 * 4 * std::max(hidden, q) : 0;
-  return batch_tokens * (std::max({attention, observer, mlp}) + norm);
+  return std::max(batch_tokens * std::max(attention, mlp), batch_tokens * observer + observing) +
+         batch_tokens * norm;
 }
 
 // One fp64 matrix of every KV head of all layers with statistics.
@@ -226,9 +229,9 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   const int64_t record =
       record_bytes(config, copies + 1, attended) + snapshot_bytes(config, 1, attended);
   const int64_t longest = longest_batch(plan.batches);
-  const int64_t workspace =
-      forward_bytes(model, longest) - forward_bytes(model, 0) +
-      (attended ? attended_workspace_bytes(config, longest, model.compute().device) : 0);
+  const int64_t workspace = workspace_bytes(
+      config, longest, element,
+      attended ? attended_workspace_bytes(config, longest, model.compute().device) : 0);
   const int64_t host_fixed = runtime_bytes(model.compute().device) +
                              snapshot_bytes(config, copies, attended) +
                              std::max(record, 2 * largest_layer);

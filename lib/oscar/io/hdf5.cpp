@@ -15,13 +15,12 @@
 
 #include "oscar/base/atomic_file.h"
 #include "oscar/base/error.h"
+#include "oscar/io/hdf5_chunks.h"
 #include "oscar/io/hdf5_internal.h"
 
 namespace oscar::hdf5 {
 namespace {
 
-constexpr uint64_t kChunkBytes = uint64_t{1} << 20;  // HDF5's default chunk cache holds one
-constexpr unsigned kDeflateLevel = 4;
 // A group of this many links still keeps them in its header.
 constexpr unsigned kLinksInGroup = 64;
 
@@ -44,36 +43,6 @@ std::string innermost_message() {
 
 void check(herr_t status, const char* what, const std::string& file, const std::string& object) {
   if (status < 0) fail(what, file, object);
-}
-
-// Elements of one matrix in a chunk of several: shuffled, each byte of the next matrix is so far
-// behind, within the 32 KiB that deflate looks back.
-constexpr uint64_t kRepeatElements = uint64_t{1} << 14;
-
-// Whole dataset while small; otherwise leading dimensions are cut to 1 and then split evenly: a
-// last chunk is stored in full, however little of it is in use. Of stacks of matrices their rows
-// are cut first.
-std::vector<hsize_t> chunk_shape(const Shape& shape, size_t element_bytes) {
-  std::vector<hsize_t> chunk(shape.begin(), shape.end());
-  if (shape.size() == 3) {
-    const uint64_t row_bytes = shape[0] * shape[2] * element_bytes;
-    const uint64_t most = std::min(kRepeatElements / shape[2], kChunkBytes / row_bytes);
-    if (most > 0) {
-      const uint64_t parts = (shape[1] + most - 1) / most;
-      chunk[1] = (shape[1] + parts - 1) / parts;
-      return chunk;
-    }
-  }
-  uint64_t bytes = element_count(shape) * element_bytes;
-  for (auto& extent : chunk) {
-    if (bytes <= kChunkBytes) break;
-    const uint64_t rest = bytes / extent;  // bytes of one index of this dimension
-    const uint64_t most = std::max<uint64_t>(1, kChunkBytes / rest);
-    const uint64_t parts = (extent + most - 1) / most;
-    extent = (extent + parts - 1) / parts;
-    bytes = rest * extent;
-  }
-  return chunk;
 }
 
 Handle property_list(hid_t kind, const std::string& file) {
@@ -293,12 +262,17 @@ void Writer::create_group(const std::string& path) {
 }
 
 void Writer::write(const DatasetView& dataset) {
+  write(dataset, dataset.shape.empty() ? std::vector<Chunk>() : encode_chunks(dataset));
+}
+
+void Writer::write(const DatasetView& dataset, const std::vector<Chunk>& chunks) {
   const std::string& name = state_->name;
   const std::string& path = dataset.path;
   const Handle creation = property_list(H5P_DATASET_CREATE, name);
   fix_bytes(creation.get(), name);
   if (!dataset.shape.empty()) {
-    const auto chunk = chunk_shape(dataset.shape, dtype_bytes(dataset.dtype));
+    const Shape extents = chunk_shape(dataset.shape, dtype_bytes(dataset.dtype));
+    const std::vector<hsize_t> chunk(extents.begin(), extents.end());
     check(H5Pset_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data()),
           "cannot set chunks", name, path);
     check(H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER), "cannot set filling", name, path);
@@ -312,10 +286,19 @@ void Writer::write(const DatasetView& dataset) {
   Handle set(H5Dcreate2(state_->file->get(), path.c_str(), file_type(dataset.dtype), space.get(),
                         H5P_DEFAULT, creation.get(), H5P_DEFAULT),
              H5Dclose, "cannot create an HDF5 dataset", name, path);
-  check(
-      H5Dwrite(set.get(), memory_type(dataset.dtype), H5S_ALL, H5S_ALL, H5P_DEFAULT, dataset.data),
-      "cannot write an HDF5 dataset", name, path);
-  check(set.close_now(), "cannot write an HDF5 dataset", name, path);  // its chunks
+  const char* const failed = "cannot write an HDF5 dataset";
+  if (dataset.shape.empty()) {
+    check(H5Dwrite(set.get(), memory_type(dataset.dtype), H5S_ALL, H5S_ALL, H5P_DEFAULT,
+                   dataset.data),
+          failed, name, path);
+  }
+  for (const Chunk& chunk : chunks) {
+    const std::vector<hsize_t> offset(chunk.offset.begin(), chunk.offset.end());
+    check(H5Dwrite_chunk(set.get(), H5P_DEFAULT, 0, offset.data(), chunk.bytes.size(),
+                         chunk.bytes.data()),
+          failed, name, path);
+  }
+  check(set.close_now(), failed, name, path);
 }
 
 void Writer::write(const Attribute& attribute) {

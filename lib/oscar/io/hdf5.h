@@ -51,6 +51,8 @@ struct Attribute {
   AttributeValue value;
 };
 
+struct Chunk;  // hdf5_chunks.h
+
 // Creates a file. Same calls, same bytes: no object times, a fixed format version (HDF5 1.10
 // and later read it). Each method throws Error naming file and object; a full disk shows in any of
 // them, close() included.
@@ -68,6 +70,8 @@ class Writer {
   // finds a matrix that the whole stack repeats. The parent
   // group must exist and no dimension may be 0.
   void write(const DatasetView& dataset);
+  // With encode_chunks(dataset), which other threads may have made.
+  void write(const DatasetView& dataset, const std::vector<Chunk>& chunks);
   void write(const Attribute& attribute);
   void close();  // flushes; must be called for the file to count as written
 

@@ -146,22 +146,23 @@ torch::Tensor Transformer::forward_layer(int layer, const LayerWeights& weights,
   const int64_t batch = hidden.size(0), tokens = hidden.size(1), d = c.head_dim;
   const int64_t heads = c.num_qo_heads, kv_heads = c.num_kv_heads;
 
-  const torch::Tensor x = rms_norm(hidden, weights.attention_norm, c.rms_norm_eps);
-  const torch::Tensor qkv = torch::linear(x, weights.qkv, weights.qkv_bias)
-                                .view({batch, tokens, heads + 2 * kv_heads, d});
-  const Angles& angles = implementation_->angles_at(layer, position_offset, tokens);
-  HeadNorms norms;
-  norms.eps = c.rms_norm_eps;
-  if (spec.attention.qk_norm) norms.q = weights.q_norm, norms.k = weights.k_norm;
-  const auto [q, k, v] = split_and_rotate(qkv, kv_heads, norms, angles.cos, angles.sin);
-
-  const torch::Tensor o = engine != nullptr
-                              ? engine->attend(layer, q, k, v, c.sm_scale)
-                              : causal_attention(q, k, v, c.sm_scale, spec.attention.window);
-  if (observer != nullptr) observer->observe({layer, position_offset, c.sm_scale, q, k, v, o});
-
-  const torch::Tensor rows = o.transpose(1, 2).reshape({batch, tokens, heads * d});
-  torch::Tensor half = torch::linear(rows, weights.o, weights.o_bias);
+  const auto attention = [&] {  // what it makes on the way is freed before the MLP
+    const torch::Tensor x = rms_norm(hidden, weights.attention_norm, c.rms_norm_eps);
+    const torch::Tensor qkv = torch::linear(x, weights.qkv, weights.qkv_bias)
+                                  .view({batch, tokens, heads + 2 * kv_heads, d});
+    const Angles& angles = implementation_->angles_at(layer, position_offset, tokens);
+    HeadNorms norms;
+    norms.eps = c.rms_norm_eps;
+    if (spec.attention.qk_norm) norms.q = weights.q_norm, norms.k = weights.k_norm;
+    const auto [q, k, v] = split_and_rotate(qkv, kv_heads, norms, angles.cos, angles.sin);
+    const torch::Tensor o = engine != nullptr
+                                ? engine->attend(layer, q, k, v, c.sm_scale)
+                                : causal_attention(q, k, v, c.sm_scale, spec.attention.window);
+    if (observer != nullptr) observer->observe({layer, position_offset, c.sm_scale, q, k, v, o});
+    const torch::Tensor rows = o.transpose(1, 2).reshape({batch, tokens, heads * d});
+    return torch::linear(rows, weights.o, weights.o_bias);
+  };
+  torch::Tensor half = attention();
   if (spec.output_norms) half = rms_norm(half, weights.attention_output_norm, c.rms_norm_eps);
   const auto [attended, y] = add_and_norm(hidden, half, weights.mlp_norm, c.rms_norm_eps);
   torch::Tensor out = attended;

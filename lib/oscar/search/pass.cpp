@@ -1,10 +1,15 @@
 // Held-back chunks of one layer in memory at a time.
 #include "oscar/search/pass.h"
 
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+
 #include "oscar/base/interrupt.h"
 #include "oscar/data/document_order.h"
 #include "oscar/fit/position_average.h"
 #include "oscar/model/attention.h"
+#include "oscar/model/side_stream.h"
 
 namespace oscar {
 
@@ -52,36 +57,59 @@ class SearchPass::Buffer final : public AttentionObserver {
 };
 
 SearchPass::SearchPass(const Transformer& model, const std::vector<LayerStatistics>& statistics,
-                       SearchSettings settings, size_t num_search, size_t num_confirm)
+                       SearchSettings settings, size_t num_search, size_t num_confirm,
+                       int layers_together)
     : model_(model),
       statistics_(statistics),
       settings_(std::move(settings)),
       buffer_(std::make_unique<Buffer>(
           model.config().rope,
           placement_offsets(settings_.fit.position_span, num_search, settings_.seed),
-          placement_offsets(settings_.fit.position_span, num_confirm, ~settings_.seed))) {
-  start_fits(0);
-}
+          placement_offsets(settings_.fit.position_span, num_confirm, ~settings_.seed))),
+      layers_together_(std::clamp(layers_together, 1, kMostLayersTogether)) {}
 
 SearchPass::~SearchPass() = default;
 
-// A GPU is left waiting by the fits, which run on the processor: those of the next layer are made
-// meanwhile. Without one they would take the search's own processors.
-void SearchPass::start_fits(size_t layer) {
-  if (layer >= statistics_.size() || !model_.compute().device.is_cuda()) return;
-  if (!statistics_[layer].geometry.quantized) return;
-  next_fits_ = std::async(std::launch::async, [this, layer] {
-    return fit_for_search(statistics_[layer], settings_.fit, settings_.search,
-                          model_.config().rope);
-  });
+LayerDecision SearchPass::search(size_t layer, const HeldBackLayer& held) const {
+  const Rope& rope = model_.config().rope;
+  const auto output_metric =
+      to_tensor(model_.o_proj_head_metrics(static_cast<int>(layer)), model_.compute().device);
+  return search_layer({.statistics = statistics_[layer],
+                       .fixed = settings_.fit,
+                       .search = settings_.search,
+                       .rope = rope,
+                       .quantizer = settings_.quantizer,
+                       .sm_scale = model_.config().sm_scale,
+                       .seed = settings_.seed,
+                       .output_metric = output_metric},
+                      held);
 }
 
-VariantFits SearchPass::take_fits(size_t layer) {
-  VariantFits fits = next_fits_.valid() ? next_fits_.get()
-                                        : fit_for_search(statistics_[layer], settings_.fit,
-                                                         settings_.search, model_.config().rope);
-  start_fits(layer + 1);
-  return fits;
+void SearchPass::finish_oldest() {
+  decisions_.push_back(searching_.front().get());
+  searching_.pop_front();
+}
+
+void SearchPass::begin_search(size_t layer, HeldBackLayer held) {
+  const torch::Device device = model_.compute().device;
+  while (searching_.size() >= static_cast<size_t>(layers_together_)) finish_oldest();
+  wait_for_stream(device);  // what was observed is there
+  searching_.push_back(
+      std::async(std::launch::async, [this, layer, device, held = std::move(held)]() mutable {
+        const torch::InferenceMode inference;
+        const int slot = static_cast<int>(layer) % kMostLayersTogether;
+        const c10::Stream stream = side_stream(device, kSearchStreams + slot);
+        const c10::StreamGuard guard(stream);
+        const HeldBackLayer own = std::move(held);  // freed with the search
+        LayerDecision decision = search(layer, own);
+        stream.synchronize();
+        return decision;
+      }));
+}
+
+std::vector<LayerDecision> SearchPass::take_decisions() {
+  while (!searching_.empty()) finish_oldest();
+  return std::move(decisions_);
 }
 
 AttentionObserver* SearchPass::observer(int layer) {
@@ -89,28 +117,21 @@ AttentionObserver* SearchPass::observer(int layer) {
 }
 
 void SearchPass::layer_done(const RunPosition&) {
-  const size_t layer = decisions_.size();
+  const size_t layer = decisions_.size() + searching_.size();
   const LayerStatistics& statistics = statistics_[layer];
-  const Rope& rope = model_.config().rope;
   if (!statistics.geometry.quantized) {
-    decisions_.push_back(fit_without_search(statistics, settings_.fit, rope));
-    start_fits(layer + 1);
+    while (!searching_.empty()) finish_oldest();
+    decisions_.push_back(fit_without_search(statistics, settings_.fit, model_.config().rope));
     return;
   }
-  const HeldBackLayer held = buffer_->take();
+  HeldBackLayer held = buffer_->take();
   // Searching a layer takes far longer than observing it: a request to stop does not wait for it.
   stop_if_requested();
-  const auto output_metric =
-      to_tensor(model_.o_proj_head_metrics(static_cast<int>(layer)), model_.compute().device);
-  decisions_.push_back(search_layer({.statistics = statistics,
-                                     .fixed = settings_.fit,
-                                     .search = settings_.search,
-                                     .rope = rope,
-                                     .quantizer = settings_.quantizer,
-                                     .sm_scale = model_.config().sm_scale,
-                                     .seed = settings_.seed,
-                                     .output_metric = output_metric},
-                                    take_fits(layer), held));
+  if (model_.compute().device.is_cuda()) {
+    begin_search(layer, std::move(held));
+  } else {
+    decisions_.push_back(search(layer, held));
+  }
 }
 
 }  // namespace oscar

@@ -2,6 +2,7 @@
 // observed.
 #pragma once
 
+#include <deque>
 #include <future>
 #include <vector>
 
@@ -23,33 +24,41 @@ struct SearchSettings {
   uint64_t seed = 0;
 };
 
+// Layers that a GPU searches side by side at most: one alone is too small for it.
+inline constexpr int kMostLayersTogether = 4;
+
 class SearchPass final : public LayerVisitor {
  public:
   // The observed corpus is the `num_search` chunks of the search half, then those of the
-  // confirmation half. `statistics`: one per layer, of the other chunks.
+  // confirmation half. `statistics`: one per layer, of the other chunks. On a GPU up to
+  // `layers_together` are searched in threads of their own, with search_memory_bytes each, while
+  // the next ones are observed; the decisions do not depend on how many.
   SearchPass(const Transformer& model, const std::vector<LayerStatistics>& statistics,
-             SearchSettings settings, size_t num_search, size_t num_confirm);
+             SearchSettings settings, size_t num_search, size_t num_confirm,
+             int layers_together = 1);
   ~SearchPass() override;
 
   AttentionObserver* observer(int layer) override;
-  // Searches the layer; throws Interrupted instead when a stop was requested.
+  // Searches the layer, or begins to; throws Interrupted instead when a stop was requested.
   void layer_done(const RunPosition& next) override;
 
   // One per layer, once all are done.
-  std::vector<LayerDecision> take_decisions() { return std::move(decisions_); }
+  std::vector<LayerDecision> take_decisions();
 
  private:
   class Buffer;
 
-  void start_fits(size_t layer);
-  VariantFits take_fits(size_t layer);
+  LayerDecision search(size_t layer, const HeldBackLayer& held) const;
+  void begin_search(size_t layer, HeldBackLayer held);
+  void finish_oldest();
 
   const Transformer& model_;
   const std::vector<LayerStatistics>& statistics_;
   const SearchSettings settings_;
   std::unique_ptr<Buffer> buffer_;
+  const int layers_together_;
   std::vector<LayerDecision> decisions_;
-  std::future<VariantFits> next_fits_;
+  std::deque<std::future<LayerDecision>> searching_;  // of the layers behind those
 };
 
 }  // namespace oscar

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <thread>
 
 #include "oscar/base/parallel.h"
 #include "oscar/calibrate/assemble.h"
@@ -68,8 +67,7 @@ class Probe {
 
 // Seconds of `work` for each of `layers` layers, as many at a time as there are cores.
 double seconds_of_layers(double layers, const std::function<void()>& work) {
-  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
-  const int64_t together = std::clamp<int64_t>(static_cast<int64_t>(layers), 1, cores);
+  const int64_t together = std::clamp<int64_t>(static_cast<int64_t>(layers), 1, parallel_cores());
   const double once = seconds_of([&] { parallel_for(together, [&](int64_t) { work(); }); });
   return once * layers / static_cast<double>(together);
 }
@@ -144,9 +142,14 @@ void add_search_memory(const Transformer& model, const SplitCorpus& split,
   const torch::Device device = model.compute().device;
   RunPlan plan = plan_search(model, split, options, limits);
   const int together = layers_searched_together(model, split, plan, options, limits);
-  (device.is_cuda() ? plan.peak_device_bytes : plan.peak_host_bytes) +=
-      together * search_memory_bytes(model.config(), held_back_size(split), options.fit,
-                                     options.search, device);
+  const int64_t each = search_memory_bytes(model.config(), held_back_size(split), options.fit,
+                                           options.search, device);
+  if (device.is_cuda()) {
+    plan.peak_device_bytes += together * each;
+  } else {  // a layer is searched when no batch runs
+    plan.peak_host_bytes += std::max(each - plan.workspace_bytes,
+                                     held_back_bytes(model.config(), held_back_size(split)));
+  }
   cost.peak_host_bytes = std::max(cost.peak_host_bytes, plan.peak_host_bytes);
   cost.peak_device_bytes = std::max(cost.peak_device_bytes, plan.peak_device_bytes);
 }

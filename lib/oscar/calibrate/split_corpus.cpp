@@ -47,9 +47,13 @@ int layers_searched_together(const Transformer& model, const SplitCorpus& split,
 
 RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
                     const CalibrateOptions& options, const MemoryLimits& limits) {
+  // Complete sums are saved before the search, but beside a GPU while it begins.
   constexpr int kAllChunks = 1 << 20;
+  const int checkpoint_every = model.compute().device.is_cuda() ? kAllChunks : kNoCheckpoints;
   RunPlan plan = plan_run(model, plan_batches(split.held_back.chunks, options.batch_tokens), limits,
-                          kAllChunks, {}, attended_view(options).has_value());
+                          checkpoint_every, {}, attended_view(options).has_value());
+  // The sums that fits start from, beside those that go on.
+  plan.peak_host_bytes += snapshot_bytes(model.config(), 1, plan.attended);
   return in_one_shard(std::move(plan), model.compute().device);
 }
 

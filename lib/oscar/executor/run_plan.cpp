@@ -227,7 +227,9 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   const size_t copies = snapshot_tokens.size();
   const int64_t running_sums = 2 * running_sums_bytes(config, attended);
   const int64_t record =
-      record_bytes(config, copies + 1, attended) + snapshot_bytes(config, 1, attended);
+      checkpoint_every == kNoCheckpoints
+          ? 0
+          : record_bytes(config, copies + 1, attended) + snapshot_bytes(config, 1, attended);
   const int64_t longest = longest_batch(plan.batches);
   const int64_t workspace = workspace_bytes(
       config, longest, element,
@@ -237,6 +239,7 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
                              std::max(record, 2 * largest_layer);
   plan.snapshot_tokens = std::move(snapshot_tokens);
   plan.attended = attended;
+  plan.workspace_bytes = workspace;
 
   // Memory of the side that computes, and of the host that feeds it.
   const int64_t compute_limit = limits.of_compute(model.compute().device);
@@ -282,7 +285,8 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
     const bool full =
         plan.shards.empty() ||
         (plan.shards.back().tokens + batch.tokens()) * plan.hidden_bytes_per_token > hidden_room ||
-        (plan.weights_resident && shard_chunks >= checkpoint_every);
+        (plan.weights_resident && checkpoint_every != kNoCheckpoints &&
+         shard_chunks >= checkpoint_every);
     if (full) {
       plan.shards.push_back({i, 0, 0});
       shard_chunks = 0;

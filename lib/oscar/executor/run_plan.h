@@ -49,7 +49,8 @@ struct RunPlan {
   bool weights_resident = false;  // all layers stay on the device; otherwise they stream
   bool hidden_on_device = true;   // hidden states between layers: on the device, or on the host
   int64_t hidden_bytes_per_token = 0;
-  int64_t hidden_room = 0;  // bytes that hidden states between layers may take
+  int64_t hidden_room = 0;      // bytes that hidden states between layers may take
+  int64_t workspace_bytes = 0;  // of a batch in one layer, on the side that computes
   int64_t peak_host_bytes = 0, peak_device_bytes = 0;  // estimates for --dry-run
 };
 
@@ -78,8 +79,10 @@ int64_t attended_rows(torch::Device device);
 int64_t snapshot_bytes(const ModelConfig& config, size_t count, bool attended);
 
 // Throws Error with the bytes needed when even one batch and one layer do not fit.
-// `checkpoint_every` chunks bound a shard while weights are resident (a shard then costs nothing).
+// `checkpoint_every` chunks bound a shard while weights are resident (a shard then costs nothing);
+// kNoCheckpoints: none is written, so that no memory is needed for one.
 // `snapshot_tokens` as of plan_snapshots; `attended`: the run also collects those sums.
+inline constexpr int kNoCheckpoints = 0;
 RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
                  int checkpoint_every, std::vector<int64_t> snapshot_tokens = {},
                  bool attended = false);

@@ -39,10 +39,19 @@ constexpr int64_t kRowCopies = 5;
 // and masks between them.
 constexpr int64_t kScoreCopies = 6;
 
+// Values of all heads of one token: query, key and value.
+int64_t row_values(const ModelConfig& config) {
+  return int64_t{config.num_qo_heads + 2 * config.num_kv_heads} * config.head_dim;
+}
+
 }  // namespace
 
 const SearchLimits& search_limits(torch::Device device) {
   return device.is_cuda() ? kDevice : kHost;
+}
+
+int64_t held_back_bytes(const ModelConfig& config, const HeldBackSize& held_back) {
+  return held_back.tokens * row_values(config) * static_cast<int64_t>(sizeof(float));
 }
 
 int64_t search_memory_bytes(const ModelConfig& config, const HeldBackSize& held_back,
@@ -54,8 +63,7 @@ int64_t search_memory_bytes(const ModelConfig& config, const HeldBackSize& held_
   const int64_t num_candidates =
       std::max(of_main, search.full ? kFullCandidates : kQuickCandidates);
   const int64_t side_of_token = int64_t{config.num_kv_heads} * config.head_dim;
-  const int64_t of_token = int64_t{config.num_qo_heads} * config.head_dim + 2 * side_of_token;
-  const int64_t held = 2 * held_back.tokens * of_token;
+  const int64_t held = 2 * held_back.tokens * row_values(config);
 
   const int64_t batch = std::max(limits.chunk_rows, held_back.longest_chunk * side_of_token);
   const int64_t one_side = std::min(batch, held_back.tokens * side_of_token);

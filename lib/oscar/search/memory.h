@@ -31,6 +31,9 @@ struct HeldBackSize {
   int64_t tokens = 0, search_chunks = 0, longest_chunk = 0;
 };
 
+// Bytes of the rows of one layer that are held back, while they are collected.
+int64_t held_back_bytes(const ModelConfig& config, const HeldBackSize& held_back);
+
 // Bytes on `device` that a search takes at most beside the forward pass and the statistics: the
 // rows of one layer that are held back, in float32 and once more as the halves hold them; fits
 // and rows of all candidates; scores and weights that are kept; and what is being worked on.

@@ -92,6 +92,9 @@ class OscarEval(unittest.TestCase):
                      report, "--tasks", "ppl,niah", "--needle-lengths", 400, "--needle-prompts", 6)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertLessEqual(max(map(len, result.stdout.splitlines())), 80)
+        # The paired difference, which two columns with errors of their own can't show.
+        self.assertIn("perplexity over bf16's  paired, 95% interval\n", result.stdout)
+        self.assertRegex(result.stdout, r"\nidentity +[+-][\d.e+]+% \[[+-][^,]+%, [+-][^]]+%\]\n")
         data = json.loads(report.read_text())
         self.assertEqual(data["schema"], "oscar-eval-1")
         self.assertEqual(list(data["methods"]), ["bf16", "exact", "identity", "hadamard-clip"])

@@ -6,6 +6,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -163,6 +164,26 @@ TEST_F(AtomicFiles, RemoveWhatAKilledRunLeftOfTheSameTargetAlone) {
   EXPECT_FALSE(fs::exists(mine));
   EXPECT_TRUE(fs::exists(other));
   EXPECT_TRUE(fs::exists(users));
+}
+
+TEST_F(AtomicFiles, AreRemovedWhenALibraryEndsTheProcessAndThoseOfItsParentAreNot) {
+  EXPECT_FALSE(remove_unfinished());
+  write_file_atomically(path_, "done");
+  EXPECT_FALSE(remove_unfinished()) << "what is in its place is finished";
+  const AtomicFile parents(folder_.path() / "parents.txt");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    bool well = !remove_unfinished();
+    const AtomicFile own(folder_.path() / "own.txt");
+    well = well && files() == 3 && remove_unfinished() && files() == 2;
+    ::_exit(well ? 0 : 1);  // runs no destructor, as exit() would not
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(files(), 2);
+  EXPECT_TRUE(remove_unfinished());
+  EXPECT_EQ(files(), 1);
 }
 
 TEST_F(AtomicFiles, RefuseATargetThatAnotherRunIsWriting) {

@@ -84,6 +84,21 @@ class Faults(ProgramTest):
         self.run_sweep("calibrate", [BIN / "oscar-calibrate", model, text, self.out, *RUN,
                                      "--checkpoint-every", 1], "out.h5.checkpoint")
 
+    def test_of_memory_that_libhdf5_does_not_find(self):
+        """It then fails, or calls exit() in the middle: an error all the same, and nothing is left,
+        neither of the file that it writes nor of another output."""
+        bundle = make_file(self.scratch / "a.h5")
+        model, text = self.model_and_text()
+        for sweep in (
+                self.sweep("strip", [BIN / "oscar-bundle", "strip", bundle, self.out],
+                           kinds=("hdf5",), most=100),
+                self.sweep("calibrate", [BIN / "oscar-calibrate", model, text, self.out, *RUN,
+                                         "--checkpoint-every", 1, "--statistics-only"],
+                           may_stay=("out.h5.checkpoint",), kinds=("hdf5",), most=20)):
+            sweep.again = [*sweep.command, "--resume"] if sweep.may_stay else None
+            self.try_all(sweep)
+            self.assertIn("libhdf5 ended the program", sweep.said)
+
     def test_of_an_evaluation(self):
         model, text = self.model_and_text()
         self.run_sweep("eval", [BIN / "oscar-eval", model, "--corpus", text, *RUN, "--compare",

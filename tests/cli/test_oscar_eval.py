@@ -92,6 +92,9 @@ class OscarEval(unittest.TestCase):
                      report, "--tasks", "ppl,niah", "--needle-lengths", 400, "--needle-prompts", 6)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertLessEqual(max(map(len, result.stdout.splitlines())), 80)
+        # The paired difference, which two columns with errors of their own can't show.
+        self.assertIn("perplexity over bf16's  paired, 95% interval\n", result.stdout)
+        self.assertRegex(result.stdout, r"\nidentity +[+-][\d.e+]+% \[[+-][^,]+%, [+-][^]]+%\]\n")
         data = json.loads(report.read_text())
         self.assertEqual(data["schema"], "oscar-eval-1")
         self.assertEqual(list(data["methods"]), ["bf16", "exact", "identity", "hadamard-clip"])
@@ -119,6 +122,32 @@ class OscarEval(unittest.TestCase):
             self.assertEqual(result.stdout, "")
             texts.append(out.read_bytes())
         self.assertEqual(texts[0], texts[1])
+
+    def test_the_number_of_threads_moves_means_by_no_hundredth_of_their_error(self):
+        """And no figure at all where MKL cuts products alike for both numbers, as it does here."""
+        reports, pages = [], []
+        for threads in (1, 3):
+            out, page = self.folder / f"{threads}.json", self.folder / f"{threads}.html"
+            with unittest.mock.patch.dict(programs.ENVIRONMENT, OMP_NUM_THREADS=str(threads),
+                                          MKL_DYNAMIC="FALSE"):  # more than there are cores
+                result = run(MODEL, "--max-tokens", 1400, "--chunk-len", 700, "--device", "cpu",
+                             "--separators", 32, "--compare", "exact,hadamard-clip", "--tasks",
+                             "ppl,niah", "--needle-lengths", 400, "--needle-prompts", 2, "--json",
+                             out, "--html", page, "--quiet")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            reports.append(json.loads(out.read_text()))
+            pages.append(page.read_text().replace(f"{threads} threads", ""))
+            self.assertEqual(reports[-1].pop("threads"), threads)
+        one, three = reports
+        for part in (lambda report: report, lambda report: report["separators"]):
+            for name, method in part(one)["methods"].items():
+                for figure in ("nll", "ppl", "kl", "top1"):
+                    a, b = method[figure], part(three)["methods"][name][figure]
+                    # Below 1e-8 a difference of scores is the rounding of float32 logits.
+                    self.assertAlmostEqual(a["mean"], b["mean"], delta=1e-8 + .01 * a["se"])
+        for name, method in one["methods"].items():
+            self.assertEqual(method["niah"]["passed"], three["methods"][name]["niah"]["passed"])
+        print(f"{self.id()}: equal figures: {one == three}, equal pages: {pages[0] == pages[1]}")
 
     def test_the_page_is_well_formed_and_equal_to_that_of_the_saved_report(self):
         report, page, again = (self.folder / name for name in ("p.json", "p.html", "again.html"))

@@ -109,7 +109,9 @@ class OutputsAndInputs(ProgramTest):
         process = self.start(*self.calibrate("--tokens-out", self.folder / "fifo"))
         time.sleep(3)
         process.send_signal(signal.SIGINT)
+        asked = time.monotonic()
         process.wait(timeout=30)
+        self.assertLess(time.monotonic() - asked, 9)  # five seconds, on a busy machine
         self.assertNotEqual(process.returncode, 0)
         self.assertEqual(self.names(), {"model", "text.txt", "fifo"})
 
@@ -270,6 +272,27 @@ class OutputsAndInputs(ProgramTest):
         self.run_ok(*self.calibrate())  # removes what a cut file made the run leave
         self.assertEqual(self.names(), {"model", "text.txt", "fifo", "out.h5"})
 
+    def stopped_and_changed(self, command, word, change):
+        """What `command` says and its exit code, where `change` happens once it has said `word`."""
+        process = self.start(*command)
+        for line in process.stderr:
+            if line.startswith(word):
+                break
+        process.send_signal(signal.SIGSTOP)
+        change()
+        process.send_signal(signal.SIGCONT)
+        said = process.communicate(timeout=120)[1]
+        return process.returncode, said
+
+    def test_weights_that_change_during_an_evaluation_give_an_error_and_no_report(self):
+        self.make_model()
+        code, said = self.stopped_and_changed(self.eval("--json", self.json, tokens=3072), "prepare",
+                                              lambda: os.utime(self.weights))
+        self.assertEqual(code, 1, said)
+        self.assertIn("new content", said)
+        self.assertIn("model.safetensors", said)
+        self.assertEqual(self.names() - {"out.json.checkpoint"}, {"model", "text.txt"})
+
     def corpora(self):
         """A corpus of each kind, and one with other content of the same size."""
         texts = ["".join(checkpoints.sample_text(100, seed)) for seed in range(2)]
@@ -338,16 +361,12 @@ class OutputsAndInputs(ProgramTest):
         other = self.folder / "other.h5"
         self.run_ok("oscar-bundle", "strip", self.out, other)
         newer = other.read_bytes()
-        process = self.start(*self.eval("--bundle", self.out, "--write-back", tokens=3072,
-                                        method="bundle"))
-        for line in process.stderr:  # the bundle has been read when methods are prepared
-            if line.startswith("prepare"):
-                break
-        process.send_signal(signal.SIGSTOP)
-        other.rename(self.out)
-        process.send_signal(signal.SIGCONT)
-        self.assertEqual(process.wait(timeout=120), 1)
-        self.assertIn("left as it is", process.stderr.read())
+        # The bundle has been read when methods are prepared.
+        code, said = self.stopped_and_changed(
+            self.eval("--bundle", self.out, "--write-back", tokens=3072, method="bundle"), "prepare",
+            lambda: other.rename(self.out))
+        self.assertEqual(code, 1, said)
+        self.assertIn("left as it is", said)
         self.assertEqual(self.out.read_bytes(), newer)
 
     def test_a_resumed_run_has_the_date_of_its_first_start(self):

@@ -7,6 +7,9 @@ import subprocess
 import time
 import unittest
 
+import h5py
+import numpy as np
+
 from support.programs import BIN, ENVIRONMENT, SOURCE, ProgramTest
 
 MODEL = SOURCE / "datasets" / "tiny-gqa"
@@ -76,6 +79,25 @@ class SeveralProcesses(ProgramTest):
         self.assertEqual(self.bytes_of("three.h5", "--gpus=3"), one)
         self.assertLessEqual({path.name for path in self.folder.iterdir()},
                              {"one.h5", "two.h5", "three.h5"})
+
+    def test_the_number_of_threads_moves_sums_by_no_millionth(self):
+        """And not at all where MKL cuts products alike for both numbers, as it does here."""
+        one = self.bytes_of_one()
+        (self.folder / "one.h5").write_bytes(one)
+        result = self.run_one("three.h5", OMP_NUM_THREADS="3", MKL_DYNAMIC="FALSE")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        compared = []
+
+        def compare(name, object):
+            if isinstance(object, h5py.Dataset) and object.dtype.kind == "f":
+                a, b = object[()], three[name][()]
+                self.assertLessEqual(np.abs(a - b).max(), 1e-6 * np.abs(a).max(), name)
+                compared.append(name)
+
+        with h5py.File(self.folder / "one.h5") as file, h5py.File(self.folder / "three.h5") as three:
+            file.visititems(compare)
+        self.assertGreater(len(compared), 8 * 8)  # of each layer the sums of q, k, v and o, at least
+        print(f"{self.id()}: equal bytes: {one == (self.folder / 'three.h5').read_bytes()}")
 
     def test_a_killed_process_is_named_and_another_number_continues(self):
         processes = self.start(2, "out.h5")

@@ -1,7 +1,8 @@
 // Preloaded into a program by tests: lets one system call of a kind fail, kills the program there,
 // or changes one of its inputs.
-//   OSCAR_FAULT=CALL:NUMBER:HOW   CALL: open, write, sync, rename, alloc or thread; NUMBER: from 1
-//                                 on, in each process; HOW: fail or kill
+//   OSCAR_FAULT=CALL:NUMBER:HOW   CALL: open, write, sync, rename, alloc, thread or hdf5 (what
+//                                 libhdf5 itself allocates); NUMBER: from 1 on, in each process;
+//                                 HOW: fail or kill
 //   OSCAR_CHANGE=HOW:FILE:OTHER   when FILE has been read and closed for the first time: replace,
 //                                 OTHER takes its name; overwrite, it gets the bytes of OTHER
 //   OSCAR_FAULT_COUNTS=FILE       the calls of each kind, written when the program ends
@@ -12,10 +13,12 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <link.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,9 +28,10 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { kOpen, kWrite, kSync, kRename, kAlloc, kThread, kKinds };
-static const char* const kNames[kKinds] = {"open", "write", "sync", "rename", "alloc", "thread"};
-static const int kErrors[kKinds] = {EMFILE, ENOSPC, EIO, EIO, ENOMEM, EAGAIN};
+enum { kOpen, kWrite, kSync, kRename, kAlloc, kThread, kHdf5, kKinds };
+static const char* const kNames[kKinds] = {"open",  "write",  "sync", "rename",
+                                           "alloc", "thread", "hdf5"};
+static const int kErrors[kKinds] = {EMFILE, ENOSPC, EIO, EIO, ENOMEM, EAGAIN, ENOMEM};
 
 static atomic_long counts[kKinds];
 static int fault_kind = -1, fault_kills = 0;
@@ -37,7 +41,24 @@ static char *change_file = NULL, *change_other = NULL;
 static int change_overwrites = 0;
 static pid_t change_by = 0;
 
+// Where the code of libhdf5 lies.
+static uintptr_t hdf5_begin = 0, hdf5_end = 0;
+
+static int find_hdf5(struct dl_phdr_info* library, size_t size, void* nothing) {
+  (void)size, (void)nothing;
+  if (strstr(library->dlpi_name, "libhdf5") == NULL || strstr(library->dlpi_name, "_hl") != NULL)
+    return 0;
+  for (int i = 0; i < library->dlpi_phnum; ++i) {
+    const ElfW(Phdr)* part = &library->dlpi_phdr[i];
+    if (part->p_type != PT_LOAD || !(part->p_flags & PF_X)) continue;
+    hdf5_begin = library->dlpi_addr + part->p_vaddr;
+    hdf5_end = hdf5_begin + part->p_memsz;
+  }
+  return 1;
+}
+
 __attribute__((constructor)) static void read_environment(void) {
+  dl_iterate_phdr(find_hdf5, NULL);
   const char* text = getenv("OSCAR_FAULT");
   for (int kind = 0; text != NULL && kind < kKinds; ++kind) {
     const size_t length = strlen(kNames[kind]);
@@ -172,7 +193,11 @@ int renameat2(int from_folder, const char* from, int to_folder, const char* to, 
 }
 
 void* __libc_malloc(size_t bytes);
-void* malloc(size_t bytes) { return fails(kAlloc) ? NULL : __libc_malloc(bytes); }
+void* malloc(size_t bytes) {
+  const uintptr_t caller = (uintptr_t)__builtin_return_address(0);
+  if (caller >= hdf5_begin && caller < hdf5_end && fails(kHdf5)) return NULL;
+  return fails(kAlloc) ? NULL : __libc_malloc(bytes);
+}
 
 int pthread_create(pthread_t* thread, const pthread_attr_t* how, void* (*start)(void*),
                    void* with) {

@@ -13,6 +13,8 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <list>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -74,6 +76,16 @@ void wait_before(int attempt) {
 // Some file systems cannot flush folders, and say so with EINVAL.
 bool flush_folder(int folder) { return ::fsync(folder) == 0 || errno == EINVAL; }
 
+// Of this process. Never freed: it is asked for when static objects are gone.
+struct AllUnfinished {
+  std::mutex mutex;
+  std::list<const Unfinished*> entries;
+};
+AllUnfinished& all_unfinished() {
+  static auto* const all = new AllUnfinished;
+  return *all;
+}
+
 [[noreturn]] void refuse_existing(const fs::path& target) {
   throw Error({.what = "output exists already: it was made while this run was under way",
                .where = target.string(),
@@ -91,6 +103,33 @@ void throw_file_error(const char* what, const fs::path& path) {
   throw Error({.what = what, .where = path.string(), .found = std::strerror(code), .hint = hint});
 }
 
+Unfinished::Unfinished(fs::path path) : path_(std::move(path)), process_(::getpid()) {
+  AllUnfinished& all = all_unfinished();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.entries.push_back(this);
+}
+
+Unfinished::~Unfinished() {
+  AllUnfinished& all = all_unfinished();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.entries.remove(this);
+}
+
+bool remove_unfinished() noexcept {
+  AllUnfinished& all = all_unfinished();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  bool any = false;
+  for (const Unfinished* entry : all.entries) {
+    if (entry->process_ != ::getpid()) continue;
+    any = true;
+    try {
+      fs::remove_all(entry->path_);
+    } catch (const std::exception&) {  // the next run of the same output removes it
+    }
+  }
+  return any;
+}
+
 Temporary::Temporary(const fs::path& target, Kind kind)
     : target_(target.has_parent_path() ? target : "." / target),
       kind_(kind),
@@ -106,6 +145,7 @@ Temporary::Temporary(const fs::path& target, Kind kind)
         name_.clear();
         throw_file_error(what, target);
       }
+      unfinished_.emplace(path());
       const Lock lock = try_lock(descriptor_);
       struct stat status {};
       const bool ours = lock != Lock::kHeldByOthers && ::fstat(descriptor_, &status) == 0 &&
@@ -169,6 +209,7 @@ void Temporary::remove() {
     fs::remove_all(path(), status);
     name_.clear();
   }
+  unfinished_.reset();
   if (descriptor_ >= 0) ::close(descriptor_);
   descriptor_ = -1;
 }
@@ -180,6 +221,7 @@ void Temporary::publish(Replace replace) {
   }
   take_place(replace);
   name_.clear();
+  unfinished_.reset();
   if (!flush_folder(folder_)) throw_file_error("cannot flush to disk", target_.parent_path());
 }
 

@@ -18,6 +18,24 @@ enum class Replace { kNo, kIfUnchanged, kYes };
 // not be written.
 [[noreturn]] void throw_file_error(const char* what, const std::filesystem::path& path);
 
+// A file or folder on its way, by its name: known to remove_unfinished() as long as this lives.
+class Unfinished {
+ public:
+  explicit Unfinished(std::filesystem::path path);
+  ~Unfinished();
+  Unfinished(const Unfinished&) = delete;
+  Unfinished& operator=(const Unfinished&) = delete;
+
+ private:
+  friend bool remove_unfinished() noexcept;
+  std::filesystem::path path_;
+  int process_;  // children have the list too
+};
+
+// Removes what this process has not finished, when a library ends it by calling exit(): destructors
+// do not run then. Whether there was anything.
+bool remove_unfinished() noexcept;
+
 // Named TARGET.<16 random digits>.tmp, made anew, and held by one descriptor until it is published;
 // removed otherwise. The descriptor is locked (flock), by which others see that a run lives: of two
 // runs with one target the second one is refused, and what killed runs have left is removed by the
@@ -49,6 +67,7 @@ class Temporary {
   Kind kind_;
   std::optional<FileIdentity> before_;  // what stood at the target
   std::string name_;                    // within the folder; empty: published or not made
+  std::optional<Unfinished> unfinished_;
   int folder_ = -1, descriptor_ = -1;
 };
 

@@ -411,7 +411,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
     const auto fit_start = Clock::now();
     progress.begin("fitting", layers, "layers");
     std::mutex advancing;
-    parallel_for(layers, [&](int64_t index) {
+    parallel_for(layers, [&, &statistics = statistics](int64_t index) {
       const auto layer = static_cast<size_t>(index);
       // Without a search the sums are not saved any more: the short fit ends first.
       if (options.search.any() && interrupt_requested()) return;

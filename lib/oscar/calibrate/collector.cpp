@@ -110,9 +110,9 @@ void EnergyCollector::observe(const AttentionRecord& record) {
   const torch::Tensor values = rows_by_kv_head(record.v, heads);
   for (int64_t h = 0; h < heads; ++h) {
     const torch::Tensor k = keys[h].to(torch::kFloat64), v = values[h].to(torch::kFloat64);
-    const torch::Tensor w = (torch::mm(k, q_covariance_[h]) * k).sum(1);  // [rows]
-    moment_[h].add_(torch::mm((v * w.unsqueeze(1)).t(), v));
-    weight_sum_[h].add_(w.sum());
+    const torch::Tensor products = torch::mm(k, q_covariance_[h]) * k;
+    moment_[h].add_(torch::mm((v * products.sum(1, true)).t(), v));
+    weight_sum_[h].add_(products.sum(0).sum());  // by columns, whatever the number of threads
   }
   tokens_ += record.k.size(0) * record.k.size(2);
 }

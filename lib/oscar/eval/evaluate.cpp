@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "oscar/base/error.h"
-#include "oscar/base/input_file.h"
 #include "oscar/base/sha256.h"
 #include "oscar/bundle/bundle_file.h"
 #include "oscar/bundle/bundle_match.h"
@@ -293,7 +292,6 @@ Json evaluate(const EvaluateOptions& options, Progress& progress) {
     written_back.emplace(options.bundle, Replace::kIfUnchanged);
   }
   Work work(options, progress);
-  const LongInputs weights(work.session.checkpoint.weights->shards());
   plan_tasks(options, work, progress);
   Json report = describe(options, work);
   EvaluationCheckpoint checkpoint(options.checkpoint, describe_run(options, work));
@@ -327,7 +325,7 @@ Json evaluate(const EvaluateOptions& options, Progress& progress) {
     report["spectra"] = spectra_picture(*bundle);
     report["channels"] = channels_picture(*bundle);
   }
-  weights.require_unchanged();
+  work.session.weights.require_unchanged();
   if (written_back) {
     work.session.bundle->evaluation = report;
     write_bundle(*work.session.bundle, *written_back);

@@ -12,12 +12,18 @@ namespace {
 // Which rows [Hkv, tokens] are of each class, float32.
 using ClassMasks = std::array<torch::Tensor, kRowClasses>;
 
+// The sum of [Hkv, tokens], of which torch would make partial sums by its number of threads.
+double total(const torch::Tensor& values) {
+  const auto host = values.to(torch::kCPU, torch::kFloat64).contiguous();
+  return std::accumulate(host.data_ptr<double>(), host.data_ptr<double>() + host.numel(), 0.0);
+}
+
 // Adds to `to` what of `values` [Hkv, tokens] is of each class, as shares of `whole`.
 void add_by_class(const torch::Tensor& values, const ClassMasks& masks, double whole,
                   ByRowClass& to) {
   if (!(whole > 0)) return;
   for (size_t c = 0; c < masks.size(); ++c) {
-    to[c] += (values * masks[c]).sum(torch::kFloat64).item<double>() / whole;
+    to[c] += total(values * masks[c]) / whole;
   }
 }
 
@@ -67,9 +73,8 @@ class RowClassObserver final : public AttentionObserver {
     const auto separators = separator_[i].to(int2.device(), torch::kFloat32).unsqueeze(0) * int2;
     const auto sinks = received_.sink * (1 - separators);
     masks_ = {separators, sinks, int2 - separators - sinks};
-    add_by_class(int2, masks_, int2.sum(torch::kFloat64).item<double>(), sums_.rows);
-    add_by_class(received_.attention, masks_,
-                 received_.attention.sum(torch::kFloat64).item<double>(), sums_.attention);
+    add_by_class(int2, masks_, total(int2), sums_.rows);
+    add_by_class(received_.attention, masks_, total(received_.attention), sums_.attention);
   }
 
   void add_key_errors(const LayerCodec& codec, const torch::Tensor& q, const torch::Tensor& k,
@@ -86,7 +91,7 @@ class RowClassObserver final : public AttentionObserver {
     const auto metric = torch::matmul(weighted.transpose(1, 2), turned);
     const auto costs = cost(error, metric) * received_.key;
     // Of the whole weight and of a logit's square: a share of the softmax's own scale.
-    const double whole = received_.query.sum(torch::kFloat64).item<double>();
+    const double whole = total(received_.query);
     add_by_class(costs, masks_, whole * whole, sums_.key_error[m]);
   }
 
@@ -99,8 +104,7 @@ class RowClassObserver final : public AttentionObserver {
       metric_layer_ = layer;
     }
     const auto rows = v.to(torch::kFloat32);
-    const double energy =
-        (cost(rows, metric_) * received_.value).sum(torch::kFloat64).item<double>();
+    const double energy = total(cost(rows, metric_) * received_.value);
     add_by_class(cost(error, metric_) * received_.value, masks_, energy, sums_.value_error[m]);
   }
 

@@ -88,7 +88,9 @@ CacheView text_view(const EvaluateOptions& options, int64_t prompt) {
 }
 
 Session open_session(const EvaluateOptions& options, Progress& progress) {
-  Session session{.checkpoint = open_checkpoint(options.model, options.rope_scaling)};
+  Checkpoint checkpoint = open_checkpoint(options.model, options.rope_scaling);
+  LongInputs weights(checkpoint.weights->shards());
+  Session session{.checkpoint = std::move(checkpoint), .weights = std::move(weights)};
   session.compute = choose_compute(options.device, options.dtype);
   session.memory = memory_limits(session.compute.device, options.host_memory, options.gpu_memory);
   session.engine = {parse_engine_kind(options.engine), session.compute.device};

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "oscar/base/input_file.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/checkpoint/checkpoint.h"
 #include "oscar/data/corpus.h"
@@ -19,6 +20,7 @@ namespace oscar {
 // What a run has opened.
 struct Session {
   Checkpoint checkpoint;
+  LongInputs weights;  // from when they were opened
   std::optional<Tokenizer> tokenizer = {};
   std::optional<Bundle> bundle = {};
   std::vector<NamedBundle> named = {};

@@ -82,9 +82,10 @@ ReceivedAttention received_attention(const torch::Tensor& q, const torch::Tensor
     const auto add = [&](torch::Tensor& weights, const torch::Tensor& attention) {
       const auto total = attention.sum({1, 3});   // [Hkv, n]
       const auto by_row = attention.sum({1, 2});  // [Hkv, reach]
+      // No product of matrices: of so few rows MKL splits it by the number of threads.
       weights.slice(1, 0, reach)
           .add_(by_row, 1 - kEvenShare)
-          .add_(torch::matmul(total, even), kEvenShare);
+          .add_((total.unsqueeze(2) * even).sum(1), kEvenShare);
       received.attention.slice(1, 0, reach).add_(by_row);  // p (1 - p) and p^2 are p
     };
     add(received.key, rest);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -96,10 +97,29 @@ void* data_pointer(Data& data) {
   return std::visit([](auto& values) -> void* { return values.data(); }, data);
 }
 
+// Handles that live: while there are any, or an output is unfinished, nothing of ours calls exit().
+std::atomic<int>& live_handles() {
+  static std::atomic<int> count{0};
+  return count;
+}
+
+// libhdf5 calls exit(-1) where it finds no memory for an identifier (H5I_register).
+void end_as_an_error(int status, void*) {
+  if (status != -1 || (!remove_unfinished() && live_handles() == 0)) return;
+  constexpr std::string_view kMessage =
+      "not enough memory: libhdf5 ended the program, which leaves no new file\n";
+  const ssize_t written = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
+  static_cast<void>(written);
+  ::_exit(EXIT_FAILURE);
+}
+
 }  // namespace
+
+void count_handles(int more) { live_handles() += more; }
 
 void initialise_library() {
   static const bool done = [] {
+    ::on_exit(end_as_an_error, nullptr);
     H5dont_atexit();
     H5open();
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
@@ -192,6 +212,7 @@ class NamedFile {
   NamedFile() : name_((std::filesystem::temp_directory_path() / "oscar-XXXXXX").string()) {
     descriptor_ = ::mkostemp(name_.data(), O_CLOEXEC);
     if (descriptor_ < 0) throw_file_error("cannot write a temporary file", name_);
+    unfinished_.emplace(name_);
   }
   ~NamedFile() {
     ::unlink(name_.c_str());
@@ -217,6 +238,7 @@ class NamedFile {
  private:
   std::string name_;
   int descriptor_ = -1;
+  std::optional<Unfinished> unfinished_;
 };
 
 Handle create_file(const std::string& path, const std::string& name) {

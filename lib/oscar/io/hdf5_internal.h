@@ -21,6 +21,9 @@ void initialise_library();
 // Throws Error: `what`, where = file and object, found = the library's innermost message.
 [[noreturn]] void fail(const std::string& what, const std::string& file, const std::string& object);
 
+// Of how many Handles there are more.
+void count_handles(int more);
+
 // Owns one library identifier. A failed identifier (negative) throws at construction.
 class Handle {
  public:
@@ -29,11 +32,15 @@ class Handle {
          const std::string& object)
       : id_(id), close_(close) {
     if (id_ < 0) fail(what, file, object);
+    count_handles(1);
   }
-  Handle(Handle&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {}
+  Handle(Handle&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {
+    count_handles(1);
+  }
   Handle& operator=(Handle&&) = delete;
   ~Handle() {
     if (id_ >= 0) close_(id_);
+    count_handles(-1);
   }
   hid_t get() const { return id_; }
   // For closes whose status matters: those of a file being written.

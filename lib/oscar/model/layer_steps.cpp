@@ -1,6 +1,9 @@
 // The choice between the CUDA kernels and torch.
 #include "oscar/model/layer_steps.h"
 
+#include <algorithm>
+#include <numbers>
+
 #include "oscar/model/attention.h"
 
 // Set by lib/CMakeLists.txt in builds with CUDA.
@@ -117,6 +120,37 @@ bool gate_with_kernel(const torch::Tensor&, torch::Tensor&) { return false; }
 
 #endif
 
+// silu or gelu of rows, float32, out of operations that treat all elements alike. Torch's own use
+// other instructions for what is over a vector's length at the end of a thread's share: bits would
+// depend on the number of threads.
+torch::Tensor activated_on_host(const torch::Tensor& rows, Activation activation) {
+  if (activation == Activation::kSilu) {  // x / (1 + e^-x)
+    torch::Tensor y = rows.neg().exp_().add_(1);
+    return at::div_out(y, rows, y);
+  }
+  // x (1 + tanh(sqrt(2 / pi) (x + .044715 x^3))) / 2
+  constexpr double kSlope = std::numbers::inv_sqrtpi * std::numbers::sqrt2, kCubic = .044715;
+  torch::Tensor y = rows.square().mul_(kCubic).add_(1).mul_(rows).mul_(kSlope);
+  return y.tanh_().add_(1).mul_(rows).mul_(.5);
+}
+
+// Rounded once, to x's dtype.
+torch::Tensor activated(const torch::Tensor& x, Activation activation) {
+  if (x.is_cuda()) {
+    return activation == Activation::kSilu ? torch::silu(x) : torch::gelu(x, "tanh");
+  }
+  constexpr int64_t kTogether = int64_t{1} << 20;  // values: little memory beside x and the result
+  torch::Tensor out = torch::empty(x.sizes(), x.options());
+  const int64_t width = x.size(-1), rows = std::max<int64_t>(1, kTogether / width);
+  const torch::Tensor from = x.reshape({-1, width}), to = out.view({-1, width});
+  for (int64_t begin = 0; begin < from.size(0); begin += rows) {
+    const int64_t end = std::min(begin + rows, from.size(0));
+    const torch::Tensor part = from.slice(0, begin, end).to(torch::kFloat32);
+    to.slice(0, begin, end).copy_(activated_on_host(part, activation));
+  }
+  return out;
+}
+
 }  // namespace
 
 torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double eps) {
@@ -155,9 +189,7 @@ torch::Tensor gated(const torch::Tensor& gate_up, Activation activation) {
   torch::Tensor out;
   if (activation == Activation::kSilu && gate_with_kernel(gate_up, out)) return out;
   const auto halves = gate_up.chunk(2, -1);
-  const torch::Tensor gate =
-      activation == Activation::kSilu ? torch::silu(halves[0]) : torch::gelu(halves[0], "tanh");
-  return gate * halves[1];
+  return activated(halves[0], activation) * halves[1];
 }
 
 }  // namespace oscar

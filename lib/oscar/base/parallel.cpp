@@ -13,8 +13,7 @@ namespace {
 
 // Cores beside that of the caller that no call uses now.
 std::atomic<int64_t>& spare_cores() {
-  static std::atomic<int64_t> spare{
-      std::max<int64_t>(0, int64_t{std::thread::hardware_concurrency()} - 1)};
+  static std::atomic<int64_t> spare{parallel_cores() - 1};
   return spare;
 }
 
@@ -55,6 +54,10 @@ struct Loop {
 };
 
 }  // namespace
+
+int64_t parallel_cores() {
+  return std::max<int64_t>(1, int64_t{std::thread::hardware_concurrency()});
+}
 
 void parallel_for(int64_t count, const std::function<void(int64_t)>& work) {
   Loop loop(count, work);

@@ -13,4 +13,7 @@ namespace oscar {
 // the first in order is thrown.
 void parallel_for(int64_t count, const std::function<void(int64_t)>& work);
 
+// The cores of a process: at least 1.
+int64_t parallel_cores();
+
 }  // namespace oscar

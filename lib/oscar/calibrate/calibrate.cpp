@@ -293,15 +293,19 @@ std::vector<LayerDecision> decide(Transformer& model, const SplitCorpus& split, 
                     split.num_confirm, layers_together);
   progress.begin("searching", split.held_back.record.tokens * model.config().num_layers,
                  "token-layers");
-  MomentPass all(model, geometries(options, model.config()), {}, {}, attended_view(options));
-  Both both(search, all);
-  const bool add = !wants_energy(options);
-  if (add) all.restore(statistics);
-  LayerVisitor& visitor = add ? static_cast<LayerVisitor&>(both) : search;
-  run_pass(model, split.held_back, plan, {}, visitor, saved, kSearchAgain, progress);
-  std::vector<LayerDecision> decisions = take_decisions(search, saved);
+  std::vector<LayerDecision> decisions;
+  if (wants_energy(options)) {
+    run_pass(model, split.held_back, plan, {}, search, saved, kSearchAgain, progress);
+    decisions = take_decisions(search, saved);
+  } else {
+    MomentPass all(model, geometries(options, model.config()), {}, {}, attended_view(options));
+    all.restore(statistics);
+    Both both(search, all);
+    run_pass(model, split.held_back, plan, {}, both, saved, kSearchAgain, progress);
+    decisions = take_decisions(search, saved);
+    statistics = all.result();
+  }
   progress.end();
-  if (add) statistics = all.result();
   return decisions;
 }
 

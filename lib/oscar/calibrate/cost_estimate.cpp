@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <thread>
 
 #include "oscar/base/parallel.h"
 #include "oscar/calibrate/assemble.h"
@@ -68,8 +67,7 @@ class Probe {
 
 // Seconds of `work` for each of `layers` layers, as many at a time as there are cores.
 double seconds_of_layers(double layers, const std::function<void()>& work) {
-  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
-  const int64_t together = std::clamp<int64_t>(static_cast<int64_t>(layers), 1, cores);
+  const int64_t together = std::clamp<int64_t>(static_cast<int64_t>(layers), 1, parallel_cores());
   const double once = seconds_of([&] { parallel_for(together, [&](int64_t) { work(); }); });
   return once * layers / static_cast<double>(together);
 }

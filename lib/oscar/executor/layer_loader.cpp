@@ -11,6 +11,7 @@ namespace oscar {
 namespace {
 
 constexpr int kSideBySide = 3;  // layers read together: one thread does not fill the bus
+static_assert(kLoadingStreams + kSideBySide <= kSearchStreams);
 
 }  // namespace
 

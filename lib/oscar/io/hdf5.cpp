@@ -96,10 +96,29 @@ void* data_pointer(Data& data) {
   return std::visit([](auto& values) -> void* { return values.data(); }, data);
 }
 
+// The temporary of the file that is being written; empty: none is.
+std::string& being_written() {
+  static std::string path;
+  return path;
+}
+
+// libhdf5 calls exit(-1) where it finds no memory for an identifier (H5I_register).
+void end_as_an_error() {
+  if (being_written().empty()) return;
+  ::unlink(being_written().c_str());
+  constexpr std::string_view kMessage =
+      "not enough memory: libhdf5 ended the program while it wrote a file\n";
+  const ssize_t written = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
+  static_cast<void>(written);
+  ::_exit(EXIT_FAILURE);
+}
+
 }  // namespace
 
 void initialise_library() {
   static const bool done = [] {
+    being_written();  // outlives the handler
+    std::atexit(end_as_an_error);
     H5dont_atexit();
     H5open();
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
@@ -237,9 +256,11 @@ Handle create_file(const std::string& path, const std::string& name) {
 struct Writer::State {
   explicit State(const AtomicFile& out) : name(out.target().string()), target(out.descriptor()) {
     if (out.is_stream()) behind_stream.emplace();
+    being_written() = behind_stream ? behind_stream->name() : out.temporary().string();
     file.emplace(create_file(
         behind_stream ? behind_stream->name() : "/proc/self/fd/" + std::to_string(target), name));
   }
+  ~State() { being_written().clear(); }
 
   std::string name;
   int target;

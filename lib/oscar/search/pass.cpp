@@ -13,6 +13,8 @@
 
 namespace oscar {
 
+static_assert(kSearchStreams + kMostLayersTogether <= kSideStreams);
+
 std::vector<int64_t> placement_offsets(int64_t span, size_t count, uint64_t seed) {
   SplitMix64 random(seed);
   std::vector<int64_t> offsets;
@@ -92,7 +94,6 @@ void SearchPass::finish_oldest() {
 
 void SearchPass::begin_search(size_t layer, HeldBackLayer held) {
   const torch::Device device = model_.compute().device;
-  while (searching_.size() >= static_cast<size_t>(layers_together_)) finish_oldest();
   wait_for_stream(device);  // what was observed is there
   searching_.push_back(
       std::async(std::launch::async, [this, layer, device, held = std::move(held)]() mutable {
@@ -113,7 +114,10 @@ std::vector<LayerDecision> SearchPass::take_decisions() {
 }
 
 AttentionObserver* SearchPass::observer(int layer) {
-  return statistics_[static_cast<size_t>(layer)].geometry.quantized ? buffer_.get() : nullptr;
+  if (!statistics_[static_cast<size_t>(layer)].geometry.quantized) return nullptr;
+  // What is observed counts as the search's that follows.
+  while (searching_.size() >= static_cast<size_t>(layers_together_)) finish_oldest();
+  return buffer_.get();
 }
 
 void SearchPass::layer_done(const RunPosition&) {

@@ -15,8 +15,7 @@ void work_in_turn(
     if (ranks.owns(piece - begin)) own.push_back(piece);
   }
   if (!ranks.first()) {
-    work(own, [&](size_t, const std::vector<uint8_t>& result) { ranks.send(0, result); });
-    return ranks.wait_until_taken();
+    return work(own, [&](size_t, const std::vector<uint8_t>& result) { ranks.send(0, result); });
   }
   std::map<size_t, std::vector<uint8_t>> results;  // own ones that others come before
   size_t next = begin;

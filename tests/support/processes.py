@@ -65,6 +65,13 @@ class SharedRuns(ProgramTest):
             self.assertLess(time.monotonic(), end)
             time.sleep(.01)
 
+    def wait_for_line(self, process, beginning):
+        """Of what it says on stderr, where no --quiet keeps it from it."""
+        for line in process.stderr:
+            if line.startswith(beginning):
+                return
+        self.fail(f"{beginning} was not said")
+
     def wait_until_at_work(self, pid):
         """The weights are opened after the processes have found each other."""
         maps = pathlib.Path(f"/proc/{pid}/maps")

@@ -149,9 +149,8 @@ void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosi
   bundle.statistics = std::move(statistics);
   // In the first shard: statistics of no token are refused when a file is read. Local layers, which
   // have none, stay: load() knows them by that.
-  std::erase_if(bundle.statistics, [](const LayerStatistics& s) {
-    return s.geometry.fitted() && s.count_kv == 0;
-  });
+  std::erase_if(bundle.statistics,
+                [](const LayerStatistics& s) { return s.geometry.fitted() && s.count_kv == 0; });
   ResumeState state{.run_key = run_.run_key,
                     .order = kOrder,
                     .shard = static_cast<int64_t>(next.batch),

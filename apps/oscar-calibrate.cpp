@@ -6,10 +6,11 @@
 #include <algorithm>
 #include <optional>
 
-#include "calibrate/processes.h"
 #include "common/main.h"
 #include "common/options.h"
 #include "common/output_paths.h"
+#include "common/processes.h"
+#include "common/shared_work.h"
 #include "common/stack_options.h"
 #include "common/standard_streams.h"
 #include "common/terminal_progress.h"
@@ -128,9 +129,9 @@ void print_corpus(const CorpusRecord& corpus) {
              format_count(corpus.sequences_used), format_count(corpus.chunk_len));
 }
 
-void print_cost(const CalibrateResult& result) {
+void print_cost(const CalibrateResult& result, const Ranks& ranks) {
   const CostEstimate& cost = result.cost;
-  fmt::print("device     {}\n", result.device);
+  fmt::print("device     {}{}\n", result.device, processes_text(ranks));
   fmt::print("time       about {} to collect (measured on one batch of layer 0)\n",
              format_duration(cost.seconds));
   if (cost.convergence_seconds > 0) {
@@ -309,9 +310,8 @@ void check_places(const Arguments& arguments) {
   probe_outputs(texts);
 }
 
-int run(Arguments& arguments) {
-  install_interrupt_handlers();
-  Ranks ranks;
+// Options that others decide. The choice of --for.
+StackChoice complete_options(Arguments& arguments) {
   CalibrateOptions& options = arguments.options;
   const StackChoice choice =
       arguments.for_stack
@@ -332,10 +332,12 @@ int run(Arguments& arguments) {
                        : arguments.separators == "on" ? kOn
                                                       : kOff;
   options.keep_statistics = !arguments.no_statistics;
+  return choice;
+}
 
-  if (!ranks.first()) {
-    return work_for_first(ranks, [&](Progress& silent) { calibrate(options, ranks, silent); });
-  }
+int run_first(Arguments& arguments, Ranks& ranks) {
+  const StackChoice choice = complete_options(arguments);
+  const CalibrateOptions& options = arguments.options;
   check_places(arguments);
   TerminalProgress progress(arguments.quiet);
   const CalibrateResult result = calibrate(options, ranks, progress);
@@ -355,7 +357,7 @@ int run(Arguments& arguments) {
   if (!arguments.stack.empty()) print_stack(arguments.stack, choice);
   print_corpus(result.corpus);
   if (result.dry_run) {
-    print_cost(result);
+    print_cost(result, ranks);
     return kExitDone;
   }
   const auto collected = static_cast<double>(result.corpus.tokens - result.held_back_tokens);
@@ -378,6 +380,17 @@ int run(Arguments& arguments) {
       "\nwrote {} ({})\n", printable(std::filesystem::absolute(options.output).string()),
       format_bytes(static_cast<int64_t>(std::filesystem::file_size(options.output, status))));
   return kExitDone;
+}
+
+int run(Arguments& arguments) {
+  install_interrupt_handlers();
+  Ranks ranks;
+  return share_work(
+      ranks, kResumeWithAny, [&] { return run_first(arguments, ranks); },
+      [&](Progress& silent) {
+        complete_options(arguments);
+        calibrate(arguments.options, ranks, silent);
+      });
 }
 
 }  // namespace

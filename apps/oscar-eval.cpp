@@ -7,6 +7,8 @@
 #include "common/main.h"
 #include "common/options.h"
 #include "common/output_paths.h"
+#include "common/processes.h"
+#include "common/shared_work.h"
 #include "common/standard_streams.h"
 #include "common/terminal_progress.h"
 #include "oscar/base/interrupt.h"
@@ -44,6 +46,7 @@ struct Arguments {
   std::string rope_scaling, json, html, separators;
   int64_t first_position = 0;
   bool dry_run = false, quiet = false, force = false;
+  int processes = 1;
 };
 
 void add_measurement_options(CLI::App& program, Arguments& arguments) {
@@ -308,8 +311,8 @@ void check_places(const Arguments& arguments) {
   if (options.write_back) probe_outputs({{"--write-back", options.bundle}});
 }
 
-void print_cost(const EvaluationCost& cost) {
-  fmt::print("device     {}\n", cost.device);
+void print_cost(const EvaluationCost& cost, const Ranks& ranks) {
+  fmt::print("device     {}{}\n", cost.device, processes_text(ranks));
   if (cost.tokens > 0) {
     fmt::print("text       {} tokens count, of {} sequences; {} methods\n",
                format_count(cost.tokens), format_count(cost.sequences), cost.methods);
@@ -334,11 +337,6 @@ std::filesystem::path checkpoint_of(const Arguments& arguments) {
   for (const std::string& report : {arguments.json, arguments.html}) {
     if (!report.empty() && report != kStandardOutput) return checkpoint_path(report);
   }
-  if (arguments.options.resume) {
-    throw UsageError({.what = "there is no report beside which a checkpoint could be",
-                      .where = "--resume",
-                      .hint = "repeat the --json or --html of the run that was stopped"});
-  }
   return {};
 }
 
@@ -356,7 +354,8 @@ void show(const Json& report, const Arguments& arguments) {
   if (!arguments.quiet && !printed) print_text(format_table(report));
 }
 
-int run(const CLI::App& program, Arguments& arguments) {
+// Options that others decide.
+void complete_options(const CLI::App& program, Arguments& arguments) {
   EvaluateOptions& options = arguments.options;
   take_overrides(program, arguments);
   take_bundles(arguments);
@@ -371,17 +370,25 @@ int run(const CLI::App& program, Arguments& arguments) {
   options.host_memory = parse_bytes(arguments.memory.host_memory, "--host-memory");
   options.gpu_memory = parse_bytes(arguments.memory.gpu_memory, "--gpu-memory");
   options.rope_scaling = parse_json_option(arguments.rope_scaling, "--rope-scaling");
-
-  install_interrupt_handlers();
-  TerminalProgress progress(arguments.quiet);
   options.command = command_line(program, arguments);
   options.checkpoint = checkpoint_of(arguments);
+  if (options.resume && options.checkpoint.empty()) {
+    throw UsageError({.what = "there is no report beside which a checkpoint could be",
+                      .where = "--resume",
+                      .hint = "repeat the --json or --html of the run that was stopped"});
+  }
+}
+
+int run_first(const CLI::App& program, Arguments& arguments, Ranks& ranks) {
+  TerminalProgress progress(arguments.quiet);
+  complete_options(program, arguments);
+  const EvaluateOptions& options = arguments.options;
   check_places(arguments);
   if (arguments.dry_run) {
-    print_cost(estimate_evaluation(options, progress));
+    print_cost(estimate_evaluation(options, ranks, progress), ranks);
     return kExitDone;
   }
-  const Json report = evaluate(options, progress);
+  const Json report = evaluate(options, ranks, progress);
   show(report, arguments);
   if (report.contains("partial")) {
     throw Interrupted(options.checkpoint.empty()
@@ -393,6 +400,18 @@ int run(const CLI::App& program, Arguments& arguments) {
   }
   if (!options.checkpoint.empty()) remove_checkpoint(options.checkpoint);
   return kExitDone;
+}
+
+int run(const CLI::App& program, Arguments& arguments) {
+  install_interrupt_handlers();
+  Ranks ranks;
+  return share_work(
+      ranks, checkpoint_of(arguments).empty() ? "" : kResumeWithAny,
+      [&] { return run_first(program, arguments, ranks); },
+      [&](Progress& silent) {
+        complete_options(program, arguments);
+        if (!arguments.dry_run) evaluate(arguments.options, ranks, silent);
+      });
 }
 
 }  // namespace
@@ -409,7 +428,11 @@ int main(int argc, char** argv) {
   add_needle_options(program, arguments.options.needle_plan, arguments.options.generate_needles);
   add_quantizer_options(program, arguments.quantizer);
   add_compute_options(program, arguments.compute);
+  add_processes_option(program, arguments.processes);
   add_memory_options(program, arguments.memory);
   add_output_options(program, arguments);
-  return run_program(program, argc, argv, [&] { return run(program, arguments); });
+  return run_program(program, argc, argv, [&] {
+    return arguments.processes > 1 ? run_processes(arguments.processes, argc, argv)
+                                   : run(program, arguments);
+  });
 }

@@ -70,6 +70,17 @@ TEST_F(Resume, StoppingAgainAndAgainUnderChangingPlansGivesTheSameSums) {
   EXPECT_EQ(sums(plan(3)), whole);
 }
 
+TEST_F(Resume, ALocalLayerOfWhichNothingIsCollectedIsNoDamage) {
+  layers_[1].attention = AttentionKind::kLocal;
+  layers_[1].sliding_window = 300;
+  layers_[1].quantized = false;
+  const auto whole = sums(plan(7));
+  for (int stop = 1; stop <= 3 * kLayers; ++stop) {
+    EXPECT_THROW(collect(plan(2), stop), Stopped);
+    EXPECT_EQ(sums(plan(3)), whole) << "stopped after " << stop << " passes of a layer";
+  }
+}
+
 TEST_F(Resume, ACompleteCollectionStaysCompleteUnderAPlanWithMoreShards) {
   const auto whole = sums(plan(7));
   EXPECT_EQ(stop_after(plan(7), kLayers).position.batch, 7u);

@@ -1,77 +1,33 @@
 """Runs of oscar-calibrate that several processes share give the bytes of one, also when a process
 was killed on the way and another number continued."""
-import pathlib
 import signal
-import socket
-import subprocess
 import time
 import unittest
 
 import h5py
 import numpy as np
 
-from support.programs import BIN, ENVIRONMENT, SOURCE, ProgramTest
+from support.processes import SharedRuns
+from support.programs import BIN, SOURCE
 
 MODEL = SOURCE / "datasets" / "tiny-gqa"
 # Eight blocks.
 OPTIONS = ["--chunk-len", 128, "--sink", 4, "--recent", 16, "--max-tokens", 4096,
            "--batch-tokens", 512, "--statistics-only", "--quiet"]
-PATIENCE = 30
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-class SeveralProcesses(ProgramTest):
+class SeveralProcesses(SharedRuns):
+    model = MODEL
     one = None  # the bytes of one process
 
     def command(self, out, *options):
         return [BIN / "oscar-calibrate", "--device", "cpu", MODEL, MODEL / "calibration.jsonl",
                 self.folder / out, *map(str, OPTIONS), *map(str, options)]
 
-    def run_one(self, out, *options, **changes):
-        result = subprocess.run(self.command(out, *options), capture_output=True, text=True,
-                                env=ENVIRONMENT | changes, timeout=PATIENCE)
-        return result
-
-    def bytes_of(self, out, *options):
-        result = self.run_one(out, *options)
-        self.assertEqual(result.returncode, 0, result.stderr)
-        return (self.folder / out).read_bytes()
-
     def bytes_of_one(self):
         if SeveralProcesses.one is None:
             SeveralProcesses.one = self.bytes_of("one.h5")
         return SeveralProcesses.one
-
-    def start(self, count, out, *options, each=lambda rank: ()):
-        """As torchrun does."""
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-                  "WORLD_SIZE": str(count)}
-        processes = []
-        for rank in range(count):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append(subprocess.Popen(
-                self.command(out, *options, *each(rank)), env=ENVIRONMENT | shared | own,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-            self.addCleanup(processes[-1].communicate)
-            self.addCleanup(processes[-1].kill)
-        return processes
-
-    def wait_until_at_work(self, pid):
-        """The weights are opened after the processes have found each other."""
-        maps = pathlib.Path(f"/proc/{pid}/maps")
-        end = time.monotonic() + PATIENCE
-        while "/tiny-gqa/" not in maps.read_text():
-            self.assertLess(time.monotonic(), end)
-            time.sleep(.01)
-
-    def end_of(self, process):
-        _, said = process.communicate(timeout=PATIENCE)
-        return process.returncode, said
 
     def test_any_number_of_processes_writes_the_same_bytes(self):
         one = self.bytes_of_one()
@@ -124,16 +80,7 @@ class SeveralProcesses(ProgramTest):
             self.assertIn("process 0 of 3 has ended", said)
 
     def test_a_stop_of_all_saves_a_checkpoint_that_one_process_continues(self):
-        parent = subprocess.Popen(self.command("out.h5", "--gpus", 2),
-                                  env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(parent.kill)
-        children = pathlib.Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-        end = time.monotonic() + PATIENCE
-        while len(children.read_text().split()) < 2:
-            self.assertLess(time.monotonic(), end)
-            time.sleep(.01)
-        for pid in children.read_text().split():
-            self.wait_until_at_work(pid)
+        parent, _ = self.start_parent(2, "out.h5")
         parent.send_signal(signal.SIGTERM)
         code, said = self.end_of(parent)
         self.assertEqual(code, 130, said)

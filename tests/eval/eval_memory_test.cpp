@@ -60,7 +60,7 @@ TEST(MultiForward, BatchesPassTogetherAsFarAsThereIsRoomAndGiveTheSameStates) {
     std::vector<torch::Tensor> states;
     run_multi_forward(
         *model.transformer, {.engines = {nullptr, nullptr}, .hidden_state_room = room}, batches,
-        [&](size_t, const std::vector<torch::Tensor>& hidden) {
+        [&](size_t, const std::vector<torch::Tensor>& hidden, const std::vector<OutputError>&) {
           passes_before.push_back(passes.count);
           states.push_back(hidden[0].clone());
         },

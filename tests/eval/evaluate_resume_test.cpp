@@ -60,7 +60,7 @@ class StoppedEvaluation : public testing::Test {
     options.resume = resume;
     Stopping progress(units);
     try {
-      return evaluate(options, progress);
+      return evaluate(options, ranks_, progress);
     } catch (const Interrupted& stop) {
       return stop.what();
     }
@@ -68,6 +68,7 @@ class StoppedEvaluation : public testing::Test {
 
   Model model_;
   EvaluateOptions options_;
+  Ranks ranks_;  // one process
 };
 
 constexpr int kPreparations = 3;  // units of progress before the text: one a method
@@ -75,7 +76,7 @@ constexpr int kUnits = kPreparations + 2 * 2 * 3;  // two texts, two layers, thr
 
 TEST_F(StoppedEvaluation, ContinuesToTheSameReportFromAnyMoment) {
   SilentProgress silent;
-  const std::string whole = evaluate(options_, silent).dump();
+  const std::string whole = evaluate(options_, ranks_, silent).dump();
   for (int units = kPreparations + 1; units <= kUnits; ++units) {
     std::filesystem::remove(options_.checkpoint);
     const Json stopped = stop_after(units, false);
@@ -106,7 +107,7 @@ TEST_F(StoppedEvaluation, ReportsTheFiguresOfWhatWasCounted) {
   alone.max_tokens = 40 * 100;
   alone.checkpoint.clear();
   SilentProgress silent;
-  const Json first = evaluate(alone, silent);
+  const Json first = evaluate(alone, ranks_, silent);
   EXPECT_EQ(first["tokens"], part["tokens"]);
   EXPECT_EQ(first["methods"].dump(), part["methods"].dump());
   const Json last = stop_after(kUnits, false);
@@ -128,7 +129,7 @@ TEST_F(StoppedEvaluation, IsNotContinuedByAnotherRun) {
     change(other);
     SilentProgress silent;
     try {
-      evaluate(other, silent);
+      evaluate(other, ranks_, silent);
       ADD_FAILURE() << "continued";
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("belongs to another run"), std::string::npos)
@@ -140,13 +141,13 @@ TEST_F(StoppedEvaluation, IsNotContinuedByAnotherRun) {
 TEST_F(StoppedEvaluation, BeginsAnewAndSaysSoWithoutACheckpoint) {
   options_.resume = true;
   Stopping progress(kPreparations + 1);
-  EXPECT_THROW(evaluate(options_, progress), Interrupted);
+  EXPECT_THROW(evaluate(options_, ranks_, progress), Interrupted);
   EXPECT_NE(progress.said.find("starting anew"), std::string::npos) << progress.said;
 }
 
 TEST_F(StoppedEvaluation, CostsAreMeasuredWithoutWritingAnything) {
   SilentProgress silent;
-  const EvaluationCost cost = estimate_evaluation(options_, silent);
+  const EvaluationCost cost = estimate_evaluation(options_, ranks_, silent);
   EXPECT_EQ(cost.tokens, 100 * 80);
   EXPECT_EQ(cost.methods, 3u);
   EXPECT_GT(cost.text_seconds, 0);

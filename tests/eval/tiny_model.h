@@ -65,7 +65,8 @@ inline std::vector<torch::Tensor> logits_of_engines(oscar::Transformer& model,
   oscar::SilentProgress progress;
   oscar::run_multi_forward(
       model, forward, {ids},
-      [&](size_t, const std::vector<torch::Tensor>& hidden) {
+      [&](size_t, const std::vector<torch::Tensor>& hidden,
+          const std::vector<oscar::OutputError>&) {
         for (const torch::Tensor& h : hidden) {
           logits.push_back(model.logits(h).to(torch::kCPU, torch::kFloat64));
         }

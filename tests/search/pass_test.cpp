@@ -79,4 +79,22 @@ TEST(SearchPass, ABatchOfChunksGivesTheDecisionsOfSingleChunks) {
   EXPECT_EQ(single[0].main.predicted_output_nmse, joined[0].main.predicted_output_nmse);
 }
 
+TEST(SearchPass, LayersOfOtherProcessesAreNeitherObservedNorDecided) {
+  const Checkpoint checkpoint = open_checkpoint("tiny-gqa", {});
+  const Transformer model(checkpoint, {torch::kCPU, torch::kFloat32});
+  std::vector<LayerStatistics> statistics(2);
+  for (int layer = 0; layer < 2; ++layer) {
+    statistics[static_cast<size_t>(layer)].geometry = model.config().geometry(layer, 256);
+  }
+  SearchPass pass(model, statistics, {.fit = {}, .search = {.clip = true}, .quantizer = {}}, 2, 2,
+                  1, {false, false});
+  for (int layer = 0; layer < 2; ++layer) {
+    EXPECT_EQ(pass.observer(layer), nullptr);
+    pass.layer_done({});
+  }
+  const auto decisions = pass.take_decisions();
+  ASSERT_EQ(decisions.size(), 2u);
+  EXPECT_TRUE(decisions[1].choices.empty());
+}
+
 }  // namespace

@@ -21,9 +21,11 @@
 #include "oscar/calibrate/cost_estimate.h"
 #include "oscar/calibrate/resume.h"
 #include "oscar/calibrate/shared_collection.h"
+#include "oscar/calibrate/shared_search.h"
 #include "oscar/calibrate/split_corpus.h"
 #include "oscar/calibrate/statistics_pass.h"
 #include "oscar/checkpoint/weight_table.h"
+#include "oscar/executor/own_part.h"
 #include "oscar/fit/convergence.h"
 #include "oscar/fit/presets.h"
 #include "oscar/search/pass.h"
@@ -118,27 +120,9 @@ bool has_energy(const std::vector<LayerStatistics>& statistics) {
   });
 }
 
-// Where the others begin, and whether they do the same.
-void share_start(Ranks& ranks, const std::string& run_key, BlockStart start) {
-  const std::string text = Json({run_key, start.batch, start.begun}).dump();
-  ranks.publish({text.begin(), text.end()});
-}
-
-BlockStart shared_start(Ranks& ranks, const std::string& run_key) {
-  const std::vector<uint8_t> bytes = ranks.published();
-  const Json told = Json::parse(bytes.begin(), bytes.end());
-  if (told.at(0) != run_key) {
-    throw Error({.what = "this process would do another run than the first",
-                 .hint = "give all of them the same options, files and kind of device"});
-  }
-  return {told.at(1), told.at(2)};
-}
-
-// With several processes each has its own GPU.
-ComputeOptions own_compute(const CalibrateOptions& options, const Ranks& ranks) {
-  const ComputeOptions compute = choose_compute(options.device, options.dtype);
-  const bool any_gpu = compute.device.is_cuda() && options.device.find(':') == std::string::npos;
-  return any_gpu ? choose_compute(ranks.own_device("cuda"), options.dtype) : compute;
+// What the first tells the others.
+Json start_json(const RunPosition& start, bool finished) {
+  return {start.batch, start.hidden.size(), finished};
 }
 
 struct Collected {
@@ -164,16 +148,10 @@ void collect_together(Ranks& ranks, const Transformer& model, const RunPlan& pla
   };
   try {
     collect_with_others(ranks, plan, std::move(start), moments, own_block, block_taken);
-  } catch (const std::exception&) {
-    if (waiting) {
-      saved.save(moments.block(), *waiting, moments.blocks_before(), moments.snapshots());
-    }
-    if (const std::string lost = ranks.lost(); !lost.empty()) {
-      throw Error(
-          {.what = lost, .hint = "repeat the command with --resume, with any number of processes"});
-    }
-    if (waiting && interrupt_requested()) throw resumable_stop(saved, kCollecting);
-    throw;
+  } catch (const Interrupted&) {
+    if (!waiting) throw;
+    saved.save(moments.block(), *waiting, moments.blocks_before(), moments.snapshots());
+    throw resumable_stop(saved, kCollecting);
   }
 }
 
@@ -209,7 +187,7 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
   }
   const int64_t token_layers = corpus.record.tokens * model.config().num_layers;
   progress.begin("collecting statistics", token_layers, "token-layers");
-  share_start(ranks, run.run_key, {start.batch, start.hidden.size()});
+  ranks.agree(run.run_key, start_json(start, false));
   const auto pass = [&](const RunPlan& part, RunPosition from) {
     run_pass(model, corpus, part, std::move(from), moments, saved, kCollecting, progress);
   };
@@ -274,35 +252,56 @@ class Both final : public LayerVisitor {
   Observers now_;
 };
 
-// Once the searches that run on have ended.
-std::vector<LayerDecision> take_decisions(SearchPass& search, CheckpointFile& saved) {
+// Once the searches that run on have ended, in the other processes too.
+std::vector<LayerDecision> take_decisions(SearchPass& search, Ranks& ranks,
+                                          const std::vector<LayerGeometry>& layers,
+                                          CheckpointFile& saved) {
   try {
-    return search.take_decisions();
+    std::vector<LayerDecision> decisions = search.take_decisions();
+    receive_decisions(ranks, layers, decisions);
+    return decisions;
   } catch (const Interrupted&) {
     throw resumable_stop(saved, kSearchAgain);
   }
+}
+
+// The transforms of what other processes have decided on the same sums; the rest stays.
+void fit_decisions_of_others(const std::vector<bool>& own,
+                             const std::vector<LayerStatistics>& statistics,
+                             const FitOptions& fixed, const Rope& rope,
+                             std::vector<LayerDecision>& decisions) {
+  parallel_for(static_cast<int64_t>(decisions.size()), [&](int64_t index) {
+    const auto layer = static_cast<size_t>(index);
+    if (own[layer]) return;
+    auto warnings = decisions[layer].main.warnings;
+    decisions[layer] = fit_again(std::move(decisions[layer]), statistics[layer], fixed, rope);
+    decisions[layer].main.warnings = std::move(warnings);
+  });
 }
 
 // Decides on the held-back text, whose sums are then added to `statistics`. With the energy
 // objective, whose weights come from sums that are complete, they are left as they are.
 std::vector<LayerDecision> decide(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
                                   int layers_together, const CalibrateOptions& options,
-                                  CheckpointFile& saved, std::vector<LayerStatistics>& statistics,
-                                  Progress& progress) {
+                                  Ranks& ranks, CheckpointFile& saved,
+                                  std::vector<LayerStatistics>& statistics, Progress& progress) {
+  const std::vector<LayerGeometry> layers = geometries(options, model.config());
+  const std::vector<bool> own = own_layers(ranks, layers);
   SearchPass search(model, statistics, search_settings(options), split.num_search,
-                    split.num_confirm, layers_together);
+                    split.num_confirm, layers_together, own);
   progress.begin("searching", split.held_back.record.tokens * model.config().num_layers,
                  "token-layers");
   std::vector<LayerDecision> decisions;
   if (wants_energy(options)) {
     run_pass(model, split.held_back, plan, {}, search, saved, kSearchAgain, progress);
-    decisions = take_decisions(search, saved);
+    decisions = take_decisions(search, ranks, layers, saved);
+    fit_decisions_of_others(own, statistics, options.fit, model.config().rope, decisions);
   } else {
-    MomentPass all(model, geometries(options, model.config()), {}, {}, attended_view(options));
+    MomentPass all(model, layers, {}, {}, attended_view(options));
     all.restore(statistics);
     Both both(search, all);
     run_pass(model, split.held_back, plan, {}, both, saved, kSearchAgain, progress);
-    decisions = take_decisions(search, saved);
+    decisions = take_decisions(search, ranks, layers, saved);
     statistics = all.result();
   }
   progress.end();
@@ -316,10 +315,10 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   if (!requested.dry_run && ranks.first()) output.emplace(requested);
   const Checkpoint checkpoint = open_checkpoint(requested.model, requested.rope_scaling);
   const LongInputs weights(checkpoint.weights->shards());
-  const ComputeOptions compute = own_compute(requested, ranks);
+  const ComputeOptions compute = own_compute(ranks, requested.device, requested.dtype);
   CalibrateOptions options = resolve(requested, checkpoint.config, compute);
-  MemoryLimits limits = memory_limits(compute.device, options.host_memory, options.gpu_memory);
-  if (options.host_memory == 0) limits.host_bytes /= ranks.local_size();
+  const MemoryLimits limits =
+      own_memory(ranks, compute.device, options.host_memory, options.gpu_memory);
   Transformer model(checkpoint, compute);
 
   CalibrateResult result;
@@ -351,7 +350,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   if (options.dry_run) {
     result.dry_run = true;
     if (!ranks.first()) return result;
-    result.cost = estimate_cost(model, split, plan, options, limits);
+    result.cost = estimate_cost(model, split, plan, options, limits, ranks);
     return result;
   }
 
@@ -364,13 +363,17 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   bundle.run_key = run_key(options, bundle, compute);
   bundle.created_utc = utc_now();
   if (!ranks.first()) {
-    const BlockStart start = shared_start(ranks, bundle.run_key);
-    collect_for_first(ranks, model, split.fit, plan, start, geometries(options, model.config()),
-                      attended_view(options));
+    const Json start = ranks.agree(bundle.run_key, {});
+    if (start.at(2).get<bool>()) return result;
+    collect_for_first(ranks, model, split.fit, plan, {start.at(0), start.at(1)},
+                      geometries(options, model.config()), attended_view(options));
+    if (!search_plan) return result;
+    const int together = layers_searched_together(model, split, *search_plan, options, limits);
+    search_for_first(ranks, model, split, *search_plan, together, options);
     return result;
   }
   if (options.resume && is_finished_output(options, bundle)) {
-    share_start(ranks, bundle.run_key, {plan.batches.size(), 0});
+    ranks.agree(bundle.run_key, start_json({}, true));
     CheckpointFile(options, bundle).remove_if_own();
     result.already_done = true;
     return result;
@@ -382,6 +385,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
       snapshot_bytes(checkpoint.config, plan.snapshot_tokens.size() + 1, plan.attended));
   auto [statistics, snapshots] =
       collect(model, split.fit, plan, options, saved, bundle, ranks, progress);
+  if (search_plan) send_statistics(ranks, statistics);
   result.collect_seconds = seconds_since(collect_start);
   const auto judge_start = Clock::now();
   bundle.convergence =
@@ -401,7 +405,8 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   if (options.search.any()) {
     const auto search_start = Clock::now();
     const int together = layers_searched_together(model, split, *search_plan, options, limits);
-    decisions = decide(model, split, *search_plan, together, options, saved, statistics, progress);
+    decisions =
+        decide(model, split, *search_plan, together, options, ranks, saved, statistics, progress);
     saved.wait();
     result.search_seconds = seconds_since(search_start);
   }

@@ -27,8 +27,9 @@ struct CalibrateResult {
 
 // Runs the job and writes options.output. Throws Error for bad input (nothing is written then) and
 // Interrupted after saving a checkpoint.
-// Several processes share the collecting; the first does all the rest, and the result of the others
-// says nothing. The bundle has the same bytes with any number of them.
+// Several processes share the collecting and the search; the first does all the rest, and the
+// result of the others says nothing. The bundle has the same bytes with any number of them. Where
+// one is lost (ranks.h), that is Interrupted too.
 CalibrateResult calibrate(const CalibrateOptions& options, Ranks& ranks, Progress& progress);
 
 }  // namespace oscar

@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 
 #include "oscar/base/parallel.h"
 #include "oscar/calibrate/assemble.h"
 #include "oscar/calibrate/statistics_pass.h"
 #include "oscar/data/ngram_fingerprint.h"
+#include "oscar/executor/own_part.h"
 #include "oscar/fit/convergence.h"
 #include "oscar/search/layer_search.h"
 #include "oscar/search/memory.h"
@@ -89,6 +91,12 @@ double time_convergence(const std::vector<LayerStatistics>& parts, const LayerSt
   return seconds_of_layers(layers, [&] { layer_convergence(pointers, total, options.fit, rope); });
 }
 
+torch::Tensor embed_held_back(Transformer& model, const SplitCorpus& split, size_t chunk) {
+  const auto length = static_cast<int64_t>(split.held_back.chunks[chunk].size());
+  const torch::Tensor ids = batch_ids(split.held_back, {static_cast<int64_t>(chunk), 1, length});
+  return model.embed(ids.to(model.compute().device));
+}
+
 // Seconds of a search over the first `count` chunks of each half, fits included, of as many layers
 // as `statistics` has, all of them like the one of `weights`.
 double time_search(Transformer& model, const SplitCorpus& split, const CalibrateOptions& options,
@@ -100,11 +108,8 @@ double time_search(Transformer& model, const SplitCorpus& split, const Calibrate
     for (int layer = 0; layer < together; ++layer) {
       for (const size_t half : {size_t{0}, split.num_search}) {
         for (size_t chunk = half; chunk < half + count; ++chunk) {
-          const auto length = static_cast<int64_t>(split.held_back.chunks[chunk].size());
-          const torch::Tensor ids =
-              batch_ids(split.held_back, {static_cast<int64_t>(chunk), 1, length});
           model.forward_layer(statistics.front().geometry.layer_id, weights,
-                              model.embed(ids.to(model.compute().device)), pass.observer(layer));
+                              embed_held_back(model, split, chunk), pass.observer(layer));
         }
       }
       pass.layer_done({});
@@ -113,10 +118,11 @@ double time_search(Transformer& model, const SplitCorpus& split, const Calibrate
   });
 }
 
-// Of all `layers` searched ones. Fits of a layer do not depend on the held-back chunks.
+// Of all `layers` searched ones, of which a process searches `part` and passes all. Fits of a layer
+// do not depend on the held-back chunks.
 double search_seconds(Transformer& model, const SplitCorpus& split, const CalibrateOptions& options,
                       const LayerStatistics& layer, const LayerWeights& weights, int together,
-                      double layers) {
+                      double layers, double part) {
   const std::vector<LayerStatistics> several(static_cast<size_t>(together), layer);
   const auto of_layer = [&](size_t count) {
     return time_search(model, split, options, several, weights, count) / together;
@@ -132,7 +138,15 @@ double search_seconds(Transformer& model, const SplitCorpus& split, const Calibr
   } else if (std::min(split.num_search, split.num_confirm) > 1) {
     further = std::max(0.0, of_layer(2) - one);
   }
-  return (one + further * (pairs - 1)) * layers;
+  const double whole = one + further * (pairs - 1);
+  if (part == 1) return whole * layers;
+  const torch::Tensor hidden = embed_held_back(model, split, 0);
+  const double passing =
+      2 * pairs * seconds_of([&] {
+        const auto out = model.forward_layer(layer.geometry.layer_id, weights, hidden, nullptr);
+        out.select(-1, 0).isfinite().all().item<bool>();
+      });
+  return (passing + part * std::max(0.0, whole - passing)) * layers;
 }
 
 // The peaks of the search's own pass: over the held-back chunks, and what it holds of them.
@@ -175,13 +189,16 @@ int64_t estimated_checkpoint_bytes(const std::vector<LayerGeometry>& layers,
 }  // namespace
 
 CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
-                           const CalibrateOptions& options, const MemoryLimits& limits) {
+                           const CalibrateOptions& options, const MemoryLimits& limits,
+                           const Ranks& ranks) {
   const torch::InferenceMode inference;
   const ModelConfig& config = model.config();
   const std::vector<LayerGeometry> layers = geometries(options, config);
-  const auto num_quantized = static_cast<double>(std::count_if(
-      layers.begin(), layers.end(), [](const LayerGeometry& layer) { return layer.quantized; }));
-  const bool on_gpu = model.compute().device.is_cuda();
+  const auto num_searched =
+      static_cast<size_t>(std::ranges::count_if(layers, &LayerGeometry::quantized));
+  const auto num_quantized = static_cast<double>(num_searched);
+  const torch::Device device = model.compute().device;
+  const bool on_gpu = device.is_cuda();
   CostEstimate cost;
   cost.num_shards = plan.shards.size();
   cost.weights_resident = plan.weights_resident;
@@ -207,10 +224,16 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
       seconds_of([&] { total.o_proj_metric = model.o_proj_metric(probed.layer_id); });
   // The sums of what is held back are added in the search's own pass.
   const bool added = options.search.any() && !wants_energy(options);
-  const double tokens =
-      static_cast<double>(split.fit.record.tokens + (added ? split.held_back.record.tokens : 0));
-  const double passes = wants_energy(options) ? 2 : 1;
-  const double loads = passes * (plan.weights_resident ? 1 : static_cast<double>(cost.num_shards));
+  // The second pass, over energies, is the first process' alone.
+  const double passes =
+      longest_part(ranks, device, plan.block_tokens.size()) + (wants_energy(options) ? 1 : 0);
+  const double tokens = passes * static_cast<double>(split.fit.record.tokens) +
+                        static_cast<double>(added ? split.held_back.record.tokens : 0);
+  // Weights that stream pass once for each block that a process has.
+  const size_t shards =
+      ranks.several() ? std::max(cost.num_shards, plan.block_tokens.size()) : cost.num_shards;
+  const double loads =
+      plan.weights_resident ? std::ceil(passes) : passes * static_cast<double>(shards);
   const auto copies = static_cast<double>(parts.size() + 1);
   cost.seconds = config.num_fitted_layers() * (metric + copies * copy);
   for (const std::vector<int>& same : config.layers_by_spec()) {
@@ -223,7 +246,7 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
       other->forward();  // warms up
       forward = seconds_of([&] { other->forward(); });
     }
-    const double computing = passes * forward * tokens / static_cast<double>(batch.tokens());
+    const double computing = forward * tokens / static_cast<double>(batch.tokens());
     const double loading = loads * load;
     // On a GPU a layer is read while the one before computes.
     cost.seconds += static_cast<double>(same.size()) *
@@ -251,7 +274,8 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
     const RunPlan search_plan = plan_search(model, split, options, limits);
     const int together = layers_searched_together(model, split, search_plan, options, limits);
     cost.search_seconds = search_seconds(model, split, options, total, *probe.weights,
-                                         std::min(together, config.num_layers), num_quantized);
+                                         std::min(together, config.num_layers), num_quantized,
+                                         longest_part(ranks, device, num_searched));
   }
   if (added || (!options.search.any() && !options.statistics_only)) {
     cost.fit_seconds = seconds_of_layers(

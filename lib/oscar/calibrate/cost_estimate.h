@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "oscar/calibrate/split_corpus.h"
+#include "oscar/executor/ranks.h"
 
 namespace oscar {
 
@@ -24,8 +25,10 @@ struct CostEstimate {
 // Runs one batch through layer 0 a few times, fits it, and searches one held-back chunk of each
 // half there (a GPU, where little depends on the number of chunks: two as well); of each further
 // LayerSpec, its first layer. All layers of a spec are taken to load and run as that one does, and
-// all to fit and search as layer 0 does. `plan`: of split.fit.
+// all to fit and search as layer 0 does. `plan`: of split.fit. Seconds are of all processes of
+// `ranks` together, memory of the first.
 CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
-                           const CalibrateOptions& options, const MemoryLimits& limits);
+                           const CalibrateOptions& options, const MemoryLimits& limits,
+                           const Ranks& ranks);
 
 }  // namespace oscar

@@ -147,8 +147,10 @@ void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosi
   Bundle bundle = run_;
   bundle.statistics_only = true;
   bundle.statistics = std::move(statistics);
-  // In the first shard: statistics of no token are refused when a file is read.
-  std::erase_if(bundle.statistics, [](const LayerStatistics& s) { return s.count_kv == 0; });
+  // In the first shard: statistics of no token are refused when a file is read. Local layers, which
+  // have none, stay: load() knows them by that.
+  std::erase_if(bundle.statistics,
+                [](const LayerStatistics& s) { return s.geometry.fitted() && s.count_kv == 0; });
   ResumeState state{.run_key = run_.run_key,
                     .order = kOrder,
                     .shard = static_cast<int64_t>(next.batch),
@@ -200,7 +202,7 @@ std::optional<SavedRun> CheckpointFile::load(const RunPlan& plan) {
   };
   run.before = load(kBlocksBefore, [&](const LayerGeometry& layer) {
     const int64_t tokens = tokens_before(plan, tokens_seen(run.position, plan, layer.layer_id));
-    return tokens > 0 ? std::vector<int64_t>{tokens} : std::vector<int64_t>();
+    return layer.fitted() && tokens > 0 ? std::vector<int64_t>{tokens} : std::vector<int64_t>();
   });
   run.snapshots = load(kSnapshot, [&](const LayerGeometry& layer) {
     std::vector<int64_t> tokens = plan.snapshot_tokens;

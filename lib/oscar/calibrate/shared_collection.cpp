@@ -56,7 +56,7 @@ void collect_with_others(
   const auto blocks = blocks_from(plan, {start.batch, start.hidden.size()});
   std::vector<LayerStatistics> shapes;
   for (size_t i = 0; i < blocks.size(); ++i) {
-    const int owner = static_cast<int>(i % static_cast<size_t>(ranks.size()));
+    const int owner = ranks.owner(i);
     if (owner == 0) {
       RunPosition begin{blocks[i].begin, 0, {}};
       if (i == 0) begin = std::move(start);
@@ -88,7 +88,7 @@ void collect_for_first(Ranks& ranks, Transformer& model, const TokenChunks& corp
                        const std::optional<CacheView>& attended) {
   const auto blocks = blocks_from(plan, start);
   for (size_t i = 0; i < blocks.size(); ++i) {
-    if (static_cast<int>(i % static_cast<size_t>(ranks.size())) != ranks.rank()) continue;
+    if (!ranks.owns(i)) continue;
     MomentPass moments(
         model, layers, [](const MomentPass&, const RunPosition&) {}, {}, attended);
     SilentProgress progress;
@@ -101,7 +101,7 @@ void collect_for_first(Ranks& ranks, Transformer& model, const TokenChunks& corp
     std::vector<ResumeTensor> tensors;
     save_copies(kBlock, sums, tensors);
     ranks.wait_until_taken();
-    for (const ResumeTensor& tensor : tensors) ranks.send(tensor.bytes);
+    for (const ResumeTensor& tensor : tensors) ranks.send(0, tensor.bytes);
   }
   ranks.wait_until_taken();
 }

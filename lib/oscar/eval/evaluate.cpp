@@ -50,8 +50,8 @@ struct SeparatedText {
 
 // What a run will measure, opened and planned before anything is measured.
 struct Work {
-  Work(const EvaluateOptions& options, Progress& progress)
-      : session(open_session(options, progress)),
+  Work(const EvaluateOptions& options, const Ranks& ranks, Progress& progress)
+      : session(open_session(options, ranks, progress)),
         model(session.checkpoint, session.compute),
         methods(build_methods(options, session, text_view(options, 0), progress)),
         first(first_measured(options, session.corpus.record.chunk_len, methods)) {
@@ -101,29 +101,47 @@ void plan_tasks(const EvaluateOptions& options, Work& work, Progress& progress) 
   work.separated = std::move(separated);
 }
 
-void measure_needles(const EvaluateOptions& options, Work& work, EvaluationState& state,
-                     const std::function<void()>& counted, Progress& progress) {
+// What has been counted when a run begins or goes on, in all of its processes.
+struct Counted {
+  size_t text = 0, separated = 0;    // batches
+  size_t forced = 0, generated = 0;  // prompts, answers
+
+  Json json() const { return {text, separated, forced, generated}; }
+  static Counted from(const Json& json) { return {json.at(0), json.at(1), json.at(2), json.at(3)}; }
+};
+
+Counted counted_by(const EvaluationState& state, const Work& work) {
+  Counted counted;
+  if (work.text) counted.text = batches_done(*work.text, state.text);
+  if (work.separated) counted.separated = batches_done(work.separated->task, state.separated);
+  if (!state.forced.empty()) counted.forced = state.forced[0].size();
+  counted.generated = state.generated.size();
+  return counted;
+}
+
+void measure_needles(const EvaluateOptions& options, Work& work, Ranks& ranks, const Counted& done,
+                     EvaluationState& state, const std::function<void()>& counted,
+                     Progress& progress) {
   const Session& session = work.session;
   const std::vector<NeedlePrompt>& prompts = work.needles.prompts;
   int64_t tokens = 0, left = 0;
   EvaluationSize size{.batch_tokens = largest_needle_batch(work.model, prompts),
                       .methods = work.methods.size(),
                       .all_weights = options.generate_needles};
-  const size_t done = state.forced.empty() ? 0 : state.forced[0].size();
   for (size_t i = 0; i < prompts.size(); ++i) {
     tokens += prompts[i].length;
-    if (i >= done) left += prompts[i].length;
+    if (i >= done.forced) left += prompts[i].length;
     size.longest_sequence = std::max(size.longest_sequence, prompts[i].length);
   }
   hidden_state_room(work.model, size, session.memory);  // each batch passes alone, if it fits
   progress.begin("needles", left * work.model.config().num_layers, "token-layers");
-  run_needles_forced(work.model, work.methods, session.engine, prompts, state.forced, counted,
-                     progress);
+  run_needles_forced(work.model, work.methods, session.engine, prompts, ranks, done.forced,
+                     state.forced, counted, progress);
   progress.end();
   if (!options.generate_needles) return;
   progress.begin("generation", tokens * static_cast<int64_t>(work.methods.size()), "tokens");
-  run_needles_generated(work.model, work.methods, session.engine, prompts, state.generated, counted,
-                        progress);
+  run_needles_generated(work.model, work.methods, session.engine, prompts, ranks, done.generated,
+                        state.generated, counted, progress);
   progress.end();
 }
 
@@ -147,32 +165,37 @@ torch::Tensor first_sequences(const std::vector<std::vector<int32_t>>& sequences
   return make_batches(sequences, session.compute.device.is_cuda() ? kDeviceFirstTokens : 0).front();
 }
 
-// Continues `state` to the end.
-void measure(const EvaluateOptions& options, Work& work, EvaluationState& state, RowFindings& rows,
-             const std::function<void()>& counted, Progress& progress) {
+// Continues `state` from `done` to the end. The rows are the first process' alone.
+void measure(const EvaluateOptions& options, Work& work, Ranks& ranks, const Counted& done,
+             EvaluationState& state, RowFindings& rows, const std::function<void()>& counted,
+             Progress& progress) {
   const auto layer_errors = [&](const torch::Tensor& ids) {
     return options.layer_errors
                ? measure_layer_errors(work.model, work.methods, ids, options.position_offset)
                : std::vector<LayerErrorSums>{};
   };
-  rows.key_row = find_key_row(options, work);
+  if (ranks.first()) rows.key_row = find_key_row(options, work);
   if (work.text) {
-    measure_text(options, work.session, work.model, work.methods, *work.text, "perplexity",
-                 state.text, counted, progress);
-    rows.text_errors = layer_errors(first_sequences(work.session.corpus.chunks, work.session));
+    measure_text(options, work.session, work.model, work.methods, *work.text, "perplexity", ranks,
+                 done.text, state.text, counted, progress);
+    if (ranks.first()) {
+      rows.text_errors = layer_errors(first_sequences(work.session.corpus.chunks, work.session));
+    }
   }
   if (work.separated) {
     const SeparatedText& separated = *work.separated;
     measure_text(options, work.session, work.model, work.methods, separated.task, "with separators",
-                 state.separated, counted, progress);
-    const torch::Tensor ids = first_sequences(separated.sequences, work.session);
-    rows.classes =
-        row_classes_json(measure_row_classes(work.model, work.methods, ids, separated.separators,
-                                             options.position_offset),
-                         work.methods);
-    rows.separated_errors = layer_errors(ids);
+                 ranks, done.separated, state.separated, counted, progress);
+    if (ranks.first()) {
+      const torch::Tensor ids = first_sequences(separated.sequences, work.session);
+      rows.classes =
+          row_classes_json(measure_row_classes(work.model, work.methods, ids, separated.separators,
+                                               options.position_offset),
+                           work.methods);
+      rows.separated_errors = layer_errors(ids);
+    }
   }
-  if (options.needles) measure_needles(options, work, state, counted, progress);
+  if (options.needles) measure_needles(options, work, ranks, done, state, counted, progress);
 }
 
 // What of each task a stopped run has counted.
@@ -239,11 +262,14 @@ bool add_figures(const EvaluateOptions& options, const Work& work, const Evaluat
   return any;
 }
 
-// sha256 over everything that decides the figures. Paths and memory limits are no part of it.
+// sha256 over everything that decides the figures. Paths, memory limits and which GPU of a machine
+// it is are no part of it.
 std::string run_key(const EvaluateOptions& options, const Work& work) {
   const NeedlePlan& plan = options.needle_plan;
+  const ComputeOptions& compute = work.session.compute;
   Json identity = describe_session(options, work.session);
   identity.erase("command");
+  identity["device"] = describe({compute.device.type(), compute.dtype});
   describe_methods(work.methods, identity);
   identity["tasks"] = {options.perplexity, options.needles, options.generate_needles};
   identity["first"] = work.first;
@@ -286,16 +312,25 @@ std::string stopped_without_figures(const EvaluateOptions& options, bool saved) 
 
 }  // namespace
 
-Json evaluate(const EvaluateOptions& options, Progress& progress) {
+Json evaluate(const EvaluateOptions& options, Ranks& ranks, Progress& progress) {
   std::optional<AtomicFile> written_back;  // opened before the bundle that it replaces is read
-  if (options.write_back && !options.bundle.empty()) {
+  if (ranks.first() && options.write_back && !options.bundle.empty()) {
     written_back.emplace(options.bundle, Replace::kIfUnchanged);
   }
-  Work work(options, progress);
+  Work work(options, ranks, progress);
   plan_tasks(options, work, progress);
-  Json report = describe(options, work);
-  EvaluationCheckpoint checkpoint(options.checkpoint, describe_run(options, work));
+  const Bundle run = describe_run(options, work);
   EvaluationState state;
+  RowFindings rows;
+  if (!ranks.first()) {
+    const Counted done = Counted::from(ranks.agree(run.run_key, {}));
+    measure(
+        options, work, ranks, done, state, rows, [] {}, progress);
+    ranks.wait_until_taken();
+    return nullptr;
+  }
+  Json report = describe(options, work);
+  EvaluationCheckpoint checkpoint(options.checkpoint, run);
   if (options.resume) {
     const ModelConfig& config = work.model.config();
     auto saved = checkpoint.load({.methods = work.methods.size(),
@@ -306,13 +341,15 @@ Json evaluate(const EvaluateOptions& options, Progress& progress) {
     }
     state = std::move(saved).value_or(EvaluationState{});
   }
-  RowFindings rows;
+  const Counted done = counted_by(state, work);
   try {
+    ranks.agree(run.run_key, done.json());
     measure(
-        options, work, state, rows, [&] { checkpoint.save_if_due(state); }, progress);
+        options, work, ranks, done, state, rows, [&] { checkpoint.save_if_due(state); }, progress);
   } catch (const Interrupted&) {
     const bool counted = counted_tokens(state.text) > 0 || !state.forced.empty();
     if (counted) checkpoint.save(state);
+    if (!ranks.lost().empty()) throw;
     report["partial"] = counted_part(options, work, state);
     if (!add_figures(options, work, state, rows, report)) {
       throw Interrupted(stopped_without_figures(options, counted && !options.checkpoint.empty()));
@@ -333,14 +370,15 @@ Json evaluate(const EvaluateOptions& options, Progress& progress) {
   return report;
 }
 
-EvaluationCost estimate_evaluation(const EvaluateOptions& options, Progress& progress) {
-  Work work(options, progress);
+EvaluationCost estimate_evaluation(const EvaluateOptions& options, const Ranks& ranks,
+                                   Progress& progress) {
+  Work work(options, ranks, progress);
   plan_tasks(options, work, progress);
   std::vector<const TextTask*> texts;
   if (work.text) texts.push_back(&*work.text);
   if (work.separated) texts.push_back(&work.separated->task);
-  return estimate_cost(options, work.session, work.model, work.methods, texts,
-                       work.needles.prompts);
+  return estimate_cost(options, work.session, work.model, work.methods, texts, work.needles.prompts,
+                       ranks);
 }
 
 }  // namespace oscar

@@ -12,6 +12,7 @@
 #include "oscar/base/progress.h"
 #include "oscar/cache/codec_rules.h"
 #include "oscar/eval/needle_tasks.h"
+#include "oscar/executor/ranks.h"
 
 namespace oscar {
 
@@ -68,7 +69,10 @@ struct EvaluateOptions {
 // When a stop was requested, the report holds the figures of what was counted, and says so with the
 // key "partial"; Interrupted is thrown where that is nothing. `checkpoint` stays behind in any
 // case, so that reports are written before the caller removes it (remove_checkpoint).
-Json evaluate(const EvaluateOptions& options, Progress& progress);
+// Several processes share the texts and the prompts; the first does all the rest, and the others
+// return null. The report is the same with any number of them. Where one is lost (ranks.h) the
+// others throw Interrupted.
+Json evaluate(const EvaluateOptions& options, Ranks& ranks, Progress& progress);
 
 // What an evaluation would cost (--dry-run).
 struct EvaluationCost {
@@ -84,8 +88,9 @@ struct EvaluationCost {
 };
 
 // What the run would cost, measured on one batch of the text; nothing is written. Throws as
-// evaluate() does.
-EvaluationCost estimate_evaluation(const EvaluateOptions& options, Progress& progress);
+// evaluate() does. Seconds are of all processes together, memory of the first.
+EvaluationCost estimate_evaluation(const EvaluateOptions& options, const Ranks& ranks,
+                                   Progress& progress);
 
 // The report as a table of at most 80 columns.
 std::string format_table(const Json& report);

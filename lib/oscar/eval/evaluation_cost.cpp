@@ -6,6 +6,7 @@
 
 #include "oscar/base/interrupt.h"
 #include "oscar/eval/eval_memory.h"
+#include "oscar/executor/own_part.h"
 
 namespace oscar {
 namespace {
@@ -65,7 +66,7 @@ double forward_seconds(const EvaluateOptions& options, const Session& session, T
 EvaluationCost estimate_cost(const EvaluateOptions& options, const Session& session,
                              Transformer& model, const std::vector<Method>& methods,
                              const std::vector<const TextTask*>& texts,
-                             const std::vector<NeedlePrompt>& prompts) {
+                             const std::vector<NeedlePrompt>& prompts, const Ranks& ranks) {
   const c10::InferenceMode guard;
   EvaluationCost cost{.device = describe(session.compute),
                       .sequences = session.corpus.record.sequences_used,
@@ -117,11 +118,15 @@ EvaluationCost estimate_cost(const EvaluateOptions& options, const Session& sess
       total += of_token * static_cast<double>(text.batches[b].numel()) +
                of_scored * static_cast<double>(text.counted(b));
     }
-    return total;
+    return total * longest_part(ranks, session.compute.device, text.batches.size());
   };
   if (!texts.empty()) cost.text_seconds = seconds(*texts[0]);
   if (texts.size() > 1) cost.separated_seconds = seconds(*texts[1]);
-  const double passes = options.generate_needles ? 2 : 1;
+  const size_t batches = num_needle_batches(model, prompts);
+  double passes = longest_part(ranks, session.compute.device, batches);
+  if (options.generate_needles) {
+    passes += longest_part(ranks, session.compute.device, batches * methods.size());
+  }
   cost.needle_seconds = passes * of_token * static_cast<double>(prompt_tokens);
   constexpr int64_t kNumbers = 3;  // of a token and method (TokenScores)
   for (const TextTask* text : texts) {

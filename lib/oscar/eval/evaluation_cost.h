@@ -13,6 +13,6 @@ namespace oscar {
 EvaluationCost estimate_cost(const EvaluateOptions& options, const Session& session,
                              Transformer& model, const std::vector<Method>& methods,
                              const std::vector<const TextTask*>& texts,
-                             const std::vector<NeedlePrompt>& prompts);
+                             const std::vector<NeedlePrompt>& prompts, const Ranks& ranks);
 
 }  // namespace oscar

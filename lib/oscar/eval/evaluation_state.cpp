@@ -30,18 +30,21 @@ void add(const std::string& name, const Table& table, std::vector<ResumeTensor>&
                      .bytes = {bytes, bytes + table.values.size() * sizeof(double)}});
 }
 
-void add_text(const std::string& name, const TextState& text, std::vector<ResumeTensor>& tensors) {
-  if (text.scores.empty()) return;
-  const auto methods = static_cast<int64_t>(text.scores.size());
-  Table scores{.shape = {methods, kScores, static_cast<int64_t>(text.scores[0].nll.size())}};
+Table score_table(const TextState& text) {
+  Table scores{.shape = {static_cast<int64_t>(text.scores.size()), kScores,
+                         static_cast<int64_t>(text.scores[0].nll.size())}};
   for (const TokenScores& s : text.scores) {
     for (const auto* values : {&s.nll, &s.kl, &s.agrees}) {
       scores.values.insert(scores.values.end(), values->begin(), values->end());
     }
   }
-  add(name + "_scores", scores, tensors);
+  return scores;
+}
+
+Table error_table(const TextState& text) {
   const auto& layers = text.errors[0].error;
-  Table errors{.shape = {methods, kSums, static_cast<int64_t>(layers.size()),
+  Table errors{.shape = {static_cast<int64_t>(text.errors.size()), kSums,
+                         static_cast<int64_t>(layers.size()),
                          static_cast<int64_t>(layers[0].size())}};
   for (const OutputError& e : text.errors) {
     for (const auto* of_layers : {&e.error, &e.energy}) {
@@ -50,7 +53,13 @@ void add_text(const std::string& name, const TextState& text, std::vector<Resume
       }
     }
   }
-  add(name + "_errors", errors, tensors);
+  return errors;
+}
+
+void add_text(const std::string& name, const TextState& text, std::vector<ResumeTensor>& tensors) {
+  if (text.scores.empty()) return;
+  add(name + "_scores", score_table(text), tensors);
+  add(name + "_errors", error_table(text), tensors);
 }
 
 // The tensor `name`, whose last extent is free; `leading` are the others. Empty when there is none.
@@ -85,14 +94,10 @@ void deal(const std::vector<double>& values, const std::vector<std::vector<doubl
   }
 }
 
-TextState find_text(const std::string& file, const std::vector<ResumeTensor>& tensors,
-                    const std::string& name, const EvaluationShape& shape) {
-  const auto count = static_cast<int64_t>(shape.methods);
-  const auto scores = find(file, tensors, name + "_scores", {count, kScores});
-  const auto errors =
-      find(file, tensors, name + "_errors", {count, kSums, static_cast<int64_t>(shape.layers)});
+// Of score_table and error_table.
+TextState text_of(const std::vector<double>& scores, const std::vector<double>& errors,
+                  const EvaluationShape& shape) {
   TextState text;
-  if (scores.empty() && errors.empty()) return text;
   text.scores.resize(shape.methods);
   text.errors.resize(shape.methods);
   std::vector<std::vector<double>*> places, sums;
@@ -105,15 +110,48 @@ TextState find_text(const std::string& file, const std::vector<ResumeTensor>& te
   }
   deal(scores, places);
   deal(errors, sums);
-  if (sums[0]->size() != shape.heads) {
+  return text;
+}
+
+TextState find_text(const std::string& file, const std::vector<ResumeTensor>& tensors,
+                    const std::string& name, const EvaluationShape& shape) {
+  const auto count = static_cast<int64_t>(shape.methods);
+  const auto scores = find(file, tensors, name + "_scores", {count, kScores});
+  const auto errors =
+      find(file, tensors, name + "_errors", {count, kSums, static_cast<int64_t>(shape.layers)});
+  if (scores.empty() && errors.empty()) return {};
+  TextState text = text_of(scores, errors, shape);
+  if (const size_t heads = text.errors[0].error[0].size(); heads != shape.heads) {
     refuse_damaged_checkpoint(fmt::format("{}, {}_errors", file, name),
-                              fmt::format("{} KV heads", shape.heads),
-                              fmt::format("{}", sums[0]->size()));
+                              fmt::format("{} KV heads", shape.heads), fmt::format("{}", heads));
   }
   return text;
 }
 
 }  // namespace
+
+std::vector<uint8_t> text_bytes(const TextState& text) {
+  std::vector<double> values = error_table(text).values;
+  const std::vector<double> scores = score_table(text).values;
+  values.insert(values.end(), scores.begin(), scores.end());
+  const auto* bytes = reinterpret_cast<const uint8_t*>(values.data());
+  return {bytes, bytes + values.size() * sizeof(double)};
+}
+
+TextState text_from_bytes(const std::vector<uint8_t>& bytes, const EvaluationShape& shape) {
+  const size_t errors = shape.methods * kSums * shape.layers * shape.heads;
+  const size_t count = bytes.size() / sizeof(double), of_token = shape.methods * kScores;
+  if (count < errors || bytes.size() != count * sizeof(double) ||
+      (count - errors) % of_token != 0) {
+    throw Error({.what = "figures of another shape than the text's",
+                 .expected = fmt::format("{} sums and {} scores a token", errors, of_token),
+                 .found = fmt::format("{} bytes", bytes.size())});
+  }
+  std::vector<double> values(count);
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(errors);
+  return text_of({middle, values.end()}, {values.begin(), middle}, shape);
+}
 
 EvaluationCheckpoint::EvaluationCheckpoint(std::filesystem::path path, Bundle run)
     : path_(std::move(path)), run_(std::move(run)) {

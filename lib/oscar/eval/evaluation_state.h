@@ -30,6 +30,11 @@ struct EvaluationShape {
   size_t methods = 0, layers = 0, heads = 0;  // KV heads
 };
 
+// The figures of a text on their way between processes, to the bit. Throws Error for bytes that are
+// not of this shape.
+std::vector<uint8_t> text_bytes(const TextState& text);
+TextState text_from_bytes(const std::vector<uint8_t>& bytes, const EvaluationShape& shape);
+
 // Figures are saved to the bit: a resumed run reports what an uninterrupted one does.
 class EvaluationCheckpoint {
  public:

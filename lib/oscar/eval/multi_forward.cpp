@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
@@ -115,20 +116,16 @@ class BlockLength {
 
 }  // namespace
 
-std::vector<OutputError> run_multi_forward(Transformer& model, const MultiForward& methods,
-                                           const std::vector<torch::Tensor>& batches,
-                                           const BatchSink& sink, Progress& progress) {
+void run_multi_forward(Transformer& model, const MultiForward& methods,
+                       const std::vector<torch::Tensor>& batches, const BatchSink& sink,
+                       Progress& progress) {
   const c10::InferenceMode guard;
   const int num_layers = model.config().num_layers;
   const size_t count = methods.engines.size();
-  std::vector<OutputError> errors = methods.errors_before;
-  if (errors.empty()) {
-    const std::vector<std::vector<double>> zeros(
-        num_layers, std::vector<double>(model.config().num_kv_heads, 0.0));
-    errors.assign(count, {zeros, zeros});
-  }
-  BlockLength length(static_cast<bool>(methods.block_done));
-  size_t begin = methods.first_batch;
+  const std::vector<std::vector<double>> zeros(
+      num_layers, std::vector<double>(model.config().num_kv_heads, 0.0));
+  BlockLength length(methods.short_blocks);
+  size_t begin = 0;
   while (begin < batches.size()) {
     const Clock::time_point start = Clock::now();
     double loading = 0;
@@ -138,6 +135,7 @@ std::vector<OutputError> run_multi_forward(Transformer& model, const MultiForwar
       if (bytes > methods.hidden_state_room && end > begin) break;
     }
     std::vector<States> block;
+    std::vector<std::vector<OutputError>> errors(end - begin, {count, {zeros, zeros}});
     for (size_t b = begin; b < end; ++b) {
       block.emplace_back(count);
       block.back()[0] = model.embed(batches[b]);
@@ -148,7 +146,7 @@ std::vector<OutputError> run_multi_forward(Transformer& model, const MultiForwar
       loading += seconds_since(loading_start);
       for (size_t b = begin; b < end; ++b) {
         stop_if_requested(kStoppedEvaluation);
-        advance(model, methods, layer, *weights, block[b - begin], errors);
+        advance(model, methods, layer, *weights, block[b - begin], errors[b - begin]);
         progress.advance(batches[b].numel());
       }
     }
@@ -158,14 +156,12 @@ std::vector<OutputError> run_multi_forward(Transformer& model, const MultiForwar
       for (size_t m = 1; m < count; ++m) {
         if (!states[m].defined()) states[m] = states[0];
       }
-      sink(b, states);
+      sink(b, states, std::move(errors[b - begin]));
       states.clear();
     }
-    if (methods.block_done) methods.block_done(errors);
     length.took(seconds_since(start), loading, end - begin);
     begin = end;
   }
-  return errors;
 }
 
 }  // namespace oscar

@@ -26,24 +26,23 @@ struct MultiForward {
   int64_t first_query = 0;  // queries before it stay out of OutputError
   // Bytes that hidden states between layers may take; one batch at least passes (eval_memory.h).
   int64_t hidden_state_room = std::numeric_limits<int64_t>::max();
-  // Where a run goes on: batches before this one have passed, with these sums (empty: zeros).
-  size_t first_batch = 0;
-  std::vector<OutputError> errors_before = {};
-  // Called behind each block of batches that pass together, with the sums until then. With it,
-  // blocks are only as long as keeps reading weights under a twentieth of the time: what is not
-  // through yet is lost when the run is stopped.
-  std::function<void(const std::vector<OutputError>& errors)> block_done = {};
+  // Blocks are only as long as keeps reading weights under a twentieth of the time: what is not
+  // through yet is lost when a run is stopped.
+  bool short_blocks = false;
 };
 
-// Receives the hidden states of one batch after the last layer: hidden[m] [batch, tokens, hidden].
-using BatchSink = std::function<void(size_t batch, const std::vector<torch::Tensor>& hidden)>;
+// Receives the hidden states of one batch after the last layer, hidden[m] [batch, tokens, hidden],
+// and its sums.
+using BatchSink = std::function<void(size_t batch, const std::vector<torch::Tensor>& hidden,
+                                     std::vector<OutputError> errors)>;
 
-// Runs `batches` ([sequences, tokens] int64 each) and hands each to `sink`. Weights pass once per
-// block of batches whose hidden states of all methods fit hidden_state_room; a method shares the
-// reference's states up to its first INT2 layer. Returns one OutputError per engine. Throws Error
-// when a hidden state is not finite (naming method index and layer) and Interrupted on request.
-std::vector<OutputError> run_multi_forward(Transformer& model, const MultiForward& methods,
-                                           const std::vector<torch::Tensor>& batches,
-                                           const BatchSink& sink, Progress& progress);
+// Runs `batches` ([sequences, tokens] int64 each) and hands each to `sink`, in order. Weights pass
+// once per block of batches whose hidden states of all methods fit hidden_state_room; a method
+// shares the reference's states up to its first INT2 layer. One OutputError per engine. Throws
+// Error when a hidden state is not finite (naming method index and layer) and Interrupted on
+// request.
+void run_multi_forward(Transformer& model, const MultiForward& methods,
+                       const std::vector<torch::Tensor>& batches, const BatchSink& sink,
+                       Progress& progress);
 
 }  // namespace oscar

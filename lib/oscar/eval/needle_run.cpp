@@ -4,10 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
 #include "oscar/eval/multi_forward.h"
+#include "oscar/executor/in_turn.h"
 
 namespace oscar {
 namespace {
@@ -50,6 +53,24 @@ torch::Tensor batch_ids(const std::vector<NeedlePrompt>& prompts, const PromptBa
   return ids;
 }
 
+// Of what a process says of a batch.
+void require_size(const std::vector<uint8_t>& bytes, size_t size) {
+  if (bytes.size() == size) return;
+  throw Error({.what = "outcomes of another number of prompts than the batch's",
+               .expected = fmt::format("{} bytes", size),
+               .found = std::to_string(bytes.size())});
+}
+
+// The reference too needs an engine that keeps a cache.
+std::unique_ptr<CacheEngine> generating_engine(const Method& method, const ModelConfig& config,
+                                               const EngineChoice& choice) {
+  std::unique_ptr<CacheEngine> engine = make_engine(method, config, choice);
+  if (engine) return engine;
+  Method exact = method;
+  exact.reference = false;
+  return make_engine(exact, config, {});
+}
+
 // Margins of each answer token, [count, answer] float64 on the CPU.
 torch::Tensor answer_margins(Transformer& model, const torch::Tensor& hidden,
                              const torch::Tensor& ids, const PromptBatch& batch) {
@@ -63,6 +84,10 @@ torch::Tensor answer_margins(Transformer& model, const torch::Tensor& hidden,
 }
 
 }  // namespace
+
+size_t num_needle_batches(const Transformer& model, const std::vector<NeedlePrompt>& prompts) {
+  return batch_prompts(model, prompts).size();
+}
 
 int64_t largest_needle_batch(const Transformer& model, const std::vector<NeedlePrompt>& prompts) {
   int64_t tokens = 0;
@@ -94,8 +119,34 @@ torch::Tensor generate_greedily(Transformer& model,
   return answers;
 }
 
+namespace {
+
+// The smallest margin of each prompt's answer, [count].
+std::vector<double> smallest_margins(Transformer& model, const torch::Tensor& hidden,
+                                     const torch::Tensor& ids, const PromptBatch& batch,
+                                     const std::vector<NeedlePrompt>& prompts,
+                                     const std::string& method) {
+  const auto margins = answer_margins(model, hidden, ids, batch);
+  if (!margins.isfinite().all().item<bool>()) {
+    throw Error({.what = "a prediction is not finite",
+                 .where = fmt::format("needle prompts {} to {}, method {}", batch.first,
+                                      batch.first + batch.count - 1, method),
+                 .hint = "run with --dtype fp32"});
+  }
+  std::vector<double> smallest;
+  for (size_t row = 0; row < batch.count; ++row) {
+    const auto* values = margins.data_ptr<double>() + static_cast<int64_t>(row) * batch.answer;
+    smallest.push_back(
+        *std::min_element(values, values + prompts[batch.first + row].answer.size()));
+  }
+  return smallest;
+}
+
+}  // namespace
+
 void run_needles_forced(Transformer& model, const std::vector<Method>& methods,
                         const EngineChoice& choice, const std::vector<NeedlePrompt>& prompts,
+                        Ranks& ranks, size_t done,
                         std::vector<std::vector<NeedleOutcome>>& outcomes,
                         const std::function<void()>& counted, Progress& progress) {
   const c10::InferenceMode guard;
@@ -103,72 +154,97 @@ void run_needles_forced(Transformer& model, const std::vector<Method>& methods,
   for (const Method& method : methods) {
     engines.push_back(make_engine(method, model.config(), choice));
   }
-  outcomes.resize(methods.size());
-  for (const PromptBatch& batch : batch_prompts(model, prompts)) {
-    if (batch.first < outcomes[0].size()) continue;
-    MultiForward forward{.engines = {}, .position_offset = 0, .first_query = batch.length};
-    for (const auto& engine : engines) {
-      if (engine) engine->set_prompt(batch.length);
-      forward.engines.push_back(engine.get());
+  const std::vector<PromptBatch> batches = batch_prompts(model, prompts);
+  // The margins of a batch, one method after another.
+  const auto pass = [&](const std::vector<size_t>& own, const PieceDone& passed) {
+    for (const size_t index : own) {
+      const PromptBatch& batch = batches[index];
+      MultiForward forward{.engines = {}, .position_offset = 0, .first_query = batch.length};
+      for (const auto& engine : engines) {
+        if (engine) engine->set_prompt(batch.length);
+        forward.engines.push_back(engine.get());
+      }
+      const auto ids = batch_ids(prompts, batch);
+      std::vector<double> margins;
+      const auto score = [&](size_t, const std::vector<torch::Tensor>& hidden,
+                             const std::vector<OutputError>&) {
+        for (size_t m = 0; m < methods.size(); ++m) {
+          const auto more =
+              smallest_margins(model, hidden[m], ids, batch, prompts, methods[m].name);
+          margins.insert(margins.end(), more.begin(), more.end());
+        }
+      };
+      run_multi_forward(model, forward, {ids}, score, progress);
+      const auto* bytes = reinterpret_cast<const uint8_t*>(margins.data());
+      passed(index, {bytes, bytes + margins.size() * sizeof(double)});
     }
-    const auto ids = batch_ids(prompts, batch);
-    run_multi_forward(
-        model, forward, {ids},
-        [&](size_t, const std::vector<torch::Tensor>& hidden) {
-          for (size_t m = 0; m < methods.size(); ++m) {
-            const auto margins = answer_margins(model, hidden[m], ids, batch);
-            if (!margins.isfinite().all().item<bool>()) {
-              throw Error({.what = "a prediction is not finite",
-                           .where = fmt::format("needle prompts {} to {}, method {}", batch.first,
-                                                batch.first + batch.count - 1, methods[m].name),
-                           .hint = "run with --dtype fp32"});
-            }
-            for (size_t row = 0; row < batch.count; ++row) {
-              const auto* values =
-                  margins.data_ptr<double>() + static_cast<int64_t>(row) * batch.answer;
-              const size_t answer = prompts[batch.first + row].answer.size();
-              const double margin = *std::min_element(values, values + answer);
-              outcomes[m].push_back(needle_outcome(margin));
-            }
-          }
-        },
-        progress);
+  };
+  const auto take = [&](size_t index, const std::vector<uint8_t>& bytes, bool own) {
+    const PromptBatch& batch = batches[index];
+    std::vector<double> margins(methods.size() * batch.count);
+    require_size(bytes, margins.size() * sizeof(double));
+    std::memcpy(margins.data(), bytes.data(), bytes.size());
+    outcomes.resize(methods.size());
+    for (size_t i = 0; i < margins.size(); ++i) {
+      outcomes[i / batch.count].push_back(needle_outcome(margins[i]));
+    }
     counted();
-  }
+    if (own) return;
+    const auto tokens = static_cast<int64_t>(batch.count) * (batch.length + batch.answer);
+    progress.advance(tokens * model.config().num_layers);
+  };
+  const auto first = std::ranges::lower_bound(batches, done, {}, &PromptBatch::first);
+  work_in_turn(ranks, static_cast<size_t>(first - batches.begin()), batches.size(), pass, take);
 }
 
 void run_needles_generated(Transformer& model, const std::vector<Method>& methods,
                            const EngineChoice& choice, const std::vector<NeedlePrompt>& prompts,
-                           std::vector<bool>& passes, const std::function<void()>& counted,
-                           Progress& progress) {
+                           Ranks& ranks, size_t done, std::vector<bool>& passes,
+                           const std::function<void()>& counted, Progress& progress) {
   const c10::InferenceMode guard;
-  const int num_layers = model.config().num_layers;
-  std::vector<std::shared_ptr<const LayerWeights>> weights;
-  for (int layer = 0; layer < num_layers; ++layer) {
-    stop_if_requested(kStoppedEvaluation);
-    weights.push_back(model.load_layer(layer));
-  }
-  for (size_t m = 0; m < methods.size(); ++m) {
-    std::unique_ptr<CacheEngine> engine = make_engine(methods[m], model.config(), choice);
-    if (!engine) {  // the reference too needs an engine that keeps a cache
-      Method exact = methods[m];
-      exact.reference = false;
-      engine = make_engine(exact, model.config(), {});
-    }
-    for (const PromptBatch& batch : batch_prompts(model, prompts)) {
-      if (m * prompts.size() + batch.first < passes.size()) continue;
+  const std::vector<PromptBatch> batches = batch_prompts(model, prompts);
+  const auto batch_of = [&](size_t piece) { return batches[piece % batches.size()]; };
+  // Of each answer of a batch, whether it is right.
+  const auto generate = [&](const std::vector<size_t>& own, const PieceDone& passed) {
+    if (own.empty()) return;
+    std::vector<std::shared_ptr<const LayerWeights>> weights;
+    for (int layer = 0; layer < model.config().num_layers; ++layer) {
       stop_if_requested(kStoppedEvaluation);
+      weights.push_back(model.load_layer(layer));
+    }
+    std::unique_ptr<CacheEngine> engine;
+    size_t method = methods.size();  // of the engine
+    for (const size_t piece : own) {
+      stop_if_requested(kStoppedEvaluation);
+      if (const size_t wanted = piece / batches.size(); wanted != method) {
+        method = wanted;
+        engine = generating_engine(methods[method], model.config(), choice);
+      }
+      const PromptBatch batch = batch_of(piece);
       const auto ids = batch_ids(prompts, batch).slice(1, 0, batch.length);
       const auto answers = generate_greedily(model, weights, *engine, ids, batch.answer);
+      std::vector<uint8_t> right;
       for (size_t row = 0; row < batch.count; ++row) {
         const auto& wanted = prompts[batch.first + row].answer;
         const auto* got = answers.data_ptr<int64_t>() + static_cast<int64_t>(row) * answers.size(1);
-        passes.push_back(std::equal(wanted.begin(), wanted.end(), got));
+        right.push_back(std::equal(wanted.begin(), wanted.end(), got) ? 1 : 0);
       }
-      counted();
-      progress.advance(static_cast<int64_t>(batch.count) * batch.length);
+      passed(piece, std::move(right));
     }
+  };
+  const auto take = [&](size_t piece, const std::vector<uint8_t>& right, bool) {
+    const PromptBatch batch = batch_of(piece);
+    require_size(right, batch.count);
+    for (const uint8_t pass : right) passes.push_back(pass != 0);
+    counted();
+    progress.advance(static_cast<int64_t>(batch.count) * batch.length);
+  };
+  const size_t pieces = methods.size() * batches.size();
+  size_t begin = 0;
+  while (begin < pieces && begin / batches.size() * prompts.size() + batch_of(begin).first < done) {
+    ++begin;
   }
+  work_in_turn(ranks, begin, pieces, generate, take);
 }
 
 }  // namespace oscar

@@ -13,6 +13,7 @@
 #include "oscar/data/checkpoint_tokenizer.h"
 #include "oscar/eval/cache_format.h"
 #include "oscar/eval/strided_windows.h"
+#include "oscar/executor/own_part.h"
 
 namespace oscar {
 namespace {
@@ -87,12 +88,13 @@ CacheView text_view(const EvaluateOptions& options, int64_t prompt) {
   return view;
 }
 
-Session open_session(const EvaluateOptions& options, Progress& progress) {
+Session open_session(const EvaluateOptions& options, const Ranks& ranks, Progress& progress) {
   Checkpoint checkpoint = open_checkpoint(options.model, options.rope_scaling);
   LongInputs weights(checkpoint.weights->shards());
   Session session{.checkpoint = std::move(checkpoint), .weights = std::move(weights)};
-  session.compute = choose_compute(options.device, options.dtype);
-  session.memory = memory_limits(session.compute.device, options.host_memory, options.gpu_memory);
+  session.compute = own_compute(ranks, options.device, options.dtype);
+  session.memory =
+      own_memory(ranks, session.compute.device, options.host_memory, options.gpu_memory);
   session.engine = {parse_engine_kind(options.engine), session.compute.device};
   if (!options.bundle.empty()) {
     session.bundle = open_bundle(options.bundle, session.checkpoint, progress);

@@ -12,6 +12,7 @@
 #include "oscar/data/tokenizer.h"
 #include "oscar/eval/evaluate.h"
 #include "oscar/eval/methods.h"
+#include "oscar/executor/ranks.h"
 #include "oscar/executor/run_plan.h"
 #include "oscar/model/compute.h"
 
@@ -36,7 +37,7 @@ struct Session {
 CacheView text_view(const EvaluateOptions& options, int64_t prompt);
 
 // Throws Error as evaluate() does for bad input.
-Session open_session(const EvaluateOptions& options, Progress& progress);
+Session open_session(const EvaluateOptions& options, const Ranks& ranks, Progress& progress);
 
 // The methods of the comparison in order, bf16 first; sweeps and sensitivity after the rest.
 std::vector<Method> build_methods(const EvaluateOptions& options, const Session& session,

@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "oscar/base/error.h"
 #include "oscar/eval/estimate.h"
 #include "oscar/eval/eval_memory.h"
+#include "oscar/executor/in_turn.h"
 
 namespace oscar {
 namespace {
@@ -15,22 +17,28 @@ namespace {
 constexpr int64_t kHostBatchTokens = 4096;
 constexpr int64_t kDeviceBatchTokens = 65536;
 
-// Batches whose tokens `state` has counted. Throws Error where it ends within one.
-size_t batches_done(const TextTask& task, const TextState& state) {
-  int64_t left = counted_tokens(state);
-  size_t done = 0;
-  while (left > 0 && done < task.batches.size()) left -= task.counted(done++);
-  if (left != 0) {
-    refuse_damaged_checkpoint("scores of the text", "those of whole batches",
-                              fmt::format("{} tokens", counted_tokens(state)));
+// Adds the figures of the next batch, entry by entry: sums are those of one batch after another.
+void add_batch(const TextState& batch, TextState& state) {
+  if (state.scores.empty()) {
+    state = batch;
+    return;
   }
-  return done;
-}
-
-// Scores of batches that are not whole are of no use.
-void cut_to(size_t tokens, std::vector<TokenScores>& scores) {
-  for (TokenScores& s : scores) {
-    for (auto* values : {&s.nll, &s.kl, &s.agrees}) values->resize(tokens);
+  const auto append = [](std::vector<double>& all, const std::vector<double>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+  };
+  const auto add = [](auto& sums, const auto& more) {
+    for (size_t layer = 0; layer < sums.size(); ++layer) {
+      for (size_t head = 0; head < sums[layer].size(); ++head) {
+        sums[layer][head] += more[layer][head];
+      }
+    }
+  };
+  for (size_t m = 0; m < state.scores.size(); ++m) {
+    append(state.scores[m].nll, batch.scores[m].nll);
+    append(state.scores[m].kl, batch.scores[m].kl);
+    append(state.scores[m].agrees, batch.scores[m].agrees);
+    add(state.errors[m].error, batch.errors[m].error);
+    add(state.errors[m].energy, batch.errors[m].energy);
   }
 }
 
@@ -83,43 +91,58 @@ std::vector<std::unique_ptr<CacheEngine>> text_engines(const EvaluateOptions& op
   return engines;
 }
 
+size_t batches_done(const TextTask& task, const TextState& state) {
+  int64_t left = counted_tokens(state);
+  size_t done = 0;
+  while (left > 0 && done < task.batches.size()) left -= task.counted(done++);
+  if (left != 0) {
+    refuse_damaged_checkpoint("scores of the text", "those of whole batches",
+                              fmt::format("{} tokens", counted_tokens(state)));
+  }
+  return done;
+}
+
 void measure_text(const EvaluateOptions& options, const Session& session, Transformer& model,
                   const std::vector<Method>& methods, const TextTask& task, const char* name,
-                  TextState& state, const std::function<void()>& counted, Progress& progress) {
+                  Ranks& ranks, size_t done, TextState& state, const std::function<void()>& counted,
+                  Progress& progress) {
+  const ModelConfig& config = model.config();
   EvaluationSize size{.longest_sequence = task.longest, .methods = methods.size()};
   for (const auto& ids : task.batches) size.batch_tokens = std::max(size.batch_tokens, ids.numel());
-  const auto engines = text_engines(options, session, model.config(), methods);
-  auto whole = static_cast<size_t>(counted_tokens(state));
-  state.scores.resize(methods.size());
+  const auto engines = text_engines(options, session, config, methods);
   MultiForward forward{.engines = {},
                        .position_offset = options.position_offset,
                        .first_query = task.first_position - 1,
                        .hidden_state_room = hidden_state_room(model, size, session.memory),
-                       .first_batch = batches_done(task, state),
-                       .errors_before = state.errors,
-                       .block_done = [&](const std::vector<OutputError>& errors) {
-                         whole = state.scores[0].nll.size();
-                         state.errors = errors;
-                         counted();
-                       }};
+                       .short_blocks = true};
   for (const auto& engine : engines) forward.engines.push_back(engine.get());
+  const EvaluationShape shape{.methods = methods.size(),
+                              .layers = static_cast<size_t>(config.num_layers),
+                              .heads = static_cast<size_t>(config.num_kv_heads)};
+  const auto work_of = [&](size_t batch) {
+    return task.batches[batch].numel() * config.num_layers;
+  };
   int64_t work = 0;
-  for (size_t b = forward.first_batch; b < task.batches.size(); ++b) {
-    work += task.batches[b].numel() * model.config().num_layers;
-  }
+  for (size_t b = done; b < task.batches.size(); ++b) work += work_of(b);
   progress.begin(name, work, "token-layers");
-  try {
-    run_multi_forward(
-        model, forward, task.batches,
-        [&](size_t batch, const std::vector<torch::Tensor>& hidden) {
-          score_batch(model, hidden, task.batches[batch], task.first_position, state.scores);
-        },
-        progress);
-  } catch (...) {
-    cut_to(whole, state.scores);
-    if (whole == 0) state = {};
-    throw;
-  }
+  const auto pass = [&](const std::vector<size_t>& own, const PieceDone& passed) {
+    std::vector<torch::Tensor> batches;
+    for (const size_t batch : own) batches.push_back(task.batches[batch]);
+    const auto score = [&](size_t index, const std::vector<torch::Tensor>& hidden,
+                           std::vector<OutputError> errors) {
+      TextState batch{.scores = std::vector<TokenScores>(methods.size()),
+                      .errors = std::move(errors)};
+      score_batch(model, hidden, batches[index], task.first_position, batch.scores);
+      passed(own[index], text_bytes(batch));
+    };
+    run_multi_forward(model, forward, batches, score, progress);
+  };
+  const auto take = [&](size_t batch, const std::vector<uint8_t>& figures, bool own) {
+    add_batch(text_from_bytes(figures, shape), state);
+    counted();
+    if (!own) progress.advance(work_of(batch));
+  };
+  work_in_turn(ranks, done, task.batches.size(), pass, take);
   progress.end();
 }
 

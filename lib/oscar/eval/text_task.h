@@ -8,6 +8,7 @@
 #include "oscar/eval/evaluation_state.h"
 #include "oscar/eval/report_json.h"
 #include "oscar/eval/session.h"
+#include "oscar/executor/ranks.h"
 
 namespace oscar {
 
@@ -36,11 +37,16 @@ std::vector<std::unique_ptr<CacheEngine>> text_engines(const EvaluateOptions& op
                                                        const ModelConfig& config,
                                                        const std::vector<Method>& methods);
 
-// Continues `state` to the end of the text. `counted` is called behind each block of batches, when
-// `state` holds it. When this throws, `state` holds what whole blocks have counted.
+// Batches whose tokens `state` has counted. Throws Error where it ends within one.
+size_t batches_done(const TextTask& task, const TextState& state);
+
+// Continues `state`, of `done` batches, to the end of the text; of several processes that of the
+// first, and each passes its own batches. `counted` is called behind each batch, when `state` holds
+// it. When this throws, `state` holds whole batches.
 void measure_text(const EvaluateOptions& options, const Session& session, Transformer& model,
                   const std::vector<Method>& methods, const TextTask& task, const char* name,
-                  TextState& state, const std::function<void()>& counted, Progress& progress);
+                  Ranks& ranks, size_t done, TextState& state, const std::function<void()>& counted,
+                  Progress& progress);
 
 // Tokens that `state` has counted.
 int64_t counted_tokens(const TextState& state);

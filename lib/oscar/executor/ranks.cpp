@@ -18,6 +18,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
+#include "oscar/base/version.h"
 
 namespace oscar {
 namespace {
@@ -133,16 +134,10 @@ struct Ranks::Connection {
     request_stop();
   }
 
-  void stop_if_lost() {
-    const std::lock_guard lock(guard);
-    if (!lost.empty()) throw Error({.what = lost});
-  }
-
-  // Until `done()`; throws Error when a process is lost, Interrupted when a stop was requested.
+  // Until `done()`; throws Interrupted when a stop was requested, or a process is lost.
   template <typename Done>
   void wait(const Done& done) {
     while (!done()) {
-      stop_if_lost();
       stop_if_requested();
       std::this_thread::sleep_for(kPoll);
     }
@@ -155,21 +150,24 @@ struct Ranks::Connection {
       return call(*store);
     } catch (const std::exception&) {
       lose(0, "has ended");
-      stop_if_lost();
+      stop_if_requested();
       throw;
     }
   }
 
-  std::vector<uint8_t> take(const std::string& key, bool remove) {
+  std::vector<uint8_t> take(const std::string& key) {
     wait([&] { return ask([&](c10d::TCPStore& s) { return s.check({key}); }); });
     return ask([&](c10d::TCPStore& s) {
       std::vector<uint8_t> bytes = s.get(key);
-      if (remove) s.deleteKey(key);
+      s.deleteKey(key);
       return bytes;
     });
   }
 
-  std::string mail(int from) { return fmt::format("mail/{}/{}", from, mails[from]++); }
+  // The key of the next piece.
+  std::string mail(int from, int to) {
+    return fmt::format("mail/{}/{}/{}", from, to, mails[{from, to}]);
+  }
 
   void leave(const std::string& how) {
     if (std::exchange(has_left, true)) return;
@@ -193,8 +191,8 @@ struct Ranks::Connection {
 
   const int rank, size;
   c10::intrusive_ptr<c10d::TCPStore> store, beats;  // a call blocks others of its store
-  std::map<int, int64_t> mails;                     // pieces so far, by sender
-  std::string last_sent;
+  std::map<std::pair<int, int>, int64_t> mails;     // pieces so far, by sender and receiver
+  std::map<int, std::string> last_sent;             // key, by receiver
   bool has_left = false;
   mutable std::mutex guard;
   std::string lost;
@@ -234,17 +232,22 @@ Ranks::~Ranks() {
                                              : Connection::kFailed);
 }
 
-std::string Ranks::own_device(const std::string& device) const {
-  return several() && device == "cuda" ? fmt::format("cuda:{}", local_rank_) : device;
+Json Ranks::agree(const std::string& run_key, const Json& start) {
+  if (!several()) return start;
+  const Json own = {kToolVersion, kToolCommit, run_key};
+  if (first()) {
+    send_to_all(Json::to_cbor({own, start}));
+    return start;
+  }
+  const Json told = Json::from_cbor(receive(0));
+  if (told.at(0) != own) {
+    throw Error({.what = "this process would do another run than the first",
+                 .hint = "give all of them the same version, options, files and kind of device"});
+  }
+  return told.at(1);
 }
 
-void Ranks::publish(const std::vector<uint8_t>& bytes) {
-  if (several()) connection_->store->set("published", bytes);
-}
-
-std::vector<uint8_t> Ranks::published() { return connection_->take("published", false); }
-
-void Ranks::send(const std::vector<uint8_t>& bytes) {
+void Ranks::send(int to, const std::vector<uint8_t>& bytes) {
   Connection& connection = *connection_;
   size_t begin = 0;
   do {
@@ -252,32 +255,43 @@ void Ranks::send(const std::vector<uint8_t>& bytes) {
     std::vector<uint8_t> piece(1 + end - begin);
     piece[0] = end == bytes.size() ? 1 : 0;
     std::copy_n(bytes.data() + begin, end - begin, piece.data() + 1);
-    connection.last_sent = connection.mail(rank_);
+    const std::string key = connection.mail(rank_, to);
+    ++connection.mails[{rank_, to}];
     connection.ask([&](c10d::TCPStore& store) {
-      store.set(connection.last_sent, piece);
+      store.set(key, piece);
       return true;
     });
+    connection.last_sent[to] = key;
     begin = end;
   } while (begin < bytes.size());
 }
 
+void Ranks::send_to_all(const std::vector<uint8_t>& bytes) {
+  for (int other = 1; other < size_; ++other) send(other, bytes);
+}
+
 void Ranks::wait_until_taken() {
   Connection& connection = *connection_;
-  if (connection.last_sent.empty()) return;
-  connection.wait([&] {
-    return connection.ask(
-        [&](c10d::TCPStore& store) { return !store.check({connection.last_sent}); });
-  });
+  for (const auto& [to, key] : connection.last_sent) {
+    connection.wait(
+        [&] { return connection.ask([&](c10d::TCPStore& store) { return !store.check({key}); }); });
+  }
 }
 
 std::vector<uint8_t> Ranks::receive(int from) {
   std::vector<uint8_t> bytes;
   for (bool last = false; !last;) {
-    const std::vector<uint8_t> piece = connection_->take(connection_->mail(from), true);
+    const std::vector<uint8_t> piece = connection_->take(connection_->mail(from, rank_));
+    ++connection_->mails[{from, rank_}];
     last = piece.at(0) != 0;
     bytes.insert(bytes.end(), piece.begin() + 1, piece.end());
   }
   return bytes;
+}
+
+bool Ranks::arrived(int from) {
+  return connection_->ask(
+      [&](c10d::TCPStore& store) { return store.check({connection_->mail(from, rank_)}); });
 }
 
 void Ranks::report(const std::string& error) {

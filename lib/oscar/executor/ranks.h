@@ -1,11 +1,13 @@
-// Processes that share one run: which of them this is, bytes from the others to the first, and that
-// one which ends is noticed.
+// Processes that share one run: which of them this is, bytes between the first and the others, and
+// that one which ends is noticed.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "oscar/base/json.h"
 
 namespace oscar {
 
@@ -27,23 +29,28 @@ class Ranks {
   bool first() const { return rank_ == 0; }
   bool several() const { return size_ > 1; }
 
-  // `device` of --device, with this process' own GPU for "cuda" where there are several.
-  std::string own_device(const std::string& device) const;
+  int local_rank() const { return local_rank_; }  // its number there
 
-  // From the first to each of the others, once.
-  void publish(const std::vector<uint8_t>& bytes);
-  std::vector<uint8_t> published();
+  // Of pieces of work that are dealt in turn: whose number `turn` is.
+  int owner(size_t turn) const { return static_cast<int>(turn % static_cast<size_t>(size_)); }
+  bool owns(size_t turn) const { return owner(turn) == rank_; }
 
-  // From one of the others to the first, in order.
-  void send(const std::vector<uint8_t>& bytes);
-  void wait_until_taken();  // of everything sent
+  // Where all begin: `start` of the first, which tells it. Throws Error where another would do
+  // another run, or is of another version.
+  Json agree(const std::string& run_key, const Json& start);
+
+  // From the first to another, or from another to the first; in order.
+  void send(int to, const std::vector<uint8_t>& bytes);
+  void send_to_all(const std::vector<uint8_t>& bytes);  // of the others
   std::vector<uint8_t> receive(int from);
+  bool arrived(int from);   // whether receive() finds something
+  void wait_until_taken();  // of everything sent
 
   // Of a process other than the first: its error, for the first to report.
   void report(const std::string& error);
   void stopped();  // on request, which the first then does too
   // How another process ended that should not have, for a message; "" as long as none did. A stop
-  // is requested then (base/interrupt.h), and what waits throws Error.
+  // is requested then (base/interrupt.h): work and waiting end with Interrupted.
   std::string lost() const;
   // That was the first, and it has said itself why.
   bool first_failed() const;

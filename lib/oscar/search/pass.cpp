@@ -60,7 +60,7 @@ class SearchPass::Buffer final : public AttentionObserver {
 
 SearchPass::SearchPass(const Transformer& model, const std::vector<LayerStatistics>& statistics,
                        SearchSettings settings, size_t num_search, size_t num_confirm,
-                       int layers_together)
+                       int layers_together, std::vector<bool> own_layers)
     : model_(model),
       statistics_(statistics),
       settings_(std::move(settings)),
@@ -68,7 +68,8 @@ SearchPass::SearchPass(const Transformer& model, const std::vector<LayerStatisti
           model.config().rope,
           placement_offsets(settings_.fit.position_span, num_search, settings_.seed),
           placement_offsets(settings_.fit.position_span, num_confirm, ~settings_.seed))),
-      layers_together_(std::clamp(layers_together, 1, kMostLayersTogether)) {}
+      layers_together_(std::clamp(layers_together, 1, kMostLayersTogether)),
+      own_layers_(std::move(own_layers)) {}
 
 SearchPass::~SearchPass() = default;
 
@@ -88,24 +89,26 @@ LayerDecision SearchPass::search(size_t layer, const HeldBackLayer& held) const 
 }
 
 void SearchPass::finish_oldest() {
-  decisions_.push_back(searching_.front().get());
+  Searching& oldest = searching_.front();
+  decisions_[oldest.layer] = oldest.decision.get();
   searching_.pop_front();
 }
 
 void SearchPass::begin_search(size_t layer, HeldBackLayer held) {
   const torch::Device device = model_.compute().device;
   wait_for_stream(device);  // what was observed is there
-  searching_.push_back(
-      std::async(std::launch::async, [this, layer, device, held = std::move(held)]() mutable {
+  const int slot = begun_++ % kMostLayersTogether;
+  auto searched =
+      std::async(std::launch::async, [this, layer, device, slot, held = std::move(held)]() mutable {
         const torch::InferenceMode inference;
-        const int slot = static_cast<int>(layer) % kMostLayersTogether;
         const c10::Stream stream = side_stream(device, kSearchStreams + slot);
         const c10::StreamGuard guard(stream);
         const HeldBackLayer own = std::move(held);  // freed with the search
         LayerDecision decision = search(layer, own);
         stream.synchronize();
         return decision;
-      }));
+      });
+  searching_.push_back({layer, std::move(searched)});
 }
 
 std::vector<LayerDecision> SearchPass::take_decisions() {
@@ -114,18 +117,20 @@ std::vector<LayerDecision> SearchPass::take_decisions() {
 }
 
 AttentionObserver* SearchPass::observer(int layer) {
-  if (!statistics_[static_cast<size_t>(layer)].geometry.quantized) return nullptr;
+  const auto index = static_cast<size_t>(layer);
+  if (!owns(index) || !statistics_[index].geometry.quantized) return nullptr;
   // What is observed counts as the search's that follows.
   while (searching_.size() >= static_cast<size_t>(layers_together_)) finish_oldest();
   return buffer_.get();
 }
 
 void SearchPass::layer_done(const RunPosition&) {
-  const size_t layer = decisions_.size() + searching_.size();
+  const size_t layer = decisions_.size();
+  decisions_.emplace_back();
+  if (!owns(layer)) return;
   const LayerStatistics& statistics = statistics_[layer];
   if (!statistics.geometry.quantized) {
-    while (!searching_.empty()) finish_oldest();
-    decisions_.push_back(fit_without_search(statistics, settings_.fit, model_.config().rope));
+    decisions_[layer] = fit_without_search(statistics, settings_.fit, model_.config().rope);
     return;
   }
   HeldBackLayer held = buffer_->take();
@@ -134,7 +139,7 @@ void SearchPass::layer_done(const RunPosition&) {
   if (model_.compute().device.is_cuda()) {
     begin_search(layer, std::move(held));
   } else {
-    decisions_.push_back(search(layer, held));
+    decisions_[layer] = search(layer, held);
   }
 }
 

@@ -32,22 +32,24 @@ class SearchPass final : public LayerVisitor {
   // The observed corpus is the `num_search` chunks of the search half, then those of the
   // confirmation half. `statistics`: one per layer, of the other chunks. On a GPU up to
   // `layers_together` are searched in threads of their own, with search_memory_bytes each, while
-  // the next ones are observed; the decisions do not depend on how many.
+  // the next ones are observed; the decisions do not depend on how many. Layers that are not among
+  // `own_layers` ([num_layers]; empty: all are) are neither observed nor decided.
   SearchPass(const Transformer& model, const std::vector<LayerStatistics>& statistics,
              SearchSettings settings, size_t num_search, size_t num_confirm,
-             int layers_together = 1);
+             int layers_together = 1, std::vector<bool> own_layers = {});
   ~SearchPass() override;
 
   AttentionObserver* observer(int layer) override;
   // Searches the layer, or begins to; throws Interrupted instead when a stop was requested.
   void layer_done(const RunPosition& next) override;
 
-  // One per layer, once all are done.
+  // One per layer, once all are done; empty where the layer is not an own one.
   std::vector<LayerDecision> take_decisions();
 
  private:
   class Buffer;
 
+  bool owns(size_t layer) const { return own_layers_.empty() || own_layers_[layer]; }
   LayerDecision search(size_t layer, const HeldBackLayer& held) const;
   void begin_search(size_t layer, HeldBackLayer held);
   void finish_oldest();
@@ -57,8 +59,14 @@ class SearchPass final : public LayerVisitor {
   const SearchSettings settings_;
   std::unique_ptr<Buffer> buffer_;
   const int layers_together_;
-  std::vector<LayerDecision> decisions_;
-  std::deque<std::future<LayerDecision>> searching_;  // of the layers behind those
+  const std::vector<bool> own_layers_;
+  std::vector<LayerDecision> decisions_;  // of the layers done; empty while one is searched
+  int begun_ = 0;                         // searches in threads of their own
+  struct Searching {
+    size_t layer;
+    std::future<LayerDecision> decision;
+  };
+  std::deque<Searching> searching_;
 };
 
 }  // namespace oscar

@@ -1,5 +1,5 @@
 // fork, exec and wait.
-#include "calibrate/processes.h"
+#include "common/processes.h"
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
@@ -66,7 +66,7 @@ constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP};
 void add_processes_option(CLI::App& program, int& processes) {
   program
       .add_option(kOption, processes,
-                  "Share the text among so many GPUs of this machine, each with a process\n"
+                  "Share the work among so many GPUs of this machine, each with a process\n"
                   "of its own; with --device cpu, among so many processes")
       ->check(CLI::Range(1, kMostProcesses))
       ->capture_default_str()
@@ -130,25 +130,6 @@ int run_processes(int processes, int argc, char** argv) {
   }
   for (const int code : codes) {
     if (code != kExitDone) return code;
-  }
-  return kExitDone;
-}
-
-int work_for_first(Ranks& ranks, const std::function<void(Progress& silent)>& work) {
-  SilentProgress silent;
-  try {
-    work(silent);
-  } catch (const std::exception& error) {
-    if (ranks.first_failed()) return kExitFailed;
-    if (const std::string lost = ranks.lost(); !lost.empty()) {  // the first has gone
-      throw Error({.what = lost, .hint = "repeat the command with --resume"});
-    }
-    if (dynamic_cast<const Interrupted*>(&error) != nullptr) {
-      ranks.stopped();
-      return kExitInterrupted;
-    }
-    ranks.report(error.what());
-    return kExitFailed;
   }
   return kExitDone;
 }

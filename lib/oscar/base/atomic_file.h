@@ -24,8 +24,6 @@ class AtomicFile {
 
   const std::filesystem::path& target() const { return target_; }
   bool is_stream() const { return memory_ >= 0; }
-  // Where the bytes lie until commit(); empty for a stream.
-  std::filesystem::path temporary() const { return file_ ? file_->path() : ""; }
   // The one descriptor of the file, for writing and reading anywhere in it.
   int descriptor() const;
   void append(std::string_view bytes);

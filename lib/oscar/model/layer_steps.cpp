@@ -1,9 +1,11 @@
 // The choice between the CUDA kernels and torch.
 #include "oscar/model/layer_steps.h"
 
-#include <algorithm>
-#include <numbers>
+#include <c10/core/InferenceMode.h>
 
+#include <algorithm>
+
+#include "oscar/base/parallel.h"
 #include "oscar/model/attention.h"
 
 // Set by lib/CMakeLists.txt in builds with CUDA.
@@ -120,34 +122,31 @@ bool gate_with_kernel(const torch::Tensor&, torch::Tensor&) { return false; }
 
 #endif
 
-// silu or gelu of rows, float32, out of operations that treat all elements alike. Torch's own use
-// other instructions for what is over a vector's length at the end of a thread's share: bits would
-// depend on the number of threads.
-torch::Tensor activated_on_host(const torch::Tensor& rows, Activation activation) {
-  if (activation == Activation::kSilu) {  // x / (1 + e^-x)
-    torch::Tensor y = rows.neg().exp_().add_(1);
-    return at::div_out(y, rows, y);
-  }
-  // x (1 + tanh(sqrt(2 / pi) (x + .044715 x^3))) / 2
-  constexpr double kSlope = std::numbers::inv_sqrtpi * std::numbers::sqrt2, kCubic = .044715;
-  torch::Tensor y = rows.square().mul_(kCubic).add_(1).mul_(rows).mul_(kSlope);
-  return y.tanh_().add_(1).mul_(rows).mul_(.5);
-}
-
-// Rounded once, to x's dtype.
+// On the host in pieces that torch does not deal to its threads: at the end of a thread's share,
+// what is over a vector's length gets other instructions, and bits would depend on the number of
+// threads.
 torch::Tensor activated(const torch::Tensor& x, Activation activation) {
-  if (x.is_cuda()) {
-    return activation == Activation::kSilu ? torch::silu(x) : torch::gelu(x, "tanh");
-  }
-  constexpr int64_t kTogether = int64_t{1} << 20;  // values: little memory beside x and the result
+  const bool silu = activation == Activation::kSilu;
+  if (x.is_cuda()) return silu ? torch::silu(x) : torch::gelu(x, "tanh");
   torch::Tensor out = torch::empty(x.sizes(), x.options());
-  const int64_t width = x.size(-1), rows = std::max<int64_t>(1, kTogether / width);
+  const int64_t width = x.size(-1);
   const torch::Tensor from = x.reshape({-1, width}), to = out.view({-1, width});
-  for (int64_t begin = 0; begin < from.size(0); begin += rows) {
-    const int64_t end = std::min(begin + rows, from.size(0));
-    const torch::Tensor part = from.slice(0, begin, end).to(torch::kFloat32);
-    to.slice(0, begin, end).copy_(activated_on_host(part, activation));
-  }
+  constexpr int64_t kWhole = int64_t{1} << 14;  // values; of gelu torch deals out more than these
+  const int64_t columns = std::min(width, kWhole), rows = kWhole / columns;
+  const int64_t across = (width + columns - 1) / columns, down = (from.size(0) + rows - 1) / rows;
+  parallel_for(across * down, [&](int64_t index) {
+    const c10::InferenceMode guard;  // of this thread
+    const int64_t row = index / across * rows, column = index % across * columns;
+    const auto piece = [&](const torch::Tensor& t) {
+      return t.slice(0, row, row + rows).slice(1, column, column + columns);
+    };
+    torch::Tensor part = piece(to);
+    if (silu) {
+      at::silu_out(part, piece(from));
+    } else {
+      at::gelu_out(part, piece(from), "tanh");
+    }
+  });
   return out;
 }
 

@@ -265,20 +265,6 @@ std::vector<LayerDecision> take_decisions(SearchPass& search, Ranks& ranks,
   }
 }
 
-// The transforms of what other processes have decided on the same sums; the rest stays.
-void fit_decisions_of_others(const std::vector<bool>& own,
-                             const std::vector<LayerStatistics>& statistics,
-                             const FitOptions& fixed, const Rope& rope,
-                             std::vector<LayerDecision>& decisions) {
-  parallel_for(static_cast<int64_t>(decisions.size()), [&](int64_t index) {
-    const auto layer = static_cast<size_t>(index);
-    if (own[layer]) return;
-    auto warnings = decisions[layer].main.warnings;
-    decisions[layer] = fit_again(std::move(decisions[layer]), statistics[layer], fixed, rope);
-    decisions[layer].main.warnings = std::move(warnings);
-  });
-}
-
 // Decides on the held-back text, whose sums are then added to `statistics`. With the energy
 // objective, whose weights come from sums that are complete, they are left as they are.
 std::vector<LayerDecision> decide(Transformer& model, const SplitCorpus& split, const RunPlan& plan,

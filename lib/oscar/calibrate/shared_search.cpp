@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "oscar/base/parallel.h"
 #include "oscar/calibrate/convergence_stage.h"
 #include "oscar/search/decision_bytes.h"
 
@@ -85,6 +86,19 @@ void receive_decisions(Ranks& ranks, const std::vector<LayerGeometry>& layers,
   for (size_t i = 0; i < decisions.size(); ++i) {
     if (owners[i] != 0) decisions[i] = decision_from_bytes(ranks.receive(owners[i]), layers[i]);
   }
+}
+
+void fit_decisions_of_others(const std::vector<bool>& own,
+                             const std::vector<LayerStatistics>& statistics,
+                             const FitOptions& fixed, const Rope& rope,
+                             std::vector<LayerDecision>& decisions) {
+  parallel_for(static_cast<int64_t>(decisions.size()), [&](int64_t index) {
+    const auto layer = static_cast<size_t>(index);
+    if (own[layer]) return;
+    auto warnings = decisions[layer].main.warnings;  // of the fits that were compared
+    decisions[layer] = fit_again(std::move(decisions[layer]), statistics[layer], fixed, rope);
+    decisions[layer].main.warnings = std::move(warnings);
+  });
 }
 
 void search_for_first(Ranks& ranks, Transformer& model, const SplitCorpus& split,

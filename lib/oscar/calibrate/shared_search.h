@@ -25,6 +25,13 @@ void send_statistics(Ranks& ranks, const std::vector<LayerStatistics>& statistic
 void receive_decisions(Ranks& ranks, const std::vector<LayerGeometry>& layers,
                        std::vector<LayerDecision>& decisions);
 
+// The same transforms, where `statistics` are those of the search: of decisions whose layer is not
+// among `own`. Their warnings stay.
+void fit_decisions_of_others(const std::vector<bool>& own,
+                             const std::vector<LayerStatistics>& statistics,
+                             const FitOptions& fixed, const Rope& rope,
+                             std::vector<LayerDecision>& decisions);
+
 // In the others: searches what is theirs. `plan`: of split.held_back.
 void search_for_first(Ranks& ranks, Transformer& model, const SplitCorpus& split,
                       const RunPlan& plan, int layers_together, const CalibrateOptions& options);

@@ -1,4 +1,4 @@
-// The order of an evaluation: open, plan, measure block by block, assemble the report.
+// The order of an evaluation: open, plan, measure batch by batch, assemble the report.
 #include "oscar/eval/evaluate.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// Batches of one text, block by block.
+// Batches of one text, and what each process counts of them.
 #include "oscar/eval/text_task.h"
 
 #include <fmt/format.h>

@@ -272,9 +272,9 @@ void Ranks::send_to_all(const std::vector<uint8_t>& bytes) {
 
 void Ranks::wait_until_taken() {
   Connection& connection = *connection_;
-  for (const auto& [to, key] : connection.last_sent) {
-    connection.wait(
-        [&] { return connection.ask([&](c10d::TCPStore& store) { return !store.check({key}); }); });
+  for (const auto& sent : connection.last_sent) {
+    const auto taken = [&](c10d::TCPStore& store) { return !store.check({sent.second}); };
+    connection.wait([&] { return connection.ask(taken); });
   }
 }
 

@@ -340,6 +340,11 @@ Prepared prepare(const hdf5::DatasetView& dataset,
 
 }  // namespace
 
+int64_t datasets_together() {
+  constexpr int64_t kOfACore = 4;  // small ones between large ones
+  return kOfACore * parallel_cores();
+}
+
 void write_encoded(EncodedFile encoded, const AtomicFile& file,
                    const std::function<void()>& between) {
   std::vector<const hdf5::DatasetView*> datasets;
@@ -353,9 +358,9 @@ void write_encoded(EncodedFile encoded, const AtomicFile& file,
   std::map<std::string, Json> codings;  // by group
   hdf5::Writer writer(file);
   for (const auto& group : encoded.groups) writer.create_group(group);
-  constexpr size_t kTogether = 64;  // datasets in memory as they will be in the file
-  for (size_t first = 0; first < encoded.datasets.size(); first += kTogether) {
-    const size_t count = std::min(kTogether, encoded.datasets.size() - first);
+  const auto together = static_cast<size_t>(datasets_together());
+  for (size_t first = 0; first < encoded.datasets.size(); first += together) {
+    const size_t count = std::min(together, encoded.datasets.size() - first);
     std::vector<Prepared> prepared(count);
     parallel_for(static_cast<int64_t>(count), [&](int64_t i) {
       const auto index = static_cast<size_t>(i);

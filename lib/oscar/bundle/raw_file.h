@@ -24,6 +24,9 @@ struct EncodedFile {
 // written that the reader would refuse. `state` may be null; with it layers may be missing.
 EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state);
 
+// Datasets that write_encoded holds at a time as they will be in the file: some for each core.
+int64_t datasets_together();
+
 // Adds content_sha256 and writes into `file`, which the caller commits, without what the rest
 // implies (derived.h). Before each dataset `between` is called, which may throw.
 void write_encoded(EncodedFile encoded, const AtomicFile& file,

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "oscar/base/error.h"
+#include "oscar/bundle/raw_file.h"
 
 namespace oscar {
 namespace {
@@ -62,10 +63,13 @@ int64_t workspace_bytes(const ModelConfig& config, int64_t batch_tokens, int64_t
          batch_tokens * norm;
 }
 
-// One fp64 matrix of every KV head of all layers with statistics.
+// One fp64 matrix of every KV head of a layer, and of all layers with statistics.
+int64_t layer_matrix_bytes(const ModelConfig& config) {
+  return int64_t{config.num_kv_heads} * config.head_dim * config.head_dim * 8;
+}
+
 int64_t matrix_bytes(const ModelConfig& config) {
-  return int64_t{config.num_fitted_layers()} * config.num_kv_heads * config.head_dim *
-         config.head_dim * 8;
+  return config.num_fitted_layers() * layer_matrix_bytes(config);
 }
 
 // Running sums of all layers, on the side that computes: q, k, v and the attention output, and q, k
@@ -88,11 +92,13 @@ int64_t attended_workspace_bytes(const ModelConfig& config, int64_t batch_tokens
 
 // Host memory while a checkpoint is written, which is never while a batch runs: the sums once more,
 // with the output projection's metric, as statistics and as the bytes of the file, `snapshots`
-// copies of sums as bytes, and what the file's library holds.
+// copies of sums as bytes, matrices of all heads as they will be in the file, packed and before
+// that, and what the file's library holds.
 int64_t record_bytes(const ModelConfig& config, size_t snapshots, bool attended) {
   constexpr int64_t kLibraryBytes = int64_t{32} << 20;
   return 2 * (running_sums_bytes(config, attended) + matrix_bytes(config)) +
-         snapshot_bytes(config, snapshots, attended) + kLibraryBytes;
+         snapshot_bytes(config, snapshots, attended) +
+         2 * datasets_together() * layer_matrix_bytes(config) + kLibraryBytes;
 }
 
 constexpr const char* kSmallerBatches =

@@ -69,6 +69,7 @@ std::vector<uint8_t> deflate(const std::vector<uint8_t>& bytes) {
     throw std::bad_alloc();  // the one way in which it fails with room enough
   }
   packed.resize(size);
+  packed.shrink_to_fit();  // many chunks wait to be written
   return packed;
 }
 

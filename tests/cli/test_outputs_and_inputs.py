@@ -45,8 +45,8 @@ class OutputsAndInputs(ProgramTest):
         super().setUp()
         self.out, self.json = self.folder / "out.h5", self.folder / "out.json"
 
-    def make_model(self):
-        self.model = checkpoints.write_checkpoint(self.folder / "model")
+    def make_model(self, **config):
+        self.model = checkpoints.write_checkpoint(self.folder / "model", config)
         self.text = self.folder / "text.txt"
         self.text.write_text("".join(checkpoints.sample_text(400)))
         self.weights = self.model / "model.safetensors"
@@ -292,6 +292,28 @@ class OutputsAndInputs(ProgramTest):
         self.assertIn("new content", said)
         self.assertIn("model.safetensors", said)
         self.assertEqual(self.names() - {"out.json.checkpoint"}, {"model", "text.txt"})
+
+    def test_weights_that_change_while_they_are_folded_give_an_error_and_no_folder(self):
+        self.make_model(hidden_size=256, intermediate_size=8192)  # so that writing takes a while
+        self.run_ok(*self.calibrate())
+        names = self.names()
+        for _ in range(20):  # a run may end before it is stopped
+            process = self.start("oscar-bundle", "fold", self.out, self.model, self.folder / "folded")
+            while process.poll() is None and not list(self.folder.glob("folded.*/*.safetensors")):
+                time.sleep(.001)
+            process.send_signal(signal.SIGSTOP)
+            if not (self.folder / "folded").exists():
+                break
+            process.kill()
+            process.communicate()
+            shutil.rmtree(self.folder / "folded")
+        os.utime(self.weights)
+        process.send_signal(signal.SIGCONT)
+        said = process.communicate(timeout=120)[1]
+        self.assertEqual(process.returncode, 1, said)
+        self.assertIn("new content", said)
+        self.assertIn("model.safetensors", said)
+        self.assertEqual(self.names(), names)
 
     def corpora(self):
         """A corpus of each kind, and one with other content of the same size."""

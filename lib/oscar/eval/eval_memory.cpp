@@ -49,8 +49,7 @@ int64_t evaluation_bytes(const Transformer& model, const EvaluationSize& size) {
   const int64_t weights =
       size.all_weights ? all_layer_bytes(model) : 2 * largest_layer_bytes(model);
   return forward_bytes(model, size.batch_tokens) + weights + output_bytes(model) +
-         cache_bytes(model.config(), size) +
-         (model.compute().device.is_cuda() ? 0 : kHeapBytes);
+         cache_bytes(model.config(), size) + (model.compute().device.is_cuda() ? 0 : kHeapBytes);
 }
 
 int64_t hidden_state_room(const Transformer& model, const EvaluationSize& size,

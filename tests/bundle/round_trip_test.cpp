@@ -6,6 +6,7 @@
 #include "oscar/base/error.h"
 #include "oscar/bundle/run_checkpoint.h"
 #include "oscar/fit/fitted_layers.h"
+#include "support/expect_transforms.h"
 
 namespace {
 
@@ -26,30 +27,6 @@ std::string refusal_to_write(const Bundle& bundle, const std::filesystem::path& 
     return error.what();
   }
   return "written";
-}
-
-void expect_equal(const SideTransform& a, const SideTransform& b) {
-  EXPECT_EQ(a.kind, b.kind);
-  EXPECT_EQ(a.fallback, b.fallback);
-  EXPECT_EQ(a.forward, b.forward);
-  EXPECT_EQ(a.partner, b.partner);
-  EXPECT_EQ(a.mean, b.mean);
-  EXPECT_EQ(a.centres, b.centres);
-  EXPECT_EQ(a.eigenvalues, b.eigenvalues);
-  EXPECT_EQ(a.recipe, b.recipe);
-  EXPECT_EQ(a.metric, b.metric);
-  EXPECT_EQ(a.feedback, b.feedback);
-  EXPECT_EQ(a.condition_number, b.condition_number);
-  EXPECT_EQ(a.clip_losses, b.clip_losses);
-}
-
-void expect_equal(const LayerTransforms& a, const LayerTransforms& b) {
-  EXPECT_EQ(a.geometry, b.geometry);
-  expect_equal(a.key, b.key);
-  expect_equal(a.value, b.value);
-  EXPECT_EQ(a.predicted_output_nmse, b.predicted_output_nmse);
-  EXPECT_EQ(a.warnings, b.warnings);
-  EXPECT_EQ(a.search, b.search);
 }
 
 void expect_equal_descriptions(const Bundle& a, const Bundle& b) {

@@ -70,14 +70,7 @@ class SeveralProcesses(SharedRuns):
                          self.bytes_of_one())
 
     def test_when_the_first_is_killed_the_others_say_so(self):
-        processes = self.start(3, "out.h5")
-        for process in processes:
-            self.wait_until_at_work(process.pid)
-        processes[0].kill()
-        for process in processes[1:]:
-            code, said = self.end_of(process)
-            self.assertEqual(code, 1, said)
-            self.assertIn("process 0 of 3 has ended", said)
+        self.expect_word_of_a_lost_first("out.h5")
 
     def test_a_stop_of_all_saves_a_checkpoint_that_one_process_continues(self):
         parent, _ = self.start_parent(2, "out.h5")
@@ -101,11 +94,7 @@ class SeveralProcesses(SharedRuns):
         self.assertEqual(self.bytes_of("out.h5", "--resume"), self.bytes_of_one())
 
     def test_a_process_of_another_run_is_refused(self):
-        processes = self.start(2, "out.h5", each=lambda rank: ["--seed", rank])
-        code, said = self.end_of(processes[0])
-        self.assertEqual(code, 1, said)
-        self.assertIn("process 1 of 2 has failed: this process would do another run", said)
-        self.assertEqual(self.end_of(processes[1]), (1, ""))
+        self.expect_refusal_of_another_run("out.h5")
 
     def test_a_mistake_is_said_once(self):
         result = self.run_one("out.h5", "--gpus", 2, "--position-span", 10**9)

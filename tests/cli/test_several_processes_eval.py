@@ -63,14 +63,7 @@ class SharedEvaluation(SharedRuns):
         self.expect_report_of_one("--gpus", 2)
 
     def test_when_the_first_is_killed_the_others_say_so(self):
-        processes = self.start(3, "out.json")
-        for process in processes:
-            self.wait_until_at_work(process.pid)
-        processes[0].kill()
-        for process in processes[1:]:
-            code, said = self.end_of(process)
-            self.assertEqual(code, 1, said)
-            self.assertIn("process 0 of 3 has ended", said)
+        self.expect_word_of_a_lost_first("out.json")
 
     def test_a_stop_is_said_once_and_one_process_continues(self):
         parent, _ = self.start_second_text(2)
@@ -81,11 +74,7 @@ class SharedEvaluation(SharedRuns):
         self.expect_report_of_one()
 
     def test_a_process_of_another_run_is_refused(self):
-        processes = self.start(2, "out.json", each=lambda rank: ["--seed", rank])
-        code, said = self.end_of(processes[0])
-        self.assertEqual(code, 1, said)
-        self.assertIn("process 1 of 2 has failed: this process would do another run", said)
-        self.assertEqual(self.end_of(processes[1]), (1, ""))
+        self.expect_refusal_of_another_run("out.json")
 
     def test_mistakes_are_said_once(self):
         for options, code, word in ((["--position-offset", 10**6], 1, "--position-offset"),

@@ -5,31 +5,12 @@
 
 #include "oscar/base/error.h"
 #include "search/layer_search_case.h"
+#include "support/expect_transforms.h"
 
 namespace {
 
 using namespace oscar;
 using namespace oscar::search_case;
-
-void expect_equal(const SideTransform& a, const SideTransform& b) {
-  EXPECT_EQ(a.kind, b.kind);
-  EXPECT_EQ(a.forward, b.forward);
-  EXPECT_EQ(a.partner, b.partner);
-  EXPECT_EQ(a.mean, b.mean);
-  EXPECT_EQ(a.recipe, b.recipe);
-  EXPECT_EQ(a.metric, b.metric);
-  EXPECT_EQ(a.feedback, b.feedback);
-  EXPECT_EQ(a.clip_losses, b.clip_losses);
-}
-
-void expect_equal(const LayerTransforms& a, const LayerTransforms& b) {
-  EXPECT_EQ(a.geometry, b.geometry);
-  EXPECT_EQ(a.predicted_output_nmse, b.predicted_output_nmse);
-  EXPECT_EQ(a.warnings, b.warnings);
-  EXPECT_EQ(a.search.dump(), b.search.dump());
-  expect_equal(a.key, b.key);
-  expect_equal(a.value, b.value);
-}
 
 TEST(DecisionBytes, BecomeTheSameDecisionToTheBit) {
   const std::vector<HeldChunk> fit = {planted_chunk(1), planted_chunk(2)};

@@ -80,3 +80,22 @@ class SharedRuns(ProgramTest):
     def end_of(self, process):
         _, said = process.communicate(timeout=PATIENCE)
         return process.returncode, said
+
+    def expect_word_of_a_lost_first(self, out):
+        """The first is killed: the others say so."""
+        processes = self.start(3, out)
+        for process in processes:
+            self.wait_until_at_work(process.pid)
+        processes[0].kill()
+        for process in processes[1:]:
+            code, said = self.end_of(process)
+            self.assertEqual(code, 1, said)
+            self.assertIn("process 0 of 3 has ended", said)
+
+    def expect_refusal_of_another_run(self, out):
+        """One of other options is refused, and the first says it."""
+        processes = self.start(2, out, each=lambda rank: ["--seed", rank])
+        code, said = self.end_of(processes[0])
+        self.assertEqual(code, 1, said)
+        self.assertIn("process 1 of 2 has failed: this process would do another run", said)
+        self.assertEqual(self.end_of(processes[1]), (1, ""))

@@ -149,13 +149,12 @@ double search_seconds(Transformer& model, const SplitCorpus& split, const Calibr
   return (passing + part * std::max(0.0, whole - passing)) * layers;
 }
 
-// The peaks of the search's own pass: over the held-back chunks, and what it holds of them.
+// The peaks of the search's own pass: `plan`, over the held-back chunks, and what is held of them
+// where so many layers are searched together.
 void add_search_memory(const Transformer& model, const SplitCorpus& split,
-                       const CalibrateOptions& options, const MemoryLimits& limits,
+                       const CalibrateOptions& options, RunPlan plan, int together,
                        CostEstimate& cost) {
   const torch::Device device = model.compute().device;
-  RunPlan plan = plan_search(model, split, options, limits);
-  const int together = layers_searched_together(model, split, plan, options, limits);
   const int64_t each = search_memory_bytes(model.config(), held_back_size(split), options.fit,
                                            options.search, device);
   if (device.is_cuda()) {
@@ -270,18 +269,20 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   const int64_t written = forward_bytes(model, 0) + 2 * cost.bundle_bytes;
   cost.peak_host_bytes = on_gpu ? plan.peak_host_bytes : std::max(plan.peak_host_bytes, written);
   cost.peak_device_bytes = plan.peak_device_bytes;
-  if (options.search.any() && probed.quantized) {
+  if (options.search.any()) {
     const RunPlan search_plan = plan_search(model, split, options, limits);
     const int together = layers_searched_together(model, split, search_plan, options, limits);
-    cost.search_seconds = search_seconds(model, split, options, total, *probe.weights,
-                                         std::min(together, config.num_layers), num_quantized,
-                                         longest_part(ranks, device, num_searched));
+    if (probed.quantized) {
+      cost.search_seconds = search_seconds(model, split, options, total, *probe.weights,
+                                           std::min(together, config.num_layers), num_quantized,
+                                           longest_part(ranks, device, num_searched));
+    }
+    add_search_memory(model, split, options, search_plan, together, cost);
   }
   if (added || (!options.search.any() && !options.statistics_only)) {
     cost.fit_seconds = seconds_of_layers(
         num_quantized, [&] { fit_without_search(total, options.fit, config.rope); });
   }
-  if (options.search.any()) add_search_memory(model, split, options, limits, cost);
   return cost;
 }
 

@@ -5,8 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -24,23 +22,6 @@ namespace {
 
 // A group of this many links still keeps them in its header.
 constexpr unsigned kLinksInGroup = 64;
-
-herr_t keep_message(unsigned, const H5E_error2_t* entry, void* text) {
-  if (entry->desc != nullptr) *static_cast<std::string*>(text) = entry->desc;
-  return 0;
-}
-
-// Of a failed system call the library tells times and addresses too: what the system said is kept.
-std::string innermost_message() {
-  std::string text;
-  H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, keep_message, &text);
-  H5Eclear2(H5E_DEFAULT);
-  constexpr std::string_view kSystem = "error message = '";
-  const size_t begin = text.find(kSystem);
-  if (begin == std::string::npos) return text;
-  text.erase(0, begin + kSystem.size());
-  return text.substr(0, text.find('\''));
-}
 
 void check(herr_t status, const char* what, const std::string& file, const std::string& object) {
   if (status < 0) fail(what, file, object);
@@ -97,47 +78,7 @@ void* data_pointer(Data& data) {
   return std::visit([](auto& values) -> void* { return values.data(); }, data);
 }
 
-// Handles that live: while there are any, or an output is unfinished, nothing of ours calls exit().
-std::atomic<int>& live_handles() {
-  static std::atomic<int> count{0};
-  return count;
-}
-
-// libhdf5 calls exit(-1) where it finds no memory for an identifier (H5I_register).
-void end_as_an_error(int status, void*) {
-  if (status != -1 || (!remove_unfinished() && live_handles() == 0)) return;
-  constexpr std::string_view kMessage =
-      "not enough memory: libhdf5 ended the program, which leaves no new file\n";
-  const ssize_t written = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
-  static_cast<void>(written);
-  ::_exit(EXIT_FAILURE);
-}
-
 }  // namespace
-
-void count_handles(int more) { live_handles() += more; }
-
-void initialise_library() {
-  static const bool done = [] {
-    ::on_exit(end_as_an_error, nullptr);
-    H5dont_atexit();
-    H5open();
-    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
-    H5PLset_loading_state(0);
-    return true;
-  }();
-  (void)done;
-}
-
-void fail(const std::string& what, const std::string& file, const std::string& object) {
-  const std::string found = innermost_message();
-  const bool full = found == std::strerror(ENOSPC) || found == std::strerror(EDQUOT) ||
-                    found == std::strerror(EFBIG);
-  throw Error({.what = what,
-               .where = object.empty() ? file : file + ": " + object,
-               .found = found,
-               .hint = full ? "free some space or choose another folder" : ""});
-}
 
 hid_t file_type(Dtype dtype) {
   switch (dtype) {

@@ -1,8 +1,11 @@
 // The choice between the CUDA kernels and torch.
 #include "oscar/model/layer_steps.h"
 
+#include <c10/core/InferenceMode.h>
+
 #include <algorithm>
 
+#include "oscar/base/parallel.h"
 #include "oscar/model/attention.h"
 
 // Set by lib/CMakeLists.txt in builds with CUDA.
@@ -131,7 +134,8 @@ torch::Tensor activated(const torch::Tensor& x, Activation activation) {
   constexpr int64_t kWhole = int64_t{1} << 14;  // values; of gelu torch deals out more than these
   const int64_t columns = std::min(width, kWhole), rows = kWhole / columns;
   const int64_t across = (width + columns - 1) / columns, down = (from.size(0) + rows - 1) / rows;
-  for (int64_t index = 0; index < across * down; ++index) {
+  parallel_for(across * down, [&](int64_t index) {
+    const c10::InferenceMode guard;  // of this thread
     const int64_t row = index / across * rows, column = index % across * columns;
     const auto piece = [&](const torch::Tensor& t) {
       return t.slice(0, row, row + rows).slice(1, column, column + columns);
@@ -142,7 +146,7 @@ torch::Tensor activated(const torch::Tensor& x, Activation activation) {
     } else {
       at::gelu_out(part, piece(from), "tanh");
     }
-  }
+  });
   return out;
 }
 

@@ -22,6 +22,7 @@ if(OSCAR_WITH_CUDA)
 endif()
 
 if(OSCAR_WITH_TORCH)
+  find_package(OpenMP REQUIRED COMPONENTS CXX)
   # The Python wheel of torch, used as a C++ library. Its own CMake package insists on a CUDA
   # toolkit even for programs that compile no CUDA, so the few libraries are named here.
   if(NOT OSCAR_TORCH_DIR)

@@ -23,8 +23,8 @@ def blocks_of(shape, layout):
 
 def spread(scales, shape, block):
     """The scale of every element; the last blocks may be partial."""
-    rows = torch.arange(shape[0]) // block[0]
-    columns = torch.arange(shape[1]) // block[1]
+    rows = torch.arange(shape[0], device=scales.device) // block[0]
+    columns = torch.arange(shape[1], device=scales.device) // block[1]
     return scales[rows][:, columns]
 
 

@@ -56,54 +56,86 @@ def config_of(shape, layers, vocab):
     }
 
 
-def tensors_of(config, seed):
-    random = torch.Generator().manual_seed(seed)
-    hidden = config["hidden_size"]
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    d = config["head_dim"]
-    num_experts = config.get("num_experts", config.get("n_routed_experts", 0))
+class RandomTensors:
+    """The tensors of one checkpoint, part by part: of one seed, device and version of torch."""
 
-    def matrix(rows, columns):
-        values = torch.randn(rows, columns, generator=random) * columns ** -0.5
-        return values.to(torch.bfloat16)
+    def __init__(self, config, seed, device):
+        self.config, self.device = config, device
+        self.random = torch.Generator(device).manual_seed(seed)
 
-    def mlp(name, width):
-        return {f"{name}.gate_proj": matrix(width, hidden), f"{name}.up_proj": matrix(width, hidden),
-                f"{name}.down_proj": matrix(hidden, width)}
+    def normal(self, *shape):
+        return torch.randn(*shape, generator=self.random, device=self.device)
 
-    def experts(count):
-        width = config["moe_intermediate_size"]
-        parts = {"mlp.gate": matrix(count, hidden)}
+    def matrix(self, rows, columns):
+        return (self.normal(rows, columns) * columns ** -0.5).to(torch.bfloat16)
+
+    def ones(self, count):
+        return torch.ones(count, dtype=torch.bfloat16, device=self.device)
+
+    def mlp(self, name, width):
+        hidden = self.config["hidden_size"]
+        return {f"{name}.gate_proj": self.matrix(width, hidden),
+                f"{name}.up_proj": self.matrix(width, hidden),
+                f"{name}.down_proj": self.matrix(hidden, width)}
+
+    def experts(self, count):
+        width = self.config["moe_intermediate_size"]
+        parts = {"mlp.gate": self.matrix(count, self.config["hidden_size"])}
         for i in range(count):
-            parts |= mlp(f"mlp.experts.{i}", width)
-        if "n_shared_experts" in config:
-            parts |= mlp("mlp.shared_experts", width * config["n_shared_experts"])
+            parts |= self.mlp(f"mlp.experts.{i}", width)
+        if "n_shared_experts" in self.config:
+            parts |= self.mlp("mlp.shared_experts", width * self.config["n_shared_experts"])
         return parts
 
-    ones = torch.ones
-    tensors = {"model.embed_tokens.weight": matrix(config["vocab_size"], hidden),
-               "model.norm.weight": ones(hidden, dtype=torch.bfloat16)}
-    for i in range(config["num_hidden_layers"]):
-        tensors |= {f"model.layers.{i}.{name}.weight": value for name, value in {
-            "input_layernorm": ones(hidden, dtype=torch.bfloat16),
-            "post_attention_layernorm": ones(hidden, dtype=torch.bfloat16),
-            "self_attn.q_proj": matrix(heads * d, hidden),
-            "self_attn.k_proj": matrix(kv_heads * d, hidden),
-            "self_attn.v_proj": matrix(kv_heads * d, hidden),
-            "self_attn.o_proj": matrix(hidden, heads * d),
-            "self_attn.q_norm": ones(d, dtype=torch.bfloat16),
-            "self_attn.k_norm": ones(d, dtype=torch.bfloat16),
-            **(experts(num_experts) if num_experts and i >= config.get("first_k_dense_replace", 0)
-               else mlp("mlp", config["intermediate_size"]))}.items()}
+    def ends(self):
+        """What is in no layer."""
+        config = self.config
+        tensors = {"model.embed_tokens.weight":
+                       self.matrix(config["vocab_size"], config["hidden_size"]),
+                   "model.norm.weight": self.ones(config["hidden_size"])}
+        if not config["tie_word_embeddings"]:
+            tensors["lm_head.weight"] = self.matrix(config["vocab_size"], config["hidden_size"])
+        return tensors
+
+    def layer(self, i):
+        config, hidden, d = self.config, self.config["hidden_size"], self.config["head_dim"]
+        heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        num_experts = config.get("num_experts", config.get("n_routed_experts", 0))
+        with_experts = num_experts and i >= config.get("first_k_dense_replace", 0)
+        tensors = {f"model.layers.{i}.{name}.weight": value for name, value in {
+            "input_layernorm": self.ones(hidden),
+            "post_attention_layernorm": self.ones(hidden),
+            "self_attn.q_proj": self.matrix(heads * d, hidden),
+            "self_attn.k_proj": self.matrix(kv_heads * d, hidden),
+            "self_attn.v_proj": self.matrix(kv_heads * d, hidden),
+            "self_attn.o_proj": self.matrix(hidden, heads * d),
+            "self_attn.q_norm": self.ones(d),
+            "self_attn.k_norm": self.ones(d),
+            **(self.experts(num_experts) if with_experts
+               else self.mlp("mlp", config["intermediate_size"]))}.items()}
         if config["attention_bias"]:
-            tensors |= {f"model.layers.{i}.self_attn.{name}_proj.bias": matrix(1, n * d)[0]
+            tensors |= {f"model.layers.{i}.self_attn.{name}_proj.bias": self.matrix(1, n * d)[0]
                         for name, n in (("q", heads), ("k", kv_heads), ("v", kv_heads))}
-        bias = f"model.layers.{i}.mlp.gate.e_score_correction_bias"
-        if "n_routed_experts" in config and i >= config["first_k_dense_replace"]:
-            tensors[bias] = 0.1 * torch.randn(num_experts, generator=random)
-    if not config["tie_word_embeddings"]:
-        tensors["lm_head.weight"] = matrix(config["vocab_size"], hidden)
-    return tensors
+        if "n_routed_experts" in config and with_experts:
+            bias = f"model.layers.{i}.mlp.gate.e_score_correction_bias"
+            tensors[bias] = 0.1 * self.normal(num_experts)
+        return tensors
+
+
+def write_shards(out, config, random, fp8):
+    """One file for the ends and one for each layer, and their index: few of them lie in memory."""
+    layers = config["num_hidden_layers"]
+    weight_map, total = {}, 0
+    for i in range(layers + 1):
+        tensors = random.ends() if i == 0 else random.layer(i - 1)
+        if fp8:
+            tensors = fp8_layouts.store(tensors, fp8)
+        name = f"model-{i + 1:05}-of-{layers + 1:05}.safetensors"
+        save_file({key: value.cpu() for key, value in tensors.items()}, out / name)
+        weight_map |= dict.fromkeys(tensors, name)
+        total += sum(value.nbytes for value in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
 
 
 def main():
@@ -113,6 +145,8 @@ def main():
     parser.add_argument("--layers", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--vocab", type=int, default=8192, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu",
+                        help="where the numbers are drawn (default: a GPU if there is one)")
     parser.add_argument("--ids", type=int, default=0, metavar="N",
                         help="also write N random token ids to OUT/ids.npy")
     parser.add_argument("--fp8", choices=("block", "channel", "tensor"),
@@ -121,12 +155,11 @@ def main():
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     config = config_of(arguments.shape, arguments.layers, arguments.vocab)
-    tensors = tensors_of(config, arguments.seed)
     if arguments.fp8:
         config["quantization_config"] = fp8_layouts.quantization_config(arguments.fp8)
-        tensors = fp8_layouts.store(tensors, arguments.fp8)
     (arguments.out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    save_file(tensors, arguments.out / "model.safetensors")
+    write_shards(arguments.out, config, RandomTensors(config, arguments.seed, arguments.device),
+                 arguments.fp8)
     if arguments.ids:
         import numpy
         ids = numpy.random.default_rng(arguments.seed).integers(1, arguments.vocab, arguments.ids)

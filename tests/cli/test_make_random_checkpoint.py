@@ -11,6 +11,7 @@ import unittest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 BIN = pathlib.Path(os.environ["OSCAR_BIN"])
@@ -94,10 +95,18 @@ class RandomCheckpoint(unittest.TestCase):
 
     def test_the_seed_decides_every_byte(self):
         again, other = self.write("again"), self.write("other", "--seed", "1")
-        names = ("model.safetensors", "ids.npy")
+        names = [path.name for path in self.model.glob("*.safetensors")] + ["ids.npy"]
+        self.assertEqual(len(names), 4)  # the ends, two layers
         for name in names:
             self.assertEqual((again / name).read_bytes(), (self.model / name).read_bytes())
             self.assertNotEqual((other / name).read_bytes(), (self.model / name).read_bytes())
+
+    def test_the_index_names_every_tensor(self):
+        index = json.loads((self.model / "model.safetensors.index.json").read_text())
+        held = {}
+        for path in self.model.glob("*.safetensors"):
+            held |= {name: path.name for name in load_file(path)}
+        self.assertEqual(index["weight_map"], held)
 
 
 if __name__ == "__main__":

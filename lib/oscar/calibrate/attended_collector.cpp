@@ -46,7 +46,9 @@ void AttendedCollector::observe(const AttentionRecord& record) {
   const int64_t rows = k.size(0), tokens = k.size(1), heads = geometry_.num_kv_heads;
   const ReceivedAttention received = received_attention(q, k, view_, record.sm_scale);
   if (received.queries.empty()) return;
-  const auto back = torch::arange(tokens, torch::kInt64).add(record.first_position).neg();
+  const auto back = torch::arange(tokens, torch::dtype(torch::kInt64).device(q.device()))
+                        .add(record.first_position)
+                        .neg();
   const int64_t together = std::max<int64_t>(1, attended_rows(q.device()) / record.q.size(0));
   const auto in_blocks = [&](int64_t count, const auto& add) {
     for (int64_t begin = 0; begin < count; begin += together) {
@@ -54,7 +56,8 @@ void AttendedCollector::observe(const AttentionRecord& record) {
     }
   };
   const auto sampled =
-      q.index_select(1, torch::tensor(received.queries, torch::kInt64).to(q.device()))
+      q.index_select(
+           1, torch::tensor(received.queries, torch::kInt64).to(q.device(), /*non_blocking=*/true))
           .reshape({rows, -1, q.size(2)});
   const auto weights = received.query.view({rows, -1});
   in_blocks(sampled.size(1), [&](int64_t begin, int64_t end) {

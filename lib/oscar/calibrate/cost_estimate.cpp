@@ -233,6 +233,8 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
       ranks.several() ? std::max(cost.num_shards, plan.block_tokens.size()) : cost.num_shards;
   const double loads =
       plan.weights_resident ? std::ceil(passes) : passes * static_cast<double>(shards);
+  const double first_share = static_cast<double>(plan.shards.front().tokens) /
+                             static_cast<double>(split.fit.record.tokens);
   const auto copies = static_cast<double>(parts.size() + 1);
   cost.seconds = config.num_fitted_layers() * (metric + copies * copy);
   for (const std::vector<int>& same : config.layers_by_spec()) {
@@ -247,9 +249,10 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
     }
     const double computing = forward * tokens / static_cast<double>(batch.tokens());
     const double loading = loads * load;
-    // On a GPU a layer is read while the one before computes.
+    // On a GPU a layer is read while those before compute: weights that stay, in the first shard.
+    const double beside = !on_gpu ? 0 : plan.weights_resident ? first_share : 1;
     cost.seconds += static_cast<double>(same.size()) *
-                    (on_gpu ? std::max(computing, loading) : computing + loading);
+                    (computing + std::max(0.0, loading - beside * computing));
   }
   cost.convergence_seconds = time_convergence(parts, total, plan, split.fit.record.tokens, options,
                                               config.rope, num_quantized);

@@ -1,12 +1,11 @@
 // The CPU twins behind the interface of a paged cache.
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <atomic>
 #include <vector>
 
 #include "oscar/cache/paged_reference.h"
 #include "oscar/int2/paged_ops.h"
+#include "oscar/model/side_by_side.h"
 
 namespace oscar {
 namespace {
@@ -34,7 +33,7 @@ class ReferenceOps final : public PagedOps {
 
   void append(const AppendParams& params, int, int) override {
     std::atomic<int> status{0};
-    at::parallel_for(0, params.batch, 1, [&](int64_t begin, int64_t end) {
+    side_by_side(params.batch, 1, [&](int64_t begin, int64_t end) {
       AppendParams part = params;
       part.history = from_request(params.history, begin);
       part.windows = from_request(params.windows, begin);
@@ -51,7 +50,7 @@ class ReferenceOps final : public PagedOps {
   }
 
   void attend(const AttentionParams& params) override {
-    at::parallel_for(0, params.batch, 1, [&](int64_t begin, int64_t end) {
+    side_by_side(params.batch, 1, [&](int64_t begin, int64_t end) {
       const int64_t row = int64_t{params.q_len} * params.num_qo_heads * params.format.head_dim;
       AttentionParams part = params;
       part.history = from_request(params.history, begin);

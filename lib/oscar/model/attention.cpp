@@ -64,10 +64,14 @@ torch::Tensor move_positions(const torch::Tensor& x, const Rope& rope,
   const auto rows = x.to(torch::kFloat32);
   const int64_t half = rope.rotary_dim / 2;
   if (half == 0) return rows;
-  const auto frequencies = torch::tensor(rope.inv_freq, torch::kFloat64);
-  const auto angles = torch::outer(positions.to(torch::kCPU, torch::kFloat64), frequencies);
-  const auto cos = angles.cos().to(x.device(), torch::kFloat32);
-  const auto sin = angles.sin().to(x.device(), torch::kFloat32);
+  // Copies that nothing waits for: what they read is copied before they return.
+  const auto on_device = [&](const torch::Tensor& numbers) {
+    return numbers.to(x.device(), torch::kFloat64, /*non_blocking=*/true);
+  };
+  const auto angles =
+      torch::outer(on_device(positions), on_device(torch::tensor(rope.inv_freq, torch::kFloat64)));
+  const auto cos = angles.cos().to(torch::kFloat32);
+  const auto sin = angles.sin().to(torch::kFloat32);
   const auto first = rows.narrow(-1, 0, half), second = rows.narrow(-1, half, half);
   return torch::cat({first * cos - second * sin, second * cos + first * sin,
                      rows.narrow(-1, 2 * half, rows.size(-1) - 2 * half)},

@@ -1,7 +1,6 @@
 // From mapped bytes to tensors of the compute dtype.
 #include "oscar/model/layer_weights.h"
 
-#include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <cstring>
 
 #include "oscar/base/error.h"
+#include "oscar/model/side_by_side.h"
 
 namespace oscar {
 namespace {
@@ -33,7 +33,7 @@ torch::Tensor decode(const TensorView& view, torch::Dtype dtype) {
   const int64_t values = view.shape.back(), rows = tensor.numel() / values;
   const torch::Tensor flat = tensor.view({rows, values});
   const int64_t slab = std::max<int64_t>(1, kSlabValues / values);
-  at::parallel_for(0, rows, slab, [&](int64_t begin, int64_t end) {
+  side_by_side(rows, slab, [&](int64_t begin, int64_t end) {
     const c10::InferenceMode guard;
     std::vector<float> buffer(static_cast<size_t>(std::min(slab, end - begin) * values));
     for (int64_t first = begin; first < end; first += slab) {

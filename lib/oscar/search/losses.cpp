@@ -2,7 +2,6 @@
 // parts of the queries are added up.
 #include "oscar/search/losses.h"
 
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "oscar/base/error.h"
 #include "oscar/data/document_order.h"
 #include "oscar/int2/side_codec.h"
+#include "oscar/model/side_by_side.h"
 #include "oscar/search/memory.h"
 
 namespace oscar {
@@ -61,7 +61,7 @@ void for_each_part(int64_t count, torch::Device device, const Work& work) {
     for (int64_t i = 0; i < count; ++i) work(i);
     return;
   }
-  at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+  side_by_side(count, 1, [&](int64_t begin, int64_t end) {
     const torch::InferenceMode inference;  // of this thread
     for (int64_t i = begin; i < end; ++i) work(i);
   });

@@ -135,6 +135,34 @@ TEST_F(CalibrateGpu, RowsThatTheKernelDoesNotTakeAreAddedInFloat64) {
   EXPECT_LT(relative_error(found.result().v_moment.data, expected.result().v_moment.data), 1e-12);
 }
 
+TEST_F(CalibrateGpu, SumsWeightedByAttentionEqualThoseOfTheCpu) {
+  LayerGeometry geometry = checkpoint_.config.geometry(0, 256);
+  const Rope rope{.rotary_dim = 4, .inv_freq = {1.0, 0.1}, .as_run = {}};
+  const CacheView view{.sink = 16, .recent = 64};
+  for (const int window : {0, 300}) {
+    geometry.sliding_window = window;
+    const auto random = [](int64_t heads, int64_t d) {
+      return torch::randn({3, heads, 777, d}, torch::dtype(torch::kBFloat16).device(torch::kCUDA));
+    };
+    const AttentionRecord gpu{.layer = 0,
+                              .q = 4 * random(geometry.num_qo_heads, geometry.head_dim_k),
+                              .k = random(geometry.num_kv_heads, geometry.head_dim_k),
+                              .v = random(geometry.num_kv_heads, geometry.head_dim_v),
+                              .o = {}};
+    const AttentionRecord cpu{.q = gpu.q.cpu(), .k = gpu.k.cpu(), .v = gpu.v.cpu(), .o = {}};
+    AttendedCollector on_gpu(geometry, rope, view, torch::kCUDA);
+    AttendedCollector on_cpu(geometry, rope, view, torch::kCPU);
+    on_gpu.observe(gpu);
+    on_cpu.observe(cpu);
+    const AttendedSums found = on_gpu.result(), expected = on_cpu.result();
+    EXPECT_LT(relative_error(found.q_moment.data, expected.q_moment.data), 1e-5);
+    EXPECT_LT(relative_error(found.k_moment.data, expected.k_moment.data), 1e-5);
+    EXPECT_LT(relative_error(found.v_moment.data, expected.v_moment.data), 1e-5);
+    EXPECT_LT(relative_error(found.k_weight, expected.k_weight), 1e-5);
+    EXPECT_LT(relative_error(found.v_weight, expected.v_weight), 1e-5);
+  }
+}
+
 TEST_F(CalibrateGpu, TwoRunsGiveTheSameBits) { EXPECT_EQ(collect(2048), collect(2048)); }
 
 TEST_F(CalibrateGpu, WeightsReadWhileTheLayerBeforeComputesGiveTheSameBits) {

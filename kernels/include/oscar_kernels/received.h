@@ -1,4 +1,4 @@
-// What rows of a sequence receive from sampled queries: the weights of the sums of math 2.6.
+// What rows of a sequence receive from sampled queries, as weights of sums (math 2.6).
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -15,8 +15,13 @@ static_assert(kLoadingStreams + kSideBySide <= kSearchStreams);
 
 }  // namespace
 
-LayerLoader::LayerLoader(const Transformer& model, bool resident)
-    : model_(model), resident_(resident), layers_(static_cast<size_t>(model.config().num_layers)) {}
+LayerLoader::LayerLoader(Transformer& model, bool resident)
+    : model_(model),
+      resident_(resident),
+      own_(static_cast<size_t>(model.config().num_layers)),
+      layers_(resident && model.compute().device.is_cuda() ? model.kept_layers() : own_) {
+  if (!resident) std::ranges::fill(model.kept_layers(), nullptr);
+}
 
 LayerLoader::~LayerLoader() {
   for (auto& [layer, weights] : coming_) weights.wait();

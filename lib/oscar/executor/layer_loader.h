@@ -13,8 +13,10 @@ namespace oscar {
 // Not for use by two threads.
 class LayerLoader {
  public:
-  // `resident`: all layers stay on the device once read; otherwise the present and the next one.
-  LayerLoader(const Transformer& model, bool resident);
+  // `resident`: all layers stay once read, on a GPU for the model's later loaders too, until one
+  // that is not resident begins; otherwise the present and the next one. One loader of a model at a
+  // time is resident on a GPU.
+  LayerLoader(Transformer& model, bool resident);
   ~LayerLoader();
   LayerLoader(const LayerLoader&) = delete;
   LayerLoader& operator=(const LayerLoader&) = delete;
@@ -32,7 +34,8 @@ class LayerLoader {
 
   const Transformer& model_;
   bool resident_;
-  std::vector<Weights> layers_;  // [num_layers]; null: not on the device
+  std::vector<Weights> own_;
+  std::vector<Weights>& layers_;  // [num_layers], own or the model's; null: not on the device
   int present_ = -1;
   std::map<int, std::future<Weights>> coming_;  // by layer
 };

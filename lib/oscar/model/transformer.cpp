@@ -72,6 +72,7 @@ struct Transformer::Implementation {
   torch::Tensor final_norm;         // read at once: whoever needs no logits learns of damage too
   torch::Tensor embedding, output;  // loaded when first used, then kept
   Angles angles, local_angles;      // of the last call: layers share positions
+  std::vector<std::shared_ptr<const LayerWeights>> kept_layers = {};
 
   const ModelConfig& config() const { return checkpoint.config; }
 
@@ -131,6 +132,12 @@ std::shared_ptr<const LayerWeights> Transformer::load_layer(int layer) const {
   const c10::InferenceMode guard;
   return std::make_shared<const LayerWeights>(load_layer_weights(
       *implementation_->checkpoint.weights, layer_weights(config(), layer), compute()));
+}
+
+std::vector<std::shared_ptr<const LayerWeights>>& Transformer::kept_layers() {
+  auto& kept = implementation_->kept_layers;
+  kept.resize(static_cast<size_t>(config().num_layers));
+  return kept;
 }
 
 size_t Transformer::layer_bytes(int layer) const {

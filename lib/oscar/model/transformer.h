@@ -41,6 +41,9 @@ class Transformer {
   // Loads one layer's weights onto the device; another thread may run layers meanwhile. Throws
   // Error naming a missing tensor, a wrong shape or a tensor with non-finite values.
   std::shared_ptr<const LayerWeights> load_layer(int layer) const;
+  // Layers that stay on the device from one pass to the next, null where none does: [num_layers].
+  // Filled and emptied by executor/layer_loader.h.
+  std::vector<std::shared_ptr<const LayerWeights>>& kept_layers();
   // Bytes that load_layer puts on the device.
   size_t layer_bytes(int layer) const;
 

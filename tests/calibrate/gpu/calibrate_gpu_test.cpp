@@ -4,6 +4,7 @@
 #include <random>
 
 #include "oscar/calibrate/statistics_pass.h"
+#include "oscar/executor/layer_loader.h"
 #include "support/cuda_device.h"
 #include "support/relative_error.h"
 
@@ -161,6 +162,20 @@ TEST_F(CalibrateGpu, SumsWeightedByAttentionEqualThoseOfTheCpu) {
     EXPECT_LT(relative_error(found.k_weight, expected.k_weight), 1e-5);
     EXPECT_LT(relative_error(found.v_weight, expected.v_weight), 1e-5);
   }
+}
+
+TEST_F(CalibrateGpu, ResidentLayersAreReadOnceForAllPassesOfAModel) {
+  Transformer model(checkpoint_, {torch::kCUDA, torch::kBFloat16});
+  LayerWeights const* first = nullptr;
+  {
+    LayerLoader loader(model, true);
+    first = &loader.get(0);
+    loader.get(1);
+  }
+  LayerLoader again(model, true);
+  EXPECT_EQ(&again.get(0), first);
+  const LayerLoader streaming(model, false);
+  for (const auto& layer : model.kept_layers()) EXPECT_EQ(layer, nullptr);
 }
 
 TEST_F(CalibrateGpu, TwoRunsGiveTheSameBits) { EXPECT_EQ(collect(2048), collect(2048)); }

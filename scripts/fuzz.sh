@@ -64,9 +64,7 @@ esac
 # Of --short: the slow ones do less.
 runs_of() {
   case "$1" in
-    hdf5) echo 1000 ;;
-    bundle | export_manifest) echo 200 ;;
-    gguf | report | tokenizer) echo 1000 ;;
+    bundle | hdf5) echo 1000 ;;
     *) echo 5000 ;;
   esac
 }

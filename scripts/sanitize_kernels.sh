@@ -59,6 +59,7 @@ begin() {
   case "$tool" in
     memcheck) options=(--leak-check full) ;;
     initcheck) export OSCAR_TEST_UNINITIALISED=1 ;;
+    racecheck) export OSCAR_TEST_SANITIZER=1 ;;  # the slowest: tests/support/slowed.h
   esac
   GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard exec timeout -k 10 $((left > 1 ? left : 1)) \
     "$sanitizer" --tool "$tool" "${options[@]}" --error-exitcode 9 --print-limit 50 \

@@ -19,8 +19,9 @@ class Derived : public BundleTest {};
 double wave(int i) { return std::sin(1.0 + 0.7 * i + 0.13 * i * i); }
 
 // A side of balanced heads as a fit stores it: partners and factors are those of T and M.
-SideTransform fitted_side(Side side, int heads, int d) {
-  SideTransform s = sample::side(0, TransformKind::kBalanced);
+SideTransform fitted_side(Side side, const sample::Size& size) {
+  const int heads = size.heads, d = size.dim;
+  SideTransform s = sample::side(0, TransformKind::kBalanced, size);
   s.kind.assign(static_cast<size_t>(heads), TransformKind::kBalanced);
   s.kind.back() = TransformKind::kOscar;  // its partner is implied
   s.forward = MatrixStack<float>(heads, d, d);
@@ -44,10 +45,10 @@ SideTransform fitted_side(Side side, int heads, int d) {
 }
 
 // Layer 0 as a fit leaves it: nothing of it needs a correction but, perhaps, Eigen's inverse.
-Bundle fitted_bundle() {
-  Bundle bundle = sample::rotation_bundle(TransformKind::kBalanced);
-  bundle.layers[0].key = fitted_side(Side::kKey, sample::kHeads, sample::kDim);
-  bundle.layers[0].value = fitted_side(Side::kValue, sample::kHeads, sample::kDim);
+Bundle fitted_bundle(const sample::Size& size = {}) {
+  Bundle bundle = sample::rotation_bundle(TransformKind::kBalanced, size);
+  bundle.layers[0].key = fitted_side(Side::kKey, size);
+  bundle.layers[0].value = fitted_side(Side::kValue, size);
   for (LayerStatistics& statistics : bundle.statistics) {
     for (auto* moment : {&statistics.q_moment, &statistics.o_proj_metric}) {
       for (int head = 0; head < sample::kHeads; ++head) {
@@ -73,10 +74,9 @@ std::map<std::string, hdf5::Dataset> stored_datasets(const std::filesystem::path
   return all;
 }
 
-TEST_F(Derived, WhatIsLeftOutComesBackToTheBit) {
-  const Bundle bundle = fitted_bundle();
-  write_bundle(bundle, file("a.h5"), false);
-  const Bundle back = read_bundle(file("a.h5"));
+void expect_back_to_the_bit(const Bundle& bundle, const std::filesystem::path& path) {
+  write_bundle(bundle, path, false);
+  const Bundle back = read_bundle(path);
   for (size_t i = 0; i < bundle.layers.size(); ++i) {
     for (const Side side : {Side::kKey, Side::kValue}) {
       const SideTransform& before = side_of(bundle.layers[i], side);
@@ -88,6 +88,14 @@ TEST_F(Derived, WhatIsLeftOutComesBackToTheBit) {
     }
   }
   EXPECT_EQ(bundle.statistics, back.statistics);
+}
+
+TEST_F(Derived, WhatIsLeftOutComesBackToTheBit) {
+  expect_back_to_the_bit(fitted_bundle(), file("a.h5"));
+}
+
+TEST_F(Derived, SoDoesWhatIsLargeEnoughForSeveralThreads) {
+  expect_back_to_the_bit(fitted_bundle({.dim = 64}), file("a.h5"));
 }
 
 TEST_F(Derived, AMetricOfValuesIsNotStoredWhereItFollowsFromTheStatistics) {

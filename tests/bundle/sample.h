@@ -15,14 +15,20 @@ namespace oscar::sample {
 
 inline constexpr int kLayers = 2, kHeads = 2, kQueryHeads = 4, kDim = 8;
 
-inline LayerGeometry geometry(int layer) {
+// Heads have more elements than a layer has heads. The last layer has every slot.
+struct Size {
+  int layers = kLayers, heads = kHeads, query_heads = kQueryHeads, dim = kDim;
+  bool is_last(int layer) const { return layer == layers - 1; }
+};
+
+inline LayerGeometry geometry(int layer, const Size& size = {}) {
   return {.layer_id = layer,
-          .attention = layer == 1 ? AttentionKind::kSliding : AttentionKind::kFull,
-          .sliding_window = layer == 1 ? 512 : 0,
-          .num_qo_heads = kQueryHeads,
-          .num_kv_heads = kHeads,
-          .head_dim_k = kDim,
-          .head_dim_v = kDim,
+          .attention = size.is_last(layer) ? AttentionKind::kSliding : AttentionKind::kFull,
+          .sliding_window = size.is_last(layer) ? 512 : 0,
+          .num_qo_heads = size.query_heads,
+          .num_kv_heads = size.heads,
+          .head_dim_k = size.dim,
+          .head_dim_v = size.dim,
           .quantized = true};
 }
 
@@ -34,8 +40,8 @@ void fill(Values& values, double start) {
   }
 }
 
-inline LayerStatistics statistics(int layer) {
-  LayerStatistics s = make_statistics(geometry(layer));
+inline LayerStatistics statistics(int layer, const Size& size = {}) {
+  LayerStatistics s = make_statistics(geometry(layer, size));
   double start = 1 + layer;
   for (auto* moment :
        {&s.q_moment, &s.k_moment, &s.v_moment, &s.attn_out_moment, &s.o_proj_metric}) {
@@ -43,7 +49,7 @@ inline LayerStatistics statistics(int layer) {
   }
   for (auto* sum : {&s.q_sum, &s.k_sum, &s.v_sum, &s.attn_out_sum}) fill(sum->data, start += 10);
   // Of one layer, as in a model with one that is never quantized.
-  if (layer == 1) {
+  if (size.is_last(layer)) {
     s.attended = make_attended_sums(s.geometry);
     for (auto* moment : {&s.attended.q_moment, &s.attended.k_moment, &s.attended.v_moment}) {
       fill(moment->data, start += 1000);
@@ -69,65 +75,66 @@ inline void set_rotation(Eigen::Map<MatrixStack<float>::Matrix> matrix, int i, d
   matrix(i + 1, i) = static_cast<float>(-std::sin(angle));
 }
 
-inline SideTransform side(int layer, TransformKind kind) {
+inline SideTransform side(int layer, TransformKind kind, const Size& size = {}) {
+  const int heads = size.heads, dim = size.dim;
   SideTransform s;
-  s.kind.assign(kHeads, kind);
-  s.fallback.assign(kHeads, "");
-  s.forward = MatrixStack<float>(kHeads, kDim, kDim);
-  for (int h = 0; h < kHeads; ++h) set_rotation(s.forward[h], h, 0.3 + layer + h);
+  s.kind.assign(heads, kind);
+  s.fallback.assign(heads, "");
+  s.forward = MatrixStack<float>(heads, dim, dim);
+  for (int h = 0; h < heads; ++h) set_rotation(s.forward[h], h, 0.3 + layer + h);
   if (kind == TransformKind::kBalanced) {
     s.partner = s.forward;
     s.forward.data[0] *= 2;  // of head 0: no longer orthogonal
-    for (int h = 0; h < kHeads; ++h) {
+    for (int h = 0; h < heads; ++h) {
       s.partner[h] = s.forward[h].cast<double>().inverse().transpose().cast<float>().eval();
     }
-    s.metric = s.feedback = MatrixStack<float>(kHeads, kDim, kDim);
-    for (int h = 0; h < kHeads; ++h) {
+    s.metric = s.feedback = MatrixStack<float>(heads, dim, dim);
+    for (int h = 0; h < heads; ++h) {
       s.metric[h].setIdentity();
       s.feedback[h].setIdentity();
-      s.feedback[h](0, kDim - 1) = 0.25F;
+      s.feedback[h](0, dim - 1) = 0.25F;
     }
   }
-  s.mean = VectorStack<float>(kHeads, kDim);
+  s.mean = VectorStack<float>(heads, dim);
   if (kind == TransformKind::kBalanced &&
-      layer == 1) {  // the only kind of side that keys take here
-    s.centres = MatrixStack<float>(kHeads, 2, kDim);
+      size.is_last(layer)) {  // the only kind of side that keys take here
+    s.centres = MatrixStack<float>(heads, 2, dim);
     for (size_t i = 0; i < s.centres.data.size(); ++i) {
       s.centres.data[i] = 0.5F + static_cast<float>(i);
     }
   }
-  s.eigenvalues = VectorStack<double>(kHeads, kDim);
-  for (int h = 0; h < kHeads; ++h) {
-    for (int i = 0; i < kDim; ++i) s.eigenvalues[h](i) = 1.0 / 3 + i + 10 * h;
+  s.eigenvalues = VectorStack<double>(heads, dim);
+  for (int h = 0; h < heads; ++h) {
+    for (int i = 0; i < dim; ++i) s.eigenvalues[h](i) = 1.0 / 3 + i + 10 * h;
   }
   const bool balanced = kind == TransformKind::kBalanced;
   s.recipe = SideRecipe(
-      kHeads, {.clip_ratio = 0.96F,
-               .scale_correction = balanced ? ScaleCorrection::kMetric : ScaleCorrection::kNone,
-               .rounding = balanced ? Rounding::kShaped : Rounding::kPlain});
-  s.recipe.clip_ratio[1] = 0.0F;
-  s.condition_number.assign(kHeads, kind == TransformKind::kBalanced ? 2.0 : 1.0);
+      heads, {.clip_ratio = 0.96F,
+              .scale_correction = balanced ? ScaleCorrection::kMetric : ScaleCorrection::kNone,
+              .rounding = balanced ? Rounding::kShaped : Rounding::kPlain});
+  s.recipe.clip_ratio.back() = 0.0F;
+  s.condition_number.assign(heads, kind == TransformKind::kBalanced ? 2.0 : 1.0);
   return s;
 }
 
-inline LayerTransforms transforms(int layer, TransformKind kind) {
+inline LayerTransforms transforms(int layer, TransformKind kind, const Size& size = {}) {
   LayerTransforms t;
-  t.geometry = geometry(layer);
-  t.key = side(layer, kind);
+  t.geometry = geometry(layer, size);
+  t.key = side(layer, kind, size);
   // Values keep the orthogonal kind, so that both spellings of a partner are in one file.
-  t.value = side(layer, TransformKind::kOscar);
+  t.value = side(layer, TransformKind::kOscar, size);
   // Of one side of one layer, as nothing says that all were searched.
-  if (layer == 1) {
+  if (size.is_last(layer)) {
     ClipLosses& losses = t.key.clip_losses.emplace();
     losses.ratio = {0.96F, 0.88F, 0.0F};
-    losses.nmse = VectorStack<double>(3, kHeads);
+    losses.nmse = VectorStack<double>(3, size.heads);
     fill(losses.nmse.data, 1.0 / 7);
   }
   t.predicted_output_nmse = {0.01 + layer, 0.02};
   return t;
 }
 
-inline Bundle statistics_bundle() {
+inline Bundle statistics_bundle(const Size& size = {}) {
   Bundle b;
   b.statistics_only = true;
   b.preset = "paper";
@@ -138,11 +145,11 @@ inline Bundle statistics_bundle() {
   b.fit_seed = ~uint64_t{0};
   b.model = {.name = "sample",
              .architecture = "Qwen3ForCausalLM",
-             .num_layers = kLayers,
-             .num_qo_heads = kQueryHeads,
-             .num_kv_heads = kHeads,
-             .head_dim_k = kDim,
-             .head_dim_v = kDim,
+             .num_layers = size.layers,
+             .num_qo_heads = size.query_heads,
+             .num_kv_heads = size.heads,
+             .head_dim_k = size.dim,
+             .head_dim_v = size.dim,
              .hidden_size = 32,
              .rope = Json{{"rope_theta", 1e6}},
              .config_sha256 = "c0",
@@ -170,13 +177,15 @@ inline Bundle statistics_bundle() {
   b.corpus.tokens_sha256 = "7a";
   b.corpus.bos_eos_policy = "documents end with EOS";
   b.corpus.chat_template = "none";
-  b.quantizer.quant_group_size = kDim;
-  for (int layer = 0; layer < kLayers; ++layer) b.statistics.push_back(statistics(layer));
+  b.quantizer.quant_group_size = size.dim;
+  for (int layer = 0; layer < size.layers; ++layer) {
+    b.statistics.push_back(statistics(layer, size));
+  }
   return b;
 }
 
-inline Bundle rotation_bundle(TransformKind kind) {
-  Bundle b = statistics_bundle();
+inline Bundle rotation_bundle(TransformKind kind, const Size& size = {}) {
+  Bundle b = statistics_bundle(size);
   b.statistics_only = false;
   if (kind == TransformKind::kBalanced) {
     b.preset = "best";
@@ -184,16 +193,16 @@ inline Bundle rotation_bundle(TransformKind kind) {
     b.composition = "t_h";
   }
   b.evaluation = Json{{"kl", Json{{"mean", 0.0051}, {"stderr", 0.0002}}}};
-  for (int layer = 0; layer < kLayers; ++layer) {
-    b.layers.push_back(transforms(layer, kind));
-    b.portable.push_back(
-        {transforms(layer, TransformKind::kOscar), transforms(layer, TransformKind::kHadamard)});
+  for (int layer = 0; layer < size.layers; ++layer) {
+    b.layers.push_back(transforms(layer, kind, size));
+    b.portable.push_back({transforms(layer, TransformKind::kOscar, size),
+                          transforms(layer, TransformKind::kHadamard, size)});
   }
-  b.layers[0].key.fallback[1] = "cond_2(T) = 2000";
-  b.layers[1].warnings = {"rank 3 of 8"};
+  b.layers[0].key.fallback.back() = "cond_2(T) = 2000";
+  b.layers.back().warnings = {"rank 3 of 8"};
   b.search = Json{{"effort", "quick"}, {"seed", 3}};
-  b.layers[1].search = Json{{"key", Json{{"stages", Json::array({"clip"})}, {"heads", 2}}},
-                            {"value", Json{{"heads", 1}}}};
+  b.layers.back().search = Json{{"key", Json{{"stages", Json::array({"clip"})}, {"heads", 2}}},
+                                {"value", Json{{"heads", 1}}}};
   return b;
 }
 

@@ -14,7 +14,9 @@ void read_untrusted(std::string_view bytes) {
   static const ExchangeFormat& format = find_exchange_format("npz");
   static const std::filesystem::path folder = [] {
     auto path = scratch_folder() / "export";
-    export_bundle(sample::rotation_bundle(TransformKind::kOscar), "x.h5", format, false, path);
+    constexpr sample::Size kSmall{.layers = 1, .heads = 2, .query_heads = 2, .dim = 4};
+    const Bundle bundle = sample::rotation_bundle(TransformKind::kOscar, kSmall);
+    export_bundle(bundle, "x.h5", format, false, path);
     return path;
   }();
   scratch_file(std::filesystem::path("export") / kManifestName, bytes);

@@ -2,10 +2,12 @@
 // an answer: what this program looks for is what gets past that.
 //
 // A child for every check (oscar/base/sandbox.h) would leave 15 inputs a second. Here one child
-// reads 1,000 inputs in step with this process: it does all of the same work, and tells how each
-// check has ended. The linker puts check_beside_child in place of run_in_sandbox (CMakeLists.txt).
+// has 1,000 inputs, each before this process reads it: it makes the same checks, and leaves in
+// shared memory how each has ended. The linker puts check_beside_child in place of run_in_sandbox
+// (CMakeLists.txt).
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -15,39 +17,74 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <optional>
+#include <utility>
 
 #include "fuzz_case.h"
 #include "oscar/base/sandbox.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/bundle/verify.h"
-#include "oscar/io/hdf5.h"
+#include "oscar/io/hdf5_internal.h"
 
 namespace oscar::fuzz {
 namespace {
 
 constexpr int kInputsOfAChild = 1000;
-constexpr int kSecondsOfACheck = 15;
-constexpr size_t kDatasetsAsIds = 4;
-constexpr uint32_t kEndOfInput = UINT32_MAX;  // in place of the length of an outcome
+constexpr int kSecondsOfAnInput = 15;
+constexpr size_t kDatasetsAsIds = 2;
 
 const char* input_path() {
   static const std::string path = scratch_folder() / "input.h5";
   return path.c_str();
 }
 
+// Each opening of a file takes half a MiB, which libhdf5 would give back, and the system clear
+// anew.
+bool keep_freed_memory() {
+  constexpr int kOfAKind = 4 << 20, kOfAll = 16 << 20;
+  hdf5::initialise_library();
+  return H5set_free_list_limits(kOfAll, kOfAKind, kOfAll, kOfAKind, kOfAll, kOfAKind) >= 0;
+}
+
+bool is_child = false;
+
+// Ends a reading in the child, which is there for its check alone.
+struct Checked {};
+bool ends_when_checked = false;
+
+// Whether `work`, whose file is checked once, did not refuse; false in the child.
+template <typename Work>
+bool accepted_here(const Work& work) {
+  ends_when_checked = is_child;
+  try {
+    return accepted(work) && !is_child;
+  } catch (const Checked&) {
+    return false;
+  }
+}
+
+// The next outcome here is the last one again.
+void child_check_again();
+
 // What is done with the file at input_path().
 void read_file() {
-  const auto findings = must("verify", [] { return verify_bundle(input_path()); });
   bool good = true;
-  for (const Finding& finding : findings) good = good && finding.ok;
-  const bool read = accepted([] { read_bundle(input_path()); });
-  require(good || !read, "a bundle is read that is not verified");
+  accepted_here([&] {
+    const auto findings = must("verify", [] { return verify_bundle(input_path()); });
+    for (const Finding& finding : findings) good = good && finding.ok;
+  });
+  if (!is_child) {  // the same check once more
+    child_check_again();
+    const bool read = accepted([] { read_bundle(input_path()); });
+    require(good || !read, "a bundle is read that is not verified");
+  }
+  ends_when_checked = false;
   const InputFile input(input_path());
   std::vector<hdf5::ObjectInfo> datasets = hdf5::list_datasets(input);
   if (datasets.size() > kDatasetsAsIds) datasets.resize(kDatasetsAsIds);  // each walks all objects
   for (const hdf5::ObjectInfo& object : datasets) {
-    accepted([&] {
+    accepted_here([&] {
       const auto ids = hdf5::read_integers(input, object.path, 100);
       require(ids.values.size() == hdf5::element_count(ids.shape), "another number of ids");
     });
@@ -81,35 +118,55 @@ Error error_of(std::string_view outcome) {
   return Error({parts[0], parts[1], parts[2], parts[3], parts[4]});
 }
 
-bool write_all(int to, const void* bytes, size_t count) {
-  for (const char* at = static_cast<const char*>(bytes); count > 0;) {
-    const ssize_t done = ::write(to, at, count);
-    if (done < 0 && errno == EINTR) continue;
-    if (done <= 0) return false;
-    at += done;
-    count -= static_cast<size_t>(done);
+// How the checks of one input have ended, each with its length before it. Written by the child.
+struct Outcomes {
+  static constexpr size_t kMostBytes = size_t{1} << 20;
+  size_t bytes = 0;
+  std::array<char, kMostBytes> text{};
+
+  void add(std::string_view outcome) {
+    const auto length = static_cast<uint32_t>(outcome.size());
+    if (kMostBytes - bytes < sizeof length + outcome.size()) ::_exit(1);
+    std::memcpy(text.data() + bytes, &length, sizeof length);
+    std::memcpy(text.data() + bytes + sizeof length, outcome.data(), outcome.size());
+    bytes += sizeof length + outcome.size();
   }
-  return true;
+  // The one at `place`, which is moved behind it.
+  std::string read(size_t& place) const {
+    uint32_t length = 0;
+    std::memcpy(&length, text.data() + place, sizeof length);
+    place += sizeof length + length;
+    return {text.data() + place - length, length};
+  }
+};
+
+Outcomes& outcomes() {
+  static Outcomes* const shared = [] {
+    void* const memory = ::mmap(nullptr, sizeof(Outcomes), PROT_READ | PROT_WRITE,
+                                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) std::abort();
+    return new (memory) Outcomes;
+  }();
+  return *shared;
+}
+
+// A byte that says that it is the other process's turn.
+bool tell(int to) {
+  ssize_t done = -1;
+  do done = ::write(to, "", 1);
+  while (done < 0 && errno == EINTR);
+  return done == 1;
 }
 
 // False at the end of the stream, and when nothing came in time.
-bool read_all(int from, void* bytes, size_t count) {
-  for (char* at = static_cast<char*>(bytes); count > 0;) {
-    pollfd ready{from, POLLIN, 0};
-    const int found = ::poll(&ready, 1, kSecondsOfACheck * 1000);
-    if (found < 0 && errno == EINTR) continue;
-    if (found <= 0) return false;
-    const ssize_t done = ::read(from, at, count);
-    if (done < 0 && errno == EINTR) continue;
-    if (done <= 0) return false;
-    at += done;
-    count -= static_cast<size_t>(done);
-  }
-  return true;
+bool wait_for(int from, int seconds) {
+  pollfd ready{from, POLLIN, 0};
+  int found = -1;
+  do found = ::poll(&ready, 1, seconds * 1000);
+  while (found < 0 && errno == EINTR);
+  char byte = 0;
+  return found > 0 && ::read(from, &byte, 1) == 1;
 }
-
-// Set in the child: where its outcomes go.
-int report_to = -1;
 
 [[noreturn]] void run_child(int commands, int report) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -121,11 +178,11 @@ int report_to = -1;
   const rlimit none{0, 0};
   ::setrlimit(RLIMIT_CORE, &none);
   end_without_findings();
-  report_to = report;
+  is_child = true;
   char begin = 0;
   while (::read(commands, &begin, 1) == 1) {
     accepted(read_file);
-    if (!write_all(report, &kEndOfInput, sizeof kEndOfInput)) break;
+    if (!tell(report)) break;
   }
   ::_exit(0);
 }
@@ -133,38 +190,40 @@ int report_to = -1;
 // The process that goes first over each input.
 class Child {
  public:
-  // Has it read the file that is there now.
-  void begin() {
+  // Has it read the file that is there now, to its end or to that of the child.
+  void read() {
+    place_ = outcomes().bytes = 0;  // before the child begins, which shares them
     if (inputs_ >= kInputsOfAChild) stop();
     if (process_ <= 0) start();
     ++inputs_;
-    reading_ = write_all(commands_, "", 1);
+    lives_ = tell(commands_) && wait_for(ends_, kSecondsOfAnInput);
+    if (!lives_) stop();
   }
 
   // How its next check has ended, as of outcome_of; nothing when it crashed or took too long.
   std::optional<std::string> next_outcome() {
-    if (!reading_) return std::nullopt;
-    uint32_t length = 0;
-    if (!read_all(outcomes_, &length, sizeof length)) return crashed();
-    require(length != kEndOfInput, "two processes check one file in different ways");
-    std::string text(length, '\0');
-    if (!read_all(outcomes_, text.data(), length)) return crashed();
-    return text;
+    if (std::exchange(repeats_, false)) return last_;
+    last_.reset();
+    if (place_ < outcomes().bytes) {
+      last_ = outcomes().read(place_);
+    } else {
+      require(!lives_, "two processes check one file in different ways");
+    }
+    return last_;
   }
 
-  // Waits until it has read the file.
-  void end() {
-    if (!reading_) return;
-    uint32_t length = 0;
-    const bool alive = read_all(outcomes_, &length, sizeof length);
-    require(!alive || length == kEndOfInput, "two processes check one file in different ways");
-    if (!alive) crashed();
+  void repeat_outcome() { repeats_ = true; }
+
+  // After the last check here.
+  void require_same_checks() const {
+    require(!lives_ || place_ == outcomes().bytes,
+            "two processes check one file in different ways");
   }
 
  private:
   void start() {
-    std::array<int, 2> commands{}, outcomes{};
-    if (::pipe2(commands.data(), O_CLOEXEC) != 0 || ::pipe2(outcomes.data(), O_CLOEXEC) != 0) {
+    std::array<int, 2> commands{}, ends{};
+    if (::pipe2(commands.data(), O_CLOEXEC) != 0 || ::pipe2(ends.data(), O_CLOEXEC) != 0) {
       std::abort();
     }
     std::signal(SIGPIPE, SIG_IGN);
@@ -172,37 +231,36 @@ class Child {
     if (process_ < 0) std::abort();
     if (process_ == 0) {
       ::close(commands[1]);
-      ::close(outcomes[0]);
-      run_child(commands[0], outcomes[1]);
+      ::close(ends[0]);
+      run_child(commands[0], ends[1]);
     }
     ::close(commands[0]);
-    ::close(outcomes[1]);
+    ::close(ends[1]);
     commands_ = commands[1];
-    outcomes_ = outcomes[0];
+    ends_ = ends[0];
     inputs_ = 0;
   }
 
   void stop() {
     ::close(commands_);
-    ::close(outcomes_);
+    ::close(ends_);
     ::kill(process_, SIGKILL);
     while (::waitpid(process_, nullptr, 0) < 0 && errno == EINTR) {
     }
     process_ = 0;
-    reading_ = false;
-  }
-
-  std::nullopt_t crashed() {
-    stop();
-    return std::nullopt;
   }
 
   pid_t process_ = 0;
-  int commands_ = -1, outcomes_ = -1, inputs_ = 0;
-  bool reading_ = false;
+  int commands_ = -1, ends_ = -1, inputs_ = 0;
+  bool lives_ = false;  // did it read the last file to its end?
+  size_t place_ = 0;    // of the next outcome
+  bool repeats_ = false;
+  std::optional<std::string> last_;
 };
 
 Child child;
+void child_check_again() { child.repeat_outcome(); }
+
 bool checked = false;  // has any file come to the function below?
 
 // Read by libFuzzer, beside the coverage: inputs that are refused for another reason are new. The
@@ -228,31 +286,30 @@ void check_beside_child(const std::string& where, const SandboxLimits&,
                         const std::function<void()>& body) {
   checked = true;
   std::optional<std::string> outcome;
-  if (report_to >= 0) {
+  if (is_child) {
     outcome = outcome_of(body);
-    const auto length = static_cast<uint32_t>(outcome->size());
-    if (!write_all(report_to, &length, sizeof length) ||
-        !write_all(report_to, outcome->data(), length)) {
-      ::_exit(0);
-    }
+    outcomes().add(*outcome);
   } else {
     outcome = child.next_outcome();
     count_reason(outcome ? *outcome : "a crash");
   }
   if (!outcome) throw Error({.what = "checking this file crashed", .where = where});
   if (!outcome->empty()) throw error_of(*outcome);
+  if (ends_when_checked) throw Checked{};
 }
 
 const MemoryBound kMemoryBound{.fixed = size_t{16} << 20, .per_byte = 4096};
 
 void read_untrusted(std::string_view bytes) {
   if (bytes.empty()) return;
+  static const bool kept = keep_freed_memory();
+  require(kept, "libhdf5 gives memory back");
   // A file of its own: libhdf5 knows one by its inode, also when an error left it open.
   ::unlink(input_path());
   scratch_file("input.h5", bytes);
-  child.begin();
+  child.read();
   accepted(read_file);
-  child.end();
+  child.require_same_checks();
   require(checked, "files are checked without the child");
 }
 

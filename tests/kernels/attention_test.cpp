@@ -6,6 +6,7 @@
 #include "kernels/attention_outcome.h"
 #include "kernels/prepared_workspace.h"
 #include "kernels/random_cache.h"
+#include "support/slowed.h"
 
 namespace {
 
@@ -20,6 +21,7 @@ using oscar_test::Outcome;
 using oscar_test::PreparedWorkspace;
 using oscar_test::RandomCache;
 using oscar_test::Reference;
+using oscar_test::unless_slowed;
 
 void run(DeviceCache& device, DeviceBuffer<uint8_t>& workspace, Outcome& outcome) {
   device.o.fill(0xff);  // NaN, so that an unwritten output shows
@@ -80,7 +82,7 @@ std::vector<Case> cases() {
       {"nothing but unused places", lengths({0, 0, 0})},
       {"unused places, two queries", with_heads(lengths({0, 1, 900, 0}), 8, 2, 2)},
       {"dominant token", lengths({5000, 900}, Content::kDominantToken)},
-      {"flat 128K", with_heads(lengths({131072}, Content::kFlat), 4, 1)},
+      {"flat 128K", with_heads(lengths({unless_slowed(131072, 16384)}, Content::kFlat), 4, 1)},
       {"ascending logits", lengths({4000, 777}, Content::kAscending)},
       {"wide scales", lengths({3000, 500}, Content::kWideScales)},
       {"query outliers", lengths({3000, 500}, Content::kQueryOutliers)},
@@ -100,7 +102,8 @@ std::vector<Case> cases() {
   // So many that pieces of items no longer fit in shared memory beside the plan.
   CacheShape thousands = with_heads(lengths({}), 8, 1);
   thousands.sink = 3, thousands.recent = 8;
-  for (int i = 0; i < 3500; ++i) thousands.seq_len.push_back(1 + i * 37 % 150);
+  const int longest = unless_slowed(150, 30);
+  for (int i = 0; i < 3500; ++i) thousands.seq_len.push_back(1 + i * 37 % longest);
   all.push_back({"thousands of requests", thousands});
 #if OSCAR_KERNELS_FULL
   const auto format = [](int d, int group, oscar::MetadataDtype metadata, oscar::PackOrder order) {
@@ -147,7 +150,7 @@ std::vector<Case> cases() {
   all.push_back({"key centres far apart", far});
   far.num_qo_heads = 16;
   all.push_back({"key centres far apart, GQA 8", far});
-  CacheShape many = with_heads(lengths({40000, 29000}), 4, 1);
+  CacheShape many = with_heads(lengths({40000, unless_slowed(29000, 700)}), 4, 1);
   many.centre_segments = 35;
   all.push_back({"many segments of key centres", many});
   return all;
@@ -235,11 +238,14 @@ TEST(DecodeAttentionCentres, GoOnBeyondEightSegmentsOfOneWarp) {
   OSCAR_NEEDS_DEVICE();
   int blocks = 0;
   ASSERT_CUDA(cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0));
-  constexpr int kLength = 100000, kWarps = 12, kPages = 170;  // at least, of a warp
-  const int copies = blocks * kWarps * kPages / (kLength / 64) + 1;
+  constexpr int kLength = 100000, kWarps = 12;
+  const int pages = unless_slowed(170, 132);  // at least, of a warp; a segment has 16
+  const int copies = blocks * kWarps * pages / (kLength / 64) + 1;
   for (const int queries : {4, 8}) {
     double worst[2] = {};
     for (const bool centres : {false, true}) {
+      // The first pass is there to be compared with; other tests run its kernel.
+      if (!centres && oscar_test::slowed()) continue;
       CacheShape shape = with_heads(lengths({kLength}), queries, 1);
       shape.centre_segments = centres ? 80 : 0;
       RandomCache host(shape, 31);
@@ -259,7 +265,9 @@ TEST(DecodeAttentionCentres, GoOnBeyondEightSegmentsOfOneWarp) {
     }
     std::printf("%d heads: worst row %.2e without centres, %.2e with\n", queries, worst[0],
                 worst[1]);
-    EXPECT_LE(worst[1], 2.0 * worst[0]) << queries;
+    if (!oscar_test::slowed()) {
+      EXPECT_LE(worst[1], 2.0 * worst[0]) << queries;
+    }
     EXPECT_LE(worst[1], 5e-3) << queries;
   }
 }

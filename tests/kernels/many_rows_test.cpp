@@ -14,13 +14,16 @@
 #include "oscar/cache/page_layout.h"
 #include "oscar/cache/quantize_rows.h"
 #include "oscar_kernels/append.h"
+#include "support/slowed.h"
 
 namespace {
 
 using oscar_test::DeviceBuffer;
 
-constexpr int kDim = 128, kHeads = 8, kPages = 256, kTokens = kPages * oscar::kPageTokens;
-constexpr int64_t kRowsPerRound = 2LL * kHeads * kTokens;
+constexpr int kDim = 128, kHeads = 8;
+const int kPages = oscar_test::unless_slowed(256, 16);  // 16: of each head more than a thread block
+const int kTokens = kPages * oscar::kPageTokens;
+const int64_t kRowsPerRound = 2LL * kHeads * kTokens;
 
 // OSCAR_TEST_ROWS=10000000 for the full count; a modest one otherwise.
 int rounds() {

@@ -47,8 +47,13 @@ std::string hex(uint32_t value, size_t digits) {
 }
 
 std::string escaped(std::string_view text) {
+  const auto is_plain = [](char c) { return c >= 0x20 && c < 0x7F; };
   std::string out;
-  while (!text.empty()) {
+  while (true) {
+    const auto plain = std::find_if_not(text.begin(), text.end(), is_plain) - text.begin();
+    out += text.substr(0, static_cast<size_t>(plain));
+    text.remove_prefix(static_cast<size_t>(plain));
+    if (text.empty()) return out;
     const CodePoint c = decode(text);
     const size_t bytes = std::max<size_t>(c.bytes, 1);
     if (c.bytes == 0) {
@@ -63,7 +68,6 @@ std::string escaped(std::string_view text) {
     }
     text.remove_prefix(bytes);
   }
-  return out;
 }
 
 bool continues(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }

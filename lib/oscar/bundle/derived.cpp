@@ -5,10 +5,9 @@
 #include <bit>
 #include <cstring>
 #include <functional>
-#include <future>
-#include <thread>
 
 #include "oscar/base/error.h"
+#include "oscar/base/parallel.h"
 #include "oscar/bundle/attribute_reader.h"
 #include "oscar/bundle/schema.h"
 #include "oscar/fit/metric.h"
@@ -140,27 +139,27 @@ MatrixF derived_matrix(const CodingRule& rule, const Sources& sources, uint64_t 
   return side == Side::kKey ? MatrixF(inverse.transpose()) : inverse;
 }
 
-// [heads, d, d], heads side by side on the machine's cores. Throws Error where a matrix has no
-// inverse or factor.
+// Multiplications, d^3 a head, below which threads take longer to start than they save.
+constexpr uint64_t kWorkOfThreads = uint64_t{1} << 18;
+
+// [heads, d, d], large heads side by side on the machine's cores. Throws Error where a matrix has
+// no inverse or factor.
 std::vector<float> derive(const CodingRule& rule, const Sources& sources,
                           const std::string& where) {
   const uint64_t size = sources.d * sources.d;
   std::vector<float> all(sources.heads * size);
-  const uint64_t workers =
-      std::min<uint64_t>(sources.heads, std::max(1U, std::thread::hardware_concurrency()));
-  const auto some = [&](uint64_t first) {
-    for (uint64_t head = first; head < sources.heads; head += workers) {
-      const MatrixF matrix =
-          derived_matrix(rule, sources, head, where + ", head " + std::to_string(head));
-      std::memcpy(all.data() + head * size, matrix.data(), size * sizeof(float));
-    }
+  const auto one = [&](int64_t number) {
+    const auto head = static_cast<uint64_t>(number);
+    const MatrixF matrix =
+        derived_matrix(rule, sources, head, where + ", head " + std::to_string(head));
+    std::memcpy(all.data() + head * size, matrix.data(), size * sizeof(float));
   };
-  std::vector<std::future<void>> running;
-  for (uint64_t worker = 1; worker < workers; ++worker) {
-    running.push_back(std::async(std::launch::async, some, worker));
+  const auto heads = static_cast<int64_t>(sources.heads);
+  if (all.size() * sources.d < kWorkOfThreads) {
+    for (int64_t head = 0; head < heads; ++head) one(head);
+  } else {
+    parallel_for(heads, one);
   }
-  some(0);
-  for (auto& one : running) one.get();
   return all;
 }
 

@@ -61,6 +61,22 @@ herr_t collect_link(hid_t, const char* name, const H5L_info_t* info, void* conte
   return 0;
 }
 
+struct NameList {
+  std::vector<std::string> names;
+  size_t most;
+};
+
+herr_t collect_attribute(hid_t, const char* name, const H5A_info_t*, void* context) {
+  auto* list = static_cast<NameList*>(context);
+  if (list->names.size() >= list->most) return -1;
+  try {
+    list->names.emplace_back(name);
+  } catch (...) {
+    return -1;
+  }
+  return 0;
+}
+
 std::string type_name(hid_t type) {
   const H5T_class_t kind = H5Tget_class(type);
   const std::string bits = std::to_string(8 * H5Tget_size(type));
@@ -330,18 +346,17 @@ std::vector<Attribute> read_attributes(hid_t file, const std::string& file_name,
                                        const std::string& object) {
   const Handle owner(H5Oopen(file, object.c_str(), H5P_DEFAULT), H5Oclose, "cannot open an object",
                      file_name, object);
-  H5O_info_t info{};
-  if (H5Oget_info(owner.get(), &info) < 0) fail("cannot read an object", file_name, object);
+  // By name: of each that is opened by its place, the library makes a list of all.
+  NameList list{{}, kMaxAttributes};
+  hsize_t at = 0;
+  if (H5Aiterate2(owner.get(), H5_INDEX_NAME, H5_ITER_INC, &at, collect_attribute, &list) < 0) {
+    fail("cannot list attributes", file_name, object);
+  }
   std::vector<Attribute> all;
-  for (hsize_t i = 0; i < info.num_attrs; ++i) {
-    const Handle slot(
-        H5Aopen_by_idx(owner.get(), ".", H5_INDEX_NAME, H5_ITER_INC, i, H5P_DEFAULT, H5P_DEFAULT),
-        H5Aclose, "cannot open an attribute", file_name, object);
-    const ssize_t length = H5Aget_name(slot.get(), 0, nullptr);
-    if (length <= 0 || length > 1024) fail("attribute has a refused name", file_name, object);
-    std::string name(static_cast<size_t>(length) + 1, '\0');
-    H5Aget_name(slot.get(), name.size(), name.data());
-    name.pop_back();
+  for (const std::string& name : list.names) {
+    if (name.empty() || name.size() > 1024) fail("attribute has a refused name", file_name, object);
+    const Handle slot(H5Aopen(owner.get(), name.c_str(), H5P_DEFAULT), H5Aclose,
+                      "cannot open an attribute", file_name, object);
     all.push_back({object, name, read_value(slot.get(), file_name, object + " attribute " + name)});
   }
   std::sort(all.begin(), all.end(),

@@ -100,10 +100,11 @@ const OpenBlas& openblas() {
 // takes.
 constexpr size_t kBufferRoom = size_t{160} << 20;
 
-bool has_buffer_room() {
-  void* place = ::mmap(nullptr, kBufferRoom, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+bool has_buffer_room(int buffers) {
+  const size_t room = static_cast<size_t>(buffers) * kBufferRoom;
+  void* place = ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (place == MAP_FAILED) return false;
-  ::munmap(place, kBufferRoom);
+  ::munmap(place, room);
   return true;
 }
 
@@ -115,7 +116,7 @@ class OneCall {
   explicit OneCall(const OpenBlas& blas) : blas_(blas) {
     Shared& all = shared();
     std::unique_lock<std::mutex> lock(all.mutex);
-    while (all.calls == all.buffers && !has_buffer_room()) {
+    while (all.calls == all.buffers && !has_buffer_room(all.mapping + 1)) {
       if (all.calls == 0) {
         throw Error({.what = "no room in memory for the buffer of OpenBLAS",
                      .where = blas.path,
@@ -124,6 +125,8 @@ class OneCall {
       }
       all.ended.wait(lock);
     }
+    maps_ = all.calls == all.buffers;
+    if (maps_) ++all.mapping;
     all.buffers = std::max(all.buffers, ++all.calls);
     if (all.calls > 1) return;
     all.threads_before = blas_.get_num_threads();
@@ -132,6 +135,7 @@ class OneCall {
   ~OneCall() {
     Shared& all = shared();
     const std::lock_guard<std::mutex> lock(all.mutex);
+    if (maps_) --all.mapping;
     if (--all.calls == 0) blas_.set_num_threads(all.threads_before);
     all.ended.notify_one();
   }
@@ -143,12 +147,14 @@ class OneCall {
     std::mutex mutex;
     std::condition_variable ended;
     int calls = 0, buffers = 0, threads_before = 1;
+    int mapping = 0;  // calls whose buffer is among `buffers` and perhaps not yet mapped
   };
   static Shared& shared() {
     static Shared instance;
     return instance;
   }
   const OpenBlas& blas_;
+  bool maps_ = false;  // a buffer of its own
 };
 
 // Row of the largest-magnitude entry, the lowest one of equals.

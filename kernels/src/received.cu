@@ -44,12 +44,18 @@ template <int kHeadDim>
 struct OwnRows {
   uint32_t a[Shape<kHeadDim>::kSteps][4];
 
-  __device__ void load(uint32_t stage) {
+  // Copies the block's 64 rows to `stage`, which is free again when this returns.
+  template <typename RowAt>
+  __device__ void load(uint32_t stage, int count, const RowAt& row_at) {
+    copy_rows<kHeadDim>(stage, count, row_at);
+    ptx::wait_copies<0>();
+    __syncthreads();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t at =
         stage + (16 * warp + lane % 16) * Shape<kHeadDim>::kPitch + 16 * (lane / 16);
 #pragma unroll
     for (int s = 0; s < Shape<kHeadDim>::kSteps; ++s) ptx::ldmatrix_x4(a[s], at + 32 * s);
+    __syncthreads();
   }
 };
 
@@ -97,12 +103,8 @@ __global__ void __launch_bounds__(kThreads)
   const int count = min(kTile, p.queries - first_query);
   const int32_t *at = p.reach + first_query, *seen = at + p.queries, *begin = seen + p.queries,
                 *end = begin + p.queries;
-  copy_rows<kHeadDim>(shared, count, [&](int row) { return row_of(p.q, head, at[row]); });
-  ptx::wait_copies<0>();
-  __syncthreads();
   OwnRows<kHeadDim> own;
-  own.load(shared);
-  __syncthreads();
+  own.load(shared, count, [&](int row) { return row_of(p.q, head, at[row]); });
 
   const int lane = threadIdx.x % 32, row = 16 * (threadIdx.x / 32) + lane / 4;
   // Keys from which on the two rows of this lane see nothing, and their other bounds.
@@ -190,13 +192,8 @@ __global__ void __launch_bounds__(kThreads)
   const int kv_head = blockIdx.y, group = p.num_qo_heads / p.num_kv_heads;
   const int first_key = blockIdx.x * kTile, keys = min(kTile, p.tokens - first_key);
   const int32_t *at = p.reach, *begin = at + 2 * p.queries, *end = begin + p.queries;
-  copy_rows<kHeadDim>(shared, keys,
-                      [&](int key) { return row_of(p.k, kv_head, int64_t{first_key} + key); });
-  ptx::wait_copies<0>();
-  __syncthreads();
   OwnRows<kHeadDim> own;
-  own.load(shared);
-  __syncthreads();
+  own.load(shared, keys, [&](int key) { return row_of(p.k, kv_head, int64_t{first_key} + key); });
 
   const int lane = threadIdx.x % 32, row = 16 * (threadIdx.x / 32) + lane / 4;
   const float scale = p.sm_scale * kLog2E, own_share = 1 - p.even_share;

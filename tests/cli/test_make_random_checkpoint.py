@@ -34,7 +34,7 @@ class RandomCheckpoint(unittest.TestCase):
     def write(cls, name, *options, shape="tiny"):
         out = cls.folder / name
         subprocess.run([sys.executable, SCRIPT, out, "--shape", shape, "--layers", "2", "--vocab",
-                        "256", "--ids", str(TOKENS), *options], check=True, timeout=300)
+                        "256", "--device", "cpu", "--ids", str(TOKENS), *options], check=True, timeout=300)
         return out
 
     def run_program(self, name, *arguments):

@@ -166,7 +166,7 @@ TEST_F(CalibrateGpu, SumsWeightedByAttentionEqualThoseOfTheCpu) {
 
 TEST_F(CalibrateGpu, ResidentLayersAreReadOnceForAllPassesOfAModel) {
   Transformer model(checkpoint_, {torch::kCUDA, torch::kBFloat16});
-  LayerWeights const* first = nullptr;
+  const LayerWeights* first = nullptr;
   {
     LayerLoader loader(model, true);
     first = &loader.get(0);

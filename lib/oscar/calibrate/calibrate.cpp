@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <mutex>
 #include <optional>
 
@@ -125,50 +126,22 @@ Json start_json(const RunPosition& start, bool finished) {
   return {start.batch, start.hidden.size(), finished};
 }
 
-struct Collected {
-  std::vector<LayerStatistics> statistics;  // of all layers
-  SumSnapshots snapshots;
-};
-
-// collect_with_others; where it ends early, what it has is in the checkpoint.
-void collect_together(Ranks& ranks, const Transformer& model, const RunPlan& plan,
-                      RunPosition start, MomentPass& moments, CheckpointFile& saved,
-                      const std::function<void(const RunPlan&, RunPosition)>& pass,
-                      Progress& progress) {
-  std::optional<RunPosition> waiting;  // for sums of another process, from here on
-  const auto own_block = [&](const RunPlan& part, RunPosition from) {
-    waiting.reset();
-    pass(part, std::move(from));
-    waiting = {part.batches.size(), 0, {}};
-  };
-  const auto block_taken = [&](const RunPosition& next, int64_t tokens) {
-    waiting = next;
-    moments.layer_done(next);
-    progress.advance(tokens * model.config().num_layers);
-  };
-  try {
-    collect_with_others(ranks, plan, std::move(start), moments, own_block, block_taken);
-  } catch (const Interrupted&) {
-    if (!waiting) throw;
-    saved.save(moments.block(), *waiting, moments.blocks_before(), moments.snapshots());
-    throw resumable_stop(saved, kCollecting);
-  }
-}
-
 // The statistics that the fit needs, from the checkpoint on when there is one, with `run` begun
 // when the one that it is of was. They are in the checkpoint once complete, unless all that follows
 // is a short fit.
 Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
                   const CalibrateOptions& options, CheckpointFile& saved, Bundle& run, Ranks& ranks,
                   Progress& progress) {
-  MomentPass moments(
-      model, geometries(options, model.config()),
+  const std::vector<LayerGeometry> layers = geometries(options, model.config());
+  const auto attended = attended_view(options);
+  auto moments = std::make_unique<MomentPass>(
+      model, layers,
       [&](const MomentPass& sums, const RunPosition& next) {
         if (saved.due(next, plan, interrupt_requested())) {
           saved.save(sums.block(), next, sums.blocks_before(), sums.snapshots());
         }
       },
-      {plan.block_tokens, plan.snapshot_tokens}, attended_view(options));
+      SumMarks{plan.block_tokens, plan.snapshot_tokens}, attended);
   std::optional<SavedRun> resumed;
   if (options.resume) {
     resumed = saved.load(plan);
@@ -180,7 +153,7 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
   bool energy_saved = false;  // with complete moments only
   if (resumed) {
     run.created_utc = resumed->started_utc;
-    moments.restore(resumed->statistics, resumed->before, std::move(resumed->snapshots));
+    moments->restore(resumed->statistics, resumed->before, std::move(resumed->snapshots));
     start = std::move(resumed->position);
     energy_saved = start.batch == plan.batches.size() && has_energy(resumed->statistics);
     if (!energy_saved) resumed.reset();  // the sums are in the collectors
@@ -188,16 +161,22 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
   const int64_t token_layers = corpus.record.tokens * model.config().num_layers;
   progress.begin("collecting statistics", token_layers, "token-layers");
   ranks.agree(run.run_key, start_json(start, false));
-  const auto pass = [&](const RunPlan& part, RunPosition from) {
-    run_pass(model, corpus, part, std::move(from), moments, saved, kCollecting, progress);
-  };
-  if (ranks.several()) {
-    collect_together(ranks, model, plan, std::move(start), moments, saved, pass, progress);
-  } else {
-    pass(plan, std::move(start));
+  Collected collected;
+  try {
+    if (ranks.several()) {
+      const auto save = [&](const Collected& sums, const RunPosition& next, bool stop) {
+        if (saved.due(next, plan, stop)) saved.save(sums.statistics, next, {}, sums.snapshots);
+      };
+      collected = collect_with_others(ranks, {model, corpus, plan, layers, attended},
+                                      std::move(moments), std::move(start), save, progress);
+    } else {
+      run_layer_major(model, corpus, plan, std::move(start), *moments, progress);
+      collected = {moments->result(), moments->snapshots()};
+    }
+  } catch (const Interrupted&) {
+    throw resumable_stop(saved, kCollecting);
   }
   progress.end();
-  Collected collected{moments.result(), moments.snapshots()};
   auto& [statistics, snapshots] = collected;
   check_counts(statistics, corpus.record.tokens);
 
@@ -265,33 +244,38 @@ std::vector<LayerDecision> take_decisions(SearchPass& search, Ranks& ranks,
   }
 }
 
-// Decides on the held-back text, whose sums are then added to `statistics`. With the energy
-// objective, whose weights come from sums that are complete, they are left as they are.
-std::vector<LayerDecision> decide(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
-                                  int layers_together, const CalibrateOptions& options,
-                                  Ranks& ranks, CheckpointFile& saved,
-                                  std::vector<LayerStatistics>& statistics, Progress& progress) {
+struct Decided {
+  std::vector<LayerDecision> decisions;
+  std::vector<LayerStatistics> statistics;  // with the sums of what was held back
+};
+
+// Decides on the held-back text. With the energy objective, whose weights come from sums that are
+// complete, no sums are added, and no statistics returned.
+Decided decide(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
+               int layers_together, const CalibrateOptions& options, Ranks& ranks,
+               CheckpointFile& saved, const std::vector<LayerStatistics>& statistics,
+               Progress& progress) {
   const std::vector<LayerGeometry> layers = geometries(options, model.config());
   const std::vector<bool> own = own_layers(ranks, layers);
   SearchPass search(model, statistics, search_settings(options), split.num_search,
                     split.num_confirm, layers_together, own);
   progress.begin("searching", split.held_back.record.tokens * model.config().num_layers,
                  "token-layers");
-  std::vector<LayerDecision> decisions;
+  Decided decided;
   if (wants_energy(options)) {
     run_pass(model, split.held_back, plan, {}, search, saved, kSearchAgain, progress);
-    decisions = take_decisions(search, ranks, layers, saved);
-    fit_decisions_of_others(own, statistics, options.fit, model.config().rope, decisions);
+    decided.decisions = take_decisions(search, ranks, layers, saved);
+    fit_decisions_of_others(own, statistics, options.fit, model.config().rope, decided.decisions);
   } else {
     MomentPass all(model, layers, {}, {}, attended_view(options));
     all.restore(statistics);
     Both both(search, all);
     run_pass(model, split.held_back, plan, {}, both, saved, kSearchAgain, progress);
-    decisions = take_decisions(search, ranks, layers, saved);
-    statistics = all.result();
+    decided.decisions = take_decisions(search, ranks, layers, saved);
+    decided.statistics = all.result();
   }
   progress.end();
-  return decisions;
+  return decided;
 }
 
 }  // namespace
@@ -351,8 +335,10 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   if (!ranks.first()) {
     const Json start = ranks.agree(bundle.run_key, {});
     if (start.at(2).get<bool>()) return result;
-    collect_for_first(ranks, model, split.fit, plan, {start.at(0), start.at(1)},
-                      geometries(options, model.config()), attended_view(options));
+    const std::vector<LayerGeometry> layers = geometries(options, model.config());
+    const auto attended = attended_view(options);
+    collect_for_first(ranks, {model, split.fit, plan, layers, attended},
+                      {start.at(0), start.at(1)});
     if (!search_plan) return result;
     const int together = layers_searched_together(model, split, *search_plan, options, limits);
     search_for_first(ranks, model, split, *search_plan, together, options);
@@ -373,28 +359,41 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
       collect(model, split.fit, plan, options, saved, bundle, ranks, progress);
   if (search_plan) send_statistics(ranks, statistics);
   result.collect_seconds = seconds_since(collect_start);
-  const auto judge_start = Clock::now();
-  bundle.convergence =
-      judge_convergence(snapshots, statistics, plan, options.fit, checkpoint.config.rope, progress);
+  // Beside a GPU the processors judge the text while the search begins.
+  const bool beside_search = search_plan && compute.device.is_cuda();
+  SilentProgress silent;
+  auto judged = std::async(beside_search ? std::launch::async : std::launch::deferred,
+                           [&, &snapshots = snapshots, &statistics = statistics] {
+                             const auto start = Clock::now();
+                             Json record = judge_convergence(snapshots, statistics, plan,
+                                                             options.fit, checkpoint.config.rope,
+                                                             beside_search ? silent : progress);
+                             result.convergence_seconds = seconds_since(start);
+                             return record;
+                           });
+  if (!beside_search) judged.wait();
+
+  const int64_t layers = checkpoint.config.num_layers;
+  std::vector<LayerDecision> decisions(static_cast<size_t>(layers));
+  if (search_plan) {
+    const auto search_start = Clock::now();
+    const int together = layers_searched_together(model, split, *search_plan, options, limits);
+    Decided decided =
+        decide(model, split, *search_plan, together, options, ranks, saved, statistics, progress);
+    judged.wait();
+    decisions = std::move(decided.decisions);
+    if (!decided.statistics.empty()) statistics = std::move(decided.statistics);
+    saved.wait();
+    result.search_seconds = seconds_since(search_start);
+  }
+  bundle.convergence = judged.get();
   snapshots.clear();
-  result.convergence_seconds = seconds_since(judge_start);
   // Hadamard's and the identity are the same for every text.
   const bool follows_text = options.search.kind || options.fit.kind == TransformKind::kOscar ||
                             options.fit.kind == TransformKind::kBalanced;
   if (follows_text && needs_more_text(bundle.convergence)) {
     const auto lines = convergence_lines(bundle.convergence);
     result.warnings.push_back(lines.at(0) + " " + lines.at(1));
-  }
-
-  const int64_t layers = checkpoint.config.num_layers;
-  std::vector<LayerDecision> decisions(static_cast<size_t>(layers));
-  if (options.search.any()) {
-    const auto search_start = Clock::now();
-    const int together = layers_searched_together(model, split, *search_plan, options, limits);
-    decisions =
-        decide(model, split, *search_plan, together, options, ranks, saved, statistics, progress);
-    saved.wait();
-    result.search_seconds = seconds_since(search_start);
   }
   if (options.statistics_only) {
     decisions.clear();

@@ -1,12 +1,16 @@
 // Who passes which block, and the sums on their way.
 #include "oscar/calibrate/shared_collection.h"
 
+#include <c10/core/StreamGuard.h>
+
 #include <algorithm>
-#include <memory>
+#include <future>
 #include <string>
 #include <utility>
 
+#include "oscar/base/interrupt.h"
 #include "oscar/calibrate/convergence_stage.h"
+#include "oscar/model/side_stream.h"
 
 namespace oscar {
 namespace {
@@ -47,62 +51,164 @@ RunPlan part_of(const RunPlan& plan, size_t end) {
 
 constexpr const char* kBlock = "block";
 
-}  // namespace
-
-void collect_with_others(
-    Ranks& ranks, const RunPlan& plan, RunPosition start, MomentPass& moments,
-    const std::function<void(const RunPlan& plan, RunPosition start)>& pass,
-    const std::function<void(const RunPosition& next, int64_t tokens)>& block_taken) {
-  const auto blocks = blocks_from(plan, {start.batch, start.hidden.size()});
-  std::vector<LayerStatistics> shapes;
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    const int owner = ranks.owner(i);
-    if (owner == 0) {
-      RunPosition begin{blocks[i].begin, 0, {}};
-      if (i == 0) begin = std::move(start);
-      pass(part_of(plan, blocks[i].end), std::move(begin));
-      continue;
-    }
-    const int64_t tokens = tokens_of(plan, blocks[i].begin, blocks[i].end - blocks[i].begin);
-    if (shapes.empty()) {  // those of this process' own sums
-      shapes = moments.block();
-      std::erase_if(shapes, [](const LayerStatistics& s) { return !s.geometry.fitted(); });
-    }
-    std::vector<ResumeTensor> tensors;
-    for (const LayerStatistics& shape : shapes) {
-      tensors.push_back({.name = copy_name(kBlock, 0, shape.geometry.layer_id),
-                         .dtype = "f64",
-                         .shape = {},
-                         .bytes = ranks.receive(owner)});
-    }
-    moments.add_block(load_copies(
-        kBlock, tensors, shapes, [&](const LayerGeometry&) { return std::vector<int64_t>{tokens}; },
-        "sums of process " + std::to_string(owner)));
-    block_taken({blocks[i].end, 0, {}}, tokens);
-  }
+// Passes one block from its beginning.
+std::unique_ptr<MomentPass> pass_block(const Collecting& job, const BatchRange& block,
+                                       Progress& progress) {
+  auto moments = std::make_unique<MomentPass>(job.model, job.layers, MomentPass::SavePoint(),
+                                              SumMarks(), job.attended);
+  run_layer_major(job.model, job.corpus, part_of(job.plan, block.end), {block.begin, 0, {}},
+                  *moments, progress);
+  return moments;
 }
 
-void collect_for_first(Ranks& ranks, Transformer& model, const TokenChunks& corpus,
-                       const RunPlan& plan, BlockStart start,
-                       const std::vector<LayerGeometry>& layers,
-                       const std::optional<CacheView>& attended) {
-  const auto blocks = blocks_from(plan, start);
+// `work` in another thread, and on a GPU on a stream of its own, after all that was begun here.
+template <typename Work>
+std::future<void> beside(torch::Device device, Work work) {
+  if (device.is_cuda()) wait_for_stream(device);
+  return std::async(std::launch::async, [device, work = std::move(work)]() mutable {
+    const torch::InferenceMode inference;
+    std::optional<c10::StreamGuard> guard;
+    if (device.is_cuda()) guard.emplace(side_stream(device, kSumsStream));
+    work();
+  });
+}
+
+LayerStatistics receive_sums(Ranks& ranks, int owner, const LayerStatistics& shape,
+                             int64_t tokens) {
+  const ResumeTensor sums{.name = copy_name(kBlock, 0, shape.geometry.layer_id),
+                          .dtype = "f64",
+                          .shape = {},
+                          .bytes = ranks.receive(owner)};
+  return *load_copies(
+              kBlock, {sums}, {shape},
+              [&](const LayerGeometry&) { return std::vector<int64_t>{tokens}; },
+              "sums of process " + std::to_string(owner))
+              .front();
+}
+
+void send_sums(Ranks& ranks, const LayerStatistics& sums) {
+  std::vector<ResumeTensor> tensors;
+  save_copies(kBlock, {std::make_shared<LayerStatistics>(sums)}, tensors);
+  ranks.send(0, tensors.front().bytes);
+}
+
+// The sums of the blocks so far, on the host.
+class SumsInOrder {
+ public:
+  SumsInOrder(const Collecting& job, Ranks& ranks) : job_(job), ranks_(ranks) {}
+
+  const Collected& sums() const { return sums_; }
+
+  void begin_with(const MomentPass& moments) { sums_ = {moments.block(), moments.snapshots()}; }
+
+  // Those of the next block, in this process or, without `own`, in another.
+  void add(const BatchRange& block, int owner, const MomentPass* own) {
+    const int64_t tokens = tokens_of(job_.plan, block.begin, block.end - block.begin);
+    std::vector<LayerStatistics> more;  // all first: a stop on the way leaves nothing half added
+    for (const LayerStatistics& layer : sums_.statistics) {
+      if (!layer.geometry.fitted()) continue;
+      more.push_back(own != nullptr ? own->block(layer.geometry.layer_id)
+                                    : receive_sums(ranks_, owner, layer, tokens));
+    }
+    const std::vector<int64_t>& marks = job_.plan.snapshot_tokens;
+    for (const LayerStatistics& sums : more) {
+      LayerStatistics& total = sums_.statistics[static_cast<size_t>(sums.geometry.layer_id)];
+      add_statistics(total, sums);
+      const bool marked = std::ranges::find(marks, total.count_kv) != marks.end();
+      if (!marked || !total.geometry.quantized) continue;
+      auto copy = std::make_shared<LayerStatistics>(total);
+      copy->o_proj_metric = {};
+      sums_.snapshots.push_back(std::move(copy));
+    }
+  }
+
+ private:
+  const Collecting& job_;
+  Ranks& ranks_;
+  Collected sums_;
+};
+
+}  // namespace
+
+Collected collect_with_others(Ranks& ranks, const Collecting& job,
+                              std::unique_ptr<MomentPass> moments, RunPosition start,
+                              const SaveSums& save, Progress& progress) {
+  const torch::Device device = job.model.compute().device;
+  const auto blocks = blocks_from(job.plan, {start.batch, start.hidden.size()});
+  SumsInOrder sums(job, ranks);
+  if (blocks.empty()) {
+    sums.begin_with(*moments);
+    return sums.sums();
+  }
+  size_t added = 0, told = 0;  // blocks
+  std::future<void> adding;
+  // Up to the block whose sums are `own`.
+  const auto begin_adding = [&](size_t end, std::unique_ptr<MomentPass> own) {
+    adding = beside(device, [&, end, own = std::move(own)] {
+      if (added == 0) {
+        sums.begin_with(*own);
+        added = 1;
+      }
+      for (; added < end; ++added) {
+        const int owner = ranks.owner(added);
+        sums.add(blocks[added], owner, owner == 0 ? own.get() : nullptr);
+      }
+      if (end < blocks.size() && !interrupt_requested()) {
+        save(sums.sums(), {blocks[end - 1].end, 0, {}}, false);
+      }
+    });
+  };
+  const auto wait_for_adding = [&] {
+    adding.get();
+    for (; told < added; ++told) {
+      if (ranks.owner(told) == 0) continue;
+      progress.advance(
+          tokens_of(job.plan, blocks[told].begin, blocks[told].end - blocks[told].begin) *
+          job.model.config().num_layers);
+    }
+  };
+  try {
+    run_layer_major(job.model, job.corpus, part_of(job.plan, blocks.front().end), std::move(start),
+                    *moments, progress);
+    begin_adding(1, std::move(moments));
+    for (size_t i = 1; i < blocks.size(); ++i) {
+      if (ranks.owner(i) != 0) continue;
+      auto own = pass_block(job, blocks[i], progress);
+      wait_for_adding();
+      begin_adding(i + 1, std::move(own));
+    }
+    wait_for_adding();
+    if (added < blocks.size()) {
+      begin_adding(blocks.size(), nullptr);
+      wait_for_adding();
+    }
+  } catch (const Interrupted&) {
+    try {
+      if (adding.valid()) adding.get();
+    } catch (const Interrupted&) {  // it waited for another process
+    }
+    if (added > 0) save(sums.sums(), {blocks[added - 1].end, 0, {}}, true);
+    throw;
+  }
+  return sums.sums();
+}
+
+void collect_for_first(Ranks& ranks, const Collecting& job, BlockStart start) {
+  const auto blocks = blocks_from(job.plan, start);
+  SilentProgress silent;
+  std::future<void> sending;
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (!ranks.owns(i)) continue;
-    MomentPass moments(
-        model, layers, [](const MomentPass&, const RunPosition&) {}, {}, attended);
-    SilentProgress progress;
-    run_layer_major(model, corpus, part_of(plan, blocks[i].end), {blocks[i].begin, 0, {}}, moments,
-                    progress);
-    SumSnapshots sums;
-    for (LayerStatistics& layer : moments.block()) {
-      if (layer.geometry.fitted()) sums.push_back(std::make_shared<LayerStatistics>(layer));
-    }
-    std::vector<ResumeTensor> tensors;
-    save_copies(kBlock, sums, tensors);
-    ranks.wait_until_taken();
-    for (const ResumeTensor& tensor : tensors) ranks.send(0, tensor.bytes);
+    auto moments = pass_block(job, blocks[i], silent);
+    if (sending.valid()) sending.get();
+    sending = beside(job.model.compute().device, [&, moments = std::move(moments)] {
+      ranks.wait_until_taken();
+      for (const LayerGeometry& layer : job.layers) {
+        if (layer.fitted()) send_sums(ranks, moments->block(layer.layer_id));
+      }
+    });
   }
+  if (sending.valid()) sending.get();
   ranks.wait_until_taken();
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -11,24 +12,31 @@
 
 namespace oscar {
 
-// In the first process. Each round it passes one block, then takes the sums of the next blocks from
-// the others. What `moments` holds is therefore always of a beginning of the corpus: a checkpoint
-// is that of one process, and continues with any number. `pass` runs over the batches of a plan
-// from a position on; `block_taken` is called with the position behind another's block, whose sums
-// `moments` has then, and its tokens.
-void collect_with_others(
-    Ranks& ranks, const RunPlan& plan, RunPosition start, MomentPass& moments,
-    const std::function<void(const RunPlan& plan, RunPosition start)>& pass,
-    const std::function<void(const RunPosition& next, int64_t tokens)>& block_taken);
+struct Collecting {
+  Transformer& model;
+  const TokenChunks& corpus;
+  const RunPlan& plan;
+  const std::vector<LayerGeometry>& layers;
+  const std::optional<CacheView>& attended;
+};
+
+// Called with the sums of a beginning of the corpus, where a checkpoint may be taken, and the
+// position behind it. `stop`: on request, so that it must be.
+using SaveSums = std::function<void(const Collected& sums, const RunPosition& next, bool stop)>;
+
+// In the first process. `moments` passes the first block from `start` on, or what is left of it,
+// and saves while it does. Sums of that block and of all later ones, which processes pass without
+// waiting for each other, are added in another thread, in their order: a checkpoint is that of one
+// process, and continues with any number. Throws Interrupted once what was added is saved.
+Collected collect_with_others(Ranks& ranks, const Collecting& job,
+                              std::unique_ptr<MomentPass> moments, RunPosition start,
+                              const SaveSums& save, Progress& progress);
 
 // In the others: passes this process' blocks of what is left from `start` on, of which only the
-// number of batches counts that have begun.
+// number of batches counts that have begun. Sums of a block are sent while the next one passes.
 struct BlockStart {
   size_t batch = 0, begun = 0;
 };
-void collect_for_first(Ranks& ranks, Transformer& model, const TokenChunks& corpus,
-                       const RunPlan& plan, BlockStart start,
-                       const std::vector<LayerGeometry>& layers,
-                       const std::optional<CacheView>& attended);
+void collect_for_first(Ranks& ranks, const Collecting& job, BlockStart start);
 
 }  // namespace oscar

@@ -33,11 +33,6 @@ class MomentPass::Layer final : public AttentionObserver {
     copy_at_mark();
   }
 
-  void add_block(const LayerStatistics& block) {
-    restore_before(block);
-    copy_at_mark();
-  }
-
   void restore_before(const LayerStatistics& saved) {
     before_->add(saved);
     tokens_ += saved.count_kv;
@@ -143,12 +138,6 @@ void MomentPass::restore(const std::vector<LayerStatistics>& block, const SumSna
   }
 }
 
-void MomentPass::add_block(const SumSnapshots& sums) {
-  for (const auto& layer : sums) {
-    collectors_[static_cast<size_t>(layer->geometry.layer_id)]->add_block(*layer);
-  }
-}
-
 AttentionObserver* MomentPass::observer(int layer) {
   return collectors_[static_cast<size_t>(layer)].get();
 }
@@ -174,6 +163,10 @@ std::vector<LayerStatistics> MomentPass::of_layers(LayerStatistics (Layer::*sums
 std::vector<LayerStatistics> MomentPass::result() const { return of_layers(&Layer::result); }
 
 std::vector<LayerStatistics> MomentPass::block() const { return of_layers(&Layer::block); }
+
+LayerStatistics MomentPass::block(int layer) const {
+  return collectors_[static_cast<size_t>(layer)]->block();
+}
 
 SumSnapshots MomentPass::blocks_before() const {
   SumSnapshots all;

@@ -16,6 +16,11 @@ namespace oscar {
 // o_proj_metric, which does not change, is absent.
 using SumSnapshots = std::vector<std::shared_ptr<const LayerStatistics>>;
 
+struct Collected {
+  std::vector<LayerStatistics> statistics;  // of all layers, with the output projection's metrics
+  SumSnapshots snapshots;
+};
+
 // Where a layer's sums are added to those of the blocks before, and where they are copied.
 struct SumMarks {
   std::vector<int64_t> block_tokens;     // RunPlan's
@@ -44,9 +49,6 @@ class MomentPass final : public LayerVisitor {
   void restore(const std::vector<LayerStatistics>& block, const SumSnapshots& before = {},
                SumSnapshots snapshots = {});
 
-  // Sums of the next block, which another pass has seen; every layer stands at a block's end.
-  void add_block(const SumSnapshots& sums);
-
   AttentionObserver* observer(int layer) override;
   void layer_done(const RunPosition& next) override;
 
@@ -56,6 +58,8 @@ class MomentPass final : public LayerVisitor {
   // and those of the blocks before that block, of layers that have any.
   std::vector<LayerStatistics> block() const;
   SumSnapshots blocks_before() const;
+  // A layer's part of block(), without the metric. The layer is not local.
+  LayerStatistics block(int layer) const;
   SumSnapshots snapshots() const;
 
  private:

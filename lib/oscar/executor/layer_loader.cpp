@@ -11,7 +11,7 @@ namespace oscar {
 namespace {
 
 constexpr int kSideBySide = 3;  // layers read together: one thread does not fill the bus
-static_assert(kLoadingStreams + kSideBySide <= kSearchStreams);
+static_assert(kLoadingStreams + kSideBySide <= kSumsStream);
 
 }  // namespace
 
@@ -20,7 +20,10 @@ LayerLoader::LayerLoader(Transformer& model, bool resident)
       resident_(resident),
       own_(static_cast<size_t>(model.config().num_layers)),
       layers_(resident && model.compute().device.is_cuda() ? model.kept_layers() : own_) {
-  if (!resident) std::ranges::fill(model.kept_layers(), nullptr);
+  if (resident) return;
+  for (auto& kept : model.kept_layers()) {
+    if (kept) kept = nullptr;  // nothing is written where there is none: others may be looking
+  }
 }
 
 LayerLoader::~LayerLoader() {

@@ -4,10 +4,12 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
 #include "oscar/base/error.h"
+#include "oscar/model/copy_numbers.h"
 #include "oscar/model/side_by_side.h"
 
 namespace oscar {
@@ -64,6 +66,68 @@ torch::Dtype dtype_on_device(const WeightSpec& spec, torch::Dtype dtype) {
   return router || spec.offset != 0 ? torch::kFloat32 : dtype;
 }
 
+// FP8 codes and their scales into `place`, on whose device they are multiplied: in slabs, since
+// fp32 of a whole tensor may not fit beside it. Returns whether all are finite.
+bool scale_fp8(const TensorView& view, const torch::Tensor& place) {
+  constexpr int64_t kSlabValues = int64_t{1} << 22;
+  const BlockScales& fp8 = *view.fp8;
+  const int64_t rows = view.shape[0], columns = view.shape[1];
+  const torch::Device device = place.device();
+  const auto blocks_of = [&](int64_t size, int64_t block) {
+    return torch::arange(size, torch::dtype(torch::kInt64).device(device))
+        .div(block, /*rounding_mode=*/"floor");
+  };
+  const torch::Tensor row_block = blocks_of(rows, fp8.block_rows);
+  const torch::Tensor column_block = blocks_of(columns, fp8.block_columns);
+  const torch::Tensor scales =
+      torch::tensor(fp8.scales, torch::dtype(torch::kFloat32))
+          .view({(rows - 1) / fp8.block_rows + 1, (columns - 1) / fp8.block_columns + 1})
+          .to(device);
+  const torch::Tensor codes =
+      torch::empty(view.shape, torch::dtype(torch::kFloat8_e4m3fn).device(device));
+  const bool finite_codes = copy_numbers(view.data, codes);
+  const int64_t slab = std::max<int64_t>(1, kSlabValues / columns);
+  for (int64_t first = 0; first < rows; first += slab) {
+    const int64_t count = std::min(slab, rows - first);
+    torch::Tensor factors = scales.index_select(0, row_block.narrow(0, first, count));
+    if (scales.size(1) > 1) factors = factors.index_select(1, column_block);
+    place.narrow(0, first, count)
+        .copy_(codes.narrow(0, first, count).to(torch::kFloat32).mul_(factors));
+  }
+  // No code is above 448, so that products of such scales are finite in fp32 and bf16.
+  constexpr float kHarmless = 1e30f;
+  const bool harmless =
+      std::ranges::all_of(fp8.scales, [](float scale) { return std::abs(scale) <= kHarmless; });
+  return finite_codes && (harmless || torch::isfinite(place).all().item<bool>());
+}
+
+// Fills `place`, contiguous and of the weight's shape, on its device and in its dtype.
+void read_weight(const WeightSource& weights, const WeightSpec& spec, const torch::Tensor& place) {
+  const TensorView view = weights.get(spec.name, spec.shape);
+  const torch::Dtype dtype = place.scalar_type();
+  bool finite = false;
+  if (view.fp8) {
+    finite = scale_fp8(view, place);
+  } else if (view.decode) {
+    const torch::Tensor numbers = decode(view, dtype);
+    finite = copy_numbers(static_cast<const std::byte*>(numbers.data_ptr()), place);
+  } else if (stored_dtype(view.dtype) == dtype) {
+    finite = copy_numbers(view.data, place);
+  } else {
+    place.copy_(wrap(view));
+    finite = torch::isfinite(place).all().item<bool>();
+  }
+  weights.release(view);
+  if (!finite) {
+    throw Error({.what = "a weight is not finite",
+                 .where = weights.place(spec.name),
+                 .expected = "finite numbers",
+                 .found = "NaN or infinity",
+                 .hint = "the checkpoint is damaged, or too large for this --dtype"});
+  }
+  if (spec.offset != 0) torch::Tensor(place).add_(spec.offset);
+}
+
 // Weights of all experts side by side, each read straight into its place.
 class ExpertStack {
  public:
@@ -88,9 +152,7 @@ class ExpertStack {
       for (const WeightSpec& spec : specs_) {
         if (spec.role != role) continue;
         int64_t& first = filled[static_cast<size_t>(spec.expert)];
-        stack[spec.expert]
-            .narrow(0, first, spec.shape[0])
-            .copy_(load_weight(weights_, spec, options_.device, options_.dtype));
+        read_weight(weights_, spec, stack[spec.expert].narrow(0, first, spec.shape[0]));
         first += spec.shape[0];
       }
     }
@@ -103,56 +165,13 @@ class ExpertStack {
   const ComputeOptions& options_;
 };
 
-// FP8 codes and their scales in the wanted dtype, on the device that the codes have been copied to.
-// Rows are taken in slabs: fp32 of a whole tensor may not fit beside it.
-torch::Tensor scale_fp8(const TensorView& view, torch::Device device, torch::Dtype dtype) {
-  constexpr int64_t kSlabValues = int64_t{1} << 22;
-  const BlockScales& fp8 = *view.fp8;
-  const int64_t rows = view.shape[0], columns = view.shape[1];
-  const auto blocks_of = [&](int64_t size, int64_t block) {
-    return torch::arange(size, torch::dtype(torch::kInt64).device(device))
-        .div(block, /*rounding_mode=*/"floor");
-  };
-  const torch::Tensor row_block = blocks_of(rows, fp8.block_rows);
-  const torch::Tensor column_block = blocks_of(columns, fp8.block_columns);
-  const torch::Tensor scales =
-      torch::tensor(fp8.scales, torch::dtype(torch::kFloat32))
-          .view({(rows - 1) / fp8.block_rows + 1, (columns - 1) / fp8.block_columns + 1})
-          .to(device);
-  const torch::Tensor codes =
-      torch::from_blob(const_cast<std::byte*>(view.data), view.shape, torch::kFloat8_e4m3fn)
-          .to(device);
-  torch::Tensor tensor = torch::empty(view.shape, torch::dtype(dtype).device(device));
-  const int64_t slab = std::max<int64_t>(1, kSlabValues / columns);
-  for (int64_t first = 0; first < rows; first += slab) {
-    const int64_t count = std::min(slab, rows - first);
-    torch::Tensor factors = scales.index_select(0, row_block.narrow(0, first, count));
-    if (scales.size(1) > 1) factors = factors.index_select(1, column_block);
-    tensor.narrow(0, first, count)
-        .copy_(codes.narrow(0, first, count).to(torch::kFloat32).mul_(factors));
-  }
-  return tensor;
-}
-
 }  // namespace
 
 torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec, torch::Device device,
                           torch::Dtype dtype) {
-  const TensorView view = weights.get(spec.name, spec.shape);
   if (spec.offset != 0) dtype = torch::kFloat32;
-  torch::Tensor tensor = view.fp8 ? scale_fp8(view, device, dtype)
-                         : view.decode
-                             ? decode(view, dtype).to(device)
-                             : wrap(view).to(device, dtype, /*non_blocking=*/false, /*copy=*/true);
-  weights.release(view);
-  if (spec.offset != 0) tensor.add_(spec.offset);
-  if (!torch::isfinite(tensor).all().item<bool>()) {
-    throw Error({.what = "a weight is not finite",
-                 .where = weights.place(spec.name),
-                 .expected = "finite numbers",
-                 .found = "NaN or infinity",
-                 .hint = "the checkpoint is damaged, or too large for this --dtype"});
-  }
+  torch::Tensor tensor = torch::empty(spec.shape, torch::dtype(dtype).device(device));
+  read_weight(weights, spec, tensor);
   return tensor;
 }
 
@@ -170,10 +189,6 @@ LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<W
       if (const WeightSpec* spec = spec_of(role)) parts.push_back(spec);
     }
     if (parts.empty()) return {};
-    const auto load = [&](const WeightSpec& spec) {
-      return load_weight(weights, spec, options.device, dtype_on_device(spec, options.dtype));
-    };
-    if (parts.size() == 1) return load(*parts.front());
     std::vector<int64_t> shape = parts.front()->shape;
     shape[0] = 0;
     for (const WeightSpec* spec : parts) shape[0] += spec->shape[0];
@@ -181,7 +196,7 @@ LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<W
         shape, torch::dtype(dtype_on_device(*parts.front(), options.dtype)).device(options.device));
     int64_t first = 0;
     for (const WeightSpec* spec : parts) {
-      whole.narrow(0, first, spec->shape[0]).copy_(load(*spec));
+      read_weight(weights, *spec, whole.narrow(0, first, spec->shape[0]));
       first += spec->shape[0];
     }
     return whole;

@@ -9,7 +9,12 @@ namespace oscar {
 
 // Stream `number` of kSideStreams, one and the same for the life of the process: memory that a
 // stream's tensors have given back serves that stream alone. Its users come one after another.
-enum SideStream : int { kLoadingStreams = 0, kSearchStreams = 4, kSideStreams = 8 };
+enum SideStream : int {
+  kLoadingStreams = 0,
+  kSumsStream = 3,
+  kSearchStreams = 4,
+  kSideStreams = 8
+};
 c10::Stream side_stream(torch::Device device, int number);
 
 // Until all that was begun on the present stream of the GPU `device` has ended.

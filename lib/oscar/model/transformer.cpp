@@ -76,13 +76,21 @@ struct Transformer::Implementation {
 
   const ModelConfig& config() const { return checkpoint.config; }
 
-  torch::Tensor load(WeightRole role) const {
-    for (const WeightSpec& spec : model_weights(config())) {
+  torch::Tensor load(WeightRole role, const std::vector<WeightSpec>& specs) const {
+    for (const WeightSpec& spec : specs) {
       if (spec.role == role) {
         return load_weight(*checkpoint.weights, spec, options.device, options.dtype);
       }
     }
     return {};
+  }
+  torch::Tensor load(WeightRole role) const { return load(role, model_weights(config())); }
+
+  // [hidden, num_qo_heads * head_dim].
+  torch::Tensor output_projection(int layer) const {
+    const auto index = static_cast<size_t>(layer);
+    if (index < kept_layers.size() && kept_layers[index]) return kept_layers[index]->o;
+    return load(WeightRole::kO, layer_weights(config(), layer));
   }
 
   const torch::Tensor& embedding_weight() {
@@ -196,28 +204,25 @@ torch::Tensor Transformer::logits(const torch::Tensor& hidden) {
   return torch::linear(x, self.output).to(torch::kFloat32);
 }
 
-// Of `joined` neighbouring query heads at a time: sum over them of W_j W_j^T, W_j [d, hidden].
+// Of `joined` neighbouring query heads at a time: sum over them of W_j W_j^T, W_j [d, hidden], as
+// the forward pass has it.
 MatrixStack<double> Transformer::output_metrics(int layer, int joined) const {
   const c10::InferenceMode guard;
   const ModelConfig& c = config();
   const int64_t d = c.head_dim;
   const int count = c.num_qo_heads / joined;
   MatrixStack<double> metric(count, c.head_dim, c.head_dim);
-  for (const WeightSpec& spec : layer_weights(c, layer)) {
-    if (spec.role != WeightRole::kO) continue;
-    const torch::Device device = compute().device;
-    const torch::Tensor o =
-        load_weight(*implementation_->checkpoint.weights, spec, device, torch::kFloat32);
-    torch::Tensor sums = torch::empty({count, d, d}, torch::dtype(torch::kFloat64).device(device));
-    for (int i = 0; i < count; ++i) {
-      const torch::Tensor heads = o.narrow(1, i * joined * d, joined * d)
-                                      .to(torch::kFloat64)
-                                      .reshape({-1, d});  // [hidden * joined, d]
-      sums[i].copy_(torch::mm(heads.t(), heads));
-    }
-    const torch::Tensor host = sums.to(torch::kCPU);
-    std::copy_n(host.data_ptr<double>(), host.numel(), metric.data.data());
+  const torch::Tensor o = implementation_->output_projection(layer);
+  torch::Tensor sums =
+      torch::empty({count, d, d}, torch::dtype(torch::kFloat64).device(o.device()));
+  for (int i = 0; i < count; ++i) {
+    const torch::Tensor heads = o.narrow(1, i * joined * d, joined * d)
+                                    .to(torch::kFloat64)
+                                    .reshape({-1, d});  // [hidden * joined, d]
+    sums[i].copy_(torch::mm(heads.t(), heads));
   }
+  const torch::Tensor host = sums.to(torch::kCPU);
+  std::copy_n(host.data_ptr<double>(), host.numel(), metric.data.data());
   return metric;
 }
 

@@ -1,9 +1,16 @@
 // Pieces that fit a cache: copied, then looked through.
 #include "oscar/model/copy_numbers.h"
 
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "oscar/base/error.h"
 
@@ -11,6 +18,53 @@ namespace oscar {
 namespace {
 
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
+
+// Pinned memory of two pieces: one is filled while the other is on its way.
+class Staging {
+ public:
+  Staging()
+      : memory_(torch::empty({2, kPieceBytes}, torch::dtype(torch::kUInt8).pinned_memory(true))) {}
+
+  // One that nothing reads from any more, of `bytes`.
+  torch::Tensor next(int64_t bytes) {
+    turn_ = 1 - turn_;
+    left_[turn_].synchronize();
+    return memory_[turn_].narrow(0, 0, bytes);
+  }
+  // That of the last call is on its way.
+  void sent(const c10::Stream& stream) { left_[turn_].record(stream); }
+
+ private:
+  torch::Tensor memory_;
+  c10::Event left_[2] = {c10::Event(c10::DeviceType::CUDA), c10::Event(c10::DeviceType::CUDA)};
+  int turn_ = 0;
+};
+
+// Lent to one caller after another, and kept to the end of the process: beside kernels in progress
+// making one takes longer than copying a layer.
+class StagingPool {
+ public:
+  std::unique_ptr<Staging> take() {
+    const std::lock_guard lock(guard_);
+    if (free_.empty()) return std::make_unique<Staging>();
+    auto staging = std::move(free_.back());
+    free_.pop_back();
+    return staging;
+  }
+  void give_back(std::unique_ptr<Staging> staging) {
+    const std::lock_guard lock(guard_);
+    free_.push_back(std::move(staging));
+  }
+
+ private:
+  std::mutex guard_;
+  std::vector<std::unique_ptr<Staging>> free_;
+};
+
+StagingPool& staging_pool() {
+  static auto* const pool = new StagingPool;  // outlives the driver, which ends before statics do
+  return *pool;
+}
 
 // Of numbers that are finite, no exponent (in FP8: nothing but the sign) has all bits of `mask`
 // set.
@@ -41,25 +95,41 @@ bool all_finite(const std::byte* numbers, int64_t count, torch::Dtype dtype) {
   }
 }
 
-}  // namespace
-
-bool copy_numbers(const std::byte* data, torch::Tensor place) {
+bool copy_to_processor(const std::byte* data, const torch::Tensor& place) {
   const int64_t size = place.element_size();
-  const torch::Tensor flat = place.view({-1});
+  auto* const target = static_cast<std::byte*>(place.data_ptr());
   bool finite = true;
-  for (int64_t first = 0; first < flat.numel(); first += kPieceBytes / size) {
-    const int64_t count = std::min(kPieceBytes / size, flat.numel() - first);
-    torch::Tensor target = flat.narrow(0, first, count);
-    const torch::Tensor piece =
-        place.is_cuda()
-            ? torch::empty({count}, torch::dtype(place.scalar_type()).pinned_memory(true))
-            : target;
-    auto* const bytes = static_cast<std::byte*>(piece.data_ptr());
-    std::memcpy(bytes, data + first * size, static_cast<size_t>(count * size));
-    finite = all_finite(bytes, count, place.scalar_type()) && finite;
-    if (place.is_cuda()) target.copy_(piece, /*non_blocking=*/true);
+  for (int64_t first = 0; first < place.numel(); first += kPieceBytes / size) {
+    const int64_t count = std::min(kPieceBytes / size, place.numel() - first);
+    std::memcpy(target + first * size, data + first * size, static_cast<size_t>(count * size));
+    finite = all_finite(target + first * size, count, place.scalar_type()) && finite;
   }
   return finite;
+}
+
+bool copy_to_gpu(const std::byte* data, const torch::Tensor& place) {
+  const c10::Stream stream =
+      c10::impl::VirtualGuardImpl(place.device().type()).getStream(place.device());
+  const torch::Tensor target = place.view({-1}).view(torch::kUInt8);
+  auto staging = staging_pool().take();
+  bool finite = true;
+  for (int64_t first = 0; first < target.numel(); first += kPieceBytes) {
+    const int64_t bytes = std::min(kPieceBytes, target.numel() - first);
+    const torch::Tensor piece = staging->next(bytes);
+    auto* const memory = static_cast<std::byte*>(piece.data_ptr());
+    std::memcpy(memory, data + first, static_cast<size_t>(bytes));
+    finite = all_finite(memory, bytes / place.element_size(), place.scalar_type()) && finite;
+    target.narrow(0, first, bytes).copy_(piece, /*non_blocking=*/true);
+    staging->sent(stream);
+  }
+  staging_pool().give_back(std::move(staging));
+  return finite;
+}
+
+}  // namespace
+
+bool copy_numbers(const std::byte* data, const torch::Tensor& place) {
+  return place.is_cuda() ? copy_to_gpu(data, place) : copy_to_processor(data, place);
 }
 
 }  // namespace oscar

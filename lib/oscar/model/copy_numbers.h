@@ -12,6 +12,6 @@ namespace oscar {
 // pass through pinned memory, which is several times as fast as a copy from the file's pages, and
 // need no kernel there: beside a forward pass each would wait for the products in progress. The
 // bytes at `data` are read when this returns, and `place` is filled once the stream gets there.
-bool copy_numbers(const std::byte* data, torch::Tensor place);
+bool copy_numbers(const std::byte* data, const torch::Tensor& place);
 
 }  // namespace oscar

@@ -237,6 +237,15 @@ TEST(Tokenizer, IsMadeOfADocumentInMemoryToo) {
       contains(error_of([] { Tokenizer::from_json(json::array(), "made here"); }), "made here"));
 }
 
+TEST(Tokenizer, IdsMayBeFarApart) {
+  json file = tiny_tokenizer();
+  file["model"]["vocab"]["the"] = 16'000'000;  // a table by id would take 128 MB
+  const Tokenizer t = load(file);
+  EXPECT_EQ(t.encode("the th", false), (Ids{16'000'000, ' ', 256}));
+  EXPECT_EQ(t.decode({16'000'000, 15'999'999, 257, 256}, true), "theth");
+  EXPECT_EQ(t.vocab_size(), 16'000'001);
+}
+
 TEST(Tokenizer, OnlyByteLevelDecodersDecode) {
   json file = tiny_tokenizer();
   for (const json& decoder : {json(nullptr), json{{"type", "WordPiece"}}, json(3)}) {

@@ -193,6 +193,13 @@ TEST(Safetensors, OnlyTheFullFingerprintSeesTheMiddleOfALargeTensor) {
   EXPECT_NE(print(one, true), print(two, true));
 }
 
+TEST(Safetensors, AShardWhoseNameIsTooLongForTheSystemIsMissing) {
+  const TemporaryFolder folder;
+  write_sharded(folder.path(), R"({"a":")" + std::string(300, 'x') + R"("})");
+  EXPECT_NE(message_of(folder.path()).find("shard of the checkpoint is missing"), std::string::npos)
+      << message_of(folder.path());
+}
+
 TEST(Safetensors, RefusesAnIndexThatDoesNotMatchItsShards) {
   const std::pair<const char*, const char*> cases[] = {
       {R"({"a":"one.safetensors","b":"three.safetensors"})", "shard of the checkpoint is missing"},

@@ -98,19 +98,20 @@ torch::Tensor embed_held_back(Transformer& model, const SplitCorpus& split, size
 }
 
 // Seconds of a search over the first `count` chunks of each half, fits included, of as many layers
-// as `statistics` has, all of them like the one of `weights`.
+// as `statistics` has, all of them like the one of `weights`, `together` at a time.
 double time_search(Transformer& model, const SplitCorpus& split, const CalibrateOptions& options,
                    const std::vector<LayerStatistics>& statistics, const LayerWeights& weights,
-                   size_t count) {
+                   size_t count, int together) {
+  const size_t searching = std::min(count, split.num_search);
+  const size_t confirming = std::min(count, split.num_confirm);
   return seconds_of([&] {
-    const int together = static_cast<int>(statistics.size());
-    SearchPass pass(model, statistics, search_settings(options), count, count, together);
-    for (int layer = 0; layer < together; ++layer) {
-      for (const size_t half : {size_t{0}, split.num_search}) {
-        for (size_t chunk = half; chunk < half + count; ++chunk) {
-          model.forward_layer(statistics.front().geometry.layer_id, weights,
-                              embed_held_back(model, split, chunk), pass.observer(layer));
-        }
+    SearchPass pass(model, statistics, search_settings(options), searching, confirming, together);
+    for (size_t layer = 0; layer < statistics.size(); ++layer) {
+      for (size_t i = 0; i < searching + confirming; ++i) {
+        const size_t chunk = i < searching ? i : split.num_search + i - searching;
+        model.forward_layer(statistics.front().geometry.layer_id, weights,
+                            embed_held_back(model, split, chunk),
+                            pass.observer(static_cast<int>(layer)));
       }
       pass.layer_done({});
     }
@@ -118,35 +119,50 @@ double time_search(Transformer& model, const SplitCorpus& split, const Calibrate
   });
 }
 
-// Of all `layers` searched ones, of which a process searches `part` and passes all. Fits of a layer
-// do not depend on the held-back chunks.
+// Of `layers` searched ones on a GPU, which is busy without a pause once the first of them have
+// their fits: several at a time and twice as many are searched on the whole text.
+double search_seconds_gpu(Transformer& model, const SplitCorpus& split,
+                          const CalibrateOptions& options, const LayerStatistics& layer,
+                          const LayerWeights& weights, int together, double layers) {
+  const size_t all = std::max(split.num_search, split.num_confirm);
+  const auto of_layers = [&](int count, size_t chunks) {
+    return time_search(model, split, options,
+                       std::vector<LayerStatistics>(static_cast<size_t>(count), layer), weights,
+                       chunks, together);
+  };
+  of_layers(1, 1);  // warms up
+  const double first = of_layers(together, all);
+  const double further = std::max(0.0, of_layers(2 * together, all) - first) / together;
+  return first + further * (layers - together);
+}
+
+// On the CPU, one layer at a time. Fits of a layer do not depend on the held-back chunks.
+double search_seconds_cpu(Transformer& model, const SplitCorpus& split,
+                          const CalibrateOptions& options, const LayerStatistics& layer,
+                          const LayerWeights& weights, double layers) {
+  const double one = time_search(model, split, options, {layer}, weights, 1, 1);
+  const double fits =
+      seconds_of([&] { fit_for_search(layer, options.fit, options.search, model.config().rope); });
+  const double pairs = static_cast<double>(split.num_search + split.num_confirm) / 2;
+  return (one + std::max(0.0, one - fits) * (pairs - 1)) * layers;
+}
+
+// Of all `layers` searched ones, of which a process searches `part` and passes all.
 double search_seconds(Transformer& model, const SplitCorpus& split, const CalibrateOptions& options,
                       const LayerStatistics& layer, const LayerWeights& weights, int together,
                       double layers, double part) {
-  const std::vector<LayerStatistics> several(static_cast<size_t>(together), layer);
-  const auto of_layer = [&](size_t count) {
-    return time_search(model, split, options, several, weights, count) / together;
-  };
-  const double pairs = static_cast<double>(split.num_search + split.num_confirm) / 2;
-  const double one = of_layer(1);
-  double further = 0;
-  if (!model.compute().device.is_cuda()) {
-    further =
-        std::max(0.0, one - seconds_of([&] {
-                        fit_for_search(layer, options.fit, options.search, model.config().rope);
-                      }));
-  } else if (std::min(split.num_search, split.num_confirm) > 1) {
-    further = std::max(0.0, of_layer(2) - one);
-  }
-  const double whole = one + further * (pairs - 1);
-  if (part == 1) return whole * layers;
+  const double whole =
+      model.compute().device.is_cuda()
+          ? search_seconds_gpu(model, split, options, layer, weights, together, layers)
+          : search_seconds_cpu(model, split, options, layer, weights, layers);
+  if (part == 1) return whole;
   const torch::Tensor hidden = embed_held_back(model, split, 0);
   const double passing =
-      2 * pairs * seconds_of([&] {
+      layers * static_cast<double>(split.num_search + split.num_confirm) * seconds_of([&] {
         const auto out = model.forward_layer(layer.geometry.layer_id, weights, hidden, nullptr);
         out.select(-1, 0).isfinite().all().item<bool>();
       });
-  return (passing + part * std::max(0.0, whole - passing)) * layers;
+  return passing + part * std::max(0.0, whole - passing);
 }
 
 // The peaks of the search's own pass: `plan`, over the held-back chunks, and what is held of them
@@ -254,8 +270,10 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
     cost.seconds += static_cast<double>(same.size()) *
                     (computing + std::max(0.0, loading - beside * computing));
   }
-  cost.convergence_seconds = time_convergence(parts, total, plan, split.fit.record.tokens, options,
-                                              config.rope, num_quantized);
+  if (!on_gpu || !options.search.any()) {  // otherwise beside the search, which takes longer
+    cost.convergence_seconds = time_convergence(parts, total, plan, split.fit.record.tokens,
+                                                options, config.rope, num_quantized);
+  }
   if (wants_energy(options)) {
     std::vector<LayerStatistics> first_layer = {total};
     EnergyPass energy(first_layer, model.compute().device);

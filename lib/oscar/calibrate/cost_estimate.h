@@ -12,7 +12,7 @@ namespace oscar {
 // Seconds as CalibrateResult has them, without opening and reading what the run begins with.
 struct CostEstimate {
   double seconds = 0;              // collecting
-  double convergence_seconds = 0;  // judging the collected text
+  double convergence_seconds = 0;  // judging the collected text; 0 where the search hides it
   double fit_seconds = 0;          // 0 with a search, whose fits are in its own time
   double search_seconds = 0;       // 0 without a search
   int64_t peak_host_bytes = 0, peak_device_bytes = 0;
@@ -22,11 +22,11 @@ struct CostEstimate {
   bool weights_resident = false;
 };
 
-// Runs one batch through layer 0 a few times, fits it, and searches one held-back chunk of each
-// half there (a GPU, where little depends on the number of chunks: two as well); of each further
-// LayerSpec, its first layer. All layers of a spec are taken to load and run as that one does, and
-// all to fit and search as layer 0 does. `plan`: of split.fit. Seconds are of all processes of
-// `ranks` together, memory of the first.
+// Runs one batch through layer 0 a few times, fits it, and searches it: on a GPU, which searches
+// several layers at a time, as if it were as many and twice as many layers; on the CPU, with one
+// held-back chunk of each half. Of each further LayerSpec, its first layer runs. All layers of a
+// spec are taken to load and run as that one does, and all to fit and search as layer 0 does.
+// `plan`: of split.fit. Seconds are of all processes of `ranks` together, memory of the first.
 CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
                            const CalibrateOptions& options, const MemoryLimits& limits,
                            const Ranks& ranks);

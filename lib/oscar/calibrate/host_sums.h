@@ -34,10 +34,21 @@ inline void copy_values(const torch::Tensor& sum, std::vector<double>& values, i
 }
 
 // The same for moments [heads, d, d]: the upper triangles and their mirror images. The products
-// that were added up are symmetric to the bit on some processors only.
+// that were added up are symmetric to the bit on some processors only. The host mirrors them:
+// beside a forward pass, a kernel of the device would wait for the product in progress.
 inline void copy_moments(const torch::Tensor& sum, std::vector<double>& values, int layer,
                          const char* name) {
-  copy_values(sum.triu() + sum.triu(1).transpose(1, 2), values, layer, name);
+  copy_values(sum, values, layer, name);
+  const auto size = static_cast<size_t>(sum.size(1));
+  for (auto matrix = values.begin(); matrix != values.end();
+       matrix += static_cast<std::ptrdiff_t>(size * size)) {
+    for (size_t row = 0; row < size; ++row) {
+      for (size_t column = row; column < size; ++column) {
+        const double entry = matrix[row * size + column] + 0.0;  // no -0
+        matrix[row * size + column] = matrix[column * size + row] = entry;
+      }
+    }
+  }
 }
 
 }  // namespace oscar

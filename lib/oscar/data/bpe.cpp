@@ -65,14 +65,7 @@ void Bpe::read_vocabulary(const TokenizerJson& model, const std::string& where) 
   ids_.reserve(vocabulary->size());
   for (const auto& [token, value] : vocabulary->items()) {
     const int32_t id = token_id_value(value, where + ".vocab: " + token);
-    if (static_cast<size_t>(id) >= tokens_.size()) tokens_.resize(static_cast<size_t>(id) + 1);
-    const auto place = ids_.emplace(token, id).first;
-    const std::string*& holder = tokens_[static_cast<size_t>(id)];
-    if (holder != nullptr) {
-      malformed(where + ".vocab", "one token for each id",
-                "id " + std::to_string(id) + " for '" + *holder + "' and '" + token + "'");
-    }
-    holder = &place->first;
+    tokens_.push_back({id, &ids_.emplace(token, id).first->first});
     size_t end = 0;
     const char32_t first = token.empty() ? 0 : next_code_point(token, end);
     if (!token.empty() && end == token.size()) character_ids_.set(first, id);
@@ -82,6 +75,13 @@ void Bpe::read_vocabulary(const TokenizerJson& model, const std::string& where) 
     } else if (auto bytes = bytes_of_characters(token)) {
       whole_ids_.emplace(std::move(*bytes), id);
     }
+  }
+  std::ranges::stable_sort(tokens_, {}, &Token::id);
+  const auto twice = std::ranges::adjacent_find(tokens_, {}, &Token::id);
+  if (twice != tokens_.end()) {
+    malformed(where + ".vocab", "one token for each id",
+              "id " + std::to_string(twice->id) + " for '" + *twice->text + "' and '" +
+                  *std::next(twice)->text + "'");
   }
 }
 
@@ -158,8 +158,8 @@ std::optional<int32_t> Bpe::token_id(std::string_view token) const {
 }
 
 const std::string* Bpe::token(int32_t id) const {
-  if (id < 0 || static_cast<size_t>(id) >= tokens_.size()) return nullptr;
-  return tokens_[static_cast<size_t>(id)];
+  const auto token = std::ranges::lower_bound(tokens_, id, {}, &Token::id);
+  return token != tokens_.end() && token->id == id ? token->text : nullptr;
 }
 
 // A word is merged in runs: it is cut where no merge joins what stands on both sides, so that a

@@ -36,7 +36,7 @@ class Bpe {
   std::optional<int32_t> token_id(std::string_view token) const;
   const std::string* token(int32_t id) const;  // null when no token has this id
   size_t num_tokens() const { return ids_.size(); }
-  int32_t largest_id() const { return static_cast<int32_t>(tokens_.size()) - 1; }
+  int32_t largest_id() const { return tokens_.back().id; }
 
  private:
   // Ids of characters, in pages that exist only where there are some.
@@ -57,6 +57,10 @@ class Bpe {
     int32_t id = -1;
     char32_t first = 0, last = 0;
   };
+  struct Token {
+    int32_t id = 0;
+    const std::string* text = nullptr;  // in ids_
+  };
   class Encoding;  // of one word
 
   void read_vocabulary(const TokenizerJson& model, const std::string& where);
@@ -68,7 +72,7 @@ class Bpe {
   WordKind kind_;
   ByText<int32_t> ids_;        // by the token's text in the file
   ByText<int32_t> whole_ids_;  // by what a word would be; filled when ignore_merges is set
-  std::vector<const std::string*> tokens_;
+  std::vector<Token> tokens_;  // by id: ids may be far apart
   CharacterIds character_ids_;
   MergeTable merges_;
   bool ignore_merges_ = false, byte_fallback_ = false, fuse_unknown_ = false;

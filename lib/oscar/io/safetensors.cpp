@@ -73,7 +73,8 @@ SafetensorsWeights::SafetensorsWeights(const std::filesystem::path& folder) : fo
     std::map<std::string, std::map<std::string, std::shared_ptr<Entry>>> shards;
     for (const auto& [tensor, shard] : read_index(index_path)) {
       if (!shards.contains(shard)) {
-        if (!std::filesystem::exists(folder / shard)) {
+        // A name may be longer than the system takes.
+        if (std::error_code status; !std::filesystem::exists(folder / shard, status)) {
           throw Error({.what = "a shard of the checkpoint is missing",
                        .where = (folder / shard).string(),
                        .hint = "the download may be incomplete; fetch the folder again"});

@@ -1,6 +1,8 @@
 // Float64 sums on their way between a device and the host.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -20,17 +22,19 @@ inline void add_values(torch::Tensor& sum, const std::vector<double>& values) {
   sum.add_(host.to(sum.device(), /*non_blocking=*/false, /*copy=*/true));
 }
 
-// Copies `sum` into as many `values`. Throws Error naming layer and sum when one is not finite.
+// Copies `sum` into as many `values`. Throws Error naming layer and sum when one is not finite. One
+// thread looks through them: beside those that read weights, libtorch's may have to wait for a
+// core.
 inline void copy_values(const torch::Tensor& sum, std::vector<double>& values, int layer,
                         const char* name) {
   const torch::Tensor host = sum.to(torch::kCPU).contiguous();
-  if (!torch::isfinite(host).all().item<bool>()) {
+  std::memcpy(values.data(), host.data_ptr<double>(), values.size() * sizeof(double));
+  if (!std::ranges::all_of(values, [](double value) { return std::isfinite(value); })) {
     throw Error(
         {.what = "a statistic is not finite",
          .where = "layer " + std::to_string(layer) + ", " + name,
          .hint = "the weights or activations of this layer overflow; check the checkpoint"});
   }
-  std::memcpy(values.data(), host.data_ptr<double>(), values.size() * sizeof(double));
 }
 
 // The same for moments [heads, d, d]: the upper triangles and their mirror images. The products

@@ -91,8 +91,10 @@ std::string window_warning(const QuantizerSettings& quantizer, int max_positions
       quantizer.sink_tokens, quantizer.recent_tokens, max_positions);
 }
 
-// What is done again when a pass was stopped and the run is resumed; collecting loses nothing.
+// What is done again when a pass was stopped and the run is resumed; one process collects nothing
+// again.
 constexpr const char* kCollecting = "";
+constexpr const char* kBlocksAgain = ": eighths of the text that were in progress begin again";
 constexpr const char* kEnergyAgain = ": the second pass, over value energies, begins again";
 constexpr const char* kSearchAgain = ": statistics are complete, the search begins again";
 
@@ -174,7 +176,7 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
       collected = {moments->result(), moments->snapshots()};
     }
   } catch (const Interrupted&) {
-    throw resumable_stop(saved, kCollecting);
+    throw resumable_stop(saved, ranks.several() ? kBlocksAgain : kCollecting);
   }
   progress.end();
   auto& [statistics, snapshots] = collected;
@@ -371,7 +373,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
                              result.convergence_seconds = seconds_since(start);
                              return record;
                            });
-  if (!beside_search) judged.wait();
+  if (!beside_search) bundle.convergence = judged.get();
 
   const int64_t layers = checkpoint.config.num_layers;
   std::vector<LayerDecision> decisions(static_cast<size_t>(layers));
@@ -380,13 +382,12 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
     const int together = layers_searched_together(model, split, *search_plan, options, limits);
     Decided decided =
         decide(model, split, *search_plan, together, options, ranks, saved, statistics, progress);
-    judged.wait();
+    if (judged.valid()) bundle.convergence = judged.get();
     decisions = std::move(decided.decisions);
     if (!decided.statistics.empty()) statistics = std::move(decided.statistics);
     saved.wait();
     result.search_seconds = seconds_since(search_start);
   }
-  bundle.convergence = judged.get();
   snapshots.clear();
   // Hadamard's and the identity are the same for every text.
   const bool follows_text = options.search.kind || options.fit.kind == TransformKind::kOscar ||

@@ -294,9 +294,10 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
     const RunPlan search_plan = plan_search(model, split, options, limits);
     const int together = layers_searched_together(model, split, search_plan, options, limits);
     if (probed.quantized) {
-      cost.search_seconds = search_seconds(model, split, options, total, *probe.weights,
-                                           std::min(together, config.num_layers), num_quantized,
-                                           longest_part(ranks, device, num_searched));
+      cost.search_seconds =
+          search_seconds(model, split, options, total, *probe.weights,
+                         std::min(together, static_cast<int>(num_searched)), num_quantized,
+                         longest_part(ranks, device, num_searched));
     }
     add_search_memory(model, split, options, search_plan, together, cost);
   }

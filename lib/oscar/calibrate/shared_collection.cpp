@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "oscar/base/interrupt.h"
-#include "oscar/calibrate/convergence_stage.h"
+#include "oscar/calibrate/sent_sums.h"
 #include "oscar/model/side_stream.h"
 
 namespace oscar {
@@ -49,8 +49,6 @@ RunPlan part_of(const RunPlan& plan, size_t end) {
   return part;
 }
 
-constexpr const char* kBlock = "block";
-
 // Passes one block from its beginning.
 std::unique_ptr<MomentPass> pass_block(const Collecting& job, const BatchRange& block,
                                        Progress& progress) {
@@ -73,31 +71,13 @@ std::future<void> beside(torch::Device device, Work work) {
   });
 }
 
-LayerStatistics receive_sums(Ranks& ranks, int owner, const LayerStatistics& shape,
-                             int64_t tokens) {
-  const ResumeTensor sums{.name = copy_name(kBlock, 0, shape.geometry.layer_id),
-                          .dtype = "f64",
-                          .shape = {},
-                          .bytes = ranks.receive(owner)};
-  return *load_copies(
-              kBlock, {sums}, {shape},
-              [&](const LayerGeometry&) { return std::vector<int64_t>{tokens}; },
-              "sums of process " + std::to_string(owner))
-              .front();
-}
-
-void send_sums(Ranks& ranks, const LayerStatistics& sums) {
-  std::vector<ResumeTensor> tensors;
-  save_copies(kBlock, {std::make_shared<LayerStatistics>(sums)}, tensors);
-  ranks.send(0, tensors.front().bytes);
-}
-
 // The sums of the blocks so far, on the host.
 class SumsInOrder {
  public:
   SumsInOrder(const Collecting& job, Ranks& ranks) : job_(job), ranks_(ranks) {}
 
   const Collected& sums() const { return sums_; }
+  Collected take() { return std::move(sums_); }
 
   void begin_with(const MomentPass& moments) { sums_ = {moments.block(), moments.snapshots()}; }
 
@@ -138,7 +118,7 @@ Collected collect_with_others(Ranks& ranks, const Collecting& job,
   SumsInOrder sums(job, ranks);
   if (blocks.empty()) {
     sums.begin_with(*moments);
-    return sums.sums();
+    return sums.take();
   }
   size_t added = 0, told = 0;  // blocks
   std::future<void> adding;
@@ -190,7 +170,7 @@ Collected collect_with_others(Ranks& ranks, const Collecting& job,
     if (added > 0) save(sums.sums(), {blocks[added - 1].end, 0, {}}, true);
     throw;
   }
-  return sums.sums();
+  return sums.take();
 }
 
 void collect_for_first(Ranks& ranks, const Collecting& job, BlockStart start) {
@@ -204,7 +184,7 @@ void collect_for_first(Ranks& ranks, const Collecting& job, BlockStart start) {
     sending = beside(job.model.compute().device, [&, moments = std::move(moments)] {
       ranks.wait_until_taken();
       for (const LayerGeometry& layer : job.layers) {
-        if (layer.fitted()) send_sums(ranks, moments->block(layer.layer_id));
+        if (layer.fitted()) send_sums(ranks, 0, moments->block(layer.layer_id));
       }
     });
   }

@@ -2,20 +2,17 @@
 #include "oscar/calibrate/shared_search.h"
 
 #include <cstring>
-#include <memory>
 #include <string>
 #include <utility>
 
 #include "oscar/base/parallel.h"
-#include "oscar/calibrate/convergence_stage.h"
+#include "oscar/calibrate/sent_sums.h"
 #include "oscar/search/decision_bytes.h"
 
 namespace oscar {
 namespace {
 
-constexpr const char* kSums = "sums";
-
-// One of no token, as load_copies needs it.
+// One of next to no tokens, as receive_sums needs it.
 LayerStatistics shape_of(const LayerGeometry& geometry, bool attended) {
   LayerStatistics shape = make_statistics(geometry);
   if (attended) shape.attended = make_attended_sums(geometry);
@@ -26,21 +23,13 @@ LayerStatistics shape_of(const LayerGeometry& geometry, bool attended) {
 
 LayerStatistics receive_statistics(Ranks& ranks, const LayerStatistics& shape, int64_t tokens,
                                    bool energy) {
-  const int layer = shape.geometry.layer_id;
-  const ResumeTensor sums{
-      .name = copy_name(kSums, 0, layer), .dtype = "f64", .shape = {}, .bytes = ranks.receive(0)};
-  LayerStatistics statistics =
-      *load_copies(
-           kSums, {sums}, {shape},
-           [&](const LayerGeometry&) { return std::vector<int64_t>{tokens}; },
-           "sums of the first process")
-           .front();
+  LayerStatistics statistics = receive_sums(ranks, 0, shape, tokens);
   if (!energy) return statistics;
   const std::vector<uint8_t> bytes = ranks.receive(0);
   MatrixStack<double> moment = shape.v_moment;
   if (bytes.size() != moment.data.size() * sizeof(double)) {
     throw Error({.what = "energies of another size than the layer's",
-                 .where = "layer " + std::to_string(layer)});
+                 .where = "layer " + std::to_string(shape.geometry.layer_id)});
   }
   std::memcpy(moment.data.data(), bytes.data(), bytes.size());
   statistics.v_energy_moment = std::move(moment);
@@ -70,9 +59,7 @@ void send_statistics(Ranks& ranks, const std::vector<LayerStatistics>& statistic
   const std::vector<int> owners = layer_owners(ranks, layers);
   for (size_t i = 0; i < statistics.size(); ++i) {
     if (owners[i] == 0) continue;
-    std::vector<ResumeTensor> sums;
-    save_copies(kSums, {std::make_shared<LayerStatistics>(statistics[i])}, sums);
-    ranks.send(owners[i], sums.front().bytes);
+    send_sums(ranks, owners[i], statistics[i]);
     const std::vector<double>& energy = statistics[i].v_energy_moment.data;
     if (energy.empty()) continue;
     const auto* bytes = reinterpret_cast<const uint8_t*>(energy.data());

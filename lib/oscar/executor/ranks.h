@@ -12,7 +12,7 @@
 namespace oscar {
 
 // What a store of torch carries between processes, on one machine or several, on CPUs and GPUs
-// alike: sums are small beside the work that they take, so nothing needs NCCL.
+// alike, without NCCL.
 class Ranks {
  public:
   // As RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT say, which

@@ -25,14 +25,18 @@ class Staging {
   Staging()
       : memory_(torch::empty({2, kPieceBytes}, torch::dtype(torch::kUInt8).pinned_memory(true))) {}
 
-  // One that nothing reads from any more, of `bytes`.
+  // One that nothing reads from any more.
   torch::Tensor next(int64_t bytes) {
     turn_ = 1 - turn_;
     left_[turn_].synchronize();
     return memory_[turn_].narrow(0, 0, bytes);
   }
-  // That of the last call is on its way.
-  void sent(const c10::Stream& stream) { left_[turn_].record(stream); }
+  // The last one, to a place of as many bytes on a GPU.
+  void send(const torch::Tensor& part) {
+    part.copy_(memory_[turn_].narrow(0, 0, part.numel()), /*non_blocking=*/true);
+    const c10::impl::VirtualGuardImpl device_type(c10::DeviceType::CUDA);
+    left_[turn_].record(device_type.getStream(part.device()));
+  }
 
  private:
   torch::Tensor memory_;
@@ -95,41 +99,23 @@ bool all_finite(const std::byte* numbers, int64_t count, torch::Dtype dtype) {
   }
 }
 
-bool copy_to_processor(const std::byte* data, const torch::Tensor& place) {
-  const int64_t size = place.element_size();
-  auto* const target = static_cast<std::byte*>(place.data_ptr());
-  bool finite = true;
-  for (int64_t first = 0; first < place.numel(); first += kPieceBytes / size) {
-    const int64_t count = std::min(kPieceBytes / size, place.numel() - first);
-    std::memcpy(target + first * size, data + first * size, static_cast<size_t>(count * size));
-    finite = all_finite(target + first * size, count, place.scalar_type()) && finite;
-  }
-  return finite;
-}
-
-bool copy_to_gpu(const std::byte* data, const torch::Tensor& place) {
-  const c10::Stream stream =
-      c10::impl::VirtualGuardImpl(place.device().type()).getStream(place.device());
-  const torch::Tensor target = place.view({-1}).view(torch::kUInt8);
-  auto staging = staging_pool().take();
-  bool finite = true;
-  for (int64_t first = 0; first < target.numel(); first += kPieceBytes) {
-    const int64_t bytes = std::min(kPieceBytes, target.numel() - first);
-    const torch::Tensor piece = staging->next(bytes);
-    auto* const memory = static_cast<std::byte*>(piece.data_ptr());
-    std::memcpy(memory, data + first, static_cast<size_t>(bytes));
-    finite = all_finite(memory, bytes / place.element_size(), place.scalar_type()) && finite;
-    target.narrow(0, first, bytes).copy_(piece, /*non_blocking=*/true);
-    staging->sent(stream);
-  }
-  staging_pool().give_back(std::move(staging));
-  return finite;
-}
-
 }  // namespace
 
 bool copy_numbers(const std::byte* data, const torch::Tensor& place) {
-  return place.is_cuda() ? copy_to_gpu(data, place) : copy_to_processor(data, place);
+  const torch::Tensor target = place.view({-1}).view(torch::kUInt8);
+  auto staging = place.is_cuda() ? staging_pool().take() : nullptr;
+  bool finite = true;
+  for (int64_t first = 0; first < target.numel(); first += kPieceBytes) {
+    const int64_t bytes = std::min(kPieceBytes, target.numel() - first);
+    const torch::Tensor part = target.narrow(0, first, bytes);
+    const torch::Tensor piece = staging ? staging->next(bytes) : part;
+    auto* const numbers = static_cast<std::byte*>(piece.data_ptr());
+    std::memcpy(numbers, data + first, static_cast<size_t>(bytes));
+    finite = all_finite(numbers, bytes / place.element_size(), place.scalar_type()) && finite;
+    if (staging) staging->send(part);
+  }
+  if (staging) staging_pool().give_back(std::move(staging));
+  return finite;
 }
 
 }  // namespace oscar

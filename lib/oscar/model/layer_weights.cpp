@@ -27,11 +27,12 @@ torch::Dtype stored_dtype(Dtype dtype) {
   return torch::kFloat32;
 }
 
-// Rows of quantized weights in the wanted dtype, made slab by slab: fp32 of a whole tensor may not
-// fit beside it.
-torch::Tensor decode(const TensorView& view, torch::Dtype dtype) {
+// Rows of quantized weights into `place`, made on the processor slab by slab: fp32 of a whole
+// tensor may not fit beside it.
+void decode(const TensorView& view, const torch::Tensor& place) {
   constexpr int64_t kSlabValues = int64_t{1} << 18;
-  torch::Tensor tensor = torch::empty(view.shape, dtype);
+  const torch::Tensor tensor =
+      place.is_cuda() ? torch::empty(view.shape, place.scalar_type()) : place;
   const int64_t values = view.shape.back(), rows = tensor.numel() / values;
   const torch::Tensor flat = tensor.view({rows, values});
   const int64_t slab = std::max<int64_t>(1, kSlabValues / values);
@@ -44,7 +45,7 @@ torch::Tensor decode(const TensorView& view, torch::Dtype dtype) {
       flat.narrow(0, first, count).copy_(torch::from_blob(buffer.data(), {count, values}));
     }
   });
-  return tensor;
+  if (place.is_cuda()) place.copy_(tensor);
 }
 
 // The bytes of the file as a tensor; headers need not align them, and then they are copied first.
@@ -104,17 +105,17 @@ bool scale_fp8(const TensorView& view, const torch::Tensor& place) {
 // Fills `place`, contiguous and of the weight's shape, on its device and in its dtype.
 void read_weight(const WeightSource& weights, const WeightSpec& spec, const torch::Tensor& place) {
   const TensorView view = weights.get(spec.name, spec.shape);
-  const torch::Dtype dtype = place.scalar_type();
   bool finite = false;
   if (view.fp8) {
     finite = scale_fp8(view, place);
-  } else if (view.decode) {
-    const torch::Tensor numbers = decode(view, dtype);
-    finite = copy_numbers(static_cast<const std::byte*>(numbers.data_ptr()), place);
-  } else if (stored_dtype(view.dtype) == dtype) {
+  } else if (!view.decode && stored_dtype(view.dtype) == place.scalar_type()) {
     finite = copy_numbers(view.data, place);
   } else {
-    place.copy_(wrap(view));
+    if (view.decode) {
+      decode(view, place);
+    } else {
+      place.copy_(wrap(view));
+    }
     finite = torch::isfinite(place).all().item<bool>();
   }
   weights.release(view);

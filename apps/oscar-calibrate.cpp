@@ -34,7 +34,8 @@ constexpr const char* kDescription =
 
 constexpr const char* kFooter =
     "MODEL   Hugging Face folder (config.json, safetensors, tokenizer.json), a .gguf\n"
-    "        file (llama, qwen2 or qwen3), or tiny-gqa, the embedded default.\n"
+    "        file (llama, qwen2 or qwen3), the name of a model that was fetched from\n"
+    "        the Hub (Qwen/Qwen3-8B), or tiny-gqa, which is embedded.\n"
     "CORPUS  .txt, .jsonl (text, prompt/completion or messages), .npy or .h5 token\n"
     "        ids, a folder of these, self:N (the model writes N tokens), or several\n"
     "        joined with weights: chat.jsonl:0.5,code.jsonl:0.5\n"
@@ -67,7 +68,7 @@ void add_corpus_options(CLI::App& program, Arguments& arguments) {
       ->group(section);
   program
       .add_option("--separators", arguments.separators,
-                  "Put tokens that end documents and turns into every second sequence, as packed\n"
+                  "Put tokens that end documents and turns into every second sequence, as packed "
                   "documents and chats have them; auto: into text that has few, not into ids")
       ->transform(one_of({"auto", "on", "off"}))
       ->capture_default_str()
@@ -103,7 +104,7 @@ void add_run_options(CLI::App& program, Arguments& arguments) {
       ->group(section);
   program
       .add_option("--batch-tokens", options.batch_tokens,
-                  "Tokens that run together (default: 4096 on the CPU, 32768 on a GPU);\n"
+                  "Tokens that run together (default: 4096 on the CPU, 32768 on a GPU); "
                   "fewer take less memory and change the last bits of the sums")
       ->transform(positive())
       ->group(section);
@@ -148,9 +149,10 @@ void print_cost(const CalibrateResult& result, const Ranks& ranks) {
   }
   fmt::print("memory     {} host", format_bytes(cost.peak_host_bytes));
   if (cost.peak_device_bytes > 0) fmt::print(", {} GPU", format_bytes(cost.peak_device_bytes));
-  fmt::print(" at most\nweights    {}, {} pass{}\n",
-             cost.weights_resident ? "stay in memory" : "stream from disk", cost.num_shards,
-             cost.num_shards == 1 ? "" : "es");
+  fmt::print(" at most\nweights    {}\n",
+             cost.weights_resident ? "stay in memory, read once"
+                                   : fmt::format("stream from disk, {} pass{}", cost.num_shards,
+                                                 cost.num_shards == 1 ? "" : "es"));
   fmt::print("disk       bundle {} at most, checkpoint {}\n", format_bytes(cost.bundle_bytes),
              format_bytes(cost.checkpoint_bytes));
 }
@@ -267,6 +269,7 @@ Json summary_json(const CalibrateResult& result, const CalibrateOptions& options
     json["search_seconds"] = result.cost.search_seconds;
     json["host_bytes"] = result.cost.peak_host_bytes;
     json["device_bytes"] = result.cost.peak_device_bytes;
+    json["weights_resident"] = result.cost.weights_resident;
     json["bundle_bytes"] = result.cost.bundle_bytes;
     json["checkpoint_bytes"] = result.cost.checkpoint_bytes;
   } else {

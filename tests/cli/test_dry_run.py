@@ -129,14 +129,16 @@ class Costs(ProgramTest):
         self.assertGreater(real["collect_seconds"], 2 * TIME_SLACK)  # else nothing is compared
         self.expect_time(estimate, real, "collect")
 
-    def test_a_limit_that_makes_weights_stream_is_kept(self):
-        limit = 460
-        estimate, real = self.dry_and_real(
-            *self.random_model(num_hidden_layers=12, hidden_size=256, intermediate_size=2048),
-            "--chunk-len", 128, "--max-tokens", 8192, "--search", "off", "--host-memory",
-            f"{limit}M")
-        self.expect_memory(estimate, real)
-        self.assertLessEqual(real["host_bytes"], limit * MIB)
+    def test_limits_that_keep_weights_in_memory_or_make_them_stream_are_kept(self):
+        model = self.random_model(num_hidden_layers=12, hidden_size=256, intermediate_size=2048)
+        for limit, streams in ((460, False), (410, True)):
+            with self.subTest(limit):
+                estimate, real = self.dry_and_real(
+                    *model, "--chunk-len", 128, "--max-tokens", 8192, "--search", "off", "--force",
+                    "--host-memory", f"{limit}M")
+                self.assertEqual(estimate["weights_resident"], not streams)
+                self.expect_memory(estimate, real)
+                self.assertLessEqual(real["host_bytes"], limit * MIB)
 
 
 if __name__ == "__main__":

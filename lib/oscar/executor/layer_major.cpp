@@ -1,6 +1,8 @@
 // The loop over shards, layers and batches.
 #include "oscar/executor/layer_major.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -21,6 +23,10 @@ std::vector<torch::Tensor> embed_shard(Transformer& model, const TokenChunks& co
   }
   return hidden;
 }
+
+// Of activations: what a layer leaves for good lies between them, and with the holes that malloc
+// keeps, a run would take up to a quarter more than it has in use.
+void give_back_freed_memory() { ::malloc_trim(0); }
 
 }  // namespace
 
@@ -58,6 +64,7 @@ void run_layer_major(Transformer& model, const TokenChunks& corpus, const RunPla
       // Asked before the visitor asks: it has then saved where this stops.
       const bool stop = interrupt_requested();
       visitor.layer_done(next);
+      if (!model.compute().device.is_cuda()) give_back_freed_memory();
       if (stop) throw Interrupted(kStopped);
     }
   }

@@ -84,10 +84,6 @@ std::string system_problem(const std::system_error& error) {
                      file->code().message());
 }
 
-}  // namespace
-
-namespace {
-
 int parse_and_work(CLI::App& program, int argc, char** argv, const std::function<int()>& work) {
   const std::string version =
       fmt::format("{} {} ({})", program.get_name(), kToolVersion, kToolCommit);

@@ -12,19 +12,21 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 #include <system_error>
 #include <vector>
 
 #include "common/main.h"
+#include "common/shared_work.h"
 #include "common/standard_streams.h"
+#include "oscar/executor/ranks.h"
 
 namespace oscar::app {
 namespace {
 
 constexpr const char* kOption = "--gpus";
 constexpr const char* kLoopback = "127.0.0.1";
-constexpr int kMostProcesses = 8;  // as many as there are blocks
 
 [[noreturn]] void fail(const char* what) {
   throw std::system_error(errno, std::generic_category(), what);
@@ -61,13 +63,34 @@ std::vector<char*> without_option(int argc, char** argv) {
 
 constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP};
 
+int code_of(int status, int ended_by_signal) {
+  return WIFEXITED(status) ? WEXITSTATUS(status) : ended_by_signal;
+}
+
+// Throws Error for an end that no process can have told: by a signal, or with an error when the
+// first, which tells those of the others, had left.
+void require_told(const std::vector<int>& statuses) {
+  const bool first_done = code_of(statuses.front(), kExitFailed) == kExitDone;
+  for (size_t i = 0; i < statuses.size(); ++i) {
+    const int status = statuses[i];
+    const bool killed = WIFSIGNALED(status);
+    if (!killed && (!first_done || code_of(status, kExitFailed) == kExitDone)) continue;
+    const std::string how = killed ? fmt::format("was ended by signal {} ({})", WTERMSIG(status),
+                                                 strsignal(WTERMSIG(status)))
+                                   : fmt::format("ended with exit code {}", WEXITSTATUS(status));
+    throw Error({.what = fmt::format("process {} of {} {}", i, statuses.size(), how),
+                 .found = first_done ? "process 0 has done all that was asked for" : "",
+                 .hint = WIFSIGNALED(statuses.front()) ? kResumeWithAny : ""});
+  }
+}
+
 }  // namespace
 
 void add_processes_option(CLI::App& program, int& processes) {
   program
       .add_option(kOption, processes,
-                  "Share the work among so many GPUs of this machine, each with a process\n"
-                  "of its own; with --device cpu, among so many processes")
+                  "Share the work among so many GPUs of this machine, each with a process of its "
+                  "own; with --device cpu, among so many processes")
       ->check(CLI::Range(1, kMostProcesses))
       ->capture_default_str()
       ->group("Machine");
@@ -82,6 +105,7 @@ int run_processes(int processes, int argc, char** argv) {
   ::setenv("MASTER_PORT", std::to_string(free_port()).c_str(), 1);
   ::setenv("WORLD_SIZE", std::to_string(processes).c_str(), 1);
   ::setenv("LOCAL_WORLD_SIZE", std::to_string(processes).c_str(), 1);
+  std::signal(SIGCHLD, SIG_DFL);  // ignored, as some supervisors leave it, it would never come
   sigset_t waited, before;
   ::sigemptyset(&waited);
   for (const int signal : kPassedOn) ::sigaddset(&waited, signal);
@@ -106,10 +130,11 @@ int run_processes(int processes, int argc, char** argv) {
     if (::getppid() != parent) ::_exit(kExitFailed);
     ::sigprocmask(SIG_SETMASK, &before, nullptr);
     ::execv("/proc/self/exe", command.data());
+    say("{}: cannot start process {}: {}\n", argv[0], rank, std::strerror(errno));
     ::_exit(kExitFailed);
   }
-  std::vector<int> codes(children.size(), kExitDone);
-  int ended_by_signal = kExitFailed;
+  std::vector<int> statuses(children.size());
+  bool stopping = false;
   for (size_t left = children.size(); left > 0;) {
     int signal = 0;
     ::sigwait(&waited, &signal);
@@ -117,18 +142,20 @@ int run_processes(int processes, int argc, char** argv) {
       for (const pid_t child : children) {
         if (child > 0) ::kill(child, signal);
       }
-      ended_by_signal = kExitInterrupted;
+      stopping = true;
       continue;
     }
     for (size_t i = 0; i < children.size(); ++i) {
-      int status = 0;
-      if (children[i] <= 0 || ::waitpid(children[i], &status, WNOHANG) != children[i]) continue;
+      if (children[i] <= 0 || ::waitpid(children[i], &statuses[i], WNOHANG) != children[i]) {
+        continue;
+      }
       children[i] = 0;
       --left;
-      codes[i] = WIFEXITED(status) ? WEXITSTATUS(status) : ended_by_signal;
     }
   }
-  for (const int code : codes) {
+  if (!stopping) require_told(statuses);
+  for (const int status : statuses) {
+    const int code = code_of(status, stopping ? kExitInterrupted : kExitFailed);
     if (code != kExitDone) return code;
   }
   return kExitDone;

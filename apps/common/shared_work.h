@@ -26,7 +26,9 @@ inline int share_work(Ranks& ranks, const std::string& hint, const std::function
   };
   if (ranks.first()) {
     try {
-      return first();
+      const int code = first();
+      require_all();
+      return code;
     } catch (const Interrupted&) {
       require_all();
       throw;

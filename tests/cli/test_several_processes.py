@@ -1,14 +1,16 @@
 """Runs of oscar-calibrate that several processes share give the bytes of one, also when a process
 was killed on the way and another number continued."""
+import os
 import signal
+import subprocess
 import time
 import unittest
 
 import h5py
 import numpy as np
 
-from support.processes import SharedRuns
-from support.programs import BIN, SOURCE
+from support.processes import PATIENCE, SharedRuns
+from support.programs import BIN, ENVIRONMENT, SOURCE
 
 MODEL = SOURCE / "datasets" / "tiny-gqa"
 # Eight blocks.
@@ -68,6 +70,24 @@ class SeveralProcesses(SharedRuns):
         self.assertTrue((self.folder / "out.h5.checkpoint").exists())
         self.assertEqual(self.bytes_of("out.h5", "--resume", "--gpus", 3),
                          self.bytes_of_one())
+
+    def test_processes_that_were_all_killed_are_named_by_their_parent(self):
+        parent, ids = self.start_parent(2, "out.h5")
+        for signal_of_all in (signal.SIGSTOP, signal.SIGKILL):  # none sees how another ends
+            for pid in ids:
+                os.kill(pid, signal_of_all)
+        code, said = self.end_of(parent)
+        self.assertEqual(code, 1, said)
+        self.assertIn("process 0 of 2 was ended by signal 9", said)
+        self.assertIn("--resume", said)
+
+    def test_a_parent_whose_children_nobody_waits_for_ends_too(self):
+        """SIGCHLD ignored, as some supervisors leave it."""
+        result = subprocess.run(self.command("out.h5", "--gpus", 2), capture_output=True, text=True,
+                                env=ENVIRONMENT, timeout=PATIENCE,
+                                preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual((self.folder / "out.h5").read_bytes(), self.bytes_of_one())
 
     def test_when_the_first_is_killed_the_others_say_so(self):
         self.expect_word_of_a_lost_first("out.h5")

@@ -202,7 +202,7 @@ struct Ranks::Connection {
 
 Ranks::Ranks() {
   if (std::getenv("WORLD_SIZE") == nullptr) return;
-  constexpr int kMostProcesses = 8, kMostPort = 65535;
+  constexpr int kMostPort = 65535;
   size_ = from_environment("WORLD_SIZE", 1, kMostProcesses);
   rank_ = from_environment("RANK", 0, size_ - 1);
   if (size_ == 1) return;

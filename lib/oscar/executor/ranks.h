@@ -11,13 +11,15 @@
 
 namespace oscar {
 
+inline constexpr int kMostProcesses = 8;  // a calibration deals eighths of its text
+
 // What a store of torch carries between processes, on one machine or several, on CPUs and GPUs
 // alike, without NCCL.
 class Ranks {
  public:
   // As RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT say, which
-  // torchrun sets; one process where there is no WORLD_SIZE. Returns once all have begun. Throws
-  // Error for values that are none and when a process does not appear.
+  // torchrun sets; one process where there is no WORLD_SIZE. Throws Error for values that are
+  // none, and where the first does not answer; of others that do not begin, lost() tells.
   Ranks();
   // Says that this process has ended; of the first, the others have then heard it.
   ~Ranks();

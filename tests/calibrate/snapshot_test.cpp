@@ -73,7 +73,8 @@ class Snapshots : public SmallRun {
 
   Json judged(const RunPlan& plan, const Sums& sums) {
     SilentProgress progress;
-    return judge_convergence(sums.snapshots, sums.statistics, plan, options_.fit, {}, progress);
+    return judge_convergence(sums.snapshots, sums.statistics, plan, options_.fit, {}, false,
+                             progress);
   }
 };
 

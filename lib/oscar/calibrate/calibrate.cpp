@@ -291,9 +291,9 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   CalibrateOptions options = resolve(requested, checkpoint.config, compute);
   const MemoryLimits limits =
       own_memory(ranks, compute.device, options.host_memory, options.gpu_memory);
-  Transformer model(checkpoint, compute);
-
   CalibrateResult result;
+  if (options.dry_run && !ranks.first()) return result;
+  Transformer model(checkpoint, compute);
   result.device = describe(compute);
   const std::string left_out = left_out_note(checkpoint.config, *checkpoint.weights);
   if (!left_out.empty()) progress.note(left_out);
@@ -314,14 +314,14 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   result.held_back_tokens = split.held_back.record.tokens;
   std::vector<Batch> batches = plan_batches(split.fit.chunks, options.batch_tokens);
   std::vector<int64_t> snapshot_tokens = plan_snapshots(batches);
-  const RunPlan plan = plan_run(model, std::move(batches), limits, options.checkpoint_every,
-                                std::move(snapshot_tokens), attended_view(options).has_value());
+  const RunPlan plan =
+      plan_run(model, std::move(batches), limits, options.checkpoint_every,
+               std::move(snapshot_tokens), attended_view(options).has_value(), ranks.several());
   // Before the work, so that a limit that is too low for the search is told then.
   std::optional<RunPlan> search_plan;
   if (options.search.any()) search_plan = plan_search(model, split, options, limits);
   if (options.dry_run) {
     result.dry_run = true;
-    if (!ranks.first()) return result;
     result.cost = estimate_cost(model, split, plan, options, limits, ranks);
     return result;
   }
@@ -348,6 +348,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   }
   if (options.resume && is_finished_output(options, bundle)) {
     ranks.agree(bundle.run_key, start_json({}, true));
+    ranks.wait_until_taken();
     CheckpointFile(options, bundle).remove_if_own();
     result.already_done = true;
     return result;
@@ -367,13 +368,20 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   auto judged = std::async(beside_search ? std::launch::async : std::launch::deferred,
                            [&, &snapshots = snapshots, &statistics = statistics] {
                              const auto start = Clock::now();
-                             Json record = judge_convergence(snapshots, statistics, plan,
-                                                             options.fit, checkpoint.config.rope,
-                                                             beside_search ? silent : progress);
+                             Json record = judge_convergence(
+                                 snapshots, statistics, plan, options.fit, checkpoint.config.rope,
+                                 search_plan.has_value(), beside_search ? silent : progress);
                              result.convergence_seconds = seconds_since(start);
                              return record;
                            });
-  if (!beside_search) bundle.convergence = judged.get();
+  const auto take_judgement = [&] {
+    try {
+      bundle.convergence = judged.get();
+    } catch (const Interrupted&) {
+      throw resumable_stop(saved, kSearchAgain);
+    }
+  };
+  if (!beside_search) take_judgement();
 
   const int64_t layers = checkpoint.config.num_layers;
   std::vector<LayerDecision> decisions(static_cast<size_t>(layers));
@@ -382,10 +390,10 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
     const int together = layers_searched_together(model, split, *search_plan, options, limits);
     Decided decided =
         decide(model, split, *search_plan, together, options, ranks, saved, statistics, progress);
-    if (judged.valid()) bundle.convergence = judged.get();
     decisions = std::move(decided.decisions);
     if (!decided.statistics.empty()) statistics = std::move(decided.statistics);
-    saved.wait();
+    saved.wait();  // it describes the bundle
+    if (beside_search) take_judgement();
     result.search_seconds = seconds_since(search_start);
   }
   snapshots.clear();

@@ -15,7 +15,7 @@
 namespace oscar {
 
 struct CalibrateOptions {
-  std::string model;                   // folder, or the name of an embedded default
+  std::string model;                   // as of find_model (checkpoint/checkpoint.h)
   std::string corpus;                  // as in data/corpus.h
   std::filesystem::path output;        // OUT.h5; the checkpoint stands beside it
   std::string preset = "best";         // recorded; `fit` already holds its values

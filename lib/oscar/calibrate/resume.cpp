@@ -9,7 +9,7 @@
 #include <set>
 
 #include "oscar/base/error.h"
-#include "oscar/calibrate/convergence_stage.h"
+#include "oscar/calibrate/saved_sums.h"
 
 namespace oscar {
 namespace {

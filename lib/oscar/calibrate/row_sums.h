@@ -23,7 +23,7 @@ struct RowSumsTask {
 // that intermediates of a long context stay small. Throws Error when the kernel cannot run.
 void add_row_sums(std::span<const RowSumsTask> tasks);
 
-// [batch, heads, tokens, d] -> [num_kv_heads, rows, d]: rows run over batch, group and tokens.
+// [batch, heads, tokens, d] -> [num_kv_heads, rows, d]: rows run over batch, query heads, tokens.
 torch::Tensor rows_by_kv_head(const torch::Tensor& x, int64_t num_kv_heads);
 
 }  // namespace oscar

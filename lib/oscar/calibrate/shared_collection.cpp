@@ -71,24 +71,68 @@ std::future<void> beside(torch::Device device, Work work) {
   });
 }
 
-// The sums of the blocks so far, on the host.
+// The sums of the blocks so far, on the host, to which a thread adds those of the next ones.
 class SumsInOrder {
  public:
-  SumsInOrder(const Collecting& job, Ranks& ranks) : job_(job), ranks_(ranks) {}
+  SumsInOrder(Ranks& ranks, const Collecting& job, const std::vector<BatchRange>& blocks,
+              const SaveSums& save)
+      : ranks_(ranks), job_(job), blocks_(blocks), save_(save) {}
 
-  const Collected& sums() const { return sums_; }
+  // Of a pass that has nothing left to do.
+  void begin_with(const MomentPass& moments) { sums_ = {moments.block(), moments.snapshots()}; }
+
+  // The thread, which must have ended before, adds the blocks before `end` and saves what it has:
+  // `own` passed the last of them, or none.
+  void begin(size_t end, std::unique_ptr<MomentPass> own) {
+    adding_ = beside(job_.model.compute().device, [this, end, own = std::move(own)]() mutable {
+      if (added_ == 0) {
+        begin_with(*own);
+        added_ = 1;
+      }
+      for (; added_ < end; ++added_) {
+        const int owner = ranks_.owner(added_);
+        add(blocks_[added_], owner, owner == 0 ? own.get() : nullptr);
+      }
+      own.reset();  // the next block's sums lie beside these
+      if (end < blocks_.size() && !interrupt_requested()) save(false);
+    });
+  }
+
+  // Until the thread has ended, whose error is thrown here. Blocks of others count as done then.
+  void wait(Progress& progress) {
+    adding_.get();
+    for (; told_ < added_; ++told_) {
+      if (ranks_.owner(told_) == 0) continue;
+      progress.advance(tokens_of(blocks_[told_]) * job_.model.config().num_layers);
+    }
+  }
+
+  // After a stop: saves what has been added.
+  void stop() {
+    try {
+      if (adding_.valid()) adding_.get();
+    } catch (const Interrupted&) {  // it waited for another process
+    }
+    if (added_ > 0) save(true);
+  }
+
+  size_t added() const { return added_; }
   Collected take() { return std::move(sums_); }
 
-  void begin_with(const MomentPass& moments) { sums_ = {moments.block(), moments.snapshots()}; }
+ private:
+  int64_t tokens_of(const BatchRange& block) const {
+    return oscar::tokens_of(job_.plan, block.begin, block.end - block.begin);
+  }
+
+  void save(bool stop) const { save_(sums_, {blocks_[added_ - 1].end, 0, {}}, stop); }
 
   // Those of the next block, in this process or, without `own`, in another.
   void add(const BatchRange& block, int owner, const MomentPass* own) {
-    const int64_t tokens = tokens_of(job_.plan, block.begin, block.end - block.begin);
     std::vector<LayerStatistics> more;  // all first: a stop on the way leaves nothing half added
     for (const LayerStatistics& layer : sums_.statistics) {
       if (!layer.geometry.fitted()) continue;
-      more.push_back(own != nullptr ? own->block(layer.geometry.layer_id)
-                                    : receive_sums(ranks_, owner, layer, tokens));
+      more.push_back(own != nullptr ? own->block_of(layer.geometry.layer_id)
+                                    : receive_sums(ranks_, owner, layer, tokens_of(block)));
     }
     const std::vector<int64_t>& marks = job_.plan.snapshot_tokens;
     for (const LayerStatistics& sums : more) {
@@ -102,10 +146,13 @@ class SumsInOrder {
     }
   }
 
- private:
-  const Collecting& job_;
   Ranks& ranks_;
+  const Collecting& job_;
+  const std::vector<BatchRange>& blocks_;
+  const SaveSums& save_;
   Collected sums_;
+  size_t added_ = 0, told_ = 0;  // blocks
+  std::future<void> adding_;     // ends before what it uses
 };
 
 }  // namespace
@@ -113,61 +160,32 @@ class SumsInOrder {
 Collected collect_with_others(Ranks& ranks, const Collecting& job,
                               std::unique_ptr<MomentPass> moments, RunPosition start,
                               const SaveSums& save, Progress& progress) {
-  const torch::Device device = job.model.compute().device;
   const auto blocks = blocks_from(job.plan, {start.batch, start.hidden.size()});
-  SumsInOrder sums(job, ranks);
+  SumsInOrder sums(ranks, job, blocks, save);
   if (blocks.empty()) {
     sums.begin_with(*moments);
     return sums.take();
   }
-  size_t added = 0, told = 0;  // blocks
-  std::future<void> adding;
-  // Up to the block whose sums are `own`.
-  const auto begin_adding = [&](size_t end, std::unique_ptr<MomentPass> own) {
-    adding = beside(device, [&, end, own = std::move(own)] {
-      if (added == 0) {
-        sums.begin_with(*own);
-        added = 1;
-      }
-      for (; added < end; ++added) {
-        const int owner = ranks.owner(added);
-        sums.add(blocks[added], owner, owner == 0 ? own.get() : nullptr);
-      }
-      if (end < blocks.size() && !interrupt_requested()) {
-        save(sums.sums(), {blocks[end - 1].end, 0, {}}, false);
-      }
-    });
-  };
-  const auto wait_for_adding = [&] {
-    adding.get();
-    for (; told < added; ++told) {
-      if (ranks.owner(told) == 0) continue;
-      progress.advance(
-          tokens_of(job.plan, blocks[told].begin, blocks[told].end - blocks[told].begin) *
-          job.model.config().num_layers);
-    }
-  };
   try {
     run_layer_major(job.model, job.corpus, part_of(job.plan, blocks.front().end), std::move(start),
                     *moments, progress);
-    begin_adding(1, std::move(moments));
+    sums.begin(1, std::move(moments));
     for (size_t i = 1; i < blocks.size(); ++i) {
       if (ranks.owner(i) != 0) continue;
       auto own = pass_block(job, blocks[i], progress);
-      wait_for_adding();
-      begin_adding(i + 1, std::move(own));
+      sums.wait(progress);
+      sums.begin(i + 1, std::move(own));
     }
-    wait_for_adding();
-    if (added < blocks.size()) {
-      begin_adding(blocks.size(), nullptr);
-      wait_for_adding();
+    sums.wait(progress);
+    if (sums.added() < blocks.size()) {
+      sums.begin(blocks.size(), nullptr);
+      sums.wait(progress);
     }
   } catch (const Interrupted&) {
-    try {
-      if (adding.valid()) adding.get();
-    } catch (const Interrupted&) {  // it waited for another process
-    }
-    if (added > 0) save(sums.sums(), {blocks[added - 1].end, 0, {}}, true);
+    sums.stop();
+    throw;
+  } catch (...) {
+    request_stop();  // the thread may wait for another process, which works on
     throw;
   }
   return sums.take();
@@ -177,19 +195,24 @@ void collect_for_first(Ranks& ranks, const Collecting& job, BlockStart start) {
   const auto blocks = blocks_from(job.plan, start);
   SilentProgress silent;
   std::future<void> sending;
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    if (!ranks.owns(i)) continue;
-    auto moments = pass_block(job, blocks[i], silent);
+  try {
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      if (!ranks.owns(i)) continue;
+      auto moments = pass_block(job, blocks[i], silent);
+      if (sending.valid()) sending.get();
+      sending = beside(job.model.compute().device, [&, moments = std::move(moments)] {
+        ranks.wait_until_taken();
+        for (const LayerGeometry& layer : job.layers) {
+          if (layer.fitted()) send_sums(ranks, 0, moments->block_of(layer.layer_id));
+        }
+      });
+    }
     if (sending.valid()) sending.get();
-    sending = beside(job.model.compute().device, [&, moments = std::move(moments)] {
-      ranks.wait_until_taken();
-      for (const LayerGeometry& layer : job.layers) {
-        if (layer.fitted()) send_sums(ranks, 0, moments->block(layer.layer_id));
-      }
-    });
+    ranks.wait_until_taken();
+  } catch (...) {
+    request_stop();  // sums on their way would wait for the first, which works on
+    throw;
   }
-  if (sending.valid()) sending.get();
-  ranks.wait_until_taken();
 }
 
 }  // namespace oscar

@@ -32,11 +32,13 @@ Collected collect_with_others(Ranks& ranks, const Collecting& job,
                               std::unique_ptr<MomentPass> moments, RunPosition start,
                               const SaveSums& save, Progress& progress);
 
-// In the others: passes this process' blocks of what is left from `start` on, of which only the
-// number of batches counts that have begun. Sums of a block are sent while the next one passes.
+// Where a shared collection begins: a batch, and how many from there on have begun.
 struct BlockStart {
   size_t batch = 0, begun = 0;
 };
+
+// In the others: passes this process' blocks of what is left from `start` on. Sums of a block are
+// sent while the next one passes.
 void collect_for_first(Ranks& ranks, const Collecting& job, BlockStart start);
 
 }  // namespace oscar

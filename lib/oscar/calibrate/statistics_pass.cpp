@@ -164,7 +164,7 @@ std::vector<LayerStatistics> MomentPass::result() const { return of_layers(&Laye
 
 std::vector<LayerStatistics> MomentPass::block() const { return of_layers(&Layer::block); }
 
-LayerStatistics MomentPass::block(int layer) const {
+LayerStatistics MomentPass::block_of(int layer) const {
   return collectors_[static_cast<size_t>(layer)]->block();
 }
 

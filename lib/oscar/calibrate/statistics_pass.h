@@ -12,8 +12,8 @@
 
 namespace oscar {
 
-// Copies of running sums, of layers in ascending order and of each as it went on. Their
-// o_proj_metric, which does not change, is absent.
+// Copies of running sums, of each layer in the order in which it went on. Their o_proj_metric,
+// which does not change, is absent.
 using SumSnapshots = std::vector<std::shared_ptr<const LayerStatistics>>;
 
 struct Collected {
@@ -59,7 +59,7 @@ class MomentPass final : public LayerVisitor {
   std::vector<LayerStatistics> block() const;
   SumSnapshots blocks_before() const;
   // A layer's part of block(), without the metric. The layer is not local.
-  LayerStatistics block(int layer) const;
+  LayerStatistics block_of(int layer) const;
   SumSnapshots snapshots() const;
 
  private:

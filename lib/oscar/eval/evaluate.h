@@ -17,7 +17,7 @@
 namespace oscar {
 
 struct EvaluateOptions {
-  std::string model;             // folder, or the name of an embedded default
+  std::string model;             // as of find_model (checkpoint/checkpoint.h)
   std::string corpus;            // empty: heldout.jsonl in the model's folder
   std::filesystem::path bundle;  // of the methods that need one; may be empty
   // Further bundles, by the name that `compare` gives them.

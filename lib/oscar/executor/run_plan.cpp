@@ -13,6 +13,7 @@
 #include <numeric>
 #include <string>
 
+#include "oscar/base/control_group.h"
 #include "oscar/base/error.h"
 #include "oscar/bundle/raw_file.h"
 
@@ -90,7 +91,7 @@ int64_t attended_workspace_bytes(const ModelConfig& config, int64_t batch_tokens
          (5 * 4 + 2 * 8) * kv * std::min(batch_tokens, attended_rows(device));
 }
 
-// Host memory while a checkpoint is written, which is never while a batch runs: the sums once more,
+// Host memory while a checkpoint is written: the sums once more,
 // with the output projection's metric, as statistics and as the bytes of the file, `snapshots`
 // copies of sums as bytes, matrices of all heads as they will be in the file, packed and before
 // that, and what the file's library holds.
@@ -219,7 +220,8 @@ int64_t snapshot_bytes(const ModelConfig& config, size_t count, bool attended) {
 }
 
 RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
-                 int checkpoint_every, std::vector<int64_t> snapshot_tokens, bool attended) {
+                 int checkpoint_every, std::vector<int64_t> snapshot_tokens, bool attended,
+                 bool shared) {
   const ModelConfig& config = model.config();
   const bool on_gpu = model.compute().device.is_cuda();
   const auto element = static_cast<int64_t>(torch::elementSize(model.compute().dtype));
@@ -229,9 +231,12 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   const int64_t largest_layer = largest_layer_bytes(model);
   const int64_t one_batch_hidden = longest_batch(plan.batches) * plan.hidden_bytes_per_token;
   plan.block_tokens = plan_blocks(plan.batches);
-  // Sums of the blocks before lie beside those of the block, and are copied when they are saved.
+  // Sums of the blocks before lie beside those of the block, and are copied when they are saved;
+  // shared, beside those of the next block too, with a copy of both on the host.
   const size_t copies = snapshot_tokens.size();
-  const int64_t running_sums = 2 * running_sums_bytes(config, attended);
+  const int64_t running_sums = (shared ? 3 : 2) * running_sums_bytes(config, attended);
+  const int64_t host_sums = snapshot_bytes(config, copies + (shared ? 2 : 0), attended);
+  const auto together = [shared](int64_t a, int64_t b) { return shared ? a + b : std::max(a, b); };
   const int64_t record =
       checkpoint_every == kNoCheckpoints
           ? 0
@@ -240,9 +245,8 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   const int64_t workspace = workspace_bytes(
       config, longest, element,
       attended ? attended_workspace_bytes(config, longest, model.compute().device) : 0);
-  const int64_t host_fixed = runtime_bytes(model.compute().device) +
-                             snapshot_bytes(config, copies, attended) +
-                             std::max(record, 2 * largest_layer);
+  const int64_t host_fixed =
+      runtime_bytes(model.compute().device) + host_sums + together(record, 2 * largest_layer);
   plan.snapshot_tokens = std::move(snapshot_tokens);
   plan.attended = attended;
   plan.workspace_bytes = workspace;
@@ -253,7 +257,7 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   if (on_gpu) {
     fixed += workspace;
   } else {
-    fixed += snapshot_bytes(config, copies, attended) + std::max(workspace, record);
+    fixed += host_sums + together(workspace, record);
   }
   // The present layer and the next one, of which a part is read before it is in its place.
   const int64_t streamed_layers = 2 * largest_layer + largest_layer / 2;
@@ -357,6 +361,7 @@ MemoryLimits free_memory(const torch::Device& device) {
   if (limits.host_bytes == 0) {
     limits.host_bytes = ::sysconf(_SC_AVPHYS_PAGES) * ::sysconf(_SC_PAGESIZE);
   }
+  limits.host_bytes = std::min(limits.host_bytes, control_group_memory());
   if (device.is_cuda()) {
     limits.device_bytes =
         static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).first);

@@ -43,7 +43,8 @@ struct RunPlan {
   std::vector<Shard> shards;
   // Tokens at the ends of the blocks whose sums are added up one after another; the last is of all.
   std::vector<int64_t> block_tokens;
-  // Tokens, at ends of batches, at which each layer's sums are copied (convergence_stage.h).
+  // Tokens, at ends of batches, at which each layer's sums are copied
+  // (calibrate/convergence_stage.h).
   std::vector<int64_t> snapshot_tokens;
   bool attended = false;          // sums weighted by attention are collected too
   bool weights_resident = false;  // all layers stay on the device; otherwise they stream
@@ -81,11 +82,12 @@ int64_t snapshot_bytes(const ModelConfig& config, size_t count, bool attended);
 // Throws Error with the bytes needed when even one batch and one layer do not fit.
 // `checkpoint_every` chunks bound a shard while weights are resident (a shard then costs nothing);
 // kNoCheckpoints: none is written, so that no memory is needed for one.
-// `snapshot_tokens` as of plan_snapshots; `attended`: the run also collects those sums.
+// `snapshot_tokens` as of plan_snapshots; `attended`: the run also collects those sums; `shared`:
+// with other processes, so that sums of a block are added and saved while the next one passes.
 inline constexpr int kNoCheckpoints = 0;
 RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
                  int checkpoint_every, std::vector<int64_t> snapshot_tokens = {},
-                 bool attended = false);
+                 bool attended = false, bool shared = false);
 
 // `plan`, made for `device`, with all its batches in one shard whatever room there is, and with the
 // peaks of that: a search sees all held-back chunks of a layer at once.
@@ -99,7 +101,8 @@ std::vector<Shard> shards_from(const RunPlan& plan, size_t batch, size_t num_sta
 // Tokens of `count` batches from `first` on.
 int64_t tokens_of(const RunPlan& plan, size_t first, size_t count);
 
-// Memory that is free now: MemAvailable of the host and free bytes of the device.
+// Memory that is free now: MemAvailable of the host, or less where a container has a limit, and
+// free bytes of the device.
 MemoryLimits free_memory(const torch::Device& device);
 
 // What --host-memory and --gpu-memory allow, in bytes; 0: what is free now.

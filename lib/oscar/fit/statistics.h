@@ -24,7 +24,7 @@ struct AttendedSums {
   bool operator==(const AttendedSums&) const = default;
 };
 
-// Sums over tokens t and the query heads j of each KV head's group (math 2.1).
+// Sums over tokens t and the query heads j of each KV head (math 2.1).
 // d is head_dim_k for q and k, head_dim_v for v and the attention output. Heads come first.
 struct LayerStatistics {
   LayerGeometry geometry;
@@ -33,12 +33,13 @@ struct LayerStatistics {
   MatrixStack<double> v_moment;         // [Hkv, d, d]  sum of v^T v
   MatrixStack<double> attn_out_moment;  // [Hkv, d, d]  sum of o^T o, o = softmax output before W_O
   VectorStack<double> q_sum, k_sum, v_sum, attn_out_sum;  // [Hkv, d]
-  MatrixStack<double> o_proj_metric;  // [Hkv, d, d]  M_O = sum over the group of W_O,j W_O,j^T
+  MatrixStack<double>
+      o_proj_metric;  // [Hkv, d, d]  M_O = sum over its query heads of W_O,j W_O,j^T
   // [Hkv, d, d] sum of w_t v_t^T v_t, w_t = k_t C_Q k_t^T scaled to sum N; only with the energy
   // objective, otherwise absent. Belongs to one run and is not mergeable.
   MatrixStack<double> v_energy_moment;
   AttendedSums attended;  // of quantized layers of runs with row weights; empty otherwise
-  int64_t count_q = 0;    // rows in the q and attention-output sums: tokens x group size
+  int64_t count_q = 0;    // rows in the q and attention-output sums: tokens x query heads
   int64_t count_kv = 0;   // rows in the k and v sums: tokens
   bool operator==(const LayerStatistics&) const = default;
 };

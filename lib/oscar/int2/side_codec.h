@@ -40,8 +40,9 @@ std::vector<SegmentRun> segment_runs(const SideCodec& side, const RowPlaces& pla
 torch::Tensor to_tensor(const MatrixStack<float>& stack, torch::Device device);
 torch::Tensor to_tensor(const MatrixStack<double>& stack, torch::Device device);
 
-// Throws Error when a matrix that the settings need is missing or the group size does not divide d.
-// `rope` is needed by keys with centres, for which there are segments up to rope.max_positions.
+// Throws Error when a matrix that the settings need is missing or the quantization group does not
+// divide d. `rope` is needed by keys with centres, for which there are segments up to
+// rope.max_positions.
 SideCodec make_side_codec(const SideTransform& transform, Side side,
                           const QuantizerSettings& quantizer, int layer, const Rope& rope,
                           torch::Device device);

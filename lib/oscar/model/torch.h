@@ -1,5 +1,6 @@
-// The one include of libtorch, and the precompiled header of everything that uses it: tensors,
-// operators and modes. torch/torch.h adds modules and optimizers, and compiles twice as long.
+// libtorch's tensors, operators and modes, and the precompiled header of everything that uses them;
+// streams, guards and threads are included where they are used. torch/torch.h adds modules and
+// optimizers, and compiles twice as long.
 #pragma once
 
 #include <torch/cuda.h>

@@ -56,8 +56,8 @@ class Transformer {
   // Final norm and output projection: hidden [batch, tokens, hidden] -> logits fp32 [.., vocab].
   torch::Tensor logits(const torch::Tensor& hidden);
 
-  // M_O = sum over the group of W_O,j W_O,j^T for all KV heads, [Hkv, d, d], in float64 from the
-  // weights of the file; W_O,j is the [head_dim_v, hidden] slice of query head j.
+  // M_O = sum over the query heads j of a KV head of W_O,j W_O,j^T, [Hkv, d, d], in float64 from
+  // weights in the compute dtype; W_O,j is the [head_dim_v, hidden] slice of query head j.
   MatrixStack<double> o_proj_metric(int layer) const;
   // W_O,j W_O,j^T of every query head, [Hq, d, d]: what the sum above is made of.
   MatrixStack<double> o_proj_head_metrics(int layer) const;

@@ -75,9 +75,10 @@ SearchPass::~SearchPass() = default;
 
 LayerDecision SearchPass::search(size_t layer, const HeldBackLayer& held) const {
   const Rope& rope = model_.config().rope;
+  const LayerStatistics& statistics = statistics_[layer];
   const auto output_metric =
-      to_tensor(model_.o_proj_head_metrics(static_cast<int>(layer)), model_.compute().device);
-  return search_layer({.statistics = statistics_[layer],
+      to_tensor(model_.o_proj_head_metrics(statistics.geometry.layer_id), model_.compute().device);
+  return search_layer({.statistics = statistics,
                        .fixed = settings_.fit,
                        .search = settings_.search,
                        .rope = rope,

@@ -11,6 +11,7 @@
 #include "bench/quantize.h"
 #include "bench/transform.h"
 #include "common/main.h"
+#include "common/options.h"
 #include "common/output_paths.h"
 #include "common/standard_streams.h"
 #include "oscar/base/error.h"
@@ -269,10 +270,7 @@ int main(int argc, char** argv) {
       ->add_option("CORPUS", arguments.calibrate.corpus,
                    "Text or token ids, as for oscar-calibrate")
       ->required();
-  calibrate
-      ->add_option("--model", arguments.calibrate.model,
-                   "Hugging Face folder, .gguf file, or tiny-gqa, the embedded default")
-      ->capture_default_str();
+  calibrate->add_option("--model", arguments.calibrate.model, oscar::app::kModelHelp)->capture_default_str();
   calibrate->add_option("--batch-tokens", arguments.calibrate.batch_tokens, "Tokens run together")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();

@@ -54,7 +54,7 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
   EvaluateOptions& options = arguments.options;
   program
       .add_option("--bundle", arguments.bundles,
-                  "Rotation bundle from oscar-calibrate; NAME=FILE: a further one that\n"
+                  "Rotation bundle from oscar-calibrate; NAME=FILE: a further one that "
                   "--compare calls NAME (repeatable)")
       ->allow_extra_args(false)
       ->group(section);
@@ -98,7 +98,7 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
       ->group(section);
   program
       .add_option("--stride", options.stride,
-                  "Overlap: windows of --chunk-len advance by this many tokens and\n"
+                  "Overlap: windows of --chunk-len advance by this many tokens and "
                   "count their last ones, so that each has a long context")
       ->transform(positive())
       ->group(section);
@@ -420,10 +420,7 @@ int main(int argc, char** argv) {
   CLI::App program(kDescription, "oscar-eval");
   program.footer(kFooter);
   Arguments arguments;
-  program
-      .add_option("MODEL", arguments.options.model,
-                  "Hugging Face folder, .gguf file, or tiny-gqa, the embedded default")
-      ->required();
+  program.add_option("MODEL", arguments.options.model, kModelHelp)->required();
   add_measurement_options(program, arguments);
   add_needle_options(program, arguments.options.needle_plan, arguments.options.generate_needles);
   add_quantizer_options(program, arguments.quantizer);

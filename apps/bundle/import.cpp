@@ -73,7 +73,8 @@ void add_import(CLI::App& program, Work& work) {
                   "files; a .gguf with attn_k_rot; one .npz or .safetensors\n"
                   "with k_rotation and v_rotation [layers, heads, d, d],\n"
                   "and what else docs/exchange.md names");
-        sub.add_option("--model", arguments.model, "Its Hugging Face folder, or tiny-gqa")
+        sub.add_option("--model", arguments.model,
+                       "Its Hugging Face folder, .gguf file or name, or tiny-gqa")
             ->required();
         sub.add_option("-o,--output", arguments.output, "Bundle to write")->required();
         sub.add_option("--name", arguments.options.name, "Of the method, in the bundle")

@@ -3,11 +3,11 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
 #include <cmath>
 
 #include "common/main.h"
 #include "common/usage.h"
+#include "oscar/base/parse_count.h"
 #include "oscar/base/printable.h"
 #include "oscar/fit/presets.h"
 
@@ -45,28 +45,6 @@ void parse_clip(const std::string& text, FitOptions& fit) {
 
 // More tokens than any model serves; the sum of two such windows is far from an int's limit.
 constexpr int kLargestWindow = 1 << 24;
-
-// "64K", "1.5M", "1e4", "100" as a whole number; nullopt for anything else, and for more than an
-// int64 holds.
-std::optional<int64_t> parse_count(const std::string& text) {
-  if (text.find_first_not_of("0123456789.eE+kKmMgG-") != std::string::npos) return std::nullopt;
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  if (end == text.c_str()) return std::nullopt;
-  const std::string unit = end;
-  const size_t power = std::string("kmg").find(unit.empty() ? '?' : std::tolower(unit[0]));
-  if (unit.size() > 1 || (!unit.empty() && power == std::string::npos)) return std::nullopt;
-  const bool digits = text.find_first_not_of("-0123456789") == std::string::npos;
-  if (digits) {  // to the last one
-    errno = 0;
-    const long long whole = std::strtoll(text.c_str(), &end, 10);
-    return errno == 0 ? std::optional<int64_t>(whole) : std::nullopt;
-  }
-  const double number = unit.empty() ? value : std::ldexp(value, 10 * static_cast<int>(power + 1));
-  constexpr double kMost = 9e18;
-  if (!(std::abs(number) <= kMost) || number != std::floor(number)) return std::nullopt;
-  return static_cast<int64_t>(number);
-}
 
 CLI::Validator count(const char* name, const char* expected, int64_t least) {
   return CLI::Validator(
@@ -264,10 +242,9 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
       ->group(section);
   if (searchable) {
     program
-        .add_option(
-            "--search", arguments.search,
-            "What held-out text decides in preset best: clipping (quick), everything, on more\n"
-            "text (full), or nothing (off)")
+        .add_option("--search", arguments.search,
+                    "What held-out text decides in preset best: clipping (quick), everything, on "
+                    "more text (full), or nothing (off)")
         ->transform(one_of({"quick", "full", "off"}))
         ->capture_default_str()
         ->group(section);

@@ -19,6 +19,11 @@ namespace oscar::app {
 CLI::Validator positive();
 CLI::Validator non_negative();
 
+// What a MODEL may be, where it is described in a line.
+inline constexpr const char* kModelHelp =
+    "Hugging Face folder, .gguf file, name of a model that was fetched from the Hub "
+    "(Qwen/Qwen3-8B), or tiny-gqa, which is embedded";
+
 // One of `words`, in upper or lower case.
 CLI::Validator one_of(const std::vector<std::string>& words);
 

@@ -11,9 +11,9 @@ namespace {
 // The options that name a value, with that word; "auto" names none.
 NamedOptions named_options(const CLI::App& program) {
   NamedOptions named;
-  for (const char* name :
-       {"--method", "--granularity", "--center", "--rounding", "--scale-correction", "--clip",
-        "--quant-group-size", "--metadata-dtype", "--sink", "--recent"}) {
+  for (const char* name : {"--method", "--granularity", "--center", "--key-centers", "--rounding",
+                           "--scale-correction", "--clip", "--quant-group-size", "--metadata-dtype",
+                           "--sink", "--recent"}) {
     const CLI::Option* option = program.get_option(name);
     if (option->count() > 0 && option->as<std::string>() != "auto") {
       named[name] = option->as<std::string>();

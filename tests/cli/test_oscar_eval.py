@@ -200,7 +200,7 @@ class OscarEval(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         bits = json.loads(out.read_text())["methods"]["identity"]["bpe"]
         self.assertAlmostEqual(bits["640"], (16 * 320 + 2.25 * 320) / 640)
-        self.assertIn("BPE: bits per cached element at 640 tokens", result.stdout)
+        self.assertIn("bits: per cached element, at 640 tokens", result.stdout)
         self.assertRegex(result.stdout, r"identity +9\.12")
 
     def test_generated_answers_agree_with_teacher_forcing(self):

@@ -17,7 +17,7 @@ class ForStack(StackCase):
 
     def test_conflicting_options_are_refused_by_name(self):
         for option, value in (("--granularity", "per-head"), ("--method", "orthogonal"),
-                              ("--center", "on"),
+                              ("--center", "on"), ("--key-centers", "two"),
                               ("--rounding", "shaped"), ("--scale-correction", "unbiased"),
                               ("--quant-group-size", 32), ("--sink", 20)):
             with self.subTest(option):

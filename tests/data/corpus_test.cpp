@@ -44,12 +44,12 @@ std::vector<int32_t> counting(int32_t count) {
 }
 
 TEST(CorpusArgument, HasPathsWeightsAndSelf) {
-  const auto parts = parse_corpus_argument("a/chat.jsonl:0.5,b.npy:2,self:100:1");
+  const auto parts = parse_corpus_argument("a/chat.jsonl:0.5,b.npy:2,self:1K:1");
   ASSERT_EQ(parts.size(), 3u);
   EXPECT_EQ(parts[0].path, "a/chat.jsonl");
   EXPECT_EQ(parts[0].weight, 0.5);
   EXPECT_EQ(parts[1].weight, 2.0);
-  EXPECT_EQ(parts[2].self_tokens, 100);
+  EXPECT_EQ(parts[2].self_tokens, 1024);
   EXPECT_FALSE(parse_corpus_argument("a:b/c.txt")[0].has_weight);
 }
 

@@ -3,12 +3,13 @@
 #include <cstdlib>
 
 #include "oscar/base/error.h"
+#include "oscar/base/parse_count.h"
 #include "oscar/data/corpus.h"
 
 namespace oscar {
 namespace {
 
-constexpr const char* kSyntax = "PATH[:WEIGHT][,PATH[:WEIGHT]...], or self:N as a part";
+constexpr const char* kSyntax = "PATH[:WEIGHT][,PATH[:WEIGHT]...], or self:N alone";
 
 [[noreturn]] void malformed(const std::string& what, const std::string& part) {
   throw Error({.what = what, .where = "CORPUS '" + part + "'", .expected = kSyntax});
@@ -41,10 +42,9 @@ CorpusPart parse_part(const std::string& text, const std::string& argument) {
     part.path = rest;
     return part;
   }
-  char* end = nullptr;
-  part.self_tokens = std::strtoll(rest.c_str(), &end, 10);
-  if (rest.empty() || *end != '\0' || part.self_tokens <= 0 ||
-      part.self_tokens > (int64_t{1} << 40)) {
+  constexpr int64_t kMost = int64_t{1} << 40;
+  part.self_tokens = parse_count(rest).value_or(0);
+  if (part.self_tokens <= 0 || part.self_tokens > kMost) {
     malformed("self:N needs a positive number of tokens", text);
   }
   return part;

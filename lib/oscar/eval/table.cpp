@@ -120,7 +120,7 @@ std::string partial_line(const Json& report) {
 std::string format_table(const Json& report) {
   const bool text = report.contains("tokens"), needles = report.contains("needle");
   const std::string length = quoted_length(report);
-  std::string out = fmt::format("{:<17} {:>5}", "method", "BPE");
+  std::string out = fmt::format("{:<17} {:>5}", "method", "bits");
   if (text) out += fmt::format(" {:^17} {:^17} {:>6}", "perplexity", "KL to bf16", "top-1");
   if (needles) out += fmt::format(" {:>12}", "needles");
   out += fmt::format("\n{:-<{}}\n", "", text && needles ? 80 : text ? 65 : 40);
@@ -141,7 +141,7 @@ std::string format_table(const Json& report) {
   if (report.contains("separators") && report["separators"].contains("rows")) {
     out += row_class_lines(report["separators"]["rows"]);
   }
-  out += fmt::format("BPE: bits per cached element at {} tokens", length);
+  out += fmt::format("bits: per cached element, at {} tokens", length);
   if (text) {
     out += fmt::format("; {} tokens from position {} on,\nmode {}, offset {}; ± standard error",
                        report["tokens"].get<int64_t>(), report["first_position"].get<int64_t>(),

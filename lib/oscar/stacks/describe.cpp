@@ -192,6 +192,8 @@ std::vector<std::string> describe_choice(const StackChoice& choice) {
       part(search.center, "centring", fit.center ? "centred" : "not centred"),
       part(search.row_weights, "row weights",
            fit.row_weights == RowWeights::kAttention ? "rows by attention" : "rows alike"),
+      part(search.key_centres, "key centres",
+           fit.key_centres ? "two key centres" : "one key centre"),
       part(search.rounding, "rounding", fmt::format("{} rounding", rounding_name(fit.rounding))),
       part(search.scale_correction, "scale correction",
            fmt::format("scale correction {}", scale_correction_name(fit.scale_correction))),

@@ -128,6 +128,10 @@ int AtomicFile::descriptor() const { return file_ ? file_->descriptor() : memory
 
 void AtomicFile::append(std::string_view bytes) { write_all(descriptor(), bytes, target_); }
 
+void AtomicFile::begin_to_flush() const {
+  ::sync_file_range(descriptor(), 0, 0, SYNC_FILE_RANGE_WRITE);  // commit() meets its errors
+}
+
 void AtomicFile::commit() {
   if (file_) return file_->publish(replace_);
   const Descriptor stream{open_stream(target_)};

@@ -27,6 +27,8 @@ class AtomicFile {
   // The one descriptor of the file, for writing and reading anywhere in it.
   int descriptor() const;
   void append(std::string_view bytes);
+  // Has what was written so far on its way to disk, for commit() to wait less.
+  void begin_to_flush() const;
   // Flushes file and folder to disk and takes the place. Throws Error on any failure (a full disk
   // shows here) and when `replace` does not allow it any more; the target is then untouched.
   // Interrupted while a FIFO has no reader and a stop was requested.

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <ctime>
+#include <future>
 #include <optional>
 #include <type_traits>
 
@@ -338,12 +339,56 @@ Prepared prepare(const hdf5::DatasetView& dataset,
   return made;
 }
 
+// `work` in a thread of its own, or, where none can be had, in the one that asks for the result. It
+// is copied: libstdc++ would have moved it into the thread that could not be had.
+template <typename Work>
+auto beside(const Work& work) {
+  return std::async(std::launch::async | std::launch::deferred, work);
+}
+
+// Datasets that are prepared side by side, small ones between large ones.
+size_t datasets_of_a_batch() { return static_cast<size_t>(2 * parallel_cores()); }
+
+// Writes all datasets: some are prepared while those before them are written. `codings`: by group
+// and name, of those that are stored in another form.
+void write_datasets(const std::vector<hdf5::DatasetView>& datasets, hdf5::Writer& writer,
+                    const AtomicFile& file, const std::function<void()>& between,
+                    std::map<std::string, Json>& codings) {
+  std::map<std::string, const hdf5::DatasetView*> all;
+  for (const auto& dataset : datasets) all.emplace(dataset.path, &dataset);
+  const auto prepare_batch = [&](size_t first) {
+    std::vector<Prepared> batch(std::min(datasets_of_a_batch(), datasets.size() - first));
+    parallel_for(static_cast<int64_t>(batch.size()), [&](int64_t i) {
+      const auto index = static_cast<size_t>(i);
+      batch[index] = prepare(datasets[first + index], all);
+    });
+    return batch;
+  };
+  const auto write_batch = [&](const std::vector<Prepared>& batch) {
+    for (const auto& [path, form, stored, chunks] : batch) {
+      if (between) between();
+      if (form.coding != nullptr) {
+        const size_t slash = path.rfind('/');
+        codings[path.substr(0, slash)][path.substr(slash + 1)] = form.coding;
+      }
+      if (stored) writer.write(*stored, chunks);
+    }
+    file.begin_to_flush();
+  };
+  std::vector<Prepared> ready;
+  std::future<void> writing;  // of those
+  for (size_t first = 0; first < datasets.size(); first += datasets_of_a_batch()) {
+    auto batch = prepare_batch(first);
+    if (writing.valid()) writing.get();
+    ready = std::move(batch);
+    writing = beside([&] { write_batch(ready); });
+  }
+  if (writing.valid()) writing.get();
+}
+
 }  // namespace
 
-int64_t datasets_together() {
-  constexpr int64_t kOfACore = 4;  // small ones between large ones
-  return kOfACore * parallel_cores();
-}
+int64_t datasets_together() { return 2 * static_cast<int64_t>(datasets_of_a_batch()); }
 
 void write_encoded(EncodedFile encoded, const AtomicFile& file,
                    const std::function<void()>& between) {
@@ -351,31 +396,12 @@ void write_encoded(EncodedFile encoded, const AtomicFile& file,
   std::vector<const hdf5::Attribute*> attributes;
   for (const auto& dataset : encoded.datasets) datasets.push_back(&dataset);
   for (const auto& attribute : encoded.attributes) attributes.push_back(&attribute);
-  const std::string hash = content_sha256(std::move(datasets), std::move(attributes));
-  encoded.attributes.push_back({"/", schema::kContentHash, hash});
-  std::map<std::string, const hdf5::DatasetView*> all;
-  for (const auto& dataset : encoded.datasets) all.emplace(dataset.path, &dataset);
+  auto hash = beside([&] { return content_sha256(std::move(datasets), std::move(attributes)); });
   std::map<std::string, Json> codings;  // by group
   hdf5::Writer writer(file);
   for (const auto& group : encoded.groups) writer.create_group(group);
-  const auto together = static_cast<size_t>(datasets_together());
-  for (size_t first = 0; first < encoded.datasets.size(); first += together) {
-    const size_t count = std::min(together, encoded.datasets.size() - first);
-    std::vector<Prepared> prepared(count);
-    parallel_for(static_cast<int64_t>(count), [&](int64_t i) {
-      const auto index = static_cast<size_t>(i);
-      prepared[index] = prepare(encoded.datasets[first + index], all);
-    });
-    for (const Prepared& dataset : prepared) {
-      if (between) between();
-      const std::string& path = dataset.path;
-      if (dataset.form.coding != nullptr) {
-        const size_t slash = path.rfind('/');
-        codings[path.substr(0, slash)][path.substr(slash + 1)] = dataset.form.coding;
-      }
-      if (dataset.stored) writer.write(*dataset.stored, dataset.chunks);
-    }
-  }
+  write_datasets(encoded.datasets, writer, file, between, codings);
+  encoded.attributes.push_back({"/", schema::kContentHash, hash.get()});
   note_codings(codings, encoded);
   for (const auto& attribute : encoded.attributes) writer.write(attribute);
   writer.close();

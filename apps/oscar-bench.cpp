@@ -270,7 +270,8 @@ int main(int argc, char** argv) {
       ->add_option("CORPUS", arguments.calibrate.corpus,
                    "Text or token ids, as for oscar-calibrate")
       ->required();
-  calibrate->add_option("--model", arguments.calibrate.model, oscar::app::kModelHelp)->capture_default_str();
+  calibrate->add_option("--model", arguments.calibrate.model, oscar::app::kModelHelp)
+      ->capture_default_str();
   calibrate->add_option("--batch-tokens", arguments.calibrate.batch_tokens, "Tokens run together")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();

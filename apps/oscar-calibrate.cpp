@@ -425,7 +425,7 @@ int main(int argc, char** argv) {
         choose_for_stack(program, arguments.stack, arguments.fit, arguments.options.quantizer);
   });
   return run_program(program, argc, argv, [&] {
-    return arguments.processes > 1 ? run_processes(arguments.processes, argc, argv)
+    return arguments.processes > 1 ? run_processes(arguments.processes, argc, argv, kResumeWithAny)
                                    : run(arguments);
   });
 }

@@ -402,12 +402,16 @@ int run_first(const CLI::App& program, Arguments& arguments, Ranks& ranks) {
   return kExitDone;
 }
 
+// Where a process was lost.
+std::string hint_of(const Arguments& arguments) {
+  return checkpoint_of(arguments).empty() ? "" : kResumeWithAny;
+}
+
 int run(const CLI::App& program, Arguments& arguments) {
   install_interrupt_handlers();
   Ranks ranks;
   return share_work(
-      ranks, checkpoint_of(arguments).empty() ? "" : kResumeWithAny,
-      [&] { return run_first(program, arguments, ranks); },
+      ranks, hint_of(arguments), [&] { return run_first(program, arguments, ranks); },
       [&](Progress& silent) {
         complete_options(program, arguments);
         if (!arguments.dry_run) evaluate(arguments.options, ranks, silent);
@@ -429,7 +433,8 @@ int main(int argc, char** argv) {
   add_memory_options(program, arguments.memory);
   add_output_options(program, arguments);
   return run_program(program, argc, argv, [&] {
-    return arguments.processes > 1 ? run_processes(arguments.processes, argc, argv)
-                                   : run(program, arguments);
+    return arguments.processes > 1
+               ? run_processes(arguments.processes, argc, argv, hint_of(arguments))
+               : run(program, arguments);
   });
 }

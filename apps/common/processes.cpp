@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "common/main.h"
-#include "common/shared_work.h"
 #include "common/standard_streams.h"
 #include "oscar/executor/ranks.h"
 
@@ -68,8 +67,8 @@ int code_of(int status, int ended_by_signal) {
 }
 
 // Throws Error for an end that no process can have told: by a signal, or with an error when the
-// first, which tells those of the others, had left.
-void require_told(const std::vector<int>& statuses) {
+// first, which tells those of the others, had left. `hint`: where the first was ended.
+void require_told(const std::vector<int>& statuses, const std::string& hint) {
   const bool first_done = code_of(statuses.front(), kExitFailed) == kExitDone;
   for (size_t i = 0; i < statuses.size(); ++i) {
     const int status = statuses[i];
@@ -80,7 +79,7 @@ void require_told(const std::vector<int>& statuses) {
                                    : fmt::format("ended with exit code {}", WEXITSTATUS(status));
     throw Error({.what = fmt::format("process {} of {} {}", i, statuses.size(), how),
                  .found = first_done ? "process 0 has done all that was asked for" : "",
-                 .hint = WIFSIGNALED(statuses.front()) ? kResumeWithAny : ""});
+                 .hint = WIFSIGNALED(statuses.front()) ? hint : ""});
   }
 }
 
@@ -96,7 +95,7 @@ void add_processes_option(CLI::App& program, int& processes) {
       ->group("Machine");
 }
 
-int run_processes(int processes, int argc, char** argv) {
+int run_processes(int processes, int argc, char** argv, const std::string& hint) {
   if (std::getenv("WORLD_SIZE") != nullptr) {
     throw UsageError({.what = "torchrun has started this process already: leave --gpus out"});
   }
@@ -153,7 +152,7 @@ int run_processes(int processes, int argc, char** argv) {
       --left;
     }
   }
-  if (!stopping) require_told(statuses);
+  if (!stopping) require_told(statuses, hint);
   for (const int status : statuses) {
     const int code = code_of(status, stopping ? kExitInterrupted : kExitFailed);
     if (code != kExitDone) return code;

@@ -21,6 +21,10 @@ using Chunks = std::vector<std::vector<int32_t>>;
 
 constexpr int32_t kBos = 258, kEos = 259;
 
+// Of the template of Qwen3 Instruct 2507.
+constexpr const char* kQwen3Instruct =
+    "64f85b198065d0fba2a81f37e10ed68161ce2c19a754c7100e67e0ca2ee9c326";
+
 struct Fixture {
   Folder folder;
   Tokenizer tokenizer =
@@ -119,16 +123,16 @@ TEST(Corpus, JsonLinesHoldTextOrPromptAndCompletion) {
 TEST(Corpus, ConversationsUseTheTemplateWithTheKnownHash) {
   Fixture s;
   s.options.chunk_len = 1000;
-  s.options.chat_template_sha256 = sha256_of_file(std::filesystem::path(OSCAR_SOURCE_DIR) /
-                                                  "tests/golden/chat_templates/glm4.jinja");
+  s.options.chat_template_sha256 = kQwen3Instruct;
   const auto result = s.load(s.folder.write(
       "a.jsonl",
       R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}]})"));
   ASSERT_EQ(result.chunks.size(), 1u);
-  auto expected = s.tokenizer.encode("[gMASK]<sop><|user|>\nq<|assistant|>\nr", false);
+  auto expected = s.tokenizer.encode(
+      "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nr<|im_end|>\n", false);
   expected.push_back(kEos);
   EXPECT_EQ(result.chunks[0], expected);
-  EXPECT_EQ(result.record.chat_template, "glm4");
+  EXPECT_EQ(result.record.chat_template, "qwen3-instruct");
 }
 
 TEST(Corpus, AnUnknownTemplateIsRefusedWithTheLineToRun) {
@@ -303,8 +307,7 @@ TEST(Corpus, ErrorsNameFileAndPlace) {
 
 TEST(Corpus, ConversationsThatTemplatesCannotRenderAreRefusedByLine) {
   Fixture s;
-  s.options.chat_template_sha256 = sha256_of_file(std::filesystem::path(OSCAR_SOURCE_DIR) /
-                                                  "tests/golden/chat_templates/glm4.jinja");
+  s.options.chat_template_sha256 = kQwen3Instruct;
   const auto error = [&](const std::string& line) {
     const std::string path = s.folder.write("a.jsonl", line);
     return error_of([&] { s.load(path); });

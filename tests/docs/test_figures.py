@@ -162,7 +162,7 @@ class Figures(unittest.TestCase):
         shown = {row[0]: row[4] for row in table_rows("docs/results.md", "Quality")}
         for label, name in (("BF16", "bf16"), ("INT2, no rotation", "identity"),
                             ("INT2, Hadamard + clip", "hadamard-clip"),
-                            ("OSCAR as published (per head)", "perhead"),
+                            ("OSCAR, per KV head", "perhead"),
                             ("default, `--search off", "unsearched"),
                             ("default of this toolkit", "default")):
             niah = needles[name]["niah"]

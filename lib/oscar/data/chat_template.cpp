@@ -19,7 +19,7 @@ struct KnownTemplate {
 
 // Text of `chat_template` in tokenizer_config.json (or chat_template.jinja), hashed as UTF-8, and
 // the models that publish it.
-constexpr std::array<KnownTemplate, 9> kKnownTemplates = {{
+constexpr std::array<KnownTemplate, 8> kKnownTemplates = {{
     // Qwen2.5 Instruct
     {"cd8e9439f0570856fd70470bf8889ebd8b5d1107207f67a5efb46e342330527f", ChatTemplate::kQwen25},
     // Qwen3, thinking and not
@@ -31,8 +31,6 @@ constexpr std::array<KnownTemplate, 9> kKnownTemplates = {{
     {"ba03a121d097859c7b5b9cd03af99aafe95275210d2876f642ad9929a150f122", ChatTemplate::kLlama3},
     // Llama 3.1 Instruct; 3.2 and 3.3 write today's date, so their text is not reproducible
     {"e10ca381b1ccc5cf9db52e371f3b6651576caee0a630b452e2816b2d404d4b65", ChatTemplate::kLlama31},
-    // tests/golden/chat_templates/glm4.jinja
-    {"4ec113cee6109cd5e427439705dded248fabc54dec9c92ba4fed65acff5f964d", ChatTemplate::kGlm4},
     // SmolLM2 Instruct
     {"872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788", ChatTemplate::kSmolLm2},
     // Gemma 1 and 2 Instruct
@@ -165,18 +163,6 @@ std::string render_llama31(const std::vector<ChatMessage>& messages) {
   return text;
 }
 
-// GLM-4 (0414): system messages first, wherever they stand.
-std::string render_glm4(const std::vector<ChatMessage>& messages) {
-  std::string text = "[gMASK]<sop>";
-  for (const bool system : {true, false}) {
-    for (const ChatMessage& message : messages) {
-      if ((message.role == "system") != system) continue;
-      text += join({"<|", message.role, "|>\n", message.content});
-    }
-  }
-  return text;
-}
-
 // Gemma: user and assistant ("model") by turns. What the system says begins the first turn of Gemma
 // 3; the ones before know no system.
 std::string render_gemma(std::span<const ChatMessage> messages, bool takes_system) {
@@ -215,9 +201,8 @@ std::optional<ChatTemplate> known_chat_template(const std::string& chat_template
 }
 
 const char* chat_template_name(ChatTemplate chat_template) {
-  constexpr std::array<const char*, 9> kNames = {"qwen2.5", "qwen3",    "qwen3-instruct",
-                                                 "llama3",  "llama3.1", "glm4",
-                                                 "smollm2", "gemma",    "gemma3"};
+  constexpr std::array<const char*, 8> kNames = {"qwen2.5",  "qwen3",   "qwen3-instruct", "llama3",
+                                                 "llama3.1", "smollm2", "gemma",          "gemma3"};
   return kNames[static_cast<size_t>(chat_template)];
 }
 
@@ -249,8 +234,6 @@ std::string render_chat(ChatTemplate chat_template, const std::vector<ChatMessag
       return ends_with(render_llama3(messages), llama3_header("assistant"));
     case ChatTemplate::kLlama31:
       return ends_with(render_llama31(messages), llama3_header("assistant"));
-    case ChatTemplate::kGlm4:
-      return ends_with(render_glm4(messages), "<|assistant|>");
     case ChatTemplate::kSmolLm2:
       return ends_with(
           render_chatml_with("You are a helpful AI assistant named SmolLM, trained by Hugging Face",

@@ -18,7 +18,6 @@ enum class ChatTemplate {
   kQwen3Instruct,
   kLlama3,
   kLlama31,
-  kGlm4,
   kSmolLm2,
   kGemma,
   kGemma3,

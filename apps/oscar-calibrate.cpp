@@ -344,6 +344,7 @@ int run_first(Arguments& arguments, Ranks& ranks) {
   check_places(arguments);
   TerminalProgress progress(arguments.quiet);
   const CalibrateResult result = calibrate(options, ranks, progress);
+  if (result.dry_run) require_all(ranks, "");
   for (const std::string& warning : joined_by_layer(result.warnings)) {
     warn(warning);
   }

@@ -9,10 +9,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <string_view>
 #include <system_error>
 #include <vector>
@@ -62,18 +65,22 @@ std::vector<char*> without_option(int argc, char** argv) {
 
 constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP};
 
-int code_of(int status, int ended_by_signal) {
-  return WIFEXITED(status) ? WEXITSTATUS(status) : ended_by_signal;
+bool exited(int status, int code) { return WIFEXITED(status) && WEXITSTATUS(status) == code; }
+
+bool is_passed_on(int signal) {
+  return std::ranges::find(kPassedOn, signal) != std::end(kPassedOn);
 }
 
-// Throws Error for an end that no process can have told: by a signal, or with an error when the
-// first, which tells those of the others, had left. `hint`: where the first was ended.
-void require_told(const std::vector<int>& statuses, const std::string& hint) {
-  const bool first_done = code_of(statuses.front(), kExitFailed) == kExitDone;
+// Throws Error for an end that the process could not tell itself: by a signal, unless that was
+// passed on to stop it; or with an error when the first, which tells those of the others, had left.
+// `hint`: where the first was ended.
+void require_told(const std::vector<int>& statuses, bool stopping, const std::string& hint) {
+  const bool first_done = exited(statuses.front(), kExitDone);
   for (size_t i = 0; i < statuses.size(); ++i) {
     const int status = statuses[i];
-    const bool killed = WIFSIGNALED(status);
-    if (!killed && (!first_done || code_of(status, kExitFailed) == kExitDone)) continue;
+    const bool killed = WIFSIGNALED(status) && !(stopping && is_passed_on(WTERMSIG(status)));
+    const bool untold = WIFEXITED(status) && first_done && !exited(status, kExitDone);
+    if (!killed && (!untold || stopping)) continue;
     const std::string how = killed ? fmt::format("was ended by signal {} ({})", WTERMSIG(status),
                                                  strsignal(WTERMSIG(status)))
                                    : fmt::format("ended with exit code {}", WEXITSTATUS(status));
@@ -129,7 +136,8 @@ int run_processes(int processes, int argc, char** argv, const std::string& hint)
     if (::getppid() != parent) ::_exit(kExitFailed);
     ::sigprocmask(SIG_SETMASK, &before, nullptr);
     ::execv("/proc/self/exe", command.data());
-    say("{}: cannot start process {}: {}\n", argv[0], rank, std::strerror(errno));
+    say("{}: cannot start process {}: {}\n", std::filesystem::path(argv[0]).filename().string(),
+        rank, std::strerror(errno));
     ::_exit(kExitFailed);
   }
   std::vector<int> statuses(children.size());
@@ -152,9 +160,9 @@ int run_processes(int processes, int argc, char** argv, const std::string& hint)
       --left;
     }
   }
-  if (!stopping) require_told(statuses, hint);
+  require_told(statuses, stopping, hint);
   for (const int status : statuses) {
-    const int code = code_of(status, stopping ? kExitInterrupted : kExitFailed);
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : kExitInterrupted;
     if (code != kExitDone) return code;
   }
   return kExitDone;

@@ -14,23 +14,25 @@ namespace oscar::app {
 inline constexpr const char* kResumeWithAny =
     "repeat the command with --resume, with any number of processes";
 
+// Throws Error that names a process that was lost, with this hint.
+inline void require_all(const Ranks& ranks, const std::string& hint) {
+  const std::string lost = ranks.lost();
+  if (!lost.empty()) throw Error({.what = lost, .hint = hint});
+}
+
 // Calls `first` in the first process and `other` in the others; the exit code. Where a process was
-// lost the first throws Error that names it, with this hint. An error of another is left to the
-// first to report, and thrown here only where that one has gone.
+// lost the first stops and throws Error that names it, with this hint. An error of another is left
+// to the first to report, and thrown here only where that one has gone.
 inline int share_work(Ranks& ranks, const std::string& hint, const std::function<int()>& first,
                       const std::function<void(Progress& silent)>& other) {
-  const auto require_all = [&] {
-    if (const std::string lost = ranks.lost(); !lost.empty()) {
-      throw Error({.what = lost, .hint = hint});
-    }
-  };
   if (ranks.first()) {
     try {
-      const int code = first();
-      require_all();
-      return code;
+      return first();
     } catch (const Interrupted&) {
-      require_all();
+      require_all(ranks, hint);
+      throw;
+    } catch (...) {
+      ranks.failed();
       throw;
     }
   }
@@ -39,7 +41,7 @@ inline int share_work(Ranks& ranks, const std::string& hint, const std::function
     other(silent);
   } catch (const std::exception& error) {
     if (ranks.first_failed()) return kExitFailed;
-    require_all();
+    require_all(ranks, hint);
     if (dynamic_cast<const Interrupted*>(&error) != nullptr) {
       ranks.stopped();
       return kExitInterrupted;

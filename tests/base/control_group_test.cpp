@@ -42,6 +42,22 @@ TEST_F(ControlGroups, LeaveTheirLimitLessWhatIsUsedAndCannotBeDropped) {
   EXPECT_EQ(left(), 0);
 }
 
+TEST_F(ControlGroups, AreSlowAboveTheirHighMark) {
+  write("membership", "0::/a\n");
+  write("a/memory.max", "max\n");
+  write("a/memory.high", "600\n");
+  write("a/memory.current", "100\n");
+  EXPECT_EQ(left(), 500);
+}
+
+TEST_F(ControlGroups, ThatCanDropMoreThanTheyUseLeaveTheirLimit) {
+  write("membership", "0::/\n");
+  write("memory.max", "1000\n");
+  write("memory.current", "100\n");
+  write("memory.stat", "inactive_file 300\n");
+  EXPECT_EQ(left(), 1000);
+}
+
 TEST_F(ControlGroups, OfAContainerAreTheMountItself) {
   write("membership", "0::/../outside\n");
   write("memory.max", "1000\n");
@@ -55,6 +71,10 @@ TEST_F(ControlGroups, OfTheFirstVersionCountToo) {
   write("memory/a/memory.usage_in_bytes", "500\n");
   write("memory/a/memory.stat", "cache 300\ntotal_inactive_file 300\n");
   EXPECT_EQ(left(), 800);
+  write("membership", "4:memory:/a\n0::/b\n");  // beside the second one
+  EXPECT_EQ(left(), 800);
+  write("memory/a/memory.limit_in_bytes", "9223372036854771712\n");  // none
+  EXPECT_GT(left(), int64_t{1} << 60);
 }
 
 }  // namespace

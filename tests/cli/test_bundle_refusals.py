@@ -186,6 +186,7 @@ class Refusals(BundleCase):
                      preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
         self.assertEqual(result.returncode, 1, result.stderr)
         self.assertIn("cannot", result.stderr)
+        self.assertNotIn("HDF5-DIAG", result.stderr)
         self.assertEqual(os.listdir(self.folder), ["a.h5"])
 
     def test_unwritable_and_missing_places_are_named(self):

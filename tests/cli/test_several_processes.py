@@ -84,7 +84,7 @@ class SeveralProcesses(SharedRuns):
     def test_a_parent_whose_children_nobody_waits_for_ends_too(self):
         """SIGCHLD ignored, as some supervisors leave it."""
         result = subprocess.run(self.command("out.h5", "--gpus", 2), capture_output=True, text=True,
-                                env=ENVIRONMENT, timeout=PATIENCE,
+                                env=ENVIRONMENT, timeout=4 * PATIENCE,
                                 preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual((self.folder / "out.h5").read_bytes(), self.bytes_of_one())

@@ -1,7 +1,9 @@
 """What files say reaches a terminal, and a log, escaped and shortened: names of tensors, values of
 configurations, tokenizers, corpora and their file names, chat templates, bundles and reports."""
+import importlib.util
 import json
 import os
+import pathlib
 import pty
 import shutil
 import subprocess
@@ -13,13 +15,15 @@ import numpy as np
 
 from support import checkpoints, gguf_files
 from support.bundle_case import make_file, seal
-from support.programs import BIN, ENVIRONMENT, SOURCE, ProgramTest
+from support.programs import BIN, ENVIRONMENT, ProgramTest
 
 # A title, a cleared screen, a colour by a C1 control, writing from right to left, what deletes.
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\b\x7f\rgnp"
 HOSTILE = ESCAPES + "x" * 5000 + "\n" + ESCAPES
 SHOWN = 1000  # bytes of one text
-TEMPLATE = SOURCE / "tests" / "golden" / "chat_templates" / "glm4.jinja"  # a built-in one
+# A built-in one, where its text is.
+TEMPLATE = (pathlib.Path(importlib.util.find_spec("trl").origin).parent /
+            "chat_templates/qwen3_instruct_2507.jinja")
 ERASE_LINE = "\r\x1b[K"  # before a line of progress
 
 

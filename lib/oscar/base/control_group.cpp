@@ -11,22 +11,27 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Names {
-  const char *limit, *used, *droppable[2];
+  const char *limits[2], *used, *droppable[2];
 };
-constexpr Names kVersion2 = {"memory.max", "memory.current", {"inactive_file", "active_file"}};
-constexpr Names kVersion1 = {
-    "memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}};
+// Above "high" processes are slowed down until next to nothing moves.
+constexpr Names kVersion2 = {
+    {"memory.max", "memory.high"}, "memory.current", {"inactive_file", "active_file"}};
+constexpr Names kVersion1 = {{"memory.limit_in_bytes", "memory.limit_in_bytes"},
+                             "memory.usage_in_bytes",
+                             {"total_inactive_file", "total_active_file"}};
 
-// -1 where there is no number: no such file, or "max".
+// kNoMemoryLimit where there is no number: no such file, or "max".
 int64_t number_in(const fs::path& file) {
   std::ifstream stream(file);
-  int64_t number = -1;
-  return stream >> number ? number : -1;
+  int64_t number = 0;
+  return stream >> number ? number : kNoMemoryLimit;
 }
 
 int64_t left_in(const fs::path& group, const Names& names) {
-  const int64_t limit = number_in(group / names.limit), used = number_in(group / names.used);
-  if (limit < 0 || used < 0) return kNoMemoryLimit;
+  const int64_t limit =
+      std::min(number_in(group / names.limits[0]), number_in(group / names.limits[1]));
+  const int64_t used = number_in(group / names.used);
+  if (limit == kNoMemoryLimit || used == kNoMemoryLimit) return kNoMemoryLimit;
   int64_t kept = used;
   std::ifstream statistics(group / "memory.stat");
   int64_t bytes = 0;

@@ -48,7 +48,8 @@ struct FieldHash {
 }  // namespace
 
 std::string content_sha256(std::vector<const hdf5::DatasetView*> datasets,
-                           std::vector<const hdf5::Attribute*> attributes) {
+                           std::vector<const hdf5::Attribute*> attributes,
+                           const std::function<void()>& between) {
   std::sort(datasets.begin(), datasets.end(),
             [](const auto* a, const auto* b) { return a->path < b->path; });
   std::sort(attributes.begin(), attributes.end(), [](const auto* a, const auto* b) {
@@ -57,6 +58,7 @@ std::string content_sha256(std::vector<const hdf5::DatasetView*> datasets,
   FieldHash stream;
   stream.field("oscar-content-1");
   for (const auto* dataset : datasets) {
+    if (between) between();
     std::string shape;
     for (const uint64_t extent : dataset->shape) {
       shape += (shape.empty() ? "" : ",") + std::to_string(extent);

@@ -18,6 +18,7 @@
 // independent implementation of this text.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -25,8 +26,10 @@
 
 namespace oscar {
 
-// Order of the arguments does not matter. Returns 64 hexadecimal characters.
+// Order of the arguments does not matter. Returns 64 hexadecimal characters. `between` is called
+// before each dataset and may throw.
 std::string content_sha256(std::vector<const hdf5::DatasetView*> datasets,
-                           std::vector<const hdf5::Attribute*> attributes);
+                           std::vector<const hdf5::Attribute*> attributes,
+                           const std::function<void()>& between = {});
 
 }  // namespace oscar

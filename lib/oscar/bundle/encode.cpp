@@ -342,7 +342,7 @@ Prepared prepare(const hdf5::DatasetView& dataset,
 // `work` in a thread of its own, or, where none can be had, in the one that asks for the result. It
 // is copied: libstdc++ would have moved it into the thread that could not be had.
 template <typename Work>
-auto beside(const Work& work) {
+auto begin_or_defer(const Work& work) {
   return std::async(std::launch::async | std::launch::deferred, work);
 }
 
@@ -381,7 +381,7 @@ void write_datasets(const std::vector<hdf5::DatasetView>& datasets, hdf5::Writer
     auto batch = prepare_batch(first);
     if (writing.valid()) writing.get();
     ready = std::move(batch);
-    writing = beside([&] { write_batch(ready); });
+    writing = begin_or_defer([&] { write_batch(ready); });
   }
   if (writing.valid()) writing.get();
 }
@@ -396,7 +396,8 @@ void write_encoded(EncodedFile encoded, const AtomicFile& file,
   std::vector<const hdf5::Attribute*> attributes;
   for (const auto& dataset : encoded.datasets) datasets.push_back(&dataset);
   for (const auto& attribute : encoded.attributes) attributes.push_back(&attribute);
-  auto hash = beside([&] { return content_sha256(std::move(datasets), std::move(attributes)); });
+  auto hash = begin_or_defer(
+      [&] { return content_sha256(std::move(datasets), std::move(attributes), between); });
   std::map<std::string, Json> codings;  // by group
   hdf5::Writer writer(file);
   for (const auto& group : encoded.groups) writer.create_group(group);

@@ -28,7 +28,8 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state);
 int64_t datasets_together();
 
 // Adds content_sha256 and writes into `file`, which the caller commits, without what the rest
-// implies (derived.h). Before each dataset `between` is called, which may throw.
+// implies (derived.h). Before each dataset `between` is called, in threads of its own too, which
+// may throw.
 void write_encoded(EncodedFile encoded, const AtomicFile& file,
                    const std::function<void()>& between = {});
 

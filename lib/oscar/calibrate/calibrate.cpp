@@ -316,7 +316,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   std::vector<int64_t> snapshot_tokens = plan_snapshots(batches);
   const RunPlan plan =
       plan_run(model, std::move(batches), limits, options.checkpoint_every,
-               std::move(snapshot_tokens), attended_view(options).has_value(), ranks.several());
+               std::move(snapshot_tokens), attended_view(options).has_value(), ranks.size());
   // Before the work, so that a limit that is too low for the search is told then.
   std::optional<RunPlan> search_plan;
   if (options.search.any()) search_plan = plan_search(model, split, options, limits);
@@ -341,9 +341,11 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
     const auto attended = attended_view(options);
     collect_for_first(ranks, {model, split.fit, plan, layers, attended},
                       {start.at(0), start.at(1)});
-    if (!search_plan) return result;
-    const int together = layers_searched_together(model, split, *search_plan, options, limits);
-    search_for_first(ranks, model, split, *search_plan, together, options);
+    if (search_plan) {
+      const int together = layers_searched_together(model, split, *search_plan, options, limits);
+      search_for_first(ranks, model, split, *search_plan, together, options);
+    }
+    ranks.done();
     return result;
   }
   if (options.resume && is_finished_output(options, bundle)) {
@@ -390,10 +392,10 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
     const int together = layers_searched_together(model, split, *search_plan, options, limits);
     Decided decided =
         decide(model, split, *search_plan, together, options, ranks, saved, statistics, progress);
+    saved.wait();  // before the bundle that it describes changes
+    if (beside_search) take_judgement();
     decisions = std::move(decided.decisions);
     if (!decided.statistics.empty()) statistics = std::move(decided.statistics);
-    saved.wait();  // it describes the bundle
-    if (beside_search) take_judgement();
     result.search_seconds = seconds_since(search_start);
   }
   snapshots.clear();

@@ -22,15 +22,14 @@ std::string copy_name(const char* kind, size_t index, int layer) {
 }  // namespace
 
 std::vector<uint8_t> sums_to_bytes(const LayerStatistics& sums) {
-  std::vector<double> all;
+  std::vector<uint8_t> bytes;
   const auto append = [&](const std::vector<double>& values) {
-    all.insert(all.end(), values.begin(), values.end());
+    const auto* first = reinterpret_cast<const uint8_t*>(values.data());
+    bytes.insert(bytes.end(), first, first + values.size() * sizeof(double));
   };
   visit_sums(append, sums);
-  all.push_back(static_cast<double>(sums.count_q));
-  all.push_back(static_cast<double>(sums.count_kv));
-  const auto* bytes = reinterpret_cast<const uint8_t*>(all.data());
-  return {bytes, bytes + all.size() * sizeof(double)};
+  append({static_cast<double>(sums.count_q), static_cast<double>(sums.count_kv)});
+  return bytes;
 }
 
 std::shared_ptr<const LayerStatistics> sums_from_bytes(const std::vector<uint8_t>& bytes,
@@ -39,27 +38,28 @@ std::shared_ptr<const LayerStatistics> sums_from_bytes(const std::vector<uint8_t
   auto sums = std::make_shared<LayerStatistics>(make_statistics(shape.geometry));
   sums->o_proj_metric = {};
   if (!shape.attended.empty()) sums->attended = make_attended_sums(shape.geometry);
-  size_t count = 2;
+  std::vector<double> counts(2);  // of rows of queries, and of tokens
+  size_t count = counts.size();
   visit_sums([&](const std::vector<double>& values) { count += values.size(); }, *sums);
   if (bytes.size() != count * sizeof(double)) {
     refuse(fmt::format("{} values", count), fmt::format("{} bytes", bytes.size()));
   }
-  std::vector<double> all(count);
-  std::memcpy(all.data(), bytes.data(), bytes.size());
-  size_t next = 0;
+  const uint8_t* next = bytes.data();
+  bool finite = true;
   const auto take = [&](std::vector<double>& values) {
-    std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(next), values.size(), values.begin());
-    next += values.size();
+    const size_t size = values.size() * sizeof(double);
+    std::memcpy(values.data(), next, size);
+    next += size;
+    finite = finite && std::ranges::all_of(values, [](double x) { return std::isfinite(x); });
   };
   visit_sums(take, *sums);
-  const bool finite = std::ranges::all_of(all, [](double x) { return std::isfinite(x); });
+  take(counts);
   const auto rows_per_token = static_cast<double>(shape.count_q / shape.count_kv);
   const auto wanted = static_cast<double>(tokens);
-  if (!finite || all[next] != wanted * rows_per_token || all[next + 1] != wanted) {
-    refuse(fmt::format("finite sums of {} tokens", tokens),
-           fmt::format("{} tokens", all[next + 1]));
+  if (!finite || counts[0] != wanted * rows_per_token || counts[1] != wanted) {
+    refuse(fmt::format("finite sums of {} tokens", tokens), fmt::format("{} tokens", counts[1]));
   }
-  sums->count_q = static_cast<int64_t>(all[next]);
+  sums->count_q = static_cast<int64_t>(counts[0]);
   sums->count_kv = tokens;
   return sums;
 }

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <future>
-#include <string>
 #include <utility>
 
 #include "oscar/base/interrupt.h"

@@ -327,6 +327,7 @@ Json evaluate(const EvaluateOptions& options, Ranks& ranks, Progress& progress) 
     measure(
         options, work, ranks, done, state, rows, [] {}, progress);
     ranks.wait_until_taken();
+    ranks.done();
     return nullptr;
   }
   Json report = describe(options, work);

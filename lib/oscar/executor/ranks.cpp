@@ -295,6 +295,14 @@ bool Ranks::arrived(int from) {
       [&](c10d::TCPStore& store) { return store.check({connection_->mail(from, rank_)}); });
 }
 
+void Ranks::done() {
+  if (several()) connection_->leave("");
+}
+
+void Ranks::failed() {
+  if (several()) connection_->leave(Connection::kFailed);
+}
+
 void Ranks::report(const std::string& error) {
   connection_->leave(std::string(Connection::kFailed) + ": " + error);
 }

@@ -48,9 +48,13 @@ class Ranks {
   bool arrived(int from);   // whether receive() finds something
   void wait_until_taken();  // of everything sent
 
-  // Of a process other than the first: its error, for the first to report.
+  // Of a process other than the first: that it has done its part, so that nobody waits for it.
+  void done();
+  // Likewise: its error, for the first to report.
   void report(const std::string& error);
   void stopped();  // on request, which the first then does too
+  // Of the first: that it has failed and says why itself.
+  void failed();
   // How another process ended that should not have, for a message; "" as long as none did. A stop
   // is requested then (base/interrupt.h): work and waiting end with Interrupted.
   std::string lost() const;

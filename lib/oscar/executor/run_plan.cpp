@@ -91,10 +91,10 @@ int64_t attended_workspace_bytes(const ModelConfig& config, int64_t batch_tokens
          (5 * 4 + 2 * 8) * kv * std::min(batch_tokens, attended_rows(device));
 }
 
-// Host memory while a checkpoint is written: the sums once more,
-// with the output projection's metric, as statistics and as the bytes of the file, `snapshots`
-// copies of sums as bytes, matrices of all heads as they will be in the file, packed and before
-// that, and what the file's library holds.
+// Host memory while a checkpoint is written: the sums once more, with the output projection's
+// metric, as statistics and as the bytes of the file, `snapshots` copies of sums as bytes, matrices
+// of all heads as they will be in the file, packed and before that, and what the file's library
+// holds.
 int64_t record_bytes(const ModelConfig& config, size_t snapshots, bool attended) {
   constexpr int64_t kLibraryBytes = int64_t{32} << 20;
   return 2 * (running_sums_bytes(config, attended) + matrix_bytes(config)) +
@@ -221,7 +221,7 @@ int64_t snapshot_bytes(const ModelConfig& config, size_t count, bool attended) {
 
 RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
                  int checkpoint_every, std::vector<int64_t> snapshot_tokens, bool attended,
-                 bool shared) {
+                 int processes) {
   const ModelConfig& config = model.config();
   const bool on_gpu = model.compute().device.is_cuda();
   const auto element = static_cast<int64_t>(torch::elementSize(model.compute().dtype));
@@ -232,10 +232,14 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   const int64_t one_batch_hidden = longest_batch(plan.batches) * plan.hidden_bytes_per_token;
   plan.block_tokens = plan_blocks(plan.batches);
   // Sums of the blocks before lie beside those of the block, and are copied when they are saved;
-  // shared, beside those of the next block too, with a copy of both on the host.
+  // shared, beside those of the next block too, with a copy of both on the host and one of the
+  // block of each other process.
+  const bool shared = processes > 1;
   const size_t copies = snapshot_tokens.size();
   const int64_t running_sums = (shared ? 3 : 2) * running_sums_bytes(config, attended);
-  const int64_t host_sums = snapshot_bytes(config, copies + (shared ? 2 : 0), attended);
+  const size_t more = shared ? static_cast<size_t>(processes) + 1 : 0;
+  const int64_t host_sums =
+      snapshot_bytes(config, copies + more, attended) + (shared ? 2 * matrix_bytes(config) : 0);
   const auto together = [shared](int64_t a, int64_t b) { return shared ? a + b : std::max(a, b); };
   const int64_t record =
       checkpoint_every == kNoCheckpoints

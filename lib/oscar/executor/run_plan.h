@@ -82,12 +82,13 @@ int64_t snapshot_bytes(const ModelConfig& config, size_t count, bool attended);
 // Throws Error with the bytes needed when even one batch and one layer do not fit.
 // `checkpoint_every` chunks bound a shard while weights are resident (a shard then costs nothing);
 // kNoCheckpoints: none is written, so that no memory is needed for one.
-// `snapshot_tokens` as of plan_snapshots; `attended`: the run also collects those sums; `shared`:
-// with other processes, so that sums of a block are added and saved while the next one passes.
+// `snapshot_tokens` as of plan_snapshots; `attended`: the run also collects those sums; of
+// several `processes`, sums of a block are added and saved while the next one passes, and those of
+// others wait in the first.
 inline constexpr int kNoCheckpoints = 0;
 RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
                  int checkpoint_every, std::vector<int64_t> snapshot_tokens = {},
-                 bool attended = false, bool shared = false);
+                 bool attended = false, int processes = 1);
 
 // `plan`, made for `device`, with all its batches in one shard whatever room there is, and with the
 // peaks of that: a search sees all held-back chunks of a layer at once.

@@ -33,8 +33,7 @@ struct LayerStatistics {
   MatrixStack<double> v_moment;         // [Hkv, d, d]  sum of v^T v
   MatrixStack<double> attn_out_moment;  // [Hkv, d, d]  sum of o^T o, o = softmax output before W_O
   VectorStack<double> q_sum, k_sum, v_sum, attn_out_sum;  // [Hkv, d]
-  MatrixStack<double>
-      o_proj_metric;  // [Hkv, d, d]  M_O = sum over its query heads of W_O,j W_O,j^T
+  MatrixStack<double> o_proj_metric;  // [Hkv, d, d]  M_O = sum over j of W_O,j W_O,j^T
   // [Hkv, d, d] sum of w_t v_t^T v_t, w_t = k_t C_Q k_t^T scaled to sum N; only with the energy
   // objective, otherwise absent. Belongs to one run and is not mergeable.
   MatrixStack<double> v_energy_moment;

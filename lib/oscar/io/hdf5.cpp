@@ -229,6 +229,7 @@ void Writer::write(const DatasetView& dataset) {
 }
 
 void Writer::write(const DatasetView& dataset, const std::vector<Chunk>& chunks) {
+  initialise_library();  // of this thread, too
   const std::string& name = state_->name;
   const std::string& path = dataset.path;
   const Handle creation = property_list(H5P_DATASET_CREATE, name);

@@ -15,7 +15,8 @@
 
 namespace oscar::hdf5 {
 
-// Once per process: the library prints nothing, loads no plugins and does no work at exit.
+// Once per process: the library loads no plugins and does no work at exit. Once per thread: it
+// prints nothing.
 void initialise_library();
 
 // Throws Error: `what`, where = file and object, found = the library's innermost message.

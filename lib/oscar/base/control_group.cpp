@@ -63,8 +63,9 @@ int64_t control_group_memory(const fs::path& membership, const fs::path& mount) 
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const std::string path = line.substr(second + 1);
     if (controllers.empty()) left = std::min(left, least_left(mount, path, kVersion2));
-    if (controllers == "memory")
+    if (controllers == "memory") {
       left = std::min(left, least_left(mount / "memory", path, kVersion1));
+    }
   }
   return left;
 }

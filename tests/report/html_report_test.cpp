@@ -157,6 +157,18 @@ TEST(HtmlReport, NeedlesAloneMakeAPage) {
   EXPECT_FALSE(has(page, "<h2>Divergence"));
 }
 
+TEST(HtmlReport, NeedleCellsThatFoundMoreThanWasAskedAreLeftOut) {
+  Json r = report();
+  Json& cells = r["methods"]["bundle"]["niah"]["cells"];
+  const size_t shown = occurrences(render_html_report(r), " passed</title>");
+  ASSERT_GT(shown, cells.size());
+  cells[0]["passed"] = 1e30;
+  cells[1]["passed"] = -1;
+  const std::string page = render_html_report(r);
+  EXPECT_EQ(malformed(page), "");
+  EXPECT_EQ(occurrences(page, " passed</title>"), shown - 2);
+}
+
 TEST(HtmlReport, OneMethodAloneAndBf16AloneMakeAPage) {
   Json one = report();
   for (const char* name : {"exact", "identity", "oscar"}) one["methods"].erase(name);

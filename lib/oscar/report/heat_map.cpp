@@ -19,7 +19,9 @@ constexpr double kTickWidth = 24, kTickHeight = 13;
 constexpr double kStretched = 1.2;
 constexpr int kShades = 7;  // classes h0 .. h6
 
-int shade(double value) { return std::clamp(static_cast<int>(value * kShades), 0, kShades - 1); }
+int shade(double value) {
+  return static_cast<int>(std::clamp(value * kShades, 0.0, kShades - 1.0));
+}
 
 double cell_width(size_t columns) {
   return std::min(kCellWidth,

@@ -102,8 +102,8 @@ NeedleFigures read_needles(const Json& json) {
       if (needles.cells.size() >= kLongestList) break;
       const NeedleCell read{number_or_nan(at(cell, "length")), number_or_nan(at(cell, "depth")),
                             number_or_nan(at(cell, "passed")), number_or_nan(at(cell, "prompts"))};
-      if (read.prompts > 0 && std::isfinite(read.passed / read.prompts) &&
-          std::isfinite(read.length) && std::isfinite(read.depth)) {
+      if (read.prompts > 0 && std::isfinite(read.prompts) && read.passed >= 0 &&
+          read.passed <= read.prompts && std::isfinite(read.length) && std::isfinite(read.depth)) {
         needles.cells.push_back(read);
       }
     }

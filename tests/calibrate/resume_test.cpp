@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "calibrate/small_run.h"
 #include "oscar/base/error.h"
 #include "oscar/bundle/run_checkpoint.h"
@@ -68,6 +70,37 @@ TEST_F(Resume, StoppingAgainAndAgainUnderChangingPlansGivesTheSameSums) {
     EXPECT_THROW(collect(plan(size), 2), Stopped) << "shards of " << size;
   }
   EXPECT_EQ(sums(plan(3)), whole);
+}
+
+TEST_F(Resume, WhatIsSavedBesideTheRunIsWhatItHadThen) {
+  const auto whole = sums(plan(7));
+  const RunPlan by_two = plan(2);
+  for (size_t last = 1; last < by_two.shards.size(); ++last) {
+    size_t ends = 0;
+    {
+      CheckpointFile file(options_, run_);
+      MomentPass pass(*model_.transformer, layers_,
+                      [&](const MomentPass& sums, const RunPosition& next) {
+                        if (next.layer != 0 || ++ends > last) return;
+                        file.save_meanwhile(sums.block(), next, sums.blocks_before(), {});
+                      },
+                      {by_two.block_tokens, by_two.snapshot_tokens});
+      SilentProgress progress;
+      run_layer_major(*model_.transformer, corpus_, by_two, {}, pass, progress);
+    }
+    EXPECT_EQ(CheckpointFile(options_, run_).load(by_two)->position.batch, 2 * last);
+    EXPECT_EQ(sums(plan(1)), whole) << "saved after " << last << " shards";
+  }
+}
+
+TEST_F(Resume, AnErrorOfSavingBesideTheRunIsThrownWhereItAsksToSaveAgain) {
+  const SavedRun saved = stop_after(plan(1), kLayers);
+  options_.output = folder_.path() / "no folder" / "out.h5";
+  CheckpointFile file(options_, run_);
+  file.save_meanwhile(saved.statistics, {1, 0, {}}, {}, {});
+  EXPECT_THROW(while (!file.due({2, 0, {}}, plan(1), false)) std::this_thread::yield(),
+               std::exception);
+  EXPECT_NO_THROW(file.wait()) << "told once";
 }
 
 TEST_F(Resume, ALocalLayerOfWhichNothingIsCollectedIsNoDamage) {

@@ -136,10 +136,16 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
                   Progress& progress) {
   const std::vector<LayerGeometry> layers = geometries(options, model.config());
   const auto attended = attended_view(options);
+  // Beside a GPU that has all weights there are processors and memory for it.
+  const bool beside_compute = plan.weights_resident && model.compute().device.is_cuda();
   auto moments = std::make_unique<MomentPass>(
       model, layers,
       [&](const MomentPass& sums, const RunPosition& next) {
-        if (saved.due(next, plan, interrupt_requested())) {
+        const bool stop = interrupt_requested();
+        if (!saved.due(next, plan, stop)) return;
+        if (beside_compute && !stop) {
+          saved.save_meanwhile(sums.block(), next, sums.blocks_before(), sums.snapshots());
+        } else {
           saved.save(sums.block(), next, sums.blocks_before(), sums.snapshots());
         }
       },
@@ -167,7 +173,12 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
   try {
     if (ranks.several()) {
       const auto save = [&](const Collected& sums, const RunPosition& next, bool stop) {
-        if (saved.due(next, plan, stop)) saved.save(sums.statistics, next, {}, sums.snapshots);
+        if (!saved.due(next, plan, stop)) return;
+        if (stop) {
+          saved.save(sums.statistics, next, {}, sums.snapshots);
+        } else {
+          saved.save_meanwhile(sums.statistics, next, {}, sums.snapshots);
+        }
       };
       collected = collect_with_others(ranks, {model, corpus, plan, layers, attended},
                                       std::move(moments), std::move(start), save, progress);
@@ -187,7 +198,7 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
     if (!options.search.any()) return collected;
     // Beside a GPU, processors are left for it while the text is judged and the search begins.
     if (model.compute().device.is_cuda()) {
-      saved.save_meanwhile(statistics, complete, snapshots);
+      saved.save_meanwhile(statistics, complete, {}, snapshots);
     } else {
       saved.save(statistics, complete, {}, snapshots);
     }
@@ -392,7 +403,6 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
     const int together = layers_searched_together(model, split, *search_plan, options, limits);
     Decided decided =
         decide(model, split, *search_plan, together, options, ranks, saved, statistics, progress);
-    saved.wait();  // before the bundle that it describes changes
     if (beside_search) take_judgement();
     decisions = std::move(decided.decisions);
     if (!decided.statistics.empty()) statistics = std::move(decided.statistics);
@@ -437,6 +447,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   }
   if (options.keep_statistics || options.statistics_only) bundle.statistics = std::move(statistics);
   weights.require_unchanged();
+  saved.wait();  // the memory of one file is planned
   write_bundle(bundle, output->file());
   saved.remove();
   result.bundle = std::move(bundle);

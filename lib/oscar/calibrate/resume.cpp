@@ -133,17 +133,21 @@ CheckpointFile::CheckpointFile(const CalibrateOptions& options, const Bundle& ru
                                int64_t expected_bytes)
     : path_(checkpoint_path(options.output)), run_(run), pace_(expected_bytes) {}
 
-bool CheckpointFile::due(const RunPosition& next, const RunPlan& plan, bool stop_requested) const {
+bool CheckpointFile::due(const RunPosition& next, const RunPlan& plan, bool stop_requested) {
   if (stop_requested) return true;
+  if (saving_.valid()) {
+    if (saving_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return false;
+    wait();
+  }
   const bool shard_end = next.layer == 0;
   if (shard_end && next.batch == plan.batches.size()) return false;
   if (!shard_end && plan.weights_resident) return false;
   return pace_.due();
 }
 
-void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosition& next,
-                          const SumSnapshots& before, const SumSnapshots& snapshots) {
-  const auto start = SavePace::Clock::now();
+std::function<void()> CheckpointFile::writing(std::vector<LayerStatistics> statistics,
+                                              const RunPosition& next, const SumSnapshots& before,
+                                              const SumSnapshots& snapshots) {
   Bundle bundle = run_;
   bundle.statistics_only = true;
   bundle.statistics = std::move(statistics);
@@ -151,25 +155,38 @@ void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosi
   // have none, stay: load() knows them by that.
   std::erase_if(bundle.statistics,
                 [](const LayerStatistics& s) { return s.geometry.fitted() && s.count_kv == 0; });
-  ResumeState state{.run_key = run_.run_key,
-                    .order = kOrder,
-                    .shard = static_cast<int64_t>(next.batch),
-                    .layer = next.layer};
-  save_copies(kBlocksBefore, before, state.tensors);
-  save_copies(kSnapshot, snapshots, state.tensors);
-  for (size_t i = 0; i < next.hidden.size(); ++i) {
-    state.tensors.push_back(to_saved(next.hidden[i], i));
-  }
-  write_checkpoint(path_, bundle, state);
-  pace_.saved(start);
+  return [this, bundle = std::move(bundle), next, before, snapshots] {
+    const auto start = SavePace::Clock::now();
+    ResumeState state{.run_key = bundle.run_key,
+                      .order = kOrder,
+                      .shard = static_cast<int64_t>(next.batch),
+                      .layer = next.layer};
+    save_copies(kBlocksBefore, before, state.tensors);
+    save_copies(kSnapshot, snapshots, state.tensors);
+    for (size_t i = 0; i < next.hidden.size(); ++i) {
+      state.tensors.push_back(to_saved(next.hidden[i], i));
+    }
+    write_checkpoint(path_, bundle, state);
+    pace_.saved(start);
+  };
+}
+
+void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosition& next,
+                          const SumSnapshots& before, const SumSnapshots& snapshots) {
+  wait();
+  writing(std::move(statistics), next, before, snapshots)();
 }
 
 void CheckpointFile::save_meanwhile(std::vector<LayerStatistics> statistics,
-                                    const RunPosition& next, SumSnapshots snapshots) {
-  saving_ = std::async(std::launch::async, [this, statistics = std::move(statistics), next,
-                                            snapshots = std::move(snapshots)]() mutable {
-    save(std::move(statistics), next, {}, snapshots);
-  });
+                                    const RunPosition& next, const SumSnapshots& before,
+                                    const SumSnapshots& snapshots) {
+  wait();
+  saving_ = std::async(std::launch::async,
+                       [write = writing(std::move(statistics), next, before, snapshots)]() mutable {
+                         const std::function<void()> own =
+                             std::move(write);  // freed before it is waited for
+                         own();
+                       });
 }
 
 void CheckpointFile::wait() {

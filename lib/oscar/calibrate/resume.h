@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <optional>
 #include <string>
@@ -42,14 +43,15 @@ class CheckpointFile {
   CheckpointFile(const CalibrateOptions& options, const Bundle& run, int64_t expected_bytes = 0);
 
   // At shard ends, and at layer ends while weights stream; always when a stop was requested. Left
-  // out while saving would take more than a twentieth of the run's time.
-  bool due(const RunPosition& next, const RunPlan& plan, bool stop_requested) const;
+  // out while saving would take more than a twentieth of the run's time, or goes on. Throws what
+  // saving in another thread threw.
+  bool due(const RunPosition& next, const RunPlan& plan, bool stop_requested);
   // `statistics`: of all tokens, or with `before` those of a block (MomentPass).
   void save(std::vector<LayerStatistics> statistics, const RunPosition& next,
             const SumSnapshots& before = {}, const SumSnapshots& snapshots = {});
-  // The same of complete sums, in another thread.
+  // The same in another thread, at a shard's end: hidden states would stay in memory.
   void save_meanwhile(std::vector<LayerStatistics> statistics, const RunPosition& next,
-                      SumSnapshots snapshots);
+                      const SumSnapshots& before, const SumSnapshots& snapshots);
   // Until that is over. Throws what it threw.
   void wait();
 
@@ -63,6 +65,10 @@ class CheckpointFile {
   const std::filesystem::path& path() const { return path_; }
 
  private:
+  // Writes what was put together when it was called.
+  std::function<void()> writing(std::vector<LayerStatistics> statistics, const RunPosition& next,
+                                const SumSnapshots& before, const SumSnapshots& snapshots);
+
   std::filesystem::path path_;
   const Bundle& run_;
   SavePace pace_;

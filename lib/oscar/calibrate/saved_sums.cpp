@@ -14,6 +14,7 @@ namespace oscar {
 namespace {
 
 constexpr const char* kDtype = "f64";
+constexpr size_t kCounts = 2;  // of rows of queries, and of tokens
 
 std::string copy_name(const char* kind, size_t index, int layer) {
   return fmt::format("{}_{}_{:06d}", kind, index, layer);
@@ -22,7 +23,10 @@ std::string copy_name(const char* kind, size_t index, int layer) {
 }  // namespace
 
 std::vector<uint8_t> sums_to_bytes(const LayerStatistics& sums) {
+  size_t count = kCounts;
+  visit_sums([&](const std::vector<double>& values) { count += values.size(); }, sums);
   std::vector<uint8_t> bytes;
+  bytes.reserve(count * sizeof(double));
   const auto append = [&](const std::vector<double>& values) {
     const auto* first = reinterpret_cast<const uint8_t*>(values.data());
     bytes.insert(bytes.end(), first, first + values.size() * sizeof(double));
@@ -38,7 +42,7 @@ std::shared_ptr<const LayerStatistics> sums_from_bytes(const std::vector<uint8_t
   auto sums = std::make_shared<LayerStatistics>(make_statistics(shape.geometry));
   sums->o_proj_metric = {};
   if (!shape.attended.empty()) sums->attended = make_attended_sums(shape.geometry);
-  std::vector<double> counts(2);  // of rows of queries, and of tokens
+  std::vector<double> counts(kCounts);
   size_t count = counts.size();
   visit_sums([&](const std::vector<double>& values) { count += values.size(); }, *sums);
   if (bytes.size() != count * sizeof(double)) {

@@ -1,8 +1,6 @@
 // Who passes which block, and the sums on their way.
 #include "oscar/calibrate/shared_collection.h"
 
-#include <c10/core/StreamGuard.h>
-
 #include <algorithm>
 #include <future>
 #include <utility>
@@ -63,9 +61,9 @@ template <typename Work>
 std::future<void> beside(torch::Device device, Work work) {
   if (device.is_cuda()) wait_for_stream(device);
   return std::async(std::launch::async, [device, work = std::move(work)]() mutable {
-    const torch::InferenceMode inference;
-    std::optional<c10::StreamGuard> guard;
-    if (device.is_cuda()) guard.emplace(side_stream(device, kSumsStream));
+    std::optional<c10::Stream> stream;
+    if (device.is_cuda()) stream = side_stream(device, kSumsStream);
+    const InferenceOn scope(stream);
     work();
   });
 }
@@ -128,10 +126,14 @@ class SumsInOrder {
   // Those of the next block, in this process or, without `own`, in another.
   void add(const BatchRange& block, int owner, const MomentPass* own) {
     std::vector<LayerStatistics> more;  // all first: a stop on the way leaves nothing half added
-    for (const LayerStatistics& layer : sums_.statistics) {
-      if (!layer.geometry.fitted()) continue;
-      more.push_back(own != nullptr ? own->block_of(layer.geometry.layer_id)
-                                    : receive_sums(ranks_, owner, layer, tokens_of(block)));
+    if (own != nullptr) {
+      more = own->block_sums();
+    } else {
+      for (const LayerStatistics& layer : sums_.statistics) {
+        if (layer.geometry.fitted()) {
+          more.push_back(receive_sums(ranks_, owner, layer, tokens_of(block)));
+        }
+      }
     }
     const std::vector<int64_t>& marks = job_.plan.snapshot_tokens;
     for (const LayerStatistics& sums : more) {
@@ -201,9 +203,7 @@ void collect_for_first(Ranks& ranks, const Collecting& job, BlockStart start) {
       if (sending.valid()) sending.get();
       sending = beside(job.model.compute().device, [&, moments = std::move(moments)] {
         ranks.wait_until_taken();
-        for (const LayerGeometry& layer : job.layers) {
-          if (layer.fitted()) send_sums(ranks, 0, moments->block_of(layer.layer_id));
-        }
+        for (const LayerStatistics& sums : moments->block_sums()) send_sums(ranks, 0, sums);
       });
     }
     if (sending.valid()) sending.get();

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "oscar/base/error.h"
+#include "oscar/base/parallel.h"
+#include "oscar/model/side_stream.h"
 
 namespace oscar {
 namespace {
@@ -146,34 +148,53 @@ void MomentPass::layer_done(const RunPosition& next) {
   if (save_) save_(*this, next);
 }
 
-std::vector<LayerStatistics> MomentPass::of_layers(LayerStatistics (Layer::*sums)() const) const {
-  std::vector<LayerStatistics> statistics;
-  for (size_t i = 0; i < collectors_.size(); ++i) {
-    const bool local = collectors_[i] == nullptr;
-    statistics.push_back(local ? LayerStatistics() : (collectors_[i].get()->*sums)());
-    statistics.back().geometry = layers_[i];
+template <typename Copy>
+void MomentPass::copy_side_by_side(const Copy& copy) const {
+  const auto stream = present_stream(model_.compute().device);
+  parallel_for(static_cast<int64_t>(collectors_.size()), [&](int64_t index) {
+    const InferenceOn scope(stream);
+    const auto layer = static_cast<size_t>(index);
+    if (collectors_[layer]) copy(layer, *collectors_[layer]);
+  });
+}
+
+std::vector<LayerStatistics> MomentPass::copied(SumsOfLayer sums) const {
+  std::vector<LayerStatistics> statistics(collectors_.size());
+  copy_side_by_side([&](size_t i, const Layer& layer) { statistics[i] = (layer.*sums)(); });
+  for (size_t i = 0; i < statistics.size(); ++i) statistics[i].geometry = layers_[i];
+  return statistics;
+}
+
+std::vector<LayerStatistics> MomentPass::with_metrics(
+    std::vector<LayerStatistics> statistics) const {
+  for (size_t i = 0; i < statistics.size(); ++i) {
     if (i == metrics_.size()) {
+      const bool local = collectors_[i] == nullptr;
       metrics_.push_back(local ? MatrixStack<double>() : model_.o_proj_metric(static_cast<int>(i)));
     }
-    statistics.back().o_proj_metric = metrics_[i];
+    statistics[i].o_proj_metric = metrics_[i];
   }
   return statistics;
 }
 
-std::vector<LayerStatistics> MomentPass::result() const { return of_layers(&Layer::result); }
+std::vector<LayerStatistics> MomentPass::result() const {
+  return with_metrics(copied(&Layer::result));
+}
 
-std::vector<LayerStatistics> MomentPass::block() const { return of_layers(&Layer::block); }
+std::vector<LayerStatistics> MomentPass::block() const {
+  return with_metrics(copied(&Layer::block));
+}
 
-LayerStatistics MomentPass::block_of(int layer) const {
-  return collectors_[static_cast<size_t>(layer)]->block();
+std::vector<LayerStatistics> MomentPass::block_sums() const {
+  std::vector<LayerStatistics> sums = copied(&Layer::block);
+  std::erase_if(sums, [](const LayerStatistics& layer) { return !layer.geometry.fitted(); });
+  return sums;
 }
 
 SumSnapshots MomentPass::blocks_before() const {
-  SumSnapshots all;
-  for (const auto& layer : collectors_) {
-    if (!layer) continue;
-    if (auto before = layer->before()) all.push_back(std::move(before));
-  }
+  SumSnapshots all(collectors_.size());
+  copy_side_by_side([&](size_t i, const Layer& layer) { all[i] = layer.before(); });
+  std::erase(all, nullptr);
   return all;
 }
 

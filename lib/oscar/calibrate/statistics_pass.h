@@ -58,14 +58,21 @@ class MomentPass final : public LayerVisitor {
   // and those of the blocks before that block, of layers that have any.
   std::vector<LayerStatistics> block() const;
   SumSnapshots blocks_before() const;
-  // A layer's part of block(), without the metric. The layer is not local.
-  LayerStatistics block_of(int layer) const;
+  // block() of the layers that are not local, without metrics.
+  std::vector<LayerStatistics> block_sums() const;
   SumSnapshots snapshots() const;
 
  private:
   class Layer;
 
-  std::vector<LayerStatistics> of_layers(LayerStatistics (Layer::*sums)() const) const;
+  using SumsOfLayer = LayerStatistics (Layer::*)() const;
+
+  // `copy(index, layer)` of the layers that are not local, side by side.
+  template <typename Copy>
+  void copy_side_by_side(const Copy& copy) const;
+  // Of local layers the geometry alone.
+  std::vector<LayerStatistics> copied(SumsOfLayer sums) const;
+  std::vector<LayerStatistics> with_metrics(std::vector<LayerStatistics> statistics) const;
 
   const Transformer& model_;
   std::vector<LayerGeometry> layers_;

@@ -3,6 +3,9 @@
 
 #include <c10/util/Logging.h>
 #include <fmt/format.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
@@ -59,7 +62,39 @@ std::vector<uint8_t> to_bytes(const std::string& text) {
 
 std::string key_of(const char* kind, int rank) { return fmt::format("{}/{}", kind, rank); }
 
+bool listens(const std::string& address, int port) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
+    return false;
+  }
+  bool connected = false;
+  for (const addrinfo* to = found; to != nullptr && !connected; to = to->ai_next) {
+    const int fd = ::socket(to->ai_family, to->ai_socktype | SOCK_CLOEXEC, to->ai_protocol);
+    if (fd < 0) continue;
+    const timeval patience{.tv_sec = 1,
+                           .tv_usec = 0};  // a request to stop is heard between attempts
+    ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+    connected = ::connect(fd, to->ai_addr, to->ai_addrlen) == 0;
+    ::close(fd);
+  }
+  ::freeaddrinfo(found);
+  return connected;
+}
+
+// For a while, until the first process listens: after an attempt in vain, libtorch sleeps for half
+// a second.
+void wait_for_listener(const std::string& address, int port) {
+  for (const auto end = Clock::now() + seconds(2); Clock::now() < end && !listens(address, port);) {
+    stop_if_requested();
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
 c10::intrusive_ptr<c10d::TCPStore> connect(const std::string& address, int port, bool serve) {
+  if (!serve) wait_for_listener(address, port);
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
   options.isServer = serve;

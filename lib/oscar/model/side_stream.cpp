@@ -18,6 +18,11 @@ c10::Stream side_stream(torch::Device device, int number) {
   return streams.at(static_cast<size_t>(number));
 }
 
+std::optional<c10::Stream> present_stream(torch::Device device) {
+  if (!device.is_cuda()) return std::nullopt;
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
 void wait_for_stream(torch::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
 }

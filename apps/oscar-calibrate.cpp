@@ -151,8 +151,8 @@ void print_cost(const CalibrateResult& result, const Ranks& ranks) {
   if (cost.peak_device_bytes > 0) fmt::print(", {} GPU", format_bytes(cost.peak_device_bytes));
   fmt::print(" at most\nweights    {}\n",
              cost.weights_resident ? "stay in memory, read once"
-                                   : fmt::format("stream from disk, {} pass{}", cost.num_shards,
-                                                 cost.num_shards == 1 ? "" : "es"));
+                                   : fmt::format("stream from disk, {} pass{}", cost.num_waves,
+                                                 cost.num_waves == 1 ? "" : "es"));
   fmt::print("disk       bundle {} at most, checkpoint {}\n", format_bytes(cost.bundle_bytes),
              format_bytes(cost.checkpoint_bytes));
 }

@@ -53,12 +53,12 @@ TEST_F(Resume, AnyStopContinuesUnderAnyPlanToTheSameSums) {
   check_counts(whole, corpus_.record.tokens);
   for (const size_t before : {2, 7}) {
     for (const size_t after : {1, 3}) {
-      const int passes = kLayers * static_cast<int>(plan(before).shards.size());
+      const int passes = kLayers * static_cast<int>(plan(before).waves.size());
       for (int stop = 1; stop <= passes; ++stop) {
         EXPECT_THROW(collect(plan(before), stop), Stopped);
-        EXPECT_EQ(sums(plan(after)), whole) << "shards of " << before << ", stopped after " << stop
-                                            << " passes of a layer, resumed "
-                                            << "with shards of " << after;
+        EXPECT_EQ(sums(plan(after)), whole)
+            << "waves of " << before << ", stopped after " << stop << " passes of a layer, resumed "
+            << "with waves of " << after;
       }
     }
   }
@@ -67,7 +67,7 @@ TEST_F(Resume, AnyStopContinuesUnderAnyPlanToTheSameSums) {
 TEST_F(Resume, StoppingAgainAndAgainUnderChangingPlansGivesTheSameSums) {
   const auto whole = sums(plan(7));
   for (const size_t size : {1, 2, 3, 1, 4, 2, 5}) {
-    EXPECT_THROW(collect(plan(size), 2), Stopped) << "shards of " << size;
+    EXPECT_THROW(collect(plan(size), 2), Stopped) << "waves of " << size;
   }
   EXPECT_EQ(sums(plan(3)), whole);
 }
@@ -75,7 +75,7 @@ TEST_F(Resume, StoppingAgainAndAgainUnderChangingPlansGivesTheSameSums) {
 TEST_F(Resume, WhatIsSavedBesideTheRunIsWhatItHadThen) {
   const auto whole = sums(plan(7));
   const RunPlan by_two = plan(2);
-  for (size_t last = 1; last < by_two.shards.size(); ++last) {
+  for (size_t last = 1; last < by_two.waves.size(); ++last) {
     size_t ends = 0;
     {
       CheckpointFile file(options_, run_);
@@ -89,7 +89,7 @@ TEST_F(Resume, WhatIsSavedBesideTheRunIsWhatItHadThen) {
       run_layer_major(*model_.transformer, corpus_, by_two, {}, pass, progress);
     }
     EXPECT_EQ(CheckpointFile(options_, run_).load(by_two)->position.batch, 2 * last);
-    EXPECT_EQ(sums(plan(1)), whole) << "saved after " << last << " shards";
+    EXPECT_EQ(sums(plan(1)), whole) << "saved after " << last << " waves";
   }
 }
 
@@ -114,7 +114,7 @@ TEST_F(Resume, ALocalLayerOfWhichNothingIsCollectedIsNoDamage) {
   }
 }
 
-TEST_F(Resume, ACompleteCollectionStaysCompleteUnderAPlanWithMoreShards) {
+TEST_F(Resume, ACompleteCollectionStaysCompleteUnderAPlanWithMoreWaves) {
   const auto whole = sums(plan(7));
   EXPECT_EQ(stop_after(plan(7), kLayers).position.batch, 7u);
   EXPECT_EQ(sums(plan(1)), whole);
@@ -128,11 +128,11 @@ TEST_F(Resume, RefusesHiddenStatesThatDoNotFitAndSaysWhatToDo) {
   EXPECT_NE(text.find("--host-memory"), std::string::npos) << text;
   EXPECT_EQ(refusal(plan(1)), "accepted");
   CheckpointFile(options_, run_).remove();
-  stop_after(plan(3), kLayers);  // the end of a shard: nothing between layers
+  stop_after(plan(3), kLayers);  // the end of a wave: nothing between layers
   EXPECT_EQ(refusal(small), "accepted");
 }
 
-TEST_F(Resume, RefusesCheckpointsThatCountShards) {
+TEST_F(Resume, RefusesCheckpointsThatCountWaves) {
   SavedRun saved = stop_after(plan(1), kLayers);
   Bundle bundle = run_;
   bundle.statistics_only = true;

@@ -55,14 +55,14 @@ class SmallRun : public testing::Test {
     for (int i = 0; i < model.num_layers; ++i) layers_.push_back(model.geometry(i, 256));
   }
 
-  // All batches, in shards of so many; no copies of running sums.
-  RunPlan plan(size_t batches_per_shard) const {
+  // All batches, in waves of so many; no copies of running sums.
+  RunPlan plan(size_t batches_per_wave) const {
     RunPlan plan;
     plan.batches = plan_batches(corpus_.chunks, batch_tokens_);
     plan.block_tokens = plan_blocks(plan.batches);
-    for (size_t i = 0; i < plan.batches.size(); i += batches_per_shard) {
-      const size_t count = std::min(batches_per_shard, plan.batches.size() - i);
-      plan.shards.push_back({i, count, tokens_of(plan, i, count)});
+    for (size_t i = 0; i < plan.batches.size(); i += batches_per_wave) {
+      const size_t count = std::min(batches_per_wave, plan.batches.size() - i);
+      plan.waves.push_back({i, count, tokens_of(plan, i, count)});
     }
     plan.weights_resident = true;
     plan.hidden_bytes_per_token = model_.transformer->config().hidden_size * sizeof(float);

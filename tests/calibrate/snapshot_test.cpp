@@ -60,8 +60,8 @@ class Snapshots : public SmallRun {
       : SmallRun(kSmallConfig, small_corpus(std::vector<int>(kChunks, kLength)),
                  /*batch_tokens=*/2 * kLength, {.center = true}) {}
 
-  RunPlan plan(size_t batches_per_shard) const {
-    RunPlan plan = SmallRun::plan(batches_per_shard);
+  RunPlan plan(size_t batches_per_wave) const {
+    RunPlan plan = SmallRun::plan(batches_per_wave);
     plan.snapshot_tokens = plan_snapshots(plan.batches);
     return plan;
   }
@@ -125,7 +125,7 @@ TEST_F(Snapshots, AreTheSameUnderAnyPlanWhereverTheRunStopped) {
   const auto whole = collect(plan(12));
   const Json record = judged(plan(12), whole);
   for (const size_t before : {5, 12}) {
-    const int passes = kSnapshotLayers * static_cast<int>(plan(before).shards.size());
+    const int passes = kSnapshotLayers * static_cast<int>(plan(before).waves.size());
     for (int stop = 1; stop <= passes; ++stop) {
       SCOPED_TRACE("stopped after " + std::to_string(stop) + " passes of a layer");
       EXPECT_THROW(collect(plan(before), stop), Stopped);

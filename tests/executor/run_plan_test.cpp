@@ -35,58 +35,58 @@ TEST(PlanBatches, GivesAChunkLongerThanTheLimitABatchOfItsOwn) {
   EXPECT_EQ(batches[0].tokens(), 100);
 }
 
-// Seven batches of one chunk each, of i + 1 tokens, in shards of three.
+// Seven batches of one chunk each, of i + 1 tokens, in waves of three.
 RunPlan plan_of_seven() {
   RunPlan plan;
   plan.batches = plan_batches(chunks_of({1, 2, 3, 4, 5, 6, 7}), 1);
-  plan.shards = {{0, 3, 6}, {3, 3, 15}, {6, 1, 7}};
+  plan.waves = {{0, 3, 6}, {3, 3, 15}, {6, 1, 7}};
   return plan;
 }
 
-TEST(InOneShard, AddsHiddenStatesOfWhatTheLargestShardLeavesOutWhereTheyLie) {
+TEST(InOneWave, AddsHiddenStatesOfWhatTheLargestWaveLeavesOutWhereTheyLie) {
   RunPlan plan = plan_of_seven();
   plan.hidden_bytes_per_token = 10;
   plan.peak_host_bytes = 1000;
   plan.peak_device_bytes = 2000;
   constexpr int64_t kMore = (28 - 15) * 10;  // 15 tokens of hidden states are in the peaks
-  const RunPlan on_cpu = in_one_shard(plan, torch::kCPU);
-  EXPECT_EQ(on_cpu.shards.size(), 1u);
-  EXPECT_EQ(on_cpu.shards[0].num_batches, 7u);
-  EXPECT_EQ(on_cpu.shards[0].tokens, 28);
+  const RunPlan on_cpu = in_one_wave(plan, torch::kCPU);
+  EXPECT_EQ(on_cpu.waves.size(), 1u);
+  EXPECT_EQ(on_cpu.waves[0].num_batches, 7u);
+  EXPECT_EQ(on_cpu.waves[0].tokens, 28);
   EXPECT_EQ(on_cpu.peak_host_bytes, 1000 + kMore);
-  const RunPlan on_gpu = in_one_shard(plan, torch::kCUDA);
+  const RunPlan on_gpu = in_one_wave(plan, torch::kCUDA);
   EXPECT_EQ(on_gpu.peak_host_bytes, 1000);
   EXPECT_EQ(on_gpu.peak_device_bytes, 2000 + kMore);
   plan.hidden_on_device = false;  // a GPU whose hidden states lie on the host
-  const RunPlan on_host = in_one_shard(plan, torch::kCUDA);
+  const RunPlan on_host = in_one_wave(plan, torch::kCUDA);
   EXPECT_EQ(on_host.peak_host_bytes, 1000 + kMore);
   EXPECT_EQ(on_host.peak_device_bytes, 2000);
 }
 
-std::string text_of(const std::vector<Shard>& shards) {
+std::string text_of(const std::vector<Wave>& waves) {
   std::string text;
-  for (const Shard& shard : shards) {
-    for (size_t i = 0; i < shard.num_batches; ++i) text += std::to_string(shard.first_batch + i);
-    text += "=" + std::to_string(shard.tokens) + " ";
+  for (const Wave& wave : waves) {
+    for (size_t i = 0; i < wave.num_batches; ++i) text += std::to_string(wave.first_batch + i);
+    text += "=" + std::to_string(wave.tokens) + " ";
   }
   return text;
 }
 
-TEST(ShardsFrom, TheBeginningAreAllAndTheEndNone) {
-  EXPECT_EQ(text_of(shards_from(plan_of_seven(), 0, 0)), "012=6 345=15 6=7 ");
-  EXPECT_EQ(text_of(shards_from(plan_of_seven(), 7, 0)), "");
+TEST(WavesFrom, TheBeginningAreAllAndTheEndNone) {
+  EXPECT_EQ(text_of(waves_from(plan_of_seven(), 0, 0)), "012=6 345=15 6=7 ");
+  EXPECT_EQ(text_of(waves_from(plan_of_seven(), 7, 0)), "");
 }
 
-TEST(ShardsFrom, APositionInsideAShardLeavesTheRestOfIt) {
-  EXPECT_EQ(text_of(shards_from(plan_of_seven(), 3, 0)), "345=15 6=7 ");
-  EXPECT_EQ(text_of(shards_from(plan_of_seven(), 4, 0)), "45=11 6=7 ");
-  EXPECT_EQ(text_of(shards_from(plan_of_seven(), 6, 0)), "6=7 ");
+TEST(WavesFrom, APositionInsideAWaveLeavesTheRestOfIt) {
+  EXPECT_EQ(text_of(waves_from(plan_of_seven(), 3, 0)), "345=15 6=7 ");
+  EXPECT_EQ(text_of(waves_from(plan_of_seven(), 4, 0)), "45=11 6=7 ");
+  EXPECT_EQ(text_of(waves_from(plan_of_seven(), 6, 0)), "6=7 ");
 }
 
-TEST(ShardsFrom, BatchesBetweenTwoLayersStayTogetherAndComeFirst) {
-  EXPECT_EQ(text_of(shards_from(plan_of_seven(), 2, 3)), "234=12 5=6 6=7 ");
-  EXPECT_EQ(text_of(shards_from(plan_of_seven(), 0, 1)), "0=1 12=5 345=15 6=7 ");
-  EXPECT_EQ(text_of(shards_from(plan_of_seven(), 0, 7)), "0123456=28 ");
+TEST(WavesFrom, BatchesBetweenTwoLayersStayTogetherAndComeFirst) {
+  EXPECT_EQ(text_of(waves_from(plan_of_seven(), 2, 3)), "234=12 5=6 6=7 ");
+  EXPECT_EQ(text_of(waves_from(plan_of_seven(), 0, 1)), "0=1 12=5 345=15 6=7 ");
+  EXPECT_EQ(text_of(waves_from(plan_of_seven(), 0, 7)), "0123456=28 ");
 }
 
 }  // namespace

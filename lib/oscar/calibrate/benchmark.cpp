@@ -34,7 +34,7 @@ CollectionTiming time_collection(Transformer& model, const TokenChunks& corpus,
                                  int64_t batch_tokens, int repeats) {
   RunPlan plan;
   plan.batches = plan_batches(corpus.chunks, batch_tokens);
-  plan.shards = {{0, plan.batches.size(), corpus.record.tokens}};
+  plan.waves = {{0, plan.batches.size(), corpus.record.tokens}};
   plan.weights_resident = true;
   std::vector<LayerGeometry> layers;
   for (int layer = 0; layer < model.config().num_layers; ++layer) {

@@ -20,7 +20,7 @@ class MomentCollector final : public AttentionObserver {
 
   void observe(const AttentionRecord& record) override;
 
-  // Continues from saved sums (a later shard, a resumed run).
+  // Continues from saved sums (a later wave, a resumed run).
   void add(const LayerStatistics& saved);
   // Adds the sums of the same layer on the same device.
   void add(const MomentCollector& other);

@@ -187,12 +187,12 @@ int64_t estimated_checkpoint_bytes(const std::vector<LayerGeometry>& layers,
                                    const ModelConfig& config, const RunPlan& plan) {
   int64_t tokens = 0;
   bool within_block = false;  // the blocks before have sums of their own then
-  // Resident weights pass once per shard, and checkpoints are taken between shards.
-  for (const Shard& shard : plan.shards) {
-    const int64_t end = tokens_of(plan, 0, shard.first_batch + shard.num_batches);
+  // Resident weights pass once per wave, and checkpoints are taken between waves.
+  for (const Wave& wave : plan.waves) {
+    const int64_t end = tokens_of(plan, 0, wave.first_batch + wave.num_batches);
     const int64_t block = block_start(plan, end);
     within_block = within_block || (0 < block && block < end);
-    tokens = std::max(tokens, shard.tokens);
+    tokens = std::max(tokens, wave.tokens);
   }
   if (plan.weights_resident) tokens = 0;
   return estimated_statistics_bytes(layers, plan.attended) +
@@ -215,7 +215,7 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   const torch::Device device = model.compute().device;
   const bool on_gpu = device.is_cuda();
   CostEstimate cost;
-  cost.num_shards = plan.shards.size();
+  cost.num_waves = plan.waves.size();
   cost.weights_resident = plan.weights_resident;
 
   const Batch& batch = plan.batches.front();
@@ -245,12 +245,12 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   const double tokens = passes * static_cast<double>(split.fit.record.tokens) +
                         static_cast<double>(added ? split.held_back.record.tokens : 0);
   // Weights that stream pass once for each block that a process has.
-  const size_t shards =
-      ranks.several() ? std::max(cost.num_shards, plan.block_tokens.size()) : cost.num_shards;
+  const size_t waves =
+      ranks.several() ? std::max(cost.num_waves, plan.block_tokens.size()) : cost.num_waves;
   const double loads =
-      plan.weights_resident ? std::ceil(passes) : passes * static_cast<double>(shards);
-  const double first_share = static_cast<double>(plan.shards.front().tokens) /
-                             static_cast<double>(split.fit.record.tokens);
+      plan.weights_resident ? std::ceil(passes) : passes * static_cast<double>(waves);
+  const double first_share =
+      static_cast<double>(plan.waves.front().tokens) / static_cast<double>(split.fit.record.tokens);
   const auto copies = static_cast<double>(parts.size() + 1);
   cost.seconds = config.num_fitted_layers() * (metric + copies * copy);
   for (const std::vector<int>& same : config.layers_by_spec()) {
@@ -265,7 +265,7 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
     }
     const double computing = forward * tokens / static_cast<double>(batch.tokens());
     const double loading = loads * load;
-    // On a GPU a layer is read while those before compute: weights that stay, in the first shard.
+    // On a GPU a layer is read while those before compute: weights that stay, in the first wave.
     const double beside = !on_gpu ? 0 : plan.weights_resident ? first_share : 1;
     cost.seconds += static_cast<double>(same.size()) *
                     (computing + std::max(0.0, loading - beside * computing));

@@ -15,7 +15,7 @@ namespace oscar {
 namespace {
 
 // How the numbers of a ResumeState count: `shard` is RunPosition::batch, which does not depend on
-// how a plan groups batches into shards. Checkpoints of order "layer-major" counted shards of a
+// how a plan groups batches into waves. Checkpoints of order "layer-major" counted waves of a
 // plan that they did not describe, those of "layer-major, batches" had no copies of sums, those of
 // "layer-major, batches, snapshots" no blocks.
 constexpr const char* kOrder = "layer-major, batches, blocks";
@@ -139,9 +139,9 @@ bool CheckpointFile::due(const RunPosition& next, const RunPlan& plan, bool stop
     if (saving_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return false;
     wait();
   }
-  const bool shard_end = next.layer == 0;
-  if (shard_end && next.batch == plan.batches.size()) return false;
-  if (!shard_end && plan.weights_resident) return false;
+  const bool wave_end = next.layer == 0;
+  if (wave_end && next.batch == plan.batches.size()) return false;
+  if (!wave_end && plan.weights_resident) return false;
   return pace_.due();
 }
 
@@ -151,7 +151,7 @@ std::function<void()> CheckpointFile::writing(std::vector<LayerStatistics> stati
   Bundle bundle = run_;
   bundle.statistics_only = true;
   bundle.statistics = std::move(statistics);
-  // In the first shard: statistics of no token are refused when a file is read. Local layers, which
+  // In the first wave: statistics of no token are refused when a file is read. Local layers, which
   // have none, stay: load() knows them by that.
   std::erase_if(bundle.statistics,
                 [](const LayerStatistics& s) { return s.geometry.fitted() && s.count_kv == 0; });

@@ -42,14 +42,14 @@ class CheckpointFile {
   // `expected_bytes` as for SavePace.
   CheckpointFile(const CalibrateOptions& options, const Bundle& run, int64_t expected_bytes = 0);
 
-  // At shard ends, and at layer ends while weights stream; always when a stop was requested. Left
+  // At wave ends, and at layer ends while weights stream; always when a stop was requested. Left
   // out while saving would take more than a twentieth of the run's time, or goes on. Throws what
   // saving in another thread threw.
   bool due(const RunPosition& next, const RunPlan& plan, bool stop_requested);
   // `statistics`: of all tokens, or with `before` those of a block (MomentPass).
   void save(std::vector<LayerStatistics> statistics, const RunPosition& next,
             const SumSnapshots& before = {}, const SumSnapshots& snapshots = {});
-  // The same in another thread, at a shard's end: hidden states would stay in memory.
+  // The same in another thread, at a wave's end: hidden states would stay in memory.
   void save_meanwhile(std::vector<LayerStatistics> statistics, const RunPosition& next,
                       const SumSnapshots& before, const SumSnapshots& snapshots);
   // Until that is over. Throws what it threw.

@@ -36,12 +36,12 @@ std::vector<BatchRange> blocks_from(const RunPlan& plan, BlockStart start) {
 RunPlan part_of(const RunPlan& plan, size_t end) {
   RunPlan part = plan;
   part.batches.resize(end);
-  part.shards.clear();
-  for (Shard shard : plan.shards) {
-    if (shard.first_batch >= end) break;
-    shard.num_batches = std::min(shard.num_batches, end - shard.first_batch);
-    shard.tokens = tokens_of(plan, shard.first_batch, shard.num_batches);
-    part.shards.push_back(shard);
+  part.waves.clear();
+  for (Wave wave : plan.waves) {
+    if (wave.first_batch >= end) break;
+    wave.num_batches = std::min(wave.num_batches, end - wave.first_batch);
+    wave.tokens = tokens_of(plan, wave.first_batch, wave.num_batches);
+    part.waves.push_back(wave);
   }
   return part;
 }

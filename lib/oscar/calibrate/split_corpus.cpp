@@ -54,7 +54,7 @@ RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
                           checkpoint_every, {}, attended_view(options).has_value());
   // The sums that fits start from, beside those that go on.
   plan.peak_host_bytes += snapshot_bytes(model.config(), 1, plan.attended);
-  return in_one_shard(std::move(plan), model.compute().device);
+  return in_one_wave(std::move(plan), model.compute().device);
 }
 
 SearchSettings search_settings(const CalibrateOptions& options) {

@@ -32,7 +32,7 @@ int layers_searched_together(const Transformer& model, const SplitCorpus& split,
                              const RunPlan& plan, const CalibrateOptions& options,
                              const MemoryLimits& limits);
 
-// Held-back chunks are few, and a layer is searched once all of them have passed it: one shard.
+// Held-back chunks are few, and a layer is searched once all of them have passed it: one wave.
 RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
                     const CalibrateOptions& options, const MemoryLimits& limits);
 

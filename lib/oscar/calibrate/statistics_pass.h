@@ -28,8 +28,8 @@ struct SumMarks {
 };
 
 // First pass: all moments and sums of every layer that is not local. Sums of a block and those of
-// the blocks before stay on the device between shards, so the additions are those of one
-// uninterrupted run whatever the sharding and however often it resumed.
+// the blocks before stay on the device between waves, so the additions are those of one
+// uninterrupted run whatever the waves and however often it resumed.
 class MomentPass final : public LayerVisitor {
  public:
   // Called where a checkpoint may be taken, with the position that a resumed run starts from. May

@@ -1,4 +1,4 @@
-// The loop over shards, layers and batches.
+// The loop over waves, layers and batches.
 #include "oscar/executor/layer_major.h"
 
 #include <malloc.h>
@@ -13,11 +13,11 @@
 namespace oscar {
 namespace {
 
-std::vector<torch::Tensor> embed_shard(Transformer& model, const TokenChunks& corpus,
-                                       const RunPlan& plan, const Shard& shard) {
+std::vector<torch::Tensor> embed_wave(Transformer& model, const TokenChunks& corpus,
+                                      const RunPlan& plan, const Wave& wave) {
   std::vector<torch::Tensor> hidden;
-  for (size_t i = 0; i < shard.num_batches; ++i) {
-    const torch::Tensor ids = batch_ids(corpus, plan.batches[shard.first_batch + i]);
+  for (size_t i = 0; i < wave.num_batches; ++i) {
+    const torch::Tensor ids = batch_ids(corpus, plan.batches[wave.first_batch + i]);
     torch::Tensor states = model.embed(ids.to(model.compute().device));
     hidden.push_back(plan.hidden_on_device ? states : states.to(torch::kCPU));
   }
@@ -45,22 +45,21 @@ void run_layer_major(Transformer& model, const TokenChunks& corpus, const RunPla
   const torch::InferenceMode inference;
   const int num_layers = model.config().num_layers;
   LayerLoader weights(model, plan.weights_resident);
-  for (const Shard& shard : shards_from(plan, start.batch, start.hidden.size())) {
+  for (const Wave& wave : waves_from(plan, start.batch, start.hidden.size())) {
     const int first_layer = start.hidden.empty() ? 0 : start.layer;
-    std::vector<torch::Tensor> hidden = start.hidden.empty()
-                                            ? embed_shard(model, corpus, plan, shard)
-                                            : std::exchange(start.hidden, {});
+    std::vector<torch::Tensor> hidden = start.hidden.empty() ? embed_wave(model, corpus, plan, wave)
+                                                             : std::exchange(start.hidden, {});
     for (int layer = first_layer; layer < num_layers; ++layer) {
       const LayerWeights& layer_weights = weights.get(layer);
       AttentionObserver* observer = visitor.observer(layer);
-      for (size_t i = 0; i < shard.num_batches; ++i) {
+      for (size_t i = 0; i < wave.num_batches; ++i) {
         const torch::Tensor input = hidden[i].to(model.compute().device);
         torch::Tensor output = model.forward_layer(layer, layer_weights, input, observer);
         hidden[i] = plan.hidden_on_device ? output : output.to(torch::kCPU);
-        progress.advance(plan.batches[shard.first_batch + i].tokens());
+        progress.advance(plan.batches[wave.first_batch + i].tokens());
       }
-      RunPosition next{shard.first_batch, layer + 1, hidden};
-      if (next.layer == num_layers) next = {shard.first_batch + shard.num_batches, 0, {}};
+      RunPosition next{wave.first_batch, layer + 1, hidden};
+      if (next.layer == num_layers) next = {wave.first_batch + wave.num_batches, 0, {}};
       // Asked before the visitor asks: it has then saved where this stops.
       const bool stop = interrupt_requested();
       visitor.layer_done(next);

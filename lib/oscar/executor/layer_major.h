@@ -1,4 +1,4 @@
-// Runs a corpus through the model layer by layer: a shard of chunks advances through one layer
+// Runs a corpus through the model layer by layer: a wave of chunks advances through one layer
 // before the next layer's weights are needed, so that a model larger than the device passes through
 // it.
 #pragma once
@@ -26,11 +26,11 @@ class LayerVisitor {
  public:
   virtual ~LayerVisitor() = default;
   virtual AttentionObserver* observer(int layer) = 0;  // may be null
-  // `next` is where a resumed run would start. Called after each layer and after each shard.
+  // `next` is where a resumed run would start. Called after each layer and after each wave.
   virtual void layer_done(const RunPosition& next) = 0;
 };
 
-// Advances from `start`, a position under any plan, to the end of the last shard. Throws
+// Advances from `start`, a position under any plan, to the end of the last wave. Throws
 // Interrupted after layer_done when a stop was requested. Progress counts tokens times layers.
 void run_layer_major(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
                      RunPosition start, LayerVisitor& visitor, Progress& progress);

@@ -1,4 +1,4 @@
-// Batches from chunks, shards from memory.
+// Batches from chunks, waves from memory.
 #include "oscar/executor/run_plan.h"
 
 #include <ATen/DeviceAccelerator.h>
@@ -112,9 +112,9 @@ int64_t longest_batch(const std::vector<Batch>& batches) {
   return tokens;
 }
 
-int64_t largest_shard(const std::vector<Shard>& shards) {
+int64_t largest_wave(const std::vector<Wave>& waves) {
   int64_t tokens = 0;
-  for (const Shard& shard : shards) tokens = std::max(tokens, shard.tokens);
+  for (const Wave& wave : waves) tokens = std::max(tokens, wave.tokens);
   return tokens;
 }
 
@@ -282,7 +282,7 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
       !on_gpu || room >= std::min(total_tokens * plan.hidden_bytes_per_token, room / 2 + 1);
   int64_t hidden_room = room;
   if (on_gpu && !plan.weights_resident && total_tokens * plan.hidden_bytes_per_token > room) {
-    // Weights stream: the fewer the shards, the fewer passes of the weights. The host is larger.
+    // Weights stream: the fewer the waves, the fewer passes of the weights. The host is larger.
     plan.hidden_on_device = false;
     hidden_room = limits.host_bytes - host_fixed;
     if (hidden_room < one_batch_hidden) {
@@ -293,23 +293,23 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
 
   plan.hidden_room = hidden_room;
 
-  int64_t shard_chunks = 0;
+  int64_t wave_chunks = 0;
   for (size_t i = 0; i < plan.batches.size(); ++i) {
     const Batch& batch = plan.batches[i];
     const bool full =
-        plan.shards.empty() ||
-        (plan.shards.back().tokens + batch.tokens()) * plan.hidden_bytes_per_token > hidden_room ||
+        plan.waves.empty() ||
+        (plan.waves.back().tokens + batch.tokens()) * plan.hidden_bytes_per_token > hidden_room ||
         (plan.weights_resident && checkpoint_every != kNoCheckpoints &&
-         shard_chunks >= checkpoint_every);
+         wave_chunks >= checkpoint_every);
     if (full) {
-      plan.shards.push_back({i, 0, 0});
-      shard_chunks = 0;
+      plan.waves.push_back({i, 0, 0});
+      wave_chunks = 0;
     }
-    ++plan.shards.back().num_batches;
-    plan.shards.back().tokens += batch.tokens();
-    shard_chunks += batch.num_chunks;
+    ++plan.waves.back().num_batches;
+    plan.waves.back().tokens += batch.tokens();
+    wave_chunks += batch.num_chunks;
   }
-  const int64_t hidden = largest_shard(plan.shards) * plan.hidden_bytes_per_token;
+  const int64_t hidden = largest_wave(plan.waves) * plan.hidden_bytes_per_token;
   if (on_gpu) {
     plan.peak_device_bytes = fixed + (plan.hidden_on_device ? hidden : 2 * one_batch_hidden);
     plan.peak_host_bytes = host_fixed + (plan.hidden_on_device ? 0 : hidden);
@@ -319,13 +319,13 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   return plan;
 }
 
-RunPlan in_one_shard(RunPlan plan, const torch::Device& device) {
+RunPlan in_one_wave(RunPlan plan, const torch::Device& device) {
   const int64_t tokens = tokens_of(plan, 0, plan.batches.size());
   const bool on_gpu = device.is_cuda() && plan.hidden_on_device;
-  // Hidden states of the largest shard are in the peak already.
+  // Hidden states of the largest wave are in the peak already.
   (on_gpu ? plan.peak_device_bytes : plan.peak_host_bytes) +=
-      (tokens - largest_shard(plan.shards)) * plan.hidden_bytes_per_token;
-  plan.shards = {{0, plan.batches.size(), tokens}};
+      (tokens - largest_wave(plan.waves)) * plan.hidden_bytes_per_token;
+  plan.waves = {{0, plan.batches.size(), tokens}};
   return plan;
 }
 
@@ -335,16 +335,16 @@ int64_t tokens_of(const RunPlan& plan, size_t first, size_t count) {
   return tokens;
 }
 
-std::vector<Shard> shards_from(const RunPlan& plan, size_t batch, size_t num_started) {
-  std::vector<Shard> shards;
-  if (num_started > 0) shards.push_back({batch, num_started, tokens_of(plan, batch, num_started)});
+std::vector<Wave> waves_from(const RunPlan& plan, size_t batch, size_t num_started) {
+  std::vector<Wave> waves;
+  if (num_started > 0) waves.push_back({batch, num_started, tokens_of(plan, batch, num_started)});
   const size_t next = batch + num_started;
-  for (const Shard& shard : plan.shards) {
-    const size_t first = std::max(shard.first_batch, next);
-    const size_t end = shard.first_batch + shard.num_batches;
-    if (first < end) shards.push_back({first, end - first, tokens_of(plan, first, end - first)});
+  for (const Wave& wave : plan.waves) {
+    const size_t first = std::max(wave.first_batch, next);
+    const size_t end = wave.first_batch + wave.num_batches;
+    if (first < end) waves.push_back({first, end - first, tokens_of(plan, first, end - first)});
   }
-  return shards;
+  return waves;
 }
 
 MemoryLimits memory_limits(const torch::Device& device, int64_t host_memory, int64_t gpu_memory) {

@@ -1,4 +1,4 @@
-// Which chunks run together, what stays in memory, and how the corpus splits into shards.
+// Which chunks run together, what stays in memory, and how the corpus splits into waves.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct Batch {
   int64_t tokens() const { return num_chunks * length; }
 };
 
-// A run of batches whose hidden states are kept together; weights pass once per shard.
-struct Shard {
+// A run of batches whose hidden states are kept together; weights pass once per wave.
+struct Wave {
   size_t first_batch = 0, num_batches = 0;
   int64_t tokens = 0;
 };
@@ -40,7 +40,7 @@ struct MemoryLimits {
 
 struct RunPlan {
   std::vector<Batch> batches;
-  std::vector<Shard> shards;
+  std::vector<Wave> waves;
   // Tokens at the ends of the blocks whose sums are added up one after another; the last is of all.
   std::vector<int64_t> block_tokens;
   // Tokens, at ends of batches, at which each layer's sums are copied
@@ -80,7 +80,7 @@ int64_t attended_rows(torch::Device device);
 int64_t snapshot_bytes(const ModelConfig& config, size_t count, bool attended);
 
 // Throws Error with the bytes needed when even one batch and one layer do not fit.
-// `checkpoint_every` chunks bound a shard while weights are resident (a shard then costs nothing);
+// `checkpoint_every` chunks bound a wave while weights are resident (a wave then costs nothing);
 // kNoCheckpoints: none is written, so that no memory is needed for one.
 // `snapshot_tokens` as of plan_snapshots; `attended`: the run also collects those sums; of
 // several `processes`, sums of a block are added and saved while the next one passes, and those of
@@ -90,14 +90,14 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
                  int checkpoint_every, std::vector<int64_t> snapshot_tokens = {},
                  bool attended = false, int processes = 1);
 
-// `plan`, made for `device`, with all its batches in one shard whatever room there is, and with the
+// `plan`, made for `device`, with all its batches in one wave whatever room there is, and with the
 // peaks of that: a search sees all held-back chunks of a layer at once.
-RunPlan in_one_shard(RunPlan plan, const torch::Device& device);
+RunPlan in_one_wave(RunPlan plan, const torch::Device& device);
 
-// What is left of the plan's shards at `batch`, for a run that continues there. Another plan may
-// have got it there: a shard of this one is cut at `batch`, and the `num_started` batches from
-// there on, which were between two layers, come first as the shard that they were.
-std::vector<Shard> shards_from(const RunPlan& plan, size_t batch, size_t num_started);
+// What is left of the plan's waves at `batch`, for a run that continues there. Another plan may
+// have got it there: a wave of this one is cut at `batch`, and the `num_started` batches from
+// there on, which were between two layers, come first as the wave that they were.
+std::vector<Wave> waves_from(const RunPlan& plan, size_t batch, size_t num_started);
 
 // Tokens of `count` batches from `first` on.
 int64_t tokens_of(const RunPlan& plan, size_t first, size_t count);

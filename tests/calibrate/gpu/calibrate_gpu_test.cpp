@@ -50,7 +50,7 @@ class CalibrateGpu : public testing::Test {
     const TokenChunks corpus = random_chunks(6, 512, checkpoint_.config.vocab_size);
     RunPlan plan;
     plan.batches = plan_batches(corpus.chunks, batch_tokens);
-    plan.shards = {{0, plan.batches.size(), corpus.record.tokens}};
+    plan.waves = {{0, plan.batches.size(), corpus.record.tokens}};
     plan.weights_resident = weights_resident;
     std::vector<LayerGeometry> layers;
     for (int i = 0; i < checkpoint_.config.num_layers; ++i) {

@@ -101,6 +101,11 @@ TEST_F(Resume, AnErrorOfSavingBesideTheRunIsThrownWhereItAsksToSaveAgain) {
   EXPECT_THROW(while (!file.due({2, 0, {}}, plan(1), false)) std::this_thread::yield(),
                std::exception);
   EXPECT_NO_THROW(file.wait()) << "told once";
+
+  file.save_meanwhile(saved.statistics, {1, 0, {}}, {}, {});
+  std::filesystem::create_directory(options_.output.parent_path());
+  file.save(saved.statistics, saved.position, saved.before, saved.snapshots);
+  EXPECT_TRUE(file.load(plan(1))) << "what is saved then takes the place of what could not be";
 }
 
 TEST_F(Resume, ALocalLayerOfWhichNothingIsCollectedIsNoDamage) {

@@ -169,6 +169,21 @@ TEST(HtmlReport, NeedleCellsThatFoundMoreThanWasAskedAreLeftOut) {
   EXPECT_EQ(occurrences(page, " passed</title>"), shown - 2);
 }
 
+TEST(HtmlReport, ErrorsOfAnySizeHaveAShade) {
+  Json r = report();
+  Json& heads = r["methods"]["bundle"]["output_nmse_heads"];
+  for (const size_t count : {2, 40}) {
+    heads = Json::array();
+    for (int layer = 0; layer < 2; ++layer) {
+      heads.push_back(std::vector<double>(count, layer == 0 ? 1e-200 : 1e200));
+    }
+    const std::string page = render_html_report(r);
+    EXPECT_EQ(malformed(page), "");
+    EXPECT_TRUE(has(page, "head by head"));
+    EXPECT_FALSE(has(page, "class=\"h-")) << count << " heads";
+  }
+}
+
 TEST(HtmlReport, OneMethodAloneAndBf16AloneMakeAPage) {
   Json one = report();
   for (const char* name : {"exact", "identity", "oscar"}) one["methods"].erase(name);

@@ -184,6 +184,7 @@ Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& 
                                       std::move(moments), std::move(start), save, progress);
     } else {
       run_layer_major(model, corpus, plan, std::move(start), *moments, progress);
+      saved.settle();  // its copies of sums, before more are made
       collected = {moments->result(), moments->snapshots()};
     }
   } catch (const Interrupted&) {
@@ -447,7 +448,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   }
   if (options.keep_statistics || options.statistics_only) bundle.statistics = std::move(statistics);
   weights.require_unchanged();
-  saved.wait();  // the memory of one file is planned
+  saved.settle();  // the memory of one file is planned
   write_bundle(bundle, output->file());
   saved.remove();
   result.bundle = std::move(bundle);

@@ -173,7 +173,7 @@ std::function<void()> CheckpointFile::writing(std::vector<LayerStatistics> stati
 
 void CheckpointFile::save(std::vector<LayerStatistics> statistics, const RunPosition& next,
                           const SumSnapshots& before, const SumSnapshots& snapshots) {
-  wait();
+  settle();
   writing(std::move(statistics), next, before, snapshots)();
 }
 
@@ -193,8 +193,13 @@ void CheckpointFile::wait() {
   if (saving_.valid()) saving_.get();
 }
 
+void CheckpointFile::settle() {
+  if (saving_.valid()) saving_.wait();
+  saving_ = {};
+}
+
 void CheckpointFile::remove() {
-  wait();
+  settle();
   remove_checkpoint(path_);
 }
 

@@ -54,6 +54,8 @@ class CheckpointFile {
                       const SumSnapshots& before, const SumSnapshots& snapshots);
   // Until that is over. Throws what it threw.
   void wait();
+  // The same where it does not matter what came of it: another save follows, or the run is over.
+  void settle();
 
   // The saved run, or nullopt when there is no checkpoint. It continues under `plan`, whatever plan
   // saved it. Throws Error when it is another run's, when position and sums do not agree, or when

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <exception>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -62,32 +63,30 @@ std::vector<uint8_t> to_bytes(const std::string& text) {
 
 std::string key_of(const char* kind, int rank) { return fmt::format("{}/{}", kind, rank); }
 
-bool listens(const std::string& address, int port) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
-    return false;
-  }
-  bool connected = false;
-  for (const addrinfo* to = found; to != nullptr && !connected; to = to->ai_next) {
-    const int fd = ::socket(to->ai_family, to->ai_socktype | SOCK_CLOEXEC, to->ai_protocol);
-    if (fd < 0) continue;
-    const timeval patience{.tv_sec = 1,
-                           .tv_usec = 0};  // a request to stop is heard between attempts
-    ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-    connected = ::connect(fd, to->ai_addr, to->ai_addrlen) == 0;
-    ::close(fd);
-  }
-  ::freeaddrinfo(found);
+bool listens(const addrinfo& to) {
+  const int fd = ::socket(to.ai_family, to.ai_socktype | SOCK_CLOEXEC, to.ai_protocol);
+  if (fd < 0) return false;
+  // A request to stop is heard between attempts.
+  const timeval patience{.tv_sec = 1, .tv_usec = 0};
+  ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+  const bool connected = ::connect(fd, to.ai_addr, to.ai_addrlen) == 0;
+  ::close(fd);
   return connected;
 }
 
 // For a while, until the first process listens: after an attempt in vain, libtorch sleeps for half
 // a second.
 void wait_for_listener(const std::string& address, int port) {
-  for (const auto end = Clock::now() + seconds(2); Clock::now() < end && !listens(address, port);) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* resolved = nullptr;
+  if (::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &resolved) != 0) return;
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> places(resolved, &::freeaddrinfo);
+  for (const auto end = Clock::now() + seconds(2); Clock::now() < end;) {
+    for (const addrinfo* to = places.get(); to != nullptr; to = to->ai_next) {
+      if (listens(*to)) return;
+    }
     stop_if_requested();
     std::this_thread::sleep_for(kPoll);
   }

@@ -11,7 +11,7 @@ namespace oscar {
 
 // Stream `number` of kSideStreams, of the first device that asks: a process computes on one. It is
 // the same for the life of the process, since memory that a stream's tensors have given back serves
-// that stream alone. Its users come one after another.
+// that stream alone. What its users begin runs one after another.
 enum SideStream : int {
   kLoadingStreams = 0,
   kSumsStream = 3,

@@ -241,13 +241,13 @@ std::string head_error_figure(const ReportData& data) {
       .column_title = "KV head",
       .row_title = "layer"};
   for (size_t h = 0; h < heads; ++h) map.columns.push_back(std::to_string(h));
-  const double range = std::log(std::max(most / least, 1.0 + 1e-9));
+  const double range = std::max(std::log(most) - std::log(least), 1e-9);
   for (size_t l = 0; l < layers.size(); ++l) {
     map.rows.push_back(std::to_string(l));
     for (size_t h = 0; h < heads; ++h) {
       const double error = layers[l][h];
       if (!std::isfinite(error)) continue;
-      map.cells.push_back({h, l, error > 0 ? std::log(error / least) / range : 0,
+      map.cells.push_back({h, l, error > 0 ? (std::log(error) - std::log(least)) / range : 0,
                            figure(100 * error, 2),
                            fmt::format("layer {}, KV head {}: {}", l, h, percent(error, 2))});
     }

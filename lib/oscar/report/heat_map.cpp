@@ -19,8 +19,9 @@ constexpr double kTickWidth = 24, kTickHeight = 13;
 constexpr double kStretched = 1.2;
 constexpr int kShades = 7;  // classes h0 .. h6
 
+// 0 also of a value that is no number.
 int shade(double value) {
-  return static_cast<int>(std::clamp(value * kShades, 0.0, kShades - 1.0));
+  return value > 0 ? static_cast<int>(std::min(value * kShades, kShades - 1.0)) : 0;
 }
 
 double cell_width(size_t columns) {

@@ -44,6 +44,22 @@ TEST(ParallelFor, LoopsWithinLoopsEndAndUseNoMoreThreadsThanCores) {
   EXPECT_LE(most, std::max(1U, std::thread::hardware_concurrency()));
 }
 
+TEST(ParallelFor, UsesNoMoreThreadsThanItIsGiven) {
+  std::atomic<int64_t> inside{0}, most{0};
+  for (const int64_t threads : {1, 2}) {
+    most = 0;
+    parallel_for(
+        200,
+        [&](int64_t) {
+          most = std::max<int64_t>(most, ++inside);
+          std::this_thread::yield();
+          --inside;
+        },
+        threads);
+    EXPECT_LE(most, threads);
+  }
+}
+
 TEST(ParallelFor, TheFirstFailureInOrderIsTheOneThatIsThrown) {
   for (int round = 0; round < 100; ++round) {
     std::atomic<int64_t> last{0};

@@ -37,7 +37,7 @@ torch::Tensor load(const std::string& codes, int64_t rows, int64_t columns,
                            *parse_quantization({{"quantization_config", quantization}}, ""));
   WeightSpec spec = kSpec;
   spec.shape = {rows, columns};
-  return load_weight(weights, spec, torch::kCPU, dtype);
+  return load_weight(weights, spec, {torch::kCPU, dtype});
 }
 
 TEST(Fp8Weight, EveryCodeThatIsANumberHasItsValueToTheBit) {

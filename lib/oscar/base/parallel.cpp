@@ -59,11 +59,12 @@ int64_t parallel_cores() {
   return std::max<int64_t>(1, int64_t{std::thread::hardware_concurrency()});
 }
 
-void parallel_for(int64_t count, const std::function<void(int64_t)>& work) {
+void parallel_for(int64_t count, const std::function<void(int64_t)>& work, int64_t most_threads) {
   Loop loop(count, work);
   std::vector<std::thread> others;
-  others.reserve(static_cast<size_t>(std::max<int64_t>(0, count - 1)));
-  while (static_cast<int64_t>(others.size()) + 1 < count && take_core()) {
+  const int64_t most_others = std::max<int64_t>(0, std::min(count, most_threads) - 1);
+  others.reserve(static_cast<size_t>(most_others));
+  while (static_cast<int64_t>(others.size()) < most_others && take_core()) {
     try {
       others.emplace_back([&loop] {
         loop.run();

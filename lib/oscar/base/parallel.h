@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 
 namespace oscar {
 
@@ -11,8 +12,9 @@ namespace oscar {
 // another takes what is left, which may be none, so loops can be nested freely. (What a bundle's
 // writing does beside them waits for the disk, and is not counted.) What a step does must not
 // depend on the others. When steps throw, later ones are not begun, and the exception of the first
-// in order is thrown.
-void parallel_for(int64_t count, const std::function<void(int64_t)>& work);
+// in order is thrown. `most_threads`: for work that more threads do no faster.
+void parallel_for(int64_t count, const std::function<void(int64_t)>& work,
+                  int64_t most_threads = std::numeric_limits<int64_t>::max());
 
 // The cores of a process: at least 1.
 int64_t parallel_cores();

@@ -1,19 +1,11 @@
-// Threads that read and copy on streams of their own.
+// A thread that reads and copies on a stream of its own.
 #include "oscar/executor/layer_loader.h"
 
 #include <c10/core/StreamGuard.h>
 
-#include <algorithm>
-
 #include "oscar/model/side_stream.h"
 
 namespace oscar {
-namespace {
-
-constexpr int kSideBySide = 3;  // layers read together: one thread does not fill the bus
-static_assert(kLoadingStreams + kSideBySide <= kSumsStream);
-
-}  // namespace
 
 LayerLoader::LayerLoader(Transformer& model, bool resident)
     : model_(model),
@@ -27,7 +19,7 @@ LayerLoader::LayerLoader(Transformer& model, bool resident)
 }
 
 LayerLoader::~LayerLoader() {
-  for (auto& [layer, weights] : coming_) weights.wait();
+  if (reading_.valid()) reading_.wait();
   try {
     wait_for_device();               // before memory that it may read from is another's
   } catch (const std::exception&) {  // whoever asks the device next is told
@@ -39,22 +31,18 @@ void LayerLoader::wait_for_device() const {
   if (device.is_cuda()) wait_for_stream(device);
 }
 
-void LayerLoader::load_ahead(int first) {
+void LayerLoader::load_ahead(int layer) {
   const torch::Device device = model_.compute().device;
-  if (!device.is_cuda()) return;
-  const int end = std::min(first + (resident_ ? kSideBySide : 1), model_.config().num_layers);
-  for (int layer = first; layer < end; ++layer) {
-    if (layers_[static_cast<size_t>(layer)] || coming_.contains(layer)) continue;
-    coming_[layer] = std::async(std::launch::async, [this, layer, device] {
-      // Layers in a row take the streams in turn; without `resident` there is one at a time.
-      const int turn = resident_ ? layer % kSideBySide : 0;
-      const c10::Stream stream = side_stream(device, kLoadingStreams + turn);
-      const c10::StreamGuard guard(stream);
-      Weights weights = model_.load_layer(layer);
-      stream.synchronize();
-      return weights;
-    });
-  }
+  if (!device.is_cuda() || layer >= model_.config().num_layers) return;
+  if (layers_[static_cast<size_t>(layer)] || reading_.valid()) return;
+  coming_ = layer;
+  reading_ = std::async(std::launch::async, [this, layer, device] {
+    const c10::Stream stream = side_stream(device, kLoadingStream);
+    const c10::StreamGuard guard(stream);
+    Weights weights = model_.load_layer(layer);
+    stream.synchronize();
+    return weights;
+  });
 }
 
 const LayerWeights& LayerLoader::get(int layer) {
@@ -64,8 +52,10 @@ const LayerWeights& LayerLoader::get(int layer) {
   }
   present_ = layer;
   Weights& slot = layers_[static_cast<size_t>(layer)];
-  if (const auto coming = coming_.extract(layer)) slot = coming.mapped().get();
-  if (!resident_) coming_.clear();  // of a layer that is not the next one after all
+  if (reading_.valid() && coming_ != layer + 1) {
+    Weights weights = reading_.get();
+    if (coming_ == layer || resident_) layers_[static_cast<size_t>(coming_)] = std::move(weights);
+  }
   if (!slot) slot = model_.load_layer(layer);
   load_ahead(layer + 1);
   return *slot;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <future>
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -21,15 +20,15 @@ class LayerLoader {
   LayerLoader(const LayerLoader&) = delete;
   LayerLoader& operator=(const LayerLoader&) = delete;
 
-  // The weights of `layer`, valid until the next call. On a GPU those of the layers behind it are
-  // read from then on: of one, or with `resident` of several side by side. Without `resident` the
-  // device has finished with the layer before. Throws as Transformer::load_layer does.
+  // The weights of `layer`, valid until the next call. On a GPU those of the next one are read from
+  // then on. Without `resident` the device has finished with the layer before. Throws as
+  // Transformer::load_layer does.
   const LayerWeights& get(int layer);
 
  private:
   using Weights = std::shared_ptr<const LayerWeights>;
 
-  void load_ahead(int first);
+  void load_ahead(int layer);
   void wait_for_device() const;
 
   const Transformer& model_;
@@ -37,7 +36,8 @@ class LayerLoader {
   std::vector<Weights> own_;
   std::vector<Weights>& layers_;  // [num_layers], own or the model's; null: not on the device
   int present_ = -1;
-  std::map<int, std::future<Weights>> coming_;  // by layer
+  int coming_ = -1;  // the layer that is being read
+  std::future<Weights> reading_;
 };
 
 }  // namespace oscar

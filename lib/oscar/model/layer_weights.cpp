@@ -9,8 +9,10 @@
 #include <cstring>
 
 #include "oscar/base/error.h"
+#include "oscar/base/parallel.h"
 #include "oscar/model/copy_numbers.h"
 #include "oscar/model/side_by_side.h"
+#include "oscar/model/side_stream.h"
 
 namespace oscar {
 namespace {
@@ -27,12 +29,12 @@ torch::Dtype stored_dtype(Dtype dtype) {
   return torch::kFloat32;
 }
 
-// Rows of quantized weights into `place`, made on the processor slab by slab: fp32 of a whole
-// tensor may not fit beside it.
-void decode(const TensorView& view, const torch::Tensor& place) {
+// Quantized weights from row `from` on into `place`, made on the processor slab by slab: fp32 of a
+// whole tensor may not fit beside it.
+void decode(const TensorView& view, int64_t from, const torch::Tensor& place) {
   constexpr int64_t kSlabValues = int64_t{1} << 18;
   const torch::Tensor tensor =
-      place.is_cuda() ? torch::empty(view.shape, place.scalar_type()) : place;
+      place.is_cuda() ? torch::empty(place.sizes(), place.scalar_type()) : place;
   const int64_t values = view.shape.back(), rows = tensor.numel() / values;
   const torch::Tensor flat = tensor.view({rows, values});
   const int64_t slab = std::max<int64_t>(1, kSlabValues / values);
@@ -41,21 +43,21 @@ void decode(const TensorView& view, const torch::Tensor& place) {
     std::vector<float> buffer(static_cast<size_t>(std::min(slab, end - begin) * values));
     for (int64_t first = begin; first < end; first += slab) {
       const int64_t count = std::min(slab, end - first);
-      view.decode(first, count, buffer.data());
+      view.decode(from + first, count, buffer.data());
       flat.narrow(0, first, count).copy_(torch::from_blob(buffer.data(), {count, values}));
     }
   });
   if (place.is_cuda()) place.copy_(tensor);
 }
 
-// The bytes of the file as a tensor; headers need not align them, and then they are copied first.
-torch::Tensor wrap(const TensorView& view) {
-  const auto dtype = stored_dtype(view.dtype);
-  if (reinterpret_cast<uintptr_t>(view.data) % dtype_bytes(view.dtype) == 0) {
-    return torch::from_blob(const_cast<std::byte*>(view.data), view.shape, dtype);
+// Rows of the file as a tensor; headers need not align them, and then they are copied first.
+torch::Tensor wrap(const std::byte* data, Dtype stored, const torch::Tensor& place) {
+  const auto dtype = stored_dtype(stored);
+  if (reinterpret_cast<uintptr_t>(data) % dtype_bytes(stored) == 0) {
+    return torch::from_blob(const_cast<std::byte*>(data), place.sizes(), dtype);
   }
-  torch::Tensor copy = torch::empty(view.shape, dtype);
-  std::memcpy(copy.data_ptr(), view.data, view.bytes);
+  torch::Tensor copy = torch::empty(place.sizes(), dtype);
+  std::memcpy(copy.data_ptr(), data, copy.nbytes());
   return copy;
 }
 
@@ -67,26 +69,26 @@ torch::Dtype dtype_on_device(const WeightSpec& spec, torch::Dtype dtype) {
   return router || spec.offset != 0 ? torch::kFloat32 : dtype;
 }
 
-// FP8 codes and their scales into `place`, on whose device they are multiplied: in slabs, since
-// fp32 of a whole tensor may not fit beside it. Returns whether all are finite.
-bool scale_fp8(const TensorView& view, const torch::Tensor& place) {
+// FP8 codes from row `from` on and their scales into `place`, on whose device they are multiplied:
+// in slabs, since fp32 of a whole tensor may not fit beside it. Returns whether all are finite.
+bool scale_fp8(const TensorView& view, int64_t from, const torch::Tensor& place) {
   constexpr int64_t kSlabValues = int64_t{1} << 22;
   const BlockScales& fp8 = *view.fp8;
-  const int64_t rows = view.shape[0], columns = view.shape[1];
+  const int64_t rows = place.size(0), columns = place.size(1);
   const torch::Device device = place.device();
-  const auto blocks_of = [&](int64_t size, int64_t block) {
-    return torch::arange(size, torch::dtype(torch::kInt64).device(device))
+  const auto blocks_of = [&](int64_t first, int64_t count, int64_t block) {
+    return torch::arange(first, first + count, torch::dtype(torch::kInt64).device(device))
         .div(block, /*rounding_mode=*/"floor");
   };
-  const torch::Tensor row_block = blocks_of(rows, fp8.block_rows);
-  const torch::Tensor column_block = blocks_of(columns, fp8.block_columns);
+  const torch::Tensor row_block = blocks_of(from, rows, fp8.block_rows);
+  const torch::Tensor column_block = blocks_of(0, columns, fp8.block_columns);
   const torch::Tensor scales =
       torch::tensor(fp8.scales, torch::dtype(torch::kFloat32))
-          .view({(rows - 1) / fp8.block_rows + 1, (columns - 1) / fp8.block_columns + 1})
+          .view({(view.shape[0] - 1) / fp8.block_rows + 1, (columns - 1) / fp8.block_columns + 1})
           .to(device);
   const torch::Tensor codes =
-      torch::empty(view.shape, torch::dtype(torch::kFloat8_e4m3fn).device(device));
-  const bool finite_codes = copy_numbers(view.data, codes);
+      torch::empty(place.sizes(), torch::dtype(torch::kFloat8_e4m3fn).device(device));
+  const bool finite_codes = copy_numbers(view.data + from * columns, codes);
   const int64_t slab = std::max<int64_t>(1, kSlabValues / columns);
   for (int64_t first = 0; first < rows; first += slab) {
     const int64_t count = std::min(slab, rows - first);
@@ -102,21 +104,35 @@ bool scale_fp8(const TensorView& view, const torch::Tensor& place) {
   return finite_codes && (harmless || torch::isfinite(place).all().item<bool>());
 }
 
-// Fills `place`, contiguous and of the weight's shape, on its device and in its dtype.
-void read_weight(const WeightSource& weights, const WeightSpec& spec, const torch::Tensor& place) {
-  const TensorView view = weights.get(spec.name, spec.shape);
+// Rows of a weight from `from` on, and where they belong: contiguous, on the device and in the
+// dtype that is wanted.
+struct Piece {
+  const WeightSpec* spec = nullptr;
+  int64_t from = 0;
+  torch::Tensor place;
+};
+
+// Reads one piece, and lets go of its pages.
+void read_piece(const WeightSource& weights, const Piece& piece) {
+  const WeightSpec& spec = *piece.spec;
+  const torch::Tensor& place = piece.place;
+  TensorView view = weights.get(spec.name, spec.shape);
   bool finite = false;
-  if (view.fp8) {
-    finite = scale_fp8(view, place);
-  } else if (!view.decode && stored_dtype(view.dtype) == place.scalar_type()) {
-    finite = copy_numbers(view.data, place);
-  } else {
-    if (view.decode) {
-      decode(view, place);
-    } else {
-      place.copy_(wrap(view));
-    }
+  if (view.decode) {
+    decode(view, piece.from, place);
     finite = torch::isfinite(place).all().item<bool>();
+  } else if (view.fp8) {
+    finite = scale_fp8(view, piece.from, place);
+  } else {
+    const size_t row_bytes = view.bytes / static_cast<size_t>(view.shape[0]);
+    view.data += static_cast<size_t>(piece.from) * row_bytes;
+    view.bytes = static_cast<size_t>(place.size(0)) * row_bytes;
+    if (stored_dtype(view.dtype) == place.scalar_type()) {
+      finite = copy_numbers(view.data, place);
+    } else {
+      place.copy_(wrap(view.data, view.dtype, place));
+      finite = torch::isfinite(place).all().item<bool>();
+    }
   }
   weights.release(view);
   if (!finite) {
@@ -129,78 +145,112 @@ void read_weight(const WeightSource& weights, const WeightSpec& spec, const torc
   if (spec.offset != 0) torch::Tensor(place).add_(spec.offset);
 }
 
-// Weights of all experts side by side, each read straight into its place.
-class ExpertStack {
+// Weights and their places: first all are listed, then pieces of them are read side by side.
+class Readings {
  public:
-  ExpertStack(const WeightSource& weights, const std::vector<WeightSpec>& specs,
-              const ComputeOptions& options)
-      : weights_(weights), specs_(specs), options_(options) {}
+  Readings(const WeightSource& weights, ComputeOptions options)
+      : weights_(weights), options_(options) {}
 
-  // [num_experts, rows of all roles, columns].
-  torch::Tensor read(std::initializer_list<WeightRole> roles) const {
-    int64_t experts = 0, rows = 0, columns = 0;
-    for (const WeightSpec& spec : specs_) {
-      if (std::ranges::find(roles, spec.role) == roles.end()) continue;
-      experts = std::max<int64_t>(experts, spec.expert + 1);
-      columns = spec.shape[1];
-      if (spec.expert == 0) rows += spec.shape[0];
+  // `place`: of the weight's shape, filled by read().
+  void add(const WeightSpec& spec, const torch::Tensor& place) {
+    constexpr size_t kPieceBytes = size_t{16} << 20;
+    const int64_t rows = place.size(0);
+    const auto pieces = static_cast<int64_t>(place.nbytes() / kPieceBytes) + 1;
+    const int64_t most = std::max<int64_t>(1, (rows + pieces - 1) / pieces);
+    for (int64_t from = 0; from < rows; from += most) {
+      pieces_.push_back({&spec, from, place.narrow(0, from, std::min(most, rows - from))});
     }
-    if (experts == 0) return {};
-    const torch::Tensor stack = torch::empty({experts, rows, columns},
-                                             torch::dtype(options_.dtype).device(options_.device));
-    std::vector<int64_t> filled(static_cast<size_t>(experts));
-    for (const WeightRole role : roles) {
-      for (const WeightSpec& spec : specs_) {
-        if (spec.role != role) continue;
-        int64_t& first = filled[static_cast<size_t>(spec.expert)];
-        read_weight(weights_, spec, stack[spec.expert].narrow(0, first, spec.shape[0]));
-        first += spec.shape[0];
-      }
-    }
-    return stack;
+  }
+
+  // What the file gives waits for its disk, and one thread does not fill the bus to a GPU. All send
+  // on the stream of the caller, whose memory the places are.
+  void read() const {
+    constexpr int64_t kReaders = 4;
+    const auto stream = present_stream(options_.device);
+    const auto step = [&](int64_t i) {
+      const InferenceOn guard(stream);
+      read_piece(weights_, pieces_[static_cast<size_t>(i)]);
+    };
+    parallel_for(static_cast<int64_t>(pieces_.size()), step, stream ? kReaders : 1);
+  }
+
+  torch::Tensor make_place(std::vector<int64_t> shape, torch::Dtype dtype) const {
+    return torch::empty(shape, torch::dtype(dtype).device(options_.device));
+  }
+  torch::Dtype dtype_of(const WeightSpec& spec) const {
+    return dtype_on_device(spec, options_.dtype);
   }
 
  private:
   const WeightSource& weights_;
-  const std::vector<WeightSpec>& specs_;
-  const ComputeOptions& options_;
+  ComputeOptions options_;
+  std::vector<Piece> pieces_;
 };
+
+// Weights of all experts side by side: [num_experts, rows of all roles, columns].
+torch::Tensor add_experts(Readings& readings, const std::vector<WeightSpec>& specs,
+                          std::initializer_list<WeightRole> roles) {
+  int64_t experts = 0, rows = 0, columns = 0;
+  const WeightSpec* any = nullptr;
+  for (const WeightSpec& spec : specs) {
+    if (std::ranges::find(roles, spec.role) == roles.end()) continue;
+    any = &spec;
+    experts = std::max<int64_t>(experts, spec.expert + 1);
+    columns = spec.shape[1];
+    if (spec.expert == 0) rows += spec.shape[0];
+  }
+  if (any == nullptr) return {};
+  torch::Tensor stack = readings.make_place({experts, rows, columns}, readings.dtype_of(*any));
+  std::vector<int64_t> filled(static_cast<size_t>(experts));
+  for (const WeightRole role : roles) {
+    for (const WeightSpec& spec : specs) {
+      if (spec.role != role) continue;
+      int64_t& first = filled[static_cast<size_t>(spec.expert)];
+      readings.add(spec, stack[spec.expert].narrow(0, first, spec.shape[0]));
+      first += spec.shape[0];
+    }
+  }
+  return stack;
+}
+
+// Weights of these roles below each other; undefined when the layer has none.
+torch::Tensor add_stack(Readings& readings, const std::vector<WeightSpec>& specs,
+                        std::initializer_list<WeightRole> roles) {
+  std::vector<const WeightSpec*> parts;
+  for (const WeightRole role : roles) {
+    const auto found = std::ranges::find_if(
+        specs, [&](const WeightSpec& spec) { return spec.role == role && spec.expert < 0; });
+    if (found != specs.end()) parts.push_back(&*found);
+  }
+  if (parts.empty()) return {};
+  std::vector<int64_t> shape = parts.front()->shape;
+  shape[0] = 0;
+  for (const WeightSpec* spec : parts) shape[0] += spec->shape[0];
+  torch::Tensor whole = readings.make_place(shape, readings.dtype_of(*parts.front()));
+  int64_t first = 0;
+  for (const WeightSpec* spec : parts) {
+    readings.add(*spec, whole.narrow(0, first, spec->shape[0]));
+    first += spec->shape[0];
+  }
+  return whole;
+}
 
 }  // namespace
 
-torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec, torch::Device device,
-                          torch::Dtype dtype) {
-  if (spec.offset != 0) dtype = torch::kFloat32;
-  torch::Tensor tensor = torch::empty(spec.shape, torch::dtype(dtype).device(device));
-  read_weight(weights, spec, tensor);
+torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec,
+                          const ComputeOptions& options) {
+  Readings readings(weights, options);
+  torch::Tensor tensor = readings.make_place(spec.shape, readings.dtype_of(spec));
+  readings.add(spec, tensor);
+  readings.read();
   return tensor;
 }
 
 LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<WeightSpec>& specs,
                                 const ComputeOptions& options) {
-  const auto spec_of = [&](WeightRole role) {
-    const auto found = std::ranges::find_if(
-        specs, [&](const WeightSpec& spec) { return spec.role == role && spec.expert < 0; });
-    return found == specs.end() ? nullptr : &*found;
-  };
-  // Parts of a stack are read into their place one at a time.
-  const auto stack = [&](std::initializer_list<WeightRole> roles) -> torch::Tensor {
-    std::vector<const WeightSpec*> parts;
-    for (const WeightRole role : roles) {
-      if (const WeightSpec* spec = spec_of(role)) parts.push_back(spec);
-    }
-    if (parts.empty()) return {};
-    std::vector<int64_t> shape = parts.front()->shape;
-    shape[0] = 0;
-    for (const WeightSpec* spec : parts) shape[0] += spec->shape[0];
-    torch::Tensor whole = torch::empty(
-        shape, torch::dtype(dtype_on_device(*parts.front(), options.dtype)).device(options.device));
-    int64_t first = 0;
-    for (const WeightSpec* spec : parts) {
-      read_weight(weights, *spec, whole.narrow(0, first, spec->shape[0]));
-      first += spec->shape[0];
-    }
-    return whole;
+  Readings readings(weights, options);
+  const auto stack = [&](std::initializer_list<WeightRole> roles) {
+    return add_stack(readings, specs, roles);
   };
   using enum WeightRole;
   LayerWeights layer;
@@ -220,9 +270,9 @@ LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<W
   layer.down_bias = stack({kDownBias});
   layer.router = stack({kRouter});
   layer.choice_bias = stack({kRouterChoiceBias});
-  const ExpertStack experts(weights, specs, options);
-  layer.expert_gate_up = experts.read({kExpertGate, kExpertUp});
-  layer.expert_down = experts.read({kExpertDown});
+  layer.expert_gate_up = add_experts(readings, specs, {kExpertGate, kExpertUp});
+  layer.expert_down = add_experts(readings, specs, {kExpertDown});
+  readings.read();
   return layer;
 }
 

@@ -27,12 +27,13 @@ struct LayerWeights {
   torch::Tensor expert_down;          // [num_experts, hidden, intermediate]
 };
 
-// Copies one tensor to the device, with the spec's offset added, and lets go of its pages. Throws
+// Copies one tensor to the device, with the spec's offset added, and lets go of its pages. For a
+// GPU several threads read parts of it, and it is filled once the present stream gets there. Throws
 // Error naming it when it is missing, of another shape, or holds a NaN or an infinity.
-torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec, torch::Device device,
-                          torch::Dtype dtype);
+torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec,
+                          const ComputeOptions& options);
 
-// `specs` are those of the layer (weight_table.h).
+// Those of a layer likewise. `specs`: its own (weight_table.h).
 LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<WeightSpec>& specs,
                                 const ComputeOptions& options);
 

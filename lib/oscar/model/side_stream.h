@@ -13,10 +13,10 @@ namespace oscar {
 // the same for the life of the process, since memory that a stream's tensors have given back serves
 // that stream alone. What its users begin runs one after another.
 enum SideStream : int {
-  kLoadingStreams = 0,
-  kSumsStream = 3,
-  kSearchStreams = 4,
-  kSideStreams = 8
+  kLoadingStream = 0,
+  kSumsStream = 1,
+  kSearchStreams = 2,
+  kSideStreams = 6
 };
 c10::Stream side_stream(torch::Device device, int number);
 

@@ -79,7 +79,7 @@ struct Transformer::Implementation {
   torch::Tensor load(WeightRole role, const std::vector<WeightSpec>& specs) const {
     for (const WeightSpec& spec : specs) {
       if (spec.role == role) {
-        return load_weight(*checkpoint.weights, spec, options.device, options.dtype);
+        return load_weight(*checkpoint.weights, spec, options);
       }
     }
     return {};

@@ -101,9 +101,8 @@ void SearchPass::begin_search(size_t layer, HeldBackLayer held) {
   const int slot = begun_++ % kMostLayersTogether;
   auto searched =
       std::async(std::launch::async, [this, layer, device, slot, held = std::move(held)]() mutable {
-        const torch::InferenceMode inference;
         const c10::Stream stream = side_stream(device, kSearchStreams + slot);
-        const c10::StreamGuard guard(stream);
+        const InferenceOn guard(stream);
         const HeldBackLayer own = std::move(held);  // freed with the search
         LayerDecision decision = search(layer, own);
         stream.synchronize();

@@ -10,6 +10,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/interrupt.h"
+#include "oscar/executor/layer_loader.h"
 
 namespace oscar {
 namespace {
@@ -99,7 +100,7 @@ class BlockLength {
   explicit BlockLength(bool short_blocks) : most_(short_blocks ? 1 : kNoLimit) {}
 
   size_t most() const { return most_; }
-  // `loading` of the `seconds` that a block of `batches` took went into reading weights.
+  // `loading` of the `seconds` that a block of `batches` took went into waiting for weights.
   void took(double seconds, double loading, size_t batches) {
     constexpr double kReadingShare = 1.0 / 20, kGrowth = 8;
     if (most_ == kNoLimit) return;
@@ -125,6 +126,7 @@ void run_multi_forward(Transformer& model, const MultiForward& methods,
   const std::vector<std::vector<double>> zeros(
       num_layers, std::vector<double>(model.config().num_kv_heads, 0.0));
   BlockLength length(methods.short_blocks);
+  LayerLoader loader(model, /*resident=*/false);
   size_t begin = 0;
   while (begin < batches.size()) {
     const Clock::time_point start = Clock::now();
@@ -142,11 +144,11 @@ void run_multi_forward(Transformer& model, const MultiForward& methods,
     }
     for (int layer = 0; layer < num_layers; ++layer) {
       const Clock::time_point loading_start = Clock::now();
-      const auto weights = model.load_layer(layer);
+      const LayerWeights& weights = loader.get(layer);
       loading += seconds_since(loading_start);
       for (size_t b = begin; b < end; ++b) {
         stop_if_requested(kStoppedEvaluation);
-        advance(model, methods, layer, *weights, block[b - begin], errors[b - begin]);
+        advance(model, methods, layer, weights, block[b - begin], errors[b - begin]);
         progress.advance(batches[b].numel());
       }
     }

@@ -1,7 +1,8 @@
-// Layer by layer, each loaded for this pass alone.
+// Layer by layer.
 #include "oscar/eval/observe_layers.h"
 
 #include "oscar/base/interrupt.h"
+#include "oscar/executor/layer_loader.h"
 #include "oscar/int2/cache_engine.h"
 
 namespace oscar {
@@ -9,10 +10,11 @@ namespace oscar {
 void observe_layers(Transformer& model, const torch::Tensor& ids, int64_t position_offset,
                     AttentionObserver& observer) {
   auto hidden = model.embed(ids);
+  LayerLoader loader(model, /*resident=*/false);
   for (int layer = 0; layer < model.config().num_layers; ++layer) {
     stop_if_requested(kStoppedEvaluation);
-    hidden = model.forward_layer(layer, *model.load_layer(layer), hidden, &observer, nullptr,
-                                 position_offset);
+    hidden =
+        model.forward_layer(layer, loader.get(layer), hidden, &observer, nullptr, position_offset);
   }
 }
 

@@ -19,20 +19,20 @@ inline torch::Tensor random(torch::Dtype dtype) {
   return torch::randn({kMany}, torch::kFloat32).to(dtype);
 }
 
-inline const std::byte* bytes_of(const torch::Tensor& tensor) {
-  return static_cast<const std::byte*>(tensor.data_ptr());
+inline ByteReader bytes_of(const torch::Tensor& tensor) {
+  return [tensor](size_t first, size_t bytes, std::byte* out) {
+    std::memcpy(out, static_cast<const std::byte*>(tensor.data_ptr()) + first, bytes);
+  };
 }
 
 inline constexpr torch::Dtype kTypes[] = {torch::kBFloat16, torch::kFloat16, torch::kFloat32,
                                           torch::kFloat8_e4m3fn};
 
-inline void expect_same_bits_from_unaligned_memory(torch::Device device) {
+inline void expect_same_bits(torch::Device device) {
   for (const torch::Dtype dtype : kTypes) {
     const torch::Tensor numbers = random(dtype);
-    std::vector<std::byte> file(numbers.nbytes() + 1);
-    std::memcpy(file.data() + 1, numbers.data_ptr(), numbers.nbytes());
     const torch::Tensor place = torch::zeros({kMany}, numbers.options().device(device));
-    EXPECT_TRUE(copy_numbers(file.data() + 1, place)) << dtype << " on " << device;
+    EXPECT_TRUE(copy_numbers(bytes_of(numbers), place)) << dtype << " on " << device;
     const torch::Tensor back = place.to(torch::kCPU);
     EXPECT_EQ(std::memcmp(back.data_ptr(), numbers.data_ptr(), numbers.nbytes()), 0)
         << dtype << " on " << device;

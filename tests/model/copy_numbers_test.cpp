@@ -4,9 +4,7 @@
 namespace oscar::copy_numbers_cases {
 namespace {
 
-TEST(CopyNumbers, AreTheSameToTheBitFromUnalignedMemory) {
-  expect_same_bits_from_unaligned_memory(torch::kCPU);
-}
+TEST(CopyNumbers, AreTheSameToTheBit) { expect_same_bits(torch::kCPU); }
 
 TEST(CopyNumbers, FindOneThatIsNotFiniteInAnyPlace) { expect_to_find_one_not_finite(torch::kCPU); }
 

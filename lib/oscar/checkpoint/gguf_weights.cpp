@@ -125,6 +125,10 @@ RowDecoder GgufWeights::decoder(const Entry& entry) const {
   };
 }
 
+void GgufWeights::read(const TensorView& view, size_t first, size_t bytes, std::byte* out) const {
+  file_->read(view.data + first, bytes, out);
+}
+
 void GgufWeights::release(const TensorView& view) const {
   const auto found = entries_.find(view.name);
   if (found != entries_.end()) file_->release(*found->second.tensor);

@@ -9,33 +9,36 @@
 #include <utility>
 
 #include "oscar/base/error.h"
-#include "oscar/base/input_file.h"
 #include "oscar/io/cut_files.h"
 
 namespace oscar {
 
-MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
-  const InputFile file(path_);
-  if (file.bytes() == 0) {
+MappedFile::MappedFile(std::filesystem::path path) : file_(std::move(path)) {
+  if (file_.bytes() == 0) {
     throw Error({.what = "file is empty",
-                 .where = path_.string(),
+                 .where = file_.path().string(),
                  .hint = "the download may be incomplete"});
   }
-  size_ = file.bytes();
-  // The map keeps the file alive.
-  void* mapped = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.descriptor(), 0);
+  size_ = file_.bytes();
+  void* mapped = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file_.descriptor(), 0);
   if (mapped == MAP_FAILED) {
     throw Error(
-        {.what = "cannot map file", .where = path_.string(), .found = std::strerror(errno)});
+        {.what = "cannot map file", .where = file_.path().string(), .found = std::strerror(errno)});
   }
   data_ = static_cast<const std::byte*>(mapped);
-  name_map(data_, size_, path_.c_str());
+  name_map(data_, size_, file_.path().c_str());
 }
 
 MappedFile::~MappedFile() {
   if (data_ == nullptr) return;
   forget_map(data_);
   ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void MappedFile::read(const std::byte* begin, size_t bytes, std::byte* out) const {
+  const auto offset = static_cast<uint64_t>(begin - data_);
+  if (file_.read(reinterpret_cast<char*>(out), bytes, offset) == bytes) return;
+  throw Error({.what = "a file was cut short while it was in use", .where = path().string()});
 }
 
 void MappedFile::release(const std::byte* begin, size_t bytes) const {

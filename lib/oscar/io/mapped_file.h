@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <filesystem>
 
+#include "oscar/base/input_file.h"
+
 namespace oscar {
 
 // A read-only memory map. Throws Error when the file is missing or empty.
@@ -16,12 +18,15 @@ class MappedFile {
 
   const std::byte* data() const { return data_; }
   size_t size() const { return size_; }
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const { return file_.path(); }
+  // Copies bytes of the map by reading the file: for much that is needed once, faster than through
+  // pages, above all from a disk. Throws Error when the file has become shorter.
+  void read(const std::byte* begin, size_t bytes, std::byte* out) const;
   // Tells the kernel that these bytes are not needed again soon (weights already used).
   void release(const std::byte* begin, size_t bytes) const;
 
  private:
-  std::filesystem::path path_;
+  InputFile file_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
 };

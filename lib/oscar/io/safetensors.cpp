@@ -141,6 +141,11 @@ TensorView SafetensorsWeights::get(const std::string& name,
           .bytes = entry.tensor.bytes};
 }
 
+void SafetensorsWeights::read(const TensorView& view, size_t first, size_t bytes,
+                              std::byte* out) const {
+  entries_.at(view.name)->file->read(view.data + first, bytes, out);
+}
+
 void SafetensorsWeights::release(const TensorView& view) const {
   const auto found = entries_.find(view.name);
   if (found != entries_.end()) found->second->file->release(view.data, view.bytes);

@@ -35,7 +35,7 @@ struct TensorView {
   std::string name;
   Dtype dtype = Dtype::kBf16;  // of `data` as numbers, or of what `decode` makes
   std::vector<int64_t> shape;
-  const std::byte* data = nullptr;  // as it lies in the file; null: `decode` makes the numbers
+  const std::byte* data = nullptr;  // mapped from the file; null: `decode` makes the numbers
   size_t bytes = 0;                 // in the file
   RowDecoder decode = {};           // of GGUF's blocks and of rows in another order
   std::shared_ptr<const BlockScales> fp8 = {};  // set: `data` holds FP8 codes
@@ -50,7 +50,10 @@ class WeightSource {
   // Throws Error naming the tensor and its file when it is missing, of another shape or of a type
   // that cannot be loaded.
   virtual TensorView get(const std::string& name, const std::vector<int64_t>& shape) const = 0;
-  // Lets go of the pages that a view was read from.
+  // Copies bytes of a view's data, from byte `first` of it on. Throws Error when the file has been
+  // cut short. Several threads may call it side by side.
+  virtual void read(const TensorView& view, size_t first, size_t bytes, std::byte* out) const = 0;
+  // Lets go of the pages that a view was decoded from.
   virtual void release(const TensorView& view) const = 0;
   virtual std::vector<std::string> names() const = 0;
   virtual std::vector<std::filesystem::path> shards() const = 0;

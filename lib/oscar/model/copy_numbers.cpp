@@ -101,7 +101,7 @@ bool all_finite(const std::byte* numbers, int64_t count, torch::Dtype dtype) {
 
 }  // namespace
 
-bool copy_numbers(const std::byte* data, const torch::Tensor& place) {
+bool copy_numbers(const ByteReader& read, const torch::Tensor& place) {
   const torch::Tensor target = place.view({-1}).view(torch::kUInt8);
   auto staging = place.is_cuda() ? staging_pool().take() : nullptr;
   bool finite = true;
@@ -110,7 +110,7 @@ bool copy_numbers(const std::byte* data, const torch::Tensor& place) {
     const torch::Tensor part = target.narrow(0, first, bytes);
     const torch::Tensor piece = staging ? staging->next(bytes) : part;
     auto* const numbers = static_cast<std::byte*>(piece.data_ptr());
-    std::memcpy(numbers, data + first, static_cast<size_t>(bytes));
+    read(static_cast<size_t>(first), static_cast<size_t>(bytes), numbers);
     finite = all_finite(numbers, bytes / place.element_size(), place.scalar_type()) && finite;
     if (staging) staging->send(part);
   }

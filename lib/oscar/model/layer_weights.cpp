@@ -1,4 +1,4 @@
-// From mapped bytes to tensors of the compute dtype.
+// From bytes of files to tensors of the compute dtype.
 #include "oscar/model/layer_weights.h"
 
 #include <c10/core/InferenceMode.h>
@@ -50,17 +50,6 @@ void decode(const TensorView& view, int64_t from, const torch::Tensor& place) {
   if (place.is_cuda()) place.copy_(tensor);
 }
 
-// Rows of the file as a tensor; headers need not align them, and then they are copied first.
-torch::Tensor wrap(const std::byte* data, Dtype stored, const torch::Tensor& place) {
-  const auto dtype = stored_dtype(stored);
-  if (reinterpret_cast<uintptr_t>(data) % dtype_bytes(stored) == 0) {
-    return torch::from_blob(const_cast<std::byte*>(data), place.sizes(), dtype);
-  }
-  torch::Tensor copy = torch::empty(place.sizes(), dtype);
-  std::memcpy(copy.data_ptr(), data, copy.nbytes());
-  return copy;
-}
-
 // The dtype on the device: a router decides between experts, and rounding would change choices;
 // what is near zero in the file loses its last bits where an offset is added.
 torch::Dtype dtype_on_device(const WeightSpec& spec, torch::Dtype dtype) {
@@ -71,7 +60,8 @@ torch::Dtype dtype_on_device(const WeightSpec& spec, torch::Dtype dtype) {
 
 // FP8 codes from row `from` on and their scales into `place`, on whose device they are multiplied:
 // in slabs, since fp32 of a whole tensor may not fit beside it. Returns whether all are finite.
-bool scale_fp8(const TensorView& view, int64_t from, const torch::Tensor& place) {
+bool scale_fp8(const ByteReader& read, const TensorView& view, int64_t from,
+               const torch::Tensor& place) {
   constexpr int64_t kSlabValues = int64_t{1} << 22;
   const BlockScales& fp8 = *view.fp8;
   const int64_t rows = place.size(0), columns = place.size(1);
@@ -88,7 +78,7 @@ bool scale_fp8(const TensorView& view, int64_t from, const torch::Tensor& place)
           .to(device);
   const torch::Tensor codes =
       torch::empty(place.sizes(), torch::dtype(torch::kFloat8_e4m3fn).device(device));
-  const bool finite_codes = copy_numbers(view.data + from * columns, codes);
+  const bool finite_codes = copy_numbers(read, codes);
   const int64_t slab = std::max<int64_t>(1, kSlabValues / columns);
   for (int64_t first = 0; first < rows; first += slab) {
     const int64_t count = std::min(slab, rows - first);
@@ -112,29 +102,31 @@ struct Piece {
   torch::Tensor place;
 };
 
-// Reads one piece, and lets go of its pages.
 void read_piece(const WeightSource& weights, const Piece& piece) {
   const WeightSpec& spec = *piece.spec;
   const torch::Tensor& place = piece.place;
-  TensorView view = weights.get(spec.name, spec.shape);
+  const TensorView view = weights.get(spec.name, spec.shape);
+  const size_t skipped =
+      static_cast<size_t>(piece.from) * (view.bytes / static_cast<size_t>(view.shape[0]));
+  const auto read = [&](size_t first, size_t bytes, std::byte* out) {
+    weights.read(view, skipped + first, bytes, out);
+  };
   bool finite = false;
-  if (view.decode) {
-    decode(view, piece.from, place);
-    finite = torch::isfinite(place).all().item<bool>();
-  } else if (view.fp8) {
-    finite = scale_fp8(view, piece.from, place);
+  if (view.fp8) {
+    finite = scale_fp8(read, view, piece.from, place);
+  } else if (!view.decode && stored_dtype(view.dtype) == place.scalar_type()) {
+    finite = copy_numbers(read, place);
   } else {
-    const size_t row_bytes = view.bytes / static_cast<size_t>(view.shape[0]);
-    view.data += static_cast<size_t>(piece.from) * row_bytes;
-    view.bytes = static_cast<size_t>(place.size(0)) * row_bytes;
-    if (stored_dtype(view.dtype) == place.scalar_type()) {
-      finite = copy_numbers(view.data, place);
+    if (view.decode) {
+      decode(view, piece.from, place);
+      weights.release(view);
     } else {
-      place.copy_(wrap(view.data, view.dtype, place));
-      finite = torch::isfinite(place).all().item<bool>();
+      const torch::Tensor stored = torch::empty(place.sizes(), stored_dtype(view.dtype));
+      read(0, stored.nbytes(), static_cast<std::byte*>(stored.data_ptr()));
+      place.copy_(stored);
     }
+    finite = torch::isfinite(place).all().item<bool>();
   }
-  weights.release(view);
   if (!finite) {
     throw Error({.what = "a weight is not finite",
                  .where = weights.place(spec.name),
@@ -153,7 +145,7 @@ class Readings {
 
   // `place`: of the weight's shape, filled by read().
   void add(const WeightSpec& spec, const torch::Tensor& place) {
-    constexpr size_t kPieceBytes = size_t{16} << 20;
+    constexpr size_t kPieceBytes = size_t{8} << 20;
     const int64_t rows = place.size(0);
     const auto pieces = static_cast<int64_t>(place.nbytes() / kPieceBytes) + 1;
     const int64_t most = std::max<int64_t>(1, (rows + pieces - 1) / pieces);

@@ -27,9 +27,9 @@ struct LayerWeights {
   torch::Tensor expert_down;          // [num_experts, hidden, intermediate]
 };
 
-// Copies one tensor to the device, with the spec's offset added, and lets go of its pages. For a
-// GPU several threads read parts of it, and it is filled once the present stream gets there. Throws
-// Error naming it when it is missing, of another shape, or holds a NaN or an infinity.
+// Copies one tensor to the device, with the spec's offset added. For a GPU several threads read
+// parts of it, and it is filled once the present stream gets there. Throws Error naming it when it
+// is missing, of another shape, or holds a NaN or an infinity, and when its file is cut short.
 torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec,
                           const ComputeOptions& options);
 

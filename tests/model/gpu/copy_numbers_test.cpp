@@ -5,9 +5,9 @@
 namespace oscar::copy_numbers_cases {
 namespace {
 
-TEST(CopyNumbersGpu, AreTheSameToTheBitFromUnalignedMemory) {
+TEST(CopyNumbersGpu, AreTheSameToTheBit) {
   if (!oscar_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
-  expect_same_bits_from_unaligned_memory({torch::kCUDA, 0});
+  expect_same_bits({torch::kCUDA, 0});
 }
 
 TEST(CopyNumbersGpu, FindOneThatIsNotFiniteInAnyPlace) {

@@ -12,12 +12,7 @@ namespace oscar {
 // Stream `number` of kSideStreams, of the first device that asks: a process computes on one. It is
 // the same for the life of the process, since memory that a stream's tensors have given back serves
 // that stream alone. What its users begin runs one after another.
-enum SideStream : int {
-  kLoadingStream = 0,
-  kSumsStream = 1,
-  kSearchStreams = 2,
-  kSideStreams = 6
-};
+enum SideStream : int { kLoadingStream = 0, kSumsStream = 1, kSearchStreams = 2, kSideStreams = 6 };
 c10::Stream side_stream(torch::Device device, int number);
 
 // Until all that was begun on the present stream of the GPU `device` has ended.

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <functional>
 #include <thread>
 
 #include "calibrate/small_run.h"
@@ -47,6 +49,23 @@ class Resume : public SmallRun {
     return "accepted";
   }
 };
+
+int64_t memory_of_this_process(const std::string& what) {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    if (int64_t kibibytes = 0; word == what + ":" && status >> kibibytes) return kibibytes << 10;
+  }
+  throw std::runtime_error("/proc/self/status has no " + what);
+}
+
+// By how much the memory of this process rises, at most, while `work` is done.
+int64_t peak_growth(const std::function<void()>& work) {
+  std::ofstream("/proc/self/clear_refs") << 5;  // the peak is what is there now
+  const int64_t before = memory_of_this_process("VmRSS");
+  EXPECT_LT(memory_of_this_process("VmHWM"), before + (int64_t{4} << 20));
+  work();
+  return memory_of_this_process("VmHWM") - before;
+}
 
 TEST_F(Resume, AnyStopContinuesUnderAnyPlanToTheSameSums) {
   const auto whole = sums(plan(7));
@@ -175,6 +194,39 @@ TEST_F(Resume, RefusesPositionsThatTheSumsOrTheCorpusContradict) {
   refused("a layer of 3", [](RunPosition& p) { p.layer = 3; });
   refused("a layer of 3", [](RunPosition& p) { p.hidden.clear(); });
   refused("accepted", [](RunPosition&) {});
+}
+
+TEST_F(Resume, RefusesHiddenStatesWhoseShapeIsNotThatOfTheirBytes) {
+  const SavedRun saved = stop_after(plan(2), kLayers + 1);
+  Bundle bundle = run_;
+  bundle.statistics_only = true;
+  bundle.statistics = saved.statistics;
+  const CheckpointFile file(options_, run_);
+  for (const std::vector<int64_t>& shape :
+       {std::vector<int64_t>{4, 8}, {-8, -8}, {int64_t{1} << 32, int64_t{1} << 32, 64}, {}}) {
+    ResumeState state = read_checkpoint(file.path()).state;
+    const auto hidden = std::ranges::find(state.tensors, "hidden_000000", &ResumeTensor::name);
+    ASSERT_NE(hidden, state.tensors.end());
+    hidden->shape = shape;
+    write_checkpoint(file.path(), bundle, state);
+    const std::string text = refusal(plan(1));
+    EXPECT_NE(text.find("hidden_000000"), std::string::npos) << text;
+    EXPECT_NE(text.find("delete it"), std::string::npos) << text;
+  }
+}
+
+// As many as the memory of a run has room for.
+TEST_F(Resume, HiddenStatesAreThereOnceWhileTheyAreSavedAndOnceWhileTheyAreRead) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  const SavedRun saved = stop_after(plan(2), kLayers + 1);
+  RunPosition position{0, 1, {}};
+  for (int i = 0; i < 8; ++i) position.hidden.push_back(torch::ones({8, kMiB / 4}));
+  CheckpointFile file(options_, run_);
+  const auto save = [&] { file.save(saved.statistics, position); };
+  EXPECT_LT(peak_growth(save), 16 * kMiB);
+  position.hidden.clear();
+  const auto load = [&] { EXPECT_NE(refusal(plan(1)).find("damaged"), std::string::npos); };
+  EXPECT_LT(peak_growth(load), (64 + 8 + 16) * kMiB) << "one tensor is there twice";
 }
 
 TEST_F(Resume, TokensThatWereCountedTwiceOrNotAtAllStopTheRun) {

@@ -153,7 +153,7 @@ ResumeState decode_resume(RawFile& raw) {
       refuse_object(raw, path + " attribute shape", "attribute is not a JSON list of extents", "",
                     error.what());
     }
-    tensor.bytes = std::move(std::get<std::vector<uint8_t>>(dataset.data));
+    tensor.own(std::move(std::get<std::vector<uint8_t>>(dataset.data)));
     state.tensors.push_back(std::move(tensor));
   }
   return state;

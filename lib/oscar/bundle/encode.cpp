@@ -335,7 +335,10 @@ Prepared prepare(const hdf5::DatasetView& dataset,
   } else if (made.form.coding == nullptr) {
     made.stored = dataset;
   }
-  if (made.stored && !made.stored->shape.empty()) made.chunks = encode_chunks(*made.stored);
+  // Chunks that are not packed take as long as writing them, and may be many.
+  if (made.stored && made.stored->compress && !made.stored->shape.empty()) {
+    made.chunks = encode_chunks(*made.stored);
+  }
   return made;
 }
 
@@ -371,7 +374,12 @@ void write_datasets(const std::vector<hdf5::DatasetView>& datasets, hdf5::Writer
         const size_t slash = path.rfind('/');
         codings[path.substr(0, slash)][path.substr(slash + 1)] = form.coding;
       }
-      if (stored) writer.write(*stored, chunks);
+      if (!stored) continue;
+      if (stored->compress) {
+        writer.write(*stored, chunks);
+      } else {
+        writer.write(*stored);
+      }
     }
     file.begin_to_flush();
   };

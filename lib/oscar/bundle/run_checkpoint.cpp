@@ -8,6 +8,12 @@
 
 namespace oscar {
 
+void ResumeTensor::own(std::vector<uint8_t> values) {
+  auto kept = std::make_shared<const std::vector<uint8_t>>(std::move(values));
+  bytes = *kept;
+  owner = std::move(kept);
+}
+
 void write_checkpoint(const std::filesystem::path& path, const Bundle& bundle,
                       const ResumeState& state) {
   AtomicFile file(path);

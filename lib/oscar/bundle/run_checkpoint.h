@@ -4,7 +4,9 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,12 +15,16 @@
 
 namespace oscar {
 
-// A tensor of the run as plain bytes, for example the hidden states of one chunk.
+// A tensor of the run as plain bytes, for example the hidden states of one batch. Copies share the
+// bytes: hidden states may take most of the memory that a run has.
 struct ResumeTensor {
   std::string name;   // [A-Za-z0-9_.-]+, unique
   std::string dtype;  // in the writer's words, for example "bf16"
   std::vector<int64_t> shape;
-  std::vector<uint8_t> bytes;  // at least one
+  std::span<const uint8_t> bytes = {};     // at least one
+  std::shared_ptr<const void> owner = {};  // of `bytes`
+
+  void own(std::vector<uint8_t> values);
 };
 
 // Where a run towards `output` keeps its checkpoint.

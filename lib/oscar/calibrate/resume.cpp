@@ -24,21 +24,36 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 const char* dtype_text(torch::Dtype dtype) { return dtype == torch::kBFloat16 ? "bf16" : "fp32"; }
 
+// Of a tensor on the host the bytes are its own.
 ResumeTensor to_saved(const torch::Tensor& hidden, size_t index) {
-  const torch::Tensor host = hidden.to(torch::kCPU).contiguous();
-  const auto* bytes = static_cast<const uint8_t*>(host.data_ptr());
+  auto host = std::make_shared<const torch::Tensor>(hidden.to(torch::kCPU).contiguous());
   return {.name = fmt::format("{}{:06d}", kHiddenPrefix, index),
-          .dtype = dtype_text(host.scalar_type()),
-          .shape = host.sizes().vec(),
-          .bytes = {bytes, bytes + host.nbytes()}};
+          .dtype = dtype_text(host->scalar_type()),
+          .shape = host->sizes().vec(),
+          .bytes = {static_cast<const uint8_t*>(host->data_ptr()), host->nbytes()},
+          .owner = host};
 }
 
-torch::Tensor from_saved(const ResumeTensor& saved) {
-  torch::Tensor hidden =
-      torch::empty(saved.shape, saved.dtype == "bf16" ? torch::kBFloat16 : torch::kFloat32);
-  if (hidden.nbytes() != saved.bytes.size()) {
-    throw Error({.what = "damaged checkpoint", .where = saved.name});
+// Whether a tensor of this shape has so many bytes.
+bool has_bytes(const std::vector<int64_t>& shape, int64_t element, int64_t bytes) {
+  int64_t size = element;
+  for (const int64_t extent : shape) {
+    if (extent <= 0 || size > bytes / extent) return false;
+    size *= extent;
   }
+  return size == bytes;
+}
+
+// Takes `saved`, so that no more than one tensor is there twice.
+torch::Tensor from_saved(const std::string& file, ResumeTensor saved) {
+  const auto dtype = saved.dtype == "bf16" ? torch::kBFloat16 : torch::kFloat32;
+  const auto element = static_cast<int64_t>(torch::elementSize(dtype));
+  if (!has_bytes(saved.shape, element, static_cast<int64_t>(saved.bytes.size()))) {
+    refuse_damaged_checkpoint(file + ", " + saved.name,
+                              fmt::format("[{}] of {}", fmt::join(saved.shape, ", "), saved.dtype),
+                              fmt::format("{} bytes", saved.bytes.size()));
+  }
+  torch::Tensor hidden = torch::empty(saved.shape, dtype);
   std::memcpy(hidden.data_ptr(), saved.bytes.data(), saved.bytes.size());
   return hidden;
 }
@@ -213,8 +228,9 @@ std::optional<SavedRun> CheckpointFile::load(const RunPlan& plan) {
   run.statistics = std::move(saved.bundle.statistics);
   run.position.batch = static_cast<size_t>(saved.state.shard);
   run.position.layer = saved.state.layer;
-  for (const ResumeTensor& tensor : saved.state.tensors) {
-    if (tensor.name.starts_with(kHiddenPrefix)) run.position.hidden.push_back(from_saved(tensor));
+  for (ResumeTensor& tensor : saved.state.tensors) {
+    if (!tensor.name.starts_with(kHiddenPrefix)) continue;
+    run.position.hidden.push_back(from_saved(path_.string(), std::exchange(tensor, {})));
   }
   check_position(path_.string(), run.position, plan, run_.model);
   check_sums(path_.string(), run, plan, run_.model.num_layers);

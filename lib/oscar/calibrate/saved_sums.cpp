@@ -20,13 +20,18 @@ std::string copy_name(const char* kind, size_t index, int layer) {
   return fmt::format("{}_{}_{:06d}", kind, index, layer);
 }
 
+// Of all sums, and the counts.
+size_t num_values(const LayerStatistics& sums) {
+  size_t count = kCounts;
+  visit_sums([&](const std::vector<double>& values) { count += values.size(); }, sums);
+  return count;
+}
+
 }  // namespace
 
 std::vector<uint8_t> sums_to_bytes(const LayerStatistics& sums) {
-  size_t count = kCounts;
-  visit_sums([&](const std::vector<double>& values) { count += values.size(); }, sums);
   std::vector<uint8_t> bytes;
-  bytes.reserve(count * sizeof(double));
+  bytes.reserve(num_values(sums) * sizeof(double));
   const auto append = [&](const std::vector<double>& values) {
     const auto* first = reinterpret_cast<const uint8_t*>(values.data());
     bytes.insert(bytes.end(), first, first + values.size() * sizeof(double));
@@ -36,15 +41,13 @@ std::vector<uint8_t> sums_to_bytes(const LayerStatistics& sums) {
   return bytes;
 }
 
-std::shared_ptr<const LayerStatistics> sums_from_bytes(const std::vector<uint8_t>& bytes,
+std::shared_ptr<const LayerStatistics> sums_from_bytes(std::span<const uint8_t> bytes,
                                                        const LayerStatistics& shape, int64_t tokens,
                                                        const RefuseSums& refuse) {
   auto sums = std::make_shared<LayerStatistics>(make_statistics(shape.geometry));
   sums->o_proj_metric = {};
   if (!shape.attended.empty()) sums->attended = make_attended_sums(shape.geometry);
-  std::vector<double> counts(kCounts);
-  size_t count = counts.size();
-  visit_sums([&](const std::vector<double>& values) { count += values.size(); }, *sums);
+  const size_t count = num_values(*sums);
   if (bytes.size() != count * sizeof(double)) {
     refuse(fmt::format("{} values", count), fmt::format("{} bytes", bytes.size()));
   }
@@ -57,6 +60,7 @@ std::shared_ptr<const LayerStatistics> sums_from_bytes(const std::vector<uint8_t
     finite = finite && std::ranges::all_of(values, [](double x) { return std::isfinite(x); });
   };
   visit_sums(take, *sums);
+  std::vector<double> counts(kCounts);
   take(counts);
   const auto rows_per_token = static_cast<double>(shape.count_q / shape.count_kv);
   const auto wanted = static_cast<double>(tokens);
@@ -74,10 +78,9 @@ void save_copies(const char* kind, const SumSnapshots& copies, std::vector<Resum
     const int layer = copy->geometry.layer_id;
     std::vector<uint8_t> bytes = sums_to_bytes(*copy);
     const auto values = static_cast<int64_t>(bytes.size() / sizeof(double));
-    tensors.push_back({.name = copy_name(kind, numbers[layer]++, layer),
-                       .dtype = kDtype,
-                       .shape = {values},
-                       .bytes = std::move(bytes)});
+    tensors.push_back(
+        {.name = copy_name(kind, numbers[layer]++, layer), .dtype = kDtype, .shape = {values}});
+    tensors.back().own(std::move(bytes));
   }
 }
 

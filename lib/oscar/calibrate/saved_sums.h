@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,7 @@ std::vector<uint8_t> sums_to_bytes(const LayerStatistics& sums);
 // Sums of a layer with the geometry of `shape`, attended ones where it has any, and of so many
 // tokens. Calls `refuse`, which throws, where `bytes` are none.
 using RefuseSums = std::function<void(const std::string& expected, const std::string& found)>;
-std::shared_ptr<const LayerStatistics> sums_from_bytes(const std::vector<uint8_t>& bytes,
+std::shared_ptr<const LayerStatistics> sums_from_bytes(std::span<const uint8_t> bytes,
                                                        const LayerStatistics& shape, int64_t tokens,
                                                        const RefuseSums& refuse);
 

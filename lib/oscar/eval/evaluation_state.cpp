@@ -24,10 +24,8 @@ struct Table {
 void add(const std::string& name, const Table& table, std::vector<ResumeTensor>& tensors) {
   if (table.values.empty()) return;
   const auto* bytes = reinterpret_cast<const uint8_t*>(table.values.data());
-  tensors.push_back({.name = name,
-                     .dtype = kFloat64,
-                     .shape = table.shape,
-                     .bytes = {bytes, bytes + table.values.size() * sizeof(double)}});
+  tensors.push_back({.name = name, .dtype = kFloat64, .shape = table.shape});
+  tensors.back().own({bytes, bytes + table.values.size() * sizeof(double)});
 }
 
 Table score_table(const TextState& text) {

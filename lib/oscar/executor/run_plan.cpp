@@ -291,6 +291,11 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
     }
   }
 
+  // A stop between two layers saves them, from the host.
+  const bool hidden_on_host = !plan.hidden_on_device || checkpoint_every != kNoCheckpoints;
+  if (on_gpu && hidden_on_host) {
+    hidden_room = std::min(hidden_room, std::max(one_batch_hidden, limits.host_bytes - host_fixed));
+  }
   plan.hidden_room = hidden_room;
 
   int64_t wave_chunks = 0;
@@ -312,7 +317,7 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   const int64_t hidden = largest_wave(plan.waves) * plan.hidden_bytes_per_token;
   if (on_gpu) {
     plan.peak_device_bytes = fixed + (plan.hidden_on_device ? hidden : 2 * one_batch_hidden);
-    plan.peak_host_bytes = host_fixed + (plan.hidden_on_device ? 0 : hidden);
+    plan.peak_host_bytes = host_fixed + (hidden_on_host ? hidden : 0);
   } else {
     plan.peak_host_bytes = fixed + hidden;
   }

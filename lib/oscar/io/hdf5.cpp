@@ -225,10 +225,15 @@ void Writer::create_group(const std::string& path) {
 }
 
 void Writer::write(const DatasetView& dataset) {
-  write(dataset, dataset.shape.empty() ? std::vector<Chunk>() : encode_chunks(dataset));
+  write_chunks(dataset, [&](const TakeChunk& take) { encode_chunks(dataset, take); });
 }
 
 void Writer::write(const DatasetView& dataset, const std::vector<Chunk>& chunks) {
+  write_chunks(dataset, [&](const TakeChunk& take) { std::ranges::for_each(chunks, take); });
+}
+
+void Writer::write_chunks(const DatasetView& dataset,
+                          const std::function<void(const TakeChunk& take)>& chunks) {
   initialise_library();  // of this thread, too
   const std::string& name = state_->name;
   const std::string& path = dataset.path;
@@ -255,12 +260,13 @@ void Writer::write(const DatasetView& dataset, const std::vector<Chunk>& chunks)
     check(H5Dwrite(set.get(), memory_type(dataset.dtype), H5S_ALL, H5S_ALL, H5P_DEFAULT,
                    dataset.data),
           failed, name, path);
-  }
-  for (const Chunk& chunk : chunks) {
-    const std::vector<hsize_t> offset(chunk.offset.begin(), chunk.offset.end());
-    check(H5Dwrite_chunk(set.get(), H5P_DEFAULT, 0, offset.data(), chunk.bytes.size(),
-                         chunk.bytes.data()),
-          failed, name, path);
+  } else {
+    chunks([&](const Chunk& chunk) {
+      const std::vector<hsize_t> offset(chunk.offset.begin(), chunk.offset.end());
+      check(H5Dwrite_chunk(set.get(), H5P_DEFAULT, 0, offset.data(), chunk.bytes.size(),
+                           chunk.bytes.data()),
+            failed, name, path);
+    });
   }
   check(set.close_now(), failed, name, path);
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <variant>
@@ -69,6 +70,7 @@ class Writer {
   // stack of matrices holds the same rows of all of them, so that deflate, which looks 32 KiB back,
   // finds a matrix that the whole stack repeats. The parent
   // group must exist and no dimension may be 0.
+  // Its chunks are made one at a time.
   void write(const DatasetView& dataset);
   // With encode_chunks(dataset), which other threads may have made.
   void write(const DatasetView& dataset, const std::vector<Chunk>& chunks);
@@ -76,6 +78,11 @@ class Writer {
   void close();  // flushes; must be called for the file to count as written
 
  private:
+  // `chunks` passes all of them to what it is given.
+  using TakeChunk = std::function<void(const Chunk&)>;
+  void write_chunks(const DatasetView& dataset,
+                    const std::function<void(const TakeChunk& take)>& chunks);
+
   struct State;
   std::unique_ptr<State> state_;
 };

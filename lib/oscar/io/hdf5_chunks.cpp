@@ -97,6 +97,23 @@ uint32_t fletcher32(const std::vector<uint8_t>& bytes) {
   return fold(second) << 16 | fold(first);
 }
 
+template <typename Take>
+void make_chunks(const DatasetView& dataset, const Take& take) {
+  const size_t element = dtype_bytes(dataset.dtype);
+  const Shape chunk = chunk_shape(dataset.shape, element);
+  const Shape first(chunk.size(), 0);
+  Shape offset = first;
+  do {
+    std::vector<uint8_t> bytes = gather(dataset, offset, chunk);
+    if (dataset.compress) bytes = deflate(shuffle(bytes, element));
+    const uint32_t checksum = fletcher32(bytes);
+    for (int shift = 0; shift < 32; shift += 8) {
+      bytes.push_back(static_cast<uint8_t>(checksum >> shift));
+    }
+    take(Chunk{offset, std::move(bytes)});
+  } while (advance(offset, first, dataset.shape, chunk));
+}
+
 }  // namespace
 
 Shape chunk_shape(const Shape& shape, size_t element_bytes) {
@@ -122,21 +139,13 @@ Shape chunk_shape(const Shape& shape, size_t element_bytes) {
   return chunk;
 }
 
+void encode_chunks(const DatasetView& dataset, const TakeChunk& take) {
+  make_chunks(dataset, take);
+}
+
 std::vector<Chunk> encode_chunks(const DatasetView& dataset) {
-  const size_t element = dtype_bytes(dataset.dtype);
-  const Shape chunk = chunk_shape(dataset.shape, element);
-  const Shape first(chunk.size(), 0);
   std::vector<Chunk> chunks;
-  Shape offset = first;
-  do {
-    std::vector<uint8_t> bytes = gather(dataset, offset, chunk);
-    if (dataset.compress) bytes = deflate(shuffle(bytes, element));
-    const uint32_t checksum = fletcher32(bytes);
-    for (int shift = 0; shift < 32; shift += 8) {
-      bytes.push_back(static_cast<uint8_t>(checksum >> shift));
-    }
-    chunks.push_back({offset, std::move(bytes)});
-  } while (advance(offset, first, dataset.shape, chunk));
+  make_chunks(dataset, [&](Chunk chunk) { chunks.push_back(std::move(chunk)); });
   return chunks;
 }
 

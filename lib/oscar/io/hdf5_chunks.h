@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "oscar/io/hdf5.h"
@@ -21,7 +22,10 @@ struct Chunk {
   std::vector<uint8_t> bytes;  // behind shuffle and deflate (with `compress`) and Fletcher32
 };
 
-// All chunks in row-major order, of a dataset that is no scalar.
+// `take` gets the chunks of a dataset that is no scalar, one at a time in row-major order.
+using TakeChunk = std::function<void(const Chunk&)>;
+void encode_chunks(const DatasetView& dataset, const TakeChunk& take);
+// All of them.
 std::vector<Chunk> encode_chunks(const DatasetView& dataset);
 
 }  // namespace oscar::hdf5

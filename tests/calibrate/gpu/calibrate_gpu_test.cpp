@@ -178,6 +178,27 @@ TEST_F(CalibrateGpu, ResidentLayersAreReadOnceForAllPassesOfAModel) {
   for (const auto& layer : model.kept_layers()) EXPECT_EQ(layer, nullptr);
 }
 
+TEST_F(CalibrateGpu, WavesAreNoLargerThanTheHostCanSaveOfThem) {
+  constexpr int64_t kMany = int64_t{64} << 30;
+  Transformer model(checkpoint_, {torch::kCUDA, torch::kBFloat16});
+  const auto batches =
+      plan_batches(random_chunks(64, 512, checkpoint_.config.vocab_size).chunks, 2048);
+  const auto plan = [&](int64_t host_bytes) {
+    return plan_run(model, batches, {host_bytes, kMany},
+                    /*checkpoint_every=*/64);
+  };
+  const RunPlan whole = plan(kMany);
+  ASSERT_EQ(whole.waves.size(), 1u);
+  ASSERT_TRUE(whole.hidden_on_device);
+  const int64_t hidden = whole.waves[0].tokens * whole.hidden_bytes_per_token;
+  const RunPlan halves = plan(whole.peak_host_bytes - hidden / 2);
+  EXPECT_EQ(halves.waves.size(), 2u);
+  EXPECT_EQ(halves.peak_host_bytes, whole.peak_host_bytes - hidden / 2);
+  const RunPlan unsaved =
+      plan_run(model, batches, {whole.peak_host_bytes - hidden / 2, kMany}, kNoCheckpoints);
+  EXPECT_EQ(unsaved.waves.size(), 1u);
+}
+
 TEST_F(CalibrateGpu, TwoRunsGiveTheSameBits) { EXPECT_EQ(collect(2048), collect(2048)); }
 
 TEST_F(CalibrateGpu, WeightsReadWhileTheLayerBeforeComputesGiveTheSameBits) {

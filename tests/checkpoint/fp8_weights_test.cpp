@@ -69,7 +69,6 @@ TEST_F(Fp8Folder, BlocksComeWithTheirScalesAndTheScalesHaveNoNameOfTheirOwn) {
   EXPECT_EQ(view.fp8->scales, (std::vector<float>{1, 2, 3, 4, 5, 6}));
   EXPECT_EQ(view.fp8->block_rows, 4);
   EXPECT_EQ(view.fp8->block_columns, 2);
-  weights.release(view);
   EXPECT_EQ(weights.get(kOther, {2}).fp8, nullptr);
   EXPECT_EQ(weights.quantization(), "F8_E4M3 with a scale for every 4 x 2 (1 tensors), BF16 (1)");
 }

@@ -33,10 +33,10 @@ TEST(Safetensors, GivesBackWhatWasWritten) {
   std::memcpy(values, b.data, sizeof values);
   EXPECT_EQ(values[0], 7.0f);
   EXPECT_EQ(values[1], 8.0f);
-  store.release(b);
+  store.stored_bytes("b").file->release(b.data, b.bytes);
   std::memcpy(values, b.data, sizeof values);  // released pages come back from the file
   EXPECT_EQ(values[1], 8.0f);
-  store.read(b, sizeof(float), sizeof(float), reinterpret_cast<std::byte*>(values));
+  store.stored_bytes("b").read(sizeof(float), sizeof(float), reinterpret_cast<std::byte*>(values));
   EXPECT_EQ(values[0], 8.0f);
 }
 
@@ -45,12 +45,12 @@ TEST(Safetensors, SaysWhichFileWasCutShortBeforeItWasRead) {
   const auto path = folder.path() / "model.safetensors";
   write_file(path, safetensors_bytes(kTwo));
   const SafetensorsWeights store(folder.path());
-  const TensorView b = store.get("b", {2});
+  const StoredBytes b = store.stored_bytes("b");
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
   std::byte out[8];
-  store.read(b, 0, 4, out);
+  b.read(0, 4, out);
   try {
-    store.read(b, 0, 8, out);
+    b.read(0, 8, out);
     FAIL() << "bytes that are not there were read";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("cut short"), std::string::npos);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/model_folder.h"
 #include "oscar/base/error.h"
 #include "oscar/model/layer_weights.h"
 
@@ -17,33 +18,38 @@ namespace oscar::layer_weights_cases {
 // Five pieces in fp32 and three in bf16, which end within blocks of FP8.
 inline constexpr int64_t kRows = 10100, kColumns = 1030;
 
-// One matrix in memory.
+// One matrix, which is all that its file holds.
 class OneMatrix : public WeightSource {
  public:
   explicit OneMatrix(const torch::Tensor& stored, Dtype dtype = Dtype::kFp32)
-      : file_(stored.nbytes()) {
-    std::memcpy(file_.data(), stored.data_ptr(), stored.nbytes());
+      : file_(written(stored)) {
     view.dtype = dtype;
     view.shape = {kRows, kColumns};
     view.data = file_.data();
-    view.bytes = stored.nbytes();
+    view.bytes = file_.size();
   }
 
   TensorView view;
 
   bool contains(const std::string&) const override { return true; }
   TensorView get(const std::string&, const std::vector<int64_t>&) const override { return view; }
-  void read(const TensorView&, size_t first, size_t bytes, std::byte* out) const override {
-    std::memcpy(out, file_.data() + first, bytes);
+  StoredBytes stored_bytes(const std::string&) const override {
+    return {&file_, file_.data(), file_.size()};
   }
-  void release(const TensorView&) const override {}
   std::vector<std::string> names() const override { return {}; }
   std::vector<std::filesystem::path> shards() const override { return {}; }
   std::string place(const std::string& name) const override { return "a file: " + name; }
   std::string fingerprint(bool) const override { return ""; }
 
  private:
-  std::vector<std::byte> file_;
+  std::filesystem::path written(const torch::Tensor& stored) const {
+    auto path = folder_.path() / "matrix";
+    oscar_test::write_file(path, {static_cast<const char*>(stored.data_ptr()), stored.nbytes()});
+    return path;
+  }
+
+  oscar_test::TemporaryFolder folder_;
+  MappedFile file_;
 };
 
 inline torch::Tensor load(const OneMatrix& weights, torch::Device device, torch::Dtype dtype,

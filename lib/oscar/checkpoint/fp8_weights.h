@@ -25,10 +25,9 @@ class Fp8Weights : public WeightSource {
   bool contains(const std::string& name) const override;
   // Throws Error, as SafetensorsWeights does, and for a scale that is no positive number.
   TensorView get(const std::string& name, const std::vector<int64_t>& shape) const override;
-  void read(const TensorView& view, size_t first, size_t bytes, std::byte* out) const override {
-    files_->read(view, first, bytes, out);
+  StoredBytes stored_bytes(const std::string& name) const override {
+    return files_->stored_bytes(name);
   }
-  void release(const TensorView& view) const override { files_->release(view); }
   std::vector<std::string> names() const override;
   std::vector<std::filesystem::path> shards() const override { return files_->shards(); }
   std::string place(const std::string& name) const override { return files_->place(name); }

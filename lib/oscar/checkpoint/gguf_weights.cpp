@@ -125,13 +125,11 @@ RowDecoder GgufWeights::decoder(const Entry& entry) const {
   };
 }
 
-void GgufWeights::read(const TensorView& view, size_t first, size_t bytes, std::byte* out) const {
-  file_->read(view.data + first, bytes, out);
-}
-
-void GgufWeights::release(const TensorView& view) const {
-  const auto found = entries_.find(view.name);
-  if (found != entries_.end()) file_->release(*found->second.tensor);
+StoredBytes GgufWeights::stored_bytes(const std::string& name) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) return {};
+  const GgufTensor& tensor = *found->second.tensor;
+  return {&file_->file(), tensor.data, tensor.bytes};
 }
 
 std::vector<std::string> GgufWeights::names() const {
@@ -165,9 +163,8 @@ std::string GgufWeights::quantization() const {
 std::string GgufWeights::fingerprint(bool all_bytes) const {
   Sha256 digest;
   for (const auto& [name, tensor] : file_->tensors()) {
-    add_to_fingerprint(digest, name, tensor.type->name, tensor.shape, tensor.data, tensor.bytes,
-                       all_bytes);
-    if (all_bytes) file_->release(tensor);
+    add_to_fingerprint(digest, name, tensor.type->name, tensor.shape,
+                       {&file_->file(), tensor.data, tensor.bytes}, all_bytes);
   }
   return digest.finish();
 }

@@ -40,6 +40,8 @@ void LayerLoader::load_ahead(int layer) {
     const c10::Stream stream = side_stream(device, kLoadingStream);
     const c10::StreamGuard guard(stream);
     Weights weights = model_.load_layer(layer);
+    // Until the next one is asked for, the disk would rest.
+    if (layer + 1 < model_.config().num_layers) model_.read_ahead(layer + 1);
     stream.synchronize();
     return weights;
   });

@@ -75,11 +75,8 @@ class GgufFile {
   size_t alignment() const { return alignment_; }
 
   const std::map<std::string, GgufTensor>& tensors() const { return tensors_; }
-  // Of tensors' data, as MappedFile does.
-  void read(const std::byte* begin, size_t bytes, std::byte* out) const {
-    file_.read(begin, bytes, out);
-  }
-  void release(const GgufTensor& tensor) const { file_.release(tensor.data, tensor.bytes); }
+  // In which tensors' data lie.
+  const MappedFile& file() const { return file_; }
 
  private:
   struct Parser;

@@ -56,7 +56,7 @@ void copy_gguf(const GgufFile& from, const std::filesystem::path& to,
                    .found = fmt::format("{} bytes", replaced->size())});
     }
     write(replaced ? replaced->data() : t.data, t.bytes);
-    from.release(t);
+    from.file().release(t.data, t.bytes);
   }
   for (const auto& [name, tensor] : added) {
     write(tensor.values.data(), tensor.values.size() * sizeof(float));

@@ -1,9 +1,11 @@
 // Read-only memory maps. The one owner of mmap.
 #include "oscar/io/mapped_file.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -39,6 +41,17 @@ void MappedFile::read(const std::byte* begin, size_t bytes, std::byte* out) cons
   const auto offset = static_cast<uint64_t>(begin - data_);
   if (file_.read(reinterpret_cast<char*>(out), bytes, offset) == bytes) return;
   throw Error({.what = "a file was cut short while it was in use", .where = path().string()});
+}
+
+void MappedFile::read_ahead(const std::byte* begin, size_t bytes) const {
+  // Of more at once the kernel leaves out the rest: what a device takes at a time bounds it.
+  constexpr size_t kAtOnce = size_t{1} << 20;
+  const auto offset = static_cast<off_t>(begin - data_);
+  for (size_t done = 0; done < bytes; done += kAtOnce) {
+    // Advice only: a failure costs time, never correctness.
+    (void)::posix_fadvise(file_.descriptor(), offset + static_cast<off_t>(done),
+                          static_cast<off_t>(std::min(kAtOnce, bytes - done)), POSIX_FADV_WILLNEED);
+  }
 }
 
 void MappedFile::release(const std::byte* begin, size_t bytes) const {

@@ -22,6 +22,8 @@ class MappedFile {
   // Copies bytes of the map by reading the file: for much that is needed once, faster than through
   // pages, above all from a disk. Throws Error when the file has become shorter.
   void read(const std::byte* begin, size_t bytes, std::byte* out) const;
+  // Has the system read these bytes into its cache meanwhile, if it likes.
+  void read_ahead(const std::byte* begin, size_t bytes) const;
   // Tells the kernel that these bytes are not needed again soon (weights already used).
   void release(const std::byte* begin, size_t bytes) const;
 

@@ -141,14 +141,11 @@ TensorView SafetensorsWeights::get(const std::string& name,
           .bytes = entry.tensor.bytes};
 }
 
-void SafetensorsWeights::read(const TensorView& view, size_t first, size_t bytes,
-                              std::byte* out) const {
-  entries_.at(view.name)->file->read(view.data + first, bytes, out);
-}
-
-void SafetensorsWeights::release(const TensorView& view) const {
-  const auto found = entries_.find(view.name);
-  if (found != entries_.end()) found->second->file->release(view.data, view.bytes);
+StoredBytes SafetensorsWeights::stored_bytes(const std::string& name) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) return {};
+  const Entry& entry = *found->second;
+  return {entry.file.get(), entry.data(), entry.tensor.bytes};
 }
 
 std::vector<std::string> SafetensorsWeights::names() const {
@@ -178,9 +175,7 @@ std::string SafetensorsWeights::fingerprint(bool all_bytes) const {
   Sha256 digest;
   for (const auto& [name, entry] : entries_) {
     const TensorEntry& tensor = entry->tensor;
-    add_to_fingerprint(digest, name, tensor.dtype, tensor.shape, entry->data(), tensor.bytes,
-                       all_bytes);
-    if (all_bytes) entry->file->release(entry->data(), tensor.bytes);
+    add_to_fingerprint(digest, name, tensor.dtype, tensor.shape, stored_bytes(name), all_bytes);
   }
   return digest.finish();
 }

@@ -24,8 +24,7 @@ class SafetensorsWeights : public WeightSource {
   bool contains(const std::string& name) const override;
   // The view's data lies in the file as it is.
   TensorView get(const std::string& name, const std::vector<int64_t>& shape) const override;
-  void read(const TensorView& view, size_t first, size_t bytes, std::byte* out) const override;
-  void release(const TensorView& view) const override;
+  StoredBytes stored_bytes(const std::string& name) const override;
   std::vector<std::string> names() const override;
   std::vector<std::filesystem::path> shards() const override;
   std::string place(const std::string& name) const override;

@@ -4,10 +4,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 namespace oscar {
 namespace {
 
 constexpr size_t kFingerprintBytes = 4096;  // at each end of a tensor
+constexpr size_t kBlockBytes = size_t{1} << 20;
 
 }  // namespace
 
@@ -26,15 +29,24 @@ const char* dtype_name(Dtype dtype) {
 }
 
 void add_to_fingerprint(Sha256& digest, const std::string& name, const std::string& dtype,
-                        const std::vector<int64_t>& shape, const std::byte* data, size_t bytes,
+                        const std::vector<int64_t>& shape, const StoredBytes& stored,
                         bool all_bytes) {
   // A newline cannot be confused with a part of a shape or a dtype, and names come first.
   digest.update(fmt::format("{} {}\n{}\n{}\n", name.size(), name, dtype, shape));
-  if (all_bytes || bytes <= 2 * kFingerprintBytes) {
-    digest.update(data, bytes);
+  // Not through the map, where a page brings megabytes along.
+  std::vector<std::byte> block;
+  const auto add = [&](size_t first, size_t end) {
+    for (; first < end; first += block.size()) {
+      block.resize(std::min(kBlockBytes, end - first));
+      stored.read(first, block.size(), block.data());
+      digest.update(block.data(), block.size());
+    }
+  };
+  if (all_bytes || stored.bytes <= 2 * kFingerprintBytes) {
+    add(0, stored.bytes);
   } else {
-    digest.update(data, kFingerprintBytes);
-    digest.update(data + bytes - kFingerprintBytes, kFingerprintBytes);
+    add(0, kFingerprintBytes);
+    add(stored.bytes - kFingerprintBytes, stored.bytes);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "oscar/base/sha256.h"
+#include "oscar/io/mapped_file.h"
 
 namespace oscar {
 
@@ -41,6 +42,19 @@ struct TensorView {
   std::shared_ptr<const BlockScales> fp8 = {};  // set: `data` holds FP8 codes
 };
 
+// Bytes of a tensor as they lie in a file, which its source keeps open. Several threads may use
+// them side by side.
+struct StoredBytes {
+  const MappedFile* file = nullptr;
+  const std::byte* begin = nullptr;
+  size_t bytes = 0;
+
+  // Copies `count` of them, from number `first` on. Throws Error when the file has been cut short.
+  void read(size_t first, size_t count, std::byte* out) const {
+    file->read(begin + first, count, out);
+  }
+};
+
 // The tensors of a checkpoint under the names of weight_table.h.
 class WeightSource {
  public:
@@ -50,11 +64,9 @@ class WeightSource {
   // Throws Error naming the tensor and its file when it is missing, of another shape or of a type
   // that cannot be loaded.
   virtual TensorView get(const std::string& name, const std::vector<int64_t>& shape) const = 0;
-  // Copies bytes of a view's data, from byte `first` of it on. Throws Error when the file has been
-  // cut short. Several threads may call it side by side.
-  virtual void read(const TensorView& view, size_t first, size_t bytes, std::byte* out) const = 0;
-  // Lets go of the pages that a view was decoded from.
-  virtual void release(const TensorView& view) const = 0;
+  // The bytes of a tensor, which are those of its view's data or what `decode` makes numbers of.
+  // None where there is no tensor of this name.
+  virtual StoredBytes stored_bytes(const std::string& name) const = 0;
   virtual std::vector<std::string> names() const = 0;
   virtual std::vector<std::filesystem::path> shards() const = 0;
   // "FILE: NAME", for error messages.
@@ -70,7 +82,7 @@ class WeightSource {
 
 // Adds one tensor to a fingerprint.
 void add_to_fingerprint(Sha256& digest, const std::string& name, const std::string& dtype,
-                        const std::vector<int64_t>& shape, const std::byte* data, size_t bytes,
+                        const std::vector<int64_t>& shape, const StoredBytes& stored,
                         bool all_bytes);
 
 }  // namespace oscar

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "oscar/base/error.h"
 #include "oscar/base/parallel.h"
@@ -94,22 +93,29 @@ bool scale_fp8(const ByteReader& read, const TensorView& view, int64_t from,
   return finite_codes && (harmless || torch::isfinite(place).all().item<bool>());
 }
 
-// Rows of a weight from `from` on, and where they belong: contiguous, on the device and in the
-// dtype that is wanted.
+// Rows of a weight from `from` on, their bytes, and where they belong: contiguous, on the device
+// and in the dtype that is wanted.
 struct Piece {
   const WeightSpec* spec = nullptr;
   int64_t from = 0;
+  StoredBytes stored;
   torch::Tensor place;
+
+  void read_ahead() const {
+    if (stored.bytes > 0) stored.file->read_ahead(stored.begin, stored.bytes);
+  }
 };
+
+// What is asked of the system before it is read: enough that a disk is never idle.
+constexpr size_t kAheadBytes = size_t{256} << 20;
+constexpr size_t kPieceBytes = size_t{8} << 20;
 
 void read_piece(const WeightSource& weights, const Piece& piece) {
   const WeightSpec& spec = *piece.spec;
   const torch::Tensor& place = piece.place;
   const TensorView view = weights.get(spec.name, spec.shape);
-  const size_t skipped =
-      static_cast<size_t>(piece.from) * (view.bytes / static_cast<size_t>(view.shape[0]));
   const auto read = [&](size_t first, size_t bytes, std::byte* out) {
-    weights.read(view, skipped + first, bytes, out);
+    piece.stored.read(first, bytes, out);
   };
   bool finite = false;
   if (view.fp8) {
@@ -119,7 +125,7 @@ void read_piece(const WeightSource& weights, const Piece& piece) {
   } else {
     if (view.decode) {
       decode(view, piece.from, place);
-      weights.release(view);
+      piece.stored.file->release(piece.stored.begin, piece.stored.bytes);
     } else {
       const torch::Tensor stored = torch::empty(place.sizes(), stored_dtype(view.dtype));
       read(0, stored.nbytes(), static_cast<std::byte*>(stored.data_ptr()));
@@ -145,23 +151,32 @@ class Readings {
 
   // `place`: of the weight's shape, filled by read().
   void add(const WeightSpec& spec, const torch::Tensor& place) {
-    constexpr size_t kPieceBytes = size_t{8} << 20;
     const int64_t rows = place.size(0);
     const auto pieces = static_cast<int64_t>(place.nbytes() / kPieceBytes) + 1;
     const int64_t most = std::max<int64_t>(1, (rows + pieces - 1) / pieces);
+    const StoredBytes all = weights_.stored_bytes(spec.name);
+    const size_t row_bytes = all.bytes / static_cast<size_t>(rows);
     for (int64_t from = 0; from < rows; from += most) {
-      pieces_.push_back({&spec, from, place.narrow(0, from, std::min(most, rows - from))});
+      const int64_t count = std::min(most, rows - from);
+      const StoredBytes stored{all.file, all.begin + static_cast<size_t>(from) * row_bytes,
+                               static_cast<size_t>(count) * row_bytes};
+      pieces_.push_back({&spec, from, stored, place.narrow(0, from, count)});
     }
   }
 
-  // What the file gives waits for its disk, and one thread does not fill the bus to a GPU. All send
-  // on the stream of the caller, whose memory the places are.
-  void read() const {
+  // In the order of the files, as a disk likes it best. One thread does not fill the bus to a GPU;
+  // all send on the stream of the caller, whose memory the places are.
+  void read() {
     constexpr int64_t kReaders = 4;
+    constexpr size_t kAhead = kAheadBytes / kPieceBytes;
+    std::ranges::stable_sort(pieces_, {}, [](const Piece& piece) { return piece.stored.begin; });
+    for (size_t i = 0; i < std::min(kAhead, pieces_.size()); ++i) pieces_[i].read_ahead();
     const auto stream = present_stream(options_.device);
-    const auto step = [&](int64_t i) {
+    const auto step = [&](int64_t index) {
+      const auto i = static_cast<size_t>(index);
       const InferenceOn guard(stream);
-      read_piece(weights_, pieces_[static_cast<size_t>(i)]);
+      if (i + kAhead < pieces_.size()) pieces_[i + kAhead].read_ahead();
+      read_piece(weights_, pieces_[i]);
     };
     parallel_for(static_cast<int64_t>(pieces_.size()), step, stream ? kReaders : 1);
   }
@@ -266,6 +281,18 @@ LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<W
   layer.expert_down = add_experts(readings, specs, {kExpertDown});
   readings.read();
   return layer;
+}
+
+void read_ahead(const WeightSource& weights, const std::vector<WeightSpec>& specs) {
+  std::vector<StoredBytes> stored;
+  for (const WeightSpec& spec : specs) stored.push_back(weights.stored_bytes(spec.name));
+  std::ranges::sort(stored, {}, &StoredBytes::begin);
+  size_t left = kAheadBytes;
+  for (const StoredBytes& tensor : stored) {
+    const size_t bytes = std::min(left, tensor.bytes);
+    if (bytes > 0) tensor.file->read_ahead(tensor.begin, bytes);
+    left -= bytes;
+  }
 }
 
 size_t layer_weight_bytes(const std::vector<WeightSpec>& specs, torch::Dtype dtype) {

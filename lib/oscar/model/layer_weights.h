@@ -37,6 +37,10 @@ torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec,
 LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<WeightSpec>& specs,
                                 const ComputeOptions& options);
 
+// Has the system begin to read them from their files, as far as it takes to have them when they are
+// loaded next.
+void read_ahead(const WeightSource& weights, const std::vector<WeightSpec>& specs);
+
 // Bytes that load_layer_weights puts on the device.
 size_t layer_weight_bytes(const std::vector<WeightSpec>& specs, torch::Dtype dtype);
 

@@ -142,6 +142,10 @@ std::shared_ptr<const LayerWeights> Transformer::load_layer(int layer) const {
       *implementation_->checkpoint.weights, layer_weights(config(), layer), compute()));
 }
 
+void Transformer::read_ahead(int layer) const {
+  oscar::read_ahead(*implementation_->checkpoint.weights, layer_weights(config(), layer));
+}
+
 std::vector<std::shared_ptr<const LayerWeights>>& Transformer::kept_layers() {
   auto& kept = implementation_->kept_layers;
   kept.resize(static_cast<size_t>(config().num_layers));

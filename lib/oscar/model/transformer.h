@@ -41,6 +41,8 @@ class Transformer {
   // Loads one layer's weights onto the device; another thread may run layers meanwhile. Throws
   // Error naming a missing tensor, a wrong shape or a tensor with non-finite values.
   std::shared_ptr<const LayerWeights> load_layer(int layer) const;
+  // Has the system begin to read what load_layer will ask for.
+  void read_ahead(int layer) const;
   // Layers that stay on the device from one pass to the next, null where none does: [num_layers].
   // Filled and emptied by executor/layer_loader.h.
   std::vector<std::shared_ptr<const LayerWeights>>& kept_layers();

@@ -1,8 +1,6 @@
 // Held-back chunks of one layer in memory at a time.
 #include "oscar/search/pass.h"
 
-#include <c10/core/StreamGuard.h>
-
 #include <algorithm>
 
 #include "oscar/base/interrupt.h"

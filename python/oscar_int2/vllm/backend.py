@@ -71,10 +71,10 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
     """Keeps the windows' slots, and the tables of a step in tensors that never move."""
 
     _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
-    # Of `host` and `tables`: five with a number a request, then of all prompts, of those that begin,
-    # and of each chunk the two of Chunk.queries and the two of Chunk.keys.
-    ROWS = ("old_len", "seq_len", "old_history", "new_history", "window_slot", "rows_indptr",
-            "begun_indptr", "chunk_indptr")
+    # Of `host` and `tables`: five with a number a request, then of single tokens, of all prompts, of
+    # those that begin, and of each chunk the two of Chunk.queries and the two of Chunk.keys.
+    ROWS = ("old_len", "seq_len", "old_history", "new_history", "window_slot", "single_indptr",
+            "rows_indptr", "begun_indptr", "chunk_indptr")
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -92,7 +92,6 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         self.host = torch.zeros(len(self.ROWS), 4 * most + 1, dtype=torch.int32,
                                 pin_memory=is_pin_memory_available())
         self.tables = self.host if device.type == "cpu" else self.host.to(device)
-        self.steps = torch.arange(most + 1, dtype=torch.int32, device=device)
         self.status = torch.zeros(1, dtype=torch.int32, device=device)
         self.status_seen = self.status if device.type == "cpu" else torch.zeros(
             1, dtype=torch.int32, pin_memory=is_pin_memory_available())
@@ -147,6 +146,8 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         if slots is not None:
             length[:len(slots)] = common.seq_lens_cpu_upper_bound[:len(slots)].numpy()
         rows = self._fill(decodes, new, length, slots)
+        # Requests that pad a graph have no row: what is computed for them must not reach a window.
+        rows["single_indptr"][:decodes + 1] = starts[:decodes + 1]
         appended = prompts = None
         if slots is not None and decodes < common.num_reqs:
             grown = (rows["new_history"] - rows["old_history"])[decodes:common.num_reqs]
@@ -155,7 +156,7 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
                 self._on_device("rows_indptr", 0, common.num_reqs - decodes + 1))
             prompts = self._prompts(rows, slice(decodes, common.num_reqs), new[decodes:])
         single = self._tables(common, slice(decodes), 1, self.windows.demote_block,
-                              self.steps[:decodes + 1]) if decodes else None
+                              self._on_device("single_indptr", 0, decodes + 1)) if decodes else None
         if self.tables is not self.host:
             self.tables.copy_(self.host, non_blocking=True)
         return OscarMetadata(num_decodes=decodes, decodes=single, num_tokens=int(starts[-1]),

@@ -18,6 +18,42 @@ from vllm_case import DRIFT, needs_vllm, vllm
 ROUNDINGS = 2 / 2**9
 
 
+@contextlib.contextmanager
+def padded_steps(seats):
+    """Steps of single tokens are padded to `seats` requests as vLLM pads them for a graph: without
+    new tokens, of length 0, with rows of large numbers. Yields a list of the layers' padded steps."""
+    from oscar_int2.vllm.backend import OscarAttention, OscarMetadataBuilder
+
+    build, forward, padded = OscarMetadataBuilder.build, OscarAttention.forward, []
+
+    def more(tensor, rows, value):
+        return torch.cat([tensor, tensor.new_full((rows, *tensor.shape[1:]), value)])
+
+    def padded_build(self, common_prefix_len, common_attn_metadata, fast_build=False):
+        common = common_attn_metadata
+        missing = seats - common.num_reqs
+        if common.max_query_len == 1 and self.batch is not None and missing > 0:
+            starts = common.query_start_loc_cpu[:common.num_reqs + 1]
+            common = dataclasses.replace(
+                common, num_reqs=seats, query_start_loc_cpu=more(starts, missing, int(starts[-1])),
+                block_table_tensor=more(common.block_table_tensor[:seats - missing], missing, 0))
+        return build(self, common_prefix_len, common, fast_build)
+
+    def padded_forward(self, layer, query, key, value, kv_cache, attn_metadata, output,
+                       output_scale=None, output_block_scale=None):
+        missing = attn_metadata.num_decodes - len(query) if attn_metadata is not None else 0
+        if missing <= 0:
+            return forward(self, layer, query, key, value, kv_cache, attn_metadata, output)
+        padded.append(missing)
+        query, key, value, room = (more(x, missing, 100) for x in (query, key, value, output))
+        forward(self, layer, query, key, value, kv_cache, attn_metadata, room)
+        return output.copy_(room[:len(output)])
+
+    with mock.patch.object(OscarMetadataBuilder, "build", padded_build), \
+            mock.patch.object(OscarAttention, "forward", padded_forward):
+        yield padded
+
+
 @needs_vllm
 class Serving(case.EngineTest):
     """One engine of 3 seats and 35 blocks, for all cases."""
@@ -58,6 +94,17 @@ class Serving(case.EngineTest):
             self.assertEqual(len(finished[name].token_ids), tokens)
             equal += self.same(finished[name], single, f"{length} tokens of text {number}")
         self.assertGreaterEqual(equal, 3)
+
+    def test_requests_that_pad_a_graph_touch_no_window(self):
+        """On a GPU, steps of fewer requests than a graph has come with empty ones behind them."""
+        engine, plan = self.engine, ((0, 380, 12), (1, 350, 12))
+        with padded_steps(case.SEATS) as padded:
+            names = [engine.add(engine.prompt(number, length), tokens) for number, length, tokens in plan]
+            finished = engine.run()
+        self.assertGreaterEqual(len(padded), 8 * 10, "a step of all 8 layers for each token")
+        for name, (number, length, tokens) in zip(names, plan):
+            single = engine.alone(engine.prompt(number, length), tokens)
+            self.same(finished[name], single, f"{length} tokens of text {number}")
 
     def test_windows_that_nobody_holds_are_poisoned(self):
         engine, finished = self.engine, {}

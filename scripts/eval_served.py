@@ -92,12 +92,16 @@ def main():
     first = arguments.first or first
     model = AutoModelForCausalLM.from_pretrained(
         arguments.model, dtype=torch.bfloat16, attn_implementation="sdpa").to(arguments.device).eval()
-    generator = oscar_int2.Generator(model, bundle, places=arguments.rows, max_tokens=ids.shape[1],
+    rows = min(arguments.rows, len(ids))
+    if left_out := len(ids) % rows:
+        print(f"the last {left_out} of {len(ids)} sequences are left out: --rows {rows} decodes so many "
+              "together", file=sys.stderr)
+    generator = oscar_int2.Generator(model, bundle, places=rows, max_tokens=ids.shape[1],
                                      demote_block=bundle.quantizer.demote_block)
     with torch.inference_mode():
         step = Step(generator)
     figures = torch.cat([measure(model, generator, step, chunk, first)
-                         for chunk in ids.split(arguments.rows) if len(chunk) == arguments.rows], 1)
+                         for chunk in ids.split(rows) if len(chunk) == rows], 1)
     count = figures.shape[1]
     kl, exact, served, top1 = figures.double().mean(1).tolist()
     error = (figures[0].double().std() / math.sqrt(count)).item()

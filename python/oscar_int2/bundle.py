@@ -123,7 +123,15 @@ def _rope_of(config):
     found.setdefault("rope_type", found.pop("type", "default"))
     found.setdefault("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
     return {name: found.get(name)
-            for name in ("rope_type", "rope_theta", "factor", "partial_rotary_factor")}
+            for name in ("rope_type", "rope_theta", "factor", "partial_rotary_factor",
+                         "original_max_position_embeddings", "low_freq_factor", "high_freq_factor",
+                         "beta_fast", "beta_slow", "long_factor", "short_factor")}
+
+
+def has_other_attention(config):
+    """Whether a config of transformers has layers with a sliding window, or other than full attention."""
+    layers = getattr(config, "layer_types", None)
+    return bool(set(layers) - {"full_attention"} if layers else getattr(config, "sliding_window", None))
 
 
 def load(path):

@@ -11,6 +11,7 @@ from typing import Callable, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from .bundle import has_other_attention
 from .errors import UnsupportedError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -38,8 +39,18 @@ class Pieces(NamedTuple):
     turn: Callable
 
 
+def check_linear(linear):
+    """Raises UnsupportedError for a module that computes more than its weight and bias say, as one
+    with an adapter does, or one with quantized weights."""
+    if type(linear) is not torch.nn.Linear:
+        raise UnsupportedError(f"a {type(linear).__name__} in place of a torch.nn.Linear; merge adapters "
+                               "into the weights, and load weights in bf16")
+
+
 def side_by_side(linears):
     """One matrix of several torch.nn.Linear, whose weights become views of it; and one bias."""
+    for linear in linears:
+        check_linear(linear)
     weight = torch.cat([linear.weight.data for linear in linears])
     begin = 0
     for linear in linears:
@@ -75,6 +86,8 @@ class Decoder:
             raise UnsupportedError(f"weights in {model.dtype}: load the model with dtype=torch.bfloat16")
         if getattr(config, "hidden_act", "silu") != "silu":
             raise UnsupportedError(f"activation {config.hidden_act!r}; expected 'silu'")
+        if has_other_attention(config):
+            raise UnsupportedError("layers with a sliding window, or other than full attention")
         self.device = model.device
         if compile is None:
             compile = self.device.type == "cuda"
@@ -84,6 +97,7 @@ class Decoder:
         self.eps = config.rms_norm_eps
         self.embedding = model.model.embed_tokens.weight.data
         self.layers = [self._layer(block, self.heads, self.kv_heads) for block in model.model.layers]
+        check_linear(model.lm_head)
         self.norm, self.head = model.model.norm.weight.data, model.lm_head.weight.data
         rotary = model.model.rotary_emb
         self.inv_freq = rotary.inv_freq.float().to(self.device)
@@ -104,6 +118,8 @@ class Decoder:
         if hasattr(attention, "q_norm"):
             qk_norm = torch.cat((attention.q_norm.weight.data.expand(heads, -1),
                                  attention.k_norm.weight.data.expand(kv_heads, -1)))
+        for linear in (attention.o_proj, mlp.down_proj):
+            check_linear(linear)
         bias = attention.o_proj.bias
         return LayerWeights(
             block.input_layernorm.weight.data, qkv, qkv_bias, qk_norm,

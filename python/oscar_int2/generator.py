@@ -10,12 +10,12 @@ import torch
 from .bundle import Bundle, load
 from .cache import PagedCache
 from .decoder import Decoder
-from .errors import CacheFullError
+from .errors import CacheFullError, CacheRowError
 
 CHECK_EVERY = 16  # steps between two looks at what was generated
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """One prompt and what became of it. `tokens` grows while the generator runs."""
 
@@ -25,6 +25,7 @@ class Request:
     temperature: float = 0.0       # 0: the likeliest token
     tokens: list = field(default_factory=list)
     done: bool = False
+    failed: bool = False           # it was given up: what it had generated is in `tokens`
     place: int | None = None
 
     def take(self, tokens):
@@ -71,7 +72,12 @@ class Generator:
         """Answers, a list of token ids for each prompt (a list of ids, at least one)."""
         requests = [self.submit(prompt, max_new_tokens, stop=stop, temperature=temperature)
                     for prompt in prompts]
-        self.run()
+        try:
+            self.run()
+        except BaseException:
+            for request in requests:
+                self._give_up(request)
+            raise
         return [request.tokens for request in requests]
 
     def submit(self, prompt, max_new_tokens, *, stop=(), temperature=0.0):
@@ -91,7 +97,8 @@ class Generator:
     @torch.inference_mode()
     def run(self, looks=None):
         """Generates until all requests have ended, or for so many looks of CHECK_EVERY steps.
-        Raises CacheRowError when a row could not be written."""
+        Raises CacheRowError when a row could not be written: requests that ran are then given up.
+        So is one whose prompt raises."""
         while (self.waiting or self.running) and looks != 0:
             self.join()
             for _ in range(CHECK_EVERY):
@@ -102,7 +109,8 @@ class Generator:
     def join(self):
         """Waiting requests that fit take free places, in the order in which they came."""
         if self.use_graph and not self.graphs:
-            self.graphs = {sampled: self._captured(sampled) for sampled in (False, True)}
+            with torch.cuda.device(self.device):  # streams and graphs are made on the present one
+                self.graphs = {sampled: self._captured(sampled) for sampled in (False, True)}
         free = [place for place in range(self.cache.places) if place not in self.running]
         while self.waiting and free:
             request = self.waiting[0]
@@ -113,7 +121,11 @@ class Generator:
             request.place = free.pop(0)
             self.cache.admit(request.place, tokens)
             self.running[request.place] = request
-            self._prompt(request)
+            try:
+                self._prompt(request)
+            except BaseException:  # its place holds rows that were never written
+                self._give_up(request)
+                raise
 
     def _prompt(self, request):
         place, tokens = request.place, torch.tensor(request.prompt, device=self.device)
@@ -131,9 +143,21 @@ class Generator:
         self.cache.release(place)
         self.temperature[place] = 0
 
+    def _give_up(self, request):
+        if request in self.waiting:
+            self.waiting.remove(request)
+        elif self.running.get(request.place) is request:
+            self._leave(request.place)
+        request.failed = not request.done
+
     def look(self):
         """Gives every request its tokens of the last CHECK_EVERY steps; ended ones leave."""
-        self.cache.check_rows()
+        try:
+            self.cache.check_rows()
+        except CacheRowError:  # nobody knows of which request, and all have gone on since
+            for request in list(self.running.values()):
+                self._give_up(request)
+            raise
         emitted = self.emitted.tolist()
         for place, request in list(self.running.items()):
             request.take(emitted[place])
@@ -144,7 +168,8 @@ class Generator:
         """One token for every place in use."""
         sampled = any(request.temperature > 0 for request in self.running.values())
         if self.use_graph:
-            self.graphs[sampled].replay()
+            with torch.cuda.device(self.device):
+                self.graphs[sampled].replay()
         else:
             self._step(sampled)
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """oscar_int2.load: what it reads of the bundle in the zoo, and every file that it refuses."""
 import contextlib
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -238,6 +239,18 @@ class Loaded(unittest.TestCase):
             other = types.SimpleNamespace(**{**config.to_dict(), **change})
             with self.subTest(text), self.assertRaisesRegex(oscar_int2.BundleMismatchError, text):
                 bundle.check_model(other)
+
+    def test_a_model_whose_rope_is_scaled_in_another_way_is_refused(self):
+        bundle, config = oscar_int2.load(BUNDLE), tiny_model().config
+        llama3 = {**bundle.model.rope, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                  "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+        scaled = dataclasses.replace(bundle, model=dataclasses.replace(bundle.model, rope=llama3))
+        for name, value in (("factor", 32.0), ("low_freq_factor", 2.0), ("high_freq_factor", 8.0),
+                            ("original_max_position_embeddings", 4096)):
+            config_as = lambda rope: types.SimpleNamespace(**{**config.to_dict(), "rope_parameters": rope})
+            scaled.check_model(config_as(llama3))
+            with self.subTest(name), self.assertRaisesRegex(oscar_int2.BundleMismatchError, name):
+                scaled.check_model(config_as({**llama3, name: value}))
 
     def test_rope_frequencies_are_those_of_transformers(self):
         from transformers import LlamaConfig

@@ -95,6 +95,40 @@ class Requests(unittest.TestCase):
             with self.subTest(text), self.assertRaisesRegex(error, text):
                 generator.submit(prompt, count)
 
+    def two_requests(self):
+        """A generator in the middle of two requests, what both would generate, and the requests."""
+        ids = held_out_ids(200)
+        generator = oscar_int2.Generator(tiny_model(), BUNDLE, places=2, max_tokens=256)
+        prompts = [ids[:60], ids[100:200]]
+        expected = generator.generate(prompts, 60)
+        requests = [generator.submit(prompt, 60) for prompt in prompts]
+        generator.run(looks=1)
+        return generator, expected, requests
+
+    def test_requests_are_given_up_when_a_row_could_not_be_written(self):
+        generator, expected, requests = self.two_requests()
+        generator.cache.status.fill_(2)  # what a refused row leaves
+        with self.assertRaisesRegex(oscar_int2.CacheRowError, "metadata"):
+            generator.run()
+        for request, tokens in zip(requests, expected):
+            self.assertEqual((request.failed, request.done), (True, False))
+            self.assertEqual(request.tokens, tokens[:17], "none of behind the row, none left out")
+        self.assertEqual(generator.generate([request.prompt for request in requests], 60), expected)
+
+    def test_a_request_whose_prompt_fails_is_given_up(self):
+        generator, expected, requests = self.two_requests()
+        generator.run()
+        late = generator.submit(requests[0].prompt, 20)
+        with mock.patch.object(generator.decoder, "prompt", side_effect=MemoryError("no room")):
+            with self.assertRaisesRegex(MemoryError, "no room"):
+                generator.run()
+            with self.assertRaisesRegex(MemoryError, "no room"):
+                generator.generate([requests[0].prompt] * 2, 20)
+        self.assertEqual((late.failed, late.tokens), (True, []))
+        self.assertEqual((generator.running, list(generator.waiting)), ({}, []))
+        self.assertEqual(len(generator.cache.free_pages), generator.cache.num_pages)
+        self.assertEqual(generator.generate([request.prompt for request in requests], 60), expected)
+
     def test_models_that_it_would_not_compute_right_are_refused(self):
         from transformers import GPT2Config, GPT2LMHeadModel
         model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32))
@@ -105,6 +139,23 @@ class Requests(unittest.TestCase):
             oscar_int2.Generator(Qwen3ForCausalLM(Qwen3Config(
                 hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
                 num_key_value_heads=1, head_dim=16, vocab_size=32)), None)
+        from transformers import MistralConfig, MistralForCausalLM
+        shape = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                     num_key_value_heads=1, head_dim=16, vocab_size=32)
+        windowed = MistralForCausalLM(MistralConfig(**shape, sliding_window=8)).bfloat16()
+        with self.assertRaisesRegex(oscar_int2.UnsupportedError, "sliding window"):
+            oscar_int2.Generator(windowed, None)
+
+        class Adapted(torch.nn.Linear):
+            """As an adapter's layer has the weight of the one that it adds to."""
+
+        for name in ("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.o_proj",
+                     "model.layers.0.mlp.down_proj", "lm_head"):
+            model = MistralForCausalLM(MistralConfig(**shape, sliding_window=None)).bfloat16()
+            linear = model.get_submodule(name)
+            linear.__class__ = Adapted
+            with self.subTest(name), self.assertRaisesRegex(oscar_int2.UnsupportedError, "Adapted"):
+                oscar_int2.Generator(model, None)
 
 
 class Benchmark(unittest.TestCase):

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """oscar_int2.transformers on small random models: against the definition of the cache, in batches,
 compiled, with everything that it refuses. Runs with every transformers from 4.57 on."""
+import concurrent.futures
 import contextlib
 import copy
 import dataclasses
+import threading
 import unittest
 from unittest import mock
 
@@ -217,6 +219,30 @@ class Generation(unittest.TestCase):
             kept = model.oscar_int2.kept
             generated(model, [first], 50)
             self.assertIs(model.oscar_int2.kept, kept)
+
+    def test_two_threads_get_what_each_gets_alone(self):
+        prompts = small.prompts(45, 20)
+        started, go_on = threading.Event(), threading.Event()
+
+        class Waits(transformers.StoppingCriteria):
+            """Stops the first caller between two tokens until the second has come."""
+
+            def __call__(self, ids, scores, **_):
+                started.set()
+                go_on.wait(10)
+                return torch.zeros(len(ids), dtype=torch.bool)
+
+        with applied(max_tokens=100) as model:
+            expected = [generated(model, [prompt])[0].tolist() for prompt in prompts]
+            with concurrent.futures.ThreadPoolExecutor(2) as threads:
+                first = threads.submit(generated, model, [prompts[0]],
+                                       stopping_criteria=transformers.StoppingCriteriaList([Waits()]))
+                started.wait(10)
+                second = threads.submit(generated, model, [prompts[1]])
+                concurrent.futures.wait([second], timeout=1)
+                go_on.set()
+                found = [caller.result()[0].tolist() for caller in (first, second)]
+        self.assertEqual(found, expected)
 
     def test_sampling_follows_its_seed(self):
         prompt = small.prompts(30)

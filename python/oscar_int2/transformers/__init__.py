@@ -20,7 +20,7 @@ other caches, attention weights, sliding windows, soft caps.
 """
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ..bundle import Bundle, load
+from ..bundle import Bundle, has_other_attention, load
 from ..cache import check_served
 from ..errors import BundleMismatchError
 from .applied import Applied, attention, mask
@@ -74,8 +74,7 @@ def _attentions(model, bundle):
     check_served(bundle)
     if len({parameter.device for parameter in model.parameters()}) > 1 or getattr(model, "_tp_size", None):
         refuse("a model on several devices")
-    layers = getattr(config, "layer_types", None)
-    if set(layers) - {"full_attention"} if layers else getattr(config, "sliding_window", None):
+    if has_other_attention(config):
         refuse("layers with a sliding window, or other than full attention")
     for name in ("attn_logit_softcapping", "attention_chunk_size"):
         if getattr(config, name, None):

@@ -1,5 +1,6 @@
 """What apply() puts into a model: hooks around its forward pass, and around generate()."""
 import functools
+import threading
 
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -25,6 +26,7 @@ class Applied:
         self.kept = None     # the cache that generate() made last
         self.running = None  # the cache of this forward pass
         self.used = None     # the cache of this generate()
+        self.busy = threading.RLock()  # held by generate(): callers in other threads wait
         base = model.base_model
         self.hooks = [base.register_forward_pre_hook(self.begin, with_kwargs=True),
                       base.register_forward_hook(self.end)]
@@ -77,14 +79,17 @@ class Applied:
             self.running = None
 
     def generate(self, model, original, *args, **kwargs):
-        self.used = self.running = None
-        try:
-            result = original(*args, **kwargs)
+        with self.busy:
             if self.used is not None:
-                self.used.check_rows()
-            return result
-        finally:
-            self.used = self.running = None
+                refuse("generate() within generate()")
+            self.running = None
+            try:
+                result = original(*args, **kwargs)
+                if self.used is not None:
+                    self.used.check_rows()
+                return result
+            finally:
+                self.used = self.running = None
 
     def _prepare_cache_for_generation(self, model, original, config, model_kwargs, mode, batch,
                                       max_cache_length, *rest):

@@ -144,6 +144,42 @@ TEST(Interrupt, ASecondRequestEndsProcessOneOfAContainerToo) {
   EXPECT_EQ(WEXITSTATUS(ended.status), 130);
 }
 
+void work_for(std::chrono::seconds time) {
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (std::chrono::steady_clock::now() < end) ::usleep(1000);
+}
+
+TEST(Interrupt, WorkThatTakesItsTimeComesToItsEnd) {
+  const Ended ended = run(
+      [] {
+        {
+          const TakesItsTime patience;
+          work_for(std::chrono::seconds(kStopPatience + 1));
+        }
+        ::_exit(interrupt_requested() && ::alarm(0) == 0 ? 7 : 8);
+      },
+      {SIGTERM});
+  ASSERT_TRUE(WIFEXITED(ended.status)) << ended.status;
+  EXPECT_EQ(WEXITSTATUS(ended.status), 7);
+  EXPECT_NE(ended.said.find("ends first, and is saved"), std::string::npos) << ended.said;
+}
+
+TEST(Interrupt, WhatFollowsWorkThatTakesItsTimeHasToNoticeSoon) {
+  const Ended ended = run(
+      [] {
+        {
+          const TakesItsTime patience;
+          ::raise(SIGTERM);
+        }
+        ::alarm(0);
+        { const TakesItsTime patience; }
+        wait_for_ever();
+      },
+      {});
+  ASSERT_TRUE(WIFEXITED(ended.status)) << ended.status;
+  EXPECT_EQ(WEXITSTATUS(ended.status), 130);
+}
+
 // As torchrun, timeout and a service manager send it.
 TEST(Interrupt, SignalsThatComeTogetherAreOneRequest) {
   const Ended ended = run(

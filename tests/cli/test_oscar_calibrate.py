@@ -378,6 +378,8 @@ class Repeats(CalibrateTest):
         said = self.stop_at(b"collecting", moment, signal.SIGTERM, text, self.out, *options, *before)
         self.assertIn("--resume", said)
         self.assertTrue(checkpoint.exists())
+        self.refuse("oscar-calibrate", ["--device", "cpu", self.model, text, self.out, *options, *after],
+                    "has left its checkpoint here", "--resume continues that run")
         result = self.calibrate(text, self.out, *options, *after, "--resume")
         self.assertNotIn("starting anew", result.stderr)
         self.assertEqual(self.out.read_bytes(), whole.read_bytes())

@@ -54,12 +54,10 @@ std::vector<RawFile> good_files() {
   }
   Bundle partial = sample::statistics_bundle(kTwoLayers);
   partial.statistics.pop_back();
-  write_checkpoint(path, partial,
-                   {.run_key = "key",
-                    .order = "layer-major",
-                    .shard = 1,
-                    .layer = 1,
-                    .tensors = {{"h", "bf16", {1, 2}, {1, 2, 3, 4}}}});
+  ResumeState state{.run_key = "key", .order = "layer-major", .shard = 1, .layer = 1};
+  state.tensors = {{"h", "bf16", {1, 2}}};
+  state.tensors[0].own({1, 2, 3, 4});
+  write_checkpoint(path, partial, state);
   files.push_back(stored(path));
   return files;
 }

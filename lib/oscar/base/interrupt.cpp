@@ -19,7 +19,9 @@ constexpr int kExitInterrupted = 130;
 // Written by handlers and read by every thread.
 std::atomic<bool> requested = false, noticed = false;
 std::atomic<int64_t> first_signal = 0;  // when it came; 0: none has
-static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);
+std::atomic<int> taking_time = 0;       // TakesItsTime that live
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free &&
+              std::atomic<int64_t>::is_always_lock_free);
 
 // Since the machine's start: above 0.
 int64_t milliseconds_now() {
@@ -50,14 +52,20 @@ void on_stop(int signal) {
   if (!noticed) ::alarm(kStopPatience);
 }
 
+void say(std::string_view text) {
+  const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+  static_cast<void>(written);
+}
+
 // Calls only what a signal handler may.
 void on_alarm(int) {
   if (!requested || noticed) return;
-  constexpr std::string_view kMessage =
-      "\nstopped on request, in the middle of work: what was done since the last checkpoint is "
-      "lost\n";
-  const ssize_t written = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
-  static_cast<void>(written);
+  if (taking_time > 0) {
+    say("\nstopping: what is under way ends first, and is saved; asked again, all ends at once\n");
+    return;
+  }
+  say("\nstopped on request, in the middle of work: what was done since the last checkpoint, if "
+      "there is one, is lost\n");
   ::_exit(kExitInterrupted);
 }
 
@@ -89,6 +97,12 @@ bool interrupt_requested() {
   if (!requested) return false;
   if (!noticed.exchange(true)) ::alarm(0);
   return true;
+}
+
+TakesItsTime::TakesItsTime() { ++taking_time; }
+
+TakesItsTime::~TakesItsTime() {
+  if (--taking_time == 0 && requested && !noticed) ::alarm(kStopPatience);
 }
 
 void request_stop() { requested = true; }

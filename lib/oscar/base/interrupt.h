@@ -23,6 +23,16 @@ void install_interrupt_handlers();
 // take its time.
 bool interrupt_requested();
 
+// While one lives, a request may wait for the end of what is under way, which is then saved: it
+// ends the process only where it is made again. Nothing where the work ends before kStopPatience.
+class TakesItsTime {
+ public:
+  TakesItsTime();
+  ~TakesItsTime();
+  TakesItsTime(const TakesItsTime&) = delete;
+  TakesItsTime& operator=(const TakesItsTime&) = delete;
+};
+
 // As a signal would, for a reason of the program's own: with no end at once, nor by the first
 // signal that follows.
 void request_stop();

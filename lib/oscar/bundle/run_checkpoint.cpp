@@ -61,6 +61,13 @@ std::optional<RunCheckpoint> read_own_checkpoint(const std::filesystem::path& pa
   return saved;
 }
 
+void refuse_to_replace_checkpoint(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path)) return;
+  throw Error({.what = "a run that was stopped has left its checkpoint here",
+               .where = path.string(),
+               .hint = "--resume continues that run, --force begins anew and discards it"});
+}
+
 void remove_checkpoint(const std::filesystem::path& path) {
   std::error_code ignored;
   std::filesystem::remove(path, ignored);

@@ -66,6 +66,9 @@ struct CheckpointOwner {
 std::optional<RunCheckpoint> read_own_checkpoint(const std::filesystem::path& path,
                                                  const CheckpointOwner& owner);
 
+// Throws Error where a run that was stopped has left its checkpoint: a new one would replace it.
+void refuse_to_replace_checkpoint(const std::filesystem::path& path);
+
 // Removes a checkpoint that nobody needs any more. There may be none.
 void remove_checkpoint(const std::filesystem::path& path);
 

@@ -141,7 +141,9 @@ RunOutput::RunOutput(const CalibrateOptions& options)
                  .where = options.output.string(),
                  .hint = "write a file, and copy it there"});
   }
-  const AtomicFile leftovers(checkpoint_path(options.output));
+  const std::filesystem::path checkpoint = checkpoint_path(options.output);
+  if (!options.force && !options.resume) refuse_to_replace_checkpoint(checkpoint);
+  const AtomicFile leftovers(checkpoint);
 }
 
 CheckpointFile::CheckpointFile(const CalibrateOptions& options, const Bundle& run,

@@ -25,8 +25,9 @@ struct SavedRun {
 };
 
 // OUT from the beginning of a run on: no other run can write it meanwhile, and none its checkpoint,
-// whose leftovers are removed. Throws Error when OUT exists (and neither --force nor --resume is
-// given), cannot be written, or is being written.
+// whose leftovers are removed. Throws Error when OUT or its checkpoint exists (and neither --force
+// nor
+// --resume is given), and when OUT cannot be written, or is being written.
 class RunOutput {
  public:
   explicit RunOutput(const CalibrateOptions& options);

@@ -126,6 +126,7 @@ void run_multi_forward(Transformer& model, const MultiForward& methods,
   const std::vector<std::vector<double>> zeros(
       num_layers, std::vector<double>(model.config().num_kv_heads, 0.0));
   BlockLength length(methods.short_blocks);
+  const TakesItsTime until_a_batch_ends;
   LayerLoader loader(model, /*resident=*/false);
   size_t begin = 0;
   while (begin < batches.size()) {

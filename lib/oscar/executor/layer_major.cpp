@@ -43,6 +43,7 @@ torch::Tensor batch_ids(const TokenChunks& corpus, const Batch& batch) {
 void run_layer_major(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
                      RunPosition start, LayerVisitor& visitor, Progress& progress) {
   const torch::InferenceMode inference;
+  const TakesItsTime until_layers_end;
   const int num_layers = model.config().num_layers;
   LayerLoader weights(model, plan.weights_resident);
   for (const Wave& wave : waves_from(plan, start.batch, start.hidden.size())) {

@@ -83,6 +83,14 @@ class Costs(ProgramTest):
         for name in ("collect", "convergence", "search"):
             self.expect_time(estimate, real, name)
 
+    def test_a_limit_that_is_too_low_for_the_search_is_told_before_the_work(self):
+        model = SOURCE / "datasets" / "tiny-gqa"
+        arguments = [model, model / "calibration.jsonl", self.folder / "out.h5", "--device", "cpu",
+                     "--max-tokens", 32768, "--host-memory", "540M"]
+        for dry in ([], ["--dry-run"]):
+            self.refuse("oscar-calibrate", arguments + dry, "the search of one layer", "--search off")
+        self.run_ok("oscar-calibrate", *arguments, "--search", "off", "--dry-run")
+
     def test_sums_that_outweigh_the_model(self):
         estimate, real = self.dry_and_real(
             *self.random_model(num_attention_heads=16, num_key_value_heads=16, head_dim=128,

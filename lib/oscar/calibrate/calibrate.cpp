@@ -371,7 +371,8 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   const auto collect_start = Clock::now();
   CheckpointFile saved(
       options, bundle,
-      snapshot_bytes(checkpoint.config, plan.snapshot_tokens.size() + 1, plan.attended));
+      snapshot_bytes(checkpoint.config, plan.snapshot_tokens.size() + 1, plan.attended) +
+          (plan.weights_resident ? 0 : plan.waves.front().tokens * plan.hidden_bytes_per_token));
   auto [statistics, snapshots] =
       collect(model, split.fit, plan, options, saved, bundle, ranks, progress);
   if (search_plan) send_statistics(ranks, statistics);

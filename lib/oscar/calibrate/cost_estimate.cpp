@@ -171,14 +171,8 @@ void add_search_memory(const Transformer& model, const SplitCorpus& split,
                        const CalibrateOptions& options, RunPlan plan, int together,
                        CostEstimate& cost) {
   const torch::Device device = model.compute().device;
-  const int64_t each = search_memory_bytes(model.config(), held_back_size(split), options.fit,
-                                           options.search, device);
-  if (device.is_cuda()) {
-    plan.peak_device_bytes += together * each;
-  } else {  // a layer is searched when no batch runs
-    plan.peak_host_bytes += std::max(each - plan.workspace_bytes,
-                                     held_back_bytes(model.config(), held_back_size(split)));
-  }
+  const int64_t each = search_bytes(model, split, options, plan.workspace_bytes);
+  (device.is_cuda() ? plan.peak_device_bytes : plan.peak_host_bytes) += together * each;
   cost.peak_host_bytes = std::max(cost.peak_host_bytes, plan.peak_host_bytes);
   cost.peak_device_bytes = std::max(cost.peak_device_bytes, plan.peak_device_bytes);
 }

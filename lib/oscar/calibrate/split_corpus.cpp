@@ -2,6 +2,7 @@
 #include "oscar/calibrate/split_corpus.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "oscar/search/held_back.h"
 
@@ -39,10 +40,20 @@ int layers_searched_together(const Transformer& model, const SplitCorpus& split,
                              const MemoryLimits& limits) {
   const torch::Device device = model.compute().device;
   if (!device.is_cuda()) return 1;
-  const int64_t each = search_memory_bytes(model.config(), held_back_size(split), options.fit,
-                                           options.search, device);
+  const int64_t each = search_bytes(model, split, options, plan.workspace_bytes);
   const int64_t room = limits.device_bytes - plan.peak_device_bytes;
   return static_cast<int>(std::clamp<int64_t>(room / each, 1, kMostLayersTogether));
+}
+
+int64_t search_bytes(const Transformer& model, const SplitCorpus& split,
+                     const CalibrateOptions& options, int64_t workspace_bytes) {
+  const torch::Device device = model.compute().device;
+  const HeldBackSize size = held_back_size(split);
+  const int64_t bytes =
+      search_memory_bytes(model.config(), size, options.fit, options.search, device);
+  if (device.is_cuda()) return bytes;
+  // A layer is searched when no batch runs.
+  return std::max(bytes - workspace_bytes, held_back_bytes(model.config(), size));
 }
 
 RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
@@ -50,8 +61,13 @@ RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
   // Complete sums are saved before the search, but beside a GPU while it begins.
   constexpr int kAllChunks = 1 << 20;
   const int checkpoint_every = model.compute().device.is_cuda() ? kAllChunks : kNoCheckpoints;
-  RunPlan plan = plan_run(model, plan_batches(split.held_back.chunks, options.batch_tokens), limits,
-                          checkpoint_every, {}, attended_view(options).has_value());
+  const auto plan_of = [&](const MemoryLimits& within, std::optional<int64_t> beside) {
+    return plan_run(model, plan_batches(split.held_back.chunks, options.batch_tokens), within,
+                    checkpoint_every, {}, attended_view(options).has_value(), 1, beside);
+  };
+  constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 2;
+  const int64_t workspace = plan_of({kNoLimit, kNoLimit}, {}).workspace_bytes;
+  RunPlan plan = plan_of(limits, search_bytes(model, split, options, workspace));
   // The sums that fits start from, beside those that go on.
   plan.peak_host_bytes += snapshot_bytes(model.config(), 1, plan.attended);
   return in_one_wave(std::move(plan), model.compute().device);

@@ -32,7 +32,12 @@ int layers_searched_together(const Transformer& model, const SplitCorpus& split,
                              const RunPlan& plan, const CalibrateOptions& options,
                              const MemoryLimits& limits);
 
+// What the search of a layer takes on the side that computes beside a pass of that workspace.
+int64_t search_bytes(const Transformer& model, const SplitCorpus& split,
+                     const CalibrateOptions& options, int64_t workspace_bytes);
+
 // Held-back chunks are few, and a layer is searched once all of them have passed it: one wave.
+// Throws Error when a layer's search does not fit within `limits`.
 RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
                     const CalibrateOptions& options, const MemoryLimits& limits);
 

@@ -106,6 +106,8 @@ constexpr const char* kSmallerBatches =
     "raise the limit, or run fewer tokens together: --batch-tokens, and a --chunk-len no longer "
     "than that";
 
+constexpr const char* kWithoutSearch = "raise the limit, or leave the search out: --search off";
+
 int64_t longest_batch(const std::vector<Batch>& batches) {
   int64_t tokens = 0;
   for (const Batch& batch : batches) tokens = std::max(tokens, batch.tokens());
@@ -221,7 +223,7 @@ int64_t snapshot_bytes(const ModelConfig& config, size_t count, bool attended) {
 
 RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
                  int checkpoint_every, std::vector<int64_t> snapshot_tokens, bool attended,
-                 int processes) {
+                 int processes, std::optional<int64_t> search_bytes) {
   const ModelConfig& config = model.config();
   const bool on_gpu = model.compute().device.is_cuda();
   const auto element = static_cast<int64_t>(torch::elementSize(model.compute().dtype));
@@ -265,29 +267,36 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   }
   // The present layer and the next one, of which a part is read before it is in its place.
   const int64_t streamed_layers = 2 * largest_layer + largest_layer / 2;
-  const int64_t minimum = fixed + streamed_layers + 2 * one_batch_hidden;
-  if (minimum > compute_limit) {
-    refuse_memory("one layer and one batch",
-                  MemoryLimits::option_of_compute(model.compute().device), minimum, compute_limit,
-                  kSmallerBatches);
-  }
-  const int64_t all_layers = all_layer_bytes(model);
-  plan.weights_resident = fixed + all_layers + 2 * one_batch_hidden <= compute_limit;
-  fixed += plan.weights_resident ? all_layers : streamed_layers;
-
   int64_t total_tokens = 0;
   for (const Batch& batch : plan.batches) total_tokens += batch.tokens();
-  const int64_t room = compute_limit - fixed;
-  plan.hidden_on_device =
-      !on_gpu || room >= std::min(total_tokens * plan.hidden_bytes_per_token, room / 2 + 1);
+  // Between layers, of a search of all batches; those of a GPU may lie on the host while weights
+  // stream.
+  const int64_t all_hidden = total_tokens * plan.hidden_bytes_per_token;
+  const int64_t least_hidden =
+      search_bytes ? std::max(all_hidden, 2 * one_batch_hidden) : 2 * one_batch_hidden;
+  const int64_t beside = search_bytes.value_or(0);
+  const int64_t minimum =
+      fixed + streamed_layers + beside + (on_gpu ? 2 * one_batch_hidden : least_hidden);
+  if (minimum > compute_limit) {
+    refuse_memory(search_bytes ? "the search of one layer" : "one layer and one batch",
+                  MemoryLimits::option_of_compute(model.compute().device), minimum, compute_limit,
+                  search_bytes ? kWithoutSearch : kSmallerBatches);
+  }
+  const int64_t all_layers = all_layer_bytes(model);
+  plan.weights_resident = fixed + all_layers + beside + least_hidden <= compute_limit;
+  fixed += plan.weights_resident ? all_layers : streamed_layers;
+  const int64_t room = compute_limit - fixed - beside;
+  plan.hidden_on_device = !on_gpu || room >= std::min(all_hidden, room / 2 + 1);
   int64_t hidden_room = room;
-  if (on_gpu && !plan.weights_resident && total_tokens * plan.hidden_bytes_per_token > room) {
+  if (on_gpu && !plan.weights_resident && all_hidden > room) {
     // Weights stream: the fewer the waves, the fewer passes of the weights. The host is larger.
     plan.hidden_on_device = false;
     hidden_room = limits.host_bytes - host_fixed;
-    if (hidden_room < one_batch_hidden) {
-      refuse_memory("hidden states of one batch", "--host-memory", host_fixed + one_batch_hidden,
-                    limits.host_bytes, kSmallerBatches);
+    const int64_t least = search_bytes ? all_hidden : one_batch_hidden;
+    if (hidden_room < least) {
+      refuse_memory(search_bytes ? "hidden states of a search" : "hidden states of one batch",
+                    "--host-memory", host_fixed + least, limits.host_bytes,
+                    search_bytes ? kWithoutSearch : kSmallerBatches);
     }
   }
 

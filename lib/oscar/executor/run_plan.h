@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -84,11 +85,13 @@ int64_t snapshot_bytes(const ModelConfig& config, size_t count, bool attended);
 // kNoCheckpoints: none is written, so that no memory is needed for one.
 // `snapshot_tokens` as of plan_snapshots; `attended`: the run also collects those sums; of
 // several `processes`, sums of a block are added and saved while the next one passes, and those of
-// others wait in the first.
+// others wait in the first. `search_bytes`: of a search, which takes so many on the side that
+// computes beside hidden states of all batches (in_one_wave); they are not in the peaks.
 inline constexpr int kNoCheckpoints = 0;
 RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
                  int checkpoint_every, std::vector<int64_t> snapshot_tokens = {},
-                 bool attended = false, int processes = 1);
+                 bool attended = false, int processes = 1,
+                 std::optional<int64_t> search_bytes = {});
 
 // `plan`, made for `device`, with all its batches in one wave whatever room there is, and with the
 // peaks of that: a search sees all held-back chunks of a layer at once.

@@ -35,7 +35,8 @@ constexpr const char* kDescription =
 constexpr const char* kFooter =
     "MODEL   Hugging Face folder (config.json, safetensors, tokenizer.json), a .gguf\n"
     "        file (llama, qwen2 or qwen3), the name of a model that was fetched from\n"
-    "        the Hub (Qwen/Qwen3-8B), or tiny-gqa, which is embedded.\n"
+    "        the Hub (Qwen/Qwen3-8B), tiny-gqa, which is embedded, or smollm2, once\n"
+    "        scripts/fetch_smollm2.sh has fetched it.\n"
     "CORPUS  .txt, .jsonl (text, prompt/completion or messages), .npy or .h5 token\n"
     "        ids, a folder of these, self:N (the model writes N tokens), or several\n"
     "        joined with weights: chat.jsonl:0.5,code.jsonl:0.5\n"
@@ -403,7 +404,9 @@ int main(int argc, char** argv) {
   CLI::App program(kDescription, "oscar-calibrate");
   program.footer(kFooter);
   Arguments arguments;
-  program.add_option("MODEL", arguments.options.model, "Folder, .gguf file or tiny-gqa; see below")
+  program
+      .add_option("MODEL", arguments.options.model,
+                  "Folder, .gguf file or a model's name; see below")
       ->required();
   program.add_option("CORPUS", arguments.options.corpus, "Text or token ids; see below")
       ->required();

@@ -147,7 +147,9 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
 
 void add_needle_options(CLI::App& program, NeedlePlan& plan, bool& generate) {
   const char* const section = "Needle tasks";
-  program.add_option("--needle-kinds", plan.kinds, "Kinds of task (default: all)")
+  program
+      .add_option("--needle-kinds", plan.kinds,
+                  "single, multikey, multivalue, multiquery, tracking, verbatim (default: all)")
       ->delimiter(',')
       ->group(section);
   program.add_option("--needle-lengths", plan.lengths, "Tokens of a prompt")
@@ -387,6 +389,9 @@ int run_first(const CLI::App& program, Arguments& arguments, Ranks& ranks) {
   if (arguments.dry_run) {
     print_cost(estimate_evaluation(options, ranks, progress), ranks);
     return kExitDone;
+  }
+  if (!options.resume && !arguments.force && !options.checkpoint.empty()) {
+    refuse_to_replace_checkpoint(options.checkpoint);
   }
   const Json report = evaluate(options, ranks, progress);
   show(report, arguments);

@@ -28,7 +28,7 @@ int run_export(const ExportArguments& arguments) {
                            bundle.statistics.size(), bundle.corpus.tokens));
     return kExitDone;
   }
-  const ExchangeFormat& format = find_exchange_format(arguments.to);
+  const ExchangeFormat& format = find_exchange_format(arguments.to, kStatisticsExport);
   const Bundle bundle = read_bundle(arguments.input);
   const ExportResult result = export_bundle(bundle, arguments.input, format, arguments.reduce,
                                             arguments.output, arguments.base);

@@ -53,13 +53,17 @@ void add_fold(CLI::App& program, Work& work) {
                                                               {"fold", ValueMean::kFold},
                                                               {"keep", ValueMean::kKeep},
                                                               {"drop", ValueMean::kDrop}};
-        sub.add_option("--value-mean", arguments.value_mean,
-                       "Where values are centred: fold the mean into\n"
-                       "biases, keep it in the bundle (for servers that\n"
-                       "centre), drop it (values are then not centred), or\n"
-                       "auto: fold if v_proj and o_proj have biases, else\n"
-                       "keep")
-            ->transform(CLI::CheckedTransformer(value_means))
+        sub.add_option_function<std::string>(
+               "--value-mean",
+               [&arguments, value_means](const std::string& word) {
+                 arguments.value_mean = value_means.at(word);
+               },
+               "Where values are centred: fold the mean into\n"
+               "biases, keep it in the bundle (for servers that\n"
+               "centre), drop it (values are then not centred), or\n"
+               "auto: fold if v_proj and o_proj have biases, else\n"
+               "keep")
+            ->transform(one_of({"auto", "fold", "keep", "drop"}))
             ->option_text("auto|fold|keep|drop");
         sub.add_option("--rope-scaling", arguments.rope_scaling,
                        "JSON, where the model was calibrated with it");

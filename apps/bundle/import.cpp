@@ -74,7 +74,9 @@ void add_import(CLI::App& program, Work& work) {
                   "with k_rotation and v_rotation [layers, heads, d, d],\n"
                   "and what else docs/exchange.md names");
         sub.add_option("--model", arguments.model,
-                       "Its Hugging Face folder, .gguf file or name, or tiny-gqa")
+                       "Its Hugging Face folder, .gguf file or name: that of\n"
+                       "a model on the Hub, tiny-gqa, or smollm2, once\n"
+                       "scripts/fetch_smollm2.sh has fetched it")
             ->required();
         sub.add_option("-o,--output", arguments.output, "Bundle to write")->required();
         sub.add_option("--name", arguments.options.name, "Of the method, in the bundle")

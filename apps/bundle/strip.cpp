@@ -5,6 +5,7 @@
 
 #include "bundle/commands.h"
 #include "common/main.h"
+#include "common/options.h"
 
 namespace oscar::app {
 namespace {
@@ -33,11 +34,15 @@ void add_strip(CLI::App& program, Work& work) {
         sub.add_option("OUT", arguments.output, "Bundle to write")->required();
         const std::map<std::string, StripProfile> profiles = {{"publish", StripProfile::kPublish},
                                                               {"serving", StripProfile::kServing}};
-        sub.add_option("--profile", arguments.profile,
-                       "publish: all else is kept (default). serving: the\n"
-                       "portable variant, which other stacks take, goes too;\n"
-                       "what this toolkit's own cache reads is left")
-            ->transform(CLI::CheckedTransformer(profiles))
+        sub.add_option_function<std::string>(
+               "--profile",
+               [&arguments, profiles](const std::string& word) {
+                 arguments.profile = profiles.at(word);
+               },
+               "publish: all else is kept (default). serving: the\n"
+               "portable variant, which other stacks take, goes too;\n"
+               "what this toolkit's own cache reads is left")
+            ->transform(one_of({"publish", "serving"}))
             ->option_text("publish|serving");
         sub.add_flag("--force", arguments.force, "Replace OUT if it exists");
       });

@@ -5,7 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 
-#include "oscar/base/error.h"
+#include "oscar/base/usage_error.h"
 
 namespace oscar::app {
 
@@ -13,12 +13,6 @@ inline constexpr int kExitDone = 0;
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitInterrupted = 130;  // as shells report SIGINT
-
-// Thrown for a command line that contradicts itself, where that shows after parsing only.
-class UsageError : public Error {
- public:
-  using Error::Error;
-};
 
 // Parses the command line and calls `work`, which returns an exit code. Adds --version and a help
 // layout for 80 columns. Usage errors give 2, a stop on request 130; every other exception is

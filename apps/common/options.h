@@ -22,7 +22,8 @@ CLI::Validator non_negative();
 // What a MODEL may be, where it is described in a line.
 inline constexpr const char* kModelHelp =
     "Hugging Face folder, .gguf file, name of a model that was fetched from the Hub "
-    "(Qwen/Qwen3-8B), or tiny-gqa, which is embedded";
+    "(Qwen/Qwen3-8B), tiny-gqa, which is embedded, or smollm2, once scripts/fetch_smollm2.sh has "
+    "fetched it";
 
 // One of `words`, in upper or lower case.
 CLI::Validator one_of(const std::vector<std::string>& words);

@@ -177,6 +177,16 @@ class Refusals(BundleCase):
         self.assertEqual(out.read_text(), "precious")
         self.assertEqual(run("strip", path, out, "--force").returncode, 0)
 
+    def test_unknown_words_are_refused_with_the_known_ones_and_numbers_too(self):
+        path, out = make_file(self.folder / "a.h5"), self.folder / "out"
+        for command, option, known in ((["fold", path, "tiny-gqa", out], "--value-mean", "auto,fold,keep,drop"),
+                                       (["strip", path, out], "--profile", "publish,serving")):
+            for wrong in ("foo", "0", "1", "3"):
+                with self.subTest(option=option, wrong=wrong):
+                    result = run(*command, option, wrong)
+                    self.assertEqual(result.returncode, 2, result.stderr)
+                    self.assertIn(f"{option}: {wrong} not in {{{known}}}", result.stderr)
+
     def test_a_full_disk_leaves_no_file(self):
         """Also where the write that fails is that of a thread: of a dataset, not of the end."""
         path = make_file(self.folder / "a.h5")
@@ -198,6 +208,7 @@ class Refusals(BundleCase):
         result = run("strip", path, self.folder / "absent" / "b.h5")
         self.assertEqual(result.returncode, 1)
         self.assertIn("absent/b.h5", result.stderr)
+        self.assertIn(f"hint:     make the folder first: {self.folder / 'absent'}\n", result.stderr)
         result = run("inspect", self.folder / "none.h5")
         self.assertEqual(result.returncode, 1)
         self.assertIn("No such file", result.stderr)

@@ -135,6 +135,16 @@ class BadInput(ProgramTest):
         self.refused("out.h5", "another run", "--force", options=["--resume"])
         self.assertEqual(self.out.read_bytes(), bundle.read_bytes())
 
+    def test_a_corpus_argument_that_means_nothing_is_wrong_usage(self):
+        for corpus in (f"{self.corpus}:abc", f"{self.corpus}:-1", f"{self.corpus}:1,{self.corpus}",
+                       "self:x"):
+            self.refused("CORPUS", "PATH[:WEIGHT]", corpus=corpus, code=2)
+        place = self.folder / "a:b"  # a colon before the last slash begins no weight
+        place.mkdir()
+        named = place / "c.txt"
+        named.write_text(self.corpus.read_text())
+        self.run_ok("oscar-calibrate", self.model, f"{named}:2", self.out, "--device", "cpu", "--dry-run")
+
     def test_places_that_cannot_be_written(self):
         self.refused("no/such/folder", out=self.folder / "no/such/folder/out.h5")
         self.refused("/sys/out.h5", "cannot write", out="/sys/out.h5")  # refused to root too

@@ -89,10 +89,15 @@ class SeveralBundles(unittest.TestCase):
         self.assertIn("--bundle a=FILE", error)
         error = self.evaluate("--bundle", self.one, "--bundle", self.two, code=2)
         self.assertIn("--bundle NAME=FILE", error)
-        error = self.evaluate("--bundle", f"a={self.one}", "--compare", "b", code=1)
+        error = self.evaluate("--bundle", f"a={self.one}", "--compare", "b", code=2)
         self.assertRegex(error, r"portable-perhead, a\b")
         error = self.evaluate("--bundle", f"a={self.one}", "--compare", "bundle", code=1)
         self.assertIn("--bundle", error)
+
+    def test_statistics_without_the_energy_moment_are_told_from_none(self):
+        error = self.evaluate("--bundle", self.one, "--compare", "oscar-released", code=1)
+        self.assertIn("the energy moment, which the bundle's statistics lack", error)
+        self.assertIn("--objective-v energy", error)
 
     def test_bundles_of_different_formats_need_one_that_is_given(self):
         bundles = ["--bundle", f"a={self.one}", "--bundle", f"b={self.other}"]

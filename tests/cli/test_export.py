@@ -125,13 +125,16 @@ class Export(StackCase):
         for arguments, words in (
                 (["export", bundle, "--to", "onnxruntime", "-o", out],
                  ["onnxruntime", "1.31.1", "MixedPrecisionGroupQueryAttention"]),
-                (["export", bundle, "--to", "tgi", "-o", out], ["tgi", "sglang-v1"]),
                 (["export", self.corpus, "--to", "npz", "-o", out], ["corpus.txt"]),
                 (["export", bundle, "--to", "npz", "-o", self.model], ["exists already"]),
-                (["export", bundle, "--to", "npz", "-o", out / "deep"], ["out"])):
+                (["export", bundle, "--to", "npz", "-o", out / "deep"], [f"make the folder first: {out}"])):
             with self.subTest(arguments):
                 self.refuse("oscar-bundle", arguments, *words)
         self.refuse("oscar-bundle", ["export", bundle, "-o", out], "--to", code=2)
+        self.refuse("oscar-bundle", ["export", bundle, "--to", "tgi", "-o", out], "tgi", "sglang-v1",
+                    "npz, safetensors, statistics\n", code=2)
+        self.refuse("oscar-bundle", ["verify", out, "--stack", "tgi"], "tgi", "sglang-v1",
+                    "npz, safetensors\n", code=2)
 
     def test_verify_says_what_is_wrong_with_an_export(self):
         bundle = self.calibrate("--for", "sglang-v1", "--method", "oscar", "--search", "off")
@@ -157,6 +160,25 @@ class Export(StackCase):
         state["layers"][2]["rotation"][0] *= 1.1
         torch.save(state, path)
         self.assertIn("not orthogonal", self.failed("verify", out, "--stack", "sglang-v1"))
+
+    def test_verify_tells_how_a_folder_of_an_export_is_verified(self):
+        out = self.export(self.calibrate("--for", "sglang-v1", "--search", "off"), "sglang-v1")
+        text = self.failed("verify", out)
+        self.assertIn("found:    a folder", text)
+        self.assertIn("hint:     a folder of an export is verified with --stack NAME", text)
+        named = "hint:     oscar-export.json says that this is an export to "
+        text = self.failed("verify", out, "--stack", "sglang-v2")
+        self.assertIn("k_rotation_perhead.pt", text)
+        self.assertIn(f"{named}sglang-v1: verify it with --stack sglang-v1", text)
+        said = manifest(out)
+        for recorded, hint in (("statistics", f"{named}statistics\n"), ("sglang-v2", None), (3, None)):
+            (out / "oscar-export.json").write_text(json.dumps({**said, "format": recorded}))
+            text = self.failed("verify", out, "--stack", "sglang-v2")
+            with self.subTest(recorded):
+                self.assertIn(hint or "No such file", text)
+                self.assertEqual("hint:" in text, hint is not None)
+        (out / "oscar-export.json").write_text("[")
+        self.assertNotIn("hint:", self.failed("verify", out, "--stack", "sglang-v2"))
 
     def failed(self, *arguments):
         result = run("oscar-bundle", *arguments)

@@ -34,6 +34,15 @@ class Help(unittest.TestCase):
                 text = help_of(*command)
                 self.assertEqual([line for line in text.splitlines() if len(line) > COLUMNS], [])
 
+    def test_a_model_may_be_the_small_one_that_a_script_fetches(self):
+        takes_models = {("oscar-calibrate",), ("oscar-eval",), ("oscar-bundle", "import"),
+                        ("oscar-bench", "calibrate")}
+        for command in takes_models & set(commands()):
+            with self.subTest(" ".join(command)):
+                text = " ".join(help_of(*command).split())
+                self.assertIn("smollm2, once scripts/fetch_smollm2.sh has fetched it", text)
+                self.assertIn("tiny-gqa", text)
+
     def test_every_option_and_argument_is_described(self):
         for command in commands():
             lines = help_of(*command).splitlines()

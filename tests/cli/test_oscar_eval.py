@@ -277,18 +277,32 @@ class OscarEval(unittest.TestCase):
         self.assertIn("too few tokens", error)
 
     def test_unknown_names_are_refused_with_the_known_ones(self):
-        self.assertIn("hadamard-clip", self.refused(MODEL, *self.small, "--compare", "hadamrad"))
-        self.assertIn("layer:N", self.refused(MODEL, *self.small, "--compare", "hadamard@layer:8"))
-        self.assertIn("chunked:N", self.refused(MODEL, *self.small, "--mode", "chunked:0"))
-        self.assertIn("multikey", self.refused(MODEL, *self.small, "--tasks", "niah",
-                                               "--needle-kinds", "haystack", "--compare", "exact"))
+        for wrong, known in (("hadamrad", "hadamard-clip"), ("hadamard@layer:8", "layer:N"),
+                             ("hadamard@foo", "window:SINK/RECENT")):
+            self.assertIn(known, self.refused(MODEL, *self.small, "--compare", wrong, code=2))
         self.refused(MODEL, "--tasks", "nosuch", code=2)
+
+    def test_unknown_modes_and_kinds_of_needles_are_refused_before_the_work(self):
+        for options, known in ((["--mode", "chunked:0"], "chunked:N"),
+                               (["--tasks", "niah", "--needle-kinds", "multikey,haystack"],
+                                "single, multikey, multivalue, multiquery, tracking, verbatim")):
+            for more in ([], ["--dry-run"]):
+                error = self.refused(MODEL, *self.small, *options, *more, code=2)
+                self.assertIn(known, error)
+                self.assertNotIn("prepare", error)
+
+    def test_the_help_names_the_kinds_of_needles(self):
+        said = " ".join(run("--help").stdout.split())
+        book = json.loads((MODEL.parent / "needle" / "tasks.json").read_text())
+        self.assertIn(f"{', '.join(book['kinds'])} (default: all)", said)
 
     def test_methods_that_need_a_bundle_say_so(self):
         self.assertIn("--bundle", self.refused(MODEL, *self.small, "--compare", "oscar"))
         self.assertIn("--bundle", self.refused(MODEL, *self.small, "--compare", "bundle"))
         self.assertIn("--bundle", self.refused(MODEL, *self.small, "--compare", "portable"))
         self.assertIn("--bundle", self.refused(MODEL, *self.small, "--write-back"))
+        self.assertIn("this bundle was stripped", self.refused(MODEL, *self.small, "--bundle", BUNDLE,
+                                                               "--compare", "oscar-released"))
 
     def test_positions_beyond_the_model_are_refused(self):
         # Neither an offset that overflows with a chunk added nor a length that is 400 in 32 bits.

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "oscar/base/sha256.h"
+#include "oscar/base/usage_error.h"
 #include "oscar/data/checkpoint_tokenizer.h"
 #include "oscar/data/document_order.h"
 #include "oscar/io/hdf5.h"
@@ -62,6 +63,7 @@ TEST(CorpusArgument, RefusesWhatItCannotMean) {
        {"", "a.npy,", ",a.npy", "a.npy:", "a.npy:x", "a.npy:0", "a.npy:-1", "a.npy:inf",
         "a.npy:nan", "self:0", "self:x", "self:", "self:-3", "a.npy:1,b.npy", ":1"}) {
     EXPECT_TRUE(contains(error_of([&] { parse_corpus_argument(bad); }), "CORPUS")) << bad;
+    EXPECT_THROW(parse_corpus_argument(bad), UsageError) << bad;
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "oscar/base/error.h"
+#include "oscar/base/usage_error.h"
 
 namespace {
 
@@ -105,7 +105,7 @@ TEST(CacheView, ModeNamesRoundTripAndNonsenseIsRefused) {
     EXPECT_EQ(cache_mode_name(view), name);
   }
   for (const char* name : {"", "chunked", "chunked:", "chunked:0", "chunked:-4", "chunked:8k"}) {
-    EXPECT_THROW(parse_cache_mode(name, view), oscar::Error) << name;
+    EXPECT_THROW(parse_cache_mode(name, view), oscar::UsageError) << name;
   }
 }
 

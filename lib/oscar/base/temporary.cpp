@@ -86,6 +86,13 @@ AllUnfinished& all_unfinished() {
   return *all;
 }
 
+[[noreturn]] void refuse_missing_folder(const char* what, const fs::path& target) {
+  throw Error({.what = what,
+               .where = target.string(),
+               .found = std::strerror(ENOENT),
+               .hint = "make the folder first: " + target.parent_path().string()});
+}
+
 [[noreturn]] void refuse_existing(const fs::path& target) {
   throw Error({.what = "output exists already: it was made while this run was under way",
                .where = target.string(),
@@ -136,6 +143,7 @@ Temporary::Temporary(const fs::path& target, Kind kind)
       before_(identity_of(target_)) {
   const char* what = kind == Kind::kFile ? "cannot write output file" : "cannot make output folder";
   folder_ = ::open(target_.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder_ < 0 && errno == ENOENT) refuse_missing_folder(what, target);
   if (folder_ < 0) throw_file_error(what, target);
   try {
     for (int attempt = 0; attempt < kAttempts; ++attempt) {

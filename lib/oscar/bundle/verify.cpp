@@ -34,6 +34,13 @@ std::vector<Finding> verify_bundle(const std::filesystem::path& path) {
   FileKind kind{};
   Bundle bundle;
   const bool opened = add(findings, "file structure and checksums", [&] {
+    std::error_code status;
+    if (std::filesystem::is_directory(path, status)) {
+      throw Error({.what = "not a regular file",
+                   .where = path.string(),
+                   .found = "a folder",
+                   .hint = "a folder of an export is verified with --stack NAME"});
+    }
     raw = load_raw(path);
     return counted(raw.datasets.size(), "dataset");
   });

@@ -59,8 +59,8 @@ struct CorpusPart {
   int64_t self_tokens = 0;  // > 0 for self:N
 };
 
-// Throws Error for an empty part, a malformed weight, or weights on some parts only. A path holds
-// no comma, and no colon behind its last slash.
+// Throws UsageError for an empty part, a malformed weight, or weights on some parts only. A path
+// holds no comma, and no colon behind its last slash.
 std::vector<CorpusPart> parse_corpus_argument(const std::string& argument);
 
 // Reads every part and packs it into chunks. `tokenizer` may be null when all parts hold token ids.

@@ -2,8 +2,8 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "oscar/base/error.h"
 #include "oscar/base/parse_count.h"
+#include "oscar/base/usage_error.h"
 #include "oscar/data/corpus.h"
 
 namespace oscar {
@@ -12,7 +12,7 @@ namespace {
 constexpr const char* kSyntax = "PATH[:WEIGHT][,PATH[:WEIGHT]...], or self:N alone";
 
 [[noreturn]] void malformed(const std::string& what, const std::string& part) {
-  throw Error({.what = what, .where = "CORPUS '" + part + "'", .expected = kSyntax});
+  throw UsageError({.what = what, .where = "CORPUS '" + part + "'", .expected = kSyntax});
 }
 
 double parse_weight(const std::string& text, const std::string& part) {

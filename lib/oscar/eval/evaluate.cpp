@@ -48,6 +48,17 @@ struct SeparatedText {
   TextTask task = {};
 };
 
+NeedleBook needle_book() {
+  return read_needle_book(find_model("tiny-gqa").parent_path() / "needle");
+}
+
+// Throws UsageError for words of options that nothing knows, before anything is opened.
+void check_words(const EvaluateOptions& options) {
+  text_view(options, 0);
+  const std::vector<std::string>& kinds = options.needle_plan.kinds;
+  if (!kinds.empty()) require_kinds(needle_book(), kinds);
+}
+
 // What a run will measure, opened and planned before anything is measured.
 struct Work {
   Work(const EvaluateOptions& options, const Ranks& ranks, Progress& progress)
@@ -76,10 +87,9 @@ NeedleResults plan_needles(const EvaluateOptions& options, const Session& sessio
     haystack.insert(haystack.end(), overlaps ? chunk.end() - options.stride : chunk.begin(),
                     chunk.end());
   }
-  const auto folder = find_model("tiny-gqa").parent_path() / "needle";
   NeedleResults results;
   results.chat_template = known_chat_template(session.checkpoint.chat_template_sha256);
-  results.prompts = make_needle_prompts(read_needle_book(folder), options.needle_plan,
+  results.prompts = make_needle_prompts(needle_book(), options.needle_plan,
                                         {&*session.tokenizer, &haystack, results.chat_template});
   return results;
 }
@@ -313,6 +323,7 @@ std::string stopped_without_figures(const EvaluateOptions& options, bool saved) 
 }  // namespace
 
 Json evaluate(const EvaluateOptions& options, Ranks& ranks, Progress& progress) {
+  check_words(options);
   std::optional<AtomicFile> written_back;  // opened before the bundle that it replaces is read
   if (ranks.first() && options.write_back && !options.bundle.empty()) {
     written_back.emplace(options.bundle, Replace::kIfUnchanged);
@@ -373,6 +384,7 @@ Json evaluate(const EvaluateOptions& options, Ranks& ranks, Progress& progress) 
 
 EvaluationCost estimate_evaluation(const EvaluateOptions& options, const Ranks& ranks,
                                    Progress& progress) {
+  check_words(options);
   Work work(options, ranks, progress);
   plan_tasks(options, work, progress);
   std::vector<const TextTask*> texts;

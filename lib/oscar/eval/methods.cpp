@@ -10,7 +10,7 @@
 #include <numbers>
 #include <random>
 
-#include "oscar/base/error.h"
+#include "oscar/base/usage_error.h"
 #include "oscar/fit/presets.h"
 #include "oscar/int2/paged_attention.h"
 
@@ -75,10 +75,10 @@ const Base& find_base(std::string_view name, std::span<const NamedBundle> named 
     known += (known.empty() ? "" : ", ") + std::string(base.name);
   }
   for (const NamedBundle& other : named) known += ", " + other.name;
-  throw Error({.what = "unknown method",
-               .where = "--compare",
-               .expected = known,
-               .found = std::string(name)});
+  throw UsageError({.what = "unknown method",
+                    .where = "--compare",
+                    .expected = known,
+                    .found = std::string(name)});
 }
 
 // Statistics of white noise: what a fit sees when it has no data.
@@ -141,7 +141,11 @@ LayerTransforms fitted_layer(const Base& base, const MethodSource& source, int l
   FitOptions fit = find_preset(base.preset).fit;
   if (base.per_head) fit.granularity = Granularity::kPerHead;
   if (fit.objective_v == ValueObjective::kEnergy && statistics.v_energy_moment.empty()) {
-    no_statistics(base, "calibrate with --objective-v energy, which collects the energy moment");
+    throw Error({.what = fmt::format("method '{}' is fitted from the energy moment, which the "
+                                     "bundle's statistics lack",
+                                     base.name),
+                 .where = "--compare",
+                 .hint = "calibrate with --objective-v energy, which collects it"});
   }
   return fit_layer(statistics, fit, source.config->rope);
 }
@@ -209,10 +213,10 @@ struct Variants {
 };
 
 [[noreturn]] void refuse_variant(const std::string& name, const std::string& variant) {
-  throw Error({.what = "malformed variant of a method",
-               .where = "--compare " + name,
-               .expected = "k, v, layer:N, clip:K/V or window:SINK/RECENT",
-               .found = variant});
+  throw UsageError({.what = "malformed variant of a method",
+                    .where = "--compare " + name,
+                    .expected = "k, v, layer:N, clip:K/V or window:SINK/RECENT",
+                    .found = variant});
 }
 
 template <typename Number>

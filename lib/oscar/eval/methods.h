@@ -49,8 +49,9 @@ struct MethodSource {
 //            or the name of a bundle, for its transforms
 //   VARIANT  k (keys only), v (values only), layer:N (only layer N is INT2),
 //            clip:K/V (other clipping ratios, 0 = off), window:SINK/RECENT
-// oscar, oscar-perhead and oscar-released are fitted from the bundle's statistics. Throws Error for
-// unknown names, and saying what is missing when the bundle cannot provide a method.
+// oscar, oscar-perhead and oscar-released are fitted from the bundle's statistics. Throws
+// UsageError for unknown names, and Error saying what is missing when the bundle cannot provide a
+// method.
 Method make_method(const std::string& name, const MethodSource& source);
 
 // Throws Error when a bundle can't have `name`: a method has it, or one of `others`.

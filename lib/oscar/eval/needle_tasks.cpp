@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "oscar/base/error.h"
+#include "oscar/base/usage_error.h"
 
 namespace oscar {
 namespace {
@@ -116,14 +116,19 @@ NeedleBook read_needle_book(const std::filesystem::path& folder) {
   return book;
 }
 
+void require_kinds(const NeedleBook& book, const std::vector<std::string>& kinds) {
+  for (const std::string& kind : kinds) {
+    if (book.kinds.contains(kind)) continue;
+    throw UsageError({.what = "unknown kind of needle task",
+                      .where = "--needle-kinds",
+                      .expected = fmt::format("{}", fmt::join(book.kind_names(), ", ")),
+                      .found = kind});
+  }
+}
+
 NeedleTask sample_task(const NeedleBook& book, const std::string& kind_name,
                        std::mt19937_64& random) {
-  if (!book.kinds.contains(kind_name)) {
-    throw Error({.what = "unknown kind of needle task",
-                 .where = "--needle-kinds",
-                 .expected = fmt::format("{}", fmt::join(book.kind_names(), ", ")),
-                 .found = kind_name});
-  }
+  require_kinds(book, {kind_name});
   const Json& kind = book.kinds.at(kind_name);
   const auto groups = kind.at("keys").get<size_t>(), chain = kind.at("chain").get<size_t>();
   const auto names = draw_words(book, groups * chain, random);

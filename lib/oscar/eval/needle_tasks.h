@@ -24,6 +24,9 @@ struct NeedleBook {
 // Throws Error for a folder that is missing, malformed or of another format.
 NeedleBook read_needle_book(const std::filesystem::path& folder);
 
+// Throws UsageError, with the kinds that the book has, for one that it does not.
+void require_kinds(const NeedleBook& book, const std::vector<std::string>& kinds);
+
 // Facts in the order in which they stand in the text; `asked` marks those the answer needs.
 struct NeedleTask {
   std::vector<std::string> facts;

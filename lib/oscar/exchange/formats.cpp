@@ -1,7 +1,7 @@
 // The table, and what is told instead of a row.
 #include "oscar/exchange/formats.h"
 
-#include "oscar/base/error.h"
+#include "oscar/base/usage_error.h"
 
 namespace oscar {
 namespace {
@@ -41,7 +41,7 @@ const std::vector<ExchangeFormat>& exchange_formats() {
   return table;
 }
 
-const ExchangeFormat& find_exchange_format(std::string_view name) {
+const ExchangeFormat& find_exchange_format(std::string_view name, std::string_view further) {
   for (const ExchangeFormat& format : exchange_formats()) {
     if (name == format.name) return format;
   }
@@ -52,9 +52,10 @@ const ExchangeFormat& find_exchange_format(std::string_view name) {
                    .hint = absent.hint});
     }
   }
-  throw Error({.what = "unknown export format",
-               .expected = exchange_format_names(),
-               .found = std::string(name)});
+  std::string known = exchange_format_names();
+  if (!further.empty()) known += ", " + std::string(further);
+  throw UsageError(
+      {.what = "unknown export format", .expected = std::move(known), .found = std::string(name)});
 }
 
 std::string exchange_format_names() {

@@ -26,9 +26,10 @@ struct ExchangeFormat {
 
 const std::vector<ExchangeFormat>& exchange_formats();
 
-// Throws Error listing the names for an unknown one; for a stack that has no file of its own, or
-// none that a release reads yet, with the reason.
-const ExchangeFormat& find_exchange_format(std::string_view name);
+// Throws UsageError listing the names for an unknown one, and after them `further`, which the
+// caller takes besides; Error with the reason for a stack that has no file of its own, or none that
+// a release reads yet.
+const ExchangeFormat& find_exchange_format(std::string_view name, std::string_view further = {});
 
 std::string exchange_format_names();  // "sglang-v1, sglang-v2, ..."
 

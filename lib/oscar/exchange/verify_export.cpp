@@ -50,6 +50,38 @@ int whole_number(const Json& value, const std::string& name) {
   return static_cast<int>(number);
 }
 
+// Where the folder's own manifest says that it is an export to another stack; "" where it does not.
+std::string hint_of_manifest(const ExchangeFormat& format, const std::filesystem::path& folder) {
+  std::string recorded;
+  try {
+    const Json manifest = read_json_file(folder / kManifestName);
+    if (!manifest.is_object() || !manifest.contains("format")) return "";
+    recorded = manifest["format"].get<std::string>();
+  } catch (const Error&) {
+    return "";
+  } catch (const nlohmann::json::exception&) {
+    return "";
+  }
+  if (recorded == format.name) return "";
+  const auto has_name = [&](const ExchangeFormat& other) { return recorded == other.name; };
+  const std::string way_out = std::ranges::any_of(exchange_formats(), has_name)
+                                  ? ": verify it with --stack " + recorded
+                                  : "";
+  return fmt::format("{} says that this is an export to {}{}", kManifestName, recorded, way_out);
+}
+
+ReadTransforms read_files(const ExchangeFormat& format, const std::filesystem::path& folder) {
+  try {
+    return read_export(format, folder, 1);
+  } catch (const Error& error) {
+    ErrorInfo info = error.info();
+    const std::string hint = hint_of_manifest(format, folder);
+    if (hint.empty()) throw;
+    info.hint += (info.hint.empty() ? "" : "; ") + hint;
+    throw Error(std::move(info));
+  }
+}
+
 std::string place(int layer, Side side, int head) {
   return fmt::format("layer {}, {}, head {}", layer, side == Side::kKey ? "keys" : "values", head);
 }
@@ -245,7 +277,7 @@ std::vector<Finding> verify_export(const ExchangeFormat& format,
   std::optional<Json> manifest;
   const std::filesystem::path said = folder / kManifestName;
   const bool readable = add_finding(findings, "files", [&] {
-    read = read_export(format, folder, 1);
+    read = read_files(format, folder);
     return fmt::format("{}, {} layers", read.kind, read.set.size());
   });
   if (!readable) return findings;

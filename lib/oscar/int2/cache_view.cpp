@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "oscar/base/error.h"
+#include "oscar/base/usage_error.h"
 
 namespace oscar {
 namespace {
@@ -67,10 +67,10 @@ void parse_cache_mode(const std::string& text, CacheView& view) {
       return;
     }
   }
-  throw Error({.what = "unknown cache mode",
-               .where = "--mode",
-               .expected = "decode, prefill or chunked:N with N > 0",
-               .found = text});
+  throw UsageError({.what = "unknown cache mode",
+                    .where = "--mode",
+                    .expected = "decode, prefill or chunked:N with N > 0",
+                    .found = text});
 }
 
 std::string cache_mode_name(const CacheView& view) {

@@ -44,7 +44,7 @@ struct QueryBlock {
 std::vector<QueryBlock> query_blocks(const CacheView& view, int64_t first, int64_t last,
                                      int64_t max_queries);
 
-// "decode", "prefill", "chunked:N". Throws Error for anything else.
+// "decode", "prefill", "chunked:N". Throws UsageError for anything else.
 void parse_cache_mode(const std::string& text, CacheView& view);
 std::string cache_mode_name(const CacheView& view);
 

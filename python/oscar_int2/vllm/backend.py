@@ -146,8 +146,9 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         if slots is not None:
             length[:len(slots)] = common.seq_lens_cpu_upper_bound[:len(slots)].numpy()
         rows = self._fill(decodes, new, length, slots)
-        # Requests that pad a graph have no row: what is computed for them must not reach a window.
-        rows["single_indptr"][:decodes + 1] = starts[:decodes + 1]
+        # Requests that pad a graph have no row, and those of dummy runs neither: what is computed for
+        # them must not reach a window, which somebody may hold.
+        rows["single_indptr"][:decodes + 1] = 0 if slots is None else starts[:decodes + 1]
         appended = prompts = None
         if slots is not None and decodes < common.num_reqs:
             grown = (rows["new_history"] - rows["old_history"])[decodes:common.num_reqs]

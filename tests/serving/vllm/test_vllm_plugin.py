@@ -106,6 +106,27 @@ class Serving(case.EngineTest):
             single = engine.alone(engine.prompt(number, length), tokens)
             self.same(finished[name], single, f"{length} tokens of text {number}")
 
+    def test_dummy_steps_touch_no_window(self):
+        from oscar_int2.codec import LayerPages
+        from oscar_int2.vllm.backend import OscarMetadataBuilder
+
+        engine, layer, steps = self.engine, self.engine.builder.layers[0], []
+        build = OscarMetadataBuilder.build
+
+        def recorded(self, common_prefix_len, common_attn_metadata, fast_build=False):
+            steps.append(common_attn_metadata)
+            return build(self, common_prefix_len, common_attn_metadata, fast_build)
+
+        with mock.patch.object(OscarMetadataBuilder, "build", recorded):
+            engine.add(engine.prompt(0, 100), 4)
+            engine.run()
+        metadata = engine.builder.build(0, steps[-1])  # nobody has said who is in it
+        pages = LayerPages(torch.zeros(36, 2, layer.codec.chunk_bytes, dtype=torch.uint8),
+                           layer.window_k, layer.window_v)
+        before = layer.window_k.view(torch.int16).clone()
+        layer.codec.append(pages, metadata.decodes, *torch.ones(2, 1, 2, 128).bfloat16())
+        self.assertTrue(torch.equal(layer.window_k.view(torch.int16), before))
+
     def test_windows_that_nobody_holds_are_poisoned(self):
         engine, finished = self.engine, {}
         engine.add(engine.prompt(0, 400), 5)

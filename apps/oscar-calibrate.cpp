@@ -366,7 +366,7 @@ int run_first(Arguments& arguments, Ranks& ranks) {
     return kExitDone;
   }
   const auto collected = static_cast<double>(result.corpus.tokens - result.held_back_tokens);
-  fmt::print("device     {}\n", result.device);
+  fmt::print("device     {}{}\n", result.device, processes_text(ranks));
   fmt::print("collected  in {} ({} tokens/s), {} in {}\n", format_duration(result.collect_seconds),
              format_count(static_cast<int64_t>(collected / result.collect_seconds)),
              result.held_back_tokens > 0 ? "fitted and searched" : "fitted",

@@ -213,7 +213,7 @@ def row_problem(status):
     if status & 1:
         return "a key or value row was not finite"
     return ("the range of a key or value row does not fit the pages' metadata; calibrate with "
-            "--metadata-dtype bf16 or fp32")
+            "--metadata-dtype fp32")
 
 
 def check_served(bundle):

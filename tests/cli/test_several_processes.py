@@ -1,6 +1,7 @@
 """Runs of oscar-calibrate that several processes share give the bytes of one, also when a process
 was killed on the way and another number continued."""
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -37,6 +38,15 @@ class SeveralProcesses(SharedRuns):
         self.assertEqual(self.bytes_of("three.h5", "--gpus=3"), one)
         self.assertLessEqual({path.name for path in self.folder.iterdir()},
                              {"one.h5", "two.h5", "three.h5"})
+
+    @unittest.skipIf(shutil.which("nvidia-smi"), "there may be a GPU")
+    def test_gpus_that_are_not_there_are_not_passed_over_in_silence(self):
+        command = [BIN / "oscar-calibrate", MODEL, MODEL / "calibration.jsonl", self.folder / "two.h5",
+                   *(str(option) for option in OPTIONS if option != "--quiet"), "--gpus", "2"]
+        result = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("no GPU was found: 2 processes share the CPU", result.stderr)
+        self.assertRegex(result.stdout, r"device +cpu, fp32; 2 processes")
 
     def test_the_number_of_threads_moves_sums_by_no_millionth(self):
         """And not at all where MKL cuts products alike for both numbers, as it does here."""

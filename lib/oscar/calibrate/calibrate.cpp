@@ -299,7 +299,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   if (!requested.dry_run && ranks.first()) output.emplace(requested);
   const Checkpoint checkpoint = open_checkpoint(requested.model, requested.rope_scaling);
   const LongInputs weights(checkpoint.weights->shards());
-  const ComputeOptions compute = own_compute(ranks, requested.device, requested.dtype);
+  const ComputeOptions compute = own_compute(ranks, requested.device, requested.dtype, progress);
   CalibrateOptions options = resolve(requested, checkpoint.config, compute);
   const MemoryLimits limits =
       own_memory(ranks, compute.device, options.host_memory, options.gpu_memory);

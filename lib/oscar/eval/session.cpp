@@ -92,7 +92,7 @@ Session open_session(const EvaluateOptions& options, const Ranks& ranks, Progres
   Checkpoint checkpoint = open_checkpoint(options.model, options.rope_scaling);
   LongInputs weights(checkpoint.weights->shards());
   Session session{.checkpoint = std::move(checkpoint), .weights = std::move(weights)};
-  session.compute = own_compute(ranks, options.device, options.dtype);
+  session.compute = own_compute(ranks, options.device, options.dtype, progress);
   session.memory =
       own_memory(ranks, session.compute.device, options.host_memory, options.gpu_memory);
   session.engine = {parse_engine_kind(options.engine), session.compute.device};

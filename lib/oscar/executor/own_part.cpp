@@ -10,9 +10,12 @@
 
 namespace oscar {
 
-ComputeOptions own_compute(const Ranks& ranks, const std::string& device,
-                           const std::string& dtype) {
+ComputeOptions own_compute(const Ranks& ranks, const std::string& device, const std::string& dtype,
+                           Progress& progress) {
   const ComputeOptions compute = choose_compute(device, dtype);
+  if (ranks.several() && device == "auto" && !compute.device.is_cuda()) {
+    progress.note(fmt::format("no GPU was found: {} processes share the CPU", ranks.size()));
+  }
   const bool any_gpu = compute.device.is_cuda() && device.find(':') == std::string::npos;
   if (!ranks.several() || !any_gpu) return compute;
   return choose_compute(fmt::format("cuda:{}", ranks.local_rank()), dtype);

@@ -5,14 +5,17 @@
 #include <cstdint>
 #include <string>
 
+#include "oscar/base/progress.h"
 #include "oscar/executor/ranks.h"
 #include "oscar/executor/run_plan.h"
 #include "oscar/model/compute.h"
 
 namespace oscar {
 
-// choose_compute; of several processes, where it is any GPU, each has its own.
-ComputeOptions own_compute(const Ranks& ranks, const std::string& device, const std::string& dtype);
+// choose_compute; of several processes, where it is any GPU, each has its own. `progress` notes
+// that there are none where "auto" has found none.
+ComputeOptions own_compute(const Ranks& ranks, const std::string& device, const std::string& dtype,
+                           Progress& progress);
 
 // memory_limits; where `host_memory` leaves it open, an equal part of what is free.
 MemoryLimits own_memory(const Ranks& ranks, const torch::Device& device, int64_t host_memory,

@@ -84,7 +84,7 @@ void refuse_rows(const std::string& where, RowStatus status) {
   throw Error({.what = finite ? "the range of a cache row does not fit the metadata dtype"
                               : "a cache row holds values that are not finite",
                .where = where,
-               .hint = finite ? "use --metadata-dtype bf16 or fp32"
+               .hint = finite ? "use --metadata-dtype fp32"
                               : "check the weights, or run with --dtype fp32"});
 }
 

@@ -119,7 +119,7 @@ class Gemma3Model(ProgramTest):
         self.assertAlmostEqual(paged["methods"]["bundle"]["kl"]["mean"],
                                found["methods"]["bundle"]["kl"]["mean"], delta=1e-3)
         self.refuse("oscar-eval", [self.model, "--bundle", bundle, "--corpus", self.held_out,
-                                   *EVALUATE, "--compare", "bundle@layer:0"], "layer:0")
+                                   *EVALUATE, "--compare", "bundle@layer:0"], "layer:0", code=2)
 
     def test_a_bundle_without_error_at_global_layers_is_the_model_itself(self):
         bundle, _ = self.calibrate()

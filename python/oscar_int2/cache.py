@@ -11,6 +11,8 @@ from .attention import attend_behind
 from .codec import ExactCodec, LayerCodec, StepTables, Windows
 from .errors import CacheFullError, CacheRowError, UnsupportedError
 
+PLACE_FULL = 1 << 8  # a bit of status that no kernel sets (RowStatus has 8)
+
 
 @dataclass(frozen=True)
 class SecondPrompts:
@@ -27,8 +29,10 @@ class PagedCache:
     """`places` requests of up to max_tokens tokens each over one pool of pages a layer.
 
     A request is admitted to a place, its prompt appended, then every decode step appends one token
-    to each place in use; further prompts may follow. Places that are not in use take part and cost nothing. All tensors that a
-    step reads or writes stay where they are, so that a captured CUDA graph can be replayed.
+    to each place in use; further prompts may follow. Places that are not in use take part and cost
+    nothing. A step beyond the tokens that a place was admitted for writes over the last of them, and
+    check_rows() says so. All tensors that a step reads or writes stay where they are, so that a
+    captured CUDA graph can be replayed.
 
     `codecs`: {layer id: LayerCodec or ExactCodec}. `pages`: pages of each layer's pool, fewer than
     all places could come to need; None: enough for all. int2() and bf16() make the usual ones.
@@ -51,6 +55,7 @@ class PagedCache:
 
         self.block_table = ints(places, max(self.max_pages, 1))
         self.active, self.status = ints(places), ints(1)  # active: 1 for a place in use
+        self.room = ints(places)                          # tokens that a place was admitted for
         self.step = StepTables(
             block_table=self.block_table, old_len=ints(places), seq_len=ints(places),
             rows_indptr=torch.arange(places + 1, dtype=torch.int32, device=self.device),
@@ -108,6 +113,7 @@ class PagedCache:
         if pages:
             row = torch.tensor(pages, dtype=torch.int32)
             self.block_table[place, :len(pages)].copy_(row)
+        self.room[place] = tokens
         self._set(place, 0, 0)
 
     def release(self, place):
@@ -162,9 +168,11 @@ class PagedCache:
     def next_step(self):
         """Moves every place in use on by one token, on the device alone. Returns the tables."""
         step = self.step
-        step.old_len.copy_(step.seq_len)
+        full = self.active * (step.seq_len >= self.room)
+        self.status.bitwise_or_(full.amax() * PLACE_FULL)
+        step.old_len.copy_(step.seq_len - full)
         step.old_history.copy_(step.new_history)
-        step.seq_len.add_(self.active)
+        step.seq_len.copy_(step.old_len + self.active)
         step.new_history.copy_(self.windows.history_tokens(step.seq_len))
         return step
 
@@ -201,10 +209,13 @@ class PagedCache:
         return codec.transform_output(o[:, 0])
 
     def check_rows(self):
-        """Raises CacheRowError if some row could not be written; waits for the device."""
+        """Raises CacheRowError if some row could not be written, CacheFullError if a place had no room
+        for it; waits for the device."""
         status = int(self.status)
         if status:
             self.status.zero_()
+            if status & PLACE_FULL:
+                raise CacheFullError("a decode step went beyond the tokens that its place was made for")
             raise CacheRowError(row_problem(status))
 
 

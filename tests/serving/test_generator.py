@@ -129,6 +129,41 @@ class Requests(unittest.TestCase):
         self.assertEqual(len(generator.cache.free_pages), generator.cache.num_pages)
         self.assertEqual(generator.generate([request.prompt for request in requests], 60), expected)
 
+    def test_steps_beyond_the_room_of_a_place_touch_no_other_pages(self):
+        layer = 0
+        cache = oscar_int2.Generator(tiny_model(), BUNDLE, places=2, max_tokens=600,
+                                     demote_block=1).cache
+        codec = cache.codecs[layer]
+        rows = torch.randn(700, 2, codec.num_kv_heads, codec.head_dim).bfloat16()
+        queries = torch.randn(2, tiny_model().config.num_attention_heads, codec.head_dim).bfloat16()
+        room = cache.windows.sink_tokens + cache.windows.recent_tokens + 2 * 64
+
+        def run(rooms, steps):
+            """Both places' answers of the last step, and the pages that they have filled."""
+            cache.reset()
+            for place, tokens in enumerate(rooms):
+                cache.admit(place, tokens)
+            cache.write(layer, cache.prompt_tables([0, 1], [60, 60]), *rows[580:].transpose(0, 1))
+            for row in rows[:steps]:
+                cache.next_step()
+                answer = cache.decode(layer, queries, row, row)
+            return answer, [cache.layers[layer].pool[pages[:history // 64]] for pages, history in
+                            zip(cache.pages_of_place, cache.step.new_history.tolist())]
+
+        with torch.inference_mode():
+            steps = room - 60
+            _, full = run((room, 600), steps)
+            cache.check_rows()
+            answer, beyond = run((room, 600), steps + 100)
+            self.assertEqual(cache.step.seq_len.tolist(), [room, room + 100])
+            self.assertTrue(torch.equal(beyond[0], full[0]), "what was held is not written again")
+            with self.assertRaisesRegex(oscar_int2.CacheFullError, "beyond the tokens"):
+                cache.check_rows()
+            cache.check_rows()  # said once
+            expected, alone = run((600, 600), steps + 100)
+            self.assertTrue(torch.equal(beyond[1], alone[1]))
+            self.assertTrue(torch.equal(answer[1], expected[1]))
+
     def test_models_that_it_would_not_compute_right_are_refused(self):
         from transformers import GPT2Config, GPT2LMHeadModel
         model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32))

@@ -19,7 +19,8 @@ class OscarCache(Cache):
     one itself. `model` is one that apply() prepared. Each row takes a prompt, then a token a step,
     then perhaps a further prompt, which reads what is held as the cache has it, 2-bit rows included;
     reset() makes the cache ready for other texts. check_rows(), which generate() calls at its end,
-    raises CacheRowError if a row could not be written.
+    raises CacheRowError if a row could not be written, and CacheFullError if compiled steps, which
+    nothing counts on the way, went beyond max_tokens.
     """
 
     def __init__(self, model, batch, max_tokens):
@@ -50,7 +51,8 @@ class OscarCache(Cache):
         return self.paged.memory_bytes()
 
     def check_rows(self):
-        """Raises CacheRowError if some row could not be written; waits for the device."""
+        """Raises CacheRowError if some row could not be written, CacheFullError if some had no room;
+        waits for the device."""
         self.paged.check_rows()
 
     def begin(self, kwargs):

@@ -154,8 +154,9 @@ void print_cost(const CalibrateResult& result, const Ranks& ranks) {
              cost.weights_resident ? "stay in memory, read once"
                                    : fmt::format("stream from disk, {} pass{}", cost.num_waves,
                                                  cost.num_waves == 1 ? "" : "es"));
-  fmt::print("disk       bundle {} at most, checkpoint {}\n", format_bytes(cost.bundle_bytes),
-             format_bytes(cost.checkpoint_bytes));
+  fmt::print("disk       bundle {} at most, checkpoint {}, of a stop {}\n",
+             format_bytes(cost.bundle_bytes), format_bytes(cost.checkpoint_bytes),
+             format_bytes(cost.stop_bytes));
 }
 
 constexpr const char* kMixed = "mixed";  // the names of eight heads would not fit a column
@@ -273,6 +274,7 @@ Json summary_json(const CalibrateResult& result, const CalibrateOptions& options
     json["weights_resident"] = result.cost.weights_resident;
     json["bundle_bytes"] = result.cost.bundle_bytes;
     json["checkpoint_bytes"] = result.cost.checkpoint_bytes;
+    json["stop_checkpoint_bytes"] = result.cost.stop_bytes;
   } else {
     json["convergence"] = result.bundle.convergence;
     json["collect_seconds"] = result.collect_seconds;

@@ -140,7 +140,10 @@ TEST_F(Snapshots, AreCountedInHostMemoryAsKeptAndOnceMoreInACheckpoint) {
   const auto batches = plan_batches(corpus_.chunks, 2 * kLength);
   const ModelConfig& config = model_.transformer->config();
   const auto planned = [&](int64_t host_bytes, std::vector<int64_t> marks) {
-    return plan_run(*model_.transformer, batches, {.host_bytes = host_bytes}, 16, std::move(marks));
+    PassNeeds needs;
+    needs.checkpoint_every = 16;
+    needs.snapshot_tokens = std::move(marks);
+    return plan_run(*model_.transformer, batches, {.host_bytes = host_bytes}, std::move(needs));
   };
   // So many that writing a checkpoint takes more than a batch does.
   const RunPlan with = planned(int64_t{4} << 30, std::vector<int64_t>(1002));

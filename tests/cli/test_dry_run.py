@@ -1,13 +1,14 @@
 """What oscar-calibrate --dry-run says of time, memory and disk, held to the run itself."""
 import json
 import os
+import signal
 import subprocess
 import time
 import unittest
 
 import numpy as np
 
-from support import checkpoints
+from support import checkpoints, stops
 from support.programs import BIN, ENVIRONMENT, SOURCE, ProgramTest
 
 MIB = 1 << 20
@@ -90,6 +91,23 @@ class Costs(ProgramTest):
         for dry in ([], ["--dry-run"]):
             self.refuse("oscar-calibrate", arguments + dry, "the search of one layer", "--search off")
         self.run_ok("oscar-calibrate", *arguments, "--search", "off", "--dry-run")
+
+    def test_the_checkpoint_of_a_stop_between_two_layers(self):
+        model, text = self.random_model(hidden_size=512, intermediate_size=4096, num_hidden_layers=6)
+        out, report = self.folder / "out.h5", self.folder / "report.json"
+        command = [BIN / "oscar-calibrate", model, text, out, "--device", "cpu", "--chunk-len", 512,
+                   "--max-tokens", 8192, "--search", "off", "--json", report]
+        self.run_ok(command[0].name, *command[1:], "--dry-run")
+        estimate = json.loads(report.read_text())
+        run = stops.Watched(command)
+        run.wait_for(b"collecting")
+        time.sleep(.3)  # of some seconds in which all the text passes layer after layer
+        run.process.send_signal(signal.SIGTERM)
+        self.assertEqual(run.finish(), 130)
+        found = os.path.getsize(f"{out}.checkpoint")
+        self.assertGreater(found, 10 * estimate["checkpoint_bytes"], "hidden states count here")
+        self.assertLessEqual(found, estimate["stop_checkpoint_bytes"] * 1.02)
+        self.assertGreaterEqual(found, estimate["stop_checkpoint_bytes"] * .8)
 
     def test_sums_that_outweigh_the_model(self):
         estimate, real = self.dry_and_real(

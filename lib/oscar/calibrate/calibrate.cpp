@@ -325,10 +325,12 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   const SplitCorpus split = split_corpus(corpus, options, result.warnings);
   result.held_back_tokens = split.held_back.record.tokens;
   std::vector<Batch> batches = plan_batches(split.fit.chunks, options.batch_tokens);
-  std::vector<int64_t> snapshot_tokens = plan_snapshots(batches);
-  const RunPlan plan =
-      plan_run(model, std::move(batches), limits, options.checkpoint_every,
-               std::move(snapshot_tokens), attended_view(options).has_value(), ranks.size());
+  PassNeeds needs{.checkpoint_every = options.checkpoint_every,
+                  .snapshot_tokens = plan_snapshots(batches),
+                  .attended = attended_view(options).has_value(),
+                  .processes = ranks.size(),
+                  .search_bytes = {}};
+  const RunPlan plan = plan_run(model, std::move(batches), limits, std::move(needs));
   // Before the work, so that a limit that is too low for the search is told then.
   std::optional<RunPlan> search_plan;
   if (options.search.any()) search_plan = plan_search(model, split, options, limits);

@@ -177,22 +177,32 @@ void add_search_memory(const Transformer& model, const SplitCorpus& split,
   cost.peak_device_bytes = std::max(cost.peak_device_bytes, plan.peak_device_bytes);
 }
 
-int64_t estimated_checkpoint_bytes(const std::vector<LayerGeometry>& layers,
-                                   const ModelConfig& config, const RunPlan& plan) {
-  int64_t tokens = 0;
-  bool within_block = false;  // the blocks before have sums of their own then
-  // Resident weights pass once per wave, and checkpoints are taken between waves.
-  for (const Wave& wave : plan.waves) {
-    const int64_t end = tokens_of(plan, 0, wave.first_batch + wave.num_batches);
-    const int64_t block = block_start(plan, end);
-    within_block = within_block || (0 < block && block < end);
-    tokens = std::max(tokens, wave.tokens);
-  }
-  if (plan.weights_resident) tokens = 0;
+// Sums in a checkpoint; `within_block`: the blocks before have sums of their own then.
+int64_t estimated_sums_bytes(const std::vector<LayerGeometry>& layers, const ModelConfig& config,
+                             const RunPlan& plan, bool within_block) {
   return estimated_statistics_bytes(layers, plan.attended) +
          snapshot_bytes(config, plan.snapshot_tokens.size() + (within_block ? 1 : 0),
-                        plan.attended) +
+                        plan.attended);
+}
+
+// Of a checkpoint between two layers, which holds the hidden states of a wave too.
+int64_t estimated_stop_bytes(const std::vector<LayerGeometry>& layers, const ModelConfig& config,
+                             const RunPlan& plan) {
+  const int64_t tokens = std::ranges::max(plan.waves, {}, &Wave::tokens).tokens;
+  return estimated_sums_bytes(layers, config, plan, plan.block_tokens.size() > 1) +
          tokens * plan.hidden_bytes_per_token;
+}
+
+// Of the run's own checkpoints: resident weights pass once a wave, and they are taken between waves.
+int64_t estimated_checkpoint_bytes(const std::vector<LayerGeometry>& layers,
+                                   const ModelConfig& config, const RunPlan& plan) {
+  if (!plan.weights_resident) return estimated_stop_bytes(layers, config, plan);
+  const bool within_block = std::ranges::any_of(plan.waves, [&](const Wave& wave) {
+    const int64_t end = tokens_of(plan, 0, wave.first_batch + wave.num_batches);
+    const int64_t block = block_start(plan, end);
+    return 0 < block && block < end;
+  });
+  return estimated_sums_bytes(layers, config, plan, within_block);
 }
 
 }  // namespace
@@ -280,6 +290,7 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
   cost.bundle_bytes =
       estimated_bundle_bytes(layers, options) + hashes * static_cast<int64_t>(sizeof(int64_t));
   cost.checkpoint_bytes = estimated_checkpoint_bytes(layers, config, plan);
+  cost.stop_bytes = estimated_stop_bytes(layers, config, plan);
   // At the end the bundle is there twice, as it is and as the bytes of its file.
   const int64_t written = forward_bytes(model, 0) + 2 * cost.bundle_bytes;
   cost.peak_host_bytes = on_gpu ? plan.peak_host_bytes : std::max(plan.peak_host_bytes, written);

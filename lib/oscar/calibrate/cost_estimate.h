@@ -18,6 +18,7 @@ struct CostEstimate {
   int64_t peak_host_bytes = 0, peak_device_bytes = 0;
   int64_t bundle_bytes = 0;      // of OUT
   int64_t checkpoint_bytes = 0;  // beside OUT while the run lasts
+  int64_t stop_bytes = 0;        // of one that a stop between two layers leaves, at most
   size_t num_waves = 0;
   bool weights_resident = false;
 };

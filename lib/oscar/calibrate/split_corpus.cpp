@@ -2,7 +2,7 @@
 #include "oscar/calibrate/split_corpus.h"
 
 #include <algorithm>
-#include <limits>
+#include <utility>
 
 #include "oscar/search/held_back.h"
 
@@ -58,16 +58,14 @@ int64_t search_bytes(const Transformer& model, const SplitCorpus& split,
 
 RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
                     const CalibrateOptions& options, const MemoryLimits& limits) {
+  const std::vector<Batch> batches = plan_batches(split.held_back.chunks, options.batch_tokens);
+  PassNeeds needs;
   // Complete sums are saved before the search, but beside a GPU while it begins.
-  constexpr int kAllChunks = 1 << 20;
-  const int checkpoint_every = model.compute().device.is_cuda() ? kAllChunks : kNoCheckpoints;
-  const auto plan_of = [&](const MemoryLimits& within, std::optional<int64_t> beside) {
-    return plan_run(model, plan_batches(split.held_back.chunks, options.batch_tokens), within,
-                    checkpoint_every, {}, attended_view(options).has_value(), 1, beside);
-  };
-  constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 2;
-  const int64_t workspace = plan_of({kNoLimit, kNoLimit}, {}).workspace_bytes;
-  RunPlan plan = plan_of(limits, search_bytes(model, split, options, workspace));
+  needs.saved_beside = model.compute().device.is_cuda();
+  needs.attended = attended_view(options).has_value();
+  needs.search_bytes =
+      search_bytes(model, split, options, collecting_bytes(model, batches, needs.attended));
+  RunPlan plan = plan_run(model, batches, limits, std::move(needs));
   // The sums that fits start from, beside those that go on.
   plan.peak_host_bytes += snapshot_bytes(model.config(), 1, plan.attended);
   return in_one_wave(std::move(plan), model.compute().device);

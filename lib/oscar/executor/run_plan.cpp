@@ -221,9 +221,18 @@ int64_t snapshot_bytes(const ModelConfig& config, size_t count, bool attended) {
   return static_cast<int64_t>(count) * running_sums_bytes(config, attended);
 }
 
+int64_t collecting_bytes(const Transformer& model, const std::vector<Batch>& batches,
+                         bool attended) {
+  const ModelConfig& config = model.config();
+  const torch::Device device = model.compute().device;
+  const int64_t longest = longest_batch(batches);
+  return workspace_bytes(config, longest,
+                         static_cast<int64_t>(torch::elementSize(model.compute().dtype)),
+                         attended ? attended_workspace_bytes(config, longest, device) : 0);
+}
+
 RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
-                 int checkpoint_every, std::vector<int64_t> snapshot_tokens, bool attended,
-                 int processes, std::optional<int64_t> search_bytes) {
+                 PassNeeds needs) {
   const ModelConfig& config = model.config();
   const bool on_gpu = model.compute().device.is_cuda();
   const auto element = static_cast<int64_t>(torch::elementSize(model.compute().dtype));
@@ -236,24 +245,23 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   // Sums of the blocks before lie beside those of the block, and are copied when they are saved;
   // shared, beside those of the next block too, with a copy of both on the host and one of the
   // block of each other process.
-  const bool shared = processes > 1;
-  const size_t copies = snapshot_tokens.size();
+  const bool shared = needs.processes > 1, attended = needs.attended;
+  const bool searched = needs.search_bytes.has_value();
+  const size_t copies = needs.snapshot_tokens.size();
   const int64_t running_sums = (shared ? 3 : 2) * running_sums_bytes(config, attended);
-  const size_t more = shared ? static_cast<size_t>(processes) + 1 : 0;
+  const size_t more = shared ? static_cast<size_t>(needs.processes) + 1 : 0;
   const int64_t host_sums =
       snapshot_bytes(config, copies + more, attended) + (shared ? 2 * matrix_bytes(config) : 0);
   const auto together = [shared](int64_t a, int64_t b) { return shared ? a + b : std::max(a, b); };
-  const int64_t record =
-      checkpoint_every == kNoCheckpoints
-          ? 0
-          : record_bytes(config, copies + 1, attended) + snapshot_bytes(config, 1, attended);
-  const int64_t longest = longest_batch(plan.batches);
-  const int64_t workspace = workspace_bytes(
-      config, longest, element,
-      attended ? attended_workspace_bytes(config, longest, model.compute().device) : 0);
+  const bool checkpoints = needs.checkpoint_every != kNoCheckpoints;
+  const int64_t record = checkpoints || needs.saved_beside
+                             ? record_bytes(config, copies + 1, attended) +
+                                   snapshot_bytes(config, 1, attended)
+                             : 0;
+  const int64_t workspace = collecting_bytes(model, plan.batches, attended);
   const int64_t host_fixed =
       runtime_bytes(model.compute().device) + host_sums + together(record, 2 * largest_layer);
-  plan.snapshot_tokens = std::move(snapshot_tokens);
+  plan.snapshot_tokens = std::move(needs.snapshot_tokens);
   plan.attended = attended;
   plan.workspace_bytes = workspace;
 
@@ -273,14 +281,14 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
   // stream.
   const int64_t all_hidden = total_tokens * plan.hidden_bytes_per_token;
   const int64_t least_hidden =
-      search_bytes ? std::max(all_hidden, 2 * one_batch_hidden) : 2 * one_batch_hidden;
-  const int64_t beside = search_bytes.value_or(0);
+      searched ? std::max(all_hidden, 2 * one_batch_hidden) : 2 * one_batch_hidden;
+  const int64_t beside = needs.search_bytes.value_or(0);
   const int64_t minimum =
       fixed + streamed_layers + beside + (on_gpu ? 2 * one_batch_hidden : least_hidden);
   if (minimum > compute_limit) {
-    refuse_memory(search_bytes ? "the search of one layer" : "one layer and one batch",
+    refuse_memory(searched ? "the search of one layer" : "one layer and one batch",
                   MemoryLimits::option_of_compute(model.compute().device), minimum, compute_limit,
-                  search_bytes ? kWithoutSearch : kSmallerBatches);
+                  searched ? kWithoutSearch : kSmallerBatches);
   }
   const int64_t all_layers = all_layer_bytes(model);
   plan.weights_resident = fixed + all_layers + beside + least_hidden <= compute_limit;
@@ -292,16 +300,16 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
     // Weights stream: the fewer the waves, the fewer passes of the weights. The host is larger.
     plan.hidden_on_device = false;
     hidden_room = limits.host_bytes - host_fixed;
-    const int64_t least = search_bytes ? all_hidden : one_batch_hidden;
+    const int64_t least = searched ? all_hidden : one_batch_hidden;
     if (hidden_room < least) {
-      refuse_memory(search_bytes ? "hidden states of a search" : "hidden states of one batch",
+      refuse_memory(searched ? "hidden states of a search" : "hidden states of one batch",
                     "--host-memory", host_fixed + least, limits.host_bytes,
-                    search_bytes ? kWithoutSearch : kSmallerBatches);
+                    searched ? kWithoutSearch : kSmallerBatches);
     }
   }
 
   // A stop between two layers saves them, from the host.
-  const bool hidden_on_host = !plan.hidden_on_device || checkpoint_every != kNoCheckpoints;
+  const bool hidden_on_host = !plan.hidden_on_device || checkpoints;
   if (on_gpu && hidden_on_host) {
     hidden_room = std::min(hidden_room, std::max(one_batch_hidden, limits.host_bytes - host_fixed));
   }
@@ -313,8 +321,7 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
     const bool full =
         plan.waves.empty() ||
         (plan.waves.back().tokens + batch.tokens()) * plan.hidden_bytes_per_token > hidden_room ||
-        (plan.weights_resident && checkpoint_every != kNoCheckpoints &&
-         wave_chunks >= checkpoint_every);
+        (plan.weights_resident && checkpoints && wave_chunks >= needs.checkpoint_every);
     if (full) {
       plan.waves.push_back({i, 0, 0});
       wave_chunks = 0;

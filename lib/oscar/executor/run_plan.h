@@ -80,18 +80,26 @@ int64_t attended_rows(torch::Device device);
 // What `count` copies of all layers' sums take in host memory and in a checkpoint.
 int64_t snapshot_bytes(const ModelConfig& config, size_t count, bool attended);
 
-// Throws Error with the bytes needed when even one batch and one layer do not fit.
-// `checkpoint_every` chunks bound a wave while weights are resident (a wave then costs nothing);
-// kNoCheckpoints: none is written, so that no memory is needed for one.
-// `snapshot_tokens` as of plan_snapshots; `attended`: the run also collects those sums; of
-// several `processes`, sums of a block are added and saved while the next one passes, and those of
-// others wait in the first. `search_bytes`: of a search, which takes so many on the side that
-// computes beside hidden states of all batches (in_one_wave); they are not in the peaks.
+// What a pass over a corpus holds and writes beside weights, activations and hidden states.
 inline constexpr int kNoCheckpoints = 0;
+struct PassNeeds {
+  // So many chunks bound a wave while weights are resident (a wave then costs nothing);
+  // kNoCheckpoints: none is written, so that no memory is needed for one.
+  int checkpoint_every = kNoCheckpoints;
+  bool saved_beside = false;             // sums of a pass before are saved while this one goes on
+  std::vector<int64_t> snapshot_tokens;  // as of plan_snapshots
+  bool attended = false;                 // sums weighted by attention are collected too
+  // Of several, sums of a block are added and saved while the next one passes, and those of others
+  // wait in the first.
+  int processes = 1;
+  // Of a search: what it takes on the side that computes, beside hidden states of all batches
+  // (in_one_wave); not in the peaks.
+  std::optional<int64_t> search_bytes;
+};
+
+// Throws Error with the bytes needed when even one batch and one layer do not fit.
 RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const MemoryLimits& limits,
-                 int checkpoint_every, std::vector<int64_t> snapshot_tokens = {},
-                 bool attended = false, int processes = 1,
-                 std::optional<int64_t> search_bytes = {});
+                 PassNeeds needs);
 
 // `plan`, made for `device`, with all its batches in one wave whatever room there is, and with the
 // peaks of that: a search sees all held-back chunks of a layer at once.
@@ -116,6 +124,10 @@ MemoryLimits memory_limits(const torch::Device& device, int64_t host_memory, int
 // without layer weights, hidden states between layers and what an observer keeps: libtorch itself
 // where that is the host, the embedding, activations of a layer.
 int64_t forward_bytes(const Transformer& model, int64_t batch_tokens);
+
+// What the longest batch takes in one layer on that side, an observer of its rows included.
+int64_t collecting_bytes(const Transformer& model, const std::vector<Batch>& batches,
+                         bool attended);
 
 // Bytes of the largest layer's weights, and of all.
 int64_t largest_layer_bytes(const Transformer& model);

@@ -183,9 +183,10 @@ TEST_F(CalibrateGpu, WavesAreNoLargerThanTheHostCanSaveOfThem) {
   Transformer model(checkpoint_, {torch::kCUDA, torch::kBFloat16});
   const auto batches =
       plan_batches(random_chunks(64, 512, checkpoint_.config.vocab_size).chunks, 2048);
-  const auto plan = [&](int64_t host_bytes) {
-    return plan_run(model, batches, {host_bytes, kMany},
-                    /*checkpoint_every=*/64);
+  const auto plan = [&](int64_t host_bytes, int checkpoint_every = 64) {
+    PassNeeds needs;
+    needs.checkpoint_every = checkpoint_every;
+    return plan_run(model, batches, {host_bytes, kMany}, std::move(needs));
   };
   const RunPlan whole = plan(kMany);
   ASSERT_EQ(whole.waves.size(), 1u);
@@ -194,8 +195,7 @@ TEST_F(CalibrateGpu, WavesAreNoLargerThanTheHostCanSaveOfThem) {
   const RunPlan halves = plan(whole.peak_host_bytes - hidden / 2);
   EXPECT_EQ(halves.waves.size(), 2u);
   EXPECT_EQ(halves.peak_host_bytes, whole.peak_host_bytes - hidden / 2);
-  const RunPlan unsaved =
-      plan_run(model, batches, {whole.peak_host_bytes - hidden / 2, kMany}, kNoCheckpoints);
+  const RunPlan unsaved = plan(whole.peak_host_bytes - hidden / 2, kNoCheckpoints);
   EXPECT_EQ(unsaved.waves.size(), 1u);
 }
 

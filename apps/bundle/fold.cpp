@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <map>
-
 #include "bundle/commands.h"
 #include "common/main.h"
 #include "common/options.h"
@@ -49,22 +47,16 @@ void add_fold(CLI::App& program, Work& work) {
                        "or tiny-gqa")
             ->required();
         sub.add_option("OUT", arguments.output, "Folder to write; must not exist")->required();
-        const std::map<std::string, ValueMean> value_means = {{"auto", ValueMean::kAuto},
-                                                              {"fold", ValueMean::kFold},
-                                                              {"keep", ValueMean::kKeep},
-                                                              {"drop", ValueMean::kDrop}};
-        sub.add_option_function<std::string>(
-               "--value-mean",
-               [&arguments, value_means](const std::string& word) {
-                 arguments.value_mean = value_means.at(word);
-               },
-               "Where values are centred: fold the mean into\n"
-               "biases, keep it in the bundle (for servers that\n"
-               "centre), drop it (values are then not centred), or\n"
-               "auto: fold if v_proj and o_proj have biases, else\n"
-               "keep")
-            ->transform(one_of({"auto", "fold", "keep", "drop"}))
-            ->option_text("auto|fold|keep|drop");
+        add_choice<ValueMean>(sub, "--value-mean", arguments.value_mean,
+                              {{"auto", ValueMean::kAuto},
+                               {"fold", ValueMean::kFold},
+                               {"keep", ValueMean::kKeep},
+                               {"drop", ValueMean::kDrop}},
+                              "Where values are centred: fold the mean into\n"
+                              "biases, keep it in the bundle (for servers that\n"
+                              "centre), drop it (values are then not centred), or\n"
+                              "auto: fold if v_proj and o_proj have biases, else\n"
+                              "keep");
         sub.add_option("--rope-scaling", arguments.rope_scaling,
                        "JSON, where the model was calibrated with it");
       });

@@ -1,8 +1,6 @@
 // oscar-bundle strip: a bundle with less in it.
 #include "oscar/bundle/strip.h"
 
-#include <map>
-
 #include "bundle/commands.h"
 #include "common/main.h"
 #include "common/options.h"
@@ -32,18 +30,12 @@ void add_strip(CLI::App& program, Work& work) {
       [](CLI::App& sub, StripArguments& arguments) {
         sub.add_option("IN", arguments.input, "Rotation bundle")->required();
         sub.add_option("OUT", arguments.output, "Bundle to write")->required();
-        const std::map<std::string, StripProfile> profiles = {{"publish", StripProfile::kPublish},
-                                                              {"serving", StripProfile::kServing}};
-        sub.add_option_function<std::string>(
-               "--profile",
-               [&arguments, profiles](const std::string& word) {
-                 arguments.profile = profiles.at(word);
-               },
-               "publish: all else is kept (default). serving: the\n"
-               "portable variant, which other stacks take, goes too;\n"
-               "what this toolkit's own cache reads is left")
-            ->transform(one_of({"publish", "serving"}))
-            ->option_text("publish|serving");
+        add_choice<StripProfile>(
+            sub, "--profile", arguments.profile,
+            {{"publish", StripProfile::kPublish}, {"serving", StripProfile::kServing}},
+            "publish: all else is kept (default). serving: the\n"
+            "portable variant, which other stacks take, goes too;\n"
+            "what this toolkit's own cache reads is left");
         sub.add_flag("--force", arguments.force, "Replace OUT if it exists");
       });
 }

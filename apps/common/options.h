@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "oscar/base/json.h"
@@ -27,6 +28,23 @@ inline constexpr const char* kModelHelp =
 
 // One of `words`, in upper or lower case.
 CLI::Validator one_of(const std::vector<std::string>& words);
+
+// An option of one of these words, each of which stands for a value.
+template <typename Value>
+void add_choice(CLI::App& program, const std::string& name, Value& value,
+                const std::vector<std::pair<std::string, Value>>& choices,
+                const std::string& help) {
+  std::vector<std::string> words;
+  for (const auto& choice : choices) words.push_back(choice.first);
+  const auto choose = [&value, choices](const std::string& word) {
+    for (const auto& choice : choices) {
+      if (choice.first == word) value = choice.second;
+    }
+  };
+  program.add_option_function<std::string>(name, choose, help)
+      ->transform(one_of(words))
+      ->option_text(CLI::detail::join(words, "|"));
+}
 
 // --preset and every option that overrides one part of it.
 struct FitArguments {

@@ -161,7 +161,7 @@ TEST(Interrupt, WorkThatTakesItsTimeComesToItsEnd) {
       {SIGTERM});
   ASSERT_TRUE(WIFEXITED(ended.status)) << ended.status;
   EXPECT_EQ(WEXITSTATUS(ended.status), 7);
-  EXPECT_NE(ended.said.find("ends first, and is saved"), std::string::npos) << ended.said;
+  EXPECT_NE(ended.said.find("once what is under way has ended"), std::string::npos) << ended.said;
 }
 
 TEST(Interrupt, WhatFollowsWorkThatTakesItsTimeHasToNoticeSoon) {

@@ -61,7 +61,7 @@ void say(std::string_view text) {
 void on_alarm(int) {
   if (!requested || noticed) return;
   if (taking_time > 0) {
-    say("\nstopping: what is under way ends first, and is saved; asked again, all ends at once\n");
+    say("\nstopping once what is under way has ended; asked again, all ends at once\n");
     return;
   }
   say("\nstopped on request, in the middle of work: what was done since the last checkpoint, if "

@@ -23,7 +23,7 @@ void install_interrupt_handlers();
 // take its time.
 bool interrupt_requested();
 
-// While one lives, a request may wait for the end of what is under way, which is then saved: it
+// While one lives, a request may wait for the end of what is under way, so that it counts: it
 // ends the process only where it is made again. Nothing where the work ends before kStopPatience.
 class TakesItsTime {
  public:

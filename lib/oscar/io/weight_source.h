@@ -53,6 +53,12 @@ struct StoredBytes {
   void read(size_t first, size_t count, std::byte* out) const {
     file->read(begin + first, count, out);
   }
+  // Has the system read the first `count` of them meanwhile, if it likes.
+  void read_ahead(size_t count) const {
+    if (count > 0) file->read_ahead(begin, count);
+  }
+  // They are not needed again soon.
+  void release() const { file->release(begin, bytes); }
 };
 
 // The tensors of a checkpoint under the names of weight_table.h.

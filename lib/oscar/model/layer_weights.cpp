@@ -101,9 +101,7 @@ struct Piece {
   StoredBytes stored;
   torch::Tensor place;
 
-  void read_ahead() const {
-    if (stored.bytes > 0) stored.file->read_ahead(stored.begin, stored.bytes);
-  }
+  void read_ahead() const { stored.read_ahead(stored.bytes); }
 };
 
 // What is asked of the system before it is read: enough that a disk is never idle.
@@ -125,7 +123,7 @@ void read_piece(const WeightSource& weights, const Piece& piece) {
   } else {
     if (view.decode) {
       decode(view, piece.from, place);
-      piece.stored.file->release(piece.stored.begin, piece.stored.bytes);
+      piece.stored.release();
     } else {
       const torch::Tensor stored = torch::empty(place.sizes(), stored_dtype(view.dtype));
       read(0, stored.nbytes(), static_cast<std::byte*>(stored.data_ptr()));
@@ -290,7 +288,7 @@ void read_ahead(const WeightSource& weights, const std::vector<WeightSpec>& spec
   size_t left = kAheadBytes;
   for (const StoredBytes& tensor : stored) {
     const size_t bytes = std::min(left, tensor.bytes);
-    if (bytes > 0) tensor.file->read_ahead(tensor.begin, bytes);
+    tensor.read_ahead(bytes);
     left -= bytes;
   }
 }

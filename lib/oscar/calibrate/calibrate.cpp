@@ -339,6 +339,7 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
     result.cost = estimate_cost(model, split, plan, options, limits, ranks);
     return result;
   }
+  hold_device_memory(limits, compute.device);
 
   Bundle bundle = describe_run(options, checkpoint, corpus.record);
   bundle.fingerprint = fingerprint_of(corpus.chunks);

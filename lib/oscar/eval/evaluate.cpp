@@ -144,6 +144,7 @@ void measure_needles(const EvaluateOptions& options, Work& work, Ranks& ranks, c
     size.longest_sequence = std::max(size.longest_sequence, prompts[i].length);
   }
   hidden_state_room(work.model, size, session.memory);  // each batch passes alone, if it fits
+  hold_device_memory(session.memory, session.compute.device);
   progress.begin("needles", left * work.model.config().num_layers, "token-layers");
   run_needles_forced(work.model, work.methods, session.engine, prompts, ranks, done.forced,
                      state.forced, counted, progress);

@@ -116,6 +116,7 @@ void measure_text(const EvaluateOptions& options, const Session& session, Transf
                        .first_query = task.first_position - 1,
                        .hidden_state_room = hidden_state_room(model, size, session.memory),
                        .short_blocks = true};
+  hold_device_memory(session.memory, session.compute.device);
   for (const auto& engine : engines) forward.engines.push_back(engine.get());
   const EvaluationShape shape{.methods = methods.size(),
                               .layers = static_cast<size_t>(config.num_layers),

@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "oscar/base/parallel.h"
-#include "oscar/model/device_memory.h"
 
 namespace oscar {
 
@@ -26,7 +25,6 @@ MemoryLimits own_memory(const Ranks& ranks, const torch::Device& device, int64_t
                         int64_t gpu_memory) {
   MemoryLimits limits = memory_limits(device, host_memory, gpu_memory);
   if (host_memory == 0) limits.host_bytes /= ranks.local_size();
-  if (gpu_memory > 0) limit_device_memory(device, gpu_memory);
   return limits;
 }
 

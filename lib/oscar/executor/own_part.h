@@ -17,8 +17,7 @@ namespace oscar {
 ComputeOptions own_compute(const Ranks& ranks, const std::string& device, const std::string& dtype,
                            Progress& progress);
 
-// memory_limits; where `host_memory` leaves it open, an equal part of what is free. A limit of the
-// GPU's holds from then on.
+// memory_limits; where `host_memory` leaves it open, an equal part of what is free.
 MemoryLimits own_memory(const Ranks& ranks, const torch::Device& device, int64_t host_memory,
                         int64_t gpu_memory);
 

@@ -16,6 +16,7 @@
 #include "oscar/base/control_group.h"
 #include "oscar/base/error.h"
 #include "oscar/bundle/raw_file.h"
+#include "oscar/model/device_memory.h"
 
 namespace oscar {
 namespace {
@@ -372,7 +373,12 @@ MemoryLimits memory_limits(const torch::Device& device, int64_t host_memory, int
   MemoryLimits limits = free_memory(device);
   if (host_memory > 0) limits.host_bytes = host_memory;
   if (gpu_memory > 0) limits.device_bytes = gpu_memory;
+  limits.device_limited = gpu_memory > 0;
   return limits;
+}
+
+void hold_device_memory(const MemoryLimits& limits, const torch::Device& device) {
+  if (limits.device_limited) limit_device_memory(device, limits.device_bytes);
 }
 
 MemoryLimits free_memory(const torch::Device& device) {

@@ -27,8 +27,9 @@ struct Wave {
 };
 
 struct MemoryLimits {
-  int64_t host_bytes = 0;    // for this process
-  int64_t device_bytes = 0;  // of the GPU; unused on the CPU
+  int64_t host_bytes = 0;       // for this process
+  int64_t device_bytes = 0;     // of the GPU; unused on the CPU
+  bool device_limited = false;  // device_bytes is what --gpu-memory says
 
   // Of the side that computes, and the option that sets it.
   int64_t of_compute(const torch::Device& device) const {
@@ -119,6 +120,10 @@ MemoryLimits free_memory(const torch::Device& device);
 
 // What --host-memory and --gpu-memory allow, in bytes; 0: what is free now.
 MemoryLimits memory_limits(const torch::Device& device, int64_t host_memory, int64_t gpu_memory);
+
+// Where --gpu-memory was given, libtorch is held to it from now on (model/device_memory.h): once
+// what runs has been found to fit, so that what does not fit is told in numbers.
+void hold_device_memory(const MemoryLimits& limits, const torch::Device& device);
 
 // Bytes of the side that computes while batches of at most `batch_tokens` pass layer after layer,
 // without layer weights, hidden states between layers and what an observer keeps: libtorch itself

@@ -294,6 +294,9 @@ std::string plans_text(const std::vector<StackPlan>& plans) {
     if (is_served(*plan.stack))
       fitted += (fitted.empty() ? "" : ", ") + std::string(plan.stack->name);
   }
+  text +=
+      "oscar: the package oscar_int2, for transformers and as a plugin of vLLM; vllm:\n"
+      "what vLLM's own pull request 46774 reads\n";
   if (compared) {
     text +=
         "times: over the error of the attention output predicted for this bundle's own\n"

@@ -16,11 +16,12 @@ class OscarCache(Cache):
     """The cache of `batch` rows of up to max_tokens tokens each, padding included.
 
     For a loop of one's own over model(...), or as past_key_values of generate(), which otherwise makes
-    one itself. `model` is one that apply() prepared. Each row takes a prompt, then a token a step
-    (a single column, which counts for every row whatever a mask says), then perhaps a further prompt, which reads what is held as the cache has it, 2-bit rows included;
-    reset() makes the cache ready for other texts. check_rows(), which generate() calls at its end,
-    raises CacheRowError if a row could not be written, and CacheFullError if compiled steps, which
-    nothing counts on the way, went beyond max_tokens.
+    one itself. `model` is one that apply() prepared. Each row takes a prompt, then a token a step (a
+    single column, which counts for every row whatever a mask says), then perhaps a further prompt,
+    which reads what is held as the cache has it, 2-bit rows included; reset() makes the cache ready
+    for other texts. check_rows(), which generate() calls at its end, raises CacheRowError if a row
+    could not be written, and CacheFullError if compiled steps, which nothing counts on the way, went
+    beyond max_tokens.
     """
 
     def __init__(self, model, batch, max_tokens):

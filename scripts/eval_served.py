@@ -90,6 +90,9 @@ def main():
     bundle = oscar_int2.load(arguments.bundle)
     first = bundle.quantizer.sink_tokens + bundle.quantizer.recent_tokens
     first = arguments.first or first
+    if ids.shape[1] < first + 2:
+        sys.exit(f"{arguments.ids}: sequences of {ids.shape[1]} tokens have none behind the first that "
+                 f"counts, at position {first + 1}; use longer ones, or --first")
     model = AutoModelForCausalLM.from_pretrained(
         arguments.model, dtype=torch.bfloat16, attn_implementation="sdpa").to(arguments.device).eval()
     rows = min(arguments.rows, len(ids))

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdlib>
 #include <filesystem>
 
 #include "common/main.h"
@@ -11,6 +13,7 @@
 #include "common/shared_work.h"
 #include "common/standard_streams.h"
 #include "common/terminal_progress.h"
+#include "oscar/base/atomic_file.h"
 #include "oscar/base/interrupt.h"
 #include "oscar/base/json_text.h"
 #include "oscar/bundle/run_checkpoint.h"
@@ -132,6 +135,7 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
   program
       .add_option("--rope-scaling", arguments.rope_scaling,
                   "JSON that replaces the checkpoint's rope scaling, as servers do")
+      ->check(not_empty())
       ->group(section);
   program
       .add_flag("--sensitivity", options.sensitivity,
@@ -160,6 +164,11 @@ void add_needle_options(CLI::App& program, NeedlePlan& plan, bool& generate) {
   program.add_option("--needle-depths", plan.depths, "Places of the needle, 0 to 1")
       ->delimiter(',')
       ->check(CLI::Range(0.0, 1.0))
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            return std::isnan(std::strtod(text.c_str(), nullptr)) ? "must be from 0 to 1" : "";
+          },
+          ""))
       ->capture_default_str()
       ->group(section);
   program.add_option("--needle-prompts", plan.prompts, "Prompts in all")
@@ -175,10 +184,12 @@ void add_needle_options(CLI::App& program, NeedlePlan& plan, bool& generate) {
 void add_output_options(CLI::App& program, Arguments& arguments) {
   const char* const section = "Output";
   program.add_option("--json", arguments.json, "Write the report as JSON (-: to stdout)")
+      ->check(not_empty())
       ->group(section);
   program
       .add_option("--html", arguments.html,
                   "Write the report as one HTML page with verdict and charts (-: to stdout)")
+      ->check(not_empty())
       ->group(section);
   program.add_flag("--force", arguments.force, "Replace the files of --json and --html")
       ->group(section);
@@ -290,8 +301,13 @@ std::string command_line(const CLI::App& program, const Arguments& arguments) {
 }
 
 // A run that goes on replaces what it has written when it was stopped.
+// With --resume the reports of the run that was stopped, which are partial: its checkpoint is
+// there.
 Replace replacing(const Arguments& arguments) {
-  return arguments.force || arguments.options.resume ? Replace::kYes : Replace::kNo;
+  std::error_code status;
+  const bool stopped =
+      arguments.options.resume && std::filesystem::exists(arguments.options.checkpoint, status);
+  return arguments.force || stopped ? Replace::kYes : Replace::kNo;
 }
 
 // What the reports must not overwrite, and that all can be written, before the work.
@@ -337,7 +353,8 @@ void print_cost(const EvaluationCost& cost, const Ranks& ranks) {
 // The checkpoint stands beside the first report that is a file.
 std::filesystem::path checkpoint_of(const Arguments& arguments) {
   for (const std::string& report : {arguments.json, arguments.html}) {
-    if (!report.empty() && report != kStandardOutput) return checkpoint_path(report);
+    if (report.empty() || report == kStandardOutput || leads_to_stream(report)) continue;
+    return checkpoint_path(report);
   }
   return {};
 }

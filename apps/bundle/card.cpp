@@ -8,6 +8,7 @@
 #include "common/output_paths.h"
 #include "oscar/base/error.h"
 #include "oscar/checkpoint/checkpoint.h"
+#include "oscar/checkpoint/hub_cache.h"
 #include "oscar/exchange/manifest.h"
 
 namespace oscar::app {
@@ -21,17 +22,25 @@ struct CardArguments {
   bool force = false;
 };
 
-// The folders in `place` that hold an export, by name.
-std::vector<CardExport> exports_in(const fs::path& place) {
-  std::vector<CardExport> found;
+// The manifests of the exports in `place`.
+std::vector<fs::path> manifests_in(const fs::path& place) {
+  std::vector<fs::path> found;
   if (!fs::is_directory(place)) {
     throw Error({.what = "no folder of exports", .where = place.string()});
   }
   for (const auto& entry : fs::directory_iterator(place)) {
     const fs::path manifest = entry.path() / kManifestName;
-    if (!fs::is_regular_file(manifest)) continue;
-    found.push_back(
-        {(place.filename() / entry.path().filename()).string(), read_json_file(manifest)});
+    if (fs::is_regular_file(manifest)) found.push_back(manifest);
+  }
+  return found;
+}
+
+// The folders in `place` that hold an export, by name.
+std::vector<CardExport> exports_in(const fs::path& place) {
+  std::vector<CardExport> found;
+  for (const fs::path& manifest : manifests_in(place)) {
+    const fs::path folder = manifest.parent_path().filename();
+    found.push_back({(place.filename() / folder).string(), read_json_file(manifest)});
   }
   std::ranges::sort(found, {}, &CardExport::folder);
   return found;
@@ -52,12 +61,25 @@ std::optional<StatedLicence> licence_of(const std::string& model, const Bundle& 
   return read_licence(checkpoint.path);
 }
 
-int card(const CardArguments& arguments) {
+// What is read to make the card.
+std::vector<std::string> inputs_of(const CardArguments& arguments) {
   std::vector<std::string> inputs = arguments.evaluations;
   inputs.push_back(arguments.bundle);
   if (!arguments.answers.empty()) inputs.push_back(arguments.answers);
+  if (!arguments.model.empty()) {
+    for (const NamedPath& file : model_paths(arguments.model)) inputs.push_back(file.path.string());
+    const fs::path model = find_model(arguments.model);
+    if (fs::is_directory(model)) inputs.push_back((model / "README.md").string());  // the licence
+  }
+  if (!arguments.exports.empty()) {
+    for (const fs::path& file : manifests_in(arguments.exports)) inputs.push_back(file.string());
+  }
+  return inputs;
+}
+
+int card(const CardArguments& arguments) {
   const Replace replace = arguments.force ? Replace::kYes : Replace::kNo;
-  check_output(inputs, arguments.output, replace);
+  check_output(inputs_of(arguments), arguments.output, replace);
   const Bundle bundle = read_bundle(arguments.bundle);
   CardRequest request{.bundle_file = fs::path(arguments.bundle).filename().string(),
                       .evaluations = {},
@@ -97,6 +119,9 @@ void add_card(CLI::App& program, Work& work) {
                        "state: a folder, a .gguf file or tiny-gqa")
             ->option_text("MODEL");
         sub.add_option("--base-model", arguments.base_model, "The model on Hugging Face")
+            ->check([](const std::string& name) {
+              return is_hub_name(name) ? "" : "must be ORG/NAME, as on Hugging Face";
+            })
             ->option_text("ORG/NAME");
         sub.add_option("--exports", arguments.exports,
                        "Folder of exports beside the card, which it lists")

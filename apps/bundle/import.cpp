@@ -6,6 +6,7 @@
 #include "bundle/commands.h"
 #include "common/main.h"
 #include "common/options.h"
+#include "common/output_paths.h"
 #include "oscar/fit/presets.h"
 #include "oscar/stacks/stack.h"
 
@@ -39,8 +40,16 @@ QuantizerSettings codec_of(const ImportArguments& arguments, int head_dim) {
   return quantizer;
 }
 
+// What is read to make the bundle.
+std::vector<std::string> inputs_of(const ImportArguments& arguments) {
+  std::vector<std::string> inputs = arguments.inputs;
+  for (const NamedPath& file : model_paths(arguments.model)) inputs.push_back(file.path.string());
+  return inputs;
+}
+
 int run_import(const ImportArguments& arguments) {
-  check_output(arguments.inputs, arguments.output, arguments.force ? Replace::kYes : Replace::kNo);
+  check_output(inputs_of(arguments), arguments.output,
+               arguments.force ? Replace::kYes : Replace::kNo);
   const auto rope = parse_json_option(arguments.rope_scaling, "--rope-scaling");
   const Checkpoint checkpoint = open_checkpoint(arguments.model, rope);
   ImportOptions options = arguments.options;

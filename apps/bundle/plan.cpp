@@ -45,6 +45,7 @@ void add_plan(CLI::App& program, Work& work) {
                                sub.add_option("--context", arguments.context,
                                               "Tokens a request (default: all that the model\n"
                                               "serves)")
+                                   ->transform(positive())
                                    ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
                                    ->option_text("N");
                                sub.add_option("--weights", arguments.weights,

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <new>
+#include <sstream>
 #include <string_view>
 #include <system_error>
 
@@ -97,7 +98,9 @@ int parse_and_work(CLI::App& program, int argc, char** argv, const std::function
     if (error.get_exit_code() == 0) return program.exit(error);
     const std::string unknown = unknown_word(program);
     if (!unknown.empty()) return refuse_usage(program, unknown);
-    program.exit(error);
+    std::ostringstream said;
+    program.exit(error, said, said);
+    say("{}", printable_lines(said.str()));
     return kExitUsage;
   } catch (const Interrupted& stop) {
     say("\n{}: {}\n", program.get_name(), stop.what());

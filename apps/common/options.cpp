@@ -44,9 +44,6 @@ void parse_clip(const std::string& text, FitOptions& fit) {
   fit.clip_v = parse_ratio(comma == std::string::npos ? "" : text.substr(comma + 1), text);
 }
 
-// More tokens than any model serves; the sum of two such windows is far from an int's limit.
-constexpr int kLargestWindow = 1 << 24;
-
 CLI::Validator count(const char* name, const char* expected, int64_t least) {
   return CLI::Validator(
       [expected, least](std::string& text) -> std::string {
@@ -128,6 +125,12 @@ void choose(const std::string& text, std::initializer_list<Value> values, Name n
 CLI::Validator positive() { return count("POSITIVE", "above 0", 1); }
 
 CLI::Validator non_negative() { return count("NONNEGATIVE", "from 0 on", 0); }
+
+CLI::Validator not_empty() {
+  return CLI::Validator(
+      [](const std::string& text) { return text.empty() ? std::string("must not be empty") : ""; },
+      "");
+}
 
 CLI::Validator one_of(const std::vector<std::string>& words) {
   return CLI::IsMember(words, CLI::ignore_case);
@@ -237,6 +240,7 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
       .add_option("--clip", arguments.clip,
                   searchable ? "search, off, or clipping ratios K,V in (0,1]"
                              : "off, or clipping ratios K,V in (0,1]")
+      ->check(not_empty())
       ->check([searchable](const std::string& text) {
         return text == "search" && !searchable ? std::string("a search needs the model") : "";
       })
@@ -310,8 +314,11 @@ void add_memory_options(CLI::App& program, MemoryArguments& arguments) {
   program
       .add_option("--host-memory", arguments.host_memory,
                   "Memory that may be used, for example 8G (default: what is free)")
+      ->check(not_empty())
       ->group(section);
-  program.add_option("--gpu-memory", arguments.gpu_memory, "The same for the GPU")->group(section);
+  program.add_option("--gpu-memory", arguments.gpu_memory, "The same for the GPU")
+      ->check(not_empty())
+      ->group(section);
 }
 
 int64_t parse_bytes(const std::string& text, const char* option) {
@@ -339,11 +346,19 @@ int64_t parse_bytes(const std::string& text, const char* option) {
 
 std::optional<Json> parse_json_option(const std::string& text, const char* option) {
   if (text.empty()) return std::nullopt;
+  Json value;
   try {
-    return parse_json(text, option);
+    value = parse_json(text, option);
   } catch (const Error& error) {
     throw UsageError(error.info());
   }
+  if (!value.is_object()) {
+    throw UsageError({.what = "not a JSON object",
+                      .where = option,
+                      .expected = "an object in braces",
+                      .found = value.dump()});
+  }
+  return value;
 }
 
 }  // namespace oscar::app

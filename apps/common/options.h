@@ -20,6 +20,9 @@ namespace oscar::app {
 CLI::Validator positive();
 CLI::Validator non_negative();
 
+// A text that is there: an empty one means nothing, and never that the option was left out.
+CLI::Validator not_empty();
+
 // What a MODEL may be, where it is described in a line.
 inline constexpr const char* kModelHelp =
     "Hugging Face folder, .gguf file, name of a model that was fetched from the Hub "
@@ -81,7 +84,8 @@ void add_memory_options(CLI::App& program, MemoryArguments& arguments);
 // "8G", "512M", "1.5T" or plain bytes. Empty = 0. Throws Error for anything else.
 int64_t parse_bytes(const std::string& text, const char* option);
 
-// JSON given on the command line (--rope-scaling). Empty = nullopt.
+// A JSON object given on the command line (--rope-scaling). Empty = nullopt. Throws UsageError for
+// anything else.
 std::optional<Json> parse_json_option(const std::string& text, const char* option);
 
 }  // namespace oscar::app

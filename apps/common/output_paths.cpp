@@ -15,10 +15,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Where `path` leads; its last components need not exist.
+// Where `path` leads, through links to what is not there yet too; its last components need not
+// exist.
 fs::path place_of(const fs::path& path) {
   std::error_code status;
-  return fs::weakly_canonical(fs::absolute(path), status);
+  return fs::weakly_canonical(follow_links(fs::absolute(path)), status);
 }
 
 bool same_file(const fs::path& a, const fs::path& b) {

@@ -2,6 +2,7 @@
 #include "common/standard_streams.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "oscar/base/interrupt.h"
 #include "oscar/base/printable.h"
 
 namespace oscar::app {
@@ -21,7 +23,24 @@ void guard_standard_streams() {
   std::signal(SIGPIPE, SIG_IGN);
 }
 
+namespace {
+
+// Until standard error takes something. False once a stop was requested and it still does not: a
+// message may not keep a run from ending.
+bool wait_for_standard_error() {
+  constexpr int kWaitMs = 1000;
+  pollfd out{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+  int ready = 0;
+  do {
+    ready = ::poll(&out, 1, kWaitMs);
+  } while (ready == 0 && !stop_pending());
+  return ready != 0;
+}
+
+}  // namespace
+
 void say_text(std::string_view text) {
+  if (!wait_for_standard_error()) return;
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::fflush(stderr);
   std::clearerr(stderr);

@@ -73,6 +73,17 @@ class EvalResume(ProgramTest):
             self.assertIn(word, result.stdout)
         self.assertEqual(set(self.folder.iterdir()), before)
 
+    def test_without_a_checkpoint_resume_replaces_nothing(self):
+        report, page = self.folder / "a.json", self.folder / "a.html"
+        for path, options in ((report, []), (page, ["--html", page])):
+            path.write_text("precious")
+            result = run(*self.command(report, *options, "--resume", tokens="1K"))
+            self.assertEqual(result.returncode, 1, result.stderr)
+            self.assertIn("exists already", result.stderr)
+            self.assertEqual(path.read_text(), "precious")
+            path.unlink()
+        self.assertEqual(run(*self.command(report, "--resume", tokens="1K")).returncode, 0)
+
     def test_resuming_needs_a_report_beside_which_a_checkpoint_can_be(self):
         result = run("oscar-eval", self.model, "--corpus", self.text, "--resume")
         self.assertEqual(result.returncode, 2, result.stderr)

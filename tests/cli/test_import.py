@@ -208,7 +208,7 @@ class Import(StackCase):
         self.refuse_import(self.folder / "none.npz", words=["none.npz"])
         np.savez(path, k_rotation=keys, v_rotation=keys)
         self.refuse("oscar-bundle", ["import", path, "--model", self.model, "--name", "a b", "-o",
-                                     self.folder / "never.h5"], "can't have this name")
+                                     self.folder / "never.h5"], "can't have this name", code=2)
         self.refuse("oscar-bundle", ["import", path, "--model", self.model, "--for", "vllm",
                                      "--metadata-dtype", "fp32", "-o", self.folder / "never.h5"],
                     "--metadata-dtype", code=2)

@@ -8,9 +8,10 @@ import unittest
 
 from support import checkpoints
 from support.bundle_case import make_file
-from support.programs import BIN, ENVIRONMENT, ProgramTest, run
+from support.programs import BIN, ENVIRONMENT, SOURCE, ProgramTest, run
 
 USAGE = 2
+BUNDLE = SOURCE / "rotation_zoo" / "tiny-gqa" / "tiny-gqa.h5"
 
 
 class Manners(ProgramTest):
@@ -68,6 +69,49 @@ class Manners(ProgramTest):
         self.refuse("oscar-calibrate", [model, text, "out.h5", "--seed", "-1"], "--seed", code=USAGE)
         self.refuse("oscar-calibrate", [model, text, "out.h5", "--host-memory", "8Q"],
                     "malformed memory size", code=USAGE)
+
+    def test_a_context_to_plan_for_is_a_count_like_any_other(self):
+        for written, tokens in (("64K", 65536), ("1e4", 10000), ("1M", 1 << 20), ("8192", 8192)):
+            plan = self.run_ok("oscar-bundle", "plan", "tiny-gqa", "--context", written, "--json")
+            self.assertIn(tokens, [row["context"] for row in json.loads(plan.stdout)["contexts"]])
+        for written in ("0", "-1", "2G", "64Q", "nan", ""):
+            self.refuse("oscar-bundle", ["plan", "tiny-gqa", f"--context={written}"], "--context",
+                        code=USAGE)
+
+    def test_an_empty_word_is_never_an_option_left_out(self):
+        model, text = self.model_and_text()
+        out = self.folder / "out.h5"
+        imports = ["import", BUNDLE, "--model", "tiny-gqa", "-o", out]
+        card = ["card", BUNDLE, "-o", "-"]
+        for command, options in (
+                (["oscar-bundle", *imports], ("--for", "--name", "--clip", "--rope-scaling")),
+                (["oscar-bundle", *card], ("--model", "--base-model", "--exports", "--answers", "--eval")),
+                (["oscar-bundle", "plan", "tiny-gqa"], ("--gpu-memory", "--weights")),
+                (["oscar-bundle", "verify", BUNDLE], ("--stack",)),
+                (["oscar-bundle", "export", BUNDLE, "--to", "npz"], ("--output",)),
+                (["oscar-bundle", "fit", BUNDLE, "-o", out], ("--clip",)),
+                (["oscar-calibrate", model, text, out, "--dry-run", "--device", "cpu"],
+                 ("--host-memory", "--gpu-memory", "--for", "--clip")),
+                (["oscar-eval", model, "--corpus", text, "--dry-run", "--device", "cpu"],
+                 ("--host-memory", "--gpu-memory"))):
+            for option in options:
+                with self.subTest(command=command, option=option):
+                    self.refuse(command[0], [*command[1:], option, ""], option, code=USAGE)
+        self.refuse("oscar-bundle", ["inspect", ""], "FILE", code=USAGE)
+
+    def test_words_that_mean_nothing_whatever_the_files_hold_are_errors_of_usage(self):
+        export = self.folder / "export"
+        self.run_ok("oscar-bundle", "export", BUNDLE, "--to", "npz", "-o", export)
+        imports = ["import", export, "--model", "tiny-gqa", "-o", self.folder / "out.h5"]
+        for options, words in ((["--for", "foo"], ("unknown serving stack", "sglang-v1")),
+                               (["--name", "a b"], ("--name", "can't have this name")),
+                               *((["--rope-scaling", text], ("--rope-scaling", "not a JSON object"))
+                                 for text in ("5", "null", "[]", '"yarn"')),
+                               (["--rope-scaling", "{"], ("--rope-scaling",))):
+            with self.subTest(options):
+                self.refuse("oscar-bundle", [*imports, *options], *words, code=USAGE)
+        self.refuse("oscar-bundle", ["card", BUNDLE, "-o", self.folder / "card.md", "--base-model", "x"],
+                    "--base-model", "ORG/NAME", code=USAGE)
 
     def test_a_name_that_is_no_utf8_is_written_and_reported(self):
         model, text = self.model_and_text()

@@ -278,9 +278,15 @@ class OscarEval(unittest.TestCase):
 
     def test_unknown_names_are_refused_with_the_known_ones(self):
         for wrong, known in (("hadamrad", "hadamard-clip"), ("hadamard@layer:8", "layer:N"),
-                             ("hadamard@foo", "window:SINK/RECENT")):
+                             ("hadamard@foo", "window:SINK/RECENT"),
+                             ("identity@window:4294967360/256", "window:SINK/RECENT"),
+                             ("identity@window:64/16777217", "window:SINK/RECENT")):
             self.assertIn(known, self.refused(MODEL, *self.small, "--compare", wrong, code=2))
         self.refused(MODEL, "--tasks", "nosuch", code=2)
+        for report in ("--json", "--html"):
+            self.assertIn(report, self.refused(MODEL, *self.small, report, "", code=2))
+        for depths in ("nan", "0,nan,1"):
+            self.assertIn("from 0 to 1", self.refused(MODEL, "--needle-depths", depths, code=2))
 
     def test_unknown_modes_and_kinds_of_needles_are_refused_before_the_work(self):
         for options, known in ((["--mode", "chunked:0"], "chunked:N"),

@@ -5,9 +5,10 @@ import unittest.mock
 
 from support import checkpoints, programs
 from support.bundle_case import make_file
-from support.programs import ProgramTest
+from support.programs import SOURCE, ProgramTest
 
 INPUT, TWICE = "overwrite an input", "two outputs"
+BUNDLE = SOURCE / "rotation_zoo" / "tiny-gqa" / "tiny-gqa.h5"
 
 
 class OutputPlaces(ProgramTest):
@@ -108,6 +109,28 @@ class OutputPlaces(ProgramTest):
                           ["report", self.json, "-o", self.json]):
             with self.subTest(arguments):
                 self.refuse_unchanged("oscar-bundle", arguments, INPUT)
+
+    def test_import_writes_over_nothing_that_it_reads_of_the_model(self):
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            with self.subTest(name):
+                self.refuse_unchanged("oscar-bundle", ["import", self.ids, "--model", self.model, "-o",
+                                                       self.model / name, "--force"], INPUT)
+
+    def test_a_card_writes_over_nothing_that_it_reads_of_the_model_and_of_exports(self):
+        (self.model / "README.md").write_text("---\nlicense: mit\n---\n")
+        manifest = self.folder / "exports" / "a" / "oscar-export.json"
+        manifest.parent.mkdir(parents=True)
+        manifest.write_text("{}")
+        linked = self.folder / "linked.md"
+        linked.symlink_to(self.model / "README.md")
+        for option, place, output in (("--model", self.model, self.model / "config.json"),
+                                      ("--model", self.model, self.model / "model.safetensors"),
+                                      ("--model", self.model, self.model / "README.md"),
+                                      ("--model", self.model, linked),
+                                      ("--exports", manifest.parent.parent, manifest)):
+            with self.subTest(output=output):
+                self.refuse_unchanged("oscar-bundle", ["card", BUNDLE, option, place, "-o", output,
+                                                       "--force"], INPUT)
 
 
 if __name__ == "__main__":

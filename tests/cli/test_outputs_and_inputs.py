@@ -93,6 +93,45 @@ class OutputsAndInputs(ProgramTest):
             self.run_ok("oscar-bundle", "verify", self.folder / "sub" / "b.h5")
         self.refuse("oscar-bundle", ["strip", bundle, self.out], "--force", "exists")
 
+    def test_links_to_what_is_not_there_yet_make_no_two_outputs_one(self):
+        self.make_model()
+        self.json.symlink_to("out.h5")
+        program, *arguments = self.calibrate("--json", self.json)
+        self.refuse(program, arguments, "two outputs can't be one file", code=2)
+        page = self.folder / "page.html"
+        for link in (self.out, page):
+            link.symlink_to("both.txt")
+        program, *arguments = self.eval("--json", self.out, "--html", page, "--force")
+        self.refuse(program, arguments, "two outputs can't be one file", code=2)
+
+    def test_no_checkpoint_is_kept_beside_a_stream(self):
+        self.make_model()
+        os.mkfifo(self.folder / "fifo")
+        for stream in ("/dev/stdout", self.folder / "fifo"):
+            program, *arguments = self.eval("--json", stream, "--resume")
+            self.refuse(program, arguments, "beside which a checkpoint could be", code=2)
+
+    def test_one_signal_ends_a_run_whose_messages_nobody_reads(self):
+        self.make_model()
+        program, *arguments = self.calibrate()
+        reading, writing = os.pipe()
+        self.addCleanup(os.close, reading)
+        os.set_blocking(writing, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, b"x")
+        os.set_blocking(writing, True)
+        process = subprocess.Popen([str(word) for word in (BIN / program, *arguments)],
+                                   env=ENVIRONMENT, stderr=writing, stdout=writing)
+        self.addCleanup(process.kill)
+        os.close(writing)
+        time.sleep(3)
+        self.assertIsNone(process.poll(), "its first message waits for a reader")
+        process.send_signal(signal.SIGTERM)
+        asked = time.monotonic()
+        self.assertEqual(process.wait(timeout=60), 130)
+        self.assertLess(time.monotonic() - asked, 9)  # five seconds, on a busy machine
+
     def test_a_bundle_goes_through_a_fifo(self):
         bundle = make_file(self.folder / "a.h5")
         os.mkfifo(self.out)

@@ -31,20 +31,6 @@ struct Descriptor {
   }
 };
 
-// Where links lead to; that need not exist.
-fs::path resolve_links(fs::path path) {
-  std::error_code status;
-  for (int links = 0; fs::is_symlink(fs::symlink_status(path, status)); ++links) {
-    if (links == kMostLinks) {
-      errno = ELOOP;
-      throw_file_error("cannot write output file", path);
-    }
-    path = path.parent_path() / fs::read_symlink(path, status);
-    if (status) throw Error({.what = "cannot follow a link", .where = path.string()});
-  }
-  return path;
-}
-
 // Which of this program's own streams `status` is of; -1: none.
 int own_stream(const struct stat& status) {
   for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
@@ -56,19 +42,11 @@ int own_stream(const struct stat& status) {
   return -1;
 }
 
-// Whether `target` is written to rather than replaced.
-bool leads_to_stream(const fs::path& target) {
+// One of this program's own is written through its descriptor, whoever owns what is behind it.
+bool may_write_stream(const fs::path& target) {
   struct stat status {};
-  if (::stat(target.c_str(), &status) != 0) return false;
-  if (S_ISDIR(status.st_mode)) {
-    throw Error({.what = "output path is a folder", .where = target.string()});
-  }
-  if (own_stream(status) >= 0 || S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode)) return true;
-  if (S_ISREG(status.st_mode)) return false;
-  throw Error({.what = "cannot write output file",
-               .where = target.string(),
-               .expected = "a file, a FIFO or a terminal",
-               .found = S_ISBLK(status.st_mode) ? "a block device" : "a socket"});
+  const bool own = ::stat(target.c_str(), &status) == 0 && own_stream(status) >= 0;
+  return own || ::access(target.c_str(), W_OK) == 0;
 }
 
 int open_stream(const fs::path& target) {
@@ -100,16 +78,43 @@ void write_all(int descriptor, std::string_view bytes, const fs::path& target) {
 
 }  // namespace
 
+fs::path follow_links(fs::path path) {
+  std::error_code status;
+  for (int links = 0; fs::is_symlink(fs::symlink_status(path, status)); ++links) {
+    if (links == kMostLinks) {
+      errno = ELOOP;
+      throw_file_error("cannot write output file", path);
+    }
+    path = path.parent_path() / fs::read_symlink(path, status);
+    if (status) throw Error({.what = "cannot follow a link", .where = path.string()});
+  }
+  return path;
+}
+
+bool leads_to_stream(const fs::path& target) {
+  struct stat status {};
+  if (::stat(target.c_str(), &status) != 0) return false;
+  if (S_ISDIR(status.st_mode)) {
+    throw Error({.what = "output path is a folder", .where = target.string()});
+  }
+  if (own_stream(status) >= 0 || S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode)) return true;
+  if (S_ISREG(status.st_mode)) return false;
+  throw Error({.what = "cannot write output file",
+               .where = target.string(),
+               .expected = "a file, a FIFO or a terminal",
+               .found = S_ISBLK(status.st_mode) ? "a block device" : "a socket"});
+}
+
 AtomicFile::AtomicFile(const fs::path& target, Replace replace)
     : target_(target), replace_(replace) {
   if (target.empty()) throw Error({.what = "an output file has an empty name"});
   if (leads_to_stream(target)) {
-    if (::access(target.c_str(), W_OK) != 0) throw_file_error("cannot write output file", target);
+    if (!may_write_stream(target)) throw_file_error("cannot write output file", target);
     memory_ = ::memfd_create("output", MFD_CLOEXEC);
     if (memory_ < 0) throw_file_error("cannot write output file", target);
     return;
   }
-  const fs::path place = resolve_links(target);
+  const fs::path place = follow_links(target);
   file_.emplace(place, Temporary::Kind::kFile);
   // Only now: another run may have ended while this one waited for it.
   std::error_code status;

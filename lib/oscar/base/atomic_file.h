@@ -9,6 +9,14 @@
 
 namespace oscar {
 
+// Where the links of `path` lead to; that need not exist. Throws Error for links in a loop.
+std::filesystem::path follow_links(std::filesystem::path path);
+
+// Whether what `target` leads to is written to rather than replaced: a FIFO, a terminal or another
+// device of characters, this program's own standard output or error. Throws Error for a folder, a
+// block device or a socket.
+bool leads_to_stream(const std::filesystem::path& target);
+
 // An output file on its way. Links are followed: the file that they lead to is replaced. What is no
 // regular file (a FIFO, a terminal, standard output by whatever name) is written to when the file
 // is committed, and never replaced.

@@ -1,6 +1,7 @@
 // Signal handlers that set a flag and an alarm.
 #include "oscar/base/interrupt.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -52,7 +53,10 @@ void on_stop(int signal) {
   if (!noticed) ::alarm(kStopPatience);
 }
 
+// Not where it would wait for a reader.
 void say(std::string_view text) {
+  pollfd out{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+  if (::poll(&out, 1, 0) != 1) return;
   const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
   static_cast<void>(written);
 }
@@ -98,6 +102,8 @@ bool interrupt_requested() {
   if (!noticed.exchange(true)) ::alarm(0);
   return true;
 }
+
+bool stop_pending() { return requested; }
 
 TakesItsTime::TakesItsTime() { ++taking_time; }
 

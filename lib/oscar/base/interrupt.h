@@ -33,6 +33,9 @@ class TakesItsTime {
   TakesItsTime& operator=(const TakesItsTime&) = delete;
 };
 
+// The same without noticing it: nothing is ended by it.
+bool stop_pending();
+
 // As a signal would, for a reason of the program's own: with no end at once, nor by the first
 // signal that follows.
 void request_stop();

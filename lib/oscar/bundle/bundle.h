@@ -25,6 +25,9 @@ struct BundleModel {
   std::string quantization, file_sha256;  // of quantized weights, of a GGUF file
 };
 
+// Of sink or recent tokens: more than any model serves; the sum of two is far from an int's limit.
+inline constexpr int kLargestWindow = 1 << 24;
+
 struct QuantizerSettings {
   int bits = 2;
   int quant_group_size = 128;

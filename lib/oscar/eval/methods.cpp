@@ -258,7 +258,8 @@ Variants parse_variants(const std::string& name, const ModelConfig& config) {
     } else if (key == "clip") {
       good = parse_pair(value, out.clip) && out.clip->first <= 1 && out.clip->second <= 1;
     } else if (key == "window") {
-      good = parse_pair(value, out.window) && out.window->second >= 1;
+      good = parse_pair(value, out.window) && out.window->first <= kLargestWindow &&
+             out.window->second >= 1 && out.window->second <= kLargestWindow;
     }
     if (!good) refuse_variant(name, parts[i]);
   }

@@ -220,6 +220,7 @@ void run_needles_generated(Transformer& model, const std::vector<Method>& method
         method = wanted;
         engine = generating_engine(methods[method], model.config(), choice);
       }
+      const TakesItsTime until_a_batch_ends;
       const PromptBatch batch = batch_of(piece);
       const auto ids = batch_ids(prompts, batch).slice(1, 0, batch.length);
       const auto answers = generate_greedily(model, weights, *engine, ids, batch.answer);

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "oscar/base/error.h"
 #include "oscar/base/sha256.h"
+#include "oscar/base/usage_error.h"
 #include "oscar/bundle/bundle_match.h"
 #include "oscar/cache/numeric.h"
 #include "oscar/fit/checks.h"
@@ -183,10 +183,10 @@ void check_name(const std::string& name) {
                c == '-' || c == '_' || c == '.';
       });
   if (!plain) {
-    throw Error({.what = "a method can't have this name",
-                 .where = "--name",
-                 .expected = "letters, digits, - _ and .",
-                 .found = name});
+    throw UsageError({.what = "a method can't have this name",
+                      .where = "--name",
+                      .expected = "letters, digits, - _ and .",
+                      .found = name});
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "oscar/base/error.h"
+#include "oscar/base/usage_error.h"
 
 namespace oscar {
 namespace {
@@ -140,7 +140,8 @@ const Stack& find_stack(std::string_view name) {
     if (name == stack.name) return stack;
     known += (known.empty() ? "" : ", ") + std::string(stack.name);
   }
-  throw Error({.what = "unknown serving stack", .expected = known, .found = std::string(name)});
+  throw UsageError(
+      {.what = "unknown serving stack", .expected = known, .found = std::string(name)});
 }
 
 std::string codec_gap(const Stack& stack, const QuantizerSettings& quantizer) {

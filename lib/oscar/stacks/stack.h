@@ -60,7 +60,7 @@ struct Stack {
 
 const std::vector<Stack>& stacks();
 
-// Throws Error listing the names when there is none of this name.
+// Throws UsageError listing the names when there is none of this name.
 const Stack& find_stack(std::string_view name);
 
 // Why codes, scale or zero would come out different from those of a codec with these settings

@@ -193,7 +193,8 @@ int64_t estimated_stop_bytes(const std::vector<LayerGeometry>& layers, const Mod
          tokens * plan.hidden_bytes_per_token;
 }
 
-// Of the run's own checkpoints: resident weights pass once a wave, and they are taken between waves.
+// Of the run's own checkpoints: resident weights pass once a wave, and they are taken between
+// waves.
 int64_t estimated_checkpoint_bytes(const std::vector<LayerGeometry>& layers,
                                    const ModelConfig& config, const RunPlan& plan) {
   if (!plan.weights_resident) return estimated_stop_bytes(layers, config, plan);

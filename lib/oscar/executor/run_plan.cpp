@@ -255,10 +255,10 @@ RunPlan plan_run(const Transformer& model, std::vector<Batch> batches, const Mem
       snapshot_bytes(config, copies + more, attended) + (shared ? 2 * matrix_bytes(config) : 0);
   const auto together = [shared](int64_t a, int64_t b) { return shared ? a + b : std::max(a, b); };
   const bool checkpoints = needs.checkpoint_every != kNoCheckpoints;
-  const int64_t record = checkpoints || needs.saved_beside
-                             ? record_bytes(config, copies + 1, attended) +
-                                   snapshot_bytes(config, 1, attended)
-                             : 0;
+  const int64_t record =
+      checkpoints || needs.saved_beside
+          ? record_bytes(config, copies + 1, attended) + snapshot_bytes(config, 1, attended)
+          : 0;
   const int64_t workspace = collecting_bytes(model, plan.batches, attended);
   const int64_t host_fixed =
       runtime_bytes(model.compute().device) + host_sums + together(record, 2 * largest_layer);

@@ -30,11 +30,11 @@ namespace {
 bool wait_for_standard_error() {
   constexpr int kWaitMs = 1000;
   pollfd out{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
-  int ready = 0;
-  do {
-    ready = ::poll(&out, 1, kWaitMs);
-  } while (ready == 0 && !stop_pending());
-  return ready != 0;
+  for (;;) {
+    const int ready = ::poll(&out, 1, kWaitMs);
+    if (ready > 0 || (ready < 0 && errno != EINTR)) return true;
+    if (ready == 0 && stop_pending()) return false;
+  }
 }
 
 }  // namespace

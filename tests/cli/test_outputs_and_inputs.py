@@ -125,7 +125,7 @@ class OutputsAndInputs(ProgramTest):
                                    env=ENVIRONMENT, stderr=writing, stdout=writing)
         self.addCleanup(process.kill)
         os.close(writing)
-        time.sleep(3)
+        time.sleep(5)  # long after its handlers are there
         self.assertIsNone(process.poll(), "its first message waits for a reader")
         process.send_signal(signal.SIGTERM)
         asked = time.monotonic()

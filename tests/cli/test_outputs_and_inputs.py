@@ -107,7 +107,9 @@ class OutputsAndInputs(ProgramTest):
     def test_no_checkpoint_is_kept_beside_a_stream(self):
         self.make_model()
         os.mkfifo(self.folder / "fifo")
-        for stream in ("/dev/stdout", self.folder / "fifo"):
+        stdout = self.folder / "stdout"  # a twin of /dev/stdout, beside which nothing here may be
+        stdout.symlink_to("/proc/self/fd/1")
+        for stream in (stdout, self.folder / "fifo"):
             program, *arguments = self.eval("--json", stream, "--resume")
             self.refuse(program, arguments, "beside which a checkpoint could be", code=2)
 

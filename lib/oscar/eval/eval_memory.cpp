@@ -16,9 +16,7 @@ constexpr int64_t kRowCopies = 5;
 // The mask of a block of queries and what it is made of.
 constexpr int64_t kMaskBytes = int64_t{1} << 27;
 
-// What malloc keeps of freed tensors beyond what forward_bytes has for it: a run that held 252 MiB
-// at most took 333 to 366. To give all of them back (MALLOC_MMAP_THRESHOLD_) costs a third of the
-// time.
+// What malloc keeps of freed tensors (base/freed_memory.cpp) beyond what forward_bytes has for it.
 constexpr int64_t kHeapBytes = int64_t{40} << 20;
 
 int64_t element_bytes(const Transformer& model) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "oscar/base/error.h"
+#include "oscar/base/freed_memory.h"
 #include "oscar/base/interrupt.h"
 #include "oscar/executor/layer_loader.h"
 
@@ -67,6 +68,7 @@ using States = std::vector<torch::Tensor>;
 
 void advance(const Transformer& model, const MultiForward& methods, int layer,
              const LayerWeights& weights, States& states, std::vector<OutputError>& errors) {
+  const bool on_cpu = !model.compute().device.is_cuda();
   OutputComparison comparison(methods.first_query);
   const auto entering = states[0];
   states[0] =
@@ -79,6 +81,7 @@ void advance(const Transformer& model, const MultiForward& methods, int layer,
       continue;
     }
     comparison.measure(errors[m]);
+    if (on_cpu) give_back_much_freed_memory();
     states[m] = model.forward_layer(layer, weights, states[m].defined() ? states[m] : entering,
                                     &comparison, int2 ? engine : nullptr, methods.position_offset);
     if (!states[m].isfinite().all().item<bool>()) {

@@ -1,12 +1,11 @@
 // The loop over waves, layers and batches.
 #include "oscar/executor/layer_major.h"
 
-#include <malloc.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "oscar/base/error.h"
+#include "oscar/base/freed_memory.h"
 #include "oscar/base/interrupt.h"
 #include "oscar/executor/layer_loader.h"
 
@@ -23,10 +22,6 @@ std::vector<torch::Tensor> embed_wave(Transformer& model, const TokenChunks& cor
   }
   return hidden;
 }
-
-// Of activations: what a layer leaves for good lies between them, and with the holes that malloc
-// keeps, a run would take up to a quarter more than it has in use.
-void give_back_freed_memory() { ::malloc_trim(0); }
 
 }  // namespace
 
@@ -64,6 +59,8 @@ void run_layer_major(Transformer& model, const TokenChunks& corpus, const RunPla
       // Asked before the visitor asks: it has then saved where this stops.
       const bool stop = interrupt_requested();
       visitor.layer_done(next);
+      // Of activations: what a layer leaves for good lies between them, and with the holes a run
+      // would take up to a quarter more than it has in use.
       if (!model.compute().device.is_cuda()) give_back_freed_memory();
       if (stop) throw Interrupted(kStopped);
     }

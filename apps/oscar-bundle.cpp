@@ -3,19 +3,7 @@
 
 #include "bundle/commands.h"
 #include "common/main.h"
-#include "common/options.h"
 #include "oscar/base/interrupt.h"
-
-namespace {
-
-// No command has an option or a file for which an empty word means something.
-void refuse_empty_words(CLI::App& program) {
-  for (CLI::App* command : program.get_subcommands(nullptr)) {
-    for (CLI::Option* option : command->get_options()) option->check(oscar::app::not_empty());
-  }
-}
-
-}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App program{
@@ -34,7 +22,6 @@ int main(int argc, char** argv) {
         oscar::app::add_stacks, oscar::app::add_report, oscar::app::add_card}) {
     add(program, work);
   }
-  refuse_empty_words(program);
   oscar::install_interrupt_handlers();
   return oscar::app::run_program(program, argc, argv, [&work] { return work(); });
 }

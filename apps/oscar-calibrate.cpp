@@ -81,12 +81,10 @@ void add_corpus_options(CLI::App& program, Arguments& arguments) {
   program
       .add_option("--tokens-out", options.tokens_out,
                   "Also write the token ids that are used (.npy)")
-      ->check(not_empty())
       ->group(section);
   program
       .add_option("--rope-scaling", arguments.rope_scaling,
                   "JSON that replaces the checkpoint's rope scaling, as servers do")
-      ->check(not_empty())
       ->group(section);
 }
 
@@ -117,7 +115,6 @@ void add_run_options(CLI::App& program, Arguments& arguments) {
   program.add_flag("--dry-run", options.dry_run, "Say what the run would cost, and stop")
       ->group(section);
   program.add_option("--json", arguments.json, "Write the summary as JSON (-: to stdout)")
-      ->check(not_empty())
       ->group(section);
   program.add_flag("--quiet", arguments.quiet, "No progress, errors only")->group(section);
 }

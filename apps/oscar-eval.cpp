@@ -135,7 +135,6 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
   program
       .add_option("--rope-scaling", arguments.rope_scaling,
                   "JSON that replaces the checkpoint's rope scaling, as servers do")
-      ->check(not_empty())
       ->group(section);
   program
       .add_flag("--sensitivity", options.sensitivity,
@@ -184,12 +183,10 @@ void add_needle_options(CLI::App& program, NeedlePlan& plan, bool& generate) {
 void add_output_options(CLI::App& program, Arguments& arguments) {
   const char* const section = "Output";
   program.add_option("--json", arguments.json, "Write the report as JSON (-: to stdout)")
-      ->check(not_empty())
       ->group(section);
   program
       .add_option("--html", arguments.html,
                   "Write the report as one HTML page with verdict and charts (-: to stdout)")
-      ->check(not_empty())
       ->group(section);
   program.add_flag("--force", arguments.force, "Replace the files of --json and --html")
       ->group(section);

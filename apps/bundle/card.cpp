@@ -68,8 +68,6 @@ std::vector<std::string> inputs_of(const CardArguments& arguments) {
   if (!arguments.answers.empty()) inputs.push_back(arguments.answers);
   if (!arguments.model.empty()) {
     for (const NamedPath& file : model_paths(arguments.model)) inputs.push_back(file.path.string());
-    const fs::path model = find_model(arguments.model);
-    if (fs::is_directory(model)) inputs.push_back((model / "README.md").string());  // the licence
   }
   if (!arguments.exports.empty()) {
     for (const fs::path& file : manifests_in(arguments.exports)) inputs.push_back(file.string());

@@ -53,6 +53,15 @@ void set_formatter(CLI::App& program) {
   for (CLI::App* subcommand : program.get_subcommands(nullptr)) subcommand->formatter(formatter);
 }
 
+// An empty word means nothing, and never that an option or a file was left out.
+void refuse_empty_words(CLI::App& program) {
+  const CLI::Validator there(
+      [](const std::string& text) { return text.empty() ? std::string("must not be empty") : ""; },
+      "");
+  for (CLI::Option* option : program.get_options()) option->check(there);
+  for (CLI::App* subcommand : program.get_subcommands(nullptr)) refuse_empty_words(*subcommand);
+}
+
 // Asked for by `cmake --install` (cmake/OscarInstall.cmake).
 void add_manual_options(CLI::App& program, const std::string& version) {
   const auto add = [&program](const char* name, const std::function<std::string()>& text) {
@@ -91,6 +100,7 @@ int parse_and_work(CLI::App& program, int argc, char** argv, const std::function
   program.set_version_flag("-V,--version", version);
   add_manual_options(program, version);
   set_formatter(program);
+  refuse_empty_words(program);
   try {
     program.parse(argc, argv);
     return work();

@@ -126,12 +126,6 @@ CLI::Validator positive() { return count("POSITIVE", "above 0", 1); }
 
 CLI::Validator non_negative() { return count("NONNEGATIVE", "from 0 on", 0); }
 
-CLI::Validator not_empty() {
-  return CLI::Validator(
-      [](const std::string& text) { return text.empty() ? std::string("must not be empty") : ""; },
-      "");
-}
-
 CLI::Validator one_of(const std::vector<std::string>& words) {
   return CLI::IsMember(words, CLI::ignore_case);
 }
@@ -240,7 +234,6 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
       .add_option("--clip", arguments.clip,
                   searchable ? "search, off, or clipping ratios K,V in (0,1]"
                              : "off, or clipping ratios K,V in (0,1]")
-      ->check(not_empty())
       ->check([searchable](const std::string& text) {
         return text == "search" && !searchable ? std::string("a search needs the model") : "";
       })
@@ -314,11 +307,8 @@ void add_memory_options(CLI::App& program, MemoryArguments& arguments) {
   program
       .add_option("--host-memory", arguments.host_memory,
                   "Memory that may be used, for example 8G (default: what is free)")
-      ->check(not_empty())
       ->group(section);
-  program.add_option("--gpu-memory", arguments.gpu_memory, "The same for the GPU")
-      ->check(not_empty())
-      ->group(section);
+  program.add_option("--gpu-memory", arguments.gpu_memory, "The same for the GPU")->group(section);
 }
 
 int64_t parse_bytes(const std::string& text, const char* option) {

@@ -20,9 +20,6 @@ namespace oscar::app {
 CLI::Validator positive();
 CLI::Validator non_negative();
 
-// A text that is there: an empty one means nothing, and never that the option was left out.
-CLI::Validator not_empty();
-
 // What a MODEL may be, where it is described in a line.
 inline constexpr const char* kModelHelp =
     "Hugging Face folder, .gguf file, name of a model that was fetched from the Hub "

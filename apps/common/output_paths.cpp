@@ -86,8 +86,12 @@ std::vector<NamedPath> model_paths(const std::string& model) {
     return {};
   }
   if (!fs::is_directory(folder)) return {{"MODEL", folder}};
-  const std::vector<std::string> names = {"config.json", "tokenizer.json", "tokenizer_config.json",
-                                          "chat_template.json", "model.safetensors.index.json"};
+  const std::vector<std::string> names = {"config.json",
+                                          "tokenizer.json",
+                                          "tokenizer_config.json",
+                                          "chat_template.json",
+                                          "model.safetensors.index.json",
+                                          "README.md"};  // states the licence
   std::vector<NamedPath> paths;
   std::error_code status;
   for (const auto& entry : fs::directory_iterator(folder, status)) {

@@ -36,7 +36,6 @@ void add_stack_option(CLI::App& program, std::string& stack) {
                   fmt::format("Only what this serving stack runs, with its codec:\n{}\n(not yet: "
                               "{};\noscar-bundle stacks says why)",
                               stack_names(true), stack_names(false)))
-      ->check(not_empty())
       ->option_text("STACK")
       ->group("Fit");
 }

@@ -91,13 +91,18 @@ class Manners(ProgramTest):
                 (["oscar-bundle", "export", BUNDLE, "--to", "npz"], ("--output",)),
                 (["oscar-bundle", "fit", BUNDLE, "-o", out], ("--clip",)),
                 (["oscar-calibrate", model, text, out, "--dry-run", "--device", "cpu"],
-                 ("--host-memory", "--gpu-memory", "--for", "--clip")),
+                 ("--host-memory", "--gpu-memory", "--for", "--clip", "--json", "--tokens-out")),
+                (["oscar-eval", model, "--dry-run", "--device", "cpu"],
+                 ("--corpus", "--compare", "--bundle", "--html", "--rope-scaling", "--mode")),
                 (["oscar-eval", model, "--corpus", text, "--dry-run", "--device", "cpu"],
-                 ("--host-memory", "--gpu-memory"))):
+                 ("--host-memory", "--gpu-memory", "--json")),
+                (["oscar-bench", "transform"], ("--rows", "--json", "--csv"))):
             for option in options:
                 with self.subTest(command=command, option=option):
                     self.refuse(command[0], [*command[1:], option, ""], option, code=USAGE)
         self.refuse("oscar-bundle", ["inspect", ""], "FILE", code=USAGE)
+        self.refuse("oscar-eval", [""], "MODEL", code=USAGE)
+        self.refuse("oscar-calibrate", [model, "", out], "CORPUS", code=USAGE)
 
     def test_words_that_mean_nothing_whatever_the_files_hold_are_errors_of_usage(self):
         export = self.folder / "export"

@@ -100,8 +100,7 @@ class Costs(ProgramTest):
         self.run_ok(command[0].name, *command[1:], "--dry-run")
         estimate = json.loads(report.read_text())
         run = stops.Watched(command)
-        run.wait_for(b"collecting")
-        time.sleep(.3)  # of some seconds in which all the text passes layer after layer
+        run.wait_for(b"collecting")  # all the text passes the first layer, then the second
         run.process.send_signal(signal.SIGTERM)
         self.assertEqual(run.finish(), 130)
         found = os.path.getsize(f"{out}.checkpoint")

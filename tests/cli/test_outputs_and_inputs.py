@@ -127,8 +127,7 @@ class OutputsAndInputs(ProgramTest):
                                    env=ENVIRONMENT, stderr=writing, stdout=writing)
         self.addCleanup(process.kill)
         os.close(writing)
-        time.sleep(5)  # long after its handlers are there
-        self.assertIsNone(process.poll(), "its first message waits for a reader")
+        stops.wait_until_held(process)  # its first message waits for a reader
         process.send_signal(signal.SIGTERM)
         asked = time.monotonic()
         self.assertEqual(process.wait(timeout=60), 130)
@@ -148,7 +147,7 @@ class OutputsAndInputs(ProgramTest):
         self.make_model()
         os.mkfifo(self.folder / "fifo")
         process = self.start(*self.calibrate("--tokens-out", self.folder / "fifo"))
-        time.sleep(3)
+        stops.wait_until_held(process)
         process.send_signal(signal.SIGINT)
         asked = time.monotonic()
         process.wait(timeout=30)

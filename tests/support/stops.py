@@ -27,6 +27,19 @@ def random_source(case):
     return random.Random(seed)
 
 
+POLL = "7"  # the system call, on x86-64
+
+
+def wait_until_held(process):
+    """Until a run waits for a stream: it is found in poll() ten times in a row, within .3 s."""
+    found, end = 0, time.monotonic() + 60
+    while found < 10:
+        with open(f"/proc/{process.pid}/syscall", encoding="ascii") as file:
+            found = found + 1 if file.read().split()[0] == POLL else 0
+        assert process.poll() is None and time.monotonic() < end, "the run did not wait"
+        time.sleep(.03)
+
+
 class Watched:
     """A run on a terminal, where a stage is announced when it begins."""
 

@@ -15,7 +15,9 @@
 #include "common/terminal_progress.h"
 #include "oscar/base/atomic_file.h"
 #include "oscar/base/interrupt.h"
+#include "oscar/base/json.h"
 #include "oscar/base/json_text.h"
+#include "oscar/base/printable.h"
 #include "oscar/bundle/run_checkpoint.h"
 #include "oscar/eval/evaluate.h"
 #include "oscar/eval/overlap.h"
@@ -297,14 +299,30 @@ std::string command_line(const CLI::App& program, const Arguments& arguments) {
   return text;
 }
 
-// A run that goes on replaces what it has written when it was stopped.
 // With --resume the reports of the run that was stopped, which are partial: its checkpoint is
-// there.
+// there. One that has ended is looked at first.
 Replace replacing(const Arguments& arguments) {
+  const EvaluateOptions& options = arguments.options;
   std::error_code status;
-  const bool stopped =
-      arguments.options.resume && std::filesystem::exists(arguments.options.checkpoint, status);
-  return arguments.force || stopped ? Replace::kYes : Replace::kNo;
+  const bool stopped = options.resume && std::filesystem::exists(options.checkpoint, status);
+  return arguments.force || stopped || options.finished ? Replace::kYes : Replace::kNo;
+}
+
+// The report that --resume finds without a checkpoint beside it; none where it is no report.
+std::optional<Json> finished_report(const Arguments& arguments) {
+  const EvaluateOptions& options = arguments.options;
+  std::error_code status;
+  if (!options.resume || arguments.force || options.checkpoint != checkpoint_path(arguments.json) ||
+      !std::filesystem::is_regular_file(arguments.json, status) ||
+      std::filesystem::exists(options.checkpoint, status)) {
+    return {};
+  }
+  try {
+    Json report = read_json_file(arguments.json);
+    if (report.is_object() && report.contains("run_key")) return report;
+  } catch (const Error&) {
+  }
+  return {};
 }
 
 // What the reports must not overwrite, and that all can be written, before the work.
@@ -393,6 +411,7 @@ void complete_options(const CLI::App& program, Arguments& arguments) {
                       .where = "--resume",
                       .hint = "repeat the --json or --html of the run that was stopped"});
   }
+  options.finished = finished_report(arguments);
 }
 
 int run_first(const CLI::App& program, Arguments& arguments, Ranks& ranks) {
@@ -408,6 +427,10 @@ int run_first(const CLI::App& program, Arguments& arguments, Ranks& ranks) {
     refuse_to_replace_checkpoint(options.checkpoint);
   }
   const Json report = evaluate(options, ranks, progress);
+  if (options.finished) {
+    fmt::print("{} is finished already: nothing to do\n", printable(arguments.json));
+    return kExitDone;
+  }
   show(report, arguments);
   if (report.contains("partial")) {
     throw Interrupted(options.checkpoint.empty()

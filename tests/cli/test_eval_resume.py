@@ -84,6 +84,21 @@ class EvalResume(ProgramTest):
             path.unlink()
         self.assertEqual(run(*self.command(report, "--resume", tokens="1K")).returncode, 0)
 
+    def test_resume_of_a_finished_report_does_nothing(self):
+        report = self.folder / "a.json"
+        self.assertEqual(run(*self.command(report, tokens="1K")).returncode, 0)
+        before = report.stat().st_mtime_ns
+        again = run(*self.command(report, "--resume", tokens="1K"))
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertIn("finished already", again.stdout)
+        self.assertEqual(report.stat().st_mtime_ns, before)
+        for options in (["--resume", "--seed", 1], ["--resume", "--keep-units"], []):
+            other = run(*self.command(report, *options, tokens="1K"))
+            self.assertEqual(other.returncode, 1, other.stderr)
+            self.assertIn("exists already", other.stderr)
+            self.assertIn("--force", other.stderr)
+            self.assertEqual(report.stat().st_mtime_ns, before)
+
     def test_resuming_needs_a_report_beside_which_a_checkpoint_can_be(self):
         result = run("oscar-eval", self.model, "--corpus", self.text, "--resume")
         self.assertEqual(result.returncode, 2, result.stderr)

@@ -49,6 +49,7 @@ class SharedEvaluation(SharedRuns):
         one = self.bytes_of("one.json", *options)
         self.assertEqual(self.bytes_of("two.json", *options, "--gpus", 2), one)
         self.assertEqual(self.bytes_of("three.json", *options, "--gpus=3"), one)
+        self.assertEqual(self.bytes_of("two.json", *options, "--resume", "--gpus", 2), one)
         self.assertEqual({path.name for path in self.folder.iterdir()},
                          {"one.json", "two.json", "three.json", "model", "text.txt"})
 

@@ -289,6 +289,15 @@ std::string run_key(const EvaluateOptions& options, const Work& work) {
   return sha256_of(identity.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
+// The same with what a report holds of it.
+std::string report_key(const EvaluateOptions& options, const std::string& run_key) {
+  return sha256_of(Json{run_key, options.keep_units, options.layer_errors}.dump());
+}
+
+bool is_finished(const Json& report, const std::string& key) {
+  return !report.contains("partial") && report.value("run_key", Json()) == key;
+}
+
 Bundle describe_run(const EvaluateOptions& options, const Work& work) {
   Bundle run;
   run.model = describe_model(work.session.checkpoint, false);
@@ -332,17 +341,31 @@ Json evaluate(const EvaluateOptions& options, Ranks& ranks, Progress& progress) 
   Work work(options, ranks, progress);
   plan_tasks(options, work, progress);
   const Bundle run = describe_run(options, work);
+  const std::string key = report_key(options, run.run_key);
   EvaluationState state;
   RowFindings rows;
   if (!ranks.first()) {
-    const Counted done = Counted::from(ranks.agree(run.run_key, {}));
+    const Json start = ranks.agree(run.run_key, {});
+    if (start.is_null()) return nullptr;
+    const Counted done = Counted::from(start);
     measure(
         options, work, ranks, done, state, rows, [] {}, progress);
     ranks.wait_until_taken();
     ranks.done();
     return nullptr;
   }
+  if (options.finished) {
+    if (!is_finished(*options.finished, key)) {
+      throw Error({.what = "the report exists already and is of another run",
+                   .where = std::filesystem::path(options.checkpoint).replace_extension().string(),
+                   .hint = "choose another name, or replace it with --force"});
+    }
+    ranks.agree(run.run_key, nullptr);
+    ranks.wait_until_taken();
+    return *options.finished;
+  }
   Json report = describe(options, work);
+  report["run_key"] = key;
   EvaluationCheckpoint checkpoint(options.checkpoint, run);
   if (options.resume) {
     const ModelConfig& config = work.model.config();

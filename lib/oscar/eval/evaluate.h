@@ -58,12 +58,16 @@ struct EvaluateOptions {
   // Where the run keeps what it has counted, to be continued by `resume`; empty: nowhere.
   std::filesystem::path checkpoint;
   bool resume = false;
+  // A report that stands where this one is to be, of which `resume` finds no checkpoint.
+  std::optional<Json> finished;
   std::string command;  // what the user asked for, as the report quotes it; may be empty
 };
 
 // Throws Error for bad input (options, files, bundles of another model, too little text, rows or
 // predictions that are not finite) and for memory in which one batch does not fit. The tokenizer is
 // opened for text and for needle tasks alone.
+// `finished` is returned as it is, without work, where it is the whole report of the same run; of
+// any other an Error is thrown.
 // `bundle` is rewritten, for write_back, only when the whole report exists. On the CPU equal
 // inputs, seed and thread count give an equal report, resumed or not.
 // When a stop was requested, the report holds the figures of what was counted, and says so with the

@@ -27,10 +27,10 @@ class EvalResume(ProgramTest):
                 "identity,hadamard-clip", "--chunk-len", "512", "--max-tokens", tokens, "--separators",
                 "off", "--sink", "4", "--recent", "16", "--json", report, *options]
 
-    def stop(self, command):
-        """Exit code, stdout and stderr of a run that gets SIGTERM behind its first block."""
+    def stop(self, command, when=rb"perplexity: +([2-9]\d)%"):
+        """Exit code, stdout and stderr of a run that gets SIGTERM, behind its first block."""
         stopped = Watched(command, stdout=subprocess.PIPE)
-        stopped.wait_for(rb"perplexity: +([2-9]\d)%")
+        stopped.wait_for(when)
         stopped.process.send_signal(signal.SIGTERM)
         code = stopped.finish()
         with stopped.process.stdout as out:
@@ -59,6 +59,20 @@ class EvalResume(ProgramTest):
         self.assertEqual(report.read_bytes(), whole.read_bytes())
         self.assertNotIn("The run was stopped", page.read_text())
         self.assertFalse(checkpoint.exists())
+
+    def test_answers_that_were_generated_before_a_stop_are_kept(self):
+        options = ["--tasks", "niah", "--needle-generate", "--needle-lengths", "400",
+                   "--needle-prompts", "32"]
+        whole, report = self.folder / "whole.json", self.folder / "a.json"
+        self.assertEqual(run(*self.command(whole, *options, "--quiet")).returncode, 0)
+        code, _, said = self.stop(self.command(report, *options), rb"generation: +[2-9]\d%")
+        self.assertEqual(code, 130, said)
+        partial = json.loads(report.read_text())["partial"]["generated"]
+        self.assertGreater(partial["answers"], 0)
+        self.assertLess(partial["answers"], partial["of"])
+        result = run(*self.command(report, *options, "--resume", "--quiet"))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(report.read_bytes(), whole.read_bytes())
 
     def test_stopped_at_seven_moments(self):
         runs = StoppedRuns(self, STAGES, functools.partial(self.command, tokens="8K"),

@@ -324,6 +324,10 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   }
   const SplitCorpus split = split_corpus(corpus, options, result.warnings);
   result.held_back_tokens = split.held_back.record.tokens;
+  // Before the work, so that a limit that is too low for the search is told then; and before what
+  // takes less, so that it is told at once.
+  std::optional<RunPlan> search_plan;
+  if (options.search.any()) search_plan = plan_search(model, split, options, limits);
   std::vector<Batch> batches = plan_batches(split.fit.chunks, options.batch_tokens);
   PassNeeds needs{.checkpoint_every = options.checkpoint_every,
                   .snapshot_tokens = plan_snapshots(batches),
@@ -331,9 +335,6 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
                   .processes = ranks.size(),
                   .search_bytes = {}};
   const RunPlan plan = plan_run(model, std::move(batches), limits, std::move(needs));
-  // Before the work, so that a limit that is too low for the search is told then.
-  std::optional<RunPlan> search_plan;
-  if (options.search.any()) search_plan = plan_search(model, split, options, limits);
   if (options.dry_run) {
     result.dry_run = true;
     result.cost = estimate_cost(model, split, plan, options, limits, ranks);

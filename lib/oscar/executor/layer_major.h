@@ -26,7 +26,8 @@ class LayerVisitor {
  public:
   virtual ~LayerVisitor() = default;
   virtual AttentionObserver* observer(int layer) = 0;  // may be null
-  // `next` is where a resumed run would start. Called after each layer and after each wave.
+  // `next` is where a resumed run would start. Called after each layer and after each wave. Its
+  // hidden states may be written over by the layer that comes then.
   virtual void layer_done(const RunPosition& next) = 0;
 };
 

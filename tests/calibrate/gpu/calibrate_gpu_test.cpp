@@ -45,13 +45,15 @@ class CalibrateGpu : public testing::Test {
     if (!oscar_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
   }
 
-  std::vector<LayerStatistics> collect(int64_t batch_tokens, bool weights_resident = true) {
+  std::vector<LayerStatistics> collect(int64_t batch_tokens, bool weights_resident = true,
+                                       bool hidden_on_device = true) {
     Transformer model(checkpoint_, {torch::kCUDA, torch::kBFloat16});
     const TokenChunks corpus = random_chunks(6, 512, checkpoint_.config.vocab_size);
     RunPlan plan;
     plan.batches = plan_batches(corpus.chunks, batch_tokens);
     plan.waves = {{0, plan.batches.size(), corpus.record.tokens}};
     plan.weights_resident = weights_resident;
+    plan.hidden_on_device = hidden_on_device;
     std::vector<LayerGeometry> layers;
     for (int i = 0; i < checkpoint_.config.num_layers; ++i) {
       layers.push_back(checkpoint_.config.geometry(i, 256));
@@ -203,6 +205,10 @@ TEST_F(CalibrateGpu, TwoRunsGiveTheSameBits) { EXPECT_EQ(collect(2048), collect(
 
 TEST_F(CalibrateGpu, WeightsReadWhileTheLayerBeforeComputesGiveTheSameBits) {
   EXPECT_EQ(collect(512, /*weights_resident=*/false), collect(512));
+}
+
+TEST_F(CalibrateGpu, HiddenStatesOnTheHostGiveTheSameBits) {
+  EXPECT_EQ(collect(512, /*weights_resident=*/false, /*hidden_on_device=*/false), collect(512));
 }
 
 }  // namespace

@@ -39,7 +39,6 @@ def install():
     """What a process needs before it reads its engine's arguments."""
     register_backend(AttentionBackendEnum.CUSTOM, _BACKEND)
     if settings.bundle_path():
-        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
         if current_platform.is_cpu():  # which asks for no other backend
             register_backend(AttentionBackendEnum.CPU_ATTN, _BACKEND)
         _follow_scheduler()
@@ -51,6 +50,7 @@ def install():
                 return original(self, *args, **options)
             settings.bundle()  # what is wrong with it, before anything else
             settings.set_defaults(self)
+            os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # for this process and its own
             if chosen is None:
                 self.attention_backend = AttentionBackendEnum.CUSTOM
             config = original(self, *args, **options)

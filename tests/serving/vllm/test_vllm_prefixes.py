@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""vLLM's prefix caching over INT2 pages, on the CPU: what is shared, when, and what it changes."""
+"""vLLM's prefix caching over INT2 pages: what is shared, when, and what it changes."""
 import random
 import unittest
 

@@ -1,4 +1,4 @@
-"""What the tests of the vLLM plugin share: its environment, one engine on the CPU, its requests.
+"""What the tests of the vLLM plugin share: its environment, one engine, its requests.
 Imported first by a test, it starts the test again where vLLM is: in .venv-vllm, or in the virtual
 environment that OSCAR_VLLM_VENV names."""
 import contextlib
@@ -34,8 +34,10 @@ ENVIRONMENT = {"VLLM_OSCAR_BUNDLE": str(BUNDLE), "OSCAR_INT2_POISON": "1",
                "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 POOL_BYTES = 73728 * 36  # 36 blocks of 8 layers x 2 heads x 4608 bytes; vLLM keeps one to itself
 SEATS, MAX_MODEL_LEN = 3, 1024
-OPTIONS = {"dtype": "bfloat16", "enforce_eager": True, "max_model_len": MAX_MODEL_LEN,
-           "max_num_seqs": SEATS, "kv_cache_memory_bytes": POOL_BYTES, "seed": 0}
+# Steps are counted: one is begun when the last has ended, as it always is on a CPU.
+OPTIONS = {"dtype": "bfloat16", "enforce_eager": True, "async_scheduling": False,
+           "max_model_len": MAX_MODEL_LEN, "max_num_seqs": SEATS,
+           "kv_cache_memory_bytes": POOL_BYTES, "seed": 0}
 # bf16 sums depend on how many rows a product has: vLLM's own BF16 cache moves log probabilities of
 # this model by .042 between a batch and a single run, and tokens change where two are that close.
 # A window of another request, or one of NaN, moves them by whole nats.

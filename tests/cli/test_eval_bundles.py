@@ -68,9 +68,11 @@ class SeveralBundles(unittest.TestCase):
         self.assertLess((folders[1] / "a.h5").stat().st_size, self.one.stat().st_size / 4)
         full, serving = (self.evaluate("--bundle", folder / "a.h5", "--compare", "identity,bundle")
                          for folder in folders)
-        # What tells the files apart: the hash of all that they hold, and the text's fingerprint.
+        # What tells the files apart: the hash of all that they hold, which counts for the run's key,
+        # and the text's fingerprint.
         self.assertNotEqual(full["bundle"].pop("content_sha256"), serving["bundle"]["content_sha256"])
         self.assertEqual(serving["bundle"].pop("content_sha256"), full["bundle"]["serving_sha256"])
+        self.assertNotEqual(full.pop("run_key"), serving.pop("run_key"))
         self.assertTrue(full["bundle"].pop("overlap")["known"])
         self.assertFalse(serving["bundle"].pop("overlap")["known"])
         full.pop("channels"), serving.pop("channels")  # of the statistics

@@ -6,9 +6,8 @@ namespace oscar {
 // All of it: a call walks the heap, and what is asked for next is mapped anew.
 void give_back_freed_memory();
 
-// Only where much is kept (kMuchKept). Called after each step of work whose memory is planned to
-// the byte, it bounds what a process has beyond what it uses, and costs a run 5% of its time; to
-// give back all costs a quarter.
+// Only where much is kept (kMuchKept). Called before each step of work whose memory is planned, it
+// bounds what a process has beyond what it uses, for some 3 to 8% of its time.
 void give_back_much_freed_memory();
 
 }  // namespace oscar

@@ -17,7 +17,7 @@ constexpr int64_t kRowCopies = 5;
 constexpr int64_t kMaskBytes = int64_t{1} << 27;
 
 // What malloc keeps of freed tensors (base/freed_memory.cpp) beyond what forward_bytes has for it.
-constexpr int64_t kHeapBytes = int64_t{40} << 20;
+constexpr int64_t kHeapBytes = int64_t{16} << 20;
 
 int64_t element_bytes(const Transformer& model) {
   return static_cast<int64_t>(torch::elementSize(model.compute().dtype));

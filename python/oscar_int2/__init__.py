@@ -13,10 +13,10 @@ from ._library import PAGE_TOKENS, ops
 from .bundle import Bundle, load
 from .codec import LayerCodec, LayerPages, StepTables
 from .errors import (BundleError, BundleMismatchError, CacheFullError, CacheRowError, OscarError,
-                     UnsupportedError)
+                     SelfCheckError, UnsupportedError)
 from ._version import __version__
 from .generator import Generator
 
 __all__ = ["Bundle", "BundleError", "BundleMismatchError", "CacheFullError", "CacheRowError",
-           "Generator", "LayerCodec", "LayerPages", "OscarError", "PAGE_TOKENS", "StepTables", "UnsupportedError",
-           "load", "ops"]
+           "Generator", "LayerCodec", "LayerPages", "OscarError", "PAGE_TOKENS", "SelfCheckError", "StepTables",
+           "UnsupportedError", "load", "ops"]

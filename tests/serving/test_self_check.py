@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""oscar_int2.self_check: what it asks for, and what it makes of the answers."""
+import unittest
+
+from serving_case import BUNDLE, MODEL
+import oscar_int2
+from oscar_int2 import self_check
+from oscar_int2.codec import Windows
+
+
+class Probe(unittest.TestCase):
+    def test_the_quote_stands_in_the_prompt_behind_the_line_that_ends_it(self):
+        from transformers import AutoTokenizer
+        tokenizer = AutoTokenizer.from_pretrained(MODEL)
+        tokens = self_check.probe_tokens(Windows(64, 256, 16))
+        for encode in (lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], None):
+            with self.subTest(text=encode is not None):
+                probe = self_check.probe(tokens, len(tokenizer), encode)
+                self.assertEqual(probe, self_check.probe(tokens, len(tokenizer), encode))
+                self.assertEqual(len(probe.quote), self_check.QUOTE)
+                line = 12
+                whole = probe.prompt[-line:] + probe.quote
+                places = [i for i in range(len(probe.prompt) - line)
+                          if probe.prompt[i:i + len(whole)] == whole]
+                self.assertEqual(len(places), 1, "the passage stands there once")
+                self.assertGreater(places[0], 64)
+                self.assertLess(places[0] + len(whole), len(probe.prompt) - 256 - 16)
+
+    def test_windows_are_left_whatever_their_size(self):
+        self.assertEqual(self_check.probe_tokens(Windows(64, 256, 16)), 2048)
+        self.assertEqual(self_check.probe_tokens(Windows(64, 4096, 128)), 4 * (64 + 4096 + 128))
+
+
+class Comparison(unittest.TestCase):
+    def test_log_probabilities_decide(self):
+        bundle = oscar_int2.load(BUNDLE)
+        probe = self_check.probe(256, 8192)
+        exact = [-0.25] * 48
+        result = self_check.check(bundle, probe, exact, [-0.5] * 48)
+        self.assertEqual((result.exact, result.served, result.distance), (-0.25, -0.5, 0.25))
+        self.assertRegex(str(result), r"48 quoted tokens.*-0\.500 over the 2-bit cache, -0\.250 over BF16")
+        for served in (-0.26 - probe.furthest, float("nan"), float("-inf")):
+            with self.assertRaisesRegex(oscar_int2.SelfCheckError, "tiny-gqa.*another checkpoint"):
+                self_check.check(bundle, probe, exact, [served] * 48)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -11,7 +11,7 @@ def register():
     try:
         from oscar_int2 import vllm
     except Exception:
-        if os.environ.get("VLLM_OSCAR_BUNDLE"):
+        if "VLLM_OSCAR_BUNDLE" in os.environ:
             raise
         return  # vLLM is used without it
     vllm.register()

@@ -30,7 +30,7 @@ PARAMETERS = {
 # The same where a name says too little: (function, parameter).
 OTHERS = {
     ("_sink", "blocks"): "list[vllm.v1.core.kv_cache_utils.KVCacheBlock]",
-    ("set_defaults", "args"): "vllm.engine.arg_utils.EngineArgs",
+    ("defaults", "args"): "vllm.engine.arg_utils.EngineArgs",
 }
 # Attributes that hold more than they are annotated as: our specs are of this class.
 NARROWER = {"kv_cache_spec": "vllm.v1.kv_cache_interface.FullAttentionSpec"}
@@ -43,7 +43,7 @@ THEIRS = {
     "PrefixManager": ("cache_blocks", "find_longest_cache_hit"),
 }
 # Of our specs: the fields that vLLM's do not have.
-SPECS = {"Int2Spec": (), "SizedSpec": ("chunk_bytes",)}
+SPECS = {"Int2Spec": ("windows",), "SizedSpec": ("windows", "chunk_bytes")}
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,8 @@ class Uses(ast.NodeVisitor):
             found = self.vllm.find(of.module.name, node.attr)
             self.note(f"{of.module.name}.{node.attr}", node, None if found else "is not there")
         cls = of.of if isinstance(of, Object) else of
-        own = getattr(node.value, "id", "") == "self" and node.attr in self.ours
+        own = (getattr(node.value, "id", "") == "self" and node.attr in self.ours
+               or ast.unparse(node.value).endswith("kv_cache_spec") and node.attr in SPECS["SizedSpec"])
         if is_class(cls) and not own:
             there, _ = self.vllm.member(cls, node.attr)
             self.note(f"{cls}.{node.attr}", node, None if there else "is not there")
@@ -305,8 +306,8 @@ class Uses(ast.NodeVisitor):
                 there, _ = self.vllm.member(of.of, word)
                 self.note(f"{of.of}.{word}", node, None if there else "is not there")
             return
-        if any(isinstance(a, ast.Starred) for a in node.args):
-            return
+        starred = any(isinstance(a, ast.Starred) for a in node.args) or any(
+            k.arg is None for k in node.keywords)
         keywords = [k.arg for k in node.keywords if k.arg]
         if name in SPECS:
             theirs = self.vllm.one("vllm.v1.kv_cache_interface.FullAttentionSpec")
@@ -328,10 +329,10 @@ class Uses(ast.NodeVisitor):
                     continue
             else:
                 bound = called.owner is not None and not name
-            if any(k.arg is None for k in node.keywords):
-                continue
-            why = Signature(called.node, bound).refuses(len(node.args), keywords)
-            self.note(f"{called}({', '.join([*'_' * len(node.args), *keywords])})", node, why)
+            given = None if starred else len(node.args)
+            why = Signature(called.node, bound).refuses(given, keywords)
+            some = ["..."] if starred else ["_"] * len(node.args)
+            self.note(f"{called}({', '.join([*some, *keywords])})", node, why)
 
     def _called(self, function):
         """Every definition that a call may reach: one under an if is as good as its others."""

@@ -266,12 +266,15 @@ class Signature:
         self.required = {*required, *(p.arg for p, d in zip(a.kwonlyargs, a.kw_defaults) if d is None)}
 
     def refuses(self, positions, keywords):
-        """Why a call with so many positional arguments and these keywords fails; None: it does not."""
-        if positions > len(self.positional) and not self.any_position:
+        """Why a call with so many positional arguments and these keywords fails; None: it does not.
+        `positions` None: there are others that only a run knows."""
+        if positions is not None and positions > len(self.positional) and not self.any_position:
             return f"takes {len(self.positional)} positional arguments, not {positions}"
         for name in keywords:
             if name not in (*self.positional, *self.keywords) and not self.any_keyword:
                 return f"has no parameter {name}"
+        if positions is None:
+            return None
         missing = self.required - set(self.positional[:positions]) - set(keywords)
         return f"wants {', '.join(sorted(missing))}" if missing else None
 

@@ -33,13 +33,14 @@ def adapter():
 def register():
     """Makes the backend known to this process's vLLM. Called again, it does nothing more.
 
-    Without VLLM_OSCAR_BUNDLE vLLM stays as it is, except that its backend CUSTOM is then ours and
-    says what is missing. Raises UnsupportedError for another vLLM than those of ADAPTERS.
+    Engines that are configured without VLLM_OSCAR_BUNDLE stay as they are. Raises BundleError where
+    that is set and blank, UnsupportedError for another vLLM than those of ADAPTERS.
     """
+    named = settings.bundle_path()
     try:
         found = adapter()
     except UnsupportedError:
-        if settings.bundle_path():
+        if named:
             raise
         return
     found.install()

@@ -6,7 +6,7 @@ backend names the shape of a layer's cache.
 import torch
 
 from .._library import PAGE_TOKENS
-from . import hooks
+from . import hooks, settings
 
 
 def install():
@@ -26,7 +26,8 @@ def follow_worker():
             if issubclass(self.attn_backend, OscarBackend):
                 return SizedSpec(block_size=PAGE_TOKENS, num_kv_heads=self.num_kv_heads,
                                  head_size=self.head_size, dtype=torch.uint8,
-                                 chunk_bytes=chunk_bytes(self.head_size))
+                                 windows=settings.windows(vllm_config),
+                                 chunk_bytes=chunk_bytes(self.attn_backend.bundle, self.head_size))
             return original(self, vllm_config)
 
         return get_kv_cache_spec
@@ -38,11 +39,12 @@ def follow_worker():
 class CacheShape:
     """What the backend says of a layer's cache."""
 
-    @staticmethod
-    def get_kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str="auto"):
+    @classmethod
+    def get_kv_cache_shape(cls, num_blocks, block_size, num_kv_heads, head_size,
+                           cache_dtype_str="auto"):
         from .specs import chunk_bytes
 
-        return num_blocks, num_kv_heads, chunk_bytes(head_size)
+        return num_blocks, num_kv_heads, chunk_bytes(cls.bundle, head_size)
 
 
 def pool(kv_cache):

@@ -12,6 +12,7 @@ byte. Hooks that are left alone:
 import torch
 
 from .._library import PAGE_TOKENS
+from ..codec import Windows
 from . import hooks
 
 
@@ -34,7 +35,8 @@ class CacheShape:
 
         return Int2Spec(block_size=spec.block_size, num_kv_heads=spec.num_kv_heads,
                         head_size=spec.head_size, dtype=torch.uint8,
-                        state_content_bytes=chunk_bytes(spec.head_size) // PAGE_TOKENS)
+                        windows=Windows.of(cls.bundle.quantizer),
+                        state_content_bytes=chunk_bytes(cls.bundle, spec.head_size) // PAGE_TOKENS)
 
     @classmethod
     def supported_kv_cache_layouts(cls):

@@ -21,6 +21,7 @@ from vllm.v1.attention.backend import (AttentionBackend, AttentionCGSupport, Att
 from vllm.v1.attention.backends import fa_utils
 
 from .._library import PAGE_TOKENS
+from ..bundle import Bundle
 from ..cache import row_problem
 from ..codec import LayerCodec, LayerPages, StepTables
 from ..errors import CacheRowError, UnsupportedError
@@ -34,6 +35,9 @@ MIB = 1 << 20
 
 
 class OscarBackend(adapter.CacheShape, AttentionBackend):
+    """backend_of() makes one for each bundle: vLLM asks a class for the shape of its cache."""
+
+    bundle: Bundle | None = None
     supported_dtypes = [torch.bfloat16]
     supported_kv_cache_dtypes = ["auto", "bfloat16"]
     forward_includes_kv_cache_update = True
@@ -53,6 +57,17 @@ class OscarBackend(adapter.CacheShape, AttentionBackend):
     @staticmethod
     def get_builder_cls():
         return OscarMetadataBuilder
+
+
+_BACKENDS = {}  # by the hash of their bundle
+
+
+def backend_of(config):
+    """The backend of the layers of an engine with this VllmConfig."""
+    bundle = settings.bundle(config)
+    if bundle.content_sha256 not in _BACKENDS:
+        _BACKENDS[bundle.content_sha256] = type("OscarBackend", (OscarBackend,), {"bundle": bundle})
+    return _BACKENDS[bundle.content_sha256]
 
 
 @dataclass
@@ -82,7 +97,7 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         settings.check(vllm_config)
         layers = vllm_config.compilation_config.static_forward_context
         self.layers = [layers[name].impl for name in layer_names]
-        self.windows = settings.windows()
+        self.windows = settings.windows(vllm_config)
         self.sink_blocks = self.windows.sink_tokens // PAGE_TOKENS
         most = vllm_config.scheduler_config.max_num_seqs
         self.slots, self.batch = WindowSlots(most), None
@@ -104,7 +119,8 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         # Once: vLLM makes a builder to measure graphs, and another one to serve.
         logger.info_once("OSCAR INT2: blocks of %d tokens take %d bytes a layer, BF16 takes %d (%s)",
                          PAGE_TOKENS, spec.page_size_bytes,
-                         4 * PAGE_TOKENS * spec.num_kv_heads * spec.head_size, settings.bundle_path())
+                         4 * PAGE_TOKENS * spec.num_kv_heads * spec.head_size,
+                         settings.bundle(self.vllm_config).path)
         logger.info_once("OSCAR INT2: exact windows take %.1f MiB beside them, %.2f for each of %d "
                          "requests", window / MIB, window / most / MIB, most)
         if impl.kept_k is not None:
@@ -248,6 +264,7 @@ class OscarAttention(AttentionImpl):
         adapter.follow_worker()
         self.num_heads, self.head_size, self.scale = num_heads, head_size, scale
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
+        self.bundle, self.windows = settings.bundle(config), settings.windows(config)
         self.slots = config.scheduler_config.max_num_seqs
         self.layers = config.compilation_config.static_forward_context
         chunked = config.scheduler_config.enable_chunked_prefill
@@ -262,8 +279,8 @@ class OscarAttention(AttentionImpl):
         of prompts in chunks: here, while vLLM counts what the weights take, so that its pool becomes smaller by them."""
         name = next(name for name, layer in self.layers.items()
                     if getattr(layer, "impl", None) is self)
-        device, windows = torch.device(current_platform.device_type), settings.windows()
-        self.codec = LayerCodec(settings.bundle(), extract_layer_index(name), device)
+        device, windows = torch.device(current_platform.device_type), self.windows
+        self.codec = LayerCodec(self.bundle, extract_layer_index(name), device)
         shape = (self.slots, self.num_kv_heads, windows.sink_tokens + windows.ring_tokens(),
                  self.head_size)
         self.window_k, self.window_v = (torch.zeros(shape, dtype=torch.bfloat16, device=device)

@@ -2,79 +2,113 @@
 
 | method | process | what it does besides |
 |---|---|---|
-| EngineArgs.create_engine_config | each that reads an engine's arguments | defaults and refusals |
+| EngineArgs.create_engine_config | each that reads an engine's arguments | the bundle into the configuration, defaults and refusals |
+| VllmConfig.use_v2_model_runner | all | the first model runner |
+| Attention.__init__ | a worker's | our backend |
 | Scheduler.__init__ | the scheduler's | makes PrefixManager the manager of our blocks |
 | Scheduler.schedule | the scheduler's | tells the worker what happens to sinks |
 | GPUModelRunner._update_states | a worker's | tells the builder which request is where in the batch |
 
-Each is replaced by one that calls the original. The scheduler's two only where a bundle is named, the
-worker's only once an INT2 layer is made: other engines are left alone. How vLLM learns the size of our
-blocks depends on its version, and is the adapters'.
+Each is replaced by one that calls the original, and does more only for an engine whose configuration
+names a bundle (settings.ENTRY): other engines of the process are left alone, whichever came first. How
+vLLM learns the size of our blocks depends on its version, and is the adapters'.
 """
 import functools
-import os
 import sys
 
+from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
-from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
+from ..errors import UnsupportedError
 from . import settings
 
-_BACKEND = "oscar_int2.vllm.backend.OscarBackend"
-_MARK = "_oscar_int2"  # attribute of a method that was replaced
+_MARK = "_oscar_int2"  # attribute of a function that replaces another
 _MOVES = "oscar_sink_moves"  # of a SchedulerOutput: prefixes.SinkMoves
 
 
 def replace(owner, name, make):
-    """owner.name becomes make(owner.name), unless it did before."""
-    original = getattr(owner, name)
+    """owner.name, a method or a property, becomes make(owner.name), unless it did before."""
+    found = getattr(owner, name)
+    original = found.fget if isinstance(found, property) else found
     if not hasattr(original, _MARK):
-        method = functools.wraps(original)(make(original))
-        setattr(method, _MARK, True)
-        setattr(owner, name, method)
+        function = functools.wraps(original)(make(original))
+        setattr(function, _MARK, True)
+        setattr(owner, name, property(function) if isinstance(found, property) else function)
 
 
 def install():
-    """What a process needs before it reads its engine's arguments."""
-    register_backend(AttentionBackendEnum.CUSTOM, _BACKEND)
-    if settings.bundle_path():
-        if current_platform.is_cpu():  # which asks for no other backend
-            register_backend(AttentionBackendEnum.CPU_ATTN, _BACKEND)
-        _follow_scheduler()
+    """What a process needs before it reads its engine's arguments, or is given a configuration."""
+    register_backend(AttentionBackendEnum.CUSTOM, "oscar_int2.vllm.backend.OscarBackend")
+    _follow_configuration()
+    _follow_layers()
+    _follow_scheduler()
 
-    def make(original):
+
+def _follow_configuration():
+    def make_create(original):
         def create_engine_config(self, *args, **options):
             chosen = self.attention_backend or self.attention_config.backend
-            if not settings.bundle_path() and getattr(chosen, "name", chosen) != "CUSTOM":
+            if settings.bundle_path() is None and getattr(chosen, "name", chosen) != "CUSTOM":
                 return original(self, *args, **options)
-            settings.bundle()  # what is wrong with it, before anything else
-            settings.set_defaults(self)
-            os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # for this process and its own
+            ours = settings.defaults(self)
+            ours["additional_config"] = {**self.additional_config, settings.ENTRY: settings.entry()}
             if chosen is None:
-                self.attention_backend = AttentionBackendEnum.CUSTOM
-            config = original(self, *args, **options)
+                ours["attention_backend"] = AttentionBackendEnum.CUSTOM
+            before = {name: getattr(self, name) for name in ours}
+            vars(self).update(ours)
+            try:
+                config = original(self, *args, **options)
+            finally:  # they may be read again, without a bundle
+                vars(self).update(before)
             settings.check(config)
             return config
 
         return create_engine_config
 
-    replace(EngineArgs, "create_engine_config", make)
+    def make_runner(original):
+        def use_v2_model_runner(self):
+            return not settings.serves_int2(self) and original(self)
+
+        return use_v2_model_runner
+
+    replace(EngineArgs, "create_engine_config", make_create)
+    replace(VllmConfig, "use_v2_model_runner", make_runner)
+
+
+def _follow_layers():
+    from vllm.model_executor.layers.attention.attention import Attention
+
+    def make_init(original):
+        def __init__(self, *args, attn_backend=None, **options):
+            config = get_current_vllm_config()
+            if settings.serves_int2(config):
+                if attn_backend is not None:
+                    raise UnsupportedError(f"the INT2 cache does not serve attention with a backend of "
+                                           f"its own, {attn_backend.get_name()}")
+                from .backend import backend_of
+
+                attn_backend = backend_of(config)
+            original(self, *args, attn_backend=attn_backend, **options)
+
+        return __init__
+
+    replace(Attention, "__init__", make_init)
 
 
 def _follow_scheduler():
-    """What the process of a scheduler needs."""
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec
     from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
     def make_init(original):
-        def __init__(self, *args, **options):
-            from .prefixes import PrefixManager
-            from .specs import Int2Spec
+        def __init__(self, vllm_config, *args, **options):
+            if settings.serves_int2(vllm_config):
+                from .prefixes import PrefixManager
+                from .specs import Int2Spec
 
-            KVCacheSpecRegistry.register(Int2Spec, PrefixManager, FullAttentionSpec)
-            original(self, *args, **options)
+                KVCacheSpecRegistry.register(Int2Spec, PrefixManager, FullAttentionSpec)
+            original(self, vllm_config, *args, **options)
             for manager in _prefix_managers(self):
                 manager.make_places(settings.prefixes(self.vllm_config))
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
-from . import settings
-
 
 @dataclass
 class SinkMoves:
@@ -32,7 +30,7 @@ class PrefixManager(FullAttentionManager):
 
     def __init__(self, kv_cache_spec, **options):
         super().__init__(kv_cache_spec, **options)
-        self.windows = settings.windows()
+        self.windows = kv_cache_spec.windows
         self.sink_blocks = self.windows.sink_tokens // self.block_size
         self.running = {}           # by id: a request, and what vLLM says of the sharing of its blocks
         self.places = OrderedDict()  # of kept sinks, by hash; first the one unused for longest

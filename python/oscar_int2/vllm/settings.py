@@ -1,6 +1,12 @@
-"""The bundle that is served, and what an engine must look like to be served with it."""
+"""The bundle that an engine serves, and what the engine must look like to be served with it.
+
+VLLM_OSCAR_BUNDLE is read where an engine's arguments are read, and nowhere else: what it names goes
+into the engine's configuration (ENTRY of additional_config), which vLLM hands to all its processes. So
+one process may run several engines, over INT2, over another bundle or over BF16.
+"""
 import functools
 import os
+import pathlib
 
 from .._library import PAGE_TOKENS
 from ..bundle import load
@@ -9,6 +15,7 @@ from ..codec import Windows
 from ..errors import BundleError, UnsupportedError
 
 BUNDLE = "VLLM_OSCAR_BUNDLE"  # environment: the bundle's path
+ENTRY = "oscar_int2"  # of VllmConfig.additional_config: {"bundle": path, "sha256": of its content}
 # Environment, for tests: 1 fills windows that nobody holds, and the scratch before its use, with NaN.
 POISON = "OSCAR_INT2_POISON"
 # Of requests at a time, where the user names none: every one costs a window in every layer, and
@@ -17,23 +24,56 @@ DEFAULT_MAX_NUM_SEQS = 64
 
 
 def bundle_path():
-    return os.environ.get(BUNDLE) or None
+    """What the environment names; None: the variable is not set. Raises BundleError if it is blank."""
+    path = os.environ.get(BUNDLE)
+    if path is not None and not path.strip():
+        raise BundleError(f"{BUNDLE} is set and names no file; name the bundle of the model, or unset "
+                          "the variable to serve BF16")
+    return path
 
 
 def poisons():
     return os.environ.get(POISON) == "1"
 
 
-def bundle():
-    """The bundle of this process, read once. Raises BundleError if none is named."""
-    if not bundle_path():
+def entry():
+    """Of a configuration that is being made: what the environment names. Raises BundleError if that is
+    nothing, or no sound bundle, and UnsupportedError for one that is not served here."""
+    path = bundle_path()
+    if path is None:
         raise BundleError(f"{BUNDLE} is not set: the INT2 backend needs a bundle of the model, "
                           "which oscar-calibrate makes")
-    return _load(bundle_path())
+    path = str(pathlib.Path(path).absolute())
+    return {"bundle": path, "sha256": _load(path, _stamp(path)).content_sha256}
 
 
-@functools.lru_cache(maxsize=1)
-def _load(path):
+def serves_int2(config):
+    """Whether the engine of this VllmConfig runs over INT2 pages."""
+    return isinstance(config.additional_config, dict) and ENTRY in config.additional_config
+
+
+def bundle(config):
+    """The bundle that the engine of this VllmConfig serves. Raises BundleError if it serves none, or
+    if the file has changed since its configuration was made."""
+    if not serves_int2(config):
+        raise BundleError(f"an engine with the backend CUSTOM serves no bundle: set {BUNDLE} before its "
+                          "arguments are read")
+    chosen = config.additional_config[ENTRY]
+    found = _load(chosen["bundle"], _stamp(chosen["bundle"]))
+    if found.content_sha256 != chosen["sha256"]:
+        raise BundleError(f"{found.path} has changed since this engine was configured: its content is "
+                          f"{found.content_sha256[:16]} now and was {chosen['sha256'][:16]}; start again")
+    return found
+
+
+def _stamp(path):
+    """Differs once a file was replaced."""
+    found = os.stat(path)
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+@functools.lru_cache(maxsize=2)
+def _load(path, stamp):
     found = load(path)
     check_served(found)
     if found.quantizer.sink_tokens % PAGE_TOKENS:
@@ -43,8 +83,9 @@ def _load(path):
     return found
 
 
-def windows():
-    return Windows.of(bundle().quantizer)
+def windows(config):
+    """What the engine of this VllmConfig keeps exact."""
+    return Windows.of(bundle(config).quantizer)
 
 
 def prefixes(config):
@@ -53,24 +94,25 @@ def prefixes(config):
     return config.scheduler_config.max_num_seqs if caches else 0
 
 
-def set_defaults(args):
-    """Sets what the user of these EngineArgs left open; what contradicts stays, to be refused."""
-    for name, value in (("enable_prefix_caching", False), ("block_size", PAGE_TOKENS),
-                        ("max_num_seqs", DEFAULT_MAX_NUM_SEQS)):
-        if getattr(args, name) is None:
-            setattr(args, name, value)
+def defaults(args):
+    """{name: value} of what the user of these EngineArgs left open; what contradicts is refused later."""
+    return {name: value for name, value in (
+        ("enable_prefix_caching", False), ("block_size", PAGE_TOKENS),
+        ("max_num_seqs", DEFAULT_MAX_NUM_SEQS)) if getattr(args, name) is None}
 
 
 def check(config):
     """Raises UnsupportedError or BundleMismatchError unless this VllmConfig can be served."""
+    from vllm import envs
+
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     attention = config.attention_config
     backend = getattr(attention.backend, "name", None)
     refused = (
         (f"--attention-backend {backend}", backend not in (None, "CUSTOM"), "leave it out"),
-        ("Model Runner V2", config.use_v2_model_runner, "set VLLM_USE_V2_MODEL_RUNNER=0"),
+        ("Model Runner V2", envs.VLLM_USE_V2_MODEL_RUNNER, "unset VLLM_USE_V2_MODEL_RUNNER"),
         ("prefix caching without exact first tokens",
-         cache.enable_prefix_caching and not windows().sink_tokens, "--no-enable-prefix-caching"),
+         cache.enable_prefix_caching and not windows(config).sink_tokens, "--no-enable-prefix-caching"),
         (f"--block-size {cache.block_size}", cache.block_size != PAGE_TOKENS,
          f"--block-size {PAGE_TOKENS}"),
         (f"--kv-cache-dtype {cache.cache_dtype}", cache.cache_dtype not in ("auto", "bfloat16"),
@@ -96,7 +138,7 @@ def check(config):
         if found:
             raise UnsupportedError(f"the INT2 cache does not serve {what} in vLLM"
                                    f"{f'; {instead}' if instead else ''}")
-    bundle().check_model(model.hf_text_config)
+    bundle(config).check_model(model.hf_text_config)
 
 
 def check_layer(head_dim, scale, *, alibi_slopes, sliding_window, logits_soft_cap, attn_type,

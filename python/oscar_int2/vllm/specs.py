@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from .._library import ops
-from . import settings
+from ..codec import Windows
 
 
-def chunk_bytes(head_dim):
-    """Bytes of one (page, KV head) in the format of the bundle that is served."""
-    quantizer = settings.bundle().quantizer
+def chunk_bytes(bundle, head_dim):
+    """Bytes of one (page, KV head) in a bundle's format."""
+    quantizer = bundle.quantizer
     return ops.chunk_bytes(head_dim, quantizer.quant_group_size or head_dim,
                            quantizer.metadata_dtype)
 
@@ -17,6 +17,12 @@ def chunk_bytes(head_dim):
 @dataclass(frozen=True, kw_only=True)
 class Int2Spec(FullAttentionSpec):
     """Blocks of full attention that are INT2 pages; prefixes.PrefixManager is their manager."""
+
+    windows: Windows | None = None  # of the bundle that is served
+
+    @classmethod
+    def merge(cls, specs):
+        return replace(super().merge(specs), windows=specs[0].windows)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,8 @@ CHANGES = (
      "EngineArgs.block_size is not there"),
     ("vllm_flash_attn/flash_attn_interface.py", "    fa_version: int", "    version: int",
      r"flash_attn_varlen_func.*has no parameter fa_version"),
+    ("config/vllm.py", "def use_v2_model_runner(", "def use_second_runner(",
+     "VllmConfig.use_v2_model_runner is not there"),
     ("v1/kv_cache_spec_registry.py", "class KVCacheSpecRegistry", "class SpecRegistry",
      "KVCacheSpecRegistry is not there"),
 )

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import shutil
 import tempfile
 import unittest
 from unittest import mock
@@ -285,17 +286,14 @@ class Serving(case.EngineTest):
 
 @needs_vllm
 class Refusals(unittest.TestCase):
-    def config(self, bundle=None, **options):
-        """The engine's configuration, by the way that `vllm serve` takes."""
+    def config(self, bundle=case.BUNDLE, **options):
+        """The engine's configuration, by the way that `vllm serve` takes. `bundle`: the variable; None:
+        it is not set."""
         from vllm.engine.arg_utils import EngineArgs
 
-        before = os.environ["VLLM_OSCAR_BUNDLE"]
-        os.environ["VLLM_OSCAR_BUNDLE"] = str(before if bundle is None else bundle)
-        try:
-            arguments = {"model": str(case.MODEL), **case.OPTIONS, **options}
+        arguments = {"model": str(case.MODEL), **case.OPTIONS, **options}
+        with case.bundle_variable(bundle):
             return EngineArgs(**arguments).create_engine_config()
-        finally:
-            os.environ["VLLM_OSCAR_BUNDLE"] = before
 
     def refused(self, error, *words, **options):
         with self.assertRaises(error) as caught:
@@ -335,8 +333,8 @@ class Refusals(unittest.TestCase):
 
         config = self.config(enable_prefix_caching=True)
         self.assertEqual(settings.prefixes(config), case.SEATS)
-        without = dataclasses.replace(settings.windows(), sink_tokens=0)
-        with mock.patch.object(settings, "windows", lambda: without):
+        without = dataclasses.replace(settings.windows(config), sink_tokens=0)
+        with mock.patch.object(settings, "windows", lambda config: without):
             self.refused(UnsupportedError, "prefix caching", enable_prefix_caching=True)
 
     def test_layers_with_other_attention_are_refused_by_name(self):
@@ -359,7 +357,7 @@ class Refusals(unittest.TestCase):
     def test_a_bundle_that_is_missing_or_of_another_model_is_an_error(self):
         from oscar_int2 import BundleError, BundleMismatchError
 
-        self.refused(BundleError, "VLLM_OSCAR_BUNDLE is not set", bundle="",
+        self.refused(BundleError, "VLLM_OSCAR_BUNDLE is not set", bundle=None,
                      attention_backend="CUSTOM")
         self.refused(FileNotFoundError, "nowhere.h5", bundle="/nowhere.h5")
         with tempfile.NamedTemporaryFile(suffix=".h5") as file:
@@ -368,6 +366,45 @@ class Refusals(unittest.TestCase):
             self.refused(BundleError, file.name, bundle=file.name)
         self.refused(BundleMismatchError, "num_layers",
                      hf_overrides={"num_hidden_layers": 4})
+
+    def test_a_variable_that_is_blank_is_an_error_and_not_bf16(self):
+        from oscar_int2 import BundleError
+        import oscar_int2_vllm
+
+        for blank in ("", " ", "\t"):
+            self.refused(BundleError, "VLLM_OSCAR_BUNDLE is set and names no file", bundle=blank)
+            with case.bundle_variable(blank), self.assertRaisesRegex(BundleError, "names no file"):
+                oscar_int2_vllm.register()  # by which vLLM begins in each of its processes
+
+    def test_arguments_that_are_read_again_without_a_bundle_mean_bf16(self):
+        from vllm.engine.arg_utils import EngineArgs
+        from oscar_int2.vllm import settings
+
+        arguments = EngineArgs(str(case.MODEL), **case.OPTIONS | {"max_num_seqs": None})
+        before = dict(vars(arguments))
+        config = arguments.create_engine_config()
+        self.assertTrue(settings.serves_int2(config))
+        for name in ("additional_config", "attention_backend", "block_size", "max_num_seqs",
+                     "enable_prefix_caching"):
+            self.assertEqual(getattr(arguments, name), before[name])
+        with case.bundle_variable(None):
+            config = arguments.create_engine_config()
+        self.assertFalse(settings.serves_int2(config))
+        self.assertIsNone(config.attention_config.backend)
+
+    def test_a_bundle_that_was_replaced_since_the_configuration_is_an_error(self):
+        from oscar_int2 import BundleError
+        from oscar_int2.vllm import settings
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "bundle.h5"
+            shutil.copy(case.BUNDLE, path)
+            config = self.config(bundle=path)
+            self.assertEqual(settings.bundle(config).path, str(path))
+            path.unlink()
+            shutil.copy(case.BUNDLE.with_name("tiny-gqa.serving.h5"), path)
+            with self.assertRaisesRegex(BundleError, "has changed since this engine was configured"):
+                settings.bundle(config)
 
     def test_other_versions_of_vllm_are_refused_by_name(self):
         from oscar_int2 import UnsupportedError

@@ -8,16 +8,22 @@ import logging
 import os
 import pathlib
 import re
+import shutil
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 SOURCE = pathlib.Path(os.environ["OSCAR_SOURCE"])
 VENV = pathlib.Path(os.environ.get("OSCAR_VLLM_VENV", SOURCE / ".venv-vllm")) / "bin" / "python"
 if VENV.exists() and pathlib.Path(sys.prefix) != VENV.parent.parent:
     os.execv(VENV, [str(VENV), *sys.argv])  # vLLM has needs of its own: scripts/setup_vllm.sh
 
+import h5py
+import numpy as np
 import torch
+
+from support.bundle_case import store_plainly
 
 try:
     import vllm
@@ -62,6 +68,35 @@ def install_plugin():
     sys.path[:0] = [package, str(site)]
 
 
+def texts(tokenizer):
+    """Held-out texts of more than MAX_MODEL_LEN tokens, as ids."""
+    with open(MODEL / "heldout.jsonl") as lines:
+        found = [tokenizer(json.loads(line)["text"])["input_ids"] for line in lines]
+    return [text for text in found if len(text) > MAX_MODEL_LEN]
+
+
+@contextlib.contextmanager
+def bundle_variable(path):
+    """VLLM_OSCAR_BUNDLE as this; None: it is not set."""
+    with mock.patch.dict(os.environ):
+        os.environ.pop("VLLM_OSCAR_BUNDLE", None)
+        if path is not None:
+            os.environ["VLLM_OSCAR_BUNDLE"] = str(path)
+        yield
+
+
+def write_bundle(path, edit):
+    """The bundle of the embedded model, edited (a function of the open file) and signed again."""
+    from oscar_int2.bundle import content_sha256
+
+    store_plainly(shutil.copy(BUNDLE, path))
+    with h5py.File(path, "r+") as file:
+        edit(file)
+        objects = {"/": file}
+        file.visititems(lambda name, item: objects.__setitem__("/" + name, item))
+        file.attrs["content_sha256"] = np.bytes_(content_sha256(objects))
+
+
 class Records(logging.Handler):
     """The texts that vLLM logs."""
 
@@ -93,10 +128,7 @@ class Engine:
         self.scheduler = self.core.engine_core.engine_core.scheduler
         runner = self.core.model_executor.driver_worker.worker.model_runner
         self.builder = runner.attn_groups[0][0].get_metadata_builder()
-        with open(MODEL / "heldout.jsonl") as lines:
-            tokenizer = self.llm.get_tokenizer()
-            self.texts = [tokenizer(json.loads(line)["text"])["input_ids"] for line in lines]
-        self.texts = [text for text in self.texts if len(text) > MAX_MODEL_LEN]
+        self.texts = texts(self.llm.get_tokenizer())
         self.count = 0
         self.cached = {}  # tokens of prompts that came from shared blocks, by id of finished requests
 

@@ -17,8 +17,8 @@ import sys
 FOLDER, ZOO = "oscar-published-1", "oscar-zoo-1"
 INDEX, SUMS = "index.json", "SHA256SUMS"
 # Rows of `oscar-bundle stacks` by the formats of `oscar-bundle export --to`.
-EXPORTS = {"sglang-v1": "sglang-v1", "sglang-v2": "sglang-v2", "vllm": "vllm", "mlx": "mlx",
-           "gguf-rot": "llama.cpp"}
+EXPORTS = {"sglang-v1": "sglang-v1", "sglang-v2": "sglang-v2", "vllm-pr46774": "vllm-pr46774",
+           "mlx": "mlx", "gguf-rot": "llama.cpp"}
 
 
 def sha256(path):

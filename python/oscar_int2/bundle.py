@@ -281,7 +281,8 @@ class _Reader:
             value = self.attribute(where, name, str, expected)
             if value != expected:
                 self.refuse(where, f"{name} is {value!r}: fitted for another stack's codec; this "
-                                   "package writes rows by this toolkit's rules")
+                                   "package writes rows by this toolkit's rules; calibrate without "
+                                   "--for (or with --for oscar_int2)")
         self.count(where, "bits", 2, 2)
         metadata = self.attribute(where, "metadata_dtype", str)
         if metadata not in METADATA_DTYPES:

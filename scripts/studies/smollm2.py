@@ -68,7 +68,7 @@ PLAN = Plan(
     size=Size(calibration_tokens=196608, tokens=32768, headline_tokens=90112, offsets=(2048, 4096), groups=(32, 16), needle_prompts=120,
               needle_lengths=(512, 1024, 2048), layer_tokens=16384, layers=tuple(range(30)), long_chunk=8192),
     quick=Size(calibration_tokens=6144, tokens=1024, headline_tokens=1024, chunk_len=1024, clips=("0.92", "0"), offsets=(4096,), groups=(32,),
-               stacks=("vllm",), needle_prompts=0, layer_tokens=1024, layers=(7,), long_chunk=0),
+               stacks=("vllm-pr46774",), needle_prompts=0, layer_tokens=1024, layers=(7,), long_chunk=0),
     positions=POSITIONS,
     bundles=BUNDLES,
     head_dim=64,

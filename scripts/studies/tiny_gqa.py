@@ -39,7 +39,7 @@ PLAN = Plan(
            "groups": group_runs, "planting": planting, "stacks": stack_runs, "needles": needles},
     size=Size(offsets=(32768, 98304, 126976), groups=(64, 32), needle_prompts=400, needle_lengths=(3968,)),
     quick=Size(calibration_tokens=8192, tokens=4096, chunk_len=1024, clips=("0.86", "0.92", "0.96", "0"),
-               offsets=(98304,), groups=(32,), stacks=("vllm",)),
+               offsets=(98304,), groups=(32,), stacks=("vllm-pr46774",)),
     positions=POSITIONS,
     bundles=part_bundles(POSITIONS),
     head_dim=128,

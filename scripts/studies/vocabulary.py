@@ -5,7 +5,7 @@ PAPER, OURS, DATA_FREE = "paper", "ours", "no data"
 
 PER_HEAD = ("--preset", "paper", "--granularity", "per-head")
 EVEN = ("--row-weights", "even", "--key-centers", "one")
-STACKS = ("sglang-v1", "sglang-v2", "vllm", "onnxruntime", "mlx")
+STACKS = ("sglang-v1", "sglang-v2", "vllm-pr46774", "onnxruntime", "mlx")
 
 
 @dataclass(frozen=True)

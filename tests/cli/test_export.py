@@ -82,7 +82,7 @@ class Export(StackCase):
 
     def test_what_was_fitted_for_a_stack_is_exported_as_it_is(self):
         for stack, options in (("sglang-v1", []), ("sglang-v2", ["--clip", ".9,.95"]),
-                               ("vllm", []), ("mlx", ["--quant-group-size", 32])):
+                               ("vllm-pr46774", []), ("mlx", ["--quant-group-size", 32])):
             with self.subTest(stack):
                 bundle = self.calibrate("--for", stack, "--search", "off", *options)
                 out = self.export(bundle, stack)
@@ -179,6 +179,14 @@ class Export(StackCase):
                 self.assertEqual("hint:" in text, hint is not None)
         (out / "oscar-export.json").write_text("[")
         self.assertNotIn("hint:", self.failed("verify", out, "--stack", "sglang-v2"))
+
+    def test_an_export_under_the_name_of_before_is_still_verified(self):
+        out = self.export(self.calibrate("--for", "vllm-pr46774", "--search", "off"), "vllm-pr46774")
+        said = manifest(out)
+        (out / "oscar-export.json").write_text(json.dumps({**said, "format": "vllm"}))
+        self.run_ok("oscar-bundle", "verify", out, "--stack", "vllm-pr46774")
+        self.assertIn("an export to vllm: verify it with --stack vllm-pr46774",
+                      self.failed("verify", out, "--stack", "mlx"))
 
     def failed(self, *arguments):
         result = run("oscar-bundle", *arguments)

@@ -57,7 +57,7 @@ class Import(StackCase):
 
     def test_published_files_become_a_bundle_and_the_same_files_again(self):
         for stack, shape in (("sglang-v1", (LAYERS,)), ("sglang-v2", (LAYERS, HEADS)),
-                             ("vllm", (LAYERS,))):
+                             ("vllm-pr46774", (LAYERS,))):
             with self.subTest(stack):
                 keys, values = self.rotations(*shape), self.rotations(*shape, seed=1)
                 files = [self.write_torch("k_x.pt", keys, calibration={"tokens": 30000, "x": 1.5}),
@@ -209,7 +209,7 @@ class Import(StackCase):
         np.savez(path, k_rotation=keys, v_rotation=keys)
         self.refuse("oscar-bundle", ["import", path, "--model", self.model, "--name", "a b", "-o",
                                      self.folder / "never.h5"], "can't have this name", code=2)
-        self.refuse("oscar-bundle", ["import", path, "--model", self.model, "--for", "vllm",
+        self.refuse("oscar-bundle", ["import", path, "--model", self.model, "--for", "vllm-pr46774",
                                      "--metadata-dtype", "fp32", "-o", self.folder / "never.h5"],
                     "--metadata-dtype", code=2)
 

@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard
 from support.programs import BIN, ENVIRONMENT, SOURCE
 from support.stacks import StackCase
 
-STACKS = {"sglang-v1", "sglang-v2", "vllm", "mlx"}
+STACKS = {"sglang-v1", "sglang-v2", "vllm-pr46774", "mlx"}
 README = "---\nlicense: apache-2.0\n---\n# A model\n"
 
 
@@ -81,7 +81,7 @@ class Publish(StackCase):
             self.run_ok("oscar-bundle", "verify", out / "exports" / name, "--stack", name)
             manifest = json.loads((out / "exports" / name / "oscar-export.json").read_text())
             self.assertEqual(manifest["created_from"]["content_sha256"], content)
-        torch.load(out / "exports/vllm/k_rotation.pt", weights_only=True)
+        torch.load(out / "exports/vllm-pr46774/k_rotation.pt", weights_only=True)
 
         report = json.loads(self.report.read_text())
         (figures,) = index["figures"]

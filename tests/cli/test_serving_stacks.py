@@ -29,7 +29,18 @@ class ForStack(StackCase):
             with self.subTest(name):
                 self.refuse_for(["--for", name], f"--for {name}", "not served yet, because\n  it")
         self.refuse_for(["--for", "tgi"], "unknown serving stack", "sglang-v1")
-        self.refuse_for(["--for", "vllm", "--metadata-dtype", "bf16"], "no bf16 metadata")
+        self.refuse_for(["--for", "vllm-pr46774", "--metadata-dtype", "bf16"], "no bf16 metadata")
+
+    def test_names_of_servers_are_answered_with_both_stacks_that_they_may_mean(self):
+        both = "without --for (backend oscar_int2)", "vLLM's pull request 46774 is vllm-pr46774"
+        for name in ("vllm", "transformers", "oscar"):
+            with self.subTest(name):
+                self.refuse_for(["--for", name], *both)
+                for arguments in (["import", self.corpus, "--model", self.model, "--for", name, "-o",
+                                   self.folder / "out.h5"],
+                                  ["export", self.corpus, "--to", name, "-o", self.folder / "out"],
+                                  ["verify", self.folder, "--stack", name]):
+                    self.refuse("oscar-bundle", arguments, *both, code=2)
 
     def test_a_search_of_nothing_is_a_usage_error(self):
         for options in (["--for", "sglang-v1", "--clip", ".96,.92"],
@@ -45,7 +56,7 @@ class ForStack(StackCase):
                 options = ["--clip", ".9,.95"] if clip else []
                 path = self.calibrate("--for", name, *options)
                 self.assertEqual(self.stack(path, name)["line"], "runs as is")
-                self.assertNotEqual(self.stack(path, "vllm")["verdict"], "as is")
+                self.assertNotEqual(self.stack(path, "vllm-pr46774")["verdict"], "as is")
                 with h5py.File(path) as file:
                     self.assertEqual(file["quantizer"].attrs["metadata_dtype"], b"fp32")
                     if not clip:  # searched, then pooled over the model
@@ -64,7 +75,7 @@ class ForStack(StackCase):
                                     np.testing.assert_array_equal(layer[side][0], layer[side][1])
 
     def test_codecs_of_other_stacks_are_written_searched_and_evaluated(self):
-        rules = {"vllm": ("head_row", "minimum", "up", "before_coding", []),
+        rules = {"vllm-pr46774": ("head_row", "minimum", "up", "before_coding", []),
                  "onnxruntime": ("head_row", "minimum", "even", "before_coding", []),
                  "mlx": ("quant_group", "code_units", "up", "after_coding",
                          ["--quant-group-size", 32])}
@@ -72,7 +83,7 @@ class ForStack(StackCase):
             with self.subTest(name):
                 path = self.calibrate("--for", name, *options)
                 self.assertEqual(self.stack(path, name)["line"], "runs as is")
-                self.assertNotEqual(self.stack(path, "oscar")["verdict"], "as is")
+                self.assertNotEqual(self.stack(path, "oscar_int2")["verdict"], "as is")
                 with h5py.File(path) as file:
                     found = file["quantizer"].attrs
                     self.assertEqual([found[key].decode() for key in

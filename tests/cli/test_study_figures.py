@@ -70,7 +70,7 @@ def made_up_study(plan, size=None):
     told = {"texts": texts, "key": [[1.25] * len(texts)] * len(texts), "value": [[1.5] * len(texts)] * len(texts)}
     return {"schema": measure.SCHEMA, "model": plan.name, "coverage": told if texts else None, "arguments": "", "calibration_tokens": 0, "seconds": 1,
             "device": "a device", "tool": {"version": "1"}, "bundles": bundles, "runs": runs,
-            "predicted": {predictions.SHIPPED: {name: 0.02 for name in (*vocabulary.PREDICTED, "for-vllm")}},
+            "predicted": {predictions.SHIPPED: {name: 0.02 for name in (*vocabulary.PREDICTED, "for-vllm-pr46774")}},
             "map": [{"layer": layer, "key": facts, "value": facts} for layer in range(LAYERS)]}
 
 
@@ -234,7 +234,7 @@ class Predictions(unittest.TestCase):
         for plan in (TINY, REAL):
             document = made_up_study(plan)
             found = predictions.points(lookup.Study(document))
-            self.assertIn(("for-vllm", "stack vllm", 0.02), [point[:3] for point in found])
+            self.assertIn(("for-vllm-pr46774", "stack vllm-pr46774", 0.02), [point[:3] for point in found])
             asked = {(method, name) for run in plan.runs(plan.size) for name in (run.name, run.separated) if name
                      for method in run.methods if vocabulary.LAYER_ERRORS[0] in run.options and not run.variant
                      and method in document["predicted"][predictions.SHIPPED]}

@@ -45,10 +45,10 @@ struct Golden {
 const Golden kGolden[] = {
     {"sglang-v1", "58ee", "5555953f4a92a43f", "b41b"},
     {"sglang-v2", "58ee", "5555953f4a92a43f", "b41b"},
-    {"vllm", "e8d9", "ab3c00be", "9c27"},
+    {"vllm-pr46774", "e8d9", "ab3c00be", "9c27"},
     {"onnxruntime", "e8d9", "5555953f0000c0bf", "8c26"},
     {"mlx", "e8d9", "ab3c253d", "9c27"},
-    {"oscar", "e8d9", "ab3c243d", "9c27"},
+    {"oscar_int2", "e8d9", "ab3c243d", "9c27"},
 };
 
 TEST(CodedRow, TheGoldenRowHasTheBytesOfEachStack) {
@@ -77,7 +77,8 @@ TEST(CodedRow, ARowOf128ValuesHasTheBytesOfEachStack) {
   } goldens[] = {
       {"sglang-v1", 128, "e46dab9eb6ea791bfe27a10fe21a50deb1a5dd6b3add16932dc12962fc92b6af",
        "abaa9a3f0000c03f"},
-      {"vllm", 128, "b4dade8ad5e695e8eda9c7c8b41e23d36a7b2b569b57a2b7a71e23d37a8c4cab", "d53c40bf"},
+      {"vllm-pr46774", 128, "b4dade8ad5e695e8eda9c7c8b41e23d36a7b2b569b57a2b7a71e23d37a8c4cab",
+       "d53c40bf"},
       {"onnxruntime", 32, "b4dedf8ad5e695e8eda9c7c8b41e23d37a7f2b569b57a2f7a71e23d37a8c4cab",
        "abaa923f0000e8bfabaa9a3f0000e8bfabaa923f0000e8bfabaa9a3f0000e8bf"},
       {"mlx", 64, "b4dade8ad5e695e8eda9c7c8b41e23d36a7b2b569b57a2b7a71e23d37a8c4cab",
@@ -101,10 +102,10 @@ TEST(CodedRow, ScaleAndZeroOfEachGroupStandSideBySide) {
 
 TEST(CodedRow, WhatCannotBeCodedIsRefused) {
   EXPECT_THROW(code_row(StackRun{}, 0, kTieRow), Error);  // levels of its own
-  EXPECT_THROW(code_row(run_on("vllm", 5), 0, kTieRow), Error);
+  EXPECT_THROW(code_row(run_on("vllm-pr46774", 5), 0, kTieRow), Error);
   std::vector<float> row = kTieRow;
   row[3] = NAN;
-  EXPECT_THROW(code_row(run_on("vllm", 8), 0, row), Error);
+  EXPECT_THROW(code_row(run_on("vllm-pr46774", 8), 0, row), Error);
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ TEST(Export, WhatAStackCannotExpressIsRefusedWithTheReasonOrReduced) {
   EXPECT_NE(said.find("oscar-calibrate --for sglang-v1"), std::string::npos);
 
   TemporaryFolder folder;
-  for (const char* format : {"sglang-v1", "vllm", "mlx"}) {
+  for (const char* format : {"sglang-v1", "vllm-pr46774", "mlx"}) {
     const auto out = folder.path() / format;
     const ExportResult result = export_to(format, bundle, out, true);
     EXPECT_EQ(result.plan->verdict(), StackVerdict::kPortable) << format;
@@ -163,7 +163,7 @@ TEST(Export, NoFolderIsLeftWhenNothingCanBeExported) {
   EXPECT_NE(refusal("mlx", bundle).find("quantization groups of 16"), std::string::npos);
   bundle.quantizer.quant_group_size = 64;
   bundle.portable.clear();
-  EXPECT_NE(refusal("vllm", bundle).find("no portable variant"), std::string::npos);
+  EXPECT_NE(refusal("vllm-pr46774", bundle).find("no portable variant"), std::string::npos);
   bundle.statistics_only = true;
   EXPECT_NE(refusal("npz", bundle).find("a statistics file"), std::string::npos);
 }
@@ -171,7 +171,7 @@ TEST(Export, NoFolderIsLeftWhenNothingCanBeExported) {
 TEST(Export, FormatsThatDoNotExistAreRefusedByName) {
   for (const auto& [name, word] : {std::pair{"onnxruntime", "1.31.1"},
                                    {"llama.cpp", "GGUF"},
-                                   {"oscar", "reads the bundle itself"},
+                                   {"oscar_int2", "reads the bundle itself"},
                                    {"tgi", "sglang-v1, sglang-v2"}}) {
     try {
       find_exchange_format(name);

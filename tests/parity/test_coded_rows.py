@@ -14,10 +14,10 @@ F = np.float32
 # packing. With groups of a whole head, as here, MLX's clipping by group is clipping by row.
 RULES = {"sglang-v1": ("point", "up", F, "after", "quartered"),
          "sglang-v2": ("point", "up", F, "after", "quartered"),
-         "vllm": ("minimum", "up", np.float16, "before", "consecutive"),
+         "vllm-pr46774": ("minimum", "up", np.float16, "before", "consecutive"),
          "onnxruntime": ("minimum", "even", F, "after", "consecutive"),
          "mlx": ("point", "up", np.float16, "after", "consecutive"),
-         "oscar": ("point", "up", np.float16, "before", "consecutive")}
+         "oscar_int2": ("point", "up", np.float16, "before", "consecutive")}
 
 
 def code(row, ratio, zero_form, ties, dtype, when, packing):

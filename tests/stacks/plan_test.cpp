@@ -52,15 +52,15 @@ TEST(StackPlan, PlainRowsInFp32RunAsTheyAreOnSglang) {
     EXPECT_EQ(plan.run->relative_error, 1.0);
     EXPECT_EQ(line_of(plan), "runs as is");
   }
-  EXPECT_EQ(plan_of("vllm", bundle).verdict(), StackVerdict::kPortable);  // another zero
+  EXPECT_EQ(plan_of("vllm-pr46774", bundle).verdict(), StackVerdict::kPortable);  // another zero
 }
 
 TEST(StackPlan, RowsInAnotherCodecRunAsTheyAreWhereThatIsTheCodec) {
   Bundle bundle = plain_bundle();
   bundle.quantizer.rules.zero = ZeroForm::kMinimum;
-  EXPECT_EQ(plan_of("vllm", bundle).verdict(), StackVerdict::kAsIs);
+  EXPECT_EQ(plan_of("vllm-pr46774", bundle).verdict(), StackVerdict::kAsIs);
   EXPECT_EQ(plan_of("onnxruntime", bundle).verdict(), StackVerdict::kPortable);
-  const StackPlan plan = plan_of("oscar", bundle);
+  const StackPlan plan = plan_of("oscar_int2", bundle);
   EXPECT_EQ(kind_of(plan), ObstacleKind::kCodec);
   EXPECT_NE(plan.obstacles[0].text.find("not the row's minimum"), std::string::npos);
 }
@@ -68,7 +68,7 @@ TEST(StackPlan, RowsInAnotherCodecRunAsTheyAreWhereThatIsTheCodec) {
 // The codec that a server runs, whatever the bundle was fitted for.
 TEST(StackPlan, ThePortableVariantComesInTheStacksOwnRows) {
   Bundle bundle = plain_bundle();
-  const RowFormat vllm = plan_of("vllm", bundle).run->format.value();
+  const RowFormat vllm = plan_of("vllm-pr46774", bundle).run->format.value();
   EXPECT_EQ(vllm, (RowFormat{.quant_group_size = plain::kHeadDim,
                              .metadata = MetadataDtype::kFp16,
                              .rules = {.zero = ZeroForm::kMinimum}}));
@@ -124,7 +124,7 @@ TEST(StackPlan, WhateverAStackLacksIsNamed) {
               [](Bundle& b) { b.quantizer.metadata_dtype = MetadataDtype::kFp16; });
   Bundle balanced = plain_bundle();
   balanced.layers[1].key.kind[1] = TransformKind::kBalanced;
-  EXPECT_EQ(kind_of(plan_of("vllm", balanced)), ObstacleKind::kPartner);
+  EXPECT_EQ(kind_of(plan_of("vllm-pr46774", balanced)), ObstacleKind::kPartner);
 }
 
 TEST(StackPlan, WhatNothingOfTheBundleCanRunIsRefusedWithTheReason) {

@@ -52,7 +52,8 @@ TEST(StackChoice, PerHeadFilesKeepTheGranularityOpen) {
 }
 
 TEST(StackChoice, ThisToolkitsKernelsTakeEverything) {
-  const StackChoice before = best_choice(), after = restrict_to(find_stack("oscar"), before, {});
+  const StackChoice before = best_choice(),
+                    after = restrict_to(find_stack("oscar_int2"), before, {});
   EXPECT_EQ(after.search, before.search);
   EXPECT_TRUE(after.search.fallback);
   EXPECT_EQ(after.fit.rounding, before.fit.rounding);
@@ -130,7 +131,8 @@ TEST(StackChoice, MetadataIsTheStacksUnlessNamed) {
   EXPECT_EQ(named.quantizer.rules.metadata_rounding, MetadataRounding::kAfterCoding);
   StackChoice choice = best_choice();
   choice.quantizer.metadata_dtype = MetadataDtype::kBf16;
-  const ErrorInfo info = refusal(find_stack("vllm"), choice, {{"--metadata-dtype", "bf16"}});
+  const ErrorInfo info =
+      refusal(find_stack("vllm-pr46774"), choice, {{"--metadata-dtype", "bf16"}});
   EXPECT_EQ(info.where, "--metadata-dtype bf16");
 }
 

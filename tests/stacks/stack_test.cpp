@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "oscar/base/error.h"
+#include "oscar/base/usage_error.h"
 #include "oscar/stacks/describe.h"
 
 namespace oscar {
@@ -20,12 +21,26 @@ TEST(Stacks, NamesAreUniqueAndEveryRowSaysWhereItWasRead) {
     EXPECT_FALSE(stack.quant_group_sizes.empty()) << stack.name;
     EXPECT_FALSE(stack.metadata.empty()) << stack.name;
   }
-  EXPECT_EQ(&find_stack("vllm"), &find_stack("vllm"));
+  EXPECT_EQ(&find_stack("vllm-pr46774"), &find_stack("vllm-pr46774"));
   EXPECT_THROW(find_stack("trt"), Error);
 }
 
+TEST(Stacks, NamesOfServersAreAnsweredWithBothStacksThatTheyMayMean) {
+  for (const char* name : {"vllm", "transformers", "oscar"}) {
+    try {
+      find_stack(name);
+      ADD_FAILURE() << name;
+    } catch (const UsageError& error) {
+      const std::string said = error.what();
+      EXPECT_NE(said.find("bundle made without --for (backend oscar_int2)"), std::string::npos)
+          << said;
+      EXPECT_NE(said.find("46774 is vllm-pr46774"), std::string::npos) << said;
+    }
+  }
+}
+
 TEST(Stacks, ServedAreThoseWhoseCodecIsKnown) {
-  EXPECT_EQ(stack_names(true), "oscar, sglang-v1, sglang-v2, vllm, onnxruntime, mlx");
+  EXPECT_EQ(stack_names(true), "oscar_int2, sglang-v1, sglang-v2, vllm-pr46774, onnxruntime, mlx");
   EXPECT_EQ(stack_names(false), "llama.cpp, oscar2");
 }
 
@@ -36,9 +51,9 @@ TEST(Stacks, GapsToThisCodecAreNamed) {
   EXPECT_EQ(codec_gap(find_stack("sglang-v1"), quantizer), "");
   quantizer.metadata_dtype = MetadataDtype::kFp16;
   const auto gap = [&](const char* name) { return codec_gap(find_stack(name), quantizer); };
-  EXPECT_EQ(gap("oscar"), "");
+  EXPECT_EQ(gap("oscar_int2"), "");
   EXPECT_NE(gap("sglang-v1").find("after coding"), std::string::npos);
-  EXPECT_NE(gap("vllm").find("minimum"), std::string::npos);
+  EXPECT_NE(gap("vllm-pr46774").find("minimum"), std::string::npos);
   quantizer.quant_group_size = 64;
   EXPECT_NE(gap("mlx").find("clips each quantization group"), std::string::npos);
   quantizer.metadata_dtype = MetadataDtype::kBf16;

@@ -10,7 +10,7 @@ from bundle.verify_bundle import whole
 # Names as a server is told them, and the orientation in which it multiplies rows.
 FILES = {"sglang-v1": ("k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"),
          "sglang-v2": ("k_rotation_perhead.pt", "v_rotation_perhead.pt"),
-         "vllm": ("k_rotation.pt", "v_rotation.pt"),
+         "vllm-pr46774": ("k_rotation.pt", "v_rotation.pt"),
          "mlx": ("k_rotation.safetensors", "v_rotation.safetensors")}
 
 

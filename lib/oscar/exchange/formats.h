@@ -20,16 +20,20 @@ struct ExchangeFormat {
   const char* name;   // of --to and --stack
   const char* stack;  // the row of stacks() that reads it; null: any bundle fits
   FileLayout layout;
-  const char* key_file;    // of keys, or of both sides
-  const char* value_file;  // null: in key_file
+  const char* key_file;          // of keys, or of both sides
+  const char* value_file;        // null: in key_file
+  const char* former = nullptr;  // its name in manifests of earlier versions; null: the same
 };
 
 const std::vector<ExchangeFormat>& exchange_formats();
 
-// Throws UsageError listing the names for an unknown one, and after them `further`, which the
-// caller takes besides; Error with the reason for a stack that has no file of its own, or none that
-// a release reads yet.
+// Throws UsageError: the answer of stacks/stack.h, or for an unknown name the list of names, and
+// after them `further`, which the caller takes besides; Error with the reason for a stack that has
+// no file of its own, or none that a release reads yet.
 const ExchangeFormat& find_exchange_format(std::string_view name, std::string_view further = {});
+
+// Whether the `format` of a manifest means this one, under its name of today or before.
+bool is_called(const ExchangeFormat& format, std::string_view recorded);
 
 std::string exchange_format_names();  // "sglang-v1, sglang-v2, ..."
 

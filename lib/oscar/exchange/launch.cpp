@@ -43,7 +43,7 @@ std::string sglang(const Words& w) {
       dtype, w.group());
 }
 
-std::string vllm(const Words& w) {
+std::string vllm_pull_request(const Words& w) {
   return fmt::format(
       "For vLLM with pull request 46774, from the folder that this file is in:\n\n```\n"
       "export VLLM_OSCAR_K_ROTATION_PATH=$PWD/{}\n"
@@ -108,7 +108,8 @@ std::string launch_text(const Bundle& bundle, const ExchangeFormat& format,
   switch (format.layout) {
     case FileLayout::kTorchShared:
     case FileLayout::kTorchPerHead:
-      text += std::string_view(format.name) == "vllm" ? vllm(words) : sglang(words);
+      text += std::string_view(format.name) == "vllm-pr46774" ? vllm_pull_request(words)
+                                                              : sglang(words);
       break;
     case FileLayout::kMlx:
       text += mlx(words);

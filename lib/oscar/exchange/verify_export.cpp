@@ -62,11 +62,12 @@ std::string hint_of_manifest(const ExchangeFormat& format, const std::filesystem
   } catch (const nlohmann::json::exception&) {
     return "";
   }
-  if (recorded == format.name) return "";
-  const auto has_name = [&](const ExchangeFormat& other) { return recorded == other.name; };
-  const std::string way_out = std::ranges::any_of(exchange_formats(), has_name)
-                                  ? ": verify it with --stack " + recorded
-                                  : "";
+  if (is_called(format, recorded)) return "";
+  const auto& known = exchange_formats();
+  const auto other = std::ranges::find_if(
+      known, [&](const ExchangeFormat& named) { return is_called(named, recorded); });
+  const std::string way_out =
+      other == known.end() ? "" : std::string(": verify it with --stack ") + other->name;
   return fmt::format("{} says that this is an export to {}{}", kManifestName, recorded, way_out);
 }
 
@@ -286,7 +287,7 @@ std::vector<Finding> verify_export(const ExchangeFormat& format,
       return fmt::format("no {}: what the matrices should be is not looked at", kManifestName);
     }
     manifest = read_json_file(said);
-    if (manifest->at("format").get<std::string>() != format.name) {
+    if (!is_called(format, manifest->at("format").get<std::string>())) {
       fail("an export to another stack", said.string(), format.name,
            manifest->at("format").get<std::string>());
     }

@@ -295,8 +295,8 @@ std::string plans_text(const std::vector<StackPlan>& plans) {
       fitted += (fitted.empty() ? "" : ", ") + std::string(plan.stack->name);
   }
   text +=
-      "oscar: the package oscar_int2, for transformers and as a plugin of vLLM; vllm:\n"
-      "what vLLM's own pull request 46774 reads\n";
+      "oscar_int2: this toolkit's package, in transformers and as a plugin of vLLM;\n"
+      "vllm-pr46774: that pull request of vLLM, no release\n";
   if (compared) {
     text +=
         "times: over the error of the attention output predicted for this bundle's own\n"

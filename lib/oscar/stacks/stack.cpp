@@ -1,6 +1,8 @@
 // The table of serving stacks, and the differences of their codecs.
 #include "oscar/stacks/stack.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "oscar/base/usage_error.h"
@@ -35,8 +37,8 @@ Stack sglang(const char* name, const char* summary, const char* source, bool per
 
 std::vector<Stack> make_table() {
   return {
-      {.name = "oscar",
-       .summary = "this toolkit's kernels, torch.ops.oscar_int2",
+      {.name = "oscar_int2",
+       .summary = "this toolkit's package, in transformers and as a plugin of vLLM",
        .source = "kernels/README.md",
        .per_head = true,
        .key_partner = true,
@@ -77,7 +79,7 @@ std::vector<Stack> make_table() {
        .windows = WindowBasis::kOriginal,
        .head_dim_multiple = 128,
        .architectures = {}},
-      {.name = "vllm",
+      {.name = "vllm-pr46774",
        .summary = "vLLM's pull request 46774, --kv-cache-dtype oscar_int2",
        .source = "quantization/oscar/rotation.py, ops/triton_oscar_store.py",
        .quant_group_sizes = {kWholeHead},
@@ -134,7 +136,21 @@ const std::vector<Stack>& stacks() {
   return table;
 }
 
+std::optional<ErrorInfo> answer_to(std::string_view name) {
+  const auto ours = [&](const char* runner) {
+    return ErrorInfo{
+        .what = fmt::format("{} is served by this toolkit's {}, which takes the .h5 file "
+                            "of a bundle made without --for (backend oscar_int2)",
+                            name, runner),
+        .hint = "vLLM's pull request 46774 is vllm-pr46774"};
+  };
+  if (name == "vllm") return ours("plugin");
+  if (name == "transformers" || name == "oscar") return ours("package");
+  return std::nullopt;
+}
+
 const Stack& find_stack(std::string_view name) {
+  if (const auto answer = answer_to(name)) throw UsageError(*answer);
   std::string known;
   for (const Stack& stack : stacks()) {
     if (name == stack.name) return stack;

@@ -4,10 +4,12 @@
 // describe.h puts table and plans into words.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "oscar/base/error.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/cache/codec.h"
 #include "oscar/cache/codec_rules.h"
@@ -60,7 +62,11 @@ struct Stack {
 
 const std::vector<Stack>& stacks();
 
-// Throws UsageError listing the names when there is none of this name.
+// What to tell a user who names a server and means one of two stacks ("vllm", "transformers",
+// "oscar"): who serves it, and what the other is called. None for other names.
+std::optional<ErrorInfo> answer_to(std::string_view name);
+
+// Throws UsageError: the answer above, or a list of the names when there is none of this name.
 const Stack& find_stack(std::string_view name);
 
 // Why codes, scale or zero would come out different from those of a codec with these settings

@@ -2,23 +2,57 @@
 import torch
 import torch.nn.functional as F
 
-QUERY_BLOCK = 256  # queries at once: bounds the mask
+QUERY_BLOCK = 256      # queries at once, and
+MASK_ENTRIES = 1 << 24  #   entries of their mask: bounds of memory
 
 
 def attend_behind(q, k, v, out, sm_scale):
     """The last len(q) of len(k) tokens over themselves and all before them: q and out [new, Hq, d],
     k and v [tokens, Hkv, d]; query head h reads KV head h / (Hq / Hkv). Writes `out`."""
-    new, heads, d = q.shape
-    before, kv_heads = len(k) - new, k.shape[1]
+    new, before = len(q), len(k) - len(q)
     for first in range(0, new, QUERY_BLOCK):
         end = min(first + QUERY_BLOCK, new)
         seen = torch.ones(end - first, before + end, dtype=torch.bool, device=q.device)
-        # The query heads of a group are further queries of its KV head: every kernel takes that.
-        queries = q[first:end].view(end - first, kv_heads, -1, d).permute(1, 2, 0, 3)
-        group = queries.shape[1]
-        mask = seen.tril(before + first).repeat(group, 1)
-        rows = (x[:before + end].transpose(0, 1)[None] for x in (k, v))
-        o = F.scaled_dot_product_attention(queries.reshape(1, kv_heads, -1, d), *rows,
-                                           attn_mask=mask, scale=sm_scale)
-        o = o.view(kv_heads, group, end - first, d).permute(2, 0, 1, 3)
-        out[first:end] = o.reshape(end - first, heads, d)
+        out[first:end] = _attend(q[first:end], k[:before + end], v[:before + end],
+                                 seen.tril(before + first), sm_scale)
+
+
+def attend_as_steps(q, exact, int2, out, windows, sm_scale):
+    """The same where each query reads what the step of its token would read: rows that have left the
+    window by then as INT2, the others exactly (docs/mathematics.md, 4.7).
+
+    `exact`: k and v [tokens, Hkv, d]; `int2`: k and v [history_tokens(tokens), Hkv, d], what INT2 makes
+    of those behind the sink. `windows`: codec.Windows. The rows in `exact` become INT2 on the way."""
+    new, tokens, group = len(q), len(exact[0]), q.shape[1] // exact[0].shape[1]
+    before, sink, converted = tokens - new, windows.sink_tokens, 0
+    size = max(16, min(QUERY_BLOCK, MASK_ENTRIES // (tokens * group)))
+    for first in range(0, new, size):
+        end = min(first + size, new)
+        # The first query of the block finds `held` rows INT2, the last one `left` more, which lie behind
+        # all others in both forms: the mask picks.
+        lengths = torch.arange(before + first + 1, before + end + 1, device=q.device)[:, None]
+        held = windows.history_tokens(before + first + 1)
+        left = windows.history_tokens(before + end) - held
+        for rows, coded in zip(exact, int2):
+            rows[sink + converted:sink + held] = coded[converted:held]
+        converted = held
+        place = torch.arange(before + end, device=q.device)
+        aged = sink + windows.history_tokens(lengths)
+        seen = (place < lengths) & ((place < sink + held) | (place >= aged))
+        seen = torch.cat((seen, place[sink + held:sink + held + left] < aged), 1)
+        k, v = (torch.cat((rows[:before + end], coded[held:held + left]))
+                for rows, coded in zip(exact, int2))
+        out[first:end] = _attend(q[first:end], k, v, seen, sm_scale)
+
+
+def _attend(q, k, v, seen, sm_scale):
+    """q [new, Hq, d] over those of k and v [tokens, Hkv, d] that bool seen [new, tokens] says."""
+    new, heads, d = q.shape
+    kv_heads = k.shape[1]
+    # The query heads of a group are further queries of its KV head: every kernel takes that.
+    queries = q.view(new, kv_heads, -1, d).permute(1, 2, 0, 3)
+    group = queries.shape[1]
+    rows = (x.transpose(0, 1)[None] for x in (k, v))
+    o = F.scaled_dot_product_attention(queries.reshape(1, kv_heads, -1, d), *rows,
+                                       attn_mask=seen.repeat(group, 1), scale=sm_scale)
+    return o.view(kv_heads, group, new, d).permute(2, 0, 1, 3).reshape(new, heads, d)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ._library import PAGE_TOKENS
-from .attention import attend_behind
+from .attention import attend_as_steps, attend_behind
 from .codec import ExactCodec, LayerCodec, StepTables, Windows
 from .errors import CacheFullError, CacheRowError, UnsupportedError
 
@@ -181,21 +181,30 @@ class PagedCache:
         codec = self.codecs[layer_id]
         codec.append(self.layers[layer_id], tables, *codec.transform_kv(k, v))
 
-    def extend(self, layer_id, prompts, q, k, v):
+    def extend(self, layer_id, prompts, q, k, v, as_steps=False):
         """One layer of `prompts`, which second_prompts() made: rows attend over what their place holds,
         as the cache has it, and over their own, and then go into the cache. q bf16 [rows, Hq, d], k and
-        v [rows, Hkv, d], behind RoPE. Returns bf16 [rows, Hq, d] in the model's basis."""
+        v [rows, Hkv, d], behind RoPE. `as_steps`: each row reads as INT2 what the step of its token
+        would read so, where otherwise new rows are read exactly. Returns bf16 [rows, Hq, d] in the
+        model's basis."""
         codec, pages = self.codecs[layer_id], self.layers[layer_id]
         q, k, v = codec.transform_qkv(q, k, v)
-        o, end = torch.empty_like(q), 0
+        o, whole, end = torch.empty_like(q), [], 0
         for request, (place, length, old, history) in enumerate(
                 zip(prompts.places, prompts.lengths, prompts.old, prompts.old_history)):
             new, end = slice(end, end + length), end + length
             rows = k.new_empty(2, old + length, *k.shape[1:])
             codec.read(pages, prompts.tables, request, place, history, *rows[:, :old])
             rows[0, old:], rows[1, old:] = k[new], v[new]
-            attend_behind(q[new], *rows, o[new], codec.sm_scale)
+            if as_steps:
+                whole.append((request, new, rows))
+            else:
+                attend_behind(q[new], *rows, o[new], codec.sm_scale)
         codec.append(pages, prompts.tables, k, v)
+        for request, new, rows in whole:
+            history = self.windows.history_tokens(rows.shape[1])
+            coded = codec.read_history(pages, prompts.tables, request, history)
+            attend_as_steps(q[new], rows, coded, o[new], self.windows, codec.sm_scale)
         return codec.transform_output(o)
 
     def decode(self, layer_id, q, k, v):

@@ -146,6 +146,18 @@ class _Pages:
             for rows, window in ((k, pages.window_k), (v, pages.window_v)):
                 rows[token:token + count] = window[slot, :, row:row + count].transpose(0, 1)
 
+    def read_history(self, pages, tables, request, history):
+        """The INT2 rows that a request holds behind an append, `history` of them, its new_history: k and
+        v in one bf16 [2, history, Hkv, d], in the cache's basis."""
+        rows = torch.empty(2, history, self.num_kv_heads, self.head_dim, dtype=torch.bfloat16,
+                           device=self.device)
+        one = slice(request, request + 1)
+        if history:
+            ops.dequantize_history(
+                pages.pool, tables.block_table[one], tables.new_history[one], *rows[:, None],
+                sink_tokens=self.sink_tokens, key_centres=self.key_centres, **self.format)
+        return rows
+
     def _options(self, tables):
         return {**self.format, "sink_tokens": self.sink_tokens, "window_slot": tables.window_slot,
                 "key_centres": self.key_centres, "first_position": tables.first_position}

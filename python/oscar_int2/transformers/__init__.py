@@ -12,7 +12,8 @@ behind them reads the cache, and so does a second prompt over the same cache, or
 
 Rows are rounded to bf16 or 2 bits whatever the model's dtype is, and
 attention's outputs come back in that dtype: float32 and float16 models run, at bf16's precision.
-A forward pass without a cache (scoring, training) is plain SDPA.
+A forward pass without a cache (scoring, training) is plain SDPA: its logits are the BF16 baseline's.
+With apply(..., prompts="int2") it reads rows as decode steps do, and so do prompts.
 
 Greedy search and sampling, padded batches, streamers, logits processors and compiled steps work as
 ever. What isn't served is refused by name (UnsupportedError): beams, assisted decoding, cropping,
@@ -25,6 +26,7 @@ from ..cache import check_served
 from ..errors import BundleMismatchError
 from .applied import Applied, attention, mask
 from .cache import NAME, OscarCache, refuse
+from .prompts import check_mode
 
 __all__ = ["OscarCache", "apply", "remove"]
 
@@ -32,20 +34,23 @@ AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, mask)
 
 
-def apply(model, bundle, *, max_tokens=None, demote_block=None):
+def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact"):
     """Makes generate() of this causal language model run over the 2-bit cache. Returns the model.
 
     `bundle`: a Bundle or a path. `max_tokens`: tokens a row, prompt and answer, that generate() makes
     room for at least; it keeps its cache for the next call, and makes a larger one when it must.
     `demote_block`: tokens that leave the exact window at once; None: 16, or the bundle's if more.
+    `prompts`: "exact", or "int2", where a prompt's tokens read as 2-bit rows what has left the exact
+    windows, as if they came one by one: for evaluation, where model(ids) is then what is served.
     Applied again, it replaces what was applied; the model may not move to another device behind it.
     Raises BundleError for an unsound bundle, BundleMismatchError for one of another model,
     UnsupportedError for a model that isn't served.
     """
     bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
     attentions = _attentions(model, bundle)
+    check_mode(prompts)
     remove(model)
-    applied = Applied(model, bundle, max_tokens, demote_block)
+    applied = Applied(model, bundle, max_tokens, demote_block, prompts)
     for module in (model, *attentions):
         setattr(module, NAME, applied)
     model.set_attn_implementation(NAME)

@@ -7,8 +7,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ..cache import PagedCache
+from ..codec import Windows
 from ..errors import CacheFullError
 from .cache import NAME, OscarCache, refuse
+from .prompts import Scoring
 
 SERVED_MODES = ("greedy_search", "sample")
 # Settings of generate() and arguments of attention that change what is computed, if they are set.
@@ -19,8 +21,9 @@ REFUSED_ARGUMENTS = ("sliding_window", "softcap", "s_aux", "head_mask", "positio
 class Applied:
     """The bundle in one model, and the caches that its forward passes use."""
 
-    def __init__(self, model, bundle, max_tokens, demote_block):
+    def __init__(self, model, bundle, max_tokens, demote_block, prompts):
         self.bundle, self.max_tokens, self.demote_block = bundle, max_tokens, demote_block
+        self.scoring = Scoring(prompts, Windows.of(bundle.quantizer, demote_block))
         self.device, self.implementation = model.device, model.config._attn_implementation
         self.codecs = None   # on the device, shared by all caches
         self.kept = None     # the cache that generate() made last
@@ -63,7 +66,11 @@ class Applied:
         if cache is None:
             if kwargs.get("use_cache"):
                 refuse("use_cache=True without a cache; pass past_key_values=OscarCache(...)")
-            return args, kwargs | {"use_cache": False}
+            kwargs = kwargs | {"use_cache": False}
+            cache = self.scoring.cache(base, args, kwargs)
+            if cache is None:
+                return args, kwargs
+            kwargs["past_key_values"] = cache
         if not isinstance(cache, OscarCache) or cache.owner is not self:
             refuse(f"a {type(cache).__name__} that was not made for what apply() put into this model")
         if base.training or torch.is_grad_enabled():

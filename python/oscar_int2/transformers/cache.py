@@ -29,6 +29,7 @@ class OscarCache(Cache):
         if self.owner is None:
             refuse("an OscarCache of a model that apply() did not prepare")
         self.paged, self.max_tokens = self.owner.paged_cache(batch, max_tokens), max_tokens
+        self.as_steps = self.owner.scoring.prompts == "int2"  # how prompts read their own rows
         # Columns of input_ids that were seen, on the device: no step may wait for their number.
         self.columns = torch.zeros((), dtype=torch.int64, device=self.paged.device)
         super().__init__(layers=[_Layer(self) for _ in self.paged.layers])
@@ -44,7 +45,7 @@ class OscarCache(Cache):
         self.new_columns = 0                # of this forward pass
         self.tokens = 0                     # a row, without steps that ran compiled
         self.tables = None                  # of this forward pass's prompts, or
-        self.second = None                  #   SecondPrompts, where there are some
+        self.second = None                  #   SecondPrompts, where they read what is held as it is
         self.places = None                  # of each row's tokens among its columns; None: all
 
     def memory_bytes(self):
@@ -110,11 +111,12 @@ class OscarCache(Cache):
             kwargs["position_ids"] = expected.clamp(min=0)
         elif not torch.equal(positions.expand(batch, new)[seen], expected[seen]):
             refuse("position_ids that do not count each row's tokens, on from those that the cache holds")
-        if self.filled:
-            self.second = self.paged.second_prompts(everybody, lengths)
-        else:
+        if not self.filled:
             for place in everybody:
                 self.paged.admit(place, self.max_tokens)
+        if self.filled or self.as_steps:
+            self.second = self.paged.second_prompts(everybody, lengths)
+        else:
             self.tables = self.paged.prompt_tables(everybody, lengths)
         self.places = None if min(lengths) == new else [row.nonzero()[:, 0] for row in seen]
         self.tokens = before + new
@@ -157,7 +159,7 @@ class OscarCache(Cache):
         places = self.places or [slice(None)] * len(q)
         packed = (torch.cat([x[row, seen] for row, seen in enumerate(places)]).bfloat16().contiguous()
                   for x in (q, k, v))
-        rows = self.paged.extend(module.layer_idx, self.second, *packed).to(q.dtype)
+        rows = self.paged.extend(module.layer_idx, self.second, *packed, self.as_steps).to(q.dtype)
         o = torch.zeros_like(q)
         for row, (seen, of_row) in enumerate(zip(places, rows.split(self.second.lengths))):
             o[row, seen] = of_row

@@ -7,14 +7,12 @@
 #       sanitize   below the model, under ASan and UBSan: unit tests, and every reader of files on
 #                  changed inputs, for a minute
 #       kernels    CUDA kernels for all architectures, and all their instantiations for one
-#   scripts/test.sh --gpu          the GPU tests only
+# scripts/gpu.sh runs what needs a GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 stages=(tidy sanitize kernels build)
-label=()
 case "${1:-} ${2:-}" in
   " ") ;;
-  "--gpu ") label=(-L gpu); stages=(build) ;;
   "--stage "build | "--stage "tidy | "--stage "sanitize | "--stage "kernels) stages=("$2") ;;
   *) sed -n '2,10p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac
@@ -65,15 +63,13 @@ stage_kernels() {
 }
 
 stage_build() {
-  if ((${#label[@]} == 0)); then
-    step "build: programs without CUDA kernels"
-    # In the folder of the next step, which compiles again only what sees CUDA.
-    scripts/build.sh developer -DOSCAR_WITH_CUDA=OFF --target oscar-calibrate oscar-eval oscar-bundle
-  fi
+  step "build: programs without CUDA kernels"
+  # In the folder of the next step, which compiles again only what sees CUDA.
+  scripts/build.sh developer -DOSCAR_WITH_CUDA=OFF --target oscar-calibrate oscar-eval oscar-bundle
   step "build: programs and tests"
   scripts/build.sh developer "${architecture[@]}"
   step "tests"
-  run_tests build-developer "${label[@]}"
+  run_tests build-developer
 }
 
 step "set-up"

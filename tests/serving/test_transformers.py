@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import CompileConfig, DynamicCache, GenerationConfig
 
-from serving_case import BUNDLE, kl_divergence
+from serving_case import BUNDLE, held_out_ids, kl_divergence, tiny_model
 import oscar_int2
 import oscar_int2.transformers
 import random_models as small
@@ -37,7 +37,7 @@ def applied(model=None, bundle=None, **options):
 @torch.no_grad()
 def forced_logits(model, cache, rows, prompt):
     """[rows, len - prompt, vocab]: predictions of the ids behind a prompt, fed one by one."""
-    ids = torch.tensor(rows)
+    ids = torch.tensor(rows, device=model.device)
     logits = [model(ids[:, :prompt], past_key_values=cache).logits[:, -1]]
     for i in range(prompt, ids.shape[1] - 1):
         logits.append(model(ids[:, i:i + 1], past_key_values=cache).logits[:, -1])
@@ -416,6 +416,39 @@ class Refusals(unittest.TestCase):
             for name in ("sliding_window", "softcap", "s_aux"):
                 with self.assertRaisesRegex(REFUSED, name):
                     transformers.AttentionInterface()["oscar_int2"](module, *rows, None, **{name: 1.0})
+
+
+@unittest.skipUnless(torch.cuda.is_available(), "no CUDA device")
+class OnCuda(unittest.TestCase):
+    """The embedded model, since the kernels for CUDA have no heads of 32."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.model = copy.deepcopy(tiny_model()).to("cuda")
+
+    def test_the_device_computes_what_the_cpu_computes(self):
+        ids, prompt = held_out_ids(440), 400
+        plain = tiny_model()(torch.tensor([ids])).logits[0, prompt - 1:-1].detach()
+        logits = []
+        for model in (copy.deepcopy(tiny_model()), self.model):
+            with applied(model, oscar_int2.load(BUNDLE), demote_block=1):
+                cache = OscarCache(model, 1, len(ids))
+                logits.append(forced_logits(model, cache, [ids], prompt)[0].cpu())
+                cache.check_rows()
+        cost, distance = (kl_divergence(x, y).mean().item() for x, y in ((plain, logits[0]), logits))
+        self.assertGreater(cost, 5e-4, "this case would show nothing")
+        # Sums in another order, rounded to bf16, carry some values over the threshold between codes.
+        self.assertLess(distance, 0.5 * cost)
+
+    def test_generation_chooses_what_the_steps_predict(self):
+        rows = [held_out_ids(400)[:n] for n in (400, 370)]
+        with applied(self.model, oscar_int2.load(BUNDLE)) as model:
+            inputs = {name: x.to("cuda") for name, x in small.left_padded(rows).items()}
+            tokens, logits = generated(model, inputs, 20)
+            self.assertTrue(torch.equal(logits.argmax(-1), tokens))
+            for row, ours, predicted in zip(rows, tokens, logits):
+                forced = forced_logits(model, OscarCache(model, 1, 420), [row + ours.tolist()], len(row))
+                self.assertLess(kl_divergence(forced[0], predicted).mean().item(), 0.01)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """Rotation bundles: reading and checking them. lib/oscar/bundle/SCHEMA.md describes the file."""
+import errno
 import hashlib
 import json
 import pathlib
@@ -144,7 +145,12 @@ def load(path):
     itself parses the file in this process, so files from strangers belong through
     `oscar-bundle inspect` first, which reads them in a child with limits.
     """
+    if not isinstance(path, (str, pathlib.PurePath)) or not str(path):
+        raise TypeError(f"a bundle is a Bundle or the path of a .h5 file, found {path!r}")
     path = str(pathlib.Path(path))
+    if not pathlib.Path(path).is_file():
+        raise FileNotFoundError(errno.ENOENT, "no bundle there; oscar-calibrate MODEL TEXT BUNDLE.h5 makes "
+                                              "one", path)
     try:
         with h5py.File(path, "r") as file:
             return _Reader(path, file).bundle()

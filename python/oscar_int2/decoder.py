@@ -2,8 +2,10 @@
 
 Weights are those of a transformers model; W_Q, W_K, W_V and the two input matrices of the MLP are
 laid side by side, so that each pair or triple is one product, and the model's own parameters become
-views of them: nothing is held twice.
+views of them, biases and norms of heads too: nothing is held twice, and values that are loaded into the
+model's parameters are computed with from then on. Parameters that lie elsewhere later are refused.
 """
+import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import Callable, NamedTuple
@@ -22,7 +24,7 @@ class LayerWeights:
     input_norm: torch.Tensor          # [hidden]
     qkv: torch.Tensor                 # [(Hq + 2 Hkv) d, hidden]
     qkv_bias: torch.Tensor | None
-    qk_norm: torch.Tensor | None      # [Hq + Hkv, d]: q's in the first rows, k's in the others
+    qk_norm: torch.Tensor | None      # [2, d]: of q's heads, and of k's
     o: torch.Tensor                   # [hidden, Hq d]
     o_bias: torch.Tensor | None
     post_norm: torch.Tensor           # [hidden]
@@ -39,6 +41,15 @@ class Pieces(NamedTuple):
     turn: Callable
 
 
+def model_config(model):
+    """The config of a loaded model. Raises TypeError for anything else."""
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise TypeError(f"a Generator takes a causal language model of transformers, found a "
+                        f"{type(model).__name__}; AutoModelForCausalLM.from_pretrained(folder, "
+                        "dtype=torch.bfloat16) loads one")
+    return model.config
+
+
 def check_linear(linear):
     """Raises UnsupportedError for a module that computes more than its weight and bias say, as one
     with an adapter does, or one with quantized weights."""
@@ -47,18 +58,28 @@ def check_linear(linear):
                                "into the weights, and load weights in bf16")
 
 
+def joined(parameters):
+    """One tensor of several parameters one behind another, which become views of it, or are already:
+    several decoders of a model share it."""
+    first, rows = parameters[0].data, [len(parameter) for parameter in parameters]
+    starts = [parameter.data_ptr() for parameter in parameters]
+    ends = [start + parameter.nbytes for start, parameter in zip(starts, parameters)]
+    storages = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    if len(storages) == 1 and ends[:-1] == starts[1:]:
+        return first.as_strided((sum(rows), *first.shape[1:]), first.stride())
+    whole = torch.cat([parameter.data for parameter in parameters])
+    for parameter, part in zip(parameters, whole.split(rows)):
+        parameter.data = part
+    return whole
+
+
 def side_by_side(linears):
     """One matrix of several torch.nn.Linear, whose weights become views of it; and one bias."""
     for linear in linears:
         check_linear(linear)
-    weight = torch.cat([linear.weight.data for linear in linears])
-    begin = 0
-    for linear in linears:
-        end = begin + linear.weight.shape[0]
-        linear.weight.data = weight[begin:end]
-        begin = end
     biases = [linear.bias for linear in linears]
-    return weight, None if biases[0] is None else torch.cat([bias.data for bias in biases])
+    return (joined([linear.weight for linear in linears]),
+            None if biases[0] is None else joined(biases))
 
 
 def fused(piece, device):
@@ -79,7 +100,7 @@ class Decoder:
     """
 
     def __init__(self, model, compile=None):
-        config = model.config
+        config = model_config(model)
         if config.model_type not in FAMILIES:
             raise UnsupportedError(f"models of type {config.model_type!r}; expected {', '.join(FAMILIES)}")
         if model.dtype != torch.bfloat16:
@@ -88,6 +109,13 @@ class Decoder:
             raise UnsupportedError(f"activation {config.hidden_act!r}; expected 'silu'")
         if has_other_attention(config):
             raise UnsupportedError("layers with a sliding window, or other than full attention")
+        if not hasattr(getattr(model, "model", None), "layers") or not hasattr(model, "lm_head"):
+            raise UnsupportedError(f"a {type(model).__name__} around the model; give the causal language "
+                                   "model of transformers itself, adapters merged into it")
+        devices = sorted({str(parameter.device) for parameter in model.parameters()})
+        if len(devices) > 1 or devices == ["meta"]:
+            raise UnsupportedError(f"a model on {', '.join(devices)}; load it whole on one device, without "
+                                   "device_map and offloading")
         self.device = model.device
         if compile is None:
             compile = self.device.type == "cuda"
@@ -96,7 +124,7 @@ class Decoder:
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.eps = config.rms_norm_eps
         self.embedding = model.model.embed_tokens.weight.data
-        self.layers = [self._layer(block, self.heads, self.kv_heads) for block in model.model.layers]
+        self.layers = [self._layer(block) for block in model.model.layers]
         check_linear(model.lm_head)
         self.norm, self.head = model.model.norm.weight.data, model.lm_head.weight.data
         rotary = model.model.rotary_emb
@@ -106,9 +134,25 @@ class Decoder:
         self.fused = self.plain
         if compile:
             self.fused = Pieces(*(fused(piece, self.device) for piece in self.plain))
+        self.model = weakref.ref(model)
+        self.addresses = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+
+    def check_weights(self):
+        """Raises UnsupportedError for a model whose parameters lie elsewhere than when this was made:
+        steps would go on with the old ones."""
+        model = self.model()
+        if model is None:
+            return
+        now = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+        for name, address in self.addresses.items():
+            if now.get(name) != address:
+                raise UnsupportedError(
+                    f"{name} of the model lies elsewhere since this Generator was made, as after "
+                    "load_state_dict(assign=True), model.to() or a replaced parameter; load weights in "
+                    "place, load_state_dict() without assign, or make a new Generator")
 
     @staticmethod
-    def _layer(block, heads, kv_heads):
+    def _layer(block):
         attention, mlp = block.self_attn, block.mlp
         qkv, qkv_bias = side_by_side([attention.q_proj, attention.k_proj, attention.v_proj])
         gate_up, gate_bias = side_by_side([mlp.gate_proj, mlp.up_proj])
@@ -116,8 +160,7 @@ class Decoder:
             raise UnsupportedError("biases in the MLP")
         qk_norm = None
         if hasattr(attention, "q_norm"):
-            qk_norm = torch.cat((attention.q_norm.weight.data.expand(heads, -1),
-                                 attention.k_norm.weight.data.expand(kv_heads, -1)))
+            qk_norm = joined([attention.q_norm.weight, attention.k_norm.weight]).view(2, -1)
         for linear in (attention.o_proj, mlp.down_proj):
             check_linear(linear)
         bias = attention.o_proj.bias
@@ -147,7 +190,8 @@ class Decoder:
         qkv = qkv.view(qkv.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if w.qk_norm is not None:
-            qk = self._rms(qk, w.qk_norm)
+            qk = self._rms(qk, torch.cat((w.qk_norm[:1].expand(self.heads, -1),
+                                          w.qk_norm[1:].expand(self.kv_heads, -1))))
         q, k = self._turned(qk, cos, sin).split((self.heads, self.kv_heads), dim=1)
         return q, k, v
 

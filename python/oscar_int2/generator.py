@@ -2,6 +2,9 @@
 
 Requests join and leave between steps. On the CPU the same steps run without a graph.
 """
+import math
+import operator
+import threading
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -45,12 +48,17 @@ class Generator:
     and answer; `pages`: of the pool, None: enough for all; `demote_block`: see Windows.of; `compile`
     and `graph`: fuse and capture steps, None: on a GPU. Attention of prompts is exact, as in
     transformers; their rows become INT2 behind it.
+    Weights that are loaded into the model's parameters in place are used from the next step on; a model
+    whose parameters lie elsewhere since is refused. One thread runs at a time: others wait.
     Raises BundleMismatchError for a bundle of another model, UnsupportedError for what isn't served.
     """
 
     def __init__(self, model, bundle, places=1, max_tokens=4096, *, pages=None, demote_block=None,
                  compile=None, graph=None):
+        for name, value in (("places", places), ("max_tokens", max_tokens)):
+            _check_count(name, value)
         self.decoder, self.device = Decoder(model, compile), model.device
+        self.vocab_size = len(self.decoder.embedding)
         room = max_tokens + CHECK_EVERY  # steps run on until the next look
         if bundle is None:
             self.cache = PagedCache.bf16(shape_of(self.decoder), places, room, self.device)
@@ -60,6 +68,7 @@ class Generator:
             self.cache = PagedCache.int2(bundle, places, room, self.device, pages=pages,
                                          demote_block=demote_block)
         self.max_tokens = max_tokens
+        self.busy = threading.RLock()  # held by the thread that runs
         self.waiting, self.running = deque(), {}
         self.tokens = torch.zeros(places, dtype=torch.int64, device=self.device)
         self.emitted = torch.zeros(places, CHECK_EVERY, dtype=torch.int64, device=self.device)
@@ -70,27 +79,36 @@ class Generator:
     @torch.inference_mode()
     def generate(self, prompts, max_new_tokens, *, stop=(), temperature=0.0):
         """Answers, a list of token ids for each prompt (a list of ids, at least one)."""
-        requests = [self.submit(prompt, max_new_tokens, stop=stop, temperature=temperature)
-                    for prompt in prompts]
-        try:
-            self.run()
-        except BaseException:
-            for request in requests:
-                self._give_up(request)
-            raise
+        if not isinstance(prompts, (list, tuple)) or any(isinstance(prompt, int) for prompt in prompts):
+            raise TypeError('prompts are a list of lists of token ids, for one text '
+                            f'[tokenizer(text)["input_ids"]]; found {_described(prompts)}')
+        with self.busy:
+            requests = []
+            try:
+                for prompt in prompts:
+                    requests.append(self.submit(prompt, max_new_tokens, stop=stop, temperature=temperature))
+                self.run()
+            except BaseException:
+                for request in requests:
+                    self._give_up(request)
+                raise
         return [request.tokens for request in requests]
 
     def submit(self, prompt, max_new_tokens, *, stop=(), temperature=0.0):
         """Queues a request, which joins at the next look. Raises CacheFullError if it never can."""
+        prompt, stop = _checked_ids("prompt", prompt, self.vocab_size), _checked_ids("stop", stop)
+        _check_count("max_new_tokens", max_new_tokens)
+        if not prompt:
+            raise ValueError("a prompt has at least one token")
+        if not (isinstance(temperature, (int, float)) and 0 <= temperature < math.inf):
+            raise ValueError(f"temperature is {temperature!r}, expected a number from 0 on")
         tokens = len(prompt) + max_new_tokens
-        if not prompt or max_new_tokens < 1:
-            raise ValueError("a request has at least one token, and generates at least one")
         if tokens > self.max_tokens:
             raise CacheFullError(f"{len(prompt)} + {max_new_tokens} tokens in a generator made for "
                                  f"{self.max_tokens} (max_tokens)")
         if self.cache.windows.history_pages(tokens + CHECK_EVERY) > self.cache.num_pages:
             raise CacheFullError(f"{tokens} tokens need more pages than the pool has (pages)")
-        request = Request(list(prompt), max_new_tokens, frozenset(stop), temperature)
+        request = Request(prompt, max_new_tokens, frozenset(stop), temperature)
         self.waiting.append(request)
         return request
 
@@ -99,12 +117,14 @@ class Generator:
         """Generates until all requests have ended, or for so many looks of CHECK_EVERY steps.
         Raises CacheRowError when a row could not be written: requests that ran are then given up.
         So is one whose prompt raises."""
-        while (self.waiting or self.running) and looks != 0:
-            self.join()
-            for _ in range(CHECK_EVERY):
-                self.step()
-            self.look()
-            looks = None if looks is None else looks - 1
+        with self.busy:
+            self.decoder.check_weights()
+            while (self.waiting or self.running) and looks != 0:
+                self.join()
+                for _ in range(CHECK_EVERY):
+                    self.step()
+                self.look()
+                looks = None if looks is None else looks - 1
 
     def join(self):
         """Waiting requests that fit take free places, in the order in which they came."""
@@ -201,6 +221,38 @@ def chosen(logits, temperature):
     noise = -torch.log(-torch.log(torch.rand_like(logits, dtype=torch.float32).clamp_min(1e-20)))
     noisy = logits.float() / temperature.clamp_min(1e-6) + noise  # Gumbel: a draw from softmax
     return torch.where(temperature > 0, noisy, logits.float()).argmax(-1)
+
+
+def _checked_ids(name, ids, vocab_size=None):
+    """A list of token ids, whatever they came as. Raises TypeError or ValueError for others."""
+    try:
+        if isinstance(ids, (str, bytes, dict, torch.Tensor)):
+            raise TypeError
+        ids = [operator.index(token) for token in ids]
+    except TypeError:
+        hint = ".tolist()" if isinstance(ids, torch.Tensor) else 'tokenizer(text)["input_ids"]'
+        raise TypeError(f"{name} is a list of token ids, as {hint} gives one; found "
+                        f"{_described(ids)}") from None
+    wrong = next((token for token in ids if token < 0 or token >= (vocab_size or math.inf)), None)
+    if wrong is not None:
+        raise ValueError(f"token id {wrong} at place {ids.index(wrong)} of {name}, expected 0 to "
+                         f"{vocab_size - 1 if vocab_size else 'the vocabulary'}; is the tokenizer this model's?")
+    return ids
+
+
+def _check_count(name, value):
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name} is {value!r}, expected a whole number, at least one")
+
+
+def _described(value):
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    if isinstance(value, str):
+        return "a text"
+    if isinstance(value, (list, tuple)) and value:
+        return f"a {type(value).__name__} of {type(value[0]).__name__}"
+    return f"an object of type {type(value).__name__}"
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
 """oscar_int2.Generator on the CPU: its logits, requests that come and go, and what it refuses."""
+import concurrent.futures
+import copy
+import threading
 import unittest
 from unittest import mock
 
@@ -8,6 +11,7 @@ import torch
 from serving_case import BUNDLE, held_out_ids, kl_divergence, tiny_model
 import bench_serving
 import oscar_int2
+import random_models as small
 from oscar_int2.generator import chosen
 
 
@@ -88,7 +92,7 @@ class Requests(unittest.TestCase):
     def test_what_does_not_fit_is_refused(self):
         generator = oscar_int2.Generator(tiny_model(), BUNDLE, max_tokens=512, pages=2)
         for prompt, count, error, text in (
-                ([], 4, ValueError, "at least one"),
+                ([], 4, ValueError, "at least one token"),
                 ([1], 0, ValueError, "at least one"),
                 ([1] * 500, 13, oscar_int2.CacheFullError, "max_tokens"),
                 ([1] * 490, 8, oscar_int2.CacheFullError, "more pages")):
@@ -191,6 +195,105 @@ class Requests(unittest.TestCase):
             linear.__class__ = Adapted
             with self.subTest(name), self.assertRaisesRegex(oscar_int2.UnsupportedError, "Adapted"):
                 oscar_int2.Generator(model, None)
+
+
+class Weights(unittest.TestCase):
+    """What depends on a model's weights when these change behind a Generator."""
+
+    def test_values_that_are_loaded_in_place_are_computed_with(self):
+        for family in ("Qwen3", "Qwen2"):  # norms of heads; biases
+            model, prompt = copy.deepcopy(small.random_model(family, torch.bfloat16)), small.prompts(30)
+            generator = oscar_int2.Generator(model, small.random_bundle(family), max_tokens=64)
+            before = generator.generate(prompt, 20)
+            random = torch.Generator().manual_seed(2)
+            for name, values in model.state_dict().items():
+                with self.subTest(name):
+                    state = {**model.state_dict(), name: values * (1 + torch.randn(values.shape, generator=random).bfloat16())}
+                    model.load_state_dict(state)
+            made_anew = oscar_int2.Generator(copy.deepcopy(model), small.random_bundle(family), max_tokens=64)
+            expected = made_anew.generate(prompt, 20)
+            self.assertNotEqual(expected, before)
+            self.assertEqual(generator.generate(prompt, 20), expected)
+
+    def test_generators_of_one_model_share_its_weights(self):
+        model, prompt = copy.deepcopy(small.random_model("Qwen2", torch.bfloat16)), small.prompts(30)
+        generators = [oscar_int2.Generator(model, small.random_bundle("Qwen2"), max_tokens=64) for _ in range(2)]
+        for one, other in zip(*(generator.decoder.layers for generator in generators)):
+            for ours, theirs in zip(vars(one).values(), vars(other).values()):
+                self.assertEqual(ours is None or ours.data_ptr(), theirs is None or theirs.data_ptr())
+        self.assertEqual(*(generator.generate(prompt, 10) for generator in generators))
+
+    def test_parameters_that_lie_elsewhere_are_refused_by_name(self):
+        def replaced(model):
+            model.model.norm.weight = torch.nn.Parameter(model.model.norm.weight.data.clone())
+
+        for text, change in (("model.embed_tokens.weight", lambda model: model.load_state_dict(
+                                  copy.deepcopy(model.state_dict()), assign=True)),
+                             ("model.norm.weight", replaced)):
+            model = copy.deepcopy(small.random_model("Qwen3", torch.bfloat16))
+            generator = oscar_int2.Generator(model, small.random_bundle(), max_tokens=64)
+            change(model)
+            with self.subTest(text), self.assertRaisesRegex(oscar_int2.UnsupportedError, f"{text}.*new Generator"):
+                generator.generate(small.prompts(20), 4)
+
+
+class Threads(unittest.TestCase):
+    def test_two_threads_get_what_each_gets_alone(self):
+        model, bundle = copy.deepcopy(small.random_model("Qwen3", torch.bfloat16)), small.random_bundle()
+        generator = oscar_int2.Generator(model, bundle, places=2, max_tokens=128)
+        prompts, count = small.prompts(20, 40, 30, 50), 40
+        expected = [generator.generate([prompt], count) for prompt in prompts]
+        together = threading.Barrier(len(prompts))
+
+        def ask(prompt):
+            together.wait()
+            return generator.generate([prompt], count)
+
+        with concurrent.futures.ThreadPoolExecutor(len(prompts)) as threads:
+            self.assertEqual(list(threads.map(ask, prompts)), expected)
+        self.assertEqual((generator.running, list(generator.waiting)), ({}, []))
+
+
+class Messages(unittest.TestCase):
+    def test_what_is_no_list_of_prompts_says_what_to_give(self):
+        generator = oscar_int2.Generator(copy.deepcopy(small.random_model("Qwen3", torch.bfloat16)),
+                                         small.random_bundle(), max_tokens=64)
+        for prompts, error, text in (
+                ("Why?", TypeError, r"\[tokenizer\(text\).*found a text"),
+                (["Why?"], TypeError, "prompt is a list of token ids.*tokenizer.*found a text"),
+                ([1, 2, 3], TypeError, "list of lists.*found a list of int"),
+                (torch.tensor([[1, 2]]), TypeError, r"found a tensor of shape \[1, 2\]"),
+                ([torch.tensor([1, 2])], TypeError, r"\.tolist\(\).*a tensor of shape \[2\]"),
+                ({"input_ids": [[1, 2]]}, TypeError, "found an object of type dict"),
+                ([[1.5]], TypeError, "found a list of float"),
+                ([[1, 300]], ValueError, "token id 300 at place 1 of prompt, expected 0 to 299"),
+                ([[1, -1]], ValueError, "token id -1")):
+            with self.subTest(prompts=prompts), self.assertRaisesRegex(error, text):
+                generator.generate(prompts, 4)
+        for options, error, text in (
+                ({"stop": "</s>"}, TypeError, "stop is a list of token ids"),
+                ({"stop": 2}, TypeError, "stop is a list of token ids"),
+                ({"temperature": -1}, ValueError, "temperature is -1"),
+                ({"max_new_tokens": 2.5}, ValueError, "max_new_tokens is 2.5")):
+            with self.subTest(options), self.assertRaisesRegex(error, text):
+                generator.submit([1, 2], **{"max_new_tokens": 4} | options)
+        self.assertEqual(len(generator.waiting), 0)
+
+    def test_what_is_no_model_or_bundle_says_what_to_give(self):
+        model, bundle = small.random_model("Qwen3", torch.bfloat16), small.random_bundle()
+        apart = copy.deepcopy(model)
+        apart.lm_head.to("meta")
+        wrapped = torch.nn.Module()
+        wrapped.config, wrapped.dtype, wrapped.model = model.config, model.dtype, model
+        for error, text, arguments in (
+                (TypeError, "found a str.*from_pretrained", ("/models/my-qwen3", bundle)),
+                (oscar_int2.UnsupportedError, "cpu, meta.*one device", (apart, bundle)),
+                (oscar_int2.UnsupportedError, "a Module around the model", (wrapped, bundle)),
+                (FileNotFoundError, "oscar-calibrate.*no/such.h5", (model, "no/such.h5")),
+                (TypeError, "path of a .h5 file, found ''", (model, "")),
+                (ValueError, "places is 0", (model, bundle, 0))):
+            with self.subTest(text), self.assertRaisesRegex(error, text):
+                oscar_int2.Generator(*arguments)
 
 
 class Benchmark(unittest.TestCase):

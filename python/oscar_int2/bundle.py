@@ -111,6 +111,20 @@ class Bundle:
                     f"{self.path} is of other positions: RoPE's {field} is {value} here and "
                     f"{kept} in the bundle; calibrate with the RoPE that is served")
 
+    def beyond_positions(self, tokens):
+        """What it costs to serve so many tokens a request, in sentences; None within the positions that
+        the bundle was made for."""
+        most = int(self.model.rope.get("max_positions") or 0)
+        if not most or tokens <= most:
+            return None
+        centred = any(layer.key is not None and layer.key.centres is not None
+                      for layer in self.layers.values())
+        keys = ("Keys beyond are coded around centres turned to the last of these positions, which are not "
+                "their own, so that their error grows with the distance. " if centred else "")
+        return (f"room for {tokens} tokens a request is more than the {most} positions that {self.path} was "
+                f"made for. {keys}Nobody has measured the loss there. Make room for {most} at most, or "
+                "calibrate with a max_position_embeddings that covers them")
+
 
 _ROPE_DEFAULTS = {"partial_rotary_factor": 1.0}  # of what bundles leave out
 

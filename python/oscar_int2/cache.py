@@ -80,6 +80,25 @@ class PagedCache:
                   for i in range(model.num_layers)}
         return cls(codecs, windows, places, max_tokens)
 
+    def grown(self, max_tokens):
+        """A copy with room for so many tokens a request, which holds the same."""
+        more = PagedCache(self.codecs, self.windows, self.places, max_tokens)
+        old, new = [], []
+        for place, active in enumerate(self.active.tolist()):
+            if active:
+                more.admit(place, max_tokens)
+                old += self.pages_of_place[place]
+                new += more.pages_of_place[place][:len(self.pages_of_place[place])]
+        for layer_id, pages in self.layers.items():
+            copy = more.layers[layer_id]
+            copy.pool[new] = pages.pool[old]
+            copy.window_k.copy_(pages.window_k)
+            copy.window_v.copy_(pages.window_v)
+        for name in ("old_len", "seq_len", "old_history", "new_history", "status"):
+            getattr(more.step, name).copy_(getattr(self.step, name))
+        more.active.copy_(self.active)
+        return more
+
     def memory_bytes(self):
         """Bytes of pages, and of windows, over all layers."""
         pools = sum(p.pool.numel() for p in self.layers.values())

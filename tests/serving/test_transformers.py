@@ -326,7 +326,6 @@ class Refusals(unittest.TestCase):
                 copy.deepcopy(small.random_model("Llama"))(ids, past_key_values=cache)
             for text, options in (
                     ("DynamicCache", {"past_key_values": DynamicCache()}),
-                    ("use_cache=True without", {"use_cache": True}),
                     ("output_attentions", {"output_attentions": True}),
                     ("that has no tokens", {"past_key_values": cache, "attention_mask": 0 * ones}),
                     (r"shape \[1, 1, 20, 20\]", {"past_key_values": cache, "attention_mask":

@@ -19,13 +19,14 @@ Greedy search and sampling, padded batches, streamers, logits processors and com
 ever. What isn't served is refused by name (UnsupportedError): beams, assisted decoding, cropping,
 other caches, attention weights, sliding windows, soft caps.
 """
-from transformers import AttentionInterface, AttentionMaskInterface
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ..bundle import Bundle, has_other_attention, load
 from ..cache import check_served
 from ..errors import BundleMismatchError
 from .applied import Applied, attention, mask
-from .cache import NAME, OscarCache, refuse
+from .cache import NAME, OscarCache, refuse, unwrapped
 from .prompts import check_mode
 
 __all__ = ["OscarCache", "apply", "remove"]
@@ -42,31 +43,47 @@ def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact")
     `demote_block`: tokens that leave the exact window at once; None: 16, or the bundle's if more.
     `prompts`: "exact", or "int2", where a prompt's tokens read as 2-bit rows what has left the exact
     windows, as if they came one by one: for evaluation, where model(ids) is then what is served.
-    Applied again, it replaces what was applied; the model may not move to another device behind it.
+    Applied again, it replaces what was applied. A model inside peft's is found there.
     Raises BundleError for an unsound bundle, BundleMismatchError for one of another model,
     UnsupportedError for a model that isn't served.
     """
+    inner = _causal_model(model)
+    for name, value in (("max_tokens", max_tokens), ("demote_block", demote_block)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} of apply() is {value!r}, expected a whole number from 1 on, or None")
     bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
-    attentions = _attentions(model, bundle)
+    attentions = _attentions(inner, bundle)
     check_mode(prompts)
-    remove(model)
-    applied = Applied(model, bundle, max_tokens, demote_block, prompts)
-    for module in (model, *attentions):
+    remove(inner)
+    applied = Applied(inner, bundle, max_tokens, demote_block, prompts)
+    for module in (inner, *attentions):
         setattr(module, NAME, applied)
-    model.set_attn_implementation(NAME)
+    inner.set_attn_implementation(NAME)
     return model
 
 
 def remove(model):
     """Undoes apply(), if it was applied. Returns the model."""
-    applied = getattr(model, NAME, None)
+    inner = unwrapped(model)
+    applied = getattr(inner, NAME, None)
     if applied is not None:
-        applied.undo(model)
-        for module in model.modules():
+        applied.undo()
+        for module in inner.modules():
             if hasattr(module, NAME):
                 delattr(module, NAME)
-        model.set_attn_implementation(applied.implementation)
+        inner.set_attn_implementation(applied.implementation)
     return model
+
+
+def _causal_model(model):
+    """The model of transformers in what was given."""
+    if hasattr(model, "_orig_mod"):
+        refuse("apply() behind torch.compile(); apply() first, and compile then")
+    inner = unwrapped(model)
+    if not isinstance(inner, PreTrainedModel):
+        raise TypeError(f"apply() takes a causal language model of transformers, found a "
+                        f"{type(inner).__name__}; AutoModelForCausalLM.from_pretrained(folder) loads one")
+    return inner
 
 
 def _attentions(model, bundle):
@@ -77,8 +94,11 @@ def _attentions(model, bundle):
                                   f"is a {kind}")
     bundle.check_model(config)
     check_served(bundle)
-    if len({parameter.device for parameter in model.parameters()}) > 1 or getattr(model, "_tp_size", None):
-        refuse("a model on several devices")
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1 or getattr(model, "_tp_size", None):
+        refuse("a model on several devices, or with a part that is offloaded; load it whole on one device")
+    if devices == {torch.device("meta")}:
+        refuse("a model whose weights are offloaded; load it whole on one device")
     if has_other_attention(config):
         refuse("layers with a sliding window, or other than full attention")
     for name in ("attn_logit_softcapping", "attention_chunk_size"):

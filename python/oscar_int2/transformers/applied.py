@@ -1,16 +1,21 @@
-"""What apply() puts into a model: hooks around its forward pass, and around generate()."""
+"""What apply() puts into a model: hooks around its forward pass, and around generate().
+
+Nothing of it refers to the model, so that `del model` frees all at once. A forward pass hands its cache
+on to attention as an argument, so that passes in several threads know nothing of each other.
+"""
+import copy
 import functools
 import threading
 
 import torch
+from transformers import GenerationMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ..cache import PagedCache
 from ..codec import Windows
-from ..errors import CacheFullError
-from .cache import NAME, OscarCache, refuse
-from .prompts import Scoring
+from .cache import NAME, Memory, OscarCache, PlainRows, refuse
+from .prompts import Scoring, wants_cache
 
 SERVED_MODES = ("greedy_search", "sample")
 # Settings of generate() and arguments of attention that change what is computed, if they are set.
@@ -19,42 +24,46 @@ REFUSED_ARGUMENTS = ("sliding_window", "softcap", "s_aux", "head_mask", "positio
 
 
 class Applied:
-    """The bundle in one model, and the caches that its forward passes use."""
+    """The bundle in one model, and the memory that its generate() uses."""
 
     def __init__(self, model, bundle, max_tokens, demote_block, prompts):
         self.bundle, self.max_tokens, self.demote_block = bundle, max_tokens, demote_block
         self.scoring = Scoring(prompts, Windows.of(bundle.quantizer, demote_block))
-        self.device, self.implementation = model.device, model.config._attn_implementation
-        self.codecs = None   # on the device, shared by all caches
-        self.kept = None     # the cache that generate() made last
-        self.running = None  # the cache of this forward pass
-        self.used = None     # the cache of this generate()
-        self.busy = threading.RLock()  # held by generate(): callers in other threads wait
+        self.implementation = model.config._attn_implementation
+        self.codecs = None  # on the device, shared by all caches
+        self._forget()
         base = model.base_model
         self.hooks = [base.register_forward_pre_hook(self.begin, with_kwargs=True),
-                      base.register_forward_hook(self.end)]
-        self.overridden = []
-        for name in ("generate", "_prepare_cache_for_generation", "generate_batch",
-                     "init_continuous_batching"):
-            if hasattr(model, name):
-                self._override(model, name)
+                      base.register_forward_hook(self.end, with_kwargs=True)]
 
-    def _override(self, model, name):
-        original, ours = getattr(model, name), getattr(self, name, _refuse_batching)
-        setattr(model, name, functools.wraps(original)(functools.partial(ours, model, original)))
-        self.overridden.append(name)
+    def _forget(self):
+        self.kept = None  # the Memory that generate() used last
+        self.calls = []   # the caches of the generate() that runs, and of those within it
+        self.busy = threading.RLock()  # held by generate(): callers in other threads wait
 
-    def undo(self, model):
+    def __deepcopy__(self, memo):
+        """Of a model that is copied: the copy has hooks and memory of its own."""
+        copied = memo[id(self)] = object.__new__(Applied)
+        vars(copied).update(vars(self))
+        copied._forget()
+        copied.hooks = copy.deepcopy(self.hooks, memo)
+        return copied
+
+    def __reduce__(self):
+        refuse("pickling of a model behind apply(); remove(model) first, or save its state_dict()")
+
+    def undo(self):
         for hook in self.hooks:
             hook.remove()
-        for name in self.overridden:
-            delattr(model, name)
 
-    def paged_cache(self, batch, max_tokens):
-        paged = PagedCache.int2(self.bundle, batch, max_tokens, self.device, codecs=self.codecs,
+    def memory(self, batch, max_tokens, device):
+        """New Memory for so many rows and tokens a row."""
+        if self.codecs and next(iter(self.codecs.values())).device != device:
+            self.codecs = None  # the model has moved
+        paged = PagedCache.int2(self.bundle, batch, max_tokens, device, codecs=self.codecs,
                                 demote_block=self.demote_block)
         self.codecs = paged.codecs
-        return paged
+        return Memory(paged, self.bundle)
 
     def begin(self, base, args, kwargs):
         """Before a forward pass: which cache it uses. Returns its arguments."""
@@ -62,87 +71,119 @@ class Applied:
             refuse("positional arguments of the model behind input_ids; name them")
         if kwargs.get("output_attentions") or base.config.output_attentions:
             refuse("output_attentions")
-        cache, self.running = kwargs.get("past_key_values"), None
-        if cache is None:
-            if kwargs.get("use_cache"):
-                refuse("use_cache=True without a cache; pass past_key_values=OscarCache(...)")
-            kwargs = kwargs | {"use_cache": False}
-            cache = self.scoring.cache(base, args, kwargs)
-            if cache is None:
-                return args, kwargs
-            kwargs["past_key_values"] = cache
-        if not isinstance(cache, OscarCache) or cache.owner is not self:
-            refuse(f"a {type(cache).__name__} that was not made for what apply() put into this model")
-        if base.training or torch.is_grad_enabled():
-            refuse("training over the cache; use model.eval() and torch.no_grad()")
         kwargs = kwargs | {"input_ids": args[0]} if args else dict(kwargs)
+        cache = kwargs.get("past_key_values")
+        if cache is None:
+            cache = self.scoring.cache(self, base, kwargs)  # into which of them it goes
+            kwargs |= {"past_key_values": cache, "use_cache": wants_cache(base, kwargs)}
+            if not isinstance(cache, OscarCache):
+                return (), kwargs
+        else:
+            kwargs["use_cache"] = True
+            if not isinstance(cache, (OscarCache, PlainRows)) or cache.owner is not self:
+                refuse(f"a {type(cache).__name__} that was not made for what apply() put into this model; "
+                       "make an OscarCache(model, batch, max_tokens) behind the last apply()")
+            if base.training or torch.is_grad_enabled():
+                refuse("training over the cache; use model.eval() and torch.no_grad()")
+            if isinstance(cache, PlainRows):
+                cache = cache.oscar_cache(self)
         cache.begin(kwargs)
-        self.running = cache
-        return (), kwargs
+        return (), kwargs | {"past_key_values": cache, NAME: cache}
 
-    def end(self, base, args, output):
-        if self.running is not None:
-            self.running.end()
-            self.running = None
+    def end(self, base, args, kwargs, output):
+        if kwargs.get(NAME) is not None:
+            kwargs[NAME].end()
 
     def generate(self, model, original, *args, **kwargs):
+        """generate(), for one caller at a time."""
+        if kwargs.get("use_cache") is False:
+            refuse("use_cache=False of generate(); remove(model) first")
+        self._check_chat(kwargs.get("input_ids", args[0] if args else kwargs.get("inputs")), kwargs)
         with self.busy:
-            if self.used is not None:
-                refuse("generate() within generate()")
-            self.running = None
+            self.calls.append(None)
             try:
                 result = original(*args, **kwargs)
-                if self.used is not None:
-                    self.used.check_rows()
+                if self.calls[-1] is not None:
+                    self.calls[-1].check_rows()
                 return result
             finally:
-                self.used = self.running = None
+                self.calls.pop()
 
-    def _prepare_cache_for_generation(self, model, original, config, model_kwargs, mode, batch,
-                                      max_cache_length, *rest):
+    def _check_chat(self, ids, kwargs):
+        """That a whole chat so far is what its cache was filled with."""
+        cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
+        if isinstance(cache, PlainRows) and cache.owner is self:
+            cache = kwargs["past_key_values"] = cache.oscar_cache(self)
+        if isinstance(cache, OscarCache) and isinstance(ids, torch.Tensor):
+            if mask is None or mask.shape[1] == ids.shape[1]:  # or ids are the new ones alone
+                cache.check_continues(ids)
+
+    def prepare_cache(self, model, original, config, model_kwargs, mode, batch, max_cache_length, *rest):
         """generate() calls it when its settings and the prompts are known."""
         if mode not in SERVED_MODES:
             refuse(f"generate() by {getattr(mode, 'value', mode)}, only {' and '.join(SERVED_MODES)}")
         for name in REFUSED_SETTINGS:
             if getattr(config, name, None):
                 refuse(f"{name}={getattr(config, name)!r} of generate()")
+        config.use_cache = True  # trainers leave False in config.json
         tokens, cache = max_cache_length + 1, model_kwargs.get("past_key_values")
-        if cache is None and config.use_cache is not False:
-            cache = self._kept(model, batch * (config.num_return_sequences or 1), tokens)
-            model_kwargs["past_key_values"] = cache
-        elif cache is not None and not isinstance(cache, OscarCache):
+        if cache is None:
+            cache = self._cache(model, batch * (config.num_return_sequences or 1), tokens)
+        elif not isinstance(cache, OscarCache):
             refuse(f"a {type(cache).__name__} in place of an OscarCache")
-        elif cache is not None and cache.max_tokens < tokens:
-            raise CacheFullError(f"generate() may come to {tokens} tokens a row, padding included, "
-                                 f"in an OscarCache made for {cache.max_tokens}")
-        self.used = cache
+        cache.make_room(tokens)
+        model_kwargs["past_key_values"] = cache
+        if self.calls:
+            self.calls[-1] = cache
         return original(config, model_kwargs, mode, batch, max_cache_length, *rest)
 
-    def _kept(self, model, batch, tokens):
-        """The cache of the last call if it has the room: compiled steps and graphs stay valid."""
+    def _cache(self, model, batch, tokens):
+        """In the memory of the last call if it has the room: compiled steps and graphs stay valid."""
+        if any(self.calls):  # within a generate() that uses it
+            return OscarCache(model, batch, tokens)
         kept = self.kept
-        if kept is None or kept.paged.places != batch or kept.max_tokens < tokens:
-            self.kept = kept = None  # its memory goes before the next one comes
-            self.kept = OscarCache(model, batch, max(tokens, self.max_tokens or 0))
-        else:
-            kept.reset()
-        return self.kept
+        if kept is None or not kept.serves(batch, tokens, model.device):
+            self.kept = kept = None  # it goes before the next one comes
+            self.kept = self.memory(batch, max(tokens, self.max_tokens or 0), model.device)
+        return OscarCache.over(self, self.kept)
+
+    def refuse_batching(self, *_, **__):
+        refuse("continuous batching of transformers")
 
 
-def _refuse_batching(*_, **__):
-    refuse("continuous batching of transformers")
+def _divert(name, ours):
+    """Has this method of every model go through `ours`, a method of Applied, where apply() was called.
+    On the class, once: a model's own attribute would refer to it, and others would call past it."""
+    original = getattr(GenerationMixin, name, None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def method(model, *args, **kwargs):
+        applied = vars(model).get(NAME)
+        if applied is None:
+            return original(model, *args, **kwargs)
+        return ours(applied, model, functools.partial(original, model), *args, **kwargs)
+
+    setattr(GenerationMixin, name, method)
+
+
+_divert("generate", Applied.generate)
+_divert("_prepare_cache_for_generation", Applied.prepare_cache)
+_divert("generate_batch", Applied.refuse_batching)
+_divert("init_continuous_batching", Applied.refuse_batching)
 
 
 def attention(module, query, key, value, attention_mask, *, scaling=None, dropout=0.0, **options):
     """The attention function that transformers calls by name."""
-    applied = getattr(module, NAME, None)
-    if applied is None:
+    if not hasattr(module, NAME):
         refuse(f"attention {NAME!r} in a model that apply() did not prepare")
     for name in REFUSED_ARGUMENTS:
         if options.get(name) is not None:
             refuse(f"{name} in attention")
-    if applied.running is not None:
-        return applied.running.attend(module, query, key, value, scaling), None
+    cache = options.pop(NAME, None)
+    if cache is not None:
+        return cache.attend(module, query, key, value, scaling), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout,
                                   scaling=scaling, **options)
 

@@ -1,15 +1,63 @@
 """OscarCache: what transformers sees as a cache, over PagedCache."""
+import warnings
+import weakref
+
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..errors import CacheFullError, UnsupportedError
 
-NAME = "oscar_int2"  # of the attention implementation, and of the attribute that holds what was applied
+NAME = "oscar_int2"  # of the attention implementation, of what was applied, and of attention's argument
+UNKNOWN = -1         # in place of an id: padding, or a column that came as an embedding
+GROWTH = 256         # further tokens that a cache has room for at least which grows by itself
+CHECK_EVERY = 64     # steps of a loop of one's own between two looks for rows that could not be written
+
+
+def unwrapped(model):
+    """The model that transformers made, inside what peft or torch.compile put around it."""
+    while hasattr(model, "get_base_model") or hasattr(model, "_orig_mod"):
+        model = model.get_base_model() if hasattr(model, "get_base_model") else model._orig_mod
+    return model
 
 
 def refuse(what):
     raise UnsupportedError(f"the 2-bit cache in transformers does not serve {what}")
+
+
+class Memory:
+    """What one OscarCache after another lies in. All tensors stay where they are."""
+
+    def __init__(self, paged, bundle):
+        self.paged, self.bundle, self.max_tokens = paged, bundle, paged.max_tokens
+        # Columns of input_ids that were seen, on the device: no step may wait for their number.
+        self.columns = torch.zeros((), dtype=torch.int64, device=paged.device)
+        self.ids = torch.full((paged.places, paged.max_tokens), UNKNOWN, dtype=torch.int32,
+                              device=paged.device)
+        self.holder = None  # of the cache that lies here, weakly
+        for tensor in (self.columns, self.ids, *paged.tensors()):
+            torch._dynamo.mark_static_address(tensor)  # or CUDA graphs of a step would copy it
+        warning = bundle.beyond_positions(paged.max_tokens)
+        if warning:
+            warnings.warn(warning, stacklevel=2)
+
+    def serves(self, batch, tokens, device):
+        return (self.paged.places == batch and self.max_tokens >= tokens
+                and self.paged.device == device)
+
+    def take(self, cache):
+        """From now on it is this cache's: the last one's rows are gone."""
+        last = self.holder and self.holder()
+        if last is not None and last is not cache:
+            last.stale = True
+        self.holder = weakref.ref(cache)
+
+    def grown(self, max_tokens):
+        """The same with room for more tokens."""
+        more = Memory(self.paged.grown(max_tokens), self.bundle)
+        more.columns.copy_(self.columns)
+        more.ids[:, :self.max_tokens].copy_(self.ids)
+        return more
 
 
 class OscarCache(Cache):
@@ -19,34 +67,71 @@ class OscarCache(Cache):
     one itself. `model` is one that apply() prepared. Each row takes a prompt, then a token a step (a
     single column, which counts for every row whatever a mask says), then perhaps a further prompt,
     which reads what is held as the cache has it, 2-bit rows included; reset() makes the cache ready
-    for other texts. check_rows(), which generate() calls at its end, raises CacheRowError if a row
-    could not be written, and CacheFullError if compiled steps, which nothing counts on the way, went
-    beyond max_tokens.
+    for other texts, and copy.deepcopy() makes another that goes on by itself. check_rows(), which
+    generate() calls at its end, raises CacheRowError if a row could not be written, and CacheFullError
+    if compiled steps, which nothing counts on the way, went beyond max_tokens.
+
+    One that generate() made and gave back lies in memory that the next generate() takes: it is stale
+    from then on, and refuses. It grows if it is given more tokens before.
     """
 
     def __init__(self, model, batch, max_tokens):
-        self.owner = getattr(model, NAME, None)
-        if self.owner is None:
+        owner = getattr(unwrapped(model), NAME, None)
+        if owner is None:
             refuse("an OscarCache of a model that apply() did not prepare")
-        self.paged, self.max_tokens = self.owner.paged_cache(batch, max_tokens), max_tokens
-        self.as_steps = self.owner.scoring.prompts == "int2"  # how prompts read their own rows
-        # Columns of input_ids that were seen, on the device: no step may wait for their number.
-        self.columns = torch.zeros((), dtype=torch.int64, device=self.paged.device)
-        super().__init__(layers=[_Layer(self) for _ in self.paged.layers])
-        for tensor in (self.columns, *self.paged.tensors()):
-            torch._dynamo.mark_static_address(tensor)  # or CUDA graphs of a step would copy it
+        for name, value in (("batch", batch), ("max_tokens", max_tokens)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} of an OscarCache is {value!r}, expected a whole number from 1 on")
+        self._own(owner, owner.memory(batch, max_tokens, model.device))
         self.reset()
+
+    @classmethod
+    def over(cls, owner, memory):
+        """One in memory that there is, which grows when it must."""
+        cache = cls.__new__(cls)
+        cache._own(owner, memory)
+        cache.grows = True
+        cache.reset()
+        return cache
+
+    def _own(self, owner, memory):
+        self.owner, self.stale = owner, False
+        self.as_steps = owner.scoring.prompts == "int2"  # how prompts read their own rows
+        self.grows = False    # makes room for more tokens than it was made for
+        self.counted = False  # every step has to be counted, for nobody has seen to the room
+        super().__init__(layers=[_Layer(self) for _ in memory.paged.layers])
+        self._lie_in(memory)
+
+    def _lie_in(self, memory):
+        memory.take(self)
+        self.memory, self.paged, self.columns = memory, memory.paged, memory.columns
+        self.max_tokens = memory.max_tokens
+
+    def __deepcopy__(self, memo):
+        self.check_usable()
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied._own(self.owner, self.memory.grown(self.max_tokens))
+        copied.grows, copied.counted = self.grows, self.counted
+        copied.tokens = self.tokens
+        copied._rest(self.filled)
+        return copied
 
     def reset(self):
         """Forgets all rows and keeps their memory."""
+        self.check_usable()
         self.paged.reset()
         self.columns.zero_()
-        self.filled = self.running = False  # some prompt is held; a forward pass is under way
-        self.new_columns = 0                # of this forward pass
-        self.tokens = 0                     # a row, without steps that ran compiled
-        self.tables = None                  # of this forward pass's prompts, or
-        self.second = None                  #   SecondPrompts, where they read what is held as it is
-        self.places = None                  # of each row's tokens among its columns; None: all
+        self.memory.ids.fill_(UNKNOWN)
+        self.tokens = 0  # a row, without steps that ran compiled
+        self._rest(False)
+
+    def _rest(self, filled):
+        """Between two forward passes, some prompt held or not."""
+        self.filled, self.running = filled, False
+        self.new_columns = 0  # of a forward pass
+        self.tables = None    # of its prompts, or
+        self.second = None    #   SecondPrompts, where they read what is held as it is
+        self.places = None    # of each row's tokens among its columns; None: all
 
     def memory_bytes(self):
         """Bytes of 2-bit pages, and of exact windows."""
@@ -57,39 +142,92 @@ class OscarCache(Cache):
         waits for the device."""
         self.paged.check_rows()
 
+    def check_usable(self):
+        """Raises UnsupportedError once a later generate() has taken the memory."""
+        if self.stale:
+            refuse("an OscarCache that generate() gave back, after a later generate() took its memory; "
+                   "pass an OscarCache(model, batch, max_tokens) of your own as past_key_values to keep one")
+
+    def check_continues(self, ids):
+        """Raises UnsupportedError unless a chat so far, input_ids [rows, columns], begins with what is
+        held, and goes on; waits for the device."""
+        self.check_usable()
+        held, batch = int(self.columns), self.paged.places
+        if not self.filled or batch % len(ids):
+            return
+        wrong = ("give all of the chat so far, unchanged; reset() the cache for another chat or an edited "
+                 "one, which is then read anew")
+        if ids.shape[1] <= held:
+            refuse(f"input_ids of {ids.shape[1]} columns over an OscarCache that holds {held}: {wrong}")
+        ours = self.memory.ids[:, :held]
+        given = ids[:, :held].to(ours.device).repeat_interleave(batch // len(ids), 0)
+        apart = ((given != ours) & (ours != UNKNOWN)).nonzero()
+        if len(apart):
+            row, column = apart[apart[:, 1].argmin()].tolist()
+            refuse(f"input_ids that differ from what the OscarCache holds: row {row}, column {column} of "
+                   f"{held} is {given[row, column]}, and {ours[row, column]} is held; {wrong}")
+
+    def make_room(self, tokens):
+        """Sees to the room for so many tokens a row. Raises CacheFullError if there is too little."""
+        self.check_usable()
+        if tokens <= self.max_tokens:
+            return
+        if not self.grows:
+            raise CacheFullError(f"{tokens} tokens a row, padding and answer included, in an OscarCache "
+                                 f"made for {self.max_tokens}; make one with max_tokens={tokens} or more")
+        self._lie_in(self.memory.grown(max(tokens, 2 * self.max_tokens)))
+
     def begin(self, kwargs):
         """Before a forward pass of the model with these arguments, which it completes."""
+        self.check_usable()
         ids = kwargs.get("input_ids")
-        batch, self.new_columns = (kwargs["inputs_embeds"] if ids is None else ids).shape[:2]
+        rows = kwargs["inputs_embeds"] if ids is None else ids
+        batch, self.new_columns = rows.shape[:2]
         if self.running:
-            refuse("a cache whose last forward pass failed; reset() it")
+            refuse("a cache whose last forward pass failed, or still runs in another thread; reset() it, "
+                   "or make one for each thread")
+        if rows.device != self.paged.device:
+            refuse(f"an OscarCache on {self.paged.device} with input on {rows.device}; make one behind "
+                   "model.to(...)")
         if batch != self.paged.places:
             refuse(f"a batch of {batch} with an OscarCache of {self.paged.places} rows")
-        if self.filled and self.new_columns == 1:
-            self._begin_step(kwargs)
-        else:
-            self._begin_prompts(kwargs)
+        self.running = True  # between this and the look at it no other thread comes
+        try:
+            if self.filled and self.new_columns == 1:
+                self._begin_step(kwargs)
+            else:
+                self._begin_prompts(kwargs)
+        except BaseException:
+            self.running = False
+            raise
         kwargs["attention_mask"] = None  # nothing behind this needs one
-        self.running = True
 
     def end(self):
         """After a forward pass."""
         self.columns.add_(self.new_columns)
-        self.filled, self.running = True, False
-        self.tables = self.second = self.places = None
+        self._rest(True)
 
     def _begin_step(self, kwargs):
-        if not torch.compiler.is_compiling():  # generate() has seen to the room before
+        if torch.compiler.is_compiling():  # generate() has seen to the room before
+            if self.counted:
+                refuse("compiled steps over a cache that a forward pass made; pass OscarCache(...)")
+        else:
+            if self.tokens % CHECK_EVERY == 0:
+                self.check_rows()
+            self.make_room(self.tokens + 1)
             self.tokens += 1
-            self._check_room(self.tokens)
         tables = self.paged.next_step()
+        ids = kwargs.get("input_ids")
+        if ids is not None:
+            column = self.columns.clamp(max=self.max_tokens - 1)[None]
+            self.memory.ids.index_copy_(1, column, ids.int())
         if kwargs.get("position_ids") is None:
             kwargs["position_ids"] = tables.old_len[:, None].long()
 
     def _begin_prompts(self, kwargs):
         """Prompts: the first of all rows, or the next, behind all that the cache holds."""
         batch, new, before = self.paged.places, self.new_columns, int(self.columns)
-        self._check_room(before + new)
+        self.make_room(before + new)
         held = self.paged.step.seq_len.tolist()
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
         if isinstance(mask, dict):  # by kind of layer
@@ -120,11 +258,9 @@ class OscarCache(Cache):
             self.tables = self.paged.prompt_tables(everybody, lengths)
         self.places = None if min(lengths) == new else [row.nonzero()[:, 0] for row in seen]
         self.tokens = before + new
-
-    def _check_room(self, tokens):
-        if tokens > self.max_tokens:
-            raise CacheFullError(f"{tokens} tokens a row, padding included, in an OscarCache made for "
-                                 f"{self.max_tokens}")
+        if kwargs.get("input_ids") is not None:
+            ids = torch.where(seen, kwargs["input_ids"], UNKNOWN)
+            self.memory.ids[:, before:before + new] = ids.int()
 
     def attend(self, module, q, k, v, scaling):
         """Attention of one layer, whose new rows go into the cache. q [batch, Hq, new, d], k and v
@@ -136,22 +272,27 @@ class OscarCache(Cache):
             return self.paged.decode(module.layer_idx, *rows)[:, None].to(q.dtype)
         if self.places is None:
             o, _ = sdpa_attention_forward(module, q, k, v, None, scaling=scaling)
-            k, v = (x.transpose(1, 2).flatten(0, 1) for x in (k, v))
         else:
-            o, k, v = self._attend_padded(module, q, k, v, scaling)
-        self.paged.write(module.layer_idx, self.tables, k.bfloat16().contiguous(),
-                         v.bfloat16().contiguous())
+            o = self._attend_padded(module, q, k, v, scaling)
+        self.write(module.layer_idx, k, v)
         return o
 
+    def write(self, layer_id, k, v):
+        """Rows of first prompts [batch, Hkv, new, d], behind RoPE, into the cache."""
+        k, v = (x.transpose(1, 2) for x in (k, v))
+        if self.places is None:
+            k, v = (x.flatten(0, 1) for x in (k, v))
+        else:
+            k, v = (torch.cat([x[row, seen] for row, seen in enumerate(self.places)]) for x in (k, v))
+        self.paged.write(layer_id, self.tables, k.bfloat16().contiguous(), v.bfloat16().contiguous())
+
     def _attend_padded(self, module, q, k, v, scaling):
-        """Row by row without the padding: no mask of new x new entries, no softmax over nothing.
-        Also returns k and v packed, [tokens, Hkv, d]."""
-        o, packed = torch.zeros_like(q.transpose(1, 2)), []
+        """Row by row without the padding: no mask of new x new entries, no softmax over nothing."""
+        o = torch.zeros_like(q.transpose(1, 2))
         for row, places in enumerate(self.places):
-            q1, k1, v1 = (x[row:row + 1, :, places] for x in (q, k, v))
-            o[row, places] = sdpa_attention_forward(module, q1, k1, v1, None, scaling=scaling)[0][0]
-            packed.append([x[0].transpose(0, 1) for x in (k1, v1)])
-        return o, *(torch.cat(side) for side in zip(*packed))
+            one = (x[row:row + 1, :, places] for x in (q, k, v))
+            o[row, places] = sdpa_attention_forward(module, *one, None, scaling=scaling)[0][0]
+        return o
 
     def _attend_second(self, module, q, k, v):
         """Of prompts behind what is held: new rows are packed, padding is left out."""
@@ -179,25 +320,71 @@ class _Layer(CacheLayerMixin):
 
     def __init__(self, cache):
         super().__init__()
-        self.cache, self.is_initialized = cache, True
+        self.cache, self.is_initialized = weakref.ref(cache), True
 
     def lazy_initialization(self, *_):
         pass
 
     def update(self, key_states, value_states, *_, **__):
-        if not self.cache.running:
+        if not self.cache().running:
             refuse("an OscarCache in a model that apply() did not prepare, or that it was not made for")
         return key_states, value_states
 
     def get_seq_length(self):
-        return self.cache.columns if self.cache.filled else 0
+        cache = self.cache()
+        return cache.columns if cache.filled else 0
 
     def get_mask_sizes(self, *_):
         return 0, 0  # no key lies behind a mask: by this the mask function knows the cache
 
     def get_max_length(self):
-        return self.cache.max_tokens
+        return self.cache().max_tokens
 
     get_max_cache_shape = get_max_length  # transformers 4 and early 5
     max_cache_len = property(get_max_length)
-    max_batch_size = property(lambda self: self.cache.paged.places)
+    max_batch_size = property(lambda self: self.cache().paged.places)
+
+
+class PlainRows(Cache):
+    """What a forward pass gives back that was given no cache: its rows as they are, as transformers keeps
+    them. Whoever goes on from them goes on over an OscarCache, which takes them in and grows."""
+
+    def __init__(self, owner, kwargs):
+        super().__init__(layers=[_PlainLayer() for _ in owner.bundle.layers])
+        self.owner, self.cache = owner, None
+        self.prompt = {name: kwargs.get(name) for name in
+                       ("input_ids", "inputs_embeds", "attention_mask", "position_ids")}
+
+    @torch.no_grad()
+    def oscar_cache(self, owner):
+        """The cache that goes on from these rows, always the same."""
+        if self.cache is None:
+            batch, _, tokens, _ = self.layers[0].keys.shape
+            room = max(tokens + GROWTH, owner.max_tokens or 0)
+            cache = OscarCache.over(owner, owner.memory(batch, room, self.layers[0].keys.device))
+            cache.counted = True
+            cache.begin(dict(self.prompt))
+            for layer_id, layer in enumerate(self.layers):
+                cache.write(layer_id, layer.keys, layer.values)
+            cache.end()
+            self.cache, self.prompt = cache, None
+            for layer in self.layers:
+                layer.keys = layer.values = None
+        return self.cache
+
+    def get_seq_length(self, layer_idx=0):
+        rows = self if self.cache is None else self.cache
+        return Cache.get_seq_length(rows, layer_idx)
+
+    reorder_cache = crop = batch_repeat_interleave = batch_select_indices = OscarCache._refused
+    activate_past_recording = offload = prefetch = OscarCache._refused
+
+
+class _PlainLayer(DynamicLayer):
+    """The rows of one forward pass, not copied."""
+
+    def update(self, key_states, value_states, *_, **__):
+        if self.is_initialized:
+            refuse("rows of a forward pass of another model, or of one before apply() or remove()")
+        self.keys, self.values, self.is_initialized = key_states, value_states, True
+        return key_states, value_states

@@ -8,7 +8,7 @@ import logging
 
 import torch
 
-from .cache import NAME, OscarCache, refuse
+from .cache import OscarCache, PlainRows, refuse
 
 MODES = ("exact", "int2")
 LOGGER = logging.getLogger("oscar_int2")
@@ -27,10 +27,10 @@ class Scoring:
         self.prompts, self.warned = prompts, False
         self.exact_tokens = windows.sink_tokens + windows.recent_tokens
 
-    def cache(self, base, args, kwargs):
-        """The OscarCache of such a pass over these arguments, or None: it is exact."""
-        inputs = kwargs.get("inputs_embeds") if kwargs.get("inputs_embeds") is not None else \
-            args[0] if args else kwargs["input_ids"]
+    def cache(self, applied, base, kwargs):
+        """Where the rows of such a pass go, from which its caller may go on: an OscarCache if it reads
+        through one, PlainRows, or None if he asks for none."""
+        inputs = kwargs["input_ids"] if kwargs.get("input_ids") is not None else kwargs["inputs_embeds"]
         batch, columns = inputs.shape[:2]
         if self.prompts == "exact":
             if columns > self.exact_tokens and not base.training and not self.warned:
@@ -39,18 +39,26 @@ class Scoring:
                     "oscar_int2: %d tokens without a cache are attended exactly: these logits are the BF16 "
                     "baseline's, not the 2-bit cache's. To measure the cache: apply(..., prompts='int2')",
                     columns)
-            return None
+            return PlainRows(applied, kwargs) if wants_cache(base, kwargs) else None
         if base.training or torch.is_grad_enabled():
             refuse("gradients with prompts='int2'; score under model.eval() and torch.no_grad(), and train "
                    "with prompts='exact'")
-        model = next(module for module in base.modules() if hasattr(module, NAME))
-        return _PassCache(model, batch, columns)
+        cache = _PassCache.over(applied, applied.memory(batch, columns, inputs.device))
+        cache.counted = True
+        return cache
+
+
+def wants_cache(base, kwargs):
+    """Whether a forward pass without a cache gives one back, as transformers decides it."""
+    wanted = kwargs.get("use_cache")
+    if wanted is None:
+        wanted = getattr(base.config, "use_cache", False)
+    return bool(wanted) and not (base.training and getattr(base, "gradient_checkpointing", False))
 
 
 class _PassCache(OscarCache):
-    """The cache of one forward pass."""
+    """The cache of a forward pass that was given none, and of those behind it if its caller goes on."""
 
     def end(self):
         super().end()
-        self.layers = []  # which hold it: its memory goes with the pass
         self.check_rows()

@@ -38,27 +38,30 @@ __global__ void __launch_bounds__(kWarps * 32, kResidentBlocks<kHeadDim>)
   uint32_t top[1], limit[1];
   row_limits<kHeadDim, 1>(rows, head_recipe(writer_of(p, side), head).clip_ratio, top, limit);
   ScaleZero sz;
-  const bool write =
-      row_scale_zero<kHeadDim>(x, p.format, top[0], limit[0], sz, p.status) && own < last;
+  const int refused = row_scale_zero<kHeadDim>(x, p.format, top[0], limit[0], sz);
+  if (refused) report_refused(p, refused);
   uint32_t codes[kHeadDim / 64];
   plain_codes<kHeadDim>(x, sz, codes);
   store_codes<kHeadDim>(codes, p.format.order, row.chunk + code_offset(p.format, side, row.in_page),
-                        t, write);
+                        t, own < last && !refused);
   const int lanes = 4 * p.format.quant_group_size / kHeadDim;
   if (t == 0) sz.scale = scale_with_centre(sz.scale, is_second(centre, kHeadDim));
-  if (write && t % lanes == 0) store_scale_zero(p.format, row, side, t / lanes, sz);
+  if (refused) sz = refused_scale_zero();
+  if (own < last && t % lanes == 0) store_scale_zero(p.format, row, side, t / lanes, sz);
 }
 
 // New rows that stay exact: those of the sink, and those after the history. Grid: x over rows,
 // y = request; one warp a (row, head, side).
-__global__ void store_windows_kernel(const __grid_constant__ AppendParams p) {
+__global__ void __launch_bounds__(256, 6)
+    store_windows_kernel(const __grid_constant__ AppendParams p) {
   const int b = blockIdx.y, d = p.format.head_dim, sink = p.windows.sink_tokens;
   const int first = p.rows_indptr[b], count = p.rows_indptr[b + 1] - first;
   const int warps = blockDim.x / 32, lane = threadIdx.x % 32, jobs = p.num_kv_heads * 2;
   const int old_len = p.old_len[b];
   const int in_sink = max(0, min(count, sink - old_len));
   const int recent = max(in_sink, min(count, sink + p.new_history[b] - old_len));  // first one
-  const int64_t slot = p.windows.slot ? p.windows.slot[b] : b;
+  const int64_t slot = slot_of(p.windows, b);
+  uint32_t not_finite = 0;
   for (int job = blockIdx.x * warps + threadIdx.x / 32; job < (in_sink + count - recent) * jobs;
        job += gridDim.x * warps) {
     const int stays = job / jobs, head = job % jobs / 2, side = job % 2;
@@ -68,8 +71,13 @@ __global__ void store_windows_kernel(const __grid_constant__ AppendParams p) {
     const uint32_t* source =
         reinterpret_cast<const uint32_t*>(row_at(side ? p.v : p.k, first + row, head));
     uint32_t* target = reinterpret_cast<uint32_t*>((side ? p.windows.v : p.windows.k) + to);
-    for (int i = lane; i < d / 2; i += 32) target[i] = source[i];
+    for (int i = lane; i < d / 2; i += 32) {
+      const uint32_t pair = source[i];
+      target[i] = pair;
+      not_finite |= ((pair & 0x7f807f80u) + 0x00800080u) & 0x80008000u;  // all exponent bits set
+    }
   }
+  if (not_finite) report_refused(p, static_cast<int>(RowStatus::kNonFinite));
 }
 
 // Whether every head rounds plainly and corrects nothing, as far as can be told from here.

@@ -11,6 +11,12 @@ struct HistoryRow {
   int in_page = 0;
 };
 
+// Or-s bits into the status of the request of this block (blockIdx.y). Looks up the slot here,
+// where hardly any block comes, and not ahead.
+__device__ inline void report_refused(const AppendParams& p, int bits) {
+  if (p.status) atomicOr(p.status + slot_of(p.windows, static_cast<int>(blockIdx.y)), bits);
+}
+
 // Row of history token `token` of request b.
 __device__ inline HistoryRow history_row(const AppendParams& p, int b, int token, int head,
                                          int side) {
@@ -19,10 +25,9 @@ __device__ inline HistoryRow history_row(const AppendParams& p, int b, int token
   if (position >= old_len) {
     row.x = row_at(side ? p.v : p.k, p.rows_indptr[b] + position - old_len, head);
   } else {
-    const int64_t slot = p.windows.slot ? p.windows.slot[b] : b;
     row.x = (side ? p.windows.v : p.windows.k) +
-            window_offset(p.windows, slot, head, p.num_kv_heads, window_row(p.windows, position),
-                          p.format.head_dim);
+            window_offset(p.windows, slot_of(p.windows, b), head, p.num_kv_heads,
+                          window_row(p.windows, position), p.format.head_dim);
   }
   const int64_t page = page_of_token(p.history, b, token);
   row.chunk = p.history.pool + (page * p.num_kv_heads + head) * chunk_bytes(p.format);
@@ -97,6 +102,12 @@ __device__ inline void store_scale_zero(const PageFormat& f, const HistoryRow& r
     reinterpret_cast<uint32_t*>(at)[group] =
         float_to_bf16(sz.scale) | static_cast<uint32_t>(float_to_bf16(sz.zero)) << 16;
   }
+}
+
+// The pair of a refused row: what store_scale_zero() makes kRefusedMetadata of.
+__device__ inline ScaleZero refused_scale_zero() {
+  const float nan = __uint_as_float(kRefusedMetadata);
+  return {nan, nan};
 }
 
 }  // namespace oscar

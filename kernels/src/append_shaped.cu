@@ -132,11 +132,11 @@ struct FeedbackPanels {
   Tile& tile;
   Panel<kHeadDim, kHalf, Tile::kThreads> next;
   float square[kSquare];
-  int* status;
+  const AppendParams& p;
   int stage = 0;
 
-  __device__ __forceinline__ FeedbackPanels(const float* m, Tile& t, int* s)
-      : matrix(m), tile(t), status(s) {
+  __device__ __forceinline__ FeedbackPanels(const float* m, Tile& t, const AppendParams& params)
+      : matrix(m), tile(t), p(params) {
     load();
     store();
   }
@@ -149,7 +149,7 @@ struct FeedbackPanels {
   }
   __device__ __forceinline__ void store() {
     if (stage == 3 * kHalf) return;
-    next.store(part(), kFeedbackScale, kLargestFeedback, tile.panels[stage % 2], status);
+    next.store(part(), kFeedbackScale, kLargestFeedback, tile.panels[stage % 2], p);
     if (across()) return;
 #pragma unroll
     for (int j = 0; j < kSquare; ++j) {
@@ -245,11 +245,11 @@ __device__ __forceinline__ void push_across(FeedbackPanels<kHeadDim>& panels,
 template <int kHeadDim>
 __device__ __forceinline__ void shape_rows(ShapedTile<kHeadDim>& tile, int row,
                                            const float* feedback, const CodedRow& x, float up,
-                                           int group_size, bool busy, int* status) {
+                                           int group_size, bool busy, const AppendParams& p) {
   constexpr int kHalf = ShapedTile<kHeadDim>::kHalf;
   const int lane = row % 32;
   uint8_t(*slots)[kSlotBytes] = tile.slots[row / 32];
-  FeedbackPanels<kHeadDim> panels(feedback, tile, status);
+  FeedbackPanels<kHeadDim> panels(feedback, tile, p);
   RowCoder coder{};
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
@@ -336,19 +336,18 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
   };
 
   uint8_t(*slots)[kSlotBytes] = tile.slots[warp];
-  RowState state;
   float up = 1.0f;
   if (busy) {
     auto& planes = *reinterpret_cast<MagnitudePlanes<kHeadDim>*>(slots);
     static_assert(sizeof(planes) <= sizeof(tile.slots[0]));
     tile.centres[row] = choose_centres<kHeadDim>(p, b, head, side, first, end);
     __syncwarp();
-    state = scale_rows<kHeadDim>(p, row_at, recipe.clip_ratio, end - first,
-                                 tile.scales + warp * kWarpRows, planes);
-    up = error_scale(tile.scales[row], groups, state.top);
+    const uint32_t top =
+        scale_rows<kHeadDim>(p, row_at, recipe.clip_ratio, tile.scales + warp * kWarpRows, planes);
+    up = error_scale(tile.scales[row], groups, top);
   }
   if (recipe.rounding == Rounding::kShaped) {
-    shape_rows(tile, row, writer.feedback + matrix, row_at(lane), up, group_size, busy, p.status);
+    shape_rows(tile, row, writer.feedback + matrix, row_at(lane), up, group_size, busy, p);
   } else if (busy) {
     round_rows(tile, row_at(lane), group_size);
   }
@@ -362,20 +361,23 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
     __syncwarp();
     factor = MetricScale<kHeadDim, Tile::kThreads>::factor(
         row_at, writer.metric + matrix, up, &tile.codes[0][row], Tile::kRows, tile.scales[row],
-        group_size, tile.panels[0], slots[0], busy, p.status);
+        group_size, tile.panels[0], slots[0], busy, p);
   }
-  if (!state.write) return;
+  if (first + lane >= end) return;
+  const float first_scale = tile.scales[row][0].scale;
+  const bool refused = first_scale != first_scale;
   bool overflow = false;
   for (int g = 0; g < groups; ++g) {
     ScaleZero& sz = tile.scales[row][g];
     if (corrected) sz.scale = round_to_metadata(mul_rn(sz.scale, factor), p.format.metadata);
     overflow |= !is_finite(sz.scale);
   }
+  if (overflow && !refused) report_refused(p, static_cast<int>(RowStatus::kMetadataOverflow));
+  const HistoryRow at = place(lane);
   if (overflow) {
-    if (p.status) atomicOr(p.status, static_cast<int>(RowStatus::kMetadataOverflow));
+    for (int g = 0; g < groups; ++g) store_scale_zero(p.format, at, side, g, refused_scale_zero());
     return;
   }
-  const HistoryRow at = place(lane);
   ScaleZero& signed_one = tile.scales[row][0];
   signed_one.scale = scale_with_centre(signed_one.scale, is_second(tile.centres[row], kHeadDim));
   for (int g = 0; g < groups; ++g) store_scale_zero(p.format, at, side, g, tile.scales[row][g]);

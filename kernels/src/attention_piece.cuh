@@ -169,12 +169,12 @@ __device__ __forceinline__ void settle_accumulator(AttentionState<Config>& s, in
 }
 
 __device__ __forceinline__ float inverse_or_zero(float sum) {
-  return sum > 0.0f ? 1.0f / sum : 0.0f;
+  return sum == 0.0f ? 0.0f : 1.0f / sum;  // NaN stays NaN
 }
 
 __device__ __forceinline__ void write_lse(const AttentionParams& p, int64_t row, float reference,
                                           float sum) {
-  if (p.lse) p.lse[row] = sum > 0.0f ? (reference + log2f(sum)) * kLn2 : -INFINITY;
+  if (p.lse) p.lse[row] = sum == 0.0f ? -INFINITY : (reference + log2f(sum)) * kLn2;
 }
 
 // Output and lse of an item that one warp did alone; s is settled, its sums are over the rows.

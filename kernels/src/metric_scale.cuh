@@ -40,7 +40,7 @@ struct MetricScale {
                                                  const uint32_t* codes, int pitch,
                                                  const ScaleZero* scales, int group_size,
                                                  uint8_t* panels, uint8_t* slot, bool busy,
-                                                 int* status) {
+                                                 const AppendParams& p) {
     const int lane = threadIdx.x % 32;
     const float scale = matrix_scale(metric);
     uint2 x[kBlocks][4];  // columns 4 t .. 4 t + 3 of each block, rows g + 8 j
@@ -66,7 +66,7 @@ struct MetricScale {
     Sums sums;
     next.load(metric, part(0));
     __syncthreads();  // the panels are free
-    next.store(part(0), scale, largest, panels, status);
+    next.store(part(0), scale, largest, panels, p);
 #pragma unroll 1
     for (int block = 0; block < kBlocks; ++block) {
       RowSums weighted, small;  // apart, or the small products would round away
@@ -84,7 +84,7 @@ struct MetricScale {
             weighted.add(high_parts(square, lane), x[half * kSteps + step]);
           }
         }
-        if (more) next.store(part(stage + 1), scale, largest, panels + (1 - half) * kPanel, status);
+        if (more) next.store(part(stage + 1), scale, largest, panels + (1 - half) * kPanel, p);
       }
       if (busy) {
         weighted.add(small);

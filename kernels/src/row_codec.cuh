@@ -134,10 +134,10 @@ __device__ inline void row_limits(const QuarterRow<kHeadDim> (&x)[kRows], float 
   if (rank >= 0) patterns_of_rank<kHeadDim, kRows>(x, rank, finite, limit);
 }
 
-// Scale and zero of this lane's quantization group; false when the row must be refused.
+// Scale and zero of this lane's quantization group. Returns the RowStatus bits of the row.
 template <int kHeadDim>
-__device__ inline bool row_scale_zero(const QuarterRow<kHeadDim>& x, const PageFormat& format,
-                                      uint32_t top, uint32_t limit, ScaleZero& sz, int* status) {
+__device__ inline int row_scale_zero(const QuarterRow<kHeadDim>& x, const PageFormat& format,
+                                     uint32_t top, uint32_t limit, ScaleZero& sz) {
   __nv_bfloat162 low2 = as_bf162(x.pair[0]), high2 = low2;
 #pragma unroll
   for (int i = 1; i < x.kPairs; ++i) {
@@ -165,9 +165,7 @@ __device__ inline bool row_scale_zero(const QuarterRow<kHeadDim>& x, const PageF
     refused = static_cast<int>(RowStatus::kMetadataOverflow);
   }
   refused |= __shfl_xor_sync(~0u, refused, 1);
-  refused |= __shfl_xor_sync(~0u, refused, 2);
-  if (refused && status && threadIdx.x % 4 == 0) atomicOr(status, refused);
-  return refused == 0;
+  return refused | __shfl_xor_sync(~0u, refused, 2);
 }
 
 // Codes of this lane's values, dimension i of the quarter at bits 2 (i % 16) of word i / 16.

@@ -6,12 +6,6 @@
 
 namespace oscar {
 
-// What a lane knows of its row once the scales are there.
-struct RowState {
-  uint32_t top = 0;    // largest magnitude, a bf16 pattern
-  bool write = false;  // false: beyond the last row, or refused
-};
-
 // Several lanes share a row while it is read: 32 values each, eight from every quarter of it.
 template <int kHeadDim>
 struct RowReader {
@@ -79,11 +73,12 @@ __device__ __forceinline__ void store_ranges(uint32_t (&range)[4], int part, uin
   }
 }
 
-// Scales of 32 rows, of which `count` are there and the others repeat the last one; row_at(i): row
-// i as it is coded, its scales to scales[i]. Returns the state of row `lane`. `planes`: scratch.
+// Scales of 32 rows. row_at(i): row i as it is coded, its scales to scales[i]; of a refused row,
+// which is reported, the first is NaN. Returns the largest magnitude of row `lane`, a bf16 pattern.
+// `planes`: scratch.
 template <int kHeadDim, typename RowAt>
-__device__ __forceinline__ RowState scale_rows(const AppendParams& p, const RowAt& row_at,
-                                               float clip_ratio, int count, ScaleZero (*scales)[4],
+__device__ __forceinline__ uint32_t scale_rows(const AppendParams& p, const RowAt& row_at,
+                                               float clip_ratio, ScaleZero (*scales)[4],
                                                MagnitudePlanes<kHeadDim>& planes) {
   using Reader = RowReader<kHeadDim>;
   const int lane = threadIdx.x % 32, part = lane % Reader::kLanes, own = lane / Reader::kLanes;
@@ -110,11 +105,10 @@ __device__ __forceinline__ RowState scale_rows(const AppendParams& p, const RowA
   const uint32_t low_half = Reader::wider(ranges.x, ranges.y);
   const uint32_t high_half = Reader::wider(ranges.z, ranges.w);
   const uint32_t whole = Reader::wider(low_half, high_half);
-  RowState state;
-  state.top = max(whole & 0x7fffu, whole >> 16 & 0x7fffu);
-  const uint32_t limit = rank < 0 ? state.top : planes.pattern_of_rank(lane, rank);
+  const uint32_t top = max(whole & 0x7fffu, whole >> 16 & 0x7fffu);
+  const uint32_t limit = rank < 0 ? top : planes.pattern_of_rank(lane, rank);
   const float threshold = __uint_as_float(limit << 16);
-  int refused = state.top > 0x7f7fu ? static_cast<int>(RowStatus::kNonFinite) : 0;
+  int refused = top > 0x7f7fu ? static_cast<int>(RowStatus::kNonFinite) : 0;
   const int groups = kHeadDim / p.format.quant_group_size;
   const uint32_t quarters[4] = {ranges.x, ranges.y, ranges.z, ranges.w};
   __syncwarp();
@@ -133,9 +127,11 @@ __device__ __forceinline__ RowState scale_rows(const AppendParams& p, const RowA
     }
     scales[lane][g] = sz;
   }
-  if (refused && p.status) atomicOr(p.status, refused);
-  state.write = refused == 0 && lane < count;
-  return state;
+  if (refused) {
+    report_refused(p, refused);
+    scales[lane][0] = refused_scale_zero();
+  }
+  return top;
 }
 
 }  // namespace oscar

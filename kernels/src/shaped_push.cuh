@@ -5,8 +5,8 @@
 // whole, is left out. Errors are scaled by a power of two a row, matrices by another.
 #pragma once
 
+#include "append_rows.cuh"
 #include "ptx.cuh"
-#include "row_codec.cuh"
 
 namespace oscar {
 
@@ -74,18 +74,17 @@ struct Panel {
     }
   }
 
-  // Sets the not-finite bit of *status where an entry is beyond `largest`.
+  // Reports the row as not finite where an entry is beyond `largest`.
   __device__ __forceinline__ void store(PanelPart part, float scale, float largest, uint8_t* panel,
-                                        int* status) const {
+                                        const AppendParams& p) const {
+    bool fits = true;
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) {
       const int i = j * kThreads + threadIdx.x;
       if (i < part.steps * 64) {
         const float(&x)[4] = entries[j];
-        bool fits = true;
 #pragma unroll
         for (int k = 0; k < 4; ++k) fits &= fabsf(x[k]) <= largest;
-        if (!fits && status) atomicOr(status, static_cast<int>(RowStatus::kNonFinite));
         const uint4 parts = split_four(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale);
         const int n = i % 16, chunk = i / 16 % 4;
         auto* to = reinterpret_cast<uint32_t*>(panel + i / 64 * kPanelBytes +
@@ -94,6 +93,7 @@ struct Panel {
         to[kPanelBytes / 8] = parts.z, to[kPanelBytes / 8 + 2] = parts.w;
       }
     }
+    if (!fits) report_refused(p, static_cast<int>(RowStatus::kNonFinite));
   }
 };
 

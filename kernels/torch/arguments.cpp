@@ -209,7 +209,7 @@ AppendParams append_params(const char* op, const CacheTensors& cache, const Form
   p.old_len = int_array(op, "old_len", t.old_len, {"batch", batch}, pool);
   p.old_history = int_array(op, "old_history", t.old_history, {"batch", batch}, pool);
   p.new_history = int_array(op, "new_history", t.new_history, {"batch", batch}, pool);
-  p.status = int_array(op, "status", t.status, {"one", 1}, pool);
+  p.status = int_array(op, "status", t.status, {"slots", cache.window_k.size(0)}, pool);
   const auto floats = [&](const char* name, const OptionalTensor& tensor,
                           std::initializer_list<Extent> shape) -> const float* {
     if (!tensor) return nullptr;

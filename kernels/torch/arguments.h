@@ -44,7 +44,7 @@ struct AppendTensors {
   const Tensor& old_len;                              // int32 [batch]
   const Tensor& old_history;                          // int32 [batch]
   const Tensor& new_history;                          // int32 [batch]
-  const Tensor& status;                               // int32 [1]
+  const Tensor& status;                               // int32 [slots], RowStatus bits
   const OptionalTensor &clip_k, &clip_v;              // float32 [num_kv_heads]
   const OptionalTensor &feedback_k, &feedback_v;      // float32 [num_kv_heads, head_dim, head_dim]
   const OptionalTensor &metric_k, &metric_v;          // the same

@@ -54,8 +54,8 @@ class PagedCache:
             return torch.zeros(shape, dtype=torch.int32, device=self.device)
 
         self.block_table = ints(places, max(self.max_pages, 1))
-        self.active, self.status = ints(places), ints(1)  # active: 1 for a place in use
-        self.room = ints(places)                          # tokens that a place was admitted for
+        self.active, self.status = ints(places), ints(places)  # active: 1 for a place in use
+        self.room = ints(places)                               # tokens that a place was admitted for
         self.step = StepTables(
             block_table=self.block_table, old_len=ints(places), seq_len=ints(places),
             rows_indptr=torch.arange(places + 1, dtype=torch.int32, device=self.device),
@@ -133,6 +133,7 @@ class PagedCache:
             row = torch.tensor(pages, dtype=torch.int32)
             self.block_table[place, :len(pages)].copy_(row)
         self.room[place] = tokens
+        self.status[place] = 0
         self._set(place, 0, 0)
 
     def release(self, place):
@@ -188,7 +189,7 @@ class PagedCache:
         """Moves every place in use on by one token, on the device alone. Returns the tables."""
         step = self.step
         full = self.active * (step.seq_len >= self.room)
-        self.status.bitwise_or_(full.amax() * PLACE_FULL)
+        self.status.bitwise_or_(full * PLACE_FULL)
         step.old_len.copy_(step.seq_len - full)
         step.old_history.copy_(step.new_history)
         step.seq_len.copy_(step.old_len + self.active)
@@ -236,15 +237,25 @@ class PagedCache:
         o = codec.attend(pages, self.step, q[:, None], workspace=self.workspace)
         return codec.transform_output(o[:, 0])
 
-    def check_rows(self):
-        """Raises CacheRowError if some row could not be written, CacheFullError if a place had no room
-        for it; waits for the device."""
-        status = int(self.status)
-        if status:
+    def take_errors(self):
+        """{place: CacheRowError of a row that could not be written, or CacheFullError of one that had no
+        room}, since the last call; waits for the device. Other places are as they should be."""
+        status = self.status.tolist()
+        if any(status):
             self.status.zero_()
-            if status & PLACE_FULL:
-                raise CacheFullError("a decode step went beyond the tokens that its place was made for")
-            raise CacheRowError(row_problem(status))
+        return {place: _error(place, bits) for place, bits in enumerate(status) if bits}
+
+    def check_rows(self):
+        """Raises the first of take_errors(), if there is one."""
+        for error in self.take_errors().values():
+            raise error
+
+
+def _error(place, status):
+    if status & PLACE_FULL:
+        return CacheFullError(f"request {place}: a decode step went beyond the tokens that its place was "
+                              "made for")
+    return CacheRowError(f"request {place}: {row_problem(status)}")
 
 
 def row_problem(status):

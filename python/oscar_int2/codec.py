@@ -41,7 +41,7 @@ class StepTables:
     seq_len: torch.Tensor       # [batch]
     old_history: torch.Tensor   # [batch]
     new_history: torch.Tensor   # [batch]
-    status: torch.Tensor        # [1]: not 0 once a row was refused
+    status: torch.Tensor        # [slots]: of each window slot, not 0 once a row was refused
     max_new_rows: int           # most new rows of a request, and most rows that it turns INT2:
     max_new_history: int        #   bounds of the launch
     window_slot: torch.Tensor | None = None     # [batch]; None: the request's index

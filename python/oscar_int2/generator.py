@@ -13,7 +13,7 @@ import torch
 from .bundle import Bundle, load
 from .cache import PagedCache
 from .decoder import Decoder
-from .errors import CacheFullError, CacheRowError
+from .errors import CacheFullError
 
 CHECK_EVERY = 16  # steps between two looks at what was generated
 
@@ -29,6 +29,7 @@ class Request:
     tokens: list = field(default_factory=list)
     done: bool = False
     failed: bool = False           # it was given up: what it had generated is in `tokens`
+    error: Exception | None = None  # why, where a row of it could not be written
     place: int | None = None
 
     def take(self, tokens):
@@ -78,7 +79,8 @@ class Generator:
 
     @torch.inference_mode()
     def generate(self, prompts, max_new_tokens, *, stop=(), temperature=0.0):
-        """Answers, a list of token ids for each prompt (a list of ids, at least one)."""
+        """Answers, a list of token ids for each prompt (a list of ids, at least one). Raises CacheRowError,
+        once the others have ended, if a row of one of them could not be written."""
         if not isinstance(prompts, (list, tuple)) or any(isinstance(prompt, int) for prompt in prompts):
             raise TypeError('prompts are a list of lists of token ids, for one text '
                             f'[tokenizer(text)["input_ids"]]; found {_described(prompts)}')
@@ -92,6 +94,9 @@ class Generator:
                 for request in requests:
                     self._give_up(request)
                 raise
+        for request in requests:
+            if request.error is not None:
+                raise request.error
         return [request.tokens for request in requests]
 
     def submit(self, prompt, max_new_tokens, *, stop=(), temperature=0.0):
@@ -115,8 +120,8 @@ class Generator:
     @torch.inference_mode()
     def run(self, looks=None):
         """Generates until all requests have ended, or for so many looks of CHECK_EVERY steps.
-        Raises CacheRowError when a row could not be written: requests that ran are then given up.
-        So is one whose prompt raises."""
+        A request of which a row could not be written is given up (Request.error), and the others go on.
+        One whose prompt raises is given up too."""
         with self.busy:
             self.decoder.check_weights()
             while (self.waiting or self.running) and looks != 0:
@@ -171,15 +176,14 @@ class Generator:
         request.failed = not request.done
 
     def look(self):
-        """Gives every request its tokens of the last CHECK_EVERY steps; ended ones leave."""
-        try:
-            self.cache.check_rows()
-        except CacheRowError:  # nobody knows of which request, and all have gone on since
-            for request in list(self.running.values()):
-                self._give_up(request)
-            raise
-        emitted = self.emitted.tolist()
+        """Gives every request its tokens of the last CHECK_EVERY steps; ended ones leave. So do those
+        that have failed, without these tokens: they may come from behind the row."""
+        errors, emitted = self.cache.take_errors(), self.emitted.tolist()
         for place, request in list(self.running.items()):
+            if place in errors:
+                request.error = errors[place]
+                self._give_up(request)
+                continue
             request.take(emitted[place])
             if request.done:
                 self._leave(place)

@@ -14,6 +14,10 @@ namespace {
 
 using oscar_test::DeviceBuffer;
 
+constexpr int kNonFinite = static_cast<int>(oscar::RowStatus::kNonFinite);
+constexpr int kOverflow = static_cast<int>(oscar::RowStatus::kMetadataOverflow);
+const std::vector<int> kAllWritten{0, 0};  // of each request its status
+
 struct AppendSetup {
   int head_dim = 128, quant_group_size = 128;
   oscar::MetadataDtype metadata = oscar::MetadataDtype::kFp16;
@@ -31,14 +35,14 @@ class TwoCaches {
   AppendSetup setup;
   oscar::PageFormat format;
   int ring;
-  std::vector<int32_t> table, lens{0, 0}, histories{0, 0};
+  std::vector<int32_t> table, lens{0, 0}, histories{0, 0}, slots{1, 0};
   std::vector<uint8_t> pool;
   std::vector<uint16_t> wk, wv;
   std::vector<float> feedback, metric;
   std::vector<uint8_t> kinds;  // corrections of the heads, then their roundings
   DeviceBuffer<uint8_t> device_pool;
   DeviceBuffer<uint16_t> device_wk, device_wv;
-  DeviceBuffer<int32_t> device_table;
+  DeviceBuffer<int32_t> device_table, device_slots;
   DeviceBuffer<float> device_feedback, device_metric;
   std::vector<uint16_t> centres;
   std::vector<int32_t> first_position{700, 1900};
@@ -57,6 +61,7 @@ class TwoCaches {
         device_wk(wk),
         device_wv(wv),
         device_table(table),
+        device_slots(slots),
         device_feedback(static_cast<size_t>(s.heads) * s.head_dim * s.head_dim),
         device_metric(device_feedback.count()),
         centres(random_centres(s)),
@@ -98,9 +103,10 @@ class TwoCaches {
     return order;
   }
 
-  // Appends `counts` new rows per request on both sides; returns the device's status bits.
-  int append(const std::vector<uint16_t>& k, const std::vector<uint16_t>& v,
-             const std::vector<int>& counts) {
+  // Appends `counts` new rows per request on both sides; returns the status of each request, which
+  // is the same on both.
+  std::vector<int> append(const std::vector<uint16_t>& k, const std::vector<uint16_t>& v,
+                          const std::vector<int>& counts) {
     const std::vector<int32_t> rows{0, counts[0], counts[0] + counts[1]};
     std::vector<int32_t> now(2);
     int max_history = 0;
@@ -111,7 +117,7 @@ class TwoCaches {
     }
     oscar::AppendParams p{.format = format,
                           .history = {pool.data(), table.data(), kPages / 2, nullptr},
-                          .windows = {wk.data(), wv.data(), nullptr, setup.sink, ring},
+                          .windows = {wk.data(), wv.data(), slots.data(), setup.sink, ring},
                           .k = oscar::contiguous_rows(k.data(), setup.heads, setup.head_dim),
                           .v = oscar::contiguous_rows(v.data(), setup.heads, setup.head_dim),
                           .rows_indptr = rows.data(),
@@ -134,13 +140,15 @@ class TwoCaches {
     if (setup.centre_segments > 0) {
       p.centres = {centres.data(), setup.centre_segments, first_position.data()};
     }
+    std::vector<int> expected(2), bits(2);
+    p.status = expected.data();
     append_ref(p);
     const DeviceBuffer<uint16_t> fused(fused_rows(k, v));
     const DeviceBuffer<int32_t> drows(rows), dlens(lens), dold(histories), dnow(now);
-    DeviceBuffer<int> status(1);
-    status.fill(0);
+    const DeviceBuffer<int> status(bits);
     p.history = {device_pool.get(), device_table.get(), kPages / 2, nullptr};
     p.windows.k = device_wk.get(), p.windows.v = device_wv.get();
+    p.windows.slot = device_slots.get();
     p.k = fused_side(fused.get(), 0), p.v = fused_side(fused.get(), 1);
     p.rows_indptr = drows.get(), p.old_len = dlens.get();
     p.old_history = dold.get(), p.new_history = dnow.get();
@@ -155,7 +163,12 @@ class TwoCaches {
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     for (int b = 0; b < 2; ++b) lens[b] += counts[b];
     histories = now;
-    return status.download()[0];
+    EXPECT_TRUE(status.guards_intact());
+    bits = status.download();
+    if (!setup.shaped) {  // whose matrices only the device checks
+      EXPECT_EQ(bits, expected);
+    }
+    return {bits[slots[0]], bits[slots[1]]};
   }
 
   // Keys and values of a row beside each other with a query head before them, as a model's fused
@@ -223,7 +236,7 @@ TEST_P(Append, PrefillThenDecodeWritesTheBytesOfTheCpuTwin) {
   for (const std::vector<int>& counts : steps) {
     const auto k = random_rows(counts[0] + counts[1], h, d, seed++);
     const auto v = random_rows(counts[0] + counts[1], h, d, seed++);
-    EXPECT_EQ(caches.append(k, v, counts), 0);
+    EXPECT_EQ(caches.append(k, v, counts), kAllWritten);
   }
   EXPECT_EQ(caches.device_wk.download(), caches.wk);
   EXPECT_EQ(caches.device_wv.download(), caches.wv);
@@ -347,13 +360,13 @@ TEST(AppendPlaces, OfARequestWithoutRowsNothingIsRead) {
     const auto rows = [&](int count, unsigned seed) {
       return random_rows(count, setup.heads, setup.head_dim, seed);
     };
-    EXPECT_EQ(caches.append(rows(200, 1), rows(200, 2), {200, 0}), 0);
+    EXPECT_EQ(caches.append(rows(200, 1), rows(200, 2), {200, 0}), kAllWritten);
     std::vector<int32_t> table = caches.table;
     std::fill(table.begin() + TwoCaches::kPages / 2, table.end(), 0x70000007);
     caches.device_table.upload(table);
     const std::vector<uint8_t> before = caches.device_pool.download();
-    EXPECT_EQ(caches.append(rows(5, 3), rows(5, 4), {5, 0}), 0);
-    EXPECT_EQ(caches.append({}, {}, {0, 0}), 0);
+    EXPECT_EQ(caches.append(rows(5, 3), rows(5, 4), {5, 0}), kAllWritten);
+    EXPECT_EQ(caches.append({}, {}, {0, 0}), kAllWritten);
     EXPECT_FALSE(caches.device_pool.download() == before);
     if (!shaped) {
       EXPECT_TRUE(caches.device_pool.download() == caches.pool);
@@ -363,7 +376,7 @@ TEST(AppendPlaces, OfARequestWithoutRowsNothingIsRead) {
   }
 }
 
-TEST(AppendErrors, RowsThatAreNotFiniteKeepTheirOldBytesAndAreReported) {
+TEST(AppendErrors, RefusedRowsAreNanInTheirPagesAndReportedByWindowSlot) {
   OSCAR_NEEDS_DEVICE();
   for (const int way : {0, 1, 2, 3}) {  // plain or shaped, without and with key centres
     AppendSetup setup;
@@ -371,12 +384,55 @@ TEST(AppendErrors, RowsThatAreNotFiniteKeepTheirOldBytesAndAreReported) {
     setup.centre_segments = way / 2;
     TwoCaches caches(setup);
     auto k = random_rows(200, setup.heads, setup.head_dim, 1);
-    const auto v = random_rows(200, setup.heads, setup.head_dim, 2);
-    k[(50 * setup.heads + 1) * setup.head_dim + 77] = 0x7f80;  // infinity
-    k[(60 * setup.heads + 2) * setup.head_dim + 3] = 0x7fc1;   // NaN
-    EXPECT_EQ(caches.append(k, v, {150, 50}), static_cast<int>(oscar::RowStatus::kNonFinite));
-    EXPECT_TRUE(caches.device_pool.download() == caches.pool);
+    auto v = random_rows(200, setup.heads, setup.head_dim, 2);
+    const auto first = [&](int row, int head) {
+      return (row * setup.heads + head) * setup.head_dim;
+    };
+    k[first(50, 1) + 77] = 0x7f80;              // infinity
+    k[first(60, 2) + 3] = 0x7fc1;               // NaN
+    for (int i = 0; i < setup.head_dim; ++i) {  // beyond fp16, however it is clipped
+      v[first(170, 0) + i] = oscar::float_to_bf16(i % 2 ? 1e9f : -1e9f);
+    }
+    EXPECT_EQ(caches.append(k, v, {150, 50}), (std::vector<int>{kNonFinite, kOverflow}));
+    const std::vector<uint8_t> pool = caches.device_pool.download();
+    const auto words = [&](int b, int row, int head, int side) {
+      const int token = row - setup.sink;
+      const int page = caches.table[b * TwoCaches::kPages / 2 + token / oscar::kPageTokens];
+      std::vector<uint32_t> found(metadata_row_bytes(caches.format) / 4);
+      memcpy(found.data(),
+             &pool[static_cast<size_t>(page * setup.heads + head) * chunk_bytes(caches.format) +
+                   metadata_offset(caches.format, side, token % oscar::kPageTokens)],
+             found.size() * 4);
+      return found;
+    };
+    const std::vector<uint32_t> refused{oscar::kRefusedMetadata};
+    EXPECT_EQ(words(0, 50, 1, 0), refused);
+    EXPECT_EQ(words(0, 60, 2, 0), refused);
+    EXPECT_EQ(words(1, 20, 0, 1), refused);
+    EXPECT_NE(words(0, 50, 0, 0), refused);
+    if (way == 0) {
+      EXPECT_TRUE(pool == caches.pool);
+    }
+    EXPECT_TRUE(caches.guards_intact());
   }
+}
+
+TEST(AppendErrors, RowsOfTheWindowsAreReportedWhenTheyAreNotFinite) {
+  OSCAR_NEEDS_DEVICE();
+  for (const int row : {2, 145, 149}) {  // of the sink, the first and the last of the recent ones
+    for (const uint16_t value : {0x7f80, 0xff80, 0x7fc1, 0xffff}) {
+      TwoCaches caches({});
+      auto k = random_rows(200, 3, 128, 1), v = random_rows(200, 3, 128, 2);
+      (row == 145 ? k : v)[(row * 3 + 2) * 128 + 127] = value;
+      EXPECT_EQ(caches.append(k, v, {150, 50}), (std::vector<int>{kNonFinite, 0}));
+      EXPECT_EQ(caches.device_wk.download(), caches.wk);
+      EXPECT_EQ(caches.device_wv.download(), caches.wv);
+    }
+  }
+  TwoCaches caches({});
+  auto k = random_rows(200, 3, 128, 1);
+  k[(149 * 3) * 128] = 0x7f7f;  // the largest finite value: windows are exact
+  EXPECT_EQ(caches.append(k, random_rows(200, 3, 128, 2), {150, 50}), kAllWritten);
 }
 
 TEST(AppendErrors, MatricesThatNoMetricGivesAreReported) {
@@ -390,7 +446,7 @@ TEST(AppendErrors, MatricesThatNoMetricGivesAreReported) {
     caches.device_metric.upload(caches.metric);
     caches.device_feedback.upload(caches.feedback);
     const auto k = random_rows(200, setup.heads, d, 1), v = random_rows(200, setup.heads, d, 2);
-    EXPECT_EQ(caches.append(k, v, {150, 50}), static_cast<int>(oscar::RowStatus::kNonFinite));
+    EXPECT_EQ(caches.append(k, v, {150, 50}), (std::vector<int>{kNonFinite, kNonFinite}));
   }
 }
 

@@ -136,7 +136,7 @@ class Server:
         self.rows = [torch.empty(0, 2, heads, fmt.head_dim, dtype=torch.bfloat16)
                      for _ in range(batch)]
         self.history = [0] * batch
-        self.status = self.ints([0])
+        self.status = self.ints([0] * window[0])
         self.block_table = self.ints([[]] * batch)
 
     def ints(self, values):

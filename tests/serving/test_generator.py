@@ -109,15 +109,30 @@ class Requests(unittest.TestCase):
         generator.run(looks=1)
         return generator, expected, requests
 
-    def test_requests_are_given_up_when_a_row_could_not_be_written(self):
-        generator, expected, requests = self.two_requests()
-        generator.cache.status.fill_(2)  # what a refused row leaves
-        with self.assertRaisesRegex(oscar_int2.CacheRowError, "metadata"):
-            generator.run()
-        for request, tokens in zip(requests, expected):
-            self.assertEqual((request.failed, request.done), (True, False))
-            self.assertEqual(request.tokens, tokens[:17], "none of behind the row, none left out")
-        self.assertEqual(generator.generate([request.prompt for request in requests], 60), expected)
+    def test_a_request_is_given_up_alone_when_a_row_could_not_be_written(self):
+        generator, expected, (other, request) = self.two_requests()
+        generator.cache.status[request.place] = 2  # what a refused row leaves
+        generator.run()
+        self.assertEqual((request.failed, request.done), (True, False))
+        self.assertRegex(str(request.error), "request 1.*metadata")
+        self.assertEqual(request.tokens, expected[1][:17], "none of behind the row, none left out")
+        self.assertEqual((other.failed, other.tokens), (False, expected[0]))
+        prompts = [other.prompt, request.prompt]
+        self.assertEqual(generator.generate(prompts, 60), expected, "the place is clean again")
+
+    def test_a_prompt_that_is_not_finite_fails_alone(self):
+        ids, generator = held_out_ids(400), oscar_int2.Generator(tiny_model(), BUNDLE, max_tokens=512)
+        bad = next(token for token in range(1000) if token not in ids)
+        expected = generator.generate([ids], 20)
+        generator.decoder.embedding = generator.decoder.embedding.clone()
+        generator.decoder.embedding[bad] = torch.inf
+        requests = [generator.submit(prompt, 20) for prompt in (ids, ids[:350] + [bad] + ids[350:], ids)]
+        generator.run()
+        self.assertEqual([request.failed for request in requests], [False, True, False])
+        self.assertRegex(str(requests[1].error), "not finite")
+        self.assertEqual([requests[0].tokens, requests[2].tokens], expected * 2)
+        with self.assertRaisesRegex(oscar_int2.CacheRowError, "not finite"):
+            generator.generate([[bad] + ids, ids], 20)
 
     def test_a_request_whose_prompt_fails_is_given_up(self):
         generator, expected, requests = self.two_requests()

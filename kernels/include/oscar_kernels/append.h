@@ -15,11 +15,11 @@ bool valid_append(const AppendParams& params);
 // call; they size the grids, so a captured graph serves any smaller numbers. Rows leave the ring in
 // one launch, new exact rows enter it in the next. Plain rounding writes the bytes of append_ref;
 // with feedback matrices the codes of a row may differ from it in 1e-4 of the cases; with metrics
-// its scales may, by a unit in the last place (1e-5 in fp32), in 1e-3 of them (math 5.4). A row
-// with values that are not finite keeps its old bytes and sets bits in *params.status; so does a
-// feedback matrix with entries beyond +-4000 (factors of damped metrics stay below 161) or a metric
-// with entries more than seven times its largest on the diagonal (no metric has them): rows are
-// then not usable. Returns cudaErrorInvalidValue where !valid_append(params).
+// its scales may, by a unit in the last place (1e-5 in fp32), in 1e-3 of them (math 5.4). Refused
+// rows are AppendParams' matter. A feedback matrix with entries beyond +-4000 (factors of damped
+// metrics stay below 161), or a metric with entries more than seven times its largest on the
+// diagonal (no metric has them), sets the not-finite bit too: rows are then not usable. Returns
+// cudaErrorInvalidValue where !valid_append(params).
 cudaError_t append_rows(const AppendParams& params, int max_new_rows, int max_new_history,
                         cudaStream_t stream);
 

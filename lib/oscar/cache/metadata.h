@@ -13,6 +13,10 @@ OSCAR_HOST_DEVICE inline float round_to_metadata(float value, MetadataDtype dtyp
   return value;
 }
 
+// Every word of the metadata of a row that was refused: NaN in each dtype, so that what is worked
+// out from the row is NaN too.
+inline constexpr uint32_t kRefusedMetadata = 0x7fff7fffu;
+
 OSCAR_HOST_DEVICE inline int metadata_bytes(MetadataDtype dtype) {
   return dtype == MetadataDtype::kFp32 ? 4 : 2;
 }

@@ -30,6 +30,8 @@ OSCAR_HOST_DEVICE inline float bf16_to_float(uint16_t bits) {
   return float_from_bits(static_cast<uint32_t>(bits) << 16);
 }
 
+OSCAR_HOST_DEVICE inline bool is_finite_bf16(uint16_t bits) { return (bits & 0x7f80u) != 0x7f80u; }
+
 // Round to nearest even; NaN stays NaN, overflow becomes infinity.
 OSCAR_HOST_DEVICE inline uint16_t float_to_bf16(float value) {
   const uint32_t bits = float_bits(value);

@@ -63,6 +63,10 @@ struct ExactWindows {
   int ring_tokens = 0;
 };
 
+OSCAR_HOST_DEVICE inline int64_t slot_of(const ExactWindows& w, int request) {
+  return w.slot ? w.slot[request] : request;
+}
+
 OSCAR_HOST_DEVICE inline int window_row(const ExactWindows& w, int position) {
   return position < w.sink_tokens ? position
                                   : w.sink_tokens + (position - w.sink_tokens) % w.ring_tokens;
@@ -143,6 +147,10 @@ OSCAR_HOST_DEVICE inline RowRecipe head_recipe(const SideWriter& writer, int hea
 // taken from the new rows or, for positions before old_len, from the windows; the other new rows
 // go to the windows. The block table is the one after the append. Of a request without new rows and
 // new history nothing is read.
+//
+// A row is refused when it is not finite, wherever it goes, or when its range does not fit the
+// metadata of its page. The windows take it as it is. In a page its metadata becomes NaN, so that
+// attention over it gives NaN from then on.
 struct AppendParams {
   PageFormat format;
   PagedHistory history;
@@ -154,7 +162,8 @@ struct AppendParams {
   const int32_t* old_history = nullptr;  // [batch] INT2 tokens before
   const int32_t* new_history = nullptr;  // [batch] INT2 tokens after
   SideWriter key, value;
-  int* status = nullptr;  // one int, or-ed with RowStatus bits of refused rows; may be null
+  int* status = nullptr;  // [slots], RowStatus bits of refused rows or-ed in by window slot; may be
+                          //   null
   int batch = 0, num_kv_heads = 0;
 };
 

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "oscar/cache/quantize_rows.h"
@@ -16,8 +18,6 @@ uint8_t* chunk_at(const PageFormat& format, const PagedHistory& history, int num
   const int64_t page = page_of_token(history, b, token);
   return history.pool + (page * num_kv_heads + head) * chunk_bytes(format);
 }
-
-int64_t slot_of(const ExactWindows& windows, int b) { return windows.slot ? windows.slot[b] : b; }
 
 // The centres that rows of a history token's page have, [2][head_dim].
 const uint16_t* page_centres(const KeyCentres& centres, const PageFormat& format, int num_kv_heads,
@@ -33,6 +33,14 @@ const uint16_t* row_centre(const KeyCentres& centres, const PageFormat& format, 
   const int which = centre_of_scale(load_metadata(metadata, 0, format.metadata));
   return page_centres(centres, format, num_kv_heads, sink_tokens, b, token, head) +
          which * format.head_dim;
+}
+
+// Metadata of a row that was refused.
+void refuse_row(const PageFormat& f, uint8_t* chunk, int side, int token) {
+  uint8_t* const metadata = chunk + metadata_offset(f, side, token);
+  for (int at = 0; at < metadata_row_bytes(f); at += 4) {
+    std::memcpy(metadata + at, &kRefusedMetadata, 4);
+  }
 }
 
 // One row to its place in a page.
@@ -67,7 +75,16 @@ RowStatus write_row(const AppendParams& p, const uint16_t* bf16_row, int b, int 
     const float scale = load_metadata(out.metadata, 0, f.metadata);
     store_metadata(out.metadata, 0, scale_with_centre(scale, centre), f.metadata);
   }
+  if (status != RowStatus::kOk) refuse_row(f, chunk, side, in_page);
   return status;
+}
+
+// One new row to its place in a window.
+RowStatus keep_row(const uint16_t* row, int head_dim, uint16_t* to) {
+  std::copy_n(row, head_dim, to);
+  const bool finite =
+      std::all_of(row, row + head_dim, [](uint16_t x) { return is_finite_bf16(x); });
+  return finite ? RowStatus::kOk : RowStatus::kNonFinite;
 }
 
 // All query heads that share a KV head, for one query: each row is dequantized once for them.
@@ -125,8 +142,8 @@ void attend_group(const AttentionParams& p, int b, int query, int kv_head, Real*
     }
   }
   for (int h = 0; h < group; ++h) {
-    for (int i = 0; i < d && sum[h] > 0; ++i) out[h * d + i] /= sum[h];
-    if (lse) lse[first + h] = sum[h] > 0 ? largest[h] + std::log(sum[h]) : largest[h];
+    for (int i = 0; i < d && sum[h] != 0; ++i) out[h * d + i] /= sum[h];
+    if (lse) lse[first + h] = sum[h] != 0 ? largest[h] + std::log(sum[h]) : largest[h];
   }
 }
 
@@ -143,8 +160,10 @@ void attend_all(const AttentionParams& p, Real* o, Real* lse) {
 
 RowStatus append_ref(const AppendParams& p) {
   const int d = p.format.head_dim, sink = p.windows.sink_tokens;
-  uint8_t status = 0;
+  int all = 0;
   for (int b = 0; b < p.batch; ++b) {
+    if (p.rows_indptr[b] == p.rows_indptr[b + 1] && p.old_history[b] == p.new_history[b]) continue;
+    int status = 0;
     const int64_t slot = slot_of(p.windows, b), first_row = p.rows_indptr[b];
     const int old_len = p.old_len[b];
     const int new_len = old_len + p.rows_indptr[b + 1] - p.rows_indptr[b];
@@ -162,20 +181,24 @@ RowStatus append_ref(const AppendParams& p) {
             is_new ? fresh(p.k, head, sink + token) : window(p.windows.k, head, sink + token);
         const uint16_t* v =
             is_new ? fresh(p.v, head, sink + token) : window(p.windows.v, head, sink + token);
-        status |= static_cast<uint8_t>(write_row(p, k, b, token, head, 0));
-        status |= static_cast<uint8_t>(write_row(p, v, b, token, head, 1));
+        status |= static_cast<int>(write_row(p, k, b, token, head, 0));
+        status |= static_cast<int>(write_row(p, v, b, token, head, 1));
       }
     }
     for (int position = old_len; position < new_len; ++position) {
       if (position >= sink && position < sink + p.new_history[b]) continue;
       for (int head = 0; head < p.num_kv_heads; ++head) {
-        std::copy_n(fresh(p.k, head, position), d, window(p.windows.k, head, position));
-        std::copy_n(fresh(p.v, head, position), d, window(p.windows.v, head, position));
+        for (const auto& [rows, to] : {std::pair{p.k, p.windows.k}, std::pair{p.v, p.windows.v}}) {
+          const RowStatus kept =
+              keep_row(fresh(rows, head, position), d, window(to, head, position));
+          status |= static_cast<int>(kept);
+        }
       }
     }
+    if (p.status) p.status[slot] |= status;
+    all |= status;
   }
-  if (p.status) *p.status |= status;
-  return static_cast<RowStatus>(status);
+  return static_cast<RowStatus>(all);
 }
 
 void decode_attention_ref(const AttentionParams& params, float* o, float* lse) {

@@ -6,9 +6,8 @@
 
 namespace oscar {
 
-// Appends and demotes as AppendParams says (all pointers in host memory). Rows with values that
-// are not finite are skipped and reported: the or of all RowStatus bits is returned (and stored
-// in *status when given).
+// Appends and demotes as AppendParams says (all pointers in host memory). Returns the or of all
+// RowStatus bits. A refused row keeps the codes of its page.
 RowStatus append_ref(const AppendParams& params);
 
 // Decode attention in fp32 (what CPU evaluation runs) and in double (the oracle of tests).

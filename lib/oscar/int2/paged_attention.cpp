@@ -68,8 +68,7 @@ PagedAttention::PagedAttention(PagedMethod method, std::unique_ptr<PagedOps> ops
       exact_(std::vector<std::shared_ptr<const LayerCodec>>(method_.layers.size()), method_.view,
              method_.sliding_windows),
       writers_(method_.layers.size()),
-      caches_(method_.layers.size()),
-      status_(torch::zeros({1}, torch::dtype(torch::kInt32).device(ops_->device()))) {
+      caches_(method_.layers.size()) {
   check_paged_mode(method_.view);
   bool tried = false;
   for (int layer = 0; layer < static_cast<int>(method_.layers.size()); ++layer) {
@@ -105,7 +104,7 @@ void PagedAttention::try_out(int layer) {
   Rows rows{zeros(method_.num_qo_heads), zeros(kv_heads), zeros(kv_heads),
             zeros(method_.num_qo_heads)};
   decode(writer, cache, rows, 0);
-  check_rows(where(layer));
+  check_rows(cache, where(layer));
 }
 
 void PagedAttention::keep_cache(int64_t longest) {
@@ -153,7 +152,7 @@ void PagedAttention::prefill(const PageWriter& writer, PagedCache& cache, Rows& 
   params.v = contiguous_rows(bf16_data(new_v), params.num_kv_heads, writer.format.head_dim);
   params.rows_indptr = starts.data_ptr<int32_t>();
   set_lengths(lengths.data_ptr<int32_t>(), batch, params);
-  params.status = status_.data_ptr<int32_t>();
+  params.status = cache.status().data_ptr<int32_t>();
   params.batch = static_cast<int>(batch);
   ops_->append(params, static_cast<int>(tokens), cache.history_at(tokens));
   cache.set_length(tokens);
@@ -171,7 +170,7 @@ void PagedAttention::decode(const PageWriter& writer, PagedCache& cache, Rows& r
   append.history = cache.history();
   append.windows = cache.windows();
   append.rows_indptr = starts.data_ptr<int32_t>();
-  append.status = status_.data_ptr<int32_t>();
+  append.status = cache.status().data_ptr<int32_t>();
   append.batch = static_cast<int>(batch);
   AttentionParams attention;
   attention.format = writer.format;
@@ -204,11 +203,14 @@ torch::Tensor PagedAttention::first_positions(const PageWriter& writer, int64_t 
   return torch::full({batch}, first_position_, torch::dtype(torch::kInt32).device(ops_->device()));
 }
 
-void PagedAttention::check_rows(const std::string& place) {
-  const int status = status_.item<int32_t>();
-  if (status == 0) return;
-  status_.zero_();
-  const bool non_finite = (status & static_cast<int>(RowStatus::kNonFinite)) != 0;
+void PagedAttention::check_rows(PagedCache& cache, const std::string& place) {
+  const torch::Tensor status = cache.status().cpu();
+  const auto has = [&](RowStatus bit) {
+    return status.bitwise_and(static_cast<int>(bit)).any().item<bool>();
+  };
+  const bool non_finite = has(RowStatus::kNonFinite);
+  if (!non_finite && !has(RowStatus::kMetadataOverflow)) return;
+  cache.status().zero_();
   refuse_rows(place, non_finite ? RowStatus::kNonFinite : RowStatus::kMetadataOverflow);
 }
 
@@ -230,7 +232,7 @@ torch::Tensor PagedAttention::attend(int layer, const torch::Tensor& q, const to
   }
   if (prompt > 0) prefill(writers_[layer], cache, rows, prompt);
   decode(writers_[layer], cache, rows, prompt);
-  check_rows(where(layer));
+  check_rows(cache, where(layer));
   const auto o = rows.o.permute({1, 2, 0, 3}).to(q.device(), torch::kFloat32);
   return from_value_basis(*codec, o).to(q.scalar_type());
 }

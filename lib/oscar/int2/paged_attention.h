@@ -54,7 +54,8 @@ class PagedAttention final : public CacheEngine {
   void decode(const PageWriter& writer, PagedCache& cache, Rows& rows, int64_t first);
   // Of a batch, [batch] int32, for keys with centres; undefined without.
   torch::Tensor first_positions(const PageWriter& writer, int64_t batch) const;
-  void check_rows(const std::string& where);
+  // Throws Error for rows that the codec has refused.
+  static void check_rows(PagedCache& cache, const std::string& where);
   void try_out(int layer);
   std::string where(int layer) const;
 
@@ -63,7 +64,6 @@ class PagedAttention final : public CacheEngine {
   Int2Attention exact_;
   std::vector<PageWriter> writers_;  // [num_layers]
   std::vector<std::unique_ptr<PagedCache>> caches_;
-  torch::Tensor status_;  // int32 [1], bits of refused rows
   int64_t first_position_ = 0;
   bool keep_ = false;
   int64_t longest_ = 0;

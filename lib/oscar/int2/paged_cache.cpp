@@ -33,6 +33,7 @@ PagedCache::PagedCache(const PageFormat& format, const CacheView& view, int num_
   v_ = torch::empty_like(k_);
   pages_ = shuffled(pages * size.batch, device).view({size.batch, pages});
   slots_ = shuffled(size.batch, device);
+  status_ = torch::zeros({size.batch}, on.dtype(torch::kInt32));
   clear(size.batch);
 }
 
@@ -42,6 +43,7 @@ void PagedCache::clear(int64_t batch) {
   pool_.fill_(0xff);  // NaN in every metadata dtype
   k_.fill_(std::numeric_limits<float>::quiet_NaN());
   v_.fill_(std::numeric_limits<float>::quiet_NaN());
+  status_.zero_();
 }
 
 bool PagedCache::has_room(PagedCacheSize size) const {

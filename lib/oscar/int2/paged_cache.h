@@ -36,6 +36,8 @@ class PagedCache {
   // All pages of every sequence; history_len is the caller's.
   PagedHistory history() const;
   ExactWindows windows() const;
+  // int32 [slots of the windows]: where an append notes refused rows; zeros after clear().
+  torch::Tensor& status() { return status_; }
   const PageFormat& format() const { return format_; }
 
   // For tests, in the order of the sequences: the chunks of a history of `tokens`, uint8
@@ -54,6 +56,7 @@ class PagedCache {
   torch::Tensor k_, v_;  // bf16 [batch, num_kv_heads, sink + ring, head_dim]
   torch::Tensor pages_;  // int32 [batch, pages of a sequence], a permutation
   torch::Tensor slots_;  // int32 [batch], a permutation
+  torch::Tensor status_;
 };
 
 }  // namespace oscar

@@ -15,7 +15,7 @@ class PagedOps {
   virtual torch::Device device() const = 0;
 
   // Appends and demotes. No request gets more than max_new_rows rows and max_new_history INT2
-  // tokens. Bits of refused rows are or-ed into *params.status. Throws Error when the operation
+  // tokens. Bits of refused rows are or-ed into params.status. Throws Error when the operation
   // cannot run with this format or on this device.
   virtual void append(const AppendParams& params, int max_new_rows, int max_new_history) = 0;
 

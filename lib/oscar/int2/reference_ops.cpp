@@ -1,6 +1,5 @@
 // The CPU twins behind the interface of a paged cache.
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
 #include "oscar/cache/paged_reference.h"
@@ -32,7 +31,6 @@ class ReferenceOps final : public PagedOps {
   torch::Device device() const override { return torch::kCPU; }
 
   void append(const AppendParams& params, int, int) override {
-    std::atomic<int> status{0};
     side_by_side(params.batch, 1, [&](int64_t begin, int64_t end) {
       AppendParams part = params;
       part.history = from_request(params.history, begin);
@@ -42,11 +40,9 @@ class ReferenceOps final : public PagedOps {
       part.old_len += begin;
       part.old_history += begin;
       part.new_history += begin;
-      part.status = nullptr;
       part.batch = static_cast<int>(end - begin);
-      status |= static_cast<int>(append_ref(part));
+      append_ref(part);
     });
-    if (params.status) *params.status |= status;
   }
 
   void attend(const AttentionParams& params) override {

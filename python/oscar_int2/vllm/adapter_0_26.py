@@ -12,6 +12,30 @@ from . import hooks, settings
 def install():
     """What a process needs before it reads its engine's arguments."""
     hooks.install()
+    _answer_with_reasons()
+
+
+def _answer_with_reasons():
+    """A request that ended by a refused row is answered with the reason, as a bad request. vLLM itself
+    says no more than "Internal server error", and keeps the text of no other kind of exception."""
+    from vllm.exceptions import VLLMValidationError
+    from vllm.v1.engine import FinishReason
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    from .refusals import PREFIX
+
+    def make_process(original):
+        def process_outputs(self, engine_core_outputs, *args, **options):
+            for output in engine_core_outputs:
+                if output.finish_reason == FinishReason.ERROR and isinstance(output.stop_reason, str):
+                    state = self.request_states.get(output.request_id)
+                    if state and state.queue and output.stop_reason.startswith(PREFIX):
+                        state.queue.put(VLLMValidationError(output.stop_reason))
+            return original(self, engine_core_outputs, *args, **options)
+
+        return process_outputs
+
+    hooks.replace(OutputProcessor, "process_outputs", make_process)
 
 
 def follow_worker():
@@ -34,6 +58,11 @@ def follow_worker():
 
     hooks.replace(Attention, "get_kv_cache_spec", make_spec)
     hooks.follow_worker()
+
+
+def end_requests(scheduler, reasons):
+    """Those of {id: reason} end with an error in the scheduler's next update_from_output()."""
+    scheduler.grammar_compile_error_reqs.update(reasons)
 
 
 class CacheShape:

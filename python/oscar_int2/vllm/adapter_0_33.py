@@ -26,6 +26,15 @@ def follow_worker():
     hooks.follow_worker()
 
 
+def end_requests(scheduler, reasons):
+    """Those of {id: reason} end with an error in the scheduler's next update_from_output()."""
+    from vllm.outputs import RequestError
+
+    scheduler.grammar_compile_error_reqs.update({
+        request: RequestError(code="validation_error", message=reason)
+        for request, reason in reasons.items()})
+
+
 class CacheShape:
     """What the backend says of a layer's cache."""
 

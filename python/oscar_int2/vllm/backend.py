@@ -22,11 +22,11 @@ from vllm.v1.attention.backends import fa_utils
 
 from .._library import PAGE_TOKENS
 from ..bundle import Bundle
-from ..cache import row_problem
 from ..codec import LayerCodec, LayerPages, StepTables
-from ..errors import CacheRowError, UnsupportedError
+from ..errors import UnsupportedError
 from . import adapter as installed_adapter, settings
 from .prompts import Chunk, Packed, Prompts, causal_attention
+from .refusals import NO_LOGITS
 from .windows import WindowSlots
 
 logger = init_logger("vllm.oscar_int2")  # below vllm's: its level and format
@@ -107,9 +107,8 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         self.host = torch.zeros(len(self.ROWS), 4 * most + 1, dtype=torch.int32,
                                 pin_memory=is_pin_memory_available())
         self.tables = self.host if device.type == "cpu" else self.host.to(device)
-        self.status = torch.zeros(1, dtype=torch.int32, device=device)
-        self.status_seen = self.status if device.type == "cpu" else torch.zeros(
-            1, dtype=torch.int32, pin_memory=is_pin_memory_available())
+        self.status = torch.zeros(most, dtype=torch.int32, device=device)  # of each window
+        self.notes = None
         self.workspace = self.layers[0].codec.workspace()
         self._say_sizes(most)
 
@@ -143,6 +142,8 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
             for layer in self.layers:
                 layer.poison(freed)
         self.shared_history[freed] = 0
+        for slot in freed:
+            self.status[slot] = 0
         self.batch = self.slots.hold(request_ids) if request_ids else None
         for request, place, tokens in moves.taken if moves else ():
             slot = self.slots.of[request]
@@ -153,7 +154,6 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         common, slots = common_attn_metadata, self.batch
         self.batch = None  # what comes without a follow() is a dummy run
-        self._check_rows()
         starts = common.query_start_loc_cpu[:common.num_reqs + 1].numpy()
         new = np.diff(starts)
         # Single tokens come first; prompts of one token may come anywhere, and are either.
@@ -236,15 +236,18 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
                           rows_indptr=rows_indptr, status=self.status, max_new_rows=max_new_rows,
                           max_new_history=max_new_history, **rows)
 
-    def _check_rows(self):
-        """Raises for rows that an earlier step could not write; waits for nothing."""
-        status = int(self.status_seen[0])
-        if status:
-            self.status.zero_()
-            self.status_seen.zero_()
-            raise CacheRowError(row_problem(status))
-        if self.status_seen is not self.status:
-            self.status_seen.copy_(self.status, non_blocking=True)
+    def note_refused(self, request_ids, logits):
+        """Reads which requests of the step have a refused row (refusals.py), behind all that the step has
+        computed; waits for nothing."""
+        bits = self.status.index_select(0, self._on_device("window_slot", 0, len(request_ids)))
+        if logits is not None:  # one number a request shows whether any is NaN
+            bits = torch.where(logits[:len(bits)].amax(-1).isnan(), bits | NO_LOGITS, bits)
+        self.notes = request_ids, bits.to("cpu", non_blocking=True)
+
+    def take_notes(self):
+        """Of the last step, for refusals.send(); None: there are none."""
+        notes, self.notes = self.notes, None
+        return notes
 
 
 class OscarAttention(AttentionImpl):
@@ -271,12 +274,17 @@ class OscarAttention(AttentionImpl):
         self.prefixes = settings.prefixes(config)
         self.scratch_tokens = config.model_config.max_model_len if chunked or self.prefixes else 0
         self.fa_version, self.scratch, self.kept_k, self.kept_v = None, None, None, None
+        self.codec = None
         if current_platform.is_cuda():
             self.fa_version = fa_utils.get_flash_attn_version(head_size=head_size)
 
     def process_weights_after_loading(self, act_dtype):
         """Makes codec, windows, room for sinks of shared prefixes and, once for all layers, the scratch
-        of prompts in chunks: here, while vLLM counts what the weights take, so that its pool becomes smaller by them."""
+        of prompts in chunks: here, while vLLM counts what the weights take, so that its pool becomes
+        smaller by them. Called again, when weights are loaded again: nothing here depends on them, and
+        running requests and captured graphs go on with the same memory."""
+        if self.codec is not None:
+            return
         name = next(name for name, layer in self.layers.items()
                     if getattr(layer, "impl", None) is self)
         device, windows = torch.device(current_platform.device_type), self.windows

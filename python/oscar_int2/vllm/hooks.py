@@ -7,7 +7,10 @@
 | Attention.__init__ | a worker's | our backend |
 | Scheduler.__init__ | the scheduler's | makes PrefixManager the manager of our blocks |
 | Scheduler.schedule | the scheduler's | tells the worker what happens to sinks |
+| Scheduler.update_from_output | the scheduler's | ends requests of which a row was refused |
 | GPUModelRunner._update_states | a worker's | tells the builder which request is where in the batch |
+| GPUModelRunner._bookkeeping_sync | a worker's | reads which requests have a refused row |
+| GPUModelRunner.sample_tokens | a worker's | sends that with the step's output |
 
 Each is replaced by one that calls the original, and does more only for an engine whose configuration
 names a bundle (settings.ENTRY): other engines of the process are left alone, whichever came first. How
@@ -101,6 +104,8 @@ def _follow_scheduler():
     from vllm.v1.kv_cache_interface import FullAttentionSpec
     from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
+    from . import adapter, refusals
+
     def make_init(original):
         def __init__(self, vllm_config, *args, **options):
             if settings.serves_int2(vllm_config):
@@ -123,8 +128,21 @@ def _follow_scheduler():
 
         return schedule
 
+    def make_output(original):
+        def update_from_output(self, scheduler_output, model_runner_output):
+            reasons = refusals.take(self, _prefix_managers(self), model_runner_output)
+            if reasons:
+                adapter().end_requests(self, reasons)
+            outputs = original(self, scheduler_output, model_runner_output)
+            if reasons:
+                refusals.say_why(outputs, reasons)
+            return outputs
+
+        return update_from_output
+
     replace(Scheduler, "__init__", make_init)
     replace(Scheduler, "schedule", make_schedule)
+    replace(Scheduler, "update_from_output", make_output)
 
 
 def _prefix_managers(scheduler):
@@ -136,21 +154,46 @@ def _prefix_managers(scheduler):
 
 def follow_worker():
     """What the process of a worker needs, once its first INT2 layer is made."""
+    from . import refusals
     from .backend import OscarMetadataBuilder
+
+    def builders(runner):
+        found = (builder for groups in runner.attn_groups for group in groups
+                 for builder in group.metadata_builders)
+        return [builder for builder in found if isinstance(builder, OscarMetadataBuilder)]
 
     def make_update(original):
         def _update_states(self, scheduler_output):
             result = original(self, scheduler_output)
-            for group in (group for groups in self.attn_groups for group in groups):
-                for builder in group.metadata_builders:
-                    if isinstance(builder, OscarMetadataBuilder):
-                        builder.follow(scheduler_output.finished_req_ids,
-                                       scheduler_output.preempted_req_ids or (),
-                                       list(scheduler_output.scheduled_cached_reqs.resumed_req_ids),
-                                       self.input_batch.req_ids, getattr(scheduler_output, _MOVES, None))
+            for builder in builders(self):
+                builder.follow(scheduler_output.finished_req_ids,
+                               scheduler_output.preempted_req_ids or (),
+                               list(scheduler_output.scheduled_cached_reqs.resumed_req_ids),
+                               self.input_batch.req_ids, getattr(scheduler_output, _MOVES, None))
             return result
 
         return _update_states
 
+    def make_bookkeeping(original):
+        def _bookkeeping_sync(self, scheduler_output, sampler_output, logits, *args, **options):
+            for builder in builders(self):
+                builder.note_refused(list(self.input_batch.req_ids), logits)
+            return original(self, scheduler_output, sampler_output, logits, *args, **options)
+
+        return _bookkeeping_sync
+
+    def make_sample(original):
+        def sample_tokens(self, *args, **options):
+            output = original(self, *args, **options)
+            for builder in builders(self):  # one has all our layers
+                output = refusals.send(output, builder.take_notes())
+            return output
+
+        return sample_tokens
+
     replace(sys.modules["vllm.v1.worker.gpu_model_runner"].GPUModelRunner, "_update_states",
             make_update)
+    replace(sys.modules["vllm.v1.worker.gpu_model_runner"].GPUModelRunner, "_bookkeeping_sync",
+            make_bookkeeping)
+    replace(sys.modules["vllm.v1.worker.gpu_model_runner"].GPUModelRunner, "sample_tokens",
+            make_sample)

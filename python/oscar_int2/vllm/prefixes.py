@@ -36,6 +36,7 @@ class PrefixManager(FullAttentionManager):
         self.places = OrderedDict()  # of kept sinks, by hash; first the one unused for longest
         self.free_places = []
         self.moves = SinkMoves()
+        self.refused_requests = 0  # that were ended
 
     def make_places(self, count):
         """For so many sinks (settings.prefixes)."""
@@ -71,6 +72,11 @@ class PrefixManager(FullAttentionManager):
         if request_id in self.running:
             self._share(*self.running.pop(request_id))
         return super().pop_blocks_for_free(request_id)
+
+    def forget(self, request_id):
+        """Offers nothing more of a request, of which a row was refused."""
+        self.refused_requests += 1
+        self.running.pop(request_id, None)
 
     def _share(self, request, options):
         """Offers the blocks whose pages are written by the steps before this one."""

@@ -1,0 +1,65 @@
+"""A row that cannot be coded ends the request that it belongs to, and nothing else.
+
+The append operator notes refused rows by window slot. The worker reads these notes once a step, behind
+everything else on its stream, so that nothing waits for them, and sends them with the step's output. The
+scheduler ends the requests that they name before it takes a token of that step.
+"""
+import logging
+
+from ..cache import row_problem
+
+logger = logging.getLogger("vllm.oscar_int2")  # below vllm's: its level and format
+
+NOTES = "oscar_refused"  # of a ModelRunnerOutput: {request id: bits}, of requests with a bit
+NO_LOGITS = 1 << 9       # a bit beside those of RowStatus: the logits are NaN
+PREFIX = "OSCAR INT2: "  # of every reason that a client is told
+
+
+def reason(bits):
+    """What a client and the log are told."""
+    rows = bits & ~NO_LOGITS
+    return PREFIX + (row_problem(rows) if rows else "the logits are not finite")
+
+
+def send(output, notes):
+    """Adds NOTES to a step's output. `notes`: (request ids, their bits, which are on the host as soon as
+    the step's tokens are there); None: the step had no tokens."""
+    def noted(done):
+        found = zip(notes[0], notes[1].tolist())
+        setattr(done, NOTES, {request: bits for request, bits in found if bits})
+        return done
+
+    if notes is None:
+        return output
+    if not hasattr(output, "get_output"):
+        return noted(output)
+    get_output = output.get_output  # of a step that is still under way
+    output.get_output = lambda: noted(get_output())
+    return output
+
+
+def take(scheduler, managers, output):
+    """Of the requests that a step's output names and that still run: {request id: reason}. Their tokens
+    of this step are dropped, and their blocks are for nobody else."""
+    found = {}
+    for request, bits in (getattr(output, NOTES, None) or {}).items():
+        if request not in scheduler.requests or scheduler.requests[request].is_finished():
+            continue
+        found[request] = reason(bits)
+        logger.error("Request %s ends with an error. %s", request, found[request])
+        if output.sampled_token_ids:
+            output.sampled_token_ids[output.req_id_to_index[request]] = []
+        output.prompt_logprobs_dict.pop(request, None)
+        for manager in managers:
+            manager.forget(request)
+        blocks = scheduler.kv_cache_manager.get_block_ids(request)
+        scheduler.kv_cache_manager.evict_blocks({block for ids in blocks for block in ids})
+    return found
+
+
+def say_why(outputs, reasons):
+    """Writes the reasons into what the scheduler sends to its clients (EngineCoreOutputs)."""
+    for sent in outputs.values():
+        for output in sent.outputs:
+            if output.request_id in reasons and output.finish_reason is not None:
+                output.stop_reason = reasons[output.request_id]

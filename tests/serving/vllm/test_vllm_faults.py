@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Rows that cannot be coded and weights that are loaded again: what becomes of the other requests."""
+import contextlib
+import unittest
+from unittest import mock
+
+import vllm_case as case
+import torch
+from vllm_case import needs_vllm, vllm
+
+
+@contextlib.contextmanager
+def changed_rows(engine, change):
+    """Keys and values of the first layer go through change(k, v), the rows of one step."""
+    codec = engine.builder.layers[0].codec
+    transform = codec.transform_qkv
+
+    def transformed(q, k, v):
+        q, k, v = transform(q, k, v)
+        change(k, v)
+        return q, k, v
+
+    with mock.patch.object(codec, "transform_qkv", transformed):
+        yield
+
+
+@needs_vllm
+class Faults(case.EngineTest):
+    """One engine, with prefix caching and prompts that are embeddings."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.engine = case.Engine(enable_prompt_embeds=True, enable_prefix_caching=True)
+
+    def setUp(self):
+        self.engine.core.reset_prefix_cache()
+        self.before = self.refused_requests()
+
+    def refused_requests(self):
+        managers = self.engine.scheduler.kv_cache_manager.coordinator.single_type_managers
+        return sum(manager.refused_requests for manager in managers)
+
+    def embeddings(self, number, length):
+        runner = self.engine.core.model_executor.driver_worker.worker.model_runner
+        ids = torch.tensor(self.engine.prompt(number, length))
+        return runner.get_model().embed_input_ids(ids).detach().clone()
+
+    def add_rows(self, rows, tokens=8):
+        """A request whose prompt is embeddings."""
+        self.engine.count += 1
+        name = f"request-{self.engine.count}"
+        parameters = vllm.SamplingParams(temperature=0, ignore_eos=True, max_tokens=tokens)
+        self.engine.core.add_request(name, {"prompt_embeds": rows}, parameters)
+        return name
+
+    def failed(self, output, problem, tokens):
+        self.assertEqual((output.finish_reason, len(output.token_ids)), ("error", tokens))
+        self.assertRegex(output.stop_reason, f"OSCAR INT2: .*{problem}")
+
+    def test_embeddings_that_are_not_finite_end_their_request_alone(self):
+        """In pages, in the sink, in the recent window, in later chunks."""
+        engine, plan = self.engine, ((0, 400, 12), (1, 350, 12))
+        alone = [engine.alone(engine.prompt(number, length), n) for number, length, n in plan]
+        for length, place, value, chunk in ((420, slice(None), torch.inf, 3072), (420, 100, torch.nan, 3072),
+                                            (40, 39, torch.nan, 3072), (420, 3, -torch.inf, 128),
+                                            (420, 300, torch.nan, 128)):
+            with self.subTest(length=length, place=place, value=value, chunk=chunk):
+                engine.core.reset_prefix_cache()
+                rows = self.embeddings(2, length)
+                rows[place] = value
+                with engine.in_chunks(3072, of_one=chunk % 3072):
+                    names = [engine.add(engine.prompt(number, n), tokens) for number, n, tokens in plan]
+                    bad = self.add_rows(rows)
+                    finished = engine.run()
+                self.failed(finished[bad], "not finite", 0)
+                engine.log.find(f"Request {bad}.* ends with an error. OSCAR INT2: .*not finite")
+                for name, expected, (number, n, _) in zip(names, alone, plan):
+                    self.same(finished[name], expected, f"{n} tokens of text {number}")
+        for (number, length, n), expected in zip(plan, alone):  # in windows that bad ones have left
+            engine.core.reset_prefix_cache()
+            self.same(engine.alone(engine.prompt(number, length), n), expected, "a request behind them")
+        self.assertEqual(self.refused_requests(), self.before + 5)
+        self.assertFalse(engine.builder.status.any())
+
+    def test_a_row_that_is_too_large_ends_its_request_when_it_leaves_the_window(self):
+        engine, prompts = self.engine, [self.engine.prompt(number, 330) for number in (0, 1)]
+        alone = engine.alone(prompts[0], 12)
+        engine.core.reset_prefix_cache()
+
+        def enlarge(k, v):
+            if len(k) == 660:
+                k[330 + 70] *= 1e9  # position 70 of the second one; all of it, or it is clipped
+
+        names = [engine.add(prompt, 12) for prompt in prompts]
+        with changed_rows(engine, enlarge):
+            finished = engine.run()
+        self.same(finished[names[0]], alone, "the other request")
+        # With 64 + 256 + 16 tokens in the cache; until then its row was exact.
+        self.failed(finished[names[1]], "metadata-dtype fp32", 336 - 330)
+
+    def test_a_request_that_asks_for_one_token_fails_too_and_shares_nothing(self):
+        engine, prompt = self.engine, self.engine.prompt(3, 480)
+        expected = engine.alone(prompt, 4)
+        engine.core.reset_prefix_cache()
+
+        def enlarge(k, v):
+            if len(k) > 200:
+                v[100] *= 1e9
+
+        name = engine.add(prompt, 1)
+        with changed_rows(engine, enlarge):
+            finished = engine.run()
+        self.failed(finished[name], "metadata-dtype fp32", 0)
+        name = engine.add(prompt, 4)
+        self.same(engine.run()[name], expected, "the same prompt behind it")
+        self.assertFalse(engine.cached[name], "nothing of the bad request was shared")
+        name = engine.add(prompt, 4)
+        self.same(engine.run()[name], expected, "and once more")
+        self.assertGreater(engine.cached[name], 0, "good ones share")
+
+    def test_blocks_that_were_offered_before_are_taken_back(self):
+        engine, prompt = self.engine, self.engine.prompt(4, 700)
+
+        def enlarge(k, v):  # a row of the last chunk but one
+            if engine.scheduler.running and engine.scheduler.running[0].num_computed_tokens > 500:
+                k[3, 0, 0] = torch.nan
+
+        name = engine.add(prompt, 4)
+        with changed_rows(engine, enlarge), engine.in_chunks(128):
+            finished = engine.run()
+        self.failed(finished[name], "not finite", 0)
+        name = engine.add(prompt, 4)
+        engine.run()
+        self.assertFalse(engine.cached[name])
+
+    def test_a_server_answers_with_the_reason(self):
+        from vllm.exceptions import VLLMValidationError
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine import EngineCoreOutput, FinishReason
+        from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+
+        processor = mock.Mock(spec=OutputProcessor)
+        states = {name: mock.Mock(queue=RequestOutputCollector(RequestOutputKind.DELTA, name))
+                  for name in ("bad", "other")}
+        processor.request_states = states
+        reason = "OSCAR INT2: a key or value row was not finite"
+        outputs = [EngineCoreOutput(request_id=name, new_token_ids=[], finish_reason=FinishReason.ERROR,
+                                    stop_reason=why) for name, why in (("bad", reason), ("other", None))]
+        with contextlib.suppress(Exception):  # the original needs more than this
+            OutputProcessor.process_outputs(processor, outputs)
+        with self.assertRaisesRegex(VLLMValidationError, "not finite"):
+            states["bad"].queue.get_nowait()
+
+    def test_weights_loaded_again_leave_running_requests_as_they_are(self):
+        engine = self.engine
+        prompts = [engine.prompt(number, length) for number, length in ((0, 500), (1, 340))]
+        alone = [engine.alone(prompt, 30) for prompt in prompts]
+        engine.core.reset_prefix_cache()
+        windows = [layer.window_k.data_ptr() for layer in engine.builder.layers]
+        names, finished = [engine.add(prompt, 30) for prompt in prompts], {}
+        for _ in range(12):
+            engine.step(finished)
+        engine.llm.collective_rpc("reload_weights")
+        finished |= engine.run()
+        for name, expected in zip(names, alone):
+            self.same(finished[name], expected, "a request that ran meanwhile")
+        self.assertEqual(windows, [layer.window_k.data_ptr() for layer in engine.builder.layers])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

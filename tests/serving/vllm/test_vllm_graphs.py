@@ -3,6 +3,7 @@
 import unittest
 
 import vllm_case as case
+import test_vllm_faults as faults
 import torch
 
 # A step of so many requests runs as the graph of so many.
@@ -61,6 +62,16 @@ class Graphs(case.EngineTest):
                 self.assertGreater(steps, 20)
                 for i, name in enumerate(names):
                     self.same(finished[name], alone[i], f"request {i} of {requests}")
+
+
+@case.needs_vllm
+@unittest.skipUnless(torch.cuda.is_available(), "no CUDA device")
+class FaultsInGraphs(faults.Faults):
+    """The same with graphs, and with a step begun before the last has ended."""
+
+    options = {"max_num_seqs": 8, "kv_cache_memory_bytes": 128 << 20, "enforce_eager": False,
+               "async_scheduling": True,
+               "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
 
 
 if __name__ == "__main__":

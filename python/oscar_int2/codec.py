@@ -166,10 +166,11 @@ class _Pages:
 class LayerCodec(_Pages):
     """The transforms and the row recipe of one layer of a bundle, on one device.
 
-    `heads`: the KV heads that this process serves, as a slice; the query heads are theirs.
+    `heads`: the KV heads that this process serves, as a slice; the query heads are theirs. `positions`:
+    that requests may reach, where these are more than the bundle's.
     """
 
-    def __init__(self, bundle, layer_id, device, heads=slice(None)):
+    def __init__(self, bundle, layer_id, device, heads=slice(None), positions=0):
         layer, quantizer = bundle.layers[layer_id], bundle.quantizer
         super().__init__(layer_id, len(range(layer.num_kv_heads)[heads]), layer.head_dim,
                          quantizer.sink_tokens, quantizer.quant_group_size,
@@ -183,7 +184,7 @@ class LayerCodec(_Pages):
         self.v_rotation, self.o_rotation = here(value.rotation), here(value.partner)
         self.k_mean = here(key.mean) if key.mean.any() else None
         self.v_mean = here(value.mean) if value.mean.any() else None
-        centres = key_centre_table(bundle, layer_id)
+        centres = key_centre_table(bundle, layer_id, positions)
         self.key_centres = None if centres is None else centres[:, heads].contiguous().to(device)
         for letter, side in (("k", key), ("v", value)):
             self.writer |= {f"clip_{letter}": here(side.clip_ratio),
@@ -230,14 +231,16 @@ class ExactCodec(_Pages):
         return o
 
 
-def key_centre_table(bundle, layer_id):
+def key_centre_table(bundle, layer_id, positions=0):
     """bf16 [segments, Hkv, 2, d] on the CPU, or None: each segment's two key centres, turned to its
-    middle, centred and transformed (docs/mathematics.md, 7.2). Heads without centres have zeros."""
+    middle, centred and transformed (docs/mathematics.md, 7.2). Heads without centres have zeros. Segments
+    are those of the bundle's positions, or of so many; rows behind them have the last one's."""
     layer = bundle.layers[layer_id]
     key = layer.key
     if key.centres is None:
         return None
-    segments = max(1, -(-int(bundle.model.rope["max_positions"]) // SEGMENT_TOKENS))
+    positions = max(int(bundle.model.rope["max_positions"]), positions)
+    segments = max(1, -(-positions // SEGMENT_TOKENS))
     middles = SEGMENT_TOKENS * np.arange(segments) + (SEGMENT_TOKENS - 1) / 2
     angles = torch.from_numpy(middles[:, None] * inverse_frequencies(bundle.model.rope, layer.head_dim))
     cos, sin = angles.cos()[:, None, None], angles.sin()[:, None, None]  # [segments, 1, 1, n / 2]

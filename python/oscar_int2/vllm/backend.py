@@ -115,6 +115,10 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
     def _say_sizes(self, most):
         impl, spec = self.layers[0], self.kv_cache_spec
         window = impl.window_bytes * len(self.layers)
+        # At a level that many servers show: the proof that this is not BF16.
+        logger.warning_once(
+            "OSCAR INT2 is on: %d layers hold 2-bit rows, %s",
+            len(self.layers), " ".join(f"{k}={v}" for k, v in settings.facts(self.vllm_config).items()))
         # Once: vLLM makes a builder to measure graphs, and another one to serve.
         logger.info_once("OSCAR INT2: blocks of %d tokens take %d bytes a layer, BF16 takes %d (%s)",
                          PAGE_TOKENS, spec.page_size_bytes,
@@ -268,6 +272,7 @@ class OscarAttention(AttentionImpl):
         self.num_heads, self.head_size, self.scale = num_heads, head_size, scale
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.bundle, self.windows = settings.bundle(config), settings.windows(config)
+        self.positions = config.model_config.max_model_len
         self.slots = config.scheduler_config.max_num_seqs
         self.layers = config.compilation_config.static_forward_context
         chunked = config.scheduler_config.enable_chunked_prefill
@@ -288,7 +293,8 @@ class OscarAttention(AttentionImpl):
         name = next(name for name, layer in self.layers.items()
                     if getattr(layer, "impl", None) is self)
         device, windows = torch.device(current_platform.device_type), self.windows
-        self.codec = LayerCodec(self.bundle, extract_layer_index(name), device)
+        self.codec = LayerCodec(self.bundle, extract_layer_index(name), device,
+                                positions=self.positions)
         shape = (self.slots, self.num_kv_heads, windows.sink_tokens + windows.ring_tokens(),
                  self.head_size)
         self.window_k, self.window_v = (torch.zeros(shape, dtype=torch.bfloat16, device=device)

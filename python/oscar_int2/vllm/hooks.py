@@ -8,6 +8,9 @@
 | Scheduler.__init__ | the scheduler's | makes PrefixManager the manager of our blocks |
 | Scheduler.schedule | the scheduler's | tells the worker what happens to sinks |
 | Scheduler.update_from_output | the scheduler's | ends requests of which a row was refused |
+| Scheduler.make_stats | the scheduler's | counts what the cache holds |
+| EngineCore.__init__ | the scheduler's | the self-check, if it is asked for |
+| StatLoggerManager.__init__, .record | that of /metrics | publishes what was counted |
 | GPUModelRunner._update_states | a worker's | tells the builder which request is where in the batch |
 | GPUModelRunner._bookkeeping_sync | a worker's | reads which requests have a refused row |
 | GPUModelRunner.sample_tokens | a worker's | sends that with the step's output |
@@ -27,6 +30,7 @@ from ..errors import UnsupportedError
 from . import settings
 
 _MARK = "_oscar_int2"  # attribute of a function that replaces another
+_METRICS = "oscar_metrics"  # of a StatLoggerManager: metrics.Published
 _MOVES = "oscar_sink_moves"  # of a SchedulerOutput: prefixes.SinkMoves
 
 
@@ -46,6 +50,8 @@ def install():
     _follow_configuration()
     _follow_layers()
     _follow_scheduler()
+    _follow_stats()
+    _check_at_start()
 
 
 def _follow_configuration():
@@ -65,6 +71,7 @@ def _follow_configuration():
             finally:  # they may be read again, without a bundle
                 vars(self).update(before)
             settings.check(config)
+            settings.label(config)
             return config
 
         return create_engine_config
@@ -143,6 +150,61 @@ def _follow_scheduler():
     replace(Scheduler, "__init__", make_init)
     replace(Scheduler, "schedule", make_schedule)
     replace(Scheduler, "update_from_output", make_output)
+
+
+def _follow_stats():
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.metrics.loggers import StatLoggerManager
+
+    from . import metrics
+
+    def make_count(original):
+        def make_stats(self, *args, **options):
+            stats = original(self, *args, **options)
+            for manager in _prefix_managers(self) if stats is not None else ():
+                stats.kv_connector_stats = metrics.count(self, manager.windows)
+            return stats
+
+        return make_stats
+
+    def make_init(original):
+        def __init__(self, vllm_config, *args, **options):
+            original(self, vllm_config, *args, **options)
+            if settings.serves_int2(vllm_config):
+                setattr(self, _METRICS, metrics.Published(vllm_config, self.engine_indexes))
+
+        return __init__
+
+    def make_record(original):
+        def record(self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=None):
+            published = getattr(self, _METRICS, None)
+            if published and scheduler_stats and scheduler_stats.kv_connector_stats:
+                published.take(engine_idx or 0, scheduler_stats.kv_connector_stats)
+                scheduler_stats.kv_connector_stats = None  # nobody else knows them
+            return original(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+
+        return record
+
+    replace(Scheduler, "make_stats", make_count)
+    replace(StatLoggerManager, "__init__", make_init)
+    replace(StatLoggerManager, "record", make_record)
+
+
+def _check_at_start():
+    from vllm.v1.engine.core import EngineCore
+
+    def make_init(original):
+        def __init__(self, vllm_config, *args, **options):
+            original(self, vllm_config, *args, **options)
+            if settings.serves_int2(vllm_config):
+                from . import self_check
+
+                if self_check.wanted():
+                    self_check.run(self)
+
+        return __init__
+
+    replace(EngineCore, "__init__", make_init)
 
 
 def _prefix_managers(scheduler):

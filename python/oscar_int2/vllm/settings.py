@@ -5,6 +5,7 @@ into the engine's configuration (ENTRY of additional_config), which vLLM hands t
 one process may run several engines, over INT2, over another bundle or over BF16.
 """
 import functools
+import logging
 import os
 import pathlib
 
@@ -14,6 +15,7 @@ from ..cache import check_served
 from ..codec import Windows
 from ..errors import BundleError, UnsupportedError
 
+logger = logging.getLogger("vllm.oscar_int2")  # below vllm's: its level and format
 BUNDLE = "VLLM_OSCAR_BUNDLE"  # environment: the bundle's path
 ENTRY = "oscar_int2"  # of VllmConfig.additional_config: {"bundle": path, "sha256": of its content}
 # Environment, for tests: 1 fills windows that nobody holds, and the scratch before its use, with NaN.
@@ -88,6 +90,25 @@ def windows(config):
     return Windows.of(bundle(config).quantizer)
 
 
+# Of the bundle that is served, in logs and metrics.
+FACTS = ("bundle", "model", "sha256", "serving_sha256", "bits", "sink_tokens", "recent_tokens")
+
+
+def facts(config):
+    """{fact: text}"""
+    found = bundle(config)
+    quantizer = found.quantizer
+    return dict(zip(FACTS, map(str, (
+        pathlib.Path(found.path).name, found.model.name, found.content_sha256[:16],
+        found.serving_sha256[:16], 2, quantizer.sink_tokens, quantizer.recent_tokens))))
+
+
+def label(config):
+    """Puts the bundle among what vLLM's own metrics say of the cache (vllm:cache_config_info)."""
+    said = facts(config)
+    setattr(config.cache_config, "oscar_int2_bundle", f"{said['bundle']} {said['sha256']}")
+
+
 def prefixes(config):
     """Shared prefixes whose sinks are kept; 0: prefix caching is off."""
     caches = config.cache_config.enable_prefix_caching
@@ -138,7 +159,11 @@ def check(config):
         if found:
             raise UnsupportedError(f"the INT2 cache does not serve {what} in vLLM"
                                    f"{f'; {instead}' if instead else ''}")
-    bundle(config).check_model(model.hf_text_config)
+    found = bundle(config)
+    found.check_model(model.hf_text_config)
+    beyond = found.beyond_positions(model.max_model_len)
+    if beyond:
+        logger.warning("OSCAR INT2: %s", beyond)
 
 
 def check_layer(head_dim, scale, *, alibi_slopes, sliding_window, logits_soft_cap, attn_type,

@@ -2,6 +2,7 @@
 """The INT2 cache inside vLLM's engine, with the embedded model and its bundle."""
 import contextlib
 import dataclasses
+import logging
 import os
 import pathlib
 import shutil
@@ -326,6 +327,29 @@ class Refusals(unittest.TestCase):
                                          "prompt_lookup_max": 3}}, ("speculative decoding",))):
             with self.subTest(**options):
                 self.refused(UnsupportedError, *words, **options)
+
+    def test_positions_beyond_those_of_the_bundle_are_warned_of(self):
+        def warned(**options):
+            with self.assertLogs("vllm.oscar_int2", "WARNING") as log:
+                logging.getLogger("vllm.oscar_int2").warning("begins")
+                self.config(**options)
+            return "\n".join(log.output[1:])
+
+        longer = {"max_position_embeddings": 262144}
+        text = warned(max_model_len=200000, hf_overrides=longer)
+        self.assertRegex(text, r"200000 positions are served, .*tiny-gqa.h5 was fitted for 131072: .*"
+                         r"2\.7 times .*--position-span 200000")
+        self.assertEqual(warned(max_model_len=131072, hf_overrides=longer), "")
+
+    def test_key_centres_go_on_behind_the_positions_of_the_bundle(self):
+        from oscar_int2 import load
+        from oscar_int2.codec import key_centre_table
+
+        bundle = load(case.BUNDLE)
+        short, long = key_centre_table(bundle, 3), key_centre_table(bundle, 3, 200000)
+        self.assertEqual((len(short), len(long)), (128, 196))
+        self.assertTrue(torch.equal(short, long[:128]))
+        self.assertFalse(torch.equal(long[127], long[195]))
 
     def test_prefixes_without_exact_first_tokens_are_refused(self):
         from oscar_int2 import UnsupportedError

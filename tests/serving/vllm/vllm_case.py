@@ -97,15 +97,25 @@ def write_bundle(path, edit):
         file.attrs["content_sha256"] = np.bytes_(content_sha256(objects))
 
 
+@contextlib.contextmanager
+def edited_bundle(edit):
+    """Path of write_bundle()'s, as long as it is needed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "bundle.h5"
+        write_bundle(path, edit)
+        yield path
+
+
 class Records(logging.Handler):
     """The texts that vLLM logs."""
 
     def __init__(self):
         super().__init__()
-        self.texts = []
+        self.texts, self.levels = [], []  # levels: (level, text)
 
     def emit(self, record):
         self.texts.append(record.getMessage())
+        self.levels.append((record.levelname, self.texts[-1]))
 
     def find(self, pattern):
         found = [m for m in (re.search(pattern, text) for text in self.texts) if m]
@@ -135,13 +145,15 @@ class Engine:
     def prompt(self, number, length):
         return self.texts[number][:length]
 
-    def add(self, prompt, tokens, **options):
-        """A request; returns its id."""
+    def add(self, prompt, tokens, embeddings=None, **options):
+        """A request, of token ids or of their embeddings; returns its id."""
         self.count += 1
         name = f"request-{self.count}"
         parameters = vllm.SamplingParams(**{"temperature": 0, "ignore_eos": True, "logprobs": 20,
                                                  "max_tokens": tokens, **options})
-        self.core.add_request(name, {"prompt_token_ids": prompt}, parameters)
+        given = ({"prompt_token_ids": prompt} if embeddings is None
+                 else {"prompt_embeds": embeddings})
+        self.core.add_request(name, given, parameters)
         return name
 
     def step(self, finished):
@@ -157,6 +169,12 @@ class Engine:
         while self.step(finished):
             pass
         return finished
+
+    def settle(self):
+        """Steps without requests, by which the worker learns who has ended."""
+        core = self.core.engine_core.engine_core
+        while core.scheduler.has_requests():
+            core.step_fn()
 
     def alone(self, prompt, tokens):
         name = self.add(prompt, tokens)

@@ -1,0 +1,59 @@
+"""What /metrics says of the INT2 cache: which bundle is served, and what the cache holds.
+
+The scheduler's process counts. Its numbers travel with the stats of a step to the API server's, in the
+place of a KV connector's, which an engine over INT2 has not.
+"""
+import functools
+
+from prometheus_client import Counter, Gauge
+
+from . import settings
+
+LABELS = ("model_name", "engine")
+# Of a Scheduler: requests that ended by a refused row, and how many of them were counted here.
+REFUSED, COUNTED = "oscar_refused_requests", "oscar_counted_requests"
+
+
+def count(scheduler, windows):
+    """What the running requests of a scheduler hold, in tokens, and the requests that were refused since
+    this was called last."""
+    tokens = [request.num_computed_tokens for request in scheduler.running]
+    int2 = sum(map(windows.history_tokens, tokens))
+    refused = getattr(scheduler, REFUSED, 0)
+    since = refused - getattr(scheduler, COUNTED, 0)
+    setattr(scheduler, COUNTED, refused)
+    return {"int2": int2, "exact": sum(tokens) - int2, "refused": since}
+
+
+@functools.cache
+def _metrics():
+    """Made once a process, whichever engines come and go."""
+    return (Gauge("oscar_int2_info", "The bundle of the 2-bit KV cache, by the hashes of its content.",
+                  (*LABELS, *settings.FACTS), multiprocess_mode="mostrecent"),
+            Gauge("oscar_int2_tokens", "Tokens of running requests in the KV cache, by how they are held.",
+                  (*LABELS, "rows"), multiprocess_mode="mostrecent"),
+            Counter("oscar_int2_refused_requests", "Requests that ended by a row that 2 bits cannot hold.",
+                    LABELS))
+
+
+_SHOWN = []  # labels of oscar_int2_info: those of the engine that came last
+
+
+class Published:
+    """The metrics of the engines of one configuration."""
+
+    def __init__(self, config, engines):
+        self.info, self.tokens, self.refused = _metrics()
+        self.model = str(config.model_config.served_model_name)
+        while _SHOWN:
+            self.info.remove(*_SHOWN.pop())
+        for engine in engines:
+            _SHOWN.append((self.model, str(engine), *settings.facts(config).values()))
+            self.info.labels(*_SHOWN[-1]).set(1)
+            self.take(engine, {"int2": 0, "exact": 0, "refused": 0})
+
+    def take(self, engine, counts):
+        labels = self.model, str(engine)
+        for rows in ("int2", "exact"):
+            self.tokens.labels(*labels, rows).set(counts[rows])
+        self.refused.labels(*labels).inc(counts["refused"])

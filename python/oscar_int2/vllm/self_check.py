@@ -1,0 +1,87 @@
+"""The self-check of an engine, before it takes its first request (VLLM_OSCAR_SELF_CHECK=1).
+
+The engine reads the probe of oscar_int2.self_check twice, and gives the log probabilities of what it reads.
+A prompt that is read whole attends over its own rows, as the model made them: that is BF16. Behind it the
+quote comes one token at a time, and takes the way of generated ones: the scheduler, windows, pages, and on a
+GPU the graph of one request.
+"""
+import logging
+import os
+
+from vllm.sampling_params import SamplingParams
+from vllm.tokenizers.registry import cached_tokenizer_from_config
+from vllm.v1.request import Request
+
+from .. import self_check
+from ..errors import SelfCheckError, UnsupportedError
+from . import settings
+
+logger = logging.getLogger("vllm.oscar_int2")
+SELF_CHECK = "VLLM_OSCAR_SELF_CHECK"  # environment: 1 or 0
+
+
+def wanted():
+    """Raises UnsupportedError for a value that says neither yes nor no."""
+    value = os.environ.get(SELF_CHECK, "0")
+    if value not in ("0", "1"):
+        raise UnsupportedError(f"{SELF_CHECK} is {value!r}; it is 1 for a self-check at start-up, or 0")
+    return value == "1"
+
+
+def run(core):
+    """Checks an EngineCore that has nothing to do yet. Raises SelfCheckError if its cache does not fit its
+    model, UnsupportedError if that cannot be said."""
+    config, bundle = core.vllm_config, settings.bundle(core.vllm_config)
+    probe = _probe(config, core.scheduler)
+    ids, begin = probe.prompt + probe.quote, len(probe.prompt)
+    exact, served = (_read(core, ids, at_once)[begin - 1:] for at_once in (len(ids), begin))
+    core.reset_prefix_cache()
+    result = self_check.check(bundle, probe, exact, served)
+    logger.warning("OSCAR INT2: self-check passed: %s", result)
+
+
+def _probe(config, scheduler):
+    """The longest that one step can read, if it needs to be no longer."""
+    model, windows = config.model_config, settings.windows(config)
+    tokenizer, encode = cached_tokenizer_from_config(model), None
+    if tokenizer is not None:
+        def encode(text):
+            return tokenizer.encode(text, add_special_tokens=False)
+    room = min(model.max_model_len - 1, scheduler.max_num_scheduled_tokens)
+    tokens = self_check.probe_tokens(windows)
+    least = 2 * (windows.sink_tokens + windows.recent_tokens + windows.demote_block)
+    while tokens >= least:
+        probe = self_check.probe(tokens, model.get_vocab_size(), encode)
+        if len(probe.prompt) + len(probe.quote) <= room:
+            return probe
+        tokens -= 32
+    raise UnsupportedError(
+        f"{SELF_CHECK}=1 needs steps of about {least + 128} tokens, and this engine takes {room}: raise "
+        "--max-model-len and --max-num-batched-tokens, or leave the self-check out")
+
+
+def _read(core, ids, at_once):
+    """Log probabilities of the tokens behind the first, which are read in one step of `at_once` tokens and
+    in steps of one token behind it."""
+    scheduler, config = core.scheduler, core.scheduler.scheduler_config
+    parameters = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    request = Request("oscar-self-check", ids, parameters, None, block_hasher=core.request_block_hasher)
+    before = (scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold,
+              config.enable_chunked_prefill)
+    scheduler.max_num_scheduled_tokens = at_once
+    config.long_prefill_token_threshold, config.enable_chunked_prefill = 0, True
+    found = None
+    try:
+        core.add_request(request)
+        while scheduler.has_requests() or core.batch_queue:
+            outputs, _ = core.step_fn()
+            scheduler.max_num_scheduled_tokens = 1
+            for sent in (outputs or {}).values():
+                for output in sent.outputs:
+                    found = output.new_prompt_logprobs_tensors or found
+    finally:
+        (scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold,
+         config.enable_chunked_prefill) = before
+    if found is None:
+        raise SelfCheckError("the self-check failed: the engine gave no log probabilities of its prompt")
+    return found.logprobs[:, 0].tolist()

@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""Random traffic against one engine over INT2, and what it must not do: wrong tokens, leaks, a dead engine.
+
+    tests/serving/vllm/random_traffic.py --minutes 30 [--seed 1] [--without reloads,bad-rows]
+
+Requests of all kinds come and go at random in an engine whose pool is too small for them: several samples of
+a prompt, shared beginnings, prompts in chunks of any size, aborts, preemption, weights that are loaded again
+while requests run, prompts with rows that cannot be coded. Each round ends when all have ended. Then the
+answers are read again, each alone: its prompt at once, and its tokens one by one behind that. This is the
+reference. It differs from the traffic by bf16 sums of other sizes, and by rows that were read as 2 bits where
+a prompt came in chunks or began with shared blocks.
+
+On a GPU the steps run in CUDA graphs. Environment: as for the tests (tests/CMakeLists.txt). The last line is
+what was found, in JSON; the exit status is 1 if anything is not as it must be.
+"""
+import argparse
+import collections
+import gc
+import json
+import os
+import random
+import sys
+import time
+from dataclasses import dataclass, field
+
+import vllm_case as case
+import torch
+from vllm_case import vllm
+
+INGREDIENTS = ("samples", "aborts", "chunks", "prefixes", "reloads", "bad-rows")
+# Nats. A greedy token may be so much less likely in the reference than its likeliest one; log probabilities of
+# an answer's tokens are so far apart in the mean.
+MOST_BEHIND, MOST_APART = 0.3, 0.2
+MOST_GROWTH = 48 << 20  # of the process's memory behind the first rounds, bytes
+WARM_ROUNDS = 2
+# Three requests of a few hundred tokens do not fit, one of max_model_len does.
+POOL_BLOCKS, BLOCK_BYTES = 19, 73728
+
+
+@dataclass
+class Sent:
+    """A request and its answers."""
+
+    prompt: list
+    tokens: int
+    greedy: bool
+    bad: bool = False
+    aborted: bool = False
+    answers: list = field(default_factory=list)  # CompletionOutputs
+
+
+class Traffic:
+    def __init__(self, engine, seed, without=()):
+        self.engine, self.source, self.without = engine, random.Random(seed), set(without)
+        self.inner = engine.core.engine_core.engine_core
+        self.requests, self.counts, self.wrong = {}, collections.Counter(), []
+        self.behind, self.apart = [], []  # of all greedy tokens; of all answers
+        self.free = self._free_blocks()
+
+    def chance(self, share, ingredient=None):
+        return ingredient not in self.without and self.source.random() < share
+
+    # What comes in.
+
+    def prompt(self):
+        source, engine = self.source, self.engine
+        if self.chance(0.2):
+            return engine.prompt(source.randrange(len(engine.texts)), source.randrange(1, 80))
+        shared = source.randrange(2) if self.chance(0.6, "prefixes") else source.randrange(5)
+        begin = engine.prompt(shared, source.randrange(64, 480))
+        return begin + engine.prompt(source.randrange(5), source.randrange(1, 120))
+
+    def send(self):
+        source = self.source
+        prompt, tokens = self.prompt(), source.choice((1, 4, 12, 30, 60))
+        bad, samples = self.chance(0.1, "bad-rows"), 1
+        greedy = self.chance(0.6)
+        options = {"logprobs": 1}
+        if not greedy:
+            samples = source.choice((1, 2, 3)) if self.chance(1, "samples") else 1
+            options |= {"temperature": 0.9, "n": samples}
+            if torch.cuda.is_available():  # vLLM's CPU engine ends by a seed and a prompt in chunks
+                options["seed"] = source.randrange(1 << 30)
+        if bad:
+            rows = self._embeddings(prompt)
+            rows[source.randrange(len(prompt))] = source.choice((torch.inf, -torch.inf, torch.nan))
+            name = self.engine.add(prompt, tokens, embeddings=rows, **options)
+        else:
+            name = self.engine.add(prompt, tokens, **options)
+        self.requests[name] = Sent(prompt, tokens, greedy, bad)
+        self.counts["requests"] += 1
+        self.counts["samples"] += samples
+        self.counts["bad rows"] += bad
+
+    def _embeddings(self, prompt):
+        table = self.inner.model_executor.driver_worker.worker.model_runner.get_model()
+        ids = torch.tensor(prompt, device=self.engine.builder.device)
+        return table.get_input_embeddings()(ids).detach().clone().cpu()
+
+    # A round.
+
+    def round(self, requests):
+        """So many requests, at random times, until all have ended; then what became of them."""
+        source = self.source
+        chunk = source.choice((40, 64, 150, 400)) if self.chance(0.7, "chunks") else 3072
+        of_one = source.choice((0, 30, 100)) if chunk < 3072 else 0
+        preempt = self.inner.scheduler._preempt_request
+        with self.engine.in_chunks(chunk, of_one=of_one), self.engine.preemptions() as preempted:
+            to_send = requests
+            while to_send or self.engine.core.has_unfinished_requests():
+                while to_send and self.chance(0.3):
+                    self.send()
+                    to_send -= 1
+                if self.chance(0.02, "aborts"):
+                    self._abort()
+                if self.chance(0.01, "reloads"):
+                    self.engine.llm.collective_rpc("reload_weights")
+                    self.counts["reloads"] += 1
+                self._step()
+        assert self.inner.scheduler._preempt_request == preempt
+        self.counts["preemptions"] += len(preempted)
+        self.counts["rounds"] += 1
+        self._settle()
+        for name, sent in self.requests.items():
+            self._check(name, sent)
+        self.requests.clear()
+        self._settle()
+
+    def _step(self):
+        self.counts["steps"] += 1
+        for output in self.engine.core.step():
+            if output.finished and output.request_id in self.requests:
+                self.requests[output.request_id].answers = output.outputs
+                self.counts["shared tokens"] += output.num_cached_tokens or 0
+
+    def _abort(self):
+        running = [name for name, sent in self.requests.items() if not sent.answers and not sent.aborted]
+        if running:
+            name = self.source.choice(running)
+            self.requests[name].aborted = True
+            self.engine.core.abort_request([name])
+            self.counts["aborts"] += 1
+
+    def _settle(self):
+        """Finds everything given back."""
+        self.engine.settle()
+        held = self.engine.builder.slots.of
+        self._expect(self._free_blocks() == self.free, f"{self._free_blocks()} blocks are free of {self.free}")
+        self._expect(not held, f"slots are held: {held}")
+        for what, found in (("scheduler", self.inner.scheduler.requests),
+                            ("output processor", self.engine.core.output_processor.request_states)):
+            self._expect(not found, f"the {what} has requests: {list(found)}")
+
+    def _free_blocks(self):
+        return self.inner.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+    # What came out.
+
+    def _check(self, name, sent):
+        if sent.aborted:
+            return
+        self._expect(sent.answers, f"{name} has no answer")
+        expected = ("error", 0) if sent.bad else ("length", sent.tokens)
+        for answer in sent.answers:
+            ended = answer.finish_reason, len(answer.token_ids)
+            self._expect(ended == expected, f"{name} ended with {ended} and not with {expected}")
+        if sent.answers and not sent.bad:  # one of its samples: reading a prompt takes long on a CPU
+            self._compare(name, sent, self.source.choice(sent.answers))
+
+    def _compare(self, name, sent, answer):
+        ids = list(answer.token_ids)
+        reference = self._read_again(sent.prompt, ids)
+        said = [step[token].logprob for step, token in zip(answer.logprobs, ids)]
+        apart = sum(abs(ours - theirs) for ours, (theirs, _) in zip(said, reference)) / len(ids)
+        self.apart.append(apart)
+        self.counts["tokens"] += len(ids)
+        self._expect(apart <= MOST_APART, f"{name}: {len(sent.prompt)} + {len(ids)} tokens, {apart:.3f} nats "
+                     "from the reference in the mean")
+        for i, (theirs, best) in enumerate(reference if sent.greedy else ()):
+            self.behind.append(best - theirs)
+            self._expect(best - theirs <= MOST_BEHIND, f"{name}: token {i} of {len(ids)} behind "
+                         f"{len(sent.prompt)} is {best - theirs:.3f} nats behind the likeliest")
+
+    def _read_again(self, prompt, answer):
+        """(log probability, that of the likeliest token) of each token of an answer, alone."""
+        outputs, scheduler = [], self.inner.scheduler
+        with self.engine.in_chunks(len(prompt)):
+            name = self.engine.add(prompt + answer, 1, prompt_logprobs=1)
+            while not outputs:
+                outputs = [o for o in self.engine.core.step() if o.request_id == name and o.finished]
+                scheduler.max_num_scheduled_tokens = 1
+        steps = outputs[0].prompt_logprobs[len(prompt):]
+        return [(step[token].logprob, max(one.logprob for one in step.values()))
+                for step, token in zip(steps, answer)]
+
+    def _expect(self, good, problem):
+        if not good:
+            self.wrong.append(problem)
+            print(f"WRONG: {problem}", flush=True)
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def run(engine, seed, *, minutes=0.0, rounds=1, requests=12, without=()):
+    """Rounds for so many minutes, at least `rounds`. Returns what was found, as a dictionary."""
+    traffic, began, before = Traffic(engine, seed, without), time.monotonic(), None
+    question = engine.prompt(4, 700)
+    first = engine.alone(question, 16)
+    while traffic.counts["rounds"] < rounds or time.monotonic() - began < 60 * minutes:
+        traffic.round(requests)
+        engine.cached.clear()
+        if traffic.counts["rounds"] == WARM_ROUNDS:
+            gc.collect()
+            before = resident_bytes()
+            device_before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+    engine.core.reset_prefix_cache()
+    end, drift, gap = case.first_difference(first, engine.alone(question, 16))
+    traffic._expect(drift < case.DRIFT and gap < case.TIE, f"the first question's answer is another: {end}")
+    found = {"seed": seed, "minutes": round((time.monotonic() - began) / 60, 2), **traffic.counts,
+             "most_behind": max(traffic.behind, default=0.0), "most_apart": max(traffic.apart, default=0.0),
+             "mean_apart": sum(traffic.apart) / max(len(traffic.apart), 1)}
+    if before is not None:
+        gc.collect()
+        found["grown_mib"] = round((resident_bytes() - before) / 2**20, 1)
+        traffic._expect(resident_bytes() - before < MOST_GROWTH, f"{found['grown_mib']} MiB more are held")
+        if torch.cuda.is_available():
+            grown = torch.cuda.memory_allocated() - device_before
+            traffic._expect(grown <= 0, f"{grown} bytes more are held on the device")
+    return found | {"wrong": traffic.wrong}
+
+
+def engine_for_traffic(**options):
+    graphs = {"enforce_eager": False, "compilation_config": {
+        "mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}} if torch.cuda.is_available() else {}
+    options = {"enable_prefix_caching": True, "enable_prompt_embeds": True, **graphs, **options}
+    return case.Engine(kv_cache_memory_bytes=POOL_BLOCKS * BLOCK_BYTES, **options)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=0.0)
+    parser.add_argument("--rounds", type=int, default=1, help="at least so many")
+    parser.add_argument("--requests", type=int, default=12, help="of a round")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--without", default="", help=f"of {','.join(INGREDIENTS)}")
+    arguments = parser.parse_args()
+    without = [name for name in arguments.without.split(",") if name]
+    if set(without) - set(INGREDIENTS):
+        parser.error(f"--without takes names of {', '.join(INGREDIENTS)}")
+    if vllm is None:
+        sys.exit("random_traffic: there is no vLLM here; scripts/setup_vllm.sh installs one")
+    found = run(engine_for_traffic(), arguments.seed, minutes=arguments.minutes, rounds=arguments.rounds,
+                requests=arguments.requests, without=without)
+    print(json.dumps(found))
+    sys.exit(1 if found["wrong"] else 0)
+
+
+if __name__ == "__main__":
+    main()

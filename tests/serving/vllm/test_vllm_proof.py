@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""What shows that an engine runs over INT2: one log line, /metrics, and the self-check at start-up."""
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.request
+from unittest import mock
+
+import vllm_case as case
+from vllm_case import needs_vllm
+
+OPTIONS = {"max_model_len": 2400, "kv_cache_memory_bytes": 1 << 23, "disable_log_stats": False}
+
+
+def other_layers(file):
+    """Each layer has the transforms of the next one."""
+    layers = sorted(file["layers"])
+    for layer in layers:
+        file.move(f"layers/{layer}", f"layers/was-{layer}")
+    for layer, following in zip(layers, layers[1:] + layers[:1]):
+        file.move(f"layers/was-{following}", f"layers/{layer}")
+        file[f"layers/{layer}"].attrs["layer_id"] = int(layer)
+
+
+def metrics(name):
+    """{labels but that of the model: value} of a metric in this process's registry."""
+    from prometheus_client import REGISTRY
+
+    return {tuple(sorted(sample.labels.items() - {("model_name", str(case.MODEL))})): sample.value
+            for family in REGISTRY.collect() for sample in family.samples if sample.name == name}
+
+
+def checked_engine(**options):
+    with mock.patch.dict(os.environ, VLLM_OSCAR_SELF_CHECK="1"):
+        return case.Engine(**OPTIONS, **options)
+
+
+@needs_vllm
+class Proof(case.EngineTest):
+    @classmethod
+    def setUpClass(cls):
+        cls.engine = checked_engine(enable_prefix_caching=True)
+
+    def test_the_log_says_so_at_the_level_of_warnings(self):
+        facts = ("bundle=tiny-gqa.h5 model=tiny-gqa sha256=abb2e5a3ea3575fb serving_sha256=[0-9a-f]{16} "
+                 "bits=2 sink_tokens=64 recent_tokens=256")
+        self.engine.log.find(f"^OSCAR INT2 is on: 8 layers hold 2-bit rows, {facts}$")
+        self.assertEqual({level for level, text in self.engine.log.levels if "INT2 is on" in text
+                          or "self-check" in text}, {"WARNING"})
+
+    def test_the_self_check_quotes_and_leaves_nothing_behind(self):
+        found = self.engine.log.find(r"self-check passed: 48 quoted tokens: mean log probability (\S+) over "
+                                     r"the 2-bit cache, (\S+) over BF16, (\S+) nat a token apart")
+        served, exact, apart = map(float, found.groups())
+        self.assertGreater(min(served, exact), -2, "a model that quotes")
+        self.assertTrue(0 < apart < case.DRIFT, apart)
+        self.engine.settle()
+        manager = self.engine.scheduler.kv_cache_manager
+        self.assertEqual(manager.usage, 0)
+        self.assertTrue(manager.reset_prefix_cache(), "no block is held")
+        self.assertEqual(self.engine.builder.slots.of, {})
+        self.assertEqual(self.engine.scheduler.max_num_scheduled_tokens,
+                         self.engine.scheduler.scheduler_config.max_num_batched_tokens)
+
+    def test_metrics_say_which_bundle_and_what_the_cache_holds(self):
+        engine, finished = self.engine, {}
+        [(labels, one)] = metrics("oscar_int2_info").items()
+        self.assertEqual(one, 1)
+        for pair in (("bundle", "tiny-gqa.h5"), ("sha256", "abb2e5a3ea3575fb"), ("bits", "2"),
+                     ("sink_tokens", "64"), ("recent_tokens", "256"), ("engine", "0")):
+            self.assertIn(pair, labels)
+        [(labels, _)] = metrics("vllm:cache_config_info").items()
+        self.assertIn(("oscar_int2_bundle", "tiny-gqa.h5 abb2e5a3ea3575fb"), labels)
+
+        def tokens():
+            return [metrics("oscar_int2_tokens")[("engine", "0"), ("rows", rows)]
+                    for rows in ("int2", "exact")]
+
+        self.assertEqual(tokens(), [0, 0])
+        engine.add(engine.prompt(0, 600), 4)
+        engine.add(engine.prompt(1, 100), 4)
+        engine.step(finished)
+        self.assertEqual(tokens(), [272, 700 - 272])
+        engine.run()
+        self.assertEqual(tokens(), [0, 0])
+        self.assertEqual(metrics("oscar_int2_refused_requests_total"), {(("engine", "0"),): 0})
+
+
+@needs_vllm
+class Server(unittest.TestCase):
+    """vLLM's own server: its API, its engine and its worker are processes of their own."""
+
+    @contextlib.contextmanager
+    def running(self, **environment):
+        """(base address, path of its log) once it answers."""
+        with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+            free.bind(("127.0.0.1", 0))
+            port, log = free.getsockname()[1], pathlib.Path(folder) / "log"
+            free.close()
+            command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", case.MODEL,
+                       "--host", "127.0.0.1", "--port", port, "--dtype", "bfloat16", "--enforce-eager",
+                       "--max-model-len", 1024, "--max-num-seqs", 3, "--kv-cache-memory-bytes", 1 << 22]
+            names = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+            del names["VLLM_ENABLE_V1_MULTIPROCESSING"]
+            with open(log, "w") as out, subprocess.Popen([*map(str, command)], env=names, stdout=out,
+                                                         stderr=out) as server:
+                try:
+                    self.wait(server, f"http://127.0.0.1:{port}/health", log)
+                    yield f"http://127.0.0.1:{port}", log
+                finally:
+                    server.terminate()
+
+    def wait(self, server, address, log):
+        for _ in range(600):
+            self.assertIsNone(server.poll(), log.read_text()[-3000:])
+            with contextlib.suppress(OSError), urllib.request.urlopen(address):
+                return
+            time.sleep(0.5)
+        self.fail(f"the server did not answer: {log.read_text()[-3000:]}")
+
+    def test_a_server_shows_it_in_its_log_and_in_its_metrics(self):
+        with self.running(VLLM_LOGGING_LEVEL="WARNING", VLLM_OSCAR_SELF_CHECK="1") as (address, log):
+            text = log.read_text()
+            for line in ("OSCAR INT2 is on: 8 layers hold 2-bit rows, bundle=tiny-gqa.h5",
+                         "OSCAR INT2: self-check passed: 48 quoted tokens"):
+                self.assertIn(line, text)
+            self.assertNotIn(" INFO ", text)
+            body = {"model": str(case.MODEL), "prompt": [9, 8, 7] * 200, "max_tokens": 300, "stream": True,
+                    "ignore_eos": True}
+            request = urllib.request.Request(f"{address}/v1/completions", json.dumps(body).encode(),
+                                             {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request) as answer:
+                answer.readline()
+                held = self.metrics(address)
+                answer.read()
+            info = next(name for name in held if name.startswith("oscar_int2_info{"))
+            for label in ('bundle="tiny-gqa.h5"', 'sha256="abb2e5a3ea3575fb"', 'bits="2"', 'engine="0"'):
+                self.assertIn(label, info)
+            self.assertTrue(any('oscar_int2_bundle="tiny-gqa.h5 abb2e5a3ea3575fb"' in name
+                                for name in held if name.startswith("vllm:cache_config_info{")))
+            self.assertGreaterEqual(self.tokens(held, "int2"), 272)
+            self.assertGreaterEqual(self.tokens(held, "exact"), 320)
+            self.assertEqual(self.tokens(self.metrics(address), "int2"), 0)
+
+    def metrics(self, address):
+        with urllib.request.urlopen(f"{address}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        return dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+
+    def tokens(self, found, rows):
+        return float(next(value for name, value in found.items()
+                          if name.startswith("oscar_int2_tokens{") and f'rows="{rows}"' in name))
+
+
+@needs_vllm
+class Failures(unittest.TestCase):
+    def test_the_transforms_of_other_layers_stop_the_start(self):
+        from oscar_int2 import SelfCheckError
+
+        with case.edited_bundle(other_layers) as path, case.bundle_variable(path), \
+                self.assertRaisesRegex(SelfCheckError, "the self-check failed with .*bundle.h5"):
+            checked_engine()
+
+    def test_an_engine_that_is_too_small_for_it_is_refused(self):
+        from oscar_int2 import UnsupportedError
+        from oscar_int2.vllm import self_check
+
+        with mock.patch.dict(os.environ, VLLM_OSCAR_SELF_CHECK="yes"), \
+                self.assertRaisesRegex(UnsupportedError, "VLLM_OSCAR_SELF_CHECK is 'yes'"):
+            self_check.wanted()
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

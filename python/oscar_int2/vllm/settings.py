@@ -17,7 +17,7 @@ from ..errors import BundleError, UnsupportedError
 
 logger = logging.getLogger("vllm.oscar_int2")  # below vllm's: its level and format
 BUNDLE = "VLLM_OSCAR_BUNDLE"  # environment: the bundle's path
-ENTRY = "oscar_int2"  # of VllmConfig.additional_config: {"bundle": path, "sha256": of its content}
+ENTRY = "oscar_int2"  # of VllmConfig.additional_config: an Entry
 # Environment, for tests: 1 fills windows that nobody holds, and the scratch before its use, with NaN.
 POISON = "OSCAR_INT2_POISON"
 # Of requests at a time, where the user names none: every one costs a window in every layer, and
@@ -38,6 +38,21 @@ def poisons():
     return os.environ.get(POISON) == "1"
 
 
+class Entry(dict):
+    """{"bundle": path, "sha256": of its content}. vLLM pickles it for the processes of an engine; where it is
+    read, the hooks are in place from then on, before such a process makes its first object."""
+
+    def __reduce__(self):
+        return _restored, (dict(self),)
+
+
+def _restored(values):
+    from . import register
+
+    register()
+    return Entry(values)
+
+
 def entry():
     """Of a configuration that is being made: what the environment names. Raises BundleError if that is
     nothing, or no sound bundle, and UnsupportedError for one that is not served here."""
@@ -46,7 +61,7 @@ def entry():
         raise BundleError(f"{BUNDLE} is not set: the INT2 backend needs a bundle of the model, "
                           "which oscar-calibrate makes")
     path = str(pathlib.Path(path).absolute())
-    return {"bundle": path, "sha256": _load(path, _stamp(path)).content_sha256}
+    return Entry(bundle=path, sha256=_load(path, _stamp(path)).content_sha256)
 
 
 def serves_int2(config):

@@ -5,7 +5,10 @@ import dataclasses
 import logging
 import os
 import pathlib
+import pickle
 import shutil
+import subprocess
+import sys
 import tempfile
 import unittest
 from unittest import mock
@@ -415,6 +418,17 @@ class Refusals(unittest.TestCase):
             config = arguments.create_engine_config()
         self.assertFalse(settings.serves_int2(config))
         self.assertIsNone(config.attention_config.backend)
+
+    def test_a_process_that_is_given_the_configuration_has_the_hooks(self):
+        """Before it loads plugins, and whatever VLLM_PLUGINS says there."""
+        config = self.config()
+        script = ("import pickle, sys; pickle.load(sys.stdin.buffer)\n"
+                  "from vllm.v1.engine.core import EngineCore\n"
+                  "assert hasattr(EngineCore.__init__, '_oscar_int2')")
+        done = subprocess.run(
+            [sys.executable, "-c", script], input=pickle.dumps(config), capture_output=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "VLLM_PLUGINS": ""})
+        self.assertEqual(done.returncode, 0, done.stderr.decode()[-2000:])
 
     def test_a_bundle_that_was_replaced_since_the_configuration_is_an_error(self):
         from oscar_int2 import BundleError

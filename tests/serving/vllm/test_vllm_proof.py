@@ -118,9 +118,10 @@ class Server(unittest.TestCase):
                     server.terminate()
 
     def wait(self, server, address, log):
-        for _ in range(600):
+        end = time.monotonic() + 900
+        while time.monotonic() < end:
             self.assertIsNone(server.poll(), log.read_text()[-3000:])
-            with contextlib.suppress(OSError), urllib.request.urlopen(address):
+            with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5):
                 return
             time.sleep(0.5)
         self.fail(f"the server did not answer: {log.read_text()[-3000:]}")

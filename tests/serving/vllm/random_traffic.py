@@ -33,8 +33,8 @@ INGREDIENTS = ("samples", "aborts", "chunks", "prefixes", "reloads", "bad-rows")
 MOST_BEHIND, MOST_APART = 0.3, 0.2
 MOST_GROWTH = 48 << 20  # of the process's memory behind the first rounds, bytes
 WARM_ROUNDS = 2
-# Three requests of a few hundred tokens do not fit, one of max_model_len does.
-POOL_BLOCKS, BLOCK_BYTES = 19, 73728
+# One request of the most tokens fits, three of a few hundred do not.
+MOST_TOKENS, POOL_BLOCKS, BLOCK_BYTES = 704, 13, 73728
 
 
 @dataclass
@@ -125,6 +125,7 @@ class Traffic:
             self._check(name, sent)
         self.requests.clear()
         self._settle()
+        print(f"round {self.counts['rounds']}: {dict(self.counts)}", flush=True)
 
     def _step(self):
         self.counts["steps"] += 1
@@ -236,7 +237,7 @@ def engine_for_traffic(**options):
     graphs = {"enforce_eager": False, "compilation_config": {
         "mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}} if torch.cuda.is_available() else {}
     options = {"enable_prefix_caching": True, "enable_prompt_embeds": True, **graphs, **options}
-    return case.Engine(kv_cache_memory_bytes=POOL_BLOCKS * BLOCK_BYTES, **options)
+    return case.Engine(kv_cache_memory_bytes=POOL_BLOCKS * BLOCK_BYTES, max_model_len=MOST_TOKENS, **options)
 
 
 def main():

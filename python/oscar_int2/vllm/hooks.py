@@ -111,7 +111,7 @@ def _follow_scheduler():
     from vllm.v1.kv_cache_interface import FullAttentionSpec
     from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
-    from . import adapter, refusals
+    from . import adapter, metrics, refusals
 
     def make_init(original):
         def __init__(self, vllm_config, *args, **options):
@@ -140,6 +140,7 @@ def _follow_scheduler():
             reasons = refusals.take(self, _prefix_managers(self), model_runner_output)
             if reasons:
                 adapter().end_requests(self, reasons)
+                metrics.count_refused(self, len(reasons))
             outputs = original(self, scheduler_output, model_runner_output)
             if reasons:
                 refusals.say_why(outputs, reasons)

@@ -10,19 +10,21 @@ from prometheus_client import Counter, Gauge
 from . import settings
 
 LABELS = ("model_name", "engine")
-# Of a Scheduler: requests that ended by a refused row, and how many of them were counted here.
-REFUSED, COUNTED = "oscar_refused_requests", "oscar_counted_requests"
+REFUSED = "oscar_refused_requests"  # of a Scheduler: since its last count()
+
+
+def count_refused(scheduler, requests):
+    """So many more have ended by a refused row."""
+    setattr(scheduler, REFUSED, getattr(scheduler, REFUSED, 0) + requests)
 
 
 def count(scheduler, windows):
     """What the running requests of a scheduler hold, in tokens, and the requests that were refused since
     this was called last."""
     tokens = [request.num_computed_tokens for request in scheduler.running]
-    int2 = sum(map(windows.history_tokens, tokens))
-    refused = getattr(scheduler, REFUSED, 0)
-    since = refused - getattr(scheduler, COUNTED, 0)
-    setattr(scheduler, COUNTED, refused)
-    return {"int2": int2, "exact": sum(tokens) - int2, "refused": since}
+    int2, refused = sum(map(windows.history_tokens, tokens)), getattr(scheduler, REFUSED, 0)
+    setattr(scheduler, REFUSED, 0)
+    return {"int2": int2, "exact": sum(tokens) - int2, "refused": refused}
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import urllib.request
 from unittest import mock
 
 import vllm_case as case
+import torch
 from vllm_case import needs_vllm
 
 OPTIONS = {"max_model_len": 2400, "kv_cache_memory_bytes": 1 << 23, "disable_log_stats": False}
@@ -46,7 +47,7 @@ def checked_engine(**options):
 class Proof(case.EngineTest):
     @classmethod
     def setUpClass(cls):
-        cls.engine = checked_engine(enable_prefix_caching=True)
+        cls.engine = checked_engine(enable_prefix_caching=True, enable_prompt_embeds=True)
 
     def test_the_log_says_so_at_the_level_of_warnings(self):
         facts = ("bundle=tiny-gqa.h5 model=tiny-gqa sha256=abb2e5a3ea3575fb serving_sha256=[0-9a-f]{16} "
@@ -91,6 +92,9 @@ class Proof(case.EngineTest):
         engine.run()
         self.assertEqual(tokens(), [0, 0])
         self.assertEqual(metrics("oscar_int2_refused_requests_total"), {(("engine", "0"),): 0})
+        engine.add(engine.prompt(0, 90), 4, embeddings=torch.full((90, 384), torch.inf).bfloat16())
+        engine.run()
+        self.assertEqual(metrics("oscar_int2_refused_requests_total"), {(("engine", "0"),): 1})
 
 
 @needs_vllm

@@ -5,6 +5,7 @@
     oscar_int2.Generator                       an own decode loop over a CUDA graph
     oscar_int2.transformers                    model.generate() of transformers over the 2-bit cache
     oscar_int2.vllm                            the same in vLLM, found there by itself
+    oscar_int2.status(model)                   which bundle is in use, and what is held in 2 bits
     python -m oscar_int2 doctor                what this machine and this build can serve
 
 Underneath are torch operators, torch.ops.oscar_int2; kernels/README.md has their table.
@@ -16,7 +17,8 @@ from .errors import (BundleError, BundleMismatchError, CacheFullError, CacheRowE
                      SelfCheckError, UnsupportedError)
 from ._version import __version__
 from .generator import Generator
+from .status import Status, status
 
 __all__ = ["Bundle", "BundleError", "BundleMismatchError", "CacheFullError", "CacheRowError",
-           "Generator", "LayerCodec", "LayerPages", "OscarError", "PAGE_TOKENS", "SelfCheckError", "StepTables",
-           "UnsupportedError", "load", "ops"]
+           "Generator", "LayerCodec", "LayerPages", "OscarError", "PAGE_TOKENS", "SelfCheckError", "Status",
+           "StepTables", "UnsupportedError", "load", "ops", "status"]

@@ -68,7 +68,8 @@ class Generator:
             bundle.check_model(model.config)
             self.cache = PagedCache.int2(bundle, places, room, self.device, pages=pages,
                                          demote_block=demote_block)
-        self.max_tokens = max_tokens
+        self.bundle, self.prompts, self.max_tokens = bundle, "exact", max_tokens
+        self.refused = 0  # requests of which a row could not be written
         self.busy = threading.RLock()  # held by the thread that runs
         self.waiting, self.running = deque(), {}
         self.tokens = torch.zeros(places, dtype=torch.int64, device=self.device)
@@ -187,6 +188,10 @@ class Generator:
             request.take(emitted[place])
             if request.done:
                 self._leave(place)
+
+    def paged_caches(self):
+        """As status() wants them."""
+        return [self.cache]
 
     def step(self):
         """One token for every place in use."""

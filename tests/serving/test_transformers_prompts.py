@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from serving_case import BIN, BUNDLE, MODEL, held_out_ids, kl_divergence
+from serving_case import BIN, BUNDLE, MODEL, held_out_ids, kl_divergence, tiny_model
 import oscar_int2
 import oscar_int2.transformers
 import random_models as small
@@ -138,6 +138,18 @@ class BesideOscarEval(unittest.TestCase):
                 self.assertLess(abs(apart).max(), 5e-3)
                 kl = (exact.exp() * (exact - ours)).sum(-1).mean().item()
                 self.assertAlmostEqual(kl / np.mean(methods["bundle"]["units"]["kl"]), 1, delta=0.2)
+
+
+@unittest.skipUnless(torch.cuda.is_available(), "no CUDA device")
+class OnCuda(unittest.TestCase):
+    def test_the_device_computes_what_the_cpu_computes(self):
+        ids, logits = torch.tensor([held_out_ids(700)]), {}
+        for device in ("cpu", "cuda"):
+            model = copy.deepcopy(tiny_model()).to(device)
+            with applied(model, BUNDLE), torch.no_grad():
+                logits[device] = model(ids.to(device)).logits[0].cpu()
+        distance = kl_divergence(logits["cpu"], logits["cuda"]).mean().item()
+        self.assertLess(distance, 2e-3)  # sums in another order, rounded to bf16, and coded
 
 
 def scores(model, ids, first):

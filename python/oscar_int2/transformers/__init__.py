@@ -28,6 +28,7 @@ from ..errors import BundleMismatchError
 from .applied import Applied, attention, mask
 from .cache import NAME, OscarCache, refuse, unwrapped
 from .prompts import check_mode
+from .verify import Verification
 
 __all__ = ["OscarCache", "apply", "remove"]
 
@@ -35,7 +36,7 @@ AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, mask)
 
 
-def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact"):
+def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact", verify=False):
     """Makes generate() of this causal language model run over the 2-bit cache. Returns the model.
 
     `bundle`: a Bundle or a path. `max_tokens`: tokens a row, prompt and answer, that generate() makes
@@ -43,6 +44,9 @@ def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact")
     `demote_block`: tokens that leave the exact window at once; None: 16, or the bundle's if more.
     `prompts`: "exact", or "int2", where a prompt's tokens read as 2-bit rows what has left the exact
     windows, as if they came one by one: for evaluation, where model(ids) is then what is served.
+    `verify`: quote a passage from some thousand tokens back over the cache, and compare its log
+    probabilities with BF16's: True, with the tokenizer of the model's folder if there is one, or a
+    tokenizer. Raises SelfCheckError, and leaves the model without all this, if they are far apart.
     Applied again, it replaces what was applied. A model inside peft's is found there.
     Raises BundleError for an unsound bundle, BundleMismatchError for one of another model,
     UnsupportedError for a model that isn't served.
@@ -55,10 +59,17 @@ def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact")
     attentions = _attentions(inner, bundle)
     check_mode(prompts)
     remove(inner)
+    verification = Verification(inner, bundle, demote_block, verify) if verify else None
     applied = Applied(inner, bundle, max_tokens, demote_block, prompts)
     for module in (inner, *attentions):
         setattr(module, NAME, applied)
     inner.set_attn_implementation(NAME)
+    if verification is not None:
+        try:
+            applied.verified = verification.check(inner)
+        except BaseException:
+            remove(inner)
+            raise
     return model
 
 

@@ -6,6 +6,7 @@ on to attention as an argument, so that passes in several threads know nothing o
 import copy
 import functools
 import threading
+import weakref
 
 import torch
 from transformers import GenerationMixin
@@ -30,7 +31,8 @@ class Applied:
         self.bundle, self.max_tokens, self.demote_block = bundle, max_tokens, demote_block
         self.scoring = Scoring(prompts, Windows.of(bundle.quantizer, demote_block))
         self.implementation = model.config._attn_implementation
-        self.codecs = None  # on the device, shared by all caches
+        self.codecs = None    # on the device, shared by all caches
+        self.verified = None  # Result of a self-check, where there was one
         self._forget()
         base = model.base_model
         self.hooks = [base.register_forward_pre_hook(self.begin, with_kwargs=True),
@@ -40,6 +42,8 @@ class Applied:
         self.kept = None  # the Memory that generate() used last
         self.calls = []   # the caches of the generate() that runs, and of those within it
         self.busy = threading.RLock()  # held by generate(): callers in other threads wait
+        self.caches = weakref.WeakSet()  # that are in use, for status()
+        self.refused = 0                 # rows of batches that could not be held
 
     def __deepcopy__(self, memo):
         """Of a model that is copied: the copy has hooks and memory of its own."""
@@ -51,6 +55,14 @@ class Applied:
 
     def __reduce__(self):
         refuse("pickling of a model behind apply(); remove(model) first, or save its state_dict()")
+
+    prompts = property(lambda self: self.scoring.prompts)
+
+    def paged_caches(self):
+        """Those that hold tokens now."""
+        found = [cache.paged for cache in self.caches if not cache.stale]
+        found += [self.kept.paged] if self.kept is not None else []
+        return {id(paged): paged for paged in found}.values()
 
     def undo(self):
         for hook in self.hooks:

@@ -6,7 +6,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ..errors import CacheFullError, UnsupportedError
+from ..errors import CacheFullError, CacheRowError, UnsupportedError
 
 NAME = "oscar_int2"  # of the attention implementation, of what was applied, and of attention's argument
 UNKNOWN = -1         # in place of an id: padding, or a column that came as an embedding
@@ -97,6 +97,7 @@ class OscarCache(Cache):
     def _own(self, owner, memory):
         self.owner, self.stale = owner, False
         self.as_steps = owner.scoring.prompts == "int2"  # how prompts read their own rows
+        owner.caches.add(self)
         self.grows = False    # makes room for more tokens than it was made for
         self.counted = False  # every step has to be counted, for nobody has seen to the room
         super().__init__(layers=[_Layer(self) for _ in memory.paged.layers])
@@ -140,7 +141,11 @@ class OscarCache(Cache):
     def check_rows(self):
         """Raises CacheRowError if some row could not be written, CacheFullError if some had no room;
         waits for the device."""
-        self.paged.check_rows()
+        try:
+            self.paged.check_rows()
+        except CacheRowError:
+            self.owner.refused += 1
+            raise
 
     def check_usable(self):
         """Raises UnsupportedError once a later generate() has taken the memory."""

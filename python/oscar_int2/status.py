@@ -1,0 +1,41 @@
+"""What a model or a Generator serves with, now: status()."""
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Status:
+    cache: str                # "INT2", or "BF16": nothing of this package is in use
+    bundle: str = ""          # path
+    content_sha256: str = ""  # of the bundle
+    model: str = ""           # name of the model that was calibrated
+    bits: int = 16            # of a number of a cached row that has left the exact windows
+    prompts: str = "exact"    # how prompts, and passes without a cache, read their own rows: or "int2"
+    tokens_int2: int = 0      # held now as 2-bit rows, over all requests,
+    tokens_exact: int = 0     #   and in the exact windows
+    refused: int = 0          # requests, in transformers batches, of which a row could not be held
+    self_check: str = ""      # what the self-check of apply(..., verify=True) found
+
+    def __str__(self):
+        if self.cache == "BF16":
+            return "oscar_int2: BF16, no bundle is in use"
+        return (f"oscar_int2: {self.bits} bits by {self.bundle} (of {self.model!r}, content_sha256 "
+                f"{self.content_sha256[:12]}), prompts={self.prompts!r}; {self.tokens_int2} tokens held in 2 "
+                f"bits, {self.tokens_exact} exactly; {self.refused} times a row was refused; self-check: "
+                f"{self.self_check or 'not run'}")
+
+
+def status(served):
+    """The Status of a model of transformers, with oscar_int2.transformers.apply() or without, or of a
+    Generator; waits for the device."""
+    while not hasattr(served, "oscar_int2") and hasattr(served, "_orig_mod"):
+        served = served._orig_mod  # of torch.compile
+    state = served if hasattr(served, "paged_caches") else getattr(served, "oscar_int2", None)
+    if state is None or state.bundle is None:
+        return Status("BF16")
+    tokens = history = 0
+    for paged in state.paged_caches():
+        tokens += paged.step.seq_len.sum().item()
+        history += paged.step.new_history.sum().item()
+    bundle, verified = state.bundle, getattr(state, "verified", None)
+    return Status("INT2", bundle.path, bundle.content_sha256, bundle.model.name, 2, state.prompts, history,
+                  tokens - history, state.refused, str(verified or ""))

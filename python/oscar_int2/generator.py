@@ -13,7 +13,7 @@ import torch
 from .bundle import Bundle, load
 from .cache import PagedCache
 from .decoder import Decoder
-from .errors import CacheFullError
+from .errors import CacheFullError, CacheRowError
 
 CHECK_EVERY = 16  # steps between two looks at what was generated
 
@@ -183,6 +183,7 @@ class Generator:
         for place, request in list(self.running.items()):
             if place in errors:
                 request.error = errors[place]
+                self.refused += isinstance(request.error, CacheRowError)
                 self._give_up(request)
                 continue
             request.take(emitted[place])

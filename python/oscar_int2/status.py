@@ -12,7 +12,7 @@ class Status:
     prompts: str = "exact"    # how prompts, and passes without a cache, read their own rows: or "int2"
     tokens_int2: int = 0      # held now as 2-bit rows, over all requests,
     tokens_exact: int = 0     #   and in the exact windows
-    refused: int = 0          # requests, in transformers batches, of which a row could not be held
+    refused: int = 0          # requests until now of which a row could not be held
     self_check: str = ""      # what the self-check of apply(..., verify=True) found
 
     def __str__(self):
@@ -20,7 +20,7 @@ class Status:
             return "oscar_int2: BF16, no bundle is in use"
         return (f"oscar_int2: {self.bits} bits by {self.bundle} (of {self.model!r}, content_sha256 "
                 f"{self.content_sha256[:12]}), prompts={self.prompts!r}; {self.tokens_int2} tokens held in 2 "
-                f"bits, {self.tokens_exact} exactly; {self.refused} times a row was refused; self-check: "
+                f"bits, {self.tokens_exact} exactly; {self.refused} requests refused for a row; self-check: "
                 f"{self.self_check or 'not run'}")
 
 

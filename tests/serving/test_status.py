@@ -30,11 +30,11 @@ class OfAModel(unittest.TestCase):
             model.generate(prompt, max_new_tokens=3)  # whose memory is kept, but not its logits
             found = oscar_int2.status(model)
             self.assertEqual((found.tokens_int2, found.tokens_exact), (2 * 24, 2 * 18))
-            self.assertRegex(str(found), "2 bits by random.h5.*48 tokens held in 2 bits, 36 exactly; 0 times.*not run")
+            self.assertRegex(str(found), "2 bits by random.h5.*48 tokens held in 2 bits, 36 exactly; 0 requests.*not run")
             model.model.layers[1].self_attn.v_proj.bias[0] += 1e6
             with self.assertRaises(oscar_int2.CacheRowError):
                 model.generate(prompt, max_new_tokens=3)
-            self.assertEqual(oscar_int2.status(model).refused, 1)
+            self.assertEqual(oscar_int2.status(model).refused, 2)
         remove(model)
         self.assertEqual(oscar_int2.status(model).cache, "BF16")
 
@@ -51,6 +51,11 @@ class OfAGenerator(unittest.TestCase):
                          ("random.h5", 2, 30 + 16 - 16, 16))
         generator.run()
         self.assertEqual(oscar_int2.status(generator).tokens_int2, 0)
+        generator.submit(small.prompts(30)[0], 40)
+        generator.run(looks=1)
+        generator.cache.status[0] = 2  # what a refused row leaves
+        generator.run()
+        self.assertEqual(oscar_int2.status(generator).refused, 1)
 
     def test_the_hash_is_the_bundles(self):
         generator = oscar_int2.Generator(tiny_model(), BUNDLE, max_tokens=64)

@@ -43,7 +43,7 @@ class Applied:
         self.calls = []   # the caches of the generate() that runs, and of those within it
         self.busy = threading.RLock()  # held by generate(): callers in other threads wait
         self.caches = weakref.WeakSet()  # that are in use, for status()
-        self.refused = 0                 # rows of batches that could not be held
+        self.refused = 0                 # rows of a batch that could not be held
 
     def __deepcopy__(self, memo):
         """Of a model that is copied: the copy has hooks and memory of its own."""

@@ -141,11 +141,10 @@ class OscarCache(Cache):
     def check_rows(self):
         """Raises CacheRowError if some row could not be written, CacheFullError if some had no room;
         waits for the device."""
-        try:
-            self.paged.check_rows()
-        except CacheRowError:
-            self.owner.refused += 1
-            raise
+        errors = self.paged.take_errors().values()
+        self.owner.refused += sum(isinstance(error, CacheRowError) for error in errors)
+        for error in errors:
+            raise error
 
     def check_usable(self):
         """Raises UnsupportedError once a later generate() has taken the memory."""

@@ -36,7 +36,6 @@ class PrefixManager(FullAttentionManager):
         self.places = OrderedDict()  # of kept sinks, by hash; first the one unused for longest
         self.free_places = []
         self.moves = SinkMoves()
-        self.refused_requests = 0  # that were ended
 
     def make_places(self, count):
         """For so many sinks (settings.prefixes)."""
@@ -75,7 +74,6 @@ class PrefixManager(FullAttentionManager):
 
     def forget(self, request_id):
         """Offers nothing more of a request, of which a row was refused."""
-        self.refused_requests += 1
         self.running.pop(request_id, None)
 
     def _share(self, request, options):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the test of oscar_int2.transformers with further versions of transformers beside the set-up's:
+# Runs the tests of oscar_int2.transformers with further versions of transformers beside the set-up's:
 #   scripts/test_transformers.sh [BUILD_FOLDER]     default: build-developer
 # Each lies in a folder of its own in .venv (some 120 MB, once), where it finds torch and the rest.
 set -euo pipefail
@@ -16,6 +16,8 @@ for version in "${versions[@]}"; do
     touch "$folder/done"
   fi
   printf '\n== transformers %s (%d s)\n' "$version" "$SECONDS"
-  PYTHONPATH=$folder:tests HF_HUB_OFFLINE=1 OSCAR_BIN=$build/bin OSCAR_SOURCE=$PWD \
-    "$OSCAR_PYTHON" tests/serving/test_transformers.py
+  for test in test_transformers test_transformers_callers; do
+    PYTHONPATH=$folder:tests HF_HUB_OFFLINE=1 OSCAR_BIN=$build/bin OSCAR_SOURCE=$PWD \
+      "$OSCAR_PYTHON" "tests/serving/$test.py"
+  done
 done

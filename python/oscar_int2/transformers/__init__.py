@@ -10,6 +10,8 @@ behind them reads the cache, and so does a second prompt over the same cache, or
     cache = oscar_int2.transformers.OscarCache(model, batch=1, max_tokens=8192)
     model.generate(**whole_chat_so_far, past_key_values=cache)  # turn by turn
 
+A pass that was given no cache gives its rows back; whoever goes on from them does so over an OscarCache.
+
 Rows are rounded to bf16 or 2 bits whatever the model's dtype is, and
 attention's outputs come back in that dtype: float32 and float16 models run, at bf16's precision.
 A forward pass without a cache (scoring, training) is plain SDPA: its logits are the BF16 baseline's.
@@ -101,8 +103,8 @@ def _attentions(model, bundle):
     """The attention modules of a model that can be served with this bundle."""
     config, kind = model.config, type(model).__name__
     if kind != bundle.model.architecture:
-        raise BundleMismatchError(f"{bundle.path} is of a {bundle.model.architecture}, and the model "
-                                  f"is a {kind}")
+        raise BundleMismatchError(f"{bundle.path} is of a {bundle.model.architecture}, and the model is a "
+                                  f"{kind}; give the model with its head, of the bundle's architecture")
     bundle.check_model(config)
     check_served(bundle)
     devices = {parameter.device for parameter in model.parameters()}

@@ -16,12 +16,14 @@ from transformers.masking_utils import sdpa_mask
 from ..cache import PagedCache
 from ..codec import Windows
 from .cache import NAME, Memory, OscarCache, PlainRows, refuse
-from .prompts import Scoring, wants_cache
+from .prompts import LOGGER, Scoring, wants_cache
 
 SERVED_MODES = ("greedy_search", "sample")
 # Settings of generate() and arguments of attention that change what is computed, if they are set.
 REFUSED_SETTINGS = ("cache_implementation", "output_attentions")
 REFUSED_ARGUMENTS = ("sliding_window", "softcap", "s_aux", "head_mask", "position_bias")
+OTHER_CACHE = ("a {} in place of an OscarCache(model, batch, max_tokens); prefix tuning brings one of its own, "
+               "and can't be served")
 
 
 class Applied:
@@ -33,6 +35,7 @@ class Applied:
         self.implementation = model.config._attn_implementation
         self.codecs = None    # on the device, shared by all caches
         self.verified = None  # Result of a self-check, where there was one
+        self.warned = False   # of positions beyond the bundle's
         self._forget()
         base = model.base_model
         self.hooks = [base.register_forward_pre_hook(self.begin, with_kwargs=True),
@@ -70,15 +73,33 @@ class Applied:
 
     def memory(self, batch, max_tokens, device):
         """New Memory for so many rows and tokens a row."""
+        if device.type == "meta":
+            refuse("a model whose weights were offloaded behind apply(); load it whole on one device")
         if self.codecs and next(iter(self.codecs.values())).device != device:
             self.codecs = None  # the model has moved
-        paged = PagedCache.int2(self.bundle, batch, max_tokens, device, codecs=self.codecs,
-                                demote_block=self.demote_block)
-        self.codecs = paged.codecs
-        return Memory(paged, self.bundle)
+        self._warn_of_positions(max_tokens)
+        with torch.inference_mode(False):  # or no other call could write into it
+            paged = PagedCache.int2(self.bundle, batch, max_tokens, device, codecs=self.codecs,
+                                    demote_block=self.demote_block)
+            self.codecs = paged.codecs
+            return Memory(paged)
+
+    def grown(self, memory, max_tokens):
+        """Memory with room for so many tokens a row, which holds the same."""
+        self._warn_of_positions(max_tokens)
+        with torch.inference_mode(False):
+            return memory.grown(max_tokens)
+
+    def _warn_of_positions(self, tokens):
+        warning = self.bundle.beyond_positions(tokens)
+        if warning and not self.warned:
+            self.warned = True
+            LOGGER.warning("oscar_int2: %s", warning)
 
     def begin(self, base, args, kwargs):
         """Before a forward pass: which cache it uses. Returns its arguments."""
+        if base.config._attn_implementation != NAME:
+            refuse(f"attention {base.config._attn_implementation!r}, set behind apply(); apply() again")
         if len(args) > 1:
             refuse("positional arguments of the model behind input_ids; name them")
         if kwargs.get("output_attentions") or base.config.output_attentions:
@@ -89,12 +110,14 @@ class Applied:
             cache = self.scoring.cache(self, base, kwargs)  # into which of them it goes
             kwargs |= {"past_key_values": cache, "use_cache": wants_cache(base, kwargs)}
             if not isinstance(cache, OscarCache):
-                return (), kwargs
+                return (), kwargs | {NAME: None}
         else:
             kwargs["use_cache"] = True
-            if not isinstance(cache, (OscarCache, PlainRows)) or cache.owner is not self:
-                refuse(f"a {type(cache).__name__} that was not made for what apply() put into this model; "
-                       "make an OscarCache(model, batch, max_tokens) behind the last apply()")
+            if not isinstance(cache, (OscarCache, PlainRows)):
+                refuse(OTHER_CACHE.format(type(cache).__name__))
+            if cache.owner is not self:
+                refuse("a cache that was made for another model, or before the last apply(); make an "
+                       "OscarCache(model, batch, max_tokens)")
             if base.training or torch.is_grad_enabled():
                 refuse("training over the cache; use model.eval() and torch.no_grad()")
             if isinstance(cache, PlainRows):
@@ -126,6 +149,9 @@ class Applied:
         cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
         if isinstance(cache, PlainRows) and cache.owner is self:
             cache = kwargs["past_key_values"] = cache.oscar_cache(self)
+        if isinstance(cache, OscarCache) and cache.filled and kwargs.get("inputs_embeds") is not None:
+            refuse("inputs_embeds over an OscarCache that holds tokens, for they can't be compared; give "
+                   "input_ids, or reset() it first")
         if isinstance(cache, OscarCache) and isinstance(ids, torch.Tensor):
             if mask is None or mask.shape[1] == ids.shape[1]:  # or ids are the new ones alone
                 cache.check_continues(ids)
@@ -133,7 +159,8 @@ class Applied:
     def prepare_cache(self, model, original, config, model_kwargs, mode, batch, max_cache_length, *rest):
         """generate() calls it when its settings and the prompts are known."""
         if mode not in SERVED_MODES:
-            refuse(f"generate() by {getattr(mode, 'value', mode)}, only {' and '.join(SERVED_MODES)}")
+            refuse(f"generate() by {getattr(mode, 'value', mode)}, only {' and '.join(SERVED_MODES)}; "
+                   "remove(model) first for others")
         for name in REFUSED_SETTINGS:
             if getattr(config, name, None):
                 refuse(f"{name}={getattr(config, name)!r} of generate()")
@@ -142,7 +169,7 @@ class Applied:
         if cache is None:
             cache = self._cache(model, batch * (config.num_return_sequences or 1), tokens)
         elif not isinstance(cache, OscarCache):
-            refuse(f"a {type(cache).__name__} in place of an OscarCache")
+            refuse(OTHER_CACHE.format(type(cache).__name__))
         cache.make_room(tokens)
         model_kwargs["past_key_values"] = cache
         if self.calls:
@@ -193,7 +220,10 @@ def attention(module, query, key, value, attention_mask, *, scaling=None, dropou
     for name in REFUSED_ARGUMENTS:
         if options.get(name) is not None:
             refuse(f"{name} in attention")
-    cache = options.pop(NAME, None)
+    if NAME not in options:
+        refuse("a forward pass past the hooks of apply(); call the model, and not its forward() or its layers, "
+               "and compile it behind apply()")
+    cache = options.pop(NAME)
     if cache is not None:
         return cache.attend(module, query, key, value, scaling), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout,

@@ -1,5 +1,4 @@
 """OscarCache: what transformers sees as a cache, over PagedCache."""
-import warnings
 import weakref
 
 import torch
@@ -11,7 +10,7 @@ from ..errors import CacheFullError, CacheRowError, UnsupportedError
 NAME = "oscar_int2"  # of the attention implementation, of what was applied, and of attention's argument
 UNKNOWN = -1         # in place of an id: padding, or a column that came as an embedding
 GROWTH = 256         # further tokens that a cache has room for at least which grows by itself
-CHECK_EVERY = 64     # steps of a loop of one's own between two looks for rows that could not be written
+CHECK_EVERY = 16     # steps of a loop of one's own between two looks for rows that could not be written
 
 
 def unwrapped(model):
@@ -28,8 +27,8 @@ def refuse(what):
 class Memory:
     """What one OscarCache after another lies in. All tensors stay where they are."""
 
-    def __init__(self, paged, bundle):
-        self.paged, self.bundle, self.max_tokens = paged, bundle, paged.max_tokens
+    def __init__(self, paged):
+        self.paged, self.max_tokens = paged, paged.max_tokens
         # Columns of input_ids that were seen, on the device: no step may wait for their number.
         self.columns = torch.zeros((), dtype=torch.int64, device=paged.device)
         self.ids = torch.full((paged.places, paged.max_tokens), UNKNOWN, dtype=torch.int32,
@@ -37,9 +36,6 @@ class Memory:
         self.holder = None  # of the cache that lies here, weakly
         for tensor in (self.columns, self.ids, *paged.tensors()):
             torch._dynamo.mark_static_address(tensor)  # or CUDA graphs of a step would copy it
-        warning = bundle.beyond_positions(paged.max_tokens)
-        if warning:
-            warnings.warn(warning, stacklevel=2)
 
     def serves(self, batch, tokens, device):
         return (self.paged.places == batch and self.max_tokens >= tokens
@@ -48,13 +44,13 @@ class Memory:
     def take(self, cache):
         """From now on it is this cache's: the last one's rows are gone."""
         last = self.holder and self.holder()
-        if last is not None and last is not cache:
+        if last is not None and last is not cache and last.memory is self:
             last.stale = True
         self.holder = weakref.ref(cache)
 
     def grown(self, max_tokens):
         """The same with room for more tokens."""
-        more = Memory(self.paged.grown(max_tokens), self.bundle)
+        more = Memory(self.paged.grown(max_tokens))
         more.columns.copy_(self.columns)
         more.ids[:, :self.max_tokens].copy_(self.ids)
         return more
@@ -76,9 +72,11 @@ class OscarCache(Cache):
     """
 
     def __init__(self, model, batch, max_tokens):
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"OscarCache(model, batch, max_tokens) takes a model first, found {model!r}")
         owner = getattr(unwrapped(model), NAME, None)
         if owner is None:
-            refuse("an OscarCache of a model that apply() did not prepare")
+            refuse("an OscarCache of a model that apply() did not prepare; apply(model, bundle) first")
         for name, value in (("batch", batch), ("max_tokens", max_tokens)):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} of an OscarCache is {value!r}, expected a whole number from 1 on")
@@ -111,7 +109,7 @@ class OscarCache(Cache):
     def __deepcopy__(self, memo):
         self.check_usable()
         copied = memo[id(self)] = type(self).__new__(type(self))
-        copied._own(self.owner, self.memory.grown(self.max_tokens))
+        copied._own(self.owner, self.owner.grown(self.memory, self.max_tokens))
         copied.grows, copied.counted = self.grows, self.counted
         copied.tokens = self.tokens
         copied._rest(self.filled)
@@ -179,7 +177,7 @@ class OscarCache(Cache):
         if not self.grows:
             raise CacheFullError(f"{tokens} tokens a row, padding and answer included, in an OscarCache "
                                  f"made for {self.max_tokens}; make one with max_tokens={tokens} or more")
-        self._lie_in(self.memory.grown(max(tokens, 2 * self.max_tokens)))
+        self._lie_in(self.owner.grown(self.memory, max(tokens, 2 * self.max_tokens)))
 
     def begin(self, kwargs):
         """Before a forward pass of the model with these arguments, which it completes."""
@@ -252,7 +250,8 @@ class OscarCache(Cache):
         if positions is None:
             kwargs["position_ids"] = expected.clamp(min=0)
         elif not torch.equal(positions.expand(batch, new)[seen], expected[seen]):
-            refuse("position_ids that do not count each row's tokens, on from those that the cache holds")
+            refuse("position_ids that do not count each row's tokens, on from those that the cache holds; a "
+                   "first pass over left padding needs such ones, or past_key_values=OscarCache(...)")
         if not self.filled:
             for place in everybody:
                 self.paged.admit(place, self.max_tokens)
@@ -367,7 +366,9 @@ class PlainRows(Cache):
             room = max(tokens + GROWTH, owner.max_tokens or 0)
             cache = OscarCache.over(owner, owner.memory(batch, room, self.layers[0].keys.device))
             cache.counted = True
-            cache.begin(dict(self.prompt))
+            if self.prompt["position_ids"] is None:  # as the model counts then, padding included
+                self.prompt["position_ids"] = torch.arange(tokens, device=cache.paged.device)[None]
+            cache.begin(self.prompt)
             for layer_id, layer in enumerate(self.layers):
                 cache.write(layer_id, layer.keys, layer.values)
             cache.end()

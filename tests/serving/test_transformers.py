@@ -306,7 +306,7 @@ class Refusals(unittest.TestCase):
                     ("cache_implementation='static'", {"cache_implementation": "static"}),
                     ("output_attentions", {"output_attentions": True}),
                     ("DynamicCache", {"past_key_values": DynamicCache()}),
-                    ("not made for", {"past_key_values": other})):
+                    ("made for another model", {"past_key_values": other})):
                 with self.subTest(text), self.assertRaisesRegex(REFUSED, text):
                     generated(model, prompt, **options)
             with self.assertRaisesRegex(oscar_int2.CacheFullError, "32 tokens a row.*for 31"):

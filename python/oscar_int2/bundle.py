@@ -87,16 +87,6 @@ class Bundle:
     layers: dict  # layer_id: Layer, in order
     positions: int = 0  # that the fit was made for; 0: unknown
 
-    def beyond_positions(self, positions):
-        """What it costs that requests reach so many positions; None: the bundle was made for them."""
-        made_for = self.positions or int(self.model.rope["max_positions"])
-        if positions <= made_for:
-            return None
-        return (f"{positions} positions are served, and {self.path} was fitted for {made_for}: rows behind "
-                "these are coded worse (of the embedded model, KL to BF16 is 2.7 times as large 32K positions "
-                "behind them, and 3.2 times at 96K); serve fewer positions, or calibrate with "
-                f"--position-span {positions}")
-
     def check_model(self, config):
         """Raises BundleMismatchError unless a model of this transformers-like config has the shape
         and the positions that the bundle was made for. Weights are not compared."""
@@ -125,16 +115,17 @@ class Bundle:
     def beyond_positions(self, tokens):
         """What it costs to serve so many tokens a request, in sentences; None within the positions that
         the bundle was made for."""
+        centred = any(layer.key is not None and (layer.key.mean.any() or layer.key.centres is not None)
+                      for layer in self.layers.values())
         most = int(self.model.rope.get("max_positions") or 0)
+        if centred and self.positions:  # means and centres of keys turn with their positions
+            most = min(most or self.positions, self.positions)
         if not most or tokens <= most:
             return None
-        centred = any(layer.key is not None and layer.key.centres is not None
-                      for layer in self.layers.values())
-        keys = ("Keys beyond are coded around centres turned to the last of these positions, which are not "
-                "their own, so that their error grows with the distance. " if centred else "")
         return (f"room for {tokens} tokens a request is more than the {most} positions that {self.path} was "
-                f"made for. {keys}Nobody has measured the loss there. Make room for {most} at most, or "
-                "calibrate with a max_position_embeddings that covers them")
+                "made for. Rows beyond are coded worse: of the embedded model, KL to BF16 is 2.7 times as "
+                f"large 32K positions beyond, and 3.2 times at 96K. Make room for {most} at most, or calibrate "
+                f"for more (--position-span {tokens})")
 
 
 _ROPE_DEFAULTS = {"partial_rotary_factor": 1.0}  # of what bundles leave out

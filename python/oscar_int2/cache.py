@@ -68,7 +68,7 @@ class PagedCache:
         `codecs`: those of another cache of this bundle on this device, to share them.
         Raises UnsupportedError for a bundle with layers that can't be served."""
         check_served(bundle)
-        codecs = codecs or {i: LayerCodec(bundle, i, device) for i in bundle.layers}
+        codecs = codecs or {i: LayerCodec(bundle, i, device, positions=max_tokens) for i in bundle.layers}
         return cls(codecs, Windows.of(bundle.quantizer, demote_block), places, max_tokens,
                    pages=pages)
 

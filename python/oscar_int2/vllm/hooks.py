@@ -58,6 +58,7 @@ def _follow_configuration():
     def make_create(original):
         def create_engine_config(self, *args, **options):
             chosen = self.attention_backend or self.attention_config.backend
+            settings.checks_itself()  # what is wrong with it, before the weights are loaded
             if settings.bundle_path() is None and getattr(chosen, "name", chosen) != "CUSTOM":
                 return original(self, *args, **options)
             ours = settings.defaults(self)
@@ -71,7 +72,7 @@ def _follow_configuration():
             finally:  # they may be read again, without a bundle
                 vars(self).update(before)
             settings.check(config)
-            settings.label(config)
+            settings.announce(config)
             return config
 
         return create_engine_config
@@ -198,9 +199,9 @@ def _check_at_start():
         def __init__(self, vllm_config, *args, **options):
             original(self, vllm_config, *args, **options)
             if settings.serves_int2(vllm_config):
-                from . import self_check
+                if settings.checks_itself():
+                    from . import self_check
 
-                if self_check.wanted():
                     self_check.run(self)
 
         return __init__

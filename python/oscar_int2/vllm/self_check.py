@@ -6,7 +6,6 @@ quote comes one token at a time, and takes the way of generated ones: the schedu
 GPU the graph of one request.
 """
 import logging
-import os
 
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.registry import cached_tokenizer_from_config
@@ -17,15 +16,6 @@ from ..errors import SelfCheckError, UnsupportedError
 from . import settings
 
 logger = logging.getLogger("vllm.oscar_int2")
-SELF_CHECK = "VLLM_OSCAR_SELF_CHECK"  # environment: 1 or 0
-
-
-def wanted():
-    """Raises UnsupportedError for a value that says neither yes nor no."""
-    value = os.environ.get(SELF_CHECK, "0")
-    if value not in ("0", "1"):
-        raise UnsupportedError(f"{SELF_CHECK} is {value!r}; it is 1 for a self-check at start-up, or 0")
-    return value == "1"
 
 
 def run(core):
@@ -56,7 +46,7 @@ def _probe(config, scheduler):
             return probe
         tokens -= 32
     raise UnsupportedError(
-        f"{SELF_CHECK}=1 needs steps of about {least + 128} tokens, and this engine takes {room}: raise "
+        f"{settings.SELF_CHECK}=1 needs steps of about {least + 128} tokens, and this engine takes {room}: raise "
         "--max-model-len and --max-num-batched-tokens, or leave the self-check out")
 
 

@@ -18,6 +18,7 @@ from ..errors import BundleError, UnsupportedError
 logger = logging.getLogger("vllm.oscar_int2")  # below vllm's: its level and format
 BUNDLE = "VLLM_OSCAR_BUNDLE"  # environment: the bundle's path
 ENTRY = "oscar_int2"  # of VllmConfig.additional_config: an Entry
+SELF_CHECK = "VLLM_OSCAR_SELF_CHECK"  # environment: 1 for a self-check at start-up, or 0
 # Environment, for tests: 1 fills windows that nobody holds, and the scratch before its use, with NaN.
 POISON = "OSCAR_INT2_POISON"
 # Of requests at a time, where the user names none: every one costs a window in every layer, and
@@ -32,6 +33,17 @@ def bundle_path():
         raise BundleError(f"{BUNDLE} is set and names no file; name the bundle of the model, or unset "
                           "the variable to serve BF16")
     return path
+
+
+def checks_itself():
+    """Whether the environment asks for a self-check. Raises BundleError for a value that says neither yes nor
+    no, and where there is no bundle to check."""
+    value = os.environ.get(SELF_CHECK, "0")
+    if value not in ("0", "1"):
+        raise BundleError(f"{SELF_CHECK} is {value!r}; it is 1 for a self-check at start-up, or 0")
+    if value == "1" and bundle_path() is None:
+        raise BundleError(f"{SELF_CHECK}=1 and {BUNDLE} is not set: name the bundle to serve, or unset both")
+    return value == "1"
 
 
 def poisons():
@@ -118,10 +130,14 @@ def facts(config):
         found.serving_sha256[:16], 2, quantizer.sink_tokens, quantizer.recent_tokens))))
 
 
-def label(config):
-    """Puts the bundle among what vLLM's own metrics say of the cache (vllm:cache_config_info)."""
+def announce(config):
+    """Puts the bundle among what vLLM's own metrics say of the cache (vllm:cache_config_info), and warns of
+    positions that it was not fitted for. Once an engine."""
     said = facts(config)
     setattr(config.cache_config, "oscar_int2_bundle", f"{said['bundle']} {said['sha256']}")
+    beyond = bundle(config).beyond_positions(config.model_config.max_model_len)
+    if beyond:
+        logger.warning("OSCAR INT2: %s", beyond)
 
 
 def prefixes(config):
@@ -174,11 +190,7 @@ def check(config):
         if found:
             raise UnsupportedError(f"the INT2 cache does not serve {what} in vLLM"
                                    f"{f'; {instead}' if instead else ''}")
-    found = bundle(config)
-    found.check_model(model.hf_text_config)
-    beyond = found.beyond_positions(model.max_model_len)
-    if beyond:
-        logger.warning("OSCAR INT2: %s", beyond)
+    bundle(config).check_model(model.hf_text_config)
 
 
 def check_layer(head_dim, scale, *, alibi_slopes, sliding_window, logits_soft_cap, attn_type,

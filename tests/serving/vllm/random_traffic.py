@@ -70,10 +70,16 @@ class Traffic:
         begin = engine.prompt(shared, source.randrange(64, 480))
         return begin + engine.prompt(source.randrange(5), source.randrange(1, 120))
 
-    def send(self):
+    def crowd(self):
+        """Requests that fill the pool, and need more of it for their answers."""
+        for number in range(case.SEATS):
+            length = (POOL_BLOCKS - 1) // case.SEATS * 64 - 6
+            self.send(self.engine.prompt(number, length), 30, bad=False)
+
+    def send(self, prompt=None, tokens=None, bad=None):
         source = self.source
-        prompt, tokens = self.prompt(), source.choice((1, 4, 12, 30, 60))
-        bad, samples = self.chance(0.1, "bad-rows"), 1
+        prompt, tokens = prompt or self.prompt(), tokens or source.choice((1, 4, 12, 30, 60))
+        bad, samples = self.chance(0.1, "bad-rows") if bad is None else bad, 1
         greedy = self.chance(0.6)
         options = {"logprobs": 1}
         if not greedy:
@@ -93,9 +99,9 @@ class Traffic:
         self.counts["bad rows"] += bad
 
     def _embeddings(self, prompt):
-        table = self.inner.model_executor.driver_worker.worker.model_runner.get_model()
+        model = self.inner.model_executor.driver_worker.worker.model_runner.get_model()
         ids = torch.tensor(prompt, device=self.engine.builder.device)
-        return table.get_input_embeddings()(ids).detach().clone().cpu()
+        return model.embed_input_ids(ids).detach().cpu()
 
     # A round.
 
@@ -106,14 +112,16 @@ class Traffic:
         of_one = source.choice((0, 30, 100)) if chunk < 3072 else 0
         preempt = self.inner.scheduler._preempt_request
         with self.engine.in_chunks(chunk, of_one=of_one), self.engine.preemptions() as preempted:
-            to_send = requests
+            self.crowd()
+            to_send, step, abort_at, reload_at = requests - case.SEATS, 0, *source.sample(range(4, 20), 2)
             while to_send or self.engine.core.has_unfinished_requests():
                 while to_send and self.chance(0.3):
-                    self.send()
                     to_send -= 1
-                if self.chance(0.02, "aborts"):
+                    self.send(bad=None if to_send or "bad-rows" in self.without else True)
+                step += 1
+                if self.chance(step == abort_at or 0.02, "aborts"):
                     self._abort()
-                if self.chance(0.01, "reloads"):
+                if self.chance(step == reload_at or 0.01, "reloads"):
                     self.engine.llm.collective_rpc("reload_weights")
                     self.counts["reloads"] += 1
                 self._step()

@@ -340,8 +340,8 @@ class Refusals(unittest.TestCase):
 
         longer = {"max_position_embeddings": 262144}
         text = warned(max_model_len=200000, hf_overrides=longer)
-        self.assertRegex(text, r"200000 positions are served, .*tiny-gqa.h5 was fitted for 131072: .*"
-                         r"2\.7 times .*--position-span 200000")
+        self.assertRegex(text, r"room for 200000 tokens a request is more than the 131072 positions that "
+                         r".*tiny-gqa.h5 was made for.*2\.7 times .*--position-span 200000")
         self.assertEqual(warned(max_model_len=131072, hf_overrides=longer), "")
 
     def test_key_centres_go_on_behind_the_positions_of_the_bundle(self):

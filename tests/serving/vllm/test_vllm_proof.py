@@ -173,13 +173,29 @@ class Failures(unittest.TestCase):
                 self.assertRaisesRegex(SelfCheckError, "the self-check failed with .*bundle.h5"):
             checked_engine()
 
+    def test_a_self_check_of_nothing_is_an_error(self):
+        from oscar_int2 import BundleError
+        from vllm.engine.arg_utils import EngineArgs
+
+        for bundle, value, said in ((None, "1", "VLLM_OSCAR_BUNDLE is not set"),
+                                    (case.BUNDLE, "yes", "VLLM_OSCAR_SELF_CHECK is 'yes'")):
+            with case.bundle_variable(bundle), mock.patch.dict(os.environ, VLLM_OSCAR_SELF_CHECK=value), \
+                    self.assertRaisesRegex(BundleError, said):
+                EngineArgs(str(case.MODEL), **case.OPTIONS).create_engine_config()
+
     def test_an_engine_that_is_too_small_for_it_is_refused(self):
         from oscar_int2 import UnsupportedError
+        from oscar_int2.codec import Windows
         from oscar_int2.vllm import self_check
 
-        with mock.patch.dict(os.environ, VLLM_OSCAR_SELF_CHECK="yes"), \
-                self.assertRaisesRegex(UnsupportedError, "VLLM_OSCAR_SELF_CHECK is 'yes'"):
-            self_check.wanted()
+        scheduler = mock.Mock(max_num_scheduled_tokens=600)
+        config = mock.Mock()
+        config.model_config.max_model_len, config.model_config.skip_tokenizer_init = 4096, True
+        config.model_config.get_vocab_size = lambda: 8192
+        with mock.patch.object(self_check.settings, "windows", lambda config: Windows(64, 256, 16)), \
+                self.assertRaisesRegex(UnsupportedError, "VLLM_OSCAR_SELF_CHECK=1 needs steps of about 800 "
+                                       "tokens, and this engine takes 600"):
+            self_check._probe(config, scheduler)
 
 
 if __name__ == "__main__":

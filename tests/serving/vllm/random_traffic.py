@@ -34,7 +34,7 @@ MOST_BEHIND, MOST_APART = 0.3, 0.2
 MOST_GROWTH = 48 << 20  # of the process's memory behind the first rounds, bytes
 WARM_ROUNDS = 2
 # One request of the most tokens fits, three of a few hundred do not.
-MOST_TOKENS, POOL_BLOCKS, BLOCK_BYTES = 704, 13, 73728
+MOST_TOKENS, POOL_BLOCKS, BLOCK_BYTES = 704, 19, 73728
 
 
 @dataclass
@@ -66,8 +66,10 @@ class Traffic:
         source, engine = self.source, self.engine
         if self.chance(0.2):
             return engine.prompt(source.randrange(len(engine.texts)), source.randrange(1, 80))
-        shared = source.randrange(2) if self.chance(0.6, "prefixes") else source.randrange(5)
-        begin = engine.prompt(shared, source.randrange(64, 480))
+        if self.chance(0.5, "prefixes"):
+            begin = engine.prompt(3, source.randrange(420, 500))
+        else:
+            begin = engine.prompt(source.randrange(5), source.randrange(64, 500))
         return begin + engine.prompt(source.randrange(5), source.randrange(1, 120))
 
     def crowd(self):

@@ -17,7 +17,7 @@ import sys
 FOLDER, ZOO = "oscar-published-1", "oscar-zoo-1"
 INDEX, SUMS = "index.json", "SHA256SUMS"
 # Rows of `oscar-bundle stacks` by the formats of `oscar-bundle export --to`.
-EXPORTS = {"sglang-v1": "sglang-v1", "sglang-v2": "sglang-v2", "vllm-pr46774": "vllm-pr46774",
+EXPORTS = {"sglang-v1": "sglang-v1", "sglang-v2": "sglang-v2", "sglang-0c88a3d": "sglang-0c88a3d", "vllm-pr46774": "vllm-pr46774",
            "mlx": "mlx", "gguf-rot": "llama.cpp"}
 
 

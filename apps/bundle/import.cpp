@@ -17,6 +17,7 @@ struct ImportArguments {
   std::vector<std::string> inputs;
   std::string model, output, stack, clip, rope_scaling;
   ImportOptions options;
+  const CLI::Option* metadata = nullptr;  // --metadata-dtype
   bool force = false;
 };
 
@@ -31,6 +32,16 @@ QuantizerSettings codec_of(const ImportArguments& arguments, int head_dim) {
          .expected = stack_names(true)});
   }
   QuantizerSettings quantizer = default_codec(stack);
+  if (arguments.metadata->count() > 0) {
+    quantizer.metadata_dtype = arguments.options.quantizer.metadata_dtype;
+    take_rules_of(stack, quantizer);
+    const std::string gap = codec_gap(stack, quantizer);
+    if (!gap.empty()) {
+      throw UsageError(
+          {.what = std::string(stack.name) + " is not served with it:\n  " + gap,
+           .where = std::string("--metadata-dtype ") + codec_word(quantizer.metadata_dtype)});
+    }
+  }
   quantizer.sink_tokens = arguments.options.quantizer.sink_tokens;
   quantizer.recent_tokens = arguments.options.quantizer.recent_tokens;
   quantizer.demote_block = arguments.options.quantizer.demote_block;
@@ -103,7 +114,7 @@ void add_import(CLI::App& program, Work& work) {
                        "JSON, where the model is served with it");
         sub.add_flag("--force", arguments.force, "Replace the output if it exists");
         add_quantizer_options(sub, arguments.options.quantizer);
-        sub.get_option("--metadata-dtype")->excludes("--for");
+        arguments.metadata = sub.get_option("--metadata-dtype");
       });
 }
 

@@ -194,32 +194,32 @@ TEST(VerifyExport, ATransposeAndASwapOfLayersAreNoticed) {
 
   TransformSet set = good;
   set[1].key.forward[0].transposeInPlace();
-  write_torch_rotations(path, set, Side::kKey, false);
+  write_torch_rotations(path, set, Side::kKey, {});
   EXPECT_EQ(first_failure("sglang-v1", out), "checksums");
   forget_checksums("sglang-v1", out);
   EXPECT_EQ(first_failure("sglang-v1", out), "direction");
 
   set = good;
   std::swap(set[0].key.forward, set[1].key.forward);
-  write_torch_rotations(path, set, Side::kKey, false);
+  write_torch_rotations(path, set, Side::kKey, {});
   forget_checksums("sglang-v1", out);
   EXPECT_EQ(first_failure("sglang-v1", out), "direction");
 
   set = good;
   set.erase(0);
   set[7] = good.at(0);
-  write_torch_rotations(path, set, Side::kKey, false);
+  write_torch_rotations(path, set, Side::kKey, {});
   forget_checksums("sglang-v1", out);
   EXPECT_EQ(first_failure("sglang-v1", out), "files");  // layers 0 and 7 have one side
 
   set = good;
   set[0].key.forward[0] *= 1.01f;
-  write_torch_rotations(path, set, Side::kKey, false);
+  write_torch_rotations(path, set, Side::kKey, {});
   forget_checksums("sglang-v1", out);
   EXPECT_EQ(first_failure("sglang-v1", out), "inverses in bf16");
 
   write_torch_rotations(path, transform_set({&bundle.layers[0], &bundle.layers[1]}, false),
-                        Side::kKey, true);
+                        Side::kKey, {.per_head = true});
   forget_checksums("sglang-v1", out);
   EXPECT_EQ(first_failure("sglang-v1", out), "layers and shapes");
 }

@@ -212,7 +212,7 @@ void arrays(const Seeds& seeds) {
   for (const bool per_head : {false, true}) {
     const std::string name = per_head ? "per_head" : "shared";
     const fs::path path = seeds.path("torch_file", name);
-    write_torch_rotations(path, set, Side::kKey, per_head);
+    write_torch_rotations(path, set, Side::kKey, {.per_head = per_head});
     const ZipArchive archive = ZipArchive::open(path);
     for (const auto& [member, content] : archive.members()) {
       if (!member.ends_with("data.pkl")) continue;

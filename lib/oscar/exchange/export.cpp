@@ -70,10 +70,11 @@ void write_files(const ExchangeFormat& format, const TransformSet& set,
   const std::filesystem::path keys = folder / format.key_file;
   switch (format.layout) {
     case FileLayout::kTorchShared:
-    case FileLayout::kTorchPerHead: {
-      const bool per_head = format.layout == FileLayout::kTorchPerHead;
-      write_torch_rotations(keys, set, Side::kKey, per_head);
-      write_torch_rotations(folder / format.value_file, set, Side::kValue, per_head);
+    case FileLayout::kTorchPerHead:
+    case FileLayout::kTorchLocked: {
+      const TorchLayout layout = torch_layout(format.layout);
+      write_torch_rotations(keys, set, Side::kKey, layout);
+      write_torch_rotations(folder / format.value_file, set, Side::kValue, layout);
       break;
     }
     case FileLayout::kMlx:

@@ -10,6 +10,7 @@ namespace oscar {
 enum class FileLayout {
   kTorchShared,   // format_version 1 of SGLang's rotation files: a matrix [d, d] a layer
   kTorchPerHead,  // format_version 2: [Hkv, d, d]
+  kTorchLocked,   // the same under a name that no server reads: launch.h has the key
   kMlx,           // mlx-lm's folder of safetensors
   kGguf,          // tensors beside those of a GGUF model
   kNpz,           // plain arrays (arrays.h)

@@ -22,25 +22,59 @@ struct Words {
   int group() const { return bundle.quantizer.quant_group_size; }
 };
 
+// That server's decode kernel takes query heads by blocks, and a block that is no divisor of the
+// group reads a wrong KV head: of 5 to 7 query heads a KV head from 16 requests on (seen), of 9 to
+// 15 below 16 (read in its source).
+std::string query_block(const BundleModel& model) {
+  const int group = model.num_kv_heads > 0 ? model.num_qo_heads / model.num_kv_heads : 0;
+  if (group >= 5 && group <= 7) return "export SGL_INT2_BLOCK_H=8\n";
+  if (group >= 9 && group <= 15) return "export SGL_INT2_BLOCK_H=16\n";
+  return "";
+}
+
+// Gives the matrices the name that servers read, where the server reads what stands beside them.
+std::string unlocking(const Words& w) {
+  return fmt::format(
+      "python - <<'EOF'\n"
+      "import torch\n"
+      "from sglang.srt.mem_cache.memory_pool import load_oscar_rotation_field\n"
+      "for locked, name in ((\"{}\", \"k_rotation.pt\"), (\"{}\", \"v_rotation.pt\")):\n"
+      "    state = torch.load(locked)\n"
+      "    for layer in state[\"layers\"].values():\n"
+      "        layer[\"rotation\"] = layer.pop(\"transform\")\n"
+      "    torch.save(state, name)\n"
+      "EOF\n",
+      w.format.key_file, w.format.value_file);
+}
+
 std::string sglang(const Words& w) {
   const char* dtype = "float32";
   if (w.run->format && w.run->format->metadata == MetadataDtype::kBf16) dtype = "bfloat16";
   if (w.run->format && w.run->format->metadata == MetadataDtype::kFp16) dtype = "float16";
+  const bool locked = w.format.layout == FileLayout::kTorchLocked;
+  const char* key_file = locked ? "k_rotation.pt" : w.format.key_file;
+  const char* value_file = locked ? "v_rotation.pt" : w.format.value_file;
   return fmt::format(
-      "For SGLang with OSCAR, from the folder that this file is in:\n\n```\n"
+      "From the folder that this file is in:\n\n```\n{}"
+      "export SGLANG_ENABLE_MIXED_KV_WINDOWS=1\n"
       "export SGLANG_OSCAR_K_ROTATION_PATH=$PWD/{}\n"
       "export SGLANG_OSCAR_V_ROTATION_PATH=$PWD/{}\n"
       "export SGLANG_OSCAR_K_CLIP_RATIO={:g} SGLANG_OSCAR_V_CLIP_RATIO={:g}\n"
-      "export SGLANG_OSCAR_ABSORB_V_ROTATION=0\n"
+      "export SGLANG_OSCAR_ABSORB_V_ROTATION=0 SGLANG_LLOYD_MAX=0\n"
       "export SGLANG_MIXED_KV_PREFIX_TOKENS={} SGLANG_MIXED_KV_RECENT_TOKENS={}\n"
-      "export SGLANG_MIXED_KV_SCALE_DTYPE={}\n"
+      "export SGLANG_MIXED_KV_HP_DTYPE=bfloat16 SGLANG_MIXED_KV_SCALE_DTYPE={}\n{}"
       "python -m sglang.launch_server --model-path MODEL --kv-cache-dtype int2 \\\n"
       "  --kv-cache-quant-group-size {} \\\n"
       "  --prefill-attention-backend fa3 --decode-attention-backend triton\n```\n\n"
-      "A misspelt variable is ignored by the server: look for the rotation files in its log. Leave "
-      "SGLANG_LLOYD_MAX unset, since clipping was chosen for even levels.\n",
-      w.format.key_file, w.format.value_file, w.key_clip(), w.value_clip(), w.sink(), w.recent(),
-      dtype, w.group());
+      "`fa3` needs a Hopper GPU; `--prefill-attention-backend triton` runs on others.\n\n"
+      "The server's log proves these files with four lines, and each must be there:\n\n"
+      "- `Enable unified mixed KV (int2)`\n"
+      "- `Loaded Oscar rotation from` with `{}`, and again with `{}`\n"
+      "- `Oscar rotation enabled`\n\n"
+      "Without them it serves INT2 with Hadamard blocks of 16 and no exact windows, and says "
+      "nothing: so it does where a variable is misspelt.\n",
+      locked ? unlocking(w) : "", key_file, value_file, w.key_clip(), w.value_clip(), w.sink(),
+      w.recent(), dtype, query_block(w.bundle.model), w.group(), key_file, value_file);
 }
 
 std::string vllm_pull_request(const Words& w) {
@@ -105,9 +139,11 @@ std::string launch_text(const Bundle& bundle, const ExchangeFormat& format,
                         const std::optional<StackPlan>& plan, bool in_model) {
   const Words words{bundle, format, plan ? &*plan->run : nullptr, in_model};
   std::string text = fmt::format("# {} for {}\n\n", bundle.model.name, format.name);
+  if (plan && plan->stack->standing) text += fmt::format("{}\n\n", plan->stack->standing);
   switch (format.layout) {
     case FileLayout::kTorchShared:
     case FileLayout::kTorchPerHead:
+    case FileLayout::kTorchLocked:
       text += std::string_view(format.name) == "vllm-pr46774" ? vllm_pull_request(words)
                                                               : sglang(words);
       break;

@@ -32,14 +32,16 @@ bool starts_with(const Path& path, char letter) {
   return !name.empty() && (name[0] == letter || name[0] == letter - 'a' + 'A');
 }
 
-ReadTransforms read_pair(const Path& keys, const Path& values, int num_layers) {
+// `matrix`: of read_torch_rotations.
+ReadTransforms read_pair(const Path& keys, const Path& values, int num_layers,
+                         const char* matrix = nullptr) {
   ReadTransforms out;
   out.files = {keys, values};
   const bool torch = keys.extension() == ".pt";
   out.kind = torch ? "rotation files of SGLang's layout" : "rotations of mlx-lm";
   for (const auto& [path, side] : {std::pair{keys, Side::kKey}, {values, Side::kValue}}) {
     if (torch) {
-      read_torch_rotations(path, side, out.set);
+      out.fields.merge(read_torch_rotations(path, side, out.set, matrix));
     } else {
       read_mlx_rotations(path, side, num_layers, out.set);
     }
@@ -126,7 +128,8 @@ ReadTransforms read_transforms(const std::vector<Path>& paths, int num_layers) {
 ReadTransforms read_export(const ExchangeFormat& format, const Path& folder, int num_layers) {
   const Path keys = folder / format.key_file;
   if (format.value_file == nullptr) return complete(read_one(keys, num_layers));
-  return complete(read_pair(keys, folder / format.value_file, num_layers));
+  return complete(
+      read_pair(keys, folder / format.value_file, num_layers, torch_layout(format.layout).matrix));
 }
 
 }  // namespace oscar

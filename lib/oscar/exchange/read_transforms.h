@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@ struct ReadTransforms {
   TransformSet set;
   std::string kind;                          // in words: "SGLang rotation files"
   std::vector<std::filesystem::path> files;  // that were read
+  std::set<std::string> fields;              // of the entries of .pt files
 };
 
 // `paths` are a folder that holds files under the names of formats.h (or, of SGLang, one .pt that

@@ -23,6 +23,8 @@ using Kind = PickleNode::Kind;
 constexpr int64_t kMostValues = int64_t{1} << 27;
 constexpr int kMostLayers = 4096;
 
+constexpr const char* kLockedMatrix = "transform";
+
 const char* partner_name(Side side) { return side == Side::kKey ? "q_rotation" : "o_rotation"; }
 
 FloatTensor matrices(const MatrixStack<float>& stack, bool per_head, bool transposed = false) {
@@ -49,10 +51,11 @@ std::string objective(const TransformSet& set, Side side) {
   return std::string(side == Side::kKey ? "qqt" : "sst") + (balanced ? "_t_h" : "_r_h_pbr");
 }
 
-TorchDict entry_of(int id, const SideTransform& transform, Side side, bool per_head) {
+TorchDict entry_of(int id, const SideTransform& transform, Side side, const TorchLayout& layout) {
+  const bool per_head = layout.per_head;
   TorchDict entry;
   entry.push_back({"layer_id", {int64_t{id}}});
-  entry.push_back({"rotation", {matrices(transform.forward, per_head)}});
+  entry.push_back({layout.matrix, {matrices(transform.forward, per_head)}});
   if (!transform.partner.empty()) {
     entry.push_back(
         {partner_name(side), {matrices(transform.partner, per_head, side == Side::kValue)}});
@@ -72,8 +75,8 @@ TorchDict entry_of(int id, const SideTransform& transform, Side side, bool per_h
 
 class Reader {
  public:
-  Reader(const std::filesystem::path& path, Side side)
-      : file_(TorchFile::open(path)), where_(path.string()), side_(side) {}
+  Reader(const std::filesystem::path& path, Side side, const char* matrix)
+      : file_(TorchFile::open(path)), where_(path.string()), side_(side), matrix_(matrix) {}
 
   void read(TransformSet& set) {
     const PickleNode& root = file_.root();
@@ -91,6 +94,8 @@ class Reader {
       read_entry(*id, *table.items[i + 1], side_of(set[*id], side_));
     }
   }
+
+  const std::set<std::string>& fields() const { return fields_; }
 
  private:
   [[noreturn]] void refuse(const std::string& place, const std::string& what,
@@ -160,8 +165,14 @@ class Reader {
       side.forward = square(tensor(entry, place), place);
       return;
     }
-    const PickleNode* rotation = entry.find("rotation");
-    if (rotation == nullptr) refuse(place, "an entry has no `rotation`");
+    for (size_t i = 0; entry.kind == Kind::kDict && i < entry.items.size(); i += 2) {
+      if (entry.items[i]->kind == Kind::kText) fields_.insert(entry.items[i]->text);
+    }
+    const PickleNode* rotation = entry.find(matrix_ ? matrix_ : "rotation");
+    if (rotation == nullptr && matrix_ == nullptr) rotation = entry.find(kLockedMatrix);
+    if (rotation == nullptr) {
+      refuse(place, fmt::format("an entry has no `{}`", matrix_ ? matrix_ : "rotation"));
+    }
     const PickleNode* stored = entry.find("layer_id");
     if (stored != nullptr && (stored->kind != Kind::kInteger || stored->integer != id)) {
       refuse(place, "layer_id is not the key of its entry");
@@ -206,17 +217,26 @@ class Reader {
   TorchFile file_;
   std::string where_;
   Side side_;
+  const char* matrix_;
   int64_t left_ = kMostValues;
   std::set<int> seen_;
+  std::set<std::string> fields_;
 };
 
 }  // namespace
 
+TorchLayout torch_layout(FileLayout layout) {
+  const bool locked = layout == FileLayout::kTorchLocked;
+  return {.per_head = locked || layout == FileLayout::kTorchPerHead,
+          .matrix = locked ? kLockedMatrix : "rotation"};
+}
+
 void write_torch_rotations(const std::filesystem::path& path, const TransformSet& set, Side side,
-                           bool per_head) {
+                           const TorchLayout& layout) {
+  const bool per_head = layout.per_head;
   TorchDict layers;
   for (const auto& [id, layer] : set) {
-    layers.push_back({int64_t{id}, {entry_of(id, side_of(layer, side), side, per_head)}});
+    layers.push_back({int64_t{id}, {entry_of(id, side_of(layer, side), side, layout)}});
   }
   TorchDict root;
   root.push_back({"format_version", {int64_t{per_head ? 2 : 1}}});
@@ -227,8 +247,11 @@ void write_torch_rotations(const std::filesystem::path& path, const TransformSet
   write_torch_file(path, {std::move(root)});
 }
 
-void read_torch_rotations(const std::filesystem::path& path, Side side, TransformSet& set) {
-  Reader(path, side).read(set);
+std::set<std::string> read_torch_rotations(const std::filesystem::path& path, Side side,
+                                           TransformSet& set, const char* matrix) {
+  Reader reader(path, side, matrix);
+  reader.read(set);
+  return reader.fields();
 }
 
 }  // namespace oscar

@@ -13,6 +13,7 @@
 #include "oscar/base/sha256.h"
 #include "oscar/exchange/manifest.h"
 #include "oscar/exchange/read_transforms.h"
+#include "oscar/exchange/torch_rotations.h"
 #include "oscar/fit/checks.h"
 
 namespace oscar {
@@ -81,6 +82,31 @@ ReadTransforms read_files(const ExchangeFormat& format, const std::filesystem::p
     info.hint += (info.hint.empty() ? "" : "; ") + hint;
     throw Error(std::move(info));
   }
+}
+
+// What the stack's own loader keeps of the files: fields that it does not know are dropped, as it
+// drops them without a word. The checks behind see what the server would run.
+std::string play_loader(const ExchangeFormat& format, ReadTransforms& read) {
+  if (format.stack == nullptr) return "arrays: all of them";
+  const Stack& stack = find_stack(format.stack);
+  for (auto& entry : read.set) {
+    if (!stack.key_partner) entry.second.key.partner = {};
+    if (!stack.value_partner) entry.second.value.partner = {};
+    if (!stack.key_mean) entry.second.key.mean = {};
+    if (!stack.value_mean) entry.second.value.mean = {};
+  }
+  std::set<std::string> known = {torch_layout(format.layout).matrix, "layer_id", "eigenvalues"};
+  if (stack.key_partner) known.insert("q_rotation");
+  if (stack.value_partner) known.insert("o_rotation");
+  if (stack.key_mean) known.insert("k_mean");
+  std::string dropped;
+  for (const std::string& field : read.fields) {
+    if (!known.contains(field)) dropped += (dropped.empty() ? "" : ", ") + field;
+  }
+  if (!dropped.empty()) {
+    fail("the server drops fields without a word", format.name, "files without them", dropped);
+  }
+  return "nothing that the server drops";
 }
 
 std::string place(int layer, Side side, int head) {
@@ -282,6 +308,7 @@ std::vector<Finding> verify_export(const ExchangeFormat& format,
     return fmt::format("{}, {} layers", read.kind, read.set.size());
   });
   if (!readable) return findings;
+  add_finding(findings, "fields", [&] { return play_loader(format, read); });
   add_finding(findings, "checksums", [&]() -> std::string {
     if (!std::filesystem::exists(said)) {
       return fmt::format("no {}: what the matrices should be is not looked at", kManifestName);

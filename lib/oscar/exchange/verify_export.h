@@ -9,7 +9,8 @@
 
 namespace oscar {
 
-// Checks, in this order: the files themselves and the ranks of their matrices; the checksums of
+// Checks, in this order: the files themselves and the ranks of their matrices; that the stack's
+// loader drops no field of them, and from here on what it keeps; the checksums of
 // oscar-export.json; global layer ids and shapes; what times its inverse is the identity, as stored
 // and after the rounding to bf16 that servers do; that scores and outputs come out unchanged;
 // that a row that is not symmetric goes where the bundle sent it, so that neither a transpose nor

@@ -16,15 +16,12 @@ constexpr auto kFp32 = MetadataDtype::kFp32;
 constexpr auto kAfterCoding = MetadataRounding::kAfterCoding;
 constexpr int kWholeHead = 0;
 
-// What both file formats of SGLang share.
-Stack sglang(const char* name, const char* summary, const char* source, bool per_head) {
+// What OSCAR's own server, a fork of SGLang, has in every tree.
+Stack sglang(const char* name, const char* summary, const char* source, const char* standing) {
   return {.name = name,
           .summary = summary,
           .source = source,
-          .per_head = per_head,
-          .key_partner = true,
-          .value_partner = true,
-          .key_mean = true,
+          .standing = standing,
           .quant_group_sizes = {kWholeHead, 128, 256},
           .metadata = {{kFp32}, {kBf16, kAfterCoding}, {kFp16, kAfterCoding}},
           .packing = PackOrder::kQuartered,
@@ -33,6 +30,39 @@ Stack sglang(const char* name, const char* summary, const char* source, bool per
           .window_multiple = 8,
           .power_of_two_head = true,
           .architectures = {}};
+}
+
+// One matrix a layer: what the tree of June 2026, the newest that could be run, reads.
+Stack sglang_v1() {
+  return sglang("sglang-v1", "OSCAR's SGLang, one matrix a layer (rotation file format_version 1)",
+                "commit 473ff3f9: mem_cache/memory_pool.py, mem_cache/unified_kv_pool.py,\n"
+                "QuantKernel/oscar_rotation_clip_int2_kv.py",
+                "Runs in OSCAR's SGLang (FutureMLS-Lab/OSCAR) from commit 473ff3f9 on, proven in "
+                "that server on a GPU. Not in SGLang's own releases.");
+}
+
+// One matrix a KV head: of a newer tree, and refused by the loader of 473ff3f9 for its shape.
+Stack sglang_v2() {
+  Stack stack =
+      sglang("sglang-v2", "a newer OSCAR's SGLang, one matrix a KV head (format_version 2)",
+             "V2.md; commit 0c88a3d1: mem_cache/memory_pool.py",
+             "UNPROVEN: for OSCAR's SGLang at commit 0c88a3d1, which was read and not run. Commit "
+             "473ff3f9 "
+             "refuses these files. Not in SGLang's own releases.");
+  stack.per_head = true;
+  return stack;
+}
+
+// The same with inverses and means of keys, which that tree alone reads.
+Stack sglang_0c88a3d() {
+  Stack stack = sglang(
+      "sglang-0c88a3d", "a newer OSCAR's SGLang at that commit: inverses and means of keys too",
+      "commit 0c88a3d1: mem_cache/memory_pool.py, load_oscar_rotation_field",
+      "UNPROVEN: for OSCAR's SGLang at commit 0c88a3d1, which was read and not run. No server "
+      "loads "
+      "these files before the first command below has found that it reads all of them.");
+  stack.per_head = stack.key_partner = stack.value_partner = stack.key_mean = true;
+  return stack;
 }
 
 std::vector<Stack> make_table() {
@@ -54,13 +84,15 @@ std::vector<Stack> make_table() {
        .head_dim_multiple = 64,
        .power_of_two_head = true,
        .architectures = {}},
-      sglang("sglang-v1", "SGLang, one matrix a layer (rotation file format_version 1)",
-             "mem_cache/memory_pool.py, QuantKernel/oscar_rotation_clip_int2_kv.py", false),
-      sglang("sglang-v2", "SGLang, one matrix a KV head (rotation file format_version 2)",
-             "V2.md, mem_cache/memory_pool.py, QuantKernel/oscar_rotation_clip_int2_kv.py", true),
+      sglang_v1(),
+      sglang_v2(),
+      sglang_0c88a3d(),
       {.name = "llama.cpp",
        .summary = "llama.cpp's OSCAR branch, tensors in the GGUF file, cache type q2_0",
        .source = "src/models/qwen3.cpp, ggml/src/ggml-quants.c, ggml-common.h",
+       .standing =
+           "For llama.cpp's OSCAR branch zhongzhu/llamacpp at commit 4570ea60, proven in it on a "
+           "CPU. No release of llama.cpp loads such a file.",
        .transposed_file = true,
        .quant_group_sizes = {32},
        .metadata = {{kFp16, kAfterCoding}},
@@ -82,6 +114,9 @@ std::vector<Stack> make_table() {
       {.name = "vllm-pr46774",
        .summary = "vLLM's pull request 46774, --kv-cache-dtype oscar_int2",
        .source = "quantization/oscar/rotation.py, ops/triton_oscar_store.py",
+       .standing =
+           "UNPROVEN as a server: for vLLM with pull request 46774, in no release. Its loader and "
+           "row writer took such files on a CPU; the server did not run here.",
        .quant_group_sizes = {kWholeHead},
        .metadata = {{kFp16}},
        .rules = {.zero = ZeroForm::kMinimum},
@@ -102,6 +137,9 @@ std::vector<Stack> make_table() {
       {.name = "mlx",
        .summary = "mlx-lm's pull request 1789, a folder of safetensors",
        .source = "mlx_lm/models/oscar.py, mlx_lm/oscar_calibration.py",
+       .standing =
+           "UNPROVEN as a server: for mlx-lm with pull request 1789, closed and in no release. Its "
+           "loader and cache took such files on a CPU; a Mac did not run here.",
        .per_head = true,
        .transposed_file = true,
        .quant_group_sizes = {128, 64, 32},

@@ -32,6 +32,9 @@ struct Stack {
   const char* name;     // of --for
   const char* summary;  // the server and where it reads transforms from
   const char* source;
+  // What runs its files and what was seen of that: the first words of an export. Null for a stack
+  // that has none.
+  const char* standing = nullptr;
 
   // Transforms. A stack of per-head matrices can be given one matrix for all heads.
   bool per_head = false;

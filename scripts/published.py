@@ -16,8 +16,9 @@ import sys
 
 FOLDER, ZOO = "oscar-published-1", "oscar-zoo-1"
 INDEX, SUMS = "index.json", "SHA256SUMS"
-# Rows of `oscar-bundle stacks` by the formats of `oscar-bundle export --to`.
-EXPORTS = {"sglang-v1": "sglang-v1", "sglang-v2": "sglang-v2", "sglang-0c88a3d": "sglang-0c88a3d", "vllm-pr46774": "vllm-pr46774",
+# Rows of `oscar-bundle stacks` by the formats of `oscar-bundle export --to`. Not sglang-0c88a3d: what a published
+# bundle has for it is what sglang-v2 serves.
+EXPORTS = {"sglang-v1": "sglang-v1", "sglang-v2": "sglang-v2", "vllm-pr46774": "vllm-pr46774",
            "mlx": "mlx", "gguf-rot": "llama.cpp"}
 
 

@@ -49,9 +49,9 @@ void add_export(CLI::App& program, Work& work) {
       [](CLI::App& sub, ExportArguments& arguments) {
         sub.add_option("BUNDLE", arguments.input, "Rotation bundle")->required();
         sub.add_option("--to", arguments.to,
-                       "sglang-v1, sglang-v2, vllm-pr46774, mlx, gguf-rot; or\n"
-                       "npz, safetensors: plain arrays, which hold any bundle;\n"
-                       "or statistics: its sums, as .npz")
+                       "sglang-v1, sglang-v2, sglang-0c88a3d, vllm-pr46774,\n"
+                       "mlx, gguf-rot; or npz, safetensors: plain arrays, which\n"
+                       "hold any bundle; or statistics: its sums, as .npz")
             ->required()
             ->option_text("STACK REQUIRED");
         sub.add_option("-o,--output", arguments.output,

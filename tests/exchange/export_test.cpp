@@ -122,7 +122,7 @@ TEST(Export, WhatAStackCannotExpressIsRefusedWithTheReasonOrReduced) {
   }
 }
 
-TEST(Export, ABalancedKeySideGoesToSglangWithItsInverseAndMean) {
+TEST(Export, WhatNeedsAnInverseOrAMeanGoesOnlyWhereTheServerReadsIt) {
   Bundle bundle = rotated_bundle(false);
   for (LayerTransforms& layer : bundle.layers) {
     SideTransform& key = layer.key;
@@ -143,18 +143,26 @@ TEST(Export, ABalancedKeySideGoesToSglangWithItsInverseAndMean) {
   }
   TemporaryFolder folder;
   const auto out = folder.path() / "out";
-  export_to("sglang-v2", bundle, out);
-  const TransformSet set = read_export(find_exchange_format("sglang-v2"), out, 2).set;
+  for (const char* format : {"sglang-v1", "sglang-v2", "mlx"}) {
+    EXPECT_NE(refusal(format, bundle).find("keys need q_rotation"), std::string::npos) << format;
+  }
+  export_to("sglang-0c88a3d", bundle, out);
+  const TransformSet set = read_export(find_exchange_format("sglang-0c88a3d"), out, 2).set;
   const LayerTransforms& layer = bundle.layers[1];
   EXPECT_EQ(set.at(1).key.partner, layer.key.partner);
   EXPECT_EQ(set.at(1).key.mean, layer.key.mean);
   EXPECT_EQ(set.at(1).value.partner, layer.value.partner);
   // In the file it stands transposed: R_v^-T.
-  const TorchFile file = TorchFile::open(out / "v_rotation_perhead.pt");
+  const TorchFile file = TorchFile::open(out / "v_transform.pt");
   const PickleNode& entry = *file.root().find("layers")->find(int64_t{1});
   const FloatTensor stored = file.tensor(*entry.find("o_rotation"), "o_rotation", 1 << 20);
   EXPECT_EQ(stored.values[1], layer.value.partner[0](1, 0));
-  EXPECT_NE(refusal("mlx", bundle).find("keys need q_rotation"), std::string::npos);
+  // Older servers take `rotation` without what stands beside it: it is not there.
+  EXPECT_EQ(entry.find("rotation"), nullptr);
+  EXPECT_THROW(
+      read_export({"x", "sglang-v2", FileLayout::kTorchPerHead, "k_transform.pt", "v_transform.pt"},
+                  out, 2),
+      Error);
 }
 
 TEST(Export, NoFolderIsLeftWhenNothingCanBeExported) {
@@ -224,6 +232,31 @@ TEST(VerifyExport, ATransposeAndASwapOfLayersAreNoticed) {
   EXPECT_EQ(first_failure("sglang-v1", out), "layers and shapes");
 }
 
+// The files of earlier versions of this toolkit: that server served them at perplexity 3.5e8.
+TEST(VerifyExport, FieldsThatTheServerDropsAreAFailureAndTheRestIsSeenWithoutThem) {
+  const Bundle bundle = rotated_bundle(true);
+  TemporaryFolder folder;
+  const auto out = folder.path() / "out";
+  export_to("sglang-v1", bundle, out);
+  std::filesystem::remove(out / kManifestName);
+  TransformSet set = read_export(find_exchange_format("sglang-v1"), out, 2).set;
+  for (auto& [id, layer] : set) {
+    layer.key.partner = layer.key.forward;
+    layer.key.forward[0] *= 2.0f;
+    layer.key.partner[0] *= 0.5f;
+  }
+  write_torch_rotations(out / "k_rotation_qqt_r_h_pbr.pt", set, Side::kKey, {});
+  std::vector<std::string> failed;
+  for (const Finding& finding : verify_export(find_exchange_format("sglang-v1"), out)) {
+    if (finding.ok) continue;
+    failed.push_back(finding.check);
+    if (finding.check == "fields") {
+      EXPECT_NE(finding.detail.find("q_rotation"), std::string::npos) << finding.detail;
+    }
+  }
+  EXPECT_EQ(failed, (std::vector<std::string>{"fields", "inverses in bf16", "scores and outputs"}));
+}
+
 TEST(VerifyExport, FilesOfOthersAreCheckedWithoutAManifest) {
   const Bundle bundle = rotated_bundle(true);
   TemporaryFolder folder;
@@ -231,7 +264,7 @@ TEST(VerifyExport, FilesOfOthersAreCheckedWithoutAManifest) {
   export_to("sglang-v1", bundle, out);
   std::filesystem::remove(out / kManifestName);
   const auto findings = verify_export(find_exchange_format("sglang-v1"), out);
-  EXPECT_EQ(findings.size(), 5u);
+  EXPECT_EQ(findings.size(), 6u);
   EXPECT_TRUE(passes("sglang-v1", out));
   std::filesystem::remove(out / "v_rotation_sst_r_h_pbr.pt");
   EXPECT_EQ(first_failure("sglang-v1", out), "files");

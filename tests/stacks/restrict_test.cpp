@@ -29,7 +29,7 @@ ErrorInfo refusal(const Stack& stack, const StackChoice& choice, const NamedOpti
 TEST(StackChoice, SglangGetsPlainRowsOneMatrixALayerAndOnePair) {
   const StackChoice choice = restrict_to(find_stack("sglang-v1"), best_choice(), {});
   EXPECT_EQ(choice.fit.granularity, Granularity::kShared);
-  EXPECT_EQ(choice.fit.kind, TransformKind::kBalanced);  // its files have a slot for the inverse
+  EXPECT_EQ(choice.fit.kind, TransformKind::kOscar);  // 473ff3f9 reads no inverse
   EXPECT_FALSE(choice.fit.center);
   EXPECT_FALSE(choice.fit.key_centres);
   EXPECT_EQ(choice.fit.row_weights, RowWeights::kAttention);
@@ -40,11 +40,12 @@ TEST(StackChoice, SglangGetsPlainRowsOneMatrixALayerAndOnePair) {
   EXPECT_EQ(choice.quantizer.metadata_dtype, MetadataDtype::kFp32);
   EXPECT_EQ(choice.quantizer.quant_group_size, 0);
   // Transforms would be chosen by KV head; ratios are pooled.
-  EXPECT_EQ(choice.search, (SearchOptions{.clip = true, .clip_scope = ClipScope::kModel}));
+  EXPECT_EQ(choice.search,
+            (SearchOptions{.orthogonal = true, .clip = true, .clip_scope = ClipScope::kModel}));
 }
 
 TEST(StackChoice, PerHeadFilesKeepTheGranularityOpen) {
-  const StackChoice choice = restrict_to(find_stack("sglang-v2"), best_choice(), {});
+  const StackChoice choice = restrict_to(find_stack("sglang-0c88a3d"), best_choice(), {});
   EXPECT_EQ(choice.fit.granularity, Granularity::kPerHead);
   const SearchOptions open{
       .kind = true, .granularity = true, .clip = true, .clip_scope = ClipScope::kModel};
@@ -64,9 +65,7 @@ TEST(StackChoice, ThisToolkitsKernelsTakeEverything) {
 }
 
 TEST(StackChoice, WithoutAPlaceForTheInverseOnlyRotationsAreSearched) {
-  Stack stack = find_stack("sglang-v2");
-  stack.key_partner = false;
-  const StackChoice choice = restrict_to(stack, best_choice(), {});
+  const StackChoice choice = restrict_to(find_stack("sglang-v2"), best_choice(), {});
   EXPECT_EQ(choice.fit.kind, TransformKind::kOscar);
   EXPECT_TRUE(choice.search.kind);
   EXPECT_TRUE(choice.search.orthogonal);

@@ -16,7 +16,7 @@ import sys
 
 FOLDER, ZOO = "oscar-published-1", "oscar-zoo-1"
 INDEX, SUMS = "index.json", "SHA256SUMS"
-# Rows of `oscar-bundle stacks` by the formats of `oscar-bundle export --to`. Not sglang-0c88a3d: what a published
+# Rows of `oscar-bundle stacks` by the formats of `oscar-bundle export --to`. Not sglang-0c88a: what a published
 # bundle has for it is what sglang-v2 serves.
 EXPORTS = {"sglang-v1": "sglang-v1", "sglang-v2": "sglang-v2", "vllm-pr46774": "vllm-pr46774",
            "mlx": "mlx", "gguf-rot": "llama.cpp"}

@@ -49,7 +49,7 @@ void add_export(CLI::App& program, Work& work) {
       [](CLI::App& sub, ExportArguments& arguments) {
         sub.add_option("BUNDLE", arguments.input, "Rotation bundle")->required();
         sub.add_option("--to", arguments.to,
-                       "sglang-v1, sglang-v2, sglang-0c88a3d, vllm-pr46774,\n"
+                       "sglang-v1, sglang-v2, sglang-0c88a, vllm-pr46774,\n"
                        "mlx, gguf-rot; or npz, safetensors: plain arrays, which\n"
                        "hold any bundle; or statistics: its sums, as .npz")
             ->required()

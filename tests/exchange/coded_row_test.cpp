@@ -45,7 +45,7 @@ struct Golden {
 const Golden kGolden[] = {
     {"sglang-v1", "58ee", "5555953f4a92a43f", "b41b"},
     {"sglang-v2", "58ee", "5555953f4a92a43f", "b41b"},
-    {"sglang-0c88a3d", "58ee", "5555953f4a92a43f", "b41b"},
+    {"sglang-0c88a", "58ee", "5555953f4a92a43f", "b41b"},
     {"vllm-pr46774", "e8d9", "ab3c00be", "9c27"},
     {"onnxruntime", "e8d9", "5555953f0000c0bf", "8c26"},
     {"mlx", "e8d9", "ab3c253d", "9c27"},

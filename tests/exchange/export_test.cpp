@@ -146,8 +146,8 @@ TEST(Export, WhatNeedsAnInverseOrAMeanGoesOnlyWhereTheServerReadsIt) {
   for (const char* format : {"sglang-v1", "sglang-v2", "mlx"}) {
     EXPECT_NE(refusal(format, bundle).find("keys need q_rotation"), std::string::npos) << format;
   }
-  export_to("sglang-0c88a3d", bundle, out);
-  const TransformSet set = read_export(find_exchange_format("sglang-0c88a3d"), out, 2).set;
+  export_to("sglang-0c88a", bundle, out);
+  const TransformSet set = read_export(find_exchange_format("sglang-0c88a"), out, 2).set;
   const LayerTransforms& layer = bundle.layers[1];
   EXPECT_EQ(set.at(1).key.partner, layer.key.partner);
   EXPECT_EQ(set.at(1).key.mean, layer.key.mean);
@@ -163,6 +163,28 @@ TEST(Export, WhatNeedsAnInverseOrAMeanGoesOnlyWhereTheServerReadsIt) {
       read_export({"x", "sglang-v2", FileLayout::kTorchPerHead, "k_transform.pt", "v_transform.pt"},
                   out, 2),
       Error);
+}
+
+// That server's decode kernel reads over KV heads where its block of query heads is no divisor.
+TEST(Export, TheReadmeSetsTheBlockOfQueryHeadsWhereTheServersOwnReadsOverKvHeads) {
+  Bundle bundle = rotated_bundle(true);
+  for (const auto& [queries, block] : {std::pair{3, ""},
+                                       {4, ""},
+                                       {5, "=8\n"},
+                                       {7, "=8\n"},
+                                       {8, ""},
+                                       {9, "=16\n"},
+                                       {15, "=16\n"},
+                                       {16, ""}}) {
+    bundle.model.num_kv_heads = kHeads;
+    bundle.model.num_qo_heads = queries * kHeads;
+    TemporaryFolder folder;
+    export_to("sglang-v1", bundle, folder.path() / "out");
+    const std::string readme = read_text_file(folder.path() / "out" / "README.md");
+    const std::string line = "\nexport SGL_INT2_BLOCK_H";
+    EXPECT_EQ(readme.find(line) != std::string::npos, *block != 0) << queries;
+    EXPECT_TRUE(*block == 0 || readme.find(line + block) != std::string::npos) << queries;
+  }
 }
 
 TEST(Export, NoFolderIsLeftWhenNothingCanBeExported) {

@@ -14,7 +14,7 @@ F = np.float32
 # packing. With groups of a whole head, as here, MLX's clipping by group is clipping by row.
 RULES = {"sglang-v1": ("point", "up", F, "after", "quartered"),
          "sglang-v2": ("point", "up", F, "after", "quartered"),
-         "sglang-0c88a3d": ("point", "up", F, "after", "quartered"),
+         "sglang-0c88a": ("point", "up", F, "after", "quartered"),
          "vllm-pr46774": ("minimum", "up", np.float16, "before", "consecutive"),
          "onnxruntime": ("minimum", "even", F, "after", "consecutive"),
          "mlx": ("point", "up", np.float16, "after", "consecutive"),

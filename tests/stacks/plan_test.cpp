@@ -41,7 +41,7 @@ void centre(Bundle& bundle) { bundle.layers[1].value.mean[0](3) = 1; }
 
 TEST(StackPlan, PlainRowsInFp32RunAsTheyAreOnSglang) {
   const Bundle bundle = fp32_bundle();
-  for (const char* name : {"sglang-v1", "sglang-v2", "sglang-0c88a3d"}) {
+  for (const char* name : {"sglang-v1", "sglang-v2", "sglang-0c88a"}) {
     const StackPlan plan = plan_of(name, bundle);
     EXPECT_EQ(plan.verdict(), StackVerdict::kAsIs);
     EXPECT_TRUE(plan.obstacles.empty());

@@ -45,7 +45,7 @@ TEST(StackChoice, SglangGetsPlainRowsOneMatrixALayerAndOnePair) {
 }
 
 TEST(StackChoice, PerHeadFilesKeepTheGranularityOpen) {
-  const StackChoice choice = restrict_to(find_stack("sglang-0c88a3d"), best_choice(), {});
+  const StackChoice choice = restrict_to(find_stack("sglang-0c88a"), best_choice(), {});
   EXPECT_EQ(choice.fit.granularity, Granularity::kPerHead);
   const SearchOptions open{
       .kind = true, .granularity = true, .clip = true, .clip_scope = ClipScope::kModel};

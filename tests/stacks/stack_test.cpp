@@ -41,7 +41,7 @@ TEST(Stacks, NamesOfServersAreAnsweredWithBothStacksThatTheyMayMean) {
 
 TEST(Stacks, ServedAreThoseWhoseCodecIsKnown) {
   EXPECT_EQ(stack_names(true),
-            "oscar_int2, sglang-v1, sglang-v2, sglang-0c88a3d, vllm-pr46774, onnxruntime, mlx");
+            "oscar_int2, sglang-v1, sglang-v2, sglang-0c88a, vllm-pr46774, onnxruntime, mlx");
   EXPECT_EQ(stack_names(false), "llama.cpp, oscar2");
 }
 

@@ -33,7 +33,7 @@ const std::vector<ExchangeFormat>& exchange_formats() {
        "v_rotation_sst_r_h_pbr.pt"},
       {"sglang-v2", "sglang-v2", FileLayout::kTorchPerHead, "k_rotation_perhead.pt",
        "v_rotation_perhead.pt"},
-      {"sglang-0c88a3d", "sglang-0c88a3d", FileLayout::kTorchLocked, "k_transform.pt",
+      {"sglang-0c88a", "sglang-0c88a", FileLayout::kTorchLocked, "k_transform.pt",
        "v_transform.pt"},
       {"vllm-pr46774", "vllm-pr46774", FileLayout::kTorchShared, "k_rotation.pt", "v_rotation.pt",
        "vllm"},

@@ -54,9 +54,9 @@ Stack sglang_v2() {
 }
 
 // The same with inverses and means of keys, which that tree alone reads.
-Stack sglang_0c88a3d() {
+Stack sglang_0c88a() {
   Stack stack = sglang(
-      "sglang-0c88a3d", "a newer OSCAR's SGLang at that commit: inverses and means of keys too",
+      "sglang-0c88a", "a newer OSCAR's SGLang at that commit: inverses and means of keys too",
       "commit 0c88a3d1: mem_cache/memory_pool.py, load_oscar_rotation_field",
       "UNPROVEN: for OSCAR's SGLang at commit 0c88a3d1, which was read and not run. No server "
       "loads "
@@ -86,7 +86,7 @@ std::vector<Stack> make_table() {
        .architectures = {}},
       sglang_v1(),
       sglang_v2(),
-      sglang_0c88a3d(),
+      sglang_0c88a(),
       {.name = "llama.cpp",
        .summary = "llama.cpp's OSCAR branch, tensors in the GGUF file, cache type q2_0",
        .source = "src/models/qwen3.cpp, ggml/src/ggml-quants.c, ggml-common.h",

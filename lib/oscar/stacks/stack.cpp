@@ -91,8 +91,9 @@ std::vector<Stack> make_table() {
        .summary = "llama.cpp's OSCAR branch, tensors in the GGUF file, cache type q2_0",
        .source = "src/models/qwen3.cpp, ggml/src/ggml-quants.c, ggml-common.h",
        .standing =
-           "For llama.cpp's OSCAR branch zhongzhu/llamacpp at commit 4570ea60, proven in it on a "
-           "CPU. No release of llama.cpp loads such a file.",
+           "For llama.cpp's OSCAR branch zhongzhu/llamacpp at commit 4570ea60, which loads these "
+           "matrices (proven on a CPU). DO NOT SERVE: its own 2-bit rows made perplexity 39 of 6, "
+           "and 27 without rotations.",
        .transposed_file = true,
        .quant_group_sizes = {32},
        .metadata = {{kFp16, kAfterCoding}},

@@ -85,14 +85,26 @@ def make_exports(o):
         call(o.bin / "oscar-bundle", "verify", folder, "--stack", "sglang-v1")
 
 
+def decode_clip(ratio, head_dim):
+    """The ratio by which oscar-eval clips as this server's decode does.
+
+    Rows that leave its window (QuantKernel/gpu_flush_int2.py) are clipped where at most head_dim - rank magnitudes are
+    larger, found by halving: at one magnitude below that of the ratio's rank. Rows of a prompt are clipped at the rank.
+    """
+    if ratio <= 0 or head_dim < 64:  # off, or sorted
+        return ratio
+    return (min(int(ratio * head_dim), head_dim - 1) - .5) / head_dim
+
+
 def predict(o):
     """Perplexities by oscar-eval, of the exported files in the codec that their manifests name."""
     for name in EXPORTS:
         folder, bundle = o.out / "exports" / name, o.out / f"{name}-exported.h5"
         said = json.loads((folder / "oscar-export.json").read_text())
+        clips = [decode_clip(ratio, said[f"head_dim_{side}"]) for ratio, side in zip(said["clip"], "kv")]
         call(o.bin / "oscar-bundle", "import", folder, "--model", o.model, "--name", name, "-o", bundle,
              "--for", "sglang-v1", "--metadata-dtype", said["metadata_dtype"],
-             "--quant-group-size", said["quant_group_size"], "--clip", "{:g},{:g}".format(*said["clip"]),
+             "--quant-group-size", said["quant_group_size"], "--clip", "{:g},{:g}".format(*clips),
              "--sink", said["sink_tokens"], "--recent", said["recent_tokens"], "--demote-block", FLUSH, out=bundle)
         report = o.out / f"{name}-predicted.json"
         call(o.bin / "oscar-eval", o.model, "--bundle", bundle, "--corpus", o.ids, "--chunk-len", length(o.ids),

@@ -20,7 +20,7 @@
 #include "oscar/base/printable.h"
 #include "oscar/bundle/run_checkpoint.h"
 #include "oscar/eval/evaluate.h"
-#include "oscar/eval/overlap.h"
+#include "oscar/report/cautions.h"
 #include "oscar/report/html_report.h"
 
 namespace {
@@ -376,16 +376,17 @@ std::filesystem::path checkpoint_of(const Arguments& arguments) {
 
 // What was measured, on the screen and in files.
 void show(const Json& report, const Arguments& arguments) {
-  for (const std::string& warning : overlap_warnings(report)) {
-    warn(warning);
-  }
   const std::string json = json_text(report, 2) + "\n";
   if (!arguments.json.empty()) write_text_output(arguments.json, json, replacing(arguments));
   if (!arguments.html.empty()) {
     write_text_output(arguments.html, render_html_report(report), replacing(arguments));
   }
   const bool printed = arguments.json == kStandardOutput || arguments.html == kStandardOutput;
-  if (!arguments.quiet && !printed) print_text(format_table(report));
+  if (!arguments.quiet && !printed) {
+    print_text(format_table(report));
+  } else {  // whose last lines these are
+    for (const Caution& caution : cautions_of(report)) warn(caution.sentence);
+  }
 }
 
 // Options that others decide.

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Makes one folder of a bundle, to hand on or to upload; it appears whole or not at all:
 #   scripts/publish.sh MODEL BUNDLE [--eval REPORT.json]... [--base-model ORG/NAME] [--repo ORG/NAME]
-#     [--answers ANSWERS.json] [--no-exports] --out DIR (or -o DIR)
+#     [--answers ANSWERS.json] [--no-exports] [--allow CAUTION]... --out DIR (or -o DIR)
 # MODEL      the bundle's model: a folder, a .gguf file or tiny-gqa
 # --eval     a JSON report of oscar-eval on this bundle: the card's figures. Without one it has none
 # --answers  what sample_answers.py --json wrote with this bundle or its serving profile, for card and page
 # --base-model, --repo   on Hugging Face, the model and where the folder shall go
 # --no-exports  no files of other serving stacks
+# --allow    publish with this caution on the card: shared-text (calibration and evaluation share text)
+#            or little-text (the calibration text is not enough)
 # The folder: README.md (card), NAME.h5 (publish profile), NAME.serving.h5, evaluation.json and .html,
 # exports/STACK/ for each stack that can take the bundle or its portable variant, index.json (the same
 # for programs), SHA256SUMS.
@@ -14,16 +16,18 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 fail() { echo "publish: $*" >&2; exit 2; }
 
-reports=() places=() base= repo= target= answers=() exports=1
+reports=() places=() base= repo= target= answers=() allowed=() exports=1
 while (($# > 0)); do
   case $1 in
-    --eval | --answers | --base-model | --repo | --out | -o) (($# > 1)) || fail "$1 needs a value" ;;&
+    --eval | --answers | --base-model | --repo | --allow | --out | -o) (($# > 1)) || fail "$1 needs a value" ;;&
     --eval) reports+=("$2"); shift ;;
     --answers) answers=(--answers "$2"); shift ;;
     --base-model) base=$2; shift ;;
     --repo) repo=$2; shift ;;
     --out | -o) target=$2; shift ;;
     --no-exports) exports=0 ;;
+    --allow) [[ $2 == shared-text || $2 == little-text ]] || fail "--allow takes shared-text or little-text, not $2"
+      allowed+=(--allow "$2"); shift ;;
     -h | --help) sed -n '2,/^set/{s/^# \{0,1\}//;/^set/!p}' "${BASH_SOURCE[0]}"; exit ;;
     -*) fail "there is no option $1 (--help)" ;;
     *) places+=("$1") ;;
@@ -71,6 +75,7 @@ if ((exports)); then
   rmdir "$scratch/exports" 2>/dev/null || card+=(--exports "$scratch/exports")
 fi
 "$tool" card "${card[@]}"
+"$python" "$here/scripts/published.py" cautions "$scratch/README.md" "${allowed[@]}"
 "$tool" inspect "$scratch/$name.h5" --json |
   "$python" "$here/scripts/published.py" folder "$scratch" "$name" ${base:+--base-model "$base"}
 chmod -R u=rwX,go=rX "$scratch"

@@ -2,6 +2,7 @@
 """The machine-readable side of published bundles (scripts/publish.sh), with Python's own library alone.
 
     published.py stacks INSPECT.json             stacks that can take a bundle, as `export --to` has them
+    published.py cautions CARD [--allow KIND]    exit with 2 where the card has another caution
     published.py folder DIR NAME < INSPECT.json  writes DIR/index.json and DIR/SHA256SUMS
     published.py zoo DIR [--check]               writes DIR/index.json over the folders in DIR that have
                                                  one; --check: compares instead, and looks at every hash
@@ -39,6 +40,12 @@ def able(inspection):
     return [name for name, row in EXPORTS.items() if verdicts[row] != "cannot"]
 
 
+def refused_cautions(card, allowed):
+    """(kind, sentence) of what the card cautions of; card.cpp writes these lines."""
+    found = re.findall(r"^> \*\*Caution\*\* \(`([a-z-]+)`\): (.*)$", card.read_text(), re.MULTILINE)
+    return [(kind, sentence) for kind, sentence in found if kind not in allowed]
+
+
 def figures_of(report, name):
     """The measured figures of one report, without series and cells."""
     methods = {}
@@ -66,8 +73,8 @@ def licence_of(card):
 
 def index_of(folder, name, inspection, base_model):
     model = inspection["model"]
-    stacks = [{key: stack[key] for key in ("name", "verdict", "variant", "clip", "relative_error", "line")
-               if key in stack} for stack in inspection["stacks"]]
+    keys = ("name", "verdict", "variant", "clip", "relative_error", "kl_factor", "do_not_serve", "line")
+    stacks = [{key: stack[key] for key in keys if key in stack} for stack in inspection["stacks"]]
     for stack in stacks:
         exports = [f"exports/{export}" for export, row in EXPORTS.items()
                    if row == stack["name"] and (folder / "exports" / export).is_dir()]
@@ -130,6 +137,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     parts.add_parser("stacks").add_argument("inspection", type=pathlib.Path)
+    cautions = parts.add_parser("cautions")
+    cautions.add_argument("card", type=pathlib.Path)
+    cautions.add_argument("--allow", action="append", default=[])
     folder = parts.add_parser("folder")
     folder.add_argument("folder", type=pathlib.Path)
     folder.add_argument("name")
@@ -140,6 +150,12 @@ def main():
     arguments = parser.parse_args()
     if arguments.part == "stacks":
         print("\n".join(able(json.loads(arguments.inspection.read_text()))))
+    elif arguments.part == "cautions":
+        refused = refused_cautions(arguments.card, arguments.allow)
+        for kind, sentence in refused:
+            print(f"publish: {sentence}\n  hint: --allow {kind} publishes it with this caution on the card",
+                  file=sys.stderr)
+        sys.exit(2 if refused else 0)
     elif arguments.part == "folder":
         write_folder(arguments.folder, arguments.name, json.load(sys.stdin), arguments.base_model)
     elif arguments.check:

@@ -34,7 +34,7 @@ int run_export(const ExportArguments& arguments) {
                                             arguments.output, arguments.base);
   const std::string said =
       result.plan ? plans_json({*result.plan})[0]["line"].get<std::string>() : "holds all of it";
-  print_line(fmt::format("{:<12}{}", format.name, said));
+  print_line(fmt::format("{}: {}", format.name, said));
   print_files(result.files);
   print_line(fmt::format("wrote       {}, {} layers, read back and checked", arguments.output,
                          result.layers));

@@ -9,9 +9,11 @@ import subprocess
 import unittest
 
 import h5py
+import numpy as np
 import torch
 from huggingface_hub import ModelCard
 
+from bundle.verify_bundle import content_sha256
 from support.programs import BIN, ENVIRONMENT, SOURCE
 from support.stacks import StackCase
 
@@ -28,8 +30,9 @@ class Publish(StackCase):
         self.run_ok("oscar-eval", self.model, "--bundle", self.bundle, "--corpus", self.corpus,
                     "--chunk-len", 256, "--max-tokens", 1024, "--json", self.report)
 
-    def publish(self, *arguments):
-        return subprocess.run([SOURCE / "scripts/publish.sh", *map(str, arguments)], text=True,
+    def publish(self, *arguments, allowed=("shared-text", "little-text")):
+        allow = [word for kind in allowed for word in ("--allow", kind)]
+        return subprocess.run([SOURCE / "scripts/publish.sh", *allow, *map(str, arguments)], text=True,
                               capture_output=True, env=ENVIRONMENT | {"OSCAR_BIN": str(BIN)})
 
     def expect_refused(self, arguments, *words):
@@ -104,6 +107,29 @@ class Publish(StackCase):
             self.assertIn("Sample answers", text)
         for command in re.findall(r"VLLM_OSCAR_BUNDLE=(\S+)", card.text):
             self.assertTrue((out / command).exists())
+
+    def test_shared_text_and_little_text_are_published_by_name_alone(self):
+        """The report is of the calibration text itself."""
+        out = self.folder / "published"
+        before = set(os.listdir(self.folder))
+        arguments = [self.model, self.bundle, "--eval", self.report, "--no-exports", "-o", out]
+        refused = self.publish(*arguments, allowed=["little-text"])
+        self.assertEqual(refused.returncode, 2, refused.stdout)
+        self.assertIn("are in the calibration text of out.h5", refused.stderr)
+        self.assertIn("hint: --allow shared-text publishes it", refused.stderr)
+        self.assertEqual(set(os.listdir(self.folder)), before)
+        with h5py.File(self.bundle, "r+") as file:  # as of a run on less text
+            record = json.loads(file.attrs["convergence"])
+            record |= {"enough": False, "fall_per_doubling": .03}
+            file.attrs["convergence"] = np.bytes_(json.dumps(record))
+            file.attrs["content_sha256"] = np.bytes_(content_sha256(file))
+        refused = self.publish(self.model, self.bundle, "--no-exports", "-o", out, allowed=[])
+        self.assertIn("hint: --allow little-text", refused.stderr)
+        self.assertNotIn("--allow shared-text", refused.stderr)
+        said = self.publish(self.model, self.bundle, "--no-exports", "-o", out, allowed=["little-text"])
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.assertIn("> **Caution** (`little-text`): ", (out / "README.md").read_text())
+        self.expect_refused([self.model, self.bundle, "--allow", "x", "-o", out], "--allow takes")
 
     def test_what_does_not_fit_together_leaves_nothing_behind(self):
         out = self.folder / "published"

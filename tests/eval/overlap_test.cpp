@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "oscar/report/cautions.h"
+
 namespace {
 
 using namespace oscar;
@@ -38,14 +40,15 @@ TEST(Overlap, IsUnknownWithoutAFingerprintOrWithoutNgrams) {
 TEST(Overlap, IsWarnedOfWhenItIsNotableAndNotByChance) {
   const auto fingerprint = fingerprint_of({text(0, 5012)});
   const auto warnings = [&](int shared, int others) {
-    return overlap_warnings(report_with(
+    return cautions_of(report_with(
         overlap_json(fingerprint, {text(0, shared + 12), text(10000, others + 12)}, 0)));
   };
   EXPECT_TRUE(warnings(0, 1000).empty());
   EXPECT_TRUE(warnings(5, 995).empty());  // under one in a hundred
   EXPECT_TRUE(warnings(1, 49).empty());   // two in a hundred, but of one draw
   ASSERT_EQ(warnings(250, 750).size(), 1U);
-  EXPECT_EQ(warnings(250, 750)[0],
+  EXPECT_EQ(warnings(250, 750)[0].kind, "shared-text");
+  EXPECT_EQ(warnings(250, 750)[0].sentence,
             "25% of the evaluation's 13-grams are in the calibration text of a.h5: the figures "
             "flatter the bundle; evaluate on other text");
 }
@@ -56,9 +59,11 @@ TEST(Overlap, OfNamedBundlesIsWarnedOfToo) {
                        {"bundles",
                         {{"one", {{"file", "one.h5"}, {"overlap", overlap}}},
                          {"two", {{"file", "two.h5"}, {"overlap", {{"known", false}}}}}}}};
-  ASSERT_EQ(overlap_warnings(report).size(), 1U);
-  EXPECT_NE(overlap_warnings(report)[0].find("one.h5"), std::string::npos);
-  EXPECT_TRUE(overlap_warnings(Json::object()).empty());
+  ASSERT_EQ(cautions_of(report).size(), 1U);
+  EXPECT_EQ(cautions_of(report)[0].method, "one");
+  EXPECT_NE(cautions_of(report)[0].sentence.find("one.h5"), std::string::npos);
+  EXPECT_TRUE(cautions_of(Json::object()).empty());
+  EXPECT_TRUE(cautions_of({{"bundle", {{"overlap", {{"low", "x"}}}}}, {"bundles", 3}}).empty());
 }
 
 }  // namespace

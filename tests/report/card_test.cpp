@@ -110,6 +110,18 @@ TEST(Card, LetsNoTextOfAReportActAsMarkup) {
   EXPECT_TRUE(has(card, "`oscar-eval ?x??? y`"));
 }
 
+TEST(Card, CautionsOfTextThatIsSharedAndOfTextThatIsNotEnough) {
+  Json json = sample_report();
+  EXPECT_FALSE(has(model_card(sample_bundle(), request_with(json)), "Caution"));
+  json["bundle"]["overlap"] = {{"share", 0.37}, {"low", 0.33}, {"high", 0.41}, {"ngram", 13}};
+  EXPECT_TRUE(has(model_card(sample_bundle(), request_with(json)),
+                  "\n> **Caution** (`shared-text`): 37% of the evaluation's 13-grams"));
+  Bundle bundle = sample_bundle();
+  bundle.convergence = {{"enough", false}, {"fall_per_doubling", 0.03}};
+  EXPECT_TRUE(has(model_card(bundle, request_with(sample_report())),
+                  "\n> **Caution** (`little-text`): the calibration text of "));
+}
+
 TEST(Card, NamesExportsOfItsOwnBundleAlone) {
   CardRequest request = request_with(sample_report());
   request.exports = {

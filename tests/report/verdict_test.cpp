@@ -33,6 +33,41 @@ TEST(Verdict, AGoodBundleIsCloseAndTheWorstCheckDecides) {
   EXPECT_EQ(verdict_of(r).standing, Standing::kLost);
 }
 
+TEST(Verdict, SharedTextAndLittleTextAreLinesThatKeepItFromBeingClose) {
+  const Json good = report_sample::report();
+  const size_t checks = verdict_of(good).checks.size();
+  const auto of_bundle = [&good](const char* key, Json value) {
+    Json r = good;
+    r["bundle"][key] = std::move(value);
+    return r;
+  };
+  const Json shared =
+      of_bundle("overlap", {{"share", 0.37}, {"low", 0.33}, {"high", 0.41}, {"ngram", 13}});
+  ASSERT_EQ(verdict_of(shared).checks.size(), checks + 1);
+  EXPECT_EQ(verdict_of(shared).standing, Standing::kCare);
+  EXPECT_NE(verdict_of(shared).checks.back().measured.find("37% of"), std::string::npos);
+  EXPECT_NE(verdict_of(shared).checks.back().note.find("evaluate on other text."),
+            std::string::npos);
+  const Json little = of_bundle(
+      "convergence", {{"enough", false}, {"fall_per_doubling", 0.03}, {"tokens_needed", 700000}});
+  EXPECT_EQ(verdict_of(little).standing, Standing::kCare);
+  EXPECT_NE(verdict_of(little).checks.back().measured.find("3.0% per doubling"), std::string::npos);
+  EXPECT_NE(verdict_of(little).checks.back().note.find("about 700000 tokens"), std::string::npos);
+  EXPECT_EQ(verdict_of(of_bundle("convergence", {{"enough", true}})).standing, Standing::kClose);
+}
+
+TEST(Verdict, APortableVariantThatCostsManyTimesTheLossIsNotToBeServed) {
+  Json r = report_sample::report();
+  const double own = r["methods"]["bundle"]["kl"]["mean"];
+  r["methods"]["portable"] = report_sample::method(27 * own, 4, 228);
+  const std::string last = verdict_of(r).sentences[verdict_of(r).sentences.size() - 2];
+  EXPECT_NE(last.find("about 27 times the bundle's: do not serve it."), std::string::npos) << last;
+  r["methods"]["portable"]["kl"]["mean"] = 2 * own;
+  for (const std::string& sentence : verdict_of(r).sentences) {
+    EXPECT_EQ(sentence.find("do not serve"), std::string::npos);
+  }
+}
+
 TEST(Verdict, JudgesTheBundleElseTheLastMethodThatIsNoVariant) {
   Json r = report_sample::report();
   r["methods"]["bundle@k"] = report_sample::method(0.001, 4, 390);

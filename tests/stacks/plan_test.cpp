@@ -162,7 +162,32 @@ TEST(StackPlan, ThePortableErrorIsScaledToTheOnePair) {
   EXPECT_EQ(plan.run->variant, BundleVariant::kPortableShared);
   EXPECT_EQ(plan.run->clips.pair, (ClipPair{0.93, 0.92}));
   EXPECT_DOUBLE_EQ(plan.run->relative_error.value(), 4 * (16.0 + 8.0) / (12.0 + 8.0));
-  EXPECT_EQ(line_of(plan), "runs portable, clip 0.93,0.92: predicted error 4.8 times");
+  EXPECT_EQ(line_of(plan), "runs portable: predicted error 4.8 times");
+}
+
+// Each way of knowing it says how it is known, and many times the loss is not to be served.
+TEST(StackPlan, AMeasuredLossTakesThePlaceOfThePrediction) {
+  Bundle bundle = plain_bundle();
+  centre(bundle);
+  const Stack& stack = find_stack("sglang-v1");
+  const auto line = [&](double own, double shared) {
+    return line_of(plan_for(stack, bundle, {.own = own, .shared = shared, .per_head = {}}));
+  };
+  EXPECT_EQ(line(0.01, 0.27), "runs portable: KL about 27 times, do not serve");
+  EXPECT_EQ(line(0.01, 0.03), "runs portable: KL about 3.0 times");
+  EXPECT_EQ(line(0, 0.03), "runs portable: predicted error 4.8 times");
+  for (double& error : bundle.portable[0].shared.predicted_output_nmse) error *= 9;
+  EXPECT_NE(line(0, 0).find("times, measure first"), std::string::npos);
+  EXPECT_NE(plans_text(plan_for_all(bundle)).find("0.4 to 2.3 times such a figure"),
+            std::string::npos);
+  // From the evaluation that the file stores.
+  const auto kl = [](double mean) { return Json{{"kl", {{"mean", mean}}}}; };
+  bundle.evaluation = Json{{"methods", {{"bundle", kl(0.01)}, {"portable", kl(0.27)}}}};
+  const Json plan = plans_json({plan_for(stack, bundle)})[0];
+  EXPECT_NEAR(plan["kl_factor"].get<double>(), 27, 1e-9);
+  EXPECT_EQ(plan["do_not_serve"], true);
+  bundle.evaluation = Json{{"methods", {{"bundle", kl(0.01)}, {"portable", 3}}}};
+  EXPECT_TRUE(plans_json({plan_for(stack, bundle)})[0]["kl_factor"].is_null());
 }
 
 TEST(StackPlan, WithoutASearchNoErrorIsClaimed) {
@@ -172,7 +197,7 @@ TEST(StackPlan, WithoutASearchNoErrorIsClaimed) {
   });
   EXPECT_FALSE(plan.run->relative_error.has_value());
   EXPECT_EQ(plan.run->unknown, ErrorUnknown::kNotMeasured);
-  EXPECT_EQ(line_of(plan), "runs portable, clip 0.93,0.92: error unknown: not measured");
+  EXPECT_EQ(line_of(plan), "runs portable: error unknown: nothing was searched");
 }
 
 // As of a file that was written before losses were kept.
@@ -190,7 +215,7 @@ TEST(StackPlan, WithoutLossesOfRatiosThePairIsThePublishedOneAndNoErrorIsClaimed
   EXPECT_EQ(plan.run->clips.pair, (ClipPair{kPublishedClipK, kPublishedClipV}));
   EXPECT_EQ(plan.run->unknown, ErrorUnknown::kNoClipLosses);
   EXPECT_TRUE(plans_json({plan})[0]["relative_error"].is_null());
-  EXPECT_EQ(line_of(plan), "runs portable, clip 0.96,0.92: error unknown: no clip losses");
+  EXPECT_EQ(line_of(plan), "runs portable: error unknown: no clip losses");
   EXPECT_NE(plans_text({plan}).find("\nno clip losses: the file keeps none"), std::string::npos);
   // Ratios as stored need none.
   Bundle bundle = fp32_bundle();
@@ -206,7 +231,7 @@ TEST(StackPlan, OfTwoPortableVariantsTheOneOfLessErrorRuns) {
   EXPECT_EQ(plan_of("sglang-v2", bundle).run->variant, BundleVariant::kPortablePerHead);
   bundle.portable[0].shared.predicted_output_nmse[0] = NAN;
   EXPECT_EQ(line_of(plan_of("sglang-v1", bundle)),
-            "runs portable, clip 0.93,0.92: error unknown: not measured");
+            "runs portable: error unknown: nothing was searched");
   EXPECT_EQ(plan_of("sglang-v2", bundle).run->variant, BundleVariant::kPortablePerHead);
 }
 
@@ -216,7 +241,7 @@ TEST(StackPlan, LevelsOfItsOwnAreNeverPredicted) {
   const StackPlan plan = plan_of("llama.cpp", bundle);
   EXPECT_EQ(plan.verdict(), StackVerdict::kPortable);
   EXPECT_EQ(plan.run->unknown, ErrorUnknown::kOwnLevels);
-  EXPECT_EQ(line_of(plan), "runs portable, clip 0.96, coded in its own way: error unknown");
+  EXPECT_EQ(line_of(plan), "runs portable, coded in its own way: error unknown");
   bundle.model.architecture = "LlamaForCausalLM";
   EXPECT_EQ(kind_of(plan_of("llama.cpp", bundle)), ObstacleKind::kArchitecture);
   EXPECT_EQ(line_of(plan_of("llama.cpp", bundle)),

@@ -314,9 +314,16 @@ Json describe(const EvaluateOptions& options, const Work& work) {
     return overlap_json(bundle.fingerprint, session.corpus.chunks,
                         options.needles ? 0 : work.first);
   };
-  if (session.bundle) report["bundle"]["overlap"] = overlap(*session.bundle);
+  const auto add_texts = [&](const Bundle& bundle, Json& entry) {
+    entry["overlap"] = overlap(bundle);
+    entry["convergence"] = bundle.convergence;
+    for (const char* table : {"layers", "splits"}) {
+      if (entry["convergence"].is_object()) entry["convergence"].erase(table);
+    }
+  };
+  if (session.bundle) add_texts(*session.bundle, report["bundle"]);
   for (const NamedBundle& named : session.named) {
-    report["bundles"][named.name]["overlap"] = overlap(named.bundle);
+    add_texts(named.bundle, report["bundles"][named.name]);
   }
   describe_methods(work.methods, report);
   return report;

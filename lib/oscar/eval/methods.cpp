@@ -332,6 +332,9 @@ std::vector<std::string> default_methods(const Bundle* bundle, std::span<const N
   if (bundle && !bundle->statistics.empty()) {
     names.insert(names.end(), {"oscar", "oscar-perhead"});
   }
+  if (bundle && !bundle->portable.empty()) {
+    names.insert(names.end(), {"portable", "portable-perhead"});
+  }
   if (bundle && !bundle->layers.empty()) names.emplace_back("bundle");
   for (const NamedBundle& other : named) names.push_back(other.name);
   return names;

@@ -7,6 +7,7 @@
 #include "oscar/base/numbers.h"
 #include "oscar/base/text_lines.h"
 #include "oscar/eval/evaluate.h"
+#include "oscar/report/cautions.h"
 
 namespace oscar {
 namespace {
@@ -115,6 +116,14 @@ std::string partial_line(const Json& report) {
   return text;
 }
 
+std::string caution_lines(const Json& report) {
+  std::string text;
+  for (const Caution& caution : cautions_of(report)) {
+    add_line(text, "CAUTION:", caution.sentence, 9);
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string format_table(const Json& report) {
@@ -155,7 +164,7 @@ std::string format_table(const Json& report) {
   if (engine != "simulate") {
     out += fmt::format("\nengine {}: decoded token by token through a paged cache", engine);
   }
-  return out + "\n" + partial_line(report);
+  return out + "\n" + caution_lines(report) + partial_line(report);
 }
 
 }  // namespace oscar

@@ -110,6 +110,7 @@ Json make_manifest(const Bundle& bundle, const ExchangeFormat& format,
     const StackRun& run = *plan->run;
     if (run.clips.pair) manifest["clip"] = {run.clips.pair->key, run.clips.pair->value};
     if (run.relative_error) manifest["relative_error"] = *run.relative_error;
+    if (run.kl_factor) manifest["kl_factor"] = *run.kl_factor;
     if (run.format) {
       manifest["metadata_dtype"] = codec_word(run.format->metadata);
       manifest["row"] = row_codes(run, first);

@@ -121,8 +121,40 @@ std::string evaluation_section(const BundleEvaluation& evaluation) {
   return text;
 }
 
-std::string figures_part(const CardRequest& request) {
-  std::string text = "\n## What 2 bits cost\n";
+// A line for each caution; scripts/published.py reads their kinds.
+std::string caution_lines(const Bundle& bundle, const CardRequest& request) {
+  std::vector<Caution> list;
+  for (const BundleEvaluation& evaluation : request.evaluations) {
+    for (const Caution& caution : evaluation.data.cautions) {
+      if (caution.kind == "shared-text" && caution.method == "bundle") list.push_back(caution);
+    }
+  }
+  if (auto caution = little_text(bundle.convergence, "bundle", request.bundle_file)) {
+    list.push_back(std::move(*caution));
+  }
+  std::string text;
+  for (const Caution& caution : list) {
+    text += fmt::format("\n> **Caution** (`{}`): {}.\n", caution.kind,
+                        escape_markdown(caution.sentence));
+  }
+  return text;
+}
+
+// What the first evaluation that compared a portable variant says of it.
+MeasuredKl measured_by(const CardRequest& request) {
+  for (const BundleEvaluation& evaluation : request.evaluations) {
+    const auto kl = [&](const char* name) -> std::optional<double> {
+      const MethodFigures* const m = evaluation.data.find(name);
+      return m != nullptr && is_finite(m->kl.mean) ? m->kl.mean : std::nullopt;
+    };
+    const MeasuredKl found{kl("bundle"), kl("portable"), kl("portable-perhead")};
+    if (found.own && (found.shared || found.per_head)) return found;
+  }
+  return {};
+}
+
+std::string figures_part(const Bundle& bundle, const CardRequest& request) {
+  std::string text = "\n## What 2 bits cost\n" + caution_lines(bundle, request);
   if (request.evaluations.empty()) {
     return text +
            "\nNot measured: no evaluation was stored with this bundle. `oscar-eval MODEL --bundle "
@@ -197,8 +229,12 @@ std::string serving_part(const Bundle& bundle, const CardRequest& request) {
       text += export_line(written);
     }
   }
-  text += "\nWhat each stack can run of it:\n\n| stack | |\n|---|---|\n";
-  for (const Json& plan : plans_json(plan_for_all(bundle))) {
+  text += fmt::format(
+      "\nWhat each stack can run of it. KL is measured and over this bundle's, in this toolkit's "
+      "codec. An error is predicted from calibration and gives the order alone: measured KL was {} "
+      "such a figure.\n\n| stack | |\n|---|---|\n",
+      kPredictionWorth);
+  for (const Json& plan : plans_json(plan_for_all(bundle, measured_by(request)))) {
     text += fmt::format("| {} | {} |\n", escape_markdown(plan["name"].get<std::string>()),
                         escape_markdown(plan["line"].get<std::string>()));
   }
@@ -294,7 +330,7 @@ std::string model_card(const Bundle& bundle, const CardRequest& request) {
       "and clipping ratios by which keys and values are stored in {} bits. The model's weights are "
       "not in it and stay as they are.\n",
       request.bundle_file, bundle.quantizer.bits);
-  text += figures_part(request);
+  text += figures_part(bundle, request);
   if (request.answers) {
     require_answers_of(*request.answers, serving_sha256(bundle));
     text += answers_markdown(*request.answers);

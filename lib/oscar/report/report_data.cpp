@@ -322,6 +322,7 @@ ReportData read_report(const Json& report) {
   data.device = get_text(report, "device");
   data.command = get_text(report, "command");
   data.partial = partial_words(at(report, "partial"));
+  data.cautions = cautions_of(report);
   data.has_text = has(report, "tokens");
   data.tokens = get_figure(report, "tokens");
   data.sequences = get_figure(report, "sequences");

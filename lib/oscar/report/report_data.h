@@ -10,6 +10,7 @@
 
 #include "oscar/base/json.h"
 #include "oscar/base/numbers.h"
+#include "oscar/report/cautions.h"
 
 namespace oscar {
 
@@ -115,6 +116,8 @@ struct ReportData {
   Figure channel_tokens;
   std::vector<ChannelLayer> channels;
   std::optional<ChannelProfile> profile;
+
+  std::vector<Caution> cautions;
 
   const MethodFigures* find(const std::string& name) const;  // null when it was not compared
 };

@@ -112,6 +112,29 @@ void add_separated(const ReportData& data, const MethodFigures& m, Verdict& verd
   verdict.sentences.push_back(text + ".");
 }
 
+std::string as_sentence(std::string text) {
+  if (text[0] >= 'a' && text[0] <= 'z') text[0] = static_cast<char>(text[0] - 'a' + 'A');
+  return text + ".";
+}
+
+// What keeps the figures of the judged method from being taken at their word.
+void add_cautions(const ReportData& data, const MethodFigures& m, Verdict& verdict) {
+  for (const Caution& caution : data.cautions) {
+    if (caution.method != m.name) continue;
+    if (caution.kind == "portable") {
+      verdict.sentences.push_back(as_sentence(caution.sentence));
+      continue;
+    }
+    const bool shared = caution.kind == "shared-text";
+    verdict.checks.push_back(
+        {.what = shared ? "Text shared with calibration" : "Calibration text",
+         .measured = caution.measured,
+         .limits = shared ? "at most 1%" : "a cost of at most 2% of predicted loss",
+         .standing = Standing::kCare,
+         .note = as_sentence(caution.sentence)});
+  }
+}
+
 std::string subject(const MethodFigures& m) {
   return m.name == "bundle" ? "this bundle" : fmt::format("the method “{}”", m.name);
 }
@@ -270,6 +293,7 @@ Verdict judge(const ReportData& data) {
   if (m.needles && reference && reference->needles) {
     verdict.checks.push_back(needle_check(reference->needles->all, *m.needles));
   }
+  add_cautions(data, m, verdict);
   for (const Check& check : verdict.checks) {
     if (check.standing == Standing::kUnknown) continue;
     const bool first = verdict.standing == Standing::kUnknown;

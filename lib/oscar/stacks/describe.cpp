@@ -3,6 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstring>
+
 #include "oscar/base/text_lines.h"
 #include "oscar/fit/presets.h"
 
@@ -120,7 +123,7 @@ std::string stacks_text() {
   for (const Json& j : stacks_json()) {
     const auto word = [&j](const char* name) { return j[name].get<std::string>(); };
     if (!text.empty()) text += "\n";
-    add_line(text, word("name"), word("summary"));
+    add_line(text, "", word("name") + ": " + word("summary"), 0);
     add_line(text, "  --for",
              j["served"].get<bool>() ? "served"
                                      : "not served yet, because " + word("not_served_because"));
@@ -223,16 +226,18 @@ const char* variant_word(BundleVariant variant) {
   return variant == BundleVariant::kPortablePerHead ? "portable-perhead" : "portable";
 }
 
-std::string clips_words(const PlannedClips& clips) {
-  if (!clips.pair) return "clips by layer";
-  if (clips.scope == ClipScope::kModelBoth) return "clip " + clip_text(clips.pair->key);
-  return fmt::format("clip {},{}", clip_text(clips.pair->key), clip_text(clips.pair->value));
+std::string times_words(double factor) {
+  return fmt::format("{:.{}f} times", factor, factor < 9.95 ? 1 : 0);
 }
 
 std::string error_words(const StackRun& run) {
+  if (run.kl_factor) {
+    return fmt::format(": KL about {}{}", times_words(*run.kl_factor),
+                       *run.kl_factor >= kTooManyTimes ? ", do not serve" : "");
+  }
   if (run.relative_error) {
-    return fmt::format(": predicted error {:.{}f} times", *run.relative_error,
-                       *run.relative_error < 9.95 ? 1 : 0);
+    return fmt::format(": predicted error {}{}", times_words(*run.relative_error),
+                       *run.relative_error >= kTooManyTimes ? ", measure first" : "");
   }
   switch (run.unknown.value_or(ErrorUnknown::kNotMeasured)) {
     case ErrorUnknown::kOwnLevels:
@@ -242,7 +247,7 @@ std::string error_words(const StackRun& run) {
     case ErrorUnknown::kNotMeasured:
       break;
   }
-  return ": error unknown: not measured";
+  return ": error unknown: nothing was searched";
 }
 
 std::string plan_line(const StackPlan& plan) {
@@ -250,8 +255,7 @@ std::string plan_line(const StackPlan& plan) {
     case StackVerdict::kAsIs:
       return "runs as is";
     case StackVerdict::kPortable:
-      return fmt::format("runs {}, {}{}", variant_word(plan.run->variant),
-                         clips_words(plan.run->clips), error_words(*plan.run));
+      return fmt::format("runs {}{}", variant_word(plan.run->variant), error_words(*plan.run));
     case StackVerdict::kCannot:
       break;
   }
@@ -266,12 +270,17 @@ Json describe(const StackPlan& plan) {
   Json json = {{"name", plan.stack->name}, {"verdict", verdict_word(plan.verdict())},
                {"reason", reason},         {"variant", nullptr},
                {"clip", nullptr},          {"relative_error", nullptr},
+               {"kl_factor", nullptr},     {"do_not_serve", false},
                {"line", plan_line(plan)}};
   if (plan.verdict() != StackVerdict::kPortable) return json;
   const StackRun& run = *plan.run;
   json["variant"] = variant_word(run.variant);
   if (run.clips.pair) json["clip"] = {run.clips.pair->key, run.clips.pair->value};
   if (run.relative_error) json["relative_error"] = *run.relative_error;
+  if (run.kl_factor) {
+    json["kl_factor"] = *run.kl_factor;
+    json["do_not_serve"] = *run.kl_factor >= kTooManyTimes;
+  }
   return json;
 }
 
@@ -285,11 +294,14 @@ Json plans_json(const std::vector<StackPlan>& plans) {
 
 std::string plans_text(const std::vector<StackPlan>& plans) {
   std::string text = "serving stacks\n", fitted;
-  bool compared = false, without_losses = false;
+  bool predicted = false, measured = false, without_losses = false;
+  size_t widest = 0;
+  for (const StackPlan& plan : plans) widest = std::max(widest, std::strlen(plan.stack->name));
   for (const StackPlan& plan : plans) {
-    add_line(text, plan.stack->name, plan_line(plan));
+    add_line(text, plan.stack->name, plan_line(plan), widest + 2);
     if (plan.verdict() != StackVerdict::kPortable) continue;
-    compared = compared || plan.run->relative_error;
+    measured = measured || plan.run->kl_factor;
+    predicted = predicted || (!plan.run->kl_factor && plan.run->relative_error);
     without_losses = without_losses || plan.run->unknown == ErrorUnknown::kNoClipLosses;
     if (is_served(*plan.stack))
       fitted += (fitted.empty() ? "" : ", ") + std::string(plan.stack->name);
@@ -297,16 +309,23 @@ std::string plans_text(const std::vector<StackPlan>& plans) {
   text +=
       "oscar_int2: this toolkit's package, in transformers and as a plugin of vLLM;\n"
       "vllm-pr46774: that pull request of vLLM, no release\n";
-  if (compared) {
-    text +=
-        "times: over the error of the attention output predicted for this bundle's own\n"
-        "transforms, with this toolkit's codec; portable as in oscar-eval --compare\n";
+  if (measured) {
+    text += "KL: measured by oscar-eval, over that of this bundle; in this toolkit's codec\n";
+  }
+  if (predicted) {
+    text += fmt::format(
+        "predicted error: of the attention output, over this bundle's, from calibration.\n"
+        "It gives the order alone: measured KL was {} such a figure.\n"
+        "oscar-eval MODEL --bundle FILE --corpus HELDOUT --write-back measures it\n",
+        kPredictionWorth);
   }
   if (without_losses) {
     text += "no clip losses: the file keeps none, so the clipping pair is the published one\n";
   }
-  if (!fitted.empty())
-    text += "oscar-calibrate --for fits what runs as is on these:\n" + fitted + "\n";
+  if (!fitted.empty()) {
+    text += "oscar-calibrate --for fits what runs as is on these:\n";
+    add_line(text, "", fitted, 0);
+  }
   return text;
 }
 

@@ -26,9 +26,15 @@ std::vector<std::string> describe_choice(const StackChoice& choice);
 //   variant         of "portable": "portable" or "portable-perhead", as in oscar-eval --compare
 //   clip            of "portable", where the stack has one ratio for each side: [keys, values].
 //                   Null: the ratios as stored
-//   relative_error  of "portable" (plan.h). Null: not known
-//   line            all that in words, for a column of 68 characters
+//   relative_error  of "portable" (plan.h): predicted. Null: not known
+//   kl_factor       of "portable" (plan.h): measured. Null: not measured
+//   do_not_serve    kl_factor is kTooManyTimes or more
+//   line            all that but the clip in words, for a column of 62 characters
 Json plans_json(const std::vector<StackPlan>& plans);
+
+// What a predicted error has been worth: KL measured over KL that was predicted, for the portable
+// variants of three models (docs/serving.md).
+inline constexpr const char* kPredictionWorth = "0.4 to 2.3 times";
 
 // A line for each plan, and what they mean.
 std::string plans_text(const std::vector<StackPlan>& plans);

@@ -195,7 +195,8 @@ StackRun run_of(const Stack& stack, const Bundle& bundle, BundleVariant variant)
                .format = format_for(stack, bundle),
                .packing = stack.packing,
                .relative_error = {},
-               .unknown = {}};
+               .unknown = {},
+               .kl_factor = {}};
   std::optional<double> factor = 1.0;
   if (stack.clip == ClipScope::kModel || stack.clip == ClipScope::kModelBoth) {
     const PooledClips pooled = pool_clips(layers, stack.clip == ClipScope::kModelBoth);
@@ -225,9 +226,41 @@ StackRun best_portable(const Stack& stack, const Bundle& bundle) {
   return known && *shared.relative_error <= *per_head.relative_error ? shared : per_head;
 }
 
+// Of one method of a report; absent where it was not compared or is not finite.
+std::optional<double> kl_of(const Json& methods, const char* name) {
+  if (!methods.is_object() || !methods.contains(name)) return std::nullopt;
+  const Json& method = methods[name];
+  if (!method.is_object() || !method.contains("kl") || !method["kl"].is_object()) {
+    return std::nullopt;
+  }
+  const Json& kl = method["kl"];
+  if (!kl.contains("mean") || !kl["mean"].is_number()) return std::nullopt;
+  const double mean = kl["mean"].get<double>();
+  return std::isfinite(mean) ? std::optional(mean) : std::nullopt;
+}
+
+std::optional<double> factor_of(const MeasuredKl& measured, BundleVariant variant) {
+  const auto& kl = variant == BundleVariant::kPortableShared ? measured.shared : measured.per_head;
+  if (!kl || !(*kl >= 0) || !measured.own || !(*measured.own > 0)) return std::nullopt;
+  return *kl / *measured.own;
+}
+
 }  // namespace
 
+MeasuredKl measured_kl(const Json& report) {
+  if (!report.is_object() || !report.contains("methods")) return {};
+  const Json& methods = report["methods"];
+  return {.own = kl_of(methods, "bundle"),
+          .shared = kl_of(methods, "portable"),
+          .per_head = kl_of(methods, "portable-perhead")};
+}
+
 StackPlan plan_for(const Stack& stack, const Bundle& bundle) {
+  return plan_for(stack, bundle,
+                  bundle.evaluation ? measured_kl(*bundle.evaluation) : MeasuredKl{});
+}
+
+StackPlan plan_for(const Stack& stack, const Bundle& bundle, const MeasuredKl& measured) {
   StackPlan plan{.stack = &stack, .obstacles = {}, .run = {}};
   if (Found obstacle = obstacle_to_all(stack, bundle)) {
     plan.obstacles = {std::move(*obstacle)};
@@ -245,14 +278,19 @@ StackPlan plan_for(const Stack& stack, const Bundle& bundle) {
     missing.text = "the file has no portable variant";
   } else {
     plan.run = best_portable(stack, bundle);
+    if (!stack.own_levels) plan.run->kl_factor = factor_of(measured, plan.run->variant);
   }
   return plan;
 }
 
-std::vector<StackPlan> plan_for_all(const Bundle& bundle) {
+std::vector<StackPlan> plan_for_all(const Bundle& bundle, const MeasuredKl& measured) {
   std::vector<StackPlan> plans;
-  for (const Stack& stack : stacks()) plans.push_back(plan_for(stack, bundle));
+  for (const Stack& stack : stacks()) plans.push_back(plan_for(stack, bundle, measured));
   return plans;
+}
+
+std::vector<StackPlan> plan_for_all(const Bundle& bundle) {
+  return plan_for_all(bundle, bundle.evaluation ? measured_kl(*bundle.evaluation) : MeasuredKl{});
 }
 
 }  // namespace oscar

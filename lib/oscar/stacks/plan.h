@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "oscar/base/json.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/cache/codec.h"
 #include "oscar/stacks/pooled_clips.h"
@@ -67,7 +68,21 @@ struct StackRun {
   // for the model multiplies it by what pooling costs (math 9.6). Either it or `unknown` is there.
   std::optional<double> relative_error;
   std::optional<ErrorUnknown> unknown;
+  // Measured: KL to BF16 of the portable variant over that of the bundle's own transforms, both in
+  // this toolkit's codec. Absent without a measurement, and for levels of the stack's own.
+  std::optional<double> kl_factor;
 };
+
+// Mean KL to BF16 of a bundle and of its portable variants, as one evaluation has them.
+struct MeasuredKl {
+  std::optional<double> own, shared, per_head;
+};
+
+// Of a report of oscar-eval (eval/SCHEMA.md); what it has not compared is absent.
+MeasuredKl measured_kl(const Json& report);
+
+// From so many times the loss on, a portable variant is not to be served.
+inline constexpr double kTooManyTimes = 5;
 
 struct StackPlan {
   const Stack* stack;  // outlives the plan
@@ -82,10 +97,13 @@ struct StackPlan {
   }
 };
 
-// `bundle` has transforms (is no statistics file).
+// `bundle` has transforms (is no statistics file). Without `measured`, what the bundle's own stored
+// evaluation measured.
+StackPlan plan_for(const Stack& stack, const Bundle& bundle, const MeasuredKl& measured);
 StackPlan plan_for(const Stack& stack, const Bundle& bundle);
 
 // One plan for each of stacks().
+std::vector<StackPlan> plan_for_all(const Bundle& bundle, const MeasuredKl& measured);
 std::vector<StackPlan> plan_for_all(const Bundle& bundle);
 
 }  // namespace oscar

@@ -34,7 +34,7 @@ Json plans_json(const std::vector<StackPlan>& plans);
 
 // What a predicted error has been worth: KL measured over KL that was predicted, for the portable
 // variants of three models (docs/serving.md).
-inline constexpr const char* kPredictionWorth = "0.4 to 2.3 times";
+inline constexpr const char* kPredictionWorth = "0.5 to 2.3 times";
 
 // A line for each plan, and what they mean.
 std::string plans_text(const std::vector<StackPlan>& plans);

@@ -29,6 +29,7 @@ PARAMETERS = {
 }
 # The same where a name says too little: (function, parameter).
 OTHERS = {
+    ("builders", "runner"): "vllm.v1.worker.gpu_model_runner.GPUModelRunner",
     ("_sink", "blocks"): "list[vllm.v1.core.kv_cache_utils.KVCacheBlock]",
     ("defaults", "args"): "vllm.engine.arg_utils.EngineArgs",
 }

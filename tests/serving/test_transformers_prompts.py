@@ -126,16 +126,17 @@ class BesideOscarEval(unittest.TestCase):
                             "--keep-units", "--separators", "off", "--device", "cpu", "--quiet",
                             "--json", folder / "report.json"], check=True)
             methods = json.loads((folder / "report.json").read_text())["methods"]
-        for dtype in (torch.float32, torch.bfloat16):
+        # Means over all rows, and of one: queries, rows and outputs are rounded to bf16, as served. A model in
+        # bf16 rounds its codes another way with each number of threads: .0025 a row.
+        for dtype, all_rows, one_row in ((torch.float32, 1e-3, 5e-3), (torch.bfloat16, 4e-3, 1e-2)):
             model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=dtype).eval()
             with torch.no_grad(), self.subTest(dtype):
                 exact, nll = scores(model, ids, first)
                 with applied(model, BUNDLE, demote_block=oscar_int2.load(BUNDLE).quantizer.demote_block):
                     ours, ours_nll = scores(model, ids, first)
                 apart = ours_nll.mean(1).numpy() - methods["bundle"]["units"]["nll"]
-                # A row of 320 tokens: queries, rows and outputs are rounded to bf16 here, as served.
-                self.assertLess(abs(apart.mean()), 1e-3)
-                self.assertLess(abs(apart).max(), 5e-3)
+                self.assertLess(abs(apart.mean()), all_rows)
+                self.assertLess(abs(apart).max(), one_row)
                 kl = (exact.exp() * (exact - ours)).sum(-1).mean().item()
                 self.assertAlmostEqual(kl / np.mean(methods["bundle"]["units"]["kl"]), 1, delta=0.2)
 

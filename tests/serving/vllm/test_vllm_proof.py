@@ -110,7 +110,8 @@ class Server(unittest.TestCase):
             free.close()
             command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", case.MODEL,
                        "--host", "127.0.0.1", "--port", port, "--dtype", "bfloat16", "--enforce-eager",
-                       "--max-model-len", 1024, "--max-num-seqs", 3, "--kv-cache-memory-bytes", 1 << 22]
+                       "--max-model-len", 1024, "--max-num-seqs", 3, "--kv-cache-memory-bytes", 1 << 22,
+                       "--gpu-memory-utilization", 0.2]
             names = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
             del names["VLLM_ENABLE_V1_MULTIPROCESSING"]
             with open(log, "w") as out, subprocess.Popen([*map(str, command)], env=names, stdout=out,
@@ -124,7 +125,8 @@ class Server(unittest.TestCase):
     def wait(self, server, address, log):
         end = time.monotonic() + 900
         while time.monotonic() < end:
-            self.assertIsNone(server.poll(), log.read_text()[-3000:])
+            self.assertIsNone(server.poll(), "".join(
+                line for line in log.open() if "Error" in line or "OSCAR" in line)[-3000:])
             with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5):
                 return
             time.sleep(0.5)

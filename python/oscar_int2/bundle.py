@@ -12,6 +12,7 @@ import torch
 
 from . import derived
 from .errors import BundleError, BundleMismatchError
+from .weights import MATRICES, SAMPLES
 
 FORMAT, FORMAT_VERSION = "oscar-rotation-bundle", 1
 KNOWN_FEATURES = {"key_centres", derived.FEATURE}
@@ -36,6 +37,8 @@ class Model:
     hidden_size: int
     rope: dict          # parameters as run, max_positions among them
     config_sha256: str  # "" if unknown
+    weights_fingerprint: str = ""  # of its files; "" if unknown
+    file_sha256: str = ""          # of a GGUF file, "" of others
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class Layer:
     head_dim: int
     key: Side | None     # None: a local layer
     value: Side | None
+    # float32 [Hkv, 4, 16], bf16 numbers of W_Q, W_K, W_V, W_O (weights.py); None: not in the file
+    weight_samples: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class Bundle:
 
     def check_model(self, config):
         """Raises BundleMismatchError unless a model of this transformers-like config has the shape
-        and the positions that the bundle was made for. Weights are not compared."""
+        and the positions that the bundle was made for. Weights are weights.check()'s."""
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         ours, theirs = self.model, {
@@ -302,7 +307,9 @@ class _Reader:
         if dims[0] != dims[1]:
             self.refuse(where, f"keys of {dims[0]} and values of {dims[1]} dimensions: no page holds both")
         texts = {name: self.attribute(where, name, str)
-                 for name in ("name", "architecture", "config_sha256")}
+                 for name in ("name", "architecture", "config_sha256", "weights_fingerprint")}
+        texts["file_sha256"] = (self.attribute(where, "file_sha256", str)
+                                if "file_sha256" in self.objects[where].attrs else "")
         return Model(**sizes, **texts, head_dim=dims[0], rope=self.parsed(where, "rope", dict))
 
     def quantizer(self):
@@ -337,7 +344,9 @@ class _Reader:
             num_qo_heads=self.count(where, "num_qo_heads", 1, MOST_HEADS, model.num_qo_heads),
             num_kv_heads=heads, head_dim=dims[0],
             key=None if local else self.side(where, "k", "q_rotation", heads, dims[0]),
-            value=None if local else self.side(where, "v", "o_rotation", heads, dims[0]))
+            value=None if local else self.side(where, "v", "o_rotation", heads, dims[0]),
+            weight_samples=None if local else self.tensor(
+                where, "weight_samples", "<f4", (heads, len(MATRICES), SAMPLES), required=False))
 
     def side(self, where, letter, partner, heads, d):
         def tensor(name, dtype, *shape, required=True):

@@ -52,6 +52,7 @@ void expect_equal_descriptions(const Bundle& a, const Bundle& b) {
   EXPECT_EQ(a.evaluation, b.evaluation);
   EXPECT_EQ(a.search, b.search);
   EXPECT_EQ(a.statistics, b.statistics);
+  EXPECT_EQ(a.weight_samples, b.weight_samples);
 }
 
 TEST_F(RoundTrip, EveryKindOfBundleComesBackExactly) {

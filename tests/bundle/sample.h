@@ -10,6 +10,7 @@
 #include <string>
 
 #include "oscar/bundle/bundle.h"
+#include "oscar/bundle/weight_samples.h"
 
 namespace oscar::sample {
 
@@ -180,6 +181,8 @@ inline Bundle statistics_bundle(const Size& size = {}) {
   b.quantizer.quant_group_size = size.dim;
   for (int layer = 0; layer < size.layers; ++layer) {
     b.statistics.push_back(statistics(layer, size));
+    b.weight_samples.emplace_back(size.heads, kSampledMatrices, kWeightSamples);
+    fill(b.weight_samples.back().data, 0.5 + layer);
   }
   return b;
 }

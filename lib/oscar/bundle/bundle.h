@@ -13,6 +13,7 @@
 #include "oscar/data/ngram_fingerprint.h"
 #include "oscar/fit/fit.h"
 #include "oscar/fit/statistics.h"
+#include "oscar/linalg/tensor.h"
 
 namespace oscar {
 
@@ -65,6 +66,8 @@ struct Bundle {
   std::vector<LayerTransforms> layers;      // in layer order; empty for statistics_only
   std::vector<LayerStatistics> statistics;  // same order; empty when stripped
   std::vector<PortableLayer> portable;      // may be empty
+  // By layer id, of the weights that the file is about (weight_samples.h); empty: not known.
+  std::vector<MatrixStack<float>> weight_samples;
   // Version and commit of the tool that fitted the transforms. The reader takes them from whoever
   // wrote the file where it does not say; empty: the writer is the one that fitted them.
   std::string fitted_by;

@@ -1,4 +1,6 @@
 // From a file's groups, datasets and attributes to structs, checking every name, shape and value.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "oscar/bundle/attribute_reader.h"
@@ -107,6 +109,7 @@ Bundle decode_bundle(RawFile& raw, FileKind kind) {
   if (kind != FileKind::kCheckpoint) {
     check_complete(raw, schema::kLayers, layers.size(), b.model.num_layers);
   }
+  int fitted = 0, sampled = 0;
   for (const auto& path : layers) {
     const LayerGeometry geometry = decode_geometry(raw, path, b.model);
     if (kind == FileKind::kRotations) b.layers.push_back(decode_transforms(raw, path, geometry));
@@ -114,6 +117,14 @@ Bundle decode_bundle(RawFile& raw, FileKind kind) {
     if (b.statistics_only || has_group(raw, below)) {
       b.statistics.push_back(decode_statistics(raw, below, geometry));
     }
+    fitted += geometry.fitted() ? 1 : 0;
+    b.weight_samples.push_back(decode_weight_samples(raw, path, geometry));
+    sampled += b.weight_samples.back().empty() ? 0 : 1;
+  }
+  if (sampled == 0) b.weight_samples.clear();
+  if (sampled != 0 && sampled != fitted) {
+    refuse_object(raw, schema::kLayers, "samples of the weights of some layers only",
+                  fmt::format("{} or none", fitted), std::to_string(sampled));
   }
   if (kind == FileKind::kRotations && !b.statistics.empty()) {
     check_complete(raw, "statistics", b.statistics.size(), b.model.num_layers);

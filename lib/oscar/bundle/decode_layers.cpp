@@ -58,8 +58,9 @@ struct DatasetReader {
   void operator()(const schema::Slot& slot, MatrixStack<T>& stack) const {
     if (!take(slot, stack.data)) return;
     stack.count = geometry.num_kv_heads;
-    stack.cols = dim(slot);
-    stack.rows = slot.rank == schema::Rank::kCentres ? kCentres : stack.cols;
+    const hdf5::Shape shape = schema::shape_of(slot, geometry, 0);
+    stack.rows = static_cast<int>(shape[1]);
+    stack.cols = static_cast<int>(shape[2]);
   }
   template <typename T>
   void operator()(const schema::Slot& slot, VectorStack<T>& stack) const {
@@ -221,6 +222,13 @@ LayerTransforms decode_transforms(RawFile& raw, const std::string& path,
     }
   }
   return layer;
+}
+
+MatrixStack<float> decode_weight_samples(RawFile& raw, const std::string& path,
+                                         const LayerGeometry& geometry) {
+  MatrixStack<float> samples;
+  if (geometry.fitted()) DatasetReader{raw, path, geometry}(schema::kWeightSampleSlot, samples);
+  return samples;
 }
 
 LayerStatistics decode_statistics(RawFile& raw, const std::string& path,

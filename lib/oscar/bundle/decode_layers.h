@@ -19,6 +19,9 @@ LayerGeometry decode_geometry(const RawFile& raw, const std::string& path,
                               const BundleModel& model);
 LayerTransforms decode_transforms(RawFile& raw, const std::string& path,
                                   const LayerGeometry& geometry);
+// Empty where the layer has none.
+MatrixStack<float> decode_weight_samples(RawFile& raw, const std::string& path,
+                                         const LayerGeometry& geometry);
 LayerStatistics decode_statistics(RawFile& raw, const std::string& path,
                                   const LayerGeometry& geometry);
 

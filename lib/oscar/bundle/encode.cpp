@@ -279,10 +279,15 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
     for (const auto& [key, value] : bundle.evaluation->items()) note(key.c_str(), value);
   }
   file.groups.push_back(schema::kLayers);
-  const auto add_layer = [&file](const LayerGeometry& geometry) {
+  const auto add_layer = [&](const LayerGeometry& geometry) {
     std::string path = schema::layer_path(schema::kLayers, geometry.layer_id);
     file.groups.push_back(path);
     schema::visit_geometry(geometry, AttributeWriter{file, path});
+    if (state == nullptr && !bundle.weight_samples.empty()) {
+      DatasetWriter{file, path, geometry}(
+          schema::kWeightSampleSlot,
+          bundle.weight_samples.at(static_cast<size_t>(geometry.layer_id)));
+    }
     return path;
   };
   for (const auto& layer : bundle.layers) {

@@ -158,6 +158,7 @@ Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::strin
       add_statistics(total.statistics[layer], inputs[i].statistics[layer]);
     }
     append_corpus(total.corpus, inputs[i].corpus);
+    if (total.weight_samples.empty()) total.weight_samples = inputs[i].weight_samples;
     const bool known = !total.fingerprint.empty() && !inputs[i].fingerprint.empty();
     total.fingerprint =
         known ? merged(total.fingerprint, inputs[i].fingerprint) : NgramFingerprint{};

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "oscar/bundle/bundle.h"
+#include "oscar/bundle/weight_samples.h"
 #include "oscar/cache/key_centres.h"
 #include "oscar/io/hdf5.h"
 
@@ -43,9 +44,9 @@ inline std::string tool_and_commit(std::string_view version, std::string_view co
   return std::string(version) + " (" + std::string(commit) + ")";
 }
 
-// [], [Hkv], [Hkv, d], [Hkv, 2, d], [Hkv, d, d]; [ratios], [ratios, Hkv] with as many ratios as
-// were tried.
-enum class Rank { kScalar, kHeads, kVectors, kCentres, kMatrices, kRatios, kRatioHeads };
+// [], [Hkv], [Hkv, d], [Hkv, 2, d], [Hkv, d, d], [Hkv, 4, 16]; [ratios], [ratios, Hkv] with as many
+// ratios as were tried.
+enum class Rank { kScalar, kHeads, kVectors, kCentres, kMatrices, kSamples, kRatios, kRatioHeads };
 
 struct Slot {
   const char* name;
@@ -70,6 +71,8 @@ inline hdf5::Shape shape_of(const Slot& slot, const LayerGeometry& geometry, uin
       return {heads, kCentres, d};
     case Rank::kMatrices:
       return {heads, d, d};
+    case Rank::kSamples:
+      return {heads, kSampledMatrices, kWeightSamples};
     case Rank::kRatios:
       return {ratios};
     case Rank::kRatioHeads:
@@ -166,6 +169,9 @@ inline constexpr std::array<CodingRule, 16> kCodings{{
 // Absent until the search has measured it.
 inline constexpr Slot kPredictedNmse = {"predicted_output_nmse", hdf5::Dtype::kF64, Rank::kHeads,
                                         Side::kValue, false};
+// Of every layer with transforms or sums, or of none (weight_samples.h).
+inline constexpr Slot kWeightSampleSlot = {"weight_samples", hdf5::Dtype::kF32, Rank::kSamples,
+                                           Side::kKey, false};
 inline constexpr const char* kWarnings = "warnings";  // layer attribute, JSON list
 
 // Optional attributes: of the root JSON in kSearch, of a layer one for each part of its record

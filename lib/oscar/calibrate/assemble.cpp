@@ -3,6 +3,7 @@
 
 #include "oscar/base/sha256.h"
 #include "oscar/bundle/bundle_match.h"
+#include "oscar/bundle/weight_samples.h"
 #include "oscar/calibrate/split_corpus.h"
 #include "oscar/fit/presets.h"
 
@@ -20,6 +21,7 @@ Bundle describe_run(const CalibrateOptions& options, const Checkpoint& checkpoin
   bundle.position_span = options.fit.position_span;
   bundle.fit_seed = options.seed;
   bundle.model = describe_model(checkpoint, options.hash_weights);
+  bundle.weight_samples = sample_weights(checkpoint.config, *checkpoint.weights);
   bundle.corpus = corpus;
   bundle.quantizer = options.quantizer;
   return bundle;
@@ -113,6 +115,10 @@ int64_t estimated_bundle_bytes(const std::vector<LayerGeometry>& layers,
   const bool metric = fit.scale_correction == ScaleCorrection::kMetric || search.scale_correction;
   const bool shaped = fit.rounding == Rounding::kShaped || search.rounding;
   int64_t bytes = 0;
+  for (const LayerGeometry& layer : layers) {  // bf16 numbers
+    if (!layer.fitted()) continue;
+    bytes += kDatasetBytes + 2 * int64_t{layer.num_kv_heads} * kSampledMatrices * kWeightSamples;
+  }
   if (!options.statistics_only) {
     for (const LayerGeometry& layer : layers) {
       if (!layer.fitted()) continue;

@@ -9,6 +9,7 @@
 #include "oscar/base/sha256.h"
 #include "oscar/base/usage_error.h"
 #include "oscar/bundle/bundle_match.h"
+#include "oscar/bundle/weight_samples.h"
 #include "oscar/cache/numeric.h"
 #include "oscar/fit/checks.h"
 #include "oscar/fit/fitted_layers.h"
@@ -201,6 +202,7 @@ Bundle import_bundle(const ReadTransforms& read, const Checkpoint& checkpoint,
   bundle.method = options.name;
   bundle.objective_k = bundle.objective_v = bundle.composition = "unknown";
   bundle.model = describe_model(checkpoint, false);
+  bundle.weight_samples = sample_weights(config, *checkpoint.weights);
   bundle.quantizer = options.quantizer;
   int& group = bundle.quantizer.quant_group_size;
   if (group == 0) group = config.head_dim;

@@ -16,6 +16,7 @@
 #include "oscar/base/interrupt.h"
 #include "oscar/base/sha256.h"
 #include "oscar/bundle/bundle_match.h"
+#include "oscar/bundle/weight_samples.h"
 #include "oscar/checkpoint/gguf_weights.h"
 #include "oscar/checkpoint/weight_table.h"
 #include "oscar/fold/fold_weights.h"
@@ -310,6 +311,7 @@ FoldResult fold_model(const Bundle& bundle, const std::string& bundle_name,
     folded.model.file_sha256 = sha256_of_file(folder.temporary() / checkpoint.path.filename());
   }
   folded.model.weights_fingerprint = written.fingerprint(false);
+  folded.weight_samples = sample_weights(checkpoint.config, written);
   const Json record = {{"bundle_sha256", bundle.content_sha256},
                        {"weights_fingerprint", bundle.model.weights_fingerprint},
                        {"value_mean", describe(result.mean)},

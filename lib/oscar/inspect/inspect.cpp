@@ -215,6 +215,7 @@ Inspection inspect_bundle(const std::filesystem::path& path) {
   }
   json["has_statistics"] = !b.statistics.empty();
   json["has_portable"] = !b.portable.empty();
+  json["has_weight_samples"] = !b.weight_samples.empty();
   Json& layers = json["layers"] = Json::array();
   for (const auto& layer : b.layers) layers.push_back(describe_layer(layer));
   if (!b.search.is_null()) json["search"] = b.search;
@@ -279,6 +280,10 @@ std::string inspection_text(const Inspection& inspection) {
                   plain(m["architecture"]), plain(m["num_layers"]), plain(m["num_qo_heads"]),
                   plain(m["num_kv_heads"]), plain(m["head_dim_k"]), plain(m["head_dim_v"])));
   add_line(text, "weights", plain(m["weights_fingerprint"]));
+  add_line(text, "",
+           j["has_weight_samples"].get<bool>()
+               ? "with samples, which servers compare with the weights in memory"
+               : "without samples: servers compare the fingerprint with the files");
   if (m.contains(schema::kQuantization)) {
     const bool gguf = m.contains(schema::kFileHash);
     add_line(text, gguf ? "GGUF" : "FP8", plain(m[schema::kQuantization]));

@@ -1,0 +1,244 @@
+"""Whether a bundle was calibrated on the weights that a model has, whatever served them.
+
+The bundle holds some entries of each layer's W_Q, W_K, W_V and W_O, as bf16 numbers
+(lib/oscar/bundle/weight_samples.h). They are compared with the weights in memory, which takes some
+milliseconds. Where either side has none, as quantized weights and bundles of earlier versions, the files
+of the model are compared with the fingerprint that the bundle stores (lib/oscar/io/weight_source.cpp).
+"""
+import hashlib
+import json
+import logging
+import pathlib
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from .errors import BundleMismatchError
+
+SAME, ANY = "same", "any"  # what weights are accepted
+MATRICES = ("W_Q", "W_K", "W_V", "W_O")
+SAMPLES = 16               # entries of a matrix and KV head
+# Distance of entries, as a share of their size, below which weights count as a fine-tune's: those of
+# models that were trained apart are 1.4 apart.
+FINE_TUNE = 0.5
+COST = "docs/serving.md has what that costs"
+_PLAIN = (torch.bfloat16, torch.float16, torch.float32)
+_ENDS = 4096               # bytes at each end of a tensor that a fingerprint covers
+_logger = logging.getLogger("oscar_int2")
+
+
+class Projections(NamedTuple):
+    """Attention weights of one layer, as torch.nn.Linear has them, or one rank's part of them: whole KV
+    heads from `first_head` on, with their query heads. None: not at hand."""
+
+    q: torch.Tensor | None  # [query heads d, hidden]
+    k: torch.Tensor | None  # [KV heads d, hidden]
+    v: torch.Tensor | None  # [KV heads d, hidden]
+    o: torch.Tensor | None  # [hidden, query heads d]
+    first_head: int = 0
+    num_kv_heads: int | None = None  # None: all of the layer
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between samples of a bundle and weights in memory."""
+
+    entries: int      # that were compared
+    differ: int       # of them
+    tensors: list     # (layer id, name) of the tensors with entries that differ
+    compared: int     # tensors
+    relative: float   # root mean square of the differences over that of the bundle's entries, there
+
+    @property
+    def is_fine_tune(self):
+        return self.relative < FINE_TUNE
+
+    def __str__(self):
+        layer, name = self.tensors[0]
+        what = ("a fine-tune of the calibrated model" if self.is_fine_tune else
+                "another model of the same shape, or weights that were never loaded")
+        return (f"{name} of layer {layer} differs, and {len(self.tensors) - 1} more of {self.compared} "
+                f"tensors: {self.differ / self.entries:.1%} of {self.entries} sampled entries, by "
+                f"{self.relative:.2g} of their size. These weights are {what}")
+
+
+def sample_positions(rows, columns, device="cpu"):
+    """Rows and columns [16] of the entries of a KV head's part [rows, columns], by sample_position of
+    lib/oscar/bundle/weight_samples.h."""
+    i, j = torch.arange(SAMPLES, device=device) // 4, torch.arange(SAMPLES, device=device) % 4
+    return (2 * i + 1) * rows // 8, (2 * (4 * j + i) + 1) * columns // 32
+
+
+def sample(matrix, kv_heads, by_columns):
+    """[kv_heads, 16] entries of a matrix whose rows, or columns, belong to so many KV heads."""
+    rows, columns = matrix.shape
+    part = (columns if by_columns else rows) // kv_heads
+    row, column = sample_positions(rows if by_columns else part, part if by_columns else columns,
+                                   matrix.device)
+    heads = part * torch.arange(kv_heads, device=matrix.device)[:, None]
+    return matrix[row.expand(kv_heads, -1), column + heads] if by_columns else (
+        matrix[row + heads, column.expand(kv_heads, -1)])
+
+
+def is_plain(matrix, shape):
+    """Whether a tensor lies in memory as the numbers of a matrix of this shape."""
+    return (type(matrix) in (torch.Tensor, torch.nn.Parameter) and not matrix.is_meta
+            and matrix.dtype in _PLAIN and tuple(matrix.shape) == tuple(shape))
+
+
+def compare(bundle, layers):
+    """The Difference between a bundle's samples and {layer id: Projections}; None: nothing could be
+    compared. Entries are the same if they are once rounded to bf16."""
+    taken = []
+    for layer_id, weights in layers.items():
+        layer = bundle.layers[layer_id]
+        if layer.weight_samples is None:
+            continue
+        heads = layer.num_kv_heads if weights.num_kv_heads is None else weights.num_kv_heads
+        kept = layer.weight_samples[weights.first_head:weights.first_head + heads]
+        group, hidden = layer.num_qo_heads // layer.num_kv_heads, bundle.model.hidden_size
+        for index, matrix in enumerate(weights[:4]):
+            rows = heads * layer.head_dim * (1 if MATRICES[index] in ("W_K", "W_V") else group)
+            by_columns = MATRICES[index] == "W_O"
+            if is_plain(matrix, (hidden, rows) if by_columns else (rows, hidden)):
+                taken.append(((layer_id, MATRICES[index]), kept[:, index],
+                              sample(matrix.detach(), heads, by_columns)))
+    if not taken:
+        return None
+    names, kept, found = zip(*taken)
+    kept = torch.stack(kept)  # [tensors, heads, 16]
+    half = torch.tensor([entries.dtype == torch.float16 for entries in found])[:, None, None]
+    found = torch.stack([entries.float() for entries in found]).cpu()
+    away = ~_rounds_to(found, kept, half)
+    tensors = [name for name, any_away in zip(names, away.flatten(1).any(1).tolist()) if any_away]
+    there = away.flatten(1).any(1)
+    distance = (found - kept)[there].double().square().sum().sqrt()
+    size = kept[there].double().square().sum().sqrt().clamp_min(torch.finfo(torch.float32).tiny)
+    return Difference(away.numel(), int(away.sum()), tensors, len(names), float(distance / size))
+
+
+def _rounds_to(found, kept, half):
+    """Whether entries are the kept bf16 numbers once rounded. One that is fp16 in memory stands for all
+    numbers that fp16 rounds to it: a checkpoint in float32 was rounded to either."""
+    exponent = torch.frexp(found).exponent
+    ulp = torch.where(half, torch.ldexp(torch.ones(()), (exponent - 11).clamp_min(-24)), 0.0)
+    ends = [(found + sign * ulp / 2).bfloat16().float() for sign in (-1, 1)]
+    return (ends[0] <= kept) & (kept <= ends[1])
+
+
+def check(bundle, layers, accepted, option, model=None, revision=None):
+    """Raises BundleMismatchError if the bundle was calibrated on other weights than {layer id:
+    Projections}, or logs a warning where `accepted` is "any". What can't be compared is warned of.
+
+    `option`: what a user writes to accept any, for the message. `model`: the folder, the GGUF file or
+    the hub's name that the weights came from, if it is known."""
+    require_choice(accepted, option)
+    problem = _problem(bundle, layers, files_of(model, revision))
+    if problem is None:
+        return
+    if isinstance(problem, _Unknown):
+        _logger.warning("%s: %s. Make sure that the bundle was calibrated on this very checkpoint",
+                        bundle.path, problem)
+    elif accepted == ANY:
+        _logger.warning("%s was calibrated on other weights than are served: %s; %s", bundle.path,
+                        problem, COST)
+    else:
+        raise BundleMismatchError(
+            f"{bundle.path} (of {bundle.model.name!r}) was calibrated on other weights than these: "
+            f"{problem}. Calibrate this very checkpoint with oscar-calibrate, or accept it with {option} "
+            f"({COST})")
+
+
+def require_choice(accepted, option):
+    """Raises ValueError for what is neither "same" nor "any"."""
+    if accepted not in (SAME, ANY):
+        raise ValueError(f"{option.split('=')[0].strip()} is {accepted!r}; expected {SAME!r} or {ANY!r}")
+
+
+class _Unknown(str):
+    """Why weights could not be compared."""
+
+
+def _problem(bundle, layers, files):
+    """What differs, as text; an _Unknown; or None."""
+    difference = compare(bundle, layers)
+    if difference is not None:
+        return str(difference) if difference.differ else None
+    made = bundle.model.weights_fingerprint
+    sampled = any(layer.weight_samples is not None for layer in bundle.layers.values())
+    why = ("the weights are quantized, or not in memory" if sampled else
+           "the bundle has no samples of its weights, as those of earlier versions")
+    if files is None or not made:
+        return _Unknown(f"weights could not be compared: {why}, and "
+                        f"{'the model has no files that are known' if made else 'no fingerprint'}")
+    if files.suffix == ".gguf":
+        found, made = _sha256_of(files), bundle.model.file_sha256
+        same = found == made
+    elif bundle.model.file_sha256:
+        return _Unknown(f"weights could not be compared: {why}, and it was made from a GGUF file")
+    else:
+        found = fingerprint(files)
+        same = found == made or fingerprint(files, all_bytes=True) == made
+    return None if same else (
+        f"the fingerprint of {files} is {found[:12]}, the bundle's {made[:12] or 'that of no GGUF file'}. "
+        "These weights are a quantized form or a fine-tune of the calibrated model, or another model "
+        "of the same shape")
+
+
+def files_of(model, revision=None):
+    """The folder with safetensors, or the GGUF file, of a path or of a name in the hub's cache; None."""
+    if not model:
+        return None
+    path = pathlib.Path(model)
+    if not path.exists():
+        try:
+            from huggingface_hub import try_to_load_from_cache
+            found = try_to_load_from_cache(str(model), "config.json", revision=revision)
+        except (ImportError, ValueError):  # a name that the hub can't have
+            return None
+        if not isinstance(found, str):
+            return None
+        path = pathlib.Path(found).parent
+    if path.is_file():
+        return path if path.suffix == ".gguf" else None
+    names = ("model.safetensors.index.json", "model.safetensors")
+    return path if any((path / name).is_file() for name in names) else None
+
+
+def fingerprint(folder, all_bytes=False):
+    """That of SafetensorsWeights::fingerprint (lib/oscar/io/safetensors.cpp)."""
+    folder = pathlib.Path(folder)
+    index = folder / "model.safetensors.index.json"
+    shards = ["model.safetensors"]
+    if index.is_file():
+        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    entries = {}
+    for shard in shards:
+        with open(folder / shard, "rb") as file:
+            size, = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(size))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                entries[name.encode()] = (folder / shard, 8 + size, entry)
+    digest = hashlib.sha256()
+    for name, (path, base, entry) in sorted(entries.items()):
+        digest.update(b"%d %s\n" % (len(name), name))
+        digest.update(f"{entry['dtype']}\n{list(entry['shape'])}\n".encode())
+        begin, end = entry["data_offsets"]
+        with open(path, "rb") as file:
+            whole = all_bytes or end - begin <= 2 * _ENDS
+            for first, last in ((begin, end),) if whole else ((begin, begin + _ENDS), (end - _ENDS, end)):
+                file.seek(base + first)
+                for place in range(first, last, 1 << 20):
+                    digest.update(file.read(min(1 << 20, last - place)))
+    return digest.hexdigest()
+
+
+def _sha256_of(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -14,6 +14,7 @@ from .bundle import Bundle, load
 from .cache import PagedCache
 from .decoder import Decoder
 from .errors import CacheFullError, CacheRowError
+from .weights import check as check_weights, projections
 
 CHECK_EVERY = 16  # steps between two looks at what was generated
 
@@ -48,24 +49,31 @@ class Generator:
     weights are used where they lie. `places`: requests at once; `max_tokens`: of a request, prompt
     and answer; `pages`: of the pool, None: enough for all; `demote_block`: see Windows.of; `compile`
     and `graph`: fuse and capture steps, None: on a GPU. Attention of prompts is exact, as in
-    transformers; their rows become INT2 behind it.
+    transformers; their rows become INT2 behind it. `weights`: "same", or "any" to serve a bundle that was
+    calibrated on other weights than the model has, as in apply() of oscar_int2.transformers.
     Weights that are loaded into the model's parameters in place are used from the next step on; a model
     whose parameters lie elsewhere since is refused. One thread runs at a time: others wait.
     Raises BundleMismatchError for a bundle of another model, UnsupportedError for what isn't served.
     """
 
     def __init__(self, model, bundle, places=1, max_tokens=4096, *, pages=None, demote_block=None,
-                 compile=None, graph=None):
+                 compile=None, graph=None, weights="same"):
         for name, value in (("places", places), ("max_tokens", max_tokens)):
             _check_count(name, value)
+        if bundle is not None:
+            bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
+            bundle.check_model(model.config)
         self.decoder, self.device = Decoder(model, compile), model.device
+        if bundle is not None:
+            check_weights(bundle, {i: projections(block.self_attn, bundle.layers[i])
+                                   for i, block in enumerate(model.model.layers)}, weights,
+                          'weights="any" of Generator()', model.name_or_path,
+                          getattr(model.config, "_commit_hash", None))
         self.vocab_size = len(self.decoder.embedding)
         room = max_tokens + CHECK_EVERY  # steps run on until the next look
         if bundle is None:
             self.cache = PagedCache.bf16(shape_of(self.decoder), places, room, self.device)
         else:
-            bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
-            bundle.check_model(model.config)
             self.cache = PagedCache.int2(bundle, places, room, self.device, pages=pages,
                                          demote_block=demote_block)
         self.bundle, self.prompts, self.max_tokens = bundle, "exact", max_tokens

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from .errors import BundleMismatchError
+from .errors import BundleError, BundleMismatchError
 
 SAME, ANY = "same", "any"  # what weights are accepted
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
@@ -64,6 +64,32 @@ class Difference:
                 f"{self.relative:.2g} of their size. These weights are {what}")
 
 
+def projections(attention, layer, first_head=0, num_kv_heads=None):
+    """Projections of an attention module that has q_proj, k_proj, v_proj and o_proj, or qkv_proj with
+    their rows one after another. `layer`: the bundle's."""
+    heads = layer.num_kv_heads if num_kv_heads is None else num_kv_heads
+    queries = heads * (layer.num_qo_heads // layer.num_kv_heads)
+    fused = _weight_of(getattr(attention, "qkv_proj", None))
+    if fused is None:
+        parts = [_weight_of(getattr(attention, f"{name}_proj", None)) for name in "qkv"]
+    elif is_plain(fused, ((queries + 2 * heads) * layer.head_dim, *fused.shape[-1:])):
+        parts = fused.split([n * layer.head_dim for n in (queries, heads, heads)])
+    else:
+        parts = [None] * 3
+    return Projections(*parts, _weight_of(getattr(attention, "o_proj", None)), first_head, num_kv_heads)
+
+
+def _weight_of(linear):
+    """The weight of a linear layer, with what peft's adapters add to it in every product."""
+    weight = getattr(linear, "weight", None)
+    if weight is None or not hasattr(linear, "get_delta_weight") or linear.merged or linear.disable_adapters:
+        return weight
+    for name in linear.active_adapters:
+        if name in getattr(linear, "lora_A", ()):
+            weight = weight.data + linear.get_delta_weight(name).to(weight.dtype)
+    return weight
+
+
 def sample_positions(rows, columns, device="cpu"):
     """Rows and columns [16] of the entries of a KV head's part [rows, columns], by sample_position of
     lib/oscar/bundle/weight_samples.h."""
@@ -84,7 +110,7 @@ def sample(matrix, kv_heads, by_columns):
 
 def is_plain(matrix, shape):
     """Whether a tensor lies in memory as the numbers of a matrix of this shape."""
-    return (type(matrix) in (torch.Tensor, torch.nn.Parameter) and not matrix.is_meta
+    return (isinstance(matrix, torch.Tensor) and type(matrix.data) is torch.Tensor and not matrix.is_meta
             and matrix.dtype in _PLAIN and tuple(matrix.shape) == tuple(shape))
 
 
@@ -104,7 +130,7 @@ def compare(bundle, layers):
             by_columns = MATRICES[index] == "W_O"
             if is_plain(matrix, (hidden, rows) if by_columns else (rows, hidden)):
                 taken.append(((layer_id, MATRICES[index]), kept[:, index],
-                              sample(matrix.detach(), heads, by_columns)))
+                              sample(matrix.data, heads, by_columns)))
     if not taken:
         return None
     names, kept, found = zip(*taken)
@@ -128,7 +154,7 @@ def _rounds_to(found, kept, half):
     return (ends[0] <= kept) & (kept <= ends[1])
 
 
-def check(bundle, layers, accepted, option, model=None, revision=None):
+def check(bundle, layers, accepted, option, model=None, revision=None, logger=_logger):
     """Raises BundleMismatchError if the bundle was calibrated on other weights than {layer id:
     Projections}, or logs a warning where `accepted` is "any". What can't be compared is warned of.
 
@@ -139,10 +165,10 @@ def check(bundle, layers, accepted, option, model=None, revision=None):
     if problem is None:
         return
     if isinstance(problem, _Unknown):
-        _logger.warning("%s: %s. Make sure that the bundle was calibrated on this very checkpoint",
+        logger.warning("%s: %s. Make sure that the bundle was calibrated on this very checkpoint",
                         bundle.path, problem)
     elif accepted == ANY:
-        _logger.warning("%s was calibrated on other weights than are served: %s; %s", bundle.path,
+        logger.warning("%s was calibrated on other weights than are served: %s; %s", bundle.path,
                         problem, COST)
     else:
         raise BundleMismatchError(
@@ -152,9 +178,9 @@ def check(bundle, layers, accepted, option, model=None, revision=None):
 
 
 def require_choice(accepted, option):
-    """Raises ValueError for what is neither "same" nor "any"."""
+    """Raises BundleError for what is neither "same" nor "any"."""
     if accepted not in (SAME, ANY):
-        raise ValueError(f"{option.split('=')[0].strip()} is {accepted!r}; expected {SAME!r} or {ANY!r}")
+        raise BundleError(f"{option.split('=')[0].strip()} is {accepted!r}; expected {SAME!r} or {ANY!r}")
 
 
 class _Unknown(str):

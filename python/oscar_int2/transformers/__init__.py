@@ -27,6 +27,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from ..bundle import Bundle, has_other_attention, load
 from ..cache import check_served
 from ..errors import BundleMismatchError
+from ..weights import check as check_weights, projections
 from .applied import Applied, attention, mask
 from .cache import NAME, OscarCache, refuse, unwrapped
 from .prompts import check_mode
@@ -38,7 +39,8 @@ AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, mask)
 
 
-def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact", verify=False):
+def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact", verify=False,
+          weights="same"):
     """Makes generate() of this causal language model run over the 2-bit cache. Returns the model.
 
     `bundle`: a Bundle or a path. `max_tokens`: tokens a row, prompt and answer, that generate() makes
@@ -49,6 +51,8 @@ def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact",
     `verify`: quote a passage from some thousand tokens back over the cache, and compare its log
     probabilities with BF16's: True, with the tokenizer of the model's folder if there is one, or a
     tokenizer. Raises SelfCheckError, and leaves the model without all this, if they are far apart.
+    `weights`: "same" refuses a bundle that was calibrated on other weights than the model has; "any"
+    serves it and says so: for a fine-tune of the calibrated model, and a model in training.
     Applied again, it replaces what was applied. A model inside peft's is found there.
     Raises BundleError for an unsound bundle, BundleMismatchError for one of another model,
     UnsupportedError for a model that isn't served.
@@ -60,6 +64,9 @@ def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact",
     bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
     attentions = _attentions(inner, bundle)
     check_mode(prompts)
+    check_weights(bundle, {module.layer_idx: projections(module, bundle.layers[module.layer_idx])
+                           for module in attentions}, weights, 'weights="any" of apply()', inner.name_or_path,
+                  getattr(inner.config, "_commit_hash", None))
     remove(inner)
     verification = Verification(inner, bundle, demote_block, verify) if verify else None
     applied = Applied(inner, bundle, max_tokens, demote_block, prompts)

@@ -279,7 +279,7 @@ class OscarAttention(AttentionImpl):
         self.prefixes = settings.prefixes(config)
         self.scratch_tokens = config.model_config.max_model_len if chunked or self.prefixes else 0
         self.fa_version, self.scratch, self.kept_k, self.kept_v = None, None, None, None
-        self.codec = None
+        self.codec, self.loaded = None, None  # weights.Loaded, of all layers
         if current_platform.is_cuda():
             self.fa_version = fa_utils.get_flash_attn_version(head_size=head_size)
 
@@ -289,6 +289,8 @@ class OscarAttention(AttentionImpl):
         smaller by them. Called again, when weights are loaded again: nothing here depends on them, and
         running requests and captured graphs go on with the same memory."""
         if self.codec is not None:
+            if self.loaded is not None:
+                self.loaded.again(self.codec.layer_id)
             return
         name = next(name for name, layer in self.layers.items()
                     if getattr(layer, "impl", None) is self)

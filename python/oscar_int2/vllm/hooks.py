@@ -5,6 +5,7 @@
 | EngineArgs.create_engine_config | each that reads an engine's arguments | the bundle into the configuration, defaults and refusals |
 | VllmConfig.use_v2_model_runner | all | the first model runner |
 | Attention.__init__ | a worker's | our backend |
+| base_loader.process_weights_after_loading | a worker's | compares weights with the bundle's |
 | Scheduler.__init__ | the scheduler's | makes PrefixManager the manager of our blocks |
 | Scheduler.schedule | the scheduler's | tells the worker what happens to sinks |
 | Scheduler.update_from_output | the scheduler's | ends requests of which a row was refused |
@@ -49,6 +50,7 @@ def install():
     register_backend(AttentionBackendEnum.CUSTOM, "oscar_int2.vllm.backend.OscarBackend")
     _follow_configuration()
     _follow_layers()
+    _follow_weights()
     _follow_scheduler()
     _follow_stats()
     _check_at_start()
@@ -105,6 +107,23 @@ def _follow_layers():
         return __init__
 
     replace(Attention, "__init__", make_init)
+
+
+def _follow_weights():
+    from vllm.model_executor.model_loader import base_loader
+
+    def make_process(original):
+        def process_weights_after_loading(model, model_config, target_device):
+            config = get_current_vllm_config()
+            if settings.serves_int2(config):
+                from . import weights
+
+                weights.check(model, config)
+            return original(model, model_config, target_device)
+
+        return process_weights_after_loading
+
+    replace(base_loader, "process_weights_after_loading", make_process)
 
 
 def _follow_scheduler():

@@ -9,6 +9,7 @@ import logging
 import os
 import pathlib
 
+from .. import weights
 from .._library import PAGE_TOKENS
 from ..bundle import load
 from ..cache import check_served
@@ -18,6 +19,7 @@ from ..errors import BundleError, UnsupportedError
 logger = logging.getLogger("vllm.oscar_int2")  # below vllm's: its level and format
 BUNDLE = "VLLM_OSCAR_BUNDLE"  # environment: the bundle's path
 ENTRY = "oscar_int2"  # of VllmConfig.additional_config: an Entry
+WEIGHTS = "VLLM_OSCAR_WEIGHTS"  # environment: "any" to serve a bundle of other weights, or "same"
 SELF_CHECK = "VLLM_OSCAR_SELF_CHECK"  # environment: 1 for a self-check at start-up, or 0
 # Environment, for tests: 1 fills windows that nobody holds, and the scratch before its use, with NaN.
 POISON = "OSCAR_INT2_POISON"
@@ -46,12 +48,19 @@ def checks_itself():
     return value == "1"
 
 
+def accepted_weights():
+    """What weights the environment accepts. Raises BundleError for a value that says none."""
+    value = os.environ.get(WEIGHTS, weights.SAME)
+    weights.require_choice(value, WEIGHTS)
+    return value
+
+
 def poisons():
     return os.environ.get(POISON) == "1"
 
 
 class Entry(dict):
-    """{"bundle": path, "sha256": of its content}. vLLM pickles it for the processes of an engine; where it is
+    """{"bundle": path, "sha256": of its content, "weights": "same" or "any"}. vLLM pickles it for the processes of an engine; where it is
     read, the hooks are in place from then on, before such a process makes its first object."""
 
     def __reduce__(self):
@@ -73,7 +82,7 @@ def entry():
         raise BundleError(f"{BUNDLE} is not set: the INT2 backend needs a bundle of the model, "
                           "which oscar-calibrate makes")
     path = str(pathlib.Path(path).absolute())
-    return Entry(bundle=path, sha256=_load(path, _stamp(path)).content_sha256)
+    return Entry(bundle=path, sha256=_load(path, _stamp(path)).content_sha256, weights=accepted_weights())
 
 
 def serves_int2(config):
@@ -93,6 +102,11 @@ def bundle(config):
         raise BundleError(f"{found.path} has changed since this engine was configured: its content is "
                           f"{found.content_sha256[:16]} now and was {chosen['sha256'][:16]}; start again")
     return found
+
+
+def weights_of(config):
+    """What weights the engine of this VllmConfig accepts: weights.SAME or weights.ANY."""
+    return config.additional_config[ENTRY]["weights"]
 
 
 def _stamp(path):

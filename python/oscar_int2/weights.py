@@ -23,7 +23,7 @@ SAMPLES = 16               # entries of a matrix and KV head
 # Distance of entries, as a share of their size, below which weights count as a fine-tune's: those of
 # models that were trained apart are 1.4 apart.
 FINE_TUNE = 0.5
-COST = "docs/serving.md has what that costs"
+COST = "docs/serving.md has what that costs, under \"Whose weights\""
 _PLAIN = (torch.bfloat16, torch.float16, torch.float32)
 _ENDS = 4096               # bytes at each end of a tensor that a fingerprint covers
 _logger = logging.getLogger("oscar_int2")
@@ -148,8 +148,8 @@ def compare(bundle, layers):
 def _rounds_to(found, kept, half):
     """Whether entries are the kept bf16 numbers once rounded. One that is fp16 in memory stands for all
     numbers that fp16 rounds to it: a checkpoint in float32 was rounded to either."""
-    exponent = torch.frexp(found).exponent
-    ulp = torch.where(half, torch.ldexp(torch.ones(()), (exponent - 11).clamp_min(-24)), 0.0)
+    exponent = torch.where(found == 0, -24, torch.frexp(found).exponent)
+    ulp = torch.where(half, torch.ldexp(torch.ones_like(found), (exponent - 11).clamp_min(-24)), 0.0)
     ends = [(found + sign * ulp / 2).bfloat16().float() for sign in (-1, 1)]
     return (ends[0] <= kept) & (kept <= ends[1])
 
@@ -166,10 +166,10 @@ def check(bundle, layers, accepted, option, model=None, revision=None, logger=_l
         return
     if isinstance(problem, _Unknown):
         logger.warning("%s: %s. Make sure that the bundle was calibrated on this very checkpoint",
-                        bundle.path, problem)
+                       bundle.path, problem)
     elif accepted == ANY:
         logger.warning("%s was calibrated on other weights than are served: %s; %s", bundle.path,
-                        problem, COST)
+                       problem, COST)
     else:
         raise BundleMismatchError(
             f"{bundle.path} (of {bundle.model.name!r}) was calibrated on other weights than these: "

@@ -119,6 +119,10 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         logger.warning_once(
             "OSCAR INT2 is on: %d layers hold 2-bit rows, %s",
             len(self.layers), " ".join(f"{k}={v}" for k, v in settings.facts(self.vllm_config).items()))
+        if impl.loaded is None:
+            logger.warning_once("OSCAR INT2: weights were not compared with the bundle's, since "
+                                "--load-format %s loads them in a way of its own",
+                                self.vllm_config.load_config.load_format)
         # Once: vLLM makes a builder to measure graphs, and another one to serve.
         logger.info_once("OSCAR INT2: blocks of %d tokens take %d bytes a layer, BF16 takes %d (%s)",
                          PAGE_TOKENS, spec.page_size_bytes,

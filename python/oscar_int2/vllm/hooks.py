@@ -115,11 +115,15 @@ def _follow_weights():
     def make_process(original):
         def process_weights_after_loading(model, model_config, target_device):
             config = get_current_vllm_config()
-            if settings.serves_int2(config):
-                from . import weights
+            if not settings.serves_int2(config):
+                return original(model, model_config, target_device)
+            from .weights import Loaded
 
-                weights.check(model, config)
-            return original(model, model_config, target_device)
+            loaded = Loaded(model, config)
+            loaded.check()
+            result = original(model, model_config, target_device)
+            loaded.watch()
+            return result
 
         return process_weights_after_loading
 

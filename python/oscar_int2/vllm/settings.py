@@ -60,8 +60,9 @@ def poisons():
 
 
 class Entry(dict):
-    """{"bundle": path, "sha256": of its content, "weights": "same" or "any"}. vLLM pickles it for the processes of an engine; where it is
-    read, the hooks are in place from then on, before such a process makes its first object."""
+    """{"bundle": path, "sha256": of its content, "weights": "same" or "any"}. vLLM pickles it for the
+    processes of an engine; where it is read, the hooks are in place from then on, before such a process
+    makes its first object."""
 
     def __reduce__(self):
         return _restored, (dict(self),)
@@ -185,6 +186,8 @@ def check(config):
          "leave it out: the bundle says how the cache is written"),
         (f"--dtype {model.dtype}", str(model.dtype) != "torch.bfloat16", "--dtype bfloat16"),
         ("speculative decoding", config.speculative_config, ""),
+        ("LoRA adapters, which are other weights than the bundle was calibrated on",
+         config.lora_config and weights_of(config) != weights.ANY, f"{WEIGHTS}=any serves them"),
         ("tensor parallelism", parallel.tensor_parallel_size > 1, ""),
         ("pipeline parallelism", parallel.pipeline_parallel_size > 1, ""),
         ("data parallelism", parallel.data_parallel_size > 1, "one server a GPU"),

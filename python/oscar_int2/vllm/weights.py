@@ -14,43 +14,47 @@ logger = logging.getLogger("vllm.oscar_int2")
 
 
 class Loaded:
-    """The layers of one model over INT2 pages, as a worker has them."""
+    """The layers of one model over INT2 pages, as a worker has them: with tensor parallelism its part of
+    the KV heads."""
 
-    def __init__(self, model, bundle):
-        self.bundle, self.said = bundle, False
-        self.attentions = {}  # {layer id: the module with the projections}
+    def __init__(self, model, config):
+        self.config, self.bundle, self.said = config, settings.bundle(config), False
+        self.parts = {}  # {layer id: (the module with the projections, its first KV head, its KV heads)}
+        self.impls = []
         for name, module in model.named_modules():
             if isinstance(getattr(module, "impl", None), OscarAttention):
-                module.impl.loaded = self
-                layer_id = extract_layer_index(name)
-                self.attentions[layer_id] = model.get_submodule(name.rpartition(".")[0])
+                attention = model.get_submodule(name.rpartition(".")[0])
+                first_head = getattr(getattr(attention, "qkv_proj", None), "tp_rank", 0) * module.impl.num_kv_heads
+                self.parts[extract_layer_index(name)] = attention, first_head, module.impl.num_kv_heads
+                self.impls.append(module.impl)
 
-    def projections(self, layer_id):
-        return weights.projections(self.attentions[layer_id], self.bundle.layers[layer_id])
-
-    def check(self, config):
+    def check(self):
         """Raises BundleMismatchError for weights that the bundle was not calibrated on, unless the
         configuration accepts any."""
-        model = config.model_config
-        weights.check(self.bundle, {layer_id: self.projections(layer_id) for layer_id in self.attentions},
-                      settings.weights_of(config), f"{settings.WEIGHTS}=any", model.model, model.revision,
-                      logger)
+        model = self.config.model_config
+        dummy = self.config.load_config.load_format == "dummy"  # then the model's files say nothing
+        if self.parts:
+            weights.check(self.bundle, {layer_id: self._projections(layer_id) for layer_id in self.parts},
+                          settings.weights_of(self.config), f"{settings.WEIGHTS}=any",
+                          None if dummy else model.model, model.revision, logger)
+
+    def watch(self):
+        """From here on layers say when their weights are loaded again."""
+        for impl in self.impls:
+            impl.loaded = self
 
     def again(self, layer_id):
         """Weights of a layer were loaded again: says once if they have become others. Requests go on."""
         if self.said:
             return
-        found = weights.compare(self.bundle, {layer_id: self.projections(layer_id)})
+        found = weights.compare(self.bundle, {layer_id: self._projections(layer_id)})
         if found is None or found.differ:
             self.said = True
             logger.warning("OSCAR INT2: weights were loaded again, and %s (%s). The cache goes on with the "
                            "bundle's transforms: calibrate anew once training has ended",
-                           "can't be compared with the bundle's" if found is None else
+                           "cannot be compared with the bundle's" if found is None else
                            f"the bundle was calibrated on others: {found}", self.bundle.path)
 
-
-def check(model, config):
-    """Of a model whose weights have been loaded and not yet been packed."""
-    loaded = Loaded(model, settings.bundle(config))
-    if loaded.attentions:
-        loaded.check(config)
+    def _projections(self, layer_id):
+        attention, first_head, heads = self.parts[layer_id]
+        return weights.projections(attention, self.bundle.layers[layer_id], first_head, heads)

@@ -1,6 +1,10 @@
 #!/usr/bin/env python3
 """Rows that cannot be coded and weights that are loaded again: what becomes of the other requests."""
 import contextlib
+import os
+import pathlib
+import shutil
+import tempfile
 import unittest
 from unittest import mock
 
@@ -26,13 +30,16 @@ def changed_rows(engine, change):
 
 @needs_vllm
 class Faults(case.EngineTest):
-    """One engine, with prefix caching and prompts that are embeddings."""
+    """One engine, with prefix caching, prompts that are embeddings, and a bundle with samples of the
+    weights."""
 
     options = {}  # of the engine, besides
 
     @classmethod
     def setUpClass(cls):
-        cls.engine = case.Engine(enable_prompt_embeds=True, enable_prefix_caching=True, **cls.options)
+        bundle = cls.enterClassContext(case.edited_bundle(case.samples_of_the_model()))
+        with case.bundle_variable(bundle):
+            cls.engine = case.Engine(enable_prompt_embeds=True, enable_prefix_caching=True, **cls.options)
 
     def setUp(self):
         self.forget()
@@ -155,6 +162,9 @@ class Faults(case.EngineTest):
         with self.assertRaisesRegex(VLLMValidationError, "not finite"):
             states["bad"].queue.get_nowait()
 
+    def test_the_right_weights_are_served_without_a_word(self):
+        self.assertEqual([text for text in self.engine.log.texts if "calibrated on" in text], [])
+
     def test_weights_loaded_again_leave_running_requests_as_they_are(self):
         engine = self.engine
         prompts = [engine.prompt(number, length) for number, length in ((0, 500), (1, 340))]
@@ -169,6 +179,80 @@ class Faults(case.EngineTest):
         for name, expected in zip(names, alone):
             self.same(finished[name], expected, "a request that ran meanwhile")
         self.assertEqual(windows, [layer.window_k.data_ptr() for layer in engine.builder.layers])
+
+    def test_weights_loaded_again_that_are_others_are_warned_of_once(self):
+        """They go on being served. The kernels of a CPU have packed them: there they are not compared."""
+        engine = self.engine
+        name, finished = engine.add(engine.prompt(0, 400), 12), {}
+        engine.step(finished)
+        for scale in (1.01, 1.02, 1):
+            weights = [(key, value * scale if "k_proj" in key else value) for key, value in checkpoint()]
+            engine.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+            engine.step(finished)
+        finished |= engine.run()
+        self.assertEqual(len(finished[name].token_ids), 12)
+        said = [text for text in engine.log.texts if "weights were loaded again" in text]
+        self.assertEqual(len(said), 1, said)
+        self.assertRegex(said[0], "bundle.h5" if engine.builder.device.type == "cpu" else "W_K of layer 0 differs")
+
+
+def checkpoint():
+    """(name, tensor) of the embedded model."""
+    from safetensors.torch import load_file
+
+    return [item for path in sorted(case.MODEL.glob("*.safetensors")) for item in load_file(path).items()]
+
+
+@needs_vllm
+class OtherWeights(unittest.TestCase):
+    """Starts with weights that the bundle was not calibrated on."""
+
+    def start(self, bundle, model=case.MODEL, accepted=None, **options):
+        with case.bundle_variable(bundle), mock.patch.dict(os.environ):
+            if accepted:
+                os.environ["VLLM_OSCAR_WEIGHTS"] = accepted
+            with self.assertLogs("vllm.oscar_int2", "WARNING") as said:
+                llm = vllm.LLM(str(model), **case.OPTIONS, **options)
+        llm.llm_engine.engine_core.shutdown()
+        return "\n".join(said.output)
+
+    def refused(self, *words, **options):
+        from oscar_int2 import BundleMismatchError
+
+        with self.assertRaises(BundleMismatchError) as caught:
+            self.start(**options)
+        for word in ("was calibrated on other weights", "VLLM_OSCAR_WEIGHTS=any", *words):
+            self.assertIn(word, str(caught.exception))
+
+    def test_another_checkpoint_of_the_same_shape_stops_the_start(self):
+        def other(samples):
+            return torch.randn(samples.shape, generator=torch.Generator().manual_seed(0)) * samples.std()
+
+        with case.edited_bundle(case.samples_of_the_model(other)) as bundle:
+            self.refused("bundle.h5", "W_Q of layer 0 differs, and 31 more of 32", "another model",
+                         bundle=bundle)
+
+    def test_a_fine_tune_stops_the_start_as_one(self):
+        with case.edited_bundle(case.samples_of_the_model(lambda samples: samples * 1.02)) as bundle:
+            self.refused("a fine-tune of the calibrated model", bundle=bundle)
+
+    def test_weights_that_are_not_loaded_stop_the_start_or_are_accepted_by_name(self):
+        with case.edited_bundle(case.samples_of_the_model()) as bundle:
+            self.refused("weights that were never loaded", bundle=bundle, load_format="dummy")
+            said = self.start(bundle, accepted="any", load_format="dummy")
+        self.assertRegex(said, "bundle.h5 was calibrated on other weights than are served: .*docs/serving.md")
+        said = self.start(case.BUNDLE, load_format="dummy")  # without samples, and files that say nothing
+        self.assertIn("weights could not be compared", said)
+
+    def test_a_bundle_without_samples_knows_its_checkpoint_by_the_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            model = pathlib.Path(folder) / "model"
+            shutil.copytree(case.MODEL, model)
+            shard = sorted(model.glob("*.safetensors"))[0]
+            data = bytearray(shard.read_bytes())
+            data[-1] ^= 1
+            shard.write_bytes(data)
+            self.refused("the fingerprint of", bundle=case.BUNDLE, model=model)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""A bundle beside weights that it was not calibrated on: said or refused, in transformers and Generator.
+The bundles and their samples are oscar-calibrate's. Runs with every transformers from 4.57."""
+import contextlib
+import copy
+import dataclasses
+import hashlib
+import pathlib
+import tempfile
+import unittest
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+import serving_case
+import oscar_int2
+import oscar_int2.transformers
+from oscar_int2 import weights
+from oscar_int2.errors import BundleMismatchError
+from oscar_int2.transformers import apply, remove
+from support import checkpoints
+from support.programs import run
+
+
+@contextlib.contextmanager
+def silence(test):
+    with test.assertNoLogs("oscar_int2"):
+        yield
+
+
+def without_samples(bundle):
+    """As earlier versions wrote it."""
+    return dataclasses.replace(bundle, layers={
+        i: dataclasses.replace(layer, weight_samples=None) for i, layer in bundle.layers.items()})
+
+
+def perturbed(model, share):
+    """A copy in which each weight has moved by so much of its size, as fine-tuning moves them."""
+    model = copy.deepcopy(model)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * weight.std() * share)
+    return model
+
+
+class Adapter(torch.nn.Module):
+    """As peft wraps a linear layer."""
+
+    weight = property(lambda self: self.base_layer.weight)
+
+    def __init__(self, layer, b):
+        super().__init__()
+        self.base_layer, self.merged, self.disable_adapters = layer, False, False
+        self.active_adapters, self.lora_A = ["default"], {"default": None}
+        self.delta = b * torch.randn(layer.weight.shape)
+
+    def get_delta_weight(self, name):
+        return self.delta
+
+    def forward(self, x):
+        return x @ (self.weight + self.delta).T
+
+
+class WeightsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.folder = pathlib.Path(scratch.name)
+        cls.ours = checkpoints.write_checkpoint(cls.folder / "ours")
+        cls.other = checkpoints.write_checkpoint(
+            cls.folder / "other", tensors=checkpoints.qwen3_tensors(checkpoints.QWEN3_MINI, seed=1))
+        corpus, path = cls.folder / "corpus.txt", cls.folder / "ours.h5"
+        corpus.write_text("".join(checkpoints.sample_text()))
+        made = run("oscar-calibrate", cls.ours, corpus, path, "--device", "cpu", "--search", "off",
+                   "--max-tokens", 2048, "--chunk-len", 512, "--quiet")
+        assert made.returncode == 0, made.stderr
+        cls.bundle = oscar_int2.load(path)
+        cls.models = {folder: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+                      for folder in (cls.ours, cls.other)}
+
+    def served(self, model, bundle=None, **options):
+        """In both ways of this process."""
+        bundle = bundle or self.bundle
+        remove(apply(model, bundle, **options))
+        oscar_int2.Generator(model, bundle, max_tokens=32, **options)
+
+    def refused(self, model, *words, bundle=None):
+        ways = (("apply", lambda: apply(model, bundle or self.bundle)),
+                ("Generator", lambda: oscar_int2.Generator(model, bundle or self.bundle, max_tokens=32)))
+        for name, way in ways:
+            with self.assertRaises(BundleMismatchError) as caught:
+                way()
+            for word in ("ours.h5", f'weights="any" of {name}()', "docs/serving.md", *words):
+                self.assertIn(word, str(caught.exception))
+        self.assertFalse(hasattr(model, "oscar_int2"))
+
+
+class Samples(WeightsTest):
+    def test_the_right_weights_are_served_without_a_word(self):
+        with silence(self):
+            self.served(self.models[self.ours])
+            for dtype in (torch.float32, torch.float16):  # the checkpoint is in float32
+                apply(AutoModelForCausalLM.from_pretrained(self.ours, dtype=dtype), self.bundle)
+
+    def test_another_checkpoint_of_the_same_shape_is_refused(self):
+        self.refused(self.models[self.other], "W_Q of layer 0 differs, and 11 more of 12 tensors",
+                     "another model of the same shape")
+        config = self.models[self.ours].config
+        for never in (AutoModelForCausalLM.from_config(config).bfloat16(),
+                      copy.deepcopy(self.models[self.ours])):
+            never.model.layers[2].self_attn.v_proj.weight.data.zero_()
+            self.refused(never, "weights that were never loaded")
+
+    def test_it_is_served_to_those_who_accept_any(self):
+        with self.assertLogs("oscar_int2", "WARNING") as said:
+            self.served(self.models[self.other], weights="any")
+        self.assertEqual(len(said.output), 2)
+        for line in said.output:
+            self.assertRegex(line, "calibrated on other weights than are served: .*another model")
+        with silence(self):
+            self.served(self.models[self.ours], weights="any")
+        for way in (apply, oscar_int2.Generator):
+            with self.assertRaisesRegex(oscar_int2.BundleError, "weights is 'all'; expected 'same' or 'any'"):
+                way(self.models[self.ours], self.bundle, weights="all")
+
+    def test_a_fine_tune_is_refused_as_one(self):
+        for share in (0.003, 0.1):
+            self.refused(perturbed(self.models[self.ours], share), "a fine-tune of the calibrated model")
+
+    def test_an_adapter_is_a_fine_tune_while_it_acts(self):
+        model = copy.deepcopy(self.models[self.ours]).float()
+        attention = model.model.layers[1].self_attn
+        attention.k_proj = adapter = Adapter(attention.k_proj, 0.01)
+        with self.assertRaisesRegex(BundleMismatchError, "W_K of layer 1 differs, and 0 more.*fine-tune"):
+            apply(model, self.bundle)
+        adapter.disable_adapters = True
+        with silence(self):
+            apply(model, self.bundle)
+        adapter.disable_adapters, adapter.delta = False, 0 * adapter.delta  # as an adapter begins
+        with silence(self):
+            apply(model, self.bundle)
+
+    def test_a_few_entries_that_differ_are_found(self):
+        """One head's part of one matrix, of the last layer."""
+        for name, rows, columns in (("q", slice(64, 128), slice(None)), ("k", slice(32, 64), slice(None)),
+                                    ("o", slice(None), slice(0, 64))):
+            model = copy.deepcopy(self.models[self.ours])
+            matrix = getattr(model.model.layers[2].self_attn, f"{name}_proj").weight.data
+            matrix[rows, columns] *= 1.01
+            self.refused(model, f"W_{name.upper()} of layer 2 differs, and 0 more of 12")
+
+    def test_half_precision_stands_for_what_it_rounds(self):
+        found = torch.tensor([[[0.0, 0.0, 1.0, 6e-8]]])
+        half = torch.ones(1, 1, 1, dtype=torch.bool)
+        for kept, same in (([2e-8, 1e-4, 1.0, 6e-8], [1, 0, 1, 1]), ([0.0, 0.0, 1.0078125, 1e-7], [1, 1, 0, 0])):
+            with self.subTest(kept=kept):
+                kept = torch.tensor([[kept]]).bfloat16().float()
+                self.assertEqual(weights._rounds_to(found, kept, half)[0, 0].tolist(), [bool(x) for x in same])
+
+
+class Parts(WeightsTest):
+    """Fused projections, and those that a rank of tensor parallelism has."""
+
+    def attention(self, heads):
+        """An attention module as vLLM has it, with these KV heads."""
+        ours, d = self.models[self.ours].model.layers[1].self_attn, 32
+        queries = [2 * head + i for head in heads for i in (0, 1)]
+
+        def rows(name, of):
+            matrix = getattr(ours, f"{name}_proj").weight
+            return torch.cat([matrix[d * head:d * head + d] for head in of])
+
+        module = torch.nn.Module()
+        module.qkv_proj = torch.nn.Linear(64, 32, bias=False)
+        module.qkv_proj.weight = torch.nn.Parameter(torch.cat([rows("q", queries), rows("k", heads),
+                                                               rows("v", heads)]))
+        module.o_proj = torch.nn.Linear(64, 64, bias=False)
+        module.o_proj.weight = torch.nn.Parameter(
+            torch.cat([ours.o_proj.weight[:, d * i:d * i + d] for i in queries], 1))
+        return module
+
+    def compared(self, heads, *part, layer_id=1):
+        found = weights.projections(self.attention(heads), self.bundle.layers[layer_id], *part)
+        return weights.compare(self.bundle, {layer_id: found})
+
+    def test_a_fused_projection_is_taken_apart(self):
+        self.assertEqual((self.compared([0, 1]).differ, self.compared([0, 1]).compared), (0, 4))
+        self.assertEqual(len(self.compared([1, 0]).tensors), 4)
+        self.assertEqual(len(self.compared([0, 1], layer_id=2).tensors), 4)
+
+    def test_each_rank_compares_its_own_heads(self):
+        for rank in (0, 1):
+            found = self.compared([rank], rank, 1)
+            self.assertEqual((found.differ, found.compared, found.entries), (0, 4, 64))
+            self.assertEqual(len(self.compared([rank], 1 - rank, 1).tensors), 4)
+
+    def test_packed_weights_are_not_compared(self):
+        attention = self.attention([0, 1])
+        for packed in (torch.empty(0), attention.qkv_proj.weight.T.contiguous(),
+                       attention.qkv_proj.weight.to(torch.float8_e4m3fn), torch.empty(256, 64, device="meta")):
+            attention.qkv_proj.weight = torch.nn.Parameter(packed, requires_grad=False)
+            attention.o_proj = torch.nn.Module()
+            found = weights.projections(attention, self.bundle.layers[1])
+            self.assertIsNone(weights.compare(self.bundle, {1: found}))
+
+
+class Files(WeightsTest):
+    """What can't be compared in memory is compared by the fingerprint of its files."""
+
+    def setUp(self):
+        self.old = without_samples(self.bundle)
+
+    def test_an_old_bundle_knows_its_checkpoint_by_the_files(self):
+        with silence(self):
+            self.served(self.models[self.ours], self.old)
+        self.refused(self.models[self.other], "the fingerprint of", str(self.other), bundle=self.old)
+        with self.assertLogs("oscar_int2", "WARNING"):
+            self.served(self.models[self.other], self.old, weights="any")
+
+    def test_the_bundle_that_comes_with_the_repository_is_one(self):
+        bundle = oscar_int2.load(serving_case.BUNDLE)
+        self.assertIsNone(bundle.layers[0].weight_samples)
+        with silence(self):
+            weights.check(bundle, {}, "same", "", serving_case.MODEL)
+
+    def test_what_can_not_be_compared_is_said(self):
+        unknown = copy.deepcopy(self.models[self.other])
+        unknown.name_or_path = ""
+        missing = dataclasses.replace(self.old, model=dataclasses.replace(
+            self.old.model, weights_fingerprint=""))
+        for model, bundle, why in ((unknown, self.old, "no files that are known"),
+                                   (self.models[self.other], missing, "no fingerprint")):
+            with self.assertLogs("oscar_int2", "WARNING") as said:
+                apply(copy.deepcopy(model), bundle)
+            self.assertEqual(len(said.output), 1)
+            self.assertRegex(said.output[0], f"ours.h5: weights could not be compared: .*{why}.*Make sure")
+
+    def test_quantized_weights_are_compared_by_their_files(self):
+        packed = {i: weights.Projections(None, None, None, None) for i in self.bundle.layers}
+        with silence(self):
+            weights.check(self.bundle, packed, "same", "", self.ours)
+        with self.assertRaisesRegex(BundleMismatchError, "a quantized form or a fine-tune of the calibrated"):
+            weights.check(self.bundle, packed, "same", "", self.other)
+
+    def test_a_gguf_file_is_compared_by_its_hash(self):
+        file = self.folder / "model.gguf"
+        file.write_bytes(np.arange(999).tobytes())
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        of_file = dataclasses.replace(self.old, model=dataclasses.replace(self.old.model, file_sha256=digest))
+        with silence(self):
+            weights.check(of_file, {}, "same", "", file)
+        with self.assertRaisesRegex(BundleMismatchError, "that of no GGUF file"):
+            weights.check(self.old, {}, "same", "", file)
+        with self.assertLogs("oscar_int2", "WARNING") as said:
+            weights.check(of_file, {}, "same", "", self.ours)
+        self.assertIn("made from a GGUF file", said.output[0])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -79,6 +79,7 @@ def write_config(shape):
 def use_int2(arguments, model):
     """The plugin in this process, with the bundle that was named or a random one."""
     os.environ["VLLM_OSCAR_BUNDLE"] = arguments.bundle or "random"
+    os.environ["VLLM_OSCAR_WEIGHTS"] = "any"  # a shape's weights are random too
     import oscar_int2_vllm
     from oscar_int2.vllm import settings
 
@@ -86,7 +87,7 @@ def use_int2(arguments, model):
         from bench_serving import random_bundle
         from transformers import AutoConfig
         bundle = random_bundle(AutoConfig.from_pretrained(model))
-        settings._load = lambda path: bundle
+        settings._stamp, settings._load = lambda path: None, lambda path, stamp: bundle
     oscar_int2_vllm.register()
     if arguments.quick_prompts:
         from oscar_int2.vllm.backend import OscarAttention

@@ -1,4 +1,5 @@
 """Rotation bundles: reading and checking them. lib/oscar/bundle/SCHEMA.md describes the file."""
+import contextlib
 import errno
 import hashlib
 import json
@@ -173,7 +174,7 @@ def load(path):
         raise FileNotFoundError(errno.ENOENT, "no bundle there; oscar-calibrate MODEL TEXT BUNDLE.h5 makes "
                                               "one", path)
     try:
-        with h5py.File(path, "r") as file:
+        with _own_defaults(), h5py.File(path, "r") as file:
             return _Reader(path, file).bundle()
     except derived.Problem as problem:
         raise BundleError(f"{path}: {problem}") from None
@@ -181,6 +182,19 @@ def load(path):
         if pathlib.Path(path).is_file():
             raise BundleError(f"{path} can't be read as HDF5, or is damaged: {error}") from error
         raise
+
+
+@contextlib.contextmanager
+def _own_defaults():
+    """float32 on the CPU, whatever new tensors are elsewhere: servers load models under the dtype and the
+    device of their own."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 class _Reader:

@@ -205,6 +205,22 @@ class LeftOut(unittest.TestCase):
 
 
 class Loaded(unittest.TestCase):
+    def test_the_defaults_of_a_server_that_loads_a_model_change_nothing(self):
+        plain = oscar_int2.load(BUNDLE)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            with torch.device("meta"):
+                loaded = oscar_int2.load(BUNDLE)
+            self.assertEqual(torch.get_default_dtype(), torch.bfloat16)
+        finally:
+            torch.set_default_dtype(before)
+        for i, layer in plain.layers.items():
+            for ours, theirs in ((layer.key, loaded.layers[i].key), (layer.value, loaded.layers[i].value)):
+                for name, value in vars(ours).items():
+                    if isinstance(value, torch.Tensor):
+                        torch.testing.assert_close(getattr(theirs, name), value, rtol=0, atol=0)
+
     def test_it_holds_what_the_file_holds(self):
         bundle = oscar_int2.load(BUNDLE)
         scratch = tempfile.TemporaryDirectory()

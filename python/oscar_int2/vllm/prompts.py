@@ -50,6 +50,8 @@ def causal_attention(q, k, v, out, queries, keys, scale, fa_version):
     """Of each sequence, its last query sees all its keys: q and out [queries, Hq, d], k and v
     [keys, Hkv, d]. `fa_version`: that of vLLM's FlashAttention; None: there is none."""
     if fa_version is not None:
+        if len(keys.starts) > 2:  # it reads values of the next sequence, at probability 0: NaN would stay NaN
+            v = torch.nan_to_num(v)
         fa_utils.flash_attn_varlen_func(
             q=q, k=k, v=v, out=out, cu_seqlens_q=queries.indptr, cu_seqlens_k=keys.indptr,
             max_seqlen_q=queries.longest, max_seqlen_k=keys.longest, softmax_scale=scale,

@@ -12,6 +12,31 @@ GRAPHS = {1: 1, 2: 2, 3: 4, 5: 8, 6: 8, 7: 8}
 
 @case.needs_vllm
 @unittest.skipUnless(torch.cuda.is_available(), "no CUDA device")
+class PromptsOfAStep(unittest.TestCase):
+    def test_rows_that_are_not_finite_reach_no_prompt_beside_them(self):
+        """FlashAttention 3 multiplies values of the sequence behind with probabilities of 0."""
+        from oscar_int2.vllm.prompts import Packed, causal_attention
+        from vllm.v1.attention.backends import fa_utils
+
+        def packed(*starts):
+            return Packed(list(starts), torch.tensor(starts, dtype=torch.int32, device="cuda"))
+
+        for d in (64, 128):
+            version = fa_utils.get_flash_attn_version(head_size=d)
+            for n in (1, 50, 130, 350):
+                q, k, v = (torch.randn(n + 200, heads, d, device="cuda", dtype=torch.bfloat16)
+                           for heads in (4, 2, 2))
+                alone, together = torch.empty_like(q), torch.empty_like(q)
+                causal_attention(q[:n], k[:n], v[:n], alone[:n], packed(0, n), packed(0, n), d**-0.5, version)
+                for rows in (q, k, v):
+                    rows[n:] = torch.nan
+                both = packed(0, n, n + 200)
+                causal_attention(q, k, v, together, both, both, d**-0.5, version)
+                torch.testing.assert_close(together[:n], alone[:n], rtol=0, atol=1e-2)
+
+
+@case.needs_vllm
+@unittest.skipUnless(torch.cuda.is_available(), "no CUDA device")
 class Graphs(case.EngineTest):
     @classmethod
     def setUpClass(cls):

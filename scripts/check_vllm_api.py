@@ -157,6 +157,10 @@ class Uses(ast.NodeVisitor):
                         self.scopes[-1][name] = [d for d in self.vllm.find(module, attribute) if d]
         owner, name = self.evaluate(call.args[0]), call.args[1].value
         self.scopes.pop()
+        if isinstance(owner, Namespace):  # a function of a module
+            found = self.vllm.find(owner.module.name, name)
+            self.note(f"{owner.module.name}.{name}", call, None if found else "is not there")
+            return
         if not isinstance(owner, Defined):
             self.note(ast.unparse(call.args[0]), call, "is not there")
             return

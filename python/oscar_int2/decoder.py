@@ -54,7 +54,7 @@ def check_linear(linear):
     """Raises UnsupportedError for a module that computes more than its weight and bias say, as one
     with an adapter does, or one with quantized weights."""
     if type(linear) is not torch.nn.Linear:
-        raise UnsupportedError(f"a {type(linear).__name__} in place of a torch.nn.Linear; merge adapters "
+        raise UnsupportedError(f"a {type(linear).__module__}.{type(linear).__name__} in place of a torch.nn.Linear; merge adapters "
                                "into the weights, and load weights in bf16")
 
 
@@ -112,6 +112,10 @@ class Decoder:
         if not hasattr(getattr(model, "model", None), "layers") or not hasattr(model, "lm_head"):
             raise UnsupportedError(f"a {type(model).__name__} around the model; give the causal language "
                                    "model of transformers itself, adapters merged into it")
+        for name, module in model.named_modules():
+            if module._forward_hooks or module._forward_pre_hooks:
+                raise UnsupportedError(f"a hook on {name or 'the model'}: a Generator computes its own steps and "
+                                       "calls none; remove it, or use apply() of oscar_int2.transformers")
         devices = sorted({str(parameter.device) for parameter in model.parameters()})
         if len(devices) > 1 or devices == ["meta"]:
             raise UnsupportedError(f"a model on {', '.join(devices)}; load it whole on one device, without "

@@ -17,6 +17,7 @@ QUOTE = 48            # tokens that are compared
 # text, random models .2 to 1.0 of drawn ids; with the transforms of the KV heads exchanged tiny-gqa 1.4 and
 # 5.9; with those of the next layer tiny-gqa 8.9 of text. Not found: SmolLM2 with exchanged KV heads, .33.
 FURTHEST, FURTHEST_DRAWN = 0.5, 2.0
+UNQUOTED = -3.0  # mean log probability over BF16 below which a model is not quoting
 _NAMES = "Alder Birch Cedar Dogwood Elm Fir Ginkgo Hazel Ivy Juniper Larch Maple Oak Pine Rowan Willow"
 _GOODS = "copper wire|dried figs|lamp oil|roof slate|sail cloth|oat flour|window glass|garden seed"
 _TOWNS = "Aarhus Bergen Cork Dover Esbjerg Ghent Haifa Izmir Kotor Lagos Malmo Narvik Porto Riga Split Turku"
@@ -42,7 +43,8 @@ class Result:
     def __str__(self):
         return (f"{self.tokens} quoted tokens: mean log probability {self.served:.3f} over the 2-bit "
                 f"cache, {self.exact:.3f} over BF16, {self.distance:.3f} nat a token apart "
-                f"(accepted: {self.furthest:g})")
+                f"(accepted: {self.furthest:g})"
+                + ("; this model does not quote, so that passing says little" if self.exact < UNQUOTED else ""))
 
 
 def probe_tokens(windows):

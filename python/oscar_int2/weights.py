@@ -162,13 +162,14 @@ def check(bundle, layers, accepted, option, model=None, revision=None, logger=_l
     the hub's name that the weights came from, if it is known."""
     require_choice(accepted, option)
     problem = _problem(bundle, layers, files_of(model, revision))
+    who = "oscar_int2" if logger is _logger else "OSCAR INT2"
     if problem is None:
         return
     if isinstance(problem, _Unknown):
-        logger.warning("%s: %s. Make sure that the bundle was calibrated on this very checkpoint",
+        logger.warning("%s: %s: %s. Make sure that the bundle was calibrated on this very checkpoint", who,
                        bundle.path, problem)
     elif accepted == ANY:
-        logger.warning("%s was calibrated on other weights than are served: %s; %s", bundle.path,
+        logger.warning("%s: %s was calibrated on other weights than are served: %s; %s", who, bundle.path,
                        problem, COST)
     else:
         raise BundleMismatchError(

@@ -118,6 +118,13 @@ class Publish(StackCase):
         self.assertIn("are in the calibration text of out.h5", refused.stderr)
         self.assertIn("hint: --allow shared-text publishes it", refused.stderr)
         self.assertEqual(set(os.listdir(self.folder)), before)
+        stripped, report = self.folder / "stripped.h5", self.folder / "of-stripped.json"
+        self.run_ok("oscar-bundle", "strip", self.bundle, stripped)
+        self.run_ok("oscar-eval", self.model, "--bundle", stripped, "--corpus", self.corpus, "--chunk-len", 256,
+                    "--max-tokens", 1024, "--json", report)
+        refused = self.publish(self.model, stripped, "--eval", report, "--no-exports", "-o", out,
+                               allowed=["little-text"])  # without the sample of its text, by the file
+        self.assertIn("are in the calibration text of stripped.h5", refused.stderr)
         with h5py.File(self.bundle, "r+") as file:  # as of a run on less text
             record = json.loads(file.attrs["convergence"])
             record |= {"enough": False, "fall_per_doubling": .03}

@@ -34,6 +34,14 @@ TEST(Overlap, CountsTheTextThatIsEvaluated) {
 
 TEST(Overlap, IsUnknownWithoutAFingerprintOrWithoutNgrams) {
   EXPECT_EQ(overlap_json({}, {text(0, 100)}, 0), (Json{{"known", false}}));
+  CorpusRecord calibrated, evaluated;
+  calibrated.sources = {{.name = "a", .sha256 = "1"}, {.name = "b", .sha256 = "2"}};
+  evaluated.sources = {{.name = "c", .sha256 = "2", .tokens_used = 300},
+                       {.name = "d", .sha256 = "3", .tokens_used = 100},
+                       {.name = "self:1", .tokens_used = 100}};
+  EXPECT_EQ(same_files_json(calibrated, evaluated)["share"], 0.6);
+  evaluated.sources.erase(evaluated.sources.begin());
+  EXPECT_EQ(same_files_json(calibrated, evaluated), (Json{{"known", false}}));
   EXPECT_EQ(overlap_json(fingerprint_of({text(0, 100)}), {text(0, 12)}, 0)["known"], false);
 }
 

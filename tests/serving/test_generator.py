@@ -298,11 +298,14 @@ class Messages(unittest.TestCase):
         model, bundle = small.random_model("Qwen3", torch.bfloat16), small.random_bundle()
         apart = copy.deepcopy(model)
         apart.lm_head.to("meta")
+        steered = copy.deepcopy(model)
+        steered.model.layers[1].register_forward_hook(lambda module, given, out: out)
         wrapped = torch.nn.Module()
         wrapped.config, wrapped.dtype, wrapped.model = model.config, model.dtype, model
         for error, text, arguments in (
                 (TypeError, "found a str.*from_pretrained", ("/models/my-qwen3", bundle)),
                 (oscar_int2.UnsupportedError, "cpu, meta.*one device", (apart, bundle)),
+                (oscar_int2.UnsupportedError, "a hook on model.layers.1", (steered, bundle)),
                 (oscar_int2.UnsupportedError, "a Module around the model", (wrapped, bundle)),
                 (FileNotFoundError, "oscar-calibrate.*no/such.h5", (model, "no/such.h5")),
                 (TypeError, "path of a .h5 file, found ''", (model, "")),

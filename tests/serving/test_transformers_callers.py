@@ -186,6 +186,19 @@ class KeptCaches(unittest.TestCase):
         mask = torch.cat((rows["attention_mask"], torch.ones(2, 4, dtype=torch.long)), 1)
         model.generate(chat, attention_mask=mask, past_key_values=batch, max_new_tokens=4)
 
+    def test_a_mask_that_hides_tokens_from_a_step_is_refused(self):
+        model = model_with()
+        with torch.no_grad():
+            out = model(IDS, use_cache=True)
+            held, token = IDS.shape[1], IDS[:, -1:]
+            hidden = torch.ones(1, held + 1, dtype=torch.long)
+            hidden[0, 5:20] = 0
+            with self.assertRaisesRegex(REFUSED, "leaves out tokens that the cache holds"):
+                model(token, past_key_values=out.past_key_values, attention_mask=hidden)
+            with self.assertRaisesRegex(REFUSED, r"attention_mask of shape \[1, 1, 1, 41\]"):
+                model(token, past_key_values=out.past_key_values, attention_mask=torch.zeros(1, 1, 1, held + 1))
+            model(token, past_key_values=out.past_key_values, attention_mask=torch.ones_like(hidden))
+
     def test_positions_beyond_the_bundles_are_warned_of_once(self):
         for recipe in ("plain", "shaped"):
             model = model_with(small.random_bundle(recipe=recipe))
@@ -194,8 +207,9 @@ class KeptCaches(unittest.TestCase):
                     OscarCache(model, 1, small.POSITIONS + 1)
             self.assertEqual(len(logs.output), 1)
             self.assertRegex(logs.output[0], "4097 tokens.*the 4096 positions.*--position-span 4097")
+            model = model_with()
             with self.assertNoLogs("oscar_int2", "WARNING"):
-                OscarCache(model_with(), 1, small.POSITIONS)
+                OscarCache(model, 1, small.POSITIONS)
 
 
 class Threads(unittest.TestCase):

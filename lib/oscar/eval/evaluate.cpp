@@ -311,8 +311,9 @@ Json describe(const EvaluateOptions& options, const Work& work) {
   const Session& session = work.session;
   Json report = describe_session(options, session);
   const auto overlap = [&](const Bundle& bundle) {
-    return overlap_json(bundle.fingerprint, session.corpus.chunks,
-                        options.needles ? 0 : work.first);
+    const Json found =
+        overlap_json(bundle.fingerprint, session.corpus.chunks, options.needles ? 0 : work.first);
+    return found["known"] ? found : same_files_json(bundle.corpus, session.corpus.record);
   };
   const auto add_texts = [&](const Bundle& bundle, Json& entry) {
     entry["overlap"] = overlap(bundle);

@@ -1,6 +1,8 @@
 // Shares of n-grams, with their intervals.
 #include "oscar/eval/overlap.h"
 
+#include <algorithm>
+
 #include "oscar/eval/estimate.h"
 
 namespace oscar {
@@ -23,6 +25,23 @@ Json overlap_json(const NgramFingerprint& fingerprint,
   json["low"] = low;
   json["high"] = high;
   return json;
+}
+
+Json same_files_json(const CorpusRecord& calibrated, const CorpusRecord& evaluated) {
+  int64_t all = 0, same = 0;
+  for (const CorpusSource& source : evaluated.sources) {
+    all += source.tokens_used;
+    const auto is_it = [&](const CorpusSource& other) {
+      return !other.sha256.empty() && other.sha256 == source.sha256;
+    };
+    if (std::any_of(calibrated.sources.begin(), calibrated.sources.end(), is_it)) {
+      same += source.tokens_used;
+    }
+  }
+  if (same == 0) return {{"known", false}};
+  const double share = static_cast<double>(same) / static_cast<double>(all);
+  return {{"known", true},  {"ngram", kNgramTokens}, {"sampled", 0}, {"found", 0},
+          {"share", share}, {"low", share},          {"high", share}};
 }
 
 }  // namespace oscar

@@ -216,6 +216,7 @@ class OscarCache(Cache):
         else:
             if self.tokens % CHECK_EVERY == 0:
                 self.check_rows()
+            self._check_mask(kwargs.get("attention_mask"))
             self.make_room(self.tokens + 1)
             self.tokens += 1
         tables = self.paged.next_step()
@@ -225,6 +226,20 @@ class OscarCache(Cache):
             self.memory.ids.index_copy_(1, column, ids.int())
         if kwargs.get("position_ids") is None:
             kwargs["position_ids"] = tables.old_len[:, None].long()
+
+    def _check_mask(self, mask):
+        """That a step's mask hides nothing. On a GPU, which would be waited for, at every CHECK_EVERYth step."""
+        if isinstance(mask, dict):  # by kind of layer
+            mask = mask["full_attention"]
+        if mask is None:
+            return
+        if mask.dim() != 2:
+            refuse(f"an attention_mask of shape {list(mask.shape)}; expected one of {self.paged.places} rows, with 1 "
+                   "for tokens and 0 for padding")
+        if mask.device.type != "cpu" and self.tokens % CHECK_EVERY:
+            return
+        if not torch.equal((mask != 0).sum(1), self.paged.step.seq_len + 1):
+            refuse("an attention_mask that leaves out tokens that the cache holds")
 
     def _begin_prompts(self, kwargs):
         """Prompts: the first of all rows, or the next, behind all that the cache holds."""

@@ -7,6 +7,7 @@
 | Attention.__init__ | a worker's | our backend |
 | base_loader.process_weights_after_loading | a worker's | compares weights with the bundle's |
 | Scheduler.__init__ | the scheduler's | makes PrefixManager the manager of our blocks |
+| Scheduler.add_request | the scheduler's | says once what log probabilities of prompts are |
 | Scheduler.schedule | the scheduler's | tells the worker what happens to sinks |
 | Scheduler.update_from_output | the scheduler's | ends requests of which a row was refused |
 | Scheduler.make_stats | the scheduler's | counts what the cache holds |
@@ -27,8 +28,12 @@ from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
+from vllm.logger import init_logger
+
 from ..errors import UnsupportedError
 from . import settings
+
+logger = init_logger("vllm.oscar_int2")
 
 _MARK = "_oscar_int2"  # attribute of a function that replaces another
 _METRICS = "oscar_metrics"  # of a StatLoggerManager: metrics.Published
@@ -150,6 +155,19 @@ def _follow_scheduler():
 
         return __init__
 
+    def make_add(original):
+        def add_request(self, request):
+            parameters = request.sampling_params
+            if (settings.serves_int2(self.vllm_config) and parameters is not None
+                    and parameters.prompt_logprobs is not None
+                    and request.request_id != settings.SELF_CHECK_REQUEST):
+                logger.warning_once("OSCAR INT2: log probabilities of a prompt (prompt_logprobs, echo) are BF16's "
+                                    "where it is read in one step: its rows become 2 bits behind that. To measure "
+                                    "the cache: apply(..., prompts='int2') of oscar_int2.transformers")
+            return original(self, request)
+
+        return add_request
+
     def make_schedule(original):
         def schedule(self, *args, **options):
             output = original(self, *args, **options)
@@ -173,6 +191,7 @@ def _follow_scheduler():
         return update_from_output
 
     replace(Scheduler, "__init__", make_init)
+    replace(Scheduler, "add_request", make_add)
     replace(Scheduler, "schedule", make_schedule)
     replace(Scheduler, "update_from_output", make_output)
 

@@ -55,7 +55,7 @@ def _read(core, ids, at_once):
     in steps of one token behind it."""
     scheduler, config = core.scheduler, core.scheduler.scheduler_config
     parameters = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-    request = Request("oscar-self-check", ids, parameters, None, block_hasher=core.request_block_hasher)
+    request = Request(settings.SELF_CHECK_REQUEST, ids, parameters, None, block_hasher=core.request_block_hasher)
     before = (scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold,
               config.enable_chunked_prefill)
     scheduler.max_num_scheduled_tokens = at_once

@@ -21,6 +21,7 @@ BUNDLE = "VLLM_OSCAR_BUNDLE"  # environment: the bundle's path
 ENTRY = "oscar_int2"  # of VllmConfig.additional_config: an Entry
 WEIGHTS = "VLLM_OSCAR_WEIGHTS"  # environment: "any" to serve a bundle of other weights, or "same"
 SELF_CHECK = "VLLM_OSCAR_SELF_CHECK"  # environment: 1 for a self-check at start-up, or 0
+SELF_CHECK_REQUEST = "oscar-self-check"  # its id
 # Environment, for tests: 1 fills windows that nobody holds, and the scratch before its use, with NaN.
 POISON = "OSCAR_INT2_POISON"
 # Of requests at a time, where the user names none: every one costs a window in every layer, and
@@ -82,7 +83,9 @@ def entry():
     if path is None:
         raise BundleError(f"{BUNDLE} is not set: the INT2 backend needs a bundle of the model, "
                           "which oscar-calibrate makes")
-    path = str(pathlib.Path(path).absolute())
+    path = str(pathlib.Path(path).expanduser().absolute())
+    if not os.path.exists(path):
+        raise BundleError(f"{BUNDLE} names {path}, and nothing is there")
     return Entry(bundle=path, sha256=_load(path, _stamp(path)).content_sha256, weights=accepted_weights())
 
 

@@ -12,7 +12,7 @@ import torch
 
 from .bundle import Bundle, load
 from .cache import PagedCache
-from .decoder import Decoder
+from .decoder import Decoder, model_config
 from .errors import CacheFullError, CacheRowError
 from .weights import check as check_weights, projections
 
@@ -62,7 +62,7 @@ class Generator:
             _check_count(name, value)
         if bundle is not None:
             bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
-            bundle.check_model(model.config)
+            bundle.check_model(model_config(model))
         self.decoder, self.device = Decoder(model, compile), model.device
         if bundle is not None:
             check_weights(bundle, {i: projections(block.self_attn, bundle.layers[i])

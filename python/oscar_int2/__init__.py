@@ -13,12 +13,12 @@ Underneath are torch operators, torch.ops.oscar_int2; kernels/README.md has thei
 from ._library import PAGE_TOKENS, ops
 from .bundle import Bundle, load
 from .codec import LayerCodec, LayerPages, StepTables
-from .errors import (BundleError, BundleMismatchError, CacheFullError, CacheRowError, OscarError,
+from .errors import (BundleError, BundleMismatchError, CacheFullError, CacheRowError, LogitsError, OscarError,
                      SelfCheckError, UnsupportedError)
 from ._version import __version__
 from .generator import Generator
 from .status import Status, status
 
 __all__ = ["Bundle", "BundleError", "BundleMismatchError", "CacheFullError", "CacheRowError",
-           "Generator", "LayerCodec", "LayerPages", "OscarError", "PAGE_TOKENS", "SelfCheckError", "Status",
-           "StepTables", "UnsupportedError", "load", "ops", "status"]
+           "Generator", "LayerCodec", "LayerPages", "LogitsError", "OscarError", "PAGE_TOKENS",
+           "SelfCheckError", "Status", "StepTables", "UnsupportedError", "load", "ops", "status"]

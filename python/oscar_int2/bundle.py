@@ -1,5 +1,4 @@
 """Rotation bundles: reading and checking them. lib/oscar/bundle/SCHEMA.md describes the file."""
-import contextlib
 import errno
 import hashlib
 import json
@@ -174,7 +173,7 @@ def load(path):
         raise FileNotFoundError(errno.ENOENT, "no bundle there; oscar-calibrate MODEL TEXT BUNDLE.h5 makes "
                                               "one", path)
     try:
-        with _own_defaults(), h5py.File(path, "r") as file:
+        with torch.device("cpu"), h5py.File(path, "r") as file:  # servers load under another default
             return _Reader(path, file).bundle()
     except derived.Problem as problem:
         raise BundleError(f"{path}: {problem}") from None
@@ -182,19 +181,6 @@ def load(path):
         if pathlib.Path(path).is_file():
             raise BundleError(f"{path} can't be read as HDF5, or is damaged: {error}") from error
         raise
-
-
-@contextlib.contextmanager
-def _own_defaults():
-    """float32 on the CPU, whatever new tensors are elsewhere: servers load models under the dtype and the
-    device of their own."""
-    dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.device("cpu"):
-            yield
-    finally:
-        torch.set_default_dtype(dtype)
 
 
 class _Reader:
@@ -382,8 +368,9 @@ class _Reader:
     def check_side(self, where, side, letter):
         forward, partner = side.rotation.double(), side.partner.double()
         product = partner.mT @ forward if letter == "k" else forward @ partner
-        away = (product - torch.eye(forward.shape[1])).abs().amax((1, 2))
-        turned = (forward.mT @ forward - torch.eye(forward.shape[1])).abs().amax((1, 2))
+        identity = torch.eye(forward.shape[1], dtype=torch.float64)
+        away = (product - identity).abs().amax((1, 2))
+        turned = (forward.mT @ forward - identity).abs().amax((1, 2))
         away = torch.where(side.kind == BALANCED, away, torch.maximum(away, turned))
         if away.max() > INVERSE_LIMIT:
             self.refuse(where, f"with its inverse {away.max():.2g} away from the identity, "

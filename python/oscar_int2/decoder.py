@@ -54,8 +54,9 @@ def check_linear(linear):
     """Raises UnsupportedError for a module that computes more than its weight and bias say, as one
     with an adapter does, or one with quantized weights."""
     if type(linear) is not torch.nn.Linear:
-        raise UnsupportedError(f"a {type(linear).__module__}.{type(linear).__name__} in place of a torch.nn.Linear; merge adapters "
-                               "into the weights, and load weights in bf16")
+        kind = f"{type(linear).__module__}.{type(linear).__name__}"
+        raise UnsupportedError(f"a {kind} in place of a torch.nn.Linear; merge adapters into the weights, and "
+                               "load weights in bf16")
 
 
 def joined(parameters):

@@ -25,5 +25,9 @@ class CacheRowError(OscarError, ArithmeticError):
     """A key or value row that no 2-bit row can hold: not finite, or too large for its metadata."""
 
 
+class LogitsError(OscarError, ArithmeticError):
+    """Logits that are NaN: no token follows from them."""
+
+
 class SelfCheckError(OscarError, RuntimeError):
     """The 2-bit cache does not give what BF16 rows give: a wrong bundle, most likely."""

@@ -13,8 +13,8 @@ import torch
 from .bundle import Bundle, load
 from .cache import PagedCache
 from .decoder import Decoder, model_config
-from .errors import CacheFullError, CacheRowError
-from .weights import check as check_weights, projections
+from .errors import CacheFullError, CacheRowError, LogitsError
+from .weights import check_model as check_weights
 
 CHECK_EVERY = 16  # steps between two looks at what was generated
 
@@ -30,7 +30,7 @@ class Request:
     tokens: list = field(default_factory=list)
     done: bool = False
     failed: bool = False           # it was given up: what it had generated is in `tokens`
-    error: Exception | None = None  # why, where a row of it could not be written
+    error: Exception | None = None  # why, where a row of it could not be written, or its logits are NaN
     place: int | None = None
 
     def take(self, tokens):
@@ -65,10 +65,8 @@ class Generator:
             bundle.check_model(model_config(model))
         self.decoder, self.device = Decoder(model, compile), model.device
         if bundle is not None:
-            check_weights(bundle, {i: projections(block.self_attn, bundle.layers[i])
-                                   for i, block in enumerate(model.model.layers)}, weights,
-                          'weights="any" of Generator()', model.name_or_path,
-                          getattr(model.config, "_commit_hash", None))
+            check_weights(bundle, model, {i: block.self_attn for i, block in enumerate(model.model.layers)},
+                          weights, "Generator")
         self.vocab_size = len(self.decoder.embedding)
         room = max_tokens + CHECK_EVERY  # steps run on until the next look
         if bundle is None:
@@ -78,6 +76,7 @@ class Generator:
                                          demote_block=demote_block)
         self.bundle, self.prompts, self.max_tokens = bundle, "exact", max_tokens
         self.refused = 0  # requests of which a row could not be written
+        self.unclear = torch.zeros(places, dtype=torch.bool, device=self.device)  # logits were NaN
         self.busy = threading.RLock()  # held by the thread that runs
         self.waiting, self.running = deque(), {}
         self.tokens = torch.zeros(places, dtype=torch.int64, device=self.device)
@@ -88,8 +87,9 @@ class Generator:
 
     @torch.inference_mode()
     def generate(self, prompts, max_new_tokens, *, stop=(), temperature=0.0):
-        """Answers, a list of token ids for each prompt (a list of ids, at least one). Raises CacheRowError,
-        once the others have ended, if a row of one of them could not be written."""
+        """Answers, a list of token ids for each prompt (a list of ids, at least one). Once the others have
+        ended, raises CacheRowError if a row of one of them could not be written, and LogitsError if its
+        logits were NaN."""
         if not isinstance(prompts, (list, tuple)) or any(isinstance(prompt, int) for prompt in prompts):
             raise TypeError('prompts are a list of lists of token ids, for one text '
                             f'[tokenizer(text)["input_ids"]]; found {_described(prompts)}')
@@ -129,7 +129,8 @@ class Generator:
     @torch.inference_mode()
     def run(self, looks=None):
         """Generates until all requests have ended, or for so many looks of CHECK_EVERY steps.
-        A request of which a row could not be written is given up (Request.error), and the others go on.
+        A request of which a row could not be written, or whose logits are NaN, is given up
+        (Request.error), and the others go on.
         One whose prompt raises is given up too."""
         with self.busy:
             self.decoder.check_weights()
@@ -166,8 +167,10 @@ class Generator:
         tables = self.cache.prompt_tables([place], [len(request.prompt)])
         logits = self.decoder.prompt(tokens, lambda layer, k, v: self.cache.write(layer, tables, k, v))
         self.temperature[place] = request.temperature
-        token = chosen(logits[None], self.temperature[place:place + 1])
-        self.tokens[place] = token[0]
+        token, unclear = chosen(logits[None], self.temperature[place:place + 1])
+        self.tokens[place], self.unclear[place] = token[0], unclear[0]
+        if unclear:
+            return  # look() gives it up
         request.take(token.tolist())
         if request.done:
             self._leave(place)
@@ -188,6 +191,10 @@ class Generator:
         """Gives every request its tokens of the last CHECK_EVERY steps; ended ones leave. So do those
         that have failed, without these tokens: they may come from behind the row."""
         errors, emitted = self.cache.take_errors(), self.emitted.tolist()
+        for place in self.unclear.nonzero().flatten().tolist():
+            errors.setdefault(place, LogitsError(
+                f"the logits of request {place} are NaN, so that no token is the likeliest: see the weights"))
+        self.unclear.zero_()
         for place, request in list(self.running.items()):
             if place in errors:
                 request.error = errors[place]
@@ -214,8 +221,9 @@ class Generator:
     def _step(self, sampled):
         tables = self.cache.next_step()
         logits = self.decoder.step(self.tokens, tables.old_len, self.cache.decode)
-        token = chosen(logits, self.temperature if sampled else None)
+        token, unclear = chosen(logits, self.temperature if sampled else None)
         self.tokens.copy_(token)
+        self.unclear.logical_or_(unclear)
         self.emitted.copy_(torch.cat((self.emitted[:, 1:], token[:, None]), 1))
 
     def _captured(self, sampled):
@@ -233,12 +241,15 @@ class Generator:
 
 
 def chosen(logits, temperature):
-    """Token ids [rows] of logits [rows, vocab]; temperature [rows, 1], None or 0: the likeliest."""
+    """Token ids [rows] of logits [rows, vocab], and whether the logits hold NaN [rows]; temperature
+    [rows, 1], None or 0: the likeliest."""
     if temperature is None:
-        return logits.argmax(-1)
+        most, token = logits.max(-1)  # NaN counts as the most
+        return token, most.isnan()
     noise = -torch.log(-torch.log(torch.rand_like(logits, dtype=torch.float32).clamp_min(1e-20)))
     noisy = logits.float() / temperature.clamp_min(1e-6) + noise  # Gumbel: a draw from softmax
-    return torch.where(temperature > 0, noisy, logits.float()).argmax(-1)
+    most, token = torch.where(temperature > 0, noisy, logits.float()).max(-1)
+    return token, most.isnan()
 
 
 def _checked_ids(name, ids, vocab_size=None):

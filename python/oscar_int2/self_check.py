@@ -17,7 +17,9 @@ QUOTE = 48            # tokens that are compared
 # text, random models .2 to 1.0 of drawn ids; with the transforms of the KV heads exchanged tiny-gqa 1.4 and
 # 5.9; with those of the next layer tiny-gqa 8.9 of text. Not found: SmolLM2 with exchanged KV heads, .33.
 FURTHEST, FURTHEST_DRAWN = 0.5, 2.0
-UNQUOTED = -3.0  # mean log probability over BF16 below which a model is not quoting
+# Mean log probability over BF16 below which a model is not quoting: tiny-gqa has -.3 to -.5 of text, and
+# -7.5 with random weights in its place.
+UNQUOTED = -3.0
 _NAMES = "Alder Birch Cedar Dogwood Elm Fir Ginkgo Hazel Ivy Juniper Larch Maple Oak Pine Rowan Willow"
 _GOODS = "copper wire|dried figs|lamp oil|roof slate|sail cloth|oat flour|window glass|garden seed"
 _TOWNS = "Aarhus Bergen Cork Dover Esbjerg Ghent Haifa Izmir Kotor Lagos Malmo Narvik Porto Riga Split Turku"

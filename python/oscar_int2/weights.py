@@ -178,6 +178,13 @@ def check(bundle, layers, accepted, option, model=None, revision=None, logger=_l
             f"({COST})")
 
 
+def check_model(bundle, model, attentions, accepted, caller):
+    """check() of a model of transformers, whose attention modules are {layer id: module}. `caller`: the
+    function whose option `weights` accepts any, for the message."""
+    check(bundle, {i: projections(module, bundle.layers[i]) for i, module in attentions.items()}, accepted,
+          f'weights="any" of {caller}()', model.name_or_path, getattr(model.config, "_commit_hash", None))
+
+
 def require_choice(accepted, option):
     """Raises BundleError for what is neither "same" nor "any"."""
     if accepted not in (SAME, ANY):

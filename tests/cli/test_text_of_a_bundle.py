@@ -182,13 +182,16 @@ class EvaluatedText(TextOfABundle):
         self.assertGreater(other["sampled"], 100)
         self.assertNotIn("13-grams", said)
 
-    def test_of_a_stripped_bundle_it_is_unknown(self):
+    def test_of_a_stripped_bundle_it_is_known_by_files_alone(self):
         stripped = self.folder / "stripped.h5"
         self.calibrate(self.corpus, self.out, *FIXED)
         self.run_ok("oscar-bundle", "strip", self.out, stripped)
         with h5py.File(stripped) as file:
             self.assertNotIn("ngram_hashes", file["corpus"])
         found, said = self.overlap(self.corpus, stripped)
+        self.assertEqual(found, {"known": True, "by_files": True, "share": 1, "low": 1, "high": 1})
+        self.assertIn("100% of the evaluation's tokens, by their files,", " ".join(said.split()))
+        found, said = self.overlap(digits(self.folder / "other.txt", 3000, 3), stripped)
         self.assertEqual(found, {"known": False})
         self.assertNotIn("13-grams", said)
 

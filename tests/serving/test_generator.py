@@ -82,12 +82,12 @@ class Requests(unittest.TestCase):
         torch.manual_seed(0)
         logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]]).log_softmax(-1).expand(20000, 4)
         for temperature in (0.5, 1.0):
-            drawn = chosen(logits, torch.full((20000, 1), temperature))
+            drawn = chosen(logits, torch.full((20000, 1), temperature))[0]
             share = torch.bincount(drawn, minlength=4) / 20000
             expected = (logits[0] / temperature).softmax(-1)
             # Five standard errors of a share at most .5 / sqrt(20000).
             self.assertLess((share - expected).abs().max().item(), 5 * 0.5 / 20000**0.5)
-        self.assertTrue((chosen(logits, torch.zeros(20000, 1)) == 0).all())
+        self.assertTrue((chosen(logits, torch.zeros(20000, 1))[0] == 0).all())
 
     def test_what_does_not_fit_is_refused(self):
         generator = oscar_int2.Generator(tiny_model(), BUNDLE, max_tokens=512, pages=2)
@@ -133,6 +133,39 @@ class Requests(unittest.TestCase):
         self.assertEqual([requests[0].tokens, requests[2].tokens], expected * 2)
         with self.assertRaisesRegex(oscar_int2.CacheRowError, "not finite"):
             generator.generate([[bad] + ids, ids], 20)
+
+    def test_logits_that_are_not_numbers_end_their_request(self):
+        for temperature in (0.0, 0.7):
+            generator, expected, (other, request) = self.two_requests()
+            generator.temperature[request.place] = request.temperature = temperature
+            step = generator.decoder.step
+
+            def broken(*arguments, step=step, place=request.place):
+                logits = step(*arguments).clone()
+                logits[place, 5] = torch.nan
+                return logits
+
+            with self.subTest(temperature=temperature), mock.patch.object(generator.decoder, "step", broken):
+                generator.run(looks=1)
+                self.assertEqual((request.failed, request.done), (True, False))
+                self.assertRegex(str(request.error), "logits of request 1 are NaN")
+                self.assertEqual(request.tokens, expected[1][:17], "none of the step, none left out")
+            generator.run()
+            self.assertEqual((other.failed, other.tokens), (False, expected[0]))
+
+    def test_a_prompt_without_logits_fails_alone(self):
+        ids, generator = held_out_ids(100), oscar_int2.Generator(tiny_model(), BUNDLE, max_tokens=256)
+        prompt, bad = generator.decoder.prompt, [True]
+
+        def broken(*arguments):
+            return prompt(*arguments) * (torch.nan if bad.pop() else 1)
+
+        bad[:] = [False, True]
+        with mock.patch.object(generator.decoder, "prompt", broken):
+            requests = [generator.submit(ids, 20) for _ in range(2)]
+            generator.run()
+        self.assertIsInstance(requests[0].error, oscar_int2.LogitsError)
+        self.assertEqual((requests[0].tokens, len(requests[1].tokens)), ([], 20))
 
     def test_a_request_whose_prompt_fails_is_given_up(self):
         generator, expected, requests = self.two_requests()

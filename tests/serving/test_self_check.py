@@ -44,6 +44,8 @@ class Comparison(unittest.TestCase):
         result = self_check.check(bundle, probe, exact, [-0.5] * 48)
         self.assertEqual((result.exact, result.served, result.distance), (-0.25, -0.5, 0.25))
         self.assertRegex(str(result), r"48 quoted tokens.*-0\.500 over the 2-bit cache, -0\.250 over BF16")
+        self.assertNotIn("does not quote", str(result))
+        self.assertIn("does not quote", str(self_check.check(bundle, probe, [-7.5] * 48, [-7.4] * 48)))
         for served in (-0.26 - probe.furthest, float("nan"), float("-inf")):
             with self.assertRaisesRegex(oscar_int2.SelfCheckError, "tiny-gqa.*another checkpoint"):
                 self_check.check(bundle, probe, exact, [served] * 48)

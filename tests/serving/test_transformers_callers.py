@@ -107,8 +107,25 @@ class Loops(unittest.TestCase):
         with torch.no_grad():
             cache = OscarCache(model, 1, 64)
             self.assertIs(model(IDS, past_key_values=cache).past_key_values, cache)
-        with self.assertRaisesRegex(REFUSED, "use_cache=False"):
-            answer(model, use_cache=False)
+        without = copy.deepcopy(model.generation_config)
+        for given in ({"use_cache": False}, {"generation_config": without}):
+            with self.assertRaisesRegex(REFUSED, "use_cache=False"):
+                answer(model, **given)
+        without.use_cache = True
+        self.assertEqual(answer(model, generation_config=without), expected)
+
+    def test_padding_between_tokens_wants_positions(self):
+        model, mask = model_with(prompts="int2"), torch.ones_like(IDS)
+        mask[:, 3] = 0
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        with torch.no_grad():
+            with self.assertRaisesRegex(REFUSED, "padding between tokens and no position_ids"):
+                model(IDS, attention_mask=mask)
+            model(IDS, attention_mask=mask, position_ids=positions)
+            for side in (slice(None, 3), slice(-3, None)):
+                padded = torch.ones_like(IDS)
+                padded[:, side] = 0
+                model(IDS, attention_mask=padded)
 
     def test_rows_that_could_not_be_written_end_a_loop(self):
         model = model_with(prompts="exact")

@@ -40,8 +40,7 @@ Json same_files_json(const CorpusRecord& calibrated, const CorpusRecord& evaluat
   }
   if (same == 0) return {{"known", false}};
   const double share = static_cast<double>(same) / static_cast<double>(all);
-  return {{"known", true},  {"ngram", kNgramTokens}, {"sampled", 0}, {"found", 0},
-          {"share", share}, {"low", share},          {"high", share}};
+  return {{"known", true}, {"by_files", true}, {"share", share}, {"low", share}, {"high", share}};
 }
 
 }  // namespace oscar

@@ -33,11 +33,14 @@ std::string name_of_file(const Json& bundle) {
 std::optional<Caution> shared_text(const Json& bundle, const std::string& method) {
   const Json& overlap = entry_of(bundle, "overlap");
   const double share = number_at(overlap, "share"), ngram = number_at(overlap, "ngram");
-  if (!(number_at(overlap, "low") > kNotableOverlap) || std::isnan(share) || std::isnan(ngram)) {
+  const bool by_files = entry_of(overlap, "by_files") == true;
+  if (!(number_at(overlap, "low") > kNotableOverlap) || std::isnan(share) ||
+      (!by_files && std::isnan(ngram))) {
     return std::nullopt;
   }
   const std::string found =
-      fmt::format("{:.0f}% of the evaluation's {:.0f}-grams", 100 * share, ngram);
+      by_files ? fmt::format("{:.0f}% of the evaluation's tokens, by their files,", 100 * share)
+               : fmt::format("{:.0f}% of the evaluation's {:.0f}-grams", 100 * share, ngram);
   return Caution{
       .kind = "shared-text",
       .method = method,

@@ -93,8 +93,7 @@ std::vector<Stack> make_table() {
        .standing =
            "For llama.cpp's OSCAR branch zhongzhu/llamacpp at commit 4570ea60, which loads these "
            "matrices (proven on a CPU). DO NOT SERVE: on one text of 1,024 tokens its own 2-bit "
-           "rows "
-           "made a perplexity of 39, and 27 without rotations, where f16 rows have 6.4.",
+           "rows made a perplexity of 39, and 27 without rotations, where f16 rows have 6.4.",
        .transposed_file = true,
        .quant_group_sizes = {32},
        .metadata = {{kFp16, kAfterCoding}},

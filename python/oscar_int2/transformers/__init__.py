@@ -27,7 +27,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from ..bundle import Bundle, has_other_attention, load
 from ..cache import check_served
 from ..errors import BundleMismatchError
-from ..weights import check as check_weights, projections
+from ..weights import check_model as check_weights
 from .applied import Applied, attention, mask
 from .cache import NAME, OscarCache, refuse, unwrapped
 from .prompts import check_mode
@@ -64,9 +64,7 @@ def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact",
     bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
     attentions = _attentions(inner, bundle)
     check_mode(prompts)
-    check_weights(bundle, {module.layer_idx: projections(module, bundle.layers[module.layer_idx])
-                           for module in attentions}, weights, 'weights="any" of apply()', inner.name_or_path,
-                  getattr(inner.config, "_commit_hash", None))
+    check_weights(bundle, inner, {module.layer_idx: module for module in attentions}, weights, "apply")
     remove(inner)
     verification = Verification(inner, bundle, demote_block, verify) if verify else None
     applied = Applied(inner, bundle, max_tokens, demote_block, prompts)

@@ -131,7 +131,10 @@ class Applied:
 
     def generate(self, model, original, *args, **kwargs):
         """generate(), for one caller at a time."""
-        if kwargs.get("use_cache") is False:
+        given = kwargs.get("generation_config")
+        if given is model.generation_config:  # where trainers leave False
+            given = None
+        if kwargs.get("use_cache", getattr(given, "use_cache", None)) is False:
             refuse("use_cache=False of generate(); remove(model) first")
         self._check_chat(kwargs.get("input_ids", args[0] if args else kwargs.get("inputs")), kwargs)
         with self.busy:

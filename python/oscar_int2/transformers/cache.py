@@ -263,6 +263,10 @@ class OscarCache(Cache):
             refuse("an attention_mask with a row that has no tokens")
         expected = self.paged.step.seq_len[:, None] + seen.cumsum(1) - 1
         if positions is None:
+            starts = seen[:, :1].sum(1) + (seen[:, 1:] & ~seen[:, :-1]).sum(1)
+            if (starts > 1).any():  # the model alone would count what a hole hides
+                refuse("an attention_mask with padding between tokens and no position_ids; give position_ids "
+                       "that count each row's tokens")
             kwargs["position_ids"] = expected.clamp(min=0)
         elif not torch.equal(positions.expand(batch, new)[seen], expected[seen]):
             refuse("position_ids that do not count each row's tokens, on from those that the cache holds; a "

@@ -5,6 +5,7 @@ every process. INT2 pages are blocks of vLLM's own pool; exact windows lie besid
 running request. What this version does not serve is refused by name (settings.py).
 """
 import importlib
+import os
 
 from ..errors import UnsupportedError
 from . import settings
@@ -37,6 +38,9 @@ def register():
     that is set and blank, UnsupportedError for another vLLM than those of ADAPTERS.
     """
     named = settings.bundle_path()
+    if named is None and settings.WEIGHTS in os.environ:
+        settings.logger.warning("%s is set and %s is not: this server runs over BF16", settings.WEIGHTS,
+                                settings.BUNDLE)
     try:
         found = adapter()
     except UnsupportedError:

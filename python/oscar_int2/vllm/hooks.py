@@ -26,9 +26,8 @@ import sys
 
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-
 from vllm.logger import init_logger
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from ..errors import UnsupportedError
 from . import settings

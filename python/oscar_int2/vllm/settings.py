@@ -4,6 +4,7 @@ VLLM_OSCAR_BUNDLE is read where an engine's arguments are read, and nowhere else
 into the engine's configuration (ENTRY of additional_config), which vLLM hands to all its processes. So
 one process may run several engines, over INT2, over another bundle or over BF16.
 """
+import errno
 import functools
 import logging
 import os
@@ -85,7 +86,7 @@ def entry():
                           "which oscar-calibrate makes")
     path = str(pathlib.Path(path).expanduser().absolute())
     if not os.path.exists(path):
-        raise BundleError(f"{BUNDLE} names {path}, and nothing is there")
+        raise FileNotFoundError(errno.ENOENT, f"no bundle there, where {BUNDLE} says", path)
     return Entry(bundle=path, sha256=_load(path, _stamp(path)).content_sha256, weights=accepted_weights())
 
 

@@ -1,10 +1,6 @@
 #!/usr/bin/env python3
 """Rows that cannot be coded and weights that are loaded again: what becomes of the other requests."""
 import contextlib
-import os
-import pathlib
-import shutil
-import tempfile
 import unittest
 from unittest import mock
 
@@ -201,58 +197,6 @@ def checkpoint():
     from safetensors.torch import load_file
 
     return [item for path in sorted(case.MODEL.glob("*.safetensors")) for item in load_file(path).items()]
-
-
-@needs_vllm
-class OtherWeights(unittest.TestCase):
-    """Starts with weights that the bundle was not calibrated on."""
-
-    def start(self, bundle, model=case.MODEL, accepted=None, **options):
-        with case.bundle_variable(bundle), mock.patch.dict(os.environ):
-            if accepted:
-                os.environ["VLLM_OSCAR_WEIGHTS"] = accepted
-            with self.assertLogs("vllm.oscar_int2", "WARNING") as said:
-                llm = vllm.LLM(str(model), **case.OPTIONS, **options)
-        llm.llm_engine.engine_core.shutdown()
-        return "\n".join(said.output)
-
-    def refused(self, *words, **options):
-        from oscar_int2 import BundleMismatchError
-
-        with self.assertRaises(BundleMismatchError) as caught:
-            self.start(**options)
-        for word in ("was calibrated on other weights", "VLLM_OSCAR_WEIGHTS=any", *words):
-            self.assertIn(word, str(caught.exception))
-
-    def test_another_checkpoint_of_the_same_shape_stops_the_start(self):
-        def other(samples):
-            return torch.randn(samples.shape, generator=torch.Generator().manual_seed(0)) * samples.std()
-
-        with case.edited_bundle(case.samples_of_the_model(other)) as bundle:
-            self.refused("bundle.h5", "W_Q of layer 0 differs, and 31 more of 32", "another model",
-                         bundle=bundle)
-
-    def test_a_fine_tune_stops_the_start_as_one(self):
-        with case.edited_bundle(case.samples_of_the_model(lambda samples: samples * 1.02)) as bundle:
-            self.refused("a fine-tune of the calibrated model", bundle=bundle)
-
-    def test_weights_that_are_not_loaded_stop_the_start_or_are_accepted_by_name(self):
-        with case.edited_bundle(case.samples_of_the_model()) as bundle:
-            self.refused("weights that were never loaded", bundle=bundle, load_format="dummy")
-            said = self.start(bundle, accepted="any", load_format="dummy")
-        self.assertRegex(said, "bundle.h5 was calibrated on other weights than are served: .*docs/serving.md")
-        said = self.start(case.BUNDLE, load_format="dummy")  # without samples, and files that say nothing
-        self.assertIn("weights could not be compared", said)
-
-    def test_a_bundle_without_samples_knows_its_checkpoint_by_the_files(self):
-        with tempfile.TemporaryDirectory() as folder:
-            model = pathlib.Path(folder) / "model"
-            shutil.copytree(case.MODEL, model)
-            shard = sorted(model.glob("*.safetensors"))[0]
-            data = bytearray(shard.read_bytes())
-            data[-1] ^= 1
-            shard.write_bytes(data)
-            self.refused("the fingerprint of", bundle=case.BUNDLE, model=model)
 
 
 if __name__ == "__main__":

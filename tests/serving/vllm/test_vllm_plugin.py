@@ -466,6 +466,15 @@ class Refusals(unittest.TestCase):
                     del os.environ["VLLM_OSCAR_BUNDLE"]
                     oscar_int2_vllm.register()  # without a bundle it leaves other versions alone
 
+    def test_weights_that_are_accepted_for_no_bundle_are_said(self):
+        import oscar_int2_vllm
+
+        with mock.patch.dict(os.environ, VLLM_OSCAR_WEIGHTS="any"):
+            del os.environ["VLLM_OSCAR_BUNDLE"]
+            with self.assertLogs("vllm.oscar_int2", "WARNING") as said:
+                oscar_int2_vllm.register()
+        self.assertIn("VLLM_OSCAR_BUNDLE is not: this server runs over BF16", said.output[0])
+
     def test_registering_again_changes_nothing(self):
         from vllm.engine.arg_utils import EngineArgs
         import oscar_int2_vllm
@@ -474,61 +483,6 @@ class Refusals(unittest.TestCase):
         method = EngineArgs.create_engine_config
         oscar_int2_vllm.register()
         self.assertIs(EngineArgs.create_engine_config, method)
-
-
-@needs_vllm
-class Ranks(unittest.TestCase):
-    """A worker's part of a model, where kernels have not packed it."""
-
-    def loaded(self, rank):
-        """One layer with KV head `rank` of two, 2 query heads each, and samples of the whole layer."""
-        from oscar_int2 import weights
-        from oscar_int2.vllm.backend import OscarAttention
-        from oscar_int2.vllm.weights import Loaded
-
-        torch.manual_seed(3)
-        q, k, v, o = (torch.randn(*size) for size in ((32, 64), (16, 64), (16, 64), (64, 32)))
-        samples = torch.stack([weights.sample(x, 2, x is o).bfloat16().float() for x in (q, k, v, o)], 1)
-        impl = OscarAttention.__new__(OscarAttention)
-        impl.num_kv_heads = 1
-        layer = torch.nn.Module()
-        layer.attn = torch.nn.Module()
-        layer.attn.impl = impl
-        layer.qkv_proj, layer.o_proj = torch.nn.Module(), torch.nn.Module()
-        layer.qkv_proj.tp_rank = rank
-        layer.qkv_proj.weight = torch.nn.Parameter(torch.cat([x.chunk(2)[rank] for x in (q, k, v)]))
-        layer.o_proj.weight = torch.nn.Parameter(o.chunk(2, 1)[rank])
-        model = torch.nn.Module()
-        model.layers = torch.nn.ModuleList([torch.nn.Module()])
-        model.layers[0].self_attn = layer
-        bundle = mock.Mock(path="ours.h5", layers={0: mock.Mock(
-            weight_samples=samples, num_kv_heads=2, num_qo_heads=4, head_dim=8)})
-        bundle.model.hidden_size = 64
-        config = mock.Mock(additional_config={"oscar_int2": {"weights": "same"}})
-        config.load_config.load_format = "dummy"  # there are no files
-        with mock.patch("oscar_int2.vllm.settings.bundle", lambda config: bundle):
-            return Loaded(model, config), layer
-
-    def test_each_rank_compares_its_own_heads(self):
-        from oscar_int2 import BundleMismatchError
-
-        for rank in (0, 1):
-            loaded, layer = self.loaded(rank)
-            loaded.check()
-            layer.qkv_proj.weight.data[24:] *= 1.01  # values, behind 16 rows of queries and 8 of keys
-            with self.assertRaisesRegex(BundleMismatchError, "W_V of layer 0 differs, and 0 more of 4"):
-                loaded.check()
-
-    def test_weights_that_have_become_others_are_said_once(self):
-        loaded, layer = self.loaded(1)
-        with self.assertNoLogs("vllm.oscar_int2"):
-            loaded.again(0)
-        layer.o_proj.weight.data *= 1.01
-        with self.assertLogs("vllm.oscar_int2", "WARNING") as said:
-            loaded.again(0)
-            loaded.again(0)
-        self.assertEqual(len(said.output), 1)
-        self.assertRegex(said.output[0], "loaded again, and the bundle was calibrated on others: W_O of layer 0")
 
 
 @needs_vllm

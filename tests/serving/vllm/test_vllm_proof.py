@@ -70,6 +70,15 @@ class Proof(case.EngineTest):
         self.assertEqual(self.engine.scheduler.max_num_scheduled_tokens,
                          self.engine.scheduler.scheduler_config.max_num_batched_tokens)
 
+    def test_log_probabilities_of_a_prompt_are_said_to_be_bf16s(self):
+        said = "OSCAR INT2: log probabilities of a prompt .* are BF16's"
+        self.assertFalse([text for text in self.engine.log.texts if "log probabilities of a prompt" in text],
+                         "the self-check is no client")
+        for _ in range(2):
+            self.engine.prompt_log_probabilities(self.engine.prompt(0, 40))
+        self.engine.log.find(said)
+        self.assertEqual(len([text for text in self.engine.log.texts if "log probabilities of a prompt" in text]), 1)
+
     def test_metrics_say_which_bundle_and_what_the_cache_holds(self):
         engine, finished = self.engine, {}
         [(labels, one)] = metrics("oscar_int2_info").items()

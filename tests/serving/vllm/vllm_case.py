@@ -51,21 +51,10 @@ DRIFT, TIE = 0.25, 0.15
 
 
 def install_plugin():
-    """What pip would: the package on the path, and beside it what python/pyproject.toml says that
-    vLLM shall find."""
+    """What pip would: the package on the path, and beside it what vLLM finds it by."""
     os.environ.update(ENVIRONMENT)
-    text = (SOURCE / "python" / "pyproject.toml").read_text()
-    entry = re.search(r'^\[project.entry-points."vllm.general_plugins"\]\n(\w+) = "([\w.:]+)"$', text,
-                      re.MULTILINE)
-    site = pathlib.Path(tempfile.mkdtemp(prefix="oscar-vllm-"))
-    info = site / "oscar_int2-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: oscar-int2\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(
-        f"[vllm.general_plugins]\n{entry[1]} = {entry[2]}\n")
-    package = os.environ.get("OSCAR_PYTHON_PACKAGE",
-                             str(pathlib.Path(os.environ["OSCAR_BIN"]).parent / "python"))
-    sys.path[:0] = [package, str(site)]
+    sys.path.insert(0, os.environ.get("OSCAR_PYTHON_PACKAGE",
+                                      str(pathlib.Path(os.environ["OSCAR_BIN"]).parent / "python")))
 
 
 def texts(tokenizer):

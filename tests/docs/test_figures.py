@@ -16,7 +16,8 @@ from studies import blocks, content, figures, vocabulary
 STUDY = json.loads((SOURCE / "rotation_zoo/tiny-gqa/study/study.json").read_text())
 REAL = json.loads(draw_quality_chart.STUDY.read_text())
 # Rows of which the documentation has other words than the study.
-ROWS = {"its perplexity above BF16's": "default of this toolkit"}
+PERPLEXITY = "its perplexity above BF16's"
+ROWS = {PERPLEXITY: "default of this toolkit"}
 
 
 def section(page, heading):
@@ -169,13 +170,17 @@ class Figures(unittest.TestCase):
             self.assertEqual(shown[label],
                              figures.percent((niah["rate"], niah["low"], niah["high"])), label)
 
-    def test_the_readmes_results_of_the_embedded_model_are_rows_of_all_results(self):
-        shown = tables("README.md", "Results")
-        self.assertEqual(len(shown), 2)  # of the real model first
-        everything = [row[1:] for row in table_rows("docs/results.md", "Quality")]
-        self.assertGreaterEqual(len(shown[1]), 4)
-        for row in shown[1]:
-            self.assertIn(row[1:], everything)
+    def test_the_readme_begins_with_figures_of_its_tables(self):
+        lead = MarkdownFile("README.md").text.partition("\n![")[0]
+        rows = {row[0]: row for row in table_rows("README.md", "Results")}
+        vllm = {row[0]: row for row in table_rows("docs/vllm.md", "Figures")}
+        ms = {cache.split()[0]: float(row[3].split()[0]) for cache, row in vllm.items() if " over " not in cache}
+        for shown in (f"is {rows['default of this toolkit'][1].split()[0]} nats",
+                      f"has {rows['OSCAR, per KV head'][1].split()[0]}.",
+                      f"by {rows[PERPLEXITY][1].split()[0].strip('+')} (",
+                      f"{float(vllm['INT2 over BF16'][1]):.1f} times the tokens",
+                      *(f"{ms[cache]:.2f} ms" for cache in ("INT2", "FP8", "BF16"))):
+            self.assertIn(shown, lead)
 
     def test_every_stack_is_described_as_the_program_does(self):
         ratios = {"a ratio for each layer, KV head and side": "one a layer, head and side",

@@ -1,4 +1,4 @@
-"""Links, anchors and paths in every Markdown file lead somewhere, and the README stays short."""
+"""Links, anchors and paths in every Markdown file lead somewhere."""
 import re
 import unittest
 
@@ -7,7 +7,6 @@ from support.programs import SOURCE
 
 # External pages are not fetched: only these are linked, in this form.
 EXTERNAL = re.compile(r"https://arxiv\.org/abs/\d{4}\.\d{5}")
-LONGEST_README = 120
 TERMINAL_COLUMNS = 80
 # A file's name without its folder is looked up when it is one that only this project would have.
 SOURCE_SUFFIXES = {".h", ".cpp", ".cuh", ".cu", ".py", ".sh"}
@@ -96,10 +95,6 @@ class Links(unittest.TestCase):
                     text = next(path for start in ("", *STARTS)
                                 if (path := SOURCE / start / place[1]).exists()).read_text()
                     self.assertRegex(text, rf"\b{re.escape(place[2].split('::')[-1])}\b")
-
-    def test_the_readme_is_short(self):
-        lines = (SOURCE / "README.md").read_text().splitlines()
-        self.assertLessEqual(len(lines), LONGEST_README)
 
     def test_blocks_that_are_typed_or_printed_fit_a_terminal(self):
         for file in self.files:

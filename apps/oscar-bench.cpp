@@ -7,13 +7,11 @@
 
 #include "bench/attention.h"
 #include "bench/calibrate.h"
-#include "bench/history.h"
-#include "bench/quantize.h"
-#include "bench/transform.h"
-#include "common/main.h"
+#include "bench/kernels.h"
 #include "common/options.h"
 #include "common/output_paths.h"
-#include "common/standard_streams.h"
+#include "common/program.h"
+#include "common/terminal.h"
 #include "oscar/base/error.h"
 
 namespace {

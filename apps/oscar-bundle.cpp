@@ -2,8 +2,8 @@
 #include <CLI/CLI.hpp>
 
 #include "bundle/commands.h"
-#include "common/main.h"
-#include "oscar/base/interrupt.h"
+#include "common/program.h"
+#include "oscar/base/process.h"
 
 int main(int argc, char** argv) {
   CLI::App program{
@@ -15,11 +15,11 @@ int main(int argc, char** argv) {
       "oscar-bundle"};
   program.require_subcommand(1);
   oscar::app::Work work;
-  for (const auto add :
-       {oscar::app::add_inspect, oscar::app::add_verify, oscar::app::add_strip,
-        oscar::app::add_merge, oscar::app::add_fit, oscar::app::add_coverage, oscar::app::add_diff,
-        oscar::app::add_export, oscar::app::add_import, oscar::app::add_fold, oscar::app::add_plan,
-        oscar::app::add_stacks, oscar::app::add_report, oscar::app::add_card}) {
+  for (const auto add : {oscar::app::add_inspect, oscar::app::add_verify, oscar::app::add_strip,
+                         oscar::app::add_rewrite, oscar::app::add_merge, oscar::app::add_fit,
+                         oscar::app::add_coverage, oscar::app::add_diff, oscar::app::add_export,
+                         oscar::app::add_import, oscar::app::add_fold, oscar::app::add_plan,
+                         oscar::app::add_stacks, oscar::app::add_report, oscar::app::add_card}) {
     add(program, work);
   }
   oscar::install_interrupt_handlers();

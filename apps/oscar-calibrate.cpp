@@ -6,22 +6,19 @@
 #include <algorithm>
 #include <optional>
 
-#include "common/main.h"
 #include "common/options.h"
 #include "common/output_paths.h"
 #include "common/processes.h"
-#include "common/shared_work.h"
-#include "common/stack_options.h"
-#include "common/standard_streams.h"
-#include "common/terminal_progress.h"
-#include "oscar/base/interrupt.h"
-#include "oscar/base/json_text.h"
-#include "oscar/base/printable.h"
-#include "oscar/base/text_lines.h"
+#include "common/program.h"
+#include "common/terminal.h"
+#include "oscar/base/error.h"
+#include "oscar/base/json.h"
+#include "oscar/base/process.h"
+#include "oscar/base/strings.h"
+#include "oscar/bundle/stack_plan.h"
 #include "oscar/calibrate/calibrate.h"
 #include "oscar/fit/convergence.h"
-#include "oscar/fit/presets.h"
-#include "oscar/stacks/describe.h"
+#include "oscar/fit/fit.h"
 
 namespace {
 
@@ -36,7 +33,7 @@ constexpr const char* kFooter =
     "MODEL   Hugging Face folder (config.json, safetensors, tokenizer.json), a .gguf\n"
     "        file (llama, qwen2 or qwen3), the name of a model that was fetched from\n"
     "        the Hub (Qwen/Qwen3-8B), tiny-gqa, which is embedded, or smollm2, once\n"
-    "        scripts/fetch_smollm2.sh has fetched it.\n"
+    "        python -m oscar_int2 fetch smollm2 has fetched it.\n"
     "CORPUS  .txt, .jsonl (text, prompt/completion or messages), .npy or .h5 token\n"
     "        ids, a folder of these, self:N (the model writes N tokens), or several\n"
     "        joined with weights: chat.jsonl:0.5,code.jsonl:0.5\n"

@@ -6,22 +6,19 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "common/main.h"
 #include "common/options.h"
 #include "common/output_paths.h"
 #include "common/processes.h"
-#include "common/shared_work.h"
-#include "common/standard_streams.h"
-#include "common/terminal_progress.h"
-#include "oscar/base/atomic_file.h"
-#include "oscar/base/interrupt.h"
+#include "common/program.h"
+#include "common/terminal.h"
+#include "oscar/base/error.h"
+#include "oscar/base/files.h"
 #include "oscar/base/json.h"
-#include "oscar/base/json_text.h"
-#include "oscar/base/printable.h"
+#include "oscar/base/process.h"
 #include "oscar/bundle/run_checkpoint.h"
 #include "oscar/eval/evaluate.h"
-#include "oscar/report/cautions.h"
-#include "oscar/report/html_report.h"
+#include "oscar/eval/report/page.h"
+#include "oscar/eval/report/report_data.h"
 
 namespace {
 

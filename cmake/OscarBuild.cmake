@@ -37,37 +37,6 @@ function(oscar_target_settings target)
   endif()
 endfunction()
 
-# Compiles the sources of each folder together, at most `size` at once: most of a source's time goes
-# into the headers it shares with its neighbours. A changed source compiles its neighbours again.
-option(OSCAR_UNITY "Compile the sources of a folder together" ON)
-function(oscar_unity target size)
-  if(NOT OSCAR_UNITY)
-    return()
-  endif()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-  # g++ takes an included source for a header, where a type from an unnamed namespace is a mistake.
-  target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
-  get_target_property(sources ${target} SOURCES)
-  set(folders "")
-  foreach(source IN LISTS sources)
-    get_filename_component(folder ${source} DIRECTORY)
-    get_filename_component(folder "${folder}" NAME)
-    list(APPEND folders ${folder})
-    list(APPEND sources_of_${folder} ${source})
-  endforeach()
-  list(REMOVE_DUPLICATES folders)
-  foreach(folder IN LISTS folders)
-    list(LENGTH sources_of_${folder} count)
-    math(EXPR groups "(${count} + ${size} - 1) / ${size}")
-    set(index 0)
-    foreach(source IN LISTS sources_of_${folder})
-      math(EXPR group "${index} * ${groups} / ${count} + 1")
-      math(EXPR index "${index} + 1")
-      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder}_${group})
-    endforeach()
-  endforeach()
-endfunction()
-
 # Precompiled headers of another target for a program.
 function(oscar_reuse_headers program target)
   target_precompile_headers(${program} REUSE_FROM ${target})
@@ -86,15 +55,11 @@ function(oscar_library target)
   target_include_directories(${target} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/lib> $<INSTALL_INTERFACE:include>)
   oscar_target_settings(${target})
-  oscar_unity(${target} 7)
 endfunction()
 
-# Lets sources of a library call the CUDA kernels. Only such sources see CUDA, and each is compiled
-# alone, so that builds with and without CUDA compile all others alike.
+# Lets sources of a library call the CUDA kernels. Only such sources see CUDA, so that
+# builds with and without it compile all others alike.
 function(oscar_use_kernels target)
-  foreach(source IN LISTS ARGN)
-    set_property(SOURCE ${source} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
-  endforeach()
   if(NOT OSCAR_WITH_CUDA)
     return()
   endif()
@@ -116,7 +81,6 @@ function(oscar_version_source target)
     COMMAND ${CMAKE_COMMAND} -DSOURCE=${PROJECT_SOURCE_DIR} -DOUTPUT=${output}
             -DVERSION=${PROJECT_VERSION} -P ${PROJECT_SOURCE_DIR}/cmake/OscarVersion.cmake)
   target_sources(${target} PRIVATE ${output})
-  set_source_files_properties(${output} PROPERTIES GENERATED ON SKIP_PRECOMPILE_HEADERS ON
-    SKIP_UNITY_BUILD_INCLUSION ON)
+  set_source_files_properties(${output} PROPERTIES GENERATED ON SKIP_PRECOMPILE_HEADERS ON)
   add_dependencies(${target} oscar_version)
 endfunction()

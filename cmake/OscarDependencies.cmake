@@ -14,7 +14,7 @@ pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 find_library(UTF8PROC_LIBRARY utf8proc REQUIRED)
 find_path(UTF8PROC_INCLUDE_DIR utf8proc.h REQUIRED)
 # OpenBLAS itself, not whatever libblas.so the system's alternatives point to. It holds LAPACK, and
-# is opened at run time, never linked (lib/oscar/linalg/eigh.cpp says why).
+# is opened at run time, never linked (lib/oscar/fit/linalg.cpp says why).
 find_library(OPENBLAS_LIBRARY NAMES openblas libopenblas.so.0 REQUIRED)
 
 if(OSCAR_WITH_CUDA)
@@ -40,7 +40,7 @@ if(OSCAR_WITH_TORCH)
   add_library(oscar_libtorch INTERFACE IMPORTED)
   target_include_directories(oscar_libtorch SYSTEM INTERFACE
     ${OSCAR_TORCH_DIR}/include ${OSCAR_TORCH_DIR}/include/torch/csrc/api/include)
-  # Without CUDA's half, which lib/oscar/model/compute.cpp loads when a device may be used.
+  # Without CUDA's half, which lib/oscar/model/layer_weights.cpp loads when a device may be used.
   # libstdc++ comes first: libtorch exports a std::filesystem of its own, and its remove_all jumps
   # to a null address.
   target_link_libraries(oscar_libtorch INTERFACE

@@ -4,8 +4,9 @@ include(CMakePackageConfigHelpers)
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/lib/oscar DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh" PATTERN "*_internal.h" EXCLUDE)
-# Where lib/oscar/checkpoint/checkpoint.cpp looks for the embedded default and the needle tasks.
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/datasets DESTINATION ${CMAKE_INSTALL_DATADIR}/oscar)
+# Where lib/oscar/model/checkpoint/checkpoint.cpp looks for the embedded default and the needle tasks.
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/datasets DESTINATION ${CMAKE_INSTALL_DATADIR}/oscar
+        PATTERN make EXCLUDE)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/THIRD_PARTY_NOTICES.md
         DESTINATION ${CMAKE_INSTALL_DATADIR}/oscar)
 # Each program writes its own man page and completion, from its options, when it is installed.

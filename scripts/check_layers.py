@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
 """Fails when a lower layer of lib/oscar includes a higher one, or a kernel anything but the cache.
 
-Each folder of lib/oscar is one layer.
+Each room of lib/oscar is a layer; a room within a room (model/checkpoint) may lie lower than what is
+around it.
 """
 import pathlib
 import re
 import sys
 
-# Lowest first. A folder may include itself and those before it.
-FOLDERS = (
-    "cache", "base", "linalg", "io", "checkpoint", "data", "fit", "bundle", "stacks", "exchange",
-    "fold", "inspect", "report", "model", "executor", "int2", "search", "calibrate", "eval",
+# Lowest first. A room may include itself and those before it.
+ROOMS = (
+    "cache", "base", "io", "text", "model/checkpoint", "fit", "bundle", "eval/report", "model",
+    "attention", "calibrate/search", "calibrate", "eval",
 )
-LAYER_OF_FOLDER = {folder: layer for layer, folder in enumerate(FOLDERS)}
-TORCH_FROM_LAYER = LAYER_OF_FOLDER["model"]
-KERNELS_FROM_LAYER = LAYER_OF_FOLDER["model"]  # includes of oscar_kernels/
+TORCH_FROM = KERNELS_FROM = ROOMS.index("model")  # includes of torch, of oscar_kernels/
 SUFFIXES = (".h", ".cpp", ".cuh", ".cu", ".in", ".inc")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 
@@ -27,25 +26,33 @@ def includes(path: pathlib.Path) -> list[str]:
     return INCLUDE.findall(path.read_text(encoding="utf-8"))
 
 
+def layer(path: str) -> int | None:
+    """Of a file, by the room it lies in."""
+    for parent in pathlib.PurePosixPath(path).parents:
+        if str(parent) in ROOMS:
+            return ROOMS.index(str(parent))
+    return None
+
+
 def library_problems(root: pathlib.Path) -> list[str]:
     problems = []
     for path in sources(root):
-        folder = path.relative_to(root).parts[0]
-        layer = LAYER_OF_FOLDER.get(folder)
-        if layer is None:
-            problems.append(f"{path}: folder '{folder}' belongs to no layer")
+        name = path.relative_to(root).as_posix()
+        own = layer(name)
+        if own is None:
+            problems.append(f"{path}: in no room of {', '.join(ROOMS)}")
             continue
         for included in includes(path):
-            parts = included.split("/")
-            if parts[0] in ("torch", "ATen", "c10", "cuda_runtime.h") and layer < TORCH_FROM_LAYER:
-                if not (folder == "cache" and parts[0] == "cuda_runtime.h"):
-                    problems.append(f"{path}: {included} below the model layer")
-            if parts[0] == "oscar_kernels" and layer < KERNELS_FROM_LAYER:
-                problems.append(f"{path}: {included} below layer {KERNELS_FROM_LAYER}")
-            if parts[0] == "oscar" and len(parts) > 2:
-                other = LAYER_OF_FOLDER.get(parts[1])
-                if other is None or other > layer:
-                    problems.append(f"{path}: layer {layer} includes {included} of layer {other}")
+            first, _, rest = included.partition("/")
+            if first in ("torch", "ATen", "c10", "cuda_runtime.h") and own < TORCH_FROM:
+                if not (ROOMS[own] == "cache" and first == "cuda_runtime.h"):
+                    problems.append(f"{path}: {included} below {ROOMS[TORCH_FROM]}")
+            if first == "oscar_kernels" and own < KERNELS_FROM:
+                problems.append(f"{path}: {included} below {ROOMS[KERNELS_FROM]}")
+            if first == "oscar" and "/" in rest:
+                other = layer(rest)
+                if other is None or other > own:
+                    problems.append(f"{path}: {ROOMS[own]} includes {included}, which lies above")
     return problems
 
 

@@ -82,6 +82,29 @@ calibrate_and_evaluate() {
     --device cuda --max-tokens 8192 --compare bf16,oscar,bundle --separators off
 }
 
+# Held-out sequences as token ids, for benches that take them.
+write_ids() {
+  "$OSCAR_BIN/oscar-calibrate" tiny-gqa datasets/tiny-gqa/heldout.jsonl "$scratch/none.h5" --dry-run \
+    --chunk-len 1024 --max-tokens 16384 --tokens-out "$scratch/ids.npy" >"$scratch/ids.log" 2>&1 ||
+    { cat "$scratch/ids.log"; exit 1; }
+}
+
+bench_on_ids() {
+  [[ -f $scratch/ids.npy ]] || write_ids
+  "$OSCAR_PYTHON" "$1" datasets/tiny-gqa "${@:2}" "$scratch/ids.npy"
+}
+
+# bench_flashinfer PYTHON...: with the first that has it.
+bench_flashinfer() {
+  local python
+  for python in "$@"; do
+    [[ -n $python ]] && "$python" -c 'import flashinfer' 2>/dev/null || continue
+    exec "$python" benchmarks/bench_flashinfer.py --points 1x32K,8x32K
+  done
+  echo "no Python here has FlashInfer"
+  exit 77
+}
+
 all_steps() {
   local file name part kv
   step selftest "$OSCAR_BIN/oscar-bench" selftest
@@ -102,10 +125,15 @@ all_steps() {
     # shellcheck disable=SC2086
     step "bench_${part%% *}" "$OSCAR_BIN/oscar-bench" $part
   done
-  step bench_generator "$OSCAR_PYTHON" scripts/bench_serving.py --points 1x32K,8x32K \
+  step bench_generator "$OSCAR_PYTHON" benchmarks/bench_serving.py --points 1x32K,8x32K \
     --caches int2,bf16
+  step bench_transformers bash -c "$(declare -f write_ids bench_on_ids)
+    bench_on_ids benchmarks/bench_transformers.py"
+  step eval_served bash -c "$(declare -f write_ids bench_on_ids)
+    bench_on_ids benchmarks/eval_served.py rotation_zoo/tiny-gqa/tiny-gqa.serving.h5"
+  step bench_flashinfer bash -c "$(declare -f bench_flashinfer); bench_flashinfer '$OSCAR_PYTHON' '$vllm'"
   for kv in int2 bf16; do
-    vllm_step "bench_vllm_$kv" "$vllm" scripts/bench_vllm.py --kv "$kv" --points 1x32768,8x32768 \
+    vllm_step "bench_vllm_$kv" "$vllm" benchmarks/bench_vllm.py --kv "$kv" --points 1x32768,8x32768 \
       --step-tokens 16384
   done
 }

@@ -24,8 +24,7 @@ scripts/setup.sh &
 torch=$!
 trap 'wait' EXIT
 if [[ $model == smollm2 ]]; then
-  scripts/fetch_smollm2.sh
-  scripts/fetch_corpora.sh
+  PYTHONPATH=python "$OSCAR_PYTHON" -m oscar_int2 fetch smollm2 corpora
 fi
 scripts/build.sh release "${options[@]}" -DOSCAR_WITH_TORCH=OFF
 wait "$torch"

@@ -23,11 +23,20 @@ export OMP_WAIT_POLICY=PASSIVE
 # half of the time that takes.
 unset PYTHONDONTWRITEBYTECODE
 
-step() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
+# What each step took is printed at the end.
+steps=() began=()
+step() {
+  printf '\n== %s (%d s)\n' "$1" "$SECONDS"
+  steps+=("$1") began+=("$SECONDS")
+}
+print_times() {
+  began+=("$SECONDS")
+  for i in "${!steps[@]}"; do printf '%6d s  %s\n' $((began[i + 1] - began[i])) "${steps[i]}"; done
+}
 
 # run_tests FOLDER [OPTION...]
 run_tests() {
-  "$(dirname "$OSCAR_CMAKE")/ctest" --test-dir "$1" --output-on-failure --no-tests=error -j2 "${@:2}"
+  "$(dirname "$OSCAR_CMAKE")/ctest" --test-dir "$1" --output-on-failure --no-tests=error -j"$(nproc)" "${@:2}"
 }
 
 stage_tidy() {
@@ -87,4 +96,5 @@ for stage in "${stages[@]}"; do
   fi
   "stage_$stage"
 done
-step "all passed"
+printf '\n== all passed in %d s\n' "$SECONDS"
+print_times

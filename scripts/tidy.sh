@@ -8,9 +8,9 @@ if (($# == 0)); then
   exec scripts/build.sh tidy
 fi
 source .setup.env
-# A folder of its own: a command line for each source, those of the model's layers too.
+# A folder of its own, where the model's layers have command lines too.
 "$OSCAR_CMAKE" --preset tidy -B build-tidy/sources -DCMAKE_MAKE_PROGRAM="$OSCAR_NINJA" \
-  -DPython3_EXECUTABLE="$OSCAR_PYTHON" -DOSCAR_UNITY=OFF -DOSCAR_WITH_TORCH=ON >build-tidy.log 2>&1 ||
+  -DPython3_EXECUTABLE="$OSCAR_PYTHON" -DOSCAR_WITH_TORCH=ON >build-tidy.log 2>&1 ||
   { cat build-tidy.log; exit 1; }
 # Left out: the count of warnings in system headers, which are not shown.
 printf '%s\n' "$@" | xargs -P "$(nproc)" -n 2 clang-tidy -p build-tidy/sources --quiet \

@@ -15,8 +15,8 @@ while (($# > 0)); do
     *) flags+=("$1"); shift ;;
   esac
 done
-# Sources of a folder come included in one. Left out: the count of warnings in system headers.
-clang-tidy --quiet --checks=-bugprone-suspicious-include "$source" -- "${flags[@]}" \
+# Left out: the count of warnings in system headers.
+clang-tidy --quiet "$source" -- "${flags[@]}" \
   2> >(grep -v 'warnings\? generated' >&2)
 "$compiler" "${flags[@]}" -M -MT "$object" -MF "$dependencies" "$source"
 "$compiler" -x c++ -c /dev/null -o "$object"

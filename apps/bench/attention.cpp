@@ -2,19 +2,194 @@
 #include "bench/attention.h"
 
 #include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <memory>
 #include <numeric>
 #include <random>
 
 #include "bench_kernels.h"
-#include "common/standard_streams.h"
+#include "common/terminal.h"
 #include "oscar/base/error.h"
+#include "oscar/cache/pages.h"
 #include "oscar_kernels/attention.h"
 
+#if OSCAR_BENCH_TORCH
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/core/GradMode.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
+
 namespace oscar {
+
+// SDPA of libtorch over a contiguous bf16 cache, with its flash and its cuDNN backend.
+
+#if OSCAR_BENCH_TORCH
+namespace {
+
+double time_backend(const std::vector<std::array<at::Tensor, 3>>& caches, int replays) {
+  const auto call = [&](size_t i) {
+    return at::scaled_dot_product_attention(caches[i][0], caches[i][1], caches[i][2], {}, 0.0,
+                                            false, std::nullopt, /*enable_gqa=*/true);
+  };
+  const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
+  const c10::cuda::CUDAStreamGuard guard(stream);
+  try {
+    for (size_t i = 0; i < std::min<size_t>(3, caches.size()); ++i) call(i);
+    check_cuda(cudaStreamSynchronize(stream), "SDPA");
+  } catch (const std::exception&) {
+    return -1.0;  // this backend does not take the shape
+  }
+  const int rounds = std::max(1, 8 / static_cast<int>(caches.size()));
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin();
+  for (int r = 0; r < rounds; ++r) {
+    for (size_t i = 0; i < caches.size(); ++i) call(i);
+  }
+  graph.capture_end();
+  cudaEvent_t begin, end;
+  check_cuda(cudaEventCreate(&begin), "cudaEventCreate");
+  check_cuda(cudaEventCreate(&end), "cudaEventCreate");
+  std::vector<double> us;
+  for (int replay = -2; replay < replays; ++replay) {
+    cudaEventRecord(begin, stream);
+    graph.replay();
+    cudaEventRecord(end, stream);
+    check_cuda(cudaEventSynchronize(end), "SDPA replay");
+    float ms = 0.0f;
+    cudaEventElapsedTime(&ms, begin, end);
+    if (replay >= 0) us.push_back(1e3 * ms / (rounds * static_cast<double>(caches.size())));
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  std::sort(us.begin(), us.end());
+  return us[us.size() / 2];
+}
+
+}  // namespace
+
+SdpaTiming time_sdpa(const AttentionBenchShape& shape, int batch, int context, int replays) {
+  const c10::NoGradGuard no_grad;
+  const auto options = at::TensorOptions().dtype(at::kBFloat16).device(at::kCUDA);
+  const size_t bytes =
+      static_cast<size_t>(batch) * context * shape.num_kv_heads * 4 * shape.head_dim;
+  std::vector<std::array<at::Tensor, 3>> caches;
+  const int copies = cold_copies(bytes);
+  for (int i = 0; i < copies; ++i) {
+    caches.push_back({at::randn({batch, shape.num_qo_heads, shape.q_len, shape.head_dim}, options),
+                      at::randn({batch, shape.num_kv_heads, context, shape.head_dim}, options),
+                      at::randn({batch, shape.num_kv_heads, context, shape.head_dim}, options)});
+  }
+  at::Context& context_settings = at::globalContext();
+  const auto only = [&](bool flash, bool cudnn) {
+    context_settings.setSDPUseFlash(flash);
+    context_settings.setSDPUseCuDNN(cudnn);
+    context_settings.setSDPUseMemEfficient(false);
+    context_settings.setSDPUseMath(false);
+  };
+  SdpaTiming timing;
+  only(true, false);
+  timing.flash = time_backend(caches, replays);
+  only(false, true);
+  timing.cudnn = time_backend(caches, replays);
+  caches.clear();
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  return timing;
+}
+bool sdpa_available() { return at::hasCUDA(); }
+#else
+SdpaTiming time_sdpa(const AttentionBenchShape&, int, int, int) { return {}; }
+bool sdpa_available() { return false; }
+#endif
+
+// What must hold on a GPU before the kernels can be trusted there.
+
+namespace {
+
+// c 4^j 2^-24 as an fp16 subnormal times 1, for all codes and positions.
+Json subnormal_check() {
+  const DeviceBytes out(20 * sizeof(float));
+  check_cuda(subnormal_products(out.as<float>(), nullptr), "subnormal_products");
+  std::vector<float> got(20);
+  check_cuda(cudaMemcpy(got.data(), out.as<void>(), 80, cudaMemcpyDeviceToHost), "cudaMemcpy");
+  int wrong = 0;
+  for (int i = 0; i < 20; ++i) {
+    wrong += got[i] != 16.0f * std::ldexp(static_cast<float>(i % 4), 2 * (i / 4) - 24);
+  }
+  return Json{{"check", "tensor cores are exact on fp16 subnormals"},
+              {"held", wrong == 0},
+              {"detail", fmt::format("{} of 20 code and position pairs wrong", wrong)}};
+}
+
+// One request of 1000 tokens, 8 query heads on 2 KV heads, against float64.
+Json attention_check() {
+  const int d = 128, heads = 2, qo_heads = 8, sink = 64, ring = 260, length = 1000;
+  const PageFormat format{};
+  const int history = length - sink - 256, pages = (history + 63) / 64;
+  std::mt19937 rng(1);
+  std::normal_distribution<float> normal;
+  std::uniform_real_distribution<float> uniform(0.5f, 1.5f);
+  std::vector<uint8_t> pool(static_cast<size_t>(pages) * heads * chunk_bytes(format));
+  for (uint8_t& byte : pool) byte = static_cast<uint8_t>(rng());
+  for (int c = 0; c < pages * heads; ++c) {
+    for (int row = 0; row < 128; ++row) {
+      void* at = &pool[static_cast<size_t>(c) * chunk_bytes(format) +
+                       metadata_offset(format, row / 64, row % 64)];
+      store_metadata(at, 0, uniform(rng), format.metadata);
+      store_metadata(at, 1, uniform(rng), format.metadata);
+    }
+  }
+  std::vector<int32_t> table(pages), histories{history}, lens{length};
+  for (int i = 0; i < pages; ++i) table[i] = pages - 1 - i;
+  std::vector<uint16_t> wk(heads * (sink + ring) * d), wv(wk.size()), q(qo_heads * d);
+  for (auto* rows : {&wk, &wv, &q}) {
+    for (uint16_t& x : *rows) x = float_to_bf16(normal(rng));
+  }
+  AttentionParams p;
+  p.format = format;
+  p.history = {pool.data(), table.data(), pages, histories.data()};
+  p.windows = {wk.data(), wv.data(), nullptr, sink, ring};
+  p.seq_len = lens.data();
+  p.q = q.data();
+  p.sm_scale = 0.088388f;
+  p.batch = 1, p.num_qo_heads = qo_heads, p.num_kv_heads = heads;
+  std::vector<double> expected(q.size()), lse(qo_heads);
+  decode_attention_ref(p, expected.data(), lse.data());
+
+  const auto dpool = upload(pool), dtable = upload(table), dhistories = upload(histories);
+  const auto dlens = upload(lens), dwk = upload(wk), dwv = upload(wv), dq = upload(q);
+  const DeviceBytes o(q.size() * 2);
+  p.history = {dpool->as<uint8_t>(), dtable->as<int32_t>(), pages, dhistories->as<int32_t>()};
+  p.windows.k = dwk->as<uint16_t>(), p.windows.v = dwv->as<uint16_t>();
+  p.seq_len = dlens->as<int32_t>(), p.q = dq->as<uint16_t>(), p.o = o.as<uint16_t>();
+  size_t bytes = 0;
+  check_cuda(decode_attention_workspace(p, &bytes), "decode_attention_workspace");
+  const DeviceBytes workspace(bytes);
+  check_cuda(decode_attention_prepare(workspace.as<void>(), bytes, nullptr), "prepare");
+  check_cuda(decode_attention(p, workspace.as<void>(), bytes, nullptr), "decode_attention");
+  std::vector<uint16_t> got(q.size());
+  check_cuda(cudaMemcpy(got.data(), o.as<void>(), got.size() * 2, cudaMemcpyDeviceToHost),
+             "cudaMemcpy");
+  double difference = 0.0, norm = 0.0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double x = bf16_to_float(got[i]);
+    difference += (x - expected[i]) * (x - expected[i]);
+    norm += expected[i] * expected[i];
+  }
+  const double error = std::sqrt(difference / norm);
+  return Json{{"check", "attention equals float64"},
+              {"held", error <= 2e-3},  // bf16 output rounds by 1.7e-3
+              {"detail", fmt::format("relative error {:.2e}, bound 2e-3", error)}};
+}
+
+}  // namespace
+
+Json bench_selftest() { return Json::array({subnormal_check(), attention_check()}); }
+
 namespace {
 
 constexpr int kSink = 64, kRecent = 256, kRing = kRecent + 8;

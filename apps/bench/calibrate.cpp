@@ -1,10 +1,10 @@
-// Timing of collection; the peer, transformers' own forward, is scripts/bench_transformers.py.
+// Timing of collection; the peer, transformers' own forward, is benchmarks/bench_transformers.py.
 #include "bench/calibrate.h"
 
 #include <algorithm>
 
-#include "oscar/calibrate/benchmark.h"
-#include "oscar/calibrate/corpus_source.h"
+#include "oscar/calibrate/corpus.h"
+#include "oscar/calibrate/cost_estimate.h"
 
 namespace oscar {
 namespace {

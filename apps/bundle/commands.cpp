@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 
 #include "common/output_paths.h"
-#include "common/standard_streams.h"
-#include "oscar/base/printable.h"
-#include "oscar/base/text_lines.h"
+#include "common/terminal.h"
+#include "oscar/base/error.h"
+#include "oscar/base/strings.h"
 
 namespace oscar::app {
 
@@ -43,7 +43,7 @@ void check_output(const std::vector<std::string>& inputs, const std::string& out
 void add_answers_option(CLI::App& sub, std::string& file) {
   sub.add_option("--answers", file,
                  "Sample answers to show: JSON that\n"
-                 "scripts/sample_answers.py wrote with this bundle")
+                 "python -m oscar_int2 answers wrote with this bundle")
       ->option_text("FILE");
 }
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "oscar/base/temporary.h"
+#include "oscar/base/files.h"
 #include "oscar/bundle/bundle.h"
-#include "oscar/report/answers.h"
+#include "oscar/eval/report/answers.h"
 
 namespace oscar::app {
 
@@ -22,6 +22,7 @@ using Work = std::function<int()>;
 void add_inspect(CLI::App& program, Work& work);
 void add_verify(CLI::App& program, Work& work);
 void add_strip(CLI::App& program, Work& work);
+void add_rewrite(CLI::App& program, Work& work);
 void add_merge(CLI::App& program, Work& work);
 void add_fit(CLI::App& program, Work& work);
 void add_coverage(CLI::App& program, Work& work);

@@ -11,8 +11,8 @@
 
 #include "oscar/base/json.h"
 #include "oscar/bundle/bundle.h"
+#include "oscar/bundle/stacks.h"
 #include "oscar/fit/fit.h"
-#include "oscar/fit/search_options.h"
 
 namespace oscar::app {
 
@@ -23,8 +23,8 @@ CLI::Validator non_negative();
 // What a MODEL may be, where it is described in a line.
 inline constexpr const char* kModelHelp =
     "Hugging Face folder, .gguf file, name of a model that was fetched from the Hub "
-    "(Qwen/Qwen3-8B), tiny-gqa, which is embedded, or smollm2, once scripts/fetch_smollm2.sh has "
-    "fetched it";
+    "(Qwen/Qwen3-8B), tiny-gqa, which is embedded, or smollm2, once python -m oscar_int2 fetch "
+    "smollm2 has fetched it";
 
 // One of `words`, in upper or lower case.
 CLI::Validator one_of(const std::vector<std::string>& words);
@@ -84,5 +84,17 @@ int64_t parse_bytes(const std::string& text, const char* option);
 // A JSON object given on the command line (--rope-scaling). Empty = nullopt. Throws UsageError for
 // anything else.
 std::optional<Json> parse_json_option(const std::string& text, const char* option);
+
+// --for STACK: choices limited to what one serving stack runs.
+
+// `stack` stays empty when the option is not given.
+void add_stack_option(CLI::App& program, std::string& stack);
+
+// What the options of `program` (add_fit_options, add_quantizer_options) say, limited to `stack`.
+// Throws CLI::ValidationError (a usage error), naming the option, for a stack that is not served
+// yet, for an option that asks for what the stack does not serve, and for a search of which nothing
+// is left.
+StackChoice choose_for_stack(const CLI::App& program, const std::string& stack,
+                             const FitArguments& fit, const QuantizerSettings& quantizer);
 
 }  // namespace oscar::app

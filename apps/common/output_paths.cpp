@@ -3,12 +3,12 @@
 
 #include <algorithm>
 
-#include "common/main.h"
-#include "common/standard_streams.h"
-#include "oscar/base/atomic_file.h"
+#include "common/program.h"
+#include "common/terminal.h"
 #include "oscar/base/error.h"
-#include "oscar/checkpoint/checkpoint.h"
-#include "oscar/data/corpus.h"
+#include "oscar/base/files.h"
+#include "oscar/model/checkpoint/checkpoint.h"
+#include "oscar/text/corpus.h"
 
 namespace oscar::app {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "oscar/base/temporary.h"
+#include "oscar/base/files.h"
 
 namespace oscar::app {
 

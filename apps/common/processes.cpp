@@ -1,4 +1,5 @@
-// fork, exec and wait.
+// Several processes of one program on this machine: starting them, and what each says of how it
+// ended.
 #include "common/processes.h"
 
 #include <arpa/inet.h>
@@ -8,7 +9,6 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
@@ -20,11 +20,14 @@
 #include <system_error>
 #include <vector>
 
-#include "common/main.h"
-#include "common/standard_streams.h"
-#include "oscar/executor/ranks.h"
+#include "common/program.h"
+#include "common/terminal.h"
+#include "oscar/model/ranks.h"
 
 namespace oscar::app {
+
+// fork, exec and wait.
+
 namespace {
 
 constexpr const char* kOption = "--gpus";

@@ -1,4 +1,4 @@
-// What the centres of keys (key_centres.h) add to the logits of an INT2 page.
+// What the centres of keys (codec.h) add to the logits of an INT2 page.
 //
 // A warp works out the logits of eight segments at once, 16 rows of one operand, as a piece begins;
 // few pieces have more. So what a new segment costs is one read of shared memory. The rows are

@@ -5,7 +5,7 @@
 // (keys: in Q) or in the result (values: per output row). No subtraction, no conversion.
 #pragma once
 
-#include "oscar/cache/page_layout.h"
+#include "oscar/cache/pages.h"
 
 namespace oscar {
 

@@ -1,7 +1,7 @@
 // The factors that correct the scales of 32 rows a warp in the metric of attention.
 #pragma once
 
-#include "oscar/cache/scale_correction.h"
+#include "oscar/cache/codec.h"
 #include "row_scales.cuh"
 #include "shaped_push.cuh"
 

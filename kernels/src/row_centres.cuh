@@ -1,4 +1,4 @@
-// Rows around centres (key_centres.h): which of two is nearer, and what is coded of a row.
+// Rows around centres (codec.h): which of two is nearer, and what is coded of a row.
 #pragma once
 
 #include "ptx.cuh"

@@ -3,8 +3,8 @@
 
 #include <cuda_bf16.h>
 
-#include "oscar/cache/code_thresholds.h"
-#include "oscar/cache/page_layout.h"
+#include "oscar/cache/codec.h"
+#include "oscar/cache/pages.h"
 
 namespace oscar {
 

@@ -6,7 +6,7 @@
 // the lengths, so that a captured graph can be replayed with other lengths.
 #pragma once
 
-#include "oscar/cache/page_layout.h"
+#include "oscar/cache/pages.h"
 
 namespace oscar {
 

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "checks.h"
-#include "oscar/cache/page_layout.h"
+#include "oscar/cache/pages.h"
 
 namespace oscar::torch_ops {
 

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "checks.h"
-#include "oscar/cache/page_layout.h"
-#include "oscar/cache/transform.h"
+#include "oscar/cache/pages.h"
 
 namespace oscar::torch_ops {
 

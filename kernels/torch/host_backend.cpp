@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "backends.h"
-#include "oscar/cache/paged_reference.h"
+#include "oscar/cache/pages.h"
 
 namespace oscar::torch_ops {
 

@@ -1,7 +1,7 @@
 // Checks of what block tables and lengths hold. Only where the host can read them: on the CPU.
 #pragma once
 
-#include "oscar/cache/page_layout.h"
+#include "oscar/cache/pages.h"
 
 namespace oscar::torch_ops {
 

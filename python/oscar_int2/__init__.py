@@ -6,18 +6,25 @@
     oscar_int2.transformers                    model.generate() of transformers over the 2-bit cache
     oscar_int2.vllm                            the same in vLLM, found there by itself
     oscar_int2.status(model)                   which bundle is in use, and what is held in 2 bits
-    python -m oscar_int2 doctor                what this machine and this build can serve
+    python -m oscar_int2                       commands: doctor, answers, fetch, prepare-corpus, publish, zoo
 
 Underneath are torch operators, torch.ops.oscar_int2; kernels/README.md has their table.
 """
-from ._library import PAGE_TOKENS, ops
-from .bundle import Bundle, load
-from .codec import LayerCodec, LayerPages, StepTables
-from .errors import (BundleError, BundleMismatchError, CacheFullError, CacheRowError, LogitsError, OscarError,
-                     SelfCheckError, UnsupportedError)
+import sys
+
 from ._version import __version__
-from .generator import Generator
-from .status import Status, status
+
+# `python -m oscar_int2 COMMAND` imports the package before the command. A command loads what it needs: some run
+# before torch and the library are there.
+_IS_PROGRAM = sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m") == __name__
+if not _IS_PROGRAM:
+    from ._library import PAGE_TOKENS, ops
+    from .bundle import Bundle, load
+    from .codec import LayerCodec, LayerPages, StepTables
+    from .errors import (BundleError, BundleMismatchError, CacheFullError, CacheRowError, LogitsError, OscarError,
+                         SelfCheckError, UnsupportedError)
+    from .generator import Generator
+    from .status import Status, status
 
 __all__ = ["Bundle", "BundleError", "BundleMismatchError", "CacheFullError", "CacheRowError",
            "Generator", "LayerCodec", "LayerPages", "LogitsError", "OscarError", "PAGE_TOKENS",

@@ -1,17 +1,39 @@
-"""python -m oscar_int2 doctor"""
+"""python -m oscar_int2 COMMAND"""
+import importlib
+import signal
 import sys
 
-from .doctor import report
+# Command, the module whose main() it is, and what it does. Modules are imported when they are called:
+# most commands need neither torch nor the library.
+COMMANDS = {
+    "answers": (".commands.answers", "twenty turns of one chat, over BF16 and over the 2-bit cache"),
+    "doctor": (".doctor", "what this machine and this build can serve"),
+    "fetch": (".commands.fetch", "smollm2, a small real model, or corpora, real text in three domains"),
+    "prepare-corpus": (".commands.prepare_corpus", "token ids of a corpus, by transformers and its chat template"),
+    "publish": (".commands.publish", "one folder of a bundle, to hand on or to upload"),
+    "zoo": (".commands.published", "the index over a folder of published bundles"),
+}
 
 
-def main(arguments):
-    if arguments != ["doctor"]:
-        print("usage: python -m oscar_int2 doctor    what this machine and this build can serve",
-              file=sys.stderr)
+def usage():
+    lines = ["usage: python -m oscar_int2 COMMAND ...", ""]
+    lines += [f"  {name:16}{about}" for name, (_, about) in COMMANDS.items()]
+    return "\n".join([*lines, "", "python -m oscar_int2 COMMAND --help says more."])
+
+
+def main(words):
+    if words[:1] in (["-h"], ["--help"]):
+        print(usage())
+        return 0
+    if not words or words[0] not in COMMANDS:
+        print(usage(), file=sys.stderr)
         return 2
-    text, usable = report()
-    print(text)
-    return 0 if usable else 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that scratch folders are removed
+    module = importlib.import_module(COMMANDS[words[0]][0], __package__)
+    try:
+        return module.main(words[1:])
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

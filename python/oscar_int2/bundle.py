@@ -10,14 +10,15 @@ import h5py
 import numpy as np
 import torch
 
-from . import derived
 from .errors import BundleError, BundleMismatchError
+from .rope import yarn_attention_factor
 from .weights import MATRICES, SAMPLES
 
 FORMAT, FORMAT_VERSION = "oscar-rotation-bundle", 1
-KNOWN_FEATURES = {"key_centres", derived.FEATURE}
+KNOWN_FEATURES = {"key_centres"}
+LEAVES_OUT = "derived"  # feature of files of version 0.1, which do not store all tensors
 METADATA_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-BALANCED = derived.BALANCED
+BALANCED = 3  # of Side.kind
 MOST_HEADS, MOST_DIM, MOST_LAYERS = 4096, 1024, 4096
 # Largest entry that a transform times its inverse may be away from the identity.
 INVERSE_LIMIT = 1e-5
@@ -112,7 +113,8 @@ class Bundle:
                     "model with oscar-calibrate")
         for field, value in _rope_of(config).items():
             kept = ours.rope.get(field, _ROPE_DEFAULTS.get(field))
-            if value is not None and kept is not None and kept != value:
+            if value is not None and kept is not None and kept != value and not (
+                    field == "attention_factor" and abs(kept - value) < 1e-6):  # worked out
                 raise BundleMismatchError(
                     f"{self.path} is of other positions: RoPE's {field} is {value} here and "
                     f"{kept} in the bundle; calibrate with the RoPE that is served")
@@ -144,8 +146,10 @@ def _rope_of(config):
         found.setdefault("rope_theta", getattr(config, "rope_theta", None))
     found.setdefault("rope_type", found.pop("type", "default"))
     found.setdefault("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+    if found["rope_type"] == "yarn":
+        found["attention_factor"] = yarn_attention_factor(found)
     return {name: found.get(name)
-            for name in ("rope_type", "rope_theta", "factor", "partial_rotary_factor",
+            for name in ("rope_type", "attention_factor", "rope_theta", "factor", "partial_rotary_factor",
                          "original_max_position_embeddings", "low_freq_factor", "high_freq_factor",
                          "beta_fast", "beta_slow", "long_factor", "short_factor")}
 
@@ -175,8 +179,6 @@ def load(path):
     try:
         with torch.device("cpu"), h5py.File(path, "r") as file:  # servers load under another default
             return _Reader(path, file).bundle()
-    except derived.Problem as problem:
-        raise BundleError(f"{path}: {problem}") from None
     except OSError as error:
         if pathlib.Path(path).is_file():
             raise BundleError(f"{path} can't be read as HDF5, or is damaged: {error}") from error
@@ -249,11 +251,11 @@ class _Reader:
 
     def tensor(self, where, name, dtype, shape, required=True):
         path = f"{where}/{name}"
-        if path not in self.content.paths:
+        if path not in self.arrays:
             if required or path in self.objects:
                 self.refuse(path, "is a group" if path in self.objects else "is missing")
             return None
-        values = self.content.array(path)
+        values = self.arrays[path]
         if values.dtype != np.dtype(dtype) or values.shape != shape:
             self.refuse(path, f"expected {dtype} {list(shape)}, found {values.dtype} "
                               f"{list(values.shape)}")
@@ -268,12 +270,15 @@ class _Reader:
         version = self.attribute("/", "format_version", int)
         if version != FORMAT_VERSION:
             self.refuse("/", f"format_version {version}, this package reads {FORMAT_VERSION}")
-        unknown = set(self.parsed("/", "required_features", list)) - KNOWN_FEATURES
+        features = set(self.parsed("/", "required_features", list))
+        if LEAVES_OUT in features:
+            self.refuse("/", "written by version 0.1, which left tensors out; oscar-bundle rewrite IN OUT writes "
+                             "it as this package reads it")
+        unknown = features - KNOWN_FEATURES
         if unknown:
             self.refuse("/", f"needs a reader of {', '.join(map(str, sorted(unknown)))}: update oscar_int2")
-        self.content = derived.Content(self.objects)
-        self.content.derive_all()
-        stored, computed = self.attribute("/", "content_sha256", str), _content_sha256(self.content)
+        self.arrays = _arrays(self.objects)
+        stored, computed = self.attribute("/", "content_sha256", str), self.hash()
         if stored != computed:
             self.refuse("/", f"content_sha256 is {stored[:12]}..., the content has {computed[:12]}...")
         model, quantizer = self.model(), self.quantizer()
@@ -286,9 +291,12 @@ class _Reader:
             layers[layer.layer_id] = layer
         if len(layers) != model.num_layers:
             self.refuse("/layers", f"{len(layers)} layers of a model of {model.num_layers}")
-        serving = _content_sha256(self.content, _is_served)
+        serving = self.hash(_is_served)
         return Bundle(self.path, stored, serving, model, quantizer, dict(sorted(layers.items())),
                       self.positions())
+
+    def hash(self, counts=lambda path: True):
+        return _content_sha256(self.objects, self.arrays, counts)
 
     def positions(self):
         """Those of the fit, or of the sequences that it was collected from."""
@@ -389,17 +397,21 @@ class _Reader:
 
 
 def content_sha256(objects):
-    """The hash of lib/oscar/bundle/content_hash.h over {path: h5py object}."""
-    return _content_sha256(derived.Content(objects))
+    """The hash of lib/oscar/bundle/encode.h over {path: h5py object}."""
+    return _content_sha256(objects, _arrays(objects))
 
 
 def _is_served(path):
-    """Whether `oscar-bundle strip` keeps this object (lib/oscar/bundle/strip.cpp)."""
+    """Whether `oscar-bundle strip` keeps this object (lib/oscar/bundle/edit.cpp)."""
     parts = path.split("/")
     return path != "/corpus/ngram_hashes" and parts[1] != "portable" and "statistics" not in parts
 
 
-def _content_sha256(content, counts=lambda path: True):
+def _arrays(objects):
+    return {path: np.asarray(item[()]) for path, item in objects.items() if isinstance(item, h5py.Dataset)}
+
+
+def _content_sha256(objects, arrays, counts=lambda path: True):
     hasher = hashlib.sha256()
 
     def add(*fields):
@@ -409,12 +421,12 @@ def _content_sha256(content, counts=lambda path: True):
             hasher.update(field)
 
     add("oscar-content-1")
-    for path in sorted(filter(counts, content.paths), key=str.encode):
-        values = content.array(path)
+    for path in sorted(filter(counts, arrays), key=str.encode):
+        values = arrays[path]
         shape = ",".join(map(str, values.shape))
         add("dataset", path, _DTYPES[values.dtype.str], shape, values.tobytes())
-    for path in sorted(filter(counts, content.objects), key=str.encode):
-        attributes = content.attributes(path)
+    for path in sorted(filter(counts, objects), key=str.encode):
+        attributes = objects[path].attrs
         for name in sorted(attributes, key=str.encode):
             if path == "/" and (name in ("content_sha256", "created_utc") or name.startswith("tool_")):
                 continue

@@ -59,6 +59,14 @@ def check_linear(linear):
                                "load weights in bf16")
 
 
+def check_hooks(model):
+    """Raises UnsupportedError for a model with hooks on its forward passes."""
+    for name, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise UnsupportedError(f"a hook on {name or 'the model'}: a Generator computes its own steps and "
+                                   "calls none; remove it, or use apply() of oscar_int2.transformers")
+
+
 def joined(parameters):
     """One tensor of several parameters one behind another, which become views of it, or are already:
     several decoders of a model share it."""
@@ -113,10 +121,7 @@ class Decoder:
         if not hasattr(getattr(model, "model", None), "layers") or not hasattr(model, "lm_head"):
             raise UnsupportedError(f"a {type(model).__name__} around the model; give the causal language "
                                    "model of transformers itself, adapters merged into it")
-        for name, module in model.named_modules():
-            if module._forward_hooks or module._forward_pre_hooks:
-                raise UnsupportedError(f"a hook on {name or 'the model'}: a Generator computes its own steps and "
-                                       "calls none; remove it, or use apply() of oscar_int2.transformers")
+        check_hooks(model)
         devices = sorted({str(parameter.device) for parameter in model.parameters()})
         if len(devices) > 1 or devices == ["meta"]:
             raise UnsupportedError(f"a model on {', '.join(devices)}; load it whole on one device, without "
@@ -143,11 +148,12 @@ class Decoder:
         self.addresses = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
 
     def check_weights(self):
-        """Raises UnsupportedError for a model whose parameters lie elsewhere than when this was made:
-        steps would go on with the old ones."""
+        """Raises UnsupportedError for a model whose parameters lie elsewhere than when this was made, since
+        steps would go on with the old ones, and for one that has got hooks."""
         model = self.model()
         if model is None:
             return
+        check_hooks(model)
         now = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
         for name, address in self.addresses.items():
             if now.get(name) != address:

@@ -1,4 +1,5 @@
 """`python -m oscar_int2 doctor`: what this machine and this build serve, by trying it."""
+import argparse
 import platform
 
 import torch
@@ -86,3 +87,10 @@ def report():
         for why in sorted({why for *_, why in found if why}):
             lines.append(f"  not in this build: {why}")
     return "\n".join(lines), usable
+
+
+def main(words):
+    argparse.ArgumentParser(prog="python -m oscar_int2 doctor", description=__doc__).parse_args(words)
+    text, usable = report()
+    print(text)
+    return 0 if usable else 1

@@ -45,6 +45,20 @@ def _llama3(plain, parameters):
     return plain * (kept + (1 - kept) / parameters["factor"])
 
 
+def yarn_attention_factor(parameters):
+    """By which YaRN multiplies queries and keys, as transformers works it out from a config's parameters."""
+    if parameters.get("attention_factor") is not None:
+        return parameters["attention_factor"]
+
+    def magnitude(scale=1.0):
+        factor = parameters.get("factor") or 1.0
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        return magnitude(parameters["mscale"]) / magnitude(parameters["mscale_all_dim"])
+    return magnitude()
+
+
 def _yarn(plain, parameters, theta):
     """A ramp over dimensions between those that turn beta_fast and beta_slow times."""
     original, turning = parameters["original_max_position_embeddings"], 2 * len(plain)

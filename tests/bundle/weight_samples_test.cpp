@@ -3,14 +3,12 @@
 #include "oscar/bundle/weight_samples.h"
 
 #include <gtest/gtest.h>
-
 #include <set>
 #include <utility>
 
 #include "bundle/sample.h"
 #include "oscar/base/error.h"
-#include "oscar/bundle/merge.h"
-#include "oscar/bundle/strip.h"
+#include "oscar/bundle/edit.h"
 
 namespace {
 

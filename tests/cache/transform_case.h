@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "oscar/cache/transform.h"
+#include "oscar/cache/pages.h"
 
 namespace oscar_test {
 

@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "oscar/checkpoint/layer_geometry.h"
-#include "oscar/model/observer.h"
+#include "oscar/model/checkpoint/config.h"
+#include "oscar/model/transformer.h"
 
 namespace oscar {
 

@@ -10,8 +10,8 @@
 
 #include "model/small_model.h"
 #include "oscar/calibrate/assemble.h"
+#include "oscar/calibrate/collector.h"
 #include "oscar/calibrate/resume.h"
-#include "oscar/calibrate/statistics_pass.h"
 
 namespace oscar_test {
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/bench_flashinfer.py where it can not time anything: options, comparison, and what it says."""
+"""benchmarks/bench_flashinfer.py where it can not time anything: options, comparison, and what it says."""
 import csv
 import json
 import os
@@ -13,7 +13,7 @@ import torch
 
 from support.scripts import load, run_main
 
-SCRIPT = pathlib.Path(os.environ["OSCAR_SOURCE"]) / "scripts" / "bench_flashinfer.py"
+SCRIPT = pathlib.Path(os.environ["OSCAR_SOURCE"]) / "benchmarks" / "bench_flashinfer.py"
 
 
 class BenchFlashInfer(unittest.TestCase):

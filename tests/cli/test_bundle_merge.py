@@ -5,7 +5,7 @@ import unittest
 import h5py
 import numpy as np
 
-from bundle.verify_bundle import whole
+from bundle.verify_bundle import datasets_of
 from support.bundle_case import LAYERS, STATISTICS, SUMS, BundleCase, attributes, make_file, run
 
 
@@ -18,7 +18,7 @@ class Merging(BundleCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         with h5py.File(a) as x, h5py.File(b) as y, h5py.File(out) as z:
             self.assertEqual(z.attrs["format"], b"oscar-statistics")
-            p, q, r = whole(x), whole(y), whole(z)
+            p, q, r = datasets_of(x), datasets_of(y), datasets_of(z)
             for number in range(LAYERS):
                 for name in STATISTICS[:4] + SUMS + ("count_q", "count_kv"):
                     path = f"/layers/{number:03}/statistics/{name}"

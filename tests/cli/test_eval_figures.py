@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from bundle.verify_bundle import whole
+from bundle.verify_bundle import datasets_of
 from support.stacks import StackCase
 
 
@@ -76,7 +76,7 @@ class EvalFigures(StackCase):
         norms = [np.linalg.norm(made[name]["transformed"]) for name in ("identity", "hadamard")]
         self.assertAlmostEqual(norms[0] / norms[1], 1, delta=1e-3)
         with h5py.File(bundle) as file:
-            content = whole(file)
+            content = datasets_of(file)
         transform = {name: content[f"/layers/{layer:03}/k_{name}"][head].astype(float)
                      for name in ("mean", "rotation")}
         expected = (key - transform["mean"]) @ transform["rotation"]

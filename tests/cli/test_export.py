@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from bundle.verify_bundle import whole
+from bundle.verify_bundle import datasets_of
 from support.exchange import FILES, load_export, manifest, stored
 from support.programs import run
 from support.stacks import HEAD_DIM, StackCase
@@ -108,7 +108,7 @@ class Export(StackCase):
                   "safetensors": load_file(self.export(bundle, "safetensors") /
                                            "transforms.safetensors")}
         with h5py.File(bundle) as file:
-            numbers, layers = whole(file), [f"/layers/{name}" for name in file["layers"]]
+            numbers, layers = datasets_of(file), [f"/layers/{name}" for name in file["layers"]]
             for name in ("k_rotation", "v_rotation", "q_rotation", "o_rotation", "k_mean", "v_mean",
                          "k_clip_ratio", "k_feedback", "v_metric", "k_scale_correction",
                          "k_centres"):
@@ -198,7 +198,7 @@ class Export(StackCase):
         out = self.export(bundle, "statistics")
         arrays = np.load(out / "statistics.npz")
         with h5py.File(bundle) as file:
-            content = whole(file)
+            content = datasets_of(file)
         names = {name.rpartition("/")[2] for name in content if "/statistics/" in name}
         self.assertEqual(set(arrays.files), names | {"layer_id"})
         self.assertIn("k_attended_moment", names)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from support.checkpoints import QWEN3_MINI, qwen3_tensors
 from support.programs import ProgramTest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 import fp8_layouts
 
 CALIBRATE = ["--chunk-len", "128", "--search", "off", "--quant-group-size", "32"]

@@ -7,7 +7,7 @@ import gguf
 import h5py
 import numpy as np
 
-from bundle.verify_bundle import whole
+from bundle.verify_bundle import datasets_of
 from support.checkpoints import QWEN3_MINI, qwen3_tensors
 from support.gguf_files import Type, decode, write_model
 from support.programs import ProgramTest, run
@@ -75,7 +75,7 @@ class GgufModel(ProgramTest):
         bundle, out = self.calibrate(model, "--no-statistics"), self.folder / f"out{kind.name}"
         self.run_ok("oscar-bundle", "fold", bundle, model, out, *options)
         with h5py.File(bundle) as file:
-            rotations = [whole(file)[f"/layers/{i:03}/v_rotation"].astype(float) for i in range(3)]
+            rotations = [datasets_of(file)[f"/layers/{i:03}/v_rotation"].astype(float) for i in range(3)]
         return model, out, rotations
 
     def test_values_are_folded_into_plain_weights_and_the_rest_stays(self):

@@ -40,7 +40,7 @@ class Help(unittest.TestCase):
         for command in takes_models & set(commands()):
             with self.subTest(" ".join(command)):
                 text = " ".join(help_of(*command).split())
-                self.assertIn("smollm2, once scripts/fetch_smollm2.sh has fetched it", text)
+                self.assertIn("smollm2, once python -m oscar_int2 fetch smollm2 has fetched it", text)
                 self.assertIn("tiny-gqa", text)
 
     def test_every_option_and_argument_is_described(self):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 
-from bundle.verify_bundle import whole
+from bundle.verify_bundle import datasets_of
 from support.exchange import load_export, random_rotation
 from support.stacks import HEAD_DIM, StackCase
 
@@ -116,7 +116,7 @@ class Import(StackCase):
             self.assertEqual(list(layer["k_kind"][()]), [2, 3])
             np.testing.assert_array_equal(layer["k_mean"][()], mean[1])
             np.testing.assert_allclose(layer["k_clip_ratio"][()], .95, atol=1e-6)
-            numbers = whole(file)
+            numbers = datasets_of(file)
             product = numbers["/layers/001/q_rotation"][1].astype(float).T @ layer["k_rotation"][1]
             np.testing.assert_allclose(product, np.eye(HEAD_DIM), atol=1e-5)
             self.assertNotIn("/layers/000/q_rotation", numbers)
@@ -130,7 +130,7 @@ class Import(StackCase):
                 self.run_ok("oscar-bundle", "export", bundle, "--to", form, "-o", out)
                 back = self.take(out)
                 with h5py.File(bundle) as a, h5py.File(back) as b:
-                    numbers, returned, compared = whole(a), whole(b), 0
+                    numbers, returned, compared = datasets_of(a), datasets_of(b), 0
                     for name in a["layers"]:
                         for part in ("k_rotation", "v_rotation", "q_rotation", "o_rotation",
                                      "k_mean", "k_clip_ratio", "k_feedback", "k_metric",

@@ -116,7 +116,7 @@ class LaunchLines(StackCase):
         (server / "env.sh").write_text("export PYTHONPATH=\n")
         np.save(self.folder / "ids.npy", np.zeros((2, 520), np.int32))
         python = os.path.dirname(sys.executable)
-        command = [sys.executable, SOURCE / "scripts/study_oscar_server.py", out, "--model", self.model, "--ids",
+        command = [sys.executable, SOURCE / "studies/oscar_server.py", out, "--model", self.model, "--ids",
                    self.folder / "ids.npy", "--server", server, "--steps", "serve", "--runs", "for"]
         environment = dict(os.environ, PATH=f"{python}:{os.environ['PATH']}", SGLANG_LLOYD_MAX="1")
         done = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/make_random_checkpoint.py: transformers and the programs read the model that it writes."""
+"""benchmarks/make_random_checkpoint.py: transformers and the programs read the model that it writes."""
 import json
 import os
 import pathlib
@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 BIN = pathlib.Path(os.environ["OSCAR_BIN"])
-SCRIPT = pathlib.Path(os.environ["OSCAR_SOURCE"]) / "scripts" / "make_random_checkpoint.py"
+SCRIPT = pathlib.Path(os.environ["OSCAR_SOURCE"]) / "benchmarks" / "make_random_checkpoint.py"
 TOKENS, CHUNK = 512, 128
 
 

@@ -5,12 +5,11 @@ import unittest
 from support.programs import BIN, SOURCE, run
 
 # Programs that can print what a folder says; any of them where it is not named.
-PRINTED_BY = {"lib/oscar/calibrate": {"oscar-calibrate"}, "lib/oscar/search": {"oscar-calibrate"},
-              "lib/oscar/executor": {"oscar-calibrate"}, "lib/oscar/eval": {"oscar-eval"},
+PRINTED_BY = {"lib/oscar/calibrate": {"oscar-calibrate"},
+              "lib/oscar/eval/report": {"oscar-eval", "oscar-bundle"}, "lib/oscar/eval": {"oscar-eval"},
               "apps/oscar-calibrate.cpp": {"oscar-calibrate"}, "apps/oscar-eval.cpp": {"oscar-eval"},
               "apps/oscar-bundle.cpp": {"oscar-bundle"}, "apps/bundle": {"oscar-bundle"},
-              "lib/oscar/exchange": {"oscar-bundle"}, "apps/oscar-bench.cpp": {"oscar-bench"},
-              "apps/bench": {"oscar-bench"}}
+              "apps/oscar-bench.cpp": {"oscar-bench"}, "apps/bench": {"oscar-bench"}}
 # Options of other programs, which texts tell the user to pass there.
 FOREIGN = {"--kv-cache-dtype": "vLLM's and SGLang's", "--model-path": "SGLang's",
            "--kv-cache-quant-group-size": "SGLang's", "--prefill-attention-backend": "SGLang's",

@@ -1,4 +1,4 @@
-"""scripts/prepare_corpus.py: the way out for chat templates that are not built in, and its errors."""
+"""python -m oscar_int2 prepare-corpus: the way out for chat templates that are not built in, and its errors."""
 import importlib.util
 import json
 import os
@@ -12,10 +12,12 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from support import checkpoints
-from support.programs import SOURCE, ProgramTest, run
-from support.scripts import run_main
+from support.programs import BIN, SOURCE, ProgramTest, run
+from support.scripts import run_command
 
-SCRIPT = SOURCE / "scripts" / "prepare_corpus.py"
+sys.path.insert(0, str(BIN.parent / "python"))
+from oscar_int2.commands import prepare_corpus
+
 PUBLISHED = pathlib.Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
 UNKNOWN_TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 CONVERSATIONS = [[{"role": "user", "content": f"question {i}?"},
@@ -36,7 +38,7 @@ class PrepareCorpus(ProgramTest):
         return path
 
     def prepare(self, *arguments):
-        return run_main(SCRIPT, *arguments)
+        return run_command(prepare_corpus, *arguments)
 
     def expected_ids(self, model):
         tokenizer = AutoTokenizer.from_pretrained(model)
@@ -51,14 +53,13 @@ class PrepareCorpus(ProgramTest):
         model, chat = self.checkpoint(UNKNOWN_TEMPLATE), self.chat()
         refusal = run("oscar-calibrate", model, chat, self.folder / "out.h5", "--device", "cpu")
         self.assertEqual(refusal.returncode, 1, refusal.stderr)
-        line = re.search(r"run: (scripts/prepare_corpus\.py .*), then pass (\S+)",
+        line = re.search(r"run: python -m oscar_int2 (prepare-corpus .*), then pass (\S+)",
                          " ".join(refusal.stderr.split()))
         self.assertIsNotNone(line, refusal.stderr)
-        command, *arguments = line[1].split()
         # As from a fresh clone: a Python without packages, which finds the one that has them.
-        environment = {**os.environ, "OSCAR_PYTHON": sys.executable}
-        result = subprocess.run([sys.executable, "-I", "-S", command, *arguments], cwd=SOURCE,
-                                env=environment, capture_output=True, text=True, timeout=300)
+        environment = {**os.environ, "OSCAR_PYTHON": sys.executable, "PYTHONPATH": str(SOURCE / "python")}
+        result = subprocess.run([sys.executable, "-S", "-m", "oscar_int2", *line[1].split()], env=environment,
+                                capture_output=True, text=True, timeout=300)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(np.load(line[2]).tolist(), self.expected_ids(model))
         self.run_ok("oscar-calibrate", model, line[2], self.folder / "out.h5", "--device", "cpu",

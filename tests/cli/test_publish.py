@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""oscar-bundle card and scripts/publish.sh: the folder that a receiving team gets, and what is refused."""
+"""oscar-bundle card and python -m oscar_int2 publish: the folder that a receiving team gets, and what is refused."""
 import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import unittest
 
 import h5py
@@ -32,8 +33,8 @@ class Publish(StackCase):
 
     def publish(self, *arguments, allowed=("shared-text", "little-text")):
         allow = [word for kind in allowed for word in ("--allow", kind)]
-        return subprocess.run([SOURCE / "scripts/publish.sh", *allow, *map(str, arguments)], text=True,
-                              capture_output=True, env=ENVIRONMENT | {"OSCAR_BIN": str(BIN)})
+        return subprocess.run([sys.executable, "-S", "-m", "oscar_int2", "publish", *allow, *map(str, arguments)], text=True,
+                              capture_output=True, env=ENVIRONMENT | {"OSCAR_BIN": str(BIN), "PYTHONPATH": str(SOURCE / "python")})
 
     def expect_refused(self, arguments, *words):
         before = set(os.listdir(self.folder))

@@ -14,7 +14,7 @@ import unittest
 from support.markdown_files import MarkdownFile
 from support.programs import SOURCE, ProgramTest
 
-sys.path.insert(0, str(SOURCE / "scripts"))
+sys.path.insert(0, str(SOURCE / "datasets/real-text/make"))
 import split_corpora
 
 PINS = pathlib.Path("datasets/real-text")
@@ -97,15 +97,14 @@ class Split(unittest.TestCase):
 
 
 class Fetch(ProgramTest):
-    """scripts/fetch_corpora.sh in a copy of the repository, from archives in a folder."""
+    """python -m oscar_int2 fetch corpora in a copy of the repository, from archives in a folder."""
 
     def setUp(self):
         super().setUp()
         self.root = self.folder / "repository"
-        (self.root / "scripts").mkdir(parents=True)
-        for name in ("fetch_corpora.sh", "split_corpora.py"):
-            shutil.copy(SOURCE / "scripts" / name, self.root / "scripts")
-        (self.root / PINS).mkdir(parents=True)
+        # The whole package: what the command imports is beside it, and nothing else is needed.
+        shutil.copytree(SOURCE / "python", self.root / "python", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(SOURCE / PINS / "make", self.root / PINS / "make")
         (self.root / ".setup.env").write_text(f"OSCAR_PYTHON='{sys.executable}'\n")
         self.archives = self.folder / "archives"
         write_archives(self.archives)
@@ -121,8 +120,9 @@ class Fetch(ProgramTest):
         (self.root / PINS / "SHA256SUMS").write_text("\n".join(lines) + "\n")
 
     def fetch(self):
-        environment = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.archives)}
-        return subprocess.run([self.root / "scripts/fetch_corpora.sh"], env=environment,
+        environment = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.archives),
+                                    "PYTHONPATH": str(self.root / "python")}
+        return subprocess.run([sys.executable, "-m", "oscar_int2", "fetch", "corpora"], env=environment,
                               capture_output=True, text=True)
 
     def corpora(self):

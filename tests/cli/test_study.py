@@ -9,7 +9,7 @@ import tempfile
 import unittest
 
 SOURCE = pathlib.Path(os.environ["OSCAR_SOURCE"])
-SCRIPT = SOURCE / "scripts" / "study.py"
+SCRIPT = SOURCE / "studies" / "study.py"
 
 
 def run(*arguments):

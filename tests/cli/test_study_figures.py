@@ -11,10 +11,10 @@ import tempfile
 import unittest
 import xml.etree.ElementTree
 
-sys.path.insert(0, str(pathlib.Path(os.environ["OSCAR_SOURCE"]) / "scripts"))
+sys.path.insert(0, str(pathlib.Path(os.environ["OSCAR_SOURCE"]) / "studies"))
 import study
-from studies import blocks, charts, content, figures, layers, lookup, markdown, measure, page, predictions, vocabulary
-from studies.plans import PLANS
+from study_parts import blocks, charts, content, figures, layers, lookup, markdown, measure, page, predictions, vocabulary
+from study_parts.plans import PLANS
 
 TOKENS = [300, 300, 100, 300]
 

@@ -40,7 +40,7 @@ class TuneCorpus(ProgramTest):
 
     def test_its_script_writes_documents_of_their_length_that_share_nothing(self):
         out = self.folder / "tune.jsonl"
-        script, said = load(SOURCE / "scripts" / "write_tune_corpus.py"), io.StringIO()
+        script, said = load(MODEL / "make" / "write_tune_corpus.py"), io.StringIO()
         with mock.patch.multiple(script, STREAMS=2, STREAM_TOKENS=160, LENGTHS=(60, 60)), \
                 mock.patch.object(sys, "argv", ["write_tune_corpus.py", str(MODEL), str(out)]), \
                 contextlib.redirect_stdout(said):

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """rotation_zoo/: every file is the indexed one, every figure is of an evaluation of that bundle."""
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,8 +17,8 @@ ZOO = SOURCE / "rotation_zoo"
 
 
 def check(zoo):
-    return subprocess.run([sys.executable, "-I", "-S", SOURCE / "scripts/published.py", "zoo", zoo, "--check"],
-                          capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-S", "-m", "oscar_int2", "zoo", zoo, "--check"],
+                          capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(SOURCE / "python")})
 
 
 def without_licence(card):

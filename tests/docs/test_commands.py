@@ -42,6 +42,8 @@ FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": 
                    "--install": "CMake's", "--prefix": "CMake's", "--test-dir": "CTest's",
                    "--help": "of every program"}
 FOREIGN_COMMANDS = ("ctest",)
+SCRIPT_FOLDERS = ("scripts/", "studies/", "benchmarks/", "datasets/")
+PACKAGE = ["python", "-m", "oscar_int2"]
 
 
 def commands(text):
@@ -49,8 +51,8 @@ def commands(text):
     lines = text.replace("\\\n", " ").splitlines()
     found = [shlex.split(line, comments=True) for line in lines if line.strip()]
     found = [words for words in found if words]
-    is_command = [words[0].startswith("scripts/") or words[0] in PROGRAMS + FOREIGN_COMMANDS
-                  for words in found]
+    is_command = [words[0].startswith(SCRIPT_FOLDERS) or words[:3] == PACKAGE
+                  or words[0] in PROGRAMS + FOREIGN_COMMANDS for words in found]
     if not any(is_command):
         return []
     assert all(is_command), f"neither a command nor output: {text}"
@@ -93,8 +95,17 @@ class Help:
             self.known[command] = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", result.stdout))
         return self.known[command]
 
+    def of_package(self, name):
+        """The options of a command of the Python package; none where there is no such command."""
+        result = subprocess.run([sys.executable, *PACKAGE[1:], name, "--help"], capture_output=True, text=True,
+                                env=os.environ | {"PYTHONPATH": str(SOURCE / "python")})
+        assert result.returncode == 0, result.stderr
+        return set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", result.stdout))
+
     def of_command(self, words):
-        if words[0].startswith("scripts/"):
+        if words[:3] == PACKAGE:
+            return self.of_package(words[3])
+        if words[0].startswith(SCRIPT_FOLDERS):
             return set(re.findall(r"--[a-z][\w-]*", (SOURCE / words[0]).read_text()))
         with_subcommand = words[0] in ("oscar-bundle", "oscar-bench")
         return self.of(*words[:2]) if with_subcommand else self.of(words[0])
@@ -108,7 +119,8 @@ class Help:
                 for name in re.findall(r"^  ([a-z]+) {2,}\S", text.partition("Subcommands:")[2],
                                        re.MULTILINE):
                     found |= self.of(program, name)
-        for script in (SOURCE / "scripts").iterdir():
+        scripts = [script for folder in SCRIPT_FOLDERS for script in (SOURCE / folder).rglob("*")]
+        for script in (*scripts, *(SOURCE / "python/oscar_int2/commands").iterdir()):
             if script.suffix in (".py", ".sh"):
                 found |= set(re.findall(r"--[a-z][\w-]*", script.read_text()))
         return found
@@ -129,9 +141,9 @@ class Options(unittest.TestCase):
     def check(self, words, place):
         if words[0] in FOREIGN_COMMANDS or not (BIN / words[0]).exists() and words[0] in PROGRAMS:
             return  # oscar-bench is built with CUDA only
-        if words[0].startswith("scripts/"):
+        if words[0].startswith(SCRIPT_FOLDERS):
             self.assertTrue(os.access(SOURCE / words[0], os.X_OK), f"{place}: {words[0]}")
-        unknown = set(options_of(words[1:])) - self.help.of_command(words)
+        unknown = set(options_of(words[4 if words[:3] == PACKAGE else 1:])) - self.help.of_command(words)
         self.assertEqual(unknown, set(), f"{place}: {shlex.join(words)}")
 
     def test_fenced_commands_name_options_that_exist(self):
@@ -173,7 +185,7 @@ class Commands(ProgramTest):
 
     def setUp(self):
         super().setUp()
-        for name in ("datasets", "scripts"):
+        for name in ("datasets", "scripts", "benchmarks"):
             (self.folder / name).symlink_to(SOURCE / name)
         write_checkpoint(self.folder / "model", {"max_position_embeddings": 131072})
         for name, kind in (("model.gguf", Type.Q8_0), ("my-qwen3.F16.gguf", Type.F16)):
@@ -206,7 +218,9 @@ class Commands(ProgramTest):
         for option in SMALL.get(words[0], ()):
             if option.split()[0] not in options_of(words):
                 words += option.split()
-        if words[0].startswith("scripts/"):
+        if words[:3] == PACKAGE:
+            return
+        if words[0].startswith(SCRIPT_FOLDERS):
             if words[0].rpartition("/")[2] in RUN_SCRIPTS:
                 self.execute([sys.executable, *words])
         elif words[0] != "oscar-bench":

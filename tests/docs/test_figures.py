@@ -7,14 +7,12 @@ import unittest
 from support.markdown_files import MarkdownFile
 from support.programs import SOURCE, run
 
-sys.path.insert(0, str(SOURCE / "scripts"))
-import draw_bits_chart
-import draw_quality_chart
-import draw_serving_chart
-from studies import blocks, content, figures, vocabulary
+sys.path.insert(0, str(SOURCE / "studies"))
+import draw_charts
+from study_parts import blocks, content, figures, vocabulary
 
-STUDY = json.loads((SOURCE / "rotation_zoo/tiny-gqa/study/study.json").read_text())
-REAL = json.loads(draw_quality_chart.STUDY.read_text())
+STUDY = json.loads(draw_charts.TINY_STUDY.read_text())
+REAL = json.loads(draw_charts.REAL_STUDY.read_text())
 # Rows of which the documentation has other words than the study.
 PERPLEXITY = "its perplexity above BF16's"
 ROWS = {PERPLEXITY: "default of this toolkit"}
@@ -71,7 +69,7 @@ class Figures(unittest.TestCase):
         self.assertEqual(shown, f"{value:.{len(shown) - 1}f}".lstrip("0"))
 
     def test_the_picture_of_the_real_model_is_drawn_from_its_study(self):
-        self.assertEqual((SOURCE / "docs/quality.svg").read_text(), draw_quality_chart.draw(REAL))
+        self.assertEqual((SOURCE / "docs/quality.svg").read_text(), draw_charts.draw_quality(REAL))
 
     def assert_of_the_real_study(self, headings, rows, known):
         """Each row stands, with the same headings, in one table of the study."""
@@ -113,16 +111,16 @@ class Figures(unittest.TestCase):
                       section("docs/results.md", "A real checkpoint"))
 
     def test_the_picture_of_bits_is_drawn_from_the_study(self):
-        self.assertEqual((SOURCE / "docs/bits.svg").read_text(), draw_bits_chart.draw(STUDY))
+        self.assertEqual((SOURCE / "docs/bits.svg").read_text(), draw_charts.draw_bits(STUDY))
 
     def test_the_picture_of_steps_is_drawn_from_the_measurement(self):
-        self.assertEqual((SOURCE / "docs/serving.svg").read_text(), draw_serving_chart.draw())
+        self.assertEqual((SOURCE / "docs/serving.svg").read_text(), draw_charts.draw_serving())
 
     def test_steps_and_ratios_are_those_of_the_measurement(self):
-        ms = draw_serving_chart.figures()
+        ms = draw_charts.step_times()
         rows = table_rows("docs/serving.md", "In a loop of our own")
-        self.assertEqual(len(rows), len(draw_serving_chart.POINTS) + 1)
-        for row, (point, _) in zip(rows, draw_serving_chart.POINTS):
+        self.assertEqual(len(rows), len(draw_charts.SERVING_POINTS) + 1)
+        for row, (point, _) in zip(rows, draw_charts.SERVING_POINTS):
             int2 = ms[point, "int2"]
             self.assertEqual(row[1], f"{int2:.2f}")
             self.assertEqual(row[2], f"{ms[point, 'bf16']:.2f}")

@@ -6,9 +6,10 @@ from support.programs import SOURCE
 
 SCRIPTS = SOURCE / "scripts"
 LOCKED = SCRIPTS / "locked"
+COMMANDS = SOURCE / "python" / "oscar_int2" / "commands"
 ENTRY = re.compile(r"^(?P<name>[\w.-]+)==(?P<version>\S+)(?: ; (?P<marker>.*?))? \\\n"
                    r"(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", re.MULTILINE)
-INSTALLS = re.compile(r'-m (?:uv )?pip (?:install|download)\b(?:[^\n\\]|\\\n)*|"pip", "install"[^\]]*')
+INSTALLS = re.compile(r'-m (?:uv )?pip (?:install|download)\b(?:[^\n\\]|\\\n)*|"pip", "(?:install|download)"[^\]]*')
 
 
 def entries(file):
@@ -61,7 +62,7 @@ class Locked(unittest.TestCase):
 
     def test_scripts_install_with_hashes_only(self):
         commands = []
-        for file in sorted((*SCRIPTS.glob("*.sh"), *SCRIPTS.glob("*.py"))):
+        for file in sorted((*SCRIPTS.glob("*.sh"), *SCRIPTS.glob("*.py"), *COMMANDS.glob("*.py"))):
             for command in INSTALLS.findall(file.read_text()):
                 commands.append(command)
                 with self.subTest(file=file.name, command=command):

@@ -7,8 +7,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "mathematics.md"
 
 # Who may cite a section, and what may implement one.
-CITING = ("lib", "kernels", "apps", "tests", "scripts", "docs", "datasets", "rotation_zoo")
-IMPLEMENTING = ("lib", "kernels", "apps", "scripts")
+CITING = ("lib", "kernels", "apps", "tests", "scripts", "studies", "benchmarks", "docs", "datasets", "rotation_zoo")
+IMPLEMENTING = ("lib", "kernels", "apps", "scripts", "studies", "benchmarks")
 SUFFIXES = (".h", ".cpp", ".cuh", ".cu", ".inc", ".in", ".py", ".sh", ".md", ".txt", ".cmake")
 
 HEADING = re.compile(r"^(##|###) (\d+(?:\.\d+)?)\.? (\S.*)$", re.MULTILINE)

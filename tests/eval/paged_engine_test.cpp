@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "eval/tiny_model.h"
-#include "oscar/eval/needle_run.h"
+#include "oscar/eval/needles.h"
 
 namespace {
 

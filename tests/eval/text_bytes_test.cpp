@@ -1,10 +1,9 @@
 // Figures of a text that came from another process are those that were counted there.
 #include <gtest/gtest.h>
-
 #include <cmath>
 
 #include "oscar/base/error.h"
-#include "oscar/eval/evaluation_state.h"
+#include "oscar/eval/session.h"
 
 namespace {
 

@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "oscar/bundle/bundle.h"
-#include "oscar/checkpoint/checkpoint.h"
-#include "oscar/data/corpus.h"
 #include "oscar/eval/methods.h"
-#include "oscar/eval/multi_forward.h"
+#include "oscar/eval/session.h"
+#include "oscar/model/checkpoint/checkpoint.h"
+#include "oscar/text/corpus.h"
 
 namespace oscar_test {
 

@@ -8,19 +8,19 @@
 
 #include "bundle/sample.h"
 #include "fuzz_case.h"
-#include "oscar/base/json_text.h"
-#include "oscar/bundle/content_hash.h"
+#include "oscar/base/json.h"
 #include "oscar/bundle/derived.h"
+#include "oscar/bundle/edit.h"
+#include "oscar/bundle/encode.h"
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
-#include "oscar/bundle/strip.h"
-#include "oscar/fit/checks.h"
-#include "oscar/stacks/describe.h"
+#include "oscar/bundle/stack_plan.h"
+#include "oscar/fit/fit.h"
 
 namespace oscar::fuzz {
 namespace {
 
-// As load_raw of bundle/reader.cpp before what the file leaves out is restored.
+// As load_raw of bundle/decode.cpp before what the file leaves out is restored.
 RawFile stored(const std::filesystem::path& path) {
   const hdf5::Reader reader(path);
   RawFile raw;

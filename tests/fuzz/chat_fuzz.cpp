@@ -1,7 +1,7 @@
 // Conversations under every built-in template: role and content in turn, each ended by a NUL.
 #include "fuzz_case.h"
-#include "oscar/data/chat_template.h"
-#include "oscar/data/unicode.h"
+#include "oscar/text/chat_template.h"
+#include "oscar/text/unicode.h"
 
 namespace oscar::fuzz {
 

@@ -1,8 +1,8 @@
 // The chat template of a folder, out of tokenizer_config.json.
 #include "fuzz_case.h"
 #include "oscar/base/sha256.h"
-#include "oscar/checkpoint/checkpoint.h"
-#include "oscar/data/chat_template.h"
+#include "oscar/model/checkpoint/checkpoint.h"
+#include "oscar/text/chat_template.h"
 
 namespace oscar::fuzz {
 

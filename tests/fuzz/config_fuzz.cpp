@@ -1,8 +1,7 @@
 // config.json: sizes that are accepted are within bounds.
 #include "fuzz_case.h"
-#include "oscar/checkpoint/config_reader.h"
-#include "oscar/checkpoint/model_config.h"
-#include "oscar/checkpoint/weight_table.h"
+#include "oscar/model/checkpoint/config.h"
+#include "oscar/model/checkpoint/weights.h"
 
 namespace oscar::fuzz {
 

@@ -1,9 +1,8 @@
 // oscar-export.json of an export whose other files are good.
 #include "bundle/sample.h"
 #include "fuzz_case.h"
-#include "oscar/exchange/export.h"
-#include "oscar/exchange/manifest.h"
-#include "oscar/exchange/verify_export.h"
+#include "oscar/bundle/export.h"
+#include "oscar/bundle/verify_export.h"
 
 namespace oscar::fuzz {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "oscar/base/error.h"
-#include "oscar/io/float_tensor.h"
+#include "oscar/io/weight_source.h"
 
 namespace oscar::fuzz {
 

@@ -2,12 +2,11 @@
 #include <memory>
 
 #include "fuzz_case.h"
-#include "oscar/checkpoint/gguf_config.h"
-#include "oscar/checkpoint/gguf_tokenizer.h"
-#include "oscar/checkpoint/gguf_weights.h"
-#include "oscar/data/tokenizer.h"
-#include "oscar/exchange/gguf_rotations.h"
-#include "oscar/io/gguf_copy.h"
+#include "oscar/bundle/rotation_files.h"
+#include "oscar/io/gguf.h"
+#include "oscar/model/checkpoint/gguf_model.h"
+#include "oscar/model/checkpoint/gguf_tokenizer.h"
+#include "oscar/text/tokenizer.h"
 
 namespace oscar::fuzz {
 namespace {

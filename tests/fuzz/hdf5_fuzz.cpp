@@ -24,7 +24,7 @@
 #include "fuzz_case.h"
 #include "oscar/base/sandbox.h"
 #include "oscar/bundle/bundle.h"
-#include "oscar/bundle/verify.h"
+#include "oscar/bundle/decode.h"
 #include "oscar/io/hdf5_internal.h"
 
 namespace oscar::fuzz {

@@ -1,8 +1,7 @@
 // JSON text: what is accepted is JSON to the library's own parser too, and survives writing.
 #include "fuzz_case.h"
 #include "oscar/base/json.h"
-#include "oscar/base/json_text.h"
-#include "oscar/data/tokenizer_json.h"
+#include "oscar/text/pre_tokenizer.h"
 
 namespace oscar::fuzz {
 

@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "fuzz_case.h"
-#include "oscar/data/jsonl.h"
-#include "oscar/data/unicode.h"
+#include "oscar/text/corpus.h"
+#include "oscar/text/unicode.h"
 
 namespace oscar::fuzz {
 

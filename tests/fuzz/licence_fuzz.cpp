@@ -1,6 +1,6 @@
 // The licence that the README.md of a model states.
 #include "fuzz_case.h"
-#include "oscar/report/stated_licence.h"
+#include "oscar/eval/report/card.h"
 
 namespace oscar::fuzz {
 

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "fuzz_case.h"
-#include "oscar/inspect/memory_plan.h"
+#include "oscar/bundle/memory_plan.h"
 
 namespace oscar::fuzz {
 

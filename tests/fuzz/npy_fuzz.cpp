@@ -1,7 +1,6 @@
 // .npy files of integers: as many as the file has bytes for, and the same after writing.
 #include "fuzz_case.h"
 #include "oscar/io/npy.h"
-#include "oscar/io/npy_header.h"
 
 namespace oscar::fuzz {
 

@@ -1,7 +1,7 @@
 // .npz: a whole archive, or, behind a zero byte, one .npy file that an archive is made around,
 // since checksums keep changed bytes away from what is inside.
 #include "fuzz_case.h"
-#include "oscar/io/npz.h"
+#include "oscar/io/npy.h"
 #include "oscar/io/zip.h"
 
 namespace oscar::fuzz {

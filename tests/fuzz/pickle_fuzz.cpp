@@ -1,7 +1,6 @@
 // Pickles, and behind a zero byte one around which a file of torch.save is made.
 #include "fuzz_case.h"
-#include "oscar/exchange/torch_rotations.h"
-#include "oscar/io/pickle.h"
+#include "oscar/bundle/rotation_files.h"
 #include "oscar/io/torch_file.h"
 #include "oscar/io/zip.h"
 

@@ -1,9 +1,8 @@
 // Patterns of tokenizer.json: a pattern, then a NUL and text to be cut.
 #include "fuzz_case.h"
-#include "oscar/data/regex.h"
-#include "oscar/data/regex_dialect.h"
-#include "oscar/data/text_split.h"
-#include "oscar/data/unicode.h"
+#include "oscar/text/pre_tokenizer.h"
+#include "oscar/text/regex.h"
+#include "oscar/text/unicode.h"
 
 namespace oscar::fuzz {
 

@@ -1,9 +1,9 @@
 // JSON reports of oscar-eval: the page is well-formed and runs nothing, the card comes out.
 #include "bundle/sample.h"
+#include "eval/report/sample.h"
 #include "fuzz_case.h"
-#include "oscar/report/card.h"
-#include "oscar/report/html_report.h"
-#include "report/sample.h"
+#include "oscar/eval/report/card.h"
+#include "oscar/eval/report/page.h"
 
 namespace oscar::fuzz {
 

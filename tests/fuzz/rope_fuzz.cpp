@@ -3,7 +3,7 @@
 
 #include "fuzz_case.h"
 #include "oscar/base/json.h"
-#include "oscar/checkpoint/rope.h"
+#include "oscar/model/checkpoint/rope.h"
 
 namespace oscar::fuzz {
 

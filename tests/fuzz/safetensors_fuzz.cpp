@@ -1,10 +1,7 @@
 // A safetensors file: entries lie in the file and cover it, and what is read survives writing.
 #include "fuzz_case.h"
-#include "oscar/exchange/arrays.h"
+#include "oscar/bundle/rotation_files.h"
 #include "oscar/io/safetensors.h"
-#include "oscar/io/safetensors_arrays.h"
-#include "oscar/io/safetensors_copy.h"
-#include "oscar/io/safetensors_header.h"
 
 namespace oscar::fuzz {
 

@@ -1,7 +1,6 @@
 // model.safetensors.index.json beside one good shard.
 #include "fuzz_case.h"
 #include "oscar/io/safetensors.h"
-#include "oscar/io/safetensors_arrays.h"
 
 namespace oscar::fuzz {
 

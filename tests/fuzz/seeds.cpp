@@ -4,21 +4,18 @@
 #include <fstream>
 
 #include "bundle/sample.h"
-#include "data/tiny_tokenizer.h"
+#include "eval/report/sample.h"
 #include "io/gguf_bytes.h"
 #include "oscar/base/error.h"
+#include "oscar/bundle/export.h"
+#include "oscar/bundle/rotation_files.h"
 #include "oscar/bundle/run_checkpoint.h"
-#include "oscar/exchange/export.h"
-#include "oscar/exchange/manifest.h"
-#include "oscar/exchange/torch_rotations.h"
 #include "oscar/io/hdf5.h"
 #include "oscar/io/npy.h"
-#include "oscar/io/npy_header.h"
-#include "oscar/io/npz.h"
-#include "oscar/io/safetensors_arrays.h"
+#include "oscar/io/safetensors.h"
 #include "oscar/io/torch_file.h"
 #include "oscar/io/zip.h"
-#include "report/sample.h"
+#include "text/tiny_tokenizer.h"
 
 namespace oscar {
 namespace {

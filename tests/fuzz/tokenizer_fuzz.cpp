@@ -1,7 +1,7 @@
 // tokenizer.json, then a NUL and text to be encoded.
 #include "fuzz_case.h"
-#include "oscar/data/tokenizer.h"
-#include "oscar/data/unicode.h"
+#include "oscar/text/tokenizer.h"
+#include "oscar/text/unicode.h"
 
 namespace oscar::fuzz {
 

@@ -1,6 +1,6 @@
 // Whole files of torch.save: what is read survives writing.
 #include "fuzz_case.h"
-#include "oscar/exchange/torch_rotations.h"
+#include "oscar/bundle/rotation_files.h"
 #include "oscar/io/torch_file.h"
 
 namespace oscar::fuzz {

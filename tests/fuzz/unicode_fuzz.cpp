@@ -1,8 +1,8 @@
 // UTF-8 and normalisation forms.
 #include "fuzz_case.h"
-#include "oscar/base/printable.h"
-#include "oscar/data/byte_alphabet.h"
-#include "oscar/data/unicode.h"
+#include "oscar/base/error.h"
+#include "oscar/text/bpe.h"
+#include "oscar/text/unicode.h"
 
 namespace oscar::fuzz {
 

@@ -2,7 +2,6 @@
 #include "oscar/io/ggml_types.h"
 
 #include <gtest/gtest.h>
-
 #include <cstring>
 #include <fstream>
 #include <set>

@@ -1,8 +1,8 @@
 // .npy files: every integer type and order, and everything that is refused.
 #include "oscar/io/npy.h"
 
-#include "data/tiny_tokenizer.h"
-#include "oscar/data/corpus.h"
+#include "oscar/text/corpus.h"
+#include "text/tiny_tokenizer.h"
 
 namespace {
 

@@ -3,12 +3,11 @@
 #include "oscar/io/torch_file.h"
 
 #include <gtest/gtest.h>
-
 #include <functional>
 #include <random>
 #include <tuple>
 
-#include "checkpoint/model_folder.h"
+#include "model/checkpoint/model_folder.h"
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
 

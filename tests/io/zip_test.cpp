@@ -2,15 +2,13 @@
 #include "oscar/io/zip.h"
 
 #include <gtest/gtest.h>
-
 #include <random>
 
-#include "checkpoint/model_folder.h"
+#include "model/checkpoint/model_folder.h"
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
-#include "oscar/io/npy_header.h"
-#include "oscar/io/npz.h"
-#include "oscar/io/safetensors_arrays.h"
+#include "oscar/io/npy.h"
+#include "oscar/io/safetensors.h"
 
 namespace oscar {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "cache/codec_ref.h"
 #include "kernels/random_cache.h"
-#include "oscar/cache/paged_reference.h"
+#include "oscar/cache/pages.h"
 
 namespace {
 

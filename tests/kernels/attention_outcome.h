@@ -8,7 +8,7 @@
 
 #include "kernels/device_memory.h"
 #include "kernels/random_cache.h"
-#include "oscar/cache/paged_reference.h"
+#include "oscar/cache/pages.h"
 
 namespace oscar_test {
 

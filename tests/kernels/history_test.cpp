@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/random_cache.h"
-#include "oscar/cache/paged_reference.h"
+#include "oscar/cache/pages.h"
 
 namespace {
 

@@ -11,7 +11,7 @@
 
 #include "cache/codec_ref.h"
 #include "kernels/device_memory.h"
-#include "oscar/cache/page_layout.h"
+#include "oscar/cache/pages.h"
 #include "oscar/cache/quantize_rows.h"
 #include "oscar_kernels/append.h"
 #include "support/slowed.h"

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "kernels/device_memory.h"
-#include "oscar/cache/page_layout.h"
+#include "oscar/cache/pages.h"
 
 namespace oscar_test {
 

@@ -76,7 +76,7 @@ def golden_matrices(d):
 
 @dataclass
 class Golden:
-    """One row of tests/golden and what the codec must make of it (scripts/make_goldens.py)."""
+    """One row of tests/golden and what the codec must make of it (tests/golden/make_goldens.py)."""
 
     name: str
     fmt: Format

@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "oscar/model/copy_numbers.h"
+#include "oscar/model/layer_weights.h"
 
 namespace oscar::copy_numbers_cases {
 

@@ -1,10 +1,9 @@
 // In programs that also load libtorch, whose MKL exports the same names, OpenBLAS still decomposes.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
-
 #include <cstring>
 
-#include "oscar/linalg/eigh.h"
+#include "oscar/fit/linalg.h"
 #include "oscar/model/torch.h"
 
 namespace oscar {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/model_folder.h"
+#include "model/checkpoint/model_folder.h"
 #include "oscar/base/error.h"
 #include "oscar/model/layer_weights.h"
 

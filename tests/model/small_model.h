@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "checkpoint/model_folder.h"
-#include "oscar/checkpoint/weight_table.h"
+#include "model/checkpoint/model_folder.h"
+#include "oscar/model/checkpoint/weights.h"
 #include "oscar/model/transformer.h"
 
 namespace oscar_test {

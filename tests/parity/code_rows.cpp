@@ -6,10 +6,10 @@
 #include <cstdlib>
 
 #include "oscar/base/error.h"
+#include "oscar/bundle/export.h"
+#include "oscar/bundle/stacks.h"
 #include "oscar/cache/quantize_rows.h"
-#include "oscar/exchange/coded_row.h"
-#include "oscar/io/npz.h"
-#include "oscar/stacks/stack.h"
+#include "oscar/io/npy.h"
 
 namespace {
 

@@ -16,8 +16,8 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
+#include "oscar/fit/head_fit.h"
 #include "oscar/fit/moments.h"
-#include "oscar/fit/oscar_fit.h"
 
 namespace {
 

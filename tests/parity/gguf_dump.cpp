@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "oscar/base/error.h"
-#include "oscar/checkpoint/gguf_tokenizer.h"
+#include "oscar/model/checkpoint/gguf_tokenizer.h"
 
 namespace {
 

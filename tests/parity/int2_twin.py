@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import AttentionInterface
 
-from bundle.verify_bundle import whole
+from bundle.verify_bundle import datasets_of
 
 NAME = "int2_twin"
 
@@ -191,7 +191,7 @@ def data_free_layers(kind, config, clip_k, clip_v):
 
 def bundle_layers(file):
     """Layers of an open bundle (h5py.File)."""
-    layers, datasets = [], whole(file)
+    layers, datasets = [], datasets_of(file)
     for name in sorted(file["layers"], key=int):
         group = {path.rpartition("/")[2]: values for path, values in datasets.items()
                  if path.rpartition("/")[0] == f"/layers/{name}"}

@@ -8,9 +8,8 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
-#include "oscar/base/json_text.h"
 #include "oscar/io/npy.h"
-#include "oscar/io/safetensors_header.h"
+#include "oscar/io/safetensors.h"
 
 namespace {
 

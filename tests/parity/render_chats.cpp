@@ -11,7 +11,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
-#include "oscar/data/chat_template.h"
+#include "oscar/text/chat_template.h"
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;

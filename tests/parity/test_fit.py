@@ -10,7 +10,7 @@ import numpy as np
 PROGRAM = pathlib.Path(os.environ["OSCAR_BIN"]) / "oscar-test-fit"
 SEED = 20260
 FLOOR = 1e-6
-SERVED_INVERSE = 2e-2  # kInverseLimitBf16Balanced of fit/checks.h
+SERVED_INVERSE = 2e-2  # kInverseLimitBf16Balanced of fit/fit.h
 HADAMARD, OSCAR, BALANCED = 1, 2, 3
 
 

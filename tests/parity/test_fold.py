@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from bundle.verify_bundle import whole
+from bundle.verify_bundle import datasets_of
 from support.checkpoints import byte_tokenizer, sample_text
 from support.programs import SOURCE, ProgramTest
 
@@ -166,7 +166,7 @@ class Fold(ProgramTest):
         rng = np.random.default_rng(0)
         with h5py.File(bundle) as old, h5py.File(folded / "oscar.h5") as new:
             self.assertNotIn("portable", new)
-            before, after = whole(old), whole(new)
+            before, after = datasets_of(old), datasets_of(new)
             for name in old["layers"]:
                 a, b = old["layers"][name], new["layers"][name]
                 for side in ("k_rotation", "q_rotation", "k_mean", "v_metric", "v_feedback"):

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.utils import logging as transformers_logging
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 import fp8_layouts
 from forward_runs import compare, ours, reference
 from random_families import config_json, family, make_weights, write_checkpoint

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers.utils import logging as transformers_logging
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests" / "golden"))
 from forward_runs import compare, ours, reference
 from make_ggml_goldens import NAMES, random_blocks, values_of
 from random_families import LLAMA3, YARN, config_json, family, make_weights, write_checkpoint

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "oscar/data/tokenizer.h"
+#include "oscar/text/tokenizer.h"
 
 namespace {
 

@@ -6,7 +6,7 @@ import sys
 
 BIN = pathlib.Path(os.environ["OSCAR_BIN"])
 SOURCE = pathlib.Path(os.environ["OSCAR_SOURCE"])
-sys.path[:0] = [str(pathlib.Path(os.environ["OSCAR_BIN"]).parent / "python"), str(SOURCE / "scripts")]
+sys.path[:0] = [str(pathlib.Path(os.environ["OSCAR_BIN"]).parent / "python"), str(SOURCE / "benchmarks")]
 MODEL = SOURCE / "datasets" / "tiny-gqa"
 BUNDLE = SOURCE / "rotation_zoo" / "tiny-gqa" / "tiny-gqa.h5"
 

@@ -14,8 +14,7 @@ import h5py
 import numpy as np
 import torch
 
-from support.bundle_case import make_file, store_plainly
-from serving_case import BIN, BUNDLE, tiny_model
+from serving_case import BIN, BUNDLE, SOURCE, tiny_model
 import random_models as small
 import oscar_int2
 from oscar_int2.bundle import content_sha256
@@ -36,7 +35,7 @@ class Changed(unittest.TestCase):
         """An open copy of the bundle to change; signed again behind, unless told not to."""
         with tempfile.TemporaryDirectory() as folder:
             self.path = pathlib.Path(folder) / "bundle.h5"
-            store_plainly(shutil.copy(BUNDLE, self.path))
+            shutil.copy(BUNDLE, self.path)
             with h5py.File(self.path, "r+") as file:
                 self.edit(file)
                 if sign:
@@ -140,68 +139,19 @@ class Changed(unittest.TestCase):
             oscar_int2.load("/no/such/file.h5")
 
 
-class LeftOut(unittest.TestCase):
+class Version01(unittest.TestCase):
     """Bundles that leave out what the rest of them says (lib/oscar/bundle/derived.h)."""
 
-    @classmethod
-    def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.serving = pathlib.Path(cls.folder.name) / "serving.h5"
-        subprocess.run([BIN / "oscar-bundle", "strip", BUNDLE, cls.serving, "--profile", "serving"],
-                       check=True)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.folder.cleanup()
-
-    def test_the_serving_profile_gives_the_tensors_of_the_whole_file_to_the_bit(self):
-        with h5py.File(self.serving) as file:
-            self.assertNotIn("q_rotation", file["layers/000"])
-            self.assertEqual(file["layers/000/v_metric"].shape, (2, 128 * 129 // 2))
-        whole, served = oscar_int2.load(BUNDLE), oscar_int2.load(self.serving)
-        for index, layer in whole.layers.items():
-            for side in ("key", "value"):
-                a, b = vars(getattr(layer, side)), vars(getattr(served.layers[index], side))
-                for field, tensor in a.items():
-                    same = b[field] is None if tensor is None else (
-                        tensor.numpy().tobytes() == b[field].numpy().tobytes())
-                    self.assertTrue(same, f"layer {index}, {side}, {field}")
-
-    def test_a_full_bundle_is_read_to_the_bit_that_its_hash_was_made_of(self):
-        fitted = pathlib.Path(self.folder.name) / "fitted.h5"
-        sums = make_file(pathlib.Path(self.folder.name) / "sums.h5", statistics_only=True, seed=1)
-        subprocess.run([BIN / "oscar-bundle", "fit", sums, "-o", fitted], check=True)
-        with h5py.File(fitted) as file:
-            self.assertNotIn("v_metric", file["layers/001"])
-        layer = oscar_int2.load(fitted).layers[1]
-        self.assertEqual(tuple(layer.value.metric.shape), (2, 8, 8))
-
-    def test_codings_that_do_not_fit_are_refused(self):
-        def attribute(text):
-            return lambda file: file["layers/000"].attrs.__setitem__("coding", np.bytes_(text))
-
-        def without(name):
-            return lambda file: file.__delitem__(name)
-
-        def emptied(file):
-            file["layers/000/k_rotation"][0, 0] = 0
-        cases = {
-            "is not known": attribute('{"k_rotation": "upper"}'),
-            "no JSON object": attribute("[]"),
-            "v_metric: o_rotation or o_proj_metric is missing": attribute('{"v_metric": "output_metric"}'),
-            "k_metric: is missing": without("layers/000/k_metric"),
-            "no upper triangles": lambda f: (without("layers/000/k_metric")(f), f["layers/000"].create_dataset(
-                "k_metric", data=np.ones((2, 35), "<f4"))),
-            "q_rotation: a matrix has no inverse": emptied,
-        }
-        for text, edit in cases.items():
-            path = pathlib.Path(self.folder.name) / "changed.h5"
-            shutil.copy(self.serving, path)
-            with h5py.File(path, "r+") as file:
-                edit(file)
-            with self.subTest(text), self.assertRaisesRegex(oscar_int2.BundleError, text) as caught:
-                oscar_int2.load(path)
-            self.assertIn(str(path), str(caught.exception))
+    def test_they_are_refused_with_the_command_that_writes_them_anew(self):
+        earlier = SOURCE / "tests" / "bundle" / "version_0_1" / "left_out.h5"
+        with self.assertRaisesRegex(oscar_int2.BundleError, "left_out.h5.*oscar-bundle rewrite IN OUT"):
+            oscar_int2.load(earlier)
+        with tempfile.TemporaryDirectory() as folder:
+            anew = pathlib.Path(folder) / "anew.h5"
+            subprocess.run([BIN / "oscar-bundle", "rewrite", earlier, anew], check=True)
+            bundle = oscar_int2.load(anew)
+            with h5py.File(earlier) as file:
+                self.assertEqual(bundle.content_sha256, file.attrs["content_sha256"].decode())
 
 
 class Loaded(unittest.TestCase):
@@ -223,10 +173,7 @@ class Loaded(unittest.TestCase):
 
     def test_it_holds_what_the_file_holds(self):
         bundle = oscar_int2.load(BUNDLE)
-        scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(scratch.cleanup)
-        plain = store_plainly(shutil.copy(BUNDLE, pathlib.Path(scratch.name) / "plain.h5"))
-        with h5py.File(plain) as file:
+        with h5py.File(BUNDLE) as file:
             self.assertEqual(list(bundle.layers), list(range(8)))
             for index, layer in bundle.layers.items():
                 group = file[f"layers/{index:03}"]
@@ -267,6 +214,20 @@ class Loaded(unittest.TestCase):
             scaled.check_model(config_as(llama3))
             with self.subTest(name), self.assertRaisesRegex(oscar_int2.BundleMismatchError, name):
                 scaled.check_model(config_as({**llama3, name: value}))
+
+    def test_a_model_whose_yarn_multiplies_otherwise_is_refused(self):
+        bundle, config = oscar_int2.load(BUNDLE), tiny_model().config
+        yarn = {"rope_type": "yarn", "rope_theta": bundle.model.rope["rope_theta"], "factor": 4.0,
+                "original_max_position_embeddings": 32768}
+        for said, stored in (({}, 1.1386294361), ({"attention_factor": 1.3}, 1.3),
+                             ({"mscale": 1.0, "mscale_all_dim": 0.5}, 1.1386294361 / 1.0693147181)):
+            scaled = dataclasses.replace(bundle, model=dataclasses.replace(
+                bundle.model, rope={**bundle.model.rope, **yarn, "attention_factor": stored}))
+            config_as = lambda more: types.SimpleNamespace(
+                **{**config.to_dict(), "rope_parameters": {**yarn, **more}})
+            scaled.check_model(config_as(said))
+            with self.assertRaisesRegex(oscar_int2.BundleMismatchError, "attention_factor is 2"):
+                scaled.check_model(config_as({"attention_factor": 2.0}))
 
     def test_rope_frequencies_are_those_of_transformers(self):
         from transformers import LlamaConfig

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/eval_served.py on the CPU: its figures, the sequences that it leaves out, and short ones."""
+"""benchmarks/eval_served.py on the CPU: its figures, the sequences that it leaves out, and short ones."""
 import json
 import os
 import pathlib
@@ -18,7 +18,7 @@ class EvalServed(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             file, report = pathlib.Path(folder) / "ids.npy", pathlib.Path(folder) / "report.json"
             np.save(file, ids)
-            command = [sys.executable, SOURCE / "scripts/eval_served.py", MODEL, BUNDLE, file,
+            command = [sys.executable, SOURCE / "benchmarks/eval_served.py", MODEL, BUNDLE, file,
                        "--device", "cpu", "--json", report, *options]
             result = subprocess.run([str(word) for word in command], capture_output=True, text=True,
                                     env=os.environ | {"PYTHONPATH": str(BIN.parent / "python")})

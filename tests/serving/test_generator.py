@@ -167,6 +167,14 @@ class Requests(unittest.TestCase):
         self.assertIsInstance(requests[0].error, oscar_int2.LogitsError)
         self.assertEqual((requests[0].tokens, len(requests[1].tokens)), ([], 20))
 
+    def test_a_hook_that_comes_later_stops_the_next_run(self):
+        model = tiny_model()
+        generator = oscar_int2.Generator(model, BUNDLE, max_tokens=128)
+        hook = model.model.layers[1].register_forward_hook(lambda *_: None)
+        self.addCleanup(hook.remove)
+        with self.assertRaisesRegex(oscar_int2.UnsupportedError, "a hook on model.layers.1"):
+            generator.generate([held_out_ids(20)], 2)
+
     def test_a_request_whose_prompt_fails_is_given_up(self):
         generator, expected, requests = self.two_requests()
         generator.run()

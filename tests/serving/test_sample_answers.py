@@ -1,15 +1,13 @@
 #!/usr/bin/env python3
-"""scripts/sample_answers.py on the CPU, and its answers on the page and on the card of the bundle."""
+"""python -m oscar_int2 answers on the CPU, and its answers on the page and on the card of the bundle."""
 import json
 import pathlib
 import subprocess
-import sys
 import tempfile
 import unittest
-import unittest.mock
 
 from serving_case import BIN, BUNDLE, MODEL
-import sample_answers
+from oscar_int2.commands import answers as sample_answers
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 
@@ -36,10 +34,9 @@ class SampleAnswers(unittest.TestCase):
 
     def test_answers_reach_the_page_and_the_card_of_their_bundle(self):
         words, answers = self.folder / "a.md", self.folder / "a.json"
-        command = ["sample_answers.py", self.model, BUNDLE, words, "--json", answers, "--tokens", 6, "--turns", 4,
+        command = [self.model, BUNDLE, words, "--json", answers, "--tokens", 6, "--turns", 4,
                    "--device", "cpu"]
-        with unittest.mock.patch.object(sys, "argv", list(map(str, command))):
-            sample_answers.main()
+        sample_answers.main(list(map(str, command)))
         data = json.loads(answers.read_text())
         self.assertEqual([turn["question"] for turn in data["turns"]], list(sample_answers.QUESTIONS[:4]))
         self.assertEqual((data["most_tokens"], data["exact_tokens"], data["device"]), (6, 320, "cpu"))

@@ -114,6 +114,22 @@ class Loops(unittest.TestCase):
         without.use_cache = True
         self.assertEqual(answer(model, generation_config=without), expected)
 
+    def test_a_chat_that_began_as_embeddings_is_no_other_chat(self):
+        model = model_with()
+        cache = OscarCache(model, 1, 128)
+        with torch.no_grad():
+            rows = model.get_input_embeddings()(IDS)
+        model.generate(inputs_embeds=rows, past_key_values=cache, max_new_tokens=1, do_sample=False)
+        other = torch.cat([IDS.flip(1), IDS], 1)
+        with self.assertRaisesRegex(REFUSED, "row 0, column 0 of 40 .* an embedding is held"):
+            model.generate(input_ids=other, past_key_values=cache, max_new_tokens=1)
+
+    def test_padding_behind_a_prompt_is_refused_where_an_answer_would_follow(self):
+        model, mask = model_with(), torch.ones_like(IDS)
+        mask[:, -3:] = 0
+        with self.assertRaisesRegex(REFUSED, 'padding_side="left"'):
+            model.generate(IDS, attention_mask=mask, max_new_tokens=2)
+
     def test_padding_between_tokens_wants_positions(self):
         model, mask = model_with(prompts="int2"), torch.ones_like(IDS)
         mask[:, 3] = 0

@@ -6,7 +6,7 @@ import subprocess
 import h5py
 import numpy as np
 
-from bundle.verify_bundle import content_sha256, whole
+from bundle.verify_bundle import content_sha256
 from support.programs import BIN, ProgramTest
 
 LAYERS, HEADS, DIM = 2, 2, 8
@@ -57,30 +57,6 @@ def add_transforms(layer, rng):
         dataset(layer, f"{side}_clip_ratio", [0.96] * HEADS, "<f4")
         dataset(layer, f"{side}_scale_correction", [0] * HEADS, "u1")
     dataset(layer, "predicted_output_nmse", [0.01] * HEADS, "<f8")
-
-
-def store_plainly(path):
-    """Every dataset as its numbers, none left out or in half, as earlier versions wrote bundles."""
-    with h5py.File(path, "r+") as file:
-        content, sealed = whole(file), file.attrs["content_sha256"]
-        for place, numbers in content.items():
-            plain = file.get(place)
-            if plain is None or plain.shape != numbers.shape or plain.dtype != numbers.dtype:
-                if plain is not None:
-                    del file[place]
-                file[place] = numbers
-        groups = []
-        file.visititems(lambda name, item: groups.append(name) if "coding" in item.attrs else None)
-        for name in groups:
-            codings = json.loads(file[name].attrs["coding"])
-            for dataset_name in codings:  # those that are corrections alone have been replaced
-                assert f"/{name}/{dataset_name}" in content
-            del file[name].attrs["coding"]
-        features = [f for f in json.loads(file.attrs["required_features"]) if f != "derived"]
-        file.attrs["required_features"] = np.bytes_(json.dumps(features, separators=(",", ":")))
-        seal(file)
-        assert file.attrs["content_sha256"] == sealed, "the content is not what it was"
-    return path
 
 
 def seal(file):

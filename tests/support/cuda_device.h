@@ -1,7 +1,7 @@
 // Whether there is a GPU, asked as the programs ask: what drives one is loaded on the way.
 #pragma once
 
-#include "oscar/model/compute.h"
+#include "oscar/model/layer_weights.h"
 
 namespace oscar_test {
 

@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from bundle.verify_bundle import whole
+from bundle.verify_bundle import datasets_of
 
 # Names as a server is told them, and the orientation in which it multiplies rows.
 FILES = {"sglang-v1": ("k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"),
@@ -55,7 +55,7 @@ def manifest(folder):
 
 def stored(bundle, variant):
     """The same of an open bundle: its own, portable or portable-perhead."""
-    matrices, numbers = {"k": {}, "v": {}}, whole(bundle)
+    matrices, numbers = {"k": {}, "v": {}}, datasets_of(bundle)
     for name, layer in bundle["layers"].items():
         group = f"/layers/{name}"
         if variant != "own":

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "oscar/fit/position_average.h"
+#include "oscar/fit/moments.h"
 
 namespace oscar_test {
 

@@ -16,11 +16,21 @@ def load(path):
 
 def run_main(path, *arguments):
     """What a process would leave: returncode, stdout and stderr."""
-    script, out, err = load(path), io.StringIO(), io.StringIO()
-    with unittest.mock.patch.object(sys, "argv", [str(path), *map(str, arguments)]), \
-            contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    script = load(path)
+    with unittest.mock.patch.object(sys, "argv", [str(path), *map(str, arguments)]):
+        return ended(script.main)
+
+
+def run_command(module, *arguments):
+    """The same of a command of `python -m oscar_int2`."""
+    return ended(module.main, list(map(str, arguments)))
+
+
+def ended(main, *arguments):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            code = script.main() or 0
+            code = main(*arguments) or 0
         except SystemExit as end:
             code = end.code
             if isinstance(code, str):

@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "oscar/cache/page_layout.h"
+#include "oscar/cache/pages.h"
 
 namespace oscar {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "oscar/cache/page_layout.h"
+#include "oscar/cache/pages.h"
 
 namespace oscar {
 

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "oscar/cache/page_layout.h"
+#include "oscar/cache/pages.h"
 
 namespace oscar {
 

@@ -1,15 +1,16 @@
-// SHA-256 through OpenSSL's EVP interface.
+// SHA-256 of byte streams, as lower-case hexadecimal. The one owner of libcrypto.
 #include "oscar/base/sha256.h"
 
 #include <openssl/evp.h>
-
 #include <array>
 #include <vector>
 
 #include "oscar/base/error.h"
-#include "oscar/base/input_file.h"
+#include "oscar/base/files.h"
 
 namespace oscar {
+
+// SHA-256 through OpenSSL's EVP interface.
 
 struct Sha256::State {
   EVP_MD_CTX* context = nullptr;

@@ -9,6 +9,8 @@
 
 namespace oscar {
 
+// SHA-256 of byte streams, as lower-case hexadecimal. The one owner of libcrypto.
+
 class Sha256 {
  public:
   Sha256();

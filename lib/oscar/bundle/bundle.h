@@ -1,4 +1,4 @@
-// The rotation bundle in memory: everything one OUT.h5 holds, in plain structs.
+// A bundle in memory, and its file: read, written, verified.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +7,18 @@
 #include <string>
 #include <vector>
 
+#include "oscar/base/files.h"
 #include "oscar/base/json.h"
-#include "oscar/cache/row_recipe.h"
-#include "oscar/data/corpus.h"
-#include "oscar/data/ngram_fingerprint.h"
+#include "oscar/cache/codec.h"
 #include "oscar/fit/fit.h"
+#include "oscar/fit/linalg.h"
 #include "oscar/fit/statistics.h"
-#include "oscar/linalg/tensor.h"
+#include "oscar/text/corpus.h"
+#include "oscar/text/ngram_fingerprint.h"
 
 namespace oscar {
+
+// The rotation bundle in memory: everything one OUT.h5 holds, in plain structs.
 
 struct BundleModel {
   std::string name, architecture;
@@ -83,5 +86,15 @@ void write_bundle(const Bundle& bundle, const std::filesystem::path& path, bool 
 // numerical checks on transforms. Hostile files (links, external storage, filters, sizes) are
 // refused before their content is touched.
 Bundle read_bundle(const std::filesystem::path& path);
+
+// Bundles into outputs that were opened before the work that makes them.
+
+// Writes `bundle` into `file` and commits it. Its created_utc is kept; an empty one becomes now.
+// Throws Error as write_bundle of bundle.h does, which writes through this.
+void write_bundle(const Bundle& bundle, AtomicFile& file);
+
+// Now, as files name the moment at which they were made: "2026-01-31T12:00:00Z". SOURCE_DATE_EPOCH
+// (seconds) takes the place of the clock. Throws Error when it is no number.
+std::string utc_now();
 
 }  // namespace oscar

@@ -1,17 +1,21 @@
-// Codings applied and undone, dataset by dataset.
+// Codings undone, dataset by dataset.
 #include "oscar/bundle/derived.h"
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "oscar/base/error.h"
-#include "oscar/base/parallel.h"
-#include "oscar/bundle/attribute_reader.h"
+#include "oscar/base/process.h"
+#include "oscar/bundle/decode.h"
 #include "oscar/bundle/schema.h"
-#include "oscar/fit/metric.h"
-#include "oscar/linalg/fixed_order.h"
+#include "oscar/fit/head_fit.h"
+#include "oscar/fit/linalg.h"
 
 namespace oscar {
 namespace {
@@ -22,30 +26,8 @@ using schema::CodingRule;
 // Larger matrices are stored as they are: a small file must not make its reader work for hours.
 constexpr uint64_t kLargestDerivedDim = 512;
 
-std::string parent_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
-
 bool is_square_stack(const hdf5::Shape& shape) {
   return shape.size() == 3 && shape[0] > 0 && shape[1] > 0 && shape[1] == shape[2];
-}
-
-// [heads, d, d] to [heads, d (d + 1) / 2]; none when a matrix is not symmetric to the bit.
-template <typename Element, typename Bits>
-std::optional<hdf5::Dataset> upper_triangles(const hdf5::DatasetView& full) {
-  const uint64_t heads = full.shape[0], d = full.shape[1];
-  const auto* const elements = static_cast<const Element*>(full.data);
-  std::vector<Element> rows;
-  rows.reserve(heads * d * (d + 1) / 2);
-  for (uint64_t head = 0; head < heads; ++head) {
-    const Element* const matrix = elements + head * d * d;
-    for (uint64_t i = 0; i < d; ++i) {
-      for (uint64_t j = i; j < d; ++j) {
-        const Element above = matrix[i * d + j], below = matrix[j * d + i];
-        if (std::bit_cast<Bits>(above) != std::bit_cast<Bits>(below)) return std::nullopt;
-        rows.push_back(above);
-      }
-    }
-  }
-  return hdf5::Dataset{full.path, {heads, d * (d + 1) / 2}, std::move(rows)};
 }
 
 template <typename Element>
@@ -68,7 +50,7 @@ uint64_t triangle_dim(uint64_t entries) {
   return d * (d + 1) / 2 == entries ? d : 0;
 }
 
-// Where datasets are found while codings are applied or undone; null for what is not there.
+// Where datasets are found while codings are undone; null for what is not there.
 using Find = std::function<const hdf5::DatasetView*(const std::string& path)>;
 
 const hdf5::DatasetView* find_slot(const Find& find, const std::string& group,
@@ -162,76 +144,6 @@ std::vector<float> derive(const CodingRule& rule, const Sources& sources,
   }
   return all;
 }
-
-StoredForm upper_form(const hdf5::DatasetView& dataset) {
-  if (!is_square_stack(dataset.shape)) return {};
-  auto rows = dataset.dtype == hdf5::Dtype::kF64   ? upper_triangles<double, uint64_t>(dataset)
-              : dataset.dtype == hdf5::Dtype::kF32 ? upper_triangles<float, uint32_t>(dataset)
-                                                   : std::nullopt;
-  if (!rows) return {};
-  return {schema::coding_name(Coding::kUpper), std::move(rows)};
-}
-
-StoredForm derived_form(const CodingRule& rule, const hdf5::DatasetView& dataset,
-                        const Find& find) {
-  const auto sources = find_sources(rule, parent_of(dataset.path), find);
-  if (!sources || dataset.dtype != hdf5::Dtype::kF32 ||
-      dataset.shape != hdf5::Shape{sources->heads, sources->d, sources->d}) {
-    return {};
-  }
-  std::vector<float> derived;
-  try {
-    derived = derive(rule, *sources, dataset.path);
-  } catch (const Error&) {
-    return {};  // nothing can be derived, so it is stored
-  }
-  const auto* const wanted = static_cast<const float*>(dataset.data);
-  std::vector<int32_t> corrections(derived.size());
-  bool exact = true;
-  for (size_t i = 0; i < derived.size(); ++i) {
-    const uint32_t difference =
-        std::bit_cast<uint32_t>(wanted[i]) - std::bit_cast<uint32_t>(derived[i]);
-    corrections[i] = std::bit_cast<int32_t>(difference);
-    exact = exact && difference == 0;
-  }
-  if (exact) return {schema::coding_name(rule.coding), std::nullopt};
-  if (rule.coding == Coding::kOutputMetric) return {};
-  return {schema::coding_name(rule.coding),
-          hdf5::Dataset{dataset.path, dataset.shape, std::move(corrections)}};
-}
-
-}  // namespace
-
-StoredForm stored_form(const hdf5::DatasetView& dataset,
-                       const std::map<std::string, const hdf5::DatasetView*>& all) {
-  const std::string name = dataset.path.substr(parent_of(dataset.path).size() + 1);
-  const Find find = [&all](const std::string& path) {
-    const auto place = all.find(path);
-    return place == all.end() ? nullptr : place->second;
-  };
-  for (const CodingRule& rule : schema::kCodings) {
-    if (name != rule.dataset) continue;
-    StoredForm form =
-        rule.coding == Coding::kUpper ? upper_form(dataset) : derived_form(rule, dataset, find);
-    if (form.coding != nullptr) return form;
-  }
-  return {};
-}
-
-void note_codings(const std::map<std::string, Json>& codings, EncodedFile& file) {
-  if (codings.empty()) return;
-  for (const auto& [group, names] : codings) {
-    file.attributes.push_back({group, schema::kCoding, names.dump()});
-  }
-  for (auto& attribute : file.attributes) {
-    if (attribute.object != "/" || attribute.name != schema::kRequiredFeatures) continue;
-    Json features = Json::parse(std::get<std::string>(attribute.value));
-    features.push_back(schema::kDerivedFeature);
-    attribute.value = features.dump();
-  }
-}
-
-namespace {
 
 // Undoes the codings of a file, one dataset at a time.
 class Restorer {

@@ -1,25 +1,103 @@
-// From structs to the flat list of groups, datasets and attributes that a file holds.
+// Structs to a bundle's file, and the hash of its content.
+#include "oscar/bundle/encode.h"
+
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <future>
 #include <optional>
+#include <string_view>
+#include <tuple>
 #include <type_traits>
 
 #include "oscar/base/error.h"
-#include "oscar/base/parallel.h"
+#include "oscar/base/process.h"
+#include "oscar/base/sha256.h"
 #include "oscar/base/version.h"
-#include "oscar/bundle/bundle_file.h"
-#include "oscar/bundle/content_hash.h"
-#include "oscar/bundle/corpus_fingerprint.h"
-#include "oscar/bundle/derived.h"
+#include "oscar/bundle/bundle.h"
+#include "oscar/bundle/edit.h"
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
-#include "oscar/fit/checks.h"
-#include "oscar/io/hdf5_chunks.h"
+#include "oscar/fit/fit.h"
+#include "oscar/io/hdf5.h"
 
 namespace oscar {
+
+// The byte stream of encode.h, fed to SHA-256.
+
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "values are hashed as they lie in memory");
+
+bool is_left_out(const hdf5::Attribute& attribute) {
+  return attribute.object == "/" &&
+         (attribute.name == schema::kContentHash || attribute.name == schema::kCreated ||
+          attribute.name.starts_with(schema::kToolPrefix));
+}
+
+struct FieldHash {
+  Sha256 hash;
+
+  void field(const void* data, uint64_t bytes) {
+    hash.update(&bytes, sizeof(bytes));
+    hash.update(data, bytes);
+  }
+  void field(std::string_view text) { field(text.data(), text.size()); }
+
+  void value(const std::string& text) {
+    field("str");
+    field(text);
+  }
+  void value(int64_t number) {
+    field("i64");
+    field(&number, sizeof(number));
+  }
+  void value(double number) {
+    field("f64");
+    field(&number, sizeof(number));
+  }
+};
+
+}  // namespace
+
+std::string content_sha256(std::vector<const hdf5::DatasetView*> datasets,
+                           std::vector<const hdf5::Attribute*> attributes,
+                           const std::function<void()>& between) {
+  std::sort(datasets.begin(), datasets.end(),
+            [](const auto* a, const auto* b) { return a->path < b->path; });
+  std::sort(attributes.begin(), attributes.end(), [](const auto* a, const auto* b) {
+    return std::tie(a->object, a->name) < std::tie(b->object, b->name);
+  });
+  FieldHash stream;
+  stream.field("oscar-content-1");
+  for (const auto* dataset : datasets) {
+    if (between) between();
+    std::string shape;
+    for (const uint64_t extent : dataset->shape) {
+      shape += (shape.empty() ? "" : ",") + std::to_string(extent);
+    }
+    stream.field("dataset");
+    stream.field(dataset->path);
+    stream.field(hdf5::dtype_name(dataset->dtype));
+    stream.field(shape);
+    stream.field(dataset->data,
+                 hdf5::element_count(dataset->shape) * hdf5::dtype_bytes(dataset->dtype));
+  }
+  for (const auto* attribute : attributes) {
+    if (is_left_out(*attribute)) continue;
+    stream.field("attribute");
+    stream.field(attribute->object);
+    stream.field(attribute->name);
+    std::visit([&stream](const auto& value) { stream.value(value); }, attribute->value);
+  }
+  return stream.hash.finish();
+}
+
+// From structs to the flat list of groups, datasets and attributes that a file holds.
 
 std::string utc_now() {
   std::time_t seconds = std::time(nullptr);
@@ -323,30 +401,6 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
 
 namespace {
 
-// A dataset in the form in which it is stored, if it is.
-struct Prepared {
-  std::string path;
-  StoredForm form;
-  std::optional<hdf5::DatasetView> stored;
-  std::vector<hdf5::Chunk> chunks;
-};
-
-Prepared prepare(const hdf5::DatasetView& dataset,
-                 const std::map<std::string, const hdf5::DatasetView*>& all) {
-  Prepared made{dataset.path, stored_form(dataset, all), {}, {}};
-  if (made.form.data) {
-    made.stored = view(*made.form.data);
-    made.stored->compress = dataset.compress;
-  } else if (made.form.coding == nullptr) {
-    made.stored = dataset;
-  }
-  // Chunks that are not packed take as long as writing them, and may be many.
-  if (made.stored && made.stored->compress && !made.stored->shape.empty()) {
-    made.chunks = encode_chunks(*made.stored);
-  }
-  return made;
-}
-
 // `work` in a thread of its own, or, where none can be had, in the one that asks for the result. It
 // is copied: libstdc++ would have moved it into the thread that could not be had.
 template <typename Work>
@@ -357,33 +411,36 @@ auto begin_or_defer(const Work& work) {
 // Datasets that are prepared side by side, small ones between large ones.
 size_t datasets_of_a_batch() { return static_cast<size_t>(2 * parallel_cores()); }
 
-// Writes all datasets: some are prepared while those before them are written. `codings`: by group
-// and name, of those that are stored in another form.
+// A dataset with its chunks as they will be in the file.
+struct Prepared {
+  const hdf5::DatasetView* dataset = nullptr;
+  std::vector<hdf5::Chunk> chunks;  // of a compressed one
+};
+
+// Chunks that are not packed take as long as writing them, and may be many.
+Prepared prepare(const hdf5::DatasetView& dataset) {
+  const bool packed = dataset.compress && !dataset.shape.empty();
+  return {&dataset, packed ? encode_chunks(dataset) : std::vector<hdf5::Chunk>()};
+}
+
+// Writes all datasets: some are prepared while those before them are written.
 void write_datasets(const std::vector<hdf5::DatasetView>& datasets, hdf5::Writer& writer,
-                    const AtomicFile& file, const std::function<void()>& between,
-                    std::map<std::string, Json>& codings) {
-  std::map<std::string, const hdf5::DatasetView*> all;
-  for (const auto& dataset : datasets) all.emplace(dataset.path, &dataset);
+                    const AtomicFile& file, const std::function<void()>& between) {
   const auto prepare_batch = [&](size_t first) {
     std::vector<Prepared> batch(std::min(datasets_of_a_batch(), datasets.size() - first));
     parallel_for(static_cast<int64_t>(batch.size()), [&](int64_t i) {
       const auto index = static_cast<size_t>(i);
-      batch[index] = prepare(datasets[first + index], all);
+      batch[index] = prepare(datasets[first + index]);
     });
     return batch;
   };
   const auto write_batch = [&](const std::vector<Prepared>& batch) {
-    for (const auto& [path, form, stored, chunks] : batch) {
+    for (const auto& [dataset, chunks] : batch) {
       if (between) between();
-      if (form.coding != nullptr) {
-        const size_t slash = path.rfind('/');
-        codings[path.substr(0, slash)][path.substr(slash + 1)] = form.coding;
-      }
-      if (!stored) continue;
-      if (stored->compress) {
-        writer.write(*stored, chunks);
+      if (dataset->compress) {
+        writer.write(*dataset, chunks);
       } else {
-        writer.write(*stored);
+        writer.write(*dataset);
       }
     }
     file.begin_to_flush();
@@ -411,14 +468,26 @@ void write_encoded(EncodedFile encoded, const AtomicFile& file,
   for (const auto& attribute : encoded.attributes) attributes.push_back(&attribute);
   auto hash = begin_or_defer(
       [&] { return content_sha256(std::move(datasets), std::move(attributes), between); });
-  std::map<std::string, Json> codings;  // by group
   hdf5::Writer writer(file);
   for (const auto& group : encoded.groups) writer.create_group(group);
-  write_datasets(encoded.datasets, writer, file, between, codings);
+  write_datasets(encoded.datasets, writer, file, between);
   encoded.attributes.push_back({"/", schema::kContentHash, hash.get()});
-  note_codings(codings, encoded);
   for (const auto& attribute : encoded.attributes) writer.write(attribute);
   writer.close();
+}
+
+// Bundles to disk, whole or not at all.
+
+void write_bundle(const Bundle& bundle, AtomicFile& file) {
+  const auto stop = [] { stop_if_requested("stopped; nothing was written"); };
+  write_encoded(encode_bundle(bundle, nullptr), file, stop);
+  stop();
+  file.commit();
+}
+
+void write_bundle(const Bundle& bundle, const std::filesystem::path& path, bool force) {
+  AtomicFile file(path, force ? Replace::kYes : Replace::kNo);
+  write_bundle(bundle, file);
 }
 
 }  // namespace oscar

@@ -27,9 +27,8 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state);
 // Datasets that write_encoded holds at a time as they will be in the file: some for each core.
 int64_t datasets_together();
 
-// Adds content_sha256 and writes into `file`, which the caller commits, without what the rest
-// implies (derived.h). Before each dataset `between` is called, in threads of its own too, which
-// may throw.
+// Adds content_sha256 and writes into `file`, which the caller commits. Before each dataset
+// `between` is called, in threads of its own too, which may throw.
 void write_encoded(EncodedFile encoded, const AtomicFile& file,
                    const std::function<void()>& between = {});
 
@@ -43,7 +42,7 @@ struct RawFile {
 
 enum class FileKind { kRotations, kStatistics, kCheckpoint };
 
-// The whole content: what the file leaves out (derived.h) is there again.
+// The whole content: what a file of version 0.1 leaves out (derived.h) is there again.
 RawFile load_raw(const std::filesystem::path& path);
 
 // Format, major version and required features; the first thing to look at. Throws Error.

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "oscar/base/atomic_file.h"
+#include "oscar/base/files.h"
 #include "oscar/bundle/raw_file.h"
 
 namespace oscar {

@@ -1,4 +1,4 @@
-// Every name in a bundle, once: format, groups, attributes and datasets with dtype and shape rule.
+// Names, shapes and dtypes of a bundle's file (SCHEMA.md).
 #pragma once
 
 #include <array>
@@ -7,10 +7,12 @@
 
 #include "oscar/bundle/bundle.h"
 #include "oscar/bundle/weight_samples.h"
-#include "oscar/cache/key_centres.h"
+#include "oscar/cache/codec.h"
 #include "oscar/io/hdf5.h"
 
 namespace oscar::schema {
+
+// Every name in a bundle, once: format, groups, attributes and datasets with dtype and shape rule.
 
 inline constexpr const char* kRotationFormat = "oscar-rotation-bundle";
 inline constexpr const char* kStatisticsFormat = "oscar-statistics";
@@ -135,7 +137,8 @@ inline constexpr SideSlots kValueSlots = {
     .centres = nullptr,
     .fallback = "v_fallback"};
 
-// The datasets of a group that may be stored otherwise than as they are, and the rule (derived.h).
+// The datasets of a group that files of version 0.1 may store otherwise than as they are, and the
+// rule (derived.h).
 enum class Coding { kUpper, kInverse, kOutputMetric, kFactor };
 inline const char* coding_name(Coding coding) {
   constexpr const char* kNames[] = {"upper", "inverse", "output_metric", "factor"};
@@ -180,7 +183,7 @@ inline constexpr const char* kSearch = "search";
 inline constexpr const char* kSearchPrefix = "search_";
 
 // Optional: attribute of the root (JSON), and dataset i64 [count] below /corpus with its own
-// attributes (corpus_fingerprint.h).
+// attributes (edit.h).
 inline constexpr const char* kConvergence = "convergence";
 inline constexpr const char* kFingerprint = "/corpus/ngram_hashes";
 

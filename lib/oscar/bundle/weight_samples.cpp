@@ -6,7 +6,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/cache/numeric.h"
-#include "oscar/checkpoint/weight_table.h"
+#include "oscar/model/checkpoint/weights.h"
 
 namespace oscar {
 namespace {

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "oscar/checkpoint/model_config.h"
+#include "oscar/fit/linalg.h"
 #include "oscar/io/weight_source.h"
-#include "oscar/linalg/tensor.h"
+#include "oscar/model/checkpoint/config.h"
 
 namespace oscar {
 

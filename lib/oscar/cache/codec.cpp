@@ -1,11 +1,76 @@
-// Order statistics and packing of single rows.
+// The INT2 codec of a row: clipping, thresholds between codes, scale and zero, shaped rounding,
+// scale correction and key centres (math 4 and 5).
 #include "oscar/cache/codec.h"
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 #include <cmath>
+#include <utility>
 
 namespace oscar {
+
+// The words of each choice, once.
+
+namespace {
+
+template <typename Choice, size_t kCount>
+using Words = std::array<std::pair<Choice, const char*>, kCount>;
+
+constexpr Words<ClipSpan, 2> kSpans = {
+    {{ClipSpan::kHeadRow, "head_row"}, {ClipSpan::kQuantGroup, "quant_group"}}};
+constexpr Words<ZeroForm, 2> kZeros = {
+    {{ZeroForm::kCodeUnits, "code_units"}, {ZeroForm::kMinimum, "minimum"}}};
+constexpr Words<CodeTies, 2> kTies = {{{CodeTies::kUp, "up"}, {CodeTies::kEven, "even"}}};
+constexpr Words<MetadataRounding, 2> kRoundings = {
+    {{MetadataRounding::kBeforeCoding, "before_coding"},
+     {MetadataRounding::kAfterCoding, "after_coding"}}};
+constexpr Words<MetadataDtype, 3> kDtypes = {{{MetadataDtype::kFp16, "fp16"},
+                                              {MetadataDtype::kBf16, "bf16"},
+                                              {MetadataDtype::kFp32, "fp32"}}};
+
+template <typename Choice, size_t kCount>
+const char* word_in(const Words<Choice, kCount>& words, Choice choice) {
+  for (const auto& [known, word] : words) {
+    if (known == choice) return word;
+  }
+  return words[0].second;
+}
+
+template <typename Choice, size_t kCount>
+bool find_in(const Words<Choice, kCount>& words, const std::string& word, Choice& choice) {
+  for (const auto& [known, name] : words) {
+    if (word != name) continue;
+    choice = known;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+const char* codec_word(ClipSpan span) { return word_in(kSpans, span); }
+const char* codec_word(ZeroForm zero) { return word_in(kZeros, zero); }
+const char* codec_word(CodeTies ties) { return word_in(kTies, ties); }
+const char* codec_word(MetadataRounding rounding) { return word_in(kRoundings, rounding); }
+const char* codec_word(MetadataDtype dtype) { return word_in(kDtypes, dtype); }
+bool parse_codec_word(const std::string& word, ClipSpan& span) {
+  return find_in(kSpans, word, span);
+}
+bool parse_codec_word(const std::string& word, ZeroForm& zero) {
+  return find_in(kZeros, word, zero);
+}
+bool parse_codec_word(const std::string& word, CodeTies& ties) {
+  return find_in(kTies, word, ties);
+}
+bool parse_codec_word(const std::string& word, MetadataRounding& rounding) {
+  return find_in(kRoundings, word, rounding);
+}
+bool parse_codec_word(const std::string& word, MetadataDtype& dtype) {
+  return find_in(kDtypes, word, dtype);
+}
+
+// Order statistics and packing of single rows.
 
 float magnitude_of_rank(const float* x, int head_dim, int rank) {
   assert(head_dim <= kMaxHeadDim && rank >= 0 && rank < head_dim);
@@ -27,6 +92,26 @@ void unpack_row(const uint8_t* packed, int head_dim, PackOrder order, uint8_t* c
   for (int i = 0; i < head_dim; ++i) {
     codes[i] = static_cast<uint8_t>(unpack_code(packed, i, head_dim, order));
   }
+}
+
+// Questions to a side's recipe.
+
+bool SideRecipe::any(ScaleCorrection correction) const {
+  return std::find(scale_correction.begin(), scale_correction.end(), correction) !=
+         scale_correction.end();
+}
+
+bool SideRecipe::any(Rounding way) const {
+  return std::find(rounding.begin(), rounding.end(), way) != rounding.end();
+}
+
+double bits_per_element(const RowFormat& format, int64_t length, int64_t sink, int64_t recent) {
+  if (length <= sink + recent) return 16.0;
+  const double exact = 16.0 * static_cast<double>(sink + recent);
+  const double quantized =
+      (2.0 + 2.0 * 8 * metadata_bytes(format.metadata) / format.quant_group_size) *
+      static_cast<double>(length - sink - recent);
+  return (exact + quantized) / static_cast<double>(length);
 }
 
 }  // namespace oscar

@@ -1,10 +1,72 @@
-// The INT2 row codec (math 4), element by element: clip index, scale and zero, code, value. The
-// rules of this toolkit and of serving stacks are defined here; faster copies are held to them.
+// The INT2 codec of a row: clipping, thresholds between codes, scale and zero, shaped rounding,
+// scale correction and key centres (math 4 and 5).
 #pragma once
 
-#include "oscar/cache/codec_rules.h"
+#include <string>
+#include <vector>
+
+#include "oscar/cache/numeric.h"
 
 namespace oscar {
+
+// The dtype of scale and zero, and rounding to it.
+
+enum class MetadataDtype : uint8_t { kFp16 = 0, kBf16 = 1, kFp32 = 2 };
+
+OSCAR_HOST_DEVICE inline float round_to_metadata(float value, MetadataDtype dtype) {
+  if (dtype == MetadataDtype::kFp16) return fp16_to_float(float_to_fp16(value));
+  if (dtype == MetadataDtype::kBf16) return bf16_to_float(float_to_bf16(value));
+  return value;
+}
+
+// Every word of the metadata of a row that was refused: NaN in each dtype, so that what is worked
+// out from the row is NaN too.
+inline constexpr uint32_t kRefusedMetadata = 0x7fff7fffu;
+
+OSCAR_HOST_DEVICE inline int metadata_bytes(MetadataDtype dtype) {
+  return dtype == MetadataDtype::kFp32 ? 4 : 2;
+}
+
+// The choices in which plain writers differ (math 4.6), and their names; codec.h says what each
+// means.
+
+enum class ClipSpan : uint8_t { kHeadRow, kQuantGroup };  // whose magnitudes are ranked
+enum class ZeroForm : uint8_t {
+  kCodeUnits,  // zero = -lo / scale; x^ = (code - zero) scale
+  kMinimum,    // zero = lo;          x^ = code scale + zero
+};
+enum class CodeTies : uint8_t { kUp, kEven };
+// Scale and zero are rounded to the metadata dtype before codes are found from them, or after.
+enum class MetadataRounding : uint8_t { kBeforeCoding, kAfterCoding };
+
+// The defaults are this toolkit's codec (codec.h), which alone rounds with noise shaping and
+// corrects scales. Under every rule lo and hi are the smallest and largest clipped value of a
+// group and scale = (hi - lo) / 3.
+struct CodecRules {
+  ClipSpan clip_span = ClipSpan::kHeadRow;
+  ZeroForm zero = ZeroForm::kCodeUnits;
+  CodeTies ties = CodeTies::kUp;
+  MetadataRounding metadata_rounding = MetadataRounding::kBeforeCoding;
+
+  bool operator==(const CodecRules&) const = default;
+};
+
+// The words for them in bundles, reports and options: "head_row", "quant_group"; "code_units",
+// "minimum"; "up", "even"; "before_coding", "after_coding"; "fp16", "bf16", "fp32".
+const char* codec_word(ClipSpan span);
+const char* codec_word(ZeroForm zero);
+const char* codec_word(CodeTies ties);
+const char* codec_word(MetadataRounding rounding);
+const char* codec_word(MetadataDtype dtype);
+// False, and no change, for a word that is none of the type's.
+bool parse_codec_word(const std::string& word, ClipSpan& span);
+bool parse_codec_word(const std::string& word, ZeroForm& zero);
+bool parse_codec_word(const std::string& word, CodeTies& ties);
+bool parse_codec_word(const std::string& word, MetadataRounding& rounding);
+bool parse_codec_word(const std::string& word, MetadataDtype& dtype);
+
+// The INT2 row codec (math 4), element by element: clip index, scale and zero, code, value. The
+// rules of this toolkit and of serving stacks are defined here; faster copies are held to them.
 
 inline constexpr float kMinScale = 1e-8f / 3.0f;
 inline constexpr float kMinScaleFp16 = 6.103515625e-05f;     // 2^-14, the smallest normal fp16
@@ -139,5 +201,227 @@ float magnitude_of_rank(const float* x, int head_dim, int rank);
 // Packs and unpacks one row of codes (each 0..3) to and from head_dim / 4 bytes.
 void pack_row(const uint8_t* codes, int head_dim, PackOrder order, uint8_t* packed);
 void unpack_row(const uint8_t* packed, int head_dim, PackOrder order, uint8_t* codes);
+
+// Where codes begin: the codec's division, additions and comparisons as one comparison per code
+// (math 4.4).
+
+// The neighbour of a finite value other than zero, towards -infinity or +infinity.
+OSCAR_HOST_DEVICE inline float float_below(float x) {
+  const uint32_t bits = float_bits(x);
+  return float_from_bits(x > 0.0f ? bits - 1 : bits + 1);
+}
+OSCAR_HOST_DEVICE inline float float_above(float x) {
+  const uint32_t bits = float_bits(x);
+  return float_from_bits(x > 0.0f ? bits + 1 : bits - 1);
+}
+
+// Smallest float >= x.
+OSCAR_HOST_DEVICE inline float float_from_below(double x) {
+#if defined(__CUDA_ARCH__)
+  return __double2float_ru(x);
+#else
+  const float nearest = static_cast<float>(x);
+  return static_cast<double>(nearest) < x ? float_above(nearest) : nearest;
+#endif
+}
+
+// The smallest fp32 x with code_of(x, sz) >= k, k = 1, 2 or 3 (codec.h); infinity if there is none.
+// The codec's arithmetic is undone from its end. w + 0.5 rounds to k or more from a certain float w
+// on; so quotient + zero has to reach the middle between w and the float below it, `sum`: at k = 1
+// that middle rounds down, at 2 and 3 up to the even w. From there on quotients are >= `quotient`,
+// and x / scale has to pass the middle below it in turn. That middle has 25 significant bits, so
+// no fp32 x equals scale times it, and the product is exact in double.
+OSCAR_HOST_DEVICE inline float code_threshold(int k, ScaleZero sz) {
+  constexpr double kUlp = 1.0 / (1 << 24);
+  const double sum = (k == 1 ? 0.5 - 0.75 * kUlp : k == 2 ? 1.5 - kUlp : 2.5 - 2 * kUlp) - sz.zero;
+  float quotient = float_from_below(sum);
+  if (k == 1 && static_cast<double>(quotient) == sum) quotient = float_above(quotient);
+  const double middle = 0.5 * (static_cast<double>(float_below(quotient)) + quotient);
+  return float_from_below(middle * sz.scale);
+}
+
+// Bit pattern of the smallest bf16 that is >= x.
+OSCAR_HOST_DEVICE inline uint32_t bf16_from_below(float x) {
+  const uint32_t bits = float_bits(x);
+  return (x < 0.0f ? bits : bits + 0xffffu) >> 16;
+}
+
+// Noise-shaped rounding of one row (math 5.2): each code also absorbs the errors made before it.
+
+// Codes of a row x [head_dim] (unclipped) with the scales and zeros of its quantization groups,
+// so that e M e^T is small, where e = dequantized - x and M + damping = U D U^T.
+// feedback: U [head_dim, head_dim], unit upper triangular; only entries above the diagonal are
+// read. In ascending order target_i = x_i - sum over j < i of e_j U_{j,i}. `errors` [head_dim] is
+// scratch and holds e afterwards. The idea is GPTQ's (arXiv 2210.17323), moved to cache rows.
+OSCAR_HOST_DEVICE inline void shaped_codes(const float* x, const float* feedback,
+                                           const ScaleZero* groups, int head_dim,
+                                           int quant_group_size, float* errors, uint8_t* codes) {
+  for (int i = 0; i < head_dim; ++i) {
+    float pushed = 0.0f;
+    for (int j = 0; j < i; ++j) {
+      pushed = add_rn(pushed, mul_rn(errors[j], feedback[static_cast<int64_t>(j) * head_dim + i]));
+    }
+    const ScaleZero sz = groups[i / quant_group_size];
+    const int code = code_of(sub_rn(x[i], pushed), sz);
+    codes[i] = static_cast<uint8_t>(code);
+    errors[i] = sub_rn(dequantize(code, sz), x[i]);
+  }
+}
+
+// One factor per row that removes the bias of rounding from the stored scale (math 5.3).
+
+enum class ScaleCorrection : uint8_t { kNone = 0, kUnbiased = 1, kMetric = 2 };
+
+// f = num / den, or 1 where the quotient means nothing, kept within [0.5, 2].
+OSCAR_HOST_DEVICE inline float correction_factor(float num, float den) {
+  if (!(num > 0.0f) || !(den > 0.0f) || !(den > mul_rn(1e-6f, num))) return 1.0f;
+  const float f = div_rn(num, den);
+  return f < 0.5f ? 0.5f : f > 2.0f ? 2.0f : f;
+}
+
+// f = <x, x> / <x, y>, x the row before clipping and y its dequantized form, both [head_dim].
+OSCAR_HOST_DEVICE inline float unbiased_factor(const float* x, const float* y, int head_dim) {
+  float num = 0.0f, den = 0.0f;
+  for (int i = 0; i < head_dim; ++i) {
+    num = add_rn(num, mul_rn(x[i], x[i]));
+    den = add_rn(den, mul_rn(x[i], y[i]));
+  }
+  return correction_factor(num, den);
+}
+
+// f = (x M x^T) / (x M y^T) with the undamped metric M [head_dim, head_dim].
+OSCAR_HOST_DEVICE inline float metric_factor(const float* x, const float* y, const float* metric,
+                                             int head_dim) {
+  float num = 0.0f, den = 0.0f;
+  for (int i = 0; i < head_dim; ++i) {
+    float weighted = 0.0f;  // (x M)_i
+    for (int j = 0; j < head_dim; ++j) {
+      weighted = add_rn(weighted, mul_rn(x[j], metric[static_cast<int64_t>(j) * head_dim + i]));
+    }
+    num = add_rn(num, mul_rn(weighted, x[i]));
+    den = add_rn(den, mul_rn(weighted, y[i]));
+  }
+  return correction_factor(num, den);
+}
+
+// Two centres of keys a segment of positions (math 4.9): a key row is coded as what it differs by
+// from the nearer one, and the sign of its scale says which one that is.
+
+inline constexpr int kSegmentTokens = 1024;  // positions [1024 s, 1024 (s + 1)) are segment s
+inline constexpr int kCentres = 2;
+
+// The centres of one layer, transformed and centred as its rows are.
+struct KeyCentres {
+  // bf16 [segments][num_kv_heads][2][head_dim], 16-byte aligned; null: rows are coded as they are.
+  const uint16_t* rows = nullptr;
+  int segments = 0;                         // later positions belong to the last one
+  const int32_t* first_position = nullptr;  // [batch] of each request's first token; null: 0
+};
+
+// The segment of all 64 rows of page `page` of a request: that of the page's middle.
+OSCAR_HOST_DEVICE inline int segment_of_page(int first_position, int sink_tokens, int page,
+                                             int segments) {
+  constexpr int kHalfPage = 32;
+  const int segment =
+      (first_position + sink_tokens + 2 * kHalfPage * page + kHalfPage) / kSegmentTokens;
+  return segment < segments ? segment : segments - 1;
+}
+OSCAR_HOST_DEVICE inline int segment_of_page(const KeyCentres& centres, int request,
+                                             int sink_tokens, int page) {
+  return segment_of_page(centres.first_position ? centres.first_position[request] : 0, sink_tokens,
+                         page, centres.segments);
+}
+
+// The two centres of one segment and KV head, [2][head_dim].
+OSCAR_HOST_DEVICE inline const uint16_t* centres_of(const KeyCentres& centres, int segment,
+                                                    int head, int num_kv_heads, int head_dim) {
+  return centres.rows + (static_cast<int64_t>(segment) * num_kv_heads + head) * kCentres * head_dim;
+}
+
+// Which of two centres [2][head_dim] is nearer to the bf16 row z [head_dim]: the first unless the
+// second has the larger sum of o_i (z_i - o_i / 2). This order of sums defines it; kernels add in
+// others and may choose differently where the two differ by rounding only.
+OSCAR_HOST_DEVICE inline int nearest_centre(const uint16_t* z, const uint16_t* centres,
+                                            int head_dim) {
+  float score[kCentres];
+  for (int j = 0; j < kCentres; ++j) {
+    score[j] = 0.0f;
+    for (int i = 0; i < head_dim; ++i) {
+      const float o = bf16_to_float(centres[j * head_dim + i]);
+      score[j] = add_rn(score[j], mul_rn(o, sub_rn(bf16_to_float(z[i]), mul_rn(0.5f, o))));
+    }
+  }
+  return score[1] > score[0];
+}
+
+// What is coded of an entry z of a row whose centre has the entry o: bf16, like the row.
+OSCAR_HOST_DEVICE inline uint16_t around_centre(uint16_t z, uint16_t o) {
+  return float_to_bf16(sub_rn(bf16_to_float(z), bf16_to_float(o)));
+}
+
+// The scale of a row's first quantization group as stored, positive otherwise, and what it says.
+OSCAR_HOST_DEVICE inline float scale_with_centre(float scale, int centre) {
+  return centre ? -scale : scale;
+}
+OSCAR_HOST_DEVICE inline int centre_of_scale(float stored) {
+  return static_cast<int>(float_bits(stored) >> 31);
+}
+OSCAR_HOST_DEVICE inline float scale_without_centre(float stored) {
+  return float_from_bits(float_bits(stored) & 0x7fffffffu);
+}
+
+// How rows become INT2, in types: what a search chooses, a bundle keeps and every writer follows.
+
+enum class Rounding : uint8_t { kPlain = 0, kShaped = 1 };
+
+// What all rows of a cache share.
+struct RowFormat {
+  int quant_group_size = 128;  // divides head_dim
+  MetadataDtype metadata = MetadataDtype::kFp16;
+  CodecRules rules = {};  // other than the default: plain rounding, no scale correction
+
+  bool operator==(const RowFormat&) const = default;
+};
+
+// What the rows of one head of one side (keys or values) share.
+struct RowRecipe {
+  float clip_ratio = 0.0f;  // <= 0: off
+  ScaleCorrection scale_correction = ScaleCorrection::kNone;
+  Rounding rounding = Rounding::kPlain;
+
+  bool operator==(const RowRecipe&) const = default;
+};
+
+// The recipes of one side's heads; columns of equal length, as files and kernels take them.
+struct SideRecipe {
+  std::vector<float> clip_ratio;
+  std::vector<ScaleCorrection> scale_correction;
+  std::vector<Rounding> rounding;
+
+  SideRecipe() = default;
+  SideRecipe(size_t heads, const RowRecipe& recipe)
+      : clip_ratio(heads, recipe.clip_ratio),
+        scale_correction(heads, recipe.scale_correction),
+        rounding(heads, recipe.rounding) {}
+
+  size_t size() const { return clip_ratio.size(); }
+  RowRecipe operator[](size_t head) const {
+    return {clip_ratio[head], scale_correction[head], rounding[head]};
+  }
+  void push_back(const RowRecipe& recipe) {
+    clip_ratio.push_back(recipe.clip_ratio);
+    scale_correction.push_back(recipe.scale_correction);
+    rounding.push_back(recipe.rounding);
+  }
+  // Whether some head corrects, or rounds, in this way.
+  bool any(ScaleCorrection correction) const;
+  bool any(Rounding way) const;
+
+  bool operator==(const SideRecipe&) const = default;
+};
+
+// Average bits per cached element (math 4.8) of a context of `length` tokens of which the first
+// `sink` and the last `recent` are exact, in 16 bits; 16 while all are.
+double bits_per_element(const RowFormat& format, int64_t length, int64_t sink, int64_t recent);
 
 }  // namespace oscar

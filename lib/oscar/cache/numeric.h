@@ -1,5 +1,5 @@
-// Conversions between fp32 and the 16-bit formats of the cache, the same bits on host and device
-// (but for the payload of a NaN).
+// Numbers as the codec sees them, on a CPU and on a GPU: fp16 and bf16 as bits, and arithmetic
+// that is rounded once.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,9 @@
 #endif
 
 namespace oscar {
+
+// Conversions between fp32 and the 16-bit formats of the cache, the same bits on host and device
+// (but for the payload of a NaN).
 
 OSCAR_HOST_DEVICE inline uint32_t float_bits(float value) {
   uint32_t bits;
@@ -71,5 +74,20 @@ OSCAR_HOST_DEVICE inline uint16_t float_to_fp16(float value) {
   return sign | static_cast<uint16_t>((rounded - 0x38000000u) >> 13);
 #endif
 }
+
+// fp32 arithmetic that rounds after every operation, on host and device: no fused multiply-add.
+
+// The host side relies on -ffp-contract=off, which the build sets for every source.
+#if defined(__CUDA_ARCH__)
+__device__ inline float add_rn(float a, float b) { return __fadd_rn(a, b); }
+__device__ inline float sub_rn(float a, float b) { return __fsub_rn(a, b); }
+__device__ inline float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline float div_rn(float a, float b) { return __fdiv_rn(a, b); }
+#else
+OSCAR_HOST_DEVICE inline float add_rn(float a, float b) { return a + b; }
+OSCAR_HOST_DEVICE inline float sub_rn(float a, float b) { return a - b; }
+OSCAR_HOST_DEVICE inline float mul_rn(float a, float b) { return a * b; }
+OSCAR_HOST_DEVICE inline float div_rn(float a, float b) { return a / b; }
+#endif
 
 }  // namespace oscar

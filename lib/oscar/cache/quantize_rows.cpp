@@ -1,4 +1,4 @@
-// Rows through the codec: the plain loop, and sixteen rows in lockstep for vector units.
+// Rows to codes, scale and zero: the CPU reference of quantize-append.
 #include "oscar/cache/quantize_rows.h"
 
 #include <algorithm>
@@ -8,9 +8,12 @@
 #include <thread>
 #include <vector>
 
-#include "oscar/cache/shaped_rounding.h"
+#include "oscar/cache/codec.h"
 
 namespace oscar {
+
+// Rows through the codec: the plain loop, and sixteen rows in lockstep for vector units.
+
 namespace {
 
 constexpr int kLanes = 16;  // rows that advance together

@@ -1,10 +1,11 @@
-// Whole matrices of rows through the INT2 codec on the CPU: the plain version and a fast one.
+// Rows to codes, scale and zero: the CPU reference of quantize-append.
 #pragma once
 
 #include "oscar/cache/codec.h"
-#include "oscar/cache/row_recipe.h"
 
 namespace oscar {
+
+// Whole matrices of rows through the INT2 codec on the CPU: the plain version and a fast one.
 
 // How the rows of one head of one side are written.
 struct RowQuantizer {

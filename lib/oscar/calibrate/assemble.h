@@ -1,15 +1,31 @@
-// What a run says about itself: the bundle's descriptive part, its identity, and its sizes.
+// What was chosen to a bundle, with the verdict on its text.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "oscar/base/error.h"
+#include "oscar/base/json.h"
 #include "oscar/bundle/bundle.h"
+#include "oscar/calibrate/collector.h"
 #include "oscar/calibrate/options.h"
-#include "oscar/checkpoint/checkpoint.h"
-#include "oscar/model/compute.h"
+#include "oscar/model/checkpoint/checkpoint.h"
+#include "oscar/model/layer_weights.h"
+#include "oscar/model/run_plan.h"
 
 namespace oscar {
+
+// Whether the collected text was enough, from copies of each layer's sums taken on the way.
+
+// convergence_record (fit/convergence.h) of all quantized layers. `snapshots` were taken at
+// plan.snapshot_tokens, `statistics` are the complete sums of all layers. Of `options` centering
+// and positions count. `may_stop`: throws Interrupted when a stop was requested.
+Json judge_convergence(const SumSnapshots& snapshots,
+                       const std::vector<LayerStatistics>& statistics, const RunPlan& plan,
+                       const FitOptions& options, const Rope& rope, bool may_stop,
+                       Progress& progress);
+
+// What a run says about itself: the bundle's descriptive part, its identity, and its sizes.
 
 // A bundle without layers: model, corpus, quantizer and fit settings of this run.
 Bundle describe_run(const CalibrateOptions& options, const Checkpoint& checkpoint,

@@ -1,8 +1,7 @@
-// The order of the job: open, read, plan, collect, fit, write.
+// The acts of the job: open, collect, decide, write; and what other processes do of it.
 #include "oscar/calibrate/calibrate.h"
 
 #include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <future>
@@ -10,28 +9,24 @@
 #include <optional>
 
 #include "oscar/base/error.h"
-#include "oscar/base/interrupt.h"
-#include "oscar/base/parallel.h"
+#include "oscar/base/process.h"
 #include "oscar/base/sha256.h"
 #include "oscar/base/version.h"
-#include "oscar/bundle/bundle_file.h"
+#include "oscar/bundle/bundle.h"
 #include "oscar/bundle/run_checkpoint.h"
+#include "oscar/bundle/stack_plan.h"
+#include "oscar/bundle/stacks.h"
 #include "oscar/calibrate/assemble.h"
-#include "oscar/calibrate/convergence_stage.h"
-#include "oscar/calibrate/corpus_source.h"
+#include "oscar/calibrate/collector.h"
+#include "oscar/calibrate/corpus.h"
 #include "oscar/calibrate/cost_estimate.h"
 #include "oscar/calibrate/resume.h"
-#include "oscar/calibrate/shared_collection.h"
-#include "oscar/calibrate/shared_search.h"
-#include "oscar/calibrate/split_corpus.h"
-#include "oscar/calibrate/statistics_pass.h"
-#include "oscar/checkpoint/weight_table.h"
-#include "oscar/executor/own_part.h"
+#include "oscar/calibrate/search/pass.h"
+#include "oscar/calibrate/several_processes.h"
 #include "oscar/fit/convergence.h"
-#include "oscar/fit/presets.h"
-#include "oscar/search/pass.h"
-#include "oscar/stacks/pooled_clips.h"
-#include "oscar/stacks/stack.h"
+#include "oscar/fit/fit.h"
+#include "oscar/model/checkpoint/weights.h"
+#include "oscar/model/layer_major.h"
 
 namespace oscar {
 namespace {
@@ -128,9 +123,9 @@ Json start_json(const RunPosition& start, bool finished) {
   return {start.batch, start.hidden.size(), finished};
 }
 
-// The statistics that the fit needs, from the checkpoint on when there is one, with `run` begun
-// when the one that it is of was. They are in the checkpoint once complete, unless all that follows
-// is a short fit.
+// Act 2. The statistics that the fit needs, from the checkpoint on when there is one, with `run`
+// begun when the one that it is of was. They are in the checkpoint once complete, unless all that
+// follows is a short fit.
 Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
                   const CalibrateOptions& options, CheckpointFile& saved, Bundle& run, Ranks& ranks,
                   Progress& progress) {
@@ -258,55 +253,69 @@ std::vector<LayerDecision> take_decisions(SearchPass& search, Ranks& ranks,
   }
 }
 
-struct Decided {
+struct Searched {
   std::vector<LayerDecision> decisions;
   std::vector<LayerStatistics> statistics;  // with the sums of what was held back
 };
 
-// Decides on the held-back text. With the energy objective, whose weights come from sums that are
+// Searches on the held-back text. With the energy objective, whose weights come from sums that are
 // complete, no sums are added, and no statistics returned.
-Decided decide(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
-               int layers_together, const CalibrateOptions& options, Ranks& ranks,
-               CheckpointFile& saved, const std::vector<LayerStatistics>& statistics,
-               Progress& progress) {
+Searched search_held_back(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
+                          int layers_together, const CalibrateOptions& options, Ranks& ranks,
+                          CheckpointFile& saved, const std::vector<LayerStatistics>& statistics,
+                          Progress& progress) {
   const std::vector<LayerGeometry> layers = geometries(options, model.config());
   const std::vector<bool> own = own_layers(ranks, layers);
   SearchPass search(model, statistics, search_settings(options), split.num_search,
                     split.num_confirm, layers_together, own);
   progress.begin("searching", split.held_back.record.tokens * model.config().num_layers,
                  "token-layers");
-  Decided decided;
+  Searched found;
   if (wants_energy(options)) {
     run_pass(model, split.held_back, plan, {}, search, saved, kSearchAgain, progress);
-    decided.decisions = take_decisions(search, ranks, layers, saved);
-    fit_decisions_of_others(own, statistics, options.fit, model.config().rope, decided.decisions);
+    found.decisions = take_decisions(search, ranks, layers, saved);
+    fit_decisions_of_others(own, statistics, options.fit, model.config().rope, found.decisions);
   } else {
     MomentPass all(model, layers, {}, {}, attended_view(options));
     all.restore(statistics);
     Both both(search, all);
     run_pass(model, split.held_back, plan, {}, both, saved, kSearchAgain, progress);
-    decided.decisions = take_decisions(search, ranks, layers, saved);
-    decided.statistics = all.result();
+    found.decisions = take_decisions(search, ranks, layers, saved);
+    found.statistics = all.result();
   }
   progress.end();
-  return decided;
+  return found;
 }
 
-}  // namespace
+// Act 1. What is there before any work: output, checkpoint, device, memory, options without "auto".
+struct Opened {
+  Opened(const CalibrateOptions& requested, Ranks& ranks, Progress& progress)
+      : checkpoint(open_checkpoint(requested.model, requested.rope_scaling)),
+        weights(checkpoint.weights->shards()),
+        compute(own_compute(ranks, requested.device, requested.dtype, progress)),
+        options(resolve(requested, checkpoint.config, compute)),
+        limits(own_memory(ranks, compute.device, options.host_memory, options.gpu_memory)) {}
 
-CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progress& progress) {
-  std::optional<RunOutput> output;
-  if (!requested.dry_run && ranks.first()) output.emplace(requested);
-  const Checkpoint checkpoint = open_checkpoint(requested.model, requested.rope_scaling);
-  const LongInputs weights(checkpoint.weights->shards());
-  const ComputeOptions compute = own_compute(ranks, requested.device, requested.dtype, progress);
-  CalibrateOptions options = resolve(requested, checkpoint.config, compute);
-  const MemoryLimits limits =
-      own_memory(ranks, compute.device, options.host_memory, options.gpu_memory);
-  CalibrateResult result;
-  if (options.dry_run && !ranks.first()) return result;
-  Transformer model(checkpoint, compute);
-  result.device = describe(compute);
+  Checkpoint checkpoint;
+  LongInputs weights;
+  ComputeOptions compute;
+  CalibrateOptions options;
+  MemoryLimits limits;
+};
+
+// The text, what of it is held back, and how it passes through the model.
+struct Planned {
+  CorpusRecord record;
+  NgramFingerprint fingerprint;  // none in a dry run
+  SplitCorpus split;
+  RunPlan plan;                        // of what is collected from
+  std::optional<RunPlan> search_plan;  // of what is held back; none: nothing is searched
+};
+
+Planned read_and_plan(Opened& run, Transformer& model, Ranks& ranks, CalibrateResult& result,
+                      Progress& progress) {
+  CalibrateOptions& options = run.options;  // the search goes where the text is too short for it
+  const Checkpoint& checkpoint = run.checkpoint;
   const std::string left_out = left_out_note(checkpoint.config, *checkpoint.weights);
   if (!left_out.empty()) progress.note(left_out);
   if (const std::string types = checkpoint.weights->quantization(); !types.empty()) {
@@ -316,131 +325,161 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
       window_warning(options.quantizer, checkpoint.config.rope.max_positions);
   if (!warning.empty()) result.warnings.push_back(warning);
   const TokenChunks corpus = make_chunks(options, options.chunk_len, checkpoint, model,
-                                         limits.of_compute(compute.device), progress);
-  result.corpus = corpus.record;
+                                         run.limits.of_compute(run.compute.device), progress);
   if (!options.tokens_out.empty() && ranks.first()) {
     const std::string uneven = write_chunks_npy(corpus, options.tokens_out);
     if (!uneven.empty()) result.warnings.push_back(uneven);
   }
-  const SplitCorpus split = split_corpus(corpus, options, result.warnings);
-  result.held_back_tokens = split.held_back.record.tokens;
+  Planned planned{.record = corpus.record,
+                  .fingerprint = {},
+                  .split = split_corpus(corpus, options, result.warnings),
+                  .plan = {},
+                  .search_plan = {}};
   // Before the work, so that a limit that is too low for the search is told then; and before what
   // takes less, so that it is told at once.
-  std::optional<RunPlan> search_plan;
-  if (options.search.any()) search_plan = plan_search(model, split, options, limits);
-  std::vector<Batch> batches = plan_batches(split.fit.chunks, options.batch_tokens);
+  if (options.search.any()) {
+    planned.search_plan = plan_search(model, planned.split, options, run.limits);
+  }
+  std::vector<Batch> batches = plan_batches(planned.split.fit.chunks, options.batch_tokens);
   PassNeeds needs{.checkpoint_every = options.checkpoint_every,
                   .snapshot_tokens = plan_snapshots(batches),
                   .attended = attended_view(options).has_value(),
                   .processes = ranks.size(),
                   .search_bytes = {}};
-  const RunPlan plan = plan_run(model, std::move(batches), limits, std::move(needs));
-  if (options.dry_run) {
-    result.dry_run = true;
-    result.cost = estimate_cost(model, split, plan, options, limits, ranks);
-    return result;
-  }
-  hold_device_memory(limits, compute.device);
+  planned.plan = plan_run(model, std::move(batches), run.limits, std::move(needs));
+  if (!options.dry_run) planned.fingerprint = fingerprint_of(corpus.chunks);
+  return planned;
+}
 
-  Bundle bundle = describe_run(options, checkpoint, corpus.record);
-  bundle.fingerprint = fingerprint_of(corpus.chunks);
-  if (options.search.any()) {
-    bundle.search = describe_search(options, split.num_search, split.num_confirm,
+// The bundle before its layers: how it is made, and the key of the run.
+Bundle begin_bundle(const Opened& run, const Planned& planned) {
+  const SplitCorpus& split = planned.split;
+  Bundle bundle = describe_run(run.options, run.checkpoint, planned.record);
+  bundle.fingerprint = planned.fingerprint;
+  if (run.options.search.any()) {
+    bundle.search = describe_search(run.options, split.num_search, split.num_confirm,
                                     split.held_back.record.tokens);
   }
-  bundle.run_key = run_key(options, bundle, compute);
+  bundle.run_key = run_key(run.options, bundle, run.compute);
   bundle.created_utc = utc_now();
-  if (!ranks.first()) {
-    const Json start = ranks.agree(bundle.run_key, {});
-    if (start.at(2).get<bool>()) return result;
-    const std::vector<LayerGeometry> layers = geometries(options, model.config());
-    const auto attended = attended_view(options);
-    collect_for_first(ranks, {model, split.fit, plan, layers, attended},
-                      {start.at(0), start.at(1)});
-    if (search_plan) {
-      const int together = layers_searched_together(model, split, *search_plan, options, limits);
-      search_for_first(ranks, model, split, *search_plan, together, options);
-    }
-    ranks.done();
-    return result;
-  }
-  if (options.resume && is_finished_output(options, bundle)) {
-    ranks.agree(bundle.run_key, start_json({}, true));
-    ranks.wait_until_taken();
-    CheckpointFile(options, bundle).remove_if_own();
-    result.already_done = true;
-    return result;
-  }
+  return bundle;
+}
 
-  const auto collect_start = Clock::now();
-  CheckpointFile saved(
-      options, bundle,
-      snapshot_bytes(checkpoint.config, plan.snapshot_tokens.size() + 1, plan.attended) +
-          (plan.weights_resident ? 0 : plan.waves.front().tokens * plan.hidden_bytes_per_token));
-  auto [statistics, snapshots] =
-      collect(model, split.fit, plan, options, saved, bundle, ranks, progress);
-  if (search_plan) send_statistics(ranks, statistics);
-  result.collect_seconds = seconds_since(collect_start);
-  // Beside a GPU the processors judge the text while the search begins.
-  const bool beside_search = search_plan && compute.device.is_cuda();
-  SilentProgress silent;
-  auto judged = std::async(beside_search ? std::launch::async : std::launch::deferred,
-                           [&, &snapshots = snapshots, &statistics = statistics] {
+int searched_together(const Opened& run, Transformer& model, const Planned& planned) {
+  return layers_searched_together(model, planned.split, *planned.search_plan, run.options,
+                                  run.limits);
+}
+
+// What the other processes do: they collect and search for the first.
+void help_first(const Opened& run, Transformer& model, const Planned& planned,
+                const std::string& key, Ranks& ranks) {
+  const Json start = ranks.agree(key, {});
+  if (start.at(2).get<bool>()) return;
+  const std::vector<LayerGeometry> layers = geometries(run.options, model.config());
+  const auto attended = attended_view(run.options);
+  collect_for_first(ranks, {model, planned.split.fit, planned.plan, layers, attended},
+                    {start.at(0), start.at(1)});
+  if (planned.search_plan) {
+    search_for_first(ranks, model, planned.split, *planned.search_plan,
+                     searched_together(run, model, planned), run.options);
+  }
+  ranks.done();
+}
+
+// Whether the text was enough, judged from the sums that were collected. Beside a GPU the
+// processors judge while the search begins.
+class Judgement {
+ public:
+  Judgement(const Collected& collected, const Opened& run, const Planned& planned,
+            Progress& progress)
+      : beside_search_(planned.search_plan && run.compute.device.is_cuda()),
+        record_(std::async(beside_search_ ? std::launch::async : std::launch::deferred,
+                           [&collected, &run, &planned, &progress, this] {
                              const auto start = Clock::now();
+                             SilentProgress silent;
                              Json record = judge_convergence(
-                                 snapshots, statistics, plan, options.fit, checkpoint.config.rope,
-                                 search_plan.has_value(), beside_search ? silent : progress);
-                             result.convergence_seconds = seconds_since(start);
+                                 collected.snapshots, collected.statistics, planned.plan,
+                                 run.options.fit, run.checkpoint.config.rope,
+                                 planned.search_plan.has_value(),
+                                 beside_search_ ? static_cast<Progress&>(silent) : progress);
+                             seconds_ = seconds_since(start);
                              return record;
-                           });
-  const auto take_judgement = [&] {
+                           })) {}
+
+  bool beside_search() const { return beside_search_; }
+  // Waits. Throws Interrupted that says how to continue.
+  Json take(CheckpointFile& saved) {
     try {
-      bundle.convergence = judged.get();
+      return record_.get();
     } catch (const Interrupted&) {
       throw resumable_stop(saved, kSearchAgain);
     }
-  };
-  if (!beside_search) take_judgement();
-
-  const int64_t layers = checkpoint.config.num_layers;
-  std::vector<LayerDecision> decisions(static_cast<size_t>(layers));
-  if (search_plan) {
-    const auto search_start = Clock::now();
-    const int together = layers_searched_together(model, split, *search_plan, options, limits);
-    Decided decided =
-        decide(model, split, *search_plan, together, options, ranks, saved, statistics, progress);
-    if (beside_search) take_judgement();
-    decisions = std::move(decided.decisions);
-    if (!decided.statistics.empty()) statistics = std::move(decided.statistics);
-    result.search_seconds = seconds_since(search_start);
   }
-  snapshots.clear();
+  double seconds() const { return seconds_; }
+
+ private:
+  bool beside_search_;
+  double seconds_ = 0;
+  std::future<Json> record_;  // ends before what it writes
+};
+
+// Act 3. The transforms of all layers: searched on held-back text, and fitted to all of it.
+// `collected` gets the sums of what was held back; `bundle` the judgement on the text.
+std::vector<LayerDecision> decide(const Opened& run, Transformer& model, const Planned& planned,
+                                  Collected& collected, Bundle& bundle, CheckpointFile& saved,
+                                  Ranks& ranks, CalibrateResult& result, Progress& progress) {
+  const CalibrateOptions& options = run.options;
+  Judgement judgement(collected, run, planned, progress);
+  if (!judgement.beside_search()) bundle.convergence = judgement.take(saved);
+  const int64_t layers = run.checkpoint.config.num_layers;
+  std::vector<LayerDecision> decisions(static_cast<size_t>(layers));
+  if (planned.search_plan) {
+    const auto start = Clock::now();
+    Searched found = search_held_back(model, planned.split, *planned.search_plan,
+                                      searched_together(run, model, planned), options, ranks, saved,
+                                      collected.statistics, progress);
+    if (judgement.beside_search()) bundle.convergence = judgement.take(saved);
+    decisions = std::move(found.decisions);
+    if (!found.statistics.empty()) collected.statistics = std::move(found.statistics);
+    result.search_seconds = seconds_since(start);
+  }
+  result.convergence_seconds = judgement.seconds();
+  collected.snapshots.clear();
+  if (options.statistics_only) return {};
+  if (options.search.any() && wants_energy(options)) return decisions;  // fitted in the search
+  const auto start = Clock::now();
+  progress.begin("fitting", layers, "layers");
+  std::mutex advancing;
+  parallel_for(layers, [&](int64_t index) {
+    const auto layer = static_cast<size_t>(index);
+    // Without a search the sums are not saved any more: the short fit ends first.
+    if (options.search.any() && interrupt_requested()) return;
+    decisions[layer] = fit_again(std::move(decisions[layer]), collected.statistics[layer],
+                                 options.fit, run.checkpoint.config.rope);
+    const std::lock_guard<std::mutex> lock(advancing);
+    progress.advance(1);
+  });
+  if (options.search.any() && interrupt_requested()) throw resumable_stop(saved, kSearchAgain);
+  progress.end();
+  result.fit_seconds = seconds_since(start);
+  return decisions;
+}
+
+// What a user must hear of the text.
+void warn_of_text(const CalibrateOptions& options, const Json& convergence,
+                  std::vector<std::string>& warnings) {
   // Hadamard's and the identity are the same for every text.
   const bool follows_text = options.search.kind || options.fit.kind == TransformKind::kOscar ||
                             options.fit.kind == TransformKind::kBalanced;
-  if (follows_text && needs_more_text(bundle.convergence)) {
-    const auto lines = convergence_lines(bundle.convergence);
-    result.warnings.push_back(lines.at(0) + " " + lines.at(1));
-  }
-  if (options.statistics_only) {
-    decisions.clear();
-  } else if (!options.search.any() || !wants_energy(options)) {
-    const auto fit_start = Clock::now();
-    progress.begin("fitting", layers, "layers");
-    std::mutex advancing;
-    parallel_for(layers, [&, &statistics = statistics](int64_t index) {
-      const auto layer = static_cast<size_t>(index);
-      // Without a search the sums are not saved any more: the short fit ends first.
-      if (options.search.any() && interrupt_requested()) return;
-      decisions[layer] = fit_again(std::move(decisions[layer]), statistics[layer], options.fit,
-                                   checkpoint.config.rope);
-      const std::lock_guard<std::mutex> lock(advancing);
-      progress.advance(1);
-    });
-    if (options.search.any() && interrupt_requested()) throw resumable_stop(saved, kSearchAgain);
-    progress.end();
-    result.fit_seconds = seconds_since(fit_start);
-  }
+  if (!follows_text || !needs_more_text(convergence)) return;
+  const auto lines = convergence_lines(convergence);
+  warnings.push_back(lines.at(0) + " " + lines.at(1));
+}
+
+// Act 4. All of it into the bundle, and the bundle to disk.
+void write(const Opened& run, std::vector<LayerDecision> decisions, Collected collected,
+           Bundle& bundle, CheckpointFile& saved, RunOutput& output, CalibrateResult& result) {
+  const CalibrateOptions& options = run.options;
   for (LayerDecision& decision : decisions) {
     const auto& warnings = decision.main.warnings;
     result.warnings.insert(result.warnings.end(), warnings.begin(), warnings.end());
@@ -451,11 +490,65 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
     const auto pooled = pool_own_clips(bundle, options.search.clip_scope);
     bundle.search["pooled_clip"] = pooled_clip_record(pooled);
   }
-  if (options.keep_statistics || options.statistics_only) bundle.statistics = std::move(statistics);
-  weights.require_unchanged();
+  if (options.keep_statistics || options.statistics_only) {
+    bundle.statistics = std::move(collected.statistics);
+  }
+  run.weights.require_unchanged();
   saved.settle();  // the memory of one file is planned
-  write_bundle(bundle, output->file());
+  write_bundle(bundle, output.file());
   saved.remove();
+}
+
+// Bytes of copies of the sums, and of hidden states on the host, that a checkpoint writes.
+int64_t checkpoint_bytes(const Opened& run, const RunPlan& plan) {
+  const int64_t hidden =
+      plan.weights_resident ? 0 : plan.waves.front().tokens * plan.hidden_bytes_per_token;
+  return snapshot_bytes(run.checkpoint.config, plan.snapshot_tokens.size() + 1, plan.attended) +
+         hidden;
+}
+
+}  // namespace
+
+CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progress& progress) {
+  std::optional<RunOutput> output;
+  if (!requested.dry_run && ranks.first()) output.emplace(requested);
+  Opened run(requested, ranks, progress);
+  CalibrateResult result;
+  if (run.options.dry_run && !ranks.first()) return result;
+  Transformer model(run.checkpoint, run.compute);
+  result.device = describe(run.compute);
+  const Planned planned = read_and_plan(run, model, ranks, result, progress);
+  result.corpus = planned.record;
+  result.held_back_tokens = planned.split.held_back.record.tokens;
+  if (run.options.dry_run) {
+    result.dry_run = true;
+    result.cost = estimate_cost(model, planned.split, planned.plan, run.options, run.limits, ranks);
+    return result;
+  }
+  hold_device_memory(run.limits, run.compute.device);
+
+  Bundle bundle = begin_bundle(run, planned);
+  if (!ranks.first()) {
+    help_first(run, model, planned, bundle.run_key, ranks);
+    return result;
+  }
+  if (run.options.resume && is_finished_output(run.options, bundle)) {
+    ranks.agree(bundle.run_key, start_json({}, true));
+    ranks.wait_until_taken();
+    CheckpointFile(run.options, bundle).remove_if_own();
+    result.already_done = true;
+    return result;
+  }
+
+  const auto start = Clock::now();
+  CheckpointFile saved(run.options, bundle, checkpoint_bytes(run, planned.plan));
+  Collected collected =
+      collect(model, planned.split.fit, planned.plan, run.options, saved, bundle, ranks, progress);
+  if (planned.search_plan) send_statistics(ranks, collected.statistics);
+  result.collect_seconds = seconds_since(start);
+  auto decisions = decide(run, model, planned, collected, bundle, saved, ranks, result, progress);
+  warn_of_text(run.options, bundle.convergence, result.warnings);
+  write(run, std::move(decisions), std::move(collected), bundle, saved, *output, result);
   result.bundle = std::move(bundle);
   return result;
 }

@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "oscar/base/progress.h"
+#include "oscar/base/error.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/calibrate/cost_estimate.h"
 #include "oscar/calibrate/options.h"
-#include "oscar/executor/ranks.h"
+#include "oscar/model/ranks.h"
 
 namespace oscar {
 

@@ -1,13 +1,31 @@
-// What a run would cost, from parts of it that are timed on one layer: --dry-run.
+// What a run will take, from a layer of each kind.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
-#include "oscar/calibrate/split_corpus.h"
-#include "oscar/executor/ranks.h"
+#include "oscar/calibrate/corpus.h"
+#include "oscar/model/ranks.h"
+#include "oscar/model/transformer.h"
+#include "oscar/text/corpus.h"
 
 namespace oscar {
+
+// What collecting statistics costs beside the forward pass alone, in one run.
+
+struct CollectionTiming {
+  int64_t tokens = 0;
+  std::vector<double> forward_seconds;  // per repeat: layers only, nothing observed
+  std::vector<double> collect_seconds;  // per repeat: the same with every moment and sum
+};
+
+// Runs the whole corpus `repeats` times each way, in turn, after one warm-up of both. Weights stay
+// resident. `batch_tokens` as in CalibrateOptions.
+CollectionTiming time_collection(Transformer& model, const TokenChunks& corpus,
+                                 int64_t batch_tokens, int repeats);
+
+// What a run would cost, from parts of it that are timed on one layer: --dry-run.
 
 // Seconds as CalibrateResult has them, without opening and reading what the run begins with.
 struct CostEstimate {

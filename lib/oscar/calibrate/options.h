@@ -10,24 +10,23 @@
 #include "oscar/base/json.h"
 #include "oscar/bundle/run_checkpoint.h"
 #include "oscar/fit/fit.h"
-#include "oscar/fit/search_options.h"
 
 namespace oscar {
 
 struct CalibrateOptions {
-  std::string model;                   // as of find_model (checkpoint/checkpoint.h)
-  std::string corpus;                  // as in data/corpus.h
+  std::string model;                   // as of find_model (model/checkpoint/checkpoint.h)
+  std::string corpus;                  // as in text/corpus.h
   std::filesystem::path output;        // OUT.h5; the checkpoint stands beside it
   std::string preset = "best";         // recorded; `fit` already holds its values
   FitOptions fit;                      // position_span -1 = the positions the model serves
   SearchOptions search;                // what of `fit` held-out loss may change
   QuantizerSettings quantizer;         // quant_group_size 0 = head_dim
-  std::vector<int> quant_group_sizes;  // as of StackChoice (stacks/restrict.h)
+  std::vector<int> quant_group_sizes;  // as of StackChoice (bundle/stacks.h)
 
   std::optional<Json> rope_scaling;
   int chunk_len = 0;       // 0 = the model's context, 4096 at most
   int64_t max_tokens = 0;  // 0 = all
-  // Whether the checkpoint's separators are put into the text (data/separators.h). kAuto: into text
+  // Whether the checkpoint's separators are put into the text (text/packing.h). kAuto: into text
   // that has few, not into token ids.
   enum class Separators { kAuto, kOn, kOff };
   Separators separators = Separators::kAuto;

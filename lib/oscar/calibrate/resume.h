@@ -1,4 +1,4 @@
-// Checkpoints beside OUT: when they are taken, what they hold, and whether they belong to this run.
+// Sums that are saved, sent and taken up again.
 #pragma once
 
 #include <filesystem>
@@ -8,13 +8,26 @@
 #include <string>
 #include <vector>
 
-#include "oscar/base/atomic_file.h"
+#include "oscar/base/files.h"
 #include "oscar/bundle/bundle.h"
+#include "oscar/calibrate/collector.h"
 #include "oscar/calibrate/options.h"
-#include "oscar/calibrate/statistics_pass.h"
-#include "oscar/executor/layer_major.h"
+#include "oscar/fit/statistics.h"
+#include "oscar/model/layer_major.h"
+#include "oscar/model/ranks.h"
 
 namespace oscar {
+
+// A layer's sums on their way from one process to another.
+
+// Sums of visit_sums (fit/statistics.h) and counts, not the output projection's metric.
+void send_sums(Ranks& ranks, int to, const LayerStatistics& sums);
+
+// The next ones from a process, of a layer of the shape of `shape` and of so many tokens. Throws
+// Error where they are none.
+LayerStatistics receive_sums(Ranks& ranks, int from, const LayerStatistics& shape, int64_t tokens);
+
+// Checkpoints beside OUT: when they are taken, what they hold, and whether they belong to this run.
 
 struct SavedRun {
   // MomentPass::block(), ascending; a layer that has seen no token is absent.

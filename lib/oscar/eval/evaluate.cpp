@@ -1,31 +1,28 @@
-// The order of an evaluation: open, plan, measure batch by batch, assemble the report.
+// An evaluation: its options, its parts in order, and what caches hold in it.
 #include "oscar/eval/evaluate.h"
 
 #include <fmt/format.h>
-
 #include <algorithm>
 
 #include "oscar/base/error.h"
 #include "oscar/base/sha256.h"
-#include "oscar/bundle/bundle_file.h"
-#include "oscar/bundle/bundle_match.h"
-#include "oscar/data/checkpoint_tokenizer.h"
-#include "oscar/data/separators.h"
+#include "oscar/bundle/bundle.h"
+#include "oscar/bundle/coverage.h"
+#include "oscar/bundle/edit.h"
 #include "oscar/eval/estimate.h"
-#include "oscar/eval/eval_memory.h"
 #include "oscar/eval/evaluation_cost.h"
-#include "oscar/eval/evaluation_state.h"
-#include "oscar/eval/key_row.h"
 #include "oscar/eval/layer_errors.h"
-#include "oscar/eval/needle_run.h"
-#include "oscar/eval/overlap.h"
+#include "oscar/eval/needles.h"
 #include "oscar/eval/report_json.h"
-#include "oscar/eval/row_classes.h"
 #include "oscar/eval/session.h"
 #include "oscar/eval/text_task.h"
-#include "oscar/inspect/picture.h"
+#include "oscar/model/checkpoint/text.h"
+#include "oscar/text/packing.h"
 
 namespace oscar {
+
+// The order of an evaluation: open, plan, measure batch by batch, assemble the report.
+
 namespace {
 
 // Of the passes that look at rows by class and at layers one by one.
@@ -424,6 +421,56 @@ EvaluationCost estimate_evaluation(const EvaluateOptions& options, const Ranks& 
   if (work.separated) texts.push_back(&work.separated->task);
   return estimate_cost(options, work.session, work.model, work.methods, texts, work.needles.prompts,
                        ranks);
+}
+
+// Options before bundles, and all bundles alike.
+
+namespace {
+
+QuantizerSettings with_overrides(QuantizerSettings settings, const EvaluateOptions& options) {
+  if (options.sink) settings.sink_tokens = *options.sink;
+  if (options.recent) settings.recent_tokens = *options.recent;
+  if (options.quant_group_size) settings.quant_group_size = *options.quant_group_size;
+  if (options.demote_block) settings.demote_block = *options.demote_block;
+  if (options.metadata_dtype) settings.metadata_dtype = *options.metadata_dtype;
+  return settings;
+}
+
+}  // namespace
+
+Json format_json(const QuantizerSettings& settings) {
+  return {{"bits", settings.bits},
+          {"sink", settings.sink_tokens},
+          {"recent", settings.recent_tokens},
+          {"quant_group_size", settings.quant_group_size},
+          {"metadata_dtype", codec_word(settings.metadata_dtype)},
+          {"demote_block", settings.demote_block},
+          {"clip_span", codec_word(settings.rules.clip_span)},
+          {"zero", codec_word(settings.rules.zero)},
+          {"ties", codec_word(settings.rules.ties)},
+          {"metadata_rounding", codec_word(settings.rules.metadata_rounding)}};
+}
+
+QuantizerSettings common_format(const EvaluateOptions& options, int head_dim, const Bundle* bundle,
+                                std::span<const NamedBundle> named) {
+  QuantizerSettings settings;
+  settings.quant_group_size = head_dim;
+  if (!named.empty()) settings = named.front().bundle.quantizer;
+  if (bundle) settings = bundle->quantizer;
+  settings = with_overrides(settings, options);
+  const Json shared = format_json(settings);
+  for (const NamedBundle& other : named) {
+    const Json own = format_json(with_overrides(other.bundle.quantizer, options));
+    if (own == shared) continue;
+    throw Error(
+        {.what = "the bundles are for caches of different formats",
+         .where = "--bundle " + other.name,
+         .expected = shared.dump(),
+         .found = own.dump(),
+         .hint = "windows, groups and metadata can be given, as with --sink; rules of the codec "
+                 "(clip_span, zero, ties, metadata_rounding) can't"});
+  }
+  return settings;
 }
 
 }  // namespace oscar

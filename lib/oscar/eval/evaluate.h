@@ -1,23 +1,27 @@
-// The whole job of oscar-eval: model, corpus and bundles in, one JSON report out (SCHEMA.md).
+// An evaluation: its options, its parts in order, and what caches hold in it.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "oscar/base/error.h"
 #include "oscar/base/json.h"
-#include "oscar/base/progress.h"
-#include "oscar/cache/codec_rules.h"
-#include "oscar/eval/needle_tasks.h"
-#include "oscar/executor/ranks.h"
+#include "oscar/cache/codec.h"
+#include "oscar/eval/methods.h"
+#include "oscar/eval/needles.h"
+#include "oscar/model/ranks.h"
 
 namespace oscar {
 
+// The whole job of oscar-eval: model, corpus and bundles in, one JSON report out (SCHEMA.md).
+
 struct EvaluateOptions {
-  std::string model;             // as of find_model (checkpoint/checkpoint.h)
+  std::string model;             // as of find_model (model/checkpoint/checkpoint.h)
   std::string corpus;            // empty: heldout.jsonl in the model's folder
   std::filesystem::path bundle;  // of the methods that need one; may be empty
   // Further bundles, by the name that `compare` gives them.
@@ -32,14 +36,14 @@ struct EvaluateOptions {
   // With `stride`, at least chunk_len - stride.
   std::optional<int64_t> first_position;
   int64_t position_offset = 0;      // added to every position, in tokens
-  std::string engine = "simulate";  // engine_name() of cache_engine.h
-  std::string mode = "decode";      // parse_cache_mode() of cache_view.h
+  std::string engine = "simulate";  // engine_name() of int2_attention.h
+  std::string mode = "decode";      // parse_cache_mode() of int2_attention.h
   int64_t chunk_len = 0;            // tokens of a sequence; 0 = the model's context, 4096 at most
   int64_t stride = 0;      // > 0: windows of chunk_len advance by this and score their last tokens
   int64_t max_tokens = 0;  // of the corpus; 0 = all
   uint64_t seed = 0;       // of document order, bootstrap and random rotations
   // Tokens from one separator to the next where the text is measured once more with the
-  // checkpoint's own separators inside (data/separators.h); 0 = it is not.
+  // checkpoint's own separators inside (text/packing.h); 0 = it is not.
   int64_t separators = 64;
   bool keep_units = false;    // the report also holds the figures of each resampling unit
   bool layer_errors = false;  // and each layer's own error (layer_errors.h)
@@ -98,5 +102,16 @@ EvaluationCost estimate_evaluation(const EvaluateOptions& options, const Ranks& 
 
 // The report as a table of at most 80 columns.
 std::string format_table(const Json& report);
+
+// The cache that every method of a comparison fills: windows, groups, metadata and codec.
+
+// As reports hold it (SCHEMA.md, `quantizer`).
+Json format_json(const QuantizerSettings& settings);
+
+// What `options` give, else what the first bundle is for (`bundle`, which may be null, before
+// `named`), else the defaults with one group a head. Throws Error when another bundle is for a
+// cache of another format and the options do not settle it.
+QuantizerSettings common_format(const EvaluateOptions& options, int head_dim, const Bundle* bundle,
+                                std::span<const NamedBundle> named);
 
 }  // namespace oscar

@@ -1,16 +1,308 @@
-// One probe of a sequence's sampled queries for all methods that share windows.
+// Errors of attention outputs by layer and KV head, and by kind of row.
 #include "oscar/eval/layer_errors.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <numeric>
 #include <optional>
 #include <string>
 
+#include "oscar/attention/attention_probe.h"
+#include "oscar/attention/int2_attention.h"
+#include "oscar/attention/received_attention.h"
 #include "oscar/base/error.h"
-#include "oscar/eval/observe_layers.h"
-#include "oscar/int2/attention_probe.h"
+#include "oscar/base/process.h"
+#include "oscar/bundle/coverage.h"
+#include "oscar/model/layer_major.h"
+#include "oscar/model/transformer.h"
 
 namespace oscar {
+
+// One pass of the reference over a few rows, for what looks at each layer's queries, keys and
+// values.
+
+// Runs ids [sequences, tokens] through all layers from position `position_offset` on; `observer`
+// sees each. Throws Interrupted when a stop was requested.
+void observe_layers(Transformer& model, const torch::Tensor& ids, int64_t position_offset,
+                    AttentionObserver& observer);
+
+// Layer by layer.
+
+void observe_layers(Transformer& model, const torch::Tensor& ids, int64_t position_offset,
+                    AttentionObserver& observer) {
+  auto hidden = model.embed(ids);
+  LayerLoader loader(model, /*resident=*/false);
+  for (int layer = 0; layer < model.config().num_layers; ++layer) {
+    stop_if_requested(kStoppedEvaluation);
+    hidden =
+        model.forward_layer(layer, loader.get(layer), hidden, &observer, nullptr, position_offset);
+  }
+}
+
+// Rows of a few sequences, layer by layer, by class.
+
+namespace {
+
+// Which rows [Hkv, tokens] are of each class, float32.
+using ClassMasks = std::array<torch::Tensor, kRowClasses>;
+
+// The sum of [Hkv, tokens], of which torch would make partial sums by its number of threads.
+double total(const torch::Tensor& values) {
+  const auto host = values.to(torch::kCPU, torch::kFloat64).contiguous();
+  return std::accumulate(host.data_ptr<double>(), host.data_ptr<double>() + host.numel(), 0.0);
+}
+
+// Adds to `to` what of `values` [Hkv, tokens] is of each class, as shares of `whole`.
+void add_by_class(const torch::Tensor& values, const ClassMasks& masks, double whole,
+                  ByRowClass& to) {
+  if (!(whole > 0)) return;
+  for (size_t c = 0; c < masks.size(); ++c) {
+    to[c] += total(values * masks[c]) / whole;
+  }
+}
+
+// [Hkv, tokens] e M e^T of rows e [Hkv, tokens, d] with M [Hkv, d, d].
+torch::Tensor cost(const torch::Tensor& rows, const torch::Tensor& metric) {
+  return (torch::matmul(rows, metric) * rows).sum(2);
+}
+
+class RowClassObserver final : public AttentionObserver {
+ public:
+  RowClassObserver(const Transformer& model, const std::vector<Method>& methods,
+                   const torch::Tensor& separator, RowClassSums& sums)
+      : model_(model), methods_(methods), separator_(separator), sums_(sums) {}
+
+  void observe(const AttentionRecord& record) override {
+    for (int64_t i = 0; i < record.q.size(0); ++i) {
+      observe_sequence(record, i);
+    }
+  }
+
+ private:
+  void observe_sequence(const AttentionRecord& record, int64_t i) {
+    const auto q = record.q[i], k = record.k[i], v = record.v[i];
+    for (size_t m = 0; m < methods_.size(); ++m) {
+      const LayerCodec* const codec = methods_[m].layers[static_cast<size_t>(record.layer)].get();
+      if (!codec) continue;
+      CacheView view = methods_[m].view;
+      view.sliding_window = model_.config().geometry(record.layer, 0).sliding_window;
+      if (!received_.attention.defined() || i != sequence_ || record.layer != layer_) {
+        begin(record, i, q, k, view);
+      }
+      if (received_.queries.empty()) return;
+      if (codec->int2_keys) add_key_errors(*codec, q, k, view, record.first_position, m);
+      if (codec->int2_values) add_value_errors(*codec, v, record.layer, m);
+    }
+  }
+
+  // What all methods share: windows are those of the first one.
+  void begin(const AttentionRecord& record, int64_t i, const torch::Tensor& q,
+             const torch::Tensor& k, const CacheView& view) {
+    sequence_ = i;
+    layer_ = record.layer;
+    received_ = received_attention(q, k, view, record.sm_scale);
+    const int64_t tokens = k.size(1);
+    auto int2 = torch::zeros_like(received_.sink);
+    int2.slice(1, view.sink, std::max(view.sink, int2_end(view, tokens - 1))).fill_(1);
+    const auto separators = separator_[i].to(int2.device(), torch::kFloat32).unsqueeze(0) * int2;
+    const auto sinks = received_.sink * (1 - separators);
+    masks_ = {separators, sinks, int2 - separators - sinks};
+    add_by_class(int2, masks_, total(int2), sums_.rows);
+    add_by_class(received_.attention, masks_, total(received_.attention), sums_.attention);
+  }
+
+  void add_key_errors(const LayerCodec& codec, const torch::Tensor& q, const torch::Tensor& k,
+                      const CacheView& view, int64_t first_position, size_t m) {
+    const auto exact = to_cache_basis(codec.key, k.unsqueeze(0));
+    const auto runs = segment_runs(codec.key, {0, first_position, view.sink}, k.size(1));
+    const auto error = quantize_dequantize(codec.key, exact, "row classes", runs)[0] - exact[0];
+    const auto sampled =
+        q.index_select(1, torch::tensor(received_.queries, torch::kInt64).to(q.device()));
+    const int64_t heads = k.size(0);
+    const auto turned = to_query_basis(codec, sampled.unsqueeze(0))[0].reshape(
+        {heads, -1, q.size(2)});  // [Hkv, query heads * queries, d]
+    const auto weighted = turned * received_.query.view({heads, -1, 1});
+    const auto metric = torch::matmul(weighted.transpose(1, 2), turned);
+    const auto costs = cost(error, metric) * received_.key;
+    // Of the whole weight and of a logit's square: a share of the softmax's own scale.
+    const double whole = total(received_.query);
+    add_by_class(costs, masks_, whole * whole, sums_.key_error[m]);
+  }
+
+  void add_value_errors(const LayerCodec& codec, const torch::Tensor& v, int layer, size_t m) {
+    const auto exact = to_cache_basis(codec.value, v.unsqueeze(0));
+    const auto error = torch::matmul(quantize_dequantize(codec.value, exact, "row classes") - exact,
+                                     codec.value.partner)[0];
+    if (metric_layer_ != layer) {
+      metric_ = to_tensor(model_.o_proj_metric(layer), v.device());
+      metric_layer_ = layer;
+    }
+    const auto rows = v.to(torch::kFloat32);
+    const double energy = total(cost(rows, metric_) * received_.value);
+    add_by_class(cost(error, metric_) * received_.value, masks_, energy, sums_.value_error[m]);
+  }
+
+  const Transformer& model_;
+  const std::vector<Method>& methods_;
+  torch::Tensor separator_;  // [sequences, tokens] bool
+  RowClassSums& sums_;
+  ReceivedAttention received_;
+  ClassMasks masks_;
+  int64_t sequence_ = -1;
+  int layer_ = -1, metric_layer_ = -1;
+  torch::Tensor metric_;
+};
+
+// Each entry's share of their sum; 0 without any.
+Json shares(const ByRowClass& sums) {
+  const double whole = std::accumulate(sums.begin(), sums.end(), 0.0);
+  Json result = Json::object();
+  for (int c = 0; c < kRowClasses; ++c) {
+    result[row_class_name(static_cast<RowClass>(c))] =
+        whole > 0 ? sums[static_cast<size_t>(c)] / whole : 0.0;
+  }
+  return result;
+}
+
+}  // namespace
+
+const char* row_class_name(RowClass row_class) {
+  constexpr const char* kNames[] = {"separators", "sinks", "others"};
+  return kNames[static_cast<size_t>(row_class)];
+}
+
+RowClassSums measure_row_classes(Transformer& model, const std::vector<Method>& methods,
+                                 const torch::Tensor& ids, const std::vector<int32_t>& separators,
+                                 int64_t position_offset) {
+  const c10::InferenceMode guard;
+  RowClassSums sums;
+  sums.key_error.resize(methods.size());
+  sums.value_error.resize(methods.size());
+  const auto is_separator = torch::isin(ids, torch::tensor(separators, torch::kInt64));
+  RowClassObserver observer(model, methods, is_separator, sums);
+  observe_layers(model, ids, position_offset, observer);
+  return sums;
+}
+
+Json row_classes_json(const RowClassSums& sums, const std::vector<Method>& methods) {
+  Json result = {{"rows", shares(sums.rows)}, {"attention", shares(sums.attention)}};
+  for (size_t m = 0; m < methods.size(); ++m) {
+    const auto any = [](const ByRowClass& errors) {
+      return std::accumulate(errors.begin(), errors.end(), 0.0) > 0;
+    };
+    if (!any(sums.key_error[m]) && !any(sums.value_error[m])) continue;
+    result["methods"][methods[m].name] = {{"key_error", shares(sums.key_error[m])},
+                                          {"value_error", shares(sums.value_error[m])}};
+  }
+  return result;
+}
+
+// An observer that keeps one row of the layer whose keys stand out most so far.
+
+namespace {
+
+constexpr int64_t kRowsLookedAt = 256;  // 2-bit rows that are looked at
+
+// Whether the method writes keys of `layer` in 2 bits; variants are left to their base.
+bool has_int2_keys(const Method& method, int layer) {
+  const auto& codec = method.layers[static_cast<size_t>(layer)];
+  return codec && codec->int2_keys && !method.codec_off &&
+         method.name.find('@') == std::string::npos;
+}
+
+class KeyRowObserver final : public AttentionObserver {
+ public:
+  KeyRowObserver(const ModelConfig& config, const std::vector<Method>& methods)
+      : config_(config), methods_(methods) {}
+
+  void observe(const AttentionRecord& record) override {
+    const auto first = std::ranges::find_if(
+        methods_, [&](const Method& m) { return has_int2_keys(m, record.layer); });
+    if (first == methods_.end()) return;
+    const LayerGeometry geometry =
+        config_.geometry(record.layer, static_cast<int>(first->view.recent));
+    if (!geometry.quantized) return;
+    CacheView view = first->view;
+    view.mode = CacheModeKind::kDecode;
+    const auto k = record.k[0].to(torch::kFloat32);  // [Hkv, tokens, d]
+    const int64_t end = int2_end(view, k.size(1) - 1);
+    if (end <= view.sink) return;
+
+    const auto channels = k.slice(1, view.sink, end).square().mean(1).sqrt();  // [Hkv, d]
+    const auto peaks = channels.amax(1) / channels.quantile(0.5, 1);
+    const auto head = peaks.argmax().item<int64_t>();
+    const double peak = peaks[head].item<double>();
+    if (!std::isfinite(peak) || peak <= row_.peak) return;
+    row_ = {.layer = record.layer,
+            .head = static_cast<int>(head),
+            .token = view.sink + (end - view.sink) / 2,
+            .peak = peak,
+            .written = {},
+            .cached = {}};
+    row_.written = k[head][row_.token].cpu();
+    for (size_t m = 0; m < methods_.size(); ++m) {
+      if (has_int2_keys(methods_[m], record.layer)) add_cached(m, k, record.first_position, view);
+    }
+  }
+
+  std::optional<KeyRow> result() const {
+    return row_.peak > 0 ? std::optional(row_) : std::nullopt;
+  }
+
+ private:
+  void add_cached(size_t m, const torch::Tensor& k, int64_t first_position, const CacheView& view) {
+    const SideCodec& codec = methods_[m].layers[static_cast<size_t>(row_.layer)]->key;
+    const auto rows = to_cache_basis(codec, k.unsqueeze(0));
+    const auto runs = segment_runs(codec, {0, first_position, view.sink}, k.size(1));
+    const auto read = quantize_dequantize(codec, rows, "key row", runs);
+    row_.cached.push_back(
+        {m, rows[0][row_.head][row_.token].cpu(), read[0][row_.head][row_.token].cpu()});
+  }
+
+  const ModelConfig& config_;
+  const std::vector<Method>& methods_;
+  KeyRow row_;
+};
+
+Json row_numbers(const torch::Tensor& row) {
+  Json list = Json::array();
+  for (int64_t i = 0; i < row.size(0); ++i) list.push_back(picture_number(row[i].item<double>()));
+  return list;
+}
+
+}  // namespace
+
+std::optional<KeyRow> measure_key_row(Transformer& model, const std::vector<Method>& methods,
+                                      const std::vector<int32_t>& sequence,
+                                      int64_t position_offset) {
+  const c10::InferenceMode guard;
+  int64_t windows = 0;
+  for (const Method& m : methods) windows = std::max(windows, m.view.sink + m.view.recent);
+  const int64_t tokens = std::min(static_cast<int64_t>(sequence.size()), windows + kRowsLookedAt);
+  auto ids = torch::empty({1, tokens}, torch::kInt64);
+  std::copy_n(sequence.begin(), tokens, ids.data_ptr<int64_t>());
+  KeyRowObserver observer(model.config(), methods);
+  observe_layers(model, ids, position_offset, observer);
+  return observer.result();
+}
+
+void add_key_row(const KeyRow& row, const std::vector<Method>& methods, int64_t position_offset,
+                 Json& report) {
+  report["key_row"] = {{"layer", row.layer},
+                       {"head", row.head},
+                       {"position", row.token + position_offset},
+                       {"peak", picture_number(row.peak)},
+                       {"written", row_numbers(row.written)}};
+  for (const KeyRow::Cached& cached : row.cached) {
+    report["methods"][methods[cached.method].name]["key_row"] = {
+        {"transformed", row_numbers(cached.transformed)},
+        {"read_back", row_numbers(cached.read_back)}};
+  }
+}
+
+// One probe of a sequence's sampled queries for all methods that share windows.
+
 namespace {
 
 // The middles of at most `count` equal strata of [first, last), ascending.

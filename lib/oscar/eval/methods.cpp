@@ -2,7 +2,6 @@
 #include "oscar/eval/methods.h"
 
 #include <fmt/format.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -10,9 +9,9 @@
 #include <numbers>
 #include <random>
 
-#include "oscar/base/usage_error.h"
-#include "oscar/fit/presets.h"
-#include "oscar/int2/paged_attention.h"
+#include "oscar/attention/paged_attention.h"
+#include "oscar/base/error.h"
+#include "oscar/fit/fit.h"
 
 namespace oscar {
 namespace {

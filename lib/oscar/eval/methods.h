@@ -7,10 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "oscar/attention/int2_attention.h"
 #include "oscar/bundle/bundle.h"
-#include "oscar/checkpoint/model_config.h"
-#include "oscar/int2/cache_engine.h"
-#include "oscar/int2/cache_view.h"
+#include "oscar/model/checkpoint/config.h"
 
 namespace oscar {
 

@@ -1,15 +1,17 @@
-// From measurements to the JSON report; SCHEMA.md describes every key.
+// The report as JSON and as a table.
 #pragma once
 
 #include <vector>
 
 #include "oscar/base/json.h"
+#include "oscar/eval/estimate.h"
 #include "oscar/eval/methods.h"
-#include "oscar/eval/multi_forward.h"
-#include "oscar/eval/needle_run.h"
-#include "oscar/eval/token_scores.h"
+#include "oscar/eval/needles.h"
+#include "oscar/eval/session.h"
 
 namespace oscar {
+
+// From measurements to the JSON report; SCHEMA.md describes every key.
 
 struct TextResults {
   int64_t first_position = 0, longest = 0;      // longest sequence in tokens

@@ -2,14 +2,13 @@
 #include "oscar/eval/text_task.h"
 
 #include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "oscar/base/error.h"
 #include "oscar/eval/estimate.h"
-#include "oscar/eval/eval_memory.h"
-#include "oscar/executor/in_turn.h"
+#include "oscar/eval/evaluation_cost.h"
+#include "oscar/model/layer_major.h"
 
 namespace oscar {
 namespace {

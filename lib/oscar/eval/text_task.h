@@ -5,10 +5,9 @@
 #include <functional>
 #include <vector>
 
-#include "oscar/eval/evaluation_state.h"
 #include "oscar/eval/report_json.h"
 #include "oscar/eval/session.h"
-#include "oscar/executor/ranks.h"
+#include "oscar/model/ranks.h"
 
 namespace oscar {
 

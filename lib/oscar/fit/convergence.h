@@ -1,8 +1,33 @@
+// Whether the text was enough.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "oscar/base/json.h"
+#include "oscar/fit/fit.h"
+#include "oscar/fit/linalg.h"
+
+namespace oscar {
+
+// How far two subspaces lie apart.
+
+// Fewest leading eigenvectors (the last columns) that hold `share` of the sum of the positive
+// eigenvalues, ascending; 0 when none is positive.
+int leading_dimensions(const VectorD& eigenvalues, double share);
+
+// Principal angles between the column spaces of A [d, r] and B [d, s], both orthonormal, in radians
+// and ascending; min(r, s) of them. Their cosines are the singular values of A^T B (Bjorck and
+// Golub 1973), which come from LAPACK's eigenvalues of (A^T B)^T (A^T B): angles below 1e-8 are
+// rounding. `where` names the matrices in errors.
+VectorD principal_angles(const MatrixD& a, const MatrixD& b, const std::string& where);
+
 // Would another text, or more of it, give another fit (math 10.2)? Judged from sums of its parts.
 //
 // Two figures for each layer and side. Principal angles between the leading eigenspaces of the
 // first and of the second part: how far the directions have settled. And predicted loss
-// (predicted_loss.h) of a balanced transform that was fitted to one part, on the other part,
+// (head_fit.h) of a balanced transform that was fitted to one part, on the other part,
 // against the transform fitted to that other part itself: what not knowing the text costs. The
 // balanced transform is used whatever the run fits, because it follows the text most closely; a
 // rotation loses less.
@@ -13,16 +38,6 @@
 // the least-squares value over all splits; the fit to all N tokens then loses c/N on text that it
 // has not seen. This extrapolates from halves and holds for chunks in random order: a corpus whose
 // second part is of another kind than its first looks as if it had not converged.
-#pragma once
-
-#include <cstdint>
-#include <string>
-#include <vector>
-
-#include "oscar/base/json.h"
-#include "oscar/fit/fit.h"
-
-namespace oscar {
 
 // A corpus is enough when the choice of its text costs at most this share of predicted loss. KL
 // goes with the loss, and an evaluation on some 100,000 tokens gives KL with an interval of several

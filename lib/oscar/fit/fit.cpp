@@ -1,18 +1,291 @@
-// One layer, keys and values, head by head; several fits of it side by side.
+// Statistics to the transforms of all layers: presets, portable variants, checks.
 #include "oscar/fit/fit.h"
 
 #include <fmt/format.h>
-
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <limits>
+#include <set>
 
-#include "oscar/base/parallel.h"
+#include "oscar/base/error.h"
+#include "oscar/base/process.h"
 #include "oscar/fit/head_fit.h"
-#include "oscar/fit/layer_fits.h"
-#include "oscar/fit/metric.h"
 #include "oscar/fit/moments.h"
 
 namespace oscar {
+
+// Recipes and the words for their parts.
+
+namespace {
+
+constexpr int64_t kAllServedPositions = -1;
+
+FitOptions published(ValueObjective objective) {
+  return {.kind = TransformKind::kOscar,
+          .objective_v = objective,
+          .granularity = Granularity::kShared,
+          .center = false,
+          .rounding = Rounding::kPlain,
+          .scale_correction = ScaleCorrection::kNone,
+          .clip_k = kPublishedClipK,
+          .clip_v = kPublishedClipV,
+          .position_span = 0};
+}
+
+FitOptions best() {
+  return {.kind = TransformKind::kBalanced,
+          .objective_v = ValueObjective::kAttentionOutput,
+          .granularity = Granularity::kPerHead,
+          .row_weights = RowWeights::kAttention,
+          .center = true,
+          .key_centres = true,
+          .rounding = Rounding::kShaped,
+          .scale_correction = ScaleCorrection::kMetric,
+          .clip_k = 0.92,
+          .clip_v = 0.92,
+          .position_span = kAllServedPositions};
+}
+
+}  // namespace
+
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset> table = {
+      {"best",
+       "balanced transform, rows by attention, two key centers, shaped rounding, metric scale",
+       best(),
+       {.clip = true, .fallback = true},
+       {.kind = true,
+        .center = true,
+        .granularity = true,
+        .clip = true,
+        .rounding = true,
+        .scale_correction = true,
+        .fallback = true}},
+      {"paper",
+       "OSCAR as in arXiv 2605.17757",
+       published(ValueObjective::kAttentionOutput),
+       {},
+       {}},
+      {"released",
+       "OSCAR as in its published v1 files",
+       published(ValueObjective::kEnergy),
+       {},
+       {}},
+  };
+  return table;
+}
+
+const Preset& find_preset(std::string_view name) {
+  std::string known;
+  for (const Preset& preset : presets()) {
+    if (name == preset.name) return preset;
+    known += (known.empty() ? "" : ", ") + std::string(preset.name);
+  }
+  throw Error({.what = "unknown preset",
+               .where = "--preset",
+               .expected = known,
+               .found = std::string(name)});
+}
+
+const char* method_name(TransformKind kind) {
+  switch (kind) {
+    case TransformKind::kIdentity:
+      return "identity";
+    case TransformKind::kHadamard:
+      return "hadamard";
+    case TransformKind::kOscar:
+      return "oscar";
+    case TransformKind::kBalanced:
+      break;
+  }
+  return "balanced";
+}
+
+const char* composition_name(TransformKind kind) {
+  switch (kind) {
+    case TransformKind::kIdentity:
+      return "identity";
+    case TransformKind::kHadamard:
+      return "h";
+    case TransformKind::kOscar:
+      return "r_h_pbr";
+    case TransformKind::kBalanced:
+      break;
+  }
+  return "t_h";
+}
+
+const char* objective_name(ValueObjective objective) {
+  return objective == ValueObjective::kEnergy ? "energy" : "sv";
+}
+
+const char* granularity_name(Granularity granularity) {
+  return granularity == Granularity::kShared ? "shared" : "per-head";
+}
+
+const char* row_weights_name(RowWeights weights) {
+  return weights == RowWeights::kAttention ? "attention" : "even";
+}
+
+const char* key_centres_name(bool two) { return two ? "two" : "one"; }
+
+const char* scale_correction_name(ScaleCorrection correction) {
+  switch (correction) {
+    case ScaleCorrection::kUnbiased:
+      return "unbiased";
+    case ScaleCorrection::kMetric:
+      return "metric";
+    case ScaleCorrection::kNone:
+      break;
+  }
+  return "none";
+}
+
+const char* rounding_name(Rounding rounding) {
+  return rounding == Rounding::kShaped ? "shaped" : "plain";
+}
+
+std::string clip_text(double ratio) { return ratio > 0 ? fmt::format("{:.2f}", ratio) : "off"; }
+
+// Deviations from the identity in float64, and the limits they are held to.
+
+namespace {
+
+// Nearest bf16, ties to even; for finite values.
+float rounded_to_bf16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  return std::bit_cast<float>((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
+}
+
+MatrixD widened(const MatrixF& m) { return m.cast<double>(); }
+MatrixD through_bf16(const MatrixF& m) { return m.unaryExpr(&rounded_to_bf16).cast<double>(); }
+
+double from_identity(const MatrixD& product) {
+  const double largest =
+      (product - MatrixD::Identity(product.rows(), product.cols())).cwiseAbs().maxCoeff();
+  return product.allFinite() ? largest : INFINITY;
+}
+
+MatrixD paired(const MatrixD& forward, const MatrixD& partner, Side side) {
+  return side == Side::kKey ? MatrixD(partner.transpose() * forward) : MatrixD(forward * partner);
+}
+
+}  // namespace
+
+TransformDeviation transform_deviation(const MatrixF& forward, const MatrixF& partner, Side side,
+                                       TransformKind kind) {
+  TransformDeviation result;
+  if (forward.size() == 0) return result;
+  result.inverse = from_identity(paired(widened(forward), widened(partner), side));
+  result.inverse_bf16 = from_identity(paired(through_bf16(forward), through_bf16(partner), side));
+  if (kind != TransformKind::kBalanced) {
+    result.orthogonality = from_identity(widened(forward).transpose() * widened(forward));
+  }
+  return result;
+}
+
+std::vector<TransformDeviation> transform_deviations(const SideTransform& transform, Side side) {
+  std::vector<TransformDeviation> result;
+  for (int head = 0; head < transform.forward.count; ++head) {
+    result.push_back(transform_deviation(transform.forward[head],
+                                         partner_matrix(transform, side, head), side,
+                                         transform.kind[head]));
+  }
+  return result;
+}
+
+std::string deviation_problem(const TransformDeviation& deviation, TransformKind kind) {
+  const double limit_bf16 =
+      kind == TransformKind::kBalanced ? kInverseLimitBf16Balanced : kInverseLimitBf16;
+  const auto over = [](const char* name, double found, double limit) {
+    return fmt::format("{} is {:.3g} from the identity, over {:g}", name, found, limit);
+  };
+  if (!(deviation.inverse <= kInverseLimit)) {
+    return over("the transform times its inverse in f32", deviation.inverse, kInverseLimit);
+  }
+  if (!(deviation.orthogonality <= kInverseLimit)) {
+    return over("R^T R in f32", deviation.orthogonality, kInverseLimit);
+  }
+  if (!(deviation.inverse_bf16 <= limit_bf16)) {
+    return over("the transform times its inverse in bf16", deviation.inverse_bf16, limit_bf16);
+  }
+  return "";
+}
+
+std::string clip_losses_problem(const ClipLosses& losses, int heads) {
+  const auto ratios = losses.ratio.size();
+  if (ratios == 0 || ratios > kMostClipRatios) return fmt::format("{} ratios", ratios);
+  if (losses.nmse.count != static_cast<int>(ratios) || losses.nmse.cols != heads ||
+      losses.nmse.data.size() != ratios * static_cast<size_t>(heads)) {
+    return fmt::format("losses of {} ratios and {} heads for {} ratios and {} heads",
+                       losses.nmse.count, losses.nmse.cols, ratios, heads);
+  }
+  std::set<float> seen;
+  for (const float ratio : losses.ratio) {
+    if (!(ratio >= 0 && ratio <= 1)) return fmt::format("a ratio of {}", ratio);
+    if (!seen.insert(ratio).second) return fmt::format("the ratio {} twice", ratio);
+  }
+  for (const double loss : losses.nmse.data) {
+    if (!std::isfinite(loss) || loss < 0) return fmt::format("a loss of {}", loss);
+  }
+  return "";
+}
+
+void require_valid(const SideTransform& transform, Side side, const std::string& where) {
+  const char* name = side == Side::kKey ? "keys" : "values";
+  const auto fail = [&](int head, const std::string& found) {
+    throw Error({.what = "a transform failed its numerical checks",
+                 .where = fmt::format("{}, {}, head {}", where, name, head),
+                 .found = found,
+                 .hint = "the file is damaged or was not made by this tool; fit it again"});
+  };
+  const std::vector<TransformDeviation> deviations = transform_deviations(transform, side);
+  for (int head = 0; head < transform.forward.count; ++head) {
+    const std::string problem = deviation_problem(deviations[head], transform.kind[head]);
+    if (!problem.empty()) fail(head, problem);
+    const auto eigenvalues = transform.eigenvalues[head];
+    if (!eigenvalues.allFinite()) fail(head, "an eigenvalue that is not finite");
+    for (int i = 1; i < eigenvalues.size(); ++i) {
+      if (eigenvalues[i] < eigenvalues[i - 1]) fail(head, "eigenvalues that do not ascend");
+    }
+    if (!transform.mean[head].allFinite()) fail(head, "a mean that is not finite");
+    if (!transform.metric.empty() && !transform.metric[head].allFinite()) {
+      fail(head, "a metric that is not finite");
+    }
+    if (!transform.feedback.empty()) {
+      const MatrixF u = transform.feedback[head];
+      if (!u.allFinite() || !u.isUpperTriangular(0) || (u.diagonal().array() != 1.0f).any()) {
+        fail(head, "a feedback factor that is not unit upper triangular");
+      }
+    }
+  }
+}
+
+// Published values, and the fit with them.
+
+FitOptions portable_options(const FitOptions& fixed, Granularity granularity) {
+  return {.kind = TransformKind::kOscar,
+          .objective_v = fixed.objective_v,
+          .granularity = granularity,
+          .row_weights = fixed.row_weights,
+          .center = false,
+          .rounding = Rounding::kPlain,
+          .scale_correction = ScaleCorrection::kNone,
+          .clip_k = kPublishedClipK,
+          .clip_v = kPublishedClipV,
+          .position_span = fixed.position_span};
+}
+
+LayerTransforms fit_portable(const LayerStatistics& statistics, const FitOptions& fixed,
+                             Granularity granularity, const Rope& rope) {
+  LayerTransforms layer = fit_layer(statistics, portable_options(fixed, granularity), rope);
+  layer.warnings.clear();
+  return layer;
+}
+
+// One layer, keys and values, head by head; several fits of it side by side.
+
 namespace {
 
 // Writes the heads out as stored: f32, partners only when some head is not orthogonal.

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "oscar/checkpoint/layer_geometry.h"
-#include "oscar/linalg/tensor.h"
+#include "oscar/fit/linalg.h"
+#include "oscar/model/checkpoint/config.h"
 
 namespace oscar {
 

@@ -1,19 +1,24 @@
-// One GGUF file by mmap: metadata and tensors, every count, length, type and offset checked.
+// GGUF files: parsed, copied with other tensors, written.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "oscar/io/ggml_types.h"
-#include "oscar/io/mapped_file.h"
+#include "oscar/io/weight_source.h"
 
 namespace oscar {
+
+// One GGUF file by mmap: metadata and tensors, every count, length, type and offset checked.
 
 // As numbered in the file.
 enum class GgufType : uint32_t {
@@ -99,5 +104,38 @@ class GgufFile {
   std::map<std::string, Value> values_;
   std::map<std::string, GgufTensor> tensors_;
 };
+
+// GGUF files of float32 tensors, written.
+
+using GgufMetadata = std::vector<std::pair<std::string, std::variant<uint32_t, std::string>>>;
+
+// Version 3, atomically; tensors in the order of names, shapes outermost first as everywhere here.
+// Equal arguments give equal bytes.
+void write_gguf(const std::filesystem::path& path, const GgufMetadata& metadata,
+                const FloatTensors& tensors);
+
+// A GGUF file written again with some of its tensors replaced and others added.
+
+// The bytes to write for a tensor, as many as it has, or nothing to keep it as it is.
+using GgufReplacement = std::function<std::optional<std::vector<std::byte>>(
+    const std::string& name, const GgufTensor& tensor)>;
+
+// Writes `to` with the keys and values of `from` byte by byte, its tensors in their order, as they
+// were or as replaced, and behind them `added` as F32 in the order of names. Throws Error for a
+// replacement of another size, an added tensor whose name is taken or too long, or when `to` cannot
+// be written.
+void copy_gguf(const GgufFile& from, const std::filesystem::path& to,
+               const GgufReplacement& replacement, const FloatTensors& added);
+
+// Mapped files that are cut short while they are in use: reading behind their new end raises
+// SIGBUS.
+
+// From now on SIGBUS in a named map ends the program with the name of the file and exit code 1, in
+// place of a crash without a word.
+void install_cut_file_handler();
+
+// `path` must live until the map is forgotten. Of more than 1024 maps some have no name.
+void name_map(const std::byte* begin, size_t bytes, const char* path);
+void forget_map(const std::byte* begin);
 
 }  // namespace oscar

@@ -1,4 +1,4 @@
-// HDF5 files behind plain types: the one owner of libhdf5. Nothing here is thread-safe.
+// HDF5 files: datasets and attributes by path, chunks, and the library behind them.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,11 @@
 #include <variant>
 #include <vector>
 
-#include "oscar/base/atomic_file.h"
-#include "oscar/base/input_file.h"
+#include "oscar/base/files.h"
 
 namespace oscar::hdf5 {
+
+// HDF5 files behind plain types: the one owner of libhdf5. Nothing here is thread-safe.
 
 // Element types that our own files hold, little-endian; the order is that of Data's alternatives.
 enum class Dtype : uint8_t { kU8, kI32, kI64, kF32, kF64 };
@@ -52,7 +53,7 @@ struct Attribute {
   AttributeValue value;
 };
 
-struct Chunk;  // hdf5_chunks.h
+struct Chunk;  // below
 
 // Creates a file. Same calls, same bytes: no object times, a fixed format version (HDF5 1.10
 // and later read it). Each method throws Error naming file and object; a full disk shows in any of
@@ -145,5 +146,26 @@ struct IntegerArray {
 // but rows are whole; shape[0] is that of what was read.
 IntegerArray read_integers(const InputFile& input, const std::string& dataset,
                            uint64_t needed = UINT64_MAX, const Limits& limits = {});
+
+// A dataset's chunks as they lie in the file, made by any thread: libhdf5 would make them one at a
+// time.
+
+constexpr int kDeflateLevel = 4;
+
+// Extents of a chunk. The whole dataset while small; otherwise leading dimensions are cut to 1 and
+// then split evenly: a last chunk is stored in full, however little of it is in use. Of stacks of
+// matrices their rows are cut first.
+Shape chunk_shape(const Shape& shape, size_t element_bytes);
+
+struct Chunk {
+  Shape offset;                // of its first element
+  std::vector<uint8_t> bytes;  // behind shuffle and deflate (with `compress`) and Fletcher32
+};
+
+// `take` gets the chunks of a dataset that is no scalar, one at a time in row-major order.
+using TakeChunk = std::function<void(const Chunk&)>;
+void encode_chunks(const DatasetView& dataset, const TakeChunk& take);
+// All of them.
+std::vector<Chunk> encode_chunks(const DatasetView& dataset);
 
 }  // namespace oscar::hdf5

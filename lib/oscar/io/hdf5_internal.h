@@ -1,10 +1,9 @@
 // The only include of libhdf5: handles that close themselves, checked statuses, types by name.
 #pragma once
 
-// One spelling of the versioned calls for HDF5 1.10 and everything later.
 #define H5_USE_110_API
-#include <hdf5.h>
 
+#include <hdf5.h>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -12,6 +11,8 @@
 #include <vector>
 
 #include "oscar/io/hdf5.h"
+
+// One spelling of the versioned calls for HDF5 1.10 and everything later.
 
 namespace oscar::hdf5 {
 
@@ -73,7 +74,7 @@ std::vector<Attribute> read_attributes(hid_t file, const std::string& file_name,
 // filters run, memory stays bounded.
 void decode_dataset(hid_t file, const std::string& file_name, const ObjectInfo& info);
 
-// No locks: HDF5's own would meet those of temporaries (oscar/base/temporary.h).
+// No locks: HDF5's own would meet those of temporaries (oscar/base/files.h).
 Handle access_properties(const std::string& file);
 
 // Runs scan() and then `also` in a child process.

@@ -1,17 +1,37 @@
-// safetensors shards by mmap, every offset, shape and dtype checked before use.
+// safetensors files: header, weights, arrays, copies.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "oscar/io/mapped_file.h"
 #include "oscar/io/weight_source.h"
 
 namespace oscar {
+
+// The header of one safetensors file, parsed and checked against the size of the file.
+
+// One entry of the header; `offset` counts from the start of the file.
+struct TensorEntry {
+  std::string name;
+  std::string dtype;  // as written, for example "BF16" or "F8_E4M3"
+  std::vector<int64_t> shape;
+  size_t offset = 0;
+  size_t bytes = 0;
+};
+
+// Parses and checks the header of a mapped file: its length, unique names, integer shapes, sizes
+// that match shape and dtype, and offsets that cover the data exactly, without gap or overlap.
+// Throws Error naming file and tensor.
+std::vector<TensorEntry> parse_safetensors_header(const MappedFile& file);
+
+// safetensors shards by mmap, every offset, shape and dtype checked before use.
 
 // The tensors of one or many shards, found by name.
 class SafetensorsWeights : public WeightSource {
@@ -46,5 +66,28 @@ class SafetensorsWeights : public WeightSource {
   std::vector<std::shared_ptr<MappedFile>> files_;
   std::map<std::string, std::shared_ptr<Entry>> entries_;
 };
+
+// Whole safetensors files of numbers, read into memory and written.
+
+// Every tensor, as float32. Throws Error naming file and tensor for a malformed file and for dtypes
+// other than F64, F32, F16 and BF16.
+FloatTensors read_safetensors(const std::filesystem::path& path);
+
+// Atomically, as F32 in the order of names, the data at a multiple of 8 bytes. `metadata` becomes
+// __metadata__. Equal tensors give equal bytes.
+void write_safetensors(const std::filesystem::path& path, const FloatTensors& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+// A safetensors file written again with some of its tensors replaced.
+
+// The bytes to write for a tensor, as many as it has, or nothing to keep it as it is.
+using TensorReplacement =
+    std::function<std::optional<std::vector<std::byte>>(const TensorEntry& tensor)>;
+
+// Writes `to` with the header of `from`, so that names, order, dtypes, shapes and metadata stay,
+// and each tensor as it was or as replaced. Throws Error for a malformed `from`, a replacement of
+// another size, or when `to` cannot be written.
+void copy_safetensors(const std::filesystem::path& from, const std::filesystem::path& to,
+                      const TensorReplacement& replacement);
 
 }  // namespace oscar

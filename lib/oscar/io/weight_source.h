@@ -1,18 +1,61 @@
-// What a model's weights are read from, whatever the file format: tensors by name, as numbers.
+// Where weights are read from: files mapped into memory, tensors by name.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "oscar/base/files.h"
 #include "oscar/base/sha256.h"
-#include "oscar/io/mapped_file.h"
 
 namespace oscar {
+
+// Arrays of numbers as files of other tools hold them.
+
+// Row-major; `values` has the product of `shape` entries, one for a scalar.
+struct FloatTensor {
+  std::vector<int64_t> shape;
+  std::vector<float> values;
+
+  bool operator==(const FloatTensor&) const = default;
+};
+
+using FloatTensors = std::map<std::string, FloatTensor>;
+
+// Read-only memory maps of whole files.
+
+// A read-only memory map. Throws Error when the file is missing or empty.
+class MappedFile {
+ public:
+  explicit MappedFile(std::filesystem::path path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+  const std::filesystem::path& path() const { return file_.path(); }
+  // Copies bytes of the map by reading the file: for much that is needed once, faster than through
+  // pages, above all from a disk. Throws Error when the file has become shorter.
+  void read(const std::byte* begin, size_t bytes, std::byte* out) const;
+  // Has the system read these bytes into its cache meanwhile, if it likes.
+  void read_ahead(const std::byte* begin, size_t bytes) const;
+  // Tells the kernel that these bytes are not needed again soon (weights already used).
+  void release(const std::byte* begin, size_t bytes) const;
+
+ private:
+  InputFile file_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// What a model's weights are read from, whatever the file format: tensors by name, as numbers.
 
 enum class Dtype { kBf16, kFp16, kFp32 };
 size_t dtype_bytes(Dtype dtype);
@@ -61,7 +104,7 @@ struct StoredBytes {
   void release() const { file->release(begin, bytes); }
 };
 
-// The tensors of a checkpoint under the names of weight_table.h.
+// The tensors of a checkpoint under the names of weights.h.
 class WeightSource {
  public:
   virtual ~WeightSource() = default;

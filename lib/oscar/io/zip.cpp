@@ -3,14 +3,13 @@
 #include "oscar/io/zip.h"
 
 #include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <limits>
 
-#include "oscar/base/atomic_file.h"
 #include "oscar/base/error.h"
+#include "oscar/base/files.h"
 
 namespace oscar {
 namespace {

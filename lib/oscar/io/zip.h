@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "oscar/io/mapped_file.h"
+#include "oscar/io/weight_source.h"
 
 namespace oscar {
 

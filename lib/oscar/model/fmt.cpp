@@ -4,6 +4,7 @@
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE
+
 namespace detail {
 
 // What fmt/format.h declares `extern template`; the rest are plain functions.

@@ -1,19 +1,221 @@
-// From bytes of files to tensors of the compute dtype.
+// Weights of a layer on their way to the device.
 #include "oscar/model/layer_weights.h"
 
+#include <c10/core/Event.h>
 #include <c10/core/InferenceMode.h>
-
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <torch/version.h>
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "oscar/base/error.h"
-#include "oscar/base/parallel.h"
-#include "oscar/model/copy_numbers.h"
+#include "oscar/base/process.h"
+#include "oscar/model/device.h"
 #include "oscar/model/side_by_side.h"
-#include "oscar/model/side_stream.h"
 
 namespace oscar {
+
+// Device and precision, and a look at the driver before "auto" settles for the CPU.
+
+namespace {
+
+// First line of the loaded NVIDIA driver's version file, if a driver is loaded.
+std::optional<std::string> nvidia_driver() {
+  std::ifstream stream("/proc/driver/nvidia/version");
+  std::string line;
+  if (!std::getline(stream, line)) return std::nullopt;
+  return line;
+}
+
+// Devices that libtorch can use. The half of libtorch that drives them, 350 MiB of memory and a
+// quarter of a program's start, is loaded where there is a driver for it, and before anything asks
+// torch for a device: torch remembers whether it was there.
+int cuda_device_count() {
+  if (dlopen("libcuda.so.1", RTLD_LAZY) == nullptr) return 0;
+  dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_GLOBAL);  // a libtorch for the CPU has none
+  return static_cast<int>(torch::cuda::device_count());
+}
+
+[[noreturn]] void refuse_cuda(const std::string& driver) {
+  throw Error({.what = "libtorch cannot use the NVIDIA GPU",
+               .where = "--device",
+               .expected = fmt::format("a driver for libtorch {} built for CUDA 13", TORCH_VERSION),
+               .found = driver,
+               .hint = "update the driver, or run on the CPU with --device cpu"});
+}
+
+torch::Device choose_device(const std::string& device) {
+  if (device == "cpu") return torch::kCPU;
+  if (device != "auto" && device != "cuda" && device.rfind("cuda:", 0) != 0) {
+    throw Error({.what = "unknown device",
+                 .where = "--device",
+                 .expected = "auto, cpu, cuda or cuda:INDEX",
+                 .found = device});
+  }
+  const int count = cuda_device_count();
+  if (count == 0) {
+    if (const auto driver = nvidia_driver()) refuse_cuda(*driver);
+    if (device == "auto") return torch::kCPU;
+    throw Error({.what = "no CUDA device was found",
+                 .where = "--device " + device,
+                 .hint = "use --device cpu, or check that nvidia-smi lists the GPU"});
+  }
+  int index = 0;
+  if (device.rfind("cuda:", 0) == 0) {
+    const std::string digits = device.substr(5);
+    if (digits.empty() || digits.size() > 3 ||
+        digits.find_first_not_of("0123456789") != std::string::npos || std::stoi(digits) >= count) {
+      throw Error({.what = "no such CUDA device",
+                   .where = "--device",
+                   .expected = fmt::format("cuda:0 to cuda:{}", count - 1),
+                   .found = device});
+    }
+    index = std::stoi(digits);
+  }
+  return {torch::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+
+}  // namespace
+
+ComputeOptions choose_compute(const std::string& device, const std::string& dtype) {
+  ComputeOptions options;
+  options.device = choose_device(device);
+  if (dtype == "auto") {
+    options.dtype = options.device.is_cuda() ? torch::kBFloat16 : torch::kFloat32;
+  } else if (dtype == "bf16" || dtype == "fp32") {
+    options.dtype = dtype == "bf16" ? torch::kBFloat16 : torch::kFloat32;
+  } else {
+    throw Error({.what = "unknown compute precision",
+                 .where = "--dtype",
+                 .expected = "auto, bf16 or fp32",
+                 .found = dtype});
+  }
+  return options;
+}
+
+std::string describe(const ComputeOptions& options) {
+  return fmt::format("{}, {}", options.device.str(),
+                     options.dtype == torch::kBFloat16 ? "bf16" : "fp32");
+}
+
+// Pieces that fit a cache: copied, then looked through.
+
+namespace {
+
+constexpr int64_t kPieceBytes = int64_t{4} << 20;
+
+// Pinned memory of two pieces: one is filled while the other is on its way.
+class Staging {
+ public:
+  Staging()
+      : memory_(torch::empty({2, kPieceBytes}, torch::dtype(torch::kUInt8).pinned_memory(true))) {}
+
+  // One that nothing reads from any more.
+  torch::Tensor next(int64_t bytes) {
+    turn_ = 1 - turn_;
+    left_[turn_].synchronize();
+    return memory_[turn_].narrow(0, 0, bytes);
+  }
+  // The last one, to a place of as many bytes on a GPU.
+  void send(const torch::Tensor& part) {
+    part.copy_(memory_[turn_].narrow(0, 0, part.numel()), /*non_blocking=*/true);
+    const c10::impl::VirtualGuardImpl device_type(c10::DeviceType::CUDA);
+    left_[turn_].record(device_type.getStream(part.device()));
+  }
+
+ private:
+  torch::Tensor memory_;
+  c10::Event left_[2] = {c10::Event(c10::DeviceType::CUDA), c10::Event(c10::DeviceType::CUDA)};
+  int turn_ = 0;
+};
+
+// Lent to one caller after another, and kept to the end of the process: beside kernels in progress
+// making one takes longer than copying a layer.
+class StagingPool {
+ public:
+  std::unique_ptr<Staging> take() {
+    const std::lock_guard lock(guard_);
+    if (free_.empty()) return std::make_unique<Staging>();
+    auto staging = std::move(free_.back());
+    free_.pop_back();
+    return staging;
+  }
+  void give_back(std::unique_ptr<Staging> staging) {
+    const std::lock_guard lock(guard_);
+    free_.push_back(std::move(staging));
+  }
+
+ private:
+  std::mutex guard_;
+  std::vector<std::unique_ptr<Staging>> free_;
+};
+
+StagingPool& staging_pool() {
+  static auto* const pool = new StagingPool;  // outlives the driver, which ends before statics do
+  return *pool;
+}
+
+// Of numbers that are finite, no exponent (in FP8: nothing but the sign) has all bits of `mask`
+// set.
+template <typename Word>
+bool all_finite(const std::byte* numbers, int64_t count, Word mask) {
+  unsigned found = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    Word word;
+    std::memcpy(&word, numbers + i * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
+    found |= static_cast<unsigned>((word & mask) == mask);
+  }
+  return found == 0;
+}
+
+bool all_finite(const std::byte* numbers, int64_t count, torch::Dtype dtype) {
+  switch (dtype) {
+    case torch::kBFloat16:
+      return all_finite<uint16_t>(numbers, count, 0x7f80);
+    case torch::kFloat16:
+      return all_finite<uint16_t>(numbers, count, 0x7c00);
+    case torch::kFloat32:
+      return all_finite<uint32_t>(numbers, count, 0x7f800000);
+    case torch::kFloat8_e4m3fn:
+      return all_finite<uint8_t>(numbers, count, 0x7f);
+    default:
+      throw Error(
+          {.what = "numbers of a type that weights do not have", .found = c10::toString(dtype)});
+  }
+}
+
+}  // namespace
+
+bool copy_numbers(const ByteReader& read, const torch::Tensor& place) {
+  const torch::Tensor target = place.view({-1}).view(torch::kUInt8);
+  auto staging = place.is_cuda() ? staging_pool().take() : nullptr;
+  bool finite = true;
+  for (int64_t first = 0; first < target.numel(); first += kPieceBytes) {
+    const int64_t bytes = std::min(kPieceBytes, target.numel() - first);
+    const torch::Tensor part = target.narrow(0, first, bytes);
+    const torch::Tensor piece = staging ? staging->next(bytes) : part;
+    auto* const numbers = static_cast<std::byte*>(piece.data_ptr());
+    read(static_cast<size_t>(first), static_cast<size_t>(bytes), numbers);
+    finite = all_finite(numbers, bytes / place.element_size(), place.scalar_type()) && finite;
+    if (staging) staging->send(part);
+  }
+  if (staging) staging_pool().give_back(std::move(staging));
+  return finite;
+}
+
+// From bytes of files to tensors of the compute dtype.
+
 namespace {
 
 torch::Dtype stored_dtype(Dtype dtype) {
@@ -106,7 +308,7 @@ struct Piece {
 
 // What is asked of the system before it is read: enough that a disk is never idle.
 constexpr size_t kAheadBytes = size_t{256} << 20;
-constexpr size_t kPieceBytes = size_t{8} << 20;
+constexpr size_t kReadBytes = size_t{8} << 20;
 
 void read_piece(const WeightSource& weights, const Piece& piece) {
   const WeightSpec& spec = *piece.spec;
@@ -150,7 +352,7 @@ class Readings {
   // `place`: of the weight's shape, filled by read().
   void add(const WeightSpec& spec, const torch::Tensor& place) {
     const int64_t rows = place.size(0);
-    const auto pieces = static_cast<int64_t>(place.nbytes() / kPieceBytes) + 1;
+    const auto pieces = static_cast<int64_t>(place.nbytes() / kReadBytes) + 1;
     const int64_t most = std::max<int64_t>(1, (rows + pieces - 1) / pieces);
     const StoredBytes all = weights_.stored_bytes(spec.name);
     const size_t row_bytes = all.bytes / static_cast<size_t>(rows);
@@ -166,7 +368,7 @@ class Readings {
   // all send on the stream of the caller, whose memory the places are.
   void read() {
     constexpr int64_t kReaders = 4;
-    constexpr size_t kAhead = kAheadBytes / kPieceBytes;
+    constexpr size_t kAhead = kAheadBytes / kReadBytes;
     std::ranges::stable_sort(pieces_, {}, [](const Piece& piece) { return piece.stored.begin; });
     for (size_t i = 0; i < std::min(kAhead, pieces_.size()); ++i) pieces_[i].read_ahead();
     const auto stream = present_stream(options_.device);

@@ -1,14 +1,47 @@
-// Weights on the device, read from the checkpoint and checked for non-finite values.
+// Weights of a layer on their way to the device.
 #pragma once
 
+#include <cstddef>
+#include <functional>
+#include <string>
 #include <vector>
 
-#include "oscar/checkpoint/weight_table.h"
 #include "oscar/io/weight_source.h"
-#include "oscar/model/compute.h"
+#include "oscar/model/checkpoint/weights.h"
 #include "oscar/model/torch.h"
 
 namespace oscar {
+
+// Choice of device and precision from --device and --dtype.
+
+// Where and in which precision the model runs.
+struct ComputeOptions {
+  torch::Device device = torch::kCPU;
+  torch::Dtype dtype = torch::kFloat32;  // weights and activations; norms and softmax in fp32
+};
+
+// device: "auto", "cpu", "cuda" or "cuda:i"; dtype: "auto", "bf16" or "fp32". auto = CUDA with bf16
+// when a GPU is usable, else CPU with fp32. Throws Error when CUDA was asked for and is not there,
+// and when an NVIDIA GPU is present whose driver is too old for this libtorch (both versions
+// named): never a silent run on the CPU then.
+ComputeOptions choose_compute(const std::string& device, const std::string& dtype);
+
+// "cuda:0 (NVIDIA H200), bf16" for logs and reports.
+std::string describe(const ComputeOptions& options);
+
+// Numbers from a file into a tensor, looked through on the way.
+
+// Writes bytes first .. first + bytes - 1 to `out`.
+using ByteReader = std::function<void(size_t first, size_t bytes, std::byte* out)>;
+
+// Fills `place`, contiguous, of bf16, fp16, fp32 or FP8 (E4M3) on any device, with as many numbers
+// of its type. Returns whether all are finite. On a GPU they pass through pinned memory, which is
+// three times as fast as a copy from the file's pages, and need no kernel there: beside a forward
+// pass each would wait for the products in progress. All has been read when this returns, and
+// `place` is filled once the stream gets there.
+bool copy_numbers(const ByteReader& read, const torch::Tensor& place);
+
+// Weights on the device, read from the checkpoint and checked for non-finite values.
 
 // One layer on the device in the compute dtype. Projections that read the same input are stacked,
 // so that each is one product. Undefined tensors: the model has no such weight.
@@ -33,7 +66,7 @@ struct LayerWeights {
 torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec,
                           const ComputeOptions& options);
 
-// Those of a layer likewise. `specs`: its own (weight_table.h).
+// Those of a layer likewise. `specs`: its own (weights.h).
 LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<WeightSpec>& specs,
                                 const ComputeOptions& options);
 

@@ -136,6 +136,10 @@ class Applied:
             given = None
         if kwargs.get("use_cache", getattr(given, "use_cache", None)) is False:
             refuse("use_cache=False of generate(); remove(model) first")
+        mask = kwargs.get("attention_mask")
+        if isinstance(mask, torch.Tensor) and mask.dim() == 2 and not mask[:, -1].all():
+            refuse("padding behind a prompt in generate(), whose answer would begin behind it; set "
+                   'padding_side="left" of the tokenizer')
         self._check_chat(kwargs.get("input_ids", args[0] if args else kwargs.get("inputs")), kwargs)
         with self.busy:
             self.calls.append(None)

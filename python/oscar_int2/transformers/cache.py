@@ -8,7 +8,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from ..errors import CacheFullError, CacheRowError, UnsupportedError
 
 NAME = "oscar_int2"  # of the attention implementation, of what was applied, and of attention's argument
-UNKNOWN = -1         # in place of an id: padding, or a column that came as an embedding
+UNKNOWN, EMBEDDED = -1, -2  # in place of an id: padding, and a column that came as an embedding
 GROWTH = 256         # further tokens that a cache has room for at least which grows by itself
 CHECK_EVERY = 16     # steps of a loop of one's own between two looks for rows that could not be written
 
@@ -166,8 +166,9 @@ class OscarCache(Cache):
         apart = ((given != ours) & (ours != UNKNOWN)).nonzero()
         if len(apart):
             row, column = apart[apart[:, 1].argmin()].tolist()
+            held_one = "an embedding" if ours[row, column] == EMBEDDED else ours[row, column].item()
             refuse(f"input_ids that differ from what the OscarCache holds: row {row}, column {column} of "
-                   f"{held} is {given[row, column]}, and {ours[row, column]} is held; {wrong}")
+                   f"{held} is {given[row, column]}, and {held_one} is held; {wrong}")
 
     def make_room(self, tokens):
         """Sees to the room for so many tokens a row. Raises CacheFullError if there is too little."""
@@ -220,10 +221,8 @@ class OscarCache(Cache):
             self.make_room(self.tokens + 1)
             self.tokens += 1
         tables = self.paged.next_step()
-        ids = kwargs.get("input_ids")
-        if ids is not None:
-            column = self.columns.clamp(max=self.max_tokens - 1)[None]
-            self.memory.ids.index_copy_(1, column, ids.int())
+        column = self.columns.clamp(max=self.max_tokens - 1)[None]
+        self.memory.ids.index_copy_(1, column, self._ids(kwargs).int())
         if kwargs.get("position_ids") is None:
             kwargs["position_ids"] = tables.old_len[:, None].long()
 
@@ -280,9 +279,14 @@ class OscarCache(Cache):
             self.tables = self.paged.prompt_tables(everybody, lengths)
         self.places = None if min(lengths) == new else [row.nonzero()[:, 0] for row in seen]
         self.tokens = before + new
+        self.memory.ids[:, before:before + new] = torch.where(seen, self._ids(kwargs), UNKNOWN).int()
+
+    @staticmethod
+    def _ids(kwargs):
+        """What is remembered of the columns of a forward pass [rows, columns]."""
         if kwargs.get("input_ids") is not None:
-            ids = torch.where(seen, kwargs["input_ids"], UNKNOWN)
-            self.memory.ids[:, before:before + new] = ids.int()
+            return kwargs["input_ids"]
+        return torch.full_like(kwargs["inputs_embeds"][..., 0], EMBEDDED, dtype=torch.int64)
 
     def attend(self, module, q, k, v, scaling):
         """Attention of one layer, whose new rows go into the cache. q [batch, Hq, new, d], k and v

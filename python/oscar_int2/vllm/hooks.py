@@ -65,6 +65,9 @@ def _follow_configuration():
         def create_engine_config(self, *args, **options):
             chosen = self.attention_backend or self.attention_config.backend
             settings.checks_itself()  # what is wrong with it, before the weights are loaded
+            if settings.ENTRY in (self.additional_config or {}):
+                raise UnsupportedError(f"{settings.ENTRY!r} in additional_config: the plugin writes it; name the "
+                                       f"bundle in {settings.BUNDLE}")
             if settings.bundle_path() is None and getattr(chosen, "name", chosen) != "CUSTOM":
                 return original(self, *args, **options)
             ours = settings.defaults(self)
@@ -91,6 +94,13 @@ def _follow_configuration():
 
     replace(EngineArgs, "create_engine_config", make_create)
     replace(VllmConfig, "use_v2_model_runner", make_runner)
+
+
+def scores_a_prompt(parameters):
+    """Whether a request with these SamplingParams shows what a prompt's own rows give: its tokens' log
+    probabilities, or those of the one token behind it, as every step of a beam search asks for."""
+    return parameters is not None and (parameters.prompt_logprobs is not None or (
+        parameters.max_tokens == 1 and parameters.logprobs is not None))
 
 
 def _follow_layers():
@@ -157,12 +167,12 @@ def _follow_scheduler():
     def make_add(original):
         def add_request(self, request):
             parameters = request.sampling_params
-            if (settings.serves_int2(self.vllm_config) and parameters is not None
-                    and parameters.prompt_logprobs is not None
+            if (settings.serves_int2(self.vllm_config) and scores_a_prompt(parameters)
                     and request.request_id != settings.SELF_CHECK_REQUEST):
-                logger.warning_once("OSCAR INT2: log probabilities of a prompt (prompt_logprobs, echo) are BF16's "
-                                    "where it is read in one step: its rows become 2 bits behind that. To measure "
-                                    "the cache: apply(..., prompts='int2') of oscar_int2.transformers")
+                logger.warning_once("OSCAR INT2: log probabilities of a prompt (prompt_logprobs, echo), of a single "
+                                    "token behind it and of beams are BF16's where the prompt is read in one step: "
+                                    "its rows become 2 bits behind that. To measure the cache: "
+                                    "apply(..., prompts='int2') of oscar_int2.transformers")
             return original(self, request)
 
         return add_request

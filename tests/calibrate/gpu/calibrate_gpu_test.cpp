@@ -3,8 +3,8 @@
 
 #include <random>
 
-#include "oscar/calibrate/statistics_pass.h"
-#include "oscar/executor/layer_loader.h"
+#include "oscar/calibrate/collector.h"
+#include "oscar/model/layer_major.h"
 #include "support/cuda_device.h"
 #include "support/relative_error.h"
 

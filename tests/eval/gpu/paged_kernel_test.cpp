@@ -1,10 +1,10 @@
 // The engine `kernel` against `reference`: bytes of the pages, outputs, and the default model.
 #include <gtest/gtest.h>
 
+#include "attention/random_codec.h"
 #include "eval/tiny_model.h"
-#include "int2/random_codec.h"
+#include "oscar/attention/paged_attention.h"
 #include "oscar/base/error.h"
-#include "oscar/int2/paged_attention.h"
 #include "support/cuda_device.h"
 
 namespace {

@@ -1,12 +1,11 @@
 // On a GPU: libtorch takes no more than its limit, though streams keep what they have given back.
-#include "oscar/model/device_memory.h"
+#include "oscar/model/device.h"
 
 #include <ATen/DeviceAccelerator.h>
 #include <gtest/gtest.h>
 
 #include <limits>
 
-#include "oscar/model/side_stream.h"
 #include "support/cuda_device.h"
 
 namespace {

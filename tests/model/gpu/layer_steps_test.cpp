@@ -1,5 +1,5 @@
 // The kernels between a layer's products beside the operations of torch that they stand for.
-#include "oscar/model/layer_steps.h"
+#include "oscar/model/transformer.h"
 
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ TEST(LayerStepsGpu, HeadsAreNormedAndTurnedAsByTorch) {
       HeadNorms weights;
       weights.eps = 1e-6;
       if (norms) weights.q = random_rows({d}), weights.k = random_rows({d});
-      const HeadRows rows = split_and_rotate(qkv, kKvHeads, weights, cos, sin);
+      const RotatedRows rows = split_and_rotate(qkv, kKvHeads, weights, cos, sin);
       const auto turned = [&](int64_t first, int64_t count, const torch::Tensor& norm) {
         auto own = qkv.narrow(2, first, count);
         if (norms) own = norm_of(own, norm);

@@ -1,9 +1,8 @@
 // On a GPU: memory that is page-locked while its tensor lives.
-#include "oscar/model/pinned_memory.h"
+#include "oscar/model/device.h"
 
 #include <gtest/gtest.h>
 
-#include "oscar/model/side_stream.h"
 #include "support/cuda_device.h"
 
 namespace {

@@ -466,6 +466,13 @@ class Refusals(unittest.TestCase):
                     del os.environ["VLLM_OSCAR_BUNDLE"]
                     oscar_int2_vllm.register()  # without a bundle it leaves other versions alone
 
+    def test_the_plugins_own_entry_is_not_the_users(self):
+        from oscar_int2 import UnsupportedError
+        from vllm.engine.arg_utils import EngineArgs
+
+        with case.bundle_variable(None), self.assertRaisesRegex(UnsupportedError, "VLLM_OSCAR_BUNDLE"):
+            EngineArgs(str(case.MODEL), additional_config={"oscar_int2": {}}).create_engine_config()
+
     def test_weights_that_are_accepted_for_no_bundle_are_said(self):
         import oscar_int2_vllm
 

@@ -15,7 +15,7 @@ from unittest import mock
 
 import vllm_case as case
 import torch
-from vllm_case import needs_vllm
+from vllm_case import needs_vllm, vllm
 
 OPTIONS = {"max_model_len": 2400, "kv_cache_memory_bytes": 1 << 23, "disable_log_stats": False}
 
@@ -78,6 +78,14 @@ class Proof(case.EngineTest):
             self.engine.prompt_log_probabilities(self.engine.prompt(0, 40))
         self.engine.log.find(said)
         self.assertEqual(len([text for text in self.engine.log.texts if "log probabilities of a prompt" in text]), 1)
+
+    def test_what_shows_a_prompts_own_rows_is_known_by_its_parameters(self):
+        from oscar_int2.vllm.hooks import scores_a_prompt
+
+        for parameters, scores in (({"max_tokens": 1, "logprobs": 4}, True), ({"prompt_logprobs": 0}, True),
+                                   ({"max_tokens": 1}, False), ({"max_tokens": 2, "logprobs": 4}, False)):
+            self.assertIs(scores_a_prompt(vllm.SamplingParams(**parameters)), scores)
+        self.assertFalse(scores_a_prompt(None))  # of a pooling request
 
     def test_metrics_say_which_bundle_and_what_the_cache_holds(self):
         engine, finished = self.engine, {}

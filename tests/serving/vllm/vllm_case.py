@@ -23,7 +23,6 @@ import h5py
 import numpy as np
 import torch
 
-from support.bundle_case import store_plainly
 
 try:
     import vllm
@@ -78,7 +77,7 @@ def write_bundle(path, edit):
     """The bundle of the embedded model, edited (a function of the open file) and signed again."""
     from oscar_int2.bundle import content_sha256
 
-    store_plainly(shutil.copy(BUNDLE, path))
+    shutil.copy(BUNDLE, path)
     with h5py.File(path, "r+") as file:
         edit(file)
         objects = {"/": file}

@@ -1,0 +1,150 @@
+// Sub-commands that make bundles of bundles: strip, rewrite, merge, fit.
+#include <fmt/format.h>
+
+#include "bundle/commands.h"
+#include "common/options.h"
+#include "common/program.h"
+#include "oscar/bundle/bundle.h"
+#include "oscar/bundle/edit.h"
+
+namespace oscar::app {
+
+// oscar-bundle strip: a bundle with less in it.
+
+namespace {
+
+struct StripArguments {
+  std::string input, output;
+  StripProfile profile = StripProfile::kPublish;
+  bool force = false;
+};
+
+int strip(const StripArguments& arguments) {
+  check_output({arguments.input}, arguments.output, arguments.force ? Replace::kYes : Replace::kNo);
+  const auto bundle =
+      strip_bundle(read_bundle(arguments.input), arguments.profile, arguments.input);
+  write_bundle(bundle, arguments.output, arguments.force);
+  return kExitDone;
+}
+
+}  // namespace
+
+void add_strip(CLI::App& program, Work& work) {
+  add_command<StripArguments>(
+      program, work, "strip", "Copy a bundle without statistics and fingerprint", strip,
+      [](CLI::App& sub, StripArguments& arguments) {
+        sub.add_option("IN", arguments.input, "Rotation bundle")->required();
+        sub.add_option("OUT", arguments.output, "Bundle to write")->required();
+        add_choice<StripProfile>(
+            sub, "--profile", arguments.profile,
+            {{"publish", StripProfile::kPublish}, {"serving", StripProfile::kServing}},
+            "publish: all else is kept (default). serving: the\n"
+            "portable variant, which other stacks take, goes too;\n"
+            "what this toolkit's own cache reads is left");
+        sub.add_flag("--force", arguments.force, "Replace OUT if it exists");
+      });
+}
+
+// oscar-bundle rewrite: a bundle of an earlier version as this one writes it.
+
+namespace {
+
+struct RewriteArguments {
+  std::string input, output;
+  bool force = false;
+};
+
+int rewrite(const RewriteArguments& arguments) {
+  check_output({arguments.input}, arguments.output, arguments.force ? Replace::kYes : Replace::kNo);
+  write_bundle(read_bundle(arguments.input), arguments.output, arguments.force);
+  return kExitDone;
+}
+
+}  // namespace
+
+void add_rewrite(CLI::App& program, Work& work) {
+  add_command<RewriteArguments>(
+      program, work, "rewrite", "Write a bundle of an earlier version anew, its content as it is",
+      rewrite, [](CLI::App& sub, RewriteArguments& arguments) {
+        sub.add_option("IN", arguments.input, "Rotation bundle")->required();
+        sub.add_option("OUT", arguments.output, "Bundle to write")->required();
+        sub.add_flag("--force", arguments.force, "Replace OUT if it exists");
+      });
+}
+
+// oscar-bundle merge: the statistics of several runs added.
+
+namespace {
+
+struct MergeArguments {
+  std::vector<std::string> inputs;
+  std::string output;
+  bool force = false;
+};
+
+int merge(const MergeArguments& arguments) {
+  check_output(arguments.inputs, arguments.output, arguments.force ? Replace::kYes : Replace::kNo);
+  std::vector<Bundle> bundles;
+  for (const auto& input : arguments.inputs) bundles.push_back(read_bundle(input));
+  const auto total = merge_statistics(std::move(bundles), arguments.inputs, arguments.force);
+  write_bundle(total, arguments.output, arguments.force);
+  return kExitDone;
+}
+
+}  // namespace
+
+void add_merge(CLI::App& program, Work& work) {
+  add_command<MergeArguments>(
+      program, work, "merge", "Add the statistics of several runs of one model", merge,
+      [](CLI::App& sub, MergeArguments& arguments) {
+        add_files(sub, arguments.inputs, 2, "Two or more files that hold statistics");
+        sub.add_option("-o,--output", arguments.output, "Statistics file to write")->required();
+        sub.add_flag("--force", arguments.force,
+                     "Replace the output if it exists, and count a\n"
+                     "corpus twice if two files hold it");
+      });
+}
+
+// oscar-bundle fit: transforms from statistics, without the model.
+
+namespace {
+
+struct RefitArguments {
+  std::string input, output;
+  bool force = false, no_statistics = false;
+  FitArguments fit;
+  QuantizerSettings quantizer;
+};
+
+int fit(const RefitArguments& arguments) {
+  check_output({arguments.input}, arguments.output, arguments.force ? Replace::kYes : Replace::kNo);
+  Bundle input = read_bundle(arguments.input);
+  const auto out = refit_bundle(std::move(input),
+                                {.preset = arguments.fit.preset,
+                                 .fit = arguments.fit.resolve(),
+                                 .quantizer = arguments.quantizer,
+                                 .keep_statistics = !arguments.no_statistics},
+                                arguments.input);
+  print_layer_warnings(out);
+  write_bundle(out, arguments.output, arguments.force);
+  return kExitDone;
+}
+
+}  // namespace
+
+void add_fit(CLI::App& program, Work& work) {
+  add_command<RefitArguments>(
+      program, work, "fit", "Fit again from statistics, without model or search", fit,
+      [](CLI::App& sub, RefitArguments& arguments) {
+        sub.add_option("IN", arguments.input, "Statistics file, or bundle that holds statistics")
+            ->required();
+        sub.add_option("-o,--output", arguments.output, "Bundle to write")->required();
+        sub.add_flag("--no-statistics", arguments.no_statistics,
+                     "Leave the sums out of the bundle");
+        sub.add_flag("--force", arguments.force, "Replace the output if it exists");
+        add_fit_options(sub, arguments.fit, /*searchable=*/false);
+        add_quantizer_options(sub, arguments.quantizer);
+      });
+}
+
+}  // namespace oscar::app

@@ -1,0 +1,245 @@
+// Sub-commands for other tools: export, import, fold.
+#include <fmt/format.h>
+
+#include "bundle/commands.h"
+#include "common/options.h"
+#include "common/output_paths.h"
+#include "common/program.h"
+#include "common/terminal.h"
+#include "oscar/bundle/export.h"
+#include "oscar/bundle/fold.h"
+#include "oscar/bundle/import.h"
+#include "oscar/bundle/stack_plan.h"
+#include "oscar/bundle/stacks.h"
+#include "oscar/fit/fit.h"
+
+namespace oscar::app {
+
+// oscar-bundle export: a bundle in the files of a serving stack.
+
+namespace {
+
+struct ExportArguments {
+  std::string input, output, to, base;
+  bool reduce = false;
+};
+
+void print_files(const std::vector<std::string>& files) {
+  for (const std::string& name : files) print_line("file        " + name);
+}
+
+int run_export(const ExportArguments& arguments) {
+  if (arguments.to == kStatisticsExport) {
+    const Bundle bundle = read_bundle(arguments.input);
+    print_files(export_statistics(bundle, arguments.input, arguments.output));
+    print_line(fmt::format("wrote       {}, {} layers, {} tokens", arguments.output,
+                           bundle.statistics.size(), bundle.corpus.tokens));
+    return kExitDone;
+  }
+  const ExchangeFormat& format = find_exchange_format(arguments.to, kStatisticsExport);
+  const Bundle bundle = read_bundle(arguments.input);
+  const ExportResult result = export_bundle(bundle, arguments.input, format, arguments.reduce,
+                                            arguments.output, arguments.base);
+  const std::string said =
+      result.plan ? plans_json({*result.plan})[0]["line"].get<std::string>() : "holds all of it";
+  print_line(fmt::format("{}: {}", format.name, said));
+  print_files(result.files);
+  print_line(fmt::format("wrote       {}, {} layers, read back and checked", arguments.output,
+                         result.layers));
+  return kExitDone;
+}
+
+}  // namespace
+
+void add_export(CLI::App& program, Work& work) {
+  add_command<ExportArguments>(
+      program, work, "export", "Write a bundle in the files of a serving stack", run_export,
+      [](CLI::App& sub, ExportArguments& arguments) {
+        sub.add_option("BUNDLE", arguments.input, "Rotation bundle")->required();
+        sub.add_option("--to", arguments.to,
+                       "sglang-v1, sglang-v2, sglang-0c88a, vllm-pr46774,\n"
+                       "mlx, gguf-rot; or npz, safetensors: plain arrays, which\n"
+                       "hold any bundle; or statistics: its sums, as .npz")
+            ->required()
+            ->option_text("STACK REQUIRED");
+        sub.add_option("-o,--output", arguments.output,
+                       "Folder to write; must not exist. Its README has the\n"
+                       "server's variables and launch line")
+            ->required();
+        sub.add_flag("--reduce", arguments.reduce,
+                     "Where the stack cannot run the bundle's own\n"
+                     "transforms, write the portable variant and say what\n"
+                     "error is predicted");
+        sub.add_option("--base", arguments.base,
+                       "With gguf-rot: a .gguf of the model, of any\n"
+                       "quantization; the file is then a copy of it with the\n"
+                       "rotations, as llama.cpp's branch reads them")
+            ->option_text("MODEL.gguf");
+      });
+}
+
+// oscar-bundle import: transforms of other tools as a bundle.
+
+namespace {
+
+struct ImportArguments {
+  std::vector<std::string> inputs;
+  std::string model, output, stack, clip, rope_scaling;
+  ImportOptions options;
+  const CLI::Option* metadata = nullptr;  // --metadata-dtype
+  bool force = false;
+};
+
+// The codec of --for where it was given, so that the bundle runs there as it is.
+QuantizerSettings codec_of(const ImportArguments& arguments, int head_dim) {
+  if (arguments.stack.empty()) return arguments.options.quantizer;
+  const Stack& stack = find_stack(arguments.stack);
+  if (!is_served(stack)) {
+    throw UsageError(
+        {.what = "not served yet, because\n  " + codec_gap(stack, default_codec(stack)),
+         .where = "--for " + arguments.stack,
+         .expected = stack_names(true)});
+  }
+  QuantizerSettings quantizer = default_codec(stack);
+  if (arguments.metadata->count() > 0) {
+    quantizer.metadata_dtype = arguments.options.quantizer.metadata_dtype;
+    take_rules_of(stack, quantizer);
+    const std::string gap = codec_gap(stack, quantizer);
+    if (!gap.empty()) {
+      throw UsageError(
+          {.what = std::string(stack.name) + " is not served with it:\n  " + gap,
+           .where = std::string("--metadata-dtype ") + codec_word(quantizer.metadata_dtype)});
+    }
+  }
+  quantizer.sink_tokens = arguments.options.quantizer.sink_tokens;
+  quantizer.recent_tokens = arguments.options.quantizer.recent_tokens;
+  quantizer.demote_block = arguments.options.quantizer.demote_block;
+  const int named = arguments.options.quantizer.quant_group_size;
+  quantizer.quant_group_size =
+      named != 0 ? named : group_size_for(stack.quant_group_sizes, head_dim);
+  return quantizer;
+}
+
+// What is read to make the bundle.
+std::vector<std::string> inputs_of(const ImportArguments& arguments) {
+  std::vector<std::string> inputs = arguments.inputs;
+  for (const NamedPath& file : model_paths(arguments.model)) inputs.push_back(file.path.string());
+  return inputs;
+}
+
+int run_import(const ImportArguments& arguments) {
+  check_output(inputs_of(arguments), arguments.output,
+               arguments.force ? Replace::kYes : Replace::kNo);
+  const auto rope = parse_json_option(arguments.rope_scaling, "--rope-scaling");
+  const Checkpoint checkpoint = open_checkpoint(arguments.model, rope);
+  ImportOptions options = arguments.options;
+  options.quantizer = codec_of(arguments, checkpoint.config.head_dim);
+  if (!arguments.clip.empty()) {
+    FitArguments given;
+    given.clip = arguments.clip;
+    const FitOptions fit = given.resolve();
+    options.clip = {fit.clip_k, fit.clip_v};
+  }
+  const ReadTransforms read = read_transforms({arguments.inputs.begin(), arguments.inputs.end()},
+                                              checkpoint.config.num_layers);
+  const Bundle bundle = import_bundle(read, checkpoint, options);
+  print_layer_warnings(bundle);
+  write_bundle(bundle, arguments.output, arguments.force);
+  print_line(fmt::format("read        {}, {} layers", read.kind, read.set.size()));
+  print_line(fmt::format("wrote       {} as method {}, {}", arguments.output, bundle.method,
+                         bundle.granularity));
+  return kExitDone;
+}
+
+}  // namespace
+
+void add_import(CLI::App& program, Work& work) {
+  add_command<ImportArguments>(
+      program, work, "import", "Make a bundle of transforms from elsewhere", run_import,
+      [](CLI::App& sub, ImportArguments& arguments) {
+        add_files(sub, arguments.inputs, 1,
+                  "A folder of an export or of mlx-lm; SGLang's two .pt\n"
+                  "files; a .gguf with attn_k_rot; one .npz or .safetensors\n"
+                  "with k_rotation and v_rotation [layers, heads, d, d],\n"
+                  "and what else docs/exchange.md names");
+        sub.add_option("--model", arguments.model,
+                       "Its Hugging Face folder, .gguf file or name: that of\n"
+                       "a model on the Hub, tiny-gqa, or smollm2, once\n"
+                       "python -m oscar_int2 fetch smollm2 has fetched it")
+            ->required();
+        sub.add_option("-o,--output", arguments.output, "Bundle to write")->required();
+        sub.add_option("--name", arguments.options.name, "Of the method, in the bundle")
+            ->capture_default_str();
+        sub.add_option("--for", arguments.stack, "Rows in the codec of this serving stack")
+            ->option_text("STACK");
+        sub.add_option("--clip", arguments.clip,
+                       "K,V where the files hold no ratios (default:\n"
+                       "0.96,0.92)")
+            ->check([](const std::string& text) {
+              return text.find(',') == std::string::npos ? "not two ratios K,V" : "";
+            })
+            ->option_text("K,V");
+        sub.add_option("--rope-scaling", arguments.rope_scaling,
+                       "JSON, where the model is served with it");
+        sub.add_flag("--force", arguments.force, "Replace the output if it exists");
+        add_quantizer_options(sub, arguments.options.quantizer);
+        arguments.metadata = sub.get_option("--metadata-dtype");
+      });
+}
+
+// oscar-bundle fold: value transforms into a copy of the model.
+
+namespace {
+
+struct FoldArguments {
+  std::string bundle, model, output, rope_scaling;
+  ValueMean value_mean = ValueMean::kAuto;
+};
+
+int fold(const FoldArguments& arguments) {
+  const auto rope = parse_json_option(arguments.rope_scaling, "--rope-scaling");
+  const auto result =
+      fold_model(read_bundle(arguments.bundle), arguments.bundle,
+                 open_checkpoint(arguments.model, rope), arguments.output, arguments.value_mean);
+  if (!result.warning.empty()) warn(result.warning);
+  for (const auto& name : result.left_out) print_line("not copied  " + name);
+  print_line(fmt::format("folded      {} tensors of {} layers, {} as bundle", result.tensors,
+                         result.layers, kFoldedBundleName));
+  if (result.mean != ValueMean::kAuto) {
+    print_line(fmt::format("value mean  {}", describe(result.mean)));
+  }
+  print_line(fmt::format("check       attention's contribution changes by {:.2g} at most, relative",
+                         result.largest_change));
+  print_line(fmt::format("wrote       {}", arguments.output));
+  return kExitDone;
+}
+
+}  // namespace
+
+void add_fold(CLI::App& program, Work& work) {
+  add_command<FoldArguments>(
+      program, work, "fold", "Fold value transforms into a copy of the model", fold,
+      [](CLI::App& sub, FoldArguments& arguments) {
+        sub.add_option("BUNDLE", arguments.bundle, "Rotation bundle of the model")->required();
+        sub.add_option("MODEL", arguments.model,
+                       "Its Hugging Face folder, its .gguf file in F16,\n"
+                       "BF16 or F32 (for llama.cpp and what is made of it),\n"
+                       "or tiny-gqa")
+            ->required();
+        sub.add_option("OUT", arguments.output, "Folder to write; must not exist")->required();
+        add_choice<ValueMean>(sub, "--value-mean", arguments.value_mean,
+                              {{"auto", ValueMean::kAuto},
+                               {"fold", ValueMean::kFold},
+                               {"keep", ValueMean::kKeep},
+                               {"drop", ValueMean::kDrop}},
+                              "Where values are centred: fold the mean into\n"
+                              "biases, keep it in the bundle (for servers that\n"
+                              "centre), drop it (values are then not centred), or\n"
+                              "auto: fold if v_proj and o_proj have biases, else\n"
+                              "keep");
+        sub.add_option("--rope-scaling", arguments.rope_scaling,
+                       "JSON, where the model was calibrated with it");
+      });
+}
+
+}  // namespace oscar::app

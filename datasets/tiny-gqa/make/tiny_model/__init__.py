@@ -1,0 +1,1 @@
+"""The parts of train_tiny_model.py, one reason each."""

@@ -1,0 +1,579 @@
+// Bundles out of bundles: stripped, merged, fitted again, compared.
+#include "oscar/bundle/edit.h"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "oscar/base/add_counts.h"
+#include "oscar/base/error.h"
+#include "oscar/base/process.h"
+#include "oscar/base/sha256.h"
+#include "oscar/bundle/decode.h"
+#include "oscar/bundle/encode.h"
+#include "oscar/bundle/raw_file.h"
+#include "oscar/bundle/schema.h"
+#include "oscar/fit/fit.h"
+#include "oscar/model/checkpoint/rope.h"
+
+namespace oscar {
+
+// What each profile drops, from the structs and from the list of what would be written.
+
+namespace {
+
+// Whether an object of a bundle's file is gone from its serving profile.
+bool is_dropped(const std::string& path) {
+  const std::string statistics = std::string("/") + schema::kStatistics;
+  return path == schema::kFingerprint || path.starts_with(schema::kPortable) ||
+         path.ends_with(statistics) || path.find(statistics + "/") != std::string::npos;
+}
+
+}  // namespace
+
+Bundle strip_bundle(Bundle bundle, StripProfile profile, const std::string& name) {
+  if (bundle.statistics_only) {
+    throw Error({.what = "a statistics file holds nothing but statistics to strip",
+                 .where = name,
+                 .expected = "a rotation bundle"});
+  }
+  bundle.statistics.clear();
+  bundle.fingerprint = {};
+  bundle.created_utc.clear();  // another file
+  if (profile == StripProfile::kServing) bundle.portable.clear();
+  return bundle;
+}
+
+std::string serving_sha256(const Bundle& bundle) {
+  const EncodedFile file = encode_bundle(bundle, nullptr);
+  std::vector<const hdf5::DatasetView*> datasets;
+  std::vector<const hdf5::Attribute*> attributes;
+  for (const auto& dataset : file.datasets) {
+    if (!is_dropped(dataset.path)) datasets.push_back(&dataset);
+  }
+  for (const auto& attribute : file.attributes) {
+    if (!is_dropped(attribute.object)) attributes.push_back(&attribute);
+  }
+  return content_sha256(std::move(datasets), std::move(attributes));
+}
+
+// Merging is addition; the work is in refusing what must not be added.
+
+namespace {
+
+// /model as text by attribute name.
+struct ModelText {
+  std::map<std::string, std::string> values;
+  void operator()(const char* name, const std::string& value) { values[name] = value; }
+  void operator()(const char* name, int value) { values[name] = std::to_string(value); }
+  void operator()(const char* name, const Json& value) { values[name] = Json(value).dump(); }
+};
+
+constexpr const char* kHeldBackTokens = "held_back_tokens";
+constexpr std::array kHeldBackCounts = {"search_chunks", "confirm_chunks", kHeldBackTokens};
+constexpr std::array kWindows = {"sink_tokens", "recent_tokens"};
+
+// Any program may have written the record: 0 for what is no count of at most `most`.
+int64_t count_in(const Json& record, const char* name, int64_t most) {
+  const auto place = record.find(name);
+  if (place == record.end() || !place->is_number_integer()) return 0;
+  const auto count = place->get<int64_t>();
+  return count >= 0 && count <= most ? count : 0;
+}
+
+void add_held_back(Json& total, Json part) {
+  if (total.is_null()) {
+    total = std::move(part);
+    return;
+  }
+  if (part.is_null()) return;
+  for (const char* name : kHeldBackCounts) {
+    total[name] = add_counts(total[name].get<int64_t>(), part[name].get<int64_t>(), name);
+  }
+  for (const char* name : kWindows) {
+    if (total[name] != part[name]) total[name] = nullptr;
+  }
+}
+
+// Remembers who brought a corpus and refuses to see it again.
+class CorpusLedger {
+ public:
+  explicit CorpusLedger(bool allow_repeats) : allow_repeats_(allow_repeats) {}
+
+  void add(const CorpusRecord& corpus, const std::string& file) {
+    std::map<std::string, std::string> mine;
+    if (!corpus.tokens_sha256.empty()) mine[corpus.tokens_sha256] = "tokens";
+    for (const auto& source : corpus.sources) {
+      if (!source.sha256.empty()) mine[source.sha256] = source.name;
+    }
+    for (const auto& [hash, what] : mine) {
+      const auto [place, is_new] = seen_.emplace(hash, file);
+      if (is_new || allow_repeats_) continue;
+      throw Error({.what = "the same corpus would be counted twice",
+                   .where = file + ": " + what,
+                   .found = "also in " + place->second + ", sha256 " + hash,
+                   .hint = "leave one file out, or pass --force to count it twice"});
+    }
+  }
+
+ private:
+  bool allow_repeats_;
+  std::map<std::string, std::string> seen_;
+};
+
+void append_corpus(CorpusRecord& total, const CorpusRecord& other) {
+  total.sources.insert(total.sources.end(), other.sources.begin(), other.sources.end());
+  const auto add = [](int64_t& sum, int64_t more, const char* name) {
+    sum = add_counts(sum, more, std::string("/corpus ") + name);
+  };
+  add(total.sequences_read, other.sequences_read, "sequences_read");
+  add(total.sequences_used, other.sequences_used, "sequences_used");
+  add(total.tokens, other.tokens, "tokens");
+  total.chunk_len = std::max(total.chunk_len, other.chunk_len);
+  const auto join = [](std::string& text, const std::string& more) {
+    if (text != more) text += "; " + more;
+  };
+  join(total.bos_eos_policy, other.bos_eos_policy);
+  join(total.chat_template, other.chat_template);
+}
+
+}  // namespace
+
+void require_statistics(const Bundle& bundle, const std::string& name) {
+  if (!bundle.statistics.empty()) return;
+  throw Error({.what = "file holds no statistics",
+               .where = name,
+               .hint = "it was written with --no-statistics or stripped"});
+}
+
+void require_same_model(const Bundle& bundle, const Bundle& other, const std::string& name,
+                        const std::string& other_name) {
+  ModelText a, b;
+  schema::visit_model(bundle.model, a);
+  schema::visit_model(other.model, b);
+  for (const auto& [attribute, value] : a.values) {
+    // The model's name is a label, and of its file other parts may change; the fingerprint decides.
+    if (attribute == "name" || attribute == schema::kFileHash) continue;
+    if (b.values[attribute] == value) continue;
+    throw Error({.what = "statistics of different models cannot be put together",
+                 .where = other_name + ": /model attribute " + attribute,
+                 .expected = value + " (" + name + ")",
+                 .found = b.values[attribute]});
+  }
+}
+
+Json held_back_part(const Bundle& bundle) {
+  const Json& search = bundle.search;
+  Json part = {{"searched", Json::array()}};
+  for (const char* name : kHeldBackCounts)
+    part[name] = count_in(search, name, bundle.corpus.tokens);
+  if (part[kHeldBackTokens] == 0) return nullptr;
+  const bool whole = std::ranges::any_of(bundle.statistics, [&](const LayerStatistics& layer) {
+    return layer.count_kv == bundle.corpus.tokens;
+  });
+  if (whole) return nullptr;  // its sums were added after the choices were made
+  // A file made from another's sums may have other windows than those that decided.
+  const std::array own = {bundle.quantizer.sink_tokens, bundle.quantizer.recent_tokens};
+  for (size_t i = 0; i < own.size(); ++i)
+    part[kWindows[i]] = search.value(kWindows[i], Json(own[i]));
+  return part;
+}
+
+Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::string>& names,
+                        bool allow_repeats) {
+  CorpusLedger ledger(allow_repeats);
+  std::string hashes;
+  Json held_back;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    require_statistics(inputs[i], names[i]);
+    require_same_model(inputs[0], inputs[i], names[0], names[i]);
+    ledger.add(inputs[i].corpus, names[i]);
+    hashes += inputs[i].corpus.tokens_sha256 + "\n";
+    add_held_back(held_back, held_back_part(inputs[i]));
+  }
+  Bundle total = std::move(inputs.at(0));
+  total.statistics_only = true;
+  total.layers.clear();
+  total.portable.clear();
+  total.evaluation.reset();
+  total.search = std::move(held_back);
+  total.convergence = nullptr;
+  total.run_key.clear();  // no run made this
+  total.created_utc.clear();
+  total.fitted_by.clear();
+  for (auto& statistics : total.statistics) statistics.v_energy_moment = {};
+  for (size_t i = 1; i < inputs.size(); ++i) {
+    for (size_t layer = 0; layer < total.statistics.size(); ++layer) {
+      add_statistics(total.statistics[layer], inputs[i].statistics[layer]);
+    }
+    append_corpus(total.corpus, inputs[i].corpus);
+    if (total.weight_samples.empty()) total.weight_samples = inputs[i].weight_samples;
+    const bool known = !total.fingerprint.empty() && !inputs[i].fingerprint.empty();
+    total.fingerprint =
+        known ? merged(total.fingerprint, inputs[i].fingerprint) : NgramFingerprint{};
+  }
+  total.corpus.tokens_sha256 = sha256_of(hashes);
+  return total;
+}
+
+// The fit of a calibration run, without the run.
+
+namespace {
+
+// The positions to fit for: as asked, else as recorded. A file fitted to positions as collected
+// (preset paper) records none, and gets all that the model serves, as a calibration does.
+int64_t served_positions(const Bundle& input, int64_t asked, const std::string& name) {
+  if (asked > kMostPositions) {
+    throw Error({.what = "positions beyond what any model serves",
+                 .where = "--position-span",
+                 .expected = "at most " + std::to_string(kMostPositions),
+                 .found = std::to_string(asked)});
+  }
+  if (asked >= 0) return asked;
+  if (input.position_span > 0) return input.position_span;
+  const Json& rope = input.model.rope;
+  const auto served = rope.find("max_positions");
+  if (served != rope.end() && served->is_number_integer() && served->get<int64_t>() > 0) {
+    return served->get<int64_t>();
+  }
+  throw Error({.what = "the file does not say which positions are served",
+               .where = name,
+               .hint = "say so with --position-span N (0: fit for the positions as collected)"});
+}
+
+QuantizerSettings settled(QuantizerSettings quantizer, const BundleModel& model) {
+  if (quantizer.quant_group_size == 0) quantizer.quant_group_size = model.head_dim_k;
+  if (model.head_dim_k % quantizer.quant_group_size != 0 ||
+      model.head_dim_v % quantizer.quant_group_size != 0) {
+    throw Error({.what = "the quantization group does not divide the head",
+                 .where = "--quant-group-size",
+                 .expected = "a divisor of " + std::to_string(model.head_dim_k),
+                 .found = std::to_string(quantizer.quant_group_size)});
+  }
+  return quantizer;
+}
+
+}  // namespace
+
+Rope recorded_rope(const Bundle& input, const std::string& name) {
+  // As make_rope wrote it: behind the parameters stands the length that is served, which is none.
+  Json parameters = input.model.rope;
+  if (parameters.is_object()) parameters.erase("max_positions");
+  const int64_t positions = std::max<int64_t>(1, input.position_span);
+  return make_rope(parameters, input.model.head_dim_k, static_cast<int>(positions), name);
+}
+
+Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string& name) {
+  require_statistics(input, name);
+  FitOptions fit = options.fit;
+  fit.position_span = served_positions(input, fit.position_span, name);
+  const bool energy = fit.objective_v == ValueObjective::kEnergy;
+  if (energy && first_fitted(input.statistics, name).v_energy_moment.empty()) {
+    throw Error({.what = "the file holds no value energy moment",
+                 .where = name,
+                 .hint = "calibrate with --objective-v energy, or fit with --objective-v sv"});
+  }
+  const Rope rope = recorded_rope(input, name);
+  Json held_back = held_back_part(input);
+  Bundle out = std::move(input);
+  out.statistics_only = false;
+  out.preset = options.preset;
+  out.method = method_name(fit.kind);
+  out.composition = composition_name(fit.kind);
+  out.objective_v = objective_name(fit.objective_v);
+  out.granularity = granularity_name(fit.granularity);
+  out.row_weights = row_weights_name(fit.row_weights);
+  out.position_span = fit.position_span;
+  out.quantizer = settled(options.quantizer, out.model);
+  out.evaluation.reset();
+  out.search = std::move(held_back);
+  out.run_key.clear();  // no run made this
+  out.created_utc.clear();
+  out.fitted_by.clear();
+  out.layers.clear();
+  out.portable.clear();
+  for (LayerStatistics& layer : out.statistics) {
+    stop_if_requested("stopped; nothing was written");
+    // The recent window decides whether a sliding layer is ever quantized.
+    layer.geometry.quantized = layer.geometry.quantized_beyond(out.quantizer.recent_tokens);
+    if (!layer.geometry.fitted()) {
+      const LayerTransforms none = without_transforms(layer.geometry);
+      out.layers.push_back(none);
+      out.portable.push_back({none, none});
+      continue;
+    }
+    out.layers.push_back(fit_layer(layer, fit, rope));
+    out.portable.push_back({fit_portable(layer, fit, Granularity::kShared, rope),
+                            fit_portable(layer, fit, Granularity::kPerHead, rope)});
+  }
+  if (!options.keep_statistics) out.statistics.clear();
+  return out;
+}
+
+// Comparison of two files as flat lists, so that names this build does not know count too.
+
+namespace {
+
+constexpr size_t kLongestText = 60;
+
+std::string text_of(const hdf5::AttributeValue& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    return text->size() > kLongestText ? text->substr(0, kLongestText) + "..." : *text;
+  }
+  if (const auto* number = std::get_if<int64_t>(&value)) return std::to_string(*number);
+  return fmt::format("{}", std::get<double>(value));
+}
+
+bool is_compared(const std::string& object, const std::string& name) {
+  return object != "/" || (name != schema::kContentHash && name != schema::kCreated &&
+                           !name.starts_with(schema::kToolPrefix));
+}
+
+std::string dataset_difference(const hdf5::Dataset& a, const hdf5::Dataset& b) {
+  if (a.dtype() != b.dtype() || a.shape != b.shape) {
+    return fmt::format("{} {} against {} {}", hdf5::dtype_name(a.dtype()),
+                       hdf5::shape_text(a.shape), hdf5::dtype_name(b.dtype()),
+                       hdf5::shape_text(b.shape));
+  }
+  if (a.data == b.data) return "";
+  return std::visit(
+      [&b](const auto& left) {
+        const auto& right = std::get<std::decay_t<decltype(left)>>(b.data);
+        double largest = 0, scale = 0;
+        size_t count = 0;
+        for (size_t i = 0; i < left.size(); ++i) {
+          const auto x = static_cast<double>(left[i]), y = static_cast<double>(right[i]);
+          if (left[i] != right[i]) ++count;
+          largest = std::max(largest, std::abs(x - y));
+          scale = std::max({scale, std::abs(x), std::abs(y)});
+        }
+        return fmt::format("{} of {} elements differ, by {:.3g} at most (largest entry {:.3g})",
+                           count, left.size(), largest, scale);
+      },
+      a.data);
+}
+
+void only_in(std::vector<std::string>& lines, const std::string& path, const char* which) {
+  lines.push_back(fmt::format("{}: only in {}", path, which));
+}
+
+}  // namespace
+
+std::vector<std::string> diff_bundles(const std::filesystem::path& a,
+                                      const std::filesystem::path& b) {
+  const RawFile first = load_raw(a), second = load_raw(b);
+  for (const RawFile* raw : {&first, &second}) {
+    check_format(*raw);
+    check_content_hash(*raw);
+  }
+  std::vector<std::string> lines;
+  std::set<std::string> objects;
+  for (const RawFile* raw : {&first, &second}) {
+    for (const auto& object : raw->objects) objects.insert(object.path);
+  }
+  const auto find = [](const auto& map, const std::string& key) {
+    const auto place = map.find(key);
+    return place == map.end() ? nullptr : &place->second;
+  };
+  const auto has = [](const RawFile& raw, const std::string& path) {
+    return std::binary_search(raw.objects.begin(), raw.objects.end(),
+                              hdf5::ObjectInfo{path, false, "", {}},
+                              [](const auto& x, const auto& y) { return x.path < y.path; });
+  };
+  static const std::map<std::string, hdf5::AttributeValue> kNone;
+  for (const auto& path : objects) {
+    if (!has(first, path) || !has(second, path)) {
+      // Of a group that one file lacks, the group's own line says enough.
+      const std::string parent = path.substr(0, path.rfind('/'));
+      if (parent.empty() || (has(first, parent) && has(second, parent))) {
+        only_in(lines, path, has(first, path) ? "A" : "B");
+      }
+      continue;
+    }
+    const auto* left = find(first.attributes, path);
+    const auto* right = find(second.attributes, path);
+    const auto& mine = left != nullptr ? *left : kNone;
+    const auto& other = right != nullptr ? *right : kNone;
+    for (const auto& [name, value] : mine) {
+      if (!is_compared(path, name)) continue;
+      const auto* theirs = find(other, name);
+      const std::string label = path + " attribute " + name;
+      if (theirs == nullptr) {
+        only_in(lines, label, "A");
+      } else if (value != *theirs) {
+        lines.push_back(fmt::format("{}: {} against {}", label, text_of(value), text_of(*theirs)));
+      }
+    }
+    for (const auto& entry : other) {
+      if (is_compared(path, entry.first) && !mine.contains(entry.first)) {
+        only_in(lines, path + " attribute " + entry.first, "B");
+      }
+    }
+    const auto* data = find(first.datasets, path);
+    const auto* other_data = find(second.datasets, path);
+    if ((data == nullptr) != (other_data == nullptr)) {
+      lines.push_back(path + ": a group against a dataset");
+    } else if (data != nullptr) {
+      const std::string text = dataset_difference(*data, *other_data);
+      if (!text.empty()) lines.push_back(path + ": " + text);
+    }
+  }
+  return lines;
+}
+
+// Field by field, from the coarsest to the finest.
+
+namespace {
+
+void require_equal(const std::string& field, const std::string& model, const std::string& bundle,
+                   const std::string& where, const std::string& hint) {
+  if (model == bundle) return;
+  throw Error({.what = "the bundle is of another model: " + field + " differs",
+               .where = where,
+               .expected = model + " (the model's)",
+               .found = bundle + " (the bundle's)",
+               .hint = hint});
+}
+
+void check_attention(const LayerGeometry& theirs, const ModelConfig& config,
+                     const std::string& where, const std::string& hint) {
+  const LayerGeometry ours = config.geometry(theirs.layer_id, 0);
+  const std::string layer = fmt::format("layer {}, ", theirs.layer_id);
+  require_equal(layer + "attention", schema::attention_name(ours.attention),
+                schema::attention_name(theirs.attention), where, hint);
+  require_equal(layer + "sliding_window", std::to_string(ours.sliding_window),
+                std::to_string(theirs.sliding_window), where, hint);
+}
+
+}  // namespace
+
+BundleModel describe_model(const Checkpoint& checkpoint, bool hash_weights) {
+  const ModelConfig& config = checkpoint.config;
+  return {.name = checkpoint.name,
+          .architecture = config.architecture,
+          .num_layers = config.num_layers,
+          .num_qo_heads = config.num_qo_heads,
+          .num_kv_heads = config.num_kv_heads,
+          .head_dim_k = config.head_dim,
+          .head_dim_v = config.head_dim,
+          .hidden_size = config.hidden_size,
+          .rope = config.rope.as_run,
+          .config_sha256 = checkpoint.config_sha256,
+          .tokenizer_sha256 = checkpoint.tokenizer_sha256,
+          .chat_template_sha256 = checkpoint.chat_template_sha256,
+          .weights_fingerprint = checkpoint.weights->fingerprint(hash_weights),
+          .quantization = checkpoint.weights->quantization(),
+          .file_sha256 = checkpoint.is_gguf() ? sha256_of_file(checkpoint.path) : ""};
+}
+
+std::string check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpoint,
+                                 const std::string& bundle_path) {
+  const ModelConfig& config = checkpoint.config;
+  const BundleModel& model = bundle.model;
+  const std::string calibrate = "calibrate this model with oscar-calibrate";
+  const auto number = [&](const char* field, int ours, int theirs) {
+    require_equal(field, std::to_string(ours), std::to_string(theirs), bundle_path, calibrate);
+  };
+  require_equal("architecture", config.architecture, model.architecture, bundle_path, calibrate);
+  number("num_layers", config.num_layers, model.num_layers);
+  number("hidden_size", config.hidden_size, model.hidden_size);
+  number("num_qo_heads", config.num_qo_heads, model.num_qo_heads);
+  number("num_kv_heads", config.num_kv_heads, model.num_kv_heads);
+  number("head_dim_k", config.head_dim, model.head_dim_k);
+  number("head_dim_v", config.head_dim, model.head_dim_v);
+  for (const LayerTransforms& layer : bundle.layers) {
+    check_attention(layer.geometry, config, bundle_path, calibrate);
+  }
+  for (const LayerStatistics& layer : bundle.statistics) {
+    check_attention(layer.geometry, config, bundle_path, calibrate);
+  }
+  require_equal("rope", config.rope.as_run.dump(), model.rope.dump(), bundle_path,
+                "give the bundle's rope scaling with --rope-scaling, or calibrate with the one "
+                "that is served");
+  if (checkpoint.weights->fingerprint(false) != model.weights_fingerprint) {
+    require_equal("weights_fingerprint", checkpoint.weights->fingerprint(true),
+                  model.weights_fingerprint, bundle_path,
+                  "a fine-tune needs a calibration of its own: " + calibrate);
+  }
+  if (!model.tokenizer_sha256.empty()) {
+    require_equal("tokenizer_sha256", checkpoint.tokenizer_sha256, model.tokenizer_sha256,
+                  bundle_path, calibrate);
+  }
+  if (model.config_sha256.empty() || model.config_sha256 == checkpoint.config_sha256) return "";
+  return fmt::format(
+      "{}: the model's configuration is not the one of the calibration (config_sha256 {} of the "
+      "model, {} of the "
+      "bundle); check that no key of config.json that changes the computation differs, such as "
+      "rms_norm_eps",
+      bundle_path, checkpoint.config_sha256.substr(0, 12), model.config_sha256.substr(0, 12));
+}
+
+// Sampling rule and hashes, to the file and back.
+
+namespace {
+
+// What decides which hashes a text has (SCHEMA.md). Another number at its end, another rule.
+constexpr const char* kRule = "smallest of ngram_hash 1";
+constexpr const char *kNgram = "ngram", *kCapacity = "capacity", *kRuleName = "rule";
+
+[[noreturn]] void refuse(const RawFile& raw, const std::string& what, const std::string& expected,
+                         const std::string& found) {
+  throw Error({.what = what,
+               .where = raw.name + ": " + schema::kFingerprint,
+               .expected = expected,
+               .found = found});
+}
+
+bool has_attribute(const RawFile& raw, const char* name, const hdf5::AttributeValue& value) {
+  const auto object = raw.attributes.find(schema::kFingerprint);
+  if (object == raw.attributes.end()) return false;
+  const auto attribute = object->second.find(name);
+  return attribute != object->second.end() && attribute->second == value;
+}
+
+}  // namespace
+
+void encode_fingerprint(const NgramFingerprint& fingerprint, EncodedFile& file) {
+  if (fingerprint.empty()) return;
+  file.datasets.push_back({schema::kFingerprint,
+                           hdf5::Dtype::kI64,
+                           {fingerprint.hashes.size()},
+                           fingerprint.hashes.data(),
+                           true});
+  file.attributes.push_back({schema::kFingerprint, kNgram, int64_t{kNgramTokens}});
+  file.attributes.push_back({schema::kFingerprint, kCapacity, kFingerprintCapacity});
+  file.attributes.push_back({schema::kFingerprint, kRuleName, std::string(kRule)});
+}
+
+NgramFingerprint decode_fingerprint(const RawFile& raw) {
+  const auto place = raw.datasets.find(schema::kFingerprint);
+  const bool known = place != raw.datasets.end() &&
+                     has_attribute(raw, kRuleName, std::string(kRule)) &&
+                     has_attribute(raw, kNgram, int64_t{kNgramTokens}) &&
+                     has_attribute(raw, kCapacity, kFingerprintCapacity);
+  if (!known) return {};
+  const hdf5::Dataset& dataset = place->second;
+  const auto* hashes = std::get_if<std::vector<int64_t>>(&dataset.data);
+  if (hashes == nullptr) {
+    refuse(raw, "dataset has a wrong dtype", hdf5::dtype_name(hdf5::Dtype::kI64),
+           hdf5::dtype_name(dataset.dtype()));
+  }
+  const auto capacity = static_cast<uint64_t>(kFingerprintCapacity);
+  if (dataset.shape.size() != 1 || dataset.shape[0] > capacity) {
+    refuse(raw, "dataset has a wrong shape", "at most " + hdf5::shape_text({capacity}),
+           hdf5::shape_text(dataset.shape));
+  }
+  for (size_t i = 0; i < hashes->size(); ++i) {
+    const int64_t hash = (*hashes)[i];
+    if (hash < 0 || (i > 0 && hash <= (*hashes)[i - 1])) {
+      refuse(raw, "hashes are not in ascending order", "each above the one before, from 0 on",
+             std::to_string(hash) + " at element " + std::to_string(i));
+    }
+  }
+  return {*hashes};
+}
+
+}  // namespace oscar

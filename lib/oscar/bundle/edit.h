@@ -1,0 +1,104 @@
+// Bundles out of bundles: stripped, merged, fitted again, compared.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "oscar/bundle/bundle.h"
+#include "oscar/bundle/raw_file.h"
+#include "oscar/model/checkpoint/checkpoint.h"
+#include "oscar/text/ngram_fingerprint.h"
+
+namespace oscar {
+
+// Bundles with less in them: to publish, or for a server.
+
+enum class StripProfile {
+  kPublish,  // all but statistics and the fingerprint of the text
+  kServing,  // these and the portable variants left out: what this toolkit's own cache reads
+};
+
+// Throws Error naming the file, `name`, for a statistics file, which would be left empty.
+Bundle strip_bundle(Bundle bundle, StripProfile profile, const std::string& name);
+
+// The content_sha256 of a bundle's serving profile: equal for any two files whose rows are served
+// alike and described alike, whatever else they hold.
+std::string serving_sha256(const Bundle& bundle);
+
+// Bundles out of bundles: the statistics of several runs added.
+
+// What of `search` (SCHEMA.md) stays true of a file's statistics once the choices are gone: how
+// much of /corpus is in no sum, and what decided which chunks these are. Null when all of it is.
+Json held_back_part(const Bundle& bundle);
+
+// Throws Error naming the file, `name`, when it holds no statistics.
+void require_statistics(const Bundle& bundle, const std::string& name);
+
+// Throws Error naming the first attribute of /model that differs; the model's name, a label, may.
+// `name` and `other_name` are the files.
+void require_same_model(const Bundle& bundle, const Bundle& other, const std::string& name,
+                        const std::string& other_name);
+
+// Adds moments, sums and counts of files whose /model agrees; the result is a statistics file that
+// lists all corpora. `names` are the files, for errors. Throws Error when a file has no statistics,
+// models differ, or a corpus appears twice and `allow_repeats` is false. v_energy_moment, which
+// belongs to one run, is dropped. tokens_sha256 becomes the hash over those of the inputs, in
+// order. Parts that were held back add up; the text's fingerprint is that of all files, or none
+// when a file has none. Whether the text was enough is not known of the whole.
+Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::string>& names,
+                        bool allow_repeats);
+
+// A rotation bundle from statistics alone: everything that needs no model.
+
+// The model's RoPE from its record, which holds every parameter; `name` is the file in errors.
+Rope recorded_rope(const Bundle& input, const std::string& name);
+
+struct RefitOptions {
+  std::string preset = "best";  // recorded; `fit` already holds its values
+  // position_span -1: as recorded in the input, where that is 0 all that the model serves
+  FitOptions fit;
+  QuantizerSettings quantizer;  // quant_group_size 0: head_dim
+  bool keep_statistics = true;
+};
+
+// Transforms, metrics, fixed clipping ratios and the portable variant of every layer of `input`, a
+// statistics file or a bundle with statistics; `name` is its file in errors. Nothing is searched,
+// so no error is predicted; `search` keeps what the statistics leave out. Throws Error when
+// statistics are missing, when the energy objective was not collected, or when the input does not
+// say which positions are served.
+Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string& name);
+
+// What two OSCAR files say differently, object by object.
+
+// One line for each difference: attributes with both values, datasets with the largest absolute
+// difference (or shapes and dtypes), objects that only one file has. created_utc and tool_* are
+// not compared; content_sha256 follows from the rest. Throws Error when a file cannot be read.
+std::vector<std::string> diff_bundles(const std::filesystem::path& a,
+                                      const std::filesystem::path& b);
+
+// What a bundle says of its model, and whether a bundle is of a given model.
+
+// The record of `checkpoint` as a bundle stores it. `hash_weights`: the fingerprint covers every
+// byte of the weights (WeightSource::fingerprint).
+BundleModel describe_model(const Checkpoint& checkpoint, bool hash_weights);
+
+// Throws Error naming the field that differs, with both values: shape of the model, rope as run,
+// kind and sliding window of each layer's attention, weights (a fine-tune of the same base differs
+// only there), tokenizer. Returns a warning when config.json differs although all of these agree,
+// as a bundle holds no more of it (not the epsilon of norms, for example); else "".
+[[nodiscard]] std::string check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpoint,
+                                               const std::string& bundle_path);
+
+// The fingerprint of a bundle's text as a dataset: one owner of its names and its checks.
+
+// Adds dataset /corpus/ngram_hashes, i64 [count], with attributes `ngram`, `capacity` and `rule`.
+// Nothing for a fingerprint without hashes. `fingerprint` must outlive `file`.
+void encode_fingerprint(const NgramFingerprint& fingerprint, EncodedFile& file);
+
+// Without hashes when the file has none, or was sampled by a rule that this build does not know.
+// Throws Error for a dataset of this rule that it can't have written: dtype, shape, more hashes
+// than the capacity, negative, repeated or unordered ones.
+NgramFingerprint decode_fingerprint(const RawFile& raw);
+
+}  // namespace oscar

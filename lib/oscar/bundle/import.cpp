@@ -1,0 +1,385 @@
+// Matrices of others as a bundle.
+#include "oscar/bundle/import.h"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <limits>
+
+#include "oscar/base/error.h"
+#include "oscar/base/sha256.h"
+#include "oscar/bundle/edit.h"
+#include "oscar/bundle/rotation_files.h"
+#include "oscar/bundle/weight_samples.h"
+#include "oscar/cache/numeric.h"
+#include "oscar/fit/fit.h"
+#include "oscar/fit/head_fit.h"
+#include "oscar/io/npy.h"
+#include "oscar/io/safetensors.h"
+
+namespace oscar {
+
+// Which reader takes which file: by suffix, names inside, and the first letter of pairs.
+
+namespace {
+
+using Path = std::filesystem::path;
+
+constexpr const char* kWhatIsRead =
+    "a folder of an export, k_*.pt and v_*.pt, k_*.safetensors and v_*.safetensors, one .npz, "
+    ".safetensors or .gguf";
+
+[[noreturn]] void refuse_files(const std::string& where, const std::string& found) {
+  throw Error({.what = "no transforms that can be read",
+               .where = where,
+               .expected = kWhatIsRead,
+               .found = found});
+}
+
+bool starts_with(const Path& path, char letter) {
+  const std::string name = path.filename().string();
+  return !name.empty() && (name[0] == letter || name[0] == letter - 'a' + 'A');
+}
+
+// `matrix`: of read_torch_rotations.
+ReadTransforms read_pair(const Path& keys, const Path& values, int num_layers,
+                         const char* matrix = nullptr) {
+  ReadTransforms out;
+  out.files = {keys, values};
+  const bool torch = keys.extension() == ".pt";
+  out.kind = torch ? "rotation files of SGLang's layout" : "rotations of mlx-lm";
+  for (const auto& [path, side] : {std::pair{keys, Side::kKey}, {values, Side::kValue}}) {
+    if (torch) {
+      out.fields.merge(read_torch_rotations(path, side, out.set, matrix));
+    } else {
+      read_mlx_rotations(path, side, num_layers, out.set);
+    }
+  }
+  return out;
+}
+
+ReadTransforms read_one(const Path& path, int num_layers) {
+  ReadTransforms out;
+  out.files = {path};
+  out.kind = "arrays";
+  if (path.extension() == ".npz") {
+    out.set = from_arrays(read_npz(path), path.string());
+  } else if (path.extension() == ".gguf") {
+    out.kind = "tensors of a GGUF file";
+    out.set = read_gguf_rotations(path);
+  } else if (path.extension() == ".safetensors" && has_mlx_keys(path)) {
+    return read_pair(path, path, num_layers);
+  } else if (path.extension() == ".safetensors") {
+    out.set = from_arrays(read_safetensors(path), path.string());
+  } else {
+    refuse_files(path.string(), "another kind of file");
+  }
+  return out;
+}
+
+ReadTransforms read_folder(const Path& folder, int num_layers) {
+  std::vector<Path> keys, values;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const Path extension = entry.path().extension();
+    if (extension == ".npz" || extension == ".gguf") return read_one(entry.path(), num_layers);
+    if (extension != ".pt" && extension != ".safetensors") continue;
+    if (starts_with(entry.path(), 'k')) keys.push_back(entry.path());
+    if (starts_with(entry.path(), 'v')) values.push_back(entry.path());
+  }
+  for (const char* whole : {"transforms.safetensors", "rotation.safetensors"}) {
+    if (std::filesystem::exists(folder / whole)) return read_one(folder / whole, num_layers);
+  }
+  if (keys.size() != 1 || values.size() != 1 || keys[0].extension() != values[0].extension()) {
+    refuse_files(folder.string(), std::to_string(keys.size()) + " files of keys, " +
+                                      std::to_string(values.size()) + " of values");
+  }
+  return read_pair(keys[0], values[0], num_layers);
+}
+
+// Both sides of every layer must have come.
+ReadTransforms complete(ReadTransforms read) {
+  const std::string where = read.files.front().string();
+  for (const auto& [id, layer] : read.set) {
+    for (const Side side : {Side::kKey, Side::kValue}) {
+      if (!side_of(layer, side).forward.empty()) continue;
+      throw Error({.what = std::string("a layer has no rotation of ") +
+                           (side == Side::kKey ? "keys" : "values"),
+                   .where = where,
+                   .found = "layer " + std::to_string(id)});
+    }
+  }
+  if (read.set.empty()) throw Error({.what = "no rotations", .where = where});
+  return read;
+}
+
+}  // namespace
+
+ReadTransforms read_transforms(const std::vector<Path>& paths, int num_layers) {
+  if (paths.size() == 1) {
+    return complete(std::filesystem::is_directory(paths[0]) ? read_folder(paths[0], num_layers)
+                                                            : read_one(paths[0], num_layers));
+  }
+  if (paths.size() != 2) refuse_files(paths.at(0).string(), "more than two files");
+  const bool turned = starts_with(paths[1], 'k') && starts_with(paths[0], 'v');
+  const Path &keys = paths[turned ? 1 : 0], &values = paths[turned ? 0 : 1];
+  const Path extension = keys.extension();
+  if (!starts_with(keys, 'k') || !starts_with(values, 'v')) {
+    refuse_files(keys.string(), "names that begin with neither k nor v, as " +
+                                    keys.filename().string() + " and " +
+                                    values.filename().string());
+  }
+  if (extension != values.extension() || (extension != ".pt" && extension != ".safetensors")) {
+    refuse_files(keys.string(), "two files of another kind");
+  }
+  return complete(read_pair(keys, values, num_layers));
+}
+
+ReadTransforms read_export(const ExchangeFormat& format, const Path& folder, int num_layers) {
+  const Path keys = folder / format.key_file;
+  if (format.value_file == nullptr) return complete(read_one(keys, num_layers));
+  return complete(
+      read_pair(keys, folder / format.value_file, num_layers, torch_layout(format.layout).matrix));
+}
+
+// From what a file holds of a side to all that a bundle keeps of it.
+
+namespace {
+
+// One head's number, or vector or matrix, for all heads.
+template <typename Value>
+void spread(std::vector<Value>& values, int heads) {
+  if (values.empty()) return;
+  const std::vector<Value> one = values;
+  for (int head = 1; head < heads; ++head) values.insert(values.end(), one.begin(), one.end());
+}
+
+template <typename Stack>
+void spread(Stack& stack, int heads) {
+  if (stack.count != 1) return;
+  spread(stack.data, heads);
+  stack.count = heads;
+}
+
+struct Importing {
+  const ImportOptions& options;
+  std::string file;
+
+  [[noreturn]] void refuse(const std::string& where, const std::string& what,
+                           const std::string& expected = "", const std::string& found = "") const {
+    throw Error({.what = what, .where = file + ": " + where, .expected = expected, .found = found});
+  }
+
+  // Every part for all heads, and nothing of another shape.
+  void widen(SideTransform& side, int heads, int d, const std::string& where) const {
+    for (MatrixStack<float>* stack :
+         {&side.forward, &side.partner, &side.metric, &side.feedback, &side.centres}) {
+      if (stack->empty()) continue;
+      spread(*stack, heads);
+      const bool centres = stack == &side.centres;
+      if (stack->count != heads || stack->cols != d || (stack->rows != d && !centres)) {
+        refuse(where, "matrices are of another model",
+               fmt::format("{} heads of {} dimensions, or one for all", heads, d),
+               fmt::format("{} of {}", stack->count, stack->cols));
+      }
+    }
+    if (side.mean.empty()) side.mean = VectorStack<float>(heads, d);
+    spread(side.mean, heads);
+    if (side.mean.count != heads || side.mean.cols != d) {
+      refuse(where, "means are of another model");
+    }
+    auto& ratios = side.recipe.clip_ratio;
+    if (ratios.size() == 1) spread(ratios, heads);
+    auto& corrections = side.recipe.scale_correction;
+    if (corrections.size() == 1) spread(corrections, heads);
+  }
+
+  void set_inverse(SideTransform& side, Side which, int head) const {
+    const MatrixD inverse = MatrixD(side.forward[head].cast<double>()).inverse();
+    side.partner[head] =
+        (which == Side::kKey ? MatrixD(inverse.transpose()) : inverse).cast<float>();
+  }
+
+  // Kinds, inverses and condition numbers from the matrices.
+  void describe_heads(SideTransform& side, Side which, const std::string& where,
+                      std::vector<std::string>& warnings) const {
+    const int heads = side.forward.count, d = side.forward.rows;
+    const bool given = !side.partner.empty();
+    side.kind.clear();
+    for (int head = 0; head < heads; ++head) {
+      const MatrixF forward = side.forward[head];
+      const auto orthogonal =
+          transform_deviation(forward, which == Side::kKey ? forward : MatrixF(forward.transpose()),
+                              which, TransformKind::kOscar);
+      const bool is_rotation = orthogonal.orthogonality <= kInverseLimit;
+      side.kind.push_back(is_rotation ? TransformKind::kOscar : TransformKind::kBalanced);
+      if (!is_rotation && !given && orthogonal.orthogonality <= kInverseLimitBf16) {
+        warnings.push_back(fmt::format(
+            "{}, head {}: {:.2g} from orthogonal, so it comes with its inverse; servers that take "
+            "it for orthogonal lose a little more",
+            where, head, orthogonal.orthogonality));
+      }
+    }
+    const bool any =
+        std::find(side.kind.begin(), side.kind.end(), TransformKind::kBalanced) != side.kind.end();
+    if (!given && any) {
+      side.partner = MatrixStack<float>(heads, d, d);
+      for (int head = 0; head < heads; ++head) set_inverse(side, which, head);
+    }
+    if (given && !any) side.partner = {};  // what the matrices imply
+    side.condition_number.clear();
+    for (int head = 0; head < heads; ++head) {
+      if (side.kind[static_cast<size_t>(head)] == TransformKind::kOscar) {
+        side.condition_number.push_back(1);
+        continue;
+      }
+      const MatrixD forward = side.forward[head].cast<double>();
+      const Eigen::BDCSVD<MatrixD> svd(forward);
+      const auto& values = svd.singularValues();
+      side.condition_number.push_back(values(0) / values(values.size() - 1));
+      // As the balanced fit does: exact in bf16, then inverted, so that rounding hurts once.
+      const auto deviation = transform_deviation(side.forward[head], side.partner[head], which,
+                                                 TransformKind::kBalanced);
+      if (!given && deviation.inverse_bf16 > kInverseLimitBf16Balanced) {
+        side.forward[head] =
+            side.forward[head].unaryExpr([](float x) { return bf16_to_float(float_to_bf16(x)); });
+        set_inverse(side, which, head);
+      }
+    }
+  }
+
+  void complete(SideTransform& side, Side which, const LayerGeometry& geometry,
+                std::vector<std::string>& warnings) const {
+    const bool key = which == Side::kKey;
+    const int heads = geometry.num_kv_heads, d = key ? geometry.head_dim_k : geometry.head_dim_v;
+    const std::string where =
+        fmt::format("layer {}, {}", geometry.layer_id, key ? "keys" : "values");
+    widen(side, heads, d, where);
+    describe_heads(side, which, where, warnings);
+    side.fallback.assign(static_cast<size_t>(heads), "");
+    if (side.eigenvalues.count == 1) spread(side.eigenvalues, heads);
+    if (side.eigenvalues.count != heads || side.eigenvalues.cols != d) {
+      side.eigenvalues = VectorStack<double>(heads, d);
+      std::fill(side.eigenvalues.data.begin(), side.eigenvalues.data.end(), 1.0);
+    }
+    SideRecipe& recipe = side.recipe;
+    const double clip = key ? options.clip.key : options.clip.value;
+    if (recipe.clip_ratio.empty()) {
+      recipe.clip_ratio.assign(static_cast<size_t>(heads), static_cast<float>(clip));
+    }
+    if (recipe.scale_correction.empty()) {
+      recipe.scale_correction.assign(static_cast<size_t>(heads), ScaleCorrection::kNone);
+    }
+    for (const float ratio : recipe.clip_ratio) {
+      if (!(ratio >= 0 && ratio <= 1)) {
+        refuse(where, "a clipping ratio is out of range", "0 to 1", std::to_string(ratio));
+      }
+    }
+    if (recipe.any(ScaleCorrection::kMetric) && side.metric.empty()) {
+      refuse(where, "a scale correction needs a metric that is not there");
+    }
+    recipe.rounding.clear();
+    for (int head = 0; head < heads; ++head) {
+      recipe.rounding.push_back(rounding_of(side.feedback, head));
+    }
+    require_valid(side, which, fmt::format("{}: layer {}", file, geometry.layer_id));
+  }
+};
+
+SideTransform identity_side(int d) {
+  SideTransform side;
+  side.forward = MatrixStack<float>(1, d, d);
+  side.forward[0].setIdentity();
+  return side;
+}
+
+bool is_portable(const SideTransform& side) {
+  for (int head = 0; head < side.forward.count; ++head) {
+    if (side.kind[static_cast<size_t>(head)] == TransformKind::kBalanced ||
+        side.forward[head] != side.forward[0] ||
+        side.recipe.clip_ratio[static_cast<size_t>(head)] != side.recipe.clip_ratio[0]) {
+      return false;
+    }
+  }
+  return !is_centred(side) && !has_centres(side) && !side.recipe.any(Rounding::kShaped) &&
+         !side.recipe.any(ScaleCorrection::kUnbiased) && !side.recipe.any(ScaleCorrection::kMetric);
+}
+
+void check_name(const std::string& name) {
+  const bool plain =
+      !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+               c == '-' || c == '_' || c == '.';
+      });
+  if (!plain) {
+    throw UsageError({.what = "a method can't have this name",
+                      .where = "--name",
+                      .expected = "letters, digits, - _ and .",
+                      .found = name});
+  }
+}
+
+}  // namespace
+
+Bundle import_bundle(const ReadTransforms& read, const Checkpoint& checkpoint,
+                     const ImportOptions& options) {
+  check_name(options.name);
+  const ModelConfig& config = checkpoint.config;
+  Bundle bundle;
+  bundle.preset = kImportedPreset;
+  bundle.method = options.name;
+  bundle.objective_k = bundle.objective_v = bundle.composition = "unknown";
+  bundle.model = describe_model(checkpoint, false);
+  bundle.weight_samples = sample_weights(config, *checkpoint.weights);
+  bundle.quantizer = options.quantizer;
+  int& group = bundle.quantizer.quant_group_size;
+  if (group == 0) group = config.head_dim;
+  if (config.head_dim % group != 0) {
+    throw Error({.what = "quantization groups do not divide a head",
+                 .where = "--quant-group-size",
+                 .expected = fmt::format("a divisor of {}", config.head_dim),
+                 .found = std::to_string(group)});
+  }
+  for (const std::filesystem::path& file : read.files) {
+    bundle.corpus.sources.push_back(
+        {.name = file.filename().string(), .sha256 = sha256_of_file(file), .kind = read.kind});
+  }
+  bundle.corpus.bos_eos_policy = bundle.corpus.chat_template = "none";
+  const Importing importing{options, read.files.front().string()};
+  if (!read.set.empty() && read.set.rbegin()->first >= config.num_layers) {
+    importing.refuse(fmt::format("layer {}", read.set.rbegin()->first),
+                     "more layers than the model", fmt::format("{} layers", config.num_layers));
+  }
+  bool shared = true, portable = true;
+  for (int id = 0; id < config.num_layers; ++id) {
+    const LayerGeometry geometry = config.geometry(id, options.quantizer.recent_tokens);
+    const auto place = read.set.find(id);
+    if (!geometry.fitted()) {  // whatever the files have for it: its rows stay as they are
+      bundle.layers.push_back(without_transforms(geometry));
+      continue;
+    }
+    LayerTransforms layer;
+    if (place != read.set.end()) {
+      layer = place->second;
+    } else if (geometry.quantized) {
+      importing.refuse(fmt::format("layer {}", id), "the layer is missing",
+                       fmt::format("{} layers", config.num_layers),
+                       fmt::format("{}", read.set.size()));
+    } else {
+      layer.key = layer.value = identity_side(config.head_dim);
+    }
+    layer.geometry = geometry;
+    shared = shared && layer.key.forward.count == 1 && layer.value.forward.count == 1;
+    importing.complete(layer.key, Side::kKey, geometry, layer.warnings);
+    importing.complete(layer.value, Side::kValue, geometry, layer.warnings);
+    layer.predicted_output_nmse.assign(static_cast<size_t>(geometry.num_kv_heads),
+                                       std::numeric_limits<double>::quiet_NaN());
+    portable = portable && is_portable(layer.key) && is_portable(layer.value);
+    bundle.layers.push_back(std::move(layer));
+  }
+  bundle.granularity = shared ? "shared" : "per-head";
+  for (size_t i = 0; portable && i < bundle.layers.size(); ++i) {
+    bundle.portable.push_back({bundle.layers[i], bundle.layers[i]});
+  }
+  return bundle;
+}
+
+}  // namespace oscar

@@ -1,0 +1,55 @@
+// Matrices of others as a bundle.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "oscar/bundle/bundle.h"
+#include "oscar/bundle/rotation_files.h"
+#include "oscar/bundle/stack_plan.h"
+#include "oscar/model/checkpoint/checkpoint.h"
+
+namespace oscar {
+
+// Files of other tools, by what they are, to one set of transforms.
+
+struct ReadTransforms {
+  TransformSet set;
+  std::string kind;                          // in words: "SGLang rotation files"
+  std::vector<std::filesystem::path> files;  // that were read
+  std::set<std::string> fields;              // of the entries of .pt files
+};
+
+// `paths` are a folder that holds files under the names of rotation_files.h (or, of SGLang, one .pt
+// that begins with k and one with v); the two files themselves; or one .npz, .safetensors or .gguf
+// for both sides. Throws Error, naming the file, for everything else. `num_layers`: of
+// rotation_files.h.
+ReadTransforms read_transforms(const std::vector<std::filesystem::path>& paths, int num_layers);
+
+// The files of one format in `folder`, under their names.
+ReadTransforms read_export(const ExchangeFormat& format, const std::filesystem::path& folder,
+                           int num_layers);
+
+// Transforms of other tools as a bundle of this one, to be evaluated and served beside its own.
+
+inline constexpr const char* kImportedPreset = "imported";
+
+struct ImportOptions {
+  std::string name = kImportedPreset;  // recorded as the method; letters, digits and -_.
+  QuantizerSettings quantizer;         // quant_group_size 0: head_dim
+  ClipPair clip;                       // where the files hold no ratios, as those of stacks do not
+};
+
+// Any invertible matrices, for each KV head or shared, with or without means; what the files leave
+// out follows: inverses from the matrices, orthogonal ones served as such; plain rounding without
+// scale correction unless feedback and metrics are given. An orthogonal matrix is recorded as
+// OSCAR's kind, another as balanced, whoever made it. The portable variant is there where one
+// uncentred orthogonal matrix a layer was given. Throws Error naming layer and head for a layer
+// that is missing or too many, another shape, and matrices that no cache can run (fit/fit.h).
+Bundle import_bundle(const ReadTransforms& read, const Checkpoint& checkpoint,
+                     const ImportOptions& options);
+
+}  // namespace oscar

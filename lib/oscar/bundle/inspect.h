@@ -1,0 +1,27 @@
+// What a bundle is and holds, as JSON and as text of 80 columns.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "oscar/base/json.h"
+#include "oscar/bundle/stack_plan.h"
+
+namespace oscar {
+
+struct Inspection {
+  Json json;
+  std::vector<StackPlan> stacks;  // also in `json`; empty without transforms
+};
+
+// Everything below as plain data. Works on bundles, statistics files and checkpoints. Layers carry
+// by head kind, clip ratio, scale correction, rounding, share of the largest eigenvalue (of the
+// sum), condition number and predicted loss; bits per element at 8K, 32K and 128K tokens follow
+// from the quantizer. Throws Error for a file that cannot be read.
+Inspection inspect_bundle(const std::filesystem::path& path);
+
+// The same for people. Control characters in the file's texts are shown as '?'.
+std::string inspection_text(const Inspection& inspection);
+
+}  // namespace oscar

@@ -1,0 +1,348 @@
+// Cache bytes from a model's layers, and the tables made of them.
+#include "oscar/bundle/memory_plan.h"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <set>
+#include <utility>
+
+#include "oscar/base/error.h"
+#include "oscar/base/json.h"
+#include "oscar/base/strings.h"
+#include "oscar/cache/codec.h"
+#include "oscar/model/checkpoint/checkpoint.h"
+#include "oscar/model/checkpoint/weights.h"
+
+namespace oscar {
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024 * 1024;
+constexpr int64_t kShortestRow = 4096;             // of the table by context
+constexpr int64_t kMostTokens = int64_t{1} << 40;  // where the search for the longest ends
+constexpr std::pair<const char*, CacheFormat> kFormats[] = {
+    {"int2", CacheFormat::kInt2}, {"fp8", CacheFormat::kFp8}, {"bf16", CacheFormat::kBf16}};
+
+double bits_of(const CachedModel& model, int64_t tokens) {
+  const QuantizerSettings& q = model.quantizer;
+  return bits_per_element(q.row_format(), tokens, q.sink_tokens, q.recent_tokens);
+}
+
+// All that safetensors files of a folder hold; their headers are some KiB of it.
+std::optional<int64_t> safetensors_bytes(const std::filesystem::path& folder) {
+  int64_t sum = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() == ".safetensors") sum += static_cast<int64_t>(entry.file_size());
+  }
+  return sum > 0 ? std::optional(sum) : std::nullopt;
+}
+
+// In BF16; in FP8 the layers' matrices, which are all that such checkpoints quantize.
+int64_t counted_bytes(const ModelConfig& config) {
+  int64_t bytes = 0;
+  const auto add = [&](const std::vector<WeightSpec>& specs, bool layers) {
+    for (const WeightSpec& spec : specs) {
+      int64_t product = layers && config.fp8 && spec.shape.size() == 2 ? 1 : 2;
+      for (const int64_t extent : spec.shape) product *= extent;
+      bytes += product;
+    }
+  };
+  add(model_weights(config), false);
+  for (int layer = 0; layer < config.num_layers; ++layer) add(layer_weights(config, layer), true);
+  return bytes;
+}
+
+ModelConfig config_of(const std::filesystem::path& model) {
+  if (!std::filesystem::is_directory(model)) return open_checkpoint(model.string()).config;
+  const std::filesystem::path file = model / "config.json";
+  return parse_model_config(parse_json(read_text_file(file, kMaxConfigBytes), file.string()),
+                            file.string());
+}
+
+CachedModel from_checkpoint(const std::string& model) {
+  const std::filesystem::path path = find_model(model);
+  const bool is_folder = std::filesystem::is_directory(path);
+  const ModelConfig config = config_of(path);
+  CachedModel m;
+  const std::filesystem::path whole = std::filesystem::weakly_canonical(path);
+  m.name = (is_folder ? whole.filename() : whole.stem()).string();
+  m.architecture = config.architecture;
+  m.max_positions = config.rope.max_positions;
+  m.quantizer.quant_group_size = config.head_dim;
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    m.layers.push_back(config.geometry(layer, m.quantizer.recent_tokens));
+  }
+  if (is_folder) m.weight_bytes = safetensors_bytes(path);
+  m.weight_source = "its safetensors files";
+  if (!m.weight_bytes) {
+    m.weight_bytes = counted_bytes(config);
+    m.weight_source = config.fp8  ? "by config.json, layers in FP8"
+                      : is_folder ? "by config.json, in BF16"
+                                  : "by its shapes, in BF16";
+  }
+  return m;
+}
+
+CachedModel from_bundle(const std::string& file) {
+  const Bundle bundle = read_bundle(file);
+  CachedModel m;
+  m.name = bundle.model.name;
+  m.architecture = bundle.model.architecture;
+  m.quantizer = bundle.quantizer;
+  const auto served = bundle.model.rope.find("max_positions");
+  if (served != bundle.model.rope.end() && served->is_number_integer()) {
+    m.max_positions = std::max<int64_t>(0, served->get<int64_t>());
+  }
+  for (const auto& layer : bundle.layers) m.layers.push_back(layer.geometry);
+  if (m.layers.empty()) {
+    for (const auto& layer : bundle.statistics) m.layers.push_back(layer.geometry);
+  }
+  return m;
+}
+
+// Most tokens of one request within `bytes`, which grow with them.
+int64_t longest_within(const CachedModel& model, CacheFormat format, double bytes) {
+  int64_t low = 0, high = kMostTokens;
+  while (low < high) {
+    const int64_t middle = low + (high - low + 1) / 2;
+    if (request_bytes(model, format, middle) <= bytes) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+// Powers of two up to the model's own length and the asked one, and these.
+std::vector<int64_t> contexts_of(const CachedModel& model, int64_t context) {
+  std::vector<int64_t> all = {context};
+  const int64_t end = std::max(context, model.max_positions);
+  if (model.max_positions > 0) all.push_back(model.max_positions);
+  for (int64_t tokens = kShortestRow; tokens < end; tokens *= 2) all.push_back(tokens);
+  std::ranges::sort(all);
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  constexpr size_t kMostRows = 8;
+  if (all.size() > kMostRows) all.erase(all.begin(), all.end() - kMostRows);
+  if (std::ranges::find(all, context) == all.end()) all.insert(all.begin(), context);
+  return all;
+}
+
+Json row_at(const CachedModel& model, int64_t context, std::optional<double> room) {
+  Json row{{"context", context}, {"int2_bits_per_value", bits_of(model, context)}};
+  for (const auto& [name, format] : kFormats) {
+    const double bytes = request_bytes(model, format, context);
+    row["request_bytes"][name] = bytes;
+    row["bytes_per_token"][name] = bytes / static_cast<double>(context);
+    if (room) row["requests"][name] = static_cast<int64_t>(*room / bytes);
+  }
+  return row;
+}
+
+// Other quantization groups, metadata and windows, at one context.
+Json sweep_at(const CachedModel& model, int64_t context, std::optional<double> room) {
+  Json rows = Json::array();
+  const auto add = [&](const QuantizerSettings& quantizer) {
+    CachedModel other = model;
+    other.quantizer = quantizer;
+    for (LayerGeometry& layer : other.layers) {
+      layer.quantized = layer.quantized_beyond(quantizer.recent_tokens);
+    }
+    const double bytes = request_bytes(other, CacheFormat::kInt2, context);
+    Json row{{"quant_group_size", quantizer.quant_group_size},
+             {"metadata_dtype", codec_word(quantizer.metadata_dtype)},
+             {"sink_tokens", quantizer.sink_tokens},
+             {"recent_tokens", quantizer.recent_tokens},
+             {"int2_bits_per_value", bits_of(other, context)},
+             {"request_bytes", bytes},
+             {"is_planned", quantizer == model.quantizer}};
+    if (room) row["requests"] = static_cast<int64_t>(*room / bytes);
+    rows.push_back(std::move(row));
+  };
+  add(model.quantizer);
+  int dim = 0;
+  for (const auto& layer : model.layers) dim = std::max(dim, layer.head_dim_k);
+  for (const MetadataDtype metadata : {MetadataDtype::kFp16, MetadataDtype::kFp32}) {
+    for (const int group : std::set<int, std::greater<>>{dim, 64, 32}) {
+      QuantizerSettings q = model.quantizer;
+      q.quant_group_size = group;
+      q.metadata_dtype = metadata;
+      if (group <= dim && dim % group == 0 && !(q == model.quantizer)) add(q);
+    }
+  }
+  constexpr std::pair<int, int> kWindows[] = {{0, 64}, {64, 128}, {64, 256}, {64, 512}, {64, 1024}};
+  for (const auto& [sink, recent] : kWindows) {
+    QuantizerSettings q = model.quantizer;
+    q.sink_tokens = sink;
+    q.recent_tokens = recent;
+    if (!(q == model.quantizer)) add(q);
+  }
+  return rows;
+}
+
+std::string shown(const Json& value) {
+  return printable(value.is_string() ? value.get<std::string>() : json_text(value));
+}
+
+std::string gib(double bytes) {
+  const double value = bytes / kGiB;
+  return fmt::format("{:.{}f}", value, value >= 100 ? 1 : value >= 10 ? 2 : 3);
+}
+
+std::string request_table(const Json& plan) {
+  std::string text =
+      "\nOne request, GiB\n   context   INT2 bits/value      INT2       FP8      BF16\n";
+  for (const Json& row : plan["contexts"]) {
+    const Json& bytes = row["request_bytes"];
+    text += fmt::format("{:>10} {:>17.3f} {:>9} {:>9} {:>9}\n", count(row["context"].get<double>()),
+                        row["int2_bits_per_value"].get<double>(), gib(bytes["int2"].get<double>()),
+                        gib(bytes["fp8"].get<double>()), gib(bytes["bf16"].get<double>()));
+  }
+  return text;
+}
+
+std::string fit_table(const Json& plan) {
+  std::string text =
+      "\nRequests that fit\n   context                        INT2       FP8      BF16\n";
+  for (const Json& row : plan["contexts"]) {
+    const auto cell = [&](const char* format) {
+      return count(row["requests"][format].get<double>());
+    };
+    text += fmt::format("{:>10} {:>27} {:>9} {:>9}\n", count(row["context"].get<double>()),
+                        cell("int2"), cell("fp8"), cell("bf16"));
+  }
+  const auto longest = [&](const char* format) {
+    return count(plan["longest_context"][format].get<double>());
+  };
+  text += fmt::format("{:<17} {:>20} {:>9} {:>9}\n", "longest context", longest("int2"),
+                      longest("fp8"), longest("bf16"));
+  return text;
+}
+
+std::string sweep_table(const Json& plan) {
+  const bool fits = plan.contains("gpu_bytes");
+  std::string text = fmt::format(
+      "\nINT2 at {} tokens with other settings\n"
+      "     group  metadata   first    last  bits/value       GiB{}\n",
+      count(plan["context"].get<double>()), fits ? "  requests" : "");
+  for (const Json& row : plan["sweep"]) {
+    text +=
+        fmt::format("{:>10}  {:>8} {:>7} {:>7} {:>11.3f} {:>9}", row["quant_group_size"].get<int>(),
+                    row["metadata_dtype"].get<std::string>(), row["sink_tokens"].get<int>(),
+                    row["recent_tokens"].get<int>(), row["int2_bits_per_value"].get<double>(),
+                    gib(row["request_bytes"].get<double>()));
+    if (fits) text += fmt::format(" {:>9}", count(row["requests"].get<double>()));
+    text += row["is_planned"].get<bool>() ? "  planned\n" : "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+CachedModel read_cached_model(const std::string& model) {
+  std::error_code status;
+  const bool is_bundle = std::filesystem::is_regular_file(model, status) &&
+                         std::filesystem::path(model).extension() != ".gguf";
+  return is_bundle ? from_bundle(model) : from_checkpoint(model);
+}
+
+double request_bytes(const CachedModel& model, CacheFormat format, int64_t tokens) {
+  double bytes = 0;
+  for (const LayerGeometry& layer : model.layers) {
+    const int64_t held =
+        layer.sliding_window > 0 ? std::min<int64_t>(tokens, layer.sliding_window) : tokens;
+    const double values =
+        static_cast<double>(int64_t{layer.num_kv_heads} * (layer.head_dim_k + layer.head_dim_v)) *
+        static_cast<double>(held);
+    const double bits = format == CacheFormat::kFp8                       ? 8
+                        : format == CacheFormat::kInt2 && layer.quantized ? bits_of(model, held)
+                                                                          : 16;
+    bytes += values * bits / 8;
+  }
+  return bytes;
+}
+
+Json memory_plan(const CachedModel& model, const PlanOptions& options) {
+  const int64_t context = options.context > 0 ? options.context : model.max_positions;
+  if (context <= 0) {
+    throw Error({.what = "it is not known how many tokens the model serves",
+                 .where = model.name,
+                 .hint = "say how many to plan for with --context"});
+  }
+  const auto weights = options.weight_bytes ? options.weight_bytes : model.weight_bytes;
+  const QuantizerSettings& q = model.quantizer;
+  const LayerGeometry& first = model.layers.front();
+  Json plan{{"model", model.name},
+            {"architecture", model.architecture},
+            {"num_layers", model.layers.size()},
+            {"num_kv_heads", first.num_kv_heads},
+            {"head_dim", first.head_dim_k},
+            {"max_positions", model.max_positions},
+            {"context", context},
+            {"quantizer",
+             {{"quant_group_size", q.quant_group_size},
+              {"metadata_dtype", codec_word(q.metadata_dtype)},
+              {"sink_tokens", q.sink_tokens},
+              {"recent_tokens", q.recent_tokens}}}};
+  plan["weight_bytes"] = weights ? Json(*weights) : Json();
+  plan["weight_source"] = options.weight_bytes ? "as given" : model.weight_source;
+  std::optional<double> room;
+  if (options.gpu_bytes > 0) {
+    room = static_cast<double>(options.gpu_bytes - weights.value_or(0));
+    if (*room <= 0) {
+      throw Error({.what = "the weights alone fill this memory",
+                   .where = "--gpu-memory",
+                   .expected = "more than " + gib(static_cast<double>(*weights)) + " GiB",
+                   .found = gib(static_cast<double>(options.gpu_bytes)) + " GiB"});
+    }
+    plan["gpu_bytes"] = options.gpu_bytes;
+    plan["cache_bytes"] = *room;
+    for (const auto& [name, format] : kFormats) {
+      plan["longest_context"][name] = longest_within(model, format, *room);
+    }
+  }
+  Json& rows = plan["contexts"] = Json::array();
+  for (const int64_t tokens : contexts_of(model, context)) {
+    rows.push_back(row_at(model, tokens, room));
+  }
+  plan["sweep"] = sweep_at(model, context, room);
+  return plan;
+}
+
+std::string memory_plan_text(const Json& plan) {
+  std::string text;
+  const Json& q = plan["quantizer"];
+  add_line(text, "model",
+           fmt::format("{} ({}): {} layers, {} KV heads of {}", shown(plan["model"]),
+                       shown(plan["architecture"]), shown(plan["num_layers"]),
+                       shown(plan["num_kv_heads"]), shown(plan["head_dim"])));
+  if (plan["max_positions"].get<int64_t>() > 0) {
+    add_line(text, "serves", count(plan["max_positions"].get<double>()) + " tokens");
+  }
+  add_line(text, "INT2",
+           fmt::format("a scale and a zero in {} for each {} values", shown(q["metadata_dtype"]),
+                       shown(q["quant_group_size"])));
+  add_line(text, "",
+           fmt::format("the first {} and last {} tokens in BF16", shown(q["sink_tokens"]),
+                       shown(q["recent_tokens"])));
+  if (plan["weight_bytes"].is_null()) {
+    add_line(text, "weights", "not counted: a bundle does not know them (--weights)");
+  } else {
+    add_line(text, "weights",
+             fmt::format("{} GiB, {}", gib(plan["weight_bytes"].get<double>()),
+                         shown(plan["weight_source"])));
+  }
+  if (plan.contains("gpu_bytes")) {
+    add_line(
+        text, "GPU",
+        fmt::format("{} GiB, {} of them for caches and whatever else the server holds",
+                    gib(plan["gpu_bytes"].get<double>()), gib(plan["cache_bytes"].get<double>())));
+  }
+  text += request_table(plan);
+  if (plan.contains("gpu_bytes")) text += fit_table(plan);
+  return text + sweep_table(plan);
+}
+
+}  // namespace oscar

@@ -1,0 +1,53 @@
+// What a model's KV cache takes in BF16, FP8 and INT2, and what of it fits beside the weights.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "oscar/base/json.h"
+#include "oscar/bundle/bundle.h"
+#include "oscar/model/checkpoint/config.h"
+
+namespace oscar {
+
+// A model as far as its cache goes.
+struct CachedModel {
+  std::string name, architecture;
+  std::vector<LayerGeometry> layers;
+  int64_t max_positions = 0;            // that the model serves; 0: not known
+  QuantizerSettings quantizer;          // of a bundle, or the defaults
+  std::optional<int64_t> weight_bytes;  // none: not known
+  std::string weight_source;            // "safetensors files", "config.json, in BF16", ...
+};
+
+// Of a checkpoint folder, a .gguf file, an embedded model's name or a bundle. Of a folder
+// config.json and the sizes of its safetensors files are read, and no weight; without such files,
+// and of GGUF, which runs dequantized, the weights are counted by their shapes, in BF16. A bundle
+// does not know them. Throws Error for anything else.
+CachedModel read_cached_model(const std::string& model);
+
+enum class CacheFormat { kBf16, kFp8, kInt2 };
+
+// Bytes of one request of `tokens`: BF16 has 2 a cached number and FP8 (one scale a tensor) 1. INT2
+// has bits_per_element (cache/codec.h) of them, windows, scales and zeros included; layers
+// that are never quantized stay in BF16. A sliding layer holds its window at most. The last page
+// and the exact ring's spare rows, less than 1 MiB a request in most models, are not counted.
+double request_bytes(const CachedModel& model, CacheFormat format, int64_t tokens);
+
+struct PlanOptions {
+  int64_t gpu_bytes = 0;                     // 0: nothing is said of what fits
+  int64_t context = 0;                       // tokens a request; 0: all that the model serves
+  std::optional<int64_t> weight_bytes = {};  // in place of what the model says
+};
+
+// Bytes a token, bits a value, gigabytes and requests by context; the longest context of a single
+// request; at the context, sweeps over windows, quantization groups and metadata. Throws Error
+// when the weights alone fill the GPU, or no context is known.
+Json memory_plan(const CachedModel& model, const PlanOptions& options);
+
+// The same for people, in 80 columns.
+std::string memory_plan_text(const Json& plan);
+
+}  // namespace oscar

@@ -1,0 +1,202 @@
+// The text of a run, and what of it is held back.
+#include "oscar/calibrate/corpus.h"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "oscar/base/error.h"
+#include "oscar/calibrate/search/candidates.h"
+#include "oscar/model/checkpoint/text.h"
+#include "oscar/model/run_plan.h"
+#include "oscar/model/transformer.h"
+#include "oscar/text/packing.h"
+
+namespace oscar {
+
+// The split by options, and the plan of what is held back.
+
+SplitCorpus split_corpus(const TokenChunks& corpus, CalibrateOptions& options,
+                         std::vector<std::string>& warnings) {
+  if (options.statistics_only) options.search = {};
+  if (!options.search.any()) return {.fit = corpus, .held_back = {}};
+  const HeldBack split = hold_back(corpus.chunks, options.quantizer, options.search.full);
+  if (!split.reason.empty()) {
+    warnings.push_back(split.reason);
+    options.search = {};
+    return {.fit = corpus, .held_back = {}};
+  }
+  std::vector<size_t> held = split.search;
+  held.insert(held.end(), split.confirm.begin(), split.confirm.end());
+  return {.fit = select_chunks(corpus, split.fit),
+          .held_back = select_chunks(corpus, held),
+          .num_search = split.search.size(),
+          .num_confirm = split.confirm.size()};
+}
+
+HeldBackSize held_back_size(const SplitCorpus& split) {
+  HeldBackSize size{.tokens = split.held_back.record.tokens,
+                    .search_chunks = static_cast<int64_t>(split.num_search)};
+  for (const auto& chunk : split.held_back.chunks) {
+    size.longest_chunk = std::max(size.longest_chunk, static_cast<int64_t>(chunk.size()));
+  }
+  return size;
+}
+
+int layers_searched_together(const Transformer& model, const SplitCorpus& split,
+                             const RunPlan& plan, const CalibrateOptions& options,
+                             const MemoryLimits& limits) {
+  const torch::Device device = model.compute().device;
+  if (!device.is_cuda()) return 1;
+  const int64_t each = search_bytes(model, split, options, plan.workspace_bytes);
+  const int64_t room = limits.device_bytes - plan.peak_device_bytes;
+  return static_cast<int>(std::clamp<int64_t>(room / each, 1, kMostLayersTogether));
+}
+
+int64_t search_bytes(const Transformer& model, const SplitCorpus& split,
+                     const CalibrateOptions& options, int64_t workspace_bytes) {
+  const torch::Device device = model.compute().device;
+  const HeldBackSize size = held_back_size(split);
+  const int64_t bytes =
+      search_memory_bytes(model.config(), size, options.fit, options.search, device);
+  if (device.is_cuda()) return bytes;
+  // A layer is searched when no batch runs.
+  return std::max(bytes - workspace_bytes, held_back_bytes(model.config(), size));
+}
+
+RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
+                    const CalibrateOptions& options, const MemoryLimits& limits) {
+  const std::vector<Batch> batches = plan_batches(split.held_back.chunks, options.batch_tokens);
+  PassNeeds needs;
+  // Complete sums are saved before the search, but beside a GPU while it begins.
+  needs.saved_beside = model.compute().device.is_cuda();
+  needs.attended = attended_view(options).has_value();
+  needs.search_bytes =
+      search_bytes(model, split, options, collecting_bytes(model, batches, needs.attended));
+  RunPlan plan = plan_run(model, batches, limits, std::move(needs));
+  // The sums that fits start from, beside those that go on.
+  plan.peak_host_bytes += snapshot_bytes(model.config(), 1, plan.attended);
+  return in_one_wave(std::move(plan), model.compute().device);
+}
+
+SearchSettings search_settings(const CalibrateOptions& options) {
+  return {.fit = options.fit,
+          .search = options.search,
+          .quantizer = options.quantizer,
+          .seed = options.seed};
+}
+
+std::vector<LayerGeometry> geometries(const CalibrateOptions& options, const ModelConfig& config) {
+  std::vector<LayerGeometry> layers;
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    layers.push_back(config.geometry(layer, options.quantizer.recent_tokens));
+  }
+  return layers;
+}
+
+std::optional<CacheView> attended_view(const CalibrateOptions& options) {
+  const SearchOptions& search = options.search;
+  const bool wanted =
+      options.fit.row_weights == RowWeights::kAttention || search.row_weights || search.key_centres;
+  if (!wanted) return {};
+  return cache_view(options.quantizer);
+}
+
+bool wants_energy(const CalibrateOptions& options) {
+  return options.fit.objective_v == ValueObjective::kEnergy;
+}
+
+// Corpus files through the tokenizer, or sampling from the model.
+
+namespace {
+
+// Sequences sampled side by side: more only costs memory.
+constexpr int64_t kSequencesAtOnce = 32;
+
+int32_t start_token(const ModelConfig& config) {
+  if (config.bos_token_id) return *config.bos_token_id;
+  if (!config.eos_token_ids.empty()) return config.eos_token_ids.front();
+  throw Error({.what = "the checkpoint names neither a BOS nor an EOS token to start from",
+               .where = "CORPUS self:N",
+               .hint = "write a corpus beforehand and pass its token ids as .npy"});
+}
+
+TokenChunks sample_chunks(const CorpusOptions& corpus, int64_t tokens, Transformer& model,
+                          int64_t device_bytes, Progress& progress) {
+  const int64_t needed = all_layer_bytes(model);
+  if (needed > device_bytes) {
+    throw Error({.what = "self:N needs all weights in memory at once",
+                 .where = "CORPUS self:N",
+                 .expected = fmt::format("{:.1f} GiB", static_cast<double>(needed) / (1 << 30)),
+                 .found = fmt::format("{:.1f} GiB", static_cast<double>(device_bytes) / (1 << 30)),
+                 .hint = "sample with your serving stack and pass the token ids as .npy"});
+  }
+  const int64_t length = std::min<int64_t>(corpus.chunk_len, tokens);
+  const int64_t sequences = (tokens + length - 1) / length;
+  std::vector<std::vector<int32_t>> documents;
+  progress.begin("sampling", sequences * (length - 1), "tokens");
+  for (int64_t done = 0; done < sequences; done += kSequencesAtOnce) {
+    const GenerateOptions options{.num_sequences = std::min(kSequencesAtOnce, sequences - done),
+                                  .length = length,
+                                  .first_token = start_token(model.config()),
+                                  .temperature = 1.0,
+                                  .seed = corpus.seed + static_cast<uint64_t>(done)};
+    for (auto& sequence : generate(model, options, progress)) {
+      documents.push_back(std::move(sequence));
+    }
+  }
+  progress.end();
+  CorpusSource source;
+  source.name = fmt::format("self:{}", tokens);
+  source.kind = "self";
+  return pack_documents(std::move(documents), std::move(source), corpus);
+}
+
+}  // namespace
+
+TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
+                        const Checkpoint& checkpoint, Transformer& model, int64_t device_bytes,
+                        Progress& progress) {
+  CorpusOptions corpus{.chunk_len = chunk_len,
+                       .max_tokens = options.max_tokens,
+                       .seed = options.seed,
+                       .vocab_size = checkpoint.config.vocab_size,
+                       .eos_token_ids = checkpoint.config.eos_token_ids,
+                       .chat_template_sha256 = checkpoint.chat_template_sha256,
+                       .model = options.model};
+  const std::vector<CorpusPart> parts = parse_corpus_argument(options.corpus);
+  std::optional<Tokenizer> tokenizer;
+  if (reads_text(options.corpus)) tokenizer = open_tokenizer(checkpoint);
+  const std::vector<int32_t> separators = separator_tokens(checkpoint);
+  using enum CalibrateOptions::Separators;
+  if (options.separators == kOn || (options.separators == kAuto && tokenizer)) {
+    corpus.separators = separators;
+    corpus.only_if_rare = options.separators == kAuto;
+    if (separators.empty() && options.separators == kOn) {
+      throw Error({.what = "no token that ends documents or turns is known",
+                   .where = "--separators on",
+                   .hint = "leave it out"});
+    }
+  }
+  for (const CorpusPart& part : parts) {
+    if (part.self_tokens == 0) continue;
+    if (parts.size() > 1) {
+      throw Error({.what = "self:N cannot be joined with other sources",
+                   .where = "CORPUS " + options.corpus,
+                   .hint = "write it to ids first: --dry-run --tokens-out ids.npy"});
+    }
+    return sample_chunks(corpus, part.self_tokens, model, device_bytes, progress);
+  }
+  TokenChunks chunks = load_corpus(options.corpus, tokenizer ? &*tokenizer : nullptr, corpus);
+  if (!separators.empty() && chunks.record.separators == "none" &&
+      is_rare(chunks.chunks, separators)) {
+    progress.note(fmt::format(
+        "{} of {} tokens end a document or a turn. In service such tokens draw much attention:\n"
+        "  add text with them (chats, packed documents), or use --separators on",
+        count_tokens(chunks.chunks, separators), chunks.record.tokens));
+  }
+  return chunks;
+}
+
+}  // namespace oscar

@@ -1,0 +1,65 @@
+// The text of a run, and what of it is held back.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "oscar/base/error.h"
+#include "oscar/calibrate/options.h"
+#include "oscar/calibrate/search/pass.h"
+#include "oscar/model/run_plan.h"
+#include "oscar/model/transformer.h"
+#include "oscar/text/corpus.h"
+
+namespace oscar {
+
+// What a run and its dry run share: which chunks are fitted and searched, and how the search runs.
+
+// What the search's fits are made of, and what it decides on, search half first; empty: no search.
+struct SplitCorpus {
+  TokenChunks fit, held_back;
+  size_t num_search = 0, num_confirm = 0;
+};
+
+// Where nothing is held back, options.search is cleared; `warnings` gets the reason if it is not
+// the options themselves.
+SplitCorpus split_corpus(const TokenChunks& corpus, CalibrateOptions& options,
+                         std::vector<std::string>& warnings);
+
+// What the search holds of it.
+HeldBackSize held_back_size(const SplitCorpus& split);
+
+// How many layers a GPU searches side by side within `limits`, beside what `plan` takes.
+int layers_searched_together(const Transformer& model, const SplitCorpus& split,
+                             const RunPlan& plan, const CalibrateOptions& options,
+                             const MemoryLimits& limits);
+
+// What the search of a layer takes on the side that computes beside a pass of that workspace.
+int64_t search_bytes(const Transformer& model, const SplitCorpus& split,
+                     const CalibrateOptions& options, int64_t workspace_bytes);
+
+// Held-back chunks are few, and a layer is searched once all of them have passed it: one wave.
+// Throws Error when a layer's search does not fit within `limits`.
+RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
+                    const CalibrateOptions& options, const MemoryLimits& limits);
+
+SearchSettings search_settings(const CalibrateOptions& options);
+
+std::vector<LayerGeometry> geometries(const CalibrateOptions& options, const ModelConfig& config);
+
+// The windows by which rows are weighted by attention; nothing when no fit of the run needs it.
+std::optional<CacheView> attended_view(const CalibrateOptions& options);
+
+// Whether the fit needs the second pass, over value energies.
+bool wants_energy(const CalibrateOptions& options);
+
+// Token chunks for a run: read from files, or written by the model itself.
+
+// `chunk_len` resolved. self:N needs all weights on the device: throws Error with the way out (ids
+// made beforehand) when they do not fit `device_bytes`.
+TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
+                        const Checkpoint& checkpoint, Transformer& model, int64_t device_bytes,
+                        Progress& progress);
+
+}  // namespace oscar

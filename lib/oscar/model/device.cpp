@@ -1,0 +1,92 @@
+// Memory and streams of a device.
+#include "oscar/model/device.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <utility>
+#include <vector>
+
+// Set by lib/CMakeLists.txt in builds with CUDA.
+#if defined(OSCAR_HAS_KERNELS)
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <algorithm>
+#endif
+
+namespace oscar {
+
+// The limit of libtorch's caching allocator.
+
+#if defined(OSCAR_HAS_KERNELS)
+void limit_device_memory(const torch::Device& device, int64_t bytes) {
+  if (!device.is_cuda()) return;
+  at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+  const auto total = static_cast<double>(at::accelerator::getMemoryInfo(device.index()).second);
+  // By its virtual functions: the half of libtorch that has them is loaded, not linked
+  // (layer_weights.h).
+  auto* allocator = static_cast<c10::cuda::CUDACachingAllocator::CUDAAllocator*>(
+      c10::GetAllocator(c10::DeviceType::CUDA));
+  allocator->setMemoryFraction(std::min(1.0, static_cast<double>(bytes) / total), device.index());
+}
+#else
+void limit_device_memory(const torch::Device&, int64_t) {}
+#endif
+
+}  // namespace oscar
+
+// Set by lib/CMakeLists.txt in builds with CUDA.
+#if defined(OSCAR_HAS_KERNELS)
+#include <c10/core/DeviceGuard.h>
+#include <cuda_runtime_api.h>
+#endif
+
+namespace oscar {
+
+// By registration: torch's own pinned tensors take the next power of two of bytes.
+
+#if defined(OSCAR_HAS_KERNELS)
+torch::Tensor pinned(torch::Tensor tensor, const torch::Device& device) {
+  if (!device.is_cuda() || tensor.numel() == 0) return tensor;
+  const c10::DeviceGuard guard(device);
+  void* const memory = tensor.data_ptr();
+  if (cudaHostRegister(memory, tensor.nbytes(), cudaHostRegisterPortable) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return tensor;
+  }
+  const auto sizes = tensor.sizes().vec();
+  const auto options = tensor.options();
+  const auto unlock = [kept = std::move(tensor), device](void* locked) {
+    const c10::DeviceGuard of_kept(device);
+    (void)cudaDeviceSynchronize();  // copies that an error left behind
+    (void)cudaHostUnregister(locked);
+  };
+  return torch::from_blob(memory, sizes, unlock, options);
+}
+#else
+torch::Tensor pinned(torch::Tensor tensor, const torch::Device&) { return tensor; }
+#endif
+
+// Streams out of torch's pool, kept.
+
+c10::Stream side_stream(torch::Device device, int number) {
+  static const std::vector<c10::Stream> streams = [&] {
+    const c10::impl::VirtualGuardImpl device_type(device.type());
+    std::vector<c10::Stream> own;
+    for (int i = 0; i < kSideStreams; ++i)
+      own.push_back(device_type.getStreamFromGlobalPool(device));
+    return own;
+  }();
+  return streams.at(static_cast<size_t>(number));
+}
+
+std::optional<c10::Stream> present_stream(torch::Device device) {
+  if (!device.is_cuda()) return std::nullopt;
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+void wait_for_stream(torch::Device device) {
+  c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+}
+
+}  // namespace oscar

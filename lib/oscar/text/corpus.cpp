@@ -1,0 +1,543 @@
+// Corpora: files of texts, chats or ids, in an order that can be repeated.
+#include "oscar/text/corpus.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "oscar/base/error.h"
+#include "oscar/base/json.h"
+#include "oscar/base/sha256.h"
+#include "oscar/io/hdf5.h"
+#include "oscar/io/npy.h"
+#include "oscar/text/chat_template.h"
+#include "oscar/text/packing.h"
+#include "oscar/text/unicode.h"
+
+namespace oscar {
+
+// Reading .jsonl line by line.
+
+namespace {
+
+[[noreturn]] void fail(const std::string& what, const std::string& where,
+                       const std::string& expected = "", const std::string& hint = "") {
+  throw Error({.what = what, .where = where, .expected = expected, .hint = hint});
+}
+
+const std::string& text_member(const Json& object, const char* key, const std::string& where) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_string()) {
+    fail("'" + std::string(key) + "' is not a string", where, "a string");
+  }
+  return found->get_ref<const std::string&>();
+}
+
+// What a template would read but the built-in ones cannot.
+void refuse_keys(const Json& object, std::initializer_list<const char*> keys,
+                 const std::string& where, const std::string& hint) {
+  for (const char* key : keys) {
+    const auto found = object.find(key);
+    if (found == object.end() || found->is_null() || found->empty()) continue;
+    fail("conversation uses '" + std::string(key) + "', which the built-in templates do not render",
+         where, "", hint);
+  }
+}
+
+std::vector<ChatMessage> read_messages(const Json& line, const std::string& where,
+                                       const std::string& hint) {
+  const Json& list = line.at("messages");
+  if (!list.is_array() || list.empty()) fail("'messages' is not a list of messages", where);
+  refuse_keys(line, {"tools", "documents", "functions"}, where, hint);
+  std::vector<ChatMessage> messages;
+  for (const Json& message : list) {
+    const std::string place = where + ", message " + std::to_string(messages.size());
+    if (!message.is_object()) fail("message is not an object", place);
+    refuse_keys(
+        message,
+        {"tool_calls", "tool_call_id", "reasoning_content", "metadata", "tools", "function_call"},
+        place, hint);
+    messages.push_back(
+        {text_member(message, "role", place), text_member(message, "content", place)});
+  }
+  return messages;
+}
+
+// The line that renders the file elsewhere.
+std::string way_out(const std::filesystem::path& path, const CorpusOptions& options) {
+  std::filesystem::path ids = path;
+  ids.replace_extension(".npy");
+  return "run: python -m oscar_int2 prepare-corpus " + options.model + " " + path.string() + " " +
+         ids.string() + ", then pass " + ids.string();
+}
+
+JsonlDocument read_line(const Json& line, const std::string& where, const std::string& hint,
+                        std::optional<ChatTemplate> chat_template) {
+  if (!line.is_object()) fail("line is not a JSON object", where);
+  if (line.contains("messages")) {
+    if (!chat_template) {
+      fail("the checkpoint's chat template is not one of the built-in ones", where, "", hint);
+    }
+    try {
+      return {render_chat(*chat_template, read_messages(line, where, hint), false), true,
+              chat_template_name(*chat_template)};
+    } catch (const Error& error) {
+      if (!error.info().where.empty()) throw;
+      ErrorInfo info = error.info();
+      info.where = where;
+      if (info.hint.empty()) info.hint = hint;
+      throw Error(std::move(info));
+    }
+  }
+  if (line.contains("prompt") || line.contains("completion")) {
+    return {text_member(line, "prompt", where) + text_member(line, "completion", where), false, ""};
+  }
+  if (!line.contains("text")) {
+    fail("line holds no document", where,
+         "one of 'messages', 'prompt' with 'completion', or 'text'");
+  }
+  return {text_member(line, "text", where), false, ""};
+}
+
+}  // namespace
+
+std::vector<JsonlDocument> read_jsonl(std::string_view content, const std::filesystem::path& path,
+                                      const CorpusOptions& options) {
+  const std::string hint = way_out(path, options);
+  const auto chat_template = known_chat_template(options.chat_template_sha256);
+  std::vector<JsonlDocument> documents;
+  size_t number = 0;
+  for (size_t begin = 0; begin < content.size();) {
+    const size_t end = std::min(content.find('\n', begin), content.size());
+    const std::string_view line = content.substr(begin, end - begin);
+    const std::string where = path.string() + ", line " + std::to_string(++number);
+    begin = end + 1;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    require_valid_utf8(line, where);
+    documents.push_back(read_line(parse_json(line, where), where, hint, chat_template));
+  }
+  return documents;
+}
+
+// SplitMix64 and Fisher-Yates; the standard library's shuffle differs between platforms.
+
+uint64_t SplitMix64::next() {
+  uint64_t z = state_ += 0x9E3779B97F4A7C15ULL;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+  return z ^ (z >> 31);
+}
+
+uint64_t SplitMix64::below(uint64_t bound) {
+  const uint64_t uneven = (0 - bound) % bound;  // 2^64 mod bound: values that would favour some
+  uint64_t value = next();
+  while (value < uneven) value = next();
+  return value % bound;
+}
+
+std::vector<size_t> shuffled_order(size_t count, uint64_t seed) {
+  std::vector<size_t> order(count);
+  std::iota(order.begin(), order.end(), size_t{0});
+  SplitMix64 random(seed);
+  for (size_t i = count; i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+  return order;
+}
+
+// Readers by extension.
+
+namespace {
+
+constexpr const char* kKnown = ".npy, .h5, .txt, .jsonl, or a folder of these";
+
+void add_ids(const std::vector<uint64_t>& shape, const std::vector<int64_t>& values,
+             const std::string& where, const CorpusOptions& options, CorpusContent& content) {
+  const int64_t limit =
+      options.vocab_size > 0 ? options.vocab_size : std::numeric_limits<int32_t>::max();
+  if (values.empty()) return;  // however many rows of no ids
+  const uint64_t columns = shape.back();
+  const bool is_table = shape.size() == 2;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] >= 0 && values[i] < limit) continue;
+    const std::string position =
+        is_table ? "row " + std::to_string(i / columns) + ", column " + std::to_string(i % columns)
+                 : "position " + std::to_string(i);
+    throw Error(
+        {.what = "token id is outside the vocabulary",
+         .where = where + ", " + position,
+         .expected = "0 to " + std::to_string(limit - 1),
+         .found = std::to_string(values[i]),
+         .hint = "tokenize with this model's own tokenizer; padding must not be in the file"});
+  }
+  if (!is_table) {
+    content.streams.emplace_back(values.begin(), values.end());
+    content.documents_read += 1;
+    return;
+  }
+  for (uint64_t row = 0; row < shape[0]; ++row) {
+    const auto begin = values.begin() + static_cast<std::ptrdiff_t>(row * columns);
+    content.rows.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(columns));
+  }
+  content.documents_read += static_cast<int64_t>(shape[0]);
+}
+
+// Dataset "tokens", or the only one.
+std::string token_dataset(const InputFile& file) {
+  const auto objects = hdf5::list_datasets(file);
+  std::string names, only;
+  int count = 0;
+  for (const hdf5::ObjectInfo& object : objects) {
+    if (!object.is_dataset) continue;
+    if (object.path == "/tokens") return object.path;
+    names += (count++ == 0 ? "" : ", ") + object.path;
+    only = object.path;
+  }
+  if (count != 1) {
+    throw Error({.what = "cannot tell which dataset holds the token ids",
+                 .where = file.path().string(),
+                 .expected = "a dataset named 'tokens', or one dataset",
+                 .found = count == 0 ? "no dataset" : names});
+  }
+  return only;
+}
+
+void add_text(std::string text, CorpusContent& content) {
+  content.documents_read += 1;
+  if (text.empty()) {
+    content.empty_documents += 1;
+    return;
+  }
+  content.texts.push_back({std::move(text), false});
+}
+
+std::string kind_of_ids(const std::vector<uint64_t>& shape) {
+  return shape.size() == 2 ? "ids_2d" : "ids_1d";
+}
+
+bool is_text(const std::filesystem::path& path) {
+  return path.extension() == ".txt" || path.extension() == ".jsonl";
+}
+
+bool has_reader(const std::filesystem::path& path) {
+  return path.extension() == ".npy" || path.extension() == ".h5" || is_text(path);
+}
+
+// Adds what the file holds; the sha256 of just that.
+std::string read_file(const std::filesystem::path& path, const CorpusOptions& options,
+                      uint64_t ids_needed, CorpusContent& content) {
+  const std::string extension = path.extension().string(), where = path.string();
+  if (extension == ".npy") {
+    const std::string bytes = read_text_file(path, kMostNpyBytes);
+    const NpyIntegers ids = parse_npy_integers(bytes, where);
+    content.kind = kind_of_ids(ids.shape);
+    add_ids(ids.shape, ids.values, where, options, content);
+    return sha256_of(bytes);
+  }
+  if (extension == ".h5") {
+    const InputFile file(path);
+    const std::string dataset = token_dataset(file);
+    const hdf5::IntegerArray ids = hdf5::read_integers(file, dataset, ids_needed);
+    content.ids_left += ids.left;
+    content.kind = kind_of_ids(ids.shape);
+    add_ids(ids.shape, ids.values, where + ":" + dataset, options, content);
+    std::string hash = file.sha256();
+    file.require_unchanged();
+    return hash;
+  }
+  if (extension == ".txt") {
+    content.kind = "text";
+    std::string text = read_text_file(path);
+    require_valid_utf8(text, where);
+    std::string hash = sha256_of(text);
+    add_text(std::move(text), content);
+    return hash;
+  }
+  if (extension == ".jsonl") {
+    content.kind = "jsonl";
+    const std::string text = read_text_file(path);
+    for (JsonlDocument& document : read_jsonl(text, path, options)) {
+      if (!document.is_chat) {
+        add_text(std::move(document.text), content);
+        continue;
+      }
+      content.documents_read += 1;
+      content.chat_template = document.chat_template;
+      content.texts.push_back({std::move(document.text), true});
+    }
+    return sha256_of(text);
+  }
+  throw Error({.what = "corpus file of unknown kind",
+               .where = where,
+               .expected = kKnown,
+               .found = extension.empty() ? "no extension" : extension});
+}
+
+void read_folder(const std::filesystem::path& folder, const CorpusOptions& options,
+                 uint64_t ids_needed, CorpusContent& content) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (leads_outside(folder, entry.path())) {
+      content.outside_links += 1;
+    } else if (entry.is_regular_file() && has_reader(entry.path())) {
+      files.push_back(entry.path());
+    } else {
+      content.other_files += 1;
+    }
+  }
+  if (files.empty()) {
+    throw Error({.what = "folder holds no corpus file",
+                 .where = folder.string(),
+                 .expected = kKnown,
+                 .hint = content.outside_links > 0
+                             ? "links that lead out of the folder are not read"
+                             : ""});
+  }
+  std::sort(files.begin(), files.end());
+  Sha256 digest;
+  for (const auto& file : files) {
+    const std::string hash = read_file(file, options, ids_needed, content);
+    digest.update(file.filename().string() + '\0' + hash + '\n');
+  }
+  content.sha256 = digest.finish();
+  content.kind = "folder";
+}
+
+}  // namespace
+
+bool holds_text(const std::filesystem::path& path) {
+  std::error_code status;
+  if (!std::filesystem::is_directory(path, status)) return is_text(path);
+  const std::filesystem::directory_iterator folder(path, status);
+  return !status && std::any_of(begin(folder), end(folder),
+                                [](const auto& entry) { return is_text(entry.path()); });
+}
+
+CorpusContent read_corpus_path(const std::filesystem::path& path, const CorpusOptions& options,
+                               uint64_t ids_needed) {
+  CorpusContent content;
+  std::error_code status;
+  if (!std::filesystem::exists(path, status)) {
+    throw Error({.what = "corpus does not exist", .where = path.string(), .expected = kKnown});
+  }
+  if (std::filesystem::is_directory(path, status)) {
+    read_folder(path, options, ids_needed, content);
+  } else {
+    content.sha256 = read_file(path, options, ids_needed, content);
+  }
+  return content;
+}
+
+// CORPUS arguments to chunks: reading, tokenizing, and the policy on documents in words.
+
+namespace {
+
+using Ids = std::vector<int32_t>;
+
+constexpr int64_t kAll = std::numeric_limits<int64_t>::max();  // more tokens than there are
+
+void check_options(const CorpusOptions& options) {
+  if (options.chunk_len < 2) {
+    throw Error({.what = "chunks are too short to predict a token",
+                 .where = "--chunk-len",
+                 .expected = "2 or more",
+                 .found = std::to_string(options.chunk_len)});
+  }
+  if (options.max_tokens < 0) {
+    throw Error({.what = "max_tokens is negative", .found = std::to_string(options.max_tokens)});
+  }
+}
+
+bool is_eos(int32_t id, const CorpusOptions& options) {
+  const auto& ids = options.eos_token_ids;
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+// A template may write a line break behind the token that ends a turn: the last two are looked at.
+void end_document(Ids& ids, bool is_chat, const CorpusOptions& options) {
+  if (options.eos_token_ids.empty()) return;
+  const size_t last = std::min<size_t>(is_chat ? 2 : 1, ids.size());
+  const bool has_end = std::any_of(ids.end() - static_cast<std::ptrdiff_t>(last), ids.end(),
+                                   [&](int32_t id) { return is_eos(id, options); });
+  if (!has_end) ids.push_back(options.eos_token_ids.front());
+}
+
+void check_vocabulary(const Ids& ids, const std::string& name, const CorpusOptions& options) {
+  if (options.vocab_size == 0) return;
+  for (const int32_t id : ids) {
+    if (id >= 0 && id < options.vocab_size) continue;
+    throw Error({.what = "tokenizer gives an id outside the model's vocabulary",
+                 .where = name,
+                 .expected = "0 to " + std::to_string(options.vocab_size - 1),
+                 .found = std::to_string(id),
+                 .hint = "use the tokenizer.json that belongs to the checkpoint"});
+  }
+}
+
+// Documents in seeded order until `needed` tokens are there.
+std::vector<Ids> tokenize(std::vector<TextDocument>& texts, const Tokenizer* tokenizer,
+                          uint64_t seed, int64_t needed, const CorpusOptions& options,
+                          CorpusSource& source) {
+  if (!texts.empty() && tokenizer == nullptr) {
+    throw Error({.what = "text needs a tokenizer",
+                 .where = source.name,
+                 .hint = "put tokenizer.json into the model's folder, or pass ids as .npy "
+                         "(python -m oscar_int2 prepare-corpus)"});
+  }
+  std::vector<Ids> documents;
+  int64_t tokens = 0, lost_bytes = 0;
+  for (const size_t index : shuffled_order(texts.size(), seed)) {
+    if (tokens >= needed) break;
+    TextDocument& text = texts[index];
+    Ids ids = tokenizer->encode(text.text, !text.is_chat, &lost_bytes);
+    end_document(ids, text.is_chat, options);
+    check_vocabulary(ids, source.name, options);
+    tokens += static_cast<int64_t>(ids.size());
+    documents.push_back(std::move(ids));
+    text.text = {};
+  }
+  source.lost_bytes = lost_bytes;
+  if (lost_bytes > 0) {
+    source.dropped.push_back("bytes of text that the vocabulary cannot write: " +
+                             std::to_string(lost_bytes));
+  }
+  const size_t unread = texts.size() - documents.size();
+  if (unread > 0) {
+    source.dropped.push_back("documents not needed for max_tokens: " + std::to_string(unread));
+  }
+  return documents;
+}
+
+// What was done to the documents of all parts.
+struct Policy {
+  bool text = false, chat = false, streams = false, rows = false;
+  std::string chat_template = "none";
+
+  std::string in_words(const CorpusOptions& options) const {
+    std::string words;
+    const auto add = [&words](const std::string& sentence) {
+      words += (words.empty() ? "" : "; ") + sentence;
+    };
+    if (text) add("text begins as the tokenizer's post-processor makes it");
+    if (chat) add("conversations are rendered by template " + chat_template);
+    if (text || chat) {
+      add(options.eos_token_ids.empty()
+              ? "no EOS is known, none is added"
+              : "documents end with EOS " + std::to_string(options.eos_token_ids.front()) +
+                    " unless they end with one already");
+      add("documents are packed without document masks");
+    }
+    if (streams) add("1-D ids are one stream as they are");
+    if (rows) add("2-D rows are kept apart");
+    return words;
+  }
+};
+
+// `whole`: the size of the part decides its share.
+PackedPart load_part(const CorpusPart& part, int64_t needed, bool whole, size_t place,
+                     const Tokenizer* tokenizer, const CorpusOptions& options, Policy& policy) {
+  if (part.self_tokens > 0) {
+    throw Error({.what = "self:N is written by the model, not read",
+                 .where = "CORPUS part self:" + std::to_string(part.self_tokens)});
+  }
+  const std::filesystem::path path(part.path);
+  // Twice as many: of each row one id may be dropped, and rows have three or more that can be used.
+  const uint64_t ids = needed < kAll / 2 ? 2 * static_cast<uint64_t>(needed) : UINT64_MAX;
+  CorpusContent content = read_corpus_path(path, options, whole ? UINT64_MAX : ids);
+  PackedPart packed;
+  packed.has_weight = part.has_weight;
+  CorpusSource& source = packed.source;
+  const auto name = path.has_filename() ? path.filename() : path.parent_path().filename();
+  source.name = name.string();
+  source.sha256 = content.sha256;
+  source.kind = content.kind;
+  source.weight = part.weight;
+  source.documents_read = content.documents_read;
+  const auto note = [&source](const char* reason, int64_t count) {
+    if (count > 0) source.dropped.push_back(std::string(reason) + ": " + std::to_string(count));
+  };
+  note("empty documents", content.empty_documents);
+  note("other files in the folder", content.other_files);
+  note("token ids not needed for max_tokens, not read", static_cast<int64_t>(content.ids_left));
+  note("links that lead out of the folder", content.outside_links);
+  for (const TextDocument& text : content.texts) {
+    (text.is_chat ? policy.chat : policy.text) = true;
+  }
+  if (!content.chat_template.empty()) policy.chat_template = content.chat_template;
+  policy.streams = policy.streams || !content.streams.empty();
+  policy.rows = policy.rows || !content.rows.empty();
+
+  const uint64_t seed = options.seed + 0x9E3779B97F4A7C15ULL * place;
+  pack_stream(tokenize(content.texts, tokenizer, seed, needed, options, source), options.chunk_len,
+              packed);
+  for (Ids& stream : content.streams) pack_stream({std::move(stream)}, options.chunk_len, packed);
+  for (Ids& row : content.rows) pack_stream({std::move(row)}, options.chunk_len, packed);
+  return packed;
+}
+
+// Tokens of a part that max_tokens can ever use.
+int64_t tokens_needed(const CorpusPart& part, double weight_sum, const CorpusOptions& options) {
+  if (options.max_tokens == 0) return kAll;
+  if (!part.has_weight) return options.max_tokens;
+  const double share =
+      std::ceil(static_cast<double>(options.max_tokens) * part.weight / weight_sum) + 1;
+  return share < static_cast<double>(kAll) ? static_cast<int64_t>(share) : kAll;
+}
+
+}  // namespace
+
+TokenChunks load_corpus(const std::string& argument, const Tokenizer* tokenizer,
+                        const CorpusOptions& options) {
+  check_options(options);
+  const std::vector<CorpusPart> parts = parse_corpus_argument(argument);
+  double weight_sum = 0;
+  for (const CorpusPart& part : parts) weight_sum += part.weight;
+  std::vector<PackedPart> packed;
+  Policy policy;
+  for (const CorpusPart& part : parts) {
+    const bool whole = parts.size() > 1 && !part.has_weight;
+    packed.push_back(load_part(part, tokens_needed(part, weight_sum, options), whole, packed.size(),
+                               tokenizer, options, policy));
+  }
+  TokenChunks result = join_parts(std::move(packed), options);
+  result.record.bos_eos_policy = policy.in_words(options);
+  result.record.chat_template = policy.chat_template;
+  return result;
+}
+
+TokenChunks pack_documents(const std::vector<std::vector<int32_t>>& documents, CorpusSource source,
+                           const CorpusOptions& options) {
+  check_options(options);
+  PackedPart packed;
+  packed.source = std::move(source);
+  packed.source.documents_read = static_cast<int64_t>(documents.size());
+  packed.source.tokens_read = 0;
+  for (const Ids& ids : documents) check_vocabulary(ids, packed.source.name, options);
+  pack_stream(documents, options.chunk_len, packed);
+  std::vector<PackedPart> parts;
+  parts.push_back(std::move(packed));
+  TokenChunks result = join_parts(std::move(parts), options);
+  result.record.bos_eos_policy = "documents as given, packed without document masks";
+  result.record.chat_template = "none";
+  return result;
+}
+
+std::string write_chunks_npy(const TokenChunks& chunks, const std::filesystem::path& path) {
+  std::vector<int32_t> ids;
+  bool same_length = true;
+  for (const Ids& chunk : chunks.chunks) {
+    same_length = same_length && chunk.size() == chunks.chunks.front().size();
+    ids.insert(ids.end(), chunk.begin(), chunk.end());
+  }
+  if (same_length && !chunks.chunks.empty()) {
+    write_npy_int32(path, {chunks.chunks.size(), chunks.chunks.front().size()}, ids);
+    return "";
+  }
+  write_npy_int32(path, {ids.size()}, ids);
+  return "chunks differ in length: " + path.string() +
+         " is one stream, and where chunks begin is not in it";
+}
+
+}  // namespace oscar

@@ -1,0 +1,199 @@
+// Corpora: files of texts, chats or ids, in an order that can be repeated.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "oscar/base/json.h"
+#include "oscar/text/tokenizer.h"
+
+namespace oscar {
+
+// Short texts and the ids that they became: most words of a corpus have been there before.
+
+struct HashOfText {
+  using is_transparent = void;
+  size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+};
+template <typename Value>
+using ByText = std::unordered_map<std::string, Value, HashOfText, std::equal_to<>>;
+
+class KnownTexts {
+ public:
+  struct Ids {
+    std::vector<int32_t> ids;
+    int64_t lost = 0;  // bytes that none of them stands for
+  };
+
+  // Null for a text that is not known.
+  const Ids* find(std::string_view text) const {
+    if (text.size() > kMaxSize) return nullptr;
+    const auto found = texts_.find(text);
+    return found == texts_.end() ? nullptr : &found->second;
+  }
+
+  // Long texts are not kept. All are forgotten when they are too many.
+  void add(std::string_view text, std::vector<int32_t> ids, int64_t lost) {
+    if (text.size() > kMaxSize) return;
+    if (texts_.size() >= kMaxTexts) texts_.clear();
+    texts_.emplace(text, Ids{std::move(ids), lost});
+  }
+
+  static constexpr size_t kMaxSize = 128;       // bytes of a text
+  static constexpr size_t kMaxTexts = 200'000;  // bounds the memory
+
+ private:
+  ByText<Ids> texts_;
+};
+
+// Corpora to token chunks: reading, joining with weights, packing, and the record of what was used.
+
+// Everything that decides which tokens are read, in which order.
+struct CorpusOptions {
+  int chunk_len = 4096;                     // tokens per chunk
+  int64_t max_tokens = 0;                   // 0 = all
+  uint64_t seed = 0;                        // order of documents and of the joined sources
+  int32_t vocab_size = 0;                   // ids must be below this
+  std::vector<int32_t> eos_token_ids = {};  // of the checkpoint; the first ends a document
+  std::vector<int32_t> separators = {};     // put into the chunks (packing.h); empty: none are
+  bool only_if_rare = false;                // not where the text has as many as would be put in
+  std::string chat_template_sha256 = {};    // decides whether messages can be rendered
+  std::string model = "MODEL";  // as the user wrote it, for the line that errors suggest
+};
+
+// What was read from one source, what became of it, and why something was dropped.
+struct CorpusSource {
+  std::string name = {}, sha256 = {}, kind = {};  // kind: ids_1d, ids_2d, text, jsonl, folder, self
+  double weight = 1.0;
+  int64_t documents_read = 0, documents_used = 0;
+  int64_t tokens_read = 0, tokens_used = 0;
+  int64_t lost_bytes = 0;                 // of text, which no token of the vocabulary stands for
+  std::vector<std::string> dropped = {};  // "reason: count", for the log and the bundle
+};
+
+struct CorpusRecord {
+  std::vector<CorpusSource> sources;
+  int64_t sequences_read = 0, sequences_used = 0, tokens = 0;
+  int chunk_len = 0;
+  uint64_t order_seed = 0;
+  std::string tokens_sha256;   // over the chunks: length (int32 LE) then ids (int32 LE) of each
+  std::string bos_eos_policy;  // in words, as stored in the bundle
+  std::string chat_template;   // name of the template used, or "none"
+  std::string separators = "none";  // put in (packing.h), in words; none: text as it came
+};
+
+// Sequences that attention runs over, each at most chunk_len long, in calibration order.
+struct TokenChunks {
+  std::vector<std::vector<int32_t>> chunks;
+  CorpusRecord record;
+};
+
+// One part of a CORPUS argument: "a.jsonl:0.5,b.npy:0.5" has two. "self:N" has kind self.
+struct CorpusPart {
+  std::string path;  // empty for self
+  double weight = 1.0;
+  bool has_weight = false;  // all parts of an argument have one, or none has
+  int64_t self_tokens = 0;  // > 0 for self:N
+};
+
+// Throws UsageError for an empty part, a malformed weight, or weights on some parts only. A path
+// holds no comma, and no colon behind its last slash.
+std::vector<CorpusPart> parse_corpus_argument(const std::string& argument);
+
+// Reads every part and packs it into chunks. `tokenizer` may be null when all parts hold token ids.
+// Parts of kind self are refused here: the model writes those (calibrate/corpus.h).
+//
+// Documents: a .txt file, or a line of .jsonl. They begin as the tokenizer's post-processor or the
+// chat template makes them and end with eos_token_ids[0], unless they end so already (a template
+// may write one more token behind it). They are shuffled within their part (SplitMix64, seeded by
+// seed and the part's place) and packed into one stream, cut every chunk_len tokens. A 1-D id file
+// is one such stream as it is; rows of a 2-D file are kept apart and cut when longer than
+// chunk_len. Of each stream or row the last chunk may be shorter; one of fewer than 2 tokens is
+// dropped.
+//
+// Joining: with weights w, part i gives T w_i tokens, T being the largest total for which no part
+// is short (and at most max_tokens); without, every part gives all, or under max_tokens the same
+// fraction of what it has (counting at most max_tokens of each). Chunks of the parts alternate so
+// that shares hold all along the order.
+//
+// Errors name file and line: empty corpus, malformed JSON line, invalid UTF-8, ids out of range,
+// ids that are not integers, messages for which no known chat template exists.
+TokenChunks load_corpus(const std::string& argument, const Tokenizer* tokenizer,
+                        const CorpusOptions& options);
+
+// Packs one stream of already tokenized documents; what load_corpus and self:N share.
+TokenChunks pack_documents(const std::vector<std::vector<int32_t>>& documents, CorpusSource source,
+                           const CorpusOptions& options);
+
+// Writes the chunks as .npy int32: 2-D when all have one length, else 1-D with a warning text back.
+std::string write_chunks_npy(const TokenChunks& chunks, const std::filesystem::path& path);
+
+// Lines of a .jsonl corpus to documents: `text`, `prompt` and `completion`, or `messages`.
+
+struct JsonlDocument {
+  std::string text;
+  bool is_chat = false;
+  std::string chat_template;  // name of the template that rendered it
+};
+
+// The content of a .jsonl file: one document a line; blank lines are skipped. A line is taken by
+// the first of these that it has: `messages` (rendered with the checkpoint's template), `prompt`
+// and `completion` (put together), `text`. Throws Error with file and line for malformed JSON,
+// invalid UTF-8, lines with none of them, values of other types, and conversations that no built-in
+// template can render.
+std::vector<JsonlDocument> read_jsonl(std::string_view content, const std::filesystem::path& path,
+                                      const CorpusOptions& options);
+
+// The seeded order of documents, the same on every platform.
+
+// SplitMix64 (Steele, Lea and Flood 2014).
+class SplitMix64 {
+ public:
+  explicit SplitMix64(uint64_t seed) : state_(seed) {}
+  uint64_t next();
+  // Uniform in [0, bound), by rejection; bound > 0.
+  uint64_t below(uint64_t bound);
+
+ private:
+  uint64_t state_;
+};
+
+// Fisher-Yates shuffle of 0 .. count-1 driven by SplitMix64(seed).
+std::vector<size_t> shuffled_order(size_t count, uint64_t seed);
+
+// One corpus path to documents and ids: .npy, .h5, .txt, .jsonl and folders of these.
+
+struct TextDocument {
+  std::string text;      // valid UTF-8; conversations are rendered already
+  bool is_chat = false;  // the template wrote BOS and the ends of turns
+};
+
+// What the files of one part hold.
+struct CorpusContent {
+  std::vector<TextDocument> texts;            // to be shuffled, tokenized and packed together
+  std::vector<std::vector<int32_t>> streams;  // 1-D ids: each is packed on its own
+  std::vector<std::vector<int32_t>> rows;     // 2-D ids: kept apart
+  std::string kind, sha256, chat_template;    // as in CorpusSource and CorpusRecord
+  int64_t documents_read = 0;
+  int64_t empty_documents = 0, other_files = 0;
+  uint64_t ids_left = 0;      // behind those that are needed: not read
+  int64_t outside_links = 0;  // entries of a folder that lead out of it
+};
+
+// Whether `path` is a file of text, or a folder with one; by the names alone.
+bool holds_text(const std::filesystem::path& path);
+
+// What is hashed is what was read. Links that lead out of a folder are left out. Of a file of ids
+// that can be read in parts (.h5), ids behind the first `ids_needed` are left alone. Throws Error
+// with file and line, or file and position, for everything that cannot be used.
+CorpusContent read_corpus_path(const std::filesystem::path& path, const CorpusOptions& options,
+                               uint64_t ids_needed = UINT64_MAX);
+
+}  // namespace oscar

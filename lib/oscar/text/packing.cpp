@@ -1,0 +1,263 @@
+// Documents to sequences of equal length, with separators where wanted.
+#include "oscar/text/packing.h"
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cmath>
+
+#include "oscar/base/error.h"
+#include "oscar/base/sha256.h"
+#include "oscar/text/corpus.h"
+
+namespace oscar {
+
+// The names that families give to their separators.
+
+namespace {
+
+// Ends of documents, then of turns: GPT-2 and Qwen, Llama 2 and Mistral, Llama 3, Gemma; ChatML,
+// Llama 3, Gemma.
+constexpr std::array kNames = {"<|endoftext|>", "</s>",       "<|end_of_text|>", "<eos>",
+                               "<|im_end|>",    "<|eot_id|>", "<end_of_turn>"};
+
+}  // namespace
+
+std::vector<int32_t> separator_tokens(const std::vector<int32_t>& eos_token_ids,
+                                      const std::vector<AddedToken>& added, int32_t vocab_size) {
+  std::vector<int32_t> ids;
+  const auto add = [&](int32_t id) {
+    if (id >= 0 && id < vocab_size && std::find(ids.begin(), ids.end(), id) == ids.end()) {
+      ids.push_back(id);
+    }
+  };
+  for (const int32_t id : eos_token_ids) add(id);
+  for (const char* name : kNames) {
+    for (const AddedToken& token : added) {
+      if (token.content == name) add(token.id);
+    }
+  }
+  return ids;
+}
+
+bool is_rare(const std::vector<std::vector<int32_t>>& sequences, const std::vector<int32_t>& ids) {
+  int64_t tokens = 0;
+  for (const auto& sequence : sequences) tokens += static_cast<int64_t>(sequence.size());
+  return count_tokens(sequences, ids) * kTokensOfASeparator < tokens;
+}
+
+int64_t count_tokens(const std::vector<std::vector<int32_t>>& sequences,
+                     const std::vector<int32_t>& ids) {
+  int64_t count = 0;
+  for (const auto& sequence : sequences) {
+    count += std::count_if(sequence.begin(), sequence.end(), [&](int32_t token) {
+      return std::find(ids.begin(), ids.end(), token) != ids.end();
+    });
+  }
+  return count;
+}
+
+std::vector<std::vector<int32_t>> with_separators(std::vector<std::vector<int32_t>> sequences,
+                                                  const std::vector<int32_t>& separators,
+                                                  int64_t gap) {
+  assert(gap > 0 && !separators.empty());
+  for (auto& sequence : sequences) {
+    size_t next = 0;
+    for (auto i = static_cast<size_t>(gap); i < sequence.size(); i += static_cast<size_t>(gap)) {
+      sequence[i] = separators[next++ % separators.size()];
+    }
+  }
+  return sequences;
+}
+
+std::string sprinkle_separators(std::vector<std::vector<int32_t>>& sequences,
+                                const std::vector<int32_t>& separators, uint64_t seed) {
+  assert(!separators.empty());
+  SplitMix64 random(seed);
+  size_t next = 0;
+  const auto gap = [&] {
+    constexpr auto kGaps = static_cast<uint64_t>(kLongestGap - kShortestGap + 1);
+    return static_cast<size_t>(kShortestGap) + static_cast<size_t>(random.below(kGaps));
+  };
+  for (size_t s = 1; s < sequences.size(); s += 2) {
+    for (size_t i = gap(); i < sequences[s].size(); i += gap()) {
+      sequences[s][i] = separators[next++ % separators.size()];
+    }
+  }
+  std::string ids;
+  for (const int32_t id : separators) ids += (ids.empty() ? "" : ", ") + std::to_string(id);
+  return "ids " + ids + " in every second sequence, " + std::to_string(kShortestGap) + " to " +
+         std::to_string(kLongestGap) + " tokens apart, " + std::to_string(next) + " in all";
+}
+
+// Packing, shares of weighted joins, alternation, counts.
+
+namespace {
+
+constexpr size_t kMinChunk = 2;  // one token predicts nothing
+
+int64_t tokens_of(const std::vector<std::vector<int32_t>>& chunks) {
+  int64_t tokens = 0;
+  for (const auto& chunk : chunks) tokens += static_cast<int64_t>(chunk.size());
+  return tokens;
+}
+
+// Tokens that each part gives.
+std::vector<int64_t> shares(const std::vector<PackedPart>& parts, int64_t max_tokens) {
+  std::vector<int64_t> available;
+  std::vector<double> weights;
+  double sum = 0;
+  for (const PackedPart& part : parts) {
+    available.push_back(tokens_of(part.chunks));
+    weights.push_back(part.has_weight ? part.source.weight : static_cast<double>(available.back()));
+    sum += weights.back();
+  }
+  int64_t all = 0;
+  for (const int64_t tokens : available) all += tokens;
+  const bool weighted = parts.size() > 1 && parts.front().has_weight;
+  if (!weighted && (max_tokens == 0 || all <= max_tokens)) return available;
+  double total = static_cast<double>(max_tokens == 0 ? all : std::min(all, max_tokens));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    total = std::min(total, static_cast<double>(available[i]) * sum / weights[i]);
+  }
+  std::vector<int64_t> wanted;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    // The small excess undoes rounding where the share is a whole number.
+    const auto share = static_cast<int64_t>(std::floor(total * weights[i] / sum + 1e-6));
+    wanted.push_back(std::min(share, available[i]));
+  }
+  return wanted;
+}
+
+// Keeps the first `wanted` tokens of a part.
+void cut_part(PackedPart& part, int64_t wanted) {
+  size_t kept = 0;
+  while (kept < part.chunks.size() && wanted >= static_cast<int64_t>(kMinChunk)) {
+    auto& chunk = part.chunks[kept++];
+    if (static_cast<int64_t>(chunk.size()) > wanted) chunk.resize(static_cast<size_t>(wanted));
+    wanted -= static_cast<int64_t>(chunk.size());
+  }
+  part.chunks.resize(kept);
+}
+
+void count_use(PackedPart& part, int64_t packed_tokens) {
+  CorpusSource& source = part.source;
+  source.tokens_used = tokens_of(part.chunks);
+  source.documents_used =
+      std::count_if(part.starts.begin(), part.starts.end(), [&part](const DocumentStart& start) {
+        return start.chunk < part.chunks.size() && start.offset < part.chunks[start.chunk].size();
+      });
+  const auto note = [&source](const char* reason, int64_t count) {
+    if (count > 0) source.dropped.push_back(std::string(reason) + ": " + std::to_string(count));
+  };
+  note("tokens in a last chunk of fewer than 2", part.tail_tokens_dropped);
+  note("tokens beyond the part's share or max_tokens", packed_tokens - source.tokens_used);
+}
+
+// The next part is the one that has given the smallest fraction of its chunks.
+std::vector<std::vector<int32_t>> alternate(std::vector<PackedPart>& parts) {
+  std::vector<size_t> given(parts.size(), 0);
+  std::vector<std::vector<int32_t>> order;
+  while (true) {
+    size_t next = parts.size();
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const size_t count = parts[i].chunks.size();
+      if (given[i] == count) continue;
+      // given_i / count_i < given_next / count_next, in integers
+      if (next == parts.size() || given[i] * parts[next].chunks.size() < given[next] * count) {
+        next = i;
+      }
+    }
+    if (next == parts.size()) return order;
+    order.push_back(std::move(parts[next].chunks[given[next]++]));
+  }
+}
+
+std::string digest_of(const std::vector<std::vector<int32_t>>& chunks) {
+  Sha256 digest;
+  std::string bytes;
+  const auto append = [&bytes](uint32_t value) {
+    for (int i = 0; i < 4; ++i) bytes += static_cast<char>((value >> (8 * i)) & 0xFF);
+  };
+  for (const auto& chunk : chunks) {
+    bytes.clear();
+    append(static_cast<uint32_t>(chunk.size()));
+    for (const int32_t id : chunk) append(static_cast<uint32_t>(id));
+    digest.update(bytes);
+  }
+  return digest.finish();
+}
+
+}  // namespace
+
+void pack_stream(const std::vector<std::vector<int32_t>>& documents, int chunk_len,
+                 PackedPart& part) {
+  const auto length = static_cast<size_t>(chunk_len);
+  const size_t first_start = part.starts.size();
+  std::vector<int32_t> current;
+  for (const auto& document : documents) {
+    if (!document.empty()) part.starts.push_back({part.chunks.size(), current.size()});
+    part.source.tokens_read += static_cast<int64_t>(document.size());
+    for (size_t at = 0; at < document.size();) {
+      const size_t take = std::min(length - current.size(), document.size() - at);
+      const auto begin = document.begin() + static_cast<std::ptrdiff_t>(at);
+      current.insert(current.end(), begin, begin + static_cast<std::ptrdiff_t>(take));
+      at += take;
+      if (current.size() == length) {
+        part.chunks.push_back(std::move(current));
+        current = {};
+      }
+    }
+  }
+  if (current.size() >= kMinChunk) {
+    part.chunks.push_back(std::move(current));
+    return;
+  }
+  part.tail_tokens_dropped += static_cast<int64_t>(current.size());
+  const size_t dropped_chunk = part.chunks.size();
+  part.starts.erase(
+      std::remove_if(part.starts.begin() + static_cast<std::ptrdiff_t>(first_start),
+                     part.starts.end(),
+                     [=](const DocumentStart& start) { return start.chunk == dropped_chunk; }),
+      part.starts.end());
+}
+
+TokenChunks join_parts(std::vector<PackedPart> parts, const CorpusOptions& options) {
+  TokenChunks result;
+  CorpusRecord& record = result.record;
+  for (const PackedPart& part : parts) {
+    if (!part.chunks.empty()) continue;
+    throw Error({.what = "corpus is empty",
+                 .where = part.source.name,
+                 .expected = "at least 2 tokens in a sequence",
+                 .found = std::to_string(part.source.documents_read) + " documents, " +
+                          std::to_string(part.source.tokens_read) + " tokens"});
+  }
+  const std::vector<int64_t> wanted = shares(parts, options.max_tokens);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const int64_t packed = tokens_of(parts[i].chunks);
+    record.sequences_read += static_cast<int64_t>(parts[i].chunks.size());
+    cut_part(parts[i], wanted[i]);
+    count_use(parts[i], packed);
+    record.tokens += parts[i].source.tokens_used;
+    record.sources.push_back(parts[i].source);
+  }
+  if (record.tokens == 0) {
+    throw Error({.what = "no token of the corpus is used",
+                 .where = "--max-tokens",
+                 .expected = "weights and max_tokens that leave each part 2 tokens or more",
+                 .found = "max_tokens " + std::to_string(options.max_tokens)});
+  }
+  result.chunks = alternate(parts);
+  const bool enough = options.only_if_rare && !is_rare(result.chunks, options.separators);
+  if (!options.separators.empty() && !enough) {
+    record.separators = sprinkle_separators(result.chunks, options.separators, options.seed);
+  }
+  record.sequences_used = static_cast<int64_t>(result.chunks.size());
+  record.chunk_len = options.chunk_len;
+  record.order_seed = options.seed;
+  record.tokens_sha256 = digest_of(result.chunks);
+  return result;
+}
+
+}  // namespace oscar

@@ -1,1 +1,0 @@
-"""The parts of scripts/train_tiny_model.py, one reason each."""

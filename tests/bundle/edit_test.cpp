@@ -1,0 +1,222 @@
+#include "oscar/bundle/edit.h"
+
+#include <gtest/gtest.h>
+#include <functional>
+
+#include "bundle/sample.h"
+#include "model/checkpoint/model_folder.h"
+#include "oscar/base/error.h"
+#include "oscar/bundle/raw_file.h"
+#include "oscar/bundle/schema.h"
+
+// A bundle is matched with its model field by field, as far as it stores them.
+
+namespace {
+
+using namespace oscar;
+using namespace oscar_test;
+
+constexpr const char* kConfig =
+    R"({"model_type":"qwen3","hidden_size":8,"intermediate_size":8,"num_hidden_layers":2,
+        "num_attention_heads":2,"num_key_value_heads":1,"head_dim":4,"vocab_size":16})";
+
+class BundleMatch : public testing::Test {
+ protected:
+  BundleMatch() {
+    write_file(folder_.path() / "config.json", kConfig);
+    write_file(folder_.path() / "model.safetensors", safetensors_bytes({{"a", {{1}, {1.0f}}}}));
+    checkpoint_ = open_checkpoint(folder_.path().string());
+    const ModelConfig& config = checkpoint_.config;
+    bundle_.model = describe_model(checkpoint_, false);
+    for (int layer = 0; layer < config.num_layers; ++layer) {
+      bundle_.layers.emplace_back().geometry = config.geometry(layer, 256);
+      bundle_.statistics.emplace_back().geometry = config.geometry(layer, 256);
+    }
+  }
+
+  // The error's parts, or the warning.
+  std::string verdict() const {
+    try {
+      return check_bundle_matches(bundle_, checkpoint_, "b.h5");
+    } catch (const Error& error) {
+      return error.what();
+    }
+  }
+  void expect(std::initializer_list<const char*> words) const {
+    const std::string text = verdict();
+    for (const char* word : words) EXPECT_NE(text.find(word), std::string::npos) << text;
+  }
+
+  TemporaryFolder folder_;
+  Checkpoint checkpoint_;
+  Bundle bundle_;
+};
+
+TEST_F(BundleMatch, ABundleOfTheModelIsTakenWithoutAWord) { EXPECT_EQ(verdict(), ""); }
+
+TEST_F(BundleMatch, TheRecentWindowIsNoPartOfTheModel) {
+  bundle_.layers[1].geometry.quantized = false;
+  EXPECT_EQ(verdict(), "");
+}
+
+TEST_F(BundleMatch, TheKindOfALayersAttentionIsCompared) {
+  checkpoint_.config.layers[1].attention.window = 512;
+  expect({"layer 1, attention differs", "sliding (the model's)", "full (the bundle's)"});
+}
+
+TEST_F(BundleMatch, TheSlidingWindowIsCompared) {
+  for (LayerTransforms& layer : bundle_.layers) {
+    layer.geometry.attention = AttentionKind::kSliding;
+    layer.geometry.sliding_window = 256;
+  }
+  bundle_.statistics.clear();
+  const auto set_window = [&](int window) {
+    for (LayerSpec& layer : checkpoint_.config.layers) layer.attention.window = window;
+  };
+  set_window(512);
+  expect({"layer 0, sliding_window differs", "512 (the model's)", "256 (the bundle's)"});
+  set_window(256);
+  EXPECT_EQ(verdict(), "");
+}
+
+TEST_F(BundleMatch, AStatisticsFileIsComparedByItsStatistics) {
+  bundle_.layers.clear();
+  checkpoint_.config.layers[0].attention.window = 512;
+  expect({"layer 0, attention differs"});
+}
+
+// The epsilon of norms is in no tensor and in no attribute, but in the file that is hashed.
+TEST_F(BundleMatch, AnotherConfigFileAloneIsAWarning) {
+  std::string config = kConfig;
+  config.insert(config.size() - 1, R"(,"rms_norm_eps":1e-5)");
+  write_file(folder_.path() / "config.json", config);
+  checkpoint_ = open_checkpoint(folder_.path().string());
+  expect({"b.h5", "config_sha256", "rms_norm_eps",
+          bundle_.model.config_sha256.substr(0, 12).c_str(),
+          checkpoint_.config_sha256.substr(0, 12).c_str()});
+  bundle_.model.config_sha256.clear();  // not known
+  EXPECT_EQ(verdict(), "");
+}
+
+TEST_F(BundleMatch, OtherWeightsAreRefusedBeforeAnotherConfigIsSaid) {
+  bundle_.model.config_sha256 = "other";
+  bundle_.model.weights_fingerprint = "other";
+  expect({"weights_fingerprint differs"});
+}
+
+}  // namespace
+
+// The fingerprint of a bundle's text: kept, dropped, merged, and refused when it can't be ours.
+
+namespace {
+
+using namespace oscar;
+using sample::BundleTest;
+
+class Fingerprint : public BundleTest {
+ protected:
+  // Writes the sample with `hashes` changed by `change` in the file alone, and reads it back.
+  std::string reading_of(const std::function<void(EncodedFile&)>& change) {
+    Bundle bundle = sample::statistics_bundle();
+    bundle.fingerprint.hashes = {3, 5, 8};
+    EncodedFile encoded = encode_bundle(bundle, nullptr);
+    change(encoded);
+    AtomicFile out(file("changed.h5"));
+    write_encoded(std::move(encoded), out);
+    out.commit();
+    try {
+      const Bundle back = read_bundle(file("changed.h5"));
+      return back.fingerprint.empty() ? "unknown" : "read";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  }
+
+  static hdf5::DatasetView& dataset(EncodedFile& file) {
+    for (auto& d : file.datasets) {
+      if (d.path == schema::kFingerprint) return d;
+    }
+    throw std::logic_error("no fingerprint");
+  }
+};
+
+TEST_F(Fingerprint, ComesBackExactlyWithTheRecordOfConvergence) {
+  Bundle bundle = sample::rotation_bundle(TransformKind::kOscar);
+  bundle.fingerprint.hashes = {0, 7, INT64_MAX};
+  bundle.convergence = Json{{"tokens", 100}, {"problem", "one batch"}};
+  write_bundle(bundle, file("a.h5"), false);
+  const Bundle back = read_bundle(file("a.h5"));
+  EXPECT_EQ(back.fingerprint, bundle.fingerprint);
+  EXPECT_EQ(back.convergence, bundle.convergence);
+}
+
+TEST_F(Fingerprint, AbsentIsUnknown) {
+  write_bundle(sample::statistics_bundle(), file("a.h5"), false);
+  const Bundle back = read_bundle(file("a.h5"));
+  EXPECT_TRUE(back.fingerprint.empty());
+  EXPECT_TRUE(back.convergence.is_null());
+}
+
+TEST_F(Fingerprint, OfAnotherRuleIsUnknown) {
+  for (const char* name : {"rule", "ngram", "capacity"}) {
+    EXPECT_EQ(reading_of([name](EncodedFile& file) {
+                for (auto& attribute : file.attributes) {
+                  if (attribute.object == schema::kFingerprint && attribute.name == name) {
+                    attribute.value = std::string("another");
+                  }
+                }
+              }),
+              "unknown")
+        << name;
+  }
+}
+
+TEST_F(Fingerprint, ThatThisRuleCannotHaveMadeIsRefused) {
+  static const std::vector<int64_t> kNegative = {-1, 2}, kRepeated = {2, 2}, kDescending = {3, 2};
+  static const std::vector<int64_t> kMany(static_cast<size_t>(kFingerprintCapacity) + 1, 1);
+  static const std::vector<double> kFloats = {1, 2};
+  const auto with = [this](const std::vector<int64_t>& hashes, hdf5::Shape shape) {
+    return reading_of([&](EncodedFile& file) {
+      dataset(file).data = hashes.data();
+      dataset(file).shape = std::move(shape);
+    });
+  };
+  EXPECT_EQ(with({2, 4, 6}, {3}), "read");
+  for (const auto* hashes : {&kNegative, &kRepeated, &kDescending}) {
+    EXPECT_NE(with(*hashes, {2}).find("ascending order"), std::string::npos);
+  }
+  EXPECT_NE(with(kMany, {kMany.size()}).find("at most [8192]"), std::string::npos);
+  EXPECT_NE(with({2, 4}, {2, 1}).find("wrong shape"), std::string::npos);
+  const std::string floats = reading_of([](EncodedFile& file) {
+    dataset(file) = {schema::kFingerprint, hdf5::Dtype::kF64, {2}, kFloats.data(), false};
+  });
+  EXPECT_NE(floats.find("wrong dtype"), std::string::npos) << floats;
+}
+
+TEST_F(Fingerprint, IsDroppedWithTheStatistics) {
+  Bundle bundle = sample::rotation_bundle(TransformKind::kOscar);
+  bundle.fingerprint.hashes = {1};
+  EXPECT_TRUE(strip_bundle(std::move(bundle), StripProfile::kPublish, "a.h5").fingerprint.empty());
+}
+
+TEST_F(Fingerprint, OfMergedFilesIsThatOfBothOrUnknown) {
+  Bundle a = sample::statistics_bundle(), b = sample::statistics_bundle();
+  a.convergence = Json{{"tokens", 100}};
+  a.fingerprint.hashes = {1, 4};
+  b.fingerprint.hashes = {2, 4};
+  const Bundle both = merge_statistics({a, b}, {"a.h5", "b.h5"}, true);
+  EXPECT_EQ(both.fingerprint.hashes, (std::vector<int64_t>{1, 2, 4}));
+  EXPECT_TRUE(both.convergence.is_null());
+  b.fingerprint = {};
+  EXPECT_TRUE(merge_statistics({a, b}, {"a.h5", "b.h5"}, true).fingerprint.empty());
+  EXPECT_TRUE(merge_statistics({b, a, a}, {"b.h5", "a.h5", "c.h5"}, true).fingerprint.empty());
+}
+
+TEST_F(Fingerprint, ARecordOfManyLayersLosesItsTableButNotItsVerdict) {
+  Bundle bundle = sample::statistics_bundle();
+  bundle.convergence = Json{{"cost", 0.25}, {"layers", std::vector<double>(20000, 0.125)}};
+  write_bundle(bundle, file("a.h5"), false);
+  EXPECT_EQ(read_bundle(file("a.h5")).convergence, (Json{{"cost", 0.25}}));
+}
+
+}  // namespace

@@ -1,0 +1,169 @@
+// Cache sizes against figures worked out by hand, and what is read of a model.
+#include "oscar/bundle/memory_plan.h"
+
+#include <gtest/gtest.h>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "bundle/sample.h"
+#include "oscar/base/error.h"
+
+namespace {
+
+using namespace oscar;
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+CachedModel qwen3_8b() {
+  CachedModel m;
+  m.name = "Qwen3-8B";
+  m.architecture = "Qwen3ForCausalLM";
+  m.max_positions = 40960;
+  m.weight_bytes = 16381470720;  // 8,190,735,360 parameters of 2 bytes
+  m.weight_source = "its safetensors files";
+  for (int layer = 0; layer < 36; ++layer) {
+    m.layers.push_back({.layer_id = layer,
+                        .num_qo_heads = 32,
+                        .num_kv_heads = 8,
+                        .head_dim_k = 128,
+                        .head_dim_v = 128});
+  }
+  return m;
+}
+
+const Json& row_of(const Json& plan, int64_t context) {
+  for (const Json& row : plan["contexts"]) {
+    if (row["context"] == context) return row;
+  }
+  throw std::runtime_error("no row of this context");
+}
+
+TEST(MemoryPlan, BitsAValueAreThoseWorkedOutByHand) {
+  const Json plan = memory_plan(qwen3_8b(), {.context = 131072});
+  // (16 x 320 + 2.25 (N - 320)) / N
+  EXPECT_NEAR(row_of(plan, 8192)["int2_bits_per_value"].get<double>(), 2.787, 5e-4);
+  EXPECT_NEAR(row_of(plan, 32768)["int2_bits_per_value"].get<double>(), 2.384, 5e-4);
+  EXPECT_NEAR(row_of(plan, 131072)["int2_bits_per_value"].get<double>(), 2.284, 5e-4);
+}
+
+TEST(MemoryPlan, Qwen38bAt128KOn80GiB) {
+  const Json plan = memory_plan(qwen3_8b(), {.gpu_bytes = 80 * kGiB, .context = 131072});
+  const Json& row = row_of(plan, 131072);
+  EXPECT_EQ(row["bytes_per_token"]["bf16"], 36 * 8 * 256 * 2);
+  EXPECT_EQ(row["request_bytes"]["bf16"], 18.0 * kGiB);
+  EXPECT_EQ(row["request_bytes"]["fp8"], 9.0 * kGiB);
+  EXPECT_EQ(row["request_bytes"]["int2"], 2758459392.0);  // 73,728 x (5,120 + 2.25 x 130,752) / 8
+  EXPECT_EQ(plan["cache_bytes"], 69517875200.0);
+  EXPECT_EQ(row["requests"]["bf16"], 3);
+  EXPECT_EQ(row["requests"]["fp8"], 7);
+  EXPECT_EQ(row["requests"]["int2"], 25);
+  EXPECT_EQ(plan["longest_context"]["bf16"], 471448);
+  EXPECT_EQ(plan["longest_context"]["fp8"], 942896);
+  EXPECT_EQ(plan["longest_context"]["int2"], 3350565);
+}
+
+TEST(MemoryPlan, WithoutAContextItIsTheModelsOwn) {
+  const Json plan = memory_plan(qwen3_8b(), {});
+  EXPECT_EQ(plan["context"], 40960);
+  EXPECT_EQ(plan["contexts"].back()["context"], 40960);
+  EXPECT_FALSE(plan.contains("gpu_bytes"));
+  EXPECT_FALSE(plan["contexts"][0].contains("requests"));
+}
+
+TEST(MemoryPlan, TheSweepSaysWhatGroupsMetadataAndWindowsCost) {
+  const Json plan = memory_plan(qwen3_8b(), {.context = 8192});
+  const auto bits = [&](int group, const char* metadata, int sink, int recent) {
+    for (const Json& row : plan["sweep"]) {
+      if (row["quant_group_size"] == group && row["metadata_dtype"] == metadata &&
+          row["sink_tokens"] == sink && row["recent_tokens"] == recent) {
+        return row["int2_bits_per_value"].get<double>();
+      }
+    }
+    return 0.0;
+  };
+  EXPECT_TRUE(plan["sweep"][0]["is_planned"]);
+  EXPECT_DOUBLE_EQ(bits(128, "fp16", 64, 256), (16 * 320 + 2.25 * 7872) / 8192);
+  EXPECT_DOUBLE_EQ(bits(32, "fp16", 64, 256), (16 * 320 + 3.0 * 7872) / 8192);
+  EXPECT_DOUBLE_EQ(bits(128, "fp32", 64, 256), (16 * 320 + 2.5 * 7872) / 8192);
+  EXPECT_DOUBLE_EQ(bits(128, "fp16", 0, 64), (16 * 64 + 2.25 * 8128) / 8192);
+}
+
+TEST(MemoryPlan, SlidingLayersHoldTheirWindowAndShortOnesStayInBf16) {
+  CachedModel m = qwen3_8b();
+  m.layers.resize(2);
+  m.layers[0].sliding_window = 128;
+  m.layers[0].quantized = false;
+  m.layers[1].sliding_window = 1024;
+  const double row_values = 8 * 256;
+  EXPECT_EQ(request_bytes(m, CacheFormat::kBf16, 100000), row_values * 2 * (128 + 1024));
+  EXPECT_EQ(request_bytes(m, CacheFormat::kInt2, 100000),
+            row_values * (2 * 128 + (16 * 320 + 2.25 * 704) / 8));
+}
+
+TEST(MemoryPlan, LocalLayersStayInBf16HoweverFewTokensAreRecent) {
+  CachedModel m = qwen3_8b();
+  m.layers.resize(2);
+  m.layers[0].attention = AttentionKind::kLocal;
+  m.layers[0].sliding_window = 1024;
+  m.layers[0].quantized = false;
+  PlanOptions options;
+  options.context = 100000;
+  const Json plan = memory_plan(m, options);
+  const double row_values = 8 * 256;
+  for (const Json& row : plan["sweep"]) {
+    const double own = row["int2_bits_per_value"].get<double>() / 8 * 100000;
+    EXPECT_DOUBLE_EQ(row["request_bytes"].get<double>(), row_values * (2 * 1024 + own));
+  }
+}
+
+TEST(MemoryPlan, LinesFit80Columns) {
+  CachedModel m = qwen3_8b();
+  m.name = std::string(50, 'n');
+  std::istringstream text(
+      memory_plan_text(memory_plan(m, {.gpu_bytes = 8000 * kGiB, .context = 1 << 20})));
+  for (std::string line; std::getline(text, line);) EXPECT_LE(line.size(), 80U) << line;
+}
+
+TEST(MemoryPlan, WeightsThatFillTheGpuAndUnknownLengthsAreRefused) {
+  EXPECT_THROW(memory_plan(qwen3_8b(), {.gpu_bytes = 15 * kGiB}), Error);
+  CachedModel m = qwen3_8b();
+  m.max_positions = 0;
+  EXPECT_THROW(memory_plan(m, {}), Error);
+  EXPECT_NO_THROW(memory_plan(m, {.context = 4096}));
+}
+
+using MemoryPlanFiles = sample::BundleTest;
+
+TEST_F(MemoryPlanFiles, OfAFolderTheConfigAndTheWeightsSizesAreRead) {
+  std::ofstream(file("config.json")) << R"({"architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288,
+    "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "vocab_size": 151936, "max_position_embeddings": 40960, "rope_theta": 1000000,
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "attention_bias": false})";
+  CachedModel m = read_cached_model(folder_.string());
+  EXPECT_EQ(m.weight_bytes, 16381470720);
+  EXPECT_EQ(m.max_positions, 40960);
+  EXPECT_EQ(m.layers.size(), 36U);
+  EXPECT_EQ(m.quantizer.quant_group_size, 128);
+  std::ofstream(file("model-1.safetensors")) << std::string(1000, 'x');
+  std::ofstream(file("model-2.safetensors")) << std::string(24, 'x');
+  m = read_cached_model(folder_.string());
+  EXPECT_EQ(m.weight_bytes, 1024);
+  EXPECT_EQ(m.weight_source, "its safetensors files");
+}
+
+TEST_F(MemoryPlanFiles, OfABundleItsOwnQuantizerCounts) {
+  Bundle bundle = sample::rotation_bundle(TransformKind::kOscar);
+  bundle.quantizer.recent_tokens = 100;
+  bundle.model.rope["max_positions"] = 2048;
+  write_bundle(bundle, file("a.h5"), false);
+  const CachedModel m = read_cached_model(file("a.h5").string());
+  EXPECT_EQ(m.quantizer, bundle.quantizer);
+  EXPECT_EQ(m.max_positions, 2048);
+  EXPECT_FALSE(m.weight_bytes.has_value());
+  const std::string text = memory_plan_text(memory_plan(m, {.gpu_bytes = kGiB}));
+  EXPECT_NE(text.find("not counted"), std::string::npos) << text;
+}
+
+}  // namespace

@@ -1,0 +1,218 @@
+// FP8 folders: codes and scales as they are stored, and everything that does not fit refused.
+#include "oscar/model/checkpoint/weights.h"
+
+#include <gtest/gtest.h>
+#include <cmath>
+#include <functional>
+#include <random>
+
+#include "model/checkpoint/fp8_folder.h"
+#include "oscar/base/error.h"
+
+namespace {
+
+using namespace oscar;
+using namespace oscar_test;
+
+const std::string kWeight = "model.layers.0.mlp.up_proj.weight";
+const std::string kOther = "model.norm.weight";
+
+class Fp8Folder : public ::testing::Test {
+ protected:
+  Fp8Weights open(const RawTensors& tensors, const Json& quantization) {
+    write_file(folder_.path() / "model.safetensors", safetensors_bytes(tensors));
+    return {std::make_shared<SafetensorsWeights>(folder_.path()),
+            *parse_quantization({{"quantization_config", quantization}}, "config.json")};
+  }
+
+  void expect_refused(const RawTensors& tensors, const Json& quantization,
+                      const std::vector<std::string>& words) {
+    try {
+      const Fp8Weights weights = open(tensors, quantization);
+      for (const std::string& name : weights.names()) {
+        weights.get(name, tensors.at(name).shape);
+      }
+      ADD_FAILURE() << words[0] << " was accepted";
+    } catch (const Error& error) {
+      for (const std::string& word : words) {
+        EXPECT_NE(std::string(error.what()).find(word), std::string::npos)
+            << word << " is not in: " << error.what();
+      }
+    }
+  }
+
+  TemporaryFolder folder_;
+};
+
+// Blocks of 4 x 2 over 6 x 5: the last ones of both directions are partial.
+RawTensors in_blocks() {
+  return {{kWeight, codes(6, 5)},
+          {kWeight + "_scale_inv", f32({2, 3}, {1, 2, 3, 4, 5, 6})},
+          {kOther, bf16({2}, {1, 2})}};
+}
+const Json kBlocks = fp8_config({4, 2});
+
+RawTensors by_channel() {
+  return {{kWeight, codes(3, 5)}, {kWeight + "_scale", bf16({3, 1}, {1, 0.5, 3})}};
+}
+
+TEST_F(Fp8Folder, BlocksComeWithTheirScalesAndTheScalesHaveNoNameOfTheirOwn) {
+  const Fp8Weights weights = open(in_blocks(), kBlocks);
+  EXPECT_EQ(weights.names(), (std::vector<std::string>{kWeight, kOther}));
+  EXPECT_TRUE(weights.contains(kWeight));
+  EXPECT_FALSE(weights.contains(kWeight + "_scale_inv"));
+  const TensorView view = weights.get(kWeight, {6, 5});
+  ASSERT_NE(view.fp8, nullptr);
+  EXPECT_EQ(std::memcmp(view.data, codes(6, 5).bytes.data(), 30), 0);
+  EXPECT_EQ(view.bytes, 30u);
+  EXPECT_EQ(view.fp8->scales, (std::vector<float>{1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(view.fp8->block_rows, 4);
+  EXPECT_EQ(view.fp8->block_columns, 2);
+  EXPECT_EQ(weights.get(kOther, {2}).fp8, nullptr);
+  EXPECT_EQ(weights.quantization(), "F8_E4M3 with a scale for every 4 x 2 (1 tensors), BF16 (1)");
+}
+
+TEST_F(Fp8Folder, ChannelsMayBeAColumnOrAVectorInEitherPrecision) {
+  RawTensors tensors = by_channel();
+  for (const RawTensor& scales : {bf16({3, 1}, {1, 0.5, 3}), f32({3}, {1, 0.5, 3})}) {
+    tensors[kWeight + "_scale"] = scales;
+    const TensorView view = open(tensors, compressed_config("channel")).get(kWeight, {3, 5});
+    EXPECT_EQ(view.fp8->scales, (std::vector<float>{1, 0.5, 3}));
+    EXPECT_EQ(view.fp8->block_rows, 1);
+    EXPECT_EQ(view.fp8->block_columns, 5);
+  }
+}
+
+TEST_F(Fp8Folder, OneScaleMayBeANumberAVectorOrAMatrixUnderBothNames) {
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{}, {1}, {1, 1}}) {
+    for (const char* suffix : {"_scale", "_scale_inv"}) {
+      const RawTensors tensors = {{kWeight, codes(3, 5)},
+                                  {kWeight + suffix, f32(shape, {0.25})},
+                                  {"model.layers.0.mlp.up_proj.input_scale", f32({}, {2})},
+                                  {"model.layers.0.self_attn.k_proj.k_scale", f32({}, {2})}};
+      const Fp8Weights weights = open(tensors, fp8_config());
+      const TensorView view = weights.get(kWeight, {3, 5});
+      EXPECT_EQ(view.fp8->scales, std::vector<float>{0.25});
+      EXPECT_EQ(view.fp8->block_rows, 3);
+      EXPECT_EQ(view.fp8->block_columns, 5);
+      EXPECT_EQ(weights.names(), std::vector<std::string>{kWeight});
+      EXPECT_EQ(weights.quantization(),
+                "F8_E4M3 with a scale a tensor (1 tensors); 2 scales of activations or of the "
+                "cache not used");
+    }
+  }
+}
+
+TEST_F(Fp8Folder, TheFingerprintKnowsCodesAndScales) {
+  RawTensors tensors = in_blocks();
+  const std::string before = open(tensors, kBlocks).fingerprint(false);
+  tensors[kWeight + "_scale_inv"] = f32({2, 3}, {1, 2, 3, 4, 5, 7});
+  EXPECT_NE(open(tensors, kBlocks).fingerprint(false), before);
+  tensors = in_blocks();
+  tensors[kWeight].bytes[7] ^= 1;
+  EXPECT_NE(open(tensors, kBlocks).fingerprint(false), before);
+}
+
+TEST_F(Fp8Folder, ScalesThatAreNoPositiveNumberAreRefusedByName) {
+  for (const float wrong : {0.0f, -0.0f, -1.0f, INFINITY, -INFINITY, NAN}) {
+    RawTensors tensors = in_blocks();
+    tensors[kWeight + "_scale_inv"] = f32({2, 3}, {1, 2, 3, 4, wrong, 6});
+    expect_refused(tensors, kBlocks, {"no positive number", kWeight + "_scale_inv", "number 4"});
+    tensors = by_channel();
+    tensors[kWeight + "_scale"] = bf16({3, 1}, {1, wrong, 3});
+    expect_refused(tensors, compressed_config("channel"),
+                   {"no positive number", kWeight + "_scale", "number 1"});
+  }
+}
+
+TEST_F(Fp8Folder, ScalesOfAnotherShapeOrTypeAreRefusedByName) {
+  const std::vector<int64_t> wrong[] = {{3, 2}, {2, 2}, {1, 3}, {6}, {2, 3, 1}, {}, {2, 4}};
+  for (const std::vector<int64_t>& shape : wrong) {
+    int64_t count = 1;
+    for (const int64_t size : shape) count *= size;
+    RawTensors tensors = in_blocks();
+    tensors[kWeight + "_scale_inv"] =
+        f32(shape, std::vector<float>(static_cast<size_t>(count), 1.0f));
+    expect_refused(tensors, kBlocks, {"does not fit", kWeight + "_scale_inv", "[2, 3]"});
+  }
+  RawTensors tensors = by_channel();
+  tensors[kWeight + "_scale"] = f32({1, 3}, {1, 1, 1});
+  expect_refused(tensors, compressed_config("channel"), {"does not fit", "[3, 1]"});
+  tensors[kWeight + "_scale"] = f32({}, {1});
+  expect_refused(tensors, compressed_config("channel"), {"does not fit", "[3, 1]"});
+  tensors[kWeight + "_scale"] = f32({3}, {1, 1, 1});
+  expect_refused(tensors, compressed_config("tensor"), {"does not fit", "[1, 1]"});
+  tensors = in_blocks();
+  tensors[kWeight + "_scale_inv"] = {"F8_E8M0", {2, 3}, "abcdef"};
+  expect_refused(tensors, kBlocks, {"dtype", "F8_E8M0"});
+}
+
+TEST_F(Fp8Folder, WeightsAndScalesWithoutEachOtherAreRefusedByName) {
+  RawTensors tensors = in_blocks();
+  tensors.erase(kWeight + "_scale_inv");
+  expect_refused(tensors, kBlocks, {"has no scales", kWeight + "_scale_inv"});
+  tensors = in_blocks();
+  tensors[kWeight + "_scale"] = f32({2, 3}, {1, 2, 3, 4, 5, 6});
+  expect_refused(tensors, kBlocks, {"two names", kWeight});
+  for (const char* name : {"model.norm.weight_scale", "model.norm.weight_scale_inv", "a_scale"}) {
+    tensors = in_blocks();
+    tensors[name] = f32({1}, {1});
+    expect_refused(tensors, kBlocks, {"belong to no tensor", name});
+  }
+  // The other method's name does not count.
+  tensors = {{kWeight, codes(3, 5)}, {kWeight + "_scale_inv", f32({3, 1}, {1, 1, 1})}};
+  expect_refused(tensors, compressed_config("channel"), {"has no scales"});
+  expect_refused({{kOther, bf16({2}, {1, 2})}}, kBlocks, {"no tensor is stored in FP8"});
+}
+
+TEST_F(Fp8Folder, TensorsThatContradictTheConfigurationAreRefused) {
+  Json config = kBlocks;
+  config["modules_to_not_convert"] = {"lm_head", "model.layers.0.mlp.up_proj"};
+  expect_refused(in_blocks(), config, {"leaves out", kWeight});
+  RawTensors tensors = in_blocks();
+  tensors[kWeight] = {"F8_E4M3", {30}, codes(6, 5).bytes};
+  expect_refused(tensors, kBlocks, {"no matrix", kWeight});
+  tensors[kWeight] = {"F8_E4M3", {0, 5}, ""};
+  expect_refused(tensors, kBlocks, {"no matrix", kWeight});
+  tensors = in_blocks();
+  tensors["model.other.weight"] = {"F8_E5M2", {2}, "ab"};
+  expect_refused(tensors, kBlocks, {"dtype", "F8_E5M2"});
+  EXPECT_THROW(open(in_blocks(), kBlocks).get(kWeight, {5, 6}), Error);
+  EXPECT_THROW(open(in_blocks(), kBlocks).get("missing", {1}), Error);
+}
+
+TEST_F(Fp8Folder, SurvivesRandomChanges) {
+  const std::string whole = safetensors_bytes(in_blocks());
+  std::mt19937_64 random(7);
+  int refused = 0, rounds = 1500;
+  for (int round = 0; round < rounds; ++round) {
+    std::string changed = whole;
+    for (uint64_t edits = 1 + random() % 4; edits > 0; --edits) {
+      const size_t place = random() % changed.size();
+      if (random() % 3 == 0) {
+        changed.erase(place, 1 + random() % 16);
+      } else {
+        changed[place] = static_cast<char>(random());
+      }
+    }
+    write_file(folder_.path() / "model.safetensors", changed);
+    try {
+      const Fp8Weights weights(std::make_shared<SafetensorsWeights>(folder_.path()),
+                               *parse_quantization({{"quantization_config", kBlocks}}, ""));
+      weights.get(kOther, {2});
+      const TensorView view = weights.get(kWeight, {6, 5});
+      ASSERT_NE(view.fp8, nullptr);
+      ASSERT_EQ(view.fp8->scales.size(), 6u);
+      for (const float scale : view.fp8->scales) ASSERT_TRUE(std::isfinite(scale) && scale > 0);
+      unsigned sum = 0;
+      for (size_t i = 0; i < 30; ++i) sum += static_cast<unsigned char>(view.data[i]);
+      ASSERT_LE(sum, 30u * 255u);
+    } catch (const Error&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, rounds / 2);
+  EXPECT_LT(refused, rounds);  // changes of codes alone are another checkpoint, no damage
+}
+
+}  // namespace

@@ -1,0 +1,394 @@
+// Corpora: policies, order, shares, counts, and every error with its place.
+#include "oscar/text/corpus.h"
+
+#include <algorithm>
+#include <set>
+
+#include "oscar/base/error.h"
+#include "oscar/base/sha256.h"
+#include "oscar/io/hdf5.h"
+#include "oscar/io/npy.h"
+#include "oscar/model/checkpoint/text.h"
+#include "tiny_tokenizer.h"
+
+namespace {
+
+using namespace oscar;
+using oscar::data_test::contains;
+using oscar::data_test::error_of;
+using oscar::data_test::Folder;
+using Chunks = std::vector<std::vector<int32_t>>;
+
+constexpr int32_t kBos = 258, kEos = 259;
+
+// Of the template of Qwen3 Instruct 2507.
+constexpr const char* kQwen3Instruct =
+    "64f85b198065d0fba2a81f37e10ed68161ce2c19a754c7100e67e0ca2ee9c326";
+
+struct Fixture {
+  Folder folder;
+  Tokenizer tokenizer =
+      Tokenizer::from_file(folder.write("tokenizer.json", data_test::tiny_tokenizer().dump()));
+  CorpusOptions options = {.chunk_len = 4, .vocab_size = 260, .eos_token_ids = {kEos}};
+
+  TokenChunks load(const std::string& argument) const {
+    return load_corpus(argument, &tokenizer, options);
+  }
+  std::string ids(const std::string& name, const std::vector<uint64_t>& shape,
+                  const std::vector<int32_t>& values) const {
+    write_npy_int32(folder / name, shape, values);
+    return (folder / name).string();
+  }
+};
+
+std::vector<int32_t> counting(int32_t count) {
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < count; ++i) ids.push_back(i % 250);
+  return ids;
+}
+
+TEST(CorpusArgument, HasPathsWeightsAndSelf) {
+  const auto parts = parse_corpus_argument("a/chat.jsonl:0.5,b.npy:2,self:1K:1");
+  ASSERT_EQ(parts.size(), 3u);
+  EXPECT_EQ(parts[0].path, "a/chat.jsonl");
+  EXPECT_EQ(parts[0].weight, 0.5);
+  EXPECT_EQ(parts[1].weight, 2.0);
+  EXPECT_EQ(parts[2].self_tokens, 1024);
+  EXPECT_FALSE(parse_corpus_argument("a:b/c.txt")[0].has_weight);
+}
+
+TEST(CorpusArgument, RefusesWhatItCannotMean) {
+  for (const char* bad :
+       {"", "a.npy,", ",a.npy", "a.npy:", "a.npy:x", "a.npy:0", "a.npy:-1", "a.npy:inf",
+        "a.npy:nan", "self:0", "self:x", "self:", "self:-3", "a.npy:1,b.npy", ":1"}) {
+    EXPECT_TRUE(contains(error_of([&] { parse_corpus_argument(bad); }), "CORPUS")) << bad;
+    EXPECT_THROW(parse_corpus_argument(bad), UsageError) << bad;
+  }
+}
+
+TEST(Corpus, OneDimensionalIdsAreOneStreamWithAShorterLastChunk) {
+  const Fixture s;
+  const auto result = s.load(s.ids("a.npy", {10}, counting(10)));
+  EXPECT_EQ(result.chunks, (Chunks{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9}}));
+  EXPECT_EQ(result.record.tokens, 10);
+  EXPECT_EQ(result.record.sources[0].kind, "ids_1d");
+  EXPECT_EQ(result.record.sources[0].sha256, sha256_of_file(s.folder / "a.npy"));
+  EXPECT_EQ(result.record.chat_template, "none");
+}
+
+TEST(Corpus, ALastChunkOfOneTokenIsDroppedAndCounted) {
+  const Fixture s;
+  const auto result = s.load(s.ids("a.npy", {9}, counting(9)));
+  EXPECT_EQ(result.chunks.size(), 2u);
+  EXPECT_EQ(result.record.sources[0].tokens_read, 9);
+  EXPECT_EQ(result.record.sources[0].tokens_used, 8);
+  ASSERT_EQ(result.record.sources[0].dropped.size(), 1u);
+  EXPECT_EQ(result.record.sources[0].dropped[0], "tokens in a last chunk of fewer than 2: 1");
+}
+
+TEST(Corpus, RowsAreKeptApartAndSplitWhenTooLong) {
+  const Fixture s;
+  const auto result = s.load(s.ids("a.npy", {2, 6}, counting(12)));
+  EXPECT_EQ(result.chunks, (Chunks{{0, 1, 2, 3}, {4, 5}, {6, 7, 8, 9}, {10, 11}}));
+  EXPECT_EQ(result.record.sources[0].kind, "ids_2d");
+  EXPECT_EQ(result.record.sources[0].documents_read, 2);
+}
+
+TEST(Corpus, TextBeginsWithBosAndEndsWithEos) {
+  const Fixture s;
+  const auto result = s.load(s.folder.write("a.txt", "the ab"));
+  EXPECT_EQ(result.chunks, (Chunks{{kBos, 257, ' ', 'a'}, {'b', kEos}}));
+  EXPECT_TRUE(contains(result.record.bos_eos_policy, "EOS 259"));
+}
+
+TEST(Corpus, EosIsNotWrittenTwice) {
+  const Fixture s;
+  EXPECT_EQ(s.load(s.folder.write("a.txt", "a<eos>")).chunks, (Chunks{{kBos, 'a', kEos}}));
+}
+
+TEST(Corpus, JsonLinesHoldTextOrPromptAndCompletion) {
+  Fixture s;
+  s.options.chunk_len = 100;
+  const auto result = s.load(s.folder.write(
+      "a.jsonl",
+      "{\"text\": \"x\"}\r\n\n{\"prompt\": \"y\", \"completion\": \"z\"}\n{\"text\": \"\"}"));
+  ASSERT_EQ(result.chunks.size(), 1u);
+  const std::set<int32_t> ids(result.chunks[0].begin(), result.chunks[0].end());
+  EXPECT_EQ(ids, (std::set<int32_t>{kBos, kEos, 'x', 'y', 'z'}));
+  EXPECT_EQ(result.chunks[0].size(), 7u);
+  EXPECT_EQ(result.record.sources[0].documents_read, 3);
+  EXPECT_EQ(result.record.sources[0].documents_used, 2);
+  EXPECT_EQ(result.record.sources[0].dropped, std::vector<std::string>{"empty documents: 1"});
+}
+
+TEST(Corpus, ConversationsUseTheTemplateWithTheKnownHash) {
+  Fixture s;
+  s.options.chunk_len = 1000;
+  s.options.chat_template_sha256 = kQwen3Instruct;
+  const auto result = s.load(s.folder.write(
+      "a.jsonl",
+      R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}]})"));
+  ASSERT_EQ(result.chunks.size(), 1u);
+  auto expected = s.tokenizer.encode(
+      "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nr<|im_end|>\n", false);
+  expected.push_back(kEos);
+  EXPECT_EQ(result.chunks[0], expected);
+  EXPECT_EQ(result.record.chat_template, "qwen3-instruct");
+}
+
+TEST(Corpus, AnUnknownTemplateIsRefusedWithTheLineToRun) {
+  Fixture s;
+  s.options.model = "my-model";
+  const std::string path =
+      s.folder.write("a.jsonl", R"({"messages": [{"role": "user", "content": "q"}]})");
+  const std::string ids = (s.folder / "a.npy").string();
+  EXPECT_TRUE(contains(error_of([&] { s.load(path); }),
+                       "python -m oscar_int2 prepare-corpus my-model " + path + " " + ids));
+}
+
+TEST(Corpus, DocumentOrderFollowsTheSeedAlone) {
+  Fixture s;
+  std::string lines;
+  for (int i = 0; i < 50; ++i) lines += "{\"text\": \"" + std::to_string(i) + "\"}\n";
+  const std::string path = s.folder.write("a.jsonl", lines);
+  const auto first = s.load(path), again = s.load(path);
+  EXPECT_EQ(first.record.tokens_sha256, again.record.tokens_sha256);
+  s.options.seed = 1;
+  const auto other = s.load(path);
+  EXPECT_NE(first.record.tokens_sha256, other.record.tokens_sha256);
+  EXPECT_EQ(first.record.tokens, other.record.tokens);
+}
+
+TEST(Corpus, ShuffleIsTheSameOnEveryPlatform) {
+  SplitMix64 random(1234567);
+  EXPECT_EQ(random.next(), 6457827717110365317ULL);
+  EXPECT_EQ(random.next(), 3203168211198807973ULL);
+  auto order = shuffled_order(1000, 3);
+  EXPECT_NE(order, shuffled_order(1000, 4));
+  std::sort(order.begin(), order.end());
+  for (size_t i = 0; i < order.size(); ++i) ASSERT_EQ(order[i], i);
+}
+
+TEST(Corpus, WeightsSetTheSharesOfTheLargestTotalThatNoPartIsShortOf) {
+  const Fixture s;
+  const auto a = s.ids("a.npy", {100}, std::vector<int32_t>(100, 1));
+  const auto b = s.ids("b.npy", {100}, std::vector<int32_t>(100, 2));
+  const auto result = s.load(a + ":3," + b + ":1");
+  EXPECT_EQ(result.record.sources[0].tokens_used, 100);
+  // A third of 100, less the one token that would be a chunk of its own.
+  EXPECT_EQ(result.record.sources[1].tokens_used, 32);
+  EXPECT_EQ(result.record.tokens, 132);
+  // The first third holds its share of both.
+  int64_t of_b = 0;
+  for (size_t i = 0; i < 12; ++i) of_b += result.chunks[i][0] == 2;
+  EXPECT_EQ(of_b, 3);
+}
+
+TEST(Corpus, WithoutWeightsEveryPartIsUsedWhole) {
+  const Fixture s;
+  const auto result =
+      s.load(s.ids("a.npy", {100}, counting(100)) + "," + s.ids("b.npy", {8}, counting(8)));
+  EXPECT_EQ(result.record.tokens, 108);
+}
+
+TEST(Corpus, MaxTokensCutsTheLastChunk) {
+  Fixture s;
+  s.options.max_tokens = 10;
+  const auto result = s.load(s.ids("a.npy", {100}, counting(100)));
+  EXPECT_EQ(result.record.tokens, 10);
+  EXPECT_EQ(result.chunks.back().size(), 2u);
+  EXPECT_EQ(result.record.sequences_read, 25);
+  EXPECT_EQ(result.record.sequences_used, 3);
+  EXPECT_EQ(result.record.sources[0].dropped[0],
+            "tokens beyond the part's share or max_tokens: 90");
+}
+
+TEST(Corpus, AFolderIsReadInTheOrderOfNames) {
+  const Fixture s;
+  s.folder.write("c/readme.md", "not a corpus");
+  s.ids("c/b.npy", {2}, {5, 6});
+  s.ids("c/a.npy", {2}, {7, 8});
+  const auto result = s.load((s.folder / "c").string());
+  EXPECT_EQ(result.chunks, (Chunks{{7, 8}, {5, 6}}));
+  EXPECT_EQ(result.record.sources[0].kind, "folder");
+  EXPECT_EQ(result.record.sources[0].name, "c");
+  EXPECT_EQ(result.record.sources[0].dropped[0], "other files in the folder: 1");
+}
+
+TEST(Corpus, LinksThatLeadOutOfAFolderAreNotRead) {
+  const Fixture s, elsewhere;
+  const auto secret = elsewhere.folder.write("key.txt", "secret");
+  std::filesystem::create_directory(s.folder / "c");
+  s.ids("c/a.npy", {2}, {7, 8});
+  std::filesystem::create_symlink(secret, s.folder / "c" / "notes.txt");
+  const auto result = s.load((s.folder / "c").string());
+  EXPECT_EQ(result.chunks, (Chunks{{7, 8}}));
+  EXPECT_EQ(result.record.sources[0].dropped[0], "links that lead out of the folder: 1");
+  std::filesystem::remove(s.folder / "c" / "a.npy");
+  EXPECT_TRUE(contains(error_of([&] { s.load((s.folder / "c").string()); }), "not read"));
+}
+
+TEST(Corpus, Hdf5HoldsIdsInTokensOrInItsOnlyDataset) {
+  const Fixture s;
+  const auto write = [&](const char* name, const std::vector<hdf5::Dataset>& datasets) {
+    AtomicFile file(s.folder / name);
+    hdf5::Writer writer(file);
+    for (const auto& dataset : datasets) writer.write(hdf5::view(dataset));
+    writer.close();
+    file.commit();
+    return (s.folder / name).string();
+  };
+  const std::vector<int32_t> ids = {1, 2, 3}, rows = {1, 2, 3, 4};
+  EXPECT_EQ(s.load(write("a.h5", {{"/x", {3}, ids}})).chunks, (Chunks{{1, 2, 3}}));
+  EXPECT_EQ(s.load(write("b.h5", {{"/tokens", {2, 2}, rows}, {"/x", {3}, ids}})).chunks,
+            (Chunks{{1, 2}, {3, 4}}));
+  EXPECT_TRUE(contains(error_of([&] {
+                         s.load(write("c.h5", {{"/x", {3}, ids}, {"/y", {3}, ids}}));
+                       }),
+                       "/x, /y"));
+  EXPECT_TRUE(contains(error_of([&] {
+                         s.load(write("d.h5", {{"/tokens", {1}, std::vector<float>{1}}}));
+                       }),
+                       "/tokens"));
+}
+
+TEST(Corpus, OfHdf5IdsOnlyAsManyAreReadAsMaxTokensCanUse) {
+  Fixture s;
+  const auto write = [&](const char* name, const hdf5::Shape& shape) {
+    AtomicFile out(s.folder / name);
+    hdf5::Writer writer(out);
+    std::vector<int32_t> ids = counting(6000);
+    ids.back() = 999;  // outside the vocabulary, and never looked at
+    writer.write(hdf5::view(hdf5::Dataset{"/tokens", shape, ids}));
+    writer.close();
+    out.commit();
+    return (s.folder / name).string();
+  };
+  for (const hdf5::Shape& shape : {hdf5::Shape{6000}, hdf5::Shape{1200, 5}, hdf5::Shape{2000, 3}}) {
+    const std::string path = write("ids.h5", shape);
+    s.options.max_tokens = 100;
+    const auto result = s.load(path);
+    EXPECT_EQ(result.record.sources[0].dropped.front().find("token ids not needed"), 0u);
+    // The same as of a file that is read whole.
+    const std::string whole = s.ids("ids.npy", shape, counting(6000));
+    EXPECT_EQ(result.chunks, s.load(whole).chunks);
+    EXPECT_EQ(s.load(path + ":1," + path + ":3").chunks,
+              s.load(whole + ":1," + whole + ":3").chunks);
+    s.options.max_tokens = 0;
+    EXPECT_TRUE(contains(error_of([&] { s.load(path); }), "outside the vocabulary"));
+  }
+}
+
+TEST(Corpus, ErrorsNameFileAndPlace) {
+  const Fixture s;
+  const auto error = [&](const std::string& path) { return error_of([&] { s.load(path); }); };
+  const auto text = [&](const std::string& name, const std::string& content) {
+    return error(s.folder.write(name, content));
+  };
+  EXPECT_TRUE(contains(text("a.txt", "ab\xff"), "a.txt, byte 2"));
+  EXPECT_TRUE(contains(text("a.jsonl", "{\"text\": \"x\"}\n{\"text\": \"\xc3(\"}"),
+                       "a.jsonl, line 2, byte 10"));
+  EXPECT_TRUE(contains(text("b.jsonl", "{\"text\": \"x\"}\n\n{\"text\": "), "b.jsonl, line 3"));
+  EXPECT_TRUE(contains(text("c.jsonl", "[1]"), "c.jsonl, line 1"));
+  EXPECT_TRUE(contains(text("d.jsonl", "{\"body\": \"x\"}"), "'prompt' with 'completion'"));
+  EXPECT_TRUE(contains(text("e.jsonl", "{\"text\": 3}"), "'text' is not a string"));
+  EXPECT_TRUE(contains(text("f.jsonl", "{\"prompt\": \"x\"}"), "'completion' is not a string"));
+  EXPECT_TRUE(contains(text("empty.txt", ""), "corpus is empty"));
+  EXPECT_TRUE(contains(text("empty.jsonl", "\n\n"), "corpus is empty"));
+  EXPECT_TRUE(contains(text("a.parquet", "x"), ".parquet"));
+  EXPECT_TRUE(contains(text("noextension", "x"), "no extension"));
+  EXPECT_TRUE(contains(error((s.folder / "absent.npy").string()), "does not exist"));
+  EXPECT_TRUE(contains(error(s.ids("big.npy", {3}, {0, 1, 260})), "big.npy, position 2"));
+  EXPECT_TRUE(contains(error(s.ids("neg.npy", {2, 2}, {0, 1, -1, 3})), "row 1, column 0"));
+  EXPECT_TRUE(contains(error(s.ids("one.npy", {1}, {1})), "corpus is empty"));
+  EXPECT_TRUE(contains(error("self:10"), "self:N"));
+  s.folder.write("none/readme.md", "");
+  EXPECT_TRUE(contains(error((s.folder / "none").string()), "holds no corpus file"));
+}
+
+TEST(Corpus, ConversationsThatTemplatesCannotRenderAreRefusedByLine) {
+  Fixture s;
+  s.options.chat_template_sha256 = kQwen3Instruct;
+  const auto error = [&](const std::string& line) {
+    const std::string path = s.folder.write("a.jsonl", line);
+    return error_of([&] { s.load(path); });
+  };
+  EXPECT_TRUE(contains(error(R"({"messages": []})"), "line 1"));
+  EXPECT_TRUE(contains(error(R"({"messages": ["x"]})"), "line 1, message 0"));
+  EXPECT_TRUE(contains(error(R"({"messages": [{"role": "user"}]})"), "'content' is not a string"));
+  EXPECT_TRUE(contains(error(R"({"messages": [{"role": "tool", "content": "x"}]})"), "tool"));
+  EXPECT_TRUE(
+      contains(error(R"({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]})"),
+               "tool_calls"));
+  EXPECT_TRUE(contains(error(R"({"tools": [1], "messages": [{"role": "user", "content": "x"}]})"),
+                       "'tools'"));
+}
+
+TEST(Corpus, BytesThatTheVocabularyCannotWriteAreCounted) {
+  const Fixture s;
+  nlohmann::json file = data_test::tiny_tokenizer();
+  file["model"]["vocab"].erase("x");
+  file["model"]["vocab"]["zz"] = static_cast<int>('x');
+  const Tokenizer tokenizer = Tokenizer::from_json(file, "test");
+  const auto result = load_corpus(s.folder.write("a.txt", "axbxcd"), &tokenizer, s.options);
+  EXPECT_EQ(result.record.sources[0].lost_bytes, 2);
+  EXPECT_EQ(result.record.sources[0].dropped,
+            std::vector<std::string>{"bytes of text that the vocabulary cannot write: 2"});
+}
+
+TEST(Corpus, OnlyTextNeedsATokenizer) {
+  const Folder folder;
+  folder.write("ids/a.npy", "");
+  folder.write("ids/b.h5", "");
+  folder.write("mixed/a.npy", "");
+  folder.write("mixed/b.jsonl", "");
+  const std::string ids = (folder / "ids").string(), mixed = (folder / "mixed").string();
+  for (const std::string& corpus : {ids, ids + "/a.npy:1,self:10:1", std::string("absent.npy")}) {
+    EXPECT_FALSE(reads_text(corpus)) << corpus;
+  }
+  for (const std::string& corpus : {mixed, mixed + "/b.jsonl", ids + ",absent.txt"}) {
+    EXPECT_TRUE(reads_text(corpus)) << corpus;
+  }
+}
+
+TEST(Corpus, TextWithoutATokenizerIsAnError) {
+  const Fixture s;
+  const std::string path = s.folder.write("a.txt", "x");
+  EXPECT_TRUE(
+      contains(error_of([&] { load_corpus(path, nullptr, s.options); }), "needs a tokenizer"));
+}
+
+TEST(Corpus, AVocabularySmallerThanTheTokenizersIsAnError) {
+  Fixture s;
+  s.options.vocab_size = 100;
+  const std::string path = s.folder.write("a.txt", "x");
+  EXPECT_TRUE(contains(error_of([&] { s.load(path); }), "outside the model's vocabulary"));
+}
+
+TEST(Corpus, PackedDocumentsMakeOneStream) {
+  const Fixture s;
+  const auto result =
+      pack_documents({{1, 2, 3}, {4, 5, 6}}, {.name = "self", .kind = "self"}, s.options);
+  EXPECT_EQ(result.chunks, (Chunks{{1, 2, 3, 4}, {5, 6}}));
+  EXPECT_EQ(result.record.sources[0].documents_used, 2);
+  EXPECT_EQ(result.record.sources[0].tokens_used, 6);
+}
+
+TEST(Corpus, TheDigestCoversLengthsAndIds) {
+  const Fixture s;
+  const auto result = pack_documents({{1, 258}}, {.name = "self", .kind = "self"}, s.options);
+  EXPECT_EQ(result.record.tokens_sha256, sha256_of(std::string("\2\0\0\0\1\0\0\0\2\1\0\0", 12)));
+}
+
+TEST(Corpus, ChunksAreWrittenAsATableOrAsAStreamWithAWarning) {
+  const Fixture s;
+  TokenChunks chunks;
+  chunks.chunks = {{1, 2}, {3, 4}};
+  EXPECT_EQ(write_chunks_npy(chunks, s.folder / "t.npy"), "");
+  EXPECT_EQ(s.load((s.folder / "t.npy").string()).chunks, chunks.chunks);
+  chunks.chunks.push_back({5, 6, 7});
+  EXPECT_TRUE(contains(write_chunks_npy(chunks, s.folder / "u.npy"), "differ in length"));
+  EXPECT_EQ(read_npy_integers(s.folder / "u.npy").shape, std::vector<uint64_t>{7});
+}
+
+}  // namespace

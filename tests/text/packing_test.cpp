@@ -1,0 +1,66 @@
+// Separators put into token sequences.
+#include "oscar/text/packing.h"
+
+#include <gtest/gtest.h>
+#include <algorithm>
+
+namespace oscar {
+namespace {
+
+TEST(Separators, AreTheEndsThatTheCheckpointAndItsTokenizerName) {
+  const std::vector<AddedToken> added = {{.content = "<|im_end|>", .id = 12},
+                                         {.content = "<tool>", .id = 13},
+                                         {.content = "</s>", .id = 2},
+                                         {.content = "<eos>", .id = 30}};
+  EXPECT_EQ(separator_tokens({7}, added, 20), (std::vector<int32_t>{7, 2, 12}));
+  EXPECT_EQ(separator_tokens({12, 12}, added, 20), (std::vector<int32_t>{12, 2}));
+  EXPECT_EQ(separator_tokens({7, 7}, {}, 20), std::vector<int32_t>{7});
+  EXPECT_TRUE(separator_tokens({9000}, {}, 20).empty());
+}
+
+TEST(Separators, TakeThePlaceOfEveryGapthToken) {
+  const auto changed = with_separators({{0, 1, 2, 3, 4, 5, 6}, {0, 1}}, {91, 92}, 2);
+  EXPECT_EQ(changed[0], (std::vector<int32_t>{0, 1, 91, 3, 92, 5, 91}));
+  EXPECT_EQ(changed[1], (std::vector<int32_t>{0, 1}));
+}
+
+TEST(Separators, AreRareBelowOneInTheLimit) {
+  std::vector<std::vector<int32_t>> text(2, std::vector<int32_t>(kTokensOfASeparator, 5));
+  EXPECT_TRUE(is_rare(text, {91}));
+  text[0][3] = 91;
+  EXPECT_TRUE(is_rare(text, {91, 92}));
+  text[1][7] = 92;
+  EXPECT_FALSE(is_rare(text, {91, 92}));
+}
+
+TEST(Separators, AreSprinkledOverEverySecondSequence) {
+  std::vector<std::vector<int32_t>> text(4, std::vector<int32_t>(20000, 5));
+  const auto before = text;
+  const std::string words = sprinkle_separators(text, {91, 92}, 3);
+  EXPECT_EQ(text[0], before[0]);
+  EXPECT_EQ(text[2], before[2]);
+  EXPECT_NE(text[1], text[3]);
+  std::vector<size_t> places;
+  for (size_t i = 0; i < text[1].size(); ++i) {
+    if (text[1][i] != 5) places.push_back(i);
+  }
+  size_t shortest = places[0], longest = places[0];
+  for (size_t i = 1; i < places.size(); ++i) {
+    shortest = std::min(shortest, places[i] - places[i - 1]);
+    longest = std::max(longest, places[i] - places[i - 1]);
+    EXPECT_NE(text[1][places[i]], text[1][places[i - 1]]);  // in turn
+  }
+  EXPECT_GE(shortest, 64u);
+  EXPECT_LE(longest, 512u);
+  EXPECT_GT(longest, 2 * shortest);
+  const auto in_all = 40000 - std::count(text[1].begin(), text[1].end(), 5) -
+                      std::count(text[3].begin(), text[3].end(), 5);
+  EXPECT_NE(words.find("ids 91, 92 "), std::string::npos) << words;
+  EXPECT_NE(words.find(", " + std::to_string(in_all) + " in all"), std::string::npos) << words;
+  auto again = before;
+  sprinkle_separators(again, {91, 92}, 3);
+  EXPECT_EQ(again, text);
+}
+
+}  // namespace
+}  // namespace oscar

@@ -64,8 +64,8 @@ int rewrite(const RewriteArguments& arguments) {
 
 void add_rewrite(CLI::App& program, Work& work) {
   add_command<RewriteArguments>(
-      program, work, "rewrite", "Write a bundle of an earlier version anew, its content as it is",
-      rewrite, [](CLI::App& sub, RewriteArguments& arguments) {
+      program, work, "rewrite", "Write a bundle of version 0.1 with all its tensors", rewrite,
+      [](CLI::App& sub, RewriteArguments& arguments) {
         sub.add_option("IN", arguments.input, "Rotation bundle")->required();
         sub.add_option("OUT", arguments.output, "Bundle to write")->required();
         sub.add_flag("--force", arguments.force, "Replace OUT if it exists");

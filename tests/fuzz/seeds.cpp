@@ -272,6 +272,7 @@ void bundles(const Seeds& seeds) {
   for (const char which : {'\0', '\1', '\2', '\3', '\4'}) {
     seeds.put("bundle", std::to_string(which), std::string(1, which));
   }
+  seeds.put("bundle", "earlier", "\xff");
   // One change of every kind.
   for (char kind = 0; kind < 11; ++kind) {
     seeds.put("bundle", "change" + std::to_string(kind),

@@ -131,30 +131,27 @@ std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
 // What HDF5 adds to a dataset.
 constexpr int64_t kDatasetBytes = 450;
 
-// Numbers of a symmetric matrix that are stored (bundle/SCHEMA.md, what a file leaves out).
-int64_t triangle(int64_t dim) { return dim * (dim + 1) / 2; }
-
 int64_t estimated_statistics_bytes(const std::vector<LayerGeometry>& layers, bool attended) {
   constexpr int64_t kDatasets = 12, kAttendedDatasets = 10;
   int64_t bytes = kDatasets * kDatasetBytes * static_cast<int64_t>(layers.size());
   for (const LayerGeometry& layer : layers) {
     if (!layer.fitted()) continue;
     const int64_t k = layer.head_dim_k, v = layer.head_dim_v;
-    bytes += 8 * layer.num_kv_heads * (2 * triangle(k) + 3 * triangle(v) + 2 * k + 2 * v);
+    bytes += 8 * layer.num_kv_heads * (2 * k * k + 3 * v * v + 2 * k + 2 * v);
     if (!attended || !layer.quantized) continue;
     bytes += kAttendedDatasets * kDatasetBytes +
-             8 * layer.num_kv_heads * (2 * triangle(k) + triangle(v) + 2 * k + v + 4);
+             8 * layer.num_kv_heads * (2 * k * k + v * v + 2 * k + v + 4);
   }
   return bytes;
 }
 
-// Each number once, before compression.
+// Before compression, but for numbers that are bf16's and halves that are zero.
 int64_t estimated_bundle_bytes(const std::vector<LayerGeometry>& layers,
                                const CalibrateOptions& options) {
   const FitOptions& fit = options.fit;
   const SearchOptions& search = options.search;  // what it may choose counts as chosen
   // Balanced matrices are bf16 numbers; the search leaves most heads balanced.
-  const int64_t rotation_bytes = fit.kind == TransformKind::kBalanced ? 2 : 4;
+  const int64_t rotation_bytes = fit.kind == TransformKind::kBalanced ? 2 + 4 : 4;  // with inverse
   const bool metric = fit.scale_correction == ScaleCorrection::kMetric || search.scale_correction;
   const bool shaped = fit.rounding == Rounding::kShaped || search.rounding;
   int64_t bytes = 0;
@@ -172,10 +169,8 @@ int64_t estimated_bundle_bytes(const std::vector<LayerGeometry>& layers,
       if (search.clip) bytes += kClipLosses * kDatasetBytes;
       if (search.any()) bytes += kSearchRecord * heads;
       bytes += kDatasets * kDatasetBytes + rotation_bytes * heads * (k * k + v * v);
-      if (metric || shaped) {  // feedback follows from the metric, that of values from statistics
-        const bool value_side = !metric || !options.keep_statistics;
-        bytes += 4 * heads * (triangle(k) + (value_side ? triangle(v) : 0));
-      }
+      if (metric) bytes += 4 * heads * (k * k + v * v);
+      if (shaped) bytes += 2 * heads * (k * (k + 1) + v * (v + 1));  // triangular factors
       bytes += 4 * (heads + 1) * (k * k + v * v);  // portable: per head, and one for all
     }
   }
@@ -184,7 +179,7 @@ int64_t estimated_bundle_bytes(const std::vector<LayerGeometry>& layers,
     for (const LayerGeometry& layer : layers) {
       if (fit.objective_v != ValueObjective::kEnergy) break;
       if (!layer.fitted()) continue;
-      bytes += 8 * int64_t{layer.num_kv_heads} * triangle(layer.head_dim_v);
+      bytes += 8 * int64_t{layer.num_kv_heads} * layer.head_dim_v * layer.head_dim_v;
     }
   }
   return bytes;

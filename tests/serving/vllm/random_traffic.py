@@ -8,7 +8,9 @@ a prompt, shared beginnings, prompts in chunks of any size, aborts, preemption, 
 while requests run, prompts with rows that cannot be coded. Each round ends when all have ended. Then the
 answers are read again, each alone: its prompt at once, and its tokens one by one behind that. This is the
 reference. It differs from the traffic by bf16 sums of other sizes, and by rows that were read as 2 bits where
-a prompt came in chunks or began with shared blocks.
+a prompt came in chunks or began with shared blocks. Shared rows are 2 bits for the tokens right behind them,
+too, which moves a likeliest token by more than a nat once in some thousand tokens. So an answer that is off
+and began with shared blocks is generated once more, alone, behind as many of them.
 
 On a GPU the steps run in CUDA graphs. Environment: as for the tests (tests/CMakeLists.txt). The last line is
 what was found, in JSON; the exit status is 1 if anything is not as it must be.
@@ -29,8 +31,9 @@ from vllm_case import vllm
 
 INGREDIENTS = ("samples", "aborts", "chunks", "prefixes", "reloads", "bad-rows")
 # Nats. A greedy token may be so much less likely in the reference than its likeliest one; log probabilities of
-# an answer's tokens are so far apart in the mean.
+# an answer's tokens are so far apart in the mean, of FEW tokens or more; with fewer, each.
 MOST_BEHIND, MOST_APART = 0.3, 0.2
+FEW, MOST_APART_OF_FEW = 4, 1.0
 MOST_GROWTH = 1 << 20  # of the tensors that are held behind the first rounds, bytes
 WARM_ROUNDS = 2
 # One request of the most tokens fits, three of a few hundred do not.
@@ -46,6 +49,7 @@ class Sent:
     greedy: bool
     bad: bool = False
     aborted: bool = False
+    shared: int = 0  # tokens of the prompt that came in shared blocks
     answers: list = field(default_factory=list)  # CompletionOutputs
 
 
@@ -83,7 +87,7 @@ class Traffic:
         prompt, tokens = prompt or self.prompt(), tokens or source.choice((1, 4, 12, 30, 60))
         bad, samples = self.chance(0.1, "bad-rows") if bad is None else bad, 1
         greedy = self.chance(0.6)
-        options = {"logprobs": 1}
+        options = {"logprobs": 20}
         if not greedy:
             samples = source.choice((1, 2, 3)) if self.chance(1, "samples") else 1
             options |= {"temperature": 0.9, "n": samples}
@@ -141,8 +145,9 @@ class Traffic:
         self.counts["steps"] += 1
         for output in self.engine.core.step():
             if output.finished and output.request_id in self.requests:
-                self.requests[output.request_id].answers = output.outputs
-                self.counts["shared tokens"] += output.num_cached_tokens or 0
+                sent = self.requests[output.request_id]
+                sent.answers, sent.shared = output.outputs, output.num_cached_tokens or 0
+                self.counts["shared tokens"] += sent.shared
 
     def _abort(self):
         running = [name for name, sent in self.requests.items() if not sent.answers and not sent.aborted]
@@ -182,15 +187,34 @@ class Traffic:
         ids = list(answer.token_ids)
         reference = self._read_again(sent.prompt, ids)
         said = [step[token].logprob for step, token in zip(answer.logprobs, ids)]
-        apart = sum(abs(ours - theirs) for ours, (theirs, _) in zip(said, reference)) / len(ids)
-        self.apart.append(apart)
+        apart = [abs(ours - theirs) for ours, (theirs, _) in zip(said, reference)]
+        mean, behind = sum(apart) / len(ids), [best - theirs for theirs, best in reference if sent.greedy]
         self.counts["tokens"] += len(ids)
-        self._expect(apart <= MOST_APART, f"{name}: {len(sent.prompt)} + {len(ids)} tokens, {apart:.3f} nats "
-                     "from the reference in the mean")
-        for i, (theirs, best) in enumerate(reference if sent.greedy else ()):
-            self.behind.append(best - theirs)
-            self._expect(best - theirs <= MOST_BEHIND, f"{name}: token {i} of {len(ids)} behind "
-                         f"{len(sent.prompt)} is {best - theirs:.3f} nats behind the likeliest")
+        most = max(behind, default=0.0)
+        if sent.greedy and sent.shared and (most > MOST_BEHIND or mean > MOST_APART):
+            self.counts["generated again"] += 1
+            end, drift, gap = case.first_difference(answer, self._generated_again(sent, len(ids)))
+            self._expect(drift < case.DRIFT and gap < case.TIE, f"{name}: {len(sent.prompt)} + {len(ids)} tokens "
+                         f"behind {sent.shared} shared ones, alone the answer differs at {end} by {drift:.3f}, {gap:.3f}")
+            return
+        self.apart.append(mean)
+        self.behind += behind
+        self._expect(mean <= MOST_APART if len(ids) >= FEW else max(apart) <= MOST_APART_OF_FEW,
+                     f"{name}: {len(sent.prompt)} + {len(ids)} tokens, {mean:.3f} nats from the reference in the mean")
+        self._expect(most <= MOST_BEHIND, f"{name}: a token of {len(ids)} behind {len(sent.prompt)} is {most:.3f} "
+                     "nats behind the likeliest")
+
+    def _generated_again(self, sent, tokens):
+        """The answer to a prompt alone, which begins with as many shared tokens as it did."""
+        self.engine.core.reset_prefix_cache()
+        begin = sent.prompt[:sent.shared]
+        other = [token for token in self.engine.prompt(0, 400) if token != sent.prompt[sent.shared]]
+        self.engine.alone(begin + other[:MOST_TOKENS - len(begin) - 1], 1)  # its pages are written
+        name = self.engine.add(sent.prompt, tokens)
+        answer = self.engine.run()[name]
+        found = self.engine.cached[name]
+        self._expect(found == sent.shared, f"{name} began with {found} shared tokens and not with {sent.shared}")
+        return answer
 
     def _read_again(self, prompt, answer):
         """(log probability, that of the likeliest token) of each token of an answer, alone."""

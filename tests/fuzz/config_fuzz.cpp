@@ -16,7 +16,7 @@ void read_untrusted(std::string_view bytes) {
   require(config.num_qo_heads >= 1 && config.num_qo_heads <= kMaxHeads, "num_qo_heads");
   require(config.num_kv_heads >= 1 && config.num_qo_heads % config.num_kv_heads == 0,
           "num_kv_heads");
-  require(config.head_dim >= 1 && config.head_dim <= kMaxHeadDim, "head_dim");
+  require(config.head_dim >= 1 && config.head_dim <= kMaxConfigHeadDim, "head_dim");
   require(config.rope.inv_freq.size() == static_cast<size_t>(config.rope.rotary_dim) / 2,
           "frequencies");
   require(config.rope.rotary_dim <= config.head_dim, "rotary_dim");

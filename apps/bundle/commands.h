@@ -1,4 +1,4 @@
-// The sub-commands of oscar-bundle, a file each, and what they share.
+// The sub-commands of oscar-bundle, and what they share.
 #pragma once
 
 #include <CLI/CLI.hpp>

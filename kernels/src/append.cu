@@ -42,8 +42,9 @@ __global__ void __launch_bounds__(kWarps * 32, kResidentBlocks<kHeadDim>)
   if (refused) report_refused(p, refused);
   uint32_t codes[kHeadDim / 64];
   plain_codes<kHeadDim>(x, sz, codes);
-  store_codes<kHeadDim>(codes, p.format.order, row.chunk + code_offset(p.format, side, row.in_page),
-                        t, own < last && !refused);
+  if (own < last && !refused) {
+    store_codes<kHeadDim>(codes, row.chunk + code_offset(p.format, side, row.in_page), t);
+  }
   const int lanes = 4 * p.format.quant_group_size / kHeadDim;
   if (t == 0) sz.scale = scale_with_centre(sz.scale, is_second(centre, kHeadDim));
   if (refused) sz = refused_scale_zero();

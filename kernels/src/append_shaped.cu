@@ -94,29 +94,15 @@ __device__ __forceinline__ uint32_t code_columns(const RowCoder& coder, const ui
   return __byte_perm(__float_as_uint(words[0]), __float_as_uint(words[1]), 0x5410);
 }
 
-// The codes of row `row` of the tile, in the order of the page.
+// The codes of row `row` of the tile.
 template <int kHeadDim>
-__device__ __forceinline__ void store_row_codes(const ShapedTile<kHeadDim>& tile, PackOrder order,
-                                                int row, uint8_t* to) {
+__device__ __forceinline__ void store_row_codes(const ShapedTile<kHeadDim>& tile, int row,
+                                                uint8_t* to) {
 #pragma unroll
   for (int v = 0; v < kHeadDim / 64; ++v) {
-    uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int w = 4 * v + i;
-      if (order == PackOrder::kConsecutive) {
-        words[i] = tile.codes[w][row];
-        continue;
-      }
-      uint32_t word = 0;  // bytes 4 w .. 4 w + 3, one dimension of each quarter in a byte
-#pragma unroll
-      for (int j = 0; j < 16; ++j) {
-        const int dim = 4 * w + j / 4 + j % 4 * (kHeadDim / 4);
-        word |= (tile.codes[dim / 16][row] >> (2 * (dim % 16)) & 3u) << (8 * (j / 4) + 2 * (j % 4));
-      }
-      words[i] = word;
-    }
-    reinterpret_cast<uint4*>(to)[v] = make_uint4(words[0], words[1], words[2], words[3]);
+    reinterpret_cast<uint4*>(to)[v] =
+        make_uint4(tile.codes[4 * v][row], tile.codes[4 * v + 1][row], tile.codes[4 * v + 2][row],
+                   tile.codes[4 * v + 3][row]);
   }
 }
 
@@ -381,8 +367,7 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
   ScaleZero& signed_one = tile.scales[row][0];
   signed_one.scale = scale_with_centre(signed_one.scale, is_second(tile.centres[row], kHeadDim));
   for (int g = 0; g < groups; ++g) store_scale_zero(p.format, at, side, g, tile.scales[row][g]);
-  store_row_codes<kHeadDim>(tile, p.format.order, row,
-                            at.chunk + code_offset(p.format, side, at.in_page));
+  store_row_codes<kHeadDim>(tile, row, at.chunk + code_offset(p.format, side, at.in_page));
 }
 
 }  // namespace

@@ -34,11 +34,11 @@ cudaError_t decode_attention(const AttentionParams& params, void* workspace, siz
                              cudaStream_t stream, int unsettled_pages) {
   if (!valid_attention(params)) return cudaErrorInvalidValue;
   uint8_t* ws = static_cast<uint8_t*>(workspace);
-#define OSCAR_INSTANCE(kDim, kGroup, kMeta, kOrder)                                     \
-  if (params.format.head_dim == kDim && params.format.quant_group_size == kGroup &&     \
-      params.format.metadata == kMeta && params.format.order == kOrder) {               \
-    return attention_instance<kDim, kGroup, kMeta, kOrder>(params, ws, workspace_bytes, \
-                                                           unsettled_pages, stream);    \
+#define OSCAR_INSTANCE(kDim, kGroup, kMeta)                                                      \
+  if (params.format.head_dim == kDim && params.format.quant_group_size == kGroup &&              \
+      params.format.metadata == kMeta) {                                                         \
+    return attention_instance<kDim, kGroup, kMeta>(params, ws, workspace_bytes, unsettled_pages, \
+                                                   stream);                                      \
   }
 #include "attention_instances.inc"
 #undef OSCAR_INSTANCE

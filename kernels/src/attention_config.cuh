@@ -6,13 +6,11 @@
 
 namespace oscar {
 
-template <int kHeadDim_, int kGroups_, MetadataDtype kMetadata_, PackOrder kOrder_, bool kTwins_,
-          bool kPagedBf16_>
+template <int kHeadDim_, int kGroups_, MetadataDtype kMetadata_, bool kTwins_, bool kPagedBf16_>
 struct AttentionConfig {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kGroups = kGroups_;
   static constexpr MetadataDtype kMetadata = kMetadata_;
-  static constexpr PackOrder kOrder = kOrder_;
   // An item of at most four (query, head) columns has them in the tensor core's eight twice: of the
   // scores a lane takes column c from even tiles of INT2 pages and c + 4 from odd ones, so that no
   // lane idles; in the output the upper four mean nothing.
@@ -20,7 +18,7 @@ struct AttentionConfig {
   static constexpr int kSetTiles = kTwins ? 2 : 1;  // tiles that lanes share so
   static constexpr int kColumns = 8 / kSetTiles;    // (query, head) columns of an item
   static constexpr bool kPagedBf16 = kPagedBf16_;   // the bf16 twin: history pages hold bf16 rows
-  using Layout = CodeLayout<kHeadDim, kGroups, kOrder>;
+  using Layout = CodeLayout<kHeadDim, kGroups>;
   static constexpr int kTiles = Layout::kTiles;
   static constexpr int kRowWords = kHeadDim / 8;  // of a bf16 row, in each of four lanes
 

@@ -7,7 +7,7 @@
 
 namespace oscar {
 
-template <int kHeadDim, int kGroupSize, MetadataDtype kMetadata, PackOrder kOrder>
+template <int kHeadDim, int kGroupSize, MetadataDtype kMetadata>
 cudaError_t attention_instance(const AttentionParams& params, uint8_t* workspace,
                                size_t workspace_bytes, int unsettled_pages, cudaStream_t stream);
 template <int kHeadDim>

@@ -114,7 +114,7 @@ template <typename Config>
 __device__ __forceinline__ void write_output(const AttentionParams& p, int pair, float4 sum,
                                              const float2* columns) {
   const int column = Partial<Config>::column(pair);
-  const int dim = Partial<Config>::dim(pair), next_dim = Partial<Config>::dim(pair + 1);
+  const int dim = Partial<Config>::dim(pair);
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     const int row = __float_as_int(columns[column + c].x);
@@ -123,12 +123,7 @@ __device__ __forceinline__ void write_output(const AttentionParams& p, int pair,
     uint16_t* const o = p.o + static_cast<int64_t>(row) * Config::kHeadDim;
     const __nv_bfloat162 values =
         __floats2bfloat162_rn((c ? sum.y : sum.x) * factor, (c ? sum.w : sum.z) * factor);
-    if constexpr (Config::kOrder == PackOrder::kConsecutive) {  // side by side
-      *reinterpret_cast<__nv_bfloat162*>(o + dim) = values;
-    } else {
-      o[dim] = __bfloat16_as_ushort(values.x);
-      o[next_dim] = __bfloat16_as_ushort(values.y);
-    }
+    *reinterpret_cast<__nv_bfloat162*>(o + dim) = values;  // side by side
   }
 }
 

@@ -193,7 +193,7 @@ __device__ __forceinline__ void write_item(const AttentionParams& p, const Colum
     uint16_t values[2 * Config::kTiles];  // in the order of the lane's dimensions
 #pragma unroll
     for (int i = 0; i < 2 * Config::kTiles; ++i) {
-      values[Layout::value_slot(i)] = float_to_bf16(s.out[i / 2][2 * (i % 2) + c] * factor);
+      values[i] = float_to_bf16(s.out[i / 2][2 * (i % 2) + c] * factor);
     }
 #pragma unroll
     for (int i = 0; i < 2 * Config::kTiles; i += 2) {

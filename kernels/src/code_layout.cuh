@@ -20,10 +20,8 @@ __device__ __forceinline__ uint32_t code_pair(uint32_t word, uint32_t shifted) {
 
 // Lane = 4 g + t. Keys: lane t of a token's row holds kWords words in each of kGroups groups.
 // Values: lane g holds kUnits half-words of eight codes, 16 bytes apart, split over the groups.
-template <int kHeadDim, int kGroups, PackOrder kOrder>
+template <int kHeadDim, int kGroups>
 struct CodeLayout {
-  static_assert(kOrder == PackOrder::kConsecutive || kGroups == 1,
-                "the quartered order spreads a group over all bytes");
   static constexpr int kRowBytes = kHeadDim / 4;
   static constexpr int kGroupBytes = kRowBytes / kGroups;
   static constexpr int kWords = kHeadDim / 64;             // key words per lane and token
@@ -34,27 +32,23 @@ struct CodeLayout {
 
   // Lane t's key dimensions are kKeyRuns runs of kKeyRun consecutive ones; run r begins at
   // key_run_dim(t, r). Code j in half `half` of key word `word` is number key_slot of them.
-  static constexpr bool kInOrder = kOrder == PackOrder::kConsecutive;
-  static constexpr int kKeyRuns = kInOrder ? kGroups : 4;
+  static constexpr int kKeyRuns = kGroups;
   static constexpr int kKeyRun = kHeadDim / 4 / kKeyRuns;
   __host__ __device__ static constexpr int key_run_dim(int t, int run) {
     return run * (kHeadDim / kKeyRuns) + t * kKeyRun;
   }
   __host__ __device__ static constexpr int key_slot(int word, int j, int half) {
-    return kInOrder ? 16 * word + 8 * half + j : j % 4 * kKeyRun + 4 * word + 2 * half + j / 4;
+    return 16 * word + 8 * half + j;
   }
   // The same for the values of lane g; operand register i holds unit i / 8, code i % 8. Register
   // 2 m is row g of row tile m, register 2 m + 1 is row g + 8.
-  static constexpr int kValueRuns = kInOrder ? kUnits : 4 * kUnits;
+  static constexpr int kValueRuns = kUnits;
   static constexpr int kValueRun = kHeadDim / 8 / kValueRuns;
   __host__ __device__ static constexpr int value_run_dim(int g, int run) {
     return run * (kHeadDim / kValueRuns) + g * kValueRun;
   }
-  __host__ __device__ static constexpr int value_slot(int i) {
-    return kInOrder ? i : (i % 4 * kUnits + i / 8) * 2 + i % 8 / 4;
-  }
   __host__ __device__ static constexpr int value_dim(int g, int i) {
-    return value_run_dim(g, value_slot(i) / kValueRun) + value_slot(i) % kValueRun;
+    return value_run_dim(g, i / kValueRun) + i % kValueRun;
   }
 };
 

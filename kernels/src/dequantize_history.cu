@@ -11,7 +11,7 @@ constexpr int kAtOnce = 4;  // rows of a lane whose loads are under way together
 
 // Eight codes of a row from dimension `dim` on, and what the codec makes of them.
 struct EightCodes {
-  uint2 words;
+  uint32_t word;
   float2 scale_zero;
   bool second_centre;
 };
@@ -30,27 +30,18 @@ __device__ __forceinline__ EightCodes load_eight(const PageFormat& f, int head_d
                                                  bool centred) {
   EightCodes out;
   const uint8_t* const codes = chunk + row * (head_dim / 4);
-  if (f.order == PackOrder::kConsecutive) {
-    out.words = make_uint2(*reinterpret_cast<const uint16_t*>(codes + dim / 4), 0);
-  } else {
-    out.words = *reinterpret_cast<const uint2*>(codes + dim % (head_dim / 4));
-  }
+  out.word = *reinterpret_cast<const uint16_t*>(codes + dim / 4);
   const uint8_t* const metadata = chunk + metadata_offset(f, 0, 0) + row * metadata_row_bytes(f);
   out.scale_zero = load_pair(metadata, dim / f.quant_group_size, f.metadata);
   out.second_centre = centred && centre_of_scale(load_metadata(metadata, 0, f.metadata)) != 0;
   return out;
 }
 
-__device__ __forceinline__ void values_of(const PageFormat& f, int head_dim,
-                                          const EightCodes& eight, int dim, float (&values)[8]) {
+__device__ __forceinline__ void values_of(const EightCodes& eight, float (&values)[8]) {
   const float scale = scale_without_centre(eight.scale_zero.x), zero = eight.scale_zero.y;
-  const int quarter = dim / (head_dim / 4);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const uint32_t code =
-        f.order == PackOrder::kConsecutive
-            ? eight.words.x >> (2 * i)
-            : (i < 4 ? eight.words.x : eight.words.y) >> (i % 4 * 8 + 2 * quarter);
+    const uint32_t code = eight.word >> (2 * i);
     // 2^23 + code as its bits: the conversion of an int, on a pipe with more room.
     const float number = __uint_as_float((code & 3u) | 0x4b000000u) - 8388608.0f;
     values[i] = mul_rn(sub_rn(number, zero), scale);
@@ -112,7 +103,7 @@ __global__ void __launch_bounds__(kThreads)
       const int row = row_at_step(i), token = page * kPageTokens + row % kPageTokens;
       if (token < first || token >= end) continue;
       float values[8];
-      values_of(f, kHeadDim, eight[i], dim, values);
+      values_of(eight[i], values);
       if (centred && row < kPageTokens) {
         const uint4 o =
             *reinterpret_cast<const uint4*>(centres + (eight[i].second_centre ? kHeadDim : 0));

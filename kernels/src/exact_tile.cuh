@@ -78,10 +78,7 @@ __device__ __forceinline__ void exact_tile(AttentionState<Config>& s, const uint
   for (int m = 0; m < Config::kTiles; ++m) {
     uint32_t a[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int slot_of = Layout::value_slot(2 * m + h);
-      a[h] = __byte_perm(first[slot_of / 2], second[slot_of / 2], slot_of % 2 ? 0x7632 : 0x5410);
-    }
+    for (int h = 0; h < 2; ++h) a[h] = __byte_perm(first[m], second[m], h ? 0x7632 : 0x5410);
     ptx::mma_bf16(s.out[m], a[0], a[1], a[0], a[1], b0, b1);
   }
 }

@@ -196,34 +196,12 @@ __device__ inline void plain_codes(const QuarterRow<kHeadDim>& x, ScaleZero sz,
 }
 
 // Stores this lane's part of a row: kHeadDim / 4 codes, two bits each, in `codes` (dimension i of
-// the quarter at bits 2 (i % 16) of word i / 16). All lanes of the warp take part.
+// the quarter at bits 2 (i % 16) of word i / 16).
 template <int kHeadDim>
-__device__ inline void store_codes(const uint32_t (&codes)[kHeadDim / 64], PackOrder order,
-                                   uint8_t* row, int t, bool write) {
+__device__ inline void store_codes(const uint32_t (&codes)[kHeadDim / 64], uint8_t* row, int t) {
   constexpr int kWords = kHeadDim / 64;
-  uint32_t mine[kWords];
-  if (order == PackOrder::kConsecutive) {
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) mine[w] = codes[w];
-  } else {
-    // Byte i joins dimension i of all four quarters.
-    constexpr int kBytes = kHeadDim / 4;
-#pragma unroll
-    for (int w = 0; w < kBytes / 4; ++w) {
-      uint32_t word = 0;
-#pragma unroll
-      for (int byte = 0; byte < 4; ++byte) {
-        const int dim = 4 * w + byte;
-        word |= (codes[dim / 16] >> (2 * (dim % 16)) & 3u) << (8 * byte + 2 * t);
-      }
-      word |= __shfl_xor_sync(~0u, word, 1);
-      word |= __shfl_xor_sync(~0u, word, 2);
-      if (w / kWords == t) mine[w % kWords] = word;
-    }
-  }
-  if (!write) return;
-#pragma unroll
-  for (int w = 0; w < kWords; ++w) reinterpret_cast<uint32_t*>(row)[t * kWords + w] = mine[w];
+  for (int w = 0; w < kWords; ++w) reinterpret_cast<uint32_t*>(row)[t * kWords + w] = codes[w];
 }
 
 }  // namespace oscar

@@ -151,7 +151,6 @@ PageFormat page_format(const char* op, int64_t head_dim, const FormatArguments& 
            std::to_string(out.quant_group_size));
   }
   out.metadata = metadata_dtype(op, format.metadata_dtype);
-  out.order = format.quartered ? PackOrder::kQuartered : PackOrder::kConsecutive;
   return out;
 }
 

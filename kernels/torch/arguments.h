@@ -14,7 +14,6 @@ using OptionalTensor = std::optional<Tensor>;
 struct FormatArguments {
   int64_t quant_group_size = 0;
   std::optional<ScalarType> metadata_dtype = {};  // none: float16
-  bool quartered = false;
 };
 
 // The cache of one layer, as both operators see it. Like the other structs it only refers to the

@@ -28,21 +28,20 @@ void quantize_append(const Tensor& pool, const Tensor& block_table, const Tensor
                      const Tensor& rows_indptr, const Tensor& old_len, const Tensor& old_history,
                      const Tensor& new_history, const Tensor& status, int64_t sink_tokens,
                      int64_t quant_group_size, std::optional<ScalarType> metadata_dtype,
-                     bool quartered, const OptionalTensor& window_slot,
-                     const OptionalTensor& clip_k, const OptionalTensor& clip_v,
-                     const OptionalTensor& feedback_k, const OptionalTensor& feedback_v,
-                     const OptionalTensor& metric_k, const OptionalTensor& metric_v,
-                     const OptionalTensor& correction_k, const OptionalTensor& correction_v,
-                     std::optional<int64_t> max_new_rows, std::optional<int64_t> max_new_history,
-                     const OptionalTensor& key_centres, const OptionalTensor& first_position) {
+                     const OptionalTensor& window_slot, const OptionalTensor& clip_k,
+                     const OptionalTensor& clip_v, const OptionalTensor& feedback_k,
+                     const OptionalTensor& feedback_v, const OptionalTensor& metric_k,
+                     const OptionalTensor& metric_v, const OptionalTensor& correction_k,
+                     const OptionalTensor& correction_v, std::optional<int64_t> max_new_rows,
+                     std::optional<int64_t> max_new_history, const OptionalTensor& key_centres,
+                     const OptionalTensor& first_position) {
   constexpr const char* kOp = "quantize_append";
   const CacheTensors cache{pool,        block_table, window_k,    window_v,
                            window_slot, sink_tokens, key_centres, first_position};
   const AppendTensors rows{k,           v,        rows_indptr, old_len,      old_history,
                            new_history, status,   clip_k,      clip_v,       feedback_k,
                            feedback_v,  metric_k, metric_v,    correction_k, correction_v};
-  const AppendParams params =
-      append_params(kOp, cache, {quant_group_size, metadata_dtype, quartered}, rows);
+  const AppendParams params = append_params(kOp, cache, {quant_group_size, metadata_dtype}, rows);
   // Without bounds: every new row in one request, and all that its ring can hold besides.
   const int64_t most_rows = std::numeric_limits<int>::max() / (2 * int64_t{params.num_kv_heads});
   const int row_bound =
@@ -110,13 +109,13 @@ void decode_attention_out(const Tensor& q, const Tensor& pool, const Tensor& blo
                           const Tensor& history_len, const Tensor& window_k, const Tensor& window_v,
                           const Tensor& seq_len, const Tensor& o, const OptionalTensor& lse,
                           double sm_scale, int64_t sink_tokens, int64_t quant_group_size,
-                          std::optional<ScalarType> metadata_dtype, bool quartered,
+                          std::optional<ScalarType> metadata_dtype,
                           const OptionalTensor& window_slot, const OptionalTensor& workspace,
                           const OptionalTensor& key_centres, const OptionalTensor& first_position) {
   attend("decode_attention_out",
          {pool, block_table, window_k, window_v, window_slot, sink_tokens, key_centres,
           first_position},
-         {quant_group_size, metadata_dtype, quartered}, {q, history_len, seq_len, sm_scale}, o, lse,
+         {quant_group_size, metadata_dtype}, {q, history_len, seq_len, sm_scale}, o, lse,
          workspace);
 }
 
@@ -124,7 +123,7 @@ std::tuple<Tensor, Tensor> decode_attention(
     const Tensor& q, const Tensor& pool, const Tensor& block_table, const Tensor& history_len,
     const Tensor& window_k, const Tensor& window_v, const Tensor& seq_len, double sm_scale,
     int64_t sink_tokens, int64_t quant_group_size, std::optional<ScalarType> metadata_dtype,
-    bool quartered, const OptionalTensor& window_slot, const OptionalTensor& workspace,
+    const OptionalTensor& window_slot, const OptionalTensor& workspace,
     const OptionalTensor& key_centres, const OptionalTensor& first_position) {
   constexpr const char* kOp = "decode_attention";
   const int64_t batch = checked_size({kOp, "q", q}, 4, 0);
@@ -134,7 +133,7 @@ std::tuple<Tensor, Tensor> decode_attention(
   attend(kOp,
          {pool, block_table, window_k, window_v, window_slot, sink_tokens, key_centres,
           first_position},
-         {quant_group_size, metadata_dtype, quartered}, {q, history_len, seq_len, sm_scale}, o, lse,
+         {quant_group_size, metadata_dtype}, {q, history_len, seq_len, sm_scale}, o, lse,
          workspace);
   return {o, lse};
 }
@@ -148,12 +147,12 @@ int64_t decode_attention_workspace_size(const Tensor& pool, int64_t head_dim) {
 
 void dequantize_history(const Tensor& pool, const Tensor& block_table, const Tensor& history_len,
                         const Tensor& k, const Tensor& v, int64_t quant_group_size,
-                        std::optional<ScalarType> metadata_dtype, bool quartered,
-                        int64_t sink_tokens, const OptionalTensor& key_centres,
-                        const OptionalTensor& first_position, int64_t first_token) {
+                        std::optional<ScalarType> metadata_dtype, int64_t sink_tokens,
+                        const OptionalTensor& key_centres, const OptionalTensor& first_position,
+                        int64_t first_token) {
   constexpr const char* kOp = "dequantize_history";
   const HistoryRowsParams params =
-      history_params(kOp, {quant_group_size, metadata_dtype, quartered},
+      history_params(kOp, {quant_group_size, metadata_dtype},
                      {pool, block_table, history_len, k, v, sink_tokens, first_token, key_centres,
                       first_position});
   if (params.batch == 0 || params.tokens == 0) return;
@@ -186,7 +185,7 @@ STABLE_TORCH_LIBRARY(oscar_int2, m) {
       "Tensor(b!) window_k, Tensor(c!) window_v, Tensor k, Tensor v, Tensor rows_indptr, "
       "Tensor old_len, Tensor old_history, Tensor new_history, Tensor(d!) status, *, "
       "int sink_tokens, int quant_group_size, ScalarType? metadata_dtype=None, "
-      "bool quartered=False, Tensor? window_slot=None, Tensor? clip_k=None, Tensor? clip_v=None, "
+      "Tensor? window_slot=None, Tensor? clip_k=None, Tensor? clip_v=None, "
       "Tensor? feedback_k=None, Tensor? feedback_v=None, Tensor? metric_k=None, "
       "Tensor? metric_v=None, Tensor? correction_k=None, Tensor? correction_v=None, int? "
       "max_new_rows=None, int? max_new_history=None, Tensor? key_centres=None, "
@@ -195,7 +194,7 @@ STABLE_TORCH_LIBRARY(oscar_int2, m) {
       "decode_attention(Tensor q, Tensor pool, Tensor block_table, "
       "Tensor history_len, Tensor window_k, Tensor window_v, Tensor seq_len, *, "
       "float sm_scale, int sink_tokens, int quant_group_size, ScalarType? metadata_dtype=None, "
-      "bool quartered=False, Tensor? window_slot=None, Tensor(a!)? workspace=None, "
+      "Tensor? window_slot=None, Tensor(a!)? workspace=None, "
       "Tensor? key_centres=None, Tensor? first_position=None) "
       "-> (Tensor o, Tensor lse)");
   m.def(
@@ -203,13 +202,13 @@ STABLE_TORCH_LIBRARY(oscar_int2, m) {
       "Tensor history_len, Tensor window_k, Tensor window_v, Tensor seq_len, "
       "Tensor(a!) o, Tensor(b!)? lse=None, *, "
       "float sm_scale, int sink_tokens, int quant_group_size, ScalarType? metadata_dtype=None, "
-      "bool quartered=False, Tensor? window_slot=None, Tensor(c!)? workspace=None, "
+      "Tensor? window_slot=None, Tensor(c!)? workspace=None, "
       "Tensor? key_centres=None, Tensor? first_position=None) -> ()");
   m.def("decode_attention_workspace_size(Tensor pool, int head_dim) -> int");
   m.def(
       "dequantize_history(Tensor pool, Tensor block_table, Tensor history_len, Tensor(a!) k, "
       "Tensor(b!) v, *, int quant_group_size, ScalarType? metadata_dtype=None, "
-      "bool quartered=False, int sink_tokens, Tensor? key_centres=None, "
+      "int sink_tokens, Tensor? key_centres=None, "
       "Tensor? first_position=None, int first_token=0) -> ()");
   m.def("chunk_bytes(int head_dim, int quant_group_size, ScalarType? metadata_dtype=None) -> int");
 }

@@ -21,7 +21,6 @@ const std::vector<int> kAllWritten{0, 0};  // of each request its status
 struct AppendSetup {
   int head_dim = 128, quant_group_size = 128;
   oscar::MetadataDtype metadata = oscar::MetadataDtype::kFp16;
-  oscar::PackOrder order = oscar::PackOrder::kConsecutive;
   int heads = 3, sink = 4, recent = 10, demote_block = 1;
   bool shaped = false, metric = false, mixed = false;  // mixed: each head in a way of its own
   float clip_k = .96f, clip_v = .92f;
@@ -51,7 +50,7 @@ class TwoCaches {
 
   explicit TwoCaches(const AppendSetup& s)
       : setup(s),
-        format{s.head_dim, s.quant_group_size, s.metadata, s.order},
+        format{s.head_dim, s.quant_group_size, s.metadata},
         ring(s.recent + s.demote_block + kMaxNew),
         table(shuffled(kPages)),
         pool(static_cast<size_t>(kPages) * s.heads * chunk_bytes(format), 0xee),
@@ -293,17 +292,14 @@ TEST_P(Append, PrefillThenDecodeWritesTheBytesOfTheCpuTwin) {
 
 std::vector<Case> cases() {
   using oscar::MetadataDtype;
-  using oscar::PackOrder;
   std::vector<Case> all = {{"plain d 128", {}}};
   AppendSetup s;
-  s.order = PackOrder::kQuartered;
-  all.push_back({"quartered", s});
   s = {}, s.quant_group_size = 64, s.metadata = MetadataDtype::kFp32;
   all.push_back({"group 64, fp32", s});
   s = {}, s.head_dim = s.quant_group_size = 64, s.metadata = MetadataDtype::kBf16;
   all.push_back({"d 64, bf16", s});
-  s = {}, s.head_dim = 256, s.quant_group_size = 128, s.order = PackOrder::kQuartered;
-  all.push_back({"d 256, group 128, quartered", s});
+  s = {}, s.head_dim = 256, s.quant_group_size = 128;
+  all.push_back({"d 256, group 128", s});
   s = {}, s.clip_k = 0.0f, s.clip_v = 1.0f, s.demote_block = 8;
   all.push_back({"no clip, demote block 8", s});
   s = {}, s.shaped = true;
@@ -317,8 +313,7 @@ std::vector<Case> cases() {
   s.shaped = true, s.quant_group_size = 128;
   all.push_back({"shaped, metric scales, d 256, group 128", s});
   s = {}, s.shaped = s.metric = true, s.head_dim = s.quant_group_size = 64;
-  s.order = PackOrder::kQuartered;
-  all.push_back({"shaped, metric scales, d 64 quartered", s});
+  all.push_back({"shaped, metric scales, d 64", s});
   for (const int d : {64, 128, 256}) {  // every pair of correction and rounding
     s = {}, s.shaped = s.metric = s.mixed = true, s.head_dim = d, s.heads = 6;
     s.quant_group_size = d / 2;
@@ -335,8 +330,8 @@ std::vector<Case> cases() {
   centred("key centres, group 32, fp32, no clip", s);
   s = {}, s.head_dim = s.quant_group_size = 64, s.metadata = MetadataDtype::kBf16;
   centred("key centres, d 64, bf16", s);
-  s = {}, s.head_dim = 256, s.quant_group_size = 128, s.order = PackOrder::kQuartered;
-  centred("key centres, d 256, group 128, quartered", s);
+  s = {}, s.head_dim = 256, s.quant_group_size = 128;
+  centred("key centres, d 256, group 128", s);
   for (const int d : {64, 128, 256}) {
     s = {}, s.shaped = true, s.head_dim = s.quant_group_size = d;
     centred("key centres, shaped", s);

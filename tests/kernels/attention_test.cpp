@@ -106,36 +106,30 @@ std::vector<Case> cases() {
   for (int i = 0; i < 3500; ++i) thousands.seq_len.push_back(1 + i * 37 % longest);
   all.push_back({"thousands of requests", thousands});
 #if OSCAR_KERNELS_FULL
-  const auto format = [](int d, int group, oscar::MetadataDtype metadata, oscar::PackOrder order) {
+  const auto format = [](int d, int group, oscar::MetadataDtype metadata) {
     CacheShape shape = with_heads(lengths({3000, 350, 1, 400}), 8, 2);
     shape.head_dim = d, shape.quant_group_size = group;
-    shape.metadata = metadata, shape.order = order;
+    shape.metadata = metadata;
     return shape;
   };
   using oscar::MetadataDtype;
-  using oscar::PackOrder;
-  const auto kLine = PackOrder::kConsecutive, kQuarter = PackOrder::kQuartered;
   const size_t first_format = all.size();
-  all.push_back({"d 64", format(64, 64, MetadataDtype::kFp16, kLine)});
-  all.push_back({"d 64 quartered", format(64, 64, MetadataDtype::kFp16, kQuarter)});
-  all.push_back({"d 64 fp32", format(64, 64, MetadataDtype::kFp32, kLine)});
-  all.push_back({"d 128 quartered", format(128, 128, MetadataDtype::kFp16, kQuarter)});
-  all.push_back({"d 128 fp32", format(128, 128, MetadataDtype::kFp32, kLine)});
-  all.push_back({"d 128 fp32 quartered", format(128, 128, MetadataDtype::kFp32, kQuarter)});
-  all.push_back({"d 128 bf16", format(128, 128, MetadataDtype::kBf16, kLine)});
-  all.push_back({"d 128 group 64", format(128, 64, MetadataDtype::kFp16, kLine)});
-  all.push_back({"d 256", format(256, 256, MetadataDtype::kFp16, kLine)});
-  all.push_back({"d 256 quartered", format(256, 256, MetadataDtype::kFp16, kQuarter)});
-  all.push_back({"d 256 fp32", format(256, 256, MetadataDtype::kFp32, kLine)});
-  all.push_back({"d 256 group 128", format(256, 128, MetadataDtype::kFp16, kLine)});
-  all.push_back({"d 256 group 64", format(256, 64, MetadataDtype::kFp16, kLine)});
+  all.push_back({"d 64", format(64, 64, MetadataDtype::kFp16)});
+  all.push_back({"d 64 fp32", format(64, 64, MetadataDtype::kFp32)});
+  all.push_back({"d 128 fp32", format(128, 128, MetadataDtype::kFp32)});
+  all.push_back({"d 128 bf16", format(128, 128, MetadataDtype::kBf16)});
+  all.push_back({"d 128 group 64", format(128, 64, MetadataDtype::kFp16)});
+  all.push_back({"d 256", format(256, 256, MetadataDtype::kFp16)});
+  all.push_back({"d 256 fp32", format(256, 256, MetadataDtype::kFp32)});
+  all.push_back({"d 256 group 128", format(256, 128, MetadataDtype::kFp16)});
+  all.push_back({"d 256 group 64", format(256, 64, MetadataDtype::kFp16)});
   for (size_t i = first_format, count = all.size(); i < count; ++i) {
     Case full_tiles = all[i];  // the others have four columns an item, and kernels of their own
     full_tiles.name += ", GQA 8";
     full_tiles.shape.num_qo_heads = 16;
     all.push_back(full_tiles);
   }
-  CacheShape wide = format(64, 64, MetadataDtype::kFp32, kLine);
+  CacheShape wide = format(64, 64, MetadataDtype::kFp32);
   wide.content = Content::kWideScales;
   all.push_back({"d 64 fp32 wide scales", wide});
 #endif

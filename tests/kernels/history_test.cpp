@@ -102,27 +102,23 @@ TEST_P(DequantizeHistory, WritesTheRowsOfTheCpuTwinAndNoOthers) {
 
 std::vector<Case> cases() {
   using oscar::MetadataDtype;
-  using oscar::PackOrder;
   std::vector<Case> all;
-  const auto add = [&](const char* name, int d, int group, MetadataDtype metadata,
-                       PackOrder order) {
+  const auto add = [&](const char* name, int d, int group, MetadataDtype metadata) {
     CacheShape shape;
     shape.head_dim = d, shape.quant_group_size = group;
-    shape.metadata = metadata, shape.order = order;
+    shape.metadata = metadata;
     shape.num_kv_heads = 3, shape.num_qo_heads = 3;
     shape.seq_len = {1000, 300, 385, 1};  // of history: 680, none, a page and a token, none
     all.push_back({name, shape});
     shape.centre_segments = 2;
     all.push_back({std::string(name) + ", key centres", shape});
   };
-  const auto kLine = PackOrder::kConsecutive, kQuarter = PackOrder::kQuartered;
-  add("d 128", 128, 128, MetadataDtype::kFp16, kLine);
-  add("d 128 quartered", 128, 128, MetadataDtype::kFp16, kQuarter);
-  add("d 128 group 32 fp32", 128, 32, MetadataDtype::kFp32, kLine);
-  add("d 64 bf16", 64, 64, MetadataDtype::kBf16, kLine);
-  add("d 64 quartered, group 16", 64, 16, MetadataDtype::kFp16, kQuarter);
-  add("d 256", 256, 256, MetadataDtype::kFp16, kLine);
-  add("d 256 quartered fp32", 256, 128, MetadataDtype::kFp32, kQuarter);
+  add("d 128", 128, 128, MetadataDtype::kFp16);
+  add("d 128 group 32 fp32", 128, 32, MetadataDtype::kFp32);
+  add("d 64 bf16", 64, 64, MetadataDtype::kBf16);
+  add("d 64 group 16", 64, 16, MetadataDtype::kFp16);
+  add("d 256", 256, 256, MetadataDtype::kFp16);
+  add("d 256 group 128 fp32", 256, 128, MetadataDtype::kFp32);
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Formats, DequantizeHistory, testing::ValuesIn(cases()));

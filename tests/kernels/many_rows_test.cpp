@@ -211,10 +211,10 @@ void compare(const Matrices* matrices, bool corrected, Difference& sum) {
         ++sum.different;
         if (!matrices) continue;
         for (int i = 0; i < kDim; ++i) {
-          row[i] = oscar::dequantize(
-              unpack_code(page + code_offset(format, side, in_page), i, kDim, format.order),
-              {load_metadata(scale_zero, 0, format.metadata),
-               load_metadata(scale_zero, 1, format.metadata)});
+          row[i] = oscar::dequantize(unpack_code(page + code_offset(format, side, in_page), i, kDim,
+                                                 oscar::PackOrder::kConsecutive),
+                                     {load_metadata(scale_zero, 0, format.metadata),
+                                      load_metadata(scale_zero, 1, format.metadata)});
         }
         const double theirs =
             oscar_test::metric_loss(&x[token * kDim], &y[token * kDim], matrices->metric, kDim);

@@ -25,7 +25,6 @@ enum class Content {
 struct CacheShape {
   int head_dim = 128, quant_group_size = 128;
   oscar::MetadataDtype metadata = oscar::MetadataDtype::kFp16;
-  oscar::PackOrder order = oscar::PackOrder::kConsecutive;
   int num_qo_heads = 8, num_kv_heads = 2, q_len = 1;
   int sink = 64, recent = 256;
   std::vector<int> seq_len;
@@ -51,7 +50,7 @@ struct RandomCache {
     std::mt19937 rng(seed);
     std::normal_distribution<float> normal;
     std::uniform_real_distribution<float> uniform;
-    format = {s.head_dim, s.quant_group_size, s.metadata, s.order};
+    format = {s.head_dim, s.quant_group_size, s.metadata};
     const int batch = static_cast<int>(s.seq_len.size());
     ring = s.recent + 1 + s.q_len;
     lens.assign(s.seq_len.begin(), s.seq_len.end());

@@ -57,7 +57,6 @@ RowStatus write_row(const AppendParams& p, const uint16_t* bf16_row, int b, int 
       .head_dim = f.head_dim,
       .format = {.quant_group_size = f.quant_group_size, .metadata = f.metadata, .rules = {}},
       .recipe = head_recipe(writer, head),
-      .order = f.order,
       .feedback = writer.feedback ? writer.feedback + matrix : nullptr,
       .metric = writer.metric ? writer.metric + matrix : nullptr};
   std::vector<float> x(f.head_dim);
@@ -253,7 +252,7 @@ void dequantize_row(const PageFormat& f, const uint8_t* chunk, int side, int tok
     const int group = i / f.quant_group_size;
     const ScaleZero sz{scale_without_centre(load_metadata(metadata, 2 * group, f.metadata)),
                        load_metadata(metadata, 2 * group + 1, f.metadata)};
-    out[i] = dequantize(unpack_code(codes, i, f.head_dim, f.order), sz);
+    out[i] = dequantize(unpack_code(codes, i, f.head_dim, PackOrder::kConsecutive), sz);
   }
 }
 

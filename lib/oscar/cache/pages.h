@@ -12,12 +12,12 @@ inline constexpr int kPageTokens = 64;
 
 // What one (page, KV head) chunk looks like:
 //   K codes [64][d/4] | V codes [64][d/4] | (scale, zero)_K [64][groups][2] | the same for V
-// With key centres the sign of a key row's first scale names its centre (codec.h).
+// Codes lie as PackOrder::kConsecutive says. With key centres the sign of a key row's first scale
+// names its centre (codec.h).
 struct PageFormat {
   int head_dim = 128;          // 64, 128 or 256
   int quant_group_size = 128;  // divides head_dim
   MetadataDtype metadata = MetadataDtype::kFp16;
-  PackOrder order = PackOrder::kConsecutive;
 };
 
 OSCAR_HOST_DEVICE inline int groups_per_row(const PageFormat& f) {

@@ -61,6 +61,13 @@ TEST(Estimate, TheBootstrapIntervalCoversAKnownDifferenceAndIsReproducible) {
   EXPECT_EQ(d.high, again.high);
 }
 
+TEST(Estimate, OneUnitHasNoIntervalBecauseNothingSpreads) {
+  const auto d = oscar::paired_bootstrap({3, 5, 4}, {1, 1, 1}, {0, 0, 0}, 7);
+  EXPECT_DOUBLE_EQ(d.mean, 3);
+  EXPECT_TRUE(std::isnan(d.low)) << d.low;
+  EXPECT_TRUE(std::isnan(d.high)) << d.high;
+}
+
 TEST(Estimate, QuantilesInterpolateBetweenOrderStatistics) {
   const auto q = oscar::quantiles({4, 1, 3, 2}, {0, 0.5, 0.9, 1});
   EXPECT_DOUBLE_EQ(q[0], 1);

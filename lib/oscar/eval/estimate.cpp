@@ -71,6 +71,11 @@ PairedDifference paired_bootstrap(const std::vector<double>& a, const std::vecto
   assert(a.size() == b.size());
   const UnitSums sums = sums_by_unit(a.size(), units, [&](size_t i) { return a[i] - b[i]; });
   const size_t count = sums.sum.size();
+  double total = 0;
+  for (const double sum : sums.sum) total += sum;
+  const double mean = total / static_cast<double>(a.size());
+  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  if (count < 2) return {mean, kUnknown, kUnknown};
   std::mt19937_64 random(seed);
   std::vector<double> means;
   for (int r = 0; r < replicates; ++r) {
@@ -83,9 +88,7 @@ PairedDifference paired_bootstrap(const std::vector<double>& a, const std::vecto
     means.push_back(sum / tokens);
   }
   const auto interval = quantiles(means, {0.025, 0.975});
-  double total = 0;
-  for (const double sum : sums.sum) total += sum;
-  return {total / static_cast<double>(a.size()), interval[0], interval[1]};
+  return {mean, interval[0], interval[1]};
 }
 
 std::vector<double> quantiles(std::vector<double> values, const std::vector<double>& levels) {

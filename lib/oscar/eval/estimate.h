@@ -32,7 +32,8 @@ struct Estimate {
 };
 Estimate estimate(const std::vector<double>& values, const std::vector<int32_t>& units);
 
-// Mean of a - b over tokens and the 95% interval of a bootstrap that draws units with replacement.
+// Mean of a - b over tokens and the 95% interval of a bootstrap that draws units with replacement
+// (NaN with one unit, which gives the same mean at every draw).
 struct PairedDifference {
   double mean = 0, low = 0, high = 0;
 };

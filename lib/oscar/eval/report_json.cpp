@@ -293,11 +293,15 @@ std::string short_number(const Json& value) {
   return fmt::format("{:.{}f}", x, std::abs(x) < 1 ? 4 : digits);
 }
 
-// One chunk has no standard error.
+bool is_finite_number(const Json& value) {
+  return value.is_number() && std::isfinite(value.get<double>());
+}
+
+// One resampling unit has no standard error.
 std::string with_error(const Json& estimate) {
   const std::string mean = fmt::format("{:>8}", short_number(estimate["mean"]));
   const Json& error = estimate["se"];
-  if (!error.is_number() || !std::isfinite(error.get<double>())) return fmt::format("{:<17}", mean);
+  if (!is_finite_number(error)) return fmt::format("{:<17}", mean);
   return fmt::format("{} ±{:<7}", mean, short_number(error));
 }
 
@@ -352,7 +356,8 @@ std::string quoted_length(const Json& report) {
   return std::to_string(longest > 0 ? longest : 32768);
 }
 
-// The paired difference of perplexities, which two columns with errors of their own can't show.
+// The paired difference of perplexities, which two columns with errors of their own can't show. One
+// resampling unit has no interval.
 std::string increase_lines(const Json& report) {
   const auto share = [](const Json& nats) {
     if (!nats.is_number()) return std::string("-");
@@ -361,13 +366,21 @@ std::string increase_lines(const Json& report) {
                                    : fmt::format("{:+.1e}%", points);
   };
   std::string out;
+  bool intervals = false;
   for (const auto& [name, method] : report["methods"].items()) {
     if (name == "bf16" || !method.contains("nll_increase")) continue;
     const Json& d = method["nll_increase"];
-    out += fmt::format("{:<23} {:>10} [{}, {}]\n", fit_name(name, 23), share(d["mean"]),
-                       share(d["low"]), share(d["high"]));
+    out += fmt::format("{:<23} {:>10}", fit_name(name, 23), share(d["mean"]));
+    if (is_finite_number(d["low"]) && is_finite_number(d["high"])) {
+      out += fmt::format(" [{}, {}]", share(d["low"]), share(d["high"]));
+      intervals = true;
+    }
+    out += "\n";
   }
-  return out.empty() ? out : "perplexity over bf16's  paired, 95% interval\n" + out;
+  if (out.empty()) return out;
+  return (intervals ? "perplexity over bf16's  paired, 95% interval\n"
+                    : "perplexity over bf16's  paired\n") +
+         out;
 }
 
 // What a stopped run has counted; "" for a whole one.

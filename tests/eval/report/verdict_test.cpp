@@ -84,6 +84,14 @@ TEST(Verdict, SaysWhenAnIntervalReachesOverALimit) {
   EXPECT_EQ(verdict_of(r).checks[0].note, "");
 }
 
+TEST(Verdict, AnIntervalThatIsNotKnownIsNotShown) {
+  Json r = report_sample::report();
+  set_increase(r, NAN, 0.005, NAN);
+  const auto check = verdict_of(r).checks[0];
+  EXPECT_EQ(check.measured.find('['), std::string::npos) << check.measured;
+  EXPECT_NE(check.measured.find("(+0.5%)"), std::string::npos) << check.measured;
+}
+
 TEST(Verdict, LostNeedlesCountUnlessChanceExplainsThem) {
   Json r = report_sample::report();
   r["methods"]["bundle"]["niah"]["rate"] = 0.80;

@@ -1,0 +1,76 @@
+#include "oscar/eval/report_json.h"
+
+#include <gtest/gtest.h>
+#include <string>
+
+#include "oscar/eval/evaluate.h"
+
+// The report and its table, from scores made by hand.
+
+namespace oscar {
+namespace {
+
+// bf16, a method, and the one that others are compared with.
+std::vector<Method> three_methods() {
+  std::vector<Method> methods(3);
+  const char* const names[] = {"bf16", "identity", "bundle"};
+  for (size_t m = 0; m < methods.size(); ++m) {
+    methods[m].name = names[m];
+    methods[m].reference = m == 0;
+    methods[m].layers.resize(1);
+  }
+  return methods;
+}
+
+// Scores of `sequences` of so many predicted tokens; method m loses m tenths of a nat.
+Json report_of(int64_t sequences, int64_t tokens) {
+  TextResults results{.first_position = 1,
+                      .longest = tokens + 1,
+                      .measured = std::vector<int64_t>(static_cast<size_t>(sequences), tokens),
+                      .scores = std::vector<TokenScores>(3),
+                      .output_errors = std::vector<OutputError>(3)};
+  for (size_t m = 0; m < 3; ++m) {
+    const double loss = 0.1 * static_cast<double>(m);
+    for (int64_t i = 0; i < sequences * tokens; ++i) {
+      const double wave = 0.01 * static_cast<double>(i % 7);
+      results.scores[m].nll.push_back(2 + loss * (1 + wave));
+      results.scores[m].kl.push_back(loss * (1 + wave));
+      results.scores[m].agrees.push_back(1);
+    }
+  }
+  Json report = {{"mode", "decode"}, {"position_offset", 0}};
+  describe_methods(three_methods(), report);
+  add_text_results(results, three_methods(), /*seed=*/0, report);
+  return report;
+}
+
+TEST(ReportJson, OneUnitHasNoIntervalOfAPairedDifference) {
+  const Json report = Json::parse(report_of(1, 120).dump());
+  ASSERT_EQ(report["resampling_units"], 1);
+  const Json& increase = report["methods"]["identity"]["nll_increase"];
+  EXPECT_TRUE(increase["low"].is_null() && increase["high"].is_null()) << increase;
+  EXPECT_NEAR(increase["mean"], 0.1, 0.01);
+  const Json& difference = report["methods"]["identity"]["kl_difference"];
+  EXPECT_TRUE(difference["low"].is_null() && difference["high"].is_null()) << difference;
+}
+
+TEST(ReportJson, TheTableOfOneUnitShowsNoIntervalInMemoryAndThroughAFile) {
+  const Json report = report_of(1, 120);
+  const std::string table = format_table(report);
+  EXPECT_EQ(table.find('['), std::string::npos) << table;
+  EXPECT_EQ(table.find("interval"), std::string::npos) << table;
+  EXPECT_EQ(table.find("nan"), std::string::npos) << table;
+  EXPECT_NE(table.find("perplexity over bf16's  paired"), std::string::npos) << table;
+  EXPECT_EQ(table, format_table(Json::parse(report.dump())));
+}
+
+TEST(ReportJson, TheTableOfSeveralUnitsShowsTheirInterval) {
+  const Json report = report_of(9, 120);
+  EXPECT_TRUE(report["methods"]["identity"]["nll_increase"]["low"].is_number());
+  const std::string table = format_table(report);
+  EXPECT_NE(table.find("paired, 95% interval"), std::string::npos) << table;
+  EXPECT_NE(table.find('['), std::string::npos) << table;
+}
+
+}  // namespace
+}  // namespace oscar

@@ -46,6 +46,11 @@ class BuiltFiles(unittest.TestCase):
                                             text=True, env={"PATH": os.environ["PATH"]}).stdout
                     self.assertNotIn("not found", loaded)
 
+    def test_the_package_is_named_once_as_a_plugin_of_vllm(self):
+        # Of an older version nothing stays behind: vLLM would load the plugin once more.
+        names = [path.name for path in (BUILD / "python").glob("*.dist-info")]
+        self.assertLessEqual(len(names), 1, names)
+
     def test_tables_are_read_only_and_every_address_is_random(self):
         for path in self.files:
             with self.subTest(path.name):

@@ -232,7 +232,7 @@ void print_layers(const Bundle& bundle) {
   if (local > 0) {
     fmt::print("{} local layers are not listed: their windows stay in BF16\n", local);
   }
-  if (mixed) fmt::print("mixed: heads differ; oscar-bundle inspect --json lists them\n");
+  if (mixed) fmt::print("mixed: heads differ; oscar-bundle inspect --json - lists them\n");
   if (searched) {
     fmt::print("error: predicted squared error of the attention output, the worst head's share\n");
   }

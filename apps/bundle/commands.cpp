@@ -40,6 +40,24 @@ void check_output(const std::vector<std::string>& inputs, const std::string& out
   probe_outputs(outputs, replace);
 }
 
+void add_json_option(CLI::App& sub, JsonOutput& output) {
+  sub.add_option("--json", output.file, "Write all of it as JSON (-: to stdout)")
+      ->option_text("FILE");
+  sub.add_flag("--force", output.force, "Replace the file of --json");
+}
+
+void check_json_output(const std::vector<std::string>& inputs, const JsonOutput& output) {
+  if (output.file.empty()) return;
+  check_output(inputs, output.file, output.force ? Replace::kYes : Replace::kNo);
+}
+
+void show(const std::string& text, const Json& json, const JsonOutput& output) {
+  if (output.file != kStandardOutput) print_text(text);
+  if (output.file.empty()) return;
+  write_text_output(output.file, json_text(json, 2) + "\n",
+                    output.force ? Replace::kYes : Replace::kNo);
+}
+
 void add_answers_option(CLI::App& sub, std::string& file) {
   sub.add_option("--answers", file,
                  "Sample answers to show: JSON that\n"

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "oscar/base/files.h"
+#include "oscar/base/json.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/eval/report/answers.h"
 
@@ -64,6 +65,19 @@ void print_layer_warnings(const Bundle& bundle);
 // stands where it may.
 void check_output(const std::vector<std::string>& inputs, const std::string& output,
                   Replace replace = Replace::kYes);
+
+// --json FILE of a sub-command that shows something, and --force.
+struct JsonOutput {
+  std::string file;
+  bool force = false;
+};
+void add_json_option(CLI::App& sub, JsonOutput& output);
+
+// check_output of that file, where there is one.
+void check_json_output(const std::vector<std::string>& inputs, const JsonOutput& output);
+
+// Prints `text` and writes `json` to its file. Where that is standard output, prints only `json`.
+void show(const std::string& text, const Json& json, const JsonOutput& output);
 
 // --answers FILE, and what is in it; none where the option was left out.
 void add_answers_option(CLI::App& sub, std::string& file);

@@ -1,8 +1,11 @@
 // Sub-commands that look at bundles: inspect, verify, diff, coverage, plan, stacks.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "bundle/commands.h"
 #include "common/options.h"
+#include "common/output_paths.h"
 #include "common/program.h"
 #include "common/terminal.h"
 #include "oscar/base/json.h"
@@ -22,16 +25,13 @@ namespace {
 
 struct InspectArguments {
   std::string file;
-  bool json = false;
+  JsonOutput json;
 };
 
 int inspect(const InspectArguments& arguments) {
+  check_json_output({arguments.file}, arguments.json);
   const Inspection inspection = inspect_bundle(arguments.file);
-  if (arguments.json) {
-    print_text(json_text(inspection.json, 2) + "\n");
-  } else {
-    print_text(inspection_text(inspection));
-  }
+  show(inspection_text(inspection), inspection.json, arguments.json);
   return kExitDone;
 }
 
@@ -42,7 +42,7 @@ void add_inspect(CLI::App& program, Work& work) {
       program, work, "inspect", "Show what a file is and holds", inspect,
       [](CLI::App& sub, InspectArguments& arguments) {
         sub.add_option("FILE", arguments.file, "Bundle, statistics file or checkpoint")->required();
-        sub.add_flag("--json", arguments.json, "Everything, as JSON");
+        add_json_option(sub, arguments.json);
       });
 }
 
@@ -52,31 +52,38 @@ namespace {
 
 struct VerifyArguments {
   std::string file, stack;
-  bool json = false;
+  JsonOutput json;
 };
 
-int verify(const VerifyArguments& arguments) {
-  const auto findings = arguments.stack.empty()
-                            ? verify_bundle(arguments.file)
-                            : verify_export(find_exchange_format(arguments.stack), arguments.file);
-  size_t failed = 0;
+std::string findings_text(const std::string& file, const std::vector<Finding>& findings,
+                          size_t failed) {
+  std::string text;
+  for (const Finding& finding : findings) {
+    text += fmt::format("{}  {}{}{}\n", finding.ok ? "ok    " : "FAILED", finding.check,
+                        finding.ok ? ": " : "\n", finding.detail);
+  }
+  text += failed == 0 ? file + " is sound"
+                      : fmt::format("{}: {} of {} checks failed", file, failed, findings.size());
+  return printable_lines(text) + "\n";
+}
+
+Json findings_json(const std::string& file, const std::vector<Finding>& findings, size_t failed) {
   Json list = Json::array();
-  for (const auto& finding : findings) {
-    if (!finding.ok) ++failed;
+  for (const Finding& finding : findings) {
     list.push_back({{"check", finding.check}, {"ok", finding.ok}, {"detail", finding.detail}});
   }
-  if (arguments.json) {
-    const Json report{{"file", arguments.file}, {"ok", failed == 0}, {"findings", std::move(list)}};
-    print_text(json_text(report, 2) + "\n");
-    return failed == 0 ? kExitDone : kExitFailed;
-  }
-  for (const auto& finding : findings) {
-    print_line(fmt::format("{}  {}{}{}", finding.ok ? "ok    " : "FAILED", finding.check,
-                           finding.ok ? ": " : "\n", finding.detail));
-  }
-  print_line(failed == 0 ? arguments.file + " is sound"
-                         : fmt::format("{}: {} of {} checks failed", arguments.file, failed,
-                                       findings.size()));
+  return {{"file", file}, {"ok", failed == 0}, {"findings", std::move(list)}};
+}
+
+int verify(const VerifyArguments& arguments) {
+  const std::string& file = arguments.file;
+  check_json_output({file}, arguments.json);
+  const std::vector<Finding> findings =
+      arguments.stack.empty() ? verify_bundle(file)
+                              : verify_export(find_exchange_format(arguments.stack), file);
+  const size_t failed = std::ranges::count(findings, false, &Finding::ok);
+  show(findings_text(file, findings, failed), findings_json(file, findings, failed),
+       arguments.json);
   return failed == 0 ? kExitDone : kExitFailed;
 }
 
@@ -92,7 +99,7 @@ void add_verify(CLI::App& program, Work& work) {
                        "another one's files under their names: read them back\n"
                        "under the stack's rules")
             ->option_text("STACK");
-        sub.add_flag("--json", arguments.json, "The findings, as JSON");
+        add_json_option(sub, arguments.json);
       });
 }
 
@@ -130,18 +137,15 @@ namespace {
 
 struct CoverageArguments {
   std::vector<std::string> inputs;
-  bool json = false;
+  JsonOutput json;
 };
 
 int coverage(const CoverageArguments& arguments) {
+  check_json_output(arguments.inputs, arguments.json);
   std::vector<Bundle> bundles;
   for (const auto& input : arguments.inputs) bundles.push_back(read_bundle(input));
   const Json result = oscar::coverage(bundles, arguments.inputs);
-  if (arguments.json) {
-    print_text(json_text(result, 2) + "\n");
-  } else {
-    print_text(coverage_text(result));
-  }
+  show(coverage_text(result), result, arguments.json);
   for (const auto& warning : result["warnings"]) {
     warn(warning.get<std::string>());
   }
@@ -160,7 +164,7 @@ void add_coverage(CLI::App& program, Work& work) {
                   "loss of a fit on the row's text, on the column's text,\n"
                   "over that of the column's own fit, and warns where a\n"
                   "text is covered badly");
-        sub.add_flag("--json", arguments.json, "Everything, as JSON");
+        add_json_option(sub, arguments.json);
       });
 }
 
@@ -171,10 +175,13 @@ namespace {
 struct PlanArguments {
   std::string model, gpu_memory, weights;
   int64_t context = 0;
-  bool json = false;
+  JsonOutput json;
 };
 
 int plan(const PlanArguments& arguments) {
+  std::vector<std::string> inputs = {arguments.model};
+  for (const NamedPath& file : model_paths(arguments.model)) inputs.push_back(file.path.string());
+  check_json_output(inputs, arguments.json);
   PlanOptions options;
   options.gpu_bytes = parse_bytes(arguments.gpu_memory, "--gpu-memory");
   options.context = arguments.context;
@@ -182,7 +189,7 @@ int plan(const PlanArguments& arguments) {
     options.weight_bytes = parse_bytes(arguments.weights, "--weights");
   }
   const Json found = memory_plan(read_cached_model(arguments.model), options);
-  print_text(arguments.json ? json_text(found, 2) + "\n" : memory_plan_text(found));
+  show(memory_plan_text(found), found, arguments.json);
   return kExitDone;
 }
 
@@ -211,7 +218,7 @@ void add_plan(CLI::App& program, Work& work) {
                                               "What the weights take, in place of what the folder\n"
                                               "says; a bundle does not know it")
                                    ->option_text("SIZE");
-                               sub.add_flag("--json", arguments.json, "Everything, as JSON");
+                               add_json_option(sub, arguments.json);
                              });
 }
 
@@ -220,22 +227,21 @@ void add_plan(CLI::App& program, Work& work) {
 namespace {
 
 struct StacksArguments {
-  bool json = false;
+  JsonOutput json;
 };
 
 int stacks(const StacksArguments& arguments) {
-  fmt::print("{}", arguments.json ? stacks_json().dump(2) + "\n" : stacks_text());
+  check_json_output({}, arguments.json);
+  show(stacks_text(), stacks_json(), arguments.json);
   return kExitDone;
 }
 
 }  // namespace
 
 void add_stacks(CLI::App& program, Work& work) {
-  add_command<StacksArguments>(program, work, "stacks",
-                               "What serving stacks take, and which --for serves", stacks,
-                               [](CLI::App& sub, StacksArguments& arguments) {
-                                 sub.add_flag("--json", arguments.json, "The same, as JSON");
-                               });
+  add_command<StacksArguments>(
+      program, work, "stacks", "What serving stacks take, and which --for serves", stacks,
+      [](CLI::App& sub, StacksArguments& arguments) { add_json_option(sub, arguments.json); });
 }
 
 }  // namespace oscar::app

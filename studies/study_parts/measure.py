@@ -256,8 +256,8 @@ def shortened(report: dict) -> dict:
 
 def ask_bundle(bench: Bench, command: str, *paths: pathlib.Path) -> dict:
     """What a sub-command of oscar-bundle says of files, as JSON. Throws Failed."""
-    result = subprocess.run([str(bench.program("oscar-bundle")), command, *map(str, paths), "--json"], capture_output=True,
-                            text=True, env=bench.environment)
+    result = subprocess.run([str(bench.program("oscar-bundle")), command, *map(str, paths), "--json", "-"],
+                            capture_output=True, text=True, env=bench.environment)
     if result.returncode != 0:
         raise Failed(f"oscar-bundle {command} {' '.join(map(str, paths))}\n{result.stderr.strip()}")
     return json.loads(result.stdout)

@@ -17,7 +17,7 @@ def mean(heads) -> float:
 
 
 def predicted(name: str, inspected: dict) -> dict:
-    """Method -> mean predicted error of its attention outputs, from what `oscar-bundle inspect --json` says of the
+    """Method -> mean predicted error of its attention outputs, from what `oscar-bundle inspect --json -` says of the
     searched bundle `name`."""
     layers = [layer for layer in inspected["layers"] if layer["quantized"]]
     found = {name: mean([layer["predicted_output_nmse"] for layer in layers])}

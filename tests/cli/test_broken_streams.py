@@ -30,7 +30,7 @@ class BrokenStreams(ProgramTest):
         return [BIN / "oscar-bundle", "strip", self.bundle, self.stripped, "--force"]
 
     def test_output_that_is_not_taken_is_said_and_counts(self):
-        commands = [["--help"], ["inspect", self.bundle], ["inspect", self.bundle, "--json"],
+        commands = [["--help"], ["inspect", self.bundle], ["inspect", self.bundle, "--json", "-"],
                     ["verify", self.bundle], ["stacks"]]
         for arguments in commands:
             with self.subTest(arguments), FULL.open("wb") as full:

@@ -15,7 +15,7 @@ class GoodFiles(BundleCase):
         result = run("verify", path)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertIn("is sound", result.stdout)
-        report = json.loads(run("verify", path, "--json").stdout)
+        report = json.loads(run("verify", path, "--json", "-").stdout)
         self.assertTrue(report["ok"])
         self.assertGreaterEqual(len(report["findings"]), 5)
 
@@ -59,7 +59,7 @@ class GoodFiles(BundleCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         lines = [line for line in result.stdout.splitlines() if str(self.folder) not in line]
         self.assertLessEqual(max(map(len, lines)), 80)
-        data = json.loads(run("inspect", path, "--json").stdout)
+        data = json.loads(run("inspect", path, "--json", "-").stdout)
         bits = 2 + 2 * 16 / DIM
         for context in (8192, 32768, 131072):
             expected = (16 * 320 + bits * (context - 320)) / context
@@ -73,7 +73,7 @@ class GoodFiles(BundleCase):
         factors = np.stack([np.eye(DIM), np.eye(DIM)])
         factors[1, 0, DIM - 1] = 0.25
         path = self.changed(lambda f: dataset(f["layers/001"], "k_feedback", factors, "<f4"))
-        layer = json.loads(run("inspect", path, "--json").stdout)["layers"][1]
+        layer = json.loads(run("inspect", path, "--json", "-").stdout)["layers"][1]
         self.assertEqual(layer["key"]["rounding"] + layer["value"]["rounding"],
                          ["plain", "shaped", "plain", "plain"])
 

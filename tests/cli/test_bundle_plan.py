@@ -10,7 +10,7 @@ BUNDLE = SOURCE / "rotation_zoo" / "tiny-gqa" / "tiny-gqa.h5"
 
 class Plan(ProgramTest):
     def plan(self, *arguments):
-        return json.loads(self.run_ok("oscar-bundle", "plan", *arguments, "--json").stdout)
+        return json.loads(self.run_ok("oscar-bundle", "plan", *arguments, "--json", "-").stdout)
 
     def test_a_folder_and_the_bundle_of_its_model_give_the_same_cache(self):
         folder, bundle = self.plan("tiny-gqa", "--context", 8192), self.plan(BUNDLE, "--context", 8192)

@@ -77,7 +77,7 @@ class Profiles(BundleCase):
     def test_profiles_say_by_a_hash_that_they_serve_the_same(self):
         full = self.fitted()
         publish, serving = self.strip(full), self.strip(full, "--profile", "serving")
-        found = [json.loads(run("inspect", path, "--json").stdout) for path in (full, publish, serving)]
+        found = [json.loads(run("inspect", path, "--json", "-").stdout) for path in (full, publish, serving)]
         self.assertEqual(len({f["serving_sha256"] for f in found}), 1)
         self.assertEqual(len({f["content_sha256"] for f in found}), 3)
         self.assertEqual(found[2]["content_sha256"], found[2]["serving_sha256"])

@@ -144,7 +144,7 @@ class Export(StackCase):
         for layer in state["layers"].values():
             layer["rotation"] = layer["rotation"].T.contiguous()
         torch.save(state, path)
-        findings = json.loads(self.failed("verify", out, "--stack", "sglang-v1", "--json"))
+        findings = json.loads(self.failed("verify", out, "--stack", "sglang-v1", "--json", "-"))
         wrong = {finding["check"] for finding in findings["findings"] if not finding["ok"]}
         self.assertEqual(wrong, {"checksums", "direction", "row in bytes"})
         said = manifest(out)
@@ -209,7 +209,7 @@ class Export(StackCase):
         self.assertEqual(arrays["layer_id"].tolist(), [0, 1, 2])
         # The normalisation that SCHEMA.md states: means of squares are traces over counts.
         mean = np.trace(arrays["k_moment"], axis1=2, axis2=3) / arrays["count_kv"][:, None]
-        inspection = json.loads(run("oscar-bundle", "inspect", bundle, "--json").stdout)["statistics"]
+        inspection = json.loads(run("oscar-bundle", "inspect", bundle, "--json", "-").stdout)["statistics"]
         np.testing.assert_allclose(mean.mean(1) / HEAD_DIM, [s["k_mean_square"] for s in inspection])
         said = manifest(out)
         self.assertEqual(said["arrays"]["q_moment"], [3, 2, HEAD_DIM, HEAD_DIM])

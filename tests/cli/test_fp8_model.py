@@ -52,7 +52,7 @@ class Fp8Model(ProgramTest):
             tensors["model.layers.1.mlp.up_proj.weight_scale"] *= 1.01
         model, other = self.write("one"), self.write("other", change=rescale)
         bundle = self.calibrate(model)
-        shown = self.run_ok("oscar-bundle", "inspect", bundle, "--json").stdout
+        shown = self.run_ok("oscar-bundle", "inspect", bundle, "--json", "-").stdout
         about = json.loads(shown)["model"]
         self.assertEqual(about["quantization"], TYPES)
         self.assertNotIn("file_sha256", about)
@@ -81,7 +81,7 @@ class Fp8Model(ProgramTest):
         self.assertIn(TYPES, said)
         (self.folder / "one" / "model.safetensors").unlink()
         plan = json.loads(self.run_ok("oscar-bundle", "plan", self.folder / "one",
-                                      "--json").stdout)
+                                      "--json", "-").stdout)
         layers = sum(t.numel() for n, t in self.tensors.items() if fp8_layouts.is_quantized(n))
         others = sum(t.numel() for n, t in self.tensors.items() if not fp8_layouts.is_quantized(n))
         self.assertEqual(plan["weight_bytes"], layers + 2 * others)

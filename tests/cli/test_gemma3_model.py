@@ -51,7 +51,7 @@ class Gemma3Model(ProgramTest):
                 self.assertEqual((attributes["sliding_window"], attributes["quantized"]), (300, 0))
         self.assertIn("4 local layers are not listed", said)
         self.run_ok("oscar-bundle", "verify", bundle)
-        layers = json.loads(self.run_ok("oscar-bundle", "inspect", bundle, "--json").stdout)
+        layers = json.loads(self.run_ok("oscar-bundle", "inspect", bundle, "--json", "-").stdout)
         self.assertEqual([layer["attention"] for layer in layers["layers"]],
                          [kind for kind, *_ in expected])
         self.assertIn("(BF16)", self.run_ok("oscar-bundle", "inspect", bundle).stdout)
@@ -72,7 +72,7 @@ class Gemma3Model(ProgramTest):
                              [kind[:2] for kind in self.kinds(bundle)])
             self.run_ok("oscar-bundle", "verify", path)
         self.run_ok("oscar-bundle", "card", fitted, "-o", self.folder / "card.md")
-        same = self.run_ok("oscar-bundle", "coverage", bundle, other, "--json").stdout
+        same = self.run_ok("oscar-bundle", "coverage", bundle, other, "--json", "-").stdout
         self.assertEqual([file["tokens"] for file in json.loads(same)["files"]], [8192, 2048])
 
     def test_sums_are_exported_of_global_layers_and_transforms_of_every_layer_or_none(self):
@@ -151,7 +151,7 @@ class Gemma3Model(ProgramTest):
         bundle, _ = self.calibrate()
         for of in (self.model, bundle):
             plan = json.loads(self.run_ok("oscar-bundle", "plan", of, "--context", "131072",
-                                          "--json").stdout)
+                                          "--json", "-").stdout)
             row = next(r for r in plan["contexts"] if r["context"] == 131072)
             rows = 2 * 2 * 32  # keys and values of both heads
             windows = 4 * 300 * rows * 2
@@ -161,7 +161,7 @@ class Gemma3Model(ProgramTest):
 
     def test_servers_refuse_such_a_bundle_by_name(self):
         bundle, _ = self.calibrate()
-        shown = json.loads(self.run_ok("oscar-bundle", "inspect", bundle, "--json").stdout)
+        shown = json.loads(self.run_ok("oscar-bundle", "inspect", bundle, "--json", "-").stdout)
         for stack in shown["stacks"]:
             self.assertEqual(stack["verdict"], "cannot", stack)
         self.refuse("oscar-bundle", ["export", bundle, "--to", "sglang-v2", "-o", self.folder / "out"],

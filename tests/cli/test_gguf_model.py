@@ -35,7 +35,7 @@ class GgufModel(ProgramTest):
         return out
 
     def inspect(self, bundle):
-        return json.loads(self.run_ok("oscar-bundle", "inspect", bundle, "--json").stdout)["model"]
+        return json.loads(self.run_ok("oscar-bundle", "inspect", bundle, "--json", "-").stdout)["model"]
 
     def test_the_bundle_names_the_file_and_its_types(self):
         import hashlib

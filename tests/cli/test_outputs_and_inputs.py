@@ -174,6 +174,21 @@ class OutputsAndInputs(ProgramTest):
                          page.read_text())
         self.assertEqual(self.names(), {"model", "text.txt", "stdout", "out.json", "page.html"})
 
+    def test_what_oscar_bundle_shows_is_written_as_json_where_it_is_asked_for(self):
+        bundle = make_file(self.folder / "a.h5")
+        for command in (["inspect", bundle], ["verify", bundle], ["plan", bundle], ["stacks"]):
+            with self.subTest(command[0]):
+                shown = self.run_ok("oscar-bundle", *command).stdout
+                self.assertEqual(self.run_ok("oscar-bundle", *command, "--json", self.json).stdout, shown)
+                self.refuse("oscar-bundle", [*command, "--json", self.json], "exists", "--force")
+                printed = self.run_ok("oscar-bundle", *command, "--json", "-").stdout
+                self.run_ok("oscar-bundle", *command, "--json", self.json, "--force")
+                self.assertEqual(self.json.read_text(), printed)
+                json.loads(printed)
+                self.json.unlink()
+        self.refuse("oscar-bundle", ["inspect", bundle, "--json", bundle, "--force"],
+                    "an output would overwrite an input", code=2)
+
     def test_a_second_run_of_one_output_is_refused_and_the_first_one_ends_well(self):
         self.make_model()
         process, tokens = self.started_and_waiting("--force")

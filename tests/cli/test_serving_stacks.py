@@ -117,7 +117,7 @@ class ForStack(StackCase):
         self.assertIn("for        sglang-v1: ", said)
         lines = said[said.index("serving stacks"):].splitlines()
         names = [stack["name"] for stack in
-                 json.loads(self.run_ok("oscar-bundle", "stacks", "--json").stdout)]
+                 json.loads(self.run_ok("oscar-bundle", "stacks", "--json", "-").stdout)]
         self.assertEqual([line.split()[0] for line in lines[1:1 + len(names)]], names)
         self.assertTrue(all(len(line) <= 80 for line in said.splitlines()))
         shown = self.run_ok("oscar-bundle", "inspect", out).stdout

@@ -226,7 +226,7 @@ class TerminalText(ProgramTest):
 
     def test_of_names_in_a_bundle(self):
         path = self.bundle_of(self.hostile_everywhere)
-        for command in (["inspect", path], ["inspect", path, "--json"], ["card", path, "-o", "-"],
+        for command in (["inspect", path], ["inspect", path, "--json", "-"], ["card", path, "-o", "-"],
                         ["plan", path]):
             with self.subTest(command[0]):
                 whole = command[0] == "card" or "--json" in command
@@ -239,7 +239,7 @@ class TerminalText(ProgramTest):
                 self.check(said)
         with self.subTest("a bundle of another model"):
             self.expect_told(1, "oscar-eval", self.model, "--bundle", path, "--corpus", self.text)
-        data = json.loads(self.through_pipes("oscar-bundle", "inspect", path, "--json")[1])
+        data = json.loads(self.through_pipes("oscar-bundle", "inspect", path, "--json", "-")[1])
         self.assertEqual(data["model"]["name"], HOSTILE)  # as it is, for programs
 
     def test_of_files_of_other_tools(self):

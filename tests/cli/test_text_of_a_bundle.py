@@ -44,7 +44,7 @@ class EnoughText(TextOfABundle):
                 self.assertEqual(record["tokens"],
                                  int(file["layers/000/statistics/count_kv"][()]))
             inspection = json.loads(self.run_ok("oscar-bundle", "inspect", self.out,
-                                                "--json").stdout)
+                                                "--json", "-").stdout)
             self.assertEqual(inspection["convergence"], record)
             page = self.run_ok("oscar-bundle", "inspect", self.out).stdout
             self.assertIn(f"text        {verdict}", page)
@@ -128,7 +128,7 @@ class Coverage(TextOfABundle):
         self.assertIn("alone raises the predicted loss on", result.stderr)
         self.assertIn("oscar-bundle merge", result.stderr)
         data = json.loads(self.run_ok("oscar-bundle", "coverage", words, numbers,
-                                      "--json").stdout)
+                                      "--json", "-").stdout)
         self.assertEqual([entry["name"] for entry in data["files"]], [str(words), str(numbers)])
         for side in ("key", "value"):
             ratio = np.array(data[side])
@@ -143,7 +143,7 @@ class Coverage(TextOfABundle):
         for path, part in zip(halves, (lines[:200], lines[200:])):
             path.write_text("".join(part))
         files = [self.statistics(f"{path.stem}.h5", path) for path in halves]
-        data = json.loads(self.run_ok("oscar-bundle", "coverage", *files, "--json").stdout)
+        data = json.loads(self.run_ok("oscar-bundle", "coverage", *files, "--json", "-").stdout)
         self.assertEqual(data["warnings"], [])
         for side in ("key", "value"):  # found: 1.0001, 1.0005; warnings begin at 1.1
             self.assertLess(np.max(data[side]), 1.01)

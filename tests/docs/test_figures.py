@@ -185,7 +185,7 @@ class Figures(unittest.TestCase):
                   "a ratio for each layer and side": "one a layer and side",
                   "one ratio for all keys, one for all values": "one for keys, one for values",
                   "one ratio": "one"}
-        result = run("oscar-bundle", "stacks", "--json")
+        result = run("oscar-bundle", "stacks", "--json", "-")
         self.assertEqual(result.returncode, 0, result.stderr)
         stacks = {stack["name"]: stack for stack in json.loads(result.stdout)}
         rows = table_rows("docs/serving.md", "What each stack takes")

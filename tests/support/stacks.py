@@ -25,5 +25,5 @@ class StackCase(ProgramTest):
         return out
 
     def stack(self, path, name):
-        inspection = json.loads(self.run_ok("oscar-bundle", "inspect", path, "--json").stdout)
+        inspection = json.loads(self.run_ok("oscar-bundle", "inspect", path, "--json", "-").stdout)
         return {stack["name"]: stack for stack in inspection["stacks"]}[name]

@@ -143,7 +143,7 @@ def fill(tool, folder, name, arguments):
     if arguments.base_model:
         card += ["--base-model", arguments.base_model]
     card += add_reports(tool, folder, arguments.reports, answers)
-    inspection = json.loads(tool.quietly("inspect", whole, "--json"))
+    inspection = json.loads(tool.quietly("inspect", whole, "--json", "-"))
     if not arguments.no_exports:
         card += add_exports(tool, folder, whole, inspection)
     tool.run("card", *card)

@@ -1,6 +1,6 @@
 """The machine-readable side of published bundles, and the index over a folder of them.
 
-With Python's own library alone. An inspection is what `oscar-bundle inspect --json` says of DIR/NAME.h5.
+With Python's own library alone. An inspection is what `oscar-bundle inspect --json -` says of DIR/NAME.h5.
 """
 import argparse
 import hashlib

@@ -17,6 +17,7 @@ from .bundle import has_other_attention
 from .errors import UnsupportedError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+TORCH_MODULES = (torch.nn.Embedding, torch.nn.ModuleList, torch.nn.SiLU)
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,23 @@ def check_linear(linear):
                                "load weights in bf16")
 
 
-def check_hooks(model):
-    """Raises UnsupportedError for a model with hooks on its forward passes."""
+def check_modules(model):
+    """Raises UnsupportedError for a model that does not compute what transformers' own of its family does:
+    with hooks, with modules of other classes, or with a forward() that was replaced."""
+    family = f"transformers.models.{model.config.model_type}."
     for name, module in model.named_modules():
+        kind, found = type(module), None
         if module._forward_hooks or module._forward_pre_hooks:
-            raise UnsupportedError(f"a hook on {name or 'the model'}: a Generator computes its own steps and "
-                                   "calls none; remove it, or use apply() of oscar_int2.transformers")
+            found = "a hook on"
+        elif "forward" in vars(module):
+            found = "a forward() of its own in"
+        elif not (kind.__module__.startswith(family) or kind in TORCH_MODULES
+                  or isinstance(module, torch.nn.Linear)  # those have their own check
+                  or kind.__module__ == "transformers.activations" and kind.__name__.startswith("SiLU")):
+            found = f"a {kind.__module__}.{kind.__name__} as"
+        if found:
+            raise UnsupportedError(f"{found} {name or 'the model'}: a Generator computes its own steps from the weights "
+                                   "and calls no module; use apply() of oscar_int2.transformers")
 
 
 def joined(parameters):
@@ -121,7 +133,7 @@ class Decoder:
         if not hasattr(getattr(model, "model", None), "layers") or not hasattr(model, "lm_head"):
             raise UnsupportedError(f"a {type(model).__name__} around the model; give the causal language "
                                    "model of transformers itself, adapters merged into it")
-        check_hooks(model)
+        check_modules(model)
         devices = sorted({str(parameter.device) for parameter in model.parameters()})
         if len(devices) > 1 or devices == ["meta"]:
             raise UnsupportedError(f"a model on {', '.join(devices)}; load it whole on one device, without "
@@ -133,9 +145,16 @@ class Decoder:
         self.kv_heads = config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.eps = config.rms_norm_eps
+        for name, module in model.named_modules():
+            if abs(getattr(module, "variance_epsilon", self.eps) - self.eps) > 1e-3 * self.eps:
+                raise UnsupportedError(f"{name} with an epsilon of its own, {module.variance_epsilon}")
+            if abs(getattr(module, "scaling", self.head_dim**-0.5) * self.head_dim**0.5 - 1) > 1e-6:
+                raise UnsupportedError(f"{name} with logits times {module.scaling} in place of 1 / sqrt(head_dim)")
         self.embedding = model.model.embed_tokens.weight.data
         self.layers = [self._layer(block) for block in model.model.layers]
         check_linear(model.lm_head)
+        if model.lm_head.bias is not None:
+            raise UnsupportedError("a bias in lm_head")
         self.norm, self.head = model.model.norm.weight.data, model.lm_head.weight.data
         rotary = model.model.rotary_emb
         self.inv_freq = rotary.inv_freq.float().to(self.device)
@@ -149,11 +168,11 @@ class Decoder:
 
     def check_weights(self):
         """Raises UnsupportedError for a model whose parameters lie elsewhere than when this was made, since
-        steps would go on with the old ones, and for one that has got hooks."""
+        steps would go on with the old ones, and for one whose modules were changed."""
         model = self.model()
         if model is None:
             return
-        check_hooks(model)
+        check_modules(model)
         now = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
         for name, address in self.addresses.items():
             if now.get(name) != address:

@@ -252,6 +252,39 @@ class Requests(unittest.TestCase):
             with self.subTest(name), self.assertRaisesRegex(oscar_int2.UnsupportedError, "Adapted"):
                 oscar_int2.Generator(model, None)
 
+    def test_a_model_that_computes_something_else_than_its_family_is_refused(self):
+        from transformers import MistralConfig, MistralForCausalLM
+        config = MistralConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                               num_key_value_heads=1, head_dim=16, vocab_size=32, sliding_window=None)
+
+        def subclassed(name):
+            def change(model):
+                module = model.get_submodule(name)
+                module.__class__ = type("Own", (type(module),), {})
+            return change
+
+        def set_on(name, attribute, value):
+            return lambda model: setattr(model.get_submodule(name), attribute, value)
+
+        layer = "model.layers.0"
+        for text, change in (
+                ("Own as the model", subclassed("")), ("Own as model:", subclassed("model")),
+                ("Own as model.embed_tokens", subclassed("model.embed_tokens")),
+                ("Own as model.layers.0:", subclassed(layer)), ("Own as .*mlp", subclassed(f"{layer}.mlp")),
+                ("Own as .*self_attn", subclassed(f"{layer}.self_attn")),
+                ("Own as .*input_layernorm", subclassed(f"{layer}.input_layernorm")),
+                ("Own as model.norm", subclassed("model.norm")),
+                ("forward.. of its own in .*mlp", set_on(f"{layer}.mlp", "forward", lambda x: 0 * x)),
+                ("ReLU as .*act_fn", set_on(f"{layer}.mlp", "act_fn", torch.nn.ReLU())),
+                ("input_layernorm .* epsilon", set_on(f"{layer}.input_layernorm", "variance_epsilon", 1.0)),
+                ("self_attn .* logits times 0", set_on(f"{layer}.self_attn", "scaling", 0.0)),
+                ("a bias in lm_head", set_on("lm_head", "bias", torch.nn.Parameter(torch.ones(32).bfloat16())))):
+            model = MistralForCausalLM(config).bfloat16()
+            oscar_int2.Generator(model, None, max_tokens=64)
+            change(model)
+            with self.subTest(text), self.assertRaisesRegex(oscar_int2.UnsupportedError, text):
+                oscar_int2.Generator(model, None)
+
 
 class Weights(unittest.TestCase):
     """What depends on a model's weights when these change behind a Generator."""

@@ -397,6 +397,52 @@ class Models(unittest.TestCase):
                 with self.assertRaisesRegex(REFUSED, "apply"):
                     model(IDS[:, :1], past_key_values=foreign)
 
+    def test_layers_with_a_config_of_their_own_are_served(self):
+        expected = answer(model_with())
+        model = copy.deepcopy(small.random_model())
+        model.model.layers[1] = copy.deepcopy(model.model.layers[1])
+        model.model.config = copy.deepcopy(model.config)
+        apply(model, small.random_bundle())
+        self.assertEqual(answer(model), expected)
+        self.assertEqual({m.config._attn_implementation for m in remove(model).modules() if hasattr(m, "config")},
+                         {"sdpa"})
+
+    def test_attention_that_does_not_reach_the_cache_is_refused(self):
+        class Own(type(small.random_model().model.layers[0].self_attn)):
+            """Calls SDPA itself, as attention written for one model does."""
+
+            def forward(self, hidden_states, *args, past_key_values=None, **kwargs):
+                q, k, v = (project(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+                           for project in (self.q_proj, self.k_proj, self.v_proj))
+                k, v = past_key_values.update(k, v, self.layer_idx)
+                o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+                return self.o_proj(o.transpose(1, 2).flatten(2)), None
+
+        def own(model):
+            model.model.layers[1].self_attn.__class__ = Own
+
+        def replaced(model):
+            model.model.layers[1] = copy.deepcopy(small.random_model().model.layers[1])
+
+        def twice(model):
+            model.model.layers[1] = model.model.layers[0]
+
+        for change in (own, replaced, twice):
+            for prompts in ("exact", "int2"):
+                model = model_with(prompts=prompts)
+                change(model)
+                with self.subTest(change.__name__, prompts=prompts), self.assertRaisesRegex(
+                        REFUSED, "attention of layer [01] came here [02] times"):
+                    answer(model)
+        with torch.no_grad(), self.assertRaisesRegex(REFUSED, "attention of layer 0 came here 2 times"):
+            model(IDS)
+
+    def test_layers_of_two_models_are_refused(self):
+        one, other = model_with(), copy.deepcopy(small.random_model())
+        other.model = one.model
+        with self.assertRaisesRegex(REFUSED, "layers that another model behind apply"):
+            apply(other, small.random_bundle())
+
     def test_wrong_kinds_of_arguments_are_named(self):
         model, bundle = model_with(), small.random_bundle()
         for error, text, call in (

@@ -70,7 +70,7 @@ def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact",
     applied = Applied(inner, bundle, max_tokens, demote_block, prompts)
     for module in (inner, *attentions):
         setattr(module, NAME, applied)
-    inner.set_attn_implementation(NAME)
+    _set_attention(inner, NAME)
     if verification is not None:
         try:
             applied.verified = verification.check(inner)
@@ -89,8 +89,16 @@ def remove(model):
         for module in inner.modules():
             if hasattr(module, NAME):
                 delattr(module, NAME)
-        inner.set_attn_implementation(applied.implementation)
+        _set_attention(inner, applied.implementation)
     return model
+
+
+def _set_attention(model, name):
+    """Of the model and of every module with a config of its own, as copied layers have."""
+    model.set_attn_implementation(name)
+    for module in model.modules():
+        if hasattr(getattr(module, "config", None), "_attn_implementation"):
+            module.config._attn_implementation = name
 
 
 def _causal_model(model):
@@ -129,4 +137,6 @@ def _attentions(model, bundle):
     for module in found:
         if abs(module.scaling * bundle.layers[module.layer_idx].head_dim**0.5 - 1) > 1e-6:
             refuse(f"logits times {module.scaling} in place of 1 / sqrt(head_dim)")
+        if getattr(module, NAME, None) is not getattr(model, NAME, None):
+            refuse("layers that another model behind apply() has too, or had; remove() that one first, or this one")
     return found

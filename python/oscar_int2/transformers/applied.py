@@ -116,8 +116,8 @@ class Applied:
             if not isinstance(cache, (OscarCache, PlainRows)):
                 refuse(OTHER_CACHE.format(type(cache).__name__))
             if cache.owner is not self:
-                refuse("a cache that was made for another model, or before the last apply(); make an "
-                       "OscarCache(model, batch, max_tokens)")
+                refuse("a cache that was made for another model, or before the last apply(), or a copy of one that "
+                       "a pass gave back; make an OscarCache(model, batch, max_tokens)")
             if base.training or torch.is_grad_enabled():
                 refuse("training over the cache; use model.eval() and torch.no_grad()")
             if isinstance(cache, PlainRows):

@@ -131,6 +131,7 @@ class OscarCache(Cache):
         self.tables = None    # of its prompts, or
         self.second = None    #   SecondPrompts, where they read what is held as it is
         self.places = None    # of each row's tokens among its columns; None: all
+        self.attended = []    # ids of the layers that attended in it
 
     def memory_bytes(self):
         """Bytes of 2-bit pages, and of exact windows."""
@@ -206,7 +207,16 @@ class OscarCache(Cache):
         kwargs["attention_mask"] = None  # nothing behind this needs one
 
     def end(self):
-        """After a forward pass."""
+        """After a forward pass. Raises UnsupportedError if attention of some layer went another way."""
+        if sorted(self.attended) != list(self.owner.bundle.layers):
+            wrong = [i for i in self.owner.bundle.layers if self.attended.count(i) != 1]
+            refuse(f"a pass in which attention of layer {wrong[0]} came here {self.attended.count(wrong[0])} times "
+                   f"({len(wrong)} such layers): layers or a forward() that were replaced, or attention that calls no "
+                   "attention function of transformers; apply() again, or use transformers' own layers")
+        self.advance()
+
+    def advance(self):
+        """The rows of a pass are held from now on."""
         self.columns.add_(self.new_columns)
         self._rest(True)
 
@@ -291,6 +301,7 @@ class OscarCache(Cache):
     def attend(self, module, q, k, v, scaling):
         """Attention of one layer, whose new rows go into the cache. q [batch, Hq, new, d], k and v
         [batch, Hkv, new, d], behind RoPE. Returns [batch, new, Hq, d]."""
+        self.attended.append(module.layer_idx)
         if self.second is not None:
             return self._attend_second(module, q, k, v)
         if self.filled:
@@ -394,7 +405,7 @@ class PlainRows(Cache):
             cache.begin(self.prompt)
             for layer_id, layer in enumerate(self.layers):
                 cache.write(layer_id, layer.keys, layer.values)
-            cache.end()
+            cache.advance()
             self.cache, self.prompt = cache, None
             for layer in self.layers:
                 layer.keys = layer.values = None

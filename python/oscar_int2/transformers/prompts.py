@@ -33,7 +33,8 @@ class Scoring:
         inputs = kwargs["input_ids"] if kwargs.get("input_ids") is not None else kwargs["inputs_embeds"]
         batch, columns = inputs.shape[:2]
         if self.prompts == "exact":
-            if columns > self.exact_tokens and not base.training and not self.warned:
+            served = base.training or any(applied.calls)  # or of guidance in generate(), which goes on over INT2
+            if columns > self.exact_tokens and not served and not self.warned:
                 self.warned = True
                 LOGGER.warning(
                     "oscar_int2: %d tokens without a cache are attended exactly: these logits are the BF16 "

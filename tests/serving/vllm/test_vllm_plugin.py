@@ -326,6 +326,8 @@ class Refusals(unittest.TestCase):
                 # vLLM itself refuses more than there are.
                 *((({"tensor_parallel_size": 2}, ("tensor parallelism",)),)
                   if torch.cuda.device_count() != 1 else ()),
+                ({"kv_cache_dtype_skip_layers": ["1"]}, ("skip-layers", "the bundle says")),
+                ({"model_impl": "transformers"}, ("--model-impl transformers",)),
                 ({"enable_lora": True}, ("LoRA adapters", "VLLM_OSCAR_WEIGHTS=any")),
                 ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2,
                                          "prompt_lookup_max": 3}}, ("speculative decoding",))):

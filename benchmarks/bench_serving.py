@@ -4,7 +4,7 @@
 Random weights in the shapes of Qwen3, caches filled with random rows, one captured CUDA graph a step;
 nothing differs between the rows of a table but the cache:
   int2          oscar_int2.Generator's step: default recipe (shaped rounding, metric scales, key
-                centres), rows leave the windows 16 at a time
+                centers), rows leave the windows 16 at a time
   bf16          the same loop, BF16 rows, attention by cuDNN at the length of the point
   bf16-ours     the same loop, BF16 rows, our own kernel over exact windows
   bf16-triton   the same loop, BF16 rows, a split-KV decode kernel in Triton
@@ -27,7 +27,8 @@ import time
 import torch
 
 import oscar_int2
-from oscar_int2.bundle import Bundle, Layer, Model, Quantizer, Side
+from oscar_int2.bundle import Bundle, Layer, Model
+from oscar_int2.recipe import CacheFormat, SideRecipe
 from oscar_int2.cache import PagedCache
 from oscar_int2.decoder import Decoder
 from oscar_int2.generator import shape_of
@@ -83,16 +84,17 @@ def random_bundle(config):
     def normal(*size):
         return torch.randn(*size, generator=random)
 
-    def side(centres):
+    def side(centers):
         rotation = torch.linalg.qr(normal(heads, d, d))[0].contiguous()
         factor = torch.eye(d) + normal(heads, d, d).triu(1) / d
         metric = normal(heads, d, 4 * d)
         metric = metric @ metric.mT / (4 * d)
-        return Side(kind=torch.full((heads,), 3, dtype=torch.uint8), rotation=rotation,
-                    partner=rotation if centres else rotation.mT.contiguous(), mean=normal(heads, d),
-                    clip_ratio=torch.full((heads,), 0.96),
-                    scale_correction=torch.full((heads,), 2, dtype=torch.uint8), feedback=factor,
-                    metric=metric, centres=normal(heads, 2, d) if centres else None)
+        return SideRecipe(
+            kind=torch.full((heads,), 3, dtype=torch.uint8), forward=rotation,
+            partner=rotation if centers else rotation.mT.contiguous(), mean=normal(heads, d),
+            clip_ratio=torch.full((heads,), 0.96),
+            scale_correction=torch.full((heads,), 2, dtype=torch.uint8), feedback=factor, metric=metric,
+            key_centers=normal(heads, 2, d) if centers else None)
 
     key, value = side(True), side(False)  # one fit for all layers: its numbers change no time
     layers = {i: Layer(i, "full", 0, True, config.num_attention_heads, heads, d, key, value)
@@ -100,7 +102,7 @@ def random_bundle(config):
     model = Model("random", "Qwen3ForCausalLM", config.num_hidden_layers, config.num_attention_heads,
                   heads, d, config.hidden_size,
                   {"rope_type": "default", "rope_theta": 1e4, "max_positions": MAX_POSITIONS}, "")
-    return Bundle("random", "", "", model, Quantizer(d, 64, 256, 16, torch.float16), layers)
+    return Bundle("random", "", "", model, CacheFormat(d, 64, 256, 16), layers)
 
 
 class OwnCache:

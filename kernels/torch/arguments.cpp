@@ -2,25 +2,14 @@
 #include "arguments.h"
 
 #include <limits>
+#include <string>
+#include <type_traits>
+#include <utility>
 
 namespace oscar::torch_ops {
 namespace {
 
 constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
-
-MetadataDtype metadata_dtype(const char* op, std::optional<ScalarType> dtype) {
-  switch (dtype.value_or(ScalarType::Half)) {
-    case ScalarType::Half:
-      return MetadataDtype::kFp16;
-    case ScalarType::BFloat16:
-      return MetadataDtype::kBf16;
-    case ScalarType::Float:
-      return MetadataDtype::kFp32;
-    default:
-      refuse(op, "no such metadata", "metadata_dtype", "float16, bfloat16 or float32",
-             torch::headeronly::toString(*dtype));
-  }
-}
 
 int32_t* int_array(const char* op, const char* name, const Tensor& t, const Extent& length,
                    const Tensor& neighbour) {
@@ -49,73 +38,108 @@ PagedHistory paged_history(const char* op, const Tensor& pool, const Tensor& blo
   return out;
 }
 
-// Pool, block table, windows and key centres. head_dim, num_kv_heads and batch come from the rows
-// of the call.
-struct CachePointers {
-  PagedHistory history;
-  ExactWindows windows;
-  KeyCentres centres;
-};
-
-KeyCentres key_centres(const char* op, const OptionalTensor& centres,
-                       const OptionalTensor& first_position, const Tensor& pool,
-                       const PageFormat& format, int num_kv_heads, int64_t batch) {
-  KeyCentres out;
-  if (!centres) {
-    if (first_position) {
-      refuse(op, "only key centres depend on positions", "first_position", "key_centres beside it",
-             "none");
-    }
-    return out;
-  }
-  const Tensor& rows = *centres;
-  const int64_t segments = checked_size({op, "key_centres", rows}, 4, 0);
-  const int64_t places =
-      std::numeric_limits<int>::max() / (int64_t{num_kv_heads} * kCentres * format.head_dim);
-  out.segments = checked_int(op, "key_centres.size(0)", segments, 1, places);
-  out.rows =
-      static_cast<const uint16_t*>(checked_data({op, "key_centres", rows}, ScalarType::BFloat16,
-                                                {{"segments", segments},
-                                                 {"num_kv_heads", num_kv_heads},
-                                                 {"centres", kCentres},
-                                                 {"head_dim", format.head_dim}},
-                                                pool, kRowAlignment));
-  if (first_position) {
-    out.first_position = int_array(op, "first_position", *first_position, {"batch", batch}, pool);
-  }
-  return out;
-}
-
-CachePointers cache_pointers(const char* op, const CacheTensors& cache, const PageFormat& format,
-                             int num_kv_heads, int64_t batch) {
-  const Tensor& pool = cache.pool;
-  CachePointers out;
-  out.history = paged_history(op, pool, cache.block_table, format, num_kv_heads, batch);
-
-  const int64_t slots = checked_size({op, "window_k", cache.window_k}, 4, 0);
-  const int64_t tokens = cache.window_k.size(2);
-  const auto window = [&](const char* name, const Tensor& t) {
-    return static_cast<uint16_t*>(checked_data({op, name, t}, ScalarType::BFloat16,
+ExactWindows exact_windows(const char* op, const WindowTensors& t, const GivenFormat& format,
+                           int num_kv_heads, int64_t batch, const Tensor& pool) {
+  ExactWindows out;
+  const int64_t slots = checked_size({op, "window_k", t.k}, 4, 0);
+  const int64_t tokens = t.k.size(2);
+  const auto window = [&](const char* name, const Tensor& rows) {
+    return static_cast<uint16_t*>(checked_data({op, name, rows}, ScalarType::BFloat16,
                                                {{"slots", slots},
                                                 {"num_kv_heads", num_kv_heads},
                                                 {"sink_tokens + ring_tokens", tokens},
-                                                {"head_dim", format.head_dim}},
+                                                {"head_dim", format.page.head_dim}},
                                                pool, kRowAlignment));
   };
-  out.windows.k = window("window_k", cache.window_k);
-  out.windows.v = window("window_v", cache.window_v);
+  out.k = window("window_k", t.k);
+  out.v = window("window_v", t.v);
   const int window_tokens = checked_int(op, "window_k.size(2)", tokens, 1, kMaxInt);
-  out.windows.sink_tokens = checked_int(op, "sink_tokens", cache.sink_tokens, 0, window_tokens - 1);
-  out.windows.ring_tokens = window_tokens - out.windows.sink_tokens;
-  if (cache.window_slot) {
-    out.windows.slot = int_array(op, "window_slot", *cache.window_slot, {"batch", batch}, pool);
+  out.sink_tokens = checked_int(op, "sink_tokens", format.sink_tokens, 0, window_tokens - 1);
+  out.ring_tokens = window_tokens - out.sink_tokens;
+  if (t.slot) {
+    out.slot = int_array(op, "window_slot", *t.slot, {"batch", batch}, pool);
   } else if (slots < batch) {
     refuse(op, "fewer window slots than requests", "window_k", "at least " + std::to_string(batch),
            std::to_string(slots), "pass window_slot to say which slot a request has");
   }
-  out.centres =
-      key_centres(op, cache.key_centres, cache.first_position, pool, format, num_kv_heads, batch);
   return out;
+}
+
+bool is_read(RecipeUse use, HeadShape shape, const std::string& name) {
+  const bool basis = name == "forward" || name == "partner" || name == "mean";
+  switch (use) {
+    case RecipeUse::kBasis:
+      return basis;
+    case RecipeUse::kKeyCenters:
+      return shape == HeadShape::kKeyCenters;
+    case RecipeUse::kWriting:
+      break;
+  }
+  return !basis;
+}
+
+template <typename Number>
+constexpr ScalarType dtype_of() {
+  return std::is_same_v<Number, float> ? ScalarType::Float : ScalarType::Byte;
+}
+
+// Takes the tensors of one side, from `first` on in the list.
+struct SideReader {
+  const char* op;
+  const Recipe& recipe;
+  const char* side;
+  size_t next;
+  RecipeUse use;
+  int num_kv_heads, head_dim;
+  const Tensor& neighbour;
+
+  template <typename Number>
+  void operator()(const char* name, HeadShape shape, const Number*& to) {
+    const Tensor& t = recipe[next++];
+    if (!is_read(use, shape, name) || t.numel() == 0) return;
+    const Extent heads{"num_kv_heads", num_kv_heads}, dims{"head_dim", head_dim};
+    const std::string whole = std::string(side) + "." + name;
+    const Argument argument{op, whole.c_str(), t};
+    const ScalarType dtype = dtype_of<Number>();
+    void* data = nullptr;
+    if (shape == HeadShape::kNumber) {
+      data = checked_data(argument, dtype, {heads}, neighbour, alignof(Number));
+    } else if (shape == HeadShape::kVector) {
+      data = checked_data(argument, dtype, {heads, dims}, neighbour, kRowAlignment);
+    } else {
+      data = checked_data(argument, dtype, {heads, dims, dims}, neighbour, kRowAlignment);
+    }
+    to = static_cast<const Number*>(data);
+  }
+
+  void operator()(const char* name, HeadShape shape, KeyCentres& to) {
+    const Tensor& t = recipe[next++];
+    if (!is_read(use, shape, name) || t.numel() == 0) return;
+    const std::string whole = std::string(side) + "." + name;
+    const Argument argument{op, whole.c_str(), t};
+    if (std::string(side) != "key") {
+      refuse(op, "only keys have centers", whole, "an empty tensor", shape_text(t));
+    }
+    const int64_t segments = checked_size(argument, 4, 0);
+    const int64_t places = kMaxInt / (int64_t{num_kv_heads} * kCentres * head_dim);
+    to.segments = checked_int(op, (whole + ".size(0)").c_str(), segments, 1, places);
+    to.rows = static_cast<const uint16_t*>(checked_data(argument, ScalarType::BFloat16,
+                                                        {{"segments", segments},
+                                                         {"num_kv_heads", num_kv_heads},
+                                                         {"centers", kCentres},
+                                                         {"head_dim", head_dim}},
+                                                        neighbour, kRowAlignment));
+  }
+};
+
+const int32_t* first_positions(const char* op, const OptionalTensor& t, const KeyCentres& centers,
+                               int64_t batch, const Tensor& pool) {
+  if (!t) return nullptr;
+  if (!centers.rows) {
+    refuse(op, "only key centers depend on positions", "first_position",
+           "key.key_centers in the recipe", "none");
+  }
+  return int_array(op, "first_position", *t, {"batch", batch}, pool);
 }
 
 }  // namespace
@@ -137,29 +161,80 @@ HeadRows head_rows(const Argument& argument, const Extent& rows, const Extent& h
   return out;
 }
 
-PageFormat page_format(const char* op, int64_t head_dim, const FormatArguments& format) {
-  PageFormat out;
-  out.head_dim = checked_int(op, "head_dim", head_dim, 8, kMaxHeadDim);
-  if (out.head_dim % 8 != 0) {
+GivenFormat checked_format(const char* op, int64_t head_dim, const Format& format) {
+  GivenFormat out;
+  size_t next = 0;
+  const auto number = [&](const char* name, int64_t most) {
+    if (next >= format.size()) {
+      refuse(op, "too few numbers", "format", format_names(), std::to_string(format.size()));
+    }
+    return checked_int(op, name, format[next++], 0, most);
+  };
+  visit_format(out, [&](const char* name, auto& field) {
+    using Field = std::decay_t<decltype(field)>;
+    constexpr int64_t kLast = static_cast<int64_t>(MetadataDtype::kFp32);
+    field = static_cast<Field>(number(name, std::is_enum_v<Field> ? kLast : kMaxInt));
+  });
+  if (next != format.size()) {
+    refuse(op, "too many numbers", "format", format_names(), std::to_string(format.size()));
+  }
+  int& group = out.page.quant_group_size;
+  out.page.head_dim = checked_int(op, "head_dim", head_dim, 8, kMaxHeadDim);
+  if (head_dim % 8 != 0) {
     refuse(op, "unsupported size", "head_dim", "a multiple of 8", std::to_string(head_dim));
   }
-  out.quant_group_size =
-      checked_int(op, "quant_group_size", format.quant_group_size, 1, out.head_dim);
-  if (out.head_dim % out.quant_group_size != 0) {
+  if (group == 0) group = out.page.head_dim;
+  if (head_dim % group != 0) {
     refuse(op, "unsupported size", "quant_group_size",
-           "a divisor of head_dim " + std::to_string(head_dim),
-           std::to_string(out.quant_group_size));
+           "a divisor of head_dim " + std::to_string(head_dim), std::to_string(group));
   }
-  out.metadata = metadata_dtype(op, format.metadata_dtype);
   return out;
 }
 
+LayerRecipe layer_recipe(const char* op, const Recipe& recipe, RecipeUse use, int num_kv_heads,
+                         int head_dim, const Tensor& neighbour) {
+  LayerRecipe out;
+  if (recipe.empty()) return out;
+  size_t count = 0;
+  visit_recipe(out.key, [&](const auto&...) { ++count; });
+  if (recipe.size() != 2 * count) {
+    refuse(op, "wrong number of tensors", "recipe",
+           std::to_string(count) + " of keys, then as many of values: " + recipe_names(),
+           std::to_string(recipe.size()), "empty tensors stand for what a layer does not have");
+  }
+  visit_recipe(out.key, SideReader{op, recipe, "key", 0, use, num_kv_heads, head_dim, neighbour});
+  visit_recipe(out.value,
+               SideReader{op, recipe, "value", count, use, num_kv_heads, head_dim, neighbour});
+  for (const auto& [name, side] : {std::pair{"key", &out.key}, std::pair{"value", &out.value}}) {
+    if (!side->scale_correction || side->metric) continue;
+    refuse(op, "corrections by head need the metrics", std::string(name) + ".scale_correction",
+           std::string(name) + ".metric beside it", "none",
+           "matrices of heads that do not correct by the metric are not read");
+  }
+  return out;
+}
+
+std::string recipe_names() {
+  std::string names;
+  const SideRecipe recipe;
+  visit_recipe(recipe, [&](const char* name, const auto&...) { names += std::string(" ") + name; });
+  return names.substr(1);
+}
+
+std::string format_names() {
+  std::string names;
+  const GivenFormat format;
+  visit_format(format, [&](const char* name, const auto&) { names += std::string(" ") + name; });
+  return names.substr(1);
+}
+
 AttentionParams attention_params(const char* op, const CacheTensors& cache,
-                                 const FormatArguments& format, const AttentionTensors& t) {
+                                 const WindowTensors& windows, const AttentionTensors& t) {
   const Tensor& pool = cache.pool;
   const int64_t batch = checked_size({op, "q", t.q}, 4, 0);
   AttentionParams p;
-  p.format = page_format(op, t.q.size(3), format);
+  const GivenFormat format = checked_format(op, t.q.size(3), cache.format);
+  p.format = format.page;
   p.batch = checked_int(op, "q.size(0)", batch, 0, kMaxInt);
   p.q_len = checked_int(op, "q.size(1)", t.q.size(1), 1, kMaxInt);
   p.num_qo_heads = checked_int(op, "q.size(2)", t.q.size(2), 1, kMaxInt);
@@ -170,10 +245,12 @@ AttentionParams attention_params(const char* op, const CacheTensors& cache,
            "num_qo_heads a multiple of num_kv_heads " + std::to_string(p.num_kv_heads),
            std::to_string(p.num_qo_heads));
   }
-  const CachePointers pointers = cache_pointers(op, cache, p.format, p.num_kv_heads, batch);
-  p.history = pointers.history;
-  p.windows = pointers.windows;
-  p.centres = pointers.centres;
+  p.history = paged_history(op, pool, cache.block_table, p.format, p.num_kv_heads, batch);
+  p.windows = exact_windows(op, windows, format, p.num_kv_heads, batch, pool);
+  p.centres = layer_recipe(op, cache.recipe, RecipeUse::kKeyCenters, p.num_kv_heads,
+                           p.format.head_dim, pool)
+                  .key.key_centers;
+  p.centres.first_position = first_positions(op, cache.first_position, p.centres, batch, pool);
   p.history.history_len = int_array(op, "history_len", t.history_len, {"batch", batch}, pool);
   p.seq_len = int_array(op, "seq_len", t.seq_len, {"batch", batch}, pool);
   p.q = static_cast<const uint16_t*>(checked_data({op, "q", t.q}, ScalarType::BFloat16,
@@ -186,20 +263,25 @@ AttentionParams attention_params(const char* op, const CacheTensors& cache,
   return p;
 }
 
-AppendParams append_params(const char* op, const CacheTensors& cache, const FormatArguments& format,
+AppendParams append_params(const char* op, const CacheTensors& cache, const WindowTensors& windows,
                            const AppendTensors& t) {
   const Tensor& pool = cache.pool;
   const int64_t rows = checked_size({op, "k", t.k}, 3, 0);
   const int64_t batch = checked_size({op, "old_len", t.old_len}, 1, 0);
   AppendParams p;
-  p.format = page_format(op, t.k.size(2), format);
+  const GivenFormat format = checked_format(op, t.k.size(2), cache.format);
+  p.format = format.page;
   p.batch = checked_int(op, "old_len.size(0)", batch, 0, kMaxInt);
   checked_int(op, "k.size(0)", rows, 0, kMaxInt);
   p.num_kv_heads = checked_int(op, "k.size(1)", t.k.size(1), 1, kMaxInt);
-  const CachePointers pointers = cache_pointers(op, cache, p.format, p.num_kv_heads, batch);
-  p.history = pointers.history;
-  p.windows = pointers.windows;
-  p.centres = pointers.centres;
+  p.history = paged_history(op, pool, cache.block_table, p.format, p.num_kv_heads, batch);
+  p.windows = exact_windows(op, windows, format, p.num_kv_heads, batch, pool);
+  const LayerRecipe recipe =
+      layer_recipe(op, cache.recipe, RecipeUse::kWriting, p.num_kv_heads, p.format.head_dim, pool);
+  p.key = writer_of(recipe.key);
+  p.value = writer_of(recipe.value);
+  p.centres = recipe.key.key_centers;
+  p.centres.first_position = first_positions(op, cache.first_position, p.centres, batch, pool);
   const Extent heads{"num_kv_heads", p.num_kv_heads}, dims{"head_dim", p.format.head_dim};
   const Extent new_rows{"new rows", rows};
   p.k = head_rows({op, "k", t.k}, new_rows, heads, dims, pool);
@@ -208,51 +290,29 @@ AppendParams append_params(const char* op, const CacheTensors& cache, const Form
   p.old_len = int_array(op, "old_len", t.old_len, {"batch", batch}, pool);
   p.old_history = int_array(op, "old_history", t.old_history, {"batch", batch}, pool);
   p.new_history = int_array(op, "new_history", t.new_history, {"batch", batch}, pool);
-  p.status = int_array(op, "status", t.status, {"slots", cache.window_k.size(0)}, pool);
-  const auto floats = [&](const char* name, const OptionalTensor& tensor,
-                          std::initializer_list<Extent> shape) -> const float* {
-    if (!tensor) return nullptr;
-    const int alignment = shape.size() > 1 ? kRowAlignment : static_cast<int>(alignof(float));
-    return static_cast<const float*>(
-        checked_data({op, name, *tensor}, ScalarType::Float, shape, pool, alignment));
-  };
-  p.key.clip_ratios = floats("clip_k", t.clip_k, {heads});
-  p.value.clip_ratios = floats("clip_v", t.clip_v, {heads});
-  p.key.feedback = floats("feedback_k", t.feedback_k, {heads, dims, dims});
-  p.value.feedback = floats("feedback_v", t.feedback_v, {heads, dims, dims});
-  p.key.metric = floats("metric_k", t.metric_k, {heads, dims, dims});
-  p.value.metric = floats("metric_v", t.metric_v, {heads, dims, dims});
-  const auto corrections = [&](const char* name, const OptionalTensor& tensor,
-                               const float* metric) -> const uint8_t* {
-    if (!tensor) return nullptr;
-    if (!metric) {
-      refuse(op, "corrections by head need the metrics", name, "metric_k or metric_v beside it",
-             "none", "matrices of heads that do not correct by the metric are not read");
-    }
-    return static_cast<const uint8_t*>(
-        checked_data({op, name, *tensor}, ScalarType::Byte, {heads}, pool, 1));
-  };
-  p.key.corrections = corrections("correction_k", t.correction_k, p.key.metric);
-  p.value.corrections = corrections("correction_v", t.correction_v, p.value.metric);
+  p.status = int_array(op, "status", t.status, {"slots", windows.k.size(0)}, pool);
   return p;
 }
 
-HistoryRowsParams history_params(const char* op, const FormatArguments& format,
+HistoryRowsParams history_params(const char* op, const CacheTensors& cache,
                                  const HistoryTensors& t) {
   constexpr int64_t kMostTokens = (1 << 30) - 1;
-  const Tensor& pool = t.pool;
+  const Tensor& pool = cache.pool;
   const int64_t batch = checked_size({op, "k", t.k}, 4, 0), tokens = t.k.size(1);
   HistoryRowsParams p;
-  p.format = page_format(op, t.k.size(3), format);
+  const GivenFormat format = checked_format(op, t.k.size(3), cache.format);
+  p.format = format.page;
+  p.sink_tokens = checked_int(op, "sink_tokens", format.sink_tokens, 0, kMostTokens);
   p.batch = checked_int(op, "k.size(0)", batch, 0, kMaxInt);
   p.tokens = checked_int(op, "k.size(1)", tokens, 0, kMostTokens);
   p.num_kv_heads = checked_int(op, "k.size(2)", t.k.size(2), 1, kMaxInt);
   p.first_token = checked_int(op, "first_token", t.first_token, 0, kMostTokens);
-  p.sink_tokens = checked_int(op, "sink_tokens", t.sink_tokens, 0, kMostTokens);
-  p.history = paged_history(op, pool, t.block_table, p.format, p.num_kv_heads, batch);
+  p.history = paged_history(op, pool, cache.block_table, p.format, p.num_kv_heads, batch);
   p.history.history_len = int_array(op, "history_len", t.history_len, {"batch", batch}, pool);
-  p.centres =
-      key_centres(op, t.key_centres, t.first_position, pool, p.format, p.num_kv_heads, batch);
+  p.centres = layer_recipe(op, cache.recipe, RecipeUse::kKeyCenters, p.num_kv_heads,
+                           p.format.head_dim, pool)
+                  .key.key_centers;
+  p.centres.first_position = first_positions(op, cache.first_position, p.centres, batch, pool);
   p.bf16 = t.k.scalar_type() == ScalarType::BFloat16;
   if (!p.bf16 && t.k.scalar_type() != ScalarType::Float) {
     refuse(op, "wrong dtype", "k", "BFloat16 or Float",

@@ -2,31 +2,36 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "checks.h"
-#include "oscar/cache/pages.h"
+#include "recipe.h"
 
 namespace oscar::torch_ops {
 
 using OptionalTensor = std::optional<Tensor>;
 
-// How codes and metadata lie in a page.
-struct FormatArguments {
-  int64_t quant_group_size = 0;
-  std::optional<ScalarType> metadata_dtype = {};  // none: float16
-};
+// A layer's recipe: the tensors of its keys, then those of its values, each in the order of
+// visit_recipe (recipe.h); missing ones are empty. An empty list is a layer without any.
+using Recipe = std::vector<Tensor>;
+// A format: the numbers of visit_format.
+using Format = std::vector<int64_t>;
 
-// The cache of one layer, as both operators see it. Like the other structs it only refers to the
+// The cache of one layer, as the operators see it. Like the other structs it only refers to the
 // arguments of the call.
 struct CacheTensors {
-  const Tensor& pool;                 // uint8 [num_pages, num_kv_heads, chunk_bytes]
-  const Tensor& block_table;          // int32 [batch, pages at most], any stride between rows
-  const Tensor& window_k;             // bf16 [slots, num_kv_heads, sink + ring tokens, head_dim]
-  const Tensor& window_v;             // the same
-  const OptionalTensor& window_slot;  // int32 [batch]; none: the request's index
-  int64_t sink_tokens = 0;
-  const OptionalTensor& key_centres;     // bf16 [segments, num_kv_heads, 2, head_dim]
+  const Recipe& recipe;
+  const Format& format;
+  const Tensor& pool;                    // uint8 [num_pages, num_kv_heads, chunk_bytes]
+  const Tensor& block_table;             // int32 [batch, pages at most], any stride between rows
   const OptionalTensor& first_position;  // int32 [batch]; none: 0
+};
+
+struct WindowTensors {
+  const Tensor& k;             // bf16 [slots, num_kv_heads, sink + ring tokens, head_dim]
+  const Tensor& v;             // the same
+  const OptionalTensor& slot;  // int32 [batch]; none: the request's index
 };
 
 struct AttentionTensors {
@@ -39,26 +44,18 @@ struct AttentionTensors {
 struct AppendTensors {
   const Tensor& k;  // bf16 [rows, num_kv_heads, head_dim], any strides between rows and heads
   const Tensor& v;  // the same
-  const Tensor& rows_indptr;                          // int32 [batch + 1]
-  const Tensor& old_len;                              // int32 [batch]
-  const Tensor& old_history;                          // int32 [batch]
-  const Tensor& new_history;                          // int32 [batch]
-  const Tensor& status;                               // int32 [slots], RowStatus bits
-  const OptionalTensor &clip_k, &clip_v;              // float32 [num_kv_heads]
-  const OptionalTensor &feedback_k, &feedback_v;      // float32 [num_kv_heads, head_dim, head_dim]
-  const OptionalTensor &metric_k, &metric_v;          // the same
-  const OptionalTensor &correction_k, &correction_v;  // uint8 [num_kv_heads], ScaleCorrection
+  const Tensor& rows_indptr;  // int32 [batch + 1]
+  const Tensor& old_len;      // int32 [batch]
+  const Tensor& old_history;  // int32 [batch]
+  const Tensor& new_history;  // int32 [batch]
+  const Tensor& status;       // int32 [slots], RowStatus bits
 };
 
 struct HistoryTensors {
-  const Tensor& pool;         // as in CacheTensors
-  const Tensor& block_table;  // the same
   const Tensor& history_len;  // int32 [batch]
   const Tensor& k;  // bf16 or float32 [batch, tokens, num_kv_heads, head_dim], rows may lie apart
   const Tensor& v;  // the same
-  int64_t sink_tokens = 0, first_token = 0;
-  const OptionalTensor& key_centres;     // as in CacheTensors
-  const OptionalTensor& first_position;  // the same
+  int64_t first_token = 0;
 };
 
 // bf16 rows [rows, num_heads, head_dim] that may lie apart, as slices of a fused tensor do. Throws
@@ -66,17 +63,27 @@ struct HistoryTensors {
 HeadRows head_rows(const Argument& argument, const Extent& rows, const Extent& heads,
                    const Extent& dims, const Tensor& neighbour);
 
-// Throws Error for sizes that make no page.
-PageFormat page_format(const char* op, int64_t head_dim, const FormatArguments& format);
+// Throws Error for numbers that make no page.
+GivenFormat checked_format(const char* op, int64_t head_dim, const Format& format);
+
+// What a call reads of a recipe.
+enum class RecipeUse { kBasis, kKeyCenters, kWriting };
+// Checks those properties, and takes their addresses. All tensors lie on the device of `neighbour`.
+LayerRecipe layer_recipe(const char* op, const Recipe& recipe, RecipeUse use, int num_kv_heads,
+                         int head_dim, const Tensor& neighbour);
+
+// "forward partner ...": the properties of a side in their order; and the fields of a format.
+std::string recipe_names();
+std::string format_names();
 
 // Without o and lse. All tensors lie on the device of the pool.
 AttentionParams attention_params(const char* op, const CacheTensors& cache,
-                                 const FormatArguments& format, const AttentionTensors& tensors);
+                                 const WindowTensors& windows, const AttentionTensors& tensors);
 
-AppendParams append_params(const char* op, const CacheTensors& cache, const FormatArguments& format,
+AppendParams append_params(const char* op, const CacheTensors& cache, const WindowTensors& windows,
                            const AppendTensors& tensors);
 
-HistoryRowsParams history_params(const char* op, const FormatArguments& format,
+HistoryRowsParams history_params(const char* op, const CacheTensors& cache,
                                  const HistoryTensors& tensors);
 
 }  // namespace oscar::torch_ops

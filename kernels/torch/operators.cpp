@@ -1,6 +1,6 @@
 // torch.ops.oscar_int2: schemas, and the way from tensors to the CPU twins or the CUDA kernels.
 //
-// Only torch's stable ABI (torch/csrc/stable, TORCH_TARGET_VERSION 2.9), so that one library loads
+// Only torch's stable ABI (torch/csrc/stable, TORCH_TARGET_VERSION 2.10), so that one library loads
 // in every later torch. Fake functions are in oscar_int2/__init__.py: the stable ABI reads sizes
 // as plain numbers, and tracing with dynamic shapes has none.
 #include <torch/csrc/stable/library.h>
@@ -17,31 +17,24 @@
 namespace oscar::torch_ops {
 namespace {
 
-TableLimits table_limits(const CacheTensors& cache) {
+TableLimits table_limits(const CacheTensors& cache, const WindowTensors& windows) {
   return {.num_pages = cache.pool.size(0),
           .max_pages = cache.block_table.size(1),
-          .num_slots = cache.window_k.size(0)};
+          .num_slots = windows.k.size(0)};
 }
 
-void quantize_append(const Tensor& pool, const Tensor& block_table, const Tensor& window_k,
-                     const Tensor& window_v, const Tensor& k, const Tensor& v,
-                     const Tensor& rows_indptr, const Tensor& old_len, const Tensor& old_history,
-                     const Tensor& new_history, const Tensor& status, int64_t sink_tokens,
-                     int64_t quant_group_size, std::optional<ScalarType> metadata_dtype,
-                     const OptionalTensor& window_slot, const OptionalTensor& clip_k,
-                     const OptionalTensor& clip_v, const OptionalTensor& feedback_k,
-                     const OptionalTensor& feedback_v, const OptionalTensor& metric_k,
-                     const OptionalTensor& metric_v, const OptionalTensor& correction_k,
-                     const OptionalTensor& correction_v, std::optional<int64_t> max_new_rows,
-                     std::optional<int64_t> max_new_history, const OptionalTensor& key_centres,
-                     const OptionalTensor& first_position) {
+void quantize_append(const Recipe& recipe, const Format& format, const Tensor& pool,
+                     const Tensor& block_table, const Tensor& window_k, const Tensor& window_v,
+                     const Tensor& k, const Tensor& v, const Tensor& rows_indptr,
+                     const Tensor& old_len, const Tensor& old_history, const Tensor& new_history,
+                     const Tensor& status, const OptionalTensor& window_slot,
+                     const OptionalTensor& first_position, std::optional<int64_t> max_new_rows,
+                     std::optional<int64_t> max_new_history) {
   constexpr const char* kOp = "quantize_append";
-  const CacheTensors cache{pool,        block_table, window_k,    window_v,
-                           window_slot, sink_tokens, key_centres, first_position};
-  const AppendTensors rows{k,           v,        rows_indptr, old_len,      old_history,
-                           new_history, status,   clip_k,      clip_v,       feedback_k,
-                           feedback_v,  metric_k, metric_v,    correction_k, correction_v};
-  const AppendParams params = append_params(kOp, cache, {quant_group_size, metadata_dtype}, rows);
+  const CacheTensors cache{recipe, format, pool, block_table, first_position};
+  const WindowTensors windows{window_k, window_v, window_slot};
+  const AppendParams params = append_params(
+      kOp, cache, windows, {k, v, rows_indptr, old_len, old_history, new_history, status});
   // Without bounds: every new row in one request, and all that its ring can hold besides.
   const int64_t most_rows = std::numeric_limits<int>::max() / (2 * int64_t{params.num_kv_heads});
   const int row_bound =
@@ -55,7 +48,7 @@ void quantize_append(const Tensor& pool, const Tensor& block_table, const Tensor
     append_on_device(kOp, params, row_bound, history_bound, pool);
     return;
   }
-  TableLimits limits = table_limits(cache);
+  TableLimits limits = table_limits(cache, windows);
   limits.num_rows = k.size(0);
   limits.max_new_rows = row_bound;
   limits.max_new_history = history_bound;
@@ -79,10 +72,10 @@ void* workspace_for(const char* op, const AttentionParams& params, const Tensor&
                       kRowAlignment);
 }
 
-void attend(const char* op, const CacheTensors& cache, const FormatArguments& format,
+void attend(const char* op, const CacheTensors& cache, const WindowTensors& windows,
             const AttentionTensors& tensors, const Tensor& o, const OptionalTensor& lse,
             const OptionalTensor& workspace) {
-  AttentionParams params = attention_params(op, cache, format, tensors);
+  AttentionParams params = attention_params(op, cache, windows, tensors);
   const Extent batch{"batch", params.batch}, queries{"q_len", params.q_len},
       heads{"num_qo_heads", params.num_qo_heads}, dims{"head_dim", params.format.head_dim};
   params.o = static_cast<uint16_t*>(checked_data({op, "o", o}, ScalarType::BFloat16,
@@ -101,40 +94,35 @@ void attend(const char* op, const CacheTensors& cache, const FormatArguments& fo
     attend_on_device(op, params, memory, bytes, cache.pool);
     return;
   }
-  check_attention_tables(op, params, table_limits(cache));
+  check_attention_tables(op, params, table_limits(cache, windows));
   attend_on_host(params);
 }
 
-void decode_attention_out(const Tensor& q, const Tensor& pool, const Tensor& block_table,
-                          const Tensor& history_len, const Tensor& window_k, const Tensor& window_v,
-                          const Tensor& seq_len, const Tensor& o, const OptionalTensor& lse,
-                          double sm_scale, int64_t sink_tokens, int64_t quant_group_size,
-                          std::optional<ScalarType> metadata_dtype,
+void decode_attention_out(const Tensor& q, const Recipe& recipe, const Format& format,
+                          const Tensor& pool, const Tensor& block_table, const Tensor& history_len,
+                          const Tensor& window_k, const Tensor& window_v, const Tensor& seq_len,
+                          const Tensor& o, const OptionalTensor& lse, double sm_scale,
                           const OptionalTensor& window_slot, const OptionalTensor& workspace,
-                          const OptionalTensor& key_centres, const OptionalTensor& first_position) {
-  attend("decode_attention_out",
-         {pool, block_table, window_k, window_v, window_slot, sink_tokens, key_centres,
-          first_position},
-         {quant_group_size, metadata_dtype}, {q, history_len, seq_len, sm_scale}, o, lse,
-         workspace);
+                          const OptionalTensor& first_position) {
+  attend("decode_attention_out", {recipe, format, pool, block_table, first_position},
+         {window_k, window_v, window_slot}, {q, history_len, seq_len, sm_scale}, o, lse, workspace);
 }
 
-std::tuple<Tensor, Tensor> decode_attention(
-    const Tensor& q, const Tensor& pool, const Tensor& block_table, const Tensor& history_len,
-    const Tensor& window_k, const Tensor& window_v, const Tensor& seq_len, double sm_scale,
-    int64_t sink_tokens, int64_t quant_group_size, std::optional<ScalarType> metadata_dtype,
-    const OptionalTensor& window_slot, const OptionalTensor& workspace,
-    const OptionalTensor& key_centres, const OptionalTensor& first_position) {
+std::tuple<Tensor, Tensor> decode_attention(const Tensor& q, const Recipe& recipe,
+                                            const Format& format, const Tensor& pool,
+                                            const Tensor& block_table, const Tensor& history_len,
+                                            const Tensor& window_k, const Tensor& window_v,
+                                            const Tensor& seq_len, double sm_scale,
+                                            const OptionalTensor& window_slot,
+                                            const OptionalTensor& workspace,
+                                            const OptionalTensor& first_position) {
   constexpr const char* kOp = "decode_attention";
   const int64_t batch = checked_size({kOp, "q", q}, 4, 0);
   const std::array<int64_t, 4> rows = {batch, q.size(1), q.size(2), q.size(3)};
   const Tensor o = torch::stable::new_empty(q, {rows.data(), 4}, ScalarType::BFloat16);
   const Tensor lse = torch::stable::new_empty(q, {rows.data(), 3}, ScalarType::Float);
-  attend(kOp,
-         {pool, block_table, window_k, window_v, window_slot, sink_tokens, key_centres,
-          first_position},
-         {quant_group_size, metadata_dtype}, {q, history_len, seq_len, sm_scale}, o, lse,
-         workspace);
+  attend(kOp, {recipe, format, pool, block_table, first_position},
+         {window_k, window_v, window_slot}, {q, history_len, seq_len, sm_scale}, o, lse, workspace);
   return {o, lse};
 }
 
@@ -145,16 +133,13 @@ int64_t decode_attention_workspace_size(const Tensor& pool, int64_t head_dim) {
   return pool.is_cuda() ? device_workspace_bytes(kOp, params, pool) : 0;
 }
 
-void dequantize_history(const Tensor& pool, const Tensor& block_table, const Tensor& history_len,
-                        const Tensor& k, const Tensor& v, int64_t quant_group_size,
-                        std::optional<ScalarType> metadata_dtype, int64_t sink_tokens,
-                        const OptionalTensor& key_centres, const OptionalTensor& first_position,
+void dequantize_history(const Recipe& recipe, const Format& format, const Tensor& pool,
+                        const Tensor& block_table, const Tensor& history_len, const Tensor& k,
+                        const Tensor& v, const OptionalTensor& first_position,
                         int64_t first_token) {
   constexpr const char* kOp = "dequantize_history";
-  const HistoryRowsParams params =
-      history_params(kOp, {quant_group_size, metadata_dtype},
-                     {pool, block_table, history_len, k, v, sink_tokens, first_token, key_centres,
-                      first_position});
+  const HistoryRowsParams params = history_params(
+      kOp, {recipe, format, pool, block_table, first_position}, {history_len, k, v, first_token});
   if (params.batch == 0 || params.tokens == 0) return;
   if (pool.is_cuda()) {
     dequantize_on_device(kOp, params, pool);
@@ -164,9 +149,8 @@ void dequantize_history(const Tensor& pool, const Tensor& block_table, const Ten
   dequantize_on_host(params);
 }
 
-int64_t page_chunk_bytes(int64_t head_dim, int64_t quant_group_size,
-                         std::optional<ScalarType> metadata_dtype) {
-  return chunk_bytes(page_format("chunk_bytes", head_dim, {quant_group_size, metadata_dtype}));
+int64_t page_chunk_bytes(int64_t head_dim, const Format& format) {
+  return chunk_bytes(checked_format("chunk_bytes", head_dim, format).page);
 }
 
 void register_tensor_operators(torch::stable::detail::StableLibrary& m) {
@@ -181,42 +165,37 @@ void register_tensor_operators(torch::stable::detail::StableLibrary& m) {
 
 STABLE_TORCH_LIBRARY(oscar_int2, m) {
   m.def(
-      "quantize_append(Tensor(a!) pool, Tensor block_table, "
+      "quantize_append(Tensor[] recipe, int[] format, Tensor(a!) pool, Tensor block_table, "
       "Tensor(b!) window_k, Tensor(c!) window_v, Tensor k, Tensor v, Tensor rows_indptr, "
       "Tensor old_len, Tensor old_history, Tensor new_history, Tensor(d!) status, *, "
-      "int sink_tokens, int quant_group_size, ScalarType? metadata_dtype=None, "
-      "Tensor? window_slot=None, Tensor? clip_k=None, Tensor? clip_v=None, "
-      "Tensor? feedback_k=None, Tensor? feedback_v=None, Tensor? metric_k=None, "
-      "Tensor? metric_v=None, Tensor? correction_k=None, Tensor? correction_v=None, int? "
-      "max_new_rows=None, int? max_new_history=None, Tensor? key_centres=None, "
-      "Tensor? first_position=None) -> ()");
+      "Tensor? window_slot=None, Tensor? first_position=None, int? max_new_rows=None, "
+      "int? max_new_history=None) -> ()");
   m.def(
-      "decode_attention(Tensor q, Tensor pool, Tensor block_table, "
-      "Tensor history_len, Tensor window_k, Tensor window_v, Tensor seq_len, *, "
-      "float sm_scale, int sink_tokens, int quant_group_size, ScalarType? metadata_dtype=None, "
-      "Tensor? window_slot=None, Tensor(a!)? workspace=None, "
-      "Tensor? key_centres=None, Tensor? first_position=None) "
+      "decode_attention(Tensor q, Tensor[] recipe, int[] format, Tensor pool, Tensor block_table, "
+      "Tensor history_len, Tensor window_k, Tensor window_v, Tensor seq_len, *, float sm_scale, "
+      "Tensor? window_slot=None, Tensor(a!)? workspace=None, Tensor? first_position=None) "
       "-> (Tensor o, Tensor lse)");
   m.def(
-      "decode_attention_out(Tensor q, Tensor pool, Tensor block_table, "
-      "Tensor history_len, Tensor window_k, Tensor window_v, Tensor seq_len, "
-      "Tensor(a!) o, Tensor(b!)? lse=None, *, "
-      "float sm_scale, int sink_tokens, int quant_group_size, ScalarType? metadata_dtype=None, "
-      "Tensor? window_slot=None, Tensor(c!)? workspace=None, "
-      "Tensor? key_centres=None, Tensor? first_position=None) -> ()");
+      "decode_attention_out(Tensor q, Tensor[] recipe, int[] format, Tensor pool, "
+      "Tensor block_table, Tensor history_len, Tensor window_k, Tensor window_v, Tensor seq_len, "
+      "Tensor(a!) o, Tensor(b!)? lse=None, *, float sm_scale, Tensor? window_slot=None, "
+      "Tensor(c!)? workspace=None, Tensor? first_position=None) -> ()");
   m.def("decode_attention_workspace_size(Tensor pool, int head_dim) -> int");
   m.def(
-      "dequantize_history(Tensor pool, Tensor block_table, Tensor history_len, Tensor(a!) k, "
-      "Tensor(b!) v, *, int quant_group_size, ScalarType? metadata_dtype=None, "
-      "int sink_tokens, Tensor? key_centres=None, "
-      "Tensor? first_position=None, int first_token=0) -> ()");
-  m.def("chunk_bytes(int head_dim, int quant_group_size, ScalarType? metadata_dtype=None) -> int");
+      "dequantize_history(Tensor[] recipe, int[] format, Tensor pool, Tensor block_table, "
+      "Tensor history_len, Tensor(a!) k, Tensor(b!) v, *, Tensor? first_position=None, "
+      "int first_token=0) -> ()");
+  m.def("chunk_bytes(int head_dim, int[] format) -> int");
+  m.def("recipe_names() -> str");
+  m.def("format_names() -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(oscar_int2, CPU, m) { register_tensor_operators(m); }
 STABLE_TORCH_LIBRARY_IMPL(oscar_int2, CUDA, m) { register_tensor_operators(m); }
 STABLE_TORCH_LIBRARY_IMPL(oscar_int2, CompositeImplicitAutograd, m) {
   m.impl("chunk_bytes", TORCH_BOX(&page_chunk_bytes));
+  m.impl("recipe_names", TORCH_BOX(&recipe_names));
+  m.impl("format_names", TORCH_BOX(&format_names));
 }
 
 }  // namespace oscar::torch_ops

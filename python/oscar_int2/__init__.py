@@ -24,8 +24,9 @@ if not _IS_PROGRAM:
     from .errors import (BundleError, BundleMismatchError, CacheFullError, CacheRowError, LogitsError, OscarError,
                          SelfCheckError, UnsupportedError)
     from .generator import Generator
+    from .recipe import CacheFormat
     from .status import Status, status
 
-__all__ = ["Bundle", "BundleError", "BundleMismatchError", "CacheFullError", "CacheRowError",
+__all__ = ["Bundle", "BundleError", "BundleMismatchError", "CacheFormat", "CacheFullError", "CacheRowError",
            "Generator", "LayerCodec", "LayerPages", "LogitsError", "OscarError", "PAGE_TOKENS",
            "SelfCheckError", "Status", "StepTables", "UnsupportedError", "load", "ops", "status"]

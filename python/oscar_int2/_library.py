@@ -11,7 +11,7 @@ ops = torch.ops.oscar_int2
 
 
 @torch.library.register_fake("oscar_int2::quantize_append")
-def _(pool, *tensors, **options):
+def _(recipe, *arguments, **options):
     return None
 
 
@@ -31,7 +31,7 @@ def _(pool, head_dim):
 
 
 @torch.library.register_fake("oscar_int2::transform_qkv")
-def _(q, k, v, *tensors):
+def _(q, k, v, recipe):
     return tuple(rows.new_empty(rows.shape) for rows in (q, k, v))
 
 
@@ -41,7 +41,7 @@ def _(q, *tensors):
 
 
 @torch.library.register_fake("oscar_int2::transform_output")
-def _(o, o_rotation, v_mean):
+def _(o, recipe):
     return o.new_empty(o.shape)
 
 
@@ -51,5 +51,5 @@ def _(o, *tensors):
 
 
 @torch.library.register_fake("oscar_int2::dequantize_history")
-def _(pool, *tensors, **options):
+def _(recipe, *arguments, **options):
     return None

@@ -17,27 +17,27 @@ def attend_behind(q, k, v, out, sm_scale):
                                  seen.tril(before + first), sm_scale)
 
 
-def attend_as_steps(q, exact, int2, out, windows, sm_scale):
+def attend_as_steps(q, exact, int2, out, format, sm_scale):
     """The same where each query reads what the step of its token would read: rows that have left the
     window by then as INT2, the others exactly (docs/mathematics.md, 4.7).
 
     `exact`: k and v [tokens, Hkv, d]; `int2`: k and v [history_tokens(tokens), Hkv, d], what INT2 makes
-    of those behind the sink. `windows`: codec.Windows. The rows in `exact` become INT2 on the way."""
+    of those behind the sink. `format`: recipe.CacheFormat. The rows in `exact` become INT2 on the way."""
     new, tokens, group = len(q), len(exact[0]), q.shape[1] // exact[0].shape[1]
-    before, sink, converted = tokens - new, windows.sink_tokens, 0
+    before, sink, converted = tokens - new, format.sink_tokens, 0
     size = max(16, min(QUERY_BLOCK, MASK_ENTRIES // (tokens * group)))
     for first in range(0, new, size):
         end = min(first + size, new)
         # The first query of the block finds `held` rows INT2, the last one `left` more, which lie behind
         # all others in both forms: the mask picks.
         lengths = torch.arange(before + first + 1, before + end + 1, device=q.device)[:, None]
-        held = windows.history_tokens(before + first + 1)
-        left = windows.history_tokens(before + end) - held
+        held = format.history_tokens(before + first + 1)
+        left = format.history_tokens(before + end) - held
         for rows, coded in zip(exact, int2):
             rows[sink + converted:sink + held] = coded[converted:held]
         converted = held
         place = torch.arange(before + end, device=q.device)
-        aged = sink + windows.history_tokens(lengths)
+        aged = sink + format.history_tokens(lengths)
         seen = (place < lengths) & ((place < sink + held) | (place >= aged))
         seen = torch.cat((seen, place[sink + held:sink + held + left] < aged), 1)
         k, v = (torch.cat((rows[:before + end], coded[held:held + left]))

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from .errors import BundleError, BundleMismatchError
+from .recipe import METADATA_DTYPES, CacheFormat, SideRecipe
 from .rope import yarn_attention_factor
 from .weights import MATRICES, SAMPLES
 
 FORMAT, FORMAT_VERSION = "oscar-rotation-bundle", 1
 KNOWN_FEATURES = {"key_centres"}
 LEAVES_OUT = "derived"  # feature of files of version 0.1, which do not store all tensors
-METADATA_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-BALANCED = 3  # of Side.kind
+BALANCED = 3  # of SideRecipe.kind
 MOST_HEADS, MOST_DIM, MOST_LAYERS = 4096, 1024, 4096
 # Largest entry that a transform times its inverse may be away from the identity.
 INVERSE_LIMIT = 1e-5
@@ -43,32 +43,6 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Quantizer:
-    """The row format and the windows that the bundle was made for."""
-
-    quant_group_size: int
-    sink_tokens: int
-    recent_tokens: int
-    demote_block: int
-    metadata_dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class Side:
-    """Keys or values of one layer; float32 tensors on the CPU, Hkv KV heads of d dimensions."""
-
-    kind: torch.Tensor              # uint8 [Hkv]: 0 identity, 1 Hadamard, 2 OSCAR, 3 balanced
-    rotation: torch.Tensor          # T [Hkv, d, d]: a stored row is (x - mean) T
-    partner: torch.Tensor           # [Hkv, d, d]: queries times T^-T; outputs times T^-1
-    mean: torch.Tensor              # [Hkv, d]
-    clip_ratio: torch.Tensor        # [Hkv], 0: off
-    scale_correction: torch.Tensor  # uint8 [Hkv]: 0 none, 1 unbiased, 2 metric
-    feedback: torch.Tensor | None   # U [Hkv, d, d] of shaped rounding; None: plain rounding
-    metric: torch.Tensor | None     # M [Hkv, d, d], where some correction is 2
-    centres: torch.Tensor | None    # of keys, before RoPE [Hkv, 2, d]; None: one mean
-
-
-@dataclass(frozen=True)
 class Layer:
     layer_id: int
     attention: str       # "full", "sliding" or "local": a window in BF16, without transforms
@@ -77,8 +51,8 @@ class Layer:
     num_qo_heads: int
     num_kv_heads: int
     head_dim: int
-    key: Side | None     # None: a local layer
-    value: Side | None
+    key: SideRecipe | None  # None: a local layer
+    value: SideRecipe | None
     # float32 [Hkv, 4, 16], bf16 numbers of W_Q, W_K, W_V, W_O (weights.py); None: not in the file
     weight_samples: torch.Tensor | None = None
 
@@ -89,7 +63,7 @@ class Bundle:
     content_sha256: str
     serving_sha256: str  # of what is served: a full file and its serving profile have the same
     model: Model
-    quantizer: Quantizer
+    quantizer: CacheFormat  # that it was made for
     layers: dict  # layer_id: Layer, in order
     positions: int = 0  # that the fit was made for; 0: unknown
 
@@ -122,10 +96,10 @@ class Bundle:
     def beyond_positions(self, tokens):
         """What it costs to serve so many tokens a request, in sentences; None within the positions that
         the bundle was made for."""
-        centred = any(layer.key is not None and (layer.key.mean.any() or layer.key.centres is not None)
-                      for layer in self.layers.values())
+        centered = any(layer.key is not None and (layer.key.mean.any() or layer.key.key_centers is not None)
+                       for layer in self.layers.values())
         most = int(self.model.rope.get("max_positions") or 0)
-        if centred and self.positions:  # means and centres of keys turn with their positions
+        if centered and self.positions:  # means and centers of keys turn with their positions
             most = min(most or self.positions, self.positions)
         if not most or tokens <= most:
             return None
@@ -333,7 +307,7 @@ class _Reader:
         metadata = self.attribute(where, "metadata_dtype", str)
         if metadata not in METADATA_DTYPES:
             self.refuse(where, f"metadata_dtype is {metadata!r}")
-        return Quantizer(metadata_dtype=METADATA_DTYPES[metadata], **{
+        return CacheFormat(metadata_dtype=METADATA_DTYPES[metadata], **{
             name: self.count(where, name, least, 1 << 24) for name, least in (
                 ("quant_group_size", 0), ("sink_tokens", 0), ("recent_tokens", 0), ("demote_block", 1))})
 
@@ -360,21 +334,21 @@ class _Reader:
         def tensor(name, dtype, *shape, required=True):
             return self.tensor(where, f"{letter}_{name}", dtype, (heads, *shape), required)
 
-        kind, rotation = tensor("kind", "u1"), tensor("rotation", "<f4", d, d)
+        forward = tensor("rotation", "<f4", d, d)
         inverse = self.tensor(where, partner, "<f4", (heads, d, d), required=False)
         if inverse is None:
-            inverse = rotation if letter == "k" else rotation.transpose(1, 2).contiguous()
-        side = Side(kind=kind, rotation=rotation, partner=inverse, mean=tensor("mean", "<f4", d),
-                    clip_ratio=tensor("clip_ratio", "<f4"),
-                    scale_correction=tensor("scale_correction", "u1"),
-                    feedback=tensor("feedback", "<f4", d, d, required=False),
-                    metric=tensor("metric", "<f4", d, d, required=False),
-                    centres=tensor("centres", "<f4", 2, d, required=False) if letter == "k" else None)
+            inverse = forward if letter == "k" else forward.transpose(1, 2).contiguous()
+        side = SideRecipe(
+            kind=tensor("kind", "u1"), forward=forward, partner=inverse, mean=tensor("mean", "<f4", d),
+            clip_ratio=tensor("clip_ratio", "<f4"), scale_correction=tensor("scale_correction", "u1"),
+            feedback=tensor("feedback", "<f4", d, d, required=False),
+            metric=tensor("metric", "<f4", d, d, required=False),
+            key_centers=tensor("centres", "<f4", 2, d, required=False) if letter == "k" else None)
         self.check_side(f"{where}/{letter}_rotation", side, letter)
         return side
 
     def check_side(self, where, side, letter):
-        forward, partner = side.rotation.double(), side.partner.double()
+        forward, partner = side.forward.double(), side.partner.double()
         product = partner.mT @ forward if letter == "k" else forward @ partner
         identity = torch.eye(forward.shape[1], dtype=torch.float64)
         away = (product - identity).abs().amax((1, 2))

@@ -8,8 +8,9 @@ import torch
 
 from ._library import PAGE_TOKENS
 from .attention import attend_as_steps, attend_behind
-from .codec import ExactCodec, LayerCodec, StepTables, Windows
+from .codec import ExactCodec, LayerCodec, StepTables
 from .errors import CacheFullError, CacheRowError, UnsupportedError
+from .recipe import CacheFormat
 
 PLACE_FULL = 1 << 8  # a bit of status that no kernel sets (RowStatus has 8)
 
@@ -38,13 +39,13 @@ class PagedCache:
     all places could come to need; None: enough for all. int2() and bf16() make the usual ones.
     """
 
-    def __init__(self, codecs, windows, places, max_tokens, *, pages=None):
-        self.codecs, self.windows, self.places, self.max_tokens = codecs, windows, places, max_tokens
+    def __init__(self, codecs, format, places, max_tokens, *, pages=None):
+        self.codecs, self.format, self.places, self.max_tokens = codecs, format, places, max_tokens
         some = next(iter(codecs.values()))
         self.device, self.workspace = some.device, some.workspace()
-        self.max_pages = windows.history_pages(max_tokens)
+        self.max_pages = format.history_pages(max_tokens)
         self.num_pages = places * self.max_pages if pages is None else pages
-        window_tokens = windows.sink_tokens + windows.ring_tokens()
+        window_tokens = format.sink_tokens + format.ring_tokens()
         self.layers = {i: codec.pages(self.num_pages, places, window_tokens)
                        for i, codec in codecs.items()}
         self.free_pages = list(range(self.num_pages))
@@ -60,29 +61,28 @@ class PagedCache:
             block_table=self.block_table, old_len=ints(places), seq_len=ints(places),
             rows_indptr=torch.arange(places + 1, dtype=torch.int32, device=self.device),
             old_history=ints(places), new_history=ints(places), status=self.status,
-            max_new_rows=1, max_new_history=windows.demote_block)
+            max_new_rows=1, max_new_history=format.demote_block)
 
     @classmethod
     def int2(cls, bundle, places, max_tokens, device, *, pages=None, demote_block=None, codecs=None):
-        """2-bit rows by a bundle. `demote_block`: tokens that leave the exact window at once (Windows.of).
-        `codecs`: those of another cache of this bundle on this device, to share them.
+        """2-bit rows by a bundle. `demote_block`: tokens that leave the exact window at once
+        (CacheFormat.served). `codecs`: those of another cache of this bundle on this device, to share them.
         Raises UnsupportedError for a bundle with layers that can't be served."""
         check_served(bundle)
         codecs = codecs or {i: LayerCodec(bundle, i, device, positions=max_tokens) for i in bundle.layers}
-        return cls(codecs, Windows.of(bundle.quantizer, demote_block), places, max_tokens,
-                   pages=pages)
+        return cls(codecs, bundle.quantizer.served(demote_block), places, max_tokens, pages=pages)
 
     @classmethod
     def bf16(cls, model, places, max_tokens, device):
         """Exact rows, through the same operators. `model`: the shape, as Bundle.model."""
-        windows = Windows(64, max_tokens)
-        codecs = {i: ExactCodec(i, model.num_kv_heads, model.head_dim, windows.sink_tokens, device)
+        format = CacheFormat(quant_group_size=0, recent_tokens=max_tokens)
+        codecs = {i: ExactCodec(i, model.num_kv_heads, model.head_dim, format, device)
                   for i in range(model.num_layers)}
-        return cls(codecs, windows, places, max_tokens)
+        return cls(codecs, format, places, max_tokens)
 
     def grown(self, max_tokens):
         """A copy with room for so many tokens a request, which holds the same."""
-        more = PagedCache(self.codecs, self.windows, self.places, max_tokens)
+        more = PagedCache(self.codecs, self.format, self.places, max_tokens)
         old, new = [], []
         for place, active in enumerate(self.active.tolist()):
             if active:
@@ -109,12 +109,12 @@ class PagedCache:
         """All that a decode step reads or writes besides its rows; their addresses never change."""
         for holder in (self, self.step, *self.layers.values(), *self.codecs.values()):
             for value in vars(holder).values():
-                yield from (t for t in (value.values() if isinstance(value, dict) else (value,))
+                yield from (t for t in (value if isinstance(value, list) else (value,))
                             if isinstance(t, torch.Tensor))
 
     def fits(self, tokens):
         """Whether the pool has the pages for another request of that many tokens."""
-        return self.windows.history_pages(tokens) <= len(self.free_pages)
+        return self.format.history_pages(tokens) <= len(self.free_pages)
 
     def admit(self, place, tokens):
         """Reserves the pages of a request that will hold up to `tokens` tokens.
@@ -125,9 +125,9 @@ class PagedCache:
         if self.pages_of_place[place]:
             raise CacheFullError(f"place {place} is taken")
         if not self.fits(tokens):
-            raise CacheFullError(f"{self.windows.history_pages(tokens)} pages of {PAGE_TOKENS} tokens are needed, "
+            raise CacheFullError(f"{self.format.history_pages(tokens)} pages of {PAGE_TOKENS} tokens are needed, "
                                  f"{len(self.free_pages)} are free")
-        pages = [self.free_pages.pop() for _ in range(self.windows.history_pages(tokens))]
+        pages = [self.free_pages.pop() for _ in range(self.format.history_pages(tokens))]
         self.pages_of_place[place] = pages
         if pages:
             row = torch.tensor(pages, dtype=torch.int32)
@@ -166,7 +166,7 @@ class PagedCache:
 
     def _append_tables(self, places, lengths, old, old_history):
         total = [before + n for before, n in zip(old, lengths)]
-        history = [self.windows.history_tokens(n) for n in total]
+        history = [self.format.history_tokens(n) for n in total]
         indptr = [0]
         for n in lengths:
             indptr.append(indptr[-1] + n)
@@ -193,7 +193,7 @@ class PagedCache:
         step.old_len.copy_(step.seq_len - full)
         step.old_history.copy_(step.new_history)
         step.seq_len.copy_(step.old_len + self.active)
-        step.new_history.copy_(self.windows.history_tokens(step.seq_len))
+        step.new_history.copy_(self.format.history_tokens(step.seq_len))
         return step
 
     def write(self, layer_id, tables, k, v):
@@ -222,9 +222,9 @@ class PagedCache:
                 attend_behind(q[new], *rows, o[new], codec.sm_scale)
         codec.append(pages, prompts.tables, k, v)
         for request, new, rows in whole:
-            history = self.windows.history_tokens(rows.shape[1])
+            history = self.format.history_tokens(rows.shape[1])
             coded = codec.read_history(pages, prompts.tables, request, history)
-            attend_as_steps(q[new], rows, coded, o[new], self.windows, codec.sm_scale)
+            attend_as_steps(q[new], rows, coded, o[new], self.format, codec.sm_scale)
         return codec.transform_output(o)
 
     def decode(self, layer_id, q, k, v):

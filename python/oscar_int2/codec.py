@@ -9,12 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ._library import PAGE_TOKENS, ops
+from ._library import ops
 from .rope import inverse_frequencies
 
-# Rows that leave a window at once, unless somebody says otherwise: 15 of 16 steps then write no page.
-DEMOTE_BLOCK = 16
-SEGMENT_TOKENS = 1024  # positions that share a pair of key centres (docs/mathematics.md, 4.9)
+SEGMENT_TOKENS = 1024  # positions that share a pair of key centers (docs/mathematics.md, 4.9)
 
 
 @dataclass(frozen=True)
@@ -48,46 +46,15 @@ class StepTables:
     first_position: torch.Tensor | None = None  # [batch] of the first token; None: 0
 
 
-@dataclass(frozen=True)
-class Windows:
-    """What stays exact, in tokens: the first ones, the last ones, and what leaves them at once."""
-
-    sink_tokens: int
-    recent_tokens: int
-    demote_block: int = 1
-
-    @classmethod
-    def of(cls, quantizer, demote_block=None):
-        """Those that a bundle was made for. `demote_block`: None for DEMOTE_BLOCK, or the bundle's
-        where that is more."""
-        return cls(quantizer.sink_tokens, quantizer.recent_tokens,
-                   demote_block or max(DEMOTE_BLOCK, quantizer.demote_block))
-
-    def ring_tokens(self, step_tokens=1):
-        """Rows behind the sink where a decode step appends up to step_tokens a request."""
-        return self.recent_tokens + self.demote_block + step_tokens
-
-    def history_tokens(self, length):
-        """INT2 tokens of `length` (docs/mathematics.md, 4.7): int or tensor."""
-        blocks = (length - self.sink_tokens - self.recent_tokens) // self.demote_block
-        blocks = blocks.clamp(min=0) if isinstance(blocks, torch.Tensor) else max(blocks, 0)
-        return blocks * self.demote_block
-
-    def history_pages(self, length):
-        """Pages that a request of `length` tokens can come to need."""
-        return -(-max(length - self.sink_tokens - self.recent_tokens, 0) // PAGE_TOKENS)
-
-
 class _Pages:
     """What every codec shares: shapes, and the operators that read and write pages."""
 
-    def __init__(self, layer_id, num_kv_heads, head_dim, sink_tokens, group, metadata_dtype, device):
+    def __init__(self, layer_id, num_kv_heads, head_dim, format, device):
         self.layer_id, self.num_kv_heads, self.head_dim = layer_id, num_kv_heads, head_dim
-        self.sink_tokens, self.sm_scale = sink_tokens, head_dim**-0.5
+        self.format, self.sm_scale = format, head_dim**-0.5
         self.device = torch.device(device)
-        self.format = {"quant_group_size": group or head_dim, "metadata_dtype": metadata_dtype}
-        self.chunk_bytes = ops.chunk_bytes(head_dim, **self.format)
-        self.key_centres, self.writer = None, {}
+        self.numbers, self.recipe = format.numbers(), []  # as operators take them
+        self.chunk_bytes = ops.chunk_bytes(head_dim, self.numbers)
 
     def pages(self, pages, slots, window_tokens):
         """New memory: that many pages, and windows of sink + ring tokens for that many requests."""
@@ -107,9 +74,9 @@ class _Pages:
     def append(self, pages, tables, k, v):
         """New rows [rows, Hkv, d] into windows and pages, and old ones from windows into pages."""
         ops.quantize_append(
-            pages.pool, tables.block_table, pages.window_k, pages.window_v, k, v,
-            tables.rows_indptr, tables.old_len, tables.old_history, tables.new_history,
-            tables.status, **self._options(tables), **self.writer,
+            self.recipe, self.numbers, pages.pool, tables.block_table, pages.window_k, pages.window_v, k, v,
+            tables.rows_indptr, tables.old_len, tables.old_history, tables.new_history, tables.status,
+            window_slot=tables.window_slot, first_position=tables.first_position,
             max_new_rows=tables.max_new_rows, max_new_history=tables.max_new_history)
 
     def attend(self, pages, tables, q, sm_scale=None, workspace=None):
@@ -118,9 +85,10 @@ class _Pages:
         Returns bf16 of the same shape, in the cache's basis. `workspace`: that of workspace()."""
         out = torch.empty_like(q)
         ops.decode_attention_out(
-            q, pages.pool, tables.block_table, tables.new_history, pages.window_k, pages.window_v,
-            tables.seq_len, out, sm_scale=self.sm_scale if sm_scale is None else sm_scale,
-            workspace=workspace, **self._options(tables))
+            q, self.recipe, self.numbers, pages.pool, tables.block_table, tables.new_history, pages.window_k,
+            pages.window_v, tables.seq_len, out, sm_scale=self.sm_scale if sm_scale is None else sm_scale,
+            window_slot=tables.window_slot, workspace=workspace,
+            first_position=tables.first_position)
         return out
 
     def read(self, pages, tables, request, slot, history, k, v):
@@ -129,12 +97,11 @@ class _Pages:
 
         `request`: its index in the tables; `slot`: its window; `history`: its old_history. All three
         are read here, and not on the device."""
-        sink, one = self.sink_tokens, slice(request, request + 1)
+        sink, one = self.format.sink_tokens, slice(request, request + 1)
         if history:
             ops.dequantize_history(
-                pages.pool, tables.block_table[one], tables.old_history[one],
-                k[None, sink:sink + history], v[None, sink:sink + history], sink_tokens=sink,
-                key_centres=self.key_centres, **self.format)
+                self.recipe, self.numbers, pages.pool, tables.block_table[one], tables.old_history[one],
+                k[None, sink:sink + history], v[None, sink:sink + history])
         ring = pages.window_k.shape[2] - sink
         pieces = [(0, min(sink, len(k)), 0)]  # first token, tokens, row of the window
         token = sink + history
@@ -153,14 +120,9 @@ class _Pages:
                            device=self.device)
         one = slice(request, request + 1)
         if history:
-            ops.dequantize_history(
-                pages.pool, tables.block_table[one], tables.new_history[one], *rows[:, None],
-                sink_tokens=self.sink_tokens, key_centres=self.key_centres, **self.format)
+            ops.dequantize_history(self.recipe, self.numbers, pages.pool, tables.block_table[one],
+                                   tables.new_history[one], *rows[:, None])
         return rows
-
-    def _options(self, tables):
-        return {**self.format, "sink_tokens": self.sink_tokens, "window_slot": tables.window_slot,
-                "key_centres": self.key_centres, "first_position": tables.first_position}
 
 
 class LayerCodec(_Pages):
@@ -171,35 +133,35 @@ class LayerCodec(_Pages):
     """
 
     def __init__(self, bundle, layer_id, device, heads=slice(None), positions=0):
-        layer, quantizer = bundle.layers[layer_id], bundle.quantizer
-        super().__init__(layer_id, len(range(layer.num_kv_heads)[heads]), layer.head_dim,
-                         quantizer.sink_tokens, quantizer.quant_group_size,
-                         quantizer.metadata_dtype, device)
+        layer = bundle.layers[layer_id]
+        super().__init__(layer_id, len(range(layer.num_kv_heads)[heads]), layer.head_dim, bundle.quantizer,
+                         device)
+        self.key_centers = key_center_table(bundle, layer_id, positions)
+        if self.key_centers is not None:
+            self.key_centers = self.key_centers[:, heads].contiguous().to(device)
+        self.recipe = [*self._tensors(layer.key, heads), *self._tensors(layer.value, heads)]
 
-        def here(tensor):
-            return None if tensor is None else tensor[heads].contiguous().to(device)
+    def _tensors(self, side, heads):
+        corrected = side.scale_correction[heads].any()
+        absent = set() if side.mean.any() else {"mean"}
+        absent |= set() if corrected else {"scale_correction", "metric"}
 
-        key, value = layer.key, layer.value
-        self.q_rotation, self.k_rotation = here(key.partner), here(key.rotation)
-        self.v_rotation, self.o_rotation = here(value.rotation), here(value.partner)
-        self.k_mean = here(key.mean) if key.mean.any() else None
-        self.v_mean = here(value.mean) if value.mean.any() else None
-        centres = key_centre_table(bundle, layer_id, positions)
-        self.key_centres = None if centres is None else centres[:, heads].contiguous().to(device)
-        for letter, side in (("k", key), ("v", value)):
-            self.writer |= {f"clip_{letter}": here(side.clip_ratio),
-                            f"feedback_{letter}": here(side.feedback)}
-            if side.scale_correction[heads].any():
-                metric = side.metric  # of heads that are corrected otherwise it is not read
-                if metric is None:
-                    metric = torch.eye(layer.head_dim).expand(layer.num_kv_heads, -1, -1)
-                self.writer |= {f"correction_{letter}": here(side.scale_correction),
-                                f"metric_{letter}": here(metric)}
+        def place(name, tensor):
+            if name == "key_centers":  # of the segments, not of the bundle
+                tensor = self.key_centers if tensor is not None else None
+            elif name in absent:
+                tensor = None
+            elif name == "metric" and tensor is None:  # not read where no head is corrected by it
+                tensor = torch.eye(self.head_dim).expand(self.num_kv_heads, -1, -1).contiguous()
+            elif tensor is not None:
+                tensor = tensor[heads].contiguous()
+            return torch.empty(0, device=self.device) if tensor is None else tensor.to(self.device)
+
+        return side.tensors(place)
 
     def transform_qkv(self, q, k, v):
         """Rows into the cache's basis: q bf16 [rows, Hq, d], k and v [rows, Hkv, d], behind RoPE."""
-        return ops.transform_qkv(q, k, v, self.q_rotation, self.k_rotation, self.v_rotation,
-                                 self.k_mean, self.v_mean)
+        return ops.transform_qkv(q, k, v, self.recipe)
 
     def transform_kv(self, k, v):
         """The same without queries."""
@@ -208,18 +170,14 @@ class LayerCodec(_Pages):
     def transform_output(self, o, out=None):
         """Attention's output bf16 [rows, Hq, d] back into the model's basis; into `out`, if given."""
         if out is None:
-            return ops.transform_output(o, self.o_rotation, self.v_mean)
-        ops.transform_output_out(o, self.o_rotation, self.v_mean, out)
+            return ops.transform_output(o, self.recipe)
+        ops.transform_output_out(o, self.recipe, out)
         return out
 
 
 class ExactCodec(_Pages):
     """Rows as they are: every token stays in an exact window, nothing is turned or rounded to INT2.
     The same loop over BF16, to compare with."""
-
-    def __init__(self, layer_id, num_kv_heads, head_dim, sink_tokens, device):
-        super().__init__(layer_id, num_kv_heads, head_dim, sink_tokens, head_dim, torch.float16,
-                         device)
 
     def transform_qkv(self, q, k, v):
         return q.contiguous(), k.contiguous(), v.contiguous()
@@ -231,13 +189,13 @@ class ExactCodec(_Pages):
         return o
 
 
-def key_centre_table(bundle, layer_id, positions=0):
-    """bf16 [segments, Hkv, 2, d] on the CPU, or None: each segment's two key centres, turned to its
-    middle, centred and transformed (docs/mathematics.md, 7.2). Heads without centres have zeros. Segments
+def key_center_table(bundle, layer_id, positions=0):
+    """bf16 [segments, Hkv, 2, d] on the CPU, or None: each segment's two key centers, turned to its
+    middle, centered and transformed (docs/mathematics.md, 7.2). Heads without centers have zeros. Segments
     are those of the bundle's positions, or of so many; rows behind them have the last one's."""
     layer = bundle.layers[layer_id]
     key = layer.key
-    if key.centres is None:
+    if key.key_centers is None:
         return None
     positions = max(int(bundle.model.rope["max_positions"]), positions)
     segments = max(1, -(-positions // SEGMENT_TOKENS))
@@ -245,9 +203,9 @@ def key_centre_table(bundle, layer_id, positions=0):
     angles = torch.from_numpy(middles[:, None] * inverse_frequencies(bundle.model.rope, layer.head_dim))
     cos, sin = angles.cos()[:, None, None], angles.sin()[:, None, None]  # [segments, 1, 1, n / 2]
     half = angles.shape[1]
-    x, y, still = key.centres.double().split((half, half, layer.head_dim - 2 * half), dim=-1)
+    x, y, still = key.key_centers.double().split((half, half, layer.head_dim - 2 * half), dim=-1)
     turned = torch.cat((x * cos - y * sin, y * cos + x * sin,
                         still.expand(segments, *still.shape)), -1)  # [segments, Hkv, 2, d]
-    rows = (turned - key.mean.double()[:, None]) @ key.rotation.double()
-    rows[:, (key.centres == 0).all(-1).all(-1)] = 0
+    rows = (turned - key.mean.double()[:, None]) @ key.forward.double()
+    rows[:, (key.key_centers == 0).all(-1).all(-1)] = 0
     return rows.float().bfloat16()

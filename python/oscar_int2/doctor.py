@@ -6,10 +6,10 @@ import torch
 
 from . import __version__
 from ._library import LIBRARY, PAGE_TOKENS, ops
+from .recipe import METADATA_DTYPES, CacheFormat
 
 HEAD_DIMS, GROUPS = (64, 128, 256), (64, 128, 256)
 NOT_INSTALLED = "not installed"
-METADATA = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def serves(device, head_dim, group, metadata):
@@ -20,11 +20,12 @@ def serves(device, head_dim, group, metadata):
     def ints(*values):
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    window, format_ = zeros(1, 1, 16, head_dim), {"quant_group_size": group, "metadata_dtype": metadata}
+    window = zeros(1, 1, 16, head_dim)
+    numbers = CacheFormat(group, sink_tokens=0, metadata_dtype=metadata).numbers()
     try:
-        pool = zeros(2, 1, ops.chunk_bytes(head_dim, **format_), dtype=torch.uint8)
-        ops.decode_attention(zeros(1, 1, 4, head_dim), pool, ints(0, 1)[None], ints(100), window,
-                             window, ints(100), sm_scale=1.0, sink_tokens=0, **format_)
+        pool = zeros(2, 1, ops.chunk_bytes(head_dim, numbers), dtype=torch.uint8)
+        ops.decode_attention(zeros(1, 1, 4, head_dim), [], numbers, pool, ints(0, 1)[None], ints(100), window,
+                             window, ints(100), sm_scale=1.0)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     except (RuntimeError, ValueError) as error:
@@ -35,7 +36,7 @@ def serves(device, head_dim, group, metadata):
 def shapes(device):
     """[(head_dim, group, metadata name, None or why not)]"""
     return [(d, group, name, serves(device, d, group, dtype))
-            for d in HEAD_DIMS for group in GROUPS if group <= d for name, dtype in METADATA.items()]
+            for d in HEAD_DIMS for group in GROUPS if group <= d for name, dtype in METADATA_DTYPES_DTYPES.items()]
 
 
 def version_of(package):
@@ -78,7 +79,7 @@ def report():
         usable |= any(why is None for *_, why in found)
         lines.append(f"\n{device}: {name}")
         for d in HEAD_DIMS:
-            served = [f"{group} " + "/".join(name for name in METADATA
+            served = [f"{group} " + "/".join(name for name in METADATA_DTYPES
                                              if (d, group, name, None) in found)
                       for group in GROUPS]
             served = [text for text in served if not text.endswith(" ")]

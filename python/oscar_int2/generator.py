@@ -47,7 +47,7 @@ class Generator:
 
     `model`: a causal language model of transformers in bf16, of a family of decoder.FAMILIES; its
     weights are used where they lie. `places`: requests at once; `max_tokens`: of a request, prompt
-    and answer; `pages`: of the pool, None: enough for all; `demote_block`: see Windows.of; `compile`
+    and answer; `pages`: of the pool, None: enough for all; `demote_block`: see CacheFormat.served; `compile`
     and `graph`: fuse and capture steps, None: on a GPU. Attention of prompts is exact, as in
     transformers; their rows become INT2 behind it. `weights`: "same", or "any" to serve a bundle that was
     calibrated on other weights than the model has, as in apply() of oscar_int2.transformers.
@@ -120,7 +120,7 @@ class Generator:
         if tokens > self.max_tokens:
             raise CacheFullError(f"{len(prompt)} + {max_new_tokens} tokens in a generator made for "
                                  f"{self.max_tokens} (max_tokens)")
-        if self.cache.windows.history_pages(tokens + CHECK_EVERY) > self.cache.num_pages:
+        if self.cache.format.history_pages(tokens + CHECK_EVERY) > self.cache.num_pages:
             raise CacheFullError(f"{tokens} tokens need more pages than the pool has (pages)")
         request = Request(prompt, max_new_tokens, frozenset(stop), temperature)
         self.waiting.append(request)

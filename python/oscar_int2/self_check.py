@@ -49,9 +49,9 @@ class Result:
                 + ("; this model does not quote, so that passing says little" if self.exact < UNQUOTED else ""))
 
 
-def probe_tokens(windows):
-    """Tokens of a prompt whose quoted passage has long left these codec.Windows."""
-    return max(TOKENS, 4 * (windows.sink_tokens + windows.recent_tokens + windows.demote_block))
+def probe_tokens(format):
+    """Tokens of a prompt whose quoted passage has long left the windows of this recipe.CacheFormat."""
+    return max(TOKENS, 4 * (format.sink_tokens + format.recent_tokens + format.demote_block))
 
 
 def probe(tokens, vocab_size, encode=None):

@@ -13,8 +13,8 @@ import torch
 sys.path[:0] = [str(pathlib.Path(os.environ["OSCAR_BIN"]).parent / "python"),
                 str(pathlib.Path(__file__).resolve().parent)]
 import oscar_int2  # registers the operators
-from torch_ops_reference import (CORE, FORMATS, Format, Server, bits, dequantized, golden_matrices,
-                                 goldens, relative_error, shaped_feedback, split)
+from torch_ops_reference import (CORE, FORMATS, PROPERTIES, Format, Server, bits, dequantized, golden_matrices,
+                                 goldens, recipe_of, relative_error, shaped_feedback, split)
 
 SOURCE = pathlib.Path(os.environ["OSCAR_SOURCE"])
 GOLDEN, README = SOURCE / "tests" / "golden", SOURCE / "kernels" / "README.md"
@@ -55,7 +55,7 @@ class Device:
                 continue  # fp32 sums in another order may differ at ties; see OnCuda
             feedback, metric = [m[None].to(self.device) for m in golden_matrices(case.fmt.head_dim)]
             clips = torch.tensor([case.clip], device=self.device)
-            writer = {"clip_k": clips, "clip_v": clips}
+            writer = {"clip_ratio_k": clips, "clip_ratio_v": clips}
             if case.shaped:
                 writer |= {"feedback_k": feedback, "feedback_v": feedback}
             if case.correction == "metric":
@@ -131,7 +131,7 @@ class Device:
 
         plain = written()
         clip = torch.tensor([0.0, 0.9], device=self.device)
-        changed = (written(clip_k=clip) != plain).any(-1).float().mean(0)  # [side, heads]
+        changed = (written(clip_ratio_k=clip) != plain).any(-1).float().mean(0)  # [side, heads]
         self.assertEqual(changed[1].tolist() + [changed[0, 0].item()], [0, 0, 0])
         self.assertGreater(changed[0, 1].item(), 0.9)
         shaped = written(feedback_v=feedback, metric_v=metric)
@@ -140,33 +140,33 @@ class Device:
         loss = [torch.einsum("thi,hij,thj->h", e, metric.cpu(), e) for e in error]
         self.assertTrue((loss[1] < 0.95 * loss[0]).all(), loss)
 
-    def centred(self, fmt, batch=2, size=4.0):
-        """A server with key centres of two segments; pages lie before and behind position 1024."""
+    def centered(self, fmt, batch=2, size=4.0):
+        """A server with key centers of two segments; pages lie before and behind position 1024."""
         random = torch.Generator().manual_seed(11)
-        centres = size * torch.randn(2, 2, 2, fmt.head_dim, generator=random)
+        centers = size * torch.randn(2, 2, 2, fmt.head_dim, generator=random)
         positions = torch.arange(batch, dtype=torch.int32) * 100 + 800
-        return self.server(fmt, batch, key_centres=centres.bfloat16().to(self.device),
+        return self.server(fmt, batch, key_centers_k=centers.bfloat16().to(self.device),
                            first_position=positions.to(self.device))
 
-    def test_keys_are_coded_around_centres_and_read_with_them(self):
+    def test_keys_are_coded_around_centers_and_read_with_them(self):
         for fmt in FORMATS:
             with self.subTest(fmt=fmt):
-                server = self.centred(fmt)
+                server = self.centered(fmt)
                 rows = [server.normal(n, 2, 2, fmt.head_dim) for n in (400, 150)]
                 for new, position in zip(rows, (800, 900)):
                     page = (torch.arange(len(new)) - server.sink).clamp(min=0) // 64
                     segment = (position + server.sink + 64 * page + 32 >= 1024).long()
                     which = torch.randint(2, (len(new), 2), generator=server.random)
-                    table = server.key_centres.cpu()[segment]  # [tokens, heads, 2, d]
+                    table = server.key_centers.cpu()[segment]  # [tokens, heads, 2, d]
                     new[:, 0] += table[torch.arange(len(new))[:, None], torch.arange(2), which]
                 server.append(rows)
                 self.assertFalse(server.status.any())
-                coded, centres = server.history_rows(0), server.row_centres(0)
-                self.assertEqual(len(centres[:, 0].unique(dim=0)), 4)  # two of each segment
+                coded, centers = server.history_rows(0), server.row_centers(0)
+                self.assertEqual(len(centers[:, 0].unique(dim=0)), 4)  # two of each segment
                 exact = rows[0][server.sink:server.sink + server.history[0], 0].double()
                 plain = self.server(fmt, 2)
                 plain.append(rows)
-                near = relative_error(coded[:, 0] + centres, exact)
+                near = relative_error(coded[:, 0] + centers, exact)
                 self.assertLess(near, 0.5 * relative_error(plain.history_rows(0)[:, 0], exact))
                 if not self.supported(fmt):
                     continue
@@ -176,8 +176,8 @@ class Device:
                 self.assertLess(relative_error(o, reference), RELATIVE_BOUND)
                 self.assertLess((lse.cpu() - reference_lse).abs().max().item(), LSE_BOUND)
 
-    def test_centres_of_zeros_change_no_byte(self):
-        plain, zeros = self.server(CORE, 2), self.centred(CORE, size=0.0)
+    def test_centers_of_zeros_change_no_byte(self):
+        plain, zeros = self.server(CORE, 2), self.centered(CORE, size=0.0)
         rows = [plain.normal(n, 2, 2, 128) for n in (130, 60)]
         for server in (plain, zeros):
             server.append(rows)
@@ -250,14 +250,14 @@ class Device:
 
     def test_history_comes_back_as_the_rows_that_attention_reads(self):
         for fmt in FORMATS:
-            for server in (self.server(fmt, 3), self.centred(fmt, 3)):
+            for server in (self.server(fmt, 3), self.centered(fmt, 3)):
                 server.append([server.normal(n, 2, 2, fmt.head_dim) for n in (40, 333, 200)])
                 most = max(server.history)
                 expected = torch.full((3, most + 9, 2, 2, fmt.head_dim), torch.nan)
                 for b, history in enumerate(server.history):
                     expected[b, :history] = server.history_rows(b)
-                    if server.key_centres is not None:
-                        expected[b, :history, 0] += server.row_centres(b).float()
+                    if server.key_centers is not None:
+                        expected[b, :history, 0] += server.row_centers(b).float()
                 for first, tokens, apart in ((0, most + 9, False), (0, most, True),
                                              (70, 150, False), (128, 64, True),
                                              (most, 9, False), (7, 0, False)):
@@ -278,7 +278,7 @@ class Device:
                               ({"k": rows[:, :, :1]}, ("pool", "num_kv_heads")),
                               ({"k": rows.mT.contiguous().mT}, ("k", "multiples of 4")),
                               ({"first_token": -1}, ("first_token", "-1")),
-                              ({"first_position": server.ints([0, 0])}, ("key_centres",))):
+                              ({"first_position": server.ints([0, 0])}, ("key_centers",))):
             self.refused(ops.dequantize_history, arguments, change,
                          "oscar_int2::dequantize_history", *words)
 
@@ -290,6 +290,12 @@ class Device:
         rotations = [torch.randn(heads, d, d, generator=random) / d**0.5 for _ in range(3)]
         means = [4 * torch.randn(heads, d, generator=random) for _ in range(2)]
         return (q, k, v), self.on(*rotations) + self.on(*means)
+
+    def basis(self, q_rotation, k_rotation, v_rotation, k_mean=None, v_mean=None, o_rotation=None):
+        """The list of a layer with these matrices."""
+        given = {"partner_k": q_rotation, "forward_k": k_rotation, "forward_v": v_rotation,
+                 "mean_k": k_mean, "mean_v": v_mean, "partner_v": o_rotation}
+        return recipe_of(q_rotation.device, **{n: x for n, x in given.items() if x is not None})
 
     def close_in_bf16(self, got, expected):
         error = (got.cpu().double() - expected).abs()
@@ -303,9 +309,10 @@ class Device:
             with self.subTest(rows=rows, heads=heads, share=share, d=d):
                 qkv, (*rotations, k_mean, v_mean) = self.transforms(rows, heads, share, d)
                 for means in ((k_mean, v_mean), (None, None)):
-                    results = ops.transform_qkv(*qkv, *rotations, *means)
+                    recipe = self.basis(*rotations, *means)
+                    results = ops.transform_qkv(*qkv, recipe)
                     outs = [torch.full_like(r, torch.nan) for r in results]
-                    ops.transform_qkv_out(*qkv, *rotations, *means, *outs)
+                    ops.transform_qkv_out(*qkv, recipe, *outs)
                     for x, r, mean, got, out in zip(qkv, rotations, (None, *means), results, outs):
                         x, r = x.cpu().double(), r.cpu().double()
                         x = x if mean is None else x - mean.cpu().double()
@@ -314,8 +321,9 @@ class Device:
                         self.assertTrue(torch.equal(got, out))
                 q, rotation = qkv[0], rotations[0]
                 for mean in (v_mean, None):
-                    got = ops.transform_output(q, rotation, mean)
-                    ops.transform_output_out(q, rotation, mean, out := torch.full_like(got, 7))
+                    recipe = self.basis(*rotations, v_mean=mean, o_rotation=rotation)
+                    got = ops.transform_output(q, recipe)
+                    ops.transform_output_out(q, recipe, out := torch.full_like(got, 7))
                     turn = rotation.cpu().double().repeat_interleave(share, dim=0)
                     expected = torch.einsum("nhd,hde->nhe", q.cpu().double(), turn)
                     if mean is not None:
@@ -325,9 +333,13 @@ class Device:
 
     def test_transforms_of_tensors_that_do_not_fit_are_refused_by_name(self):
         qkv, matrices = self.transforms(5, 2, 4, 128)
-        names = ("q", "k", "v", "q_rotation", "k_rotation", "v_rotation", "k_mean", "v_mean")
-        arguments = dict(zip(names, (*qkv, *matrices)))
-        q, k, rotation = qkv[0], qkv[1], matrices[0]
+        (q, k, v), rotation = qkv, matrices[0]
+        arguments = {"q": q, "k": k, "v": v, "recipe": self.basis(*matrices)}
+
+        def changed(**change):
+            names = ("q_rotation", "k_rotation", "v_rotation", "k_mean", "v_mean")
+            return {"recipe": self.basis(**(dict(zip(names, matrices)) | change))}
+
         for change, words in (
                 ({"q": q.float()}, ("q", "BFloat16", "Float")),
                 ({"q": q[:, :7]}, ("q", "multiple", "7")),
@@ -335,14 +347,18 @@ class Device:
                 ({"q": q[..., 1:]}, ("head_dim", "127")),
                 ({"k": k[1:]}, ("k", "rows")),
                 ({"k": q}, ("k", "num_kv_heads 2", "8")),
-                ({"k_rotation": rotation[:1]}, ("q", "q_rotation", "[1, 128, 128]")),
-                ({"v_rotation": rotation.bfloat16()}, ("v_rotation", "Float", "BFloat16")),
-                ({"v_rotation": rotation.mT}, ("v_rotation", ".contiguous()")),
-                ({"v_mean": matrices[3][:, :64].contiguous()}, ("v_mean", "[2, 64]"))):
+                ({"recipe": []}, ("recipe", "forward partner")),
+                ({"recipe": arguments["recipe"][:5]}, ("recipe", "9 of keys", "5")),
+                (changed(k_rotation=rotation[:1]), ("key.partner", "[2, 128, 128]")),
+                (changed(q_rotation=rotation[:0]), ("a matrix is missing", "q")),
+                (changed(v_rotation=rotation.bfloat16()), ("value.forward", "Float", "BFloat16")),
+                (changed(v_rotation=rotation.mT), ("value.forward", ".contiguous()")),
+                (changed(v_mean=matrices[4][:, :64].contiguous()), ("value.mean", "[2, 64]"))):
             self.refused(ops.transform_qkv, arguments, change, "oscar_int2::transform_qkv", *words)
         o = q.contiguous()
-        self.refused(ops.transform_output_out, {"o": o, "o_rotation": rotation, "v_mean": None},
-                     {"out": o}, "out", "memory of its own")
+        self.refused(ops.transform_output_out,
+                     {"o": o, "recipe": self.basis(*matrices, o_rotation=rotation)}, {"out": o}, "out",
+                     "memory of its own")
 
     def test_the_example_of_the_readme_runs(self):
         text = README.read_text().split("```python\n")[1].split("```")[0]
@@ -367,7 +383,7 @@ class Device:
         for change, words in (
                 ({"q": q.float()}, ("wrong dtype", "q", "BFloat16", "Float")),
                 ({"q": q[0]}, ("wrong number of dimensions", "q")),
-                ({"q": q[..., :64], "quant_group_size": 64}, ("pool", "2560", "4608")),
+                ({"q": q[..., :64], "format": [64, 0, 16]}, ("pool", "2560", "4608")),
                 ({"q": q.transpose(0, 2).contiguous().transpose(0, 2)}, ("q", ".contiguous()")),
                 ({"q": q[:, :, :7].contiguous()}, ("num_qo_heads", "multiple", "7")),
                 ({"pool": pool[:, :, :-1].contiguous()}, ("pool", "4608", "4607")),
@@ -381,12 +397,16 @@ class Device:
                 ({"window_v": server.window_v[:1]}, ("window_v",)),
                 ({"window_slot": None, "window_k": server.window_k[:1],
                   "window_v": server.window_v[:1]}, ("window_k", "window_slot")),
-                ({"sink_tokens": 999}, ("sink_tokens", "999")),
-                ({"quant_group_size": 48}, ("quant_group_size", "48")),
-                ({"metadata_dtype": torch.int8}, ("metadata_dtype", "float16")),
-                ({"first_position": read["seq_len"]}, ("first_position", "key_centres")),
-                ({"key_centres": q}, ("key_centres", "num_kv_heads")),
-                ({"key_centres": q.float()}, ("key_centres", "BFloat16"))):
+                ({"format": [128, 0, 999]}, ("sink_tokens", "999")),
+                ({"format": [48, 0, 16]}, ("quant_group_size", "48")),
+                ({"format": [128, 3, 16]}, ("metadata_dtype", "0 to 2", "3")),
+                ({"format": [128, 0]}, ("format", "quant_group_size metadata_dtype sink_tokens", "2")),
+                ({"first_position": read["seq_len"]}, ("first_position", "key_centers")),
+                ({"recipe": [q]}, ("recipe", "9 of keys", "1")),
+                ({"recipe": recipe_of(self.device, key_centers_v=q)}, ("value.key_centers", "only keys")),
+                ({"recipe": recipe_of(self.device, key_centers_k=q)}, ("key.key_centers", "num_kv_heads")),
+                ({"recipe": recipe_of(self.device, key_centers_k=q.float())},
+                 ("key.key_centers", "BFloat16"))):
             self.refused(op, read, change, "oscar_int2::decode_attention", *words)
         out = torch.empty_like(q)
         self.refused(ops.decode_attention_out, read, {"o": out[:1]}, "o", "[2, 1, 8, 128]")
@@ -399,8 +419,10 @@ class Device:
                  ("k", "multiples of 8", ".contiguous()")),
                 ({"k": rows["k"].half(), "v": rows["v"].half()}, ("k", "BFloat16", "Half")),
                 ({"old_history": rows["old_history"][:1]}, ("old_history",)),
-                ({"clip_k": heads}, ("clip_k", "[2]", "[3]")),
-                ({"feedback_v": heads}, ("feedback_v", "head_dim")),
+                ({"recipe": recipe_of(self.device, clip_ratio_k=heads)}, ("key.clip_ratio", "[2]", "[3]")),
+                ({"recipe": recipe_of(self.device, feedback_v=heads)}, ("value.feedback", "head_dim")),
+                ({"recipe": recipe_of(self.device, scale_correction_k=heads[:2].byte())},
+                 ("key.scale_correction", "key.metric")),
                 ({"status": rows["status"].float()}, ("status", "Int")),
                 ({"max_new_rows": -1}, ("max_new_rows", "-1"))):
             self.refused(ops.quantize_append, write, change, "oscar_int2::quantize_append", *words)
@@ -416,20 +438,20 @@ class Device:
         o = torch.zeros_like(read["q"])
         torch.library.opcheck(ops.decode_attention_out.default, (),
                               read | {"o": o, "lse": o[..., 0].float()})
-        centred = self.centred(CORE)
-        rows = centred.append([centred.normal(n, 2, 2, 128) for n in (70, 150)])
-        torch.library.opcheck(ops.quantize_append.default, (), centred.cache() | rows)
+        centered = self.centered(CORE)
+        rows = centered.append([centered.normal(n, 2, 2, 128) for n in (70, 150)])
+        torch.library.opcheck(ops.quantize_append.default, (), centered.cache() | rows)
         torch.library.opcheck(ops.decode_attention.default, (),
-                              centred.attention_arguments(centred.queries()))
+                              centered.attention_arguments(centered.queries()))
         qkv, matrices = self.transforms(5, 2, 4, 128)
-        torch.library.opcheck(ops.transform_qkv.default, (*qkv, *matrices))
+        recipe = self.basis(*matrices, o_rotation=matrices[0])
+        torch.library.opcheck(ops.transform_qkv.default, (*qkv, recipe))
         outs = [torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in qkv]
-        torch.library.opcheck(ops.transform_qkv_out.default, (*qkv, *matrices, *outs))
-        torch.library.opcheck(ops.transform_output.default, (qkv[0], matrices[0], None))
-        torch.library.opcheck(ops.transform_output_out.default,
-                              (qkv[0], matrices[0], matrices[3], outs[0]))
+        torch.library.opcheck(ops.transform_qkv_out.default, (*qkv, recipe, *outs))
+        torch.library.opcheck(ops.transform_output.default, (qkv[0], recipe))
+        torch.library.opcheck(ops.transform_output_out.default, (qkv[0], recipe, outs[0]))
         rows = torch.zeros(2, 150, 2, 128, dtype=torch.bfloat16, device=self.device)
-        for written in (server, centred):
+        for written in (server, centered):
             torch.library.opcheck(ops.dequantize_history.default, (),
                                   written.history_arguments() | {"k": rows, "v": rows.clone()})
 
@@ -456,15 +478,18 @@ class Device:
 
 class OnCpu(Device, unittest.TestCase):
     def test_page_sizes(self):
-        self.assertEqual(ops.chunk_bytes(128, 128), 4608)
+        self.assertEqual(ops.chunk_bytes(128, [0, 0, 64]), 4608)
         for fmt in FORMATS:
-            self.assertEqual(ops.chunk_bytes(fmt.head_dim, fmt.group, fmt.metadata),
-                             fmt.chunk_bytes())
+            self.assertEqual(ops.chunk_bytes(fmt.head_dim, fmt.numbers()), fmt.chunk_bytes())
+
+    def test_lists_have_the_order_that_the_library_states(self):
+        self.assertEqual(tuple(ops.recipe_names().split()), PROPERTIES)
+        self.assertEqual(ops.format_names(), "quant_group_size metadata_dtype sink_tokens")
 
     def test_rows_of_eight_are_the_bytes_worked_out_by_hand(self):
         row = torch.tensor([-1.5, .3, .8, 3, -.5, 1.1, 0, 2]).bfloat16()
         clips = torch.tensor([0.75])
-        plain = {"clip_k": clips, "clip_v": clips}
+        plain = {"clip_ratio_k": clips, "clip_ratio_v": clips}
         codes, pairs, _ = self.written_row(row, Format(8, 8, torch.float32), **plain)
         self.assertEqual(codes.tolist(), [0, 2, 2, 3, 1, 2, 1, 3])
         torch.testing.assert_close(pairs[0], torch.tensor([1.1666667, 1.2857143]))
@@ -508,10 +533,11 @@ class OnCpu(Device, unittest.TestCase):
         for table, index, value in (("block_table", (0, 0), 40), ("history_len", 1, 129)):
             self.refused(ops.dequantize_history, back, changed(table, index, value), table,
                          "request")
-        centres = torch.zeros(1, 2, 2, 128, dtype=torch.bfloat16)
+        centers = torch.zeros(1, 2, 2, 128, dtype=torch.bfloat16)
         for op, arguments in ((ops.decode_attention, read), (ops.quantize_append, write)):
-            self.refused(op, arguments, {"key_centres": centres, "first_position": torch.tensor(
-                [0, -1], dtype=torch.int32)}, "first_position", "request 1")
+            self.refused(op, arguments, {
+                "recipe": recipe_of("cpu", key_centers_k=centers),
+                "first_position": torch.tensor([0, -1], dtype=torch.int32)}, "first_position", "request 1")
         self.refused(ops.quantize_append, write, {"max_new_rows": 100}, "max_new_rows", "150")
         self.refused(ops.quantize_append, write, {"max_new_history": 9}, "max_new_history", "22")
 
@@ -588,6 +614,8 @@ class OnCuda(Device, unittest.TestCase):
         server.append([server.normal(n, 2, 2, 128) for n in (70, 150, 0)])
         (_, _, _), (*turns, k_mean, v_mean) = self.transforms(1, 2, 4, 128)
         o_turn = turns[0].mT.contiguous()
+        recipe = self.basis(*turns, k_mean, v_mean, o_turn)
+        on_cpu = [x.cpu() for x in recipe]
         table = torch.full((3, 12), -5, dtype=torch.int32, device="cuda")
         qkv = torch.empty(2, 12, 128, dtype=torch.bfloat16, device="cuda")
         ints = {name: server.ints([0] * size) for name, size in (
@@ -603,7 +631,7 @@ class OnCuda(Device, unittest.TestCase):
 
         def layer():
             q, k, v = qkv.split([8, 2, 2], dim=1)
-            q, k, v = ops.transform_qkv(q, k, v, *turns, k_mean, v_mean)
+            q, k, v = ops.transform_qkv(q, k, v, recipe)
             rows_q[:2, 0] = q
             ops.quantize_append(**cache, k=k, v=v, status=server.status, max_new_rows=1,
                                 max_new_history=1, **ints)
@@ -612,7 +640,7 @@ class OnCuda(Device, unittest.TestCase):
                 sm_scale=128**-0.5, workspace=workspace)
             ops.dequantize_history(**(history | {"block_table": table[:, 1:]}), k=back[0],
                                    v=back[1], history_len=ints["new_history"])
-            return o, lse, k, v, ops.transform_output(o.flatten(0, 1), o_turn, v_mean)
+            return o, lse, k, v, ops.transform_output(o.flatten(0, 1), recipe)
 
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -621,8 +649,7 @@ class OnCuda(Device, unittest.TestCase):
         for step in range(60):
             new = server.normal(2, 12, 128)
             qkv.copy_(new)
-            q, *rows = ops.transform_qkv(*qkv.cpu().split([8, 2, 2], dim=1),
-                                         *(t.cpu() for t in (*turns, k_mean, v_mean)))
+            q, *rows = ops.transform_qkv(*qkv.cpu().split([8, 2, 2], dim=1), on_cpu)
             rows = torch.stack(rows, dim=1)  # [request, side, heads, d]; within a unit of bf16
             arguments = server.append([rows[:1], rows[1:], rows[:0]], call=lambda **_: None)
             for name, tensor in ints.items():

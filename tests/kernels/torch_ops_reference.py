@@ -16,8 +16,9 @@ class Format:
     group: int = 128
     metadata: torch.dtype = torch.float16
 
-    def options(self):
-        return {"quant_group_size": self.group, "metadata_dtype": self.metadata}
+    def numbers(self, sink=0):
+        """As operators take it."""
+        return [self.group, (torch.float16, torch.bfloat16, torch.float32).index(self.metadata), sink]
 
     def chunk_bytes(self):
         return 2 * PAGE * (self.head_dim // 4 + self.pairs() * self.metadata.itemsize)
@@ -30,6 +31,19 @@ class Format:
 CORE = Format()
 FORMATS = [CORE, Format(128, 64), Format(128, 128, torch.bfloat16), Format(64, 64),
            Format(64, 64, torch.float32), Format(256, 256), Format(256, 64)]
+
+
+# Of keys, then of values, in the order of the operators' list.
+PROPERTIES = ("forward", "partner", "mean", "key_centers", "clip_ratio", "scale_correction", "rounding",
+              "feedback", "metric")
+
+
+def recipe_of(device, **given):
+    """The operators' list of a layer from tensors such as clip_ratio_k."""
+    empty = torch.empty(0, device=device)
+    recipe = [given.pop(f"{name}_{side}", empty) for side in "kv" for name in PROPERTIES]
+    assert not given, given
+    return recipe
 
 
 def unpacked(packed):
@@ -48,7 +62,7 @@ def split(pool, fmt):
 
 
 def dequantized(pool, fmt):
-    """[pages, heads, side, token, d] float32; keys without their centres."""
+    """[pages, heads, side, token, d] float32; keys without their centers."""
     codes, pairs = split(pool, fmt)
     pairs = pairs.float().repeat_interleave(fmt.group, dim=4)
     return (codes.float() - pairs[..., 1]) * pairs[..., 0].abs()
@@ -117,10 +131,11 @@ class Server:
     """Requests that share one layer's cache, and calls of the operators as a server makes them."""
 
     def __init__(self, ops, device, fmt, batch, *, heads=2, qo_heads=8, sink=16, recent=32,
-                 most_new=4, pages=40, seed=0, key_centres=None, first_position=None, **writer):
+                 most_new=4, pages=40, seed=0, first_position=None, **recipe):
         self.ops, self.device, self.fmt, self.batch = ops, device, fmt, batch
-        self.sink, self.recent, self.qo_heads, self.writer = sink, recent, qo_heads, writer
-        self.key_centres, self.first_position = key_centres, first_position
+        self.sink, self.recent, self.qo_heads = sink, recent, qo_heads
+        self.recipe, self.first_position = recipe, first_position
+        self.key_centers = recipe.get("key_centers_k")
         self.random = torch.Generator().manual_seed(seed)
         ring = recent + 1 + most_new
         window = (batch + 2, heads, sink + ring, fmt.head_dim)  # two slots stay unused
@@ -163,14 +178,14 @@ class Server:
             "rows_indptr": self.ints(counts), "old_len": self.ints(old_len),
             "old_history": self.ints(old_history), "new_history": self.ints(self.history),
             "status": self.status}
-        (call or self.ops.quantize_append)(**self.cache(), **arguments, **self.writer)
+        (call or self.ops.quantize_append)(**self.cache(), **arguments)
         return arguments
 
     def cache(self):
-        return {"pool": self.pool, "block_table": self.block_table, "window_k": self.window_k,
+        return {"recipe": recipe_of(self.device, **self.recipe), "format": self.fmt.numbers(self.sink),
+                "pool": self.pool, "block_table": self.block_table, "window_k": self.window_k,
                 "window_v": self.window_v, "window_slot": self.window_slot,
-                "sink_tokens": self.sink, "key_centres": self.key_centres,
-                "first_position": self.first_position, **self.fmt.options()}
+                "first_position": self.first_position}
 
     def set_table(self):
         """Rows of different lengths, padded with entries that no call may follow; not contiguous."""
@@ -184,10 +199,9 @@ class Server:
 
     def history_arguments(self):
         """Of dequantize_history, without k and v."""
-        return {"pool": self.pool, "block_table": self.block_table,
-                "history_len": self.ints(self.history), "sink_tokens": self.sink,
-                "key_centres": self.key_centres, "first_position": self.first_position,
-                **self.fmt.options()}
+        cache = self.cache()
+        return {name: cache[name] for name in ("recipe", "format", "pool", "block_table", "first_position")} | {
+            "history_len": self.ints(self.history)}
 
     def queries(self, q_len=1):
         return self.normal(self.batch, q_len, self.qo_heads, self.fmt.head_dim)
@@ -198,13 +212,13 @@ class Server:
         rows = pages.permute(0, 3, 2, 1, 4).reshape(-1, 2, pages.shape[1], self.fmt.head_dim)
         return rows[:self.history[b]]
 
-    def row_centres(self, b):
-        """The centres of request b's keys in pages: [tokens, heads, d] float64."""
+    def row_centers(self, b):
+        """The centers of request b's keys in pages: [tokens, heads, d] float64."""
         pairs = split(self.pool, self.fmt)[1][self.pages[b]]
         second = pairs[:, :, 0, :, 0, 0].float().signbit()[..., None]  # [page, heads, token, 1]
         first = 0 if self.first_position is None else self.first_position[b].item()
         middle = first + self.sink + PAGE * torch.arange(len(self.pages[b])) + PAGE // 2
-        table = self.key_centres.cpu().double()
+        table = self.key_centers.cpu().double()
         both = table[(middle // 1024).clamp(max=len(table) - 1)]  # [page, heads, 2, d]
         rows = torch.where(second, both[:, :, None, 1], both[:, :, None, 0])
         return rows.transpose(1, 2).flatten(0, 1)[:self.history[b]]
@@ -219,8 +233,8 @@ class Server:
                 continue
             rows = self.rows[b].double()
             rows[self.sink:self.sink + self.history[b]] = self.history_rows(b).double()
-            if self.key_centres is not None:
-                rows[self.sink:self.sink + self.history[b], 0] += self.row_centres(b)
+            if self.key_centers is not None:
+                rows[self.sink:self.sink + self.history[b], 0] += self.row_centers(b)
             k, v = rows.repeat_interleave(share, dim=2).unbind(1)  # [tokens, qo heads, d]
             for i in range(q.shape[1]):
                 seen = length - q.shape[1] + i + 1

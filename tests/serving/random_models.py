@@ -10,7 +10,8 @@ import transformers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "parity"))
 import int2_twin as twin
-from oscar_int2.bundle import Bundle, Layer, Model, Quantizer, Side
+from oscar_int2.bundle import Bundle, Layer, Model
+from oscar_int2.recipe import CacheFormat, SideRecipe
 
 HEAD_DIM, LAYERS, VOCAB, THETA, POSITIONS = 32, 2, 300, 1e4, 4096
 SINK, RECENT = 4, 12
@@ -48,7 +49,7 @@ def random_model(family="Qwen3", dtype=torch.float32):
 
 
 def random_side(key, recipe, random):
-    """Invertible transforms, means and clipping; "shaped": also feedback, metrics and key centres."""
+    """Invertible transforms, means and clipping; "shaped": also feedback, metrics and key centers."""
     heads, d = 2, HEAD_DIM
 
     def normal(*size):
@@ -58,14 +59,14 @@ def random_side(key, recipe, random):
     inverse = torch.linalg.inv(rotation)
     shaped = recipe == "shaped"
     metric = normal(d, 4 * d)
-    return Side(
-        kind=torch.full((heads,), 3, dtype=torch.uint8), rotation=rotation.float().contiguous(),
+    return SideRecipe(
+        kind=torch.full((heads,), 3, dtype=torch.uint8), forward=rotation.float().contiguous(),
         partner=(inverse.mT if key else inverse).float().contiguous(), mean=0.3 * normal(d),
         clip_ratio=torch.tensor([0.96, 0.0]),
         scale_correction=torch.full((heads,), 2 * shaped, dtype=torch.uint8),
         feedback=torch.eye(d) + normal(d, d).triu(1) / d if shaped else None,
         metric=metric @ metric.mT / (4 * d) if shaped else None,
-        centres=normal(2, d) if shaped and key else None)
+        key_centers=normal(2, d) if shaped and key else None)
 
 
 @functools.cache
@@ -76,7 +77,7 @@ def random_bundle(family="Qwen3", recipe="plain", demote_block=1):
     model = Model("random", f"{family}ForCausalLM", LAYERS, 4, 2, HEAD_DIM, 96,
                   {"rope_type": "default", "rope_theta": THETA, "max_positions": POSITIONS,
                    "partial_rotary_factor": ROTARY_FACTOR.get(family, 1.0)}, "")
-    return Bundle("random.h5", "", "", model, Quantizer(0, SINK, RECENT, demote_block, torch.float16), layers)
+    return Bundle("random.h5", "", "", model, CacheFormat(0, SINK, RECENT, demote_block), layers)
 
 
 def prompts(*lengths, seed=6):
@@ -96,8 +97,8 @@ def left_padded(rows):
 def twin_layers(bundle):
     """The bundle's layers as the independent attention of tests/parity wants them."""
     def side(s):
-        return twin.Side(s.rotation, s.partner, s.mean, s.clip_ratio.tolist(),
-                         s.scale_correction.tolist(), s.feedback, s.metric, s.centres)
+        return twin.Side(s.forward, s.partner, s.mean, s.clip_ratio.tolist(),
+                         s.scale_correction.tolist(), s.feedback, s.metric, s.key_centers)
     return [(side(layer.key), side(layer.value)) for layer in bundle.layers.values()]
 
 

@@ -19,7 +19,7 @@ import random_models as small
 import oscar_int2
 from oscar_int2.bundle import content_sha256
 from oscar_int2.cache import check_served
-from oscar_int2.codec import key_centre_table
+from oscar_int2.codec import key_center_table
 from oscar_int2.rope import inverse_frequencies
 
 
@@ -178,13 +178,13 @@ class Loaded(unittest.TestCase):
             for index, layer in bundle.layers.items():
                 group = file[f"layers/{index:03}"]
                 for letter, side in (("k", layer.key), ("v", layer.value)):
-                    for field in ("rotation", "mean", "clip_ratio", "feedback", "metric"):
-                        name = f"{letter}_{field}"
+                    for field in ("forward", "mean", "clip_ratio", "feedback", "metric"):
+                        name = f"{letter}_{'rotation' if field == 'forward' else field}"
                         self.assertEqual(getattr(side, field) is None, name not in group)
                         if name in group:
                             np.testing.assert_array_equal(getattr(side, field), group[name])
                 np.testing.assert_array_equal(layer.key.partner, group["q_rotation"])
-                np.testing.assert_array_equal(layer.key.centres, group["k_centres"])
+                np.testing.assert_array_equal(layer.key.key_centers, group["k_centres"])
         quantizer = bundle.quantizer
         self.assertEqual((quantizer.sink_tokens, quantizer.recent_tokens, quantizer.quant_group_size),
                          (64, 256, 128))
@@ -257,19 +257,19 @@ class Loaded(unittest.TestCase):
             inverse_frequencies({"rope_type": "default", "rope_theta": 1e4,
                                  "partial_rotary_factor": 0.2}, 16)
 
-    def test_centres_turn_with_the_part_of_the_head_that_rope_turns(self):
+    def test_centers_turn_with_the_part_of_the_head_that_rope_turns(self):
         bundle = small.random_bundle("Glm4Moe", "shaped")
         key = bundle.layers[1].key
-        table = key_centre_table(bundle, 1).double()
+        table = key_center_table(bundle, 1).double()
         half = small.HEAD_DIM // 4
         frequencies = small.THETA ** (-np.arange(half) / half)
         for segment in (0, 3):
             angles = torch.from_numpy((1024 * segment + 511.5) * frequencies)
-            centre = key.centres[1, 0].double()
-            x, y, still = centre.split((half, half, small.HEAD_DIM - 2 * half))
+            center = key.key_centers[1, 0].double()
+            x, y, still = center.split((half, half, small.HEAD_DIM - 2 * half))
             turned = torch.cat((x * angles.cos() - y * angles.sin(),
                                 y * angles.cos() + x * angles.sin(), still))
-            row = (turned - key.mean[1].double()) @ key.rotation[1].double()
+            row = (turned - key.mean[1].double()) @ key.forward[1].double()
             torch.testing.assert_close(table[segment, 1, 0], row, rtol=2**-7, atol=2**-7)
 
     def test_a_gguf_file_gives_a_divisor_for_each_rope_frequency(self):
@@ -279,18 +279,18 @@ class Loaded(unittest.TestCase):
             with self.assertRaises(oscar_int2.BundleError):
                 inverse_frequencies({**parameters, "freq_factors": wrong}, 8)
 
-    def test_centres_are_turned_to_the_middle_of_each_segment(self):
+    def test_centers_are_turned_to_the_middle_of_each_segment(self):
         bundle = oscar_int2.load(BUNDLE)
         key = bundle.layers[2].key
-        table = key_centre_table(bundle, 2).double()
+        table = key_center_table(bundle, 2).double()
         self.assertEqual(tuple(table.shape), (128, 2, 2, 128))
         frequencies = 1e6 ** (-np.arange(64) / 64)
         for segment, head, which in ((0, 0, 0), (3, 1, 1), (127, 0, 1)):
-            centre = key.centres[head, which].double().numpy()
+            center = key.key_centers[head, which].double().numpy()
             turning = np.exp(1j * (1024 * segment + 511.5) * frequencies)
-            turned = (centre[:64] + 1j * centre[64:]) * turning
+            turned = (center[:64] + 1j * center[64:]) * turning
             row = np.concatenate((turned.real, turned.imag)) - key.mean[head].double().numpy()
-            row = row @ key.rotation[head].double().numpy()
+            row = row @ key.forward[head].double().numpy()
             np.testing.assert_allclose(table[segment, head, which], row, rtol=2**-8, atol=1e-6)
 
 

@@ -196,7 +196,7 @@ class Requests(unittest.TestCase):
         codec = cache.codecs[layer]
         rows = torch.randn(700, 2, codec.num_kv_heads, codec.head_dim).bfloat16()
         queries = torch.randn(2, tiny_model().config.num_attention_heads, codec.head_dim).bfloat16()
-        room = cache.windows.sink_tokens + cache.windows.recent_tokens + 2 * 64
+        room = cache.format.sink_tokens + cache.format.recent_tokens + 2 * 64
 
         def run(rooms, steps):
             """Both places' answers of the last step, and the pages that they have filled."""

@@ -9,7 +9,7 @@ from serving_case import BUNDLE, MODEL, tiny_model
 import oscar_int2
 import random_models as small
 from oscar_int2 import self_check
-from oscar_int2.codec import Windows
+from oscar_int2.recipe import CacheFormat
 from oscar_int2.transformers import apply, remove
 
 
@@ -17,7 +17,7 @@ class Probe(unittest.TestCase):
     def test_the_quote_stands_in_the_prompt_behind_the_line_that_ends_it(self):
         from transformers import AutoTokenizer
         tokenizer = AutoTokenizer.from_pretrained(MODEL)
-        tokens = self_check.probe_tokens(Windows(64, 256, 16))
+        tokens = self_check.probe_tokens(CacheFormat(0, 64, 256, 16))
         for encode in (lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], None):
             with self.subTest(text=encode is not None):
                 probe = self_check.probe(tokens, len(tokenizer), encode)
@@ -32,8 +32,8 @@ class Probe(unittest.TestCase):
                 self.assertLess(places[0] + len(whole), len(probe.prompt) - 256 - 16)
 
     def test_windows_are_left_whatever_their_size(self):
-        self.assertEqual(self_check.probe_tokens(Windows(64, 256, 16)), 2048)
-        self.assertEqual(self_check.probe_tokens(Windows(64, 4096, 128)), 4 * (64 + 4096 + 128))
+        self.assertEqual(self_check.probe_tokens(CacheFormat(0, 64, 256, 16)), 2048)
+        self.assertEqual(self_check.probe_tokens(CacheFormat(0, 64, 4096, 128)), 4 * (64 + 4096 + 128))
 
 
 class Comparison(unittest.TestCase):

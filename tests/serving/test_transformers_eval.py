@@ -41,9 +41,9 @@ def plain_bundle():
 
     def side(old, clip):
         return dataclasses.replace(
-            old, rotation=rotation, partner=rotation, mean=torch.zeros(2, 128),  # symmetric
+            old, forward=rotation, partner=rotation, mean=torch.zeros(2, 128),  # symmetric
             clip_ratio=torch.full((2,), clip), scale_correction=torch.zeros(2, dtype=torch.uint8),
-            feedback=None, metric=None, centres=None)
+            feedback=None, metric=None, key_centers=None)
 
     return dataclasses.replace(bundle, layers={
         i: dataclasses.replace(layer, key=side(layer.key, 0.96), value=side(layer.value, 0.92))
@@ -125,7 +125,7 @@ class Bytes(unittest.TestCase):
             model().generate(**batch, past_key_values=cache, max_new_tokens=steps, do_sample=False)
         finally:
             remove(model())
-        paged, windows = cache.paged, cache.paged.windows
+        paged, windows = cache.paged, cache.paged.format
         self.assertEqual(paged.step.seq_len.tolist(), [n + steps - 1 for n in lengths])
         for layer in (0, 3, 7):
             codec, pages = paged.codecs[layer], paged.layers[layer]

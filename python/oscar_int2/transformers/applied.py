@@ -14,7 +14,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ..cache import PagedCache
-from ..codec import Windows
 from .cache import NAME, Memory, OscarCache, PlainRows, refuse
 from .prompts import LOGGER, Scoring, wants_cache
 
@@ -31,7 +30,7 @@ class Applied:
 
     def __init__(self, model, bundle, max_tokens, demote_block, prompts):
         self.bundle, self.max_tokens, self.demote_block = bundle, max_tokens, demote_block
-        self.scoring = Scoring(prompts, Windows.of(bundle.quantizer, demote_block))
+        self.scoring = Scoring(prompts, bundle.quantizer.served(demote_block))
         self.implementation = model.config._attn_implementation
         self.codecs = None    # on the device, shared by all caches
         self.verified = None  # Result of a self-check, where there was one

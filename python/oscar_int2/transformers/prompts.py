@@ -23,9 +23,9 @@ def check_mode(prompts):
 class Scoring:
     """Forward passes without a cache, of one model that apply() prepared."""
 
-    def __init__(self, prompts, windows):
+    def __init__(self, prompts, format):
         self.prompts, self.warned = prompts, False
-        self.exact_tokens = windows.sink_tokens + windows.recent_tokens
+        self.exact_tokens = format.sink_tokens + format.recent_tokens
 
     def cache(self, applied, base, kwargs):
         """Where the rows of such a pass go, from which its caller may go on: an OscarCache if it reads

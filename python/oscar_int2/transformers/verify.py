@@ -3,7 +3,6 @@ import torch
 from transformers import AutoTokenizer
 
 from .. import self_check
-from ..codec import Windows
 from .cache import OscarCache, refuse
 
 
@@ -13,7 +12,7 @@ class Verification:
     def __init__(self, model, bundle, demote_block, verify):
         if model.training:
             refuse("verify=True of a model in training mode; model.eval() first")
-        tokens = self_check.probe_tokens(Windows.of(bundle.quantizer, demote_block))
+        tokens = self_check.probe_tokens(bundle.quantizer.served(demote_block))
         room = int(bundle.model.rope.get("max_positions") or tokens) - 4 * self_check.QUOTE
         self.bundle = bundle
         self.probe = self_check.probe(min(tokens, max(room, self_check.QUOTE)), model.config.vocab_size,

@@ -50,7 +50,7 @@ def follow_worker():
             if issubclass(self.attn_backend, OscarBackend):
                 return SizedSpec(block_size=PAGE_TOKENS, num_kv_heads=self.num_kv_heads,
                                  head_size=self.head_size, dtype=torch.uint8,
-                                 windows=settings.windows(vllm_config),
+                                 format=settings.cache_format(vllm_config),
                                  chunk_bytes=chunk_bytes(self.attn_backend.bundle, self.head_size))
             return original(self, vllm_config)
 

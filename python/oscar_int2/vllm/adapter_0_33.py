@@ -12,7 +12,6 @@ byte. Hooks that are left alone:
 import torch
 
 from .._library import PAGE_TOKENS
-from ..codec import Windows
 from . import hooks
 
 
@@ -44,7 +43,7 @@ class CacheShape:
 
         return Int2Spec(block_size=spec.block_size, num_kv_heads=spec.num_kv_heads,
                         head_size=spec.head_size, dtype=torch.uint8,
-                        windows=Windows.of(cls.bundle.quantizer),
+                        format=cls.bundle.quantizer.served(),
                         state_content_bytes=chunk_bytes(cls.bundle, spec.head_size) // PAGE_TOKENS)
 
     @classmethod

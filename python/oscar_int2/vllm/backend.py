@@ -97,8 +97,8 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         settings.check(vllm_config)
         layers = vllm_config.compilation_config.static_forward_context
         self.layers = [layers[name].impl for name in layer_names]
-        self.windows = settings.windows(vllm_config)
-        self.sink_blocks = self.windows.sink_tokens // PAGE_TOKENS
+        self.format = settings.cache_format(vllm_config)
+        self.sink_blocks = self.format.sink_tokens // PAGE_TOKENS
         most = vllm_config.scheduler_config.max_num_seqs
         self.slots, self.batch = WindowSlots(most), None
         # Of each window's request: INT2 tokens that it began with, in blocks of others.
@@ -155,7 +155,7 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         self.batch = self.slots.hold(request_ids) if request_ids else None
         for request, place, tokens in moves.taken if moves else ():
             slot = self.slots.of[request]
-            self.shared_history[slot] = tokens - self.windows.sink_tokens
+            self.shared_history[slot] = tokens - self.format.sink_tokens
             for layer in self.layers:
                 layer.take_sink(place, slot)
 
@@ -180,7 +180,7 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
                 common, slice(decodes, common.num_reqs), int(new[decodes:].max()), int(grown.max()),
                 self._on_device("rows_indptr", 0, common.num_reqs - decodes + 1))
             prompts = self._prompts(rows, slice(decodes, common.num_reqs), new[decodes:])
-        single = self._tables(common, slice(decodes), 1, self.windows.demote_block,
+        single = self._tables(common, slice(decodes), 1, self.format.demote_block,
                               self._on_device("single_indptr", 0, decodes + 1)) if decodes else None
         if self.tables is not self.host:
             self.tables.copy_(self.host, non_blocking=True)
@@ -198,7 +198,7 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
             shared = np.zeros(n, np.int32)
             shared[:len(slots)] = self.shared_history[slots]
         for history, tokens in (("old_history", "old_len"), ("new_history", "seq_len")):
-            rows[history][:n] = np.maximum(self._history(rows[tokens][:n]), shared)
+            rows[history][:n] = np.maximum(self.format.history_tokens(rows[tokens][:n]), shared)
         rows["rows_indptr"][0] = 0
         rows["rows_indptr"][1:n - decodes + 1] = np.cumsum(new[decodes:])
         return rows
@@ -231,11 +231,6 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
 
     def _on_device(self, row, first, count):
         return self.tables[self.ROWS.index(row), first:first + count]
-
-    def _history(self, tokens):
-        windows = self.windows
-        exact = windows.sink_tokens + windows.recent_tokens
-        return np.maximum((tokens - exact) // windows.demote_block, 0) * windows.demote_block
 
     def _tables(self, common, requests, max_new_rows, max_new_history, rows_indptr):
         """Of a slice of the requests."""
@@ -275,7 +270,7 @@ class OscarAttention(AttentionImpl):
         adapter.follow_worker()
         self.num_heads, self.head_size, self.scale = num_heads, head_size, scale
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
-        self.bundle, self.windows = settings.bundle(config), settings.windows(config)
+        self.bundle, self.format = settings.bundle(config), settings.cache_format(config)
         self.positions = config.model_config.max_model_len
         self.slots = config.scheduler_config.max_num_seqs
         self.layers = config.compilation_config.static_forward_context
@@ -298,15 +293,15 @@ class OscarAttention(AttentionImpl):
             return
         name = next(name for name, layer in self.layers.items()
                     if getattr(layer, "impl", None) is self)
-        device, windows = torch.device(current_platform.device_type), self.windows
+        device, format = torch.device(current_platform.device_type), self.format
         self.codec = LayerCodec(self.bundle, extract_layer_index(name), device,
                                 positions=self.positions)
-        shape = (self.slots, self.num_kv_heads, windows.sink_tokens + windows.ring_tokens(),
+        shape = (self.slots, self.num_kv_heads, format.sink_tokens + format.ring_tokens(),
                  self.head_size)
         self.window_k, self.window_v = (torch.zeros(shape, dtype=torch.bfloat16, device=device)
                                         for _ in "kv")
         if self.prefixes:
-            shape = (self.prefixes, self.num_kv_heads, windows.sink_tokens, self.head_size)
+            shape = (self.prefixes, self.num_kv_heads, format.sink_tokens, self.head_size)
             self.kept_k, self.kept_v = (torch.zeros(shape, dtype=torch.bfloat16, device=device)
                                         for _ in "kv")
         self.window_bytes = 2 * self.window_k.numel() * self.window_k.element_size()

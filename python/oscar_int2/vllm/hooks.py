@@ -215,7 +215,7 @@ def _follow_stats():
         def make_stats(self, *args, **options):
             stats = original(self, *args, **options)
             for manager in _prefix_managers(self) if stats is not None else ():
-                stats.kv_connector_stats = metrics.count(self, manager.windows)
+                stats.kv_connector_stats = metrics.count(self, manager.format)
             return stats
 
         return make_stats

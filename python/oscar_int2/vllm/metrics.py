@@ -18,11 +18,11 @@ def count_refused(scheduler, requests):
     setattr(scheduler, REFUSED, getattr(scheduler, REFUSED, 0) + requests)
 
 
-def count(scheduler, windows):
+def count(scheduler, format):
     """What the running requests of a scheduler hold, in tokens, and the requests that were refused since
     this was called last."""
     tokens = [request.num_computed_tokens for request in scheduler.running]
-    int2, refused = sum(map(windows.history_tokens, tokens)), getattr(scheduler, REFUSED, 0)
+    int2, refused = sum(map(format.history_tokens, tokens)), getattr(scheduler, REFUSED, 0)
     setattr(scheduler, REFUSED, 0)
     return {"int2": int2, "exact": sum(tokens) - int2, "refused": refused}
 

@@ -30,8 +30,8 @@ class PrefixManager(FullAttentionManager):
 
     def __init__(self, kv_cache_spec, **options):
         super().__init__(kv_cache_spec, **options)
-        self.windows = kv_cache_spec.windows
-        self.sink_blocks = self.windows.sink_tokens // self.block_size
+        self.format = kv_cache_spec.format
+        self.sink_blocks = self.format.sink_tokens // self.block_size
         self.running = {}           # by id: a request, and what vLLM says of the sharing of its blocks
         self.places = OrderedDict()  # of kept sinks, by hash; first the one unused for longest
         self.free_places = []
@@ -48,7 +48,7 @@ class PrefixManager(FullAttentionManager):
 
     def find_longest_cache_hit(self, block_hashes, max_length, **options):
         blocks, tokens = super().find_longest_cache_hit(
-            block_hashes=block_hashes, max_length=max(max_length - self.windows.recent_tokens, 0),
+            block_hashes=block_hashes, max_length=max(max_length - self.format.recent_tokens, 0),
             **options)
         if len(blocks[0]) < self.sink_blocks or self._sink(blocks[0]) not in self.places:
             return tuple([] for _ in blocks), 0
@@ -78,11 +78,11 @@ class PrefixManager(FullAttentionManager):
 
     def _share(self, request, options):
         """Offers the blocks whose pages are written by the steps before this one."""
-        history = self.windows.history_tokens(request.num_computed_tokens)
+        history = self.format.history_tokens(request.num_computed_tokens)
         if history < self.block_size:
             return
         before = self.num_cached_block.get(request.request_id, 0)
-        super().cache_blocks(request, self.windows.sink_tokens + history, **options)
+        super().cache_blocks(request, self.format.sink_tokens + history, **options)
         if before < self.sink_blocks:
             self._keep(request.request_id)
 

@@ -32,14 +32,14 @@ def run(core):
 
 def _probe(config, scheduler):
     """The longest that one step can read, if it needs to be no longer."""
-    model, windows = config.model_config, settings.windows(config)
+    model, format = config.model_config, settings.cache_format(config)
     tokenizer, encode = cached_tokenizer_from_config(model), None
     if tokenizer is not None:
         def encode(text):
             return tokenizer.encode(text, add_special_tokens=False)
     room = min(model.max_model_len - 1, scheduler.max_num_scheduled_tokens)
-    tokens = self_check.probe_tokens(windows)
-    least = 2 * (windows.sink_tokens + windows.recent_tokens + windows.demote_block)
+    tokens = self_check.probe_tokens(format)
+    least = 2 * (format.sink_tokens + format.recent_tokens + format.demote_block)
     while tokens >= least:
         probe = self_check.probe(tokens, model.get_vocab_size(), encode)
         if len(probe.prompt) + len(probe.quote) <= room:

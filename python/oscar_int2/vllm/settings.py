@@ -14,7 +14,6 @@ from .. import weights
 from .._library import PAGE_TOKENS
 from ..bundle import load
 from ..cache import check_served
-from ..codec import Windows
 from ..errors import BundleError, UnsupportedError
 
 logger = logging.getLogger("vllm.oscar_int2")  # below vllm's: its level and format
@@ -131,9 +130,9 @@ def _load(path, stamp):
     return found
 
 
-def windows(config):
-    """What the engine of this VllmConfig keeps exact."""
-    return Windows.of(bundle(config).quantizer)
+def cache_format(config):
+    """That of the engine of this VllmConfig."""
+    return bundle(config).quantizer.served()
 
 
 # Of the bundle that is served, in logs and metrics.
@@ -183,7 +182,7 @@ def check(config):
         (f"--attention-backend {backend}", backend not in (None, "CUSTOM"), "leave it out"),
         ("Model Runner V2", envs.VLLM_USE_V2_MODEL_RUNNER, "unset VLLM_USE_V2_MODEL_RUNNER"),
         ("prefix caching without exact first tokens",
-         cache.enable_prefix_caching and not windows(config).sink_tokens, "--no-enable-prefix-caching"),
+         cache.enable_prefix_caching and not cache_format(config).sink_tokens, "--no-enable-prefix-caching"),
         (f"--block-size {cache.block_size}", cache.block_size != PAGE_TOKENS,
          f"--block-size {PAGE_TOKENS}"),
         (f"--kv-cache-dtype {cache.cache_dtype}", cache.cache_dtype not in ("auto", "bfloat16"),

@@ -4,25 +4,23 @@ from dataclasses import dataclass, replace
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from .._library import ops
-from ..codec import Windows
+from ..recipe import CacheFormat
 
 
 def chunk_bytes(bundle, head_dim):
     """Bytes of one (page, KV head) in a bundle's format."""
-    quantizer = bundle.quantizer
-    return ops.chunk_bytes(head_dim, quantizer.quant_group_size or head_dim,
-                           quantizer.metadata_dtype)
+    return ops.chunk_bytes(head_dim, bundle.quantizer.numbers())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Int2Spec(FullAttentionSpec):
     """Blocks of full attention that are INT2 pages; prefixes.PrefixManager is their manager."""
 
-    windows: Windows | None = None  # of the bundle that is served
+    format: CacheFormat | None = None  # that is served
 
     @classmethod
     def merge(cls, specs):
-        return replace(super().merge(specs), windows=specs[0].windows)
+        return replace(super().merge(specs), format=specs[0].format)
 
 
 @dataclass(frozen=True, kw_only=True)

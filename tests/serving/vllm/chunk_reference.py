@@ -6,7 +6,7 @@ class Recorder:
     """Records what one layer of an engine gets and gives, while it runs one request alone."""
 
     def __init__(self, engine, layer):
-        self.windows, self.layer = engine.builder.windows, layer
+        self.windows, self.layer = engine.builder.format, layer
         self.impl, self.steps = engine.builder.layers[layer], []
 
     def __enter__(self):
@@ -33,6 +33,8 @@ class Recorder:
         """Returns (steps that read INT2 rows, the largest error of an output row, in shares of what
         the values of its keys weigh), and raises AssertionError unless the engine's pages hold the
         bytes of one append of all rows."""
+        from oscar_int2 import ops
+
         q, k, v, out = (torch.cat(rows) for rows in zip(*self.steps))
         codec = self.impl.codec
         turned = codec.transform_qkv(q, k, v)
@@ -46,18 +48,20 @@ class Recorder:
             raw = begin == 0 and rows > 1
             keys, values = ([x.double() for x in ((k, v) if raw else turned[1:])])
             keys, values = keys[:end].clone(), values[:end].clone()
-            past = slice(codec.sink_tokens, codec.sink_tokens + history)
+            past = slice(codec.format.sink_tokens, codec.format.sink_tokens + history)
             keys[past], values[past] = (rows[:history].double() for rows in int2)
             o, weighed = attention((q if raw else turned[0])[begin:end].double(), keys, values,
                                    codec.sm_scale)
             if not raw:
                 shared = o.shape[1] // values.shape[1]
-                back = codec.o_rotation.double().repeat_interleave(shared, 0)
+                named = dict(zip(ops.recipe_names().split(), codec.recipe[len(codec.recipe) // 2:]))
+                back = named["partner"].double().repeat_interleave(shared, 0)
                 o = torch.einsum("nhd,hde->nhe", o, back)
                 weighed = weighed * torch.linalg.matrix_norm(back, 2)
-                if codec.v_mean is not None:
-                    o += codec.v_mean.double().repeat_interleave(shared, 0)
-                    weighed = weighed + codec.v_mean.double().norm(dim=-1).repeat_interleave(shared)
+                if named["mean"].numel():
+                    mean = named["mean"].double()
+                    o += mean.repeat_interleave(shared, 0)
+                    weighed = weighed + mean.norm(dim=-1).repeat_interleave(shared)
             error = (out[begin:end].double() - o).norm(dim=-1) / weighed
             worst, reading = max(worst, error.max().item()), reading + (history > 0)
             begin = end
@@ -81,9 +85,7 @@ class Recorder:
         found = []
         for pool, table in ((cache.layers[0].pool, cache.block_table), (self.pool, self.block_table)):
             rows = torch.zeros(2, 1, history, *k.shape[1:], dtype=torch.bfloat16, device=k.device)
-            ops.dequantize_history(pool, table, tables.new_history, *rows,
-                                   sink_tokens=codec.sink_tokens, key_centres=codec.key_centres,
-                                   **codec.format)
+            ops.dequantize_history(codec.recipe, codec.numbers, pool, table, tables.new_history, *rows)
             found.append(rows[:, 0])
         assert torch.equal(*found), "INT2 rows of the last page differ"
         return found[0]

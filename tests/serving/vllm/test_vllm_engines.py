@@ -47,7 +47,7 @@ class Engines(unittest.TestCase):
         outputs = [llm.generate([prompt], parameters, use_tqdm=False)[0] for _ in range(2)]
         found = {
             "impl": type(group.get_metadata_builder()).__name__,
-            "windows": getattr(group.get_metadata_builder(), "windows", None),
+            "format": getattr(group.get_metadata_builder(), "format", None),
             "manager": type(scheduler.kv_cache_manager.coordinator.single_type_managers[0]).__name__,
             "block bytes": group.kv_cache_spec.page_size_bytes / group.kv_cache_spec.block_size,
             "hash": core.vllm_config.compute_hash(),
@@ -62,13 +62,13 @@ class Engines(unittest.TestCase):
 
     def test_each_engine_has_the_cache_that_it_was_configured_with(self):
         first, int2, narrow, last = self.found
-        for name in ("impl", "windows", "manager", "block bytes", "hash"):
+        for name in ("impl", "format", "manager", "block bytes", "hash"):
             self.assertEqual(first[name], last[name], name)
         self.assertNotIn("Oscar", first["impl"])
         for found in (int2, narrow):
             self.assertEqual((found["impl"], found["manager"], found["block bytes"]),
                              ("OscarMetadataBuilder", "PrefixManager", 144))
-        self.assertEqual((int2["windows"].recent_tokens, narrow["windows"].recent_tokens), (256, 128))
+        self.assertEqual((int2["format"].recent_tokens, narrow["format"].recent_tokens), (256, 128))
         self.assertEqual(len({found["hash"] for found in self.found}), 3)
 
     def test_blocks_that_were_never_written_are_not_counted(self):

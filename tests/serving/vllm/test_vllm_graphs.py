@@ -57,7 +57,7 @@ class Graphs(case.EngineTest):
         if len(running) != requests or any(
                 r.num_tokens - r.num_computed_tokens != 1 for r in running):
             return None
-        sink = self.engine.builder.windows.sink_tokens
+        sink = self.engine.builder.format.sink_tokens
         ring = self.engine.builder.layers[0].window_k.shape[2] - sink
         rows = set()
         for request in running:

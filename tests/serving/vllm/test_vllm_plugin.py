@@ -355,12 +355,12 @@ class Refusals(unittest.TestCase):
                          r".*tiny-gqa.h5 was made for.*2\.7 times .*--position-span 200000")
         self.assertEqual(warned(max_model_len=131072, hf_overrides=longer), "")
 
-    def test_key_centres_go_on_behind_the_positions_of_the_bundle(self):
+    def test_key_centers_go_on_behind_the_positions_of_the_bundle(self):
         from oscar_int2 import load
-        from oscar_int2.codec import key_centre_table
+        from oscar_int2.codec import key_center_table
 
         bundle = load(case.BUNDLE)
-        short, long = key_centre_table(bundle, 3), key_centre_table(bundle, 3, 200000)
+        short, long = key_center_table(bundle, 3), key_center_table(bundle, 3, 200000)
         self.assertEqual((len(short), len(long)), (128, 196))
         self.assertTrue(torch.equal(short, long[:128]))
         self.assertFalse(torch.equal(long[127], long[195]))
@@ -371,8 +371,8 @@ class Refusals(unittest.TestCase):
 
         config = self.config(enable_prefix_caching=True)
         self.assertEqual(settings.prefixes(config), case.SEATS)
-        without = dataclasses.replace(settings.windows(config), sink_tokens=0)
-        with mock.patch.object(settings, "windows", lambda config: without):
+        without = dataclasses.replace(settings.cache_format(config), sink_tokens=0)
+        with mock.patch.object(settings, "cache_format", lambda config: without):
             self.refused(UnsupportedError, "prefix caching", enable_prefix_caching=True)
 
     def test_layers_with_other_attention_are_refused_by_name(self):
@@ -497,14 +497,14 @@ class Refusals(unittest.TestCase):
 @needs_vllm
 class Chunks(unittest.TestCase):
     def test_rows_appended_in_chunks_are_those_of_one_append(self):
-        """Pages byte for byte, and what a chunk reads back, over two segments of key centres."""
+        """Pages byte for byte, and what a chunk reads back, over two segments of key centers."""
         from oscar_int2 import load, ops
         from oscar_int2.cache import PagedCache
         from oscar_int2.codec import LayerCodec, StepTables
 
         bundle = load(case.BUNDLE)
         codec = LayerCodec(bundle, 3, "cpu")
-        self.assertIsNotNone(codec.key_centres)
+        self.assertIsNotNone(codec.key_centers)
         ends = [0, 1, 63, 64, 65, 319, 320, 335, 336, 337, 384, 400, 1087, 1089, 1500, 1502, 1600]
         torch.manual_seed(0)
         rows = codec.transform_kv(*torch.randn(2, ends[-1], 2, 128).bfloat16())
@@ -522,10 +522,10 @@ class Chunks(unittest.TestCase):
         codec.append(whole.layers[3], tables, *rows)
         history = int(tables.new_history)
         int2 = torch.zeros(2, 1, history, 2, 128, dtype=torch.bfloat16)
-        ops.dequantize_history(whole.layers[3].pool, whole.block_table, tables.new_history, *int2,
-                               sink_tokens=64, key_centres=codec.key_centres, **codec.format)
+        ops.dequantize_history(codec.recipe, codec.numbers, whole.layers[3].pool, whole.block_table,
+                               tables.new_history, *int2)
         pieces = cache_of(ends[-1])
-        windows, pages = pieces.windows, pieces.layers[3]
+        windows, pages = pieces.format, pieces.layers[3]
         for window in (pages.window_k, pages.window_v):
             window.fill_(torch.nan)
         for first, end in zip(ends, ends[1:]):

@@ -204,14 +204,14 @@ class Failures(unittest.TestCase):
 
     def test_an_engine_that_is_too_small_for_it_is_refused(self):
         from oscar_int2 import UnsupportedError
-        from oscar_int2.codec import Windows
+        from oscar_int2.recipe import CacheFormat
         from oscar_int2.vllm import self_check
 
         scheduler = mock.Mock(max_num_scheduled_tokens=600)
         config = mock.Mock()
         config.model_config.max_model_len, config.model_config.skip_tokenizer_init = 4096, True
         config.model_config.get_vocab_size = lambda: 8192
-        with mock.patch.object(self_check.settings, "windows", lambda config: Windows(64, 256, 16)), \
+        with mock.patch.object(self_check.settings, "cache_format", lambda config: CacheFormat(0, 64, 256, 16)), \
                 self.assertRaisesRegex(UnsupportedError, "VLLM_OSCAR_SELF_CHECK=1 needs steps of about 800 "
                                        "tokens, and this engine takes 600"):
             self_check._probe(config, scheduler)

@@ -36,7 +36,7 @@ def serves(device, head_dim, group, metadata):
 def shapes(device):
     """[(head_dim, group, metadata name, None or why not)]"""
     return [(d, group, name, serves(device, d, group, dtype))
-            for d in HEAD_DIMS for group in GROUPS if group <= d for name, dtype in METADATA_DTYPES_DTYPES.items()]
+            for d in HEAD_DIMS for group in GROUPS if group <= d for name, dtype in METADATA_DTYPES.items()]
 
 
 def version_of(package):

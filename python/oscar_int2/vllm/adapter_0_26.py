@@ -3,10 +3,21 @@
 Attention.get_kv_cache_spec is replaced, whose original knows no packed cache but TurboQuant's, and the
 backend names the shape of a layer's cache.
 """
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
+from typing_extensions import override
+from vllm.v1.attention.backend import AttentionBackend
 
 from .._library import PAGE_TOKENS
 from . import hooks, settings
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from ..bundle import Bundle
 
 
 def install():
@@ -25,7 +36,7 @@ def _answer_with_reasons():
     from .refusals import PREFIX
 
     def make_process(original):
-        def process_outputs(self, engine_core_outputs, *args, **options):
+        def process_outputs(self: OutputProcessor, engine_core_outputs, *args, **options):
             for output in engine_core_outputs:
                 if output.finish_reason == FinishReason.ERROR and isinstance(output.stop_reason, str):
                     state = self.request_states.get(output.request_id)
@@ -35,7 +46,7 @@ def _answer_with_reasons():
 
         return process_outputs
 
-    hooks.replace(OutputProcessor, "process_outputs", make_process)
+    hooks.replace(OutputProcessor, OutputProcessor.process_outputs, make_process)
 
 
 def follow_worker():
@@ -46,7 +57,7 @@ def follow_worker():
     from .specs import SizedSpec, chunk_bytes
 
     def make_spec(original):
-        def get_kv_cache_spec(self, vllm_config):
+        def get_kv_cache_spec(self: Attention, vllm_config):
             if issubclass(self.attn_backend, OscarBackend):
                 return SizedSpec(block_size=PAGE_TOKENS, num_kv_heads=self.num_kv_heads,
                                  head_size=self.head_size, dtype=torch.uint8,
@@ -56,21 +67,24 @@ def follow_worker():
 
         return get_kv_cache_spec
 
-    hooks.replace(Attention, "get_kv_cache_spec", make_spec)
+    hooks.replace(Attention, Attention.get_kv_cache_spec, make_spec)
     hooks.follow_worker()
 
 
-def end_requests(scheduler, reasons):
+def end_requests(scheduler: Scheduler, reasons):
     """Those of {id: reason} end with an error in the scheduler's next update_from_output()."""
     scheduler.grammar_compile_error_reqs.update(reasons)
 
 
-class CacheShape:
+class CacheShape(AttentionBackend):
     """What the backend says of a layer's cache."""
 
+    bundle: Bundle
+
     @classmethod
-    def get_kv_cache_shape(cls, num_blocks, block_size, num_kv_heads, head_size,
-                           cache_dtype_str="auto"):
+    @override
+    def get_kv_cache_shape(  # pyright: ignore[reportIncompatibleMethodOverride]: of a class
+            cls, num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str="auto"):
         from .specs import chunk_bytes
 
         return num_blocks, num_kv_heads, chunk_bytes(cls.bundle, head_size)

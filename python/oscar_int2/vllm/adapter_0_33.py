@@ -9,10 +9,21 @@ byte. Hooks that are left alone:
 - CircularBufferSpec, for the exact windows: vLLM gives all groups of layers blocks of equal bytes, so
   that a page would grow to a window's size, 2304 tokens for a window of 324 rows.
 """
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
+from typing_extensions import override
+from vllm.v1.attention.backend import AttentionBackend
 
 from .._library import PAGE_TOKENS
 from . import hooks
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from ..bundle import Bundle
 
 
 def install():
@@ -25,7 +36,7 @@ def follow_worker():
     hooks.follow_worker()
 
 
-def end_requests(scheduler, reasons):
+def end_requests(scheduler: Scheduler, reasons):
     """Those of {id: reason} end with an error in the scheduler's next update_from_output()."""
     from vllm.outputs import RequestError
 
@@ -34,10 +45,13 @@ def end_requests(scheduler, reasons):
         for request, reason in reasons.items()})
 
 
-class CacheShape:
+class CacheShape(AttentionBackend):
     """What the backend says of a layer's cache."""
 
+    bundle: Bundle
+
     @classmethod
+    @override
     def customize_spec(cls, spec):
         from .specs import Int2Spec, chunk_bytes
 
@@ -47,6 +61,7 @@ class CacheShape:
                         state_content_bytes=chunk_bytes(cls.bundle, spec.head_size) // PAGE_TOKENS)
 
     @classmethod
+    @override
     def supported_kv_cache_layouts(cls):
         from vllm.v1.kv_cache_interface import KVCacheLayout
 

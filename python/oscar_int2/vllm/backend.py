@@ -7,10 +7,14 @@ hold the history; the last ones stand for the ring of recent tokens.
 Prompts attend (prompts.py) and are then appended; single tokens are appended and attend over pages and
 windows, in a CUDA graph where vLLM makes one.
 """
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from typing_extensions import override
 from vllm.config import get_current_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.models.utils import extract_layer_index
@@ -21,13 +25,18 @@ from vllm.v1.attention.backend import (AttentionBackend, AttentionCGSupport, Att
 from vllm.v1.attention.backends import fa_utils
 
 from .._library import PAGE_TOKENS
-from ..bundle import Bundle
 from ..codec import LayerCodec, LayerPages, StepTables
 from ..errors import UnsupportedError
 from . import adapter as installed_adapter, settings
 from .prompts import Chunk, Packed, Prompts, causal_attention
 from .refusals import NO_LOGITS
 from .windows import WindowSlots
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    from .specs import Int2Spec
 
 logger = init_logger("vllm.oscar_int2")  # below vllm's: its level and format
 adapter = installed_adapter()
@@ -37,24 +46,27 @@ MIB = 1 << 20
 class OscarBackend(adapter.CacheShape, AttentionBackend):
     """backend_of() makes one for each bundle: vLLM asks a class for the shape of its cache."""
 
-    bundle: Bundle | None = None
     supported_dtypes = [torch.bfloat16]
     supported_kv_cache_dtypes = ["auto", "bfloat16"]
     forward_includes_kv_cache_update = True
 
     @staticmethod
+    @override
     def get_name():
         return "CUSTOM"  # a name of AttentionBackendEnum, which has none for third parties
 
     @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec=None):
+    @override
+    def get_supported_kernel_block_sizes(kv_cache_spec=None) -> list:
         return [PAGE_TOKENS]
 
     @staticmethod
+    @override
     def get_impl_cls():
         return OscarAttention
 
     @staticmethod
+    @override
     def get_builder_cls():
         return OscarMetadataBuilder
 
@@ -62,7 +74,7 @@ class OscarBackend(adapter.CacheShape, AttentionBackend):
 _BACKENDS = {}  # by the hash of their bundle
 
 
-def backend_of(config):
+def backend_of(config: VllmConfig):
     """The backend of the layers of an engine with this VllmConfig."""
     bundle = settings.bundle(config)
     if bundle.content_sha256 not in _BACKENDS:
@@ -85,11 +97,13 @@ class OscarMetadata:
 class OscarMetadataBuilder(AttentionMetadataBuilder):
     """Keeps the windows' slots, and the tables of a step in tensors that never move."""
 
+    kv_cache_spec: Int2Spec
     _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
     # Of `host` and `tables`: five with a number a request, then of single tokens, of all prompts, of
     # those that begin, and of each chunk the two of Chunk.queries and the two of Chunk.keys.
-    ROWS = ("old_len", "seq_len", "old_history", "new_history", "window_slot", "single_indptr",
-            "rows_indptr", "begun_indptr", "chunk_indptr")
+    ROWS: tuple[str, ...] = (
+        "old_len", "seq_len", "old_history", "new_history", "window_slot", "single_indptr",
+        "rows_indptr", "begun_indptr", "chunk_indptr")
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -159,6 +173,7 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
             for layer in self.layers:
                 layer.take_sink(place, slot)
 
+    @override
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         common, slots = common_attn_metadata, self.batch
         self.batch = None  # what comes without a follow() is a dummy run
@@ -232,7 +247,7 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
     def _on_device(self, row, first, count):
         return self.tables[self.ROWS.index(row), first:first + count]
 
-    def _tables(self, common, requests, max_new_rows, max_new_history, rows_indptr):
+    def _tables(self, common: CommonAttentionMetadata, requests, max_new_rows, max_new_history, rows_indptr):
         """Of a slice of the requests."""
         rows = {name: row[requests] for name, row in zip(self.ROWS[:5], self.tables)}
         return StepTables(block_table=common.block_table_tensor[requests, self.sink_blocks:],
@@ -282,6 +297,7 @@ class OscarAttention(AttentionImpl):
         if current_platform.is_cuda():
             self.fa_version = fa_utils.get_flash_attn_version(head_size=head_size)
 
+    @override
     def process_weights_after_loading(self, act_dtype):
         """Makes codec, windows, room for sinks of shared prefixes and, once for all layers, the scratch
         of prompts in chunks: here, while vLLM counts what the weights take, so that its pool becomes
@@ -327,6 +343,7 @@ class OscarAttention(AttentionImpl):
         for kept, window in ((self.kept_k, self.window_k), (self.kept_v, self.window_v)):
             window[slot, :, :kept.shape[2]] = kept[place]
 
+    @override
     def forward(self, layer, query, key, value, kv_cache, attn_metadata, output,
                 output_scale=None, output_block_scale=None):
         """query [tokens, Hq, d], key and value [tokens, Hkv, d], output as query: all bf16."""
@@ -343,8 +360,8 @@ class OscarAttention(AttentionImpl):
                                   workspace=attn_metadata.workspace)
             self.codec.transform_output(o[:, 0], out=output[:n])
         if attn_metadata.prompts is not None:
-            self._read_prompts(pages, *(x[n:end] for x in (query, key, value)), attn_metadata,
-                               output[n:end])
+            q, k, v, out = (x[n:end] for x in (query, key, value, output))
+            self._read_prompts(pages, q, k, v, attn_metadata, out)
         elif end > n:
             output[n:end].zero_()
         return output
@@ -353,8 +370,8 @@ class OscarAttention(AttentionImpl):
         """Attention of prompts, then their rows into the cache."""
         tables, prompts = metadata.appended, metadata.prompts
         if prompts.begun is not None:
-            raw = [x[prompts.begin] for x in (q, k, v, out)]
-            self._attend(*raw, prompts.begun, prompts.begun)
+            raw_q, raw_k, raw_v, raw_out = (x[prompts.begin] for x in (q, k, v, out))
+            self._attend(raw_q, raw_k, raw_v, raw_out, prompts.begun, prompts.begun)
         if prompts.chunks:
             q, k, v = self.codec.transform_qkv(q, k, v)
         else:

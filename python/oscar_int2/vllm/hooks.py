@@ -21,8 +21,12 @@ Each is replaced by one that calls the original, and does more only for an engin
 names a bundle (settings.ENTRY): other engines of the process are left alone, whichever came first. How
 vLLM learns the size of our blocks depends on its version, and is the adapters'.
 """
+from __future__ import annotations
+
 import functools
-import sys
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
@@ -32,6 +36,16 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from ..errors import UnsupportedError
 from . import settings
 
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.attention.backend import AttentionBackend
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.metrics.stats import SchedulerStats
+    from vllm.v1.request import Request
+
+P = ParamSpec("P")
+R = TypeVar("R")
 logger = init_logger("vllm.oscar_int2")
 
 _MARK = "_oscar_int2"  # attribute of a function that replaces another
@@ -39,12 +53,13 @@ _METRICS = "oscar_metrics"  # of a StatLoggerManager: metrics.Published
 _MOVES = "oscar_sink_moves"  # of a SchedulerOutput: prefixes.SinkMoves
 
 
-def replace(owner, name, make):
-    """owner.name, a method or a property, becomes make(owner.name), unless it did before."""
-    found = getattr(owner, name)
-    original = found.fget if isinstance(found, property) else found
+def replace(owner, found: Callable[P, R] | property,
+            make: Callable[[Callable[P, R]], Callable[P, R]]):
+    """A function or property of `owner` becomes make(it), unless it did before."""
+    original: Any = found.fget if isinstance(found, property) else found
     if not hasattr(original, _MARK):
-        function = functools.wraps(original)(make(original))
+        name = next(name for name in dir(owner) if inspect.getattr_static(owner, name) is found)
+        function: Any = functools.wraps(original)(make(original))
         setattr(function, _MARK, True)
         setattr(owner, name, property(function) if isinstance(found, property) else function)
 
@@ -62,7 +77,7 @@ def install():
 
 def _follow_configuration():
     def make_create(original):
-        def create_engine_config(self, *args, **options):
+        def create_engine_config(self: EngineArgs, *args, **options):
             chosen = self.attention_backend or self.attention_config.backend
             settings.checks_itself()  # what is wrong with it, before the weights are loaded
             if settings.ENTRY in (self.additional_config or {}):
@@ -87,16 +102,16 @@ def _follow_configuration():
         return create_engine_config
 
     def make_runner(original):
-        def use_v2_model_runner(self):
+        def use_v2_model_runner(self: VllmConfig):
             return not settings.serves_int2(self) and original(self)
 
         return use_v2_model_runner
 
-    replace(EngineArgs, "create_engine_config", make_create)
-    replace(VllmConfig, "use_v2_model_runner", make_runner)
+    replace(EngineArgs, EngineArgs.create_engine_config, make_create)
+    replace(VllmConfig, VllmConfig.use_v2_model_runner, make_runner)
 
 
-def scores_a_prompt(parameters):
+def scores_a_prompt(parameters: SamplingParams | None):
     """Whether a request with these SamplingParams shows what a prompt's own rows give: its tokens' log
     probabilities, or those of the one token behind it, as every step of a beam search asks for."""
     return parameters is not None and (parameters.prompt_logprobs is not None or (
@@ -107,7 +122,7 @@ def _follow_layers():
     from vllm.model_executor.layers.attention.attention import Attention
 
     def make_init(original):
-        def __init__(self, *args, attn_backend=None, **options):
+        def __init__(self: Attention, *args, attn_backend: type[AttentionBackend] | None = None, **options):
             config = get_current_vllm_config()
             if settings.serves_int2(config):
                 if attn_backend is not None:
@@ -120,7 +135,7 @@ def _follow_layers():
 
         return __init__
 
-    replace(Attention, "__init__", make_init)
+    replace(Attention, Attention.__init__, make_init)
 
 
 def _follow_weights():
@@ -141,7 +156,7 @@ def _follow_weights():
 
         return process_weights_after_loading
 
-    replace(base_loader, "process_weights_after_loading", make_process)
+    replace(base_loader, base_loader.process_weights_after_loading, make_process)
 
 
 def _follow_scheduler():
@@ -152,7 +167,7 @@ def _follow_scheduler():
     from . import adapter, metrics, refusals
 
     def make_init(original):
-        def __init__(self, vllm_config, *args, **options):
+        def __init__(self: Scheduler, vllm_config, *args, **options):
             if settings.serves_int2(vllm_config):
                 from .prefixes import PrefixManager
                 from .specs import Int2Spec
@@ -165,7 +180,7 @@ def _follow_scheduler():
         return __init__
 
     def make_add(original):
-        def add_request(self, request):
+        def add_request(self: Scheduler, request: Request):
             parameters = request.sampling_params
             if (settings.serves_int2(self.vllm_config) and scores_a_prompt(parameters)
                     and request.request_id != settings.SELF_CHECK_REQUEST):
@@ -178,7 +193,7 @@ def _follow_scheduler():
         return add_request
 
     def make_schedule(original):
-        def schedule(self, *args, **options):
+        def schedule(self: Scheduler, *args, **options):
             output = original(self, *args, **options)
             for manager in _prefix_managers(self):
                 setattr(output, _MOVES, manager.take_moves())
@@ -187,7 +202,7 @@ def _follow_scheduler():
         return schedule
 
     def make_output(original):
-        def update_from_output(self, scheduler_output, model_runner_output):
+        def update_from_output(self: Scheduler, scheduler_output, model_runner_output):
             reasons = refusals.take(self, _prefix_managers(self), model_runner_output)
             if reasons:
                 adapter().end_requests(self, reasons)
@@ -199,10 +214,10 @@ def _follow_scheduler():
 
         return update_from_output
 
-    replace(Scheduler, "__init__", make_init)
-    replace(Scheduler, "add_request", make_add)
-    replace(Scheduler, "schedule", make_schedule)
-    replace(Scheduler, "update_from_output", make_output)
+    replace(Scheduler, Scheduler.__init__, make_init)
+    replace(Scheduler, Scheduler.add_request, make_add)
+    replace(Scheduler, Scheduler.schedule, make_schedule)
+    replace(Scheduler, Scheduler.update_from_output, make_output)
 
 
 def _follow_stats():
@@ -212,8 +227,8 @@ def _follow_stats():
     from . import metrics
 
     def make_count(original):
-        def make_stats(self, *args, **options):
-            stats = original(self, *args, **options)
+        def make_stats(self: Scheduler, *args, **options):
+            stats: SchedulerStats | None = original(self, *args, **options)
             for manager in _prefix_managers(self) if stats is not None else ():
                 stats.kv_connector_stats = metrics.count(self, manager.format)
             return stats
@@ -221,7 +236,7 @@ def _follow_stats():
         return make_stats
 
     def make_init(original):
-        def __init__(self, vllm_config, *args, **options):
+        def __init__(self: StatLoggerManager, vllm_config, *args, **options):
             original(self, vllm_config, *args, **options)
             if settings.serves_int2(vllm_config):
                 setattr(self, _METRICS, metrics.Published(vllm_config, self.engine_indexes))
@@ -229,7 +244,8 @@ def _follow_stats():
         return __init__
 
     def make_record(original):
-        def record(self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=None):
+        def record(self: StatLoggerManager, scheduler_stats: SchedulerStats | None, iteration_stats,
+                   mm_cache_stats=None, engine_idx=None):
             published = getattr(self, _METRICS, None)
             if published and scheduler_stats and scheduler_stats.kv_connector_stats:
                 published.take(engine_idx or 0, scheduler_stats.kv_connector_stats)
@@ -238,16 +254,16 @@ def _follow_stats():
 
         return record
 
-    replace(Scheduler, "make_stats", make_count)
-    replace(StatLoggerManager, "__init__", make_init)
-    replace(StatLoggerManager, "record", make_record)
+    replace(Scheduler, Scheduler.make_stats, make_count)
+    replace(StatLoggerManager, StatLoggerManager.__init__, make_init)
+    replace(StatLoggerManager, StatLoggerManager.record, make_record)
 
 
 def _check_at_start():
     from vllm.v1.engine.core import EngineCore
 
     def make_init(original):
-        def __init__(self, vllm_config, *args, **options):
+        def __init__(self: EngineCore, vllm_config, *args, **options):
             original(self, vllm_config, *args, **options)
             if settings.serves_int2(vllm_config):
                 if settings.checks_itself():
@@ -257,10 +273,10 @@ def _check_at_start():
 
         return __init__
 
-    replace(EngineCore, "__init__", make_init)
+    replace(EngineCore, EngineCore.__init__, make_init)
 
 
-def _prefix_managers(scheduler):
+def _prefix_managers(scheduler: Scheduler):
     from .prefixes import PrefixManager
 
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
@@ -269,16 +285,18 @@ def _prefix_managers(scheduler):
 
 def follow_worker():
     """What the process of a worker needs, once its first INT2 layer is made."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
     from . import refusals
     from .backend import OscarMetadataBuilder
 
-    def builders(runner):
+    def builders(runner: GPUModelRunner):
         found = (builder for groups in runner.attn_groups for group in groups
                  for builder in group.metadata_builders)
         return [builder for builder in found if isinstance(builder, OscarMetadataBuilder)]
 
     def make_update(original):
-        def _update_states(self, scheduler_output):
+        def _update_states(self: GPUModelRunner, scheduler_output: SchedulerOutput):
             result = original(self, scheduler_output)
             for builder in builders(self):
                 builder.follow(scheduler_output.finished_req_ids,
@@ -290,7 +308,7 @@ def follow_worker():
         return _update_states
 
     def make_bookkeeping(original):
-        def _bookkeeping_sync(self, scheduler_output, sampler_output, logits, *args, **options):
+        def _bookkeeping_sync(self: GPUModelRunner, scheduler_output, sampler_output, logits, *args, **options):
             for builder in builders(self):
                 builder.note_refused(list(self.input_batch.req_ids), logits)
             return original(self, scheduler_output, sampler_output, logits, *args, **options)
@@ -298,7 +316,7 @@ def follow_worker():
         return _bookkeeping_sync
 
     def make_sample(original):
-        def sample_tokens(self, *args, **options):
+        def sample_tokens(self: GPUModelRunner, *args, **options):
             output = original(self, *args, **options)
             for builder in builders(self):  # one has all our layers
                 output = refusals.send(output, builder.take_notes())
@@ -306,9 +324,7 @@ def follow_worker():
 
         return sample_tokens
 
-    replace(sys.modules["vllm.v1.worker.gpu_model_runner"].GPUModelRunner, "_update_states",
-            make_update)
-    replace(sys.modules["vllm.v1.worker.gpu_model_runner"].GPUModelRunner, "_bookkeeping_sync",
-            make_bookkeeping)
-    replace(sys.modules["vllm.v1.worker.gpu_model_runner"].GPUModelRunner, "sample_tokens",
-            make_sample)
+    replace(GPUModelRunner, GPUModelRunner._update_states, make_update)
+    replace(GPUModelRunner, GPUModelRunner._bookkeeping_sync, make_bookkeeping)
+    # Its decorator, torch.inference_mode, has no type of a function.
+    replace(GPUModelRunner, GPUModelRunner.sample_tokens, make_sample)  # pyright: ignore[reportArgumentType]

@@ -3,22 +3,29 @@
 The scheduler's process counts. Its numbers travel with the stats of a step to the API server's, in the
 place of a KV connector's, which an engine over INT2 has not.
 """
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge
 
 from . import settings
 
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
+
 LABELS = ("model_name", "engine")
 REFUSED = "oscar_refused_requests"  # of a Scheduler: since its last count()
 
 
-def count_refused(scheduler, requests):
+def count_refused(scheduler: Scheduler, requests):
     """So many more have ended by a refused row."""
     setattr(scheduler, REFUSED, getattr(scheduler, REFUSED, 0) + requests)
 
 
-def count(scheduler, format):
+def count(scheduler: Scheduler, format):
     """What the running requests of a scheduler hold, in tokens, and the requests that were refused since
     this was called last."""
     tokens = [request.num_computed_tokens for request in scheduler.running]
@@ -44,7 +51,7 @@ _SHOWN = []  # labels of oscar_int2_info: those of the engine that came last
 class Published:
     """The metrics of the engines of one configuration."""
 
-    def __init__(self, config, engines):
+    def __init__(self, config: VllmConfig, engines):
         self.info, self.tokens, self.refused = _metrics()
         self.model = str(config.model_config.served_model_name)
         while _SHOWN:

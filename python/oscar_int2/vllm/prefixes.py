@@ -11,10 +11,21 @@ least its last recent_tokens tokens itself: what it generates reads a whole exac
 The scheduler decides (PrefixManager), perhaps in a process of its own, and tells the worker with each
 step what to keep and what to take (SinkMoves).
 """
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.request import Request
+
+    from .specs import Int2Spec
 
 
 @dataclass
@@ -28,7 +39,7 @@ class SinkMoves:
 class PrefixManager(FullAttentionManager):
     """vLLM's manager of the blocks of full attention, for blocks that are INT2 pages (Int2Spec)."""
 
-    def __init__(self, kv_cache_spec, **options):
+    def __init__(self, kv_cache_spec: Int2Spec, **options):
         super().__init__(kv_cache_spec, **options)
         self.format = kv_cache_spec.format
         self.sink_blocks = self.format.sink_tokens // self.block_size
@@ -46,7 +57,9 @@ class PrefixManager(FullAttentionManager):
         moves, self.moves = self.moves, SinkMoves()
         return moves
 
-    def find_longest_cache_hit(self, block_hashes, max_length, **options):
+    @override
+    def find_longest_cache_hit(  # pyright: ignore[reportIncompatibleMethodOverride]: of an object
+            self, block_hashes, max_length, **options):
         blocks, tokens = super().find_longest_cache_hit(
             block_hashes=block_hashes, max_length=max(max_length - self.format.recent_tokens, 0),
             **options)
@@ -54,6 +67,7 @@ class PrefixManager(FullAttentionManager):
             return tuple([] for _ in blocks), 0
         return blocks, tokens
 
+    @override
     def add_local_computed_blocks(self, request_id, new_computed_blocks, num_local_computed_tokens,
                                   num_external_computed_tokens):
         super().add_local_computed_blocks(request_id, new_computed_blocks, num_local_computed_tokens,
@@ -63,10 +77,13 @@ class PrefixManager(FullAttentionManager):
             self.places.move_to_end(sink)
             self.moves.taken.append((request_id, self.places[sink], num_local_computed_tokens))
 
-    def cache_blocks(self, request, num_tokens, **options):
+    @override
+    def cache_blocks(self, request, num_tokens, retention_interval=None, **options):
+        options["retention_interval"] = retention_interval
         self.running[request.request_id] = request, options
         self._share(request, options)
 
+    @override
     def pop_blocks_for_free(self, request_id):
         if request_id in self.running:
             self._share(*self.running.pop(request_id))
@@ -76,9 +93,9 @@ class PrefixManager(FullAttentionManager):
         """Offers nothing more of a request, of which a row was refused."""
         self.running.pop(request_id, None)
 
-    def _share(self, request, options):
+    def _share(self, request: Request, options):
         """Offers the blocks whose pages are written by the steps before this one."""
-        history = self.format.history_tokens(request.num_computed_tokens)
+        history: int = self.format.history_tokens(request.num_computed_tokens)
         if history < self.block_size:
             return
         before = self.num_cached_block.get(request.request_id, 0)
@@ -100,5 +117,5 @@ class PrefixManager(FullAttentionManager):
         self.places[sink] = place
         self.moves.kept.append((request_id, place))
 
-    def _sink(self, blocks):
+    def _sink(self, blocks: Sequence[KVCacheBlock]):
         return blocks[self.sink_blocks - 1].block_hash

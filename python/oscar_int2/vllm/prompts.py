@@ -5,6 +5,7 @@ in the cache's basis, over what the cache holds of its request, read back into a
 own rows behind that: one causal call, whatever the length.
 """
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from vllm.v1.attention.backends import fa_utils
@@ -52,7 +53,11 @@ def causal_attention(q, k, v, out, queries, keys, scale, fa_version):
     if fa_version is not None:
         if len(keys.starts) > 2:  # it reads values of the next sequence, at probability 0: NaN would stay NaN
             v = torch.nan_to_num(v)
-        fa_utils.flash_attn_varlen_func(
+        if TYPE_CHECKING:  # fa_utils has others for other devices
+            from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
+        else:
+            flash_attn_varlen_func = fa_utils.flash_attn_varlen_func
+        flash_attn_varlen_func(
             q=q, k=k, v=v, out=out, cu_seqlens_q=queries.indptr, cu_seqlens_k=keys.indptr,
             max_seqlen_q=queries.longest, max_seqlen_k=keys.longest, softmax_scale=scale,
             causal=True, fa_version=fa_version)

@@ -4,9 +4,19 @@ The append operator notes refused rows by window slot. The worker reads these no
 everything else on its stream, so that nothing waits for them, and sends them with the step's output. The
 scheduler ends the requests that they name before it takes a token of that step.
 """
+from __future__ import annotations
+
 import logging
+from typing import TYPE_CHECKING
 
 from ..cache import row_problem
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+    from .prefixes import PrefixManager
 
 logger = logging.getLogger("vllm.oscar_int2")  # below vllm's: its level and format
 
@@ -33,12 +43,13 @@ def send(output, notes):
         return output
     if not hasattr(output, "get_output"):
         return noted(output)
-    get_output = output.get_output  # of a step that is still under way
-    output.get_output = lambda: noted(get_output())
+    running: AsyncModelRunnerOutput = output  # of a step that is still under way
+    get_output = running.get_output
+    running.get_output = lambda: noted(get_output())
     return output
 
 
-def take(scheduler, managers, output):
+def take(scheduler: Scheduler, managers: list[PrefixManager], output: ModelRunnerOutput):
     """Of the requests that a step's output names and that still run: {request id: reason}. Their tokens
     of this step are dropped, and their blocks are for nobody else."""
     found = {}
@@ -57,7 +68,7 @@ def take(scheduler, managers, output):
     return found
 
 
-def say_why(outputs, reasons):
+def say_why(outputs: dict[int, EngineCoreOutputs], reasons):
     """Writes the reasons into what the scheduler sends to its clients (EngineCoreOutputs)."""
     for sent in outputs.values():
         for output in sent.outputs:

@@ -5,7 +5,10 @@ A prompt that is read whole attends over its own rows, as the model made them: t
 quote comes one token at a time, and takes the way of generated ones: the scheduler, windows, pages, and on a
 GPU the graph of one request.
 """
+from __future__ import annotations
+
 import logging
+from typing import TYPE_CHECKING
 
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.registry import cached_tokenizer_from_config
@@ -15,14 +18,20 @@ from .. import self_check
 from ..errors import SelfCheckError, UnsupportedError
 from . import settings
 
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core import EngineCore
+
 logger = logging.getLogger("vllm.oscar_int2")
 
 
-def run(core):
+def run(core: EngineCore):
     """Checks an EngineCore that has nothing to do yet. Raises SelfCheckError if its cache does not fit its
     model, UnsupportedError if that cannot be said."""
     config, bundle = core.vllm_config, settings.bundle(core.vllm_config)
-    probe = _probe(config, core.scheduler)
+    scheduler: Scheduler = core.scheduler
+    probe = _probe(config, scheduler)
     ids, begin = probe.prompt + probe.quote, len(probe.prompt)
     exact, served = (_read(core, ids, at_once)[begin - 1:] for at_once in (len(ids), begin))
     core.reset_prefix_cache()
@@ -30,7 +39,7 @@ def run(core):
     logger.warning("OSCAR INT2: self-check passed: %s", result)
 
 
-def _probe(config, scheduler):
+def _probe(config: VllmConfig, scheduler: Scheduler):
     """The longest that one step can read, if it needs to be no longer."""
     model, format = config.model_config, settings.cache_format(config)
     tokenizer, encode = cached_tokenizer_from_config(model), None
@@ -50,10 +59,11 @@ def _probe(config, scheduler):
         "--max-model-len and --max-num-batched-tokens, or leave the self-check out")
 
 
-def _read(core, ids, at_once):
+def _read(core: EngineCore, ids, at_once):
     """Log probabilities of the tokens behind the first, which are read in one step of `at_once` tokens and
     in steps of one token behind it."""
-    scheduler, config = core.scheduler, core.scheduler.scheduler_config
+    scheduler: Scheduler = core.scheduler
+    config = scheduler.scheduler_config
     parameters = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     request = Request(settings.SELF_CHECK_REQUEST, ids, parameters, None, block_hasher=core.request_block_hasher)
     before = (scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold,

@@ -4,17 +4,24 @@ VLLM_OSCAR_BUNDLE is read where an engine's arguments are read, and nowhere else
 into the engine's configuration (ENTRY of additional_config), which vLLM hands to all its processes. So
 one process may run several engines, over INT2, over another bundle or over BF16.
 """
+from __future__ import annotations
+
 import errno
 import functools
 import logging
 import os
 import pathlib
+from typing import TYPE_CHECKING, Any
 
 from .. import weights
 from .._library import PAGE_TOKENS
 from ..bundle import load
 from ..cache import check_served
 from ..errors import BundleError, UnsupportedError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
 
 logger = logging.getLogger("vllm.oscar_int2")  # below vllm's: its level and format
 BUNDLE = "VLLM_OSCAR_BUNDLE"  # environment: the bundle's path
@@ -89,12 +96,12 @@ def entry():
     return Entry(bundle=path, sha256=_load(path, _stamp(path)).content_sha256, weights=accepted_weights())
 
 
-def serves_int2(config):
+def serves_int2(config: VllmConfig):
     """Whether the engine of this VllmConfig runs over INT2 pages."""
     return isinstance(config.additional_config, dict) and ENTRY in config.additional_config
 
 
-def bundle(config):
+def bundle(config: VllmConfig):
     """The bundle that the engine of this VllmConfig serves. Raises BundleError if it serves none, or
     if the file has changed since its configuration was made."""
     if not serves_int2(config):
@@ -108,7 +115,7 @@ def bundle(config):
     return found
 
 
-def weights_of(config):
+def weights_of(config: VllmConfig):
     """What weights the engine of this VllmConfig accepts: weights.SAME or weights.ANY."""
     return config.additional_config[ENTRY]["weights"]
 
@@ -130,7 +137,7 @@ def _load(path, stamp):
     return found
 
 
-def cache_format(config):
+def cache_format(config: VllmConfig):
     """That of the engine of this VllmConfig."""
     return bundle(config).quantizer.served()
 
@@ -139,7 +146,7 @@ def cache_format(config):
 FACTS = ("bundle", "model", "sha256", "serving_sha256", "bits", "sink_tokens", "recent_tokens")
 
 
-def facts(config):
+def facts(config: VllmConfig):
     """{fact: text}"""
     found = bundle(config)
     quantizer = found.quantizer
@@ -148,7 +155,7 @@ def facts(config):
         found.serving_sha256[:16], 2, quantizer.sink_tokens, quantizer.recent_tokens))))
 
 
-def announce(config):
+def announce(config: VllmConfig):
     """Puts the bundle among what vLLM's own metrics say of the cache (vllm:cache_config_info), and warns of
     positions that it was not fitted for. Once an engine."""
     said = facts(config)
@@ -158,20 +165,21 @@ def announce(config):
         logger.warning("OSCAR INT2: %s", beyond)
 
 
-def prefixes(config):
+def prefixes(config: VllmConfig):
     """Shared prefixes whose sinks are kept; 0: prefix caching is off."""
     caches = config.cache_config.enable_prefix_caching
     return config.scheduler_config.max_num_seqs if caches else 0
 
 
-def defaults(args):
+def defaults(args: EngineArgs) -> dict[str, Any]:
     """{name: value} of what the user of these EngineArgs left open; what contradicts is refused later."""
-    return {name: value for name, value in (
-        ("enable_prefix_caching", False), ("block_size", PAGE_TOKENS),
-        ("max_num_seqs", DEFAULT_MAX_NUM_SEQS)) if getattr(args, name) is None}
+    return {name: value for name, given, value in (
+        ("enable_prefix_caching", args.enable_prefix_caching, False),
+        ("block_size", args.block_size, PAGE_TOKENS),
+        ("max_num_seqs", args.max_num_seqs, DEFAULT_MAX_NUM_SEQS)) if given is None}
 
 
-def check(config):
+def check(config: VllmConfig):
     """Raises UnsupportedError or BundleMismatchError unless this VllmConfig can be served."""
     from vllm import envs
 

@@ -1,6 +1,7 @@
 """What vLLM is told of the blocks of a layer's cache. Each version takes their bytes in its own way."""
 from dataclasses import dataclass, replace
 
+from typing_extensions import override
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from .._library import ops
@@ -19,6 +20,7 @@ class Int2Spec(FullAttentionSpec):
     format: CacheFormat | None = None  # that is served
 
     @classmethod
+    @override
     def merge(cls, specs):
         return replace(super().merge(specs), format=specs[0].format)
 
@@ -30,9 +32,11 @@ class SizedSpec(Int2Spec):
     chunk_bytes: int = 0
 
     @property
+    @override
     def real_page_size_bytes(self):
         return self.num_kv_heads * self.chunk_bytes
 
     @classmethod
+    @override
     def merge(cls, specs):
         return replace(super().merge(specs), chunk_bytes=specs[0].chunk_bytes)

@@ -2,13 +2,19 @@
 
 They are looked at before kernels pack them, in the worker that has them.
 """
+from __future__ import annotations
+
 import logging
+from typing import TYPE_CHECKING
 
 from vllm.model_executor.models.utils import extract_layer_index
 
 from .. import weights
 from . import settings
 from .backend import OscarAttention
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 logger = logging.getLogger("vllm.oscar_int2")
 
@@ -17,7 +23,7 @@ class Loaded:
     """The layers of one model over INT2 pages, as a worker has them: with tensor parallelism its part of
     the KV heads."""
 
-    def __init__(self, model, config):
+    def __init__(self, model, config: VllmConfig):
         self.config, self.bundle, self.said = config, settings.bundle(config), False
         self.parts = {}  # {layer id: (the module with the projections, its first KV head, its KV heads)}
         self.impls = []

@@ -31,8 +31,7 @@ strip --strip-unneeded -o "$staged/oscar_int2/$(basename "$library")" "$library"
 glibc=$(objdump -T "$library" | grep -o 'GLIBC_2\.[0-9]*' | sort -t. -k2 -n | tail -n1)
 platform=manylinux_2_${glibc#GLIBC_2.}_$(uname -m)
 export PYTHONPATH=$staged/tools PIP_DISABLE_PIP_VERSION_CHECK=1
-"$OSCAR_PYTHON" -m pip install -q --target "$PYTHONPATH" --no-deps --require-hashes \
-  --only-binary :all: -r scripts/locked/wheel.txt
+scripts/install.sh "$OSCAR_PYTHON" --target "$PYTHONPATH" wheel
 "$OSCAR_PYTHON" -m pip wheel -q --no-deps --no-build-isolation --wheel-dir "$staged/dist" "$staged"
 "$OSCAR_PYTHON" -m wheel tags --remove --python-tag py3 --abi-tag none \
   --platform-tag "$platform" "$staged"/dist/*.whl >/dev/null

@@ -4,7 +4,7 @@
     scripts/make_sbom.py [-o FILE]
 
 Run it with the Python of .setup.env: system libraries are those that scripts/setup.sh asks for, as
-installed here, Python packages those of this Python that scripts/locked lists, with all they need.
+installed here, Python packages those of this Python that scripts/locked asks for, with all they need.
 """
 import argparse
 import importlib.metadata
@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LOCKS = ("build.txt", "cuda.txt", "torch.txt", "tests.txt", "bare.txt")  # what setup.sh installs
+GROUPS = ("build", "cuda", "torch", "tests")  # of scripts/locked/pyproject.toml: what setup.sh installs
 
 
 def listed(name, setup):
@@ -62,13 +62,13 @@ def document():
     setup = (ROOT / "scripts" / "setup.sh").read_text()
     version = re.search(r"project\(\w+\s+VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())
     system = listed("SYSTEM_PACKAGES", setup) + listed("TEST_SYSTEM_PACKAGES", setup)
-    locked = [name for lock in LOCKS
-              for name in re.findall(r"^([\w.-]+)==", (ROOT / "scripts" / "locked" / lock).read_text(),
-                                     re.MULTILINE)]
+    locked = (ROOT / "scripts" / "locked" / "pyproject.toml").read_text()
+    asked = [name for group in GROUPS
+             for name in re.findall(r'"([\w.-]+)', re.search(rf"^{group} = \[(.*?)\]$", locked, re.M | re.S)[1])]
     return {"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
             "metadata": {"component": {"type": "application", "name": "oscar-toolkit",
                                        "version": version[1] if version else ""}},
-            "components": [*system_components(system), *python_components(locked)]}
+            "components": [*system_components(system), *python_components(asked)]}
 
 
 def main():

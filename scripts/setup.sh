@@ -10,8 +10,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Python packages are those of scripts/locked, by version and sha256 (scripts/lock.sh).
-TORCH_VERSION=$(sed -n 's/^torch==//p' scripts/locked/torch.in)
+# Python packages are those of scripts/locked, by version and sha256.
+TORCH_VERSION=$(sed -n 's/^torch = \["torch==\(.*\)"\]$/\1/p' scripts/locked/pyproject.toml)
 SYSTEM_PACKAGES=(g++ make pkg-config ccache git libhdf5-dev libeigen3-dev
   libopenblas-dev libcli11-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev zlib1g-dev
   libssl-dev python3-venv)
@@ -72,41 +72,10 @@ choose_python() {
   python=$PWD/.venv/bin/python
 }
 
-# pip_install FILE: what a lock file lists and nothing else, as wheels that have one of its hashes.
-locked=(-q --no-deps --require-hashes --only-binary :all:)
-pip_install() { "$python" -m pip install --disable-pip-version-check "${locked[@]}" -r "$1"; }
-
-# With uv, which fetches and unpacks side by side, or with pip where uv can't do it.
 install_torch() {
   has_torch "$python" && return
   say "installing torch $TORCH_VERSION into .venv (about 5 GB with its CUDA libraries)"
-  local index
-  index=${PIP_INDEX_URL:-$("$python" -m pip config get global.index-url 2>/dev/null || true)}
-  if pip_install scripts/locked/uv.txt &&
-    "$python" -m uv pip install --python "$python" ${index:+--default-index "$index"} \
-      "${locked[@]}" -r scripts/locked/torch.txt; then return; fi
-  pip_install scripts/locked/torch.txt
-}
-
-# install_missing NAME...: of scripts/locked/NAME.txt what this Python has in no version.
-install_missing() {
-  local name missing
-  for name in "$@"; do
-    missing=$("$python" - "scripts/locked/$name.txt" <<'CHECK'
-import importlib.metadata, re, sys
-from pip._vendor.packaging.markers import Marker
-have = {re.sub("[-_.]+", "-", found.metadata["Name"] or "").lower()
-        for found in importlib.metadata.distributions()}
-for entry in re.findall(r"^[^#\s].*(?:\n .*)*", open(sys.argv[1]).read(), re.M):
-    package, marker = re.match(r"([^=]+)==[^ ]+(?: ; (.*))? \\\n", entry).groups()
-    if package not in have and (marker is None or Marker(marker).evaluate()):
-        print(entry)
-CHECK
-    )
-    [[ -n $missing ]] || continue
-    say "installing Python packages:" $(sed -n 's/^\([^ ]*==[^ ]*\) .*/\1/p' <<<"$missing")
-    pip_install /dev/stdin <<<"$missing"
-  done
+  scripts/install.sh "$python" torch
 }
 
 version_at_least() { [[ $(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n1) == "$1" ]]; }
@@ -119,7 +88,7 @@ choose_cmake() {
     ninja=$(command -v ninja)
     return
   fi
-  install_missing build
+  scripts/install.sh "$python" --missing build
   local scripts
   scripts=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
   cmake=$scripts/cmake
@@ -133,7 +102,7 @@ choose_nvcc() {
   done
   nvcc=
   if ((!with_tests)) && ! command -v nvidia-smi >/dev/null; then return; fi
-  install_missing cuda
+  scripts/install.sh "$python" --missing cuda
   local toolkit
   toolkit=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu13
   [[ -e $toolkit/lib64 ]] || ln -s lib "$toolkit/lib64"
@@ -161,6 +130,6 @@ if ((!with_torch)); then
 fi
 install_torch
 if ((with_tests)); then
-  install_missing tests bare
+  scripts/install.sh "$python" --missing tests pyright
 fi
 say "ready (torch from $python, $compiler)"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of oscar_int2.transformers with further versions of transformers beside the set-up's:
 #   scripts/test_transformers.sh [BUILD_FOLDER]     default: build-developer
-# Each lies in a folder of its own in .venv (some 120 MB, once), where it finds torch and the rest.
+# Each lies in a folder of its own in .venv (some 150 MB, once), where it finds torch and the rest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source .setup.env
@@ -11,8 +11,7 @@ for version in "${versions[@]}"; do
   folder=$(dirname "$(dirname "$OSCAR_PYTHON")")/transformers-$version
   if [[ ! -e $folder/done ]]; then
     rm -rf "$folder"
-    "$OSCAR_PYTHON" -m pip install --quiet --target "$folder" --no-deps --require-hashes \
-      --only-binary :all: -r "scripts/locked/transformers-$version.txt"
+    scripts/install.sh "$OSCAR_PYTHON" --target "$folder" "transformers-${version//./-}"
     touch "$folder/done"
   fi
   printf '\n== transformers %s (%d s)\n' "$version" "$SECONDS"

@@ -7,70 +7,54 @@ from support.programs import SOURCE
 SCRIPTS = SOURCE / "scripts"
 LOCKED = SCRIPTS / "locked"
 COMMANDS = SOURCE / "python" / "oscar_int2" / "commands"
-ENTRY = re.compile(r"^(?P<name>[\w.-]+)==(?P<version>\S+)(?: ; (?P<marker>.*?))? \\\n"
-                   r"(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", re.MULTILINE)
-INSTALLS = re.compile(r'-m (?:uv )?pip (?:install|download)\b(?:[^\n\\]|\\\n)*|"pip", "(?:install|download)"[^\]]*')
+LOCK = (LOCKED / "uv.lock").read_text()
+GROUPS = (LOCKED / "pyproject.toml").read_text().split("[dependency-groups]")[1].split("[tool.uv]")[0]
+INSTALLS = re.compile(r'\bpip (?:install|download)\b(?:[^\n\\]|\\\n)*|"pip", "(?:install|download)"[^\]]*')
 
 
-def entries(file):
-    return list(ENTRY.finditer(file.read_text()))
-
-
-def asked_for(file):
-    """(normalized name, pinned version or "") of each line of an .in file."""
-    for line in file.read_text().splitlines():
-        if not line.startswith(("#", "-c ")):
-            name, version = re.fullmatch(r"([\w.-]+?)(?:==(\S+)|>=\S+)?", line).groups()
-            yield re.sub("[-_.]+", "-", name).lower(), version or ""
+def locked_versions():
+    """{name: versions}"""
+    found = {}
+    for name, version in re.findall(r'^name = "(.+)"\nversion = "(.+)"', LOCK, re.MULTILINE):
+        found.setdefault(name, set()).add(version)
+    return found
 
 
 class Locked(unittest.TestCase):
-    def test_a_lock_file_is_nothing_but_versions_with_hashes(self):
-        files = sorted(LOCKED.glob("*.txt"))
-        self.assertGreater(len(files), 5)
-        for file in files:
-            with self.subTest(file=file.name):
-                rest = ENTRY.sub("", file.read_text())
-                self.assertEqual([line for line in rest.splitlines() if not line.startswith("#")], [])
-                self.assertTrue(entries(file))
-                self.assertNotIn("://", file.read_text())
+    def test_each_file_is_locked_by_its_hash_and_comes_from_pypi_itself(self):
+        files = re.findall(r'\{ url = "(.*?)"(.*?)\}', LOCK)
+        self.assertGreater(len(files), 1000)
+        for url, rest in files:
+            self.assertTrue(url.startswith("https://files.pythonhosted.org/"), url)
+            self.assertRegex(rest, r'hash = "sha256:[0-9a-f]{64}"', url)
+        # A mirror's address would be of one machine alone.
+        self.assertEqual(set(re.findall(r'registry = "(.*?)"', LOCK)), {"https://pypi.org/simple"})
 
     def test_what_is_asked_for_is_locked_in_the_version_asked_for(self):
-        files = sorted(LOCKED.glob("*.in"))
-        self.assertEqual([file.stem for file in files],
-                         [file.stem for file in sorted(LOCKED.glob("*.txt"))])
-        for file in files:
-            locked = {}
-            for entry in entries(file.with_suffix(".txt")):
-                locked.setdefault(entry["name"], set()).add(entry["version"])
-            for name, version in asked_for(file):
-                with self.subTest(file=file.name, name=name):
-                    self.assertIn(name, locked)
-                    if version:
-                        self.assertEqual(locked[name], {version})
+        locked, asked = locked_versions(), re.findall(r'"([a-z][\w-]*)(?:==([\d.]+))?(?:[;>].*?)?"', GROUPS)
+        self.assertGreater(len(asked), 15)
+        for name, version in asked:
+            with self.subTest(name=name):
+                self.assertIn(version or next(iter(locked[name])), locked[name])
 
-    def test_lists_for_one_environment_agree(self):
-        # Each is installed without what its packages ask for, so none may bring another version.
-        versions = {}
-        for name in ("build", "cuda", "torch", "tests", "bare"):
-            for entry in entries(LOCKED / f"{name}.txt"):
-                # A marker for Linux is no difference here.
-                marker = re.sub(r"(?: and )?sys_platform == 'linux'", "", entry["marker"] or "")
-                key = entry["name"], marker
-                with self.subTest(file=name, name=key):
-                    self.assertEqual(versions.setdefault(key, entry["version"]), entry["version"])
+    def test_the_uv_that_pip_installs_is_the_locked_one(self):
+        lines = (LOCKED / "uv.txt").read_text()
+        version, = locked_versions()["uv"]
+        self.assertTrue(lines.startswith(f"uv=={version} "), lines)
+        hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})", lines)
+        self.assertGreater(len(hashes), 1)
+        for digest in hashes:
+            self.assertIn(digest, LOCK)
 
     def test_scripts_install_with_hashes_only(self):
-        commands = []
+        # By scripts/install.sh; what else asks pip for a file names its hash.
         for file in sorted((*SCRIPTS.glob("*.sh"), *SCRIPTS.glob("*.py"), *COMMANDS.glob("*.py"))):
-            for command in INSTALLS.findall(file.read_text()):
-                commands.append(command)
-                with self.subTest(file=file.name, command=command):
-                    self.assertRegex(command, r"--require-hashes|\$\{locked\[@\]\}")
-        self.assertGreater(len(commands), 5)
-        for name in ("setup.sh", "setup_vllm.sh"):
-            self.assertIn("\nlocked=(-q --no-deps --require-hashes --only-binary :all:)\n",
-                          (SCRIPTS / name).read_text())
+            with self.subTest(file=file.name):
+                for command in INSTALLS.findall(file.read_text()):
+                    self.assertRegex(command, r'"\$\{locked\[@\]\}"|"--require-hashes"')
+        script = (SCRIPTS / "install.sh").read_text()
+        self.assertIn("\nlocked=(-q --no-deps --require-hashes --only-binary :all:)\n", script)
+        self.assertIn("\npip=(-m pip --disable-pip-version-check install \"${locked[@]}\")\n", script)
 
 
 if __name__ == "__main__":

@@ -34,13 +34,11 @@ def has_packages(python):
 
 def install_packages(environment):
     """Makes .venv-corpus with the versions that the tests run with."""
-    locked = CHECKOUT / "scripts" / "locked" / "tests.txt"
-    print(f"prepare-corpus: installing {locked} into {environment}", file=sys.stderr)
+    print(f"prepare-corpus: installing {', '.join(NEEDED)} into {environment}", file=sys.stderr)
     try:
         subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-        subprocess.run([environment / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check",
-                        "--no-deps", "--require-hashes", "--only-binary", ":all:",
-                        "-r", locked], check=True)
+        subprocess.run([CHECKOUT / "scripts" / "install.sh", environment / "bin" / "python", "tests"], check=True,
+                       stdout=sys.stderr)
     except subprocess.CalledProcessError:
         sys.exit("error: that failed; a Python with these packages can be named by OSCAR_PYTHON")
 

@@ -130,7 +130,7 @@ struct Arguments {
   std::string json_path, csv_path, shape = "qwen3-8b";
   std::vector<std::string> points = {"1x32K", "1x128K", "8x32K", "8x100K", "32x32K"};
   int replays = 21;
-  bool no_bf16 = false, no_peers = false, no_ceilings = false, centres = false, force = false;
+  bool centres = false, force = false;
   oscar::QuantizeBenchOptions quantize;
   oscar::HistoryBenchOptions history;
   oscar::TransformBenchOptions transform;
@@ -171,6 +171,148 @@ void write_results(const Arguments& arguments, const Json& machine, const Json& 
   }
 }
 
+// The options of each subcommand.
+
+void add_outputs(CLI::App& sub, Arguments& arguments) {
+  sub.add_option("--json", arguments.json_path, "Write every number as JSON (-: to stdout)");
+  sub.add_option("--csv", arguments.csv_path, "Write every number as CSV (-: to stdout)");
+  sub.add_flag("--force", arguments.force, "Replace the files of --json and --csv");
+}
+
+void add_replays(CLI::App& sub, Arguments& arguments) {
+  sub.add_option("--replays", arguments.replays, "Graph replays behind each median")
+      ->check(CLI::Range(3, 1000))
+      ->capture_default_str();
+}
+
+void add_heads(CLI::App& sub, int& num_kv_heads, int& head_dim) {
+  sub.add_option("--kv-heads", num_kv_heads, "KV heads")
+      ->check(CLI::Range(1, 128))
+      ->capture_default_str();
+  sub.add_option("--head-dim", head_dim, "64, 128 or 256")
+      ->check(CLI::IsMember({64, 128, 256}))
+      ->capture_default_str();
+}
+
+void add_attention(CLI::App& program, Arguments& arguments) {
+  CLI::App& sub =
+      *program.add_subcommand("attention", "Paged INT2 decode beside bf16 and bare reading");
+  sub.add_option("--shape", arguments.shape,
+                 "Model whose heads are taken:\n" + oscar::attention_bench_shapes())
+      ->capture_default_str();
+  sub.add_option("--points", arguments.points, "BATCHxCONTEXT, separated by commas; K is 1024")
+      ->delimiter(',')
+      ->capture_default_str();
+  sub.add_flag("--centers", arguments.centres, "Measure int2 with key centres besides");
+  add_replays(sub, arguments);
+  add_outputs(sub, arguments);
+}
+
+void add_quantize(CLI::App& program, Arguments& arguments) {
+  CLI::App& sub =
+      *program.add_subcommand("quantize", "Quantize and append of a prefill beside a copy");
+  oscar::QuantizeBenchOptions& options = arguments.quantize;
+  sub.add_option("--tokens", options.tokens, "Tokens of the call")
+      ->check(CLI::Range(64, 1 << 20))
+      ->capture_default_str();
+  add_heads(sub, options.num_kv_heads, options.head_dim);
+  sub.add_flag("--centers", options.centres,
+               "Measure each way of writing with key centres besides");
+  add_replays(sub, arguments);
+  add_outputs(sub, arguments);
+}
+
+void add_transform(CLI::App& program, Arguments& arguments) {
+  CLI::App& sub =
+      *program.add_subcommand("transform", "Rows in and out of the cache's basis beside a copy");
+  oscar::TransformBenchOptions& options = arguments.transform;
+  sub.add_option("--rows", options.rows, "Rows of a call, separated by commas")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  sub.add_option("--qo-heads", options.num_qo_heads, "Query heads")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  add_heads(sub, options.num_kv_heads, options.head_dim);
+  add_replays(sub, arguments);
+  add_outputs(sub, arguments);
+}
+
+void add_history(CLI::App& program, Arguments& arguments) {
+  CLI::App& sub = *program.add_subcommand("history", "INT2 tokens back to rows beside a copy");
+  oscar::HistoryBenchOptions& options = arguments.history;
+  sub.add_option("--tokens", options.tokens, "INT2 tokens of the request")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  add_heads(sub, options.num_kv_heads, options.head_dim);
+  add_replays(sub, arguments);
+  add_outputs(sub, arguments);
+}
+
+#if defined(OSCAR_BENCH_TORCH)
+void add_calibrate(CLI::App& program, Arguments& arguments) {
+  CLI::App& sub =
+      *program.add_subcommand("calibrate", "Collecting statistics beside the bare forward pass");
+  oscar::CalibrateBenchOptions& options = arguments.calibrate;
+  sub.add_option("CORPUS", options.corpus, "Text or token ids, as for oscar-calibrate")->required();
+  sub.add_option("--model", options.model, oscar::app::kModelHelp)->capture_default_str();
+  sub.add_option("--batch-tokens", options.batch_tokens, "Tokens run together")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  add_outputs(sub, arguments);
+}
+#endif
+
+// What the subcommand measures; on standard output with `table`.
+Json measure(const CLI::App& program, Arguments& arguments, const Json& machine, bool table) {
+  const auto shown = [table](Json records, const auto& print) {
+    if (table) print(records);
+    return records;
+  };
+  arguments.quantize.replays = arguments.history.replays = arguments.transform.replays =
+      arguments.replays;
+  if (program.got_subcommand("attention")) {
+    return shown(oscar::bench_attention({.shape = oscar::attention_bench_shape(arguments.shape),
+                                         .points = parse_points(arguments.points),
+                                         .replays = arguments.replays,
+                                         .centres = arguments.centres}),
+                 print_attention);
+  }
+  if (program.got_subcommand("quantize")) {
+    return shown(oscar::bench_quantize(arguments.quantize), print_quantize);
+  }
+  if (program.got_subcommand("history")) {
+    return shown(oscar::bench_history(arguments.history), print_history);
+  }
+  if (program.got_subcommand("transform")) {
+    return shown(oscar::bench_transform(arguments.transform), print_transform);
+  }
+#if defined(OSCAR_BENCH_TORCH)
+  if (program.got_subcommand("calibrate")) {
+    return shown(Json::array({oscar::bench_calibrate(arguments.calibrate)}),
+                 [](const Json& records) { print_calibrate(records.front()); });
+  }
+#endif
+  return shown(oscar::bench_selftest(), [&](const Json& records) {
+    print_selftest(records, machine["device"].get<std::string>());
+  });
+}
+
+int run(const CLI::App& program, Arguments& arguments) {
+  check_places(arguments);
+  const Json machine = oscar::machine_record();
+  // Standard output is the table's or a file's.
+  const bool table = arguments.json_path != oscar::app::kStandardOutput &&
+                     arguments.csv_path != oscar::app::kStandardOutput;
+  const Json records = measure(program, arguments, machine, table);
+  write_results(arguments, machine, records);
+  const auto failed = [](const Json& r) { return r.contains("held") && !r["held"].get<bool>(); };
+  if (std::any_of(records.begin(), records.end(), failed)) {
+    throw oscar::Error({.what = "the kernels give wrong results on this GPU"});
+  }
+  return oscar::app::kExitDone;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -178,151 +320,13 @@ int main(int argc, char** argv) {
                    "oscar-bench"};
   program.require_subcommand(1);
   Arguments arguments;
-  const auto outputs = [&](CLI::App* sub) {
-    sub->add_option("--json", arguments.json_path, "Write every number as JSON (-: to stdout)");
-    sub->add_option("--csv", arguments.csv_path, "Write every number as CSV (-: to stdout)");
-    sub->add_flag("--force", arguments.force, "Replace the files of --json and --csv");
-  };
-  const auto replays = [&](CLI::App* sub) {
-    sub->add_option("--replays", arguments.replays, "Graph replays behind each median")
-        ->check(CLI::Range(3, 1000))
-        ->capture_default_str();
-  };
-
-  // Of one request's rows.
-  const auto cache_sizes = [](CLI::App* sub, auto& options) {
-    sub->add_option("--tokens", options.tokens, "Tokens of the call")
-        ->check(CLI::Range(64, 1 << 20))
-        ->capture_default_str();
-    sub->add_option("--kv-heads", options.num_kv_heads, "KV heads")
-        ->check(CLI::Range(1, 128))
-        ->capture_default_str();
-    sub->add_option("--head-dim", options.head_dim, "64, 128 or 256")
-        ->check(CLI::IsMember({64, 128, 256}))
-        ->capture_default_str();
-  };
-
-  CLI::App* attention =
-      program.add_subcommand("attention", "Paged INT2 decode beside bf16 and bare reading");
-  attention
-      ->add_option("--shape", arguments.shape,
-                   "Model whose heads are taken:\n" + oscar::attention_bench_shapes())
-      ->capture_default_str();
-  attention
-      ->add_option("--points", arguments.points, "BATCHxCONTEXT, separated by commas; K is 1024")
-      ->delimiter(',')
-      ->capture_default_str();
-  attention->add_flag("--no-bf16", arguments.no_bf16, "Leave out the same kernel over bf16 pages");
-  attention->add_flag("--no-peers", arguments.no_peers, "Leave out SDPA (flash, cuDNN)");
-  attention->add_flag("--no-ceilings", arguments.no_ceilings, "Leave out bare reading");
-  attention->add_flag("--centers", arguments.centres, "Measure int2 with key centres besides");
-  replays(attention);
-  outputs(attention);
-
-  CLI::App* quantize =
-      program.add_subcommand("quantize", "Quantize and append of a prefill beside a copy");
-  cache_sizes(quantize, arguments.quantize);
-  quantize->add_flag("--centers", arguments.quantize.centres,
-                     "Measure each way of writing with key centres besides");
-  replays(quantize);
-  outputs(quantize);
-
-  CLI::App* transform =
-      program.add_subcommand("transform", "Rows in and out of the cache's basis beside a copy");
-  transform->add_option("--rows", arguments.transform.rows, "Rows of a call, separated by commas")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  transform->add_option("--qo-heads", arguments.transform.num_qo_heads, "Query heads")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  transform->add_option("--kv-heads", arguments.transform.num_kv_heads, "KV heads")
-      ->check(CLI::Range(1, 128))
-      ->capture_default_str();
-  transform->add_option("--head-dim", arguments.transform.head_dim, "64, 128 or 256")
-      ->check(CLI::IsMember({64, 128, 256}))
-      ->capture_default_str();
-  replays(transform);
-  outputs(transform);
-
-  CLI::App* history = program.add_subcommand("history", "INT2 tokens back to rows beside a copy");
-  history->add_option("--tokens", arguments.history.tokens, "INT2 tokens of the request")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
-  history->add_option("--kv-heads", arguments.history.num_kv_heads, "KV heads")
-      ->check(CLI::Range(1, 128))
-      ->capture_default_str();
-  history->add_option("--head-dim", arguments.history.head_dim, "64, 128 or 256")
-      ->check(CLI::IsMember({64, 128, 256}))
-      ->capture_default_str();
-  replays(history);
-  outputs(history);
-
-  CLI::App* selftest = program.add_subcommand("selftest", "Check attention on this GPU");
-  outputs(selftest);
-
+  add_attention(program, arguments);
+  add_quantize(program, arguments);
+  add_transform(program, arguments);
+  add_history(program, arguments);
+  add_outputs(*program.add_subcommand("selftest", "Check attention on this GPU"), arguments);
 #if defined(OSCAR_BENCH_TORCH)
-  CLI::App* calibrate =
-      program.add_subcommand("calibrate", "Collecting statistics beside the bare forward pass");
-  calibrate
-      ->add_option("CORPUS", arguments.calibrate.corpus,
-                   "Text or token ids, as for oscar-calibrate")
-      ->required();
-  calibrate->add_option("--model", arguments.calibrate.model, oscar::app::kModelHelp)
-      ->capture_default_str();
-  calibrate->add_option("--batch-tokens", arguments.calibrate.batch_tokens, "Tokens run together")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
-  outputs(calibrate);
+  add_calibrate(program, arguments);
 #endif
-
-  return oscar::app::run_program(program, argc, argv, [&] {
-    check_places(arguments);
-    const Json machine = oscar::machine_record();
-    Json records = Json::array();
-    // Standard output is the table's or a file's.
-    const bool table = arguments.json_path != oscar::app::kStandardOutput &&
-                       arguments.csv_path != oscar::app::kStandardOutput;
-    if (attention->parsed()) {
-      records = oscar::bench_attention({.shape = oscar::attention_bench_shape(arguments.shape),
-                                        .points = parse_points(arguments.points),
-                                        .replays = arguments.replays,
-                                        .bf16 = !arguments.no_bf16,
-                                        .peers = !arguments.no_peers,
-                                        .ceilings = !arguments.no_ceilings,
-                                        .centres = arguments.centres});
-      if (table) print_attention(records);
-    }
-    if (quantize->parsed()) {
-      arguments.quantize.replays = arguments.replays;
-      records = oscar::bench_quantize(arguments.quantize);
-      if (table) print_quantize(records);
-    }
-    if (history->parsed()) {
-      arguments.history.replays = arguments.replays;
-      records = oscar::bench_history(arguments.history);
-      if (table) print_history(records);
-    }
-    if (transform->parsed()) {
-      arguments.transform.replays = arguments.replays;
-      records = oscar::bench_transform(arguments.transform);
-      if (table) print_transform(records);
-    }
-    if (selftest->parsed()) {
-      records = oscar::bench_selftest();
-      if (table) print_selftest(records, machine["device"].get<std::string>());
-    }
-#if defined(OSCAR_BENCH_TORCH)
-    if (calibrate->parsed()) {
-      records.push_back(oscar::bench_calibrate(arguments.calibrate));
-      if (table) print_calibrate(records.back());
-    }
-#endif
-    write_results(arguments, machine, records);
-    const auto failed = [](const Json& r) { return r.contains("held") && !r["held"].get<bool>(); };
-    if (std::any_of(records.begin(), records.end(), failed)) {
-      throw oscar::Error({.what = "the kernels give wrong results on this GPU"});
-    }
-    return oscar::app::kExitDone;
-  });
+  return oscar::app::run_program(program, argc, argv, [&] { return run(program, arguments); });
 }

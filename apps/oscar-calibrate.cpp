@@ -145,9 +145,10 @@ void print_cost(const CalibrateResult& result, const Ranks& ranks) {
     fmt::print("           about {} to search on {} tokens held back (measured on layer 0)\n",
                format_duration(cost.search_seconds), format_count(result.held_back_tokens));
   }
-  fmt::print("memory     {} host", format_bytes(cost.peak_host_bytes));
-  if (cost.peak_device_bytes > 0) fmt::print(", {} GPU", format_bytes(cost.peak_device_bytes));
-  fmt::print(" at most\nweights    {}\n",
+  fmt::print("memory     {} host", format_bytes(cost.peak.host_bytes));
+  if (cost.peak.device_bytes > 0) fmt::print(", {} GPU", format_bytes(cost.peak.device_bytes));
+  fmt::print(" at most\n           {} of it for {}\nweights    {}\n",
+             format_bytes(cost.peak.largest_bytes), cost.peak.largest,
              cost.weights_resident ? "stay in memory, read once"
                                    : fmt::format("stream from disk, {} pass{}", cost.num_waves,
                                                  cost.num_waves == 1 ? "" : "es"));
@@ -266,8 +267,8 @@ Json summary_json(const CalibrateResult& result, const CalibrateOptions& options
     json["convergence_seconds"] = result.cost.convergence_seconds;
     json["fit_seconds"] = result.cost.fit_seconds;
     json["search_seconds"] = result.cost.search_seconds;
-    json["host_bytes"] = result.cost.peak_host_bytes;
-    json["device_bytes"] = result.cost.peak_device_bytes;
+    json["host_bytes"] = result.cost.peak.host_bytes;
+    json["device_bytes"] = result.cost.peak.device_bytes;
     json["weights_resident"] = result.cost.weights_resident;
     json["bundle_bytes"] = result.cost.bundle_bytes;
     json["checkpoint_bytes"] = result.cost.checkpoint_bytes;
@@ -421,6 +422,7 @@ int main(int argc, char** argv) {
   add_processes_option(program, arguments.processes);
   add_memory_options(program, arguments.memory);
   add_run_options(program, arguments);
+  add_fit_study_options(program, arguments.fit, /*searchable=*/true);
   program.final_callback([&] {  // a conflict is a usage error
     check_requests(program, arguments);
     if (arguments.stack.empty()) return;

@@ -93,6 +93,11 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
       ->transform(one_of({"simulate", "reference", "kernel"}))
       ->capture_default_str()
       ->group(section);
+}
+
+void add_text_options(CLI::App& program, Arguments& arguments) {
+  const char* const section = "Measurement";
+  EvaluateOptions& options = arguments.options;
   program
       .add_option("--chunk-len", options.chunk_len,
                   "Tokens per sequence (default: the model's context, 4096 at most)")
@@ -123,27 +128,8 @@ void add_measurement_options(CLI::App& program, Arguments& arguments) {
       ->option_text("N|off [64]")
       ->group(section);
   program
-      .add_flag("--keep-units", options.keep_units,
-                "Also report KL and NLL of each resampling unit, for comparisons of your own")
-      ->group(section);
-  program
-      .add_flag("--layer-errors", options.layer_errors,
-                "Also report what each layer and KV head errs by itself, which is what a "
-                "calibration's search predicts")
-      ->group(section);
-  program
       .add_option("--rope-scaling", arguments.rope_scaling,
                   "JSON that replaces the checkpoint's rope scaling, as servers do")
-      ->group(section);
-  program
-      .add_flag("--sensitivity", options.sensitivity,
-                "Also the last method with a single layer at INT2, for every layer")
-      ->group(section);
-  program.add_flag("--sweep-clip", options.clip_sweep, "Also the last method at other clippings")
-      ->group(section);
-  program
-      .add_flag("--sweep-windows", options.window_sweep,
-                "Also the last method with other sink and recent windows")
       ->group(section);
 }
 
@@ -177,6 +163,18 @@ void add_needle_options(CLI::App& program, NeedlePlan& plan, bool& generate) {
       .add_flag("--needle-generate", generate,
                 "Generate the answers too (otherwise teacher forcing alone)")
       ->group(section);
+}
+
+void add_study_options(CLI::App& program, EvaluateOptions& options) {
+  program
+      .add_flag("--keep-units", options.keep_units,
+                "Also report KL and NLL of each resampling unit, for comparisons of your own")
+      ->group(kStudySection);
+  program
+      .add_flag("--layer-errors", options.layer_errors,
+                "Also report what each layer and KV head errs by itself, which is what a "
+                "calibration's search predicts")
+      ->group(kStudySection);
 }
 
 void add_output_options(CLI::App& program, Arguments& arguments) {
@@ -358,7 +356,10 @@ void print_cost(const EvaluationCost& cost, const Ranks& ranks) {
                cost.tokens > 0 ? "" : "time", format_duration(cost.needle_seconds),
                format_count(cost.prompts), cost.methods);
   }
-  fmt::print("memory     {} at most where it computes\n", format_bytes(cost.peak_bytes));
+  const MemoryPeak& peak = cost.peak;
+  fmt::print("memory     {} at most where it computes, {} of it for {}\n",
+             format_bytes(peak.device_bytes > 0 ? peak.device_bytes : peak.host_bytes),
+             format_bytes(peak.largest_bytes), peak.largest);
   fmt::print("disk       checkpoint {}\n", format_bytes(cost.checkpoint_bytes));
 }
 
@@ -466,12 +467,14 @@ int main(int argc, char** argv) {
   Arguments arguments;
   program.add_option("MODEL", arguments.options.model, kModelHelp)->required();
   add_measurement_options(program, arguments);
+  add_text_options(program, arguments);
   add_needle_options(program, arguments.options.needle_plan, arguments.options.generate_needles);
   add_quantizer_options(program, arguments.quantizer);
   add_compute_options(program, arguments.compute);
   add_processes_option(program, arguments.processes);
   add_memory_options(program, arguments.memory);
   add_output_options(program, arguments);
+  add_study_options(program, arguments.options);
   return run_program(program, argc, argv, [&] {
     return arguments.processes > 1
                ? run_processes(arguments.processes, argc, argv, hint_of(arguments))

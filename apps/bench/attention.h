@@ -22,9 +22,6 @@ struct AttentionBenchOptions {
   AttentionBenchShape shape;
   std::vector<std::pair<int, int>> points;  // (batch, context)
   int replays = 21;
-  bool bf16 = true;      // our bf16 twin
-  bool peers = true;     // SDPA through libtorch, where it was built in
-  bool ceilings = true;  // kernels that only read the pages
   bool centres = false;  // int2 with key centres besides
 };
 

@@ -101,90 +101,115 @@ struct AppendCase {
   AppendParams params;
 };
 
-}  // namespace
+// What all cases read beside their rows.
+struct AppendTables {
+  std::unique_ptr<DeviceBytes> pages, zero, rows, now, feedback, metric;
+};
 
-Json bench_quantize(const QuantizeBenchOptions& o) {
-  const int d = o.head_dim, history = o.tokens;
-  const int pages = (history + kPageTokens - 1) / kPageTokens;
-  const PageFormat format{.head_dim = d, .quant_group_size = d};
+AppendTables append_tables(const QuantizeBenchOptions& o, int pages) {
+  const int d = o.head_dim;
   std::vector<int32_t> indices(pages);
   std::iota(indices.rbegin(), indices.rend(), 0);
-  const auto table = upload(indices);
-  const auto zero = upload(std::vector<int32_t>{0});
-  const auto rows = upload(std::vector<int32_t>{0, o.tokens + kSinkTokens});
-  const auto now = upload(std::vector<int32_t>{history});
   std::vector<float> u(static_cast<size_t>(o.num_kv_heads) * d * d);
   for (size_t i = 0; i < u.size(); ++i)
     u[i] = 0.05f * static_cast<float>(static_cast<int>(i % 13) - 6);
-  const auto feedback = upload(u);
   std::vector<float> m(u.size());  // the diagonal holds the largest entries, as in any metric
   for (size_t i = 0; i < m.size(); ++i) {
     const int row = static_cast<int>(i / d % d), column = static_cast<int>(i % d);
     m[i] = row == column ? 1.0f : 0.05f * static_cast<float>((row + column) % 13 - 6);
   }
-  const auto metric = upload(m);
-  const int segments = (o.tokens + kSinkTokens + kSegmentTokens - 1) / kSegmentTokens;
-  const int64_t centre_values = static_cast<int64_t>(segments) * o.num_kv_heads * kCentres * d;
-  const DeviceBytes centres(centre_values * 2);
-  check_cuda(fill_bf16(centres.as<uint16_t>(), centre_values, 5, nullptr), "fill_bf16");
+  return {.pages = upload(indices),
+          .zero = upload(std::vector<int32_t>{0}),
+          .rows = upload(std::vector<int32_t>{0, o.tokens + kSinkTokens}),
+          .now = upload(std::vector<int32_t>{o.tokens}),
+          .feedback = upload(u),
+          .metric = upload(m)};
+}
 
+AppendCase append_case(const QuantizeBenchOptions& o, const AppendTables& tables, int pages,
+                       uint32_t seed) {
+  const int d = o.head_dim;
+  const PageFormat format{.head_dim = d, .quant_group_size = d};
   const int64_t values = static_cast<int64_t>(o.tokens + kSinkTokens) * o.num_kv_heads * d;
-  const double bytes_read = 2.0 * 2.0 * o.tokens * o.num_kv_heads * d;
-  const double bytes_written = 2.0 * o.tokens * o.num_kv_heads * (d / 4 + 4);
-  const int count = std::max(2, cold_copies(static_cast<size_t>(bytes_read)));
-  std::vector<AppendCase> cases(count);
-  for (int i = 0; i < count; ++i) {
-    AppendCase& c = cases[i];
-    c.pool = std::make_unique<DeviceBytes>(static_cast<size_t>(pages) * o.num_kv_heads *
-                                           chunk_bytes(format));
-    c.k = std::make_unique<DeviceBytes>(values * 2);
-    c.v = std::make_unique<DeviceBytes>(values * 2);
-    c.wk = std::make_unique<DeviceBytes>(static_cast<size_t>(o.num_kv_heads) *
-                                         (kSinkTokens + kRingTokens) * d * 2);
-    c.wv = std::make_unique<DeviceBytes>(c.wk->bytes());
-    check_cuda(fill_bf16(c.k->as<uint16_t>(), values, 7 + i, nullptr), "fill_bf16");
-    check_cuda(fill_bf16(c.v->as<uint16_t>(), values, 70 + i, nullptr), "fill_bf16");
-    c.params.format = format;
-    c.params.history = {c.pool->as<uint8_t>(), table->as<int32_t>(), pages, nullptr};
-    c.params.windows = {c.wk->as<uint16_t>(), c.wv->as<uint16_t>(), nullptr, kSinkTokens,
-                        kRingTokens};
-    c.params.k = contiguous_rows(c.k->as<uint16_t>(), o.num_kv_heads, d);
-    c.params.v = contiguous_rows(c.v->as<uint16_t>(), o.num_kv_heads, d);
-    c.params.rows_indptr = rows->as<int32_t>();
-    c.params.old_len = c.params.old_history = zero->as<int32_t>();
-    c.params.new_history = now->as<int32_t>();
-    c.params.key.clip_ratio = 0.96f, c.params.value.clip_ratio = 0.92f;
-    c.params.batch = 1, c.params.num_kv_heads = o.num_kv_heads;
-  }
-  check_cuda(cudaDeviceSynchronize(), "fill");
-  // The time of the bytes: a device-to-device copy that reads and writes as many in all.
-  const size_t copied = static_cast<size_t>((bytes_read + bytes_written) / 2);
-  const DeviceBytes from(copied * 2), to(copied * 2);
-  const Timing copy = time_graph(2, 8, o.replays, [&](int i, cudaStream_t stream) {
-    check_cuda(cudaMemcpyAsync(to.as<char>() + i * copied, from.as<char>() + i * copied, copied,
-                               cudaMemcpyDeviceToDevice, stream),
-               "copy");
-  });
-  Json records = Json::array();
-  struct Writer {
-    bool shaped, corrected, centred = false;
-  };
+  AppendCase c;
+  c.pool = std::make_unique<DeviceBytes>(static_cast<size_t>(pages) * o.num_kv_heads *
+                                         chunk_bytes(format));
+  c.k = std::make_unique<DeviceBytes>(values * 2);
+  c.v = std::make_unique<DeviceBytes>(values * 2);
+  c.wk = std::make_unique<DeviceBytes>(static_cast<size_t>(o.num_kv_heads) *
+                                       (kSinkTokens + kRingTokens) * d * 2);
+  c.wv = std::make_unique<DeviceBytes>(c.wk->bytes());
+  check_cuda(fill_bf16(c.k->as<uint16_t>(), values, 7 + seed, nullptr), "fill_bf16");
+  check_cuda(fill_bf16(c.v->as<uint16_t>(), values, 70 + seed, nullptr), "fill_bf16");
+  c.params.format = format;
+  c.params.history = {c.pool->as<uint8_t>(), tables.pages->as<int32_t>(), pages, nullptr};
+  c.params.windows = {c.wk->as<uint16_t>(), c.wv->as<uint16_t>(), nullptr, kSinkTokens,
+                      kRingTokens};
+  c.params.k = contiguous_rows(c.k->as<uint16_t>(), o.num_kv_heads, d);
+  c.params.v = contiguous_rows(c.v->as<uint16_t>(), o.num_kv_heads, d);
+  c.params.rows_indptr = tables.rows->as<int32_t>();
+  c.params.old_len = c.params.old_history = tables.zero->as<int32_t>();
+  c.params.new_history = tables.now->as<int32_t>();
+  c.params.key.clip_ratio = 0.96f, c.params.value.clip_ratio = 0.92f;
+  c.params.batch = 1, c.params.num_kv_heads = o.num_kv_heads;
+  return c;
+}
+
+// A way of writing rows.
+struct Writer {
+  bool shaped, corrected, centred = false;
+};
+
+std::vector<Writer> writers_of(const QuantizeBenchOptions& o) {
   std::vector<Writer> writers;
   for (const Writer writer : {Writer{false, false}, Writer{true, false}, Writer{true, true}}) {
     writers.push_back(writer);
     if (o.centres) writers.push_back({writer.shaped, writer.corrected, true});
   }
-  for (const Writer& writer : writers) {
+  return writers;
+}
+
+// A device-to-device copy that reads and writes 2 x `half` bytes, between two places in turn.
+Timing time_copy_of_two(size_t half, int replays) {
+  const DeviceBytes from(half * 2), to(half * 2);
+  return time_graph(2, 8, replays, [&](int i, cudaStream_t stream) {
+    check_cuda(cudaMemcpyAsync(to.as<char>() + i * half, from.as<char>() + i * half, half,
+                               cudaMemcpyDeviceToDevice, stream),
+               "copy");
+  });
+}
+
+}  // namespace
+
+Json bench_quantize(const QuantizeBenchOptions& o) {
+  const int d = o.head_dim, pages = (o.tokens + kPageTokens - 1) / kPageTokens;
+  const AppendTables tables = append_tables(o, pages);
+  const int segments = (o.tokens + kSinkTokens + kSegmentTokens - 1) / kSegmentTokens;
+  const int64_t centre_values = static_cast<int64_t>(segments) * o.num_kv_heads * kCentres * d;
+  const DeviceBytes centres(centre_values * 2);
+  check_cuda(fill_bf16(centres.as<uint16_t>(), centre_values, 5, nullptr), "fill_bf16");
+  const double bytes_read = 2.0 * 2.0 * o.tokens * o.num_kv_heads * d;
+  const double bytes_written = 2.0 * o.tokens * o.num_kv_heads * (d / 4 + 4);
+  const int count = std::max(2, cold_copies(static_cast<size_t>(bytes_read)));
+  std::vector<AppendCase> cases;
+  for (int i = 0; i < count; ++i) {
+    cases.push_back(append_case(o, tables, pages, static_cast<uint32_t>(i)));
+  }
+  check_cuda(cudaDeviceSynchronize(), "fill");
+  const Timing copy =
+      time_copy_of_two(static_cast<size_t>((bytes_read + bytes_written) / 2), o.replays);
+  Json records = Json::array();
+  for (const Writer& writer : writers_of(o)) {
     for (AppendCase& c : cases) {
       for (SideWriter* side : {&c.params.key, &c.params.value}) {
-        side->feedback = writer.shaped ? feedback->as<float>() : nullptr;
-        side->metric = writer.corrected ? metric->as<float>() : nullptr;
+        side->feedback = writer.shaped ? tables.feedback->as<float>() : nullptr;
+        side->metric = writer.corrected ? tables.metric->as<float>() : nullptr;
       }
       c.params.centres = {};
       if (writer.centred) c.params.centres = {centres.as<uint16_t>(), segments, nullptr};
     }
     const Timing t = time_graph(count, 8, o.replays, [&](int i, cudaStream_t stream) {
-      check_cuda(append_rows(cases[i].params, o.tokens + kSinkTokens, history, stream),
+      check_cuda(append_rows(cases[i].params, o.tokens + kSinkTokens, o.tokens, stream),
                  "append_rows");
     });
     records.push_back(Json{{"rounding", writer.shaped ? "shaped" : "plain"},

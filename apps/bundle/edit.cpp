@@ -144,6 +144,7 @@ void add_fit(CLI::App& program, Work& work) {
         sub.add_flag("--force", arguments.force, "Replace the output if it exists");
         add_fit_options(sub, arguments.fit, /*searchable=*/false);
         add_quantizer_options(sub, arguments.quantizer);
+        add_fit_study_options(sub, arguments.fit, /*searchable=*/false);
       });
 }
 

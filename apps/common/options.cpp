@@ -222,9 +222,7 @@ FitOptions FitArguments::resolve() const {
 }
 
 SearchOptions FitArguments::resolve_search(bool for_stack) const {
-  const bool full = search == "full";
-  SearchOptions result =
-      full || for_stack ? find_preset(preset).full_search : find_preset(preset).search;
+  SearchOptions result = for_stack ? find_preset(preset).server_search : find_preset(preset).search;
   for (const SearchableOption& option : kSearchableOptions) {
     const std::string& text = this->*option.text;
     if (!text.empty()) result.*option.part = leaves_open(option, text);
@@ -232,7 +230,6 @@ SearchOptions FitArguments::resolve_search(bool for_stack) const {
   result.key_centres = result.key_centres && key_centres_problem(resolve()).empty();
   result.orthogonal = method == kOrthogonal;
   result.fallback = result.fallback && (method.empty() || method == "auto");
-  result.full = full;
   return search == "off" ? SearchOptions{} : result;
 }
 
@@ -264,11 +261,39 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
       ->transform(one_of(names))
       ->capture_default_str()
       ->group(section);
+  program
+      .add_option("--clip", arguments.clip,
+                  searchable ? "search, off, or clipping ratios K,V in (0,1]"
+                             : "off, or clipping ratios K,V in (0,1]")
+      ->check([searchable](const std::string& text) {
+        return text == "search" && !searchable ? std::string("a search needs the model") : "";
+      })
+      ->group(section);
+  if (searchable) {
+    program
+        .add_option(
+            "--search", arguments.search,
+            "Let held-out text decide what is open: clipping in preset best, with --for all "
+            "that the server takes")
+        ->transform(one_of({"on", "off"}))
+        ->capture_default_str()
+        ->group(section);
+    program.parse_complete_callback(
+        [&program, &arguments] { arguments.check_search(program.count("--search") > 0); });
+  }
+  program
+      .add_option("--position-span", arguments.position_span,
+                  "Fit for positions 0 to N (default: all that the model serves; 0: as collected)")
+      ->transform(non_negative())
+      ->group(section);
+}
+
+void add_fit_study_options(CLI::App& program, FitArguments& arguments, bool searchable) {
   // One value of `allowed`, or auto where held-out loss may decide.
   const auto add = [&](const char* name, std::string& value, const std::string& help,
                        std::vector<std::string> allowed, bool automatic) {
     if (automatic && searchable) allowed.insert(allowed.begin(), "auto");
-    program.add_option(name, value, help)->transform(one_of(allowed))->group(section);
+    program.add_option(name, value, help)->transform(one_of(allowed))->group(kStudySection);
   };
   std::vector<std::string> methods = {"balanced", "oscar", "hadamard", "identity"};
   if (searchable) methods.insert(methods.begin(), kOrthogonal);
@@ -290,30 +315,6 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
       {"shaped", "plain"}, true);
   add("--scale-correction", arguments.scale_correction, "Correction of the stored scale",
       {"none", "unbiased", "metric"}, true);
-  program
-      .add_option("--clip", arguments.clip,
-                  searchable ? "search, off, or clipping ratios K,V in (0,1]"
-                             : "off, or clipping ratios K,V in (0,1]")
-      ->check([searchable](const std::string& text) {
-        return text == "search" && !searchable ? std::string("a search needs the model") : "";
-      })
-      ->group(section);
-  if (searchable) {
-    program
-        .add_option("--search", arguments.search,
-                    "What held-out text decides in preset best: clipping (quick), everything, on "
-                    "more text (full), or nothing (off)")
-        ->transform(one_of({"quick", "full", "off"}))
-        ->capture_default_str()
-        ->group(section);
-    program.parse_complete_callback(
-        [&program, &arguments] { arguments.check_search(program.count("--search") > 0); });
-  }
-  program
-      .add_option("--position-span", arguments.position_span,
-                  "Fit for positions 0 to N (default: all that the model serves; 0: as collected)")
-      ->transform(non_negative())
-      ->group(section);
 }
 
 void add_quantizer_options(CLI::App& program, QuantizerSettings& settings) {

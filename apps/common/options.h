@@ -51,13 +51,13 @@ struct FitArguments {
   std::string preset = "best";
   std::string method, objective_v, granularity, row_weights, center, key_centers, rounding,
       scale_correction, clip;
-  std::string search = "quick";
+  std::string search = "on";
   std::optional<int64_t> position_span;
 
   // The preset with the overrides applied. Throws Error for a malformed --clip.
   FitOptions resolve() const;
   // What is left to held-out loss: an option that names a value fixes it, "auto" frees it. The rest
-  // is that of the preset, or with --search full, and for a stack that takes less, all that it has.
+  // is that of the preset, which for a stack is more: it may take less than the preset has.
   SearchOptions resolve_search(bool for_stack = false) const;
   // Throws CLI::ValidationError (a usage error) for a request that would be dropped: a part left to
   // a search that is off or, with `asked` (--search was given), a search of nothing.
@@ -74,6 +74,10 @@ struct MemoryArguments {
 
 // `searchable`: the program can decide what is auto or search.
 void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable);
+// The parts of a fit, one by one, for studies of what each is worth. To be added last: help shows
+// them behind all others.
+void add_fit_study_options(CLI::App& program, FitArguments& arguments, bool searchable);
+inline constexpr const char* kStudySection = "For studies";
 void add_quantizer_options(CLI::App& program, QuantizerSettings& settings);
 void add_compute_options(CLI::App& program, ComputeArguments& arguments);
 void add_memory_options(CLI::App& program, MemoryArguments& arguments);

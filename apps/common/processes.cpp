@@ -105,21 +105,11 @@ void add_processes_option(CLI::App& program, int& processes) {
       ->group("Machine");
 }
 
-int run_processes(int processes, int argc, char** argv, const std::string& hint) {
-  if (std::getenv("WORLD_SIZE") != nullptr) {
-    throw UsageError({.what = "torchrun has started this process already: leave --gpus out"});
-  }
-  const std::vector<char*> command = without_option(argc, argv);
-  ::setenv("MASTER_ADDR", kLoopback, 1);
-  ::setenv("MASTER_PORT", std::to_string(free_port()).c_str(), 1);
-  ::setenv("WORLD_SIZE", std::to_string(processes).c_str(), 1);
-  ::setenv("LOCAL_WORLD_SIZE", std::to_string(processes).c_str(), 1);
-  std::signal(SIGCHLD, SIG_DFL);  // ignored, as some supervisors leave it, it would never come
-  sigset_t waited, before;
-  ::sigemptyset(&waited);
-  for (const int signal : kPassedOn) ::sigaddset(&waited, signal);
-  ::sigaddset(&waited, SIGCHLD);
-  ::sigprocmask(SIG_BLOCK, &waited, &before);
+namespace {
+
+// Runs `command` once for each rank, with the signals of `mask` held back as they were before.
+std::vector<pid_t> start_children(int processes, const std::vector<char*>& command,
+                                  const sigset_t& mask) {
   const pid_t parent = ::getpid();
   std::vector<pid_t> children;
   for (int rank = 0; rank < processes; ++rank) {
@@ -137,12 +127,17 @@ int run_processes(int processes, int argc, char** argv, const std::string& hint)
     ::setpgid(0, 0);  // a terminal's Ctrl-C comes from the parent alone
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != parent) ::_exit(kExitFailed);
-    ::sigprocmask(SIG_SETMASK, &before, nullptr);
+    ::sigprocmask(SIG_SETMASK, &mask, nullptr);
     ::execv("/proc/self/exe", command.data());
-    say("{}: cannot start process {}: {}\n", std::filesystem::path(argv[0]).filename().string(),
-        rank, std::strerror(errno));
+    say("{}: cannot start process {}: {}\n",
+        std::filesystem::path(command.front()).filename().string(), rank, std::strerror(errno));
     ::_exit(kExitFailed);
   }
+  return children;
+}
+
+// Passes signals on until all children have ended: their statuses, and whether one was passed on.
+std::pair<std::vector<int>, bool> wait_for(std::vector<pid_t> children, const sigset_t& waited) {
   std::vector<int> statuses(children.size());
   bool stopping = false;
   for (size_t left = children.size(); left > 0;) {
@@ -163,6 +158,28 @@ int run_processes(int processes, int argc, char** argv, const std::string& hint)
       --left;
     }
   }
+  return {std::move(statuses), stopping};
+}
+
+}  // namespace
+
+int run_processes(int processes, int argc, char** argv, const std::string& hint) {
+  if (std::getenv("WORLD_SIZE") != nullptr) {
+    throw UsageError({.what = "torchrun has started this process already: leave --gpus out"});
+  }
+  const std::vector<char*> command = without_option(argc, argv);
+  ::setenv("MASTER_ADDR", kLoopback, 1);
+  ::setenv("MASTER_PORT", std::to_string(free_port()).c_str(), 1);
+  ::setenv("WORLD_SIZE", std::to_string(processes).c_str(), 1);
+  ::setenv("LOCAL_WORLD_SIZE", std::to_string(processes).c_str(), 1);
+  std::signal(SIGCHLD, SIG_DFL);  // ignored, as some supervisors leave it, it would never come
+  sigset_t waited, before;
+  ::sigemptyset(&waited);
+  for (const int signal : kPassedOn) ::sigaddset(&waited, signal);
+  ::sigaddset(&waited, SIGCHLD);
+  ::sigprocmask(SIG_BLOCK, &waited, &before);
+  const std::vector<pid_t> children = start_children(processes, command, before);
+  const auto [statuses, stopping] = wait_for(children, waited);
   require_told(statuses, stopping, hint);
   for (const int status : statuses) {
     const int code = WIFEXITED(status) ? WEXITSTATUS(status) : kExitInterrupted;

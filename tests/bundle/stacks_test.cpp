@@ -16,7 +16,7 @@ namespace {
 
 StackChoice best_choice() {
   const Preset& preset = find_preset("best");
-  StackChoice choice{preset.fit, preset.full_search, {}};
+  StackChoice choice{preset.fit, preset.server_search, {}};
   choice.quantizer.quant_group_size = 0;
   return choice;
 }

@@ -34,15 +34,15 @@ class Resume : public SmallRun {
       : SmallRun(three_layers(), small_corpus({5, 5, 8, 8, 8, 3, 3, 6, 6}), /*batch_tokens=*/10,
                  {.position_span = 128}) {}
 
-  std::vector<LayerStatistics> sums(const RunPlan& plan) { return collect(plan).statistics; }
+  std::vector<LayerStatistics> sums(const CollectionPlan& plan) { return collect(plan).statistics; }
 
   // The checkpoint of a run that stopped after `layer_passes`.
-  SavedRun stop_after(const RunPlan& plan, int layer_passes) {
+  SavedRun stop_after(const CollectionPlan& plan, int layer_passes) {
     EXPECT_THROW(collect(plan, layer_passes), Stopped);
     return CheckpointFile(options_, run_).load(plan).value();
   }
 
-  std::string refusal(const RunPlan& plan) {
+  std::string refusal(const CollectionPlan& plan) {
     try {
       CheckpointFile(options_, run_).load(plan);
     } catch (const Error& error) {
@@ -95,7 +95,7 @@ TEST_F(Resume, StoppingAgainAndAgainUnderChangingPlansGivesTheSameSums) {
 
 TEST_F(Resume, WhatIsSavedBesideTheRunIsWhatItHadThen) {
   const auto whole = sums(plan(7));
-  const RunPlan by_two = plan(2);
+  const CollectionPlan by_two = plan(2);
   for (size_t last = 1; last < by_two.waves.size(); ++last) {
     size_t ends = 0;
     {
@@ -147,8 +147,8 @@ TEST_F(Resume, ACompleteCollectionStaysCompleteUnderAPlanWithMoreWaves) {
 }
 
 TEST_F(Resume, RefusesHiddenStatesThatDoNotFitAndSaysWhatToDo) {
-  RunPlan small = plan(1);
-  small.hidden_room = 8 * small.hidden_bytes_per_token;
+  CollectionPlan small = plan(1);
+  small.memory.hidden_room = 8 * small.hidden_bytes_per_token;
   stop_after(plan(7), 1);  // all batches have passed layer 0
   const std::string text = refusal(small);
   EXPECT_NE(text.find("--host-memory"), std::string::npos) << text;
@@ -287,7 +287,7 @@ TEST(PlanBlocks, EndAtTheBatchEndsNearestToEachEighthAndAtTheEnd) {
 }
 
 TEST(PlanBlocks, BeginWhereTheOneBeforeEnds) {
-  RunPlan plan;
+  CollectionPlan plan;
   plan.block_tokens = {10, 20};
   EXPECT_EQ(block_start(plan, 9), 0);
   EXPECT_EQ(block_start(plan, 10), 10);
@@ -301,8 +301,8 @@ class Snapshots : public SmallRun {
       : SmallRun(kSmallConfig, small_corpus(std::vector<int>(kChunks, kLength)),
                  /*batch_tokens=*/2 * kLength, {.center = true}) {}
 
-  RunPlan plan(size_t batches_per_wave) const {
-    RunPlan plan = SmallRun::plan(batches_per_wave);
+  CollectionPlan plan(size_t batches_per_wave) const {
+    CollectionPlan plan = SmallRun::plan(batches_per_wave);
     plan.snapshot_tokens = plan_snapshots(plan.batches);
     return plan;
   }
@@ -312,7 +312,7 @@ class Snapshots : public SmallRun {
     for (size_t i = 0; i < a.size(); ++i) EXPECT_EQ(*a[i], *b[i]) << "copy " << i;
   }
 
-  Json judged(const RunPlan& plan, const Sums& sums) {
+  Json judged(const CollectionPlan& plan, const Sums& sums) {
     SilentProgress progress;
     return judge_convergence(sums.snapshots, sums.statistics, plan, options_.fit, {}, false,
                              progress);
@@ -320,12 +320,12 @@ class Snapshots : public SmallRun {
 };
 
 TEST_F(Snapshots, AreTheSumsOfTheBatchesBeforeThem) {
-  const RunPlan all = plan(12);
+  const CollectionPlan all = plan(12);
   const auto whole = collect(all);
   ASSERT_EQ(whole.snapshots.size(), 2U * kSnapshotLayers);
   corpus_.chunks.resize(kChunks / 2);
   corpus_.record.tokens /= 2;
-  RunPlan half = plan(6);
+  CollectionPlan half = plan(6);
   half.block_tokens = all.block_tokens;
   half.snapshot_tokens.clear();
   auto first = collect(half).statistics;
@@ -337,14 +337,14 @@ TEST_F(Snapshots, AreTheSumsOfTheBatchesBeforeThem) {
 }
 
 TEST_F(Snapshots, AndSumsAreOfBlocksThatWereAddedInOrder) {
-  const RunPlan whole = plan(12);
+  const CollectionPlan whole = plan(12);
   ASSERT_EQ(whole.block_tokens.size(), 8U);
   const auto sums = collect(whole);
   const TokenChunks all = corpus_;
   std::vector<LayerStatistics> total;
   for (int64_t begin = 0; const int64_t end : whole.block_tokens) {
     corpus_.chunks.assign(all.chunks.begin() + begin / kLength, all.chunks.begin() + end / kLength);
-    RunPlan block = SmallRun::plan(12);
+    CollectionPlan block = SmallRun::plan(12);
     block.block_tokens.clear();
     const auto part = collect(block).statistics;
     for (size_t layer = 0; layer < part.size() && begin > 0; ++layer) {
@@ -357,7 +357,7 @@ TEST_F(Snapshots, AndSumsAreOfBlocksThatWereAddedInOrder) {
 }
 
 TEST_F(Snapshots, DoNotChangeTheSums) {
-  RunPlan without = plan(5);
+  CollectionPlan without = plan(5);
   without.snapshot_tokens.clear();
   EXPECT_EQ(collect(plan(5)).statistics, collect(without).statistics);
 }
@@ -378,21 +378,20 @@ TEST_F(Snapshots, AreTheSameUnderAnyPlanWhereverTheRunStopped) {
 }
 
 TEST_F(Snapshots, AreCountedInHostMemoryAsKeptAndOnceMoreInACheckpoint) {
-  const auto batches = plan_batches(corpus_.chunks, 2 * kLength);
   const ModelConfig& config = model_.transformer->config();
-  const auto planned = [&](int64_t host_bytes, std::vector<int64_t> marks) {
-    PassNeeds needs;
-    needs.checkpoint_every = 16;
-    needs.snapshot_tokens = std::move(marks);
-    return plan_run(*model_.transformer, batches, {.host_bytes = host_bytes}, std::move(needs));
+  const auto host_bytes = [&](size_t snapshots) {
+    int64_t bytes = 0;
+    for (const MemoryNeed& need : statistics_needs(config, {.snapshots = snapshots, .saved = true}))
+      bytes += need.host_bytes;
+    return bytes;
   };
-  // So many that writing a checkpoint takes more than a batch does.
-  const RunPlan with = planned(int64_t{4} << 30, std::vector<int64_t>(1002));
-  const RunPlan without = planned(int64_t{4} << 30, std::vector<int64_t>(1000));
   // Four moments of two layers with two heads of 8 x 8, twice.
   EXPECT_EQ(snapshot_bytes(config, 2, false), 2 * 4 * 2 * 2 * 8 * 8 * 8);
-  EXPECT_EQ(with.peak_host_bytes - without.peak_host_bytes, 2 * snapshot_bytes(config, 2, false));
-  EXPECT_EQ(planned(int64_t{4} << 30, plan_snapshots(batches)).snapshot_tokens.size(), 2U);
+  EXPECT_EQ(host_bytes(1002) - host_bytes(1000), 2 * snapshot_bytes(config, 2, false));
+  const CollectionPlan planned = plan_collection(*model_.transformer, corpus_.chunks, options_,
+                                                 {.host_bytes = int64_t{4} << 30}, 1);
+  EXPECT_EQ(planned.snapshot_tokens, plan_snapshots(planned.batches));
+  EXPECT_EQ(planned.block_tokens, plan_blocks(planned.batches));
 }
 
 TEST_F(Snapshots, AreKeptOfQuantizedLayersOnly) {
@@ -417,7 +416,7 @@ TEST_F(Snapshots, ThatACheckpointLacksAreMissed) {
 
 TEST_F(Snapshots, OfOtherTokenCountsAreRefused) {
   EXPECT_THROW(collect(plan(12), 1), Stopped);
-  RunPlan other = plan(12);
+  CollectionPlan other = plan(12);
   other.snapshot_tokens[0] += 2 * kLength;
   EXPECT_THROW(CheckpointFile(options_, run_).load(other), Error);
 }

@@ -56,23 +56,23 @@ class SmallRun : public testing::Test {
   }
 
   // All batches, in waves of so many; no copies of running sums.
-  RunPlan plan(size_t batches_per_wave) const {
-    RunPlan plan;
+  CollectionPlan plan(size_t batches_per_wave) const {
+    CollectionPlan plan;
     plan.batches = plan_batches(corpus_.chunks, batch_tokens_);
     plan.block_tokens = plan_blocks(plan.batches);
     for (size_t i = 0; i < plan.batches.size(); i += batches_per_wave) {
       const size_t count = std::min(batches_per_wave, plan.batches.size() - i);
       plan.waves.push_back({i, count, tokens_of(plan, i, count)});
     }
-    plan.weights_resident = true;
+    plan.memory.weights_resident = true;
     plan.hidden_bytes_per_token = model_.transformer->config().hidden_size * sizeof(float);
-    plan.hidden_room = 1 << 20;
+    plan.memory.hidden_room = 1 << 20;
     return plan;
   }
 
   // Continues from the checkpoint, if there is one. Saves and throws Stopped after `layer_passes`;
   // save_snapshots: the checkpoint has the copies of running sums too.
-  Sums collect(const RunPlan& plan, int layer_passes = 1000, bool save_snapshots = true) {
+  Sums collect(const CollectionPlan& plan, int layer_passes = 1000, bool save_snapshots = true) {
     CheckpointFile file(options_, run_);
     MomentPass pass(*model_.transformer, layers_,
                     [&](const MomentPass& sums, const RunPosition& next) {

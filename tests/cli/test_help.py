@@ -51,6 +51,18 @@ class Help(unittest.TestCase):
                     described = len(line[26:].strip()) > 0 or following.startswith(" " * 28)
                     self.assertTrue(described, f"{' '.join(command)}: {line}")
 
+    def test_options_that_studies_alone_need_come_last_in_a_group_of_their_own(self):
+        """A serving team can stop reading there."""
+        fit = {"--method", "--objective-v", "--granularity", "--row-weights", "--center",
+               "--key-centers", "--rounding", "--scale-correction"}
+        for command, expected in ((("oscar-calibrate",), fit), (("oscar-bundle", "fit"), fit),
+                                  (("oscar-eval",), {"--keep-units", "--layer-errors"})):
+            with self.subTest(" ".join(command)):
+                last = help_of(*command).partition("\nFor studies:\n")[2]
+                group, _, rest = last.partition("\n\n")
+                self.assertEqual(set(re.findall(r"^  (--[a-z-]+)", group, re.MULTILINE)), expected)
+                self.assertNotRegex(rest, r"(?m)^  --")
+
     def test_the_subcommands_are_found(self):
         self.assertIn("inspect", subcommands(help_of("oscar-bundle")))
         self.assertIn("report", subcommands(help_of("oscar-bundle")))

@@ -71,10 +71,10 @@ class Install(unittest.TestCase):
         completion = self.prefix / "share" / "bash-completion" / "completions" / "oscar-calibrate"
         self.assertEqual(self.succeed("bash", "-c", f"""
             source {completion}
-            COMP_WORDS=(oscar-calibrate --search qu) COMP_CWORD=2; _oscar_calibrate
+            COMP_WORDS=(oscar-calibrate --search of) COMP_CWORD=2; _oscar_calibrate
             echo "${{COMPREPLY[@]}}"
             COMP_WORDS=(oscar-calibrate --max-t) COMP_CWORD=1; _oscar_calibrate
-            echo "${{COMPREPLY[@]}}" """), "quick\n--max-tokens\n")
+            echo "${{COMPREPLY[@]}}" """), "off\n--max-tokens\n")
 
     def test_another_project_finds_and_links_the_library(self):
         project = self.folder / "project"

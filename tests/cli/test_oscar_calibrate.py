@@ -139,6 +139,8 @@ class WhatItWrites(CalibrateTest):
 
 # Windows so small that short chunks can be held back.
 SEARCH = ["--chunk-len", 256, "--sink", 4, "--recent", 16, "--max-tokens", 6144]
+ALL_PARTS = [word for name in ("method", "center", "granularity", "rounding", "scale-correction")
+             for word in (f"--{name}", "auto")]
 FIXED = ["--method", "balanced", "--granularity", "per-head", "--center", "on", "--clip", ".95,.96",
          "--rounding", "shaped", "--scale-correction", "metric"]
 
@@ -193,8 +195,8 @@ class HeldBackSearch(CalibrateTest):
                 np.testing.assert_allclose(one[f"layers/{layer}/k_rotation"][balanced],
                                            two[f"layers/{layer}/k_rotation"][balanced], rtol=.02, atol=1e-2)
 
-    def test_a_full_search_goes_through_all_stages(self):
-        self.calibrate(self.text, self.out, *SEARCH, "--search", "full")
+    def test_a_search_of_all_parts_goes_through_all_stages(self):
+        self.calibrate(self.text, self.out, *SEARCH, *ALL_PARTS)
         with h5py.File(self.out) as file:
             self.assertEqual(json.loads(file.attrs["search"])["searched"],
                              ["method", "center", "granularity", "clip", "rounding", "scale correction"])

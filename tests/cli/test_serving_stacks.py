@@ -47,7 +47,7 @@ class ForStack(StackCase):
                         ["--for", "sglang-v2", "--method", "oscar", "--granularity", "shared",
                          "--clip", ".96,.92"]):
             with self.subTest(options):
-                self.refuse_for([*options, "--search", "full"], "--search full",
+                self.refuse_for([*options, "--search", "on"], "--search on",
                                 "nothing is left to search")
 
     def test_the_bundle_runs_as_it_is_on_the_stack_it_was_made_for(self):

@@ -9,6 +9,9 @@ from support.processes import SharedRuns
 from support.programs import BIN, SOURCE
 
 TINY = SOURCE / "datasets" / "tiny-gqa"
+# A search of all parts.
+LONG = [word for name in ("method", "center", "granularity", "rounding", "scale-correction")
+        for word in (f"--{name}", "auto")]
 
 
 class SharedSearch(SharedRuns):
@@ -31,16 +34,16 @@ class SharedSearch(SharedRuns):
                 "--max-tokens", "4096", "--batch-tokens", "256", *map(str, options)]
 
     def start_search(self, out):
-        """A long one, at its beginning, shared by two."""
-        parent, ids = self.start_parent(2, out, "--search", "full")
+        """A long one, of all parts, at its beginning, shared by two."""
+        parent, ids = self.start_parent(2, out, *LONG)
         self.wait_for_line(parent, "collecting statistics: ")
         return parent, ids
 
     def expect_bytes_of_one(self, out, *options):
         """After the search that was started has ended early."""
         if SharedSearch.one is None:
-            SharedSearch.one = self.bytes_of("one.h5", "--quiet", "--search", "full")
-        self.assertEqual(self.bytes_of(out, "--quiet", "--search", "full", "--resume", *options),
+            SharedSearch.one = self.bytes_of("one.h5", "--quiet", *LONG)
+        self.assertEqual(self.bytes_of(out, "--quiet", *LONG, "--resume", *options),
                          SharedSearch.one)
 
     def test_any_number_of_processes_writes_the_same_bytes(self):

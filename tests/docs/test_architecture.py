@@ -24,6 +24,22 @@ class Architecture(unittest.TestCase):
         rooms = re.findall(r"^\| `([\w/]+)` \|", self.section("## Rooms"), re.MULTILINE)
         self.assertEqual(tuple(rooms), check_layers.ROOMS)
 
+    def test_what_runs_the_model_knows_neither_bundles_nor_statistics(self):
+        """Nor includes it them through others: what they need of memory is stated to it."""
+        lib = SOURCE / "lib"
+        pending = [path.relative_to(lib).as_posix() for path in (lib / "oscar" / "model").iterdir()
+                   if path.suffix in check_layers.SUFFIXES]
+        came_from = dict.fromkeys(pending)
+        while pending:
+            path = pending.pop()
+            for name in check_layers.includes(lib / path):
+                if name.startswith("oscar/") and (lib / name).exists() and name not in came_from:
+                    came_from[name] = path
+                    pending.append(name)
+        allowed = {"oscar/fit/linalg.h"}  # matrices
+        self.assertEqual({name: came_from[name] for name in sorted(came_from) if name not in allowed
+                          and name.startswith(("oscar/bundle/", "oscar/fit/", "oscar/eval/"))}, {})
+
     def test_no_arrow_of_the_drawing_goes_up(self):
         (drawing,) = [block for block in self.file.blocks() if block.language == "mermaid"]
         lines = drawing.text.splitlines()

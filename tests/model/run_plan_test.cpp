@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "oscar/base/error.h"
+
 namespace {
 
 using namespace oscar;
@@ -35,32 +37,35 @@ TEST(PlanBatches, GivesAChunkLongerThanTheLimitABatchOfItsOwn) {
   EXPECT_EQ(batches[0].tokens(), 100);
 }
 
+// Batches of eight tokens each, hidden states of a byte a token, and no weights.
+RunPlan plan_of(int64_t bytes, bool at_once, int64_t wave_chunks = 0) {
+  MemoryNeeds needs;
+  needs.hidden_of_token = 1;
+  needs.hidden_at_once = at_once;
+  return plan_run(plan_batches(chunks_of({8, 8, 8, 8, 8}), 8), std::move(needs),
+                  {.host_bytes = bytes}, torch::kCPU, wave_chunks);
+}
+
+TEST(PlanRun, AWaveIsWhatHiddenStatesHaveRoomFor) {
+  EXPECT_EQ(plan_of(40, false).waves.size(), 1u);
+  EXPECT_EQ(plan_of(39, false).waves.size(), 2u);
+  EXPECT_EQ(plan_of(16, false).waves.size(), 3u);
+  EXPECT_EQ(plan_of(16, false).peak.host_bytes, 16);
+  EXPECT_EQ(plan_of(1000, false, /*wave_chunks=*/3).waves.size(), 2u);
+}
+
+TEST(PlanRun, WhatMustPassAtOnceIsOneWaveOrRefused) {
+  EXPECT_EQ(plan_of(40, true).waves.size(), 1u);
+  EXPECT_EQ(plan_of(40, true).peak.host_bytes, 40);
+  EXPECT_THROW(plan_of(39, true), Error);
+}
+
 // Seven batches of one chunk each, of i + 1 tokens, in waves of three.
 RunPlan plan_of_seven() {
   RunPlan plan;
   plan.batches = plan_batches(chunks_of({1, 2, 3, 4, 5, 6, 7}), 1);
   plan.waves = {{0, 3, 6}, {3, 3, 15}, {6, 1, 7}};
   return plan;
-}
-
-TEST(InOneWave, AddsHiddenStatesOfWhatTheLargestWaveLeavesOutWhereTheyLie) {
-  RunPlan plan = plan_of_seven();
-  plan.hidden_bytes_per_token = 10;
-  plan.peak_host_bytes = 1000;
-  plan.peak_device_bytes = 2000;
-  constexpr int64_t kMore = (28 - 15) * 10;  // 15 tokens of hidden states are in the peaks
-  const RunPlan on_cpu = in_one_wave(plan, torch::kCPU);
-  EXPECT_EQ(on_cpu.waves.size(), 1u);
-  EXPECT_EQ(on_cpu.waves[0].num_batches, 7u);
-  EXPECT_EQ(on_cpu.waves[0].tokens, 28);
-  EXPECT_EQ(on_cpu.peak_host_bytes, 1000 + kMore);
-  const RunPlan on_gpu = in_one_wave(plan, torch::kCUDA);
-  EXPECT_EQ(on_gpu.peak_host_bytes, 1000);
-  EXPECT_EQ(on_gpu.peak_device_bytes, 2000 + kMore);
-  plan.hidden_on_device = false;  // a GPU whose hidden states lie on the host
-  const RunPlan on_host = in_one_wave(plan, torch::kCUDA);
-  EXPECT_EQ(on_host.peak_host_bytes, 1000 + kMore);
-  EXPECT_EQ(on_host.peak_device_bytes, 2000);
 }
 
 std::string text_of(const std::vector<Wave>& waves) {

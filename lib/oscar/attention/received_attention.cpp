@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "oscar/model/run_plan.h"
-
 // Set by lib/CMakeLists.txt in builds with CUDA.
 #if defined(OSCAR_HAS_KERNELS)
 #include <c10/core/DeviceGuard.h>
@@ -159,6 +157,8 @@ void weigh_scores(const torch::Tensor& q, const torch::Tensor& k, const CacheVie
 }
 
 }  // namespace
+
+int64_t attended_scores(torch::Device device) { return int64_t{1} << (device.is_cuda() ? 25 : 21); }
 
 ReceivedAttention received_attention(const torch::Tensor& q, const torch::Tensor& k,
                                      const CacheView& view, double sm_scale) {

@@ -16,6 +16,10 @@ inline constexpr double kEvenShare = 0.1;
 // A sink receives this many times the mean weight of its sequence's INT2 rows.
 inline constexpr double kSinkFactor = 10;
 
+// Scores that are looked at together, beside a few tensors as large: few enough for a processor's
+// cache, or enough to keep a GPU busy.
+int64_t attended_scores(torch::Device device);
+
 // What rows of one sequence weigh, float32 on the device of its queries.
 struct ReceivedAttention {
   std::vector<int64_t> queries;  // positions of those that were looked at

@@ -18,7 +18,7 @@ namespace oscar {
 // Layers side by side.
 
 Json judge_convergence(const SumSnapshots& snapshots,
-                       const std::vector<LayerStatistics>& statistics, const RunPlan& plan,
+                       const std::vector<LayerStatistics>& statistics, const CollectionPlan& plan,
                        const FitOptions& options, const Rope& rope, bool may_stop,
                        Progress& progress) {
   const LayerStatistics& any = first_fitted(statistics, "the model");
@@ -85,7 +85,7 @@ Json describe_search(const CalibrateOptions& options, size_t search_chunks, size
     if (on) searched.push_back(name);
   }
   return {{"searched", std::move(searched)},
-          {"effort", s.full ? "full" : "quick"},
+          {"effort", "quick"},  // the only one since 0.2
           {"search_chunks", search_chunks},
           {"confirm_chunks", confirm_chunks},
           {"held_back_tokens", held_back_tokens},

@@ -7,11 +7,11 @@
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
 #include "oscar/bundle/bundle.h"
+#include "oscar/calibrate/collection_plan.h"
 #include "oscar/calibrate/collector.h"
 #include "oscar/calibrate/options.h"
 #include "oscar/model/checkpoint/checkpoint.h"
 #include "oscar/model/layer_weights.h"
-#include "oscar/model/run_plan.h"
 
 namespace oscar {
 
@@ -21,7 +21,7 @@ namespace oscar {
 // plan.snapshot_tokens, `statistics` are the complete sums of all layers. Of `options` centering
 // and positions count. `may_stop`: throws Interrupted when a stop was requested.
 Json judge_convergence(const SumSnapshots& snapshots,
-                       const std::vector<LayerStatistics>& statistics, const RunPlan& plan,
+                       const std::vector<LayerStatistics>& statistics, const CollectionPlan& plan,
                        const FitOptions& options, const Rope& rope, bool may_stop,
                        Progress& progress);
 

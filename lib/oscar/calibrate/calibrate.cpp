@@ -123,91 +123,125 @@ Json start_json(const RunPosition& start, bool finished) {
   return {start.batch, start.hidden.size(), finished};
 }
 
-// Act 2. The statistics that the fit needs, from the checkpoint on when there is one, with `run`
-// begun when the one that it is of was. They are in the checkpoint once complete, unless all that
-// follows is a short fit.
-Collected collect(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
-                  const CalibrateOptions& options, CheckpointFile& saved, Bundle& run, Ranks& ranks,
-                  Progress& progress) {
-  const std::vector<LayerGeometry> layers = geometries(options, model.config());
-  const auto attended = attended_view(options);
+// What all steps of collecting share.
+struct Collection {
+  Transformer& model;
+  const TokenChunks& corpus;
+  const CollectionPlan& plan;
+  const CalibrateOptions& options;
+  CheckpointFile& saved;
+  Progress& progress;
+
+  int64_t token_layers() const { return corpus.record.tokens * model.config().num_layers; }
+  bool on_gpu() const { return model.compute().device.is_cuda(); }
+};
+
+// The pass of one process, which saves what it has summed.
+std::unique_ptr<MomentPass> moment_pass(const Collection& job,
+                                        const std::vector<LayerGeometry>& layers,
+                                        const std::optional<CacheView>& attended) {
   // Beside a GPU that has all weights there are processors and memory for it.
-  const bool beside_compute = plan.weights_resident && model.compute().device.is_cuda();
-  auto moments = std::make_unique<MomentPass>(
-      model, layers,
-      [&](const MomentPass& sums, const RunPosition& next) {
+  const bool beside_compute = job.plan.memory.weights_resident && job.on_gpu();
+  return std::make_unique<MomentPass>(
+      job.model, layers,
+      [&job, beside_compute](const MomentPass& sums, const RunPosition& next) {
         const bool stop = interrupt_requested();
-        if (!saved.due(next, plan, stop)) return;
+        if (!job.saved.due(next, job.plan, stop)) return;
         if (beside_compute && !stop) {
-          saved.save_meanwhile(sums.block(), next, sums.blocks_before(), sums.snapshots());
+          job.saved.save_meanwhile(sums.block(), next, sums.blocks_before(), sums.snapshots());
         } else {
-          saved.save(sums.block(), next, sums.blocks_before(), sums.snapshots());
+          job.saved.save(sums.block(), next, sums.blocks_before(), sums.snapshots());
         }
       },
-      SumMarks{plan.block_tokens, plan.snapshot_tokens}, attended);
-  std::optional<SavedRun> resumed;
-  if (options.resume) {
-    resumed = saved.load(plan);
-    if (!resumed) {
-      progress.note("no checkpoint beside " + options.output.string() + ": starting anew");
+      SumMarks{job.plan.block_tokens, job.plan.snapshot_tokens}, attended);
+}
+
+// Where collecting begins.
+struct Begin {
+  RunPosition position;
+  std::vector<LayerStatistics> complete;  // with energies too: nothing is left to collect
+};
+
+// With --resume from the checkpoint on: `moments` then have its sums, and `run` begins when the run
+// that it is of began.
+Begin begin_collecting(const Collection& job, MomentPass& moments, Bundle& run) {
+  if (!job.options.resume) return {};
+  std::optional<SavedRun> resumed = job.saved.load(job.plan);
+  if (!resumed) {
+    job.progress.note("no checkpoint beside " + job.options.output.string() + ": starting anew");
+    return {};
+  }
+  run.created_utc = resumed->started_utc;
+  moments.restore(resumed->statistics, resumed->before, std::move(resumed->snapshots));
+  Begin begin{.position = std::move(resumed->position), .complete = {}};
+  if (begin.position.batch == job.plan.batches.size() && has_energy(resumed->statistics)) {
+    begin.complete = std::move(resumed->statistics);
+  }
+  return begin;
+}
+
+// All moments of the text, passed from `start` on by all processes.
+Collected collect_moments(const Collection& job, const std::vector<LayerGeometry>& layers,
+                          const std::optional<CacheView>& attended,
+                          std::unique_ptr<MomentPass> moments, RunPosition start, Ranks& ranks) {
+  const auto save = [&job](const Collected& sums, const RunPosition& next, bool stop) {
+    if (!job.saved.due(next, job.plan, stop)) return;
+    if (stop) {
+      job.saved.save(sums.statistics, next, {}, sums.snapshots);
+    } else {
+      job.saved.save_meanwhile(sums.statistics, next, {}, sums.snapshots);
     }
-  }
-  RunPosition start;
-  bool energy_saved = false;  // with complete moments only
-  if (resumed) {
-    run.created_utc = resumed->started_utc;
-    moments->restore(resumed->statistics, resumed->before, std::move(resumed->snapshots));
-    start = std::move(resumed->position);
-    energy_saved = start.batch == plan.batches.size() && has_energy(resumed->statistics);
-    if (!energy_saved) resumed.reset();  // the sums are in the collectors
-  }
-  const int64_t token_layers = corpus.record.tokens * model.config().num_layers;
-  progress.begin("collecting statistics", token_layers, "token-layers");
-  ranks.agree(run.run_key, start_json(start, false));
-  Collected collected;
+  };
   try {
     if (ranks.several()) {
-      const auto save = [&](const Collected& sums, const RunPosition& next, bool stop) {
-        if (!saved.due(next, plan, stop)) return;
-        if (stop) {
-          saved.save(sums.statistics, next, {}, sums.snapshots);
-        } else {
-          saved.save_meanwhile(sums.statistics, next, {}, sums.snapshots);
-        }
-      };
-      collected = collect_with_others(ranks, {model, corpus, plan, layers, attended},
-                                      std::move(moments), std::move(start), save, progress);
-    } else {
-      run_layer_major(model, corpus, plan, std::move(start), *moments, progress);
-      saved.settle();  // its copies of sums, before more are made
-      collected = {moments->result(), moments->snapshots()};
+      return collect_with_others(ranks, {job.model, job.corpus, job.plan, layers, attended},
+                                 std::move(moments), std::move(start), save, job.progress);
     }
+    run_layer_major(job.model, job.corpus, job.plan, std::move(start), *moments, job.progress);
+    job.saved.settle();  // its copies of sums, before more are made
+    return {moments->result(), moments->snapshots()};
   } catch (const Interrupted&) {
-    throw resumable_stop(saved, ranks.several() ? kBlocksAgain : kCollecting);
+    throw resumable_stop(job.saved, ranks.several() ? kBlocksAgain : kCollecting);
   }
-  progress.end();
-  auto& [statistics, snapshots] = collected;
-  check_counts(statistics, corpus.record.tokens);
+}
 
-  const RunPosition complete{plan.batches.size(), 0, {}};
-  if (!wants_energy(options)) {
-    if (!options.search.any()) return collected;
-    // Beside a GPU, processors are left for it while the text is judged and the search begins.
-    if (model.compute().device.is_cuda()) {
-      saved.save_meanwhile(statistics, complete, {}, snapshots);
-    } else {
-      saved.save(statistics, complete, {}, snapshots);
-    }
-    return collected;
-  }
-  if (energy_saved) return {std::move(resumed->statistics), std::move(snapshots)};
-  saved.save(statistics, complete, {}, snapshots);
-  EnergyPass energy(statistics, model.compute().device);
-  progress.begin("second pass: value energy", token_layers, "token-layers");
-  run_pass(model, corpus, plan, {}, energy, saved, kEnergyAgain, progress);
-  progress.end();
+// The second pass, over the text again.
+void add_energies(const Collection& job, std::vector<LayerStatistics>& statistics) {
+  EnergyPass energy(statistics, job.model.compute().device);
+  job.progress.begin("second pass: value energy", job.token_layers(), "token-layers");
+  run_pass(job.model, job.corpus, job.plan, {}, energy, job.saved, kEnergyAgain, job.progress);
+  job.progress.end();
   energy.store(statistics);
-  saved.save(statistics, complete, {}, snapshots);
+}
+
+// Act 2. The statistics that the fit needs, with `run` begun when the run that is resumed was. They
+// are in the checkpoint once complete, unless all that follows is a short fit.
+Collected collect(const Collection& job, Bundle& run, Ranks& ranks) {
+  const std::vector<LayerGeometry> layers = geometries(job.options, job.model.config());
+  const auto attended = attended_view(job.options);
+  std::unique_ptr<MomentPass> moments = moment_pass(job, layers, attended);
+  Begin begin = begin_collecting(job, *moments, run);
+  job.progress.begin("collecting statistics", job.token_layers(), "token-layers");
+  ranks.agree(run.run_key, start_json(begin.position, false));
+  Collected collected =
+      collect_moments(job, layers, attended, std::move(moments), std::move(begin.position), ranks);
+  job.progress.end();
+  auto& [statistics, snapshots] = collected;
+  check_counts(statistics, job.corpus.record.tokens);
+  if (!begin.complete.empty()) return {std::move(begin.complete), std::move(snapshots)};
+  if (!wants_energy(job.options) && !job.options.search.any()) return collected;
+
+  const RunPosition complete{job.plan.batches.size(), 0, {}};
+  // Beside a GPU, processors are left for it while the text is judged and the search begins.
+  if (job.on_gpu() && !wants_energy(job.options)) {
+    job.saved.save_meanwhile(statistics, complete, {}, snapshots);
+  } else {
+    job.saved.save(statistics, complete, {}, snapshots);
+  }
+  if (wants_energy(job.options)) {
+    add_energies(job, statistics);
+    job.saved.save(statistics, complete, {}, snapshots);
+  }
   return collected;
 }
 
@@ -261,13 +295,12 @@ struct Searched {
 // Searches on the held-back text. With the energy objective, whose weights come from sums that are
 // complete, no sums are added, and no statistics returned.
 Searched search_held_back(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
-                          int layers_together, const CalibrateOptions& options, Ranks& ranks,
-                          CheckpointFile& saved, const std::vector<LayerStatistics>& statistics,
-                          Progress& progress) {
+                          const CalibrateOptions& options, Ranks& ranks, CheckpointFile& saved,
+                          const std::vector<LayerStatistics>& statistics, Progress& progress) {
   const std::vector<LayerGeometry> layers = geometries(options, model.config());
   const std::vector<bool> own = own_layers(ranks, layers);
   SearchPass search(model, statistics, search_settings(options), split.num_search,
-                    split.num_confirm, layers_together, own);
+                    split.num_confirm, plan.memory.side_by_side, own);
   progress.begin("searching", split.held_back.record.tokens * model.config().num_layers,
                  "token-layers");
   Searched found;
@@ -308,7 +341,7 @@ struct Planned {
   CorpusRecord record;
   NgramFingerprint fingerprint;  // none in a dry run
   SplitCorpus split;
-  RunPlan plan;                        // of what is collected from
+  CollectionPlan plan;                 // of what is collected from
   std::optional<RunPlan> search_plan;  // of what is held back; none: nothing is searched
 };
 
@@ -324,8 +357,8 @@ Planned read_and_plan(Opened& run, Transformer& model, Ranks& ranks, CalibrateRe
   const std::string warning =
       window_warning(options.quantizer, checkpoint.config.rope.max_positions);
   if (!warning.empty()) result.warnings.push_back(warning);
-  const TokenChunks corpus = make_chunks(options, options.chunk_len, checkpoint, model,
-                                         run.limits.of_compute(run.compute.device), progress);
+  const TokenChunks corpus =
+      make_chunks(options, options.chunk_len, checkpoint, model, run.limits, progress);
   if (!options.tokens_out.empty() && ranks.first()) {
     const std::string uneven = write_chunks_npy(corpus, options.tokens_out);
     if (!uneven.empty()) result.warnings.push_back(uneven);
@@ -340,13 +373,8 @@ Planned read_and_plan(Opened& run, Transformer& model, Ranks& ranks, CalibrateRe
   if (options.search.any()) {
     planned.search_plan = plan_search(model, planned.split, options, run.limits);
   }
-  std::vector<Batch> batches = plan_batches(planned.split.fit.chunks, options.batch_tokens);
-  PassNeeds needs{.checkpoint_every = options.checkpoint_every,
-                  .snapshot_tokens = plan_snapshots(batches),
-                  .attended = attended_view(options).has_value(),
-                  .processes = ranks.size(),
-                  .search_bytes = {}};
-  planned.plan = plan_run(model, std::move(batches), run.limits, std::move(needs));
+  planned.plan =
+      plan_collection(model, planned.split.fit.chunks, options, run.limits, ranks.size());
   if (!options.dry_run) planned.fingerprint = fingerprint_of(corpus.chunks);
   return planned;
 }
@@ -365,11 +393,6 @@ Bundle begin_bundle(const Opened& run, const Planned& planned) {
   return bundle;
 }
 
-int searched_together(const Opened& run, Transformer& model, const Planned& planned) {
-  return layers_searched_together(model, planned.split, *planned.search_plan, run.options,
-                                  run.limits);
-}
-
 // What the other processes do: they collect and search for the first.
 void help_first(const Opened& run, Transformer& model, const Planned& planned,
                 const std::string& key, Ranks& ranks) {
@@ -380,8 +403,7 @@ void help_first(const Opened& run, Transformer& model, const Planned& planned,
   collect_for_first(ranks, {model, planned.split.fit, planned.plan, layers, attended},
                     {start.at(0), start.at(1)});
   if (planned.search_plan) {
-    search_for_first(ranks, model, planned.split, *planned.search_plan,
-                     searched_together(run, model, planned), run.options);
+    search_for_first(ranks, model, planned.split, *planned.search_plan, run.options);
   }
   ranks.done();
 }
@@ -435,9 +457,8 @@ std::vector<LayerDecision> decide(const Opened& run, Transformer& model, const P
   std::vector<LayerDecision> decisions(static_cast<size_t>(layers));
   if (planned.search_plan) {
     const auto start = Clock::now();
-    Searched found = search_held_back(model, planned.split, *planned.search_plan,
-                                      searched_together(run, model, planned), options, ranks, saved,
-                                      collected.statistics, progress);
+    Searched found = search_held_back(model, planned.split, *planned.search_plan, options, ranks,
+                                      saved, collected.statistics, progress);
     if (judgement.beside_search()) bundle.convergence = judgement.take(saved);
     decisions = std::move(found.decisions);
     if (!found.statistics.empty()) collected.statistics = std::move(found.statistics);
@@ -500,9 +521,9 @@ void write(const Opened& run, std::vector<LayerDecision> decisions, Collected co
 }
 
 // Bytes of copies of the sums, and of hidden states on the host, that a checkpoint writes.
-int64_t checkpoint_bytes(const Opened& run, const RunPlan& plan) {
+int64_t checkpoint_bytes(const Opened& run, const CollectionPlan& plan) {
   const int64_t hidden =
-      plan.weights_resident ? 0 : plan.waves.front().tokens * plan.hidden_bytes_per_token;
+      plan.memory.weights_resident ? 0 : plan.waves.front().tokens * plan.hidden_bytes_per_token;
   return snapshot_bytes(run.checkpoint.config, plan.snapshot_tokens.size() + 1, plan.attended) +
          hidden;
 }
@@ -522,7 +543,9 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
   result.held_back_tokens = planned.split.held_back.record.tokens;
   if (run.options.dry_run) {
     result.dry_run = true;
-    result.cost = estimate_cost(model, planned.split, planned.plan, run.options, run.limits, ranks);
+    result.cost =
+        estimate_cost(model, planned.split, planned.plan,
+                      planned.search_plan ? &*planned.search_plan : nullptr, run.options, ranks);
     return result;
   }
   hold_device_memory(run.limits, run.compute.device);
@@ -542,8 +565,8 @@ CalibrateResult calibrate(const CalibrateOptions& requested, Ranks& ranks, Progr
 
   const auto start = Clock::now();
   CheckpointFile saved(run.options, bundle, checkpoint_bytes(run, planned.plan));
-  Collected collected =
-      collect(model, planned.split.fit, planned.plan, run.options, saved, bundle, ranks, progress);
+  Collected collected = collect(
+      {model, planned.split.fit, planned.plan, run.options, saved, progress}, bundle, ranks);
   if (planned.search_plan) send_statistics(ranks, collected.statistics);
   result.collect_seconds = seconds_since(start);
   auto decisions = decide(run, model, planned, collected, bundle, saved, ranks, result, progress);

@@ -13,7 +13,6 @@
 #include "oscar/base/process.h"
 #include "oscar/model/attention.h"
 #include "oscar/model/device.h"
-#include "oscar/model/run_plan.h"
 #include "oscar/model/torch.h"
 
 namespace oscar {
@@ -217,6 +216,8 @@ AttendedCollector::AttendedCollector(const LayerGeometry& geometry, const Rope& 
   sink_sum_ = zero_sums({heads, geometry.head_dim_k}, device);
   sink_weight_ = zero_sums({heads}, device);
 }
+
+int64_t attended_rows(torch::Device device) { return device.is_cuda() ? 16384 : 2048; }
 
 void AttendedCollector::observe(const AttentionRecord& record) {
   // Sequences lie beside each other as if they were heads: their positions are the same.

@@ -18,6 +18,9 @@ namespace oscar {
 
 // Sums in which rows count by the attention that they receive as INT2 rows (math 2.6).
 
+// Rows, of each head, that are converted to float64 at a time.
+int64_t attended_rows(torch::Device device);
+
 // AttendedSums of one layer, float64 on the device.
 class AttendedCollector {
  public:
@@ -105,8 +108,8 @@ struct Collected {
 
 // Where a layer's sums are added to those of the blocks before, and where they are copied.
 struct SumMarks {
-  std::vector<int64_t> block_tokens;     // RunPlan's
-  std::vector<int64_t> snapshot_tokens;  // RunPlan's
+  std::vector<int64_t> block_tokens;     // CollectionPlan's
+  std::vector<int64_t> snapshot_tokens;  // CollectionPlan's
 };
 
 // First pass: all moments and sums of every layer that is not local. Sums of a block and those of

@@ -9,19 +9,18 @@
 #include "oscar/base/error.h"
 #include "oscar/calibrate/search/candidates.h"
 #include "oscar/model/checkpoint/text.h"
-#include "oscar/model/run_plan.h"
 #include "oscar/model/transformer.h"
 #include "oscar/text/packing.h"
 
 namespace oscar {
 
-// The split by options, and the plan of what is held back.
+// The split by options.
 
 SplitCorpus split_corpus(const TokenChunks& corpus, CalibrateOptions& options,
                          std::vector<std::string>& warnings) {
   if (options.statistics_only) options.search = {};
   if (!options.search.any()) return {.fit = corpus, .held_back = {}};
-  const HeldBack split = hold_back(corpus.chunks, options.quantizer, options.search.full);
+  const HeldBack split = hold_back(corpus.chunks, options.quantizer);
   if (!split.reason.empty()) {
     warnings.push_back(split.reason);
     options.search = {};
@@ -42,42 +41,6 @@ HeldBackSize held_back_size(const SplitCorpus& split) {
     size.longest_chunk = std::max(size.longest_chunk, static_cast<int64_t>(chunk.size()));
   }
   return size;
-}
-
-int layers_searched_together(const Transformer& model, const SplitCorpus& split,
-                             const RunPlan& plan, const CalibrateOptions& options,
-                             const MemoryLimits& limits) {
-  const torch::Device device = model.compute().device;
-  if (!device.is_cuda()) return 1;
-  const int64_t each = search_bytes(model, split, options, plan.workspace_bytes);
-  const int64_t room = limits.device_bytes - plan.peak_device_bytes;
-  return static_cast<int>(std::clamp<int64_t>(room / each, 1, kMostLayersTogether));
-}
-
-int64_t search_bytes(const Transformer& model, const SplitCorpus& split,
-                     const CalibrateOptions& options, int64_t workspace_bytes) {
-  const torch::Device device = model.compute().device;
-  const HeldBackSize size = held_back_size(split);
-  const int64_t bytes =
-      search_memory_bytes(model.config(), size, options.fit, options.search, device);
-  if (device.is_cuda()) return bytes;
-  // A layer is searched when no batch runs.
-  return std::max(bytes - workspace_bytes, held_back_bytes(model.config(), size));
-}
-
-RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
-                    const CalibrateOptions& options, const MemoryLimits& limits) {
-  const std::vector<Batch> batches = plan_batches(split.held_back.chunks, options.batch_tokens);
-  PassNeeds needs;
-  // Complete sums are saved before the search, but beside a GPU while it begins.
-  needs.saved_beside = model.compute().device.is_cuda();
-  needs.attended = attended_view(options).has_value();
-  needs.search_bytes =
-      search_bytes(model, split, options, collecting_bytes(model, batches, needs.attended));
-  RunPlan plan = plan_run(model, batches, limits, std::move(needs));
-  // The sums that fits start from, beside those that go on.
-  plan.peak_host_bytes += snapshot_bytes(model.config(), 1, plan.attended);
-  return in_one_wave(std::move(plan), model.compute().device);
 }
 
 SearchSettings search_settings(const CalibrateOptions& options) {
@@ -123,15 +86,11 @@ int32_t start_token(const ModelConfig& config) {
 }
 
 TokenChunks sample_chunks(const CorpusOptions& corpus, int64_t tokens, Transformer& model,
-                          int64_t device_bytes, Progress& progress) {
-  const int64_t needed = all_layer_bytes(model);
-  if (needed > device_bytes) {
-    throw Error({.what = "self:N needs all weights in memory at once",
-                 .where = "CORPUS self:N",
-                 .expected = fmt::format("{:.1f} GiB", static_cast<double>(needed) / (1 << 30)),
-                 .found = fmt::format("{:.1f} GiB", static_cast<double>(device_bytes) / (1 << 30)),
-                 .hint = "sample with your serving stack and pass the token ids as .npy"});
-  }
+                          const MemoryLimits& limits, Progress& progress) {
+  plan_memory({.streamed_layers = all_layer_bytes(model),
+               .least = "CORPUS self:N, which keeps all layers",
+               .hint = "sample with your server and pass the token ids as .npy"},
+              limits, model.compute().device);
   const int64_t length = std::min<int64_t>(corpus.chunk_len, tokens);
   const int64_t sequences = (tokens + length - 1) / length;
   std::vector<std::vector<int32_t>> documents;
@@ -156,8 +115,8 @@ TokenChunks sample_chunks(const CorpusOptions& corpus, int64_t tokens, Transform
 }  // namespace
 
 TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
-                        const Checkpoint& checkpoint, Transformer& model, int64_t device_bytes,
-                        Progress& progress) {
+                        const Checkpoint& checkpoint, Transformer& model,
+                        const MemoryLimits& limits, Progress& progress) {
   CorpusOptions corpus{.chunk_len = chunk_len,
                        .max_tokens = options.max_tokens,
                        .seed = options.seed,
@@ -186,7 +145,7 @@ TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
                    .where = "CORPUS " + options.corpus,
                    .hint = "write it to ids first: --dry-run --tokens-out ids.npy"});
     }
-    return sample_chunks(corpus, part.self_tokens, model, device_bytes, progress);
+    return sample_chunks(corpus, part.self_tokens, model, limits, progress);
   }
   TokenChunks chunks = load_corpus(options.corpus, tokenizer ? &*tokenizer : nullptr, corpus);
   if (!separators.empty() && chunks.record.separators == "none" &&

@@ -8,7 +8,7 @@
 #include "oscar/base/error.h"
 #include "oscar/calibrate/options.h"
 #include "oscar/calibrate/search/pass.h"
-#include "oscar/model/run_plan.h"
+#include "oscar/model/memory.h"
 #include "oscar/model/transformer.h"
 #include "oscar/text/corpus.h"
 
@@ -30,20 +30,6 @@ SplitCorpus split_corpus(const TokenChunks& corpus, CalibrateOptions& options,
 // What the search holds of it.
 HeldBackSize held_back_size(const SplitCorpus& split);
 
-// How many layers a GPU searches side by side within `limits`, beside what `plan` takes.
-int layers_searched_together(const Transformer& model, const SplitCorpus& split,
-                             const RunPlan& plan, const CalibrateOptions& options,
-                             const MemoryLimits& limits);
-
-// What the search of a layer takes on the side that computes beside a pass of that workspace.
-int64_t search_bytes(const Transformer& model, const SplitCorpus& split,
-                     const CalibrateOptions& options, int64_t workspace_bytes);
-
-// Held-back chunks are few, and a layer is searched once all of them have passed it: one wave.
-// Throws Error when a layer's search does not fit within `limits`.
-RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
-                    const CalibrateOptions& options, const MemoryLimits& limits);
-
 SearchSettings search_settings(const CalibrateOptions& options);
 
 std::vector<LayerGeometry> geometries(const CalibrateOptions& options, const ModelConfig& config);
@@ -57,9 +43,9 @@ bool wants_energy(const CalibrateOptions& options);
 // Token chunks for a run: read from files, or written by the model itself.
 
 // `chunk_len` resolved. self:N needs all weights on the device: throws Error with the way out (ids
-// made beforehand) when they do not fit `device_bytes`.
+// made beforehand) when they do not fit within `limits`.
 TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
-                        const Checkpoint& checkpoint, Transformer& model, int64_t device_bytes,
-                        Progress& progress);
+                        const Checkpoint& checkpoint, Transformer& model,
+                        const MemoryLimits& limits, Progress& progress);
 
 }  // namespace oscar

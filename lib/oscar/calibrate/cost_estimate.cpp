@@ -47,7 +47,7 @@ CollectionTiming time_collection(Transformer& model, const TokenChunks& corpus,
   RunPlan plan;
   plan.batches = plan_batches(corpus.chunks, batch_tokens);
   plan.waves = {{0, plan.batches.size(), corpus.record.tokens}};
-  plan.weights_resident = true;
+  plan.memory.weights_resident = true;
   std::vector<LayerGeometry> layers;
   for (int layer = 0; layer < model.config().num_layers; ++layer) {
     layers.push_back(model.config().geometry(layer, /*recent_tokens=*/0));
@@ -129,7 +129,7 @@ double seconds_of_layers(double layers, const std::function<void()>& work) {
 // Seconds of judging the text of `layers` layers. `parts`: states of one's running sums as a run
 // would copy them.
 double time_convergence(const std::vector<LayerStatistics>& parts, const LayerStatistics& total,
-                        const RunPlan& plan, int64_t tokens, const CalibrateOptions& options,
+                        const CollectionPlan& plan, int64_t tokens, const CalibrateOptions& options,
                         const Rope& rope, double layers) {
   const LayerGeometry& geometry = total.geometry;
   std::vector<int64_t> counts = plan.snapshot_tokens;
@@ -217,21 +217,9 @@ double search_seconds(Transformer& model, const SplitCorpus& split, const Calibr
   return passing + part * std::max(0.0, whole - passing);
 }
 
-// The peaks of the search's own pass: `plan`, over the held-back chunks, and what is held of them
-// where so many layers are searched together.
-void add_search_memory(const Transformer& model, const SplitCorpus& split,
-                       const CalibrateOptions& options, RunPlan plan, int together,
-                       CostEstimate& cost) {
-  const torch::Device device = model.compute().device;
-  const int64_t each = search_bytes(model, split, options, plan.workspace_bytes);
-  (device.is_cuda() ? plan.peak_device_bytes : plan.peak_host_bytes) += together * each;
-  cost.peak_host_bytes = std::max(cost.peak_host_bytes, plan.peak_host_bytes);
-  cost.peak_device_bytes = std::max(cost.peak_device_bytes, plan.peak_device_bytes);
-}
-
 // Sums in a checkpoint; `within_block`: the blocks before have sums of their own then.
 int64_t estimated_sums_bytes(const std::vector<LayerGeometry>& layers, const ModelConfig& config,
-                             const RunPlan& plan, bool within_block) {
+                             const CollectionPlan& plan, bool within_block) {
   return estimated_statistics_bytes(layers, plan.attended) +
          snapshot_bytes(config, plan.snapshot_tokens.size() + (within_block ? 1 : 0),
                         plan.attended);
@@ -239,7 +227,7 @@ int64_t estimated_sums_bytes(const std::vector<LayerGeometry>& layers, const Mod
 
 // Of a checkpoint between two layers, which holds the hidden states of a wave too.
 int64_t estimated_stop_bytes(const std::vector<LayerGeometry>& layers, const ModelConfig& config,
-                             const RunPlan& plan) {
+                             const CollectionPlan& plan) {
   const int64_t tokens = std::ranges::max(plan.waves, {}, &Wave::tokens).tokens;
   return estimated_sums_bytes(layers, config, plan, plan.block_tokens.size() > 1) +
          tokens * plan.hidden_bytes_per_token;
@@ -248,8 +236,8 @@ int64_t estimated_stop_bytes(const std::vector<LayerGeometry>& layers, const Mod
 // Of the run's own checkpoints: resident weights pass once a wave, and they are taken between
 // waves.
 int64_t estimated_checkpoint_bytes(const std::vector<LayerGeometry>& layers,
-                                   const ModelConfig& config, const RunPlan& plan) {
-  if (!plan.weights_resident) return estimated_stop_bytes(layers, config, plan);
+                                   const ModelConfig& config, const CollectionPlan& plan) {
+  if (!plan.memory.weights_resident) return estimated_stop_bytes(layers, config, plan);
   const bool within_block = std::ranges::any_of(plan.waves, [&](const Wave& wave) {
     const int64_t end = tokens_of(plan, 0, wave.first_batch + wave.num_batches);
     const int64_t block = block_start(plan, end);
@@ -258,61 +246,84 @@ int64_t estimated_checkpoint_bytes(const std::vector<LayerGeometry>& layers,
   return estimated_sums_bytes(layers, config, plan, within_block);
 }
 
-}  // namespace
+// The bytes that a run writes.
+void add_file_sizes(const std::vector<LayerGeometry>& layers, const ModelConfig& config,
+                    const SplitCorpus& split, const CollectionPlan& plan,
+                    const CalibrateOptions& options, CostEstimate& cost) {
+  const int64_t hashes =
+      std::min(split.fit.record.tokens + split.held_back.record.tokens, kFingerprintCapacity);
+  cost.bundle_bytes =
+      estimated_bundle_bytes(layers, options) + hashes * static_cast<int64_t>(sizeof(int64_t));
+  cost.checkpoint_bytes = estimated_checkpoint_bytes(layers, config, plan);
+  cost.stop_bytes = estimated_stop_bytes(layers, config, plan);
+}
 
-CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
-                           const CalibrateOptions& options, const MemoryLimits& limits,
-                           const Ranks& ranks) {
-  const torch::InferenceMode inference;
+// Of collecting, and on the CPU of the end, when the bundle is there twice.
+MemoryPeak collecting_peak(const Transformer& model, const CollectionPlan& plan,
+                           int64_t bundle_bytes) {
+  const torch::Device device = model.compute().device;
+  if (device.is_cuda()) return plan.peak;
+  return larger_peak(plan.peak, memory_peak(writing_needs(model, bundle_bytes), {}, 0, device),
+                     device);
+}
+
+// The first layer that something is collected of, and what has been timed of it.
+struct TimedLayer {
+  std::optional<Probe> probe;
+  double load = 0, forward = 0;        // seconds of its weights, and of one batch
+  double copy = 0, metric = 0;         // of copying its sums, and of the output projection's metric
+  std::vector<LayerStatistics> parts;  // its sums on the way
+  LayerStatistics total;
+};
+
+TimedLayer time_layer(Transformer& model, const LayerGeometry& geometry,
+                      const torch::Tensor& hidden, const CalibrateOptions& options,
+                      size_t num_parts) {
+  TimedLayer timed;
+  timed.load =
+      seconds_of([&] { timed.probe.emplace(model, geometry.layer_id, geometry, hidden, options); });
+  timed.parts.resize(num_parts);
+  for (LayerStatistics& part : timed.parts) {
+    timed.probe->forward();
+    part = timed.probe->sums();
+  }
+  if (timed.parts.empty()) timed.probe->forward();  // warms up
+  timed.forward = seconds_of([&] { timed.probe->forward(); });
+  timed.copy = seconds_of([&] { timed.total = timed.probe->sums(); });
+  timed.metric =
+      seconds_of([&] { timed.total.o_proj_metric = model.o_proj_metric(geometry.layer_id); });
+  return timed;
+}
+
+// Whether sums of what is held back are added, in the search's own pass.
+bool adds_held_back(const CalibrateOptions& options) {
+  return options.search.any() && !wants_energy(options);
+}
+
+// Seconds of collecting from the first batch on, `hidden`: of each LayerSpec one layer is timed.
+double collecting_seconds(Transformer& model, const SplitCorpus& split, const CollectionPlan& plan,
+                          const CalibrateOptions& options, const Ranks& ranks,
+                          const torch::Tensor& hidden, const TimedLayer& first) {
   const ModelConfig& config = model.config();
   const std::vector<LayerGeometry> layers = geometries(options, config);
-  const auto num_searched =
-      static_cast<size_t>(std::ranges::count_if(layers, &LayerGeometry::quantized));
-  const auto num_quantized = static_cast<double>(num_searched);
   const torch::Device device = model.compute().device;
-  const bool on_gpu = device.is_cuda();
-  CostEstimate cost;
-  cost.num_waves = plan.waves.size();
-  cost.weights_resident = plan.weights_resident;
-
-  const Batch& batch = plan.batches.front();
-  const torch::Tensor hidden = model.embed(batch_ids(split.fit, batch).to(model.compute().device));
-  // The first layer that something is collected of.
-  const LayerGeometry& probed = *std::ranges::find_if(layers, &LayerGeometry::fitted);
-  std::optional<Probe> first;
-  const double first_load =
-      seconds_of([&] { first.emplace(model, probed.layer_id, probed, hidden, options); });
-  const Probe& probe = *first;
-  std::vector<LayerStatistics> parts(plan.snapshot_tokens.size());
-  for (LayerStatistics& part : parts) {
-    first->forward();
-    part = first->sums();
-  }
-  if (parts.empty()) first->forward();  // warms up
-  const double first_forward = seconds_of([&] { first->forward(); });
-  LayerStatistics total;
-  const double copy = seconds_of([&] { total = first->sums(); });
-  const double metric =
-      seconds_of([&] { total.o_proj_metric = model.o_proj_metric(probed.layer_id); });
-  // The sums of what is held back are added in the search's own pass.
-  const bool added = options.search.any() && !wants_energy(options);
+  const bool resident = plan.memory.weights_resident;
   // The second pass, over energies, is the first process' alone.
   const double passes =
       longest_part(ranks, device, plan.block_tokens.size()) + (wants_energy(options) ? 1 : 0);
-  const double tokens = passes * static_cast<double>(split.fit.record.tokens) +
-                        static_cast<double>(added ? split.held_back.record.tokens : 0);
+  const int64_t held_back = adds_held_back(options) ? split.held_back.record.tokens : 0;
+  const auto fitted = static_cast<double>(split.fit.record.tokens);
+  const double tokens = passes * fitted + static_cast<double>(held_back);
   // Weights that stream pass once for each block that a process has.
   const size_t waves =
-      ranks.several() ? std::max(cost.num_waves, plan.block_tokens.size()) : cost.num_waves;
-  const double loads =
-      plan.weights_resident ? std::ceil(passes) : passes * static_cast<double>(waves);
-  const double first_share =
-      static_cast<double>(plan.waves.front().tokens) / static_cast<double>(split.fit.record.tokens);
-  const auto copies = static_cast<double>(parts.size() + 1);
-  cost.seconds = config.num_fitted_layers() * (metric + copies * copy);
+      ranks.several() ? std::max(plan.waves.size(), plan.block_tokens.size()) : plan.waves.size();
+  const double loads = resident ? std::ceil(passes) : passes * static_cast<double>(waves);
+  const double first_share = static_cast<double>(plan.waves.front().tokens) / fitted;
+  const auto copies = static_cast<double>(first.parts.size() + 1);
+  double seconds = config.num_fitted_layers() * (first.metric + copies * first.copy);
   for (const std::vector<int>& same : config.layers_by_spec()) {
-    double load = first_load, forward = first_forward;
-    if (const int layer = same.front(); layer != probed.layer_id) {
+    double load = first.load, forward = first.forward;
+    if (const int layer = same.front(); layer != first.total.geometry.layer_id) {
       std::optional<Probe> other;
       load = seconds_of([&] {
         other.emplace(model, layer, layers[static_cast<size_t>(layer)], hidden, options);
@@ -320,48 +331,63 @@ CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const R
       other->forward();  // warms up
       forward = seconds_of([&] { other->forward(); });
     }
-    const double computing = forward * tokens / static_cast<double>(batch.tokens());
-    const double loading = loads * load;
+    const double computing = forward * tokens / static_cast<double>(plan.batches.front().tokens());
     // On a GPU a layer is read while those before compute: weights that stay, in the first wave.
-    const double beside = !on_gpu ? 0 : plan.weights_resident ? first_share : 1;
-    cost.seconds += static_cast<double>(same.size()) *
-                    (computing + std::max(0.0, loading - beside * computing));
+    const double beside = !device.is_cuda() ? 0 : resident ? first_share : 1;
+    seconds += static_cast<double>(same.size()) *
+               (computing + std::max(0.0, loads * load - beside * computing));
   }
-  if (!on_gpu || !options.search.any()) {  // otherwise beside the search, which takes longer
-    cost.convergence_seconds = time_convergence(parts, total, plan, split.fit.record.tokens,
-                                                options, config.rope, num_quantized);
+  return seconds;
+}
+
+// The sums of the layer with its energies, as the second pass adds them.
+LayerStatistics with_energy(Transformer& model, const TimedLayer& first,
+                            const torch::Tensor& hidden) {
+  std::vector<LayerStatistics> layer = {first.total};
+  EnergyPass energy(layer, model.compute().device);
+  model.forward_layer(first.total.geometry.layer_id, *first.probe->weights, hidden,
+                      energy.observer(0));
+  energy.store(layer);
+  return std::move(layer.front());
+}
+
+}  // namespace
+
+CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const CollectionPlan& plan,
+                           const RunPlan* search_plan, const CalibrateOptions& options,
+                           const Ranks& ranks) {
+  const torch::InferenceMode inference;
+  const ModelConfig& config = model.config();
+  const torch::Device device = model.compute().device;
+  const std::vector<LayerGeometry> layers = geometries(options, config);
+  const auto num_searched =
+      static_cast<size_t>(std::ranges::count_if(layers, &LayerGeometry::quantized));
+  const auto num_quantized = static_cast<double>(num_searched);
+  CostEstimate cost{.num_waves = plan.waves.size(),
+                    .weights_resident = plan.memory.weights_resident};
+  add_file_sizes(layers, config, split, plan, options, cost);
+  cost.peak = collecting_peak(model, plan, cost.bundle_bytes);
+  if (search_plan) cost.peak = larger_peak(cost.peak, search_plan->peak, device);
+
+  const torch::Tensor hidden = model.embed(batch_ids(split.fit, plan.batches.front()).to(device));
+  const LayerGeometry& probed = *std::ranges::find_if(layers, &LayerGeometry::fitted);
+  TimedLayer first = time_layer(model, probed, hidden, options, plan.snapshot_tokens.size());
+  cost.seconds = collecting_seconds(model, split, plan, options, ranks, hidden, first);
+  if (!device.is_cuda() || !search_plan) {  // otherwise beside the search, which takes longer
+    cost.convergence_seconds =
+        time_convergence(first.parts, first.total, plan, split.fit.record.tokens, options,
+                         config.rope, num_quantized);
   }
-  if (wants_energy(options)) {
-    std::vector<LayerStatistics> first_layer = {total};
-    EnergyPass energy(first_layer, model.compute().device);
-    model.forward_layer(probed.layer_id, *probe.weights, hidden, energy.observer(0));
-    energy.store(first_layer);
-    total = std::move(first_layer.front());
+  if (wants_energy(options)) first.total = with_energy(model, first, hidden);
+  if (search_plan && probed.quantized) {
+    const int together = std::min(search_plan->memory.side_by_side, static_cast<int>(num_searched));
+    cost.search_seconds =
+        search_seconds(model, split, options, first.total, *first.probe->weights, together,
+                       num_quantized, longest_part(ranks, device, num_searched));
   }
-  const int64_t hashes =
-      std::min(split.fit.record.tokens + split.held_back.record.tokens, kFingerprintCapacity);
-  cost.bundle_bytes =
-      estimated_bundle_bytes(layers, options) + hashes * static_cast<int64_t>(sizeof(int64_t));
-  cost.checkpoint_bytes = estimated_checkpoint_bytes(layers, config, plan);
-  cost.stop_bytes = estimated_stop_bytes(layers, config, plan);
-  // At the end the bundle is there twice, as it is and as the bytes of its file.
-  const int64_t written = forward_bytes(model, 0) + 2 * cost.bundle_bytes;
-  cost.peak_host_bytes = on_gpu ? plan.peak_host_bytes : std::max(plan.peak_host_bytes, written);
-  cost.peak_device_bytes = plan.peak_device_bytes;
-  if (options.search.any()) {
-    const RunPlan search_plan = plan_search(model, split, options, limits);
-    const int together = layers_searched_together(model, split, search_plan, options, limits);
-    if (probed.quantized) {
-      cost.search_seconds =
-          search_seconds(model, split, options, total, *probe.weights,
-                         std::min(together, static_cast<int>(num_searched)), num_quantized,
-                         longest_part(ranks, device, num_searched));
-    }
-    add_search_memory(model, split, options, search_plan, together, cost);
-  }
-  if (added || (!options.search.any() && !options.statistics_only)) {
+  if (adds_held_back(options) || (!search_plan && !options.statistics_only)) {
     cost.fit_seconds = seconds_of_layers(
-        num_quantized, [&] { fit_without_search(total, options.fit, config.rope); });
+        num_quantized, [&] { fit_without_search(first.total, options.fit, config.rope); });
   }
   return cost;
 }

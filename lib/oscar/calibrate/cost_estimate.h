@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "oscar/calibrate/collection_plan.h"
 #include "oscar/calibrate/corpus.h"
 #include "oscar/model/ranks.h"
 #include "oscar/model/transformer.h"
@@ -33,7 +34,7 @@ struct CostEstimate {
   double convergence_seconds = 0;  // judging the collected text; 0 where the search hides it
   double fit_seconds = 0;          // 0 with a search, whose fits are in its own time
   double search_seconds = 0;       // 0 without a search
-  int64_t peak_host_bytes = 0, peak_device_bytes = 0;
+  MemoryPeak peak = {};
   int64_t bundle_bytes = 0;      // of OUT
   int64_t checkpoint_bytes = 0;  // beside OUT while the run lasts
   int64_t stop_bytes = 0;        // of one that a stop between two layers leaves, at most
@@ -45,9 +46,10 @@ struct CostEstimate {
 // several layers at a time, as if it were as many and twice as many layers; on the CPU, with one
 // held-back chunk of each half. Of each further LayerSpec, its first layer runs. All layers of a
 // spec are taken to load and run as that one does, and all to fit and search as layer 0 does.
-// `plan`: of split.fit. Seconds are of all processes of `ranks` together, memory of the first.
-CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const RunPlan& plan,
-                           const CalibrateOptions& options, const MemoryLimits& limits,
+// `plan`: of split.fit; `search_plan`: of what is held back, or null. Seconds are of all processes
+// of `ranks` together, memory of the first.
+CostEstimate estimate_cost(Transformer& model, const SplitCorpus& split, const CollectionPlan& plan,
+                           const RunPlan* search_plan, const CalibrateOptions& options,
                            const Ranks& ranks);
 
 }  // namespace oscar

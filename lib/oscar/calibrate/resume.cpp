@@ -242,13 +242,14 @@ int64_t tokens_seen(const RunPosition& position, const RunPlan& plan, int layer)
 }
 
 // What MomentPass::blocks_before() counts of a layer that has seen so many.
-int64_t tokens_before(const RunPlan& plan, int64_t seen) {
+int64_t tokens_before(const CollectionPlan& plan, int64_t seen) {
   const int64_t start = block_start(plan, seen);
   return start < seen ? start : 0;
 }
 
 // Each layer has counted the tokens that `position` says it has seen.
-void check_sums(const std::string& file, const SavedRun& run, const RunPlan& plan, int num_layers) {
+void check_sums(const std::string& file, const SavedRun& run, const CollectionPlan& plan,
+                int num_layers) {
   std::map<int, int64_t> counted;
   std::set<int> local;
   for (const LayerStatistics& layer : run.statistics) {
@@ -268,15 +269,15 @@ void check_sums(const std::string& file, const SavedRun& run, const RunPlan& pla
 void check_memory(const std::string& file, const RunPosition& position, const RunPlan& plan) {
   const int64_t tokens = tokens_of(plan, position.batch, position.hidden.size());
   const int64_t bytes = tokens * plan.hidden_bytes_per_token;
-  if (bytes <= plan.hidden_room) return;
-  throw Error(
-      {.what = "the checkpoint was taken between two layers, and its hidden states take "
-               "more memory than this run has for them",
-       .where = file,
-       .expected = fmt::format("at most {:.3f} GiB", static_cast<double>(plan.hidden_room) / kGiB),
-       .found = fmt::format("{:.3f} GiB", static_cast<double>(bytes) / kGiB),
-       .hint = "resume with the --host-memory or --gpu-memory that it was taken with (or "
-               "more), or delete it and start anew"});
+  if (bytes <= plan.memory.hidden_room) return;
+  throw Error({.what = "the checkpoint was taken between two layers, and its hidden states take "
+                       "more memory than this run has for them",
+               .where = file,
+               .expected = fmt::format("at most {:.3f} GiB",
+                                       static_cast<double>(plan.memory.hidden_room) / kGiB),
+               .found = fmt::format("{:.3f} GiB", static_cast<double>(bytes) / kGiB),
+               .hint = "resume with the --host-memory or --gpu-memory that it was taken with (or "
+                       "more), or delete it and start anew"});
 }
 
 }  // namespace
@@ -308,7 +309,7 @@ bool CheckpointFile::due(const RunPosition& next, const RunPlan& plan, bool stop
   }
   const bool wave_end = next.layer == 0;
   if (wave_end && next.batch == plan.batches.size()) return false;
-  if (!wave_end && plan.weights_resident) return false;
+  if (!wave_end && plan.memory.weights_resident) return false;
   return pace_.due();
 }
 
@@ -370,7 +371,7 @@ void CheckpointFile::remove() {
   remove_checkpoint(path_);
 }
 
-std::optional<SavedRun> CheckpointFile::load(const RunPlan& plan) {
+std::optional<SavedRun> CheckpointFile::load(const CollectionPlan& plan) {
   std::optional<RunCheckpoint> own = read_own_checkpoint(
       path_, {run_.run_key, kOrder, "the same weights, corpus, options and kind of device"});
   if (!own) return std::nullopt;

@@ -10,6 +10,7 @@
 
 #include "oscar/base/files.h"
 #include "oscar/bundle/bundle.h"
+#include "oscar/calibrate/collection_plan.h"
 #include "oscar/calibrate/collector.h"
 #include "oscar/calibrate/options.h"
 #include "oscar/fit/statistics.h"
@@ -74,7 +75,7 @@ class CheckpointFile {
   // The saved run, or nullopt when there is no checkpoint. It continues under `plan`, whatever plan
   // saved it. Throws Error when it is another run's, when position and sums do not agree, or when
   // its hidden states take more memory than `plan` has for them.
-  std::optional<SavedRun> load(const RunPlan& plan);
+  std::optional<SavedRun> load(const CollectionPlan& plan);
   void remove();
   // The same, of a checkpoint of this run alone: what a kill after writing OUT left.
   void remove_if_own();

@@ -23,7 +23,7 @@ struct BatchRange {
 };
 
 // Blocks from `start` on. The first goes on until the batches that have begun are over.
-std::vector<BatchRange> blocks_from(const RunPlan& plan, BlockStart start) {
+std::vector<BatchRange> blocks_from(const CollectionPlan& plan, BlockStart start) {
   std::vector<BatchRange> blocks;
   int64_t tokens = 0;
   size_t begin = start.batch;
@@ -301,7 +301,7 @@ void fit_decisions_of_others(const std::vector<bool>& own,
 }
 
 void search_for_first(Ranks& ranks, Transformer& model, const SplitCorpus& split,
-                      const RunPlan& plan, int layers_together, const CalibrateOptions& options) {
+                      const RunPlan& plan, const CalibrateOptions& options) {
   const std::vector<LayerGeometry> layers = geometries(options, model.config());
   const std::vector<bool> own = own_layers(ranks, layers);
   const bool attended = attended_view(options).has_value();
@@ -314,7 +314,7 @@ void search_for_first(Ranks& ranks, Transformer& model, const SplitCorpus& split
     statistics[i].o_proj_metric = model.o_proj_metric(layers[i].layer_id);
   }
   SearchPass search(model, statistics, search_settings(options), split.num_search,
-                    split.num_confirm, layers_together, own);
+                    split.num_confirm, plan.memory.side_by_side, own);
   SilentProgress silent;
   run_layer_major(model, split.held_back, plan, {}, search, silent);
   const std::vector<LayerDecision> decisions = search.take_decisions();

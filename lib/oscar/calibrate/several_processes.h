@@ -7,8 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include "oscar/calibrate/collection_plan.h"
 #include "oscar/calibrate/collector.h"
-#include "oscar/calibrate/corpus.h"
 #include "oscar/model/ranks.h"
 
 namespace oscar {
@@ -19,7 +19,7 @@ namespace oscar {
 struct Collecting {
   Transformer& model;
   const TokenChunks& corpus;
-  const RunPlan& plan;
+  const CollectionPlan& plan;
   const std::vector<LayerGeometry>& layers;
   const std::optional<CacheView>& attended;
 };
@@ -72,6 +72,6 @@ void fit_decisions_of_others(const std::vector<bool>& own,
 
 // In the others: searches what is theirs. `plan`: of split.held_back.
 void search_for_first(Ranks& ranks, Transformer& model, const SplitCorpus& split,
-                      const RunPlan& plan, int layers_together, const CalibrateOptions& options);
+                      const RunPlan& plan, const CalibrateOptions& options);
 
 }  // namespace oscar

@@ -140,7 +140,8 @@ void measure_needles(const EvaluateOptions& options, Work& work, Ranks& ranks, c
     if (i >= done.forced) left += prompts[i].length;
     size.longest_sequence = std::max(size.longest_sequence, prompts[i].length);
   }
-  hidden_state_room(work.model, size, session.memory);  // each batch passes alone, if it fits
+  // Each batch passes alone, if it fits.
+  plan_hidden_room(evaluation_needs(work.model, size), session.memory, session.compute.device);
   hold_device_memory(session.memory, session.compute.device);
   progress.begin("needles", left * work.model.config().num_layers, "token-layers");
   run_needles_forced(work.model, work.methods, session.engine, prompts, ranks, done.forced,
@@ -335,6 +336,54 @@ std::string stopped_without_figures(const EvaluateOptions& options, bool saved) 
       options.checkpoint.string());
 }
 
+// What the other processes do: they measure for the first.
+void measure_for_first(const EvaluateOptions& options, Work& work, const std::string& run_key,
+                       Ranks& ranks, Progress& progress) {
+  const Json start = ranks.agree(run_key, {});
+  if (start.is_null()) return;
+  EvaluationState state;
+  RowFindings rows;
+  measure(
+      options, work, ranks, Counted::from(start), state, rows, [] {}, progress);
+  ranks.wait_until_taken();
+  ranks.done();
+}
+
+// The report that is there already, of which the others are told.
+Json finished_report(const EvaluateOptions& options, const std::string& report_key,
+                     const std::string& run_key, Ranks& ranks) {
+  if (!is_finished(*options.finished, report_key)) {
+    throw Error({.what = "the report exists already and is of another run",
+                 .where = std::filesystem::path(options.checkpoint).replace_extension().string(),
+                 .hint = "choose another name, or replace it with --force"});
+  }
+  ranks.agree(run_key, nullptr);
+  ranks.wait_until_taken();
+  return *options.finished;
+}
+
+// What the run begins with: with --resume what the checkpoint has counted, if there is one.
+EvaluationState first_state(const EvaluateOptions& options, const Work& work,
+                            const EvaluationCheckpoint& checkpoint, Progress& progress) {
+  if (!options.resume) return {};
+  const ModelConfig& config = work.model.config();
+  auto saved = checkpoint.load({.methods = work.methods.size(),
+                                .layers = static_cast<size_t>(config.num_layers),
+                                .heads = static_cast<size_t>(config.num_kv_heads)});
+  if (!saved) progress.note("no checkpoint at " + options.checkpoint.string() + ": starting anew");
+  return std::move(saved).value_or(EvaluationState{});
+}
+
+// Of a run that was asked to stop. Throws Interrupted where nothing can be reported yet.
+Json partial_report(const EvaluateOptions& options, const Work& work, const EvaluationState& state,
+                    const RowFindings& rows, bool saved, Json report) {
+  report["partial"] = counted_part(options, work, state);
+  if (!add_figures(options, work, state, rows, report)) {
+    throw Interrupted(stopped_without_figures(options, saved));
+  }
+  return report;
+}
+
 }  // namespace
 
 Json evaluate(const EvaluateOptions& options, Ranks& ranks, Progress& progress) {
@@ -347,41 +396,16 @@ Json evaluate(const EvaluateOptions& options, Ranks& ranks, Progress& progress) 
   plan_tasks(options, work, progress);
   const Bundle run = describe_run(options, work);
   const std::string key = report_key(options, run.run_key);
-  EvaluationState state;
-  RowFindings rows;
   if (!ranks.first()) {
-    const Json start = ranks.agree(run.run_key, {});
-    if (start.is_null()) return nullptr;
-    const Counted done = Counted::from(start);
-    measure(
-        options, work, ranks, done, state, rows, [] {}, progress);
-    ranks.wait_until_taken();
-    ranks.done();
+    measure_for_first(options, work, run.run_key, ranks, progress);
     return nullptr;
   }
-  if (options.finished) {
-    if (!is_finished(*options.finished, key)) {
-      throw Error({.what = "the report exists already and is of another run",
-                   .where = std::filesystem::path(options.checkpoint).replace_extension().string(),
-                   .hint = "choose another name, or replace it with --force"});
-    }
-    ranks.agree(run.run_key, nullptr);
-    ranks.wait_until_taken();
-    return *options.finished;
-  }
+  if (options.finished) return finished_report(options, key, run.run_key, ranks);
   Json report = describe(options, work);
   report["run_key"] = key;
   EvaluationCheckpoint checkpoint(options.checkpoint, run);
-  if (options.resume) {
-    const ModelConfig& config = work.model.config();
-    auto saved = checkpoint.load({.methods = work.methods.size(),
-                                  .layers = static_cast<size_t>(config.num_layers),
-                                  .heads = static_cast<size_t>(config.num_kv_heads)});
-    if (!saved) {
-      progress.note("no checkpoint at " + options.checkpoint.string() + ": starting anew");
-    }
-    state = std::move(saved).value_or(EvaluationState{});
-  }
+  EvaluationState state = first_state(options, work, checkpoint, progress);
+  RowFindings rows;
   const Counted done = counted_by(state, work);
   try {
     ranks.agree(run.run_key, done.json());
@@ -391,11 +415,8 @@ Json evaluate(const EvaluateOptions& options, Ranks& ranks, Progress& progress) 
     const bool counted = counted_tokens(state.text) > 0 || !state.forced.empty();
     if (counted) checkpoint.save(state);
     if (!ranks.lost().empty()) throw;
-    report["partial"] = counted_part(options, work, state);
-    if (!add_figures(options, work, state, rows, report)) {
-      throw Interrupted(stopped_without_figures(options, counted && !options.checkpoint.empty()));
-    }
-    return report;
+    return partial_report(options, work, state, rows, counted && !options.checkpoint.empty(),
+                          std::move(report));
   }
   add_figures(options, work, state, rows, report);
   const std::optional<Bundle>& bundle = work.session.bundle;

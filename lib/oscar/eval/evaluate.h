@@ -14,6 +14,7 @@
 #include "oscar/cache/codec.h"
 #include "oscar/eval/methods.h"
 #include "oscar/eval/needles.h"
+#include "oscar/model/memory.h"
 #include "oscar/model/ranks.h"
 
 namespace oscar {
@@ -28,9 +29,6 @@ struct EvaluateOptions {
   std::vector<std::pair<std::string, std::filesystem::path>> named_bundles;
   std::vector<std::string> compare;  // names of make_method; empty: default_methods
   bool perplexity = true, needles = false;
-  // Also variants of the last method of `compare`: one INT2 layer at a time, other clipping
-  // ratios, other windows.
-  bool sensitivity = false, clip_sweep = false, window_sweep = false;
 
   // Index of the first predicted token that counts; unset: the largest sink + recent compared.
   // With `stride`, at least chunk_len - stride.
@@ -91,7 +89,7 @@ struct EvaluationCost {
   // Reading the text, once more with separators, and the prompts. Without opening what the run
   // begins with, and without answers that are generated beyond their prompts.
   double text_seconds = 0, separated_seconds = 0, needle_seconds = 0;
-  int64_t peak_bytes = 0;        // on the side that computes
+  MemoryPeak peak = {};
   int64_t checkpoint_bytes = 0;  // while the run lasts
 };
 

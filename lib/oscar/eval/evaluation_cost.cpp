@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include "oscar/base/process.h"
 #include "oscar/eval/estimate.h"
@@ -10,7 +11,7 @@
 
 namespace oscar {
 
-// The sum of what is held at once.
+// What is held at once.
 
 namespace {
 
@@ -22,56 +23,52 @@ constexpr int64_t kRowCopies = 5;
 // The mask of a block of queries and what it is made of.
 constexpr int64_t kMaskBytes = int64_t{1} << 27;
 
-// What malloc keeps of freed tensors (base/process.cpp) beyond what forward_bytes has for it.
+// What malloc keeps of freed tensors (base/process.cpp) beyond what model_needs has for it.
 constexpr int64_t kHeapBytes = int64_t{16} << 20;
 
-int64_t element_bytes(const Transformer& model) {
-  return static_cast<int64_t>(torch::elementSize(model.compute().dtype));
+// The mask of a block of queries, at most.
+int64_t mask_bytes(const EvaluationSize& size) {
+  constexpr int64_t kBlockQueries = 256;
+  return std::min(kMaskBytes, 8 * kBlockQueries * size.longest_sequence);
 }
 
-int64_t cache_bytes(const ModelConfig& config, const EvaluationSize& size) {
+int64_t row_bytes(const ModelConfig& config, const EvaluationSize& size) {
   const int64_t kv = int64_t{2} * config.num_kv_heads * config.head_dim;
   const int64_t q = int64_t{config.num_qo_heads} * config.head_dim;
   // Rows of the cache; the attention output beside the reference's, and their difference.
-  const int64_t of_token = (kRowCopies * kv + 4 * q) * static_cast<int64_t>(sizeof(float));
-  constexpr int64_t kBlockQueries = 256;
-  return size.batch_tokens * of_token +
-         std::min(kMaskBytes, 8 * kBlockQueries * size.longest_sequence);
+  return size.batch_tokens * (kRowCopies * kv + 4 * q) * static_cast<int64_t>(sizeof(float));
 }
 
-int64_t output_bytes(const Transformer& model) {
+// None where the embedding is the output projection too.
+int64_t output_projection_bytes(const Transformer& model) {
   const ModelConfig& config = model.config();
-  const int64_t weights =
-      config.tie_word_embeddings
-          ? 0
-          : int64_t{config.vocab_size} * config.hidden_size * element_bytes(model);
-  return weights + score_bytes(config.vocab_size);
+  if (config.tie_word_embeddings) return 0;
+  return int64_t{config.vocab_size} * config.hidden_size *
+         static_cast<int64_t>(torch::elementSize(model.compute().dtype));
 }
 
 }  // namespace
 
-int64_t evaluation_bytes(const Transformer& model, const EvaluationSize& size) {
-  const int64_t weights =
-      size.all_weights ? all_layer_bytes(model) : 2 * largest_layer_bytes(model);
-  return forward_bytes(model, size.batch_tokens) + weights + output_bytes(model) +
-         cache_bytes(model.config(), size) + (model.compute().device.is_cuda() ? 0 : kHeapBytes);
-}
-
-int64_t hidden_state_room(const Transformer& model, const EvaluationSize& size,
-                          const MemoryLimits& limits) {
-  const torch::Device device = model.compute().device;
-  const int64_t limit = limits.of_compute(device);
-  const int64_t fixed = evaluation_bytes(model, size);
-  const int64_t one_batch = size.batch_tokens * model.config().hidden_size * element_bytes(model) *
-                            static_cast<int64_t>(size.methods);
-  if (fixed + one_batch > limit) {
-    refuse_memory(size.all_weights ? "all layers and one batch" : "one layer and one batch",
-                  MemoryLimits::option_of_compute(device), fixed + one_batch, limit,
-                  size.all_weights ? "raise the limit, or leave out --needle-generate"
-                                   : "raise the limit, compare fewer methods at once (--compare), "
-                                     "or shorten --chunk-len");
+MemoryNeeds evaluation_needs(const Transformer& model, const EvaluationSize& size) {
+  const ModelConfig& config = model.config();
+  MemoryNeeds needs = model_needs(model, size.batch_tokens);
+  const MemoryNeed more[] = {
+      {.name = "the output projection", .compute_bytes = output_projection_bytes(model)},
+      {.name = "logits", .compute_bytes = score_bytes(config.vocab_size)},
+      {.name = "rows of the simulated cache",
+       .moment = Moment::kPassing,
+       .compute_bytes = row_bytes(config, size) + mask_bytes(size)}};
+  needs.held.insert(needs.held.end(), std::begin(more), std::end(more));
+  if (!model.compute().device.is_cuda()) {
+    needs.held.push_back({.name = "freed tensors that malloc keeps", .host_bytes = kHeapBytes});
   }
-  return std::max(one_batch, (limit - fixed) / 2);
+  needs.streamed_layers = size.all_weights ? needs.all_layers : 2 * largest_layer_bytes(model);
+  needs.hidden_of_token *= static_cast<int64_t>(size.methods);
+  needs.least = size.all_weights ? "all layers and one batch" : "one layer and one batch";
+  needs.hint = size.all_weights ? "raise the limit, or leave out --needle-generate"
+                                : "raise the limit, compare fewer methods at once (--compare), or "
+                                  "shorten --chunk-len";
+  return needs;
 }
 
 // One batch timed in parts, each scaled by what it grows with.
@@ -128,18 +125,12 @@ double forward_seconds(const EvaluateOptions& options, const Session& session, T
   return total;
 }
 
-}  // namespace
-
-EvaluationCost estimate_cost(const EvaluateOptions& options, const Session& session,
-                             Transformer& model, const std::vector<Method>& methods,
-                             const std::vector<const TextTask*>& texts,
-                             const std::vector<NeedlePrompt>& prompts, const Ranks& ranks) {
-  const c10::InferenceMode guard;
-  EvaluationCost cost{.device = describe(session.compute),
-                      .sequences = session.corpus.record.sequences_used,
-                      .prompts = static_cast<int64_t>(prompts.size()),
-                      .methods = methods.size()};
-  EvaluationSize size{.methods = methods.size()};
+// Of the largest batch and the longest sequence of all parts.
+EvaluationSize size_of(const EvaluateOptions& options, const Transformer& model, size_t methods,
+                       const std::vector<const TextTask*>& texts,
+                       const std::vector<NeedlePrompt>& prompts) {
+  EvaluationSize size{.methods = methods,
+                      .all_weights = options.generate_needles && !prompts.empty()};
   const auto look_at = [&](int64_t batch, int64_t longest) {
     size.batch_tokens = std::max(size.batch_tokens, batch);
     size.longest_sequence = std::max(size.longest_sequence, longest);
@@ -147,60 +138,92 @@ EvaluationCost estimate_cost(const EvaluateOptions& options, const Session& sess
   for (const TextTask* text : texts) {
     for (const auto& ids : text->batches) look_at(ids.numel(), ids.size(1));
   }
-  int64_t prompt_tokens = 0;
-  for (const NeedlePrompt& prompt : prompts) {
-    look_at(0, prompt.length);
-    prompt_tokens += prompt.length + static_cast<int64_t>(prompt.answer.size());
-  }
+  for (const NeedlePrompt& prompt : prompts) look_at(0, prompt.length);
   if (!prompts.empty()) look_at(largest_needle_batch(model, prompts), 0);
-  size.all_weights = options.generate_needles && !prompts.empty();
-  hidden_state_room(model, size, session.memory);  // throws where one batch does not fit
-  // As short as blocks are: hidden states of one batch.
-  const int64_t hidden = size.batch_tokens * model.config().hidden_size *
-                         static_cast<int64_t>(torch::elementSize(model.compute().dtype)) *
-                         static_cast<int64_t>(methods.size());
-  cost.peak_bytes = evaluation_bytes(model, size) + hidden;
+  return size;
+}
 
-  torch::Tensor ids;
-  if (texts.empty()) {
-    const std::vector<int32_t>& tokens = prompts.front().prompt;
-    ids = make_batches({tokens}, 1).front();
-  } else {
-    ids = texts[0]->batches[0];
+// Seconds a token of a batch, passing all layers, and of one that is scored.
+struct Pace {
+  double of_token = 0, of_scored = 0;
+};
+
+Pace measured_pace(const EvaluateOptions& options, const Session& session, Transformer& model,
+                   const std::vector<Method>& methods, const std::vector<const TextTask*>& texts,
+                   const std::vector<NeedlePrompt>& prompts) {
+  const torch::Tensor ids = texts.empty() ? make_batches({prompts.front().prompt}, 1).front()
+                                          : texts.front()->batches.front();
+  Pace pace{.of_token = forward_seconds(options, session, model, methods, ids) /
+                        static_cast<double>(ids.numel())};
+  if (texts.empty()) return pace;
+  const TextTask& text = *texts.front();
+  std::vector<TokenScores> scores(methods.size());
+  const std::vector<torch::Tensor> states(methods.size(), model.embed(ids));
+  pace.of_scored =
+      seconds_of([&] { score_batch(model, states, ids, text.first_position, scores); }) /
+      static_cast<double>(text.counted(0));
+  return pace;
+}
+
+double text_seconds(const TextTask& text, const Pace& pace, const Ranks& ranks,
+                    torch::Device device) {
+  double total = 0;
+  for (size_t b = 0; b < text.batches.size(); ++b) {
+    total += pace.of_token * static_cast<double>(text.batches[b].numel()) +
+             pace.of_scored * static_cast<double>(text.counted(b));
   }
-  const double forward = forward_seconds(options, session, model, methods, ids);
-  const double of_token = forward / static_cast<double>(ids.numel());
-  double of_scored = 0;
-  if (!texts.empty()) {
-    const TextTask& text = *texts[0];
-    cost.tokens = text.tokens;
-    std::vector<TokenScores> scores(methods.size());
-    const std::vector<torch::Tensor> states(methods.size(), model.embed(ids));
-    of_scored = seconds_of([&] { score_batch(model, states, ids, text.first_position, scores); }) /
-                static_cast<double>(text.counted(0));
+  return total * longest_part(ranks, device, text.batches.size());
+}
+
+double needle_seconds(const Transformer& model, const std::vector<NeedlePrompt>& prompts,
+                      size_t methods, bool generated, const Pace& pace, const Ranks& ranks) {
+  const torch::Device device = model.compute().device;
+  int64_t tokens = 0;
+  for (const NeedlePrompt& prompt : prompts) {
+    tokens += prompt.length + static_cast<int64_t>(prompt.answer.size());
   }
-  const auto seconds = [&](const TextTask& text) {
-    double total = 0;
-    for (size_t b = 0; b < text.batches.size(); ++b) {
-      total += of_token * static_cast<double>(text.batches[b].numel()) +
-               of_scored * static_cast<double>(text.counted(b));
-    }
-    return total * longest_part(ranks, session.compute.device, text.batches.size());
-  };
-  if (!texts.empty()) cost.text_seconds = seconds(*texts[0]);
-  if (texts.size() > 1) cost.separated_seconds = seconds(*texts[1]);
   const size_t batches = num_needle_batches(model, prompts);
-  double passes = longest_part(ranks, session.compute.device, batches);
-  if (options.generate_needles) {
-    passes += longest_part(ranks, session.compute.device, batches * methods.size());
+  double passes = longest_part(ranks, device, batches);
+  if (generated) passes += longest_part(ranks, device, batches * methods);
+  return passes * pace.of_token * static_cast<double>(tokens);
+}
+
+// Numbers of each counted token and method (TokenScores), and of each prompt.
+int64_t checkpoint_bytes(const std::vector<const TextTask*>& texts, int64_t prompts,
+                         size_t methods) {
+  constexpr int64_t kNumbers = 3;
+  int64_t numbers = prompts;
+  for (const TextTask* text : texts) numbers += kNumbers * text->tokens;
+  return numbers * static_cast<int64_t>(methods * sizeof(double));
+}
+
+}  // namespace
+
+EvaluationCost estimate_cost(const EvaluateOptions& options, const Session& session,
+                             Transformer& model, const std::vector<Method>& methods,
+                             const std::vector<const TextTask*>& texts,
+                             const std::vector<NeedlePrompt>& prompts, const Ranks& ranks) {
+  const c10::InferenceMode guard;
+  const torch::Device device = session.compute.device;
+  EvaluationCost cost{.device = describe(session.compute),
+                      .sequences = session.corpus.record.sequences_used,
+                      .prompts = static_cast<int64_t>(prompts.size()),
+                      .methods = methods.size()};
+  const EvaluationSize size = size_of(options, model, methods.size(), texts, prompts);
+  const MemoryNeeds needs = evaluation_needs(model, size);
+  plan_hidden_room(needs, session.memory, device);  // throws where one batch does not fit
+  // As short as blocks are: hidden states of one batch.
+  cost.peak = memory_peak(needs, {}, size.batch_tokens, device);
+  cost.checkpoint_bytes = checkpoint_bytes(texts, cost.prompts, methods.size());
+
+  const Pace pace = measured_pace(options, session, model, methods, texts, prompts);
+  if (!texts.empty()) {
+    cost.tokens = texts[0]->tokens;
+    cost.text_seconds = text_seconds(*texts[0], pace, ranks, device);
   }
-  cost.needle_seconds = passes * of_token * static_cast<double>(prompt_tokens);
-  constexpr int64_t kNumbers = 3;  // of a token and method (TokenScores)
-  for (const TextTask* text : texts) {
-    cost.checkpoint_bytes += kNumbers * text->tokens;
-  }
-  cost.checkpoint_bytes = (cost.checkpoint_bytes + cost.prompts) *
-                          static_cast<int64_t>(methods.size() * sizeof(double));
+  if (texts.size() > 1) cost.separated_seconds = text_seconds(*texts[1], pace, ranks, device);
+  cost.needle_seconds =
+      needle_seconds(model, prompts, methods.size(), options.generate_needles, pace, ranks);
   return cost;
 }
 

@@ -6,11 +6,9 @@
 #include <vector>
 
 #include "oscar/eval/text_task.h"
-#include "oscar/model/run_plan.h"
+#include "oscar/model/memory.h"
 
 namespace oscar {
-
-// What an evaluation takes of the memory that it may use, and what that leaves for hidden states.
 
 // What decides the memory of an evaluation, as the options and the corpus have it.
 struct EvaluationSize {
@@ -20,17 +18,10 @@ struct EvaluationSize {
   bool all_weights = false;  // answers are generated with every layer in memory
 };
 
-// Bytes on the side that computes beside hidden states between layers: the forward pass, weights of
-// a layer and of its successor, output projection and logits, and the rows of the cache that is
-// simulated.
-int64_t evaluation_bytes(const Transformer& model, const EvaluationSize& size);
-
-// Bytes that hidden states between layers may take: half of what is left, so that what is not
-// counted has a place; all of it where one batch needs more than half. Figures do not depend on
-// this: only how many batches pass together from layer to layer. Throws Error when one batch does
-// not fit.
-int64_t hidden_state_room(const Transformer& model, const EvaluationSize& size,
-                          const MemoryLimits& limits);
+// The forward pass with weights of a layer and of its successor, output projection and logits, and
+// the rows of the cache that is simulated. What is left is for hidden states (plan_hidden_room).
+// Figures do not depend on it: only how many batches pass together from layer to layer.
+MemoryNeeds evaluation_needs(const Transformer& model, const EvaluationSize& size);
 
 // Timing one batch of an evaluation.
 

@@ -339,31 +339,6 @@ std::vector<std::string> default_methods(const Bundle* bundle, std::span<const N
   return names;
 }
 
-std::vector<std::string> sensitivity_methods(const std::string& base, const ModelConfig& config) {
-  std::vector<std::string> names;
-  for (int l = 0; l < config.num_layers; ++l) {
-    if (!config.layer(l).attention.local) names.push_back(fmt::format("{}@layer:{}", base, l));
-  }
-  return names;
-}
-
-std::vector<std::string> clip_sweep(const std::string& base) {
-  std::vector<std::string> names;
-  for (const char* clip :
-       {"0/0", "0.98/0.98", "0.96/0.96", "0.96/0.92", "0.94/0.94", "0.92/0.92"}) {
-    names.push_back(fmt::format("{}@clip:{}", base, clip));
-  }
-  return names;
-}
-
-std::vector<std::string> window_sweep(const std::string& base) {
-  std::vector<std::string> names;
-  for (const char* window : {"0/1", "4/64", "64/64", "64/128", "64/256", "128/512"}) {
-    names.push_back(fmt::format("{}@window:{}", base, window));
-  }
-  return names;
-}
-
 void check_engine(const EngineChoice& choice, const CacheView& view,
                   const QuantizerSettings& quantizer) {
   if (choice.kind == EngineKind::kSimulate) return;

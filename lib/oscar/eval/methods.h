@@ -59,11 +59,6 @@ void check_bundle_name(const std::string& name, std::span<const NamedBundle> oth
 // The comparison without --compare: bf16, exact and what the source can provide.
 std::vector<std::string> default_methods(const Bundle* bundle, std::span<const NamedBundle> named);
 
-// Names of one base for every layer (leave all layers but one exact), for clip ratios and windows.
-std::vector<std::string> sensitivity_methods(const std::string& base, const ModelConfig& config);
-std::vector<std::string> clip_sweep(const std::string& base);
-std::vector<std::string> window_sweep(const std::string& base);
-
 // What runs the methods, and where the model runs.
 struct EngineChoice {
   EngineKind kind = EngineKind::kSimulate;

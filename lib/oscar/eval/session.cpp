@@ -482,20 +482,11 @@ Session open_session(const EvaluateOptions& options, const Ranks& ranks, Progres
 
 namespace {
 
-// Names in order, without repetition, bf16 first; sweeps and sensitivity after the rest.
+// Names in order, without repetition, bf16 first.
 std::vector<std::string> method_names(const EvaluateOptions& options, const Session& session) {
   auto wanted = options.compare;
   if (wanted.empty()) {
     wanted = default_methods(session.bundle ? &*session.bundle : nullptr, session.named);
-  }
-  const std::string base = wanted.back();
-  const auto add = [&](const std::vector<std::string>& more) {
-    wanted.insert(wanted.end(), more.begin(), more.end());
-  };
-  if (options.clip_sweep) add(clip_sweep(base));
-  if (options.window_sweep) add(window_sweep(base));
-  if (options.sensitivity) {
-    add(sensitivity_methods(base, session.checkpoint.config));
   }
   std::vector<std::string> names = {"bf16"};
   for (const std::string& name : wanted) {

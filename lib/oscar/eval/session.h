@@ -20,8 +20,8 @@
 #include "oscar/eval/needles.h"
 #include "oscar/model/checkpoint/checkpoint.h"
 #include "oscar/model/layer_weights.h"
+#include "oscar/model/memory.h"
 #include "oscar/model/ranks.h"
-#include "oscar/model/run_plan.h"
 #include "oscar/model/transformer.h"
 #include "oscar/text/corpus.h"
 #include "oscar/text/tokenizer.h"
@@ -132,7 +132,7 @@ CacheView text_view(const EvaluateOptions& options, int64_t prompt);
 // Throws Error as evaluate() does for bad input.
 Session open_session(const EvaluateOptions& options, const Ranks& ranks, Progress& progress);
 
-// The methods of the comparison in order, bf16 first; sweeps and sensitivity after the rest.
+// The methods of the comparison in order, bf16 first.
 std::vector<Method> build_methods(const EvaluateOptions& options, const Session& session,
                                   const CacheView& view, Progress& progress);
 

@@ -113,7 +113,8 @@ void measure_text(const EvaluateOptions& options, const Session& session, Transf
   MultiForward forward{.engines = {},
                        .position_offset = options.position_offset,
                        .first_query = task.first_position - 1,
-                       .hidden_state_room = hidden_state_room(model, size, session.memory),
+                       .hidden_state_room = plan_hidden_room(
+                           evaluation_needs(model, size), session.memory, session.compute.device),
                        .short_blocks = true};
   hold_device_memory(session.memory, session.compute.device);
   for (const auto& engine : engines) forward.engines.push_back(engine.get());

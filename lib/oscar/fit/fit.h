@@ -40,7 +40,6 @@ struct SearchOptions {
   // Of a KV head that the default makes worse than Hadamard with the published clipping ratios
   // does, that instead. Rides along: by itself it asks for no search.
   bool fallback = false;
-  bool full = false;  // more chunks, queries and clip ratios
 
   bool any() const {
     return kind || center || granularity || row_weights || key_centres || clip || rounding ||
@@ -152,9 +151,9 @@ struct Preset {
   const char* name;
   const char* summary;  // one line for --help
   FitOptions fit;       // position_span -1 = every position the model serves
-  // What held-out loss chooses instead of `fit`, and what it chooses when asked for all or where a
-  // serving stack takes less than `fit`.
-  SearchOptions search, full_search;
+  // What held-out loss chooses instead of `fit`, and what it chooses with --for, as a server may
+  // take less than `fit`.
+  SearchOptions search, server_search;
 };
 
 // "best" (default), "paper" (arXiv 2605.17757) and "released" (the published v1 files).

@@ -149,7 +149,7 @@ std::vector<torch::Tensor> embed_wave(Transformer& model, const TokenChunks& cor
   for (size_t i = 0; i < wave.num_batches; ++i) {
     const torch::Tensor ids = batch_ids(corpus, plan.batches[wave.first_batch + i]);
     torch::Tensor states = model.embed(ids.to(model.compute().device));
-    hidden.push_back(plan.hidden_on_device ? states : states.to(torch::kCPU));
+    hidden.push_back(plan.memory.hidden_on_device ? states : states.to(torch::kCPU));
   }
   return hidden;
 }
@@ -172,12 +172,12 @@ void run_layer_major(Transformer& model, const TokenChunks& corpus, const RunPla
   const TakesItsTime until_layers_end;
   const int num_layers = model.config().num_layers;
   const torch::Device device = model.compute().device;
-  LayerLoader weights(model, plan.weights_resident);
+  LayerLoader weights(model, plan.memory.weights_resident);
   for (const Wave& wave : waves_from(plan, start.batch, start.hidden.size())) {
     const int first_layer = start.hidden.empty() ? 0 : start.layer;
     std::vector<torch::Tensor> hidden = start.hidden.empty() ? embed_wave(model, corpus, plan, wave)
                                                              : std::exchange(start.hidden, {});
-    if (!plan.hidden_on_device) {
+    if (!plan.memory.hidden_on_device) {
       for (torch::Tensor& states : hidden) states = pinned(std::move(states), device);
     }
     for (int layer = first_layer; layer < num_layers; ++layer) {
@@ -186,14 +186,15 @@ void run_layer_major(Transformer& model, const TokenChunks& corpus, const RunPla
       for (size_t i = 0; i < wave.num_batches; ++i) {
         const torch::Tensor input = hidden[i].to(device, /*non_blocking=*/true);
         const torch::Tensor output = model.forward_layer(layer, layer_weights, input, observer);
-        if (plan.hidden_on_device) {
+        if (plan.memory.hidden_on_device) {
           hidden[i] = output;
         } else {
           hidden[i].copy_(output, /*non_blocking=*/true);
         }
         progress.advance(plan.batches[wave.first_batch + i].tokens());
       }
-      if (!plan.hidden_on_device) wait_for_stream(device);  // the copies are there, to be saved
+      if (!plan.memory.hidden_on_device)
+        wait_for_stream(device);  // the copies are there, to be saved
       RunPosition next{wave.first_batch, layer + 1, hidden};
       if (next.layer == num_layers) next = {wave.first_batch + wave.num_batches, 0, {}};
       // Asked before the visitor asks: it has then saved where this stops.

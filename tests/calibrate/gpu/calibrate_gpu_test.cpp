@@ -52,8 +52,8 @@ class CalibrateGpu : public testing::Test {
     RunPlan plan;
     plan.batches = plan_batches(corpus.chunks, batch_tokens);
     plan.waves = {{0, plan.batches.size(), corpus.record.tokens}};
-    plan.weights_resident = weights_resident;
-    plan.hidden_on_device = hidden_on_device;
+    plan.memory.weights_resident = weights_resident;
+    plan.memory.hidden_on_device = hidden_on_device;
     std::vector<LayerGeometry> layers;
     for (int i = 0; i < checkpoint_.config.num_layers; ++i) {
       layers.push_back(checkpoint_.config.geometry(i, 256));
@@ -183,21 +183,21 @@ TEST_F(CalibrateGpu, ResidentLayersAreReadOnceForAllPassesOfAModel) {
 TEST_F(CalibrateGpu, WavesAreNoLargerThanTheHostCanSaveOfThem) {
   constexpr int64_t kMany = int64_t{64} << 30;
   Transformer model(checkpoint_, {torch::kCUDA, torch::kBFloat16});
-  const auto batches =
-      plan_batches(random_chunks(64, 512, checkpoint_.config.vocab_size).chunks, 2048);
-  const auto plan = [&](int64_t host_bytes, int checkpoint_every = 64) {
-    PassNeeds needs;
-    needs.checkpoint_every = checkpoint_every;
-    return plan_run(model, batches, {host_bytes, kMany}, std::move(needs));
+  const auto chunks = random_chunks(64, 512, checkpoint_.config.vocab_size).chunks;
+  const auto plan = [&](int64_t host_bytes, bool saved = true) {
+    std::vector<Batch> batches = plan_batches(chunks, 2048);
+    MemoryNeeds needs = model_needs(model, longest_batch(batches));
+    needs.hidden_saved = saved;
+    return plan_run(std::move(batches), std::move(needs), {host_bytes, kMany}, torch::kCUDA);
   };
   const RunPlan whole = plan(kMany);
   ASSERT_EQ(whole.waves.size(), 1u);
-  ASSERT_TRUE(whole.hidden_on_device);
+  ASSERT_TRUE(whole.memory.hidden_on_device);
   const int64_t hidden = whole.waves[0].tokens * whole.hidden_bytes_per_token;
-  const RunPlan halves = plan(whole.peak_host_bytes - hidden / 2);
+  const RunPlan halves = plan(whole.peak.host_bytes - hidden / 2);
   EXPECT_EQ(halves.waves.size(), 2u);
-  EXPECT_EQ(halves.peak_host_bytes, whole.peak_host_bytes - hidden / 2);
-  const RunPlan unsaved = plan(whole.peak_host_bytes - hidden / 2, kNoCheckpoints);
+  EXPECT_EQ(halves.peak.host_bytes, whole.peak.host_bytes - hidden / 2);
+  const RunPlan unsaved = plan(whole.peak.host_bytes - hidden / 2, /*saved=*/false);
   EXPECT_EQ(unsaved.waves.size(), 1u);
 }
 

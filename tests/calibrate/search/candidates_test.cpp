@@ -91,10 +91,10 @@ namespace {
 
 using namespace oscar;
 
-HeldBack split(const std::vector<int>& lengths, bool full = false) {
+HeldBack split(const std::vector<int>& lengths) {
   std::vector<std::vector<int32_t>> chunks;
   for (const int length : lengths) chunks.emplace_back(length, 1);
-  return hold_back(chunks, QuantizerSettings{}, full);
+  return hold_back(chunks, QuantizerSettings{});
 }
 
 using Indices = std::vector<size_t>;
@@ -114,8 +114,6 @@ TEST(HoldBack, TakesTwoOfFourAndNeverMoreThanTheCap) {
   EXPECT_EQ(few.confirm, Indices{3});
   const HeldBack many = split(std::vector<int>(100, 512));
   EXPECT_EQ(many.search.size() + many.confirm.size(), static_cast<size_t>(kMostHeldBack));
-  const HeldBack more = split(std::vector<int>(100, 512), true);
-  EXPECT_EQ(more.search.size() + more.confirm.size(), static_cast<size_t>(kMostHeldBackFull));
 }
 
 TEST(HoldBack, LeavesChunksThatHardlyReachBehindTheWindowsToTheFit) {

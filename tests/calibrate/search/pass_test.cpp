@@ -161,13 +161,22 @@ ModelConfig config_of(int num_qo_heads, int num_kv_heads, int head_dim) {
 
 constexpr int64_t kLength = 4096;
 
-int64_t bytes_of(const ModelConfig& config, int64_t chunks, bool full = false,
-                 torch::Device device = torch::kCPU) {
-  return search_memory_bytes(
+// At the worst moment, on the side that computes.
+int64_t bytes_of(const ModelConfig& config, const HeldBackSize& held_back,
+                 const SearchOptions& search, torch::Device device) {
+  int64_t bytes = 0;
+  for (const MemoryNeed& need :
+       search_needs(config, held_back, {.kind = TransformKind::kBalanced}, search, device)) {
+    EXPECT_EQ(need.host_bytes, 0) << need.name;
+    if (need.moment == Moment::kBetween) bytes += need.compute_bytes;
+  }
+  return bytes;
+}
+
+int64_t bytes_of(const ModelConfig& config, int64_t chunks, torch::Device device = torch::kCPU) {
+  return bytes_of(
       config, {.tokens = chunks * kLength, .search_chunks = chunks / 2, .longest_chunk = kLength},
-      {.kind = TransformKind::kBalanced},
-      {.kind = true, .center = true, .granularity = true, .row_weights = true, .full = full},
-      device);
+      {.kind = true, .center = true, .granularity = true, .row_weights = true}, device);
 }
 
 // With many chunks what is kept is at its limit, and so is all else but the rows.
@@ -175,33 +184,39 @@ TEST(SearchMemory, GrowsWithTheRowsThatAreHeldBackAlone) {
   const ModelConfig config = config_of(32, 8, 128);
   const int64_t of_token = (32 + 2 * 8) * 128 * 4;
   for (const torch::Device device : {torch::Device(torch::kCPU), torch::Device("cuda")}) {
-    EXPECT_EQ(bytes_of(config, 64, true, device) - bytes_of(config, 32, true, device),
-              2 * 32 * kLength * of_token);
+    EXPECT_EQ(bytes_of(config, 128, device) - bytes_of(config, 64, device),
+              2 * 64 * kLength * of_token);
   }
 }
 
-TEST(SearchMemory, AFullSearchKeepsMoreUpToTheLimit) {
+// On the CPU a layer is searched when no batch runs; its rows are there before.
+TEST(SearchMemory, RowsAreCollectedWhileBatchesPassWhereTheSearchWaitsForThem) {
   const ModelConfig config = config_of(4, 2, 32);
-  const int64_t query = 2 * 4 * kLength * 4;  // its scores and weights
-  EXPECT_EQ(bytes_of(config, 4, true) - bytes_of(config, 4, false),
-            2 * (kSearchFull - kSearchQuick) * query);
-  EXPECT_EQ(bytes_of(config, 256, true), bytes_of(config, 256, false));
+  const HeldBackSize size{.tokens = kLength, .search_chunks = 1, .longest_chunk = kLength};
+  const auto passing = [&](torch::Device device) {
+    int64_t bytes = 0;
+    for (const MemoryNeed& need : search_needs(config, size, {}, {.clip = true}, device)) {
+      if (need.moment == Moment::kPassing) bytes += need.compute_bytes;
+    }
+    return bytes;
+  };
+  EXPECT_EQ(passing(torch::kCPU), kLength * (4 + 2 * 2) * 32 * 4);
+  EXPECT_EQ(passing(torch::Device("cuda")), 0);
 }
 
 TEST(SearchMemory, ClippingAloneTakesLessThanASearchOfTransforms) {
   const ModelConfig config = config_of(4, 2, 32);
   const int64_t rows = 2 * 6 * kLength * 2 * 32 * 4;  // of six candidates less of each side
-  EXPECT_LT(search_memory_bytes(
-                config, {.tokens = 4 * kLength, .search_chunks = 2, .longest_chunk = kLength},
-                {.kind = TransformKind::kBalanced}, {.clip = true}, torch::kCPU),
+  EXPECT_LT(bytes_of(config, {.tokens = 4 * kLength, .search_chunks = 2, .longest_chunk = kLength},
+                     {.clip = true}, torch::kCPU),
             bytes_of(config, 4) - rows);
 }
 
 TEST(SearchMemory, ASmallModelIsNotChargedTheLimitsOfALargeOne) {
   const SearchLimits& limits = search_limits(torch::Device("cuda"));
   const auto most = static_cast<int64_t>(sizeof(float)) * (limits.kept + limits.rows);
-  EXPECT_LT(bytes_of(config_of(4, 2, 32), 4, false, torch::Device("cuda")), most);
-  EXPECT_GT(bytes_of(config_of(64, 8, 128), 16, true, torch::Device("cuda")), most);
+  EXPECT_LT(bytes_of(config_of(4, 2, 32), 4, torch::Device("cuda")), most);
+  EXPECT_GT(bytes_of(config_of(64, 8, 128), 16, torch::Device("cuda")), most);
 }
 
 }  // namespace

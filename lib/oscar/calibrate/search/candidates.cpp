@@ -124,7 +124,7 @@ SideCodec CandidateCodecs::codec(const std::vector<FittedHead>& heads, Side side
 // The split as a pure function of chunk lengths.
 
 HeldBack hold_back(const std::vector<std::vector<int32_t>>& chunks,
-                   const QuantizerSettings& quantizer, bool full) {
+                   const QuantizerSettings& quantizer) {
   const int64_t shortest =
       int64_t{quantizer.sink_tokens} + quantizer.recent_tokens + kFewestQueries;
   std::vector<size_t> usable;
@@ -140,8 +140,7 @@ HeldBack hold_back(const std::vector<std::vector<int32_t>>& chunks,
     usable.clear();
   } else {
     const auto quarter = static_cast<int64_t>(chunks.size() / 4);
-    const int64_t wanted =
-        std::clamp(quarter, kFewestHeldBack, full ? kMostHeldBackFull : kMostHeldBack);
+    const int64_t wanted = std::clamp(quarter, kFewestHeldBack, kMostHeldBack);
     const auto count = std::min<size_t>(static_cast<size_t>(wanted), usable.size() / 2);
     usable.erase(usable.begin(), usable.end() - static_cast<std::ptrdiff_t>(count));
   }

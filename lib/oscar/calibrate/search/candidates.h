@@ -69,8 +69,8 @@ class CandidateCodecs {
 // Queries behind the exact windows that a chunk must have to be worth holding back.
 inline constexpr int64_t kFewestQueries = 128;
 inline constexpr int64_t kFewestHeldBack = 2;
-// Of a long corpus no more are needed: quick search, full search.
-inline constexpr int64_t kMostHeldBack = 8, kMostHeldBackFull = 16;
+// Of a long corpus no more are needed.
+inline constexpr int64_t kMostHeldBack = 8;
 
 // Indices of chunks, ascending. Every chunk is in exactly one list.
 struct HeldBack {
@@ -83,7 +83,7 @@ struct HeldBack {
 // last one to confirmation, so that both see the same mixture. Nothing is held back when fewer
 // than 2 * kFewestHeldBack chunks are long enough.
 HeldBack hold_back(const std::vector<std::vector<int32_t>>& chunks,
-                   const QuantizerSettings& quantizer, bool full);
+                   const QuantizerSettings& quantizer);
 
 // The chunks of `indices` in that order, with the record of the whole corpus but for `tokens`.
 TokenChunks select_chunks(const TokenChunks& corpus, const std::vector<size_t>& indices);

@@ -28,7 +28,7 @@ constexpr SearchLimits kDevice{.scores = int64_t{1} << 24,
 
 // Candidates of one side that are compared at a time where no transforms are: clipping ratios or
 // writers, the present one included.
-constexpr int64_t kQuickCandidates = 6, kFullCandidates = 12;
+constexpr int64_t kSideCandidates = 6;
 
 // Fits of the portable variants, made beside those of the main one; and the matrices of a side that
 // each fit keeps.
@@ -57,20 +57,15 @@ const SearchLimits& search_limits(torch::Device device) {
   return device.is_cuda() ? kDevice : kHost;
 }
 
-int64_t held_back_bytes(const ModelConfig& config, const HeldBackSize& held_back) {
-  return held_back.tokens * row_values(config) * static_cast<int64_t>(sizeof(float));
-}
-
-int64_t search_memory_bytes(const ModelConfig& config, const HeldBackSize& held_back,
-                            const FitOptions& fixed, const SearchOptions& search,
-                            torch::Device device) {
+std::vector<MemoryNeed> search_needs(const ModelConfig& config, const HeldBackSize& held_back,
+                                     const FitOptions& fixed, const SearchOptions& search,
+                                     torch::Device device) {
   const SearchLimits& limits = search_limits(device);
   const auto of_main = static_cast<int64_t>(fit_requests(fixed, search).size());
   const int64_t num_fits = of_main + kPortableFits;
-  const int64_t num_candidates =
-      std::max(of_main, search.full ? kFullCandidates : kQuickCandidates);
+  const int64_t num_candidates = std::max(of_main, kSideCandidates);
   const int64_t side_of_token = int64_t{config.num_kv_heads} * config.head_dim;
-  const int64_t held = 2 * held_back.tokens * row_values(config);
+  const int64_t rows = held_back.tokens * row_values(config);
 
   const int64_t batch = std::max(limits.chunk_rows, held_back.longest_chunk * side_of_token);
   const int64_t one_side = std::min(batch, held_back.tokens * side_of_token);
@@ -78,7 +73,7 @@ int64_t search_memory_bytes(const ModelConfig& config, const HeldBackSize& held_
   const int64_t together = std::min(std::max(limits.rows, one_side), candidates);
 
   const int64_t scores_of_query = int64_t{config.num_qo_heads} * held_back.longest_chunk;
-  const int64_t queries = held_back.search_chunks * (search.full ? kSearchFull : kSearchQuick);
+  const int64_t queries = held_back.search_chunks * kSearchQueries;
   const int64_t kept = std::min(limits.kept, 2 * queries * scores_of_query);
   const int64_t part = std::max(limits.scores, kFewestTogether * scores_of_query);
   const int64_t parts = device.is_cuda() ? 1 : at::get_num_threads();
@@ -90,9 +85,21 @@ int64_t search_memory_bytes(const ModelConfig& config, const HeldBackSize& held_
           ? kept_fits
           : 2 * kept_fits +
                 num_fits * (kHeadMoments * config.num_kv_heads + kFitMatrices) * 2 * matrix;
-  const int64_t values =
-      fits + held + candidates + kRowCopies * together + kept + kScoreCopies * part * parts;
-  return values * static_cast<int64_t>(sizeof(float));
+  const auto need = [](const char* name, Moment moment, int64_t values) {
+    return MemoryNeed{.name = name,
+                      .moment = moment,
+                      .compute_bytes = values * static_cast<int64_t>(sizeof(float))};
+  };
+  std::vector<MemoryNeed> needs = {
+      need("fits of the search", Moment::kBetween, fits),
+      need("rows held back for the search", Moment::kBetween, 2 * rows),
+      need("rows of the search's candidates", Moment::kBetween, candidates + kRowCopies * together),
+      need("scores of the search", Moment::kBetween, kept + kScoreCopies * part * parts)};
+  // Where a layer is searched when no batch runs, its rows are collected while they do.
+  if (!device.is_cuda()) {
+    needs.push_back(need("rows held back for the search", Moment::kPassing, rows));
+  }
+  return needs;
 }
 
 // Held-back chunks of one layer in memory at a time.

@@ -11,14 +11,15 @@
 #include "oscar/fit/fit.h"
 #include "oscar/model/checkpoint/config.h"
 #include "oscar/model/layer_major.h"
+#include "oscar/model/memory.h"
 #include "oscar/model/torch.h"
 
 namespace oscar {
 
 // What bounds the memory of a search, and how much that is.
 
-// Queries of a chunk that are looked at while searching: quick, full.
-inline constexpr int64_t kSearchQuick = 128, kSearchFull = 512;
+// Queries of a chunk that are looked at while searching.
+inline constexpr int64_t kSearchQueries = 128;
 
 // Queries that are looked at together at least.
 inline constexpr int64_t kFewestTogether = 8;
@@ -38,15 +39,12 @@ struct HeldBackSize {
   int64_t tokens = 0, search_chunks = 0, longest_chunk = 0;
 };
 
-// Bytes of the rows of one layer that are held back, while they are collected.
-int64_t held_back_bytes(const ModelConfig& config, const HeldBackSize& held_back);
-
-// Bytes on `device` that a search takes at most beside the forward pass and the statistics: the
-// rows of one layer that are held back, in float32 and once more as the halves hold them; fits
-// and rows of all candidates; scores and weights that are kept; and what is being worked on.
-int64_t search_memory_bytes(const ModelConfig& config, const HeldBackSize& held_back,
-                            const FitOptions& fixed, const SearchOptions& search,
-                            torch::Device device);
+// What a search needs beside the forward pass and the statistics: the rows of one layer that are
+// held back, in float32 and once more as the halves hold them; fits and rows of all candidates;
+// scores and weights that are kept; and what is being worked on.
+std::vector<MemoryNeed> search_needs(const ModelConfig& config, const HeldBackSize& held_back,
+                                     const FitOptions& fixed, const SearchOptions& search,
+                                     torch::Device device);
 
 // The pass over held-back chunks: each layer is fitted and searched as soon as it has been
 // observed.
@@ -70,7 +68,7 @@ class SearchPass final : public LayerVisitor {
  public:
   // The observed corpus is the `num_search` chunks of the search half, then those of the
   // confirmation half. `statistics`: one per layer, of the other chunks. On a GPU up to
-  // `layers_together` are searched in threads of their own, with search_memory_bytes each, while
+  // `layers_together` are searched in threads of their own, with search_needs each, while
   // the next ones are observed; the decisions do not depend on how many. Layers that are not among
   // `own_layers` ([num_layers]; empty: all are) are neither observed nor decided.
   SearchPass(const Transformer& model, const std::vector<LayerStatistics>& statistics,

@@ -21,7 +21,7 @@ namespace {
 
 // Queries of a chunk where stages are confirmed; the final pair is confirmed on all of them. Those
 // while searching: pass.h.
-constexpr int64_t kConfirmQuick = 256, kConfirmFull = 1024;
+constexpr int64_t kConfirmQueries = 256;
 
 VariantChoice choice_of(const VariantSearch& v, const Candidate& key, const Candidate& value) {
   const auto of_side = [&](const Candidate& candidate, Side side) {
@@ -68,7 +68,7 @@ std::vector<VariantSearch> variants_of(const LayerSearchTask& task, VariantFits 
     const bool shared = i == 1;
     VariantSearch& v = variants[i];
     v.fixed = portable_options(task.fixed, shared ? Granularity::kShared : Granularity::kPerHead);
-    v.search = {.clip = true, .full = task.search.full};
+    v.search = {.clip = true};
     v.pooled = true;
     v.fits = std::move(shared ? fits.portable_shared : fits.portable_per_head);
   }
@@ -163,16 +163,15 @@ LayerDecision search_layer(const LayerSearchTask& task, VariantFits fits,
   std::vector<VariantSearch> variants = variants_of(task, std::move(fits));
   int64_t searched_queries = 0;
   {
-    const auto half = HeldBackHalf::sampled(
-        held_back.search, settings, task.search.full ? kSearchFull : kSearchQuick, task.seed, true);
+    const auto half =
+        HeldBackHalf::sampled(held_back.search, settings, kSearchQueries, task.seed, true);
     searched_queries = half.num_queries();
     for (VariantSearch& v : variants) run_stages(v, half);
   }
 
   stop_if_requested();
   const auto sample =
-      HeldBackHalf::sampled(held_back.confirm, settings,
-                            task.search.full ? kConfirmFull : kConfirmQuick, ~task.seed, false);
+      HeldBackHalf::sampled(held_back.confirm, settings, kConfirmQueries, ~task.seed, false);
   ConfirmedSides confirmed = confirm_sides(variants[0], sample);
 
   // Both sides INT2: the default pair beside the picked one, those of the main variant on every
@@ -284,11 +283,8 @@ LayerDecision decision_from_bytes(const std::vector<uint8_t>& bytes,
 
 namespace {
 
-// Around the presets' .92 and .96. 0 is off, which two bits hardly ever want; 1 would clip nothing
-// either.
-constexpr std::array kQuickClips = {0.84f, 0.88f, 0.90f, 0.94f, 0.96f};
-constexpr std::array kFullClips = {0.80f, 0.84f, 0.88f, 0.90f, 0.92f, 0.94f,
-                                   0.95f, 0.96f, 0.97f, 0.98f, 0.0f};
+// Around the presets' .92 and .96. Off is none of them: two bits hardly ever want it.
+constexpr std::array kClips = {0.84f, 0.88f, 0.90f, 0.94f, 0.96f};
 
 // A loss within this factor of the least may still win beside the other side's INT2 rows.
 constexpr double kCloseCall = 1.25;
@@ -302,7 +298,7 @@ Candidates transform_candidates(const VariantSearch& v, const SideSearch& side) 
   return candidates;
 }
 
-Candidates clip_candidates(const Candidate& current, const SearchOptions& search) {
+Candidates clip_candidates(const Candidate& current) {
   Candidates candidates = {current};
   const int d = current.front().fit->forward.rows;
   // What a ratio does: the rank of the magnitude it clips at; at the largest one nothing is
@@ -319,11 +315,7 @@ Candidates clip_candidates(const Candidate& current, const SearchOptions& search
     for (FittedHead& head : candidate) head.recipe.clip_ratio = clip;
     candidates.push_back(std::move(candidate));
   };
-  if (search.full) {
-    std::for_each(kFullClips.begin(), kFullClips.end(), add);
-  } else {
-    std::for_each(kQuickClips.begin(), kQuickClips.end(), add);
-  }
+  std::for_each(kClips.begin(), kClips.end(), add);
   return candidates;
 }
 
@@ -481,8 +473,8 @@ void clip_stage(VariantSearch& v, const HeldBackHalf& half) {
   const auto text = [](const SideSearch&, const FittedHead& head) {
     return clip_text(head.recipe.clip_ratio);
   };
-  Candidates keys = clip_candidates(v.key.current(), v.search);
-  Candidates values = clip_candidates(v.value.current(), v.search);
+  Candidates keys = clip_candidates(v.key.current());
+  Candidates values = clip_candidates(v.value.current());
   auto table = half.losses(keys, values, one_side_each(keys.size(), values.size()));
   const auto first = static_cast<int>(keys.size());
   Candidate key = best_of(keys, table, 0, v.pooled);

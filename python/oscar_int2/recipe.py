@@ -1,7 +1,6 @@
 """How rows become INT2: what all rows of a cache share, and what those of a side's KV heads do.
 
-Both are the structs of lib/oscar/cache/recipe.h, under the same names. Operators take them as lists, whose
-order the library states.
+Operators take both as lists, whose order kernels/torch/recipe.h states.
 """
 from dataclasses import dataclass, replace
 

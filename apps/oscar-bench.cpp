@@ -130,7 +130,7 @@ struct Arguments {
   std::string json_path, csv_path, shape = "qwen3-8b";
   std::vector<std::string> points = {"1x32K", "1x128K", "8x32K", "8x100K", "32x32K"};
   int replays = 21;
-  bool centres = false, force = false;
+  bool centres = false, force = false, no_bf16 = false, no_peers = false, no_ceilings = false;
   oscar::QuantizeBenchOptions quantize;
   oscar::HistoryBenchOptions history;
   oscar::TransformBenchOptions transform;
@@ -204,6 +204,9 @@ void add_attention(CLI::App& program, Arguments& arguments) {
       ->delimiter(',')
       ->capture_default_str();
   sub.add_flag("--centers", arguments.centres, "Measure int2 with key centres besides");
+  sub.add_flag("--no-bf16", arguments.no_bf16, "Leave out the same kernel over bf16 pages");
+  sub.add_flag("--no-peers", arguments.no_peers, "Leave out SDPA (flash, cuDNN)");
+  sub.add_flag("--no-ceilings", arguments.no_ceilings, "Leave out bare reading");
   add_replays(sub, arguments);
   add_outputs(sub, arguments);
 }
@@ -275,7 +278,10 @@ Json measure(const CLI::App& program, Arguments& arguments, const Json& machine,
     return shown(oscar::bench_attention({.shape = oscar::attention_bench_shape(arguments.shape),
                                          .points = parse_points(arguments.points),
                                          .replays = arguments.replays,
-                                         .centres = arguments.centres}),
+                                         .centres = arguments.centres,
+                                         .bf16 = !arguments.no_bf16,
+                                         .peers = !arguments.no_peers,
+                                         .ceilings = !arguments.no_ceilings}),
                  print_attention);
   }
   if (program.got_subcommand("quantize")) {

@@ -425,8 +425,10 @@ Json bench_attention(const AttentionBenchOptions& options) {
       auto caches = make_caches(shape, batch, context, false, false);
       if (!options.centres) keep("int2", time_int2(caches, int2_bytes, replays, -1), int2_bytes);
       keep("int2_settled", time_int2(caches, int2_bytes, replays, kUnsettledPages), int2_bytes);
-      keep("paged_read", time_paged_read(caches, int2_bytes, replays), int2_bytes);
-      keep("read", time_read(caches, int2_bytes, replays), int2_bytes);
+      if (options.ceilings) {
+        keep("paged_read", time_paged_read(caches, int2_bytes, replays), int2_bytes);
+        keep("read", time_read(caches, int2_bytes, replays), int2_bytes);
+      }
       if (options.centres) {
         add_centres(caches, shape, context);
         const CentreTimings t = time_centres(caches, int2_bytes, replays);
@@ -438,11 +440,11 @@ Json bench_attention(const AttentionBenchOptions& options) {
       const auto caches = make_caches(shape, batch, context, true, false);
       keep("int2_windows", time_int2(caches, int2_bytes, replays, -1), int2_bytes + window_bytes);
     }
-    {
+    if (options.bf16) {
       const auto caches = make_caches(shape, batch, context, false, true);
       keep("bf16_twin", time_bf16_twin(caches, bf16_bytes, replays), bf16_bytes);
     }
-    if (sdpa_available()) {
+    if (options.peers && sdpa_available()) {
       const SdpaTiming t = time_sdpa(shape, batch, context, replays);
       if (t.flash > 0) record["sdpa_flash_us"] = t.flash;
       if (t.cudnn > 0) record["sdpa_cudnn_us"] = t.cudnn;

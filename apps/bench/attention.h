@@ -23,6 +23,10 @@ struct AttentionBenchOptions {
   std::vector<std::pair<int, int>> points;  // (batch, context)
   int replays = 21;
   bool centres = false;  // int2 with key centres besides
+  // Contenders that may not fit beside a large point.
+  bool bf16 = true;      // our bf16 twin
+  bool peers = true;     // SDPA through libtorch, where it was built in
+  bool ceilings = true;  // kernels that only read the pages
 };
 
 // One record per point: bytes read, and of every contender median, p10 and p90 of microseconds and

@@ -38,6 +38,7 @@ RUN_SCRIPTS = ("make_random_checkpoint.py",)
 FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": "vLLM's",
                    "--enable-prefix-caching": "vLLM's", "--max-model-len": "vLLM's",
                    "--load-format": "vLLM's", "--enable-lora": "vLLM's",
+                   "--model-impl": "vLLM's", "--kv-cache-dtype-skip-layers": "vLLM's",
                    "--gtest_filter": "GoogleTest's",
                    "--install": "CMake's", "--prefix": "CMake's", "--test-dir": "CTest's",
                    "--help": "of every program"}

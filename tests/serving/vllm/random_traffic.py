@@ -8,9 +8,9 @@ a prompt, shared beginnings, prompts in chunks of any size, aborts, preemption, 
 while requests run, prompts with rows that cannot be coded. Each round ends when all have ended. Then the
 answers are read again, each alone: its prompt at once, and its tokens one by one behind that. This is the
 reference. It differs from the traffic by bf16 sums of other sizes, and by rows that were read as 2 bits where
-a prompt came in chunks, began with shared blocks or was preempted. That moves a token now and then by more
-than the bound: of 53,000 on a GPU five, by up to 2 nats. So a greedy answer that is off is generated once
-more, alone, in the steps that it came in: as many shared tokens, the same chunks, the same preemptions.
+a prompt came in chunks, began with shared blocks or was preempted. Of 53,000 tokens on a GPU five lay beyond
+the bound, by up to 2 nats. So a greedy answer that is off is generated once more, alone, in the steps that it
+came in: as many shared tokens, the same chunks, the same preemptions.
 
 On a GPU the steps run in CUDA graphs. Environment: as for the tests (tests/CMakeLists.txt). The last line is
 what was found, in JSON; the exit status is 1 if anything is not as it must be.

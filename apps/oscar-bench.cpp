@@ -64,7 +64,7 @@ void print_attention(const Json& records) {
   };
   constexpr const char* kRow = "{:>10} {:>7} {:>7} {:>8} {:>8} {:>9} {:>6} {:>7} {:>7} {:>7}\n";
   fmt::print("medians in us; share: page-read / int2\n");
-  fmt::print(kRow, "point", "int2", "settled", "+centres", "+windows", "page-read", "share", "bf16",
+  fmt::print(kRow, "point", "int2", "settled", "+centers", "+windows", "page-read", "share", "bf16",
              "flash", "cudnn");
   for (const Json& r : records) {
     const std::string share = r.contains("paged_read_us")
@@ -72,9 +72,9 @@ void print_attention(const Json& records) {
                                                                r["int2_us"].get<double>())
                                   : "-";
     fmt::print(kRow, fmt::format("{}x{}", r["batch"].get<int>(), r["context"].get<int>()),
-               cell(r, "int2_us"), cell(r, "int2_settled_us"), cell(r, "int2_centres_us"),
-               cell(r, "int2_windows_us"), cell(r, "paged_read_us"), share, cell(r, "bf16_twin_us"),
-               cell(r, "sdpa_flash_us"), cell(r, "sdpa_cudnn_us"));
+               cell(r, "int2_us"), cell(r, "int2_settled_us"), cell(r, "int2_centers_us"),
+               cell(r, "int2_windows_us"), cell(r, "paged_read_us"), share,
+               cell(r, "bf16_baseline_us"), cell(r, "sdpa_flash_us"), cell(r, "sdpa_cudnn_us"));
   }
 }
 
@@ -83,7 +83,7 @@ void print_quantize(const Json& records) {
     const bool corrected = r["scale_correction"] != "none";
     fmt::print("{:>33}: {:.1f} us, {:.2f} x the copy of its bytes ({:.1f} us)\n",
                r["rounding"].get<std::string>() + (corrected ? ", metric scale" : "") +
-                   (r["key_centres"].get<bool>() ? ", key centres" : ""),
+                   (r["key_centers"].get<bool>() ? ", key centers" : ""),
                r["append_us"].get<double>(), r["times_copy"].get<double>(),
                r["copy_us"].get<double>());
   }
@@ -92,7 +92,7 @@ void print_quantize(const Json& records) {
 void print_history(const Json& records) {
   for (const Json& r : records) {
     fmt::print("{:>20}: {:.1f} us, {:.2f} x the copy of its bytes ({:.1f} us)\n",
-               r["key_centres"].get<bool>() ? "with key centres" : "without key centres",
+               r["key_centers"].get<bool>() ? "with key centers" : "without key centers",
                r["history_us"].get<double>(), r["times_copy"].get<double>(),
                r["copy_us"].get<double>());
   }
@@ -130,7 +130,7 @@ struct Arguments {
   std::string json_path, csv_path, shape = "qwen3-8b";
   std::vector<std::string> points = {"1x32K", "1x128K", "8x32K", "8x100K", "32x32K"};
   int replays = 21;
-  bool centres = false, force = false, no_bf16 = false, no_peers = false, no_ceilings = false;
+  bool centers = false, force = false, no_bf16 = false, no_peers = false, no_ceilings = false;
   oscar::QuantizeBenchOptions quantize;
   oscar::HistoryBenchOptions history;
   oscar::TransformBenchOptions transform;
@@ -203,7 +203,7 @@ void add_attention(CLI::App& program, Arguments& arguments) {
   sub.add_option("--points", arguments.points, "BATCHxCONTEXT, separated by commas; K is 1024")
       ->delimiter(',')
       ->capture_default_str();
-  sub.add_flag("--centers", arguments.centres, "Measure int2 with key centres besides");
+  sub.add_flag("--centers", arguments.centers, "Measure int2 with key centers besides");
   sub.add_flag("--no-bf16", arguments.no_bf16, "Leave out the same kernel over bf16 pages");
   sub.add_flag("--no-peers", arguments.no_peers, "Leave out SDPA (flash, cuDNN)");
   sub.add_flag("--no-ceilings", arguments.no_ceilings, "Leave out bare reading");
@@ -219,8 +219,8 @@ void add_quantize(CLI::App& program, Arguments& arguments) {
       ->check(CLI::Range(64, 1 << 20))
       ->capture_default_str();
   add_heads(sub, options.num_kv_heads, options.head_dim);
-  sub.add_flag("--centers", options.centres,
-               "Measure each way of writing with key centres besides");
+  sub.add_flag("--centers", options.centers,
+               "Measure each way of writing with key centers besides");
   add_replays(sub, arguments);
   add_outputs(sub, arguments);
 }
@@ -278,7 +278,7 @@ Json measure(const CLI::App& program, Arguments& arguments, const Json& machine,
     return shown(oscar::bench_attention({.shape = oscar::attention_bench_shape(arguments.shape),
                                          .points = parse_points(arguments.points),
                                          .replays = arguments.replays,
-                                         .centres = arguments.centres,
+                                         .centers = arguments.centers,
                                          .bf16 = !arguments.no_bf16,
                                          .peers = !arguments.no_peers,
                                          .ceilings = !arguments.no_ceilings}),

@@ -15,7 +15,7 @@
 #include "oscar/base/json.h"
 #include "oscar/base/process.h"
 #include "oscar/base/strings.h"
-#include "oscar/bundle/stack_plan.h"
+#include "oscar/bundle/backend_plan.h"
 #include "oscar/calibrate/calibrate.h"
 #include "oscar/fit/convergence.h"
 #include "oscar/fit/fit.h"
@@ -47,8 +47,8 @@ struct Arguments {
   FitArguments fit;
   ComputeArguments compute;
   MemoryArguments memory;
-  std::string rope_scaling, json, stack, separators = "auto";
-  std::optional<StackChoice> for_stack;  // with --for, once the command line is read
+  std::string rope_scaling, json, backend, separators = "auto";
+  std::optional<BackendChoice> for_backend;  // with --for, once the command line is read
   bool no_statistics = false, quiet = false;
   int processes = 1;
 };
@@ -57,7 +57,7 @@ void add_corpus_options(CLI::App& program, Arguments& arguments) {
   const char* const section = "Corpus";
   CalibrateOptions& options = arguments.options;
   program
-      .add_option("--chunk-len", options.chunk_len,
+      .add_option("--sequence-length", options.sequence_length,
                   "Tokens per sequence (default: the model's context, 4096 at most)")
       ->transform(positive())
       ->group(section);
@@ -96,7 +96,7 @@ void add_run_options(CLI::App& program, Arguments& arguments) {
       ->group(section);
   program
       .add_option("--checkpoint-every", options.checkpoint_every,
-                  "Chunks between checkpoints while all weights fit in memory")
+                  "Sequences between checkpoints while all weights fit in memory")
       ->transform(positive())
       ->capture_default_str()
       ->group(section);
@@ -125,7 +125,7 @@ void print_corpus(const CorpusRecord& corpus) {
       fmt::print("           left out: {}\n", printable(reason));
   }
   fmt::print("tokens     {} in {} sequences of up to {}\n", format_count(corpus.tokens),
-             format_count(corpus.sequences_used), format_count(corpus.chunk_len));
+             format_count(corpus.sequences_used), format_count(corpus.sequence_length));
 }
 
 void print_cost(const CalibrateResult& result, const Ranks& ranks) {
@@ -250,15 +250,16 @@ void print_convergence(const Json& record) {
 }
 
 // What --for left open and what it fixed.
-void print_stack(const std::string& stack, const StackChoice& choice) {
+void print_backend(const std::string& backend, const BackendChoice& choice) {
   std::string text;
-  add_line(text, "for", fmt::format("{}: {}", stack, fmt::join(describe_choice(choice), ", ")), 11);
+  add_line(text, "for", fmt::format("{}: {}", backend, fmt::join(describe_choice(choice), ", ")),
+           11);
   fmt::print("{}", text);
 }
 
-// `stacks`: plans for the bundle; none without transforms.
+// `backends`: plans for the bundle; none without transforms.
 Json summary_json(const CalibrateResult& result, const CalibrateOptions& options,
-                  const std::vector<StackPlan>& stacks) {
+                  const std::vector<BackendPlan>& backends) {
   Json json = {{"output", options.output.string()}, {"device", result.device},
                {"tokens", result.corpus.tokens},    {"sequences", result.corpus.sequences_used},
                {"dry_run", result.dry_run},         {"already_done", result.already_done}};
@@ -280,7 +281,7 @@ Json summary_json(const CalibrateResult& result, const CalibrateOptions& options
     json["fit_seconds"] = result.fit_seconds;
     json["search_seconds"] = result.search_seconds;
   }
-  if (!stacks.empty()) json["stacks"] = plans_json(stacks);
+  if (!backends.empty()) json["stacks"] = plans_json(backends);
   json["warnings"] = result.warnings;
   return json;
 }
@@ -315,12 +316,12 @@ void check_places(const Arguments& arguments) {
 }
 
 // Options that others decide. The choice of --for.
-StackChoice complete_options(Arguments& arguments) {
+BackendChoice complete_options(Arguments& arguments) {
   CalibrateOptions& options = arguments.options;
-  const StackChoice choice =
-      arguments.for_stack
-          ? *arguments.for_stack
-          : StackChoice{arguments.fit.resolve(), arguments.fit.resolve_search(), options.quantizer};
+  const BackendChoice choice =
+      arguments.for_backend ? *arguments.for_backend
+                            : BackendChoice{arguments.fit.resolve(), arguments.fit.resolve_search(),
+                                            options.quantizer};
   options.preset = arguments.fit.preset;
   options.fit = choice.fit;
   options.search = choice.search;
@@ -340,7 +341,7 @@ StackChoice complete_options(Arguments& arguments) {
 }
 
 int run_first(Arguments& arguments, Ranks& ranks) {
-  const StackChoice choice = complete_options(arguments);
+  const BackendChoice choice = complete_options(arguments);
   const CalibrateOptions& options = arguments.options;
   check_places(arguments);
   TerminalProgress progress(arguments.quiet);
@@ -349,17 +350,17 @@ int run_first(Arguments& arguments, Ranks& ranks) {
   for (const std::string& warning : joined_by_layer(result.warnings)) {
     warn(warning);
   }
-  std::vector<StackPlan> stacks;
-  if (!result.bundle.layers.empty()) stacks = plan_for_all(result.bundle);
+  std::vector<BackendPlan> backends;
+  if (!result.bundle.layers.empty()) backends = plan_for_all(result.bundle);
   if (!arguments.json.empty()) {
-    write_text_output(arguments.json, json_text(summary_json(result, options, stacks), 2) + "\n");
+    write_text_output(arguments.json, json_text(summary_json(result, options, backends), 2) + "\n");
   }
   if (arguments.quiet || arguments.json == kStandardOutput) return kExitDone;
   if (result.already_done) {
     fmt::print("{} is finished already: nothing to do\n", printable(options.output.string()));
     return kExitDone;
   }
-  if (!arguments.stack.empty()) print_stack(arguments.stack, choice);
+  if (!arguments.backend.empty()) print_backend(arguments.backend, choice);
   print_corpus(result.corpus);
   if (result.dry_run) {
     print_cost(result, ranks);
@@ -378,7 +379,7 @@ int run_first(Arguments& arguments, Ranks& ranks) {
   print_convergence(result.bundle.convergence);
   if (!result.bundle.layers.empty()) {
     print_layers(result.bundle);
-    fmt::print("\n{}", plans_text(stacks));
+    fmt::print("\n{}", plans_text(backends));
   }
   std::error_code status;
   fmt::print(
@@ -415,7 +416,7 @@ int main(int argc, char** argv) {
                   "HDF5 file to write: a rotation bundle, or with --statistics-only the sums alone")
       ->required();
   add_fit_options(program, arguments.fit, /*searchable=*/true);
-  add_stack_option(program, arguments.stack);
+  add_backend_option(program, arguments.backend);
   add_quantizer_options(program, arguments.options.quantizer);
   add_corpus_options(program, arguments);
   add_compute_options(program, arguments.compute);
@@ -425,9 +426,9 @@ int main(int argc, char** argv) {
   add_fit_study_options(program, arguments.fit, /*searchable=*/true);
   program.final_callback([&] {  // a conflict is a usage error
     check_requests(program, arguments);
-    if (arguments.stack.empty()) return;
-    arguments.for_stack =
-        choose_for_stack(program, arguments.stack, arguments.fit, arguments.options.quantizer);
+    if (arguments.backend.empty()) return;
+    arguments.for_backend =
+        choose_for_backend(program, arguments.backend, arguments.fit, arguments.options.quantizer);
   });
   return run_program(program, argc, argv, [&] {
     return arguments.processes > 1 ? run_processes(arguments.processes, argc, argv, kResumeWithAny)

@@ -99,13 +99,13 @@ void add_text_options(CLI::App& program, Arguments& arguments) {
   const char* const section = "Measurement";
   EvaluateOptions& options = arguments.options;
   program
-      .add_option("--chunk-len", options.chunk_len,
+      .add_option("--sequence-length", options.sequence_length,
                   "Tokens per sequence (default: the model's context, 4096 at most)")
       ->transform(positive())
       ->group(section);
   program
       .add_option("--stride", options.stride,
-                  "Overlap: windows of --chunk-len advance by this many tokens and "
+                  "Overlap: windows of --sequence-length advance by this many tokens and "
                   "count their last ones, so that each has a long context")
       ->transform(positive())
       ->group(section);

@@ -113,9 +113,9 @@ class OwnCache:
         rows = torch.randn(context, cache.codecs[0].num_kv_heads, HEAD_DIM, device=cache.device)
         rows = rows.bfloat16()
         first = cache.layers[0]
-        for place in range(batch):
-            cache.admit(place, cache.max_tokens)
-            tables = cache.prompt_tables([place], [context])
+        for slot in range(batch):
+            cache.admit(slot, cache.max_tokens)
+            tables = cache.prompt_tables([slot], [context])
             cache.write(0, tables, rows, rows.flip(0))
         for layer, pages in cache.layers.items():
             if layer:

@@ -117,9 +117,9 @@ def skip_prompts():
     return skipped
 
 
-def seats(requests):
+def max_num_seqs(requests):
     """vLLM's whole-step graphs have 1, 2, 4, 8, 16, 24, ... requests, max_num_seqs at most: 7
-    requests in 7 seats would run without one."""
+    requests with max_num_seqs=7 would run without one."""
     return requests if requests in (1, 2, 4) else -(-requests // 8) * 8
 
 
@@ -180,7 +180,7 @@ def main():
               load_format="auto" if arguments.model else "dummy", enforce_eager=arguments.eager,
               max_model_len=max(point[1] + n for point, n in zip(arguments.points, most))
               if arguments.model else MAX_POSITIONS,
-              max_num_seqs=seats(max(requests for requests, _ in arguments.points)), **options)
+              max_num_seqs=max_num_seqs(max(requests for requests, _ in arguments.points)), **options)
     config = llm.llm_engine.vllm_config
     held = config.cache_config.num_gpu_blocks * config.cache_config.block_size
     print("kv,tokens of a step,tokens in the cache,requests,context,ms a step,tokens/s,seconds until all decode"

@@ -34,7 +34,7 @@ class Step:
 
     def __init__(self, generator):
         cache, decoder = generator.cache, generator.decoder
-        self.tokens = torch.zeros(cache.places, dtype=torch.int64, device=generator.device)
+        self.tokens = torch.zeros(cache.max_num_seqs, dtype=torch.int64, device=generator.device)
         self.logits = None
 
         def step():
@@ -43,7 +43,7 @@ class Step:
         self.run = graph_of(step, generator.device)
 
     def __call__(self, tokens):
-        """Logits [places, vocab], until the next call."""
+        """Logits [max_num_seqs, vocab], until the next call."""
         self.tokens.copy_(tokens)
         self.run()
         return self.logits
@@ -55,13 +55,13 @@ def measure(model, generator, step, ids, first):
     cache, decoder = generator.cache, generator.decoder
     rows, tokens = ids.shape
     prompt = min(first, tokens - 1)
-    for place in range(rows):
-        cache.admit(place, tokens)
+    for slot in range(rows):
+        cache.admit(slot, tokens)
     tables = cache.prompt_tables(list(range(rows)), [prompt] * rows)
     # Prompts one after another: their rows go into the cache together.
     parts = {}
-    for place in range(rows):
-        decoder.prompt(ids[place, :prompt], lambda layer, k, v: parts.setdefault(layer, []).append((k, v)))
+    for slot in range(rows):
+        decoder.prompt(ids[slot, :prompt], lambda layer, k, v: parts.setdefault(layer, []).append((k, v)))
     for layer, pairs in parts.items():
         cache.write(layer, tables, *(torch.cat(side) for side in zip(*pairs)))
     references = torch.stack([model(row[None]).logits[0, prompt - 1:-1] for row in ids])
@@ -70,8 +70,8 @@ def measure(model, generator, step, ids, first):
         figures.append(per_token(references[:, position - prompt], step(ids[:, position - 1]),
                                  ids[:, position]))
     cache.check_rows()
-    for place in range(rows):
-        cache.release(place)
+    for slot in range(rows):
+        cache.release(slot)
     return torch.cat(figures, 1)
 
 
@@ -99,12 +99,12 @@ def main():
     if left_out := len(ids) % rows:
         print(f"the last {left_out} of {len(ids)} sequences are left out: --rows {rows} decodes so many "
               "together", file=sys.stderr)
-    generator = oscar_int2.Generator(model, bundle, places=rows, max_tokens=ids.shape[1],
+    generator = oscar_int2.Generator(model, bundle, max_num_seqs=rows, max_tokens=ids.shape[1],
                                      demote_block=bundle.quantizer.demote_block)
     with torch.inference_mode():
         step = Step(generator)
-    figures = torch.cat([measure(model, generator, step, chunk, first)
-                         for chunk in ids.split(rows) if len(chunk) == rows], 1)
+    figures = torch.cat([measure(model, generator, step, sequence, first)
+                         for sequence in ids.split(rows) if len(sequence) == rows], 1)
     count = figures.shape[1]
     kl, exact, served, top1 = figures.double().mean(1).tolist()
     error = (figures[0].double().std() / math.sqrt(count)).item()

@@ -85,7 +85,7 @@ calibrate_and_evaluate() {
 # Held-out sequences as token ids, for benches that take them.
 write_ids() {
   "$OSCAR_BIN/oscar-calibrate" tiny-gqa datasets/tiny-gqa/heldout.jsonl "$scratch/none.h5" --dry-run \
-    --chunk-len 1024 --max-tokens 16384 --tokens-out "$scratch/ids.npy" >"$scratch/ids.log" 2>&1 ||
+    --sequence-length 1024 --max-tokens 16384 --tokens-out "$scratch/ids.npy" >"$scratch/ids.log" 2>&1 ||
     { cat "$scratch/ids.log"; exit 1; }
 }
 

@@ -3,7 +3,7 @@
 # Safe to run again: what is there already is left alone, and a second run takes seconds.
 #
 #   scripts/setup.sh                    what the programs need
-#   scripts/setup.sh --tests            also the independent twins that the tests compare with
+#   scripts/setup.sh --tests            also the independent references that the tests compare with
 #   scripts/setup.sh --without-torch    what builds everything below the model
 #
 # OSCAR_PYTHON names a Python whose torch is to be used instead of a virtual environment here.

@@ -81,8 +81,8 @@ def make_exports(o):
         call(o.bin / "oscar-calibrate", o.model, o.corpus, bundle, "--max-tokens", o.tokens, "--device", o.device,
              "--quiet", *fit, out=bundle)
         folder.parent.mkdir(exist_ok=True)
-        call(o.bin / "oscar-bundle", "export", bundle, "--to", "sglang-v1", "-o", folder, *export, out=folder)
-        call(o.bin / "oscar-bundle", "verify", folder, "--stack", "sglang-v1")
+        call(o.bin / "oscar-bundle", "export", bundle, "--for", "sglang-v1", "-o", folder, *export, out=folder)
+        call(o.bin / "oscar-bundle", "verify", folder, "--for", "sglang-v1")
 
 
 def decode_clip(ratio, head_dim):
@@ -107,7 +107,7 @@ def predict(o):
              "--quant-group-size", said["quant_group_size"], "--clip", "{:g},{:g}".format(*clips),
              "--sink", said["sink_tokens"], "--recent", said["recent_tokens"], "--demote-block", FLUSH, out=bundle)
         report = o.out / f"{name}-predicted.json"
-        call(o.bin / "oscar-eval", o.model, "--bundle", bundle, "--corpus", o.ids, "--chunk-len", length(o.ids),
+        call(o.bin / "oscar-eval", o.model, "--bundle", bundle, "--corpus", o.ids, "--sequence-length", length(o.ids),
              "--mode", "prefill", "--first-position", PROMPT, "--separators", "off", "--device", o.device, "--quiet",
              "--compare", "bf16,identity-clip,bundle", "--json", report, out=report)
 

@@ -41,7 +41,7 @@ def parse(words) -> argparse.Namespace:
                         + "; ".join(f"{name}: {','.join(plan.steps)}" for name, plan in PLANS.items()))
     parser.add_argument("--tokens", type=int, help="held-out tokens of a run")
     parser.add_argument("--calibration-tokens", type=int, help="calibration tokens")
-    parser.add_argument("--chunk-len", type=int, help="tokens per sequence")
+    parser.add_argument("--sequence-length", type=int, help="tokens per sequence")
     parser.add_argument("--render-only", action="store_true", help="draw the figures in OUT/study.json again")
     arguments = parser.parse_args(words)
     steps = PLANS[arguments.model].steps
@@ -54,7 +54,7 @@ def size_of(arguments: argparse.Namespace):
     """How much is measured."""
     plan = PLANS[arguments.model]
     size = plan.quick if arguments.quick else plan.size
-    given = {key: getattr(arguments, key) for key in ("tokens", "calibration_tokens", "chunk_len")}
+    given = {key: getattr(arguments, key) for key in ("tokens", "calibration_tokens", "sequence_length")}
     if arguments.tokens and size.headline_tokens:
         given["headline_tokens"] = arguments.tokens
     return dataclasses.replace(size, **{key: value for key, value in given.items() if value})
@@ -78,7 +78,7 @@ def draw(document: dict, out: pathlib.Path) -> None:
 def decisive(arguments: argparse.Namespace) -> str:
     """The options that decide the figures, as the page quotes them."""
     words = ["--quick"] if arguments.quick else []
-    for key in ("steps", "tokens", "calibration_tokens", "chunk_len"):
+    for key in ("steps", "tokens", "calibration_tokens", "sequence_length"):
         if getattr(arguments, key):
             words.append(f"--{key.replace('_', '-')} {getattr(arguments, key)}")
     return " ".join(words)

@@ -133,11 +133,11 @@ Json attention_check() {
   std::mt19937 rng(1);
   std::normal_distribution<float> normal;
   std::uniform_real_distribution<float> uniform(0.5f, 1.5f);
-  std::vector<uint8_t> pool(static_cast<size_t>(pages) * heads * chunk_bytes(format));
+  std::vector<uint8_t> pool(static_cast<size_t>(pages) * heads * page_bytes(format));
   for (uint8_t& byte : pool) byte = static_cast<uint8_t>(rng());
   for (int c = 0; c < pages * heads; ++c) {
     for (int row = 0; row < 128; ++row) {
-      void* at = &pool[static_cast<size_t>(c) * chunk_bytes(format) +
+      void* at = &pool[static_cast<size_t>(c) * page_bytes(format) +
                        metadata_offset(format, row / 64, row % 64)];
       store_metadata(at, 0, uniform(rng), format.metadata);
       store_metadata(at, 1, uniform(rng), format.metadata);
@@ -153,7 +153,7 @@ Json attention_check() {
   p.format = format;
   p.history = {pool.data(), table.data(), pages, histories.data()};
   p.windows = {wk.data(), wv.data(), nullptr, sink, ring};
-  p.seq_len = lens.data();
+  p.seq_lens = lens.data();
   p.q = q.data();
   p.sm_scale = 0.088388f;
   p.batch = 1, p.num_qo_heads = qo_heads, p.num_kv_heads = heads;
@@ -165,7 +165,7 @@ Json attention_check() {
   const DeviceBytes o(q.size() * 2);
   p.history = {dpool->as<uint8_t>(), dtable->as<int32_t>(), pages, dhistories->as<int32_t>()};
   p.windows.k = dwk->as<uint16_t>(), p.windows.v = dwv->as<uint16_t>();
-  p.seq_len = dlens->as<int32_t>(), p.q = dq->as<uint16_t>(), p.o = o.as<uint16_t>();
+  p.seq_lens = dlens->as<int32_t>(), p.q = dq->as<uint16_t>(), p.o = o.as<uint16_t>();
   size_t bytes = 0;
   check_cuda(decode_attention_workspace(p, &bytes), "decode_attention_workspace");
   const DeviceBytes workspace(bytes);
@@ -200,7 +200,7 @@ constexpr int kUnsettledPages = 2;
 // Lengths and block table are, as the layers of a model share them.
 struct ColdCache {
   std::shared_ptr<DeviceBytes> table, history, lens;
-  std::unique_ptr<DeviceBytes> pool, wk, wv, q, o, centres;
+  std::unique_ptr<DeviceBytes> pool, wk, wv, q, o, centers;
   AttentionParams params;
 };
 
@@ -223,13 +223,13 @@ ColdCache make_cache(const AttentionBenchShape& shape, int batch, int context, b
     c.history = upload(std::vector<int32_t>(batch, history));
     c.lens = upload(std::vector<int32_t>(batch, context));
   }
-  const int64_t chunks = static_cast<int64_t>(batch) * pages * shape.num_kv_heads;
-  const int64_t bytes = chunks * (bf16 ? kPageTokens * 4 * d : chunk_bytes(format));
+  const int64_t head_pages = static_cast<int64_t>(batch) * pages * shape.num_kv_heads;
+  const int64_t bytes = head_pages * (bf16 ? kPageTokens * 4 * d : page_bytes(format));
   c.pool = std::make_unique<DeviceBytes>(bytes);
   if (bf16) {
     check_cuda(fill_bf16(c.pool->as<uint16_t>(), bytes / 2, seed, nullptr), "fill_bf16");
   } else {
-    check_cuda(fill_chunks(format, c.pool->as<uint8_t>(), chunks, seed, nullptr), "fill_chunks");
+    check_cuda(fill_pages(format, c.pool->as<uint8_t>(), head_pages, seed, nullptr), "fill_pages");
   }
   const int sink = windows ? kSink : 0;
   const int64_t rows = static_cast<int64_t>(batch) * shape.num_kv_heads * (sink + kRing) * d;
@@ -245,7 +245,7 @@ ColdCache make_cache(const AttentionBenchShape& shape, int batch, int context, b
   c.params.history = {c.pool->as<uint8_t>(), c.table->as<int32_t>(), pages,
                       c.history->as<int32_t>()};
   c.params.windows = {c.wk->as<uint16_t>(), c.wv->as<uint16_t>(), nullptr, sink, kRing};
-  c.params.seq_len = c.lens->as<int32_t>();
+  c.params.seq_lens = c.lens->as<int32_t>();
   c.params.q = c.q->as<uint16_t>();
   c.params.o = c.o->as<uint16_t>();
   c.params.sm_scale = 0.0883883f;
@@ -271,16 +271,16 @@ std::vector<ColdCache> make_caches(const AttentionBenchShape& shape, int batch, 
   return caches;
 }
 
-// Gives keys random centres.
-void add_centres(std::vector<ColdCache>& caches, const AttentionBenchShape& shape, int context) {
+// Gives keys random centers.
+void add_centers(std::vector<ColdCache>& caches, const AttentionBenchShape& shape, int context) {
   const int segments = (context + kSegmentTokens - 1) / kSegmentTokens;
   const int64_t values =
-      static_cast<int64_t>(segments) * shape.num_kv_heads * kCentres * shape.head_dim;
+      static_cast<int64_t>(segments) * shape.num_kv_heads * kCenters * shape.head_dim;
   for (size_t i = 0; i < caches.size(); ++i) {
-    caches[i].centres = std::make_unique<DeviceBytes>(values * 2);
-    uint16_t* rows = caches[i].centres->as<uint16_t>();
+    caches[i].centers = std::make_unique<DeviceBytes>(values * 2);
+    uint16_t* rows = caches[i].centers->as<uint16_t>();
     check_cuda(fill_bf16(rows, values, 500 + static_cast<uint32_t>(i), nullptr), "fill_bf16");
-    caches[i].params.centres = {rows, segments, nullptr};
+    caches[i].params.centers = {rows, segments, nullptr};
   }
   check_cuda(cudaDeviceSynchronize(), "fill");
 }
@@ -318,7 +318,7 @@ Timing time_int2(const std::vector<ColdCache>& caches, double bytes, int replays
   });
 }
 
-Timing time_bf16_twin(const std::vector<ColdCache>& caches, double bytes, int replays) {
+Timing time_bf16_baseline(const std::vector<ColdCache>& caches, double bytes, int replays) {
   const Workspace ws(caches[0].params);
   return time_calls(caches, bytes, replays, [&](const ColdCache& cache, cudaStream_t stream) {
     check_cuda(decode_attention_bf16(cache.params, ws.get(), ws.bytes(), stream),
@@ -326,20 +326,20 @@ Timing time_bf16_twin(const std::vector<ColdCache>& caches, double bytes, int re
   });
 }
 
-// Without key centres and with those that the caches have, in turn, so that a clock that drifts
+// Without key centers and with those that the caches have, in turn, so that a clock that drifts
 // does not favour one.
-struct CentreTimings {
+struct CenterTimings {
   Timing without, with;
 };
-CentreTimings time_centres(std::vector<ColdCache>& caches, double bytes, int replays) {
+CenterTimings time_centers(std::vector<ColdCache>& caches, double bytes, int replays) {
   constexpr int kTurns = 3;
-  std::vector<KeyCentres> centres;
-  for (const ColdCache& cache : caches) centres.push_back(cache.params.centres);
+  std::vector<KeyCenters> centers;
+  for (const ColdCache& cache : caches) centers.push_back(cache.params.centers);
   std::array<std::vector<Timing>, 2> timings;
   for (int turn = 0; turn < kTurns; ++turn) {
     for (const bool with : {false, true}) {
       for (size_t i = 0; i < caches.size(); ++i) {
-        caches[i].params.centres = with ? centres[i] : KeyCentres{};
+        caches[i].params.centers = with ? centers[i] : KeyCenters{};
       }
       timings[with].push_back(time_int2(caches, bytes, replays, -1));
     }
@@ -352,13 +352,13 @@ CentreTimings time_centres(std::vector<ColdCache>& caches, double bytes, int rep
   return {middle(timings[0]), middle(timings[1])};
 }
 
-// Reading the same chunks through the same block table.
+// Reading the same pages through the same block table.
 Timing time_paged_read(const std::vector<ColdCache>& caches, double bytes, int replays) {
   const DeviceBytes sum(16);
   return time_calls(caches, bytes, replays, [&](const ColdCache& cache, cudaStream_t stream) {
     const AttentionParams& p = cache.params;
     check_cuda(paged_read_ceiling(p.history, p.batch, static_cast<int>(p.history.table_stride),
-                                  p.num_kv_heads, chunk_bytes(p.format), sum.as<int>(), stream),
+                                  p.num_kv_heads, page_bytes(p.format), sum.as<int>(), stream),
                "paged_read_ceiling");
   });
 }
@@ -423,17 +423,17 @@ Json bench_attention(const AttentionBenchOptions& options) {
     const int replays = options.replays;
     {
       auto caches = make_caches(shape, batch, context, false, false);
-      if (!options.centres) keep("int2", time_int2(caches, int2_bytes, replays, -1), int2_bytes);
+      if (!options.centers) keep("int2", time_int2(caches, int2_bytes, replays, -1), int2_bytes);
       keep("int2_settled", time_int2(caches, int2_bytes, replays, kUnsettledPages), int2_bytes);
       if (options.ceilings) {
         keep("paged_read", time_paged_read(caches, int2_bytes, replays), int2_bytes);
         keep("read", time_read(caches, int2_bytes, replays), int2_bytes);
       }
-      if (options.centres) {
-        add_centres(caches, shape, context);
-        const CentreTimings t = time_centres(caches, int2_bytes, replays);
+      if (options.centers) {
+        add_centers(caches, shape, context);
+        const CenterTimings t = time_centers(caches, int2_bytes, replays);
         keep("int2", t.without, int2_bytes);
-        keep("int2_centres", t.with, int2_bytes);
+        keep("int2_centers", t.with, int2_bytes);
       }
     }
     {
@@ -442,7 +442,7 @@ Json bench_attention(const AttentionBenchOptions& options) {
     }
     if (options.bf16) {
       const auto caches = make_caches(shape, batch, context, false, true);
-      keep("bf16_twin", time_bf16_twin(caches, bf16_bytes, replays), bf16_bytes);
+      keep("bf16_baseline", time_bf16_baseline(caches, bf16_bytes, replays), bf16_bytes);
     }
     if (options.peers && sdpa_available()) {
       const SdpaTiming t = time_sdpa(shape, batch, context, replays);

@@ -22,9 +22,9 @@ struct AttentionBenchOptions {
   AttentionBenchShape shape;
   std::vector<std::pair<int, int>> points;  // (batch, context)
   int replays = 21;
-  bool centres = false;  // int2 with key centres besides
+  bool centers = false;  // int2 with key centers besides
   // Contenders that may not fit beside a large point.
-  bool bf16 = true;      // our bf16 twin
+  bool bf16 = true;      // our BF16 baseline
   bool peers = true;     // SDPA through libtorch, where it was built in
   bool ceilings = true;  // kernels that only read the pages
 };
@@ -32,7 +32,7 @@ struct AttentionBenchOptions {
 // One record per point: bytes read, and of every contender median, p10 and p90 of microseconds and
 // GB/s (of SDPA the median alone). Contenders: int2 (all tokens in pages), int2_settled (the same
 // with unsettled_pages, so that a call begins while the one ahead runs), paged_read and read (the
-// ceilings), int2_centres (int2 with random key centres), int2_windows, bf16_twin, sdpa_flash,
+// ceilings), int2_centers (int2 with random key centers), int2_windows, bf16_baseline, sdpa_flash,
 // sdpa_cudnn. Throws Error when CUDA fails.
 Json bench_attention(const AttentionBenchOptions& options);
 

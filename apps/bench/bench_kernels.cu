@@ -23,10 +23,10 @@ __global__ void fill_bf16_kernel(uint16_t* to, int64_t count, uint32_t seed) {
   }
 }
 
-__global__ void fill_chunks_kernel(PageFormat f, uint8_t* pool, int64_t chunks, uint32_t seed) {
-  const int bytes = chunk_bytes(f), codes = metadata_offset(f, 0, 0);
+__global__ void fill_pages_kernel(PageFormat f, uint8_t* pool, int64_t head_pages, uint32_t seed) {
+  const int bytes = page_bytes(f), codes = metadata_offset(f, 0, 0);
   const int row_bytes = metadata_offset(f, 0, 1) - codes, key_end = metadata_offset(f, 1, 0);
-  const int64_t total = chunks * bytes / 4;
+  const int64_t total = head_pages * bytes / 4;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < total;
        i += stride) {
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(1024) read_kernel(const uint4* data, int64_t v
   if (sum == 0x9e3779b9u) atomicAdd(sink, 1);  // keeps the loads
 }
 
-// One warp a chunk; kVectors 16-byte loads in flight per lane.
+// One warp a page; kVectors 16-byte loads in flight per lane.
 __global__ void __launch_bounds__(1024)
     paged_read_kernel(PagedHistory h, int batch, int pages, int heads, int bytes, int* sink) {
   constexpr int kVectors = 9;
@@ -118,9 +118,9 @@ cudaError_t fill_bf16(uint16_t* to, int64_t count, uint32_t seed, cudaStream_t s
   fill_bf16_kernel<<<multiprocessors() * 4, 512, 0, stream>>>(to, count, seed);
   return cudaGetLastError();
 }
-cudaError_t fill_chunks(const PageFormat& format, uint8_t* pool, int64_t chunks, uint32_t seed,
-                        cudaStream_t stream) {
-  fill_chunks_kernel<<<multiprocessors() * 4, 512, 0, stream>>>(format, pool, chunks, seed);
+cudaError_t fill_pages(const PageFormat& format, uint8_t* pool, int64_t head_pages, uint32_t seed,
+                       cudaStream_t stream) {
+  fill_pages_kernel<<<multiprocessors() * 4, 512, 0, stream>>>(format, pool, head_pages, seed);
   return cudaGetLastError();
 }
 cudaError_t subnormal_products(float* out, cudaStream_t stream) {

@@ -28,8 +28,8 @@ Json bench_calibrate(const CalibrateBenchOptions& options) {
   corpus_options.model = options.model;
   corpus_options.corpus = options.corpus;
   SilentProgress progress;
-  const TokenChunks corpus = make_chunks(corpus_options, options.chunk_len, checkpoint, model,
-                                         free_memory(compute.device), progress);
+  const TokenSequences corpus = make_sequences(corpus_options, options.sequence_length, checkpoint,
+                                               model, free_memory(compute.device), progress);
   const CollectionTiming timing =
       time_collection(model, corpus, options.batch_tokens, options.repeats);
   Json record = {{"model", checkpoint.name},

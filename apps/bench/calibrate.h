@@ -11,7 +11,7 @@ struct CalibrateBenchOptions {
   std::string model = "tiny-gqa";
   std::string corpus;  // as for oscar-calibrate
   std::string device = "auto", dtype = "auto";
-  int chunk_len = 4096;
+  int sequence_length = 4096;
   int64_t batch_tokens = 32768;
   int repeats = 5;
 };

@@ -34,22 +34,22 @@ Json bench_history(const HistoryBenchOptions& o) {
   const auto table = upload(order);
   const auto length = upload(std::vector<int32_t>{o.tokens});
   const int segments = (o.tokens + kSegmentTokens - 1) / kSegmentTokens;
-  const int64_t centre_values = int64_t{segments} * o.num_kv_heads * kCentres * d;
-  const DeviceBytes centres(centre_values * 2);
-  check_cuda(fill_bf16(centres.as<uint16_t>(), centre_values, 5, nullptr), "fill_bf16");
+  const int64_t center_values = int64_t{segments} * o.num_kv_heads * kCenters * d;
+  const DeviceBytes centers(center_values * 2);
+  check_cuda(fill_bf16(centers.as<uint16_t>(), center_values, 5, nullptr), "fill_bf16");
   const int64_t values = int64_t{o.tokens} * o.num_kv_heads * d;
-  const int64_t chunks = int64_t{pages} * o.num_kv_heads;
+  const int64_t head_pages = int64_t{pages} * o.num_kv_heads;
   const double bytes =
       4.0 * static_cast<double>(values) + 2.0 * o.tokens * o.num_kv_heads * (d / 4 + 4);
   std::vector<HistoryCase> cases(std::max(2, cold_copies(static_cast<size_t>(bytes))));
   for (size_t i = 0; i < cases.size(); ++i) {
     HistoryCase& c = cases[i];
-    c.pool = std::make_unique<DeviceBytes>(chunks * chunk_bytes(format));
+    c.pool = std::make_unique<DeviceBytes>(head_pages * page_bytes(format));
     c.k = std::make_unique<DeviceBytes>(values * 2);
     c.v = std::make_unique<DeviceBytes>(values * 2);
-    check_cuda(
-        fill_chunks(format, c.pool->as<uint8_t>(), chunks, 7 + static_cast<uint32_t>(i), nullptr),
-        "fill_chunks");
+    check_cuda(fill_pages(format, c.pool->as<uint8_t>(), head_pages, 7 + static_cast<uint32_t>(i),
+                          nullptr),
+               "fill_pages");
     const int64_t token_stride = int64_t{o.num_kv_heads} * d;
     c.params.format = format;
     c.params.history = {c.pool->as<uint8_t>(), table->as<int32_t>(), pages, length->as<int32_t>()};
@@ -67,16 +67,16 @@ Json bench_history(const HistoryBenchOptions& o) {
                "copy");
   });
   Json records = Json::array();
-  for (const bool centred : {false, true}) {
+  for (const bool centered : {false, true}) {
     for (HistoryCase& c : cases) {
-      c.params.centres = {};
-      if (centred) c.params.centres = {centres.as<uint16_t>(), segments, nullptr};
+      c.params.centers = {};
+      if (centered) c.params.centers = {centers.as<uint16_t>(), segments, nullptr};
     }
     const Timing t =
         time_graph(static_cast<int>(cases.size()), 8, o.replays, [&](int i, cudaStream_t stream) {
           check_cuda(dequantize_history(cases[i].params, stream), "dequantize_history");
         });
-    records.push_back(Json{{"key_centres", centred},
+    records.push_back(Json{{"key_centers", centered},
                            {"tokens", o.tokens},
                            {"num_kv_heads", o.num_kv_heads},
                            {"head_dim", d},
@@ -133,7 +133,7 @@ AppendCase append_case(const QuantizeBenchOptions& o, const AppendTables& tables
   const int64_t values = static_cast<int64_t>(o.tokens + kSinkTokens) * o.num_kv_heads * d;
   AppendCase c;
   c.pool = std::make_unique<DeviceBytes>(static_cast<size_t>(pages) * o.num_kv_heads *
-                                         chunk_bytes(format));
+                                         page_bytes(format));
   c.k = std::make_unique<DeviceBytes>(values * 2);
   c.v = std::make_unique<DeviceBytes>(values * 2);
   c.wk = std::make_unique<DeviceBytes>(static_cast<size_t>(o.num_kv_heads) *
@@ -147,7 +147,7 @@ AppendCase append_case(const QuantizeBenchOptions& o, const AppendTables& tables
                       kRingTokens};
   c.params.k = contiguous_rows(c.k->as<uint16_t>(), o.num_kv_heads, d);
   c.params.v = contiguous_rows(c.v->as<uint16_t>(), o.num_kv_heads, d);
-  c.params.rows_indptr = tables.rows->as<int32_t>();
+  c.params.query_start_loc = tables.rows->as<int32_t>();
   c.params.old_len = c.params.old_history = tables.zero->as<int32_t>();
   c.params.new_history = tables.now->as<int32_t>();
   c.params.key.clip_ratio = 0.96f, c.params.value.clip_ratio = 0.92f;
@@ -157,14 +157,14 @@ AppendCase append_case(const QuantizeBenchOptions& o, const AppendTables& tables
 
 // A way of writing rows.
 struct Writer {
-  bool shaped, corrected, centred = false;
+  bool shaped, corrected, centered = false;
 };
 
 std::vector<Writer> writers_of(const QuantizeBenchOptions& o) {
   std::vector<Writer> writers;
   for (const Writer writer : {Writer{false, false}, Writer{true, false}, Writer{true, true}}) {
     writers.push_back(writer);
-    if (o.centres) writers.push_back({writer.shaped, writer.corrected, true});
+    if (o.centers) writers.push_back({writer.shaped, writer.corrected, true});
   }
   return writers;
 }
@@ -185,9 +185,9 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
   const int d = o.head_dim, pages = (o.tokens + kPageTokens - 1) / kPageTokens;
   const AppendTables tables = append_tables(o, pages);
   const int segments = (o.tokens + kSinkTokens + kSegmentTokens - 1) / kSegmentTokens;
-  const int64_t centre_values = static_cast<int64_t>(segments) * o.num_kv_heads * kCentres * d;
-  const DeviceBytes centres(centre_values * 2);
-  check_cuda(fill_bf16(centres.as<uint16_t>(), centre_values, 5, nullptr), "fill_bf16");
+  const int64_t center_values = static_cast<int64_t>(segments) * o.num_kv_heads * kCenters * d;
+  const DeviceBytes centers(center_values * 2);
+  check_cuda(fill_bf16(centers.as<uint16_t>(), center_values, 5, nullptr), "fill_bf16");
   const double bytes_read = 2.0 * 2.0 * o.tokens * o.num_kv_heads * d;
   const double bytes_written = 2.0 * o.tokens * o.num_kv_heads * (d / 4 + 4);
   const int count = std::max(2, cold_copies(static_cast<size_t>(bytes_read)));
@@ -205,8 +205,8 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
         side->feedback = writer.shaped ? tables.feedback->as<float>() : nullptr;
         side->metric = writer.corrected ? tables.metric->as<float>() : nullptr;
       }
-      c.params.centres = {};
-      if (writer.centred) c.params.centres = {centres.as<uint16_t>(), segments, nullptr};
+      c.params.centers = {};
+      if (writer.centered) c.params.centers = {centers.as<uint16_t>(), segments, nullptr};
     }
     const Timing t = time_graph(count, 8, o.replays, [&](int i, cudaStream_t stream) {
       check_cuda(append_rows(cases[i].params, o.tokens + kSinkTokens, o.tokens, stream),
@@ -214,7 +214,7 @@ Json bench_quantize(const QuantizeBenchOptions& o) {
     });
     records.push_back(Json{{"rounding", writer.shaped ? "shaped" : "plain"},
                            {"scale_correction", writer.corrected ? "metric" : "none"},
-                           {"key_centres", writer.centred},
+                           {"key_centers", writer.centered},
                            {"tokens", o.tokens},
                            {"num_kv_heads", o.num_kv_heads},
                            {"head_dim", d},

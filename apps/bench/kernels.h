@@ -12,7 +12,7 @@ struct HistoryBenchOptions {
   int replays = 21;
 };
 
-// Two records, without and with key centres: microseconds for keys and values as bf16 rows of one
+// Two records, without and with key centers: microseconds for keys and values as bf16 rows of one
 // request, a copy of as many bytes, and GB/s.
 Json bench_history(const HistoryBenchOptions& options);
 
@@ -21,7 +21,7 @@ Json bench_history(const HistoryBenchOptions& options);
 struct QuantizeBenchOptions {
   int tokens = 32768, num_kv_heads = 8, head_dim = 128;
   int replays = 21;
-  bool centres = false;  // each way of writing a second time, with key centres
+  bool centers = false;  // each way of writing a second time, with key centers
 };
 
 // Records: plain rounding, shaped, and shaped with metric scale correction, each in microseconds,

@@ -32,7 +32,7 @@ void add_export(CLI::App& program, Work& work);
 void add_import(CLI::App& program, Work& work);
 void add_fold(CLI::App& program, Work& work);
 void add_plan(CLI::App& program, Work& work);
-void add_stacks(CLI::App& program, Work& work);
+void add_backends(CLI::App& program, Work& work);
 void add_report(CLI::App& program, Work& work);
 void add_card(CLI::App& program, Work& work);
 

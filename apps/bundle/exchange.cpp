@@ -6,21 +6,21 @@
 #include "common/output_paths.h"
 #include "common/program.h"
 #include "common/terminal.h"
+#include "oscar/bundle/backend_plan.h"
+#include "oscar/bundle/backends.h"
 #include "oscar/bundle/export.h"
 #include "oscar/bundle/fold.h"
 #include "oscar/bundle/import.h"
-#include "oscar/bundle/stack_plan.h"
-#include "oscar/bundle/stacks.h"
 #include "oscar/fit/fit.h"
 
 namespace oscar::app {
 
-// oscar-bundle export: a bundle in the files of a serving stack.
+// oscar-bundle export: a bundle in the files of a backend.
 
 namespace {
 
 struct ExportArguments {
-  std::string input, output, to, base;
+  std::string input, output, backend, base;
   bool reduce = false;
 };
 
@@ -29,14 +29,14 @@ void print_files(const std::vector<std::string>& files) {
 }
 
 int run_export(const ExportArguments& arguments) {
-  if (arguments.to == kStatisticsExport) {
+  if (arguments.backend == kStatisticsExport) {
     const Bundle bundle = read_bundle(arguments.input);
     print_files(export_statistics(bundle, arguments.input, arguments.output));
     print_line(fmt::format("wrote       {}, {} layers, {} tokens", arguments.output,
                            bundle.statistics.size(), bundle.corpus.tokens));
     return kExitDone;
   }
-  const ExchangeFormat& format = find_exchange_format(arguments.to, kStatisticsExport);
+  const ExchangeFormat& format = find_exchange_format(arguments.backend, kStatisticsExport);
   const Bundle bundle = read_bundle(arguments.input);
   const ExportResult result = export_bundle(bundle, arguments.input, format, arguments.reduce,
                                             arguments.output, arguments.base);
@@ -53,21 +53,21 @@ int run_export(const ExportArguments& arguments) {
 
 void add_export(CLI::App& program, Work& work) {
   add_command<ExportArguments>(
-      program, work, "export", "Write a bundle in the files of a serving stack", run_export,
+      program, work, "export", "Write a bundle in the files of a backend", run_export,
       [](CLI::App& sub, ExportArguments& arguments) {
         sub.add_option("BUNDLE", arguments.input, "Rotation bundle")->required();
-        sub.add_option("--to", arguments.to,
+        sub.add_option("--for", arguments.backend,
                        "sglang-v1, sglang-v2, sglang-0c88a, vllm-pr46774,\n"
                        "mlx, gguf-rot; or npz, safetensors: plain arrays, which\n"
                        "hold any bundle; or statistics: its sums, as .npz")
             ->required()
-            ->option_text("STACK REQUIRED");
+            ->option_text("BACKEND REQUIRED");
         sub.add_option("-o,--output", arguments.output,
                        "Folder to write; must not exist. Its README has the\n"
                        "server's variables and launch line")
             ->required();
         sub.add_flag("--reduce", arguments.reduce,
-                     "Where the stack cannot run the bundle's own\n"
+                     "Where the backend cannot run the bundle's own\n"
                      "transforms, write the portable variant and say what\n"
                      "error is predicted");
         sub.add_option("--base", arguments.base,
@@ -84,7 +84,7 @@ namespace {
 
 struct ImportArguments {
   std::vector<std::string> inputs;
-  std::string model, output, stack, clip, rope_scaling;
+  std::string model, output, backend, clip, rope_scaling;
   ImportOptions options;
   const CLI::Option* metadata = nullptr;  // --metadata-dtype
   bool force = false;
@@ -92,22 +92,22 @@ struct ImportArguments {
 
 // The codec of --for where it was given, so that the bundle runs there as it is.
 QuantizerSettings codec_of(const ImportArguments& arguments, int head_dim) {
-  if (arguments.stack.empty()) return arguments.options.quantizer;
-  const Stack& stack = find_stack(arguments.stack);
-  if (!is_served(stack)) {
+  if (arguments.backend.empty()) return arguments.options.quantizer;
+  const Backend& backend = find_backend(arguments.backend);
+  if (!is_served(backend)) {
     throw UsageError(
-        {.what = "not served yet, because\n  " + codec_gap(stack, default_codec(stack)),
-         .where = "--for " + arguments.stack,
-         .expected = stack_names(true)});
+        {.what = "not served yet, because\n  " + codec_gap(backend, default_codec(backend)),
+         .where = "--for " + arguments.backend,
+         .expected = backend_names(true)});
   }
-  QuantizerSettings quantizer = default_codec(stack);
+  QuantizerSettings quantizer = default_codec(backend);
   if (arguments.metadata->count() > 0) {
     quantizer.metadata_dtype = arguments.options.quantizer.metadata_dtype;
-    take_rules_of(stack, quantizer);
-    const std::string gap = codec_gap(stack, quantizer);
+    take_rules_of(backend, quantizer);
+    const std::string gap = codec_gap(backend, quantizer);
     if (!gap.empty()) {
       throw UsageError(
-          {.what = std::string(stack.name) + " is not served with it:\n  " + gap,
+          {.what = std::string(backend.name) + " is not served with it:\n  " + gap,
            .where = std::string("--metadata-dtype ") + codec_word(quantizer.metadata_dtype)});
     }
   }
@@ -116,7 +116,7 @@ QuantizerSettings codec_of(const ImportArguments& arguments, int head_dim) {
   quantizer.demote_block = arguments.options.quantizer.demote_block;
   const int named = arguments.options.quantizer.quant_group_size;
   quantizer.quant_group_size =
-      named != 0 ? named : group_size_for(stack.quant_group_sizes, head_dim);
+      named != 0 ? named : group_size_for(backend.quant_group_sizes, head_dim);
   return quantizer;
 }
 
@@ -170,8 +170,8 @@ void add_import(CLI::App& program, Work& work) {
         sub.add_option("-o,--output", arguments.output, "Bundle to write")->required();
         sub.add_option("--name", arguments.options.name, "Of the method, in the bundle")
             ->capture_default_str();
-        sub.add_option("--for", arguments.stack, "Rows in the codec of this serving stack")
-            ->option_text("STACK");
+        sub.add_option("--for", arguments.backend, "Rows in the codec of this backend")
+            ->option_text("BACKEND");
         sub.add_option("--clip", arguments.clip,
                        "K,V where the files hold no ratios (default:\n"
                        "0.96,0.92)")
@@ -232,9 +232,9 @@ void add_fold(CLI::App& program, Work& work) {
                                {"fold", ValueMean::kFold},
                                {"keep", ValueMean::kKeep},
                                {"drop", ValueMean::kDrop}},
-                              "Where values are centred: fold the mean into\n"
+                              "Where values are centered: fold the mean into\n"
                               "biases, keep it in the bundle (for servers that\n"
-                              "centre), drop it (values are then not centred), or\n"
+                              "center), drop it (values are then not centered), or\n"
                               "auto: fold if v_proj and o_proj have biases, else\n"
                               "keep");
         sub.add_option("--rope-scaling", arguments.rope_scaling,

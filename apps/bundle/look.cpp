@@ -1,4 +1,4 @@
-// Sub-commands that look at bundles: inspect, verify, diff, coverage, plan, stacks.
+// Sub-commands that look at bundles: inspect, verify, diff, coverage, plan, backends.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,12 +9,12 @@
 #include "common/program.h"
 #include "common/terminal.h"
 #include "oscar/base/json.h"
+#include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/coverage.h"
 #include "oscar/bundle/decode.h"
 #include "oscar/bundle/edit.h"
 #include "oscar/bundle/inspect.h"
 #include "oscar/bundle/memory_plan.h"
-#include "oscar/bundle/stack_plan.h"
 #include "oscar/bundle/verify_export.h"
 
 namespace oscar::app {
@@ -51,7 +51,7 @@ void add_inspect(CLI::App& program, Work& work) {
 namespace {
 
 struct VerifyArguments {
-  std::string file, stack;
+  std::string file, backend;
   JsonOutput json;
 };
 
@@ -79,8 +79,8 @@ int verify(const VerifyArguments& arguments) {
   const std::string& file = arguments.file;
   check_json_output({file}, arguments.json);
   const std::vector<Finding> findings =
-      arguments.stack.empty() ? verify_bundle(file)
-                              : verify_export(find_exchange_format(arguments.stack), file);
+      arguments.backend.empty() ? verify_bundle(file)
+                                : verify_export(find_exchange_format(arguments.backend), file);
   const size_t failed = std::ranges::count(findings, false, &Finding::ok);
   show(findings_text(file, findings, failed), findings_json(file, findings, failed),
        arguments.json);
@@ -94,11 +94,11 @@ void add_verify(CLI::App& program, Work& work) {
       program, work, "verify", "Run every check and list the findings", verify,
       [](CLI::App& sub, VerifyArguments& arguments) {
         sub.add_option("FILE", arguments.file, "Bundle, statistics file or checkpoint")->required();
-        sub.add_option("--stack", arguments.stack,
-                       "FILE is the folder of an export to this stack, or\n"
+        sub.add_option("--for", arguments.backend,
+                       "FILE is the folder of an export to this backend, or\n"
                        "another one's files under their names: read them back\n"
-                       "under the stack's rules")
-            ->option_text("STACK");
+                       "under the backend's rules")
+            ->option_text("BACKEND");
         add_json_option(sub, arguments.json);
       });
 }
@@ -222,26 +222,26 @@ void add_plan(CLI::App& program, Work& work) {
                              });
 }
 
-// oscar-bundle stacks: the table of serving stacks.
+// oscar-bundle backends: the table of backends.
 
 namespace {
 
-struct StacksArguments {
+struct BackendsArguments {
   JsonOutput json;
 };
 
-int stacks(const StacksArguments& arguments) {
+int backends(const BackendsArguments& arguments) {
   check_json_output({}, arguments.json);
-  show(stacks_text(), stacks_json(), arguments.json);
+  show(backends_text(), backends_json(), arguments.json);
   return kExitDone;
 }
 
 }  // namespace
 
-void add_stacks(CLI::App& program, Work& work) {
-  add_command<StacksArguments>(
-      program, work, "stacks", "What serving stacks take, and which --for serves", stacks,
-      [](CLI::App& sub, StacksArguments& arguments) { add_json_option(sub, arguments.json); });
+void add_backends(CLI::App& program, Work& work) {
+  add_command<BackendsArguments>(
+      program, work, "backends", "What backends take, and which --for serves", backends,
+      [](CLI::App& sub, BackendsArguments& arguments) { add_json_option(sub, arguments.json); });
 }
 
 }  // namespace oscar::app

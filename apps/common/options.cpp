@@ -38,37 +38,38 @@ std::string in_words(const ErrorInfo& info) {
 
 }  // namespace
 
-void add_stack_option(CLI::App& program, std::string& stack) {
+void add_backend_option(CLI::App& program, std::string& backend) {
   program
-      .add_option("--for", stack,
-                  fmt::format("Only what this serving stack runs, with its codec:\n{}\n(not yet: "
-                              "{};\noscar-bundle stacks says why)",
-                              stack_names(true), stack_names(false)))
-      ->option_text("STACK")
+      .add_option("--for", backend,
+                  fmt::format("Only what this backend runs, with its codec:\n{}\n(not yet: "
+                              "{};\noscar-bundle backends says why)",
+                              backend_names(true), backend_names(false)))
+      ->option_text("BACKEND")
       ->group("Fit");
 }
 
-StackChoice choose_for_stack(const CLI::App& program, const std::string& stack,
-                             const FitArguments& fit, const QuantizerSettings& quantizer) {
-  StackChoice choice;
+BackendChoice choose_for_backend(const CLI::App& program, const std::string& backend,
+                                 const FitArguments& fit, const QuantizerSettings& quantizer) {
+  BackendChoice choice;
   try {
-    const auto restricted = [&](bool for_stack) {
-      return restrict_to(find_stack(stack),
-                         {fit.resolve(), fit.resolve_search(for_stack), quantizer},
+    const auto restricted = [&](bool for_backend) {
+      return restrict_to(find_backend(backend),
+                         {fit.resolve(), fit.resolve_search(for_backend), quantizer},
                          named_options(program));
     };
     choice = restricted(true);
     if (choice.fit == fit.resolve()) choice = restricted(false);  // nothing had to give way
   } catch (const Error& error) {
     const ErrorInfo& info = error.info();
-    throw CLI::ValidationError(info.where.empty() ? "--for " + stack : info.where, in_words(info));
+    throw CLI::ValidationError(info.where.empty() ? "--for " + backend : info.where,
+                               in_words(info));
   }
   if (program.count("--search") > 0 && fit.search != "off" && !choice.search.any()) {
     throw CLI::ValidationError(
         "--search " + fit.search,
         fmt::format("nothing is left to search, as {} and the options given fix it all:\n"
                     "  leave out --search",
-                    stack));
+                    backend));
   }
   return choice;
 }
@@ -160,7 +161,7 @@ constexpr SearchableOption kSearchableOptions[] = {
     {"--center", "auto", &FitArguments::center, &SearchOptions::center},
     {"--granularity", "auto", &FitArguments::granularity, &SearchOptions::granularity},
     {"--row-weights", "auto", &FitArguments::row_weights, &SearchOptions::row_weights},
-    {"--key-centers", "auto", &FitArguments::key_centers, &SearchOptions::key_centres},
+    {"--key-centers", "auto", &FitArguments::key_centers, &SearchOptions::key_centers},
     {"--clip", "search", &FitArguments::clip, &SearchOptions::clip},
     {"--rounding", "auto", &FitArguments::rounding, &SearchOptions::rounding},
     {"--scale-correction", "auto", &FitArguments::scale_correction,
@@ -206,28 +207,29 @@ FitOptions FitArguments::resolve() const {
          {ScaleCorrection::kNone, ScaleCorrection::kUnbiased, ScaleCorrection::kMetric},
          scale_correction_name, fit.scale_correction);
   if (!center.empty() && center != "auto") fit.center = center == "on";
-  if (!key_centers.empty() && key_centers != "auto") fit.key_centres = key_centers == "two";
+  if (!key_centers.empty() && key_centers != "auto") fit.key_centers = key_centers == "two";
   if (!clip.empty() && clip != "search") parse_clip(clip, fit);
   if (position_span) fit.position_span = *position_span;
-  if (!key_centres_problem(fit).empty()) {
+  if (!key_centers_problem(fit).empty()) {
     if (key_centers == "two") {
       throw UsageError(
           {.what = "keys can't have two centers with these options",
            .where = "--key-centers two",
            .expected = "--row-weights attention, --center on and a position span above 0"});
     }
-    fit.key_centres = false;
+    fit.key_centers = false;
   }
   return fit;
 }
 
-SearchOptions FitArguments::resolve_search(bool for_stack) const {
-  SearchOptions result = for_stack ? find_preset(preset).server_search : find_preset(preset).search;
+SearchOptions FitArguments::resolve_search(bool for_backend) const {
+  SearchOptions result =
+      for_backend ? find_preset(preset).server_search : find_preset(preset).search;
   for (const SearchableOption& option : kSearchableOptions) {
     const std::string& text = this->*option.text;
     if (!text.empty()) result.*option.part = leaves_open(option, text);
   }
-  result.key_centres = result.key_centres && key_centres_problem(resolve()).empty();
+  result.key_centers = result.key_centers && key_centers_problem(resolve()).empty();
   result.orthogonal = method == kOrthogonal;
   result.fallback = result.fallback && (method.empty() || method == "auto");
   return search == "off" ? SearchOptions{} : result;

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "oscar/base/json.h"
+#include "oscar/bundle/backends.h"
 #include "oscar/bundle/bundle.h"
-#include "oscar/bundle/stacks.h"
 #include "oscar/fit/fit.h"
 
 namespace oscar::app {
@@ -57,8 +57,8 @@ struct FitArguments {
   // The preset with the overrides applied. Throws Error for a malformed --clip.
   FitOptions resolve() const;
   // What is left to held-out loss: an option that names a value fixes it, "auto" frees it. The rest
-  // is that of the preset, which for a stack is more: it may take less than the preset has.
-  SearchOptions resolve_search(bool for_stack = false) const;
+  // is that of the preset, which for a backend is more: it may take less than the preset has.
+  SearchOptions resolve_search(bool for_backend = false) const;
   // Throws CLI::ValidationError (a usage error) for a request that would be dropped: a part left to
   // a search that is off or, with `asked` (--search was given), a search of nothing.
   void check_search(bool asked) const;
@@ -89,16 +89,16 @@ int64_t parse_bytes(const std::string& text, const char* option);
 // anything else.
 std::optional<Json> parse_json_option(const std::string& text, const char* option);
 
-// --for STACK: choices limited to what one serving stack runs.
+// --for BACKEND: choices limited to what one backend runs.
 
-// `stack` stays empty when the option is not given.
-void add_stack_option(CLI::App& program, std::string& stack);
+// `backend` stays empty when the option is not given.
+void add_backend_option(CLI::App& program, std::string& backend);
 
-// What the options of `program` (add_fit_options, add_quantizer_options) say, limited to `stack`.
-// Throws CLI::ValidationError (a usage error), naming the option, for a stack that is not served
-// yet, for an option that asks for what the stack does not serve, and for a search of which nothing
-// is left.
-StackChoice choose_for_stack(const CLI::App& program, const std::string& stack,
-                             const FitArguments& fit, const QuantizerSettings& quantizer);
+// What the options of `program` (add_fit_options, add_quantizer_options) say, limited to `backend`.
+// Throws CLI::ValidationError (a usage error), naming the option, for a backend that is not served
+// yet, for an option that asks for what the backend does not serve, and for a search of which
+// nothing is left.
+BackendChoice choose_for_backend(const CLI::App& program, const std::string& backend,
+                                 const FitArguments& fit, const QuantizerSettings& quantizer);
 
 }  // namespace oscar::app

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kWarps = 8, kRowsPerWarp = 8;
 
-// Key centres may not take the registers of a block: as many are resident as without them.
+// Key centers may not take the registers of a block: as many are resident as without them.
 template <int kHeadDim>
 constexpr int kResidentBlocks = kHeadDim == 64    ? 6
                                 : kHeadDim == 128 ? 4
@@ -29,11 +29,11 @@ __global__ void __launch_bounds__(kWarps * 32, kResidentBlocks<kHeadDim>)
   QuarterRow<kHeadDim> rows[1];
   const QuarterRow<kHeadDim>& x = rows[0];
   rows[0].load(row.x, t);
-  int centre = -1;
-  const WarpCentres<kHeadDim> centres(p, b, head, side, own - lane / 4);
-  if (centres.any()) {
-    centre = centres.nearer(centres.scores(p), x, token);
-    rows[0].subtract(p.centres.rows + centre, t);
+  int center = -1;
+  const WarpCenters<kHeadDim> centers(p, b, head, side, own - lane / 4);
+  if (centers.any()) {
+    center = centers.nearer(centers.scores(p), x, token);
+    rows[0].subtract(p.centers.rows + center, t);
   }
   uint32_t top[1], limit[1];
   row_limits<kHeadDim, 1>(rows, head_recipe(writer_of(p, side), head).clip_ratio, top, limit);
@@ -43,10 +43,10 @@ __global__ void __launch_bounds__(kWarps * 32, kResidentBlocks<kHeadDim>)
   uint32_t codes[kHeadDim / 64];
   plain_codes<kHeadDim>(x, sz, codes);
   if (own < last && !refused) {
-    store_codes<kHeadDim>(codes, row.chunk + code_offset(p.format, side, row.in_page), t);
+    store_codes<kHeadDim>(codes, row.page_data + code_offset(p.format, side, row.in_page), t);
   }
   const int lanes = 4 * p.format.quant_group_size / kHeadDim;
-  if (t == 0) sz.scale = scale_with_centre(sz.scale, is_second(centre, kHeadDim));
+  if (t == 0) sz.scale = scale_with_center(sz.scale, is_second(center, kHeadDim));
   if (refused) sz = refused_scale_zero();
   if (own < last && t % lanes == 0) store_scale_zero(p.format, row, side, t / lanes, sz);
 }
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kWarps * 32, kResidentBlocks<kHeadDim>)
 __global__ void __launch_bounds__(256, 6)
     store_windows_kernel(const __grid_constant__ AppendParams p) {
   const int b = blockIdx.y, d = p.format.head_dim, sink = p.windows.sink_tokens;
-  const int first = p.rows_indptr[b], count = p.rows_indptr[b + 1] - first;
+  const int first = p.query_start_loc[b], count = p.query_start_loc[b + 1] - first;
   const int warps = blockDim.x / 32, lane = threadIdx.x % 32, jobs = p.num_kv_heads * 2;
   const int old_len = p.old_len[b];
   const int in_sink = max(0, min(count, sink - old_len));
@@ -103,8 +103,8 @@ bool valid_append(const AppendParams& p) {
   const int d = p.format.head_dim, group = p.format.quant_group_size;
   return (d == 64 || d == 128 || d == 256) && group > 0 && d % group == 0 && 4 * group >= d &&
          p.batch > 0 && p.batch <= 65535 && p.num_kv_heads > 0 && p.num_kv_heads <= 32767 &&
-         p.rows_indptr && p.old_len && p.old_history && p.new_history &&
-         p.windows.ring_tokens > 0 && (!p.centres.rows || p.centres.segments > 0);
+         p.query_start_loc && p.old_len && p.old_history && p.new_history &&
+         p.windows.ring_tokens > 0 && (!p.centers.rows || p.centers.segments > 0);
 }
 
 cudaError_t append_rows(const AppendParams& p, int max_new_rows, int max_new_history,

@@ -18,12 +18,12 @@ struct ShapedTile {
   static constexpr int kThreads = kWarps * 32, kRows = kThreads;
   static constexpr int kResident = kHeadDim == 64 ? 5 : 2;  // blocks a large multiprocessor holds
   static constexpr int kPanel = kHalf * kPanelBytes;
-  uint8_t slots[kWarps][kHalf][kSlotBytes];  // errors, or what was pushed
+  uint8_t buffers[kWarps][kHalf][kBufferBytes];  // errors, or what was pushed
   uint8_t panels[2][kPanel];
   float diagonal[2][kColumns * kColumns];
   uint32_t codes[kBlocks][kRows];
   ScaleZero scales[kRows][4];  // a quantization group each
-  int centres[kRows];          // places in the table of key centres; negative: none
+  int centers[kRows];          // places in the table of key centers; negative: none
 };
 
 // A power of two that brings the largest value and error a row can have to [2^8, 2^9).
@@ -164,20 +164,20 @@ struct FeedbackPanels {
   }
 };
 
-// What the errors in the slots before slot i push onto the columns of slot i, for row `lane`; kAdd:
-// besides what the slot holds.
-template <int kSlots>
-__device__ __forceinline__ void push_onto(uint8_t (*slots)[kSlotBytes], int i, bool add,
+// What the errors in the buffers before buffer i push onto the columns of buffer i, for row `lane`;
+// kAdd: besides what the buffer holds.
+template <int kBuffers>
+__device__ __forceinline__ void push_onto(uint8_t (*buffers)[kBufferBytes], int i, bool add,
                                           const uint8_t* panel, int lane,
                                           float (&pushed)[kColumns]) {
   if (i > 0) {
     RowSums sums, small;  // apart, or the small products would round away
 #pragma unroll
-    for (int step = 0; step < kSlots - 1; ++step) {
+    for (int step = 0; step < kBuffers - 1; ++step) {
       if (step >= i) break;
       const uint8_t* square = panel + step * kPanelBytes;
       ErrorOperand errors;
-      errors.load(slots[step], lane);
+      errors.load(buffers[step], lane);
       const uint4 high = high_parts(square, lane);
       small.add(low_parts(square, lane), errors.rows);
       sums.add(high, errors.rows);
@@ -185,20 +185,20 @@ __device__ __forceinline__ void push_onto(uint8_t (*slots)[kSlotBytes], int i, b
     }
     sums.add(small);
     if (add) {
-      sums.store<true>(slots[i], lane);
+      sums.store<true>(buffers[i], lane);
     } else {
-      sums.store<false>(slots[i], lane);
+      sums.store<false>(buffers[i], lane);
     }
     __syncwarp();
   }
-  load_row(slots[i], lane, pushed);
+  load_row(buffers[i], lane, pushed);
   __syncwarp();
 }
 
-// Errors of the first half in the slots give way to what they push onto the second half.
+// Errors of the first half in the buffers give way to what they push onto the second half.
 template <int kHeadDim>
 __device__ __forceinline__ void push_across(FeedbackPanels<kHeadDim>& panels,
-                                            uint8_t (*slots)[kSlotBytes], bool busy, int lane) {
+                                            uint8_t (*buffers)[kBufferBytes], bool busy, int lane) {
   constexpr int kHalf = ShapedTile<kHeadDim>::kHalf;
   RowSums sums[kHalf];
 #pragma unroll 1
@@ -206,7 +206,7 @@ __device__ __forceinline__ void push_across(FeedbackPanels<kHeadDim>& panels,
     const uint8_t* panel = panels.tile.panels[panels.arrive()];
     if (busy) {
       ErrorOperand errors;
-      errors.load(slots[i], lane);
+      errors.load(buffers[i], lane);
 #pragma unroll
       for (int product = 0; product < 3; ++product) {  // a sum has to wait for its last product
 #pragma unroll
@@ -223,7 +223,8 @@ __device__ __forceinline__ void push_across(FeedbackPanels<kHeadDim>& panels,
   if (!busy) return;
   __syncwarp();
 #pragma unroll
-  for (int block = 0; block < kHalf; ++block) sums[block].template store<false>(slots[block], lane);
+  for (int block = 0; block < kHalf; ++block)
+    sums[block].template store<false>(buffers[block], lane);
   __syncwarp();
 }
 
@@ -234,7 +235,7 @@ __device__ __forceinline__ void shape_rows(ShapedTile<kHeadDim>& tile, int row,
                                            int group_size, bool busy, const AppendParams& p) {
   constexpr int kHalf = ShapedTile<kHeadDim>::kHalf;
   const int lane = row % 32;
-  uint8_t(*slots)[kSlotBytes] = tile.slots[row / 32];
+  uint8_t(*buffers)[kBufferBytes] = tile.buffers[row / 32];
   FeedbackPanels<kHeadDim> panels(feedback, tile, p);
   RowCoder coder{};
 #pragma unroll 1
@@ -251,11 +252,11 @@ __device__ __forceinline__ void shape_rows(ShapedTile<kHeadDim>& tile, int row,
           coder = RowCoder(tile.scales[row][column / group_size], up);
         }
         float pushed[kColumns] = {}, errors[kColumns];
-        if (block > 0) push_onto<kHalf>(slots, i, half > 0, tile.panels[at], lane, pushed);
+        if (block > 0) push_onto<kHalf>(buffers, i, half > 0, tile.panels[at], lane, pushed);
         tile.codes[block][row] = code_columns(coder, values, up, tile.diagonal[at], pushed, errors);
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-          *reinterpret_cast<uint4*>(slots[i] + chunk_offset(lane, c)) =
+          *reinterpret_cast<uint4*>(buffers[i] + quad_offset(lane, c)) =
               split_four(errors[4 * c], errors[4 * c + 1], errors[4 * c + 2], errors[4 * c + 3]);
         }
         __syncwarp();
@@ -263,7 +264,7 @@ __device__ __forceinline__ void shape_rows(ShapedTile<kHeadDim>& tile, int row,
       panels.store();
     }
     if (half > 0) break;
-    push_across(panels, slots, busy, lane);
+    push_across(panels, buffers, busy, lane);
   }
 }
 
@@ -318,15 +319,15 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
   const int group_size = p.format.quant_group_size, groups = kHeadDim / group_size;
   const auto place = [&](int i) { return history_row(p, b, min(first + i, end - 1), head, side); };
   const auto row_at = [&](int i) {
-    return CodedRow{place(i).x, p.centres.rows, tile.centres[warp * kWarpRows + i]};
+    return CodedRow{place(i).x, p.centers.rows, tile.centers[warp * kWarpRows + i]};
   };
 
-  uint8_t(*slots)[kSlotBytes] = tile.slots[warp];
+  uint8_t(*buffers)[kBufferBytes] = tile.buffers[warp];
   float up = 1.0f;
   if (busy) {
-    auto& planes = *reinterpret_cast<MagnitudePlanes<kHeadDim>*>(slots);
-    static_assert(sizeof(planes) <= sizeof(tile.slots[0]));
-    tile.centres[row] = choose_centres<kHeadDim>(p, b, head, side, first, end);
+    auto& planes = *reinterpret_cast<MagnitudePlanes<kHeadDim>*>(buffers);
+    static_assert(sizeof(planes) <= sizeof(tile.buffers[0]));
+    tile.centers[row] = choose_centers<kHeadDim>(p, b, head, side, first, end);
     __syncwarp();
     const uint32_t top =
         scale_rows<kHeadDim>(p, row_at, recipe.clip_ratio, tile.scales + warp * kWarpRows, planes);
@@ -347,7 +348,7 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
     __syncwarp();
     factor = MetricScale<kHeadDim, Tile::kThreads>::factor(
         row_at, writer.metric + matrix, up, &tile.codes[0][row], Tile::kRows, tile.scales[row],
-        group_size, tile.panels[0], slots[0], busy, p);
+        group_size, tile.panels[0], buffers[0], busy, p);
   }
   if (first + lane >= end) return;
   const float first_scale = tile.scales[row][0].scale;
@@ -365,9 +366,9 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
     return;
   }
   ScaleZero& signed_one = tile.scales[row][0];
-  signed_one.scale = scale_with_centre(signed_one.scale, is_second(tile.centres[row], kHeadDim));
+  signed_one.scale = scale_with_center(signed_one.scale, is_second(tile.centers[row], kHeadDim));
   for (int g = 0; g < groups; ++g) store_scale_zero(p.format, at, side, g, tile.scales[row][g]);
-  store_row_codes<kHeadDim>(tile, row, at.chunk + code_offset(p.format, side, at.in_page));
+  store_row_codes<kHeadDim>(tile, row, at.page_data + code_offset(p.format, side, at.in_page));
 }
 
 }  // namespace

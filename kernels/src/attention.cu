@@ -10,9 +10,9 @@ bool valid_attention(const AttentionParams& p) {
   if (p.q_len > 4 || p.num_qo_heads <= 0 || p.num_qo_heads % p.num_kv_heads != 0) return false;
   if (f.head_dim != 64 && f.head_dim != 128 && f.head_dim != 256) return false;
   if (f.quant_group_size <= 0 || f.head_dim % f.quant_group_size != 0) return false;
-  if (p.centres.rows && p.centres.segments <= 0) return false;
+  if (p.centers.rows && p.centers.segments <= 0) return false;
   if (p.windows.sink_tokens < 0 || p.windows.ring_tokens <= 0) return false;
-  if (p.history.table_stride < 0 || !p.history.history_len || !p.seq_len || !p.q || !p.o) {
+  if (p.history.table_stride < 0 || !p.history.history_len || !p.seq_lens || !p.q || !p.o) {
     return false;
   }
   return p.num_qo_heads / p.num_kv_heads <= 16;
@@ -49,11 +49,11 @@ cudaError_t decode_attention_bf16(const AttentionParams& params, void* workspace
                                   size_t workspace_bytes, cudaStream_t stream) {
   if (!valid_attention(params)) return cudaErrorInvalidValue;
   uint8_t* ws = static_cast<uint8_t*>(workspace);
-#define OSCAR_TWIN(kDim)              \
+#define OSCAR_BF16_BASELINE(kDim)     \
   if (params.format.head_dim == kDim) \
-    return attention_twin<kDim>(params, ws, workspace_bytes, -1, stream);
+    return attention_bf16_baseline<kDim>(params, ws, workspace_bytes, -1, stream);
 #include "attention_instances.inc"
-#undef OSCAR_TWIN
+#undef OSCAR_BF16_BASELINE
   return cudaErrorNotSupported;
 }
 

@@ -11,7 +11,8 @@ template <int kHeadDim, int kGroupSize, MetadataDtype kMetadata>
 cudaError_t attention_instance(const AttentionParams& params, uint8_t* workspace,
                                size_t workspace_bytes, int unsettled_pages, cudaStream_t stream);
 template <int kHeadDim>
-cudaError_t attention_twin(const AttentionParams& params, uint8_t* workspace,
-                           size_t workspace_bytes, int unsettled_pages, cudaStream_t stream);
+cudaError_t attention_bf16_baseline(const AttentionParams& params, uint8_t* workspace,
+                                    size_t workspace_bytes, int unsettled_pages,
+                                    cudaStream_t stream);
 
 }  // namespace oscar

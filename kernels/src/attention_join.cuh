@@ -21,7 +21,7 @@ struct BlockPlan {
 
 // Shared memory of a block: warps' rings, then, where there is room, the pieces of items that ended
 // inside their shares, then their notes and barriers, then the plan, then, if
-// keys have centres, what they add to logits.
+// keys have centers, what they add to logits.
 template <typename Config>
 struct BlockMemory {
   uint8_t* base;
@@ -48,22 +48,22 @@ struct BlockMemory {
     return reinterpret_cast<PieceNote*>(cold(warps));
   }
   __device__ uint64_t* barriers(int warp) const {
-    return reinterpret_cast<uint64_t*>(pieces() + 2 * warps) + warp * Config::kSlots;
+    return reinterpret_cast<uint64_t*>(pieces() + 2 * warps) + warp * Config::kStages;
   }
   __device__ int* prefix() const { return reinterpret_cast<int*>(barriers(warps)); }
-  // [kCentreBlock][4] of each warp: see ColdCursor::centre_logits.
-  __device__ float4* centre_logits(int warp, int batch) const {
+  // [kCenterBlock][4] of each warp: see ColdCursor::center_logits.
+  __device__ float4* center_logits(int warp, int batch) const {
     int* end = prefix() + batch + 1;
     end += (0 - ptx::shared_address(end)) % 16 / 4;
-    return reinterpret_cast<float4*>(end) + warp * kCentreBlock * 4;
+    return reinterpret_cast<float4*>(end) + warp * kCenterBlock * 4;
   }
-  static size_t bytes(int warps, int batch, bool with_heads, bool with_centres) {
+  static size_t bytes(int warps, int batch, bool with_heads, bool with_centers) {
     return static_cast<size_t>(warps) *
                (Config::kRingBytes + (with_heads ? Config::kPartialBytes : 0) +
                 kRunNotes * sizeof(RunNote) + sizeof(ColdCursor) + 2 * sizeof(PieceNote) +
-                Config::kSlots * sizeof(uint64_t)) +
+                Config::kStages * sizeof(uint64_t)) +
            sizeof(int) * (batch + 1) +
-           (with_centres ? 16 + warps * kCentreBlock * 4 * sizeof(float4) : 0);
+           (with_centers ? 16 + warps * kCenterBlock * 4 * sizeof(float4) : 0);
   }
 };
 

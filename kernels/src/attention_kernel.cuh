@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention_join.cuh"
-#include "centre_logits.cuh"
+#include "center_logits.cuh"
 #include "exact_tile.cuh"
 #include "int2_tile.cuh"
 
@@ -15,15 +15,15 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
                                      const EntryCursor& begin, int unsettled_pages, int lane,
                                      int warp) {
   AttentionState<Config> state;
-  state.centre_logits = ring.cold->centre_logits + lane % 4;
+  state.center_logits = ring.cold->center_logits + lane % 4;
   const SpanOffsets offsets = span_offsets<Config>(lane);
   constexpr int kSpans = kPageTokens / Config::kSpanTokens;
   int entries_left = 0, done_runs = 0;
-  int most = 1;  // slots to fill: all warps' first pages come before any's second
+  int most = 1;  // stages to fill: all warps' first pages come before any's second
   bool open = false;
   const auto run = [&]() { return ring.notes + (done_runs - 1) % kRunNotes; };
   const auto exact = [&]() { return Config::kPagedBf16 || run()->exact; };
-  const auto centre_block = [&]() { return memory.centre_logits(warp, p.batch); };
+  const auto center_block = [&]() { return memory.center_logits(warp, p.batch); };
   ring.live = begin.live;
   if (begin.live) ring.begin_run(p, shape, begin, lane);
 #if OSCAR_BULK_COPIES
@@ -45,7 +45,7 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
       // the ring was filled before the last entry of the one ahead was used.
       const RunNote& next = ring.notes[done_runs % kRunNotes];
       fetch_code_queries<Config>(state, query_row<Config>(p, shape, next.item, lane), lane);
-      prefetch_centres<Config>(p, next, lane);
+      prefetch_centers<Config>(p, next, lane);
     }
     ring.fill(p, shape, most, lane);
     if (entries_left == 0) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
         if (lane == 0) ring.cold->whole = run()->starts;
         if constexpr (!Config::kPagedBf16) {
           if (!exact()) {
-            begin_centres<Config>(state, p, *run(), ring.cold, centre_block(), lane);
+            begin_centers<Config>(state, p, *run(), ring.cold, center_block(), lane);
             convert_code_queries<Config>(state, p.sm_scale, lane);
           }
         }
@@ -72,16 +72,16 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
         load_exact_queries<Config>(state, query_row<Config>(p, shape, run()->item, lane), lane);
       }
     }
-    if (most < Config::kSlots) {
-      most = Config::kSlots;
+    if (most < Config::kStages) {
+      most = Config::kStages;
       continue;
     }
-    uint8_t* slot = ring.wait();
+    uint8_t* stage = ring.wait();
     --entries_left;
     if (exact()) {
       const int valid = entries_left == 0 ? run()->last_valid : kExactTile;
       if (valid > 0) {
-        if (valid < kExactTile) clear_absent_rows<Config>(slot, valid, lane);
+        if (valid < kExactTile) clear_absent_rows<Config>(stage, valid, lane);
         int query_of[2];
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
@@ -91,42 +91,42 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
               column < Config::kColumns && at < shape.columns ? shape.query(at) : -(1 << 30);
         }
         const int tile = run()->entries - 1 - entries_left;
-        exact_tile<Config>(state, slot, valid, run()->distance + tile * kExactTile, query_of,
+        exact_tile<Config>(state, stage, valid, run()->distance + tile * kExactTile, query_of,
                            p.sm_scale * kLog2E, lane);
       }
     } else if constexpr (!Config::kPagedBf16) {
       int valid = entries_left == 0 ? run()->last_valid : kPageTokens;
       const int page = run()->first_page + run()->entries - 1 - entries_left;
       if (page >= ring.cold->block_end) {
-        next_centre_block<Config>(p, *run(), query_row<Config>(p, shape, run()->item, lane),
-                                  ring.cold, centre_block(), lane);
-      } else if (page >= ring.cold->centre_end) {
-        next_centres(p, ring.cold, centre_block(), lane);
+        next_center_block<Config>(p, *run(), query_row<Config>(p, shape, run()->item, lane),
+                                  ring.cold, center_block(), lane);
+      } else if (page >= ring.cold->center_end) {
+        next_centers(p, ring.cold, center_block(), lane);
       }
       SpanValues<Config> values;
       if (valid < kPageTokens) {
-        clear_absent_metadata<Config>(slot, valid, lane);
+        clear_absent_metadata<Config>(stage, valid, lane);
 #pragma unroll 1
         for (int span = 0; valid > 0; ++span, valid -= Config::kSpanTokens) {
-          weigh_span<Config, true>(state, slot, span, offsets, valid, lane, values, []() {});
+          weigh_span<Config, true>(state, stage, span, offsets, valid, lane, values, []() {});
           add_values<Config>(state, values);
         }
       } else {
         const int turns = min(ring.turns(entries_left), ring.cold->block_end - 1 - page);
-        int stop = min(turns, ring.cold->centre_end - 1 - page);
-        weigh_span<Config, false>(state, slot, 0, offsets, valid, lane, values, []() {});
+        int stop = min(turns, ring.cold->center_end - 1 - page);
+        weigh_span<Config, false>(state, stage, 0, offsets, valid, lane, values, []() {});
 #pragma unroll 1
         for (int turn = 0, span = 1;; ++span) {
           if (span == kSpans) {
             if (turn == stop) {
               if (turn == turns) break;
-              next_centres(p, ring.cold, centre_block(), lane);
-              stop = min(turns, ring.cold->centre_end - 1 - page);
+              next_centers(p, ring.cold, center_block(), lane);
+              stop = min(turns, ring.cold->center_end - 1 - page);
             }
-            slot = ring.turn(p, turn++, lane);
+            stage = ring.turn(p, turn++, lane);
             span = 0;
           }
-          weigh_span<Config, false>(state, slot, span, offsets, valid, lane, values,
+          weigh_span<Config, false>(state, stage, span, offsets, valid, lane, values,
                                     [&]() { add_values<Config>(state, values); });
         }
         add_values<Config>(state, values);
@@ -147,7 +147,7 @@ __device__ __forceinline__ void work(const AttentionParams& p, const ColumnShape
       continue;
     }
     const bool tail = ring.pending == 0 && ring.left == 0 && !ring.live;
-    uint8_t* to = tail ? ring.slots : memory.head_part(warp);  // slots are free only at the end
+    uint8_t* to = tail ? ring.stages : memory.head_part(warp);  // stages are free only at the end
     store_partial<Config>(state, {to}, lane);
     if (lane == 0) memory.pieces()[2 * warp + tail] = {run()->base, run()->last, run()->item};
   }
@@ -218,13 +218,13 @@ __global__ void __launch_bounds__(Config::kMaxWarps * 32, 1)
   asm volatile("" : "+r"(warp));  // else it is worked out again for every page
   const BlockMemory<Config> memory{shared, static_cast<int>(blockDim.x / 32), ws};
   EntryRing<Config> ring;
-  ring.slots = memory.ring(warp);
+  ring.stages = memory.ring(warp);
   ring.notes = memory.notes(warp);
   ring.barriers = memory.barriers(warp);
   ring.cold = memory.cold(warp);
 #if OSCAR_BULK_COPIES
   if (lane == 0) {
-    for (int s = 0; s < Config::kSlots; ++s) {
+    for (int s = 0; s < Config::kStages; ++s) {
       ptx::barrier_init(ptx::shared_address(ring.barriers + s), 1);
     }
     ptx::barrier_fence_init();
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(Config::kMaxWarps * 32, 1)
   if (unsettled_pages < 0) {
     // Brings the parameters that planning reads into the cache of constants.
     asm volatile("" ::"l"(p.history.history_len), "l"(p.history.pool), "r"(p.windows.sink_tokens),
-                 "l"(p.seq_len), "l"(p.q), "r"(p.batch), "r"(plan_shape.warps.d));
+                 "l"(p.seq_lens), "l"(p.q), "r"(p.batch), "r"(plan_shape.warps.d));
     ptx::wait_for_previous();
     ptx::launch_next();
   }

@@ -27,14 +27,14 @@ cudaError_t launch_attention(const AttentionParams& p, uint8_t* workspace, size_
   if (error != cudaSuccess) return error;
   int warps = Config::kMaxWarps;
   constexpr size_t kDeclared = 1536;  // at most what the kernel declares itself
-  const bool centres = !Config::kPagedBf16 && p.centres.rows;
+  const bool centers = !Config::kPagedBf16 && p.centers.rows;
   const auto fits = [&](bool with_heads) {
-    return BlockMemory<Config>::bytes(warps, p.batch, with_heads, centres) + kDeclared <=
+    return BlockMemory<Config>::bytes(warps, p.batch, with_heads, centers) + kDeclared <=
            static_cast<size_t>(limits.shared_bytes);
   };
   while (warps > 1 && !fits(false)) --warps;
   const bool with_heads = fits(true);
-  const size_t shared = BlockMemory<Config>::bytes(warps, p.batch, with_heads, centres);
+  const size_t shared = BlockMemory<Config>::bytes(warps, p.batch, with_heads, centers);
   const size_t sent = sent_parts_bytes(limits.blocks);
   const int blocks = std::min(limits.blocks, Config::kMaxBlocks);
   if (sent + static_cast<size_t>(blocks) * warps * Config::kPartialBytes > workspace_bytes) {

@@ -33,7 +33,7 @@ __device__ __forceinline__ int64_t column_row(const AttentionParams& p, const Co
          item.head * shape.heads_per_kv + at - query * shape.heads_per_kv;
 }
 
-// Row `row` of q, or null. Lane 4 g + t holds parts of column g, with twins g % 4.
+// Row `row` of q, or null. Lane 4 g + t holds parts of column g, with paired tiles g % 4.
 template <typename Config>
 __device__ __forceinline__ const uint8_t* query_row(const AttentionParams& p,
                                                     const ColumnShape& shape, const ItemName& item,
@@ -86,16 +86,16 @@ __device__ __forceinline__ void convert_code_queries(AttentionState<Config>& s, 
   const int shift = max(-100, min(100, exponent));
   const auto power_of_two = [](int e) { return __uint_as_float((127 + e) << 23); };
   const float normalise = power_of_two(shift);
-  const auto value = [&](int slot) {
-    return __uint_as_float(slot % 2 ? raw[slot / 2] & 0xffff0000u : raw[slot / 2] << 16);
+  const auto value = [&](int index) {
+    return __uint_as_float(index % 2 ? raw[index / 2] & 0xffff0000u : raw[index / 2] << 16);
   };
 #pragma unroll
   for (int word = 0; word < Layout::kWords; ++word) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float scale = normalise / static_cast<float>(1 << (2 * position_exponent(j)));
-      const __half2 rounded = __floats2half2_rn(value(Layout::key_slot(word, j, 0)) * scale,
-                                                value(Layout::key_slot(word, j, 1)) * scale);
+      const __half2 rounded = __floats2half2_rn(value(Layout::key_index(word, j, 0)) * scale,
+                                                value(Layout::key_index(word, j, 1)) * scale);
       memcpy(&s.q[(8 * word + j) / 2][j % 2], &rounded, 4);
     }
   }
@@ -118,8 +118,8 @@ __device__ __forceinline__ void convert_code_queries(AttentionState<Config>& s, 
       const __half2 parts = __floats2half2_rn(high, (x - high) * 1024.0f);
       uint32_t bits;
       memcpy(&bits, &parts, 4);
-      // Zeros of even tiles lie in lanes t = 0, of odd ones, with twins, in lanes t = 2.
-      s.zero_queries[k] = t == (Config::kTwins ? g / 4 * 2 : 0) ? bits : 0;
+      // Zeros of even tiles lie in lanes t = 0, of odd ones, with paired tiles, in lanes t = 2.
+      s.zero_queries[k] = t == (Config::kPairedTiles ? g / 4 * 2 : 0) ? bits : 0;
     } else {
       s.q_sum[k][0] = sums[0], s.q_sum[k][1] = sums[1];
     }
@@ -148,7 +148,8 @@ __device__ __forceinline__ void settle_accumulator(AttentionState<Config>& s, in
     for (int c = 0; c < 2; ++c) {
       if constexpr (!Config::kZerosOnTensor) {
         zeros[k][c] = sum_over_rows<Config>(s.zero_sum[k][c]);
-      } else if constexpr (Config::kTwins) {  // rows g < 4 are of the even tiles, the others odd
+      } else if constexpr (Config::kPairedTiles) {  // rows g < 4 are of the even tiles, the others
+                                                    // odd
         zeros[k][c] = __shfl_sync(~0u, s.zero_sum[k][c], lane % 2) +
                       __shfl_sync(~0u, s.zero_sum[k][c], 16 + 2 + lane % 2);
       } else {

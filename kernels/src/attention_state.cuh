@@ -30,10 +30,10 @@ struct AttentionState {
   float logit_factor;              // sm_scale log2(e) 2^(24 - n)
   uint32_t zero_queries[kGroups];  // operands of -sum q 2^-24, against zeros
   float q_sum[kGroups][2];         // or in fp32, where zeros are not fp16
-  // What the page's key centres add to logits, log2 units: the mean of the two, and half of what
+  // What the page's key centers add to logits, log2 units: the mean of the two, and half of what
   // the first has more than the second, of columns 2t and 2t + 1. In shared memory: registers are
   // short.
-  const float4* centre_logits;
+  const float4* center_logits;
 
   __device__ void clear() {
 #pragma unroll
@@ -59,7 +59,7 @@ struct AttentionState {
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 4));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 8));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 16));
-      if constexpr (Config::kTwins) top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      if constexpr (Config::kPairedTiles) top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
       const float moved = fmaxf(reference[c], top - kReferenceMargin);
       factor[c] = ptx::exp2_approx(reference[c] - moved);
       reference[c] = moved;
@@ -81,7 +81,7 @@ __device__ inline float sum_over_rows(float x) {
   x += __shfl_xor_sync(~0u, x, 4);
   x += __shfl_xor_sync(~0u, x, 8);
   x += __shfl_xor_sync(~0u, x, 16);
-  return Config::kTwins ? x + __shfl_xor_sync(~0u, x, 2) : x;
+  return Config::kPairedTiles ? x + __shfl_xor_sync(~0u, x, 2) : x;
 }
 
 // kBytes (a multiple of 4) from `from`, aligned to min(kBytes, 16), as words.

@@ -31,13 +31,13 @@ struct CodeLayout {
   static constexpr int kTiles = kHeadDim / 16;  // k-steps of Q K^T, row tiles of P V
 
   // Lane t's key dimensions are kKeyRuns runs of kKeyRun consecutive ones; run r begins at
-  // key_run_dim(t, r). Code j in half `half` of key word `word` is number key_slot of them.
+  // key_run_dim(t, r). Code j in half `half` of key word `word` is number key_index of them.
   static constexpr int kKeyRuns = kGroups;
   static constexpr int kKeyRun = kHeadDim / 4 / kKeyRuns;
   __host__ __device__ static constexpr int key_run_dim(int t, int run) {
     return run * (kHeadDim / kKeyRuns) + t * kKeyRun;
   }
-  __host__ __device__ static constexpr int key_slot(int word, int j, int half) {
+  __host__ __device__ static constexpr int key_index(int word, int j, int half) {
     return 16 * word + 8 * half + j;
   }
   // The same for the values of lane g; operand register i holds unit i / 8, code i % 8. Register

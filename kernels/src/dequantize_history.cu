@@ -13,7 +13,7 @@ constexpr int kAtOnce = 4;  // rows of a lane whose loads are under way together
 struct EightCodes {
   uint32_t word;
   float2 scale_zero;
-  bool second_centre;
+  bool second_center;
 };
 
 __device__ __forceinline__ float2 load_pair(const uint8_t* metadata, int group,
@@ -26,19 +26,20 @@ __device__ __forceinline__ float2 load_pair(const uint8_t* metadata, int group,
 }
 
 __device__ __forceinline__ EightCodes load_eight(const PageFormat& f, int head_dim,
-                                                 const uint8_t* chunk, int row, int dim,
-                                                 bool centred) {
+                                                 const uint8_t* page_data, int row, int dim,
+                                                 bool centered) {
   EightCodes out;
-  const uint8_t* const codes = chunk + row * (head_dim / 4);
+  const uint8_t* const codes = page_data + row * (head_dim / 4);
   out.word = *reinterpret_cast<const uint16_t*>(codes + dim / 4);
-  const uint8_t* const metadata = chunk + metadata_offset(f, 0, 0) + row * metadata_row_bytes(f);
+  const uint8_t* const metadata =
+      page_data + metadata_offset(f, 0, 0) + row * metadata_row_bytes(f);
   out.scale_zero = load_pair(metadata, dim / f.quant_group_size, f.metadata);
-  out.second_centre = centred && centre_of_scale(load_metadata(metadata, 0, f.metadata)) != 0;
+  out.second_center = centered && center_of_scale(load_metadata(metadata, 0, f.metadata)) != 0;
   return out;
 }
 
 __device__ __forceinline__ void values_of(const EightCodes& eight, float (&values)[8]) {
-  const float scale = scale_without_centre(eight.scale_zero.x), zero = eight.scale_zero.y;
+  const float scale = scale_without_center(eight.scale_zero.x), zero = eight.scale_zero.y;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const uint32_t code = eight.word >> (2 * i);
@@ -66,7 +67,7 @@ __device__ __forceinline__ void store_eight(void* to, int64_t offset, const floa
   }
 }
 
-// A block a chunk. Grid: x = page times KV head, heads side by side, y = request.
+// A block a page. Grid: x = page times KV head, heads side by side, y = request.
 template <int kHeadDim, bool kBf16>
 __global__ void __launch_bounds__(kThreads)
     dequantize_history_kernel(const __grid_constant__ HistoryRowsParams p) {
@@ -79,15 +80,14 @@ __global__ void __launch_bounds__(kThreads)
   const int end =
       min(min(p.first_token + p.tokens, p.history.history_len[b]), (page + 1) * kPageTokens);
   if (first >= end) return;
-  const uint8_t* const chunk =
-      p.history.pool +
-      (page_of_token(p.history, b, first) * p.num_kv_heads + head) * chunk_bytes(f);
+  const uint8_t* const page_data =
+      p.history.pool + (page_of_token(p.history, b, first) * p.num_kv_heads + head) * page_bytes(f);
   const int dim = threadIdx.x % kLanes * 8, own = threadIdx.x / kLanes;
-  const bool centred = p.centres.rows != nullptr;
-  const uint16_t* centres = nullptr;
-  if (centred) {
-    const int segment = segment_of_page(p.centres, b, p.sink_tokens, page);
-    centres = centres_of(p.centres, segment, head, p.num_kv_heads, kHeadDim) + dim;
+  const bool centered = p.centers.rows != nullptr;
+  const uint16_t* centers = nullptr;
+  if (centered) {
+    const int segment = segment_of_page(p.centers, b, p.sink_tokens, page);
+    centers = centers_of(p.centers, segment, head, p.num_kv_heads, kHeadDim) + dim;
   }
 #pragma unroll 1
   for (int round = 0; round < kRounds; ++round) {
@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(kThreads)
     const auto row_at_step = [&](int i) { return (round * kAtOnce + i) * kRows + own; };
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int row = row_at_step(i);  // of the chunk: keys, then values
-      eight[i] = load_eight(f, kHeadDim, chunk, row, dim, centred && row < kPageTokens);
+      const int row = row_at_step(i);  // of the page: keys, then values
+      eight[i] = load_eight(f, kHeadDim, page_data, row, dim, centered && row < kPageTokens);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -104,9 +104,9 @@ __global__ void __launch_bounds__(kThreads)
       if (token < first || token >= end) continue;
       float values[8];
       values_of(eight[i], values);
-      if (centred && row < kPageTokens) {
+      if (centered && row < kPageTokens) {
         const uint4 o =
-            *reinterpret_cast<const uint4*>(centres + (eight[i].second_centre ? kHeadDim : 0));
+            *reinterpret_cast<const uint4*>(centers + (eight[i].second_center ? kHeadDim : 0));
         const uint32_t words[4] = {o.x, o.y, o.z, o.w};
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
@@ -148,7 +148,7 @@ bool valid_history(const HistoryRowsParams& p) {
          p.tokens >= 0 && p.first_token < 1 << 30 && p.tokens < 1 << 30 &&
          (int64_t{p.tokens} / kPageTokens + 2) * p.num_kv_heads <= 1 << 30 &&
          valid_strides(p.k, per_16_bytes) && valid_strides(p.v, per_16_bytes) &&
-         (!p.centres.rows || p.centres.segments > 0);
+         (!p.centers.rows || p.centers.segments > 0);
 }
 
 cudaError_t dequantize_history(const HistoryRowsParams& p, cudaStream_t stream) {

@@ -1,8 +1,8 @@
-// A warp's own ring of shared-memory slots, filled ahead of use; no barrier between warps.
+// A warp's own ring of shared-memory stages, filled ahead of use; no barrier between warps.
 //
-// Hopper and later fill a slot with the bulk copy engine and wait on an mbarrier; older devices use
-// cp.async groups. Entries come in runs: pages, or exact tiles, that follow each other in one item.
-// The filling side is up to kSlots entries, so up to kSlots runs, ahead of the using side.
+// Hopper and later fill a stage with the bulk copy engine and wait on an mbarrier; older devices
+// use cp.async groups. Entries come in runs: pages, or exact tiles, that follow each other in one
+// item. The filling side is up to kStages entries, so up to kStages runs, ahead of the using side.
 #pragma once
 
 #include "attention_config.cuh"
@@ -24,7 +24,7 @@ struct alignas(16) RunNote {
   int distance;            // exact: first position of the run minus the position of query 0
   int first_page = 0;      // pages: of the run, in the request
   int piece_end = 0;       // pages: the first one behind the warp's, in the request
-  int first_position = 0;  // pages: KeyCentres::first_position, where there are centres
+  int first_position = 0;  // pages: KeyCenters::first_position, where there are centers
   ItemName item;
   int base, last;  // weight before the item, and before its last entry
   bool exact;
@@ -34,14 +34,14 @@ struct alignas(16) RunNote {
 
 constexpr int kRunNotes = 4;  // a power of two, more than the runs under way
 
-constexpr int kCentreBlock = 8;  // segments whose key centres' logits are worked out together
+constexpr int kCenterBlock = 8;  // segments whose key centers' logits are worked out together
 
 // The seldom-needed half of a warp's state, in shared memory: registers are short.
 struct alignas(16) ColdCursor {
   EntryCursor cursor;       // first entry of the next run
-  float4 centre_logits[4];  // AttentionState has lane t's
+  float4 center_logits[4];  // AttentionState has lane t's
   int first_segment;        // of those whose logits were worked out together
-  int centre_end;           // first page of the item's request for which centre_logits do not hold
+  int center_end;           // first page of the item's request for which center_logits do not hold
   int block_end;            // and the first one of none of these segments
   uint8_t in_block;         // which of them is the current one
   bool whole;               // the piece under way begins its item
@@ -49,14 +49,14 @@ struct alignas(16) ColdCursor {
 
 template <typename Config>
 struct EntryRing {
-  static constexpr int kSlots = Config::kSlots;
-  static_assert(kRunNotes > kSlots, "");
+  static constexpr int kStages = Config::kStages;
+  static_assert(kRunNotes > kStages, "");
   static constexpr int kFullTile = Config::kPagedBf16 ? kExactTile : kPageTokens;
-  uint8_t* slots;      // kRingBytes
-  uint64_t* barriers;  // [kSlots]
+  uint8_t* stages;     // kRingBytes
+  uint64_t* barriers;  // [kStages]
   RunNote* notes;      // [kRunNotes]
   ColdCursor* cold;
-  int filled = 0, used = 0;       // slots that come next
+  int filled = 0, used = 0;       // stages that come next
   int pending = 0;                // filled and not yet released
   uint32_t phase = 0;             // parity of the barriers, flips with each round of `used`
   int runs = 0;                   // begun by the filling side
@@ -67,7 +67,7 @@ struct EntryRing {
   int page_id = 0;                // pages: of lane i, the run's page i
   const uint8_t* from = nullptr;  // pool, or rows of keys, at the item's KV head
 
-  // Fills free slots, up to `most`. All lanes take part.
+  // Fills free stages, up to `most`. All lanes take part.
   __device__ __forceinline__ void fill(const AttentionParams& p, const ColumnShape& shape, int most,
                                        int lane) {
 #pragma unroll 1
@@ -85,7 +85,7 @@ struct EntryRing {
     }
   }
 
-  // Fills a slot with the next page of the run that has begun.
+  // Fills a stage with the next page of the run that has begun.
   __device__ __forceinline__ void fill_page(const AttentionParams& p, int lane) {
     issue_page(p, filled, at++, lane);
     issued();
@@ -96,22 +96,24 @@ struct EntryRing {
 #endif
     --left;
     ++pending;
-    filled = filled + 1 == kSlots ? 0 : filled + 1;
+    filled = filled + 1 == kStages ? 0 : filled + 1;
   }
 
-  // Fills slot `slot` with page `at` of the run. All lanes take part.
-  __device__ __forceinline__ void issue_page(const AttentionParams& p, int slot, int at, int lane) {
+  // Fills stage `stage` with page `at` of the run. All lanes take part.
+  __device__ __forceinline__ void issue_page(const AttentionParams& p, int stage, int at,
+                                             int lane) {
     const uint32_t page = __shfl_sync(~0u, page_id, at);
-    const uint8_t* chunk = from + static_cast<uint64_t>(page) *
-                                      static_cast<uint32_t>(p.num_kv_heads * Config::kChunkBytes);
-    const uint32_t to = ptx::shared_address(slots) + slot * Config::kSlotBytes;
+    const uint8_t* page_data =
+        from +
+        static_cast<uint64_t>(page) * static_cast<uint32_t>(p.num_kv_heads * Config::kPageBytes);
+    const uint32_t to = ptx::shared_address(stages) + stage * Config::kStageBytes;
 #if OSCAR_BULK_COPIES
-    ptx::copy_bulk_by_one(to, chunk, Config::kChunkBytes, ptx::shared_address(barriers + slot),
+    ptx::copy_bulk_by_one(to, page_data, Config::kPageBytes, ptx::shared_address(barriers + stage),
                           ptx::evict_first_policy());
 #else
 #pragma unroll 1
-    for (int at = lane * 16; at < Config::kChunkBytes; at += 512) {
-      ptx::copy_16(to + at, chunk + at);
+    for (int at = lane * 16; at < Config::kPageBytes; at += 512) {
+      ptx::copy_16(to + at, page_data + at);
     }
 #endif
   }
@@ -141,7 +143,7 @@ struct EntryRing {
       at += kExactTile;
       if (at >= end) at -= p.windows.ring_tokens;
     }
-    const uint32_t to = ptx::shared_address(slots) + filled * Config::kSlotBytes;
+    const uint32_t to = ptx::shared_address(stages) + filled * Config::kStageBytes;
 #if OSCAR_BULK_COPIES
     const uint32_t barrier = ptx::shared_address(barriers + filled);
     if (lane == 0) ptx::barrier_expect(barrier, 2 * rows * kRow);
@@ -193,12 +195,12 @@ struct EntryRing {
       tokens = r.history - c.entry * kFullTile;
       from = p.history.pool +
              static_cast<int64_t>(c.head) *
-                 (Config::kPagedBf16 ? 2 * kPageTokens * Config::kExactRow : Config::kChunkBytes);
+                 (Config::kPagedBf16 ? 2 * kPageTokens * Config::kExactRow : Config::kPageBytes);
       note.first_page = from_page;
-      if (!Config::kPagedBf16 && p.centres.rows) {
+      if (!Config::kPagedBf16 && p.centers.rows) {
         note.piece_end = min(limit, r.history_entries);
         // Here, where page numbers are waited for anyway.
-        if (p.centres.first_position) note.first_position = p.centres.first_position[c.b];
+        if (p.centers.first_position) note.first_position = p.centers.first_position[c.b];
       }
       at = c.entry % (kPageTokens / kFullTile);
       end = min(end, c.entry - at + 32 * (kPageTokens / kFullTile));
@@ -213,8 +215,8 @@ struct EntryRing {
       first = (sink ? c.entry - r.history_entries : c.entry - sink_end) * kExactTile +
               (sink ? 0 : p.windows.sink_tokens + r.history);
       tokens = (sink ? min(r.seq_len, p.windows.sink_tokens) : r.seq_len) - first;
-      const int64_t slot = p.windows.slot ? p.windows.slot[c.b] : c.b;
-      from = reinterpret_cast<const uint8_t*>(p.windows.k + window_offset(p.windows, slot, c.head,
+      const int64_t window = p.windows.slot ? p.windows.slot[c.b] : c.b;
+      from = reinterpret_cast<const uint8_t*>(p.windows.k + window_offset(p.windows, window, c.head,
                                                                           p.num_kv_heads, 0,
                                                                           Config::kHeadDim));
       at = window_row(p.windows, first);
@@ -241,13 +243,13 @@ struct EntryRing {
     __syncwarp();
   }
 
-  // While full pages follow each other, a slot goes to the next page as soon as it was used, and
+  // While full pages follow each other, a stage goes to the next page as soon as it was used, and
   // nothing else is asked. turns: how many times that can be done, now that `entries_left` entries
   // of the using side's run come after the one in use. Each time turn(), afterwards turned(turns).
   __device__ __forceinline__ int turns(int entries_left) const {
-    return pending == kSlots && !exact ? max(0, min(left, entries_left - 1)) : 0;
+    return pending == kStages && !exact ? max(0, min(left, entries_left - 1)) : 0;
   }
-  // Gives the slot in use, which all lanes are done with, to a page, and waits for the next slot.
+  // Gives the stage in use, which all lanes are done with, to a page, and waits for the next stage.
   __device__ __forceinline__ uint8_t* turn(const AttentionParams& p, int turn, int lane) {
     __syncwarp();
     issue_page(p, used, at + turn, lane);
@@ -260,21 +262,21 @@ struct EntryRing {
   __device__ __forceinline__ void turned(int turns) {
     at += turns;
     left -= turns;
-    filled = (filled + turns) % kSlots;
+    filled = (filled + turns) % kStages;
   }
   __device__ __forceinline__ void step() {
-    if (++used == kSlots) {
+    if (++used == kStages) {
       used = 0;
       phase ^= 1;
     }
   }
 
-  // The oldest slot, once its bytes are there.
+  // The oldest stage, once its bytes are there.
   __device__ __forceinline__ uint8_t* wait() const {
 #if OSCAR_BULK_COPIES
     ptx::barrier_wait(ptx::shared_address(barriers + used), phase);
 #else
-    static_assert(kSlots == 3, "");
+    static_assert(kStages == 3, "");
     if (pending == 3) {
       ptx::wait_copies<2>();
     } else if (pending == 2) {
@@ -284,9 +286,9 @@ struct EntryRing {
     }
     __syncwarp();
 #endif
-    return slots + used * Config::kSlotBytes;
+    return stages + used * Config::kStageBytes;
   }
-  // The slot that wait() returned may be overwritten once all lanes are here.
+  // The stage that wait() returned may be overwritten once all lanes are here.
   __device__ __forceinline__ void release() {
     __syncwarp();
     --pending;

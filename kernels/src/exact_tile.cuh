@@ -7,8 +7,8 @@ namespace oscar {
 
 // Makes absent value rows harmless: their weight is zero, but what lies there may be NaN.
 template <typename Config>
-__device__ __forceinline__ void clear_absent_rows(uint8_t* slot, int valid, int lane) {
-  uint32_t* values = reinterpret_cast<uint32_t*>(slot + Config::kExactBytes / 2);
+__device__ __forceinline__ void clear_absent_rows(uint8_t* stage, int valid, int lane) {
+  uint32_t* values = reinterpret_cast<uint32_t*>(stage + Config::kExactBytes / 2);
 #pragma unroll 1
   for (int i = valid * (Config::kExactRow / 4) + lane; i < Config::kExactBytes / 8; i += 32) {
     values[i] = 0;
@@ -17,18 +17,18 @@ __device__ __forceinline__ void clear_absent_rows(uint8_t* slot, int valid, int 
   __syncwarp();
 }
 
-// slot: keys [8][d], then values [8][d], bf16. Row r is visible to column c of this lane when
+// stage: keys [8][d], then values [8][d], bf16. Row r is visible to column c of this lane when
 // r < valid and distance + r <= query_of[c], query_of being the column's query and distance the
 // tile's first position minus that of query 0.
 template <typename Config>
-__device__ __forceinline__ void exact_tile(AttentionState<Config>& s, const uint8_t* slot,
+__device__ __forceinline__ void exact_tile(AttentionState<Config>& s, const uint8_t* stage,
                                            int valid, int distance, const int (&query_of)[2],
                                            float scale_log2, int lane) {
   using Layout = typename Config::Layout;
   constexpr int kRow = Config::kExactRow;
   const int g = lane / 4, t = lane % 4;
   float scores[4] = {};
-  const uint4* keys = reinterpret_cast<const uint4*>(slot + g * kRow) + t;
+  const uint4* keys = reinterpret_cast<const uint4*>(stage + g * kRow) + t;
 #pragma unroll
   for (int i = 0; i < Config::kTiles / 2; ++i) {
     const uint4 k = keys[4 * i];
@@ -66,7 +66,7 @@ __device__ __forceinline__ void exact_tile(AttentionState<Config>& s, const uint
   memcpy(&bits, &low, 4);
   const uint32_t b1 = ptx::movmatrix(bits);
   uint32_t first[Config::kTiles], second[Config::kTiles];  // this lane's values of tokens 2t, + 1
-  const uint8_t* values = slot + Config::kExactBytes / 2 + 2 * t * kRow;
+  const uint8_t* values = stage + Config::kExactBytes / 2 + 2 * t * kRow;
 #pragma unroll
   for (int run = 0; run < Layout::kValueRuns; ++run) {
     const int at = 2 * Layout::value_run_dim(g, run);

@@ -55,7 +55,7 @@ struct CompensatedSum {
 // of every 16th row.
 template <typename Shape>
 struct GramReader {
-  static constexpr int kChunks = Shape::kThreads / 16;  // of 16 bytes in a row
+  static constexpr int kOctets = Shape::kThreads / 16;  // of 16 bytes in a row
 
   const GramRows& tensor;
   const __nv_bfloat16* head;  // the group's first head in batch 0
@@ -71,7 +71,7 @@ struct GramReader {
     head = static_cast<const __nv_bfloat16*>(tensor.rows) +
            int64_t{kv_head} * group * tensor.head_stride;
     row_step = 16 * tensor.token_stride;
-    to = shared + threadIdx.x / kChunks * Shape::kPitch + threadIdx.x % kChunks * 16;
+    to = shared + threadIdx.x / kOctets * Shape::kPitch + threadIdx.x % kOctets * 16;
     const auto index = static_cast<int>(block / work.sequence_blocks[i]);
     batch = index / group;
     member = index % group;
@@ -79,16 +79,16 @@ struct GramReader {
   }
 
   __device__ void find(int first_token) {
-    token = first_token + threadIdx.x / kChunks;
+    token = first_token + threadIdx.x / kOctets;
     from = head + batch * tensor.batch_stride + member * tensor.head_stride +
-           token * tensor.token_stride + threadIdx.x % kChunks * 8;
+           token * tensor.token_stride + threadIdx.x % kOctets * 8;
   }
 
   // Starts the copies of the next stage; rows past the end of the sequence become zero.
-  __device__ void next(int slot) {
+  __device__ void next(int index) {
 #pragma unroll
     for (int i = 0; i < Shape::kStageRows / 16; ++i) {
-      ptx::copy_16_or_zero(to + slot * Shape::kStageBytes + i * 16 * Shape::kPitch, from,
+      ptx::copy_16_or_zero(to + index * Shape::kStageBytes + i * 16 * Shape::kPitch, from,
                            token + 16 * i < tensor.tokens);
       from += row_step;
     }
@@ -150,17 +150,17 @@ __device__ void gram_segment(GramReader<Shape> reader, int64_t blocks, uint32_t 
   }
   float fresh[kColumns][2][4] = {}, fresh_sum[4] = {};
   CompensatedSum moment[kColumns][8], sum[2];
-  int slot = 0;
+  int index = 0;
   for (int64_t s = 0; s < stages; ++s) {
     ptx::wait_copies<Shape::kStages - 2>();
     __syncthreads();
-    const uint32_t stage = shared + slot * Shape::kStageBytes;
+    const uint32_t stage = shared + index * Shape::kStageBytes;
     // The operands of the next 16 rows are on their way while these are multiplied.
     GramOperands<Shape> operands[2];
     operands[0].load(stage, own, other);
-    if (s + Shape::kStages - 1 < stages) reader.next(slot == 0 ? Shape::kStages - 1 : slot - 1);
+    if (s + Shape::kStages - 1 < stages) reader.next(index == 0 ? Shape::kStages - 1 : index - 1);
     ptx::commit_copies();
-    slot = slot + 1 == Shape::kStages ? 0 : slot + 1;
+    index = index + 1 == Shape::kStages ? 0 : index + 1;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (step + 1 < kSteps) {

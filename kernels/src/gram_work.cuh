@@ -11,8 +11,8 @@ constexpr int kGramBlockRows = 128;
 
 // An output is one (tensor, KV head); its blocks follow each other in the list, heads in order,
 // tensors in order. Share s of the list goes to one thread block. Each (share, output) that meet
-// write partial sums to slot share + output: along the list one of the two grows at every step, so
-// slots are distinct.
+// write partial sums to place share + output: along the list one of the two grows at every step, so
+// places are distinct.
 struct GramWork {
   GramParams params;
   int sequence_blocks[kMaxGramTensors];      // of one sequence of one head

@@ -101,10 +101,10 @@ __device__ __forceinline__ uint32_t zero_twice(uint32_t scale_zero) {
 
 // Sets the metadata of absent tokens to zero, so that whatever lies there cannot reach a sum.
 template <typename Config>
-__device__ __forceinline__ void clear_absent_metadata(uint8_t* chunk, int valid, int lane) {
+__device__ __forceinline__ void clear_absent_metadata(uint8_t* page_data, int valid, int lane) {
   constexpr int kRowWords = Config::kMetadataRow / 4;
   uint32_t* words =
-      reinterpret_cast<uint32_t*>(chunk + 2 * kPageTokens * Config::Layout::kRowBytes);
+      reinterpret_cast<uint32_t*>(page_data + 2 * kPageTokens * Config::Layout::kRowBytes);
 #pragma unroll 1
   for (int i = valid * kRowWords + lane; i < kPageTokens * kRowWords; i += 32) {
     words[i] = words[kPageTokens * kRowWords + i] = 0;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void clear_absent_metadata(uint8_t* chunk, int valid,
   __syncwarp();
 }
 
-// Where a lane reads in a chunk, in bytes. Rows g and g + 8 of a tile are its own in keys, with
+// Where a lane reads in a page, in bytes. Rows g and g + 8 of a tile are its own in keys, with
 // metadata of the tile whose scores it has; of values it names a row to the others.
 struct SpanOffsets {
   int keys, metadata, values;
@@ -128,13 +128,13 @@ __device__ __forceinline__ SpanOffsets span_offsets(int lane) {
   SpanOffsets at;
   at.keys = g * Layout::kRowBytes + t * 4 * Layout::kWordsPerGroup;
   at.metadata = 2 * kPageTokens * Layout::kRowBytes +
-                ((Config::kTwins ? t / 2 * 16 : 0) + g) * Config::kMetadataRow;
+                ((Config::kPairedTiles ? t / 2 * 16 : 0) + g) * Config::kMetadataRow;
   at.values = (kPageTokens + 8 * half + lane % 8) * Layout::kRowBytes +
               (Layout::kUnits == 1 ? 0 : matrix % 2 * 16);
   // Opaque, or the compiler derives them anew for every span; through a shuffle its last stage does
   // not see either, which takes registers that head_dim 64 with eight columns does not have.
   asm volatile("" : "+r"(at.keys), "+r"(at.metadata), "+r"(at.values));
-  if constexpr (Config::kTwins || Config::kHeadDim > 64) {
+  if constexpr (Config::kPairedTiles || Config::kHeadDim > 64) {
     at.keys = __shfl_sync(~0u, at.keys, lane);
     at.metadata = __shfl_sync(~0u, at.metadata, lane);
     at.values = __shfl_sync(~0u, at.values, lane);
@@ -162,7 +162,7 @@ __device__ __forceinline__ void add_values(AttentionState<Config>& s, const Span
       for (int row = 0; row < 2; ++row) {
         p[k][row] = v.weights[tile / Config::kSetTiles][k][row];
         // Columns 4 to 7 are the odd tile's; what they give in the other places is never read.
-        if (Config::kTwins && tile % 2) p[k][row] = __shfl_xor_sync(~0u, p[k][row], 16);
+        if (Config::kPairedTiles && tile % 2) p[k][row] = __shfl_xor_sync(~0u, p[k][row], 16);
       }
     }
     value_steps<Config>(s, v.near[tile], v.far[tile], p,
@@ -170,13 +170,13 @@ __device__ __forceinline__ void add_values(AttentionState<Config>& s, const Span
   }
 }
 
-// Logits and weights of span `span`, kSpanTokens tokens, of a chunk, and its values into v.
+// Logits and weights of span `span`, kSpanTokens tokens, of a page, and its values into v.
 // kPartial: of the tokens those >= valid are absent and their metadata is zero. A weight beyond
 // fp16, which any is as long as there is no reference, shows as a sum beyond kLargestWeight; then
 // the references move and the weights are computed again. loaded() follows the first loads: it may
 // use v of the span before, and hides what they wait for.
 template <typename Config, bool kPartial, typename Loaded>
-__device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint8_t* chunk,
+__device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint8_t* page_data,
                                            int span, const SpanOffsets& at, int valid, int lane,
                                            SpanValues<Config>& v, Loaded loaded) {
   using Layout = typename Config::Layout;
@@ -186,8 +186,8 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
   constexpr int kSetTokens = 16 * Config::kSetTiles;
   constexpr int kMeta = Config::kMetadataRow;
   const int t = lane % 4;
-  const uint8_t* codes = chunk + span * Config::kSpanTokens * kRow;
-  const uint8_t* key_metadata = chunk + span * Config::kSpanTokens * kMeta + at.metadata;
+  const uint8_t* codes = page_data + span * Config::kSpanTokens * kRow;
+  const uint8_t* key_metadata = page_data + span * Config::kSpanTokens * kMeta + at.metadata;
   const uint8_t* key_rows = codes + at.keys;
   const uint32_t value_rows = ptx::shared_address(codes) + at.values;
 
@@ -208,7 +208,7 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
   }
   loaded();
   float key_scale[kSets][kGroups][2];
-  float centre_sign[kSets][2];  // of a key's first scale: which centre it has
+  float center_sign[kSets][2];  // of a key's first scale: which center it has
   if constexpr (Config::kZerosOnTensor) {
     // The scores begin at -zero sum q: (zero, zero 2^-10) times the two parts of the sum.
     const __half2 parts = __floats2half2_rn(1.0f, 1.0f / 1024.0f);
@@ -222,7 +222,7 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
           const __half2 pair = *reinterpret_cast<const __half2*>(
               key_metadata + (kSetTokens * u + 8 * row) * kMeta + 4 * k);
           const float scale = __low2float(pair);
-          if (k == 0) centre_sign[u][row] = copysignf(1.0f, scale);
+          if (k == 0) center_sign[u][row] = copysignf(1.0f, scale);
           key_scale[u][k][row] = fabsf(scale) * s.logit_factor;
           const __half2 zero = __hmul2(__high2half2(pair), parts);
           memcpy(&zeros[row], &zero, 4);
@@ -249,7 +249,7 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         scores[u][k][i] = tile_scores[Config::kSetTiles * u][k][i];
-        if (Config::kTwins && t >= 2)
+        if (Config::kPairedTiles && t >= 2)
           scores[u][k][i] = tile_scores[Config::kSetTiles * (u + 1) - 1][k][i];
       }
     }
@@ -264,7 +264,7 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
         for (int row = 0; row < 2; ++row) {
           const float2 sz = scale_and_zero<Config::kMetadata>(
               key_metadata + (kSetTokens * u + 8 * row) * kMeta + k * 2 * Config::kMetadataBytes);
-          if (k == 0) centre_sign[u][row] = copysignf(1.0f, sz.x);
+          if (k == 0) center_sign[u][row] = copysignf(1.0f, sz.x);
           key_scale[u][k][row] = fabsf(sz.x) * s.logit_factor;
 #pragma unroll
           for (int c = 0; c < 2; ++c) scores[u][k][2 * row + c] -= sz.y * s.q_sum[k][c];
@@ -273,7 +273,7 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
     }
   }
   if (kPartial) {
-    const int own_row = (Config::kTwins ? t / 2 * 16 : 0) + lane / 4;
+    const int own_row = (Config::kPairedTiles ? t / 2 * 16 : 0) + lane / 4;
 #pragma unroll
     for (int u = 0; u < kSets; ++u) {
 #pragma unroll
@@ -285,9 +285,9 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
       }
     }
   }
-  // from: what is added, but for half of what the centres differ by.
+  // from: what is added, but for half of what the centers differ by.
   const auto logit = [&](int u, int row, int c, float from, float half) {
-    from = fmaf(centre_sign[u][row], half, from);
+    from = fmaf(center_sign[u][row], half, from);
 #pragma unroll
     for (int k = 0; k < kGroups; ++k) {
       from = fmaf(scores[u][k][2 * row + c], key_scale[u][k][row], from);
@@ -317,9 +317,9 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
   float sum[2], zero_sum[kGroups][2];
   const auto weigh = [&]() {  // whether a weight is beyond fp16
     __half2 total;
-    const float4 centres = *s.centre_logits;
-    const float from[2] = {centres.x - s.reference[0], centres.z - s.reference[1]};
-    const float half[2] = {centres.y, centres.w};
+    const float4 centers = *s.center_logits;
+    const float from[2] = {centers.x - s.reference[0], centers.z - s.reference[1]};
+    const float half[2] = {centers.y, centers.w};
 #pragma unroll
     for (int u = 0; u < kSets; ++u) {
 #pragma unroll
@@ -350,7 +350,7 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
   };
   if (__any_sync(~0u, weigh())) {
     float largest[2] = {-INFINITY, -INFINITY};
-    const float4 centres = *s.centre_logits;
+    const float4 centers = *s.center_logits;
 #pragma unroll
     for (int u = 0; u < kSets; ++u) {
 #pragma unroll
@@ -361,8 +361,8 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
         const float bits = __log2f(scale);  // near enough for a reference
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          const float from = (c ? centres.z : centres.x) + bits;
-          largest[c] = fmaxf(largest[c], logit(u, row, c, from, c ? centres.w : centres.y));
+          const float from = (c ? centers.z : centers.x) + bits;
+          largest[c] = fmaxf(largest[c], logit(u, row, c, from, c ? centers.w : centers.y));
         }
       }
     }
@@ -376,7 +376,7 @@ __device__ __forceinline__ void weigh_span(AttentionState<Config>& s, const uint
   for (int u = 0; u < kSets; ++u) {
 #pragma unroll
     for (int k = 0; k < kGroups; ++k) {
-      if constexpr (Config::kZerosOnTensor) {  // all rows the same, but twins: see settle
+      if constexpr (Config::kZerosOnTensor) {  // all rows the same, but paired tiles: see settle
         ptx::mma_f16(s.zero_sum[k], zero_operand[u][k][0], 0, zero_operand[u][k][1], 0,
                      v.weights[u][k][0], v.weights[u][k][1]);
       } else if (u == 0) {  // holds all sets

@@ -33,13 +33,13 @@ struct MetricScale {
 
   // The factor of row `lane` of the warp. row_at(i): row i of the warp; up: a power of
   // two a row with which it fits fp16; codes: word w of row `lane` at codes[w * pitch]; scales: of
-  // that row; panels: two of kPanel bytes, which the block no longer needs; slot: kSlotBytes of the
-  // warp. All threads of the block take part; warps that are not busy only bring panels.
+  // that row; panels: two of kPanel bytes, which the block no longer needs; buffer: kBufferBytes of
+  // the warp. All threads of the block take part; warps that are not busy only bring panels.
   template <typename RowAt>
   __device__ static __forceinline__ float factor(const RowAt& row_at, const float* metric, float up,
                                                  const uint32_t* codes, int pitch,
                                                  const ScaleZero* scales, int group_size,
-                                                 uint8_t* panels, uint8_t* slot, bool busy,
+                                                 uint8_t* panels, uint8_t* buffer, bool busy,
                                                  const AppendParams& p) {
     const int lane = threadIdx.x % 32;
     const float scale = matrix_scale(metric);
@@ -88,10 +88,10 @@ struct MetricScale {
       }
       if (busy) {
         weighted.add(small);
-        weighted.store<false>(slot, lane);
+        weighted.store<false>(buffer, lane);
         __syncwarp();
-        sums.add(slot, lane, {own.eight(2 * block), own.eight(2 * block + 1)}, codes[block * pitch],
-                 scales[block * kColumns / group_size]);
+        sums.add(buffer, lane, {own.eight(2 * block), own.eight(2 * block + 1)},
+                 codes[block * pitch], scales[block * kColumns / group_size]);
         __syncwarp();
       }
     }
@@ -103,10 +103,10 @@ struct MetricScale {
   struct Sums {
     float num = 0.0f, den = 0.0f;
 
-    __device__ __forceinline__ void add(const uint8_t* slot, int lane, const uint4 (&x)[2],
+    __device__ __forceinline__ void add(const uint8_t* buffer, int lane, const uint4 (&x)[2],
                                         uint32_t word, ScaleZero sz) {
       float weighted[kColumns];
-      load_row(slot, lane, weighted);
+      load_row(buffer, lane, weighted);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         const uint32_t pair = reinterpret_cast<const uint32_t*>(x)[c / 2];

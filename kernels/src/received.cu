@@ -29,12 +29,12 @@ struct Shape {
 // Starts the copies of 64 rows; rows from `count` on become zero.
 template <int kHeadDim, typename RowAt>
 __device__ void copy_rows(uint32_t to, int count, const RowAt& row_at) {
-  constexpr int kChunks = kHeadDim / 8;  // of 16 bytes in a row
-  for (int i = threadIdx.x; i < kTile * kChunks; i += kThreads) {
-    const int row = i / kChunks, chunk = i % kChunks;
+  constexpr int kOctets = kHeadDim / 8;  // of 16 bytes in a row
+  for (int i = threadIdx.x; i < kTile * kOctets; i += kThreads) {
+    const int row = i / kOctets, octet = i % kOctets;
     const bool copied = row < count;
-    ptx::copy_16_or_zero(to + row * Shape<kHeadDim>::kPitch + 16 * chunk,
-                         row_at(copied ? row : 0) + 8 * chunk, copied);
+    ptx::copy_16_or_zero(to + row * Shape<kHeadDim>::kPitch + 16 * octet,
+                         row_at(copied ? row : 0) + 8 * octet, copied);
   }
   ptx::commit_copies();
 }

@@ -14,10 +14,10 @@ __device__ inline __nv_bfloat162 as_bf162(uint32_t bits) {
   return value;
 }
 
-// Two values of a row less those of its centre, rounded as around_centre() does: where a difference
+// Two values of a row less those of its center, rounded as around_center() does: where a difference
 // does not fit fp32, its operands lie so far apart that rounding it once or twice is the same.
-__device__ inline uint32_t pair_around(uint32_t pair, uint32_t centre) {
-  const __nv_bfloat162 difference = __hsub2(as_bf162(pair), as_bf162(centre));
+__device__ inline uint32_t pair_around(uint32_t pair, uint32_t center) {
+  const __nv_bfloat162 difference = __hsub2(as_bf162(pair), as_bf162(center));
   uint32_t bits;
   memcpy(&bits, &difference, 4);
   return bits;
@@ -37,10 +37,10 @@ struct QuarterRow {
       pair[4 * i] = v.x, pair[4 * i + 1] = v.y, pair[4 * i + 2] = v.z, pair[4 * i + 3] = v.w;
     }
   }
-  // Less a centre [kHeadDim], rounded as around_centre() does.
-  __device__ void subtract(const uint16_t* centre, int t) {
+  // Less a center [kHeadDim], rounded as around_center() does.
+  __device__ void subtract(const uint16_t* center, int t) {
     QuarterRow o;
-    o.load(centre, t);
+    o.load(center, t);
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) pair[i] = pair_around(pair[i], o.pair[i]);
   }

@@ -22,7 +22,7 @@ struct RowReader {
   }
   // Makes what was loaded what is coded; apart, so that nothing waits for the loads before.
   __device__ __forceinline__ void around(const CodedRow& row, int part) {
-    if (!row.centred()) return;
+    if (!row.centered()) return;
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
       uint32_t* at = words + 4 * quarter;

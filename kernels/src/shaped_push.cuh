@@ -11,15 +11,15 @@
 namespace oscar {
 
 constexpr int kColumns = 16, kWarpRows = 32;
-constexpr int kSlotBytes = kWarpRows * kColumns * 4;
+constexpr int kBufferBytes = kWarpRows * kColumns * 4;
 constexpr int kPanelBytes = kColumns * kColumns * 4;  // of sixteen matrix rows
 // Entries of a factor of a damped metric stay below sqrt(101 d), 161 at most (math 5.1).
 constexpr float kFeedbackScale = 16.0f, kLargestFeedback = 4000.0f;
 
-// Chunk `chunk` (four columns) of row `row`: 16 bytes, in the order in which neither the lanes that
+// Quad `quad` (four columns) of row `row`: 16 bytes, in the order in which neither the lanes that
 // own rows nor those that hold operands meet in a bank.
-__device__ __forceinline__ int chunk_offset(int row, int chunk) {
-  return 64 * row + 16 * (chunk ^ (row / 2 & 3));
+__device__ __forceinline__ int quad_offset(int row, int quad) {
+  return 64 * row + 16 * (quad ^ (row / 2 & 3));
 }
 
 __device__ __forceinline__ uint32_t half_bits(float x0, float x1) {
@@ -86,9 +86,9 @@ struct Panel {
 #pragma unroll
         for (int k = 0; k < 4; ++k) fits &= fabsf(x[k]) <= largest;
         const uint4 parts = split_four(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale);
-        const int n = i % 16, chunk = i / 16 % 4;
+        const int n = i % 16, quad = i / 16 % 4;
         auto* to = reinterpret_cast<uint32_t*>(panel + i / 64 * kPanelBytes +
-                                               (4 * (n / 2) + chunk) * 16 + n % 2 * 4);
+                                               (4 * (n / 2) + quad) * 16 + n % 2 * 4);
         to[0] = parts.x, to[2] = parts.y;
         to[kPanelBytes / 8] = parts.z, to[kPanelBytes / 8 + 2] = parts.w;
       }
@@ -105,11 +105,11 @@ __device__ __forceinline__ uint4 low_parts(const uint8_t* square, int lane) {
   return *reinterpret_cast<const uint4*>(square + kPanelBytes / 2 + 16 * lane);
 }
 
-// Errors of sixteen columns of 32 rows: rows 8 j + lane / 4, high and low parts of a chunk.
+// Errors of sixteen columns of 32 rows: rows 8 j + lane / 4, high and low parts of a quad.
 struct ErrorOperand {
   uint4 rows[4];
-  __device__ __forceinline__ void load(const uint8_t* slot, int lane) {
-    const uint8_t* from = slot + chunk_offset(lane / 4, lane % 4);
+  __device__ __forceinline__ void load(const uint8_t* buffer, int lane) {
+    const uint8_t* from = buffer + quad_offset(lane / 4, lane % 4);
 #pragma unroll
     for (int j = 0; j < 4; ++j) rows[j] = *reinterpret_cast<const uint4*>(from + 512 * j);
   }
@@ -144,11 +144,11 @@ struct RowSums {
     for (int i = 0; i < 16; ++i) of[i / 4][i % 4] += other.of[i / 4][i % 4];
   }
 
-  // To a slot in fp32 (chunk_offset), added to what is there or in place of it.
+  // To a buffer in fp32 (quad_offset), added to what is there or in place of it.
   template <bool kAdd>
-  __device__ __forceinline__ void store(uint8_t* slot, int lane) const {
+  __device__ __forceinline__ void store(uint8_t* buffer, int lane) const {
     const int g = lane / 4, t = lane % 4;
-    uint8_t* base = slot + chunk_offset(2 * t, g / 2) + g % 2 * 8;
+    uint8_t* base = buffer + quad_offset(2 * t, g / 2) + g % 2 * 8;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
@@ -165,11 +165,11 @@ struct RowSums {
   }
 };
 
-// The sixteen columns of row `lane` that a slot holds.
-__device__ __forceinline__ void load_row(const uint8_t* slot, int lane, float (&to)[kColumns]) {
+// The sixteen columns of row `lane` that a buffer holds.
+__device__ __forceinline__ void load_row(const uint8_t* buffer, int lane, float (&to)[kColumns]) {
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
-    const float4 v = *reinterpret_cast<const float4*>(slot + chunk_offset(lane, c));
+    const float4 v = *reinterpret_cast<const float4*>(buffer + quad_offset(lane, c));
     to[4 * c] = v.x, to[4 * c + 1] = v.y, to[4 * c + 2] = v.z, to[4 * c + 3] = v.w;
   }
 }

@@ -19,10 +19,10 @@ struct Tile {
   static constexpr int kWarps = kHeadDim / kDepth, kThreads = 32 * kWarps;
   static constexpr int kResident = 512 / kThreads;  // blocks: 128 registers a thread
   static constexpr int kVectors = kHeadDim <= 128 ? 32 : 16;
-  static constexpr int kSlots = kVectors / 4;   // vectors of a lane: 4 slot + lane / 8
-  static constexpr int kLoads = kVectors / 16;  // of eight values a thread, for a tile
-  static constexpr int kChunks = kHeadDim / 8;  // of eight values in a row
-  static constexpr int kPitch = kVectors + 4;   // keeps stores and loads off each other's banks
+  static constexpr int kLaneVectors = kVectors / 4;  // vectors of a lane: 4 of_lane + lane / 8
+  static constexpr int kLoads = kVectors / 16;       // of eight values a thread, for a tile
+  static constexpr int kOctets = kHeadDim / 8;       // of eight values in a row
+  static constexpr int kPitch = kVectors + 4;  // keeps stores and loads off each other's banks
   static constexpr int kInFloats = kHeadDim * kPitch;
   static constexpr int kSharedBytes = 4 * (kInFloats + kWarps * kVectors * kColumns);
 };
@@ -36,13 +36,14 @@ struct TransformPlan {
   uint32_t reciprocal[kMaxTransforms];  // vectors below 2^16 / heads_per_kv: v / heads_per_kv
 };
 
-// sums[slot] += x[vector of slot][k] entries[k] over the warp's kDepth rows of the matrix. x lies
-// in shared memory [row of the matrix][vector].
-template <int kUsed, int kSlots, int kPitch>
-__device__ __forceinline__ void add_products(float4 (&sums)[kSlots],
+// sums[of_lane] += x[vector `of_lane`][k] entries[k] over the warp's kDepth rows of the matrix. x
+// lies in shared memory [row of the matrix][vector].
+template <int kUsed, int kLaneVectors, int kPitch>
+__device__ __forceinline__ void add_products(float4 (&sums)[kLaneVectors],
                                              const float4 (&entries)[kDepth], const float* x) {
 #pragma unroll
-  for (int slot = 0; slot < kUsed; ++slot) sums[slot] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  for (int of_lane = 0; of_lane < kUsed; ++of_lane)
+    sums[of_lane] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
   for (int k = 0; k < kDepth; ++k) {
 #pragma unroll
@@ -62,14 +63,14 @@ __device__ __forceinline__ void add_products(float4 (&sums)[kSlots],
 }
 
 // The same, and the sums to `to` [vector][kColumns].
-template <int kUsed, int kSlots, int kPitch>
+template <int kUsed, int kLaneVectors, int kPitch>
 __device__ __forceinline__ void multiply(const float4 (&entries)[kDepth], const float* x,
                                          float* to) {
-  float4 sums[kSlots];
-  add_products<kUsed, kSlots, kPitch>(sums, entries, x);
+  float4 sums[kLaneVectors];
+  add_products<kUsed, kLaneVectors, kPitch>(sums, entries, x);
 #pragma unroll
-  for (int slot = 0; slot < kUsed; ++slot) {
-    *reinterpret_cast<float4*>(to + 4 * slot * kColumns) = sums[slot];
+  for (int of_lane = 0; of_lane < kUsed; ++of_lane) {
+    *reinterpret_cast<float4*>(to + 4 * of_lane * kColumns) = sums[of_lane];
   }
 }
 
@@ -93,10 +94,10 @@ __global__ void __launch_bounds__(Tile<kHeadDim>::kThreads, Tile<kHeadDim>::kRes
   const int column = blockIdx.x % (kHeadDim / kColumns) * kColumns + 4 * (lane % 8);
   const auto row_of = [&](int vector) { return static_cast<int>(vector * reciprocal >> 16); };
 
-  // What this thread brings of a tile: values 8 chunk .. 8 chunk + 7 of kLoads vectors. A warp
-  // stores eight chunks of four vectors at a time, which meet no bank twice.
+  // What this thread brings of a tile: values 8 octet .. 8 octet + 7 of kLoads vectors. A warp
+  // stores eight octets of four vectors at a time, which meet no bank twice.
   constexpr int kWide = kHeadDim / 64;
-  const int chunk = lane % 8 + 8 * (warp % kWide), place = lane / 8 + 4 * (warp / kWide);
+  const int octet = lane % 8 + 8 * (warp % kWide), place = lane / 8 + 4 * (warp / kWide);
   const int vector = place % 4 * 4 + place / 4;
   const uint16_t* from[Shape::kLoads];
   int row_in_tile[Shape::kLoads];
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(Tile<kHeadDim>::kThreads, Tile<kHeadDim>::kRes
   for (int i = 0; i < Shape::kLoads; ++i) {
     row_in_tile[i] = row_of(vector + 16 * i);
     const int head = kv_head * group + vector + 16 * i - row_in_tile[i] * group;
-    from[i] = row_at(tensor.x, row_in_tile[i], head) + 8 * chunk;
+    from[i] = row_at(tensor.x, row_in_tile[i], head) + 8 * octet;
     if (row_in_tile[i] >= tile_rows) row_in_tile[i] = INT_MAX / 2;  // beyond the tile
   }
   uint4 raw[Shape::kLoads];
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(Tile<kHeadDim>::kThreads, Tile<kHeadDim>::kRes
     }
   };
   const float* const mean =
-      tensor.subtracted ? tensor.subtracted + kv_head * kHeadDim + 8 * chunk : nullptr;
+      tensor.subtracted ? tensor.subtracted + kv_head * kHeadDim + 8 * octet : nullptr;
   const auto stage = [&]() {
     float less[8] = {};
     if (mean) {
@@ -130,19 +131,19 @@ __global__ void __launch_bounds__(Tile<kHeadDim>::kThreads, Tile<kHeadDim>::kRes
 #pragma unroll
     for (int i = 0; i < Shape::kLoads; ++i) {
       const uint32_t words[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
-      float* const to = in + chunk * Shape::kPitch + place + 16 * i;
+      float* const to = in + octet * Shape::kPitch + place + 16 * i;
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         const uint32_t bits = e % 2 ? words[e / 2] & 0xffff0000u : words[e / 2] << 16;
-        to[e * Shape::kChunks * Shape::kPitch] = __uint_as_float(bits) - less[e];
+        to[e * Shape::kOctets * Shape::kPitch] = __uint_as_float(bits) - less[e];
       }
     }
   };
 
-  // Row r = 16 warp + k of shared memory is entry r % kChunks * 8 + r / kChunks of a vector: the
+  // Row r = 16 warp + k of shared memory is entry r % kOctets * 8 + r / kOctets of a vector: the
   // first one of the warp, and how far the others are from it.
-  const int first_entry = kDepth * warp % Shape::kChunks * 8 + kDepth * warp / Shape::kChunks;
-  const auto entry_of = [](int k) { return k % Shape::kChunks * 8 + k / Shape::kChunks; };
+  const int first_entry = kDepth * warp % Shape::kOctets * 8 + kDepth * warp / Shape::kOctets;
+  const auto entry_of = [](int k) { return k % Shape::kOctets * 8 + k / Shape::kOctets; };
   const float* const matrix =
       tensor.matrix + (int64_t{kv_head} * kHeadDim + first_entry) * kHeadDim + column;
   // The matrix is read before the wait: the kernel ahead does not write it (transform.h), and all
@@ -170,13 +171,13 @@ __global__ void __launch_bounds__(Tile<kHeadDim>::kThreads, Tile<kHeadDim>::kRes
     const float* const x = in + kDepth * warp * Shape::kPitch + 4 * (lane / 8);
     float* const sums = partial + (warp * Shape::kVectors + lane / 8) * kColumns + 4 * (lane % 8);
     if (vectors <= 4) {
-      multiply<1, Shape::kSlots, Shape::kPitch>(entries, x, sums);
+      multiply<1, Shape::kLaneVectors, Shape::kPitch>(entries, x, sums);
     } else if (vectors <= 8) {
-      multiply<2, Shape::kSlots, Shape::kPitch>(entries, x, sums);
+      multiply<2, Shape::kLaneVectors, Shape::kPitch>(entries, x, sums);
     } else if (vectors <= 16) {
-      multiply<4, Shape::kSlots, Shape::kPitch>(entries, x, sums);
+      multiply<4, Shape::kLaneVectors, Shape::kPitch>(entries, x, sums);
     } else {
-      multiply<Shape::kSlots, Shape::kSlots, Shape::kPitch>(entries, x, sums);
+      multiply<Shape::kLaneVectors, Shape::kLaneVectors, Shape::kPitch>(entries, x, sums);
     }
     __syncthreads();
 #pragma unroll

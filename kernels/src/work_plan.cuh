@@ -15,7 +15,7 @@ constexpr int kPlannedBatch = 4096;  // requests of one call, at most
 
 // The lengths of one request, in entries.
 struct RequestShape {
-  int history = 0;  // INT2 tokens (of the bf16 twin: paged tokens)
+  int history = 0;  // INT2 tokens (of the BF16 baseline: paged tokens)
   int history_entries = 0;
   int sink_tiles = 0, recent_tiles = 0;
   int seq_len = 0;
@@ -47,7 +47,7 @@ __device__ __forceinline__ RequestShape request_shape(const AttentionParams& p, 
   constexpr int kEntryTokens = kPagedBf16 ? kExactTile : kPageTokens;
   RequestShape r;
   const int history = p.history.history_len[b];  // read together with the other
-  r.seq_len = p.seq_len[b];
+  r.seq_len = p.seq_lens[b];
   r.history = r.seq_len > 0 ? history : 0;
   r.history_entries = (r.history + kEntryTokens - 1) / kEntryTokens;
   const int sink = min(r.seq_len, p.windows.sink_tokens);

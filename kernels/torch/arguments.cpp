@@ -23,7 +23,7 @@ PagedHistory paged_history(const char* op, const Tensor& pool, const Tensor& blo
   PagedHistory out;
   out.pool = static_cast<uint8_t*>(checked_data(
       {op, "pool", pool}, ScalarType::Byte,
-      {{"num_pages"}, {"num_kv_heads", num_kv_heads}, {"chunk_bytes", chunk_bytes(format)}}, pool,
+      {{"num_pages"}, {"num_kv_heads", num_kv_heads}, {"page_bytes", page_bytes(format)}}, pool,
       kRowAlignment));
   out.block_table = static_cast<const int32_t*>(
       checked_view({op, "block_table", block_table}, ScalarType::Int,
@@ -112,7 +112,7 @@ struct SideReader {
     to = static_cast<const Number*>(data);
   }
 
-  void operator()(const char* name, HeadShape shape, KeyCentres& to) {
+  void operator()(const char* name, HeadShape shape, KeyCenters& to) {
     const Tensor& t = recipe[next++];
     if (!is_read(use, shape, name) || t.numel() == 0) return;
     const std::string whole = std::string(side) + "." + name;
@@ -121,18 +121,18 @@ struct SideReader {
       refuse(op, "only keys have centers", whole, "an empty tensor", shape_text(t));
     }
     const int64_t segments = checked_size(argument, 4, 0);
-    const int64_t places = kMaxInt / (int64_t{num_kv_heads} * kCentres * head_dim);
+    const int64_t places = kMaxInt / (int64_t{num_kv_heads} * kCenters * head_dim);
     to.segments = checked_int(op, (whole + ".size(0)").c_str(), segments, 1, places);
     to.rows = static_cast<const uint16_t*>(checked_data(argument, ScalarType::BFloat16,
                                                         {{"segments", segments},
                                                          {"num_kv_heads", num_kv_heads},
-                                                         {"centers", kCentres},
+                                                         {"centers", kCenters},
                                                          {"head_dim", head_dim}},
                                                         neighbour, kRowAlignment));
   }
 };
 
-const int32_t* first_positions(const char* op, const OptionalTensor& t, const KeyCentres& centers,
+const int32_t* first_positions(const char* op, const OptionalTensor& t, const KeyCenters& centers,
                                int64_t batch, const Tensor& pool) {
   if (!t) return nullptr;
   if (!centers.rows) {
@@ -247,12 +247,12 @@ AttentionParams attention_params(const char* op, const CacheTensors& cache,
   }
   p.history = paged_history(op, pool, cache.block_table, p.format, p.num_kv_heads, batch);
   p.windows = exact_windows(op, windows, format, p.num_kv_heads, batch, pool);
-  p.centres = layer_recipe(op, cache.recipe, RecipeUse::kKeyCenters, p.num_kv_heads,
+  p.centers = layer_recipe(op, cache.recipe, RecipeUse::kKeyCenters, p.num_kv_heads,
                            p.format.head_dim, pool)
                   .key.key_centers;
-  p.centres.first_position = first_positions(op, cache.first_position, p.centres, batch, pool);
+  p.centers.first_position = first_positions(op, cache.first_position, p.centers, batch, pool);
   p.history.history_len = int_array(op, "history_len", t.history_len, {"batch", batch}, pool);
-  p.seq_len = int_array(op, "seq_len", t.seq_len, {"batch", batch}, pool);
+  p.seq_lens = int_array(op, "seq_lens", t.seq_lens, {"batch", batch}, pool);
   p.q = static_cast<const uint16_t*>(checked_data({op, "q", t.q}, ScalarType::BFloat16,
                                                   {{"batch", batch},
                                                    {"q_len", p.q_len},
@@ -280,13 +280,14 @@ AppendParams append_params(const char* op, const CacheTensors& cache, const Wind
       layer_recipe(op, cache.recipe, RecipeUse::kWriting, p.num_kv_heads, p.format.head_dim, pool);
   p.key = writer_of(recipe.key);
   p.value = writer_of(recipe.value);
-  p.centres = recipe.key.key_centers;
-  p.centres.first_position = first_positions(op, cache.first_position, p.centres, batch, pool);
+  p.centers = recipe.key.key_centers;
+  p.centers.first_position = first_positions(op, cache.first_position, p.centers, batch, pool);
   const Extent heads{"num_kv_heads", p.num_kv_heads}, dims{"head_dim", p.format.head_dim};
   const Extent new_rows{"new rows", rows};
   p.k = head_rows({op, "k", t.k}, new_rows, heads, dims, pool);
   p.v = head_rows({op, "v", t.v}, new_rows, heads, dims, pool);
-  p.rows_indptr = int_array(op, "rows_indptr", t.rows_indptr, {"batch + 1", batch + 1}, pool);
+  p.query_start_loc =
+      int_array(op, "query_start_loc", t.query_start_loc, {"batch + 1", batch + 1}, pool);
   p.old_len = int_array(op, "old_len", t.old_len, {"batch", batch}, pool);
   p.old_history = int_array(op, "old_history", t.old_history, {"batch", batch}, pool);
   p.new_history = int_array(op, "new_history", t.new_history, {"batch", batch}, pool);
@@ -309,10 +310,10 @@ HistoryRowsParams history_params(const char* op, const CacheTensors& cache,
   p.first_token = checked_int(op, "first_token", t.first_token, 0, kMostTokens);
   p.history = paged_history(op, pool, cache.block_table, p.format, p.num_kv_heads, batch);
   p.history.history_len = int_array(op, "history_len", t.history_len, {"batch", batch}, pool);
-  p.centres = layer_recipe(op, cache.recipe, RecipeUse::kKeyCenters, p.num_kv_heads,
+  p.centers = layer_recipe(op, cache.recipe, RecipeUse::kKeyCenters, p.num_kv_heads,
                            p.format.head_dim, pool)
                   .key.key_centers;
-  p.centres.first_position = first_positions(op, cache.first_position, p.centres, batch, pool);
+  p.centers.first_position = first_positions(op, cache.first_position, p.centers, batch, pool);
   p.bf16 = t.k.scalar_type() == ScalarType::BFloat16;
   if (!p.bf16 && t.k.scalar_type() != ScalarType::Float) {
     refuse(op, "wrong dtype", "k", "BFloat16 or Float",

@@ -1,4 +1,5 @@
-// The tensors of the operators, checked, as the structs that the CPU twins and the kernels take.
+// The tensors of the operators, checked, as the structs that the CPU references and the kernels
+// take.
 #pragma once
 
 #include <optional>
@@ -23,7 +24,7 @@ using Format = std::vector<int64_t>;
 struct CacheTensors {
   const Recipe& recipe;
   const Format& format;
-  const Tensor& pool;                    // uint8 [num_pages, num_kv_heads, chunk_bytes]
+  const Tensor& pool;                    // uint8 [num_pages, num_kv_heads, page_bytes]
   const Tensor& block_table;             // int32 [batch, pages at most], any stride between rows
   const OptionalTensor& first_position;  // int32 [batch]; none: 0
 };
@@ -37,18 +38,18 @@ struct WindowTensors {
 struct AttentionTensors {
   const Tensor& q;            // bf16 [batch, q_len, num_qo_heads, head_dim]
   const Tensor& history_len;  // int32 [batch]
-  const Tensor& seq_len;      // int32 [batch]
+  const Tensor& seq_lens;     // int32 [batch]
   double sm_scale = 1.0;
 };
 
 struct AppendTensors {
   const Tensor& k;  // bf16 [rows, num_kv_heads, head_dim], any strides between rows and heads
   const Tensor& v;  // the same
-  const Tensor& rows_indptr;  // int32 [batch + 1]
-  const Tensor& old_len;      // int32 [batch]
-  const Tensor& old_history;  // int32 [batch]
-  const Tensor& new_history;  // int32 [batch]
-  const Tensor& status;       // int32 [slots], RowStatus bits
+  const Tensor& query_start_loc;  // int32 [batch + 1]
+  const Tensor& old_len;          // int32 [batch]
+  const Tensor& old_history;      // int32 [batch]
+  const Tensor& new_history;      // int32 [batch]
+  const Tensor& status;           // int32 [slots], RowStatus bits
 };
 
 struct HistoryTensors {

@@ -1,4 +1,5 @@
-// torch.ops.oscar_int2: schemas, and the way from tensors to the CPU twins or the CUDA kernels.
+// torch.ops.oscar_int2: schemas, and the way from tensors to the CPU references or the CUDA
+// kernels.
 //
 // Only torch's stable ABI (torch/csrc/stable, TORCH_TARGET_VERSION 2.10), so that one library loads
 // in every later torch. Fake functions are in oscar_int2/__init__.py: the stable ABI reads sizes
@@ -11,7 +12,7 @@
 #include <limits>
 
 #include "arguments.h"
-#include "backends.h"
+#include "dispatch.h"
 #include "table_checks.h"
 
 namespace oscar::torch_ops {
@@ -25,7 +26,7 @@ TableLimits table_limits(const CacheTensors& cache, const WindowTensors& windows
 
 void quantize_append(const Recipe& recipe, const Format& format, const Tensor& pool,
                      const Tensor& block_table, const Tensor& window_k, const Tensor& window_v,
-                     const Tensor& k, const Tensor& v, const Tensor& rows_indptr,
+                     const Tensor& k, const Tensor& v, const Tensor& query_start_loc,
                      const Tensor& old_len, const Tensor& old_history, const Tensor& new_history,
                      const Tensor& status, const OptionalTensor& window_slot,
                      const OptionalTensor& first_position, std::optional<int64_t> max_new_rows,
@@ -34,7 +35,7 @@ void quantize_append(const Recipe& recipe, const Format& format, const Tensor& p
   const CacheTensors cache{recipe, format, pool, block_table, first_position};
   const WindowTensors windows{window_k, window_v, window_slot};
   const AppendParams params = append_params(
-      kOp, cache, windows, {k, v, rows_indptr, old_len, old_history, new_history, status});
+      kOp, cache, windows, {k, v, query_start_loc, old_len, old_history, new_history, status});
   // Without bounds: every new row in one request, and all that its ring can hold besides.
   const int64_t most_rows = std::numeric_limits<int>::max() / (2 * int64_t{params.num_kv_heads});
   const int row_bound =
@@ -100,19 +101,20 @@ void attend(const char* op, const CacheTensors& cache, const WindowTensors& wind
 
 void decode_attention_out(const Tensor& q, const Recipe& recipe, const Format& format,
                           const Tensor& pool, const Tensor& block_table, const Tensor& history_len,
-                          const Tensor& window_k, const Tensor& window_v, const Tensor& seq_len,
+                          const Tensor& window_k, const Tensor& window_v, const Tensor& seq_lens,
                           const Tensor& o, const OptionalTensor& lse, double sm_scale,
                           const OptionalTensor& window_slot, const OptionalTensor& workspace,
                           const OptionalTensor& first_position) {
   attend("decode_attention_out", {recipe, format, pool, block_table, first_position},
-         {window_k, window_v, window_slot}, {q, history_len, seq_len, sm_scale}, o, lse, workspace);
+         {window_k, window_v, window_slot}, {q, history_len, seq_lens, sm_scale}, o, lse,
+         workspace);
 }
 
 std::tuple<Tensor, Tensor> decode_attention(const Tensor& q, const Recipe& recipe,
                                             const Format& format, const Tensor& pool,
                                             const Tensor& block_table, const Tensor& history_len,
                                             const Tensor& window_k, const Tensor& window_v,
-                                            const Tensor& seq_len, double sm_scale,
+                                            const Tensor& seq_lens, double sm_scale,
                                             const OptionalTensor& window_slot,
                                             const OptionalTensor& workspace,
                                             const OptionalTensor& first_position) {
@@ -122,7 +124,8 @@ std::tuple<Tensor, Tensor> decode_attention(const Tensor& q, const Recipe& recip
   const Tensor o = torch::stable::new_empty(q, {rows.data(), 4}, ScalarType::BFloat16);
   const Tensor lse = torch::stable::new_empty(q, {rows.data(), 3}, ScalarType::Float);
   attend(kOp, {recipe, format, pool, block_table, first_position},
-         {window_k, window_v, window_slot}, {q, history_len, seq_len, sm_scale}, o, lse, workspace);
+         {window_k, window_v, window_slot}, {q, history_len, seq_lens, sm_scale}, o, lse,
+         workspace);
   return {o, lse};
 }
 
@@ -149,8 +152,8 @@ void dequantize_history(const Recipe& recipe, const Format& format, const Tensor
   dequantize_on_host(params);
 }
 
-int64_t page_chunk_bytes(int64_t head_dim, const Format& format) {
-  return chunk_bytes(checked_format("chunk_bytes", head_dim, format).page);
+int64_t page_bytes_of_format(int64_t head_dim, const Format& format) {
+  return page_bytes(checked_format("page_bytes", head_dim, format).page);
 }
 
 void register_tensor_operators(torch::stable::detail::StableLibrary& m) {
@@ -166,18 +169,18 @@ void register_tensor_operators(torch::stable::detail::StableLibrary& m) {
 STABLE_TORCH_LIBRARY(oscar_int2, m) {
   m.def(
       "quantize_append(Tensor[] recipe, int[] format, Tensor(a!) pool, Tensor block_table, "
-      "Tensor(b!) window_k, Tensor(c!) window_v, Tensor k, Tensor v, Tensor rows_indptr, "
+      "Tensor(b!) window_k, Tensor(c!) window_v, Tensor k, Tensor v, Tensor query_start_loc, "
       "Tensor old_len, Tensor old_history, Tensor new_history, Tensor(d!) status, *, "
       "Tensor? window_slot=None, Tensor? first_position=None, int? max_new_rows=None, "
       "int? max_new_history=None) -> ()");
   m.def(
       "decode_attention(Tensor q, Tensor[] recipe, int[] format, Tensor pool, Tensor block_table, "
-      "Tensor history_len, Tensor window_k, Tensor window_v, Tensor seq_len, *, float sm_scale, "
+      "Tensor history_len, Tensor window_k, Tensor window_v, Tensor seq_lens, *, float sm_scale, "
       "Tensor? window_slot=None, Tensor(a!)? workspace=None, Tensor? first_position=None) "
       "-> (Tensor o, Tensor lse)");
   m.def(
       "decode_attention_out(Tensor q, Tensor[] recipe, int[] format, Tensor pool, "
-      "Tensor block_table, Tensor history_len, Tensor window_k, Tensor window_v, Tensor seq_len, "
+      "Tensor block_table, Tensor history_len, Tensor window_k, Tensor window_v, Tensor seq_lens, "
       "Tensor(a!) o, Tensor(b!)? lse=None, *, float sm_scale, Tensor? window_slot=None, "
       "Tensor(c!)? workspace=None, Tensor? first_position=None) -> ()");
   m.def("decode_attention_workspace_size(Tensor pool, int head_dim) -> int");
@@ -185,7 +188,7 @@ STABLE_TORCH_LIBRARY(oscar_int2, m) {
       "dequantize_history(Tensor[] recipe, int[] format, Tensor pool, Tensor block_table, "
       "Tensor history_len, Tensor(a!) k, Tensor(b!) v, *, Tensor? first_position=None, "
       "int first_token=0) -> ()");
-  m.def("chunk_bytes(int head_dim, int[] format) -> int");
+  m.def("page_bytes(int head_dim, int[] format) -> int");
   m.def("recipe_names() -> str");
   m.def("format_names() -> str");
 }
@@ -193,7 +196,7 @@ STABLE_TORCH_LIBRARY(oscar_int2, m) {
 STABLE_TORCH_LIBRARY_IMPL(oscar_int2, CPU, m) { register_tensor_operators(m); }
 STABLE_TORCH_LIBRARY_IMPL(oscar_int2, CUDA, m) { register_tensor_operators(m); }
 STABLE_TORCH_LIBRARY_IMPL(oscar_int2, CompositeImplicitAutograd, m) {
-  m.impl("chunk_bytes", TORCH_BOX(&page_chunk_bytes));
+  m.impl("page_bytes", TORCH_BOX(&page_bytes_of_format));
   m.impl("recipe_names", TORCH_BOX(&recipe_names));
   m.impl("format_names", TORCH_BOX(&format_names));
 }

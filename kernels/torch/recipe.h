@@ -13,7 +13,7 @@ struct SideRecipe {
   // [Hkv, d, d] T^-T of keys, which queries are multiplied with; T^-1 of values, for outputs.
   const float* partner = nullptr;
   const float* mean = nullptr;        // [Hkv, d]
-  KeyCentres key_centers = {};        // of keys: [segments, Hkv, 2, d]
+  KeyCenters key_centers = {};        // of keys: [segments, Hkv, 2, d]
   const float* clip_ratio = nullptr;  // [Hkv] <= 0: off
   const uint8_t* scale_correction =
       nullptr;                        // [Hkv] ScaleCorrection; absent: kMetric with a metric

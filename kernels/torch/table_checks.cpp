@@ -34,9 +34,9 @@ void check_slot(const Request& request, const ExactWindows& windows, const Table
                   up_to(0, limits.num_slots - 1), slot);
 }
 
-void check_first_position(const Request& request, const KeyCentres& centres) {
-  if (!centres.first_position) return;
-  const int32_t position = centres.first_position[request.b];
+void check_first_position(const Request& request, const KeyCenters& centers) {
+  if (!centers.first_position) return;
+  const int32_t position = centers.first_position[request.b];
   // With any number of tokens behind it an int, as positions are.
   request.require(position >= 0 && position <= kMostPosition, "first_position",
                   up_to(0, kMostPosition), position);
@@ -65,19 +65,19 @@ void check_pages(const Request& request, const PagedHistory& history, int64_t be
 void check_attention_tables(const char* op, const AttentionParams& p, const TableLimits& limits) {
   for (int b = 0; b < p.batch; ++b) {
     const Request request{op, b};
-    request.require(p.seq_len[b] >= 0, "seq_len", "0 or more", p.seq_len[b]);
-    if (p.seq_len[b] == 0) continue;
+    request.require(p.seq_lens[b] >= 0, "seq_lens", "0 or more", p.seq_lens[b]);
+    if (p.seq_lens[b] == 0) continue;
     check_slot(request, p.windows, limits);
-    check_first_position(request, p.centres);
+    check_first_position(request, p.centers);
     const int64_t history = checked_history(request, p.history, limits);
     check_pages(request, p.history, 0, history, limits);
     const int64_t first_recent = p.windows.sink_tokens + history;
-    request.require(history == 0 || p.seq_len[b] >= first_recent, "seq_len",
-                    "at least sink + INT2 tokens, " + std::to_string(first_recent), p.seq_len[b]);
-    request.require(p.seq_len[b] <= first_recent + p.windows.ring_tokens, "seq_len",
+    request.require(history == 0 || p.seq_lens[b] >= first_recent, "seq_lens",
+                    "at least sink + INT2 tokens, " + std::to_string(first_recent), p.seq_lens[b]);
+    request.require(p.seq_lens[b] <= first_recent + p.windows.ring_tokens, "seq_lens",
                     "at most sink + INT2 + ring tokens, " +
                         std::to_string(first_recent + p.windows.ring_tokens),
-                    p.seq_len[b]);
+                    p.seq_lens[b]);
   }
 }
 
@@ -85,10 +85,10 @@ void check_append_tables(const char* op, const AppendParams& p, const TableLimit
   const int64_t sink = p.windows.sink_tokens, ring = p.windows.ring_tokens;
   for (int b = 0; b < p.batch; ++b) {
     const Request request{op, b};
-    const int64_t begin = p.rows_indptr[b], end = p.rows_indptr[b + 1];
-    request.require(begin >= 0 && begin <= limits.num_rows, "rows_indptr",
+    const int64_t begin = p.query_start_loc[b], end = p.query_start_loc[b + 1];
+    request.require(begin >= 0 && begin <= limits.num_rows, "query_start_loc",
                     up_to(0, limits.num_rows), begin);
-    request.require(end >= begin && end <= limits.num_rows, "rows_indptr",
+    request.require(end >= begin && end <= limits.num_rows, "query_start_loc",
                     "an end from " + up_to(begin, limits.num_rows), end);
     request.require(end - begin <= limits.max_new_rows, "max_new_rows",
                     "at least its new rows, " + std::to_string(end - begin), limits.max_new_rows);
@@ -96,7 +96,7 @@ void check_append_tables(const char* op, const AppendParams& p, const TableLimit
     const int64_t before = p.old_history[b], after = p.new_history[b];
     if (begin == end && before == after) continue;
     check_slot(request, p.windows, limits);
-    check_first_position(request, p.centres);
+    check_first_position(request, p.centers);
     request.require(old_len >= 0, "old_len", "0 or more", old_len);
     request.require(before >= 0 && (before == 0 || sink + before <= old_len), "old_history",
                     up_to(0, std::max<int64_t>(0, old_len - sink)), before);
@@ -119,7 +119,7 @@ void check_append_tables(const char* op, const AppendParams& p, const TableLimit
 void check_history_tables(const char* op, const HistoryRowsParams& p, const TableLimits& limits) {
   for (int b = 0; b < p.batch; ++b) {
     const Request request{op, b};
-    check_first_position(request, p.centres);
+    check_first_position(request, p.centers);
     const int64_t end = std::min<int64_t>(checked_history(request, p.history, limits),
                                           int64_t{p.first_token} + p.tokens);
     check_pages(request, p.history, p.first_token, end, limits);

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "arguments.h"
-#include "backends.h"
+#include "dispatch.h"
 
 namespace oscar::torch_ops {
 namespace {

@@ -300,7 +300,7 @@ class _Reader:
                                ("metadata_rounding", "before_coding")):
             value = self.attribute(where, name, str, expected)
             if value != expected:
-                self.refuse(where, f"{name} is {value!r}: fitted for another stack's codec; this "
+                self.refuse(where, f"{name} is {value!r}: fitted for another backend's codec; this "
                                    "package writes rows by this toolkit's rules; calibrate without "
                                    "--for (or with --for oscar_int2)")
         self.count(where, "bits", 2, 2)

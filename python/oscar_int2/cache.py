@@ -12,89 +12,89 @@ from .codec import ExactCodec, LayerCodec, StepTables
 from .errors import CacheFullError, CacheRowError, UnsupportedError
 from .recipe import CacheFormat
 
-PLACE_FULL = 1 << 8  # a bit of status that no kernel sets (RowStatus has 8)
+SLOT_FULL = 1 << 8  # a bit of status that no kernel sets (RowStatus has 8)
 
 
 @dataclass(frozen=True)
 class SecondPrompts:
-    """Prompts behind what their places hold: their append, and its numbers on the host."""
+    """Prompts behind what their slots hold: their append, and its numbers on the host."""
 
     tables: StepTables
-    places: list
+    slots: list
     lengths: list      # new rows of each
-    old: list          # tokens that each place holds before
+    old: list          # tokens that each slot holds before
     old_history: list  # of them INT2
 
 
 class PagedCache:
-    """`places` requests of up to max_tokens tokens each over one pool of pages a layer.
+    """`max_num_seqs` requests of up to max_tokens tokens each over one pool of pages a layer.
 
-    A request is admitted to a place, its prompt appended, then every decode step appends one token
-    to each place in use; further prompts may follow. Places that are not in use take part and cost
-    nothing. A step beyond the tokens that a place was admitted for writes over the last of them, and
+    A request is admitted to a slot, its prompt appended, then every decode step appends one token
+    to each slot in use; further prompts may follow. Slots that are not in use take part and cost
+    nothing. A step beyond the tokens that a slot was admitted for writes over the last of them, and
     check_rows() says so. All tensors that a step reads or writes stay where they are, so that a
     captured CUDA graph can be replayed.
 
     `codecs`: {layer id: LayerCodec or ExactCodec}. `pages`: pages of each layer's pool, fewer than
-    all places could come to need; None: enough for all. int2() and bf16() make the usual ones.
+    all requests could come to need; None: enough for all. int2() and bf16() make the usual ones.
     """
 
-    def __init__(self, codecs, format, places, max_tokens, *, pages=None):
-        self.codecs, self.format, self.places, self.max_tokens = codecs, format, places, max_tokens
+    def __init__(self, codecs, format, max_num_seqs, max_tokens, *, pages=None):
+        self.codecs, self.format, self.max_num_seqs, self.max_tokens = codecs, format, max_num_seqs, max_tokens
         some = next(iter(codecs.values()))
         self.device, self.workspace = some.device, some.workspace()
         self.max_pages = format.history_pages(max_tokens)
-        self.num_pages = places * self.max_pages if pages is None else pages
+        self.num_pages = max_num_seqs * self.max_pages if pages is None else pages
         window_tokens = format.sink_tokens + format.ring_tokens()
-        self.layers = {i: codec.pages(self.num_pages, places, window_tokens)
+        self.layers = {i: codec.pages(self.num_pages, max_num_seqs, window_tokens)
                        for i, codec in codecs.items()}
         self.free_pages = list(range(self.num_pages))
-        self.pages_of_place = [[] for _ in range(places)]
+        self.pages_of_slot = [[] for _ in range(max_num_seqs)]
 
         def ints(*shape):
             return torch.zeros(shape, dtype=torch.int32, device=self.device)
 
-        self.block_table = ints(places, max(self.max_pages, 1))
-        self.active, self.status = ints(places), ints(places)  # active: 1 for a place in use
-        self.room = ints(places)                               # tokens that a place was admitted for
+        self.block_table = ints(max_num_seqs, max(self.max_pages, 1))
+        self.active, self.status = ints(max_num_seqs), ints(max_num_seqs)  # active: 1 for a slot in use
+        self.room = ints(max_num_seqs)                               # tokens that a slot was admitted for
         self.step = StepTables(
-            block_table=self.block_table, old_len=ints(places), seq_len=ints(places),
-            rows_indptr=torch.arange(places + 1, dtype=torch.int32, device=self.device),
-            old_history=ints(places), new_history=ints(places), status=self.status,
+            block_table=self.block_table, old_len=ints(max_num_seqs), seq_lens=ints(max_num_seqs),
+            query_start_loc=torch.arange(max_num_seqs + 1, dtype=torch.int32, device=self.device),
+            old_history=ints(max_num_seqs), new_history=ints(max_num_seqs), status=self.status,
             max_new_rows=1, max_new_history=format.demote_block)
 
     @classmethod
-    def int2(cls, bundle, places, max_tokens, device, *, pages=None, demote_block=None, codecs=None):
+    def int2(cls, bundle, max_num_seqs, max_tokens, device, *, pages=None, demote_block=None, codecs=None):
         """2-bit rows by a bundle. `demote_block`: tokens that leave the exact window at once
         (CacheFormat.served). `codecs`: those of another cache of this bundle on this device, to share them.
         Raises UnsupportedError for a bundle with layers that can't be served."""
         check_served(bundle)
         codecs = codecs or {i: LayerCodec(bundle, i, device, positions=max_tokens) for i in bundle.layers}
-        return cls(codecs, bundle.quantizer.served(demote_block), places, max_tokens, pages=pages)
+        return cls(codecs, bundle.quantizer.served(demote_block), max_num_seqs, max_tokens, pages=pages)
 
     @classmethod
-    def bf16(cls, model, places, max_tokens, device):
+    def bf16(cls, model, max_num_seqs, max_tokens, device):
         """Exact rows, through the same operators. `model`: the shape, as Bundle.model."""
         format = CacheFormat(quant_group_size=0, recent_tokens=max_tokens)
         codecs = {i: ExactCodec(i, model.num_kv_heads, model.head_dim, format, device)
                   for i in range(model.num_layers)}
-        return cls(codecs, format, places, max_tokens)
+        return cls(codecs, format, max_num_seqs, max_tokens)
 
     def grown(self, max_tokens):
         """A copy with room for so many tokens a request, which holds the same."""
-        more = PagedCache(self.codecs, self.format, self.places, max_tokens)
+        more = PagedCache(self.codecs, self.format, self.max_num_seqs, max_tokens)
         old, new = [], []
-        for place, active in enumerate(self.active.tolist()):
+        for slot, active in enumerate(self.active.tolist()):
             if active:
-                more.admit(place, max_tokens)
-                old += self.pages_of_place[place]
-                new += more.pages_of_place[place][:len(self.pages_of_place[place])]
+                more.admit(slot, max_tokens)
+                old += self.pages_of_slot[slot]
+                new += more.pages_of_slot[slot][:len(self.pages_of_slot[slot])]
         for layer_id, pages in self.layers.items():
             copy = more.layers[layer_id]
             copy.pool[new] = pages.pool[old]
             copy.window_k.copy_(pages.window_k)
             copy.window_v.copy_(pages.window_v)
-        for name in ("old_len", "seq_len", "old_history", "new_history", "status"):
+        for name in ("old_len", "seq_lens", "old_history", "new_history", "status"):
             getattr(more.step, name).copy_(getattr(self.step, name))
         more.active.copy_(self.active)
         return more
@@ -116,55 +116,55 @@ class PagedCache:
         """Whether the pool has the pages for another request of that many tokens."""
         return self.format.history_pages(tokens) <= len(self.free_pages)
 
-    def admit(self, place, tokens):
+    def admit(self, slot, tokens):
         """Reserves the pages of a request that will hold up to `tokens` tokens.
 
-        Raises CacheFullError when there are too few, or the place is taken."""
+        Raises CacheFullError when there are too few, or the slot is taken."""
         if tokens > self.max_tokens:
             raise CacheFullError(f"{tokens} tokens in a cache made for {self.max_tokens} a request")
-        if self.pages_of_place[place]:
-            raise CacheFullError(f"place {place} is taken")
+        if self.pages_of_slot[slot]:
+            raise CacheFullError(f"slot {slot} is taken")
         if not self.fits(tokens):
             raise CacheFullError(f"{self.format.history_pages(tokens)} pages of {PAGE_TOKENS} tokens are needed, "
                                  f"{len(self.free_pages)} are free")
         pages = [self.free_pages.pop() for _ in range(self.format.history_pages(tokens))]
-        self.pages_of_place[place] = pages
+        self.pages_of_slot[slot] = pages
         if pages:
             row = torch.tensor(pages, dtype=torch.int32)
-            self.block_table[place, :len(pages)].copy_(row)
-        self.room[place] = tokens
-        self.status[place] = 0
-        self._set(place, 0, 0)
+            self.block_table[slot, :len(pages)].copy_(row)
+        self.room[slot] = tokens
+        self.status[slot] = 0
+        self._set(slot, 0, 0)
 
-    def release(self, place):
+    def release(self, slot):
         """The request has ended: its pages are free."""
-        self.free_pages += self.pages_of_place[place]
-        self.pages_of_place[place] = []
-        self._set(place, 0, 0)
+        self.free_pages += self.pages_of_slot[slot]
+        self.pages_of_slot[slot] = []
+        self._set(slot, 0, 0)
 
     def reset(self):
-        for place in range(self.places):
-            self.release(place)
+        for slot in range(self.max_num_seqs):
+            self.release(slot)
         self.status.zero_()
 
-    def _set(self, place, tokens, history):
-        self.step.seq_len[place], self.step.new_history[place] = tokens, history
-        self.active[place] = int(tokens > 0)
+    def _set(self, slot, tokens, history):
+        self.step.seq_lens[slot], self.step.new_history[slot] = tokens, history
+        self.active[slot] = int(tokens > 0)
 
-    def prompt_tables(self, places, lengths):
-        """Tables of one append of whole prompts, packed one behind another, into admitted places,
+    def prompt_tables(self, slots, lengths):
+        """Tables of one append of whole prompts, packed one behind another, into admitted slots,
         which hold them from then on. `lengths`: a list of tokens a prompt."""
-        zeros = [0] * len(places)
-        return self._append_tables(places, lengths, zeros, zeros)
+        zeros = [0] * len(slots)
+        return self._append_tables(slots, lengths, zeros, zeros)
 
-    def second_prompts(self, places, lengths):
-        """The same for prompts behind what the places hold; waits for the device. For extend()."""
-        tokens, history = self.step.seq_len.tolist(), self.step.new_history.tolist()
-        old, old_history = ([values[place] for place in places] for values in (tokens, history))
-        return SecondPrompts(self._append_tables(places, lengths, old, old_history), places, lengths,
+    def second_prompts(self, slots, lengths):
+        """The same for prompts behind what the slots hold; waits for the device. For extend()."""
+        tokens, history = self.step.seq_lens.tolist(), self.step.new_history.tolist()
+        old, old_history = ([values[slot] for slot in slots] for values in (tokens, history))
+        return SecondPrompts(self._append_tables(slots, lengths, old, old_history), slots, lengths,
                              old, old_history)
 
-    def _append_tables(self, places, lengths, old, old_history):
+    def _append_tables(self, slots, lengths, old, old_history):
         total = [before + n for before, n in zip(old, lengths)]
         history = [self.format.history_tokens(n) for n in total]
         indptr = [0]
@@ -174,26 +174,26 @@ class PagedCache:
         def ints(values):
             return torch.tensor(values, dtype=torch.int32).to(self.device)
 
-        slots = ints(places)
+        window_slot = ints(slots)
         tables = StepTables(
-            block_table=self.block_table[slots.long()], rows_indptr=ints(indptr), old_len=ints(old),
-            seq_len=ints(total), old_history=ints(old_history), new_history=ints(history),
-            status=self.status, max_new_rows=max(lengths), window_slot=slots,
+            block_table=self.block_table[window_slot.long()], query_start_loc=ints(indptr), old_len=ints(old),
+            seq_lens=ints(total), old_history=ints(old_history), new_history=ints(history),
+            status=self.status, max_new_rows=max(lengths), window_slot=window_slot,
             max_new_history=max(new - before for new, before in zip(history, old_history)))
-        self.step.seq_len[slots.long()] = tables.seq_len
-        self.step.new_history[slots.long()] = tables.new_history
-        self.active[slots.long()] = 1
+        self.step.seq_lens[window_slot.long()] = tables.seq_lens
+        self.step.new_history[window_slot.long()] = tables.new_history
+        self.active[window_slot.long()] = 1
         return tables
 
     def next_step(self):
-        """Moves every place in use on by one token, on the device alone. Returns the tables."""
+        """Moves every slot in use on by one token, on the device alone. Returns the tables."""
         step = self.step
-        full = self.active * (step.seq_len >= self.room)
-        self.status.bitwise_or_(full * PLACE_FULL)
-        step.old_len.copy_(step.seq_len - full)
+        full = self.active * (step.seq_lens >= self.room)
+        self.status.bitwise_or_(full * SLOT_FULL)
+        step.old_len.copy_(step.seq_lens - full)
         step.old_history.copy_(step.new_history)
-        step.seq_len.copy_(step.old_len + self.active)
-        step.new_history.copy_(self.format.history_tokens(step.seq_len))
+        step.seq_lens.copy_(step.old_len + self.active)
+        step.new_history.copy_(self.format.history_tokens(step.seq_lens))
         return step
 
     def write(self, layer_id, tables, k, v):
@@ -202,7 +202,7 @@ class PagedCache:
         codec.append(self.layers[layer_id], tables, *codec.transform_kv(k, v))
 
     def extend(self, layer_id, prompts, q, k, v, as_steps=False):
-        """One layer of `prompts`, which second_prompts() made: rows attend over what their place holds,
+        """One layer of `prompts`, which second_prompts() made: rows attend over what their slot holds,
         as the cache has it, and over their own, and then go into the cache. q bf16 [rows, Hq, d], k and
         v [rows, Hkv, d], behind RoPE. `as_steps`: each row reads as INT2 what the step of its token
         would read so, where otherwise new rows are read exactly. Returns bf16 [rows, Hq, d] in the
@@ -210,11 +210,11 @@ class PagedCache:
         codec, pages = self.codecs[layer_id], self.layers[layer_id]
         q, k, v = codec.transform_qkv(q, k, v)
         o, whole, end = torch.empty_like(q), [], 0
-        for request, (place, length, old, history) in enumerate(
-                zip(prompts.places, prompts.lengths, prompts.old, prompts.old_history)):
+        for request, (slot, length, old, history) in enumerate(
+                zip(prompts.slots, prompts.lengths, prompts.old, prompts.old_history)):
             new, end = slice(end, end + length), end + length
             rows = k.new_empty(2, old + length, *k.shape[1:])
-            codec.read(pages, prompts.tables, request, place, history, *rows[:, :old])
+            codec.read(pages, prompts.tables, request, slot, history, *rows[:, :old])
             rows[0, old:], rows[1, old:] = k[new], v[new]
             if as_steps:
                 whole.append((request, new, rows))
@@ -228,9 +228,9 @@ class PagedCache:
         return codec.transform_output(o)
 
     def decode(self, layer_id, q, k, v):
-        """One step of one layer, after next_step(): each place's new row into the cache, and its
-        query over all its rows. q bf16 [places, Hq, d], k and v [places, Hkv, d], behind RoPE.
-        Returns bf16 [places, Hq, d] in the model's basis; zeros for places that are not in use."""
+        """One step of one layer, after next_step(): each slot's new row into the cache, and its
+        query over all its rows. q bf16 [max_num_seqs, Hq, d], k and v [max_num_seqs, Hkv, d], behind RoPE.
+        Returns bf16 [max_num_seqs, Hq, d] in the model's basis; zeros for slots that are not in use."""
         codec, pages = self.codecs[layer_id], self.layers[layer_id]
         q, k, v = codec.transform_qkv(q, k, v)
         codec.append(pages, self.step, k, v)
@@ -238,12 +238,12 @@ class PagedCache:
         return codec.transform_output(o[:, 0])
 
     def take_errors(self):
-        """{place: CacheRowError of a row that could not be written, or CacheFullError of one that had no
-        room}, since the last call; waits for the device. Other places are as they should be."""
+        """{slot: CacheRowError of a row that could not be written, or CacheFullError of one that had no
+        room}, since the last call; waits for the device. Other slots are as they should be."""
         status = self.status.tolist()
         if any(status):
             self.status.zero_()
-        return {place: _error(place, bits) for place, bits in enumerate(status) if bits}
+        return {slot: _error(slot, bits) for slot, bits in enumerate(status) if bits}
 
     def check_rows(self):
         """Raises the first of take_errors(), if there is one."""
@@ -251,11 +251,11 @@ class PagedCache:
             raise error
 
 
-def _error(place, status):
-    if status & PLACE_FULL:
-        return CacheFullError(f"request {place}: a decode step went beyond the tokens that its place was "
+def _error(slot, status):
+    if status & SLOT_FULL:
+        return CacheFullError(f"request {slot}: a decode step went beyond the tokens that its slot was "
                               "made for")
-    return CacheRowError(f"request {place}: {row_problem(status)}")
+    return CacheRowError(f"request {slot}: {row_problem(status)}")
 
 
 def row_problem(status):

@@ -19,7 +19,7 @@ SEGMENT_TOKENS = 1024  # positions that share a pair of key centers (docs/mathem
 class LayerPages:
     """The memory of one layer's cache."""
 
-    pool: torch.Tensor      # uint8 [pages, Hkv, chunk_bytes]
+    pool: torch.Tensor      # uint8 [pages, Hkv, page_bytes]
     window_k: torch.Tensor  # bf16 [slots, Hkv, sink + ring tokens, d]
     window_v: torch.Tensor  # the same
 
@@ -29,14 +29,14 @@ class StepTables:
     """Who holds what before and after one append; int32 tensors on the device of the pages.
 
     Request b holds old_len[b] tokens, of which those behind the sink begin with old_history[b] INT2
-    ones; rows rows_indptr[b] to rows_indptr[b + 1] of the call are new. Afterwards it holds
-    seq_len[b] tokens and new_history[b] INT2 ones. A request with seq_len 0 is an empty place.
+    ones; rows query_start_loc[b] to query_start_loc[b + 1] of the call are new. Afterwards it holds
+    seq_lens[b] tokens and new_history[b] INT2 ones. A request with seq_len 0 is an empty slot.
     """
 
     block_table: torch.Tensor   # [batch, max_pages]: page p of request b; rows of any stride
-    rows_indptr: torch.Tensor   # [batch + 1]
+    query_start_loc: torch.Tensor   # [batch + 1]
     old_len: torch.Tensor       # [batch]
-    seq_len: torch.Tensor       # [batch]
+    seq_lens: torch.Tensor       # [batch]
     old_history: torch.Tensor   # [batch]
     new_history: torch.Tensor   # [batch]
     status: torch.Tensor        # [slots]: of each window slot, not 0 once a row was refused
@@ -54,19 +54,19 @@ class _Pages:
         self.format, self.sm_scale = format, head_dim**-0.5
         self.device = torch.device(device)
         self.numbers, self.recipe = format.numbers(), []  # as operators take them
-        self.chunk_bytes = ops.chunk_bytes(head_dim, self.numbers)
+        self.page_bytes = ops.page_bytes(head_dim, self.numbers)
 
     def pages(self, pages, slots, window_tokens):
         """New memory: that many pages, and windows of sink + ring tokens for that many requests."""
         window = (slots, self.num_kv_heads, window_tokens, self.head_dim)
-        pool = torch.zeros(max(pages, 1), self.num_kv_heads, self.chunk_bytes, dtype=torch.uint8,
+        pool = torch.zeros(max(pages, 1), self.num_kv_heads, self.page_bytes, dtype=torch.uint8,
                            device=self.device)
         return LayerPages(pool, *(torch.zeros(window, dtype=torch.bfloat16, device=self.device)
                                   for _ in range(2)))
 
     def workspace(self):
         """Memory of attend(), once for all layers and steps of a stream; zeros between calls."""
-        pool = torch.empty(1, self.num_kv_heads, self.chunk_bytes, dtype=torch.uint8,
+        pool = torch.empty(1, self.num_kv_heads, self.page_bytes, dtype=torch.uint8,
                            device=self.device)
         size = ops.decode_attention_workspace_size(pool, self.head_dim)
         return torch.zeros(size, dtype=torch.uint8, device=self.device)
@@ -75,7 +75,7 @@ class _Pages:
         """New rows [rows, Hkv, d] into windows and pages, and old ones from windows into pages."""
         ops.quantize_append(
             self.recipe, self.numbers, pages.pool, tables.block_table, pages.window_k, pages.window_v, k, v,
-            tables.rows_indptr, tables.old_len, tables.old_history, tables.new_history, tables.status,
+            tables.query_start_loc, tables.old_len, tables.old_history, tables.new_history, tables.status,
             window_slot=tables.window_slot, first_position=tables.first_position,
             max_new_rows=tables.max_new_rows, max_new_history=tables.max_new_history)
 
@@ -86,7 +86,7 @@ class _Pages:
         out = torch.empty_like(q)
         ops.decode_attention_out(
             q, self.recipe, self.numbers, pages.pool, tables.block_table, tables.new_history, pages.window_k,
-            pages.window_v, tables.seq_len, out, sm_scale=self.sm_scale if sm_scale is None else sm_scale,
+            pages.window_v, tables.seq_lens, out, sm_scale=self.sm_scale if sm_scale is None else sm_scale,
             window_slot=tables.window_slot, workspace=workspace,
             first_position=tables.first_position)
         return out

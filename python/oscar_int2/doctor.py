@@ -23,7 +23,7 @@ def serves(device, head_dim, group, metadata):
     window = zeros(1, 1, 16, head_dim)
     numbers = CacheFormat(group, sink_tokens=0, metadata_dtype=metadata).numbers()
     try:
-        pool = zeros(2, 1, ops.chunk_bytes(head_dim, numbers), dtype=torch.uint8)
+        pool = zeros(2, 1, ops.page_bytes(head_dim, numbers), dtype=torch.uint8)
         ops.decode_attention(zeros(1, 1, 4, head_dim), [], numbers, pool, ints(0, 1)[None], ints(100), window,
                              window, ints(100), sm_scale=1.0)
         if device.type == "cuda":

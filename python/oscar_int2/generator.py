@@ -31,7 +31,7 @@ class Request:
     done: bool = False
     failed: bool = False           # it was given up: what it had generated is in `tokens`
     error: Exception | None = None  # why, where a row of it could not be written, or its logits are NaN
-    place: int | None = None
+    slot: int | None = None
 
     def take(self, tokens):
         """Adds tokens until one of `stop` or the most that were asked for."""
@@ -46,7 +46,7 @@ class Generator:
     """Generates over a 2-bit cache (`bundle`: a Bundle or a path), or over BF16 (None).
 
     `model`: a causal language model of transformers in bf16, of a family of decoder.FAMILIES; its
-    weights are used where they lie. `places`: requests at once; `max_tokens`: of a request, prompt
+    weights are used where they lie. `max_num_seqs`: requests at once; `max_tokens`: of a request, prompt
     and answer; `pages`: of the pool, None: enough for all; `demote_block`: see CacheFormat.served; `compile`
     and `graph`: fuse and capture steps, None: on a GPU. Attention of prompts is exact, as in
     transformers; their rows become INT2 behind it. `weights`: "same", or "any" to serve a bundle that was
@@ -56,9 +56,9 @@ class Generator:
     Raises BundleMismatchError for a bundle of another model, UnsupportedError for what isn't served.
     """
 
-    def __init__(self, model, bundle, places=1, max_tokens=4096, *, pages=None, demote_block=None,
+    def __init__(self, model, bundle, max_num_seqs=1, max_tokens=4096, *, pages=None, demote_block=None,
                  compile=None, graph=None, weights="same"):
-        for name, value in (("places", places), ("max_tokens", max_tokens)):
+        for name, value in (("max_num_seqs", max_num_seqs), ("max_tokens", max_tokens)):
             _check_count(name, value)
         if bundle is not None:
             bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
@@ -70,18 +70,18 @@ class Generator:
         self.vocab_size = len(self.decoder.embedding)
         room = max_tokens + CHECK_EVERY  # steps run on until the next look
         if bundle is None:
-            self.cache = PagedCache.bf16(shape_of(self.decoder), places, room, self.device)
+            self.cache = PagedCache.bf16(shape_of(self.decoder), max_num_seqs, room, self.device)
         else:
-            self.cache = PagedCache.int2(bundle, places, room, self.device, pages=pages,
+            self.cache = PagedCache.int2(bundle, max_num_seqs, room, self.device, pages=pages,
                                          demote_block=demote_block)
         self.bundle, self.prompts, self.max_tokens = bundle, "exact", max_tokens
         self.refused = 0  # requests of which a row could not be written
-        self.unclear = torch.zeros(places, dtype=torch.bool, device=self.device)  # logits were NaN
+        self.unclear = torch.zeros(max_num_seqs, dtype=torch.bool, device=self.device)  # logits were NaN
         self.busy = threading.RLock()  # held by the thread that runs
         self.waiting, self.running = deque(), {}
-        self.tokens = torch.zeros(places, dtype=torch.int64, device=self.device)
-        self.emitted = torch.zeros(places, CHECK_EVERY, dtype=torch.int64, device=self.device)
-        self.temperature = torch.zeros(places, 1, device=self.device)
+        self.tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=self.device)
+        self.emitted = torch.zeros(max_num_seqs, CHECK_EVERY, dtype=torch.int64, device=self.device)
+        self.temperature = torch.zeros(max_num_seqs, 1, device=self.device)
         self.use_graph = self.device.type == "cuda" if graph is None else graph
         self.graphs = {}  # of steps, by whether some request is sampled
 
@@ -142,75 +142,75 @@ class Generator:
                 looks = None if looks is None else looks - 1
 
     def join(self):
-        """Waiting requests that fit take free places, in the order in which they came."""
+        """Waiting requests that fit take free slots, in the order in which they came."""
         if self.use_graph and not self.graphs:
             with torch.cuda.device(self.device):  # streams and graphs are made on the present one
                 self.graphs = {sampled: self._captured(sampled) for sampled in (False, True)}
-        free = [place for place in range(self.cache.places) if place not in self.running]
+        free = [slot for slot in range(self.cache.max_num_seqs) if slot not in self.running]
         while self.waiting and free:
             request = self.waiting[0]
             tokens = len(request.prompt) + request.max_new_tokens + CHECK_EVERY
             if not self.cache.fits(tokens):
                 return
             self.waiting.popleft()
-            request.place = free.pop(0)
-            self.cache.admit(request.place, tokens)
-            self.running[request.place] = request
+            request.slot = free.pop(0)
+            self.cache.admit(request.slot, tokens)
+            self.running[request.slot] = request
             try:
                 self._prompt(request)
-            except BaseException:  # its place holds rows that were never written
+            except BaseException:  # its slot holds rows that were never written
                 self._give_up(request)
                 raise
 
     def _prompt(self, request):
-        place, tokens = request.place, torch.tensor(request.prompt, device=self.device)
-        tables = self.cache.prompt_tables([place], [len(request.prompt)])
+        slot, tokens = request.slot, torch.tensor(request.prompt, device=self.device)
+        tables = self.cache.prompt_tables([slot], [len(request.prompt)])
         logits = self.decoder.prompt(tokens, lambda layer, k, v: self.cache.write(layer, tables, k, v))
-        self.temperature[place] = request.temperature
-        token, unclear = chosen(logits[None], self.temperature[place:place + 1])
-        self.tokens[place], self.unclear[place] = token[0], unclear[0]
+        self.temperature[slot] = request.temperature
+        token, unclear = chosen(logits[None], self.temperature[slot:slot + 1])
+        self.tokens[slot], self.unclear[slot] = token[0], unclear[0]
         if unclear:
             return  # look() gives it up
         request.take(token.tolist())
         if request.done:
-            self._leave(place)
+            self._leave(slot)
 
-    def _leave(self, place):
-        del self.running[place]
-        self.cache.release(place)
-        self.temperature[place] = 0
+    def _leave(self, slot):
+        del self.running[slot]
+        self.cache.release(slot)
+        self.temperature[slot] = 0
 
     def _give_up(self, request):
         if request in self.waiting:
             self.waiting.remove(request)
-        elif self.running.get(request.place) is request:
-            self._leave(request.place)
+        elif self.running.get(request.slot) is request:
+            self._leave(request.slot)
         request.failed = not request.done
 
     def look(self):
         """Gives every request its tokens of the last CHECK_EVERY steps; ended ones leave. So do those
         that have failed, without these tokens: they may come from behind the row."""
         errors, emitted = self.cache.take_errors(), self.emitted.tolist()
-        for place in self.unclear.nonzero().flatten().tolist():
-            errors.setdefault(place, LogitsError(
-                f"the logits of request {place} are NaN, so that no token is the likeliest: see the weights"))
+        for slot in self.unclear.nonzero().flatten().tolist():
+            errors.setdefault(slot, LogitsError(
+                f"the logits of request {slot} are NaN, so that no token is the likeliest: see the weights"))
         self.unclear.zero_()
-        for place, request in list(self.running.items()):
-            if place in errors:
-                request.error = errors[place]
+        for slot, request in list(self.running.items()):
+            if slot in errors:
+                request.error = errors[slot]
                 self.refused += isinstance(request.error, CacheRowError)
                 self._give_up(request)
                 continue
-            request.take(emitted[place])
+            request.take(emitted[slot])
             if request.done:
-                self._leave(place)
+                self._leave(slot)
 
     def paged_caches(self):
         """As status() wants them."""
         return [self.cache]
 
     def step(self):
-        """One token for every place in use."""
+        """One token for every slot in use."""
         sampled = any(request.temperature > 0 for request in self.running.values())
         if self.use_graph:
             with torch.cuda.device(self.device):
@@ -227,7 +227,7 @@ class Generator:
         self.emitted.copy_(torch.cat((self.emitted[:, 1:], token[:, None]), 1))
 
     def _captured(self, sampled):
-        """The step as a graph; before the first request, since its steps write into empty places."""
+        """The step as a graph; before the first request, since its steps write into empty slots."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

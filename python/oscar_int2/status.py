@@ -34,7 +34,7 @@ def status(served):
         return Status("BF16")
     tokens = history = 0
     for paged in state.paged_caches():
-        tokens += paged.step.seq_len.sum().item()
+        tokens += paged.step.seq_lens.sum().item()
         history += paged.step.new_history.sum().item()
     bundle, verified = state.bundle, getattr(state, "verified", None)
     return Status("INT2", bundle.path, bundle.content_sha256, bundle.model.name, 2, state.prompts, history,

@@ -159,7 +159,7 @@ class Study:
         planted = [self.folder(variant)] if variant else []
         self.bench.make(f"calibrate {name} {variant}".strip(), self.bundle(name, variant), [
             self.bench.program("oscar-calibrate"), self.folder(variant), corpus, self.bundle(name, variant), *options,
-            *limit, "--chunk-len", self.size.chunk_len, *self.bench.machine(), "--force", "--quiet"], planted)
+            *limit, "--sequence-length", self.size.sequence_length, *self.bench.machine(), "--force", "--quiet"], planted)
 
     def fit(self, name: str, variant: str) -> None:
         sums = self.bundle(self.statistics(self.text_of(name)), variant)
@@ -172,7 +172,7 @@ class Study:
         ids = self.bench.work / f"{text}.npy"
         self.bench.make(f"write {text}", ids, [
             self.bench.program("oscar-calibrate"), self.model, f"self:{self.size.tokens}", self.bench.work / "none.h5",
-            "--dry-run", "--tokens-out", ids, "--chunk-len", self.size.chunk_len, *self.bench.machine(), "--force",
+            "--dry-run", "--tokens-out", ids, "--sequence-length", self.size.sequence_length, *self.bench.machine(), "--force",
             "--quiet"])
 
     def evaluate(self, run: Run) -> None:
@@ -193,7 +193,7 @@ class Study:
         self.bench.make(f"evaluate {run.key()}: {len(run.methods)} methods", self.report(run), [
             self.bench.program("oscar-eval"), self.folder(run.variant), "--corpus",
             own if text == "self" else self.bench.find(text, self.plan.fetch), *bundles, "--compare",
-            ",".join(run.methods), *run.options, *limit, "--chunk-len", run.chunk_len or self.size.chunk_len,
+            ",".join(run.methods), *run.options, *limit, "--sequence-length", run.sequence_length or self.size.sequence_length,
             *self.bench.machine(), "--separators", run.gap if run.separated else "off", "--keep-units", "--quiet",
             "--json", self.report(run), "--force"], inputs)
 

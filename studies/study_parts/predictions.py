@@ -69,11 +69,11 @@ def kind_of(run_name: str, method: str) -> str:
     if "separators" in run_name:
         return "with separators"
     if method.startswith("for-"):
-        return "in a stack's codec"
+        return "in a backend's codec"
     return "text as it is"
 
 
-KINDS = ("text as it is", "with separators", "later positions", "other planted outliers", "in a stack's codec")
+KINDS = ("text as it is", "with separators", "later positions", "other planted outliers", "in a backend's codec")
 
 
 def section(study: Study) -> list:
@@ -101,10 +101,10 @@ def section(study: Study) -> list:
         Chart(f"Predicted and measured error of the attention output; line: equal, band: a factor of {FACTOR}", chart)]
     if rows:
         blocks.append(Table("Measured over predicted", ["cache", "predicted", *plain], rows))
-    stacks = [[method.removeprefix("for-"), number(x, 2), number(y / x, 2)] for method, run, x, y in found
+    backends = [[method.removeprefix("for-"), number(x, 2), number(y / x, 2)] for method, run, x, y in found
               if method.startswith("for-")]
-    if stacks:
-        blocks.append(Table("The same of serving stacks, in their codecs", ["stack", "predicted", "measured over it"], stacks))
+    if backends:
+        blocks.append(Table("The same of backends, in their codecs", ["backend", "predicted", "measured over it"], backends))
     pairs = [(measured(study.run(run), method), study.run(run).kl(method)[0]) for method, run, _, _ in found
              if study.run(run).has(method)]
     if len(pairs) > 2:

@@ -55,7 +55,7 @@ def part_sections(study: Study) -> list:
     columns = ["", "KL", "× first row", "perplexity above BF16"]
     alone = study.kl_rows(run, ("perhead", *vocabulary.ALONE), "perhead")
     steps = study.kl_rows(run, vocabulary.STEPS, "perhead", {
-        "perhead": study.label("perhead"), "perhead+center": "+ centring", "unsearched": "+ the default's clipping",
+        "perhead": study.label("perhead"), "perhead+center": "+ centering", "unsearched": "+ the default's clipping",
         "default": "+ search of clipping: the default"})
     without = study.kl_rows(run, ("unsearched", *vocabulary.WITHOUT), "unsearched", {
         "unsearched": "default, without search", "step-centres": "the default's clipping (.96 / .92 instead)"})
@@ -210,17 +210,17 @@ def planting_section(study: Study) -> list:
     return sweep_section(study, "Planted outliers", words, "sigma of the outliers", places, tiny_gqa.PLANTED)
 
 
-def stack_section(study: Study) -> list:
+def backend_section(study: Study) -> list:
     rows = []
-    for stack in vocabulary.STACKS:
-        run, ours, paper = study.run(f"stack {stack}"), f"for-{stack}", f"paper-{stack}"
+    for backend in vocabulary.BACKENDS:
+        run, ours, paper = study.run(f"stack {backend}"), f"for-{backend}", f"paper-{backend}"
         if run and run.has(ours) and run.has(paper):
-            rows.append([stack, with_interval(run.kl(paper)), with_interval(run.kl(ours)),
+            rows.append([backend, with_interval(run.kl(paper)), with_interval(run.kl(ours)),
                          ratio_text(run.ratio(ours, paper)), increase_text(run.perplexity_increase(ours)),
                          number(run.methods[ours]["bpe"]["131072"], 4)])
     if not rows:
         return []
-    words = ("Both in the codec of the stack, as read in its public sources; nothing was run in a server. The paper's recipe "
-             "is OSCAR per layer with its fixed clipping; `--for` searches what the stack has places for.")
-    return [Section("Serving stacks", [words, Table("KL, and bits per cached value", [
-        "stack", "the paper's recipe", "--for", "× the paper's", "perplexity above BF16", "bits at 128K"], rows)])]
+    words = ("Both in the codec of the backend, as read in its public sources; nothing was run in a server. The paper's recipe "
+             "is OSCAR per layer with its fixed clipping; `--for` searches what the backend has places for.")
+    return [Section("Backends", [words, Table("KL, and bits per cached value", [
+        "backend", "the paper's recipe", "--for", "× the paper's", "perplexity above BF16", "bits at 128K"], rows)])]

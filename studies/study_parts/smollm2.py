@@ -2,7 +2,7 @@
 import dataclasses
 
 from .vocabulary import (LAYER_ERRORS, LONG, OURS, PUBLISHED, Bundle, Plan, Run, Size, Text, clip_runs, group_runs,
-                         main_run, needle_runs, offset_runs, part_bundles, stack_runs, window_runs)
+                         main_run, needle_runs, offset_runs, part_bundles, backend_runs, window_runs)
 
 POSITIONS = 8192
 DOMAINS = ("documentation", "code", "prose")
@@ -36,8 +36,8 @@ def on_documentation(make):
 
 
 def long(size):
-    return [Run("long", LONG, text=DOMAINS[0], tokens=size.long_chunk * 8, chunk_len=size.long_chunk,
-                options=LAYER_ERRORS)] if size.long_chunk else []
+    return [Run("long", LONG, text=DOMAINS[0], tokens=size.long_sequence * 8, sequence_length=size.long_sequence,
+                options=LAYER_ERRORS)] if size.long_sequence else []
 
 
 def layers(size):
@@ -62,13 +62,13 @@ PLAN = Plan(
     calibration={domain: Text(domain, f"corpora/{domain}-calibration.jsonl") for domain in DOMAINS},
     texts={**{domain: Text(domain, f"corpora/{domain}-heldout.jsonl") for domain in DOMAINS},
            CHAT: Text("chat", "self")},
-    steps={"texts": texts, "main": main, "stacks": on_documentation(stack_runs), "layers": layers,
+    steps={"texts": texts, "main": main, "backends": on_documentation(backend_runs), "layers": layers,
            "offsets": on_documentation(offset_runs), "long": long, "windows": on_documentation(window_runs),
            "needles": on_documentation(needles), "clip": on_documentation(clip_runs), "groups": on_documentation(group_runs)},
     size=Size(calibration_tokens=196608, tokens=32768, headline_tokens=90112, offsets=(2048, 4096), groups=(32, 16), needle_prompts=120,
-              needle_lengths=(512, 1024, 2048), layer_tokens=16384, layers=tuple(range(30)), long_chunk=8192),
-    quick=Size(calibration_tokens=6144, tokens=1024, headline_tokens=1024, chunk_len=1024, clips=("0.92", "0"), offsets=(4096,), groups=(32,),
-               stacks=("vllm-pr46774",), needle_prompts=0, layer_tokens=1024, layers=(7,), long_chunk=0),
+              needle_lengths=(512, 1024, 2048), layer_tokens=16384, layers=tuple(range(30)), long_sequence=8192),
+    quick=Size(calibration_tokens=6144, tokens=1024, headline_tokens=1024, sequence_length=1024, clips=("0.92", "0"), offsets=(4096,), groups=(32,),
+               backends=("vllm-pr46774",), needle_prompts=0, layer_tokens=1024, layers=(7,), long_sequence=0),
     positions=POSITIONS,
     bundles=BUNDLES,
     head_dim=64,

@@ -22,7 +22,7 @@ def text_section(study: Study) -> list:
     for name in SHOWN:
         if not any(run.has(name) for _, run in texts):
             continue
-        label = "rows alike, one key centre" if name == "no-weights" else study.label(name)
+        label = "rows alike, one key center" if name == "no-weights" else study.label(name)
         rows.append([label, *(with_interval(run.kl(name)) if run.has(name) else "" for _, run in texts)])
         increases.append([label, *(increase_text(run.perplexity_increase(name)) if run.has(name) else ""
                                    for _, run in texts)])

@@ -1,6 +1,6 @@
 """The plan of tiny-gqa, the embedded model."""
 from .vocabulary import (LAYER_ERRORS, MAIN, PUBLISHED, SEPARATED, Plan, Run, Size, Text, clip_runs, group_runs, main_run,
-                         needle_runs, offset_runs, part_bundles, stack_runs, window_runs)
+                         needle_runs, offset_runs, part_bundles, backend_runs, window_runs)
 
 SHIPPED = "0.6"  # sigma of the outliers in datasets/tiny-gqa
 SIGMAS = ("0", SHIPPED, "1.0")
@@ -36,10 +36,10 @@ PLAN = Plan(
     calibration={"calibration": Text("calibration text", "datasets/tiny-gqa/calibration.jsonl")},
     texts={"heldout": Text("held-out text", "datasets/tiny-gqa/heldout.jsonl")},
     steps={"main": main, "separators": separators, "clip": clip_runs, "windows": window_runs, "offsets": offset_runs,
-           "groups": group_runs, "planting": planting, "stacks": stack_runs, "needles": needles},
+           "groups": group_runs, "planting": planting, "backends": backend_runs, "needles": needles},
     size=Size(offsets=(32768, 98304, 126976), groups=(64, 32), needle_prompts=400, needle_lengths=(3968,)),
-    quick=Size(calibration_tokens=8192, tokens=4096, chunk_len=1024, clips=("0.86", "0.92", "0.96", "0"),
-               offsets=(98304,), groups=(32,), stacks=("vllm-pr46774",)),
+    quick=Size(calibration_tokens=8192, tokens=4096, sequence_length=1024, clips=("0.86", "0.92", "0.96", "0"),
+               offsets=(98304,), groups=(32,), backends=("vllm-pr46774",)),
     positions=POSITIONS,
     bundles=part_bundles(POSITIONS),
     head_dim=128,

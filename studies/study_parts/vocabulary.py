@@ -5,7 +5,7 @@ PAPER, OURS, DATA_FREE = "paper", "ours", "no data"
 
 PER_HEAD = ("--preset", "paper", "--granularity", "per-head")
 EVEN = ("--row-weights", "even", "--key-centers", "one")
-STACKS = ("sglang-v1", "sglang-v2", "vllm-pr46774", "onnxruntime", "mlx")
+BACKENDS = ("sglang-v1", "sglang-v2", "vllm-pr46774", "onnxruntime", "mlx")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Run:
     variant: str = ""  # of the checkpoint
     options: tuple = field(default=())
     tokens: int = 0  # 0: as many as the size of the study says
-    chunk_len: int = 0  # 0: as all
+    sequence_length: int = 0  # 0: as all
     separated: str = ""
     gap: int = 64
 
@@ -56,16 +56,16 @@ class Size:
     calibration_tokens: int = 0
     tokens: int = 0  # of a run, unless it says otherwise
     headline_tokens: int = 0  # read of each text of the headline
-    chunk_len: int = 4096
+    sequence_length: int = 4096
     clips: tuple = ("0.86", "0.90", "0.92", "0.94", "0.96", "0.98", "0")  # 0: off
     offsets: tuple = ()
     groups: tuple = ()  # beside all of a head, which is in the main run
-    stacks: tuple = STACKS
+    backends: tuple = BACKENDS
     needle_prompts: int = 0
     needle_lengths: tuple = ()
     layer_tokens: int = 0  # of the map of layers
     layers: tuple = ()  # that are looked at alone
-    long_chunk: int = 0  # tokens of a long context; 0: none
+    long_sequence: int = 0  # tokens of a long context; 0: none
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def part_bundles(positions: int) -> dict:
         "perhead": Bundle("OSCAR, per KV head", PAPER, PER_HEAD),
         "released": Bundle("OSCAR, as released", PAPER, ("--preset", "released")),
         # One refinement of the per-head rotation.
-        "perhead+center": Bundle("centring", OURS, PER_HEAD + ("--center", "on")),
+        "perhead+center": Bundle("centering", OURS, PER_HEAD + ("--center", "on")),
         "perhead+positions": Bundle("averaging over served positions", OURS, PER_HEAD + averaged),
         "perhead+balanced": Bundle("balanced transform", OURS, PER_HEAD + ("--method", "balanced")),
         "perhead+shaped": Bundle("shaped rounding", OURS, PER_HEAD + ("--rounding", "shaped")),
@@ -122,26 +122,26 @@ def part_bundles(positions: int) -> dict:
                                                                   "--scale-correction", "metric") + averaged),
         "step-balanced": Bundle("+ balanced transform", OURS, ("--clip", "0.96,0.92") + EVEN),
         "step-weights": Bundle("+ rows by attention", OURS, ("--clip", "0.96,0.92", "--key-centers", "one")),
-        "step-centres": Bundle("+ two key centres", OURS, ("--clip", "0.96,0.92")),
+        "step-centres": Bundle("+ two key centers", OURS, ("--clip", "0.96,0.92")),
         "unsearched": Bundle("default, without search", OURS, ()),
         # The unsearched default without one of its parts.
         "no-balanced": Bundle("balanced transform (OSCAR's rotation instead)", OURS, ("--method", "oscar")),
         "hadamard-all": Bundle("balanced transform (Hadamard instead)", OURS, ("--method", "hadamard")),
         "no-heads": Bundle("transforms per KV head (one per layer instead)", OURS, ("--granularity", "shared")),
-        "no-center": Bundle("centring", OURS, ("--center", "off")),
-        "no-centres": Bundle("two key centres (one instead)", OURS, ("--key-centers", "one")),
-        "no-weights": Bundle("two key centres and rows by attention (all alike instead)", OURS, EVEN),
+        "no-center": Bundle("centering", OURS, ("--center", "off")),
+        "no-centres": Bundle("two key centers (one instead)", OURS, ("--key-centers", "one")),
+        "no-weights": Bundle("two key centers and rows by attention (all alike instead)", OURS, EVEN),
         "no-positions": Bundle("averaging over served positions", OURS, ("--position-span", "0")),
         "no-shaped": Bundle("shaped rounding", OURS, ("--rounding", "plain")),
         "no-metric": Bundle("metric scale", OURS, ("--scale-correction", "none")),
         "orthogonal": Bundle("orthogonal, searched", OURS, ("--method", "orthogonal"), searched=True),
         "default": Bundle("default of this toolkit", OURS, (), searched=True),
     }
-    # What --for fits of a serving stack, in its codec, and the paper's recipe there.
-    for stack in STACKS:
-        bundles[f"for-{stack}"] = Bundle(f"--for {stack}", OURS, ("--for", stack), searched=True)
-        bundles[f"paper-{stack}"] = Bundle(f"the paper's on {stack}", PAPER,
-                                           ("--preset", "paper", "--for", stack, "--search", "off"), searched=True)
+    # What --for fits of a backend, in its codec, and the paper's recipe there.
+    for backend in BACKENDS:
+        bundles[f"for-{backend}"] = Bundle(f"--for {backend}", OURS, ("--for", backend), searched=True)
+        bundles[f"paper-{backend}"] = Bundle(f"the paper's on {backend}", PAPER,
+                                           ("--preset", "paper", "--for", backend, "--search", "off"), searched=True)
     return bundles
 
 
@@ -212,8 +212,8 @@ def group_runs(size: Size) -> list:
     return [Run(f"group {g}", GROUPED, options=("--quant-group-size", str(g))) for g in size.groups]
 
 
-def stack_runs(size: Size) -> list:
-    return [Run(f"stack {s}", (f"paper-{s}", f"for-{s}"), options=LAYER_ERRORS) for s in size.stacks]
+def backend_runs(size: Size) -> list:
+    return [Run(f"stack {s}", (f"paper-{s}", f"for-{s}"), options=LAYER_ERRORS) for s in size.backends]
 
 
 def needle_runs(size: Size, methods: tuple, kinds: tuple) -> list:

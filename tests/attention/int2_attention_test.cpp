@@ -59,7 +59,7 @@ TEST(CacheView, AChunkSeesTheCacheAsItStoodWhenTheChunkBegan) {
                        .recent = 4,
                        .demote_block = 3,
                        .mode = CacheModeKind::kChunked,
-                       .chunk = 10,
+                       .prefill_chunk = 10,
                        .prompt = 35};
   for (int64_t i = 0; i < 35; ++i) {
     EXPECT_EQ(int2_end(view, i), 2 + demoted_after(view, i / 10 * 10)) << i;
@@ -70,7 +70,7 @@ TEST(CacheView, AChunkSeesTheCacheAsItStoodWhenTheChunkBegan) {
 
 TEST(CacheView, ChunkedWithChunksOfOneTokenLagsDecodeByTheOwnToken) {
   const CacheView chunked{
-      .sink = 1, .recent = 3, .mode = CacheModeKind::kChunked, .chunk = 1, .prompt = 100};
+      .sink = 1, .recent = 3, .mode = CacheModeKind::kChunked, .prefill_chunk = 1, .prompt = 100};
   const CacheView decode{.sink = 1, .recent = 3};
   for (int64_t i = 1; i < 30; ++i) EXPECT_EQ(int2_end(chunked, i), int2_end(decode, i - 1));
 }
@@ -81,7 +81,7 @@ TEST(CacheView, BlocksCoverEveryQueryOnceAndBoundTheGrowthOfTheInt2Region) {
                          .recent = 5,
                          .demote_block = block,
                          .mode = CacheModeKind::kChunked,
-                         .chunk = 30,
+                         .prefill_chunk = 30,
                          .prompt = 77};
     int64_t next = 4;
     for (const auto& [first, last] : query_blocks(view, 4, 211, 16)) {
@@ -188,9 +188,12 @@ TEST(Int2Attention, EveryModeEqualsTheDefinition) {
   expect_equal_to_reference({.sink = 4, .recent = 20, .demote_block = 300}, in, "block 300");
   expect_equal_to_reference(
       {.sink = 4, .recent = 20, .mode = CacheModeKind::kPrefill, .prompt = 500}, in, "prefill");
-  expect_equal_to_reference(
-      {.sink = 4, .recent = 20, .mode = CacheModeKind::kChunked, .chunk = 128, .prompt = 620}, in,
-      "chunked");
+  expect_equal_to_reference({.sink = 4,
+                             .recent = 20,
+                             .mode = CacheModeKind::kChunked,
+                             .prefill_chunk = 128,
+                             .prompt = 620},
+                            in, "chunked");
   expect_equal_to_reference({.sink = 700, .recent = 20}, in, "sinks longer than the sequence");
 }
 
@@ -234,7 +237,7 @@ torch::Tensor exact_attention(const Inputs& in) {
   return attend_ref(everything, in, 0.2, 0);
 }
 
-TEST(Int2Attention, TransformAndCentringChangeNothingWhileTheCodecIsOff) {
+TEST(Int2Attention, TransformAndCenteringChangeNothingWhileTheCodecIsOff) {
   const auto in = random_inputs(2, 4, 2, 400, 16);
   const auto codec = random_layer_codec(2, 16);
   codec->int2_keys = codec->int2_values = false;
@@ -264,7 +267,7 @@ TEST(Int2Attention, QuantizingOneSideLeavesTheOtherExact) {
 TEST(Int2Attention, ACacheFilledTokenByTokenEqualsTheWholeSequence) {
   const auto in = random_inputs(1, 4, 2, 90, 16);
   const auto codec = random_layer_codec(2, 16);
-  codec->key.centres = torch::randn({2, 2, 2, 16}).to(torch::kBFloat16).to(torch::kFloat32);
+  codec->key.centers = torch::randn({2, 2, 2, 16}).to(torch::kBFloat16).to(torch::kFloat32);
   for (const auto mode : {CacheModeKind::kDecode, CacheModeKind::kPrefill}) {
     const CacheView view{.sink = 4, .recent = 20, .mode = mode, .prompt = 60};
     oscar::Int2Attention whole({codec}, view, {0});
@@ -385,7 +388,7 @@ TEST(SideCodec, RowsOfAllHeadsEqualTheCachesPlainLoopToTheBit) {
   }
 }
 
-TEST(SideCodec, RulesOfOtherStacksTakePlainRowsOnly) {
+TEST(SideCodec, RulesOfOtherBackendsTakePlainRowsOnly) {
   auto quantizer = settings(64);
   quantizer.rules.zero = oscar::ZeroForm::kMinimum;
   for (const bool shaped : {true, false}) {
@@ -396,7 +399,7 @@ TEST(SideCodec, RulesOfOtherStacksTakePlainRowsOnly) {
   }
 }
 
-TEST(SideCodec, CentresAndRotatesRowsFromTheLeft) {
+TEST(SideCodec, CentersAndRotatesRowsFromTheLeft) {
   const int d = 64;
   const auto t = make_transform(d, false, ScaleCorrection::kNone);
   const auto side = make_side_codec(t, Side::kKey, settings(d), 0, Rope{}, torch::kCPU);
@@ -428,35 +431,35 @@ TEST(SideCodec, NonFiniteRowsAndOverflowingMetadataAreRefusedByName) {
   }
 }
 
-// Keys of two heads about centres of four segments, the second head without.
-SideCodec with_centres(int d) {
+// Keys of two heads about centers of four segments, the second head without.
+SideCodec with_centers(int d) {
   auto side = make_side_codec(make_transform(d, true, ScaleCorrection::kMetric), Side::kKey,
                               settings(d), 0, Rope{}, torch::kCPU);
-  side.centres =
+  side.centers =
       (2 * torch::randn({4, kCodecHeads, 2, d})).to(torch::kBFloat16).to(torch::kFloat32);
-  side.centres.select(1, 1).zero_();
+  side.centers.select(1, 1).zero_();
   return side;
 }
 
-TEST(SideCodec, RowsAreCodedAboutTheNearerCentreOfTheirSegment) {
+TEST(SideCodec, RowsAreCodedAboutTheNearerCenterOfTheirSegment) {
   const int d = 64;
-  auto side = with_centres(d);
+  auto side = with_centers(d);
   const auto runs = segment_runs(side, {.first_token = 0, .first_position = 1900, .sink = 4}, 300);
   ASSERT_EQ(runs.size(), 2u);
   const auto rows = hard_rows(d);
   const auto found = quantize_dequantize(side, rows, "test", runs);
   const auto z = rows.to(torch::kBFloat16);
-  const auto centres = side.centres.to(torch::kBFloat16);
-  side.centres = torch::Tensor();
+  const auto centers = side.centers.to(torch::kBFloat16);
+  side.centers = torch::Tensor();
   for (int64_t b = 0; b < 2; ++b) {
     for (const oscar::SegmentRun& run : runs) {
-      const auto own = centres[run.segment][0].contiguous();
+      const auto own = centers[run.segment][0].contiguous();
       auto about = torch::empty({1, kCodecHeads, run.end - run.begin, d});
       about[0][1].copy_(z[b][1].slice(0, run.begin, run.end));
       std::vector<int> nearer;
       for (int64_t t = run.begin; t < run.end; ++t) {
         const auto row = z[b][0][t].contiguous();
-        nearer.push_back(oscar::nearest_centre(static_cast<uint16_t*>(row.data_ptr()),
+        nearer.push_back(oscar::nearest_center(static_cast<uint16_t*>(row.data_ptr()),
                                                static_cast<uint16_t*>(own.data_ptr()), d));
         about[0][0][t - run.begin].copy_(row.to(torch::kFloat32) - own[nearer.back()]);
       }
@@ -476,7 +479,7 @@ TEST(SideCodec, PagesOfARequestLieInTheSegmentOfTheirMiddle) {
   // first of the second segment, whatever the segment of its first token.
   SideCodec side;
   const auto runs_of = [&](int64_t segments, const oscar::RowPlaces& places, int64_t rows) {
-    side.centres = torch::zeros({segments, kCodecHeads, 2, 8});
+    side.centers = torch::zeros({segments, kCodecHeads, 2, 8});
     return segment_runs(side, places, rows);
   };
   const auto runs = runs_of(9, {.first_token = 100, .first_position = 0, .sink = 4}, 2000);
@@ -487,7 +490,7 @@ TEST(SideCodec, PagesOfARequestLieInTheSegmentOfTheirMiddle) {
   const auto later = runs_of(3, {.first_token = 0, .first_position = 5000, .sink = 4}, 100);
   ASSERT_EQ(later.size(), 1u);
   EXPECT_EQ(later[0].segment, 2);
-  side.centres = torch::Tensor();
+  side.centers = torch::Tensor();
   EXPECT_TRUE(segment_runs(side, {}, 100).empty());
 }
 

@@ -76,17 +76,17 @@ void expect_bytes(PagedAttention& engine, const LayerCodec& codec, const torch::
         std::vector<float> row(d);
         for (int token = 0; token < history; ++token) {
           const int64_t page = page_of_token(pages, static_cast<int>(b), token);
-          const uint8_t* chunk = pages.pool + (page * heads + h) * chunk_bytes(format);
+          const uint8_t* page_data = pages.pool + (page * heads + h) * page_bytes(format);
           const int at = token % 64;
-          ASSERT_EQ(memcmp(chunk + code_offset(format, side, at), &bytes.codes[token * code_bytes],
-                           code_bytes),
+          ASSERT_EQ(memcmp(page_data + code_offset(format, side, at),
+                           &bytes.codes[token * code_bytes], code_bytes),
                     0)
               << "codes, side " << side << ", token " << token;
-          ASSERT_EQ(memcmp(chunk + metadata_offset(format, side, at),
+          ASSERT_EQ(memcmp(page_data + metadata_offset(format, side, at),
                            &bytes.metadata[token * meta_bytes], meta_bytes),
                     0)
               << "metadata, side " << side << ", token " << token;
-          oscar::dequantize_row(format, chunk, side, at, row.data());
+          oscar::dequantize_row(format, page_data, side, at, row.data());
           ASSERT_EQ(
               memcmp(row.data(), simulated[b][h][windows.sink_tokens + token].data_ptr<float>(),
                      d * sizeof(float)),
@@ -218,8 +218,8 @@ TEST(PagedAttention, OutputsEqualBlockwiseAttentionOnRoundedRowsAtBoundaryLength
       .sink = 64, .recent = 128, .mode = CacheModeKind::kPrefill, .prompt = 390};
   expect_equal(prefill, 450);
   expect_equal(prefill, 390);
-  // Keys about the nearer of two centres, in the last of three segments from page 2 on.
-  codec->key.centres = torch::randn({3, 2, 2, 32}).to(torch::kBFloat16).to(torch::kFloat32);
+  // Keys about the nearer of two centers, in the last of three segments from page 2 on.
+  codec->key.centers = torch::randn({3, 2, 2, 32}).to(torch::kBFloat16).to(torch::kFloat32);
   first_position = 2048 - 64 - 128;
   expect_equal({.sink = 64, .recent = 128, .demote_block = 32}, 450);
   expect_equal(prefill, 450);
@@ -345,7 +345,7 @@ TEST(PagedAttention, WhatPagesCanNotHoldIsRefusedWithTheWayOut) {
   const CacheView view{.sink = 4, .recent = 20};
   EXPECT_EQ(refusal({nullptr, codec()}, view, {0, 0}), "accepted");
   refused(codec(), view, 100, "layer 1");
-  refused(codec(), {.mode = CacheModeKind::kChunked, .chunk = 64}, 0, "chunked:64");
+  refused(codec(), {.mode = CacheModeKind::kChunked, .prefill_chunk = 64}, 0, "chunked:64");
   auto changed = codec();
   changed->int2_keys = false;
   refused(changed, view, 0, "exact keys");

@@ -140,7 +140,7 @@ TEST_F(AtomicFiles, AreWrittenIntoAFifoAndLeaveItThere) {
 }
 
 TEST_F(AtomicFiles, AreWrittenIntoADeviceAndLeaveItThere) {
-  // A twin of the machine's own; who may not make one cannot harm it either.
+  // A copy of the machine's own; who may not make one cannot harm it either.
   if (::mknod(path_.c_str(), S_IFCHR | 0600, makedev(1, 3)) != 0) GTEST_SKIP() << "not root";
   try {
     write_file_atomically(path_, "gone");

@@ -9,26 +9,26 @@
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
 #include "oscar/base/sha256.h"
+#include "oscar/bundle/backends.h"
 #include "oscar/bundle/import.h"
 #include "oscar/bundle/rotation_files.h"
-#include "oscar/bundle/stacks.h"
 #include "oscar/bundle/verify_export.h"
 #include "oscar/io/torch_file.h"
 
 namespace oscar {
 
-// One row in the bytes of each stack: the golden row, and one that has ties.
+// One row in the bytes of each backend: the golden row, and one that has ties.
 
 namespace {
 
-// Groups of the whole row, in the metadata dtype that the stack has first.
-StackRun run_on(const char* name, int group) {
-  const Stack& stack = find_stack(name);
-  QuantizerSettings quantizer = default_codec(stack);
+// Groups of the whole row, in the metadata dtype that the backend has first.
+BackendRun run_on(const char* name, int group) {
+  const Backend& backend = find_backend(name);
+  QuantizerSettings quantizer = default_codec(backend);
   quantizer.quant_group_size = group;
-  StackRun run;
+  BackendRun run;
   run.format = quantizer.row_format();
-  run.packing = stack.packing;
+  run.packing = backend.packing;
   return run;
 }
 
@@ -43,7 +43,7 @@ const std::vector<float> kGoldenRow = {-1.5f, .3f, .8f, 3.0f, -.5f, 1.1f, 0.0f, 
 const std::vector<float> kTieRow = {0, 6, 1, 3, 5, 2, 4, 0};
 
 struct Golden {
-  const char* stack;
+  const char* backend;
   const char* codes;      // of kGoldenRow at ratio .75: 0 2 2 3 1 2 1 3
   const char* metadata;   // scale 1.1666667 and zero point 1.2857143, or minimum -1.5
   const char* tie_codes;  // of kTieRow, unclipped
@@ -61,27 +61,27 @@ const Golden kGolden[] = {
     {"oscar_int2", "e8d9", "ab3c243d", "9c27"},
 };
 
-TEST(CodedRow, TheGoldenRowHasTheBytesOfEachStack) {
+TEST(CodedRow, TheGoldenRowHasTheBytesOfEachBackend) {
   for (const Golden& golden : kGolden) {
-    const CodedRow row = code_row(run_on(golden.stack, 8), .75, kGoldenRow);
-    EXPECT_EQ(hex(row.codes), golden.codes) << golden.stack;
-    EXPECT_EQ(hex(row.metadata), golden.metadata) << golden.stack;
+    const CodedRow row = code_row(run_on(golden.backend, 8), .75, kGoldenRow);
+    EXPECT_EQ(hex(row.codes), golden.codes) << golden.backend;
+    EXPECT_EQ(hex(row.metadata), golden.metadata) << golden.backend;
   }
 }
 
-TEST(CodedRow, TiesGoUpExceptWhereAStackRoundsThemToEven) {
+TEST(CodedRow, TiesGoUpExceptWhereABackendRoundsThemToEven) {
   for (const Golden& golden : kGolden) {
-    const CodedRow row = code_row(run_on(golden.stack, 8), 0, kTieRow);
-    EXPECT_EQ(hex(row.codes), golden.tie_codes) << golden.stack;
+    const CodedRow row = code_row(run_on(golden.backend, 8), 0, kTieRow);
+    EXPECT_EQ(hex(row.codes), golden.tie_codes) << golden.backend;
   }
 }
 
-// A row of 128 values, clipped at .96; numpy's twin of these rules is
+// A row of 128 values, clipped at .96; numpy's reference of these rules is
 // tests/parity/test_coded_rows.py.
-TEST(CodedRow, ARowOf128ValuesHasTheBytesOfEachStack) {
+TEST(CodedRow, ARowOf128ValuesHasTheBytesOfEachBackend) {
   const std::vector<float> row = probe_row(128, 0);
   const struct {
-    const char* stack;
+    const char* backend;
     int group;
     const char *codes, *metadata;
   } goldens[] = {
@@ -95,9 +95,9 @@ TEST(CodedRow, ARowOf128ValuesHasTheBytesOfEachStack) {
        "eb3c1a3ed53c003e"},
   };
   for (const auto& golden : goldens) {
-    const CodedRow coded = code_row(run_on(golden.stack, golden.group), .96, row);
-    EXPECT_EQ(hex(coded.codes), golden.codes) << golden.stack;
-    EXPECT_EQ(hex(coded.metadata), golden.metadata) << golden.stack;
+    const CodedRow coded = code_row(run_on(golden.backend, golden.group), .96, row);
+    EXPECT_EQ(hex(coded.codes), golden.codes) << golden.backend;
+    EXPECT_EQ(hex(coded.metadata), golden.metadata) << golden.backend;
   }
 }
 
@@ -111,7 +111,7 @@ TEST(CodedRow, ScaleAndZeroOfEachGroupStandSideBySide) {
 }
 
 TEST(CodedRow, WhatCannotBeCodedIsRefused) {
-  EXPECT_THROW(code_row(StackRun{}, 0, kTieRow), Error);  // levels of its own
+  EXPECT_THROW(code_row(BackendRun{}, 0, kTieRow), Error);  // levels of its own
   EXPECT_THROW(code_row(run_on("vllm-pr46774", 5), 0, kTieRow), Error);
   std::vector<float> row = kTieRow;
   row[3] = NAN;
@@ -204,7 +204,7 @@ TEST(Export, TheSameBundleGivesTheSameBytes) {
   }
 }
 
-TEST(Export, WhatAStackCannotExpressIsRefusedWithTheReasonOrReduced) {
+TEST(Export, WhatABackendCannotExpressIsRefusedWithTheReasonOrReduced) {
   const Bundle bundle = rotated_bundle(false);
   const std::string said = refusal("sglang-v1", bundle);
   EXPECT_NE(said.find("heads of keys differ (layer 0)"), std::string::npos) << said;
@@ -216,7 +216,7 @@ TEST(Export, WhatAStackCannotExpressIsRefusedWithTheReasonOrReduced) {
   for (const char* format : {"sglang-v1", "vllm-pr46774", "mlx"}) {
     const auto out = folder.path() / format;
     const ExportResult result = export_to(format, bundle, out, true);
-    EXPECT_EQ(result.plan->verdict(), StackVerdict::kPortable) << format;
+    EXPECT_EQ(result.plan->verdict(), BackendVerdict::kPortable) << format;
     EXPECT_TRUE(passes(format, out)) << format;
     const Json manifest = read_json_file(out / kManifestName);
     EXPECT_EQ(manifest["variant"], "portable") << format;
@@ -317,7 +317,7 @@ TEST(Export, FormatsThatDoNotExistAreRefusedByName) {
   }
 }
 
-// Each change is one that a reader of the stack would take without a word.
+// Each change is one that a reader of the backend would take without a word.
 TEST(VerifyExport, ATransposeAndASwapOfLayersAreNoticed) {
   const Bundle bundle = rotated_bundle(true);
   TemporaryFolder folder;

@@ -110,7 +110,7 @@ TEST(FoldWeights, TheContributionStaysUpToTheRoundingOfTheDtype) {
   }
 }
 
-TEST(FoldWeights, ValuesComeOutCentredAndTransformed) {
+TEST(FoldWeights, ValuesComeOutCenteredAndTransformed) {
   const ValueFold fold = random_fold(true);
   const Layer before(Dtype::kFp32), after = folded(before, fold);
   const auto values = [](const Layer& layer, const VectorD& input) {

@@ -1,4 +1,4 @@
-// A small bundle of plain rows, with losses of clipping ratios, for the tests of stacks.
+// A small bundle of plain rows, with losses of clipping ratios, for the tests of backends.
 #pragma once
 
 #include <utility>

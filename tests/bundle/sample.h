@@ -1,4 +1,4 @@
-// A small bundle with every slot filled by values that differ everywhere, for the bundle tests.
+// A small bundle with every dataset filled by values that differ everywhere, for the bundle tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace oscar::sample {
 
 inline constexpr int kLayers = 2, kHeads = 2, kQueryHeads = 4, kDim = 8;
 
-// Heads have more elements than a layer has heads. The last layer has every slot.
+// Heads have more elements than a layer has heads. The last layer has every dataset.
 struct Size {
   int layers = kLayers, heads = kHeads, query_heads = kQueryHeads, dim = kDim;
   bool is_last(int layer) const { return layer == layers - 1; }
@@ -99,9 +99,9 @@ inline SideTransform side(int layer, TransformKind kind, const Size& size = {}) 
   s.mean = VectorStack<float>(heads, dim);
   if (kind == TransformKind::kBalanced &&
       size.is_last(layer)) {  // the only kind of side that keys take here
-    s.centres = MatrixStack<float>(heads, 2, dim);
-    for (size_t i = 0; i < s.centres.data.size(); ++i) {
-      s.centres.data[i] = 0.5F + static_cast<float>(i);
+    s.centers = MatrixStack<float>(heads, 2, dim);
+    for (size_t i = 0; i < s.centers.data.size(); ++i) {
+      s.centers.data[i] = 0.5F + static_cast<float>(i);
     }
   }
   s.eigenvalues = VectorStack<double>(heads, dim);
@@ -173,7 +173,7 @@ inline Bundle statistics_bundle(const Size& size = {}) {
   b.corpus.sequences_read = 3;
   b.corpus.sequences_used = 2;
   b.corpus.tokens = 100;
-  b.corpus.chunk_len = 64;
+  b.corpus.sequence_length = 64;
   b.corpus.order_seed = 7;
   b.corpus.tokens_sha256 = "7a";
   b.corpus.bos_eos_policy = "documents end with EOS";

@@ -91,7 +91,7 @@ TEST(CodeThresholds, InBf16GiveTheCodeOfEveryFiniteBf16) {
 
 }  // namespace
 
-// The plain codecs of serving stacks: the golden row under every rule, ties, and the default.
+// The plain codecs of backends: the golden row under every rule, ties, and the default.
 
 namespace {
 

@@ -24,13 +24,13 @@ struct Cache {
   std::vector<int32_t> indices;
   int32_t len = 0, history = 0;
   int ring;
-  oscar::KeyCentres centres = {};
+  oscar::KeyCenters centers = {};
   float clip_k = .96f;
 
   Cache(oscar::PageFormat f, int block, int max_append)
       : format(f), demote_block(block), ring(kRecent + block + max_append) {
     indices = {5, 2, 7, 0, 3, 1, 6, 4};  // shuffled pages
-    pool.assign(indices.size() * kHeads * chunk_bytes(f), 0xff);
+    pool.assign(indices.size() * kHeads * page_bytes(f), 0xff);
     wk.assign(kHeads * (kSink + ring) * f.head_dim, 0x7fc0);  // NaN until written
     wv = wk;
   }
@@ -46,10 +46,10 @@ struct Cache {
     oscar::AppendParams p{.format = format,
                           .history = pages(),
                           .windows = windows(),
-                          .centres = centres,
+                          .centers = centers,
                           .k = oscar::contiguous_rows(k, kHeads, format.head_dim),
                           .v = oscar::contiguous_rows(v, kHeads, format.head_dim),
-                          .rows_indptr = rows,
+                          .query_start_loc = rows,
                           .old_len = &old_len,
                           .old_history = &old_history,
                           .new_history = &now,
@@ -71,11 +71,11 @@ std::vector<uint16_t> random_rows(int count, int seed, float sigma = 1.0f) {
   return rows;
 }
 
-TEST(PageLayout, ChunkOfTheDefaultFormatIs72BytesPerTokenAndHead) {
-  EXPECT_EQ(oscar::chunk_bytes({}), 4608);
-  EXPECT_EQ(oscar::chunk_bytes({.head_dim = 64, .quant_group_size = 64}), 64 * 40);
-  EXPECT_EQ(oscar::chunk_bytes({.metadata = oscar::MetadataDtype::kFp32}), 5120);
-  EXPECT_EQ(oscar::chunk_bytes({.quant_group_size = 64}), 5120);
+TEST(PageLayout, PageOfTheDefaultFormatIs72BytesPerTokenAndHead) {
+  EXPECT_EQ(oscar::page_bytes({}), 4608);
+  EXPECT_EQ(oscar::page_bytes({.head_dim = 64, .quant_group_size = 64}), 64 * 40);
+  EXPECT_EQ(oscar::page_bytes({.metadata = oscar::MetadataDtype::kFp32}), 5120);
+  EXPECT_EQ(oscar::page_bytes({.quant_group_size = 64}), 5120);
   EXPECT_EQ(oscar::code_offset({}, 1, 3), 2048 + 96);
   EXPECT_EQ(oscar::metadata_offset({}, 1, 3), 4096 + 256 + 12);
 }
@@ -119,7 +119,7 @@ TEST_P(PagedAttention, EqualsAttentionOverTheFlatDequantizedRows) {
   const oscar::AttentionParams p{.format = format,
                                  .history = cache.pages(),
                                  .windows = cache.windows(),
-                                 .seq_len = &seq_len,
+                                 .seq_lens = &seq_len,
                                  .q = q.data(),
                                  .sm_scale = 0.125f,
                                  .batch = 1,
@@ -185,7 +185,7 @@ TEST(PagedAttention, WithoutKeysGivesZerosAndMinusInfinity) {
   const oscar::AttentionParams p{.format = format,
                                  .history = cache.pages(),
                                  .windows = cache.windows(),
-                                 .seq_len = &seq_len,
+                                 .seq_lens = &seq_len,
                                  .q = q.data(),
                                  .batch = 1,
                                  .num_qo_heads = 2,
@@ -196,69 +196,71 @@ TEST(PagedAttention, WithoutKeysGivesZerosAndMinusInfinity) {
   EXPECT_EQ(lse[0], -std::numeric_limits<double>::infinity());
 }
 
-constexpr int kCentredDim = 64;
+constexpr int kCenteredDim = 64;
 
-// Tables of centres far apart, and rows of noise around them.
-struct Centred {
-  static constexpr int kRow = kHeads * kCentredDim, kSegments = 3;
+// Tables of centers far apart, and rows of noise around them.
+struct Centered {
+  static constexpr int kRow = kHeads * kCenteredDim, kSegments = 3;
   oscar::PageFormat format;
   std::vector<uint16_t> table = random_rows(kSegments * 2 * kRow, 21, 8.0f);
   int32_t first_position = 1800;  // pages before 2048, after it, and after 3072 (none)
 
-  oscar::KeyCentres centres(int segments = kSegments) const {
+  oscar::KeyCenters centers(int segments = kSegments) const {
     return {table.data(), segments, &first_position};
   }
-  // The centre that position `position` of the history has, as the definition says it in words.
-  const uint16_t* centre(int segments, int position, int head, int which) const {
+  // The center that position `position` of the history has, as the definition says it in words.
+  const uint16_t* center(int segments, int position, int head, int which) const {
     const int middle = first_position + kSink + (position - kSink) / 64 * 64 + 32;
     const int segment = std::min(middle / 1024, segments - 1);
-    return &table[((segment * kHeads + head) * 2 + which) * kCentredDim];
+    return &table[((segment * kHeads + head) * 2 + which) * kCenteredDim];
   }
-  // Keys of positions [0, total), each the nearer of its centres plus noise.
+  // Keys of positions [0, total), each the nearer of its centers plus noise.
   std::vector<uint16_t> keys(int segments, int total, float noise) const {
     std::vector<uint16_t> k = random_rows(total * kRow, 22, noise);
     for (int i = 0; i < total * kRow; ++i) {
-      const int position = i / kRow, head = i / kCentredDim % kHeads, dim = i % kCentredDim;
-      const uint16_t* o = centre(segments, std::max(position, kSink), head, position % 3 == 0);
+      const int position = i / kRow, head = i / kCenteredDim % kHeads, dim = i % kCenteredDim;
+      const uint16_t* o = center(segments, std::max(position, kSink), head, position % 3 == 0);
       k[i] = oscar::float_to_bf16(oscar::bf16_to_float(k[i]) + oscar::bf16_to_float(o[dim]));
     }
     return k;
   }
 };
 
-class PagedCentres : public testing::TestWithParam<oscar::MetadataDtype> {
+class PagedCenters : public testing::TestWithParam<oscar::MetadataDtype> {
  protected:
-  Centred centred{
-      .format = {.head_dim = kCentredDim, .quant_group_size = 32, .metadata = GetParam()}};
+  Centered centered{
+      .format = {.head_dim = kCenteredDim, .quant_group_size = 32, .metadata = GetParam()}};
 
-  const uint8_t* chunk(const Cache& cache, int token, int head) const {
-    return &cache.pool[(cache.indices[token / 64] * kHeads + head) * chunk_bytes(cache.format)];
+  const uint8_t* page_data(const Cache& cache, int token, int head) const {
+    return &cache.pool[(cache.indices[token / 64] * kHeads + head) * page_bytes(cache.format)];
   }
-  int stored_centre(const Cache& cache, int token, int head) const {
-    const uint8_t* at = chunk(cache, token, head) + metadata_offset(cache.format, 0, token % 64);
-    return oscar::centre_of_scale(load_metadata(at, 0, cache.format.metadata));
+  int stored_center(const Cache& cache, int token, int head) const {
+    const uint8_t* at =
+        page_data(cache, token, head) + metadata_offset(cache.format, 0, token % 64);
+    return oscar::center_of_scale(load_metadata(at, 0, cache.format.metadata));
   }
 };
 
-TEST_P(PagedCentres, RowsComeBackAroundTheCentreOfTheirSegment) {
+TEST_P(PagedCenters, RowsComeBackAroundTheCenterOfTheirSegment) {
   const int total = 420;
   for (const int segments : {2, 3}) {  // 2: positions from 2048 on belong to the last one
-    const auto k = centred.keys(segments, total, 0.3f), v = random_rows(total * Centred::kRow, 23);
-    Cache cache(centred.format, 1, 4);
-    cache.centres = centred.centres(segments), cache.clip_k = 0.0f;
+    const auto k = centered.keys(segments, total, 0.3f),
+               v = random_rows(total * Centered::kRow, 23);
+    Cache cache(centered.format, 1, 4);
+    cache.centers = centered.centers(segments), cache.clip_k = 0.0f;
     cache.append(k.data(), v.data(), total);
-    std::vector<float> row(kCentredDim);
+    std::vector<float> row(kCenteredDim);
     for (int token = 0; token < cache.history; ++token) {
       const int position = kSink + token;
       for (int head = 0; head < kHeads; ++head) {
-        ASSERT_EQ(stored_centre(cache, token, head), position % 3 == 0);
-        const uint16_t* o = centred.centre(segments, position, head, position % 3 == 0);
-        const uint8_t* at = chunk(cache, token, head);
+        ASSERT_EQ(stored_center(cache, token, head), position % 3 == 0);
+        const uint16_t* o = centered.center(segments, position, head, position % 3 == 0);
+        const uint8_t* at = page_data(cache, token, head);
         dequantize_row(cache.format, at, 0, token % 64, row.data());
         const uint8_t* metadata = at + metadata_offset(cache.format, 0, token % 64);
-        for (int i = 0; i < kCentredDim; ++i) {
+        for (int i = 0; i < kCenteredDim; ++i) {
           const float scale = std::fabs(load_metadata(metadata, i / 32 * 2, GetParam()));
-          const float z = oscar::bf16_to_float(k[(position * kHeads + head) * kCentredDim + i]);
+          const float z = oscar::bf16_to_float(k[(position * kHeads + head) * kCenteredDim + i]);
           // Half a step, what rounding the zero moves, and z - o in bf16.
           ASSERT_NEAR(row[i] + oscar::bf16_to_float(o[i]), z, 0.52f * scale + 0.01f);
         }
@@ -267,31 +269,32 @@ TEST_P(PagedCentres, RowsComeBackAroundTheCentreOfTheirSegment) {
   }
 }
 
-TEST_P(PagedCentres, OfZerosGiveTheBytesWithoutAny) {
+TEST_P(PagedCenters, OfZerosGiveTheBytesWithoutAny) {
   const int total = 300;
-  const auto k = random_rows(total * Centred::kRow, 24), v = random_rows(total * Centred::kRow, 25);
-  const std::vector<uint16_t> zeros(centred.table.size(), 0);
-  Cache plain(centred.format, 1, 4), around_zero(centred.format, 1, 4);
-  around_zero.centres = {zeros.data(), Centred::kSegments, nullptr};
+  const auto k = random_rows(total * Centered::kRow, 24),
+             v = random_rows(total * Centered::kRow, 25);
+  const std::vector<uint16_t> zeros(centered.table.size(), 0);
+  Cache plain(centered.format, 1, 4), around_zero(centered.format, 1, 4);
+  around_zero.centers = {zeros.data(), Centered::kSegments, nullptr};
   plain.append(k.data(), v.data(), total);
   around_zero.append(k.data(), v.data(), total);
   EXPECT_EQ(plain.pool, around_zero.pool);
-  for (int token = 0; token < plain.history; ++token) EXPECT_EQ(stored_centre(plain, token, 0), 0);
+  for (int token = 0; token < plain.history; ++token) EXPECT_EQ(stored_center(plain, token, 0), 0);
 }
 
-TEST_P(PagedCentres, AttentionIsThatOverRowsWithTheirCentresAdded) {
-  const int total = 420, qo_heads = 4, d = kCentredDim, segments = Centred::kSegments;
-  const auto k = centred.keys(segments, total, 0.3f), v = random_rows(total * Centred::kRow, 23);
+TEST_P(PagedCenters, AttentionIsThatOverRowsWithTheirCentersAdded) {
+  const int total = 420, qo_heads = 4, d = kCenteredDim, segments = Centered::kSegments;
+  const auto k = centered.keys(segments, total, 0.3f), v = random_rows(total * Centered::kRow, 23);
   const auto q = random_rows(qo_heads * d, 26, 0.2f);
-  Cache cache(centred.format, 1, 4);
-  cache.centres = centred.centres();
+  Cache cache(centered.format, 1, 4);
+  cache.centers = centered.centers();
   cache.append(k.data(), v.data(), total);
   const int32_t seq_len = total;
   const oscar::AttentionParams p{.format = cache.format,
                                  .history = cache.pages(),
                                  .windows = cache.windows(),
-                                 .centres = cache.centres,
-                                 .seq_len = &seq_len,
+                                 .centers = cache.centers,
+                                 .seq_lens = &seq_len,
                                  .q = q.data(),
                                  .sm_scale = 0.125f,
                                  .batch = 1,
@@ -313,15 +316,15 @@ TEST_P(PagedCentres, AttentionIsThatOverRowsWithTheirCentresAdded) {
         key[i] = oscar::bf16_to_float(k[(position * kHeads + head) * d + i]);
         values[position][i] = oscar::bf16_to_float(v[(position * kHeads + head) * d + i]);
       }
-      const uint16_t* centre = nullptr;
+      const uint16_t* center = nullptr;
       if (token >= 0 && token < cache.history) {
-        dequantize_row(cache.format, chunk(cache, token, head), 0, token % 64, key.data());
-        dequantize_row(cache.format, chunk(cache, token, head), 1, token % 64,
+        dequantize_row(cache.format, page_data(cache, token, head), 0, token % 64, key.data());
+        dequantize_row(cache.format, page_data(cache, token, head), 1, token % 64,
                        values[position].data());
-        centre = centred.centre(segments, position, head, stored_centre(cache, token, head));
+        center = centered.center(segments, position, head, stored_center(cache, token, head));
       }
       for (int i = 0; i < d; ++i) {
-        const double whole = double{key[i]} + (centre ? oscar::bf16_to_float(centre[i]) : 0.0);
+        const double whole = double{key[i]} + (center ? oscar::bf16_to_float(center[i]) : 0.0);
         logits[position] += 0.125 * oscar::bf16_to_float(q[qo * d + i]) * whole;
       }
       largest = std::max(largest, logits[position]);
@@ -339,19 +342,19 @@ TEST_P(PagedCentres, AttentionIsThatOverRowsWithTheirCentresAdded) {
     ASSERT_NEAR(lse32[qo], largest + std::log(sum), 1e-4);
   }
 }
-TEST_P(PagedCentres, RowsReadBackAreTheDequantizedOnesWithTheirCentresAdded) {
-  const int total = 420, d = kCentredDim, first = 30, tokens = 500;
-  const auto k = centred.keys(Centred::kSegments, total, 0.3f);
-  const auto v = random_rows(total * Centred::kRow, 23);
-  Cache cache(centred.format, 1, 4);
-  cache.centres = centred.centres();
+TEST_P(PagedCenters, RowsReadBackAreTheDequantizedOnesWithTheirCentersAdded) {
+  const int total = 420, d = kCenteredDim, first = 30, tokens = 500;
+  const auto k = centered.keys(Centered::kSegments, total, 0.3f);
+  const auto v = random_rows(total * Centered::kRow, 23);
+  Cache cache(centered.format, 1, 4);
+  cache.centers = centered.centers();
   cache.append(k.data(), v.data(), total);
   const size_t count = static_cast<size_t>(tokens) * kHeads * d;
   std::vector<float> keys(count, 7.0f), values(count, 7.0f);
   std::vector<uint16_t> keys16(count, 9), values16(count, 9);
   oscar::HistoryRowsParams p{.format = cache.format,
                              .history = cache.pages(),
-                             .centres = cache.centres,
+                             .centers = cache.centers,
                              .sink_tokens = kSink,
                              .k = {keys.data(), 0, kHeads * d, d},
                              .v = {values.data(), 0, d, tokens * d},  // by head
@@ -371,13 +374,13 @@ TEST_P(PagedCentres, RowsReadBackAreTheDequantizedOnesWithTheirCentresAdded) {
         const bool there = token < cache.history;
         const int64_t to = side ? (head * tokens + at) * d : (at * kHeads + head) * d;
         if (there) {
-          dequantize_row(cache.format, chunk(cache, token, head), side, token % 64, row.data());
+          dequantize_row(cache.format, page_data(cache, token, head), side, token % 64, row.data());
         }
         for (int i = 0; i < d; ++i) {
           float expected = there ? row[i] : 7.0f;
           if (there && side == 0) {
-            expected += oscar::bf16_to_float(centred.centre(Centred::kSegments, kSink + token, head,
-                                                            stored_centre(cache, token, head))[i]);
+            expected += oscar::bf16_to_float(centered.center(
+                Centered::kSegments, kSink + token, head, stored_center(cache, token, head))[i]);
           }
           ASSERT_EQ((side ? values : keys)[to + i], expected) << token;
           ASSERT_EQ((side ? values16 : keys16)[to + i], there ? oscar::float_to_bf16(expected) : 9)
@@ -396,7 +399,7 @@ TEST(PagedAttention, OfAnUnusedPlaceOfTheBatchNothingElseIsRead) {
   const oscar::AttentionParams p{.format = format,
                                  .history = {cache.pool.data(), nullptr, 0, &history},
                                  .windows = cache.windows(),
-                                 .seq_len = &seq_len,
+                                 .seq_lens = &seq_len,
                                  .q = q.data(),
                                  .batch = 1,
                                  .q_len = 2,
@@ -408,7 +411,7 @@ TEST(PagedAttention, OfAnUnusedPlaceOfTheBatchNothingElseIsRead) {
   for (const float value : lse) EXPECT_EQ(value, -std::numeric_limits<float>::infinity());
 }
 
-INSTANTIATE_TEST_SUITE_P(Metadata, PagedCentres,
+INSTANTIATE_TEST_SUITE_P(Metadata, PagedCenters,
                          testing::Values(oscar::MetadataDtype::kFp16, oscar::MetadataDtype::kBf16,
                                          oscar::MetadataDtype::kFp32));
 

@@ -1,5 +1,5 @@
 // Inputs of the transforms in and out of the cache's basis, and what float64 makes of them; for the
-// CPU twin and for the kernel.
+// CPU reference and for the kernel.
 #pragma once
 
 #include <gtest/gtest.h>

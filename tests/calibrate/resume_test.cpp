@@ -27,7 +27,7 @@ std::string three_layers() {
   return text.replace(text.find(two), two.size(), "\"num_hidden_layers\":3");
 }
 
-// Nine chunks that make seven batches.
+// Nine sequences that make seven batches.
 class Resume : public SmallRun {
  protected:
   Resume()
@@ -253,7 +253,7 @@ namespace {
 using namespace oscar;
 using namespace oscar_test;
 
-constexpr int kSnapshotLayers = 2, kChunks = 24, kLength = 32;
+constexpr int kSnapshotLayers = 2, kSequences = 24, kLength = 32;
 
 std::vector<Batch> batches_of(std::initializer_list<int> lengths) {
   std::vector<Batch> batches;
@@ -298,7 +298,7 @@ TEST(PlanBlocks, BeginWhereTheOneBeforeEnds) {
 class Snapshots : public SmallRun {
  protected:
   Snapshots()
-      : SmallRun(kSmallConfig, small_corpus(std::vector<int>(kChunks, kLength)),
+      : SmallRun(kSmallConfig, small_corpus(std::vector<int>(kSequences, kLength)),
                  /*batch_tokens=*/2 * kLength, {.center = true}) {}
 
   CollectionPlan plan(size_t batches_per_wave) const {
@@ -323,7 +323,7 @@ TEST_F(Snapshots, AreTheSumsOfTheBatchesBeforeThem) {
   const CollectionPlan all = plan(12);
   const auto whole = collect(all);
   ASSERT_EQ(whole.snapshots.size(), 2U * kSnapshotLayers);
-  corpus_.chunks.resize(kChunks / 2);
+  corpus_.sequences.resize(kSequences / 2);
   corpus_.record.tokens /= 2;
   CollectionPlan half = plan(6);
   half.block_tokens = all.block_tokens;
@@ -332,7 +332,7 @@ TEST_F(Snapshots, AreTheSumsOfTheBatchesBeforeThem) {
   for (int layer = 0; layer < kSnapshotLayers; ++layer) {
     first[layer].o_proj_metric = {};
     EXPECT_EQ(*whole.snapshots[2 * layer + 1], first[layer]) << "layer " << layer;
-    EXPECT_EQ(whole.snapshots[2 * layer]->count_kv, kChunks * kLength / 4);
+    EXPECT_EQ(whole.snapshots[2 * layer]->count_kv, kSequences * kLength / 4);
   }
 }
 
@@ -340,10 +340,11 @@ TEST_F(Snapshots, AndSumsAreOfBlocksThatWereAddedInOrder) {
   const CollectionPlan whole = plan(12);
   ASSERT_EQ(whole.block_tokens.size(), 8U);
   const auto sums = collect(whole);
-  const TokenChunks all = corpus_;
+  const TokenSequences all = corpus_;
   std::vector<LayerStatistics> total;
   for (int64_t begin = 0; const int64_t end : whole.block_tokens) {
-    corpus_.chunks.assign(all.chunks.begin() + begin / kLength, all.chunks.begin() + end / kLength);
+    corpus_.sequences.assign(all.sequences.begin() + begin / kLength,
+                             all.sequences.begin() + end / kLength);
     CollectionPlan block = SmallRun::plan(12);
     block.block_tokens.clear();
     const auto part = collect(block).statistics;
@@ -388,7 +389,7 @@ TEST_F(Snapshots, AreCountedInHostMemoryAsKeptAndOnceMoreInACheckpoint) {
   // Four moments of two layers with two heads of 8 x 8, twice.
   EXPECT_EQ(snapshot_bytes(config, 2, false), 2 * 4 * 2 * 2 * 8 * 8 * 8);
   EXPECT_EQ(host_bytes(1002) - host_bytes(1000), 2 * snapshot_bytes(config, 2, false));
-  const CollectionPlan planned = plan_collection(*model_.transformer, corpus_.chunks, options_,
+  const CollectionPlan planned = plan_collection(*model_.transformer, corpus_.sequences, options_,
                                                  {.host_bytes = int64_t{4} << 30}, 1);
   EXPECT_EQ(planned.snapshot_tokens, plan_snapshots(planned.batches));
   EXPECT_EQ(planned.block_tokens, plan_blocks(planned.batches));
@@ -423,11 +424,11 @@ TEST_F(Snapshots, OfOtherTokenCountsAreRefused) {
 
 TEST_F(Snapshots, JudgeTheTextLayerByLayerOrSayWhyNot) {
   const Json record = judged(plan(12), collect(plan(12)));
-  EXPECT_EQ(record["tokens"], kChunks * kLength);
+  EXPECT_EQ(record["tokens"], kSequences * kLength);
   EXPECT_EQ(record["splits"].size(), 3U);
   EXPECT_EQ(record["layers"]["layer_id"].size(), static_cast<size_t>(kSnapshotLayers));
   EXPECT_GT(record["key"]["cost"].get<double>(), 0);
-  corpus_.chunks.resize(4);
+  corpus_.sequences.resize(4);
   corpus_.record.tokens = 4 * kLength;
   const Json few = judged(plan(2), collect(plan(2)));
   EXPECT_TRUE(few.contains("problem")) << few;

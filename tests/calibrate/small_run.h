@@ -17,13 +17,13 @@ namespace oscar_test {
 
 using namespace oscar;
 
-// Chunks of the given lengths; token ids are below 61, in another order in each chunk.
-inline TokenChunks small_corpus(const std::vector<int>& lengths) {
-  TokenChunks corpus;
+// Sequences of the given lengths; token ids are below 61, in another order in each sequence.
+inline TokenSequences small_corpus(const std::vector<int>& lengths) {
+  TokenSequences corpus;
   int32_t id = 1, index = 0;
   for (const int length : lengths) {
-    auto& chunk = corpus.chunks.emplace_back();
-    for (int i = 0; i < length; ++i) chunk.push_back(id = (id * 29 + index) % 61);
+    auto& sequence = corpus.sequences.emplace_back();
+    for (int i = 0; i < length; ++i) sequence.push_back(id = (id * 29 + index) % 61);
     corpus.record.tokens += length;
     ++index;
   }
@@ -40,7 +40,7 @@ class SmallRun : public testing::Test {
   };
 
   // batch_tokens: at most so many in a batch.
-  SmallRun(const std::string& config, TokenChunks corpus, int64_t batch_tokens,
+  SmallRun(const std::string& config, TokenSequences corpus, int64_t batch_tokens,
            const FitOptions& fit)
       : model_(make_tensors(config), config),
         corpus_(std::move(corpus)),
@@ -58,7 +58,7 @@ class SmallRun : public testing::Test {
   // All batches, in waves of so many; no copies of running sums.
   CollectionPlan plan(size_t batches_per_wave) const {
     CollectionPlan plan;
-    plan.batches = plan_batches(corpus_.chunks, batch_tokens_);
+    plan.batches = plan_batches(corpus_.sequences, batch_tokens_);
     plan.block_tokens = plan_blocks(plan.batches);
     for (size_t i = 0; i < plan.batches.size(); i += batches_per_wave) {
       const size_t count = std::min(batches_per_wave, plan.batches.size() - i);
@@ -95,7 +95,7 @@ class SmallRun : public testing::Test {
 
   TemporaryFolder folder_;
   Model model_;
-  TokenChunks corpus_;
+  TokenSequences corpus_;
   int64_t batch_tokens_;
   CalibrateOptions options_;
   Bundle run_;

@@ -55,7 +55,7 @@ class Bounds(ProgramTest):
 
     def calibrate(self, corpus, *options):
         return Cost("oscar-calibrate", self.model, corpus, self.folder / "out.h5", "--device", "cpu",
-                    "--dry-run", "--chunk-len", "256", *options)
+                    "--dry-run", "--sequence-length", "256", *options)
 
     def plan(self):
         return Cost("oscar-bundle", "plan", self.model)

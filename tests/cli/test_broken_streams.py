@@ -31,7 +31,7 @@ class BrokenStreams(ProgramTest):
 
     def test_output_that_is_not_taken_is_said_and_counts(self):
         commands = [["--help"], ["inspect", self.bundle], ["inspect", self.bundle, "--json", "-"],
-                    ["verify", self.bundle], ["stacks"]]
+                    ["verify", self.bundle], ["backends"]]
         for arguments in commands:
             with self.subTest(arguments), FULL.open("wb") as full:
                 result = run(BIN / "oscar-bundle", *arguments, stdout=full, stderr=subprocess.PIPE)
@@ -44,7 +44,7 @@ class BrokenStreams(ProgramTest):
                 self.assertIn(b"standard output", result.stderr)
 
     def test_a_closed_output_counts_and_no_file_takes_its_place(self):
-        result = run(BIN / "oscar-bundle", "stacks", stderr=subprocess.PIPE, **closed(1))
+        result = run(BIN / "oscar-bundle", "backends", stderr=subprocess.PIPE, **closed(1))
         self.assertEqual(result.returncode, 1)
         self.assertIn(b"standard output", result.stderr)
         self.assertEqual(run(*self.strip(), **closed(1)).returncode, 0)  # it prints nothing
@@ -78,7 +78,7 @@ class BrokenStreams(ProgramTest):
         reading, writing = os.pipe()
         os.close(reading)
         result = run(BIN / "oscar-calibrate", model, text, self.stripped, "--max-tokens", 512,
-                     "--chunk-len", 256, "--device", "cpu", "--search", "off", stderr=writing,
+                     "--sequence-length", 256, "--device", "cpu", "--search", "off", stderr=writing,
                      stdout=subprocess.DEVNULL)
         os.close(writing)
         self.assertEqual(result.returncode, 0)

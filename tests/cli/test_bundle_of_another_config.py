@@ -16,9 +16,9 @@ class AnotherConfig(ProgramTest):
         self.corpus.write_text("".join(checkpoints.sample_text()))
         self.bundle = self.folder / "bundle.h5"
         self.run_ok("oscar-calibrate", self.model, self.corpus, self.bundle, "--device", "cpu",
-                    "--search", "off", "--max-tokens", 2048, "--chunk-len", 512, "--quiet")
+                    "--search", "off", "--max-tokens", 2048, "--sequence-length", 512, "--quiet")
         self.evaluation = [self.model, "--bundle", self.bundle, "--corpus", self.corpus, "--device",
-                           "cpu", "--max-tokens", 2048, "--chunk-len", 512, "--compare", "bundle"]
+                           "cpu", "--max-tokens", 2048, "--sequence-length", 512, "--compare", "bundle"]
 
     def write_config(self, **changes):
         (self.model / "config.json").write_text(json.dumps(CONFIG | changes))

@@ -108,7 +108,7 @@ class BadInput(ProgramTest):
         other = self.folder / "other.txt"
         other.write_text("another corpus " * 20000)
         process = subprocess.Popen([BIN / "oscar-calibrate", "--device", "cpu", self.model, other,
-                                    self.out, "--chunk-len", "128", "--checkpoint-every", "1"],
+                                    self.out, "--sequence-length", "128", "--checkpoint-every", "1"],
                                    env=ENVIRONMENT, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL)
         self.addCleanup(process.wait)
@@ -167,7 +167,7 @@ class BadInput(ProgramTest):
         self.refused("out.h5")
 
     def test_numbers_outside_a_range_are_refused_in_few_words(self):
-        for option, value in (("--chunk-len", "-1"), ("--recent", "0"), ("--sink", "-5"),
+        for option, value in (("--sequence-length", "-1"), ("--recent", "0"), ("--sink", "-5"),
                               ("--max-tokens", "x"), ("--sink", "2147483647"),
                               ("--recent", "16777217"), ("--position-span", "-1")):
             with self.subTest(option=option, value=value):
@@ -198,7 +198,7 @@ class BadInput(ProgramTest):
                               ("cudax", "did you mean cuda?"), ("", "auto, cpu, cuda")):
             with self.subTest(device):
                 self.refused("--device", words, options=["--device", device], code=2)
-        for options in (["--host-memory", "1M"], ["--chunk-len", "4096"]):
+        for options in (["--host-memory", "1M"], ["--sequence-length", "4096"]):
             with self.subTest(options):
                 self.refused(options[0], options=options)
 

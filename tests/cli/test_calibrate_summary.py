@@ -18,7 +18,7 @@ class Summary(ProgramTest):
 
     def summary(self, *options):
         return self.run_ok("oscar-calibrate", self.model, self.corpus, self.out, "--force",
-                           "--device", "cpu", "--chunk-len", 512, *options).stdout
+                           "--device", "cpu", "--sequence-length", 512, *options).stdout
 
     def test_there_is_no_error_without_a_search(self):
         text = self.summary("--search", "off")

@@ -92,7 +92,7 @@ class Costs(ProgramTest):
 
     def test_a_search_on_the_embedded_model(self):
         model = SOURCE / "datasets" / "tiny-gqa"
-        estimate, real = self.dry_and_real(model, model / "calibration.jsonl", "--chunk-len", 512,
+        estimate, real = self.dry_and_real(model, model / "calibration.jsonl", "--sequence-length", 512,
                                            "--max-tokens", 4096)
         self.expect_bytes(estimate, real)
         self.expect_memory(estimate, real)
@@ -110,7 +110,7 @@ class Costs(ProgramTest):
     def test_the_checkpoint_of_a_stop_between_two_layers(self):
         model, text = self.random_model(hidden_size=512, intermediate_size=4096, num_hidden_layers=6)
         out, report = self.folder / "out.h5", self.folder / "report.json"
-        command = [BIN / "oscar-calibrate", model, text, out, "--device", "cpu", "--chunk-len", 512,
+        command = [BIN / "oscar-calibrate", model, text, out, "--device", "cpu", "--sequence-length", 512,
                    "--max-tokens", 8192, "--search", "off", "--json", report]
         self.run_ok(command[0].name, *command[1:], "--dry-run")
         estimate = json.loads(report.read_text())
@@ -127,7 +127,7 @@ class Costs(ProgramTest):
         estimate, real = self.dry_and_real(
             *self.random_model(num_attention_heads=16, num_key_value_heads=16, head_dim=128,
                                num_hidden_layers=6),
-            "--chunk-len", 1024, "--max-tokens", 8192, "--search", "off", "--checkpoint-every", 1)
+            "--sequence-length", 1024, "--max-tokens", 8192, "--search", "off", "--checkpoint-every", 1)
         self.expect_bytes(estimate, real)
         self.expect_memory(estimate, real)
         for name in ("collect", "convergence", "fit"):
@@ -137,7 +137,7 @@ class Costs(ProgramTest):
         estimate, real = self.dry_and_real(
             *self.random_model(hidden_size=512, intermediate_size=4096, num_attention_heads=16,
                                max_position_embeddings=8192),
-            "--chunk-len", 4096, "--max-tokens", 8192, "--statistics-only")
+            "--sequence-length", 4096, "--max-tokens", 8192, "--statistics-only")
         self.expect_bytes(estimate, real)
         self.expect_memory(estimate, real)
         self.expect_time(estimate, real, "collect")
@@ -163,7 +163,7 @@ class Costs(ProgramTest):
         model = checkpoints.write_checkpoint(self.folder / "model", config, tensors)
         text = self.folder / "text.txt"
         text.write_text("".join(checkpoints.sample_text(400)))
-        estimate, real = self.dry_and_real(model, text, "--chunk-len", 1024, "--max-tokens", 8192,
+        estimate, real = self.dry_and_real(model, text, "--sequence-length", 1024, "--max-tokens", 8192,
                                            "--statistics-only")
         self.expect_memory(estimate, real)
         self.assertGreater(real["collect_seconds"], 2 * TIME_SLACK)  # else nothing is compared
@@ -174,7 +174,7 @@ class Costs(ProgramTest):
         for limit, streams in ((484, False), (434, True)):
             with self.subTest(limit):
                 estimate, real = self.dry_and_real(
-                    *model, "--chunk-len", 128, "--max-tokens", 8192, "--search", "off", "--force",
+                    *model, "--sequence-length", 128, "--max-tokens", 8192, "--search", "off", "--force",
                     "--host-memory", f"{limit}M")
                 self.assertEqual(estimate["weights_resident"], not streams)
                 self.expect_memory(estimate, real)

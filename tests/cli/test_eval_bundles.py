@@ -19,7 +19,7 @@ class SeveralBundles(unittest.TestCase):
         cls.one, cls.two, cls.other = (cls.folder / name for name in ("one.h5", "two.h5", "other.h5"))
         for program, *arguments in (
                 ("oscar-calibrate", MODEL, MODEL / "calibration.jsonl", cls.one, "--max-tokens", 1024,
-                 "--chunk-len", 512, "--device", "cpu", "--search", "off", "--quiet"),
+                 "--sequence-length", 512, "--device", "cpu", "--search", "off", "--quiet"),
                 ("oscar-bundle", "fit", cls.one, "-o", cls.two, "--preset", "paper"),
                 ("oscar-bundle", "fit", cls.one, "-o", cls.other, "--recent", 128)):
             result = run(program, *arguments)
@@ -33,7 +33,7 @@ class SeveralBundles(unittest.TestCase):
         """The report, or what was said when it fails."""
         out = self.folder / "report.json"
         out.unlink(missing_ok=True)
-        result = run("oscar-eval", MODEL, "--max-tokens", 1000, "--chunk-len", 500, "--device", "cpu",
+        result = run("oscar-eval", MODEL, "--max-tokens", 1000, "--sequence-length", 500, "--device", "cpu",
                      "--quiet", "--json", out, *arguments)
         self.assertEqual(result.returncode, code, result.stderr)
         self.assertEqual(out.exists(), code == 0)

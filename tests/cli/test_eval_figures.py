@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bundle.verify_bundle import datasets_of
-from support.stacks import StackCase
+from support.backends import BackendCase
 
 
-class EvalFigures(StackCase):
+class EvalFigures(BackendCase):
     def test_parts_of_a_mean_add_up_to_it(self):
         bundle, report, page = self.calibrate("--search", "off"), self.folder / "r.json", self.folder / "r.html"
-        self.run_ok("oscar-eval", self.model, "--bundle", bundle, "--corpus", self.corpus, "--chunk-len", 512,
+        self.run_ok("oscar-eval", self.model, "--bundle", bundle, "--corpus", self.corpus, "--sequence-length", 512,
                     "--max-tokens", 2048, "--separators", "off", "--compare", "hadamard,bundle,bundle@k",
                     "--json", report, "--html", page)
         found = json.loads(report.read_text())
@@ -52,7 +52,7 @@ class EvalFigures(StackCase):
         bundle, report, text = self.calibrate("--search", "off"), self.folder / "r.json", self.folder / "ids.npy"
         ids = np.random.default_rng(0).integers(0, 256, (1, 512)).astype(np.int32)
         np.save(text, ids)
-        self.run_ok("oscar-eval", self.model, "--bundle", bundle, "--corpus", text, "--chunk-len", 512,
+        self.run_ok("oscar-eval", self.model, "--bundle", bundle, "--corpus", text, "--sequence-length", 512,
                     "--separators", "off", "--compare", "exact,identity,hadamard,bundle,bundle@v", "--device", "cpu",
                     "--json", report)
         found = json.loads(report.read_text())

@@ -23,7 +23,7 @@ class EvalMemory(ProgramTest):
 
     def command(self, tokens, *options):
         return [BIN / "oscar-eval", self.model, "--device", "cpu", "--corpus", self.text, "--compare",
-                self.methods, "--chunk-len", 512, "--max-tokens", tokens, "--sink", 4, "--recent", 16,
+                self.methods, "--sequence-length", 512, "--max-tokens", tokens, "--sink", 4, "--recent", 16,
                 "--quiet", *options]
 
     def needed(self, tokens):

@@ -24,7 +24,7 @@ class EvalResume(ProgramTest):
 
     def command(self, report, *options, tokens="32K"):
         return [BIN / "oscar-eval", self.model, "--device", "cpu", "--corpus", self.text, "--compare",
-                "identity,hadamard-clip", "--chunk-len", "512", "--max-tokens", tokens, "--separators",
+                "identity,hadamard-clip", "--sequence-length", "512", "--max-tokens", tokens, "--separators",
                 "off", "--sink", "4", "--recent", "16", "--json", report, *options]
 
     def stop(self, command, when=rb"perplexity: +([2-9]\d)%"):

@@ -1,4 +1,4 @@
-"""oscar-bundle export: each stack's files, read by torch, safetensors and numpy.
+"""oscar-bundle export: each backend's files, read by torch, safetensors and numpy.
 
 Queries, keys and outputs through the matrices that a server would load are those of the bundle.
 """
@@ -14,15 +14,15 @@ from safetensors.numpy import load_file
 from bundle.verify_bundle import datasets_of
 from support.exchange import FILES, load_export, manifest, stored
 from support.programs import run
-from support.stacks import HEAD_DIM, StackCase
+from support.backends import HEAD_DIM, BackendCase
 
 ORTHOGONALITY = 5e-3  # of the servers' loaders, largest entry after the cast to bf16
 
 
-class Export(StackCase):
-    def export(self, bundle, stack, *options):
-        out = self.folder / stack
-        self.run_ok("oscar-bundle", "export", bundle, "--to", stack, "-o", out, *options)
+class Export(BackendCase):
+    def export(self, bundle, backend, *options):
+        out = self.folder / backend
+        self.run_ok("oscar-bundle", "export", bundle, "--for", backend, "-o", out, *options)
         return out
 
     def check_products(self, exported, expected, per_head):
@@ -56,21 +56,21 @@ class Export(StackCase):
 
     def test_a_default_bundle_is_refused_with_the_reason_and_reduced_on_request(self):
         bundle = self.calibrate("--no-statistics")
-        for stack in FILES:
-            with self.subTest(stack):
-                self.refuse("oscar-bundle", ["export", bundle, "--to", stack, "-o",
+        for backend in FILES:
+            with self.subTest(backend):
+                self.refuse("oscar-bundle", ["export", bundle, "--for", backend, "-o",
                                              self.folder / "never"],
                             "own transforms", "--reduce", "predicted error")
-                out = self.export(bundle, stack, "--reduce")
+                out = self.export(bundle, backend, "--reduce")
                 said = manifest(out)
-                planned = self.stack(bundle, stack)
+                planned = self.backend(bundle, backend)
                 self.assertEqual(said["variant"], planned["variant"])
                 self.assertEqual(said["clip"], planned["clip"])
                 self.assertGreater(said["relative_error"], 1)
                 with h5py.File(bundle) as file:
                     expected = stored(file, said["variant"])
-                exported = load_export(stack, out)
-                per_head = stack == "sglang-v2" or said["variant"] == "portable-perhead"
+                exported = load_export(backend, out)
+                per_head = backend == "sglang-v2" or said["variant"] == "portable-perhead"
                 self.check_products(exported, expected, per_head)
                 for rotation, _ in (m for side in exported.values() for m in side.values()):
                     served = torch.from_numpy(rotation.copy()).to(torch.bfloat16).double()
@@ -78,26 +78,26 @@ class Export(StackCase):
                     self.assertLess((product - torch.eye(HEAD_DIM)).abs().max(), ORTHOGONALITY)
                 readme = (out / "README.md").read_text()
                 self.assertIn(f"{said['clip'][0]:g}", readme)
-                self.run_ok("oscar-bundle", "verify", out, "--stack", stack)
+                self.run_ok("oscar-bundle", "verify", out, "--for", backend)
 
-    def test_what_was_fitted_for_a_stack_is_exported_as_it_is(self):
-        for stack, options in (("sglang-v1", []), ("sglang-v2", ["--clip", ".9,.95"]),
+    def test_what_was_fitted_for_a_backend_is_exported_as_it_is(self):
+        for backend, options in (("sglang-v1", []), ("sglang-v2", ["--clip", ".9,.95"]),
                                ("vllm-pr46774", []), ("mlx", ["--quant-group-size", 32])):
-            with self.subTest(stack):
-                bundle = self.calibrate("--for", stack, "--search", "off", *options)
-                out = self.export(bundle, stack)
+            with self.subTest(backend):
+                bundle = self.calibrate("--for", backend, "--search", "off", *options)
+                out = self.export(bundle, backend)
                 self.assertEqual(manifest(out)["variant"], "own")
                 with h5py.File(bundle) as file:
                     expected = stored(file, "own")
-                per_head = stack in ("sglang-v2", "mlx")
-                self.check_products(load_export(stack, out), expected, per_head)
-                if stack == "sglang-v1":
-                    state = torch.load(out / FILES[stack][0], weights_only=True)
+                per_head = backend in ("sglang-v2", "mlx")
+                self.check_products(load_export(backend, out), expected, per_head)
+                if backend == "sglang-v1":
+                    state = torch.load(out / FILES[backend][0], weights_only=True)
                     self.assertEqual((state["format_version"], state["source_grouping"]),
                                      (1, "layer"))
                     eigenvalues = state["layers"][1]["eigenvalues"]
                     self.assertTrue((eigenvalues.diff() >= 0).all())
-                if stack == "mlx":
+                if backend == "mlx":
                     data = json.loads((out / "metadata.json").read_text())
                     self.assertEqual(data["schema"], "mlx-lm-oscar-rotations-v1")
                     self.assertEqual(data["layer_indices"], [0, 1, 2])
@@ -123,17 +123,17 @@ class Export(StackCase):
         bundle = self.calibrate("--search", "off")
         out = self.folder / "out"
         for arguments, words in (
-                (["export", bundle, "--to", "onnxruntime", "-o", out],
+                (["export", bundle, "--for", "onnxruntime", "-o", out],
                  ["onnxruntime", "1.31.1", "MixedPrecisionGroupQueryAttention"]),
-                (["export", self.corpus, "--to", "npz", "-o", out], ["corpus.txt"]),
-                (["export", bundle, "--to", "npz", "-o", self.model], ["exists already"]),
-                (["export", bundle, "--to", "npz", "-o", out / "deep"], [f"make the folder first: {out}"])):
+                (["export", self.corpus, "--for", "npz", "-o", out], ["corpus.txt"]),
+                (["export", bundle, "--for", "npz", "-o", self.model], ["exists already"]),
+                (["export", bundle, "--for", "npz", "-o", out / "deep"], [f"make the folder first: {out}"])):
             with self.subTest(arguments):
                 self.refuse("oscar-bundle", arguments, *words)
-        self.refuse("oscar-bundle", ["export", bundle, "-o", out], "--to", code=2)
-        self.refuse("oscar-bundle", ["export", bundle, "--to", "tgi", "-o", out], "tgi", "sglang-v1",
+        self.refuse("oscar-bundle", ["export", bundle, "-o", out], "--for", code=2)
+        self.refuse("oscar-bundle", ["export", bundle, "--for", "tgi", "-o", out], "tgi", "sglang-v1",
                     "npz, safetensors, statistics\n", code=2)
-        self.refuse("oscar-bundle", ["verify", out, "--stack", "tgi"], "tgi", "sglang-v1",
+        self.refuse("oscar-bundle", ["verify", out, "--for", "tgi"], "tgi", "sglang-v1",
                     "npz, safetensors\n", code=2)
 
     def test_verify_says_what_is_wrong_with_an_export(self):
@@ -144,49 +144,49 @@ class Export(StackCase):
         for layer in state["layers"].values():
             layer["rotation"] = layer["rotation"].T.contiguous()
         torch.save(state, path)
-        findings = json.loads(self.failed("verify", out, "--stack", "sglang-v1", "--json", "-"))
+        findings = json.loads(self.failed("verify", out, "--for", "sglang-v1", "--json", "-"))
         wrong = {finding["check"] for finding in findings["findings"] if not finding["ok"]}
         self.assertEqual(wrong, {"checksums", "direction", "row in bytes"})
         said = manifest(out)
         said["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
         (out / "oscar-export.json").write_text(json.dumps(said))
-        text = self.failed("verify", out, "--stack", "sglang-v1")
+        text = self.failed("verify", out, "--for", "sglang-v1")
         self.assertIn("FAILED  direction", text)
         self.assertIn("layer 0, keys", text)
         # A folder of others has no list of what the matrices should be.
         (out / "oscar-export.json").unlink()
-        said = self.run_ok("oscar-bundle", "verify", out, "--stack", "sglang-v1").stdout
+        said = self.run_ok("oscar-bundle", "verify", out, "--for", "sglang-v1").stdout
         self.assertIn("no oscar-export.json", said)
         state["layers"][2]["rotation"][0] *= 1.1
         torch.save(state, path)
-        self.assertIn("not orthogonal", self.failed("verify", out, "--stack", "sglang-v1"))
+        self.assertIn("not orthogonal", self.failed("verify", out, "--for", "sglang-v1"))
 
     def test_verify_tells_how_a_folder_of_an_export_is_verified(self):
         out = self.export(self.calibrate("--for", "sglang-v1", "--search", "off"), "sglang-v1")
         text = self.failed("verify", out)
         self.assertIn("found:    a folder", text)
-        self.assertIn("hint:     a folder of an export is verified with --stack NAME", text)
+        self.assertIn("hint:     a folder of an export is verified with --for NAME", text)
         named = "hint:     oscar-export.json says that this is an export to "
-        text = self.failed("verify", out, "--stack", "sglang-v2")
+        text = self.failed("verify", out, "--for", "sglang-v2")
         self.assertIn("k_rotation_perhead.pt", text)
-        self.assertIn(f"{named}sglang-v1: verify it with --stack sglang-v1", text)
+        self.assertIn(f"{named}sglang-v1: verify it with --for sglang-v1", text)
         said = manifest(out)
         for recorded, hint in (("statistics", f"{named}statistics\n"), ("sglang-v2", None), (3, None)):
             (out / "oscar-export.json").write_text(json.dumps({**said, "format": recorded}))
-            text = self.failed("verify", out, "--stack", "sglang-v2")
+            text = self.failed("verify", out, "--for", "sglang-v2")
             with self.subTest(recorded):
                 self.assertIn(hint or "No such file", text)
                 self.assertEqual("hint:" in text, hint is not None)
         (out / "oscar-export.json").write_text("[")
-        self.assertNotIn("hint:", self.failed("verify", out, "--stack", "sglang-v2"))
+        self.assertNotIn("hint:", self.failed("verify", out, "--for", "sglang-v2"))
 
     def test_an_export_under_the_name_of_before_is_still_verified(self):
         out = self.export(self.calibrate("--for", "vllm-pr46774", "--search", "off"), "vllm-pr46774")
         said = manifest(out)
         (out / "oscar-export.json").write_text(json.dumps({**said, "format": "vllm"}))
-        self.run_ok("oscar-bundle", "verify", out, "--stack", "vllm-pr46774")
-        self.assertIn("an export to vllm: verify it with --stack vllm-pr46774",
-                      self.failed("verify", out, "--stack", "mlx"))
+        self.run_ok("oscar-bundle", "verify", out, "--for", "vllm-pr46774")
+        self.assertIn("an export to vllm: verify it with --for vllm-pr46774",
+                      self.failed("verify", out, "--for", "mlx"))
 
     def failed(self, *arguments):
         result = run("oscar-bundle", *arguments)
@@ -216,7 +216,7 @@ class Export(StackCase):
         digest = hashlib.sha256((out / "statistics.npz").read_bytes()).hexdigest()
         self.assertEqual(said["files"], {"statistics.npz": digest})
         bare = self.calibrate("--search", "off", "--no-statistics")
-        self.refuse("oscar-bundle", ["export", bare, "--to", "statistics", "-o", self.folder / "never"],
+        self.refuse("oscar-bundle", ["export", bare, "--for", "statistics", "-o", self.folder / "never"],
                     "no statistics")
 
 

@@ -1,4 +1,4 @@
-"""oscar-bundle export --to gguf-rot, read by the gguf package, and import of such tensors."""
+"""oscar-bundle export --for gguf-rot, read by the gguf package, and import of such tensors."""
 import unittest
 
 import gguf
@@ -8,12 +8,12 @@ import numpy as np
 from support.checkpoints import QWEN3_MINI, qwen3_tensors, write_checkpoint
 from support.exchange import manifest
 from support.gguf_files import Type, write_model
-from support.stacks import StackCase
+from support.backends import BackendCase
 
 D = 128  # llama.cpp's branch codes 128 values at a time
 
 
-class Gguf(StackCase):
+class Gguf(BackendCase):
     def setUp(self):
         super().setUp()
         config = {"head_dim": D}
@@ -23,10 +23,10 @@ class Gguf(StackCase):
     def test_the_tensors_hold_transposes_and_become_a_bundle_again(self):
         bundle = self.calibrate("--no-statistics", "--search", "off")
         out = self.folder / "rot"
-        self.refuse("oscar-bundle", ["export", bundle, "--to", "gguf-rot", "-o", out],
+        self.refuse("oscar-bundle", ["export", bundle, "--for", "gguf-rot", "-o", out],
                     "own transforms", "error unknown")
-        self.run_ok("oscar-bundle", "export", bundle, "--to", "gguf-rot", "--reduce", "-o", out)
-        self.run_ok("oscar-bundle", "verify", out, "--stack", "gguf-rot")
+        self.run_ok("oscar-bundle", "export", bundle, "--for", "gguf-rot", "--reduce", "-o", out)
+        self.run_ok("oscar-bundle", "verify", out, "--for", "gguf-rot")
         self.assertIn("LLAMA_KV_CLIP_RATIO=0.96", (out / "README.md").read_text())
         self.assertIsNone(manifest(out)["row"])  # levels of its own
         tensors = {t.name: t.data for t in gguf.GGUFReader(out / "rotations.gguf").tensors}
@@ -49,9 +49,9 @@ class Gguf(StackCase):
         config = QWEN3_MINI | {"head_dim": D}
         write_model(base, config, qwen3_tensors(config), lambda _: Type.Q8_0, np.random.default_rng(0),
                     metadata=lambda writer: writer.add_name("kept"))
-        out, export = self.folder / "in", ["export", bundle, "--to", "gguf-rot", "--reduce", "-o"]
+        out, export = self.folder / "in", ["export", bundle, "--for", "gguf-rot", "--reduce", "-o"]
         self.run_ok("oscar-bundle", *export, out, "--base", base)
-        self.run_ok("oscar-bundle", "verify", out, "--stack", "gguf-rot")
+        self.run_ok("oscar-bundle", "verify", out, "--for", "gguf-rot")
         self.run_ok("oscar-bundle", *export, self.folder / "alone")
         model, copy, alone = ({t.name: t for t in gguf.GGUFReader(path).tensors} for path in (
             base, out / "rotations.gguf", self.folder / "alone" / "rotations.gguf"))
@@ -64,7 +64,7 @@ class Gguf(StackCase):
         never = self.folder / "never"
         self.refuse("oscar-bundle", [*export, never, "--base", out / "rotations.gguf"], "one of this name")
         self.refuse("oscar-bundle", [*export, never, "--base", self.corpus], "not a GGUF file")
-        self.refuse("oscar-bundle", ["export", bundle, "--to", "mlx", "--reduce", "-o", never, "--base", base],
+        self.refuse("oscar-bundle", ["export", bundle, "--for", "mlx", "--reduce", "-o", never, "--base", base],
                     "only gguf-rot")
         smaller = config | {"num_hidden_layers": 2}
         write_model(base, smaller, qwen3_tensors(smaller), lambda _: Type.F16, np.random.default_rng(0))
@@ -76,7 +76,7 @@ class Gguf(StackCase):
     def test_another_head_dim_is_refused(self):
         self.model = self.folder / "model"  # 64
         bundle = self.calibrate("--no-statistics", "--search", "off")
-        self.refuse("oscar-bundle", ["export", bundle, "--to", "gguf-rot", "--reduce", "-o",
+        self.refuse("oscar-bundle", ["export", bundle, "--for", "gguf-rot", "--reduce", "-o",
                                      self.folder / "never"], "does not take head_dim 64")
 
 

@@ -12,7 +12,7 @@ from support import checkpoints, faults, stops
 from support.bundle_case import make_file
 from support.programs import BIN, ProgramTest, run
 
-RUN = ["--max-tokens", 3072, "--chunk-len", 256, "--sink", 4, "--recent", 16, "--device", "cpu",
+RUN = ["--max-tokens", 3072, "--sequence-length", 256, "--sink", 4, "--recent", 16, "--device", "cpu",
        "--quiet"]
 
 
@@ -46,14 +46,14 @@ class Faults(ProgramTest):
                 self.sweep("strip over an old file", [bundle, "strip", a, self.out, "--force"], old=b),
                 self.sweep("merge", [bundle, "merge", a, b, "-o", self.out]),
                 self.sweep("fit", [bundle, "fit", a, "-o", self.out]),
-                self.sweep("export", [bundle, "export", a, "--to", "npz", "-o", self.folder / "out"]))
+                self.sweep("export", [bundle, "export", a, "--for", "npz", "-o", self.folder / "out"]))
 
     def fold_sweep(self):
         model = checkpoints.write_checkpoint(self.scratch / "model")
         text = self.scratch / "text.txt"
         text.write_text("".join(checkpoints.sample_text()))
         bundle = self.scratch / "bundle.h5"
-        self.run_ok("oscar-calibrate", model, text, bundle, "--max-tokens", 512, "--chunk-len", 256,
+        self.run_ok("oscar-calibrate", model, text, bundle, "--max-tokens", 512, "--sequence-length", 256,
                     "--device", "cpu", "--search", "off")
         return self.sweep("fold", [BIN / "oscar-bundle", "fold", bundle, model, self.folder / "out"],
                           most=2)

@@ -15,7 +15,7 @@ from support.programs import ProgramTest
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 import fp8_layouts
 
-CALIBRATE = ["--chunk-len", "128", "--search", "off", "--quant-group-size", "32"]
+CALIBRATE = ["--sequence-length", "128", "--search", "off", "--quant-group-size", "32"]
 # Seven matrices a layer; norms and the embedding stay as they were.
 TYPES = "F8_E4M3 with a scale a tensor (21 tensors), F32 (14); 21 scales of activations or of the " \
         "cache not used"
@@ -58,7 +58,7 @@ class Fp8Model(ProgramTest):
         self.assertNotIn("file_sha256", about)
         self.assertIn("F8_E4M3 with a scale a tensor",
                       self.run_ok("oscar-bundle", "inspect", bundle).stdout)
-        evaluate = ["--bundle", bundle, "--corpus", self.ids, "--chunk-len", "512", "--max-tokens",
+        evaluate = ["--bundle", bundle, "--corpus", self.ids, "--sequence-length", "512", "--max-tokens",
                     "1024", "--separators", "off"]
         report = self.folder / "report.json"
         self.run_ok("oscar-eval", model, *evaluate, "--json", report)

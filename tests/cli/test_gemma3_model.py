@@ -13,8 +13,8 @@ from support.checkpoints import GEMMA3_MINI, gemma3_tensors, write_checkpoint
 from support.programs import BIN, ENVIRONMENT, ProgramTest
 
 GLOBAL, LOCAL = [2, 5], [0, 1, 3, 4]
-CALIBRATE = ["--chunk-len", "512", "--search", "off", "--quant-group-size", "32"]
-EVALUATE = ["--chunk-len", "512", "--max-tokens", "1024", "--separators", "off"]
+CALIBRATE = ["--sequence-length", "512", "--search", "off", "--quant-group-size", "32"]
+EVALUATE = ["--sequence-length", "512", "--max-tokens", "1024", "--separators", "off"]
 
 
 class Gemma3Model(ProgramTest):
@@ -78,11 +78,11 @@ class Gemma3Model(ProgramTest):
     def test_sums_are_exported_of_global_layers_and_transforms_of_every_layer_or_none(self):
         bundle, _ = self.calibrate()
         out = self.folder / "sums"
-        self.run_ok("oscar-bundle", "export", bundle, "--to", "statistics", "-o", out)
+        self.run_ok("oscar-bundle", "export", bundle, "--for", "statistics", "-o", out)
         arrays = np.load(out / "statistics.npz")
         self.assertEqual(list(arrays["layer_id"]), GLOBAL)
         self.assertEqual(len(arrays["q_moment"]), len(GLOBAL))
-        self.refuse("oscar-bundle", ["export", bundle, "--to", "npz", "-o", self.folder / "x"],
+        self.refuse("oscar-bundle", ["export", bundle, "--for", "npz", "-o", self.folder / "x"],
                     "local layers have none", "layer 0")
 
     def test_matrices_of_local_layers_are_not_imported(self):
@@ -130,10 +130,10 @@ class Gemma3Model(ProgramTest):
 
     def test_the_search_a_second_pass_and_a_dry_run_know_local_layers(self):
         dry = self.folder / "dry.json"
-        self.run_ok("oscar-calibrate", self.model, self.ids, self.folder / "x.h5", "--chunk-len",
+        self.run_ok("oscar-calibrate", self.model, self.ids, self.folder / "x.h5", "--sequence-length",
                     "512", "--dry-run", "--json", dry)
         self.assertGreater(json.loads(dry.read_text())["host_bytes"], 0)
-        bundle, _ = self.calibrate("searched.h5", "--chunk-len", "512", "--quant-group-size", "32",
+        bundle, _ = self.calibrate("searched.h5", "--sequence-length", "512", "--quant-group-size", "32",
                                    "--objective-v", "energy", "--max-tokens", "4096")
         self.assertEqual([has for _, has, _ in self.kinds(bundle)], [i in GLOBAL for i in range(6)])
 
@@ -162,9 +162,9 @@ class Gemma3Model(ProgramTest):
     def test_servers_refuse_such_a_bundle_by_name(self):
         bundle, _ = self.calibrate()
         shown = json.loads(self.run_ok("oscar-bundle", "inspect", bundle, "--json", "-").stdout)
-        for stack in shown["stacks"]:
-            self.assertEqual(stack["verdict"], "cannot", stack)
-        self.refuse("oscar-bundle", ["export", bundle, "--to", "sglang-v2", "-o", self.folder / "out"],
+        for backend in shown["stacks"]:
+            self.assertEqual(backend["verdict"], "cannot", backend)
+        self.refuse("oscar-bundle", ["export", bundle, "--for", "sglang-v2", "-o", self.folder / "out"],
                     "can run nothing of this bundle")
 
     def test_a_checkpoint_of_a_stopped_run_continues_to_the_same_bytes(self):

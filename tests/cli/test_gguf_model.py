@@ -12,7 +12,7 @@ from support.checkpoints import QWEN3_MINI, qwen3_tensors
 from support.gguf_files import Type, decode, write_model
 from support.programs import ProgramTest, run
 
-CALIBRATE = ["--chunk-len", "128", "--search", "off", "--quant-group-size", "32"]
+CALIBRATE = ["--sequence-length", "128", "--search", "off", "--quant-group-size", "32"]
 
 
 class GgufModel(ProgramTest):
@@ -56,7 +56,7 @@ class GgufModel(ProgramTest):
         renamed = self.write("renamed.gguf", metadata=lambda writer: writer.add_name("a new name"))
         bundle = self.calibrate(model)
         report = self.folder / "report.json"
-        evaluate = ["--bundle", bundle, "--corpus", self.ids, "--chunk-len", "512", "--max-tokens",
+        evaluate = ["--bundle", bundle, "--corpus", self.ids, "--sequence-length", "512", "--max-tokens",
                     "1024", "--separators", "off"]
         for same, name in ((model, "one"), (renamed, "a new name")):
             self.run_ok("oscar-eval", same, *evaluate, "--json", report)
@@ -110,7 +110,7 @@ class GgufModel(ProgramTest):
         report = self.folder / "report.json"
         kl = []
         for path, bundle in ((model, self.folder / "one.F32.h5"), (out / model.name, out / "oscar.h5")):
-            self.run_ok("oscar-eval", path, "--bundle", bundle, "--corpus", self.ids, "--chunk-len", 512,
+            self.run_ok("oscar-eval", path, "--bundle", bundle, "--corpus", self.ids, "--sequence-length", 512,
                         "--max-tokens", 1024, "--separators", "off", "--compare", "bundle", "--json", report,
                         "--force")
             methods = json.loads(report.read_text())["methods"]
@@ -146,7 +146,7 @@ class GgufModel(ProgramTest):
         text = self.folder / "text.txt"
         text.write_text("Two bits a number, 1234 of them. " * 40)
         out = self.folder / "ids_out.npy"
-        self.run_ok("oscar-calibrate", model, text, self.folder / "x.h5", "--chunk-len", "128",
+        self.run_ok("oscar-calibrate", model, text, self.folder / "x.h5", "--sequence-length", "128",
                     "--separators", "off", "--dry-run", "--tokens-out", out)
         ids = {t: i for i, t in enumerate(tokens)}
         expected = [ids["Tw"] if c == "T" else ids[c.replace(" ", "Ġ")]

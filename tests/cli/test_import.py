@@ -12,12 +12,12 @@ from safetensors.numpy import save_file
 
 from bundle.verify_bundle import datasets_of
 from support.exchange import load_export, random_rotation
-from support.stacks import HEAD_DIM, StackCase
+from support.backends import HEAD_DIM, BackendCase
 
 LAYERS, HEADS = 3, 2
 
 
-class Import(StackCase):
+class Import(BackendCase):
     def take(self, *files, options=()):
         out = self.folder / "imported.h5"
         self.run_ok("oscar-bundle", "import", *files, "--model", self.model, "-o", out, "--force",
@@ -56,23 +56,23 @@ class Import(StackCase):
                 np.testing.assert_allclose(layer["v_clip_ratio"][()], .92, atol=1e-6)
 
     def test_published_files_become_a_bundle_and_the_same_files_again(self):
-        for stack, shape in (("sglang-v1", (LAYERS,)), ("sglang-v2", (LAYERS, HEADS)),
+        for backend, shape in (("sglang-v1", (LAYERS,)), ("sglang-v2", (LAYERS, HEADS)),
                              ("vllm-pr46774", (LAYERS,))):
-            with self.subTest(stack):
+            with self.subTest(backend):
                 keys, values = self.rotations(*shape), self.rotations(*shape, seed=1)
                 files = [self.write_torch("k_x.pt", keys, calibration={"tokens": 30000, "x": 1.5}),
                          self.write_torch("v_x.pt", values)]
-                bundle = self.take(*reversed(files), options=["--for", stack])
+                bundle = self.take(*reversed(files), options=["--for", backend])
                 self.check_stored(bundle, keys, values)
-                self.assertEqual(self.stack(bundle, stack)["line"], "runs as is")
-                out = self.folder / stack
-                self.run_ok("oscar-bundle", "export", bundle, "--to", stack, "-o", out)
-                again = load_export(stack, out)
+                self.assertEqual(self.backend(bundle, backend)["line"], "runs as is")
+                out = self.folder / backend
+                self.run_ok("oscar-bundle", "export", bundle, "--for", backend, "-o", out)
+                again = load_export(backend, out)
                 for side, matrices in (("k", keys), ("v", values)):
                     for i in range(LAYERS):
                         np.testing.assert_array_equal(again[side][i][0], matrices[i].reshape(
                             -1, HEAD_DIM, HEAD_DIM))
-                self.check_stored(self.take(out, options=["--for", stack]), keys, values)
+                self.check_stored(self.take(out, options=["--for", backend]), keys, values)
 
     def test_a_folder_of_mlx_holds_transposes(self):
         keys, values = self.rotations(LAYERS, HEADS), self.rotations(LAYERS, HEADS, seed=1)
@@ -84,11 +84,11 @@ class Import(StackCase):
         bundle = self.take(folder, options=["--for", "mlx", "--quant-group-size", 32])
         self.check_stored(bundle, keys, values)
         out = self.folder / "again"
-        self.run_ok("oscar-bundle", "export", bundle, "--to", "mlx", "-o", out)
+        self.run_ok("oscar-bundle", "export", bundle, "--for", "mlx", "-o", out)
         again = load_export("mlx", out)
         for i in range(LAYERS):
             np.testing.assert_array_equal(again["k"][i][0], keys[i])
-        self.run_ok("oscar-bundle", "verify", folder, "--stack", "mlx")
+        self.run_ok("oscar-bundle", "verify", folder, "--for", "mlx")
 
     def test_what_vllm_reads_besides_is_read_too(self):
         keys, values = self.rotations(LAYERS), self.rotations(LAYERS, seed=1)
@@ -96,7 +96,7 @@ class Import(StackCase):
         torch.save(torch.from_numpy(values).double(), self.folder / "v.pt")
         self.check_stored(self.take(self.folder / "k.pt", self.folder / "v.pt"), keys, values)
 
-    def test_own_matrices_need_be_neither_orthogonal_nor_centred(self):
+    def test_own_matrices_need_be_neither_orthogonal_nor_centered(self):
         rng = np.random.default_rng(0)
         keys = self.rotations(LAYERS, HEADS)
         keys[1, 1] *= np.exp(rng.uniform(-1, 1, HEAD_DIM)).astype(np.float32)[:, None]
@@ -127,7 +127,7 @@ class Import(StackCase):
         for form in ("npz", "safetensors"):
             with self.subTest(form):
                 out = self.folder / form
-                self.run_ok("oscar-bundle", "export", bundle, "--to", form, "-o", out)
+                self.run_ok("oscar-bundle", "export", bundle, "--for", form, "-o", out)
                 back = self.take(out)
                 with h5py.File(bundle) as a, h5py.File(back) as b:
                     numbers, returned, compared = datasets_of(a), datasets_of(b), 0
@@ -221,7 +221,7 @@ class Import(StackCase):
         mine = self.take(path, options=["--name", "random"])
         report = self.folder / "report.json"
         self.run_ok("oscar-eval", self.model, "--bundle", ours, "--bundle", f"random={mine}",
-                    "--corpus", self.corpus, "--chunk-len", 256, "--max-tokens", 2048, "--quiet",
+                    "--corpus", self.corpus, "--sequence-length", 256, "--max-tokens", 2048, "--quiet",
                     "--json", report, "--compare", "identity,random-clip,bundle,random")
         methods = json.loads(report.read_text())["methods"]
         self.assertGreater(methods["random"]["kl"]["mean"], 0)

@@ -15,8 +15,8 @@ STAGES = {"opening": rb"", "collecting": rb"collecting statistics:", "energies":
 # Shares of what each stage takes when it is left alone; a resumed stage may be over before.
 MOMENTS = {"opening": (.3, .9), "collecting": (0, .25, .5, .75, .95), "energies": (0, .5, .9),
            "judging": (0, .5), "searching": (0, .2, .4, .6, .8, .95), "writing": (0, .3, .6)}
-# Windows so small that short chunks can be held back.
-OPTIONS = ["--chunk-len", 256, "--sink", 4, "--recent", 16, "--max-tokens", 6144,
+# Windows so small that short sequences can be held back.
+OPTIONS = ["--sequence-length", 256, "--sink", 4, "--recent", 16, "--max-tokens", 6144,
            "--checkpoint-every", 1]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from support.programs import SOURCE
-from support.stacks import HEAD_DIM, StackCase
+from support.backends import HEAD_DIM, BackendCase
 
 # FutureMLS-Lab/OSCAR, commit 473ff3f9, sglang-research/python/sglang: srt/environ.py, and the decode kernel's
 # os.environ in srt/layers/attention/triton_ops/decode_attention.py.
@@ -62,11 +62,11 @@ class Engine:
 """}
 
 
-class LaunchLines(StackCase):
-    def readme(self, stack, *options):
-        bundle = self.calibrate("--for", stack, "--search", "off", *options)
-        self.run_ok("oscar-bundle", "export", bundle, "--to", stack, "-o", self.folder / stack)
-        return (self.folder / stack / "README.md").read_text()
+class LaunchLines(BackendCase):
+    def readme(self, backend, *options):
+        bundle = self.calibrate("--for", backend, "--search", "off", *options)
+        self.run_ok("oscar-bundle", "export", bundle, "--for", backend, "-o", self.folder / backend)
+        return (self.folder / backend / "README.md").read_text()
 
     def exported(self, readme):
         block = re.search(r"^```\n(.*?)^```$", readme, re.S | re.M).group(1)
@@ -74,9 +74,9 @@ class LaunchLines(StackCase):
         return dict(word.split("=", 1) for line in lines for word in line.split()[1:]), block
 
     def test_every_variable_and_flag_is_read_by_the_server(self):
-        for stack in ("sglang-v1", "sglang-v2", "sglang-0c88a"):
-            with self.subTest(stack):
-                readme = self.readme(stack)
+        for backend in ("sglang-v1", "sglang-v2", "sglang-0c88a"):
+            with self.subTest(backend):
+                readme = self.readme(backend)
                 variables, block = self.exported(readme)
                 self.assertLessEqual(set(variables), SGLANG_VARIABLES)
                 for name, value in SGLANG_NEEDED.items():
@@ -91,9 +91,9 @@ class LaunchLines(StackCase):
         self.assertIn("--kv-cache-dtype oscar_int2", block)
 
     def test_the_first_words_say_what_runs_it_and_whether_that_is_proven(self):
-        for stack, proven in PROVEN.items():
-            with self.subTest(stack):
-                words = self.readme(stack, *(("--quant-group-size", 32) if stack == "mlx" else ())).split("\n\n")[1]
+        for backend, proven in PROVEN.items():
+            with self.subTest(backend):
+                words = self.readme(backend, *(("--quant-group-size", 32) if backend == "mlx" else ())).split("\n\n")[1]
                 self.assertEqual(words.startswith("UNPROVEN"), not proven, words)
 
     def test_no_file_of_a_newer_server_loads_in_an_older_one(self):

@@ -29,7 +29,7 @@ class LayerErrors(ProgramTest):
 
     def evaluate(self, *options):
         out = self.folder / "report.json"
-        self.run_ok("oscar-eval", self.model, "--corpus", self.corpus, "--device", "cpu", "--chunk-len", LENGTH,
+        self.run_ok("oscar-eval", self.model, "--corpus", self.corpus, "--device", "cpu", "--sequence-length", LENGTH,
                     "--max-tokens", LENGTH, *WINDOWS, "--compare", f"exact,{METHODS}", "--json", out, "--force", *options)
         return json.loads(out.read_text())
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 BIN = pathlib.Path(os.environ["OSCAR_BIN"])
 SCRIPT = pathlib.Path(os.environ["OSCAR_SOURCE"]) / "benchmarks" / "make_random_checkpoint.py"
-TOKENS, CHUNK = 512, 128
+TOKENS, SEQUENCE = 512, 128
 
 
 class RandomCheckpoint(unittest.TestCase):
@@ -57,12 +57,12 @@ class RandomCheckpoint(unittest.TestCase):
         self.assertTrue(1 <= ids.min() and ids.max() < 256)
         report = self.folder / "report.json"
         self.run_program("oscar-eval", self.model, "--corpus", self.model / "ids.npy", "--compare",
-                         "bf16", "--chunk-len", CHUNK, "--first-position", 1, "--device", "cpu",
+                         "bf16", "--sequence-length", SEQUENCE, "--first-position", 1, "--device", "cpu",
                          "--dtype", "fp32", "--quiet", "--json", report)
         measured = json.loads(report.read_text())
-        self.assertEqual(measured["tokens"], TOKENS - TOKENS // CHUNK)
+        self.assertEqual(measured["tokens"], TOKENS - TOKENS // SEQUENCE)
         model = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32)
-        rows = torch.from_numpy(ids.astype(np.int64)).view(-1, CHUNK)
+        rows = torch.from_numpy(ids.astype(np.int64)).view(-1, SEQUENCE)
         with torch.no_grad():
             expected = model(rows, labels=rows).loss.item()
         # The bound of the forward pass in fp32 (parity/test_forward.py).
@@ -70,8 +70,8 @@ class RandomCheckpoint(unittest.TestCase):
 
     def test_it_can_be_calibrated(self):
         out = self.folder / "statistics.h5"
-        self.run_program("oscar-calibrate", self.model, self.model / "ids.npy", out, "--chunk-len",
-                         CHUNK, "--statistics-only", "--device", "cpu", "--quiet")
+        self.run_program("oscar-calibrate", self.model, self.model / "ids.npy", out, "--sequence-length",
+                         SEQUENCE, "--statistics-only", "--device", "cpu", "--quiet")
         import h5py
         with h5py.File(out) as file:
             self.assertEqual(file["layers/001/statistics/count_kv"][()], TOKENS)
@@ -83,12 +83,12 @@ class RandomCheckpoint(unittest.TestCase):
                 _, info = AutoModelForCausalLM.from_pretrained(model, output_loading_info=True)
                 self.assertFalse(any(map(list, (info["missing_keys"], info["unexpected_keys"]))), info)
                 ids, bundle, report = model / "ids.npy", model / "b.h5", model / "report.json"
-                self.run_program("oscar-calibrate", model, ids, bundle, "--chunk-len", CHUNK,
+                self.run_program("oscar-calibrate", model, ids, bundle, "--sequence-length", SEQUENCE,
                                  "--recent", 32, "--sink", 4, "--search", "off", "--device", "cpu",
                                  "--dtype", "fp32", "--quiet")
                 self.assertIn(f"{shape}/b.h5", self.run_program("oscar-bundle", "verify", bundle))
                 self.run_program("oscar-eval", model, "--bundle", bundle, "--corpus", ids,
-                                 "--compare", "bf16,bundle", "--chunk-len", CHUNK, "--device", "cpu",
+                                 "--compare", "bf16,bundle", "--sequence-length", SEQUENCE, "--device", "cpu",
                                  "--dtype", "fp32", "--quiet", "--separators", "off", "--json", report)
                 kl = json.loads(report.read_text())["methods"]["bundle"]["kl"]["mean"]
                 self.assertTrue(0 < kl < 1, kl)

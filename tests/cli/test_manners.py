@@ -59,7 +59,7 @@ class Manners(ProgramTest):
         model, text = self.model_and_text()
         report = self.folder / "report.json"
         self.run_ok("oscar-calibrate", model, text, self.folder / "out.h5", "--dry-run", "--device",
-                    "cpu", "--chunk-len", "0.25K", "--max-tokens", "2e3", "--preset", "PAPER",
+                    "cpu", "--sequence-length", "0.25K", "--max-tokens", "2e3", "--preset", "PAPER",
                     "--dtype", "FP32", "--search", "Off", "--quiet", "--json", report)
         self.assertEqual(json.loads(report.read_text())["tokens"], 2000)
         for value in ("64Q", "1.5", "-1", "0", "1e19", "nan", "", "K", "1e", "9223372036854775808"):
@@ -87,8 +87,8 @@ class Manners(ProgramTest):
                 (["oscar-bundle", *imports], ("--for", "--name", "--clip", "--rope-scaling")),
                 (["oscar-bundle", *card], ("--model", "--base-model", "--exports", "--answers", "--eval")),
                 (["oscar-bundle", "plan", "tiny-gqa"], ("--gpu-memory", "--weights")),
-                (["oscar-bundle", "verify", BUNDLE], ("--stack",)),
-                (["oscar-bundle", "export", BUNDLE, "--to", "npz"], ("--output",)),
+                (["oscar-bundle", "verify", BUNDLE], ("--for",)),
+                (["oscar-bundle", "export", BUNDLE, "--for", "npz"], ("--output",)),
                 (["oscar-bundle", "fit", BUNDLE, "-o", out], ("--clip",)),
                 (["oscar-calibrate", model, text, out, "--dry-run", "--device", "cpu"],
                  ("--host-memory", "--gpu-memory", "--for", "--clip", "--json", "--tokens-out")),
@@ -106,9 +106,9 @@ class Manners(ProgramTest):
 
     def test_words_that_mean_nothing_whatever_the_files_hold_are_errors_of_usage(self):
         export = self.folder / "export"
-        self.run_ok("oscar-bundle", "export", BUNDLE, "--to", "npz", "-o", export)
+        self.run_ok("oscar-bundle", "export", BUNDLE, "--for", "npz", "-o", export)
         imports = ["import", export, "--model", "tiny-gqa", "-o", self.folder / "out.h5"]
-        for options, words in ((["--for", "foo"], ("unknown serving stack", "sglang-v1")),
+        for options, words in ((["--for", "foo"], ("unknown backend", "sglang-v1")),
                                (["--name", "a b"], ("--name", "can't have this name")),
                                *((["--rope-scaling", text], ("--rope-scaling", "not a JSON object"))
                                  for text in ("5", "null", "[]", '"yarn"')),
@@ -123,7 +123,7 @@ class Manners(ProgramTest):
         out, report = os.fsencode(self.folder) + b"/out\xff.h5", self.folder / "report.json"
         result = subprocess.run(
             [BIN / "oscar-calibrate", model, text, out, "--device", "cpu", "--max-tokens", "1024",
-             "--chunk-len", "256", "--statistics-only", "--json", report], env=ENVIRONMENT,
+             "--sequence-length", "256", "--statistics-only", "--json", report], env=ENVIRONMENT,
             capture_output=True, check=False)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertTrue(os.path.exists(out))

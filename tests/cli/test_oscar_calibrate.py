@@ -72,7 +72,7 @@ class CalibrateTest(ProgramTest):
 
 class WhatItWrites(CalibrateTest):
     def test_a_bundle_that_verifies(self):
-        self.calibrate(self.corpus, self.out, "--chunk-len", 256)
+        self.calibrate(self.corpus, self.out, "--sequence-length", 256)
         self.run_ok("oscar-bundle", "verify", self.out)
         with h5py.File(self.out) as file:
             self.assertEqual(file.attrs["preset"], b"best")
@@ -86,7 +86,7 @@ class WhatItWrites(CalibrateTest):
             with h5py.File(self.out) as file:
                 self.assertEqual(set(file["layers/000/k_kind"][()].tolist()), {kind})
 
-    def test_the_paper_preset_is_shared_uncentred_and_plain(self):
+    def test_the_paper_preset_is_shared_uncentered_and_plain(self):
         self.calibrate(self.corpus, self.out, "--preset", "paper")
         with h5py.File(self.out) as file:
             layer = file["layers/001"]
@@ -113,7 +113,7 @@ class WhatItWrites(CalibrateTest):
 
     def test_a_dry_run_writes_nothing_but_the_tokens_asked_for(self):
         ids = self.folder / "ids.npy"
-        options = ["--chunk-len", 256, "--max-tokens", 1024]
+        options = ["--sequence-length", 256, "--max-tokens", 1024]
         result = self.calibrate(self.corpus, self.out, "--dry-run", "--tokens-out", ids, *options)
         for word in ("time", "memory", "disk", "1,024"):
             self.assertIn(word, result.stdout)
@@ -128,7 +128,7 @@ class WhatItWrites(CalibrateTest):
 
     def test_the_model_can_write_its_own_corpus(self):
         ids = self.folder / "ids.npy"
-        options = ["--chunk-len", 128, "--tokens-out", ids, "--force"]
+        options = ["--sequence-length", 128, "--tokens-out", ids, "--force"]
         self.calibrate("self:512", self.out, *options)
         first = np.load(ids)
         self.assertEqual(first.size, 512)
@@ -137,8 +137,8 @@ class WhatItWrites(CalibrateTest):
         np.testing.assert_array_equal(np.load(ids), first)
 
 
-# Windows so small that short chunks can be held back.
-SEARCH = ["--chunk-len", 256, "--sink", 4, "--recent", 16, "--max-tokens", 6144]
+# Windows so small that short sequences can be held back.
+SEARCH = ["--sequence-length", 256, "--sink", 4, "--recent", 16, "--max-tokens", 6144]
 ALL_PARTS = [word for name in ("method", "center", "granularity", "rounding", "scale-correction")
              for word in (f"--{name}", "auto")]
 FIXED = ["--method", "balanced", "--granularity", "per-head", "--center", "on", "--clip", ".95,.96",
@@ -249,7 +249,7 @@ class HeldBackSearch(CalibrateTest):
         self.assertIn("portable variant, one rotation per KV head", text)
         self.assertIn("decided on", text)
         result = self.run_ok("oscar-eval", self.model, "--device", "cpu", "--bundle", self.out,
-                             "--corpus", self.corpus, "--chunk-len", 256, "--max-tokens", 2048, "--compare",
+                             "--corpus", self.corpus, "--sequence-length", 256, "--max-tokens", 2048, "--compare",
                              "bf16,exact,bundle,portable,portable-perhead")
         self.assertIn("portable-perhead", result.stdout)
 
@@ -301,7 +301,7 @@ class HeldBackSearch(CalibrateTest):
                 self.assertNotIn("k_feedback", layer)
 
     def test_a_small_corpus_keeps_the_preset_and_says_so(self):
-        result = self.calibrate(self.corpus, self.out, "--chunk-len", 512, "--max-tokens", 1536)
+        result = self.calibrate(self.corpus, self.out, "--sequence-length", 512, "--max-tokens", 1536)
         self.assertIn("to hold text back", result.stderr)
         with h5py.File(self.out) as file:
             self.assertNotIn("search", file.attrs)
@@ -352,14 +352,14 @@ TIGHT_MEMORY = "354M"
 class Repeats(CalibrateTest):
     def test_the_same_bytes_whatever_the_sharding(self):
         other = self.folder / "other.h5"
-        self.calibrate(self.corpus, self.out, "--chunk-len", 128)
-        self.calibrate(self.corpus, other, "--chunk-len", 128, "--checkpoint-every", 1)
+        self.calibrate(self.corpus, self.out, "--sequence-length", 128)
+        self.calibrate(self.corpus, other, "--sequence-length", 128, "--checkpoint-every", 1)
         self.assertEqual(self.out.read_bytes(), other.read_bytes())
 
     def test_the_same_bytes_when_weights_stream(self):
         other = self.folder / "other.h5"
         checkpoints.write_checkpoint(self.model, STREAMED_MODEL)
-        options = [*SHORT, "--chunk-len", 128]
+        options = [*SHORT, "--sequence-length", 128]
         tight = [*options, "--host-memory", TIGHT_MEMORY]
         self.calibrate(self.corpus, self.out, *options)
         dry = self.calibrate(self.corpus, other, *tight, "--dry-run")
@@ -389,7 +389,7 @@ class Repeats(CalibrateTest):
         self.out.unlink()
 
     def test_sigterm_saves_a_checkpoint_and_resume_continues_from_it_under_any_plan(self):
-        text, options = self.long_text(250), ["--chunk-len", 256, "--search", "off"]
+        text, options = self.long_text(250), ["--sequence-length", 256, "--search", "off"]
         every = {n: ["--checkpoint-every", n] for n in (1, 40, 100000)}
         for before, after in (([], []), (every[1], every[100000]), (every[100000], every[1]),
                               (every[40], every[1])):
@@ -402,7 +402,7 @@ class Repeats(CalibrateTest):
         tight = ["--host-memory", TIGHT_MEMORY]
         for before, after in ((tight, []), ([], tight)):
             with self.subTest(before=before, after=after):
-                self.stop_and_resume(text, before, after, ["--chunk-len", 128])
+                self.stop_and_resume(text, before, after, ["--sequence-length", 128])
 
     def test_resume_without_a_checkpoint_starts_anew_and_says_so(self):
         result = self.calibrate(self.corpus, self.out, *SHORT, "--search", "off", "--resume")

@@ -26,9 +26,9 @@ class OscarEval(unittest.TestCase):
     def setUpClass(cls):
         cls.temporary = tempfile.TemporaryDirectory()
         cls.folder = pathlib.Path(cls.temporary.name)
-        cls.text = ["--max-tokens", 1500, "--chunk-len", 500, "--device", "cpu"]
+        cls.text = ["--max-tokens", 1500, "--sequence-length", 500, "--device", "cpu"]
         cls.small = [*cls.text, "--separators", "off"]
-        cls.one_chunk = ["--max-tokens", 500, "--chunk-len", 500, "--device", "cpu", "--separators", "off"]
+        cls.one_sequence = ["--max-tokens", 500, "--sequence-length", 500, "--device", "cpu", "--separators", "off"]
 
     @classmethod
     def tearDownClass(cls):
@@ -115,7 +115,7 @@ class OscarEval(unittest.TestCase):
         for _ in range(2):
             out = self.folder / "again.json"
             with unittest.mock.patch.dict(programs.ENVIRONMENT, OMP_NUM_THREADS="2"):
-                result = run(MODEL, *self.one_chunk, "--compare", "random-clip", "--tasks", "ppl,niah",
+                result = run(MODEL, *self.one_sequence, "--compare", "random-clip", "--tasks", "ppl,niah",
                              "--needle-lengths", 400, "--needle-prompts", 2, "--json", out, "--force",
                              "--quiet")
             self.assertEqual(result.returncode, 0, result.stderr)
@@ -130,7 +130,7 @@ class OscarEval(unittest.TestCase):
             out, page = self.folder / f"{threads}.json", self.folder / f"{threads}.html"
             with unittest.mock.patch.dict(programs.ENVIRONMENT, OMP_NUM_THREADS=str(threads),
                                           MKL_DYNAMIC="FALSE"):  # more than there are cores
-                result = run(MODEL, "--max-tokens", 1400, "--chunk-len", 700, "--device", "cpu",
+                result = run(MODEL, "--max-tokens", 1400, "--sequence-length", 700, "--device", "cpu",
                              "--separators", 32, "--compare", "exact,hadamard-clip", "--tasks",
                              "ppl,niah", "--needle-lengths", 400, "--needle-prompts", 2, "--json",
                              out, "--html", page, "--quiet")
@@ -152,7 +152,7 @@ class OscarEval(unittest.TestCase):
     def test_the_page_is_well_formed_and_equal_to_that_of_the_saved_report(self):
         report, page, again = (self.folder / name for name in ("p.json", "p.html", "again.html"))
         bundle = self.folder / "tiny.h5"
-        made = run(MODEL, MODEL / "calibration.jsonl", bundle, "--max-tokens", 2048, "--chunk-len", 512, "--search",
+        made = run(MODEL, MODEL / "calibration.jsonl", bundle, "--max-tokens", 2048, "--sequence-length", 512, "--search",
                    "off", "--device", "cpu", "--quiet", program="oscar-calibrate")
         self.assertEqual(made.returncode, 0, made.stderr)
         result = run(MODEL, *self.small, "--bundle", bundle, "--compare",
@@ -214,14 +214,14 @@ class OscarEval(unittest.TestCase):
 
     def test_a_stride_overlaps_windows_and_counts_their_last_tokens(self):
         report = self.folder / "stride.json"
-        result = run(MODEL, "--max-tokens", 840, "--chunk-len", 480, "--stride", 120, "--device",
+        result = run(MODEL, "--max-tokens", 840, "--sequence-length", 480, "--stride", 120, "--device",
                      "cpu", "--quiet", "--compare", "identity", "--json", report)
         self.assertEqual(result.returncode, 0, result.stderr)
         data = json.loads(report.read_text())
         self.assertEqual((data["stride"], data["sequences"]), (120, (840 - 480) // 120 + 1))
         self.assertEqual(data["first_position"], 480 - 120)
         self.assertEqual(data["tokens"], 120 * data["sequences"])
-        error = self.refused(MODEL, "--chunk-len", 600, "--stride", 170, "--compare", "identity",
+        error = self.refused(MODEL, "--sequence-length", 600, "--stride", 170, "--compare", "identity",
                              "--device", "cpu")
         self.assertIn("--stride", error)
 
@@ -230,7 +230,7 @@ class OscarEval(unittest.TestCase):
         reports = []
         for engine in ("simulate", "reference"):
             out = self.folder / f"{engine}.json"
-            result = run(MODEL, "--max-tokens", 860, "--chunk-len", 430, "--device", "cpu",
+            result = run(MODEL, "--max-tokens", 860, "--sequence-length", 430, "--device", "cpu",
                          *options, "--engine", engine, "--json", out, "--force")
             self.assertEqual(result.returncode, 0, result.stderr)
             reports.append(json.loads(out.read_text()))
@@ -272,7 +272,7 @@ class OscarEval(unittest.TestCase):
         self.assertIn("chunked:64", error)
 
     def test_a_corpus_shorter_than_the_windows_is_refused(self):
-        error = self.refused(MODEL, "--max-tokens", 380, "--chunk-len", 380, "--device", "cpu",
+        error = self.refused(MODEL, "--max-tokens", 380, "--sequence-length", 380, "--device", "cpu",
                              "--compare", "identity")
         self.assertIn("too few tokens", error)
 
@@ -311,10 +311,10 @@ class OscarEval(unittest.TestCase):
                                                                "--compare", "oscar-released"))
 
     def test_positions_beyond_the_model_are_refused(self):
-        # Neither an offset that overflows with a chunk added nor a length that is 400 in 32 bits.
+        # Neither an offset that overflows with a sequence added nor a length that is 400 in 32 bits.
         for offset in (131000, 2**63 - 1):
             self.assertIn("131072", self.refused(MODEL, *self.small, "--position-offset", offset))
-        self.assertIn("131072", self.refused(MODEL, "--chunk-len", 2**32 + 400, "--device", "cpu",
+        self.assertIn("131072", self.refused(MODEL, "--sequence-length", 2**32 + 400, "--device", "cpu",
                                              "--compare", "identity"))
 
     def test_a_bundle_of_another_model_or_rope_is_refused_by_field(self):
@@ -342,16 +342,16 @@ class OscarEval(unittest.TestCase):
         target = self.folder / "stored.h5"
         shutil.copy(BUNDLE, target)
         out = self.folder / "stored.json"
-        result = run(MODEL, *self.one_chunk, "--bundle", target, "--compare", "bundle", "--write-back",
+        result = run(MODEL, *self.one_sequence, "--bundle", target, "--compare", "bundle", "--write-back",
                      "--json", out)
         self.assertEqual(result.returncode, 0, result.stderr)
         import h5py
         with h5py.File(target) as file:
             self.assertIn("evaluation", file)
-        again = run(MODEL, *self.one_chunk, "--bundle", target, "--compare", "bundle", "--tasks", "ppl,niah",
+        again = run(MODEL, *self.one_sequence, "--bundle", target, "--compare", "bundle", "--tasks", "ppl,niah",
                     "--needle-lengths", 400, "--needle-prompts", 2)
         self.assertEqual(again.returncode, 0, again.stderr)
-        self.assertNotIn("nan", again.stdout)  # one chunk has no standard error
+        self.assertNotIn("nan", again.stdout)  # one sequence has no standard error
         self.assertLessEqual(max(map(len, again.stdout.splitlines())), 80)
 
 

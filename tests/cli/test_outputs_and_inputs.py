@@ -53,11 +53,11 @@ class OutputsAndInputs(ProgramTest):
 
     def calibrate(self, *options):
         return ["oscar-calibrate", self.model, self.text, self.out, "--max-tokens", 3072,
-                "--chunk-len", 256, "--sink", 4, "--recent", 16, "--device", "cpu", "--search", "off",
+                "--sequence-length", 256, "--sink", 4, "--recent", 16, "--device", "cpu", "--search", "off",
                 *options]
 
     def eval(self, *options, tokens=512, method="identity"):
-        return ["oscar-eval", self.model, "--corpus", self.text, "--max-tokens", tokens, "--chunk-len",
+        return ["oscar-eval", self.model, "--corpus", self.text, "--max-tokens", tokens, "--sequence-length",
                 256, "--sink", 4, "--recent", 16, "--device", "cpu", "--compare", method,
                 "--separators", "off", *options]
 
@@ -107,7 +107,7 @@ class OutputsAndInputs(ProgramTest):
     def test_no_checkpoint_is_kept_beside_a_stream(self):
         self.make_model()
         os.mkfifo(self.folder / "fifo")
-        stdout = self.folder / "stdout"  # a twin of /dev/stdout, beside which nothing here may be
+        stdout = self.folder / "stdout"  # a copy of /dev/stdout, beside which nothing here may be
         stdout.symlink_to("/proc/self/fd/1")
         for stream in (stdout, self.folder / "fifo"):
             program, *arguments = self.eval("--json", stream, "--resume")
@@ -158,7 +158,7 @@ class OutputsAndInputs(ProgramTest):
     def test_reports_replace_files_only_when_asked_and_go_to_standard_output(self):
         self.make_model()
         page = self.folder / "page.html"
-        stdout = self.folder / "stdout"  # a twin of /dev/stdout, which nothing here may replace
+        stdout = self.folder / "stdout"  # a copy of /dev/stdout, which nothing here may replace
         stdout.symlink_to("/proc/self/fd/1")
         self.run_ok(*self.eval("--json", self.json))
         expected = self.json.read_text()
@@ -176,7 +176,7 @@ class OutputsAndInputs(ProgramTest):
 
     def test_what_oscar_bundle_shows_is_written_as_json_where_it_is_asked_for(self):
         bundle = make_file(self.folder / "a.h5")
-        for command in (["inspect", bundle], ["verify", bundle], ["plan", bundle], ["stacks"]):
+        for command in (["inspect", bundle], ["verify", bundle], ["plan", bundle], ["backends"]):
             with self.subTest(command[0]):
                 shown = self.run_ok("oscar-bundle", *command).stdout
                 self.assertEqual(self.run_ok("oscar-bundle", *command, "--json", self.json).stdout, shown)
@@ -392,7 +392,7 @@ class OutputsAndInputs(ProgramTest):
         copies = [shutil.copy(corpus, self.folder / corpus.name), shutil.copy(other, self.folder / "other")]
         changes = {"LD_PRELOAD": str(faults.SHIM), "OSCAR_CHANGE": ":".join((how, *map(str, copies)))}
         process = self.start("oscar-calibrate", self.model, copies[0], self.out, "--device", "cpu",
-                             "--chunk-len", 256, "--max-tokens", 512, "--statistics-only",
+                             "--sequence-length", 256, "--max-tokens", 512, "--statistics-only",
                              **changes if how else {})
         said = process.communicate(timeout=120)[1]
         if how:

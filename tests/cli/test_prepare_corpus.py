@@ -63,19 +63,19 @@ class PrepareCorpus(ProgramTest):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(np.load(line[2]).tolist(), self.expected_ids(model))
         self.run_ok("oscar-calibrate", model, line[2], self.folder / "out.h5", "--device", "cpu",
-                    "--chunk-len", 64, "--dry-run")
+                    "--sequence-length", 64, "--dry-run")
 
     def test_a_built_in_template_gives_the_ids_of_the_script(self):
         model, chat = self.checkpoint((PUBLISHED / "qwen3.jinja").read_text()), self.chat()
         ours = self.folder / "ours.npy"
         self.run_ok("oscar-calibrate", model, chat, self.folder / "out.h5", "--device", "cpu",
-                    "--chunk-len", 64, "--dry-run", "--tokens-out", ours)
-        chunks = np.load(ours)
+                    "--sequence-length", 64, "--dry-run", "--tokens-out", ours)
+        sequences = np.load(ours)
         stream = np.array(self.expected_ids(model))
         documents = np.split(stream, np.flatnonzero(stream == 256) + 1)[:-1]
-        text = chunks.reshape(-1).tobytes()
-        found = sum(text.find(d.astype(chunks.dtype).tobytes()) >= 0 for d in documents)
-        # Documents are shuffled and packed; the tail shorter than a chunk is dropped.
+        text = sequences.reshape(-1).tobytes()
+        found = sum(text.find(d.astype(sequences.dtype).tobytes()) >= 0 for d in documents)
+        # Documents are shuffled and packed; the tail shorter than a sequence is dropped.
         self.assertGreaterEqual(found, len(documents) - 2)
 
     def test_rows_have_the_asked_length_and_the_rest_is_counted(self):

@@ -16,20 +16,20 @@ from huggingface_hub import ModelCard
 
 from bundle.verify_bundle import content_sha256
 from support.programs import BIN, ENVIRONMENT, SOURCE
-from support.stacks import StackCase
+from support.backends import BackendCase
 
-STACKS = {"sglang-v1", "sglang-v2", "vllm-pr46774", "mlx"}
+BACKENDS = {"sglang-v1", "sglang-v2", "vllm-pr46774", "mlx"}
 README = "---\nlicense: apache-2.0\n---\n# A model\n"
 
 
-class Publish(StackCase):
+class Publish(BackendCase):
     def setUp(self):
         super().setUp()
         (self.model / "README.md").write_text(README)
         self.bundle = self.calibrate("--search", "off")
         self.report = self.folder / "report.json"
         self.run_ok("oscar-eval", self.model, "--bundle", self.bundle, "--corpus", self.corpus,
-                    "--chunk-len", 256, "--max-tokens", 1024, "--json", self.report)
+                    "--sequence-length", 256, "--max-tokens", 1024, "--json", self.report)
 
     def publish(self, *arguments, allowed=("shared-text", "little-text")):
         allow = [word for kind in allowed for word in ("--allow", kind)]
@@ -78,11 +78,11 @@ class Publish(StackCase):
                              serving.attrs["content_sha256"].decode())
             self.assertNotIn("statistics", whole["layers/000"])
             self.assertNotIn("portable", serving)
-        self.assertEqual(set(os.listdir(out / "exports")), STACKS)
-        folders = {stack["name"]: stack["folder"] for stack in index["stacks"] if stack["folder"]}
-        self.assertEqual(folders, {name: f"exports/{name}" for name in STACKS})
-        for name in STACKS:
-            self.run_ok("oscar-bundle", "verify", out / "exports" / name, "--stack", name)
+        self.assertEqual(set(os.listdir(out / "exports")), BACKENDS)
+        folders = {backend["name"]: backend["folder"] for backend in index["stacks"] if backend["folder"]}
+        self.assertEqual(folders, {name: f"exports/{name}" for name in BACKENDS})
+        for name in BACKENDS:
+            self.run_ok("oscar-bundle", "verify", out / "exports" / name, "--for", name)
             manifest = json.loads((out / "exports" / name / "oscar-export.json").read_text())
             self.assertEqual(manifest["created_from"]["content_sha256"], content)
         torch.load(out / "exports/vllm-pr46774/k_rotation.pt", weights_only=True)
@@ -121,7 +121,7 @@ class Publish(StackCase):
         self.assertEqual(set(os.listdir(self.folder)), before)
         stripped, report = self.folder / "stripped.h5", self.folder / "of-stripped.json"
         self.run_ok("oscar-bundle", "strip", self.bundle, stripped)
-        self.run_ok("oscar-eval", self.model, "--bundle", stripped, "--corpus", self.corpus, "--chunk-len", 256,
+        self.run_ok("oscar-eval", self.model, "--bundle", stripped, "--corpus", self.corpus, "--sequence-length", 256,
                     "--max-tokens", 1024, "--json", report)
         refused = self.publish(self.model, stripped, "--eval", report, "--no-exports", "-o", out,
                                allowed=["little-text"])  # without the sample of its text, by the file

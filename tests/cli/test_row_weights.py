@@ -13,7 +13,7 @@ ATTENDED = {f"{side}_attended_{part}" for side in "kv" for part in ("moment", "s
 EVEN = ["--row-weights", "even"]
 ONE = ["--key-centers", "one"]
 # Longer than the exact windows, so that queries read 2-bit rows.
-LENGTH = ["--chunk-len", 512]
+LENGTH = ["--sequence-length", 512]
 
 
 class RowWeights(ProgramTest):
@@ -54,7 +54,7 @@ class RowWeights(ProgramTest):
             self.assertIn("all rows count alike", a["layers/001"].attrs["warnings"].decode())
             np.testing.assert_array_equal(a["layers/001/k_rotation"][()], b["layers/001/k_rotation"][()])
 
-    def test_keys_have_two_centres_unless_one_is_asked_for(self):
+    def test_keys_have_two_centers_unless_one_is_asked_for(self):
         two, _ = self.calibrate("two", "--search", "off")
         one, _ = self.calibrate("one", "--search", "off", *ONE)
         with h5py.File(two) as a, h5py.File(one) as b:
@@ -64,17 +64,17 @@ class RowWeights(ProgramTest):
             self.assertEqual(layer["k_centres"].shape, (layer["k_mean"].shape[0], 2, layer["k_mean"].shape[1]))
             self.assertNotIn("k_centres", b["layers/001"])
             np.testing.assert_array_equal(layer["v_mean"][()], b["layers/001/v_mean"][()])
-        self.assertIn("keys about two centres", self.run_ok("oscar-bundle", "inspect", two).stdout)
-        self.assertNotIn("two centres", self.run_ok("oscar-bundle", "inspect", one).stdout)
+        self.assertIn("keys about two centers", self.run_ok("oscar-bundle", "inspect", two).stdout)
+        self.assertNotIn("two centers", self.run_ok("oscar-bundle", "inspect", one).stdout)
         result = self.run_ok("oscar-eval", "--device", "cpu", self.model, "--bundle", two, "--bundle", f"one={one}",
-                             "--corpus", self.corpus, "--chunk-len", 512, "--max-tokens", 4096, "--compare", "bundle,one",
+                             "--corpus", self.corpus, "--sequence-length", 512, "--max-tokens", 4096, "--compare", "bundle,one",
                              "--json", self.folder / "eval.json", "--separators", 32)
         methods = json.loads((self.folder / "eval.json").read_text())["methods"]
         self.assertGreater(methods["bundle"]["kl"]["mean"], 0)
         self.assertNotEqual(methods["bundle"]["kl"]["mean"], methods["one"]["kl"]["mean"])
         self.assertIn("rows / attention", result.stdout)
 
-    def test_two_centres_need_rows_by_attention(self):
+    def test_two_centers_need_rows_by_attention(self):
         for other in (EVEN, ["--center", "off"], ["--position-span", 0]):
             self.refuse("oscar-calibrate", [self.model, self.corpus, self.folder / "no.h5", "--key-centers", "two",
                                             *other], "keys can't have two centers", code=2)

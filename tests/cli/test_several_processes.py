@@ -15,7 +15,7 @@ from support.programs import BIN, ENVIRONMENT, SOURCE
 
 MODEL = SOURCE / "datasets" / "tiny-gqa"
 # Eight blocks.
-OPTIONS = ["--chunk-len", 128, "--sink", 4, "--recent", 16, "--max-tokens", 4096,
+OPTIONS = ["--sequence-length", 128, "--sink", 4, "--recent", 16, "--max-tokens", 4096,
            "--batch-tokens", 512, "--statistics-only", "--quiet"]
 
 

@@ -24,7 +24,7 @@ class SharedEvaluation(SharedRuns):
     def command(self, out, *options):
         """Six batches of each text: all have work left when the first text is counted."""
         return [BIN / "oscar-eval", self.model, "--device", "cpu", "--corpus", self.text,
-                "--compare", "hadamard-clip", "--chunk-len", "512", "--max-tokens", "24K",
+                "--compare", "hadamard-clip", "--sequence-length", "512", "--max-tokens", "24K",
                 "--sink", "4", "--recent", "16", "--json", self.folder / out,
                 *map(str, [*NEEDLES, *options])]
 

@@ -30,7 +30,7 @@ class SharedSearch(SharedRuns):
 
     def command(self, out, *options):
         return [BIN / "oscar-calibrate", "--device", "cpu", self.model, self.text,
-                self.folder / out, "--chunk-len", "256", "--sink", "4", "--recent", "16",
+                self.folder / out, "--sequence-length", "256", "--sink", "4", "--recent", "16",
                 "--max-tokens", "4096", "--batch-tokens", "256", *map(str, options)]
 
     def start_search(self, out):
@@ -59,7 +59,7 @@ class SharedSearch(SharedRuns):
     def test_the_embedded_model_too(self):
         def command(out, *options):
             return [BIN / "oscar-calibrate", "--device", "cpu", TINY, TINY / "calibration.jsonl",
-                    self.folder / out, "--chunk-len", "160", "--sink", "4", "--recent", "16",
+                    self.folder / out, "--sequence-length", "160", "--sink", "4", "--recent", "16",
                     "--max-tokens", "1280", "--batch-tokens", "160", "--quiet",
                     *map(str, options)]
         self.command = command

@@ -25,7 +25,7 @@ class Study(unittest.TestCase):
     def test_a_few_tokens_go_all_the_way_to_the_page(self):
         out = self.folder / "out"
         command = ("tiny-gqa", out, "--bin", os.environ["OSCAR_BIN"], "--device", "cpu", "--quick", "--steps", "groups",
-                   "--calibration-tokens", 2048, "--tokens", 1024, "--chunk-len", 512, "--work", self.folder / "work")
+                   "--calibration-tokens", 2048, "--tokens", 1024, "--sequence-length", 512, "--work", self.folder / "work")
         result = run(*command)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(sorted(p.name for p in out.iterdir()), ["README.md", "study.html", "study.json"])

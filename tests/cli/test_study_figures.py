@@ -43,7 +43,7 @@ def made_up_run(run):
             if name == layers.METHOD:
                 methods[name]["layer_errors"] = made_up_errors(index)
     kept = {"command": f"oscar-eval <{run.key()}>", "methods": methods, "text": run.text, "variant": run.variant,
-            "tokens": sum(TOKENS), "first_position": 320, "longest_sequence": run.chunk_len or 4096, "kl_floor": 1e-5,
+            "tokens": sum(TOKENS), "first_position": 320, "longest_sequence": run.sequence_length or 4096, "kl_floor": 1e-5,
             "unit_tokens": TOKENS, "quantizer": {"quant_group_size": 128}}
     if run.name.startswith("group "):
         kept["quantizer"] = {"quant_group_size": int(run.name.split()[1])}
@@ -101,7 +101,7 @@ class Plan(unittest.TestCase):
         largest = max(sum(map(int, window.split("/"))) for window in vocabulary.WINDOWS)
         for plan in PLANS.values():
             for size in (plan.size, plan.quick):
-                self.assertGreaterEqual(min(size.chunk_len, size.tokens or size.chunk_len), largest + 100)
+                self.assertGreaterEqual(min(size.sequence_length, size.tokens or size.sequence_length), largest + 100)
 
     def test_the_real_models_headline_comes_first_and_reads_enough(self):
         first = next(iter(REAL.steps))
@@ -279,11 +279,11 @@ class Drawing(unittest.TestCase):
                  "Layers and heads", "Clipping", "Windows", "Positions"]
         titles = [section.title for section in self.content.sections]
         self.assertEqual(titles, ["All methods", "Separators in the history", "Predicted and measured", *parts,
-                                  "Planted outliers", "Bits against KL", "Serving stacks", "How it was run"])
+                                  "Planted outliers", "Bits against KL", "Backends", "How it was run"])
         self.assertEqual([section.title for section in self.real.sections],
                          ["Text by text", "All methods", "Separators in the history",
                           "One text calibrated, another evaluated", "Predicted and measured", *parts, "Long contexts",
-                          "Bits against KL", "Serving stacks", "Needles", "How it was run"])
+                          "Bits against KL", "Backends", "Needles", "How it was run"])
         table = self.content.sections[0].blocks[1]
         self.assertEqual([row[0] for row in table.rows],
                          ["BF16 cache", *(TINY.labels()[name][0] for name in vocabulary.MAIN)])
@@ -309,14 +309,14 @@ class Drawing(unittest.TestCase):
         self.assertIn("fewer than half of: multikey.", words)
         self.assertEqual(table.rows[0][1:3], ["90% of 10", "10% of 10"])
 
-    def test_every_stack_is_held_against_the_papers_recipe_there(self):
-        (section,) = [s for s in self.content.sections if s.title == "Serving stacks"]
+    def test_every_backend_is_held_against_the_papers_recipe_there(self):
+        (section,) = [s for s in self.content.sections if s.title == "Backends"]
         rows = section.blocks[1].rows
-        self.assertEqual([row[0] for row in rows], list(vocabulary.STACKS))
-        for stack, row in zip(vocabulary.STACKS, rows):
-            run = figures.RunFigures(self.document["runs"][f"stack {stack}"])
-            self.assertEqual(row[1], figures.with_interval(run.kl(f"paper-{stack}")))
-            self.assertEqual(row[2], figures.with_interval(run.kl(f"for-{stack}")))
+        self.assertEqual([row[0] for row in rows], list(vocabulary.BACKENDS))
+        for backend, row in zip(vocabulary.BACKENDS, rows):
+            run = figures.RunFigures(self.document["runs"][f"stack {backend}"])
+            self.assertEqual(row[1], figures.with_interval(run.kl(f"paper-{backend}")))
+            self.assertEqual(row[2], figures.with_interval(run.kl(f"for-{backend}")))
 
     def test_a_part_that_was_not_measured_is_left_out(self):
         for name in list(self.document["runs"]):

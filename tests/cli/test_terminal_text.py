@@ -166,7 +166,7 @@ class TerminalText(ProgramTest):
 
         name = ESCAPES.replace("/", "") + ".txt"
         with self.subTest("a file"):
-            calibrate(shutil.copy(self.text, self.folder / name), 0, "--chunk-len", "256")
+            calibrate(shutil.copy(self.text, self.folder / name), 0, "--sequence-length", "256")
         with self.subTest("a file that is missing"):
             calibrate(self.folder / (name + "x" * 2000), 1)
         with self.subTest("a folder"):
@@ -256,7 +256,7 @@ class TerminalText(ProgramTest):
 
     def test_of_a_report(self):
         report = self.folder / "report.json"
-        self.run_ok("oscar-eval", self.model, "--corpus", self.text, "--device", "cpu", "--chunk-len",
+        self.run_ok("oscar-eval", self.model, "--corpus", self.text, "--device", "cpu", "--sequence-length",
                     256, "--max-tokens", 512, "--sink", 4, "--recent", 16, "--compare", "identity",
                     "--separators", "off", "--json", report)
         data = json.loads(report.read_text())

@@ -8,7 +8,7 @@ import numpy as np
 from support.programs import run
 from test_oscar_calibrate import SEARCH, CalibrateTest
 
-FIXED = ["--search", "off", "--chunk-len", 256]
+FIXED = ["--search", "off", "--sequence-length", 256]
 
 
 def digits(path, tokens, seed):
@@ -116,7 +116,7 @@ class EnoughText(TextOfABundle):
 class Coverage(TextOfABundle):
     def statistics(self, name, corpus):
         path = self.folder / name
-        self.calibrate(corpus, path, "--statistics-only", "--chunk-len", 256)
+        self.calibrate(corpus, path, "--statistics-only", "--sequence-length", 256)
         return path
 
     def test_a_text_of_another_kind_is_covered_badly_and_joining_is_suggested(self):
@@ -162,7 +162,7 @@ class EvaluatedText(TextOfABundle):
     def overlap(self, corpus, bundle):
         report = self.folder / "report.json"
         result = self.run_ok("oscar-eval", self.model, "--device", "cpu", "--bundle", bundle,
-                             "--corpus", corpus, "--chunk-len", 512, "--max-tokens", 2048,
+                             "--corpus", corpus, "--sequence-length", 512, "--max-tokens", 2048,
                              "--compare", "exact,bundle", "--json", report, "--force")
         return json.loads(report.read_text())["bundle"]["overlap"], result.stdout
 
@@ -172,7 +172,7 @@ class EvaluatedText(TextOfABundle):
         found, said = self.overlap(text, self.out)
         self.assertTrue(found["known"])
         self.assertEqual(found["ngram"], 13)
-        # Chunks are cut elsewhere: n-grams across the cuts of 256 tokens are new.
+        # Sequences are cut elsewhere: n-grams across the cuts of 256 tokens are new.
         self.assertGreater(found["share"], 0.93)
         self.assertIn("of the evaluation's 13-grams are in the calibration text of out.h5",
                       " ".join(said[said.index("CAUTION: "):].split()))
@@ -199,10 +199,10 @@ class EvaluatedText(TextOfABundle):
         ids = self.folder / "ids.npy"
         self.calibrate(self.corpus, self.out, *FIXED, "--max-tokens", 2048, "--tokens-out", ids)
         expected = set()
-        for chunk in np.load(ids).tolist():
-            for i in range(len(chunk) - 12):
+        for sequence in np.load(ids).tolist():
+            for i in range(len(sequence) - 12):
                 x = 0
-                for token in chunk[i:i + 13]:
+                for token in sequence[i:i + 13]:
                     x = (x * 0x9E3779B97F4A7C15 + token + 1) % 2**64
                 z = (x + 0x9E3779B97F4A7C15) % 2**64
                 z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64

@@ -145,15 +145,15 @@ class Figures(unittest.TestCase):
             ratio, low, high = run_of.ratio("default", "hadamard-clip")
             self.assertLess(high, 1, f"{name}: {ratio:.3f} of Hadamard + clip, to {high:.3f}")
 
-    def test_serving_stacks_are_those_of_the_study(self):
-        rows = table_rows("docs/results.md", "Serving stacks")
+    def test_serving_backends_are_those_of_the_study(self):
+        rows = table_rows("docs/results.md", "Backends")
         names = [re.split(r"`|,", row[0])[0] for row in rows]
-        self.assertEqual(sorted(names), sorted(vocabulary.STACKS))
+        self.assertEqual(sorted(names), sorted(vocabulary.BACKENDS))
         for name, row in zip(names, rows):
-            run_of_stack = figures.RunFigures(STUDY["runs"][f"stack {name}"])
-            self.assert_shown(row[1], run_of_stack.kl(f"for-{name}")[0])
-            self.assert_shown(row[2], run_of_stack.ratio(f"for-{name}", f"paper-{name}")[0])
-            increase = run_of_stack.perplexity_increase(f"for-{name}")[0]
+            run_of_backend = figures.RunFigures(STUDY["runs"][f"stack {name}"])
+            self.assert_shown(row[1], run_of_backend.kl(f"for-{name}")[0])
+            self.assert_shown(row[2], run_of_backend.ratio(f"for-{name}", f"paper-{name}")[0])
+            increase = run_of_backend.perplexity_increase(f"for-{name}")[0]
             self.assertEqual(row[3], f"{100 * increase:+.1f}%")
 
     def test_needles_are_those_of_the_study(self):
@@ -180,23 +180,23 @@ class Figures(unittest.TestCase):
                       *(f"{ms[cache]:.2f} ms" for cache in ("INT2", "FP8", "BF16"))):
             self.assertIn(shown, lead)
 
-    def test_every_stack_is_described_as_the_program_does(self):
+    def test_every_backend_is_described_as_the_program_does(self):
         ratios = {"a ratio for each layer, KV head and side": "one a layer, head and side",
                   "a ratio for each layer and side": "one a layer and side",
                   "one ratio for all keys, one for all values": "one for keys, one for values",
                   "one ratio": "one"}
-        result = run("oscar-bundle", "stacks", "--json", "-")
+        result = run("oscar-bundle", "backends", "--json", "-")
         self.assertEqual(result.returncode, 0, result.stderr)
-        stacks = {stack["name"]: stack for stack in json.loads(result.stdout)}
-        rows = table_rows("docs/serving.md", "What each stack takes")
-        self.assertEqual(sorted(row[0].split("`")[0] for row in rows), sorted(stacks))
+        backends = {backend["name"]: backend for backend in json.loads(result.stdout)}
+        rows = table_rows("docs/serving.md", "What each backend takes")
+        self.assertEqual(sorted(row[0].split("`")[0] for row in rows), sorted(backends))
         for row in rows:
-            stack = stacks[row[0].split("`")[0]]
-            any_rotation = stack["keys_not_orthogonal"] == stack["values_not_orthogonal"] == "yes"
-            self.assertEqual(row[1], f"{stack['rotation']}, "
+            backend = backends[row[0].split("`")[0]]
+            any_rotation = backend["keys_not_orthogonal"] == backend["values_not_orthogonal"] == "yes"
+            self.assertEqual(row[1], f"{backend['rotation']}, "
                              f"{'any invertible one' if any_rotation else 'orthogonal'}")
-            self.assertEqual(row[2], ratios[stack["clip"]])
-            self.assertEqual(row[3], "yes" if stack["served"] else "not yet")
+            self.assertEqual(row[2], ratios[backend["clip"]])
+            self.assertEqual(row[3], "yes" if backend["served"] else "not yet")
 
 
 if __name__ == "__main__":

@@ -178,11 +178,11 @@ namespace {
 using oscar::strided_windows;
 
 // Tokens 0 .. count - 1 of one source, cut every `stride`.
-oscar::TokenChunks stream(int count, int stride, const char* kind = "text") {
-  oscar::TokenChunks pieces;
+oscar::TokenSequences stream(int count, int stride, const char* kind = "text") {
+  oscar::TokenSequences pieces;
   for (int i = 0; i < count; ++i) {
-    if (i % stride == 0) pieces.chunks.emplace_back();
-    pieces.chunks.back().push_back(i);
+    if (i % stride == 0) pieces.sequences.emplace_back();
+    pieces.sequences.back().push_back(i);
   }
   pieces.record.sources.push_back({.name = "a", .kind = kind});
   pieces.record.tokens = count;

@@ -47,7 +47,7 @@ class StoppedEvaluation : public testing::Test {
     options_.model = model_.folder.path().string();
     options_.corpus = text.string();
     options_.compare = {"exact", "identity"};
-    options_.chunk_len = kLength;
+    options_.sequence_length = kLength;
     options_.sink = 4;
     options_.recent = 16;
     options_.device = "cpu";

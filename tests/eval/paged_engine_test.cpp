@@ -29,8 +29,8 @@ TEST(PagedEngine, NeedleAnswersAreThoseOfTheSimulation) {
   std::vector<std::shared_ptr<const oscar::LayerWeights>> weights;
   for (int l = 0; l < model.config().num_layers; ++l) weights.push_back(model.load_layer(l));
   std::vector<int32_t> haystack;
-  for (const auto& chunk : tiny.text(1000, 4)) {
-    haystack.insert(haystack.end(), chunk.begin(), chunk.end());
+  for (const auto& sequence : tiny.text(1000, 4)) {
+    haystack.insert(haystack.end(), sequence.begin(), sequence.end());
   }
   const auto book = oscar::read_needle_book(tiny.checkpoint.folder.parent_path() / "needle");
   const auto prompts =

@@ -20,12 +20,12 @@ struct TinyModel {
   // Held-out text in sequences of `length` tokens.
   std::vector<std::vector<int32_t>> text(int64_t length, int64_t sequences) const {
     oscar::CorpusOptions options;
-    options.chunk_len = static_cast<int>(length);
+    options.sequence_length = static_cast<int>(length);
     options.max_tokens = length * sequences;
     options.vocab_size = checkpoint.config.vocab_size;
     options.eos_token_ids = checkpoint.config.eos_token_ids;
     return oscar::load_corpus((checkpoint.folder / "heldout.jsonl").string(), &tokenizer, options)
-        .chunks;
+        .sequences;
   }
 
   // The same as [sequences, length] int64.

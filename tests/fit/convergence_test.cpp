@@ -28,7 +28,7 @@ LayerStatistics sums_of(const synthetic::Rows& rows, int first, int count) {
   return synthetic::collect(part, 99);
 }
 
-FitOptions centred() {
+FitOptions centered() {
   FitOptions options;
   options.kind = TransformKind::kBalanced;
   options.center = true;
@@ -38,7 +38,7 @@ FitOptions centred() {
 // Judged from copies at a quarter and at half of the first `tokens` rows.
 LayerConvergence judged(const synthetic::Rows& rows, int tokens) {
   const LayerStatistics quarter = sums_of(rows, 0, tokens / 4), half = sums_of(rows, 0, tokens / 2);
-  return layer_convergence({&quarter, &half}, sums_of(rows, 0, tokens), centred(), {});
+  return layer_convergence({&quarter, &half}, sums_of(rows, 0, tokens), centered(), {});
 }
 
 TEST(RemainingStatistics, AreTheSumsOfWhatCameLater) {
@@ -72,9 +72,9 @@ TEST(Convergence, TheCostIsWhatTheFitLosesOnTextThatItHasNotSeen) {
   const int kTokens = 2000, kFresh = 60000;
   const synthetic::Rows rows = synthetic::make_rows(kHeads, kDim, kTokens + kFresh, kQueries, 7);
   const LayerConvergence cost = judged(rows, kTokens);
-  const LayerTransforms fit = fit_layer(sums_of(rows, 0, kTokens), centred(), {});
+  const LayerTransforms fit = fit_layer(sums_of(rows, 0, kTokens), centered(), {});
   const LayerStatistics fresh = sums_of(rows, kTokens, kFresh);
-  const LayerTransforms best = fit_layer(fresh, centred(), {});
+  const LayerTransforms best = fit_layer(fresh, centered(), {});
   const LayerMoments moments = scoring_moments(fresh, {}, {});
   for (const Side side : {Side::kKey, Side::kValue}) {
     const bool key = side == Side::kKey;

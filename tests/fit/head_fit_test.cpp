@@ -130,7 +130,7 @@ TEST(FitLayer, ScoresAndOutputsAreUnchangedByEveryKind) {
   }
 }
 
-TEST(FitLayer, MeansAreThoseOfTheRowsAndZeroWithoutCentring) {
+TEST(FitLayer, MeansAreThoseOfTheRowsAndZeroWithoutCentering) {
   const synthetic::Rows rows = synthetic::make_rows(2, 8, 300, 2, 3);
   const LayerStatistics s = synthetic::collect(rows, 4);
   FitOptions options;

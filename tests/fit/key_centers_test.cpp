@@ -68,11 +68,11 @@ struct WithSinks {
   }
 };
 
-FitOptions with_centres() {
+FitOptions with_centers() {
   FitOptions options;
   options.kind = TransformKind::kBalanced;
   options.row_weights = RowWeights::kAttention;
-  options.center = options.key_centres = true;
+  options.center = options.key_centers = true;
   options.position_span = kThreeSegments;
   return options;
 }
@@ -100,10 +100,10 @@ TEST(SegmentPhase, TimesThatOfTheMiddlesIsThatOfAllPositions) {
   }
 }
 
-TEST(KeyCentres, MomentIsThatOfWhatKeysDifferByFromTheirCentreAtEveryPosition) {
+TEST(KeyCenters, MomentIsThatOfWhatKeysDifferByFromTheirCenterAtEveryPosition) {
   const WithSinks text;
   const Rope rope = synthetic::rope(kKeyDim);
-  const LayerMoments m = layer_moments(text.statistics, with_centres(), rope);
+  const LayerMoments m = layer_moments(text.statistics, with_centers(), rope);
   EXPECT_EQ(m.warning, "");
   MatrixD moment = MatrixD::Zero(kKeyDim, kKeyDim);
   VectorD mean = VectorD::Zero(kKeyDim);
@@ -112,9 +112,9 @@ TEST(KeyCentres, MomentIsThatOfWhatKeysDifferByFromTheirCentreAtEveryPosition) {
     for (int i = 0; i < WithSinks::kRows; ++i) {
       const int j = i >= WithSinks::kRows - WithSinks::kSinks;
       const VectorD key = turned(text.rows.k[0].row(i), rope, static_cast<double>(p));
-      const VectorD centre =
-          turned(m.key_centres[0].row(j), rope, segment_middle(p / kSegmentTokens));
-      const VectorD rest = key - centre;
+      const VectorD center =
+          turned(m.key_centers[0].row(j), rope, segment_middle(p / kSegmentTokens));
+      const VectorD rest = key - center;
       const double w = weight_of(p) * text.weights[static_cast<size_t>(i)] / total;
       moment += w * rest.transpose() * rest;
       mean += w * key;
@@ -122,53 +122,53 @@ TEST(KeyCentres, MomentIsThatOfWhatKeysDifferByFromTheirCentreAtEveryPosition) {
   }
   EXPECT_LT((m.key[0] - moment).norm(), 1e-9 * moment.norm());
   EXPECT_LT((m.key_mean[0] - mean).norm(), 1e-9 * mean.norm());
-  // No other centres leave less: each is the mean over its segment of the rows that it is for.
-  const LayerMoments one = layer_moments(WithSinks(false).statistics, with_centres(), rope);
-  EXPECT_EQ(VectorD(one.key_centres[0].row(0)), VectorD(one.key_centres[0].row(1)));
+  // No other centers leave less: each is the mean over its segment of the rows that it is for.
+  const LayerMoments one = layer_moments(WithSinks(false).statistics, with_centers(), rope);
+  EXPECT_EQ(VectorD(one.key_centers[0].row(0)), VectorD(one.key_centers[0].row(1)));
 }
 
-TEST(KeyCentres, LeaveLessToCodeThanOneMean) {
+TEST(KeyCenters, LeaveLessToCodeThanOneMean) {
   const WithSinks text;
   const Rope rope = synthetic::rope(kKeyDim);
-  FitOptions one = with_centres();
-  one.key_centres = false;
-  const double with_two = layer_moments(text.statistics, with_centres(), rope).key[0].trace();
+  FitOptions one = with_centers();
+  one.key_centers = false;
+  const double with_two = layer_moments(text.statistics, with_centers(), rope).key[0].trace();
   EXPECT_LT(with_two, 0.8 * layer_moments(text.statistics, one, rope).key[0].trace());
 }
 
-TEST(KeyCentres, AreNotThereWithAWarningWhereTheyCannotBe) {
+TEST(KeyCenters, AreNotThereWithAWarningWhereTheyCannotBe) {
   const WithSinks text;
   const Rope rope = synthetic::rope(kKeyDim);
-  FitOptions uncentred = with_centres(), even = with_centres(), collected = with_centres();
-  uncentred.center = false;
+  FitOptions uncentered = with_centers(), even = with_centers(), collected = with_centers();
+  uncentered.center = false;
   even.row_weights = RowWeights::kEven;
   collected.position_span = 0;
-  for (const FitOptions& options : {uncentred, even, collected}) {
+  for (const FitOptions& options : {uncentered, even, collected}) {
     const LayerMoments m = layer_moments(text.statistics, options, rope);
-    EXPECT_TRUE(m.key_centres.empty());
+    EXPECT_TRUE(m.key_centers.empty());
     EXPECT_NE(m.warning, "");
     FitOptions without = options;
-    without.key_centres = false;
+    without.key_centers = false;
     EXPECT_EQ(m.key, layer_moments(text.statistics, without, rope).key);
   }
 }
 
-TEST(KeyCentres, TableHasThemTurnedTransformedAndRoundedForEverySegment) {
+TEST(KeyCenters, TableHasThemTurnedTransformedAndRoundedForEverySegment) {
   Rope rope = synthetic::rope(kKeyDim);
   rope.max_positions = 2049;
-  const LayerTransforms layer = fit_layer(WithSinks().statistics, with_centres(), rope);
-  ASSERT_TRUE(has_centres(layer.key));
-  EXPECT_FALSE(has_centres(layer.value));
-  const std::vector<float> table = centre_rows(layer.key, rope);
-  ASSERT_EQ(table.size(), 3u * kCentres * kKeyDim);
+  const LayerTransforms layer = fit_layer(WithSinks().statistics, with_centers(), rope);
+  ASSERT_TRUE(has_centers(layer.key));
+  EXPECT_FALSE(has_centers(layer.value));
+  const std::vector<float> table = center_rows(layer.key, rope);
+  ASSERT_EQ(table.size(), 3u * kCenters * kKeyDim);
   for (int s = 0; s < 3; ++s) {
-    for (int j = 0; j < kCentres; ++j) {
+    for (int j = 0; j < kCenters; ++j) {
       const VectorD expected =
-          (turned(layer.key.centres[0].row(j).cast<double>(), rope, s * 1024 + 511.5) -
+          (turned(layer.key.centers[0].row(j).cast<double>(), rope, s * 1024 + 511.5) -
            layer.key.mean[0].cast<double>()) *
           layer.key.forward[0].cast<double>();
       for (int i = 0; i < kKeyDim; ++i) {
-        const float found = table[static_cast<size_t>((s * kCentres + j) * kKeyDim + i)];
+        const float found = table[static_cast<size_t>((s * kCenters + j) * kKeyDim + i)];
         EXPECT_NEAR(found, expected[i], 0.004 * std::abs(expected[i]) + 1e-6);
         EXPECT_EQ(found, bf16_to_float(float_to_bf16(found)));
       }
@@ -176,13 +176,13 @@ TEST(KeyCentres, TableHasThemTurnedTransformedAndRoundedForEverySegment) {
   }
 }
 
-TEST(KeyCentres, OfAHeadWithoutThemAreZeros) {
+TEST(KeyCenters, OfAHeadWithoutThemAreZeros) {
   Rope rope = synthetic::rope(kKeyDim);
   rope.max_positions = 1024;
-  LayerTransforms layer = fit_layer(WithSinks().statistics, with_centres(), rope);
-  layer.key.centres[0].setZero();
-  EXPECT_FALSE(has_centres(layer.key));
-  for (const float entry : centre_rows(layer.key, rope)) EXPECT_EQ(entry, 0);
+  LayerTransforms layer = fit_layer(WithSinks().statistics, with_centers(), rope);
+  layer.key.centers[0].setZero();
+  EXPECT_FALSE(has_centers(layer.key));
+  for (const float entry : center_rows(layer.key, rope)) EXPECT_EQ(entry, 0);
 }
 
 }  // namespace

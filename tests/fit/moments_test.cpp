@@ -341,7 +341,7 @@ TEST(ServedPosition, HasItsShareOfTheWeightBelowIt) {
   }
 }
 
-TEST(LayerMoments, CentreOnTheAveragedMeanOfTheServedPositions) {
+TEST(LayerMoments, CenterOnTheAveragedMeanOfTheServedPositions) {
   const int d = 16, span = 1600;
   const synthetic::Rows rows = synthetic::make_rows(2, d, 200, 2, 5);
   const Rope rope = synthetic::rope(d, 100.0);

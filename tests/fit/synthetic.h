@@ -23,8 +23,8 @@ inline MatrixD outlier_rows(int rows, int d, double mean, std::mt19937_64& gener
       normal_rows(d, d, generator) / std::sqrt(static_cast<double>(d)) + MatrixD::Identity(d, d);
   const MatrixD normal = normal_rows(rows, d, generator);
   const VectorD scale = (0.6 * normal_rows(1, d, generator)).array().exp().matrix();
-  const VectorD centre = mean * normal_rows(1, d, generator);
-  return (normal * mixing * scale.asDiagonal()).rowwise() + centre;
+  const VectorD center = mean * normal_rows(1, d, generator);
+  return (normal * mixing * scale.asDiagonal()).rowwise() + center;
 }
 
 // Rows of every head of a layer; q and out have group_size rows per token.

@@ -9,12 +9,12 @@
 #include "bundle/sample.h"
 #include "fuzz_case.h"
 #include "oscar/base/json.h"
+#include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/derived.h"
 #include "oscar/bundle/edit.h"
 #include "oscar/bundle/encode.h"
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
-#include "oscar/bundle/stack_plan.h"
 #include "oscar/fit/fit.h"
 
 namespace oscar::fuzz {
@@ -138,11 +138,11 @@ void change_attribute(RawFile& raw, Change change, Bytes& bytes) {
   if (raw.attributes.empty()) return;
   auto& group = pick(raw.attributes, bytes.byte())->second;
   if (group.empty()) return;
-  const auto slot = pick(group, bytes.byte());
-  if (change == Change::kAttributeText) slot->second = bytes.text();
-  if (change == Change::kAttributeInteger) slot->second = bytes.number<int64_t>();
-  if (change == Change::kAttributeNumber) slot->second = bytes.number<double>();
-  if (change == Change::kWithoutAttribute) group.erase(slot);
+  const auto attribute = pick(group, bytes.byte());
+  if (change == Change::kAttributeText) attribute->second = bytes.text();
+  if (change == Change::kAttributeInteger) attribute->second = bytes.number<int64_t>();
+  if (change == Change::kAttributeNumber) attribute->second = bytes.number<double>();
+  if (change == Change::kWithoutAttribute) group.erase(attribute);
 }
 
 void change_dataset(RawFile& raw, Change change, Bytes& bytes) {

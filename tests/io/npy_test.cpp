@@ -108,7 +108,7 @@ TEST(Npy, RowsOfNoValuesTakeNoTimeHoweverMany) {
       read_npy_integers(folder.write("a.npy", npy(header_of("<i4", "(281474976710656, 0)"), "")));
   EXPECT_TRUE(table.values.empty());
   CorpusOptions options;
-  options.chunk_len = 4;
+  options.sequence_length = 4;
   EXPECT_NE(error_of([&] {
               load_corpus((folder / "a.npy").string(), nullptr, options);
             }).find("corpus is empty"),

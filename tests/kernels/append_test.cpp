@@ -24,7 +24,7 @@ struct AppendSetup {
   int heads = 3, sink = 4, recent = 10, demote_block = 1;
   bool shaped = false, metric = false, mixed = false;  // mixed: each head in a way of its own
   float clip_k = .96f, clip_v = .92f;
-  int centre_segments = 0;  // of key centres; 0: none
+  int center_segments = 0;  // of key centers; 0: none
 };
 
 // Two requests' caches, kept on host and device in step.
@@ -43,9 +43,9 @@ class TwoCaches {
   DeviceBuffer<uint16_t> device_wk, device_wv;
   DeviceBuffer<int32_t> device_table, device_slots;
   DeviceBuffer<float> device_feedback, device_metric;
-  std::vector<uint16_t> centres;
+  std::vector<uint16_t> centers;
   std::vector<int32_t> first_position{700, 1900};
-  DeviceBuffer<uint16_t> device_centres;
+  DeviceBuffer<uint16_t> device_centers;
   DeviceBuffer<int32_t> device_first_position;
 
   explicit TwoCaches(const AppendSetup& s)
@@ -53,7 +53,7 @@ class TwoCaches {
         format{s.head_dim, s.quant_group_size, s.metadata},
         ring(s.recent + s.demote_block + kMaxNew),
         table(shuffled(kPages)),
-        pool(static_cast<size_t>(kPages) * s.heads * chunk_bytes(format), 0xee),
+        pool(static_cast<size_t>(kPages) * s.heads * page_bytes(format), 0xee),
         wk(static_cast<size_t>(kBatch) * s.heads * (s.sink + ring) * s.head_dim, 0x7fc0),
         wv(wk),
         device_pool(pool),
@@ -63,8 +63,8 @@ class TwoCaches {
         device_slots(slots),
         device_feedback(static_cast<size_t>(s.heads) * s.head_dim * s.head_dim),
         device_metric(device_feedback.count()),
-        centres(random_centres(s)),
-        device_centres(centres),
+        centers(random_centers(s)),
+        device_centers(centers),
         device_first_position(first_position) {
     for (int h = 0; h < s.heads; ++h) kinds.push_back(static_cast<uint8_t>(h % 3));
     for (int h = 0; h < s.heads; ++h) kinds.push_back(static_cast<uint8_t>(h % 2));
@@ -88,8 +88,8 @@ class TwoCaches {
     device_metric.upload(metric);
   }
 
-  static std::vector<uint16_t> random_centres(const AppendSetup& s) {
-    std::vector<uint16_t> rows(static_cast<size_t>(s.centre_segments) * s.heads * 2 * s.head_dim);
+  static std::vector<uint16_t> random_centers(const AppendSetup& s) {
+    std::vector<uint16_t> rows(static_cast<size_t>(s.center_segments) * s.heads * 2 * s.head_dim);
     std::mt19937 rng(6);
     std::normal_distribution<float> normal;
     for (uint16_t& x : rows) x = oscar::float_to_bf16(normal(rng));
@@ -119,7 +119,7 @@ class TwoCaches {
                           .windows = {wk.data(), wv.data(), slots.data(), setup.sink, ring},
                           .k = oscar::contiguous_rows(k.data(), setup.heads, setup.head_dim),
                           .v = oscar::contiguous_rows(v.data(), setup.heads, setup.head_dim),
-                          .rows_indptr = rows.data(),
+                          .query_start_loc = rows.data(),
                           .old_len = lens.data(),
                           .old_history = histories.data(),
                           .new_history = now.data(),
@@ -136,8 +136,8 @@ class TwoCaches {
       }
     };
     write_with(feedback.data(), metric.data(), kinds.data());
-    if (setup.centre_segments > 0) {
-      p.centres = {centres.data(), setup.centre_segments, first_position.data()};
+    if (setup.center_segments > 0) {
+      p.centers = {centers.data(), setup.center_segments, first_position.data()};
     }
     std::vector<int> expected(2), bits(2);
     p.status = expected.data();
@@ -149,13 +149,13 @@ class TwoCaches {
     p.windows.k = device_wk.get(), p.windows.v = device_wv.get();
     p.windows.slot = device_slots.get();
     p.k = fused_side(fused.get(), 0), p.v = fused_side(fused.get(), 1);
-    p.rows_indptr = drows.get(), p.old_len = dlens.get();
+    p.query_start_loc = drows.get(), p.old_len = dlens.get();
     p.old_history = dold.get(), p.new_history = dnow.get();
     const DeviceBuffer<uint8_t> device_kinds(kinds);
     write_with(device_feedback.get(), device_metric.get(), device_kinds.get());
-    if (p.centres.rows) {
-      p.centres.rows = device_centres.get();
-      p.centres.first_position = device_first_position.get();
+    if (p.centers.rows) {
+      p.centers.rows = device_centers.get();
+      p.centers.first_position = device_first_position.get();
     }
     p.status = status.get();
     EXPECT_EQ(append_rows(p, std::max(counts[0], counts[1]), max_history, nullptr), cudaSuccess);
@@ -171,7 +171,7 @@ class TwoCaches {
   }
 
   // Keys and values of a row beside each other with a query head before them, as a model's fused
-  // projection leaves them; the twin gets each side by itself.
+  // projection leaves them; the CPU reference gets each side by itself.
   std::vector<uint16_t> fused_rows(const std::vector<uint16_t>& k,
                                    const std::vector<uint16_t>& v) const {
     const size_t d = setup.head_dim, side = setup.heads * d;
@@ -225,7 +225,7 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 class Append : public testing::TestWithParam<Case> {};
 
-TEST_P(Append, PrefillThenDecodeWritesTheBytesOfTheCpuTwin) {
+TEST_P(Append, PrefillThenDecodeWritesTheBytesOfTheCpuReference) {
   OSCAR_NEEDS_DEVICE();
   TwoCaches caches(GetParam().setup);
   const int h = caches.setup.heads, d = caches.setup.head_dim;
@@ -241,29 +241,29 @@ TEST_P(Append, PrefillThenDecodeWritesTheBytesOfTheCpuTwin) {
   EXPECT_EQ(caches.device_wv.download(), caches.wv);
   EXPECT_TRUE(caches.guards_intact());
   const std::vector<uint8_t> got = caches.device_pool.download();
-  const bool centred = caches.setup.centre_segments > 0;
-  if (!caches.setup.shaped && !caches.setup.metric && !centred) {
+  const bool centered = caches.setup.center_segments > 0;
+  if (!caches.setup.shaped && !caches.setup.metric && !centered) {
     EXPECT_TRUE(got == caches.pool);
     return;
   }
   // Shaped rounding: fused sums may turn a code in a few rows. Metric scales: a unit in the last
-  // place, or what fp32 sums leave open. Key centres: where two are as near but for rounding, sums
+  // place, or what fp32 sums leave open. Key centers: where two are as near but for rounding, sums
   // in another order may choose the other one.
   const oscar::PageFormat& f = caches.format;
-  const int chunk = chunk_bytes(f), row = code_row_bytes(f), groups = groups_per_row(f);
+  const int bytes_of_page = page_bytes(f), row = code_row_bytes(f), groups = groups_per_row(f);
   const float unit = f.metadata == oscar::MetadataDtype::kFp32   ? 1e-5f
                      : f.metadata == oscar::MetadataDtype::kBf16 ? 1.0f / 128
                                                                  : 1.0f / 1024;
-  int64_t rows = 0, different = 0, other_scale = 0, other_centre = 0, second_centre = 0;
-  for (size_t at = 0; at < got.size(); at += chunk) {
+  int64_t rows = 0, different = 0, other_scale = 0, other_center = 0, second_center = 0;
+  for (size_t at = 0; at < got.size(); at += bytes_of_page) {
     for (int i = 0; i < 128; ++i, ++rows) {
       const int offset = metadata_offset(f, i / 64, i % 64), bytes = metadata_row_bytes(f);
-      const auto centre = [&](const std::vector<uint8_t>& pool) {
-        return oscar::centre_of_scale(load_metadata(&pool[at + offset], 0, f.metadata));
+      const auto center = [&](const std::vector<uint8_t>& pool) {
+        return oscar::center_of_scale(load_metadata(&pool[at + offset], 0, f.metadata));
       };
-      if (pool_row_written(caches.pool, at + offset)) second_centre += centre(caches.pool);
-      if (centre(got) != centre(caches.pool)) {
-        ++other_centre;
+      if (pool_row_written(caches.pool, at + offset)) second_center += center(caches.pool);
+      if (center(got) != center(caches.pool)) {
+        ++other_center;
         continue;
       }
       if (memcmp(&got[at + i * row], &caches.pool[at + i * row], row) != 0) {
@@ -279,11 +279,11 @@ TEST_P(Append, PrefillThenDecodeWritesTheBytesOfTheCpuTwin) {
       }
     }
   }
-  printf("%s: of %lld rows the codes of %lld differ, the scales of %lld, the centres of %lld\n",
+  printf("%s: of %lld rows the codes of %lld differ, the scales of %lld, the centers of %lld\n",
          GetParam().name, static_cast<long long>(rows), static_cast<long long>(different),
-         static_cast<long long>(other_scale), static_cast<long long>(other_centre));
-  EXPECT_LE(other_centre, centred ? rows / 10000 : 0);
-  EXPECT_EQ(second_centre > rows / 100, centred);
+         static_cast<long long>(other_scale), static_cast<long long>(other_center));
+  EXPECT_LE(other_center, centered ? rows / 10000 : 0);
+  EXPECT_EQ(second_center > rows / 100, centered);
   EXPECT_LE(different, caches.setup.shaped ? rows / 10000 : 0);
   if (f.metadata != oscar::MetadataDtype::kFp32) {
     EXPECT_LE(other_scale, caches.setup.metric ? rows / 1000 : 0);
@@ -321,27 +321,27 @@ std::vector<Case> cases() {
   }
   s = {}, s.metric = s.mixed = true;
   all.push_back({"plain heads corrected in different ways", s});
-  const auto centred = [&](const char* name, AppendSetup setup) {
-    setup.centre_segments = 3;  // positions to some 2900
+  const auto centered = [&](const char* name, AppendSetup setup) {
+    setup.center_segments = 3;  // positions to some 2900
     all.push_back({name, setup});
   };
-  centred("key centres", {});
+  centered("key centers", {});
   s = {}, s.quant_group_size = 32, s.metadata = MetadataDtype::kFp32, s.clip_k = 0.0f;
-  centred("key centres, group 32, fp32, no clip", s);
+  centered("key centers, group 32, fp32, no clip", s);
   s = {}, s.head_dim = s.quant_group_size = 64, s.metadata = MetadataDtype::kBf16;
-  centred("key centres, d 64, bf16", s);
+  centered("key centers, d 64, bf16", s);
   s = {}, s.head_dim = 256, s.quant_group_size = 128;
-  centred("key centres, d 256, group 128", s);
+  centered("key centers, d 256, group 128", s);
   for (const int d : {64, 128, 256}) {
     s = {}, s.shaped = true, s.head_dim = s.quant_group_size = d;
-    centred("key centres, shaped", s);
+    centered("key centers, shaped", s);
     s.metric = true;
-    centred("key centres, shaped, metric scales", s);
+    centered("key centers, shaped, metric scales", s);
     s.mixed = true, s.heads = 6, s.quant_group_size = d / 2;
-    centred("key centres, heads in ways of their own", s);
+    centered("key centers, heads in ways of their own", s);
   }
   s = {}, s.metric = s.mixed = true;
-  centred("key centres, plain heads corrected in different ways", s);
+  centered("key centers, plain heads corrected in different ways", s);
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Settings, Append, testing::ValuesIn(cases()));
@@ -373,10 +373,10 @@ TEST(AppendPlaces, OfARequestWithoutRowsNothingIsRead) {
 
 TEST(AppendErrors, RefusedRowsAreNanInTheirPagesAndReportedByWindowSlot) {
   OSCAR_NEEDS_DEVICE();
-  for (const int way : {0, 1, 2, 3}) {  // plain or shaped, without and with key centres
+  for (const int way : {0, 1, 2, 3}) {  // plain or shaped, without and with key centers
     AppendSetup setup;
     setup.shaped = way % 2 == 1;
-    setup.centre_segments = way / 2;
+    setup.center_segments = way / 2;
     TwoCaches caches(setup);
     auto k = random_rows(200, setup.heads, setup.head_dim, 1);
     auto v = random_rows(200, setup.heads, setup.head_dim, 2);
@@ -395,7 +395,7 @@ TEST(AppendErrors, RefusedRowsAreNanInTheirPagesAndReportedByWindowSlot) {
       const int page = caches.table[b * TwoCaches::kPages / 2 + token / oscar::kPageTokens];
       std::vector<uint32_t> found(metadata_row_bytes(caches.format) / 4);
       memcpy(found.data(),
-             &pool[static_cast<size_t>(page * setup.heads + head) * chunk_bytes(caches.format) +
+             &pool[static_cast<size_t>(page * setup.heads + head) * page_bytes(caches.format) +
                    metadata_offset(caches.format, side, token % oscar::kPageTokens)],
              found.size() * 4);
       return found;

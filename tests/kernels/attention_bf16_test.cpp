@@ -1,4 +1,4 @@
-// The bf16 twin of decode attention on the GPU against float64 attention over the same rows.
+// The BF16 baseline of decode attention on the GPU against float64 attention over the same rows.
 #include <gtest/gtest.h>
 
 #include "kernels/attention_outcome.h"
@@ -24,11 +24,12 @@ struct Bf16Cache {
   std::vector<int32_t> no_history;
   oscar::ExactWindows all_rows;
 
-  explicit Bf16Cache(const CacheShape& shape) : cache(shape, 41), no_history(shape.seq_len.size()) {
+  explicit Bf16Cache(const CacheShape& shape)
+      : cache(shape, 41), no_history(shape.seq_lens.size()) {
     const int d = shape.head_dim, heads = shape.num_kv_heads, sink = shape.sink;
-    const int batch = static_cast<int>(shape.seq_len.size());
-    const int pages = static_cast<int>(cache.pool.size() / chunk_bytes(cache.format)) / heads;
-    const int longest = *std::max_element(shape.seq_len.begin(), shape.seq_len.end());
+    const int batch = static_cast<int>(shape.seq_lens.size());
+    const int pages = static_cast<int>(cache.pool.size() / page_bytes(cache.format)) / heads;
+    const int longest = *std::max_element(shape.seq_lens.begin(), shape.seq_lens.end());
     pool.assign(static_cast<size_t>(pages) * heads * 2 * kPageTokens * d, 0x7fc0);  // NaN
     k.assign(static_cast<size_t>(batch) * heads * (longest + 1) * d, 0x7fc0);
     v = k;
@@ -50,9 +51,9 @@ struct Bf16Cache {
             std::copy_n(&cache.wv[from], d, &v[to]);
             continue;
           }
-          const int64_t chunk = cache.row(b)[token / kPageTokens] * int64_t{heads} + head;
+          const int64_t head_page = cache.row(b)[token / kPageTokens] * int64_t{heads} + head;
           for (int side = 0; side < 2; ++side) {
-            const int64_t row = (chunk * 2 + side) * kPageTokens + token % kPageTokens;
+            const int64_t row = (head_page * 2 + side) * kPageTokens + token % kPageTokens;
             for (int i = 0; i < d; ++i) {
               pool[row * d + i] = (side ? v : k)[to + i] = oscar::float_to_bf16(normal(rng));
             }
@@ -110,7 +111,7 @@ std::vector<Case> cases() {
   const auto add = [&](const char* name, std::vector<int> lens, int qo, int kv, int q_len = 1,
                        int head_dim = 128) {
     CacheShape shape;
-    shape.seq_len = std::move(lens);
+    shape.seq_lens = std::move(lens);
     shape.num_qo_heads = qo, shape.num_kv_heads = kv, shape.q_len = q_len;
     shape.head_dim = shape.quant_group_size = head_dim;
     all.push_back({name, shape});
@@ -123,7 +124,7 @@ std::vector<Case> cases() {
   add("GQA 16", {900, 350}, 32, 2);
   add("four queries of GQA 5", {900, 350, 4, 66}, 10, 2, 4);
   CacheShape no_sink = all[0].shape;
-  no_sink.seq_len = {1000, 20, 300}, no_sink.sink = 0;
+  no_sink.seq_lens = {1000, 20, 300}, no_sink.sink = 0;
   all.push_back({"no sink", no_sink});
 #if OSCAR_KERNELS_FULL
   add("d 64", {1500, 350, 1, 400}, 8, 2, 1, 64);

@@ -60,9 +60,9 @@ TEST_P(DecodeAttention, EqualsFloat64AttentionAndRepeatsBitForBit) {
   EXPECT_TRUE(workspace.guards_intact());
 }
 
-CacheShape lengths(std::vector<int> seq_len, Content content = Content::kRandom) {
+CacheShape lengths(std::vector<int> seq_lens, Content content = Content::kRandom) {
   CacheShape shape;
-  shape.seq_len = std::move(seq_len);
+  shape.seq_lens = std::move(seq_lens);
   shape.content = content;
   return shape;
 }
@@ -103,7 +103,7 @@ std::vector<Case> cases() {
   CacheShape thousands = with_heads(lengths({}), 8, 1);
   thousands.sink = 3, thousands.recent = 8;
   const int longest = unless_slowed(150, 30);
-  for (int i = 0; i < 3500; ++i) thousands.seq_len.push_back(1 + i * 37 % longest);
+  for (int i = 0; i < 3500; ++i) thousands.seq_lens.push_back(1 + i * 37 % longest);
   all.push_back({"thousands of requests", thousands});
 #if OSCAR_KERNELS_FULL
   const auto format = [](int d, int group, oscar::MetadataDtype metadata) {
@@ -134,32 +134,32 @@ std::vector<Case> cases() {
   all.push_back({"d 64 fp32 wide scales", wide});
 #endif
   for (size_t i = 0, count = all.size(); i < count; ++i) {  // three segments, the last one clamped
-    Case centred = all[i];
-    centred.name += ", key centres";
-    centred.shape.centre_segments = 3;
-    all.push_back(centred);
+    Case centered = all[i];
+    centered.name += ", key centers";
+    centered.shape.center_segments = 3;
+    all.push_back(centered);
   }
   CacheShape far = with_heads(lengths({9000, 700, 3}), 8, 2);
-  far.centre_segments = 12, far.centre_size = 8.0f;
-  all.push_back({"key centres far apart", far});
+  far.center_segments = 12, far.center_size = 8.0f;
+  all.push_back({"key centers far apart", far});
   far.num_qo_heads = 16;
-  all.push_back({"key centres far apart, GQA 8", far});
+  all.push_back({"key centers far apart, GQA 8", far});
   CacheShape many = with_heads(lengths({40000, unless_slowed(29000, 700)}), 4, 1);
-  many.centre_segments = 35;
-  all.push_back({"many segments of key centres", many});
+  many.center_segments = 35;
+  all.push_back({"many segments of key centers", many});
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, DecodeAttention, testing::ValuesIn(cases()));
 
 TEST(DecodeAttentionGraph, ReplaysOneKernelWithLengthsThatChangedAfterCapture) {
   OSCAR_NEEDS_DEVICE();
-  const auto centred = [](std::vector<int> lens) {
+  const auto centered = [](std::vector<int> lens) {
     CacheShape shape = lengths(std::move(lens));
-    shape.centre_segments = 4;
+    shape.center_segments = 4;
     shape.table_pages = 80;
     return shape;
   };
-  RandomCache host(centred({3000, 900, 5000}), 23);
+  RandomCache host(centered({3000, 900, 5000}), 23);
   DeviceCache device(host);
   PreparedWorkspace workspace(device.params);
   cudaStream_t stream;
@@ -176,9 +176,9 @@ TEST(DecodeAttentionGraph, ReplaysOneKernelWithLengthsThatChangedAfterCapture) {
   const std::vector<std::vector<int>> later = {
       {3000, 900, 5000}, {40, 4500, 321}, {0, 5000, 0}, {1, 1, 1}};
   for (const std::vector<int>& lens : later) {
-    RandomCache now(centred(lens), 29);
+    RandomCache now(centered(lens), 29);
     DeviceCache moved(now);
-    // Same addresses, other content: lengths, block table, rows and key centres.
+    // Same addresses, other content: lengths, block table, rows and key centers.
     device.lens.upload(now.lens);
     device.history.upload(now.history);
     device.table.upload(now.table);
@@ -186,7 +186,7 @@ TEST(DecodeAttentionGraph, ReplaysOneKernelWithLengthsThatChangedAfterCapture) {
     device.wk.upload(now.wk);
     device.wv.upload(now.wv);
     device.q.upload(now.q);
-    device.centres.upload(now.centres);
+    device.centers.upload(now.centers);
     device.first_position.upload(now.first_position);
     ASSERT_LE(now.pool.size(), device.pool.count());
     device.pool.upload(now.pool);
@@ -226,9 +226,9 @@ double worst_row(const Reference& expected, const Outcome& outcome, int copies) 
 
 // So many requests that a warp's piece has more segments than it works out together. They are one
 // request again and again, which each piece cuts elsewhere. Values of 10,000 tokens nearly cancel,
-// so a piece as long errs more than others; centres add nothing to that. One page with the centres
+// so a piece as long errs more than others; centers add nothing to that. One page with the centers
 // of a neighbouring segment would show as an error of a percent.
-TEST(DecodeAttentionCentres, GoOnBeyondEightSegmentsOfOneWarp) {
+TEST(DecodeAttentionCenters, GoOnBeyondEightSegmentsOfOneWarp) {
   OSCAR_NEEDS_DEVICE();
   int blocks = 0;
   ASSERT_CUDA(cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0));
@@ -237,11 +237,11 @@ TEST(DecodeAttentionCentres, GoOnBeyondEightSegmentsOfOneWarp) {
   const int copies = blocks * kWarps * pages / (kLength / 64) + 1;
   for (const int queries : {4, 8}) {
     double worst[2] = {};
-    for (const bool centres : {false, true}) {
+    for (const bool centers : {false, true}) {
       // The first pass is there to be compared with; other tests run its kernel.
-      if (!centres && oscar_test::slowed()) continue;
+      if (!centers && oscar_test::slowed()) continue;
       CacheShape shape = with_heads(lengths({kLength}), queries, 1);
-      shape.centre_segments = centres ? 80 : 0;
+      shape.center_segments = centers ? 80 : 0;
       RandomCache host(shape, 31);
       const Reference expected(host);
       RandomCache all = host;
@@ -255,9 +255,9 @@ TEST(DecodeAttentionCentres, GoOnBeyondEightSegmentsOfOneWarp) {
       PreparedWorkspace workspace(device.params);
       Outcome outcome;
       ASSERT_NO_FATAL_FAILURE(run(device, workspace, outcome));
-      worst[centres] = worst_row(expected, outcome, copies);
+      worst[centers] = worst_row(expected, outcome, copies);
     }
-    std::printf("%d heads: worst row %.2e without centres, %.2e with\n", queries, worst[0],
+    std::printf("%d heads: worst row %.2e without centers, %.2e with\n", queries, worst[0],
                 worst[1]);
     if (!oscar_test::slowed()) {
       EXPECT_LE(worst[1], 2.0 * worst[0]) << queries;
@@ -283,7 +283,7 @@ TEST(DecodeAttentionArguments, ShapesThatCannotWorkAreRefusedBeforeAnyLaunch) {
   EXPECT_EQ(status([](auto& p) { p.num_qo_heads = 7; }), cudaErrorInvalidValue);
   EXPECT_EQ(status([](auto& p) { p.format.head_dim = 96; }), cudaErrorInvalidValue);
   EXPECT_EQ(status([](auto& p) { p.q = nullptr; }), cudaErrorInvalidValue);
-  EXPECT_EQ(status([](auto& p) { p.centres.rows = p.q; }), cudaErrorInvalidValue);  // no segment
+  EXPECT_EQ(status([](auto& p) { p.centers.rows = p.q; }), cudaErrorInvalidValue);  // no segment
   EXPECT_EQ(oscar::decode_attention(device.params, workspace.get(), 1024, nullptr),
             cudaErrorInvalidValue);
 }

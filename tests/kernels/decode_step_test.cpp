@@ -54,18 +54,18 @@ std::vector<uint16_t> run(const std::vector<Step>& steps, int q_len, bool synchr
     v.insert(v.end(), new_v.begin(), new_v.end());
   }
   const size_t output = static_cast<size_t>(q_len) * kQueryHeads * kDim;
-  DeviceBuffer<uint8_t> pool(static_cast<size_t>(kPages) * kHeads * chunk_bytes(format));
+  DeviceBuffer<uint8_t> pool(static_cast<size_t>(kPages) * kHeads * page_bytes(format));
   DeviceBuffer<uint16_t> wk(static_cast<size_t>(kHeads) * (kSink + kRing) * kDim), wv(wk.count());
   DeviceBuffer<uint16_t> o(output * count);
   pool.fill(0xff), wk.fill(0xff), wv.fill(0xff), o.fill(0xff);
   const DeviceBuffer<uint16_t> dk(k), dv(v), q(random_rows(output * count, 77));
-  const DeviceBuffer<uint16_t> centres(random_rows(2 * kHeads * 2 * kDim, 78));
+  const DeviceBuffer<uint16_t> centers(random_rows(2 * kHeads * 2 * kDim, 78));
   const DeviceBuffer<int32_t> first_position(std::vector<int32_t>{800});  // the second from 1024 on
   const DeviceBuffer<int32_t> dtable(table), drows(rows), dold_len(old_len), dnew_len(new_len),
       dold_history(old_history), dhistory(history);
   oscar::AttentionParams read;
   read.windows = {wk.get(), wv.get(), nullptr, kSink, kRing};
-  read.centres = {centres.get(), 2, first_position.get()};
+  read.centers = {centers.get(), 2, first_position.get()};
   read.sm_scale = 0.0883883f;
   read.batch = 1, read.q_len = q_len, read.num_qo_heads = kQueryHeads, read.num_kv_heads = kHeads;
   PreparedWorkspace workspace(read);
@@ -74,10 +74,10 @@ std::vector<uint16_t> run(const std::vector<Step>& steps, int q_len, bool synchr
     oscar::AppendParams write;
     write.history = {pool.get(), dtable.get(), kPages, dhistory.get() + i};
     write.windows = read.windows;
-    write.centres = read.centres;
+    write.centers = read.centers;
     write.k = oscar::contiguous_rows(dk.get() + first_row[i], kHeads, kDim);
     write.v = oscar::contiguous_rows(dv.get() + first_row[i], kHeads, kDim);
-    write.rows_indptr = drows.get() + 2 * i;
+    write.query_start_loc = drows.get() + 2 * i;
     write.old_len = dold_len.get() + i;
     write.old_history = dold_history.get() + i, write.new_history = dhistory.get() + i;
     write.batch = 1, write.num_kv_heads = kHeads;
@@ -87,7 +87,7 @@ std::vector<uint16_t> run(const std::vector<Step>& steps, int q_len, bool synchr
       EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     }
     read.history = write.history;
-    read.seq_len = dnew_len.get() + i;
+    read.seq_lens = dnew_len.get() + i;
     read.q = q.get() + output * i, read.o = o.get() + output * i;
     const int demoted = history[i] - old_history[i];
     EXPECT_EQ(decode_attention(read, workspace.get(), workspace.count(), nullptr,

@@ -180,7 +180,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, DequantizeRows,
                                          Case{"d 256 group 8", 256, 8, MetadataDtype::kFp16},
                                          Case{"d 256 fp32", 256, 256, MetadataDtype::kFp32}));
 
-TEST(DequantizeRowsRules, OfOtherStacksGiveTheNumbersOfTheCpu) {
+TEST(DequantizeRowsRules, OfOtherBackendsGiveTheNumbersOfTheCpu) {
   OSCAR_NEEDS_DEVICE();
   for (int bits = 0; bits < 16; ++bits) {
     SCOPED_TRACE("rules " + std::to_string(bits));

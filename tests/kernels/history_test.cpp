@@ -1,4 +1,4 @@
-// Rows of the history read back on the GPU against the CPU twin, bit for bit.
+// Rows of the history read back on the GPU against the CPU reference, bit for bit.
 #include "oscar_kernels/history.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ size_t out_bytes(const RandomCache& cache, const Range& range) {
 oscar::HistoryRowsParams params_of(const oscar::AttentionParams& p, const Range& range) {
   return {.format = p.format,
           .history = p.history,
-          .centres = p.centres,
+          .centers = p.centers,
           .sink_tokens = p.windows.sink_tokens,
           .k = {},
           .v = {},
@@ -88,7 +88,7 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 class DequantizeHistory : public testing::TestWithParam<Case> {};
 
-TEST_P(DequantizeHistory, WritesTheRowsOfTheCpuTwinAndNoOthers) {
+TEST_P(DequantizeHistory, WritesTheRowsOfTheCpuReferenceAndNoOthers) {
   OSCAR_NEEDS_DEVICE();
   RandomCache cache(GetParam().shape, 13);
   for (const Range& range :
@@ -108,10 +108,10 @@ std::vector<Case> cases() {
     shape.head_dim = d, shape.quant_group_size = group;
     shape.metadata = metadata;
     shape.num_kv_heads = 3, shape.num_qo_heads = 3;
-    shape.seq_len = {1000, 300, 385, 1};  // of history: 680, none, a page and a token, none
+    shape.seq_lens = {1000, 300, 385, 1};  // of history: 680, none, a page and a token, none
     all.push_back({name, shape});
-    shape.centre_segments = 2;
-    all.push_back({std::string(name) + ", key centres", shape});
+    shape.center_segments = 2;
+    all.push_back({std::string(name) + ", key centers", shape});
   };
   add("d 128", 128, 128, MetadataDtype::kFp16);
   add("d 128 group 32 fp32", 128, 32, MetadataDtype::kFp32);
@@ -127,8 +127,8 @@ TEST(DequantizeHistoryGraph, ReplaysOneKernelWithLengthsAndTablesThatChangedAfte
   OSCAR_NEEDS_DEVICE();
   const auto with_lengths = [](std::vector<int> lens) {
     CacheShape shape;
-    shape.seq_len = std::move(lens);
-    shape.centre_segments = 3;
+    shape.seq_lens = std::move(lens);
+    shape.center_segments = 3;
     shape.table_pages = 70;
     return shape;
   };
@@ -156,7 +156,7 @@ TEST(DequantizeHistoryGraph, ReplaysOneKernelWithLengthsAndTablesThatChangedAfte
     device.pool.upload(now.pool);
     device.table.upload(now.table);
     device.history.upload(now.history);
-    device.centres.upload(now.centres);
+    device.centers.upload(now.centers);
     device.first_position.upload(now.first_position);
     k.fill(kUntouched), v.fill(kUntouched);
     ASSERT_CUDA(cudaGraphLaunch(exec, stream));
@@ -170,7 +170,7 @@ TEST(DequantizeHistoryGraph, ReplaysOneKernelWithLengthsAndTablesThatChangedAfte
 
 TEST(DequantizeHistoryArguments, ShapesThatCannotWorkAreRefusedBeforeAnyLaunch) {
   CacheShape shape;
-  shape.seq_len = {400};
+  shape.seq_lens = {400};
   RandomCache cache(shape, 1);
   const auto status = [&](auto change) {
     oscar::HistoryRowsParams p = params_of(cache.host_params(), {0, 10});

@@ -115,13 +115,13 @@ struct Difference {
 // scales.
 void compare(const Matrices* matrices, bool corrected, Difference& sum) {
   const oscar::PageFormat format{.head_dim = kDim, .quant_group_size = kDim};
-  const int chunk = chunk_bytes(format), row_bytes = code_row_bytes(format);
+  const int bytes_of_page = page_bytes(format), row_bytes = code_row_bytes(format);
   std::vector<int32_t> pages(kPages);
   std::iota(pages.rbegin(), pages.rend(), 0);
   const DeviceBuffer<int32_t> table(pages);
   const DeviceBuffer<int32_t> rows(std::vector<int32_t>{0, kTokens}), zero(std::vector<int32_t>{0});
   const DeviceBuffer<int32_t> now(std::vector<int32_t>{kTokens});
-  DeviceBuffer<uint8_t> pool(static_cast<size_t>(kPages) * kHeads * chunk);
+  DeviceBuffer<uint8_t> pool(static_cast<size_t>(kPages) * kHeads * bytes_of_page);
   DeviceBuffer<uint16_t> k(static_cast<size_t>(kTokens) * kHeads * kDim), v(k.count());
   DeviceBuffer<float> feedback(static_cast<size_t>(kHeads) * kDim * kDim);
   DeviceBuffer<float> metric(feedback.count());
@@ -133,7 +133,7 @@ void compare(const Matrices* matrices, bool corrected, Difference& sum) {
                         .windows = {nullptr, nullptr, nullptr, 0, 1},
                         .k = oscar::contiguous_rows(k.get(), kHeads, kDim),
                         .v = oscar::contiguous_rows(v.get(), kHeads, kDim),
-                        .rows_indptr = rows.get(),
+                        .query_start_loc = rows.get(),
                         .old_len = zero.get(),
                         .old_history = zero.get(),
                         .new_history = now.get(),
@@ -189,7 +189,7 @@ void compare(const Matrices* matrices, bool corrected, Difference& sum) {
       ASSERT_EQ(done.status, oscar::RowStatus::kOk);
       for (int token = 0; token < kTokens; ++token) {
         const uint8_t* page =
-            &got[(static_cast<size_t>(pages[token / 64]) * kHeads + head) * chunk];
+            &got[(static_cast<size_t>(pages[token / 64]) * kHeads + head) * bytes_of_page];
         const int in_page = token % 64;
         if (matrices && token % 512 == 0) {
           sum.sampled_loss +=

@@ -27,11 +27,11 @@ struct CacheShape {
   oscar::MetadataDtype metadata = oscar::MetadataDtype::kFp16;
   int num_qo_heads = 8, num_kv_heads = 2, q_len = 1;
   int sink = 64, recent = 256;
-  std::vector<int> seq_len;
+  std::vector<int> seq_lens;
   int table_pages = 0;  // entries of a request in the block table; 0: two more than the longest has
   Content content = Content::kRandom;
-  int centre_segments = 0;   // of key centres; 0: none
-  float centre_size = 2.0f;  // of their entries; with such queries also of logits
+  int center_segments = 0;   // of key centers; 0: none
+  float center_size = 2.0f;  // of their entries; with such queries also of logits
 };
 
 struct RandomCache {
@@ -42,7 +42,7 @@ struct RandomCache {
   std::vector<int32_t> table, history, lens, slots;
   int table_stride = 0;
   std::vector<uint16_t> wk, wv, q;
-  std::vector<uint16_t> centres;
+  std::vector<uint16_t> centers;
   std::vector<int32_t> first_position;
   int ring = 0;
 
@@ -51,9 +51,9 @@ struct RandomCache {
     std::normal_distribution<float> normal;
     std::uniform_real_distribution<float> uniform;
     format = {s.head_dim, s.quant_group_size, s.metadata};
-    const int batch = static_cast<int>(s.seq_len.size());
+    const int batch = static_cast<int>(s.seq_lens.size());
     ring = s.recent + 1 + s.q_len;
-    lens.assign(s.seq_len.begin(), s.seq_len.end());
+    lens.assign(s.seq_lens.begin(), s.seq_lens.end());
     int most = 0, used = 0;
     for (const int length : lens) {
       history.push_back(oscar::history_for_length(length, s.sink, s.recent, 1));
@@ -76,14 +76,14 @@ struct RandomCache {
       if (lens[b] == 0) history[b] = slots[b] = kGarbage;  // an unused place of the batch
     }
 
-    const int chunk = chunk_bytes(format), d = s.head_dim;
-    pool.assign(static_cast<size_t>(pages) * s.num_kv_heads * chunk, 0xff);  // NaN metadata
+    const int bytes_of_page = page_bytes(format), d = s.head_dim;
+    pool.assign(static_cast<size_t>(pages) * s.num_kv_heads * bytes_of_page, 0xff);  // NaN metadata
     for (int b = 0; b < batch; ++b) {
       const int tokens = lens[b] > 0 ? history[b] : 0, dominant = tokens / 2;
       for (int token = 0; token < tokens; ++token) {
         for (int head = 0; head < s.num_kv_heads; ++head) {
-          uint8_t* c =
-              &pool[(static_cast<size_t>(row(b)[token / 64]) * s.num_kv_heads + head) * chunk];
+          uint8_t* c = &pool[(static_cast<size_t>(row(b)[token / 64]) * s.num_kv_heads + head) *
+                             bytes_of_page];
           for (int side = 0; side < 2; ++side) {
             uint8_t* codes = c + code_offset(format, side, token % 64);
             for (int i = 0; i < d / 4; ++i) codes[i] = static_cast<uint8_t>(rng());
@@ -131,35 +131,35 @@ struct RandomCache {
       if (s.content == Content::kAscending) x = 0.05f + std::fabs(x) * 0.1f;
       value = oscar::float_to_bf16(x);
     }
-    if (s.centre_segments > 0) add_centres(rng);
+    if (s.center_segments > 0) add_centers(rng);
   }
 
   static int pages_of(int tokens) { return (tokens + 63) / 64; }
   int32_t* row(int b) { return &table[static_cast<size_t>(b) * table_stride]; }
 
-  // Random centres, and keys that have either of them.
-  void add_centres(std::mt19937& rng) {
-    std::normal_distribution<float> normal(0.0f, shape.centre_size);
-    centres.resize(static_cast<size_t>(shape.centre_segments) * shape.num_kv_heads * 2 *
+  // Random centers, and keys that have either of them.
+  void add_centers(std::mt19937& rng) {
+    std::normal_distribution<float> normal(0.0f, shape.center_size);
+    centers.resize(static_cast<size_t>(shape.center_segments) * shape.num_kv_heads * 2 *
                    shape.head_dim);
-    for (uint16_t& value : centres) value = oscar::float_to_bf16(normal(rng));
+    for (uint16_t& value : centers) value = oscar::float_to_bf16(normal(rng));
     for (size_t b = 0; b < lens.size(); ++b) {
       first_position.push_back(static_cast<int32_t>(rng() % 2000));
     }
-    const int chunk = chunk_bytes(format);
-    for (size_t at = 0; at < pool.size(); at += chunk) {
+    const int bytes_of_page = page_bytes(format);
+    for (size_t at = 0; at < pool.size(); at += bytes_of_page) {
       for (int token = 0; token < 64; ++token) {
         uint8_t* metadata = &pool[at] + metadata_offset(format, 0, token);
         const float scale = oscar::load_metadata(metadata, 0, shape.metadata);
-        oscar::store_metadata(metadata, 0, oscar::scale_with_centre(scale, rng() % 2),
+        oscar::store_metadata(metadata, 0, oscar::scale_with_center(scale, rng() % 2),
                               shape.metadata);
       }
     }
   }
 
-  oscar::KeyCentres key_centres(const uint16_t* rows, const int32_t* positions) const {
-    if (shape.centre_segments == 0) return {};
-    return {rows, shape.centre_segments, positions};
+  oscar::KeyCenters key_centers(const uint16_t* rows, const int32_t* positions) const {
+    if (shape.center_segments == 0) return {};
+    return {rows, shape.center_segments, positions};
   }
   oscar::ExactWindows windows(uint16_t* k, uint16_t* v, const int32_t* slot) const {
     return {k, v, slot, shape.sink, ring};
@@ -169,8 +169,8 @@ struct RandomCache {
     p.format = format;
     p.history = {pool.data(), table.data(), table_stride, history.data()};
     p.windows = windows(wk.data(), wv.data(), slots.data());
-    p.centres = key_centres(centres.data(), first_position.data());
-    p.seq_len = lens.data();
+    p.centers = key_centers(centers.data(), first_position.data());
+    p.seq_lens = lens.data();
     p.q = q.data();
     p.sm_scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
     p.batch = static_cast<int>(lens.size());
@@ -185,7 +185,7 @@ struct RandomCache {
 struct DeviceCache {
   DeviceBuffer<uint8_t> pool;
   DeviceBuffer<int32_t> table, history, lens, slots, first_position;
-  DeviceBuffer<uint16_t> wk, wv, q, centres, o;
+  DeviceBuffer<uint16_t> wk, wv, q, centers, o;
   DeviceBuffer<float> lse;
   oscar::AttentionParams params;
 
@@ -199,14 +199,14 @@ struct DeviceCache {
         wk(host.wk),
         wv(host.wv),
         q(host.q),
-        centres(host.centres),
+        centers(host.centers),
         o(host.q.size()),
         lse(host.q.size() / host.shape.head_dim),
         params(host.host_params()) {
     params.history = {pool.get(), table.get(), host.table_stride, history.get()};
     params.windows = host.windows(wk.get(), wv.get(), slots.get());
-    params.centres = host.key_centres(centres.get(), first_position.get());
-    params.seq_len = lens.get();
+    params.centers = host.key_centers(centers.get(), first_position.get());
+    params.seq_lens = lens.get();
     params.q = q.get();
     params.o = o.get();
     params.lse = lse.get();

@@ -189,7 +189,7 @@ class Device:
         # What a captured graph has there: no lengths, and whatever stood in the other tables.
         server.window_slot[1] = -1
         rows = server.append(new)
-        self.assertEqual(rows["rows_indptr"].tolist(), [0, 100, 100, 360])
+        self.assertEqual(rows["query_start_loc"].tolist(), [0, 100, 100, 360])
         read = server.attention_arguments(server.queries())
         self.assertEqual(read["block_table"][1].tolist(), 4 * [1 << 30])
         read["history_len"][1] = 1 << 30
@@ -393,7 +393,7 @@ class Device:
                 ({"block_table": read["block_table"][:1].expand(2, -1)}, ("block_table", "[0, 1]")),
                 ({"block_table": read["block_table"].T.contiguous().T}, ("block_table", ", 1]")),
                 ({"history_len": read["history_len"][:1]}, ("history_len", "[2]", "[1]")),
-                ({"seq_len": read["seq_len"][:1]}, ("seq_len", "[2]", "[1]")),
+                ({"seq_lens": read["seq_lens"][:1]}, ("seq_lens", "[2]", "[1]")),
                 ({"window_v": server.window_v[:1]}, ("window_v",)),
                 ({"window_slot": None, "window_k": server.window_k[:1],
                   "window_v": server.window_v[:1]}, ("window_k", "window_slot")),
@@ -401,7 +401,7 @@ class Device:
                 ({"format": [48, 0, 16]}, ("quant_group_size", "48")),
                 ({"format": [128, 3, 16]}, ("metadata_dtype", "0 to 2", "3")),
                 ({"format": [128, 0]}, ("format", "quant_group_size metadata_dtype sink_tokens", "2")),
-                ({"first_position": read["seq_len"]}, ("first_position", "key_centers")),
+                ({"first_position": read["seq_lens"]}, ("first_position", "key_centers")),
                 ({"recipe": [q]}, ("recipe", "9 of keys", "1")),
                 ({"recipe": recipe_of(self.device, key_centers_v=q)}, ("value.key_centers", "only keys")),
                 ({"recipe": recipe_of(self.device, key_centers_k=q)}, ("key.key_centers", "num_kv_heads")),
@@ -478,9 +478,9 @@ class Device:
 
 class OnCpu(Device, unittest.TestCase):
     def test_page_sizes(self):
-        self.assertEqual(ops.chunk_bytes(128, [0, 0, 64]), 4608)
+        self.assertEqual(ops.page_bytes(128, [0, 0, 64]), 4608)
         for fmt in FORMATS:
-            self.assertEqual(ops.chunk_bytes(fmt.head_dim, fmt.numbers()), fmt.chunk_bytes())
+            self.assertEqual(ops.page_bytes(fmt.head_dim, fmt.numbers()), fmt.page_bytes())
 
     def test_lists_have_the_order_that_the_library_states(self):
         self.assertEqual(tuple(ops.recipe_names().split()), PROPERTIES)
@@ -517,11 +517,11 @@ class OnCpu(Device, unittest.TestCase):
 
         for table, index, value in (("block_table", (0, 0), 40), ("block_table", (1, 1), -1),
                                     ("history_len", 0, -1), ("history_len", 1, 129),
-                                    ("seq_len", 1, 99), ("seq_len", 0, 900), ("seq_len", 1, -1),
+                                    ("seq_lens", 1, 99), ("seq_lens", 0, 900), ("seq_lens", 1, -1),
                                     ("window_slot", 1, 4)):
             self.refused(ops.decode_attention, read, changed(table, index, value), table,
                          "request")
-        for table, index, value in (("block_table", (1, 1), 40), ("rows_indptr", 2, 221),
+        for table, index, value in (("block_table", (1, 1), 40), ("query_start_loc", 2, 221),
                                     ("old_len", 0, -1), ("old_history", 1, 200),
                                     ("new_history", 0, 0), ("new_history", 1, 150),
                                     ("window_slot", 0, -1)):
@@ -579,7 +579,7 @@ class OnCuda(Device, unittest.TestCase):
         server = self.server(CORE, 1)
         server.append([server.normal(100, 2, 2, 128)])
         read = server.attention_arguments(server.queries())
-        self.refused(ops.decode_attention, read, {"seq_len": read["seq_len"].cpu()}, "seq_len",
+        self.refused(ops.decode_attention, read, {"seq_lens": read["seq_lens"].cpu()}, "seq_lens",
                      "cuda:0", "cpu")
 
     def test_steps_run_on_the_current_stream_and_replay_in_a_graph(self):
@@ -619,13 +619,13 @@ class OnCuda(Device, unittest.TestCase):
         table = torch.full((3, 12), -5, dtype=torch.int32, device="cuda")
         qkv = torch.empty(2, 12, 128, dtype=torch.bfloat16, device="cuda")
         ints = {name: server.ints([0] * size) for name, size in (
-            ("rows_indptr", 4), ("old_len", 3), ("old_history", 3), ("new_history", 3),
-            ("seq_len", 3))}
+            ("query_start_loc", 4), ("old_len", 3), ("old_history", 3), ("new_history", 3),
+            ("seq_lens", 3))}
         rows_q = torch.zeros(3, 1, 8, 128, dtype=torch.bfloat16, device="cuda")
         back = [torch.zeros(3, 200, 2, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
         size = ops.decode_attention_workspace_size(server.pool, 128)
         workspace = torch.zeros(size, dtype=torch.uint8, device="cuda")
-        seq_len = ints.pop("seq_len")
+        seq_lens = ints.pop("seq_lens")
         cache = server.cache() | {"block_table": table[:, 1:]}
         history = {n: x for n, x in server.history_arguments().items() if n != "history_len"}
 
@@ -636,7 +636,7 @@ class OnCuda(Device, unittest.TestCase):
             ops.quantize_append(**cache, k=k, v=v, status=server.status, max_new_rows=1,
                                 max_new_history=1, **ints)
             o, lse = ops.decode_attention(
-                rows_q, **cache, history_len=ints["new_history"], seq_len=seq_len,
+                rows_q, **cache, history_len=ints["new_history"], seq_lens=seq_lens,
                 sm_scale=128**-0.5, workspace=workspace)
             ops.dequantize_history(**(history | {"block_table": table[:, 1:]}), k=back[0],
                                    v=back[1], history_len=ints["new_history"])
@@ -654,7 +654,7 @@ class OnCuda(Device, unittest.TestCase):
             arguments = server.append([rows[:1], rows[1:], rows[:0]], call=lambda **_: None)
             for name, tensor in ints.items():
                 tensor.copy_(arguments[name])
-            seq_len.copy_(server.ints(server.lengths()))
+            seq_lens.copy_(server.ints(server.lengths()))
             table[:, 1:1 + server.block_table.shape[1]] = server.block_table
             graph.replay()
             torch.cuda.synchronize()

@@ -20,7 +20,7 @@ class Format:
         """As operators take it."""
         return [self.group, (torch.float16, torch.bfloat16, torch.float32).index(self.metadata), sink]
 
-    def chunk_bytes(self):
+    def page_bytes(self):
         return 2 * PAGE * (self.head_dim // 4 + self.pairs() * self.metadata.itemsize)
 
     def pairs(self):
@@ -55,7 +55,7 @@ def split(pool, fmt):
     """Codes [pages, heads, side, token, d]; (scale, zero) [pages, heads, side, token, group, 2]."""
     pool = pool.cpu()
     pages, heads, d = *pool.shape[:2], fmt.head_dim
-    codes, metadata = pool.split([PAGE * d // 2, fmt.chunk_bytes() - PAGE * d // 2], dim=2)
+    codes, metadata = pool.split([PAGE * d // 2, fmt.page_bytes() - PAGE * d // 2], dim=2)
     codes = unpacked(codes.reshape(pages, heads, 2, PAGE, d // 4))
     pairs = metadata.contiguous().view(fmt.metadata)
     return codes, pairs.reshape(pages, heads, 2, PAGE, d // fmt.group, 2)
@@ -143,7 +143,7 @@ class Server:
         self.window_v = self.window_k.clone()
         self.window_slot = self.ints(torch.randperm(batch + 2, generator=self.random)[:batch])
         # 0xff: codes 3 with NaN metadata, so that whatever reads an unwritten row shows
-        self.pool = torch.full((pages, heads, fmt.chunk_bytes()), 255, dtype=torch.uint8,
+        self.pool = torch.full((pages, heads, fmt.page_bytes()), 255, dtype=torch.uint8,
                                device=device)
         self.free = torch.randperm(pages, generator=self.random).tolist()
         self.pages = [[] for _ in range(batch)]
@@ -175,7 +175,7 @@ class Server:
         rows = torch.cat(new).to(self.device)
         arguments = {
             "k": rows[:, 0], "v": rows[:, 1],
-            "rows_indptr": self.ints(counts), "old_len": self.ints(old_len),
+            "query_start_loc": self.ints(counts), "old_len": self.ints(old_len),
             "old_history": self.ints(old_history), "new_history": self.ints(self.history),
             "status": self.status}
         (call or self.ops.quantize_append)(**self.cache(), **arguments)
@@ -195,7 +195,7 @@ class Server:
 
     def attention_arguments(self, q):
         return {"q": q.to(self.device), **self.cache(),
-                "history_len": self.ints(self.history), "seq_len": self.ints(self.lengths()), "sm_scale": self.fmt.head_dim**-0.5}
+                "history_len": self.ints(self.history), "seq_lens": self.ints(self.lengths()), "sm_scale": self.fmt.head_dim**-0.5}
 
     def history_arguments(self):
         """Of dequantize_history, without k and v."""

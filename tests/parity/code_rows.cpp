@@ -1,4 +1,4 @@
-// oscar-test-code-rows STACK RATIO IN.npz OUT.npz: `rows` [n, d] as that stack codes them, in
+// oscar-test-code-rows BACKEND RATIO IN.npz OUT.npz: `rows` [n, d] as that backend codes them, in
 // groups of the whole row: `codes` [n, d / 4] packed, `scale` and `zero` [n] as stored, `read` [n,
 // d] what this toolkit reads of them.
 #include <fmt/format.h>
@@ -6,8 +6,8 @@
 #include <cstdlib>
 
 #include "oscar/base/error.h"
+#include "oscar/bundle/backends.h"
 #include "oscar/bundle/export.h"
-#include "oscar/bundle/stacks.h"
 #include "oscar/cache/quantize_rows.h"
 #include "oscar/io/npy.h"
 
@@ -16,14 +16,14 @@ namespace {
 using namespace oscar;
 
 void code_rows(const char* name, double ratio, const char* from, const char* to) {
-  const Stack& stack = find_stack(name);
+  const Backend& backend = find_backend(name);
   const FloatTensor rows = read_npz(from).at("rows");
   const int64_t n = rows.shape.at(0), d = rows.shape.at(1);
-  QuantizerSettings quantizer = default_codec(stack);
+  QuantizerSettings quantizer = default_codec(backend);
   quantizer.quant_group_size = static_cast<int>(d);
-  StackRun run;
+  BackendRun run;
   run.format = quantizer.row_format();
-  run.packing = stack.packing;
+  run.packing = backend.packing;
   FloatTensor codes{{n, d / 4}, {}}, scale{{n}, {}}, zero{{n}, {}}, read{{n, d}, {}};
   for (int64_t row = 0; row < n; ++row) {
     const CodedRow coded = code_row(run, ratio, {&rows.values[row * d], static_cast<size_t>(d)});

@@ -4,7 +4,7 @@
 // span}, then little-endian doubles: q_moment, k_moment, v_moment, attn_out_moment, o_proj_metric
 // [heads, d, d] each, then q_sum, k_sum, v_sum, attn_out_sum [heads, d].
 // stdout: one JSON line {kinds, fallbacks, conditions, warnings}, then doubles: the averaged and
-// centred query and key moments [heads, d, d], key_mean [heads, d], and for keys, then values:
+// centered query and key moments [heads, d, d], key_mean [heads, d], and for keys, then values:
 // forward, partner [heads, d, d] widened from f32, eigenvalues [heads, d], metric, feedback
 // [heads, d, d]; last, the rotation of the first head's C_Q in float64 [d, d].
 #include <cmath>

@@ -1,4 +1,5 @@
-// Runs a checkpoint over token ids and writes logits and statistics for comparison with a twin.
+// Runs a checkpoint over token ids and writes logits and statistics for comparison with a
+// reference.
 //   oscar-test-forward run MODEL IDS TOKENS OUT_FOLDER DTYPE [ROPE_SCALING]
 //   oscar-test-forward config CONFIG.json [ROPE_SCALING]
 // IDS: raw int64, rows of TOKENS ids. OUT_FOLDER gets logits.f32 [rows, tokens, vocab] and

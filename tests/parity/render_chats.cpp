@@ -1,4 +1,4 @@
-// Twin's other half: renders conversations from standard input.
+// The reference's other half: renders conversations from standard input.
 //
 //   oscar-test-render-chats TEMPLATE_SHA256
 //

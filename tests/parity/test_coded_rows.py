@@ -1,4 +1,4 @@
-"""Rows in the codec of each stack against numpy, written from the stacks' own rules, to the bit.
+"""Rows in the codec of each backend against numpy, written from the backends' own rules, to the bit.
 
 Rows of small integers put many values half way between two codes.
 """
@@ -43,7 +43,7 @@ def code(row, ratio, zero_form, ties, dtype, when, packing):
 
 
 class CodedRows(ProgramTest):
-    def test_every_stack_gets_its_own_bytes(self):
+    def test_every_backend_gets_its_own_bytes(self):
         rng = np.random.default_rng(0)
         for d in (64, 128):
             normal = rng.standard_normal((30, d)).astype(F)
@@ -53,9 +53,9 @@ class CodedRows(ProgramTest):
                 rows = np.concatenate([normal, tied])
                 source, out = self.folder / "rows.npz", self.folder / "coded.npz"
                 np.savez(source, rows=rows)
-                for stack, rules in RULES.items():
-                    with self.subTest(stack=stack, d=d, ratio=ratio):
-                        subprocess.run([BIN / "oscar-test-code-rows", stack, str(ratio), source,
+                for backend, rules in RULES.items():
+                    with self.subTest(backend=backend, d=d, ratio=ratio):
+                        subprocess.run([BIN / "oscar-test-code-rows", backend, str(ratio), source,
                                         out], check=True)
                         found = np.load(out)
                         for i, row in enumerate(rows):

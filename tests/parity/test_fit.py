@@ -1,4 +1,4 @@
-"""The fit against a float64 twin in numpy: eigenspaces, transforms, metrics, served positions."""
+"""The fit against a float64 reference in numpy: eigenspaces, transforms, metrics, served positions."""
 import json
 import os
 import pathlib
@@ -14,7 +14,7 @@ SERVED_INVERSE = 2e-2  # kInverseLimitBf16Balanced of fit/fit.h
 HADAMARD, OSCAR, BALANCED = 1, 2, 3
 
 
-# ---- the twin -------------------------------------------------------------------------------
+# ---- the reference -------------------------------------------------------------------------------
 
 def inverse_frequencies(rotary_dim, theta):
     return theta ** (-2.0 * np.arange(rotary_dim // 2) / rotary_dim)
@@ -196,7 +196,7 @@ class FitParity(unittest.TestCase):
         self.assertLess(np.abs(rotation.T @ rotation - np.eye(d)).max(), 1e-12)
         self.assert_same_eigenspaces(rotation, moment(case["q"])[0] / count_q, 1e-8)
 
-    def test_oscar_rotation_equals_the_twin(self):
+    def test_oscar_rotation_equals_the_reference(self):
         for d in (8, 64, 96, 128):
             for shared in (False, True):
                 with self.subTest(d=d, shared=shared):
@@ -214,7 +214,7 @@ class FitParity(unittest.TestCase):
             case[name] = np.stack([rows] * 2)
         self.check_oscar(case, False)
 
-    def test_balanced_transform_equals_the_twin(self):
+    def test_balanced_transform_equals_the_reference(self):
         for d in (16, 96, 128):
             case = make_case(self.rng, d=d)
             result = fit(case, kind=BALANCED, center=True)
@@ -224,8 +224,8 @@ class FitParity(unittest.TestCase):
                 c_q = case["q"][head].T @ case["q"][head] / count_q
                 for side, rows, weight in (("K", case["k"][head], c_q),
                                            ("V", case["v"][head], case["m_o"][head])):
-                    centred = rows - rows.mean(axis=0)
-                    covariance = centred.T @ centred / count_kv
+                    centered = rows - rows.mean(axis=0)
+                    covariance = centered.T @ centered / count_kv
                     expected, d_values = balanced(covariance, weight)
                     ours = result[side]["forward"][head]
                     # Ours is theirs rounded to bf16: every entry within half a step of 2^-7.

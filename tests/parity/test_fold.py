@@ -2,7 +2,7 @@
 """oscar-bundle fold against transformers: a folded checkpoint is an ordinary one; its logits stay.
 
 Checkpoints are float32, with random weights of families that set their biases differently, and
-tiny-gqa widened to float32; bundles hold balanced, centred values. v_proj and o_proj are rounded
+tiny-gqa widened to float32; bundles hold balanced, centered values. v_proj and o_proj are rounded
 once more, so that logits move as they do between two orders of float32 sums: 1e-6 to 5e-6 of the
 largest one. A wrong matrix in one layer moves them by about 1.
 """
@@ -115,7 +115,7 @@ class Fold(ProgramTest):
         report = self.folder / "report.json"
         self.run_ok("oscar-eval", model, "--bundle", bundle, "--compare", "bundle", "--corpus",
                     SOURCE / "datasets/tiny-gqa/heldout.jsonl", "--max-tokens",
-                    2048, "--chunk-len", 1024, "--device", "cpu", "--json", report,
+                    2048, "--sequence-length", 1024, "--device", "cpu", "--json", report,
                     "--force", "--quiet")
         return json.loads(report.read_text())["methods"]["bundle"]["kl"]["mean"]
 
@@ -136,7 +136,7 @@ class Fold(ProgramTest):
         for name, keys in FAMILIES.items():
             with self.subTest(name):
                 model = make_model(self.folder / name, keys)
-                bundle = self.calibrate(model, corpus, "--chunk-len", 256)
+                bundle = self.calibrate(model, corpus, "--sequence-length", 256)
                 folded, said = self.fold(bundle, model)
                 self.check_logits(model, folded, ids)
                 self.check_files(model, folded, with_biases=name.endswith("biases"))
@@ -190,7 +190,7 @@ class Fold(ProgramTest):
     def test_logits_of_tiny_gqa_stay(self):
         model = widened_tiny_gqa(self.folder / "tiny")
         corpus = SOURCE / "datasets/tiny-gqa/calibration.jsonl"
-        bundle = self.calibrate(model, corpus, "--max-tokens", 8192, "--chunk-len", 1024)
+        bundle = self.calibrate(model, corpus, "--max-tokens", 8192, "--sequence-length", 1024)
         folded, _ = self.fold(bundle, model)
         ids = torch.randint(0, 8192, (1, 256), generator=torch.Generator().manual_seed(2))
         self.check_logits(model, folded, ids)
@@ -201,7 +201,7 @@ class Fold(ProgramTest):
     def test_what_cannot_be_done_is_refused(self):
         corpus = self.corpus()
         model = make_model(self.folder / "plain", FAMILIES["qwen3"])
-        bundle = self.calibrate(model, corpus, "--chunk-len", 256)
+        bundle = self.calibrate(model, corpus, "--sequence-length", 256)
         other = make_model(self.folder / "other", FAMILIES["llama_biases"])
         arguments = ["fold", bundle, model, self.folder / "out"]
         self.refuse("oscar-bundle", [*arguments, "--value-mean", "fold"],

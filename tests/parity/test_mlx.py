@@ -33,7 +33,7 @@ class Mlx(ProgramTest):
         biases = -found["zero"].reshape(1, *shape, 1) * scales  # a bias is a minimum
         return (tuple(map(mx.array, (codes, scales, biases))), found["read"].reshape(1, *rows.shape))
 
-    def test_its_quantized_attention_is_that_of_our_twin(self):
+    def test_its_quantized_attention_is_that_of_our_reference(self):
         rng = np.random.default_rng(0)
         for d in (64, 128):
             with self.subTest(d):

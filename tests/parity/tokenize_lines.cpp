@@ -1,4 +1,5 @@
-// Twin's other half: encodes strings from standard input and writes ids to standard output.
+// The reference's other half: encodes strings from standard input and writes ids to standard
+// output.
 //
 //   oscar-test-tokenize TOKENIZER.json ids|decode|bench
 //

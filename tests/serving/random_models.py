@@ -9,7 +9,7 @@ import torch
 import transformers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "parity"))
-import int2_twin as twin
+import int2_reference
 from oscar_int2.bundle import Bundle, Layer, Model
 from oscar_int2.recipe import CacheFormat, SideRecipe
 
@@ -94,21 +94,21 @@ def left_padded(rows):
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def twin_layers(bundle):
+def reference_layers(bundle):
     """The bundle's layers as the independent attention of tests/parity wants them."""
     def side(s):
-        return twin.Side(s.forward, s.partner, s.mean, s.clip_ratio.tolist(),
+        return int2_reference.Side(s.forward, s.partner, s.mean, s.clip_ratio.tolist(),
                          s.scale_correction.tolist(), s.feedback, s.metric, s.key_centers)
     return [(side(layer.key), side(layer.value)) for layer in bundle.layers.values()]
 
 
-def twin_log_probabilities(model, bundle, ids, prompt):
+def reference_log_probabilities(model, bundle, ids, prompt):
     """[len(ids) - prompt, vocab] in float64: predictions of ids[prompt:] by the definition of the
     cache, where the first `prompt` ids are a prompt; and the same over exact rows."""
     other = copy.deepcopy(model).float()
-    other.set_attn_implementation(twin.NAME)
+    other.set_attn_implementation(int2_reference.NAME)
     quantizer = bundle.quantizer
-    rule = twin.Rule(quantizer.sink_tokens, quantizer.recent_tokens, quantizer.demote_block,
-                     "prefill", prompt, layers=twin_layers(bundle))
+    rule = int2_reference.Rule(quantizer.sink_tokens, quantizer.recent_tokens, quantizer.demote_block,
+                     "prefill", prompt, layers=reference_layers(bundle))
     exact = dataclasses.replace(rule, layers=[None] * len(bundle.layers))
-    return [twin.scores(other, r, [ids], prompt)[1][0] for r in (rule, exact)]
+    return [int2_reference.scores(other, r, [ids], prompt)[1][0] for r in (rule, exact)]

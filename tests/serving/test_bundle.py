@@ -83,7 +83,7 @@ class Changed(unittest.TestCase):
             "needs a reader of three_bits": attribute(
                 "/", "required_features", np.bytes_(json.dumps(["key_centres", "three_bits"]))),
             "is not JSON": attribute("/", "required_features", np.bytes_("[")),
-            "fitted for another stack's codec": attribute("quantizer", "ties", np.bytes_("even")),
+            "fitted for another backend's codec": attribute("quantizer", "ties", np.bytes_("even")),
             "attribute bits is 3": attribute("quantizer", "bits", np.int64(3)),
             "expected <f4": replaced("layers/001/k_mean", lambda x: x.astype("<f8")),
             "v_rotation: expected": replaced("layers/001/v_rotation", lambda x: x[:, :64]),

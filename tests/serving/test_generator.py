@@ -57,11 +57,11 @@ class Requests(unittest.TestCase):
         ids = held_out_ids(1500)
         prompts = [ids[:340], ids[400:420], ids[500:840], ids[900:1000], ids[1000:1330]]
         counts = [24, 40, 9, 33, 17]
-        # As many places, so that products have the same shape and round alike.
-        alone = oscar_int2.Generator(tiny_model(), BUNDLE, places=2, max_tokens=512)
+        # As many slots, so that products have the same shape and round alike.
+        alone = oscar_int2.Generator(tiny_model(), BUNDLE, max_num_seqs=2, max_tokens=512)
         expected = [alone.generate([prompt], count)[0] for prompt, count in zip(prompts, counts)]
-        # Fewer places and pages than all would need: requests wait for both.
-        generator = oscar_int2.Generator(tiny_model(), BUNDLE, places=2, max_tokens=512, pages=3)
+        # Fewer slots and pages than all would need: requests wait for both.
+        generator = oscar_int2.Generator(tiny_model(), BUNDLE, max_num_seqs=2, max_tokens=512, pages=3)
         requests = [generator.submit(*each) for each in zip(prompts[:3], counts[:3])]
         generator.run(looks=1)
         requests += [generator.submit(*each) for each in zip(prompts[3:], counts[3:])]
@@ -102,7 +102,7 @@ class Requests(unittest.TestCase):
     def two_requests(self):
         """A generator in the middle of two requests, what both would generate, and the requests."""
         ids = held_out_ids(200)
-        generator = oscar_int2.Generator(tiny_model(), BUNDLE, places=2, max_tokens=256)
+        generator = oscar_int2.Generator(tiny_model(), BUNDLE, max_num_seqs=2, max_tokens=256)
         prompts = [ids[:60], ids[100:200]]
         expected = generator.generate(prompts, 60)
         requests = [generator.submit(prompt, 60) for prompt in prompts]
@@ -111,14 +111,14 @@ class Requests(unittest.TestCase):
 
     def test_a_request_is_given_up_alone_when_a_row_could_not_be_written(self):
         generator, expected, (other, request) = self.two_requests()
-        generator.cache.status[request.place] = 2  # what a refused row leaves
+        generator.cache.status[request.slot] = 2  # what a refused row leaves
         generator.run()
         self.assertEqual((request.failed, request.done), (True, False))
         self.assertRegex(str(request.error), "request 1.*metadata")
         self.assertEqual(request.tokens, expected[1][:17], "none of behind the row, none left out")
         self.assertEqual((other.failed, other.tokens), (False, expected[0]))
         prompts = [other.prompt, request.prompt]
-        self.assertEqual(generator.generate(prompts, 60), expected, "the place is clean again")
+        self.assertEqual(generator.generate(prompts, 60), expected, "the slot is clean again")
 
     def test_a_prompt_that_is_not_finite_fails_alone(self):
         ids, generator = held_out_ids(400), oscar_int2.Generator(tiny_model(), BUNDLE, max_tokens=512)
@@ -137,10 +137,10 @@ class Requests(unittest.TestCase):
     def test_logits_that_are_not_numbers_end_their_request(self):
         for temperature in (0.0, 0.7):
             generator, expected, (other, request) = self.two_requests()
-            generator.temperature[request.place] = request.temperature = temperature
+            generator.temperature[request.slot] = request.temperature = temperature
             step = generator.decoder.step
 
-            def broken(*arguments, step=step, place=request.place):
+            def broken(*arguments, step=step, place=request.slot):
                 logits = step(*arguments).clone()
                 logits[place, 5] = torch.nan
                 return logits
@@ -191,7 +191,7 @@ class Requests(unittest.TestCase):
 
     def test_steps_beyond_the_room_of_a_place_touch_no_other_pages(self):
         layer = 0
-        cache = oscar_int2.Generator(tiny_model(), BUNDLE, places=2, max_tokens=600,
+        cache = oscar_int2.Generator(tiny_model(), BUNDLE, max_num_seqs=2, max_tokens=600,
                                      demote_block=1).cache
         codec = cache.codecs[layer]
         rows = torch.randn(700, 2, codec.num_kv_heads, codec.head_dim).bfloat16()
@@ -199,7 +199,7 @@ class Requests(unittest.TestCase):
         room = cache.format.sink_tokens + cache.format.recent_tokens + 2 * 64
 
         def run(rooms, steps):
-            """Both places' answers of the last step, and the pages that they have filled."""
+            """Both slots' answers of the last step, and the pages that they have filled."""
             cache.reset()
             for place, tokens in enumerate(rooms):
                 cache.admit(place, tokens)
@@ -208,14 +208,14 @@ class Requests(unittest.TestCase):
                 cache.next_step()
                 answer = cache.decode(layer, queries, row, row)
             return answer, [cache.layers[layer].pool[pages[:history // 64]] for pages, history in
-                            zip(cache.pages_of_place, cache.step.new_history.tolist())]
+                            zip(cache.pages_of_slot, cache.step.new_history.tolist())]
 
         with torch.inference_mode():
             steps = room - 60
             _, full = run((room, 600), steps)
             cache.check_rows()
             answer, beyond = run((room, 600), steps + 100)
-            self.assertEqual(cache.step.seq_len.tolist(), [room, room + 100])
+            self.assertEqual(cache.step.seq_lens.tolist(), [room, room + 100])
             self.assertTrue(torch.equal(beyond[0], full[0]), "what was held is not written again")
             with self.assertRaisesRegex(oscar_int2.CacheFullError, "beyond the tokens"):
                 cache.check_rows()
@@ -329,7 +329,7 @@ class Weights(unittest.TestCase):
 class Threads(unittest.TestCase):
     def test_two_threads_get_what_each_gets_alone(self):
         model, bundle = copy.deepcopy(small.random_model("Qwen3", torch.bfloat16)), small.random_bundle()
-        generator = oscar_int2.Generator(model, bundle, places=2, max_tokens=128)
+        generator = oscar_int2.Generator(model, bundle, max_num_seqs=2, max_tokens=128)
         prompts, count = small.prompts(20, 40, 30, 50), 40
         expected = [generator.generate([prompt], count) for prompt in prompts]
         together = threading.Barrier(len(prompts))
@@ -383,7 +383,7 @@ class Messages(unittest.TestCase):
                 (oscar_int2.UnsupportedError, "a Module around the model", (wrapped, bundle)),
                 (FileNotFoundError, "oscar-calibrate.*no/such.h5", (model, "no/such.h5")),
                 (TypeError, "path of a .h5 file, found ''", (model, "")),
-                (ValueError, "places is 0", (model, bundle, 0))):
+                (ValueError, "max_num_seqs is 0", (model, bundle, 0))):
             with self.subTest(text), self.assertRaisesRegex(error, text):
                 oscar_int2.Generator(*arguments)
 
@@ -410,7 +410,7 @@ class OnCuda(unittest.TestCase):
 
     def run_steps(self, steps, **options):
         """Tokens of every step, and all bytes of the cache behind them."""
-        generator = oscar_int2.Generator(self.model, self.bundle, places=4, max_tokens=1200, **options)
+        generator = oscar_int2.Generator(self.model, self.bundle, max_num_seqs=4, max_tokens=1200, **options)
         requests = [generator.submit(prompt, steps + 1) for prompt in self.prompts]
         generator.run(looks=-(-steps // 16))
         memory = [getattr(pages, name).clone() for pages in generator.cache.layers.values()
@@ -436,7 +436,7 @@ class OnCuda(unittest.TestCase):
         self.assertLess(distance, 1e-3)  # sums in another order, rounded to bf16
 
     def test_nothing_is_allocated_in_a_step(self):
-        generator = oscar_int2.Generator(self.model, self.bundle, places=2, max_tokens=600)
+        generator = oscar_int2.Generator(self.model, self.bundle, max_num_seqs=2, max_tokens=600)
         generator.submit(self.prompts[1], 200)
         generator.run(looks=2)
         torch.cuda.synchronize()

@@ -43,7 +43,7 @@ class OfAGenerator(unittest.TestCase):
     def test_it_names_the_bundle_and_counts_tokens(self):
         model = copy.deepcopy(small.random_model("Qwen3", torch.bfloat16))
         self.assertEqual(oscar_int2.status(oscar_int2.Generator(model, None, max_tokens=64)).cache, "BF16")
-        generator = oscar_int2.Generator(model, small.random_bundle(), places=2, max_tokens=96, demote_block=1)
+        generator = oscar_int2.Generator(model, small.random_bundle(), max_num_seqs=2, max_tokens=96, demote_block=1)
         generator.submit(small.prompts(30)[0], 40)
         generator.run(looks=1)
         found = oscar_int2.status(generator)

@@ -59,7 +59,7 @@ class Definition(unittest.TestCase):
         for family, recipe in zip(small.FAMILIES, ("plain", "shaped") * 3, strict=True):
             for prompt in (5, 40):
                 model, bundle = small.random_model(family), small.random_bundle(family, recipe)
-                expected, exact = small.twin_log_probabilities(model, bundle, ids, prompt)
+                expected, exact = small.reference_log_probabilities(model, bundle, ids, prompt)
                 with self.subTest(family=family, prompt=prompt), applied(model, bundle):
                     ours = forced_logits(model, OscarCache(model, 1, 60), [ids], prompt)[0]
                     ours = ours.double().log_softmax(-1)
@@ -75,7 +75,7 @@ class Definition(unittest.TestCase):
 
     def test_demotion_in_blocks_follows_the_definition(self):
         ids, model = small.prompts(50)[0], small.random_model()
-        expected, exact = small.twin_log_probabilities(
+        expected, exact = small.reference_log_probabilities(
             model, small.random_bundle(demote_block=8), ids, 20)
         with applied(demote_block=8):
             ours = forced_logits(model, OscarCache(model, 1, 50), [ids], 20)[0].double()
@@ -172,7 +172,7 @@ class Generation(unittest.TestCase):
                 tokens, logits = generated(model, chat, past_key_values=cache)
                 chat = {"input_ids": torch.cat((chat["input_ids"], tokens), 1),
                         "attention_mask": torch.cat((chat["attention_mask"], torch.ones_like(tokens)), 1)}
-            self.assertEqual(cache.paged.step.seq_len.tolist(), [45 + 12 + 11 + 11, 18 + 12 + 30 + 11])
+            self.assertEqual(cache.paged.step.seq_lens.tolist(), [45 + 12 + 11 + 11, 18 + 12 + 30 + 11])
             for row in range(2):
                 alone = OscarCache(model, 1, 120)
                 begun, _ = generated(model, [first[row]], past_key_values=alone)
@@ -194,7 +194,7 @@ class Generation(unittest.TestCase):
             for size in (64, 13):  # transformers 4 takes the last token of a prompt by itself
                 cache = OscarCache(model, 1, 64)
                 _, logits = generated(model, prompt, prefill_chunk_size=size, past_key_values=cache)
-                self.assertEqual(cache.paged.step.seq_len.tolist(), [61])
+                self.assertEqual(cache.paged.step.seq_lens.tolist(), [61])
                 self.assertLess(kl_divergence(expected[:, 0], logits[:, 0]).max().item(), 1)
 
     def test_the_cache_is_kept_reset_and_replaced_when_it_is_too_small(self):

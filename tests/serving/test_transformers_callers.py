@@ -270,7 +270,7 @@ class Threads(unittest.TestCase):
         self.assertEqual(len(found), 8)
         for scored in found:
             self.assertTrue(torch.equal(scored, logits))
-        self.assertEqual(own.paged.step.seq_len.tolist(), [33 + 7])
+        self.assertEqual(own.paged.step.seq_lens.tolist(), [33 + 7])
 
     def test_one_cache_in_two_threads_at_once_is_refused(self):
         model, here = model_with(), threading.get_ident()

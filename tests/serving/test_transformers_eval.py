@@ -20,7 +20,7 @@ import oscar_int2.transformers
 from oscar_int2.transformers import OscarCache, apply, remove
 
 sys.path[:0] = [str(SOURCE / "tests" / "parity"), str(SOURCE / "tests" / "kernels")]
-import int2_twin as twin
+import int2_reference
 from torch_ops_reference import Format, dequantized
 
 U = 2.0**-8  # half a unit in the last place of bf16, relative
@@ -37,7 +37,7 @@ def model():
 def plain_bundle():
     """Hadamard and clipping, `hadamard-clip` of oscar-eval: plain rounding, nothing fitted."""
     bundle = oscar_int2.load(BUNDLE)
-    rotation = twin.hadamard(128).expand(2, 128, 128).contiguous()
+    rotation = int2_reference.hadamard(128).expand(2, 128, 128).contiguous()
 
     def side(old, clip):
         return dataclasses.replace(
@@ -126,7 +126,7 @@ class Bytes(unittest.TestCase):
         finally:
             remove(model())
         paged, windows = cache.paged, cache.paged.format
-        self.assertEqual(paged.step.seq_len.tolist(), [n + steps - 1 for n in lengths])
+        self.assertEqual(paged.step.seq_lens.tolist(), [n + steps - 1 for n in lengths])
         for layer in (0, 3, 7):
             codec, pages = paged.codecs[layer], paged.layers[layer]
             ours = dequantized(pages.pool, Format())  # [pages, heads, side, token, d]
@@ -144,7 +144,7 @@ class Bytes(unittest.TestCase):
                     held = ours[table, :, side].transpose(1, 2).flatten(0, 1)[:history]
                     old = exact[windows.sink_tokens:windows.sink_tokens + history]
                     for head in range(2):
-                        expected = twin.round_trip(old[:, head].float(), clip, 128, 0, None, None)
+                        expected = int2_reference.round_trip(old[:, head].float(), clip, 128, 0, None, None)
                         self.assertTrue(torch.equal(held[:, head], expected), (layer, row, side, head))
                     self.assertTrue(torch.equal(window[row, :, :windows.sink_tokens].transpose(0, 1),
                                                 exact[:windows.sink_tokens]))

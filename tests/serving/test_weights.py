@@ -75,7 +75,7 @@ class WeightsTest(unittest.TestCase):
         corpus, path = cls.folder / "corpus.txt", cls.folder / "ours.h5"
         corpus.write_text("".join(checkpoints.sample_text()))
         made = run("oscar-calibrate", cls.ours, corpus, path, "--device", "cpu", "--search", "off",
-                   "--max-tokens", 2048, "--chunk-len", 512, "--quiet")
+                   "--max-tokens", 2048, "--sequence-length", 512, "--quiet")
         assert made.returncode == 0, made.stderr
         cls.bundle = oscar_int2.load(path)
         cls.models = {folder: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()

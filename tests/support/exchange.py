@@ -43,10 +43,10 @@ def load_mlx(path, side):
     return matrices
 
 
-def load_export(stack, folder):
+def load_export(backend, folder):
     """{"k": {layer: (rotation, partner)}, "v": ...} in this toolkit's orientation."""
-    load = load_mlx if stack == "mlx" else load_torch
-    return {side: load(folder / name, side) for side, name in zip("kv", FILES[stack])}
+    load = load_mlx if backend == "mlx" else load_torch
+    return {side: load(folder / name, side) for side, name in zip("kv", FILES[backend])}
 
 
 def manifest(folder):

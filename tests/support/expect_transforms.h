@@ -13,7 +13,7 @@ inline void expect_equal(const SideTransform& a, const SideTransform& b) {
   EXPECT_EQ(a.forward, b.forward);
   EXPECT_EQ(a.partner, b.partner);
   EXPECT_EQ(a.mean, b.mean);
-  EXPECT_EQ(a.centres, b.centres);
+  EXPECT_EQ(a.centers, b.centers);
   EXPECT_EQ(a.eigenvalues, b.eigenvalues);
   EXPECT_EQ(a.recipe, b.recipe);
   EXPECT_EQ(a.metric, b.metric);

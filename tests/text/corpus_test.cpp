@@ -17,7 +17,7 @@ using namespace oscar;
 using oscar::data_test::contains;
 using oscar::data_test::error_of;
 using oscar::data_test::Folder;
-using Chunks = std::vector<std::vector<int32_t>>;
+using Sequences = std::vector<std::vector<int32_t>>;
 
 constexpr int32_t kBos = 258, kEos = 259;
 
@@ -29,9 +29,9 @@ struct Fixture {
   Folder folder;
   Tokenizer tokenizer =
       Tokenizer::from_file(folder.write("tokenizer.json", data_test::tiny_tokenizer().dump()));
-  CorpusOptions options = {.chunk_len = 4, .vocab_size = 260, .eos_token_ids = {kEos}};
+  CorpusOptions options = {.sequence_length = 4, .vocab_size = 260, .eos_token_ids = {kEos}};
 
-  TokenChunks load(const std::string& argument) const {
+  TokenSequences load(const std::string& argument) const {
     return load_corpus(argument, &tokenizer, options);
   }
   std::string ids(const std::string& name, const std::vector<uint64_t>& shape,
@@ -66,20 +66,20 @@ TEST(CorpusArgument, RefusesWhatItCannotMean) {
   }
 }
 
-TEST(Corpus, OneDimensionalIdsAreOneStreamWithAShorterLastChunk) {
+TEST(Corpus, OneDimensionalIdsAreOneStreamWithAShorterLastSequence) {
   const Fixture s;
   const auto result = s.load(s.ids("a.npy", {10}, counting(10)));
-  EXPECT_EQ(result.chunks, (Chunks{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9}}));
+  EXPECT_EQ(result.sequences, (Sequences{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9}}));
   EXPECT_EQ(result.record.tokens, 10);
   EXPECT_EQ(result.record.sources[0].kind, "ids_1d");
   EXPECT_EQ(result.record.sources[0].sha256, sha256_of_file(s.folder / "a.npy"));
   EXPECT_EQ(result.record.chat_template, "none");
 }
 
-TEST(Corpus, ALastChunkOfOneTokenIsDroppedAndCounted) {
+TEST(Corpus, ALastSequenceOfOneTokenIsDroppedAndCounted) {
   const Fixture s;
   const auto result = s.load(s.ids("a.npy", {9}, counting(9)));
-  EXPECT_EQ(result.chunks.size(), 2u);
+  EXPECT_EQ(result.sequences.size(), 2u);
   EXPECT_EQ(result.record.sources[0].tokens_read, 9);
   EXPECT_EQ(result.record.sources[0].tokens_used, 8);
   ASSERT_EQ(result.record.sources[0].dropped.size(), 1u);
@@ -89,7 +89,7 @@ TEST(Corpus, ALastChunkOfOneTokenIsDroppedAndCounted) {
 TEST(Corpus, RowsAreKeptApartAndSplitWhenTooLong) {
   const Fixture s;
   const auto result = s.load(s.ids("a.npy", {2, 6}, counting(12)));
-  EXPECT_EQ(result.chunks, (Chunks{{0, 1, 2, 3}, {4, 5}, {6, 7, 8, 9}, {10, 11}}));
+  EXPECT_EQ(result.sequences, (Sequences{{0, 1, 2, 3}, {4, 5}, {6, 7, 8, 9}, {10, 11}}));
   EXPECT_EQ(result.record.sources[0].kind, "ids_2d");
   EXPECT_EQ(result.record.sources[0].documents_read, 2);
 }
@@ -97,25 +97,25 @@ TEST(Corpus, RowsAreKeptApartAndSplitWhenTooLong) {
 TEST(Corpus, TextBeginsWithBosAndEndsWithEos) {
   const Fixture s;
   const auto result = s.load(s.folder.write("a.txt", "the ab"));
-  EXPECT_EQ(result.chunks, (Chunks{{kBos, 257, ' ', 'a'}, {'b', kEos}}));
+  EXPECT_EQ(result.sequences, (Sequences{{kBos, 257, ' ', 'a'}, {'b', kEos}}));
   EXPECT_TRUE(contains(result.record.bos_eos_policy, "EOS 259"));
 }
 
 TEST(Corpus, EosIsNotWrittenTwice) {
   const Fixture s;
-  EXPECT_EQ(s.load(s.folder.write("a.txt", "a<eos>")).chunks, (Chunks{{kBos, 'a', kEos}}));
+  EXPECT_EQ(s.load(s.folder.write("a.txt", "a<eos>")).sequences, (Sequences{{kBos, 'a', kEos}}));
 }
 
 TEST(Corpus, JsonLinesHoldTextOrPromptAndCompletion) {
   Fixture s;
-  s.options.chunk_len = 100;
+  s.options.sequence_length = 100;
   const auto result = s.load(s.folder.write(
       "a.jsonl",
       "{\"text\": \"x\"}\r\n\n{\"prompt\": \"y\", \"completion\": \"z\"}\n{\"text\": \"\"}"));
-  ASSERT_EQ(result.chunks.size(), 1u);
-  const std::set<int32_t> ids(result.chunks[0].begin(), result.chunks[0].end());
+  ASSERT_EQ(result.sequences.size(), 1u);
+  const std::set<int32_t> ids(result.sequences[0].begin(), result.sequences[0].end());
   EXPECT_EQ(ids, (std::set<int32_t>{kBos, kEos, 'x', 'y', 'z'}));
-  EXPECT_EQ(result.chunks[0].size(), 7u);
+  EXPECT_EQ(result.sequences[0].size(), 7u);
   EXPECT_EQ(result.record.sources[0].documents_read, 3);
   EXPECT_EQ(result.record.sources[0].documents_used, 2);
   EXPECT_EQ(result.record.sources[0].dropped, std::vector<std::string>{"empty documents: 1"});
@@ -123,16 +123,16 @@ TEST(Corpus, JsonLinesHoldTextOrPromptAndCompletion) {
 
 TEST(Corpus, ConversationsUseTheTemplateWithTheKnownHash) {
   Fixture s;
-  s.options.chunk_len = 1000;
+  s.options.sequence_length = 1000;
   s.options.chat_template_sha256 = kQwen3Instruct;
   const auto result = s.load(s.folder.write(
       "a.jsonl",
       R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}]})"));
-  ASSERT_EQ(result.chunks.size(), 1u);
+  ASSERT_EQ(result.sequences.size(), 1u);
   auto expected = s.tokenizer.encode(
       "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nr<|im_end|>\n", false);
   expected.push_back(kEos);
-  EXPECT_EQ(result.chunks[0], expected);
+  EXPECT_EQ(result.sequences[0], expected);
   EXPECT_EQ(result.record.chat_template, "qwen3-instruct");
 }
 
@@ -175,12 +175,12 @@ TEST(Corpus, WeightsSetTheSharesOfTheLargestTotalThatNoPartIsShortOf) {
   const auto b = s.ids("b.npy", {100}, std::vector<int32_t>(100, 2));
   const auto result = s.load(a + ":3," + b + ":1");
   EXPECT_EQ(result.record.sources[0].tokens_used, 100);
-  // A third of 100, less the one token that would be a chunk of its own.
+  // A third of 100, less the one token that would be a sequence of its own.
   EXPECT_EQ(result.record.sources[1].tokens_used, 32);
   EXPECT_EQ(result.record.tokens, 132);
   // The first third holds its share of both.
   int64_t of_b = 0;
-  for (size_t i = 0; i < 12; ++i) of_b += result.chunks[i][0] == 2;
+  for (size_t i = 0; i < 12; ++i) of_b += result.sequences[i][0] == 2;
   EXPECT_EQ(of_b, 3);
 }
 
@@ -191,12 +191,12 @@ TEST(Corpus, WithoutWeightsEveryPartIsUsedWhole) {
   EXPECT_EQ(result.record.tokens, 108);
 }
 
-TEST(Corpus, MaxTokensCutsTheLastChunk) {
+TEST(Corpus, MaxTokensCutsTheLastSequence) {
   Fixture s;
   s.options.max_tokens = 10;
   const auto result = s.load(s.ids("a.npy", {100}, counting(100)));
   EXPECT_EQ(result.record.tokens, 10);
-  EXPECT_EQ(result.chunks.back().size(), 2u);
+  EXPECT_EQ(result.sequences.back().size(), 2u);
   EXPECT_EQ(result.record.sequences_read, 25);
   EXPECT_EQ(result.record.sequences_used, 3);
   EXPECT_EQ(result.record.sources[0].dropped[0],
@@ -209,7 +209,7 @@ TEST(Corpus, AFolderIsReadInTheOrderOfNames) {
   s.ids("c/b.npy", {2}, {5, 6});
   s.ids("c/a.npy", {2}, {7, 8});
   const auto result = s.load((s.folder / "c").string());
-  EXPECT_EQ(result.chunks, (Chunks{{7, 8}, {5, 6}}));
+  EXPECT_EQ(result.sequences, (Sequences{{7, 8}, {5, 6}}));
   EXPECT_EQ(result.record.sources[0].kind, "folder");
   EXPECT_EQ(result.record.sources[0].name, "c");
   EXPECT_EQ(result.record.sources[0].dropped[0], "other files in the folder: 1");
@@ -222,7 +222,7 @@ TEST(Corpus, LinksThatLeadOutOfAFolderAreNotRead) {
   s.ids("c/a.npy", {2}, {7, 8});
   std::filesystem::create_symlink(secret, s.folder / "c" / "notes.txt");
   const auto result = s.load((s.folder / "c").string());
-  EXPECT_EQ(result.chunks, (Chunks{{7, 8}}));
+  EXPECT_EQ(result.sequences, (Sequences{{7, 8}}));
   EXPECT_EQ(result.record.sources[0].dropped[0], "links that lead out of the folder: 1");
   std::filesystem::remove(s.folder / "c" / "a.npy");
   EXPECT_TRUE(contains(error_of([&] { s.load((s.folder / "c").string()); }), "not read"));
@@ -239,9 +239,9 @@ TEST(Corpus, Hdf5HoldsIdsInTokensOrInItsOnlyDataset) {
     return (s.folder / name).string();
   };
   const std::vector<int32_t> ids = {1, 2, 3}, rows = {1, 2, 3, 4};
-  EXPECT_EQ(s.load(write("a.h5", {{"/x", {3}, ids}})).chunks, (Chunks{{1, 2, 3}}));
-  EXPECT_EQ(s.load(write("b.h5", {{"/tokens", {2, 2}, rows}, {"/x", {3}, ids}})).chunks,
-            (Chunks{{1, 2}, {3, 4}}));
+  EXPECT_EQ(s.load(write("a.h5", {{"/x", {3}, ids}})).sequences, (Sequences{{1, 2, 3}}));
+  EXPECT_EQ(s.load(write("b.h5", {{"/tokens", {2, 2}, rows}, {"/x", {3}, ids}})).sequences,
+            (Sequences{{1, 2}, {3, 4}}));
   EXPECT_TRUE(contains(error_of([&] {
                          s.load(write("c.h5", {{"/x", {3}, ids}, {"/y", {3}, ids}}));
                        }),
@@ -271,9 +271,9 @@ TEST(Corpus, OfHdf5IdsOnlyAsManyAreReadAsMaxTokensCanUse) {
     EXPECT_EQ(result.record.sources[0].dropped.front().find("token ids not needed"), 0u);
     // The same as of a file that is read whole.
     const std::string whole = s.ids("ids.npy", shape, counting(6000));
-    EXPECT_EQ(result.chunks, s.load(whole).chunks);
-    EXPECT_EQ(s.load(path + ":1," + path + ":3").chunks,
-              s.load(whole + ":1," + whole + ":3").chunks);
+    EXPECT_EQ(result.sequences, s.load(whole).sequences);
+    EXPECT_EQ(s.load(path + ":1," + path + ":3").sequences,
+              s.load(whole + ":1," + whole + ":3").sequences);
     s.options.max_tokens = 0;
     EXPECT_TRUE(contains(error_of([&] { s.load(path); }), "outside the vocabulary"));
   }
@@ -369,7 +369,7 @@ TEST(Corpus, PackedDocumentsMakeOneStream) {
   const Fixture s;
   const auto result =
       pack_documents({{1, 2, 3}, {4, 5, 6}}, {.name = "self", .kind = "self"}, s.options);
-  EXPECT_EQ(result.chunks, (Chunks{{1, 2, 3, 4}, {5, 6}}));
+  EXPECT_EQ(result.sequences, (Sequences{{1, 2, 3, 4}, {5, 6}}));
   EXPECT_EQ(result.record.sources[0].documents_used, 2);
   EXPECT_EQ(result.record.sources[0].tokens_used, 6);
 }
@@ -380,14 +380,14 @@ TEST(Corpus, TheDigestCoversLengthsAndIds) {
   EXPECT_EQ(result.record.tokens_sha256, sha256_of(std::string("\2\0\0\0\1\0\0\0\2\1\0\0", 12)));
 }
 
-TEST(Corpus, ChunksAreWrittenAsATableOrAsAStreamWithAWarning) {
+TEST(Corpus, SequencesAreWrittenAsATableOrAsAStreamWithAWarning) {
   const Fixture s;
-  TokenChunks chunks;
-  chunks.chunks = {{1, 2}, {3, 4}};
-  EXPECT_EQ(write_chunks_npy(chunks, s.folder / "t.npy"), "");
-  EXPECT_EQ(s.load((s.folder / "t.npy").string()).chunks, chunks.chunks);
-  chunks.chunks.push_back({5, 6, 7});
-  EXPECT_TRUE(contains(write_chunks_npy(chunks, s.folder / "u.npy"), "differ in length"));
+  TokenSequences sequences;
+  sequences.sequences = {{1, 2}, {3, 4}};
+  EXPECT_EQ(write_sequences_npy(sequences, s.folder / "t.npy"), "");
+  EXPECT_EQ(s.load((s.folder / "t.npy").string()).sequences, sequences.sequences);
+  sequences.sequences.push_back({5, 6, 7});
+  EXPECT_TRUE(contains(write_sequences_npy(sequences, s.folder / "u.npy"), "differ in length"));
   EXPECT_EQ(read_npy_integers(s.folder / "u.npy").shape, std::vector<uint64_t>{7});
 }
 

@@ -12,21 +12,22 @@ namespace {
 
 using namespace oscar;
 
-using Chunks = std::vector<std::vector<int32_t>>;
+using Sequences = std::vector<std::vector<int32_t>>;
 
-Chunks random_chunks(size_t count, size_t length, uint64_t seed) {
+Sequences random_sequences(size_t count, size_t length, uint64_t seed) {
   SplitMix64 random(seed);
-  Chunks chunks(count, std::vector<int32_t>(length));
-  for (auto& chunk : chunks) {
-    for (int32_t& id : chunk) id = static_cast<int32_t>(random.below(8192));
+  Sequences sequences(count, std::vector<int32_t>(length));
+  for (auto& sequence : sequences) {
+    for (int32_t& id : sequence) id = static_cast<int32_t>(random.below(8192));
   }
-  return chunks;
+  return sequences;
 }
 
-std::set<int64_t> all_hashes(const Chunks& chunks) {
+std::set<int64_t> all_hashes(const Sequences& sequences) {
   std::set<int64_t> hashes;
-  for (const auto& chunk : chunks) {
-    for (size_t i = 0; i + kNgramTokens <= chunk.size(); ++i) hashes.insert(ngram_hash(&chunk[i]));
+  for (const auto& sequence : sequences) {
+    for (size_t i = 0; i + kNgramTokens <= sequence.size(); ++i)
+      hashes.insert(ngram_hash(&sequence[i]));
   }
   return hashes;
 }
@@ -43,41 +44,41 @@ TEST(NgramFingerprint, HashesAreThoseOfTheWrittenRule) {
 }
 
 TEST(NgramFingerprint, KeepsTheSmallestHashesOfALongText) {
-  const Chunks chunks = random_chunks(20, 5000, 1);
-  const auto all = all_hashes(chunks);
-  const auto kept = fingerprint_of(chunks).hashes;
+  const Sequences sequences = random_sequences(20, 5000, 1);
+  const auto all = all_hashes(sequences);
+  const auto kept = fingerprint_of(sequences).hashes;
   ASSERT_EQ(kept.size(), static_cast<size_t>(kFingerprintCapacity));
   EXPECT_TRUE(std::equal(kept.begin(), kept.end(), all.begin()));
 }
 
-TEST(NgramFingerprint, KeepsEveryHashOfAShortTextAndNoneAcrossChunks) {
-  Chunks chunks = random_chunks(3, 40, 2);
-  chunks.push_back({1, 2, 3});  // too short for an n-gram
-  const auto kept = fingerprint_of(chunks).hashes;
+TEST(NgramFingerprint, KeepsEveryHashOfAShortTextAndNoneAcrossSequences) {
+  Sequences sequences = random_sequences(3, 40, 2);
+  sequences.push_back({1, 2, 3});  // too short for an n-gram
+  const auto kept = fingerprint_of(sequences).hashes;
   EXPECT_EQ(kept.size(), 3U * (40 - kNgramTokens + 1));
   EXPECT_TRUE(std::is_sorted(kept.begin(), kept.end()));
   EXPECT_TRUE(fingerprint_of({{1, 2, 3}}).empty());
 }
 
 TEST(NgramFingerprint, RepeatedTextCountsOnce) {
-  Chunks chunks = random_chunks(1, 500, 3);
-  const auto once = fingerprint_of(chunks);
-  for (int i = 0; i < 50; ++i) chunks.push_back(chunks[0]);
-  EXPECT_EQ(fingerprint_of(chunks), once);
+  Sequences sequences = random_sequences(1, 500, 3);
+  const auto once = fingerprint_of(sequences);
+  for (int i = 0; i < 50; ++i) sequences.push_back(sequences[0]);
+  EXPECT_EQ(fingerprint_of(sequences), once);
 }
 
 TEST(NgramFingerprint, OfTwoTextsIsTheMergedOne) {
-  const Chunks a = random_chunks(5, 3000, 4), b = random_chunks(7, 3000, 5);
-  Chunks both = a;
+  const Sequences a = random_sequences(5, 3000, 4), b = random_sequences(7, 3000, 5);
+  Sequences both = a;
   both.insert(both.end(), b.begin(), b.end());
   EXPECT_EQ(merged(fingerprint_of(a), fingerprint_of(b)), fingerprint_of(both));
-  const Chunks small = random_chunks(1, 300, 6), other = random_chunks(1, 300, 7);
+  const Sequences small = random_sequences(1, 300, 6), other = random_sequences(1, 300, 7);
   EXPECT_EQ(merged(fingerprint_of(small), fingerprint_of(other)),
             fingerprint_of({small[0], other[0]}));
 }
 
 TEST(NgramOverlap, IsAllOfTheSameTextAndNothingOfAnother) {
-  const Chunks text = random_chunks(20, 5000, 8), other = random_chunks(20, 5000, 9);
+  const Sequences text = random_sequences(20, 5000, 8), other = random_sequences(20, 5000, 9);
   const auto same = overlap_with(fingerprint_of(text), text);
   EXPECT_EQ(same.sampled, kFingerprintCapacity);
   EXPECT_EQ(same.found, same.sampled);
@@ -87,8 +88,8 @@ TEST(NgramOverlap, IsAllOfTheSameTextAndNothingOfAnother) {
 }
 
 TEST(NgramOverlap, EstimatesTheShareThatIsShared) {
-  const Chunks text = random_chunks(40, 5000, 10);
-  Chunks evaluated = random_chunks(9, 5000, 11);
+  const Sequences text = random_sequences(40, 5000, 10);
+  Sequences evaluated = random_sequences(9, 5000, 11);
   for (size_t i = 0; i < 3; ++i) evaluated.push_back(text[i]);  // a quarter
   const auto overlap = overlap_with(fingerprint_of(text), evaluated);
   const auto sampled = static_cast<double>(overlap.sampled);
@@ -99,8 +100,8 @@ TEST(NgramOverlap, EstimatesTheShareThatIsShared) {
 }
 
 TEST(NgramOverlap, OfAShortTextIsExact) {
-  const Chunks text = random_chunks(2, 100, 12);
-  Chunks evaluated = random_chunks(1, 100, 13);
+  const Sequences text = random_sequences(2, 100, 12);
+  Sequences evaluated = random_sequences(1, 100, 13);
   evaluated.push_back(text[1]);
   const auto overlap = overlap_with(fingerprint_of(text), evaluated);
   EXPECT_EQ(overlap.sampled, 2 * (100 - kNgramTokens + 1));

@@ -1,4 +1,5 @@
-// Paged INT2 decode attention on the GPU, and its bf16 twin. No torch, no allocation, no waiting.
+// Paged INT2 decode attention on the GPU, and its BF16 baseline. No torch, no allocation, no
+// waiting.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -27,15 +28,15 @@ cudaError_t decode_attention_prepare(void* workspace, size_t bytes, cudaStream_t
 //
 // From sm_90 on the launch begins before the kernel directly ahead of it in the stream has ended,
 // and by default reads nothing until then. unsettled_pages >= 0 promises that the kernel ahead
-// writes neither seq_len nor history.block_table nor history.history_len nor windows.slot nor
-// centres.first_position, and of each request's pages at most the last
+// writes neither seq_lens nor history.block_table nor history.history_len nor windows.slot nor
+// centers.first_position, and of each request's pages at most the last
 // unsettled_pages (behind append_rows: 1 + (rows demoted + 62) / 64). Then the plan is made, and
-// the first of the other pages asked for, while it still runs. Queries, exact rows, centres and the
+// the first of the other pages asked for, while it still runs. Queries, exact rows, centers and the
 // workspace are touched only after it has ended.
 cudaError_t decode_attention(const AttentionParams& params, void* workspace, size_t workspace_bytes,
                              cudaStream_t stream, int unsettled_pages = -1);
 
-// The same skeleton over bf16 pages, as a baseline: a chunk holds K [64][d] then V [64][d] in bf16;
+// The same skeleton over bf16 pages, as a baseline: a page holds K [64][d] then V [64][d] in bf16;
 // params.format supplies head_dim only.
 cudaError_t decode_attention_bf16(const AttentionParams& params, void* workspace,
                                   size_t workspace_bytes, cudaStream_t stream);

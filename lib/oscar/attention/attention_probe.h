@@ -14,7 +14,7 @@ struct Int2Rows {
   // x^ - x, in the model's basis.
   torch::Tensor rows;
   torch::Tensor partner;  // of keys: [Hkv, d, d] q_rotation
-  torch::Tensor mean;     // of keys: [Hkv, d]; undefined when not centred
+  torch::Tensor mean;     // of keys: [Hkv, d]; undefined when not centered
 };
 
 // What is the same for all of them: the exact scores, attention weights and outputs of the chosen
@@ -34,7 +34,7 @@ class AttentionProbe {
   int64_t end_int2() const { return end_int2_; }
 
   // Attention weights over all keys [Hkv, rows, tokens]: exact, and with INT2 keys where the rule
-  // says so. Centring adds one constant per query, which is taken out again.
+  // says so. Centering adds one constant per query, which is taken out again.
   const torch::Tensor& exact_weights() const { return weights_; }
   torch::Tensor weights(const Int2Rows& keys) const;
 

@@ -40,7 +40,7 @@ torch::Tensor quantize_dequantize_host(const SideCodec& side, const torch::Tenso
   return out;
 }
 
-// Other stacks' codecs neither shape rounding nor correct scales.
+// Other backends' codecs neither shape rounding nor correct scales.
 void require_plain(const SideCodec& side, const std::string& where) {
   const SideRecipe& recipe = side.recipe;
   const bool plain = !recipe.any(Rounding::kShaped) && !recipe.any(ScaleCorrection::kUnbiased) &&
@@ -48,7 +48,7 @@ void require_plain(const SideCodec& side, const std::string& where) {
   if (side.format.rules == CodecRules{} || plain) return;
   throw Error({.what = "only this toolkit's codec shapes rounding and corrects scales",
                .where = where,
-               .hint = "calibrate with --for the stack that is to serve it"});
+               .hint = "calibrate with --for the backend that is to serve it"});
 }
 
 // What writing rows needs of a codec, in host memory.
@@ -61,24 +61,24 @@ SideCodec on_host(const SideCodec& side) {
   return result;
 }
 
-// Rows less the nearer centre of their segment through the codec, and the centre added again.
-torch::Tensor about_centres(const SideCodec& side, const torch::Tensor& rows,
+// Rows less the nearer center of their segment through the codec, and the center added again.
+torch::Tensor about_centers(const SideCodec& side, const torch::Tensor& rows,
                             const std::string& where, const std::vector<SegmentRun>& runs) {
   assert(!runs.empty() && runs.back().end == rows.size(2));
   const auto z = rows.to(torch::kBFloat16).to(torch::kFloat32);
   std::vector<torch::Tensor> parts;
   for (const SegmentRun& run : runs) {
-    const auto centres = side.centres[run.segment];  // [Hkv, 2, d]
+    const auto centers = side.centers[run.segment];  // [Hkv, 2, d]
     const auto own = z.slice(2, run.begin, run.end);
-    const auto scores = torch::matmul(own, centres.transpose(1, 2)) -
-                        0.5 * centres.square().sum(2).unsqueeze(1);  // [batch, Hkv, tokens, 2]
+    const auto scores = torch::matmul(own, centers.transpose(1, 2)) -
+                        0.5 * centers.square().sum(2).unsqueeze(1);  // [batch, Hkv, tokens, 2]
     const auto second = scores.select(3, 1).gt(scores.select(3, 0)).unsqueeze(3);
     parts.push_back(
-        torch::where(second, centres.select(1, 1).unsqueeze(1), centres.select(1, 0).unsqueeze(1)));
+        torch::where(second, centers.select(1, 1).unsqueeze(1), centers.select(1, 0).unsqueeze(1)));
   }
   const auto nearer = torch::cat(parts, 2);
   SideCodec plain = side;
-  plain.centres = torch::Tensor();
+  plain.centers = torch::Tensor();
   return quantize_dequantize(plain, z - nearer, where).add_(nearer);
 }
 
@@ -115,15 +115,15 @@ SideCodec make_side_codec(const SideTransform& transform, Side side,
   } else {
     codec.partner = side == Side::kKey ? codec.forward : codec.forward.transpose(1, 2).contiguous();
   }
-  if (is_centred(transform)) {
+  if (is_centered(transform)) {
     const auto& mean = transform.mean;
     codec.mean = to_device(mean.data.data(), {mean.count, mean.cols}, device);
   }
-  if (has_centres(transform)) {
-    const std::vector<float> rows = centre_rows(transform, rope);
+  if (has_centers(transform)) {
+    const std::vector<float> rows = center_rows(transform, rope);
     const int64_t heads = transform.forward.count;
-    const auto segments = static_cast<int64_t>(rows.size()) / (heads * kCentres * d);
-    codec.centres = to_device(rows.data(), {segments, heads, kCentres, d}, device);
+    const auto segments = static_cast<int64_t>(rows.size()) / (heads * kCenters * d);
+    codec.centers = to_device(rows.data(), {segments, heads, kCenters, d}, device);
   }
   codec.recipe = transform.recipe;
   if (codec.recipe.any(Rounding::kShaped)) codec.feedback = to_tensor(transform.feedback, device);
@@ -167,8 +167,8 @@ torch::Tensor to_tensor(const MatrixStack<double>& stack, torch::Device device) 
 
 std::vector<SegmentRun> segment_runs(const SideCodec& side, const RowPlaces& places, int64_t rows) {
   std::vector<SegmentRun> runs;
-  if (!side.centres.defined()) return runs;
-  const int64_t segments = side.centres.size(0);
+  if (!side.centers.defined()) return runs;
+  const int64_t segments = side.centers.size(0);
   const auto segment_of = [&](int64_t token) {
     const int64_t page = std::max<int64_t>(0, token - places.sink) / kPageTokens;
     return static_cast<int64_t>(
@@ -186,7 +186,7 @@ std::vector<SegmentRun> segment_runs(const SideCodec& side, const RowPlaces& pla
 torch::Tensor quantize_dequantize(const SideCodec& side, const torch::Tensor& rows,
                                   const std::string& where, const std::vector<SegmentRun>& runs) {
   require_plain(side, where);
-  if (side.centres.defined()) return about_centres(side, rows, where, runs);
+  if (side.centers.defined()) return about_centers(side, rows, where, runs);
   const auto x = rows.to(torch::kBFloat16).to(torch::kFloat32).contiguous();
   if (x.is_cpu()) return quantize_dequantize_host(side, x, where);
   if (x.is_cuda() && has_device_rows()) return quantize_dequantize_device(side, x, where);
@@ -215,7 +215,7 @@ CacheView cache_view(const QuantizerSettings& quantizer, int sliding_window) {
 int64_t int2_end(const CacheView& view, int64_t i) {
   if (i >= view.prompt || view.mode == CacheModeKind::kDecode) return decode_end(view, i);
   if (view.mode == CacheModeKind::kPrefill) return view.sink;
-  return decode_end(view, i / view.chunk * view.chunk - 1);
+  return decode_end(view, i / view.prefill_chunk * view.prefill_chunk - 1);
 }
 
 int64_t first_visible(const CacheView& view, int64_t i) {
@@ -237,7 +237,7 @@ std::vector<QueryBlock> query_blocks(const CacheView& view, int64_t first, int64
 }
 
 void parse_cache_mode(const std::string& text, CacheView& view) {
-  view.chunk = 0;
+  view.prefill_chunk = 0;
   if (text == "decode") {
     view.mode = CacheModeKind::kDecode;
     return;
@@ -249,8 +249,9 @@ void parse_cache_mode(const std::string& text, CacheView& view) {
   const std::string prefix = "chunked:";
   const char* const end = text.data() + text.size();
   if (text.rfind(prefix, 0) == 0) {
-    const auto [stop, status] = std::from_chars(text.data() + prefix.size(), end, view.chunk);
-    if (status == std::errc() && stop == end && view.chunk > 0) {
+    const auto [stop, status] =
+        std::from_chars(text.data() + prefix.size(), end, view.prefill_chunk);
+    if (status == std::errc() && stop == end && view.prefill_chunk > 0) {
       view.mode = CacheModeKind::kChunked;
       return;
     }
@@ -266,7 +267,7 @@ std::string cache_mode_name(const CacheView& view) {
     case CacheModeKind::kPrefill:
       return "prefill";
     case CacheModeKind::kChunked:
-      return "chunked:" + std::to_string(view.chunk);
+      return "chunked:" + std::to_string(view.prefill_chunk);
     case CacheModeKind::kDecode:
       break;
   }

@@ -54,11 +54,11 @@ class DeviceRecipe {
 struct SideCodec {
   torch::Tensor forward;   // [Hkv, d, d]
   torch::Tensor partner;   // [Hkv, d, d] q_rotation for keys, o_rotation for values
-  torch::Tensor mean;      // [Hkv, d]; undefined when not centred
+  torch::Tensor mean;      // [Hkv, d]; undefined when not centered
   torch::Tensor feedback;  // [Hkv, d, d] U; undefined when no head shapes its rounding
   torch::Tensor metric;    // [Hkv, d, d] M; undefined when no head corrects by the metric
-  // [segments, Hkv, 2, d] bf16 numbers, KeyCentres::rows; undefined when no head has centres.
-  torch::Tensor centres;
+  // [segments, Hkv, 2, d] bf16 numbers, KeyCenters::rows; undefined when no head has centers.
+  torch::Tensor centers;
   SideRecipe recipe;  // [Hkv]
   RowFormat format;
 };
@@ -74,8 +74,8 @@ struct SegmentRun {
   int64_t begin = 0, end = 0, segment = 0;
 };
 
-// Of `rows` rows, the runs that share a segment of the side's centres, in order; none without
-// centres. Rows of the sink, which never become INT2, count to the segment behind them.
+// Of `rows` rows, the runs that share a segment of the side's centers, in order; none without
+// centers. Rows of the sink, which never become INT2, count to the segment behind them.
 std::vector<SegmentRun> segment_runs(const SideCodec& side, const RowPlaces& places, int64_t rows);
 
 // A stack as a float32 tensor [count, rows, cols] of its own.
@@ -83,7 +83,7 @@ torch::Tensor to_tensor(const MatrixStack<float>& stack, torch::Device device);
 torch::Tensor to_tensor(const MatrixStack<double>& stack, torch::Device device);
 
 // Throws Error when a matrix that the settings need is missing or the quantization group does not
-// divide d. `rope` is needed by keys with centres, for which there are segments up to
+// divide d. `rope` is needed by keys with centers, for which there are segments up to
 // rope.max_positions.
 SideCodec make_side_codec(const SideTransform& transform, Side side,
                           const QuantizerSettings& quantizer, int layer, const Rope& rope,
@@ -97,8 +97,8 @@ RowQuantizer row_quantizer(const SideCodec& side, int64_t head);
 torch::Tensor to_cache_basis(const SideCodec& side, const torch::Tensor& x);
 
 // The rows as INT2 gives them back: rounded to bf16, quantized, dequantized; float32 of the same
-// shape, the centres of keys included. rows [batch, Hkv, tokens, d] float32 in the cache's basis;
-// `runs` cover all tokens, and are needed with centres only. By the cache library on the CPU
+// shape, the centers of keys included. rows [batch, Hkv, tokens, d] float32 in the cache's basis;
+// `runs` cover all tokens, and are needed with centers only. By the cache library on the CPU
 // (also for rows on a GPU in programs without kernels), by a kernel with the same bits on CUDA.
 // `where` names the layer in errors: non-finite rows, or a range that the metadata dtype cannot
 // hold.
@@ -119,8 +119,8 @@ struct CacheView {
   int64_t demote_block = 1;    // B: tokens leave the recent window B at a time
   int64_t sliding_window = 0;  // keys visible to a query, itself included; 0 = all before it
   CacheModeKind mode = CacheModeKind::kDecode;
-  int64_t chunk = 0;   // tokens of one prefill chunk (kChunked)
-  int64_t prompt = 0;  // queries below this belong to the prompt; kDecode has none
+  int64_t prefill_chunk = 0;  // tokens of one prefill chunk (kChunked)
+  int64_t prompt = 0;         // queries below this belong to the prompt; kDecode has none
 };
 
 // The decode view of the quantizer's windows.
@@ -186,7 +186,7 @@ class CacheEngine : public AttentionEngine {
 };
 
 // What runs a method's attention: the block-wise forward over dequantized rows, or a paged cache
-// with the plain CPU twins or the CUDA kernels.
+// with the plain CPU references or the CUDA kernels.
 enum class EngineKind : uint8_t { kSimulate, kReference, kKernel };
 
 // "simulate", "reference", "kernel". Throws Error for anything else.

@@ -34,7 +34,7 @@ PagedCache::PagedCache(const PageFormat& format, const CacheView& view, int num_
   // recent + demote_block + one token a step (ExactWindows).
   const int64_t rows = view.sink + view.recent + view.demote_block + 1;
   const auto on = torch::TensorOptions().device(device);
-  pool_ = torch::empty({all, num_kv_heads, chunk_bytes(format)}, on.dtype(torch::kUInt8));
+  pool_ = torch::empty({all, num_kv_heads, page_bytes(format)}, on.dtype(torch::kUInt8));
   k_ = torch::empty({size.batch, num_kv_heads, rows, format.head_dim}, on.dtype(torch::kBFloat16));
   v_ = torch::empty_like(k_);
   pages_ = shuffled(pages * size.batch, device).view({size.batch, pages});
@@ -65,7 +65,7 @@ PagedHistory PagedCache::history() const {
   return {pool_.data_ptr<uint8_t>(), pages_.data_ptr<int32_t>(), pages_.size(1), nullptr};
 }
 
-torch::Tensor PagedCache::chunks(int tokens) const {
+torch::Tensor PagedCache::page_data(int tokens) const {
   const int64_t pages = (tokens + kPageTokens - 1) / kPageTokens;
   const auto used = pages_.slice(0, 0, batch_).slice(1, 0, pages).flatten();
   return pool_.index_select(0, used).view({batch_, pages, num_kv_heads_, -1});
@@ -101,9 +101,9 @@ AppendParams PageWriter::parameters() const {
   params.format = format;
   params.key = key.writer(data_or_null(feedback_k), data_or_null(metric_k));
   params.value = value.writer(data_or_null(feedback_v), data_or_null(metric_v));
-  if (centres_k.defined()) {
-    params.centres.rows = static_cast<const uint16_t*>(centres_k.data_ptr());
-    params.centres.segments = static_cast<int>(centres_k.size(0));
+  if (centers_k.defined()) {
+    params.centers.rows = static_cast<const uint16_t*>(centers_k.data_ptr());
+    params.centers.segments = static_cast<int>(centers_k.size(0));
   }
   params.num_kv_heads = static_cast<int>(key.heads());
   return params;
@@ -135,8 +135,8 @@ PageWriter make_page_writer(const LayerCodec& codec, const std::string& where,
   writer.feedback_v = on(value.feedback, device);
   writer.metric_k = on(key.metric, device);
   writer.metric_v = on(value.metric, device);
-  if (key.centres.defined())
-    writer.centres_k = key.centres.to(device, torch::kBFloat16).contiguous();
+  if (key.centers.defined())
+    writer.centers_k = key.centers.to(device, torch::kBFloat16).contiguous();
   return writer;
 }
 
@@ -190,7 +190,7 @@ torch::Tensor row_starts(int64_t batch, int64_t rows, torch::Device device) {
 
 void check_paged_mode(const CacheView& view) {
   if (view.mode != CacheModeKind::kChunked) return;
-  throw Error({.what = "a paged cache does not answer whole chunks of queries",
+  throw Error({.what = "a paged cache does not answer whole prefill chunks",
                .where = "--engine, --mode",
                .expected = "mode decode or prefill",
                .found = cache_mode_name(view),
@@ -280,12 +280,12 @@ void PagedAttention::prefill(const PageWriter& writer, PagedCache& cache, Rows& 
   const auto lengths = step_lengths(cache, 1, tokens, batch, ops_->device());
   AppendParams params = writer.parameters();
   const auto positions = first_positions(writer, batch);
-  if (positions.defined()) params.centres.first_position = positions.data_ptr<int32_t>();
+  if (positions.defined()) params.centers.first_position = positions.data_ptr<int32_t>();
   params.history = cache.history();
   params.windows = cache.windows();
   params.k = contiguous_rows(bf16_data(new_k), params.num_kv_heads, writer.format.head_dim);
   params.v = contiguous_rows(bf16_data(new_v), params.num_kv_heads, writer.format.head_dim);
-  params.rows_indptr = starts.data_ptr<int32_t>();
+  params.query_start_loc = starts.data_ptr<int32_t>();
   set_lengths(lengths.data_ptr<int32_t>(), batch, params);
   params.status = cache.status().data_ptr<int32_t>();
   params.batch = static_cast<int>(batch);
@@ -301,16 +301,16 @@ void PagedAttention::decode(const PageWriter& writer, PagedCache& cache, Rows& r
   const auto lengths = step_lengths(cache, steps, 1, batch, ops_->device());
   AppendParams append = writer.parameters();
   const auto positions = first_positions(writer, batch);
-  if (positions.defined()) append.centres.first_position = positions.data_ptr<int32_t>();
+  if (positions.defined()) append.centers.first_position = positions.data_ptr<int32_t>();
   append.history = cache.history();
   append.windows = cache.windows();
-  append.rows_indptr = starts.data_ptr<int32_t>();
+  append.query_start_loc = starts.data_ptr<int32_t>();
   append.status = cache.status().data_ptr<int32_t>();
   append.batch = static_cast<int>(batch);
   AttentionParams attention;
   attention.format = writer.format;
   attention.windows = append.windows;
-  attention.centres = append.centres;
+  attention.centers = append.centers;
   attention.sm_scale = rows.sm_scale;
   attention.batch = append.batch;
   attention.num_qo_heads = static_cast<int>(rows.q.size(2));
@@ -325,7 +325,7 @@ void PagedAttention::decode(const PageWriter& writer, PagedCache& cache, Rows& r
     append.v = contiguous_rows(bf16_data(rows.v[row]), append.num_kv_heads, d);
     ops_->append(append, 1, cache.history_at(length + 1) - cache.history_at(length));
     attention.history = append.history;
-    attention.seq_len = now + kNewLength * batch;
+    attention.seq_lens = now + kNewLength * batch;
     attention.q = bf16_data(rows.q) + row * qo_row;
     attention.o = bf16_data(rows.o) + row * qo_row;
     ops_->attend(attention);
@@ -334,7 +334,7 @@ void PagedAttention::decode(const PageWriter& writer, PagedCache& cache, Rows& r
 }
 
 torch::Tensor PagedAttention::first_positions(const PageWriter& writer, int64_t batch) const {
-  if (!writer.centres_k.defined()) return {};
+  if (!writer.centers_k.defined()) return {};
   return torch::full({batch}, first_position_, torch::dtype(torch::kInt32).device(ops_->device()));
 }
 

@@ -45,10 +45,10 @@ class PagedCache {
   torch::Tensor& status() { return status_; }
   const PageFormat& format() const { return format_; }
 
-  // For tests, in the order of the sequences: the chunks of a history of `tokens`, uint8
-  // [batch, pages, num_kv_heads, chunk_bytes], and the exact rows of one side (0 = keys), bf16
+  // For tests, in the order of the sequences: the pages of a history of `tokens`, uint8
+  // [batch, pages, num_kv_heads, page_bytes], and the exact rows of one side (0 = keys), bf16
   // [batch, num_kv_heads, sink + ring, head_dim].
-  torch::Tensor chunks(int tokens) const;
+  torch::Tensor page_data(int tokens) const;
   torch::Tensor exact_rows(int side) const;
 
  private:
@@ -57,7 +57,7 @@ class PagedCache {
   int num_kv_heads_;
   PagedCacheSize size_;
   int64_t batch_ = 0, length_ = 0;
-  torch::Tensor pool_;   // uint8 [pages, num_kv_heads, chunk_bytes]
+  torch::Tensor pool_;   // uint8 [pages, num_kv_heads, page_bytes]
   torch::Tensor k_, v_;  // bf16 [batch, num_kv_heads, sink + ring, head_dim]
   torch::Tensor pages_;  // int32 [batch, pages of a sequence], a permutation
   torch::Tensor slots_;  // int32 [batch], a permutation
@@ -72,7 +72,7 @@ struct PageWriter {
   DeviceRecipe key, value;
   torch::Tensor feedback_k, feedback_v;  // [num_kv_heads, d, d]; undefined: no head needs it
   torch::Tensor metric_k, metric_v;      // the same
-  torch::Tensor centres_k;               // bf16 [segments, num_kv_heads, 2, d]; undefined: none
+  torch::Tensor centers_k;               // bf16 [segments, num_kv_heads, 2, d]; undefined: none
 
   // The writer's part of the parameters of an append.
   AppendParams parameters() const;
@@ -129,7 +129,7 @@ class PagedAttention final : public CacheEngine {
   PagedCache& cache_for(int layer, const torch::Tensor& k);
   void prefill(const PageWriter& writer, PagedCache& cache, Rows& rows, int64_t tokens);
   void decode(const PageWriter& writer, PagedCache& cache, Rows& rows, int64_t first);
-  // Of a batch, [batch] int32, for keys with centres; undefined without.
+  // Of a batch, [batch] int32, for keys with centers; undefined without.
   torch::Tensor first_positions(const PageWriter& writer, int64_t batch) const;
   // Throws Error for rows that the codec has refused.
   static void check_rows(PagedCache& cache, const std::string& where);

@@ -9,7 +9,7 @@
 
 namespace oscar {
 
-// The CPU twins behind the interface of a paged cache.
+// The CPU references behind the interface of a paged cache.
 
 namespace {
 
@@ -25,9 +25,9 @@ ExactWindows from_request(ExactWindows windows, int64_t begin) {
   return windows;
 }
 
-KeyCentres from_request(KeyCentres centres, int64_t begin) {
-  if (centres.first_position) centres.first_position += begin;
-  return centres;
+KeyCenters from_request(KeyCenters centers, int64_t begin) {
+  if (centers.first_position) centers.first_position += begin;
+  return centers;
 }
 
 class ReferenceOps final : public PagedOps {
@@ -39,8 +39,8 @@ class ReferenceOps final : public PagedOps {
       AppendParams part = params;
       part.history = from_request(params.history, begin);
       part.windows = from_request(params.windows, begin);
-      part.centres = from_request(params.centres, begin);
-      part.rows_indptr += begin;
+      part.centers = from_request(params.centers, begin);
+      part.query_start_loc += begin;
       part.old_len += begin;
       part.old_history += begin;
       part.new_history += begin;
@@ -55,8 +55,8 @@ class ReferenceOps final : public PagedOps {
       AttentionParams part = params;
       part.history = from_request(params.history, begin);
       part.windows = from_request(params.windows, begin);
-      part.centres = from_request(params.centres, begin);
-      part.seq_len += begin;
+      part.centers = from_request(params.centers, begin);
+      part.seq_lens += begin;
       part.q += begin * row;
       part.lse = nullptr;
       part.batch = static_cast<int>(end - begin);

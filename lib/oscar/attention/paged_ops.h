@@ -8,7 +8,7 @@
 
 namespace oscar {
 
-// The two operations of a paged INT2 cache, by the plain CPU twins or by the CUDA kernels.
+// The two operations of a paged INT2 cache, by the plain CPU references or by the CUDA kernels.
 
 // All arrays that the parameters point to lie on device(); work is queued on its current stream.
 class PagedOps {
@@ -25,7 +25,8 @@ class PagedOps {
   virtual void attend(const AttentionParams& params) = 0;
 };
 
-// The twins of oscar_cache, on the host: any format. Requests are spread over torch's threads.
+// The CPU references of oscar_cache, on the host: any format. Requests are spread over torch's
+// threads.
 std::unique_ptr<PagedOps> make_reference_ops();
 
 // The kernels of oscar_kernels. Throws Error when this build has none or `device` is no CUDA

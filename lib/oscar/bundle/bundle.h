@@ -61,10 +61,10 @@ struct Bundle {
   std::string run_key;  // hash of everything that decided the content; empty when unknown
   BundleModel model;
   CorpusRecord corpus;
-  NgramFingerprint fingerprint;  // of the chunks that were used; no hashes: not known
+  NgramFingerprint fingerprint;  // of the sequences that were used; no hashes: not known
   QuantizerSettings quantizer;
   std::optional<Json> evaluation;
-  Json search;       // how choices were made: chunks held back, queries, seed; null when none was
+  Json search;  // how choices were made: sequences held back, queries, seed; null when none was
   Json convergence;  // whether more text would change the fit (SCHEMA.md); null: not measured
   std::vector<LayerTransforms> layers;      // in layer order; empty for statistics_only
   std::vector<LayerStatistics> statistics;  // same order; empty when stripped

@@ -116,25 +116,25 @@ struct DatasetReader {
   std::string object;
   const LayerGeometry& geometry;
 
-  int dim(const schema::Slot& slot) const {
-    return slot.side == Side::kKey ? geometry.head_dim_k : geometry.head_dim_v;
+  int dim(const schema::DatasetSpec& spec) const {
+    return spec.side == Side::kKey ? geometry.head_dim_k : geometry.head_dim_v;
   }
 
   // Takes the dataset's values after checking dtype, shape and finiteness. False when absent.
   template <typename T>
-  bool take(const schema::Slot& slot, std::vector<T>& values, uint64_t ratios = 0) const {
-    const std::string path = object + "/" + slot.name;
+  bool take(const schema::DatasetSpec& spec, std::vector<T>& values, uint64_t ratios = 0) const {
+    const std::string path = object + "/" + spec.name;
     const auto place = raw.datasets.find(path);
     if (place == raw.datasets.end()) {
-      if (slot.required) refuse_object(raw, path, "required dataset is missing");
+      if (spec.required) refuse_object(raw, path, "required dataset is missing");
       return false;
     }
     hdf5::Dataset& dataset = place->second;
-    if (dataset.dtype() != slot.dtype) {
-      refuse_object(raw, path, "dataset has a wrong dtype", hdf5::dtype_name(slot.dtype),
+    if (dataset.dtype() != spec.dtype) {
+      refuse_object(raw, path, "dataset has a wrong dtype", hdf5::dtype_name(spec.dtype),
                     hdf5::dtype_name(dataset.dtype()));
     }
-    const hdf5::Shape shape = schema::shape_of(slot, geometry, ratios);
+    const hdf5::Shape shape = schema::shape_of(spec, geometry, ratios);
     if (dataset.shape != shape) {
       refuse_object(raw, path, "dataset has a wrong shape", hdf5::shape_text(shape),
                     hdf5::shape_text(dataset.shape));
@@ -152,42 +152,42 @@ struct DatasetReader {
   }
 
   template <typename T>
-  void operator()(const schema::Slot& slot, MatrixStack<T>& stack) const {
-    if (!take(slot, stack.data)) return;
+  void operator()(const schema::DatasetSpec& spec, MatrixStack<T>& stack) const {
+    if (!take(spec, stack.data)) return;
     stack.count = geometry.num_kv_heads;
-    const hdf5::Shape shape = schema::shape_of(slot, geometry, 0);
+    const hdf5::Shape shape = schema::shape_of(spec, geometry, 0);
     stack.rows = static_cast<int>(shape[1]);
     stack.cols = static_cast<int>(shape[2]);
   }
   template <typename T>
-  void operator()(const schema::Slot& slot, VectorStack<T>& stack) const {
-    if (!take(slot, stack.data)) return;
+  void operator()(const schema::DatasetSpec& spec, VectorStack<T>& stack) const {
+    if (!take(spec, stack.data)) return;
     stack.count = geometry.num_kv_heads;
-    stack.cols = dim(slot);
+    stack.cols = dim(spec);
   }
   template <typename T>
-  void operator()(const schema::Slot& slot, std::vector<T>& values) const {
+  void operator()(const schema::DatasetSpec& spec, std::vector<T>& values) const {
     if constexpr (std::is_enum_v<T>) {
       constexpr uint8_t kLast = std::is_same_v<T, TransformKind>
                                     ? static_cast<uint8_t>(TransformKind::kBalanced)
                                     : static_cast<uint8_t>(ScaleCorrection::kMetric);
       std::vector<uint8_t> codes;
-      if (!take(slot, codes)) return;
+      if (!take(spec, codes)) return;
       for (const uint8_t code : codes) {
         if (code > kLast) {
-          refuse_object(raw, object + "/" + slot.name, "unknown code",
+          refuse_object(raw, object + "/" + spec.name, "unknown code",
                         "0 to " + std::to_string(int{kLast}), std::to_string(int{code}));
         }
         values.push_back(static_cast<T>(code));
       }
     } else {
-      take(slot, values);
+      take(spec, values);
     }
   }
   // The file says how many ratios were tried.
-  void operator()(const schema::ClipLossSlots& slots, std::optional<ClipLosses>& losses) const {
-    const std::string ratio_path = object + "/" + slots.ratio.name,
-                      nmse_path = object + "/" + slots.nmse.name;
+  void operator()(const schema::ClipLossSpecs& specs, std::optional<ClipLosses>& losses) const {
+    const std::string ratio_path = object + "/" + specs.ratio.name,
+                      nmse_path = object + "/" + specs.nmse.name;
     const auto place = raw.datasets.find(ratio_path);
     const bool has_ratio = place != raw.datasets.end(), has_nmse = raw.datasets.contains(nmse_path);
     if (!has_ratio && !has_nmse) return;
@@ -202,8 +202,8 @@ struct DatasetReader {
                     "1 to " + std::to_string(kMostClipRatios) + " ratios", hdf5::shape_text(shape));
     }
     losses.emplace();
-    take(slots.ratio, losses->ratio, ratios);
-    take(slots.nmse, losses->nmse.data, ratios);
+    take(specs.ratio, losses->ratio, ratios);
+    take(specs.nmse, losses->nmse.data, ratios);
     losses->nmse.count = static_cast<int>(ratios);
     losses->nmse.cols = geometry.num_kv_heads;
     const std::string problem = clip_losses_problem(*losses, geometry.num_kv_heads);
@@ -211,34 +211,34 @@ struct DatasetReader {
       refuse_object(raw, ratio_path, "losses of clipping ratios make no sense", "", problem);
     }
   }
-  void operator()(const schema::Slot& slot, int64_t& value) const {
+  void operator()(const schema::DatasetSpec& spec, int64_t& value) const {
     std::vector<int64_t> values;
-    take(slot, values);
+    take(spec, values);
     value = values.at(0);
     if (value <= 0) {
-      refuse_object(raw, object + "/" + slot.name, "count is not positive", "",
+      refuse_object(raw, object + "/" + spec.name, "count is not positive", "",
                     std::to_string(value));
     }
   }
 };
 
-void finish_side(const RawFile& raw, const std::string& path, const schema::SideSlots& slots,
+void finish_side(const RawFile& raw, const std::string& path, const schema::SideSpecs& specs,
                  int heads, SideTransform& side) {
-  side.fallback = text_list(raw, path, slots.fallback);
+  side.fallback = text_list(raw, path, specs.fallback);
   side.fallback.resize(static_cast<size_t>(heads));
   for (const float ratio : side.recipe.clip_ratio) {
     if (ratio < 0 || ratio > 1) {
-      refuse_object(raw, path + "/" + slots.clip_ratio.name, "clip ratio is out of range", "0 to 1",
+      refuse_object(raw, path + "/" + specs.clip_ratio.name, "clip ratio is out of range", "0 to 1",
                     std::to_string(ratio));
     }
   }
   if (side.metric.empty() && side.recipe.any(ScaleCorrection::kMetric)) {
-    refuse_object(raw, path + "/" + slots.metric.name, "required dataset is missing",
+    refuse_object(raw, path + "/" + specs.metric.name, "required dataset is missing",
                   "a metric, because a head's scale correction is 2");
   }
   if (side.partner.empty() &&
       std::find(side.kind.begin(), side.kind.end(), TransformKind::kBalanced) != side.kind.end()) {
-    refuse_object(raw, path + "/" + slots.partner.name, "required dataset is missing",
+    refuse_object(raw, path + "/" + specs.partner.name, "required dataset is missing",
                   "the inverse transform, because a head is balanced");
   }
   for (int head = 0; head < heads; ++head) {
@@ -301,15 +301,15 @@ LayerTransforms decode_transforms(RawFile& raw, const std::string& path,
   layer.geometry = geometry;
   if (!geometry.fitted()) return layer;
   const DatasetReader read{raw, path, geometry};
-  schema::visit_side(layer.key, schema::kKeySlots, read);
-  schema::visit_side(layer.value, schema::kValueSlots, read);
+  schema::visit_side(layer.key, schema::kKeySpecs, read);
+  schema::visit_side(layer.value, schema::kValueSpecs, read);
   read(schema::kPredictedNmse, layer.predicted_output_nmse);
   if (layer.predicted_output_nmse.empty()) {
     layer.predicted_output_nmse.assign(geometry.num_kv_heads,
                                        std::numeric_limits<double>::quiet_NaN());
   }
-  finish_side(raw, path, schema::kKeySlots, geometry.num_kv_heads, layer.key);
-  finish_side(raw, path, schema::kValueSlots, geometry.num_kv_heads, layer.value);
+  finish_side(raw, path, schema::kKeySpecs, geometry.num_kv_heads, layer.key);
+  finish_side(raw, path, schema::kValueSpecs, geometry.num_kv_heads, layer.value);
   layer.warnings = text_list(raw, path, schema::kWarnings);
   if (const auto group = raw.attributes.find(path); group != raw.attributes.end()) {
     for (const auto& [name, value] : group->second) {
@@ -324,7 +324,7 @@ LayerTransforms decode_transforms(RawFile& raw, const std::string& path,
 MatrixStack<float> decode_weight_samples(RawFile& raw, const std::string& path,
                                          const LayerGeometry& geometry) {
   MatrixStack<float> samples;
-  if (geometry.fitted()) DatasetReader{raw, path, geometry}(schema::kWeightSampleSlot, samples);
+  if (geometry.fitted()) DatasetReader{raw, path, geometry}(schema::kWeightSampleSpec, samples);
   return samples;
 }
 
@@ -523,8 +523,8 @@ template <typename T>
 const T& root_attribute(const RawFile& raw, const char* name, const char* hint) {
   const auto root = raw.attributes.find("/");
   if (root != raw.attributes.end()) {
-    if (const auto slot = root->second.find(name); slot != root->second.end()) {
-      if (const T* value = std::get_if<T>(&slot->second)) return *value;
+    if (const auto stored = root->second.find(name); stored != root->second.end()) {
+      if (const T* value = std::get_if<T>(&stored->second)) return *value;
     }
   }
   throw Error({.what = "required attribute is missing or has a wrong type",
@@ -667,7 +667,7 @@ std::vector<Finding> verify_bundle(const std::filesystem::path& path) {
       throw Error({.what = "not a regular file",
                    .where = path.string(),
                    .found = "a folder",
-                   .hint = "a folder of an export is verified with --stack NAME"});
+                   .hint = "a folder of an export is verified with --for NAME"});
     }
     raw = load_raw(path);
     return counted(raw.datasets.size(), "dataset");

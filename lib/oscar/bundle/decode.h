@@ -39,8 +39,8 @@ struct AttributeReader {
   const T* find(const char* name, const char* type) const {
     const auto group = raw.attributes.find(object);
     if (group != raw.attributes.end()) {
-      if (const auto slot = group->second.find(name); slot != group->second.end()) {
-        const T* value = std::get_if<T>(&slot->second);
+      if (const auto stored = group->second.find(name); stored != group->second.end()) {
+        const T* value = std::get_if<T>(&stored->second);
         if (value == nullptr) refuse_object(raw, label(name), "attribute has a wrong type", type);
         return value;
       }

@@ -53,10 +53,10 @@ uint64_t triangle_dim(uint64_t entries) {
 // Where datasets are found while codings are undone; null for what is not there.
 using Find = std::function<const hdf5::DatasetView*(const std::string& path)>;
 
-const hdf5::DatasetView* find_slot(const Find& find, const std::string& group,
-                                   const schema::Slot& slot) {
-  const hdf5::DatasetView* const found = find(group + "/" + slot.name);
-  return found == nullptr || found->dtype != slot.dtype ? nullptr : found;
+const hdf5::DatasetView* find_dataset(const Find& find, const std::string& group,
+                                      const schema::DatasetSpec& spec) {
+  const hdf5::DatasetView* const found = find(group + "/" + spec.name);
+  return found == nullptr || found->dtype != spec.dtype ? nullptr : found;
 }
 
 // What a dataset of `group` is derived from. Borrowed; all but `weights` are f32.
@@ -71,10 +71,10 @@ struct Sources {
 // None when something is missing, of another type or shape, or too large.
 std::optional<Sources> find_sources(const CodingRule& rule, const std::string& group,
                                     const Find& find) {
-  const schema::SideSlots& side = *rule.side;
+  const schema::SideSpecs& side = *rule.side;
   const auto* const matrices =
-      find_slot(find, group, rule.coding == Coding::kFactor ? side.metric : side.rotation);
-  const auto* const kinds = find_slot(find, group, side.kind);
+      find_dataset(find, group, rule.coding == Coding::kFactor ? side.metric : side.rotation);
+  const auto* const kinds = find_dataset(find, group, side.kind);
   if (matrices == nullptr || kinds == nullptr || !is_square_stack(matrices->shape) ||
       matrices->shape[1] > kLargestDerivedDim || kinds->shape != hdf5::Shape{matrices->shape[0]}) {
     return std::nullopt;
@@ -84,7 +84,7 @@ std::optional<Sources> find_sources(const CodingRule& rule, const std::string& g
                   .heads = matrices->shape[0],
                   .d = matrices->shape[1]};
   if (rule.coding == Coding::kOutputMetric) {
-    const auto* const partners = find_slot(find, group, side.partner);
+    const auto* const partners = find_dataset(find, group, side.partner);
     const auto* const weights = find(group + "/" + schema::kStatistics + "/o_proj_metric");
     if (weights == nullptr || weights->dtype != hdf5::Dtype::kF64 ||
         weights->shape != matrices->shape ||
@@ -290,9 +290,9 @@ std::map<std::string, Json> take_codings(RawFile& raw) {
 void restore_left_out(RawFile& raw, uint64_t most_bytes) {
   const auto root = raw.attributes.find("/");
   if (root == raw.attributes.end()) return;
-  const auto slot = root->second.find(schema::kRequiredFeatures);
-  if (slot == root->second.end()) return;
-  auto* const text = std::get_if<std::string>(&slot->second);
+  const auto stored = root->second.find(schema::kRequiredFeatures);
+  if (stored == root->second.end()) return;
+  auto* const text = std::get_if<std::string>(&stored->second);
   const auto others = text == nullptr ? std::nullopt : other_features(*text);
   if (!others) return;
   *text = others->dump();

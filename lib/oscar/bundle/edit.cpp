@@ -132,7 +132,7 @@ void append_corpus(CorpusRecord& total, const CorpusRecord& other) {
   add(total.sequences_read, other.sequences_read, "sequences_read");
   add(total.sequences_used, other.sequences_used, "sequences_used");
   add(total.tokens, other.tokens, "tokens");
-  total.chunk_len = std::max(total.chunk_len, other.chunk_len);
+  total.sequence_length = std::max(total.sequence_length, other.sequence_length);
   const auto join = [](std::string& text, const std::string& more) {
     if (text != more) text += "; " + more;
   };

@@ -29,7 +29,7 @@ std::string serving_sha256(const Bundle& bundle);
 // Bundles out of bundles: the statistics of several runs added.
 
 // What of `search` (SCHEMA.md) stays true of a file's statistics once the choices are gone: how
-// much of /corpus is in no sum, and what decided which chunks these are. Null when all of it is.
+// much of /corpus is in no sum, and what decided which sequences these are. Null when all of it is.
 Json held_back_part(const Bundle& bundle);
 
 // Throws Error naming the file, `name`, when it holds no statistics.

@@ -174,10 +174,11 @@ struct DatasetWriter {
   const LayerGeometry& geometry;
 
   template <typename T>
-  void put(const schema::Slot& slot, const T* values, uint64_t count, uint64_t ratios = 0) const {
-    const std::string path = object + "/" + slot.name;
-    const hdf5::Shape shape = schema::shape_of(slot, geometry, ratios);
-    if (count == 0 && !slot.required) return;
+  void put(const schema::DatasetSpec& spec, const T* values, uint64_t count,
+           uint64_t ratios = 0) const {
+    const std::string path = object + "/" + spec.name;
+    const hdf5::Shape shape = schema::shape_of(spec, geometry, ratios);
+    if (count == 0 && !spec.required) return;
     if (count != hdf5::element_count(shape)) {
       throw Error({.what = "bundle to be written has a wrong shape",
                    .where = path,
@@ -193,36 +194,38 @@ struct DatasetWriter {
         }
       }
     }
-    file.datasets.push_back({path, slot.dtype, shape, values, true});
+    file.datasets.push_back({path, spec.dtype, shape, values, true});
   }
 
   template <typename T>
-  void operator()(const schema::Slot& slot, const MatrixStack<T>& stack) const {
-    put(slot, stack.data.data(), stack.data.size());
+  void operator()(const schema::DatasetSpec& spec, const MatrixStack<T>& stack) const {
+    put(spec, stack.data.data(), stack.data.size());
   }
   template <typename T>
-  void operator()(const schema::Slot& slot, const VectorStack<T>& stack) const {
-    put(slot, stack.data.data(), stack.data.size());
+  void operator()(const schema::DatasetSpec& spec, const VectorStack<T>& stack) const {
+    put(spec, stack.data.data(), stack.data.size());
   }
   template <typename T>
-  void operator()(const schema::Slot& slot, const std::vector<T>& values) const {
+  void operator()(const schema::DatasetSpec& spec, const std::vector<T>& values) const {
     static_assert(!std::is_enum_v<T> || sizeof(T) == 1, "enums are stored as u8");
-    put(slot, values.data(), values.size());
+    put(spec, values.data(), values.size());
   }
-  void operator()(const schema::Slot& slot, const int64_t& value) const { put(slot, &value, 1); }
-  void operator()(const schema::ClipLossSlots& slots,
+  void operator()(const schema::DatasetSpec& spec, const int64_t& value) const {
+    put(spec, &value, 1);
+  }
+  void operator()(const schema::ClipLossSpecs& specs,
                   const std::optional<ClipLosses>& losses) const {
     if (!losses) return;
     const std::string problem = clip_losses_problem(*losses, geometry.num_kv_heads);
     if (!problem.empty()) {
       throw Error(
           {.what = "bundle to be written holds losses of clipping ratios that make no sense",
-           .where = object + "/" + slots.ratio.name,
+           .where = object + "/" + specs.ratio.name,
            .found = problem});
     }
     const uint64_t ratios = losses->ratio.size();
-    put(slots.ratio, losses->ratio.data(), ratios, ratios);
-    put(slots.nmse, losses->nmse.data.data(), losses->nmse.data.size(), ratios);
+    put(specs.ratio, losses->ratio.data(), ratios, ratios);
+    put(specs.nmse, losses->nmse.data.data(), losses->nmse.data.size(), ratios);
   }
 };
 
@@ -245,14 +248,14 @@ void add_transforms(EncodedFile& file, const std::string& path, const LayerTrans
   if (!layer.geometry.fitted()) return;
   const DatasetWriter write{file, path, layer.geometry};
   const AttributeWriter note{file, path};
-  schema::visit_side(layer.key, schema::kKeySlots, write);
-  schema::visit_side(layer.value, schema::kValueSlots, write);
+  schema::visit_side(layer.key, schema::kKeySpecs, write);
+  schema::visit_side(layer.value, schema::kValueSpecs, write);
   bool measured = !layer.predicted_output_nmse.empty();
   for (const double nmse : layer.predicted_output_nmse) measured = measured && !std::isnan(nmse);
   if (measured) write(schema::kPredictedNmse, layer.predicted_output_nmse);
-  if (any_text(layer.key.fallback)) note(schema::kKeySlots.fallback, Json(layer.key.fallback));
+  if (any_text(layer.key.fallback)) note(schema::kKeySpecs.fallback, Json(layer.key.fallback));
   if (any_text(layer.value.fallback))
-    note(schema::kValueSlots.fallback, Json(layer.value.fallback));
+    note(schema::kValueSpecs.fallback, Json(layer.value.fallback));
   if (!layer.warnings.empty()) note(schema::kWarnings, Json(layer.warnings));
   for (const auto& [part, value] : layer.search.items()) {
     note((schema::kSearchPrefix + part).c_str(), within_attribute(value, "stages"));
@@ -329,8 +332,8 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
        std::string(bundle.statistics_only ? schema::kStatisticsFormat : schema::kRotationFormat));
   root("format_version", schema::kFormatVersion);
   Json features = Json::array();
-  if (std::ranges::any_of(bundle.layers, [](const auto& l) { return !l.key.centres.empty(); })) {
-    features.push_back(schema::kKeyCentresFeature);
+  if (std::ranges::any_of(bundle.layers, [](const auto& l) { return !l.key.centers.empty(); })) {
+    features.push_back(schema::kKeyCentersFeature);
   }
   root(schema::kRequiredFeatures, features);
   root("tool_version", std::string(kToolVersion));
@@ -363,7 +366,7 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
     schema::visit_geometry(geometry, AttributeWriter{file, path});
     if (state == nullptr && !bundle.weight_samples.empty()) {
       DatasetWriter{file, path, geometry}(
-          schema::kWeightSampleSlot,
+          schema::kWeightSampleSpec,
           bundle.weight_samples.at(static_cast<size_t>(geometry.layer_id)));
     }
     return path;

@@ -13,10 +13,10 @@
 #include "oscar/base/process.h"
 #include "oscar/base/sha256.h"
 #include "oscar/base/version.h"
+#include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/bundle/rotation_files.h"
 #include "oscar/bundle/schema.h"
-#include "oscar/bundle/stack_plan.h"
 #include "oscar/bundle/verify_export.h"
 #include "oscar/cache/numeric.h"
 #include "oscar/cache/quantize_rows.h"
@@ -31,7 +31,7 @@ inline constexpr const char* kLaunchName = "README.md";
 
 // Markdown. `plan` is absent for plain arrays. `in_model`: the files are a whole model's.
 std::string launch_text(const Bundle& bundle, const ExchangeFormat& format,
-                        const std::optional<StackPlan>& plan, bool in_model);
+                        const std::optional<BackendPlan>& plan, bool in_model);
 
 // Figures are taken from the bundle's own matrices, never from what was written.
 
@@ -65,7 +65,7 @@ Json probes(const TransformSet& set, Side which) {
   return layers;
 }
 
-Json row_codes(const StackRun& run, const LayerTransforms& layer) {
+Json row_codes(const BackendRun& run, const LayerTransforms& layer) {
   const auto codes = [&](Side which) {
     const ProbeCode code = probe_code(run, side_of(layer, which), which);
     return Json{{"codes", code.codes}, {"metadata", code.metadata}};
@@ -96,7 +96,7 @@ std::vector<double> probe_image(const SideTransform& side, int head,
   return image;
 }
 
-ProbeCode probe_code(const StackRun& run, const SideTransform& side, Side which) {
+ProbeCode probe_code(const BackendRun& run, const SideTransform& side, Side which) {
   const ClipPair clip = run.clips.pair.value_or(ClipPair{});
   std::vector<float> row;
   for (const double x : probe_image(side, 0, probe_row(side.forward.rows, 0))) {
@@ -117,7 +117,7 @@ Json begin_manifest(const Bundle& bundle, const char* format) {
 }
 
 Json make_manifest(const Bundle& bundle, const ExchangeFormat& format,
-                   const std::optional<StackPlan>& plan, const TransformSet& set,
+                   const std::optional<BackendPlan>& plan, const TransformSet& set,
                    const Json& files) {
   const LayerTransforms& first = set.begin()->second;
   Json ids = Json::array();
@@ -134,7 +134,7 @@ Json make_manifest(const Bundle& bundle, const ExchangeFormat& format,
                    {"quant_group_size", bundle.quantizer.quant_group_size},
                    {"row", nullptr}});
   if (plan) {
-    const StackRun& run = *plan->run;
+    const BackendRun& run = *plan->run;
     if (run.clips.pair) manifest["clip"] = {run.clips.pair->key, run.clips.pair->value};
     if (run.relative_error) manifest["relative_error"] = *run.relative_error;
     if (run.kl_factor) manifest["kl_factor"] = *run.kl_factor;
@@ -150,8 +150,8 @@ Json make_manifest(const Bundle& bundle, const ExchangeFormat& format,
 
 // The plain writer of the cache, by the rules of a plan.
 
-CodedRow code_row(const StackRun& run, double clip_ratio, std::span<const float> row) {
-  if (!run.format) throw Error({.what = "the stack codes rows by levels of its own"});
+CodedRow code_row(const BackendRun& run, double clip_ratio, std::span<const float> row) {
+  if (!run.format) throw Error({.what = "the backend codes rows by levels of its own"});
   const RowQuantizer quantizer{.head_dim = static_cast<int>(row.size()),
                                .format = *run.format,
                                .recipe = {.clip_ratio = static_cast<float>(clip_ratio)},
@@ -184,7 +184,7 @@ namespace {
 struct Words {
   const Bundle& bundle;
   const ExchangeFormat& format;
-  const StackRun* run;
+  const BackendRun* run;
   bool in_model;
 
   double key_clip() const { return run->clips.pair ? run->clips.pair->key : 0; }
@@ -308,10 +308,10 @@ std::string arrays(const Words& w) {
 }  // namespace
 
 std::string launch_text(const Bundle& bundle, const ExchangeFormat& format,
-                        const std::optional<StackPlan>& plan, bool in_model) {
+                        const std::optional<BackendPlan>& plan, bool in_model) {
   const Words words{bundle, format, plan ? &*plan->run : nullptr, in_model};
   std::string text = fmt::format("# {} for {}\n\n", bundle.model.name, format.name);
-  if (plan && plan->stack->standing) text += fmt::format("{}\n\n", plan->stack->standing);
+  if (plan && plan->backend->standing) text += fmt::format("{}\n\n", plan->backend->standing);
   switch (format.layout) {
     case FileLayout::kTorchShared:
     case FileLayout::kTorchPerHead:
@@ -335,12 +335,12 @@ std::string launch_text(const Bundle& bundle, const ExchangeFormat& format,
                         plans_json({*plan})[0]["line"].get<std::string>());
   }
   text += fmt::format(
-      "\n`{}` says what the files should hold; `oscar-bundle verify --stack {} FOLDER` looks.\n",
+      "\n`{}` says what the files should hold; `oscar-bundle verify --for {} FOLDER` looks.\n",
       kManifestName, format.name);
   return text;
 }
 
-// Decide what the stack runs, write it, look at what was written.
+// Decide what the backend runs, write it, look at what was written.
 
 namespace {
 
@@ -350,15 +350,15 @@ std::string all_of(const std::vector<Obstacle>& obstacles) {
   return text;
 }
 
-StackPlan plan_of(const Bundle& bundle, const std::string& from, const ExchangeFormat& format,
-                  bool reduce) {
-  const Stack& stack = find_stack(format.stack);
-  StackPlan plan = plan_for(stack, bundle);
-  if (plan.verdict() == StackVerdict::kAsIs) return plan;
-  const bool fits = is_served(stack);
+BackendPlan plan_of(const Bundle& bundle, const std::string& from, const ExchangeFormat& format,
+                    bool reduce) {
+  const Backend& backend = find_backend(format.backend);
+  BackendPlan plan = plan_for(backend, bundle);
+  if (plan.verdict() == BackendVerdict::kAsIs) return plan;
+  const bool fits = is_served(backend);
   const std::string fitting =
-      fits ? fmt::format("oscar-calibrate --for {} fits what runs as is", stack.name) : "";
-  if (plan.verdict() == StackVerdict::kCannot) {
+      fits ? fmt::format("oscar-calibrate --for {} fits what runs as is", backend.name) : "";
+  if (plan.verdict() == BackendVerdict::kCannot) {
     throw Error({.what = fmt::format("{} can run nothing of this bundle", format.name),
                  .where = from,
                  .found = all_of(plan.obstacles),
@@ -420,12 +420,12 @@ void require_every_layer(const Bundle& bundle, const std::string& from) {
     throw Error({.what = "these files hold a transform for every layer, and local layers have none",
                  .where = fmt::format("{}: layer {}", from, layer.geometry.layer_id),
                  .expected = "a bundle of a model whose layers all attend to all tokens",
-                 .hint = "--to statistics writes the sums of the other layers"});
+                 .hint = "--for statistics writes the sums of the other layers"});
   }
 }
 
 // One matrix for all heads: by the layout, or, where it has places for either, by the variant.
-bool writes_shared(const ExchangeFormat& format, const std::optional<StackPlan>& plan) {
+bool writes_shared(const ExchangeFormat& format, const std::optional<BackendPlan>& plan) {
   if (format.layout == FileLayout::kTorchShared || format.layout == FileLayout::kGguf) return true;
   return format.layout == FileLayout::kMlx && plan &&
          plan->run->variant == BundleVariant::kPortableShared;
@@ -445,7 +445,7 @@ ExportResult export_bundle(const Bundle& bundle, const std::string& from,
     throw Error({.what = "only gguf-rot goes into a model's file", .where = base.string()});
   }
   ExportResult result;
-  if (format.stack != nullptr) result.plan = plan_of(bundle, from, format, reduce);
+  if (format.backend != nullptr) result.plan = plan_of(bundle, from, format, reduce);
   require_every_layer(bundle, from);
   const BundleVariant variant = result.plan ? result.plan->run->variant : BundleVariant::kOwn;
   const TransformSet set =
@@ -561,8 +561,8 @@ std::vector<std::string> export_statistics(const Bundle& bundle, const std::stri
   Stacking stacking(layers.size(), from);
   for (size_t i = 0; i < layers.size(); ++i) {
     const LayerStatistics& layer = *layers[i];
-    schema::visit_statistics(layer, [&](const schema::Slot& slot, const auto& values) {
-      stacking.add(i, slot.name, part_of(values));
+    schema::visit_statistics(layer, [&](const schema::DatasetSpec& spec, const auto& values) {
+      stacking.add(i, spec.name, part_of(values));
     });
     stacking.add(i, "layer_id", part_of(int64_t{layer.geometry.layer_id}));
   }

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "oscar/base/json.h"
+#include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/bundle/rotation_files.h"
-#include "oscar/bundle/stack_plan.h"
 
 namespace oscar {
 
@@ -26,12 +26,12 @@ std::vector<float> probe_row(int head_dim, int which);
 // [d] (probe - mean) forward of one head, in float64.
 std::vector<double> probe_image(const SideTransform& side, int head, const std::vector<float>& row);
 
-// That image rounded to bf16, as the stack codes it.
+// That image rounded to bf16, as the backend codes it.
 struct ProbeCode {
   std::string codes, metadata;  // hex
   bool operator==(const ProbeCode&) const = default;
 };
-ProbeCode probe_code(const StackRun& run, const SideTransform& side, Side which);
+ProbeCode probe_code(const BackendRun& run, const SideTransform& side, Side which);
 
 // Objects and lists by key:
 //   format, made_with, created_from {content_sha256, model, architecture, weights_fingerprint}
@@ -42,45 +42,45 @@ ProbeCode probe_code(const StackRun& run, const SideTransform& side, Side which)
 //                quant_group_size, metadata_dtype
 //   probe        {keys, values}: for each layer and head the first numbers of probe_image
 //   row          {keys, values}: of the first layer and head, probe_code; null for levels of a
-//                stack's own and for plain arrays
+//                backend's own and for plain arrays
 //   files        {name: sha256}
 //
 // begin_manifest has format, made_with and created_from.
 Json begin_manifest(const Bundle& bundle, const char* format);
 Json make_manifest(const Bundle& bundle, const ExchangeFormat& format,
-                   const std::optional<StackPlan>& plan, const TransformSet& set,
+                   const std::optional<BackendPlan>& plan, const TransformSet& set,
                    const Json& files);
 
 inline constexpr int kProbedNumbers = 4;
 
-// One row in the very bytes of a stack's cache.
+// One row in the very bytes of a backend's cache.
 
 struct CodedRow {
-  std::vector<uint8_t> codes;     // [d / 4], packed as the stack does
+  std::vector<uint8_t> codes;     // [d / 4], packed as the backend does
   std::vector<uint8_t> metadata;  // scale and zero of each quantization group, little-endian
 
   bool operator==(const CodedRow&) const = default;
 };
 
-// `row` [d], centred and rotated, as `run` codes it with the pair's ratio (0: off). Throws Error
-// for a stack with levels of its own, for groups that do not divide d, and for a row that cannot be
-// written.
-CodedRow code_row(const StackRun& run, double clip_ratio, std::span<const float> row);
+// `row` [d], centered and rotated, as `run` codes it with the pair's ratio (0: off). Throws Error
+// for a backend with levels of its own, for groups that do not divide d, and for a row that cannot
+// be written.
+CodedRow code_row(const BackendRun& run, double clip_ratio, std::span<const float> row);
 
 // "58ee": two digits a byte.
 std::string hex(std::span<const uint8_t> bytes);
 
-// A bundle in the files of a serving stack.
+// A bundle in the files of a backend.
 
 struct ExportResult {
-  std::optional<StackPlan> plan;   // absent for plain arrays
-  std::vector<std::string> files;  // names in the folder
+  std::optional<BackendPlan> plan;  // absent for plain arrays
+  std::vector<std::string> files;   // names in the folder
   size_t layers = 0;
 };
 
 // Writes the folder `to`, whole or not at all, with the files of `format`, the README of its server
-// and oscar-export.json, and reads it back under the stack's rules before
-// it appears. `from` names the bundle in errors. What the stack cannot run is refused with the
+// and oscar-export.json, and reads it back under the backend's rules before
+// it appears. `from` names the bundle in errors. What the backend cannot run is refused with the
 // reason, or, with `reduce` and where the bundle has one, replaced by its portable variant.
 // `base`, for gguf-rot alone, is a GGUF model whose copy gets the tensors; empty: they stand alone.
 // Throws Error also for a statistics file and when `to` exists.
@@ -90,7 +90,7 @@ ExportResult export_bundle(const Bundle& bundle, const std::string& from,
 
 // The sums of a calibration as NumPy arrays, for a researcher's own fit.
 
-inline constexpr const char* kStatisticsExport = "statistics";  // of export --to
+inline constexpr const char* kStatisticsExport = "statistics";  // of export --for
 
 // Writes the folder `to`, whole or not at all: statistics.npz, a README and oscar-export.json.
 // Arrays have the names of the bundle's statistics (bundle/SCHEMA.md), float64, over layers:

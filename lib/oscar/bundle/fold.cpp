@@ -182,17 +182,17 @@ constexpr const char* kWeightFiles[] = {".safetensors", ".bin", ".pt",  ".pth", 
 bool is_transformed(const LayerTransforms& layer) {
   const auto& kinds = layer.value.kind;
   return layer.geometry.quantized &&
-         (is_centred(layer.value) || std::any_of(kinds.begin(), kinds.end(), [](auto kind) {
+         (is_centered(layer.value) || std::any_of(kinds.begin(), kinds.end(), [](auto kind) {
             return kind != TransformKind::kIdentity;
           }));
 }
 
 ValueMean settle_mean(const Bundle& bundle, const ModelConfig& config, ValueMean asked) {
-  const bool centred =
+  const bool centered =
       std::any_of(bundle.layers.begin(), bundle.layers.end(), [](const LayerTransforms& layer) {
-        return layer.geometry.quantized && is_centred(layer.value);
+        return layer.geometry.quantized && is_centered(layer.value);
       });
-  if (!centred) return ValueMean::kAuto;
+  if (!centered) return ValueMean::kAuto;
   const auto everywhere = [&](bool AttentionSpec::*bias) {
     return std::ranges::all_of(config.layers,
                                [&](const LayerSpec& layer) { return layer.attention.*bias; });
@@ -400,13 +400,13 @@ const char* describe(ValueMean mean) {
     case ValueMean::kFold:
       return "folded into biases";
     case ValueMean::kKeep:
-      return "kept in the bundle: servers must centre values";
+      return "kept in the bundle: servers must center values";
     case ValueMean::kDrop:
-      return "dropped: values are not centred, the predicted errors do not hold";
+      return "dropped: values are not centered, the predicted errors do not hold";
     case ValueMean::kAuto:
       break;
   }
-  return "none: values were not centred";
+  return "none: values were not centered";
 }
 
 FoldResult fold_model(const Bundle& bundle, const std::string& bundle_name,

@@ -53,14 +53,14 @@ MatrixD attended_to_self(const ValueWeights& weights, const MatrixD& inputs, int
 // What becomes of v_mean, which a server must subtract from values and add to the attention output:
 //   kAuto  kFold where the model has biases on v_proj and o_proj, kKeep elsewhere
 //   kFold  the biases do both; Error when the model has no such biases
-//   kKeep  it stays in the bundle, for servers that centre values
-//   kDrop  values are no longer centred: the error that was predicted no longer holds
+//   kKeep  it stays in the bundle, for servers that center values
+//   kDrop  values are no longer centered: the error that was predicted no longer holds
 enum class ValueMean { kAuto, kFold, kKeep, kDrop };
 // What was done, in a few words.
 const char* describe(ValueMean mean);
 
 struct FoldResult {
-  ValueMean mean = ValueMean::kAuto;  // what was done; kAuto when no value is centred
+  ValueMean mean = ValueMean::kAuto;  // what was done; kAuto when no value is centered
   int layers = 0, tensors = 0;        // changed
   // Largest relative change over layers of what attention adds to the residual stream for random
   // inputs that attend to themselves, from the weights as written; rounding to their dtype shows

@@ -152,8 +152,8 @@ void spread(std::vector<Value>& values, int heads) {
   for (int head = 1; head < heads; ++head) values.insert(values.end(), one.begin(), one.end());
 }
 
-template <typename Stack>
-void spread(Stack& stack, int heads) {
+template <typename AnyStack>
+void spread(AnyStack& stack, int heads) {
   if (stack.count != 1) return;
   spread(stack.data, heads);
   stack.count = heads;
@@ -171,11 +171,11 @@ struct Importing {
   // Every part for all heads, and nothing of another shape.
   void widen(SideTransform& side, int heads, int d, const std::string& where) const {
     for (MatrixStack<float>* stack :
-         {&side.forward, &side.partner, &side.metric, &side.feedback, &side.centres}) {
+         {&side.forward, &side.partner, &side.metric, &side.feedback, &side.centers}) {
       if (stack->empty()) continue;
       spread(*stack, heads);
-      const bool centres = stack == &side.centres;
-      if (stack->count != heads || stack->cols != d || (stack->rows != d && !centres)) {
+      const bool centers = stack == &side.centers;
+      if (stack->count != heads || stack->cols != d || (stack->rows != d && !centers)) {
         refuse(where, "matrices are of another model",
                fmt::format("{} heads of {} dimensions, or one for all", heads, d),
                fmt::format("{} of {}", stack->count, stack->cols));
@@ -299,7 +299,7 @@ bool is_portable(const SideTransform& side) {
       return false;
     }
   }
-  return !is_centred(side) && !has_centres(side) && !side.recipe.any(Rounding::kShaped) &&
+  return !is_centered(side) && !has_centers(side) && !side.recipe.any(Rounding::kShaped) &&
          !side.recipe.any(ScaleCorrection::kUnbiased) && !side.recipe.any(ScaleCorrection::kMetric);
 }
 

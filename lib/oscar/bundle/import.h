@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/bundle/rotation_files.h"
-#include "oscar/bundle/stack_plan.h"
 #include "oscar/model/checkpoint/checkpoint.h"
 
 namespace oscar {
@@ -40,14 +40,14 @@ inline constexpr const char* kImportedPreset = "imported";
 struct ImportOptions {
   std::string name = kImportedPreset;  // recorded as the method; letters, digits and -_.
   QuantizerSettings quantizer;         // quant_group_size 0: head_dim
-  ClipPair clip;                       // where the files hold no ratios, as those of stacks do not
+  ClipPair clip;  // where the files hold no ratios, as those of backends do not
 };
 
 // Any invertible matrices, for each KV head or shared, with or without means; what the files leave
 // out follows: inverses from the matrices, orthogonal ones served as such; plain rounding without
 // scale correction unless feedback and metrics are given. An orthogonal matrix is recorded as
 // OSCAR's kind, another as balanced, whoever made it. The portable variant is there where one
-// uncentred orthogonal matrix a layer was given. Throws Error naming layer and head for a layer
+// uncentered orthogonal matrix a layer was given. Throws Error naming layer and head for a layer
 // that is missing or too many, another shape, and matrices that no cache can run (fit/fit.h).
 Bundle import_bundle(const ReadTransforms& read, const Checkpoint& checkpoint,
                      const ImportOptions& options);

@@ -9,10 +9,10 @@
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
 #include "oscar/base/strings.h"
+#include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/edit.h"
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
-#include "oscar/bundle/stack_plan.h"
 #include "oscar/cache/codec.h"
 #include "oscar/fit/convergence.h"
 #include "oscar/fit/fit.h"
@@ -64,8 +64,8 @@ Json describe_side(const SideTransform& side) {
           {"clip_ratio", side.recipe.clip_ratio},
           {"scale_correction", corrections},
           {"rounding", roundings},
-          {"centred", is_centred(side)},
-          {"centres", has_centres(side) ? kCentres : 0},
+          {"centered", is_centered(side)},
+          {"centers", has_centers(side) ? kCenters : 0},
           {"largest_eigenvalue_share", shares},
           {"condition_number", side.condition_number}};
 }
@@ -228,10 +228,10 @@ Inspection inspect_bundle(const std::filesystem::path& path) {
     }
     json["portable"] = {{"shared", std::move(shared)}, {"per_head", std::move(per_head)}};
   }
-  std::vector<StackPlan> stacks;
+  std::vector<BackendPlan> backends;
   if (kind == FileKind::kRotations) {
-    stacks = plan_for_all(b);
-    json["stacks"] = plans_json(stacks);
+    backends = plan_for_all(b);
+    json["stacks"] = plans_json(backends);
   }
   Json& statistics = json["statistics"] = Json::array();
   for (const auto& layer : b.statistics) {
@@ -245,7 +245,7 @@ Inspection inspect_bundle(const std::filesystem::path& path) {
                       {"layer", state.layer}};
   }
   if (b.evaluation) json["evaluation"] = *b.evaluation;
-  return {.json = std::move(json), .stacks = std::move(stacks)};
+  return {.json = std::move(json), .backends = std::move(backends)};
 }
 
 std::string inspection_text(const Inspection& inspection) {
@@ -259,9 +259,9 @@ std::string inspection_text(const Inspection& inspection) {
                         plain(j["preset"]), plain(j["composition"]), plain(j["granularity"]));
     if (j["row_weights"] == "attention") what += ", rows by attention";
     if (std::ranges::any_of(j["layers"], [](const Json& layer) {
-          return layer.contains("key") && layer["key"]["centres"] != 0;
+          return layer.contains("key") && layer["key"]["centers"] != 0;
         })) {
-      what += ", keys about two centres";
+      what += ", keys about two centers";
     }
     what += j["has_statistics"].get<bool>() ? ", with statistics" : ", without statistics";
     if (j["has_portable"].get<bool>()) what += ", with a portable variant";
@@ -290,7 +290,7 @@ std::string inspection_text(const Inspection& inspection) {
   }
   add_line(
       text, "corpus",
-      fmt::format("{} tokens in {} of {} sequences, chunks of {}", plain(c["tokens"]),
+      fmt::format("{} tokens in {} of {} sequences of up to {}", plain(c["tokens"]),
                   plain(c["sequences_used"]), plain(c["sequences_read"]), plain(c["chunk_len"])));
   if (c["separators"] != "none") add_line(text, "", "separators: " + plain(c["separators"]));
   for (const auto& source : c["sources"]) {
@@ -327,13 +327,13 @@ std::string inspection_text(const Inspection& inspection) {
     if (s.value("searched", Json()) == Json::array()) {  // merged, or fitted again
       add_line(
           text, "held back",
-          fmt::format("{} tokens of the corpus are in no sum: {} and {} chunks, on which "
+          fmt::format("{} tokens of the corpus are in no sum: {} and {} sequences, on which "
                       "another fit was searched and confirmed",
                       field("held_back_tokens"), field("search_chunks"), field("confirm_chunks")));
     } else {
       add_line(
           text, "search",
-          fmt::format("{} ({}): decided on {} chunks, confirmed on {}; {} tokens in all",
+          fmt::format("{} ({}): decided on {} sequences, confirmed on {}; {} tokens in all",
                       listed(s.value("searched", Json())), field("effort"), field("search_chunks"),
                       field("confirm_chunks"), field("held_back_tokens")));
     }
@@ -360,7 +360,7 @@ std::string inspection_text(const Inspection& inspection) {
       text += "\nportable variant, one rotation per KV head";
       add_layer_table(text, j["portable"]["per_head"]);
     }
-    text += "\n" + plans_text(inspection.stacks);
+    text += "\n" + plans_text(inspection.backends);
   } else if (!j["statistics"].empty()) {
     add_statistics_table(text, j["statistics"]);
   }

@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "oscar/base/json.h"
-#include "oscar/bundle/stack_plan.h"
+#include "oscar/bundle/backend_plan.h"
 
 namespace oscar {
 
 struct Inspection {
   Json json;
-  std::vector<StackPlan> stacks;  // also in `json`; empty without transforms
+  std::vector<BackendPlan> backends;  // also in `json`; empty without transforms
 };
 
 // Everything below as plain data. Works on bundles, statistics files and checkpoints. Layers carry

@@ -12,8 +12,8 @@
 #include "oscar/base/error.h"
 #include "oscar/base/files.h"
 #include "oscar/base/json.h"
+#include "oscar/bundle/backends.h"
 #include "oscar/bundle/schema.h"
-#include "oscar/bundle/stacks.h"
 #include "oscar/cache/codec.h"
 #include "oscar/io/gguf.h"
 #include "oscar/io/safetensors.h"
@@ -25,8 +25,8 @@ namespace oscar {
 
 namespace {
 
-template <typename Stack>
-void keep_first(Stack& stack) {
+template <typename AnyStack>
+void keep_first(AnyStack& stack) {
   if (stack.empty()) return;
   stack.data.resize(stack.data.size() / static_cast<size_t>(stack.count));
   stack.count = 1;
@@ -54,30 +54,30 @@ TransformSet transform_set(const std::vector<const LayerTransforms*>& layers, bo
   return set;
 }
 
-// The bundle's table of slots, walked over layers.
+// The bundle's table of datasets, walked over layers.
 
 namespace {
 
+using schema::DatasetSpec;
 using schema::Rank;
-using schema::Slot;
 
 constexpr int64_t kMostArrayLayers = 4096, kMostArrayHeads = 4096;
 
-// Calls `visit` with (slot, field) of the slots that travel as arrays.
+// Calls `visit` with (spec, field) of the specs that travel as arrays.
 template <typename SideType, typename Visit>
-void visit_arrays(SideType& side, const schema::SideSlots& slots, Visit&& visit) {
-  visit(slots.rotation, side.forward);
-  visit(slots.partner, side.partner);
-  visit(slots.mean, side.mean);
-  visit(slots.clip_ratio, side.recipe.clip_ratio);
-  visit(slots.scale_correction, side.recipe.scale_correction);
-  visit(slots.metric, side.metric);
-  visit(slots.feedback, side.feedback);
-  if (slots.centres) visit(*slots.centres, side.centres);
+void visit_arrays(SideType& side, const schema::SideSpecs& specs, Visit&& visit) {
+  visit(specs.rotation, side.forward);
+  visit(specs.partner, side.partner);
+  visit(specs.mean, side.mean);
+  visit(specs.clip_ratio, side.recipe.clip_ratio);
+  visit(specs.scale_correction, side.recipe.scale_correction);
+  visit(specs.metric, side.metric);
+  visit(specs.feedback, side.feedback);
+  if (specs.centers) visit(*specs.centers, side.centers);
 }
 
-const schema::SideSlots& slots_of(Side side) {
-  return side == Side::kKey ? schema::kKeySlots : schema::kValueSlots;
+const schema::SideSpecs& specs_of(Side side) {
+  return side == Side::kKey ? schema::kKeySpecs : schema::kValueSpecs;
 }
 
 const std::vector<float>& numbers(const MatrixStack<float>& stack) { return stack.data; }
@@ -92,36 +92,36 @@ std::vector<float> numbers(const std::vector<ScaleCorrection>& values) {
 
 // The side with all that stands for what it leaves out, where another layer has it.
 SideTransform completed(SideTransform side, Side which, const std::set<std::string>& present) {
-  const schema::SideSlots& slots = slots_of(which);
+  const schema::SideSpecs& specs = specs_of(which);
   const int heads = side.forward.count, d = side.forward.rows;
-  if (present.contains(slots.partner.name) && side.partner.empty()) {
+  if (present.contains(specs.partner.name) && side.partner.empty()) {
     MatrixStack<float> partner(heads, d, d);
     for (int head = 0; head < heads; ++head) {
       partner[head] = partner_matrix(side, which, head);
     }
     side.partner = std::move(partner);
   }
-  for (const auto& [slot, stack] :
-       {std::pair{&slots.metric, &side.metric}, std::pair{&slots.feedback, &side.feedback}}) {
-    if (!present.contains(slot->name) || !stack->empty()) continue;
+  for (const auto& [spec, stack] :
+       {std::pair{&specs.metric, &side.metric}, std::pair{&specs.feedback, &side.feedback}}) {
+    if (!present.contains(spec->name) || !stack->empty()) continue;
     *stack = MatrixStack<float>(heads, d, d);
     for (int head = 0; head < heads; ++head) (*stack)[head].setIdentity();
   }
-  if (slots.centres && present.contains(slots.centres->name) && side.centres.empty()) {
-    side.centres = MatrixStack<float>(heads, kCentres, d);
+  if (specs.centers && present.contains(specs.centers->name) && side.centers.empty()) {
+    side.centers = MatrixStack<float>(heads, kCenters, d);
   }
   return side;
 }
 
-// What follows [layers, heads] in a slot's shape.
+// What follows [layers, heads] in a spec's shape.
 std::vector<int64_t> tail(Rank rank, int64_t d) {
   switch (rank) {
     case Rank::kMatrices:
       return {d, d};
     case Rank::kVectors:
       return {d};
-    case Rank::kCentres:
-      return {kCentres, d};
+    case Rank::kCenters:
+      return {kCenters, d};
     default:
       return {};
   }
@@ -143,25 +143,25 @@ struct Taking {
     int heads = 0;
     size_t count = 0;
   };
-  Part part(const Slot& slot, int64_t layer, int64_t layers, int64_t d) {
-    known.insert(slot.name);
-    const auto place = arrays.find(slot.name);
+  Part part(const DatasetSpec& spec, int64_t layer, int64_t layers, int64_t d) {
+    known.insert(spec.name);
+    const auto place = arrays.find(spec.name);
     if (place == arrays.end()) return {};
     const std::vector<int64_t>& shape = place->second.shape;
-    const std::vector<int64_t> rest = tail(slot.rank, d);
+    const std::vector<int64_t> rest = tail(spec.rank, d);
     const bool with_heads = shape.size() == rest.size() + 2;
     const bool fits = (with_heads || shape.size() == rest.size() + 1) && shape[0] == layers &&
                       (!with_heads || (shape[1] > 0 && shape[1] <= kMostArrayHeads)) &&
                       std::equal(rest.begin(), rest.end(), shape.end() - ptrdiff_t(rest.size()));
     if (!fits) {
-      refuse(slot.name, "an array has a wrong shape",
+      refuse(spec.name, "an array has a wrong shape",
              fmt::format("[{0}, heads, {1}] or [{0}, {1}]", layers, fmt::join(rest, ", ")),
              fmt::format("[{}]", fmt::join(shape, ", ")));
     }
     const size_t size = place->second.values.size() / static_cast<size_t>(layers);
     const float* values = place->second.values.data() + size * static_cast<size_t>(layer);
     if (!std::all_of(values, values + size, [](float x) { return std::isfinite(x); })) {
-      refuse(slot.name, "a number that is not finite", "", fmt::format("in layer {}", layer));
+      refuse(spec.name, "a number that is not finite", "", fmt::format("in layer {}", layer));
     }
     return {values, with_heads ? static_cast<int>(shape[1]) : 1, size};
   }
@@ -197,9 +197,9 @@ FloatTensors to_arrays(const TransformSet& set) {
   std::set<std::string> present;
   for (const auto& entry : set) {
     for (const Side side : {Side::kKey, Side::kValue}) {
-      visit_arrays(side_of(entry.second, side), slots_of(side),
-                   [&present](const Slot& slot, const auto& field) {
-                     if (!numbers(field).empty()) present.insert(slot.name);
+      visit_arrays(side_of(entry.second, side), specs_of(side),
+                   [&present](const DatasetSpec& spec, const auto& field) {
+                     if (!numbers(field).empty()) present.insert(spec.name);
                    });
     }
   }
@@ -207,12 +207,12 @@ FloatTensors to_arrays(const TransformSet& set) {
   for (const auto& entry : set) {
     for (const Side side : {Side::kKey, Side::kValue}) {
       const SideTransform whole = completed(side_of(entry.second, side), side, present);
-      visit_arrays(whole, slots_of(side), [&](const Slot& slot, const auto& field) {
-        if (!present.contains(slot.name)) return;
-        FloatTensor& array = arrays[slot.name];
+      visit_arrays(whole, specs_of(side), [&](const DatasetSpec& spec, const auto& field) {
+        if (!present.contains(spec.name)) return;
+        FloatTensor& array = arrays[spec.name];
         if (array.shape.empty()) {
           array.shape = {static_cast<int64_t>(set.size()), whole.forward.count};
-          const std::vector<int64_t> rest = tail(slot.rank, whole.forward.cols);
+          const std::vector<int64_t> rest = tail(spec.rank, whole.forward.cols);
           array.shape.insert(array.shape.end(), rest.begin(), rest.end());
         }
         const auto& values = numbers(field);
@@ -227,10 +227,10 @@ TransformSet from_arrays(const FloatTensors& arrays, const std::string& where) {
   Taking taking{arrays, where, {}};
   TransformSet set;
   for (const Side side : {Side::kKey, Side::kValue}) {
-    const schema::SideSlots& slots = slots_of(side);
-    const auto rotation = arrays.find(slots.rotation.name);
+    const schema::SideSpecs& specs = specs_of(side);
+    const auto rotation = arrays.find(specs.rotation.name);
     if (rotation == arrays.end()) {
-      taking.refuse(slots.rotation.name, "the array is missing",
+      taking.refuse(specs.rotation.name, "the array is missing",
                     "[layers, heads, d, d] or [layers, d, d]");
     }
     const std::vector<int64_t>& shape = rotation->second.shape;
@@ -238,20 +238,20 @@ TransformSet from_arrays(const FloatTensors& arrays, const std::string& where) {
                         shape[0] <= kMostArrayLayers && shape.back() > 0 &&
                         shape.back() <= kMaxHeadDim;
     if (!square) {
-      taking.refuse(slots.rotation.name, "an array has a wrong shape",
+      taking.refuse(specs.rotation.name, "an array has a wrong shape",
                     "[layers, heads, d, d] or [layers, d, d]",
                     fmt::format("[{}]", fmt::join(shape, ", ")));
     }
     const int64_t layers = shape[0], d = shape.back();
     for (int64_t layer = 0; layer < layers; ++layer) {
       SideTransform& out = side_of(set[static_cast<int>(layer)], side);
-      visit_arrays(out, slots, [&](const Slot& slot, auto& field) {
-        const Taking::Part part = taking.part(slot, layer, layers, d);
+      visit_arrays(out, specs, [&](const DatasetSpec& spec, auto& field) {
+        const Taking::Part part = taking.part(spec, layer, layers, d);
         if (part.values != nullptr) take(part, static_cast<int>(d), field);
       });
       for (const ScaleCorrection c : out.recipe.scale_correction) {
         if (c == kUnknownCode) {
-          taking.refuse(slots.scale_correction.name, "unknown code", "0, 1 or 2");
+          taking.refuse(specs.scale_correction.name, "unknown code", "0, 1 or 2");
         }
       }
     }
@@ -280,7 +280,7 @@ constexpr Absent kAbsent[] = {
      "npz and safetensors hold the matrices for a build of your own"},
     {"oscar_int2", "this toolkit's package reads the bundle itself", "give it the .h5 file"},
     {"llama.cpp", "llama.cpp reads rotations from the model's GGUF file",
-     "--to gguf-rot writes those tensors"},
+     "--for gguf-rot writes those tensors"},
     {"oscar2", "OSCAR2 forks bake the matrices into the model's weights",
      "fold puts the value transforms into a checkpoint"},
 };
@@ -382,7 +382,7 @@ TorchDict entry_of(int id, const SideTransform& transform, Side side, const Torc
     entry.push_back(
         {partner_name(side), {matrices(transform.partner, per_head, side == Side::kValue)}});
   }
-  if (side == Side::kKey && is_centred(transform)) {
+  if (side == Side::kKey && is_centered(transform)) {
     FloatTensor mean{{transform.mean.cols}, transform.mean.data};
     if (per_head) mean.shape.insert(mean.shape.begin(), transform.mean.count);
     entry.push_back({"k_mean", {std::move(mean)}});
@@ -665,7 +665,7 @@ namespace {
 
 constexpr std::string_view kBlock = "blk.", kKeyTensor = ".attn_k_rot.weight",
                            kValueTensor = ".attn_v_rot.weight";
-// The one that the branch reads rotations for (bundle/stacks.cpp).
+// The one that the branch reads rotations for (bundle/backends.cpp).
 constexpr std::string_view kArchitecture = "qwen3";
 constexpr int kMostGgufLayers = 4096;
 

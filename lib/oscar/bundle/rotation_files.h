@@ -15,11 +15,11 @@ namespace oscar {
 
 // Transforms between a bundle and the files of other tools: the form that both sides share, and the
 // files of each format. export.h writes folders of them, verify_export.h reads them back under the
-// rules of their stack, import.h makes a bundle of them.
+// rules of their backend, import.h makes a bundle of them.
 
 // By global layer id, in the bundle's orientation: rows x' = (x - mean) forward. Of a side only
 // what the file holds is there: `forward` [heads, d, d] with heads 1 where all KV heads share it,
-// and where they were given `partner`, `mean`, `eigenvalues`, `metric`, `feedback`, `centres` and
+// and where they were given `partner`, `mean`, `eigenvalues`, `metric`, `feedback`, `centers` and
 // the recipe's clip_ratio and scale_correction, for as many heads.
 using TransformSet = std::map<int, LayerTransforms>;
 
@@ -60,8 +60,8 @@ enum class FileLayout {
 };
 
 struct ExchangeFormat {
-  const char* name;   // of --to and --stack
-  const char* stack;  // the row of stacks() that reads it; null: any bundle fits
+  const char* name;     // of --for
+  const char* backend;  // the row of backends() that reads it; null: any bundle fits
   FileLayout layout;
   const char* key_file;          // of keys, or of both sides
   const char* value_file;        // null: in key_file
@@ -70,9 +70,9 @@ struct ExchangeFormat {
 
 const std::vector<ExchangeFormat>& exchange_formats();
 
-// Throws UsageError: the answer of bundle/stacks.h, or for an unknown name the list of names, and
-// after them `further`, which the caller takes besides; Error with the reason for a stack that has
-// no file of its own, or none that a release reads yet.
+// Throws UsageError: the answer of bundle/backends.h, or for an unknown name the list of names, and
+// after them `further`, which the caller takes besides; Error with the reason for a backend that
+// has no file of its own, or none that a release reads yet.
 const ExchangeFormat& find_exchange_format(std::string_view name, std::string_view further = {});
 
 // Whether the `format` of a manifest means this one, under its name of today or before.

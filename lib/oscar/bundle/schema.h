@@ -18,11 +18,11 @@ inline constexpr const char* kRotationFormat = "oscar-rotation-bundle";
 inline constexpr const char* kStatisticsFormat = "oscar-statistics";
 inline constexpr int64_t kFormatVersion = 1;
 // Entries of required_features that this build understands. A reader that codes keys about one mean
-// would read rows about two centres wrongly.
-inline constexpr const char* kKeyCentresFeature = "key_centres";
+// would read rows about two centers wrongly.
+inline constexpr const char* kKeyCentersFeature = "key_centres";
 // A reader that takes what is stored for all there is would miss what it left out (derived.h).
 inline constexpr const char* kDerivedFeature = "derived";
-inline constexpr std::array<const char*, 2> kKnownFeatures{kKeyCentresFeature, kDerivedFeature};
+inline constexpr std::array<const char*, 2> kKnownFeatures{kKeyCentersFeature, kDerivedFeature};
 
 inline constexpr const char* kModel = "/model";
 inline constexpr const char* kCorpus = "/corpus";
@@ -48,9 +48,9 @@ inline std::string tool_and_commit(std::string_view version, std::string_view co
 
 // [], [Hkv], [Hkv, d], [Hkv, 2, d], [Hkv, d, d], [Hkv, 4, 16]; [ratios], [ratios, Hkv] with as many
 // ratios as were tried.
-enum class Rank { kScalar, kHeads, kVectors, kCentres, kMatrices, kSamples, kRatios, kRatioHeads };
+enum class Rank { kScalar, kHeads, kVectors, kCenters, kMatrices, kSamples, kRatios, kRatioHeads };
 
-struct Slot {
+struct DatasetSpec {
   const char* name;
   hdf5::Dtype dtype;
   Rank rank;
@@ -58,19 +58,20 @@ struct Slot {
   bool required;
 };
 
-inline hdf5::Shape shape_of(const Slot& slot, const LayerGeometry& geometry, uint64_t ratios) {
+inline hdf5::Shape shape_of(const DatasetSpec& spec, const LayerGeometry& geometry,
+                            uint64_t ratios) {
   const auto heads = static_cast<uint64_t>(geometry.num_kv_heads);
   const auto d =
-      static_cast<uint64_t>(slot.side == Side::kKey ? geometry.head_dim_k : geometry.head_dim_v);
-  switch (slot.rank) {
+      static_cast<uint64_t>(spec.side == Side::kKey ? geometry.head_dim_k : geometry.head_dim_v);
+  switch (spec.rank) {
     case Rank::kScalar:
       return {};
     case Rank::kHeads:
       return {heads};
     case Rank::kVectors:
       return {heads, d};
-    case Rank::kCentres:
-      return {heads, kCentres, d};
+    case Rank::kCenters:
+      return {heads, kCenters, d};
     case Rank::kMatrices:
       return {heads, d, d};
     case Rank::kSamples:
@@ -84,24 +85,24 @@ inline hdf5::Shape shape_of(const Slot& slot, const LayerGeometry& geometry, uin
 }
 
 // Both or neither.
-struct ClipLossSlots {
-  Slot ratio, nmse;
+struct ClipLossSpecs {
+  DatasetSpec ratio, nmse;
 };
 
 // The datasets of one side of a layer.
-struct SideSlots {
-  Slot kind, rotation, partner, mean, eigenvalues, clip_ratio, scale_correction, metric, feedback,
-      condition_number;
-  ClipLossSlots clip_losses;
-  const Slot* centres;   // null: this side has none
-  const char* fallback;  // attribute: JSON list of a reason for each head, "" = none
+struct SideSpecs {
+  DatasetSpec kind, rotation, partner, mean, eigenvalues, clip_ratio, scale_correction, metric,
+      feedback, condition_number;
+  ClipLossSpecs clip_losses;
+  const DatasetSpec* centers;  // null: this side has none
+  const char* fallback;        // attribute: JSON list of a reason for each head, "" = none
 };
 
-// Bundles with it name kKeyCentresFeature among their required features.
-inline constexpr Slot kKeyCentres = {"k_centres", hdf5::Dtype::kF32, Rank::kCentres, Side::kKey,
-                                     false};
+// Bundles with it name kKeyCentersFeature among their required features.
+inline constexpr DatasetSpec kKeyCenters = {"k_centres", hdf5::Dtype::kF32, Rank::kCenters,
+                                            Side::kKey, false};
 
-inline constexpr SideSlots kKeySlots = {
+inline constexpr SideSpecs kKeySpecs = {
     .kind = {"k_kind", hdf5::Dtype::kU8, Rank::kHeads, Side::kKey, true},
     .rotation = {"k_rotation", hdf5::Dtype::kF32, Rank::kMatrices, Side::kKey, true},
     .partner = {"q_rotation", hdf5::Dtype::kF32, Rank::kMatrices, Side::kKey, false},
@@ -115,10 +116,10 @@ inline constexpr SideSlots kKeySlots = {
     .clip_losses = {.ratio = {"k_clip_tried", hdf5::Dtype::kF32, Rank::kRatios, Side::kKey, false},
                     .nmse = {"k_clip_nmse", hdf5::Dtype::kF64, Rank::kRatioHeads, Side::kKey,
                              false}},
-    .centres = &kKeyCentres,
+    .centers = &kKeyCenters,
     .fallback = "k_fallback"};
 
-inline constexpr SideSlots kValueSlots = {
+inline constexpr SideSpecs kValueSpecs = {
     .kind = {"v_kind", hdf5::Dtype::kU8, Rank::kHeads, Side::kValue, true},
     .rotation = {"v_rotation", hdf5::Dtype::kF32, Rank::kMatrices, Side::kValue, true},
     .partner = {"o_rotation", hdf5::Dtype::kF32, Rank::kMatrices, Side::kValue, false},
@@ -134,7 +135,7 @@ inline constexpr SideSlots kValueSlots = {
                               false},
                     .nmse = {"v_clip_nmse", hdf5::Dtype::kF64, Rank::kRatioHeads, Side::kValue,
                              false}},
-    .centres = nullptr,
+    .centers = nullptr,
     .fallback = "v_fallback"};
 
 // The datasets of a group that files of version 0.1 may store otherwise than as they are, and the
@@ -148,10 +149,10 @@ inline const char* coding_name(Coding coding) {
 struct CodingRule {
   const char* dataset;
   Coding coding;
-  const SideSlots* side;  // whose slots the derived ones are made from
+  const SideSpecs* side;  // whose specs the derived ones are made from
 };
 inline constexpr std::array<CodingRule, 16> kCodings{{
-    {"v_metric", Coding::kOutputMetric, &kValueSlots},
+    {"v_metric", Coding::kOutputMetric, &kValueSpecs},
     {"k_metric", Coding::kUpper, nullptr},
     {"v_metric", Coding::kUpper, nullptr},
     {"q_moment", Coding::kUpper, nullptr},
@@ -163,18 +164,18 @@ inline constexpr std::array<CodingRule, 16> kCodings{{
     {"q_attended_moment", Coding::kUpper, nullptr},
     {"k_attended_moment", Coding::kUpper, nullptr},
     {"v_attended_moment", Coding::kUpper, nullptr},
-    {"q_rotation", Coding::kInverse, &kKeySlots},
-    {"o_rotation", Coding::kInverse, &kValueSlots},
-    {"k_feedback", Coding::kFactor, &kKeySlots},
-    {"v_feedback", Coding::kFactor, &kValueSlots},
+    {"q_rotation", Coding::kInverse, &kKeySpecs},
+    {"o_rotation", Coding::kInverse, &kValueSpecs},
+    {"k_feedback", Coding::kFactor, &kKeySpecs},
+    {"v_feedback", Coding::kFactor, &kValueSpecs},
 }};
 
 // Absent until the search has measured it.
-inline constexpr Slot kPredictedNmse = {"predicted_output_nmse", hdf5::Dtype::kF64, Rank::kHeads,
-                                        Side::kValue, false};
+inline constexpr DatasetSpec kPredictedNmse = {"predicted_output_nmse", hdf5::Dtype::kF64,
+                                               Rank::kHeads, Side::kValue, false};
 // Of every layer with transforms or sums, or of none (weight_samples.h).
-inline constexpr Slot kWeightSampleSlot = {"weight_samples", hdf5::Dtype::kF32, Rank::kSamples,
-                                           Side::kKey, false};
+inline constexpr DatasetSpec kWeightSampleSpec = {"weight_samples", hdf5::Dtype::kF32,
+                                                  Rank::kSamples, Side::kKey, false};
 inline constexpr const char* kWarnings = "warnings";  // layer attribute, JSON list
 
 // Optional attributes: of the root JSON in kSearch, of a layer one for each part of its record
@@ -200,50 +201,59 @@ inline std::string layer_path(const char* parent, int layer_id) {
 }
 
 // The visitors below bind names to fields, for reading and writing alike: `visit` is called with
-// (slot, field) for datasets and with (name, field) for attributes.
+// (spec, field) for datasets and with (name, field) for attributes.
 
 template <typename SideType, typename Visit>
-void visit_side(SideType& side, const SideSlots& slots, Visit&& visit) {
-  visit(slots.kind, side.kind);
-  visit(slots.rotation, side.forward);
-  visit(slots.partner, side.partner);
-  visit(slots.mean, side.mean);
-  visit(slots.eigenvalues, side.eigenvalues);
-  visit(slots.clip_ratio, side.recipe.clip_ratio);
-  visit(slots.scale_correction, side.recipe.scale_correction);
-  visit(slots.metric, side.metric);
-  visit(slots.feedback, side.feedback);
-  visit(slots.condition_number, side.condition_number);
-  visit(slots.clip_losses, side.clip_losses);
-  if (slots.centres) visit(*slots.centres, side.centres);
+void visit_side(SideType& side, const SideSpecs& specs, Visit&& visit) {
+  visit(specs.kind, side.kind);
+  visit(specs.rotation, side.forward);
+  visit(specs.partner, side.partner);
+  visit(specs.mean, side.mean);
+  visit(specs.eigenvalues, side.eigenvalues);
+  visit(specs.clip_ratio, side.recipe.clip_ratio);
+  visit(specs.scale_correction, side.recipe.scale_correction);
+  visit(specs.metric, side.metric);
+  visit(specs.feedback, side.feedback);
+  visit(specs.condition_number, side.condition_number);
+  visit(specs.clip_losses, side.clip_losses);
+  if (specs.centers) visit(*specs.centers, side.centers);
 }
 
 template <typename Statistics, typename Visit>
 void visit_statistics(Statistics& s, Visit&& visit) {
   constexpr auto kF64 = hdf5::Dtype::kF64;
   constexpr auto kI64 = hdf5::Dtype::kI64;
-  visit(Slot{"q_moment", kF64, Rank::kMatrices, Side::kKey, true}, s.q_moment);
-  visit(Slot{"k_moment", kF64, Rank::kMatrices, Side::kKey, true}, s.k_moment);
-  visit(Slot{"v_moment", kF64, Rank::kMatrices, Side::kValue, true}, s.v_moment);
-  visit(Slot{"attn_out_moment", kF64, Rank::kMatrices, Side::kValue, true}, s.attn_out_moment);
-  visit(Slot{"q_sum", kF64, Rank::kVectors, Side::kKey, true}, s.q_sum);
-  visit(Slot{"k_sum", kF64, Rank::kVectors, Side::kKey, true}, s.k_sum);
-  visit(Slot{"v_sum", kF64, Rank::kVectors, Side::kValue, true}, s.v_sum);
-  visit(Slot{"attn_out_sum", kF64, Rank::kVectors, Side::kValue, true}, s.attn_out_sum);
-  visit(Slot{"o_proj_metric", kF64, Rank::kMatrices, Side::kValue, true}, s.o_proj_metric);
-  visit(Slot{"v_energy_moment", kF64, Rank::kMatrices, Side::kValue, false}, s.v_energy_moment);
-  visit(Slot{"q_attended_moment", kF64, Rank::kMatrices, Side::kKey, false}, s.attended.q_moment);
-  visit(Slot{"k_attended_moment", kF64, Rank::kMatrices, Side::kKey, false}, s.attended.k_moment);
-  visit(Slot{"v_attended_moment", kF64, Rank::kMatrices, Side::kValue, false}, s.attended.v_moment);
-  visit(Slot{"k_attended_sum", kF64, Rank::kVectors, Side::kKey, false}, s.attended.k_sum);
-  visit(Slot{"v_attended_sum", kF64, Rank::kVectors, Side::kValue, false}, s.attended.v_sum);
-  visit(Slot{"k_sink_sum", kF64, Rank::kVectors, Side::kKey, false}, s.attended.k_sink_sum);
-  visit(Slot{"q_attended_weight", kF64, Rank::kHeads, Side::kKey, false}, s.attended.q_weight);
-  visit(Slot{"k_attended_weight", kF64, Rank::kHeads, Side::kKey, false}, s.attended.k_weight);
-  visit(Slot{"v_attended_weight", kF64, Rank::kHeads, Side::kValue, false}, s.attended.v_weight);
-  visit(Slot{"k_sink_weight", kF64, Rank::kHeads, Side::kKey, false}, s.attended.k_sink_weight);
-  visit(Slot{"count_q", kI64, Rank::kScalar, Side::kKey, true}, s.count_q);
-  visit(Slot{"count_kv", kI64, Rank::kScalar, Side::kKey, true}, s.count_kv);
+  visit(DatasetSpec{"q_moment", kF64, Rank::kMatrices, Side::kKey, true}, s.q_moment);
+  visit(DatasetSpec{"k_moment", kF64, Rank::kMatrices, Side::kKey, true}, s.k_moment);
+  visit(DatasetSpec{"v_moment", kF64, Rank::kMatrices, Side::kValue, true}, s.v_moment);
+  visit(DatasetSpec{"attn_out_moment", kF64, Rank::kMatrices, Side::kValue, true},
+        s.attn_out_moment);
+  visit(DatasetSpec{"q_sum", kF64, Rank::kVectors, Side::kKey, true}, s.q_sum);
+  visit(DatasetSpec{"k_sum", kF64, Rank::kVectors, Side::kKey, true}, s.k_sum);
+  visit(DatasetSpec{"v_sum", kF64, Rank::kVectors, Side::kValue, true}, s.v_sum);
+  visit(DatasetSpec{"attn_out_sum", kF64, Rank::kVectors, Side::kValue, true}, s.attn_out_sum);
+  visit(DatasetSpec{"o_proj_metric", kF64, Rank::kMatrices, Side::kValue, true}, s.o_proj_metric);
+  visit(DatasetSpec{"v_energy_moment", kF64, Rank::kMatrices, Side::kValue, false},
+        s.v_energy_moment);
+  visit(DatasetSpec{"q_attended_moment", kF64, Rank::kMatrices, Side::kKey, false},
+        s.attended.q_moment);
+  visit(DatasetSpec{"k_attended_moment", kF64, Rank::kMatrices, Side::kKey, false},
+        s.attended.k_moment);
+  visit(DatasetSpec{"v_attended_moment", kF64, Rank::kMatrices, Side::kValue, false},
+        s.attended.v_moment);
+  visit(DatasetSpec{"k_attended_sum", kF64, Rank::kVectors, Side::kKey, false}, s.attended.k_sum);
+  visit(DatasetSpec{"v_attended_sum", kF64, Rank::kVectors, Side::kValue, false}, s.attended.v_sum);
+  visit(DatasetSpec{"k_sink_sum", kF64, Rank::kVectors, Side::kKey, false}, s.attended.k_sink_sum);
+  visit(DatasetSpec{"q_attended_weight", kF64, Rank::kHeads, Side::kKey, false},
+        s.attended.q_weight);
+  visit(DatasetSpec{"k_attended_weight", kF64, Rank::kHeads, Side::kKey, false},
+        s.attended.k_weight);
+  visit(DatasetSpec{"v_attended_weight", kF64, Rank::kHeads, Side::kValue, false},
+        s.attended.v_weight);
+  visit(DatasetSpec{"k_sink_weight", kF64, Rank::kHeads, Side::kKey, false},
+        s.attended.k_sink_weight);
+  visit(DatasetSpec{"count_q", kI64, Rank::kScalar, Side::kKey, true}, s.count_q);
+  visit(DatasetSpec{"count_kv", kI64, Rank::kScalar, Side::kKey, true}, s.count_kv);
 }
 
 // Of the program that wrote the file; other writers may leave it out.
@@ -303,7 +313,7 @@ void visit_corpus(CorpusType& c, Visit&& visit) {
   visit("sequences_read", c.sequences_read);
   visit("sequences_used", c.sequences_used);
   visit("tokens", c.tokens);
-  visit("chunk_len", c.chunk_len);
+  visit("chunk_len", c.sequence_length);
   visit("order_seed", c.order_seed);
   visit("tokens_sha256", c.tokens_sha256);
   visit("bos_eos_policy", c.bos_eos_policy);

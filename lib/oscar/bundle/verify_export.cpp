@@ -50,7 +50,8 @@ int whole_number(const Json& value, const std::string& name) {
   return static_cast<int>(number);
 }
 
-// Where the folder's own manifest says that it is an export to another stack; "" where it does not.
+// Where the folder's own manifest says that it is an export to another backend; "" where it does
+// not.
 std::string hint_of_manifest(const ExchangeFormat& format, const std::filesystem::path& folder) {
   std::string recorded;
   try {
@@ -67,7 +68,7 @@ std::string hint_of_manifest(const ExchangeFormat& format, const std::filesystem
   const auto other = std::ranges::find_if(
       known, [&](const ExchangeFormat& named) { return is_called(named, recorded); });
   const std::string way_out =
-      other == known.end() ? "" : std::string(": verify it with --stack ") + other->name;
+      other == known.end() ? "" : std::string(": verify it with --for ") + other->name;
   return fmt::format("{} says that this is an export to {}{}", kManifestName, recorded, way_out);
 }
 
@@ -83,21 +84,21 @@ ReadTransforms read_files(const ExchangeFormat& format, const std::filesystem::p
   }
 }
 
-// What the stack's own loader keeps of the files: fields that it does not know are dropped, as it
+// What the backend's own loader keeps of the files: fields that it does not know are dropped, as it
 // drops them without a word. The checks behind see what the server would run.
 std::string play_loader(const ExchangeFormat& format, ReadTransforms& read) {
-  if (format.stack == nullptr) return "arrays: all of them";
-  const Stack& stack = find_stack(format.stack);
+  if (format.backend == nullptr) return "arrays: all of them";
+  const Backend& backend = find_backend(format.backend);
   for (auto& entry : read.set) {
-    if (!stack.key_partner) entry.second.key.partner = {};
-    if (!stack.value_partner) entry.second.value.partner = {};
-    if (!stack.key_mean) entry.second.key.mean = {};
-    if (!stack.value_mean) entry.second.value.mean = {};
+    if (!backend.key_partner) entry.second.key.partner = {};
+    if (!backend.value_partner) entry.second.value.partner = {};
+    if (!backend.key_mean) entry.second.key.mean = {};
+    if (!backend.value_mean) entry.second.value.mean = {};
   }
   std::set<std::string> known = {torch_layout(format.layout).matrix, "layer_id", "eigenvalues"};
-  if (stack.key_partner) known.insert("q_rotation");
-  if (stack.value_partner) known.insert("o_rotation");
-  if (stack.key_mean) known.insert("k_mean");
+  if (backend.key_partner) known.insert("q_rotation");
+  if (backend.value_partner) known.insert("o_rotation");
+  if (backend.key_mean) known.insert("k_mean");
   std::string dropped;
   for (const std::string& field : read.fields) {
     if (!known.contains(field)) dropped += (dropped.empty() ? "" : ", ") + field;
@@ -132,7 +133,7 @@ std::string check_shapes(const ExchangeFormat& format, const TransformSet& set,
       const SideTransform& other = side_of(first, side);
       const std::string where = place(id, side, 0);
       if (format.layout == FileLayout::kTorchShared && one.forward.count != 1) {
-        fail("a matrix for each head where the stack takes one a layer", where);
+        fail("a matrix for each head where the backend takes one a layer", where);
       }
       if (one.forward.rows != other.forward.rows || one.forward.count != other.forward.count) {
         fail("layers of different shapes", where);
@@ -252,9 +253,9 @@ std::string check_direction(const TransformSet& set, const Json& manifest) {
 }
 
 // The plan's part that codes rows, from what the manifest says of it.
-StackRun run_of(const ExchangeFormat& format, const Json& manifest) {
-  const Stack& stack = find_stack(format.stack);
-  QuantizerSettings quantizer = default_codec(stack);
+BackendRun run_of(const ExchangeFormat& format, const Json& manifest) {
+  const Backend& backend = find_backend(format.backend);
+  QuantizerSettings quantizer = default_codec(backend);
   const auto number = [&](const char* name) { return whole_number(manifest.at(name), name); };
   quantizer.quant_group_size = number("quant_group_size");
   const auto dtype = manifest.at("metadata_dtype").get<std::string>();
@@ -265,18 +266,18 @@ StackRun run_of(const ExchangeFormat& format, const Json& manifest) {
   if (whole == number("head_dim_k") && whole == number("head_dim_v")) {
     quantizer.quant_group_size = 0;
   }
-  take_rules_of(stack, quantizer);
+  take_rules_of(backend, quantizer);
   quantizer.quant_group_size = whole;
-  StackRun run;
+  BackendRun run;
   run.format = quantizer.row_format();
-  run.packing = stack.packing;
+  run.packing = backend.packing;
   const Json& clip = manifest.at("clip");
   run.clips.pair = ClipPair{clip.at(0).get<double>(), clip.at(1).get<double>()};
   return run;
 }
 
 std::string check_row(const ExchangeFormat& format, const TransformSet& set, const Json& manifest) {
-  const StackRun run = run_of(format, manifest);
+  const BackendRun run = run_of(format, manifest);
   std::string text;
   for (const Side side : {Side::kKey, Side::kValue}) {
     const char* name = side == Side::kKey ? "keys" : "values";
@@ -314,7 +315,7 @@ std::vector<Finding> verify_export(const ExchangeFormat& format,
     }
     manifest = read_json_file(said);
     if (!is_called(format, manifest->at("format").get<std::string>())) {
-      fail("an export to another stack", said.string(), format.name,
+      fail("an export to another backend", said.string(), format.name,
            manifest->at("format").get<std::string>());
     }
     for (const std::filesystem::path& file : read.files) {
@@ -331,7 +332,7 @@ std::vector<Finding> verify_export(const ExchangeFormat& format,
   add_finding(findings, "scores and outputs", [&] { return check_scores(read.set); });
   if (!manifest) return findings;
   add_finding(findings, "direction", [&] { return check_direction(read.set, *manifest); });
-  if (format.stack != nullptr && manifest->contains("row") && !manifest->at("row").is_null()) {
+  if (format.backend != nullptr && manifest->contains("row") && !manifest->at("row").is_null()) {
     add_finding(findings, "row in bytes", [&] { return check_row(format, read.set, *manifest); });
   }
   return findings;

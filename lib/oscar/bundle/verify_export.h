@@ -1,4 +1,4 @@
-// Exports and downloads read back under the rules of the stack that will load them.
+// Exports and downloads read back under the rules of the backend that will load them.
 #pragma once
 
 #include <filesystem>
@@ -9,7 +9,7 @@
 
 namespace oscar {
 
-// Checks, in this order: the files themselves and the ranks of their matrices; that the stack's
+// Checks, in this order: the files themselves and the ranks of their matrices; that the backend's
 // loader drops no field of them, and from here on what it keeps; the checksums of
 // oscar-export.json; global layer ids and shapes; what times its inverse is the identity, as stored
 // and after the rounding to bf16 that servers do; that scores and outputs come out unchanged;

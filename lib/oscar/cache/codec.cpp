@@ -1,5 +1,5 @@
 // The INT2 codec of a row: clipping, thresholds between codes, scale and zero, shaped rounding,
-// scale correction and key centres (math 4 and 5).
+// scale correction and key centers (math 4 and 5).
 #include "oscar/cache/codec.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // The INT2 codec of a row: clipping, thresholds between codes, scale and zero, shaped rounding,
-// scale correction and key centres (math 4 and 5).
+// scale correction and key centers (math 4 and 5).
 #pragma once
 
 #include <string>
@@ -66,7 +66,7 @@ bool parse_codec_word(const std::string& word, MetadataRounding& rounding);
 bool parse_codec_word(const std::string& word, MetadataDtype& dtype);
 
 // The INT2 row codec (math 4), element by element: clip index, scale and zero, code, value. The
-// rules of this toolkit and of serving stacks are defined here; faster copies are held to them.
+// rules of this toolkit and of backends are defined here; faster copies are held to them.
 
 inline constexpr float kMinScale = 1e-8f / 3.0f;
 inline constexpr float kMinScaleFp16 = 6.103515625e-05f;     // 2^-14, the smallest normal fp16
@@ -304,14 +304,14 @@ OSCAR_HOST_DEVICE inline float metric_factor(const float* x, const float* y, con
   return correction_factor(num, den);
 }
 
-// Two centres of keys a segment of positions (math 4.9): a key row is coded as what it differs by
+// Two centers of keys a segment of positions (math 4.9): a key row is coded as what it differs by
 // from the nearer one, and the sign of its scale says which one that is.
 
 inline constexpr int kSegmentTokens = 1024;  // positions [1024 s, 1024 (s + 1)) are segment s
-inline constexpr int kCentres = 2;
+inline constexpr int kCenters = 2;
 
-// The centres of one layer, transformed and centred as its rows are.
-struct KeyCentres {
+// The centers of one layer, transformed and centered as its rows are.
+struct KeyCenters {
   // bf16 [segments][num_kv_heads][2][head_dim], 16-byte aligned; null: rows are coded as they are.
   const uint16_t* rows = nullptr;
   int segments = 0;                         // later positions belong to the last one
@@ -326,47 +326,47 @@ OSCAR_HOST_DEVICE inline int segment_of_page(int first_position, int sink_tokens
       (first_position + sink_tokens + 2 * kHalfPage * page + kHalfPage) / kSegmentTokens;
   return segment < segments ? segment : segments - 1;
 }
-OSCAR_HOST_DEVICE inline int segment_of_page(const KeyCentres& centres, int request,
+OSCAR_HOST_DEVICE inline int segment_of_page(const KeyCenters& centers, int request,
                                              int sink_tokens, int page) {
-  return segment_of_page(centres.first_position ? centres.first_position[request] : 0, sink_tokens,
-                         page, centres.segments);
+  return segment_of_page(centers.first_position ? centers.first_position[request] : 0, sink_tokens,
+                         page, centers.segments);
 }
 
-// The two centres of one segment and KV head, [2][head_dim].
-OSCAR_HOST_DEVICE inline const uint16_t* centres_of(const KeyCentres& centres, int segment,
+// The two centers of one segment and KV head, [2][head_dim].
+OSCAR_HOST_DEVICE inline const uint16_t* centers_of(const KeyCenters& centers, int segment,
                                                     int head, int num_kv_heads, int head_dim) {
-  return centres.rows + (static_cast<int64_t>(segment) * num_kv_heads + head) * kCentres * head_dim;
+  return centers.rows + (static_cast<int64_t>(segment) * num_kv_heads + head) * kCenters * head_dim;
 }
 
-// Which of two centres [2][head_dim] is nearer to the bf16 row z [head_dim]: the first unless the
+// Which of two centers [2][head_dim] is nearer to the bf16 row z [head_dim]: the first unless the
 // second has the larger sum of o_i (z_i - o_i / 2). This order of sums defines it; kernels add in
 // others and may choose differently where the two differ by rounding only.
-OSCAR_HOST_DEVICE inline int nearest_centre(const uint16_t* z, const uint16_t* centres,
+OSCAR_HOST_DEVICE inline int nearest_center(const uint16_t* z, const uint16_t* centers,
                                             int head_dim) {
-  float score[kCentres];
-  for (int j = 0; j < kCentres; ++j) {
+  float score[kCenters];
+  for (int j = 0; j < kCenters; ++j) {
     score[j] = 0.0f;
     for (int i = 0; i < head_dim; ++i) {
-      const float o = bf16_to_float(centres[j * head_dim + i]);
+      const float o = bf16_to_float(centers[j * head_dim + i]);
       score[j] = add_rn(score[j], mul_rn(o, sub_rn(bf16_to_float(z[i]), mul_rn(0.5f, o))));
     }
   }
   return score[1] > score[0];
 }
 
-// What is coded of an entry z of a row whose centre has the entry o: bf16, like the row.
-OSCAR_HOST_DEVICE inline uint16_t around_centre(uint16_t z, uint16_t o) {
+// What is coded of an entry z of a row whose center has the entry o: bf16, like the row.
+OSCAR_HOST_DEVICE inline uint16_t around_center(uint16_t z, uint16_t o) {
   return float_to_bf16(sub_rn(bf16_to_float(z), bf16_to_float(o)));
 }
 
 // The scale of a row's first quantization group as stored, positive otherwise, and what it says.
-OSCAR_HOST_DEVICE inline float scale_with_centre(float scale, int centre) {
-  return centre ? -scale : scale;
+OSCAR_HOST_DEVICE inline float scale_with_center(float scale, int center) {
+  return center ? -scale : scale;
 }
-OSCAR_HOST_DEVICE inline int centre_of_scale(float stored) {
+OSCAR_HOST_DEVICE inline int center_of_scale(float stored) {
   return static_cast<int>(float_bits(stored) >> 31);
 }
-OSCAR_HOST_DEVICE inline float scale_without_centre(float stored) {
+OSCAR_HOST_DEVICE inline float scale_without_center(float stored) {
   return float_from_bits(float_bits(stored) & 0x7fffffffu);
 }
 

@@ -17,31 +17,31 @@ namespace oscar {
 
 namespace {
 
-uint8_t* chunk_at(const PageFormat& format, const PagedHistory& history, int num_kv_heads, int b,
-                  int token, int head) {
+uint8_t* page_data_at(const PageFormat& format, const PagedHistory& history, int num_kv_heads,
+                      int b, int token, int head) {
   const int64_t page = page_of_token(history, b, token);
-  return history.pool + (page * num_kv_heads + head) * chunk_bytes(format);
+  return history.pool + (page * num_kv_heads + head) * page_bytes(format);
 }
 
-// The centres that rows of a history token's page have, [2][head_dim].
-const uint16_t* page_centres(const KeyCentres& centres, const PageFormat& format, int num_kv_heads,
+// The centers that rows of a history token's page have, [2][head_dim].
+const uint16_t* page_centers(const KeyCenters& centers, const PageFormat& format, int num_kv_heads,
                              int sink_tokens, int b, int token, int head) {
-  const int segment = segment_of_page(centres, b, sink_tokens, token / kPageTokens);
-  return centres_of(centres, segment, head, num_kv_heads, format.head_dim);
+  const int segment = segment_of_page(centers, b, sink_tokens, token / kPageTokens);
+  return centers_of(centers, segment, head, num_kv_heads, format.head_dim);
 }
 
 // The one of them that a key in its page has, [head_dim].
-const uint16_t* row_centre(const KeyCentres& centres, const PageFormat& format, int num_kv_heads,
-                           int sink_tokens, const uint8_t* chunk, int b, int token, int head) {
-  const uint8_t* metadata = chunk + metadata_offset(format, 0, token % kPageTokens);
-  const int which = centre_of_scale(load_metadata(metadata, 0, format.metadata));
-  return page_centres(centres, format, num_kv_heads, sink_tokens, b, token, head) +
+const uint16_t* row_center(const KeyCenters& centers, const PageFormat& format, int num_kv_heads,
+                           int sink_tokens, const uint8_t* page_data, int b, int token, int head) {
+  const uint8_t* metadata = page_data + metadata_offset(format, 0, token % kPageTokens);
+  const int which = center_of_scale(load_metadata(metadata, 0, format.metadata));
+  return page_centers(centers, format, num_kv_heads, sink_tokens, b, token, head) +
          which * format.head_dim;
 }
 
 // Metadata of a row that was refused.
-void refuse_row(const PageFormat& f, uint8_t* chunk, int side, int token) {
-  uint8_t* const metadata = chunk + metadata_offset(f, side, token);
+void refuse_row(const PageFormat& f, uint8_t* page_data, int side, int token) {
+  uint8_t* const metadata = page_data + metadata_offset(f, side, token);
   for (int at = 0; at < metadata_row_bytes(f); at += 4) {
     std::memcpy(metadata + at, &kRefusedMetadata, 4);
   }
@@ -61,24 +61,24 @@ RowStatus write_row(const AppendParams& p, const uint16_t* bf16_row, int b, int 
       .metric = writer.metric ? writer.metric + matrix : nullptr};
   std::vector<float> x(f.head_dim);
   for (int i = 0; i < f.head_dim; ++i) x[i] = bf16_to_float(bf16_row[i]);
-  int centre = 0;
-  if (side == 0 && p.centres.rows) {
+  int center = 0;
+  if (side == 0 && p.centers.rows) {
     const uint16_t* both =
-        page_centres(p.centres, f, p.num_kv_heads, p.windows.sink_tokens, b, token, head);
-    centre = nearest_centre(bf16_row, both, f.head_dim);
-    const uint16_t* o = both + centre * f.head_dim;
-    for (int i = 0; i < f.head_dim; ++i) x[i] = bf16_to_float(around_centre(bf16_row[i], o[i]));
+        page_centers(p.centers, f, p.num_kv_heads, p.windows.sink_tokens, b, token, head);
+    center = nearest_center(bf16_row, both, f.head_dim);
+    const uint16_t* o = both + center * f.head_dim;
+    for (int i = 0; i < f.head_dim; ++i) x[i] = bf16_to_float(around_center(bf16_row[i], o[i]));
   }
-  uint8_t* chunk = chunk_at(f, p.history, p.num_kv_heads, b, token, head);
+  uint8_t* page_data = page_data_at(f, p.history, p.num_kv_heads, b, token, head);
   const int in_page = token % kPageTokens;
-  const QuantizedRows out{chunk + code_offset(f, side, in_page),
-                          chunk + metadata_offset(f, side, in_page), nullptr};
+  const QuantizedRows out{page_data + code_offset(f, side, in_page),
+                          page_data + metadata_offset(f, side, in_page), nullptr};
   const RowStatus status = quantize_rows_ref(quantizer, x.data(), 1, out).status;
-  if (status == RowStatus::kOk && centre != 0) {
+  if (status == RowStatus::kOk && center != 0) {
     const float scale = load_metadata(out.metadata, 0, f.metadata);
-    store_metadata(out.metadata, 0, scale_with_centre(scale, centre), f.metadata);
+    store_metadata(out.metadata, 0, scale_with_center(scale, center), f.metadata);
   }
-  if (status != RowStatus::kOk) refuse_row(f, chunk, side, in_page);
+  if (status != RowStatus::kOk) refuse_row(f, page_data, side, in_page);
   return status;
 }
 
@@ -96,7 +96,7 @@ void attend_group(const AttentionParams& p, int b, int query, int kv_head, Real*
   const int d = p.format.head_dim, group = p.num_qo_heads / p.num_kv_heads;
   const int64_t first = (static_cast<int64_t>(b) * p.q_len + query) * p.num_qo_heads +
                         static_cast<int64_t>(kv_head) * group;
-  const int visible = std::max(0, p.seq_len[b] - p.q_len + query + 1);
+  const int visible = std::max(0, p.seq_lens[b] - p.q_len + query + 1);
   const int history = visible > 0 ? p.history.history_len[b] : 0;
   std::vector<Real> q(static_cast<size_t>(group) * d),
       weights(static_cast<size_t>(group) * visible);
@@ -106,14 +106,15 @@ void attend_group(const AttentionParams& p, int b, int query, int kv_head, Real*
   const auto load = [&](int position, int side) {
     const int token = position - p.windows.sink_tokens;
     if (token >= 0 && token < history) {
-      const uint8_t* chunk = chunk_at(p.format, p.history, p.num_kv_heads, b, token, kv_head);
+      const uint8_t* page_data =
+          page_data_at(p.format, p.history, p.num_kv_heads, b, token, kv_head);
       const int in_page = token % kPageTokens;
-      dequantize_row(p.format, chunk, side, in_page, coded.data());
+      dequantize_row(p.format, page_data, side, in_page, coded.data());
       std::copy(coded.begin(), coded.end(), row.begin());
-      if (side == 0 && p.centres.rows) {
-        const uint16_t* centre = row_centre(p.centres, p.format, p.num_kv_heads,
-                                            p.windows.sink_tokens, chunk, b, token, kv_head);
-        for (int i = 0; i < d; ++i) row[i] += static_cast<Real>(bf16_to_float(centre[i]));
+      if (side == 0 && p.centers.rows) {
+        const uint16_t* center = row_center(p.centers, p.format, p.num_kv_heads,
+                                            p.windows.sink_tokens, page_data, b, token, kv_head);
+        for (int i = 0; i < d; ++i) row[i] += static_cast<Real>(bf16_to_float(center[i]));
       }
       return;
     }
@@ -165,11 +166,12 @@ RowStatus append_ref(const AppendParams& p) {
   const int d = p.format.head_dim, sink = p.windows.sink_tokens;
   int all = 0;
   for (int b = 0; b < p.batch; ++b) {
-    if (p.rows_indptr[b] == p.rows_indptr[b + 1] && p.old_history[b] == p.new_history[b]) continue;
+    if (p.query_start_loc[b] == p.query_start_loc[b + 1] && p.old_history[b] == p.new_history[b])
+      continue;
     int status = 0;
-    const int64_t slot = slot_of(p.windows, b), first_row = p.rows_indptr[b];
+    const int64_t slot = slot_of(p.windows, b), first_row = p.query_start_loc[b];
     const int old_len = p.old_len[b];
-    const int new_len = old_len + p.rows_indptr[b + 1] - p.rows_indptr[b];
+    const int new_len = old_len + p.query_start_loc[b + 1] - p.query_start_loc[b];
     const auto window = [&](uint16_t* base, int head, int position) {
       return base + window_offset(p.windows, slot, head, p.num_kv_heads,
                                   window_row(p.windows, position), d);
@@ -229,28 +231,30 @@ void dequantize_history_ref(const HistoryRowsParams& p) {
         std::min<int64_t>(int64_t{p.first_token} + p.tokens, p.history.history_len[b]);
     for (int token = p.first_token; token < end; ++token) {
       for (int head = 0; head < p.num_kv_heads; ++head) {
-        const uint8_t* chunk = chunk_at(p.format, p.history, p.num_kv_heads, b, token, head);
+        const uint8_t* page_data =
+            page_data_at(p.format, p.history, p.num_kv_heads, b, token, head);
         const int in_page = token % kPageTokens;
-        dequantize_row(p.format, chunk, 0, in_page, row.data());
-        if (p.centres.rows) {
-          const uint16_t* o =
-              row_centre(p.centres, p.format, p.num_kv_heads, p.sink_tokens, chunk, b, token, head);
+        dequantize_row(p.format, page_data, 0, in_page, row.data());
+        if (p.centers.rows) {
+          const uint16_t* o = row_center(p.centers, p.format, p.num_kv_heads, p.sink_tokens,
+                                         page_data, b, token, head);
           for (int i = 0; i < d; ++i) row[i] = add_rn(row[i], bf16_to_float(o[i]));
         }
         store(p.k, b, token - p.first_token, head);
-        dequantize_row(p.format, chunk, 1, in_page, row.data());
+        dequantize_row(p.format, page_data, 1, in_page, row.data());
         store(p.v, b, token - p.first_token, head);
       }
     }
   }
 }
 
-void dequantize_row(const PageFormat& f, const uint8_t* chunk, int side, int token, float* out) {
-  const uint8_t* codes = chunk + code_offset(f, side, token);
-  const void* metadata = chunk + metadata_offset(f, side, token);
+void dequantize_row(const PageFormat& f, const uint8_t* page_data, int side, int token,
+                    float* out) {
+  const uint8_t* codes = page_data + code_offset(f, side, token);
+  const void* metadata = page_data + metadata_offset(f, side, token);
   for (int i = 0; i < f.head_dim; ++i) {
     const int group = i / f.quant_group_size;
-    const ScaleZero sz{scale_without_centre(load_metadata(metadata, 2 * group, f.metadata)),
+    const ScaleZero sz{scale_without_center(load_metadata(metadata, 2 * group, f.metadata)),
                        load_metadata(metadata, 2 * group + 1, f.metadata)};
     out[i] = dequantize(unpack_code(codes, i, f.head_dim, PackOrder::kConsecutive), sz);
   }

@@ -6,14 +6,14 @@
 
 namespace oscar {
 
-// Where every byte of the paged INT2 cache lies: chunks, pools, block tables and exact windows.
+// Where every byte of the paged INT2 cache lies: pages, pools, block tables and exact windows.
 
 inline constexpr int kPageTokens = 64;
 
-// What one (page, KV head) chunk looks like:
+// What a page of one KV head looks like:
 //   K codes [64][d/4] | V codes [64][d/4] | (scale, zero)_K [64][groups][2] | the same for V
-// Codes lie as PackOrder::kConsecutive says. With key centres the sign of a key row's first scale
-// names its centre (codec.h).
+// Codes lie as PackOrder::kConsecutive says. With key centers the sign of a key row's first scale
+// names its center (codec.h).
 struct PageFormat {
   int head_dim = 128;          // 64, 128 or 256
   int quant_group_size = 128;  // divides head_dim
@@ -27,20 +27,20 @@ OSCAR_HOST_DEVICE inline int code_row_bytes(const PageFormat& f) { return f.head
 OSCAR_HOST_DEVICE inline int metadata_row_bytes(const PageFormat& f) {
   return groups_per_row(f) * 2 * metadata_bytes(f.metadata);
 }
-// Byte offsets inside a chunk. side: 0 = keys, 1 = values.
+// Byte offsets inside a page. side: 0 = keys, 1 = values.
 OSCAR_HOST_DEVICE inline int code_offset(const PageFormat& f, int side, int token) {
   return (side * kPageTokens + token) * code_row_bytes(f);
 }
 OSCAR_HOST_DEVICE inline int metadata_offset(const PageFormat& f, int side, int token) {
   return 2 * kPageTokens * code_row_bytes(f) + (side * kPageTokens + token) * metadata_row_bytes(f);
 }
-OSCAR_HOST_DEVICE inline int chunk_bytes(const PageFormat& f) {
+OSCAR_HOST_DEVICE inline int page_bytes(const PageFormat& f) {
   return 2 * kPageTokens * (code_row_bytes(f) + metadata_row_bytes(f));
 }
 
-// The INT2 history of a batch: pool [page][num_kv_heads][chunk] and a padded block table. Request b
-// has history_len[b] INT2 tokens, and page p of them is block_table[b * table_stride + p]. Entries
-// behind the pages in use may hold anything.
+// The INT2 history of a batch: pool [page][num_kv_heads][page_bytes] and a padded block table.
+// Request b has history_len[b] INT2 tokens, and page p of them is block_table[b * table_stride +
+// p]. Entries behind the pages in use may hold anything.
 struct PagedHistory {
   uint8_t* pool = nullptr;               // 16-byte aligned
   const int32_t* block_table = nullptr;  // [batch][pages at most]
@@ -52,7 +52,7 @@ OSCAR_HOST_DEVICE inline int64_t page_of_token(const PagedHistory& h, int b, int
   return h.block_table[b * h.table_stride + token / kPageTokens];
 }
 
-// Exact bf16 rows in the same transformed, centred basis: the first sink_tokens positions, and a
+// Exact bf16 rows in the same transformed, centered basis: the first sink_tokens positions, and a
 // ring of ring_tokens rows for the positions that are not INT2 (yet). Row of position p:
 // p while p < sink_tokens, else sink_tokens + (p - sink_tokens) % ring_tokens.
 // ring_tokens >= recent + demote_block + the largest number of tokens appended at once in decode.
@@ -102,18 +102,18 @@ OSCAR_HOST_DEVICE inline int history_for_length(int length, int sink_tokens, int
 }
 
 // One call of decode attention. Positions of request b: [0, sink) exact, then history_len[b] INT2,
-// then exact up to seq_len[b]. Query i of q_len sits at seq_len - q_len + i and sees the positions
-// up to its own; one that sees none gives zeros and lse = -infinity. A request with seq_len 0 is an
-// unused place of the batch: nothing else of it is read.
+// then exact up to seq_lens[b]. Query i of q_len sits at seq_lens - q_len + i and sees the
+// positions up to its own; one that sees none gives zeros and lse = -infinity. A request with
+// seq_len 0 is an unused place of the batch: nothing else of it is read.
 struct AttentionParams {
   PageFormat format;
   PagedHistory history;
   ExactWindows windows;
-  KeyCentres centres = {};
-  const int32_t* seq_len = nullptr;  // [batch], in tokens, this step's tokens included
-  const uint16_t* q = nullptr;       // bf16 [batch][q_len][num_qo_heads][head_dim], transformed
-  uint16_t* o = nullptr;             // bf16, same shape, transformed and centred basis
-  float* lse = nullptr;              // [batch][q_len][num_qo_heads] natural log; may be null
+  KeyCenters centers = {};
+  const int32_t* seq_lens = nullptr;  // [batch], in tokens, this step's tokens included
+  const uint16_t* q = nullptr;        // bf16 [batch][q_len][num_qo_heads][head_dim], transformed
+  uint16_t* o = nullptr;              // bf16, same shape, transformed and centered basis
+  float* lse = nullptr;               // [batch][q_len][num_qo_heads] natural log; may be null
   float sm_scale = 1.0f;
   int batch = 0, q_len = 1, num_qo_heads = 0, num_kv_heads = 0;
 };
@@ -156,12 +156,12 @@ struct AppendParams {
   PageFormat format;
   PagedHistory history;
   ExactWindows windows;
-  KeyCentres centres = {};
-  HeadRows k, v;                         // [total new rows][num_kv_heads], transformed, centred
-  const int32_t* rows_indptr = nullptr;  // [batch + 1] into the new rows
-  const int32_t* old_len = nullptr;      // [batch]
-  const int32_t* old_history = nullptr;  // [batch] INT2 tokens before
-  const int32_t* new_history = nullptr;  // [batch] INT2 tokens after
+  KeyCenters centers = {};
+  HeadRows k, v;  // [total new rows][num_kv_heads], transformed, centered
+  const int32_t* query_start_loc = nullptr;  // [batch + 1] into the new rows
+  const int32_t* old_len = nullptr;          // [batch]
+  const int32_t* old_history = nullptr;      // [batch] INT2 tokens before
+  const int32_t* new_history = nullptr;      // [batch] INT2 tokens after
   SideWriter key, value;
   int* status = nullptr;  // [slots], RowStatus bits of refused rows or-ed in by window slot; may be
                           //   null
@@ -178,13 +178,13 @@ struct RowsOut {
   int64_t batch_stride = 0, token_stride = 0, head_stride = 0;
 };
 
-// INT2 tokens back as rows, in the basis of the cache, keys with their centres: tokens
+// INT2 tokens back as rows, in the basis of the cache, keys with their centers: tokens
 // [first_token, min(first_token + tokens, history_len[b])) of request b become rows 0, 1, ...;
 // later rows stay as they are.
 struct HistoryRowsParams {
   PageFormat format;
   PagedHistory history;
-  KeyCentres centres = {};
+  KeyCenters centers = {};
   int sink_tokens = 0;  // of the windows: where the history begins
   RowsOut k, v;
   bool bf16 = true;  // else fp32
@@ -197,7 +197,7 @@ OSCAR_HOST_DEVICE inline int64_t offset_of(const RowsOut& rows, int64_t b, int64
   return b * rows.batch_stride + token * rows.token_stride + head * rows.head_stride;
 }
 
-// The plain CPU twins of the kernels, on the same structs and the same bytes.
+// The plain CPU references of the kernels, on the same structs and the same bytes.
 
 // Appends and demotes as AppendParams says (all pointers in host memory). Returns the or of all
 // RowStatus bits. A refused row keeps the codes of its page.
@@ -209,13 +209,13 @@ RowStatus append_ref(const AppendParams& params);
 void decode_attention_ref(const AttentionParams& params, float* o, float* lse);
 void decode_attention_ref(const AttentionParams& params, double* o, double* lse);
 
-// INT2 tokens back as rows (HistoryRowsParams): the codec's fp32 numbers, centres added in fp32,
+// INT2 tokens back as rows (HistoryRowsParams): the codec's fp32 numbers, centers added in fp32,
 // one rounding where they are bf16.
 void dequantize_history_ref(const HistoryRowsParams& params);
 
-// One dequantized row (side 0 = key, 1 = value) of a page, [head_dim]. A key with centres comes
+// One dequantized row (side 0 = key, 1 = value) of a page, [head_dim]. A key with centers comes
 // without its own: what is coded is the difference from it.
-void dequantize_row(const PageFormat& format, const uint8_t* chunk, int side, int token,
+void dequantize_row(const PageFormat& format, const uint8_t* page_data, int side, int token,
                     float* out);
 
 // Rows into the basis of the cache and out of it: bf16 rows times the matrix of their KV head.
@@ -240,7 +240,7 @@ struct TransformParams {
   int num_kv_heads = 0, head_dim = 0;
 };
 
-// The CPU twin: differences, products and sums in fp32, one rounding to bf16 at the end.
+// The CPU reference: differences, products and sums in fp32, one rounding to bf16 at the end.
 void transform_ref(const TransformParams& params);
 
 }  // namespace oscar

@@ -34,7 +34,7 @@ struct RowsStatus {
 // than this toolkit's come with shaped rounding or a scale correction.
 bool valid_quantizer(const RowQuantizer& quantizer);
 
-// x [rows, head_dim]: transformed, centred rows, already rounded to bf16 (the codec itself accepts
+// x [rows, head_dim]: transformed, centered rows, already rounded to bf16 (the codec itself accepts
 // any finite fp32). The plain version: one row after another, as the definition reads.
 // Precondition: valid_quantizer(quantizer).
 RowsStatus quantize_rows_ref(const RowQuantizer& quantizer, const float* x, int64_t rows,

@@ -70,15 +70,15 @@ Bundle describe_run(const CalibrateOptions& options, const Checkpoint& checkpoin
   return bundle;
 }
 
-Json describe_search(const CalibrateOptions& options, size_t search_chunks, size_t confirm_chunks,
-                     int64_t held_back_tokens) {
+Json describe_search(const CalibrateOptions& options, size_t search_sequences,
+                     size_t confirm_sequences, int64_t held_back_tokens) {
   Json searched = Json::array();
   const SearchOptions& s = options.search;
   for (const auto& [on, name] : {std::pair{s.kind, s.orthogonal ? "orthogonal method" : "method"},
                                  {s.center, "center"},
                                  {s.granularity, "granularity"},
                                  {s.row_weights, "row weights"},
-                                 {s.key_centres, "key centers"},
+                                 {s.key_centers, "key centers"},
                                  {s.clip, "clip"},
                                  {s.rounding, "rounding"},
                                  {s.scale_correction, "scale correction"}}) {
@@ -86,8 +86,8 @@ Json describe_search(const CalibrateOptions& options, size_t search_chunks, size
   }
   return {{"searched", std::move(searched)},
           {"effort", "quick"},  // the only one since 0.2
-          {"search_chunks", search_chunks},
-          {"confirm_chunks", confirm_chunks},
+          {"search_chunks", search_sequences},
+          {"confirm_chunks", confirm_sequences},
           {"held_back_tokens", held_back_tokens},
           {"seed", options.seed},
           {"fallback", s.fallback}};
@@ -100,7 +100,7 @@ std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
               {"granularity", bundle.granularity},
               {"row_weights", bundle.row_weights},
               {"center", options.fit.center},
-              {"key_centers", key_centres_name(options.fit.key_centres)},
+              {"key_centers", key_centers_name(options.fit.key_centers)},
               {"rounding", rounding_name(options.fit.rounding)},
               {"scale_correction", scale_correction_name(options.fit.scale_correction)},
               {"clip", {options.fit.clip_k, options.fit.clip_v}},
@@ -114,7 +114,7 @@ std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
       {"weights", bundle.model.weights_fingerprint},
       {"rope", bundle.model.rope},
       {"tokens", bundle.corpus.tokens_sha256},
-      {"chunk_len", options.chunk_len},
+      {"chunk_len", options.sequence_length},
       {"batch_tokens", options.batch_tokens},
       {"device", compute.device.is_cuda() ? "cuda" : "cpu"},
       {"dtype", compute.dtype == torch::kBFloat16 ? "bf16" : "fp32"},

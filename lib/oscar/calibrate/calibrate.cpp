@@ -12,10 +12,10 @@
 #include "oscar/base/process.h"
 #include "oscar/base/sha256.h"
 #include "oscar/base/version.h"
+#include "oscar/bundle/backend_plan.h"
+#include "oscar/bundle/backends.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/bundle/run_checkpoint.h"
-#include "oscar/bundle/stack_plan.h"
-#include "oscar/bundle/stacks.h"
 #include "oscar/calibrate/assemble.h"
 #include "oscar/calibrate/collector.h"
 #include "oscar/calibrate/corpus.h"
@@ -37,20 +37,20 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-constexpr int kLongestDefaultChunk = 4096;
+constexpr int kLongestDefaultSequence = 4096;
 constexpr int64_t kBatchTokensCpu = 4096, kBatchTokensGpu = 32768;
 
 // Options with every "auto" replaced by what this model and machine make of it.
 CalibrateOptions resolve(CalibrateOptions options, const ModelConfig& config,
                          const ComputeOptions& compute) {
-  if (options.chunk_len == 0) {
-    options.chunk_len = std::min(kLongestDefaultChunk, config.rope.max_positions);
+  if (options.sequence_length == 0) {
+    options.sequence_length = std::min(kLongestDefaultSequence, config.rope.max_positions);
   }
-  if (options.chunk_len > config.rope.max_positions) {
-    throw Error({.what = "chunks would be longer than the model's context",
-                 .where = "--chunk-len",
+  if (options.sequence_length > config.rope.max_positions) {
+    throw Error({.what = "sequences would be longer than the model's context",
+                 .where = "--sequence-length",
                  .expected = fmt::format("at most {}", config.rope.max_positions),
-                 .found = std::to_string(options.chunk_len)});
+                 .found = std::to_string(options.sequence_length)});
   }
   if (options.fit.position_span < 0) options.fit.position_span = config.rope.max_positions;
   if (options.fit.position_span > config.rope.max_positions) {
@@ -102,9 +102,9 @@ Interrupted resumable_stop(CheckpointFile& saved, const char* done_again) {
 }
 
 // run_layer_major; when it was stopped, the message says how to continue and what is done again.
-void run_pass(Transformer& model, const TokenChunks& corpus, const RunPlan& plan, RunPosition start,
-              LayerVisitor& visitor, CheckpointFile& saved, const char* done_again,
-              Progress& progress) {
+void run_pass(Transformer& model, const TokenSequences& corpus, const RunPlan& plan,
+              RunPosition start, LayerVisitor& visitor, CheckpointFile& saved,
+              const char* done_again, Progress& progress) {
   try {
     run_layer_major(model, corpus, plan, std::move(start), visitor, progress);
   } catch (const Interrupted&) {
@@ -126,7 +126,7 @@ Json start_json(const RunPosition& start, bool finished) {
 // What all steps of collecting share.
 struct Collection {
   Transformer& model;
-  const TokenChunks& corpus;
+  const TokenSequences& corpus;
   const CollectionPlan& plan;
   const CalibrateOptions& options;
   CheckpointFile& saved;
@@ -357,10 +357,10 @@ Planned read_and_plan(Opened& run, Transformer& model, Ranks& ranks, CalibrateRe
   const std::string warning =
       window_warning(options.quantizer, checkpoint.config.rope.max_positions);
   if (!warning.empty()) result.warnings.push_back(warning);
-  const TokenChunks corpus =
-      make_chunks(options, options.chunk_len, checkpoint, model, run.limits, progress);
+  const TokenSequences corpus =
+      make_sequences(options, options.sequence_length, checkpoint, model, run.limits, progress);
   if (!options.tokens_out.empty() && ranks.first()) {
-    const std::string uneven = write_chunks_npy(corpus, options.tokens_out);
+    const std::string uneven = write_sequences_npy(corpus, options.tokens_out);
     if (!uneven.empty()) result.warnings.push_back(uneven);
   }
   Planned planned{.record = corpus.record,
@@ -374,8 +374,8 @@ Planned read_and_plan(Opened& run, Transformer& model, Ranks& ranks, CalibrateRe
     planned.search_plan = plan_search(model, planned.split, options, run.limits);
   }
   planned.plan =
-      plan_collection(model, planned.split.fit.chunks, options, run.limits, ranks.size());
-  if (!options.dry_run) planned.fingerprint = fingerprint_of(corpus.chunks);
+      plan_collection(model, planned.split.fit.sequences, options, run.limits, ranks.size());
+  if (!options.dry_run) planned.fingerprint = fingerprint_of(corpus.sequences);
   return planned;
 }
 

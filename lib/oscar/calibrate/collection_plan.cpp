@@ -152,11 +152,11 @@ MemoryNeeds pass_needs(const Transformer& model, const std::vector<Batch>& batch
 }  // namespace
 
 CollectionPlan plan_collection(const Transformer& model,
-                               const std::vector<std::vector<int32_t>>& chunks,
+                               const std::vector<std::vector<int32_t>>& sequences,
                                const CalibrateOptions& options, const MemoryLimits& limits,
                                int processes) {
   CollectionPlan plan;
-  std::vector<Batch> batches = plan_batches(chunks, options.batch_tokens);
+  std::vector<Batch> batches = plan_batches(sequences, options.batch_tokens);
   plan.attended = attended_view(options).has_value();
   plan.block_tokens = plan_blocks(batches);
   plan.snapshot_tokens = plan_snapshots(batches);
@@ -170,7 +170,8 @@ CollectionPlan plan_collection(const Transformer& model,
   // Shared, sums of a block are added and saved while the next one passes.
   needs.saved_meanwhile = processes > 1;
   needs.hint =
-      "raise the limit, or run fewer tokens together: --batch-tokens, and a --chunk-len no longer "
+      "raise the limit, or run fewer tokens together: --batch-tokens, and a --sequence-length no "
+      "longer "
       "than that";
   static_cast<RunPlan&>(plan) = plan_run(std::move(batches), std::move(needs), limits,
                                          model.compute().device, options.checkpoint_every);
@@ -180,7 +181,7 @@ CollectionPlan plan_collection(const Transformer& model,
 RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
                     const CalibrateOptions& options, const MemoryLimits& limits) {
   const torch::Device device = model.compute().device;
-  std::vector<Batch> batches = plan_batches(split.held_back.chunks, options.batch_tokens);
+  std::vector<Batch> batches = plan_batches(split.held_back.sequences, options.batch_tokens);
   const bool attended = attended_view(options).has_value();
   MemoryNeeds needs = pass_needs(model, batches, attended);
   // Complete sums are saved before the search, but beside a GPU while it begins.

@@ -45,13 +45,13 @@ struct StatisticsSize {
 // The sums of all layers, running and copied, and a checkpoint of them.
 std::vector<MemoryNeed> statistics_needs(const ModelConfig& config, const StatisticsSize& size);
 
-// Of `chunks`, the text that is fitted to. Throws as plan_memory does.
+// Of `sequences`, the text that is fitted to. Throws as plan_memory does.
 CollectionPlan plan_collection(const Transformer& model,
-                               const std::vector<std::vector<int32_t>>& chunks,
+                               const std::vector<std::vector<int32_t>>& sequences,
                                const CalibrateOptions& options, const MemoryLimits& limits,
                                int processes);
 
-// Held-back chunks are few, and a layer is searched once all of them have passed it: one wave.
+// Held-back sequences are few, and a layer is searched once all of them have passed it: one wave.
 // Throws Error when a layer's search does not fit within `limits`.
 RunPlan plan_search(const Transformer& model, const SplitCorpus& split,
                     const CalibrateOptions& options, const MemoryLimits& limits);

@@ -16,11 +16,11 @@ namespace oscar {
 
 // The split by options.
 
-SplitCorpus split_corpus(const TokenChunks& corpus, CalibrateOptions& options,
+SplitCorpus split_corpus(const TokenSequences& corpus, CalibrateOptions& options,
                          std::vector<std::string>& warnings) {
   if (options.statistics_only) options.search = {};
   if (!options.search.any()) return {.fit = corpus, .held_back = {}};
-  const HeldBack split = hold_back(corpus.chunks, options.quantizer);
+  const HeldBack split = hold_back(corpus.sequences, options.quantizer);
   if (!split.reason.empty()) {
     warnings.push_back(split.reason);
     options.search = {};
@@ -28,17 +28,17 @@ SplitCorpus split_corpus(const TokenChunks& corpus, CalibrateOptions& options,
   }
   std::vector<size_t> held = split.search;
   held.insert(held.end(), split.confirm.begin(), split.confirm.end());
-  return {.fit = select_chunks(corpus, split.fit),
-          .held_back = select_chunks(corpus, held),
+  return {.fit = select_sequences(corpus, split.fit),
+          .held_back = select_sequences(corpus, held),
           .num_search = split.search.size(),
           .num_confirm = split.confirm.size()};
 }
 
 HeldBackSize held_back_size(const SplitCorpus& split) {
   HeldBackSize size{.tokens = split.held_back.record.tokens,
-                    .search_chunks = static_cast<int64_t>(split.num_search)};
-  for (const auto& chunk : split.held_back.chunks) {
-    size.longest_chunk = std::max(size.longest_chunk, static_cast<int64_t>(chunk.size()));
+                    .search_sequences = static_cast<int64_t>(split.num_search)};
+  for (const auto& sequence : split.held_back.sequences) {
+    size.longest_sequence = std::max(size.longest_sequence, static_cast<int64_t>(sequence.size()));
   }
   return size;
 }
@@ -61,7 +61,7 @@ std::vector<LayerGeometry> geometries(const CalibrateOptions& options, const Mod
 std::optional<CacheView> attended_view(const CalibrateOptions& options) {
   const SearchOptions& search = options.search;
   const bool wanted =
-      options.fit.row_weights == RowWeights::kAttention || search.row_weights || search.key_centres;
+      options.fit.row_weights == RowWeights::kAttention || search.row_weights || search.key_centers;
   if (!wanted) return {};
   return cache_view(options.quantizer);
 }
@@ -85,13 +85,13 @@ int32_t start_token(const ModelConfig& config) {
                .hint = "write a corpus beforehand and pass its token ids as .npy"});
 }
 
-TokenChunks sample_chunks(const CorpusOptions& corpus, int64_t tokens, Transformer& model,
-                          const MemoryLimits& limits, Progress& progress) {
+TokenSequences sample_sequences(const CorpusOptions& corpus, int64_t tokens, Transformer& model,
+                                const MemoryLimits& limits, Progress& progress) {
   plan_memory({.streamed_layers = all_layer_bytes(model),
                .least = "CORPUS self:N, which keeps all layers",
                .hint = "sample with your server and pass the token ids as .npy"},
               limits, model.compute().device);
-  const int64_t length = std::min<int64_t>(corpus.chunk_len, tokens);
+  const int64_t length = std::min<int64_t>(corpus.sequence_length, tokens);
   const int64_t sequences = (tokens + length - 1) / length;
   std::vector<std::vector<int32_t>> documents;
   progress.begin("sampling", sequences * (length - 1), "tokens");
@@ -114,10 +114,10 @@ TokenChunks sample_chunks(const CorpusOptions& corpus, int64_t tokens, Transform
 
 }  // namespace
 
-TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
-                        const Checkpoint& checkpoint, Transformer& model,
-                        const MemoryLimits& limits, Progress& progress) {
-  CorpusOptions corpus{.chunk_len = chunk_len,
+TokenSequences make_sequences(const CalibrateOptions& options, int sequence_length,
+                              const Checkpoint& checkpoint, Transformer& model,
+                              const MemoryLimits& limits, Progress& progress) {
+  CorpusOptions corpus{.sequence_length = sequence_length,
                        .max_tokens = options.max_tokens,
                        .seed = options.seed,
                        .vocab_size = checkpoint.config.vocab_size,
@@ -145,17 +145,17 @@ TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
                    .where = "CORPUS " + options.corpus,
                    .hint = "write it to ids first: --dry-run --tokens-out ids.npy"});
     }
-    return sample_chunks(corpus, part.self_tokens, model, limits, progress);
+    return sample_sequences(corpus, part.self_tokens, model, limits, progress);
   }
-  TokenChunks chunks = load_corpus(options.corpus, tokenizer ? &*tokenizer : nullptr, corpus);
-  if (!separators.empty() && chunks.record.separators == "none" &&
-      is_rare(chunks.chunks, separators)) {
+  TokenSequences sequences = load_corpus(options.corpus, tokenizer ? &*tokenizer : nullptr, corpus);
+  if (!separators.empty() && sequences.record.separators == "none" &&
+      is_rare(sequences.sequences, separators)) {
     progress.note(fmt::format(
         "{} of {} tokens end a document or a turn. In service such tokens draw much attention:\n"
         "  add text with them (chats, packed documents), or use --separators on",
-        count_tokens(chunks.chunks, separators), chunks.record.tokens));
+        count_tokens(sequences.sequences, separators), sequences.record.tokens));
   }
-  return chunks;
+  return sequences;
 }
 
 }  // namespace oscar

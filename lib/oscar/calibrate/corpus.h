@@ -14,17 +14,18 @@
 
 namespace oscar {
 
-// What a run and its dry run share: which chunks are fitted and searched, and how the search runs.
+// What a run and its dry run share: which sequences are fitted and searched, and how the search
+// runs.
 
 // What the search's fits are made of, and what it decides on, search half first; empty: no search.
 struct SplitCorpus {
-  TokenChunks fit, held_back;
+  TokenSequences fit, held_back;
   size_t num_search = 0, num_confirm = 0;
 };
 
 // Where nothing is held back, options.search is cleared; `warnings` gets the reason if it is not
 // the options themselves.
-SplitCorpus split_corpus(const TokenChunks& corpus, CalibrateOptions& options,
+SplitCorpus split_corpus(const TokenSequences& corpus, CalibrateOptions& options,
                          std::vector<std::string>& warnings);
 
 // What the search holds of it.
@@ -40,12 +41,12 @@ std::optional<CacheView> attended_view(const CalibrateOptions& options);
 // Whether the fit needs the second pass, over value energies.
 bool wants_energy(const CalibrateOptions& options);
 
-// Token chunks for a run: read from files, or written by the model itself.
+// Token sequences for a run: read from files, or written by the model itself.
 
-// `chunk_len` resolved. self:N needs all weights on the device: throws Error with the way out (ids
-// made beforehand) when they do not fit within `limits`.
-TokenChunks make_chunks(const CalibrateOptions& options, int chunk_len,
-                        const Checkpoint& checkpoint, Transformer& model,
-                        const MemoryLimits& limits, Progress& progress);
+// `sequence_length` resolved. self:N needs all weights on the device: throws Error with the way out
+// (ids made beforehand) when they do not fit within `limits`.
+TokenSequences make_sequences(const CalibrateOptions& options, int sequence_length,
+                              const Checkpoint& checkpoint, Transformer& model,
+                              const MemoryLimits& limits, Progress& progress);
 
 }  // namespace oscar

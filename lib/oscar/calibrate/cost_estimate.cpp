@@ -27,7 +27,7 @@ class NothingObserved final : public LayerVisitor {
   void layer_done(const RunPosition&) override {}
 };
 
-double seconds_of_pass(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
+double seconds_of_pass(Transformer& model, const TokenSequences& corpus, const RunPlan& plan,
                        LayerVisitor& visitor) {
   SilentProgress progress;
   const auto finish = [&] {
@@ -42,10 +42,10 @@ double seconds_of_pass(Transformer& model, const TokenChunks& corpus, const RunP
 
 }  // namespace
 
-CollectionTiming time_collection(Transformer& model, const TokenChunks& corpus,
+CollectionTiming time_collection(Transformer& model, const TokenSequences& corpus,
                                  int64_t batch_tokens, int repeats) {
   RunPlan plan;
-  plan.batches = plan_batches(corpus.chunks, batch_tokens);
+  plan.batches = plan_batches(corpus.sequences, batch_tokens);
   plan.waves = {{0, plan.batches.size(), corpus.record.tokens}};
   plan.memory.weights_resident = true;
   std::vector<LayerGeometry> layers;
@@ -143,14 +143,14 @@ double time_convergence(const std::vector<LayerStatistics>& parts, const LayerSt
   return seconds_of_layers(layers, [&] { layer_convergence(pointers, total, options.fit, rope); });
 }
 
-torch::Tensor embed_held_back(Transformer& model, const SplitCorpus& split, size_t chunk) {
-  const auto length = static_cast<int64_t>(split.held_back.chunks[chunk].size());
-  const torch::Tensor ids = batch_ids(split.held_back, {static_cast<int64_t>(chunk), 1, length});
+torch::Tensor embed_held_back(Transformer& model, const SplitCorpus& split, size_t sequence) {
+  const auto length = static_cast<int64_t>(split.held_back.sequences[sequence].size());
+  const torch::Tensor ids = batch_ids(split.held_back, {static_cast<int64_t>(sequence), 1, length});
   return model.embed(ids.to(model.compute().device));
 }
 
-// Seconds of a search over the first `count` chunks of each half, fits included, of as many layers
-// as `statistics` has, all of them like the one of `weights`, `together` at a time.
+// Seconds of a search over the first `count` sequences of each half, fits included, of as many
+// layers as `statistics` has, all of them like the one of `weights`, `together` at a time.
 double time_search(Transformer& model, const SplitCorpus& split, const CalibrateOptions& options,
                    const std::vector<LayerStatistics>& statistics, const LayerWeights& weights,
                    size_t count, int together) {
@@ -160,9 +160,9 @@ double time_search(Transformer& model, const SplitCorpus& split, const Calibrate
     SearchPass pass(model, statistics, search_settings(options), searching, confirming, together);
     for (size_t layer = 0; layer < statistics.size(); ++layer) {
       for (size_t i = 0; i < searching + confirming; ++i) {
-        const size_t chunk = i < searching ? i : split.num_search + i - searching;
+        const size_t sequence = i < searching ? i : split.num_search + i - searching;
         model.forward_layer(statistics.front().geometry.layer_id, weights,
-                            embed_held_back(model, split, chunk),
+                            embed_held_back(model, split, sequence),
                             pass.observer(static_cast<int>(layer)));
       }
       pass.layer_done({});
@@ -177,10 +177,10 @@ double search_seconds_gpu(Transformer& model, const SplitCorpus& split,
                           const CalibrateOptions& options, const LayerStatistics& layer,
                           const LayerWeights& weights, int together, double layers) {
   const size_t all = std::max(split.num_search, split.num_confirm);
-  const auto of_layers = [&](int count, size_t chunks) {
+  const auto of_layers = [&](int count, size_t sequences) {
     return time_search(model, split, options,
                        std::vector<LayerStatistics>(static_cast<size_t>(count), layer), weights,
-                       chunks, together);
+                       sequences, together);
   };
   of_layers(1, 1);  // warms up
   const double first = of_layers(together, all);
@@ -188,7 +188,7 @@ double search_seconds_gpu(Transformer& model, const SplitCorpus& split,
   return first + further * (layers - together);
 }
 
-// On the CPU, one layer at a time. Fits of a layer do not depend on the held-back chunks.
+// On the CPU, one layer at a time. Fits of a layer do not depend on the held-back sequences.
 double search_seconds_cpu(Transformer& model, const SplitCorpus& split,
                           const CalibrateOptions& options, const LayerStatistics& layer,
                           const LayerWeights& weights, double layers) {

@@ -23,7 +23,7 @@ struct CollectionTiming {
 
 // Runs the whole corpus `repeats` times each way, in turn, after one warm-up of both. Weights stay
 // resident. `batch_tokens` as in CalibrateOptions.
-CollectionTiming time_collection(Transformer& model, const TokenChunks& corpus,
+CollectionTiming time_collection(Transformer& model, const TokenSequences& corpus,
                                  int64_t batch_tokens, int repeats);
 
 // What a run would cost, from parts of it that are timed on one layer: --dry-run.
@@ -44,7 +44,7 @@ struct CostEstimate {
 
 // Runs one batch through layer 0 a few times, fits it, and searches it: on a GPU, which searches
 // several layers at a time, as if it were as many and twice as many layers; on the CPU, with one
-// held-back chunk of each half. Of each further LayerSpec, its first layer runs. All layers of a
+// held-back sequence of each half. Of each further LayerSpec, its first layer runs. All layers of a
 // spec are taken to load and run as that one does, and all to fit and search as layer 0 does.
 // `plan`: of split.fit; `search_plan`: of what is held back, or null. Seconds are of all processes
 // of `ranks` together, memory of the first.

@@ -21,11 +21,11 @@ struct CalibrateOptions {
   FitOptions fit;                      // position_span -1 = the positions the model serves
   SearchOptions search;                // what of `fit` held-out loss may change
   QuantizerSettings quantizer;         // quant_group_size 0 = head_dim
-  std::vector<int> quant_group_sizes;  // as of StackChoice (bundle/stacks.h)
+  std::vector<int> quant_group_sizes;  // as of BackendChoice (bundle/backends.h)
 
   std::optional<Json> rope_scaling;
-  int chunk_len = 0;       // 0 = the model's context, 4096 at most
-  int64_t max_tokens = 0;  // 0 = all
+  int sequence_length = 0;  // 0 = the model's context, 4096 at most
+  int64_t max_tokens = 0;   // 0 = all
   // Whether the checkpoint's separators are put into the text (text/packing.h). kAuto: into text
   // that has few, not into token ids.
   enum class Separators { kAuto, kOn, kOff };
@@ -37,7 +37,7 @@ struct CalibrateOptions {
   int64_t gpu_memory = 0;    // bytes; 0 = what is free
   int64_t batch_tokens = 0;  // 0 = 4096 on the CPU, 32768 on a GPU; part of the result's identity
 
-  int checkpoint_every = 16;  // chunks
+  int checkpoint_every = 16;  // sequences
   bool resume = false;
   bool force = false;
   bool statistics_only = false;

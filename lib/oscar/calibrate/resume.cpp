@@ -225,7 +225,7 @@ void check_position(const std::string& file, const RunPosition& position, const 
   }
   for (size_t i = 0; i < position.hidden.size(); ++i) {
     const Batch& batch = plan.batches[position.batch + i];
-    const std::vector<int64_t> expected = {batch.num_chunks, batch.length, model.hidden_size};
+    const std::vector<int64_t> expected = {batch.num_sequences, batch.length, model.hidden_size};
     const std::vector<int64_t> found = position.hidden[i].sizes().vec();
     if (found != expected) {
       refuse_damaged_checkpoint(fmt::format("{}, hidden states {}", file, i),

@@ -18,7 +18,7 @@ namespace oscar {
 
 struct Collecting {
   Transformer& model;
-  const TokenChunks& corpus;
+  const TokenSequences& corpus;
   const CollectionPlan& plan;
   const std::vector<LayerGeometry>& layers;
   const std::optional<CacheView>& attended;

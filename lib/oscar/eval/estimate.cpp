@@ -109,9 +109,9 @@ std::pair<double, double> wilson_interval(int64_t passes, int64_t trials) {
   constexpr double z = 1.959963984540054;
   const auto n = static_cast<double>(trials);
   const double p = static_cast<double>(passes) / n;
-  const double centre = (p + z * z / (2 * n)) / (1 + z * z / n);
+  const double center = (p + z * z / (2 * n)) / (1 + z * z / n);
   const double half = z / (1 + z * z / n) * std::sqrt(p * (1 - p) / n + z * z / (4 * n * n));
-  return {std::max(0.0, centre - half), std::min(1.0, centre + half)};
+  return {std::max(0.0, center - half), std::min(1.0, center + half)};
 }
 
 double mcnemar_exact(int64_t only_a, int64_t only_b) {
@@ -130,7 +130,7 @@ void require_enough_tokens(int64_t tokens, const std::string& what) {
                .expected = "at least " + std::to_string(kFewestTokens) +
                            " predicted tokens behind the first position",
                .found = std::to_string(tokens),
-               .hint = "give a longer corpus or longer sequences (--chunk-len), or lower "
+               .hint = "give a longer corpus or longer sequences (--sequence-length), or lower "
                        "--first-position"});
 }
 
@@ -226,7 +226,7 @@ void score_batch(Transformer& model, const std::vector<torch::Tensor>& hidden,
 
 // Windows joined from the pieces of one stream.
 
-std::vector<std::vector<int32_t>> strided_windows(const TokenChunks& pieces, int64_t window,
+std::vector<std::vector<int32_t>> strided_windows(const TokenSequences& pieces, int64_t window,
                                                   int64_t stride) {
   if (window % stride != 0) {
     throw Error({.what = "the stride does not divide the window",
@@ -243,11 +243,11 @@ std::vector<std::vector<int32_t>> strided_windows(const TokenChunks& pieces, int
                                               : fmt::format("{} sources", sources.size())});
   }
   const auto per_window = static_cast<size_t>(window / stride);
-  size_t whole = pieces.chunks.size();
-  if (whole > 0 && static_cast<int64_t>(pieces.chunks.back().size()) < stride) --whole;
+  size_t whole = pieces.sequences.size();
+  if (whole > 0 && static_cast<int64_t>(pieces.sequences.back().size()) < stride) --whole;
   if (whole < per_window) {
     throw Error({.what = "the corpus is shorter than one window",
-                 .where = "--chunk-len, --stride",
+                 .where = "--sequence-length, --stride",
                  .expected = fmt::format("{} tokens", window),
                  .found = std::to_string(pieces.record.tokens)});
   }
@@ -255,7 +255,7 @@ std::vector<std::vector<int32_t>> strided_windows(const TokenChunks& pieces, int
   for (size_t first = 0; first + per_window <= whole; ++first) {
     std::vector<int32_t>& tokens = windows.emplace_back();
     for (size_t i = first; i < first + per_window; ++i) {
-      tokens.insert(tokens.end(), pieces.chunks[i].begin(), pieces.chunks[i].end());
+      tokens.insert(tokens.end(), pieces.sequences[i].begin(), pieces.sequences[i].end());
     }
   }
   return windows;
@@ -264,12 +264,12 @@ std::vector<std::vector<int32_t>> strided_windows(const TokenChunks& pieces, int
 // Shares of n-grams, with their intervals.
 
 Json overlap_json(const NgramFingerprint& fingerprint,
-                  const std::vector<std::vector<int32_t>>& chunks, int64_t first_position) {
+                  const std::vector<std::vector<int32_t>>& sequences, int64_t first_position) {
   Json json = {{"known", false}};
   if (fingerprint.empty()) return json;
   std::vector<std::vector<int32_t>> evaluated;
-  for (const auto& chunk : chunks) {
-    if (static_cast<int64_t>(chunk.size()) > first_position) evaluated.push_back(chunk);
+  for (const auto& sequence : sequences) {
+    if (static_cast<int64_t>(sequence.size()) > first_position) evaluated.push_back(sequence);
   }
   const NgramOverlap overlap = overlap_with(fingerprint, evaluated);
   json["ngram"] = kNgramTokens;

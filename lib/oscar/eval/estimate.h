@@ -80,20 +80,20 @@ int64_t score_bytes(int64_t vocab_size);
 
 // Overlapping windows over one stream, so that every scored token has a long context.
 
-// `pieces` is one stream cut every `stride` tokens (load_corpus with chunk_len = stride). Window w
-// holds `window` tokens and begins at piece w; its last `stride` tokens are scored, so that none is
-// scored twice and each has at least window - stride tokens before it. A last piece that is shorter
-// is left out. Throws Error when stride does not divide window, when the corpus has several sources
-// or rows kept apart, or when it is shorter than one window.
-std::vector<std::vector<int32_t>> strided_windows(const TokenChunks& pieces, int64_t window,
+// `pieces` is one stream cut every `stride` tokens (load_corpus with sequence_length = stride).
+// Window w holds `window` tokens and begins at piece w; its last `stride` tokens are scored, so
+// that none is scored twice and each has at least window - stride tokens before it. A last piece
+// that is shorter is left out. Throws Error when stride does not divide window, when the corpus has
+// several sources or rows kept apart, or when it is shorter than one window.
+std::vector<std::vector<int32_t>> strided_windows(const TokenSequences& pieces, int64_t window,
                                                   int64_t stride);
 
 // Leakage guard: how much of an evaluation's text a bundle was made from.
 
-// Entry `overlap` of a bundle in the report (SCHEMA.md). Of `chunks` those with more than
+// Entry `overlap` of a bundle in the report (SCHEMA.md). Of `sequences` those with more than
 // `first_position` tokens were evaluated: with needle tasks, whose haystack is all text, any.
 Json overlap_json(const NgramFingerprint& fingerprint,
-                  const std::vector<std::vector<int32_t>>& chunks, int64_t first_position);
+                  const std::vector<std::vector<int32_t>>& sequences, int64_t first_position);
 
 // The same for a bundle without a fingerprint, from the files that text came from: tokens of a file
 // that was calibrated on count as seen, whatever part of it was read.

@@ -28,12 +28,12 @@ namespace {
 // Of the passes that look at rows by class and at layers one by one.
 constexpr int64_t kDeviceFirstTokens = 16384;
 
-int64_t first_measured(const EvaluateOptions& options, int64_t chunk_len,
+int64_t first_measured(const EvaluateOptions& options, int64_t sequence_length,
                        const std::vector<Method>& methods) {
   int64_t windows = 1;
   for (const Method& m : methods) windows = std::max(windows, m.view.sink + m.view.recent);
   int64_t first = std::max<int64_t>(1, options.first_position.value_or(windows));
-  if (options.stride > 0) first = std::max(first, chunk_len - options.stride);
+  if (options.stride > 0) first = std::max(first, sequence_length - options.stride);
   return first;
 }
 
@@ -62,7 +62,7 @@ struct Work {
       : session(open_session(options, ranks, progress)),
         model(session.checkpoint, session.compute),
         methods(build_methods(options, session, text_view(options, 0), progress)),
-        first(first_measured(options, session.corpus.record.chunk_len, methods)) {
+        first(first_measured(options, session.corpus.record.sequence_length, methods)) {
     const CacheView view = text_view(options, first);
     for (Method& method : methods) method.view.prompt = view.prompt;
   }
@@ -79,10 +79,10 @@ struct Work {
 // The prompts. Throws Error where they are not possible.
 NeedleResults plan_needles(const EvaluateOptions& options, const Session& session) {
   std::vector<int32_t> haystack;
-  for (const auto& chunk : session.corpus.chunks) {
+  for (const auto& sequence : session.corpus.sequences) {
     const bool overlaps = options.stride > 0 && !haystack.empty();
-    haystack.insert(haystack.end(), overlaps ? chunk.end() - options.stride : chunk.begin(),
-                    chunk.end());
+    haystack.insert(haystack.end(), overlaps ? sequence.end() - options.stride : sequence.begin(),
+                    sequence.end());
   }
   NeedleResults results;
   results.chat_template = known_chat_template(session.checkpoint.chat_template_sha256);
@@ -95,7 +95,7 @@ void plan_tasks(const EvaluateOptions& options, Work& work, Progress& progress) 
   const Session& session = work.session;
   if (options.needles) work.needles = plan_needles(options, session);
   if (!options.perplexity) return;
-  work.text = plan_text(session.corpus.chunks, work.first, session.compute.device);
+  work.text = plan_text(session.corpus.sequences, work.first, session.compute.device);
   if (options.separators == 0) return;
   SeparatedText separated{.separators = separator_tokens(session.checkpoint)};
   if (separated.separators.empty()) {
@@ -103,7 +103,7 @@ void plan_tasks(const EvaluateOptions& options, Work& work, Progress& progress) 
     return;
   }
   separated.sequences =
-      with_separators(session.corpus.chunks, separated.separators, options.separators);
+      with_separators(session.corpus.sequences, separated.separators, options.separators);
   separated.task = plan_text(separated.sequences, work.first, session.compute.device);
   work.separated = std::move(separated);
 }
@@ -163,9 +163,9 @@ struct RowFindings {
 
 // Of the longest sequence, so that there are 2-bit rows if any has them.
 std::optional<KeyRow> find_key_row(const EvaluateOptions& options, Work& work) {
-  const auto& chunks = work.session.corpus.chunks;
-  if (chunks.empty()) return std::nullopt;
-  const auto longest = std::ranges::max_element(chunks, {}, &std::vector<int32_t>::size);
+  const auto& sequences = work.session.corpus.sequences;
+  if (sequences.empty()) return std::nullopt;
+  const auto longest = std::ranges::max_element(sequences, {}, &std::vector<int32_t>::size);
   return measure_key_row(work.model, work.methods, *longest, options.position_offset);
 }
 
@@ -188,7 +188,7 @@ void measure(const EvaluateOptions& options, Work& work, Ranks& ranks, const Cou
     measure_text(options, work.session, work.model, work.methods, *work.text, "perplexity", ranks,
                  done.text, state.text, counted, progress);
     if (ranks.first()) {
-      rows.text_errors = layer_errors(first_sequences(work.session.corpus.chunks, work.session));
+      rows.text_errors = layer_errors(first_sequences(work.session.corpus.sequences, work.session));
     }
   }
   if (work.separated) {
@@ -309,8 +309,8 @@ Json describe(const EvaluateOptions& options, const Work& work) {
   const Session& session = work.session;
   Json report = describe_session(options, session);
   const auto overlap = [&](const Bundle& bundle) {
-    const Json found =
-        overlap_json(bundle.fingerprint, session.corpus.chunks, options.needles ? 0 : work.first);
+    const Json found = overlap_json(bundle.fingerprint, session.corpus.sequences,
+                                    options.needles ? 0 : work.first);
     return found["known"] ? found : same_files_json(bundle.corpus, session.corpus.record);
   };
   const auto add_texts = [&](const Bundle& bundle, Json& entry) {

@@ -31,13 +31,14 @@ struct EvaluateOptions {
   bool perplexity = true, needles = false;
 
   // Index of the first predicted token that counts; unset: the largest sink + recent compared.
-  // With `stride`, at least chunk_len - stride.
+  // With `stride`, at least sequence_length - stride.
   std::optional<int64_t> first_position;
   int64_t position_offset = 0;      // added to every position, in tokens
   std::string engine = "simulate";  // engine_name() of int2_attention.h
   std::string mode = "decode";      // parse_cache_mode() of int2_attention.h
-  int64_t chunk_len = 0;            // tokens of a sequence; 0 = the model's context, 4096 at most
-  int64_t stride = 0;      // > 0: windows of chunk_len advance by this and score their last tokens
+  int64_t sequence_length = 0;      // tokens of a sequence; 0 = the model's context, 4096 at most
+  int64_t stride =
+      0;  // > 0: windows of sequence_length advance by this and score their last tokens
   int64_t max_tokens = 0;  // of the corpus; 0 = all
   uint64_t seed = 0;       // of document order, bootstrap and random rotations
   // Tokens from one separator to the next where the text is measured once more with the

@@ -67,7 +67,7 @@ MemoryNeeds evaluation_needs(const Transformer& model, const EvaluationSize& siz
   needs.least = size.all_weights ? "all layers and one batch" : "one layer and one batch";
   needs.hint = size.all_weights ? "raise the limit, or leave out --needle-generate"
                                 : "raise the limit, compare fewer methods at once (--compare), or "
-                                  "shorten --chunk-len";
+                                  "shorten --sequence-length";
   return needs;
 }
 

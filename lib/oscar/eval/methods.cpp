@@ -344,7 +344,7 @@ void check_engine(const EngineChoice& choice, const CacheView& view,
   if (choice.kind == EngineKind::kSimulate) return;
   if (quantizer.rules != CodecRules{}) {
     throw Error(
-        {.what = "the paged cache is of this toolkit's codec, the bundle of another stack's",
+        {.what = "the paged cache is of this toolkit's codec, the bundle of another backend's",
          .where = "--engine",
          .hint = "leave out --engine: simulate runs every codec"});
   }

@@ -393,42 +393,42 @@ std::string corpus_argument(const EvaluateOptions& options, const Checkpoint& ch
                .hint = "give held-out text or token ids with --corpus"});
 }
 
-TokenChunks open_corpus(const EvaluateOptions& options, const Session& session,
-                        Progress& progress) {
+TokenSequences open_corpus(const EvaluateOptions& options, const Session& session,
+                           Progress& progress) {
   const ModelConfig& config = session.checkpoint.config;
   const int64_t served = config.rope.max_positions;
   const int64_t length =
-      options.chunk_len > 0 ? options.chunk_len : std::min(served, kLongestDefault);
+      options.sequence_length > 0 ? options.sequence_length : std::min(served, kLongestDefault);
   if (length > served || options.position_offset > served - length) {
     throw Error({.what = "positions beyond what the model serves",
-                 .where = "--position-offset, --chunk-len",
+                 .where = "--position-offset, --sequence-length",
                  .expected = fmt::format("at most {} positions", served),
                  .found = fmt::format("{} + {}", options.position_offset, length),
                  .hint = "lower one of them, or set --rope-scaling as the server does"});
   }
   CorpusOptions corpus;
-  corpus.chunk_len = static_cast<int>(length);
+  corpus.sequence_length = static_cast<int>(length);
   corpus.max_tokens = options.max_tokens;
   corpus.seed = options.seed;
   corpus.vocab_size = config.vocab_size;
   corpus.eos_token_ids = config.eos_token_ids;
   corpus.chat_template_sha256 = session.checkpoint.chat_template_sha256;
-  const int window = corpus.chunk_len;
+  const int window = corpus.sequence_length;
   if (options.stride > 0) {
-    corpus.chunk_len = static_cast<int>(std::min<int64_t>(options.stride, window));
+    corpus.sequence_length = static_cast<int>(std::min<int64_t>(options.stride, window));
   }
-  TokenChunks chunks = load_corpus(corpus_argument(options, session.checkpoint),
-                                   session.tokenizer ? &*session.tokenizer : nullptr, corpus);
-  for (const CorpusSource& source : chunks.record.sources) {
+  TokenSequences sequences = load_corpus(corpus_argument(options, session.checkpoint),
+                                         session.tokenizer ? &*session.tokenizer : nullptr, corpus);
+  for (const CorpusSource& source : sequences.record.sources) {
     if (source.lost_bytes == 0) continue;
     progress.note(fmt::format("{}: left out {} bytes that the vocabulary cannot write", source.name,
                               source.lost_bytes));
   }
   if (options.stride > 0) {
-    chunks.chunks = strided_windows(chunks, window, options.stride);
-    chunks.record.chunk_len = window;
+    sequences.sequences = strided_windows(sequences, window, options.stride);
+    sequences.record.sequence_length = window;
   }
-  return chunks;
+  return sequences;
 }
 
 Bundle open_bundle(const std::filesystem::path& file, const Checkpoint& checkpoint,
@@ -588,7 +588,7 @@ Json describe_session(const EvaluateOptions& options, const Session& session) {
   report["corpus"] = {{"sources", std::move(sources)},
                       {"tokens", session.corpus.record.tokens},
                       {"sequences", session.corpus.record.sequences_used},
-                      {"chunk_len", session.corpus.record.chunk_len},
+                      {"chunk_len", session.corpus.record.sequence_length},
                       {"tokens_sha256", session.corpus.record.tokens_sha256}};
   report["device"] = describe(session.compute);
   report["threads"] = at::get_num_threads();

@@ -118,7 +118,7 @@ struct Session {
   std::optional<Tokenizer> tokenizer = {};
   std::optional<Bundle> bundle = {};
   std::vector<NamedBundle> named = {};
-  TokenChunks corpus = {};
+  TokenSequences corpus = {};
   ComputeOptions compute = {};
   MemoryLimits memory = {};
   EngineChoice engine = {};

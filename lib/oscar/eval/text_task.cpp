@@ -44,20 +44,20 @@ void add_batch(const TextState& batch, TextState& state) {
 
 }  // namespace
 
-std::vector<torch::Tensor> make_batches(const std::vector<std::vector<int32_t>>& chunks,
+std::vector<torch::Tensor> make_batches(const std::vector<std::vector<int32_t>>& sequences,
                                         int64_t batch_tokens) {
   std::vector<torch::Tensor> batches;
-  for (size_t i = 0; i < chunks.size();) {
-    const size_t length = chunks[i].size();
+  for (size_t i = 0; i < sequences.size();) {
+    const size_t length = sequences[i].size();
     size_t end = i + 1;
-    while (end < chunks.size() && chunks[end].size() == length &&
+    while (end < sequences.size() && sequences[end].size() == length &&
            static_cast<int64_t>((end + 1 - i) * length) <= batch_tokens) {
       ++end;
     }
     auto ids =
         torch::empty({static_cast<int64_t>(end - i), static_cast<int64_t>(length)}, torch::kInt64);
     auto* out = ids.data_ptr<int64_t>();
-    for (; i < end; ++i) out = std::copy(chunks[i].begin(), chunks[i].end(), out);
+    for (; i < end; ++i) out = std::copy(sequences[i].begin(), sequences[i].end(), out);
     batches.push_back(ids);
   }
   return batches;
@@ -66,16 +66,17 @@ std::vector<torch::Tensor> make_batches(const std::vector<std::vector<int32_t>>&
 TextTask plan_text(const std::vector<std::vector<int32_t>>& sequences, int64_t first,
                    const torch::Device& device) {
   TextTask task{.first_position = first};
-  std::vector<std::vector<int32_t>> chunks;
-  for (const auto& chunk : sequences) {
-    const auto length = static_cast<int64_t>(chunk.size());
+  std::vector<std::vector<int32_t>> long_enough;
+  for (const auto& sequence : sequences) {
+    const auto length = static_cast<int64_t>(sequence.size());
     if (length <= first) continue;
-    chunks.push_back(chunk);
+    long_enough.push_back(sequence);
     task.tokens += length - first;
     task.longest = std::max(task.longest, length);
   }
   require_enough_tokens(task.tokens, fmt::format("perplexity from position {} on", first));
-  task.batches = make_batches(chunks, device.is_cuda() ? kDeviceBatchTokens : kHostBatchTokens);
+  task.batches =
+      make_batches(long_enough, device.is_cuda() ? kDeviceBatchTokens : kHostBatchTokens);
   return task;
 }
 

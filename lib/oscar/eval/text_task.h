@@ -23,7 +23,7 @@ struct TextTask {
 };
 
 // Consecutive sequences of one length as one tensor, up to a number of tokens.
-std::vector<torch::Tensor> make_batches(const std::vector<std::vector<int32_t>>& chunks,
+std::vector<torch::Tensor> make_batches(const std::vector<std::vector<int32_t>>& sequences,
                                         int64_t batch_tokens);
 
 // Throws Error when fewer than kFewestTokens tokens count.

@@ -36,8 +36,8 @@ VectorD principal_angles(const MatrixD& a, const MatrixD& b, const std::string& 
 // have variance ~ 1/n. A fit to n tokens scored on m others, relative to their own fit, therefore
 // loses about c (1/n + 1/m): the second term is what that own fit gains by having seen them. c is
 // the least-squares value over all splits; the fit to all N tokens then loses c/N on text that it
-// has not seen. This extrapolates from halves and holds for chunks in random order: a corpus whose
-// second part is of another kind than its first looks as if it had not converged.
+// has not seen. This extrapolates from halves and holds for sequences in random order: a corpus
+// whose second part is of another kind than its first looks as if it had not converged.
 
 // A corpus is enough when the choice of its text costs at most this share of predicted loss. KL
 // goes with the loss, and an evaluation on some 100,000 tokens gives KL with an interval of several

@@ -39,7 +39,7 @@ FitOptions best() {
           .granularity = Granularity::kPerHead,
           .row_weights = RowWeights::kAttention,
           .center = true,
-          .key_centres = true,
+          .key_centers = true,
           .rounding = Rounding::kShaped,
           .scale_correction = ScaleCorrection::kMetric,
           .clip_k = 0.92,
@@ -128,7 +128,7 @@ const char* row_weights_name(RowWeights weights) {
   return weights == RowWeights::kAttention ? "attention" : "even";
 }
 
-const char* key_centres_name(bool two) { return two ? "two" : "one"; }
+const char* key_centers_name(bool two) { return two ? "two" : "one"; }
 
 const char* scale_correction_name(ScaleCorrection correction) {
   switch (correction) {
@@ -312,7 +312,7 @@ void store_heads(const std::vector<HeadTransform>& heads, Side side, SideTransfo
 }
 
 SideTransform fit_side(const SideMoments& m, const VectorStack<double>& mean,
-                       const MatrixStack<double>& centres, const FitRequest& request,
+                       const MatrixStack<double>& centers, const FitRequest& request,
                        double clip_ratio, Decompositions& decompositions,
                        std::vector<std::string>& warnings) {
   const FitOptions& options = request.options;
@@ -334,9 +334,9 @@ SideTransform fit_side(const SideMoments& m, const VectorStack<double>& mean,
   store_heads(fitted, m.side, out);
   out.mean = VectorStack<float>(heads, mean.cols);
   for (int head = 0; head < heads; ++head) out.mean[head] = mean[head].cast<float>();
-  if (!centres.empty()) {
-    out.centres = MatrixStack<float>(heads, centres.rows, centres.cols);
-    std::ranges::transform(centres.data, out.centres.data.begin(),
+  if (!centers.empty()) {
+    out.centers = MatrixStack<float>(heads, centers.rows, centers.cols);
+    std::ranges::transform(centers.data, out.centers.data.begin(),
                            [](double entry) { return static_cast<float>(entry); });
   }
   out.recipe = SideRecipe(static_cast<size_t>(heads),
@@ -395,7 +395,7 @@ LayerTransforms fit_one(const LayerStatistics& statistics, const FitRequest& req
   std::vector<std::string> value_warnings;
   parallel_for(2, [&](int64_t side) {
     if (side == 0) {
-      result.key = fit_side(key, own.key_mean, own.key_centres, request, options.clip_k,
+      result.key = fit_side(key, own.key_mean, own.key_centers, request, options.clip_k,
                             decompositions, result.warnings);
       set_metric(result.key, Side::kKey, own.query, with_metric, with_feedback, key.name);
     } else {
@@ -414,26 +414,26 @@ LayerTransforms fit_one(const LayerStatistics& statistics, const FitRequest& req
 
 }  // namespace
 
-bool is_centred(const SideTransform& side) {
+bool is_centered(const SideTransform& side) {
   return std::any_of(side.mean.data.begin(), side.mean.data.end(),
                      [](float entry) { return entry != 0; });
 }
 
-std::string key_centres_problem(const FitOptions& options) {
+std::string key_centers_problem(const FitOptions& options) {
   if (options.row_weights == RowWeights::kEven) {
     return "they are made of rows weighted by attention";
   }
-  if (!options.center) return "they are not centred";
+  if (!options.center) return "they are not centered";
   if (options.position_span == 0) return "they are not averaged over served positions";
   return "";
 }
 
-bool has_centres(const SideTransform& side, int head) {
-  return !side.centres.empty() && (side.centres[head].array() != 0).any();
+bool has_centers(const SideTransform& side, int head) {
+  return !side.centers.empty() && (side.centers[head].array() != 0).any();
 }
 
-bool has_centres(const SideTransform& side) {
-  return std::ranges::any_of(side.centres.data, [](float entry) { return entry != 0; });
+bool has_centers(const SideTransform& side) {
+  return std::ranges::any_of(side.centers.data, [](float entry) { return entry != 0; });
 }
 
 MatrixF partner_matrix(const SideTransform& transform, Side side, int head) {

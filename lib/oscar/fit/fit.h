@@ -18,7 +18,7 @@ namespace oscar {
 
 // What held-out loss may decide instead of the preset.
 
-// How many clipping ratios there are: what a serving stack has places for.
+// How many clipping ratios there are: what a backend has places for.
 enum class ClipScope : uint8_t {
   kHead,      // a ratio for each layer, KV head and side
   kLayer,     // a ratio for each layer and side
@@ -29,11 +29,11 @@ enum class ClipScope : uint8_t {
 // A part that is not searched keeps its value of FitOptions, which is also what ties go to.
 struct SearchOptions {
   bool kind = false;        // the orthogonal transforms and the balanced one
-  bool orthogonal = false;  // of kinds only orthogonal ones, for stacks with one matrix a side
+  bool orthogonal = false;  // of kinds only orthogonal ones, for backends with one matrix a side
   bool center = false;
   bool granularity = false;  // per KV head or per layer
   bool row_weights = false;  // even or by attention
-  bool key_centres = false;  // one mean, or the nearer of two centres a segment
+  bool key_centers = false;  // one mean, or the nearer of two centers a segment
   bool clip = false;
   ClipScope clip_scope = ClipScope::kHead;  // other: losses are pooled when all layers are searched
   bool rounding = false, scale_correction = false;
@@ -42,7 +42,7 @@ struct SearchOptions {
   bool fallback = false;
 
   bool any() const {
-    return kind || center || granularity || row_weights || key_centres || clip || rounding ||
+    return kind || center || granularity || row_weights || key_centers || clip || rounding ||
            scale_correction;
   }
   bool operator==(const SearchOptions&) const = default;
@@ -67,9 +67,9 @@ struct FitOptions {
   Granularity granularity = Granularity::kPerHead;
   RowWeights row_weights = RowWeights::kEven;
   bool center = false;
-  // Keys about the nearer of two centres a segment of positions (math 4.9). Needs `center`, rows
+  // Keys about the nearer of two centers a segment of positions (math 4.9). Needs `center`, rows
   // weighted by attention and served positions; fits fall back to one mean and say why.
-  bool key_centres = false;
+  bool key_centers = false;
   Rounding rounding = Rounding::kPlain;
   ScaleCorrection scale_correction = ScaleCorrection::kNone;
   double clip_k = kPublishedClipK, clip_v = kPublishedClipV;  // 0 = off
@@ -78,9 +78,9 @@ struct FitOptions {
   bool operator==(const FitOptions&) const = default;
 };
 
-// Why keys fitted with these options can't have two centres, whatever `key_centres` says; "" when
+// Why keys fitted with these options can't have two centers, whatever `key_centers` says; "" when
 // they can.
-std::string key_centres_problem(const FitOptions& options);
+std::string key_centers_problem(const FitOptions& options);
 
 enum class Side { kKey, kValue };
 
@@ -104,10 +104,10 @@ struct SideTransform {
   // [Hkv, d, d]  q_rotation = forward^-T for keys, o_rotation = forward^-1 for values; absent when
   // every head is orthogonal (then it equals forward, or forward^T).
   MatrixStack<float> partner;
-  VectorStack<float> mean;  // [Hkv, d], zeros when not centred
-  // [Hkv, 2, d] of keys: what stays of the two centres over a segment, before RoPE, in the model's
+  VectorStack<float> mean;  // [Hkv, d], zeros when not centered
+  // [Hkv, 2, d] of keys: what stays of the two centers over a segment, before RoPE, in the model's
   // basis (head_fit.h). Absent, or zeros for a head: its rows are coded as they are.
-  MatrixStack<float> centres;
+  MatrixStack<float> centers;
   VectorStack<double> eigenvalues;       // [Hkv, d] ascending
   SideRecipe recipe;                     // [Hkv], how rows are written
   MatrixStack<float> metric;             // [Hkv, d, d] M, undamped, mean diagonal 1; may be absent
@@ -129,10 +129,10 @@ inline const SideTransform& side_of(const LayerTransforms& layer, Side side) {
   return side == Side::kKey ? layer.key : layer.value;
 }
 
-// Whether a mean is taken off some head's rows, and whether some head has centres.
-bool is_centred(const SideTransform& side);
-bool has_centres(const SideTransform& side);
-bool has_centres(const SideTransform& side, int head);
+// Whether a mean is taken off some head's rows, and whether some head has centers.
+bool is_centered(const SideTransform& side);
+bool has_centers(const SideTransform& side);
+bool has_centers(const SideTransform& side, int head);
 
 // Fits one layer. `rope` is needed when position_span > 0. Throws Error for zero counts and for
 // non-finite sums (naming layer and moment).
@@ -170,7 +170,7 @@ const char* composition_name(TransformKind kind);       // t_h, r_h_pbr, h, iden
 const char* objective_name(ValueObjective objective);   // sv, energy
 const char* granularity_name(Granularity granularity);  // per-head, shared
 const char* row_weights_name(RowWeights weights);       // even, attention
-const char* key_centres_name(bool two);                 // one, two
+const char* key_centers_name(bool two);                 // one, two
 const char* scale_correction_name(ScaleCorrection correction);  // none, unbiased, metric
 const char* rounding_name(Rounding rounding);                   // shaped, plain
 
@@ -214,7 +214,7 @@ void require_valid(const SideTransform& transform, Side side, const std::string&
 
 // The recipe of transforms that every server can run, whatever else is fitted.
 
-// OSCAR's rotation with a plain writer, uncentred, clipping ratios as published; objective and
+// OSCAR's rotation with a plain writer, uncentered, clipping ratios as published; objective and
 // positions as in `fixed`.
 FitOptions portable_options(const FitOptions& fixed, Granularity granularity);
 
@@ -229,7 +229,7 @@ struct FitRequest {
   FitOptions options;
   // Of kind kOscar (math 3.5): U of R = U H P is the eigenbasis of what a side stores (C_K, C_V)
   // instead of what attention weighs (C_Q, C_S). After H all channels then have the same variance,
-  // so one scale fits the whole row; what attention weighs is left to shaped rounding. For stacks
+  // so one scale fits the whole row; what attention weighs is left to shaped rounding. For backends
   // that serve rotations only: KL of INT2 keys alone is .84 of that with OSCAR's U, standard error
   // .03, both shaped, measured as in head_fit.h.
   bool own_basis = false;

@@ -202,8 +202,8 @@ SideTransform compose_heads(const std::vector<FittedHead>& heads, Side side) {
   if (any([](const FittedHead& h) { return h.recipe.rounding == Rounding::kShaped; })) {
     out.feedback = MatrixStack<float>(count, d, d);
   }
-  if (any([](const FittedHead& h) { return has_centres(*h.fit, h.head); })) {
-    out.centres = MatrixStack<float>(count, kCentres, d);
+  if (any([](const FittedHead& h) { return has_centers(*h.fit, h.head); })) {
+    out.centers = MatrixStack<float>(count, kCenters, d);
   }
   for (int i = 0; i < count; ++i) {
     const FittedHead& source = heads[i];
@@ -216,7 +216,7 @@ SideTransform compose_heads(const std::vector<FittedHead>& heads, Side side) {
     out.forward[i] = fit.forward[head];
     out.mean[i] = fit.mean[head];
     out.eigenvalues[i] = fit.eigenvalues[head];
-    if (has_centres(fit, head)) out.centres[i] = fit.centres[head];
+    if (has_centers(fit, head)) out.centers[i] = fit.centers[head];
     if (!out.partner.empty()) {
       // Of a fit whose heads are all orthogonal, too: its partners are implied.
       out.partner[i] = partner_matrix(fit, side, head);
@@ -240,27 +240,27 @@ SideTransform compose_heads(const std::vector<FittedHead>& heads, Side side) {
   return out;
 }
 
-// Centres turned to each segment, transformed and rounded.
+// Centers turned to each segment, transformed and rounded.
 
-std::vector<float> centre_rows(const SideTransform& keys, const Rope& rope) {
+std::vector<float> center_rows(const SideTransform& keys, const Rope& rope) {
   const int heads = keys.forward.count, d = keys.forward.rows;
   const int segments = std::max(1, (rope.max_positions + kSegmentTokens - 1) / kSegmentTokens);
-  std::vector<float> rows(static_cast<size_t>(segments) * heads * kCentres * d, 0.0f);
+  std::vector<float> rows(static_cast<size_t>(segments) * heads * kCenters * d, 0.0f);
   for (int head = 0; head < heads; ++head) {
-    if (!has_centres(keys, head)) continue;
-    MatrixD turned(segments * kCentres, d);
-    for (int j = 0; j < kCentres; ++j) {
-      const VectorD centre = keys.centres[head].row(j).cast<double>();
+    if (!has_centers(keys, head)) continue;
+    MatrixD turned(segments * kCenters, d);
+    for (int j = 0; j < kCenters; ++j) {
+      const VectorD center = keys.centers[head].row(j).cast<double>();
       for (int s = 0; s < segments; ++s) {
-        turned.row(s * kCentres + j) = average_sum(centre, rope, phase_at(segment_middle(s)));
+        turned.row(s * kCenters + j) = average_sum(center, rope, phase_at(segment_middle(s)));
       }
     }
     turned.rowwise() -= keys.mean[head].cast<double>();
     const MatrixD transformed = turned * keys.forward[head].cast<double>();
     for (int s = 0; s < segments; ++s) {
-      float* const to = rows.data() + (static_cast<size_t>(s) * heads + head) * kCentres * d;
+      float* const to = rows.data() + (static_cast<size_t>(s) * heads + head) * kCenters * d;
       std::transform(
-          transformed.row(s * kCentres).data(), transformed.row(s * kCentres).data() + kCentres * d,
+          transformed.row(s * kCenters).data(), transformed.row(s * kCenters).data() + kCenters * d,
           to, [](double entry) { return bf16_to_float(float_to_bf16(static_cast<float>(entry))); });
     }
   }

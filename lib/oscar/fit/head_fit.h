@@ -106,8 +106,8 @@ OscarRotation oscar_rotation(const Eigh& decomposed);
 // is at least mean(D^2a) det(M)^(1/d), reached by Q = even_cost_mixing(D^(1-2a)), and least for
 // a = 0, rows made white. But the errors that are pushed into later channels grow with the spread
 // of M and leave the range of four codes, and the condition number grows; measured, a = 0.05 to 0.1
-// is best (embedded model, 16 held-out chunks of 4,096, offset 65,536: KL of INT2 keys alone .79,
-// of values alone .56 of that with a = 1/4 and H, standard errors .02 and .03).
+// is best (embedded model, 16 held-out sequences of 4,096, offset 65,536: KL of INT2 keys alone
+// .79, of values alone .56 of that with a = 1/4 and H, standard errors .02 and .03).
 
 struct BalancedTransform {
   MatrixD forward;  // [d, d] T, x' = (x - mean) T; entries are bf16 numbers
@@ -162,12 +162,12 @@ struct FittedHead {
 // head needs them; a head of plain rounding then has the identity for its factor.
 SideTransform compose_heads(const std::vector<FittedHead>& heads, Side side);
 
-// The table of key centres that writers and readers use, from what a bundle holds of them.
+// The table of key centers that writers and readers use, from what a bundle holds of them.
 
-// [segments, Hkv, 2, d] KeyCentres::rows in float32, rounded to bf16 (math 4.9): centre j of
+// [segments, Hkv, 2, d] KeyCenters::rows in float32, rounded to bf16 (math 4.9): center j of
 // segment s is (c_j R - mean) forward, R the rotation to the segment's middle. Zeros for heads
-// without centres. There are segments for all rope.max_positions.
-std::vector<float> centre_rows(const SideTransform& keys, const Rope& rope);
+// without centers. There are segments for all rope.max_positions.
+std::vector<float> center_rows(const SideTransform& keys, const Rope& rope);
 
 // What writing rows with a transform will cost, predicted from moments (math 10.1): to compare
 // transforms of one head before anything is quantized.
@@ -186,7 +186,7 @@ std::vector<float> centre_rows(const SideTransform& keys, const Rope& rope);
 //
 // Limits. Only ratios between transforms of one head and side mean anything. Clipping, rows that
 // are not normal, shaped rounding (whose loss has det(M)^(1/d) for mean diag(M)) and the exact
-// windows are left out. All rotations with one centre score alike, because they keep both traces:
+// windows are left out. All rotations with one center score alike, because they keep both traces:
 // this cannot rank them, or tell how well their columns spread outliers.
 
 // The fit by which texts are judged: of every head the balanced transform for plain rounding, which
@@ -194,7 +194,7 @@ std::vector<float> centre_rows(const SideTransform& keys, const Rope& rope);
 // are those of `run`.
 FitOptions judging_fit(const FitOptions& run);
 
-// Moments to score transforms with: layer_moments, always centred. Errors as there.
+// Moments to score transforms with: layer_moments, always centered. Errors as there.
 LayerMoments scoring_moments(const LayerStatistics& statistics, FitOptions options,
                              const Rope& rope);
 

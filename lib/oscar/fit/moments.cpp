@@ -142,10 +142,10 @@ void weigh_by_attention(const AttendedSums& attended, LayerMoments& m,
   }
 }
 
-// Centres of the keys of one head, and the moment of what keys differ by from them (math 4.9), both
-// over the weight of all keys. Rows of segment s turn with their positions, their centre with the
+// Centers of the keys of one head, and the moment of what keys differ by from them (math 4.9), both
+// over the weight of all keys. Rows of segment s turn with their positions, their center with the
 // middle of s. False: no key has weight.
-bool centre_in_segments(const AttendedSums& attended, int head, const Rope& rope,
+bool center_in_segments(const AttendedSums& attended, int head, const Rope& rope,
                         const FitOptions& options, LayerMoments& m) {
   const auto h = static_cast<size_t>(head);
   const double all = attended.k_weight[h], sinks = attended.k_sink_weight[h];
@@ -154,18 +154,18 @@ bool centre_in_segments(const AttendedSums& attended, int head, const Rope& rope
   const MeanPhase positions = [&](double omega) { return segments(omega) * segment_phase(omega); };
   MatrixD moment = average_moment(m.key[head], rope, positions);
   const VectorD sink_sum = attended.k_sink_sum[head], rest = attended.k_sum[head] - sink_sum;
-  const double weights[kCentres] = {all - sinks, sinks};
-  const VectorD* const sums[kCentres] = {&rest, &sink_sum};
+  const double weights[kCenters] = {all - sinks, sinks};
+  const VectorD* const sums[kCenters] = {&rest, &sink_sum};
   MatrixD between = MatrixD::Zero(moment.rows(), moment.cols());
-  for (int j = 0; j < kCentres; ++j) {
-    // A text without sinks has one centre, twice.
+  for (int j = 0; j < kCenters; ++j) {
+    // A text without sinks has one center, twice.
     const bool some = weights[j] > 0;
     const VectorD mean =
         some ? VectorD(*sums[j] / weights[j]) : VectorD(attended.k_sum[head] / all);
-    const VectorD centre =
+    const VectorD center =
         average_sum(mean, rope, [](double omega) { return segment_phase(omega); });
-    m.key_centres[head].row(j) = centre;
-    if (some) between += weights[j] / all * centre.transpose() * centre;
+    m.key_centers[head].row(j) = center;
+    if (some) between += weights[j] / all * center.transpose() * center;
   }
   m.key[head] = moment - average_moment(between, rope, segments);
   m.key_mean[head] = average_sum(attended.k_sum[head] / all, rope, positions);
@@ -174,7 +174,7 @@ bool centre_in_segments(const AttendedSums& attended, int head, const Rope& rope
 
 // Moments about the mean, C - mean^T mean. What is left of rows that do not vary is the rounding
 // error of the difference; it is set to zero, so that nobody takes it for a direction.
-void centre(MatrixStack<double>& moment, const VectorStack<double>& mean, int head) {
+void center(MatrixStack<double>& moment, const VectorStack<double>& mean, int head) {
   constexpr double kRounding = 1e-12;
   const double before = moment[head].trace();
   moment[head] -= mean[head].transpose() * mean[head];
@@ -214,17 +214,17 @@ LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& 
                               statistics.geometry.layer_id, problem);
     }
   }
-  std::vector<char> has_centres(static_cast<size_t>(heads), 0);
-  if (options.key_centres && quantized) {
-    const std::string problem = key_centres_problem(options);
+  std::vector<char> has_centers(static_cast<size_t>(heads), 0);
+  if (options.key_centers && quantized) {
+    const std::string problem = key_centers_problem(options);
     if (problem.empty() && weighted) {
-      m.key_centres = MatrixStack<double>(heads, kCentres, statistics.geometry.head_dim_k);
+      m.key_centers = MatrixStack<double>(heads, kCenters, statistics.geometry.head_dim_k);
       parallel_for(heads, [&](int64_t head) {
-        has_centres[static_cast<size_t>(head)] =
-            centre_in_segments(statistics.attended, static_cast<int>(head), rope, options, m);
+        has_centers[static_cast<size_t>(head)] =
+            center_in_segments(statistics.attended, static_cast<int>(head), rope, options, m);
       });
     } else if (!problem.empty()) {
-      m.warning = fmt::format("layer {}: keys have one mean, not two centres, because {}",
+      m.warning = fmt::format("layer {}: keys have one mean, not two centers, because {}",
                               statistics.geometry.layer_id, problem);
     }
   }
@@ -234,7 +234,7 @@ LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& 
     parallel_for(heads, [&](int64_t index) {
       const int head = static_cast<int>(index);
       m.query[head] = average_moment(m.query[head], rope, phase);
-      if (has_centres[static_cast<size_t>(head)]) return;
+      if (has_centers[static_cast<size_t>(head)]) return;
       m.key[head] = average_moment(m.key[head], rope, phase);
       key_mean[head] = average_sum(key_mean[head], rope, phase);
     });
@@ -242,12 +242,12 @@ LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& 
   if (options.center) {
     // One k_mean serves all positions, so the covariance is about the averaged mean.
     for (int head = 0; head < heads; ++head) {
-      if (has_centres[static_cast<size_t>(head)]) continue;
+      if (has_centers[static_cast<size_t>(head)]) continue;
       m.key_mean[head] = key_mean[head];
-      centre(m.key, m.key_mean, head);
+      center(m.key, m.key_mean, head);
     }
     m.value_mean = value_mean;
-    for (int head = 0; head < heads; ++head) centre(m.value, m.value_mean, head);
+    for (int head = 0; head < heads; ++head) center(m.value, m.value_mean, head);
   }
   return m;
 }
@@ -269,7 +269,7 @@ RegularisedMoment regularised(const MatrixD& moment, const VectorD& eigenvalues,
   result.rank = numerical_rank(eigenvalues);
   if (result.rank == d && rows >= d) return result;
   result.shrinkage = static_cast<double>(d) / static_cast<double>(d + rows);
-  // Centring leaves noise of either sign where a channel does not vary.
+  // Centering leaves noise of either sign where a channel does not vary.
   const VectorD diagonal = moment.diagonal().cwiseMax(0.0);
   result.moment *= 1 - result.shrinkage;
   result.moment.diagonal() += result.shrinkage * diagonal.transpose();

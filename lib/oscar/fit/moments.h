@@ -19,17 +19,17 @@ namespace oscar {
 // All per KV head. d is head_dim_k for q and k, head_dim_v for the rest.
 struct LayerMoments {
   MatrixStack<double> query;          // [Hkv, d, d] C_Q, averaged over positions
-  MatrixStack<double> key;            // [Hkv, d, d] C_K, averaged; about key_mean when centred
-  MatrixStack<double> value;          // [Hkv, d, d] C_V; about value_mean when centred
+  MatrixStack<double> key;            // [Hkv, d, d] C_K, averaged; about key_mean when centered
+  MatrixStack<double> value;          // [Hkv, d, d] C_V; about value_mean when centered
   MatrixStack<double> value_target;   // [Hkv, d, d] C_S, or the energy moment per token
   MatrixStack<double> output_metric;  // [Hkv, d, d] M_O
-  VectorStack<double> key_mean, value_mean;  // [Hkv, d], zeros when not centred
-  MatrixStack<double> key_centres;           // [Hkv, 2, d] SideTransform::centres; may be absent
+  VectorStack<double> key_mean, value_mean;  // [Hkv, d], zeros when not centered
+  MatrixStack<double> key_centers;           // [Hkv, 2, d] SideTransform::centers; may be absent
   int64_t count_q = 0, count_kv = 0;
   std::string warning;  // why rows count evenly although they should not; "" otherwise
 };
 
-// Uses options.objective_v, row_weights, center, key_centres and position_span only. With centres
+// Uses options.objective_v, row_weights, center, key_centers and position_span only. With centers
 // the key moment is about the nearer one of each segment, averaged over segments. Rows of a head
 // that no query has read as INT2 count evenly, and so do all rows where their weighted sums were
 // not collected, or where keys stay at positions as collected, at which they were not summed with
@@ -63,9 +63,9 @@ RegularisedMoment regularised(const MatrixD& moment, const VectorD& eigenvalues,
 
 // Moments of rotated vectors averaged over the positions that will be served (math 8).
 //
-// Queries and keys are collected after RoPE, at the positions of the calibration chunks. With D(p)
-// the rotation by p further positions, a moment M becomes D(p)^T M D(p) and a sum s becomes s D(p).
-// Their means over p need only the mean phases of sums and differences of RoPE's frequencies.
+// Queries and keys are collected after RoPE, at the positions of the calibration sequences. With
+// D(p) the rotation by p further positions, a moment M becomes D(p)^T M D(p) and a sum s becomes s
+// D(p). Their means over p need only the mean phases of sums and differences of RoPE's frequencies.
 
 // Mean over a set of offsets p of exp(i omega p), omega in radians per position.
 using MeanPhase = std::function<std::complex<double>(double omega)>;

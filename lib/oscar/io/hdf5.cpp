@@ -285,11 +285,11 @@ void Writer::write(const Attribute& attribute) {
                 "cannot open an HDF5 object", name, attribute.object);
   const Handle space = dataspace({}, name, label);
   const auto put = [&](hid_t stored, hid_t in_memory, const void* value) {
-    Handle slot(H5Acreate2(object.get(), attribute.name.c_str(), stored, space.get(), H5P_DEFAULT,
-                           H5P_DEFAULT),
-                H5Aclose, "cannot create an HDF5 attribute", name, label);
-    check(H5Awrite(slot.get(), in_memory, value), "cannot write an HDF5 attribute", name, label);
-    check(slot.close_now(), "cannot write an HDF5 attribute", name, label);
+    Handle created(H5Acreate2(object.get(), attribute.name.c_str(), stored, space.get(),
+                              H5P_DEFAULT, H5P_DEFAULT),
+                   H5Aclose, "cannot create an HDF5 attribute", name, label);
+    check(H5Awrite(created.get(), in_memory, value), "cannot write an HDF5 attribute", name, label);
+    check(created.close_now(), "cannot write an HDF5 attribute", name, label);
   };
   if (const auto* text = std::get_if<std::string>(&attribute.value)) {
     if (text->find('\0') != std::string::npos) {

@@ -275,18 +275,18 @@ void visit(Scan& scan, const std::string& path, int depth) {
   }
 }
 
-AttributeValue read_value(hid_t slot, const std::string& file_name, const std::string& label) {
+AttributeValue read_value(hid_t opened, const std::string& file_name, const std::string& label) {
   const auto refuse = [&](const std::string& found) {
     throw Error({.what = "attribute has a type that is not used here",
                  .where = file_name + ": " + label,
                  .expected = "a fixed-length string, or a 64-bit integer or float scalar",
                  .found = found});
   };
-  const Handle type(H5Aget_type(slot), H5Tclose, "cannot read a type", file_name, label);
-  const Handle space(H5Aget_space(slot), H5Sclose, "cannot read a shape", file_name, label);
+  const Handle type(H5Aget_type(opened), H5Tclose, "cannot read a type", file_name, label);
+  const Handle space(H5Aget_space(opened), H5Sclose, "cannot read a shape", file_name, label);
   if (H5Sget_simple_extent_type(space.get()) != H5S_SCALAR) refuse("an array");
   const auto read = [&](hid_t memory, void* to) {
-    if (H5Aread(slot, memory, to) < 0) fail("cannot read an attribute", file_name, label);
+    if (H5Aread(opened, memory, to) < 0) fail("cannot read an attribute", file_name, label);
   };
   if (H5Tget_class(type.get()) == H5T_STRING && H5Tis_variable_str(type.get()) == 0) {
     const size_t bytes = H5Tget_size(type.get());
@@ -355,9 +355,10 @@ std::vector<Attribute> read_attributes(hid_t file, const std::string& file_name,
   std::vector<Attribute> all;
   for (const std::string& name : list.names) {
     if (name.empty() || name.size() > 1024) fail("attribute has a refused name", file_name, object);
-    const Handle slot(H5Aopen(owner.get(), name.c_str(), H5P_DEFAULT), H5Aclose,
-                      "cannot open an attribute", file_name, object);
-    all.push_back({object, name, read_value(slot.get(), file_name, object + " attribute " + name)});
+    const Handle opened(H5Aopen(owner.get(), name.c_str(), H5P_DEFAULT), H5Aclose,
+                        "cannot open an attribute", file_name, object);
+    all.push_back(
+        {object, name, read_value(opened.get(), file_name, object + " attribute " + name)});
   }
   std::sort(all.begin(), all.end(),
             [](const Attribute& a, const Attribute& b) { return a.name < b.name; });

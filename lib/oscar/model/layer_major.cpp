@@ -129,21 +129,21 @@ const LayerWeights& LayerLoader::get(int layer) {
     layers_[static_cast<size_t>(present_)].reset();
   }
   present_ = layer;
-  Weights& slot = layers_[static_cast<size_t>(layer)];
+  Weights& kept = layers_[static_cast<size_t>(layer)];
   if (reading_.valid() && coming_ != layer + 1) {
     Weights weights = reading_.get();
     if (coming_ == layer || resident_) layers_[static_cast<size_t>(coming_)] = std::move(weights);
   }
-  if (!slot) slot = model_.load_layer(layer);
+  if (!kept) kept = model_.load_layer(layer);
   load_ahead(layer + 1);
-  return *slot;
+  return *kept;
 }
 
 // The loop over waves, layers and batches.
 
 namespace {
 
-std::vector<torch::Tensor> embed_wave(Transformer& model, const TokenChunks& corpus,
+std::vector<torch::Tensor> embed_wave(Transformer& model, const TokenSequences& corpus,
                                       const RunPlan& plan, const Wave& wave) {
   std::vector<torch::Tensor> hidden;
   for (size_t i = 0; i < wave.num_batches; ++i) {
@@ -156,17 +156,17 @@ std::vector<torch::Tensor> embed_wave(Transformer& model, const TokenChunks& cor
 
 }  // namespace
 
-torch::Tensor batch_ids(const TokenChunks& corpus, const Batch& batch) {
-  torch::Tensor ids = torch::empty({batch.num_chunks, batch.length}, torch::kInt64);
+torch::Tensor batch_ids(const TokenSequences& corpus, const Batch& batch) {
+  torch::Tensor ids = torch::empty({batch.num_sequences, batch.length}, torch::kInt64);
   auto* out = ids.data_ptr<int64_t>();
-  for (int64_t i = 0; i < batch.num_chunks; ++i) {
-    const auto& chunk = corpus.chunks[static_cast<size_t>(batch.first_chunk + i)];
-    out = std::copy(chunk.begin(), chunk.end(), out);
+  for (int64_t i = 0; i < batch.num_sequences; ++i) {
+    const auto& sequence = corpus.sequences[static_cast<size_t>(batch.first_sequence + i)];
+    out = std::copy(sequence.begin(), sequence.end(), out);
   }
   return ids;
 }
 
-void run_layer_major(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
+void run_layer_major(Transformer& model, const TokenSequences& corpus, const RunPlan& plan,
                      RunPosition start, LayerVisitor& visitor, Progress& progress) {
   const torch::InferenceMode inference;
   const TakesItsTime until_layers_end;

@@ -81,7 +81,7 @@ class LayerLoader {
   std::future<Weights> reading_;
 };
 
-// Runs a corpus through the model layer by layer: a wave of chunks advances through one layer
+// Runs a corpus through the model layer by layer: a wave of sequences advances through one layer
 // before the next layer's weights are needed, so that a model larger than the device passes through
 // it.
 
@@ -91,7 +91,7 @@ class LayerLoader {
 struct RunPosition {
   size_t batch = 0;
   int layer = 0;
-  std::vector<torch::Tensor> hidden;  // one [chunks, tokens, hidden] per batch; empty at layer 0
+  std::vector<torch::Tensor> hidden;  // one [sequences, tokens, hidden] per batch; empty at layer 0
 };
 
 // What happens around each layer. The observer of a layer sees its batches in corpus order.
@@ -106,10 +106,10 @@ class LayerVisitor {
 
 // Advances from `start`, a position under any plan, to the end of the last wave. Throws
 // Interrupted after layer_done when a stop was requested. Progress counts tokens times layers.
-void run_layer_major(Transformer& model, const TokenChunks& corpus, const RunPlan& plan,
+void run_layer_major(Transformer& model, const TokenSequences& corpus, const RunPlan& plan,
                      RunPosition start, LayerVisitor& visitor, Progress& progress);
 
-// Token ids of one batch as [chunks, tokens] int64 on the CPU.
-torch::Tensor batch_ids(const TokenChunks& corpus, const Batch& batch);
+// Token ids of one batch as [sequences, tokens] int64 on the CPU.
+torch::Tensor batch_ids(const TokenSequences& corpus, const Batch& batch);
 
 }  // namespace oscar

@@ -6,15 +6,15 @@
 
 namespace oscar {
 
-std::vector<Batch> plan_batches(const std::vector<std::vector<int32_t>>& chunks,
+std::vector<Batch> plan_batches(const std::vector<std::vector<int32_t>>& sequences,
                                 int64_t batch_tokens) {
   std::vector<Batch> batches;
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    const auto length = static_cast<int64_t>(chunks[i].size());
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const auto length = static_cast<int64_t>(sequences[i].size());
     const bool fits = !batches.empty() && batches.back().length == length &&
                       batches.back().tokens() + length <= batch_tokens;
     if (fits) {
-      ++batches.back().num_chunks;
+      ++batches.back().num_sequences;
     } else {
       batches.push_back({static_cast<int64_t>(i), 1, length});
     }
@@ -29,7 +29,7 @@ int64_t longest_batch(const std::vector<Batch>& batches) {
 }
 
 RunPlan plan_run(std::vector<Batch> batches, MemoryNeeds needs, const MemoryLimits& limits,
-                 const torch::Device& device, int64_t wave_chunks) {
+                 const torch::Device& device, int64_t wave_sequences) {
   RunPlan plan;
   plan.batches = std::move(batches);
   plan.hidden_bytes_per_token = needs.hidden_of_token;
@@ -37,20 +37,20 @@ RunPlan plan_run(std::vector<Batch> batches, MemoryNeeds needs, const MemoryLimi
   needs.all_tokens = tokens_of(plan, 0, plan.batches.size());
   plan.memory = plan_memory(needs, limits, device);
   const int64_t room = plan.memory.hidden_room;
-  const bool bounded = plan.memory.weights_resident && wave_chunks > 0;
-  int64_t chunks = 0, largest = 0;
+  const bool bounded = plan.memory.weights_resident && wave_sequences > 0;
+  int64_t sequences = 0, largest = 0;
   for (size_t i = 0; i < plan.batches.size(); ++i) {
     const Batch& batch = plan.batches[i];
     const bool full = plan.waves.empty() ||
                       (plan.waves.back().tokens + batch.tokens()) * needs.hidden_of_token > room ||
-                      (bounded && chunks >= wave_chunks);
+                      (bounded && sequences >= wave_sequences);
     if (plan.waves.empty() || (full && !needs.hidden_at_once)) {
       plan.waves.push_back({i, 0, 0});
-      chunks = 0;
+      sequences = 0;
     }
     ++plan.waves.back().num_batches;
     plan.waves.back().tokens += batch.tokens();
-    chunks += batch.num_chunks;
+    sequences += batch.num_sequences;
     largest = std::max(largest, plan.waves.back().tokens);
   }
   plan.peak = memory_peak(needs, plan.memory, largest, device);

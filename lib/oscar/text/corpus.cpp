@@ -330,7 +330,7 @@ CorpusContent read_corpus_path(const std::filesystem::path& path, const CorpusOp
   return content;
 }
 
-// CORPUS arguments to chunks: reading, tokenizing, and the policy on documents in words.
+// CORPUS arguments to sequences: reading, tokenizing, and the policy on documents in words.
 
 namespace {
 
@@ -339,11 +339,11 @@ using Ids = std::vector<int32_t>;
 constexpr int64_t kAll = std::numeric_limits<int64_t>::max();  // more tokens than there are
 
 void check_options(const CorpusOptions& options) {
-  if (options.chunk_len < 2) {
-    throw Error({.what = "chunks are too short to predict a token",
-                 .where = "--chunk-len",
+  if (options.sequence_length < 2) {
+    throw Error({.what = "sequences are too short to predict a token",
+                 .where = "--sequence-length",
                  .expected = "2 or more",
-                 .found = std::to_string(options.chunk_len)});
+                 .found = std::to_string(options.sequence_length)});
   }
   if (options.max_tokens < 0) {
     throw Error({.what = "max_tokens is negative", .found = std::to_string(options.max_tokens)});
@@ -470,10 +470,11 @@ PackedPart load_part(const CorpusPart& part, int64_t needed, bool whole, size_t 
   policy.rows = policy.rows || !content.rows.empty();
 
   const uint64_t seed = options.seed + 0x9E3779B97F4A7C15ULL * place;
-  pack_stream(tokenize(content.texts, tokenizer, seed, needed, options, source), options.chunk_len,
-              packed);
-  for (Ids& stream : content.streams) pack_stream({std::move(stream)}, options.chunk_len, packed);
-  for (Ids& row : content.rows) pack_stream({std::move(row)}, options.chunk_len, packed);
+  pack_stream(tokenize(content.texts, tokenizer, seed, needed, options, source),
+              options.sequence_length, packed);
+  for (Ids& stream : content.streams)
+    pack_stream({std::move(stream)}, options.sequence_length, packed);
+  for (Ids& row : content.rows) pack_stream({std::move(row)}, options.sequence_length, packed);
   return packed;
 }
 
@@ -488,8 +489,8 @@ int64_t tokens_needed(const CorpusPart& part, double weight_sum, const CorpusOpt
 
 }  // namespace
 
-TokenChunks load_corpus(const std::string& argument, const Tokenizer* tokenizer,
-                        const CorpusOptions& options) {
+TokenSequences load_corpus(const std::string& argument, const Tokenizer* tokenizer,
+                           const CorpusOptions& options) {
   check_options(options);
   const std::vector<CorpusPart> parts = parse_corpus_argument(argument);
   double weight_sum = 0;
@@ -501,43 +502,44 @@ TokenChunks load_corpus(const std::string& argument, const Tokenizer* tokenizer,
     packed.push_back(load_part(part, tokens_needed(part, weight_sum, options), whole, packed.size(),
                                tokenizer, options, policy));
   }
-  TokenChunks result = join_parts(std::move(packed), options);
+  TokenSequences result = join_parts(std::move(packed), options);
   result.record.bos_eos_policy = policy.in_words(options);
   result.record.chat_template = policy.chat_template;
   return result;
 }
 
-TokenChunks pack_documents(const std::vector<std::vector<int32_t>>& documents, CorpusSource source,
-                           const CorpusOptions& options) {
+TokenSequences pack_documents(const std::vector<std::vector<int32_t>>& documents,
+                              CorpusSource source, const CorpusOptions& options) {
   check_options(options);
   PackedPart packed;
   packed.source = std::move(source);
   packed.source.documents_read = static_cast<int64_t>(documents.size());
   packed.source.tokens_read = 0;
   for (const Ids& ids : documents) check_vocabulary(ids, packed.source.name, options);
-  pack_stream(documents, options.chunk_len, packed);
+  pack_stream(documents, options.sequence_length, packed);
   std::vector<PackedPart> parts;
   parts.push_back(std::move(packed));
-  TokenChunks result = join_parts(std::move(parts), options);
+  TokenSequences result = join_parts(std::move(parts), options);
   result.record.bos_eos_policy = "documents as given, packed without document masks";
   result.record.chat_template = "none";
   return result;
 }
 
-std::string write_chunks_npy(const TokenChunks& chunks, const std::filesystem::path& path) {
+std::string write_sequences_npy(const TokenSequences& sequences,
+                                const std::filesystem::path& path) {
   std::vector<int32_t> ids;
   bool same_length = true;
-  for (const Ids& chunk : chunks.chunks) {
-    same_length = same_length && chunk.size() == chunks.chunks.front().size();
-    ids.insert(ids.end(), chunk.begin(), chunk.end());
+  for (const Ids& sequence : sequences.sequences) {
+    same_length = same_length && sequence.size() == sequences.sequences.front().size();
+    ids.insert(ids.end(), sequence.begin(), sequence.end());
   }
-  if (same_length && !chunks.chunks.empty()) {
-    write_npy_int32(path, {chunks.chunks.size(), chunks.chunks.front().size()}, ids);
+  if (same_length && !sequences.sequences.empty()) {
+    write_npy_int32(path, {sequences.sequences.size(), sequences.sequences.front().size()}, ids);
     return "";
   }
   write_npy_int32(path, {ids.size()}, ids);
-  return "chunks differ in length: " + path.string() +
-         " is one stream, and where chunks begin is not in it";
+  return "sequences differ in length: " + path.string() +
+         " is one stream, and where sequences begin is not in it";
 }
 
 }  // namespace oscar

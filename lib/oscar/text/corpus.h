@@ -53,16 +53,17 @@ class KnownTexts {
   ByText<Ids> texts_;
 };
 
-// Corpora to token chunks: reading, joining with weights, packing, and the record of what was used.
+// Corpora to token sequences: reading, joining with weights, packing, and the record of what was
+// used.
 
 // Everything that decides which tokens are read, in which order.
 struct CorpusOptions {
-  int chunk_len = 4096;                     // tokens per chunk
+  int sequence_length = 4096;               // tokens per sequence
   int64_t max_tokens = 0;                   // 0 = all
   uint64_t seed = 0;                        // order of documents and of the joined sources
   int32_t vocab_size = 0;                   // ids must be below this
   std::vector<int32_t> eos_token_ids = {};  // of the checkpoint; the first ends a document
-  std::vector<int32_t> separators = {};     // put into the chunks (packing.h); empty: none are
+  std::vector<int32_t> separators = {};     // put into the sequences (packing.h); empty: none are
   bool only_if_rare = false;                // not where the text has as many as would be put in
   std::string chat_template_sha256 = {};    // decides whether messages can be rendered
   std::string model = "MODEL";  // as the user wrote it, for the line that errors suggest
@@ -81,17 +82,17 @@ struct CorpusSource {
 struct CorpusRecord {
   std::vector<CorpusSource> sources;
   int64_t sequences_read = 0, sequences_used = 0, tokens = 0;
-  int chunk_len = 0;
+  int sequence_length = 0;
   uint64_t order_seed = 0;
-  std::string tokens_sha256;   // over the chunks: length (int32 LE) then ids (int32 LE) of each
+  std::string tokens_sha256;   // over the sequences: length (int32 LE) then ids (int32 LE) of each
   std::string bos_eos_policy;  // in words, as stored in the bundle
   std::string chat_template;   // name of the template used, or "none"
   std::string separators = "none";  // put in (packing.h), in words; none: text as it came
 };
 
-// Sequences that attention runs over, each at most chunk_len long, in calibration order.
-struct TokenChunks {
-  std::vector<std::vector<int32_t>> chunks;
+// Sequences that attention runs over, each at most sequence_length long, in calibration order.
+struct TokenSequences {
+  std::vector<std::vector<int32_t>> sequences;
   CorpusRecord record;
 };
 
@@ -107,33 +108,34 @@ struct CorpusPart {
 // holds no comma, and no colon behind its last slash.
 std::vector<CorpusPart> parse_corpus_argument(const std::string& argument);
 
-// Reads every part and packs it into chunks. `tokenizer` may be null when all parts hold token ids.
-// Parts of kind self are refused here: the model writes those (calibrate/corpus.h).
+// Reads every part and packs it into sequences. `tokenizer` may be null when all parts hold token
+// ids. Parts of kind self are refused here: the model writes those (calibrate/corpus.h).
 //
 // Documents: a .txt file, or a line of .jsonl. They begin as the tokenizer's post-processor or the
 // chat template makes them and end with eos_token_ids[0], unless they end so already (a template
 // may write one more token behind it). They are shuffled within their part (SplitMix64, seeded by
-// seed and the part's place) and packed into one stream, cut every chunk_len tokens. A 1-D id file
-// is one such stream as it is; rows of a 2-D file are kept apart and cut when longer than
-// chunk_len. Of each stream or row the last chunk may be shorter; one of fewer than 2 tokens is
-// dropped.
+// seed and the part's place) and packed into one stream, cut every sequence_length tokens. A 1-D id
+// file is one such stream as it is; rows of a 2-D file are kept apart and cut when longer than
+// sequence_length. Of each stream or row the last sequence may be shorter; one of fewer than 2
+// tokens is dropped.
 //
 // Joining: with weights w, part i gives T w_i tokens, T being the largest total for which no part
 // is short (and at most max_tokens); without, every part gives all, or under max_tokens the same
-// fraction of what it has (counting at most max_tokens of each). Chunks of the parts alternate so
-// that shares hold all along the order.
+// fraction of what it has (counting at most max_tokens of each). Sequences of the parts alternate
+// so that shares hold all along the order.
 //
 // Errors name file and line: empty corpus, malformed JSON line, invalid UTF-8, ids out of range,
 // ids that are not integers, messages for which no known chat template exists.
-TokenChunks load_corpus(const std::string& argument, const Tokenizer* tokenizer,
-                        const CorpusOptions& options);
-
-// Packs one stream of already tokenized documents; what load_corpus and self:N share.
-TokenChunks pack_documents(const std::vector<std::vector<int32_t>>& documents, CorpusSource source,
+TokenSequences load_corpus(const std::string& argument, const Tokenizer* tokenizer,
                            const CorpusOptions& options);
 
-// Writes the chunks as .npy int32: 2-D when all have one length, else 1-D with a warning text back.
-std::string write_chunks_npy(const TokenChunks& chunks, const std::filesystem::path& path);
+// Packs one stream of already tokenized documents; what load_corpus and self:N share.
+TokenSequences pack_documents(const std::vector<std::vector<int32_t>>& documents,
+                              CorpusSource source, const CorpusOptions& options);
+
+// Writes the sequences as .npy int32: 2-D when all have one length, else 1-D with a warning text
+// back.
+std::string write_sequences_npy(const TokenSequences& sequences, const std::filesystem::path& path);
 
 // Lines of a .jsonl corpus to documents: `text`, `prompt` and `completion`, or `messages`.
 

@@ -16,9 +16,9 @@ constexpr auto kCapacity = static_cast<size_t>(kFingerprintCapacity);
 constexpr int64_t kAnyHash = std::numeric_limits<int64_t>::max();
 
 template <typename Take>
-void for_each_ngram(const std::vector<std::vector<int32_t>>& chunks, Take&& take) {
-  for (const auto& chunk : chunks) {
-    for (size_t i = 0; i + kNgramTokens <= chunk.size(); ++i) take(ngram_hash(&chunk[i]));
+void for_each_ngram(const std::vector<std::vector<int32_t>>& sequences, Take&& take) {
+  for (const auto& sequence : sequences) {
+    for (size_t i = 0; i + kNgramTokens <= sequence.size(); ++i) take(ngram_hash(&sequence[i]));
   }
 }
 
@@ -38,11 +38,11 @@ int64_t ngram_hash(const int32_t* ids) {
   return static_cast<int64_t>(SplitMix64(number).next() >> 1);
 }
 
-NgramFingerprint fingerprint_of(const std::vector<std::vector<int32_t>>& chunks) {
+NgramFingerprint fingerprint_of(const std::vector<std::vector<int32_t>>& sequences) {
   std::vector<int64_t> hashes;
   // Reduced whenever it holds twice what is kept; from then on larger hashes are not taken up.
   int64_t largest = kAnyHash;
-  for_each_ngram(chunks, [&](int64_t hash) {
+  for_each_ngram(sequences, [&](int64_t hash) {
     if (hash > largest) return;
     hashes.push_back(hash);
     if (hashes.size() < 2 * kCapacity) return;
@@ -61,11 +61,11 @@ NgramFingerprint merged(const NgramFingerprint& a, const NgramFingerprint& b) {
 }
 
 NgramOverlap overlap_with(const NgramFingerprint& fingerprint,
-                          const std::vector<std::vector<int32_t>>& chunks) {
+                          const std::vector<std::vector<int32_t>>& sequences) {
   const std::vector<int64_t>& known = fingerprint.hashes;
   const int64_t largest = known.size() < kCapacity ? kAnyHash : known.back();
   std::set<int64_t> sampled;
-  for_each_ngram(chunks, [&](int64_t hash) {
+  for_each_ngram(sequences, [&](int64_t hash) {
     if (hash <= largest) sampled.insert(hash);
   });
   NgramOverlap overlap{.sampled = static_cast<int64_t>(sampled.size())};

@@ -29,8 +29,8 @@ struct NgramFingerprint {
 // finaliser and loses its lowest bit.
 int64_t ngram_hash(const int32_t* ids);
 
-// Over the n-grams within each chunk, none across two; shorter chunks have none.
-NgramFingerprint fingerprint_of(const std::vector<std::vector<int32_t>>& chunks);
+// Over the n-grams within each sequence, none across two; shorter sequences have none.
+NgramFingerprint fingerprint_of(const std::vector<std::vector<int32_t>>& sequences);
 
 // That of both texts together: the smallest hashes of either.
 NgramFingerprint merged(const NgramFingerprint& a, const NgramFingerprint& b);
@@ -43,6 +43,6 @@ struct NgramOverlap {
 };
 
 NgramOverlap overlap_with(const NgramFingerprint& fingerprint,
-                          const std::vector<std::vector<int32_t>>& chunks);
+                          const std::vector<std::vector<int32_t>>& sequences);
 
 }  // namespace oscar

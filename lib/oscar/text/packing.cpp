@@ -94,11 +94,11 @@ std::string sprinkle_separators(std::vector<std::vector<int32_t>>& sequences,
 
 namespace {
 
-constexpr size_t kMinChunk = 2;  // one token predicts nothing
+constexpr size_t kMinSequence = 2;  // one token predicts nothing
 
-int64_t tokens_of(const std::vector<std::vector<int32_t>>& chunks) {
+int64_t tokens_of(const std::vector<std::vector<int32_t>>& sequences) {
   int64_t tokens = 0;
-  for (const auto& chunk : chunks) tokens += static_cast<int64_t>(chunk.size());
+  for (const auto& sequence : sequences) tokens += static_cast<int64_t>(sequence.size());
   return tokens;
 }
 
@@ -108,7 +108,7 @@ std::vector<int64_t> shares(const std::vector<PackedPart>& parts, int64_t max_to
   std::vector<double> weights;
   double sum = 0;
   for (const PackedPart& part : parts) {
-    available.push_back(tokens_of(part.chunks));
+    available.push_back(tokens_of(part.sequences));
     weights.push_back(part.has_weight ? part.source.weight : static_cast<double>(available.back()));
     sum += weights.back();
   }
@@ -132,20 +132,22 @@ std::vector<int64_t> shares(const std::vector<PackedPart>& parts, int64_t max_to
 // Keeps the first `wanted` tokens of a part.
 void cut_part(PackedPart& part, int64_t wanted) {
   size_t kept = 0;
-  while (kept < part.chunks.size() && wanted >= static_cast<int64_t>(kMinChunk)) {
-    auto& chunk = part.chunks[kept++];
-    if (static_cast<int64_t>(chunk.size()) > wanted) chunk.resize(static_cast<size_t>(wanted));
-    wanted -= static_cast<int64_t>(chunk.size());
+  while (kept < part.sequences.size() && wanted >= static_cast<int64_t>(kMinSequence)) {
+    auto& sequence = part.sequences[kept++];
+    if (static_cast<int64_t>(sequence.size()) > wanted)
+      sequence.resize(static_cast<size_t>(wanted));
+    wanted -= static_cast<int64_t>(sequence.size());
   }
-  part.chunks.resize(kept);
+  part.sequences.resize(kept);
 }
 
 void count_use(PackedPart& part, int64_t packed_tokens) {
   CorpusSource& source = part.source;
-  source.tokens_used = tokens_of(part.chunks);
+  source.tokens_used = tokens_of(part.sequences);
   source.documents_used =
       std::count_if(part.starts.begin(), part.starts.end(), [&part](const DocumentStart& start) {
-        return start.chunk < part.chunks.size() && start.offset < part.chunks[start.chunk].size();
+        return start.sequence < part.sequences.size() &&
+               start.offset < part.sequences[start.sequence].size();
       });
   const auto note = [&source](const char* reason, int64_t count) {
     if (count > 0) source.dropped.push_back(std::string(reason) + ": " + std::to_string(count));
@@ -154,35 +156,35 @@ void count_use(PackedPart& part, int64_t packed_tokens) {
   note("tokens beyond the part's share or max_tokens", packed_tokens - source.tokens_used);
 }
 
-// The next part is the one that has given the smallest fraction of its chunks.
+// The next part is the one that has given the smallest fraction of its sequences.
 std::vector<std::vector<int32_t>> alternate(std::vector<PackedPart>& parts) {
   std::vector<size_t> given(parts.size(), 0);
   std::vector<std::vector<int32_t>> order;
   while (true) {
     size_t next = parts.size();
     for (size_t i = 0; i < parts.size(); ++i) {
-      const size_t count = parts[i].chunks.size();
+      const size_t count = parts[i].sequences.size();
       if (given[i] == count) continue;
       // given_i / count_i < given_next / count_next, in integers
-      if (next == parts.size() || given[i] * parts[next].chunks.size() < given[next] * count) {
+      if (next == parts.size() || given[i] * parts[next].sequences.size() < given[next] * count) {
         next = i;
       }
     }
     if (next == parts.size()) return order;
-    order.push_back(std::move(parts[next].chunks[given[next]++]));
+    order.push_back(std::move(parts[next].sequences[given[next]++]));
   }
 }
 
-std::string digest_of(const std::vector<std::vector<int32_t>>& chunks) {
+std::string digest_of(const std::vector<std::vector<int32_t>>& sequences) {
   Sha256 digest;
   std::string bytes;
   const auto append = [&bytes](uint32_t value) {
     for (int i = 0; i < 4; ++i) bytes += static_cast<char>((value >> (8 * i)) & 0xFF);
   };
-  for (const auto& chunk : chunks) {
+  for (const auto& sequence : sequences) {
     bytes.clear();
-    append(static_cast<uint32_t>(chunk.size()));
-    for (const int32_t id : chunk) append(static_cast<uint32_t>(id));
+    append(static_cast<uint32_t>(sequence.size()));
+    for (const int32_t id : sequence) append(static_cast<uint32_t>(id));
     digest.update(bytes);
   }
   return digest.finish();
@@ -190,13 +192,13 @@ std::string digest_of(const std::vector<std::vector<int32_t>>& chunks) {
 
 }  // namespace
 
-void pack_stream(const std::vector<std::vector<int32_t>>& documents, int chunk_len,
+void pack_stream(const std::vector<std::vector<int32_t>>& documents, int sequence_length,
                  PackedPart& part) {
-  const auto length = static_cast<size_t>(chunk_len);
+  const auto length = static_cast<size_t>(sequence_length);
   const size_t first_start = part.starts.size();
   std::vector<int32_t> current;
   for (const auto& document : documents) {
-    if (!document.empty()) part.starts.push_back({part.chunks.size(), current.size()});
+    if (!document.empty()) part.starts.push_back({part.sequences.size(), current.size()});
     part.source.tokens_read += static_cast<int64_t>(document.size());
     for (size_t at = 0; at < document.size();) {
       const size_t take = std::min(length - current.size(), document.size() - at);
@@ -204,29 +206,29 @@ void pack_stream(const std::vector<std::vector<int32_t>>& documents, int chunk_l
       current.insert(current.end(), begin, begin + static_cast<std::ptrdiff_t>(take));
       at += take;
       if (current.size() == length) {
-        part.chunks.push_back(std::move(current));
+        part.sequences.push_back(std::move(current));
         current = {};
       }
     }
   }
-  if (current.size() >= kMinChunk) {
-    part.chunks.push_back(std::move(current));
+  if (current.size() >= kMinSequence) {
+    part.sequences.push_back(std::move(current));
     return;
   }
   part.tail_tokens_dropped += static_cast<int64_t>(current.size());
-  const size_t dropped_chunk = part.chunks.size();
+  const size_t dropped_sequence = part.sequences.size();
   part.starts.erase(
-      std::remove_if(part.starts.begin() + static_cast<std::ptrdiff_t>(first_start),
-                     part.starts.end(),
-                     [=](const DocumentStart& start) { return start.chunk == dropped_chunk; }),
+      std::remove_if(
+          part.starts.begin() + static_cast<std::ptrdiff_t>(first_start), part.starts.end(),
+          [=](const DocumentStart& start) { return start.sequence == dropped_sequence; }),
       part.starts.end());
 }
 
-TokenChunks join_parts(std::vector<PackedPart> parts, const CorpusOptions& options) {
-  TokenChunks result;
+TokenSequences join_parts(std::vector<PackedPart> parts, const CorpusOptions& options) {
+  TokenSequences result;
   CorpusRecord& record = result.record;
   for (const PackedPart& part : parts) {
-    if (!part.chunks.empty()) continue;
+    if (!part.sequences.empty()) continue;
     throw Error({.what = "corpus is empty",
                  .where = part.source.name,
                  .expected = "at least 2 tokens in a sequence",
@@ -235,8 +237,8 @@ TokenChunks join_parts(std::vector<PackedPart> parts, const CorpusOptions& optio
   }
   const std::vector<int64_t> wanted = shares(parts, options.max_tokens);
   for (size_t i = 0; i < parts.size(); ++i) {
-    const int64_t packed = tokens_of(parts[i].chunks);
-    record.sequences_read += static_cast<int64_t>(parts[i].chunks.size());
+    const int64_t packed = tokens_of(parts[i].sequences);
+    record.sequences_read += static_cast<int64_t>(parts[i].sequences.size());
     cut_part(parts[i], wanted[i]);
     count_use(parts[i], packed);
     record.tokens += parts[i].source.tokens_used;
@@ -248,15 +250,15 @@ TokenChunks join_parts(std::vector<PackedPart> parts, const CorpusOptions& optio
                  .expected = "weights and max_tokens that leave each part 2 tokens or more",
                  .found = "max_tokens " + std::to_string(options.max_tokens)});
   }
-  result.chunks = alternate(parts);
-  const bool enough = options.only_if_rare && !is_rare(result.chunks, options.separators);
+  result.sequences = alternate(parts);
+  const bool enough = options.only_if_rare && !is_rare(result.sequences, options.separators);
   if (!options.separators.empty() && !enough) {
-    record.separators = sprinkle_separators(result.chunks, options.separators, options.seed);
+    record.separators = sprinkle_separators(result.sequences, options.separators, options.seed);
   }
-  record.sequences_used = static_cast<int64_t>(result.chunks.size());
-  record.chunk_len = options.chunk_len;
+  record.sequences_used = static_cast<int64_t>(result.sequences.size());
+  record.sequence_length = options.sequence_length;
   record.order_seed = options.seed;
-  record.tokens_sha256 = digest_of(result.chunks);
+  record.tokens_sha256 = digest_of(result.sequences);
   return result;
 }
 

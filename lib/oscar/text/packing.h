@@ -40,29 +40,30 @@ inline constexpr int64_t kShortestGap = 64, kLongestGap = 512;
 std::string sprinkle_separators(std::vector<std::vector<int32_t>>& sequences,
                                 const std::vector<int32_t>& separators, uint64_t seed);
 
-// Streams of tokens to chunks, and several packed parts to one calibration order.
+// Streams of tokens to sequences, and several packed parts to one calibration order.
 
 // Where a document's first token went.
 struct DocumentStart {
-  size_t chunk, offset;
+  size_t sequence, offset;
 };
 
-// One part of the corpus, cut into chunks.
+// One part of the corpus, cut into sequences.
 struct PackedPart {
   CorpusSource source;
-  std::vector<std::vector<int32_t>> chunks;
+  std::vector<std::vector<int32_t>> sequences;
   std::vector<DocumentStart> starts;
   int64_t tail_tokens_dropped = 0;
   bool has_weight = false;
 };
 
-// Appends one stream of documents, cut every chunk_len tokens, attention running across documents.
-// Counts tokens_read. A last chunk of fewer than 2 tokens is dropped: it predicts nothing.
-void pack_stream(const std::vector<std::vector<int32_t>>& documents, int chunk_len,
+// Appends one stream of documents, cut every sequence_length tokens, attention running across
+// documents. Counts tokens_read. A last sequence of fewer than 2 tokens is dropped: it predicts
+// nothing.
+void pack_stream(const std::vector<std::vector<int32_t>>& documents, int sequence_length,
                  PackedPart& part);
 
-// Takes each part's share (corpus.h states the rule), alternates their chunks, and fills the record
-// but for bos_eos_policy and chat_template. Throws Error when a part or the result is empty.
-TokenChunks join_parts(std::vector<PackedPart> parts, const CorpusOptions& options);
+// Takes each part's share (corpus.h states the rule), alternates their sequences, and fills the
+// record but for bos_eos_policy and chat_template. Throws Error when a part or the result is empty.
+TokenSequences join_parts(std::vector<PackedPart> parts, const CorpusOptions& options);
 
 }  // namespace oscar

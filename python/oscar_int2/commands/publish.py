@@ -1,7 +1,7 @@
 """Makes one folder of a bundle, to hand on or to upload; it appears whole or not at all.
 
 The folder: README.md (card), NAME.h5 (publish profile), NAME.serving.h5, evaluation.json and .html,
-exports/STACK/ for each stack that can take the bundle or its portable variant, index.json (the same
+exports/BACKEND/ for each backend that can take the bundle or its portable variant, index.json (the same
 for programs), SHA256SUMS.
 """
 import argparse
@@ -46,7 +46,7 @@ def parse(words):
                         "this bundle or its serving profile, for card and page")
     parser.add_argument("--base-model", metavar="ORG/NAME", help="on Hugging Face, the model")
     parser.add_argument("--repo", metavar="ORG/NAME", help="on Hugging Face, where the folder shall go")
-    parser.add_argument("--no-exports", action="store_true", help="no files of other serving stacks")
+    parser.add_argument("--no-exports", action="store_true", help="no files of other backends")
     parser.add_argument("--allow", action="append", default=[], metavar="CAUTION",
                         help="publish with this caution on the card: shared-text (calibration and evaluation share "
                         "text) or little-text (the calibration text is not enough)")
@@ -112,13 +112,13 @@ def add_reports(tool, folder, reports, answers):
 
 
 def add_exports(tool, folder, bundle, inspection):
-    """exports/STACK for each stack that can take the bundle; the card's option for them."""
-    stacks = published.able(inspection)
-    if not stacks:
+    """exports/BACKEND for each backend that can take the bundle; the card's option for them."""
+    backends = published.able(inspection)
+    if not backends:
         return []
     (folder / "exports").mkdir()
-    for stack in stacks:
-        tool.quietly("export", bundle, "--to", stack, "--reduce", "-o", folder / "exports" / stack)
+    for backend in backends:
+        tool.quietly("export", bundle, "--for", backend, "--reduce", "-o", folder / "exports" / backend)
     return ["--exports", folder / "exports"]
 
 

@@ -10,7 +10,7 @@ import re
 
 FOLDER, ZOO = "oscar-published-1", "oscar-zoo-1"
 INDEX, SUMS = "index.json", "SHA256SUMS"
-# Rows of `oscar-bundle stacks` by the formats of `oscar-bundle export --to`. Not sglang-0c88a: what a published
+# Rows of `oscar-bundle backends` by the formats of `oscar-bundle export --for`. Not sglang-0c88a: what a published
 # bundle has for it is what sglang-v2 serves.
 EXPORTS = {"sglang-v1": "sglang-v1", "sglang-v2": "sglang-v2", "vllm-pr46774": "vllm-pr46774",
            "mlx": "mlx", "gguf-rot": "llama.cpp"}
@@ -29,7 +29,7 @@ def write_json(path, value):
 
 
 def able(inspection):
-    verdicts = {stack["name"]: stack["verdict"] for stack in inspection["stacks"]}
+    verdicts = {backend["name"]: backend["verdict"] for backend in inspection["stacks"]}
     return [name for name, row in EXPORTS.items() if verdicts[row] != "cannot"]
 
 
@@ -67,11 +67,11 @@ def licence_of(card):
 def index_of(folder, name, inspection, base_model):
     model = inspection["model"]
     keys = ("name", "verdict", "variant", "clip", "relative_error", "kl_factor", "do_not_serve", "line")
-    stacks = [{key: stack[key] for key in keys if key in stack} for stack in inspection["stacks"]]
-    for stack in stacks:
+    backends = [{key: backend[key] for key in keys if key in backend} for backend in inspection["stacks"]]
+    for backend in backends:
         exports = [f"exports/{export}" for export, row in EXPORTS.items()
-                   if row == stack["name"] and (folder / "exports" / export).is_dir()]
-        stack["folder"] = exports[0] if exports else None
+                   if row == backend["name"] and (folder / "exports" / export).is_dir()]
+        backend["folder"] = exports[0] if exports else None
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (SUMS,)
                    and path != folder / INDEX)
     return {"schema": FOLDER, "name": name,
@@ -86,7 +86,7 @@ def index_of(folder, name, inspection, base_model):
                        "quantizer": inspection["quantizer"]},
             "figures": [figures_of(json.loads(path.read_text()), path.name)
                         for path in sorted(folder.glob("evaluation*.json"))],
-            "stacks": stacks,
+            "stacks": backends,
             "files": [{"path": str(path.relative_to(folder)), "bytes": path.stat().st_size,
                        "sha256": sha256(path)} for path in files]}
 

@@ -31,14 +31,14 @@ class Memory:
         self.paged, self.max_tokens = paged, paged.max_tokens
         # Columns of input_ids that were seen, on the device: no step may wait for their number.
         self.columns = torch.zeros((), dtype=torch.int64, device=paged.device)
-        self.ids = torch.full((paged.places, paged.max_tokens), UNKNOWN, dtype=torch.int32,
+        self.ids = torch.full((paged.max_num_seqs, paged.max_tokens), UNKNOWN, dtype=torch.int32,
                               device=paged.device)
         self.holder = None  # of the cache that lies here, weakly
         for tensor in (self.columns, self.ids, *paged.tensors()):
             torch._dynamo.mark_static_address(tensor)  # or CUDA graphs of a step would copy it
 
     def serves(self, batch, tokens, device):
-        return (self.paged.places == batch and self.max_tokens >= tokens
+        return (self.paged.max_num_seqs == batch and self.max_tokens >= tokens
                 and self.paged.device == device)
 
     def take(self, cache):
@@ -155,7 +155,7 @@ class OscarCache(Cache):
         """Raises UnsupportedError unless a chat so far, input_ids [rows, columns], begins with what is
         held, and goes on; waits for the device."""
         self.check_usable()
-        held, batch = int(self.columns), self.paged.places
+        held, batch = int(self.columns), self.paged.max_num_seqs
         if not self.filled or batch % len(ids):
             return
         wrong = ("give all of the chat so far, unchanged; reset() the cache for another chat or an edited "
@@ -193,8 +193,8 @@ class OscarCache(Cache):
         if rows.device != self.paged.device:
             refuse(f"an OscarCache on {self.paged.device} with input on {rows.device}; make one behind "
                    "model.to(...)")
-        if batch != self.paged.places:
-            refuse(f"a batch of {batch} with an OscarCache of {self.paged.places} rows")
+        if batch != self.paged.max_num_seqs:
+            refuse(f"a batch of {batch} with an OscarCache of {self.paged.max_num_seqs} rows")
         self.running = True  # between this and the look at it no other thread comes
         try:
             if self.filled and self.new_columns == 1:
@@ -243,18 +243,18 @@ class OscarCache(Cache):
         if mask is None:
             return
         if mask.dim() != 2:
-            refuse(f"an attention_mask of shape {list(mask.shape)}; expected one of {self.paged.places} rows, with 1 "
+            refuse(f"an attention_mask of shape {list(mask.shape)}; expected one of {self.paged.max_num_seqs} rows, with 1 "
                    "for tokens and 0 for padding")
         if mask.device.type != "cpu" and self.tokens % CHECK_EVERY:
             return
-        if not torch.equal((mask != 0).sum(1), self.paged.step.seq_len + 1):
+        if not torch.equal((mask != 0).sum(1), self.paged.step.seq_lens + 1):
             refuse("an attention_mask that leaves out tokens that the cache holds")
 
     def _begin_prompts(self, kwargs):
         """Prompts: the first of all rows, or the next, behind all that the cache holds."""
-        batch, new, before = self.paged.places, self.new_columns, int(self.columns)
+        batch, new, before = self.paged.max_num_seqs, self.new_columns, int(self.columns)
         self.make_room(before + new)
-        held = self.paged.step.seq_len.tolist()
+        held = self.paged.step.seq_lens.tolist()
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
         if isinstance(mask, dict):  # by kind of layer
             mask = mask["full_attention"]
@@ -270,7 +270,7 @@ class OscarCache(Cache):
         lengths, everybody = seen.sum(1).tolist(), list(range(batch))
         if not min(lengths):
             refuse("an attention_mask with a row that has no tokens")
-        expected = self.paged.step.seq_len[:, None] + seen.cumsum(1) - 1
+        expected = self.paged.step.seq_lens[:, None] + seen.cumsum(1) - 1
         if positions is None:
             starts = seen[:, :1].sum(1) + (seen[:, 1:] & ~seen[:, :-1]).sum(1)
             if (starts > 1).any():  # the model alone would count what a hole hides
@@ -281,8 +281,8 @@ class OscarCache(Cache):
             refuse("position_ids that do not count each row's tokens, on from those that the cache holds; a "
                    "first pass over left padding needs such ones, or past_key_values=OscarCache(...)")
         if not self.filled:
-            for place in everybody:
-                self.paged.admit(place, self.max_tokens)
+            for slot in everybody:
+                self.paged.admit(slot, self.max_tokens)
         if self.filled or self.as_steps:
             self.second = self.paged.second_prompts(everybody, lengths)
         else:
@@ -379,7 +379,7 @@ class _Layer(CacheLayerMixin):
 
     get_max_cache_shape = get_max_length  # transformers 4 and early 5
     max_cache_len = property(get_max_length)
-    max_batch_size = property(lambda self: self.cache().paged.places)
+    max_batch_size = property(lambda self: self.cache().paged.max_num_seqs)
 
 
 class PlainRows(Cache):

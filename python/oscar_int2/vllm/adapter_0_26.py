@@ -54,7 +54,7 @@ def follow_worker():
     from vllm.model_executor.layers.attention.attention import Attention
 
     from .backend import OscarBackend
-    from .specs import SizedSpec, chunk_bytes
+    from .specs import SizedSpec, page_bytes
 
     def make_spec(original):
         def get_kv_cache_spec(self: Attention, vllm_config):
@@ -62,7 +62,7 @@ def follow_worker():
                 return SizedSpec(block_size=PAGE_TOKENS, num_kv_heads=self.num_kv_heads,
                                  head_size=self.head_size, dtype=torch.uint8,
                                  format=settings.cache_format(vllm_config),
-                                 chunk_bytes=chunk_bytes(self.attn_backend.bundle, self.head_size))
+                                 page_bytes=page_bytes(self.attn_backend.bundle, self.head_size))
             return original(self, vllm_config)
 
         return get_kv_cache_spec
@@ -85,11 +85,11 @@ class CacheShape(AttentionBackend):
     @override
     def get_kv_cache_shape(  # pyright: ignore[reportIncompatibleMethodOverride]: of a class
             cls, num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str="auto"):
-        from .specs import chunk_bytes
+        from .specs import page_bytes
 
-        return num_blocks, num_kv_heads, chunk_bytes(cls.bundle, head_size)
+        return num_blocks, num_kv_heads, page_bytes(cls.bundle, head_size)
 
 
 def pool(kv_cache):
-    """A layer's cache as pages, uint8 [blocks, Hkv, chunk_bytes]: the shape that CacheShape names."""
+    """A layer's cache as pages, uint8 [blocks, Hkv, page_bytes]: the shape that CacheShape names."""
     return kv_cache

@@ -53,12 +53,12 @@ class CacheShape(AttentionBackend):
     @classmethod
     @override
     def customize_spec(cls, spec):
-        from .specs import Int2Spec, chunk_bytes
+        from .specs import Int2Spec, page_bytes
 
         return Int2Spec(block_size=spec.block_size, num_kv_heads=spec.num_kv_heads,
                         head_size=spec.head_size, dtype=torch.uint8,
                         format=cls.bundle.quantizer.served(),
-                        state_content_bytes=chunk_bytes(cls.bundle, spec.head_size) // PAGE_TOKENS)
+                        state_content_bytes=page_bytes(cls.bundle, spec.head_size) // PAGE_TOKENS)
 
     @classmethod
     @override
@@ -69,6 +69,6 @@ class CacheShape(AttentionBackend):
 
 
 def pool(kv_cache):
-    """A layer's cache [blocks, Hkv, 64, bytes of a token] as pages, uint8 [blocks, Hkv, chunk_bytes]:
+    """A layer's cache [blocks, Hkv, 64, bytes of a token] as pages, uint8 [blocks, Hkv, page_bytes]:
     the same memory."""
     return kv_cache.view(*kv_cache.shape[:2], -1)

@@ -102,8 +102,8 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
     # Of `host` and `tables`: five with a number a request, then of single tokens, of all prompts, of
     # those that begin, and of each chunk the two of Chunk.queries and the two of Chunk.keys.
     ROWS: tuple[str, ...] = (
-        "old_len", "seq_len", "old_history", "new_history", "window_slot", "single_indptr",
-        "rows_indptr", "begun_indptr", "chunk_indptr")
+        "old_len", "seq_lens", "old_history", "new_history", "window_slot", "single_indptr",
+        "query_start_loc", "begun_indptr", "chunk_indptr")
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -193,7 +193,7 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
             grown = (rows["new_history"] - rows["old_history"])[decodes:common.num_reqs]
             appended = self._tables(
                 common, slice(decodes, common.num_reqs), int(new[decodes:].max()), int(grown.max()),
-                self._on_device("rows_indptr", 0, common.num_reqs - decodes + 1))
+                self._on_device("query_start_loc", 0, common.num_reqs - decodes + 1))
             prompts = self._prompts(rows, slice(decodes, common.num_reqs), new[decodes:])
         single = self._tables(common, slice(decodes), 1, self.format.demote_block,
                               self._on_device("single_indptr", 0, decodes + 1)) if decodes else None
@@ -205,17 +205,17 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
     def _fill(self, decodes, new, length, slots):
         """The numbers of each request, and where the prompts' rows are. Returns the rows of `host`."""
         rows, n = dict(zip(self.ROWS, self.host.numpy())), len(length)
-        rows["seq_len"][:n] = length
+        rows["seq_lens"][:n] = length
         rows["old_len"][:n] = np.maximum(length - new, 0)
         rows["window_slot"][:n], shared = 0, 0
         if slots is not None:
             rows["window_slot"][:len(slots)] = slots
             shared = np.zeros(n, np.int32)
             shared[:len(slots)] = self.shared_history[slots]
-        for history, tokens in (("old_history", "old_len"), ("new_history", "seq_len")):
+        for history, tokens in (("old_history", "old_len"), ("new_history", "seq_lens")):
             rows[history][:n] = np.maximum(self.format.history_tokens(rows[tokens][:n]), shared)
-        rows["rows_indptr"][0] = 0
-        rows["rows_indptr"][1:n - decodes + 1] = np.cumsum(new[decodes:])
+        rows["query_start_loc"][0] = 0
+        rows["query_start_loc"][1:n - decodes + 1] = np.cumsum(new[decodes:])
         return rows
 
     def _prompts(self, rows, requests, new):
@@ -226,11 +226,11 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
             raise UnsupportedError("a prompt begins before one that goes on: not served")
         if later and self.layers[0].scratch is None:
             raise UnsupportedError("a prompt comes in chunks, and chunked prefill is off")
-        starts = rows["rows_indptr"][:count + 1].tolist()
+        starts = rows["query_start_loc"][:count + 1].tolist()
         chunks = []
         for i in range(later):
             request = requests.start + i
-            ends = int(new[i]), int(rows["seq_len"][request])
+            ends = int(new[i]), int(rows["seq_lens"][request])
             rows["chunk_indptr"][4 * i:4 * i + 4] = 0, ends[0], 0, ends[1]
             queries, keys = (Packed([0, end], self._on_device("chunk_indptr", 4 * i + 2 * j, 2))
                              for j, end in enumerate(ends))
@@ -247,11 +247,11 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
     def _on_device(self, row, first, count):
         return self.tables[self.ROWS.index(row), first:first + count]
 
-    def _tables(self, common: CommonAttentionMetadata, requests, max_new_rows, max_new_history, rows_indptr):
+    def _tables(self, common: CommonAttentionMetadata, requests, max_new_rows, max_new_history, query_start_loc):
         """Of a slice of the requests."""
         rows = {name: row[requests] for name, row in zip(self.ROWS[:5], self.tables)}
         return StepTables(block_table=common.block_table_tensor[requests, self.sink_blocks:],
-                          rows_indptr=rows_indptr, status=self.status, max_new_rows=max_new_rows,
+                          query_start_loc=query_start_loc, status=self.status, max_new_rows=max_new_rows,
                           max_new_history=max_new_history, **rows)
 
     def note_refused(self, request_ids, logits):

@@ -1,4 +1,4 @@
-"""Attention of prompts, which come whole or in chunks.
+"""Attention of prompts, which come whole or in prefill chunks.
 
 A whole prompt or a first chunk attends over its own rows as the model made them. A later chunk attends
 in the cache's basis, over what the cache holds of its request, read back into a scratch, and over its

@@ -8,9 +8,9 @@ from .._library import ops
 from ..recipe import CacheFormat
 
 
-def chunk_bytes(bundle, head_dim):
+def page_bytes(bundle, head_dim):
     """Bytes of one (page, KV head) in a bundle's format."""
-    return ops.chunk_bytes(head_dim, bundle.quantizer.numbers())
+    return ops.page_bytes(head_dim, bundle.quantizer.numbers())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +29,14 @@ class Int2Spec(FullAttentionSpec):
 class SizedSpec(Int2Spec):
     """The same where a spec's class says how many bytes a page has (vLLM 0.26)."""
 
-    chunk_bytes: int = 0
+    page_bytes: int = 0
 
     @property
     @override
     def real_page_size_bytes(self):
-        return self.num_kv_heads * self.chunk_bytes
+        return self.num_kv_heads * self.page_bytes
 
     @classmethod
     @override
     def merge(cls, specs):
-        return replace(super().merge(specs), chunk_bytes=specs[0].chunk_bytes)
+        return replace(super().merge(specs), page_bytes=specs[0].page_bytes)

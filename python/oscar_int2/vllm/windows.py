@@ -2,7 +2,7 @@
 
 
 class WindowSlots:
-    """Slots 0 to count - 1, by request id. A request keeps its slot until it ends or is preempted;
+    """Request slots 0 to count - 1, by request id. A request keeps its slot until it ends or is preempted;
     vLLM runs at most max_num_seqs requests, so that many slots are enough."""
 
     def __init__(self, count):

@@ -53,7 +53,7 @@ TEST(RowsOnTheGpu, EqualTheCpusToTheBit) {
   }
 }
 
-TEST(RowsOnTheGpu, EqualTheCpusUnderTheRulesOfOtherStacks) {
+TEST(RowsOnTheGpu, EqualTheCpusUnderTheRulesOfOtherBackends) {
   if (!oscar_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
   if (!has_device_rows()) GTEST_SKIP() << "built without kernels";
   torch::manual_seed(5);

@@ -13,12 +13,12 @@ namespace {
 using namespace oscar;
 using oscar_test::relative_error;
 
-TokenChunks random_chunks(int count, int length, int vocab_size) {
+TokenSequences random_sequences(int count, int length, int vocab_size) {
   std::mt19937 random(7);
-  TokenChunks corpus;
+  TokenSequences corpus;
   for (int i = 0; i < count; ++i) {
-    auto& chunk = corpus.chunks.emplace_back(static_cast<size_t>(length));
-    for (int32_t& id : chunk)
+    auto& sequence = corpus.sequences.emplace_back(static_cast<size_t>(length));
+    for (int32_t& id : sequence)
       id = static_cast<int32_t>(random() % static_cast<unsigned>(vocab_size));
   }
   corpus.record.tokens = int64_t{count} * length;
@@ -48,9 +48,9 @@ class CalibrateGpu : public testing::Test {
   std::vector<LayerStatistics> collect(int64_t batch_tokens, bool weights_resident = true,
                                        bool hidden_on_device = true) {
     Transformer model(checkpoint_, {torch::kCUDA, torch::kBFloat16});
-    const TokenChunks corpus = random_chunks(6, 512, checkpoint_.config.vocab_size);
+    const TokenSequences corpus = random_sequences(6, 512, checkpoint_.config.vocab_size);
     RunPlan plan;
-    plan.batches = plan_batches(corpus.chunks, batch_tokens);
+    plan.batches = plan_batches(corpus.sequences, batch_tokens);
     plan.waves = {{0, plan.batches.size(), corpus.record.tokens}};
     plan.memory.weights_resident = weights_resident;
     plan.memory.hidden_on_device = hidden_on_device;
@@ -70,7 +70,7 @@ class CalibrateGpu : public testing::Test {
 TEST_F(CalibrateGpu, MomentsEqualAFloat64RecomputationFromTheObserversTensors) {
   const torch::InferenceMode inference;
   Transformer model(checkpoint_, {torch::kCUDA, torch::kBFloat16});
-  const TokenChunks corpus = random_chunks(2, 1024, checkpoint_.config.vocab_size);
+  const TokenSequences corpus = random_sequences(2, 1024, checkpoint_.config.vocab_size);
   torch::Tensor hidden = model.embed(batch_ids(corpus, {0, 2, 1024}).to(torch::kCUDA));
   for (int layer = 0; layer < checkpoint_.config.num_layers; ++layer) {
     const LayerGeometry geometry = checkpoint_.config.geometry(layer, 256);
@@ -183,9 +183,9 @@ TEST_F(CalibrateGpu, ResidentLayersAreReadOnceForAllPassesOfAModel) {
 TEST_F(CalibrateGpu, WavesAreNoLargerThanTheHostCanSaveOfThem) {
   constexpr int64_t kMany = int64_t{64} << 30;
   Transformer model(checkpoint_, {torch::kCUDA, torch::kBFloat16});
-  const auto chunks = random_chunks(64, 512, checkpoint_.config.vocab_size).chunks;
+  const auto sequences = random_sequences(64, 512, checkpoint_.config.vocab_size).sequences;
   const auto plan = [&](int64_t host_bytes, bool saved = true) {
-    std::vector<Batch> batches = plan_batches(chunks, 2048);
+    std::vector<Batch> batches = plan_batches(sequences, 2048);
     MemoryNeeds needs = model_needs(model, longest_batch(batches));
     needs.hidden_saved = saved;
     return plan_run(std::move(batches), std::move(needs), {host_bytes, kMany}, torch::kCUDA);

@@ -23,7 +23,7 @@ void expect_equal(const SideCodec& found, const SideCodec& expected) {
   expect_equal(found.forward, expected.forward, "forward");
   expect_equal(found.partner, expected.partner, "partner");
   expect_equal(found.mean, expected.mean, "mean");
-  expect_equal(found.centres, expected.centres, "centres");
+  expect_equal(found.centers, expected.centers, "centers");
   expect_equal(found.feedback, expected.feedback, "feedback");
   expect_equal(found.metric, expected.metric, "metric");
   EXPECT_EQ(found.recipe, expected.recipe);
@@ -32,7 +32,7 @@ void expect_equal(const SideCodec& found, const SideCodec& expected) {
 
 class CandidateCodecsTest : public testing::Test {
  protected:
-  LayerStatistics statistics_ = statistics_of({random_chunk(1), random_chunk(2)});
+  LayerStatistics statistics_ = statistics_of({random_sequence(1), random_sequence(2)});
   LayerTransforms balanced_ = fit_layer(statistics_,
                                         {.kind = TransformKind::kBalanced,
                                          .center = true,
@@ -40,12 +40,12 @@ class CandidateCodecsTest : public testing::Test {
                                          .scale_correction = ScaleCorrection::kMetric},
                                         Rope{});
   LayerTransforms plain_ = fit_layer(statistics_, {.kind = TransformKind::kOscar}, Rope{});
-  // The first head has centres, whatever they were fitted to.
-  LayerTransforms with_centres_ = [this] {
+  // The first head has centers, whatever they were fitted to.
+  LayerTransforms with_centers_ = [this] {
     LayerTransforms fit = balanced_;
-    fit.key.centres = MatrixStack<float>(fit.key.forward.count, 2, fit.key.forward.cols);
+    fit.key.centers = MatrixStack<float>(fit.key.forward.count, 2, fit.key.forward.cols);
     for (int i = 0; i < 2 * fit.key.forward.cols; ++i) {
-      fit.key.centres.data[static_cast<size_t>(i)] = 0.1f * static_cast<float>(i % 13 - 6);
+      fit.key.centers.data[static_cast<size_t>(i)] = 0.1f * static_cast<float>(i % 13 - 6);
     }
     return fit;
   }();
@@ -74,8 +74,8 @@ TEST_F(CandidateCodecsTest, EqualTheCodecOfTheComposedHeads) {
           Candidate{of(balanced_, 1, kMetric, Rounding::kShaped),
                     of(plain_, 0, kUnbiased, Rounding::kPlain),
                     of(balanced_, 0, kNone, Rounding::kPlain)},
-          Candidate{of(with_centres_, 0, kNone, Rounding::kPlain),
-                    of(with_centres_, 1, kNone, Rounding::kPlain),
+          Candidate{of(with_centers_, 0, kNone, Rounding::kPlain),
+                    of(with_centers_, 1, kNone, Rounding::kPlain),
                     of(plain_, 0, kNone, Rounding::kPlain)}}) {
       expect_equal(codecs_.codec(heads, side), make_side_codec(compose_heads(heads, side), side,
                                                                kQuantizer, 1, rope_, torch::kCPU));
@@ -85,16 +85,16 @@ TEST_F(CandidateCodecsTest, EqualTheCodecOfTheComposedHeads) {
 
 }  // namespace
 
-// Chunks that the fit never sees: which, how many, and when none.
+// Sequences that the fit never sees: which, how many, and when none.
 
 namespace {
 
 using namespace oscar;
 
 HeldBack split(const std::vector<int>& lengths) {
-  std::vector<std::vector<int32_t>> chunks;
-  for (const int length : lengths) chunks.emplace_back(length, 1);
-  return hold_back(chunks, QuantizerSettings{});
+  std::vector<std::vector<int32_t>> sequences;
+  for (const int length : lengths) sequences.emplace_back(length, 1);
+  return hold_back(sequences, QuantizerSettings{});
 }
 
 using Indices = std::vector<size_t>;
@@ -116,7 +116,7 @@ TEST(HoldBack, TakesTwoOfFourAndNeverMoreThanTheCap) {
   EXPECT_EQ(many.search.size() + many.confirm.size(), static_cast<size_t>(kMostHeldBack));
 }
 
-TEST(HoldBack, LeavesChunksThatHardlyReachBehindTheWindowsToTheFit) {
+TEST(HoldBack, LeavesSequencesThatHardlyReachBehindTheWindowsToTheFit) {
   const HeldBack s = split({448, 448, 448, 448, 448, 447, 20});
   EXPECT_EQ(s.search, Indices{3});
   EXPECT_EQ(s.confirm, Indices{4});
@@ -128,11 +128,11 @@ TEST(HoldBack, SaysWhyASmallCorpusHoldsNothingBack) {
     const HeldBack s = split(lengths);
     EXPECT_TRUE(s.search.empty() && s.confirm.empty());
     EXPECT_EQ(s.fit.size(), lengths.size());
-    EXPECT_NE(s.reason.find("at least 4 chunks of 448 tokens"), std::string::npos) << s.reason;
+    EXPECT_NE(s.reason.find("at least 4 sequences of 448 tokens"), std::string::npos) << s.reason;
   }
 }
 
-TEST(HoldBack, EveryChunkIsInExactlyOneList) {
+TEST(HoldBack, EverySequenceIsInExactlyOneList) {
   for (int n = 1; n < 70; ++n) {
     const HeldBack s = split(std::vector<int>(n, 600));
     Indices all = s.fit;

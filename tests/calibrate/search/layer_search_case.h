@@ -1,4 +1,4 @@
-// A small layer to search: its geometry, chunks of random rows, and their statistics.
+// A small layer to search: its geometry, sequences of random rows, and their statistics.
 #pragma once
 
 #include <vector>
@@ -21,21 +21,21 @@ inline constexpr LayerGeometry kGeometry{.layer_id = 1,
 inline const QuantizerSettings kQuantizer{
     .quant_group_size = kDim, .sink_tokens = 4, .recent_tokens = 16};
 
-inline HeldChunk random_chunk(uint64_t seed, int64_t tokens = kTokens) {
+inline HeldSequence random_sequence(uint64_t seed, int64_t tokens = kTokens) {
   torch::manual_seed(seed);
   return {torch::randn({kHeads * kGroup, tokens, kDim}), torch::randn({kHeads, tokens, kDim}),
           torch::randn({kHeads, tokens, kDim})};
 }
 
 // Keys far from zero mean, and channels of unequal size that queries weigh the other way round:
-// what centring, the balanced transform and shaped rounding are for.
-inline HeldChunk planted_chunk(uint64_t seed) {
-  HeldChunk chunk = random_chunk(seed);
+// what centering, the balanced transform and shaped rounding are for.
+inline HeldSequence planted_sequence(uint64_t seed) {
+  HeldSequence sequence = random_sequence(seed);
   const auto scale = torch::linspace(-1.5, 1.5, kDim).exp();
-  chunk.k.mul_(scale).add_(3.0f);
-  chunk.q.div_(scale);
-  chunk.v.mul_(scale);
-  return chunk;
+  sequence.k.mul_(scale).add_(3.0f);
+  sequence.q.div_(scale);
+  sequence.v.mul_(scale);
+  return sequence;
 }
 
 inline torch::Tensor output_metric() {
@@ -44,9 +44,9 @@ inline torch::Tensor output_metric() {
   return torch::matmul(w, w.transpose(1, 2));
 }
 
-inline LayerStatistics statistics_of(const std::vector<HeldChunk>& chunks) {
+inline LayerStatistics statistics_of(const std::vector<HeldSequence>& sequences) {
   MomentCollector collector(kGeometry, torch::kCPU);
-  for (const HeldChunk& c : chunks) {
+  for (const HeldSequence& c : sequences) {
     collector.observe({.layer = 1,
                        .q = c.q.unsqueeze(0),
                        .k = c.k.unsqueeze(0),
@@ -63,12 +63,12 @@ inline LayerStatistics statistics_of(const std::vector<HeldChunk>& chunks) {
   return s;
 }
 
-// Every query of `chunks` behind the windows.
-inline HeldBackHalf all_queries(const std::vector<HeldChunk>& chunks) {
-  return HeldBackHalf::all_queries(chunks, {.quantizer = kQuantizer,
-                                            .layer = kGeometry.layer_id,
-                                            .sm_scale = 1 / std::sqrt(double{kDim}),
-                                            .output_metric = output_metric()});
+// Every query of `sequences` behind the windows.
+inline HeldBackHalf all_queries(const std::vector<HeldSequence>& sequences) {
+  return HeldBackHalf::all_queries(sequences, {.quantizer = kQuantizer,
+                                               .layer = kGeometry.layer_id,
+                                               .sm_scale = 1 / std::sqrt(double{kDim}),
+                                               .output_metric = output_metric()});
 }
 
 // All heads of a side of a layer.
@@ -83,7 +83,7 @@ inline Candidate as_candidate(const SideTransform& side) {
 
 // Their losses on every query with both sides INT2: pair i is that of layers[i].
 inline LossTable losses_of(const std::vector<const LayerTransforms*>& layers,
-                           const std::vector<HeldChunk>& chunks) {
+                           const std::vector<HeldSequence>& sequences) {
   Candidates keys, values;
   std::vector<CandidatePair> pairs;
   for (const LayerTransforms* layer : layers) {
@@ -91,7 +91,7 @@ inline LossTable losses_of(const std::vector<const LayerTransforms*>& layers,
     keys.push_back(as_candidate(layer->key));
     values.push_back(as_candidate(layer->value));
   }
-  return all_queries(chunks).losses(keys, values, pairs);
+  return all_queries(sequences).losses(keys, values, pairs);
 }
 
 // With its inputs, which the search only refers to.
@@ -100,7 +100,8 @@ struct Search {
   SearchOptions options;
   HeldBackLayer held;
   torch::Device device = torch::kCPU;  // that computes
-  LayerStatistics statistics = statistics_of({random_chunk(1), random_chunk(2), random_chunk(3)});
+  LayerStatistics statistics =
+      statistics_of({random_sequence(1), random_sequence(2), random_sequence(3)});
   Rope rope;
 
   LayerDecision run() const {
@@ -116,9 +117,9 @@ struct Search {
   }
 
  private:
-  std::vector<HeldChunk> on_device(const std::vector<HeldChunk>& chunks) const {
-    std::vector<HeldChunk> moved;
-    for (const HeldChunk& c : chunks) {
+  std::vector<HeldSequence> on_device(const std::vector<HeldSequence>& sequences) const {
+    std::vector<HeldSequence> moved;
+    for (const HeldSequence& c : sequences) {
       moved.push_back({c.q.to(device), c.k.to(device), c.v.to(device)});
     }
     return moved;
@@ -129,8 +130,8 @@ struct Search {
 inline Search random_search() {
   Search search;
   search.fixed = {.kind = TransformKind::kHadamard, .clip_k = 0.96, .clip_v = 0.96};
-  search.held.search = {random_chunk(10), random_chunk(11)};
-  search.held.confirm = {random_chunk(12), random_chunk(13)};
+  search.held.search = {random_sequence(10), random_sequence(11)};
+  search.held.confirm = {random_sequence(12), random_sequence(13)};
   return search;
 }
 

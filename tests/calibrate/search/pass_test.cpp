@@ -20,13 +20,13 @@ using namespace oscar::search_case;
 
 struct HostileText {
   std::string name;
-  std::function<void(HeldChunk&)> spoil;  // works on KV head 0 and its query heads
-  bool falls_back;                        // whether head 0 can't have the balanced transform
+  std::function<void(HeldSequence&)> spoil;  // works on KV head 0 and its query heads
+  bool falls_back;                           // whether head 0 can't have the balanced transform
 };
 
 // Rows of head 0: queries [kGroup, tokens, d], keys and values [1, tokens, d].
-std::vector<torch::Tensor> first_head(const HeldChunk& chunk) {
-  return {chunk.q.narrow(0, 0, kGroup), chunk.k.narrow(0, 0, 1), chunk.v.narrow(0, 0, 1)};
+std::vector<torch::Tensor> first_head(const HeldSequence& sequence) {
+  return {sequence.q.narrow(0, 0, kGroup), sequence.k.narrow(0, 0, 1), sequence.v.narrow(0, 0, 1)};
 }
 
 torch::Tensor fixed_row(uint64_t seed) {
@@ -36,56 +36,56 @@ torch::Tensor fixed_row(uint64_t seed) {
 
 std::vector<HostileText> hostile_texts() {
   return {{"RankOne",
-           [](HeldChunk& chunk) {
+           [](HeldSequence& sequence) {
              uint64_t seed = 90;
-             for (auto& rows : first_head(chunk)) {
+             for (auto& rows : first_head(sequence)) {
                rows.copy_(rows.narrow(2, 0, 1).clone() * fixed_row(seed++));
              }
            },
            false},
           {"ZeroHead",
-           [](HeldChunk& chunk) {
-             for (auto& rows : first_head(chunk)) rows.zero_();
+           [](HeldSequence& sequence) {
+             for (auto& rows : first_head(sequence)) rows.zero_();
            },
            true},
           {"OneTokenRepeated",
-           [](HeldChunk& chunk) {
+           [](HeldSequence& sequence) {
              uint64_t seed = 90;
-             for (auto& rows : first_head(chunk)) rows.copy_(fixed_row(seed++).expand_as(rows));
+             for (auto& rows : first_head(sequence)) rows.copy_(fixed_row(seed++).expand_as(rows));
            },
            true},
           {"HugeMean",
-           [](HeldChunk& chunk) {
+           [](HeldSequence& sequence) {
              // A thousand times the spread; the scores that attention sees still have digits left.
-             chunk.k[0].add_(1e3 * fixed_row(91));
-             chunk.v[0].add_(1e3 * fixed_row(92));
+             sequence.k[0].add_(1e3 * fixed_row(91));
+             sequence.v[0].add_(1e3 * fixed_row(92));
            },
            false},
           {"TwelveDecades",  // of the covariances' eigenvalues
-           [](HeldChunk& chunk) {
+           [](HeldSequence& sequence) {
              const auto scale = torch::logspace(0, -6, kDim);
-             for (auto& rows : first_head(chunk)) rows.mul_(scale);
+             for (auto& rows : first_head(sequence)) rows.mul_(scale);
            },
            false},
           {"OppositeDecades",
-           [](HeldChunk& chunk) {
+           [](HeldSequence& sequence) {
              const auto scale = torch::logspace(0, -3, kDim);
-             chunk.k[0].mul_(scale);
-             chunk.v[0].mul_(scale);
-             chunk.q.narrow(0, 0, kGroup).div_(scale);
+             sequence.k[0].mul_(scale);
+             sequence.v[0].mul_(scale);
+             sequence.q.narrow(0, 0, kGroup).div_(scale);
            },
            false}};
 }
 
 class HostileSearch : public testing::TestWithParam<HostileText> {
  protected:
-  static std::vector<HeldChunk> texts(std::initializer_list<uint64_t> seeds) {
-    std::vector<HeldChunk> chunks;
+  static std::vector<HeldSequence> texts(std::initializer_list<uint64_t> seeds) {
+    std::vector<HeldSequence> sequences;
     for (const uint64_t seed : seeds) {
-      chunks.push_back(random_chunk(seed));
-      GetParam().spoil(chunks.back());
+      sequences.push_back(random_sequence(seed));
+      GetParam().spoil(sequences.back());
     }
-    return chunks;
+    return sequences;
   }
 };
 
@@ -173,13 +173,15 @@ int64_t bytes_of(const ModelConfig& config, const HeldBackSize& held_back,
   return bytes;
 }
 
-int64_t bytes_of(const ModelConfig& config, int64_t chunks, torch::Device device = torch::kCPU) {
-  return bytes_of(
-      config, {.tokens = chunks * kLength, .search_chunks = chunks / 2, .longest_chunk = kLength},
-      {.kind = true, .center = true, .granularity = true, .row_weights = true}, device);
+int64_t bytes_of(const ModelConfig& config, int64_t sequences, torch::Device device = torch::kCPU) {
+  return bytes_of(config,
+                  {.tokens = sequences * kLength,
+                   .search_sequences = sequences / 2,
+                   .longest_sequence = kLength},
+                  {.kind = true, .center = true, .granularity = true, .row_weights = true}, device);
 }
 
-// With many chunks what is kept is at its limit, and so is all else but the rows.
+// With many sequences what is kept is at its limit, and so is all else but the rows.
 TEST(SearchMemory, GrowsWithTheRowsThatAreHeldBackAlone) {
   const ModelConfig config = config_of(32, 8, 128);
   const int64_t of_token = (32 + 2 * 8) * 128 * 4;
@@ -192,7 +194,7 @@ TEST(SearchMemory, GrowsWithTheRowsThatAreHeldBackAlone) {
 // On the CPU a layer is searched when no batch runs; its rows are there before.
 TEST(SearchMemory, RowsAreCollectedWhileBatchesPassWhereTheSearchWaitsForThem) {
   const ModelConfig config = config_of(4, 2, 32);
-  const HeldBackSize size{.tokens = kLength, .search_chunks = 1, .longest_chunk = kLength};
+  const HeldBackSize size{.tokens = kLength, .search_sequences = 1, .longest_sequence = kLength};
   const auto passing = [&](torch::Device device) {
     int64_t bytes = 0;
     for (const MemoryNeed& need : search_needs(config, size, {}, {.clip = true}, device)) {
@@ -207,9 +209,10 @@ TEST(SearchMemory, RowsAreCollectedWhileBatchesPassWhereTheSearchWaitsForThem) {
 TEST(SearchMemory, ClippingAloneTakesLessThanASearchOfTransforms) {
   const ModelConfig config = config_of(4, 2, 32);
   const int64_t rows = 2 * 6 * kLength * 2 * 32 * 4;  // of six candidates less of each side
-  EXPECT_LT(bytes_of(config, {.tokens = 4 * kLength, .search_chunks = 2, .longest_chunk = kLength},
-                     {.clip = true}, torch::kCPU),
-            bytes_of(config, 4) - rows);
+  EXPECT_LT(
+      bytes_of(config, {.tokens = 4 * kLength, .search_sequences = 2, .longest_sequence = kLength},
+               {.clip = true}, torch::kCPU),
+      bytes_of(config, 4) - rows);
 }
 
 TEST(SearchMemory, ASmallModelIsNotChargedTheLimitsOfALargeOne) {
@@ -221,7 +224,7 @@ TEST(SearchMemory, ASmallModelIsNotChargedTheLimitsOfALargeOne) {
 
 }  // namespace
 
-// Held-back chunks are placed at served positions, and arrive in batches of any size.
+// Held-back sequences are placed at served positions, and arrive in batches of any size.
 
 namespace {
 
@@ -266,7 +269,7 @@ TEST(PlacementOffsets, OneInEachPartOfTheSpan) {
   EXPECT_EQ(placement_offsets(0, 3, 9), (std::vector<int64_t>{0, 0, 0}));
 }
 
-TEST(SearchPass, ABatchOfChunksGivesTheDecisionsOfSingleChunks) {
+TEST(SearchPass, ABatchOfSequencesGivesTheDecisionsOfSingleSequences) {
   const Checkpoint checkpoint = open_checkpoint("tiny-gqa", {});
   const Transformer model(checkpoint, {torch::kCPU, torch::kFloat32});
   torch::manual_seed(3);

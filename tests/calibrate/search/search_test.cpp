@@ -27,10 +27,10 @@ TEST(Confirmation, RejectsAnOverfitChoice) {
   search.fixed = {.kind = TransformKind::kIdentity, .clip_k = 0, .clip_v = 0};
   search.options = {.clip = true};
   const auto with_outliers = [](uint64_t seed, bool seen) {
-    HeldChunk chunk = random_chunk(seed);
-    chunk.k.narrow(2, 0, 4).mul_(8.0f);
-    (seen ? chunk.q.narrow(2, 4, kDim - 4) : chunk.q.narrow(2, 0, 4)).zero_();
-    return chunk;
+    HeldSequence sequence = random_sequence(seed);
+    sequence.k.narrow(2, 0, 4).mul_(8.0f);
+    (seen ? sequence.q.narrow(2, 4, kDim - 4) : sequence.q.narrow(2, 0, 4)).zero_();
+    return sequence;
   };
   search.held.search = {with_outliers(10, false), with_outliers(11, false)};
   search.held.confirm = {with_outliers(12, false), with_outliers(13, false)};
@@ -54,7 +54,7 @@ using namespace oscar;
 using namespace oscar::search_case;
 
 TEST(DecisionBytes, BecomeTheSameDecisionToTheBit) {
-  const std::vector<HeldChunk> fit = {planted_chunk(1), planted_chunk(2)};
+  const std::vector<HeldSequence> fit = {planted_sequence(1), planted_sequence(2)};
   const LayerStatistics statistics = statistics_of(fit);
   const FitOptions fixed;
   const SearchOptions search{
@@ -66,7 +66,7 @@ TEST(DecisionBytes, BecomeTheSameDecisionToTheBit) {
                                      .rope = rope,
                                      .quantizer = kQuantizer,
                                      .output_metric = output_metric()},
-                                    {{planted_chunk(3)}, {planted_chunk(4)}});
+                                    {{planted_sequence(3)}, {planted_sequence(4)}});
   made.main.warnings = {"noticed \xc3\xa4"};
   const LayerDecision read = decision_from_bytes(decision_bytes(made), kGeometry);
   EXPECT_EQ(read.main.warnings, made.main.warnings);
@@ -98,7 +98,7 @@ using namespace oscar;
 using namespace oscar::search_case;
 
 // Of each head, by the engine that evaluation uses: loss and energy of every query behind the
-// windows, chunk after chunk.
+// windows, sequence after sequence.
 struct EngineLosses {
   std::vector<double> error, energy;
 
@@ -109,13 +109,13 @@ struct EngineLosses {
 };
 
 std::vector<EngineLosses> engine_losses(const LayerTransforms& layer,
-                                        const std::vector<HeldChunk>& chunks) {
+                                        const std::vector<HeldSequence>& sequences) {
   const auto codec = std::make_shared<LayerCodec>();
   codec->key = make_side_codec(layer.key, Side::kKey, kQuantizer, 1, Rope{}, torch::kCPU);
   codec->value = make_side_codec(layer.value, Side::kValue, kQuantizer, 1, Rope{}, torch::kCPU);
   const CacheView view{.sink = kQuantizer.sink_tokens, .recent = kQuantizer.recent_tokens};
   std::vector<EngineLosses> losses(kHeads);
-  for (const HeldChunk& c : chunks) {
+  for (const HeldSequence& c : sequences) {
     const auto attend = [&](const std::shared_ptr<LayerCodec>& used) {
       Int2Attention engine({used}, view, {0});
       return engine
@@ -178,8 +178,9 @@ TEST(LayerSearch, AHeadThatHadamardWritesBetterFallsBackToIt) {
   EXPECT_FLOAT_EQ(decision.main.value.recipe.clip_ratio[0], 0.92f);
 
   search.fixed.clip_k = search.fixed.clip_v = 0.92;
-  search.statistics = statistics_of({planted_chunk(1), planted_chunk(2), planted_chunk(3)});
-  search.held.confirm = {planted_chunk(12), planted_chunk(13)};
+  search.statistics =
+      statistics_of({planted_sequence(1), planted_sequence(2), planted_sequence(3)});
+  search.held.confirm = {planted_sequence(12), planted_sequence(13)};
   const LayerDecision better = search.run();
   for (int h = 0; h < kHeads; ++h) {
     EXPECT_EQ(better.main.key.kind[h], TransformKind::kBalanced);
@@ -191,13 +192,14 @@ TEST(LayerSearch, WhatWasChosenIsFittedAgainToOtherSums) {
   Search search = random_search();
   search.fixed.kind = TransformKind::kBalanced;
   search.options = {.kind = true, .clip = true, .rounding = true, .scale_correction = true};
-  search.statistics = statistics_of({planted_chunk(1), planted_chunk(2), planted_chunk(3)});
-  search.held.search = {planted_chunk(10), planted_chunk(11)};
-  search.held.confirm = {planted_chunk(12), planted_chunk(13)};
+  search.statistics =
+      statistics_of({planted_sequence(1), planted_sequence(2), planted_sequence(3)});
+  search.held.search = {planted_sequence(10), planted_sequence(11)};
+  search.held.confirm = {planted_sequence(12), planted_sequence(13)};
   const LayerDecision decision = search.run();
   const LayerDecision same = fit_again(decision, search.statistics, search.fixed, search.rope);
-  const auto more = statistics_of(
-      {planted_chunk(1), planted_chunk(2), planted_chunk(3), planted_chunk(10), planted_chunk(11)});
+  const auto more = statistics_of({planted_sequence(1), planted_sequence(2), planted_sequence(3),
+                                   planted_sequence(10), planted_sequence(11)});
   const LayerDecision again = fit_again(decision, more, search.fixed, search.rope);
   for (const auto side : {Side::kKey, Side::kValue}) {
     const SideTransform& first = side_of(decision.main, side);
@@ -217,9 +219,10 @@ TEST(LayerSearch, WhatWasChosenIsFittedAgainToOtherSums) {
 
 TEST(LayerSearch, FindsTheKindThatSpreadsOutliersAndTheWriterThatHelps) {
   Search search = random_search();
-  search.statistics = statistics_of({planted_chunk(1), planted_chunk(2), planted_chunk(3)});
-  search.held.search = {planted_chunk(10), planted_chunk(11)};
-  search.held.confirm = {planted_chunk(12), planted_chunk(13)};
+  search.statistics =
+      statistics_of({planted_sequence(1), planted_sequence(2), planted_sequence(3)});
+  search.held.search = {planted_sequence(10), planted_sequence(11)};
+  search.held.confirm = {planted_sequence(12), planted_sequence(13)};
   search.options = {.kind = true, .center = true, .rounding = true, .scale_correction = true};
   const LayerDecision decision = search.run();
   for (int h = 0; h < kHeads; ++h) {
@@ -259,8 +262,8 @@ TEST(LayerSearch, PredictsTheErrorThatTheEngineMakes) {
 TEST(LayerSearch, PredictsThePortableErrorFromASampleWithinItsStandardError) {
   Search search = random_search();
   constexpr int64_t kLong = 1100, kSample = 256;
-  search.held.search = {random_chunk(10, kLong), random_chunk(11, kLong)};
-  search.held.confirm = {random_chunk(12, kLong), random_chunk(13, kLong)};
+  search.held.search = {random_sequence(10, kLong), random_sequence(11, kLong)};
+  search.held.confirm = {random_sequence(12, kLong), random_sequence(13, kLong)};
   const LayerDecision decision = search.run();
   for (const LayerTransforms* layer : {&decision.portable.shared, &decision.portable.per_head}) {
     const auto losses = engine_losses(*layer, search.held.confirm);
@@ -288,11 +291,11 @@ TEST(LayerSearch, PredictsThePortableErrorFromASampleWithinItsStandardError) {
 TEST(LayerSearch, AmongRotationsTakesTheOwnBasisWhereItSpreadsKeysBetter) {
   Search search = random_search();
   const auto planted = [](uint64_t seed) {
-    HeldChunk chunk = random_chunk(seed);
+    HeldSequence sequence = random_sequence(seed);
     const auto along = torch::randn({kHeads, kTokens, 1});
-    torch::manual_seed(3);  // the same direction in every chunk
-    chunk.k = 0.3 * chunk.k + along * torch::randn({kDim});
-    return chunk;
+    torch::manual_seed(3);  // the same direction in every sequence
+    sequence.k = 0.3 * sequence.k + along * torch::randn({kDim});
+    return sequence;
   };
   search.fixed.kind = TransformKind::kOscar;
   search.fixed.rounding = Rounding::kShaped;
@@ -313,7 +316,7 @@ TEST(LayerSearch, AmongRotationsTakesTheOwnBasisWhereItSpreadsKeysBetter) {
   EXPECT_TRUE(decision.main.key.partner.empty());
 }
 
-TEST(LayerSearch, ThePortableVariantIsOrthogonalPlainUncentredWithOneClipPair) {
+TEST(LayerSearch, ThePortableVariantIsOrthogonalPlainUncenteredWithOneClipPair) {
   Search search = random_search();
   search.fixed = {.kind = TransformKind::kBalanced, .center = true, .rounding = Rounding::kShaped};
   const LayerDecision decision = search.run();
@@ -340,10 +343,10 @@ TEST(LayerSearch, RepeatsItselfToTheBit) {
 TEST(LayerSearch, ZzExperiment) {
   for (uint64_t seed = 0; seed < 200; seed += 20) {
     Search search = random_search();
-    search.held.search = {random_chunk(seed + 10), random_chunk(seed + 11)};
-    search.held.confirm = {random_chunk(seed + 12), random_chunk(seed + 13)};
-    search.statistics =
-        statistics_of({random_chunk(seed + 1), random_chunk(seed + 2), random_chunk(seed + 3)});
+    search.held.search = {random_sequence(seed + 10), random_sequence(seed + 11)};
+    search.held.confirm = {random_sequence(seed + 12), random_sequence(seed + 13)};
+    search.statistics = statistics_of(
+        {random_sequence(seed + 1), random_sequence(seed + 2), random_sequence(seed + 3)});
     search.fixed.clip_k = search.fixed.clip_v = 0.4;
     search.options.clip = true;
     const LayerDecision d = search.run();
@@ -369,10 +372,10 @@ TEST(LayerSearch, ZzExperiment) {
   }
   for (uint64_t seed = 0; seed < 200; seed += 20) {
     Search search = random_search();
-    search.statistics =
-        statistics_of({planted_chunk(seed + 1), planted_chunk(seed + 2), planted_chunk(seed + 3)});
-    search.held.search = {planted_chunk(seed + 10), planted_chunk(seed + 11)};
-    search.held.confirm = {planted_chunk(seed + 12), planted_chunk(seed + 13)};
+    search.statistics = statistics_of(
+        {planted_sequence(seed + 1), planted_sequence(seed + 2), planted_sequence(seed + 3)});
+    search.held.search = {planted_sequence(seed + 10), planted_sequence(seed + 11)};
+    search.held.confirm = {planted_sequence(seed + 12), planted_sequence(seed + 13)};
     search.options = {.kind = true, .center = true, .rounding = true, .scale_correction = true};
     const LayerDecision d = search.run();
     search.options = {.kind = true, .center = true};

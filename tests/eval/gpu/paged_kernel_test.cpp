@@ -44,15 +44,15 @@ PagedAttention make_engine_with(const std::shared_ptr<const oscar::LayerCodec>& 
   return PagedAttention({"test", {codec}, view, {0}, 8}, std::move(ops));
 }
 
-// Rows of two gathers of chunks whose codes differ, whose metadata does, and all.
+// Rows of two gathers of pages whose codes differ, whose metadata does, and all.
 struct RowCount {
   int64_t codes, metadata, rows;
 };
 RowCount count_different_rows(const torch::Tensor& a, const torch::Tensor& b,
                               const oscar::PageFormat& format) {
   const auto different = [&](int begin, int bytes) {
-    const auto rows = [&](const torch::Tensor& chunks) {
-      return chunks.slice(-1, begin, begin + 2 * oscar::kPageTokens * bytes)
+    const auto rows = [&](const torch::Tensor& pages) {
+      return pages.slice(-1, begin, begin + 2 * oscar::kPageTokens * bytes)
           .reshape({-1, 2 * oscar::kPageTokens, bytes});
     };
     return rows(a).ne(rows(b)).any(-1);
@@ -86,7 +86,7 @@ TEST(PagedKernel, PagesWindowsAndOutputsAreThoseOfTheReference) {
       const int history = a.history_at(tokens);
       ASSERT_GT(history, 512);
       const auto [codes, metadata, rows] =
-          count_different_rows(a.chunks(history).cpu(), b.chunks(history), a.format());
+          count_different_rows(a.page_data(history).cpu(), b.page_data(history), a.format());
       printf("shaped %d: of %ld rows the codes of %ld differ, the metadata of %ld\n", shaped, rows,
              codes, metadata);
       EXPECT_LE(codes, shaped ? rows / 10000 : 0);

@@ -80,8 +80,8 @@ class Traffic:
 
     def crowd(self):
         """Requests that fill the pool, and need more of it for their answers."""
-        for number in range(case.SEATS):
-            length = (POOL_BLOCKS - 1) // case.SEATS * 64 - 6
+        for number in range(case.MAX_NUM_SEQS):
+            length = (POOL_BLOCKS - 1) // case.MAX_NUM_SEQS * 64 - 6
             self.send(self.engine.prompt(number, length), 30, bad=False)
 
     def send(self, prompt=None, tokens=None, bad=None):
@@ -122,7 +122,7 @@ class Traffic:
         with (self.engine.in_chunks(chunk, of_one=of_one), self.engine.preemptions() as preempted,
               self._noted_steps()):
             self.crowd()
-            to_send, step, abort_at, reload_at = requests - case.SEATS, 0, *source.sample(range(4, 20), 2)
+            to_send, step, abort_at, reload_at = requests - case.MAX_NUM_SEQS, 0, *source.sample(range(4, 20), 2)
             while to_send or self.engine.core.has_unfinished_requests():
                 while to_send and self.chance(0.3):
                     to_send -= 1

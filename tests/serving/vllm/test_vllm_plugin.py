@@ -24,8 +24,8 @@ ROUNDINGS = 2 / 2**9
 
 
 @contextlib.contextmanager
-def padded_steps(seats):
-    """Steps of single tokens are padded to `seats` requests as vLLM pads them for a graph: without
+def padded_steps(max_num_seqs):
+    """Steps of single tokens are padded to `max_num_seqs` requests as vLLM pads them for a graph: without
     new tokens, of length 0, with rows of large numbers. Yields a list of the layers' padded steps."""
     from oscar_int2.vllm.backend import OscarAttention, OscarMetadataBuilder
 
@@ -36,12 +36,12 @@ def padded_steps(seats):
 
     def padded_build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         common = common_attn_metadata
-        missing = seats - common.num_reqs
+        missing = max_num_seqs - common.num_reqs
         if common.max_query_len == 1 and self.batch is not None and missing > 0:
             starts = common.query_start_loc_cpu[:common.num_reqs + 1]
             common = dataclasses.replace(
-                common, num_reqs=seats, query_start_loc_cpu=more(starts, missing, int(starts[-1])),
-                block_table_tensor=more(common.block_table_tensor[:seats - missing], missing, 0))
+                common, num_reqs=max_num_seqs, query_start_loc_cpu=more(starts, missing, int(starts[-1])),
+                block_table_tensor=more(common.block_table_tensor[:max_num_seqs - missing], missing, 0))
         return build(self, common_prefix_len, common, fast_build)
 
     def padded_forward(self, layer, query, key, value, kv_cache, attn_metadata, output,
@@ -61,7 +61,7 @@ def padded_steps(seats):
 
 @needs_vllm
 class Serving(case.EngineTest):
-    """One engine of 3 seats and 35 blocks, for all cases."""
+    """One engine of 3 requests at a time (max_num_seqs) and 35 blocks, for all cases."""
 
     @classmethod
     def setUpClass(cls):
@@ -87,7 +87,7 @@ class Serving(case.EngineTest):
         plan = [(0, 420, 12), (1, 350, 20), (2, 100, 6), (3, 460, 10), (4, 330, 9)]
         requests = {}
         finished = {}
-        for number, length, tokens in plan:  # one every third step: more come than there are seats
+        for number, length, tokens in plan:  # one every third step: more come than max_num_seqs
             name = engine.add(engine.prompt(number, length), tokens)
             requests[name] = (number, length, tokens)
             for _ in range(3):
@@ -103,7 +103,7 @@ class Serving(case.EngineTest):
     def test_requests_that_pad_a_graph_touch_no_window(self):
         """On a GPU, steps of fewer requests than a graph has come with empty ones behind them."""
         engine, plan = self.engine, ((0, 380, 12), (1, 350, 12))
-        with padded_steps(case.SEATS) as padded:
+        with padded_steps(case.MAX_NUM_SEQS) as padded:
             names = [engine.add(engine.prompt(number, length), tokens) for number, length, tokens in plan]
             finished = engine.run()
         self.assertGreaterEqual(len(padded), 8 * 10, "a step of all 8 layers for each token")
@@ -128,7 +128,7 @@ class Serving(case.EngineTest):
         metadata = engine.builder.build(0, steps[-1])  # nobody has said who is in it
         device = layer.window_k.device
         pages = LayerPages(
-            torch.zeros(36, 2, layer.codec.chunk_bytes, dtype=torch.uint8, device=device),
+            torch.zeros(36, 2, layer.codec.page_bytes, dtype=torch.uint8, device=device),
             layer.window_k, layer.window_v)
         before = layer.window_k.view(torch.int16).clone()
         layer.codec.append(pages, metadata.decodes, *torch.ones(2, 1, 2, 128).bfloat16().to(device))
@@ -370,7 +370,7 @@ class Refusals(unittest.TestCase):
         from oscar_int2.vllm import settings
 
         config = self.config(enable_prefix_caching=True)
-        self.assertEqual(settings.prefixes(config), case.SEATS)
+        self.assertEqual(settings.prefixes(config), case.MAX_NUM_SEQS)
         without = dataclasses.replace(settings.cache_format(config), sink_tokens=0)
         with mock.patch.object(settings, "cache_format", lambda config: without):
             self.refused(UnsupportedError, "prefix caching", enable_prefix_caching=True)
@@ -531,8 +531,8 @@ class Chunks(unittest.TestCase):
         for first, end in zip(ends, ends[1:]):
             before, after = windows.history_tokens(first), windows.history_tokens(end)
             tables = StepTables(
-                block_table=pieces.block_table, rows_indptr=int32(0, end - first),
-                old_len=int32(first), seq_len=int32(end), old_history=int32(before),
+                block_table=pieces.block_table, query_start_loc=int32(0, end - first),
+                old_len=int32(first), seq_lens=int32(end), old_history=int32(before),
                 new_history=int32(after), status=pieces.status, max_new_rows=end - first,
                 max_new_history=after - before)
             held = torch.full((2, first, 2, 128), torch.nan, dtype=torch.bfloat16)

@@ -81,14 +81,14 @@ class Prefixes(case.EngineTest):
 
     def test_prompts_of_one_step_share_nothing_and_a_later_one_does(self):
         engine, prompt = self.engine, self.engine.prompt(1, 600)
-        twins = [engine.add(prompt, 24) for _ in range(2)]
+        pair = [engine.add(prompt, 24) for _ in range(2)]
         finished = {}
         for _ in range(4):
             engine.step(finished)
         late = engine.add(prompt, 6)
         finished |= engine.run()
-        self.assertEqual([engine.cached[name] for name in (*twins, late)], [0, 0, taken(600, 603)])
-        self.same(finished[twins[0]], finished[twins[1]], "two at once")
+        self.assertEqual([engine.cached[name] for name in (*pair, late)], [0, 0, taken(600, 603)])
+        self.same(finished[pair[0]], finished[pair[1]], "two at once")
         self.check(prompt, finished[late])
 
     def test_a_prompt_is_shared_between_its_chunks(self):

@@ -38,10 +38,10 @@ ENVIRONMENT = {"VLLM_OSCAR_BUNDLE": str(BUNDLE), "OSCAR_INT2_POISON": "1",
                "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1",
                "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 POOL_BYTES = 73728 * 36  # 36 blocks of 8 layers x 2 heads x 4608 bytes; vLLM keeps one to itself
-SEATS, MAX_MODEL_LEN = 3, 1024
+MAX_NUM_SEQS, MAX_MODEL_LEN = 3, 1024
 # Steps are counted: one is begun when the last has ended, as it always is on a CPU.
 OPTIONS = {"dtype": "bfloat16", "enforce_eager": True, "async_scheduling": False,
-           "max_model_len": MAX_MODEL_LEN, "max_num_seqs": SEATS,
+           "max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS,
            "kv_cache_memory_bytes": POOL_BYTES, "seed": 0}
 # bf16 sums depend on how many rows a product has: vLLM's own BF16 cache moves log probabilities of
 # this model by .042 between a batch and a single run, and tokens change where two are that close.
@@ -236,8 +236,8 @@ class Engine:
         """(those with a row that is no NaN in some layer, those that a request holds)"""
         written = [not bool(torch.stack([w[slot].isnan().all() for layer in self.builder.layers
                                          for w in (layer.window_k, layer.window_v)]).all())
-                   for slot in range(SEATS)]
-        return ([slot for slot in range(SEATS) if written[slot]],
+                   for slot in range(MAX_NUM_SEQS)]
+        return ([slot for slot in range(MAX_NUM_SEQS) if written[slot]],
                 sorted(self.builder.slots.of.values()))
 
 

@@ -60,7 +60,7 @@ std::string fit_text(const SearchFit& fit) {
   const FitOptions& options = fit.request.options;
   return fmt::format("{}{} {}{} {}", method_name(options.kind),
                      fit.request.own_basis ? " in own basis" : "",
-                     options.key_centres ? "in segments"
+                     options.key_centers ? "in segments"
                      : options.center    ? "centred"
                                          : "uncentred",
                      options.row_weights == RowWeights::kAttention ? " by-attention" : "",
@@ -80,13 +80,13 @@ const SideCodec& CandidateCodecs::of_fit(const SideTransform& fit, Side side) {
 }
 
 SideCodec CandidateCodecs::codec(const std::vector<FittedHead>& heads, Side side) {
-  bool centred = false;
-  torch::Tensor some_centres;
+  bool centered = false;
+  torch::Tensor some_centers;
   SideCodec result;
   for (const FittedHead& head : heads) {
     const SideCodec& fit = of_fit(*head.fit, side);
-    centred = centred || fit.mean.defined();
-    if (fit.centres.defined()) some_centres = fit.centres;
+    centered = centered || fit.mean.defined();
+    if (fit.centers.defined()) some_centers = fit.centers;
     result.recipe.push_back(head.recipe);
   }
   const SideCodec& any = of_fit(*heads.front().fit, side);
@@ -98,14 +98,14 @@ SideCodec CandidateCodecs::codec(const std::vector<FittedHead>& heads, Side side
   const auto identity = torch::eye(d, any.forward.options());
   result.forward = picked(heads, {}, [&](const FittedHead& h) { return fit(h).forward; });
   result.partner = picked(heads, {}, [&](const FittedHead& h) { return fit(h).partner; });
-  if (centred) {
+  if (centered) {
     const auto zero = torch::zeros({d}, any.forward.options());
     result.mean = picked(heads, zero, [&](const FittedHead& h) { return fit(h).mean; });
   }
-  if (some_centres.defined()) {
-    const auto none = torch::zeros_like(some_centres.select(1, 0));
-    result.centres = picked(
-        heads, none, [&](const FittedHead& h) { return fit(h).centres; }, 1);
+  if (some_centers.defined()) {
+    const auto none = torch::zeros_like(some_centers.select(1, 0));
+    result.centers = picked(
+        heads, none, [&](const FittedHead& h) { return fit(h).centers; }, 1);
   }
   if (result.recipe.any(Rounding::kShaped)) {
     result.feedback = picked(heads, identity, [&](const FittedHead& h) {
@@ -121,30 +121,30 @@ SideCodec CandidateCodecs::codec(const std::vector<FittedHead>& heads, Side side
   return result;
 }
 
-// The split as a pure function of chunk lengths.
+// The split as a pure function of sequence lengths.
 
-HeldBack hold_back(const std::vector<std::vector<int32_t>>& chunks,
+HeldBack hold_back(const std::vector<std::vector<int32_t>>& sequences,
                    const QuantizerSettings& quantizer) {
   const int64_t shortest =
       int64_t{quantizer.sink_tokens} + quantizer.recent_tokens + kFewestQueries;
   std::vector<size_t> usable;
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    if (static_cast<int64_t>(chunks[i].size()) >= shortest) usable.push_back(i);
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    if (static_cast<int64_t>(sequences[i].size()) >= shortest) usable.push_back(i);
   }
   HeldBack split;
   if (static_cast<int64_t>(usable.size()) < 2 * kFewestHeldBack) {
     split.reason = fmt::format(
-        "choices are those of the preset: to hold text back for a search, at least {} chunks of "
+        "choices are those of the preset: to hold text back for a search, at least {} sequences of "
         "{} tokens are needed, and there {} {}",
         2 * kFewestHeldBack, shortest, usable.size() == 1 ? "is" : "are", usable.size());
     usable.clear();
   } else {
-    const auto quarter = static_cast<int64_t>(chunks.size() / 4);
+    const auto quarter = static_cast<int64_t>(sequences.size() / 4);
     const int64_t wanted = std::clamp(quarter, kFewestHeldBack, kMostHeldBack);
     const auto count = std::min<size_t>(static_cast<size_t>(wanted), usable.size() / 2);
     usable.erase(usable.begin(), usable.end() - static_cast<std::ptrdiff_t>(count));
   }
-  for (size_t i = 0, next = 0; i < chunks.size(); ++i) {
+  for (size_t i = 0, next = 0; i < sequences.size(); ++i) {
     if (next < usable.size() && usable[next] == i) {
       const bool last_of_pair = (usable.size() - next) % 2 == 1;
       (last_of_pair ? split.confirm : split.search).push_back(i);
@@ -156,12 +156,12 @@ HeldBack hold_back(const std::vector<std::vector<int32_t>>& chunks,
   return split;
 }
 
-TokenChunks select_chunks(const TokenChunks& corpus, const std::vector<size_t>& indices) {
-  TokenChunks selected{.chunks = {}, .record = corpus.record};
+TokenSequences select_sequences(const TokenSequences& corpus, const std::vector<size_t>& indices) {
+  TokenSequences selected{.sequences = {}, .record = corpus.record};
   selected.record.tokens = 0;
   for (const size_t i : indices) {
-    selected.chunks.push_back(corpus.chunks[i]);
-    selected.record.tokens += static_cast<int64_t>(corpus.chunks[i].size());
+    selected.sequences.push_back(corpus.sequences[i]);
+    selected.record.tokens += static_cast<int64_t>(corpus.sequences[i].size());
   }
   return selected;
 }

@@ -63,29 +63,29 @@ class CandidateCodecs {
   std::map<const SideTransform*, SideCodec> fits_;
 };
 
-// Which chunks of a corpus the fit never sees, so that candidates can be compared and confirmed on
-// them (math 9.1).
+// Which sequences of a corpus the fit never sees, so that candidates can be compared and confirmed
+// on them (math 9.1).
 
-// Queries behind the exact windows that a chunk must have to be worth holding back.
+// Queries behind the exact windows that a sequence must have to be worth holding back.
 inline constexpr int64_t kFewestQueries = 128;
 inline constexpr int64_t kFewestHeldBack = 2;
 // Of a long corpus no more are needed.
 inline constexpr int64_t kMostHeldBack = 8;
 
-// Indices of chunks, ascending. Every chunk is in exactly one list.
+// Indices of sequences, ascending. Every sequence is in exactly one list.
 struct HeldBack {
   std::vector<size_t> fit, search, confirm;
   std::string reason;  // why nothing is held back; "" when something is
 };
 
-// A quarter of the chunks (rounded down), kFewestHeldBack to kMostHeldBack of them: the last ones
-// that have at least sink + recent + kFewestQueries tokens. They go to the two halves in turn, the
-// last one to confirmation, so that both see the same mixture. Nothing is held back when fewer
-// than 2 * kFewestHeldBack chunks are long enough.
-HeldBack hold_back(const std::vector<std::vector<int32_t>>& chunks,
+// A quarter of the sequences (rounded down), kFewestHeldBack to kMostHeldBack of them: the last
+// ones that have at least sink + recent + kFewestQueries tokens. They go to the two halves in turn,
+// the last one to confirmation, so that both see the same mixture. Nothing is held back when fewer
+// than 2 * kFewestHeldBack sequences are long enough.
+HeldBack hold_back(const std::vector<std::vector<int32_t>>& sequences,
                    const QuantizerSettings& quantizer);
 
-// The chunks of `indices` in that order, with the record of the whole corpus but for `tokens`.
-TokenChunks select_chunks(const TokenChunks& corpus, const std::vector<size_t>& indices);
+// The sequences of `indices` in that order, with the record of the whole corpus but for `tokens`.
+TokenSequences select_sequences(const TokenSequences& corpus, const std::vector<size_t>& indices);
 
 }  // namespace oscar

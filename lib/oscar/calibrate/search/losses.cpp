@@ -18,7 +18,7 @@
 namespace oscar {
 namespace {
 
-constexpr int64_t kSampledBlocks = 8;   // of one chunk's sampled queries
+constexpr int64_t kSampledBlocks = 8;   // of one sequence's sampled queries
 constexpr int64_t kBlockQueries = 256;  // queries of a block, where all are looked at
 
 // One position of each of `count` equal strata of [first, last), ascending.
@@ -66,18 +66,18 @@ void for_each_part(int64_t count, torch::Device device, const Work& work) {
   });
 }
 
-// Where a chunk lies among the rows of its batch, and at which position it begins.
-struct ChunkPlace {
+// Where a sequence lies among the rows of its batch, and at which position it begins.
+struct SequencePlace {
   int64_t begin = 0, tokens = 0, first_position = 0;
 };
 
-std::vector<SegmentRun> runs_of(const SideCodec& codec, const std::vector<ChunkPlace>& chunks,
+std::vector<SegmentRun> runs_of(const SideCodec& codec, const std::vector<SequencePlace>& sequences,
                                 int64_t sink) {
   std::vector<SegmentRun> runs;
-  for (const ChunkPlace& chunk : chunks) {
-    const RowPlaces places{.first_position = chunk.first_position, .sink = sink};
-    for (const SegmentRun& run : segment_runs(codec, places, chunk.tokens)) {
-      runs.push_back({chunk.begin + run.begin, chunk.begin + run.end, run.segment});
+  for (const SequencePlace& sequence : sequences) {
+    const RowPlaces places{.first_position = sequence.first_position, .sink = sink};
+    for (const SegmentRun& run : segment_runs(codec, places, sequence.tokens)) {
+      runs.push_back({sequence.begin + run.begin, sequence.begin + run.end, run.segment});
     }
   }
   return runs;
@@ -86,8 +86,9 @@ std::vector<SegmentRun> runs_of(const SideCodec& codec, const std::vector<ChunkP
 // Rows of candidates of one side, written as if they were heads of one layer. x [1, Hkv, tokens,
 // d].
 void quantize_together(std::span<const Candidate> candidates, Side side, const torch::Tensor& x,
-                       const std::vector<ChunkPlace>& chunks, int64_t sink, CandidateCodecs& codecs,
-                       const std::string& where, std::vector<Int2Rows>& rows) {
+                       const std::vector<SequencePlace>& sequences, int64_t sink,
+                       CandidateCodecs& codecs, const std::string& where,
+                       std::vector<Int2Rows>& rows) {
   std::vector<FittedHead> heads;
   for (const Candidate& candidate : candidates) {
     heads.insert(heads.end(), candidate.begin(), candidate.end());
@@ -95,7 +96,7 @@ void quantize_together(std::span<const Candidate> candidates, Side side, const t
   const SideCodec codec = codecs.codec(heads, side);
   const auto count = static_cast<int64_t>(candidates.size()), num_heads = x.size(1);
   const auto exact = to_cache_basis(codec, x.repeat({1, count, 1, 1}));
-  auto result = quantize_dequantize(codec, exact, where, runs_of(codec, chunks, sink));
+  auto result = quantize_dequantize(codec, exact, where, runs_of(codec, sequences, sink));
   if (side == Side::kValue) result = torch::matmul(result.sub_(exact), codec.partner);
   for (int64_t i = 0; i < count; ++i) {
     const auto own = [&](const torch::Tensor& t, int64_t dim) {
@@ -112,8 +113,8 @@ Int2Rows slice_tokens(const Int2Rows& rows, int64_t begin, int64_t tokens) {
 }  // namespace
 
 struct HeldBackHalf::Part {
-  int64_t begin = 0, tokens = 0;   // of the chunk within the batch
-  std::vector<int64_t> positions;  // within the chunk
+  int64_t begin = 0, tokens = 0;   // of the sequence within the batch
+  std::vector<int64_t> positions;  // within the sequence
   torch::Tensor q;                 // [Hq, queries, d_k]
   int64_t first_block = 0;         // of the half
   torch::Tensor block_of_query;    // [queries, blocks from there] float64, one 1 in each row
@@ -121,8 +122,8 @@ struct HeldBackHalf::Part {
 };
 
 struct HeldBackHalf::Batch {
-  torch::Tensor k, v;  // [1, Hkv, tokens of all chunks, d]
-  std::vector<ChunkPlace> chunks;
+  torch::Tensor k, v;  // [1, Hkv, tokens of all sequences, d]
+  std::vector<SequencePlace> sequences;
   std::vector<Part> parts;
 };
 
@@ -141,8 +142,8 @@ std::vector<Int2Rows> HeldBackHalf::quantized(const Candidates& candidates, Side
   const std::span<const Candidate> all = candidates;
   for (size_t begin = 0; begin < all.size(); begin += together) {
     const size_t count = std::min(all.size() - begin, together);
-    quantize_together(all.subspan(begin, count), side, x, batch.chunks, view_.sink, *codecs_, where,
-                      rows);
+    quantize_together(all.subspan(begin, count), side, x, batch.sequences, view_.sink, *codecs_,
+                      where, rows);
   }
   return rows;
 }
@@ -196,35 +197,35 @@ double four_digits(double value) {
   return std::isfinite(value) ? std::stod(fmt::format("{:.4g}", value)) : 0.0;
 }
 
-void HeldBackHalf::add_chunk(const HeldChunk& chunk, const std::vector<int64_t>& positions,
-                             int64_t blocks, bool keep) {
-  const torch::Device device = chunk.q.device();
+void HeldBackHalf::add_sequence(const HeldSequence& sequence, const std::vector<int64_t>& positions,
+                                int64_t blocks, bool keep) {
+  const torch::Device device = sequence.q.device();
   const SearchLimits& limits = search_limits(device);
   const auto count = static_cast<int64_t>(positions.size());
-  if (batches_.empty() || batches_.back()->k.numel() + chunk.k.numel() > limits.chunk_rows) {
+  if (batches_.empty() || batches_.back()->k.numel() + sequence.k.numel() > limits.sequence_rows) {
     batches_.push_back(std::make_shared<Batch>());
-    batches_.back()->k = chunk.k.slice(1, 0, 0).unsqueeze(0);
-    batches_.back()->v = chunk.v.slice(1, 0, 0).unsqueeze(0);
+    batches_.back()->k = sequence.k.slice(1, 0, 0).unsqueeze(0);
+    batches_.back()->v = sequence.v.slice(1, 0, 0).unsqueeze(0);
   }
   Batch& batch = *batches_.back();
   const int64_t begin = batch.k.size(2);
-  batch.chunks.push_back({begin, chunk.k.size(1), chunk.first_position});
-  batch.k = torch::cat({batch.k, chunk.k.unsqueeze(0)}, 2);
-  batch.v = torch::cat({batch.v, chunk.v.unsqueeze(0)}, 2);
+  batch.sequences.push_back({begin, sequence.k.size(1), sequence.first_position});
+  batch.k = torch::cat({batch.k, sequence.k.unsqueeze(0)}, 2);
+  batch.v = torch::cat({batch.v, sequence.v.unsqueeze(0)}, 2);
   blocks = std::min(blocks, count);
   for (int64_t first = 0; first < count;) {
-    const int64_t size = part_size(positions, first, chunk.q.size(0), limits.scores);
+    const int64_t size = part_size(positions, first, sequence.q.size(0), limits.scores);
     const std::vector<int64_t> own(positions.begin() + first, positions.begin() + first + size);
     const auto block = torch::arange(first, first + size).mul(blocks).div(count, "floor");
     const auto range = torch::arange(block[0].item<int64_t>(), block[-1].item<int64_t>() + 1);
     Part part{.begin = begin,
-              .tokens = chunk.k.size(1),
+              .tokens = sequence.k.size(1),
               .positions = own,
-              .q = chunk.q.index_select(1, torch::tensor(own, torch::kInt64).to(device)),
+              .q = sequence.q.index_select(1, torch::tensor(own, torch::kInt64).to(device)),
               .first_block = blocks_ + block[0].item<int64_t>(),
               .block_of_query = block.unsqueeze(1).eq(range).to(device, torch::kFloat64),
               .kept = std::nullopt};
-    const int64_t scores = 2 * size * chunk.q.size(0) * (own.back() + 1);
+    const int64_t scores = 2 * size * sequence.q.size(0) * (own.back() + 1);
     if (keep && kept_ + scores <= limits.kept) {
       part.kept = make_probe(batch, part);
       kept_ += scores;
@@ -250,25 +251,26 @@ HeldBackHalf::HeldBackHalf(const LossSettings& settings)
                                     settings.quantizer, settings.layer, settings.rope,
                                     settings.output_metric.device())) {}
 
-HeldBackHalf HeldBackHalf::sampled(const std::vector<HeldChunk>& chunks,
-                                   const LossSettings& settings, int64_t queries_per_chunk,
+HeldBackHalf HeldBackHalf::sampled(const std::vector<HeldSequence>& sequences,
+                                   const LossSettings& settings, int64_t queries_per_sequence,
                                    uint64_t seed, bool keep) {
   HeldBackHalf half(settings);
   const int64_t first = half.view_.sink + half.view_.recent;
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    half.add_chunk(chunks[i], stratified(first, chunks[i].k.size(1), queries_per_chunk, seed + i),
-                   kSampledBlocks, keep);
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    half.add_sequence(sequences[i],
+                      stratified(first, sequences[i].k.size(1), queries_per_sequence, seed + i),
+                      kSampledBlocks, keep);
   }
   return half;
 }
 
-HeldBackHalf HeldBackHalf::all_queries(const std::vector<HeldChunk>& chunks,
+HeldBackHalf HeldBackHalf::all_queries(const std::vector<HeldSequence>& sequences,
                                        const LossSettings& settings) {
   HeldBackHalf half(settings);
-  for (const HeldChunk& chunk : chunks) {
-    const auto positions = all_of(half.view_.sink + half.view_.recent, chunk.k.size(1));
+  for (const HeldSequence& sequence : sequences) {
+    const auto positions = all_of(half.view_.sink + half.view_.recent, sequence.k.size(1));
     const auto count = static_cast<int64_t>(positions.size());
-    half.add_chunk(chunk, positions, (count + kBlockQueries - 1) / kBlockQueries, false);
+    half.add_sequence(sequence, positions, (count + kBlockQueries - 1) / kBlockQueries, false);
   }
   return half;
 }

@@ -1,4 +1,4 @@
-// Attention-output losses of candidates on held-back chunks of one layer (math 9.2), and how two
+// Attention-output losses of candidates on held-back sequences of one layer (math 9.2), and how two
 // compare.
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace oscar {
 
-// What one layer's attention saw of one chunk, float32, at its place in the position span.
-struct HeldChunk {
+// What one layer's attention saw of one sequence, float32, at its place in the position span.
+struct HeldSequence {
   torch::Tensor q;  // [Hq, tokens, d_k]
   torch::Tensor k;  // [Hkv, tokens, d_k]
   torch::Tensor v;  // [Hkv, tokens, d_v]
@@ -30,7 +30,7 @@ struct CandidatePair {
 std::vector<CandidatePair> one_side_each(size_t keys, size_t values);
 
 // Sums of |(o^ - o) W_O|^2 over a KV head's query heads and over the queries of each block, a run
-// of neighbouring queries of a chunk: [pairs, heads, blocks].
+// of neighbouring queries of a sequence: [pairs, heads, blocks].
 struct LossTable {
   int64_t pairs = 0, heads = 0, blocks = 0;
   std::vector<double> sums;
@@ -66,19 +66,20 @@ struct LossSettings {
   int layer = 0, sliding_window = 0;
   double sm_scale = 1;
   torch::Tensor output_metric;  // [Hq, d_v, d_v] on the device that computes
-  Rope rope = {};               // needed when keys have centres
+  Rope rope = {};               // needed when keys have centers
   // May be shared by the halves of one search, whose fits then live as long; null: each its own.
   std::shared_ptr<CandidateCodecs> codecs = nullptr;
 };
 
 class HeldBackHalf {
  public:
-  // A seeded sample of `queries_per_chunk` queries behind the exact windows, one from each of as
+  // A seeded sample of `queries_per_sequence` queries behind the exact windows, one from each of as
   // many equal strata. `keep`: what does not depend on the candidate is computed once and kept.
-  static HeldBackHalf sampled(const std::vector<HeldChunk>& chunks, const LossSettings& settings,
-                              int64_t queries_per_chunk, uint64_t seed, bool keep);
-  // Every query behind the exact windows; nothing is kept but the chunks.
-  static HeldBackHalf all_queries(const std::vector<HeldChunk>& chunks,
+  static HeldBackHalf sampled(const std::vector<HeldSequence>& sequences,
+                              const LossSettings& settings, int64_t queries_per_sequence,
+                              uint64_t seed, bool keep);
+  // Every query behind the exact windows; nothing is kept but the sequences.
+  static HeldBackHalf all_queries(const std::vector<HeldSequence>& sequences,
                                   const LossSettings& settings);
 
   // Loss of each of `pairs` of the given candidates, INT2 as the bundle will run it.
@@ -88,8 +89,8 @@ class HeldBackHalf {
   int64_t num_queries() const;
 
  private:
-  struct Part;   // queries of one chunk that are looked at together
-  struct Batch;  // chunks whose rows are quantized together
+  struct Part;   // queries of one sequence that are looked at together
+  struct Batch;  // sequences whose rows are quantized together
   struct Rows;   // the rows of all candidates of a batch
 
   explicit HeldBackHalf(const LossSettings& settings);
@@ -97,8 +98,8 @@ class HeldBackHalf {
                                   const Batch& batch) const;
   // `positions`, ascending, fall into `blocks` of equal length. `keep`: as far as memory for it
   // reaches.
-  void add_chunk(const HeldChunk& chunk, const std::vector<int64_t>& positions, int64_t blocks,
-                 bool keep);
+  void add_sequence(const HeldSequence& sequence, const std::vector<int64_t>& positions,
+                    int64_t blocks, bool keep);
   AttentionProbe make_probe(const Batch& batch, const Part& part) const;
   torch::Tensor part_losses(const AttentionProbe& probe, const Part& part, const Rows& rows,
                             const std::vector<CandidatePair>& pairs) const;

@@ -19,11 +19,11 @@ namespace {
 
 constexpr SearchLimits kHost{.scores = int64_t{1} << 18,
                              .kept = int64_t{1} << 27,
-                             .chunk_rows = 1,  // each chunk alone
+                             .sequence_rows = 1,  // each sequence alone
                              .rows = int64_t{1} << 22};
 constexpr SearchLimits kDevice{.scores = int64_t{1} << 24,
                                .kept = int64_t{1} << 29,
-                               .chunk_rows = int64_t{1} << 24,
+                               .sequence_rows = int64_t{1} << 24,
                                .rows = int64_t{1} << 27};
 
 // Candidates of one side that are compared at a time where no transforms are: clipping ratios or
@@ -67,13 +67,13 @@ std::vector<MemoryNeed> search_needs(const ModelConfig& config, const HeldBackSi
   const int64_t side_of_token = int64_t{config.num_kv_heads} * config.head_dim;
   const int64_t rows = held_back.tokens * row_values(config);
 
-  const int64_t batch = std::max(limits.chunk_rows, held_back.longest_chunk * side_of_token);
+  const int64_t batch = std::max(limits.sequence_rows, held_back.longest_sequence * side_of_token);
   const int64_t one_side = std::min(batch, held_back.tokens * side_of_token);
   const int64_t candidates = 2 * num_candidates * one_side;
   const int64_t together = std::min(std::max(limits.rows, one_side), candidates);
 
-  const int64_t scores_of_query = int64_t{config.num_qo_heads} * held_back.longest_chunk;
-  const int64_t queries = held_back.search_chunks * kSearchQueries;
+  const int64_t scores_of_query = int64_t{config.num_qo_heads} * held_back.longest_sequence;
+  const int64_t queries = held_back.search_sequences * kSearchQueries;
   const int64_t kept = std::min(limits.kept, 2 * queries * scores_of_query);
   const int64_t part = std::max(limits.scores, kFewestTogether * scores_of_query);
   const int64_t parts = device.is_cuda() ? 1 : at::get_num_threads();
@@ -102,7 +102,7 @@ std::vector<MemoryNeed> search_needs(const ModelConfig& config, const HeldBackSi
   return needs;
 }
 
-// Held-back chunks of one layer in memory at a time.
+// Held-back sequences of one layer in memory at a time.
 
 static_assert(kSearchStreams + kMostLayersTogether <= kSideStreams);
 
@@ -118,7 +118,7 @@ std::vector<int64_t> placement_offsets(int64_t span, size_t count, uint64_t seed
   return offsets;
 }
 
-// Collects what a layer's attention saw, a chunk at a time, placed at its offset.
+// Collects what a layer's attention saw, a sequence at a time, placed at its offset.
 class SearchPass::Buffer final : public AttentionObserver {
  public:
   Buffer(const Rope& rope, std::vector<int64_t> search, std::vector<int64_t> confirm)
@@ -189,10 +189,10 @@ void SearchPass::finish_oldest() {
 void SearchPass::begin_search(size_t layer, HeldBackLayer held) {
   const torch::Device device = model_.compute().device;
   wait_for_stream(device);  // what was observed is there
-  const int slot = begun_++ % kMostLayersTogether;
-  auto searched =
-      std::async(std::launch::async, [this, layer, device, slot, held = std::move(held)]() mutable {
-        const c10::Stream stream = side_stream(device, kSearchStreams + slot);
+  const int stream_number = begun_++ % kMostLayersTogether;
+  auto searched = std::async(
+      std::launch::async, [this, layer, device, stream_number, held = std::move(held)]() mutable {
+        const c10::Stream stream = side_stream(device, kSearchStreams + stream_number);
         const InferenceOn guard(stream);
         const HeldBackLayer own = std::move(held);  // freed with the search
         LayerDecision decision = search(layer, own);

@@ -18,25 +18,25 @@ namespace oscar {
 
 // What bounds the memory of a search, and how much that is.
 
-// Queries of a chunk that are looked at while searching.
+// Queries of a sequence that are looked at while searching.
 inline constexpr int64_t kSearchQueries = 128;
 
 // Queries that are looked at together at least.
 inline constexpr int64_t kFewestTogether = 8;
 
-// Limits that keep the memory of a search independent of corpus and model, where one chunk alone
+// Limits that keep the memory of a search independent of corpus and model, where one sequence alone
 // does not pass them. In float32 values.
 struct SearchLimits {
-  int64_t scores;      // of one part: a processor's cache, or enough to keep a GPU busy
-  int64_t kept;        // scores and weights that are kept of a half
-  int64_t chunk_rows;  // one side of the chunks of a batch
-  int64_t rows;        // rows of all candidates that are quantized side by side
+  int64_t scores;         // of one part: a processor's cache, or enough to keep a GPU busy
+  int64_t kept;           // scores and weights that are kept of a half
+  int64_t sequence_rows;  // one side of the sequences of a batch
+  int64_t rows;           // rows of all candidates that are quantized side by side
 };
 const SearchLimits& search_limits(torch::Device device);
 
 // What is held back of a corpus for a search.
 struct HeldBackSize {
-  int64_t tokens = 0, search_chunks = 0, longest_chunk = 0;
+  int64_t tokens = 0, search_sequences = 0, longest_sequence = 0;
 };
 
 // What a search needs beside the forward pass and the statistics: the rows of one layer that are
@@ -46,11 +46,11 @@ std::vector<MemoryNeed> search_needs(const ModelConfig& config, const HeldBackSi
                                      const FitOptions& fixed, const SearchOptions& search,
                                      torch::Device device);
 
-// The pass over held-back chunks: each layer is fitted and searched as soon as it has been
+// The pass over held-back sequences: each layer is fitted and searched as soon as it has been
 // observed.
 
-// Where each of `count` chunks is placed so that decisions hold at all served positions: one seeded
-// offset in each of as many parts of [0, span] of equal weight (math 8.4).
+// Where each of `count` sequences is placed so that decisions hold at all served positions: one
+// seeded offset in each of as many parts of [0, span] of equal weight (math 8.4).
 std::vector<int64_t> placement_offsets(int64_t span, size_t count, uint64_t seed);
 
 // What a search starts from, and what it may change.
@@ -66,8 +66,8 @@ inline constexpr int kMostLayersTogether = 4;
 
 class SearchPass final : public LayerVisitor {
  public:
-  // The observed corpus is the `num_search` chunks of the search half, then those of the
-  // confirmation half. `statistics`: one per layer, of the other chunks. On a GPU up to
+  // The observed corpus is the `num_search` sequences of the search half, then those of the
+  // confirmation half. `statistics`: one per layer, of the other sequences. On a GPU up to
   // `layers_together` are searched in threads of their own, with search_needs each, while
   // the next ones are observed; the decisions do not depend on how many. Layers that are not among
   // `own_layers` ([num_layers]; empty: all are) are neither observed nor decided.

@@ -19,8 +19,8 @@ namespace oscar {
 
 namespace {
 
-// Queries of a chunk where stages are confirmed; the final pair is confirmed on all of them. Those
-// while searching: pass.h.
+// Queries of a sequence where stages are confirmed; the final pair is confirmed on all of them.
+// Those while searching: pass.h.
 constexpr int64_t kConfirmQueries = 256;
 
 VariantChoice choice_of(const VariantSearch& v, const Candidate& key, const Candidate& value) {
@@ -542,18 +542,18 @@ std::vector<FitRequest> fit_requests(const FitOptions& fixed, const SearchOption
     if (search.center) {
       wanted.push_back(request);
       wanted.back().options.center = !fixed.center;
-      wanted.back().options.key_centres = false;
+      wanted.back().options.key_centers = false;
     }
-    if (search.key_centres) {
+    if (search.key_centers) {
       wanted.push_back(request);
-      wanted.back().options.key_centres = !fixed.key_centres;
+      wanted.back().options.key_centers = !fixed.key_centers;
     }
     if (search.row_weights && fitted && !kind.own_basis) {
       wanted.push_back(request);
       FitOptions& other = wanted.back().options;
       other.row_weights =
           fixed.row_weights == RowWeights::kEven ? RowWeights::kAttention : RowWeights::kEven;
-      other.key_centres = false;
+      other.key_centers = false;
     }
     // Without data in it, a transform is the same for all heads anyway.
     if (search.granularity && fitted && !kind.own_basis) {

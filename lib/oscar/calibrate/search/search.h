@@ -16,7 +16,7 @@ namespace oscar {
 // What each stage of the search compares, and how one candidate is picked (math 9.4).
 
 // The fixed fit first, then every other one that `search` allows, each with metrics and with
-// feedback factors where rows may be shaped. Of centring, row weights and granularity at most one
+// feedback factors where rows may be shaped. Of centering, row weights and granularity at most one
 // differs from the fixed fit's.
 std::vector<FitRequest> fit_requests(const FitOptions& fixed, const SearchOptions& search);
 
@@ -53,7 +53,7 @@ struct VariantSearch {
 };
 
 // Every stage that `search` asks for, on the search half:
-//   transform: kind, centring, row weights, granularity, at the fixed clipping ratios and writer
+//   transform: kind, centering, row weights, granularity, at the fixed clipping ratios and writer
 //   clip:      each side with the other exact, then once more with the other side INT2 (not when
 //              pooled)
 //   writer:    scale correction and rounding
@@ -64,7 +64,7 @@ void run_stages(VariantSearch& variant, const HeldBackHalf& half);
 
 // The search of one layer: its transforms, clipping and writer are decided by attention-output
 // error on held-back text. The words of this folder:
-//   held back  chunks of the corpus that no fit sees until all is decided, in two halves: one to
+//   held back  sequences of the corpus that no fit sees until all is decided, in two halves: one to
 //              search, one to confirm
 //   fit        one way of fitting a layer: the transforms of both sides
 //   candidate  one way of writing a side: of each KV head a fit and a row recipe (clip, writer)
@@ -78,16 +78,16 @@ void run_stages(VariantSearch& variant, const HeldBackHalf& half);
 //   variant    one of the three forms of a layer in a bundle, each searched for itself: the main
 //              one, and the portable one with a rotation for the layer or for each KV head
 //   decision   what a layer ends with: its variants
-// From a chunk to a decision: held_back, pass, layer_search; stages and confirm compare candidates
-// by losses; memory says what all of it may take.
+// From a sequence to a decision: held_back, pass, layer_search; stages and confirm compare
+// candidates by losses; memory says what all of it may take.
 
-// What a layer's attention saw of the held-back chunks.
+// What a layer's attention saw of the held-back sequences.
 struct HeldBackLayer {
-  std::vector<HeldChunk> search, confirm;
+  std::vector<HeldSequence> search, confirm;
 };
 
 struct LayerSearchTask {
-  const LayerStatistics& statistics;  // of the chunks that the fit may see
+  const LayerStatistics& statistics;  // of the sequences that the fit may see
   const FitOptions& fixed;            // what is not searched, and what ties go to
   const SearchOptions& search;
   const Rope& rope;

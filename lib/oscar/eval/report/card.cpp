@@ -8,8 +8,8 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/json.h"
+#include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/edit.h"
-#include "oscar/bundle/stack_plan.h"
 #include "oscar/cache/codec.h"
 #include "oscar/eval/report/figures.h"
 #include "oscar/eval/report/page.h"
@@ -386,7 +386,8 @@ std::string serving_part(const Bundle& bundle, const CardRequest& request) {
       codec_word(bundle.quantizer.metadata_dtype), bundle.quantizer.quant_group_size);
   if (!request.exports.empty()) {
     text +=
-        "\nFiles for other stacks, each folder with its variables and launch line. They were read "
+        "\nFiles for other backends, each folder with its variables and launch line. They were "
+        "read "
         "back and checked, none of these servers has run with them; what error is said here is "
         "predicted from calibration, not measured:\n\n| folder | holds |\n|---|---|\n";
     for (const CardExport& written : request.exports) {
@@ -395,9 +396,9 @@ std::string serving_part(const Bundle& bundle, const CardRequest& request) {
     }
   }
   text += fmt::format(
-      "\nWhat each stack can run of it. KL is measured and over this bundle's, in this toolkit's "
+      "\nWhat each backend can run of it. KL is measured and over this bundle's, in this toolkit's "
       "codec. An error is predicted from calibration and gives the order alone: measured KL was {} "
-      "such a figure.\n\n| stack | |\n|---|---|\n",
+      "such a figure.\n\n| backend | |\n|---|---|\n",
       kPredictionWorth);
   for (const Json& plan : plans_json(plan_for_all(bundle, measured_by(request)))) {
     text += fmt::format("| {} | {} |\n", escape_markdown(plan["name"].get<std::string>()),
@@ -432,7 +433,7 @@ std::string making_part(const Bundle& bundle) {
   if (bundle.corpus.tokens > 0) {
     row("tokens", fmt::format("{} in sequences of at most {}",
                               count(static_cast<double>(bundle.corpus.tokens)),
-                              count(bundle.corpus.chunk_len)));
+                              count(bundle.corpus.sequence_length)));
   }
   if (bundle.position_span > 0) {
     row("positions",

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "oscar/base/error.h"
-#include "oscar/bundle/stack_plan.h"
+#include "oscar/bundle/backend_plan.h"
 #include "oscar/fit/convergence.h"
 
 namespace oscar {
@@ -74,7 +74,7 @@ void add_portable(const Json& report, std::vector<Caution>& list) {
         {.kind = "portable",
          .method = "bundle",
          .measured = times + " its KL",
-         .sentence = fmt::format("KL of the variant {}, which other stacks run, is about "
+         .sentence = fmt::format("KL of the variant {}, which other backends run, is about "
                                  "{} the bundle's: do not serve it",
                                  name, times)});
   }

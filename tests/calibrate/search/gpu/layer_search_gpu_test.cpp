@@ -16,9 +16,10 @@ TEST(SearchOnTheGpu, DecidesAsTheCpuDoesOrWithinTheConfirmedInterval) {
   search.fixed = find_preset("best").fit;
   search.fixed.position_span = 0;
   search.options = find_preset("best").search;
-  search.statistics = statistics_of({planted_chunk(1), planted_chunk(2), planted_chunk(3)});
-  search.held.search = {planted_chunk(10), planted_chunk(11)};
-  search.held.confirm = {planted_chunk(12), planted_chunk(13)};
+  search.statistics =
+      statistics_of({planted_sequence(1), planted_sequence(2), planted_sequence(3)});
+  search.held.search = {planted_sequence(10), planted_sequence(11)};
+  search.held.confirm = {planted_sequence(12), planted_sequence(13)};
   const LayerDecision cpu = search.run();
   search.device = torch::kCUDA;
   const LayerDecision gpu = search.run();

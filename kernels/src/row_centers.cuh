@@ -1,4 +1,4 @@
-// Rows around centres (codec.h): which of two is nearer, and what is coded of a row.
+// Rows around centers (codec.h): which of two is nearer, and what is coded of a row.
 #pragma once
 
 #include "ptx.cuh"
@@ -14,44 +14,44 @@ __device__ __forceinline__ uint4 eight_around(uint4 x, uint4 o) {
 // A row in memory as it is coded.
 struct CodedRow {
   const uint16_t* x;
-  const uint16_t* table;  // of centres
-  int at;                 // of the row's centre in it; negative: none
+  const uint16_t* table;  // of centers
+  int at;                 // of the row's center in it; negative: none
 
-  __device__ __forceinline__ bool centred() const { return at >= 0; }
+  __device__ __forceinline__ bool centered() const { return at >= 0; }
   // Values 8 i .. 8 i + 7 of the row itself, and what is coded of them.
   __device__ __forceinline__ uint4 plain_eight(int i) const {
     return __ldg(reinterpret_cast<const uint4*>(x) + i);
   }
   __device__ __forceinline__ uint4 around(uint4 values, int i) const {
-    if (!centred()) return values;
+    if (!centered()) return values;
     return eight_around(values, __ldg(reinterpret_cast<const uint4*>(table + at) + i));
   }
   __device__ __forceinline__ uint4 eight(int i) const { return around(plain_eight(i), i); }
   __device__ __forceinline__ uint2 four(int i) const {
     const uint2 values = __ldg(reinterpret_cast<const uint2*>(x) + i);
-    if (!centred()) return values;
+    if (!centered()) return values;
     const uint2 o = __ldg(reinterpret_cast<const uint2*>(table + at) + i);
     return make_uint2(pair_around(values.x, o.x), pair_around(values.y, o.y));
   }
   __device__ __forceinline__ float value(int i) const {
-    return bf16_to_float(centred() ? around_centre(x[i], table[at + i]) : x[i]);
+    return bf16_to_float(centered() ? around_center(x[i], table[at + i]) : x[i]);
   }
 };
 
-// Whether a centre at this place of the table is the second one of its two.
+// Whether a center at this place of the table is the second one of its two.
 __device__ __forceinline__ bool is_second(int place, int head_dim) {
-  return place >= 0 && place / head_dim % kCentres == 1;
+  return place >= 0 && place / head_dim % kCenters == 1;
 }
 
-// Scores of eight rows a warp against the centres of two pages, on the tensor cores: products of
+// Scores of eight rows a warp against the centers of two pages, on the tensor cores: products of
 // bf16 values are exact in fp32. Lane 4 g + t holds its quarter of column g: columns 0 and 1 are
-// the centres of the first page, 2 and 3 those of the next, the others zero.
+// the centers of the first page, 2 and 3 those of the next, the others zero.
 template <int kHeadDim>
-struct CentreScores {
+struct CenterScores {
   QuarterRow<kHeadDim> column;
   float half_square[2];  // of columns 2 t and 2 t + 1
 
-  __device__ __forceinline__ CentreScores(const uint16_t* page, const uint16_t* next_page) {
+  __device__ __forceinline__ CenterScores(const uint16_t* page, const uint16_t* next_page) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < column.kPairs; ++i) column.pair[i] = 0;
@@ -64,7 +64,7 @@ struct CentreScores {
     }
   }
 
-  // Bit 4 g + t, t < 2: whether row g is nearer to the second centre of the first or next page.
+  // Bit 4 g + t, t < 2: whether row g is nearer to the second center of the first or next page.
   __device__ __forceinline__ uint32_t second(const QuarterRow<kHeadDim>& row) const {
     float dots[4] = {};
     add_products(dots, row);

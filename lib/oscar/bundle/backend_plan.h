@@ -1,4 +1,4 @@
-// The portable variant of a bundle for a stack, what it is predicted to cost, and how that is
+// The portable variant of a bundle for a backend, what it is predicted to cost, and how that is
 // told.
 #pragma once
 
@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "oscar/base/json.h"
+#include "oscar/bundle/backends.h"
 #include "oscar/bundle/bundle.h"
-#include "oscar/bundle/stacks.h"
 #include "oscar/cache/codec.h"
 #include "oscar/fit/fit.h"
 
@@ -50,10 +50,10 @@ std::vector<ClipShare> pool_own_clips(Bundle& bundle, ClipScope scope);
 // What the bundle records of them (bundle/SCHEMA.md, `pooled_clip`).
 Json pooled_clip_record(const std::vector<ClipShare>& shares);
 
-// What one serving stack runs of a bundle, and how: its own transforms, its portable variant, or
+// What one backend runs of a bundle, and how: its own transforms, its portable variant, or
 // nothing, with clipping ratios, row format, predicted error and what stands in the way.
 
-enum class StackVerdict { kAsIs, kPortable, kCannot };
+enum class BackendVerdict { kAsIs, kPortable, kCannot };
 
 // Transforms that a bundle holds (bundle/SCHEMA.md, /portable).
 enum class BundleVariant { kOwn, kPortableShared, kPortablePerHead };
@@ -82,7 +82,7 @@ struct Obstacle {
   std::string text;  // "rounding is shaped (layer 3)"
 };
 
-// As many ratios as the stack has.
+// As many ratios as the backend has.
 struct PlannedClips {
   ClipScope scope = ClipScope::kHead;  // kHead, kLayer: the ratios that the variant stores
   std::optional<ClipPair> pair;        // kModel, and kModelBoth with equal ratios
@@ -90,16 +90,16 @@ struct PlannedClips {
 
 // Why no error is predicted.
 enum class ErrorUnknown {
-  kOwnLevels,     // the stack codes by levels of its own
+  kOwnLevels,     // the backend codes by levels of its own
   kNoClipLosses,  // the file keeps no losses of clipping ratios, so the one pair is the published
   kNotMeasured,   // the file holds no predicted_output_nmse of this variant or of its own
 };
 
-struct StackRun {
+struct BackendRun {
   BundleVariant variant = BundleVariant::kOwn;
   PlannedClips clips;
-  // The stack's codec: the bundle's group size, and its metadata dtype where the stack has that,
-  // else the stack's first. Absent for levels of its own.
+  // The backend's codec: the bundle's group size, and its metadata dtype where the backend has
+  // that, else the backend's first. Absent for levels of its own.
   std::optional<RowFormat> format;
   PackOrder packing = PackOrder::kConsecutive;
   // Predicted error of the attention output over that of the bundle's own transforms, each the sum
@@ -108,7 +108,7 @@ struct StackRun {
   std::optional<double> relative_error;
   std::optional<ErrorUnknown> unknown;
   // Measured: KL to BF16 of the portable variant over that of the bundle's own transforms, both in
-  // this toolkit's codec. Absent without a measurement, and for levels of the stack's own.
+  // this toolkit's codec. Absent without a measurement, and for levels of the backend's own.
   std::optional<double> kl_factor;
 };
 
@@ -123,56 +123,56 @@ MeasuredKl measured_kl(const Json& report);
 // From so many times the loss on, a portable variant is not to be served.
 inline constexpr double kTooManyTimes = 5;
 
-struct StackPlan {
-  const Stack* stack;  // outlives the plan
+struct BackendPlan {
+  const Backend* backend;  // outlives the plan
   // The first one to the bundle's own transforms or to all of it; then, where a portable variant
   // would be the way out and is missing, that. Empty for kAsIs.
   std::vector<Obstacle> obstacles;
-  std::optional<StackRun> run;  // absent for kCannot
+  std::optional<BackendRun> run;  // absent for kCannot
 
-  StackVerdict verdict() const {
-    if (!run) return StackVerdict::kCannot;
-    return run->variant == BundleVariant::kOwn ? StackVerdict::kAsIs : StackVerdict::kPortable;
+  BackendVerdict verdict() const {
+    if (!run) return BackendVerdict::kCannot;
+    return run->variant == BundleVariant::kOwn ? BackendVerdict::kAsIs : BackendVerdict::kPortable;
   }
 };
 
 // `bundle` has transforms (is no statistics file). Without `measured`, what the bundle's own stored
 // evaluation measured.
-StackPlan plan_for(const Stack& stack, const Bundle& bundle, const MeasuredKl& measured);
-StackPlan plan_for(const Stack& stack, const Bundle& bundle);
+BackendPlan plan_for(const Backend& backend, const Bundle& bundle, const MeasuredKl& measured);
+BackendPlan plan_for(const Backend& backend, const Bundle& bundle);
 
-// One plan for each of stacks().
-std::vector<StackPlan> plan_for_all(const Bundle& bundle, const MeasuredKl& measured);
-std::vector<StackPlan> plan_for_all(const Bundle& bundle);
+// One plan for each of backends().
+std::vector<BackendPlan> plan_for_all(const Bundle& bundle, const MeasuredKl& measured);
+std::vector<BackendPlan> plan_for_all(const Bundle& bundle);
 
 // Table, choices and plans in words: JSON for programs, text of 80 columns for people.
 
 // The table.
-Json stacks_json();
-std::string stacks_text();
+Json backends_json();
+std::string backends_text();
 
 // A few words for each part: "transform searched" or "balanced", "plain rounding", ...
-std::vector<std::string> describe_choice(const StackChoice& choice);
+std::vector<std::string> describe_choice(const BackendChoice& choice);
 
 // A list with one object for each plan:
-//   name            of the stack
+//   name            of the backend
 //   verdict         "as is", "portable" or "cannot"
 //   reason          of "portable": the first thing that keeps it from running the bundle's own
 //                   transforms; of "cannot": why; "" for "as is"
 //   variant         of "portable": "portable" or "portable-perhead", as in oscar-eval --compare
-//   clip            of "portable", where the stack has one ratio for each side: [keys, values].
+//   clip            of "portable", where the backend has one ratio for each side: [keys, values].
 //                   Null: the ratios as stored
 //   relative_error  of "portable": predicted. Null: not known
 //   kl_factor       of "portable": measured. Null: not measured
 //   do_not_serve    kl_factor is kTooManyTimes or more
 //   line            all that but the clip in words, for a column of 62 characters
-Json plans_json(const std::vector<StackPlan>& plans);
+Json plans_json(const std::vector<BackendPlan>& plans);
 
 // What a predicted error has been worth: KL measured over KL that was predicted, for the portable
 // variants of three models (docs/serving.md).
 inline constexpr const char* kPredictionWorth = "0.5 to 2.3 times";
 
 // A line for each plan, and what they mean.
-std::string plans_text(const std::vector<StackPlan>& plans);
+std::string plans_text(const std::vector<BackendPlan>& plans);
 
 }  // namespace oscar

@@ -1,4 +1,4 @@
-"""Calibrating a small model for serving stacks, and what a bundle says of them."""
+"""Calibrating a small model for backends, and what a bundle says of them."""
 import json
 
 from support.checkpoints import QWEN3_MINI, qwen3_tensors, sample_text, write_checkpoint
@@ -7,7 +7,7 @@ from support.programs import ProgramTest
 HEAD_DIM = 64
 
 
-class StackCase(ProgramTest):
+class BackendCase(ProgramTest):
     """A small model and corpus, and bundles of them."""
 
     def setUp(self):
@@ -20,10 +20,10 @@ class StackCase(ProgramTest):
 
     def calibrate(self, *options):
         out = self.folder / "out.h5"
-        self.run_ok("oscar-calibrate", self.model, self.corpus, out, "--chunk-len", 256,
+        self.run_ok("oscar-calibrate", self.model, self.corpus, out, "--sequence-length", 256,
                     "--sink", 8, "--recent", 16, "--quiet", "--force", *options)
         return out
 
-    def stack(self, path, name):
+    def backend(self, path, name):
         inspection = json.loads(self.run_ok("oscar-bundle", "inspect", path, "--json", "-").stdout)
-        return {stack["name"]: stack for stack in inspection["stacks"]}[name]
+        return {backend["name"]: backend for backend in inspection["stacks"]}[name]

@@ -1,5 +1,5 @@
-// What each serving stack takes, and what it can run of a bundle.
-#include "oscar/bundle/stacks.h"
+// What each backend takes, and what it can run of a bundle.
+#include "oscar/bundle/backends.h"
 
 #include <fmt/format.h>
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace oscar {
 
-// The table of serving stacks, and the differences of their codecs.
+// The table of backends, and the differences of their codecs.
 
 namespace {
 
@@ -19,7 +19,7 @@ constexpr auto kAfterCoding = MetadataRounding::kAfterCoding;
 constexpr int kWholeHead = 0;
 
 // What OSCAR's own server, a fork of SGLang, has in every tree.
-Stack sglang(const char* name, const char* summary, const char* source, const char* standing) {
+Backend sglang(const char* name, const char* summary, const char* source, const char* standing) {
   return {.name = name,
           .summary = summary,
           .source = source,
@@ -35,7 +35,7 @@ Stack sglang(const char* name, const char* summary, const char* source, const ch
 }
 
 // One matrix a layer: what the tree of June 2026, the newest that could be run, reads.
-Stack sglang_v1() {
+Backend sglang_v1() {
   return sglang("sglang-v1", "OSCAR's SGLang, one matrix a layer (rotation file format_version 1)",
                 "commit 473ff3f9: mem_cache/memory_pool.py, mem_cache/unified_kv_pool.py,\n"
                 "QuantKernel/oscar_rotation_clip_int2_kv.py",
@@ -44,30 +44,30 @@ Stack sglang_v1() {
 }
 
 // One matrix a KV head: of a newer tree, and refused by the loader of 473ff3f9 for its shape.
-Stack sglang_v2() {
-  Stack stack =
+Backend sglang_v2() {
+  Backend backend =
       sglang("sglang-v2", "a newer OSCAR's SGLang, one matrix a KV head (format_version 2)",
              "V2.md; commit 0c88a3d1: mem_cache/memory_pool.py",
              "UNPROVEN: for OSCAR's SGLang at commit 0c88a3d1, which was read and not run. Commit "
              "473ff3f9 "
              "refuses these files. Not in SGLang's own releases.");
-  stack.per_head = true;
-  return stack;
+  backend.per_head = true;
+  return backend;
 }
 
 // The same with inverses and means of keys, which that tree alone reads.
-Stack sglang_0c88a() {
-  Stack stack = sglang(
+Backend sglang_0c88a() {
+  Backend backend = sglang(
       "sglang-0c88a", "a newer OSCAR's SGLang at that commit: inverses and means of keys too",
       "commit 0c88a3d1: mem_cache/memory_pool.py, load_oscar_rotation_field",
       "UNPROVEN: for OSCAR's SGLang at commit 0c88a3d1, which was read and not run. No server "
       "loads "
       "these files before the first command below has found that it reads all of them.");
-  stack.per_head = stack.key_partner = stack.value_partner = stack.key_mean = true;
-  return stack;
+  backend.per_head = backend.key_partner = backend.value_partner = backend.key_mean = true;
+  return backend;
 }
 
-std::vector<Stack> make_table() {
+std::vector<Backend> make_table() {
   return {
       {.name = "oscar_int2",
        .summary = "this toolkit's package, in transformers and as a plugin of vLLM",
@@ -77,7 +77,7 @@ std::vector<Stack> make_table() {
        .value_partner = true,
        .key_mean = true,
        .value_mean = true,
-       .key_centres = true,
+       .key_centers = true,
        .shaped_rounding = true,
        .scale_correction = true,
        .quant_group_sizes = {kWholeHead, 64, 128},
@@ -155,17 +155,17 @@ std::vector<Stack> make_table() {
   };
 }
 
-const StackMetadata* find_metadata(const Stack& stack, MetadataDtype dtype) {
-  for (const StackMetadata& metadata : stack.metadata) {
+const BackendMetadata* find_metadata(const Backend& backend, MetadataDtype dtype) {
+  for (const BackendMetadata& metadata : backend.metadata) {
     if (dtype == metadata.dtype) return &metadata;
   }
   return nullptr;
 }
 
-// The stack's rules with this metadata. Over groups of a whole head both clip spans are one.
-CodecRules rules_with(const Stack& stack, const StackMetadata& metadata,
+// The backend's rules with this metadata. Over groups of a whole head both clip spans are one.
+CodecRules rules_with(const Backend& backend, const BackendMetadata& metadata,
                       const QuantizerSettings& quantizer) {
-  CodecRules rules = stack.rules;
+  CodecRules rules = backend.rules;
   rules.metadata_rounding = metadata.rounding;
   if (quantizer.quant_group_size == kWholeHead) rules.clip_span = ClipSpan::kHeadRow;
   return rules;
@@ -173,8 +173,8 @@ CodecRules rules_with(const Stack& stack, const StackMetadata& metadata,
 
 }  // namespace
 
-const std::vector<Stack>& stacks() {
-  static const std::vector<Stack> table = make_table();
+const std::vector<Backend>& backends() {
+  static const std::vector<Backend> table = make_table();
   return table;
 }
 
@@ -191,27 +191,26 @@ std::optional<ErrorInfo> answer_to(std::string_view name) {
   return std::nullopt;
 }
 
-const Stack& find_stack(std::string_view name) {
+const Backend& find_backend(std::string_view name) {
   if (const auto answer = answer_to(name)) throw UsageError(*answer);
   std::string known;
-  for (const Stack& stack : stacks()) {
-    if (name == stack.name) return stack;
-    known += (known.empty() ? "" : ", ") + std::string(stack.name);
+  for (const Backend& backend : backends()) {
+    if (name == backend.name) return backend;
+    known += (known.empty() ? "" : ", ") + std::string(backend.name);
   }
-  throw UsageError(
-      {.what = "unknown serving stack", .expected = known, .found = std::string(name)});
+  throw UsageError({.what = "unknown backend", .expected = known, .found = std::string(name)});
 }
 
-std::string codec_gap(const Stack& stack, const QuantizerSettings& quantizer) {
-  if (stack.own_levels) return "it codes by mean and spread, between fixed thresholds";
-  const StackMetadata* metadata = find_metadata(stack, quantizer.metadata_dtype);
+std::string codec_gap(const Backend& backend, const QuantizerSettings& quantizer) {
+  if (backend.own_levels) return "it codes by mean and spread, between fixed thresholds";
+  const BackendMetadata* metadata = find_metadata(backend, quantizer.metadata_dtype);
   if (metadata == nullptr)
     return std::string("it has no ") + codec_word(quantizer.metadata_dtype) + " metadata";
   if (metadata->whole_head_only && quantizer.quant_group_size != kWholeHead) {
     return std::string("with ") + codec_word(quantizer.metadata_dtype) +
            " metadata it takes whole heads only";
   }
-  const CodecRules its = rules_with(stack, *metadata, quantizer);
+  const CodecRules its = rules_with(backend, *metadata, quantizer);
   CodecRules other = quantizer.rules;
   if (quantizer.quant_group_size == kWholeHead) other.clip_span = ClipSpan::kHeadRow;
   if (its.zero != other.zero) {
@@ -233,17 +232,17 @@ std::string codec_gap(const Stack& stack, const QuantizerSettings& quantizer) {
   return "";
 }
 
-void take_rules_of(const Stack& stack, QuantizerSettings& quantizer) {
-  const StackMetadata* metadata = find_metadata(stack, quantizer.metadata_dtype);
-  if (stack.own_levels || metadata == nullptr) return;
-  quantizer.rules = rules_with(stack, *metadata, quantizer);
+void take_rules_of(const Backend& backend, QuantizerSettings& quantizer) {
+  const BackendMetadata* metadata = find_metadata(backend, quantizer.metadata_dtype);
+  if (backend.own_levels || metadata == nullptr) return;
+  quantizer.rules = rules_with(backend, *metadata, quantizer);
 }
 
-QuantizerSettings default_codec(const Stack& stack) {
+QuantizerSettings default_codec(const Backend& backend) {
   QuantizerSettings quantizer;
-  quantizer.quant_group_size = stack.quant_group_sizes.front();
-  quantizer.metadata_dtype = stack.metadata.front().dtype;
-  take_rules_of(stack, quantizer);
+  quantizer.quant_group_size = backend.quant_group_sizes.front();
+  quantizer.metadata_dtype = backend.metadata.front().dtype;
+  take_rules_of(backend, quantizer);
   return quantizer;
 }
 
@@ -253,32 +252,32 @@ int group_size_for(const std::vector<int>& sizes, int head_dim) {
   return found == sizes.end() ? sizes.front() : *found;
 }
 
-bool is_served(const Stack& stack) { return !stack.own_levels; }
+bool is_served(const Backend& backend) { return !backend.own_levels; }
 
-std::string stack_names(bool served) {
+std::string backend_names(bool served) {
   std::string names;
-  for (const Stack& stack : stacks()) {
-    if (is_served(stack) != served) continue;
-    names += (names.empty() ? "" : ", ") + std::string(stack.name);
+  for (const Backend& backend : backends()) {
+    if (is_served(backend) != served) continue;
+    names += (names.empty() ? "" : ", ") + std::string(backend.name);
   }
   return names;
 }
 
-// Part by part: what the stack serves, what was asked for, what is left.
+// Part by part: what the backend serves, what was asked for, what is left.
 
 namespace {
 
 struct Restriction {
-  const Stack& stack;
+  const Backend& backend;
   const NamedOptions& named;
 
   [[noreturn]] void refuse(const std::string& option, const std::string& why,
                            const std::string& expected = "") const {
     const auto place = named.find(option);
-    throw Error({.what = fmt::format("{} {}", stack.name, why),
+    throw Error({.what = fmt::format("{} {}", backend.name, why),
                  .where = place == named.end() ? option : option + " " + place->second,
                  .expected = expected,
-                 .hint = fmt::format("leave out {}, or --for {}", option, stack.name)});
+                 .hint = fmt::format("leave out {}, or --for {}", option, backend.name)});
   }
 
   // Keeps `value` when it is served; else takes `instead`, unless the option was named.
@@ -290,45 +289,45 @@ struct Restriction {
   }
 };
 
-void limit_transforms(const Restriction& r, StackChoice& c) {
-  const Stack& stack = r.stack;
-  r.limit("--granularity", stack.per_head || c.fit.granularity == Granularity::kShared,
+void limit_transforms(const Restriction& r, BackendChoice& c) {
+  const Backend& backend = r.backend;
+  r.limit("--granularity", backend.per_head || c.fit.granularity == Granularity::kShared,
           c.fit.granularity, Granularity::kShared, "takes one transform a layer");
-  c.search.granularity = c.search.granularity && stack.per_head;
-  const bool any_kind = stack.key_partner && stack.value_partner;
+  c.search.granularity = c.search.granularity && backend.per_head;
+  const bool any_kind = backend.key_partner && backend.value_partner;
   r.limit("--method", any_kind || c.fit.kind != TransformKind::kBalanced, c.fit.kind,
           TransformKind::kOscar, "takes orthogonal transforms");
   c.search.orthogonal = c.search.orthogonal || !any_kind;
-  if (!stack.per_head && c.search.kind && r.named.contains("--method")) {
+  if (!backend.per_head && c.search.kind && r.named.contains("--method")) {
     r.refuse("--method", "takes one transform a layer, and the search chooses one a KV head");
   }
-  c.search.kind = c.search.kind && stack.per_head;
-  const bool centring =
-      stack.key_mean && stack.value_mean && stack.windows == WindowBasis::kTransformed;
-  r.limit("--center", centring || !c.fit.center, c.fit.center, false,
-          stack.key_mean ? "has no place for a mean of values,\n  and a fit takes off both means"
-                         : "has no place for means");
-  c.search.center = c.search.center && centring;
-  r.limit("--key-centers", stack.key_centres || !c.fit.key_centres, c.fit.key_centres, false,
+  c.search.kind = c.search.kind && backend.per_head;
+  const bool centering =
+      backend.key_mean && backend.value_mean && backend.windows == WindowBasis::kTransformed;
+  r.limit("--center", centering || !c.fit.center, c.fit.center, false,
+          backend.key_mean ? "has no place for a mean of values,\n  and a fit takes off both means"
+                           : "has no place for means");
+  c.search.center = c.search.center && centering;
+  r.limit("--key-centers", backend.key_centers || !c.fit.key_centers, c.fit.key_centers, false,
           "codes keys about one mean at most");
-  c.search.key_centres = c.search.key_centres && stack.key_centres;
+  c.search.key_centers = c.search.key_centers && backend.key_centers;
 }
 
-void limit_writer(const Restriction& r, StackChoice& c) {
-  const Stack& stack = r.stack;
-  r.limit("--rounding", stack.shaped_rounding || c.fit.rounding == Rounding::kPlain, c.fit.rounding,
-          Rounding::kPlain, "rounds codes to the nearest");
-  c.search.rounding = c.search.rounding && stack.shaped_rounding;
+void limit_writer(const Restriction& r, BackendChoice& c) {
+  const Backend& backend = r.backend;
+  r.limit("--rounding", backend.shaped_rounding || c.fit.rounding == Rounding::kPlain,
+          c.fit.rounding, Rounding::kPlain, "rounds codes to the nearest");
+  c.search.rounding = c.search.rounding && backend.shaped_rounding;
   r.limit("--scale-correction",
-          stack.scale_correction || c.fit.scale_correction == ScaleCorrection::kNone,
+          backend.scale_correction || c.fit.scale_correction == ScaleCorrection::kNone,
           c.fit.scale_correction, ScaleCorrection::kNone, "does not correct scales");
-  c.search.scale_correction = c.search.scale_correction && stack.scale_correction;
+  c.search.scale_correction = c.search.scale_correction && backend.scale_correction;
 }
 
-void limit_clipping(const Restriction& r, StackChoice& c) {
-  if (r.stack.clip == ClipScope::kHead) return;
-  const bool one_for_all = r.stack.clip == ClipScope::kModelBoth;
-  c.search.clip_scope = r.stack.clip;
+void limit_clipping(const Restriction& r, BackendChoice& c) {
+  if (r.backend.clip == ClipScope::kHead) return;
+  const bool one_for_all = r.backend.clip == ClipScope::kModelBoth;
+  c.search.clip_scope = r.backend.clip;
   if (r.named.contains("--clip") && !c.search.clip) {
     if (one_for_all && c.fit.clip_k != c.fit.clip_v) {
       r.refuse("--clip", "has one clipping ratio for keys and values");
@@ -339,41 +338,42 @@ void limit_clipping(const Restriction& r, StackChoice& c) {
   c.fit.clip_v = one_for_all ? kPublishedClipK : kPublishedClipV;
 }
 
-void limit_codec(const Restriction& r, StackChoice& c) {
-  const Stack& stack = r.stack;
+void limit_codec(const Restriction& r, BackendChoice& c) {
+  const Backend& backend = r.backend;
   QuantizerSettings& q = c.quantizer;
-  const auto& sizes = stack.quant_group_sizes;
+  const auto& sizes = backend.quant_group_sizes;
   if (std::find(sizes.begin(), sizes.end(), q.quant_group_size) == sizes.end()) {
     r.limit("--quant-group-size", false, q.quant_group_size, sizes.front(),
             "takes no quantization groups of that size");
     c.quant_group_sizes = sizes;
   }
   if (!r.named.contains("--metadata-dtype")) {
-    q.metadata_dtype = stack.metadata.front().dtype;
+    q.metadata_dtype = backend.metadata.front().dtype;
   }
-  take_rules_of(stack, q);
-  const std::string gap = codec_gap(stack, q);
+  take_rules_of(backend, q);
+  const std::string gap = codec_gap(backend, q);
   if (!gap.empty()) r.refuse("--metadata-dtype", "is not served with it:\n  " + gap);
   for (const auto& [option, tokens] :
        {std::pair{"--sink", q.sink_tokens}, {"--recent", q.recent_tokens}}) {
-    if (tokens % stack.window_multiple != 0) {
+    if (tokens % backend.window_multiple != 0) {
       r.refuse(option,
-               fmt::format("takes windows of multiples of {} tokens", stack.window_multiple));
+               fmt::format("takes windows of multiples of {} tokens", backend.window_multiple));
     }
   }
 }
 
 }  // namespace
 
-StackChoice restrict_to(const Stack& stack, StackChoice choice, const NamedOptions& named) {
-  if (!is_served(stack)) {
-    throw Error({.what = "not served yet, because\n  " + codec_gap(stack, default_codec(stack)),
-                 .where = std::string("--for ") + stack.name,
-                 .expected = stack_names(true),
-                 .hint = "its portable variant is in every bundle; oscar-bundle stacks lists all"});
+BackendChoice restrict_to(const Backend& backend, BackendChoice choice, const NamedOptions& named) {
+  if (!is_served(backend)) {
+    throw Error(
+        {.what = "not served yet, because\n  " + codec_gap(backend, default_codec(backend)),
+         .where = std::string("--for ") + backend.name,
+         .expected = backend_names(true),
+         .hint = "its portable variant is in every bundle; oscar-bundle backends lists all"});
   }
   const FitOptions wanted = choice.fit;
-  const Restriction restriction{stack, named};
+  const Restriction restriction{backend, named};
   limit_transforms(restriction, choice);
   limit_writer(restriction, choice);
   limit_clipping(restriction, choice);

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "backends.h"
+#include "dispatch.h"
 #include "oscar/cache/pages.h"
 
 namespace oscar::torch_ops {

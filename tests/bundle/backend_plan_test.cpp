@@ -1,4 +1,4 @@
-#include "oscar/bundle/stack_plan.h"
+#include "oscar/bundle/backend_plan.h"
 
 #include <gtest/gtest.h>
 #include <cmath>
@@ -9,20 +9,20 @@
 
 namespace oscar {
 
-// What each serving stack runs of a bundle.
+// What each backend runs of a bundle.
 
 namespace {
 
 using plain::kHeads;
 using plain::plain_bundle;
 
-StackPlan plan_of(const char* name, const Bundle& bundle) {
-  return plan_for(find_stack(name), bundle);
+BackendPlan plan_of(const char* name, const Bundle& bundle) {
+  return plan_for(find_backend(name), bundle);
 }
 
-std::string line_of(const StackPlan& plan) { return plans_json({plan})[0]["line"]; }
+std::string line_of(const BackendPlan& plan) { return plans_json({plan})[0]["line"]; }
 
-ObstacleKind kind_of(const StackPlan& plan) { return plan.obstacles.at(0).kind; }
+ObstacleKind kind_of(const BackendPlan& plan) { return plan.obstacles.at(0).kind; }
 
 Bundle fp32_bundle() {
   Bundle bundle = plain_bundle();
@@ -31,19 +31,19 @@ Bundle fp32_bundle() {
 }
 
 // What one change of a bundle that runs as it is makes of sglang-v1's plan.
-StackPlan changed(const std::function<void(Bundle&)>& change) {
+BackendPlan changed(const std::function<void(Bundle&)>& change) {
   Bundle bundle = fp32_bundle();
   change(bundle);
   return plan_of("sglang-v1", bundle);
 }
 
-void centre(Bundle& bundle) { bundle.layers[1].value.mean[0](3) = 1; }
+void center(Bundle& bundle) { bundle.layers[1].value.mean[0](3) = 1; }
 
-TEST(StackPlan, PlainRowsInFp32RunAsTheyAreOnSglang) {
+TEST(BackendPlan, PlainRowsInFp32RunAsTheyAreOnSglang) {
   const Bundle bundle = fp32_bundle();
   for (const char* name : {"sglang-v1", "sglang-v2", "sglang-0c88a"}) {
-    const StackPlan plan = plan_of(name, bundle);
-    EXPECT_EQ(plan.verdict(), StackVerdict::kAsIs);
+    const BackendPlan plan = plan_of(name, bundle);
+    EXPECT_EQ(plan.verdict(), BackendVerdict::kAsIs);
     EXPECT_TRUE(plan.obstacles.empty());
     EXPECT_EQ(plan.run->clips.scope, ClipScope::kModel);
     EXPECT_EQ(plan.run->clips.pair, (ClipPair{0.96, 0.92}));
@@ -52,21 +52,21 @@ TEST(StackPlan, PlainRowsInFp32RunAsTheyAreOnSglang) {
     EXPECT_EQ(plan.run->relative_error, 1.0);
     EXPECT_EQ(line_of(plan), "runs as is");
   }
-  EXPECT_EQ(plan_of("vllm-pr46774", bundle).verdict(), StackVerdict::kPortable);  // another zero
+  EXPECT_EQ(plan_of("vllm-pr46774", bundle).verdict(), BackendVerdict::kPortable);  // another zero
 }
 
-TEST(StackPlan, RowsInAnotherCodecRunAsTheyAreWhereThatIsTheCodec) {
+TEST(BackendPlan, RowsInAnotherCodecRunAsTheyAreWhereThatIsTheCodec) {
   Bundle bundle = plain_bundle();
   bundle.quantizer.rules.zero = ZeroForm::kMinimum;
-  EXPECT_EQ(plan_of("vllm-pr46774", bundle).verdict(), StackVerdict::kAsIs);
-  EXPECT_EQ(plan_of("onnxruntime", bundle).verdict(), StackVerdict::kPortable);
-  const StackPlan plan = plan_of("oscar_int2", bundle);
+  EXPECT_EQ(plan_of("vllm-pr46774", bundle).verdict(), BackendVerdict::kAsIs);
+  EXPECT_EQ(plan_of("onnxruntime", bundle).verdict(), BackendVerdict::kPortable);
+  const BackendPlan plan = plan_of("oscar_int2", bundle);
   EXPECT_EQ(kind_of(plan), ObstacleKind::kCodec);
   EXPECT_NE(plan.obstacles[0].text.find("not the row's minimum"), std::string::npos);
 }
 
 // The codec that a server runs, whatever the bundle was fitted for.
-TEST(StackPlan, ThePortableVariantComesInTheStacksOwnRows) {
+TEST(BackendPlan, ThePortableVariantComesInTheBackendsOwnRows) {
   Bundle bundle = plain_bundle();
   const RowFormat vllm = plan_of("vllm-pr46774", bundle).run->format.value();
   EXPECT_EQ(vllm, (RowFormat{.quant_group_size = plain::kHeadDim,
@@ -84,32 +84,32 @@ TEST(StackPlan, ThePortableVariantComesInTheStacksOwnRows) {
   EXPECT_EQ(mlx.rules.clip_span, ClipSpan::kQuantGroup);
 }
 
-TEST(StackPlan, EveryRunSaysItsRowsOrHasLevelsOfItsOwn) {
+TEST(BackendPlan, EveryRunSaysItsRowsOrHasLevelsOfItsOwn) {
   Bundle bundle = plain_bundle();
   bundle.model.head_dim_k = bundle.model.head_dim_v = bundle.quantizer.quant_group_size = 128;
-  for (const StackPlan& plan : plan_for_all(bundle)) {
-    ASSERT_TRUE(plan.run) << plan.stack->name;
-    EXPECT_EQ(plan.run->format.has_value(), !plan.stack->own_levels) << plan.stack->name;
+  for (const BackendPlan& plan : plan_for_all(bundle)) {
+    ASSERT_TRUE(plan.run) << plan.backend->name;
+    EXPECT_EQ(plan.run->format.has_value(), !plan.backend->own_levels) << plan.backend->name;
     EXPECT_NE(plan.run->relative_error.has_value(), plan.run->unknown.has_value());
     const bool one_pair =
-        plan.stack->clip == ClipScope::kModel || plan.stack->clip == ClipScope::kModelBoth;
-    EXPECT_EQ(plan.run->clips.pair.has_value(), one_pair) << plan.stack->name;
+        plan.backend->clip == ClipScope::kModel || plan.backend->clip == ClipScope::kModelBoth;
+    EXPECT_EQ(plan.run->clips.pair.has_value(), one_pair) << plan.backend->name;
   }
 }
 
-TEST(StackPlan, WhateverAStackLacksIsNamed) {
+TEST(BackendPlan, WhateverABackendLacksIsNamed) {
   const auto expect_lack = [](ObstacleKind kind, const std::string& reason,
                               const std::function<void(Bundle&)>& change) {
-    const StackPlan plan = changed(change);
-    EXPECT_EQ(plan.verdict(), StackVerdict::kPortable);
+    const BackendPlan plan = changed(change);
+    EXPECT_EQ(plan.verdict(), BackendVerdict::kPortable);
     EXPECT_EQ(kind_of(plan), kind) << reason;
     EXPECT_EQ(plans_json({plan})[0]["reason"], reason);
   };
-  expect_lack(ObstacleKind::kMean, "values are centred (layer 1)", centre);
-  expect_lack(ObstacleKind::kMean, "keys have two centres (layer 1)", [](Bundle& b) {
-    MatrixStack<float>& centres = b.layers[1].key.centres;
-    centres = MatrixStack<float>(b.layers[1].key.forward.count, 2, b.layers[1].key.forward.cols);
-    centres.data[0] = 1;
+  expect_lack(ObstacleKind::kMean, "values are centered (layer 1)", center);
+  expect_lack(ObstacleKind::kMean, "keys have two centers (layer 1)", [](Bundle& b) {
+    MatrixStack<float>& centers = b.layers[1].key.centers;
+    centers = MatrixStack<float>(b.layers[1].key.forward.count, 2, b.layers[1].key.forward.cols);
+    centers.data[0] = 1;
   });
   expect_lack(ObstacleKind::kHeadsDiffer, "heads of keys differ (layer 0)",
               [](Bundle& b) { b.layers[0].key.forward[1](0, 0) = -1; });
@@ -127,11 +127,11 @@ TEST(StackPlan, WhateverAStackLacksIsNamed) {
   EXPECT_EQ(kind_of(plan_of("vllm-pr46774", balanced)), ObstacleKind::kPartner);
 }
 
-TEST(StackPlan, WhatNothingOfTheBundleCanRunIsRefusedWithTheReason) {
+TEST(BackendPlan, WhatNothingOfTheBundleCanRunIsRefusedWithTheReason) {
   const auto expect_refused = [](ObstacleKind kind, const std::string& line,
                                  const std::function<void(Bundle&)>& change) {
-    const StackPlan plan = changed(change);
-    EXPECT_EQ(plan.verdict(), StackVerdict::kCannot);
+    const BackendPlan plan = changed(change);
+    EXPECT_EQ(plan.verdict(), BackendVerdict::kCannot);
     EXPECT_EQ(kind_of(plan), kind) << line;
     EXPECT_EQ(line_of(plan), line);
   };
@@ -145,20 +145,20 @@ TEST(StackPlan, WhatNothingOfTheBundleCanRunIsRefusedWithTheReason) {
                  [](Bundle& b) { b.quantizer.recent_tokens = 100; });
 }
 
-TEST(StackPlan, WithoutAPortableVariantBothReasonsAreGiven) {
-  const StackPlan plan = changed([](Bundle& b) {
-    centre(b);
+TEST(BackendPlan, WithoutAPortableVariantBothReasonsAreGiven) {
+  const BackendPlan plan = changed([](Bundle& b) {
+    center(b);
     b.portable.clear();
   });
   ASSERT_EQ(plan.obstacles.size(), 2u);
   EXPECT_EQ(plan.obstacles[1].kind, ObstacleKind::kNoPortable);
-  EXPECT_EQ(line_of(plan), "cannot: values are centred (layer 1)");
+  EXPECT_EQ(line_of(plan), "cannot: values are centered (layer 1)");
   EXPECT_EQ(plans_json({plan})[0]["reason"],
-            "values are centred (layer 1); the file has no portable variant");
+            "values are centered (layer 1); the file has no portable variant");
 }
 
-TEST(StackPlan, ThePortableErrorIsScaledToTheOnePair) {
-  const StackPlan plan = changed(centre);
+TEST(BackendPlan, ThePortableErrorIsScaledToTheOnePair) {
+  const BackendPlan plan = changed(center);
   EXPECT_EQ(plan.run->variant, BundleVariant::kPortableShared);
   EXPECT_EQ(plan.run->clips.pair, (ClipPair{0.93, 0.92}));
   EXPECT_DOUBLE_EQ(plan.run->relative_error.value(), 4 * (16.0 + 8.0) / (12.0 + 8.0));
@@ -166,12 +166,12 @@ TEST(StackPlan, ThePortableErrorIsScaledToTheOnePair) {
 }
 
 // Each way of knowing it says how it is known, and many times the loss is not to be served.
-TEST(StackPlan, AMeasuredLossTakesThePlaceOfThePrediction) {
+TEST(BackendPlan, AMeasuredLossTakesThePlaceOfThePrediction) {
   Bundle bundle = plain_bundle();
-  centre(bundle);
-  const Stack& stack = find_stack("sglang-v1");
+  center(bundle);
+  const Backend& backend = find_backend("sglang-v1");
   const auto line = [&](double own, double shared) {
-    return line_of(plan_for(stack, bundle, {.own = own, .shared = shared, .per_head = {}}));
+    return line_of(plan_for(backend, bundle, {.own = own, .shared = shared, .per_head = {}}));
   };
   EXPECT_EQ(line(0.01, 0.27), "runs portable: KL about 27 times, do not serve");
   EXPECT_EQ(line(0.01, 0.03), "runs portable: KL about 3.0 times");
@@ -183,16 +183,16 @@ TEST(StackPlan, AMeasuredLossTakesThePlaceOfThePrediction) {
   // From the evaluation that the file stores.
   const auto kl = [](double mean) { return Json{{"kl", {{"mean", mean}}}}; };
   bundle.evaluation = Json{{"methods", {{"bundle", kl(0.01)}, {"portable", kl(0.27)}}}};
-  const Json plan = plans_json({plan_for(stack, bundle)})[0];
+  const Json plan = plans_json({plan_for(backend, bundle)})[0];
   EXPECT_NEAR(plan["kl_factor"].get<double>(), 27, 1e-9);
   EXPECT_EQ(plan["do_not_serve"], true);
   bundle.evaluation = Json{{"methods", {{"bundle", kl(0.01)}, {"portable", 3}}}};
-  EXPECT_TRUE(plans_json({plan_for(stack, bundle)})[0]["kl_factor"].is_null());
+  EXPECT_TRUE(plans_json({plan_for(backend, bundle)})[0]["kl_factor"].is_null());
 }
 
-TEST(StackPlan, WithoutASearchNoErrorIsClaimed) {
-  const StackPlan plan = changed([](Bundle& b) {
-    centre(b);
+TEST(BackendPlan, WithoutASearchNoErrorIsClaimed) {
+  const BackendPlan plan = changed([](Bundle& b) {
+    center(b);
     b.layers[0].predicted_output_nmse.assign(kHeads, NAN);
   });
   EXPECT_FALSE(plan.run->relative_error.has_value());
@@ -201,9 +201,9 @@ TEST(StackPlan, WithoutASearchNoErrorIsClaimed) {
 }
 
 // As of a file that was written before losses were kept.
-TEST(StackPlan, WithoutLossesOfRatiosThePairIsThePublishedOneAndNoErrorIsClaimed) {
+TEST(BackendPlan, WithoutLossesOfRatiosThePairIsThePublishedOneAndNoErrorIsClaimed) {
   const auto without_losses = [](Bundle& b) {
-    centre(b);
+    center(b);
     for (PortableLayer& layer : b.portable) {
       for (LayerTransforms* variant : {&layer.shared, &layer.per_head}) {
         variant->key.clip_losses.reset();
@@ -211,7 +211,7 @@ TEST(StackPlan, WithoutLossesOfRatiosThePairIsThePublishedOneAndNoErrorIsClaimed
       }
     }
   };
-  const StackPlan plan = changed(without_losses);
+  const BackendPlan plan = changed(without_losses);
   EXPECT_EQ(plan.run->clips.pair, (ClipPair{kPublishedClipK, kPublishedClipV}));
   EXPECT_EQ(plan.run->unknown, ErrorUnknown::kNoClipLosses);
   EXPECT_TRUE(plans_json({plan})[0]["relative_error"].is_null());
@@ -223,9 +223,9 @@ TEST(StackPlan, WithoutLossesOfRatiosThePairIsThePublishedOneAndNoErrorIsClaimed
   EXPECT_DOUBLE_EQ(plan_of("onnxruntime", bundle).run->relative_error.value(), 4);
 }
 
-TEST(StackPlan, OfTwoPortableVariantsTheOneOfLessErrorRuns) {
+TEST(BackendPlan, OfTwoPortableVariantsTheOneOfLessErrorRuns) {
   Bundle bundle = plain_bundle();
-  centre(bundle);
+  center(bundle);
   EXPECT_EQ(plan_of("sglang-v2", bundle).run->variant, BundleVariant::kPortableShared);  // a tie
   bundle.portable[0].per_head.predicted_output_nmse[0] = 0.01;
   EXPECT_EQ(plan_of("sglang-v2", bundle).run->variant, BundleVariant::kPortablePerHead);
@@ -235,11 +235,11 @@ TEST(StackPlan, OfTwoPortableVariantsTheOneOfLessErrorRuns) {
   EXPECT_EQ(plan_of("sglang-v2", bundle).run->variant, BundleVariant::kPortablePerHead);
 }
 
-TEST(StackPlan, LevelsOfItsOwnAreNeverPredicted) {
+TEST(BackendPlan, LevelsOfItsOwnAreNeverPredicted) {
   Bundle bundle = plain_bundle();
   bundle.model.head_dim_k = bundle.model.head_dim_v = 128;
-  const StackPlan plan = plan_of("llama.cpp", bundle);
-  EXPECT_EQ(plan.verdict(), StackVerdict::kPortable);
+  const BackendPlan plan = plan_of("llama.cpp", bundle);
+  EXPECT_EQ(plan.verdict(), BackendVerdict::kPortable);
   EXPECT_EQ(plan.run->unknown, ErrorUnknown::kOwnLevels);
   EXPECT_EQ(line_of(plan), "runs portable, coded in its own way: error unknown");
   bundle.model.architecture = "LlamaForCausalLM";
@@ -248,12 +248,12 @@ TEST(StackPlan, LevelsOfItsOwnAreNeverPredicted) {
             "cannot: reads transforms for Qwen3ForCausalLM only");
 }
 
-TEST(StackPlan, EveryStackHasOneLineOfEightyColumns) {
+TEST(BackendPlan, EveryBackendHasOneLineOfEightyColumns) {
   for (const int variety : {0, 1, 2, 3, 4, 5}) {
     Bundle bundle = plain_bundle();
     bundle.model.head_dim_k = bundle.model.head_dim_v = 128;
     bundle.quantizer.quant_group_size = 128;
-    if (variety == 1) centre(bundle);
+    if (variety == 1) center(bundle);
     if (variety == 2 || variety == 3) bundle.portable.clear();
     if (variety == 3) {
       bundle.layers[1].geometry.layer_id = 1000;

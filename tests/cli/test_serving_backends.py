@@ -1,15 +1,15 @@
-"""oscar-calibrate --for STACK, and the lines that say what each stack runs of a bundle."""
+"""oscar-calibrate --for BACKEND, and the lines that say what each backend runs of a bundle."""
 import json
 import unittest
 
 import h5py
 import numpy as np
 
-from support.stacks import HEAD_DIM, StackCase
+from support.backends import HEAD_DIM, BackendCase
 
 
-class ForStack(StackCase):
-    """--for: what a stack serves is fitted, what it does not is refused by name."""
+class ForBackend(BackendCase):
+    """--for: what a backend serves is fitted, what it does not is refused by name."""
 
     def refuse_for(self, options, *words):
         self.refuse("oscar-calibrate", [self.model, self.corpus, self.folder / "out.h5",
@@ -24,22 +24,22 @@ class ForStack(StackCase):
                 self.refuse_for(["--for", "sglang-v1", option, value], f"{option} {value}",
                                 "sglang-v1")
 
-    def test_stacks_that_are_not_served_yet_say_why(self):
+    def test_backends_that_are_not_served_yet_say_why(self):
         for name in ("llama.cpp", "oscar2"):
             with self.subTest(name):
                 self.refuse_for(["--for", name], f"--for {name}", "not served yet, because\n  it")
-        self.refuse_for(["--for", "tgi"], "unknown serving stack", "sglang-v1")
+        self.refuse_for(["--for", "tgi"], "unknown backend", "sglang-v1")
         self.refuse_for(["--for", "vllm-pr46774", "--metadata-dtype", "bf16"], "no bf16 metadata")
 
-    def test_names_of_servers_are_answered_with_both_stacks_that_they_may_mean(self):
+    def test_names_of_servers_are_answered_with_both_backends_that_they_may_mean(self):
         both = "without --for (backend oscar_int2)", "vLLM's pull request 46774 is vllm-pr46774"
         for name in ("vllm", "transformers", "oscar"):
             with self.subTest(name):
                 self.refuse_for(["--for", name], *both)
                 for arguments in (["import", self.corpus, "--model", self.model, "--for", name, "-o",
                                    self.folder / "out.h5"],
-                                  ["export", self.corpus, "--to", name, "-o", self.folder / "out"],
-                                  ["verify", self.folder, "--stack", name]):
+                                  ["export", self.corpus, "--for", name, "-o", self.folder / "out"],
+                                  ["verify", self.folder, "--for", name]):
                     self.refuse("oscar-bundle", arguments, *both, code=2)
 
     def test_a_search_of_nothing_is_a_usage_error(self):
@@ -50,13 +50,13 @@ class ForStack(StackCase):
                 self.refuse_for([*options, "--search", "on"], "--search on",
                                 "nothing is left to search")
 
-    def test_the_bundle_runs_as_it_is_on_the_stack_it_was_made_for(self):
+    def test_the_bundle_runs_as_it_is_on_the_backend_it_was_made_for(self):
         for name, clip in (("sglang-v1", None), ("sglang-v2", (.9, .95))):
             with self.subTest(name):
                 options = ["--clip", ".9,.95"] if clip else []
                 path = self.calibrate("--for", name, *options)
-                self.assertEqual(self.stack(path, name)["line"], "runs as is")
-                self.assertNotEqual(self.stack(path, "vllm-pr46774")["verdict"], "as is")
+                self.assertEqual(self.backend(path, name)["line"], "runs as is")
+                self.assertNotEqual(self.backend(path, "vllm-pr46774")["verdict"], "as is")
                 with h5py.File(path) as file:
                     self.assertEqual(file["quantizer"].attrs["metadata_dtype"], b"fp32")
                     if not clip:  # searched, then pooled over the model
@@ -74,7 +74,7 @@ class ForStack(StackCase):
                                 if side in layer:
                                     np.testing.assert_array_equal(layer[side][0], layer[side][1])
 
-    def test_codecs_of_other_stacks_are_written_searched_and_evaluated(self):
+    def test_codecs_of_other_backends_are_written_searched_and_evaluated(self):
         rules = {"vllm-pr46774": ("head_row", "minimum", "up", "before_coding", []),
                  "onnxruntime": ("head_row", "minimum", "even", "before_coding", []),
                  "mlx": ("quant_group", "code_units", "up", "after_coding",
@@ -82,8 +82,8 @@ class ForStack(StackCase):
         for name, (span, zero, ties, rounding, options) in rules.items():
             with self.subTest(name):
                 path = self.calibrate("--for", name, *options)
-                self.assertEqual(self.stack(path, name)["line"], "runs as is")
-                self.assertNotEqual(self.stack(path, "oscar_int2")["verdict"], "as is")
+                self.assertEqual(self.backend(path, name)["line"], "runs as is")
+                self.assertNotEqual(self.backend(path, "oscar_int2")["verdict"], "as is")
                 with h5py.File(path) as file:
                     found = file["quantizer"].attrs
                     self.assertEqual([found[key].decode() for key in
@@ -94,7 +94,7 @@ class ForStack(StackCase):
                     if name != "onnxruntime":  # one pair for the model
                         self.assertEqual(len(set.union(*ratios)), 1)
                 evaluate = ["oscar-eval", self.model, "--bundle", path, "--corpus", self.corpus,
-                            "--chunk-len", 256, "--max-tokens", 2048, "--compare", "hadamard-clip,bundle",
+                            "--sequence-length", 256, "--max-tokens", 2048, "--compare", "hadamard-clip,bundle",
                             "--quiet"]
                 report = self.folder / "report.json"
                 self.run_ok(*evaluate, "--json", report, "--force")
@@ -102,22 +102,22 @@ class ForStack(StackCase):
                 self.assertEqual(report["quantizer"]["zero"], zero)
                 self.assertGreater(report["methods"]["bundle"]["kl"]["mean"], 0)
                 self.refuse(evaluate[0], [*evaluate[1:], "--engine", "reference"],
-                            "--engine", "another stack's")
+                            "--engine", "another backend's")
 
     def test_mlx_takes_heads_smaller_than_its_usual_groups(self):
         path = self.calibrate("--for", "mlx")
-        self.assertEqual(self.stack(path, "mlx")["line"], "runs as is")
+        self.assertEqual(self.backend(path, "mlx")["line"], "runs as is")
         with h5py.File(path) as file:
             self.assertEqual(file["quantizer"].attrs["quant_group_size"], HEAD_DIM)
 
-    def test_the_run_ends_with_a_line_for_each_stack(self):
+    def test_the_run_ends_with_a_line_for_each_backend(self):
         out = self.folder / "said.h5"
-        said = self.run_ok("oscar-calibrate", self.model, self.corpus, out, "--chunk-len", 256,
+        said = self.run_ok("oscar-calibrate", self.model, self.corpus, out, "--sequence-length", 256,
                            "--sink", 8, "--recent", 16, "--for", "sglang-v1").stdout
         self.assertIn("for        sglang-v1: ", said)
-        lines = said[said.index("serving stacks"):].splitlines()
-        names = [stack["name"] for stack in
-                 json.loads(self.run_ok("oscar-bundle", "stacks", "--json", "-").stdout)]
+        lines = said[said.index("backends\n"):].splitlines()
+        names = [backend["name"] for backend in
+                 json.loads(self.run_ok("oscar-bundle", "backends", "--json", "-").stdout)]
         self.assertEqual([line.split()[0] for line in lines[1:1 + len(names)]], names)
         self.assertTrue(all(len(line) <= 80 for line in said.splitlines()))
         shown = self.run_ok("oscar-bundle", "inspect", out).stdout

@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 
 from bundle.verify_bundle import datasets_of
 
-NAME = "int2_twin"
+NAME = "int2_reference"
 
 
 def hadamard(d):
@@ -32,7 +32,7 @@ class Side:
     correction: list  # 0 none, 1 unbiased, 2 metric
     feedback: torch.Tensor | None = None
     metric: torch.Tensor | None = None
-    centres: torch.Tensor | None = None  # of keys, [heads, 2, d] before RoPE
+    centers: torch.Tensor | None = None  # of keys, [heads, 2, d] before RoPE
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Rule:
     layers: list = field(default_factory=list)
     seen: list = field(default_factory=list)
     offset: int = 0  # position of the first token
-    inv_freq: torch.Tensor | None = None  # for keys with centres
+    inv_freq: torch.Tensor | None = None  # for keys with centers
     last_segment: int = 0
 
 
@@ -110,16 +110,16 @@ def turned(x, angle):
     return torch.cat((x * angle.cos() - y * angle.sin(), y * angle.cos() + x * angle.sin(), still), -1)
 
 
-def centres_of_rows(side, rows, rule):
-    """For rows [H, N, d] in the cache's basis, the nearer centre of the segment that their page lies in."""
+def centers_of_rows(side, rows, rule):
+    """For rows [H, N, d] in the cache's basis, the nearer center of the segment that their page lies in."""
     chosen = torch.zeros_like(rows)
     for token in range(rows.shape[1]):
         page = max(0, token - rule.sink) // 64
         segment = min((rule.offset + rule.sink + 64 * page + 32) // 1024, rule.last_segment)
         angle = (1024 * segment + 511.5) * rule.inv_freq
-        here = turned(side.centres.double(), angle) - side.mean[:, None].double()
+        here = turned(side.centers.double(), angle) - side.mean[:, None].double()
         here = torch.einsum("hjd,hde->hje", here, side.forward.double()).to(torch.bfloat16).double()
-        here[(side.centres == 0).all(-1).all(-1)] = 0
+        here[(side.centers == 0).all(-1).all(-1)] = 0
         row = rows[:, token].to(torch.bfloat16).double()
         distance = ((row[:, None] - here) ** 2).sum(-1)
         second = distance[:, 1] < distance[:, 0]
@@ -133,8 +133,8 @@ def quantized(side, x, rule):
     rounded = torch.empty_like(exact)
     for b in range(x.shape[0]):
         about = torch.zeros_like(exact[b])
-        if side.centres is not None:
-            about = centres_of_rows(side, exact[b], rule)
+        if side.centers is not None:
+            about = centers_of_rows(side, exact[b], rule)
         for h in range(x.shape[1]):
             rounded[b, h] = about[h] + round_trip(
                 exact[b, h].to(torch.bfloat16).float() - about[h], side.clip[h], rule.group or x.shape[3],

@@ -1,4 +1,4 @@
-// What the centres of keys (codec.h) add to the logits of an INT2 page.
+// What the centers of keys (codec.h) add to the logits of an INT2 page.
 //
 // A warp works out the logits of eight segments at once, 16 rows of one operand, as a piece begins;
 // few pieces have more. So what a new segment costs is one read of shared memory. The rows are
@@ -14,79 +14,79 @@ namespace oscar {
 
 // A segment's rows [2][head_dim] of the run's head; null behind segment `last`.
 template <typename Config>
-__device__ __forceinline__ const uint8_t* centre_rows(const AttentionParams& p, const RunNote& run,
+__device__ __forceinline__ const uint8_t* center_rows(const AttentionParams& p, const RunNote& run,
                                                       int segment, int last) {
   if (segment > last) return nullptr;
   return reinterpret_cast<const uint8_t*>(
-      centres_of(p.centres, segment, run.item.head, p.num_kv_heads, Config::kHeadDim));
+      centers_of(p.centers, segment, run.item.head, p.num_kv_heads, Config::kHeadDim));
 }
 
 // Of page `page` of the run's request.
 __device__ __forceinline__ int segment_of(const AttentionParams& p, const RunNote& run, int page) {
-  return segment_of_page(run.first_position, p.windows.sink_tokens, page, p.centres.segments);
+  return segment_of_page(run.first_position, p.windows.sink_tokens, page, p.centers.segments);
 }
 
 // Asks for eight segments from `first` on, as far as the warp has pages of them.
 template <typename Config>
-__device__ __forceinline__ void prefetch_centres(const AttentionParams& p, const RunNote& run,
+__device__ __forceinline__ void prefetch_centers(const AttentionParams& p, const RunNote& run,
                                                  int first, int lane) {
-  constexpr int kLine = 128, kLines = kCentres * 2 * Config::kHeadDim / kLine;
+  constexpr int kLine = 128, kLines = kCenters * 2 * Config::kHeadDim / kLine;
   const int last = segment_of(p, run, run.piece_end - 1);
 #pragma unroll
-  for (int i = lane; i < kCentreBlock * kLines; i += 32) {
-    const uint8_t* rows = centre_rows<Config>(p, run, first + i / kLines, last);
+  for (int i = lane; i < kCenterBlock * kLines; i += 32) {
+    const uint8_t* rows = center_rows<Config>(p, run, first + i / kLines, last);
     if (rows) ptx::prefetch_l2(rows + i % kLines * kLine);
   }
 }
 // Those of the piece that begins with `run`.
 template <typename Config>
-__device__ __forceinline__ void prefetch_centres(const AttentionParams& p, const RunNote& run,
+__device__ __forceinline__ void prefetch_centers(const AttentionParams& p, const RunNote& run,
                                                  int lane) {
-  if (!p.centres.rows || run.exact) return;
-  prefetch_centres<Config>(p, run, segment_of(p, run, run.first_page), lane);
+  if (!p.centers.rows || run.exact) return;
+  prefetch_centers<Config>(p, run, segment_of(p, run, run.first_page), lane);
 }
 
 // Keeps the logits of eight segments from `first` on, and makes those of `first`, which holds for
-// pages before `end`, the current ones. Row g of sums is the first centre of segment g, row g + 8
+// pages before `end`, the current ones. Row g of sums is the first center of segment g, row g + 8
 // the second.
 template <typename Config>
-__device__ __forceinline__ void keep_centre_logits(const AttentionParams& p, const RunNote& run,
+__device__ __forceinline__ void keep_center_logits(const AttentionParams& p, const RunNote& run,
                                                    const float (&sums)[4], int first, int end,
                                                    ColdCursor* cold, float4* block, int lane) {
   const float half = 0.5f * p.sm_scale * kLog2E;
   const float4 logits = make_float4((sums[0] + sums[2]) * half, (sums[0] - sums[2]) * half,
                                     (sums[1] + sums[3]) * half, (sums[1] - sums[3]) * half);
   block[lane] = logits;
-  if (lane < 4) cold->centre_logits[lane] = logits;
+  if (lane < 4) cold->center_logits[lane] = logits;
   if (lane == 0) {
     cold->first_segment = first;
     cold->in_block = 0;
-    cold->centre_end = first + 1 < p.centres.segments ? end : INT_MAX;
-    cold->block_end = first + kCentreBlock < p.centres.segments
-                          ? end + (kCentreBlock - 1) * (kSegmentTokens / kPageTokens)
+    cold->center_end = first + 1 < p.centers.segments ? end : INT_MAX;
+    cold->block_end = first + kCenterBlock < p.centers.segments
+                          ? end + (kCenterBlock - 1) * (kSegmentTokens / kPageTokens)
                           : INT_MAX;
   }
-  prefetch_centres<Config>(p, run, first + kCentreBlock, lane);
+  prefetch_centers<Config>(p, run, first + kCenterBlock, lane);
   __syncwarp();
 }
 
-// The first centres of a piece; s.q are still the queries' bits.
+// The first centers of a piece; s.q are still the queries' bits.
 template <typename Config>
-__device__ __forceinline__ void begin_centres(const AttentionState<Config>& s,
+__device__ __forceinline__ void begin_centers(const AttentionState<Config>& s,
                                               const AttentionParams& p, const RunNote& run,
                                               ColdCursor* cold, float4* block, int lane) {
-  if (!p.centres.rows) {
-    if (lane < 4) cold->centre_logits[lane] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (lane == 0) cold->centre_end = cold->block_end = INT_MAX;
+  if (!p.centers.rows) {
+    if (lane < 4) cold->center_logits[lane] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (lane == 0) cold->center_end = cold->block_end = INT_MAX;
     __syncwarp();
     return;
   }
   const int segment = segment_of(p, run, run.first_page);
   const int last = segment_of(p, run, run.piece_end - 1);
-  const uint8_t* rows = centre_rows<Config>(p, run, segment + lane / 4, last);
-  uint32_t raw[kCentres][Config::kRowWords];
+  const uint8_t* rows = center_rows<Config>(p, run, segment + lane / 4, last);
+  uint32_t raw[kCenters][Config::kRowWords];
 #pragma unroll
-  for (int j = 0; j < kCentres; ++j) {
+  for (int j = 0; j < kCenters; ++j) {
     fetch_code_dims<Config>(raw[j], rows ? rows + j * 2 * Config::kHeadDim : nullptr, lane);
   }
   float sums[4] = {};
@@ -97,40 +97,40 @@ __device__ __forceinline__ void begin_centres(const AttentionState<Config>& s,
   }
   const int first_middle = run.first_position + p.windows.sink_tokens + kPageTokens / 2;
   const int end = ((segment + 1) * kSegmentTokens - first_middle + kPageTokens - 1) / kPageTokens;
-  keep_centre_logits<Config>(p, run, sums, segment, end, cold, block, lane);
+  keep_center_logits<Config>(p, run, sums, segment, end, cold, block, lane);
 }
 
 // The next of the segments that were worked out together.
-__device__ __forceinline__ void next_centres(const AttentionParams& p, ColdCursor* cold,
+__device__ __forceinline__ void next_centers(const AttentionParams& p, ColdCursor* cold,
                                              const float4* block, int lane) {
   const int in_block = cold->in_block + 1;
-  const bool last = cold->first_segment + in_block + 1 >= p.centres.segments;
-  const int end = last ? INT_MAX : cold->centre_end + kSegmentTokens / kPageTokens;
+  const bool last = cold->first_segment + in_block + 1 >= p.centers.segments;
+  const int end = last ? INT_MAX : cold->center_end + kSegmentTokens / kPageTokens;
   __syncwarp();  // all lanes have read what changes now
-  if (lane < 4) cold->centre_logits[lane] = block[4 * in_block + lane];
-  if (lane == 0) cold->in_block = in_block, cold->centre_end = end;
+  if (lane < 4) cold->center_logits[lane] = block[4 * in_block + lane];
+  if (lane == 0) cold->in_block = in_block, cold->center_end = end;
   __syncwarp();
 }
 
 // The next eight segments of a piece, loaded little by little: most registers are taken. query: the
 // lane's row of q, or null.
 template <typename Config>
-__device__ __forceinline__ void next_centre_block(const AttentionParams& p, const RunNote& run,
+__device__ __forceinline__ void next_center_block(const AttentionParams& p, const RunNote& run,
                                                   const uint8_t* query, ColdCursor* cold,
                                                   float4* block, int lane) {
   using Layout = typename Config::Layout;
   constexpr int kBytes = Layout::kKeyRun < 8 ? 2 * Layout::kKeyRun : 16;  // loaded at a time
   constexpr int kLoads = 2 * Layout::kKeyRun / kBytes;                    // a run
-  const int segment = cold->first_segment + kCentreBlock;
+  const int segment = cold->first_segment + kCenterBlock;
   const int end = cold->block_end + kSegmentTokens / kPageTokens;
   const int last = segment_of(p, run, run.piece_end - 1);
-  const uint8_t* rows = centre_rows<Config>(p, run, segment + lane / 4, last);
+  const uint8_t* rows = center_rows<Config>(p, run, segment + lane / 4, last);
   float sums[4] = {};
   __syncwarp();  // all lanes have read what changes now
 #pragma unroll 1
   for (int i = 0; i < Layout::kKeyRuns * kLoads; ++i) {
     const int at = 2 * Layout::key_run_dim(lane % 4, i / kLoads) + i % kLoads * kBytes;
-    uint32_t a[kCentres][kBytes / 4] = {}, b[kBytes / 4] = {};
+    uint32_t a[kCenters][kBytes / 4] = {}, b[kBytes / 4] = {};
     if (query) load_words<kBytes>(b, query + at);
     if (rows) {
       load_words<kBytes>(a[0], rows + at);
@@ -141,7 +141,7 @@ __device__ __forceinline__ void next_centre_block(const AttentionParams& p, cons
       ptx::mma_bf16(sums, a[0][w], a[1][w], a[0][w + 1], a[1][w + 1], b[w], b[w + 1]);
     }
   }
-  keep_centre_logits<Config>(p, run, sums, segment, end, cold, block, lane);
+  keep_center_logits<Config>(p, run, sums, segment, end, cold, block, lane);
 }
 
 }  // namespace oscar

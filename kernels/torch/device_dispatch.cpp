@@ -1,5 +1,5 @@
 // The operators on a GPU.
-#include "backends.h"
+#include "dispatch.h"
 
 // Set by CMakeLists.txt in builds with CUDA.
 #if defined(OSCAR_HAS_KERNELS)

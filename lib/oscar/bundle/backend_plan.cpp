@@ -1,6 +1,6 @@
-// The portable variant of a bundle for a stack, what it is predicted to cost, and how that is
+// The portable variant of a bundle for a backend, what it is predicted to cost, and how that is
 // told.
-#include "oscar/bundle/stack_plan.h"
+#include "oscar/bundle/backend_plan.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -176,9 +176,9 @@ bool has(const std::vector<T>& list, const T& wanted) {
   return std::find(list.begin(), list.end(), wanted) != list.end();
 }
 
-bool takes_head_dim(const Stack& stack, int dim) {
-  return dim % stack.head_dim_multiple == 0 && dim <= stack.largest_head_dim &&
-         (!stack.power_of_two_head || (dim & (dim - 1)) == 0);
+bool takes_head_dim(const Backend& backend, int dim) {
+  return dim % backend.head_dim_multiple == 0 && dim <= backend.largest_head_dim &&
+         (!backend.power_of_two_head || (dim & (dim - 1)) == 0);
 }
 
 // The bundle's settings with 0 for groups of a whole head.
@@ -192,35 +192,35 @@ QuantizerSettings normalised(const Bundle& bundle) {
   return quantizer;
 }
 
-// Why a stack can run nothing of the bundle.
-Found obstacle_to_all(const Stack& stack, const Bundle& bundle) {
+// Why a backend can run nothing of the bundle.
+Found obstacle_to_all(const Backend& backend, const Bundle& bundle) {
   using enum ObstacleKind;
   const BundleModel& model = bundle.model;
   const QuantizerSettings& quantizer = bundle.quantizer;
-  if (!stack.architectures.empty() && !has(stack.architectures, model.architecture)) {
+  if (!backend.architectures.empty() && !has(backend.architectures, model.architecture)) {
     return Obstacle{kArchitecture, fmt::format("reads transforms for {} only",
-                                               fmt::join(stack.architectures, ", "))};
+                                               fmt::join(backend.architectures, ", "))};
   }
   for (const int dim : {model.head_dim_k, model.head_dim_v}) {
-    if (!takes_head_dim(stack, dim)) {
+    if (!takes_head_dim(backend, dim)) {
       return Obstacle{kHeadDim, fmt::format("does not take head_dim {}", dim)};
     }
   }
   for (const LayerTransforms& layer : bundle.layers) {
-    if (layer.geometry.attention != AttentionKind::kFull && !stack.sliding_layers) {
+    if (layer.geometry.attention != AttentionKind::kFull && !backend.sliding_layers) {
       return Obstacle{kSlidingLayers, "takes no layers with a sliding window"};
     }
   }
-  // With levels of its own a stack has groups of its own, too.
-  if (!stack.own_levels && !has(stack.quant_group_sizes, quantizer.quant_group_size) &&
-      !has(stack.quant_group_sizes, normalised(bundle).quant_group_size)) {
+  // With levels of its own a backend has groups of its own, too.
+  if (!backend.own_levels && !has(backend.quant_group_sizes, quantizer.quant_group_size) &&
+      !has(backend.quant_group_sizes, normalised(bundle).quant_group_size)) {
     return Obstacle{kQuantGroupSize,
                     fmt::format("takes no quantization groups of {}", quantizer.quant_group_size)};
   }
   for (const int tokens : {quantizer.sink_tokens, quantizer.recent_tokens}) {
-    if (tokens % stack.window_multiple != 0) {
+    if (tokens % backend.window_multiple != 0) {
       return Obstacle{kWindowMultiple, fmt::format("takes windows of multiples of {} tokens",
-                                                   stack.window_multiple)};
+                                                   backend.window_multiple)};
     }
   }
   return std::nullopt;
@@ -233,30 +233,30 @@ bool heads_differ(const SideTransform& side) {
   return false;
 }
 
-// What one side of a layer needs that the stack does not have.
-Found obstacle_to_side(const Stack& stack, const LayerTransforms& layer, Side which) {
+// What one side of a layer needs that the backend does not have.
+Found obstacle_to_side(const Backend& backend, const LayerTransforms& layer, Side which) {
   using enum ObstacleKind;
   const SideTransform& side = side_of(layer, which);
   const bool key = which == Side::kKey;
   const char* rows = key ? "keys" : "values";
   if (has(side.kind, TransformKind::kBalanced) &&
-      !(key ? stack.key_partner : stack.value_partner)) {
+      !(key ? backend.key_partner : backend.value_partner)) {
     return Obstacle{kPartner, fmt::format("{} need {}", rows, key ? "q_rotation" : "o_rotation")};
   }
-  if (is_centred(side) && !(key ? stack.key_mean : stack.value_mean)) {
-    return Obstacle{kMean, fmt::format("{} are centred", rows)};
+  if (is_centered(side) && !(key ? backend.key_mean : backend.value_mean)) {
+    return Obstacle{kMean, fmt::format("{} are centered", rows)};
   }
-  if (has_centres(side) && !stack.key_centres)
-    return Obstacle{kMean, fmt::format("{} have two centres", rows)};
-  if (!stack.per_head && heads_differ(side)) {
+  if (has_centers(side) && !backend.key_centers)
+    return Obstacle{kMean, fmt::format("{} have two centers", rows)};
+  if (!backend.per_head && heads_differ(side)) {
     return Obstacle{kHeadsDiffer, fmt::format("heads of {} differ", rows)};
   }
   for (size_t head = 0; head < side.recipe.size(); ++head) {
     const RowRecipe recipe = side.recipe[head];
-    if (!stack.shaped_rounding && recipe.rounding == Rounding::kShaped) {
+    if (!backend.shaped_rounding && recipe.rounding == Rounding::kShaped) {
       return Obstacle{kShapedRounding, "rounding is shaped"};
     }
-    if (!stack.scale_correction && recipe.scale_correction != ScaleCorrection::kNone) {
+    if (!backend.scale_correction && recipe.scale_correction != ScaleCorrection::kNone) {
       return Obstacle{kScaleCorrection, "scales are corrected"};
     }
   }
@@ -277,37 +277,37 @@ Layers quantized(const Bundle& bundle, BundleVariant variant) {
   return layers;
 }
 
-// Whether the layers have no more clipping ratios than the stack.
-bool clips_fit(const Stack& stack, const Layers& layers) {
-  if (stack.clip == ClipScope::kHead) return true;
+// Whether the layers have no more clipping ratios than the backend.
+bool clips_fit(const Backend& backend, const Layers& layers) {
+  if (backend.clip == ClipScope::kHead) return true;
   for (const LayerTransforms* layer : layers) {
-    const LayerTransforms* first = stack.clip == ClipScope::kLayer ? layer : layers.front();
+    const LayerTransforms* first = backend.clip == ClipScope::kLayer ? layer : layers.front();
     const float key = first->key.recipe.clip_ratio[0], value = first->value.recipe.clip_ratio[0];
     const auto all = [](const SideTransform& side, float ratio) {
       return std::all_of(side.recipe.clip_ratio.begin(), side.recipe.clip_ratio.end(),
                          [ratio](float other) { return other == ratio; });
     };
     if (!all(layer->key, key) || !all(layer->value, value)) return false;
-    if (stack.clip == ClipScope::kModelBoth && key != value) return false;
+    if (backend.clip == ClipScope::kModelBoth && key != value) return false;
   }
   return true;
 }
 
-// Why a stack cannot run the bundle's own transforms.
-Found obstacle_to_own(const Stack& stack, const Bundle& bundle) {
+// Why a backend cannot run the bundle's own transforms.
+Found obstacle_to_own(const Backend& backend, const Bundle& bundle) {
   const Layers layers = quantized(bundle, BundleVariant::kOwn);
   for (const LayerTransforms* layer : layers) {
     for (const Side side : {Side::kKey, Side::kValue}) {
-      Found obstacle = obstacle_to_side(stack, *layer, side);
+      Found obstacle = obstacle_to_side(backend, *layer, side);
       if (!obstacle) continue;
       obstacle->text += fmt::format(" (layer {})", layer->geometry.layer_id);
       return obstacle;
     }
   }
-  if (!clips_fit(stack, layers)) {
+  if (!clips_fit(backend, layers)) {
     return Obstacle{ObstacleKind::kClipRatios, "it has fewer clipping ratios"};
   }
-  std::string gap = codec_gap(stack, normalised(bundle));
+  std::string gap = codec_gap(backend, normalised(bundle));
   if (!gap.empty()) return Obstacle{ObstacleKind::kCodec, std::move(gap)};
   return std::nullopt;
 }
@@ -331,40 +331,40 @@ std::optional<double> error_over_own(const Bundle& bundle, const Layers& layers)
   return *error / *own;
 }
 
-std::optional<RowFormat> format_for(const Stack& stack, const Bundle& bundle) {
-  if (stack.own_levels) return std::nullopt;
+std::optional<RowFormat> format_for(const Backend& backend, const Bundle& bundle) {
+  if (backend.own_levels) return std::nullopt;
   QuantizerSettings quantizer = normalised(bundle);
-  const auto takes = [&](const StackMetadata& metadata) {
+  const auto takes = [&](const BackendMetadata& metadata) {
     return !metadata.whole_head_only || quantizer.quant_group_size == 0;
   };
-  const auto& all = stack.metadata;
-  const bool has_dtype = std::any_of(all.begin(), all.end(), [&](const StackMetadata& metadata) {
+  const auto& all = backend.metadata;
+  const bool has_dtype = std::any_of(all.begin(), all.end(), [&](const BackendMetadata& metadata) {
     return metadata.dtype == quantizer.metadata_dtype && takes(metadata);
   });
   if (!has_dtype) quantizer.metadata_dtype = std::find_if(all.begin(), all.end(), takes)->dtype;
-  take_rules_of(stack, quantizer);
+  take_rules_of(backend, quantizer);
   quantizer.quant_group_size = bundle.quantizer.quant_group_size;
   return quantizer.row_format();
 }
 
-StackRun run_of(const Stack& stack, const Bundle& bundle, BundleVariant variant) {
+BackendRun run_of(const Backend& backend, const Bundle& bundle, BundleVariant variant) {
   const Layers layers = quantized(bundle, variant);
-  StackRun run{.variant = variant,
-               .clips = {.scope = stack.clip, .pair = {}},
-               .format = format_for(stack, bundle),
-               .packing = stack.packing,
-               .relative_error = {},
-               .unknown = {},
-               .kl_factor = {}};
+  BackendRun run{.variant = variant,
+                 .clips = {.scope = backend.clip, .pair = {}},
+                 .format = format_for(backend, bundle),
+                 .packing = backend.packing,
+                 .relative_error = {},
+                 .unknown = {},
+                 .kl_factor = {}};
   std::optional<double> factor = 1.0;
-  if (stack.clip == ClipScope::kModel || stack.clip == ClipScope::kModelBoth) {
-    const PooledClips pooled = pool_clips(layers, stack.clip == ClipScope::kModelBoth);
+  if (backend.clip == ClipScope::kModel || backend.clip == ClipScope::kModelBoth) {
+    const PooledClips pooled = pool_clips(layers, backend.clip == ClipScope::kModelBoth);
     run.clips.pair = pooled.pair;
     factor = pooled.loss_factor;
   }
   const std::optional<double> error =
       variant == BundleVariant::kOwn ? 1.0 : error_over_own(bundle, layers);
-  if (stack.own_levels) {
+  if (backend.own_levels) {
     run.unknown = ErrorUnknown::kOwnLevels;
   } else if (!factor) {
     run.unknown = ErrorUnknown::kNoClipLosses;
@@ -377,10 +377,10 @@ StackRun run_of(const Stack& stack, const Bundle& bundle, BundleVariant variant)
 }
 
 // The variant of less error; one rotation a KV head where that is not known.
-StackRun best_portable(const Stack& stack, const Bundle& bundle) {
-  StackRun shared = run_of(stack, bundle, BundleVariant::kPortableShared);
-  if (!stack.per_head) return shared;
-  StackRun per_head = run_of(stack, bundle, BundleVariant::kPortablePerHead);
+BackendRun best_portable(const Backend& backend, const Bundle& bundle) {
+  BackendRun shared = run_of(backend, bundle, BundleVariant::kPortableShared);
+  if (!backend.per_head) return shared;
+  BackendRun per_head = run_of(backend, bundle, BundleVariant::kPortablePerHead);
   const bool known = shared.relative_error && per_head.relative_error;
   return known && *shared.relative_error <= *per_head.relative_error ? shared : per_head;
 }
@@ -414,21 +414,21 @@ MeasuredKl measured_kl(const Json& report) {
           .per_head = kl_of(methods, "portable-perhead")};
 }
 
-StackPlan plan_for(const Stack& stack, const Bundle& bundle) {
-  return plan_for(stack, bundle,
+BackendPlan plan_for(const Backend& backend, const Bundle& bundle) {
+  return plan_for(backend, bundle,
                   bundle.evaluation ? measured_kl(*bundle.evaluation) : MeasuredKl{});
 }
 
-StackPlan plan_for(const Stack& stack, const Bundle& bundle, const MeasuredKl& measured) {
-  StackPlan plan{.stack = &stack, .obstacles = {}, .run = {}};
-  if (Found obstacle = obstacle_to_all(stack, bundle)) {
+BackendPlan plan_for(const Backend& backend, const Bundle& bundle, const MeasuredKl& measured) {
+  BackendPlan plan{.backend = &backend, .obstacles = {}, .run = {}};
+  if (Found obstacle = obstacle_to_all(backend, bundle)) {
     plan.obstacles = {std::move(*obstacle)};
     return plan;
   }
-  if (Found obstacle = obstacle_to_own(stack, bundle)) {
+  if (Found obstacle = obstacle_to_own(backend, bundle)) {
     plan.obstacles = {std::move(*obstacle)};
   } else {
-    plan.run = run_of(stack, bundle, BundleVariant::kOwn);
+    plan.run = run_of(backend, bundle, BundleVariant::kOwn);
     return plan;
   }
   if (bundle.portable.empty()) {
@@ -436,19 +436,19 @@ StackPlan plan_for(const Stack& stack, const Bundle& bundle, const MeasuredKl& m
     missing.kind = ObstacleKind::kNoPortable;
     missing.text = "the file has no portable variant";
   } else {
-    plan.run = best_portable(stack, bundle);
-    if (!stack.own_levels) plan.run->kl_factor = factor_of(measured, plan.run->variant);
+    plan.run = best_portable(backend, bundle);
+    if (!backend.own_levels) plan.run->kl_factor = factor_of(measured, plan.run->variant);
   }
   return plan;
 }
 
-std::vector<StackPlan> plan_for_all(const Bundle& bundle, const MeasuredKl& measured) {
-  std::vector<StackPlan> plans;
-  for (const Stack& stack : stacks()) plans.push_back(plan_for(stack, bundle, measured));
+std::vector<BackendPlan> plan_for_all(const Bundle& bundle, const MeasuredKl& measured) {
+  std::vector<BackendPlan> plans;
+  for (const Backend& backend : backends()) plans.push_back(plan_for(backend, bundle, measured));
   return plans;
 }
 
-std::vector<StackPlan> plan_for_all(const Bundle& bundle) {
+std::vector<BackendPlan> plan_for_all(const Bundle& bundle) {
   return plan_for_all(bundle, bundle.evaluation ? measured_kl(*bundle.evaluation) : MeasuredKl{});
 }
 
@@ -470,20 +470,21 @@ const char* clip_name(ClipScope scope) {
   return "one ratio";
 }
 
-const char* span_name(const Stack& stack) {
-  if (stack.own_levels) return "each 128 values less their mean";
-  return stack.rules.clip_span == ClipSpan::kHeadRow ? "the head's row" : "each quantization group";
+const char* span_name(const Backend& backend) {
+  if (backend.own_levels) return "each 128 values less their mean";
+  return backend.rules.clip_span == ClipSpan::kHeadRow ? "the head's row"
+                                                       : "each quantization group";
 }
 
-const char* zero_name(const Stack& stack) {
-  if (stack.own_levels) return "mean and spread of the row";
-  return stack.rules.zero == ZeroForm::kCodeUnits ? "zero point in code units"
-                                                  : "minimum of the row";
+const char* zero_name(const Backend& backend) {
+  if (backend.own_levels) return "mean and spread of the row";
+  return backend.rules.zero == ZeroForm::kCodeUnits ? "zero point in code units"
+                                                    : "minimum of the row";
 }
 
-const char* rounding_rule(const Stack& stack) {
-  if (stack.own_levels) return "fixed thresholds";
-  return stack.rules.ties == CodeTies::kUp ? "nearest, halves up" : "nearest, halves to even";
+const char* rounding_rule(const Backend& backend) {
+  if (backend.own_levels) return "fixed thresholds";
+  return backend.rules.ties == CodeTies::kUp ? "nearest, halves up" : "nearest, halves to even";
 }
 
 std::string joined(const Json& list, const char* separator = ", ") {
@@ -494,17 +495,17 @@ std::string joined(const Json& list, const char* separator = ", ") {
   return text;
 }
 
-Json group_names(const Stack& stack) {
+Json group_names(const Backend& backend) {
   Json names = Json::array();
-  for (const int size : stack.quant_group_sizes) {
+  for (const int size : backend.quant_group_sizes) {
     names.push_back(size == 0 ? std::string("head_dim") : std::to_string(size));
   }
   return names;
 }
 
-Json metadata_names(const Stack& stack) {
+Json metadata_names(const Backend& backend) {
   Json names = Json::array();
-  for (const StackMetadata& metadata : stack.metadata) {
+  for (const BackendMetadata& metadata : backend.metadata) {
     std::string name = codec_word(metadata.dtype);
     if (metadata.dtype != MetadataDtype::kFp32) {
       name += metadata.rounding == MetadataRounding::kBeforeCoding ? " rounded before coding"
@@ -516,36 +517,36 @@ Json metadata_names(const Stack& stack) {
   return names;
 }
 
-Json describe(const Stack& stack) {
+Json describe(const Backend& backend) {
   const auto either = [](bool yes) { return yes ? "yes" : "no"; };
-  return {{"name", stack.name},
-          {"summary", stack.summary},
-          {"source", stack.source},
-          {"served", is_served(stack)},
-          {"not_served_because", codec_gap(stack, default_codec(stack))},
-          {"rotation", stack.per_head ? "one a KV head" : "one a layer"},
-          {"file_holds", stack.transposed_file ? "R^T" : "R"},
-          {"keys_not_orthogonal", either(stack.key_partner)},
-          {"values_not_orthogonal", either(stack.value_partner)},
-          {"mean_of_keys", either(stack.key_mean)},
-          {"mean_of_values", either(stack.value_mean)},
-          {"two_centres_of_keys", either(stack.key_centres)},
-          {"shaped_rounding", either(stack.shaped_rounding)},
-          {"scale_correction", either(stack.scale_correction)},
-          {"quant_group_sizes", group_names(stack)},
-          {"metadata", metadata_names(stack)},
-          {"zero", zero_name(stack)},
-          {"code_rounding", rounding_rule(stack)},
-          {"packing", stack.packing == PackOrder::kQuartered ? "quartered" : "consecutive"},
-          {"clip", clip_name(stack.clip)},
-          {"clip_span", span_name(stack)},
-          {"windows", stack.windows == WindowBasis::kTransformed ? "transformed" : "original"},
-          {"window_multiple", stack.window_multiple},
-          {"head_dim_multiple", stack.head_dim_multiple},
-          {"largest_head_dim", stack.largest_head_dim},
-          {"power_of_two_head", stack.power_of_two_head},
-          {"sliding_layers", stack.sliding_layers},
-          {"architectures", stack.architectures}};
+  return {{"name", backend.name},
+          {"summary", backend.summary},
+          {"source", backend.source},
+          {"served", is_served(backend)},
+          {"not_served_because", codec_gap(backend, default_codec(backend))},
+          {"rotation", backend.per_head ? "one a KV head" : "one a layer"},
+          {"file_holds", backend.transposed_file ? "R^T" : "R"},
+          {"keys_not_orthogonal", either(backend.key_partner)},
+          {"values_not_orthogonal", either(backend.value_partner)},
+          {"mean_of_keys", either(backend.key_mean)},
+          {"mean_of_values", either(backend.value_mean)},
+          {"two_centers_of_keys", either(backend.key_centers)},
+          {"shaped_rounding", either(backend.shaped_rounding)},
+          {"scale_correction", either(backend.scale_correction)},
+          {"quant_group_sizes", group_names(backend)},
+          {"metadata", metadata_names(backend)},
+          {"zero", zero_name(backend)},
+          {"code_rounding", rounding_rule(backend)},
+          {"packing", backend.packing == PackOrder::kQuartered ? "quartered" : "consecutive"},
+          {"clip", clip_name(backend.clip)},
+          {"clip_span", span_name(backend)},
+          {"windows", backend.windows == WindowBasis::kTransformed ? "transformed" : "original"},
+          {"window_multiple", backend.window_multiple},
+          {"head_dim_multiple", backend.head_dim_multiple},
+          {"largest_head_dim", backend.largest_head_dim},
+          {"power_of_two_head", backend.power_of_two_head},
+          {"sliding_layers", backend.sliding_layers},
+          {"architectures", backend.architectures}};
 }
 
 std::string head_dims(const Json& j) {
@@ -556,15 +557,15 @@ std::string head_dims(const Json& j) {
 
 }  // namespace
 
-Json stacks_json() {
+Json backends_json() {
   Json list = Json::array();
-  for (const Stack& stack : stacks()) list.push_back(describe(stack));
+  for (const Backend& backend : backends()) list.push_back(describe(backend));
   return list;
 }
 
-std::string stacks_text() {
+std::string backends_text() {
   std::string text;
-  for (const Json& j : stacks_json()) {
+  for (const Json& j : backends_json()) {
     const auto word = [&j](const char* name) { return j[name].get<std::string>(); };
     if (!text.empty()) text += "\n";
     add_line(text, "", word("name") + ": " + word("summary"), 0);
@@ -576,8 +577,8 @@ std::string stacks_text() {
                          word("rotation"), word("file_holds"), word("keys_not_orthogonal"),
                          word("values_not_orthogonal")));
     add_line(text, "  mean",
-             fmt::format("of keys {}, of values {}; two centres of keys {}", word("mean_of_keys"),
-                         word("mean_of_values"), word("two_centres_of_keys")));
+             fmt::format("of keys {}, of values {}; two centers of keys {}", word("mean_of_keys"),
+                         word("mean_of_values"), word("two_centers_of_keys")));
     add_line(text, "  writer",
              fmt::format("{}, shaped {}, scale correction {}", word("code_rounding"),
                          word("shaped_rounding"), word("scale_correction")));
@@ -614,7 +615,7 @@ const char* clip_searched(ClipScope scope) {
   return "one clipping ratio";
 }
 
-std::string groups_in_words(const StackChoice& choice) {
+std::string groups_in_words(const BackendChoice& choice) {
   const std::vector<int>& sizes = choice.quant_group_sizes;
   if (sizes.size() > 1) {
     return fmt::format("groups of {}, whichever first divides head_dim", fmt::join(sizes, ", "));
@@ -625,7 +626,7 @@ std::string groups_in_words(const StackChoice& choice) {
 
 }  // namespace
 
-std::vector<std::string> describe_choice(const StackChoice& choice) {
+std::vector<std::string> describe_choice(const BackendChoice& choice) {
   const FitOptions& fit = choice.fit;
   const SearchOptions& search = choice.search;
   const auto part = [](bool searched, const char* name, const std::string& fixed) {
@@ -636,11 +637,11 @@ std::vector<std::string> describe_choice(const StackChoice& choice) {
       part(search.kind, search.orthogonal ? "orthogonal transform" : "transform",
            method_name(fit.kind)),
       part(search.granularity, "granularity", granularity_name(fit.granularity)),
-      part(search.center, "centring", fit.center ? "centred" : "not centred"),
+      part(search.center, "centering", fit.center ? "centered" : "not centered"),
       part(search.row_weights, "row weights",
            fit.row_weights == RowWeights::kAttention ? "rows by attention" : "rows alike"),
-      part(search.key_centres, "key centres",
-           fit.key_centres ? "two key centres" : "one key centre"),
+      part(search.key_centers, "key centers",
+           fit.key_centers ? "two key centers" : "one key center"),
       part(search.rounding, "rounding", fmt::format("{} rounding", rounding_name(fit.rounding))),
       part(search.scale_correction, "scale correction",
            fmt::format("scale correction {}", scale_correction_name(fit.scale_correction))),
@@ -653,13 +654,13 @@ std::vector<std::string> describe_choice(const StackChoice& choice) {
 
 namespace {
 
-const char* verdict_word(StackVerdict verdict) {
+const char* verdict_word(BackendVerdict verdict) {
   switch (verdict) {
-    case StackVerdict::kAsIs:
+    case BackendVerdict::kAsIs:
       return "as is";
-    case StackVerdict::kPortable:
+    case BackendVerdict::kPortable:
       return "portable";
-    case StackVerdict::kCannot:
+    case BackendVerdict::kCannot:
       break;
   }
   return "cannot";
@@ -674,7 +675,7 @@ std::string times_words(double factor) {
   return fmt::format("{:.{}f} times", factor, factor < 9.95 ? 1 : 0);
 }
 
-std::string error_words(const StackRun& run) {
+std::string error_words(const BackendRun& run) {
   if (run.kl_factor) {
     return fmt::format(": KL about {}{}", times_words(*run.kl_factor),
                        *run.kl_factor >= kTooManyTimes ? ", do not serve" : "");
@@ -694,30 +695,34 @@ std::string error_words(const StackRun& run) {
   return ": error unknown: nothing was searched";
 }
 
-std::string plan_line(const StackPlan& plan) {
+std::string plan_line(const BackendPlan& plan) {
   switch (plan.verdict()) {
-    case StackVerdict::kAsIs:
+    case BackendVerdict::kAsIs:
       return "runs as is";
-    case StackVerdict::kPortable:
+    case BackendVerdict::kPortable:
       return fmt::format("runs {}{}", variant_word(plan.run->variant), error_words(*plan.run));
-    case StackVerdict::kCannot:
+    case BackendVerdict::kCannot:
       break;
   }
   return "cannot: " + plan.obstacles.front().text;
 }
 
-Json describe(const StackPlan& plan) {
+Json describe(const BackendPlan& plan) {
   std::string reason;
   for (const Obstacle& obstacle : plan.obstacles) {
     reason += (reason.empty() ? "" : "; ") + obstacle.text;
   }
-  Json json = {{"name", plan.stack->name}, {"verdict", verdict_word(plan.verdict())},
-               {"reason", reason},         {"variant", nullptr},
-               {"clip", nullptr},          {"relative_error", nullptr},
-               {"kl_factor", nullptr},     {"do_not_serve", false},
+  Json json = {{"name", plan.backend->name},
+               {"verdict", verdict_word(plan.verdict())},
+               {"reason", reason},
+               {"variant", nullptr},
+               {"clip", nullptr},
+               {"relative_error", nullptr},
+               {"kl_factor", nullptr},
+               {"do_not_serve", false},
                {"line", plan_line(plan)}};
-  if (plan.verdict() != StackVerdict::kPortable) return json;
-  const StackRun& run = *plan.run;
+  if (plan.verdict() != BackendVerdict::kPortable) return json;
+  const BackendRun& run = *plan.run;
   json["variant"] = variant_word(run.variant);
   if (run.clips.pair) json["clip"] = {run.clips.pair->key, run.clips.pair->value};
   if (run.relative_error) json["relative_error"] = *run.relative_error;
@@ -730,25 +735,25 @@ Json describe(const StackPlan& plan) {
 
 }  // namespace
 
-Json plans_json(const std::vector<StackPlan>& plans) {
+Json plans_json(const std::vector<BackendPlan>& plans) {
   Json list = Json::array();
-  for (const StackPlan& plan : plans) list.push_back(describe(plan));
+  for (const BackendPlan& plan : plans) list.push_back(describe(plan));
   return list;
 }
 
-std::string plans_text(const std::vector<StackPlan>& plans) {
-  std::string text = "serving stacks\n", fitted;
+std::string plans_text(const std::vector<BackendPlan>& plans) {
+  std::string text = "backends\n", fitted;
   bool predicted = false, measured = false, without_losses = false;
   size_t widest = 0;
-  for (const StackPlan& plan : plans) widest = std::max(widest, std::strlen(plan.stack->name));
-  for (const StackPlan& plan : plans) {
-    add_line(text, plan.stack->name, plan_line(plan), widest + 2);
-    if (plan.verdict() != StackVerdict::kPortable) continue;
+  for (const BackendPlan& plan : plans) widest = std::max(widest, std::strlen(plan.backend->name));
+  for (const BackendPlan& plan : plans) {
+    add_line(text, plan.backend->name, plan_line(plan), widest + 2);
+    if (plan.verdict() != BackendVerdict::kPortable) continue;
     measured = measured || plan.run->kl_factor;
     predicted = predicted || (!plan.run->kl_factor && plan.run->relative_error);
     without_losses = without_losses || plan.run->unknown == ErrorUnknown::kNoClipLosses;
-    if (is_served(*plan.stack))
-      fitted += (fitted.empty() ? "" : ", ") + std::string(plan.stack->name);
+    if (is_served(*plan.backend))
+      fitted += (fitted.empty() ? "" : ", ") + std::string(plan.backend->name);
   }
   text +=
       "oscar_int2: this toolkit's package, in transformers and as a plugin of vLLM;\n"

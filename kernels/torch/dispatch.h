@@ -1,4 +1,4 @@
-// Where an operator runs: the CPU twins of oscar_cache, or the CUDA kernels on torch's stream.
+// Where an operator runs: the CPU references of oscar_cache, or the CUDA kernels on torch's stream.
 #pragma once
 
 #include "checks.h"
@@ -6,7 +6,8 @@
 
 namespace oscar::torch_ops {
 
-// The twins, one thread. Tables were checked (table_checks.h). params.o, params.lse are written.
+// The CPU references, one thread. Tables were checked (table_checks.h). params.o, params.lse are
+// written.
 void append_on_host(const AppendParams& params);
 void attend_on_host(const AttentionParams& params);
 void dequantize_on_host(const HistoryRowsParams& params);

@@ -10,7 +10,9 @@ answers are read again, each alone: its prompt at once, and its tokens one by on
 reference. It differs from the traffic by bf16 sums of other sizes, and by rows that were read as 2 bits where
 a prompt came in chunks, began with shared blocks or was preempted. Of 53,000 tokens on a GPU five lay beyond
 the bound, by up to 2 nats. So a greedy answer that is off is generated once more, alone, in the steps that it
-came in: as many shared tokens, the same chunks, the same preemptions.
+came in: as many shared tokens, the same chunks, the same preemptions. If that differs too, it is generated in
+those steps beside other requests, drawn anew REPEATS times at most: they change how many rows a product has,
+and in which chunks shared tokens were read. An answer that none of them gives is wrong.
 
 On a GPU the steps run in CUDA graphs. Environment: as for the tests (tests/CMakeLists.txt). The last line is
 what was found, in JSON; the exit status is 1 if anything is not as it must be.
@@ -18,6 +20,7 @@ what was found, in JSON; the exit status is 1 if anything is not as it must be.
 import argparse
 import collections
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -38,6 +41,7 @@ MOST_BEHIND, MOST_APART = 0.3, 0.2
 FEW, MOST_APART_OF_FEW = 4, 1.0
 MOST_GROWTH = 1 << 20  # of the tensors that are held behind the first rounds, bytes
 WARM_ROUNDS = 2
+REPEATS = 12  # in other company
 # One request of the most tokens fits, three of a few hundred do not.
 MOST_TOKENS, POOL_BLOCKS, BLOCK_BYTES = 704, 19, 73728
 
@@ -236,25 +240,59 @@ class Traffic:
             if after > before:
                 part = slice(before, after)
                 theirs = SimpleNamespace(token_ids=answer.token_ids[part], logprobs=answer.logprobs[part])
-                ours = self._in_steps(name, prompt, steps, after - before)
-                end, drift, gap = case.first_difference(theirs, ours)
-                what = f"{name}: {len(prompt)} + {after - before} tokens in steps {steps[:8]}, alone"
-                self._expect(drift < case.DRIFT and gap < case.TIE,
-                             f"{what} the answer differs at {end} by {drift:.3f}, {gap:.3f}")
-                print(f"{what} {drift:.3f}, {gap:.3f} from it", flush=True)
+                what = f"{name}: {len(prompt)} + {after - before} tokens in steps {steps[:8]}"
+                arguments = name, prompt, steps, after - before
+                self._find_again(what, theirs, functools.partial(self._in_steps, *arguments))
             before = after
 
-    def _in_steps(self, name, prompt, steps, tokens):
+    def _find_again(self, what, theirs, generate):
+        """Generates an answer alone, then in company, until it comes again."""
+        alone = None
+        for company in (False, *[True] * REPEATS):
+            ours = generate(company)
+            alone = alone or ours
+            end, drift, gap = case.first_difference(theirs, ours)
+            print(f"{what}, {'in company' if company else 'alone'}: {drift:.3f}, {gap:.3f} from it; from the one"
+                  " alone {1:.3f}, {2:.3f} (at {0})".format(*case.first_difference(alone, ours)), flush=True)
+            if drift < case.DRIFT and gap < case.TIE:
+                self.counts["found again in company"] += company
+                return
+        self._expect(False, f"{what} the answer does not come again: it is {list(theirs.token_ids)}, alone"
+                     f" {list(alone.token_ids)}")
+
+    def _company(self, prompt, tokens):
+        """Requests beside one of so many tokens, where the pool has room. Their names."""
+        source, names = self.source, []
+        room = POOL_BLOCKS - 1 - -(-(len(prompt) + tokens) // 64)
+        for _ in range(source.randrange(1, case.MAX_NUM_SEQS)):
+            most = room // (case.MAX_NUM_SEQS - 1) * 64
+            if most:
+                text = self.engine.prompt(source.randrange(5), MOST_TOKENS)
+                begin = next(i for i in range(source.randrange(300), MOST_TOKENS) if text[i] != prompt[0])
+                length = source.randrange(1, most)
+                names.append(self.engine.add(text[begin:][:length], source.randrange(1, most - length + 1)))
+        return names
+
+    def _in_steps(self, name, prompt, steps, tokens, company):
         """The answer to a prompt in these steps, the first of which comes behind shared tokens."""
         scheduler, shared, finished = self.inner.scheduler, steps[0][0], {}
         self.engine.core.reset_prefix_cache()
         if shared:  # their pages are written
             other = [token for token in self.engine.prompt(0, 400) if token != prompt[shared]]
-            self.engine.alone(prompt[:shared] + other[:MOST_TOKENS - shared - 1], 1)
-        with self.engine.in_chunks(MOST_TOKENS):
+            with self.engine.in_chunks(self.source.choice((40, 64, 150, 400)) if company else MOST_TOKENS):
+                self.engine.alone(prompt[:shared] + other[:MOST_TOKENS - shared - 1], 1)
+        with self.engine.in_chunks(MOST_TOKENS), self.engine.preemptions() as preempted:
             again = self.engine.add(prompt, tokens)
-            for _, scheduler.max_num_scheduled_tokens in steps:
+            others = self._company(prompt, tokens) if company else []
+            for begin, own in steps:
+                more = self.source.randrange(MOST_TOKENS) if company else 0
+                scheduler.max_num_scheduled_tokens = own + more
+                ends = begin + own >= len(prompt)
+                scheduler.scheduler_config.long_prefill_token_threshold = 0 if ends else own
                 self.engine.step(finished)
+            self.engine.core.abort_request(others)
+        self.engine.settle()
+        self._expect(not preempted, f"{name} or its company was preempted when it was generated again")
         found = self.engine.cached.get(again)
         self._expect(found == shared, f"{name} began with {found} shared tokens and not with {shared}")
         return finished[again]

@@ -181,6 +181,12 @@ void add_import(CLI::App& program, Work& work) {
             ->option_text("K,V");
         sub.add_option("--rope-scaling", arguments.rope_scaling,
                        "JSON, where the model is served with it");
+        add_choice<AcceptedWeights>(
+            sub, "--weights", arguments.options.weights,
+            {{"same", AcceptedWeights::kSame}, {"any", AcceptedWeights::kAny}},
+            "same: an export of a bundle of other weights is\n"
+            "refused (default). any: it is taken, and the bundle\n"
+            "says so in a warning; for a fine-tune of that model");
         sub.add_flag("--force", arguments.force, "Replace the output if it exists");
         add_quantizer_options(sub, arguments.options.quantizer);
         arguments.metadata = sub.get_option("--metadata-dtype");

@@ -11,8 +11,9 @@ import torch
 from safetensors.numpy import save_file
 
 from bundle.verify_bundle import datasets_of
-from support.exchange import load_export, random_rotation
 from support.backends import HEAD_DIM, BackendCase
+from support.checkpoints import QWEN3_MINI, qwen3_tensors, write_checkpoint
+from support.exchange import load_export, random_rotation
 
 LAYERS, HEADS = 3, 2
 
@@ -212,6 +213,39 @@ class Import(BackendCase):
         self.refuse("oscar-bundle", ["import", path, "--model", self.model, "--for", "vllm-pr46774",
                                      "--metadata-dtype", "fp32", "-o", self.folder / "never.h5"],
                     "--metadata-dtype", code=2)
+
+    def test_an_export_of_other_weights_is_refused_unless_any_are_asked_for(self):
+        other = write_checkpoint(self.folder / "other", {"head_dim": HEAD_DIM},
+                                 qwen3_tensors(QWEN3_MINI | {"head_dim": HEAD_DIM}, seed=1))
+        path = self.folder / "mine.npz"
+        np.savez(path, k_rotation=self.rotations(LAYERS), v_rotation=self.rotations(LAYERS, seed=1))
+        for backend in ("npz", "safetensors", "mlx", "sglang-v1"):
+            with self.subTest(backend):
+                out, never, taken = (self.folder / f"{backend}{end}" for end in ("", ".never", ".h5"))
+                options = [] if backend in ("npz", "safetensors") else ["--for", backend]
+                if backend == "mlx":
+                    options += ["--quant-group-size", 32]
+                bundle = self.take(path, options=options)
+                self.run_ok("oscar-bundle", "export", bundle, "--for", backend, "-o", out)
+                with h5py.File(self.take(out)) as file:
+                    theirs = file["model"].attrs["weights_fingerprint"].decode()
+                files = [file for file in sorted(out.iterdir()) if file.suffix in (".npz", ".pt")]
+                for given in [[out]] + [files] * bool(files):
+                    self.refuse("oscar-bundle", ["import", *given, "--model", other, "-o", never],
+                                "exported from a bundle of other weights", theirs, "oscar-export.json",
+                                "--weights any")
+                said = self.run_ok("oscar-bundle", "import", out, "--model", other, "-o", taken,
+                                   "--weights", "any").stderr
+                with h5py.File(taken) as file:
+                    self.assertNotEqual(file["model"].attrs["weights_fingerprint"].decode(), theirs)
+                    (warning,) = json.loads(file["layers/000"].attrs["warnings"])
+                self.assertIn("fitted to other weights", warning)
+                self.assertIn(theirs, warning)
+                self.assertIn("fitted to other weights", said)
+        for command in (["inspect", taken], ["card", taken, "-o", "-"]):
+            self.assertIn("fitted to other weights", self.run_ok("oscar-bundle", *command).stdout)
+        (out / "oscar-export.json").unlink()  # of unknown origin
+        self.run_ok("oscar-bundle", "import", out, "--model", other, "-o", self.folder / "foreign.h5")
 
     def test_an_own_random_rotation_is_evaluated_beside_ours_in_two_commands(self):
         ours = self.calibrate()

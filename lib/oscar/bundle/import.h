@@ -21,6 +21,9 @@ struct ReadTransforms {
   std::string kind;                          // in words: "SGLang rotation files"
   std::vector<std::filesystem::path> files;  // that were read
   std::set<std::string> fields;              // of the entries of .pt files
+  // Of the bundle that the files were exported from, as oscar-export.json beside them says; empty:
+  // it does not.
+  std::string weights_fingerprint = {}, model = {};
 };
 
 // `paths` are a folder that holds files under the names of rotation_files.h (or, of SGLang, one .pt
@@ -37,10 +40,16 @@ ReadTransforms read_export(const ExchangeFormat& format, const std::filesystem::
 
 inline constexpr const char* kImportedPreset = "imported";
 
+enum class AcceptedWeights {
+  kSame,  // exports of a bundle of these weights, and files that name none
+  kAny,   // all; the bundle says in a warning where the weights are others
+};
+
 struct ImportOptions {
   std::string name = kImportedPreset;  // recorded as the method; letters, digits and -_.
   QuantizerSettings quantizer;         // quant_group_size 0: head_dim
   ClipPair clip;  // where the files hold no ratios, as those of backends do not
+  AcceptedWeights weights = AcceptedWeights::kSame;
 };
 
 // Any invertible matrices, for each KV head or shared, with or without means; what the files leave
@@ -48,7 +57,8 @@ struct ImportOptions {
 // scale correction unless feedback and metrics are given. An orthogonal matrix is recorded as
 // OSCAR's kind, another as balanced, whoever made it. The portable variant is there where one
 // uncentered orthogonal matrix a layer was given. Throws Error naming layer and head for a layer
-// that is missing or too many, another shape, and matrices that no cache can run (fit/fit.h).
+// that is missing or too many, another shape, and matrices that no cache can run (fit/fit.h); and
+// for an export of a bundle of other weights, unless `options` accept any.
 Bundle import_bundle(const ReadTransforms& read, const Checkpoint& checkpoint,
                      const ImportOptions& options);
 

@@ -10,6 +10,7 @@
 #include "oscar/base/json.h"
 #include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/edit.h"
+#include "oscar/bundle/import.h"
 #include "oscar/cache/codec.h"
 #include "oscar/eval/report/figures.h"
 #include "oscar/eval/report/page.h"
@@ -446,10 +447,17 @@ std::string making_part(const Bundle& bundle) {
   return text;
 }
 
-std::string limits_part(const CardRequest& request) {
+std::string limits_part(const Bundle& bundle, const CardRequest& request) {
   std::string text =
       "\n## Limits\n- It is for these weights alone: a fine-tune, another quantization or another "
       "RoPE needs its own calibration, and what serves it refuses other weights.\n";
+  if (bundle.preset == kImportedPreset) {
+    for (const LayerTransforms& layer : bundle.layers) {
+      for (const std::string& warning : layer.warnings) {
+        text += "- Imported: " + escape_markdown(warning) + "\n";
+      }
+    }
+  }
   std::set<std::string> gaps;
   for (const BundleEvaluation& evaluation : request.evaluations) {
     const auto missing = judge(evaluation.data).not_measured;
@@ -501,7 +509,7 @@ std::string model_card(const Bundle& bundle, const CardRequest& request) {
     require_answers_of(*request.answers, serving_sha256(bundle));
     text += answers_markdown(*request.answers);
   }
-  return text + serving_part(bundle, request) + making_part(bundle) + limits_part(request) +
+  return text + serving_part(bundle, request) + making_part(bundle) + limits_part(bundle, request) +
          licence_part(request);
 }
 

@@ -39,8 +39,9 @@ void add_strip(CLI::App& program, Work& work) {
             sub, "--profile", arguments.profile,
             {{"publish", StripProfile::kPublish}, {"serving", StripProfile::kServing}},
             "publish: all else is kept (default). serving: the\n"
-            "portable variant, which other backends take, goes too;\n"
-            "what this toolkit's own cache reads is left");
+            "portable variant, which other backends take, and the\n"
+            "stored evaluation go too; what this toolkit's own\n"
+            "cache reads is left");
         sub.add_flag("--force", arguments.force, "Replace OUT if it exists");
       });
 }

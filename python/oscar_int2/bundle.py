@@ -376,9 +376,10 @@ def content_sha256(objects):
 
 
 def _is_served(path):
-    """Whether `oscar-bundle strip` keeps this object (lib/oscar/bundle/edit.cpp)."""
+    """Whether the serving profile of `oscar-bundle strip` has this object (lib/oscar/bundle/edit.cpp)."""
     parts = path.split("/")
-    return path != "/corpus/ngram_hashes" and parts[1] != "portable" and "statistics" not in parts
+    return (path != "/corpus/ngram_hashes" and parts[1] not in ("portable", "evaluation")
+            and "statistics" not in parts)
 
 
 def _arrays(objects):

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 
 from bundle.verify_bundle import content_sha256, datasets_of
-from support.bundle_case import HEADS, BundleCase, make_file, run
+from support.bundle_case import HEADS, BundleCase, make_file, run, seal
 from support.programs import SOURCE
 
 ZOO = SOURCE / "rotation_zoo" / "tiny-gqa" / "tiny-gqa.h5"
@@ -86,6 +86,25 @@ class Profiles(BundleCase):
         sizes = [path.stat().st_size for path in (full, publish, serving)]
         self.assertEqual(sizes, sorted(sizes, reverse=True))
         self.assertEqual(run("strip", full, self.folder / "x.h5", "--profile", "tiny").returncode, 2)
+
+    def test_a_stored_evaluation_is_no_part_of_what_is_served(self):
+        full = self.fitted()
+
+        def hashes(path):
+            found = json.loads(run("inspect", path, "--json", "-").stdout)
+            return found["content_sha256"], found["serving_sha256"]
+
+        before, plain = hashes(full), self.strip(full, "--profile", "serving")
+        with h5py.File(full, "r+") as file:
+            file.create_group("evaluation").attrs["mode"] = np.bytes_('"decode"')
+            seal(file)
+        after = hashes(full)
+        self.assertNotEqual(after[0], before[0])
+        self.assertEqual(after[1], before[1])
+        serving = self.folder / "serving.h5"
+        self.run_ok("oscar-bundle", "strip", full, serving, "--profile", "serving")
+        self.assertEqual(hashes(serving), (before[1], before[1]))
+        self.assertEqual(run("diff", plain, serving).stdout, "equal\n")
 
 
 def listed_datasets():

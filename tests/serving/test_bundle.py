@@ -55,6 +55,14 @@ class Changed(unittest.TestCase):
         self.assertEqual(full.serving_sha256, serving.content_sha256)
         self.assertEqual(serving.serving_sha256, serving.content_sha256)
 
+    def test_a_stored_evaluation_is_no_part_of_what_is_served(self):
+        self.edit = lambda file: file.create_group("evaluation").attrs.__setitem__("mode", np.bytes_('"decode"'))
+        with self.changed() as path:
+            stored = oscar_int2.load(path)
+        plain = oscar_int2.load(BUNDLE)
+        self.assertNotEqual(stored.content_sha256, plain.content_sha256)
+        self.assertEqual(stored.serving_sha256, plain.serving_sha256)
+
     def test_what_is_changed_behind_the_hash_is_refused(self):
         def edit(file):
             file["layers/000/k_mean"][0, 0] += 1

@@ -28,8 +28,9 @@ namespace {
 // Whether an object of a bundle's file is gone from its serving profile.
 bool is_dropped(const std::string& path) {
   const std::string statistics = std::string("/") + schema::kStatistics;
-  return path == schema::kFingerprint || path.starts_with(schema::kPortable) ||
-         path.ends_with(statistics) || path.find(statistics + "/") != std::string::npos;
+  return path == schema::kFingerprint || path == schema::kEvaluation ||
+         path.starts_with(schema::kPortable) || path.ends_with(statistics) ||
+         path.find(statistics + "/") != std::string::npos;
 }
 
 }  // namespace
@@ -43,7 +44,10 @@ Bundle strip_bundle(Bundle bundle, StripProfile profile, const std::string& name
   bundle.statistics.clear();
   bundle.fingerprint = {};
   bundle.created_utc.clear();  // another file
-  if (profile == StripProfile::kServing) bundle.portable.clear();
+  if (profile == StripProfile::kServing) {
+    bundle.portable.clear();
+    bundle.evaluation.reset();
+  }
   return bundle;
 }
 

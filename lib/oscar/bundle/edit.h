@@ -16,7 +16,8 @@ namespace oscar {
 
 enum class StripProfile {
   kPublish,  // all but statistics and the fingerprint of the text
-  kServing,  // these and the portable variants left out: what this toolkit's own cache reads
+  // These, the portable variants and the evaluation left out: what this toolkit's own cache reads.
+  kServing,
 };
 
 // Throws Error naming the file, `name`, for a statistics file, which would be left empty.

@@ -115,15 +115,29 @@ struct RefitArguments {
   bool force = false, no_statistics = false;
   FitArguments fit;
   QuantizerSettings quantizer;
+  const CLI::App* program = nullptr;  // which says what was given
 };
+
+// The cache that `input` is for. Of one whose rows are coded as another server's, which a fit for
+// all that this toolkit serves would not run on, the windows alone.
+QuantizerSettings kept_format(const Bundle& input) {
+  QuantizerSettings kept = input.quantizer;
+  if (kept.rules == CodecRules{}) return kept;
+  kept.rules = {};
+  kept.metadata_dtype = QuantizerSettings{}.metadata_dtype;
+  kept.quant_group_size = 0;
+  return kept;
+}
 
 int fit(const RefitArguments& arguments) {
   check_output({arguments.input}, arguments.output, arguments.force ? Replace::kYes : Replace::kNo);
   Bundle input = read_bundle(arguments.input);
+  const QuantizerSettings quantizer =
+      with_given(*arguments.program, arguments.quantizer, kept_format(input));
   const auto out = refit_bundle(std::move(input),
                                 {.preset = arguments.fit.preset,
                                  .fit = arguments.fit.resolve(),
-                                 .quantizer = arguments.quantizer,
+                                 .quantizer = quantizer,
                                  .keep_statistics = !arguments.no_statistics},
                                 arguments.input);
   print_layer_warnings(out);
@@ -145,6 +159,12 @@ void add_fit(CLI::App& program, Work& work) {
         sub.add_flag("--force", arguments.force, "Replace the output if it exists");
         add_fit_options(sub, arguments.fit, /*searchable=*/false);
         add_quantizer_options(sub, arguments.quantizer);
+        for (const char* option : {"--sink", "--recent", "--metadata-dtype", "--demote-block"}) {
+          sub.get_option(option)->default_str("as in IN");
+        }
+        sub.get_option("--quant-group-size")
+            ->description("Values that share scale and zero (default: as in IN)");
+        arguments.program = &sub;
         add_fit_study_options(sub, arguments.fit, /*searchable=*/false);
       });
 }

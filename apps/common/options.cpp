@@ -353,6 +353,19 @@ void add_quantizer_options(CLI::App& program, QuantizerSettings& settings) {
       ->group(section);
 }
 
+QuantizerSettings with_given(const CLI::App& program, const QuantizerSettings& parsed,
+                             QuantizerSettings settings) {
+  const auto take = [&program](const char* option, auto& value, const auto& given) {
+    if (program.get_option(option)->count() > 0) value = given;
+  };
+  take("--sink", settings.sink_tokens, parsed.sink_tokens);
+  take("--recent", settings.recent_tokens, parsed.recent_tokens);
+  take("--quant-group-size", settings.quant_group_size, parsed.quant_group_size);
+  take("--metadata-dtype", settings.metadata_dtype, parsed.metadata_dtype);
+  take("--demote-block", settings.demote_block, parsed.demote_block);
+  return settings;
+}
+
 void add_compute_options(CLI::App& program, ComputeArguments& arguments) {
   const char* const section = "Machine";
   program.add_option("--device", arguments.device, "auto, cpu, cuda or cuda:INDEX")

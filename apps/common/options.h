@@ -79,6 +79,9 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
 void add_fit_study_options(CLI::App& program, FitArguments& arguments, bool searchable);
 inline constexpr const char* kStudySection = "For studies";
 void add_quantizer_options(CLI::App& program, QuantizerSettings& settings);
+// `settings` with those of `parsed` that the command line gives.
+QuantizerSettings with_given(const CLI::App& program, const QuantizerSettings& parsed,
+                             QuantizerSettings settings);
 void add_compute_options(CLI::App& program, ComputeArguments& arguments);
 void add_memory_options(CLI::App& program, MemoryArguments& arguments);
 

@@ -6,7 +6,8 @@ import h5py
 import numpy as np
 
 from bundle.verify_bundle import datasets_of
-from support.bundle_case import LAYERS, STATISTICS, SUMS, BundleCase, attributes, make_file, run
+from support.bundle_case import (DIM, HEADS, LAYERS, STATISTICS, SUMS, BundleCase, attributes, dataset, make_file,
+                                 run, seal)
 
 
 class Merging(BundleCase):
@@ -48,6 +49,57 @@ class Merging(BundleCase):
             self.assertEqual(result.returncode, 1)
             self.assertIn(word, result.stderr)
             self.assertFalse(out.exists())
+
+
+    def weighted(self, name, seed, **windows):
+        """A file with sums by attention, made with other windows than the usual ones."""
+        path = make_file(self.folder / name, statistics_only=True, seed=seed)
+        with h5py.File(path, "r+") as file:
+            attributes(file["quantizer"], **windows)
+            for layer in file["layers"].values():
+                sums = layer["statistics"]
+                for side in "qkv":
+                    dataset(sums, f"{side}_attended_moment", sums[f"{side}_moment"][()], "<f8")
+                    dataset(sums, f"{side}_attended_weight", np.full(HEADS, 9), "<f8")
+                for side in "kv":
+                    dataset(sums, f"{side}_attended_sum", sums[f"{side}_sum"][()], "<f8")
+                dataset(sums, "k_sink_sum", np.zeros((HEADS, DIM)), "<f8")
+                dataset(sums, "k_sink_weight", np.zeros(HEADS), "<f8")
+            seal(file)
+        return path
+
+    def test_sums_by_attention_of_different_windows_are_refused_by_name(self):
+        a, b = self.weighted("a.h5", 1), self.weighted("b.h5", 2, sink_tokens=16, demote_block=8)
+        refit, out = self.folder / "refit.h5", self.folder / "c.h5"
+        self.run_ok("oscar-bundle", "fit", b, "-o", refit, "--sink", 64, "--demote-block", 1)
+        for other in (b, refit):  # whatever windows the bundle is for
+            self.refuse("oscar-bundle", ["merge", a, other, "-o", out], "different windows", str(other),
+                        "--sink 64 --demote-block 1 (", "--sink 16 --demote-block 8")
+        same, even = self.weighted("same.h5", 3), make_file(self.folder / "even.h5", seed=4)
+        self.run_ok("oscar-bundle", "merge", a, same, "-o", out)
+        self.run_ok("oscar-bundle", "merge", b, even, "-o", out, "--force")  # drops what both lack
+
+    def test_a_fit_keeps_the_format_of_the_file(self):
+        sums = self.weighted("a.h5", 1, sink_tokens=16, recent_tokens=32, quant_group_size=4)
+        out = self.folder / "fit.h5"
+
+        def fitted(*options):
+            said = self.run_ok("oscar-bundle", "fit", sums, "-o", out, "--force", *options).stderr
+            with h5py.File(out) as file:
+                return said, [int(file["quantizer"].attrs[name]) for name in
+                              ("sink_tokens", "recent_tokens", "quant_group_size", "demote_block")]
+
+        said, found = fitted()
+        self.assertEqual(found, [16, 32, 4, 1])
+        self.assertNotIn("collected with", said)
+        said, found = fitted("--recent", 64)
+        self.assertEqual(found, [16, 64, 4, 1])
+        words = "sums weighted by attention were collected with --recent 32, and the bundle is for --recent 64"
+        self.assertIn(words, said)
+        shown = " ".join(self.run_ok("oscar-bundle", "inspect", out).stdout.split())
+        self.assertIn(words, shown)
+        self.assertIn("sums by attention: of first 16 and last 32 tokens exact", shown)
+        self.run_ok("oscar-bundle", "verify", out)
 
 
 if __name__ == "__main__":

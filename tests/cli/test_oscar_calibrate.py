@@ -317,11 +317,10 @@ class HeldBackSearch(CalibrateTest):
     def test_fitting_again_from_statistics_equals_a_run_without_search(self):
         statistics, again = self.folder / "statistics.h5", self.folder / "again.h5"
         paper = ["--preset", "paper", "--clip", "off"]
-        windows = ["--sink", 4, "--recent", 16]
         self.calibrate(self.text, statistics, *SEARCH, "--statistics-only")
         for options, same in ((["--search", "off"], []), (paper, paper)):
             self.calibrate(self.text, self.out, *SEARCH, *options, "--force")
-            self.run_ok("oscar-bundle", "fit", statistics, "-o", again, "--force", *windows, *same)
+            self.run_ok("oscar-bundle", "fit", statistics, "-o", again, "--force", *same)
             self.run_ok("oscar-bundle", "verify", again)
             with h5py.File(self.out) as one, h5py.File(again) as two:
                 names = []
@@ -332,6 +331,7 @@ class HeldBackSearch(CalibrateTest):
                     np.testing.assert_array_equal(one[name], two[name], name)
                 for attribute in ("method", "preset", "granularity", "position_span"):
                     self.assertEqual(one.attrs[attribute], two.attrs[attribute])
+                self.assertEqual(dict(one["quantizer"].attrs), dict(two["quantizer"].attrs))
 
     def test_fitting_again_refuses_what_it_cannot_do(self):
         self.calibrate(self.corpus, self.out, *SHORT, "--no-statistics", "--search", "off")

@@ -45,6 +45,14 @@ struct QuantizerSettings {
   bool operator==(const QuantizerSettings&) const = default;
 };
 
+// What decides which rows of a text are INT2 for a query, so that sums weighted by attention add
+// only where all three are the same.
+struct Windows {
+  int sink_tokens = 64, recent_tokens = 256, demote_block = 1;
+
+  bool operator==(const Windows&) const = default;
+};
+
 // One layer of the portable variant: orthogonal, plain writer, no centering.
 struct PortableLayer {
   LayerTransforms shared, per_head;
@@ -69,6 +77,8 @@ struct Bundle {
   std::vector<LayerTransforms> layers;      // in layer order; empty for statistics_only
   std::vector<LayerStatistics> statistics;  // same order; empty when stripped
   std::vector<PortableLayer> portable;      // may be empty
+  // With which `statistics` weighted by attention were collected, where `quantizer` has others.
+  std::optional<Windows> collected;
   // By layer id, of the weights that the file is about (weight_samples.h); empty: not known.
   std::vector<MatrixStack<float>> weight_samples;
   // Version and commit of the tool that fitted the transforms. The reader takes them from whoever

@@ -452,6 +452,10 @@ Bundle decode_bundle(RawFile& raw, FileKind kind) {
     const std::string below = path + "/" + schema::kStatistics;
     if (b.statistics_only || has_group(raw, below)) {
       b.statistics.push_back(decode_statistics(raw, below, geometry));
+      const auto group = raw.attributes.find(below);
+      if (group != raw.attributes.end() && group->second.contains(schema::kSinkTokens)) {
+        schema::visit_windows(b.collected.emplace(), AttributeReader{raw, below});
+      }
     }
     fitted += geometry.fitted() ? 1 : 0;
     b.weight_samples.push_back(decode_weight_samples(raw, path, geometry));

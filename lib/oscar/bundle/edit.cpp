@@ -42,6 +42,7 @@ Bundle strip_bundle(Bundle bundle, StripProfile profile, const std::string& name
                  .expected = "a rotation bundle"});
   }
   bundle.statistics.clear();
+  bundle.collected.reset();
   bundle.fingerprint = {};
   bundle.created_utc.clear();  // another file
   if (profile == StripProfile::kServing) {
@@ -63,6 +64,37 @@ std::string serving_sha256(const Bundle& bundle) {
   }
   return content_sha256(std::move(datasets), std::move(attributes));
 }
+
+// The windows of a cache, and those behind a file's sums.
+
+namespace {
+
+bool is_weighted(const Bundle& bundle) {
+  return std::ranges::any_of(bundle.statistics,
+                             [](const auto& layer) { return !layer.attended.empty(); });
+}
+
+Windows windows_of(const QuantizerSettings& quantizer) {
+  return {quantizer.sink_tokens, quantizer.recent_tokens, quantizer.demote_block};
+}
+
+Windows collected_windows(const Bundle& bundle) {
+  return bundle.collected.value_or(windows_of(bundle.quantizer));
+}
+
+// As options, of `windows` those that differ from `other`.
+std::string differing(const Windows& windows, const Windows& other) {
+  std::string text;
+  const auto add = [&text](const char* option, int own, int theirs) {
+    if (own != theirs) text += fmt::format("{}{} {}", text.empty() ? "" : " ", option, own);
+  };
+  add("--sink", windows.sink_tokens, other.sink_tokens);
+  add("--recent", windows.recent_tokens, other.recent_tokens);
+  add("--demote-block", windows.demote_block, other.demote_block);
+  return text;
+}
+
+}  // namespace
 
 // Merging is addition; the work is in refusing what must not be added.
 
@@ -169,6 +201,24 @@ void require_same_model(const Bundle& bundle, const Bundle& other, const std::st
   }
 }
 
+namespace {
+
+// Whether a row counts, and how much, in a sum weighted by attention depends on the windows.
+void require_same_windows(const Bundle& bundle, const Bundle& other, const std::string& name,
+                          const std::string& other_name) {
+  if (!is_weighted(bundle) || !is_weighted(other)) return;
+  const Windows ours = collected_windows(bundle), theirs = collected_windows(other);
+  if (ours == theirs) return;
+  throw Error(
+      {.what = "sums weighted by attention were collected with different windows",
+       .where = other_name,
+       .expected = differing(ours, theirs) + " (" + name + ")",
+       .found = differing(theirs, ours),
+       .hint = "calibrate with the same windows; sums of --row-weights even add in any case"});
+}
+
+}  // namespace
+
 Json held_back_part(const Bundle& bundle) {
   const Json& search = bundle.search;
   Json part = {{"searched", Json::array()}};
@@ -194,6 +244,7 @@ Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::strin
   for (size_t i = 0; i < inputs.size(); ++i) {
     require_statistics(inputs[i], names[i]);
     require_same_model(inputs[0], inputs[i], names[0], names[i]);
+    for (size_t j = 0; j < i; ++j) require_same_windows(inputs[j], inputs[i], names[j], names[i]);
     ledger.add(inputs[i].corpus, names[i]);
     hashes += inputs[i].corpus.tokens_sha256 + "\n";
     add_held_back(held_back, held_back_part(inputs[i]));
@@ -219,6 +270,7 @@ Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::strin
     total.fingerprint =
         known ? merged(total.fingerprint, inputs[i].fingerprint) : NgramFingerprint{};
   }
+  if (!is_weighted(total)) total.collected.reset();
   total.corpus.tokens_sha256 = sha256_of(hashes);
   return total;
 }
@@ -282,6 +334,8 @@ Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string
   }
   const Rope rope = recorded_rope(input, name);
   Json held_back = held_back_part(input);
+  const Windows collected = collected_windows(input);
+  const bool weighted = is_weighted(input);
   Bundle out = std::move(input);
   out.statistics_only = false;
   out.preset = options.preset;
@@ -313,7 +367,20 @@ Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string
     out.portable.push_back({fit_portable(layer, fit, Granularity::kShared, rope),
                             fit_portable(layer, fit, Granularity::kPerHead, rope)});
   }
-  if (!options.keep_statistics) out.statistics.clear();
+  const Windows windows = windows_of(out.quantizer);
+  const bool moved = weighted && collected != windows;
+  if (moved && fit.row_weights == RowWeights::kAttention) {
+    const auto first = std::ranges::find_if(
+        out.layers, [](const LayerTransforms& layer) { return layer.geometry.fitted(); });
+    first->warnings.push_back(
+        fmt::format("sums weighted by attention were collected with {}, and the bundle is for {}",
+                    differing(collected, windows), differing(windows, collected)));
+  }
+  out.collected = moved ? std::optional(collected) : std::nullopt;
+  if (!options.keep_statistics) {
+    out.statistics.clear();
+    out.collected.reset();
+  }
   return out;
 }
 

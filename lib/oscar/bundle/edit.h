@@ -43,7 +43,8 @@ void require_same_model(const Bundle& bundle, const Bundle& other, const std::st
 
 // Adds moments, sums and counts of files whose /model agrees; the result is a statistics file that
 // lists all corpora. `names` are the files, for errors. Throws Error when a file has no statistics,
-// models differ, or a corpus appears twice and `allow_repeats` is false. v_energy_moment, which
+// models differ, sums weighted by attention were collected with different windows, or a corpus
+// appears twice and `allow_repeats` is false. v_energy_moment, which
 // belongs to one run, is dropped. tokens_sha256 becomes the hash over those of the inputs, in
 // order. Parts that were held back add up; the text's fingerprint is that of all files, or none
 // when a file has none. Whether the text was enough is not known of the whole.
@@ -65,7 +66,8 @@ struct RefitOptions {
 
 // Transforms, metrics, fixed clipping ratios and the portable variant of every layer of `input`, a
 // statistics file or a bundle with statistics; `name` is its file in errors. Nothing is searched,
-// so no error is predicted; `search` keeps what the statistics leave out. Throws Error when
+// so no error is predicted; `search` keeps what the statistics leave out. A warning says so where
+// sums weighted by attention were collected with other windows. Throws Error when
 // statistics are missing, when the energy objective was not collected, or when the input does not
 // say which positions are served.
 Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string& name);

@@ -381,6 +381,7 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
                                  : schema::layer_path(schema::kLayers, geometry.layer_id);
     const std::string below = path + "/" + schema::kStatistics;
     file.groups.push_back(below);
+    if (bundle.collected) schema::visit_windows(*bundle.collected, AttributeWriter{file, below});
     if (geometry.fitted())
       schema::visit_statistics(statistics, DatasetWriter{file, below, geometry});
   }

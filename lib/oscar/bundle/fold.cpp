@@ -386,6 +386,7 @@ Bundle folded_bundle(Bundle bundle, ValueMean mean) {
     if (layer.geometry.fitted()) strip_value_transform(layer, mean);
   }
   bundle.statistics.clear();
+  bundle.collected.reset();
   bundle.portable.clear();
   bundle.evaluation.reset();
   bundle.run_key.clear();  // no run made this

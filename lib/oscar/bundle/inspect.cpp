@@ -206,6 +206,7 @@ Inspection inspect_bundle(const std::filesystem::path& path) {
   }
   schema::visit_corpus(b.corpus, JsonWriter{json["corpus"]});
   schema::visit_quantizer(b.quantizer, JsonWriter{json["quantizer"]});
+  if (b.collected) schema::visit_windows(*b.collected, JsonWriter{json["collected"]});
   Json& bits = json["bits_per_element"] = Json::object();
   for (const int64_t context : kContexts) {
     if (context < b.quantizer.sink_tokens + int64_t{b.quantizer.recent_tokens}) continue;
@@ -308,6 +309,14 @@ std::string inspection_text(const Inspection& inspection) {
                   "demoted {} at a time",
                   plain(q["bits"]), plain(q["quant_group_size"]), plain(q["metadata_dtype"]),
                   plain(q["sink_tokens"]), plain(q["recent_tokens"]), plain(q["demote_block"])));
+  if (j.contains("collected")) {
+    const Json& w = j["collected"];
+    add_line(
+        text, "",
+        fmt::format("sums by attention: of first {} and last {} tokens exact, demoted {} at a "
+                    "time",
+                    plain(w["sink_tokens"]), plain(w["recent_tokens"]), plain(w["demote_block"])));
+  }
   std::string bits;
   for (const auto& [context, value] : j["bits_per_element"].items()) {
     bits += fmt::format("{}{:.3f} at {}K", bits.empty() ? "" : ", ", value.get<double>(),

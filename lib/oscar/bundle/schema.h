@@ -335,6 +335,16 @@ void visit_quantizer(QuantizerType& q, Visit&& visit) {
   visit(kMetadataRounding, q.rules.metadata_rounding);
 }
 
+// Attributes of a layer's statistics, of files whose quantizer has other windows.
+inline constexpr const char* kSinkTokens = "sink_tokens";
+
+template <typename WindowsType, typename Visit>
+void visit_windows(WindowsType& w, Visit&& visit) {
+  visit(kSinkTokens, w.sink_tokens);
+  visit("recent_tokens", w.recent_tokens);
+  visit("demote_block", w.demote_block);
+}
+
 // Layer attributes that a file may lack: the model's value, and 0, stand in for them.
 inline constexpr std::array<const char*, 2> kOptionalLayerAttributes = {"num_qo_heads",
                                                                         "sliding_window"};

@@ -43,6 +43,9 @@ int run_export(const ExportArguments& arguments) {
   const std::string said =
       result.plan ? plans_json({*result.plan})[0]["line"].get<std::string>() : "holds all of it";
   print_line(fmt::format("{}: {}", format.name, said));
+  if (result.plan && result.plan->verdict() == BackendVerdict::kPortable) {
+    if (const std::string word = left_out_evaluation(bundle); !word.empty()) warn(word);
+  }
   print_files(result.files);
   print_line(fmt::format("wrote       {}, {} layers, read back and checked", arguments.output,
                          result.layers));

@@ -127,6 +127,11 @@ int card(const CardArguments& arguments) {
     request.evaluations.push_back(evaluation_of(bundle, read_json_file(file), file));
     request.evaluations.back().file = fs::path(file).filename().string();
   }
+  if (request.evaluations.empty()) {
+    if (auto stored = stored_evaluation(bundle, request.bundle_file)) {
+      request.evaluations.push_back(*std::move(stored));
+    }
+  }
   if (!arguments.model.empty()) {
     request.licence = licence_of(arguments.model, bundle, arguments.bundle);
   }
@@ -146,7 +151,8 @@ void add_card(CLI::App& program, Work& work) {
             ->required();
         sub.add_option("--eval", arguments.evaluations,
                        "JSON report of oscar-eval on this bundle, again for\n"
-                       "a further one; without one no figure is given")
+                       "a further one (default: the one that is stored in\n"
+                       "the bundle; without any no figure is given)")
             ->allow_extra_args(false)
             ->option_text("FILE");
         add_answers_option(sub, arguments.answers);

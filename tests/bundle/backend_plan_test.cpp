@@ -190,6 +190,28 @@ TEST(BackendPlan, AMeasuredLossTakesThePlaceOfThePrediction) {
   EXPECT_TRUE(plans_json({plan_for(backend, bundle)})[0]["kl_factor"].is_null());
 }
 
+TEST(BackendPlan, AnEvaluationOfAnotherCacheIsNoMeasurement) {
+  Bundle bundle = plain_bundle();
+  const QuantizerSettings& own = bundle.quantizer;
+  const Json report = {{"quantizer", {{"sink", own.sink_tokens}, {"recent", own.recent_tokens}}},
+                       {"mode", "decode"},
+                       {"first_position", own.sink_tokens + own.recent_tokens},
+                       {"methods", {{"bundle", {{"kl", {{"mean", 0.01}}}}}}}};
+  bundle.evaluation = report;
+  EXPECT_TRUE(measured_kl(bundle).own);
+  EXPECT_EQ(left_out_evaluation(bundle), "");
+  const std::vector<std::pair<const char*, Json>> changes = {
+      {"quantizer", {{"sink", own.sink_tokens + 1}}},
+      {"first_position", 1},
+      {"mode", "chunked:100000"}};
+  for (const auto& [key, value] : changes) {
+    bundle.evaluation = report;
+    (*bundle.evaluation)[key] = value;
+    EXPECT_FALSE(measured_kl(bundle).own) << key;
+    EXPECT_NE(left_out_evaluation(bundle), "") << key;
+  }
+}
+
 TEST(BackendPlan, WithoutASearchNoErrorIsClaimed) {
   const BackendPlan plan = changed([](Bundle& b) {
     center(b);

@@ -8,8 +8,10 @@ import unittest
 import unittest.mock
 import xml.etree.ElementTree
 
+import h5py
 import numpy as np
 
+from bundle.verify_bundle import content_sha256
 from support import programs
 from support.programs import SOURCE
 
@@ -338,6 +340,66 @@ class OscarEval(unittest.TestCase):
         damaged.write_bytes(data)
         self.assertIn("damaged.h5", self.refused(MODEL, *self.small, "--bundle", damaged))
 
+    def test_a_run_that_is_not_what_is_served_is_not_written_back(self):
+        target = self.folder / "kept.h5"
+        shutil.copy(BUNDLE, target)
+        store = [*self.one_sequence, "--bundle", target, "--compare", "bundle", "--write-back"]
+        for options, *words in ((["--quant-group-size", 64], "another cache", "quant_group_size 64"),
+                                (["--sink", 0, "--recent", 16], "another cache", "sink 0"),
+                                (["--demote-block", 64], "another cache", "demote_block 64"),
+                                (["--first-position", 1], "no INT2 row", "first_position 1"),
+                                (["--mode", "prefill", "--first-position", 1], "no INT2 row"),
+                                (["--mode", "chunked:400"], "no INT2 row", "--first-position 400")):
+            error = self.refused(MODEL, *store, *options)
+            for word in ("--write-back", *words):
+                self.assertIn(word, error)
+        self.assertEqual(target.read_bytes(), BUNDLE.read_bytes())
+
+    def changed_evaluation(self, source, **entries):
+        """A copy whose stored report has other entries, as an earlier version or another text made it."""
+        path = self.folder / "changed.h5"
+        shutil.copy(source, path)
+        with h5py.File(path, "r+") as file:
+            report = file["evaluation"].attrs
+            for name, values in entries.items():
+                report[name] = np.bytes_(json.dumps(json.loads(report[name]) | values))
+            file.attrs["content_sha256"] = np.bytes_(content_sha256(file))
+        return path
+
+    def test_inspect_and_card_say_the_same_of_a_stored_evaluation(self):
+        target, out, read = self.folder / "whole.h5", self.folder / "whole.json", self.folder / "README.md"
+        shutil.copy(BUNDLE, target)
+        result = run(MODEL, *self.one_sequence, "--bundle", target, "--compare", "bundle,portable,portable-perhead",
+                     "--write-back", "--json", out)
+        self.assertEqual(result.returncode, 0, result.stderr)
+
+        def said(path, *options):
+            """Of inspect and card: the line of a server that takes the portable variant, and all."""
+            shown = run("inspect", path, program="oscar-bundle").stdout
+            done = run("card", path, "-o", read, "--force", *options, program="oscar-bundle")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            (row,) = [line for line in read.read_text().splitlines() if line.startswith("| sglang-v1 ")]
+            (stack,) = [s for s in json.loads(run("inspect", path, "--json", "-", program="oscar-bundle").stdout)["stacks"]
+                        if s["name"] == "sglang-v1"]
+            self.assertEqual(row, f"| sglang-v1 | {stack['line']} |")
+            return stack["line"], " ".join(shown.split()), read.read_text()
+
+        line, shown, card = said(target)
+        self.assertIn("KL about", line)
+        self.assertIn("| **this bundle** |", card)
+        self.assertEqual(said(target, "--eval", out)[0], line)  # the report is of this file, before and after
+        line, shown, card = said(self.changed_evaluation(target, quantizer={"quant_group_size": 64}))
+        for text in (shown, card):
+            self.assertNotIn("KL about", text)
+            self.assertIn("the stored evaluation is left out", text)
+            self.assertIn("quant_group_size 64, not quant_group_size 128", text)
+        export = run("export", self.folder / "changed.h5", "--for", "sglang-v1", "--reduce", "-o", self.folder / "v1",
+                     program="oscar-bundle")
+        self.assertIn("the stored evaluation is left out", export.stderr)
+        seen = {"known": True, "share": .5, "low": .4, "high": .6, "ngram": 13}
+        line, shown, card = said(self.changed_evaluation(target, bundle={"overlap": seen}))
+        self.assertRegex(line, "KL about .* times on calibration text")
+
     def test_the_report_can_be_stored_in_the_bundle(self):
         target = self.folder / "stored.h5"
         shutil.copy(BUNDLE, target)
@@ -345,7 +407,6 @@ class OscarEval(unittest.TestCase):
         result = run(MODEL, *self.one_sequence, "--bundle", target, "--compare", "bundle", "--write-back",
                      "--json", out)
         self.assertEqual(result.returncode, 0, result.stderr)
-        import h5py
         with h5py.File(target) as file:
             self.assertIn("evaluation", file)
         again = run(MODEL, *self.one_sequence, "--bundle", target, "--compare", "bundle", "--tasks", "ppl,niah",

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "oscar/base/error.h"
 #include "oscar/base/json.h"
 #include "oscar/bundle/backends.h"
 #include "oscar/bundle/bundle.h"
@@ -110,15 +111,27 @@ struct BackendRun {
   // Measured: KL to BF16 of the portable variant over that of the bundle's own transforms, both in
   // this toolkit's codec. Absent without a measurement, and for levels of the backend's own.
   std::optional<double> kl_factor;
+  bool on_calibration_text = false;  // kl_factor, on more of it than kNotableOverlap
 };
+
+// What keeps the figures of a report of oscar-eval (eval/SCHEMA.md) from being those of a cache
+// with the settings `own`, as an error without a place: another setting, or counted tokens that
+// read no INT2 row. None where nothing does; what a report does not say is taken as the same.
+std::optional<ErrorInfo> other_cache(const QuantizerSettings& own, const Json& report);
 
 // Mean KL to BF16 of a bundle and of its portable variants, as one evaluation has them.
 struct MeasuredKl {
   std::optional<double> own, shared, per_head;
+  bool on_calibration_text = false;
 };
 
-// Of a report of oscar-eval (eval/SCHEMA.md); what it has not compared is absent.
+// Of a report of oscar-eval; what it has not compared is absent.
 MeasuredKl measured_kl(const Json& report);
+// Of the stored evaluation, unless it is of another cache.
+MeasuredKl measured_kl(const Bundle& bundle);
+
+// A sentence that says so of a stored evaluation that is of another cache; else "".
+std::string left_out_evaluation(const Bundle& bundle);
 
 // From so many times the loss on, a portable variant is not to be served.
 inline constexpr double kTooManyTimes = 5;
@@ -136,8 +149,7 @@ struct BackendPlan {
   }
 };
 
-// `bundle` has transforms (is no statistics file). Without `measured`, what the bundle's own stored
-// evaluation measured.
+// `bundle` has transforms (is no statistics file). Without `measured`, measured_kl(bundle).
 BackendPlan plan_for(const Backend& backend, const Bundle& bundle, const MeasuredKl& measured);
 BackendPlan plan_for(const Backend& backend, const Bundle& bundle);
 

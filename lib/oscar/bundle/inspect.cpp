@@ -233,6 +233,9 @@ Inspection inspect_bundle(const std::filesystem::path& path) {
   if (kind == FileKind::kRotations) {
     backends = plan_for_all(b);
     json["stacks"] = plans_json(backends);
+    if (const std::string word = left_out_evaluation(b); !word.empty()) {
+      json["evaluation_left_out"] = word;
+    }
   }
   Json& statistics = json["statistics"] = Json::array();
   for (const auto& layer : b.statistics) {
@@ -370,6 +373,7 @@ std::string inspection_text(const Inspection& inspection) {
       add_layer_table(text, j["portable"]["per_head"]);
     }
     text += "\n" + plans_text(inspection.backends);
+    if (j.contains("evaluation_left_out")) add_line(text, "", plain(j["evaluation_left_out"]), 0);
   } else if (!j["statistics"].empty()) {
     add_statistics_table(text, j["statistics"]);
   }

@@ -6,6 +6,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/sha256.h"
+#include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/bundle/coverage.h"
 #include "oscar/bundle/edit.h"
@@ -296,6 +297,18 @@ bool is_finished(const Json& report, const std::string& key) {
   return !report.contains("partial") && report.value("run_key", Json()) == key;
 }
 
+// What is stored in a bundle counts as measured of what it serves.
+void check_write_back(const EvaluateOptions& options, const Work& work) {
+  if (!options.write_back || !work.session.bundle) return;
+  Json run = {{"quantizer", format_json(work.session.quantizer)}, {"mode", options.mode}};
+  if (options.perplexity) run["first_position"] = work.first;
+  if (auto gap = other_cache(work.session.bundle->quantizer, run)) {
+    gap->where = "--write-back";
+    gap->hint += ", or leave --write-back away";
+    throw Error(*std::move(gap));
+  }
+}
+
 Bundle describe_run(const EvaluateOptions& options, const Work& work) {
   Bundle run;
   run.model = describe_model(work.session.checkpoint, false);
@@ -393,6 +406,7 @@ Json evaluate(const EvaluateOptions& options, Ranks& ranks, Progress& progress) 
     written_back.emplace(options.bundle, Replace::kIfUnchanged);
   }
   Work work(options, ranks, progress);
+  check_write_back(options, work);
   plan_tasks(options, work, progress);
   const Bundle run = describe_run(options, work);
   const std::string key = report_key(options, run.run_key);
@@ -436,6 +450,7 @@ EvaluationCost estimate_evaluation(const EvaluateOptions& options, const Ranks& 
                                    Progress& progress) {
   check_words(options);
   Work work(options, ranks, progress);
+  check_write_back(options, work);
   plan_tasks(options, work, progress);
   std::vector<const TextTask*> texts;
   if (work.text) texts.push_back(&*work.text);

@@ -187,6 +187,19 @@ TEST(BundleEvaluation, IsRefusedWhenItIsOfAnotherBundleModelOrCache) {
   EXPECT_TRUE(has(refusal(Json::array()), "r.json"));
 }
 
+TEST(BundleEvaluation, IsRefusedWhenItsFiguresContradictEachOther) {
+  Json json = sample_report();
+  Json& method = json["methods"]["bundle"];
+  method["kl"] = {{"mean", 0.02}, {"se", 0.001}, {"by_position", {0.01, 0.03}}};
+  method["nll_increase"] = {{"mean", 0.02}, {"low", 0.01}, {"high", 0.03}};
+  EXPECT_EQ(refusal(json), "");
+  method["kl"]["mean"] = 0.001;
+  EXPECT_TRUE(has(refusal(json), "kl of bundle within 0.01 to 0.03"));
+  method["kl"]["mean"] = 0.02;
+  method["nll_increase"]["mean"] = 0.04;
+  EXPECT_TRUE(has(refusal(json), "nll_increase of bundle within"));
+}
+
 TEST(StatedLicence, IsReadFromFrontMatterAndGgufKeys) {
   TemporaryFolder folder;
   const auto stated = [&](const std::string& readme) {

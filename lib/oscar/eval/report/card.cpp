@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <string_view>
 
@@ -54,31 +55,37 @@ void require_content(const Bundle& bundle, const Json& report, const std::string
 }
 
 void require_cache(const Bundle& bundle, const Json& report, const std::string& file) {
-  const QuantizerSettings& q = bundle.quantizer;
-  const std::pair<const char*, std::string> own[] = {
-      {"bits", std::to_string(q.bits)},
-      {"sink", std::to_string(q.sink_tokens)},
-      {"recent", std::to_string(q.recent_tokens)},
-      {"quant_group_size", std::to_string(q.quant_group_size)},
-      {"metadata_dtype", codec_word(q.metadata_dtype)},
-      {"demote_block", std::to_string(q.demote_block)},
-      {"clip_span", codec_word(q.rules.clip_span)},
-      {"zero", codec_word(q.rules.zero)},
-      {"ties", codec_word(q.rules.ties)},
-      {"metadata_rounding", codec_word(q.rules.metadata_rounding)}};
-  const Json& measured = part(report, "quantizer");
-  for (const auto& [key, value] : own) {
-    const std::string found = text_at(measured, key);
-    if (found == value || found.empty()) continue;  // reports of earlier versions name fewer
-    refuse(file, "the evaluation ran with another cache than the bundle asks for",
-           fmt::format("{} {}", key, value), fmt::format("{} {}", key, found),
-           "leave --sink, --recent and the like away");
+  if (auto gap = other_cache(bundle.quantizer, report)) {
+    gap->where = file;
+    throw Error(*std::move(gap));
   }
 }
 
-}  // namespace
+// Figures that no program of ours has written: a mean outside the interval or the parts beside it.
+void require_consistent(const ReportData& data, const std::string& file) {
+  const auto check = [&file](const std::string& name, const Figure& mean, double low, double high) {
+    if (!is_finite(mean) || !std::isfinite(low) || !std::isfinite(high)) return;
+    const double slack = 1e-6 * std::abs(*mean) + 1e-9;  // of rounding
+    if (*mean >= low - slack && *mean <= high + slack) return;
+    refuse(file, "a figure contradicts the ones beside it",
+           fmt::format("{} within {:.6g} to {:.6g}", name, low, high), fmt::format("{:.6g}", *mean),
+           "take the report as oscar-eval wrote it");
+  };
+  for (const MethodFigures& m : data.methods) {
+    check("nll_increase of " + m.name, m.nll_increase.mean, m.nll_increase.low.value_or(NAN),
+          m.nll_increase.high.value_or(NAN));
+    if (m.kl_by_position.empty()) continue;  // whose mean over tokens it is
+    const auto [low, high] = std::ranges::minmax(m.kl_by_position);
+    check("kl of " + m.name, m.kl.mean, low, high);
+  }
+}
 
-BundleEvaluation evaluation_of(const Bundle& bundle, const Json& report, const std::string& file) {
+bool measures_the_bundle(const BundleEvaluation& evaluation) {
+  const MethodFigures* const method = evaluation.data.find("bundle");
+  return method != nullptr && (method->has_text || method->needles);
+}
+
+BundleEvaluation read_evaluation(const Json& report, const std::string& file) {
   BundleEvaluation evaluation{.file = file, .data = {}, .tool = {}};
   try {
     evaluation.data = read_report(report);
@@ -87,20 +94,33 @@ BundleEvaluation evaluation_of(const Bundle& bundle, const Json& report, const s
     info.where = file + ": " + info.where;
     throw Error(info);
   }
+  require_consistent(evaluation.data, file);
+  evaluation.tool = fmt::format("{} ({})", text_at(part(report, "tool"), "version"),
+                                text_at(part(report, "tool"), "commit"));
+  return evaluation;
+}
+
+}  // namespace
+
+BundleEvaluation evaluation_of(const Bundle& bundle, const Json& report, const std::string& file) {
+  BundleEvaluation evaluation = read_evaluation(report, file);
   require_content(bundle, report, file);
   const std::string weights = text_at(part(report, "model"), "weights_fingerprint");
   if (weights != bundle.model.weights_fingerprint) {
     refuse(file, "the evaluation is of other weights", bundle.model.weights_fingerprint, weights);
   }
   require_cache(bundle, report, file);
-  const MethodFigures* const method = evaluation.data.find("bundle");
-  if (method == nullptr || !(method->has_text || method->needles)) {
+  if (!measures_the_bundle(evaluation)) {
     refuse(file, "the evaluation did not measure the bundle", "figures of method \"bundle\"",
            "none", "oscar-eval --compare bundle");
   }
-  evaluation.tool = fmt::format("{} ({})", text_at(part(report, "tool"), "version"),
-                                text_at(part(report, "tool"), "commit"));
   return evaluation;
+}
+
+std::optional<BundleEvaluation> stored_evaluation(const Bundle& bundle, const std::string& file) {
+  if (!bundle.evaluation || other_cache(bundle.quantizer, *bundle.evaluation)) return std::nullopt;
+  BundleEvaluation evaluation = read_evaluation(*bundle.evaluation, file);
+  return measures_the_bundle(evaluation) ? std::optional(std::move(evaluation)) : std::nullopt;
 }
 
 // Lines of the form "key: value" between two lines of dashes; no other YAML is read.
@@ -306,25 +326,29 @@ std::string caution_lines(const Bundle& bundle, const CardRequest& request) {
   return text;
 }
 
-// What the first evaluation that compared a portable variant says of it.
-MeasuredKl measured_by(const CardRequest& request) {
+// What the first evaluation that compared a portable variant says of it; else what the bundle does.
+MeasuredKl measured_by(const Bundle& bundle, const CardRequest& request) {
   for (const BundleEvaluation& evaluation : request.evaluations) {
     const auto kl = [&](const char* name) -> std::optional<double> {
       const MethodFigures* const m = evaluation.data.find(name);
       return m != nullptr && is_finite(m->kl.mean) ? m->kl.mean : std::nullopt;
     };
-    const MeasuredKl found{kl("bundle"), kl("portable"), kl("portable-perhead")};
+    const auto seen = [](const Caution& caution) {
+      return caution.kind == "shared-text" && caution.method == "bundle";
+    };
+    const MeasuredKl found{kl("bundle"), kl("portable"), kl("portable-perhead"),
+                           std::ranges::any_of(evaluation.data.cautions, seen)};
     if (found.own && (found.shared || found.per_head)) return found;
   }
-  return {};
+  return measured_kl(bundle);
 }
 
 std::string figures_part(const Bundle& bundle, const CardRequest& request) {
   std::string text = "\n## What 2 bits cost\n" + caution_lines(bundle, request);
   if (request.evaluations.empty()) {
-    return text +
-           "\nNot measured: no evaluation was stored with this bundle. `oscar-eval MODEL --bundle "
-           "FILE` measures it.\n";
+    const std::string word = left_out_evaluation(bundle);
+    return text + fmt::format("\nNot measured: {}. `oscar-eval MODEL --bundle FILE` measures it.\n",
+                              word.empty() ? "no evaluation was stored with this bundle" : word);
   }
   text +=
       "\nEvery figure is of the stored evaluation and was measured, none is predicted. [ ] are 95% "
@@ -401,7 +425,7 @@ std::string serving_part(const Bundle& bundle, const CardRequest& request) {
       "codec. An error is predicted from calibration and gives the order alone: measured KL was {} "
       "such a figure.\n\n| backend | |\n|---|---|\n",
       kPredictionWorth);
-  for (const Json& plan : plans_json(plan_for_all(bundle, measured_by(request)))) {
+  for (const Json& plan : plans_json(plan_for_all(bundle, measured_by(bundle, request)))) {
     text += fmt::format("| {} | {} |\n", escape_markdown(plan["name"].get<std::string>()),
                         escape_markdown(plan["line"].get<std::string>()));
   }

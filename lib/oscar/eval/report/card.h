@@ -25,8 +25,12 @@ struct BundleEvaluation {
 
 // Throws Error naming `file` and what differs unless `report` (eval/SCHEMA.md) is one of `bundle`:
 // method "bundle" over the same content, or content that is served alike (serving_sha256), for the
-// same weights, with the bundle's own row format and windows.
+// same weights, with the bundle's own row format and windows, and no figure outside its interval.
 BundleEvaluation evaluation_of(const Bundle& bundle, const Json& report, const std::string& file);
+
+// That of the report that is stored in the bundle, whose name is `file`; none where there is none,
+// or where it is of another cache (left_out_evaluation of bundle/backend_plan.h).
+std::optional<BundleEvaluation> stored_evaluation(const Bundle& bundle, const std::string& file);
 
 // The licence that a checkpoint states of itself.
 

@@ -16,11 +16,6 @@ namespace oscar {
 // What keeps figures from being taken at their word: lines of the verdict on the page, in the
 // terminal and on the model card. `python -m oscar_int2 publish` refuses them by name.
 
-// Shares above this are cautioned of. Text that the fit or the search has seen is quantized better
-// than other text; a hundredth of such text changes KL by at most a hundredth of that advantage,
-// which no evaluation resolves, and set phrases that unrelated texts share stay below it.
-inline constexpr double kNotableOverlap = 0.01;
-
 struct Caution {
   // "shared-text": calibration and evaluation share text. "little-text": the calibration text is
   // not enough. "portable": the portable variant loses kTooManyTimes as much or more.

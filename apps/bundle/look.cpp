@@ -13,6 +13,7 @@
 #include "oscar/bundle/coverage.h"
 #include "oscar/bundle/decode.h"
 #include "oscar/bundle/edit.h"
+#include "oscar/bundle/export.h"
 #include "oscar/bundle/inspect.h"
 #include "oscar/bundle/memory_plan.h"
 #include "oscar/bundle/verify_export.h"
@@ -78,6 +79,11 @@ Json findings_json(const std::string& file, const std::vector<Finding>& findings
 int verify(const VerifyArguments& arguments) {
   const std::string& file = arguments.file;
   check_json_output({file}, arguments.json);
+  if (arguments.backend == kStatisticsExport) {
+    throw UsageError({.what = "no server loads an export of statistics: nothing is to be verified",
+                      .where = "--for statistics",
+                      .hint = "oscar-bundle verify BUNDLE checks the sums that it was made from"});
+  }
   const std::vector<Finding> findings =
       arguments.backend.empty() ? verify_bundle(file)
                                 : verify_export(find_exchange_format(arguments.backend), file);

@@ -196,6 +196,7 @@ class Export(BackendCase):
     def test_statistics_are_the_stored_sums_as_numpy_arrays(self):
         bundle = self.calibrate("--search", "off")
         out = self.export(bundle, "statistics")
+        self.refuse("oscar-bundle", ["verify", out, "--for", "statistics"], "nothing is to be verified", code=2)
         arrays = np.load(out / "statistics.npz")
         with h5py.File(bundle) as file:
             content = datasets_of(file)

@@ -379,8 +379,8 @@ class OscarEval(unittest.TestCase):
             done = run("card", path, "-o", read, "--force", *options, program="oscar-bundle")
             self.assertEqual(done.returncode, 0, done.stderr)
             (row,) = [line for line in read.read_text().splitlines() if line.startswith("| sglang-v1 ")]
-            (stack,) = [s for s in json.loads(run("inspect", path, "--json", "-", program="oscar-bundle").stdout)["stacks"]
-                        if s["name"] == "sglang-v1"]
+            inspection = json.loads(run("inspect", path, "--json", "-", program="oscar-bundle").stdout)
+            (stack,) = [s for s in inspection["stacks"] if s["name"] == "sglang-v1"]
             self.assertEqual(row, f"| sglang-v1 | {stack['line']} |")
             return stack["line"], " ".join(shown.split()), read.read_text()
 

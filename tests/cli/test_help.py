@@ -1,4 +1,5 @@
 """--help of every program and subcommand fits a terminal of 80 columns and describes every option."""
+import functools
 import re
 import unittest
 
@@ -7,6 +8,7 @@ from support.programs import BIN, run
 COLUMNS = 80
 
 
+@functools.cache  # every test asks for nearly all of them
 def help_of(*command):
     result = run(*command, "--help")
     assert result.returncode == 0, result.stderr

@@ -26,19 +26,17 @@ __global__ void __launch_bounds__(kWarps * 32, kResidentBlocks<kHeadDim>)
   if (own - lane / 4 >= last) return;
   const int token = min(own, last - 1);  // idle lanes repeat the last row and store nothing
   const HistoryRow row = history_row(p, b, token, head, side);
-  QuarterRow<kHeadDim> rows[1];
-  const QuarterRow<kHeadDim>& x = rows[0];
-  rows[0].load(row.x, t);
+  QuarterRow<kHeadDim> x;
+  x.load(row.x, t);
   int center = -1;
   const WarpCenters<kHeadDim> centers(p, b, head, side, own - lane / 4);
   if (centers.any()) {
     center = centers.nearer(centers.scores(p), x, token);
-    rows[0].subtract(p.centers.rows + center, t);
+    x.subtract(p.centers.rows + center, t);
   }
-  uint32_t top[1], limit[1];
-  row_limits<kHeadDim, 1>(rows, head_recipe(writer_of(p, side), head).clip_ratio, top, limit);
   ScaleZero sz;
-  const int refused = row_scale_zero<kHeadDim>(x, p.format, top[0], limit[0], sz);
+  const int refused =
+      row_scale_zero<kHeadDim>(x, p.format, head_recipe(writer_of(p, side), head), sz);
   if (refused) report_refused(p, refused);
   uint32_t codes[kHeadDim / 64];
   plain_codes<kHeadDim>(x, sz, codes);

@@ -330,7 +330,7 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
     tile.centers[row] = choose_centers<kHeadDim>(p, b, head, side, first, end);
     __syncwarp();
     const uint32_t top =
-        scale_rows<kHeadDim>(p, row_at, recipe.clip_ratio, tile.scales + warp * kWarpRows, planes);
+        scale_rows<kHeadDim>(p, row_at, recipe, tile.scales + warp * kWarpRows, planes);
     up = error_scale(tile.scales[row], groups, top);
   }
   if (recipe.rounding == Rounding::kShaped) {

@@ -65,20 +65,19 @@ __device__ inline uint32_t largest_pattern(const QuarterRow<kHeadDim>& x) {
   return row_max(top);
 }
 
-// For each of kRows rows the bf16 pattern whose rank among the row's magnitudes is `rank`: the
-// smallest pattern m with more than `rank` magnitudes <= m, by bisection on patterns, all rows in
-// step. top: a bound of it. All lanes of the warp take part.
-template <int kHeadDim, int kRows>
-__device__ inline void patterns_of_rank(const QuarterRow<kHeadDim> (&x)[kRows], int rank,
-                                        const uint32_t (&top)[kRows], uint32_t (&pattern)[kRows]) {
+// The bf16 pattern whose rank among the row's magnitudes is `rank`: the smallest pattern m with
+// more than `rank` magnitudes <= m, by bisection on patterns. top: a bound of it. All lanes of the
+// warp take part.
+template <int kHeadDim>
+__device__ inline uint32_t pattern_of_rank(const QuarterRow<kHeadDim>& x, int rank, uint32_t top) {
   // Counts are exact in bf16 up to 256.
   const __nv_bfloat16 bound = __int2bfloat16_rn(rank);
-  const auto more_up_to = [&](const QuarterRow<kHeadDim>& row, uint32_t limit) {
+  const auto more_up_to = [&](uint32_t limit) {
     const __nv_bfloat162 limits = as_bf162(limit | limit << 16);
     __nv_bfloat162 count[4];
 #pragma unroll
-    for (int i = 0; i < row.kPairs; ++i) {
-      const __nv_bfloat162 one = __hle2(__habs2(as_bf162(row.pair[i])), limits);
+    for (int i = 0; i < x.kPairs; ++i) {
+      const __nv_bfloat162 one = __hle2(__habs2(as_bf162(x.pair[i])), limits);
       count[i % 4] = i < 4 ? one : __hadd2(count[i % 4], one);
     }
     __nv_bfloat162 sum = __hadd2(__hadd2(count[0], count[1]), __hadd2(count[2], count[3]));
@@ -88,56 +87,28 @@ __device__ inline void patterns_of_rank(const QuarterRow<kHeadDim> (&x)[kRows], 
   };
   // The answer is in [low, high]. It is mostly within an octave of the top: look there first, and
   // twice as far each time that it was not.
-  uint32_t low[kRows], high[kRows];
-  bool found = true;
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) low[r] = 0, high[r] = top[r];
-  uint32_t reach = 0x80;
+  uint32_t low = 0, high = top, reach = 0x80;
   do {
-    found = true;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const uint32_t guess = top[r] > reach ? top[r] - reach : 0;
-      const bool below = more_up_to(x[r], guess);  // the answer is the guess or less
-      if (low[r] == 0) (below ? high[r] : low[r]) = below ? guess : guess + 1;
-      found &= low[r] > 0 || high[r] == 0;
-    }
+    const uint32_t guess = top > reach ? top - reach : 0;
+    const bool below = more_up_to(guess);  // the answer is the guess or less
+    if (low == 0) (below ? high : low) = below ? guess : guess + 1;
     reach *= 4;
-  } while (__any_sync(~0u, !found));
-  bool open = true;
-  while (open) {
-    open = false;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const uint32_t middle = (low[r] + high[r]) / 2;
-      const bool below = more_up_to(x[r], middle);
-      if (low[r] < high[r]) (below ? high[r] : low[r]) = below ? middle : middle + 1;
-      open |= low[r] < high[r];
-    }
-    open = __any_sync(~0u, open);
+  } while (__any_sync(~0u, low == 0 && high > 0));
+  while (__any_sync(~0u, low < high)) {
+    const uint32_t middle = (low + high) / 2;
+    const bool below = more_up_to(middle);
+    if (low < high) (below ? high : low) = below ? middle : middle + 1;
   }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) pattern[r] = high[r];
-}
-
-// Largest magnitudes of rows and, where clipping is on, their clip thresholds, as bf16 patterns.
-template <int kHeadDim, int kRows>
-__device__ inline void row_limits(const QuarterRow<kHeadDim> (&x)[kRows], float clip_ratio,
-                                  uint32_t (&top)[kRows], uint32_t (&limit)[kRows]) {
-  uint32_t finite[kRows];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    limit[r] = top[r] = largest_pattern(x[r]);
-    finite[r] = min(top[r], 0x7f7fu);
-  }
-  const int rank = clip_threshold_index(clip_ratio, kHeadDim);
-  if (rank >= 0) patterns_of_rank<kHeadDim, kRows>(x, rank, finite, limit);
+  return high;
 }
 
 // Scale and zero of this lane's quantization group. Returns the RowStatus bits of the row.
 template <int kHeadDim>
 __device__ inline int row_scale_zero(const QuarterRow<kHeadDim>& x, const PageFormat& format,
-                                     uint32_t top, uint32_t limit, ScaleZero& sz) {
+                                     const RowRecipe& recipe, ScaleZero& sz) {
+  const uint32_t top = largest_pattern(x);
+  const int rank = clip_threshold_index(recipe.clip_ratio, kHeadDim);
+  const uint32_t limit = rank < 0 ? top : pattern_of_rank(x, rank, min(top, 0x7f7fu));
   __nv_bfloat162 low2 = as_bf162(x.pair[0]), high2 = low2;
 #pragma unroll
   for (int i = 1; i < x.kPairs; ++i) {

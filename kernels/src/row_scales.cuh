@@ -78,11 +78,11 @@ __device__ __forceinline__ void store_ranges(uint32_t (&range)[4], int part, uin
 // `planes`: scratch.
 template <int kHeadDim, typename RowAt>
 __device__ __forceinline__ uint32_t scale_rows(const AppendParams& p, const RowAt& row_at,
-                                               float clip_ratio, ScaleZero (*scales)[4],
+                                               const RowRecipe& recipe, ScaleZero (*scales)[4],
                                                MagnitudePlanes<kHeadDim>& planes) {
   using Reader = RowReader<kHeadDim>;
   const int lane = threadIdx.x % 32, part = lane % Reader::kLanes, own = lane / Reader::kLanes;
-  const int rank = clip_threshold_index(clip_ratio, kHeadDim);
+  const int rank = clip_threshold_index(recipe.clip_ratio, kHeadDim);
   Reader next;
   next.load(row_at(own), part);
 #pragma unroll 1

@@ -241,8 +241,9 @@ void finish_side(const RawFile& raw, const std::string& path, const schema::Side
     refuse_object(raw, path + "/" + specs.partner.name, "required dataset is missing",
                   "the inverse transform, because a head is balanced");
   }
+  side.recipe.widen(static_cast<size_t>(heads), {});
   for (int head = 0; head < heads; ++head) {
-    side.recipe.rounding.push_back(rounding_of(side.feedback, head));
+    side.recipe.rounding[static_cast<size_t>(head)] = rounding_of(side.feedback, head);
   }
 }
 

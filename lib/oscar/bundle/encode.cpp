@@ -331,11 +331,7 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
   root("format",
        std::string(bundle.statistics_only ? schema::kStatisticsFormat : schema::kRotationFormat));
   root("format_version", schema::kFormatVersion);
-  Json features = Json::array();
-  if (std::ranges::any_of(bundle.layers, [](const auto& l) { return !l.key.centers.empty(); })) {
-    features.push_back(schema::kKeyCentersFeature);
-  }
-  root(schema::kRequiredFeatures, features);
+  root(schema::kRequiredFeatures, Json(schema::features_of(bundle)));
   root("tool_version", std::string(kToolVersion));
   root("tool_commit", std::string(kToolCommit));
   if (!bundle.layers.empty()) {

@@ -209,10 +209,6 @@ struct Importing {
     if (side.mean.count != heads || side.mean.cols != d) {
       refuse(where, "means are of another model");
     }
-    auto& ratios = side.recipe.clip_ratio;
-    if (ratios.size() == 1) spread(ratios, heads);
-    auto& corrections = side.recipe.scale_correction;
-    if (corrections.size() == 1) spread(corrections, heads);
   }
 
   void set_inverse(SideTransform& side, Side which, int head) const {
@@ -285,12 +281,8 @@ struct Importing {
     }
     SideRecipe& recipe = side.recipe;
     const double clip = key ? options.clip.key : options.clip.value;
-    if (recipe.clip_ratio.empty()) {
-      recipe.clip_ratio.assign(static_cast<size_t>(heads), static_cast<float>(clip));
-    }
-    if (recipe.scale_correction.empty()) {
-      recipe.scale_correction.assign(static_cast<size_t>(heads), ScaleCorrection::kNone);
-    }
+    recipe.rounding.clear();
+    recipe.widen(static_cast<size_t>(heads), {.clip_ratio = static_cast<float>(clip)});
     for (const float ratio : recipe.clip_ratio) {
       if (!(ratio >= 0 && ratio <= 1)) {
         refuse(where, "a clipping ratio is out of range", "0 to 1", std::to_string(ratio));
@@ -299,9 +291,8 @@ struct Importing {
     if (recipe.any(ScaleCorrection::kMetric) && side.metric.empty()) {
       refuse(where, "a scale correction needs a metric that is not there");
     }
-    recipe.rounding.clear();
     for (int head = 0; head < heads; ++head) {
-      recipe.rounding.push_back(rounding_of(side.feedback, head));
+      recipe.rounding[static_cast<size_t>(head)] = rounding_of(side.feedback, head);
     }
     require_valid(side, which, fmt::format("{}: layer {}", file, geometry.layer_id));
   }
@@ -315,15 +306,15 @@ SideTransform identity_side(int d) {
 }
 
 bool is_portable(const SideTransform& side) {
+  const RowRecipe clipped{.clip_ratio = side.recipe[0].clip_ratio};  // and nothing else
   for (int head = 0; head < side.forward.count; ++head) {
-    if (side.kind[static_cast<size_t>(head)] == TransformKind::kBalanced ||
-        side.forward[head] != side.forward[0] ||
-        side.recipe.clip_ratio[static_cast<size_t>(head)] != side.recipe.clip_ratio[0]) {
+    const auto i = static_cast<size_t>(head);
+    if (side.kind[i] == TransformKind::kBalanced || side.forward[head] != side.forward[0] ||
+        side.recipe[i] != clipped) {
       return false;
     }
   }
-  return !is_centered(side) && !has_centers(side) && !side.recipe.any(Rounding::kShaped) &&
-         !side.recipe.any(ScaleCorrection::kUnbiased) && !side.recipe.any(ScaleCorrection::kMetric);
+  return !is_centered(side) && !has_centers(side);
 }
 
 void check_name(const std::string& name) {

@@ -69,8 +69,7 @@ void visit_arrays(SideType& side, const schema::SideSpecs& specs, Visit&& visit)
   visit(specs.rotation, side.forward);
   visit(specs.partner, side.partner);
   visit(specs.mean, side.mean);
-  visit(specs.clip_ratio, side.recipe.clip_ratio);
-  visit(specs.scale_correction, side.recipe.scale_correction);
+  schema::visit_recipe(side.recipe, specs, visit);
   visit(specs.metric, side.metric);
   visit(specs.feedback, side.feedback);
   if (specs.centers) visit(*specs.centers, side.centers);

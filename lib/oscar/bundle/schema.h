@@ -1,9 +1,11 @@
 // Names, shapes and dtypes of a bundle's file (SCHEMA.md).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "oscar/bundle/bundle.h"
 #include "oscar/bundle/weight_samples.h"
@@ -200,8 +202,23 @@ inline std::string layer_path(const char* parent, int layer_id) {
   return std::string(parent) + "/" + digits;
 }
 
+// The features that a reader of the bundle has to know.
+inline std::vector<const char*> features_of(const Bundle& bundle) {
+  std::vector<const char*> features;
+  if (std::ranges::any_of(bundle.layers, [](const auto& l) { return !l.key.centers.empty(); })) {
+    features.push_back(kKeyCentersFeature);
+  }
+  return features;
+}
+
 // The visitors below bind names to fields, for reading and writing alike: `visit` is called with
 // (spec, field) for datasets and with (name, field) for attributes.
+
+template <typename Recipe, typename Visit>
+void visit_recipe(Recipe& recipe, const SideSpecs& specs, Visit&& visit) {
+  visit(specs.clip_ratio, recipe.clip_ratio);
+  visit(specs.scale_correction, recipe.scale_correction);
+}
 
 template <typename SideType, typename Visit>
 void visit_side(SideType& side, const SideSpecs& specs, Visit&& visit) {
@@ -210,8 +227,7 @@ void visit_side(SideType& side, const SideSpecs& specs, Visit&& visit) {
   visit(specs.partner, side.partner);
   visit(specs.mean, side.mean);
   visit(specs.eigenvalues, side.eigenvalues);
-  visit(specs.clip_ratio, side.recipe.clip_ratio);
-  visit(specs.scale_correction, side.recipe.scale_correction);
+  visit_recipe(side.recipe, specs, visit);
   visit(specs.metric, side.metric);
   visit(specs.feedback, side.feedback);
   visit(specs.condition_number, side.condition_number);

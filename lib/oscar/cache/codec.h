@@ -27,8 +27,7 @@ OSCAR_HOST_DEVICE inline int metadata_bytes(MetadataDtype dtype) {
   return dtype == MetadataDtype::kFp32 ? 4 : 2;
 }
 
-// The choices in which plain writers differ (math 4.6), and their names; codec.h says what each
-// means.
+// The choices in which plain writers differ (math 4.6), and their names.
 
 enum class ClipSpan : uint8_t { kHeadRow, kQuantGroup };  // whose magnitudes are ranked
 enum class ZeroForm : uint8_t {
@@ -39,7 +38,7 @@ enum class CodeTies : uint8_t { kUp, kEven };
 // Scale and zero are rounded to the metadata dtype before codes are found from them, or after.
 enum class MetadataRounding : uint8_t { kBeforeCoding, kAfterCoding };
 
-// The defaults are this toolkit's codec (codec.h), which alone rounds with noise shaping and
+// The defaults are this toolkit's codec, which alone rounds with noise shaping and
 // corrects scales. Under every rule lo and hi are the smallest and largest clipped value of a
 // group and scale = (hi - lo) / 3.
 struct CodecRules {
@@ -225,7 +224,7 @@ OSCAR_HOST_DEVICE inline float float_from_below(double x) {
 #endif
 }
 
-// The smallest fp32 x with code_of(x, sz) >= k, k = 1, 2 or 3 (codec.h); infinity if there is none.
+// The smallest fp32 x with code_of(x, sz) >= k, k = 1, 2 or 3; infinity if there is none.
 // The codec's arithmetic is undone from its end. w + 0.5 rounds to k or more from a certain float w
 // on; so quotient + zero has to reach the middle between w and the float below it, `sum`: at k = 1
 // that middle rounds down, at 2 and 3 up to the even w. From there on quotients are >= `quotient`,
@@ -405,6 +404,16 @@ struct SideRecipe {
         rounding(heads, recipe.rounding) {}
 
   size_t size() const { return clip_ratio.size(); }
+  // Every column for all heads: one that is empty is filled with `missing`, one of a single entry
+  // with that.
+  void widen(size_t heads, const RowRecipe& missing) {
+    const auto fill = [&](auto& column, auto value) {
+      if (column.size() <= 1) column.resize(heads, column.empty() ? value : column.front());
+    };
+    fill(clip_ratio, missing.clip_ratio);
+    fill(scale_correction, missing.scale_correction);
+    fill(rounding, missing.rounding);
+  }
   RowRecipe operator[](size_t head) const {
     return {clip_ratio[head], scale_correction[head], rounding[head]};
   }

@@ -38,12 +38,11 @@ Candidate candidate_of(const SearchFit& fit, Side side, const FitOptions& fixed)
   const SideTransform& transform = fit.side(side);
   Candidate candidate;
   for (int head = 0; head < transform.forward.count; ++head) {
-    candidate.push_back({.fit = &transform,
-                         .head = head,
-                         .recipe = {.clip_ratio = static_cast<float>(
-                                        side == Side::kKey ? fixed.clip_k : fixed.clip_v),
-                                    .scale_correction = fixed.scale_correction,
-                                    .rounding = fixed.rounding}});
+    RowRecipe recipe = transform.recipe[static_cast<size_t>(head)];
+    recipe.clip_ratio = static_cast<float>(side == Side::kKey ? fixed.clip_k : fixed.clip_v);
+    recipe.scale_correction = fixed.scale_correction;
+    recipe.rounding = fixed.rounding;
+    candidate.push_back({.fit = &transform, .head = head, .recipe = recipe});
   }
   return candidate;
 }

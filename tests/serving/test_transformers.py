@@ -344,7 +344,7 @@ class Refusals(unittest.TestCase):
             for text, options in (
                     (r"shape \[1, 2\] for \[1, 22\]", {"attention_mask": ones[:, :2]}),
                     ("leaves out tokens", {"attention_mask": torch.tensor([[0] * 5 + [1] * 17])}),
-                    ("on from those that the cache holds", {"position_ids": torch.arange(2)[None]})):
+                    ("cache holds: 0 in row 0, column 0, expected 20", {"position_ids": torch.arange(2)[None]})):
                 with self.subTest(text), self.assertRaisesRegex(REFUSED, text):
                     model(ids[:, :2], past_key_values=cache, **options)
             for _ in range(2):

@@ -226,11 +226,13 @@ class KeptCaches(unittest.TestCase):
             held, token = IDS.shape[1], IDS[:, -1:]
             hidden = torch.ones(1, held + 1, dtype=torch.long)
             hidden[0, 5:20] = 0
-            with self.assertRaisesRegex(REFUSED, "leaves out tokens that the cache holds"):
+            with self.assertRaisesRegex(REFUSED, "leaves out tokens that the cache holds; generate.. makes one"):
                 model(token, past_key_values=out.past_key_values, attention_mask=hidden)
             with self.assertRaisesRegex(REFUSED, r"attention_mask of shape \[1, 1, 1, 41\]"):
                 model(token, past_key_values=out.past_key_values, attention_mask=torch.zeros(1, 1, 1, held + 1))
             model(token, past_key_values=out.past_key_values, attention_mask=torch.ones_like(hidden))
+            with self.assertRaisesRegex(REFUSED, "or of its cache; .* save the token ids"):
+                torch.save(out.past_key_values, io.BytesIO())
 
     def test_positions_beyond_the_bundles_are_warned_of_once(self):
         for recipe in ("plain", "shaped"):

@@ -10,6 +10,8 @@ from ..errors import CacheFullError, CacheRowError, UnsupportedError
 NAME = "oscar_int2"  # of the attention implementation, of what was applied, and of attention's argument
 UNKNOWN, EMBEDDED = -1, -2  # in place of an id: padding, and a column that came as an embedding
 GROWTH = 256         # further tokens that a cache has room for at least which grows by itself
+LEFT_OUT = ("an attention_mask that leaves out tokens that the cache holds; generate() makes one itself where ids "
+            "hold the padding's id: give attention_mask")
 CHECK_EVERY = 16     # steps of a loop of one's own between two looks for rows that could not be written
 
 
@@ -248,7 +250,7 @@ class OscarCache(Cache):
         if mask.device.type != "cpu" and self.tokens % CHECK_EVERY:
             return
         if not torch.equal((mask != 0).sum(1), self.paged.step.seq_lens + 1):
-            refuse("an attention_mask that leaves out tokens that the cache holds")
+            refuse(LEFT_OUT)
 
     def _begin_prompts(self, kwargs):
         """Prompts: the first of all rows, or the next, behind all that the cache holds."""
@@ -265,7 +267,7 @@ class OscarCache(Cache):
                        "columns; expected 1 for tokens and 0 for padding")
             mask = mask != 0
             if mask[:, :before].sum(1).tolist() != held:
-                refuse("an attention_mask that leaves out tokens that the cache holds")
+                refuse(LEFT_OUT)
             seen = mask[:, before:]
         lengths, everybody = seen.sum(1).tolist(), list(range(batch))
         if not min(lengths):
@@ -277,9 +279,13 @@ class OscarCache(Cache):
                 refuse("an attention_mask with padding between tokens and no position_ids; give position_ids "
                        "that count each row's tokens")
             kwargs["position_ids"] = expected.clamp(min=0)
-        elif not torch.equal(positions.expand(batch, new)[seen], expected[seen]):
-            refuse("position_ids that do not count each row's tokens, on from those that the cache holds; a "
-                   "first pass over left padding needs such ones, or past_key_values=OscarCache(...)")
+        elif (wrong := (positions.expand(batch, new) != expected) & seen).any():
+            row, column = wrong.nonzero()[0].tolist()
+            padded = not self.filled and not bool(seen[:, 0].all())
+            refuse("position_ids that do not count each row's tokens, on from those that the cache holds: "
+                   f"{int(positions.expand(batch, new)[row, column])} in row {row}, column {column}, expected "
+                   f"{int(expected[row, column])}"
+                   + "; a first pass over left padding needs such ones, or past_key_values=OscarCache(...)" * padded)
         if not self.filled:
             for slot in everybody:
                 self.paged.admit(slot, self.max_tokens)

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 """Fails when a lower layer of lib/oscar includes a higher one, or a kernel anything but the cache.
 
-Each room of lib/oscar is a layer; a room within a room (model/checkpoint) may lie lower than what is
+Each folder of lib/oscar is a layer; a folder within a folder (model/checkpoint) may lie lower than what is
 around it.
 """
 import pathlib
 import re
 import sys
 
-# Lowest first. A room may include itself and those before it.
-ROOMS = (
+# Lowest first. A layer may include itself and those before it.
+LAYERS = (
     "cache", "base", "io", "text", "model/checkpoint", "fit", "bundle", "eval/report", "model",
     "attention", "calibrate/search", "calibrate", "eval",
 )
-TORCH_FROM = KERNELS_FROM = ROOMS.index("model")  # includes of torch, of oscar_kernels/
+TORCH_FROM = KERNELS_FROM = LAYERS.index("model")  # includes of torch, of oscar_kernels/
 SUFFIXES = (".h", ".cpp", ".cuh", ".cu", ".in", ".inc")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 
@@ -27,10 +27,10 @@ def includes(path: pathlib.Path) -> list[str]:
 
 
 def layer(path: str) -> int | None:
-    """Of a file, by the room it lies in."""
+    """Of a file, by the layer it lies in."""
     for parent in pathlib.PurePosixPath(path).parents:
-        if str(parent) in ROOMS:
-            return ROOMS.index(str(parent))
+        if str(parent) in LAYERS:
+            return LAYERS.index(str(parent))
     return None
 
 
@@ -40,19 +40,19 @@ def library_problems(root: pathlib.Path) -> list[str]:
         name = path.relative_to(root).as_posix()
         own = layer(name)
         if own is None:
-            problems.append(f"{path}: in no room of {', '.join(ROOMS)}")
+            problems.append(f"{path}: in no layer of {', '.join(LAYERS)}")
             continue
         for included in includes(path):
             first, _, rest = included.partition("/")
             if first in ("torch", "ATen", "c10", "cuda_runtime.h") and own < TORCH_FROM:
-                if not (ROOMS[own] == "cache" and first == "cuda_runtime.h"):
-                    problems.append(f"{path}: {included} below {ROOMS[TORCH_FROM]}")
+                if not (LAYERS[own] == "cache" and first == "cuda_runtime.h"):
+                    problems.append(f"{path}: {included} below {LAYERS[TORCH_FROM]}")
             if first == "oscar_kernels" and own < KERNELS_FROM:
-                problems.append(f"{path}: {included} below {ROOMS[KERNELS_FROM]}")
+                problems.append(f"{path}: {included} below {LAYERS[KERNELS_FROM]}")
             if first == "oscar" and "/" in rest:
                 other = layer(rest)
                 if other is None or other > own:
-                    problems.append(f"{path}: {ROOMS[own]} includes {included}, which lies above")
+                    problems.append(f"{path}: {LAYERS[own]} includes {included}, which lies above")
     return problems
 
 

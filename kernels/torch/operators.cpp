@@ -2,7 +2,7 @@
 // kernels.
 //
 // Only torch's stable ABI (torch/csrc/stable, TORCH_TARGET_VERSION 2.10), so that one library loads
-// in every later torch. Fake functions are in oscar_int2/__init__.py: the stable ABI reads sizes
+// in every later torch. Fake functions are in oscar_int2/_library.py: the stable ABI reads sizes
 // as plain numbers, and tracing with dynamic shapes has none.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

@@ -124,7 +124,7 @@ inline constexpr double kBalancedFloor = 1e-6;
 inline constexpr double kLargestCondition = 1e3;
 
 // a for plain rounding, and those for shaped rounding in the order in which they are tried: the
-// first whose matrices serve in bf16 is taken (checks.h).
+// first whose matrices serve in bf16 is taken (deviation_problem in fit.h).
 inline constexpr double kPlainExponent = 0.25;
 inline constexpr double kShapedExponents[] = {0.1, 0.15, 0.25};
 

@@ -78,8 +78,8 @@ void run_stages(VariantSearch& variant, const HeldBackHalf& half);
 //   variant    one of the three forms of a layer in a bundle, each searched for itself: the main
 //              one, and the portable one with a rotation for the layer or for each KV head
 //   decision   what a layer ends with: its variants
-// From a sequence to a decision: held_back, pass, layer_search; stages and confirm compare
-// candidates by losses; memory says what all of it may take.
+// From a sequence to a decision: pass.cpp sees the held-back rows and says what memory they take,
+// search.cpp holds the stages and confirms, candidates.cpp and losses.cpp compare.
 
 // What a layer's attention saw of the held-back sequences.
 struct HeldBackLayer {

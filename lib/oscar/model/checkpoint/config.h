@@ -39,7 +39,7 @@ struct LayerGeometry {
   bool operator==(const LayerGeometry&) const = default;
 };
 
-// What one layer of a model computes. The files in families/ make it of config.json; the forward
+// What one layer of a model computes. families.cpp makes it of config.json; the forward
 // pass, the table of weights and the plans of memory know it instead of families.
 
 // Head counts, head_dim and the softmax scale are those of the model (ModelConfig): a bundle has

@@ -69,7 +69,7 @@ class Architecture(unittest.TestCase):
                 found = re.match(rf"{number}\. `([\w/.]+):(\w+)` \S", stop)
                 self.assertTrue(found, stop)
                 top = SOURCE if found[1].startswith(("python/", "kernels/")) else SOURCE / "lib/oscar"
-                begins = r"def " if found[1].endswith(".py") else r"(?m)^(?!.*\breturn\b)(?!.* = ).*\b"
+                begins = r"def " if found[1].endswith(".py") else r"(?m)^(?! *//)(?!.*\breturn\b)(?!.* = )(?!.*;$).*\b"
                 self.assertRegex((top / found[1]).read_text(), rf"{begins}{found[2]}\(|struct {found[2]}\b", stop)
 
 

@@ -6,11 +6,9 @@
 #include <fmt/ranges.h>
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <map>
-#include <string_view>
 
 #include "oscar/base/strings.h"
 #include "oscar/fit/fit.h"
@@ -388,19 +386,6 @@ BackendRun best_portable(const Backend& backend, const Bundle& bundle) {
   return known && *shared.relative_error <= *per_head.relative_error ? shared : per_head;
 }
 
-// Of one method of a report; absent where it was not compared or is not finite.
-std::optional<double> kl_of(const Json& methods, const char* name) {
-  if (!methods.is_object() || !methods.contains(name)) return std::nullopt;
-  const Json& method = methods[name];
-  if (!method.is_object() || !method.contains("kl") || !method["kl"].is_object()) {
-    return std::nullopt;
-  }
-  const Json& kl = method["kl"];
-  if (!kl.contains("mean") || !kl["mean"].is_number()) return std::nullopt;
-  const double mean = kl["mean"].get<double>();
-  return std::isfinite(mean) ? std::optional(mean) : std::nullopt;
-}
-
 std::optional<double> factor_of(const MeasuredKl& measured, BundleVariant variant) {
   const auto& kl = variant == BundleVariant::kPortableShared ? measured.shared : measured.per_head;
   if (!kl || !(*kl >= 0) || !measured.own || !(*measured.own > 0)) return std::nullopt;
@@ -408,83 +393,6 @@ std::optional<double> factor_of(const MeasuredKl& measured, BundleVariant varian
 }
 
 }  // namespace
-
-namespace {
-
-// Null where there is none.
-const Json& entry(const Json& json, const char* name) {
-  static const Json none;
-  const auto place = json.find(name);
-  return place == json.end() ? none : *place;
-}
-
-// A number or word of a report, as text; "" where it is neither.
-std::string word(const Json& value) {
-  return value.is_string() ? value.get<std::string>() : value.is_number() ? value.dump() : "";
-}
-
-// First token of a text that reads an INT2 row. Of a prompt in prefill chunks, none of the first
-// chunk does.
-int64_t first_reader(const QuantizerSettings& own, const std::string& mode) {
-  constexpr std::string_view kChunked = "chunked:";
-  const int64_t windows = int64_t{own.sink_tokens} + own.recent_tokens;
-  if (!mode.starts_with(kChunked)) return windows;
-  return std::max<int64_t>(windows, std::strtoll(mode.c_str() + kChunked.size(), nullptr, 10));
-}
-
-}  // namespace
-
-std::optional<ErrorInfo> other_cache(const QuantizerSettings& own, const Json& report) {
-  const std::pair<const char*, std::string> settings[] = {
-      {"bits", std::to_string(own.bits)},
-      {"sink", std::to_string(own.sink_tokens)},
-      {"recent", std::to_string(own.recent_tokens)},
-      {"quant_group_size", std::to_string(own.quant_group_size)},
-      {"metadata_dtype", codec_word(own.metadata_dtype)},
-      {"demote_block", std::to_string(own.demote_block)},
-      {"clip_span", codec_word(own.rules.clip_span)},
-      {"zero", codec_word(own.rules.zero)},
-      {"ties", codec_word(own.rules.ties)},
-      {"metadata_rounding", codec_word(own.rules.metadata_rounding)}};
-  const Json& measured = entry(report, "quantizer");
-  for (const auto& [key, value] : settings) {
-    const std::string found = word(entry(measured, key));
-    if (found == value || found.empty()) continue;  // reports of earlier versions name fewer
-    return ErrorInfo{.what = "the evaluation ran with another cache than the bundle asks for",
-                     .expected = fmt::format("{} {}", key, value),
-                     .found = fmt::format("{} {}", key, found),
-                     .hint = "leave --sink, --recent and the like away"};
-  }
-  const Json& first = entry(report, "first_position");
-  const int64_t reader = first_reader(own, word(entry(report, "mode")));
-  if (!first.is_number_integer() || first.get<int64_t>() >= reader) return std::nullopt;
-  return ErrorInfo{.what = "the evaluation counts tokens that read no INT2 row",
-                   .expected = fmt::format("--first-position {} or later", reader),
-                   .found = fmt::format("first_position {}", first.get<int64_t>()),
-                   .hint = fmt::format("measure with --first-position {}", reader)};
-}
-
-MeasuredKl measured_kl(const Json& report) {
-  const Json& methods = entry(report, "methods");
-  const Json& seen = entry(entry(entry(report, "bundle"), "overlap"), "low");
-  return {.own = kl_of(methods, "bundle"),
-          .shared = kl_of(methods, "portable"),
-          .per_head = kl_of(methods, "portable-perhead"),
-          .on_calibration_text = seen.is_number() && seen.get<double>() > kNotableOverlap};
-}
-
-MeasuredKl measured_kl(const Bundle& bundle) {
-  const bool taken = bundle.evaluation && !other_cache(bundle.quantizer, *bundle.evaluation);
-  return taken ? measured_kl(*bundle.evaluation) : MeasuredKl{};
-}
-
-std::string left_out_evaluation(const Bundle& bundle) {
-  if (!bundle.evaluation) return "";
-  const auto gap = other_cache(bundle.quantizer, *bundle.evaluation);
-  if (!gap) return "";
-  return fmt::format("the stored evaluation is left out: {} ({}, not {})", gap->what, gap->found,
-                     gap->expected);
-}
 
 BackendPlan plan_for(const Backend& backend, const Bundle& bundle) {
   return plan_for(backend, bundle, measured_kl(bundle));

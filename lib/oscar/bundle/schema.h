@@ -337,21 +337,7 @@ void visit_corpus(CorpusType& c, Visit&& visit) {
   visit(kSeparators, c.separators);
 }
 
-template <typename QuantizerType, typename Visit>
-void visit_quantizer(QuantizerType& q, Visit&& visit) {
-  visit("bits", q.bits);
-  visit("quant_group_size", q.quant_group_size);
-  visit("sink_tokens", q.sink_tokens);
-  visit("recent_tokens", q.recent_tokens);
-  visit("demote_block", q.demote_block);
-  visit("metadata_dtype", q.metadata_dtype);
-  visit("clip_span", q.rules.clip_span);
-  visit("zero", q.rules.zero);
-  visit(kTies, q.rules.ties);
-  visit(kMetadataRounding, q.rules.metadata_rounding);
-}
-
-// Attributes of a layer's statistics, of files whose quantizer has other windows.
+// Of the quantizer; of a layer's statistics where these have others.
 inline constexpr const char* kSinkTokens = "sink_tokens";
 
 template <typename WindowsType, typename Visit>
@@ -359,6 +345,18 @@ void visit_windows(WindowsType& w, Visit&& visit) {
   visit(kSinkTokens, w.sink_tokens);
   visit("recent_tokens", w.recent_tokens);
   visit("demote_block", w.demote_block);
+}
+
+template <typename QuantizerType, typename Visit>
+void visit_quantizer(QuantizerType& q, Visit&& visit) {
+  visit("bits", q.bits);
+  visit("quant_group_size", q.quant_group_size);
+  visit_windows(q, visit);
+  visit("metadata_dtype", q.metadata_dtype);
+  visit("clip_span", q.rules.clip_span);
+  visit("zero", q.rules.zero);
+  visit(kTies, q.rules.ties);
+  visit(kMetadataRounding, q.rules.metadata_rounding);
 }
 
 // Layer attributes that a file may lack: the model's value, and 0, stand in for them.

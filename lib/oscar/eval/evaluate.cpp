@@ -6,10 +6,10 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/sha256.h"
-#include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/bundle/coverage.h"
 #include "oscar/bundle/edit.h"
+#include "oscar/bundle/measured.h"
 #include "oscar/eval/estimate.h"
 #include "oscar/eval/evaluation_cost.h"
 #include "oscar/eval/layer_errors.h"

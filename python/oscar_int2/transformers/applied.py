@@ -56,8 +56,8 @@ class Applied:
         return copied
 
     def __reduce__(self):
-        refuse("pickling of a model behind apply(), or of its cache; of a model save the state_dict(), or remove(model) "
-               "first; of a cache save the token ids")
+        refuse("pickling of a model behind apply(), or of its cache; of a model save the state_dict(), or "
+               "remove(model) first; of a cache save the token ids")
 
     prompts = property(lambda self: self.scoring.prompts)
 

@@ -252,7 +252,7 @@ class Traffic:
         for company in (False, *[True] * REPEATS):
             ours = generate(company)
             alone = alone or ours
-            end, drift, gap = case.first_difference(theirs, ours)
+            _, drift, gap = case.first_difference(theirs, ours)
             print(f"{what}, {'in company' if company else 'alone'}: {drift:.3f}, {gap:.3f} from it; from the one"
                   " alone {1:.3f}, {2:.3f} (at {0})".format(*case.first_difference(alone, ours)), flush=True)
             if drift < case.DRIFT and gap < case.TIE:

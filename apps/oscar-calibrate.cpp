@@ -32,8 +32,8 @@ constexpr const char* kDescription =
 constexpr const char* kFooter =
     "MODEL   Hugging Face folder (config.json, safetensors, tokenizer.json), a .gguf\n"
     "        file (llama, qwen2 or qwen3), the name of a model that was fetched from\n"
-    "        the Hub (Qwen/Qwen3-8B), tiny-gqa, which is embedded, or smollm2, once\n"
-    "        python -m oscar_int2 fetch smollm2 has fetched it.\n"
+    "        the Hub (Qwen/Qwen3-8B), tiny-gqa, which is embedded, or smollm2 or\n"
+    "        qwen2.5-coder-1.5b, once python -m oscar_int2 fetch NAME has fetched it.\n"
     "CORPUS  .txt, .jsonl (text, prompt/completion or messages), .npy or .h5 token\n"
     "        ids, a folder of these, self:N (the model writes N tokens), or several\n"
     "        joined with weights: chat.jsonl:0.5,code.jsonl:0.5\n"

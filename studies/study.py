@@ -7,6 +7,7 @@ again by another call, so that a study may be done in several calls, step by ste
 
   study.py tiny-gqa OUT           the embedded model
   study.py smollm2 OUT            a real model (python -m oscar_int2 fetch smollm2 corpora)
+  study.py qwen2.5-coder-1.5b OUT another (python -m oscar_int2 fetch qwen2.5-coder-1.5b corpora)
   study.py MODEL OUT --quick      few tokens and points, for a CPU
   study.py MODEL OUT --within 540 begin nothing after 540 s; call again to go on
   study.py MODEL OUT --render-only  draw the figures of an earlier run again

@@ -89,13 +89,14 @@ struct ImportArguments {
   std::vector<std::string> inputs;
   std::string model, output, backend, clip, rope_scaling;
   ImportOptions options;
-  const CLI::Option* metadata = nullptr;  // --metadata-dtype
+  const CLI::App* program = nullptr;  // which says what was given
   bool force = false;
 };
 
 // The codec of --for where it was given, so that the bundle runs there as it is.
 QuantizerSettings codec_of(const ImportArguments& arguments, int head_dim) {
-  if (arguments.backend.empty()) return arguments.options.quantizer;
+  const QuantizerSettings& parsed = arguments.options.quantizer;
+  if (arguments.backend.empty()) return parsed;
   const Backend& backend = find_backend(arguments.backend);
   if (!is_served(backend)) {
     throw UsageError(
@@ -104,8 +105,8 @@ QuantizerSettings codec_of(const ImportArguments& arguments, int head_dim) {
          .expected = backend_names(true)});
   }
   QuantizerSettings quantizer = default_codec(backend);
-  if (arguments.metadata->count() > 0) {
-    quantizer.metadata_dtype = arguments.options.quantizer.metadata_dtype;
+  if (arguments.program->get_option("--metadata-dtype")->count() > 0) {
+    quantizer.metadata_dtype = parsed.metadata_dtype;
     take_rules_of(backend, quantizer);
     const std::string gap = codec_gap(backend, quantizer);
     if (!gap.empty()) {
@@ -114,13 +115,25 @@ QuantizerSettings codec_of(const ImportArguments& arguments, int head_dim) {
            .where = std::string("--metadata-dtype ") + codec_word(quantizer.metadata_dtype)});
     }
   }
-  quantizer.sink_tokens = arguments.options.quantizer.sink_tokens;
-  quantizer.recent_tokens = arguments.options.quantizer.recent_tokens;
-  quantizer.demote_block = arguments.options.quantizer.demote_block;
-  const int named = arguments.options.quantizer.quant_group_size;
+  quantizer.sink_tokens = parsed.sink_tokens;
+  quantizer.recent_tokens = parsed.recent_tokens;
+  quantizer.demote_block = parsed.demote_block;
+  const int named = parsed.quant_group_size;
   quantizer.quant_group_size =
       named != 0 ? named : group_size_for(backend.quant_group_sizes, head_dim);
   return quantizer;
+}
+
+// The cache of the bundle that was exported, but for what was given; of --for the codec.
+QuantizerSettings kept_format(const ImportArguments& arguments, QuantizerSettings codec,
+                              const QuantizerSettings& exported) {
+  const QuantizerSettings kept =
+      with_given(*arguments.program, arguments.options.quantizer, exported);
+  if (arguments.backend.empty()) return kept;
+  codec.sink_tokens = kept.sink_tokens;
+  codec.recent_tokens = kept.recent_tokens;
+  codec.demote_block = kept.demote_block;
+  return codec;
 }
 
 // What is read to make the bundle.
@@ -145,6 +158,9 @@ int run_import(const ImportArguments& arguments) {
   }
   const ReadTransforms read = read_transforms({arguments.inputs.begin(), arguments.inputs.end()},
                                               checkpoint.config.num_layers);
+  if (read.origin) {
+    options.quantizer = kept_format(arguments, options.quantizer, read.origin->quantizer);
+  }
   const Bundle bundle = import_bundle(read, checkpoint, options);
   print_layer_warnings(bundle);
   write_bundle(bundle, arguments.output, arguments.force);
@@ -167,8 +183,9 @@ void add_import(CLI::App& program, Work& work) {
                   "and what else docs/exchange.md names");
         sub.add_option("--model", arguments.model,
                        "Its Hugging Face folder, .gguf file or name: that of\n"
-                       "a model on the Hub, tiny-gqa, or smollm2, once\n"
-                       "python -m oscar_int2 fetch smollm2 has fetched it")
+                       "a model on the Hub, tiny-gqa, or smollm2 or\n"
+                       "qwen2.5-coder-1.5b, once python -m oscar_int2 fetch\n"
+                       "NAME has fetched it")
             ->required();
         sub.add_option("-o,--output", arguments.output, "Bundle to write")->required();
         sub.add_option("--name", arguments.options.name, "Of the method, in the bundle")
@@ -192,7 +209,15 @@ void add_import(CLI::App& program, Work& work) {
             "says so in a warning; for a fine-tune of that model");
         sub.add_flag("--force", arguments.force, "Replace the output if it exists");
         add_quantizer_options(sub, arguments.options.quantizer);
-        arguments.metadata = sub.get_option("--metadata-dtype");
+        for (const char* option : {"--sink", "--recent", "--metadata-dtype", "--demote-block"}) {
+          CLI::Option* const given = sub.get_option(option);
+          given->default_str(given->get_default_str() + ", or the export's");
+        }
+        sub.get_option("--quant-group-size")
+            ->description(
+                "Values that share scale and zero (default: head_dim,\n"
+                "or the export's)");
+        arguments.program = &sub;
       });
 }
 

@@ -23,8 +23,8 @@ CLI::Validator non_negative();
 // What a MODEL may be, where it is described in a line.
 inline constexpr const char* kModelHelp =
     "Hugging Face folder, .gguf file, name of a model that was fetched from the Hub "
-    "(Qwen/Qwen3-8B), tiny-gqa, which is embedded, or smollm2, once python -m oscar_int2 fetch "
-    "smollm2 has fetched it";
+    "(Qwen/Qwen3-8B), tiny-gqa, which is embedded, or smollm2 or qwen2.5-coder-1.5b, once "
+    "python -m oscar_int2 fetch NAME has fetched it";
 
 // One of `words`, in upper or lower case.
 CLI::Validator one_of(const std::vector<std::string>& words);

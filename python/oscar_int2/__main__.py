@@ -8,7 +8,7 @@ import sys
 COMMANDS = {
     "answers": (".commands.answers", "twenty turns of one chat, over BF16 and over the 2-bit cache"),
     "doctor": (".doctor", "what this machine and this build can serve"),
-    "fetch": (".commands.fetch", "smollm2, a small real model, or corpora, real text in three domains"),
+    "fetch": (".commands.fetch", "a real model, smollm2 or qwen2.5-coder-1.5b, or corpora: real text"),
     "prepare-corpus": (".commands.prepare_corpus", "token ids of a corpus, by transformers and its chat template"),
     "publish": (".commands.publish", "one folder of a bundle, to hand on or to upload"),
     "zoo": (".commands.published", "the index over a folder of published bundles"),

@@ -40,6 +40,9 @@ class Model:
     config_sha256: str  # "" if unknown
     weights_fingerprint: str = ""  # of its files; "" if unknown
     file_sha256: str = ""          # of a GGUF file, "" of others
+    # Of the weights that the transforms were fitted to, where these are others; "" where they are not
+    fitted_weights_fingerprint: str = ""
+    fitted_model: str = ""
 
 
 @dataclass(frozen=True)
@@ -290,8 +293,9 @@ class _Reader:
             self.refuse(where, f"keys of {dims[0]} and values of {dims[1]} dimensions: no page holds both")
         texts = {name: self.attribute(where, name, str)
                  for name in ("name", "architecture", "config_sha256", "weights_fingerprint")}
-        texts["file_sha256"] = (self.attribute(where, "file_sha256", str)
-                                if "file_sha256" in self.objects[where].attrs else "")
+        texts |= {name: self.attribute(where, name, str)
+                  for name in ("file_sha256", "fitted_weights_fingerprint", "fitted_model")
+                  if name in self.objects[where].attrs}
         return Model(**sizes, **texts, head_dim=dims[0], rope=self.parsed(where, "rope", dict))
 
     def quantizer(self):

@@ -163,9 +163,14 @@ def check(bundle, layers, accepted, option, model=None, revision=None, logger=_l
     require_choice(accepted, option)
     problem = _problem(bundle, layers, files_of(model, revision))
     who = "oscar_int2" if logger is _logger else "OSCAR INT2"
+    if bundle.model.fitted_weights_fingerprint:
+        logger.warning("%s: %s: its transforms were fitted to other weights than it is for, those of %s "
+                       "(import --weights any); %s", who, bundle.path, bundle.model.fitted_model, COST)
     if problem is None:
         return
-    if isinstance(problem, _Unknown):
+    if isinstance(problem, _OfFiles):
+        logger.warning("%s: %s: %s", who, bundle.path, problem)
+    elif isinstance(problem, _Unknown):
         logger.warning("%s: %s: %s. Make sure that the bundle was calibrated on this very checkpoint", who,
                        bundle.path, problem)
     elif accepted == ANY:
@@ -195,8 +200,12 @@ class _Unknown(str):
     """Why weights could not be compared."""
 
 
+class _OfFiles(str):
+    """That the model's files are the calibrated ones, and that nothing in memory was looked at."""
+
+
 def _problem(bundle, layers, files):
-    """What differs, as text; an _Unknown; or None."""
+    """What differs, as text; an _Unknown; an _OfFiles; or None."""
     difference = compare(bundle, layers)
     if difference is not None:
         return str(difference) if difference.differ else None
@@ -215,7 +224,10 @@ def _problem(bundle, layers, files):
     else:
         found = fingerprint(files)
         same = found == made or fingerprint(files, all_bytes=True) == made
-    return None if same else (
+    if same:
+        return _OfFiles(f"{files} is what the bundle was calibrated on, but the weights in memory were not "
+                        f"compared with it: {why}. What was changed behind loading is not seen") if sampled else None
+    return (
         f"the fingerprint of {files} is {found[:12]}, the bundle's {made[:12] or 'that of no GGUF file'}. "
         "These weights are a quantized form or a fine-tune of the calibrated model, or another model "
         "of the same shape")

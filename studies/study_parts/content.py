@@ -43,5 +43,5 @@ def content(document: dict) -> Content:
             *sections.side_section(study), *layers.section(study), *sections.clip_section(study),
             *sections.window_section(study), *sections.offset_section(study), *texts.long_section(study),
             *sections.planting_section(study), *sections.bits_section(study), *sections.backend_section(study),
-            *texts.needle_section(study), run_section(study)]
+            *texts.amount_section(study), *texts.needle_section(study), run_section(study)]
     return Content(study.plan.title, [*sections.summary(study), *lead], made)

@@ -114,7 +114,7 @@ class Study:
         return self.bench.work / f"model-{variant}" if variant else self.model
 
     def bundle(self, name: str, variant: str) -> pathlib.Path:
-        return self.bench.work / f"{name}{'-' if variant else ''}{variant}.h5"
+        return self.bench.work / f"{name.replace(' ', '-')}{'-' if variant else ''}{variant}.h5"
 
     def report(self, run: Run) -> pathlib.Path:
         return self.bench.work / f"run-{run.key().replace(',', '').replace(' ', '-')}.json"
@@ -153,9 +153,14 @@ class Study:
         self.bench.make(f"outliers of sigma {variant}", self.folder(variant),
                         [sys.executable, self.bench.planter, self.model, self.folder(variant), *options])
 
-    def calibrate(self, name: str, variant: str, text: str, options) -> None:
-        limit = ["--max-tokens", self.size.calibration_tokens] if self.size.calibration_tokens else []
-        corpus = self.bench.find(self.plan.calibration[text].corpus, self.plan.fetch)
+    def corpus(self, text: str) -> str:
+        """Of a calibration text, as the programs take it."""
+        parts = [part.partition(":") for part in self.plan.calibration[text].corpus.split(",")]
+        return ",".join(f"{self.bench.find(path, self.plan.fetch)}{mark}{weight}" for path, mark, weight in parts)
+
+    def calibrate(self, name: str, variant: str, text: str, options, tokens: int = 0) -> None:
+        tokens = tokens or self.size.calibration_tokens
+        limit, corpus = ["--max-tokens", tokens] if tokens else [], self.corpus(text)
         planted = [self.folder(variant)] if variant else []
         self.bench.make(f"calibrate {name} {variant}".strip(), self.bundle(name, variant), [
             self.bench.program("oscar-calibrate"), self.folder(variant), corpus, self.bundle(name, variant), *options,
@@ -210,7 +215,7 @@ class Study:
         if name in self.plan.texts:
             return self.write_chat(name)
         bundle = self.plan.bundles[name]
-        return self.calibrate(name, variant, self.text_of(name), bundle.options) if bundle.searched \
+        return self.calibrate(name, variant, self.text_of(name), bundle.options, bundle.tokens) if bundle.searched \
             else self.fit(name, variant)
 
 

@@ -1,4 +1,4 @@
 """The models that have a study."""
-from . import smollm2, tiny_gqa
+from . import real_models, tiny_gqa
 
-PLANS = {plan.name: plan for plan in (tiny_gqa.PLAN, smollm2.PLAN)}
+PLANS = {plan.name: plan for plan in (tiny_gqa.PLAN, real_models.SMOLLM2, real_models.QWEN_CODER)}

@@ -1,5 +1,5 @@
 """Sections on several texts: the headline, one text calibrated and another evaluated, long contexts, and needles."""
-from . import smollm2, vocabulary
+from . import real_models, vocabulary
 from .blocks import Section, Table
 from .figures import floor_text, increase_text, percent, ratio_text, with_interval
 from .lookup import Study
@@ -10,13 +10,13 @@ SHOWN = ("hadamard", "hadamard-clip", *vocabulary.PUBLISHED[:2], "perhead+clip",
 
 def _texts(study: Study) -> list:
     """(heading, run) of the headline's texts, in order."""
-    names = [name for domain in smollm2.DOMAINS for name in (domain, f"{domain}, separators")] + [smollm2.CHAT]
+    names = [name for domain in study.plan.domains for name in (domain, f"{domain}, separators")] + [real_models.CHAT]
     return [(name, study.run(name)) for name in names if study.run(name)]
 
 
 def text_section(study: Study) -> list:
     texts = _texts(study)
-    if study.plan.name != smollm2.PLAN.name or not texts:
+    if not texts:
         return []
     rows, increases = [], []
     for name in SHOWN:
@@ -35,8 +35,7 @@ def text_section(study: Study) -> list:
     columns = ["cache", *(heading for heading, _ in texts)]
     counted = sum(run.run["tokens"] for heading, run in texts if "separators" not in heading)
     words = (f"{counted:,} held-out tokens as they are, and those of the three domains once more with a separator as every "
-             "64th. One bundle of each kind, calibrated once, on documentation: code, prose and chats are other texts than "
-             "it has seen. The chats are the model's own, in its template.")
+             f"64th. One bundle of each kind, calibrated once, {study.plan.calibrated}. The chats are the model's own, in its template.")
     floor = ", ".join(f"{heading} {floor_text(run)}" for heading, run in texts if run.has("exact"))
     return [Section("Text by text", [
         words, Table("KL by text", columns, rows, {len(rows) - 1}),
@@ -47,17 +46,17 @@ def text_section(study: Study) -> list:
 def crossed_section(study: Study) -> list:
     """One domain calibrated, another evaluated."""
     rows = []
-    runs = [(domain, study.run(domain)) for domain in smollm2.DOMAINS]
-    for domain, name in smollm2.CROSSED.items():
+    runs = [(domain, study.run(domain)) for domain in study.plan.domains]
+    for domain, name in study.plan.crossed.items():
         cells = [with_interval(run.kl(name)) if run and run.has(name) else "" for _, run in runs]
         if any(cells):
             rows.append([f"calibrated on {domain}", *cells])
-    if study.plan.name != smollm2.PLAN.name or not rows:
+    if not rows:
         return []
-    rows.append(["most × calibrated on the text's own domain", *(_worst(run, domain) for domain, run in runs)])
+    rows.append(["most × calibrated on the text's own domain", *(_worst(study, run, domain) for domain, run in runs)])
     return [Section("One text calibrated, another evaluated", [
         "The default with the same number of calibration tokens of each domain (all where a domain has fewer).",
-        Table("KL by evaluated domain", ["cache", *smollm2.DOMAINS], rows, {len(rows) - 1}), *_coverage(study)])]
+        Table("KL by evaluated domain", ["cache", *study.plan.domains], rows, {len(rows) - 1}), *_coverage(study)])]
 
 
 def _coverage(study: Study) -> list:
@@ -69,7 +68,7 @@ def _coverage(study: Study) -> list:
     for fit, fitted in enumerate(told["texts"]):
         for scored, text in enumerate(told["texts"]):
             run = study.run(text)
-            names = [smollm2.CROSSED[domain] for domain in (fitted, text)]
+            names = [study.plan.crossed[domain] for domain in (fitted, text)]
             if fit != scored and run and all(run.has(name) for name in names):
                 errors = [run.methods[name].get("error") for name in names]
                 rows.append([f"{fitted} for {text}", *(f"{told[side][fit][scored]:.2f}" for side in ("key", "value")),
@@ -81,25 +80,40 @@ def _coverage(study: Study) -> list:
                          rows)] if rows else []
 
 
-def _worst(run, domain: str) -> str:
-    own = smollm2.CROSSED[domain]
+def _worst(study: Study, run, domain: str) -> str:
+    own = study.plan.crossed[domain]
     if not run or not run.has(own):
         return ""
-    ratios = [run.ratio(name, own) for name in smollm2.CROSSED.values() if name != own and run.has(name)]
+    ratios = [run.ratio(name, own) for name in study.plan.crossed.values() if name != own and run.has(name)]
     return ratio_text(max((r for r in ratios if r), default=None))
 
 
 def long_section(study: Study) -> list:
-    run, short = study.run("long"), study.run(smollm2.DOMAINS[0])
+    run = study.run("long")
+    short = study.run(study.plan.domains[0]) if run else None
     if not run or not short:
         return []
     rows = [[study.label(name), with_interval(short.kl(name)) if short.has(name) else "", with_interval(run.kl(name)),
              increase_text(run.perplexity_increase(name))] for name in vocabulary.LONG if run.has(name)]
     lengths = [short.run.get("longest_sequence"), run.run.get("longest_sequence")]
     return [Section("Long contexts", [
-        f"Documentation in sequences of {lengths[1]:,} tokens, all that the model serves, beside those of {lengths[0]:,}.",
+        f"{study.plan.domains[0].capitalize()} in sequences of {lengths[1]:,} tokens, all that the model serves, beside those of {lengths[0]:,}.",
         Table("KL by length of a sequence", ["cache", *(f"{length:,}" for length in lengths),
                                              f"perplexity above BF16 at {lengths[1]:,}"], rows)])]
+
+
+def amount_section(study: Study) -> list:
+    """How much text a calibration needs, and what the order of the text changes."""
+    run = study.run("amounts")
+    if not run or not run.has("default"):
+        return []
+    names = [name for name in ("default", *real_models.amount_bundles()) if run.has(name)]
+    rows = [[f"{study.document['calibration_tokens']:,} tokens, order 0: the default" if name == "default" else study.label(name),
+             with_interval(run.kl(name)), "1" if name == "default" else ratio_text(run.ratio(name, "default")),
+             increase_text(run.perplexity_increase(name))] for name in names]
+    return [Section("How much text, and in which order", [
+        "The default calibrated on other numbers of tokens of the same text, and on the text in another order.",
+        Table("KL by calibration", ["calibration", "KL", "× default", "perplexity above BF16"], rows, {0})])]
 
 
 def needle_section(study: Study) -> list:

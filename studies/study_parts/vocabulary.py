@@ -16,13 +16,14 @@ class Bundle:
     options: tuple
     searched: bool = False
     text: str = ""  # key of the plan's calibration texts; "": the first one
+    tokens: int = 0  # of calibration; 0: as many as the size of the study says
 
 
 @dataclass(frozen=True)
 class Text:
     """A corpus to calibrate on or to measure. `label` is how tables call it."""
     label: str
-    corpus: str  # a file under the source folder, or "self": what the model writes itself
+    corpus: str  # files under the source folder as FILE[:WEIGHT],..., or "self": what the model writes itself
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class Plan:
     head_dim: int
     needles: str  # heading of their column
     separated: tuple  # names of the run with separators and of the same text without
+    domains: tuple = ()  # texts of the headline, of which each also has a run with separators
+    calibrated: str = ""  # on what the bundles are, and what they have not seen, in words
     crossed: dict = field(default_factory=dict)  # calibration text -> the default calibrated on it
     variants: dict = field(default_factory=dict)  # of the checkpoint: "" is the published one -> words
 

@@ -42,7 +42,7 @@ class Help(unittest.TestCase):
         for command in takes_models & set(commands()):
             with self.subTest(" ".join(command)):
                 text = " ".join(help_of(*command).split())
-                self.assertIn("smollm2, once python -m oscar_int2 fetch smollm2 has fetched it", text)
+                self.assertIn("qwen2.5-coder-1.5b, once python -m oscar_int2 fetch NAME has fetched it", text)
                 self.assertIn("tiny-gqa", text)
 
     def test_every_option_and_argument_is_described(self):

@@ -243,9 +243,76 @@ class Import(BackendCase):
                 self.assertIn(theirs, warning)
                 self.assertIn("fitted to other weights", said)
         for command in (["inspect", taken], ["card", taken, "-o", "-"]):
-            self.assertIn("fitted to other weights", self.run_ok("oscar-bundle", *command).stdout)
+            said = self.run_ok("oscar-bundle", *command).stdout
+            self.assertIn("fitted to other weights", said)
+            self.assertNotIn("for these weights alone", said)
+        # Nor does the warning go with another export: it says whose transforms they are.
+        self.run_ok("oscar-bundle", "export", taken, "--for", "npz", "-o", self.folder / "twice")
+        self.assertIn("fitted to other weights", (self.folder / "twice/README.md").read_text())
+        self.refuse("oscar-bundle", ["import", self.folder / "twice", "--model", other, "-o", never],
+                    "exported from a bundle of other weights", theirs)
+        with h5py.File(self.take(self.folder / "twice")) as file:  # the model that they were fitted to
+            self.assertNotIn("warnings", file["layers/000"].attrs)
         (out / "oscar-export.json").unlink()  # of unknown origin
         self.run_ok("oscar-bundle", "import", out, "--model", other, "-o", self.folder / "foreign.h5")
+
+    def exported(self, backend, *options):
+        path, out = self.folder / "mine.npz", self.folder / "export"
+        np.savez(path, k_rotation=self.rotations(LAYERS), v_rotation=self.rotations(LAYERS, seed=1))
+        bundle = self.take(path, options=["--for", backend, *options])
+        self.run_ok("oscar-bundle", "export", bundle, "--for", backend, "-o", out)
+        return out
+
+    def test_an_export_of_a_bundle_with_another_rope_is_refused(self):
+        out = self.exported("sglang-v1")
+        config = {"head_dim": HEAD_DIM, "rope_parameters": {"rope_type": "default", "rope_theta": 77777.0}}
+        other = write_checkpoint(self.folder / "theta", config | {"rope_theta": 77777.0},
+                                 qwen3_tensors(QWEN3_MINI | {"head_dim": HEAD_DIM}))
+        yarn = '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}'
+        for model, options in ((other, []), (self.model, ["--rope-scaling", yarn])):
+            self.refuse("oscar-bundle", ["import", out, "--model", model, "--weights", "any", *options, "-o",
+                                         self.folder / "never.h5"], "with another RoPE", "oscar-export.json")
+        manifest = out / "oscar-export.json"
+        said = json.loads(manifest.read_text())
+        del said["created_from"]["rope"]  # of an earlier version
+        manifest.write_text(json.dumps(said))
+        self.assertIn("does not say with which RoPE", self.run_ok(
+            "oscar-bundle", "import", out, "--model", self.model, "-o", self.folder / "old.h5").stderr)
+
+    def test_an_export_keeps_its_cache_but_for_what_is_given(self):
+        out = self.exported("mlx", "--demote-block", 4, "--quant-group-size", 32)
+        for options, expected in (([], (8, 16, 4, 32, b"fp16")),
+                                  (["--recent", 32, "--metadata-dtype", "bf16"], (8, 32, 4, 32, b"bf16")),
+                                  (["--for", "sglang-v1", "--sink", 12], (12, 16, 4, 64, b"fp32"))):
+            self.run_ok("oscar-bundle", "import", out, "--model", self.model, "-o",
+                        self.folder / "again.h5", "--force", *options)
+            with h5py.File(self.folder / "again.h5") as file:
+                kept = file["quantizer"].attrs
+                self.assertEqual(tuple(kept[name] for name in (
+                    "sink_tokens", "recent_tokens", "demote_block", "quant_group_size", "metadata_dtype")),
+                    expected)
+
+    def test_files_are_those_of_the_manifest_beside_them(self):
+        out = self.exported("sglang-v1")
+        (keys, values), manifest = sorted(out.glob("*.pt")), out / "oscar-export.json"
+        said, apart = manifest.read_text(), self.folder / "v_apart.pt"
+        apart.write_bytes(values.read_bytes())
+        self.refuse_import(keys, apart, words=["files of two folders"])
+        matrices = keys.read_bytes(), values.read_bytes()
+        keys.write_bytes(matrices[1])
+        self.refuse_import(out, words=["has changed since it was exported", keys.name,
+                                       "without oscar-export.json"])
+        keys.write_bytes(matrices[0])
+        for text, words in (("{}", ["not the manifest of an export"]),
+                            ("[]", ["not the manifest of an export"]),
+                            (json.dumps(json.loads(said) | {"recent_tokens": -1}),
+                             ["not a size of a cache", "recent_tokens 1 to"]),
+                            (json.dumps(json.loads(said) | {"files": {}}),
+                             ["a file that the manifest does not name"])):
+            manifest.write_text(text)
+            self.refuse_import(out, words=words)
+        manifest.unlink()
+        self.take(out)
 
     def test_an_own_random_rotation_is_evaluated_beside_ours_in_two_commands(self):
         ours = self.calibrate()

@@ -349,10 +349,13 @@ class OscarEval(unittest.TestCase):
                                 (["--demote-block", 64], "another cache", "demote_block 64"),
                                 (["--first-position", 1], "no INT2 row", "first_position 1"),
                                 (["--mode", "prefill", "--first-position", 1], "no INT2 row"),
-                                (["--mode", "chunked:400"], "no INT2 row", "--first-position 400")):
+                                (["--mode", "chunked:400"], "no INT2 row", "--first-position 400"),
+                                (["--position-offset", 64], "other positions", "position_offset 64")):
             error = self.refused(MODEL, *store, *options)
             for word in ("--write-back", *words):
                 self.assertIn(word, error)
+        self.assertIn("would not measure the bundle", self.refused(
+            MODEL, *self.one_sequence, "--bundle", target, "--compare", "bundle@k,bundle@window:8/16", "--write-back", code=2))
         self.assertEqual(target.read_bytes(), BUNDLE.read_bytes())
 
     def changed_evaluation(self, source, **entries):
@@ -396,6 +399,10 @@ class OscarEval(unittest.TestCase):
         export = run("export", self.folder / "changed.h5", "--for", "sglang-v1", "--reduce", "-o", self.folder / "v1",
                      program="oscar-bundle")
         self.assertIn("the stored evaluation is left out", export.stderr)
+        line, shown, card = said(self.changed_evaluation(target, position_offset=512))
+        for text in (shown, card):
+            self.assertNotIn("KL about", text)
+            self.assertIn("position_offset 512, not position_offset 0", text)
         seen = {"known": True, "share": .5, "low": .4, "high": .6, "ngram": 13}
         line, shown, card = said(self.changed_evaluation(target, bundle={"overlap": seen}))
         self.assertRegex(line, "KL about .* times on calibration text")

@@ -19,7 +19,7 @@ from study_parts.plans import PLANS
 TOKENS = [300, 300, 100, 300]
 
 
-TINY, REAL = PLANS["tiny-gqa"], PLANS["smollm2"]
+TINY, REAL, QWEN = (PLANS[name] for name in ("tiny-gqa", "smollm2", "qwen2.5-coder-1.5b"))
 LAYERS, HEADS = 4, 3
 
 
@@ -104,12 +104,14 @@ class Plan(unittest.TestCase):
                 self.assertGreaterEqual(min(size.sequence_length, size.tokens or size.sequence_length), largest + 100)
 
     def test_the_real_models_headline_comes_first_and_reads_enough(self):
-        first = next(iter(REAL.steps))
-        self.assertEqual(first, "texts")
-        asked = [run.tokens or REAL.size.tokens for run in REAL.runs(REAL.size, [first])]
-        self.assertGreaterEqual(sum(asked), 200000)
-        self.assertTrue(all("heldout" in text.corpus or text.corpus == "self" for text in REAL.texts.values()))
-        self.assertTrue(all("calibration" in text.corpus for text in REAL.calibration.values()))
+        for plan in (REAL, QWEN):
+            first = next(iter(plan.steps))
+            self.assertEqual(first, "texts")
+            asked = [run.tokens or plan.size.tokens for run in plan.runs(plan.size, [first])]
+            self.assertGreaterEqual(sum(asked), 200000)
+            self.assertTrue(all("heldout" in text.corpus or text.corpus == "self" for text in plan.texts.values()))
+            self.assertTrue(all("calibration" in part for text in plan.calibration.values()
+                                for part in text.corpus.split(",")))
 
     def test_bundles_are_made_only_where_a_run_needs_them(self):
         for run in TINY.runs(TINY.size, ["planting"]):
@@ -231,7 +233,7 @@ class Predictions(unittest.TestCase):
         self.assertEqual(predictions.predicted("orthogonal", inspected), {"orthogonal": 2.0})
 
     def test_every_text_of_a_method_with_a_prediction_is_a_point(self):
-        for plan in (TINY, REAL):
+        for plan in PLANS.values():
             document = made_up_study(plan)
             found = predictions.points(lookup.Study(document))
             self.assertIn(("for-vllm-pr46774", "stack vllm-pr46774", 0.02), [point[:3] for point in found])

@@ -439,6 +439,15 @@ class Models(unittest.TestCase):
         with torch.no_grad(), self.assertRaisesRegex(REFUSED, "attention of layer 0 came here 2 times"):
             model(IDS)
 
+    def test_another_scale_of_logits_behind_apply_is_refused(self):
+        for prompts in ("exact", "int2"):
+            model = model_with()
+            model.model.layers[1].self_attn.scaling *= 1.5
+            with self.assertRaisesRegex(REFUSED, "logits times 0.265165 in place of 1 / sqrt"), torch.no_grad():
+                model(IDS)
+            with self.assertRaisesRegex(REFUSED, "set behind apply"):
+                answer(model)
+
     def test_layers_of_two_models_are_refused(self):
         one, other = model_with(), copy.deepcopy(small.random_model())
         other.model = one.model

@@ -126,6 +126,15 @@ class Samples(WeightsTest):
             with self.assertRaisesRegex(oscar_int2.BundleError, "weights is 'all'; expected 'same' or 'any'"):
                 way(self.models[self.ours], self.bundle, weights="all")
 
+    def test_transforms_of_other_weights_are_warned_of_wherever_they_are_served(self):
+        imported = dataclasses.replace(self.bundle, model=dataclasses.replace(
+            self.bundle.model, fitted_weights_fingerprint="0" * 64, fitted_model="another"))
+        with self.assertLogs("oscar_int2", "WARNING") as said:
+            self.served(self.models[self.ours], imported)
+        self.assertEqual(len(said.output), 2)
+        for line in said.output:
+            self.assertRegex(line, "ours.h5: its transforms were fitted to other weights .* those of another")
+
     def test_a_fine_tune_is_refused_as_one(self):
         for share in (0.003, 0.1):
             self.refused(perturbed(self.models[self.ours], share), "a fine-tune of the calibrated model")
@@ -240,8 +249,9 @@ class Files(WeightsTest):
 
     def test_quantized_weights_are_compared_by_their_files(self):
         packed = {i: weights.Projections(None, None, None, None) for i in self.bundle.layers}
-        with silence(self):
+        with self.assertLogs("oscar_int2", "WARNING") as said:
             weights.check(self.bundle, packed, "same", "", self.ours)
+        self.assertRegex(said.output[0], "in memory were not compared with it: the weights are quantized")
         with self.assertRaisesRegex(BundleMismatchError, "a quantized form or a fine-tune of the calibrated"):
             weights.check(self.bundle, packed, "same", "", self.other)
 

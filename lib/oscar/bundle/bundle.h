@@ -27,6 +27,13 @@ struct BundleModel {
   Json rope;  // as run
   std::string config_sha256, tokenizer_sha256, chat_template_sha256, weights_fingerprint;
   std::string quantization, file_sha256;  // of quantized weights, of a GGUF file
+  // Of the weights that the transforms were fitted to, where these are others (import --weights
+  // any); "" where they are not.
+  std::string fitted_weights_fingerprint = {}, fitted_model = {};
+
+  const std::string& fitted_to() const {
+    return fitted_weights_fingerprint.empty() ? weights_fingerprint : fitted_weights_fingerprint;
+  }
 };
 
 // Of sink or recent tokens: more than any model serves; the sum of two is far from an int's limit.

@@ -147,8 +147,8 @@ struct AttributeWriter {
     file.attributes.push_back({object, name, std::move(value)});
   }
   void operator()(const char* name, const std::string& value) const {
-    const auto& gguf = schema::kGgufAttributes;
-    if (value.empty() && std::find(gguf.begin(), gguf.end(), name) != gguf.end()) return;
+    const auto& extras = schema::kModelExtras;
+    if (value.empty() && std::find(extras.begin(), extras.end(), name) != extras.end()) return;
     put(name, value);
   }
   void operator()(const char* name, const Json& value) const { put(name, dump(value)); }

@@ -111,9 +111,11 @@ Json begin_manifest(const Bundle& bundle, const char* format) {
           {"made_with", std::string("OSCAR Toolkit ") + kToolVersion},
           {"created_from",
            {{"content_sha256", bundle.content_sha256},
-            {"model", bundle.model.name},
+            {"model",
+             bundle.model.fitted_model.empty() ? bundle.model.name : bundle.model.fitted_model},
             {"architecture", bundle.model.architecture},
-            {"weights_fingerprint", bundle.model.weights_fingerprint}}}};
+            {"rope", bundle.model.rope},
+            {"weights_fingerprint", bundle.model.fitted_to()}}}};
 }
 
 Json make_manifest(const Bundle& bundle, const ExchangeFormat& format,
@@ -131,8 +133,10 @@ Json make_manifest(const Bundle& bundle, const ExchangeFormat& format,
                    {"variant", plan ? word_of(plan->run->variant) : "own"},
                    {"sink_tokens", bundle.quantizer.sink_tokens},
                    {"recent_tokens", bundle.quantizer.recent_tokens},
+                   {"demote_block", bundle.quantizer.demote_block},
                    {"quant_group_size", bundle.quantizer.quant_group_size},
                    {"row", nullptr}});
+  if (!plan) manifest["metadata_dtype"] = codec_word(bundle.quantizer.metadata_dtype);
   if (plan) {
     const BackendRun& run = *plan->run;
     if (run.clips.pair) manifest["clip"] = {run.clips.pair->key, run.clips.pair->value};
@@ -333,6 +337,12 @@ std::string launch_text(const Bundle& bundle, const ExchangeFormat& format,
   if (plan) {
     text += fmt::format("\nOf the bundle {}: {}.\n", bundle.content_sha256.substr(0, 12),
                         plans_json({*plan})[0]["line"].get<std::string>());
+  }
+  if (!bundle.model.fitted_weights_fingerprint.empty()) {
+    text += fmt::format(
+        "\nThe transforms were fitted to other weights, of {} (weights_fingerprint {}): no figure "
+        "above was measured on this model.\n",
+        bundle.model.fitted_model, bundle.model.fitted_weights_fingerprint);
   }
   text += fmt::format(
       "\n`{}` says what the files should hold; `oscar-bundle verify --for {} FOLDER` looks.\n",

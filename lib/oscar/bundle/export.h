@@ -34,11 +34,13 @@ struct ProbeCode {
 ProbeCode probe_code(const BackendRun& run, const SideTransform& side, Side which);
 
 // Objects and lists by key:
-//   format, made_with, created_from {content_sha256, model, architecture, weights_fingerprint}
+//   format, made_with
+//   created_from {content_sha256, model, architecture, rope, weights_fingerprint}: the bundle's, and
+//                the model and weights that its transforms were fitted to
 //   layers       global ids; heads_k, heads_v; head_dim_k, head_dim_v
 //   variant      "own", "portable", "portable-perhead"; clip [keys, values] where there is one
 //   pair;
-//                relative_error where it is predicted; sink_tokens, recent_tokens,
+//                relative_error where it is predicted; sink_tokens, recent_tokens, demote_block,
 //                quant_group_size, metadata_dtype
 //   probe        {keys, values}: for each layer and head the first numbers of probe_image
 //   row          {keys, values}: of the first layer and head, probe_code; null for levels of a

@@ -16,6 +16,7 @@
 #include "oscar/cache/numeric.h"
 #include "oscar/fit/fit.h"
 #include "oscar/fit/head_fit.h"
+#include "oscar/fit/linalg.h"
 #include "oscar/io/npy.h"
 #include "oscar/io/safetensors.h"
 
@@ -98,23 +99,69 @@ ReadTransforms read_folder(const Path& folder, int num_layers) {
   return read_pair(keys[0], values[0], num_layers);
 }
 
-// From the manifest of the export that holds the first file, if there is one that lists it.
-void read_origin(ReadTransforms& read) {
-  const Path& file = read.files.front();
-  const Path place = file.parent_path() / kManifestName;
-  if (!std::filesystem::is_regular_file(place)) return;
+// What the manifest of the files' folder says of their bundle; nothing where there is none. Every
+// file must be as the manifest has it, for what it says is said of these very files.
+std::optional<ExportOrigin> read_origin(const std::vector<Path>& files) {
+  const Path folder = files.front().parent_path(), place = folder / kManifestName;
+  const auto refuse = [&place](const std::string& what, const std::string& where,
+                               const std::string& expected = "", const std::string& found = "") {
+    throw Error({.what = what,
+                 .where = where.empty() ? place.string() : where,
+                 .expected = expected,
+                 .found = found,
+                 .hint = fmt::format("export again; or take the files as matrices of unknown "
+                                     "origin, from a folder without {}",
+                                     kManifestName)});
+  };
+  for (const Path& file : files) {
+    const Path beside = file.parent_path() / kManifestName;
+    if (file.parent_path() != folder && (std::filesystem::exists(beside) ||
+                                         std::filesystem::exists(place))) {
+      refuse("files of two folders, of which one is an export", file.string());
+    }
+  }
+  if (!std::filesystem::exists(place)) return std::nullopt;
   const Json manifest = read_json_file(place);
-  const auto part = [&manifest](const char* name) {
-    return manifest.is_object() ? manifest.value(name, Json()) : Json();
-  };
-  const Json from = part("created_from"), files = part("files");
-  if (!from.is_object() || !files.is_object() || !files.contains(file.filename().string())) return;
-  const auto text = [&from](const char* name) {
-    const Json value = from.value(name, Json());
-    return value.is_string() ? value.get<std::string>() : std::string();
-  };
-  read.weights_fingerprint = text("weights_fingerprint");
-  read.model = text("model");
+  try {
+    for (const Path& file : files) {
+      const std::string name = file.filename().string();
+      const Json& hashes = manifest.at("files");
+      if (!hashes.contains(name)) refuse("a file that the manifest does not name", file.string());
+      const auto expected = hashes.at(name).get<std::string>();
+      const std::string found = sha256_of_file(file);
+      if (found != expected) {
+        refuse("a file has changed since it was exported", file.string(), expected, found);
+      }
+    }
+    const Json& from = manifest.at("created_from");
+    ExportOrigin origin{.weights_fingerprint = from.at("weights_fingerprint").get<std::string>(),
+                        .model = from.at("model").get<std::string>(),
+                        .rope = from.value("rope", Json()),
+                        .quantizer = {}};
+    QuantizerSettings& quantizer = origin.quantizer;
+    const auto take = [&](const char* name, int least, int& value) {
+      if (!manifest.contains(name)) return;
+      const Json& given = manifest.at(name);
+      const int64_t size = given.is_number_integer() ? given.get<int64_t>() : -1;
+      if (size < least || size > kLargestWindow) {
+        refuse("not a size of a cache", "", fmt::format("{} {} to {}", name, least, kLargestWindow),
+               given.dump());
+      }
+      value = static_cast<int>(size);
+    };
+    take("sink_tokens", 0, quantizer.sink_tokens);
+    take("recent_tokens", 1, quantizer.recent_tokens);
+    take("demote_block", 1, quantizer.demote_block);
+    take("quant_group_size", 1, quantizer.quant_group_size);
+    const std::string dtype = manifest.value("metadata_dtype", "");
+    if (!dtype.empty() && !parse_codec_word(dtype, quantizer.metadata_dtype)) {
+      refuse("unknown metadata dtype", "", "", dtype);
+    }
+    return origin;
+  } catch (const nlohmann::json::exception& error) {
+    refuse("not the manifest of an export", "", "", error.what());
+  }
+  return std::nullopt;
 }
 
 // Both sides of every layer must have come.
@@ -130,16 +177,17 @@ ReadTransforms complete(ReadTransforms read) {
     }
   }
   if (read.set.empty()) throw Error({.what = "no rotations", .where = where});
-  read_origin(read);
   return read;
 }
 
 }  // namespace
 
-ReadTransforms read_transforms(const std::vector<Path>& paths, int num_layers) {
+namespace {
+
+ReadTransforms read_files(const std::vector<Path>& paths, int num_layers) {
   if (paths.size() == 1) {
-    return complete(std::filesystem::is_directory(paths[0]) ? read_folder(paths[0], num_layers)
-                                                            : read_one(paths[0], num_layers));
+    return std::filesystem::is_directory(paths[0]) ? read_folder(paths[0], num_layers)
+                                                   : read_one(paths[0], num_layers);
   }
   if (paths.size() != 2) refuse_files(paths.at(0).string(), "more than two files");
   const bool turned = starts_with(paths[1], 'k') && starts_with(paths[0], 'v');
@@ -153,7 +201,15 @@ ReadTransforms read_transforms(const std::vector<Path>& paths, int num_layers) {
   if (extension != values.extension() || (extension != ".pt" && extension != ".safetensors")) {
     refuse_files(keys.string(), "two files of another kind");
   }
-  return complete(read_pair(keys, values, num_layers));
+  return read_pair(keys, values, num_layers);
+}
+
+}  // namespace
+
+ReadTransforms read_transforms(const std::vector<Path>& paths, int num_layers) {
+  ReadTransforms read = complete(read_files(paths, num_layers));
+  read.origin = read_origin(read.files);
+  return read;
 }
 
 ReadTransforms read_export(const ExchangeFormat& format, const Path& folder, int num_layers) {
@@ -250,10 +306,8 @@ struct Importing {
         side.condition_number.push_back(1);
         continue;
       }
-      const MatrixD forward = side.forward[head].cast<double>();
-      const Eigen::BDCSVD<MatrixD> svd(forward);
-      const auto& values = svd.singularValues();
-      side.condition_number.push_back(values(0) / values(values.size() - 1));
+      side.condition_number.push_back(
+          condition_number(side.forward[head].cast<double>(), fmt::format("{}: {}", file, where)));
       // As the balanced fit does: exact in bf16, then inverted, so that rounding hurts once.
       const auto deviation = transform_deviation(side.forward[head], side.partner[head], which,
                                                  TransformKind::kBalanced);
@@ -331,24 +385,36 @@ void check_name(const std::string& name) {
   }
 }
 
-// The warning of a bundle whose transforms were fitted to other weights; "" where they were not, or
-// where the files do not say. Throws Error unless `accepted` allows it.
-std::string other_weights(const ReadTransforms& read, const Checkpoint& checkpoint,
-                          AcceptedWeights accepted) {
-  const std::string& theirs = read.weights_fingerprint;
-  const std::string own = checkpoint.weights->fingerprint(false);
-  if (theirs.empty() || theirs == own || theirs == checkpoint.weights->fingerprint(true)) return "";
-  if (accepted == AcceptedWeights::kAny) {
-    return fmt::format(
-        "the transforms were fitted to other weights than the bundle names: to weights_fingerprint "
-        "{} ({})",
-        theirs, read.model);
+// Throws Error unless the bundle that the files were exported from had the model's RoPE. Returns
+// what a bundle must say of it; "": nothing.
+std::string check_rope(const ExportOrigin& origin, const Checkpoint& checkpoint,
+                       const std::string& manifest) {
+  const Json& own = checkpoint.config.rope.as_run;
+  if (origin.rope.is_null()) {
+    return "the export does not say with which RoPE its transforms were fitted";
   }
+  if (origin.rope.dump() == own.dump()) return "";
+  throw Error({.what = "the files were exported from a bundle with another RoPE",
+               .where = manifest,
+               .expected = own.dump() + " (of --model)",
+               .found = origin.rope.dump(),
+               .hint = "give the bundle's rope scaling with --rope-scaling, or calibrate with the "
+                       "one that is served"});
+}
+
+// Whether the files were exported from a bundle of other weights. Throws Error unless `accepted`
+// allows it.
+bool has_other_weights(const ExportOrigin& origin, const Checkpoint& checkpoint,
+                       AcceptedWeights accepted, const std::string& manifest) {
+  const std::string& theirs = origin.weights_fingerprint;
+  const std::string own = checkpoint.weights->fingerprint(false);
+  if (theirs == own || theirs == checkpoint.weights->fingerprint(true)) return false;
+  if (accepted == AcceptedWeights::kAny) return true;
   throw Error(
       {.what = "the files were exported from a bundle of other weights",
-       .where = (read.files.front().parent_path() / kManifestName).string(),
+       .where = manifest,
        .expected = fmt::format("weights_fingerprint {} ({}, of --model)", own, checkpoint.name),
-       .found = fmt::format("weights_fingerprint {} ({})", theirs, read.model),
+       .found = fmt::format("weights_fingerprint {} ({})", theirs, origin.model),
        .hint = "calibrate this model with oscar-calibrate; for a fine-tune, --weights any "
                "takes them (KL on tiny-gqa: .0030 after a light fine-tune, .36 with other "
                "weights)"});
@@ -359,13 +425,26 @@ std::string other_weights(const ReadTransforms& read, const Checkpoint& checkpoi
 Bundle import_bundle(const ReadTransforms& read, const Checkpoint& checkpoint,
                      const ImportOptions& options) {
   check_name(options.name);
-  std::string warning = other_weights(read, checkpoint, options.weights);
   const ModelConfig& config = checkpoint.config;
   Bundle bundle;
+  std::vector<std::string> warnings;  // of all layers, said by the first
   bundle.preset = kImportedPreset;
   bundle.method = options.name;
   bundle.objective_k = bundle.objective_v = bundle.composition = "unknown";
   bundle.model = describe_model(checkpoint, false);
+  if (read.origin) {
+    const std::string manifest = (read.files.front().parent_path() / kManifestName).string();
+    const std::string unknown = check_rope(*read.origin, checkpoint, manifest);
+    if (!unknown.empty()) warnings.push_back(unknown);
+    if (has_other_weights(*read.origin, checkpoint, options.weights, manifest)) {
+      bundle.model.fitted_weights_fingerprint = read.origin->weights_fingerprint;
+      bundle.model.fitted_model = read.origin->model;
+      warnings.push_back(fmt::format(
+          "the transforms were fitted to other weights than the bundle names: to "
+          "weights_fingerprint {} ({})",
+          read.origin->weights_fingerprint, read.origin->model));
+    }
+  }
   bundle.weight_samples = sample_weights(config, *checkpoint.weights);
   bundle.quantizer = options.quantizer;
   int& group = bundle.quantizer.quant_group_size;
@@ -405,7 +484,9 @@ Bundle import_bundle(const ReadTransforms& read, const Checkpoint& checkpoint,
       layer.key = layer.value = identity_side(config.head_dim);
     }
     layer.geometry = geometry;
-    if (!warning.empty()) layer.warnings.push_back(std::exchange(warning, ""));
+    for (std::string& warning : std::exchange(warnings, {})) {
+      layer.warnings.push_back(std::move(warning));
+    }
     shared = shared && layer.key.forward.count == 1 && layer.value.forward.count == 1;
     importing.complete(layer.key, Side::kKey, geometry, layer.warnings);
     importing.complete(layer.value, Side::kValue, geometry, layer.warnings);

@@ -16,20 +16,25 @@ namespace oscar {
 
 // Files of other tools, by what they are, to one set of transforms.
 
+// What oscar-export.json says of the bundle that the files beside it were exported from.
+struct ExportOrigin {
+  std::string weights_fingerprint, model;
+  Json rope;                    // null: exports of earlier versions do not say
+  QuantizerSettings quantizer;  // windows, group and metadata; what is not said has its default
+};
+
 struct ReadTransforms {
   TransformSet set;
   std::string kind;                          // in words: "SGLang rotation files"
   std::vector<std::filesystem::path> files;  // that were read
   std::set<std::string> fields;              // of the entries of .pt files
-  // Of the bundle that the files were exported from, as oscar-export.json beside them says; empty:
-  // it does not.
-  std::string weights_fingerprint = {}, model = {};
+  std::optional<ExportOrigin> origin = {};   // absent: no oscar-export.json beside the files
 };
 
 // `paths` are a folder that holds files under the names of rotation_files.h (or, of SGLang, one .pt
 // that begins with k and one with v); the two files themselves; or one .npz, .safetensors or .gguf
-// for both sides. Throws Error, naming the file, for everything else. `num_layers`: of
-// rotation_files.h.
+// for both sides. Throws Error, naming the file, for everything else, and for files that are not
+// those of the oscar-export.json beside them. `num_layers`: of rotation_files.h.
 ReadTransforms read_transforms(const std::vector<std::filesystem::path>& paths, int num_layers);
 
 // The files of one format in `folder`, under their names.
@@ -57,8 +62,9 @@ struct ImportOptions {
 // scale correction unless feedback and metrics are given. An orthogonal matrix is recorded as
 // OSCAR's kind, another as balanced, whoever made it. The portable variant is there where one
 // uncentered orthogonal matrix a layer was given. Throws Error naming layer and head for a layer
-// that is missing or too many, another shape, and matrices that no cache can run (fit/fit.h); and
-// for an export of a bundle of other weights, unless `options` accept any.
+// that is missing or too many, another shape, and matrices that no cache can run (fit/fit.h); for
+// an export of a bundle with another RoPE; and for one of other weights, unless `options` accept
+// any.
 Bundle import_bundle(const ReadTransforms& read, const Checkpoint& checkpoint,
                      const ImportOptions& options);
 

@@ -201,7 +201,7 @@ Inspection inspect_bundle(const std::filesystem::path& path) {
   if (!b.layers.empty()) json["serving_sha256"] = serving_sha256(b);
   schema::visit_root(b, JsonWriter{json});
   schema::visit_model(b.model, JsonWriter{json["model"]});
-  for (const auto name : schema::kGgufAttributes) {
+  for (const auto name : schema::kModelExtras) {
     if (json["model"][std::string(name)] == "") json["model"].erase(std::string(name));
   }
   schema::visit_corpus(b.corpus, JsonWriter{json["corpus"]});

@@ -65,6 +65,13 @@ std::optional<ErrorInfo> other_cache(const QuantizerSettings& own, const Json& r
                      .found = fmt::format("{} {}", key, found),
                      .hint = "leave --sink, --recent and the like away"};
   }
+  const Json& offset = entry(report, "position_offset");
+  if (offset.is_number_integer() && offset.get<int64_t>() != 0) {
+    return ErrorInfo{.what = "the evaluation ran at other positions than a text begins at",
+                     .expected = "position_offset 0",
+                     .found = fmt::format("position_offset {}", offset.get<int64_t>()),
+                     .hint = "leave --position-offset away"};
+  }
   const Json& first = entry(report, "first_position");
   const int64_t reader = first_reader(own, word(entry(report, "mode")));
   if (!first.is_number_integer() || first.get<int64_t>() >= reader) return std::nullopt;

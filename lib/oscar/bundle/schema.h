@@ -285,10 +285,14 @@ inline constexpr const char* kSeparators = "separators";
 // hash. Files about other models lack them.
 inline constexpr const char* kQuantization = "quantization";
 inline constexpr const char* kFileHash = "file_sha256";
-inline constexpr std::array<std::string_view, 2> kGgufAttributes = {kQuantization, kFileHash};
-inline constexpr std::array<std::string_view, 8> kOptionalAttributes = {
-    kFittedBy,   kRunKey,     kTies,         kMetadataRounding,
-    kRowWeights, kSeparators, kQuantization, kFileHash};
+// Of a bundle whose transforms were fitted to other weights than it is for; others lack them.
+inline constexpr const char* kFittedWeights = "fitted_weights_fingerprint";
+inline constexpr const char* kFittedModel = "fitted_model";
+inline constexpr std::array<std::string_view, 4> kModelExtras = {kQuantization, kFileHash,
+                                                                 kFittedWeights, kFittedModel};
+inline constexpr std::array<std::string_view, 10> kOptionalAttributes = {
+    kFittedBy,   kRunKey,       kTies,     kMetadataRounding, kRowWeights,
+    kSeparators, kQuantization, kFileHash, kFittedWeights,    kFittedModel};
 
 template <typename BundleType, typename Visit>
 void visit_root(BundleType& b, Visit&& visit) {
@@ -321,6 +325,8 @@ void visit_model(ModelType& m, Visit&& visit) {
   visit("weights_fingerprint", m.weights_fingerprint);
   visit(kQuantization, m.quantization);
   visit(kFileHash, m.file_sha256);
+  visit(kFittedWeights, m.fitted_weights_fingerprint);
+  visit(kFittedModel, m.fitted_model);
 }
 
 template <typename CorpusType, typename Visit>

@@ -300,7 +300,15 @@ bool is_finished(const Json& report, const std::string& key) {
 // What is stored in a bundle counts as measured of what it serves.
 void check_write_back(const EvaluateOptions& options, const Work& work) {
   if (!options.write_back || !work.session.bundle) return;
-  Json run = {{"quantizer", format_json(work.session.quantizer)}, {"mode", options.mode}};
+  const auto measures = [](const Method& method) { return method.name == "bundle"; };
+  if (std::ranges::none_of(work.methods, measures)) {
+    throw UsageError({.what = "the evaluation would not measure the bundle",
+                      .where = "--write-back",
+                      .expected = "bundle among --compare, not only variants of it"});
+  }
+  Json run = {{"quantizer", format_json(work.session.quantizer)},
+              {"mode", options.mode},
+              {"position_offset", options.position_offset}};
   if (options.perplexity) run["first_position"] = work.first;
   if (auto gap = other_cache(work.session.bundle->quantizer, run)) {
     gap->where = "--write-back";

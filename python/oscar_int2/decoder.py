@@ -98,9 +98,11 @@ def side_by_side(linears):
     """One matrix of several torch.nn.Linear, whose weights become views of it; and one bias."""
     for linear in linears:
         check_linear(linear)
-    biases = [linear.bias for linear in linears]
-    return (joined([linear.weight for linear in linears]),
-            None if biases[0] is None else joined(biases))
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    if biases and len(biases) < len(linears):
+        raise UnsupportedError("a bias in some of q_proj, k_proj and v_proj alone; give the others a bias "
+                               "of zeros")
+    return joined([linear.weight for linear in linears]), joined(biases) if biases else None
 
 
 def fused(piece, device):
@@ -184,15 +186,15 @@ class Decoder:
     @staticmethod
     def _layer(block):
         attention, mlp = block.self_attn, block.mlp
-        qkv, qkv_bias = side_by_side([attention.q_proj, attention.k_proj, attention.v_proj])
-        gate_up, gate_bias = side_by_side([mlp.gate_proj, mlp.up_proj])
-        if gate_bias is not None or mlp.down_proj.bias is not None:
+        for linear in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
+            check_linear(linear)
+        if any(linear.bias is not None for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
             raise UnsupportedError("biases in the MLP")
+        qkv, qkv_bias = side_by_side([attention.q_proj, attention.k_proj, attention.v_proj])
+        gate_up, _ = side_by_side([mlp.gate_proj, mlp.up_proj])
         qk_norm = None
         if hasattr(attention, "q_norm"):
             qk_norm = joined([attention.q_norm.weight, attention.k_norm.weight]).view(2, -1)
-        for linear in (attention.o_proj, mlp.down_proj):
-            check_linear(linear)
         bias = attention.o_proj.bias
         return LayerWeights(
             block.input_layernorm.weight.data, qkv, qkv_bias, qk_norm,

@@ -90,6 +90,34 @@ def _weight_of(linear):
     return weight
 
 
+def _other_adapter(attentions):
+    """What acts on a weight and is no LoRA, whose product with inputs _weight_of can't say, as text; None.
+    `attentions`: {layer id: attention module}."""
+    for layer_id, attention in attentions.items():
+        for name in ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"):
+            module = getattr(attention, name, None)
+            while hasattr(module, "base_layer"):
+                active = _acting(module)
+                if active:
+                    kind = type(module)
+                    family = kind.__module__.removeprefix("peft.tuners.").split(".")[0]
+                    shown = family if kind.__module__.startswith("peft.tuners.") else kind.__name__
+                    return (f"{name} of layer {layer_id} has an adapter of kind {shown} ({active[0]!r}), "
+                            "which is not compared. Merge it into the weights, and calibrate those")
+                module = module.base_layer
+    return None
+
+
+def _acting(module):
+    """Names of the adapters of a module of peft that change its output, but for LoRA's."""
+    if hasattr(module, "lora_A") or getattr(module, "merged", False) or getattr(
+            module, "disable_adapters", False):
+        return []
+    held = [getattr(module, kept, ()) for kept in getattr(module, "adapter_layer_names", ())]
+    return [name for name in getattr(module, "active_adapters", ())
+            if not held or any(name in kept for kept in held)]
+
+
 def sample_positions(rows, columns, device="cpu"):
     """Rows and columns [16] of the entries of a KV head's part [rows, columns], by sample_position of
     lib/oscar/bundle/weight_samples.h."""
@@ -154,14 +182,14 @@ def _rounds_to(found, kept, half):
     return (ends[0] <= kept) & (kept <= ends[1])
 
 
-def check(bundle, layers, accepted, option, model=None, revision=None, logger=_logger):
+def check(bundle, layers, accepted, option, model=None, revision=None, logger=_logger, adapter=None):
     """Raises BundleMismatchError if the bundle was calibrated on other weights than {layer id:
     Projections}, or logs a warning where `accepted` is "any". What can't be compared is warned of.
 
     `option`: what a user writes to accept any, for the message. `model`: the folder, the GGUF file or
-    the hub's name that the weights came from, if it is known."""
+    the hub's name that the weights came from, if it is known. `adapter`: _other_adapter()'s."""
     require_choice(accepted, option)
-    problem = _problem(bundle, layers, files_of(model, revision))
+    problem = adapter or _problem(bundle, layers, files_of(model, revision))
     who = "oscar_int2" if logger is _logger else "OSCAR INT2"
     if bundle.model.fitted_weights_fingerprint:
         logger.warning("%s: %s: its transforms were fitted to other weights than it is for, those of %s "
@@ -187,7 +215,8 @@ def check_model(bundle, model, attentions, accepted, caller):
     """check() of a model of transformers, whose attention modules are {layer id: module}. `caller`: the
     function whose option `weights` accepts any, for the message."""
     check(bundle, {i: projections(module, bundle.layers[i]) for i, module in attentions.items()}, accepted,
-          f'weights="any" of {caller}()', model.name_or_path, getattr(model.config, "_commit_hash", None))
+          f'weights="any" of {caller}()', model.name_or_path, getattr(model.config, "_commit_hash", None),
+          adapter=_other_adapter(attentions))
 
 
 def require_choice(accepted, option):

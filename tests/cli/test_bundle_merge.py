@@ -101,6 +101,16 @@ class Merging(BundleCase):
         self.assertIn("sums by attention: of first 16 and last 32 tokens exact", shown)
         self.run_ok("oscar-bundle", "verify", out)
 
+    def test_a_fit_of_what_another_server_codes_otherwise_says_that_it_is_not_for_that_server(self):
+        sums = self.weighted("a.h5", 1, zero="minimum", ties="even", metadata_dtype="fp32")
+        out = self.folder / "fit.h5"
+        words = "a.h5: it was made for the codec of onnxruntime, and this fit is for this toolkit's own"
+        said = " ".join(self.run_ok("oscar-bundle", "fit", sums, "-o", out).stderr.split())
+        self.assertIn(words, said)
+        self.assertIn("oscar-calibrate --for NAME", said)
+        own = self.run_ok("oscar-bundle", "fit", self.weighted("b.h5", 1), "-o", self.folder / "own.h5")
+        self.assertNotIn("codec of", own.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -126,6 +126,19 @@ class WhatItWrites(CalibrateTest):
             np.testing.assert_array_equal(one["layers/000/statistics/q_moment"],
                                           two["layers/000/statistics/q_moment"])
 
+    def test_ids_with_padding_are_warned_of(self):
+        ids, shown = self.folder / "ids.npy", "20% of the corpus is token 3 in runs of 32 or more"
+        rows = np.random.default_rng(0).integers(4, 60, (4, 250))
+        for name, left, right in (("left", 50, 0), ("right", 0, 50), ("none", 0, 0)):
+            padded = np.pad(rows[:, :250 - left - right], ((0, 0), (left, right)), constant_values=3)
+            np.save(ids, padded.astype(np.int32))
+            calibrated = self.calibrate(ids, self.out, "--dry-run", "--sequence-length", 250)
+            evaluated = self.run_ok("oscar-eval", self.model, "--corpus", ids, "--compare", "identity",
+                                    "--sequence-length", 250, "--device", "cpu", "--sink", 4, "--recent", 16)
+            for result in (calibrated, evaluated):
+                said = " ".join((result.stdout + result.stderr).split())
+                (self.assertNotIn if name == "none" else self.assertIn)(shown, said, name)
+
     def test_the_model_can_write_its_own_corpus(self):
         ids = self.folder / "ids.npy"
         options = ["--sequence-length", 128, "--tokens-out", ids, "--force"]

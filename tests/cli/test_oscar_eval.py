@@ -290,6 +290,15 @@ class OscarEval(unittest.TestCase):
         for depths in ("nan", "0,nan,1"):
             self.assertIn("from 0 to 1", self.refused(MODEL, "--needle-depths", depths, code=2))
 
+    def test_variants_that_set_the_same_are_refused_by_name(self):
+        for one, other in (("k", "v"), ("k", "k"), ("layer:0", "layer:1"), ("clip:.9/.9", "clip:.8/.8"),
+                           ("window:64/256", "window:0/16")):
+            for more in ([], ["--dry-run"]):
+                self.assertIn(f"{one} and {other}", self.refused(
+                    MODEL, *self.small, "--compare", f"hadamard@{one}@{other}", *more, code=2))
+        self.assertIn("k and v", self.refused(
+            MODEL, *self.small, "--compare", "hadamard@k@layer:0@v", code=2))
+
     def test_unknown_modes_and_kinds_of_needles_are_refused_before_the_work(self):
         for options, known in ((["--mode", "chunked:0"], "chunked:N"),
                                (["--tasks", "niah", "--needle-kinds", "multikey,haystack"],

@@ -212,6 +212,10 @@ class Fold(ProgramTest):
         folded, _ = self.fold(bundle, model, "--value-mean", "drop")
         with h5py.File(folded / "oscar.h5") as file:
             self.assertFalse(np.any(file["layers/000/v_mean"][()]))
+        words = "values are not centered: fold --value-mean drop left their mean out"
+        for command in (["inspect", folded / "oscar.h5"], ["card", folded / "oscar.h5", "-o", "-"]):
+            said = " ".join(self.run_ok("oscar-bundle", *command).stdout.split()).replace("\\", "")
+            self.assertEqual(said.count(words), 1, said)
         self.refuse("oscar-bundle", ["fold", bundle, folded, self.folder / "out"],
                     "the bundle is of another model")
         self.refuse("oscar-bundle", ["fold", folded / "oscar.h5", folded, self.folder / "out"],

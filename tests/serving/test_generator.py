@@ -286,6 +286,20 @@ class Requests(unittest.TestCase):
                 oscar_int2.Generator(model, None)
 
 
+    def test_biases_that_would_be_left_out_are_refused(self):
+        for family in ("Qwen3", "Llama"):
+            model = small.random_model(family, torch.bfloat16)
+            for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj",
+                         "mlp.up_proj", "mlp.down_proj"):
+                changed = copy.deepcopy(model)
+                linear = changed.get_submodule(f"model.layers.1.{name}")
+                linear.bias = torch.nn.Parameter(torch.ones(linear.out_features).bfloat16())
+                text = "bias in some of q_proj, k_proj and v_proj" if "self" in name else "biases in the MLP"
+                with self.subTest(family=family, name=name), self.assertRaisesRegex(
+                        oscar_int2.UnsupportedError, text):
+                    oscar_int2.Generator(changed, None)
+
+
 class Weights(unittest.TestCase):
     """What depends on a model's weights when these change behind a Generator."""
 

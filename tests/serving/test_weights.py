@@ -63,6 +63,21 @@ class Adapter(torch.nn.Module):
         return x @ (self.weight + self.delta).T
 
 
+class OtherAdapter(torch.nn.Module):
+    """As peft wraps a linear layer with what is no LoRA."""
+
+    weight = property(lambda self: self.base_layer.weight)
+    adapter_layer_names = ("ia3_l",)
+
+    def __init__(self, layer, factor):
+        super().__init__()
+        self.base_layer, self.merged, self.disable_adapters = layer, False, False
+        self.active_adapters, self.ia3_l = ["default"], {"default": factor}
+
+    def forward(self, x):
+        return self.base_layer(x) * self.ia3_l["default"]
+
+
 class WeightsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -151,6 +166,32 @@ class Samples(WeightsTest):
         adapter.disable_adapters, adapter.delta = False, 0 * adapter.delta  # as an adapter begins
         with silence(self):
             apply(model, self.bundle)
+
+    def test_an_adapter_that_is_no_lora_is_refused_while_it_acts(self):
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            for kind, shown in (("peft.tuners.ia3.layer", "ia3"), ("elsewhere", "Linear")):
+                model = copy.deepcopy(self.models[self.ours]).float()
+                attention = model.model.layers[1].self_attn
+                adapter = OtherAdapter(getattr(attention, name), 3.0)
+                adapter.__class__ = type("Linear", (OtherAdapter,), {"__module__": kind})
+                setattr(attention, name, adapter)
+                text = f"{name} of layer 1 has an adapter of kind {shown} .'default'.*Merge it.*calibrate"
+                with self.assertRaisesRegex(BundleMismatchError, f"{text}.*weights=\"any\" of apply"):
+                    apply(model, self.bundle)
+                with self.assertLogs("oscar_int2", "WARNING") as said:
+                    remove(apply(model, self.bundle, weights="any"))
+                self.assertEqual(len(said.output), 1)
+                self.assertRegex(said.output[0], text)
+                for inert in ({"merged": True}, {"disable_adapters": True}, {"active_adapters": []},
+                              {"active_adapters": ["another"]}):
+                    before = {key: getattr(adapter, key) for key in inert}
+                    vars(adapter).update(inert)
+                    with silence(self):
+                        remove(apply(model, self.bundle))
+                    vars(adapter).update(before)
+                setattr(attention, name, Adapter(adapter, 0.0))  # LoRA around it
+                with self.assertRaisesRegex(BundleMismatchError, f"kind {shown}"):
+                    apply(model, self.bundle)
 
     def test_a_few_entries_that_differ_are_found(self):
         """One head's part of one matrix, of the last layer."""

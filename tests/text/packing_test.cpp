@@ -33,6 +33,33 @@ TEST(Separators, AreRareBelowOneInTheLimit) {
   EXPECT_FALSE(is_rare(text, {91, 92}));
 }
 
+// Sequences of `length` tokens that differ, then `padding` of id 7 behind them or before.
+TokenSequences padded(int32_t length, size_t padding, bool before, const char* kind) {
+  TokenSequences corpus;
+  for (int row = 0; row < 4; ++row) {
+    std::vector<int32_t> ids(static_cast<size_t>(length));
+    for (int32_t i = 0; i < length; ++i) ids[static_cast<size_t>(i)] = 10 + i;
+    ids.insert(before ? ids.begin() : ids.end(), padding, 7);
+    corpus.sequences.push_back(std::move(ids));
+  }
+  corpus.record.sources.push_back({.name = "ids.npy", .kind = kind});
+  return corpus;
+}
+
+TEST(Padding, IsNamedByItsIdAndShareWhereItIsMoreThanALittle) {
+  for (const bool before : {false, true}) {
+    const std::string said = padding_warning(padded(300, 100, before, "ids_2d"));
+    EXPECT_NE(said.find("25% of the corpus is token 7 in runs of 32 or more"), std::string::npos)
+        << said;
+  }
+  EXPECT_NE(padding_warning(padded(600, 32, false, "ids_1d")), "");  // 5.06%
+  EXPECT_EQ(padding_warning(padded(608, 32, false, "ids_1d")), "");  // 5%
+  EXPECT_EQ(padding_warning(padded(300, 31, false, "ids_2d")), "");  // no long runs
+  EXPECT_EQ(padding_warning(padded(300, 0, false, "ids_2d")), "");
+  EXPECT_EQ(padding_warning(padded(300, 100, false, "self")), "");  // a model that repeats itself
+  EXPECT_EQ(padding_warning({}), "");
+}
+
 TEST(Separators, AreSprinkledOverEverySecondSequence) {
   std::vector<std::vector<int32_t>> text(4, std::vector<int32_t>(20000, 5));
   const auto before = text;

@@ -382,6 +382,12 @@ void strip_value_transform(LayerTransforms& layer, ValueMean mean) {
 }
 
 Bundle folded_bundle(Bundle bundle, ValueMean mean) {
+  if (mean == ValueMean::kDrop) {
+    const auto first = std::ranges::find_if(bundle.layers, [](const LayerTransforms& layer) {
+      return layer.geometry.quantized && is_centered(layer.value);
+    });
+    if (first != bundle.layers.end()) first->warnings.emplace_back(kDroppedMean);
+  }
   for (LayerTransforms& layer : bundle.layers) {
     if (layer.geometry.fitted()) strip_value_transform(layer, mean);
   }

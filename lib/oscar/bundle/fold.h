@@ -70,6 +70,10 @@ struct FoldResult {
   std::vector<std::string> left_out;  // other names in the model's folder, not copied
 };
 
+// In the warnings of the first layer whose values were centered, where their mean was dropped.
+inline constexpr const char* kDroppedMean =
+    "values are not centered: fold --value-mean drop left their mean out";
+
 // The bundle's name in the folder that fold_model writes.
 inline constexpr const char* kFoldedBundleName = "oscar.h5";
 

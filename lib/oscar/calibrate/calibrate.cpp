@@ -27,6 +27,7 @@
 #include "oscar/fit/fit.h"
 #include "oscar/model/checkpoint/weights.h"
 #include "oscar/model/layer_major.h"
+#include "oscar/text/packing.h"
 
 namespace oscar {
 namespace {
@@ -359,6 +360,9 @@ Planned read_and_plan(Opened& run, Transformer& model, Ranks& ranks, CalibrateRe
   if (!warning.empty()) result.warnings.push_back(warning);
   const TokenSequences corpus =
       make_sequences(options, options.sequence_length, checkpoint, model, run.limits, progress);
+  if (const std::string padding = padding_warning(corpus); !padding.empty()) {
+    result.warnings.push_back(padding);
+  }
   if (!options.tokens_out.empty() && ranks.first()) {
     const std::string uneven = write_sequences_npy(corpus, options.tokens_out);
     if (!uneven.empty()) result.warnings.push_back(uneven);

@@ -237,9 +237,18 @@ bool parse_pair(const std::string& text, std::optional<std::pair<Number, Number>
   return true;
 }
 
+[[noreturn]] void refuse_second(const std::string& name, const std::string& one,
+                                const std::string& other) {
+  throw UsageError({.what = "two variants of a method that set the same",
+                    .where = "--compare " + name,
+                    .expected = "at most one of k and v, one layer, one clip and one window",
+                    .found = fmt::format("{} and {}", one, other)});
+}
+
 Variants parse_variants(const std::string& name, const ModelConfig& config) {
   Variants out;
   const auto parts = split(name, '@');
+  std::map<std::string, std::string> given;  // what a variant sets, to the variant
   for (size_t i = 1; i < parts.size(); ++i) {
     const size_t colon = parts[i].find(':');
     const std::string key = parts[i].substr(0, colon);
@@ -261,6 +270,8 @@ Variants parse_variants(const std::string& name, const ModelConfig& config) {
              out.window->second >= 1 && out.window->second <= kLargestWindow;
     }
     if (!good) refuse_variant(name, parts[i]);
+    const auto [first, is_new] = given.emplace(key == "v" ? "k" : key, parts[i]);
+    if (!is_new) refuse_second(name, first->second, parts[i]);
   }
   return out;
 }

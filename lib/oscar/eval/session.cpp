@@ -18,6 +18,7 @@
 #include "oscar/eval/evaluate.h"
 #include "oscar/model/checkpoint/text.h"
 #include "oscar/model/layer_major.h"
+#include "oscar/text/packing.h"
 
 namespace oscar {
 
@@ -423,6 +424,9 @@ TokenSequences open_corpus(const EvaluateOptions& options, const Session& sessio
     if (source.lost_bytes == 0) continue;
     progress.note(fmt::format("{}: left out {} bytes that the vocabulary cannot write", source.name,
                               source.lost_bytes));
+  }
+  if (const std::string padding = padding_warning(sequences); !padding.empty()) {
+    progress.note(padding);
   }
   if (options.stride > 0) {
     sequences.sequences = strided_windows(sequences, window, options.stride);

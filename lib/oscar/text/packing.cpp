@@ -1,10 +1,12 @@
 // Documents to sequences of equal length, with separators where wanted.
 #include "oscar/text/packing.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <array>
 #include <cassert>
 #include <cmath>
+#include <map>
 
 #include "oscar/base/error.h"
 #include "oscar/base/sha256.h"
@@ -55,6 +57,31 @@ int64_t count_tokens(const std::vector<std::vector<int32_t>>& sequences,
     });
   }
   return count;
+}
+
+std::string padding_warning(const TokenSequences& corpus) {
+  const bool has_ids = std::ranges::any_of(corpus.record.sources, [](const CorpusSource& source) {
+    return source.kind.starts_with("ids") || source.kind == "folder";
+  });
+  if (!has_ids) return "";
+  std::map<int32_t, int64_t> in_runs;
+  int64_t tokens = 0;
+  for (const auto& sequence : corpus.sequences) {
+    tokens += static_cast<int64_t>(sequence.size());
+    for (size_t begin = 0, end = 0; begin < sequence.size(); begin = end) {
+      while (end < sequence.size() && sequence[end] == sequence[begin]) ++end;
+      if (end - begin >= kPaddingRun) in_runs[sequence[begin]] += static_cast<int64_t>(end - begin);
+    }
+  }
+  const auto most = std::ranges::max_element(
+      in_runs, {}, [](const std::pair<const int32_t, int64_t>& run) { return run.second; });
+  if (most == in_runs.end()) return "";
+  const double share = static_cast<double>(most->second) / static_cast<double>(tokens);
+  if (share <= kPaddingShare) return "";
+  return fmt::format(
+      "{:.0f}% of the corpus is token {} in runs of {} or more, which looks like padding: leave it "
+      "out of the ids",
+      100 * share, most->first, kPaddingRun);
 }
 
 std::vector<std::vector<int32_t>> with_separators(std::vector<std::vector<int32_t>> sequences,

@@ -27,6 +27,13 @@ bool is_rare(const std::vector<std::vector<int32_t>>& sequences, const std::vect
 int64_t count_tokens(const std::vector<std::vector<int32_t>>& sequences,
                      const std::vector<int32_t>& ids);
 
+// A warning where more than kPaddingShare of all tokens lie in runs of kPaddingRun or more of one
+// id, as rows that were filled up to one length have them; "" elsewhere, and for a corpus without
+// ids.
+inline constexpr size_t kPaddingRun = 32;
+inline constexpr double kPaddingShare = 0.05;
+std::string padding_warning(const TokenSequences& corpus);
+
 // Every `gap`-th token of each sequence, from index `gap` on, replaced by `separators` in turn.
 // Preconditions: gap > 0, separators not empty.
 std::vector<std::vector<int32_t>> with_separators(std::vector<std::vector<int32_t>> sequences,

@@ -11,6 +11,7 @@
 #include "oscar/base/json.h"
 #include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/edit.h"
+#include "oscar/bundle/fold.h"
 #include "oscar/bundle/import.h"
 #include "oscar/cache/codec.h"
 #include "oscar/eval/report/figures.h"
@@ -473,14 +474,17 @@ std::string making_part(const Bundle& bundle) {
 
 std::string limits_part(const Bundle& bundle, const CardRequest& request) {
   std::string text = "\n## Limits\n";
-  text += bundle.model.fitted_weights_fingerprint.empty()
-              ? "- It is for these weights alone: a fine-tune, another quantization or another RoPE "
-                "needs its own calibration, and what serves it refuses other weights.\n"
-              : "- It was fitted to other weights than it is for. What that costs is not known "
-                "until it is measured: calibrate these weights for a bundle that fits.\n";
-  if (bundle.preset == kImportedPreset) {
-    for (const LayerTransforms& layer : bundle.layers) {
-      for (const std::string& warning : layer.warnings) {
+  text +=
+      bundle.model.fitted_weights_fingerprint.empty()
+          ? "- It is for these weights alone: a fine-tune, another quantization or another RoPE "
+            "needs its own calibration, and what serves it refuses other weights.\n"
+          : "- It was fitted to other weights than it is for. What that costs is not known "
+            "until it is measured: calibrate these weights for a bundle that fits.\n";
+  for (const LayerTransforms& layer : bundle.layers) {
+    for (const std::string& warning : layer.warnings) {
+      if (warning == kDroppedMean) {
+        text += "- Folded: " + escape_markdown(warning) + "\n";
+      } else if (bundle.preset == kImportedPreset) {
         text += "- Imported: " + escape_markdown(warning) + "\n";
       }
     }

@@ -93,17 +93,24 @@ struct ImportArguments {
   bool force = false;
 };
 
-// The codec of --for where it was given, so that the bundle runs there as it is.
-QuantizerSettings codec_of(const ImportArguments& arguments, int head_dim) {
+const Backend& served_backend(const std::string& name) {
+  const Backend& backend = find_backend(name);
+  if (is_served(backend)) return backend;
+  throw UsageError(
+      {.what = "not served yet, because\n  " + codec_gap(backend, default_codec(backend)),
+       .where = "--for " + name,
+       .expected = backend_names(true)});
+}
+
+// The cache that was asked for; what was not asked for is the exported bundle's, where there is
+// one. With --for in the codec of that backend, so that the bundle runs there as it is.
+QuantizerSettings format_of(const ImportArguments& arguments,
+                            const std::optional<ExportOrigin>& origin, int head_dim) {
   const QuantizerSettings& parsed = arguments.options.quantizer;
-  if (arguments.backend.empty()) return parsed;
-  const Backend& backend = find_backend(arguments.backend);
-  if (!is_served(backend)) {
-    throw UsageError(
-        {.what = "not served yet, because\n  " + codec_gap(backend, default_codec(backend)),
-         .where = "--for " + arguments.backend,
-         .expected = backend_names(true)});
-  }
+  const QuantizerSettings kept =
+      origin ? with_given(*arguments.program, parsed, origin->quantizer) : parsed;
+  if (arguments.backend.empty()) return kept;
+  const Backend& backend = served_backend(arguments.backend);
   QuantizerSettings quantizer = default_codec(backend);
   if (arguments.program->get_option("--metadata-dtype")->count() > 0) {
     quantizer.metadata_dtype = parsed.metadata_dtype;
@@ -115,25 +122,13 @@ QuantizerSettings codec_of(const ImportArguments& arguments, int head_dim) {
            .where = std::string("--metadata-dtype ") + codec_word(quantizer.metadata_dtype)});
     }
   }
-  quantizer.sink_tokens = parsed.sink_tokens;
-  quantizer.recent_tokens = parsed.recent_tokens;
-  quantizer.demote_block = parsed.demote_block;
+  quantizer.sink_tokens = kept.sink_tokens;
+  quantizer.recent_tokens = kept.recent_tokens;
+  quantizer.demote_block = kept.demote_block;
   const int named = parsed.quant_group_size;
   quantizer.quant_group_size =
       named != 0 ? named : group_size_for(backend.quant_group_sizes, head_dim);
   return quantizer;
-}
-
-// The cache of the bundle that was exported, but for what was given; of --for the codec.
-QuantizerSettings kept_format(const ImportArguments& arguments, QuantizerSettings codec,
-                              const QuantizerSettings& exported) {
-  const QuantizerSettings kept =
-      with_given(*arguments.program, arguments.options.quantizer, exported);
-  if (arguments.backend.empty()) return kept;
-  codec.sink_tokens = kept.sink_tokens;
-  codec.recent_tokens = kept.recent_tokens;
-  codec.demote_block = kept.demote_block;
-  return codec;
 }
 
 // What is read to make the bundle.
@@ -146,10 +141,10 @@ std::vector<std::string> inputs_of(const ImportArguments& arguments) {
 int run_import(const ImportArguments& arguments) {
   check_output(inputs_of(arguments), arguments.output,
                arguments.force ? Replace::kYes : Replace::kNo);
+  if (!arguments.backend.empty()) served_backend(arguments.backend);  // before anything is read
   const auto rope = parse_json_option(arguments.rope_scaling, "--rope-scaling");
   const Checkpoint checkpoint = open_checkpoint(arguments.model, rope);
   ImportOptions options = arguments.options;
-  options.quantizer = codec_of(arguments, checkpoint.config.head_dim);
   if (!arguments.clip.empty()) {
     FitArguments given;
     given.clip = arguments.clip;
@@ -158,9 +153,7 @@ int run_import(const ImportArguments& arguments) {
   }
   const ReadTransforms read = read_transforms({arguments.inputs.begin(), arguments.inputs.end()},
                                               checkpoint.config.num_layers);
-  if (read.origin) {
-    options.quantizer = kept_format(arguments, options.quantizer, read.origin->quantizer);
-  }
+  options.quantizer = format_of(arguments, read.origin, checkpoint.config.head_dim);
   const Bundle bundle = import_bundle(read, checkpoint, options);
   print_layer_warnings(bundle);
   write_bundle(bundle, arguments.output, arguments.force);

@@ -15,6 +15,11 @@ from .rope import inverse_frequencies
 SEGMENT_TOKENS = 1024  # positions that share a pair of key centers (docs/mathematics.md, 4.9)
 
 
+def is_served_scale(scale, head_dim):
+    """Whether logits are q k^T / sqrt(head_dim), which the kernels compute."""
+    return abs(scale * head_dim**0.5 - 1) <= 1e-6
+
+
 @dataclass(frozen=True)
 class LayerPages:
     """The memory of one layer's cache."""

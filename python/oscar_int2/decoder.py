@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from .bundle import has_other_attention
+from .codec import is_served_scale
 from .errors import UnsupportedError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -150,7 +151,7 @@ class Decoder:
         for name, module in model.named_modules():
             if abs(getattr(module, "variance_epsilon", self.eps) - self.eps) > 1e-3 * self.eps:
                 raise UnsupportedError(f"{name} with an epsilon of its own, {module.variance_epsilon}")
-            if abs(getattr(module, "scaling", self.head_dim**-0.5) * self.head_dim**0.5 - 1) > 1e-6:
+            if not is_served_scale(getattr(module, "scaling", self.head_dim**-0.5), self.head_dim):
                 raise UnsupportedError(f"{name} with logits times {module.scaling} in place of 1 / sqrt(head_dim)")
         self.embedding = model.model.embed_tokens.weight.data
         self.layers = [self._layer(block) for block in model.model.layers]

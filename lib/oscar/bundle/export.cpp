@@ -152,6 +152,26 @@ Json make_manifest(const Bundle& bundle, const ExchangeFormat& format,
   return manifest;
 }
 
+void require_files_of(const Json& manifest, const std::vector<std::filesystem::path>& files,
+                      const std::string& hint) {
+  const Json& hashes = manifest.at("files");
+  for (const std::filesystem::path& file : files) {
+    const std::string name = file.filename().string();
+    if (!hashes.contains(name)) {
+      throw Error(
+          {.what = "a file that the manifest does not name", .where = file.string(), .hint = hint});
+    }
+    const auto expected = hashes.at(name).get<std::string>();
+    const std::string found = sha256_of_file(file);
+    if (found == expected) continue;
+    throw Error({.what = "a file has changed since it was exported",
+                 .where = file.string(),
+                 .expected = expected,
+                 .found = found,
+                 .hint = hint});
+  }
+}
+
 // The plain writer of the cache, by the rules of a plan.
 
 CodedRow code_row(const BackendRun& run, double clip_ratio, std::span<const float> row) {

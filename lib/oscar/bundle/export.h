@@ -35,7 +35,8 @@ ProbeCode probe_code(const BackendRun& run, const SideTransform& side, Side whic
 
 // Objects and lists by key:
 //   format, made_with
-//   created_from {content_sha256, model, architecture, rope, weights_fingerprint}: the bundle's, and
+//   created_from {content_sha256, model, architecture, rope, weights_fingerprint}: the bundle's,
+//   and
 //                the model and weights that its transforms were fitted to
 //   layers       global ids; heads_k, heads_v; head_dim_k, head_dim_v
 //   variant      "own", "portable", "portable-perhead"; clip [keys, values] where there is one
@@ -54,6 +55,10 @@ Json make_manifest(const Bundle& bundle, const ExchangeFormat& format,
                    const Json& files);
 
 inline constexpr int kProbedNumbers = 4;
+
+// Throws Error, with `hint`, unless each of `files` is the one of its name that the manifest lists.
+void require_files_of(const Json& manifest, const std::vector<std::filesystem::path>& files,
+                      const std::string& hint = "");
 
 // One row in the very bytes of a backend's cache.
 

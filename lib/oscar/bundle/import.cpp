@@ -103,36 +103,28 @@ ReadTransforms read_folder(const Path& folder, int num_layers) {
 // file must be as the manifest has it, for what it says is said of these very files.
 std::optional<ExportOrigin> read_origin(const std::vector<Path>& files) {
   const Path folder = files.front().parent_path(), place = folder / kManifestName;
-  const auto refuse = [&place](const std::string& what, const std::string& where,
-                               const std::string& expected = "", const std::string& found = "") {
+  const std::string way_out = fmt::format(
+      "export again; or take the files as matrices of unknown origin, from a folder without {}",
+      kManifestName);
+  const auto refuse = [&](const std::string& what, const std::string& expected = "",
+                          const std::string& found = "") {
     throw Error({.what = what,
-                 .where = where.empty() ? place.string() : where,
+                 .where = place.string(),
                  .expected = expected,
                  .found = found,
-                 .hint = fmt::format("export again; or take the files as matrices of unknown "
-                                     "origin, from a folder without {}",
-                                     kManifestName)});
+                 .hint = way_out});
   };
   for (const Path& file : files) {
-    const Path beside = file.parent_path() / kManifestName;
-    if (file.parent_path() != folder && (std::filesystem::exists(beside) ||
-                                         std::filesystem::exists(place))) {
-      refuse("files of two folders, of which one is an export", file.string());
+    const bool apart = file.parent_path() != folder;
+    if (apart && (std::filesystem::exists(file.parent_path() / kManifestName) ||
+                  std::filesystem::exists(place))) {
+      refuse("files of two folders, of which one is an export", "", file.string());
     }
   }
   if (!std::filesystem::exists(place)) return std::nullopt;
   const Json manifest = read_json_file(place);
   try {
-    for (const Path& file : files) {
-      const std::string name = file.filename().string();
-      const Json& hashes = manifest.at("files");
-      if (!hashes.contains(name)) refuse("a file that the manifest does not name", file.string());
-      const auto expected = hashes.at(name).get<std::string>();
-      const std::string found = sha256_of_file(file);
-      if (found != expected) {
-        refuse("a file has changed since it was exported", file.string(), expected, found);
-      }
-    }
+    require_files_of(manifest, files, way_out);
     const Json& from = manifest.at("created_from");
     ExportOrigin origin{.weights_fingerprint = from.at("weights_fingerprint").get<std::string>(),
                         .model = from.at("model").get<std::string>(),
@@ -144,7 +136,7 @@ std::optional<ExportOrigin> read_origin(const std::vector<Path>& files) {
       const Json& given = manifest.at(name);
       const int64_t size = given.is_number_integer() ? given.get<int64_t>() : -1;
       if (size < least || size > kLargestWindow) {
-        refuse("not a size of a cache", "", fmt::format("{} {} to {}", name, least, kLargestWindow),
+        refuse("not a size of a cache", fmt::format("{} {} to {}", name, least, kLargestWindow),
                given.dump());
       }
       value = static_cast<int>(size);
@@ -155,11 +147,11 @@ std::optional<ExportOrigin> read_origin(const std::vector<Path>& files) {
     take("quant_group_size", 1, quantizer.quant_group_size);
     const std::string dtype = manifest.value("metadata_dtype", "");
     if (!dtype.empty() && !parse_codec_word(dtype, quantizer.metadata_dtype)) {
-      refuse("unknown metadata dtype", "", "", dtype);
+      refuse("unknown metadata dtype", "", dtype);
     }
     return origin;
   } catch (const nlohmann::json::exception& error) {
-    refuse("not the manifest of an export", "", "", error.what());
+    refuse("not the manifest of an export", "", error.what());
   }
   return std::nullopt;
 }
@@ -439,10 +431,10 @@ Bundle import_bundle(const ReadTransforms& read, const Checkpoint& checkpoint,
     if (has_other_weights(*read.origin, checkpoint, options.weights, manifest)) {
       bundle.model.fitted_weights_fingerprint = read.origin->weights_fingerprint;
       bundle.model.fitted_model = read.origin->model;
-      warnings.push_back(fmt::format(
-          "the transforms were fitted to other weights than the bundle names: to "
-          "weights_fingerprint {} ({})",
-          read.origin->weights_fingerprint, read.origin->model));
+      warnings.push_back(
+          fmt::format("the transforms were fitted to other weights than the bundle names: to "
+                      "weights_fingerprint {} ({})",
+                      read.origin->weights_fingerprint, read.origin->model));
     }
   }
   bundle.weight_samples = sample_weights(config, *checkpoint.weights);

@@ -12,7 +12,8 @@ namespace oscar {
 
 // What keeps the figures of a report of oscar-eval (eval/SCHEMA.md) from being those of a cache
 // with the settings `own`, as an error without a place: another setting, other positions, or
-// counted tokens that read no INT2 row. None where nothing does; what a report does not say is taken as the same.
+// counted tokens that read no INT2 row. None where nothing does; what a report does not say is
+// taken as the same.
 std::optional<ErrorInfo> other_cache(const QuantizerSettings& own, const Json& report);
 
 // Mean KL to BF16 of a bundle and of its portable variants, as one evaluation has them.

@@ -318,11 +318,7 @@ std::vector<Finding> verify_export(const ExchangeFormat& format,
       fail("an export to another backend", said.string(), format.name,
            manifest->at("format").get<std::string>());
     }
-    for (const std::filesystem::path& file : read.files) {
-      const auto expected = manifest->at("files").at(file.filename().string()).get<std::string>();
-      const std::string found = sha256_of_file(file);
-      if (found != expected) fail("a file has changed", file.string(), expected, found);
-    }
+    require_files_of(*manifest, read.files);
     return "as in " + std::string(kManifestName);
   });
   const bool whole = add_finding(findings, "layers and shapes",

@@ -26,6 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from ..bundle import Bundle, has_other_attention, load
 from ..cache import check_served
+from ..codec import is_served_scale
 from ..errors import BundleMismatchError
 from ..weights import check_model as check_weights
 from .applied import Applied, attention, mask
@@ -135,7 +136,7 @@ def _attentions(model, bundle):
     if sorted(module.layer_idx for module in found) != list(bundle.layers):
         refuse(f"attention as this transformers writes it in {kind}")
     for module in found:
-        if abs(module.scaling * bundle.layers[module.layer_idx].head_dim**0.5 - 1) > 1e-6:
+        if not is_served_scale(module.scaling, bundle.layers[module.layer_idx].head_dim):
             refuse(f"logits times {module.scaling} in place of 1 / sqrt(head_dim)")
         if getattr(module, NAME, None) is not getattr(model, NAME, None):
             refuse("layers that another model behind apply() has too, or had; remove() that one first, or this one")

@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ..cache import PagedCache
+from ..codec import is_served_scale
 from .cache import NAME, Memory, OscarCache, PlainRows, refuse
 from .prompts import LOGGER, Scoring, wants_cache
 
@@ -231,7 +232,7 @@ def attention(module, query, key, value, attention_mask, *, scaling=None, dropou
         refuse("a forward pass past the hooks of apply(); call the model, and not its forward() or its layers, "
                "and compile it behind apply()")
     cache = options.pop(NAME)
-    if scaling is not None and abs(scaling * query.shape[-1]**0.5 - 1) > 1e-6:
+    if scaling is not None and not is_served_scale(scaling, query.shape[-1]):
         refuse(f"attention with logits times {scaling:g} in place of 1 / sqrt(head_dim), set behind apply(), "
                "in a model")
     if cache is not None:

@@ -17,6 +17,7 @@ from .. import weights
 from .._library import PAGE_TOKENS
 from ..bundle import load
 from ..cache import check_served
+from ..codec import is_served_scale
 from ..errors import BundleError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def check_layer(head_dim, scale, *, alibi_slopes, sliding_window, logits_soft_ca
     refused = (("ALiBi", alibi_slopes is not None), ("a sliding window", sliding_window is not None),
                ("a soft cap of logits", logits_soft_cap), ("KV sharing", kv_sharing_target_layer_name),
                (f"attention of type {attn_type}", attn_type != "decoder"),
-               (f"a softmax scale of {scale}", abs(scale * head_dim**0.5 - 1) > 1e-6),
+               (f"a softmax scale of {scale}", not is_served_scale(scale, head_dim)),
                *((f"attention with {other}", value is not None) for other, value in others.items()))
     for what, found in refused:
         if found:

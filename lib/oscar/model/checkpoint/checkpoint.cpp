@@ -168,15 +168,14 @@ fs::path find_model(const std::string& model) {
                              model.substr(model.find('/') + 1))});
   }
   const auto names = named_models();
-  throw Error(
-      {.what = "no such model",
-       .where = model,
-       .expected = fmt::format(
-           "a Hugging Face folder, a .gguf file, or one of {}",
-           names.empty() ? "(no names are known)" : fmt::format("{}", fmt::join(names, ", "))),
-       .hint =
-           "python -m oscar_int2 fetch smollm2 fetches a small one, qwen2.5-coder-1.5b a larger one; "
-           "OSCAR_DATASETS names another folder of embedded models"});
+  throw Error({.what = "no such model",
+               .where = model,
+               .expected = fmt::format("a Hugging Face folder, a .gguf file, or one of {}",
+                                       names.empty() ? "(no names are known)"
+                                                     : fmt::format("{}", fmt::join(names, ", "))),
+               .hint = "python -m oscar_int2 fetch smollm2 fetches a small one, qwen2.5-coder-1.5b "
+                       "a larger one; "
+                       "OSCAR_DATASETS names another folder of embedded models"});
 }
 
 Checkpoint open_checkpoint(const std::string& model, const std::optional<Json>& rope_scaling) {

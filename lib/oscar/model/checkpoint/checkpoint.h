@@ -39,8 +39,8 @@ std::optional<std::string> read_chat_template(const std::filesystem::path& model
 std::optional<std::string> read_tokenizer_json(const std::filesystem::path& model);
 
 // Finds `model` as a folder, as a file, or by the name of a folder that holds one ("tiny-gqa",
-// "smollm2", "qwen2.5-coder-1.5b") under $OSCAR_DATASETS, the installed share/oscar/datasets or the source tree's
-// datasets and models. Throws Error with the names that exist.
+// "smollm2", "qwen2.5-coder-1.5b") under $OSCAR_DATASETS, the installed share/oscar/datasets or the
+// source tree's datasets and models. Throws Error with the names that exist.
 std::filesystem::path find_model(const std::string& model);
 
 // Opens config, weights and hashes. Throws Error for anything missing or malformed; the shapes of

@@ -5,17 +5,19 @@ HumanEval with the task near and far, calls and edits of code, needles, quotes, 
 (task_parts/plan.py). Only `answer` needs a GPU. Raw answers are kept, so that scores can be computed again.
 
   tasks.py folder GGUF OUT                  a Hugging Face folder in bf16 of a GGUF (needs PyPI's gguf and accelerate)
+  tasks.py scaled FOLDER CORPUS OUT         the folder with calibrated scales of an FP8 cache, for --cache fp8-scaled
   tasks.py prompts OUT --tokenizer FOLDER   OUT/prompts.jsonl.gz (python -m oscar_int2 fetch corpora)
   tasks.py answer PROMPTS FOLDER OUT --cache bf16
   tasks.py answer PROMPTS FOLDER OUT --cache int2 --bundle X.h5
   tasks.py answer PROMPTS FOLDER OUT --cache bf16 --sampled 1   sampled with a seed in place of greedy
   tasks.py score PROMPTS OUT/answers-*.jsonl.gz -o OUT          OUT/README.md and OUT/tasks.json
 
-On a GPU, with T for the folder of the prompts, M for the model, and bundles of `oscar-calibrate` and its `--preset paper`:
+On a GPU, with T for the folder of the prompts, M for the model, M-fp8 for `scaled`, and bundles of `oscar-calibrate` and its
+`--preset paper`:
 
   for s in "" "--sampled 1" "--sampled 2"; do
-    for c in bf16 "int2 --bundle M.h5" fp8 fp8-scaled "paper --bundle M-paper.h5"; do
-      tasks.py answer T/prompts.jsonl.gz M T --cache $c $s || break 2
+    for c in "M bf16" "M int2 --bundle M.h5" "M fp8" "M-fp8 fp8-scaled" "M paper --bundle M-paper.h5"; do
+      tasks.py answer T/prompts.jsonl.gz ${c%% *} T --cache ${c#* } $s || break 2
     done
   done && tasks.py score T/prompts.jsonl.gz T/answers-*.jsonl.gz -o T
 """
@@ -25,7 +27,7 @@ import os
 import pathlib
 import sys
 
-from task_parts import coding, engine, files, folder, plan, scores, texts
+from task_parts import coding, engine, files, folder, plan, scaled, scores, texts
 
 SOURCE = pathlib.Path(__file__).resolve().parent.parent
 TASKS = tuple(dict.fromkeys(kind.task for kind in plan.default_plan()))
@@ -58,6 +60,12 @@ def parse(words) -> argparse.Namespace:
     command = commands.add_parser("folder", help="a GGUF as a Hugging Face folder")
     command.add_argument("gguf", type=pathlib.Path, metavar="GGUF")
     command.add_argument("out", type=pathlib.Path, metavar="OUT", help="folder to write")
+    command = commands.add_parser("scaled", help="a folder with calibrated scales of an FP8 cache")
+    command.add_argument("model", type=pathlib.Path, metavar="FOLDER", help="the model, as a Hugging Face folder")
+    command.add_argument("corpus", type=pathlib.Path, metavar="CORPUS", help="text to calibrate the scales on, a .jsonl file")
+    command.add_argument("out", type=pathlib.Path, metavar="OUT", help="folder to write")
+    command.add_argument("--tokens", type=int, default=65536, help="tokens of it (65536)")
+    command.add_argument("--seqlen", type=int, default=4096, help="tokens of a sequence (4096)")
     command = commands.add_parser("prompts", help="make the prompts")
     command.add_argument("out", type=pathlib.Path, metavar="OUT", help="folder to write")
     command.add_argument("--tokenizer", type=pathlib.Path, required=True, metavar="FOLDER", help="the model's, as a Hugging Face folder")
@@ -78,7 +86,7 @@ def parse(words) -> argparse.Namespace:
     command.add_argument("--within", type=float, default=0, metavar="SECONDS", help="write what there is after so many, loading included")
     command.add_argument("--limit", type=int, metavar="TOKENS", help="longest answer, for a try")
     command.add_argument("--memory", type=float, default=0.9, help="share of the GPU's memory (0.9)")
-    command.add_argument("--pool-mib", type=int, help="size of the cache, in place of --memory")
+    command.add_argument("--pool-mib", type=int, help="size of the cache; --memory then only has to be free")
     command.add_argument("--max-model-len", type=int, default=plan.POSITIONS, help=f"longer prompts are left out ({plan.POSITIONS})")
     command.add_argument("--max-num-seqs", type=int, default=256, help="requests at a time (256)")
     command.add_argument("--step-tokens", type=int, help="max_num_batched_tokens (vLLM's own choice)")
@@ -136,6 +144,8 @@ def files_read(arguments: argparse.Namespace) -> list:
     """What must be there before a command begins."""
     if arguments.command == "folder":
         return [arguments.gguf]
+    if arguments.command == "scaled":
+        return [arguments.model / "config.json", arguments.corpus]
     if arguments.command == "answer":
         return [arguments.prompts, arguments.model / "config.json", *([arguments.bundle] if arguments.bundle else [])]
     return [arguments.prompts, *arguments.answers] if arguments.command == "score" else []
@@ -143,14 +153,20 @@ def files_read(arguments: argparse.Namespace) -> list:
 
 def write_answers(arguments: argparse.Namespace) -> None:
     options = {"max_model_len": arguments.max_model_len, "max_num_seqs": arguments.max_num_seqs, "enforce_eager": arguments.eager}
+    options["gpu_memory_utilization"] = arguments.memory
     if arguments.pool_mib:
         options["kv_cache_memory_bytes"] = arguments.pool_mib << 20
-    else:
-        options["gpu_memory_utilization"] = arguments.memory
     if arguments.step_tokens:
         options["max_num_batched_tokens"] = arguments.step_tokens
     engine.answer(arguments.prompts, arguments.model, arguments.out, arguments.cache, arguments.bundle, arguments.sampled, options,
                   (arguments.share, arguments.only, arguments.part), arguments.within, arguments.limit, say)
+
+
+def write_scaled(arguments: argparse.Namespace) -> None:
+    found = scaled.write_scaled(arguments.model, arguments.corpus, arguments.out, arguments.tokens, arguments.seqlen)
+    for side, values in zip(("queries", "keys", "values"), zip(*found.values())):
+        print(f"largest of {side}: {min(values):.4g} to {max(values):.4g} by layer")
+    print(f"wrote {arguments.out}")
 
 
 def write_scores(arguments: argparse.Namespace) -> None:
@@ -173,7 +189,7 @@ def main(words=None) -> int:
             folder.write_folder(arguments.gguf, arguments.out)
             print(f"wrote {arguments.out}")
         else:
-            {"prompts": write_prompts, "answer": write_answers, "score": write_scores}[arguments.command](arguments)
+            {"scaled": write_scaled, "prompts": write_prompts, "answer": write_answers, "score": write_scores}[arguments.command](arguments)
     except engine.Failed as failure:
         sys.exit(f"tasks: {failure}")
     return 0

@@ -19,6 +19,9 @@ CACHES = {
     "fp8-scaled": {"kv_cache_dtype": "fp8"},
     "fp8-per-token-head": {"kv_cache_dtype": "fp8_per_token_head"},
     "int4-per-token-head": {"kv_cache_dtype": "int4_per_token_head"},
+    "turboquant-k8v4": {"kv_cache_dtype": "turboquant_k8v4"},
+    "turboquant-4": {"kv_cache_dtype": "turboquant_4bit_nc"},
+    "turboquant-3": {"kv_cache_dtype": "turboquant_3bit_nc"},
     "int2": {},
     "paper": {},
 }
@@ -74,11 +77,25 @@ def start(model: pathlib.Path, cache: str, bundle, options: dict) -> tuple:
     record |= {"vllm": vllm.__version__, "device": _device(), "options": {key: str(value) for key, value in options.items()},
                "kv_tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
                "proof": [line.replace(str(bundle), pathlib.Path(str(bundle)).name) for line in seen.lines]}
+    if cache in ("fp8", "fp8-scaled"):
+        served = _served_scales(llm)
+        record["served_scales"] = {side: [min(values), max(values)] for side, values in zip("kv", zip(*served))}
+        if _has_scales(model) and any(scale == (1.0, 1.0) for scale in served):
+            raise Failed(f"--cache {cache}: the running model has scales of 1, the folder has others")
     proofs = [line for line in seen.lines if "OSCAR INT2 is on" in line]
     if bool(proofs) != (cache in OVER_BUNDLES):
         raise Failed(f"--cache {cache}: the log {'has' if proofs else 'lacks'} the line 'OSCAR INT2 is on'\n  hint: docs/vllm.md says how "
                      "the plugin is found")
     return llm, record
+
+
+def _served_scales(llm) -> list:
+    """(k, v) of every attention layer of the running model."""
+    def scales(model):
+        return [(module._k_scale_float, module._v_scale_float) for module in model.modules() if hasattr(module, "_k_scale_float")]
+
+    (found,) = llm.apply_model(scales)
+    return found
 
 
 def _device() -> str:

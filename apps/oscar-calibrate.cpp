@@ -157,6 +157,26 @@ void print_cost(const CalibrateResult& result, const Ranks& ranks) {
              format_bytes(cost.stop_bytes));
 }
 
+// Said before the time is spent: whoever has a GGUF file may want the bundle for llama.cpp.
+void print_servers_of_gguf(const std::string& model) {
+  const std::vector<NamedPath> files = model_paths(model);
+  if (std::ranges::none_of(files, [](const NamedPath& f) { return f.path.extension() == ".gguf"; }))
+    return;
+  fmt::print(
+      "servers    vLLM and transformers, over these weights as a Hugging Face folder;\n"
+      "           llama.cpp has no 2-bit cache for it (docs/llama-cpp.md)\n");
+}
+
+// The next command, once there is a bundle or a file of sums.
+void print_next(const CalibrateOptions& options) {
+  const std::string out = quoted(options.output.string());
+  fmt::print("next       {}\n",
+             options.statistics_only
+                 ? fmt::format("oscar-bundle fit {} -o BUNDLE.h5", out)
+                 : fmt::format("oscar-eval {} --bundle {} --corpus HELDOUT.jsonl",
+                               quoted(options.model), out));
+}
+
 constexpr const char* kMixed = "mixed";  // the names of eight heads would not fit a column
 
 // The kind that every head of a side has.
@@ -364,6 +384,7 @@ int run_first(Arguments& arguments, Ranks& ranks) {
   print_corpus(result.corpus);
   if (result.dry_run) {
     print_cost(result, ranks);
+    print_servers_of_gguf(options.model);
     return kExitDone;
   }
   const auto collected = static_cast<double>(result.corpus.tokens - result.held_back_tokens);
@@ -385,6 +406,7 @@ int run_first(Arguments& arguments, Ranks& ranks) {
   fmt::print(
       "\nwrote {} ({})\n", printable(std::filesystem::absolute(options.output).string()),
       format_bytes(static_cast<int64_t>(std::filesystem::file_size(options.output, status))));
+  print_next(options);
   return kExitDone;
 }
 

@@ -252,18 +252,6 @@ std::string without_folders(const std::string& value) {
   return out;
 }
 
-// A word as a shell reads it.
-std::string quoted(const std::string& word) {
-  if (word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-                             "@%+=:,./_-") == std::string::npos &&
-      !word.empty()) {
-    return word;
-  }
-  std::string out = "'";
-  for (const char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
-  return out + "'";
-}
-
 // The command line as reports quote it: what decides the figures, without outputs, memory and
 // folders.
 std::string command_line(const CLI::App& program, const Arguments& arguments) {

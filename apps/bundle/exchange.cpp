@@ -8,6 +8,7 @@
 #include "common/terminal.h"
 #include "oscar/bundle/backend_plan.h"
 #include "oscar/bundle/backends.h"
+#include "oscar/bundle/edit.h"
 #include "oscar/bundle/export.h"
 #include "oscar/bundle/fold.h"
 #include "oscar/bundle/import.h"
@@ -87,8 +88,9 @@ namespace {
 
 struct ImportArguments {
   std::vector<std::string> inputs;
-  std::string model, output, backend, clip, rope_scaling;
+  std::string model, output, backend, clip, rope_scaling, statistics;
   ImportOptions options;
+  WriterOptions writer;
   const CLI::App* program = nullptr;  // which says what was given
   bool force = false;
 };
@@ -135,13 +137,34 @@ QuantizerSettings format_of(const ImportArguments& arguments,
 std::vector<std::string> inputs_of(const ImportArguments& arguments) {
   std::vector<std::string> inputs = arguments.inputs;
   for (const NamedPath& file : model_paths(arguments.model)) inputs.push_back(file.path.string());
+  if (!arguments.statistics.empty()) inputs.push_back(arguments.statistics);
   return inputs;
+}
+
+// The options of the writer, which mean nothing without sums.
+constexpr const char* kWriterOptions[] = {"--rounding", "--scale-correction", "--center",
+                                          "--position-span"};
+
+void check_writer(const ImportArguments& arguments) {
+  if (!arguments.statistics.empty() && !arguments.backend.empty()) {
+    throw UsageError({.what = "backends of other servers write rows plainly",
+                      .where = "--statistics with --for " + arguments.backend});
+  }
+  for (const char* option : kWriterOptions) {
+    if (arguments.statistics.empty() && arguments.program->get_option(option)->count() > 0) {
+      throw UsageError(
+          {.what = "what writes rows so follows from the sums of a calibration",
+           .where = option,
+           .hint = "give --statistics FILE, a bundle of oscar-calibrate of this model"});
+    }
+  }
 }
 
 int run_import(const ImportArguments& arguments) {
   check_output(inputs_of(arguments), arguments.output,
                arguments.force ? Replace::kYes : Replace::kNo);
   if (!arguments.backend.empty()) served_backend(arguments.backend);  // before anything is read
+  check_writer(arguments);
   const auto rope = parse_json_option(arguments.rope_scaling, "--rope-scaling");
   const Checkpoint checkpoint = open_checkpoint(arguments.model, rope);
   ImportOptions options = arguments.options;
@@ -154,13 +177,50 @@ int run_import(const ImportArguments& arguments) {
   const ReadTransforms read = read_transforms({arguments.inputs.begin(), arguments.inputs.end()},
                                               checkpoint.config.num_layers);
   options.quantizer = format_of(arguments, read.origin, checkpoint.config.head_dim);
-  const Bundle bundle = import_bundle(read, checkpoint, options);
+  Bundle bundle = import_bundle(read, checkpoint, options);
+  if (!arguments.statistics.empty()) {
+    bundle = set_writer(std::move(bundle), read_bundle(arguments.statistics), arguments.writer,
+                        arguments.output, arguments.statistics);
+  }
   print_layer_warnings(bundle);
   write_bundle(bundle, arguments.output, arguments.force);
   print_line(fmt::format("read        {}, {} layers", read.kind, read.set.size()));
   print_line(fmt::format("wrote       {} as method {}, {}", arguments.output, bundle.method,
                          bundle.granularity));
   return kExitDone;
+}
+
+void add_writer_options(CLI::App& sub, ImportArguments& arguments) {
+  const char* const section = "Writer";
+  WriterOptions& writer = arguments.writer;
+  sub.add_option("--statistics", arguments.statistics,
+                 "A statistics file of this model, or a bundle that holds\n"
+                 "statistics: rows are then written as a calibration's\n"
+                 "are. Without it they are rounded to the nearest code")
+      ->option_text("FILE")
+      ->group(section);
+  add_choice<Rounding>(sub, "--rounding", writer.rounding,
+                       {{"shaped", Rounding::kShaped}, {"plain", Rounding::kPlain}},
+                       "With --statistics: noise-shaped rounding of codes\n"
+                       "(default), or nearest")
+      ->group(section);
+  add_choice<ScaleCorrection>(sub, "--scale-correction", writer.scale_correction,
+                              {{"metric", ScaleCorrection::kMetric},
+                               {"unbiased", ScaleCorrection::kUnbiased},
+                               {"none", ScaleCorrection::kNone}},
+                              "With --statistics: correction of the stored scale\n"
+                              "(default: metric)")
+      ->group(section);
+  add_choice<bool>(sub, "--center", writer.center, {{"on", true}, {"off", false}},
+                   "With --statistics: take the mean key and value off,\n"
+                   "where the files give no means (default: on)")
+      ->group(section);
+  sub.add_option("--position-span", writer.position_span,
+                 "With --statistics: positions that will be served\n"
+                 "(default: as recorded there)")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("N")
+      ->group(section);
 }
 
 }  // namespace
@@ -200,6 +260,7 @@ void add_import(CLI::App& program, Work& work) {
             "same: an export of a bundle of other weights is\n"
             "refused (default). any: it is taken, and the bundle\n"
             "says so in a warning; for a fine-tune of that model");
+        add_writer_options(sub, arguments);
         sub.add_flag("--force", arguments.force, "Replace the output if it exists");
         add_quantizer_options(sub, arguments.options.quantizer);
         for (const char* option : {"--sink", "--recent", "--metadata-dtype", "--demote-block"}) {

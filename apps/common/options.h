@@ -31,9 +31,9 @@ CLI::Validator one_of(const std::vector<std::string>& words);
 
 // An option of one of these words, each of which stands for a value.
 template <typename Value>
-void add_choice(CLI::App& program, const std::string& name, Value& value,
-                const std::vector<std::pair<std::string, Value>>& choices,
-                const std::string& help) {
+CLI::Option* add_choice(CLI::App& program, const std::string& name, Value& value,
+                        const std::vector<std::pair<std::string, Value>>& choices,
+                        const std::string& help) {
   std::vector<std::string> words;
   for (const auto& choice : choices) words.push_back(choice.first);
   const auto choose = [&value, choices](const std::string& word) {
@@ -41,7 +41,7 @@ void add_choice(CLI::App& program, const std::string& name, Value& value,
       if (choice.first == word) value = choice.second;
     }
   };
-  program.add_option_function<std::string>(name, choose, help)
+  return program.add_option_function<std::string>(name, choose, help)
       ->transform(one_of(words))
       ->option_text(CLI::detail::join(words, "|"));
 }

@@ -10,9 +10,11 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "oscar/base/error.h"
+#include "oscar/base/json.h"
 #include "oscar/base/process.h"
 
 namespace oscar::app {
@@ -71,11 +73,15 @@ namespace {
 
 constexpr auto kTerminalInterval = std::chrono::milliseconds(200);
 constexpr auto kPlainInterval = std::chrono::seconds(15);
+constexpr auto kReplaced = Json::error_handler_t::replace;  // what is not UTF-8
 
 }  // namespace
 
-TerminalProgress::TerminalProgress(bool quiet)
-    : quiet_(quiet), terminal_(::isatty(STDERR_FILENO) == 1) {}
+TerminalProgress::TerminalProgress(bool quiet) : quiet_(quiet) {
+  const char* const format = std::getenv("OSCAR_PROGRESS");
+  json_ = format != nullptr && std::string_view(format) == "json";
+  terminal_ = !json_ && ::isatty(STDERR_FILENO) == 1;
+}
 
 void TerminalProgress::begin(const std::string& stage, int64_t total, const std::string& unit) {
   stage_ = stage;
@@ -83,14 +89,15 @@ void TerminalProgress::begin(const std::string& stage, int64_t total, const std:
   total_ = total;
   done_ = 0;
   start_ = last_draw_ = Clock::now();
-  if (!quiet_ && terminal_) draw(false);
+  if (!quiet_ && (terminal_ || json_)) draw(false);
 }
 
 void TerminalProgress::advance(int64_t units) {
   done_ += units;
   if (quiet_) return;
   const auto now = Clock::now();
-  if (now - last_draw_ < (terminal_ ? Clock::duration(kTerminalInterval) : kPlainInterval)) return;
+  const bool often = terminal_ || json_;
+  if (now - last_draw_ < (often ? Clock::duration(kTerminalInterval) : kPlainInterval)) return;
   last_draw_ = now;
   draw(false);
 }
@@ -101,10 +108,19 @@ void TerminalProgress::end() {
 
 void TerminalProgress::note(const std::string& text) {
   if (quiet_) return;
+  if (json_) return say("{}\n", Json{{"note", text}}.dump(-1, ' ', true, kReplaced));
   say("{}note: {}\n", terminal_ ? "\r\033[K" : "", printable_lines(text));
 }
 
 void TerminalProgress::draw(bool final_line) {
+  if (json_) {
+    const Json told = {{"stage", stage_},
+                       {"unit", unit_},
+                       {"total", total_},
+                       {"done", done_},
+                       {"ended", final_line}};
+    return say("{}\n", told.dump(-1, ' ', true, kReplaced));
+  }
   const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
   const double rate = elapsed > 0 ? static_cast<double>(done_) / elapsed : 0;
   std::string line = fmt::format("{}: ", stage_);
@@ -148,6 +164,17 @@ std::string format_duration(double seconds) {
   const auto whole = std::llround(seconds);
   if (whole < 6000) return fmt::format("{} min {:02d} s", whole / 60, whole % 60);
   return fmt::format("{} h {:02d} min", whole / 3600, whole / 60 % 60);
+}
+
+std::string quoted(const std::string& word) {
+  if (word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                             "@%+=:,./_-") == std::string::npos &&
+      !word.empty()) {
+    return word;
+  }
+  std::string out = "'";
+  for (const char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
+  return out + "'";
 }
 
 }  // namespace oscar::app

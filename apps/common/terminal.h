@@ -38,7 +38,9 @@ std::string finish_standard_output();
 // Where a text is written: "-" is standard output.
 inline constexpr const char* kStandardOutput = "-";
 
-// Progress of long work: one line with rate and time left on a terminal, plain lines otherwise.
+// Progress of long work: one line with rate and time left on a terminal, plain lines otherwise. With
+// OSCAR_PROGRESS=json in the environment, for programs that show it themselves, lines of JSON:
+// {"stage", "unit", "total" (0: unknown), "done", "ended"} and {"note"}.
 
 class TerminalProgress final : public Progress {
  public:
@@ -53,7 +55,7 @@ class TerminalProgress final : public Progress {
   using Clock = std::chrono::steady_clock;
   void draw(bool final_line);
 
-  bool quiet_, terminal_;
+  bool quiet_, terminal_, json_;
   std::string stage_, unit_;
   int64_t total_ = 0, done_ = 0;
   Clock::time_point start_{}, last_draw_{};
@@ -63,5 +65,8 @@ class TerminalProgress final : public Progress {
 std::string format_count(int64_t value);
 std::string format_bytes(int64_t bytes);
 std::string format_duration(double seconds);
+
+// A word as a shell reads it.
+std::string quoted(const std::string& word);
 
 }  // namespace oscar::app

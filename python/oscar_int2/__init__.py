@@ -1,5 +1,8 @@
 """The 2-bit KV cache of OSCAR Toolkit for Python servers.
 
+    oscar_int2.calibrate(model, corpus, out)   a bundle for a model, by the program oscar-calibrate
+    oscar_int2.evaluate(model, bundle, corpus=...).frame()   every figure of oscar-eval, for pandas
+    oscar_int2.fit, import_rotation, plan      the same of oscar-bundle
     bundle = oscar_int2.load("bundle.h5")      a rotation bundle, checked
     oscar_int2.LayerCodec                      one layer: transforms, pages, attention
     oscar_int2.Generator                       an own decode loop over a CUDA graph
@@ -19,6 +22,7 @@ from ._version import __version__
 _IS_PROGRAM = sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m") == __name__
 if not _IS_PROGRAM:
     from ._library import PAGE_TOKENS, ops
+    from .api import Evaluation, calibrate, evaluate, fit, import_rotation, plan
     from .bundle import Bundle, load
     from .codec import LayerCodec, LayerPages, StepTables
     from .errors import (BundleError, BundleMismatchError, CacheFullError, CacheRowError, LogitsError, OscarError,
@@ -28,5 +32,6 @@ if not _IS_PROGRAM:
     from .status import Status, status
 
 __all__ = ["Bundle", "BundleError", "BundleMismatchError", "CacheFormat", "CacheFullError", "CacheRowError",
-           "Generator", "LayerCodec", "LayerPages", "LogitsError", "OscarError", "PAGE_TOKENS",
-           "SelfCheckError", "Status", "StepTables", "UnsupportedError", "load", "ops", "status"]
+           "Evaluation", "Generator", "LayerCodec", "LayerPages", "LogitsError", "OscarError", "PAGE_TOKENS",
+           "SelfCheckError", "Status", "StepTables", "UnsupportedError", "calibrate", "evaluate", "fit",
+           "import_rotation", "load", "ops", "plan", "status"]

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import torch
 
+from . import programs
 from .errors import BundleError, BundleMismatchError
 from .recipe import METADATA_DTYPES, CacheFormat, SideRecipe
 from .rope import yarn_attention_factor
@@ -60,8 +61,10 @@ class Layer:
     weight_samples: torch.Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bundle:
+    """A rotation bundle. `layers[i].key.forward` is T [Hkv, d, d] of a layer's keys: a stored row is (x - mean) T."""
+
     path: str
     content_sha256: str
     serving_sha256: str  # of what is served: a full file and its serving profile have the same
@@ -69,6 +72,22 @@ class Bundle:
     quantizer: CacheFormat  # that it was made for
     layers: dict  # layer_id: Layer, in order
     positions: int = 0  # that the fit was made for; 0: unknown
+
+    def __repr__(self):
+        quantized = sum(layer.quantized for layer in self.layers.values())
+        return (f"<Bundle {self.path}: {self.model.name}, {quantized} of {self.model.num_layers} layers in 2 bits, "
+                f"sha256 {self.content_sha256[:16]}>")
+
+    def inspect(self):
+        """What `oscar-bundle inspect --json` says of the file, as a dictionary."""
+        return programs.run_for_json("oscar-bundle", ["inspect", self.path])[0]
+
+    def statistics(self):
+        """{layer_id: {name: array}}, float64 sums and counts under the names of lib/oscar/bundle/SCHEMA.md, such as
+        `q_moment` [Hkv, d, d] and `count_q`. Nothing is divided. Empty where the file holds none (a published one)."""
+        with h5py.File(self.path) as file:
+            groups = {layer_id: file.get(f"layers/{layer_id:03d}/statistics") for layer_id in self.layers}
+            return {layer_id: {name: data[()] for name, data in group.items()} for layer_id, group in groups.items() if group}
 
     def check_model(self, config):
         """Raises BundleMismatchError unless a model of this transformers-like config has the shape

@@ -17,6 +17,8 @@
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
 #include "oscar/fit/fit.h"
+#include "oscar/fit/head_fit.h"
+#include "oscar/fit/moments.h"
 #include "oscar/model/checkpoint/rope.h"
 
 namespace oscar {
@@ -382,6 +384,46 @@ Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string
     out.collected.reset();
   }
   return out;
+}
+
+Bundle set_writer(Bundle bundle, const Bundle& statistics, const WriterOptions& options,
+                  const std::string& name, const std::string& statistics_name) {
+  require_statistics(statistics, statistics_name);
+  require_same_model(statistics, bundle, statistics_name, name);
+  FitOptions fit;
+  fit.center = options.center;
+  fit.row_weights = is_weighted(statistics) ? RowWeights::kAttention : RowWeights::kEven;
+  fit.position_span = served_positions(statistics, options.position_span, statistics_name);
+  const Rope rope = recorded_rope(statistics, statistics_name);
+  const bool with_metric = options.scale_correction == ScaleCorrection::kMetric;
+  const bool with_feedback = options.rounding == Rounding::kShaped;
+  for (size_t i = 0; i < bundle.layers.size(); ++i) {
+    LayerTransforms& layer = bundle.layers[i];
+    if (!layer.geometry.fitted()) continue;
+    const LayerMoments moments = layer_moments(statistics.statistics.at(i), fit, rope);
+    if (!moments.warning.empty()) layer.warnings.push_back(moments.warning);
+    const auto write = [&](SideTransform& side, Side which, const VectorStack<double>& mean,
+                           const MatrixStack<double>& weight) {
+      const std::string where = fmt::format("layer {}, {}", layer.geometry.layer_id,
+                                            which == Side::kKey ? "keys" : "values");
+      if (options.center && !is_centered(side)) {
+        for (int head = 0; head < mean.count; ++head) side.mean[head] = mean[head].cast<float>();
+      }
+      std::ranges::fill(side.recipe.scale_correction, options.scale_correction);
+      set_metric(side, which, weight, with_metric, with_feedback, where);
+      require_valid(side, which, name + ": " + where);
+    };
+    write(layer.key, Side::kKey, moments.key_mean, moments.query);
+    write(layer.value, Side::kValue, moments.value_mean, moments.output_metric);
+  }
+  bundle.row_weights = row_weights_name(fit.row_weights);
+  bundle.position_span = fit.position_span;
+  const CorpusRecord& corpus = statistics.corpus;
+  bundle.corpus.sources.insert(bundle.corpus.sources.end(), corpus.sources.begin(),
+                               corpus.sources.end());
+  bundle.corpus.tokens += corpus.tokens;
+  bundle.fingerprint = statistics.fingerprint;
+  return bundle;
 }
 
 // Comparison of two files as flat lists, so that names this build does not know count too.

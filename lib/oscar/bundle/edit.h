@@ -72,6 +72,22 @@ struct RefitOptions {
 // say which positions are served.
 Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string& name);
 
+// How rows of transforms from elsewhere are written.
+
+struct WriterOptions {
+  Rounding rounding = Rounding::kShaped;
+  ScaleCorrection scale_correction = ScaleCorrection::kMetric;
+  bool center = true;          // sides without means get those of their rows
+  int64_t position_span = -1;  // as of RefitOptions
+};
+
+// `bundle` with its transforms and clipping ratios as they are, and the feedback factors, metrics
+// and means that follow from the sums of `statistics`, a file of the same model. The corpus and its
+// fingerprint are added to the bundle's, so that an evaluation knows the text. `name` and
+// `statistics_name` are the files in errors. Throws Error when models differ or there are no sums.
+Bundle set_writer(Bundle bundle, const Bundle& statistics, const WriterOptions& options,
+                  const std::string& name, const std::string& statistics_name);
+
 // What two OSCAR files say differently, object by object.
 
 // One line for each difference: attributes with both values, datasets with the largest absolute

@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 
+from .. import programs
+from ..errors import OscarError
 from . import published
-from .checkout import CHECKOUT
 
 CAUTIONS = ("shared-text", "little-text")
 HUB_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
@@ -68,12 +69,10 @@ def parse(words):
 
 
 def find_tool():
-    """oscar-bundle of $OSCAR_BIN, of the checkout's build/bin, or of PATH."""
-    folder = pathlib.Path(os.environ.get("OSCAR_BIN") or (CHECKOUT or pathlib.Path()) / "build" / "bin")
-    for tool in (folder / "oscar-bundle", shutil.which("oscar-bundle")):
-        if tool and os.access(tool, os.X_OK):
-            return str(tool)
-    return fail(f"no oscar-bundle in {folder} or PATH")
+    try:
+        return programs.find("oscar-bundle")
+    except OscarError as error:
+        return fail(error)
 
 
 class Tool:

@@ -1,0 +1,192 @@
+"""Calibration and evaluation from Python, by the same programs as on the command line, to the same bytes.
+
+Every function takes the options of its program as keyword arguments: --max-tokens is `max_tokens`. The programs' --help and
+docs/calibration.md say what they do.
+"""
+import os
+import pathlib
+
+from . import programs
+from .bundle import Bundle, load
+
+
+def _path(value) -> str:
+    """A path, a name, or a loaded bundle's file, as a word of a command line."""
+    if isinstance(value, Bundle):
+        return value.path
+    if isinstance(value, (str, os.PathLike)):
+        return os.fspath(value)
+    raise TypeError(f"expected a path or a name, not {type(value).__name__}")
+
+
+def _corpus(value) -> str:
+    """CORPUS of a command line: a path, several, or paths with weights."""
+    if isinstance(value, dict):
+        return ",".join(f"{_path(path)}:{weight}" for path, weight in value.items())
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(_path, value))
+    return _path(value)
+
+
+def calibrate(model, corpus, out, *, progress: bool = True, **options) -> Bundle:
+    """Calibrates a model on a corpus and writes the bundle `out` (oscar-calibrate).
+
+    model: a Hugging Face folder, a .gguf file, or a name. corpus: a file or folder of text or token ids, a list of these, or
+    {path: weight}; "self:N" lets the model write N tokens. Options are oscar-calibrate's, such as max_tokens=262144,
+    device="cuda", force=True, resume=True.
+
+    Returns the bundle. Notes and warnings, with the verdict on the text, go to the logger `oscar_int2`. Raises ValueError for
+    options that the program refuses and OscarError for all else. Ctrl-C saves a checkpoint beside `out`; `resume=True` goes on.
+    """
+    programs.run("oscar-calibrate", [_path(model), _corpus(corpus), _path(out), *programs.options(options)], progress)
+    return load(out)
+
+
+def fit(statistics, out, **options) -> Bundle:
+    """Fits transforms anew from a file that holds statistics, without the model, and writes `out` (oscar-bundle fit).
+
+    statistics: a bundle or a statistics file. Options are those of `oscar-bundle fit`, such as preset="paper".
+    """
+    programs.run("oscar-bundle", ["fit", _path(statistics), f"--output={_path(out)}", *programs.options(options)])
+    return load(out)
+
+
+def import_rotation(keys, values, model, out, **options) -> Bundle:
+    """Makes a bundle of matrices of your own and writes it to `out` (oscar-bundle import).
+
+    keys, values: arrays or tensors [layers, heads, d, d] or [layers, d, d], one matrix for all heads. A row x is stored as
+    x M. They need not be orthogonal. model: the model that they are for. Options are those of `oscar-bundle import`.
+    """
+    import tempfile
+
+    import numpy as np
+
+    def array(matrices):
+        if hasattr(matrices, "detach"):
+            matrices = matrices.detach().cpu().double().numpy()
+        return np.asarray(matrices, dtype=np.float64)
+
+    with tempfile.TemporaryDirectory(prefix="oscar-") as folder:
+        file = pathlib.Path(folder, "rotations.npz")
+        np.savez(file, k_rotation=array(keys), v_rotation=array(values))
+        programs.run("oscar-bundle", ["import", file, f"--model={_path(model)}", f"--output={_path(out)}",
+                                      *programs.options(options)])
+    return load(out)
+
+
+def plan(model, **options) -> dict:
+    """What a model's cache takes in BF16, FP8 and 2 bits, and how much of it fits (oscar-bundle plan), as a dictionary.
+
+    Options: gpu_memory="80G", context=65536, weights="16G".
+    """
+    return programs.run_for_json("oscar-bundle", ["plan", _path(model), *programs.options(options)])[0]
+
+
+def evaluate(model, bundle=None, *, corpus, progress: bool = True, **options) -> "Evaluation":
+    """Compares a bundle with the model as it is, and with other caches (oscar-eval).
+
+    bundle: a path, a loaded Bundle, or {name: path} of several. corpus: as in calibrate(), text that calibration has not
+    seen. Options are oscar-eval's, such as max_tokens=65536, compare=["bf16", "bundle"], tasks=["ppl", "niah"].
+    """
+    words = [_path(model), f"--corpus={_corpus(corpus)}"]
+    if isinstance(bundle, dict):
+        words += [f"--bundle={name}={_path(file)}" for name, file in bundle.items()]
+    elif bundle is not None:
+        words.append(f"--bundle={_path(bundle)}")
+    report, printed = programs.run_for_json("oscar-eval", [*words, *programs.options(options)], progress)
+    return Evaluation(report, printed)
+
+
+_COLUMNS = ("text", "method", "metric", "layer", "head", "position", "length", "kind", "depth", "mean", "se", "low", "high")
+_ERRORS = {"mean": "mean", "rate": "mean", "se": "se", "low": "low", "high": "high"}
+
+
+class Evaluation:
+    """What evaluate() measured.
+
+    `report` is the JSON document that lib/oscar/eval/SCHEMA.md describes; str() is the program's table.
+    """
+
+    def __init__(self, report: dict, table: str = ""):
+        self.report, self.table = report, table
+
+    @property
+    def methods(self) -> list:
+        """Names of what was compared, "bf16" first."""
+        return list(self.report["methods"])
+
+    def rows(self) -> list:
+        """Every figure as a dictionary with the keys text, method, metric, layer, head, position, length, kind, depth, mean,
+        se, low and high; None where one does not apply.
+
+        text: "as is", or "separators", with a separator as every N-th token. position: the first token of a stretch.
+        length: tokens of a prompt, or the context that `bits` is for.
+        """
+        found = []
+        for text, part in (("as is", self.report), ("separators", self.report.get("separators") or {})):
+            for method, figures in part.get("methods", {}).items():
+                found += [dict.fromkeys(_COLUMNS) | {"text": text, "method": method} | row
+                          for row in _rows_of(figures, part.get("positions", []))]
+        return found
+
+    def frame(self):
+        """rows() as a pandas DataFrame; without pandas, as the list that rows() is."""
+        try:
+            import pandas
+        except ImportError:
+            return self.rows()
+        return pandas.DataFrame(self.rows(), columns=list(_COLUMNS))
+
+    def save_html(self, path) -> None:
+        """Draws the report as one HTML page (oscar-bundle report)."""
+        import json
+        import tempfile
+
+        with tempfile.TemporaryDirectory(prefix="oscar-") as folder:
+            file = pathlib.Path(folder, "report.json")
+            file.write_text(json.dumps(self.report), encoding="utf-8")
+            programs.run("oscar-bundle", ["report", file, f"--output={_path(path)}"])
+
+    def __str__(self):
+        return self.table or repr(self)
+
+    def __repr__(self):
+        kls = {name: figures.get("kl", {}).get("mean") if name != "bf16" else None for name, figures in self.report["methods"].items()}
+        said = ", ".join(name if kl is None else f"{name} KL {kl:.4g}" for name, kl in kls.items())
+        return f"<Evaluation of {self.report.get('tokens', 0):,} tokens: {said}>"
+
+
+def _figure(metric: str, values: dict, **places) -> dict:
+    return {"metric": metric} | {column: values[key] for key, column in _ERRORS.items() if key in values} | places
+
+
+def _rows_of(figures: dict, positions: list):
+    """Rows of one method on one text."""
+    for metric in ("nll", "ppl", "nll_increase", "kl", "kl_difference", "top1"):
+        if metric in figures:
+            yield _figure(metric, figures[metric])
+    for length, bits in figures.get("bpe", {}).items():
+        yield {"metric": "bits", "length": int(length), "mean": bits}
+    kl = figures.get("kl", {})
+    for percent, value in kl.get("percentiles", {}).items():
+        yield {"metric": f"kl_p{percent}", "mean": value}
+    for position, value in zip(positions, kl.get("by_position", [])):
+        yield {"metric": "kl", "position": position, "mean": value}
+    for layer, value in enumerate(figures.get("output_nmse", [])):
+        yield {"metric": "output_nmse", "layer": layer, "mean": value}
+    by_head = {"output_nmse": figures.get("output_nmse_heads", [])}
+    by_head |= {f"layer_error_{side}": values for side, values in figures.get("layer_errors", {}).items()}
+    for metric, layers in by_head.items():
+        for layer, heads in enumerate(layers):
+            for head, value in enumerate(heads):
+                yield {"metric": metric, "layer": layer, "head": head, "mean": value}
+    needles = figures.get("niah")
+    if needles:
+        yield _figure("needles", needles)
+        yield _figure("needle_margin", needles["margin"])
+        for kind, values in needles.get("kinds", {}).items():
+            yield _figure("needles", values, kind=kind)
+        for cell in needles.get("cells", []):
+            yield {"metric": "needles", "length": cell["length"], "depth": cell["depth"], "mean": cell["passed"] / cell["prompts"]}
+        if "generated" in needles:
+            yield _figure("needles_generated", needles["generated"])

@@ -1,0 +1,140 @@
+"""The C++ programs from Python: where they are, and running one with progress, its own errors, and Ctrl-C."""
+import json
+import logging
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+from .commands.checkout import CHECKOUT
+from .errors import OscarError
+
+_log = logging.getLogger("oscar_int2")
+_BESIDE = pathlib.Path(__file__).resolve().parent / "bin"  # where a wheel has them
+DONE, USAGE, STOPPED = 0, 2, 130  # exit codes
+
+
+def find(name: str) -> str:
+    """The path of a program: in $OSCAR_BIN, beside the package, in a checkout's build/bin, or in PATH.
+
+    Raises OscarError where it is in none of them.
+    """
+    folders = [os.environ.get("OSCAR_BIN"), _BESIDE, CHECKOUT and CHECKOUT / "build" / "bin"]
+    for folder in filter(None, folders):
+        if os.access(pathlib.Path(folder) / name, os.X_OK):
+            return str(pathlib.Path(folder) / name)
+    found = shutil.which(name)
+    if found is None:
+        raise OscarError(f"{name} is not installed: it is in none of $OSCAR_BIN, {_BESIDE}, PATH\n  hint: scripts/build.sh "
+                         "builds it in a checkout, and OSCAR_BIN names the folder")
+    return found
+
+
+def options(values: dict) -> list:
+    """Keyword arguments as a program's options: `max_tokens=4096` is --max-tokens=4096, True a flag, a list is joined by
+    commas, a dict is JSON. None and False are left out."""
+    words = []
+    for name, value in values.items():
+        option = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(option)
+        elif isinstance(value, dict):
+            words.append(f"{option}={json.dumps(value)}")
+        elif isinstance(value, (list, tuple)):
+            words.append(f"{option}={','.join(map(str, value))}")
+        elif value is not None and value is not False:
+            words.append(f"{option}={value}")
+    return words
+
+
+class _Bars:
+    """A bar of tqdm for each stage of a program; without tqdm, a line of the log when a stage ends."""
+
+    def __init__(self, shown: bool):
+        self.bar = self.make = None
+        if shown:
+            try:
+                from tqdm.auto import tqdm
+                self.make = tqdm
+            except ImportError:
+                pass
+
+    def show(self, told: dict) -> None:
+        if self.make and self.bar is None:
+            self.bar = self.make(total=told["total"] or None, desc=told["stage"], unit=" " + told["unit"], unit_scale=True)
+        if self.bar is not None:
+            self.bar.update(told["done"] - self.bar.n)
+        if told["ended"]:
+            _log.info("%s: %s %s", told["stage"], f"{told['done']:,}", told["unit"])
+            self.close()
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+def _follow(process, bars: _Bars) -> list:
+    """Reads standard error to its end; returns the lines that are no progress."""
+    said = []
+    for line in process.stderr:
+        line = line.rstrip("\n")
+        if line.startswith("{"):
+            told = json.loads(line)
+            if "note" in told:
+                _log.info(told["note"])
+            else:
+                bars.show(told)
+        elif line.startswith("warning: "):
+            _log.warning(line.removeprefix("warning: "))
+        else:
+            said.append(line)
+    return said
+
+
+def run(name: str, words: list, progress: bool = False) -> str:
+    """Runs a program to its end and returns what it wrote to standard output.
+
+    Its notes and warnings go to the logger `oscar_int2`. Ctrl-C (KeyboardInterrupt) is handed on: the program saves what it
+    has, and KeyboardInterrupt is raised with its last words. Raises ValueError for arguments that it refuses, and OscarError
+    for all else that ends it.
+    """
+    environment = os.environ | {"OSCAR_PROGRESS": "json", "OSCAR_PYTHON": os.environ.get("OSCAR_PYTHON") or sys.executable}
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
+        # A session of its own, so that Ctrl-C of the terminal reaches it once, by us.
+        process = subprocess.Popen([find(name), *map(str, words)], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE,
+                                   text=True, encoding="utf-8", env=environment, start_new_session=True)
+        bars, said, interrupted = _Bars(progress), [], False
+        try:
+            try:
+                said += _follow(process, bars)
+            except KeyboardInterrupt:
+                interrupted = True
+                process.send_signal(signal.SIGINT)
+                said += _follow(process, bars)
+            status = process.wait()
+        except BaseException:  # a second Ctrl-C
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            bars.close()
+            process.stderr.close()
+        words_of_it = "\n".join(said).strip().removeprefix("error: ")
+        if interrupted or status == STOPPED:
+            raise KeyboardInterrupt(words_of_it)
+        if status != DONE:
+            raise (ValueError if status == USAGE else OscarError)(words_of_it or f"{name} ended with status {status}")
+        out.seek(0)
+        return out.read()
+
+
+def run_for_json(name: str, words: list, progress: bool = False) -> tuple:
+    """(what the program writes with --json, what it prints)."""
+    with tempfile.TemporaryDirectory(prefix="oscar-") as folder:
+        file = pathlib.Path(folder, "out.json")
+        printed = run(name, [*words, f"--json={file}"], progress)
+        return json.loads(file.read_text(encoding="utf-8")), printed

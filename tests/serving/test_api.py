@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""Calibration and evaluation from Python: the bytes and figures of the programs, their errors, progress, and Ctrl-C."""
+import json
+import logging
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+from unittest import mock
+
+import numpy as np
+import torch
+
+import oscar_int2
+from oscar_int2 import programs
+
+SOURCE = pathlib.Path(os.environ["OSCAR_SOURCE"])
+DATA = SOURCE / "datasets" / "tiny-gqa"
+CALIBRATION, HELDOUT = DATA / "calibration.jsonl", DATA / "heldout.jsonl"
+FAST = {"device": "cpu", "search": "off", "separators": "off", "max_tokens": 4096, "sequence_length": 1024}
+
+
+class Api(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.place = pathlib.Path(cls.folder.name)
+        cls.bundle = oscar_int2.calibrate("tiny-gqa", CALIBRATION, cls.place / "x.h5", progress=False, **FAST)
+        cls.evaluated = oscar_int2.evaluate("tiny-gqa", cls.bundle, corpus=HELDOUT, progress=False, device="cpu", max_tokens=4096,
+                                            sequence_length=1024, compare=["bf16", "bundle"], separators=16, layer_errors=True)
+
+    def program(self, name, *words):
+        result = subprocess.run([programs.find(name), *map(str, words)], capture_output=True, text=True, check=False)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result.stdout
+
+    def test_a_bundle_is_the_one_that_the_program_writes(self):
+        self.program("oscar-calibrate", "tiny-gqa", CALIBRATION, self.place / "y.h5", *programs.options(FAST))
+        self.assertEqual(oscar_int2.load(self.place / "y.h5").content_sha256, self.bundle.content_sha256)
+
+    def test_a_bundle_says_what_it_is_on_one_line_and_all_when_asked(self):
+        self.assertRegex(repr(self.bundle), r"^<Bundle .*x\.h5: tiny-gqa, 8 of 8 layers in 2 bits, sha256 [0-9a-f]{16}>$")
+        self.assertEqual(self.bundle.inspect()["content_sha256"], self.bundle.content_sha256)
+
+    def test_statistics_are_sums_and_counts(self):
+        found = self.bundle.statistics()
+        self.assertEqual(list(found), list(self.bundle.layers))
+        layer = found[3]
+        self.assertEqual(layer["q_moment"].shape, (2, 128, 128))
+        np.testing.assert_allclose(layer["q_moment"], layer["q_moment"].swapaxes(1, 2))
+        self.assertEqual(int(np.ravel(layer["count_kv"])[0]), 4096)
+        published = oscar_int2.load(SOURCE / "rotation_zoo" / "tiny-gqa" / "tiny-gqa.h5")
+        self.assertEqual(published.statistics(), {})
+
+    def test_a_fit_from_statistics_needs_no_model(self):
+        fitted = oscar_int2.fit(self.bundle, self.place / "paper.h5", preset="paper", force=True)
+        self.assertEqual(fitted.inspect()["preset"], "paper")
+        self.assertEqual(fitted.layers[0].key.kind.tolist(), [2, 2])
+
+    def test_own_matrices_become_a_bundle(self):
+        numbers = np.random.default_rng(5)
+        keys, values = (np.linalg.qr(numbers.standard_normal((8, 2, 128, 128)))[0] for _ in range(2))
+        made = oscar_int2.import_rotation(keys, torch.from_numpy(values), "tiny-gqa", self.place / "own.h5", force=True)
+        np.testing.assert_allclose(made.layers[5].key.forward, keys[5], atol=1e-6)
+        np.testing.assert_allclose(made.layers[5].value.forward, values[5], atol=1e-6)
+
+    def test_own_matrices_get_the_writer_of_a_calibration(self):
+        keys, values = (torch.stack([getattr(layer, side).forward for layer in self.bundle.layers.values()]) for side in ("key", "value"))
+        made = oscar_int2.import_rotation(keys, values, "tiny-gqa", self.place / "written.h5", force=True, statistics=self.bundle.path)
+        for layer_id, layer in self.bundle.layers.items():
+            for side in ("key", "value"):
+                ours, own = getattr(layer, side), getattr(made.layers[layer_id], side)
+                np.testing.assert_allclose(own.feedback, ours.feedback, atol=1e-4, err_msg=f"layer {layer_id}, {side}")
+                np.testing.assert_allclose(own.metric, ours.metric, atol=1e-3, rtol=1e-3)
+                self.assertEqual(own.scale_correction.tolist(), [2, 2])
+            np.testing.assert_allclose(made.layers[layer_id].value.mean, layer.value.mean, atol=1e-6)
+        plain = oscar_int2.import_rotation(keys, values, "tiny-gqa", self.place / "plain.h5", force=True)
+        self.assertIsNone(plain.layers[0].key.feedback)
+        part = oscar_int2.import_rotation(keys, values, "tiny-gqa", self.place / "part.h5", force=True, statistics=self.bundle.path,
+                                          rounding="plain", scale_correction="unbiased", center="off")
+        self.assertIsNone(part.layers[0].key.feedback)
+        self.assertEqual((part.layers[0].key.scale_correction.tolist(), part.layers[0].key.mean.any().item()), ([1, 1], False))
+        kl = {row["method"]: row["mean"] for row in oscar_int2.evaluate(
+            "tiny-gqa", {"written": made.path, "plain": plain.path}, corpus=HELDOUT, progress=False, device="cpu", max_tokens=4096,
+            sequence_length=1024, compare=["bf16", "written", "plain"], separators="off").rows()
+            if row["metric"] == "kl" and row["position"] is None}
+        self.assertLess(kl["written"], kl["plain"])
+        with self.assertRaisesRegex(ValueError, "--statistics"):
+            oscar_int2.import_rotation(keys, values, "tiny-gqa", self.place / "part.h5", force=True, rounding="shaped")
+        with self.assertRaisesRegex(oscar_int2.OscarError, "no statistics"):
+            oscar_int2.import_rotation(keys, values, "tiny-gqa", self.place / "part.h5", force=True,
+                                       statistics=SOURCE / "rotation_zoo" / "tiny-gqa" / "tiny-gqa.h5")
+
+    def test_a_plan_is_a_dictionary(self):
+        self.assertEqual(oscar_int2.plan("tiny-gqa", gpu_memory="80G", context=4096),
+                         json.loads(self.program("oscar-bundle", "plan", "tiny-gqa", "--gpu-memory", "80G", "--context", 4096,
+                                                 "--json", "-")))
+
+    def test_an_evaluation_has_the_figures_of_the_report(self):
+        report = json.loads(self.program("oscar-eval", "tiny-gqa", "--bundle", self.bundle.path, "--corpus", HELDOUT, "--device", "cpu",
+                                         "--max-tokens", 4096, "--sequence-length", 1024, "--compare", "bf16,bundle", "--separators", 16,
+                                         "--layer-errors", "--json", "-"))
+        report["command"] = self.evaluated.report["command"]
+        self.assertEqual(self.evaluated.report, report)
+        self.assertEqual(self.evaluated.methods, ["bf16", "bundle"])
+        self.assertRegex(repr(self.evaluated), r"^<Evaluation of [\d,]+ tokens: bf16, bundle KL [\d.e-]+>$")
+        self.assertIn("bundle", str(self.evaluated))
+
+    def one(self, **where):
+        found = [row for row in self.evaluated.rows() if where.items() <= row.items()]
+        self.assertEqual(len(found), 1, where)
+        return found[0]
+
+    def test_every_figure_has_a_row(self):
+        method = self.evaluated.report["methods"]["bundle"]
+        row = self.one(text="as is", method="bundle", metric="kl", position=None)
+        self.assertEqual((row["mean"], row["se"], row["low"]), (method["kl"]["mean"], method["kl"]["se"], None))
+        row = self.one(text="as is", method="bundle", metric="nll_increase")
+        self.assertEqual((row["low"], row["high"]), (method["nll_increase"]["low"], method["nll_increase"]["high"]))
+        self.assertEqual(self.one(text="as is", method="bundle", metric="output_nmse", layer=6, head=1)["mean"],
+                         method["output_nmse_heads"][6][1])
+        self.assertEqual(self.one(text="as is", method="bundle", metric="layer_error_key", layer=2, head=0)["mean"],
+                         method["layer_errors"]["key"][2][0])
+        self.assertEqual(self.one(text="as is", method="bundle", metric="kl_p99")["mean"], method["kl"]["percentiles"]["99"])
+        positions = self.evaluated.report["positions"]
+        self.assertEqual(self.one(text="as is", method="bundle", metric="kl", position=positions[-2])["mean"],
+                         method["kl"]["by_position"][-1])
+        apart = self.evaluated.report["separators"]["methods"]["bundle"]
+        self.assertEqual(self.one(text="separators", method="bundle", metric="top1")["mean"], apart["top1"]["mean"])
+
+    def test_needles_have_rows_by_kind_length_and_depth(self):
+        zoo = json.loads((SOURCE / "rotation_zoo" / "smollm2-135m-instruct" / "evaluation.json").read_text())
+        rows = [row for row in oscar_int2.Evaluation(zoo).rows() if row["method"] == "bundle" and row["metric"] == "needles"]
+        needles = zoo["methods"]["bundle"]["niah"]
+        self.assertEqual([row["mean"] for row in rows if row["kind"] is None and row["length"] is None], [needles["rate"]])
+        self.assertEqual({row["kind"]: row["mean"] for row in rows if row["kind"]},
+                         {kind: values["rate"] for kind, values in needles["kinds"].items()})
+        self.assertEqual(sum(row["length"] is not None for row in rows), len(needles["cells"]))
+
+    def test_a_frame_is_of_pandas_where_that_is_there(self):
+        with mock.patch.dict(sys.modules, pandas=None):
+            self.assertEqual(self.evaluated.frame(), self.evaluated.rows())
+        made = mock.Mock()
+        with mock.patch.dict(sys.modules, pandas=made):
+            self.assertIs(self.evaluated.frame(), made.DataFrame.return_value)
+        (rows,), columns = made.DataFrame.call_args
+        self.assertEqual(set(rows[0]), set(columns["columns"]))
+
+    def test_the_page_is_drawn_from_the_report(self):
+        self.evaluated.save_html(self.place / "page.html")
+        self.assertIn("<html", (self.place / "page.html").read_text())
+
+    def test_what_a_program_refuses_is_an_exception_with_its_words(self):
+        with self.assertRaisesRegex(ValueError, "--no-such-option"):
+            oscar_int2.calibrate("tiny-gqa", CALIBRATION, self.place / "z.h5", no_such_option=True)
+        with self.assertRaisesRegex(oscar_int2.OscarError, "nosuch.jsonl") as failed:
+            oscar_int2.calibrate("tiny-gqa", "nosuch.jsonl", self.place / "z.h5", device="cpu")
+        self.assertNotIn("error:", str(failed.exception))
+        with self.assertRaisesRegex(oscar_int2.OscarError, "exists"):
+            oscar_int2.calibrate("tiny-gqa", CALIBRATION, self.place / "x.h5", **FAST)
+        with self.assertRaisesRegex(TypeError, "not int"):
+            oscar_int2.calibrate(3, CALIBRATION, self.place / "z.h5")
+        with mock.patch.object(programs, "find", side_effect=oscar_int2.OscarError("not installed")), \
+                self.assertRaisesRegex(oscar_int2.OscarError, "not installed"):
+            oscar_int2.plan("tiny-gqa")
+
+    def test_a_missing_program_is_named(self):
+        with mock.patch.dict(os.environ, PATH="", OSCAR_BIN=""), mock.patch.object(programs, "CHECKOUT", None), \
+                self.assertRaisesRegex(oscar_int2.OscarError, "oscar-eval is not installed"):
+            programs.find("oscar-eval")
+
+    def test_stages_become_bars_and_notes_become_a_log(self):
+        bars = []
+
+        def bar(**words):
+            bars.append((words, mock.Mock(n=0)))
+            return bars[-1][1]
+        with mock.patch("tqdm.auto.tqdm", bar), self.assertLogs("oscar_int2", logging.INFO) as log:
+            oscar_int2.calibrate("tiny-gqa", CALIBRATION, self.place / "bars.h5", **FAST)
+        self.assertTrue(bars)
+        self.assertTrue(all(made.close.called for _, made in bars))
+        self.assertIn(" tokens", [words["unit"] for words, _ in bars])
+        self.assertTrue(any("4,096 tokens" in line for line in log.output), log.output)
+        self.assertTrue(any(line.startswith("WARNING") for line in log.output), log.output)  # 4,096 tokens are not enough
+
+    def test_ctrl_c_saves_and_the_run_goes_on_from_there(self):
+        out = self.place / "stopped.h5"
+        options = FAST | {"max_tokens": 65536}
+        begun = threading.Event()
+
+        def stop():
+            begun.wait(60)
+            os.kill(os.getpid(), signal.SIGINT)
+        show = programs._Bars.show
+
+        def seen(bars, told):
+            if told["done"] > 0:
+                begun.set()
+            show(bars, told)
+        thread = threading.Thread(target=stop)
+        thread.start()
+        with mock.patch.object(programs._Bars, "show", seen), self.assertRaisesRegex(KeyboardInterrupt, "resume"):
+            oscar_int2.calibrate("tiny-gqa", CALIBRATION, out, progress=False, **options)
+        thread.join()
+        self.assertFalse(out.exists())
+        with self.assertLogs("oscar_int2", logging.INFO):
+            resumed = oscar_int2.calibrate("tiny-gqa", CALIBRATION, out, progress=False, resume=True, **options)
+        whole = oscar_int2.calibrate("tiny-gqa", CALIBRATION, self.place / "whole.h5", progress=False, **options)
+        self.assertEqual(resumed.content_sha256, whole.content_sha256)
+
+    def test_arguments_become_options(self):
+        self.assertEqual(programs.options({"max_tokens": 5, "force": True, "resume": False, "search": None, "compare": ["a", "b"],
+                                           "rope_scaling": {"factor": 2.0}}),
+                         ["--max-tokens=5", "--force", "--compare=a,b", '--rope-scaling={"factor": 2.0}'])
+
+    def test_there_are_fewer_than_25_public_names(self):
+        self.assertLess(len(oscar_int2.__all__), 25)
+        for name in oscar_int2.__all__:
+            self.assertTrue(hasattr(oscar_int2, name), name)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -45,7 +45,7 @@ def make(spec, config, device, builder: AttentionMetadataBuilder):
     return Backend(), OscarAttention(1, 1, 1.0), OscarMetadataBuilder(spec, [], config, device)
 """
 # Names that __getattr__ of a module there would hide the lack of.
-HIDDEN = {"envs.py": "VLLM_USE_V2_MODEL_RUNNER", "platforms/__init__.py": "current_platform"}
+HIDDEN = {"platforms/__init__.py": "current_platform"}
 # Packages that vLLM brings, as far as the plugin sees them.
 STUBS = {
     "prometheus_client": "from typing import Any\ndef __getattr__(name: str) -> Any: ...\n",

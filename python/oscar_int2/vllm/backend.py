@@ -4,8 +4,8 @@ A block of vLLM's is one page, 64 tokens of every KV head. Of a request's blocks
 / 64 stand for the sink, which lies in the exact window, and their pages stay unused; the next ones
 hold the history; the last ones stand for the ring of recent tokens.
 
-Prompts attend (prompts.py) and are then appended; single tokens are appended and attend over pages and
-windows, in a CUDA graph where vLLM makes one.
+Prompts attend (prompts.py) and are then appended; generated tokens, and drafts behind them, are appended
+and attend over pages and windows, in a CUDA graph where vLLM makes one.
 """
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from typing_extensions import override
 from vllm.config import get_current_vllm_config
+from vllm.distributed import (get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size,
+                              get_tp_group)
 from vllm.logger import init_logger
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.platforms import current_platform
-from vllm.utils.platform_utils import is_pin_memory_available
 from vllm.v1.attention.backend import (AttentionBackend, AttentionCGSupport, AttentionImpl,
                                        AttentionMetadataBuilder)
 from vllm.v1.attention.backends import fa_utils
@@ -28,8 +29,9 @@ from .._library import PAGE_TOKENS
 from ..codec import LayerCodec, LayerPages, StepTables
 from ..errors import UnsupportedError
 from . import adapter as installed_adapter, settings
-from .prompts import Chunk, Packed, Prompts, causal_attention
+from .prompts import Prompts, causal_attention, sort_prompts
 from .refusals import NO_LOGITS
+from .steps import MOST_QUERIES, NOBODY, Batch, Decodes, RequestTables, ragged, to_device
 from .windows import WindowSlots
 
 if TYPE_CHECKING:
@@ -84,44 +86,40 @@ def backend_of(config: VllmConfig):
 
 @dataclass
 class OscarMetadata:
-    """One step: single tokens first, then prompts."""
+    """One step: requests with a few rows first, then prompts."""
 
-    num_decodes: int                # those that pad a CUDA graph among them
-    decodes: StepTables | None
+    decodes: Decodes | None
     num_tokens: int                 # tokens of the step, padding excluded
     appended: StepTables | None     # the prompts'; None besides in dummy runs, which compute none
     prompts: Prompts | None         # as above
     workspace: torch.Tensor
 
+    @property
+    def num_decodes(self):
+        """Those that pad a CUDA graph among them."""
+        return self.decodes.requests if self.decodes else 0
+
 
 class OscarMetadataBuilder(AttentionMetadataBuilder):
-    """Keeps the windows' slots, and the tables of a step in tensors that never move."""
+    """Knows the windows of the requests, and makes the tables of a step."""
 
     kv_cache_spec: Int2Spec
-    _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
-    # Of `host` and `tables`: five with a number a request, then of single tokens, of all prompts, of
-    # those that begin, and of each chunk the two of Chunk.queries and the two of Chunk.keys.
-    ROWS: tuple[str, ...] = (
-        "old_len", "seq_lens", "old_history", "new_history", "window_slot", "single_indptr",
-        "query_start_loc", "begun_indptr", "chunk_indptr")
+    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self.reorder_batch_threshold = 1
         settings.check(vllm_config)
         layers = vllm_config.compilation_config.static_forward_context
         self.layers = [layers[name].impl for name in layer_names]
         self.format = settings.cache_format(vllm_config)
         self.sink_blocks = self.format.sink_tokens // PAGE_TOKENS
         most = vllm_config.scheduler_config.max_num_seqs
-        self.slots, self.batch = WindowSlots(most), None
+        # So many rows of a request, a token and drafts, are no prompt; vLLM's runners sort by it.
+        self.queries = self.reorder_batch_threshold = 1 + settings.drafts(vllm_config)
+        self.tables = RequestTables(self.format, most, self.queries, device)
+        self.slots, self.batch = WindowSlots(most), NOBODY
         # Of each window's request: INT2 tokens that it began with, in blocks of others.
         self.shared_history = np.zeros(most, np.int32)
-        # On the CPU one tensor is both; vLLM waits for the copies of a step before the next one.
-        self.host = torch.zeros(len(self.ROWS), 4 * most + 1, dtype=torch.int32,
-                                pin_memory=is_pin_memory_available())
-        self.tables = self.host if device.type == "cpu" else self.host.to(device)
-        self.status = torch.zeros(most, dtype=torch.int32, device=device)  # of each window
         self.notes = None
         self.workspace = self.layers[0].codec.workspace()
         self._say_sizes(most)
@@ -153,119 +151,97 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
                              self.vllm_config.scheduler_config.max_num_batched_tokens,
                              impl.scratch.nbytes / MIB)
 
-    def follow(self, finished, preempted, resumed, request_ids, moves):
-        """Who is in the next batch, in its order, and what happens to sinks (prefixes.SinkMoves)
-        before; None: nothing. Called once a step, before build()."""
-        for request, place in moves.kept if moves else ():
+    def keep_sinks(self, places):
+        """Before a step. `places`: (slot, place) of each."""
+        for slot, place in places:
             for layer in self.layers:
-                layer.keep_sink(self.slots.of[request], place)
-        freed = [slot for ids in (finished, preempted, resumed) for slot in self.slots.release(ids)]
+                layer.keep_sink(slot, place)
+
+    def leave(self, slots):
+        """Requests have left these windows."""
         if settings.poisons():
             for layer in self.layers:
-                layer.poison(freed)
-        self.shared_history[freed] = 0
-        for slot in freed:
-            self.status[slot] = 0
-        self.batch = self.slots.hold(request_ids) if request_ids else None
-        for request, place, tokens in moves.taken if moves else ():
-            slot = self.slots.of[request]
+                layer.poison(slots)
+        self.shared_history[slots] = 0
+        self.tables.clear(slots)
+
+    def take_sinks(self, places):
+        """For requests that begin with shared blocks. `places`: (slot, place, tokens in these blocks)."""
+        for slot, place, tokens in places:
             self.shared_history[slot] = tokens - self.format.sink_tokens
+            self.tables.history[slot] = tokens - self.format.sink_tokens
             for layer in self.layers:
                 layer.take_sink(place, slot)
 
+    def publish(self, slots, drafts):
+        """Says who is in the batch of the next build(), in its order: their windows, and how many of their
+        rows are drafts. What is built without that is a dummy run."""
+        self.batch = Batch(np.asarray(slots, np.int32), np.asarray(drafts, np.int32))
+
     @override
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
-        common, slots = common_attn_metadata, self.batch
-        self.batch = None  # what comes without a follow() is a dummy run
+        common, batch, self.batch = common_attn_metadata, self.batch, NOBODY
         starts = common.query_start_loc_cpu[:common.num_reqs + 1].numpy()
         new = np.diff(starts)
-        # Single tokens come first; prompts of one token may come anywhere, and are either.
-        decodes = common.num_reqs if common.max_query_len == 1 else int((new > 1).argmax())
-        length = np.zeros(common.num_reqs, np.int32)
-        if slots is not None:
-            length[:len(slots)] = common.seq_lens_cpu_upper_bound[:len(slots)].numpy()
-        rows = self._fill(decodes, new, length, slots)
-        # Requests that pad a graph have no row, and those of dummy runs neither: what is computed for
-        # them must not reach a window, which somebody may hold.
-        rows["single_indptr"][:decodes + 1] = 0 if slots is None else starts[:decodes + 1]
-        appended = prompts = None
-        if slots is not None and decodes < common.num_reqs:
-            grown = (rows["new_history"] - rows["old_history"])[decodes:common.num_reqs]
-            appended = self._tables(
-                common, slice(decodes, common.num_reqs), int(new[decodes:].max()), int(grown.max()),
-                self._on_device("query_start_loc", 0, common.num_reqs - decodes + 1))
-            prompts = self._prompts(rows, slice(decodes, common.num_reqs), new[decodes:])
-        single = self._tables(common, slice(decodes), 1, self.format.demote_block,
-                              self._on_device("single_indptr", 0, decodes + 1)) if decodes else None
-        if self.tables is not self.host:
-            self.tables.copy_(self.host, non_blocking=True)
-        return OscarMetadata(num_decodes=decodes, decodes=single, num_tokens=int(starts[-1]),
-                             appended=appended, prompts=prompts, workspace=self.workspace)
+        # Both runners put requests with few rows first. A prompt as short may come anywhere, and is either.
+        few = common.num_reqs if common.max_query_len <= self.queries else int((new > self.queries).argmax())
+        queries, rows = int(new[:few].max(initial=0)), int(starts[few])
+        alike = few * queries <= common.num_actual_tokens and not (new[:few] % max(queries, 1)).any()
+        lists = [batch.slots, batch.drafts]
+        if alike:
+            rows = few * queries  # with those that pad a graph
+        else:
+            lists += ragged(starts[:few + 1], queries)
+        prompts = self._prompts(common, batch.slots, few, starts) if len(batch.slots) > few else None
+        packed = prompts.packed() if prompts else []
+        sent = list(to_device([*lists, *(p.starts for p in packed)], self.tables.device))
+        for p, indptr in zip(packed, sent[len(lists):]):
+            p.indptr = indptr
+        self.tables.fill(common, *sent[:2])
+        block_table = common.block_table_tensor[:, self.sink_blocks:]
+        decodes = appended = None
+        if few:
+            pick, place = (None, None) if alike else sent[2:4]
+            decodes = self.tables.decodes(block_table, few, queries, rows, pick, place)
+        if prompts:
+            requests = slice(few, len(batch.slots))
+            appended = self.tables.step_tables(
+                block_table, requests, self.tables.starts[few:len(batch.slots) + 1] - rows,
+                int(new[requests].max()), prompts.grown)
+        return OscarMetadata(decodes=decodes, num_tokens=int(starts[-1]), appended=appended, prompts=prompts,
+                             workspace=self.workspace)
 
-    def _fill(self, decodes, new, length, slots):
-        """The numbers of each request, and where the prompts' rows are. Returns the rows of `host`."""
-        rows, n = dict(zip(self.ROWS, self.host.numpy())), len(length)
-        rows["seq_lens"][:n] = length
-        rows["old_len"][:n] = np.maximum(length - new, 0)
-        rows["window_slot"][:n], shared = 0, 0
-        if slots is not None:
-            rows["window_slot"][:len(slots)] = slots
-            shared = np.zeros(n, np.int32)
-            shared[:len(slots)] = self.shared_history[slots]
-        for history, tokens in (("old_history", "old_len"), ("new_history", "seq_lens")):
-            rows[history][:n] = np.maximum(self.format.history_tokens(rows[tokens][:n]), shared)
-        rows["query_start_loc"][0] = 0
-        rows["query_start_loc"][1:n - decodes + 1] = np.cumsum(new[decodes:])
-        return rows
-
-    def _prompts(self, rows, requests, new):
-        """Of the prompts of a step, which have `new` rows each: chunks first, as vLLM sorts them."""
-        old_len, count = rows["old_len"][requests], len(new)
-        later = int((old_len > 0).sum())
-        if (old_len[later:] > 0).any():
-            raise UnsupportedError("a prompt begins before one that goes on: not served")
-        if later and self.layers[0].scratch is None:
+    def _prompts(self, common: CommonAttentionMetadata, slots, few, starts):
+        """Of requests behind the first few. vLLM knows their lengths on the host exactly."""
+        requests, slots = slice(few, len(slots)), slots[few:]
+        lengths = common.seq_lens_cpu_upper_bound[requests].tolist()
+        prompts = sort_prompts(self.format, slots.tolist(), (starts[few:] - starts[few]).tolist(), lengths,
+                               self.shared_history[slots].tolist())
+        if prompts.chunks and self.layers[0].scratch is None:
             raise UnsupportedError("a prompt comes in chunks, and chunked prefill is off")
-        starts = rows["query_start_loc"][:count + 1].tolist()
-        chunks = []
-        for i in range(later):
-            request = requests.start + i
-            ends = int(new[i]), int(rows["seq_lens"][request])
-            rows["chunk_indptr"][4 * i:4 * i + 4] = 0, ends[0], 0, ends[1]
-            queries, keys = (Packed([0, end], self._on_device("chunk_indptr", 4 * i + 2 * j, 2))
-                             for j, end in enumerate(ends))
-            chunks.append(Chunk(request=i, rows=slice(starts[i], starts[i + 1]),
-                                slot=int(rows["window_slot"][request]), old_len=int(old_len[i]),
-                                history=int(rows["old_history"][request]), queries=queries, keys=keys))
-        begun = None
-        if later < count:
-            begin = [start - starts[later] for start in starts[later:]]
-            rows["begun_indptr"][:len(begin)] = begin
-            begun = Packed(begin, self._on_device("begun_indptr", 0, len(begin)))
-        return Prompts(chunks=chunks, begin=slice(starts[later], starts[-1]), begun=begun)
+        return prompts
 
-    def _on_device(self, row, first, count):
-        return self.tables[self.ROWS.index(row), first:first + count]
-
-    def _tables(self, common: CommonAttentionMetadata, requests, max_new_rows, max_new_history, query_start_loc):
-        """Of a slice of the requests."""
-        rows = {name: row[requests] for name, row in zip(self.ROWS[:5], self.tables)}
-        return StepTables(block_table=common.block_table_tensor[requests, self.sink_blocks:],
-                          query_start_loc=query_start_loc, status=self.status, max_new_rows=max_new_rows,
-                          max_new_history=max_new_history, **rows)
-
-    def note_refused(self, request_ids, logits):
+    def note_refused(self, request_ids, hidden_states):
         """Reads which requests of the step have a refused row (refusals.py), behind all that the step has
-        computed; waits for nothing."""
-        bits = self.status.index_select(0, self._on_device("window_slot", 0, len(request_ids)))
-        if logits is not None:  # one number a request shows whether any is NaN
-            bits = torch.where(logits[:len(bits)].amax(-1).isnan(), bits | NO_LOGITS, bits)
-        self.notes = request_ids, bits.to("cpu", non_blocking=True)
+        computed; waits for nothing. `hidden_states` [tokens, hidden size] of the step."""
+        requests = slice(len(request_ids))
+        bits = self.tables.status.index_select(0, self.tables.row("window_slot", requests))
+        last = hidden_states.index_select(0, self.tables.starts[1:][requests] - 1)
+        bits = torch.where(last.amax(-1).isnan(), bits | NO_LOGITS, bits)  # one number shows any NaN
+        if get_tensor_model_parallel_world_size() > 1:  # each rank knows of its own KV heads
+            torch.distributed.all_reduce(bits, torch.distributed.ReduceOp.MAX, get_tp_group().device_group)
+        self.notes = list(request_ids), bits.to("cpu", non_blocking=True)
 
     def take_notes(self):
         """Of the last step, for refusals.send(); None: there are none."""
         notes, self.notes = self.notes, None
         return notes
+
+
+def first_kv_head(total, ranks, rank):
+    """Of a layer's KV heads, the first of those that a rank of tensor parallelism has. Where there are more
+    ranks than heads, neighbours have copies of one."""
+    return rank * total // ranks
 
 
 class OscarAttention(AttentionImpl):
@@ -294,6 +270,7 @@ class OscarAttention(AttentionImpl):
         self.scratch_tokens = config.model_config.max_model_len if chunked or self.prefixes else 0
         self.fa_version, self.scratch, self.kept_k, self.kept_v = None, None, None, None
         self.codec, self.loaded = None, None  # weights.Loaded, of all layers
+        self.drafts = settings.drafts(config)
         if current_platform.is_cuda():
             self.fa_version = fa_utils.get_flash_attn_version(head_size=head_size)
 
@@ -310,9 +287,12 @@ class OscarAttention(AttentionImpl):
         name = next(name for name, layer in self.layers.items()
                     if getattr(layer, "impl", None) is self)
         device, format = torch.device(current_platform.device_type), self.format
-        self.codec = LayerCodec(self.bundle, extract_layer_index(name), device,
-                                positions=self.positions)
-        shape = (self.slots, self.num_kv_heads, format.sink_tokens + format.ring_tokens(),
+        layer_id = extract_layer_index(name)
+        self.first_head = first_kv_head(self.bundle.layers[layer_id].num_kv_heads,
+                                        get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank())
+        self.codec = LayerCodec(self.bundle, layer_id, device, positions=self.positions,
+                                heads=slice(self.first_head, self.first_head + self.num_kv_heads))
+        shape = (self.slots, self.num_kv_heads, format.sink_tokens + format.ring_tokens(1 + self.drafts),
                  self.head_size)
         self.window_k, self.window_v = (torch.zeros(shape, dtype=torch.bfloat16, device=device)
                                         for _ in "kv")
@@ -352,13 +332,11 @@ class OscarAttention(AttentionImpl):
             del held
             return output.zero_()
         pages = LayerPages(adapter.pool(kv_cache), self.window_k, self.window_v)
-        n, end = attn_metadata.num_decodes, attn_metadata.num_tokens
-        if n:
-            q, k, v = self.codec.transform_qkv(query[:n], key[:n], value[:n])
-            self.codec.append(pages, attn_metadata.decodes, k, v)
-            o = self.codec.attend(pages, attn_metadata.decodes, q[:, None],
-                                  workspace=attn_metadata.workspace)
-            self.codec.transform_output(o[:, 0], out=output[:n])
+        n, end = 0, attn_metadata.num_tokens
+        if attn_metadata.decodes is not None:
+            n = attn_metadata.decodes.rows
+            self._decode(pages, attn_metadata.decodes, query[:n], key[:n], value[:n], output[:n],
+                         attn_metadata.workspace)
         if attn_metadata.prompts is not None:
             q, k, v, out = (x[n:end] for x in (query, key, value, output))
             self._read_prompts(pages, q, k, v, attn_metadata, out)
@@ -366,12 +344,25 @@ class OscarAttention(AttentionImpl):
             output[n:end].zero_()
         return output
 
+    def _decode(self, pages, step, query, key, value, out, workspace):
+        """A few rows of each request into the cache, then their attention."""
+        q, k, v = self.codec.transform_qkv(query, key, value)
+        self.codec.append(pages, step.tables, k, v)
+        if step.pick is not None:
+            q = q.index_select(0, step.pick)
+        q = q.view(step.requests, step.queries, *q.shape[1:])
+        parts = q.split(MOST_QUERIES, 1) if len(step.ends) > 1 else [q]
+        o = [self.codec.attend(pages, tables, part.contiguous(), workspace=workspace)
+             for tables, part in zip(step.ends, parts)]
+        o = (torch.cat(o, 1) if len(o) > 1 else o[0]).flatten(0, 1)
+        self.codec.transform_output(o if step.place is None else o.index_select(0, step.place), out=out)
+
     def _read_prompts(self, pages, q, k, v, metadata, out):
         """Attention of prompts, then their rows into the cache."""
         tables, prompts = metadata.appended, metadata.prompts
-        if prompts.begun is not None:
-            raw_q, raw_k, raw_v, raw_out = (x[prompts.begin] for x in (q, k, v, out))
-            self._attend(raw_q, raw_k, raw_v, raw_out, prompts.begun, prompts.begun)
+        for begun in prompts.begun:
+            raw_q, raw_k, raw_v, raw_out = (x[begun.rows] for x in (q, k, v, out))
+            self._attend(raw_q, raw_k, raw_v, raw_out, begun.packed, begun.packed)
         if prompts.chunks:
             q, k, v = self.codec.transform_qkv(q, k, v)
         else:

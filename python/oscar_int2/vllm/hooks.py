@@ -3,7 +3,6 @@
 | method | process | what it does besides |
 |---|---|---|
 | EngineArgs.create_engine_config | each that reads an engine's arguments | the bundle into the configuration, defaults and refusals |
-| VllmConfig.use_v2_model_runner | all | the first model runner |
 | Attention.__init__ | a worker's | our backend |
 | base_loader.process_weights_after_loading | a worker's | compares weights with the bundle's |
 | Scheduler.__init__ | the scheduler's | makes PrefixManager the manager of our blocks |
@@ -13,9 +12,10 @@
 | Scheduler.make_stats | the scheduler's | counts what the cache holds |
 | EngineCore.__init__ | the scheduler's | the self-check, if it is asked for |
 | StatLoggerManager.__init__, .record | that of /metrics | publishes what was counted |
-| GPUModelRunner._update_states | a worker's | tells the builder which request is where in the batch |
-| GPUModelRunner._bookkeeping_sync | a worker's | reads which requests have a refused row |
-| GPUModelRunner.sample_tokens | a worker's | sends that with the step's output |
+| GPUModelRunner._update_states (first runner) | a worker's | tells the builder which request is where in the batch |
+| GPUModelRunner.finish_requests, .add_requests, .prepare_attn (second runner) | a worker's | the same |
+| GPUModelRunner._bookkeeping_sync (first), .sample (second) | a worker's | reads which requests have a refused row |
+| GPUModelRunner.sample_tokens (both) | a worker's | sends that with the step's output |
 
 Each is replaced by one that calls the original, and does more only for an engine whose configuration
 names a bundle (settings.ENTRY): other engines of the process are left alone, whichever came first. How
@@ -25,10 +25,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.config import get_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.logger import init_logger
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
@@ -43,6 +44,12 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.metrics.stats import SchedulerStats
     from vllm.v1.request import Request
+    from vllm.v1.worker.gpu.input_batch import InputBatch
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as FirstRunner
+
+    from .backend import OscarMetadataBuilder
+    from .prefixes import SinkMoves
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -87,8 +94,6 @@ def _follow_configuration():
                 return original(self, *args, **options)
             ours = settings.defaults(self)
             ours["additional_config"] = {**self.additional_config, settings.ENTRY: settings.entry()}
-            if chosen is None:
-                ours["attention_backend"] = AttentionBackendEnum.CUSTOM
             before = {name: getattr(self, name) for name in ours}
             vars(self).update(ours)
             try:
@@ -96,19 +101,13 @@ def _follow_configuration():
             finally:  # they may be read again, without a bundle
                 vars(self).update(before)
             settings.check(config)
+            config.attention_config.backend = None  # Attention.__init__ says which layers have ours
             settings.announce(config)
             return config
 
         return create_engine_config
 
-    def make_runner(original):
-        def use_v2_model_runner(self: VllmConfig):
-            return not settings.serves_int2(self) and original(self)
-
-        return use_v2_model_runner
-
     replace(EngineArgs, EngineArgs.create_engine_config, make_create)
-    replace(VllmConfig, VllmConfig.use_v2_model_runner, make_runner)
 
 
 def scores_a_prompt(parameters: SamplingParams | None):
@@ -119,12 +118,14 @@ def scores_a_prompt(parameters: SamplingParams | None):
 
 
 def _follow_layers():
+    from vllm.compilation import backends
     from vllm.model_executor.layers.attention.attention import Attention
 
     def make_init(original):
         def __init__(self: Attention, *args, attn_backend: type[AttentionBackend] | None = None, **options):
             config = get_current_vllm_config()
-            if settings.serves_int2(config):
+            # Layers of drafts have tags of their own, and keep the backend that vLLM gives them.
+            if settings.serves_int2(config) and backends.model_tag == "backbone":
                 if attn_backend is not None:
                     raise UnsupportedError(f"the INT2 cache does not serve attention with a backend of "
                                            f"its own, {attn_backend.get_name()}")
@@ -175,7 +176,7 @@ def _follow_scheduler():
                 KVCacheSpecRegistry.register(Int2Spec, PrefixManager, FullAttentionSpec)
             original(self, vllm_config, *args, **options)
             for manager in _prefix_managers(self):
-                manager.make_places(settings.prefixes(self.vllm_config))
+                manager.prepare(settings.prefixes(self.vllm_config), settings.drafts(self.vllm_config))
 
         return __init__
 
@@ -284,47 +285,115 @@ def _prefix_managers(scheduler: Scheduler):
 
 
 def follow_worker():
-    """What the process of a worker needs, once its first INT2 layer is made."""
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+    """What the process of a worker needs, once its first INT2 layer is made. By then vLLM has made its model
+    runner, of one kind or the other."""
+    for module, follow in (("vllm.v1.worker.gpu_model_runner", _follow_first_runner),
+                           ("vllm.v1.worker.gpu.model_runner", _follow_second_runner)):
+        if module in sys.modules:
+            follow(sys.modules[module].GPUModelRunner)
 
-    from . import refusals
+
+def _builders(runner: FirstRunner | SecondRunner) -> list[OscarMetadataBuilder]:
     from .backend import OscarMetadataBuilder
 
-    def builders(runner: GPUModelRunner):
-        found = (builder for groups in runner.attn_groups for group in groups
-                 for builder in group.metadata_builders)
-        return [builder for builder in found if isinstance(builder, OscarMetadataBuilder)]
+    found = (builder for groups in runner.attn_groups for group in groups
+             for builder in group.metadata_builders)
+    return [builder for builder in found if isinstance(builder, OscarMetadataBuilder)]
 
+
+def _follow_first_runner(owner: type[FirstRunner]):
     def make_update(original):
-        def _update_states(self: GPUModelRunner, scheduler_output: SchedulerOutput):
+        def _update_states(self: FirstRunner, scheduler_output: SchedulerOutput):
             result = original(self, scheduler_output)
-            for builder in builders(self):
-                builder.follow(scheduler_output.finished_req_ids,
-                               scheduler_output.preempted_req_ids or (),
-                               list(scheduler_output.scheduled_cached_reqs.resumed_req_ids),
-                               self.input_batch.req_ids, getattr(scheduler_output, _MOVES, None))
+            moves: SinkMoves | None = getattr(scheduler_output, _MOVES, None)
+            drafts = scheduler_output.scheduled_spec_decode_tokens
+            request_ids = self.input_batch.req_ids
+            for builder in _builders(self):
+                slots = builder.slots
+                builder.keep_sinks([(slots.of[request], place) for request, place in moves.kept] if moves else [])
+                builder.leave([slot for ids in (
+                    scheduler_output.finished_req_ids, scheduler_output.preempted_req_ids or (),
+                    scheduler_output.scheduled_cached_reqs.resumed_req_ids) for slot in slots.release(ids)])
+                builder.publish(slots.hold(request_ids), [len(drafts.get(request, ())) for request in request_ids])
+                builder.take_sinks([(slots.of[request], *rest) for request, *rest in moves.taken] if moves else [])
             return result
 
         return _update_states
 
     def make_bookkeeping(original):
-        def _bookkeeping_sync(self: GPUModelRunner, scheduler_output, sampler_output, logits, *args, **options):
-            for builder in builders(self):
-                builder.note_refused(list(self.input_batch.req_ids), logits)
-            return original(self, scheduler_output, sampler_output, logits, *args, **options)
+        def _bookkeeping_sync(self: FirstRunner, scheduler_output, sampler_output, logits, hidden_states, *args, **options):
+            for builder in _builders(self):
+                builder.note_refused(self.input_batch.req_ids, hidden_states)
+            return original(self, scheduler_output, sampler_output, logits, hidden_states, *args, **options)
 
         return _bookkeeping_sync
 
+    replace(owner, owner._update_states, make_update)
+    replace(owner, owner._bookkeeping_sync, make_bookkeeping)
+    _send_notes(owner)
+
+
+def _follow_second_runner(owner: type[SecondRunner]):
+    def make_finish(original):
+        def finish_requests(self: SecondRunner, scheduler_output: SchedulerOutput):
+            moves: SinkMoves | None = getattr(scheduler_output, _MOVES, None)
+            index = self.req_states.req_id_to_index
+            left = scheduler_output.finished_req_ids.union(scheduler_output.preempted_req_ids or ())
+            for builder in _builders(self):
+                builder.slots.of = index
+                builder.keep_sinks([(index[request], place) for request, place in moves.kept] if moves else [])
+                builder.leave([index[request] for request in left if request in index])
+            return original(self, scheduler_output)
+
+        return finish_requests
+
+    def make_add(original):
+        def add_requests(self: SecondRunner, scheduler_output: SchedulerOutput):
+            result = original(self, scheduler_output)
+            moves: SinkMoves | None = getattr(scheduler_output, _MOVES, None)
+            index = self.req_states.req_id_to_index
+            for builder in _builders(self) if moves else ():
+                builder.take_sinks([(index[request], *rest) for request, *rest in moves.taken])
+            return result
+
+        return add_requests
+
+    def make_prepare(original):
+        def prepare_attn(self: SecondRunner, input_batch: InputBatch):
+            drafts = input_batch.num_draft_tokens_per_req
+            slots = input_batch.idx_mapping_np
+            for builder in _builders(self):
+                builder.publish(slots, [0] * len(slots) if drafts is None else drafts)
+            return original(self, input_batch)
+
+        return prepare_attn
+
+    def make_read(original):
+        def sample(self: SecondRunner, hidden_states, input_batch: InputBatch, *args, **options):
+            for builder in _builders(self):
+                builder.note_refused(input_batch.req_ids, hidden_states)
+            return original(self, hidden_states, input_batch, *args, **options)
+
+        return sample
+
+    replace(owner, owner.finish_requests, make_finish)
+    replace(owner, owner.add_requests, make_add)
+    replace(owner, owner.prepare_attn, make_prepare)
+    replace(owner, owner.sample, make_read)
+    _send_notes(owner)
+
+
+def _send_notes(owner: type[FirstRunner] | type[SecondRunner]):
+    from . import refusals
+
     def make_sample(original):
-        def sample_tokens(self: GPUModelRunner, *args, **options):
+        def sample_tokens(self, *args, **options):
             output = original(self, *args, **options)
-            for builder in builders(self):  # one has all our layers
+            for builder in _builders(self):  # one has all our layers
                 output = refusals.send(output, builder.take_notes())
             return output
 
         return sample_tokens
 
-    replace(GPUModelRunner, GPUModelRunner._update_states, make_update)
-    replace(GPUModelRunner, GPUModelRunner._bookkeeping_sync, make_bookkeeping)
     # Its decorator, torch.inference_mode, has no type of a function.
-    replace(GPUModelRunner, GPUModelRunner.sample_tokens, make_sample)  # pyright: ignore[reportArgumentType]
+    replace(owner, owner.sample_tokens, make_sample)  # pyright: ignore[reportArgumentType]

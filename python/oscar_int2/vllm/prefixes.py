@@ -45,12 +45,12 @@ class PrefixManager(FullAttentionManager):
         self.sink_blocks = self.format.sink_tokens // self.block_size
         self.running = {}           # by id: a request, and what vLLM says of the sharing of its blocks
         self.places = OrderedDict()  # of kept sinks, by hash; first the one unused for longest
-        self.free_places = []
+        self.free_places, self.drafts = [], 0
         self.moves = SinkMoves()
 
-    def make_places(self, count):
-        """For so many sinks (settings.prefixes)."""
-        self.free_places = list(range(count))
+    def prepare(self, places, drafts):
+        """Room for so many sinks (settings.prefixes), and most drafts of a step (settings.drafts)."""
+        self.free_places, self.drafts = list(range(places)), drafts
 
     def take_moves(self):
         """Those of the step that was just scheduled."""
@@ -94,8 +94,12 @@ class PrefixManager(FullAttentionManager):
         self.running.pop(request_id, None)
 
     def _share(self, request: Request, options):
-        """Offers the blocks whose pages are written by the steps before this one."""
-        history: int = self.format.history_tokens(request.num_computed_tokens)
+        """Offers the blocks whose pages are written by the steps before this one. Of the last step's tokens
+        the first one was certain then, and only the certain ones make rows INT2."""
+        computed = request.num_computed_tokens
+        if self.drafts:  # among them those that nobody has accepted yet
+            computed = max(min(computed, request.num_tokens - 1) - self.drafts, 0)
+        history: int = self.format.history_tokens(computed)
         if history < self.block_size:
             return
         before = self.num_cached_block.get(request.request_id, 0)

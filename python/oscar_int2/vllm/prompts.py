@@ -13,12 +13,12 @@ from vllm.v1.attention.backends import fa_utils
 from ..attention import attend_behind
 
 
-@dataclass(frozen=True)
+@dataclass
 class Packed:
     """Sequences of rows one behind another."""
 
-    starts: list          # the first row of each, and the end
-    indptr: torch.Tensor  # the same, int32 on the device of the rows
+    starts: list                        # the first row of each, and the end
+    indptr: torch.Tensor | None = None  # the same, int32 on the device of the rows
 
     @property
     def longest(self):
@@ -39,12 +39,45 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """What a step has of prompts: chunks, and behind them prompts that begin."""
+class Begun:
+    """Prompts that begin, one behind another in the rows of a step."""
 
-    chunks: list          # of Chunk
-    begin: slice          # of the rows: those of prompts that begin
-    begun: Packed | None  # they; None: there are none
+    rows: slice     # of the rows of these prompts
+    packed: Packed  # they
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What a step has of prompts, in any order."""
+
+    chunks: list[Chunk]
+    begun: list[Begun]
+    grown: int  # most rows that one of them turns INT2
+
+    def packed(self):
+        """All Packed that need their indptr."""
+        return [p for chunk in self.chunks for p in (chunk.queries, chunk.keys)] + [b.packed for b in self.begun]
+
+
+def sort_prompts(format, slots, starts, lengths, shared):
+    """The Prompts of a step, yet without what lies on the device. Lists by prompt: its window, where its rows
+    begin (and the end of all), its tokens with those of this step, and INT2 tokens that it began with."""
+    chunks, begun, grown = [], [], 0
+    for i, (slot, length) in enumerate(zip(slots, lengths)):
+        rows = slice(starts[i], starts[i + 1])
+        new = rows.stop - rows.start
+        old_len = length - new
+        history = max(format.history_tokens(old_len), shared[i])
+        grown = max(grown, format.history_tokens(length) - history)
+        if old_len > 0:
+            chunks.append(Chunk(request=i, rows=rows, slot=slot, old_len=old_len, history=history,
+                                queries=Packed([0, new]), keys=Packed([0, length])))
+        elif begun and begun[-1].rows.stop == rows.start:
+            first, packed = begun[-1].rows.start, begun[-1].packed
+            begun[-1] = Begun(slice(first, rows.stop), Packed([*packed.starts, rows.stop - first]))
+        else:
+            begun.append(Begun(rows, Packed([0, new])))
+    return Prompts(chunks, begun, grown)
 
 
 def causal_attention(q, k, v, out, queries, keys, scale, fa_version):

@@ -36,6 +36,8 @@ POISON = "OSCAR_INT2_POISON"
 # vLLM's own default is 1024 on large GPUs.
 DEFAULT_MAX_NUM_SEQS = 64
 
+DRAFTERS = ("ngram", "draft_model", "eagle")  # methods of speculative decoding that have run
+
 
 def bundle_path():
     """What the environment names; None: the variable is not set. Raises BundleError if it is blank."""
@@ -172,6 +174,11 @@ def prefixes(config: VllmConfig):
     return config.scheduler_config.max_num_seqs if caches else 0
 
 
+def drafts(config: VllmConfig):
+    """Most drafts of a request in a step; 0: there are none."""
+    return config.num_speculative_tokens
+
+
 def defaults(args: EngineArgs) -> dict[str, Any]:
     """{name: value} of what the user of these EngineArgs left open; what contradicts is refused later."""
     return {name: value for name, given, value in (
@@ -182,14 +189,11 @@ def defaults(args: EngineArgs) -> dict[str, Any]:
 
 def check(config: VllmConfig):
     """Raises UnsupportedError or BundleMismatchError unless this VllmConfig can be served."""
-    from vllm import envs
-
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     attention = config.attention_config
     backend = getattr(attention.backend, "name", None)
     refused = (
         (f"--attention-backend {backend}", backend not in (None, "CUSTOM"), "leave it out"),
-        ("Model Runner V2", envs.VLLM_USE_V2_MODEL_RUNNER, "unset VLLM_USE_V2_MODEL_RUNNER"),
         ("prefix caching without exact first tokens",
          cache.enable_prefix_caching and not cache_format(config).sink_tokens, "--no-enable-prefix-caching"),
         (f"--block-size {cache.block_size}", cache.block_size != PAGE_TOKENS,
@@ -200,10 +204,11 @@ def check(config: VllmConfig):
         ("--kv-cache-dtype-skip-layers", getattr(cache, "kv_cache_dtype_skip_layers", None),
          "the bundle says which layers are quantized"),
         ("--model-impl transformers", model.using_transformers_backend(), "leave it out: vLLM's own model is served"),
-        ("speculative decoding", config.speculative_config, ""),
+        (f"drafts by {getattr(config.speculative_config, 'method', None)}",
+         config.speculative_config and config.speculative_config.method not in DRAFTERS,
+         f"of these: {', '.join(DRAFTERS)}"),
         ("LoRA adapters, which are other weights than the bundle was calibrated on",
          config.lora_config and weights_of(config) != weights.ANY, f"{WEIGHTS}=any serves them"),
-        ("tensor parallelism", parallel.tensor_parallel_size > 1, ""),
         ("pipeline parallelism", parallel.pipeline_parallel_size > 1, ""),
         ("data parallelism", parallel.data_parallel_size > 1, "one server a GPU"),
         ("context parallelism", max(parallel.decode_context_parallel_size,

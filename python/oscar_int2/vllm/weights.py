@@ -11,7 +11,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from .. import weights
 from . import settings
-from .backend import OscarAttention
+from .backend import OscarAttention, first_kv_head
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -30,7 +30,9 @@ class Loaded:
         for name, module in model.named_modules():
             if isinstance(getattr(module, "impl", None), OscarAttention):
                 attention = model.get_submodule(name.rpartition(".")[0])
-                first_head = getattr(getattr(attention, "qkv_proj", None), "tp_rank", 0) * module.impl.num_kv_heads
+                projection = getattr(attention, "qkv_proj", None)
+                first_head = first_kv_head(self.bundle.layers[extract_layer_index(name)].num_kv_heads,
+                                           getattr(projection, "tp_size", 1), getattr(projection, "tp_rank", 0))
                 self.parts[extract_layer_index(name)] = attention, first_head, module.impl.num_kv_heads
                 self.impls.append(module.impl)
 

@@ -1,4 +1,5 @@
-"""Which exact window a running request holds."""
+"""Which exact window a running request holds in vLLM's first model runner. The second one has an index for
+each running request, which is its window."""
 
 
 class WindowSlots:

@@ -18,7 +18,7 @@ class Recorder:
             result = forward(_, q, k, v, kv_cache, metadata, output, *others, **options)
             end = metadata.num_tokens
             self.steps.append([x[:end].clone() for x in (q, k, v, output)])
-            tables = metadata.decodes or metadata.appended
+            tables = metadata.decodes.tables if metadata.decodes else metadata.appended
             self.pool = adapter().pool(kv_cache)
             self.block_table = tables.block_table[:1].clone()
             return result

@@ -24,7 +24,15 @@ import numpy as np
 import torch
 
 
+# vLLM's model runner, 1 or 2. Without Triton, as on a CPU, the second one needs its interpreter.
+RUNNER = int(os.environ.get("OSCAR_VLLM_RUNNER", "1"))
+INTERPRETED = RUNNER == 2 and not torch.cuda.is_available()
+os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(RUNNER - 1)
 try:
+    if INTERPRETED:
+        import second_runner
+
+        second_runner.interpret()
     import vllm
 except ImportError:
     vllm = None
@@ -143,8 +151,9 @@ class Engine:
         self.llm = vllm.LLM(str(MODEL), **options)
         self.core = self.llm.llm_engine
         self.scheduler = self.core.engine_core.engine_core.scheduler
-        runner = self.core.model_executor.driver_worker.worker.model_runner
-        self.builder = runner.attn_groups[0][0].get_metadata_builder()
+        self.runner = self.core.model_executor.driver_worker.worker.model_runner
+        [self.builder] = [builder for groups in self.runner.attn_groups for group in groups
+                          for builder in group.metadata_builders if hasattr(builder, "sink_blocks")]
         self.texts = texts(self.llm.get_tokenizer())
         self.count = 0
         self.cached = {}  # tokens of prompts that came from shared blocks, by id of finished requests

@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""Speculative decoding over INT2 pages: drafts that are taken and drafts that are not, k of them at a time."""
+import importlib.util
+import json
+import pathlib
+import random
+import tempfile
+import unittest
+
+import vllm_case as case
+import torch
+from vllm_case import needs_vllm
+
+MODEL_DRAFTS = {"method": "draft_model", "model": str(case.MODEL)}
+# Of 1,000 tokens 672 are coded, in 11 pages, and the ring wraps. An interpreter takes long.
+TOKENS = 160 if case.INTERPRETED else 600
+# The graphs of a GPU, where there is one: a step of drafts runs in them.
+GRAPHS = {"enforce_eager": False, "compilation_config": {
+    "mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}} if torch.cuda.is_available() else {}
+
+
+class Drafts:
+    """What an engine's drafter proposes, in place of its own: the tokens that come, some of them changed.
+
+    `texts`: {request: the answer that is expected}. Requests without one get drafts that are wrong."""
+
+    def __init__(self, engine, k, wrong=0.3, ragged=False):
+        self.engine, self.k, self.wrong, self.ragged = engine, k, wrong, ragged
+        self.texts, self.source = {}, random.Random(k)
+
+    def of(self, request_id, begin):
+        """The next drafts of a request that has so many tokens behind its prompt."""
+        text = self.texts.get(request_id.rsplit("-", 1)[0], [])
+        drafts = (text[begin:begin + self.k] + [0] * self.k)[:self.k]
+        return [token if self.source.random() > self.wrong else (token + 1) % 8192 for token in drafts]
+
+    def in_first_runner(self, scheduler_output, sampled_token_ids, *_):
+        rows = sampled_token_ids.tolist() if torch.is_tensor(sampled_token_ids) else sampled_token_ids
+        known = self.engine.scheduler.requests
+        drafts = [self.of(request, known[request].num_output_tokens + sum(token >= 0 for token in row))
+                  for request, row in zip(self.engine.runner.input_batch.req_ids, rows)]
+        if self.ragged:
+            return [row[:self.source.randrange(self.k + 1)] for row in drafts]
+        return torch.tensor(drafts, dtype=torch.int32, device=self.engine.builder.device)
+
+    def in_second_runner(self, input_batch, *_, **__):
+        states, rows = self.engine.runner.req_states, input_batch.idx_mapping_np
+        answered = states.total_len.gpu.cpu().numpy()[rows] - states.prompt_len.np[rows]
+        drafts = [self.of(*pair) for pair in zip(input_batch.req_ids, answered.tolist())]
+        return torch.tensor(drafts, dtype=torch.int64, device=self.engine.builder.device)
+
+    def __enter__(self):
+        runner = self.engine.runner
+        self.owner, self.name, ours = (
+            (runner, "propose_draft_token_ids", self.in_first_runner) if case.RUNNER == 1 else
+            (runner.speculator, "propose", self.in_second_runner))
+        setattr(self.owner, self.name, ours)
+        return self
+
+    def __exit__(self, *_):
+        delattr(self.owner, self.name)
+
+
+class WithDrafts(case.EngineTest):
+    k = 0
+    ragged = False      # requests have different numbers of drafts
+    overlapped = False  # a step begins before the last one has ended: only the device knows lengths
+    speculative = MODEL_DRAFTS
+
+    @classmethod
+    def setUpClass(cls):
+        if not cls.k:
+            raise unittest.SkipTest("its subclasses have drafts")
+        cls.engine = case.Engine(
+            kv_cache_memory_bytes=96 << 20, async_scheduling=cls.overlapped, **GRAPHS,
+            speculative_config={**cls.speculative, "num_speculative_tokens": cls.k})
+
+    def steps(self):
+        """Runs what was added. Returns ({id: CompletionOutput}, steps), and finds history where it must be."""
+        engine, format, steps, finished = self.engine, self.engine.builder.format, 0, {}
+        while engine.core.has_unfinished_requests():
+            certain = {r.request_id: r.num_tokens for r in engine.scheduler.running
+                       if r.num_tokens - r.num_computed_tokens == 1 and not self.overlapped}
+            engine.step(finished)
+            steps += 1
+            history = engine.builder.tables.history.tolist()
+            for request, tokens in certain.items():
+                if request in engine.builder.slots.of:
+                    self.assertEqual(history[engine.builder.slots.of[request]], format.history_tokens(tokens),
+                                     "INT2 tokens of a request, by those that were certain")
+        return finished, steps
+
+    def like_one_at_a_time(self, prompt, output):
+        """Log probabilities of an answer are those of the package's cache, read one token at a time."""
+        ours = torch.tensor(case.log_probabilities_in_transformers(prompt, output.token_ids))
+        theirs = torch.tensor([step[token].logprob for step, token in zip(output.logprobs, output.token_ids)])
+        self.assertLess((ours - theirs).abs().max(), case.DRIFT)
+        self.assertLess((ours - theirs).abs().mean(), case.DRIFT / 8)
+
+    def test_the_text_is_that_without_drafts(self):
+        if self.overlapped and case.RUNNER == 1:
+            self.skipTest("the first runner asks for drafts before anybody knows what they follow")
+        engine, prompt = self.engine, self.engine.prompt(4, 400)
+        with Drafts(engine, self.k, ragged=self.ragged) as drafts:
+            name = engine.add(prompt, TOKENS)
+            finished, steps = self.steps()  # nearly no draft is right
+            first = finished[name]
+            self.assertGreater(steps, 0.9 * TOKENS)
+            self.like_one_at_a_time(prompt, first)
+            long = engine.add(prompt, TOKENS)
+            drafts.texts[long] = list(first.token_ids)
+            short = engine.add(engine.prompt(1, 330), 120)
+            tiny = engine.add(engine.prompt(2, 2), 20)
+            finished, steps = self.steps()
+        self.assertLess(steps, 0.8 * TOKENS if not self.ragged else TOKENS, "drafts were taken")
+        self.same(finished[long], first, "with drafts that are taken")
+        self.like_one_at_a_time(prompt, finished[long])
+        self.like_one_at_a_time(engine.prompt(1, 330), finished[short])
+        self.like_one_at_a_time(engine.prompt(2, 2), finished[tiny])
+
+    def test_the_drafters_own_layers_stay_as_vllm_has_them(self):
+        """And what they propose is taken or not."""
+        engine = self.engine
+        kinds = [type(layer.impl).__name__ for layer in self.attention_layers()]
+        self.assertEqual(kinds.count("OscarAttention"), 8)
+        self.assertEqual(len(kinds) > 8, self.speculative["method"] != "ngram")
+        prompt = engine.prompt(0, 420)
+        name = engine.add(prompt, 80)
+        self.like_one_at_a_time(prompt, engine.run()[name])
+
+    def attention_layers(self):
+        layers = self.engine.core.vllm_config.compilation_config.static_forward_context.values()
+        return [layer for layer in layers if hasattr(layer, "impl")]
+
+
+def write_eagle_head(folder):
+    """An EAGLE head of random weights for the embedded model: one layer of Llama's."""
+    from safetensors.torch import save_file
+
+    model = json.loads((case.MODEL / "config.json").read_text())
+    hidden, inner, d = model["hidden_size"], model["intermediate_size"], model["head_dim"]
+    queries, heads = model["num_attention_heads"], model["num_key_value_heads"]
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, **{
+        name: model[name] for name in (
+            "hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads", "vocab_size",
+            "rms_norm_eps", "rope_theta", "max_position_embeddings", "hidden_act", "torch_dtype")}}
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {"fc": (hidden, 2 * hidden), "self_attn.q_proj": (queries * d, hidden),
+              "self_attn.k_proj": (heads * d, hidden), "self_attn.v_proj": (heads * d, hidden),
+              "self_attn.o_proj": (hidden, queries * d), "mlp.gate_proj": (inner, hidden),
+              "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
+    torch.manual_seed(0)
+    tensors = {f"{'' if name == 'fc' else 'layers.0.'}{name}.weight": (torch.randn(shape) * 0.02).bfloat16()
+               for name, shape in shapes.items()}
+    tensors["layers.0.post_attention_layernorm.weight"] = torch.ones(hidden).bfloat16()
+    save_file(tensors, folder / "model.safetensors")
+
+
+@needs_vllm
+class Eagle(WithDrafts):
+    """Its random head is never right by itself."""
+
+    k = 3
+
+    @classmethod
+    def setUpClass(cls):
+        with tempfile.TemporaryDirectory() as folder:
+            write_eagle_head(pathlib.Path(folder))
+            cls.speculative = {"method": "eagle", "model": folder}
+            super().setUpClass()
+
+
+@needs_vllm
+@unittest.skipIf(case.RUNNER == 2, "vLLM 0.26's second model runner takes no draft models")
+class One(WithDrafts):
+    k = 1
+
+
+@needs_vllm
+@unittest.skipIf(case.RUNNER == 2, "vLLM 0.26's second model runner takes no draft models")
+class Three(WithDrafts):
+    """Some requests have fewer drafts than others."""
+
+    k = 3
+    ragged = True
+
+
+@needs_vllm
+class Five(Eagle):
+    """More than a call of the attention kernel takes."""
+
+    k = 5
+
+
+@needs_vllm
+@unittest.skipIf(case.RUNNER == 2, "vLLM 0.26's second model runner takes no drafts of the text itself")
+@unittest.skipUnless(importlib.util.find_spec("numba"), "vLLM's CPU engine comes without numba")
+class Ngram(WithDrafts):
+    k = 5
+    speculative = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+
+
+@needs_vllm
+@unittest.skipUnless(torch.cuda.is_available(), "no CUDA device")
+class OverlappedEagle(Eagle):
+    overlapped = True
+
+
+@needs_vllm
+@unittest.skipUnless(torch.cuda.is_available(), "no CUDA device")
+class OverlappedThree(Three):
+    ragged, overlapped = False, True
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

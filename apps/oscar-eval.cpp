@@ -16,6 +16,7 @@
 #include "oscar/base/json.h"
 #include "oscar/base/process.h"
 #include "oscar/bundle/run_checkpoint.h"
+#include "oscar/cache/rival_formats.h"
 #include "oscar/eval/evaluate.h"
 #include "oscar/eval/report/page.h"
 #include "oscar/eval/report/report_data.h"
@@ -29,15 +30,31 @@ constexpr const char* kDescription =
     "Compares MODEL with a 2-bit KV cache against itself with a BF16 cache:\n"
     "perplexity, KL divergence, top-1 agreement and needle tasks.\n";
 
-constexpr const char* kFooter =
+constexpr const char* kMethodsHelp =
     "METHODS bf16, exact (the INT2 path with the codec off), identity, identity-clip,\n"
     "        hadamard, hadamard-clip, random-clip, and with --bundle: oscar,\n"
     "        oscar-perhead, oscar-released, bundle, portable, portable-perhead.\n"
     "        With --bundle NAME=FILE also NAME, the transforms of that bundle.\n"
     "        Variants behind @: bundle@k (keys only), @v, @layer:N, @clip:K/V,\n"
-    "        @window:SINK/RECENT.\n"
+    "        @window:SINK/RECENT, @bits:K/V (codes of other widths, unclipped).\n"
+    "CODECS OF OTHERS, with bits of a value of keys / values at head_dim 128. They\n"
+    "        keep the windows and layers exact that they are shipped with; NAME@common\n"
+    "        takes the windows of this comparison, and every layer.\n";
+
+constexpr const char* kFooter =
     "A warning says so when the evaluated text is in a bundle's calibration text.\n"
     "Exit codes: 0 done, 1 failed, 2 usage, 130 stopped on request.";
+
+// A line for each codec.
+std::string rivals_help() {
+  constexpr int kHeadDim = 128;
+  std::string text;
+  for (const RivalFormat& rival : rival_formats()) {
+    text += fmt::format("  {:<19} {:>6.4g} / {:<6.4g} {}\n", rival.name, rival.key.at(kHeadDim),
+                        rival.value.at(kHeadDim), rival.source);
+  }
+  return text;
+}
 
 struct Arguments {
   EvaluateOptions options;
@@ -451,7 +468,7 @@ int run(const CLI::App& program, Arguments& arguments) {
 
 int main(int argc, char** argv) {
   CLI::App program(kDescription, "oscar-eval");
-  program.footer(kFooter);
+  program.footer(kMethodsHelp + rivals_help() + kFooter);
   Arguments arguments;
   program.add_option("MODEL", arguments.options.model, kModelHelp)->required();
   add_measurement_options(program, arguments);

@@ -26,7 +26,7 @@ int64_t demoted_after(const CacheView& view, int64_t length) {
 
 TEST(CacheView, DecodeAgreesWithACacheSimulatedTokenByToken) {
   for (const int64_t sink : {0, 1, 4}) {
-    for (const int64_t recent : {1, 3, 8}) {
+    for (const int64_t recent : {0, 1, 3, 8}) {
       for (const int64_t block : {1, 2, 5, 16}) {
         const CacheView view{.sink = sink, .recent = recent, .demote_block = block};
         for (int64_t i = 0; i < 60; ++i) {

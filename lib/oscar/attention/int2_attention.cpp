@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "oscar/attention/device_rows.h"
+#include "oscar/attention/wide_codes.h"
 #include "oscar/base/error.h"
 #include "oscar/cache/pages.h"
 #include "oscar/fit/head_fit.h"
@@ -185,9 +186,11 @@ std::vector<SegmentRun> segment_runs(const SideCodec& side, const RowPlaces& pla
 
 torch::Tensor quantize_dequantize(const SideCodec& side, const torch::Tensor& rows,
                                   const std::string& where, const std::vector<SegmentRun>& runs) {
+  if (side.other) return side.other(rows.to(torch::kBFloat16).to(torch::kFloat32));
   require_plain(side, where);
   if (side.centers.defined()) return about_centers(side, rows, where, runs);
   const auto x = rows.to(torch::kBFloat16).to(torch::kFloat32).contiguous();
+  if (side.code_bits != 2) return quantize_dequantize_wide(side, x, where);
   if (x.is_cpu()) return quantize_dequantize_host(side, x, where);
   if (x.is_cuda() && has_device_rows()) return quantize_dequantize_device(side, x, where);
   return quantize_dequantize_host(on_host(side), x.to(torch::kCPU), where).to(x.device());
@@ -448,6 +451,19 @@ CacheRows Int2Attention::append(int layer, const CacheRows& rows) {
   return kept;
 }
 
+void Int2Attention::read_back(const LayerCodec& codec, int layer, int64_t before,
+                              CacheRows& rows) const {
+  const std::string where = "layer " + std::to_string(layer);
+  const auto runs =
+      segment_runs(codec.key, {before, first_position_, view_.sink}, rows.k_exact.size(2));
+  rows.k_int2 = codec.int2_keys
+                    ? quantize_dequantize(codec.key, rows.k_exact, where + ", keys", runs)
+                    : rows.k_exact;
+  rows.v_int2 = codec.int2_values
+                    ? quantize_dequantize(codec.value, rows.v_exact, where + ", values")
+                    : rows.v_exact;
+}
+
 torch::Tensor Int2Attention::attend(int layer, const torch::Tensor& q, const torch::Tensor& k,
                                     const torch::Tensor& v, double sm_scale) {
   CacheView view = view_;
@@ -456,25 +472,23 @@ torch::Tensor Int2Attention::attend(int layer, const torch::Tensor& q, const tor
   CacheRows rows;
   torch::Tensor queries;
   if (codec) {
-    const std::string where = "layer " + std::to_string(layer);
     rows.k_exact = to_cache_basis(codec->key, k);
     rows.v_exact = to_cache_basis(codec->value, v);
     const int64_t before =
         keep_ && kept_[layer].k_exact.defined() ? kept_[layer].k_exact.size(2) : 0;
-    const auto runs = segment_runs(codec->key, {before, first_position_, view.sink}, k.size(2));
-    rows.k_int2 = codec->int2_keys
-                      ? quantize_dequantize(codec->key, rows.k_exact, where + ", keys", runs)
-                      : rows.k_exact;
-    rows.v_int2 = codec->int2_values
-                      ? quantize_dequantize(codec->value, rows.v_exact, where + ", values")
-                      : rows.v_exact;
+    read_back(*codec, layer, before, rows);
     queries = to_query_basis(*codec, q);
   } else {
     rows.k_exact = rows.k_int2 = k.to(torch::kFloat32);
     rows.v_exact = rows.v_int2 = v.to(torch::kFloat32);
     queries = q.to(torch::kFloat32);
   }
-  auto out = attend_cache_rows(view, queries, keep_ ? append(layer, rows) : rows, sm_scale);
+  if (keep_) {
+    rows = append(layer, rows);
+    // Other codecs look at tokens together: all anew, as the sequence is now.
+    if (codec && codec->key.other) read_back(*codec, layer, 0, rows);
+  }
+  auto out = attend_cache_rows(view, queries, rows, sm_scale);
   if (codec) out = from_value_basis(*codec, out);
   return out.to(q.dtype());
 }

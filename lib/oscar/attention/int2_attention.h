@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,6 +51,10 @@ class DeviceRecipe {
 
 // Keys or values of one layer into the cache's basis and through the INT2 codec, as torch tensors.
 
+// Another project's codec: rows [batch, Hkv, tokens, d] float32 that hold bf16 numbers, row i token
+// i of its sequence, as they are read back.
+using RowCodec = std::function<torch::Tensor(const torch::Tensor& rows)>;
+
 // One side (keys or values) of one layer on a device. All tensors float32.
 struct SideCodec {
   torch::Tensor forward;   // [Hkv, d, d]
@@ -61,6 +66,8 @@ struct SideCodec {
   torch::Tensor centers;
   SideRecipe recipe;  // [Hkv]
   RowFormat format;
+  int code_bits = 2;  // other widths are for measuring (attention/wide_codes.h)
+  RowCodec other;     // in place of all that is above but `forward` and `partner`; mostly empty
 };
 
 // Where the rows of one sequence lie: row i is token first_token + i of it, and its first token has
@@ -101,7 +108,7 @@ torch::Tensor to_cache_basis(const SideCodec& side, const torch::Tensor& x);
 // `runs` cover all tokens, and are needed with centers only. By the cache library on the CPU
 // (also for rows on a GPU in programs without kernels), by a kernel with the same bits on CUDA.
 // `where` names the layer in errors: non-finite rows, or a range that the metadata dtype cannot
-// hold.
+// hold. Of other widths and other codecs: the same by operations of torch.
 torch::Tensor quantize_dequantize(const SideCodec& side, const torch::Tensor& rows,
                                   const std::string& where,
                                   const std::vector<SegmentRun>& runs = {});
@@ -222,6 +229,8 @@ class Int2Attention final : public CacheEngine {
   bool quantizes(int layer) const override { return layers_[layer] != nullptr; }
 
  private:
+  // Rows as the cache holds them; `before` tokens are in it already.
+  void read_back(const LayerCodec& codec, int layer, int64_t before, CacheRows& rows) const;
   CacheRows append(int layer, const CacheRows& rows);
 
   std::vector<std::shared_ptr<const LayerCodec>> layers_;

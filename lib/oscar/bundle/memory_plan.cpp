@@ -13,6 +13,7 @@
 #include "oscar/base/json.h"
 #include "oscar/base/strings.h"
 #include "oscar/cache/codec.h"
+#include "oscar/cache/rival_formats.h"
 #include "oscar/model/checkpoint/checkpoint.h"
 #include "oscar/model/checkpoint/weights.h"
 
@@ -182,6 +183,75 @@ Json sweep_at(const CachedModel& model, int64_t context, std::optional<double> r
   return rows;
 }
 
+// Bits of an element of both sides of a layer that holds `tokens`.
+struct SideBits {
+  double key = 16, value = 16;
+};
+
+// Bytes of one request of `tokens`; `bits(i, held)`: of layer i, which holds so many of them.
+template <typename Bits>
+double bytes_of_layers(const CachedModel& model, int64_t tokens, const Bits& bits) {
+  double bytes = 0;
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    const LayerGeometry& layer = model.layers[i];
+    const int64_t held =
+        layer.sliding_window > 0 ? std::min<int64_t>(tokens, layer.sliding_window) : tokens;
+    const SideBits of = bits(i, held);
+    bytes += static_cast<double>(int64_t{layer.num_kv_heads} * held) *
+             (layer.head_dim_k * of.key + layer.head_dim_v * of.value) / 8;
+  }
+  return bytes;
+}
+
+double rival_bytes(const CachedModel& model, const RivalFormat& rival, int64_t tokens) {
+  const int recent = mean_recent_tokens(rival), layers = static_cast<int>(model.layers.size());
+  return bytes_of_layers(model, tokens, [&](size_t i, int64_t held) {
+    const LayerGeometry& layer = model.layers[i];
+    if (is_exact_layer(rival, static_cast<int>(i), layers)) return SideBits{};
+    const auto bits = [&](const RivalBits& of_row, int head_dim) {
+      return bits_per_element(of_row.at(head_dim), held, rival.sink_tokens, recent);
+    };
+    return SideBits{bits(rival.key, layer.head_dim_k), bits(rival.value, layer.head_dim_v)};
+  });
+}
+
+// The bundle's rows with other widths of codes.
+double wide_bytes(const CachedModel& model, std::pair<int, int> widths, int64_t tokens) {
+  const QuantizerSettings& q = model.quantizer;
+  return bytes_of_layers(model, tokens, [&](size_t i, int64_t held) {
+    if (!model.layers[i].quantized) return SideBits{};
+    const auto bits = [&](int width) {
+      return bits_per_element(row_bits(q.row_format(), width), held, q.sink_tokens,
+                              q.recent_tokens);
+    };
+    return SideBits{bits(widths.first), bits(widths.second)};
+  });
+}
+
+// By the names of oscar-eval, fewest bytes first: other widths, and other projects' codecs as they
+// are shipped.
+Json codecs_at(const CachedModel& model, int64_t context, std::optional<double> room) {
+  constexpr std::pair<int, int> kWidths[] = {{2, 2}, {3, 2}, {3, 3}, {4, 2}, {4, 4}};
+  const double bf16 = request_bytes(model, CacheFormat::kBf16, context);
+  std::vector<Json> rows;
+  const auto add = [&](const std::string& name, double bytes) {
+    Json row{{"name", name}, {"bits_per_value", 16 * bytes / bf16}, {"request_bytes", bytes}};
+    if (room) row["requests"] = static_cast<int64_t>(*room / bytes);
+    rows.push_back(std::move(row));
+  };
+  for (const auto& [key, value] : kWidths) {
+    const bool own = key == 2 && value == 2;
+    add(own ? "bundle" : fmt::format("bundle@bits:{}/{}", key, value),
+        wide_bytes(model, {key, value}, context));
+  }
+  for (const RivalFormat& rival : rival_formats()) {
+    add(rival.name, rival_bytes(model, rival, context));
+  }
+  std::ranges::stable_sort(rows, {},
+                           [](const Json& row) { return row["request_bytes"].get<double>(); });
+  return rows;
+}
+
 std::string shown(const Json& value) {
   return printable(value.is_string() ? value.get<std::string>() : json_text(value));
 }
@@ -221,6 +291,21 @@ std::string fit_table(const Json& plan) {
   return text;
 }
 
+std::string codec_table(const Json& plan) {
+  const bool fits = plan.contains("gpu_bytes");
+  std::string text =
+      fmt::format("\nAll codecs at {} tokens\n{:<24} bits/value       GiB{}\n",
+                  count(plan["context"].get<double>()), "", fits ? "  requests" : "");
+  for (const Json& row : plan["codecs"]) {
+    text +=
+        fmt::format("  {:<22} {:>10.3f} {:>9}", row["name"].get<std::string>(),
+                    row["bits_per_value"].get<double>(), gib(row["request_bytes"].get<double>()));
+    if (fits) text += fmt::format(" {:>9}", count(row["requests"].get<double>()));
+    text += "\n";
+  }
+  return text;
+}
+
 std::string sweep_table(const Json& plan) {
   const bool fits = plan.contains("gpu_bytes");
   std::string text = fmt::format(
@@ -249,19 +334,11 @@ CachedModel read_cached_model(const std::string& model) {
 }
 
 double request_bytes(const CachedModel& model, CacheFormat format, int64_t tokens) {
-  double bytes = 0;
-  for (const LayerGeometry& layer : model.layers) {
-    const int64_t held =
-        layer.sliding_window > 0 ? std::min<int64_t>(tokens, layer.sliding_window) : tokens;
-    const double values =
-        static_cast<double>(int64_t{layer.num_kv_heads} * (layer.head_dim_k + layer.head_dim_v)) *
-        static_cast<double>(held);
-    const double bits = format == CacheFormat::kFp8                       ? 8
-                        : format == CacheFormat::kInt2 && layer.quantized ? bits_of(model, held)
-                                                                          : 16;
-    bytes += values * bits / 8;
-  }
-  return bytes;
+  return bytes_of_layers(model, tokens, [&](size_t i, int64_t held) {
+    const bool int2 = format == CacheFormat::kInt2 && model.layers[i].quantized;
+    const double bits = format == CacheFormat::kFp8 ? 8 : int2 ? bits_of(model, held) : 16;
+    return SideBits{bits, bits};
+  });
 }
 
 Json memory_plan(const CachedModel& model, const PlanOptions& options) {
@@ -307,6 +384,7 @@ Json memory_plan(const CachedModel& model, const PlanOptions& options) {
   for (const int64_t tokens : contexts_of(model, context)) {
     rows.push_back(row_at(model, tokens, room));
   }
+  plan["codecs"] = codecs_at(model, context, room);
   plan["sweep"] = sweep_at(model, context, room);
   return plan;
 }
@@ -342,7 +420,7 @@ std::string memory_plan_text(const Json& plan) {
   }
   text += request_table(plan);
   if (plan.contains("gpu_bytes")) text += fit_table(plan);
-  return text + sweep_table(plan);
+  return text + codec_table(plan) + sweep_table(plan);
 }
 
 }  // namespace oscar

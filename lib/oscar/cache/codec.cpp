@@ -8,6 +8,8 @@
 #include <cmath>
 #include <utility>
 
+#include "oscar/cache/rival_formats.h"
+
 namespace oscar {
 
 // The words of each choice, once.
@@ -106,12 +108,7 @@ bool SideRecipe::any(Rounding way) const {
 }
 
 double bits_per_element(const RowFormat& format, int64_t length, int64_t sink, int64_t recent) {
-  if (length <= sink + recent) return 16.0;
-  const double exact = 16.0 * static_cast<double>(sink + recent);
-  const double quantized =
-      (2.0 + 2.0 * 8 * metadata_bytes(format.metadata) / format.quant_group_size) *
-      static_cast<double>(length - sink - recent);
-  return (exact + quantized) / static_cast<double>(length);
+  return bits_per_element(row_bits(format, 2), length, sink, recent);
 }
 
 }  // namespace oscar

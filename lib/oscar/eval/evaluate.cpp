@@ -32,7 +32,10 @@ constexpr int64_t kDeviceFirstTokens = 16384;
 int64_t first_measured(const EvaluateOptions& options, int64_t sequence_length,
                        const std::vector<Method>& methods) {
   int64_t windows = 1;
-  for (const Method& m : methods) windows = std::max(windows, m.view.sink + m.view.recent);
+  for (const Method& m : methods) {
+    const int64_t tile = m.rival ? m.view.demote_block : 1;  // the first one has to be full
+    windows = std::max(windows, m.view.sink + m.view.recent + tile - 1);
+  }
   int64_t first = std::max<int64_t>(1, options.first_position.value_or(windows));
   if (options.stride > 0) first = std::max(first, sequence_length - options.stride);
   return first;

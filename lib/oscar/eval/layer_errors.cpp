@@ -84,7 +84,7 @@ class RowClassObserver final : public AttentionObserver {
     const auto q = record.q[i], k = record.k[i], v = record.v[i];
     for (size_t m = 0; m < methods_.size(); ++m) {
       const LayerCodec* const codec = methods_[m].layers[static_cast<size_t>(record.layer)].get();
-      if (!codec) continue;
+      if (!codec || methods_[m].rival) continue;
       CacheView view = methods_[m].view;
       view.sliding_window = model_.config().geometry(record.layer, 0).sliding_window;
       if (!received_.attention.defined() || i != sequence_ || record.layer != layer_) {
@@ -186,6 +186,7 @@ RowClassSums measure_row_classes(Transformer& model, const std::vector<Method>& 
 }
 
 Json row_classes_json(const RowClassSums& sums, const std::vector<Method>& methods) {
+  if (std::accumulate(sums.rows.begin(), sums.rows.end(), 0.0) == 0) return nullptr;
   Json result = {{"rows", shares(sums.rows)}, {"attention", shares(sums.attention)}};
   for (size_t m = 0; m < methods.size(); ++m) {
     const auto any = [](const ByRowClass& errors) {
@@ -207,7 +208,7 @@ constexpr int64_t kRowsLookedAt = 256;  // 2-bit rows that are looked at
 // Whether the method writes keys of `layer` in 2 bits; variants are left to their base.
 bool has_int2_keys(const Method& method, int layer) {
   const auto& codec = method.layers[static_cast<size_t>(layer)];
-  return codec && codec->int2_keys && !method.codec_off &&
+  return codec && codec->int2_keys && !method.codec_off && !method.rival &&
          method.name.find('@') == std::string::npos;
 }
 
@@ -321,6 +322,10 @@ void add_heads(const torch::Tensor& losses, std::vector<double>& heads) {
   for (size_t h = 0; h < heads.size(); ++h) heads[h] += sums.data_ptr<double>()[h];
 }
 
+bool same_windows(const CacheView& a, const CacheView& b) {
+  return a.sink == b.sink && a.recent == b.recent && a.demote_block == b.demote_block;
+}
+
 class LayerErrorObserver final : public AttentionObserver {
  public:
   LayerErrorObserver(const Transformer& model, const std::vector<Method>& methods,
@@ -336,7 +341,7 @@ class LayerErrorObserver final : public AttentionObserver {
   void observe_sequence(const AttentionRecord& record, int64_t i, const torch::Tensor& metric) {
     const auto q = record.q[i], k = record.k[i], v = record.v[i];
     std::optional<AttentionProbe> probe;
-    int64_t first_of_probe = -1;
+    CacheView of_probe;
     for (size_t m = 0; m < methods_.size(); ++m) {
       const LayerCodec* const codec = methods_[m].layers[static_cast<size_t>(record.layer)].get();
       if (!codec || methods_[m].codec_off) continue;
@@ -345,13 +350,12 @@ class LayerErrorObserver final : public AttentionObserver {
       // Methods that differ in windows read other keys as INT2.
       const int64_t first = view.sink + view.recent;
       if (first >= q.size(1)) continue;
-      if (!probe || first != first_of_probe || view.sink != sink_of_probe_) {
+      if (!probe || !same_windows(view, of_probe)) {
         const auto positions = evenly_spaced(first, q.size(1), kLayerErrorQueries);
         probe.emplace(view, positions,
                       q.index_select(1, torch::tensor(positions, torch::kInt64).to(q.device())), k,
                       v, metric, record.sm_scale);
-        first_of_probe = first;
-        sink_of_probe_ = view.sink;
+        of_probe = view;
       }
       add_errors(*probe, *codec, k, v, {0, record.first_position, view.sink},
                  static_cast<size_t>(record.layer), sums_[m]);
@@ -388,7 +392,6 @@ class LayerErrorObserver final : public AttentionObserver {
   const Transformer& model_;
   const std::vector<Method>& methods_;
   std::vector<LayerErrorSums>& sums_;
-  int64_t sink_of_probe_ = -1;
 };
 
 bool all_finite(const ByLayerAndHead& sums) {

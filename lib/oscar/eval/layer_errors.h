@@ -35,12 +35,13 @@ struct RowClassSums {
 };
 
 // One forward pass of the reference over ids [sequences, tokens], each method's rows written beside
-// it. `separators`: token ids.
+// it but those of rivals, whose windows differ. `separators`: token ids.
 RowClassSums measure_row_classes(Transformer& model, const std::vector<Method>& methods,
                                  const torch::Tensor& ids, const std::vector<int32_t>& separators,
                                  int64_t position_offset);
 
-// For each class its share of rows and of attention, and of each method's errors.
+// For each class its share of rows and of attention, and of each method's errors; null without
+// rows.
 Json row_classes_json(const RowClassSums& sums, const std::vector<Method>& methods);
 
 // One key row of real text, as the model writes it and as each method's cache holds it.

@@ -10,7 +10,9 @@
 #include <random>
 
 #include "oscar/attention/paged_attention.h"
+#include "oscar/attention/wide_codes.h"
 #include "oscar/base/error.h"
+#include "oscar/eval/rival_codecs.h"
 #include "oscar/fit/fit.h"
 
 namespace oscar {
@@ -73,6 +75,7 @@ const Base& find_base(std::string_view name, std::span<const NamedBundle> named 
     if (name == base.name) return base;
     known += (known.empty() ? "" : ", ") + std::string(base.name);
   }
+  for (const RivalFormat& rival : rival_formats()) known += ", " + std::string(rival.name);
   for (const NamedBundle& other : named) known += ", " + other.name;
   throw UsageError({.what = "unknown method",
                     .where = "--compare",
@@ -206,15 +209,17 @@ const NamedBundle* find_named(const std::string& name, std::span<const NamedBund
 // What the variants after the base ask for.
 struct Variants {
   bool keys = true, values = true;
+  bool common = false;
   std::optional<int64_t> only_layer;
   std::optional<std::pair<double, double>> clip;
-  std::optional<std::pair<int64_t, int64_t>> window;
+  std::optional<std::pair<int64_t, int64_t>> window, bits;
 };
 
 [[noreturn]] void refuse_variant(const std::string& name, const std::string& variant) {
   throw UsageError({.what = "malformed variant of a method",
                     .where = "--compare " + name,
-                    .expected = "k, v, layer:N, clip:K/V or window:SINK/RECENT",
+                    .expected = "k, v, layer:N, window:SINK/RECENT; of a codec of others also "
+                                "common, else clip:K/V or bits:K/V",
                     .found = variant});
 }
 
@@ -241,11 +246,12 @@ bool parse_pair(const std::string& text, std::optional<std::pair<Number, Number>
                                 const std::string& other) {
   throw UsageError({.what = "two variants of a method that set the same",
                     .where = "--compare " + name,
-                    .expected = "at most one of k and v, one layer, one clip and one window",
+                    .expected = "at most one of k and v, one layer, one clip, one bits, and one of "
+                                "window and common",
                     .found = fmt::format("{} and {}", one, other)});
 }
 
-Variants parse_variants(const std::string& name, const ModelConfig& config) {
+Variants parse_variants(const std::string& name, const ModelConfig& config, bool is_rival) {
   Variants out;
   const auto parts = split(name, '@');
   std::map<std::string, std::string> given;  // what a variant sets, to the variant
@@ -264,34 +270,34 @@ Variants parse_variants(const std::string& name, const ModelConfig& config) {
              !config.layer(static_cast<int>(layer)).attention.local;
       out.only_layer = layer;
     } else if (key == "clip") {
-      good = parse_pair(value, out.clip) && out.clip->first <= 1 && out.clip->second <= 1;
+      good =
+          !is_rival && parse_pair(value, out.clip) && out.clip->first <= 1 && out.clip->second <= 1;
+    } else if (key == "bits") {
+      const auto width = [](int64_t bits) { return bits >= 1 && bits <= kMostCodeBits; };
+      good = !is_rival && parse_pair(value, out.bits) && width(out.bits->first) &&
+             width(out.bits->second);
+    } else if (key == "common") {
+      out.common = true;
+      good = is_rival && colon == std::string::npos;
     } else if (key == "window") {
       good = parse_pair(value, out.window) && out.window->first <= kLargestWindow &&
              out.window->second >= 1 && out.window->second <= kLargestWindow;
     }
     if (!good) refuse_variant(name, parts[i]);
-    const auto [first, is_new] = given.emplace(key == "v" ? "k" : key, parts[i]);
+    const std::string sets = key == "v" ? "k" : key == "common" ? "window" : key;
+    const auto [first, is_new] = given.emplace(sets, parts[i]);
     if (!is_new) refuse_second(name, first->second, parts[i]);
   }
   return out;
 }
 
-}  // namespace
-
-Method make_method(const std::string& name, const MethodSource& given) {
-  const ModelConfig& config = *given.config;
-  const std::string first = split(name, '@')[0];
-  const NamedBundle* const named = find_named(first, given.named);
-  const Base& base = named ? find_base("bundle") : find_base(first, given.named);
-  MethodSource source = given;
-  if (named) source.bundle = &named->bundle;
-  const Variants variants = parse_variants(name, config);
+// What all methods begin with.
+Method start_method(const std::string& name, const std::string& summary, const MethodSource& source,
+                    const QuantizerSettings& quantizer, const Variants& variants) {
   Method method;
   method.name = name;
-  method.summary = named ? fmt::format("bundle {}", first) : base.summary;
-  method.reference = base.origin == Origin::kReference;
-  method.codec_off = base.origin == Origin::kExact;
-  method.quantizer = source.quantizer;
+  method.summary = summary;
+  method.quantizer = quantizer;
   if (variants.window) {
     method.quantizer.sink_tokens = static_cast<int>(variants.window->first);
     method.quantizer.recent_tokens = static_cast<int>(variants.window->second);
@@ -300,37 +306,128 @@ Method make_method(const std::string& name, const MethodSource& given) {
   method.view.sink = method.quantizer.sink_tokens;
   method.view.recent = method.quantizer.recent_tokens;
   method.view.demote_block = method.quantizer.demote_block;
-  method.layers.resize(config.num_layers);
-  method.num_local = config.num_layers - config.num_fitted_layers();
+  method.layers.resize(source.config->num_layers);
+  method.num_local = source.config->num_layers - source.config->num_fitted_layers();
+  return method;
+}
+
+// `layer` as the method writes it: null where it stays exact, else what `code` makes.
+template <typename Code>
+void add_codecs(const MethodSource& source, const Variants& variants, const Code& code,
+                Method& method) {
+  for (int layer = 0; layer < source.config->num_layers; ++layer) {
+    if (variants.only_layer && *variants.only_layer != layer) continue;
+    const LayerGeometry geometry = source.config->geometry(layer, method.quantizer.recent_tokens);
+    if (!geometry.fitted() || !(geometry.quantized || method.codec_off)) continue;
+    std::shared_ptr<LayerCodec> codec = code(geometry);
+    if (!codec) continue;
+    codec->int2_keys = variants.keys && !method.codec_off;
+    codec->int2_values = variants.values && !method.codec_off;
+    method.layers[layer] = std::move(codec);
+  }
+}
+
+SideCodec rival_side(const RivalFormat& rival, Side side, const LayerGeometry& geometry,
+                     const Method& method, torch::Device device) {
+  const int d = side == Side::kKey ? geometry.head_dim_k : geometry.head_dim_v;
+  SideCodec codec;
+  codec.forward = codec.partner = torch::eye(d).repeat({geometry.num_kv_heads, 1, 1}).to(device);
+  codec.recipe = SideRecipe(static_cast<size_t>(geometry.num_kv_heads), {});
+  codec.other = rival_codec(rival, side, d, method.view.sink, device);
+  return codec;
+}
+
+Method rival_method(const std::string& name, const RivalFormat& rival, const MethodSource& source) {
+  const Variants variants = parse_variants(name, *source.config, true);
+  QuantizerSettings quantizer = source.quantizer;
+  if (!variants.common) {
+    quantizer.sink_tokens = rival.sink_tokens;
+    quantizer.recent_tokens = rival.recent_tokens;
+    quantizer.demote_block = 1;
+  }
+  // Whole tiles leave the recent window.
+  const int tiles = (quantizer.demote_block + rival.tile_tokens - 1) / rival.tile_tokens;
+  quantizer.demote_block = tiles * rival.tile_tokens;
+  Method method = start_method(name, rival.summary, source, quantizer, variants);
+  method.rival = &rival;
+  method.key_bits = rival.key.at(source.config->head_dim);
+  method.value_bits = rival.value.at(source.config->head_dim);
+  const auto code = [&](const LayerGeometry& geometry) {
+    const bool exact =
+        !variants.common && is_exact_layer(rival, geometry.layer_id, source.config->num_layers);
+    if (exact) return std::shared_ptr<LayerCodec>();
+    auto codec = std::make_shared<LayerCodec>();
+    codec->key = rival_side(rival, Side::kKey, geometry, method, source.device);
+    codec->value = rival_side(rival, Side::kValue, geometry, method, source.device);
+    return codec;
+  };
+  add_codecs(source, variants, code, method);
+  return method;
+}
+
+// Sides of more than 2 bits are not clipped: the ratio was chosen for four levels.
+void set_clipping(const Variants& variants, LayerTransforms& transforms) {
+  const auto set = [](SideTransform& side, std::optional<double> ratio) {
+    if (ratio) std::ranges::fill(side.recipe.clip_ratio, static_cast<float>(*ratio));
+  };
+  const auto wide = [](int64_t bits) { return bits > 2 ? std::optional(0.0) : std::nullopt; };
+  if (variants.bits) {
+    set(transforms.key, wide(variants.bits->first));
+    set(transforms.value, wide(variants.bits->second));
+  }
+  if (variants.clip) {
+    set(transforms.key, variants.clip->first);
+    set(transforms.value, variants.clip->second);
+  }
+}
+
+}  // namespace
+
+Method make_method(const std::string& name, const MethodSource& given) {
+  const ModelConfig& config = *given.config;
+  const std::string first = split(name, '@')[0];
+  if (const RivalFormat* const rival = find_rival(first)) return rival_method(name, *rival, given);
+  const NamedBundle* const named = find_named(first, given.named);
+  const Base& base = named ? find_base("bundle") : find_base(first, given.named);
+  MethodSource source = given;
+  if (named) source.bundle = &named->bundle;
+  const Variants variants = parse_variants(name, config, false);
+  Method method = start_method(name, named ? fmt::format("bundle {}", first) : base.summary, source,
+                               source.quantizer, variants);
+  method.reference = base.origin == Origin::kReference;
+  method.codec_off = base.origin == Origin::kExact;
   if (method.reference) {
     if (name != base.name) refuse_variant(name, name);
     return method;
   }
-  for (int layer = 0; layer < config.num_layers; ++layer) {
-    if (variants.only_layer && *variants.only_layer != layer) continue;
-    const LayerGeometry geometry = config.geometry(layer, method.quantizer.recent_tokens);
-    if (!geometry.fitted() || !(geometry.quantized || method.codec_off)) continue;
+  const auto [key_width, value_width] = variants.bits.value_or(std::pair<int64_t, int64_t>(2, 2));
+  if (!method.codec_off) {
+    RowFormat format = method.quantizer.row_format();
+    if (format.quant_group_size <= 0) format.quant_group_size = config.head_dim;
+    method.key_bits = row_bits(format, static_cast<int>(key_width));
+    method.value_bits = row_bits(format, static_cast<int>(value_width));
+  }
+  const auto code = [&](const LayerGeometry& geometry) {
+    const int layer = geometry.layer_id;
     LayerTransforms transforms = layer_of(base, source, layer);
-    if (variants.clip) {
-      std::ranges::fill(transforms.key.recipe.clip_ratio, static_cast<float>(variants.clip->first));
-      std::ranges::fill(transforms.value.recipe.clip_ratio,
-                        static_cast<float>(variants.clip->second));
-    }
+    set_clipping(variants, transforms);
     auto codec = std::make_shared<LayerCodec>();
     codec->key = make_side_codec(transforms.key, Side::kKey, method.quantizer, layer, config.rope,
                                  source.device);
     codec->value = make_side_codec(transforms.value, Side::kValue, method.quantizer, layer,
                                    config.rope, source.device);
-    codec->int2_keys = variants.keys && !method.codec_off;
-    codec->int2_values = variants.values && !method.codec_off;
-    method.layers[layer] = std::move(codec);
-  }
+    codec->key.code_bits = static_cast<int>(key_width);
+    codec->value.code_bits = static_cast<int>(value_width);
+    return codec;
+  };
+  add_codecs(source, variants, code, method);
   return method;
 }
 
 void check_bundle_name(const std::string& name, std::span<const NamedBundle> others) {
   const auto is_method = [&](const Base& base) { return name == base.name; };
-  if (std::ranges::none_of(bases(), is_method) && !find_named(name, others)) return;
+  const bool is_known = std::ranges::any_of(bases(), is_method) || find_rival(name);
+  if (!is_known && !find_named(name, others)) return;
   throw Error({.what = "a bundle can't have this name",
                .where = "--bundle " + name + "=FILE",
                .expected = "one that no method and no other bundle has",
@@ -345,6 +442,7 @@ std::vector<std::string> default_methods(const Bundle* bundle, std::span<const N
   if (bundle && !bundle->portable.empty()) {
     names.insert(names.end(), {"portable", "portable-perhead"});
   }
+  names.emplace_back("fp8");
   if (bundle && !bundle->layers.empty()) names.emplace_back("bundle");
   for (const NamedBundle& other : named) names.push_back(other.name);
   return names;
@@ -363,6 +461,14 @@ void check_engine(const EngineChoice& choice, const CacheView& view,
   if (choice.kind == EngineKind::kKernel) make_kernel_ops(choice.device);
 }
 
+bool runs_in(const Method& method, EngineKind kind) {
+  if (kind == EngineKind::kSimulate) return true;
+  const auto other = [](const auto& layer) {
+    return layer && (layer->key.code_bits != 2 || layer->value.code_bits != 2);
+  };
+  return !method.codec_off && !method.rival && std::ranges::none_of(method.layers, other);
+}
+
 std::unique_ptr<CacheEngine> make_engine(const Method& method, const ModelConfig& config,
                                          const EngineChoice& choice) {
   if (method.reference) return nullptr;
@@ -370,7 +476,7 @@ std::unique_ptr<CacheEngine> make_engine(const Method& method, const ModelConfig
   for (int layer = 0; layer < config.num_layers; ++layer) {
     windows.push_back(config.geometry(layer, method.quantizer.recent_tokens).sliding_window);
   }
-  if (choice.kind == EngineKind::kSimulate || method.codec_off) {
+  if (choice.kind == EngineKind::kSimulate || !runs_in(method, choice.kind)) {
     return std::make_unique<Int2Attention>(method.layers, method.view, std::move(windows));
   }
   return std::make_unique<PagedAttention>(

@@ -9,16 +9,20 @@
 
 #include "oscar/attention/int2_attention.h"
 #include "oscar/bundle/bundle.h"
+#include "oscar/cache/rival_formats.h"
 #include "oscar/model/checkpoint/config.h"
 
 namespace oscar {
 
 // One row of the comparison, ready to run.
 struct Method {
-  std::string name;        // as asked for
-  std::string summary;     // in words
-  bool reference = false;  // bf16: the model's own attention
-  bool codec_off = false;  // exact: transformed, never quantized
+  std::string name;                    // as asked for
+  std::string summary;                 // in words
+  bool reference = false;              // bf16: the model's own attention
+  bool codec_off = false;              // exact: transformed, never quantized
+  const RivalFormat* rival = nullptr;  // another project's codec
+  // Bits of a value of a coded row, scales included.
+  double key_bits = 16, value_bits = 16;
   QuantizerSettings quantizer;
   CacheView view;
   std::vector<std::shared_ptr<const LayerCodec>> layers;  // null: the layer stays exact
@@ -45,9 +49,13 @@ struct MethodSource {
 // name = BASE[@VARIANT]...
 //   BASE     bf16 exact identity identity-clip hadamard hadamard-clip random-clip oscar
 //            oscar-perhead oscar-released bundle portable portable-perhead,
-//            or the name of a bundle, for its transforms
-//   VARIANT  k (keys only), v (values only), layer:N (only layer N is INT2),
-//            clip:K/V (other clipping ratios, 0 = off), window:SINK/RECENT
+//            the name of a bundle, for its transforms, or of a rival (cache/rival_formats.h),
+//            with the windows and exact layers that it is shipped with
+//   VARIANT  k (keys only), v (values only), layer:N (only layer N is coded),
+//            window:SINK/RECENT;
+//            clip:K/V (other clipping ratios, 0 = off) and bits:K/V (other widths of codes, without
+//            clipping above 2 bits unless clip gives it): not of a rival;
+//            common: the windows of `quantizer`, and no exact layer: of a rival
 // oscar, oscar-perhead and oscar-released are fitted from the bundle's statistics. Throws
 // UsageError for unknown names, and Error saying what is missing when the bundle cannot provide a
 // method.
@@ -56,7 +64,7 @@ Method make_method(const std::string& name, const MethodSource& source);
 // Throws Error when a bundle can't have `name`: a method has it, or one of `others`.
 void check_bundle_name(const std::string& name, std::span<const NamedBundle> others);
 
-// The comparison without --compare: bf16, exact and what the source can provide.
+// The comparison without --compare: bf16, exact, what the source can provide, and FP8 beside it.
 std::vector<std::string> default_methods(const Bundle* bundle, std::span<const NamedBundle> named);
 
 // What runs the methods, and where the model runs.
@@ -70,9 +78,13 @@ struct EngineChoice {
 void check_engine(const EngineChoice& choice, const CacheView& view,
                   const QuantizerSettings& quantizer);
 
-// Engine of a method; null for the reference. A method without codec always runs in the block-wise
-// forward. Layers whose sliding window fits the recent window are never quantized. Throws Error
-// when the engine cannot run the method (PagedAttention).
+// Whether `kind` runs the method: rivals, other widths than 2 bits and methods without a codec are
+// left to the block-wise forward.
+bool runs_in(const Method& method, EngineKind kind);
+
+// Engine of a method; null for the reference. What `choice` does not run (runs_in) runs in the
+// block-wise forward. Layers whose sliding window fits the recent window are never quantized.
+// Throws Error when the engine cannot run the method (PagedAttention).
 std::unique_ptr<CacheEngine> make_engine(const Method& method, const ModelConfig& config,
                                          const EngineChoice& choice);
 

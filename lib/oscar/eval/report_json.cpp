@@ -34,23 +34,32 @@ Json to_json(const PairedDifference& d) {
   return {{"mean", d.mean}, {"low", d.low}, {"high", d.high}};
 }
 
-double bits_at(const Method& method, int64_t length) {
-  if (method.reference || method.codec_off) return 16.0;
-  return bits_per_element(method.quantizer.row_format(), length, method.view.sink,
-                          method.view.recent);
-}
-
-// Share of the cache that INT2 reaches: sides and layers that stay exact count 16 bits, local ones
-// not at all.
+// Share of the cache that a codec reaches: sides and layers that stay exact count 16 bits, local
+// ones not at all. Of a tile that is still filling, half counts as exact.
 double mixed_bits(const Method& method, int64_t length) {
-  const double bits = bits_at(method, length);
+  const int64_t recent =
+      method.view.recent + (method.rival ? (method.view.demote_block - 1) / 2 : 0);
+  const auto bits = [&](double of_row) {
+    return bits_per_element(of_row, length, method.view.sink, recent);
+  };
   double sum = -32.0 * method.num_local;
   for (const auto& layer : method.layers) {
-    sum += layer && layer->int2_keys ? bits : 16.0;
-    sum += layer && layer->int2_values ? bits : 16.0;
+    sum += layer && layer->int2_keys ? bits(method.key_bits) : 16.0;
+    sum += layer && layer->int2_values ? bits(method.value_bits) : 16.0;
   }
   return sum /
          (2.0 * static_cast<double>(static_cast<int>(method.layers.size()) - method.num_local));
+}
+
+// What the method keeps exactly, and what a value of a coded row takes.
+Json codec_json(const Method& method) {
+  const auto is_coded = [](const auto& layer) { return layer != nullptr; };
+  return {{"key_bits", method.key_bits},
+          {"value_bits", method.value_bits},
+          {"sink", method.view.sink},
+          {"recent", method.view.recent},
+          {"tile", method.view.demote_block},
+          {"layers", std::ranges::count_if(method.layers, is_coded)}};
 }
 
 Json kl_json(const std::vector<double>& kl, const std::vector<int32_t>& units) {
@@ -183,6 +192,8 @@ void describe_methods(const std::vector<Method>& methods, Json& report) {
   for (const Method& method : methods) {
     Json& json = report["methods"][method.name];
     json["summary"] = method.summary;
+    if (method.rival) json["source"] = method.rival->source;
+    if (!method.reference && !method.codec_off) json["codec"] = codec_json(method);
     for (const int64_t length : kQuotedLengths) {
       json["bpe"][std::to_string(length)] = mixed_bits(method, length);
     }
@@ -410,12 +421,17 @@ std::string caution_lines(const Json& report) {
 std::string format_table(const Json& report) {
   const bool text = report.contains("tokens"), needles = report.contains("needle");
   const std::string length = quoted_length(report);
-  std::string out = fmt::format("{:<17} {:>5}", "method", "bits");
+  constexpr size_t kNarrow = 17, kWide = 32;  // beside all columns, and where needles have none
+  size_t width = kNarrow;
+  for (const auto& [name, method] : report["methods"].items()) width = std::max(width, name.size());
+  width = needles ? kNarrow : std::min(width, kWide);
+  std::string out = fmt::format("{:<{}} {:>5}", "method", width, "bits");
   if (text) out += fmt::format(" {:^17} {:^17} {:>6}", "perplexity", "KL to bf16", "top-1");
   if (needles) out += fmt::format(" {:>12}", "needles");
-  out += fmt::format("\n{:-<{}}\n", "", text && needles ? 80 : text ? 65 : 40);
+  out += fmt::format("\n{:-<{}}\n", "", (text && needles ? 80 : text ? 65 : 40) + width - kNarrow);
   for (const auto& [name, method] : report["methods"].items()) {
-    out += fmt::format("{:<17} {:>5.2f}", fit_name(name, 17), method["bpe"][length].get<double>());
+    out += fmt::format("{:<{}} {:>5.2f}", fit_name(name, width), width,
+                       method["bpe"][length].get<double>());
     if (text) out += text_cells(method);
     out += needle_cell(method) + "\n";
   }

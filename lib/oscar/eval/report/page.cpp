@@ -674,7 +674,8 @@ std::string variant_section(const ReportData& data, const Verdict& verdict) {
   if (table.rows.empty()) return "";
   table.caption =
       "Name@variant: k keys only, v values only, layer:N a single layer at 2 bits, "
-      "clip:K/V other clipping, window:SINK/RECENT other BF16 windows.";
+      "clip:K/V other clipping, window:SINK/RECENT other BF16 windows, bits:K/V codes of other "
+      "widths, common another project's codec with the windows of this run and every layer coded.";
   return section("Variants", "", draw(table));
 }
 

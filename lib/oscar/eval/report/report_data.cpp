@@ -224,6 +224,7 @@ MethodFigures read_method(const std::string& name, const Json& json) {
   m.variant = name.find('@') != std::string::npos;
   m.reference = name == "bf16";
   m.exact = name == "exact";
+  m.rival = has(json, "source");
   m.bits = get_table(json, "bpe");
   m.has_text = has(json, "kl");
   m.nll_increase = span_of_interval(at(json, "nll_increase"));

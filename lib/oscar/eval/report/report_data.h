@@ -61,6 +61,7 @@ struct MethodFigures {
   bool variant = false;                         // NAME@...: a sweep or one layer
   bool reference = false;                       // bf16
   bool exact = false;                           // the INT2 path with the codec off
+  bool rival = false;                           // another project's codec
   bool has_text = false;                        // perplexity and divergence were measured
   std::vector<std::pair<double, double>> bits;  // context length, bits per element
   Span95 nll_increase, perplexity, kl, top1;

@@ -189,6 +189,9 @@ std::string divergence_sentence(const ReportData& data, const MethodFigures& m) 
   if (naive && naive != &m && naive->has_text) {
     others += (others.empty() ? "" : "; ") + beside("INT2 without rotation", m, *naive);
   }
+  if (const MethodFigures* const fp8 = data.find("fp8"); fp8 && fp8->has_text) {
+    others += (others.empty() ? "" : "; ") + beside("an FP8 cache without scales", m, *fp8);
+  }
   if (!others.empty()) text += ": " + others;
   text += ".";
   if (m.above_floor && !*m.above_floor) {
@@ -258,7 +261,7 @@ const MethodFigures* judged_method(const ReportData& data) {
   if (const MethodFigures* const bundle = data.find("bundle")) return bundle;
   const MethodFigures* last = nullptr;
   for (const MethodFigures& m : data.methods) {
-    if (!m.variant && !m.reference && !m.exact) last = &m;
+    if (!m.variant && !m.reference && !m.exact && !m.rival) last = &m;
   }
   return last;
 }

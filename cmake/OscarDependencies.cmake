@@ -7,7 +7,11 @@ find_package(Eigen3 REQUIRED NO_MODULE)
 find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
+# Static where the system has it: Debian's shared one needs libcurl, for files in S3, and 30 libraries behind
+# it, which a wheel would have to carry.
+set(HDF5_USE_STATIC_LIBRARIES ON)
 find_package(HDF5 REQUIRED COMPONENTS C)
+list(FILTER HDF5_C_LIBRARIES EXCLUDE REGEX "/lib(curl|crypto)\\.")
 find_package(ZLIB REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)

@@ -9,7 +9,7 @@
     oscar_int2.transformers                    model.generate() of transformers over the 2-bit cache
     oscar_int2.vllm                            the same in vLLM, found there by itself
     oscar_int2.status(model)                   which bundle is in use, and what is held in 2 bits
-    python -m oscar_int2                       commands: doctor, answers, fetch, prepare-corpus, publish, zoo
+    python -m oscar_int2                       commands: doctor, answers, fetch, lm-eval, prepare-corpus, publish, zoo
 
 Underneath are torch operators, torch.ops.oscar_int2; kernels/README.md has their table.
 """

@@ -9,6 +9,7 @@ COMMANDS = {
     "answers": (".commands.answers", "twenty turns of one chat, over BF16 and over the 2-bit cache"),
     "doctor": (".doctor", "what this machine and this build can serve"),
     "fetch": (".commands.fetch", "a real model, smollm2 or qwen2.5-coder-1.5b, or corpora: real text"),
+    "lm-eval": (".commands.lm_eval", "tasks of lm-eval over the 2-bit cache: its command, with the model oscar_int2"),
     "prepare-corpus": (".commands.prepare_corpus", "token ids of a corpus, by transformers and its chat template"),
     "publish": (".commands.publish", "one folder of a bundle, to hand on or to upload"),
     "zoo": (".commands.published", "the index over a folder of published bundles"),

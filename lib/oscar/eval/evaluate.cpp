@@ -49,9 +49,7 @@ struct SeparatedText {
   TextTask task = {};
 };
 
-NeedleBook needle_book() {
-  return read_needle_book(find_model("tiny-gqa").parent_path() / "needle");
-}
+NeedleBook needle_book() { return read_needle_book(find_data("needle")); }
 
 // Throws UsageError for words of options that nothing knows, before anything is opened.
 void check_words(const EvaluateOptions& options) {

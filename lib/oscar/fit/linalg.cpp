@@ -8,6 +8,7 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <mutex>
 #include <numeric>
@@ -182,8 +183,16 @@ OpenBlas load_openblas() {
   int flags = RTLD_NOW | RTLD_LOCAL;
   // Sanitizers end a process that asks for it; sanitized builds have no torch either.
   if constexpr (!kSanitizer) flags |= RTLD_DEEPBIND;
-  // First the very library that was found when building, then, on another machine, its name.
-  void* library = dlopen(OSCAR_OPENBLAS_LIBRARY, flags);
+  // First the one that the Python wheel has beside its programs, then the very library that was
+  // found when building, then, on another machine, its name.
+  void* library = nullptr;
+  std::error_code status;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", status);
+  if (!status) {
+    const auto beside = program.parent_path().parent_path() / "libs/libopenblas.so.0";
+    library = dlopen(beside.c_str(), flags);
+  }
+  if (library == nullptr) library = dlopen(OSCAR_OPENBLAS_LIBRARY, flags);
   if (library == nullptr) library = dlopen("libopenblas.so.0", flags);
   if (library == nullptr) {
     const char* reason = dlerror();

@@ -45,6 +45,15 @@ TEST(Checkpoint, TinyGqaResolvesInTheSourceTree) {
   EXPECT_EQ(found, std::filesystem::path(OSCAR_SOURCE_DIR) / "datasets/tiny-gqa");
 }
 
+TEST(Checkpoint, DataOfTheToolkitIsFoundWhereNoEmbeddedModelLies) {
+  TemporaryFolder folder;
+  std::filesystem::create_directories(folder.path() / "needle");
+  const Datasets variable(folder.path().string());
+  EXPECT_EQ(find_data("needle"), folder.path() / "needle");
+  EXPECT_EQ(find_data("real-text"), std::filesystem::path(OSCAR_SOURCE_DIR) / "datasets/real-text");
+  EXPECT_THROW(find_data("no-such-data"), Error);
+}
+
 TEST(Checkpoint, AnUnknownNameListsTheModelsThatExist) {
   TemporaryFolder folder;
   write_model(folder.path() / "some-model");

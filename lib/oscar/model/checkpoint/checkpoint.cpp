@@ -178,6 +178,16 @@ fs::path find_model(const std::string& model) {
                        "OSCAR_DATASETS names another folder of embedded models"});
 }
 
+fs::path find_data(const std::string& name) {
+  std::error_code status;
+  for (const fs::path& folder : folders_of_models()) {
+    if (fs::is_directory(folder / name, status)) return folder / name;
+  }
+  throw Error({.what = "the toolkit's own data is not installed",
+               .where = name,
+               .hint = "OSCAR_DATASETS names the folder datasets of the repository"});
+}
+
 Checkpoint open_checkpoint(const std::string& model, const std::optional<Json>& rope_scaling) {
   const fs::path path = find_model(model);
   return fs::is_directory(path) ? open_folder(path, rope_scaling) : open_gguf(path, rope_scaling);

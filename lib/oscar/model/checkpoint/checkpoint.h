@@ -43,6 +43,9 @@ std::optional<std::string> read_tokenizer_json(const std::filesystem::path& mode
 // source tree's datasets and models. Throws Error with the names that exist.
 std::filesystem::path find_model(const std::string& model);
 
+// Finds a folder of the toolkit's own data ("needle") in these places. Throws Error if none has it.
+std::filesystem::path find_data(const std::string& name);
+
 // Opens config, weights and hashes. Throws Error for anything missing or malformed; the shapes of
 // the weights are checked when a model is made of them.
 Checkpoint open_checkpoint(const std::string& model,

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""lm-eval over the 2-bit cache, on two local tasks: log-likelihoods beside oscar-eval's, answers beside generate()'s."""
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from serving_case import BIN, BUNDLE, MODEL
+import oscar_int2
+from oscar_int2.transformers import apply
+
+ROWS, TOKENS, PROMPT, ANSWER = 8, 1024, 448, 24
+TASK = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder}/documents.jsonl}}}}
+test_split: test
+target_delimiter: ""
+doc_to_text: "{{{{context}}}}"
+doc_to_target: "{{{{continuation}}}}"
+output_type: {kind}
+"""
+LIKELIHOOD = "metric_list: [{metric: acc}]\n"
+GENERATION = f"metric_list: [{{metric: exact_match}}]\ngeneration_kwargs: {{until: [], do_sample: false, max_gen_toks: {ANSWER}}}\n"
+
+
+def documents(tokenizer):
+    """Ids of held-out documents whose text, whole and cut at PROMPT, has these ids again."""
+    def survives(ids):
+        return tokenizer(tokenizer.decode(ids))["input_ids"] == ids
+
+    found = []
+    for line in (MODEL / "heldout.jsonl").read_text().splitlines():
+        ids = tokenizer(json.loads(line)["text"])["input_ids"][:TOKENS]
+        if len(ids) == TOKENS and survives(ids) and survives(ids[:PROMPT]):
+            found.append(ids)
+    return found[:ROWS]
+
+
+@unittest.skipUnless(importlib.util.find_spec("lm_eval"), "lm-eval is not installed")
+class LmEval(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.folder = pathlib.Path(scratch.name)
+        cls.tokenizer = AutoTokenizer.from_pretrained(MODEL)
+        cls.ids = documents(cls.tokenizer)
+        assert len(cls.ids) == ROWS
+        for name, kind, rest in (("likelihood", "loglikelihood", LIKELIHOOD), ("generation", "generate_until", GENERATION)):
+            (cls.folder / f"{name}.yaml").write_text(TASK.format(name=name, kind=kind, folder=cls.folder) + rest)
+
+    def lm_eval(self, task, ids, *options):
+        """(samples in the order of `ids`, results, what was said)"""
+        with open(self.folder / "documents.jsonl", "w") as file:
+            for row in ids:
+                context = self.tokenizer.decode(row[:min(PROMPT, len(row) // 2)])
+                whole = self.tokenizer.decode(row)
+                file.write(json.dumps({"context": context, "continuation": whole[len(context):]}) + "\n")
+        out = self.folder / f"out-{self.id()}"
+        # demote_block as of oscar-eval, which is the bundle's.
+        block = oscar_int2.load(BUNDLE).quantizer.demote_block
+        result = subprocess.run(
+            [sys.executable, "-m", "oscar_int2", "lm-eval", "--model", "oscar_int2", "--tasks", task, "--include_path",
+             self.folder, "--model_args", f"pretrained={MODEL},bundle={BUNDLE},dtype=float32,demote_block={block}",
+             "--device", "cpu", "--batch_size", "4", "--output_path", out, "--log_samples", *options],
+            capture_output=True, text=True, timeout=600,
+            env=os.environ | {"PYTHONPATH": str(BIN.parent / "python"), "HF_HUB_OFFLINE": "1",
+                              "HF_HOME": str(self.folder / "home")})
+        self.assertEqual(result.returncode, 0, result.stderr)
+        samples, = out.rglob("samples_*.jsonl")
+        results, = out.rglob("results_*.json")
+        samples = [json.loads(line) for line in samples.read_text().splitlines()]
+        return (sorted(samples, key=lambda sample: sample["doc_id"]), json.loads(results.read_text()),
+                result.stdout + result.stderr)
+
+    def test_likelihoods_are_those_of_oscar_evals_decode_mode(self):
+        np.save(self.folder / "ids.npy", np.array(self.ids, np.int32))
+        subprocess.run([BIN / "oscar-eval", MODEL, "--corpus", self.folder / "ids.npy", "--bundle", BUNDLE, "--compare",
+                        "bundle", "--mode", "decode", "--first-position", str(PROMPT), "--keep-units", "--separators", "off",
+                        "--device", "cpu", "--quiet", "--json", self.folder / "report.json"], check=True)
+        methods = json.loads((self.folder / "report.json").read_text())["methods"]
+        theirs, exact = (np.array(methods[name]["units"]["nll"]) for name in ("bundle", "bf16"))
+        samples, results, said = self.lm_eval("likelihood", self.ids)
+        ours = np.array([-float(sample["resps"][0][0][0]) for sample in samples]) / (TOKENS - PROMPT)
+        apart = abs(ours.mean() - theirs.mean())
+        print(f"lm-eval {ours.mean():.5f}, oscar-eval {theirs.mean():.5f}, BF16 {exact.mean():.5f} nat a token")
+        self.assertLess(apart, 1e-4)
+        self.assertLess(apart, 0.1 * abs(theirs.mean() - exact.mean()))  # 2 bits cost more than they differ
+        self.assertEqual(results["config"]["oscar_int2"]["requests_with_2_bit_rows"], ROWS)
+        self.assertEqual(results["config"]["oscar_int2"]["content_sha256"], oscar_int2.load(BUNDLE).content_sha256)
+        self.assertNotIn("baseline's", said)
+
+    def test_answers_are_those_of_generate(self):
+        model = apply(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32), BUNDLE, demote_block=1)
+        samples, results, _ = self.lm_eval("generation", self.ids[:3])
+        for ids, sample in zip(self.ids, samples):
+            answer = model.generate(torch.tensor([ids[:PROMPT]]), max_new_tokens=ANSWER, do_sample=False)[0, PROMPT:]
+            self.assertEqual(sample["resps"], [[self.tokenizer.decode(answer, skip_special_tokens=True)]])
+        self.assertEqual(results["config"]["oscar_int2"]["requests_with_2_bit_rows"], 3)
+
+    def test_tasks_of_few_tokens_are_warned_of(self):
+        _, results, said = self.lm_eval("likelihood", [ids[:PROMPT // 2] for ids in self.ids[:2]])
+        self.assertIn("no request reached", said)
+        self.assertEqual(results["config"]["oscar_int2"]["requests_with_2_bit_rows"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests of oscar_int2.transformers with further versions of transformers beside the set-up's:
+# Runs the tests of oscar_int2.transformers, and of calibration in transformers, with further versions of transformers beside the set-up's:
 #   scripts/test_transformers.sh [BUILD_FOLDER]     default: build-developer
 # Each lies in a folder of its own in .venv (some 150 MB, once), where it finds torch and the rest.
 set -euo pipefail
@@ -19,4 +19,8 @@ for version in "${versions[@]}"; do
     PYTHONPATH=$folder:tests HF_HUB_OFFLINE=1 OSCAR_BIN=$build/bin OSCAR_SOURCE=$PWD \
       "$OSCAR_PYTHON" "tests/serving/$test.py"
   done
+  if [[ $version == 5.23.* ]]; then  # earlier versions lack some of the families
+    PYTHONPATH=$folder:tests HF_HUB_OFFLINE=1 OSCAR_BIN=$build/bin OSCAR_SOURCE=$PWD \
+      "$OSCAR_PYTHON" tests/parity/test_transformers_families.py
+  fi
 done

@@ -6,10 +6,11 @@
     bundle = oscar_int2.load("bundle.h5")      a rotation bundle, checked
     oscar_int2.LayerCodec                      one layer: transforms, pages, attention
     oscar_int2.Generator                       an own decode loop over a CUDA graph
+    oscar_int2.calibration                     bundles of models that transformers runs, whatever their family
     oscar_int2.transformers                    model.generate() of transformers over the 2-bit cache
     oscar_int2.vllm                            the same in vLLM, found there by itself
     oscar_int2.status(model)                   which bundle is in use, and what is held in 2 bits
-    python -m oscar_int2                       commands: doctor, answers, fetch, lm-eval, prepare-corpus, publish, zoo
+    python -m oscar_int2                       commands: answers, doctor, fetch, lm-eval, ...; without one it lists them
 
 Underneath are torch operators, torch.ops.oscar_int2; kernels/README.md has their table.
 """

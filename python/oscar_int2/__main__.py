@@ -7,7 +7,9 @@ import sys
 # most commands need neither torch nor the library.
 COMMANDS = {
     "answers": (".commands.answers", "twenty turns of one chat, over BF16 and over the 2-bit cache"),
+    "calibrate": (".commands.calibrate", "a bundle of any model that transformers runs"),
     "doctor": (".doctor", "what this machine and this build can serve"),
+    "evaluate": (".commands.evaluate", "KL and perplexity of such a model over its bundle"),
     "fetch": (".commands.fetch", "a real model, smollm2 or qwen2.5-coder-1.5b, or corpora: real text"),
     "lm-eval": (".commands.lm_eval", "tasks of lm-eval over the 2-bit cache: its command, with the model oscar_int2"),
     "prepare-corpus": (".commands.prepare_corpus", "token ids of a corpus, by transformers and its chat template"),

@@ -28,8 +28,20 @@ def _corpus(value) -> str:
     return _path(value)
 
 
-def calibrate(model, corpus, out, *, progress: bool = True, **options) -> Bundle:
+def _in_transformers(model, engine) -> bool:
+    if engine not in (None, "oscar", "transformers"):
+        raise ValueError(f"engine is {engine!r}, expected \"oscar\" or \"transformers\"")
+    loaded = hasattr(model, "named_parameters")
+    if loaded and engine == "oscar":
+        raise ValueError("a loaded model runs in transformers; give its folder for engine=\"oscar\"")
+    return loaded or engine == "transformers"
+
+
+def calibrate(model, corpus, out, *, engine: str | None = None, progress: bool = True, **options) -> Bundle:
     """Calibrates a model on a corpus and writes the bundle `out` (oscar-calibrate).
+
+    engine: "oscar", the families of docs/models.md, or "transformers", whatever that library runs, without a search: options
+    are then those of oscar_int2.calibration.calibrate. A model that is loaded already runs in transformers.
 
     model: a Hugging Face folder, a .gguf file, or a name. corpus: a file or folder of text or token ids, a list of these, or
     {path: weight}; "self:N" lets the model write N tokens. Options are oscar-calibrate's, such as max_tokens=262144,
@@ -38,6 +50,10 @@ def calibrate(model, corpus, out, *, progress: bool = True, **options) -> Bundle
     Returns the bundle. Notes and warnings, with the verdict on the text, go to the logger `oscar_int2`. Raises ValueError for
     options that the program refuses and OscarError for all else. Ctrl-C saves a checkpoint beside `out`; `resume=True` goes on.
     """
+    if _in_transformers(model, engine):
+        from .calibration import calibrate as run
+        run(model, corpus, out, **options)
+        return load(out)
     programs.run("oscar-calibrate", [_path(model), _corpus(corpus), _path(out), *programs.options(options)], progress)
     return load(out)
 
@@ -82,12 +98,23 @@ def plan(model, **options) -> dict:
     return programs.run_for_json("oscar-bundle", ["plan", _path(model), *programs.options(options)])[0]
 
 
-def evaluate(model, bundle=None, *, corpus, progress: bool = True, **options) -> "Evaluation":
+def evaluate(model, bundle=None, *, corpus, engine: str | None = None, progress: bool = True, **options) -> "Evaluation":
     """Compares a bundle with the model as it is, and with other caches (oscar-eval).
 
     bundle: a path, a loaded Bundle, or {name: path} of several. corpus: as in calibrate(), text that calibration has not
     seen. Options are oscar-eval's, such as max_tokens=65536, compare=["bf16", "bundle"], tasks=["ppl", "niah"].
+
+    engine="transformers", or a loaded model, runs one bundle in transformers: perplexity, KL and top-1 agreement; options are
+    then those of oscar_int2.calibration.evaluate.
     """
+    if _in_transformers(model, engine):
+        from .calibration import evaluate as run
+        found = run(model, bundle, corpus, **options)
+        kl = {"mean": found["kl"], "se": found["kl_se"]}
+        return Evaluation({"tokens": found["tokens"], "first_position": found["first_position"], "methods": {
+            "bf16": {"ppl": {"mean": found["perplexity"], "se": found["perplexity_se"]}},
+            "bundle": {"ppl": {"mean": found["int2_perplexity"], "se": found["int2_perplexity_se"]}, "kl": kl,
+                       "top1": {"mean": found["top1"]}}}})
     words = [_path(model), f"--corpus={_corpus(corpus)}"]
     if isinstance(bundle, dict):
         words += [f"--bundle={name}={_path(file)}" for name, file in bundle.items()]

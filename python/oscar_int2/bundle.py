@@ -44,21 +44,24 @@ class Model:
     # Of the weights that the transforms were fitted to, where these are others; "" where they are not
     fitted_weights_fingerprint: str = ""
     fitted_model: str = ""
+    engine: str = ""  # what ran it, "" for this toolkit's own engine
 
 
 @dataclass(frozen=True)
 class Layer:
     layer_id: int
-    attention: str       # "full", "sliding" or "local": a window in BF16, without transforms
+    # "full", "sliding"; without transforms "local", a window in BF16, and "none", which holds no rows of its own
+    attention: str
     sliding_window: int  # tokens, 0: none
     quantized: bool      # False: this layer keeps its rows in BF16
     num_qo_heads: int
     num_kv_heads: int
     head_dim: int
-    key: SideRecipe | None  # None: a local layer
+    key: SideRecipe | None  # None: a layer without transforms
     value: SideRecipe | None
     # float32 [Hkv, 4, 16], bf16 numbers of W_Q, W_K, W_V, W_O (weights.py); None: not in the file
     weight_samples: torch.Tensor | None = None
+    turned: bool = True  # by the model's RoPE; False: its keys do not turn
 
 
 @dataclass(frozen=True, repr=False)
@@ -313,7 +316,7 @@ class _Reader:
         texts = {name: self.attribute(where, name, str)
                  for name in ("name", "architecture", "config_sha256", "weights_fingerprint")}
         texts |= {name: self.attribute(where, name, str)
-                  for name in ("file_sha256", "fitted_weights_fingerprint", "fitted_model")
+                  for name in ("file_sha256", "fitted_weights_fingerprint", "fitted_model", "engine")
                   if name in self.objects[where].attrs}
         return Model(**sizes, **texts, head_dim=dims[0], rope=self.parsed(where, "rope", dict))
 
@@ -337,10 +340,10 @@ class _Reader:
     def layer(self, where, model):
         heads = self.count(where, "num_kv_heads", 1, MOST_HEADS)
         dims = [self.count(where, f"head_dim_{side}", 8, MOST_DIM) for side in "kv"]
-        if dims != [model.head_dim] * 2:
-            self.refuse(where, f"rows of {dims} dimensions in a model of {model.head_dim}")
         attention = self.attribute(where, "attention", str)
-        local = attention == "local"
+        fitted = attention not in ("local", "none")
+        if fitted and dims != [model.head_dim] * 2:
+            self.refuse(where, f"rows of {dims} dimensions in a model of {model.head_dim}")
         return Layer(
             layer_id=self.count(where, "layer_id", 0, MOST_LAYERS),
             attention=attention,
@@ -348,10 +351,11 @@ class _Reader:
             quantized=bool(self.count(where, "quantized", 0, 1)),
             num_qo_heads=self.count(where, "num_qo_heads", 1, MOST_HEADS, model.num_qo_heads),
             num_kv_heads=heads, head_dim=dims[0],
-            key=None if local else self.side(where, "k", "q_rotation", heads, dims[0]),
-            value=None if local else self.side(where, "v", "o_rotation", heads, dims[0]),
-            weight_samples=None if local else self.tensor(
-                where, "weight_samples", "<f4", (heads, len(MATRICES), SAMPLES), required=False))
+            key=self.side(where, "k", "q_rotation", heads, dims[0]) if fitted else None,
+            value=self.side(where, "v", "o_rotation", heads, dims[0]) if fitted else None,
+            weight_samples=self.tensor(where, "weight_samples", "<f4", (heads, len(MATRICES), SAMPLES),
+                                       required=False) if fitted else None,
+            turned=bool(self.count(where, "turned", 0, 1, 1)))
 
     def side(self, where, letter, partner, heads, d):
         def tensor(name, dtype, *shape, required=True):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ._library import ops
-from .rope import inverse_frequencies
+from .rope import turned
 
 SEGMENT_TOKENS = 1024  # positions that share a pair of key centers (docs/mathematics.md, 4.9)
 
@@ -205,12 +205,9 @@ def key_center_table(bundle, layer_id, positions=0):
     positions = max(int(bundle.model.rope["max_positions"]), positions)
     segments = max(1, -(-positions // SEGMENT_TOKENS))
     middles = SEGMENT_TOKENS * np.arange(segments) + (SEGMENT_TOKENS - 1) / 2
-    angles = torch.from_numpy(middles[:, None] * inverse_frequencies(bundle.model.rope, layer.head_dim))
-    cos, sin = angles.cos()[:, None, None], angles.sin()[:, None, None]  # [segments, 1, 1, n / 2]
-    half = angles.shape[1]
-    x, y, still = key.key_centers.double().split((half, half, layer.head_dim - 2 * half), dim=-1)
-    turned = torch.cat((x * cos - y * sin, y * cos + x * sin,
-                        still.expand(segments, *still.shape)), -1)  # [segments, Hkv, 2, d]
-    rows = (turned - key.mean.double()[:, None]) @ key.forward.double()
+    rows = key.key_centers.double().unsqueeze(-2).expand(-1, -1, segments, -1)  # [Hkv, 2, segments, d]
+    if layer.turned:
+        rows = turned(rows, bundle.model.rope, middles)
+    rows = (rows.permute(2, 0, 1, 3) - key.mean.double()[:, None]) @ key.forward.double()
     rows[:, (key.key_centers == 0).all(-1).all(-1)] = 0
     return rows.float().bfloat16()

@@ -2,20 +2,36 @@
 import math
 
 import numpy as np
+import torch
 
 from .errors import BundleError
 
 
+def turned(rows, parameters, positions):
+    """Rows [..., positions, d] float64 turned from position 0 to `positions`, an array, by a bundle's RoPE."""
+    angles = torch.from_numpy(np.outer(positions, inverse_frequencies(parameters, rows.shape[-1])))
+    cos, sin, n = angles.cos(), angles.sin(), 2 * angles.shape[1]
+    if parameters.get("interleaved"):
+        x, y = rows[..., 0:n:2], rows[..., 1:n:2]
+        return torch.cat((torch.stack((x * cos - y * sin, y * cos + x * sin), -1).flatten(-2), rows[..., n:]), -1)
+    x, y = rows[..., :n // 2], rows[..., n // 2:n]
+    return torch.cat((x * cos - y * sin, y * cos + x * sin, rows[..., n:]), -1)
+
+
 def inverse_frequencies(parameters, head_dim):
-    """float64 [n / 2], radians a position; the pair (i, i + n / 2) of a head's first n dimensions
-    turns together. n is head_dim, or that part of it that partial_rotary_factor says.
+    """float64 [n / 2], radians a position; a pair of a head's first n dimensions turns together: (i, i + n / 2), or
+    (2i, 2i + 1) where the parameters say interleaved. n is head_dim, the part of it that partial_rotary_factor says,
+    or 0 of type none.
 
     `parameters`: the attribute rope of a bundle's /model, every default filled in. Types default,
     linear, llama3 (Llama 3.1), yarn (Peng et al., arXiv 2309.00071) and freq_factors, a divisor for each
     pair as GGUF files hold them. Raises BundleError.
     """
     try:
-        kind, theta = parameters["rope_type"], float(parameters["rope_theta"])
+        kind = parameters["rope_type"]
+        if kind == "none":
+            return np.zeros(0)
+        theta = float(parameters["rope_theta"])
         turning = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
         if not 0 < turning <= head_dim or turning % 2:
             raise ValueError(f"partial_rotary_factor: {turning} of {head_dim} dimensions would turn, "

@@ -106,6 +106,23 @@ TEST_F(BundleMatch, OtherWeightsAreRefusedBeforeAnotherConfigIsSaid) {
 
 }  // namespace
 
+// With a gate, M_O is a mean over the text.
+
+TEST(Merge, AMetricThatDependsOnTheTextIsWeighedByTokens) {
+  Bundle a = sample::statistics_bundle(), b = a;
+  b.corpus.tokens_sha256 = "other";
+  b.corpus.sources[0].sha256 = "other";
+  const auto tokens = a.statistics[0].count_kv;
+  b.statistics[0].count_kv = 3 * tokens;
+  for (double& entry : b.statistics[0].o_proj_metric.data) entry *= 5;
+  const Bundle both = merge_statistics({a, b}, {"a.h5", "b.h5"}, true);
+  for (size_t i = 0; i < both.statistics[0].o_proj_metric.data.size(); ++i) {
+    EXPECT_DOUBLE_EQ(both.statistics[0].o_proj_metric.data[i],
+                     4 * a.statistics[0].o_proj_metric.data[i]);
+  }
+  EXPECT_EQ(both.statistics[1].o_proj_metric, a.statistics[1].o_proj_metric);
+}
+
 // The fingerprint of a bundle's text: kept, dropped, merged, and refused when it can't be ours.
 
 namespace {

@@ -192,6 +192,43 @@ TEST_F(RoundTrip, ALocalLayerThatIsQuantizedOrHasNoWindowIsRefused) {
             std::string::npos);
 }
 
+TEST_F(RoundTrip, ALocalLayerMayHaveAnotherShapeThanWhatIsFitted) {
+  Bundle bundle = bundle_with_local_layer();
+  for (LayerGeometry* geometry :
+       {&bundle.layers[1].geometry, &bundle.statistics[1].geometry,
+        &bundle.portable[1].shared.geometry, &bundle.portable[1].per_head.geometry}) {
+    geometry->num_qo_heads = 3 * geometry->num_qo_heads;
+    geometry->head_dim_k = 24;
+  }
+  write_bundle(bundle, file("a.h5"), false);
+  EXPECT_EQ(read_bundle(file("a.h5")).layers[1].geometry, bundle.layers[1].geometry);
+}
+
+// With a layer that holds no rows in place of the sliding one, and one that RoPE does not turn.
+TEST_F(RoundTrip, LayersWithoutRowsOrRopeAndTheEngineComeBack) {
+  Bundle bundle = bundle_with_local_layer();
+  for (LayerGeometry* geometry :
+       {&bundle.layers[1].geometry, &bundle.statistics[1].geometry,
+        &bundle.portable[1].shared.geometry, &bundle.portable[1].per_head.geometry}) {
+    geometry->attention = AttentionKind::kNone;
+    geometry->sliding_window = 0;
+  }
+  for (LayerGeometry* geometry :
+       {&bundle.layers[0].geometry, &bundle.statistics[0].geometry,
+        &bundle.portable[0].shared.geometry, &bundle.portable[0].per_head.geometry}) {
+    geometry->turned = false;
+  }
+  bundle.model.engine = "transformers 5.17.0, float32";
+  write_bundle(bundle, file("a.h5"), false);
+  const Bundle back = read_bundle(file("a.h5"));
+  for (size_t i = 0; i < 2; ++i) {
+    expect_equal(bundle.layers[i], back.layers[i]);
+    EXPECT_EQ(back.layers[i].geometry, bundle.layers[i].geometry);
+    EXPECT_EQ(bundle.statistics[i], back.statistics[i]);
+  }
+  EXPECT_EQ(back.model.engine, bundle.model.engine);
+}
+
 TEST_F(RoundTrip, StatisticsFilesComeBackExactly) {
   Bundle bundle = sample::statistics_bundle();
   bundle.statistics[0].v_energy_moment = bundle.statistics[0].v_moment;

@@ -228,31 +228,40 @@ namespace {
 
 using oscar_test::mean_phase_of_offsets;
 
-// D(p) as a dense matrix, x D(p) with x a row: the rotate-half convention, written out.
+// D(p) as a dense matrix, x D(p) with x a row: both conventions, written out.
 MatrixD dense_rotation(const Rope& rope, int d, double p) {
   MatrixD rotation = MatrixD::Identity(d, d);
   const int half = rope.rotary_dim / 2;
   for (int i = 0; i < half; ++i) {
     const double angle = p * rope.inv_freq[i];
-    rotation(i, i) = std::cos(angle);
-    rotation(i + half, i) = -std::sin(angle);
-    rotation(i, i + half) = std::sin(angle);
-    rotation(i + half, i + half) = std::cos(angle);
+    const int x = rope.interleaved ? 2 * i : i, y = rope.interleaved ? x + 1 : i + half;
+    rotation(x, x) = std::cos(angle);
+    rotation(y, x) = -std::sin(angle);
+    rotation(x, y) = std::sin(angle);
+    rotation(y, y) = std::cos(angle);
   }
   return rotation;
 }
 
 struct HeadShape {
   int d, rotary_dim;
+  bool interleaved = false;
 };
 void PrintTo(const HeadShape& shape, std::ostream* out) {
-  *out << "d " << shape.d << ", rotary " << shape.rotary_dim;
+  *out << "d " << shape.d << ", rotary " << shape.rotary_dim
+       << (shape.interleaved ? ", interleaved" : "");
+}
+
+Rope rope_of(const HeadShape& shape) {
+  Rope rope = synthetic::rope(shape.rotary_dim, 1e4);
+  rope.interleaved = shape.interleaved;
+  return rope;
 }
 
 class PositionAverage : public testing::TestWithParam<HeadShape> {
  protected:
   const int d = GetParam().d;
-  const Rope rope = synthetic::rope(GetParam().rotary_dim, 1e4);
+  const Rope rope = rope_of(GetParam());
   std::mt19937_64 generator{19};
   const MatrixD rows = synthetic::outlier_rows(50, d, 1.5, generator);
   const MatrixD moment = rows.transpose() * rows;
@@ -297,7 +306,8 @@ TEST_P(PositionAverage, KeepsTraceAndSymmetry) {
 
 INSTANTIATE_TEST_SUITE_P(HeadShapes, PositionAverage,
                          testing::Values(HeadShape{16, 16}, HeadShape{16, 8}, HeadShape{32, 32},
-                                         HeadShape{6, 2}, HeadShape{8, 0}));
+                                         HeadShape{6, 2}, HeadShape{8, 0}, HeadShape{16, 16, true},
+                                         HeadShape{16, 8, true}));
 
 TEST(MeanPhase, OfALongSpanEqualsTheSumOverEveryOffset) {
   std::vector<double> offsets;
@@ -371,6 +381,20 @@ TEST(LayerMoments, CenterOnTheAveragedMeanOfTheServedPositions) {
     const VectorD value_mean = rows.v[head].colwise().mean();
     EXPECT_LE(synthetic::largest(m.value_mean[head] - value_mean), 1e-12);
   }
+}
+
+TEST(LayerMoments, OfALayerThatIsNotTurnedAreThoseOfAModelWithoutRope) {
+  LayerStatistics statistics = synthetic::statistics(2, 16);
+  FitOptions options;
+  options.center = true;
+  options.position_span = 1600;
+  const LayerMoments turned = layer_moments(statistics, options, synthetic::rope(16, 100.0));
+  statistics.geometry.turned = false;
+  const LayerMoments still = layer_moments(statistics, options, synthetic::rope(16, 100.0));
+  const LayerMoments without = layer_moments(statistics, options, Rope{});
+  EXPECT_EQ(still.key.data, without.key.data);
+  EXPECT_EQ(still.query.data, without.query.data);
+  EXPECT_NE(still.key.data, turned.key.data);
 }
 
 TEST(PositionAverageErrors, ARopeThatDoesNotFitTheHeadIsRefused) {

@@ -208,7 +208,7 @@ Found obstacle_to_all(const Backend& backend, const Bundle& bundle) {
   }
   for (const LayerTransforms& layer : bundle.layers) {
     if (layer.geometry.attention != AttentionKind::kFull && !backend.sliding_layers) {
-      return Obstacle{kSlidingLayers, "takes no layers with a sliding window"};
+      return Obstacle{kSlidingLayers, "takes only layers that see all tokens"};
     }
   }
   // With levels of its own a backend has groups of its own, too.

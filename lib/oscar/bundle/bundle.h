@@ -30,6 +30,7 @@ struct BundleModel {
   // Of the weights that the transforms were fitted to, where these are others (import --weights
   // any); "" where they are not.
   std::string fitted_weights_fingerprint = {}, fitted_model = {};
+  std::string engine = {};  // what ran it, with its version; "": this toolkit's own engine
 
   const std::string& fitted_to() const {
     return fitted_weights_fingerprint.empty() ? weights_fingerprint : fitted_weights_fingerprint;

@@ -25,6 +25,8 @@ namespace oscar {
 
 // The layers of a file: geometry, transforms, statistics.
 
+constexpr int kMostLayers = 100000, kMostHeads = 65536, kMostHeadDim = 65536;
+
 // All throw Error naming the object, as decode_bundle does; data moves out of `raw`. `path` is the
 // group of a layer or of what is below it.
 
@@ -64,13 +66,15 @@ void AttributeReader::operator()(const char* name, std::string& value) const {
 
 void AttributeReader::operator()(const char* name, AttentionKind& value) const {
   const std::string& text = *find<std::string>(name, "text");
-  for (const auto kind : {AttentionKind::kFull, AttentionKind::kSliding, AttentionKind::kLocal}) {
+  for (const auto kind : {AttentionKind::kFull, AttentionKind::kSliding, AttentionKind::kLocal,
+                          AttentionKind::kNone}) {
     if (text == schema::attention_name(kind)) {
       value = kind;
       return;
     }
   }
-  refuse_object(raw, label(name), "unknown kind of attention", "full, sliding or local", text);
+  refuse_object(raw, label(name), "unknown kind of attention", "full, sliding, local or none",
+                text);
 }
 
 void AttributeReader::operator()(const char* name, std::vector<CorpusSource>& sources) const {
@@ -276,10 +280,19 @@ LayerGeometry decode_geometry(const RawFile& raw, const std::string& path,
                     std::to_string(whole), std::to_string(layer));
     }
   };
-  agree("num_qo_heads", g.num_qo_heads, model.num_qo_heads);
-  agree("num_kv_heads", g.num_kv_heads, model.num_kv_heads);
-  agree("head_dim_k", g.head_dim_k, model.head_dim_k);
-  agree("head_dim_v", g.head_dim_v, model.head_dim_v);
+  const auto positive = [&](const char* name, int value) {
+    if (value > 0 && value <= kMostHeads) return;
+    refuse_object(raw, path + " attribute " + name, "attribute is out of range",
+                  "1 to " + std::to_string(kMostHeads), std::to_string(value));
+  };
+  // The windows of local layers may have another shape than what is fitted.
+  const auto check = [&](const char* name, int layer, int whole) {
+    g.attention == AttentionKind::kLocal ? positive(name, layer) : agree(name, layer, whole);
+  };
+  check("num_qo_heads", g.num_qo_heads, model.num_qo_heads);
+  check("num_kv_heads", g.num_kv_heads, model.num_kv_heads);
+  check("head_dim_k", g.head_dim_k, model.head_dim_k);
+  check("head_dim_v", g.head_dim_v, model.head_dim_v);
   if (g.layer_id < 0 || g.layer_id >= model.num_layers ||
       path.substr(path.rfind('/')) != schema::layer_path("", g.layer_id)) {
     refuse_object(raw, path + " attribute layer_id", "layer id is not the group's name", "",
@@ -289,9 +302,11 @@ LayerGeometry decode_geometry(const RawFile& raw, const std::string& path,
     refuse_object(raw, path + " attribute sliding_window", "attribute is out of range", "",
                   std::to_string(g.sliding_window));
   }
-  if (!g.fitted() && (g.quantized || g.sliding_window == 0)) {
-    refuse_object(raw, path + " attribute attention", "a local layer keeps a window in BF16",
-                  "a sliding_window, and quantized 0");
+  const bool local = g.attention == AttentionKind::kLocal;
+  if (!g.fitted() && (g.quantized || local != (g.sliding_window > 0))) {
+    refuse_object(raw, path + " attribute attention",
+                  local ? "a local layer keeps a window in BF16" : "this layer holds no rows",
+                  local ? "a sliding_window, and quantized 0" : "sliding_window 0 and quantized 0");
   }
   return g;
 }
@@ -350,8 +365,6 @@ LayerStatistics decode_statistics(RawFile& raw, const std::string& path,
 
 namespace {
 
-constexpr int kMaxLayers = 100000, kMaxHeads = 65536, kMaxHeadDim = 65536;
-
 bool has_group(const RawFile& raw, const std::string& path) {
   return std::any_of(raw.objects.begin(), raw.objects.end(), [&path](const auto& object) {
     return !object.is_dataset && object.path == path;
@@ -366,11 +379,11 @@ void check_model(const RawFile& raw, const BundleModel& m) {
                     std::to_string(value));
     }
   };
-  within("num_layers", m.num_layers, kMaxLayers);
-  within("num_kv_heads", m.num_kv_heads, kMaxHeads);
-  within("num_qo_heads", m.num_qo_heads, kMaxHeads);
-  within("head_dim_k", m.head_dim_k, kMaxHeadDim);
-  within("head_dim_v", m.head_dim_v, kMaxHeadDim);
+  within("num_layers", m.num_layers, kMostLayers);
+  within("num_kv_heads", m.num_kv_heads, kMostHeads);
+  within("num_qo_heads", m.num_qo_heads, kMostHeads);
+  within("head_dim_k", m.head_dim_k, kMostHeadDim);
+  within("head_dim_v", m.head_dim_v, kMostHeadDim);
   if (m.num_qo_heads % m.num_kv_heads != 0) {
     refuse_object(raw, "/model attribute num_qo_heads", "query heads are no multiple of KV heads",
                   "a multiple of " + std::to_string(m.num_kv_heads),

@@ -319,9 +319,18 @@ QuantizerSettings settled(QuantizerSettings quantizer, const BundleModel& model)
 Rope recorded_rope(const Bundle& input, const std::string& name) {
   // As make_rope wrote it: behind the parameters stands the length that is served, which is none.
   Json parameters = input.model.rope;
-  if (parameters.is_object()) parameters.erase("max_positions");
+  bool interleaved = false;
+  if (parameters.is_object()) {
+    parameters.erase("max_positions");
+    // What follows is of transformers' engine: this toolkit's own runs no such model.
+    if (parameters.value("rope_type", Json()) == "none") return {};
+    interleaved = parameters.value("interleaved", Json()) == true;
+    parameters.erase("interleaved");
+  }
   const int64_t positions = std::max<int64_t>(1, input.position_span);
-  return make_rope(parameters, input.model.head_dim_k, static_cast<int>(positions), name);
+  Rope rope = make_rope(parameters, input.model.head_dim_k, static_cast<int>(positions), name);
+  rope.interleaved = interleaved;
+  return rope;
 }
 
 Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string& name) {

@@ -165,7 +165,10 @@ struct AttributeWriter {
   }
   template <typename Integer>
   requires std::is_integral_v<Integer>
-  void operator()(const char* name, Integer value) const { put(name, static_cast<int64_t>(value)); }
+  void operator()(const char* name, Integer value) const {
+    if (value != 0 && std::string_view(name) == schema::kTurned) return;
+    put(name, static_cast<int64_t>(value));
+  }
 };
 
 struct DatasetWriter {

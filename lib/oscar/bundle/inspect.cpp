@@ -144,11 +144,14 @@ void add_layer_table(std::string& text, const Json& layers) {
                   "keys", "values", "clip K", "clip V", "top K", "top V", "cnd K", "cnd V", "nmse");
   for (const auto& layer : layers) {
     const Json &k = layer["key"], &v = layer["value"];
-    const bool local = layer["attention"] == schema::attention_name(AttentionKind::kLocal);
+    const char* const exact =
+        layer["attention"] == schema::attention_name(AttentionKind::kLocal)  ? "(BF16)"
+        : layer["attention"] == schema::attention_name(AttentionKind::kNone) ? "(none)"
+                                                                             : nullptr;
     text += fmt::format(
         "{:>5}  {:<8} {:<8}  {:>9} {:>9}  {:>5} {:>5}  {:>5} {:>5}  {:>7}\n",
-        layer["layer_id"].get<int>(), local ? "(BF16)" : agreed(k["kind"]),
-        local ? "(BF16)" : agreed(v["kind"]), range(k["clip_ratio"], "{:.2f}"),
+        layer["layer_id"].get<int>(), exact ? exact : agreed(k["kind"]),
+        exact ? exact : agreed(v["kind"]), range(k["clip_ratio"], "{:.2f}"),
         range(v["clip_ratio"], "{:.2f}"), largest(k["largest_eigenvalue_share"], "{:.2f}"),
         largest(v["largest_eigenvalue_share"], "{:.2f}"), largest(k["condition_number"], "{:.3g}"),
         largest(v["condition_number"], "{:.3g}"),
@@ -282,6 +285,7 @@ std::string inspection_text(const Inspection& inspection) {
       fmt::format("{} ({}): {} layers, {} query and {} KV heads, head_dim {}/{}", plain(m["name"]),
                   plain(m["architecture"]), plain(m["num_layers"]), plain(m["num_qo_heads"]),
                   plain(m["num_kv_heads"]), plain(m["head_dim_k"]), plain(m["head_dim_v"])));
+  if (m["engine"] != "") add_line(text, "run by", plain(m["engine"]));
   add_line(text, "weights", plain(m["weights_fingerprint"]));
   add_line(text, "",
            j["has_weight_samples"].get<bool>()

@@ -194,6 +194,7 @@ double bytes_of_layers(const CachedModel& model, int64_t tokens, const Bits& bit
   double bytes = 0;
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const LayerGeometry& layer = model.layers[i];
+    if (layer.attention == AttentionKind::kNone) continue;
     const int64_t held =
         layer.sliding_window > 0 ? std::min<int64_t>(tokens, layer.sliding_window) : tokens;
     const SideBits of = bits(i, held);

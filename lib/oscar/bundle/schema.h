@@ -191,7 +191,7 @@ inline constexpr const char* kConvergence = "convergence";
 inline constexpr const char* kFingerprint = "/corpus/ngram_hashes";
 
 inline const char* attention_name(AttentionKind kind) {
-  constexpr const char* kNames[] = {"full", "sliding", "local"};
+  constexpr const char* kNames[] = {"full", "sliding", "local", "none"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -288,11 +288,13 @@ inline constexpr const char* kFileHash = "file_sha256";
 // Of a bundle whose transforms were fitted to other weights than it is for; others lack them.
 inline constexpr const char* kFittedWeights = "fitted_weights_fingerprint";
 inline constexpr const char* kFittedModel = "fitted_model";
-inline constexpr std::array<std::string_view, 4> kModelExtras = {kQuantization, kFileHash,
-                                                                 kFittedWeights, kFittedModel};
-inline constexpr std::array<std::string_view, 10> kOptionalAttributes = {
-    kFittedBy,   kRunKey,       kTies,     kMetadataRounding, kRowWeights,
-    kSeparators, kQuantization, kFileHash, kFittedWeights,    kFittedModel};
+// What ran the model, where it was not this toolkit's own engine.
+inline constexpr const char* kEngine = "engine";
+inline constexpr std::array<std::string_view, 5> kModelExtras = {
+    kQuantization, kFileHash, kFittedWeights, kFittedModel, kEngine};
+inline constexpr std::array<std::string_view, 11> kOptionalAttributes = {
+    kFittedBy,     kRunKey,   kTies,          kMetadataRounding, kRowWeights, kSeparators,
+    kQuantization, kFileHash, kFittedWeights, kFittedModel,      kEngine};
 
 template <typename BundleType, typename Visit>
 void visit_root(BundleType& b, Visit&& visit) {
@@ -327,6 +329,7 @@ void visit_model(ModelType& m, Visit&& visit) {
   visit(kFileHash, m.file_sha256);
   visit(kFittedWeights, m.fitted_weights_fingerprint);
   visit(kFittedModel, m.fitted_model);
+  visit(kEngine, m.engine);
 }
 
 template <typename CorpusType, typename Visit>
@@ -365,9 +368,10 @@ void visit_quantizer(QuantizerType& q, Visit&& visit) {
   visit(kMetadataRounding, q.rules.metadata_rounding);
 }
 
-// Layer attributes that a file may lack: the model's value, and 0, stand in for them.
-inline constexpr std::array<const char*, 2> kOptionalLayerAttributes = {"num_qo_heads",
-                                                                        "sliding_window"};
+// Layer attributes that a file may lack: the model's value, 0, and 1 stand in for them.
+inline constexpr const char* kTurned = "turned";  // written where it is 0
+inline constexpr std::array<const char*, 3> kOptionalLayerAttributes = {"num_qo_heads",
+                                                                        "sliding_window", kTurned};
 
 template <typename GeometryType, typename Visit>
 void visit_geometry(GeometryType& g, Visit&& visit) {
@@ -379,6 +383,7 @@ void visit_geometry(GeometryType& g, Visit&& visit) {
   visit("quantized", g.quantized);
   visit("num_qo_heads", g.num_qo_heads);
   visit("sliding_window", g.sliding_window);
+  visit(kTurned, g.turned);
 }
 
 }  // namespace oscar::schema

@@ -184,8 +184,9 @@ void center(MatrixStack<double>& moment, const VectorStack<double>& mean, int he
 }  // namespace
 
 LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& options,
-                           const Rope& rope) {
+                           const Rope& model_rope) {
   check_statistics(statistics, options);
+  const Rope rope = statistics.geometry.turned ? model_rope : Rope{};
   const int heads = statistics.geometry.num_kv_heads;
   LayerMoments m;
   m.count_q = statistics.count_q;
@@ -372,9 +373,9 @@ MatrixD average_moment(const MatrixD& moment, const Rope& rope, const MeanPhase&
   const int half = rope.rotary_dim / 2;
   MatrixD averaged = moment;
   for (int i = 0; i < half; ++i) {
-    const int x = i, y = i + half;
+    const int x = rope.first_of_pair(i), y = rope.second_of_pair(i);
     for (int j = 0; j <= i; ++j) {
-      const int u = j, w = j + half;
+      const int u = rope.first_of_pair(j), w = rope.second_of_pair(j);
       const double xu = moment(x, u), xw = moment(x, w), yu = moment(y, u), yw = moment(y, w);
       const double theta = rope.inv_freq[i], other = rope.inv_freq[j];
       const Complex against = Complex(xu + yw, yu - xw) * mean_phase(theta - other);
@@ -399,9 +400,10 @@ VectorD average_sum(const VectorD& sum, const Rope& rope, const MeanPhase& mean_
   const int half = rope.rotary_dim / 2;
   VectorD averaged = sum;
   for (int i = 0; i < half; ++i) {
-    const Complex z = Complex(sum[i], sum[i + half]) * mean_phase(rope.inv_freq[i]);
-    averaged[i] = z.real();
-    averaged[i + half] = z.imag();
+    const int x = rope.first_of_pair(i), y = rope.second_of_pair(i);
+    const Complex z = Complex(sum[x], sum[y]) * mean_phase(rope.inv_freq[i]);
+    averaged[x] = z.real();
+    averaged[y] = z.imag();
   }
   return averaged;
 }

@@ -33,8 +33,9 @@ struct LayerMoments {
 // the key moment is about the nearer one of each segment, averaged over segments. Rows of a head
 // that no query has read as INT2 count evenly, and so do all rows where their weighted sums were
 // not collected, or where keys stay at positions as collected, at which they were not summed with
-// weights. Throws Error, naming layer and moment: zero counts, a wrong shape, a sum that is not
-// finite, a negative diagonal, no v_energy_moment for the energy objective.
+// weights. `rope` is the model's; a layer that is not turned by it has none. Throws Error, naming
+// layer and moment: zero counts, a wrong shape, a sum that is not finite, a negative diagonal, no
+// v_energy_moment for the energy objective.
 LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& options,
                            const Rope& rope);
 

@@ -47,6 +47,15 @@ void add_statistics(LayerStatistics& total, const LayerStatistics& other) {
   } else {
     visit_sums(add, total, other);
   }
+  // Of the weights, and with a gate between attention and W_O also of the text (math 1.2).
+  const bool both = !total.o_proj_metric.empty() && !other.o_proj_metric.empty();
+  if (both && total.o_proj_metric.data != other.o_proj_metric.data) {
+    const double rows = static_cast<double>(total.count_kv) + static_cast<double>(other.count_kv);
+    const double share = static_cast<double>(other.count_kv) / rows;
+    std::transform(total.o_proj_metric.data.begin(), total.o_proj_metric.data.end(),
+                   other.o_proj_metric.data.begin(), total.o_proj_metric.data.begin(),
+                   [share](double a, double b) { return a + share * (b - a); });
+  }
   total.v_energy_moment = {};
   const std::string where = "layer " + std::to_string(total.geometry.layer_id);
   total.count_q = add_counts(total.count_q, other.count_q, where + ", count_q");

@@ -115,7 +115,7 @@ def _causal_model(model):
 
 def _attentions(model, bundle):
     """The attention modules of a model that can be served with this bundle."""
-    config, kind = model.config, type(model).__name__
+    config, kind = model.config.get_text_config(decoder=True), type(model).__name__
     if kind != bundle.model.architecture:
         raise BundleMismatchError(f"{bundle.path} is of a {bundle.model.architecture}, and the model is a "
                                   f"{kind}; give the model with its head, of the bundle's architecture")

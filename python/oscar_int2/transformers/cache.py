@@ -258,6 +258,10 @@ class OscarCache(Cache):
         self.make_room(before + new)
         held = self.paged.step.seq_lens.tolist()
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
+        if positions is not None and positions.dim() == 3:  # of models of images and text: time, height, width
+            if (positions != positions[:1]).any():
+                refuse("images, whose tokens have positions of their own; text alone is served")
+            positions = positions[0]
         if isinstance(mask, dict):  # by kind of layer
             mask = mask["full_attention"]
         seen = torch.ones(batch, new, dtype=torch.bool, device=self.columns.device)

@@ -16,8 +16,9 @@ namespace oscar {
 // The shape of one layer's attention, as the fit and the file need it.
 
 // A local layer is a sliding one that keeps its whole window in BF16 whatever the recent tokens
-// are: nothing is collected of it and it has no transforms.
-enum class AttentionKind { kFull, kSliding, kLocal };
+// are. A layer of kind none holds no rows of its own: its attention is linear, or it reads those of
+// another layer. Nothing is collected of either, and they have no transforms.
+enum class AttentionKind { kFull, kSliding, kLocal, kNone };
 
 struct LayerGeometry {
   int layer_id = 0;  // global index in the checkpoint
@@ -28,9 +29,12 @@ struct LayerGeometry {
   int head_dim_k = 0;
   int head_dim_v = 0;
   bool quantized = true;  // as of quantized_beyond
+  bool turned = true;     // by the model's RoPE; false: the layer's keys do not turn (NoPE)
 
   // Whether there are statistics and transforms of the layer.
-  bool fitted() const { return attention != AttentionKind::kLocal; }
+  bool fitted() const {
+    return attention == AttentionKind::kFull || attention == AttentionKind::kSliding;
+  }
   // Whether rows ever leave the exact windows: the window of a sliding layer may fit into the
   // recent tokens that stay in BF16.
   bool quantized_beyond(int recent_tokens) const {

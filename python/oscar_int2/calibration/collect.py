@@ -1,0 +1,190 @@
+"""Statistics of any transformers model, collected through its attention interface, layer by layer."""
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+
+from ..errors import UnsupportedError
+from ..weights import is_plain, projections, sample
+from .interface import exact_attention, observing
+from .layers import run_layers, text_config
+from .probe import LayerFacts, Rope, probe
+from .record import settled_rope
+from .sums import LayerSums
+
+LARGEST_DIM = 256  # of a row that the codec takes
+
+
+@dataclass
+class _Layer:
+    facts: LayerFacts
+    rope: Rope | None          # exact frequencies
+    parameters: dict | None    # of it, as bundles hold them
+    sums: LayerSums
+    owner: int                 # the layer whose rows these are
+    squares: torch.Tensor      # [Hq, dv, dv] float64: W_O,j W_O,j^T of each query head
+    samples: torch.Tensor | None  # weight samples [Hkv, 4, 16]
+    gate: torch.Tensor | None = None  # [Hq, dv, dv] float64: sum of s^T s, s what outputs are multiplied by
+    gate_rows: int = 0
+
+
+class Collection:
+    """The sums of one run, and what was found out about the layers. Raises UnsupportedError, naming the layer, for
+    what is not calibrated."""
+
+    def __init__(self, model, batches, format, device=None, progress=None):
+        self.model, self.format, self.progress = model, format, progress
+        self.layers = [None] * text_config(model).num_hidden_layers  # None: no softmax attention
+        self._places = {}  # of keys in the first batch: their layer
+        run_layers(model, batches, device, self._visit)
+        self._choose()
+
+    def _visit(self, index, batch, layer, arguments, keywords, run):
+        if batch == 0:
+            if self.progress:
+                self.progress(index, len(self.layers))
+            self.layers[index] = self._look(index, layer, arguments, keywords)
+        found = self.layers[index]
+        if found is None:
+            return run()
+        kept = {}
+
+        def observe(call):
+            kept["call"], kept["out"] = call, exact_attention(call)
+            return kept["out"]
+
+        hook = found.facts.output.register_forward_pre_hook(
+            lambda _, args: kept.__setitem__("into", args[0])) if found.facts.gated else None
+        try:
+            with observing(observe):
+                hidden = run()
+        finally:
+            if hook is not None:
+                hook.remove()
+        self._add(index, batch, found, **kept)
+        return hidden
+
+    def _look(self, index, layer, arguments, keywords):
+        facts = probe(layer, index, arguments, keywords)
+        if facts is None:
+            return None
+        heads, dk, dv = facts.shape
+        rope = parameters = None
+        if facts.rope is not None:
+            rope, parameters = settled_rope(facts.rope, dk, text_config(self.model), arguments[0].shape[1])
+        weight = output_weight(facts.output, facts.num_qo_heads * dv).double()
+        by_head = weight.view(weight.shape[0], -1, dv).permute(1, 2, 0)
+        squares = torch.bmm(by_head, by_head.mT)
+        gate = torch.zeros_like(squares) if facts.gated else None
+        return _Layer(facts, rope, parameters, LayerSums(facts.shape, self.format, arguments[0].device), index,
+                      squares, weight_samples(facts, arguments[0].shape[-1]), gate)
+
+    def _add(self, index, batch, found, call, out, into=None):
+        if batch == 0:
+            if found.facts.shared:
+                found.owner = self._places[call.k.data_ptr()]
+            else:
+                self._places[call.k.data_ptr()] = index
+        owner = self.layers[found.owner]
+        if found.gate is not None:
+            into = into.reshape(-1, out.shape[1], out.shape[3])
+            rows = out.transpose(1, 2).reshape(into.shape)
+            s = torch.where(rows == 0, 0, into.double() / rows.double())
+            found.gate += torch.einsum("njd,nje->jde", s, s)
+            found.gate_rows += len(s)
+        owner.sums.add(call, out, owner.rope.back, found.facts.window, own_rows=found.owner == index)
+
+    def _choose(self):
+        """What becomes of each layer: `kinds`, and `base`, whose shape and RoPE are the model's."""
+        own = [i for i, layer in enumerate(self.layers) if layer is not None and layer.owner == i]
+        if not own:
+            raise UnsupportedError(f"{type(self.model).__name__} never called transformers' attention interface: it has "
+                                   "attention code of its own, or none; it is not calibrated")
+        full = [i for i in own if self.layers[i].facts.window == 0] or own[:1]
+        base = next((i for i in full if len(self.layers[i].rope.inv_freq)), full[0])
+        self.base = self.layers[base]
+        self.kinds = []
+        for i, layer in enumerate(self.layers):
+            if i not in own:
+                self.kinds.append("none")
+                continue
+            facts, turns = layer.facts, bool(len(layer.rope.inv_freq))
+            same_shape = (facts.shape, facts.num_qo_heads) == (self.base.facts.shape, self.base.facts.num_qo_heads)
+            same_rope = layer.rope.same(self.base.rope)
+            if facts.window:
+                self.kinds.append("sliding" if same_shape and same_rope and not facts.chunked else "local")
+            elif not same_shape:
+                raise UnsupportedError(f"layers {base} and {i} see all tokens and have different heads; a bundle has one "
+                                       "shape of them")
+            elif turns and not same_rope:
+                raise UnsupportedError(f"layers {base} and {i} see all tokens and turn keys by different RoPE; a bundle "
+                                       "has one")
+            else:
+                self.kinds.append("full")
+        for dim in self.base.facts.shape[1:]:
+            if dim > LARGEST_DIM or dim % 8:
+                raise UnsupportedError(f"heads of {dim} dimensions; 2-bit rows have a multiple of 8, {LARGEST_DIM} at most")
+
+    def metric(self, index):
+        """M_O [Hkv, dv, dv] of all layers that read this layer's rows (math 1.2); with gates, the mean over tokens."""
+        total = 0
+        for layer in self.layers:
+            if layer is not None and layer.owner == index:
+                squares = layer.squares if layer.gate is None else layer.squares * (layer.gate / layer.gate_rows)
+                total = total + squares.view(self.layers[index].facts.shape[0], -1, *squares.shape[1:]).sum(1)
+        return total.cpu().numpy()
+
+    def file_layers(self):
+        """(attributes, datasets) of each layer, as record.write_statistics takes them."""
+        sampled = all(self.layers[i].samples is not None for i, kind in enumerate(self.kinds)
+                      if kind in ("full", "sliding"))
+        for i, kind in enumerate(self.kinds):
+            layer = self.layers[i] if kind != "none" else self.base
+            facts = layer.facts
+            window = facts.window if kind in ("sliding", "local") else 0
+            quantized = kind == "full" or kind == "sliding" and window > self.format.recent_tokens
+            attributes = {"attention": kind, "sliding_window": window, "quantized": int(quantized),
+                          "num_qo_heads": facts.num_qo_heads, "num_kv_heads": facts.shape[0],
+                          "head_dim_k": facts.shape[1], "head_dim_v": facts.shape[2]}
+            datasets = {}
+            if kind in ("full", "sliding"):
+                if not len(layer.rope.inv_freq) and len(self.base.rope.inv_freq):
+                    attributes["turned"] = 0
+                try:
+                    sums = layer.sums.result(attended=quantized)
+                except ValueError as error:
+                    raise UnsupportedError(f"layer {i}: {error}") from error
+                datasets = {f"statistics/{name}": value for name, value in sums.items()}
+                datasets["statistics/o_proj_metric"] = self.metric(i)
+                if sampled:
+                    datasets["weight_samples"] = layer.samples.numpy()
+            yield attributes, datasets
+
+
+def output_weight(output, width):
+    """[hidden, width] of a linear output projection, as it acts: quantized weights are read by what they do."""
+    if isinstance(output, torch.nn.Linear) and is_plain(output.weight, (output.out_features, width)):
+        return output.weight.data
+    weight = next(output.parameters())
+    dtype = weight.dtype if weight.dtype.is_floating_point and weight.dtype.itemsize > 1 else torch.bfloat16
+    inputs = torch.cat((torch.eye(width, device=weight.device, dtype=dtype),
+                        torch.zeros(1, width, device=weight.device, dtype=dtype)))
+    with torch.no_grad():
+        acts = output(inputs[None])[0].double()
+    return (acts[:-1] - acts[-1]).T
+
+
+def weight_samples(facts, hidden):
+    """float32 [Hkv, 4, 16], bf16 numbers of W_Q, W_K, W_V and W_O (lib/oscar/bundle/weight_samples.h), or None where
+    the attention module has no such matrices."""
+    heads, dk, dv = facts.shape
+    if dk != dv:
+        return None
+    layer = SimpleNamespace(num_kv_heads=heads, num_qo_heads=facts.num_qo_heads, head_dim=dk)
+    matrices = projections(facts.attention, layer)[:4]
+    rows = [facts.num_qo_heads * dk, heads * dk, heads * dv]
+    shapes = [*((n, hidden) for n in rows), (hidden, facts.num_qo_heads * dv)]
+    if not all(is_plain(matrix, shape) for matrix, shape in zip(matrices, shapes)):
+        return None
+    taken = [sample(matrix.data, heads, by_columns=i == 3) for i, matrix in enumerate(matrices)]
+    return torch.stack([one.float() for one in taken], 1).bfloat16().float().cpu()

@@ -1,0 +1,63 @@
+"""Text or token ids to sequences for transformers' engine."""
+import hashlib
+import pathlib
+
+import numpy as np
+
+from ..commands.prepare_corpus import documents, encode
+
+
+def read_corpus(corpus, tokenizer, sequence_length, max_tokens=None):
+    """(sequences, sources) of a corpus: lists of int64 arrays, and what /corpus says of where they came from.
+
+    `corpus`: paths joined by commas, or a list of them: token ids (.npy, .h5 with a dataset `tokens`; one stream, or rows
+    that are kept apart) or text (.txt, .jsonl, a folder of these); or ids themselves, [tokens] or [rows, tokens].
+    `tokenizer`: a function that makes one, called for text alone. Streams are cut every sequence_length tokens.
+    Raises ValueError."""
+    if isinstance(corpus, (str, pathlib.Path)):
+        corpus = str(corpus).split(",")
+    if len(corpus) and not isinstance(corpus[0], (str, pathlib.Path)):
+        rows = [np.asarray(row, dtype=np.int64) for row in (corpus if np.ndim(corpus[0]) else [corpus])]
+        digest = hashlib.sha256(b"".join(row.tobytes() for row in rows)).hexdigest()
+        parts = [({"name": "token ids", "sha256": digest}, rows)]
+    else:
+        parts = [_read(pathlib.Path(path), tokenizer) for path in corpus]
+    sequences, sources, left = [], [], max_tokens
+    for source, rows in parts:
+        taken = []
+        for row in rows:
+            row = row if left is None else row[:left - sum(map(len, taken))]
+            taken += [row[i:i + sequence_length] for i in range(0, len(row), sequence_length)]
+        taken = [row for row in taken if len(row) > 1]
+        left = None if left is None else left - sum(map(len, taken))
+        sources.append(source | {"tokens": sum(map(len, taken))})
+        sequences += taken
+    if not sequences:
+        raise ValueError(f"{corpus}: no tokens")
+    return sequences, sources
+
+
+def _read(path, tokenizer):
+    """(source, streams or rows of ids) of one file."""
+    if not path.exists():
+        raise ValueError(f"{path}: no such file; a corpus is .npy or .h5 (token ids), .txt, .jsonl, or a folder of text")
+    if path.suffix in (".npy", ".h5"):
+        if path.suffix == ".npy":
+            ids = np.load(path, allow_pickle=False)
+        else:
+            import h5py
+            with h5py.File(path, "r") as file:
+                ids = file["tokens"][()]
+        if ids.ndim not in (1, 2) or ids.dtype.kind not in "iu":
+            raise ValueError(f"{path}: expected token ids, [tokens] or [rows, tokens] of integers; found {ids.dtype} "
+                             f"{list(ids.shape)}")
+        return ({"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()},
+                [row.astype(np.int64) for row in np.atleast_2d(ids)])
+    encoder, digest, ids, count = tokenizer(), hashlib.sha256(), [], 0
+    for document, _ in documents(path):
+        row = encode(encoder, document)
+        digest.update(repr(document).encode())
+        ids += row
+        count += 1
+    return ({"name": path.name, "sha256": digest.hexdigest(), "kind": "text", "documents": count},
+            [np.array(ids, dtype=np.int64)])

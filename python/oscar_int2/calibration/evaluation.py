@@ -1,0 +1,141 @@
+"""KL and perplexity of a transformers model over a bundle's 2-bit rows: attention gets them in place of exact ones.
+
+Each query reads what a decode step of its token would read: rows that have left the exact windows by then as INT2, all
+others exactly (docs/mathematics.md, 4.7 and 11). Rows go through the operators that servers write pages with.
+"""
+import math
+
+import torch
+
+from ..bundle import Bundle, load
+from ..cache import row_problem
+from ..codec import LayerCodec, StepTables
+from ..errors import BundleMismatchError, CacheRowError
+from .corpus import read_corpus
+from .interface import block_attention, exact_attention, observing
+from .layers import run_layers
+from .model import batched, load_model, tokenizer_of, observed, run_device
+from .probe import is_handed_on
+from .sums import int2_keys
+
+UNIT_TOKENS, FEWEST_UNITS = 512, 8  # of a standard error; docs/mathematics.md, 14.5
+
+
+def evaluate(model, bundle, corpus, *, sequence_length=4096, max_tokens=None, batch_tokens=8192, first_position=None,
+             device=None, dtype=None, trust_remote_code=False):
+    """Predictions over the 2-bit rows of `bundle` (a Bundle or a path) beside those over exact rows, of the same model on
+    the same ids. Other arguments are those of calibrate(). `first_position`: of the first token that counts; None: the
+    first that reads a 2-bit row. Returns a dictionary: tokens, first_position, perplexity (of exact rows), int2_perplexity,
+    kl (nats a token), top1 (share of tokens whose likeliest prediction is the same), and the standard errors
+    perplexity_se, int2_perplexity_se, kl_se, None of less than 8 units of 512 tokens. Raises BundleMismatchError for a
+    bundle of another model, ValueError where no token counts."""
+    bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
+    sequences, _ = read_corpus(corpus, lambda: tokenizer_of(model), sequence_length, max_tokens)
+    device = run_device(model, device)
+    model = load_model(model, device, dtype, trust_remote_code)
+    if type(model).__name__ != bundle.model.architecture:
+        raise BundleMismatchError(f"{bundle.path} is of a {bundle.model.architecture}, and the model is a "
+                                  f"{type(model).__name__}")
+    format = bundle.quantizer
+    first = format.sink_tokens + format.recent_tokens + format.demote_block if first_position is None else first_position
+    batches = batched([ids for ids in sequences if len(ids) > max(first, 1)], batch_tokens)
+    if not batches:
+        raise ValueError(f"no sequence is longer than {first} tokens, and what comes before reads exact rows")
+    with observed(model):
+        exact = run_layers(model, batches, device, _over(lambda *_: exact_attention))
+        coded = run_layers(model, batches, device, _over(Int2Rows(bundle).of_layer))
+        units = [unit for batch, ids in enumerate(batches)
+                 for unit in _compare(exact.logits(batch), coded.logits(batch), ids, max(first, 1))]
+    return {"tokens": int(sum(len(unit) for unit in units)), "first_position": max(first, 1), **_figures(units)}
+
+
+def _over(attention_of):
+    """A visit of run_layers() in which each layer attends by attention_of(index, batch, keywords)(call)."""
+    def visit(index, batch, layer, arguments, keywords, run):
+        with observing(attention_of(index, batch, keywords)):
+            return run()
+    return visit
+
+
+class Int2Rows:
+    """Attention over rows that went through a bundle's codec."""
+
+    def __init__(self, bundle):
+        self.bundle, self.codecs, self.places = bundle, {}, {}
+
+    def of_layer(self, index, batch, keywords):
+        def attend(call):
+            owner = self.places.get((batch, call.k.data_ptr())) if is_handed_on(keywords, call.k) else index
+            self.places[batch, call.k.data_ptr()] = owner
+            layer = self.bundle.layers[owner]
+            if layer.key is None or not layer.quantized:
+                return exact_attention(call)
+            return self.attend(owner, call)
+        return attend
+
+    def attend(self, owner, call):
+        """[batch, Hq, T, dv]: queries over the rows of layer `owner`."""
+        format, tokens = self.bundle.quantizer, call.k.shape[2]
+        history = format.history_tokens(tokens)
+        if not history:
+            return exact_attention(call)
+        coded = [self.coded(owner, k, v, history) for k, v in zip(call.k, call.v)]
+        k, v = (torch.cat((rows.float(), torch.stack(back)), 2) for rows, back in zip((call.k, call.v), zip(*coded)))
+        behind = slice(format.sink_tokens, format.sink_tokens + history)
+
+        def visible(queries):
+            seen, int2 = call.visible(queries), int2_keys(format, queries, tokens)
+            return torch.cat((seen & ~int2, (seen & int2)[:, behind]), 1)
+
+        return block_attention(call, k, v, visible)
+
+    def coded(self, owner, k, v, history):
+        """What INT2 makes of the rows behind the sink: k and v [Hkv, T, d] to float32 [Hkv, history, d], in the model's
+        basis."""
+        heads, tokens, d = k.shape
+        codec = self.codecs.get(owner)
+        if codec is None:
+            codec = self.codecs[owner] = LayerCodec(self.bundle, owner, k.device, positions=tokens)
+        format = codec.format
+        pages = codec.pages(format.history_pages(tokens), 1, format.sink_tokens + format.ring_tokens())
+
+        def ints(*values):
+            return torch.tensor(values, dtype=torch.int32, device=k.device)
+
+        tables = StepTables(
+            block_table=torch.arange(len(pages.pool), dtype=torch.int32, device=k.device)[None],
+            query_start_loc=ints(0, tokens), old_len=ints(0), seq_lens=ints(tokens), old_history=ints(0),
+            new_history=ints(history), status=ints(0), max_new_rows=tokens, max_new_history=history)
+        codec.append(pages, tables, *codec.transform_kv(*(x.transpose(0, 1).bfloat16().contiguous() for x in (k, v))))
+        if int(tables.status[0]):
+            raise CacheRowError(f"layer {owner}: {row_problem(int(tables.status[0]))}")
+        rows = codec.read_history(pages, tables, 0, history).float().transpose(1, 2)  # [2, Hkv, history, d]
+        layer = self.bundle.layers[owner]
+        return tuple(x @ inverse.to(k.device) + side.mean[:, None].to(k.device) for x, side, inverse in (
+            (rows[0], layer.key, layer.key.partner.mT), (rows[1], layer.value, layer.value.partner)))
+
+
+def _compare(exact, coded, ids, first):
+    """Units [n, 4] of tokens: NLL over exact rows, over 2-bit rows, KL, and whether the likeliest token is the same."""
+    for p, q, row in zip(exact, coded, ids):
+        target = row[first:, None].to(p.device)
+        p, q = (x[first - 1:-1].float().log_softmax(-1) for x in (p, q.to(p.device)))
+        columns = torch.stack((-p.gather(-1, target)[:, 0], -q.gather(-1, target)[:, 0], (p.exp() * (p - q)).sum(-1),
+                               (p.argmax(-1) == q.argmax(-1)).float()), 1).double().cpu()
+        yield from columns.split(UNIT_TOKENS)
+
+
+def _figures(units):
+    counts = torch.tensor([len(unit) for unit in units], dtype=torch.float64)
+    sums = torch.stack([unit.sum(0) for unit in units])
+    mean = sums.sum(0) / counts.sum()
+    errors = [None] * 4
+    if len(units) >= FEWEST_UNITS:
+        away = sums - counts[:, None] * mean  # of a ratio of sums, units drawn at random
+        errors = (away.square().sum(0) * len(units) / (len(units) - 1)).sqrt().div(counts.sum()).tolist()
+    nll, int2_nll, kl, top1 = mean.tolist()
+    found = {"perplexity": math.exp(nll), "int2_perplexity": math.exp(int2_nll), "kl": kl, "top1": top1}
+    for i, name in enumerate(("perplexity", "int2_perplexity", "kl")):
+        scale = found[name] if i < 2 else 1
+        found[f"{name}_se"] = None if errors[i] is None else errors[i] * scale
+    return found

@@ -1,0 +1,65 @@
+"""A bundle of a model that transformers runs, whatever its family: docs/models.md has a table.
+
+The model runs in transformers, layer by layer. Statistics go to `oscar-bundle fit`, whose options may follow behind --.
+Nothing is searched: oscar-calibrate does that, for the families that it runs itself.
+"""
+import argparse
+import pathlib
+import sys
+
+from ..errors import OscarError
+
+
+def main(words):
+    words, fit_options = (words[:words.index("--")], words[words.index("--") + 1:]) if "--" in words else (words, [])
+    parser = argparse.ArgumentParser(prog="python -m oscar_int2 calibrate", allow_abbrev=False, description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="checkpoint folder, or a name of the Hub that was fetched")
+    parser.add_argument("corpus", help="token ids (.npy, .h5) or text (.txt, .jsonl, a folder), several joined by commas")
+    parser.add_argument("out", type=pathlib.Path, help="bundle to write")
+    parser.add_argument("--statistics-only", action="store_true", help="write the sums alone, for oscar-bundle merge or fit")
+    add_run_options(parser)
+    arguments = parser.parse_args(words)
+    try:
+        from ..calibration import calibrate
+        calibrate(arguments.model, arguments.corpus, arguments.out, statistics_only=arguments.statistics_only,
+                  fit_options=fit_options, progress=progress, **run_options(arguments))
+    except (OscarError, OSError, ValueError) as error:
+        return failed(error)
+    print(f"\r{arguments.out}: {'statistics' if arguments.statistics_only else 'bundle'} of {arguments.model}",
+          file=sys.stderr)
+    return 0
+
+
+def progress(layer, layers):
+    print(f"\rlayer {layer + 1} of {layers}", end="", file=sys.stderr, flush=True)
+
+
+def failed(error):
+    print(f"error: {error}", file=sys.stderr)
+    return 1
+
+
+def add_run_options(parser):
+    """Those that every run of a model in transformers has."""
+    parser.add_argument("--sequence-length", type=int, default=4096, metavar="N", help="tokens of a sequence (4096)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="use less than the corpus has")
+    parser.add_argument("--batch-tokens", type=int, default=8192, metavar="N",
+                        help="tokens that a layer sees at a time (8192)")
+    parser.add_argument("--device", help="where layers run, one at a time; a GPU if there is one")
+    parser.add_argument("--dtype", help="of the run: bfloat16, float32, ...; as stored on a GPU, float32 on a CPU")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the checkpoint")
+
+
+def run_options(arguments):
+    """What add_run_options() read, as calibrate() and evaluate() take it."""
+    import torch
+    dtype = getattr(torch, arguments.dtype, None) if arguments.dtype else None
+    if arguments.dtype and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"--dtype is {arguments.dtype!r}, expected bfloat16, float16 or float32")
+    for name in ("sequence_length", "max_tokens", "batch_tokens"):
+        value = getattr(arguments, name)
+        if value is not None and value < 2:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}, expected 2 or more")
+    return {name: getattr(arguments, name) for name in (
+        "sequence_length", "max_tokens", "batch_tokens", "device", "trust_remote_code")} | {"dtype": dtype}

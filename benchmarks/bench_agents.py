@@ -97,7 +97,7 @@ def arguments_of(argv):
     parser.add_argument("--sessions", type=int, default=80)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--system", type=int, default=4096, help="tokens of the system prompt that all share")
-    parser.add_argument("--first", type=int, default=6144, help="tokens of a session's first message, on average")
+    parser.add_argument("--first", type=int, default=8192, help="tokens of a session's first message, on average")
     parser.add_argument("--message", type=int, default=1024, help="tokens of later messages, on average")
     parser.add_argument("--answer", type=int, default=160, help="tokens of an answer")
     parser.add_argument("--think", type=float, default=0, help="seconds between an answer and the session's next turn")

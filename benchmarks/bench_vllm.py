@@ -78,7 +78,8 @@ def write_config(shape):
 
 def use_int2(arguments, model):
     """The plugin in this process, with the bundle that was named or a random one."""
-    os.environ["VLLM_OSCAR_BUNDLE"] = arguments.bundle or "random"
+    # Without a bundle a file that is there; nothing reads it.
+    os.environ["VLLM_OSCAR_BUNDLE"] = arguments.bundle or str(pathlib.Path(model, "config.json"))
     os.environ["VLLM_OSCAR_WEIGHTS"] = "any"  # a shape's weights are random too
     import oscar_int2_vllm
     from oscar_int2.vllm import settings

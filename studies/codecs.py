@@ -31,6 +31,7 @@ def parse(words):
     parser.add_argument("--tokens", type=int, help="of each text (all)")
     parser.add_argument("--sequence-length", type=int, help="tokens of a sequence (as oscar-eval)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--gpu-memory", help="as oscar-eval's")
     parser.add_argument("--within", type=float, default=0, metavar="SECONDS", help="begin no text after so many")
     arguments = parser.parse_args(words)
     arguments.texts = [text.partition("=")[::2] for text in arguments.texts]
@@ -46,7 +47,7 @@ def rivals(arguments):
 
 
 def measure(arguments, name, file, methods):
-    given = {"--max-tokens": arguments.tokens, "--sequence-length": arguments.sequence_length}
+    given = {"--max-tokens": arguments.tokens, "--sequence-length": arguments.sequence_length, "--gpu-memory": arguments.gpu_memory}
     options = [word for option, value in given.items() if value for word in (option, str(value))]
     subprocess.run([arguments.bin / "oscar-eval", arguments.model, "--bundle", arguments.bundle, "--corpus", file,
                     "--compare", ",".join(methods), "--separators", "off", "--device", arguments.device, *options,

@@ -51,6 +51,8 @@ MAX_NUM_SEQS, MAX_MODEL_LEN = 3, 1024
 OPTIONS = {"dtype": "bfloat16", "enforce_eager": True, "async_scheduling": False,
            "max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS,
            "kv_cache_memory_bytes": POOL_BYTES, "seed": 0}
+if torch.cuda.is_available():  # a share that others may leave free
+    OPTIONS["gpu_memory_utilization"] = float(os.environ.get("OSCAR_VLLM_MEMORY", "0.5"))
 # bf16 sums depend on how many rows a product has: vLLM's own BF16 cache moves log probabilities of
 # this model by .042 between a batch and a single run, and tokens change where two are that close.
 # A window of another request, or one of NaN, moves them by whole nats.

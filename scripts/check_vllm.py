@@ -60,10 +60,10 @@ class Struct:
 }
 
 
-def adapters():
-    """{release: adapter}, as the plugin has it."""
-    text = (PLUGIN / "__init__.py").read_text()
-    return dict(re.findall(r'"([\d.]+)": "(adapter_\w+)"', text))
+def adapter_of(package):
+    """What the plugin takes for a folder vllm/ (versions.py)."""
+    new = "def customize_spec(" in (package / "v1/attention/backend.py").read_text()
+    return "adapter_0_33" if new else "adapter_0_26"
 
 
 def version_of(package):
@@ -103,7 +103,7 @@ def problems_of(package, adapter):
         for name, text in STUBS.items():
             (folder / f"{name}.pyi").write_text(text)
         (folder / "more.py").write_text(MORE.format(adapter=adapter))
-        ours = [path for path in PLUGIN.glob("*.py") if path.stem not in set(adapters().values()) - {adapter}]
+        ours = [path for path in PLUGIN.glob("*.py") if path.stem == adapter or not path.stem.startswith("adapter_")]
         (folder / "pyrightconfig.json").write_text(json.dumps({
             "include": ["more.py", *map(str, ours)], "extraPaths": [str(folder), str(PYTHON)],
             "venvPath": str(folder), "venv": "types", "pythonVersion": "3.11", "pythonPlatform": "Linux",
@@ -123,14 +123,10 @@ def problems_of(package, adapter):
 
 
 def check(source):
-    """(version, adapter, problems). Raises LookupError for a version without an adapter."""
+    """(version, adapter, problems)."""
     with tempfile.TemporaryDirectory() as folder:
         package = unpacked(source, pathlib.Path(folder))
-        version, known = version_of(package), adapters()
-        adapter = known.get(".".join(version.split(".")[:2]))
-        if adapter is None:
-            raise LookupError(f"{source} is vLLM {version}; there are adapters for {', '.join(known)}: add a line to "
-                              f"ADAPTERS in {PLUGIN / '__init__.py'}")
+        version, adapter = version_of(package), adapter_of(package)
         return version, adapter, problems_of(package, adapter)
 
 

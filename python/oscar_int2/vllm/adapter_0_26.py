@@ -1,4 +1,4 @@
-"""vLLM 0.26, which has no hook for a KV cache of a third party.
+"""vLLM without customize_spec, as 0.26: it has no hook for a KV cache of a third party.
 
 Attention.get_kv_cache_spec is replaced, whose original knows no packed cache but TurboQuant's, and the
 backend names the shape of a layer's cache.
@@ -15,38 +15,7 @@ from .._library import PAGE_TOKENS
 from . import hooks, settings
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.scheduler import Scheduler
-
     from ..bundle import Bundle
-
-
-def install():
-    """What a process needs before it reads its engine's arguments."""
-    hooks.install()
-    _answer_with_reasons()
-
-
-def _answer_with_reasons():
-    """A request that ended by a refused row is answered with the reason, as a bad request. vLLM itself
-    says no more than "Internal server error", and keeps the text of no other kind of exception."""
-    from vllm.exceptions import VLLMValidationError
-    from vllm.v1.engine import FinishReason
-    from vllm.v1.engine.output_processor import OutputProcessor
-
-    from .refusals import PREFIX
-
-    def make_process(original):
-        def process_outputs(self: OutputProcessor, engine_core_outputs, *args, **options):
-            for output in engine_core_outputs:
-                if output.finish_reason == FinishReason.ERROR and isinstance(output.stop_reason, str):
-                    state = self.request_states.get(output.request_id)
-                    if state and state.queue and output.stop_reason.startswith(PREFIX):
-                        state.queue.put(VLLMValidationError(output.stop_reason))
-            return original(self, engine_core_outputs, *args, **options)
-
-        return process_outputs
-
-    hooks.replace(OutputProcessor, OutputProcessor.process_outputs, make_process)
 
 
 def follow_worker():
@@ -69,11 +38,6 @@ def follow_worker():
 
     hooks.replace(Attention, Attention.get_kv_cache_spec, make_spec)
     hooks.follow_worker()
-
-
-def end_requests(scheduler: Scheduler, reasons):
-    """Those of {id: reason} end with an error in the scheduler's next update_from_output()."""
-    scheduler.grammar_compile_error_reqs.update(reasons)
 
 
 class CacheShape(AttentionBackend):

@@ -1,4 +1,4 @@
-"""vLLM 0.32 and 0.33, where a backend says how large the blocks of its cache are (customize_spec).
+"""vLLM where a backend says how large the blocks of its cache are (customize_spec), as 0.32 and 0.33.
 
 A block [Hkv, 64 tokens, bytes of a token] in the layout LBHNC is a page as the kernels have it, byte for
 byte. Hooks that are left alone:
@@ -21,28 +21,12 @@ from .._library import PAGE_TOKENS
 from . import hooks
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.scheduler import Scheduler
-
     from ..bundle import Bundle
-
-
-def install():
-    """What a process needs before it reads its engine's arguments."""
-    hooks.install()
 
 
 def follow_worker():
     """What the process of a worker needs, once its first INT2 layer is made."""
     hooks.follow_worker()
-
-
-def end_requests(scheduler: Scheduler, reasons):
-    """Those of {id: reason} end with an error in the scheduler's next update_from_output()."""
-    from vllm.outputs import RequestError
-
-    scheduler.grammar_compile_error_reqs.update({
-        request: RequestError(code="validation_error", message=reason)
-        for request, reason in reasons.items()})
 
 
 class CacheShape(AttentionBackend):

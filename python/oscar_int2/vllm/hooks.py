@@ -11,6 +11,7 @@
 | Scheduler.update_from_output | the scheduler's | ends requests of which a row was refused |
 | Scheduler.make_stats | the scheduler's | counts what the cache holds |
 | EngineCore.__init__ | the scheduler's | the self-check, if it is asked for |
+| OutputProcessor.process_outputs | the API server's | answers with the reason, where vLLM has no RequestError |
 | StatLoggerManager.__init__, .record | that of /metrics | publishes what was counted |
 | GPUModelRunner._update_states (first runner) | a worker's | tells the builder which request is where in the batch |
 | GPUModelRunner.finish_requests, .add_requests, .prepare_attn (second runner) | a worker's | the same |
@@ -29,13 +30,14 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from vllm import outputs
 from vllm.config import get_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.logger import init_logger
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from ..errors import UnsupportedError
-from . import settings
+from . import settings, versions
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -80,6 +82,8 @@ def install():
     _follow_scheduler()
     _follow_stats()
     _check_at_start()
+    if not hasattr(outputs, "RequestError"):
+        _answer_with_reasons()
 
 
 def _follow_configuration():
@@ -165,7 +169,7 @@ def _follow_scheduler():
     from vllm.v1.kv_cache_interface import FullAttentionSpec
     from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
-    from . import adapter, metrics, refusals
+    from . import metrics, refusals
 
     def make_init(original):
         def __init__(self: Scheduler, vllm_config, *args, **options):
@@ -206,7 +210,7 @@ def _follow_scheduler():
         def update_from_output(self: Scheduler, scheduler_output, model_runner_output):
             reasons = refusals.take(self, _prefix_managers(self), model_runner_output)
             if reasons:
-                adapter().end_requests(self, reasons)
+                refusals.end(self, reasons)
                 metrics.count_refused(self, len(reasons))
             outputs = original(self, scheduler_output, model_runner_output)
             if reasons:
@@ -260,6 +264,29 @@ def _follow_stats():
     replace(StatLoggerManager, StatLoggerManager.record, make_record)
 
 
+def _answer_with_reasons():
+    """A request that ended by a refused row is answered with the reason, as a bad request. vLLM itself
+    says no more than "Internal server error", and keeps the text of no other kind of exception."""
+    from vllm.exceptions import VLLMValidationError
+    from vllm.v1.engine import FinishReason
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    from .refusals import PREFIX
+
+    def make_process(original):
+        def process_outputs(self: OutputProcessor, engine_core_outputs, *args, **options):
+            for output in engine_core_outputs:
+                if output.finish_reason == FinishReason.ERROR and isinstance(output.stop_reason, str):
+                    state = self.request_states.get(output.request_id)
+                    if state and state.queue and output.stop_reason.startswith(PREFIX):
+                        state.queue.put(VLLMValidationError(output.stop_reason))
+            return original(self, engine_core_outputs, *args, **options)
+
+        return process_outputs
+
+    replace(OutputProcessor, OutputProcessor.process_outputs, make_process)
+
+
 def _check_at_start():
     from vllm.v1.engine.core import EngineCore
 
@@ -287,9 +314,11 @@ def _prefix_managers(scheduler: Scheduler):
 def follow_worker():
     """What the process of a worker needs, once its first INT2 layer is made. By then vLLM has made its model
     runner, of one kind or the other."""
-    for module, follow in (("vllm.v1.worker.gpu_model_runner", _follow_first_runner),
-                           ("vllm.v1.worker.gpu.model_runner", _follow_second_runner)):
+    for module, needs, follow in (
+            ("vllm.v1.worker.gpu_model_runner", versions.FIRST_RUNNER, _follow_first_runner),
+            ("vllm.v1.worker.gpu.model_runner", versions.SECOND_RUNNER, _follow_second_runner)):
         if module in sys.modules:
+            versions.require(needs)
             follow(sys.modules[module].GPUModelRunner)
 
 

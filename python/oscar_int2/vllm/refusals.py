@@ -7,7 +7,7 @@ scheduler ends the requests that they name before it takes a token of that step.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..cache import row_problem
 
@@ -66,6 +66,18 @@ def take(scheduler: Scheduler, managers: list[PrefixManager], output: ModelRunne
         blocks = scheduler.kv_cache_manager.get_block_ids(request)
         scheduler.kv_cache_manager.evict_blocks({block for ids in blocks for block in ids})
     return found
+
+
+def end(scheduler: Scheduler, reasons):
+    """Those of {id: reason} end with an error in the scheduler's next update_from_output()."""
+    ending: Any = scheduler.grammar_compile_error_reqs
+    if isinstance(ending, set):
+        ending.update(reasons)
+        return
+    from vllm.outputs import RequestError  # pyright: ignore[reportAttributeAccessIssue]: not in all versions
+
+    ending.update({request: RequestError(code="validation_error", message=reason)
+                   for request, reason in reasons.items()})
 
 
 def say_why(outputs: dict[int, EngineCoreOutputs], reasons):

@@ -471,14 +471,36 @@ class Refusals(unittest.TestCase):
             with self.assertRaisesRegex(BundleError, "has changed since this engine was configured"):
                 settings.bundle(config)
 
-    def test_other_versions_of_vllm_are_refused_by_name(self):
-        from oscar_int2 import UnsupportedError
+    def test_a_vllm_that_has_all_hooks_is_taken_whatever_its_number(self):
+        from oscar_int2.vllm import adapter, versions
         import oscar_int2_vllm
 
-        for version in ("0.25.1", "0.27.0", "0.31.0", "0.34.0", "1.0.0"):
-            with mock.patch.object(vllm, "__version__", version):
-                with self.assertRaisesRegex(UnsupportedError,
-                                            rf"{version} is installed.* 0\.26, 0\.32, 0\.33"):
+        self.addCleanup(adapter.cache_clear)
+        with mock.patch.object(vllm, "__version__", "0.29.3"), self.assertLogs("vllm.oscar_int2", "WARNING") as said:
+            adapter.cache_clear()
+            oscar_int2_vllm.register()
+        self.assertIn("has not run in vLLM 0.29.3", said.output[0])
+        versions.require(versions.FIRST_RUNNER)
+
+    def test_a_vllm_that_lacks_a_hook_is_refused_by_its_name(self):
+        from oscar_int2 import UnsupportedError
+        from oscar_int2.vllm import adapter
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.core.sched.scheduler import Scheduler
+        import oscar_int2_vllm
+
+        self.addCleanup(adapter.cache_clear)
+
+        def other(self, scheduler_output):
+            """Of other parameters."""
+
+        for owner, name, found in ((Scheduler, "update_from_output", other), (EngineArgs, "create_engine_config", None)):
+            with mock.patch.object(owner, name, found):
+                if found is None:
+                    delattr(owner, name)
+                words = f"{'calls' if found else 'has no'} {owner.__name__}.{name}"
+                adapter.cache_clear()
+                with self.assertRaisesRegex(UnsupportedError, f"vLLM 0.26.* {words}.* in {owner.__module__}"):
                     oscar_int2_vllm.register()
                 with mock.patch.dict(os.environ):
                     del os.environ["VLLM_OSCAR_BUNDLE"]

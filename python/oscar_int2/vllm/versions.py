@@ -1,0 +1,71 @@
+"""Which vLLM the plugin runs in: one that has what it replaces there, whatever its number.
+
+What else it takes from vLLM is checked by scripts/check_vllm.py, without running it.
+"""
+import importlib
+import inspect
+import logging
+from typing import Any
+
+from ..errors import UnsupportedError
+
+logger = logging.getLogger("vllm.oscar_int2")  # below vllm's: its level and format
+
+RAN = ("0.26", "0.32", "0.33")  # releases in which it has run. Only 0.26 on a GPU
+# What hooks.py replaces, by the parameters that it counts on.
+ENGINE = {
+    "vllm.engine.arg_utils:EngineArgs.create_engine_config": "",
+    "vllm.model_executor.layers.attention.attention:Attention.__init__": "attn_backend",
+    "vllm.model_executor.model_loader.base_loader:process_weights_after_loading": "model model_config",
+    "vllm.v1.core.sched.scheduler:Scheduler.add_request": "request",
+    "vllm.v1.core.sched.scheduler:Scheduler.make_stats": "",
+    "vllm.v1.core.sched.scheduler:Scheduler.schedule": "",
+    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": "scheduler_output model_runner_output",
+    "vllm.v1.engine.core:EngineCore.__init__": "vllm_config",
+    "vllm.v1.metrics.loggers:StatLoggerManager.record": "scheduler_stats iteration_stats",
+}
+FIRST_RUNNER = {
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states": "scheduler_output",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync":
+        "scheduler_output sampler_output logits hidden_states",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens": "",
+}
+SECOND_RUNNER = {
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.finish_requests": "scheduler_output",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.add_requests": "scheduler_output",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.prepare_attn": "input_batch",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample": "hidden_states input_batch",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens": "",
+}
+
+
+def require(hooks):
+    """Raises UnsupportedError if this vLLM lacks one of them."""
+    for place, parameters in hooks.items():
+        module, _, path = place.partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for name in path.split("."):
+                found = getattr(found, name)
+            known = inspect.signature(found).parameters
+        except (ImportError, AttributeError):
+            known = ()
+            lacks = f"has no {path}, in {module}"
+        else:
+            lacks = f"calls {path} otherwise, in {module}"
+        if not set(parameters.split()) <= set(known) or not known:
+            import vllm
+
+            raise UnsupportedError(f"vLLM {vllm.__version__} {lacks}, which the INT2 cache needs. It has run in "
+                                   f"{', '.join(RAN)}")
+
+
+def has_run(version):
+    return ".".join(version.split(".")[:2]) in RAN
+
+
+def adapter_name():
+    """The module of this package that knows how this vLLM learns of our blocks."""
+    from vllm.v1.attention.backend import AttentionBackend
+
+    return "adapter_0_33" if hasattr(AttentionBackend, "customize_spec") else "adapter_0_26"

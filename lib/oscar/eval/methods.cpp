@@ -75,8 +75,8 @@ const Base& find_base(std::string_view name, std::span<const NamedBundle> named 
     if (name == base.name) return base;
     known += (known.empty() ? "" : ", ") + std::string(base.name);
   }
-  for (const RivalFormat& rival : rival_formats()) known += ", " + std::string(rival.name);
   for (const NamedBundle& other : named) known += ", " + other.name;
+  for (const RivalFormat& rival : rival_formats()) known += ", " + std::string(rival.name);
   throw UsageError({.what = "unknown method",
                     .where = "--compare",
                     .expected = known,

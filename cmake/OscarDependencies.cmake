@@ -10,6 +10,7 @@ find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 # Static where the system has it: Debian's shared one needs libcurl, for files in S3, and 30 libraries behind
 # it, which a wheel would have to carry.
 set(HDF5_USE_STATIC_LIBRARIES ON)
+unset(HDF5_C_LIBRARY_hdf5 CACHE)  # where a build folder found the shared one before
 find_package(HDF5 REQUIRED COMPONENTS C)
 list(FILTER HDF5_C_LIBRARIES EXCLUDE REGEX "/lib(curl|crypto)\\.")
 find_package(ZLIB REQUIRED)

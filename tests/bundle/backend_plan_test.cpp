@@ -139,6 +139,9 @@ TEST(BackendPlan, WhatNothingOfTheBundleCanRunIsRefusedWithTheReason) {
                  [](Bundle& b) { b.model.head_dim_k = 96; });
   expect_refused(ObstacleKind::kSlidingLayers, "cannot: takes no layers with a sliding window",
                  [](Bundle& b) { b.layers[1].geometry.attention = AttentionKind::kSliding; });
+  expect_refused(ObstacleKind::kSlidingLayers,
+                 "cannot: takes no layers without keys and values of their own",
+                 [](Bundle& b) { b.layers[1].geometry.attention = AttentionKind::kNone; });
   expect_refused(ObstacleKind::kQuantGroupSize, "cannot: takes no quantization groups of 16",
                  [](Bundle& b) { b.quantizer.quant_group_size = 16; });
   expect_refused(ObstacleKind::kWindowMultiple, "cannot: takes windows of multiples of 8 tokens",

@@ -207,8 +207,12 @@ Found obstacle_to_all(const Backend& backend, const Bundle& bundle) {
     }
   }
   for (const LayerTransforms& layer : bundle.layers) {
-    if (layer.geometry.attention != AttentionKind::kFull && !backend.sliding_layers) {
-      return Obstacle{kSlidingLayers, "takes only layers that see all tokens"};
+    const AttentionKind kind = layer.geometry.attention;
+    if (kind == AttentionKind::kNone) {
+      return Obstacle{kSlidingLayers, "takes no layers without keys and values of their own"};
+    }
+    if (kind != AttentionKind::kFull && !backend.sliding_layers) {
+      return Obstacle{kSlidingLayers, "takes no layers with a sliding window"};
     }
   }
   // With levels of its own a backend has groups of its own, too.

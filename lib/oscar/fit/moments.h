@@ -33,11 +33,11 @@ struct LayerMoments {
 // the key moment is about the nearer one of each segment, averaged over segments. Rows of a head
 // that no query has read as INT2 count evenly, and so do all rows where their weighted sums were
 // not collected, or where keys stay at positions as collected, at which they were not summed with
-// weights. `rope` is the model's; a layer that is not turned by it has none. Throws Error, naming
+// weights. `model_rope`: a layer that is not turned by it has none. Throws Error, naming
 // layer and moment: zero counts, a wrong shape, a sum that is not finite, a negative diagonal, no
 // v_energy_moment for the energy objective.
 LayerMoments layer_moments(const LayerStatistics& statistics, const FitOptions& options,
-                           const Rope& rope);
+                           const Rope& model_rope);
 
 // Eigenvalues of a covariance from n rows of d are spread by a factor (1 +- sqrt(d / n))^2: 0.5 to
 // 1.7 at this many rows a dimension. With fewer a fit comes with a warning, and the expansion

@@ -34,9 +34,10 @@ constexpr const char* kFooter =
     "        file (llama, qwen2 or qwen3), the name of a model that was fetched from\n"
     "        the Hub (Qwen/Qwen3-8B), tiny-gqa, which is embedded, or smollm2 or\n"
     "        qwen2.5-coder-1.5b, once python -m oscar_int2 fetch NAME has fetched it.\n"
-    "CORPUS  .txt, .jsonl (text, prompt/completion or messages), .npy or .h5 token\n"
-    "        ids, a folder of these, self:N (the model writes N tokens), or several\n"
-    "        joined with weights: chat.jsonl:0.5,code.jsonl:0.5\n"
+    "CORPUS  .txt; .jsonl, .json or .parquet (text, prompt/completion, messages,\n"
+    "        ShareGPT or Alpaca), also .gz and .zst; .npy or .h5 token ids; a folder\n"
+    "        of these; self:N (the model writes N tokens); or several joined with\n"
+    "        weights: chat.jsonl:0.5,code.jsonl:0.5\n"
     "The run ends with whether the text was enough: what it would cost, by predicted\n"
     "loss, to have used another text as long, or how many tokens to use instead.\n"
     "Ctrl-C saves a checkpoint beside OUT; --resume continues from it.\n"
@@ -64,6 +65,7 @@ void add_corpus_options(CLI::App& program, Arguments& arguments) {
   program.add_option("--max-tokens", options.max_tokens, "Use this many tokens (default: all)")
       ->transform(positive())
       ->group(section);
+  add_strict(program, options.strict, section);
   program
       .add_option("--separators", arguments.separators,
                   "Put tokens that end documents and turns into every second sequence, as packed "

@@ -129,6 +129,7 @@ void add_text_options(CLI::App& program, Arguments& arguments) {
   program.add_option("--max-tokens", options.max_tokens, "Use this many tokens (default: all)")
       ->transform(positive())
       ->group(section);
+  add_strict(program, options.strict, section);
   program.add_option("--seed", options.seed, "Of document order, bootstrap, needles and rotations")
       ->transform(non_negative())
       ->capture_default_str()

@@ -187,6 +187,14 @@ CLI::Validator positive() { return count("POSITIVE", "above 0", 1); }
 
 CLI::Validator non_negative() { return count("NONNEGATIVE", "from 0 on", 0); }
 
+void add_strict(CLI::App& program, bool& strict, const std::string& section) {
+  program
+      .add_flag("--strict", strict,
+                "Rows of text that hold no document end the run (default: they are left out and "
+                "counted)")
+      ->group(section);
+}
+
 CLI::Validator one_of(const std::vector<std::string>& words) {
   return CLI::IsMember(words, CLI::ignore_case);
 }

@@ -26,6 +26,9 @@ inline constexpr const char* kModelHelp =
     "(Qwen/Qwen3-8B), tiny-gqa, which is embedded, or smollm2 or qwen2.5-coder-1.5b, once "
     "python -m oscar_int2 fetch NAME has fetched it";
 
+// --strict, of programs that read text.
+void add_strict(CLI::App& program, bool& strict, const std::string& section);
+
 // One of `words`, in upper or lower case.
 CLI::Validator one_of(const std::vector<std::string>& words);
 

@@ -14,6 +14,7 @@ COMMANDS = {
     "lm-eval": (".commands.lm_eval", "tasks of lm-eval over the 2-bit cache: its command, with the model oscar_int2"),
     "prepare-corpus": (".commands.prepare_corpus", "token ids of a corpus, by transformers and its chat template"),
     "publish": (".commands.publish", "one folder of a bundle, to hand on or to upload"),
+    "render": (".commands.render", "documents of a text file by a chat template, for the programs"),
     "zoo": (".commands.published", "the index over a folder of published bundles"),
 }
 

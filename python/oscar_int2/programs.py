@@ -50,6 +50,18 @@ def options(values: dict) -> list:
     return words
 
 
+def _environment(program: str):
+    """The environment of a program. Raises OscarError where it is a wheel's and this Python has another torch than it needs."""
+    if pathlib.Path(program).parent != _BESIDE:
+        return os.environ
+    import oscar_int2_programs
+
+    try:
+        return oscar_int2_programs.environment_with_torch(pathlib.Path(program).name)
+    except SystemExit as refused:
+        raise OscarError(str(refused)) from None
+
+
 class _Bars:
     """A bar of tqdm for each stage of a program; without tqdm, a line of the log when a stage ends."""
 
@@ -102,10 +114,11 @@ def run(name: str, words: list, progress: bool = False) -> str:
     has, and KeyboardInterrupt is raised with its last words. Raises ValueError for arguments that it refuses, and OscarError
     for all else that ends it.
     """
-    environment = os.environ | {"OSCAR_PROGRESS": "json", "OSCAR_PYTHON": os.environ.get("OSCAR_PYTHON") or sys.executable}
+    program = find(name)
+    environment = _environment(program) | {"OSCAR_PROGRESS": "json", "OSCAR_PYTHON": os.environ.get("OSCAR_PYTHON") or sys.executable}
     with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
         # A session of its own, so that Ctrl-C of the terminal reaches it once, by us.
-        process = subprocess.Popen([find(name), *map(str, words)], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE,
+        process = subprocess.Popen([program, *map(str, words)], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE,
                                    text=True, encoding="utf-8", env=environment, start_new_session=True)
         bars, said, interrupted = _Bars(progress), [], False
         try:

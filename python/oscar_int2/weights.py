@@ -287,7 +287,7 @@ def fingerprint(folder, all_bytes=False):
     folder = pathlib.Path(folder)
     index = folder / "model.safetensors.index.json"
     shards = ["model.safetensors"]
-    if index.is_file():
+    if not (folder / shards[0]).is_file():
         shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     entries = {}
     for shard in shards:

@@ -84,9 +84,8 @@ class BadInput(ProgramTest):
 
     def test_text_corpora_that_cannot_be_read(self):
         bad = self.folder / "bad.jsonl"
-        for content, words in ((b'{"text": "fine"}\n\n{"text": oops}\n',
-                                ["bad.jsonl, line 3", "column 10"]),
-                               (b'{"text": "\xff\xfe"}\n', ["UTF-8"]),
+        for content, words in ((b'\n\n{"text": oops}\n', ["bad.jsonl", "no row of the file", "line 3", "column 10"]),
+                               (b'{"text": "\xff\xfe"}\n', ["line 1", "UTF-8"]),
                                (b"", ["bad.jsonl"])):
             bad.write_bytes(content)
             with self.subTest(content):

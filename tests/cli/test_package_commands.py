@@ -25,7 +25,7 @@ class PackageCommands(unittest.TestCase):
             self.assertEqual((result.returncode, result.stdout), (2, ""))
             names = re.findall(r"^  ([a-z-]+) {2,}\S", result.stderr, re.MULTILINE)
             self.assertEqual(names, ["answers", "calibrate", "doctor", "evaluate", "fetch", "lm-eval", "prepare-corpus", "publish",
-                                     "zoo"])
+                                     "render", "zoo"])
         self.assertEqual(run("oscar_int2", "--help").returncode, 0)
         for name in set(names) - NEED_TORCH:
             with self.subTest(name):

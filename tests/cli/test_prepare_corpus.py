@@ -1,9 +1,9 @@
-"""python -m oscar_int2 prepare-corpus: the way out for chat templates that are not built in, and its errors."""
+"""Chats in one command, and python -m oscar_int2 prepare-corpus: the way out for tokenizers that are not implemented."""
+import gzip
 import importlib.util
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import unittest
@@ -12,23 +12,32 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from support import checkpoints
-from support.programs import BIN, SOURCE, ProgramTest, run
+from support.programs import BIN, ENVIRONMENT, SOURCE, ProgramTest, run
 from support.scripts import run_command
 
 sys.path.insert(0, str(BIN.parent / "python"))
 from oscar_int2.commands import prepare_corpus
 
 PUBLISHED = pathlib.Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
-UNKNOWN_TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 CONVERSATIONS = [[{"role": "user", "content": f"question {i}?"},
                   {"role": "assistant", "content": f"answer {i}. " * 20}] for i in range(12)]
+
+
+EOS = 256
+
+
+def documents_in(ids):
+    """Documents in any order: the pieces that end with EOS, sorted."""
+    pieces = np.split(np.asarray(ids), np.flatnonzero(np.asarray(ids) == EOS) + 1)
+    return sorted(piece.tolist() for piece in pieces if piece.size)
 
 
 class PrepareCorpus(ProgramTest):
     def checkpoint(self, template):
         model = checkpoints.write_checkpoint(self.folder / "model")
         (model / "tokenizer_config.json").write_text(json.dumps(
-            {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>",
+            {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>",
              "chat_template": template}))
         return model
 
@@ -46,40 +55,84 @@ class PrepareCorpus(ProgramTest):
         for conversation in CONVERSATIONS:
             text = tokenizer.apply_chat_template(conversation, tokenize=False)
             ids += tokenizer(text, add_special_tokens=False)["input_ids"]
-            ids.append(tokenizer.eos_token_id)
+            if EOS not in ids[-2:]:
+                ids.append(EOS)
         return ids
 
-    def test_the_line_that_the_refusal_names_makes_a_corpus_that_runs(self):
-        model, chat = self.checkpoint(UNKNOWN_TEMPLATE), self.chat()
+    def calibrated_ids(self, model, chat, *options, environment=None):
+        """The ids that one run of oscar-calibrate takes, as a multiset of documents."""
+        out = self.folder / "ours.npy"
+        result = subprocess.run([BIN / "oscar-calibrate", model, chat, self.folder / "out.h5", "--device", "cpu",
+                                 "--separators", "off", "--dry-run", "--force", "--tokens-out", out, *options],
+                                capture_output=True, text=True, env=environment or ENVIRONMENT, timeout=300)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return documents_in(np.load(out).reshape(-1)), result.stderr
+
+    def test_chats_of_published_templates_have_the_ids_of_transformers(self):
+        names = ("qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_5_think", "llama3", "llama3_1", "gemma", "gemma3",
+                 "glm4moe", "phi3", "deepseekv3", "gptoss", "lfm2", "cohere2")
+        for name in names:
+            with self.subTest(name):
+                model = self.checkpoint((PUBLISHED / f"{name}.jinja").read_text())
+                found, _ = self.calibrated_ids(model, self.chat(), environment=ENVIRONMENT | {"SOURCE_DATE_EPOCH": ""})
+                self.assertEqual(found, documents_in(self.expected_ids(model)))
+
+    def test_the_line_that_a_refusal_names_makes_a_corpus_that_runs(self):
+        model, chat = self.checkpoint(TEMPLATE), self.chat()
+        tokenizer = json.loads((model / "tokenizer.json").read_text())
+        tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
+            {"type": "BertPreTokenizer"}, tokenizer["pre_tokenizer"]]}
+        (model / "tokenizer.json").write_text(json.dumps(tokenizer))
         refusal = run("oscar-calibrate", model, chat, self.folder / "out.h5", "--device", "cpu")
         self.assertEqual(refusal.returncode, 1, refusal.stderr)
-        line = re.search(r"run: python -m oscar_int2 (prepare-corpus .*), then pass (\S+)",
-                         " ".join(refusal.stderr.split()))
-        self.assertIsNotNone(line, refusal.stderr)
+        self.assertIn("(python -m oscar_int2 prepare-corpus)", " ".join(refusal.stderr.split()))
         # As from a fresh clone: a Python without packages, which finds the one that has them.
         environment = {**os.environ, "OSCAR_PYTHON": sys.executable, "PYTHONPATH": str(SOURCE / "python")}
-        result = subprocess.run([sys.executable, "-S", "-m", "oscar_int2", *line[1].split()], env=environment,
-                                capture_output=True, text=True, timeout=300)
+        out = self.folder / "ids.npy"
+        result = subprocess.run([sys.executable, "-S", "-m", "oscar_int2", "prepare-corpus", model, chat, out],
+                                env=environment, capture_output=True, text=True, timeout=300)
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertEqual(np.load(line[2]).tolist(), self.expected_ids(model))
-        self.run_ok("oscar-calibrate", model, line[2], self.folder / "out.h5", "--device", "cpu",
+        self.assertEqual(np.load(out).tolist(), self.expected_ids(model))
+        self.run_ok("oscar-calibrate", model, out, self.folder / "out.h5", "--device", "cpu",
                     "--sequence-length", 64, "--dry-run")
 
-    def test_a_built_in_template_gives_the_ids_of_the_script(self):
-        model, chat = self.checkpoint((PUBLISHED / "qwen3.jinja").read_text()), self.chat()
-        ours = self.folder / "ours.npy"
-        self.run_ok("oscar-calibrate", model, chat, self.folder / "out.h5", "--device", "cpu",
-                    "--sequence-length", 64, "--dry-run", "--tokens-out", ours)
-        sequences = np.load(ours)
-        stream = np.array(self.expected_ids(model))
-        documents = np.split(stream, np.flatnonzero(stream == 256) + 1)[:-1]
-        text = sequences.reshape(-1).tobytes()
-        found = sum(text.find(d.astype(sequences.dtype).tobytes()) >= 0 for d in documents)
-        # Documents are shuffled and packed; the tail shorter than a sequence is dropped.
-        self.assertGreaterEqual(found, len(documents) - 2)
+    def test_rows_without_a_document_are_left_out_or_end_a_strict_run(self):
+        model, chat = self.checkpoint(TEMPLATE), self.chat()
+        whole, _ = self.calibrated_ids(model, chat)
+        lines = chat.read_text().splitlines(keepends=True)
+        chat.write_text("".join([*lines[:2], '{"messages": [\n', '{"messages": 5}\n', *lines[2:]]))
+        found, said = self.calibrated_ids(model, chat)
+        self.assertEqual(found, whole)
+        for word in ("chat.jsonl: left out rows without a document: 2", "line 3: no valid JSON", "line 4: "):
+            self.assertIn(word, said)
+        self.refuse("oscar-calibrate", [model, chat, self.folder / "out.h5", "--dry-run", "--strict"], "line 3",
+                    "--strict")
+        self.refuse("oscar-eval", [model, "--corpus", chat, "--strict", "--json", "-"], "line 3")
+
+    def test_packed_files_lists_and_folders_are_read(self):
+        model, chat = self.checkpoint(TEMPLATE), self.chat()
+        whole, _ = self.calibrated_ids(model, chat)
+        folder = self.folder / "texts"
+        folder.mkdir()
+        (folder / "a.jsonl.gz").write_bytes(gzip.compress(chat.read_bytes()))
+        (folder / "config.json").write_text("{}")
+        entries = self.folder / "chat.json"
+        entries.write_text(json.dumps([{"messages": c} for c in CONVERSATIONS]))
+        for corpus in (folder, folder / "a.jsonl.gz", entries):
+            self.assertEqual(self.calibrated_ids(model, corpus)[0], whole)
+
+    def test_the_python_that_is_asked_is_named_when_it_fails(self):
+        model, chat = self.checkpoint(TEMPLATE), self.chat()
+        for python, words in (("/nowhere/python", ["Python cannot be run: /nowhere/python", "OSCAR_PYTHON="]),
+                              ("/bin/false", ["/bin/false ended"])):
+            result = subprocess.run([BIN / "oscar-calibrate", model, chat, self.folder / "out.h5", "--dry-run"], text=True,
+                                    capture_output=True, env=ENVIRONMENT | {"OSCAR_PYTHON": python}, check=False)
+            self.assertEqual(result.returncode, 1)
+            for word in words:
+                self.assertIn(word, " ".join(result.stderr.split()))
 
     def test_rows_have_the_asked_length_and_the_rest_is_counted(self):
-        model, chat, out = self.checkpoint(UNKNOWN_TEMPLATE), self.chat(), self.folder / "ids.h5"
+        model, chat, out = self.checkpoint(TEMPLATE), self.chat(), self.folder / "ids.h5"
         result = self.prepare(model, chat, out, "--rows", 100)
         self.assertEqual(result.returncode, 0, result.stderr)
         import h5py
@@ -90,16 +143,16 @@ class PrepareCorpus(ProgramTest):
         self.assertEqual(rows.reshape(-1).tolist(), expected[:rows.size])
         self.assertIn(f"{len(expected) % 100} tokens dropped", result.stdout)
 
-    def test_bad_lines_are_named_and_nothing_is_written(self):
-        model, bad, out = self.checkpoint(UNKNOWN_TEMPLATE), self.folder / "bad.jsonl", \
-            self.folder / "ids.npy"
-        for text, word in (('{"text": "a"}\n{"text": ', "line 2"), ('{"prompt": "a"}', "completion"),
-                           ("", "no tokens")):
+    def test_bad_lines_are_named_and_without_others_nothing_is_written(self):
+        model, bad, out = self.checkpoint(TEMPLATE), self.folder / "bad.jsonl", self.folder / "ids.npy"
+        for text, words, options in (('{"text": "a"}\n{"text": ', ("bad.jsonl, 2: no valid JSON",), ("--strict",)),
+                                     ('{"prompt": "a"}', ("completion", "no tokens"), ()), ("", ("no tokens",), ())):
             bad.write_text(text)
-            result = self.prepare(model, bad, out)
-            with self.subTest(word):
+            result = self.prepare(model, bad, out, *options)
+            with self.subTest(text):
                 self.assertNotEqual(result.returncode, 0)
-                self.assertIn(word, result.stderr)
+                for word in words:
+                    self.assertIn(word, result.stderr)
                 self.assertFalse(out.exists())
 
 

@@ -1,6 +1,5 @@
 """What files say reaches a terminal, and a log, escaped and shortened: names of tensors, values of
 configurations, tokenizers, corpora and their file names, chat templates, bundles and reports."""
-import importlib.util
 import json
 import os
 import pathlib
@@ -21,9 +20,6 @@ from support.programs import BIN, ENVIRONMENT, ProgramTest
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\b\x7f\rgnp"
 HOSTILE = ESCAPES + "x" * 5000 + "\n" + ESCAPES
 SHOWN = 1000  # bytes of one text
-# A built-in one, where its text is.
-TEMPLATE = (pathlib.Path(importlib.util.find_spec("trl").origin).parent /
-            "chat_templates/qwen3_instruct_2507.jinja")
 ERASE_LINE = "\r\x1b[K"  # before a line of progress
 
 
@@ -123,6 +119,8 @@ class TerminalText(ProgramTest):
                 write(changed)
                 self.expect_told(1, "oscar-calibrate", self.model, self.text, self.out, "--dry-run",
                                  pipes=name == "shape")
+        weights.unlink()
+        weights = self.model / "one.safetensors"
         weights.write_bytes(whole)
         maps = {"tensor": {key: weights.name for key in header} | {HOSTILE: weights.name},
                 "file": {key: HOSTILE for key in header}}
@@ -181,12 +179,12 @@ class TerminalText(ProgramTest):
             self.assertEqual(code, 1)
             self.check(said)
         with self.subTest("role"):
-            shutil.copy(TEMPLATE, self.model / "chat_template.jinja")
+            (self.model / "chat_template.jinja").write_text("{{ raise_exception('no role ' + messages[0].role) }}")
             lines.write_text(json.dumps({"messages": [{"role": HOSTILE, "content": "a"}]}) + "\n")
             calibrate(lines, 1)
         with self.subTest("template"):
             lines.write_text(json.dumps({"messages": [{"role": "user", "content": "a"}]}) + "\n")
-            (self.model / "chat_template.jinja").write_text(HOSTILE)
+            (self.model / "chat_template.jinja").write_text("{% " + HOSTILE + " %}")
             code, said = self.on_terminal("oscar-calibrate", self.model, lines, self.out, "--dry-run")
             self.assertEqual(code, 1)
             self.check(said)

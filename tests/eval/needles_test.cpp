@@ -116,7 +116,7 @@ TEST(NeedleTasks, ImpossibleLengthsAndUnknownKindsAreRefused) {
 TEST(NeedleTasks, AChatTemplateHoldsTheTextAndTheAssistantBeginsTheAnswer) {
   const auto text = haystack();
   oscar::NeedleText chat = plain(text);
-  chat.chat_template = oscar::ChatTemplate::kQwen3Instruct;
+  chat.chat = {"<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"};
   std::mt19937_64 random(7);
   for (const std::string& kind : book().kind_names()) {
     const auto p = make_needle_prompt(book(), kind, 900, 0.5, chat, random);

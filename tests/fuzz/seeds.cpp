@@ -103,17 +103,11 @@ void json_files(const Seeds& seeds) {
     seeds.put("report", method, report.dump());
   }
   seeds.put("jsonl", "lines",
-            "{\"text\":\"a\"}\n\n{\"prompt\":\"b\",\"completion\":\"c\"}\n"
-            "{\"messages\":[{\"role\":\"user\",\"content\":\"d\"},"
-            "{\"role\":\"assistant\",\"content\":\"e\"}]}\n");
+            "{\"text\":\"a\"}\n\n{\"prompt\":\"b\",\"completion\":\"c\"}\n{\"title\":1}\n");
   seeds.put("chat_template", "text", R"({"chat_template":"{{ x }}"})");
   seeds.put("chat_template", "list",
-            R"({"chat_template":[{"name":"default","template":"a"},{"name":"b","template":"c"}]})");
-  for (const char* second : {"assistant", "user"}) {
-    seeds.put("chat", second,
-              "system" + kNul + "a" + kNul + "user" + kNul + "b" + kNul + second + kNul +
-                  "<think>\nc\n</think>\n\nd" + kNul);
-  }
+            R"({"chat_template":[{"name":"default","template":"a"},{"name":"b","template":"c"}],)"
+            R"("bos_token":"<s>","eos_token":{"content":"</s>"}})");
   seeds.put("licence", "front_matter",
             "---\nlicense: other\nlicense_name: \"a name\"\nlicense_link: LICENSE\n---\n# text\n");
   seeds.put("safetensors_index", "two",

@@ -57,6 +57,9 @@ TEST(GgmlTypes, NumbersThatGgmlGaveUpAreUnknown) {
   for (const uint32_t id : {4u, 5u, 31u, 36u, 1000u, UINT32_MAX}) {
     EXPECT_EQ(find_ggml_type(id), nullptr) << id;
   }
+  EXPECT_EQ(describe_ggml_type(4), "Q4_2, which ggml has given up");
+  EXPECT_EQ(describe_ggml_type(1000), "number 1000, newer than this program");
+  EXPECT_EQ(describe_ggml_type(41), "Q1_0");
 }
 
 }  // namespace

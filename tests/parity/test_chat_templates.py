@@ -1,8 +1,8 @@
-"""Built-in chat templates give what transformers' apply_chat_template gives, 1,000 times each.
+#!/usr/bin/env python3
+"""Chats rendered by `python -m oscar_int2 render` are what transformers' apply_chat_template makes of them.
 
-The published texts are those that the package trl carries to recognise the models by.
+The published templates are those that the package trl carries to recognise models by; two are our own wording.
 """
-import hashlib
 import importlib.util
 import json
 import os
@@ -10,76 +10,277 @@ import pathlib
 import random
 import subprocess
 import sys
+import tempfile
+import unittest
 
-from jinja2.exceptions import TemplateError
+from jinja2.exceptions import TemplateError, UndefinedError
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-PROGRAM = str(pathlib.Path(os.environ["OSCAR_BIN"]) / "oscar-test-render-chats")
+SOURCE = pathlib.Path(os.environ["OSCAR_SOURCE"])
 PUBLISHED = pathlib.Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
-OWN = pathlib.Path(os.environ["OSCAR_SOURCE"]) / "tests/golden/chat_templates"
-TEMPLATES = [PUBLISHED / f"{name}.jinja" for name in
-             ("qwen2_5", "qwen3", "qwen3_instruct_2507", "llama3", "llama3_1", "gemma", "gemma3")]
-TEMPLATES.append(OWN / "smollm2.jinja")
-# Our own wording of a published text that no package carries, under the hash of that text.
-HASHES = {"smollm2": "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788"}
-FEWEST_RENDERED = 200  # a template may refuse conversations: of other orders, with a system
-CONVERSATIONS = 1000
-PIECES = ["Hello", " ", "\n", "\n\n", "<think>", "</think>", "thought", "<tool_response>",
-          "</tool_response>", "é 你好", "\u00a0", "\u3000", "\x1c", "\u2028", "{{ x }}", "{% if %}",
-          "'", '"', "\\n", "\t", "\r\n", "<|im_end|>", "<|user|>", "😀", "\u200b", "\x85"]
+OWN = SOURCE / "tests/golden/chat_templates"
+TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+ENVIRONMENT = os.environ | {"PYTHONPATH": f"{SOURCE / 'python'}:{os.environ.get('PYTHONPATH', '')}"}
+PIECES = ["Hello", " ", "\n", "\n\n", "<think>", "</think>", "thought", "<tool_response>", "</tool_response>", "é 你好",
+          "\u00a0", "\u3000", "\x1c", "\u2028", "{{ x }}", "{% if %}", "'", '"', "\\n", "\t", "\r\n", "<|im_end|>", "😀",
+          "\u200b", "\x85"]
+TOOLS = [{"type": "function", "function": {
+    "name": "get_weather", "description": "Says what the weather is <now>.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "Où?"},
+                                                    "days": {"type": "integer"}}, "required": ["city"]}}}]
+CALL = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Weather in Köln?"},
+        {"role": "assistant", "content": "", "reasoning_content": "I need the tool.", "tool_calls": [
+            {"id": "call00001", "type": "function",
+             "function": {"name": "get_weather", "arguments": {"city": "Köln", "days": 2}}}]},
+        {"role": "tool", "tool_call_id": "call00001", "name": "get_weather", "content": "{\"sky\": \"grey\"}"},
+        {"role": "assistant", "content": "Grey.", "reasoning_content": "The tool says so."}]
+THOUGHT = [{"role": "user", "content": "1 + 1?"},
+           {"role": "assistant", "content": "2", "reasoning_content": "Count."},
+           {"role": "user", "content": "And 2 + 2?"},
+           {"role": "assistant", "content": "<think>\nTwice that.\n</think>\n\n4"}]
 
 
-def content(rng, role):
-    kind = rng.randrange(5)
-    text = "".join(rng.choice(PIECES) for _ in range(rng.randint(0, 6)))
-    if role == "assistant" and kind < 2:
-        return f"<think>{text}</think>\n\n" + "".join(rng.choice(PIECES) for _ in range(3))
-    if role == "user" and kind == 0:
-        return f"<tool_response>{text}</tool_response>"
-    return text
+def render(template, rows, name="chats.jsonl", packed=None, environment=ENVIRONMENT):
+    """The answers to rows of a file, in order."""
+    texts = {"default": template} if isinstance(template, str) else template
+    content = packed if packed is not None else "".join(json.dumps(row) + "\n" for row in rows).encode()
+    request = json.dumps({"file": name, "templates": texts, "special_tokens": TOKENS}).encode() + b"\n"
+    result = subprocess.run([sys.executable, "-m", "oscar_int2", "render"], input=request + content, capture_output=True,
+                            env=environment, check=False)
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert answers and answers[-1] == {"end": len(answers) - 1}, (answers[-1:], result.stderr.decode())
+    return answers[:-1]
 
 
-def conversations(seed):
+def with_arguments_as_text(messages):
+    return [m | {"tool_calls": [c | {"function": c["function"] | {
+        "arguments": json.dumps(c["function"]["arguments"], ensure_ascii=False)}} for c in m["tool_calls"]]}
+            if "tool_calls" in m else m for m in messages]
+
+
+def conversations(seed, count):
+    """Random turns of text in many orders."""
     rng = random.Random(seed)
-    for _ in range(CONVERSATIONS):
+
+    def content(role):
+        kind = rng.randrange(5)
+        text = "".join(rng.choice(PIECES) for _ in range(rng.randint(0, 6)))
+        if role == "assistant" and kind < 2:
+            return f"<think>{text}</think>\n\n" + "".join(rng.choice(PIECES) for _ in range(3))
+        return f"<tool_response>{text}</tool_response>" if role == "user" and kind == 0 else text
+    for _ in range(count):
         roles = ["system"] if rng.random() < 0.4 else []
         for _ in range(rng.randint(0 if roles else 1, 3)):
-            roles += rng.choice([["user", "assistant"], ["user"], ["assistant"],
-                                 ["user", "assistant", "user", "assistant"], ["system"]])
-        yield {"messages": [{"role": r, "content": content(rng, r)} for r in roles],
-               "prompt": rng.random() < 0.3}
+            roles += rng.choice([["user", "assistant"], ["user", "assistant", "user", "assistant"], ["user"], ["system"]])
+        yield [{"role": role, "content": content(role)} for role in roles]
 
 
-def main():
-    for path in TEMPLATES:
-        bos = "<bos>" if path.stem.startswith("gemma") else "<|begin_of_text|>"
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), bos_token=bos)
-        name, text = path.stem, path.read_bytes()
-        items = list(conversations(name))
-        lines = "".join(json.dumps(i) + "\n" for i in items)
-        sha256 = HASHES.get(name, hashlib.sha256(text).hexdigest())
-        result = subprocess.run([PROGRAM, sha256], check=True, input=lines.encode(),
-                                stdout=subprocess.PIPE).stdout
-        ours = [json.loads(line) for line in result.splitlines()]
-        assert len(ours) == CONVERSATIONS, len(ours)
-        for item, rendered in zip(items, ours):
-            try:
-                expected = tokenizer.apply_chat_template(
-                    item["messages"], chat_template=text.decode(), tokenize=False,
-                    add_generation_prompt=item["prompt"])
-            except TemplateError:
-                expected = None
-            assert rendered == expected, f"{name}: {item}\n  ours   {rendered!r}\n" \
-                                         f"  theirs {expected!r}"
-        rendered = sum(r is not None for r in ours)
-        assert rendered >= FEWEST_RENDERED, (name, rendered)
-        print(f"{name}: {CONVERSATIONS} conversations equal, {rendered} rendered")
-    unknown = hashlib.sha256(b"another template").hexdigest()
-    assert subprocess.run([PROGRAM, unknown], stdin=subprocess.DEVNULL,
-                          stderr=subprocess.DEVNULL, check=False).returncode == 3
-    return 0
+class Published(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **TOKENS)
+        cls.templates = {path.stem: path.read_text() for path in sorted(PUBLISHED.glob("*.jinja"))}
+        cls.templates |= {f"own {path.stem}": path.read_text() for path in sorted(OWN.glob("*.jinja"))}
+
+    def expected(self, template, messages, **more):
+        """transformers' text; None where the template refuses the conversation."""
+        try:
+            return self.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **more)
+        except (TemplateError, UndefinedError, TypeError, KeyError, ValueError):
+            return None
+
+    def takes_parts_only(self, template):
+        text = self.expected(template, [{"role": "user", "content": "a probing word"}])
+        parts = self.expected(template, [{"role": "user", "content": [{"type": "text", "text": "a probing word"}]}])
+        return "a probing word" not in (text or "") and "a probing word" in (parts or "")
+
+    def compare(self, name, rows):
+        """Counts rows that both render, all of them equally."""
+        template, rendered = self.templates[name], 0
+        parts_only = self.takes_parts_only(template)
+        for row, answer in zip(rows, render(template, rows), strict=True):
+            messages = row["messages"]
+            if parts_only:
+                messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+            more = {"tools": row.get("tools"), **row.get("chat_template_kwargs", {})}
+            expected = self.expected(template, messages, **more)
+            if expected is None and row.get("tools"):  # a template that puts arguments together as text
+                expected = self.expected(template, with_arguments_as_text(messages), **more)
+            self.assertEqual(answer.get("text"), expected, f"{name}: {row}: {answer.get('error')}")
+            rendered += expected is not None
+        return rendered
+
+    def test_every_published_template_writes_random_conversations_alike(self):
+        self.assertGreaterEqual(len(self.templates), 12)
+        for name in self.templates:
+            with self.subTest(name):
+                rows = [{"messages": messages} for messages in conversations(name, 60)]
+                rows += [{"messages": row["messages"], "chat_template_kwargs": {"add_generation_prompt": True}}
+                         for row in rows[:10]]
+                self.assertGreater(self.compare(name, rows), 5)
+
+    def test_tools_and_thinking_are_written_alike(self):
+        with_tools = 0
+        for name in self.templates:
+            with self.subTest(name):
+                rows = [{"messages": THOUGHT}, {"messages": THOUGHT, "chat_template_kwargs": {"enable_thinking": False}}]
+                if not self.takes_parts_only(self.templates[name]):
+                    rows += [{"messages": CALL, "tools": TOOLS}, {"messages": CALL[:3], "tools": TOOLS}]
+                self.compare(name, rows)
+                text = self.expected(self.templates[name], CALL, tools=TOOLS)
+                with_tools += text is not None and "Köln" in text and "get_weather" in text
+        self.assertGreaterEqual(with_tools, 12)
+
+
+class Forms(unittest.TestCase):
+    """What people's files hold, by templates that use one feature each."""
+    PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    STRING_ONLY = "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% endif %}{% endfor %}"
+    PARTS_ONLY = "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    CALLS = ("{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+             "{{ c.function.name }}{% for k, v in c.function.arguments.items() %}<{{ k }}>{{ v }}{% endfor %}{% endfor %}"
+             "{% endfor %}")
+    CALLS_AS_TEXT = ("{% for m in messages %}[{{ m.role }}]{% for c in m.tool_calls or [] %}"
+                     "{{ c.function.name + ': ' + c.function.arguments }}{% endfor %}{% endfor %}")
+
+    def text(self, template, row, **more):
+        answer, = render(template, [row], **more)
+        self.assertNotIn("error", answer)
+        return answer["text"]
+
+    def error(self, template, row):
+        answer, = render(template, [row])
+        self.assertIn("error", answer)
+        return answer["error"]
+
+    def test_parts_of_text_are_joined_where_the_template_takes_text(self):
+        row = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]}
+        self.assertEqual(self.text(self.PLAIN, row), "[user]a\nb")
+        self.assertEqual(self.text(self.STRING_ONLY, row), "[user]a\nb")
+        self.assertEqual(self.text(self.PARTS_ONLY, row), "[user]ab")
+        text = {"messages": [{"role": "user", "content": "ab"}]}
+        self.assertEqual(self.text(self.PARTS_ONLY, text), "[user]ab")
+        image = {"messages": [{"role": "user", "content": [{"type": "image", "image": None}]}]}
+        self.assertIn("a part that is no text (image)", self.error(self.PARTS_ONLY, image))
+
+    def test_arguments_as_json_text_become_objects(self):
+        for arguments in ({"city": "Köln"}, '{"city": "Köln"}'):
+            call = {"function": {"name": "get", "arguments": arguments}, "id": None}
+            row = {"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}
+            self.assertEqual(self.text(self.CALLS, row), "[assistant]get<city>Köln")
+            self.assertEqual(self.text(self.CALLS_AS_TEXT, row), '[assistant]get: {"city": "Köln"}')
+        row["messages"][0]["tool_calls"][0]["function"]["arguments"] = "{city"
+        self.assertIn("the arguments of a tool call are no JSON", self.error(self.CALLS, row))
+
+    def test_null_columns_count_as_absent(self):
+        messages = [{"role": "user", "content": "q", "tool_calls": None, "name": None}]
+        strict = "{% for m in messages %}{% if m.tool_calls is defined %}calls{% endif %}{{ m.content }}{% endfor %}"
+        self.assertEqual(self.text(strict, {"text": None, "messages": messages, "tools": None}), "q")
+        self.assertEqual(render("", [{"text": "t", "messages": None, "prompt": None}])[0]["text"], "t")
+
+    def test_sharegpt_alpaca_and_prompts(self):
+        turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "r"}]
+        for row in ({"id": "0", "conversations": turns}, {"conversations": json.dumps(turns)},
+                    {"conversations": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}]},
+                    {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "r"}]},
+                    {"instruction": "q", "input": "", "output": "r"}, {"messages": turns}):
+            self.assertEqual(self.text(self.PLAIN, row), "[user]q[assistant]r", row)
+        self.assertEqual(self.text(self.PLAIN, {"conversations": turns, "system": "s"}), "[system]s[user]q[assistant]r")
+        self.assertEqual(self.text(self.PLAIN, {"instruction": "i", "input": "j", "output": "o", "system": "s",
+                                                "history": [["a", "b"]]}),
+                         "[system]s[user]a[assistant]b[user]i\nj[assistant]o")
+        call = {"conversations": [{"from": "function_call", "value": '{"name": "get", "arguments": {"a": 1}}'},
+                                  {"from": "observation", "value": "seen"}]}
+        self.assertEqual(self.text(self.CALLS, call), "[assistant]get<a>1[tool]seen")
+        answer, = render({}, [{"instruction": "i", "output": "o"}])
+        self.assertEqual((answer["text"], answer["chat"]), ("i\no", False))
+        answer, = render({}, [{"prompt": "p", "completion": "c"}])
+        self.assertEqual((answer["text"], answer["chat"]), ("pc", False))
+
+    def test_tools_name_their_template_and_may_be_text(self):
+        texts = {"default": "no tools", "tool_use": "{{ tools | map(attribute='function.name') | join(' ') }}"}
+        messages = [{"role": "user", "content": "q"}]
+        for column in ({"tools": TOOLS}, {"tools": json.dumps(TOOLS)}, {"functions": [TOOLS[0]["function"]]}):
+            self.assertEqual(self.text(texts, {"messages": messages, **column}), "get_weather")
+        self.assertEqual(self.text(texts, {"messages": messages, "tools": []}), "no tools")
+
+    def test_what_templates_may_call(self):
+        template = ("{% generation %}{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+                    "{% endgeneration %}\n{% if true %}\n  {{ {'b': 'é<', 'a': 1} | tojson }}\n{% endif %}"
+                    "{{ strftime_now('%d %b %Y') }}{{ bos_token }}{{ nothing }}")
+        day = ENVIRONMENT | {"SOURCE_DATE_EPOCH": "1700000000"}
+        self.assertEqual(self.text(template, {"messages": [{"role": "user", "content": "q"}]}, environment=day),
+                         '01  {"b": "é<", "a": 1}\n14 Nov 2023<bos>')
+
+    def test_templates_are_kept_in_their_sandbox(self):
+        for template in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}",
+                         "{{ cycler.__init__.__globals__.os.getcwd() }}", "{% for a in range(10 ** 9) %}{% endfor %}",
+                         "{{ 'a' * 10 ** 12 }}", "{% include '/etc/passwd' %}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"):
+            self.assertIn("chat template", self.error(template, {"messages": [{"role": "user", "content": "q"}]}))
+
+    def test_bad_rows_are_named_and_the_others_are_read(self):
+        lines = [b"\xef\xbb\xbf" + b'{"text": "first"}', b"", b"{", b"[1]", b'{"title": 1}', b'{"prompt": "a"}',
+                 b'{"text": 5}', b'{"messages": 5}', b'{"messages": [{"content": "x"}]}', b'{"text": "\xff"}',
+                 b'{"messages": [{"role": "user", "content": 5}]}', b'{"text": "\\ud800"}', b'{"text": "last"}']
+        answers = render(self.PLAIN, [], packed=b"\n".join(lines))
+        self.assertEqual([a["at"] for a in answers], [1, *range(3, 14)])
+        self.assertEqual([a["at"] for a in answers if "text" in a], [1, 13])
+        for answer, word in zip(answers[1:], ("no valid JSON", "no JSON object", "no 'messages'", "needs 'completion'",
+                                              "'text' is not text", "'messages' is no list", "message 1 has no role",
+                                              "no valid JSON", "neither text nor parts", "surrogates")):
+            self.assertIn(word, answer["error"])
+
+    def test_lists_and_packed_files(self):
+        import gzip
+        rows = [{"text": "a"}, {"text": "b"}]
+        whole = json.dumps(rows).encode()
+        for name, content in (("a.json", whole), ("a.json", b"\xef\xbb\xbf" + whole), ("a.json", json.dumps({"data": rows}).encode()),
+                              ("a.json", b'{"text": "a"}\n{"text": "b"}'), ("a.JSONL.gz", gzip.compress(b'{"text": "a"}\n{"text": "b"}')),
+                              ("a.json.gz", gzip.compress(whole))):
+            self.assertEqual([a["text"] for a in render({}, [], name, packed=content)], ["a", "b"], name)
+        self.assertEqual(render({}, [], "a.txt.gz", packed=gzip.compress(b"a text"))[0]["text"], "a text")
+
+    def fatal(self, name, content, environment=None, templates=()):
+        request = json.dumps({"file": name, "templates": dict(templates), "special_tokens": {}}).encode() + b"\n"
+        result = subprocess.run([sys.executable, "-m", "oscar_int2", "render"], input=request + content, check=False,
+                                capture_output=True, env=environment or ENVIRONMENT)
+        self.assertEqual(result.returncode, 1, result.stderr)
+        return json.loads(result.stdout.splitlines()[-1])
+
+    def test_files_that_cannot_be_read_are_named(self):
+        for name, content, word in (("a.json", b"[1, ", "no valid JSON"), ("a.json", b"5", "neither a list"),
+                                    ("a.jsonl.gz", b"no gzip", "not a sound .gz file"), ("a.csv", b"", "expected .jsonl")):
+            self.assertIn(word, self.fatal(name, content)["fatal"])
+
+    def test_a_missing_package_is_named_with_what_installs_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for package in ("pyarrow", "zstandard", "jinja2"):
+                pathlib.Path(folder, f"{package}.py").write_text("raise ImportError")
+            blocked = ENVIRONMENT | {"PYTHONPATH": f"{folder}:{ENVIRONMENT['PYTHONPATH']}"}
+            chat = b'{"messages": [{"role": "user", "content": "q"}]}'
+            said = [(package, self.fatal(name, chat, blocked, {"default": "x"})) for name, package in (
+                ("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard"), ("a.jsonl", "jinja2"))]
+            self.assertEqual(render("x", [{"text": "a"}], environment=blocked)[0]["text"], "a")
+        for package, said in said:
+            self.assertIn(f"the Python package {package} is missing", said["fatal"])
+            self.assertIn(f"-m pip install {package}", said["hint"])
+
+    def test_parquet_and_zstandard(self):
+        try:
+            import pyarrow
+            import pyarrow.parquet
+            import zstandard
+        except ImportError as error:
+            self.skipTest(f"{error.name} is not installed")
+        import io
+        rows = [{"messages": [{"role": "user", "content": "q"}], "text": None}, {"messages": None, "text": "t"}]
+        file = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+        self.assertEqual([a["text"] for a in render(self.PLAIN, [], "a.parquet", packed=file.getvalue())], ["[user]q", "t"])
+        lines = zstandard.compress(b'{"text": "a"}\n{"text": "b"}')
+        self.assertEqual([a["text"] for a in render({}, [], "a.jsonl.zst", packed=lines)], ["a", "b"])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    unittest.main(verbosity=2)

@@ -21,10 +21,6 @@ using Sequences = std::vector<std::vector<int32_t>>;
 
 constexpr int32_t kBos = 258, kEos = 259;
 
-// Of the template of Qwen3 Instruct 2507.
-constexpr const char* kQwen3Instruct =
-    "64f85b198065d0fba2a81f37e10ed68161ce2c19a754c7100e67e0ca2ee9c326";
-
 struct Fixture {
   Folder folder;
   Tokenizer tokenizer =
@@ -121,29 +117,64 @@ TEST(Corpus, JsonLinesHoldTextOrPromptAndCompletion) {
   EXPECT_EQ(result.record.sources[0].dropped, std::vector<std::string>{"empty documents: 1"});
 }
 
-TEST(Corpus, ConversationsUseTheTemplateWithTheKnownHash) {
+TEST(Corpus, ConversationsAreRenderedByTheModelsTemplate) {
   Fixture s;
   s.options.sequence_length = 1000;
-  s.options.chat_template_sha256 = kQwen3Instruct;
+  s.options.chat_template = {
+      .texts =
+          {{"default",
+            "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"}},
+      .special_tokens = {{"bos_token", "<b>"}}};
   const auto result = s.load(s.folder.write(
       "a.jsonl",
       R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}]})"));
   ASSERT_EQ(result.sequences.size(), 1u);
-  auto expected = s.tokenizer.encode(
-      "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nr<|im_end|>\n", false);
+  auto expected = s.tokenizer.encode("<b>[user]q[assistant]r", false);
   expected.push_back(kEos);
   EXPECT_EQ(result.sequences[0], expected);
-  EXPECT_EQ(result.record.chat_template, "qwen3-instruct");
+  EXPECT_EQ(result.record.chat_template, s.options.chat_template.name());
+  EXPECT_TRUE(contains(result.record.chat_template, "the model's own ("));
 }
 
-TEST(Corpus, AnUnknownTemplateIsRefusedWithTheLineToRun) {
-  Fixture s;
-  s.options.model = "my-model";
+TEST(Corpus, ChatsWithoutATemplateAreRefusedWithTheWayOut) {
+  const Fixture s;
   const std::string path =
       s.folder.write("a.jsonl", R"({"messages": [{"role": "user", "content": "q"}]})");
-  const std::string ids = (s.folder / "a.npy").string();
-  EXPECT_TRUE(contains(error_of([&] { s.load(path); }),
-                       "python -m oscar_int2 prepare-corpus my-model " + path + " " + ids));
+  const std::string said = error_of([&] { s.load(path); });
+  for (const char* word : {"a.jsonl", "line 1", "no chat template", "chat_template.jinja"}) {
+    EXPECT_TRUE(contains(said, word)) << said;
+  }
+}
+
+TEST(Corpus, RowsWithoutADocumentAreLeftOutAndCountedOrEndAStrictRun) {
+  Fixture s;
+  s.options.sequence_length = 1000;
+  const std::string path = s.folder.write("a.jsonl",
+                                          "{\"text\": \"x\"}\n{\"text\": \n\n{\"title\": 1}\n"
+                                          "{\"prompt\": \"a\"}\n[1]\n{\"text\": \"y\"}\n");
+  const auto result = s.load(path);
+  EXPECT_EQ(result.record.sources[0].documents_used, 2);
+  EXPECT_EQ(result.record.sources[0].dropped,
+            std::vector<std::string>{"rows without a document: 4"});
+  const auto notes = corpus_notes(result.record);
+  ASSERT_EQ(notes.size(), 1u);
+  for (const char* word : {"a.jsonl: left out rows without a document: 4", "line 2: ",
+                           "line 4: no 'messages'", "line 5: 'prompt' needs 'completion'"}) {
+    EXPECT_TRUE(contains(notes[0], word)) << notes[0];
+  }
+  s.options.strict = true;
+  EXPECT_TRUE(contains(error_of([&] { s.load(path); }), "line 2"));
+}
+
+TEST(Corpus, NullColumnsAndAByteOrderMarkChangeNothing) {
+  const Fixture s;
+  const auto plain = s.load(s.folder.write("a.jsonl", R"({"text": "xyz"})"));
+  const auto nulls = s.load(s.folder.write(
+      "b.jsonl", "\xef\xbb\xbf{\"messages\": null, \"prompt\": null, \"text\": \"xyz\"}"));
+  EXPECT_EQ(nulls.sequences, plain.sequences);
+  EXPECT_EQ(s.load(s.folder.write("c.txt", "\xef\xbb\xbfxyz")).sequences, plain.sequences);
+  EXPECT_TRUE(contains(
+      error_of([&] { s.load(s.folder.write("d.txt", std::string("\xff\xfex\0", 4))); }), "UTF-16"));
 }
 
 TEST(Corpus, DocumentOrderFollowsTheSeedAlone) {
@@ -280,19 +311,23 @@ TEST(Corpus, OfHdf5IdsOnlyAsManyAreReadAsMaxTokensCanUse) {
 }
 
 TEST(Corpus, ErrorsNameFileAndPlace) {
-  const Fixture s;
+  Fixture s;
   const auto error = [&](const std::string& path) { return error_of([&] { s.load(path); }); };
   const auto text = [&](const std::string& name, const std::string& content) {
     return error(s.folder.write(name, content));
   };
   EXPECT_TRUE(contains(text("a.txt", "ab\xff"), "a.txt, byte 2"));
-  EXPECT_TRUE(contains(text("a.jsonl", "{\"text\": \"x\"}\n{\"text\": \"\xc3(\"}"),
-                       "a.jsonl, line 2, byte 10"));
+  s.options.strict = true;
+  const std::string utf8 = text("a.jsonl", "{\"text\": \"x\"}\n{\"text\": \"\xc3(\"}");
+  EXPECT_TRUE(contains(utf8, "a.jsonl, line 2"));
+  EXPECT_TRUE(contains(utf8, "the line, byte 10"));
   EXPECT_TRUE(contains(text("b.jsonl", "{\"text\": \"x\"}\n\n{\"text\": "), "b.jsonl, line 3"));
   EXPECT_TRUE(contains(text("c.jsonl", "[1]"), "c.jsonl, line 1"));
+  s.options.strict = false;
   EXPECT_TRUE(contains(text("d.jsonl", "{\"body\": \"x\"}"), "'prompt' with 'completion'"));
-  EXPECT_TRUE(contains(text("e.jsonl", "{\"text\": 3}"), "'text' is not a string"));
-  EXPECT_TRUE(contains(text("f.jsonl", "{\"prompt\": \"x\"}"), "'completion' is not a string"));
+  EXPECT_TRUE(contains(text("e.jsonl", "{\"text\": 3}"), "line 1: 'text' is not text"));
+  EXPECT_TRUE(
+      contains(text("f.jsonl", "{\"prompt\": \"x\"}"), "'prompt' needs 'completion' beside it"));
   EXPECT_TRUE(contains(text("empty.txt", ""), "corpus is empty"));
   EXPECT_TRUE(contains(text("empty.jsonl", "\n\n"), "corpus is empty"));
   EXPECT_TRUE(contains(text("a.parquet", "x"), ".parquet"));
@@ -306,22 +341,25 @@ TEST(Corpus, ErrorsNameFileAndPlace) {
   EXPECT_TRUE(contains(error((s.folder / "none").string()), "holds no corpus file"));
 }
 
-TEST(Corpus, ConversationsThatTemplatesCannotRenderAreRefusedByLine) {
+TEST(Corpus, ConversationsThatCannotBeRenderedAreNamedByLine) {
   Fixture s;
-  s.options.chat_template_sha256 = kQwen3Instruct;
-  const auto error = [&](const std::string& line) {
-    const std::string path = s.folder.write("a.jsonl", line);
-    return error_of([&] { s.load(path); });
-  };
-  EXPECT_TRUE(contains(error(R"({"messages": []})"), "line 1"));
-  EXPECT_TRUE(contains(error(R"({"messages": ["x"]})"), "line 1, message 0"));
-  EXPECT_TRUE(contains(error(R"({"messages": [{"role": "user"}]})"), "'content' is not a string"));
-  EXPECT_TRUE(contains(error(R"({"messages": [{"role": "tool", "content": "x"}]})"), "tool"));
-  EXPECT_TRUE(
-      contains(error(R"({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]})"),
-               "tool_calls"));
-  EXPECT_TRUE(contains(error(R"({"tools": [1], "messages": [{"role": "user", "content": "x"}]})"),
-                       "'tools'"));
+  s.options.chat_template.texts = {
+      {"default",
+       "{% for m in messages %}{% if m.role == 'critic' %}{{ raise_exception('no ' + "
+       "m.role) }}{% endif %}{{ m.content }}{% endfor %}"}};
+  const std::string path =
+      s.folder.write("a.jsonl",
+                     "{\"messages\": []}\n{\"messages\": [\"x\"]}\n"
+                     "{\"messages\": [{\"role\": \"critic\", \"content\": \"x\"}]}\n"
+                     "{\"messages\": [{\"role\": \"user\", \"content\": \"fine\"}]}\n");
+  const auto result = s.load(path);
+  EXPECT_EQ(result.record.sources[0].documents_used, 1);
+  const auto notes = corpus_notes(result.record);
+  ASSERT_EQ(notes.size(), 1u);
+  for (const char* word : {"rows without a document: 3", "line 1: ", "line 2: message 1",
+                           "line 3: the chat template refuses it: no critic"}) {
+    EXPECT_TRUE(contains(notes[0], word)) << notes[0];
+  }
 }
 
 TEST(Corpus, BytesThatTheVocabularyCannotWriteAreCounted) {

@@ -278,14 +278,6 @@ TEST(Tokenizer, WhatIsNotImplementedIsRefusedByNameWithTheWayOut) {
       {"dropout", [](json& f) { f["model"]["dropout"] = 0.1; }},
       {"end_of_word_suffix", [](json& f) { f["model"]["end_of_word_suffix"] = "</w>"; }},
       {"key 'novelty'", [](json& f) { f["model"]["novelty"] = 1; }},
-      {"truncation",
-       [](json& f) {
-         f["truncation"] = {{"max_length", 3}};
-       }},
-      {"padding",
-       [](json& f) {
-         f["padding"] = {{"strategy", "Fixed"}};
-       }},
       {"normalizer 'StripAccents'",
        [](json& f) {
          f["normalizer"] = {{"type", "StripAccents"}};
@@ -339,6 +331,14 @@ TEST(Tokenizer, WhatIsNotImplementedIsRefusedByNameWithTheWayOut) {
     EXPECT_TRUE(contains(text, c.name));
     EXPECT_TRUE(contains(text, "python -m oscar_int2 prepare-corpus")) << c.name;
   }
+}
+
+TEST(Tokenizer, TruncationAndPaddingOfTheFileAreLeftAlone) {
+  json file = tiny_tokenizer();
+  const Ids whole = load(file).encode("the theory", false);
+  file["truncation"] = {{"max_length", 3}, {"strategy", "LongestFirst"}};
+  file["padding"] = {{"strategy", {{"Fixed", 64}}}, {"pad_id", 0}};
+  EXPECT_EQ(load(file).encode("the theory", false), whole);
 }
 
 TEST(Tokenizer, PatternsThatTheEnginesReadDifferentlyAreRefused) {

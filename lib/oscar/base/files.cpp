@@ -489,6 +489,19 @@ void LongInputs::require_unchanged() const {
   for (size_t i = 0; i < paths_.size(); ++i) require_in_place(paths_[i], identities_[i]);
 }
 
+namespace {
+
+// What a clone leaves in place of large files where Git LFS is not installed.
+bool is_lfs_pointer(const InputFile& file) {
+  constexpr std::string_view kBegin = "version https://git-lfs.github.com/spec/";
+  constexpr uint64_t kMostBytes = 1024;  // of a pointer, by its specification
+  if (file.bytes() < kBegin.size() || file.bytes() >= kMostBytes) return false;
+  std::string begin(kBegin.size(), '\0');
+  return file.read(begin.data(), begin.size()) == begin.size() && begin == kBegin;
+}
+
+}  // namespace
+
 InputFile::InputFile(fs::path path) : path_(std::move(path)) {
   // O_NONBLOCK: to open a FIFO would wait for a writer. It changes nothing for regular files.
   descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -508,6 +521,12 @@ InputFile::InputFile(fs::path path) : path_(std::move(path)) {
                  .hint = folder ? "" : "copy what it gives into a file"});
   }
   identity_ = identity_from(status);
+  if (is_lfs_pointer(*this)) {
+    ::close(descriptor_);
+    throw Error({.what = "the file is a pointer of Git LFS, not what it stands for",
+                 .where = path_.string(),
+                 .hint = "fetch what it stands for: git lfs pull, in its folder"});
+  }
 }
 
 InputFile::~InputFile() {

@@ -39,8 +39,8 @@ class LongInputs {
 // A regular file, open for reading.
 class InputFile {
  public:
-  // Throws Error for what is missing, may not be read or is no regular file. Waits for nothing: a
-  // FIFO is refused.
+  // Throws Error for what is missing, may not be read, is no regular file, or is a pointer of Git
+  // LFS. Waits for nothing: a FIFO is refused.
   explicit InputFile(std::filesystem::path path);
   ~InputFile();
   InputFile(InputFile&& other) noexcept;

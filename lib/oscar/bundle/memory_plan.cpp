@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "oscar/base/error.h"
-#include "oscar/base/json.h"
 #include "oscar/base/strings.h"
 #include "oscar/cache/codec.h"
 #include "oscar/cache/rival_formats.h"
@@ -55,17 +54,10 @@ int64_t counted_bytes(const ModelConfig& config) {
   return bytes;
 }
 
-ModelConfig config_of(const std::filesystem::path& model) {
-  if (!std::filesystem::is_directory(model)) return open_checkpoint(model.string()).config;
-  const std::filesystem::path file = model / "config.json";
-  return parse_model_config(parse_json(read_text_file(file, kMaxConfigBytes), file.string()),
-                            file.string());
-}
-
 CachedModel from_checkpoint(const std::string& model) {
   const std::filesystem::path path = find_model(model);
   const bool is_folder = std::filesystem::is_directory(path);
-  const ModelConfig config = config_of(path);
+  const ModelConfig config = read_model_config(path);
   CachedModel m;
   const std::filesystem::path whole = std::filesystem::weakly_canonical(path);
   m.name = (is_folder ? whole.filename() : whole.stem()).string();

@@ -18,6 +18,7 @@
 #include "oscar/io/gguf.h"
 #include "oscar/io/safetensors.h"
 #include "oscar/io/torch_file.h"
+#include "oscar/model/checkpoint/gguf_model.h"
 
 namespace oscar {
 
@@ -662,8 +663,8 @@ bool has_mlx_keys(const std::filesystem::path& path) {
 
 namespace {
 
-constexpr std::string_view kBlock = "blk.", kKeyTensor = ".attn_k_rot.weight",
-                           kValueTensor = ".attn_v_rot.weight";
+constexpr std::string_view kBlock = "blk.", kKeyTensor = kGgufKeyRotation,
+                           kValueTensor = kGgufValueRotation;
 // The one that the branch reads rotations for (bundle/backends.cpp).
 constexpr std::string_view kArchitecture = "qwen3";
 constexpr int kMostGgufLayers = 4096;

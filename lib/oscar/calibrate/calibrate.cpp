@@ -350,8 +350,7 @@ Planned read_and_plan(Opened& run, Transformer& model, Ranks& ranks, CalibrateRe
                       Progress& progress) {
   CalibrateOptions& options = run.options;  // the search goes where the text is too short for it
   const Checkpoint& checkpoint = run.checkpoint;
-  const std::string left_out = left_out_note(checkpoint.config, *checkpoint.weights);
-  if (!left_out.empty()) progress.note(left_out);
+  for (const std::string& note : checkpoint.notes) progress.note(note);
   if (const std::string types = checkpoint.weights->quantization(); !types.empty()) {
     progress.note("weights are stored in " + types);
   }

@@ -122,8 +122,8 @@ TokenSequences make_sequences(const CalibrateOptions& options, int sequence_leng
                        .seed = options.seed,
                        .vocab_size = checkpoint.config.vocab_size,
                        .eos_token_ids = checkpoint.config.eos_token_ids,
-                       .chat_template_sha256 = checkpoint.chat_template_sha256,
-                       .model = options.model};
+                       .chat_template = checkpoint.chat_template,
+                       .strict = options.strict};
   const std::vector<CorpusPart> parts = parse_corpus_argument(options.corpus);
   std::optional<Tokenizer> tokenizer;
   if (reads_text(options.corpus)) tokenizer = open_tokenizer(checkpoint);
@@ -148,6 +148,7 @@ TokenSequences make_sequences(const CalibrateOptions& options, int sequence_leng
     return sample_sequences(corpus, part.self_tokens, model, limits, progress);
   }
   TokenSequences sequences = load_corpus(options.corpus, tokenizer ? &*tokenizer : nullptr, corpus);
+  for (const std::string& note : corpus_notes(sequences.record)) progress.note(note);
   if (!separators.empty() && sequences.record.separators == "none" &&
       is_rare(sequences.sequences, separators)) {
     progress.note(fmt::format(

@@ -26,6 +26,7 @@ struct CalibrateOptions {
   std::optional<Json> rope_scaling;
   int sequence_length = 0;  // 0 = the model's context, 4096 at most
   int64_t max_tokens = 0;   // 0 = all
+  bool strict = false;      // rows of text that hold no document end the run
   // Whether the checkpoint's separators are put into the text (text/packing.h). kAuto: into text
   // that has few, not into token ids.
   enum class Separators { kAuto, kOn, kOff };

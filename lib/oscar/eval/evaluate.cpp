@@ -87,9 +87,12 @@ NeedleResults plan_needles(const EvaluateOptions& options, const Session& sessio
                     sequence.end());
   }
   NeedleResults results;
-  results.chat_template = known_chat_template(session.checkpoint.chat_template_sha256);
+  const ChatTemplate& chat_template = session.checkpoint.chat_template;
+  results.chat_template = chat_template.name();
+  std::optional<ChatFrame> chat;
+  if (!chat_template.empty()) chat = make_chat_frame(chat_template);
   results.prompts = make_needle_prompts(needle_book(), options.needle_plan,
-                                        {&*session.tokenizer, &haystack, results.chat_template});
+                                        {&*session.tokenizer, &haystack, std::move(chat)});
   return results;
 }
 

@@ -40,6 +40,7 @@ struct EvaluateOptions {
   int64_t stride =
       0;  // > 0: windows of sequence_length advance by this and score their last tokens
   int64_t max_tokens = 0;  // of the corpus; 0 = all
+  bool strict = false;     // rows of text that hold no document end the run
   uint64_t seed = 0;       // of document order, bootstrap and random rotations
   // Tokens from one separator to the next where the text is measured once more with the
   // checkpoint's own separators inside (text/packing.h); 0 = it is not.

@@ -85,18 +85,13 @@ struct Frame {
 // what follows the question mark begins the assistant's answer, as RULER does (arXiv 2404.06654).
 Frame make_frame(const NeedleText& text, const std::string& question) {
   const auto encode = [&](std::string_view part) { return text.tokenizer->encode(part, false); };
-  if (!text.chat_template) return {{}, encode(question)};
-  constexpr std::string_view kPlace = "<text of the needle prompt>";  // exists as tokens only
+  if (!text.chat) return {{}, encode(question)};
   constexpr std::string_view kMark = "? ";
   const size_t mark = question.rfind(kMark);
   const size_t asked = mark == std::string::npos ? question.size() : mark + 1;
-  std::string chat =
-      render_chat(*text.chat_template, {{"user", std::string(kPlace) + question.substr(0, asked)}},
-                  /*add_generation_prompt=*/true);
-  if (mark != std::string::npos) chat += question.substr(mark + kMark.size());
-  const size_t place = chat.find(kPlace);
-  return {encode(std::string_view(chat).substr(0, place)),
-          encode(std::string_view(chat).substr(place + kPlace.size()))};
+  std::string behind = question.substr(0, asked) + text.chat->behind;
+  if (mark != std::string::npos) behind += question.substr(mark + kMark.size());
+  return {encode(text.chat->before), encode(behind)};
 }
 
 }  // namespace

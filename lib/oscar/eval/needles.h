@@ -55,7 +55,7 @@ struct NeedleText {
   const std::vector<int32_t>* haystack = nullptr;
   // Text and question become one user message and the answer is the assistant's; without, the
   // prompt is plain text that the answer continues.
-  std::optional<ChatTemplate> chat_template = {};
+  std::optional<ChatFrame> chat = {};
 };
 
 // A stretch of the haystack with the task's facts between its tokens and the question behind. The

@@ -273,8 +273,7 @@ void add_needle_results(const NeedleResults& results, const std::vector<Method>&
     ++kinds[prompt.kind];
   }
   plan["prompts"] = results.prompts.size();
-  plan["chat_template"] =
-      results.chat_template ? chat_template_name(*results.chat_template) : "none";
+  plan["chat_template"] = results.chat_template;
   for (const auto& [length, count] : lengths) plan["lengths"][std::to_string(length)] = count;
   for (const auto& [kind, count] : kinds) plan["kinds"][kind] = count;
   for (size_t m = 0; m < methods.size(); ++m) {

@@ -22,7 +22,7 @@ struct TextResults {
 
 struct NeedleResults {
   std::vector<NeedlePrompt> prompts;
-  std::optional<ChatTemplate> chat_template;       // of the prompts; plain text without
+  std::string chat_template = "none";              // ChatTemplate::name, of the prompts
   std::vector<std::vector<NeedleOutcome>> forced;  // [methods][prompts]
   std::vector<std::vector<bool>> generated;        // the same, or empty
 };

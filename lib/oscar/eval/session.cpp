@@ -413,18 +413,15 @@ TokenSequences open_corpus(const EvaluateOptions& options, const Session& sessio
   corpus.seed = options.seed;
   corpus.vocab_size = config.vocab_size;
   corpus.eos_token_ids = config.eos_token_ids;
-  corpus.chat_template_sha256 = session.checkpoint.chat_template_sha256;
+  corpus.chat_template = session.checkpoint.chat_template;
+  corpus.strict = options.strict;
   const int window = corpus.sequence_length;
   if (options.stride > 0) {
     corpus.sequence_length = static_cast<int>(std::min<int64_t>(options.stride, window));
   }
   TokenSequences sequences = load_corpus(corpus_argument(options, session.checkpoint),
                                          session.tokenizer ? &*session.tokenizer : nullptr, corpus);
-  for (const CorpusSource& source : sequences.record.sources) {
-    if (source.lost_bytes == 0) continue;
-    progress.note(fmt::format("{}: left out {} bytes that the vocabulary cannot write", source.name,
-                              source.lost_bytes));
-  }
+  for (const std::string& note : corpus_notes(sequences.record)) progress.note(note);
   if (const std::string padding = padding_warning(sequences); !padding.empty()) {
     progress.note(padding);
   }
@@ -459,6 +456,7 @@ Session open_session(const EvaluateOptions& options, const Ranks& ranks, Progres
   Checkpoint checkpoint = open_checkpoint(options.model, options.rope_scaling);
   LongInputs weights(checkpoint.weights->shards());
   Session session{.checkpoint = std::move(checkpoint), .weights = std::move(weights)};
+  for (const std::string& note : session.checkpoint.notes) progress.note(note);
   session.compute = own_compute(ranks, options.device, options.dtype, progress);
   session.memory =
       own_memory(ranks, session.compute.device, options.host_memory, options.gpu_memory);

@@ -83,13 +83,62 @@ void decode_q5_1(const std::byte* block, float* out) {
   }
 }
 
-// d, 16 bytes of codes that name a level.
-void decode_iq4_nl(const std::byte* block, float* out) {
-  constexpr std::array<int8_t, 16> kLevels = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                              1,    13,   25,  38,  53,  69,  89,  113};
-  const float d = half_at(block, 0);
+using Levels = std::array<int8_t, 16>;
+constexpr Levels kUnevenLevels = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                  1,    13,   25,  38,  53,  69,  89,  113};
+// E2M1, doubled.
+constexpr Levels kFloatLevels = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// 16 bytes of codes that name a level.
+void decode_levels(const std::byte* codes, float scale, const Levels& levels, float* out) {
   for (int i = 0; i < kBlock; ++i) {
-    out[i] = d * static_cast<float>(kLevels[static_cast<size_t>(half_block_code(block + 2, i))]);
+    out[i] = scale * static_cast<float>(levels[static_cast<size_t>(half_block_code(codes, i))]);
+  }
+}
+
+// d, codes.
+void decode_iq4_nl(const std::byte* block, float* out) {
+  decode_levels(block + 2, half_at(block, 0), kUnevenLevels, out);
+}
+
+// d, 2 bytes and 4 of eight 6-bit scales about 32 (upper two bits, lower four), codes.
+void decode_iq4_xs(const std::byte* block, float* out) {
+  const float d = half_at(block, 0);
+  for (int group = 0; group < kSuper / kBlock; ++group) {
+    const int high = byte_at(block, 2 + group / 4) >> (group % 4 * 2) & 3;
+    const int low = nibble(byte_at(block, 4 + group / 2), group % 2 == 1);
+    decode_levels(block + 8 + group * kBlock / 2, d * static_cast<float>((low | high << 4) - 32),
+                  kUnevenLevels, out + group * kBlock);
+  }
+}
+
+// An exponent (E8M0, as the scale of doubled levels: 2^(e - 128)), codes.
+void decode_mxfp4(const std::byte* block, float* out) {
+  const uint32_t exponent = byte_at(block, 0);
+  const uint32_t bits = exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23;
+  float scale;
+  std::memcpy(&scale, &bits, sizeof scale);
+  decode_levels(block + 1, scale, kFloatLevels, out);
+}
+
+// Digit `plane` of five (or four) in base 3, of which a byte holds the fraction times 256; about 1.
+float ternary(uint8_t byte, int plane) {
+  constexpr std::array<uint8_t, 5> kPowers = {1, 3, 9, 27, 81};
+  const auto shifted = static_cast<uint8_t>(byte * kPowers[static_cast<size_t>(plane)]);
+  return static_cast<float>((shifted * 3 >> 8) - 1);
+}
+
+// 32 bytes of five planes of 32 digits, 16 of five of 16, 4 of four of 4; d.
+void decode_tq1_0(const std::byte* block, float* out) {
+  struct Run {
+    int bytes, planes;
+  };
+  const float d = half_at(block, 52);
+  for (const Run run : {Run{32, 5}, {16, 5}, {4, 4}}) {
+    for (int i = 0; i < run.bytes * run.planes; ++i) {
+      *out++ = d * ternary(byte_at(block, i % run.bytes), i / run.bytes);
+    }
+    block += run.bytes;
   }
 }
 
@@ -100,6 +149,12 @@ int two_bit_code(const std::byte* codes, int i) {
 
 // Bit i / 32 of byte i % 32.
 int one_bit_code(const std::byte* codes, int i) { return byte_at(codes, i % 32) >> (i / 32) & 1; }
+
+// 64 bytes of codes about 1, d.
+void decode_tq2_0(const std::byte* block, float* out) {
+  const float d = half_at(block, 64);
+  for (int i = 0; i < kSuper; ++i) out[i] = d * static_cast<float>(two_bit_code(block, i) - 1);
+}
 
 // 16 bytes of scale and minimum in 4 bits each, 64 of codes, d, d of the minima.
 void decode_q2_k(const std::byte* block, float* out) {
@@ -199,7 +254,7 @@ constexpr std::array kTypes = {
     GgmlType{20, "IQ4_NL", kBlock, 18, decode_iq4_nl},
     GgmlType{21, "IQ3_S", kSuper, 110, nullptr},
     GgmlType{22, "IQ2_S", kSuper, 82, nullptr},
-    GgmlType{23, "IQ4_XS", kSuper, 136, nullptr},
+    GgmlType{23, "IQ4_XS", kSuper, 136, decode_iq4_xs},
     GgmlType{24, "I8", 1, 1, nullptr},
     GgmlType{25, "I16", 1, 2, nullptr},
     GgmlType{26, "I32", 1, 4, nullptr},
@@ -207,10 +262,26 @@ constexpr std::array kTypes = {
     GgmlType{28, "F64", 1, 8, nullptr},
     GgmlType{29, "IQ1_M", kSuper, 56, nullptr},
     GgmlType{30, "BF16", 1, 2, decode_bf16},
-    GgmlType{34, "TQ1_0", kSuper, 54, nullptr},
-    GgmlType{35, "TQ2_0", kSuper, 66, nullptr},
-    GgmlType{39, "MXFP4", kBlock, 17, nullptr},
+    GgmlType{34, "TQ1_0", kSuper, 54, decode_tq1_0},
+    GgmlType{35, "TQ2_0", kSuper, 66, decode_tq2_0},
+    GgmlType{39, "MXFP4", kBlock, 17, decode_mxfp4},
+    GgmlType{40, "NVFP4", 64, 36, nullptr},
+    GgmlType{41, "Q1_0", 128, 18, nullptr},
 };
+
+// Numbers that ggml gave up.
+struct FormerType {
+  uint32_t id;
+  const char* name;
+};
+constexpr std::array<FormerType, 8> kFormerTypes = {{{4, "Q4_2"},
+                                                     {5, "Q4_3"},
+                                                     {31, "Q4_0_4_4"},
+                                                     {32, "Q4_0_4_8"},
+                                                     {33, "Q4_0_8_8"},
+                                                     {36, "IQ4_NL_4_4"},
+                                                     {37, "IQ4_NL_4_8"},
+                                                     {38, "IQ4_NL_8_8"}}};
 
 }  // namespace
 
@@ -219,6 +290,14 @@ const GgmlType* find_ggml_type(uint32_t id) {
     if (type.id == id) return &type;
   }
   return nullptr;
+}
+
+std::string describe_ggml_type(uint32_t id) {
+  if (const GgmlType* type = find_ggml_type(id)) return type->name;
+  for (const FormerType& former : kFormerTypes) {
+    if (former.id == id) return std::string(former.name) + ", which ggml has given up";
+  }
+  return "number " + std::to_string(id) + ", newer than this program";
 }
 
 std::string decodable_ggml_types() {

@@ -21,6 +21,9 @@ struct GgmlType {
 // The type of a number in a file, or null for one that ggml does not define.
 const GgmlType* find_ggml_type(uint32_t id);
 
+// The name of the type of a number; of others that it is one of former versions, or a newer one.
+std::string describe_ggml_type(uint32_t id);
+
 // The names of the types that can be decoded, joined with commas.
 std::string decodable_ggml_types();
 

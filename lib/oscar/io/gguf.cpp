@@ -420,8 +420,13 @@ void GgufFile::Parser::read_tensor(uint64_t number) {
   }
   const auto type = take<uint32_t>(name);
   tensor.type = find_ggml_type(type);
-  if (tensor.type == nullptr)
-    refuse(name, "a tensor has an unknown type", "", std::to_string(type));
+  if (tensor.type == nullptr) {
+    throw Error({.what = "weights of this type cannot be loaded",
+                 .where = fmt::format("{}: {}", file_.path().string(), name),
+                 .expected = decodable_ggml_types(),
+                 .found = describe_ggml_type(type),
+                 .hint = "take a file of the model in one of these types"});
+  }
   if (tensor.shape.back() % tensor.type->block_values != 0) {
     refuse(name, "the rows of a tensor are not whole blocks of its type",
            fmt::format("a multiple of {} ({})", tensor.type->block_values, tensor.type->name),

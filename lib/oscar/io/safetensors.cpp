@@ -223,7 +223,9 @@ SafetensorsWeights::SafetensorsWeights(const std::filesystem::path& folder) : fo
     }
     return entries;
   };
-  if (std::filesystem::exists(index_path)) {
+  if (std::filesystem::exists(single_path)) {
+    entries_ = add_shard(single_path);
+  } else if (std::filesystem::exists(index_path)) {
     std::map<std::string, std::map<std::string, std::shared_ptr<Entry>>> shards;
     for (const auto& [tensor, shard] : read_index(index_path)) {
       if (!shards.contains(shard)) {
@@ -251,8 +253,6 @@ SafetensorsWeights::SafetensorsWeights(const std::filesystem::path& folder) : fo
              .hint = "shards and index are of different downloads; fetch the folder again"});
       }
     }
-  } else if (std::filesystem::exists(single_path)) {
-    entries_ = add_shard(single_path);
   } else {
     throw Error({.what = "no weights were found",
                  .where = folder.string(),

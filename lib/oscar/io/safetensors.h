@@ -36,9 +36,10 @@ std::vector<TensorEntry> parse_safetensors_header(const MappedFile& file);
 // The tensors of one or many shards, found by name.
 class SafetensorsWeights : public WeightSource {
  public:
-  // Opens model.safetensors.index.json or model.safetensors in `folder`. Throws Error for a missing
-  // or truncated shard, overlapping or out-of-range offsets, sizes that disagree with the shape.
-  // Tensors of dtypes other than Dtype are listed by name and refused when asked for.
+  // Opens model.safetensors in `folder`, else the shards of model.safetensors.index.json. Throws
+  // Error for a missing or truncated shard, overlapping or out-of-range offsets, sizes that
+  // disagree with the shape. Tensors of dtypes other than Dtype are listed by name and refused when
+  // asked for.
   explicit SafetensorsWeights(const std::filesystem::path& folder);
 
   bool contains(const std::string& name) const override;

@@ -14,7 +14,6 @@
 #include "oscar/base/sha256.h"
 #include "oscar/io/hdf5.h"
 #include "oscar/io/npy.h"
-#include "oscar/text/chat_template.h"
 #include "oscar/text/packing.h"
 #include "oscar/text/unicode.h"
 
@@ -24,101 +23,76 @@ namespace oscar {
 
 namespace {
 
-[[noreturn]] void fail(const std::string& what, const std::string& where,
-                       const std::string& expected = "", const std::string& hint = "") {
-  throw Error({.what = what, .where = where, .expected = expected, .hint = hint});
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+
+// Columns that read_documents puts chats together from.
+constexpr const char* kChatColumns[] = {"messages", "conversations", "conversation", "instruction"};
+
+bool has(const Json& row, const char* key) {
+  const auto found = row.find(key);
+  return found != row.end() && !found->is_null();
 }
 
-const std::string& text_member(const Json& object, const char* key, const std::string& where) {
-  const auto found = object.find(key);
-  if (found == object.end() || !found->is_string()) {
-    fail("'" + std::string(key) + "' is not a string", where, "a string");
-  }
-  return found->get_ref<const std::string&>();
+ReadDocument bad_row(const std::string& why) {
+  ReadDocument document;
+  document.error = why;
+  return document;
 }
 
-// What a template would read but the built-in ones cannot.
-void refuse_keys(const Json& object, std::initializer_list<const char*> keys,
-                 const std::string& where, const std::string& hint) {
-  for (const char* key : keys) {
-    const auto found = object.find(key);
-    if (found == object.end() || found->is_null() || found->empty()) continue;
-    fail("conversation uses '" + std::string(key) + "', which the built-in templates do not render",
-         where, "", hint);
+// The text of a row that is no chat; none for one that is.
+std::optional<ReadDocument> read_plain_row(const Json& row) {
+  for (const char* key : kChatColumns) {
+    if (has(row, key)) return std::nullopt;
   }
+  if (has(row, "prompt") && row["prompt"].is_array()) return std::nullopt;
+  ReadDocument document;
+  const bool in_two = has(row, "prompt") || has(row, "completion");
+  if (in_two && !(has(row, "prompt") && has(row, "completion"))) {
+    return bad_row("'prompt' needs 'completion' beside it");
+  }
+  if (!in_two && !has(row, "text")) {
+    return bad_row(
+        "no 'messages', 'conversations', 'prompt' with 'completion', 'instruction' or 'text'");
+  }
+  for (const char* key : {"prompt", "completion", "text"}) {
+    if (in_two == (std::string_view(key) == "text")) continue;
+    if (!row[key].is_string()) return bad_row("'" + std::string(key) + "' is not text");
+    document.text += row[key].get_ref<const std::string&>();
+  }
+  return document;
 }
 
-std::vector<ChatMessage> read_messages(const Json& line, const std::string& where,
-                                       const std::string& hint) {
-  const Json& list = line.at("messages");
-  if (!list.is_array() || list.empty()) fail("'messages' is not a list of messages", where);
-  refuse_keys(line, {"tools", "documents", "functions"}, where, hint);
-  std::vector<ChatMessage> messages;
-  for (const Json& message : list) {
-    const std::string place = where + ", message " + std::to_string(messages.size());
-    if (!message.is_object()) fail("message is not an object", place);
-    refuse_keys(
-        message,
-        {"tool_calls", "tool_call_id", "reasoning_content", "metadata", "tools", "function_call"},
-        place, hint);
-    messages.push_back(
-        {text_member(message, "role", place), text_member(message, "content", place)});
+std::optional<ReadDocument> read_plain_line(std::string_view line) {
+  const std::string here = "the line";
+  Json row;
+  try {
+    require_valid_utf8(line, here);
+    row = parse_json(line, here);
+  } catch (const Error& error) {
+    const ErrorInfo& info = error.info();
+    return bad_row(info.what + (info.found.empty() ? "" : ": " + info.found) +
+                   (info.where == here ? "" : " (" + info.where + ")"));
   }
-  return messages;
-}
-
-// The line that renders the file elsewhere.
-std::string way_out(const std::filesystem::path& path, const CorpusOptions& options) {
-  std::filesystem::path ids = path;
-  ids.replace_extension(".npy");
-  return "run: python -m oscar_int2 prepare-corpus " + options.model + " " + path.string() + " " +
-         ids.string() + ", then pass " + ids.string();
-}
-
-JsonlDocument read_line(const Json& line, const std::string& where, const std::string& hint,
-                        std::optional<ChatTemplate> chat_template) {
-  if (!line.is_object()) fail("line is not a JSON object", where);
-  if (line.contains("messages")) {
-    if (!chat_template) {
-      fail("the checkpoint's chat template is not one of the built-in ones", where, "", hint);
-    }
-    try {
-      return {render_chat(*chat_template, read_messages(line, where, hint), false), true,
-              chat_template_name(*chat_template)};
-    } catch (const Error& error) {
-      if (!error.info().where.empty()) throw;
-      ErrorInfo info = error.info();
-      info.where = where;
-      if (info.hint.empty()) info.hint = hint;
-      throw Error(std::move(info));
-    }
-  }
-  if (line.contains("prompt") || line.contains("completion")) {
-    return {text_member(line, "prompt", where) + text_member(line, "completion", where), false, ""};
-  }
-  if (!line.contains("text")) {
-    fail("line holds no document", where,
-         "one of 'messages', 'prompt' with 'completion', or 'text'");
-  }
-  return {text_member(line, "text", where), false, ""};
+  if (!row.is_object()) return bad_row("no JSON object");
+  return read_plain_row(row);
 }
 
 }  // namespace
 
-std::vector<JsonlDocument> read_jsonl(std::string_view content, const std::filesystem::path& path,
-                                      const CorpusOptions& options) {
-  const std::string hint = way_out(path, options);
-  const auto chat_template = known_chat_template(options.chat_template_sha256);
-  std::vector<JsonlDocument> documents;
-  size_t number = 0;
+std::optional<std::vector<ReadDocument>> read_plain_jsonl(std::string_view content) {
+  if (content.starts_with(kByteOrderMark)) content.remove_prefix(kByteOrderMark.size());
+  std::vector<ReadDocument> documents;
+  int64_t number = 0;
   for (size_t begin = 0; begin < content.size();) {
     const size_t end = std::min(content.find('\n', begin), content.size());
     const std::string_view line = content.substr(begin, end - begin);
-    const std::string where = path.string() + ", line " + std::to_string(++number);
     begin = end + 1;
+    ++number;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    require_valid_utf8(line, where);
-    documents.push_back(read_line(parse_json(line, where), where, hint, chat_template));
+    auto document = read_plain_line(line);
+    if (!document) return std::nullopt;
+    document->place = number;
+    documents.push_back(std::move(*document));
   }
   return documents;
 }
@@ -151,7 +125,9 @@ std::vector<size_t> shuffled_order(size_t count, uint64_t seed) {
 
 namespace {
 
-constexpr const char* kKnown = ".npy, .h5, .txt, .jsonl, or a folder of these";
+constexpr const char* kKnown =
+    ".npy, .h5, .txt, .jsonl, .json, .parquet, text with .gz or .zst behind that, or a folder";
+constexpr size_t kMostBadRows = 3;  // that are shown
 
 void add_ids(const std::vector<uint64_t>& shape, const std::vector<int64_t>& values,
              const std::string& where, const CorpusOptions& options, CorpusContent& content) {
@@ -204,25 +180,87 @@ std::string token_dataset(const InputFile& file) {
   return only;
 }
 
-void add_text(std::string text, CorpusContent& content) {
+void add_text(std::string text, bool is_chat, CorpusContent& content) {
   content.documents_read += 1;
   if (text.empty()) {
     content.empty_documents += 1;
     return;
   }
-  content.texts.push_back({std::move(text), false});
+  content.texts.push_back({std::move(text), is_chat});
+}
+
+// "line 3" of lines, "row 3" of what else holds rows.
+std::string place_in(const std::string& kind, int64_t number) {
+  return (kind == "jsonl" ? "line " : "row ") + std::to_string(number);
+}
+
+void add_documents(std::vector<ReadDocument> documents, const std::string& where,
+                   const CorpusOptions& options, CorpusContent& content) {
+  const size_t before = content.texts.size();
+  for (ReadDocument& document : documents) {
+    if (document.error.empty()) {
+      if (document.is_chat) content.chat_template = options.chat_template.name();
+      add_text(std::move(document.text), document.is_chat, content);
+      continue;
+    }
+    const std::string place = place_in(content.kind, document.place);
+    if (options.strict) {
+      throw Error({.what = "a row holds no document",
+                   .where = where + ", " + place,
+                   .found = document.error,
+                   .hint = "without --strict such rows are left out and counted"});
+    }
+    content.num_bad_rows += 1;
+    if (content.bad_rows.size() < kMostBadRows) {
+      content.bad_rows.push_back(place + ": " + document.error);
+    }
+  }
+  if (content.texts.size() > before || content.bad_rows.empty()) return;
+  const bool no_template =
+      options.chat_template.empty() && content.bad_rows.front().ends_with("no chat template");
+  throw Error({.what = "no row of the file holds a document",
+               .where = where,
+               .found = content.bad_rows.front(),
+               .hint = no_template ? "put a chat_template.jinja into the model's folder" : ""});
+}
+
+// Without what some editors put before UTF-8. Other encodings are named.
+std::string decode_text(std::string text, const std::string& where) {
+  if (text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff")) {
+    throw Error({.what = "the text is UTF-16",
+                 .where = where,
+                 .expected = "UTF-8",
+                 .hint = "write it anew: iconv -f UTF-16 -t UTF-8 FILE > NEW"});
+  }
+  if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
+  require_valid_utf8(text, where);
+  return text;
 }
 
 std::string kind_of_ids(const std::vector<uint64_t>& shape) {
   return shape.size() == 2 ? "ids_2d" : "ids_1d";
 }
 
-bool is_text(const std::filesystem::path& path) {
-  return path.extension() == ".txt" || path.extension() == ".jsonl";
+// "a.jsonl.gz": ".jsonl" and ".gz"; without the latter "".
+struct Suffixes {
+  std::string kind, packed;
+};
+
+Suffixes suffixes_of(const std::filesystem::path& path) {
+  const std::string last = path.extension().string();
+  if (last != ".gz" && last != ".zst") return {last, ""};
+  return {path.stem().extension().string(), last};
 }
 
-bool has_reader(const std::filesystem::path& path) {
-  return path.extension() == ".npy" || path.extension() == ".h5" || is_text(path);
+bool is_text(const std::filesystem::path& path) {
+  const std::string kind = suffixes_of(path).kind;
+  return kind == ".txt" || kind == ".jsonl" || kind == ".json" || kind == ".parquet";
+}
+
+// In a folder .json files are what describes it.
+bool is_read_in_folder(const std::filesystem::path& path) {
+  return path.extension() == ".npy" || path.extension() == ".h5" ||
+         (is_text(path) && suffixes_of(path).kind != ".json");
 }
 
 // Adds what the file holds; the sha256 of just that.
@@ -247,27 +285,20 @@ std::string read_file(const std::filesystem::path& path, const CorpusOptions& op
     file.require_unchanged();
     return hash;
   }
-  if (extension == ".txt") {
-    content.kind = "text";
+  if (is_text(path)) {
+    const Suffixes suffixes = suffixes_of(path);
+    content.kind = suffixes.kind == ".txt" ? "text" : suffixes.kind.substr(1);
     std::string text = read_text_file(path);
-    require_valid_utf8(text, where);
     std::string hash = sha256_of(text);
-    add_text(std::move(text), content);
-    return hash;
-  }
-  if (extension == ".jsonl") {
-    content.kind = "jsonl";
-    const std::string text = read_text_file(path);
-    for (JsonlDocument& document : read_jsonl(text, path, options)) {
-      if (!document.is_chat) {
-        add_text(std::move(document.text), content);
-        continue;
-      }
-      content.documents_read += 1;
-      content.chat_template = document.chat_template;
-      content.texts.push_back({std::move(document.text), true});
+    if (extension == ".txt") {
+      add_text(decode_text(std::move(text), where), false, content);
+      return hash;
     }
-    return sha256_of(text);
+    std::optional<std::vector<ReadDocument>> plain;
+    if (extension == ".jsonl") plain = read_plain_jsonl(text);
+    if (!plain) plain = read_documents(text, where, options.chat_template);
+    add_documents(std::move(*plain), where, options, content);
+    return hash;
   }
   throw Error({.what = "corpus file of unknown kind",
                .where = where,
@@ -281,7 +312,7 @@ void read_folder(const std::filesystem::path& folder, const CorpusOptions& optio
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     if (leads_outside(folder, entry.path())) {
       content.outside_links += 1;
-    } else if (entry.is_regular_file() && has_reader(entry.path())) {
+    } else if (entry.is_regular_file() && is_read_in_folder(entry.path())) {
       files.push_back(entry.path());
     } else {
       content.other_files += 1;
@@ -311,8 +342,9 @@ bool holds_text(const std::filesystem::path& path) {
   std::error_code status;
   if (!std::filesystem::is_directory(path, status)) return is_text(path);
   const std::filesystem::directory_iterator folder(path, status);
-  return !status && std::any_of(begin(folder), end(folder),
-                                [](const auto& entry) { return is_text(entry.path()); });
+  return !status && std::any_of(begin(folder), end(folder), [](const auto& entry) {
+    return is_text(entry.path()) && is_read_in_folder(entry.path());
+  });
 }
 
 CorpusContent read_corpus_path(const std::filesystem::path& path, const CorpusOptions& options,
@@ -421,7 +453,7 @@ struct Policy {
       words += (words.empty() ? "" : "; ") + sentence;
     };
     if (text) add("text begins as the tokenizer's post-processor makes it");
-    if (chat) add("conversations are rendered by template " + chat_template);
+    if (chat) add("conversations are rendered by template: " + chat_template);
     if (text || chat) {
       add(options.eos_token_ids.empty()
               ? "no EOS is known, none is added"
@@ -459,6 +491,8 @@ PackedPart load_part(const CorpusPart& part, int64_t needed, bool whole, size_t 
     if (count > 0) source.dropped.push_back(std::string(reason) + ": " + std::to_string(count));
   };
   note("empty documents", content.empty_documents);
+  note("rows without a document", content.num_bad_rows);
+  source.bad_rows = content.bad_rows;
   note("other files in the folder", content.other_files);
   note("token ids not needed for max_tokens, not read", static_cast<int64_t>(content.ids_left));
   note("links that lead out of the folder", content.outside_links);
@@ -506,6 +540,24 @@ TokenSequences load_corpus(const std::string& argument, const Tokenizer* tokeniz
   result.record.bos_eos_policy = policy.in_words(options);
   result.record.chat_template = policy.chat_template;
   return result;
+}
+
+std::vector<std::string> corpus_notes(const CorpusRecord& record) {
+  std::vector<std::string> notes;
+  for (const CorpusSource& source : record.sources) {
+    if (source.lost_bytes > 0) {
+      notes.push_back(source.name + ": left out " + std::to_string(source.lost_bytes) +
+                      " bytes that the vocabulary cannot write");
+    }
+    if (source.bad_rows.empty()) continue;
+    std::string note = source.name + ": left out rows that hold no document";
+    for (const std::string& dropped : source.dropped) {
+      if (dropped.starts_with("rows without")) note = source.name + ": left out " + dropped;
+    }
+    for (const std::string& row : source.bad_rows) note += "\n  " + row;
+    notes.push_back(std::move(note));
+  }
+  return notes;
 }
 
 TokenSequences pack_documents(const std::vector<std::vector<int32_t>>& documents,

@@ -5,13 +5,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "oscar/base/json.h"
+#include "oscar/text/chat_template.h"
 #include "oscar/text/tokenizer.h"
 
 namespace oscar {
@@ -65,8 +66,8 @@ struct CorpusOptions {
   std::vector<int32_t> eos_token_ids = {};  // of the checkpoint; the first ends a document
   std::vector<int32_t> separators = {};     // put into the sequences (packing.h); empty: none are
   bool only_if_rare = false;                // not where the text has as many as would be put in
-  std::string chat_template_sha256 = {};    // decides whether messages can be rendered
-  std::string model = "MODEL";  // as the user wrote it, for the line that errors suggest
+  ChatTemplate chat_template = {};          // renders messages
+  bool strict = false;                      // rows without a document end the run
 };
 
 // What was read from one source, what became of it, and why something was dropped.
@@ -75,8 +76,9 @@ struct CorpusSource {
   double weight = 1.0;
   int64_t documents_read = 0, documents_used = 0;
   int64_t tokens_read = 0, tokens_used = 0;
-  int64_t lost_bytes = 0;                 // of text, which no token of the vocabulary stands for
-  std::vector<std::string> dropped = {};  // "reason: count", for the log and the bundle
+  int64_t lost_bytes = 0;                  // of text, which no token of the vocabulary stands for
+  std::vector<std::string> dropped = {};   // "reason: count", for the log and the bundle
+  std::vector<std::string> bad_rows = {};  // the first few without a document: "line 3: why"
 };
 
 struct CorpusRecord {
@@ -86,7 +88,7 @@ struct CorpusRecord {
   uint64_t order_seed = 0;
   std::string tokens_sha256;   // over the sequences: length (int32 LE) then ids (int32 LE) of each
   std::string bos_eos_policy;  // in words, as stored in the bundle
-  std::string chat_template;   // name of the template used, or "none"
+  std::string chat_template;   // name of the template used (ChatTemplate::name), or "none"
   std::string separators = "none";  // put in (packing.h), in words; none: text as it came
 };
 
@@ -111,21 +113,22 @@ std::vector<CorpusPart> parse_corpus_argument(const std::string& argument);
 // Reads every part and packs it into sequences. `tokenizer` may be null when all parts hold token
 // ids. Parts of kind self are refused here: the model writes those (calibrate/corpus.h).
 //
-// Documents: a .txt file, or a line of .jsonl. They begin as the tokenizer's post-processor or the
-// chat template makes them and end with eos_token_ids[0], unless they end so already (a template
-// may write one more token behind it). They are shuffled within their part (SplitMix64, seeded by
-// seed and the part's place) and packed into one stream, cut every sequence_length tokens. A 1-D id
-// file is one such stream as it is; rows of a 2-D file are kept apart and cut when longer than
-// sequence_length. Of each stream or row the last sequence may be shorter; one of fewer than 2
-// tokens is dropped.
+// Documents: a .txt file, a line of .jsonl, or what else read_documents (chat_template.h) makes of
+// a file. Rows that hold none are left out and counted, or with `strict` an error. They begin as
+// the tokenizer's post-processor or the chat template makes them and end with eos_token_ids[0],
+// unless they end so already (a template may write one more token behind it). They are shuffled
+// within their part (SplitMix64, seeded by seed and the part's place) and packed into one stream,
+// cut every sequence_length tokens. A 1-D id file is one such stream as it is; rows of a 2-D file
+// are kept apart and cut when longer than sequence_length. Of each stream or row the last sequence
+// may be shorter; one of fewer than 2 tokens is dropped.
 //
 // Joining: with weights w, part i gives T w_i tokens, T being the largest total for which no part
 // is short (and at most max_tokens); without, every part gives all, or under max_tokens the same
 // fraction of what it has (counting at most max_tokens of each). Sequences of the parts alternate
 // so that shares hold all along the order.
 //
-// Errors name file and line: empty corpus, malformed JSON line, invalid UTF-8, ids out of range,
-// ids that are not integers, messages for which no known chat template exists.
+// Errors name file and line: empty corpus, no row that holds a document, invalid UTF-8, ids out of
+// range, ids that are not integers, chats without a template.
 TokenSequences load_corpus(const std::string& argument, const Tokenizer* tokenizer,
                            const CorpusOptions& options);
 
@@ -137,21 +140,13 @@ TokenSequences pack_documents(const std::vector<std::vector<int32_t>>& documents
 // back.
 std::string write_sequences_npy(const TokenSequences& sequences, const std::filesystem::path& path);
 
-// Lines of a .jsonl corpus to documents: `text`, `prompt` and `completion`, or `messages`.
+// What of it a user should know before a run: rows that were left out, bytes that are lost.
+std::vector<std::string> corpus_notes(const CorpusRecord& record);
 
-struct JsonlDocument {
-  std::string text;
-  bool is_chat = false;
-  std::string chat_template;  // name of the template that rendered it
-};
-
-// The content of a .jsonl file: one document a line; blank lines are skipped. A line is taken by
-// the first of these that it has: `messages` (rendered with the checkpoint's template), `prompt`
-// and `completion` (put together), `text`. Throws Error with file and line for malformed JSON,
-// invalid UTF-8, lines with none of them, values of other types, and conversations that no built-in
-// template can render.
-std::vector<JsonlDocument> read_jsonl(std::string_view content, const std::filesystem::path& path,
-                                      const CorpusOptions& options);
+// The documents of a .jsonl file whose lines hold `text`, or `prompt` and `completion` as text.
+// Blank lines are skipped. None where a line holds a conversation or Alpaca's columns: those are
+// read by read_documents.
+std::optional<std::vector<ReadDocument>> read_plain_jsonl(std::string_view content);
 
 // The seeded order of documents, the same on every platform.
 
@@ -170,7 +165,7 @@ class SplitMix64 {
 // Fisher-Yates shuffle of 0 .. count-1 driven by SplitMix64(seed).
 std::vector<size_t> shuffled_order(size_t count, uint64_t seed);
 
-// One corpus path to documents and ids: .npy, .h5, .txt, .jsonl and folders of these.
+// One corpus path to documents and ids: files of ids, files of text, and folders of both.
 
 struct TextDocument {
   std::string text;      // valid UTF-8; conversations are rendered already
@@ -185,8 +180,10 @@ struct CorpusContent {
   std::string kind, sha256, chat_template;    // as in CorpusSource and CorpusRecord
   int64_t documents_read = 0;
   int64_t empty_documents = 0, other_files = 0;
-  uint64_t ids_left = 0;      // behind those that are needed: not read
-  int64_t outside_links = 0;  // entries of a folder that lead out of it
+  int64_t num_bad_rows = 0;
+  std::vector<std::string> bad_rows;  // the first few: "line 3: why"
+  uint64_t ids_left = 0;              // behind those that are needed: not read
+  int64_t outside_links = 0;          // entries of a folder that lead out of it
 };
 
 // Whether `path` is a file of text, or a folder with one; by the names alone.

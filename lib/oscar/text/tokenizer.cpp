@@ -131,9 +131,8 @@ Tokenizer Tokenizer::from_json(const TokenizerJson& document, const std::string&
              {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
               "post_processor", "decoder", "model"},
              source);
-  for (const char* key : {"truncation", "padding"}) {
-    if (!is_unset(document, key)) refuse_tokenizer(key, source);
-  }
+  // Truncation and padding are left alone: those who call a tokenizer ask for them, as in
+  // transformers.
   return Tokenizer(std::make_unique<Implementation>(document, source));
 }
 

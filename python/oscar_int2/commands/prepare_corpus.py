@@ -1,26 +1,28 @@
 """Tokenizes a corpus with transformers, chat template included, and writes token ids.
 
-For checkpoints whose tokenizer or chat template the programs do not build in. Conversations
-(`messages`) go through the checkpoint's own apply_chat_template; `prompt` with `completion` and
-`text` go through its tokenizer, and documents that do not end with EOS get one. The result is one
-stream of ids (1-D), or with --rows one sequence of that many tokens a row (2-D; the rest of the
-stream, shorter than a row, is dropped and counted).
+For tokenizers that the programs do not implement. Files and rows are what the programs read; conversations
+go through the checkpoint's own chat template. Documents that do not end with EOS get one. The result is one
+stream of ids (1-D), or with --rows one sequence of that many tokens a row (2-D; the rest of the stream,
+shorter than a row, is dropped and counted).
 
 In a checkout it runs under any Python 3: where transformers is missing it goes on under the Python of
 $OSCAR_PYTHON or .setup.env, or installs what it needs into .venv-corpus, once.
 """
 import argparse
 import importlib.util
-import json
 import os
 import pathlib
 import subprocess
 import sys
 
+from ..chat_template import ChatTemplate
+from ..documents import PACKED, SUFFIXES, BadRow, document_of, rows
+from ..errors import OscarError
 from .checkout import CHECKOUT, python_of_setup
 
 NEEDED = ("numpy", "transformers", "jinja2", "h5py")
 GOING_ON = "OSCAR_PREPARE_CORPUS"  # set in the environment of the Python that was chosen
+SHOWN = 3  # rows without a document
 
 
 def has_packages(python):
@@ -61,46 +63,47 @@ def go_on_with_packages(words):
     os.execv(python, [python, "-m", "oscar_int2", "prepare-corpus", *words])
 
 
-def documents(path):
-    """Yields (text or messages, place) for each document of a file or a folder of files."""
-    if path.is_dir():
-        for file in sorted(path.iterdir()):
-            if file.suffix in (".txt", ".jsonl"):
-                yield from documents(file)
-    elif path.suffix == ".txt":
-        yield path.read_text(encoding="utf-8"), str(path)
-    elif path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                place = f"{path}, line {number}"
-                try:
-                    item = json.loads(line)
-                    if "messages" in item:
-                        yield item, place
-                    elif "prompt" in item:
-                        yield item["prompt"] + item["completion"], place
-                    else:
-                        yield item["text"], place
-                except (ValueError, KeyError, TypeError) as error:
-                    sys.exit(f"error: {place}: {error!r}")
-    else:
-        sys.exit(f"error: {path}: expected .txt, .jsonl, or a folder of these")
+def files_of(path):
+    """The file itself, or those of a folder in order. In a folder .json files are what describes it."""
+    if not path.is_dir():
+        return [path]
+    names = [suffix + packed for suffix in SUFFIXES if suffix != ".json" for packed in ("", *PACKED)]
+    return [file for file in sorted(path.iterdir()) if file.name.lower().endswith(tuple(names))]
 
 
-def encode(tokenizer, document):
+def encode(tokenizer, text, is_chat):
     """Ids of one document."""
-    if isinstance(document, str):
-        ids, tail = list(tokenizer(document)["input_ids"]), 1
-    else:
-        text = tokenizer.apply_chat_template(document["messages"], tools=document.get("tools"),
-                                             tokenize=False)
-        ids, tail = list(tokenizer(text, add_special_tokens=False)["input_ids"]), 2
+    ids = list(tokenizer(text, add_special_tokens=not is_chat)["input_ids"])
     # A template may write a line break behind the token that ends the last turn.
-    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ids[-tail:]:
+    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ids[-(2 if is_chat else 1):]:
         ids.append(tokenizer.eos_token_id)
     return ids
+
+
+def template_of(tokenizer):
+    texts = tokenizer.chat_template or {}
+    return ChatTemplate(texts if isinstance(texts, dict) else {"default": texts}, tokenizer.special_tokens_map)
+
+
+def read(tokenizer, path, strict):
+    """(ids of all documents, how many there were). Says which rows are left out; with `strict` the first ends it."""
+    template, ids, count, left_out = template_of(tokenizer), [], 0, []
+    for file in files_of(path):
+        for place, row in rows(file.read_bytes(), file.name):
+            try:
+                if isinstance(row, BadRow):
+                    raise row
+                text, is_chat = document_of(row, template)
+            except BadRow as error:
+                left_out.append(f"{file}, {place}: {error}")
+                if strict:
+                    sys.exit(f"error: {left_out[0]}")
+                continue
+            ids += encode(tokenizer, text, is_chat)
+            count += 1
+    if left_out:
+        print("\n  ".join([f"left out rows without a document: {len(left_out)}", *left_out[:SHOWN]]), file=sys.stderr)
+    return ids, count
 
 
 def write(path, ids):
@@ -118,10 +121,12 @@ def main(words):
     parser = argparse.ArgumentParser(prog="python -m oscar_int2 prepare-corpus",
                                      description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("model", help="checkpoint folder with its tokenizer")
-    parser.add_argument("corpus", type=pathlib.Path, help=".txt, .jsonl, or a folder of these")
+    parser.add_argument("corpus", type=pathlib.Path, help="a file of text as the programs read it, or a folder of these")
     parser.add_argument("out", type=pathlib.Path, help=".npy or .h5 to write")
     parser.add_argument("--rows", type=int, default=0, metavar="N",
                         help="write rows of N tokens instead of one stream")
+    parser.add_argument("--strict", action="store_true",
+                        help="rows without a document end the run (default: they are left out and counted)")
     arguments = parser.parse_args(words)
     if arguments.out.suffix not in (".npy", ".h5"):
         parser.error("OUT must end in .npy or .h5")
@@ -130,15 +135,10 @@ def main(words):
     go_on_with_packages(words)
     import numpy
     from transformers import AutoTokenizer
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-
-    ids, count = [], 0
-    for document, place in documents(arguments.corpus):
-        try:
-            ids += encode(tokenizer, document)
-        except Exception as error:  # whatever a template raises; the place is what helps
-            sys.exit(f"error: {place}: {error}")
-        count += 1
+    try:
+        ids, count = read(AutoTokenizer.from_pretrained(arguments.model), arguments.corpus, arguments.strict)
+    except (OscarError, OSError, UnicodeDecodeError) as error:
+        sys.exit(f"error: {arguments.corpus}: {error}")
     dropped = 0
     if arguments.rows:
         dropped = len(ids) % arguments.rows

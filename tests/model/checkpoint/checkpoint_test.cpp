@@ -92,8 +92,26 @@ TEST(Checkpoint, HashesConfigTokenizerAndChatTemplate) {
              R"({"chat_template":[{"name":"tool_use","template":"no"},
                                   {"name":"default","template":"two"}]})");
   EXPECT_EQ(template_hash(), sha256_of("two"));
+  EXPECT_EQ(read_chat_template(folder.path()).texts,
+            (std::map<std::string, std::string>{{"default", "two"}, {"tool_use", "no"}}));
   write_file(folder.path() / "chat_template.jinja", "three");
   EXPECT_EQ(template_hash(), sha256_of("three"));
+}
+
+TEST(Checkpoint, KnowsTheTokensThatItsTemplateMayWrite) {
+  TemporaryFolder folder;
+  write_model(folder.path());
+  write_file(folder.path() / "tokenizer_config.json",
+             R"({"chat_template": "one", "bos_token": {"content": "<s>", "lstrip": false},
+                 "eos_token": "</s>", "unk_token": null, "add_bos_token": true,
+                 "extra_special_tokens": {"image_token": "<img>"}})");
+  write_file(folder.path() / "special_tokens_map.json",
+             R"({"eos_token": "<other>", "pad_token": "<pad>"})");
+  EXPECT_EQ(read_chat_template(folder.path()).special_tokens,
+            (std::map<std::string, std::string>{{"bos_token", "<s>"},
+                                                {"eos_token", "</s>"},
+                                                {"image_token", "<img>"},
+                                                {"pad_token", "<pad>"}}));
 }
 
 TEST(Checkpoint, SaysWhatIsMissingOrMalformed) {

@@ -81,6 +81,29 @@ TEST(ExpertsConfig, GlmBeginsWithDenseLayers) {
   EXPECT_EQ(kinds(glm({{"first_k_dense_replace", 0}})), "eeee");
 }
 
+TEST(ExpertsConfig, AcceptsTheKeysOfQwen3CoderThatChangeNothing) {
+  const Json coder = {{"qkv_bias", false},
+                      {"use_qk_norm", true},
+                      {"shared_expert_intermediate_size", 0},
+                      {"max_window_layers", 28}};
+  EXPECT_EQ(parse(qwen(coder)).layers, parse(qwen()).layers);
+  for (const auto& [key, value] : {std::pair<const char*, Json>{"qkv_bias", true},
+                                   {"use_qk_norm", false},
+                                   {"shared_expert_intermediate_size", 512}}) {
+    EXPECT_NE(refusal_of(qwen({{key, value}})).find(key), std::string::npos) << key;
+  }
+}
+
+TEST(ExpertsConfig, NamesAllKeysThatItDoesNotKnowAtOnce) {
+  const std::string said = refusal_of(
+      qwen({{"new_switch", 3}, {"another", "on"}, {"alibi", true}, {"clip_qkv", nullptr}}));
+  for (const char* word : {"3 keys", "new_switch: 3 (not known)", "another: \"on\" (not known)",
+                           "alibi: true (position biases instead of RoPE)", "remove it"}) {
+    EXPECT_NE(said.find(word), std::string::npos) << word << " is not in " << said;
+  }
+  EXPECT_EQ(said.find("clip_qkv"), std::string::npos);
+}
+
 TEST(ExpertsConfig, PutsLayersThatComputeTheSameTogether) {
   using Groups = std::vector<std::vector<int>>;
   EXPECT_EQ(parse(glm()).layers_by_spec(), (Groups{{0}, {1, 2, 3}}));
@@ -507,6 +530,27 @@ TEST(Rope, YarnSetsItsMagnitudeAndStretchesTheSlowestPair) {
   EXPECT_EQ(rope.max_positions, 131072);
 }
 
+TEST(Rope, AttnFactorMultipliesTheMagnitudeOfYarnAsServersDo) {
+  Json parameters = {{"rope_type", "yarn"},
+                     {"rope_theta", 1e6},
+                     {"factor", 4.0},
+                     {"attn_factor", 0.8},
+                     {"original_max_position_embeddings", 32768}};
+  const double magnitude = 0.1 * std::log(4.0) + 1.0;
+  const Rope rope = make_rope(parameters, 128, 32768, "");
+  EXPECT_DOUBLE_EQ(rope.attention_factor, 0.8 * magnitude);
+  EXPECT_EQ(rope.as_run["attention_factor"], rope.attention_factor);
+  parameters["attention_factor"] = 1.3;
+  EXPECT_THROW(make_rope(parameters, 128, 32768, ""), Error);  // which one is meant?
+  parameters["attn_factor"] = 1.0;
+  EXPECT_DOUBLE_EQ(make_rope(parameters, 128, 32768, "").attention_factor, 1.3);
+  Json linear = {
+      {"rope_type", "linear"}, {"rope_theta", 1e6}, {"factor", 4.0}, {"attn_factor", 1.0}};
+  EXPECT_EQ(make_rope(linear, 128, 32768, "").attention_factor, 1.0);
+  linear["attn_factor"] = 0.8;
+  EXPECT_THROW(make_rope(linear, 128, 32768, ""), Error);
+}
+
 }  // namespace
 
 // quantization_config: what is read, what is refused by name.
@@ -576,8 +620,8 @@ TEST(QuantizationConfig, EveryStrategyOfCompressedFloatsIsRead) {
 
 TEST(QuantizationConfig, OtherMethodsAreRefusedByNameWithTheWayOut) {
   const std::pair<const char*, const char*> methods[] = {
-      {"gptq", "GPTQ"},   {"awq", "AWQ"},           {"bitsandbytes", "model.dequantize()"},
-      {"mxfp4", "MXFP4"}, {"modelopt", "ModelOpt"}, {"fbgemm_fp8", "FBGEMM"},
+      {"gptq", "GPTQ"},   {"awq", "AWQ"},           {"bitsandbytes", "4 or 8 bits"},
+      {"mxfp4", "MXFP4"}, {"fbgemm_fp8", "FBGEMM"}, {"modelopt_fp4", "NVFP4"},
       {"hqq", "HQQ"},     {"torchao", "torchao"},   {"something-new", "not known"}};
   for (const auto& [method, word] : methods) {
     expect_refused({{"quant_method", method}},
@@ -586,6 +630,56 @@ TEST(QuantizationConfig, OtherMethodsAreRefusedByNameWithTheWayOut) {
   expect_refused(Json::object(), {"quant_method", "nothing"});
   expect_refused({{"quant_method", 8}}, {"not a name"});
   expect_refused("fp8", {"not a JSON object"});
+}
+
+TEST(QuantizationConfig, ModelOptMayWriteOneScaleATensor) {
+  const Json flat = {{"quant_method", "modelopt"},
+                     {"quant_algo", "FP8"},
+                     {"ignore", {"lm_head"}},
+                     {"kv_cache_scheme", {{"num_bits", 8}, {"type", "float"}}},
+                     {"producer", {{"name", "modelopt"}}},
+                     {"config_groups", Json::object()}};
+  const Json inner = {
+      {"quant_method", "modelopt"},
+      {"producer", {{"name", "modelopt"}}},
+      {"quantization",
+       {{"quant_algo", "FP8"}, {"kv_cache_quant_algo", "FP8"}, {"exclude_modules", {"lm_head"}}}}};
+  for (const Json& config : {flat, inner}) {
+    const auto layout = parse_layout(config);
+    EXPECT_EQ(layout->layout, ScaleLayout::kTensor);
+    EXPECT_EQ(layout->scale_suffixes, std::vector<std::string>{"_scale"});
+    EXPECT_EQ(layout->left_out, std::vector<std::string>{"lm_head"});
+  }
+  for (const auto& [algorithm, word] : {std::pair{"NVFP4", "NVFP4"},
+                                        {"W4A16_AWQ", "AWQ"},
+                                        {"FP8_PB_WO", "in blocks"},
+                                        {"A_NEW_ONE", "not known"}}) {
+    Json other = flat;
+    other["quant_algo"] = algorithm;
+    expect_refused(other, {"quantization_config.quant_algo", algorithm, word, "bf16"});
+  }
+  expect_refused({{"quant_method", "modelopt"}}, {"quant_algo", "nothing"});
+}
+
+TEST(QuantizationConfig, ScalesOfTheCacheAloneLeaveTheWeightsAsTheyAre) {
+  Json dense = compressed_config("tensor");
+  dense["format"] = "dense";
+  expect_refused(dense, {"quantization_config.format", "dense"});
+  dense["config_groups"] = Json::object();
+  EXPECT_FALSE(parse_layout(dense).has_value());
+  const Json modelopt = {{"quant_method", "modelopt"}, {"kv_cache_quant_algo", "FP8"}};
+  EXPECT_FALSE(parse_layout(modelopt).has_value());
+}
+
+TEST(QuantizationConfig, IntegersOfMlxAreRefusedByName) {
+  const Json mlx = {{"quantization", {{"group_size", 64}, {"bits", 4}}},
+                    {"quantization_config", {{"group_size", 64}, {"bits", 4}}}};
+  try {
+    parse_quantization(mlx, "config.json");
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("MLX's integers"), std::string::npos) << error.what();
+  }
 }
 
 TEST(QuantizationConfig, OtherFormatsOfCompressedTensorsAreRefusedByName) {

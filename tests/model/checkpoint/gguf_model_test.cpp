@@ -281,12 +281,15 @@ TEST_F(GgufCheckpoint, IsNamedAfterItsFileAndHashed) {
   SmallGguf file;
   file.metadata.text("tokenizer.chat_template", "{{ messages }}");
   file.metadata.texts("tokenizer.ggml.tokens", {"a", "b"});
+  file.metadata.integer("tokenizer.ggml.bos_token_id", 1);
   const Checkpoint checkpoint = open(file);
   EXPECT_TRUE(checkpoint.is_gguf());
   EXPECT_EQ(checkpoint.name, "small.Q8_0");
   EXPECT_EQ(checkpoint.folder, folder_.path());
   EXPECT_EQ(checkpoint.chat_template_sha256, sha256_of("{{ messages }}"));
-  EXPECT_EQ(read_chat_template(path()), "{{ messages }}");
+  const ChatTemplate read = read_chat_template(path());
+  EXPECT_EQ(read.texts.at("default"), "{{ messages }}");
+  EXPECT_EQ(read.special_tokens, (std::map<std::string, std::string>{{"bos_token", "b"}}));
   EXPECT_EQ(checkpoint.weights->quantization(), "F32 (11 tensors)");
   EXPECT_EQ(checkpoint.weights->place("model.norm.weight"),
             path().string() + ": output_norm.weight");

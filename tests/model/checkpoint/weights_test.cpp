@@ -74,7 +74,8 @@ TEST_F(Fp8Folder, BlocksComeWithTheirScalesAndTheScalesHaveNoNameOfTheirOwn) {
 
 TEST_F(Fp8Folder, ChannelsMayBeAColumnOrAVectorInEitherPrecision) {
   RawTensors tensors = by_channel();
-  for (const RawTensor& scales : {bf16({3, 1}, {1, 0.5, 3}), f32({3}, {1, 0.5, 3})}) {
+  const RawTensor half = {"F16", {3, 1}, std::string("\x00\x3c\x00\x38\x00\x42", 6)};
+  for (const RawTensor& scales : {bf16({3, 1}, {1, 0.5, 3}), f32({3}, {1, 0.5, 3}), half}) {
     tensors[kWeight + "_scale"] = scales;
     const TensorView view = open(tensors, compressed_config("channel")).get(kWeight, {3, 5});
     EXPECT_EQ(view.fp8->scales, (std::vector<float>{1, 0.5, 3}));
@@ -101,6 +102,22 @@ TEST_F(Fp8Folder, OneScaleMayBeANumberAVectorOrAMatrixUnderBothNames) {
                 "cache not used");
     }
   }
+}
+
+TEST_F(Fp8Folder, ScalesOfTheCacheBesidePlainWeightsAreTakenAway) {
+  const RawTensors tensors = {{kOther, bf16({2}, {1, 2})},
+                              {"model.layers.0.self_attn.k_scale", f32({1}, {2})},
+                              {"model.layers.0.self_attn.v_scale", f32({1}, {2})}};
+  write_file(folder_.path() / "model.safetensors", safetensors_bytes(tensors));
+  const auto files = std::make_shared<SafetensorsWeights>(folder_.path());
+  EXPECT_TRUE(has_other_scales(*files));
+  const Fp8Weights weights(files, {.layout = ScaleLayout::kNone});
+  EXPECT_EQ(weights.names(), std::vector<std::string>{kOther});
+  EXPECT_EQ(weights.get(kOther, {2}).fp8, nullptr);
+  EXPECT_EQ(weights.quantization(), "");  // the weights are plain ones
+  EXPECT_EQ(weights.unused_scales(), "2 scales of activations or of the cache not used");
+  write_file(folder_.path() / "model.safetensors", safetensors_bytes(in_blocks()));
+  EXPECT_FALSE(has_other_scales(SafetensorsWeights(folder_.path())));
 }
 
 TEST_F(Fp8Folder, TheFingerprintKnowsCodesAndScales) {

@@ -5,8 +5,10 @@
 #include <fmt/ranges.h>
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <set>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "oscar/base/error.h"
@@ -63,45 +65,201 @@ std::set<std::string> named_models() {
   return names;
 }
 
-std::optional<std::string> template_of(const Json& value) {
-  if (value.is_string()) return value.get<std::string>();
-  if (!value.is_array()) return std::nullopt;
+using Texts = std::map<std::string, std::string>;
+
+// A text, or a list of objects with name and template.
+Texts templates_of(const Json& value) {
+  if (value.is_string()) return {{"default", value.get<std::string>()}};
+  Texts texts;
+  if (!value.is_array()) return texts;
   for (const Json& entry : value) {
-    if (entry.is_object() && entry.value("name", Json()) == "default" &&
+    if (entry.is_object() && entry.value("name", Json()).is_string() &&
         entry.value("template", Json()).is_string()) {
-      return entry["template"].get<std::string>();
+      texts[entry["name"].get<std::string>()] = entry["template"].get<std::string>();
     }
   }
-  return std::nullopt;
+  return texts;
+}
+
+Texts templates_in(const fs::path& folder) {
+  if (fs::exists(folder / "chat_template.jinja")) {
+    Texts texts = {{"default", read_text_file(folder / "chat_template.jinja", kMaxConfigBytes)}};
+    std::error_code status;
+    for (const auto& entry : fs::directory_iterator(folder / "additional_chat_templates", status)) {
+      if (entry.path().extension() != ".jinja") continue;
+      texts[entry.path().stem().string()] = read_text_file(entry.path(), kMaxConfigBytes);
+    }
+    return texts;
+  }
+  for (const char* file : {"chat_template.json", "tokenizer_config.json"}) {
+    if (!fs::exists(folder / file)) continue;
+    const Json json = read_json_file(folder / file);
+    if (!json.is_object() || !json.contains("chat_template")) continue;
+    if (Texts texts = templates_of(json["chat_template"]); !texts.empty()) return texts;
+  }
+  return {};
+}
+
+// Tokens are texts, or objects with one.
+void add_special_tokens(const Json& json, Texts& tokens) {
+  if (!json.is_object()) return;
+  for (const auto& [key, value] : json.items()) {
+    if (key == "extra_special_tokens") add_special_tokens(value, tokens);
+    if (!key.ends_with("_token")) continue;
+    const Json& text = value.is_object() ? value.value("content", Json()) : value;
+    if (text.is_string()) tokens.emplace(key, text.get<std::string>());
+  }
+}
+
+Texts special_tokens_in(const fs::path& folder) {
+  Texts tokens;
+  for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"}) {
+    if (fs::exists(folder / file)) add_special_tokens(read_json_file(folder / file), tokens);
+  }
+  return tokens;
+}
+
+ChatTemplate gguf_chat_template(const GgufFile& file) {
+  constexpr std::pair<const char*, const char*> kTokens[] = {{"bos_token", "bos_token_id"},
+                                                             {"eos_token", "eos_token_id"},
+                                                             {"unk_token", "unknown_token_id"},
+                                                             {"sep_token", "seperator_token_id"},
+                                                             {"pad_token", "padding_token_id"}};
+  ChatTemplate result;
+  const auto text = file.text(kGgufChatTemplate);
+  if (!text) return result;
+  result.texts["default"] = std::string(*text);
+  const auto tokens = file.texts("tokenizer.ggml.tokens");
+  for (const auto& [name, key] : kTokens) {
+    const auto id = file.integer(std::string("tokenizer.ggml.") + key);
+    if (!tokens || !id || *id < 0 || static_cast<uint64_t>(*id) >= tokens->size()) continue;
+    result.special_tokens[name] = std::string((*tokens)[static_cast<size_t>(*id)]);
+  }
+  return result;
+}
+
+void set_chat_template(Checkpoint& checkpoint, ChatTemplate chat_template) {
+  const auto found = chat_template.texts.find("default");
+  if (found != chat_template.texts.end()) {
+    checkpoint.chat_template_sha256 = sha256_of(found->second);
+  }
+  checkpoint.chat_template = std::move(chat_template);
+}
+
+[[noreturn]] void refuse_without_config(const fs::path& folder) {
+  const fs::path adapter = folder / "adapter_config.json";
+  if (fs::exists(adapter)) {
+    const Json json = read_json_file(adapter);
+    const Json base = json.is_object() ? json.value("base_model_name_or_path", Json()) : Json();
+    throw Error({.what = "the folder holds an adapter (LoRA), not a model",
+                 .where = folder.string(),
+                 .found = base.is_string() ? "an adapter of " + base.get<std::string>() : "",
+                 .hint = "merge it into its model with peft: AutoPeftModelForCausalLM"
+                         ".from_pretrained(FOLDER).merge_and_unload().save_pretrained(MERGED); "
+                         "copy the tokenizer's files beside it"});
+  }
+  throw Error({.what = "the model folder has no config.json",
+               .where = folder.string(),
+               .hint = "MODEL is a folder as Hugging Face's tools write it, or a .gguf file"});
+}
+
+// config.json's `text`, with what ModelOpt may have written beside it.
+Json folder_config(const fs::path& folder, const std::string& text) {
+  Json config = parse_json(text, (folder / "config.json").string());
+  const fs::path modelopt = folder / "hf_quant_config.json";
+  const bool stated = config.is_object() && (config.contains("quantization_config") ||
+                                             config.contains("compression_config"));
+  if (!config.is_object() || stated || !fs::exists(modelopt)) return config;
+  Json quantization = read_json_file(modelopt);
+  if (quantization.is_object()) quantization["quant_method"] = "modelopt";
+  config["quantization_config"] = std::move(quantization);
+  return config;
+}
+
+bool equal_bytes(const WeightSource& weights, const std::string& a, const std::string& b) {
+  constexpr size_t kBlockBytes = size_t{1} << 20;
+  const StoredBytes first = weights.stored_bytes(a), second = weights.stored_bytes(b);
+  if (first.bytes != second.bytes) return false;
+  std::vector<std::byte> ours(kBlockBytes), theirs(kBlockBytes);
+  for (size_t done = 0; done < first.bytes; done += kBlockBytes) {
+    const size_t count = std::min(kBlockBytes, first.bytes - done);
+    first.read(done, count, ours.data());
+    second.read(done, count, theirs.data());
+    if (!std::equal(ours.begin(), ours.begin() + static_cast<std::ptrdiff_t>(count),
+                    theirs.begin())) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// config.json may tie an output matrix to the embedding that was trained and stored apart.
+void untie_other_head(Checkpoint& checkpoint) {
+  const std::string head = "lm_head.weight", embedding = "model.embed_tokens.weight";
+  const WeightSource& weights = *checkpoint.weights;
+  if (!checkpoint.config.tie_word_embeddings || !weights.contains(head) ||
+      !weights.contains(embedding) || equal_bytes(weights, head, embedding)) {
+    return;
+  }
+  checkpoint.config.tie_word_embeddings = false;
+  checkpoint.notes.emplace_back(
+      "config.json ties the output matrix to the embedding, and lm_head.weight holds other "
+      "numbers:\n  they are used, as in transformers 5; other programs may tie them. "
+      "tie_word_embeddings: false says what is meant");
+}
+
+// Whether an index beside model.safetensors names other files, or cannot be read.
+bool has_other_files(const fs::path& folder) {
+  const fs::path index = folder / "model.safetensors.index.json";
+  if (!fs::exists(index) || !fs::exists(folder / "model.safetensors")) return false;
+  try {
+    const Json weight_map = read_json_file(index).at("weight_map");
+    return std::ranges::any_of(weight_map,
+                               [](const Json& file) { return file != "model.safetensors"; });
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
+void add_notes(Checkpoint& checkpoint, const SafetensorsWeights& files) {
+  if (has_other_files(checkpoint.folder)) {
+    checkpoint.notes.emplace_back(
+        "the folder has model.safetensors and an index of other files: model.safetensors is read, "
+        "as in transformers;\n  vLLM reads the files of the index. Remove what is not meant");
+  }
+  if (const size_t count = further_weights(checkpoint.config, files).size(); count > 0) {
+    checkpoint.notes.push_back(
+        fmt::format("left out the tensors ({}) of layers that guess tokens further ahead", count));
+  }
 }
 
 Checkpoint open_folder(const fs::path& folder, const std::optional<Json>& rope_scaling) {
   Checkpoint checkpoint;
   checkpoint.path = checkpoint.folder = folder;
   const fs::path config_path = folder / "config.json";
-  if (!fs::exists(config_path)) {
-    throw Error({.what = "the model folder has no config.json",
-                 .where = folder.string(),
-                 .hint = "MODEL is a folder as Hugging Face's tools write it, or a .gguf file"});
-  }
+  if (!fs::exists(config_path)) refuse_without_config(folder);
   const std::string text = read_text_file(config_path, kMaxConfigBytes);
   checkpoint.config_sha256 = sha256_of(text);
-  const Json config = parse_json(text, config_path.string());
+  const Json config = folder_config(folder, text);
   checkpoint.config = parse_model_config(config, config_path.string(), rope_scaling);
   const Json stated = config.value("_name_or_path", Json());
   checkpoint.name = model_name(folder, stated.is_string() ? stated.get<std::string>() : "");
-  auto files = std::make_shared<SafetensorsWeights>(folder);
+  auto files = std::make_shared<const SafetensorsWeights>(folder);
+  add_notes(checkpoint, *files);
   if (checkpoint.config.fp8) {
-    checkpoint.weights = std::make_shared<Fp8Weights>(std::move(files), *checkpoint.config.fp8);
+    checkpoint.weights = std::make_shared<Fp8Weights>(files, *checkpoint.config.fp8);
+  } else if (has_other_scales(*files)) {
+    const auto plain = std::make_shared<Fp8Weights>(files, Fp8Layout{.layout = ScaleLayout::kNone});
+    checkpoint.notes.push_back(plain->unused_scales());
+    checkpoint.weights = plain;
   } else {
-    checkpoint.weights = std::move(files);
+    checkpoint.weights = files;
   }
+  untie_other_head(checkpoint);
   if (fs::exists(folder / "tokenizer.json")) {
     checkpoint.tokenizer_sha256 = sha256_of_file(folder / "tokenizer.json");
   }
-  if (const auto chat_template = read_chat_template(folder)) {
-    checkpoint.chat_template_sha256 = sha256_of(*chat_template);
-  }
+  set_chat_template(checkpoint, read_chat_template(folder));
   return checkpoint;
 }
 
@@ -114,33 +272,33 @@ Checkpoint open_gguf(const fs::path& path, const std::optional<Json>& rope_scali
   const Json config = gguf_config(*file);
   checkpoint.config_sha256 = sha256_of(config.dump());
   checkpoint.config = parse_model_config(config, path.string(), rope_scaling);
-  checkpoint.weights = std::make_shared<GgufWeights>(file, checkpoint.config);
-  checkpoint.tokenizer_sha256 = gguf_tokenizer_sha256(*file);
-  if (const auto chat_template = file->text(kGgufChatTemplate)) {
-    checkpoint.chat_template_sha256 = sha256_of(*chat_template);
+  const auto weights = std::make_shared<GgufWeights>(file, checkpoint.config);
+  if (const size_t count = weights->num_rotations(); count > 0) {
+    checkpoint.notes.push_back(fmt::format(
+        "left out {} rotations of OSCAR's llama.cpp branch: the model is run without them;\n"
+        "  oscar-bundle import makes a bundle of them",
+        count));
   }
+  checkpoint.weights = weights;
+  checkpoint.tokenizer_sha256 = gguf_tokenizer_sha256(*file);
+  set_chat_template(checkpoint, gguf_chat_template(*file));
   return checkpoint;
 }
 
 }  // namespace
 
-std::optional<std::string> read_chat_template(const fs::path& model) {
-  if (!fs::is_directory(model)) {
-    const GgufFile file(model);
-    const auto text = file.text(kGgufChatTemplate);
-    return text ? std::optional<std::string>(*text) : std::nullopt;
-  }
-  if (fs::exists(model / "chat_template.jinja")) {
-    return read_text_file(model / "chat_template.jinja", kMaxConfigBytes);
-  }
-  for (const char* file : {"chat_template.json", "tokenizer_config.json"}) {
-    if (!fs::exists(model / file)) continue;
-    const Json json = read_json_file(model / file);
-    if (json.is_object() && json.contains("chat_template")) {
-      if (auto text = template_of(json["chat_template"])) return text;
-    }
-  }
-  return std::nullopt;
+ModelConfig read_model_config(const std::filesystem::path& model) {
+  if (!fs::is_directory(model)) return open_checkpoint(model.string()).config;
+  const fs::path file = model / "config.json";
+  return parse_model_config(folder_config(model, read_text_file(file, kMaxConfigBytes)),
+                            file.string());
+}
+
+ChatTemplate read_chat_template(const fs::path& model) {
+  if (!fs::is_directory(model)) return gguf_chat_template(GgufFile(model));
+  ChatTemplate chat_template{.texts = templates_in(model), .special_tokens = {}};
+  if (!chat_template.empty()) chat_template.special_tokens = special_tokens_in(model);
+  return chat_template;
 }
 
 std::optional<std::string> read_tokenizer_json(const fs::path& model) {

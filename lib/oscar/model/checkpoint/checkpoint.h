@@ -6,9 +6,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "oscar/io/weight_source.h"
 #include "oscar/model/checkpoint/config.h"
+#include "oscar/text/chat_template.h"
 
 namespace oscar {
 
@@ -21,17 +23,24 @@ struct Checkpoint {
   std::string name;              // as published, see model_name()
   ModelConfig config;
   std::shared_ptr<const WeightSource> weights;
-  std::string config_sha256;         // of config.json as it is on disk, or as GGUF would have it
-  std::string tokenizer_sha256;      // of tokenizer.json, or of GGUF's tokenizer; empty when absent
-  std::string chat_template_sha256;  // of the template text; empty when absent
+  std::string config_sha256;     // of config.json as it is on disk, or as GGUF would have it
+  std::string tokenizer_sha256;  // of tokenizer.json, or of GGUF's tokenizer; empty when absent
+  ChatTemplate chat_template;
+  std::string chat_template_sha256;  // of the text of the one named default; empty when absent
+  std::vector<std::string> notes;    // what of the files is not used, or other than they say
 
   bool is_gguf() const { return path != folder; }
 };
 
-// The text of the chat template of a folder: chat_template.jinja, else chat_template.json, else the
-// entry of tokenizer_config.json (of a list of named templates, "default"); none when there is
-// none. Of a GGUF file, tokenizer.chat_template.
-std::optional<std::string> read_chat_template(const std::filesystem::path& model);
+// The configuration alone: of a folder without its weights, which need not be there.
+ModelConfig read_model_config(const std::filesystem::path& model);
+
+// The chat templates of a folder: chat_template.jinja (with those of additional_chat_templates),
+// else chat_template.json, else the entry of tokenizer_config.json, which may be a list of named
+// ones; empty when there is none. Its special tokens are those of tokenizer_config.json, else of
+// special_tokens_map.json. Of a GGUF file, tokenizer.chat_template, and the tokens that its
+// metadata names by id.
+ChatTemplate read_chat_template(const std::filesystem::path& model);
 
 // The text of tokenizer.json, of a GGUF file in its manner (gguf_tokenizer.h); none when there is
 // none. `model` is a Checkpoint's path. Throws Error for a tokenizer that GGUF does not describe

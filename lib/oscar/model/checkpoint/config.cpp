@@ -65,48 +65,57 @@ constexpr int64_t kMaxBlock = int64_t{1} << 22;
 constexpr const char* kDequantize =
     "take the checkpoint in bf16 that this was made from, or one in FP8";
 
-// Methods that are known by name, with how to get at plain weights.
+// Methods that are known by name.
 struct Method {
-  std::string_view name, what, way_out;
+  std::string_view name, what;
 };
 constexpr Method kRefusedMethods[] = {
-    {"gptq", "GPTQ's integers", kDequantize},
-    {"awq", "AWQ's integers", kDequantize},
-    {"auto-round", "AutoRound's integers", kDequantize},
-    {"intel/auto-round", "AutoRound's integers", kDequantize},
-    {"aqlm", "AQLM's codebooks", kDequantize},
-    {"bitnet", "BitNet's ternary weights", kDequantize},
-    {"eetq", "EETQ's INT8", kDequantize},
-    {"higgs", "HIGGS", kDequantize},
-    {"spqr", "SpQR", kDequantize},
-    {"vptq", "VPTQ's codebooks", kDequantize},
-    {"quark", "Quark's formats", kDequantize},
-    {"quanto", "Quanto's formats", kDequantize},
-    {"bitsandbytes", "bitsandbytes' 4 or 8 bits",
-     "write a copy in bf16 with transformers: model.dequantize(), then save_pretrained()"},
-    {"hqq", "HQQ's integers", kDequantize},
-    {"torchao", "torchao's formats", kDequantize},
-    {"mxfp4", "MXFP4",
-     "write a copy in bf16 with transformers: from_pretrained(..., "
-     "quantization_config=Mxfp4Config(dequantize=True)), then save_pretrained()"},
-    {"fbgemm_fp8", "FBGEMM's FP8", kDequantize},
-    {"modelopt", "ModelOpt's FP8 or NVFP4", kDequantize},
-    {"modelopt_fp4", "ModelOpt's NVFP4", kDequantize},
+    {"gptq", "GPTQ's integers"},
+    {"awq", "AWQ's integers"},
+    {"auto-round", "AutoRound's integers"},
+    {"intel/auto-round", "AutoRound's integers"},
+    {"aqlm", "AQLM's codebooks"},
+    {"bitnet", "BitNet's ternary weights"},
+    {"eetq", "EETQ's INT8"},
+    {"higgs", "HIGGS"},
+    {"spqr", "SpQR"},
+    {"vptq", "VPTQ's codebooks"},
+    {"quark", "Quark's formats"},
+    {"quanto", "Quanto's formats"},
+    {"bitsandbytes", "bitsandbytes' 4 or 8 bits"},
+    {"hqq", "HQQ's integers"},
+    {"torchao", "torchao's formats"},
+    {"mxfp4", "MXFP4"},
+    {"fbgemm_fp8", "FBGEMM's FP8"},
+    {"modelopt_fp4", "ModelOpt's NVFP4"},
 };
 
 // Formats of compressed-tensors, likewise.
 constexpr Method kRefusedFormats[] = {
-    {"int-quantized", "INT8", kDequantize},
-    {"pack-quantized", "packed integers", kDequantize},
-    {"marlin-24", "packed integers", kDequantize},
-    {"naive-quantized", "the naive format", kDequantize},
-    {"nvfp4-pack-quantized", "NVFP4", kDequantize},
-    {"mxfp4-pack-quantized", "MXFP4", kDequantize},
-    {"mxfp6-pack-quantized", "MXFP6", kDequantize},
-    {"mxfp8-quantized", "MXFP8", kDequantize},
-    {"mixed-precision", "several formats in one checkpoint", kDequantize},
-    {"sparse-bitmask", "sparse weights", kDequantize},
-    {"sparse-24-bitmask", "sparse weights", kDequantize},
+    {"int-quantized", "INT8"},
+    {"pack-quantized", "packed integers"},
+    {"marlin-24", "packed integers"},
+    {"naive-quantized", "the naive format"},
+    {"nvfp4-pack-quantized", "NVFP4"},
+    {"mxfp4-pack-quantized", "MXFP4"},
+    {"mxfp6-pack-quantized", "MXFP6"},
+    {"mxfp8-quantized", "MXFP8"},
+    {"mixed-precision", "several formats in one checkpoint"},
+    {"sparse-bitmask", "sparse weights"},
+    {"sparse-24-bitmask", "sparse weights"},
+};
+
+// Algorithms of ModelOpt, likewise.
+constexpr Method kRefusedAlgorithms[] = {
+    {"NVFP4", "NVFP4"},
+    {"NVFP4_AWQ", "NVFP4"},
+    {"W4A16_AWQ", "AWQ's integers"},
+    {"W4A8_AWQ", "AWQ's integers"},
+    {"INT8_SQ", "INT8"},
+    {"FP8_PB_WO", "FP8 in blocks as ModelOpt writes it"},
+    {"FP8_PER_CHANNEL_PER_TOKEN", "FP8 by channel as ModelOpt writes it"},
+    {"MXFP8", "MXFP8"},
+    {"MIXED_PRECISION", "several formats in one checkpoint"},
 };
 
 // A JSON object whose keys are all accounted for.
@@ -251,14 +260,19 @@ Fp8Layout parse_group(const Section& group) {
                .where = section.where + "." + key,
                .expected = expected,
                .found = name.empty() ? "nothing" : name,
-               .hint = std::string(known == last ? kDequantize : known->way_out)});
+               .hint = kDequantize});
 }
 
-Fp8Layout parse_compressed(const Section& section) {
+// None: the cache alone has scales.
+std::optional<Fp8Layout> parse_compressed(const Section& section) {
   section.check_keys({"quant_method", "format", "config_groups", "ignore", "kv_cache_scheme",
                       "quantization_status", "global_compression_ratio", "sparsity_config",
                       "transform_config", "version"});
-  if (const std::string format = section.text("format"); format != "float-quantized") {
+  const bool no_groups =
+      !section.has("config_groups") || section.section("config_groups").json.empty();
+  const std::string format = section.text("format");
+  if (format == "dense" && no_groups) return std::nullopt;
+  if (format != "float-quantized") {
     refuse_named(section, "format", format, std::begin(kRefusedFormats), std::end(kRefusedFormats),
                  "float-quantized");
   }
@@ -270,7 +284,7 @@ Fp8Layout parse_compressed(const Section& section) {
     const bool dense = std::string(key) == "sparsity_config" && inner.text("format") == "dense";
     if (!dense) section.refuse(key, "this is not implemented", "{} or null");
   }
-  if (!section.has("config_groups") || section.section("config_groups").json.empty()) {
+  if (no_groups) {
     section.refuse("config_groups", "there is no group of quantized modules", "an object");
   }
   const Section groups = section.section("config_groups");
@@ -284,13 +298,37 @@ Fp8Layout parse_compressed(const Section& section) {
     layout = next;
   }
   layout->left_out = section.names("ignore");
-  return *layout;
+  return layout;
+}
+
+// In one object, or in an inner one named "quantization". One scale a tensor is what its FP8 means.
+// None: the cache alone has scales.
+std::optional<Fp8Layout> parse_modelopt(const Section& section) {
+  section.check_keys({"quant_method", "quantization", "quant_algo", "kv_cache_quant_algo",
+                      "kv_cache_scheme", "ignore", "exclude_modules", "producer", "config_groups",
+                      "group_size"});
+  if (section.has("quantization")) return parse_modelopt(section.section("quantization"));
+  const std::string algorithm = section.text("quant_algo");
+  if (algorithm.empty() && (section.has("kv_cache_quant_algo") || section.has("kv_cache_scheme"))) {
+    return std::nullopt;
+  }
+  if (algorithm != "FP8") {
+    refuse_named(section, "quant_algo", algorithm, std::begin(kRefusedAlgorithms),
+                 std::end(kRefusedAlgorithms), "FP8");
+  }
+  Fp8Layout layout{.scale_suffixes = {"_scale"}, .left_out = section.names("ignore")};
+  for (std::string& name : section.names("exclude_modules")) {
+    layout.left_out.push_back(std::move(name));
+  }
+  return layout;
 }
 
 }  // namespace
 
 std::string describe(const Fp8Layout& layout) {
   switch (layout.layout) {
+    case ScaleLayout::kNone:
+      return "no scales of weights";
     case ScaleLayout::kTensor:
       return "a scale a tensor";
     case ScaleLayout::kChannel:
@@ -303,6 +341,12 @@ std::string describe(const Fp8Layout& layout) {
 
 std::optional<Fp8Layout> parse_quantization(const Json& config, const std::string& source) {
   const Section whole{config, source};
+  if (whole.has("quantization")) {
+    throw Error({.what = "weights in MLX's integers are not implemented",
+                 .where = source + ": quantization",
+                 .found = config["quantization"].dump(),
+                 .hint = kDequantize});
+  }
   const bool older = whole.has("compression_config");
   const std::string key = older ? "compression_config" : "quantization_config";
   if (!whole.has(key)) return std::nullopt;
@@ -317,8 +361,9 @@ std::optional<Fp8Layout> parse_quantization(const Json& config, const std::strin
   const std::string method = section.text("quant_method");
   if (method == "fp8") return parse_fp8(section);
   if (method == "compressed-tensors") return parse_compressed(section);
+  if (method == "modelopt") return parse_modelopt(section);
   refuse_named(section, "quant_method", method, std::begin(kRefusedMethods),
-               std::end(kRefusedMethods), "fp8 or compressed-tensors");
+               std::end(kRefusedMethods), "fp8, compressed-tensors or modelopt");
 }
 
 // config.json to ModelConfig: every value checked, absent keys filled with the family's defaults.
@@ -331,9 +376,8 @@ const char* hint_for(const ConfigReader& reader) {
     return "latent attention (MLA) caches no keys and values of heads, which is what this toolkit "
            "quantizes";
   }
-  if (reader.has("text_config")) {
-    return "its text half may be supported as a model of its own: docs/models.md says how to save "
-           "that of Gemma 3";
+  if (reader.text("model_type", "") == "gemma3") {
+    return "its text half is supported as a model of its own: docs/models.md says how to save it";
   }
   return "";
 }
@@ -567,8 +611,9 @@ ModelConfig parse_model_config(const Json& json, const std::string& source,
   }
   const ConfigReader reader{json, source};
   const ModelFamily& family = choose_family(reader);
-  check_config_keys(json, family, source);
   ModelConfig config;
+  config.fp8 = parse_quantization(json, source);
+  check_config_keys(json, family, source);
   config.architecture = family.architecture;
   config.model_type = family.model_type;
   read_sizes(reader, family, config);
@@ -576,7 +621,6 @@ ModelConfig parse_model_config(const Json& json, const std::string& source,
   family.build(reader, config);
   read_rope(reader, family, rope_scaling, config);
   read_tokens(reader, family, config);
-  config.fp8 = parse_quantization(json, source);
   config.raw = json;
   return config;
 }

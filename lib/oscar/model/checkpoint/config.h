@@ -141,8 +141,9 @@ struct ConfigReader {
 
 // What config.json says about quantized weights: which FP8 layout, or by name why not.
 
-// What shares one scale: a whole matrix, each row (an output channel), or each block.
-enum class ScaleLayout { kTensor, kChannel, kBlock };
+// What shares one scale: a whole matrix, each row (an output channel), or each block. kNone: no
+// weight has scales (config.fp8 never is that).
+enum class ScaleLayout { kTensor, kChannel, kBlock, kNone };
 
 // Weights stored in FP8 E4M3, each with a tensor of scales beside it. Biases, norms and whatever
 // else is not stored in FP8 are as in any checkpoint.
@@ -158,10 +159,10 @@ struct Fp8Layout {
 std::string describe(const Fp8Layout& layout);
 
 // Reads the quantization_config (or compression_config) of a config.json: `quant_method` "fp8", in
-// blocks or with one scale a tensor, and "compressed-tensors" of format "float-quantized", with one
-// scale a tensor, a channel or a block. None when there is none. Keys that concern activations and
-// the KV cache alone are accepted. Throws Error naming the method or the key for everything else,
-// with what to do instead.
+// blocks or with one scale a tensor; "compressed-tensors" of format "float-quantized", with one
+// scale a tensor, a channel or a block; "modelopt" with `quant_algo` "FP8", one scale a tensor.
+// None when there is none. Keys that concern activations and the KV cache alone are accepted.
+// Throws Error naming the method or the key for everything else, with what to do instead.
 std::optional<Fp8Layout> parse_quantization(const Json& config, const std::string& source);
 
 // A decoder-only transformer as its config.json describes it, whatever the family.

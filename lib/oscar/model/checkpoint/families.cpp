@@ -2,8 +2,11 @@
 #include "oscar/model/checkpoint/families.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "oscar/base/error.h"
@@ -41,6 +44,7 @@ constexpr std::string_view kRead[] = {
     "original_max_position_embeddings",
     "layer_types",
     "partial_rotary_factor",
+    "quantization",
     "quantization_config",
     "compression_config",
 };
@@ -145,6 +149,7 @@ constexpr RefusedKey kRefused[] = {
     {"num_experts", "0", "a mixture of experts"},
     {"num_local_experts", "0", "a mixture of experts"},
     {"n_routed_experts", "0", "a mixture of experts"},
+    {"shared_expert_intermediate_size", "0", "a shared expert that this family does not have"},
     {"use_qk_norm", "false", "norms on q and k that this family does not have"},
     {"qk_layernorm", "false", "norms on q and k that this family does not have"},
     {"clip_qkv", "null", "clipping of q, k and v"},
@@ -167,12 +172,63 @@ constexpr RefusedKey kRefused[] = {
     {"max_window_layers", "null", "sliding layers that this family does not have"},
     {"attention_bias", "false", "biases that this family does not have"},
     {"mlp_bias", "false", "biases that this family does not have"},
+    {"qkv_bias", "false", "biases that this family does not have"},
     {"num_nextn_predict_layers", "0", "layers that predict further tokens"},
 };
+
+// Keys that say what a family does anyway, with what they must then say: fine-tunes and exporters
+// carry them along.
+struct StatedKey {
+  const ModelFamily* family;
+  std::string_view key, value;
+};
+constexpr StatedKey kStated[] = {{&kQwen3, "use_qk_norm", "true"},
+                                 {&kQwen3Moe, "use_qk_norm", "true"},
+                                 {&kQwen2, "qkv_bias", "true"}};
 
 template <typename List>
 bool holds(const List& list, std::string_view key) {
   return std::find(std::begin(list), std::end(list), key) != std::end(list);
+}
+
+// What is wrong with one key: how it reads among several, and the error where it is the only one.
+struct BadKey {
+  std::string summary;
+  ErrorInfo error;
+};
+
+constexpr const char* kRemoveKey =
+    "if it does not change what the model computes, remove it from a copy of the folder's "
+    "config.json";
+
+std::optional<BadKey> check_key(const std::string& key, const Json& value,
+                                const ModelFamily& family, const std::string& source) {
+  if (value.is_null() || holds(kRead, key) || holds(kInert, key) || holds(family.keys, key)) {
+    return std::nullopt;
+  }
+  const std::string where = source + ": " + key, found = value.dump();
+  const auto* const row =
+      std::find_if(std::begin(kRefused), std::end(kRefused),
+                   [&](const RefusedKey& refused) { return refused.key == key; });
+  if (row == std::end(kRefused)) {
+    return BadKey{fmt::format("{}: {} (not known)", key, found),
+                  {.what = "config.json has a key that this program does not know",
+                   .where = where,
+                   .found = found,
+                   .hint = kRemoveKey}};
+  }
+  const auto* const stated = std::find_if(
+      std::begin(kStated), std::end(kStated),
+      [&](const StatedKey& entry) { return entry.family == &family && entry.key == key; });
+  const std::string_view neutral = stated == std::end(kStated) ? row->neutral : stated->value;
+  if (value == Json::parse(neutral)) return std::nullopt;
+  return BadKey{fmt::format("{}: {} ({})", key, found, row->why),
+                {.what = fmt::format("config.json asks for {}, which is not implemented for {}",
+                                     row->why, family.architecture),
+                 .where = where,
+                 .expected = neutral == "null" ? std::string("nothing or null")
+                                               : fmt::format("nothing, null or {}", neutral),
+                 .found = found}};
 }
 
 }  // namespace
@@ -198,30 +254,23 @@ std::vector<std::string_view> supported_architectures() {
 }
 
 void check_config_keys(const Json& config, const ModelFamily& family, const std::string& source) {
+  std::vector<BadKey> bad;
   for (const auto& item : config.items()) {
-    const std::string& key = item.key();
-    const Json& value = item.value();
-    if (value.is_null() || holds(kRead, key) || holds(kInert, key)) continue;
-    if (holds(family.keys, key)) continue;
-    const auto refused = std::find_if(std::begin(kRefused), std::end(kRefused),
-                                      [&](const RefusedKey& row) { return row.key == key; });
-    if (refused == std::end(kRefused)) {
-      throw Error({.what = "config.json has a key that this program does not know",
-                   .where = source + ": " + key,
-                   .found = value.dump(),
-                   .hint = "if it does not change what the model computes, remove it from a copy "
-                           "of the folder's config.json"});
-    }
-    if (value != Json::parse(refused->neutral)) {
-      throw Error({.what = fmt::format("config.json asks for {}, which is not implemented for {}",
-                                       refused->why, family.architecture),
-                   .where = source + ": " + key,
-                   .expected = refused->neutral == "null"
-                                   ? std::string("nothing or null")
-                                   : fmt::format("nothing, null or {}", refused->neutral),
-                   .found = value.dump()});
+    if (auto found = check_key(item.key(), item.value(), family, source)) {
+      bad.push_back(std::move(*found));
     }
   }
+  if (bad.empty()) return;
+  if (bad.size() == 1) throw Error(std::move(bad.front().error));
+  std::vector<std::string> summaries;
+  for (const BadKey& key : bad) summaries.push_back(key.summary);
+  throw Error(
+      {.what = fmt::format("config.json has {} keys that are not known, or not implemented for {}",
+                           bad.size(), family.architecture),
+       .where = source,
+       .found = fmt::format("{}", fmt::join(summaries, "; ")),
+       .hint = "if one does not change what the model computes, remove it from a copy of "
+               "the folder's config.json"});
 }
 
 // What several families read alike.

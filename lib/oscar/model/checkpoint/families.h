@@ -48,8 +48,8 @@ const ModelFamily* find_family(std::string_view architecture);
 const ModelFamily* find_family_by_type(std::string_view model_type);
 std::vector<std::string_view> supported_architectures();
 
-// Throws Error for the first key of `config` that is neither read for this family nor known to
-// leave the computation alone. Null counts as absent.
+// Throws Error for keys of `config` that are neither read for this family nor known to leave the
+// computation alone; it names all of them. Null counts as absent.
 void check_config_keys(const Json& config, const ModelFamily& family, const std::string& source);
 
 // The supported families, and what several of them read alike.

@@ -60,6 +60,8 @@ constexpr std::string_view kReadKeys[] = {
     "rope.scaling.original_context_length",
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_attn_factor",
 };
 constexpr std::string_view kInertKeys[] = {"vocab_size", "rope.scaling.finetuned",
                                            "tensor_data_layout"};
@@ -84,8 +86,6 @@ constexpr NeutralKey kNeutralKeys[] = {
     {"attention.clamp_kqv", 0, "clipping of q, k and v"},
     {"attention.max_alibi_bias", 0, "position biases instead of RoPE"},
     {"rope.scale_linear", 1, "an older form of RoPE scaling"},
-    {"rope.scaling.attn_factor", 1, "a factor on the attention logits"},
-    {"rope.scaling.yarn_attn_factor", 1, "a factor on the attention logits"},
     {"rope.scaling.yarn_ext_factor", 1, "a partial YaRN"},
 };
 
@@ -257,6 +257,13 @@ void add_rope(const Metadata& metadata, Json& config) {
     config["rope_scaling"] = factor_scaling(metadata, config, factors);
     return;
   }
+  // llama.cpp multiplies cos and sin by it, whatever the scaling; config.json has it of YaRN.
+  constexpr const char* kFactors[] = {"rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"};
+  for (const char* name : kFactors) {
+    if (type != "yarn" && metadata.file.number(metadata.key(name)).value_or(1) != 1) {
+      metadata.refuse(name, "a factor of attention without YaRN is not implemented", "1");
+    }
+  }
   if (type == "none") return;
   if (type != "linear" && type != "yarn") {
     metadata.refuse("rope.scaling.type", "this RoPE scaling is not implemented",
@@ -270,6 +277,7 @@ void add_rope(const Metadata& metadata, Json& config) {
   if (type == "yarn") {
     copy("beta_fast", "rope.scaling.yarn_beta_fast");
     copy("beta_slow", "rope.scaling.yarn_beta_slow");
+    for (const char* name : kFactors) copy("attn_factor", name);
     if (metadata.has("rope.scaling.original_context_length")) {
       scaling["original_max_position_embeddings"] =
           metadata.integer("rope.scaling.original_context_length");
@@ -290,6 +298,10 @@ void add_tokens(const GgufFile& file, Json& config) {
 }
 
 }  // namespace
+
+bool is_gguf_rotation(std::string_view name) {
+  return name.ends_with(kGgufKeyRotation) || name.ends_with(kGgufValueRotation);
+}
 
 bool has_paired_rows(const GgufFile& file) { return architecture_of(file).paired_rows; }
 
@@ -352,6 +364,10 @@ GgufWeights::GgufWeights(std::shared_ptr<const GgufFile> file, const ModelConfig
   }
   for (const auto& [gguf_name, tensor] : file_->tensors()) {
     if (gguf_name == kGgufRopeFactors) continue;
+    if (is_gguf_rotation(gguf_name)) {
+      ++num_rotations_;
+      continue;
+    }
     const auto known = by_gguf_name.find(gguf_name);
     Entry entry{gguf_name, &tensor, 0};
     std::string name = gguf_name;
@@ -392,7 +408,7 @@ TensorView GgufWeights::get(const std::string& name, const std::vector<int64_t>&
                  .where = place(name),
                  .expected = vector_in_blocks ? "F32, F16, BF16" : decodable_ggml_types(),
                  .found = tensor.type->name,
-                 .hint = "quantize the model anew with llama.cpp's llama-quantize"});
+                 .hint = "take a file of the model in one of these types"});
   }
   TensorView view{.name = name, .shape = shape, .bytes = tensor.bytes};
   if (plain && entry.paired_heads == 0) {
@@ -469,6 +485,7 @@ std::string GgufWeights::quantization() const {
 std::string GgufWeights::fingerprint(bool all_bytes) const {
   Sha256 digest;
   for (const auto& [name, tensor] : file_->tensors()) {
+    if (is_gguf_rotation(name)) continue;
     add_to_fingerprint(digest, name, tensor.type->name, tensor.shape,
                        {&file_->file(), tensor.data, tensor.bytes}, all_bytes);
   }

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "oscar/base/json.h"
@@ -26,6 +27,11 @@ Json gguf_config(const GgufFile& file);
 // configuration, no weight of the model.
 inline constexpr const char* kGgufRopeFactors = "rope_freqs.weight";
 
+// Endings of tensors that hold a layer's rotations for OSCAR's branch of llama.cpp; no weights.
+inline constexpr const char *kGgufKeyRotation = ".attn_k_rot.weight",
+                            *kGgufValueRotation = ".attn_v_rot.weight";
+bool is_gguf_rotation(std::string_view name);
+
 // Whether rows of q and k are stored as neighbouring pairs (2i, 2i + 1) of a head's dimensions
 // where config.json's models have halves (i, i + head_dim / 2).
 bool has_paired_rows(const GgufFile& file);
@@ -37,7 +43,7 @@ bool has_paired_rows(const GgufFile& file);
 class GgufWeights : public WeightSource {
  public:
   // `config` is that of the file. Tensors that the table does not name keep their
-  // own names.
+  // own names; rotations are left out, also of the fingerprint.
   GgufWeights(std::shared_ptr<const GgufFile> file, const ModelConfig& config);
 
   bool contains(const std::string& name) const override;
@@ -48,6 +54,8 @@ class GgufWeights : public WeightSource {
   std::string place(const std::string& name) const override;
   std::string quantization() const override;
   std::string fingerprint(bool all_bytes) const override;
+  // Tensors of rotations that are left out.
+  size_t num_rotations() const { return num_rotations_; }
 
  private:
   struct Entry {
@@ -59,6 +67,7 @@ class GgufWeights : public WeightSource {
 
   std::shared_ptr<const GgufFile> file_;
   std::map<std::string, Entry> entries_;
+  size_t num_rotations_ = 0;
 };
 
 }  // namespace oscar

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
 // Keys that some type below reads, or that change nothing.
-constexpr std::array<std::string_view, 16> kKnownKeys = {"rope_theta",
+constexpr std::array<std::string_view, 17> kKnownKeys = {"rope_theta",
                                                          "rope_type",
                                                          "type",
                                                          "factor",
@@ -27,6 +27,7 @@ constexpr std::array<std::string_view, 16> kKnownKeys = {"rope_theta",
                                                          "beta_fast",
                                                          "beta_slow",
                                                          "attention_factor",
+                                                         "attn_factor",
                                                          "mscale",
                                                          "mscale_all_dim",
                                                          "truncate",
@@ -145,7 +146,14 @@ void scale_yarn(Rope& rope, const Parameters& parameters, int max_position_embed
       mscale != 0.0 && mscale_all_dim != 0.0
           ? yarn_magnitude(factor, mscale) / yarn_magnitude(factor, mscale_all_dim)
           : yarn_magnitude(factor, 1.0);
-  rope.attention_factor = parameters.number_or("attention_factor", default_magnitude, 0.0, 1e3);
+  // What vLLM and llama.cpp multiply the magnitude by; transformers knows attention_factor alone.
+  const double further = parameters.number_or("attn_factor", 1.0, 0.0, 1e3);
+  if (further != 1.0 && parameters.has("attention_factor")) {
+    parameters.refuse("attn_factor", "the factor of attention is there under two names",
+                      "attention_factor or attn_factor");
+  }
+  rope.attention_factor =
+      parameters.number_or("attention_factor", default_magnitude * further, 0.0, 1e3);
 
   // The (fractional) pair of dimensions that turns `turns` times over the original length.
   const int dim = rope.rotary_dim;
@@ -245,6 +253,9 @@ Rope make_rope(const Json& json, int head_dim, int max_position_embeddings,
   } else if (rope.type != "default") {
     parameters.refuse(key, "this RoPE type is not implemented",
                       "default, linear, llama3, yarn or freq_factors");
+  }
+  if (rope.type != "yarn" && parameters.number_or("attn_factor", 1.0, 0.0, 1e3) != 1.0) {
+    parameters.refuse("attn_factor", "a factor of attention without YaRN is not implemented", "1");
   }
   rope.as_run["max_positions"] = rope.max_positions;
   return rope;

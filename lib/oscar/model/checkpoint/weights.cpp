@@ -23,7 +23,8 @@ constexpr const char* kDamaged = "the checkpoint is damaged or of another tool; 
 
 // Scales of what goes into a product or into the cache, not of weights.
 constexpr std::string_view kOtherScales[] = {".input_scale", ".activation_scale", ".output_scale",
-                                             ".q_scale",     ".k_scale",          ".v_scale"};
+                                             ".q_scale",     ".k_scale",          ".v_scale",
+                                             ".kv_scale"};
 
 // Tensors that only make sense beside a quantized weight.
 constexpr std::string_view kWeightScales[] = {"_scale", "_scale_inv"};
@@ -39,7 +40,7 @@ int64_t count_blocks(int64_t size, int64_t block) {
 }
 
 std::optional<Dtype> scale_dtype(const std::string& dtype) {
-  for (const Dtype candidate : {Dtype::kFp32, Dtype::kBf16}) {
+  for (const Dtype candidate : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16}) {
     if (dtype == dtype_name(candidate)) return candidate;
   }
   return std::nullopt;
@@ -56,7 +57,7 @@ std::vector<float> read_numbers(const SafetensorsWeights::Stored& stored) {
   for (size_t i = 0; i < numbers.size(); ++i) {
     uint16_t bits;
     std::memcpy(&bits, stored.data + 2 * i, sizeof bits);  // headers need not align tensors
-    numbers[i] = bf16_to_float(bits);
+    numbers[i] = dtype == Dtype::kBf16 ? bf16_to_float(bits) : fp16_to_float(bits);
   }
   return numbers;
 }
@@ -67,13 +68,13 @@ Fp8Weights::Fp8Weights(std::shared_ptr<const SafetensorsWeights> files, Fp8Layou
     : files_(std::move(files)), layout_(std::move(layout)) {
   const std::vector<std::string> names = files_->names();
   for (const std::string& name : names) {
-    if (files_->stored(name).dtype != kFp8) continue;
+    if (layout_.layout == ScaleLayout::kNone || files_->stored(name).dtype != kFp8) continue;
     const std::string scale = find_scale(name);
     check_scale(name, scale);
     scales_[name] = scale;
     hidden_.insert(scale);
   }
-  if (scales_.empty()) {
+  if (scales_.empty() && layout_.layout != ScaleLayout::kNone) {
     throw Error({.what = "config.json speaks of FP8 weights, and no tensor is stored in FP8",
                  .where = files_->shards().front().parent_path().string(),
                  .expected = std::string("tensors of dtype ") + kFp8,
@@ -121,6 +122,7 @@ std::vector<int64_t> Fp8Weights::grid(const std::vector<int64_t>& shape) const {
     case ScaleLayout::kChannel:
       return {shape[0], 1};
     case ScaleLayout::kBlock:
+    case ScaleLayout::kNone:
       break;
   }
   return {count_blocks(shape[0], layout_.block_rows),
@@ -138,7 +140,7 @@ void Fp8Weights::check_scale(const std::string& weight, const std::string& scale
   if (!scale_dtype(found.dtype)) {
     throw Error({.what = "scales of this dtype are not implemented",
                  .where = place(scale),
-                 .expected = "F32 or BF16",
+                 .expected = "F32, BF16 or F16",
                  .found = found.dtype});
   }
   const std::vector<int64_t> expected = grid(codes.shape);
@@ -201,6 +203,7 @@ std::vector<std::string> Fp8Weights::names() const {
 }
 
 std::string Fp8Weights::quantization() const {
+  if (layout_.layout == ScaleLayout::kNone) return "";
   std::map<std::string, int> counts;
   for (const std::string& name : names()) ++counts[files_->stored(name).dtype];
   std::string text =
@@ -208,10 +211,19 @@ std::string Fp8Weights::quantization() const {
   for (const auto& [dtype, count] : counts) {
     if (dtype != kFp8) text += fmt::format(", {} ({})", dtype, count);
   }
-  if (const size_t others = hidden_.size() - scales_.size(); others > 0) {
-    text += fmt::format("; {} scales of activations or of the cache not used", others);
-  }
+  if (const std::string others = unused_scales(); !others.empty()) text += "; " + others;
   return text;
+}
+
+std::string Fp8Weights::unused_scales() const {
+  const size_t count = hidden_.size() - scales_.size();
+  if (count == 0) return "";
+  return fmt::format("{} scales of activations or of the cache not used", count);
+}
+
+bool has_other_scales(const WeightSource& weights) {
+  return std::ranges::any_of(
+      weights.names(), [](const std::string& name) { return ends_with_any(name, kOtherScales); });
 }
 
 // The table of tensor names.
@@ -431,12 +443,6 @@ std::vector<std::string> further_weights(const ModelConfig& config, const Weight
     if (std::ranges::any_of(prefixes, starts)) found.push_back(std::move(name));
   }
   return found;
-}
-
-std::string left_out_note(const ModelConfig& config, const WeightSource& weights) {
-  const size_t count = further_weights(config, weights).size();
-  if (count == 0) return "";
-  return fmt::format("left out the tensors ({}) of layers that guess tokens further ahead", count);
 }
 
 void check_weights(const ModelConfig& config, const WeightSource& weights) {

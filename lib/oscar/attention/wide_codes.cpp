@@ -72,7 +72,8 @@ Tensor codes_of(const Tensor& x, const Tensor& scale, const Tensor& zero, int to
 Tensor shaped_codes(const Tensor& x, const Scales& scales, const Tensor& feedback, int top) {
   constexpr int64_t kBlock = 32;
   const int64_t d = x.size(3);
-  const auto codes = torch::empty_like(x), errors = torch::empty_like(x);
+  auto codes = torch::empty_like(x);
+  const auto errors = torch::empty_like(x);
   for (int64_t begin = 0; begin < d; begin += kBlock) {
     const int64_t end = std::min(d, begin + kBlock);
     auto target = x.slice(3, begin, end).clone();

@@ -400,12 +400,14 @@ Method make_method(const std::string& name, const MethodSource& given) {
     if (name != base.name) refuse_variant(name, name);
     return method;
   }
-  const auto [key_width, value_width] = variants.bits.value_or(std::pair<int64_t, int64_t>(2, 2));
+  const auto widths = variants.bits.value_or(std::pair<int64_t, int64_t>(2, 2));
+  const int key_width = static_cast<int>(widths.first);
+  const int value_width = static_cast<int>(widths.second);
   if (!method.codec_off) {
     RowFormat format = method.quantizer.row_format();
     if (format.quant_group_size <= 0) format.quant_group_size = config.head_dim;
-    method.key_bits = row_bits(format, static_cast<int>(key_width));
-    method.value_bits = row_bits(format, static_cast<int>(value_width));
+    method.key_bits = row_bits(format, key_width);
+    method.value_bits = row_bits(format, value_width);
   }
   const auto code = [&](const LayerGeometry& geometry) {
     const int layer = geometry.layer_id;
@@ -416,8 +418,8 @@ Method make_method(const std::string& name, const MethodSource& given) {
                                  source.device);
     codec->value = make_side_codec(transforms.value, Side::kValue, method.quantizer, layer,
                                    config.rope, source.device);
-    codec->key.code_bits = static_cast<int>(key_width);
-    codec->value.code_bits = static_cast<int>(value_width);
+    codec->key.code_bits = key_width;
+    codec->value.code_bits = value_width;
     return codec;
   };
   add_codecs(source, variants, code, method);

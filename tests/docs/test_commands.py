@@ -37,7 +37,7 @@ SERVED = {'"/models/my-qwen3"': repr(str(SOURCE / "datasets/tiny-gqa")), '"cuda"
 RUN_SCRIPTS = ("make_random_checkpoint.py",)
 FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": "vLLM's",
                    "--enable-prefix-caching": "vLLM's", "--max-model-len": "vLLM's",
-                   "--load-format": "vLLM's", "--enable-lora": "vLLM's",
+                   "--load-format": "vLLM's", "--attention-backend": "vLLM's", "--enable-lora": "vLLM's",
                    "--model-impl": "vLLM's", "--kv-cache-dtype-skip-layers": "vLLM's",
                    "--gtest_filter": "GoogleTest's",
                    "--install": "CMake's", "--prefix": "CMake's", "--test-dir": "CTest's",
@@ -264,14 +264,17 @@ class Commands(ProgramTest):
     def test_commands_on_exchange_run(self):
         self.run_file("docs/exchange.md")
 
+    def test_commands_on_llama_cpp_run(self):
+        self.run_file("docs/llama-cpp.md")
+
     def test_commands_on_models_and_results_run(self):
         self.run_file("docs/models.md")
         self.run_file("docs/results.md")
 
     def test_no_page_with_commands_is_left_out(self):
         tested = {"README.md", *(f"docs/{page}.md" for page in
-                                 ("calibration", "evaluation", "serving", "exchange", "models",
-                                  "results"))}
+                                 ("calibration", "evaluation", "serving", "exchange", "llama-cpp",
+                                  "models", "results"))}
         for name, file in self.files.items():
             if name == "README.md" or name.startswith("docs/"):
                 self.assertEqual(bool(fenced_commands(file)), name in tested, name)

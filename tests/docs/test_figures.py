@@ -86,7 +86,7 @@ class Figures(unittest.TestCase):
     def test_figures_of_the_real_model_are_those_of_its_study(self):
         found = list(headed_tables("docs/results.md", "SmolLM2-135M"))
         self.assertGreater(len(found), 5)
-        coder = [next(headed_tables("README.md", "Results")), *list(headed_tables("docs/results.md", "Qwen2.5-Coder-1.5B"))[1:]]
+        coder = [next(headed_tables("README.md", "Results")), *list(headed_tables("docs/results.md", "Qwen2.5-Coder-1.5B"))[3:]]
         self.assertGreater(len(coder), 2)
         for study, shown in ((REAL, found), (CODER, coder)):
             known = rows_of(study)
@@ -103,6 +103,41 @@ class Figures(unittest.TestCase):
             difference = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in of["int2"]["difference"]))
             self.assertEqual(row[1:], [f"{of['bf16']['prompts']:,}", *(f"{100 * of[cache]['score']:.1f}" for cache in ("bf16", "int2")),
                                        difference, f"{100 * of['fp8']['score']:.1f} of {of['fp8']['prompts']:,}"])
+
+    def test_scores_over_other_caches_are_those_that_were_counted(self):
+        names = {"FP8, scale 1": "fp8", "FP8, calibrated scales of 65,536 tokens, read back from the server": "fp8-scaled",
+                 "FP8, a scale for each token and head": "fp8-per-token-head", "INT4, a scale for each token and head": "int4-per-token-head",
+                 "TurboQuant, 3 bits (first and last two layers exact)": "turboquant-3", "the published recipe (`--preset paper`)": "paper"}
+        rows = tables("docs/results.md", "Qwen2.5-Coder-1.5B")[1]
+        self.assertEqual([row[0] for row in rows], list(names))
+        for row in rows:
+            of = TASKS["figures"]["greedy"]["all"][names[row[0]]]
+            self.assertEqual(row[1:], [f"{of['prompts']:,}", f"{100 * of['score']:.1f}%",
+                                       "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in of["difference"]))])
+
+    def test_codecs_beside_the_bundle_are_those_that_were_measured(self):
+        names = {"q8_0 (llama.cpp)": "q8_0", "FP8, scale 1": "fp8", "FP8, calibrated scales": "fp8-scaled",
+                 "FP8, a scale for each token and head": "fp8-per-token-head", "TurboQuant k8v4": "turboquant-k8v4",
+                 "TurboQuant, 4 bits": "turboquant-4", "TurboQuant, 3 bits": "turboquant-3", "KIVI, 2 bits": "kivi-2",
+                 "KVarN, keys 4 bits and values 2": "kvarn-k4v2", "KVarN, 2 bits": "kvarn-k2v2", "bundle": "bundle",
+                 "bundle's rows, keys and values in 4 bits": "bundle@bits:4/4", "bundle's rows, 3 bits": "bundle@bits:3/3",
+                 "bundle's rows, keys 3 bits and values 2": "bundle@bits:3/2", "Hadamard and clipping, 2 bits": "hadamard-clip"}
+        reports = [json.loads((draw_charts.CODER_TASKS.parent.parent / "codecs" / f"{text}.json").read_text())
+                   for text in ("code", "documentation")]
+        rows = tables("docs/results.md", "Qwen2.5-Coder-1.5B")[2]
+        several = [row for row in rows if row[0] not in names]
+        self.assertEqual([row[0] for row in several], ["NVFP4, q4_0, INT4 for each token and head"])
+        self.assertEqual(len(rows), len(names) + 1)
+        for row in rows:
+            for shown, report in zip(row[2:], reports):
+                if row in several:
+                    kls = [report["methods"][name]["kl"]["mean"] for name in ("nvfp4", "nvfp4-scaled", "q4_0", "int4-per-token-head")]
+                    kls = [kls[0], *kls[2:]]
+                    self.assertEqual(shown, f"{min(kls):.1f} to {max(kls):.1f}")
+                    continue
+                method = report["methods"][names[row[0]]]
+                self.assertEqual(row[1], f"{method['bpe'][str(report['longest_sequence'])]:.2f}", row)
+                self.assertEqual(shown, f"{method['kl']['mean']:.{len(shown.partition('.')[2])}f}".removeprefix("0") or "0", row)
 
     def test_words_on_the_real_model_are_those_of_its_study(self):
         results = section("docs/results.md", "SmolLM2-135M")
@@ -191,8 +226,8 @@ class Figures(unittest.TestCase):
         held = {run["cache"]: run["kv_tokens"] for run in TASKS["runs"]}
         vllm = {row[0]: row for row in table_rows("docs/vllm.md", "Figures")}
         ms = {cache.split()[0]: float(row[3].split()[0]) for cache, row in vllm.items() if " over " not in cache}
-        for shown in (*(f"{100 * scored[cache]:.1f}%" for cache in scored), f"{TASKS['prompts']:,} tasks",
-                      *(f"{held[cache] / 1e6:.1f} million" for cache in held),
+        for shown in (*(f"{100 * scored[cache]:.1f}%" for cache in ("bf16", "int2", "fp8", "fp8-scaled")), f"{TASKS['prompts']:,} tasks",
+                      *(f"{held[cache] / 1e6:.1f} million" for cache in ("bf16", "int2", "fp8")),
                       f"{ms['FP8'] / ms['INT2']:.1f} times as fast as FP8",
                       *(f"{ms[cache]:.2f} ms" for cache in ("INT2", "FP8", "BF16"))):
             self.assertIn(shown, lead)

@@ -285,7 +285,9 @@ std::string inspection_text(const Inspection& inspection) {
       fmt::format("{} ({}): {} layers, {} query and {} KV heads, head_dim {}/{}", plain(m["name"]),
                   plain(m["architecture"]), plain(m["num_layers"]), plain(m["num_qo_heads"]),
                   plain(m["num_kv_heads"]), plain(m["head_dim_k"]), plain(m["head_dim_v"])));
-  if (m["engine"] != "") add_line(text, "run by", plain(m["engine"]));
+  if (const auto engine = m.find("engine"); engine != m.end() && *engine != "") {
+    add_line(text, "run by", plain(*engine));
+  }
   add_line(text, "weights", plain(m["weights_fingerprint"]));
   add_line(text, "",
            j["has_weight_samples"].get<bool>()

@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 
-from ..commands.prepare_corpus import documents, encode
+from ..commands.prepare_corpus import files_of, read
 
 
 def read_corpus(corpus, tokenizer, sequence_length, max_tokens=None):
@@ -53,11 +53,9 @@ def _read(path, tokenizer):
                              f"{list(ids.shape)}")
         return ({"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()},
                 [row.astype(np.int64) for row in np.atleast_2d(ids)])
-    encoder, digest, ids, count = tokenizer(), hashlib.sha256(), [], 0
-    for document, _ in documents(path):
-        row = encode(encoder, document)
-        digest.update(repr(document).encode())
-        ids += row
-        count += 1
+    digest = hashlib.sha256()
+    for file in files_of(path):
+        digest.update(file.read_bytes())
+    ids, count = read(tokenizer(), path, strict=False)
     return ({"name": path.name, "sha256": digest.hexdigest(), "kind": "text", "documents": count},
             [np.array(ids, dtype=np.int64)])

@@ -118,6 +118,7 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         self.queries = self.reorder_batch_threshold = 1 + settings.drafts(vllm_config)
         self.tables = RequestTables(self.format, most, self.queries, device)
         self.slots, self.batch = WindowSlots(most), NOBODY
+        self.held = self.tokens = 0  # requests and tokens of the step
         # Of each window's request: INT2 tokens that it began with, in blocks of others.
         self.shared_history = np.zeros(most, np.int32)
         self.notes = None
@@ -185,6 +186,7 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         new = np.diff(starts)
         # Both runners put requests with few rows first. A prompt as short may come anywhere, and is either.
         few = common.num_reqs if common.max_query_len <= self.queries else int((new > self.queries).argmax())
+        self.held, self.tokens = len(batch.slots), int(starts[len(batch.slots)])
         queries, rows = int(new[:few].max(initial=0)), int(starts[few])
         alike = few * queries <= common.num_actual_tokens and not (new[:few] % max(queries, 1)).any()
         lists = [batch.slots, batch.drafts]
@@ -221,16 +223,28 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
             raise UnsupportedError("a prompt comes in chunks, and chunked prefill is off")
         return prompts
 
+    def _refused(self, requests):
+        """Status of the first requests of the step, on the device."""
+        bits = self.tables.status.index_select(0, self.tables.row("window_slot", slice(requests)))
+        if get_tensor_model_parallel_world_size() > 1:  # each rank knows of its own KV heads
+            torch.distributed.all_reduce(bits, torch.distributed.ReduceOp.MAX, get_tp_group().device_group)
+        return bits
+
     def note_refused(self, request_ids, hidden_states):
         """Reads which requests of the step have a refused row (refusals.py), behind all that the step has
         computed; waits for nothing. `hidden_states` [tokens, hidden size] of the step."""
-        requests = slice(len(request_ids))
-        bits = self.tables.status.index_select(0, self.tables.row("window_slot", requests))
-        last = hidden_states.index_select(0, self.tables.starts[1:][requests] - 1)
+        bits = self._refused(len(request_ids))
+        last = hidden_states.index_select(0, self.tables.starts[1:len(bits) + 1] - 1)
         bits = torch.where(last.amax(-1).isnan(), bits | NO_LOGITS, bits)  # one number shows any NaN
-        if get_tensor_model_parallel_world_size() > 1:  # each rank knows of its own KV heads
-            torch.distributed.all_reduce(bits, torch.distributed.ReduceOp.MAX, get_tp_group().device_group)
         self.notes = list(request_ids), bits.to("cpu", non_blocking=True)
+
+    def spoil_refused(self, tensors):
+        """Of a stage of pipeline parallelism that is not the last: fills rows of requests with a refused row
+        with NaN, which the last stage sees. `tensors` [tokens, ...] go to the next one."""
+        refused = self._refused(self.held).bool()
+        rows = torch.repeat_interleave(refused, self.tables.starts[:self.held + 1].diff(), output_size=self.tokens)
+        for tensor in tensors:
+            tensor[:self.tokens].masked_fill_(rows[:, None], torch.nan)
 
     def take_notes(self):
         """Of the last step, for refusals.send(); None: there are none."""

@@ -16,6 +16,7 @@
 | GPUModelRunner._update_states (first runner) | a worker's | tells the builder which request is where in the batch |
 | GPUModelRunner.finish_requests, .add_requests, .prepare_attn (second runner) | a worker's | the same |
 | GPUModelRunner._bookkeeping_sync (first), .sample (second) | a worker's | reads which requests have a refused row |
+| GPUModelRunner.execute_model (both) | a worker's that is no last stage | tells the next stage of refused rows |
 | GPUModelRunner.sample_tokens (both) | a worker's | sends that with the step's output |
 
 Each is replaced by one that calls the original, and does more only for an engine whose configuration
@@ -413,7 +414,19 @@ def _follow_second_runner(owner: type[SecondRunner]):
 
 
 def _send_notes(owner: type[FirstRunner] | type[SecondRunner]):
+    from vllm.sequence import IntermediateTensors
+
     from . import refusals
+
+    def make_execute(original):
+        def execute_model(self, *args, **options):
+            output = original(self, *args, **options)
+            if isinstance(output, IntermediateTensors):  # for the next stage
+                for builder in _builders(self):
+                    builder.spoil_refused(output.tensors.values())
+            return output
+
+        return execute_model
 
     def make_sample(original):
         def sample_tokens(self, *args, **options):
@@ -424,5 +437,6 @@ def _send_notes(owner: type[FirstRunner] | type[SecondRunner]):
 
         return sample_tokens
 
-    # Its decorator, torch.inference_mode, has no type of a function.
+    # Their decorator, torch.inference_mode, has no type of a function.
+    replace(owner, owner.execute_model, make_execute)  # pyright: ignore[reportArgumentType]
     replace(owner, owner.sample_tokens, make_sample)  # pyright: ignore[reportArgumentType]

@@ -28,6 +28,7 @@ FIRST_RUNNER = {
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states": "scheduler_output",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync":
         "scheduler_output sampler_output logits hidden_states",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model": "scheduler_output",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens": "",
 }
 SECOND_RUNNER = {
@@ -35,6 +36,7 @@ SECOND_RUNNER = {
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.add_requests": "scheduler_output",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.prepare_attn": "input_batch",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample": "hidden_states input_batch",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model": "scheduler_output",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens": "",
 }
 

@@ -13,17 +13,37 @@ DEVICES = torch.cuda.device_count()
 LENGTHS, TOKENS = (700, 350, 90), 24
 
 
+def enlarge(worker, rank):
+    """In the worker of one rank: a row of long prompts becomes finite and too large for 2 bits."""
+    if worker.rank != rank:
+        return
+    [builder] = [builder for groups in worker.model_runner.attn_groups for group in groups
+                 for builder in group.metadata_builders]
+    codec = builder.layers[0].codec
+    transform = codec.transform_qkv
+
+    def transformed(q, k, v):
+        q, k, v = transform(q, k, v)
+        if len(k) > 500:
+            k[100] *= 1e9
+        return q, k, v
+
+    codec.transform_qkv = transformed
+
+
 class Parallel(case.EngineTest):
     @classmethod
     def setUpClass(cls):
         cls.alone = cls.answers()
 
     @classmethod
-    def answers(cls, **options):
+    def answers(cls, refusing=None, **options):
         """What an engine answers to a few prompts, first together, then to the first one again, behind the
-        sink and the pages that it left."""
+        sink and the pages that it left. `refusing`: a rank that then refuses a row of it; it is asked once
+        more, and the last one too."""
         ranks = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
-        environment = {"PYTHONPATH": os.pathsep.join(sys.path), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+        environment = {"PYTHONPATH": os.pathsep.join(sys.path), "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+                       "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
         if not DEVICES and ranks > 1:  # a core each, as far as there are cores
             cores = sorted(os.sched_getaffinity(0))
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[i % len(cores)]) for i in range(ranks))
@@ -34,25 +54,35 @@ class Parallel(case.EngineTest):
             parameters = vllm.SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=20)
             found = [output for batch in (prompts, prompts[:1])
                      for output in llm.generate(batch, parameters, use_tqdm=False)]
+            if refusing is not None:
+                llm.reset_prefix_cache()
+                llm.collective_rpc(enlarge, args=(refusing,))
+                found += llm.generate([prompts[0], prompts[-1]], parameters, use_tqdm=False)
             llm.llm_engine.engine_core.shutdown()
         return found
 
     def compare(self, **options):
-        for i, (one, other) in enumerate(zip(self.alone, self.answers(**options), strict=True)):
+        *found, refused, beside = self.answers(**options)
+        for i, (one, other) in enumerate(zip(self.alone, found, strict=True)):
             self.assertEqual(one.num_cached_tokens, other.num_cached_tokens)
             self.same(one.outputs[0], other.outputs[0], f"answer {i}")
-        self.assertGreater(other.num_cached_tokens, 300)
+        self.assertGreater(found[-1].num_cached_tokens, 300)
+        self.assertEqual((refused.outputs[0].finish_reason, len(refused.outputs[0].token_ids)), ("error", 0))
+        self.same(self.alone[2].outputs[0], beside.outputs[0], "the request beside one that was refused")
 
 
 @needs_vllm
 @unittest.skipIf(DEVICES == 1, "one GPU")
 class TensorParallel(Parallel):
     def test_two_ranks_have_a_kv_head_each(self):
-        self.compare(tensor_parallel_size=2)
+        self.compare(tensor_parallel_size=2, refusing=1)
 
-    @unittest.skipIf(0 < DEVICES < 4, "less than four GPUs")
-    def test_four_ranks_have_copies_of_two_kv_heads(self):
-        self.compare(tensor_parallel_size=4)
+
+@needs_vllm
+@unittest.skipIf(DEVICES == 1, "one GPU")
+class PipelineParallel(Parallel):
+    def test_two_stages_have_four_layers_each(self):
+        self.compare(pipeline_parallel_size=2, refusing=0)
 
 
 @needs_vllm

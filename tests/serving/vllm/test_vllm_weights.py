@@ -83,7 +83,7 @@ class Ranks(unittest.TestCase):
         layer.attn = torch.nn.Module()
         layer.attn.impl = impl
         layer.qkv_proj, layer.o_proj = torch.nn.Module(), torch.nn.Module()
-        layer.qkv_proj.tp_rank = rank
+        layer.qkv_proj.tp_size, layer.qkv_proj.tp_rank = 2, rank
         layer.qkv_proj.weight = torch.nn.Parameter(torch.cat([x.chunk(2)[rank] for x in (q, k, v)]))
         layer.o_proj.weight = torch.nn.Parameter(o.chunk(2, 1)[rank])
         model = torch.nn.Module()

@@ -36,7 +36,7 @@ class Refusals(BundleCase):
 
     def test_a_kind_of_attention_that_no_program_fits_is_refused_by_name(self):
         path = self.changed(lambda f: attributes(f["layers/001"], attention="mla"))
-        self.expect_refused(path, "unknown kind of attention", "full, sliding or local", "mla")
+        self.expect_refused(path, "unknown kind of attention", "full, sliding, local or none", "mla")
 
     def test_names_shapes_types_and_values(self):
         def replace(path, value, dtype):

@@ -169,14 +169,17 @@ void print_servers_of_gguf(const std::string& model) {
       "           llama.cpp has no 2-bit cache for it (docs/llama-cpp.md)\n");
 }
 
-// The next command, once there is a bundle or a file of sums.
+// The next command, once there is a bundle or a file of sums; over several lines where it is long.
 void print_next(const CalibrateOptions& options) {
   const std::string out = quoted(options.output.string());
-  fmt::print("next       {}\n",
-             options.statistics_only
-                 ? fmt::format("oscar-bundle fit {} -o BUNDLE.h5", out)
-                 : fmt::format("oscar-eval {} --bundle {} --corpus HELDOUT.jsonl",
-                               quoted(options.model), out));
+  const std::vector<std::string> parts =
+      options.statistics_only
+          ? std::vector<std::string>{"oscar-bundle fit " + out, "-o BUNDLE.h5"}
+          : std::vector<std::string>{"oscar-eval " + quoted(options.model), "--bundle " + out,
+                                     "--corpus HELDOUT.jsonl"};
+  const std::string line = fmt::format("next       {}", fmt::join(parts, " "));
+  fmt::print("{}\n",
+             line.size() <= 80 ? line : fmt::format("next       {}", fmt::join(parts, " \\\n  ")));
 }
 
 constexpr const char* kMixed = "mixed";  // the names of eight heads would not fit a column

@@ -38,7 +38,7 @@ constexpr const char* kMethodsHelp =
     "        Variants behind @: bundle@k (keys only), @v, @layer:N, @clip:K/V,\n"
     "        @window:SINK/RECENT, @bits:K/V (codes of other widths, unclipped).\n"
     "CODECS OF OTHERS, with bits of a value of keys / values at head_dim 128. They\n"
-    "        keep the windows and layers exact that they are shipped with; NAME@common\n"
+    "        keep the exact windows and layers of their authors; NAME@common\n"
     "        takes the windows of this comparison, and every layer.\n";
 
 constexpr const char* kFooter =

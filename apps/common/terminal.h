@@ -38,8 +38,8 @@ std::string finish_standard_output();
 // Where a text is written: "-" is standard output.
 inline constexpr const char* kStandardOutput = "-";
 
-// Progress of long work: one line with rate and time left on a terminal, plain lines otherwise. With
-// OSCAR_PROGRESS=json in the environment, for programs that show it themselves, lines of JSON:
+// Progress of long work: one line with rate and time left on a terminal, plain lines otherwise.
+// With OSCAR_PROGRESS=json in the environment, for programs that show it themselves, lines of JSON:
 // {"stage", "unit", "total" (0: unknown), "done", "ended"} and {"note"}.
 
 class TerminalProgress final : public Progress {

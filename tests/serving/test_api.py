@@ -15,10 +15,10 @@ from unittest import mock
 import numpy as np
 import torch
 
+from serving_case import SOURCE
 import oscar_int2
 from oscar_int2 import programs
 
-SOURCE = pathlib.Path(os.environ["OSCAR_SOURCE"])
 DATA = SOURCE / "datasets" / "tiny-gqa"
 CALIBRATION, HELDOUT = DATA / "calibration.jsonl", DATA / "heldout.jsonl"
 FAST = {"device": "cpu", "search": "off", "separators": "off", "max_tokens": 4096, "sequence_length": 1024}

@@ -22,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
@@ -41,20 +42,41 @@ static char *change_file = NULL, *change_other = NULL;
 static int change_overwrites = 0;
 static pid_t change_by = 0;
 
-// Where the code of libhdf5 lies.
-static uintptr_t hdf5_begin = 0, hdf5_end = 0;
+// Where the code of libhdf5 lies, which is a part of the program: one stretch, from the first to the
+// last of its global functions.
+static uintptr_t hdf5_begin = UINTPTR_MAX, hdf5_end = 0;
 
-static int find_hdf5(struct dl_phdr_info* library, size_t size, void* nothing) {
-  (void)size, (void)nothing;
-  if (strstr(library->dlpi_name, "libhdf5") == NULL || strstr(library->dlpi_name, "_hl") != NULL)
-    return 0;
-  for (int i = 0; i < library->dlpi_phnum; ++i) {
-    const ElfW(Phdr)* part = &library->dlpi_phdr[i];
-    if (part->p_type != PT_LOAD || !(part->p_flags & PF_X)) continue;
-    hdf5_begin = library->dlpi_addr + part->p_vaddr;
-    hdf5_end = hdf5_begin + part->p_memsz;
+static void find_functions(const char* file, uintptr_t loaded_at) {
+  const ElfW(Ehdr)* header = (const ElfW(Ehdr)*)file;
+  const ElfW(Shdr)* sections = (const ElfW(Shdr)*)(file + header->e_shoff);
+  for (int i = 0; i < header->e_shnum; ++i) {
+    if (sections[i].sh_type != SHT_SYMTAB) continue;
+    const char* names = file + sections[sections[i].sh_link].sh_offset;
+    const ElfW(Sym)* symbol = (const ElfW(Sym)*)(file + sections[i].sh_offset);
+    const ElfW(Sym)* end = symbol + sections[i].sh_size / sizeof *symbol;
+    for (; symbol < end; ++symbol) {
+      const char* name = names + symbol->st_name;
+      const int is_global = ELF64_ST_BIND(symbol->st_info) == STB_GLOBAL;
+      if (!is_global || ELF64_ST_TYPE(symbol->st_info) != STT_FUNC) continue;
+      if (symbol->st_shndx == SHN_UNDEF || strncmp(name, "H5", 2) != 0) continue;
+      const uintptr_t begin = loaded_at + symbol->st_value;
+      if (begin < hdf5_begin) hdf5_begin = begin;
+      if (begin + symbol->st_size > hdf5_end) hdf5_end = begin + symbol->st_size;
+    }
   }
-  return 1;
+}
+
+static int find_hdf5(struct dl_phdr_info* program, size_t size, void* nothing) {
+  (void)size, (void)nothing;
+  const long file = syscall(SYS_openat, AT_FDCWD, "/proc/self/exe", O_RDONLY | O_CLOEXEC, 0);
+  struct stat about;
+  if (file < 0 || fstat((int)file, &about) != 0) return 1;
+  void* const bytes = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_PRIVATE, (int)file, 0);
+  syscall(SYS_close, file);
+  if (bytes == MAP_FAILED) return 1;
+  find_functions(bytes, program->dlpi_addr);
+  munmap(bytes, (size_t)about.st_size);
+  return 1;  // the program itself is the first
 }
 
 __attribute__((constructor)) static void read_environment(void) {

@@ -37,7 +37,9 @@ SERVED = {'"/models/my-qwen3"': repr(str(SOURCE / "datasets/tiny-gqa")), '"cuda"
 RUN_SCRIPTS = ("make_random_checkpoint.py",)
 FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": "vLLM's",
                    "--enable-prefix-caching": "vLLM's", "--max-model-len": "vLLM's",
-                   "--load-format": "vLLM's", "--index-url": "pip's", "--attention-backend": "vLLM's", "--enable-lora": "vLLM's",
+                   "--load-format": "vLLM's", "--attention-backend": "vLLM's",
+                   "--tensor-parallel-size": "vLLM's", "--pipeline-parallel-size": "vLLM's",
+                   "--speculative-config": "vLLM's", "--index-url": "pip's", "--enable-lora": "vLLM's",
                    "--model-impl": "vLLM's", "--kv-cache-dtype-skip-layers": "vLLM's",
                    "--gtest_filter": "GoogleTest's",
                    "--install": "CMake's", "--prefix": "CMake's", "--test-dir": "CTest's",

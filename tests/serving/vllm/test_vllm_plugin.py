@@ -298,6 +298,7 @@ class Serving(case.EngineTest):
         self.assertLess(sum(apart) / tokens, DRIFT / 4)
 
 
+@unittest.skipIf(case.RUNNER == 2, "vLLM's second model runner refuses some itself, in its own words")
 @needs_vllm
 class Refusals(unittest.TestCase):
     def config(self, bundle=case.BUNDLE, **options):

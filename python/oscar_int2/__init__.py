@@ -33,6 +33,6 @@ if not _IS_PROGRAM:
     from .status import Status, status
 
 __all__ = ["Bundle", "BundleError", "BundleMismatchError", "CacheFormat", "CacheFullError", "CacheRowError",
-           "Evaluation", "Generator", "LayerCodec", "LayerPages", "LogitsError", "OscarError", "PAGE_TOKENS",
+           "Evaluation", "Generator", "LayerCodec", "LayerPages", "LogitsError", "OscarError",
            "SelfCheckError", "Status", "StepTables", "UnsupportedError", "calibrate", "evaluate", "fit",
            "import_rotation", "load", "ops", "plan", "status"]

@@ -184,13 +184,13 @@ class Api(unittest.TestCase):
             oscar_int2.calibrate("tiny-gqa", CALIBRATION, self.place / "bars.h5", **FAST)
         self.assertTrue(bars)
         self.assertTrue(all(made.close.called for _, made in bars))
-        self.assertIn(" tokens", [words["unit"] for words, _ in bars])
-        self.assertTrue(any("4,096 tokens" in line for line in log.output), log.output)
-        self.assertTrue(any(line.startswith("WARNING") for line in log.output), log.output)  # 4,096 tokens are not enough
+        self.assertIn(" token-layers", [words["unit"] for words, _ in bars])
+        self.assertTrue(any("token-layers" in line for line in log.output), log.output)
+        self.assertTrue(any("end a document or a turn" in line for line in log.output), log.output)  # a note
 
     def test_ctrl_c_saves_and_the_run_goes_on_from_there(self):
         out = self.place / "stopped.h5"
-        options = FAST | {"max_tokens": 65536}
+        options = FAST | {"max_tokens": 16384}
         begun = threading.Event()
 
         def stop():

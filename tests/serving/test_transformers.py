@@ -295,6 +295,12 @@ class Generation(unittest.TestCase):
 
 
 class Refusals(unittest.TestCase):
+    def test_a_transformers_that_passes_the_cache_by(self):
+        for version in ("5.24.0", "5.30.1.dev0", "6.0.0"):
+            with mock.patch.object(transformers, "__version__", version):
+                with self.assertRaisesRegex(oscar_int2.UnsupportedError, rf"transformers {version}; install"):
+                    apply(tiny_model(), BUNDLE)
+
     def test_ways_to_generate_that_are_not_served(self):
         prompt, model = small.prompts(20), small.random_model()
         other = OscarCache(apply(copy.deepcopy(model), small.random_bundle()), 1, 64)

@@ -95,7 +95,7 @@ class LmEval(unittest.TestCase):
         apply(model, BUNDLE, demote_block=oscar_int2.load(BUNDLE).quantizer.demote_block, prompts="int2")
         ids = torch.tensor(self.ids)
         with torch.no_grad():
-            log_p = model(ids, use_cache=False).logits[:, PROMPT - 1:-1].log_softmax(-1)
+            log_p = model(ids[:, :-1], use_cache=False).logits[:, PROMPT - 1:].log_softmax(-1)  # of lm-eval's shape
         nll = -log_p.gather(-1, ids[:, PROMPT:, None])[..., 0].mean(1).numpy()
         np.testing.assert_allclose(ours, nll, atol=1e-4)
         self.assertGreater(abs(ours - exact).max(), 1e-3)  # these are not BF16's

@@ -48,4 +48,6 @@ def main():
     if not program.exists():
         refuse(name, f"the wheel {importlib.metadata.version('oscar-int2')} does not hold it",
                "the programs are in wheels of scripts/build_wheel.sh, and oscar-bench in those for CUDA only")
-    os.execve(program, sys.argv, os.environ if name in WITHOUT_TORCH else environment_with_torch(name))
+    environment = os.environ if name in WITHOUT_TORCH else environment_with_torch(name)
+    # By it programs render chats and read further kinds of text.
+    os.execve(program, sys.argv, environment | {"OSCAR_PYTHON": os.environ.get("OSCAR_PYTHON") or sys.executable})

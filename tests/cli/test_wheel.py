@@ -2,6 +2,7 @@
 serves, and needs nothing of the system but the runtimes of C and C++."""
 import importlib.metadata
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -124,6 +125,17 @@ class Wheel(unittest.TestCase):
         result = self.execute("oscar-calibrate", "--help")
         self.assertEqual(result.returncode, 1)
         self.assertIn("this Python has none", result.stderr)
+
+    def test_text_is_read_by_the_python_that_the_wheel_is_in(self):
+        text = self.folder / "text.json"
+        text.write_text(json.dumps([{"text": "a few words of no importance " * 200}]))
+        told, hook = self.folder / "told", self.packages / "sitecustomize.py"
+        hook.write_text(f"import sys\nprint(sys.orig_argv, file=open({str(told)!r}, 'a'))\n")
+        self.addCleanup(hook.unlink)
+        result = self.execute("oscar-calibrate", MODEL, text, self.folder / "read.h5", "--device", "cpu", "--dry-run",
+                              PATH="/nowhere")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertRegex(told.read_text(), rf"'{self.environment}/bin/python[^']*', '-m', 'oscar_int2', 'render'")
 
     def test_a_program_that_a_wheel_lacks_is_refused_by_name(self):
         program = self.package / "bin" / "oscar-eval"

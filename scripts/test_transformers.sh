@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests of oscar_int2.transformers, and of calibration in transformers, with further versions of transformers beside the set-up's:
+# Runs the tests of oscar_int2.transformers, and of calibration in transformers, with further versions of
+# transformers beside the set-up's:
 #   scripts/test_transformers.sh [BUILD_FOLDER]     default: build-developer
 # Each lies in a folder of its own in .venv (some 150 MB, once), where it finds torch and the rest.
 set -euo pipefail

@@ -3,6 +3,7 @@
 Every function takes the options of its program as keyword arguments: --max-tokens is `max_tokens`. The programs' --help and
 docs/calibration.md say what they do.
 """
+import contextlib
 import os
 import pathlib
 
@@ -37,6 +38,29 @@ def _in_transformers(model, engine) -> bool:
     return loaded or engine == "transformers"
 
 
+def _in_one(corpus):
+    """A corpus of the engine "transformers". Raises ValueError for weights."""
+    if isinstance(corpus, dict):
+        raise ValueError("engine=\"transformers\" takes a corpus without weights: a list of paths")
+    return corpus
+
+
+@contextlib.contextmanager
+def _layers_shown(stage, shown):
+    """progress(layer, layers) of oscar_int2.calibration, as a bar and a line of the log."""
+    bars, told = programs.Bars(shown), {"stage": stage, "unit": "layers", "ended": False}
+
+    def progress(layer, layers):
+        told.update(done=layer, total=layers)
+        bars.show(told)
+
+    try:
+        yield progress
+        bars.show(told | {"done": told["total"], "ended": True})
+    finally:
+        bars.close()
+
+
 def calibrate(model, corpus, out, *, engine: str | None = None, progress: bool = True, **options) -> Bundle:
     """Calibrates a model on a corpus and writes the bundle `out` (oscar-calibrate).
 
@@ -44,15 +68,16 @@ def calibrate(model, corpus, out, *, engine: str | None = None, progress: bool =
     are then those of oscar_int2.calibration.calibrate. A model that is loaded already runs in transformers.
 
     model: a Hugging Face folder, a .gguf file, or a name. corpus: a file or folder of text or token ids, a list of these, or
-    {path: weight}; "self:N" lets the model write N tokens. Options are oscar-calibrate's, such as max_tokens=262144,
-    device="cuda", force=True, resume=True.
+    {path: weight}; "self:N" lets the model write N tokens. (The engine "transformers" takes neither of the last two.) Options
+    are oscar-calibrate's, such as max_tokens=262144, device="cuda", force=True, resume=True.
 
     Returns the bundle. Notes and warnings, with the verdict on the text, go to the logger `oscar_int2`. Raises ValueError for
     options that the program refuses and OscarError for all else. Ctrl-C saves a checkpoint beside `out`; `resume=True` goes on.
     """
     if _in_transformers(model, engine):
         from .calibration import calibrate as run
-        run(model, corpus, out, **options)
+        with _layers_shown("calibrate", progress) as told:
+            run(model, _in_one(corpus), out, progress=told, **options)
         return load(out)
     programs.run("oscar-calibrate", [_path(model), _corpus(corpus), _path(out), *programs.options(options)], progress)
     return load(out)
@@ -109,7 +134,10 @@ def evaluate(model, bundle=None, *, corpus, engine: str | None = None, progress:
     """
     if _in_transformers(model, engine):
         from .calibration import evaluate as run
-        found = run(model, bundle, corpus, **options)
+        if not isinstance(bundle, (str, os.PathLike, Bundle)):
+            raise ValueError("engine=\"transformers\" compares one bundle with the model; give its path")
+        with _layers_shown("evaluate", progress) as told:
+            found = run(model, bundle, _in_one(corpus), progress=told, **options)
         kl = {"mean": found["kl"], "se": found["kl_se"]}
         return Evaluation({"tokens": found["tokens"], "first_position": found["first_position"], "methods": {
             "bf16": {"ppl": {"mean": found["perplexity"], "se": found["perplexity_se"]}},

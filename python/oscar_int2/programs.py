@@ -62,7 +62,7 @@ def _environment(program: str):
         raise OscarError(str(refused)) from None
 
 
-class _Bars:
+class Bars:
     """A bar of tqdm for each stage of a program; without tqdm, a line of the log when a stage ends."""
 
     def __init__(self, shown: bool):
@@ -89,7 +89,7 @@ class _Bars:
             self.bar = None
 
 
-def _follow(process, bars: _Bars) -> list:
+def _follow(process, bars: Bars) -> list:
     """Reads standard error to its end; returns the lines that are no progress."""
     said = []
     for line in process.stderr:
@@ -120,7 +120,7 @@ def run(name: str, words: list, progress: bool = False) -> str:
         # A session of its own, so that Ctrl-C of the terminal reaches it once, by us.
         process = subprocess.Popen([program, *map(str, words)], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE,
                                    text=True, encoding="utf-8", env=environment, start_new_session=True)
-        bars, said, interrupted = _Bars(progress), [], False
+        bars, said, interrupted = Bars(progress), [], False
         try:
             try:
                 said += _follow(process, bars)

@@ -8,7 +8,6 @@ import unittest
 import zlib
 
 import h5py
-import numpy as np
 
 from support import checkpoints
 from support.programs import BIN, ENVIRONMENT, SOURCE, ProgramTest

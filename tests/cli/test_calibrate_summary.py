@@ -36,6 +36,20 @@ class Summary(ProgramTest):
         self.assertIn(reasons[0], printed)
         self.assertEqual([line for line in printed if "head 0: " in line], [])
 
+    def test_the_next_command_is_printed_whole_and_runs(self):
+        printed = self.summary("--search", "off")
+        self.assertNotIn("servers  ", printed)  # a line for GGUF files
+        command = printed.partition("\nnext       ")[2].replace("\\\n", " ").replace("HELDOUT.jsonl", str(self.corpus)).split()
+        self.assertEqual(command[:4], ["oscar-eval", str(self.model), "--bundle", str(self.out)])
+        self.run_ok(*command, "--device", "cpu", "--sequence-length", 512, "--max-tokens", 1024)
+        sums = self.folder / "sums.h5"
+        printed = self.run_ok("oscar-calibrate", self.model, self.corpus, sums, "--statistics-only", "--device", "cpu",
+                              "--sequence-length", 512).stdout
+        command = printed.partition("\nnext       ")[2].replace("\\\n", " ").replace("BUNDLE.h5", str(self.folder / "fit.h5")).split()
+        self.assertEqual(command[:3], ["oscar-bundle", "fit", str(sums)])
+        self.run_ok(*command)
+        self.assertTrue((self.folder / "fit.h5").is_file())
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -2,7 +2,6 @@
 """Checkpoints as people have them: read as transformers does, or named as what they are with a way out that works."""
 import json
 import pathlib
-import subprocess
 import sys
 import unittest
 

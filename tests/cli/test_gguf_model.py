@@ -146,8 +146,9 @@ class GgufModel(ProgramTest):
         text = self.folder / "text.txt"
         text.write_text("Two bits a number, 1234 of them. " * 40)
         out = self.folder / "ids_out.npy"
-        self.run_ok("oscar-calibrate", model, text, self.folder / "x.h5", "--sequence-length", "128",
-                    "--separators", "off", "--dry-run", "--tokens-out", out)
+        said = self.run_ok("oscar-calibrate", model, text, self.folder / "x.h5", "--sequence-length", "128",
+                           "--separators", "off", "--dry-run", "--tokens-out", out).stdout
+        self.assertRegex(said, r"(?m)^servers    vLLM and transformers, .*\n +llama\.cpp has no 2-bit cache for it")
         ids = {t: i for i, t in enumerate(tokens)}
         expected = [ids["Tw"] if c == "T" else ids[c.replace(" ", "Ġ")]
                     for c in text.read_text().replace("Tw", "T")]

@@ -2,7 +2,6 @@
 configurations, tokenizers, corpora and their file names, chat templates, bundles and reports."""
 import json
 import os
-import pathlib
 import pty
 import shutil
 import subprocess

@@ -42,7 +42,7 @@ FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": 
                    "--speculative-config": "vLLM's", "--index-url": "pip's", "--enable-lora": "vLLM's",
                    "--model-impl": "vLLM's", "--kv-cache-dtype-skip-layers": "vLLM's",
                    "--gtest_filter": "GoogleTest's",
-                   "--index-url": "pip's", "--install": "CMake's", "--prefix": "CMake's", "--test-dir": "CTest's",
+                   "--install": "CMake's", "--prefix": "CMake's", "--test-dir": "CTest's",
                    "--help": "of every program"}
 FOREIGN_COMMANDS = ("ctest",)
 SCRIPT_FOLDERS = ("scripts/", "studies/", "benchmarks/", "datasets/")

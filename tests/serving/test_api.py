@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
 """Calibration and evaluation from Python: the bytes and figures of the programs, their errors, progress, and Ctrl-C."""
+import contextlib
+import importlib.util
+import io
 import json
 import logging
 import os
@@ -14,8 +17,9 @@ from unittest import mock
 
 import numpy as np
 import torch
+import transformers
 
-from serving_case import SOURCE
+from serving_case import BUNDLE, MODEL, SOURCE
 import oscar_int2
 from oscar_int2 import programs
 
@@ -196,7 +200,7 @@ class Api(unittest.TestCase):
         def stop():
             begun.wait(60)
             os.kill(os.getpid(), signal.SIGINT)
-        show = programs._Bars.show
+        show = programs.Bars.show
 
         def seen(bars, told):
             if told["done"] > 0:
@@ -204,7 +208,7 @@ class Api(unittest.TestCase):
             show(bars, told)
         thread = threading.Thread(target=stop)
         thread.start()
-        with mock.patch.object(programs._Bars, "show", seen), self.assertRaisesRegex(KeyboardInterrupt, "resume"):
+        with mock.patch.object(programs.Bars, "show", seen), self.assertRaisesRegex(KeyboardInterrupt, "resume"):
             oscar_int2.calibrate("tiny-gqa", CALIBRATION, out, progress=False, **options)
         thread.join()
         self.assertFalse(out.exists())
@@ -212,6 +216,19 @@ class Api(unittest.TestCase):
             resumed = oscar_int2.calibrate("tiny-gqa", CALIBRATION, out, progress=False, resume=True, **options)
         whole = oscar_int2.calibrate("tiny-gqa", CALIBRATION, self.place / "whole.h5", progress=False, **options)
         self.assertEqual(resumed.content_sha256, whole.content_sha256)
+
+    def test_the_example_compares_pca_with_the_default(self):
+        spec = importlib.util.spec_from_file_location("compare_rotation", SOURCE / "python" / "examples" / "compare_rotation.py")
+        example = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(example)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            example.main("tiny-gqa", CALIBRATION, HELDOUT, self.place / "compared", tokens=4096)
+        self.assertRegex(printed.getvalue(), r"(?ms)^bf16 .*^hadamard-clip .*^pca .*^default ")
+        own = oscar_int2.load(self.place / "compared" / "pca.h5").layers[4].key.forward
+        covariance = example.pca(oscar_int2.load(self.place / "compared" / "default.h5").statistics(), "k")[4]
+        np.testing.assert_allclose(own, covariance, atol=1e-5)
+        np.testing.assert_allclose(covariance.swapaxes(1, 2) @ covariance, np.broadcast_to(np.eye(128), (2, 128, 128)), atol=1e-9)
 
     def test_arguments_become_options(self):
         self.assertEqual(programs.options({"max_tokens": 5, "force": True, "resume": False, "search": None, "compare": ["a", "b"],
@@ -222,6 +239,60 @@ class Api(unittest.TestCase):
         self.assertLess(len(oscar_int2.__all__), 25)
         for name in oscar_int2.__all__:
             self.assertTrue(hasattr(oscar_int2, name), name)
+
+
+class InTransformers(unittest.TestCase):
+    """The engine "transformers" behind the same two functions."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.place = pathlib.Path(cls.folder.name)
+        transformers.utils.logging.disable_progress_bar()  # of weights that are loaded
+        cls.addClassCleanup(transformers.utils.logging.enable_progress_bar)
+
+    def test_bundle_figures_and_progress_are_those_of_that_engine(self):
+        bars = []
+
+        def bar(**words):
+            bars.append((words, mock.Mock(n=0)))
+            return bars[-1][1]
+        with mock.patch("tqdm.auto.tqdm", bar), self.assertLogs("oscar_int2", logging.INFO) as log:
+            bundle = oscar_int2.calibrate(MODEL, CALIBRATION, self.place / "t.h5", engine="transformers", max_tokens=2048,
+                                          sequence_length=512, device="cpu")
+            found = oscar_int2.evaluate(MODEL, bundle, corpus=[HELDOUT], engine="transformers", max_tokens=1280,
+                                        sequence_length=640, device="cpu")
+        self.assertEqual([(words["desc"], words["total"], words["unit"]) for words, _ in bars],
+                         [("calibrate", 8, " layers"), ("evaluate", 16, " layers")])
+        self.assertTrue(all(made.close.called for _, made in bars))
+        self.assertEqual([record.getMessage() for record in log.records if "layers" in record.getMessage()],
+                         ["calibrate: 8 layers", "evaluate: 16 layers"])
+        self.assertIn("transformers", bundle.inspect()["model"]["engine"])
+        self.assertEqual(found.methods, ["bf16", "bundle"])
+        rows = {(row["method"], row["metric"]): row["mean"] for row in found.rows()}
+        figures = found.report["methods"]
+        self.assertEqual(rows["bundle", "kl"], figures["bundle"]["kl"]["mean"])
+        self.assertEqual(rows["bf16", "ppl"], figures["bf16"]["ppl"]["mean"])
+        self.assertGreater(rows["bundle", "ppl"], 1)
+        with mock.patch("tqdm.auto.tqdm", side_effect=AssertionError("a bar")):
+            oscar_int2.evaluate(MODEL, bundle, corpus=HELDOUT, engine="transformers", max_tokens=640, sequence_length=640,
+                                device="cpu", progress=False)
+
+    def test_what_that_engine_does_not_take_is_said(self):
+        for text, call in (
+                ("without weights", lambda: oscar_int2.calibrate(MODEL, {CALIBRATION: 2}, self.place / "w.h5", engine="transformers")),
+                ("compares one bundle", lambda: oscar_int2.evaluate(MODEL, corpus=HELDOUT, engine="transformers")),
+                ("compares one bundle", lambda: oscar_int2.evaluate(MODEL, {"a": "a.h5"}, corpus=HELDOUT, engine="transformers")),
+                ("expected \"oscar\" or", lambda: oscar_int2.calibrate(MODEL, CALIBRATION, self.place / "w.h5", engine="torch"))):
+            with self.subTest(text), self.assertRaisesRegex(ValueError, text):
+                call()
+        with mock.patch.object(transformers, "__version__", "5.24.0"):
+            for call in (lambda: oscar_int2.calibrate(MODEL, CALIBRATION, self.place / "w.h5", engine="transformers"),
+                         lambda: oscar_int2.evaluate(MODEL, BUNDLE, corpus=HELDOUT, engine="transformers")):
+                with self.assertRaisesRegex(oscar_int2.UnsupportedError, "transformers 5.24.0; install"):
+                    call()
+        self.assertEqual(list(self.place.glob("w*")), [])
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ struct PlanOptions {
 
 // Bytes a token, bits a value, gigabytes and requests by context; the longest context of a single
 // request; at the context, every codec that oscar-eval compares, and sweeps over windows,
-// quantization groups and metadata. Throws Error
-// when the weights alone fill the GPU, or no context is known.
+// quantization groups and metadata. Throws Error when the weights alone fill the GPU, or no context
+// is known.
 Json memory_plan(const CachedModel& model, const PlanOptions& options);
 
 // The same for people, in 80 columns.

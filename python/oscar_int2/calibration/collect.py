@@ -33,16 +33,14 @@ class Collection:
     what is not calibrated."""
 
     def __init__(self, model, batches, format, device=None, progress=None):
-        self.model, self.format, self.progress = model, format, progress
+        self.model, self.format = model, format
         self.layers = [None] * text_config(model).num_hidden_layers  # None: no softmax attention
         self._places = {}  # of keys in the first batch: their layer
-        run_layers(model, batches, device, self._visit)
+        run_layers(model, batches, device, self._visit, progress)
         self._choose()
 
     def _visit(self, index, batch, layer, arguments, keywords, run):
         if batch == 0:
-            if self.progress:
-                self.progress(index, len(self.layers))
             self.layers[index] = self._look(index, layer, arguments, keywords)
         found = self.layers[index]
         if found is None:

@@ -22,10 +22,10 @@ UNIT_TOKENS, FEWEST_UNITS = 512, 8  # of a standard error; docs/mathematics.md, 
 
 
 def evaluate(model, bundle, corpus, *, sequence_length=4096, max_tokens=None, batch_tokens=8192, first_position=None,
-             device=None, dtype=None, trust_remote_code=False):
+             device=None, dtype=None, trust_remote_code=False, progress=None):
     """Predictions over the 2-bit rows of `bundle` (a Bundle or a path) beside those over exact rows, of the same model on
-    the same ids. Other arguments are those of calibrate(). `first_position`: of the first token that counts; None: the
-    first that reads a 2-bit row. Returns a dictionary: tokens, first_position, perplexity (of exact rows), int2_perplexity,
+    the same ids. Other arguments are those of calibrate(); `progress` counts the layers of both runs. `first_position`: of
+    the first token that counts; None: the first that reads a 2-bit row. Returns a dictionary: tokens, first_position, perplexity (of exact rows), int2_perplexity,
     kl (nats a token), top1 (share of tokens whose likeliest prediction is the same), and the standard errors
     perplexity_se, int2_perplexity_se, kl_se, None of less than 8 units of 512 tokens. Raises BundleMismatchError for a
     bundle of another model, ValueError where no token counts."""
@@ -42,8 +42,10 @@ def evaluate(model, bundle, corpus, *, sequence_length=4096, max_tokens=None, ba
     if not batches:
         raise ValueError(f"no sequence is longer than {first} tokens, and what comes before reads exact rows")
     with observed(model):
-        exact = run_layers(model, batches, device, _over(lambda *_: exact_attention))
-        coded = run_layers(model, batches, device, _over(Int2Rows(bundle).of_layer))
+        exact = run_layers(model, batches, device, _over(lambda *_: exact_attention),
+                           progress and (lambda layer, layers: progress(layer, 2 * layers)))
+        coded = run_layers(model, batches, device, _over(Int2Rows(bundle).of_layer),
+                           progress and (lambda layer, layers: progress(layers + layer, 2 * layers)))
         units = [unit for batch, ids in enumerate(batches)
                  for unit in _compare(exact.logits(batch), coded.logits(batch), ids, max(first, 1))]
     return {"tokens": int(sum(len(unit) for unit in units)), "first_position": max(first, 1), **_figures(units)}

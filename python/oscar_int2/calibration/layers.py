@@ -40,13 +40,19 @@ def is_spread(model):
     return len({str(place) for place in getattr(model, "hf_device_map", {}).values()} - {"cpu", "disk"}) > 1
 
 
-def run_layers(model, batches, device=None, visit=None):
+def run_layers(model, batches, device=None, visit=None, progress=None):
     """A Pass over `batches` of token ids [batch, T], run through all layers. `visit(index, batch, layer, arguments,
     keywords, run)`, where given, has to return run(), the layer's hidden states; it may call layer(*arguments,
-    **keywords) besides."""
+    **keywords) besides. `progress(layer, layers)`, where given beside it, is called as a layer gets its first batch."""
     kind = WholePass if is_spread(model) else Pass
     made = kind(model, batches, device)
-    made.run(visit)
+
+    def told(index, batch, *rest):
+        if batch == 0:
+            progress(index, len(made.layers))
+        return visit(index, batch, *rest)
+
+    made.run(told if progress else visit)
     return made
 
 

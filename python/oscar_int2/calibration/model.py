@@ -6,12 +6,15 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from ..errors import UnsupportedError
+from ..transformers_version import require_version
 from .interface import NAME
 
 
 def load_model(model, device=None, dtype=None, trust_remote_code=False):
     """A causal language model in evaluation mode. Folders and names are loaded to memory; their layers move to the
-    device one at a time. Raises UnsupportedError for code of a checkpoint's own that nobody allowed, and for MLA."""
+    device one at a time. Raises UnsupportedError for code of a checkpoint's own that nobody allowed, for MLA, and for a
+    transformers whose caches probe() does not find."""
+    require_version()
     if isinstance(model, PreTrainedModel):
         check_config(model.config)
         return model.eval()

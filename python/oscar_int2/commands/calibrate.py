@@ -26,17 +26,24 @@ def main(words):
                   fit_options=fit_options, progress=progress, **run_options(arguments))
     except (OscarError, OSError, ValueError) as error:
         return failed(error)
-    print(f"\r{arguments.out}: {'statistics' if arguments.statistics_only else 'bundle'} of {arguments.model}",
+    print(f"{_line()}{arguments.out}: {'statistics' if arguments.statistics_only else 'bundle'} of {arguments.model}",
           file=sys.stderr)
     return 0
 
 
+def _line():
+    """What begins a line of standard error anew, where progress() wrote one."""
+    return "\r\x1b[K" if sys.stderr.isatty() else ""
+
+
 def progress(layer, layers):
-    print(f"\rlayer {layer + 1} of {layers}", end="", file=sys.stderr, flush=True)
+    """A line of a terminal that counts layers; in a file, none."""
+    if sys.stderr.isatty():
+        print(f"{_line()}layer {layer + 1} of {layers}", end="" if layer + 1 < layers else "\n", file=sys.stderr, flush=True)
 
 
 def failed(error):
-    print(f"error: {error}", file=sys.stderr)
+    print(f"{_line()}error: {error}", file=sys.stderr)
     return 1
 
 

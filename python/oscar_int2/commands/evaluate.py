@@ -4,7 +4,7 @@ import json
 import pathlib
 
 from ..errors import OscarError
-from .calibrate import add_run_options, failed, run_options
+from .calibrate import add_run_options, failed, progress, run_options
 
 
 def main(words):
@@ -20,7 +20,7 @@ def main(words):
     try:
         from ..calibration import evaluate
         found = evaluate(arguments.model, arguments.bundle, arguments.corpus, first_position=arguments.first_position,
-                         **run_options(arguments))
+                         progress=progress, **run_options(arguments))
         if arguments.json:
             arguments.json.write_text(json.dumps(found, indent=2) + "\n")
     except (OscarError, OSError, ValueError) as error:

@@ -12,7 +12,7 @@ import signal
 import sys
 
 from ..chat_template import ChatTemplate
-from ..documents import BadFile, BadRow, document_of, rows
+from ..documents import BadRow, document_of, rows
 from ..errors import OscarError
 
 # Templates come from elsewhere: what one of them may take.

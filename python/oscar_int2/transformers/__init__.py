@@ -22,13 +22,13 @@ ever. What isn't served is refused by name (UnsupportedError): beams, assisted d
 other caches, attention weights, sliding windows, soft caps.
 """
 import torch
-import transformers
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ..bundle import Bundle, has_other_attention, load
 from ..cache import check_served
 from ..codec import is_served_scale
 from ..errors import BundleMismatchError
+from ..transformers_version import require_version
 from ..weights import check_model as check_weights
 from .applied import Applied, attention, mask
 from .cache import NAME, OscarCache, refuse, unwrapped
@@ -36,8 +36,6 @@ from .prompts import check_mode
 from .verify import Verification
 
 __all__ = ["OscarCache", "apply", "remove"]
-
-BEYOND = (5, 24)  # from here on models take `cache` in place of `past_key_values`, and would pass ours by
 
 AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, mask)
@@ -61,8 +59,7 @@ def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact",
     Raises BundleError for an unsound bundle, BundleMismatchError for one of another model,
     UnsupportedError for a model or a transformers that isn't served.
     """
-    if tuple(map(int, transformers.__version__.split(".")[:2])) >= BEYOND:
-        refuse(f"transformers {transformers.__version__}; install 'transformers<{BEYOND[0]}.{BEYOND[1]}'")
+    require_version()
     inner = _causal_model(model)
     for name, value in (("max_tokens", max_tokens), ("demote_block", demote_block)):
         if value is not None and (not isinstance(value, int) or value < 1):

@@ -169,17 +169,11 @@ void print_servers_of_gguf(const std::string& model) {
       "           llama.cpp has no 2-bit cache for it (docs/llama-cpp.md)\n");
 }
 
-// The next command, once there is a bundle or a file of sums; over several lines where it is long.
-void print_next(const CalibrateOptions& options) {
+// Of a bundle or a file of sums.
+std::vector<std::string> next_command(const CalibrateOptions& options) {
   const std::string out = quoted(options.output.string());
-  const std::vector<std::string> parts =
-      options.statistics_only
-          ? std::vector<std::string>{"oscar-bundle fit " + out, "-o BUNDLE.h5"}
-          : std::vector<std::string>{"oscar-eval " + quoted(options.model), "--bundle " + out,
-                                     "--corpus HELDOUT.jsonl"};
-  const std::string line = fmt::format("next       {}", fmt::join(parts, " "));
-  fmt::print("{}\n",
-             line.size() <= 80 ? line : fmt::format("next       {}", fmt::join(parts, " \\\n  ")));
+  if (options.statistics_only) return {"oscar-bundle fit " + out, "-o BUNDLE.h5"};
+  return {"oscar-eval " + quoted(options.model), "--bundle " + out, "--corpus HELDOUT.jsonl"};
 }
 
 constexpr const char* kMixed = "mixed";  // the names of eight heads would not fit a column
@@ -411,7 +405,7 @@ int run_first(Arguments& arguments, Ranks& ranks) {
   fmt::print(
       "\nwrote {} ({})\n", printable(std::filesystem::absolute(options.output).string()),
       format_bytes(static_cast<int64_t>(std::filesystem::file_size(options.output, status))));
-  print_next(options);
+  print_next(next_command(options));
   return kExitDone;
 }
 

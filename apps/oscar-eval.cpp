@@ -15,11 +15,13 @@
 #include "oscar/base/files.h"
 #include "oscar/base/json.h"
 #include "oscar/base/process.h"
+#include "oscar/base/strings.h"
 #include "oscar/bundle/run_checkpoint.h"
 #include "oscar/cache/rival_formats.h"
 #include "oscar/eval/evaluate.h"
 #include "oscar/eval/report/page.h"
 #include "oscar/eval/report/report_data.h"
+#include "oscar/eval/report/verdict.h"
 
 namespace {
 
@@ -64,9 +66,11 @@ struct Arguments {
   std::vector<std::string> tasks = {"ppl"}, bundles;
   std::string rope_scaling, json, html, separators;
   int64_t first_position = 0;
-  bool dry_run = false, quiet = false, force = false;
+  bool dry_run = false, quiet = false, force = false, quick = false;
   int processes = 1;
 };
+
+constexpr int64_t kQuickTokens = 16384;  // of --quick
 
 void add_measurement_options(CLI::App& program, Arguments& arguments) {
   const char* const section = "Measurement";
@@ -128,6 +132,11 @@ void add_text_options(CLI::App& program, Arguments& arguments) {
       ->group(section);
   program.add_option("--max-tokens", options.max_tokens, "Use this many tokens (default: all)")
       ->transform(positive())
+      ->group(section);
+  program
+      .add_flag("--quick", arguments.quick,
+                fmt::format("A first look: {} tokens, none of them measured with separators too",
+                            format_count(kQuickTokens)))
       ->group(section);
   add_strict(program, options.strict, section);
   program.add_option("--seed", options.seed, "Of document order, bootstrap, needles and rotations")
@@ -231,6 +240,9 @@ void take_overrides(const CLI::App& program, Arguments& arguments) {
   if (given("--separators")) {
     options.separators = arguments.separators == "off" ? 0 : std::stoll(arguments.separators);
   }
+  if (!arguments.quick) return;
+  if (!given("--max-tokens")) options.max_tokens = kQuickTokens;
+  if (!given("--separators")) options.separators = 0;
 }
 
 // Length of the NAME= before the file of a bundle; 0: it has no name. "./a=b.h5" has none.
@@ -362,6 +374,8 @@ void print_cost(const EvaluationCost& cost, const Ranks& ranks) {
                cost.tokens > 0 ? "" : "time", format_duration(cost.needle_seconds),
                format_count(cost.prompts), cost.methods);
   }
+  const double seconds = cost.text_seconds + cost.separated_seconds + cost.needle_seconds;
+  fmt::print("           about {} in all\n", format_duration(seconds));
   const MemoryPeak& peak = cost.peak;
   fmt::print("memory     {} at most where it computes, {} of it for {}\n",
              format_bytes(peak.device_bytes > 0 ? peak.device_bytes : peak.host_bytes),
@@ -378,6 +392,37 @@ std::filesystem::path checkpoint_of(const Arguments& arguments) {
   return {};
 }
 
+// The report's verdict, with what keeps it from "close".
+void print_verdict(const Json& report) {
+  const ReportData data = read_report(report);
+  const Verdict verdict = judge(data);
+  std::string text;
+  add_line(text, "verdict", verdict.headline, 11);
+  for (const Check& check : verdict.checks) {
+    if (check.standing != Standing::kCare && check.standing != Standing::kLost) continue;
+    add_line(text, "", fmt::format("{}: {} ({})", check.what, check.measured, check.limits), 11);
+  }
+  fmt::print("\n{}", text);
+}
+
+// The files written, and the next command: a page of the report, else the bundle's server.
+void print_end(const Arguments& arguments) {
+  std::vector<std::string> written;
+  for (const std::string& file : {arguments.json, arguments.html}) {
+    if (!file.empty()) written.push_back(printable(file));
+  }
+  const EvaluateOptions& options = arguments.options;
+  if (options.write_back) written.push_back(printable(options.bundle) + " (its evaluation)");
+  if (!written.empty()) fmt::print("wrote {}\n", fmt::join(written, ", "));
+  if (options.bundle.empty()) return;
+  const std::string bundle = quoted(options.bundle), model = quoted(options.model);
+  if (arguments.html.empty() && !arguments.json.empty()) {
+    print_next({"oscar-bundle report " + quoted(arguments.json), "-o REPORT.html"});
+  } else if (std::filesystem::is_directory(options.model)) {
+    print_next({"VLLM_OSCAR_BUNDLE=" + bundle, "vllm serve " + model});
+  }
+}
+
 // What was measured, on the screen and in files.
 void show(const Json& report, const Arguments& arguments) {
   const std::string json = json_text(report, 2) + "\n";
@@ -388,6 +433,8 @@ void show(const Json& report, const Arguments& arguments) {
   const bool printed = arguments.json == kStandardOutput || arguments.html == kStandardOutput;
   if (!arguments.quiet && !printed) {
     print_text(format_table(report));
+    print_verdict(report);
+    if (!report.contains("partial")) print_end(arguments);
   } else {  // whose last lines these are
     for (const Caution& caution : cautions_of(report)) warn(caution.sentence);
   }

@@ -177,4 +177,10 @@ std::string quoted(const std::string& word) {
   return out + "'";
 }
 
+void print_next(const std::vector<std::string>& parts) {
+  const std::string line = fmt::format("next       {}", fmt::join(parts, " "));
+  fmt::print("{}\n",
+             line.size() <= 80 ? line : fmt::format("next       {}", fmt::join(parts, " \\\n  ")));
+}
+
 }  // namespace oscar::app

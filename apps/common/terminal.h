@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <chrono>
 #include <string>
+#include <vector>
 #include <string_view>
 
 #include "oscar/base/error.h"
@@ -68,5 +69,8 @@ std::string format_duration(double seconds);
 
 // A word as a shell reads it.
 std::string quoted(const std::string& word);
+
+// What to type next, as the last line of a run; over several lines where it is long.
+void print_next(const std::vector<std::string>& parts);
 
 }  // namespace oscar::app

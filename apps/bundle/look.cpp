@@ -180,7 +180,7 @@ namespace {
 
 struct PlanArguments {
   std::string model, gpu_memory, weights;
-  int64_t context = 0;
+  PlanOptions options;
   JsonOutput json;
 };
 
@@ -188,9 +188,8 @@ int plan(const PlanArguments& arguments) {
   std::vector<std::string> inputs = {arguments.model};
   for (const NamedPath& file : model_paths(arguments.model)) inputs.push_back(file.path.string());
   check_json_output(inputs, arguments.json);
-  PlanOptions options;
+  PlanOptions options = arguments.options;
   options.gpu_bytes = parse_bytes(arguments.gpu_memory, "--gpu-memory");
-  options.context = arguments.context;
   if (!arguments.weights.empty()) {
     options.weight_bytes = parse_bytes(arguments.weights, "--weights");
   }
@@ -202,30 +201,47 @@ int plan(const PlanArguments& arguments) {
 }  // namespace
 
 void add_plan(CLI::App& program, Work& work) {
-  add_command<PlanArguments>(program, work, "plan",
-                             "What a model's cache takes, and how much of it fits", plan,
-                             [](CLI::App& sub, PlanArguments& arguments) {
-                               sub.add_option("MODEL", arguments.model,
-                                              "Hugging Face folder (config.json is read, and the\n"
-                                              "weights' sizes), a .gguf file, an embedded\n"
-                                              "model's name, or a bundle")
-                                   ->required();
-                               sub.add_option("--gpu-memory", arguments.gpu_memory,
-                                              "Memory for weights and caches, say 80G: shows how\n"
-                                              "many requests fit, and the longest context")
-                                   ->option_text("SIZE");
-                               sub.add_option("--context", arguments.context,
-                                              "Tokens a request (default: all that the model\n"
-                                              "serves)")
-                                   ->transform(positive())
-                                   ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
-                                   ->option_text("N");
-                               sub.add_option("--weights", arguments.weights,
-                                              "What the weights take, in place of what the folder\n"
-                                              "says; a bundle does not know it")
-                                   ->option_text("SIZE");
-                               add_json_option(sub, arguments.json);
-                             });
+  add_command<PlanArguments>(
+      program, work, "plan", "What a model's cache takes, and how much of it fits", plan,
+      [](CLI::App& sub, PlanArguments& arguments) {
+        sub.add_option("MODEL", arguments.model,
+                       "Hugging Face folder (config.json is read, and the\n"
+                       "weights' sizes), a .gguf file, an embedded\n"
+                       "model's name, or a bundle")
+            ->required();
+        auto* memory = sub.add_option("--gpu-memory", arguments.gpu_memory,
+                                      "Memory of a GPU, say 80G: shows how many\n"
+                                      "requests fit, and the longest context")
+                           ->option_text("SIZE");
+        sub.add_option("--users", arguments.options.users,
+                       "Requests at a time: says whether they fit, and\n"
+                       "what would")
+            ->transform(positive())
+            ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+            ->needs(memory)
+            ->option_text("N");
+        sub.add_option("--tp", arguments.options.gpus, "GPUs that share weights and KV heads (1)")
+            ->check(CLI::Range(1, 64))
+            ->needs(memory)
+            ->option_text("N");
+        sub.add_option("--utilization", arguments.options.utilization,
+                       "Share of a GPU that the server takes (0.9, as\n"
+                       "vLLM's gpu_memory_utilization)")
+            ->check(CLI::Range(0.05, 1.0))
+            ->needs(memory)
+            ->option_text("SHARE");
+        sub.add_option("--context", arguments.options.context,
+                       "Tokens a request (default: all that the model\n"
+                       "serves)")
+            ->transform(positive())
+            ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+            ->option_text("N");
+        sub.add_option("--weights", arguments.weights,
+                       "What the weights take, in place of what the folder\n"
+                       "says; a bundle does not know it")
+            ->option_text("SIZE");
+        add_json_option(sub, arguments.json);
+      });
 }
 
 // oscar-bundle backends: the table of backends.

@@ -118,7 +118,7 @@ def import_rotation(keys, values, model, out, **options) -> Bundle:
 def plan(model, **options) -> dict:
     """What a model's cache takes in BF16, FP8 and 2 bits, and how much of it fits (oscar-bundle plan), as a dictionary.
 
-    Options: gpu_memory="80G", context=65536, weights="16G".
+    Options: gpu_memory="80G", context=65536, users=32, tp=2, weights="16G", utilization=0.9.
     """
     return programs.run_for_json("oscar-bundle", ["plan", _path(model), *programs.options(options)])[0]
 

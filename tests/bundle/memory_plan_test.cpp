@@ -48,7 +48,8 @@ TEST(MemoryPlan, BitsAValueAreThoseWorkedOutByHand) {
 }
 
 TEST(MemoryPlan, Qwen38bAt128KOn80GiB) {
-  const Json plan = memory_plan(qwen3_8b(), {.gpu_bytes = 80 * kGiB, .context = 131072});
+  const Json plan =
+      memory_plan(qwen3_8b(), {.gpu_bytes = 80 * kGiB, .context = 131072, .utilization = 1});
   const Json& row = row_of(plan, 131072);
   EXPECT_EQ(row["bytes_per_token"]["bf16"], 36 * 8 * 256 * 2);
   EXPECT_EQ(row["request_bytes"]["bf16"], 18.0 * kGiB);
@@ -58,9 +59,65 @@ TEST(MemoryPlan, Qwen38bAt128KOn80GiB) {
   EXPECT_EQ(row["requests"]["bf16"], 3);
   EXPECT_EQ(row["requests"]["fp8"], 7);
   EXPECT_EQ(row["requests"]["int2"], 25);
-  EXPECT_EQ(plan["longest_context"]["bf16"], 471448);
-  EXPECT_EQ(plan["longest_context"]["fp8"], 942896);
-  EXPECT_EQ(plan["longest_context"]["int2"], 3350565);
+  EXPECT_EQ(plan["longest_context"]["bf16"], 131072) << "at most what was asked for";
+}
+
+TEST(MemoryPlan, TheLongestContextIsAtMostTheModelsOwn) {
+  CachedModel m = qwen3_8b();
+  const auto longest = [&](const char* format) {
+    const Json plan = memory_plan(m, {.gpu_bytes = 80 * kGiB, .context = 4096, .utilization = 1});
+    return plan["longest_context"][format].get<int64_t>();
+  };
+  EXPECT_EQ(longest("bf16"), 40960);
+  m.max_positions = 1 << 22;
+  EXPECT_EQ(longest("bf16"), 471448);
+  EXPECT_EQ(longest("fp8"), 942896);
+  EXPECT_EQ(longest("int2"), 3350565);
+}
+
+// 147,456 bytes a token in BF16, 6 GiB a request of 43,690 tokens.
+TEST(MemoryPlan, SaysWhetherSoManyUsersFitAndWhatWould) {
+  PlanOptions options{.gpu_bytes = 80 * kGiB, .context = 40960, .users = 12, .utilization = 1};
+  Json users = memory_plan(qwen3_8b(), options)["users"];
+  EXPECT_EQ(users["requests"], 12);
+  EXPECT_TRUE(users["int2"]["fits"]);
+  EXPECT_EQ(users["int2"]["gpus"], 1);
+  EXPECT_EQ(users["int2"]["tokens_each"], 40960) << "no more than the model serves";
+  EXPECT_FALSE(users["bf16"]["fits"]) << "12 requests of 5.625 GiB in 64.7";
+  EXPECT_EQ(users["bf16"]["needed_bytes"], 12 * 5.625 * kGiB);
+  EXPECT_EQ(users["bf16"]["requests"], 11);
+  EXPECT_EQ(users["bf16"]["tokens_each"], 69517875200 / 12 / 147456);
+  EXPECT_EQ(users["bf16"]["gpus"], 2);
+  options.users = 11;
+  EXPECT_TRUE(memory_plan(qwen3_8b(), options)["users"]["bf16"]["fits"]);
+  options.utilization = 0.9;
+  EXPECT_FALSE(memory_plan(qwen3_8b(), options)["users"]["bf16"]["fits"]);
+  EXPECT_FALSE(memory_plan(qwen3_8b(), {.gpu_bytes = 80 * kGiB}).contains("users"));
+}
+
+TEST(MemoryPlan, GpusShareWeightsAndWholeHeads) {
+  PlanOptions options{.gpu_bytes = 80 * kGiB, .context = 40960, .gpus = 4, .utilization = 1};
+  Json plan = memory_plan(qwen3_8b(), options);
+  EXPECT_EQ(plan["cache_bytes"], 80.0 * kGiB - 16381470720 / 4);
+  EXPECT_EQ(row_of(plan, 40960)["request_bytes"]["bf16"], 5.625 * kGiB / 4);
+  EXPECT_EQ(plan["num_kv_heads"], 8);
+  options.gpus = 16;  // 8 heads
+  plan = memory_plan(qwen3_8b(), options);
+  EXPECT_EQ(row_of(plan, 40960)["request_bytes"]["bf16"], 5.625 * kGiB / 8);
+}
+
+TEST(MemoryPlan, TheAnswerComesFirstAndNamesAContextBeyondTheModels) {
+  PlanOptions options{.gpu_bytes = 80 * kGiB, .context = 131072, .users = 16};
+  std::string text = memory_plan_text(memory_plan(qwen3_8b(), options));
+  EXPECT_NE(text.find("16 requests at a time, of 131,072 tokens (the model serves 40,960)\n"
+                      "INT2        fits: "),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("what would: 3 requests, or "), std::string::npos) << text;
+  EXPECT_LT(text.find("what would"), text.find("One request"));
+  options.gpus = 2;
+  text = memory_plan_text(memory_plan(qwen3_8b(), options));
+  EXPECT_NE(text.find("in each of 2 GPUs"), std::string::npos) << text;
 }
 
 TEST(MemoryPlan, WithoutAContextItIsTheModelsOwn) {
@@ -120,8 +177,8 @@ TEST(MemoryPlan, LocalLayersStayInBf16HoweverFewTokensAreRecent) {
 TEST(MemoryPlan, LinesFit80Columns) {
   CachedModel m = qwen3_8b();
   m.name = std::string(50, 'n');
-  std::istringstream text(
-      memory_plan_text(memory_plan(m, {.gpu_bytes = 8000 * kGiB, .context = 1 << 20})));
+  std::istringstream text(memory_plan_text(
+      memory_plan(m, {.gpu_bytes = 8000 * kGiB, .context = 1 << 20, .users = 123456, .gpus = 64})));
   for (std::string line; std::getline(text, line);) EXPECT_LE(line.size(), 80U) << line;
 }
 
@@ -151,6 +208,12 @@ TEST_F(MemoryPlanFiles, OfAFolderTheConfigAndTheWeightsSizesAreRead) {
   m = read_cached_model(folder_.string());
   EXPECT_EQ(m.weight_bytes, 1024);
   EXPECT_EQ(m.weight_source, "its safetensors files");
+  std::ostringstream config;
+  config << std::ifstream(file("config.json")).rdbuf();
+  std::string quantized = config.str();
+  quantized.insert(1, R"("quantization_config": {"quant_method": "awq", "bits": 4},)");
+  std::ofstream(file("config.json")) << quantized;
+  EXPECT_EQ(read_cached_model(folder_.string()).weight_bytes, 1024) << "as stored";
 }
 
 TEST_F(MemoryPlanFiles, OfABundleItsOwnQuantizerCounts) {

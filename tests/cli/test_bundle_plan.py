@@ -23,11 +23,28 @@ class Plan(ProgramTest):
         self.assertIsNone(bundle["weight_bytes"])
 
     def test_requests_fit_beside_the_weights_that_are_given(self):
-        plan = self.plan(BUNDLE, "--gpu-memory", "2G", "--weights", "1G", "--context", 8192)
+        plan = self.plan(BUNDLE, "--gpu-memory", "2G", "--weights", "1G", "--context", 8192, "--utilization", 1)
         (row,) = [r for r in plan["contexts"] if r["context"] == 8192]
         self.assertEqual(row["requests"]["bf16"], 2**30 // (8192 * 8192))
         self.assertGreater(row["requests"]["int2"], 5 * row["requests"]["bf16"])
-        self.assertEqual(plan["longest_context"]["fp8"], 2**30 // 4096)
+        self.assertEqual(plan["longest_context"]["fp8"], min(2**30 // 4096, plan["max_positions"]))
+
+    def test_users_get_an_answer(self):
+        asked = ("--gpu-memory", "2G", "--weights", "1G", "--context", "8K", "--users", 20)
+        plan = self.plan(BUNDLE, *asked)
+        room = 0.9 * 2**31 - 2**30
+        self.assertEqual(plan["cache_bytes"], room)
+        for name, bytes_a_token in (("bf16", 8192), ("fp8", 4096)):
+            answer = plan["users"][name]
+            self.assertEqual(answer["requests"], room // (bytes_a_token * 8192))
+            self.assertEqual(answer["fits"], 20 <= answer["requests"])
+        self.assertTrue(plan["users"]["int2"]["fits"])
+        text = self.run_ok("oscar-bundle", "plan", BUNDLE, *asked).stdout
+        self.assertRegex(text, "20 requests at a time, of 8,192 tokens\nINT2 +fits: ")
+        self.assertRegex(text, "BF16 +does not fit: .*\n +what would: 12 requests, or .* tokens each, or 2 GPUs")
+        two = self.plan(BUNDLE, *asked, "--tp", 2)
+        self.assertTrue(two["users"]["bf16"]["fits"])
+        self.assertEqual(two["gpus"], 2)
 
     def test_text_fits_80_columns_and_holds_every_table(self):
         text = self.run_ok("oscar-bundle", "plan", "tiny-gqa", "--gpu-memory", "80G").stdout
@@ -40,6 +57,8 @@ class Plan(ProgramTest):
         self.refuse("oscar-bundle", ["plan", "tiny-gqa", "--gpu-memory", "1M"], "weights alone")
         self.refuse("oscar-bundle", ["plan", "tiny-gqa", "--gpu-memory", "much"], "--gpu-memory",
                     code=2)
+        for option in ("--users", "--tp", "--utilization"):
+            self.refuse("oscar-bundle", ["plan", "tiny-gqa", option, 1], "--gpu-memory", code=2)
         self.refuse("oscar-bundle", ["plan", self.folder / "absent"], "absent")
         self.refuse("oscar-bundle", ["plan", SOURCE / "README.md"], "README.md")
         self.refuse("oscar-bundle", ["plan", "tiny-gqa", "--context", 0], "--context", code=2)

@@ -67,13 +67,16 @@ CachedModel from_checkpoint(const std::string& model) {
   for (int layer = 0; layer < config.num_layers; ++layer) {
     m.layers.push_back(config.geometry(layer, m.quantizer.recent_tokens));
   }
-  if (is_folder) m.weight_bytes = safetensors_bytes(path);
+  if (!is_folder) {
+    m.weight_bytes = static_cast<int64_t>(std::filesystem::file_size(path));
+    m.weight_source = "as the file stores them";
+    return m;
+  }
+  m.weight_bytes = safetensors_bytes(path);
   m.weight_source = "its safetensors files";
   if (!m.weight_bytes) {
     m.weight_bytes = counted_bytes(config);
-    m.weight_source = config.fp8  ? "by config.json, layers in FP8"
-                      : is_folder ? "by config.json, in BF16"
-                                  : "by its shapes, in BF16";
+    m.weight_source = config.fp8 ? "by config.json, layers in FP8" : "by config.json, in BF16";
   }
   return m;
 }
@@ -107,6 +110,42 @@ int64_t longest_within(const CachedModel& model, CacheFormat format, double byte
     }
   }
   return low;
+}
+
+// What one of `gpus` holds of the model's cache: whole KV heads, at least one.
+CachedModel rank_of(CachedModel model, int gpus) {
+  for (LayerGeometry& layer : model.layers) {
+    layer.num_kv_heads = (layer.num_kv_heads + gpus - 1) / gpus;
+  }
+  return model;
+}
+
+// What is left for caches in each of `gpus`. Negative: less than the weights need.
+double room_beside(int64_t weight_bytes, const PlanOptions& options, int gpus) {
+  return options.utilization * static_cast<double>(options.gpu_bytes) -
+         static_cast<double>(weight_bytes) / gpus;
+}
+
+// Whether options.users requests of `context` tokens fit, and what would.
+Json answer_of(const CachedModel& model, CacheFormat format, int64_t context, int64_t weight_bytes,
+               const PlanOptions& options) {
+  const auto needed = [&](int gpus) {
+    return static_cast<double>(options.users) *
+           request_bytes(rank_of(model, gpus), format, context);
+  };
+  const CachedModel rank = rank_of(model, options.gpus);
+  const double room = room_beside(weight_bytes, options, options.gpus);
+  const double each = room / static_cast<double>(options.users);
+  const int64_t longest = std::max(context, model.max_positions);
+  Json answer{{"fits", needed(options.gpus) <= room},
+              {"needed_bytes", needed(options.gpus)},
+              {"requests", static_cast<int64_t>(room / request_bytes(rank, format, context))},
+              {"tokens_each", std::min(longest, longest_within(rank, format, each))}};
+  constexpr int kMostGpus = 64;
+  for (int gpus = options.gpus; gpus <= kMostGpus && !answer.contains("gpus"); gpus *= 2) {
+    if (needed(gpus) <= room_beside(weight_bytes, options, gpus)) answer["gpus"] = gpus;
+  }
+  return answer;
 }
 
 // Powers of two up to the model's own length and the asked one, and these.
@@ -254,9 +293,44 @@ std::string gib(double bytes) {
   return fmt::format("{:.{}f}", value, value >= 100 ? 1 : value >= 10 ? 2 : 3);
 }
 
+// "tokens" of a context, and that the model serves fewer.
+std::string asked_context(const Json& plan) {
+  const int64_t served = plan["max_positions"].get<int64_t>();
+  const std::string tokens = count(plan["context"].get<double>()) + " tokens";
+  if (served == 0 || plan["context"].get<int64_t>() <= served) return tokens;
+  return fmt::format("{} (the model serves {})", tokens, count(static_cast<double>(served)));
+}
+
+std::string answer_text(const Json& plan) {
+  const Json& users = plan["users"];
+  std::string text = fmt::format("\n{} requests at a time, of {}\n",
+                                 count(users["requests"].get<double>()), asked_context(plan));
+  const int gpus = plan["gpus"].get<int>();
+  for (const auto& [name, label] :
+       {std::pair{"int2", "INT2"}, std::pair{"fp8", "FP8"}, std::pair{"bf16", "BF16"}}) {
+    const Json& answer = users[name];
+    const bool fits = answer["fits"].get<bool>();
+    const std::string needed =
+        fmt::format("{} of {} GiB", gib(answer["needed_bytes"].get<double>()),
+                    gib(plan["cache_bytes"].get<double>()));
+    std::string others =
+        fmt::format("{} requests, or {} tokens each", count(answer["requests"].get<double>()),
+                    count(answer["tokens_each"].get<double>()));
+    if (!fits && answer.contains("gpus")) {
+      others += fmt::format(", or {} GPUs", answer["gpus"].get<int>());
+    }
+    add_line(text, label,
+             fmt::format("{}: {}{}", fits ? "fits" : "does not fit", needed,
+                         gpus > 1 ? fmt::format(" in each of {} GPUs", gpus) : ""));
+    add_line(text, "", (fits ? "up to " : "what would: ") + others);
+  }
+  return text;
+}
+
 std::string request_table(const Json& plan) {
-  std::string text =
-      "\nOne request, GiB\n   context   INT2 bits/value      INT2       FP8      BF16\n";
+  std::string text = fmt::format(
+      "\nOne request, GiB{}\n   context   INT2 bits/value      INT2       FP8      BF16\n",
+      plan["gpus"].get<int>() > 1 ? " in each GPU" : "");
   for (const Json& row : plan["contexts"]) {
     const Json& bytes = row["request_bytes"];
     text += fmt::format("{:>10} {:>17.3f} {:>9} {:>9} {:>9}\n", count(row["context"].get<double>()),
@@ -334,7 +408,8 @@ double request_bytes(const CachedModel& model, CacheFormat format, int64_t token
   });
 }
 
-Json memory_plan(const CachedModel& model, const PlanOptions& options) {
+Json memory_plan(const CachedModel& whole, const PlanOptions& options) {
+  const CachedModel model = rank_of(whole, options.gpus);
   const int64_t context = options.context > 0 ? options.context : model.max_positions;
   if (context <= 0) {
     throw Error({.what = "it is not known how many tokens the model serves",
@@ -347,7 +422,8 @@ Json memory_plan(const CachedModel& model, const PlanOptions& options) {
   Json plan{{"model", model.name},
             {"architecture", model.architecture},
             {"num_layers", model.layers.size()},
-            {"num_kv_heads", first.num_kv_heads},
+            {"num_kv_heads", whole.layers.front().num_kv_heads},
+            {"gpus", options.gpus},
             {"head_dim", first.head_dim_k},
             {"max_positions", model.max_positions},
             {"context", context},
@@ -360,17 +436,25 @@ Json memory_plan(const CachedModel& model, const PlanOptions& options) {
   plan["weight_source"] = options.weight_bytes ? "as given" : model.weight_source;
   std::optional<double> room;
   if (options.gpu_bytes > 0) {
-    room = static_cast<double>(options.gpu_bytes - weights.value_or(0));
+    room = room_beside(weights.value_or(0), options, options.gpus);
     if (*room <= 0) {
       throw Error({.what = "the weights alone fill this memory",
                    .where = "--gpu-memory",
-                   .expected = "more than " + gib(static_cast<double>(*weights)) + " GiB",
+                   .expected = fmt::format(
+                       "more than {} GiB in each of {} GPUs",
+                       gib(static_cast<double>(*weights) / options.gpus / options.utilization),
+                       options.gpus),
                    .found = gib(static_cast<double>(options.gpu_bytes)) + " GiB"});
     }
     plan["gpu_bytes"] = options.gpu_bytes;
+    plan["utilization"] = options.utilization;
     plan["cache_bytes"] = *room;
     for (const auto& [name, format] : kFormats) {
-      plan["longest_context"][name] = longest_within(model, format, *room);
+      plan["longest_context"][name] =
+          std::min(std::max(context, model.max_positions), longest_within(model, format, *room));
+      if (options.users == 0) continue;
+      plan["users"]["requests"] = options.users;
+      plan["users"][name] = answer_of(whole, format, context, weights.value_or(0), options);
     }
   }
   Json& rows = plan["contexts"] = Json::array();
@@ -406,11 +490,15 @@ std::string memory_plan_text(const Json& plan) {
                          shown(plan["weight_source"])));
   }
   if (plan.contains("gpu_bytes")) {
+    const int gpus = plan["gpus"].get<int>();
     add_line(
         text, "GPU",
-        fmt::format("{} GiB, {} of them for caches and whatever else the server holds",
-                    gib(plan["gpu_bytes"].get<double>()), gib(plan["cache_bytes"].get<double>())));
+        fmt::format("{}{} GiB, {:.0f}% of it for the server: {} GiB for caches and activations",
+                    gpus > 1 ? fmt::format("{} with ", gpus) : "",
+                    gib(plan["gpu_bytes"].get<double>()), 100 * plan["utilization"].get<double>(),
+                    gib(plan["cache_bytes"].get<double>())));
   }
+  if (plan.contains("users")) text += answer_text(plan);
   text += request_table(plan);
   if (plan.contains("gpu_bytes")) text += fit_table(plan);
   return text + codec_table(plan) + sweep_table(plan);

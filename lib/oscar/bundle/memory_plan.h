@@ -23,9 +23,9 @@ struct CachedModel {
 };
 
 // Of a checkpoint folder, a .gguf file, an embedded model's name or a bundle. Of a folder
-// config.json and the sizes of its safetensors files are read, and no weight; without such files,
-// and of GGUF, which runs dequantized, the weights are counted by their shapes, in BF16. A bundle
-// does not know them. Throws Error for anything else.
+// config.json and the sizes of its safetensors files are read, and no weight, so that any
+// quantization will do; without such files the weights are counted by their shapes, in BF16. A GGUF
+// file counts as it is stored. A bundle does not know the weights. Throws Error for anything else.
 CachedModel read_cached_model(const std::string& model);
 
 enum class CacheFormat { kBf16, kFp8, kInt2 };
@@ -37,14 +37,19 @@ enum class CacheFormat { kBf16, kFp8, kInt2 };
 double request_bytes(const CachedModel& model, CacheFormat format, int64_t tokens);
 
 struct PlanOptions {
-  int64_t gpu_bytes = 0;                     // 0: nothing is said of what fits
+  int64_t gpu_bytes = 0;                     // of each GPU; 0: nothing is said of what fits
   int64_t context = 0;                       // tokens a request; 0: all that the model serves
   std::optional<int64_t> weight_bytes = {};  // in place of what the model says
+  int64_t users = 0;                         // requests at a time; 0: not asked
+  int gpus = 1;                              // ranks of tensor parallelism
+  double utilization = 0.9;  // share of a GPU that the server takes, weights included
 };
 
 // Bytes a token, bits a value, gigabytes and requests by context; the longest context of a single
-// request; at the context, every codec that oscar-eval compares, and sweeps over windows,
-// quantization groups and metadata. Throws Error when the weights alone fill the GPU, or no context
+// request, at most what the model serves or the context; whether so many users fit, and what would;
+// at the context, every codec that oscar-eval compares, and sweeps over windows, quantization
+// groups and metadata. Bytes are those of one GPU: with several, each has its share of the weights
+// and whole KV heads, at least one. Throws Error when the weights alone fill the GPU, or no context
 // is known.
 Json memory_plan(const CachedModel& model, const PlanOptions& options);
 

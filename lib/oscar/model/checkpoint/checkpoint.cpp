@@ -290,8 +290,15 @@ Checkpoint open_gguf(const fs::path& path, const std::optional<Json>& rope_scali
 ModelConfig read_model_config(const std::filesystem::path& model) {
   if (!fs::is_directory(model)) return open_checkpoint(model.string()).config;
   const fs::path file = model / "config.json";
-  return parse_model_config(folder_config(model, read_text_file(file, kMaxConfigBytes)),
-                            file.string());
+  Json config = folder_config(model, read_text_file(file, kMaxConfigBytes));
+  try {
+    parse_quantization(config, file.string());
+  } catch (const Error&) {
+    for (const char* key : {"quantization", "quantization_config", "compression_config"}) {
+      config.erase(key);
+    }
+  }
+  return parse_model_config(config, file.string());
 }
 
 ChatTemplate read_chat_template(const fs::path& model) {

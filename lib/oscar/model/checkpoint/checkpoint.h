@@ -32,7 +32,8 @@ struct Checkpoint {
   bool is_gguf() const { return path != folder; }
 };
 
-// The configuration alone: of a folder without its weights, which need not be there.
+// The configuration alone: of a folder without its weights, which need not be there and may be
+// quantized in any way. A quantization that cannot be read counts as none.
 ModelConfig read_model_config(const std::filesystem::path& model);
 
 // The chat templates of a folder: chat_template.jinja (with those of additional_chat_templates),

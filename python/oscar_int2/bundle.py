@@ -14,7 +14,7 @@ from . import programs
 from .errors import BundleError, BundleMismatchError
 from .recipe import METADATA_DTYPES, CacheFormat, SideRecipe
 from .rope import yarn_attention_factor
-from .weights import MATRICES, SAMPLES
+from .weights import MATRICES, SAMPLES, VECTORS
 
 FORMAT, FORMAT_VERSION = "oscar-rotation-bundle", 1
 KNOWN_FEATURES = {"key_centres"}
@@ -60,7 +60,8 @@ class Layer:
     key: SideRecipe | None  # None: a layer without transforms
     value: SideRecipe | None
     # float32 [Hkv, 4, 16], bf16 numbers of W_Q, W_K, W_V, W_O (weights.py); None: not in the file
-    weight_samples: torch.Tensor | None = None
+    weight_samples: torch.Tensor | None = None  # [num_kv_heads, 4, 16], of weights.MATRICES
+    vector_samples: torch.Tensor | None = None  # [num_kv_heads, 5, 16], of weights.VECTORS
     turned: bool = True  # by the model's RoPE; False: its keys do not turn
 
 
@@ -354,6 +355,8 @@ class _Reader:
             key=self.side(where, "k", "q_rotation", heads, dims[0]) if fitted else None,
             value=self.side(where, "v", "o_rotation", heads, dims[0]) if fitted else None,
             weight_samples=self.tensor(where, "weight_samples", "<f4", (heads, len(MATRICES), SAMPLES),
+                                       required=False) if fitted else None,
+            vector_samples=self.tensor(where, "vector_samples", "<f4", (heads, len(VECTORS), SAMPLES),
                                        required=False) if fitted else None,
             turned=bool(self.count(where, "turned", 0, 1, 1)))
 

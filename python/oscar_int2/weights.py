@@ -1,7 +1,7 @@
 """Whether a bundle was calibrated on the weights that a model has, whatever served them.
 
-The bundle holds some entries of each layer's W_Q, W_K, W_V and W_O, as bf16 numbers
-(lib/oscar/bundle/weight_samples.h). They are compared with the weights in memory, which takes some
+The bundle holds some entries of each layer's W_Q, W_K, W_V and W_O, of the biases of the first three and
+of the norms of queries and keys, as bf16 numbers (lib/oscar/bundle/weight_samples.h). They are compared with the weights in memory, which takes some
 milliseconds. Where either side has none, as quantized weights and bundles of earlier versions, the files
 of the model are compared with the fingerprint that the bundle stores (lib/oscar/io/weight_source.cpp).
 """
@@ -19,7 +19,8 @@ from .errors import BundleError, BundleMismatchError
 
 SAME, ANY = "same", "any"  # what weights are accepted
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
-SAMPLES = 16               # entries of a matrix and KV head
+VECTORS = ("b_Q", "b_K", "b_V", "q_norm", "k_norm")
+SAMPLES = 16               # entries of a matrix or vector and KV head
 # Distance of entries, as a share of their size, below which weights count as a fine-tune's: those of
 # models that were trained apart are 1.4 apart.
 FINE_TUNE = 0.5
@@ -31,7 +32,8 @@ _logger = logging.getLogger("oscar_int2")
 
 class Projections(NamedTuple):
     """Attention weights of one layer, as torch.nn.Linear has them, or one rank's part of them: whole KV
-    heads from `first_head` on, with their query heads. None: not at hand."""
+    heads from `first_head` on, with their query heads. None: not at hand. Of `vectors`, those of VECTORS,
+    a bias that a layer does not have is zeros, and a norm that it does not have is None."""
 
     q: torch.Tensor | None  # [query heads d, hidden]
     k: torch.Tensor | None  # [KV heads d, hidden]
@@ -39,6 +41,7 @@ class Projections(NamedTuple):
     o: torch.Tensor | None  # [hidden, query heads d]
     first_head: int = 0
     num_kv_heads: int | None = None  # None: all of the layer
+    vectors: tuple = (None,) * len(VECTORS)
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,36 @@ def projections(attention, layer, first_head=0, num_kv_heads=None):
     """Projections of an attention module that has q_proj, k_proj, v_proj and o_proj, or qkv_proj with
     their rows one after another. `layer`: the bundle's."""
     heads = layer.num_kv_heads if num_kv_heads is None else num_kv_heads
-    queries = heads * (layer.num_qo_heads // layer.num_kv_heads)
-    fused = _weight_of(getattr(attention, "qkv_proj", None))
+    rows = [n * layer.head_dim for n in (heads * (layer.num_qo_heads // layer.num_kv_heads), heads, heads)]
+    linear = getattr(attention, "qkv_proj", None)
+    fused = _weight_of(linear)
     if fused is None:
-        parts = [_weight_of(getattr(attention, f"{name}_proj", None)) for name in "qkv"]
-    elif is_plain(fused, ((queries + 2 * heads) * layer.head_dim, *fused.shape[-1:])):
-        parts = fused.split([n * layer.head_dim for n in (queries, heads, heads)])
+        linears = [getattr(attention, f"{name}_proj", None) for name in "qkv"]
+        parts = [_weight_of(linear) for linear in linears]
+        biases = [_bias_of(linear, n) for linear, n in zip(linears, rows)]
+    elif is_plain(fused, (sum(rows), *fused.shape[-1:])):
+        parts = fused.split(rows)
+        bias = _bias_of(linear, sum(rows))
+        biases = [None] * 3 if bias is None else bias.split(rows)
     else:
-        parts = [None] * 3
-    return Projections(*parts, _weight_of(getattr(attention, "o_proj", None)), first_head, num_kv_heads)
+        parts, biases = [None] * 3, [None] * 3
+    norms = [getattr(getattr(attention, name, None), "weight", None) for name in VECTORS[3:]]
+    norms = [norm if norm is not None and norm.dim() == 1 else None for norm in norms]
+    return Projections(*parts, _weight_of(getattr(attention, "o_proj", None)), first_head, num_kv_heads,
+                       (*biases, *norms))
+
+
+def _bias_of(linear, rows):
+    """[rows] that a linear layer adds, zeros where it adds none; None: not at hand."""
+    if linear is None:
+        return None
+    while not hasattr(linear, "bias") and hasattr(linear, "base_layer"):
+        linear = linear.base_layer
+    bias = getattr(linear, "bias", None)
+    if bias is None:
+        weight = getattr(linear, "weight", None)
+        return None if weight is None else torch.zeros(rows, device=weight.device)
+    return bias if is_plain(bias, (rows,)) else None
 
 
 def _weight_of(linear):
@@ -136,6 +160,13 @@ def sample(matrix, kv_heads, by_columns):
         matrix[row + heads, column.expand(kv_heads, -1)])
 
 
+def sample_vector(vector, kv_heads, head_dim):
+    """[kv_heads, 16] entries of a vector whose parts belong to so many KV heads, or that all share if it has
+    head_dim entries (sample_position of lib/oscar/bundle/weight_samples.h)."""
+    parts = vector.expand(kv_heads, -1) if len(vector) == head_dim else vector.view(kv_heads, -1)
+    return parts[:, (2 * torch.arange(SAMPLES, device=vector.device) + 1) * parts.shape[1] // (2 * SAMPLES)]
+
+
 def is_plain(matrix, shape):
     """Whether a tensor lies in memory as the numbers of a matrix of this shape."""
     return (isinstance(matrix, torch.Tensor) and type(matrix.data) is torch.Tensor and not matrix.is_meta
@@ -153,12 +184,21 @@ def compare(bundle, layers):
         heads = layer.num_kv_heads if weights.num_kv_heads is None else weights.num_kv_heads
         kept = layer.weight_samples[weights.first_head:weights.first_head + heads]
         group, hidden = layer.num_qo_heads // layer.num_kv_heads, bundle.model.hidden_size
+        before = len(taken)
         for index, matrix in enumerate(weights[:4]):
             rows = heads * layer.head_dim * (1 if MATRICES[index] in ("W_K", "W_V") else group)
             by_columns = MATRICES[index] == "W_O"
             if is_plain(matrix, (hidden, rows) if by_columns else (rows, hidden)):
                 taken.append(((layer_id, MATRICES[index]), kept[:, index],
                               sample(matrix.data, heads, by_columns)))
+        if layer.vector_samples is None or len(taken) == before:  # vectors alone say too little
+            continue
+        kept = layer.vector_samples[weights.first_head:weights.first_head + heads]
+        for index, vector in enumerate(weights.vectors):
+            rows = heads * layer.head_dim * (group if VECTORS[index] in ("b_Q", "q_norm") else 1)
+            if is_plain(vector, (rows,)) or VECTORS[index].endswith("norm") and is_plain(vector, (layer.head_dim,)):
+                taken.append(((layer_id, VECTORS[index]), kept[:, index],
+                              sample_vector(vector.data, heads, layer.head_dim)))
     if not taken:
         return None
     names, kept, found = zip(*taken)

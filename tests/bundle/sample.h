@@ -181,8 +181,11 @@ inline Bundle statistics_bundle(const Size& size = {}) {
   b.quantizer.quant_group_size = size.dim;
   for (int layer = 0; layer < size.layers; ++layer) {
     b.statistics.push_back(statistics(layer, size));
-    b.weight_samples.emplace_back(size.heads, kSampledMatrices, kWeightSamples);
-    fill(b.weight_samples.back().data, 0.5 + layer);
+    WeightSamples& samples = b.weight_samples.emplace_back();
+    samples.matrices = MatrixStack<float>(size.heads, kSampledMatrices, kWeightSamples);
+    samples.vectors = MatrixStack<float>(size.heads, kSampledVectors, kWeightSamples);
+    fill(samples.matrices.data, 0.5 + layer);
+    fill(samples.vectors.data, 0.25 + layer);
   }
   return b;
 }

@@ -15,7 +15,17 @@ namespace {
 using namespace oscar;
 using sample::BundleTest;
 
-class WeightSamples : public BundleTest {};
+class WeightSamples : public BundleTest {
+ protected:
+  void expect_refused(const char* name, const char* text) const {
+    try {
+      read_bundle(file(name));
+      FAIL() << name;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  }
+};
 
 TEST_F(WeightSamples, LieInFourRowsAndSixteenColumns) {
   std::set<int64_t> rows, columns;
@@ -41,6 +51,12 @@ TEST_F(WeightSamples, LieInsideTheSmallestParts) {
   }
 }
 
+TEST_F(WeightSamples, OfAVectorLieInSixteenStrips) {
+  EXPECT_EQ(sample_position(0, 64), 2);
+  EXPECT_EQ(sample_position(15, 64), 62);
+  for (int i = 0; i < kWeightSamples; ++i) EXPECT_LT(sample_position(i, 3), 3);
+}
+
 TEST_F(WeightSamples, StayInServingProfilesAndMergedFilesAndCountAsServed) {
   const Bundle bundle = sample::rotation_bundle(TransformKind::kBalanced);
   const Bundle serving = strip_bundle(bundle, StripProfile::kServing, "");
@@ -60,12 +76,18 @@ TEST_F(WeightSamples, OfSomeLayersOnlyAreRefused) {
   Bundle bundle = sample::rotation_bundle(TransformKind::kOscar);
   bundle.weight_samples[0] = {};
   write_bundle(bundle, file("some.h5"), true);
-  try {
-    read_bundle(file("some.h5"));
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("some layers only"), std::string::npos);
-  }
+  expect_refused("some.h5", "some layers only");
+}
+
+TEST_F(WeightSamples, OfVectorsWithoutMatricesAreRefused) {
+  Bundle bundle = sample::rotation_bundle(TransformKind::kOscar);
+  bundle.weight_samples[0].vectors = {};  // as earlier versions wrote them
+  write_bundle(bundle, file("old.h5"), true);
+  EXPECT_EQ(read_bundle(file("old.h5")).weight_samples, bundle.weight_samples);
+  bundle = sample::rotation_bundle(TransformKind::kOscar);
+  bundle.weight_samples[0].matrices = {};
+  write_bundle(bundle, file("vectors.h5"), true);
+  expect_refused("vectors.h5", "samples of vectors without those of matrices");
 }
 
 }  // namespace

@@ -84,9 +84,7 @@ class WeightsTest(unittest.TestCase):
         scratch = tempfile.TemporaryDirectory()
         cls.addClassCleanup(scratch.cleanup)
         cls.folder = pathlib.Path(scratch.name)
-        cls.ours = checkpoints.write_checkpoint(cls.folder / "ours")
-        cls.other = checkpoints.write_checkpoint(
-            cls.folder / "other", tensors=checkpoints.qwen3_tensors(checkpoints.QWEN3_MINI, seed=1))
+        cls.ours, cls.other = cls.make(cls.folder / "ours", 0), cls.make(cls.folder / "other", 1)
         corpus, path = cls.folder / "corpus.txt", cls.folder / "ours.h5"
         corpus.write_text("".join(checkpoints.sample_text()))
         made = run("oscar-calibrate", cls.ours, corpus, path, "--device", "cpu", "--search", "off",
@@ -95,6 +93,10 @@ class WeightsTest(unittest.TestCase):
         cls.bundle = oscar_int2.load(path)
         cls.models = {folder: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
                       for folder in (cls.ours, cls.other)}
+
+    @classmethod
+    def make(cls, folder, seed):
+        return checkpoints.write_checkpoint(folder, tensors=checkpoints.qwen3_tensors(checkpoints.QWEN3_MINI, seed))
 
     def served(self, model, bundle=None, **options):
         """In both ways of this process."""
@@ -209,6 +211,61 @@ class Samples(WeightsTest):
             with self.subTest(kept=kept):
                 kept = torch.tensor([[kept]]).bfloat16().float()
                 self.assertEqual(weights._rounds_to(found, kept, half)[0, 0].tolist(), [bool(x) for x in same])
+
+
+class Vectors(WeightsTest):
+    """Biases and norms, of a checkpoint that has both."""
+
+    @classmethod
+    def make(cls, folder, seed):
+        config = checkpoints.QWEN3_MINI | {"attention_bias": True}
+        tensors = checkpoints.qwen3_tensors(config, seed)
+        rng = np.random.default_rng(seed)
+        for layer in range(3):
+            for name, rows in (("q", 128), ("k", 64), ("v", 64), ("o", 64)):
+                bias = rng.standard_normal(rows).astype(np.float32)
+                tensors[f"model.layers.{layer}.self_attn.{name}_proj.bias"] = bias
+        return checkpoints.write_checkpoint(folder, config, tensors)
+
+    def test_a_change_of_one_is_found(self):
+        model = self.models[self.ours]
+        for name, path, part in (("b_Q", "q_proj.bias", slice(64, 128)), ("b_K", "k_proj.bias", slice(0, 32)),
+                                 ("b_V", "v_proj.bias", slice(32, 64)), ("q_norm", "q_norm.weight", slice(0, 16)),
+                                 ("k_norm", "k_norm.weight", slice(16, 32))):
+            changed = copy.deepcopy(model)
+            changed.get_parameter(f"model.layers.2.self_attn.{path}").data[part] *= 1.01
+            self.refused(changed, f"{name} of layer 2 differs, and 0 more of 27")
+
+    def test_a_bias_that_is_gone_is_found(self):
+        changed = copy.deepcopy(self.models[self.ours])
+        changed.model.layers[1].self_attn.k_proj.bias = None
+        with self.assertRaisesRegex(BundleMismatchError, "b_K of layer 1 differs, and 0 more of 27"):
+            apply(changed, self.bundle)
+
+    def test_a_rank_finds_its_own(self):
+        """Of a fused projection, with a norm that heads share and one over the whole row."""
+        layer = self.bundle.layers[1]
+        ours = self.models[self.ours].model.layers[1].self_attn
+        module = torch.nn.Module()
+        rows = [(ours.q_proj, slice(64, 128)), (ours.k_proj, slice(32, 64)), (ours.v_proj, slice(32, 64))]
+        module.qkv_proj = torch.nn.Linear(64, 128)
+        module.qkv_proj.weight.data = torch.cat([linear.weight[part] for linear, part in rows]).data
+        module.qkv_proj.bias.data = torch.cat([linear.bias[part] for linear, part in rows]).data
+        module.q_norm, module.k_norm = ours.q_norm, copy.deepcopy(ours.k_norm)
+        found = weights.compare(self.bundle, {1: weights.projections(module, layer, 1, 1)})
+        self.assertEqual((found.differ, found.compared), (0, 8))
+        self.assertEqual(len(weights.compare(self.bundle, {1: weights.projections(module, layer, 0, 1)}).tensors), 6)
+        row = torch.arange(64.0)
+        self.assertEqual(weights.sample_vector(row, 2, 32)[:, 0].tolist(), [1.0, 33.0])
+        self.assertEqual(weights.sample_vector(row, 2, 64)[:, 0].tolist(), [2.0, 2.0])
+
+    def test_a_bundle_without_their_samples_is_compared_by_matrices(self):
+        old = dataclasses.replace(self.bundle, layers={
+            i: dataclasses.replace(layer, vector_samples=None) for i, layer in self.bundle.layers.items()})
+        changed = copy.deepcopy(self.models[self.ours])
+        changed.model.layers[1].self_attn.k_proj.bias.data *= 2
+        with silence(self):
+            remove(apply(changed, old))
 
 
 class Parts(WeightsTest):

@@ -9,6 +9,7 @@
 
 #include "oscar/base/files.h"
 #include "oscar/base/json.h"
+#include "oscar/bundle/weight_samples.h"
 #include "oscar/cache/codec.h"
 #include "oscar/fit/fit.h"
 #include "oscar/fit/linalg.h"
@@ -88,7 +89,7 @@ struct Bundle {
   // With which `statistics` weighted by attention were collected, where `quantizer` has others.
   std::optional<Windows> collected;
   // By layer id, of the weights that the file is about (weight_samples.h); empty: not known.
-  std::vector<MatrixStack<float>> weight_samples;
+  std::vector<WeightSamples> weight_samples;
   // Version and commit of the tool that fitted the transforms. The reader takes them from whoever
   // wrote the file where it does not say; empty: the writer is the one that fitted them.
   std::string fitted_by;

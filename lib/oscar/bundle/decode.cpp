@@ -39,8 +39,8 @@ LayerGeometry decode_geometry(const RawFile& raw, const std::string& path,
 LayerTransforms decode_transforms(RawFile& raw, const std::string& path,
                                   const LayerGeometry& geometry);
 // Empty where the layer has none.
-MatrixStack<float> decode_weight_samples(RawFile& raw, const std::string& path,
-                                         const LayerGeometry& geometry);
+WeightSamples decode_weight_samples(RawFile& raw, const std::string& path,
+                                    const LayerGeometry& geometry);
 LayerStatistics decode_statistics(RawFile& raw, const std::string& path,
                                   const LayerGeometry& geometry);
 
@@ -337,10 +337,16 @@ LayerTransforms decode_transforms(RawFile& raw, const std::string& path,
   return layer;
 }
 
-MatrixStack<float> decode_weight_samples(RawFile& raw, const std::string& path,
-                                         const LayerGeometry& geometry) {
-  MatrixStack<float> samples;
-  if (geometry.fitted()) DatasetReader{raw, path, geometry}(schema::kWeightSampleSpec, samples);
+WeightSamples decode_weight_samples(RawFile& raw, const std::string& path,
+                                    const LayerGeometry& geometry) {
+  WeightSamples samples;
+  if (!geometry.fitted()) return samples;
+  DatasetReader{raw, path, geometry}(schema::kMatrixSampleSpec, samples.matrices);
+  DatasetReader{raw, path, geometry}(schema::kVectorSampleSpec, samples.vectors);
+  if (samples.matrices.empty() && !samples.vectors.empty()) {
+    refuse_object(raw, path, "samples of vectors without those of matrices",
+                  schema::kMatrixSampleSpec.name, "none");
+  }
   return samples;
 }
 

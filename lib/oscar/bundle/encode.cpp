@@ -364,9 +364,9 @@ EncodedFile encode_bundle(const Bundle& bundle, const ResumeState* state) {
     file.groups.push_back(path);
     schema::visit_geometry(geometry, AttributeWriter{file, path});
     if (state == nullptr && !bundle.weight_samples.empty()) {
-      DatasetWriter{file, path, geometry}(
-          schema::kWeightSampleSpec,
-          bundle.weight_samples.at(static_cast<size_t>(geometry.layer_id)));
+      const auto& samples = bundle.weight_samples.at(static_cast<size_t>(geometry.layer_id));
+      DatasetWriter{file, path, geometry}(schema::kMatrixSampleSpec, samples.matrices);
+      DatasetWriter{file, path, geometry}(schema::kVectorSampleSpec, samples.vectors);
     }
     return path;
   };

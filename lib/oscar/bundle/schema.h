@@ -50,7 +50,17 @@ inline std::string tool_and_commit(std::string_view version, std::string_view co
 
 // [], [Hkv], [Hkv, d], [Hkv, 2, d], [Hkv, d, d], [Hkv, 4, 16]; [ratios], [ratios, Hkv] with as many
 // ratios as were tried.
-enum class Rank { kScalar, kHeads, kVectors, kCenters, kMatrices, kSamples, kRatios, kRatioHeads };
+enum class Rank {
+  kScalar,
+  kHeads,
+  kVectors,
+  kCenters,
+  kMatrices,
+  kMatrixSamples,
+  kVectorSamples,
+  kRatios,
+  kRatioHeads
+};
 
 struct DatasetSpec {
   const char* name;
@@ -76,8 +86,10 @@ inline hdf5::Shape shape_of(const DatasetSpec& spec, const LayerGeometry& geomet
       return {heads, kCenters, d};
     case Rank::kMatrices:
       return {heads, d, d};
-    case Rank::kSamples:
+    case Rank::kMatrixSamples:
       return {heads, kSampledMatrices, kWeightSamples};
+    case Rank::kVectorSamples:
+      return {heads, kSampledVectors, kWeightSamples};
     case Rank::kRatios:
       return {ratios};
     case Rank::kRatioHeads:
@@ -176,8 +188,10 @@ inline constexpr std::array<CodingRule, 16> kCodings{{
 inline constexpr DatasetSpec kPredictedNmse = {"predicted_output_nmse", hdf5::Dtype::kF64,
                                                Rank::kHeads, Side::kValue, false};
 // Of every layer with transforms or sums, or of none (weight_samples.h).
-inline constexpr DatasetSpec kWeightSampleSpec = {"weight_samples", hdf5::Dtype::kF32,
-                                                  Rank::kSamples, Side::kKey, false};
+inline constexpr DatasetSpec kMatrixSampleSpec = {"weight_samples", hdf5::Dtype::kF32,
+                                                  Rank::kMatrixSamples, Side::kKey, false};
+inline constexpr DatasetSpec kVectorSampleSpec = {"vector_samples", hdf5::Dtype::kF32,
+                                                  Rank::kVectorSamples, Side::kKey, false};
 inline constexpr const char* kWarnings = "warnings";  // layer attribute, JSON list
 
 // Optional attributes: of the root JSON in kSearch, of a layer one for each part of its record

@@ -1,6 +1,8 @@
 // One row at a time, from the file or from the decoder of its type.
 #include "oscar/bundle/weight_samples.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -31,14 +33,14 @@ float stored_float(Dtype dtype, const std::byte* place) {
   return dtype == Dtype::kBf16 ? bf16_to_float(bits) : fp16_to_float(bits);
 }
 
-// A matrix of a source, row by row.
+// A matrix of a source, row by row; a vector is a matrix of one row.
 class Rows {
  public:
   Rows(const WeightSource& source, const WeightSpec& spec)
       : view_(source.get(spec.name, spec.shape)), stored_(source.stored_bytes(spec.name)) {}
 
   std::vector<float> operator[](int64_t row) const {
-    const int64_t columns = view_.shape[1];
+    const int64_t columns = view_.shape.back();
     std::vector<float> values(static_cast<size_t>(columns));
     if (view_.data == nullptr) {
       view_.decode(row, 1, values.data());
@@ -68,20 +70,17 @@ class Rows {
   StoredBytes stored_;
 };
 
-// The matrix's place among the samples; -1: it is not sampled.
-int sampled_index(WeightRole role) {
-  switch (role) {
-    case WeightRole::kQ:
-      return 0;
-    case WeightRole::kK:
-      return 1;
-    case WeightRole::kV:
-      return 2;
-    case WeightRole::kO:
-      return 3;
-    default:
-      return -1;
-  }
+// The tensor's place among the sampled matrices or vectors; -1: it is not among them.
+constexpr std::array kMatrixRoles = {WeightRole::kQ, WeightRole::kK, WeightRole::kV,
+                                     WeightRole::kO};
+constexpr std::array kVectorRoles = {WeightRole::kQBias, WeightRole::kKBias, WeightRole::kVBias,
+                                     WeightRole::kQNorm, WeightRole::kKNorm};
+static_assert(kMatrixRoles.size() == kSampledMatrices && kVectorRoles.size() == kSampledVectors);
+
+template <size_t N>
+int place_among(const std::array<WeightRole, N>& roles, WeightRole role) {
+  const auto found = std::find(roles.begin(), roles.end(), role);
+  return found == roles.end() ? -1 : static_cast<int>(found - roles.begin());
 }
 
 void sample_matrix(const WeightSource& source, const WeightSpec& spec, int index,
@@ -111,25 +110,49 @@ void sample_matrix(const WeightSource& source, const WeightSpec& spec, int index
   }
 }
 
+void sample_vector(const WeightSource& source, const WeightSpec& spec, bool shared, int index,
+                   MatrixStack<float>& samples) {
+  const std::vector<float> entries = Rows(source, spec)[0];
+  const int64_t part = spec.shape[0] / (shared ? 1 : samples.count);  // of a KV head
+  for (int head = 0; head < samples.count; ++head) {
+    for (int sample = 0; sample < kWeightSamples; ++sample) {
+      const int64_t at = sample_position(sample, part) + (shared ? 0 : head * part);
+      samples[head](index, sample) = bf16_to_float(float_to_bf16(entries[static_cast<size_t>(at)]));
+    }
+  }
+}
+
+void check_finite(const MatrixStack<float>& samples, const WeightSource& weights, int layer) {
+  if (std::all_of(samples.data.begin(), samples.data.end(),
+                  [](float value) { return std::isfinite(value); })) {
+    return;
+  }
+  throw Error({.what = "attention weights hold a value that is not finite",
+               .where = weights.shards().front().string() + ": layer " + std::to_string(layer),
+               .hint = "the checkpoint is damaged; fetch it again"});
+}
+
 }  // namespace
 
-std::vector<MatrixStack<float>> sample_weights(const ModelConfig& config,
-                                               const WeightSource& weights) {
-  std::vector<MatrixStack<float>> layers(static_cast<size_t>(config.num_layers));
+std::vector<WeightSamples> sample_weights(const ModelConfig& config, const WeightSource& weights) {
+  std::vector<WeightSamples> layers(static_cast<size_t>(config.num_layers));
   for (int layer = 0; layer < config.num_layers; ++layer) {
     if (!config.geometry(layer, 0).fitted()) continue;
     auto& samples = layers[static_cast<size_t>(layer)];
-    samples = MatrixStack<float>(config.num_kv_heads, kSampledMatrices, kWeightSamples);
+    samples.matrices = MatrixStack<float>(config.num_kv_heads, kSampledMatrices, kWeightSamples);
+    samples.vectors = MatrixStack<float>(config.num_kv_heads, kSampledVectors, kWeightSamples);
     for (const WeightSpec& spec : layer_weights(config, layer)) {
-      const int index = sampled_index(spec.role);
-      if (index >= 0) sample_matrix(weights, spec, index, samples);
+      if (const int index = place_among(kMatrixRoles, spec.role); index >= 0) {
+        sample_matrix(weights, spec, index, samples.matrices);
+      }
+      if (const int index = place_among(kVectorRoles, spec.role); index >= 0) {
+        const bool norm = spec.role == WeightRole::kQNorm || spec.role == WeightRole::kKNorm;
+        const bool shared = norm && spec.shape[0] == config.head_dim;
+        sample_vector(weights, spec, shared, index, samples.vectors);
+      }
     }
-    for (size_t i = 0; i < samples.data.size(); ++i) {
-      if (std::isfinite(samples.data[i])) continue;
-      throw Error({.what = "attention weights hold a value that is not finite",
-                   .where = weights.shards().front().string() + ": layer " + std::to_string(layer),
-                   .hint = "the checkpoint is damaged; fetch it again"});
-    }
+    check_finite(samples.matrices, weights, layer);
+    check_finite(samples.vectors, weights, layer);
   }
   return layers;
 }

@@ -1,5 +1,5 @@
-// Some entries of a layer's attention weights, by which a server sees that a bundle was made for
-// the very weights that it has loaded, whatever file and dtype they came from.
+// Some entries of a layer's attention weights, biases and norms, by which a server sees that a
+// bundle was made for the very weights that it has loaded, whatever file and dtype they came from.
 #pragma once
 
 #include <array>
@@ -16,7 +16,10 @@ namespace oscar {
 // heads), so that a rank of tensor parallelism finds its own part.
 inline constexpr int kSampledMatrices = 4;
 inline constexpr int kSampledRows = 4, kSampledColumns = 16;
-inline constexpr int kWeightSamples = 16;  // entries of a matrix and KV head
+inline constexpr int kWeightSamples = 16;  // entries of a matrix or vector and KV head
+// Of each KV head: biases of W_Q (of its query heads), W_K and W_V, and the weights of the norms of
+// queries and keys, which heads share unless a norm takes all of a row.
+inline constexpr int kSampledVectors = 5;
 
 // Where entry `sample` lies in the part [rows, columns] of a KV head: the row in the middle of one
 // of 4 equal strips, the column in the middle of one of 16, each of which is taken once.
@@ -29,10 +32,24 @@ inline SamplePosition sample_position(int sample, int64_t rows, int64_t columns)
           (2 * (kSampledRows * j + i) + 1) * columns / (2 * kSampledColumns)};
 }
 
-// [Hkv, 4, 16] of each layer: W_Q, W_K, W_V, W_O as the model runs them, rounded to bf16 numbers.
-// Empty for local layers. Reads no more than the rows that are sampled. Throws Error for tensors
-// that are missing or of another shape.
-std::vector<MatrixStack<float>> sample_weights(const ModelConfig& config,
-                                               const WeightSource& weights);
+// Of a vector of so many entries: the one in the middle of each of 16 equal strips.
+inline int64_t sample_position(int sample, int64_t entries) {
+  return (2 * sample + 1) * entries / (2 * kWeightSamples);
+}
+
+// Of one layer, rounded to bf16 numbers.
+struct WeightSamples {
+  MatrixStack<float> matrices;  // [Hkv, 4, 16]: W_Q, W_K, W_V, W_O as the model runs them
+  // [Hkv, 5, 16]: b_Q, b_K, b_V, norm of q, norm of k as they are stored, zeros where the model has
+  // none. Empty: not known.
+  MatrixStack<float> vectors;
+
+  bool empty() const { return matrices.empty(); }
+  bool operator==(const WeightSamples&) const = default;
+};
+
+// By layer id; empty for local layers. Reads no more than the rows that are sampled. Throws Error
+// for tensors that are missing or of another shape.
+std::vector<WeightSamples> sample_weights(const ModelConfig& config, const WeightSource& weights);
 
 }  // namespace oscar

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from ..errors import UnsupportedError
-from ..weights import is_plain, projections, sample
+from ..weights import SAMPLES, is_plain, projections, sample, sample_vector
 from .interface import exact_attention, observing
 from .layers import run_layers, text_config
 from .probe import LayerFacts, Rope, probe
@@ -23,7 +23,7 @@ class _Layer:
     sums: LayerSums
     owner: int                 # the layer whose rows these are
     squares: torch.Tensor      # [Hq, dv, dv] float64: W_O,j W_O,j^T of each query head
-    samples: torch.Tensor | None  # weight samples [Hkv, 4, 16]
+    samples: tuple | None      # weight_samples()
     gate: torch.Tensor | None = None  # [Hq, dv, dv] float64: sum of s^T s, s what outputs are multiplied by
     gate_rows: int = 0
 
@@ -155,7 +155,7 @@ class Collection:
                 datasets = {f"statistics/{name}": value for name, value in sums.items()}
                 datasets["statistics/o_proj_metric"] = self.metric(i)
                 if sampled:
-                    datasets["weight_samples"] = layer.samples.numpy()
+                    datasets["weight_samples"], datasets["vector_samples"] = (x.numpy() for x in layer.samples)
             yield attributes, datasets
 
 
@@ -173,16 +173,19 @@ def output_weight(output, width):
 
 
 def weight_samples(facts, hidden):
-    """float32 [Hkv, 4, 16], bf16 numbers of W_Q, W_K, W_V and W_O (lib/oscar/bundle/weight_samples.h), or None where
-    the attention module has no such matrices."""
+    """float32 [Hkv, 4, 16] of W_Q, W_K, W_V and W_O, and [Hkv, 5, 16] of their biases and norms, bf16 numbers
+    (lib/oscar/bundle/weight_samples.h). None where the attention module has no such matrices."""
     heads, dk, dv = facts.shape
     if dk != dv:
         return None
     layer = SimpleNamespace(num_kv_heads=heads, num_qo_heads=facts.num_qo_heads, head_dim=dk)
-    matrices = projections(facts.attention, layer)[:4]
+    found = projections(facts.attention, layer)
     rows = [facts.num_qo_heads * dk, heads * dk, heads * dv]
     shapes = [*((n, hidden) for n in rows), (hidden, facts.num_qo_heads * dv)]
-    if not all(is_plain(matrix, shape) for matrix, shape in zip(matrices, shapes)):
+    if not all(is_plain(matrix, shape) for matrix, shape in zip(found[:4], shapes)):
         return None
-    taken = [sample(matrix.data, heads, by_columns=i == 3) for i, matrix in enumerate(matrices)]
-    return torch.stack([one.float() for one in taken], 1).bfloat16().float().cpu()
+    matrices = [sample(matrix.data, heads, by_columns=i == 3) for i, matrix in enumerate(found[:4])]
+    vectors = [torch.zeros(heads, SAMPLES, device=matrices[0].device) if vector is None else
+               sample_vector(vector.data, heads, dk) for vector in found.vectors]
+    return tuple(torch.stack([one.float() for one in taken], 1).bfloat16().float().cpu()
+                 for taken in (matrices, vectors))

@@ -43,6 +43,14 @@ TEST(HtmlReport, AWholeReportHasEverySectionAndIsWellFormed) {
   EXPECT_EQ(occurrences(page, "<svg "), occurrences(page, "<desc "));
 }
 
+TEST(HtmlReport, SaysWhatIsNotKnownOfTheCalibrationText) {
+  Json unknown = report();
+  unknown["bundle"]["overlap"] = {{"known", false}};
+  EXPECT_TRUE(has(render_html_report(unknown), "not known"));
+  unknown["bundle"]["overlap"] = {{"known", true}, {"share", 0.0}};
+  EXPECT_FALSE(has(render_html_report(unknown), "not known"));
+}
+
 TEST(HtmlReport, AsksForNothingOutsideItself) {
   const std::string page = render_html_report(report());
   for (const char* part : {"<script", "src=", "href=", "url(", "@import", "@font-face", "onload"}) {

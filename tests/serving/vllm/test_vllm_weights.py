@@ -90,7 +90,7 @@ class Ranks(unittest.TestCase):
         model.layers = torch.nn.ModuleList([torch.nn.Module()])
         model.layers[0].self_attn = layer
         bundle = mock.Mock(path="ours.h5", layers={0: mock.Mock(
-            weight_samples=samples, num_kv_heads=2, num_qo_heads=4, head_dim=8)})
+            weight_samples=samples, vector_samples=None, num_kv_heads=2, num_qo_heads=4, head_dim=8)})
         bundle.model.hidden_size = 64
         config = mock.Mock(additional_config={"oscar_int2": {"weights": "same"}})
         config.load_config.load_format = "dummy"  # there are no files

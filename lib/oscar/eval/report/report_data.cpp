@@ -316,7 +316,9 @@ void read_facts(const Json& report, ReportData& data) {
                               get_text(bundle, "granularity")));
     add("Bundle content", get_text(bundle, "content_sha256"));
     if (const Json& overlap = at(bundle, "overlap"); overlap.is_object()) {
-      add("Text seen in calibration", percent(get_figure(overlap, "share")));
+      add("Text seen in calibration", entry_of(overlap, "known") == false
+                                          ? "not known"
+                                          : percent(get_figure(overlap, "share")));
     }
   }
   add("Corpus", joined_sources(corpus));

@@ -4,7 +4,7 @@
 //   oscar-test-forward config CONFIG.json [ROPE_SCALING]
 // IDS: raw int64, rows of TOKENS ids. OUT_FOLDER gets logits.f32 [rows, tokens, vocab] and
 // layer<i>.f64: q, k, v, o moments and M_O, each [Hkv, d, d], then q, k, v, o sums, each [Hkv, d];
-// and config.json, what was understood of the model's.
+// and config.json, what was understood of the model's, and `notes` on its files.
 // `config` prints that alone. DTYPE fp32 runs on the CPU.
 #include <cstdio>
 #include <filesystem>
@@ -24,13 +24,11 @@ using namespace oscar;
 // Names of transformers where there are such names; widths of 0 stand for what is not there.
 Json describe_layer(const LayerSpec& layer) {
   const AttentionSpec& attention = layer.attention;
-  Json json = {{"qkv_bias", attention.qkv_bias},
-               {"o_bias", attention.o_bias},
-               {"qk_norm", attention.qk_norm},
-               {"sliding_window", attention.window},
-               {"local", attention.local},
-               {"output_norms", layer.output_norms},
-               {"intermediate_size", layer.dense_intermediate_size()}};
+  Json json = {
+      {"qkv_bias", attention.qkv_bias},     {"o_bias", attention.o_bias},
+      {"qk_norm", attention.qk_norm},       {"joint_norm", attention.joint_norm},
+      {"sliding_window", attention.window}, {"local", attention.local},
+      {"output_norms", layer.output_norms}, {"intermediate_size", layer.dense_intermediate_size()}};
   if (const ExpertsSpec* experts = layer.experts()) {
     json["num_experts"] = experts->num_experts;
     json["num_experts_per_tok"] = experts->top_k;
@@ -92,7 +90,9 @@ void run(const std::vector<std::string>& args, const std::optional<Json>& rope_s
   const Checkpoint checkpoint = open_checkpoint(args[0], rope_scaling);
   const ComputeOptions options = choose_compute(args[4] == "fp32" ? "cpu" : "auto", args[4]);
   const std::filesystem::path out = args[3];
-  std::ofstream(out / "config.json") << describe_config(checkpoint.config);
+  Json understood = describe_config(checkpoint.config);
+  understood["notes"] = checkpoint.notes;
+  std::ofstream(out / "config.json") << understood;
   Transformer model(checkpoint, options);
   torch::Tensor hidden = model.embed(read_ids(args[1], std::stoll(args[2])));
   for (int layer = 0; layer < model.config().num_layers; ++layer) {

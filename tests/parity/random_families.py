@@ -1,9 +1,10 @@
 """Random checkpoints of every supported family, in both styles of config.json."""
 import copy
 import json
+import tempfile
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 # Small, with a head_dim that is not hidden / heads where the family allows it.
@@ -12,11 +13,13 @@ SIZES = dict(hidden_size=128, intermediate_size=192, num_hidden_layers=4, num_at
              initializer_range=0.02, attention_dropout=0.0, use_cache=True)
 
 
-def family(model_type, rope=None, theta=10000.0, **keys):
-    """A model: keys shared by both config styles, and its rope in neutral form."""
+def family(model_type, rope=None, theta=10000.0, styles=(4, 5), **keys):
+    """A model: keys shared by the config styles that it has, and its rope in neutral form."""
     architecture = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "mistral": "Mistral",
-                    "qwen3_moe": "Qwen3Moe", "glm4_moe": "Glm4Moe", "gemma3_text": "Gemma3"}
-    return dict(model_type=model_type, rope=rope, theta=theta,
+                    "qwen3_moe": "Qwen3Moe", "glm4_moe": "Glm4Moe", "gemma3_text": "Gemma3",
+                    "ministral3": "Ministral3", "phi3": "Phi3", "seed_oss": "SeedOss",
+                    "hy_v3": "HYV3", "minimax_m2": "MiniMaxM2"}
+    return dict(model_type=model_type, rope=rope, theta=theta, styles=styles,
                 keys={**SIZES, "model_type": model_type,
                       "architectures": [architecture[model_type] + "ForCausalLM"],
                       "bos_token_id": 1, "eos_token_id": 2, **keys})
@@ -33,6 +36,14 @@ GLM = dict(head_dim=32, max_position_embeddings=4096, attention_bias=True,
            moe_intermediate_size=48, n_shared_experts=1, first_k_dense_replace=1,
            norm_topk_prob=True, routed_scaling_factor=2.5, n_group=1, topk_group=1,
            num_nextn_predict_layers=1, rms_norm_eps=1e-5)
+HY3 = dict(QWEN_EXPERTS, num_shared_experts=2, router_scaling_factor=2.826, route_norm=True,
+           moe_router_use_sigmoid=True, moe_router_enable_expert_bias=True, qk_norm=True,
+           expert_hidden_dim=48, num_nextn_predict_layers=1, rms_norm_eps=1e-5)
+# transformers 5.17 does not read rotary_dim, which says the same.
+MINIMAX = dict(head_dim=32, max_position_embeddings=4096, num_local_experts=8,
+               num_experts_per_tok=3, partial_rotary_factor=0.5, rotary_dim=16, use_qk_norm=True,
+               qk_norm_type="per_layer", scoring_func="sigmoid", use_routing_bias=True,
+               shared_intermediate_size=0, attn_type_list=[1, 1, 1, 1])
 # A local layer before each global one.
 GEMMA = dict(hidden_act=None, hidden_activation="gelu_pytorch_tanh", head_dim=32,
              max_position_embeddings=4096, sliding_window=64, sliding_window_pattern=2,
@@ -73,6 +84,23 @@ CASES = {
     "qwen3_moe_mixed": family("qwen3_moe", theta=1e6, norm_topk_prob=False, mlp_only_layers=[3],
                               decoder_sparse_step=2, num_hidden_layers=6, use_sliding_window=True,
                               sliding_window=64, attention_bias=True, **QWEN_EXPERTS),
+    # Positions on both sides of the original length.
+    "ministral3": family("ministral3", dict(YARN, mscale=1.0, mscale_all_dim=1.0, beta_fast=32.0,
+                                            beta_slow=1.0, llama_4_scaling_beta=0.1), theta=1e6,
+                         styles=(5,), head_dim=32, max_position_embeddings=256, rms_norm_eps=1e-5),
+    "phi3": family("phi3", theta=25e4, max_position_embeddings=4096, rms_norm_eps=1e-5,
+                   sliding_window=None, original_max_position_embeddings=4096, pad_token_id=0),
+    "phi3_window_part": family("phi3", sliding_window=64, partial_rotary_factor=0.75,
+                               max_position_embeddings=4096, pad_token_id=0),
+    "seed_oss": family("seed_oss", theta=1e7, head_dim=32, attention_bias=True,
+                       attention_out_bias=False, max_position_embeddings=4096),
+    "seed_oss_out_bias": family("seed_oss", theta=1e7, head_dim=32, attention_bias=False,
+                                attention_out_bias=True, mlp_bias=True,
+                                max_position_embeddings=4096, residual_dropout=0.1),
+    "hy_v3": family("hy_v3", theta=11158840.0, first_k_dense_replace=1, **HY3),
+    "hy_v3_types": family("hy_v3", mlp_layer_types=["sparse", "dense", "dense", "sparse"], **{
+        **HY3, "num_shared_experts": 1, "num_nextn_predict_layers": 0, "attention_bias": True}),
+    "minimax_m2": family("minimax_m2", theta=5e6, **MINIMAX),
     "glm4_moe": family("glm4_moe", theta=1e6, use_qk_norm=True, **GLM),
     "glm4_moe_sets": family("glm4_moe", YARN, theta=1e6, **{
         **GLM, "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False,
@@ -110,22 +138,6 @@ def config_json(case, style):
     return config
 
 
-def experts_apart(state):
-    """Expert by expert, as checkpoints store what transformers 5 holds in one tensor a layer."""
-    apart = {}
-    for name, tensor in state.items():
-        prefix, experts, rest = name.partition(".experts.")
-        if not experts or tensor.dim() != 3:
-            apart[name] = tensor
-            continue
-        for i, matrix in enumerate(tensor):
-            parts = {"gate_proj": matrix.chunk(2)[0], "up_proj": matrix.chunk(2)[1]} \
-                if rest == "gate_up_proj" else {"down_proj": matrix}
-            apart.update({f"{prefix}.experts.{i}.{part}.weight": rows.contiguous()
-                          for part, rows in parts.items()})
-    return apart
-
-
 def further_layer(state, index):
     """A layer that predicts further tokens: like the last one, and with tensors of its own."""
     last = f"model.layers.{index - 1}."
@@ -152,10 +164,9 @@ def make_weights(folder, seed):
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0, 0.3)
-    state = {k: v.contiguous().clone() for k, v in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
-        state.pop("lm_head.weight", None)
-    state = experts_apart(state)
+    with tempfile.TemporaryDirectory() as saved:  # under the names of published files
+        model.save_pretrained(saved)
+        state = load_file(f"{saved}/model.safetensors")
     if getattr(model.config, "num_nextn_predict_layers", 0):
         state |= further_layer(state, model.config.num_hidden_layers)
     return state

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
 from bundle.verify_bundle import datasets_of
 from support.checkpoints import byte_tokenizer, sample_text
 from support.programs import SOURCE, ProgramTest
+from tiny_transformers import random_ids, tiny_model
 
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
@@ -85,8 +86,9 @@ def widened_tiny_gqa(folder):
 
 
 def logits(folder, ids):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
-                                                 attn_implementation="eager").eval()
+    whole = "vision_config" in json.loads((folder / "config.json").read_text())
+    kind = AutoModelForImageTextToText if whole else AutoModelForCausalLM
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         return model(input_ids=ids).logits
 
@@ -143,6 +145,29 @@ class Fold(ProgramTest):
                 self.check_bundle(bundle, folded, with_biases=name.endswith("biases"))
                 self.assertIn("folded into biases" if name.endswith("biases") else
                               "kept in the bundle", said)
+
+    def saved(self, name, cases=None):
+        """A tiny model as transformers saves it, and its bundle."""
+        folder, ids = self.folder / name, self.folder / "ids.npy"
+        tiny_model(name, cases).save_pretrained(folder)
+        np.save(ids, random_ids(4, 120, 3).numpy().astype(np.int32))
+        return folder, self.calibrate(folder, ids, "--sequence-length", 120, "--sink", 4,
+                                      "--recent", 12)
+
+    def test_a_whole_model_of_images_and_text_is_folded_in_place(self):
+        model, bundle = self.saved("qwen3_vl whole")
+        folded, _ = self.fold(bundle, model)
+        self.check_logits(model, folded, random_ids(2, 60, 1))
+        before, after = tensors_of(model), tensors_of(folded)
+        self.assertEqual(set(before), set(after))
+        changed = {name for name in before if not torch.equal(before[name][1], after[name][1])}
+        self.assertEqual(changed, {name for name in before if "language_model" in name and
+                                   name.endswith(("v_proj.weight", "o_proj.weight"))})
+
+    def test_a_tensor_of_several_matrices_is_not_folded(self):
+        model, bundle = self.saved("phi3", {"phi3": ("phi3", "Phi3", {})})
+        self.refuse("oscar-bundle", ["fold", bundle, model, self.folder / "out"],
+                    "several matrices", "qkv_proj")
 
     def check_files(self, model, folded, with_biases):
         """Names, shards, dtypes and shapes stay; only tensors of v_proj and o_proj change."""

@@ -18,6 +18,7 @@ import h5py
 import numpy as np
 import torch
 import transformers
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 import oscar_int2
 from oscar_int2.calibration import calibrate, evaluate
@@ -26,6 +27,7 @@ from oscar_int2.calibration.layers import run_layers
 from oscar_int2.calibration.model import observed
 from oscar_int2.commands import calibrate as calibrate_command
 from oscar_int2.commands import evaluate as evaluate_command
+from oscar_int2.errors import BundleMismatchError, UnsupportedError
 from oscar_int2.recipe import CacheFormat
 from oscar_int2.transformers import apply, remove
 from random_families import CASES, make_weights, write_checkpoint
@@ -35,7 +37,10 @@ transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 # Windows, scaled RoPE, RoPE on a part, experts, other norms, biases: every kind of sum both engines have.
-BOTH = ("llama3_biases", "llama_yarn_all_keys", "qwen2_windows", "glm4_moe", "gemma3_scaled")
+BOTH = ("llama3_biases", "llama_yarn_all_keys", "qwen2_windows", "glm4_moe", "gemma3_scaled", "ministral3", "phi3",
+        "minimax_m2")
+# Models of images and text, of which both run the text half.
+WHOLE = ("qwen3_vl whole", "mistral3 whole", "gemma3 whole")
 TOKENS = 256  # which the smallest of them serves
 # Relative Frobenius norms of float32 runs. Both engines add in float64, but of rows that they round in other orders, which
 # grows from layer to layer: at most 9e-7 in the first layer and 2.5e-6 in the last. Sums by attention have an exponential
@@ -43,6 +48,7 @@ TOKENS = 256  # which the smallest of them serves
 FIRST_BOUND, SUM_BOUND, ATTENDED_BOUND = 2e-6, 1e-5, 1e-4
 SERVED = ("llama", "qwen2", "qwen3_moe", "glm4", "glm4_moe", "hy_v3", "seed_oss", "smollm3", "cohere", "olmo2", "minimax_m2",
           "ministral3", "mistral3 whole", "qwen3_vl whole")
+NATIVE = ("hy_v3", "seed_oss", "minimax_m2", "ministral3", "mistral3 whole", "qwen3_vl whole")
 SHORT = CacheFormat(quant_group_size=0, sink_tokens=4, recent_tokens=12)
 
 
@@ -73,16 +79,19 @@ class SameCheckpoints(InAFolder):
     def test_sums_and_what_is_said_of_model_and_text_are_those_of_oscar_calibrate(self):
         ids = torch.randint(0, 512, (3, TOKENS), generator=torch.Generator().manual_seed(7)).numpy()
         np.save(self.folder / "ids.npy", ids.astype(np.int32))
-        for name in BOTH:
+        np.save(self.folder / "few.npy", random_ids(3, TOKENS, 7).numpy().astype(np.int32))
+        for name in BOTH + WHOLE:
             with self.subTest(model=name):
-                folder = self.folder / name
-                write_checkpoint(folder, CASES[name], 5, None)
-                write_checkpoint(folder, CASES[name], 5, make_weights(folder, seed=11))
+                folder, ids = self.folder / name, self.folder / ("few.npy" if name in WHOLE else "ids.npy")
+                if name in WHOLE:
+                    tiny_model(name).save_pretrained(folder)
+                else:
+                    write_checkpoint(folder, CASES[name], 5, None)
+                    write_checkpoint(folder, CASES[name], 5, make_weights(folder, seed=11))
                 native, ours = self.folder / f"{name}.h5", self.folder / f"{name}-ours.h5"
-                program("oscar-calibrate", folder, self.folder / "ids.npy", native, "--statistics-only", "--device", "cpu",
+                program("oscar-calibrate", folder, ids, native, "--statistics-only", "--device", "cpu",
                         "--dtype", "fp32", "--sequence-length", TOKENS, "--sink", 4, "--recent", 12, "--quiet")
-                calibrate(folder, self.folder / "ids.npy", ours, statistics_only=True, sequence_length=TOKENS, device="cpu",
-                          format=SHORT)
+                calibrate(folder, ids, ours, statistics_only=True, sequence_length=TOKENS, device="cpu", format=SHORT)
                 self.compare(native, ours)
 
     def compare(self, native, ours):
@@ -218,28 +227,64 @@ class CommandLine(InAFolder):
 
 
 class Served(InAFolder):
-    """apply() of bundles whose model oscar-calibrate does not run, and of some that it does."""
+    """apply() of bundles of both engines, whichever of them runs the model."""
+
+    def out(self, name):
+        return self.folder / f"{name.replace(' ', '-')}.h5"
+
+    def native(self, name):
+        """The folder of a model, and its bundle by oscar-calibrate."""
+        folder = self.folder / name
+        tiny_model(name).save_pretrained(folder)
+        np.save(self.folder / "few.npy", random_ids(4, 120, 3).numpy().astype(np.int32))
+        program("oscar-calibrate", folder, self.folder / "few.npy", self.out(name), "--search", "off", "--device", "cpu",
+                "--dtype", "fp32", "--sequence-length", 120, "--sink", 4, "--recent", 12, "--position-span", 512, "--quiet")
+        return folder, oscar_int2.load(self.out(name))
+
+    def check(self, model, bundle):
+        ids = random_ids(1, 70, 9)
+        with torch.no_grad(), observed(model):
+            expected = run_layers(model, [ids], visit=_over(Int2Rows(bundle).of_layer)).logits(0)
+            exact = model(ids, use_cache=False).logits
+        apply(model, bundle, demote_block=1, prompts="int2")
+        try:
+            with torch.no_grad():
+                served = model(ids, use_cache=False).logits
+            answer = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)
+        finally:
+            remove(model)
+        self.assertEqual(answer.shape, (1, 75))
+        scale = exact.std()
+        self.assertLess(float((served - expected).abs().mean() / scale), 0.25 * float((served - exact).abs().mean() / scale))
 
     def test_passes_behind_apply_predict_what_evaluation_does(self):
         for name in SERVED:
             with self.subTest(family=name):
-                model, out = tiny_model(name), self.folder / f"{name.replace(' ', '-')}.h5"
-                calibrate(model, random_ids(4, 120, 3).tolist(), out, format=SHORT,
+                model = tiny_model(name)
+                calibrate(model, random_ids(4, 120, 3).tolist(), self.out(name), format=SHORT,
                           fit_options=("--position-span", "512"))
-                bundle, ids = oscar_int2.load(out), random_ids(1, 70, 9)
-                with torch.no_grad(), observed(model):
-                    expected = run_layers(model, [ids], visit=_over(Int2Rows(bundle).of_layer)).logits(0)
-                    exact = model(ids, use_cache=False).logits
-                apply(model, bundle, demote_block=1, prompts="int2")
-                try:
-                    with torch.no_grad():
-                        served = model(ids, use_cache=False).logits
-                    answer = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)
-                finally:
-                    remove(model)
-                self.assertEqual(answer.shape, (1, 75))
-                scale = exact.std()
-                self.assertLess(float((served - expected).abs().mean() / scale), 0.25 * float((served - exact).abs().mean() / scale))
+                self.check(model, oscar_int2.load(self.out(name)))
+
+    def test_bundles_of_oscar_calibrate_are_those_of_the_model_in_its_folder(self):
+        for name in NATIVE:
+            with self.subTest(family=name):
+                folder, bundle = self.native(name)
+                kind = AutoModelForImageTextToText if name in WHOLE else AutoModelForCausalLM
+                self.check(kind.from_pretrained(folder), bundle)
+
+    def test_bundles_of_other_models_and_of_local_layers_are_refused(self):
+        _, bundle = self.native("qwen3_vl whole")
+        for other in ("mistral3 whole", "qwen3"):
+            with self.subTest(model=other), self.assertRaisesRegex(BundleMismatchError, "Qwen3VLForConditionalGeneration"):
+                apply(tiny_model(other), bundle)
+        model = tiny_model("qwen3_vl whole")
+        with torch.no_grad():
+            model.model.language_model.layers[1].self_attn.k_proj.weight.mul_(1.5)
+        with self.assertRaisesRegex(BundleMismatchError, "other weights"):
+            apply(model, bundle)
+        folder, bundle = self.native("gemma3 whole")
+        with self.assertRaises(UnsupportedError):
+            apply(AutoModelForImageTextToText.from_pretrained(folder), bundle)
 
 
 if __name__ == "__main__":

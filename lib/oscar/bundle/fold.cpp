@@ -20,6 +20,7 @@
 #include "oscar/io/gguf.h"
 #include "oscar/io/safetensors.h"
 #include "oscar/model/checkpoint/gguf_model.h"
+#include "oscar/model/checkpoint/named_weights.h"
 #include "oscar/model/checkpoint/weights.h"
 
 namespace oscar {
@@ -296,19 +297,37 @@ std::optional<std::vector<std::byte>> folded_bytes(const Folds& folds, const std
   return fold->second();
 }
 
-std::unique_ptr<const WeightSource> write_folder_model(const Checkpoint& checkpoint,
+// The same by the names of the files.
+Folds by_stored_names(const Folds& folds, const WeightSource& weights) {
+  Folds stored;
+  for (const auto& [name, fold] : folds) {
+    const auto tensor = weights.stored_name(name);
+    if (!tensor) {
+      throw Error({.what = "values cannot be folded into a tensor that holds several matrices",
+                   .where = weights.place(name),
+                   .expected = "a tensor for each of v_proj and o_proj",
+                   .hint = "serve the bundle as it is"});
+    }
+    stored[*tensor] = fold;
+  }
+  return stored;
+}
+
+std::shared_ptr<const WeightSource> write_folder_model(const Checkpoint& checkpoint,
                                                        const Folds& folds, const fs::path& to,
                                                        FoldResult& result) {
+  const Folds stored = by_stored_names(folds, *checkpoint.weights);
   for (const fs::path& shard : checkpoint.weights->shards()) {
-    copy_safetensors(shard, to / shard.filename(), [&folds](const TensorEntry& tensor) {
-      return folded_bytes(folds, tensor.name);
+    copy_safetensors(shard, to / shard.filename(), [&stored](const TensorEntry& tensor) {
+      return folded_bytes(stored, tensor.name);
     });
   }
   result.left_out = copy_other_files(checkpoint.folder, to);
-  return std::make_unique<SafetensorsWeights>(to);
+  const auto files = std::make_shared<const SafetensorsWeights>(to);
+  return by_table_names(files, files, checkpoint.config);
 }
 
-std::unique_ptr<const WeightSource> write_gguf_model(const Checkpoint& checkpoint,
+std::shared_ptr<const WeightSource> write_gguf_model(const Checkpoint& checkpoint,
                                                      const Folds& folds, const fs::path& to) {
   std::map<std::string, std::string> names;  // of the file to those of the folds
   for (const WeightNames& weight : weight_names(checkpoint.config.num_layers)) {
@@ -319,7 +338,7 @@ std::unique_ptr<const WeightSource> write_gguf_model(const Checkpoint& checkpoin
       GgufFile(checkpoint.path), copy,
       [&](const std::string& name, const GgufTensor&) { return folded_bytes(folds, names[name]); },
       {});
-  return std::make_unique<GgufWeights>(std::make_shared<GgufFile>(copy), checkpoint.config);
+  return std::make_shared<GgufWeights>(std::make_shared<GgufFile>(copy), checkpoint.config);
 }
 
 double rounding_unit(Dtype dtype) {
@@ -445,7 +464,7 @@ FoldResult fold_model(const Bundle& bundle, const std::string& bundle_name,
   result.layers = static_cast<int>(layers.size());
   result.tensors = static_cast<int>(folds.size());
 
-  const std::unique_ptr<const WeightSource> source =
+  const std::shared_ptr<const WeightSource> source =
       checkpoint.is_gguf() ? write_gguf_model(checkpoint, folds, folder.temporary())
                            : write_folder_model(checkpoint, folds, folder.temporary(), result);
   weights.require_unchanged();

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -120,6 +121,8 @@ class WeightSource {
   virtual std::vector<std::filesystem::path> shards() const = 0;
   // "FILE: NAME", for error messages.
   virtual std::string place(const std::string& name) const = 0;
+  // The name in its file of the tensor that is this weight; none where it is a part of one.
+  virtual std::optional<std::string> stored_name(const std::string& name) const { return name; }
   // The types of quantized weights, most frequent first ("Q4_1 (210 tensors), F32 (61)"); empty
   // when the numbers are stored as they are.
   virtual std::string quantization() const { return ""; }

@@ -49,7 +49,7 @@ struct LayerWeights {
   torch::Tensor attention_norm, mlp_norm;                // [hidden], before each half
   torch::Tensor attention_output_norm, mlp_output_norm;  // [hidden], behind each half
   torch::Tensor qkv, qkv_bias;   // [(num_qo_heads + 2 num_kv_heads) * head_dim, hidden], [rows]
-  torch::Tensor q_norm, k_norm;  // [head_dim]
+  torch::Tensor q_norm, k_norm;  // [head_dim], of a joint norm [num_qo_heads * head_dim], ..
   torch::Tensor o, o_bias;       // [hidden, num_qo_heads * head_dim], [hidden]
   // Of the MLP, or of the expert that all tokens share.
   torch::Tensor gate_up, gate_up_bias;  // [2 * intermediate, hidden], [2 * intermediate]

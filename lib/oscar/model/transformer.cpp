@@ -178,11 +178,19 @@ RotatedRows split_and_rotate(const torch::Tensor& qkv, int64_t num_kv_heads, con
   const int64_t heads = qkv.size(2) - 2 * num_kv_heads;
   RotatedRows rows;
   rows.v = qkv.narrow(2, heads + num_kv_heads, num_kv_heads).transpose(1, 2);
-  if (rotate_with_kernel(qkv, num_kv_heads, norms, cos, sin, rows.q, rows.k)) return rows;
+  const int64_t d = qkv.size(3);
+  const bool joint = norms.q.defined() && norms.q.size(0) != d;
+  if (!joint && rotate_with_kernel(qkv, num_kv_heads, norms, cos, sin, rows.q, rows.k)) {
+    return rows;
+  }
   const auto head_rows = [&](int64_t first, int64_t count, const torch::Tensor& norm) {
-    const torch::Tensor own = qkv.narrow(2, first, count);
-    const torch::Tensor normed = norm.defined() ? rms_norm(own, norm, norms.eps) : own;
-    return apply_rope(normed.transpose(1, 2), cos, sin);
+    torch::Tensor own = qkv.narrow(2, first, count);
+    if (joint) {
+      own = rms_norm(own.flatten(2), norm, norms.eps).unflatten(2, {count, d});
+    } else if (norm.defined()) {
+      own = rms_norm(own, norm, norms.eps);
+    }
+    return apply_rope(own.transpose(1, 2), cos, sin);
   };
   rows.q = head_rows(0, heads, norms.q);
   rows.k = head_rows(heads, num_kv_heads, norms.k);
@@ -241,6 +249,19 @@ torch::Tensor gated_mlp(const torch::Tensor& x, const LayerWeights& weights,
   const torch::Tensor inner =
       gated(torch::linear(x, weights.gate_up, weights.gate_up_bias), activation);
   return torch::linear(inner, weights.down, weights.down_bias);
+}
+
+// [tokens, 1] in q's dtype: the factor on the queries at positions offset .. offset + tokens - 1;
+// undefined where all are 1.
+torch::Tensor query_factors(const QueryScaling& scaling, int64_t offset, const torch::Tensor& q) {
+  const int64_t tokens = q.size(2);
+  if (offset + tokens <= scaling.length) return {};
+  const torch::Tensor turns =
+      torch::arange(offset, offset + tokens, torch::dtype(torch::kInt64).device(q.device()))
+          .div(scaling.length, /*rounding_mode=*/"floor");
+  return (1 + scaling.beta * torch::log1p(turns.to(torch::kFloat64)))
+      .to(q.scalar_type())
+      .unsqueeze(1);
 }
 
 // Of the MLP, or of the expert that all tokens share.
@@ -359,6 +380,10 @@ torch::Tensor Transformer::forward_layer(int layer, const LayerWeights& weights,
     norms.eps = c.rms_norm_eps;
     if (spec.attention.qk_norm) norms.q = weights.q_norm, norms.k = weights.k_norm;
     const auto [q, k, v] = split_and_rotate(qkv, kv_heads, norms, angles.cos, angles.sin);
+    if (c.query_scaling) {
+      const torch::Tensor factors = query_factors(*c.query_scaling, position_offset, q);
+      if (factors.defined()) torch::Tensor(q).mul_(factors);
+    }
     const torch::Tensor o = engine != nullptr
                                 ? engine->attend(layer, q, k, v, c.sm_scale)
                                 : causal_attention(q, k, v, c.sm_scale, spec.attention.window);

@@ -22,7 +22,7 @@ struct AttentionRecord {
   int layer = 0;
   int64_t first_position = 0;  // of the sequences' first tokens
   double sm_scale = 1;         // factor on the scores before softmax
-  torch::Tensor q;  // [batch, num_qo_heads, tokens, head_dim_k], after norm and RoPE, unscaled
+  torch::Tensor q;  // [batch, num_qo_heads, tokens, head_dim_k], after norm, RoPE and QueryScaling
   torch::Tensor k;  // [batch, num_kv_heads, tokens, head_dim_k], after norm and RoPE
   torch::Tensor v;  // [batch, num_kv_heads, tokens, head_dim_v]
   torch::Tensor o;  // [batch, num_qo_heads, tokens, head_dim_v], softmax output before W_O
@@ -49,8 +49,9 @@ NormedSum add_and_norm(const torch::Tensor& x, const torch::Tensor& added,
                        const torch::Tensor& weight, double eps);
 
 // Queries, keys and values [batch, heads, tokens, d] out of their joined product qkv [batch,
-// tokens, num_qo_heads + 2 num_kv_heads, d]: queries and keys normed where there is a weight [d],
-// then rotated by cos, sin [tokens, n/2] (attention.h). Values are a view of qkv.
+// tokens, num_qo_heads + 2 num_kv_heads, d]: queries and keys normed where there is a weight, [d]
+// for each head or [heads * d] for all together, then rotated by cos, sin [tokens, n/2]
+// (attention.h). Values are a view of qkv.
 struct HeadNorms {
   torch::Tensor q, k;  // undefined: none
   double eps = 0;

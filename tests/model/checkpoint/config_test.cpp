@@ -372,10 +372,94 @@ TEST(ModelConfig, RefusesGemma3WithoutGlobalLayersOrWithoutAWindow) {
             std::string::npos);
 }
 
-TEST(ModelConfig, NamesTheWayForAModelOfImagesAndText) {
-  Json config = base("gemma3", "Gemma3ForConditionalGeneration");
-  config["text_config"] = Json::object();
-  EXPECT_NE(refusal(config).find("docs/models.md"), std::string::npos);
+TEST(ModelConfig, NamesWhatATextHalfLacks) {
+  Json config = {{"model_type", "gemma3"}, {"architectures", {"Gemma3ForConditionalGeneration"}}};
+  EXPECT_NE(refusal(config).find("text_config"), std::string::npos);
+  config["text_config"] = Json::array();
+  EXPECT_NE(refusal(config).find("text_config"), std::string::npos);
+  config["text_config"] = {{"model_type", "gemma4_text"}};
+  EXPECT_NE(refusal(config).find("gemma3_text"), std::string::npos) << refusal(config);
+  config["model_type"] = "gemma4";
+  EXPECT_NE(refusal(config).find("disagree"), std::string::npos);
+}
+
+TEST(ModelConfig, ATextHalfTakesQuantizationAndTokensFromAboveIt) {
+  Json text = gemma3();
+  text.erase("architectures");
+  text["eos_token_id"] = 5;
+  const Json whole = {{"model_type", "gemma3"},
+                      {"architectures", {"Gemma3ForConditionalGeneration"}},
+                      {"text_config", text},
+                      {"vision_config", Json::object()},
+                      {"mm_tokens_per_image", 256},
+                      {"eos_token_id", {1, 106}},
+                      {"quantization_config", {{"quant_method", "fp8"}}}};
+  const ModelConfig config = parse_model_config(whole, "config.json");
+  EXPECT_EQ(config.architecture, "Gemma3ForConditionalGeneration");
+  EXPECT_EQ(config.layers, parse_model_config(gemma3(), "").layers);
+  EXPECT_EQ(config.eos_token_ids, (std::vector<int32_t>{1, 106}));
+  EXPECT_TRUE(config.fp8);
+  EXPECT_FALSE(config.tie_is_stated);
+  EXPECT_TRUE(config.tie_word_embeddings);
+  const Json absent = with(whole, "architectures", nullptr);
+  EXPECT_EQ(parse_model_config(absent, "").architecture, "Gemma3ForConditionalGeneration");
+}
+
+TEST(ModelConfig, RefusesWhatTheNewerFamiliesDoNotDo) {
+  const Json phi = base("phi3", "Phi3ForCausalLM"), hy = base("hy_v3", "HYV3ForCausalLM"),
+             minimax = base("minimax_m2", "MiniMaxM2ForCausalLM"),
+             ministral = base("ministral3", "Ministral3ForCausalLM");
+  const Json longrope = {
+      {"rope_type", "longrope"}, {"short_factor", {1.0}}, {"long_factor", {2.0}}};
+  const std::pair<Json, const char*> cases[] = {
+      {with(phi, "rope_scaling", longrope), "longrope"},
+      {with(phi, "rope_scaling", {{"type", "yarn"}, {"factor", 4.0}}), "longrope"},
+      {ministral, "rope_parameters"},
+      {with(ministral, "rope_parameters", {{"rope_theta", 1e6}, {"llama_4_scaling_beta", 0.1}}),
+       "original_max_position_embeddings"},
+      {with(hy, "route_norm", false), "route_norm"},
+      {with(hy, "moe_router_use_sigmoid", false), "moe_router_use_sigmoid"},
+      {with(hy, "mlp_bias", true), "mlp_bias"},
+      {with(hy, "expert_hidden_dim", 7), "expert_hidden_dim"},
+      {with(hy, "mlp_layer_types", {"dense"}), "mlp_layer_types"},
+      {with(hy, "mlp_layer_types", {"dense", "dense", "sparse", "linear"}), "mlp_layer_types"},
+      {with(with(hy, "mlp_layer_types", {"dense", "dense", "sparse", "sparse"}),
+            "first_k_dense_replace", 1),
+       "first_k_dense_replace"},
+      {with(minimax, "scoring_func", "softmax"), "scoring_func"},
+      {with(minimax, "qk_norm_type", "per_head"), "qk_norm_type"},
+      {with(minimax, "shared_intermediate_size", 64), "shared_intermediate_size"},
+      {with(minimax, "attn_type_list", {1, 1, 0, 1}), "attn_type_list"},
+      {with(minimax, "layernorm_mlp_beta", 0.5), "layernorm_mlp_beta"},
+      {with(minimax, "rotary_dim", 33), "rotary_dim"},
+      {with(with(minimax, "rotary_dim", 16), "partial_rotary_factor", 1.0), "rotary_dim"}};
+  for (const auto& [config, key] : cases) {
+    EXPECT_NE(refusal(config).find(key), std::string::npos) << key << ": " << refusal(config);
+  }
+}
+
+TEST(ModelConfig, MiniMaxTurnsWhatRotaryDimSays) {
+  const Json minimax = base("minimax_m2", "MiniMaxM2ForCausalLM");
+  EXPECT_EQ(parse_model_config(minimax, "").rope.rotary_dim, 32);
+  EXPECT_EQ(parse_model_config(with(minimax, "rotary_dim", 16), "").rope.rotary_dim, 16);
+  const Json yarn = {
+      {"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 256}};
+  EXPECT_EQ(parse_model_config(with(minimax, "rotary_dim", 16), "", yarn).rope.rotary_dim, 16);
+}
+
+TEST(ModelConfig, QueriesOfMinistralGrowAsTheFileSaysWhateverScalingIsAskedFor) {
+  const Json scaled = {{"rope_type", "yarn"},
+                       {"rope_theta", 1e6},
+                       {"factor", 4.0},
+                       {"original_max_position_embeddings", 256},
+                       {"llama_4_scaling_beta", 0.1}};
+  const Json file = with(base("ministral3", "Ministral3ForCausalLM"), "rope_parameters", scaled);
+  const Json linear = {{"rope_type", "linear"}, {"factor", 2.0}};
+  for (const auto& config : {parse_model_config(file, ""), parse_model_config(file, "", linear)}) {
+    ASSERT_TRUE(config.query_scaling);
+    EXPECT_EQ(config.query_scaling->beta, 0.1);
+    EXPECT_EQ(config.query_scaling->length, 256);
+  }
 }
 
 TEST(ModelConfig, RefusesRopeTypesAndParametersThatAreNotImplemented) {

@@ -8,6 +8,7 @@
 
 #include "model/checkpoint/fp8_folder.h"
 #include "oscar/base/error.h"
+#include "oscar/model/checkpoint/named_weights.h"
 
 namespace {
 
@@ -230,6 +231,103 @@ TEST_F(Fp8Folder, SurvivesRandomChanges) {
   }
   EXPECT_GT(refused, rounds / 2);
   EXPECT_LT(refused, rounds);  // changes of codes alone are another checkpoint, no damage
+}
+
+}  // namespace
+
+// Tensors that hold several matrices, under the names of the table.
+
+namespace {
+
+using namespace oscar;
+using namespace oscar_test;
+
+// Phi-3 of one layer: 2 query heads and 1 KV head of 4 dimensions, a width of 8.
+const Json kPhi = {{"model_type", "phi3"},     {"architectures", {"Phi3ForCausalLM"}},
+                   {"hidden_size", 8},         {"intermediate_size", 6},
+                   {"num_hidden_layers", 1},   {"num_attention_heads", 2},
+                   {"num_key_value_heads", 1}, {"vocab_size", 4}};
+const std::string kAttention = "model.layers.0.self_attn.", kMlp = "model.layers.0.mlp.";
+
+constexpr NamePart kTwoNames[] = {{"b.", "a."}};
+
+struct JoinedFolder {
+  TemporaryFolder folder;
+  ModelConfig config = parse_model_config(kPhi, "config.json");
+
+  std::shared_ptr<const WeightSource> open(const RawTensors& tensors, const Json& quantization) {
+    write_file(folder.path() / "model.safetensors", safetensors_bytes(tensors));
+    const auto files = std::make_shared<const SafetensorsWeights>(folder.path());
+    const auto layout = parse_quantization({{"quantization_config", quantization}}, "config.json");
+    return by_table_names(files, std::make_shared<Fp8Weights>(files, *layout), config);
+  }
+};
+
+RawTensors joined() {
+  return {{kAttention + "qkv_proj.weight", codes(16, 8)},
+          {kMlp + "gate_up_proj.weight", codes(12, 8)}};
+}
+
+TEST(JoinedTensors, RowsInFp8BringTheScalesOfTheirBlocks) {
+  JoinedFolder folder;
+  RawTensors tensors = joined();
+  // Blocks of 4 x 8: q has two, k and v one each; gate and up end within one.
+  tensors[kAttention + "qkv_proj.weight_scale_inv"] = f32({4, 1}, {1, 2, 3, 4});
+  tensors[kMlp + "gate_up_proj.weight_scale_inv"] = f32({3, 1}, {5, 6, 7});
+  const auto weights = folder.open(tensors, fp8_config({4, 8}));
+  const TensorView q = weights->get(kAttention + "q_proj.weight", {8, 8});
+  const TensorView v = weights->get(kAttention + "v_proj.weight", {4, 8});
+  EXPECT_EQ(q.fp8->scales, (std::vector<float>{1, 2}));
+  EXPECT_EQ(v.fp8->scales, (std::vector<float>{4}));
+  EXPECT_EQ(std::memcmp(v.data, codes(16, 8).bytes.data() + 12 * 8, 4 * 8), 0);
+  EXPECT_EQ(weights->stored_bytes(kAttention + "k_proj.weight").bytes, 32u);
+  EXPECT_EQ(weights->get(kMlp + "gate_proj.weight", {6, 8}).fp8->scales,
+            (std::vector<float>{5, 6}));
+  try {
+    weights->get(kMlp + "up_proj.weight", {6, 8});
+    ADD_FAILURE() << "half a block was read";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("two matrices"), std::string::npos);
+  }
+}
+
+TEST(JoinedTensors, OneScaleATensorAndOnesOfChannelsAreThoseOfEveryMatrix) {
+  JoinedFolder folder;
+  RawTensors tensors = joined();
+  tensors[kAttention + "qkv_proj.weight_scale"] = f32({}, {3});
+  tensors[kMlp + "gate_up_proj.weight_scale"] = f32({}, {2});
+  const TensorView k =
+      folder.open(tensors, fp8_config())->get(kAttention + "k_proj.weight", {4, 8});
+  EXPECT_EQ(k.fp8->scales, (std::vector<float>{3}));
+  EXPECT_EQ(k.fp8->block_rows, 4);
+  std::vector<float> rows(16);
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i + 1);
+  tensors[kAttention + "qkv_proj.weight_scale"] = f32({16, 1}, rows);
+  tensors[kMlp + "gate_up_proj.weight_scale"] = f32({12, 1}, {rows.begin(), rows.begin() + 12});
+  const auto weights = folder.open(tensors, compressed_config("channel"));
+  EXPECT_EQ(weights->get(kMlp + "up_proj.weight", {6, 8}).fp8->scales,
+            (std::vector<float>{7, 8, 9, 10, 11, 12}));
+}
+
+TEST(JoinedTensors, OfAnotherShapeOrStoredTwiceAreRefused) {
+  JoinedFolder folder;
+  const auto refusal = [&](const RawTensors& tensors) {
+    write_file(folder.folder.path() / "model.safetensors", safetensors_bytes(tensors));
+    const auto files = std::make_shared<const SafetensorsWeights>(folder.folder.path());
+    try {
+      by_table_names(files, files, folder.config);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  const std::vector<float> numbers(128);
+  const RawTensors short_one = {
+      {kAttention + "qkv_proj.weight", f32({15, 8}, {numbers.begin(), numbers.begin() + 120})}};
+  EXPECT_NE(refusal(short_one).find("qkv_proj"), std::string::npos) << refusal(short_one);
+  folder.config.stored_names.parts = std::span(kTwoNames);
+  const RawTensors twice = {{"a.weight", f32({1}, {1})}, {"b.weight", f32({1}, {1})}};
+  EXPECT_NE(refusal(twice).find("two tensors"), std::string::npos) << refusal(twice);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "oscar/io/safetensors.h"
 #include "oscar/model/checkpoint/gguf_model.h"
 #include "oscar/model/checkpoint/gguf_tokenizer.h"
+#include "oscar/model/checkpoint/named_weights.h"
 #include "oscar/model/checkpoint/weights.h"
 
 namespace oscar {
@@ -202,6 +203,7 @@ void untie_other_head(Checkpoint& checkpoint) {
     return;
   }
   checkpoint.config.tie_word_embeddings = false;
+  if (!checkpoint.config.tie_is_stated) return;
   checkpoint.notes.emplace_back(
       "config.json ties the output matrix to the embedding, and lm_head.weight holds other "
       "numbers:\n  they are used, as in transformers 5; other programs may tie them. "
@@ -231,6 +233,12 @@ void add_notes(Checkpoint& checkpoint, const SafetensorsWeights& files) {
     checkpoint.notes.push_back(
         fmt::format("left out the tensors ({}) of layers that guess tokens further ahead", count));
   }
+  if (const size_t count = weights_of_other_parts(checkpoint.config, files).size(); count > 0) {
+    checkpoint.notes.push_back(
+        fmt::format("left out the tensors ({}) that no text passes through: only the text half of "
+                    "the model is run",
+                    count));
+  }
 }
 
 Checkpoint open_folder(const fs::path& folder, const std::optional<Json>& rope_scaling) {
@@ -255,6 +263,7 @@ Checkpoint open_folder(const fs::path& folder, const std::optional<Json>& rope_s
   } else {
     checkpoint.weights = files;
   }
+  checkpoint.weights = by_table_names(files, checkpoint.weights, checkpoint.config);
   untie_other_head(checkpoint);
   if (fs::exists(folder / "tokenizer.json")) {
     checkpoint.tokenizer_sha256 = sha256_of_file(folder / "tokenizer.json");

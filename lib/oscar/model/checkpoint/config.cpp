@@ -9,6 +9,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/model/checkpoint/families.h"
+#include "oscar/model/checkpoint/text_half.h"
 
 namespace oscar {
 
@@ -370,36 +371,29 @@ std::optional<Fp8Layout> parse_quantization(const Json& config, const std::strin
 
 namespace {
 
-// Why a model that is not supported may never be, or the way to one that is.
-const char* hint_for(const ConfigReader& reader) {
-  if (reader.has("kv_lora_rank")) {
-    return "latent attention (MLA) caches no keys and values of heads, which is what this toolkit "
-           "quantizes";
+// The first of "architectures"; empty where the key is absent.
+std::string read_architecture(const ConfigReader& reader) {
+  if (!reader.has("architectures")) return "";
+  const Json& list = reader.json["architectures"];
+  if (!list.is_array() || list.empty() || !list[0].is_string()) {
+    reader.refuse("architectures", "not a list of names", "a list with one name");
   }
-  if (reader.text("model_type", "") == "gemma3") {
-    return "its text half is supported as a model of its own: docs/models.md says how to save it";
-  }
-  return "";
+  return list[0].get<std::string>();
 }
 
 const ModelFamily& choose_family(const ConfigReader& reader) {
   const std::string model_type = reader.text("model_type", "");
-  std::string architecture;
-  if (reader.has("architectures")) {
-    const Json& list = reader.json["architectures"];
-    if (!list.is_array() || list.empty() || !list[0].is_string()) {
-      reader.refuse("architectures", "not a list of names", "a list with one name");
-    }
-    architecture = list[0].get<std::string>();
-  }
+  const std::string architecture = read_architecture(reader);
   const ModelFamily* family =
       architecture.empty() ? find_family_by_type(model_type) : find_family(architecture);
   if (family == nullptr) {
+    auto known = supported_architectures();
+    std::ranges::copy(whole_architectures(), std::back_inserter(known));
     throw Error({.what = "this architecture is not supported",
                  .where = reader.source,
-                 .expected = fmt::format("{}", fmt::join(supported_architectures(), ", ")),
+                 .expected = fmt::format("{}", fmt::join(known, ", ")),
                  .found = architecture.empty() ? "model_type " + model_type : architecture,
-                 .hint = hint_for(reader)});
+                 .hint = hint_for_unsupported(reader)});
   }
   if (!model_type.empty() && model_type != family->model_type) {
     reader.refuse("model_type", "model_type and architectures disagree",
@@ -476,6 +470,20 @@ Json rope_parameters_of(const ConfigReader& reader, const ModelFamily& family,
   return parameters.contains(layer_type) ? parameters[layer_type] : Json();
 }
 
+// Puts rotary_dim, as MiniMax counts what turns of a head, into partial_rotary_factor's place.
+void read_rotary_dim(const ConfigReader& reader, const ModelFamily& family, Json& parameters) {
+  const char* const partial = "partial_rotary_factor";
+  const auto head_dim = reader.size("head_dim", kMaxConfigHeadDim);
+  const int width = head_dim ? *head_dim : family.head_dim.value_or(kMaxConfigHeadDim);
+  const double share = static_cast<double>(*reader.size("rotary_dim", width)) / width;
+  const bool stated = parameters.contains(partial) && !parameters[partial].is_null();
+  if (stated && parameters[partial] != share) {
+    reader.refuse("rotary_dim", "two keys disagree",
+                  fmt::format("{} of {} dimensions", parameters[partial].dump(), width));
+  }
+  parameters[partial] = share;
+}
+
 // One dictionary in transformers 5's manner, whichever style the file is written in.
 Json gather_rope(const ConfigReader& reader, const ModelFamily& family,
                  const std::optional<Json>& override_scaling) {
@@ -507,6 +515,7 @@ Json gather_rope(const ConfigReader& reader, const ModelFamily& family,
   if (reader.has("partial_rotary_factor")) {
     fill("partial_rotary_factor", reader.json["partial_rotary_factor"]);
   }
+  if (reader.has("rotary_dim")) read_rotary_dim(reader, family, parameters);
   const char* const partial = "partial_rotary_factor";
   if (family.rotary_factor) {
     fill(partial, *family.rotary_factor);
@@ -525,6 +534,41 @@ Json gather_rope(const ConfigReader& reader, const ModelFamily& family,
   return parameters;
 }
 
+// What the file says of queries that grow with their position, whatever scaling is asked for.
+std::optional<QueryScaling> read_query_scaling(const ConfigReader& reader) {
+  constexpr double kLargestBeta = 1e3;
+  const char* const section = reader.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  if (!reader.has(section) || !reader.json[section].is_object()) return std::nullopt;
+  const ConfigReader parameters{reader.json[section], reader.source + ": " + section};
+  if (!parameters.has("llama_4_scaling_beta")) return std::nullopt;
+  const auto length = parameters.size("original_max_position_embeddings", kMaxLength);
+  if (!length) {
+    parameters.refuse("original_max_position_embeddings", "a RoPE parameter is missing",
+                      "a number of positions");
+  }
+  return QueryScaling{parameters.number("llama_4_scaling_beta", 0.0, 0.0, kLargestBeta), *length};
+}
+
+// Takes out the shares of dimensions that turn by each of a token's three positions: of text they
+// are one position. They are refused where they do not make up all that turns.
+void drop_axes(Json& parameters, int turning, const std::string& source) {
+  const char* const key = "mrope_section";
+  if (!parameters.contains(key)) return;
+  int64_t sum = 0;
+  for (const Json& share : parameters[key]) {
+    const Json one = {{key, share}};
+    sum += ConfigReader{one, source}.size(key, kMaxConfigHeadDim, 0).value_or(0);
+  }
+  if (sum != turning / 2) {
+    throw Error({.what = "the axes of RoPE do not share out what turns of a head",
+                 .where = fmt::format("{}: rope {}", source, key),
+                 .expected = fmt::format("numbers whose sum is {}", turning / 2),
+                 .found = parameters[key].dump()});
+  }
+  parameters.erase(key);
+  parameters.erase("mrope_interleaved");
+}
+
 // Of the local layers of a family that has them: not scaled, unless rope_parameters says so.
 Json gather_local_rope(const ConfigReader& reader, const ModelFamily& family) {
   Json parameters = rope_parameters_of(reader, family, kSlidingAttention);
@@ -541,8 +585,16 @@ void read_rope(const ConfigReader& reader, const ModelFamily& family,
                const std::optional<Json>& scaling, ModelConfig& config) {
   const int length =
       reader.size("max_position_embeddings", kMaxLength).value_or(family.max_position_embeddings);
-  config.rope = make_rope(gather_rope(reader, family, scaling), config.head_dim, length,
-                          scaling ? "--rope-scaling" : reader.source);
+  Json parameters = gather_rope(reader, family, scaling);
+  const std::string where = scaling ? "--rope-scaling" : reader.source;
+  if (family.multi_axis_rope) drop_axes(parameters, config.head_dim, where);
+  if (family.scales_queries) {
+    config.query_scaling = read_query_scaling(reader);
+    for (const char* key : {"llama_4_scaling_beta", "max_position_embeddings"}) {
+      parameters.erase(key);
+    }
+  }
+  config.rope = make_rope(parameters, config.head_dim, length, where);
   if (family.length_is_scaled) {
     config.rope.max_positions = length;
     config.rope.as_run["max_positions"] = length;
@@ -604,25 +656,50 @@ std::vector<std::vector<int>> ModelConfig::layers_by_spec() const {
   return groups;
 }
 
+namespace {
+
+ModelConfig parse_family(const ConfigReader& reader, const ModelFamily& family,
+                         const std::optional<Json>& rope_scaling) {
+  ModelConfig config;
+  config.fp8 = parse_quantization(reader.json, reader.source);
+  config.architecture = family.architecture;
+  config.model_type = family.model_type;
+  config.stored_names = family.stored_names;
+  read_sizes(reader, family, config);
+  read_numerics(reader, family, config);
+  family.build(reader, config);
+  read_rope(reader, family, rope_scaling, config);
+  read_tokens(reader, family, config);
+  return config;
+}
+
+ModelConfig parse_whole(const Json& json, const WholeModel& whole, const std::string& source,
+                        const std::optional<Json>& rope_scaling) {
+  const TextHalf text = read_text_half(json, whole, source);
+  check_config_keys({text.beside, {text.config, source, "text_config."}}, text.family);
+  ModelConfig config =
+      parse_family({text.config, source + ": text_config"}, text.family, rope_scaling);
+  config.architecture = whole.architecture;
+  config.model_type = whole.model_type;
+  config.stored_names.other_parts = whole.other_parts;
+  config.tie_is_stated = text.tie_is_stated;
+  return config;
+}
+
+}  // namespace
+
 ModelConfig parse_model_config(const Json& json, const std::string& source,
                                const std::optional<Json>& rope_scaling) {
   if (!json.is_object()) {
     throw Error({.what = "config.json is not a JSON object", .where = source});
   }
   const ConfigReader reader{json, source};
+  const WholeModel* whole =
+      find_whole_model(read_architecture(reader), reader.text("model_type", ""));
+  if (whole != nullptr) return parse_whole(json, *whole, source, rope_scaling);
   const ModelFamily& family = choose_family(reader);
-  ModelConfig config;
-  config.fp8 = parse_quantization(json, source);
-  check_config_keys(json, family, source);
-  config.architecture = family.architecture;
-  config.model_type = family.model_type;
-  read_sizes(reader, family, config);
-  read_numerics(reader, family, config);
-  family.build(reader, config);
-  read_rope(reader, family, rope_scaling, config);
-  read_tokens(reader, family, config);
-  config.raw = json;
-  return config;
+  check_config_keys({{json, source, ""}}, family);
+  return parse_family(reader, family, rope_scaling);
 }
 
 }  // namespace oscar

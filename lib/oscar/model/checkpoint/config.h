@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -49,10 +51,11 @@ struct LayerGeometry {
 // Head counts, head_dim and the softmax scale are those of the model (ModelConfig): a bundle has
 // one of each.
 struct AttentionSpec {
-  int window = 0;         // keys that a query sees, itself included; 0: all before it
-  bool qkv_bias = false;  // bias on the q, k and v projections
-  bool o_bias = false;    // bias on the output projection
-  bool qk_norm = false;   // RMSNorm over head_dim on q and k, before RoPE
+  int window = 0;           // keys that a query sees, itself included; 0: all before it
+  bool qkv_bias = false;    // bias on the q, k and v projections
+  bool o_bias = false;      // bias on the output projection
+  bool qk_norm = false;     // RMSNorm over head_dim on q and k, before RoPE
+  bool joint_norm = false;  // qk_norm is one over all query heads, and one over all KV heads
   // A local layer among global ones: turned by ModelConfig::local_rope, its window stays in BF16.
   bool local = false;
 
@@ -165,6 +168,27 @@ std::string describe(const Fp8Layout& layout);
 // Throws Error naming the method or the key for everything else, with what to do instead.
 std::optional<Fp8Layout> parse_quantization(const Json& config, const std::string& source);
 
+// What the files of a model call its tensors, where that is not what weights.h does.
+
+// A part of names in the files, and what stands in its place in the table.
+struct NamePart {
+  std::string_view stored, ours;
+};
+
+struct StoredNames {
+  std::span<const NamePart> parts = {};
+  bool fused = false;  // q, k and v are rows of one tensor, and gate and up of another
+  // Of a model that also reads images: what the names of tensors begin with that no text passes
+  // through. They are left out.
+  std::span<const std::string_view> other_parts = {};
+};
+
+// A factor on queries that grows with their position p: 1 + beta ln(1 + floor(p / length)).
+struct QueryScaling {
+  double beta = 0;
+  int length = 1;
+};
+
 // A decoder-only transformer as its config.json describes it, whatever the family.
 
 struct ModelConfig {
@@ -181,15 +205,17 @@ struct ModelConfig {
   double embedding_scale = 1;  // factor on the embeddings, rounded to the compute dtype
   double sm_scale = 1;         // factor on the scores before softmax
   bool tie_word_embeddings = false;
+  bool tie_is_stated = true;  // false: by default, or by one of two configs that disagree
+  StoredNames stored_names;
   std::vector<LayerSpec> layers;  // [num_layers]
   // Layers behind those, which guess tokens further ahead: their tensors are left out.
   int further_layers = 0;
   Rope rope;
   std::optional<Rope> local_rope;  // of layers whose AttentionSpec is local
+  std::optional<QueryScaling> query_scaling;
   std::vector<int32_t> eos_token_ids;
   std::optional<int32_t> bos_token_id;
   std::optional<Fp8Layout> fp8;  // of a folder whose matrices are stored in FP8
-  Json raw;                      // the file as read
 
   const LayerSpec& layer(int index) const { return layers.at(static_cast<size_t>(index)); }
   const Rope& rope_of(int index) const { return layer(index).attention.local ? *local_rope : rope; }
@@ -201,10 +227,11 @@ struct ModelConfig {
   LayerGeometry geometry(int layer, int recent_tokens) const;
 };
 
-// Reads config.json as transformers 4 and 5 write it. Absent keys take the family's default in
-// transformers. Throws Error for an unknown architecture, for a key that would change the
-// computation and is not implemented (named), and for absurd or inconsistent sizes.
-// `rope_scaling` replaces the file's rope_scaling when set (--rope-scaling).
+// Reads config.json as transformers 4 and 5 write it, of a model that also reads images what
+// concerns text (text_half.h). Absent keys take the family's default in transformers. Throws Error
+// for an unknown architecture, for a key that would change the computation and is not implemented
+// (named), and for absurd or inconsistent sizes. `rope_scaling` replaces the file's rope_scaling
+// when set (--rope-scaling).
 ModelConfig parse_model_config(const Json& config, const std::string& source,
                                const std::optional<Json>& rope_scaling = std::nullopt);
 

@@ -18,8 +18,9 @@ namespace oscar {
 namespace {
 
 // In the order in which messages list them.
-constexpr const ModelFamily* kFamilies[] = {&kQwen3,   &kQwen2,   &kQwen3Moe, &kLlama,
-                                            &kMistral, &kGlm4Moe, &kGemma3};
+constexpr const ModelFamily* kFamilies[] = {&kQwen3,   &kQwen2,      &kQwen3Moe, &kLlama,
+                                            &kMistral, &kMinistral3, &kGlm4Moe,  &kGemma3,
+                                            &kSeedOss, &kPhi3,       &kHyV3,     &kMiniMaxM2};
 
 // Read by parse_model_config for every family.
 constexpr std::string_view kRead[] = {
@@ -101,9 +102,11 @@ constexpr std::string_view kInert[] = {
     "remove_invalid_values",
     "repetition_penalty",
     "resid_pdrop",
+    "residual_dropout",
     "return_dict",
     "return_dict_in_generate",
     "router_aux_loss_coef",
+    "router_jitter_noise",
     "sep_token_id",
     "suppress_tokens",
     "task_specific_params",
@@ -202,16 +205,24 @@ constexpr const char* kRemoveKey =
     "config.json";
 
 std::optional<BadKey> check_key(const std::string& key, const Json& value,
-                                const ModelFamily& family, const std::string& source) {
-  if (value.is_null() || holds(kRead, key) || holds(kInert, key) || holds(family.keys, key)) {
-    return std::nullopt;
+                                const ModelFamily& family, const ConfigKeys& config) {
+  const bool read = holds(kRead, key) || holds(family.keys, key);
+  if (value.is_null() || holds(kInert, key) || (read && config.of_text)) return std::nullopt;
+  const std::string named = config.prefix + key, where = config.source + ": " + named;
+  const std::string found = value.dump();
+  if (read) {
+    return BadKey{fmt::format("{}: {} (text_config does not say the same)", named, found),
+                  {.what = "config.json has a key of its text half that text_config does not "
+                           "confirm",
+                   .where = where,
+                   .expected = "the same key and value in text_config",
+                   .found = found}};
   }
-  const std::string where = source + ": " + key, found = value.dump();
   const auto* const row =
       std::find_if(std::begin(kRefused), std::end(kRefused),
                    [&](const RefusedKey& refused) { return refused.key == key; });
   if (row == std::end(kRefused)) {
-    return BadKey{fmt::format("{}: {} (not known)", key, found),
+    return BadKey{fmt::format("{}: {} (not known)", named, found),
                   {.what = "config.json has a key that this program does not know",
                    .where = where,
                    .found = found,
@@ -222,7 +233,7 @@ std::optional<BadKey> check_key(const std::string& key, const Json& value,
       [&](const StatedKey& entry) { return entry.family == &family && entry.key == key; });
   const std::string_view neutral = stated == std::end(kStated) ? row->neutral : stated->value;
   if (value == Json::parse(neutral)) return std::nullopt;
-  return BadKey{fmt::format("{}: {} ({})", key, found, row->why),
+  return BadKey{fmt::format("{}: {} ({})", named, found, row->why),
                 {.what = fmt::format("config.json asks for {}, which is not implemented for {}",
                                      row->why, family.architecture),
                  .where = where,
@@ -232,6 +243,14 @@ std::optional<BadKey> check_key(const std::string& key, const Json& value,
 }
 
 }  // namespace
+
+const char* hint_for_unsupported(const ConfigReader& reader) {
+  if (reader.has("kv_lora_rank")) {
+    return "latent attention (MLA) caches no keys and values of heads, which is what this toolkit "
+           "quantizes";
+  }
+  return "python -m oscar_int2 calibrate runs models of most other families in transformers";
+}
 
 const ModelFamily* find_family(std::string_view architecture) {
   for (const ModelFamily* family : kFamilies) {
@@ -253,11 +272,13 @@ std::vector<std::string_view> supported_architectures() {
   return names;
 }
 
-void check_config_keys(const Json& config, const ModelFamily& family, const std::string& source) {
+void check_config_keys(const std::vector<ConfigKeys>& configs, const ModelFamily& family) {
   std::vector<BadKey> bad;
-  for (const auto& item : config.items()) {
-    if (auto found = check_key(item.key(), item.value(), family, source)) {
-      bad.push_back(std::move(*found));
+  for (const ConfigKeys& config : configs) {
+    for (const auto& item : config.json.items()) {
+      if (auto found = check_key(item.key(), item.value(), family, config)) {
+        bad.push_back(std::move(*found));
+      }
     }
   }
   if (bad.empty()) return;
@@ -267,7 +288,7 @@ void check_config_keys(const Json& config, const ModelFamily& family, const std:
   throw Error(
       {.what = fmt::format("config.json has {} keys that are not known, or not implemented for {}",
                            bad.size(), family.architecture),
-       .where = source,
+       .where = configs.front().source,
        .found = fmt::format("{}", fmt::join(summaries, "; ")),
        .hint = "if one does not change what the model computes, remove it from a copy of "
                "the folder's config.json"});
@@ -292,6 +313,11 @@ int read_one_of(const ConfigReader& reader, const std::string& key, const std::s
     reader.refuse(other, "two keys disagree", fmt::format("{} as of {}", *first, key));
   }
   return first ? *first : second.value_or(fallback);
+}
+
+void require_value(const ConfigReader& reader, const std::string& key, const Json& value,
+                   const std::string& what) {
+  if (reader.has(key) && reader.json[key] != value) reader.refuse(key, what, value.dump());
 }
 
 void require_enough_experts(const ConfigReader& reader, const ExpertsSpec& experts) {
@@ -413,89 +439,6 @@ constinit const ModelFamily kGemma3{.architecture = "Gemma3ForCausalLM",
                                     .keys = kGemma3Keys,
                                     .build = build_gemma3};
 
-// GLM-4.5 to 4.7: RoPE on a part of each head, dense layers first, then experts and a shared one.
-
-namespace {
-
-constexpr std::string_view kGlm4MoeKeys[] = {"attention_bias",
-                                             "use_qk_norm",
-                                             "first_k_dense_replace",
-                                             "n_routed_experts",
-                                             "num_local_experts",
-                                             "n_shared_experts",
-                                             "num_experts_per_tok",
-                                             "moe_intermediate_size",
-                                             "n_group",
-                                             "topk_group",
-                                             "norm_topk_prob",
-                                             "routed_scaling_factor",
-                                             "num_nextn_predict_layers",
-                                             "num_mtp_layers"};
-
-ExpertsSpec read_experts(const ConfigReader& reader) {
-  constexpr double kLargestScaling = 1e6;
-  ExpertsSpec experts{
-      .num_experts = read_one_of(reader, "n_routed_experts", "num_local_experts", 128),
-      .top_k = reader.size("num_experts_per_tok", kMaxExperts).value_or(8),
-      .intermediate_size = reader.size("moe_intermediate_size", kMaxWidth).value_or(1408),
-      .score = RouterScore::kSigmoid,
-      .choice_bias = true,
-      .num_sets = reader.size("n_group", kMaxExperts).value_or(1),
-      .top_sets = reader.size("topk_group", kMaxExperts).value_or(1),
-      .normalize = reader.flag("norm_topk_prob", true),
-      .scaling = reader.number("routed_scaling_factor", 1.0, 0.0, kLargestScaling)};
-  if (experts.num_experts == 0) {
-    reader.refuse("n_routed_experts", "a layer of experts has none", "a positive number");
-  }
-  const int64_t shared = reader.size("n_shared_experts", kMaxExperts).value_or(1);
-  if (shared * experts.intermediate_size > kMaxWidth) {
-    reader.refuse("n_shared_experts", "config.json has an impossible value",
-                  fmt::format("at most {} in all", kMaxWidth));
-  }
-  experts.shared_intermediate_size = static_cast<int>(shared * experts.intermediate_size);
-  // Two scores stand for a set.
-  if (experts.num_experts % experts.num_sets != 0 || experts.num_experts / experts.num_sets < 2) {
-    reader.refuse(
-        "n_group", "the experts cannot be shared out evenly",
-        fmt::format("a divisor of {} experts, two or more of them in each", experts.num_experts));
-  }
-  if (experts.top_sets > experts.num_sets) {
-    reader.refuse("topk_group", "more sets of experts are chosen than there are",
-                  fmt::format("1 to {}", experts.num_sets));
-  }
-  require_enough_experts(reader, experts);
-  return experts;
-}
-
-void build_glm4_moe(const ConfigReader& reader, ModelConfig& config) {
-  const AttentionSpec attention{.qkv_bias = reader.flag("attention_bias", false),
-                                .qk_norm = reader.flag("use_qk_norm", false)};
-  require_one_layer_type(reader, config.num_layers, AttentionKind::kFull);
-  config.layers = dense_layers(reader, config, attention, 10944);
-  const int first = reader.size("first_k_dense_replace", kMaxLayers, 0).value_or(1);
-  const ExpertsSpec experts = read_experts(reader);
-  for (int i = first; i < config.num_layers; ++i) {
-    config.layers[static_cast<size_t>(i)].mlp = experts;
-  }
-  config.further_layers = read_one_of(reader, "num_nextn_predict_layers", "num_mtp_layers", 1);
-}
-
-}  // namespace
-
-constinit const ModelFamily kGlm4Moe{.architecture = "Glm4MoeForCausalLM",
-                                     .model_type = "glm4_moe",
-                                     .vocab_size = 151552,
-                                     .hidden_size = 4096,
-                                     .num_layers = 46,
-                                     .num_qo_heads = 96,
-                                     .num_kv_heads = 8,
-                                     .head_dim = std::nullopt,
-                                     .max_position_embeddings = 131072,
-                                     .rms_norm_eps = 1e-5,
-                                     .rotary_factor = 0.5,
-                                     .keys = kGlm4MoeKeys,
-                                     .build = build_glm4_moe};
-
 // Llama 2 and 3.
 
 namespace {
@@ -552,6 +495,107 @@ constinit const ModelFamily kMistral{.architecture = "MistralForCausalLM",
                                      .eos_token_id = 2,
                                      .keys = kMistralKeys,
                                      .build = build_mistral};
+
+// Ministral 3: Mistral whose queries grow with their position.
+
+namespace {
+
+void build_ministral3(const ConfigReader& reader, ModelConfig& config) {
+  // transformers has parameters of its own where a file has none; no published one lacks them.
+  if (!reader.has("rope_parameters") && !reader.has("rope_scaling")) {
+    reader.refuse("rope_parameters", "a RoPE parameter is missing", "those of yarn");
+  }
+  const AttentionSpec attention{.window = read_window(reader, 0)};
+  require_one_layer_type(reader, config.num_layers, attention.kind());
+  config.layers = dense_layers(reader, config, attention, 14336);
+}
+
+}  // namespace
+
+constinit const ModelFamily kMinistral3{.architecture = "Ministral3ForCausalLM",
+                                        .model_type = "ministral3",
+                                        .vocab_size = 131072,
+                                        .hidden_size = 4096,
+                                        .num_layers = 34,
+                                        .num_qo_heads = 32,
+                                        .num_kv_heads = 8,
+                                        .head_dim = 128,
+                                        .max_position_embeddings = 262144,
+                                        .rms_norm_eps = 1e-5,
+                                        .scales_queries = true,
+                                        .bos_token_id = 1,
+                                        .eos_token_id = 2,
+                                        .keys = kMistralKeys,
+                                        .build = build_ministral3};
+
+// Phi-3 and Phi-4: q, k and v in one tensor, gate and up in another.
+
+namespace {
+
+constexpr std::string_view kPhi3Keys[] = {"sliding_window"};
+
+void build_phi3(const ConfigReader& reader, ModelConfig& config) {
+  // transformers takes "yarn" and "su" of this family for longrope too.
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!reader.has(key) || !reader.json[key].is_object()) continue;
+    const Json& parameters = reader.json[key];
+    const Json type = parameters.value("rope_type", parameters.value("type", Json("default")));
+    if (type == "default") continue;
+    reader.refuse(key, "longrope, whose frequencies depend on the length, is not implemented",
+                  "RoPE of type default");
+  }
+  const AttentionSpec attention{.window = read_window(reader, 0)};
+  require_one_layer_type(reader, config.num_layers, attention.kind());
+  config.layers = dense_layers(reader, config, attention, 8192);
+}
+
+}  // namespace
+
+constinit const ModelFamily kPhi3{.architecture = "Phi3ForCausalLM",
+                                  .model_type = "phi3",
+                                  .vocab_size = 32064,
+                                  .hidden_size = 3072,
+                                  .num_layers = 32,
+                                  .num_qo_heads = 32,
+                                  .num_kv_heads = std::nullopt,
+                                  .head_dim = std::nullopt,
+                                  .max_position_embeddings = 4096,
+                                  .rms_norm_eps = 1e-5,
+                                  .rotary_factor = 1.0,
+                                  .bos_token_id = 1,
+                                  .eos_token_id = 32000,
+                                  .stored_names = {.fused = true},
+                                  .keys = kPhi3Keys,
+                                  .build = build_phi3};
+
+// Seed-OSS: Llama with a bias on the output projection apart from those of q, k and v.
+
+namespace {
+
+constexpr std::string_view kSeedOssKeys[] = {"attention_bias", "attention_out_bias", "mlp_bias"};
+
+void build_seed_oss(const ConfigReader& reader, ModelConfig& config) {
+  require_one_layer_type(reader, config.num_layers, AttentionKind::kFull);
+  const AttentionSpec attention{.qkv_bias = reader.flag("attention_bias", true),
+                                .o_bias = reader.flag("attention_out_bias", false)};
+  config.layers = dense_layers(reader, config, attention, 27648, reader.flag("mlp_bias", false));
+}
+
+}  // namespace
+
+constinit const ModelFamily kSeedOss{.architecture = "SeedOssForCausalLM",
+                                     .model_type = "seed_oss",
+                                     .vocab_size = 155136,
+                                     .hidden_size = 4096,
+                                     .num_layers = 64,
+                                     .num_qo_heads = 80,
+                                     .num_kv_heads = 8,
+                                     .head_dim = 128,
+                                     .max_position_embeddings = 524288,
+                                     .bos_token_id = 0,
+                                     .eos_token_id = 2,
+                                     .keys = kSeedOssKeys,
+                                     .build = build_seed_oss};
 
 // Qwen2 with biases on q, k and v, Qwen3 with norms on q and k; both may have sliding layers.
 
@@ -618,69 +662,33 @@ constinit const ModelFamily kQwen2{.architecture = "Qwen2ForCausalLM",
                                    .keys = kQwen2Keys,
                                    .build = build_qwen2};
 
-// Qwen3-MoE: Qwen3's attention, and experts in some layers or in all.
+// The text half of Qwen3-VL: Qwen3 without windows.
 
 namespace {
 
-constexpr std::string_view kQwen3MoeKeys[] = {
-    "attention_bias",      "use_sliding_window", "sliding_window",       "max_window_layers",
-    "num_experts",         "num_local_experts",  "num_experts_per_tok",  "norm_topk_prob",
-    "decoder_sparse_step", "mlp_only_layers",    "moe_intermediate_size"};
+constexpr std::string_view kQwen3VlKeys[] = {"attention_bias"};
 
-// Layers of mlp_only_layers have no experts.
-std::vector<int> read_dense_layers(const ConfigReader& reader) {
-  std::vector<int> layers;
-  if (!reader.has("mlp_only_layers")) return layers;
-  const Json& list = reader.json["mlp_only_layers"];
-  if (!list.is_array()) reader.refuse("mlp_only_layers", "not a list", "a list of layers");
-  for (const Json& entry : list) {
-    const Json one = {{"mlp_only_layers", entry}};
-    const auto layer = ConfigReader{one, reader.source}.size("mlp_only_layers", kMaxLayers, 0);
-    if (layer) layers.push_back(*layer);
-  }
-  return layers;
-}
-
-void build_qwen3_moe(const ConfigReader& reader, ModelConfig& config) {
+void build_qwen3_vl(const ConfigReader& reader, ModelConfig& config) {
+  require_one_layer_type(reader, config.num_layers, AttentionKind::kFull);
   const bool bias = reader.flag("attention_bias", false);
-  // transformers' model slides in every layer or in none, whatever max_window_layers says.
-  const AttentionSpec attention{
-      .window = reader.flag("use_sliding_window", false) ? read_window(reader, 4096) : 0,
-      .qkv_bias = bias,
-      .o_bias = bias,
-      .qk_norm = true};
-  require_one_layer_type(reader, config.num_layers, attention.kind());
-  config.layers = dense_layers(reader, config, attention, 6144);
-
-  const ExpertsSpec experts{
-      .num_experts = read_one_of(reader, "num_experts", "num_local_experts", 128),
-      .top_k = reader.size("num_experts_per_tok", kMaxExperts).value_or(8),
-      .intermediate_size = reader.size("moe_intermediate_size", kMaxWidth).value_or(768),
-      .score = RouterScore::kSoftmax,
-      .normalize = reader.flag("norm_topk_prob", false)};
-  const int step = reader.size("decoder_sparse_step", kMaxLayers).value_or(1);
-  const std::vector<int> dense = read_dense_layers(reader);
-  if (experts.num_experts == 0) return;
-  require_enough_experts(reader, experts);
-  for (int i = 0; i < config.num_layers; ++i) {
-    if (std::ranges::find(dense, i) == dense.end() && (i + 1) % step == 0) {
-      config.layers[static_cast<size_t>(i)].mlp = experts;
-    }
-  }
+  config.layers =
+      dense_layers(reader, config, {.qkv_bias = bias, .o_bias = bias, .qk_norm = true}, 22016);
 }
 
 }  // namespace
 
-constinit const ModelFamily kQwen3Moe{.architecture = "Qwen3MoeForCausalLM",
-                                      .model_type = "qwen3_moe",
-                                      .vocab_size = 151936,
-                                      .hidden_size = 2048,
-                                      .num_layers = 24,
-                                      .num_qo_heads = 32,
-                                      .num_kv_heads = 4,
-                                      .head_dim = std::nullopt,
-                                      .max_position_embeddings = 32768,
-                                      .keys = kQwen3MoeKeys,
-                                      .build = build_qwen3_moe};
+constinit const ModelFamily kQwen3Vl{.architecture = "Qwen3VLForConditionalGeneration",
+                                     .model_type = "qwen3_vl_text",
+                                     .vocab_size = 151936,
+                                     .hidden_size = 4096,
+                                     .num_layers = 32,
+                                     .num_qo_heads = 32,
+                                     .num_kv_heads = 32,
+                                     .head_dim = 128,
+                                     .max_position_embeddings = 128000,
+                                     .rope_theta = 500000.0,
+                                     .multi_axis_rope = true,
+                                     .keys = kQwen3VlKeys,
+                                     .build = build_qwen3_vl};
 
 }  // namespace oscar

@@ -34,8 +34,13 @@ struct ModelFamily {
   // max_position_embeddings is what is served, whatever the scaling of the RoPE: servers multiply
   // that of other families (rope.h).
   bool length_is_scaled = false;
+  // Parts of RoPE belong to places in images: of text, whose three positions are one, it is plain.
+  bool multi_axis_rope = false;
+  // RoPE's parameters say by what queries grow with their position (QueryScaling).
+  bool scales_queries = false;
   bool tie_word_embeddings = false;
   std::optional<int> bos_token_id = std::nullopt, eos_token_id = std::nullopt;
+  StoredNames stored_names = {};
   // Keys of config.json that are read for this family, beside those read for all.
   std::span<const std::string_view> keys;
   // Fills the layers of a model whose sizes have been read. Throws Error for values that fit no
@@ -48,13 +53,25 @@ const ModelFamily* find_family(std::string_view architecture);
 const ModelFamily* find_family_by_type(std::string_view model_type);
 std::vector<std::string_view> supported_architectures();
 
-// Throws Error for keys of `config` that are neither read for this family nor known to leave the
-// computation alone; it names all of them. Null counts as absent.
-void check_config_keys(const Json& config, const ModelFamily& family, const std::string& source);
+// Keys and values of a config.json, or of an object in it.
+struct ConfigKeys {
+  Json json;
+  std::string source, prefix;  // for messages: the file, and "text_config." or nothing
+  bool of_text = true;         // false: beside a text_config, which has the keys of the family
+};
+
+// The way to a model that is not supported, or why it may never be; empty where neither is known.
+const char* hint_for_unsupported(const ConfigReader& reader);
+
+// Throws Error for keys of all `configs` that are neither read for this family nor known to leave
+// the computation alone; it names all of them. Null counts as absent.
+void check_config_keys(const std::vector<ConfigKeys>& configs, const ModelFamily& family);
 
 // The supported families, and what several of them read alike.
 
-extern const ModelFamily kQwen3, kQwen2, kQwen3Moe, kLlama, kMistral, kGlm4Moe, kGemma3;
+extern const ModelFamily kQwen3, kQwen2, kQwen3Moe, kLlama, kMistral, kMinistral3, kGlm4Moe,
+    kGemma3, kSeedOss, kPhi3, kHyV3, kMiniMaxM2;
+extern const ModelFamily kQwen3Vl, kQwen3VlMoe;  // text halves: they are no models of their own
 
 // `config`'s layers, all with this attention and a dense MLP of intermediate_size.
 std::vector<LayerSpec> dense_layers(const ConfigReader& reader, const ModelConfig& config,
@@ -64,6 +81,10 @@ std::vector<LayerSpec> dense_layers(const ConfigReader& reader, const ModelConfi
 // A number up to kMaxExperts under either of two names: transformers 5 writes some keys anew.
 int read_one_of(const ConfigReader& reader, const std::string& key, const std::string& other,
                 int fallback);
+
+// Throws Error where a key is there, not null, and says other than `value`.
+void require_value(const ConfigReader& reader, const std::string& key, const Json& value,
+                   const std::string& what);
 
 // Throws Error where more experts are chosen than may be.
 void require_enough_experts(const ConfigReader& reader, const ExpertsSpec& experts);

@@ -230,7 +230,17 @@ bool has_other_scales(const WeightSource& weights) {
 
 namespace {
 
-enum class Size { kNone, kVocab, kHidden, kIntermediate, kQueries, kKeys, kHeadDim, kExperts };
+enum class Size {
+  kNone,
+  kVocab,
+  kHidden,
+  kIntermediate,
+  kQueries,
+  kKeys,
+  kQNormed,
+  kKNormed,
+  kExperts
+};
 
 // Where a row of the table is asked for: outside the layers, in one of them, or in one expert.
 struct Place {
@@ -280,9 +290,9 @@ constexpr Row kAttentionRows[] = {
      kQkvBias},
     {kKBias, "model.layers.{}.self_attn.k_proj.bias", "blk.{}.attn_k.bias", kKeys, kNone, kQkvBias},
     {kVBias, "model.layers.{}.self_attn.v_proj.bias", "blk.{}.attn_v.bias", kKeys, kNone, kQkvBias},
-    {kQNorm, "model.layers.{}.self_attn.q_norm.weight", "blk.{}.attn_q_norm.weight", kHeadDim,
+    {kQNorm, "model.layers.{}.self_attn.q_norm.weight", "blk.{}.attn_q_norm.weight", kQNormed,
      kNone, kQkNorm},
-    {kKNorm, "model.layers.{}.self_attn.k_norm.weight", "blk.{}.attn_k_norm.weight", kHeadDim,
+    {kKNorm, "model.layers.{}.self_attn.k_norm.weight", "blk.{}.attn_k_norm.weight", kKNormed,
      kNone, kQkNorm},
     {kO, "model.layers.{}.self_attn.o_proj.weight", "blk.{}.attn_output.weight", kHidden, kQueries,
      kAlways},
@@ -351,8 +361,10 @@ int64_t extent(const Place& place, Size size) {
       return int64_t{config.num_qo_heads} * config.head_dim;
     case kKeys:
       return int64_t{config.num_kv_heads} * config.head_dim;
-    case kHeadDim:
-      return config.head_dim;
+    case kQNormed:
+      return place.layer->attention.joint_norm ? extent(place, kQueries) : config.head_dim;
+    case kKNormed:
+      return place.layer->attention.joint_norm ? extent(place, kKeys) : config.head_dim;
     case kExperts:
       return place.layer->experts()->num_experts;
     case kNone:

@@ -68,8 +68,8 @@ enum class WeightRole {
   kQBias,
   kKBias,
   kVBias,
-  kQNorm,  // [head_dim]
-  kKNorm,  // [head_dim]
+  kQNorm,  // [head_dim], of a joint norm [num_qo_heads * head_dim]
+  kKNorm,  // [head_dim], of a joint norm [num_kv_heads * head_dim]
   kO,      // [hidden, num_qo_heads * head_dim]
   kOBias,
   kAttentionOutputNorm,  // [hidden], behind attention

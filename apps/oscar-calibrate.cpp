@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "common/options.h"
@@ -17,6 +18,7 @@
 #include "oscar/base/strings.h"
 #include "oscar/bundle/backend_plan.h"
 #include "oscar/calibrate/calibrate.h"
+#include "oscar/calibrate/recording.h"
 #include "oscar/fit/convergence.h"
 #include "oscar/fit/fit.h"
 
@@ -38,6 +40,8 @@ constexpr const char* kFooter =
     "        ShareGPT or Alpaca), also .gz and .zst; .npy or .h5 token ids; a folder\n"
     "        of these; self:N (the model writes N tokens); or several joined with\n"
     "        weights: chat.jsonl:0.5,code.jsonl:0.5\n"
+    "        Of a model that ran in transformers: MODEL is the folder of its sums and\n"
+    "        held-back rows, CORPUS the word recorded (docs/models.md).\n"
     "The run ends with whether the text was enough: what it would cost, by predicted\n"
     "loss, to have used another text as long, or how many tokens to use instead.\n"
     "Ctrl-C saves a checkpoint beside OUT; --resume continues from it.\n"
@@ -409,6 +413,60 @@ int run_first(Arguments& arguments, Ranks& ranks) {
   return kExitDone;
 }
 
+// A model that another engine ran: MODEL is a folder with its sums and held-back rows.
+
+constexpr const char* kRecorded = "recorded";  // the CORPUS of such a run
+
+bool is_recorded(const Arguments& arguments) {
+  return arguments.options.corpus == kRecorded && is_recording(arguments.options.model);
+}
+
+// What the engine that ran the model has decided already is refused by name.
+void check_recorded_options(const CLI::App& program) {
+  constexpr std::array kOwn = {"MODEL",          "CORPUS",       "OUT",     "--device",
+                               "--host-memory",  "--gpu-memory", "--force", "--no-statistics",
+                               "--quiet",        "--search",     "--clip",  "--preset",
+                               "--position-span"};
+  for (const CLI::Option* option : program.get_options()) {
+    const std::string name = option->get_name();
+    const bool fits = option->get_group() == kStudySection || option->get_group() == "Cache format";
+    if (option->count() == 0 || fits || std::ranges::find(kOwn, name) != kOwn.end()) continue;
+    throw CLI::ValidationError(
+        name, "is no option of a recorded run, whose text has passed through its model already");
+  }
+}
+
+int run_recorded(const Arguments& arguments, const CLI::App& program) {
+  const CalibrateOptions& options = arguments.options;
+  check_outputs({{"MODEL", options.model}}, {{"OUT", options.output}});
+  probe_outputs({{"OUT", options.output}}, options.force ? Replace::kYes : Replace::kNo);
+  Recording recording = read_recording(options.model);
+  TerminalProgress progress(arguments.quiet);
+  const RecordedOptions recorded{
+      .refit = {.preset = arguments.fit.preset,
+                .fit = arguments.fit.resolve(),
+                .quantizer = with_given(program, options.quantizer, recording.all.quantizer),
+                .keep_statistics = !arguments.no_statistics},
+      .search = arguments.fit.resolve_search(),
+      .device = arguments.compute.device,
+      .host_memory = parse_bytes(arguments.memory.host_memory, "--host-memory"),
+      .gpu_memory = parse_bytes(arguments.memory.gpu_memory, "--gpu-memory")};
+  const RecordedResult result = calibrate_recorded(std::move(recording), recorded, progress);
+  for (const std::string& warning : joined_by_layer(result.warnings)) warn(warning);
+  write_bundle(result.bundle, options.output, options.force);
+  if (arguments.quiet) return kExitDone;
+  print_corpus(result.bundle.corpus);
+  fmt::print("device     {}\n", result.device);
+  if (result.held_back_tokens > 0) {
+    fmt::print("held back  {} tokens that the choices were made on\n",
+               format_count(result.held_back_tokens));
+  }
+  print_layers(result.bundle);
+  fmt::print("\n{}\nwrote {}\n", plans_text(plan_for_all(result.bundle)),
+             printable(std::filesystem::absolute(options.output).string()));
+  return kExitDone;
+}
+
 int run(Arguments& arguments) {
   install_interrupt_handlers();
   Ranks ranks;
@@ -446,12 +504,17 @@ int main(int argc, char** argv) {
   add_run_options(program, arguments);
   add_fit_study_options(program, arguments.fit, /*searchable=*/true);
   program.final_callback([&] {  // a conflict is a usage error
+    if (is_recorded(arguments)) check_recorded_options(program);
     check_requests(program, arguments);
     if (arguments.backend.empty()) return;
     arguments.for_backend =
         choose_for_backend(program, arguments.backend, arguments.fit, arguments.options.quantizer);
   });
   return run_program(program, argc, argv, [&] {
+    if (is_recorded(arguments)) {
+      install_interrupt_handlers();
+      return run_recorded(arguments, program);
+    }
     return arguments.processes > 1 ? run_processes(arguments.processes, argc, argv, kResumeWithAny)
                                    : run(arguments);
   });

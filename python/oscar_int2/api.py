@@ -64,7 +64,7 @@ def _layers_shown(stage, shown):
 def calibrate(model, corpus, out, *, engine: str | None = None, progress: bool = True, **options) -> Bundle:
     """Calibrates a model on a corpus and writes the bundle `out` (oscar-calibrate).
 
-    engine: "oscar", the families of docs/models.md, or "transformers", whatever that library runs, without a search: options
+    engine: "oscar", the families of docs/models.md, or "transformers", whatever that library runs: options
     are then those of oscar_int2.calibration.calibrate. A model that is loaded already runs in transformers.
 
     model: a Hugging Face folder, a .gguf file, or a name. corpus: a file or folder of text or token ids, a list of these, or

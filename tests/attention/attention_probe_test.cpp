@@ -95,6 +95,30 @@ TEST(AttentionProbe, MakesTheErrorsOfTheEngine) {
   expect_the_engines_errors({.sink = 4, .recent = 20, .sliding_window = 60}, {50, 220, 330});
 }
 
+TEST(AttentionProbe, AGateWeighsTheErrorOfEachTokenBeforeTheProjection) {
+  const Sequence s = random_sequence();
+  const auto codec = probe_codec();
+  const std::vector<int64_t> positions = {30, 90, 200, 399};
+  const auto index = torch::tensor(positions, torch::kInt64);
+  const auto gate = torch::rand({kHeads * kGroup, kTokens, kDim}).index_select(1, index);
+  const auto probe = [&](const torch::Tensor& of) {
+    return AttentionProbe({.sink = 4, .recent = 20}, positions, s.q.index_select(1, index), s.k,
+                          s.v, s.metric, kProbeScale, of);
+  };
+  const AttentionProbe gated = probe(gate), plain = probe({});
+  const auto error = plain.key_error(plain.weights(int2_rows(codec->key, s.k, true)));
+  // |(e s) W|^2 of each query, with a square root of the metric for W.
+  const auto metric = s.metric.to(torch::kFloat64);
+  const auto e = error.view({kHeads * kGroup, -1, kDim}).to(torch::kFloat64) * gate;
+  const auto loss =
+      torch::matmul(e, torch::linalg_cholesky(metric)).square().sum(-1).view({kHeads, kGroup, -1});
+  EXPECT_LT((gated.loss(error) - loss.sum(1)).abs().max().item<double>(),
+            1e-4 * loss.max().item<double>());
+  EXPECT_GT((plain.loss(error) - loss.sum(1)).abs().max().item<double>(),
+            0.1 * loss.max().item<double>());
+  EXPECT_LT(gated.energy().sum().item<double>(), 0.7 * plain.energy().sum().item<double>());
+}
+
 TEST(AttentionProbe, QueriesWithinTheWindowsSeeNoDifference) {
   const Sequence s = random_sequence();
   const auto codec = probe_codec();

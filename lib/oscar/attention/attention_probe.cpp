@@ -16,13 +16,14 @@ torch::Tensor as_column(const std::vector<int64_t>& values, torch::Device device
 AttentionProbe::AttentionProbe(const CacheView& view, const std::vector<int64_t>& positions,
                                const torch::Tensor& q, const torch::Tensor& k,
                                const torch::Tensor& v, const torch::Tensor& output_metric,
-                               double sm_scale)
+                               double sm_scale, const torch::Tensor& gate)
     : num_kv_heads_(k.size(0)),
       query_group_(q.size(0) / k.size(0)),
       queries_(q.size(1)),
       sm_scale_(sm_scale),
       values_(v.to(torch::kFloat32)),
-      metric_(output_metric.to(torch::kFloat32)) {
+      metric_(output_metric.to(torch::kFloat32)),
+      gate_(gate) {
   const torch::Device device = q.device();
   std::vector<int64_t> ends, lowest;
   for (const int64_t position : positions) {
@@ -99,7 +100,8 @@ torch::Tensor AttentionProbe::pair_error(const torch::Tensor& weights,
 }
 
 torch::Tensor AttentionProbe::loss(const torch::Tensor& error) const {
-  const auto by_head = error.reshape({num_kv_heads_ * query_group_, queries_, -1});
+  auto by_head = error.reshape({num_kv_heads_ * query_group_, queries_, -1});
+  if (gate_.defined()) by_head = by_head * gate_;
   return torch::matmul(by_head, metric_)
       .mul_(by_head)
       .sum(-1, /*keepdim=*/false, torch::kFloat64)

@@ -24,10 +24,12 @@ class AttentionProbe {
  public:
   // `positions`: ascending indices into the sequence. q [Hq, queries, d_k] at those positions,
   // k [Hkv, tokens, d_k] and v [Hkv, tokens, d_v] up to the last of them or beyond, before any
-  // transform. output_metric [Hq, d_v, d_v]: W_O,j W_O,j^T of each query head.
+  // transform. output_metric [Hq, d_v, d_v]: W_O,j W_O,j^T of each query head. gate [Hq, queries,
+  // d_v]: what the model multiplies outputs by before W_O; undefined: nothing.
   AttentionProbe(const CacheView& view, const std::vector<int64_t>& positions,
                  const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
-                 const torch::Tensor& output_metric, double sm_scale);
+                 const torch::Tensor& output_metric, double sm_scale,
+                 const torch::Tensor& gate = {});
 
   // Keys [first_int2(), end_int2()) are INT2 for at least one query (none when equal).
   int64_t first_int2() const { return first_int2_; }
@@ -48,7 +50,8 @@ class AttentionProbe {
   // Both together.
   torch::Tensor pair_error(const torch::Tensor& weights, const Int2Rows& values) const;
 
-  // [Hkv, queries] float64: sum over the KV head's query heads j of |error W_O,j|^2 (math 9.2).
+  // [Hkv, queries] float64: sum over the KV head's query heads j of |error W_O,j|^2, of |(error s)
+  // W_O,j|^2 where there is a gate s (math 9.2).
   torch::Tensor loss(const torch::Tensor& error) const;
   // The same of the exact output itself.
   torch::Tensor energy() const { return loss(output_); }
@@ -61,6 +64,7 @@ class AttentionProbe {
   torch::Tensor q_;        // [Hkv, rows, d_k]
   torch::Tensor values_;   // [Hkv, tokens, d_v]
   torch::Tensor metric_;   // [Hq, d_v, d_v]
+  torch::Tensor gate_;     // [Hq, queries, d_v] or undefined
   torch::Tensor is_int2_;  // [queries, end_int2 - first_int2] bool
   torch::Tensor scores_;   // [Hkv, rows, tokens] exact, scaled, -inf where hidden
   torch::Tensor weights_;  // softmax of them

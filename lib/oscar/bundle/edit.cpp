@@ -334,6 +334,17 @@ Rope recorded_rope(const Bundle& input, const std::string& name) {
 }
 
 Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string& name) {
+  return refit_bundle(std::move(input), options, name,
+                      [](const LayerStatistics& layer, const FitOptions& fit, const Rope& rope,
+                         const QuantizerSettings&) -> RefittedLayer {
+                        return {fit_layer(layer, fit, rope),
+                                {fit_portable(layer, fit, Granularity::kShared, rope),
+                                 fit_portable(layer, fit, Granularity::kPerHead, rope)}};
+                      });
+}
+
+Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string& name,
+                    const RefitLayer& fit_one) {
   require_statistics(input, name);
   FitOptions fit = options.fit;
   fit.position_span = served_positions(input, fit.position_span, name);
@@ -374,9 +385,9 @@ Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string
       out.portable.push_back({none, none});
       continue;
     }
-    out.layers.push_back(fit_layer(layer, fit, rope));
-    out.portable.push_back({fit_portable(layer, fit, Granularity::kShared, rope),
-                            fit_portable(layer, fit, Granularity::kPerHead, rope)});
+    RefittedLayer made = fit_one(layer, fit, rope, out.quantizer);
+    out.layers.push_back(std::move(made.main));
+    out.portable.push_back(std::move(made.portable));
   }
   const Windows windows = windows_of(out.quantizer);
   const bool moved = weighted && collected != windows;

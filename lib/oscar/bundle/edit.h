@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,18 @@ struct RefitOptions {
 // statistics are missing, when the energy objective was not collected, or when the input does not
 // say which positions are served.
 Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string& name);
+
+// The same with layers that are made otherwise, for example searched. `fit_one` gets the statistics
+// of each layer that has some, the options with their positions, the model's RoPE and the cache
+// format, and gives the layer and its portable variants.
+struct RefittedLayer {
+  LayerTransforms main;
+  PortableLayer portable;
+};
+using RefitLayer = std::function<RefittedLayer(const LayerStatistics&, const FitOptions&,
+                                               const Rope&, const QuantizerSettings&)>;
+Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string& name,
+                    const RefitLayer& fit_one);
 
 // How rows of transforms from elsewhere are written.
 

@@ -70,10 +70,9 @@ Bundle describe_run(const CalibrateOptions& options, const Checkpoint& checkpoin
   return bundle;
 }
 
-Json describe_search(const CalibrateOptions& options, size_t search_sequences,
+Json describe_search(const SearchOptions& s, uint64_t seed, size_t search_sequences,
                      size_t confirm_sequences, int64_t held_back_tokens) {
   Json searched = Json::array();
-  const SearchOptions& s = options.search;
   for (const auto& [on, name] : {std::pair{s.kind, s.orthogonal ? "orthogonal method" : "method"},
                                  {s.center, "center"},
                                  {s.granularity, "granularity"},
@@ -89,7 +88,7 @@ Json describe_search(const CalibrateOptions& options, size_t search_sequences,
           {"search_chunks", search_sequences},
           {"confirm_chunks", confirm_sequences},
           {"held_back_tokens", held_back_tokens},
-          {"seed", options.seed},
+          {"seed", seed},
           {"fallback", s.fallback}};
 }
 

@@ -32,7 +32,7 @@ Bundle describe_run(const CalibrateOptions& options, const Checkpoint& checkpoin
                     const CorpusRecord& corpus);
 
 // How choices are made, as stored in the bundle's root. Part of run_key.
-Json describe_search(const CalibrateOptions& options, size_t search_sequences,
+Json describe_search(const SearchOptions& search, uint64_t seed, size_t search_sequences,
                      size_t confirm_sequences, int64_t held_back_tokens);
 
 // sha256 over everything that decides the statistics: weights, rope as run, tokens, device kind,

@@ -388,8 +388,8 @@ Bundle begin_bundle(const Opened& run, const Planned& planned) {
   Bundle bundle = describe_run(run.options, run.checkpoint, planned.record);
   bundle.fingerprint = planned.fingerprint;
   if (run.options.search.any()) {
-    bundle.search = describe_search(run.options, split.num_search, split.num_confirm,
-                                    split.held_back.record.tokens);
+    bundle.search = describe_search(run.options.search, run.options.seed, split.num_search,
+                                    split.num_confirm, split.held_back.record.tokens);
   }
   bundle.run_key = run_key(run.options, bundle, run.compute);
   bundle.created_utc = utc_now();

@@ -79,10 +79,14 @@ torch::Tensor move_positions(const torch::Tensor& x, const Rope& rope,
       torch::outer(on_device(positions), on_device(torch::tensor(rope.inv_freq, torch::kFloat64)));
   const auto cos = angles.cos().to(torch::kFloat32);
   const auto sin = angles.sin().to(torch::kFloat32);
+  const auto still = rows.narrow(-1, 2 * half, rows.size(-1) - 2 * half);
+  if (rope.interleaved) {
+    const auto first = rows.slice(-1, 0, 2 * half, 2), second = rows.slice(-1, 1, 2 * half, 2);
+    const auto pairs = torch::stack({first * cos - second * sin, second * cos + first * sin}, -1);
+    return torch::cat({pairs.flatten(-2), still}, -1);
+  }
   const auto first = rows.narrow(-1, 0, half), second = rows.narrow(-1, half, half);
-  return torch::cat({first * cos - second * sin, second * cos + first * sin,
-                     rows.narrow(-1, 2 * half, rows.size(-1) - 2 * half)},
-                    -1);
+  return torch::cat({first * cos - second * sin, second * cos + first * sin, still}, -1);
 }
 
 torch::Tensor causal_attention(const torch::Tensor& q, const torch::Tensor& k,

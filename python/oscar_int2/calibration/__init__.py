@@ -4,50 +4,93 @@
     oscar_int2.calibration.evaluate("/models/my-model", "my-model.h5", "heldout.jsonl")
 
 The model runs in transformers. Its attention is called through this package, which adds up statistics of queries, keys,
-values and outputs. `oscar-bundle fit` makes the bundle of them.
+values and outputs, and keeps the rows of held-back text. `oscar-calibrate` searches on these and makes the bundle.
 """
 import contextlib
+import logging
 import pathlib
+import sys
 import tempfile
+
+import torch
 
 from .. import programs
 from ..recipe import CacheFormat
 from .collect import Collection
 from .corpus import read_corpus
+from .held_back import HeldBackRows, Split, hold_back
+from .layers import is_spread
 from .model import batched, load_model, tokenizer_of, observed, run_device
 from .record import describe_model, describe_text, write_statistics
 
 __all__ = ["calibrate", "evaluate"]
+_log = logging.getLogger("oscar_int2")
 
 
-def calibrate(model, corpus, out, *, statistics_only=False, fit_options=(), sequence_length=4096, max_tokens=None,
-              batch_tokens=8192, format=None, device=None, dtype=None, trust_remote_code=False, progress=None):
+def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_options=(), sequence_length=4096,
+              max_tokens=None, batch_tokens=8192, format=None, device=None, dtype=None, trust_remote_code=False,
+              progress=None):
     """Calibrates a causal language model in transformers, and writes the bundle `out`. Returns its path.
 
     `model`: a folder, a name of the Hub that was fetched, or a loaded model. `corpus`: files of text or token ids, or ids
-    (corpus.read_corpus). `statistics_only`: writes the sums alone. `fit_options`: of `oscar-bundle fit`. `format`: the
-    CacheFormat whose windows say which rows are INT2; None: 64 + 256. `device`: where layers run, one at a time; None: a
+    (corpus.read_corpus). `search`: "on" holds text back, whose rows lie beside `out` until clipping is chosen by them; "off"
+    takes the recipe's values. `statistics_only`: writes the sums alone. `fit_options`: of `oscar-bundle fit`, with a search
+    also words that leave a part to it. `format`: the CacheFormat whose windows say which rows are INT2; None: 64 + 256.
+    `device`: where layers run, one at a time; None: a
     GPU if there is one. `dtype`: of the run; None: as stored on a GPU, float32 on a CPU. `progress(layer, layers)`: called
     as layers begin. Raises UnsupportedError, naming the layer, for a model that is not calibrated, ValueError for a
-    corpus without tokens, FileExistsError where `out` is there."""
+    corpus without tokens, FileExistsError where `out` is there, OSError where the disk has no room for rows. Why nothing is
+    searched, of all layers or of one, goes to the logger `oscar_int2`."""
+    if search not in ("on", "off"):
+        raise ValueError(f"search is {search!r}, expected \"on\" or \"off\"")
     out = pathlib.Path(out)
     if out.exists():
         raise FileExistsError(f"{out} exists already; choose another name, or remove it")
     sequences, sources = read_corpus(corpus, lambda: tokenizer_of(model), sequence_length, max_tokens)
     device = run_device(model, device)
+    own_model = not isinstance(model, torch.nn.Module)
     model = load_model(model, device, dtype, trust_remote_code)
     format = format or CacheFormat(quant_group_size=0)
-    with observed(model):
-        found = Collection(model, batched(sequences, batch_tokens), format, device, progress)
-    text, hashes = describe_text(sequences, sources)
-    described = describe_model(model, found.base.facts.shape, found.base.facts.num_qo_heads, found.base.parameters)
+    lengths = [len(ids) for ids in sequences]
+    split = Split(list(range(len(lengths))), [])
+    if search == "on" and not statistics_only:
+        split, reason = hold_back(lengths, format)
+        if reason:
+            _log.warning(reason)
     with contextlib.ExitStack() as stack:
-        target = out
+        folder, rows = None, None
         if not statistics_only:
-            target = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(dir=out.parent))) / "statistics.h5"
-        write_statistics(target, described, text, hashes, format, list(found.file_layers()))
-        if not statistics_only:
-            programs.run("oscar-bundle", ["fit", target, "-o", out, *fit_options])
+            folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(dir=out.parent)))
+        batches = batched([sequences[i] for i in split.fit], batch_tokens)
+        if split.held:
+            first = len(batches)
+            batches += batched([sequences[i] for i in split.held], batch_tokens)
+            rows = HeldBackRows(folder, split.held, batches, first)
+        with observed(model):
+            found = Collection(model, batches, format, device, progress, rows)
+        text, hashes = describe_text(sequences, sources)
+        described = describe_model(model, found.base.facts.shape, found.base.facts.num_qo_heads, found.base.parameters)
+
+        def write(path, all_text):
+            write_statistics(path, described, text, hashes, format, list(found.file_layers(all_text)))
+
+        if statistics_only:
+            write(out, True)
+            return out
+        sums = folder / "statistics.h5"
+        write(sums, True)
+        if rows is None:
+            programs.run("oscar-bundle", ["fit", sums, "-o", out, *fit_options])
+            return out
+        write(folder / "fitted.h5", False)
+        rows.finish(lengths, list(found.searched_layers()))
+        # A GPU is the search's once the model has left it.
+        free_gpu = own_model and device != "cpu" and not is_spread(model)
+        del found
+        if free_gpu:
+            torch.cuda.empty_cache()
+        programs.run("oscar-calibrate", [folder, "recorded", out, "--device", "auto" if free_gpu else "cpu", *fit_options],
+                     progress=progress is not None and sys.stderr.isatty())
     return out
 
 

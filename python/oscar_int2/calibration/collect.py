@@ -10,9 +10,25 @@ from .interface import exact_attention, observing
 from .layers import run_layers, text_config
 from .probe import LayerFacts, Rope, probe
 from .record import settled_rope
-from .sums import LayerSums
+from .sums import LayerSums, total
 
 LARGEST_DIM = 256  # of a row that the codec takes
+
+
+class _Part:
+    """What is added up of one layer over a part of the text."""
+
+    def __init__(self, facts, format, squares, device):
+        self.sums = LayerSums(facts.shape, format, device)
+        # [Hq, dv, dv] float64: sum of s^T s, s what outputs are multiplied by
+        self.gate = torch.zeros_like(squares) if facts.gated else None
+        self.gate_rows = 0
+
+    def add_gate(self, gate):
+        """Of s [batch, T, Hq, dv] float64."""
+        s = gate.flatten(0, 1)
+        self.gate += torch.einsum("njd,nje->jde", s, s)
+        self.gate_rows += len(s)
 
 
 @dataclass
@@ -20,20 +36,23 @@ class _Layer:
     facts: LayerFacts
     rope: Rope | None          # exact frequencies
     parameters: dict | None    # of it, as bundles hold them
-    sums: LayerSums
+    fitted: _Part              # of the text that is not held back
+    held: _Part | None         # of that which is
     owner: int                 # the layer whose rows these are
     squares: torch.Tensor      # [Hq, dv, dv] float64: W_O,j W_O,j^T of each query head
     samples: tuple | None      # weight_samples()
-    gate: torch.Tensor | None = None  # [Hq, dv, dv] float64: sum of s^T s, s what outputs are multiplied by
-    gate_rows: int = 0
+    not_searched: str = ""     # why not
+
+    def parts(self, all_text):
+        return [part for part in (self.fitted, self.held if all_text else None) if part is not None]
 
 
 class Collection:
-    """The sums of one run, and what was found out about the layers. Raises UnsupportedError, naming the layer, for
-    what is not calibrated."""
+    """The sums of one run, and what was found out about the layers. `rows`: the HeldBackRows of batches that are held back
+    for the search. Raises UnsupportedError, naming the layer, for what is not calibrated."""
 
-    def __init__(self, model, batches, format, device=None, progress=None):
-        self.model, self.format = model, format
+    def __init__(self, model, batches, format, device=None, progress=None, rows=None):
+        self.model, self.format, self.rows = model, format, rows
         self.layers = [None] * text_config(model).num_hidden_layers  # None: no softmax attention
         self._places = {}  # of keys in the first batch: their layer
         run_layers(model, batches, device, self._visit, progress)
@@ -73,9 +92,9 @@ class Collection:
         weight = output_weight(facts.output, facts.num_qo_heads * dv).double()
         by_head = weight.view(weight.shape[0], -1, dv).permute(1, 2, 0)
         squares = torch.bmm(by_head, by_head.mT)
-        gate = torch.zeros_like(squares) if facts.gated else None
-        return _Layer(facts, rope, parameters, LayerSums(facts.shape, self.format, arguments[0].device), index,
-                      squares, weight_samples(facts, arguments[0].shape[-1]), gate)
+        parts = [_Part(facts, self.format, squares, arguments[0].device) for _ in range(1 if self.rows is None else 2)]
+        return _Layer(facts, rope, parameters, parts[0], parts[1] if self.rows is not None else None, index, squares,
+                      weight_samples(facts, arguments[0].shape[-1]))
 
     def _add(self, index, batch, found, call, out, into=None):
         if batch == 0:
@@ -84,13 +103,31 @@ class Collection:
             else:
                 self._places[call.k.data_ptr()] = index
         owner = self.layers[found.owner]
-        if found.gate is not None:
-            into = into.reshape(-1, out.shape[1], out.shape[3])
-            rows = out.transpose(1, 2).reshape(into.shape)
-            s = torch.where(rows == 0, 0, into.double() / rows.double())
-            found.gate += torch.einsum("njd,nje->jde", s, s)
-            found.gate_rows += len(s)
-        owner.sums.add(call, out, owner.rope.back, found.facts.window, own_rows=found.owner == index)
+        held, gate = self.rows is not None and batch >= self.rows.first_batch, None
+        if found.facts.gated:
+            rows = out.transpose(1, 2)  # [batch, T, Hq, dv]
+            gate = torch.where(rows == 0, 0, into.reshape(rows.shape).double() / rows.double())
+            (found.held if held else found.fitted).add_gate(gate)
+        (owner.held if held else owner.fitted).sums.add(call, out, owner.rope.back, found.facts.window,
+                                                        own_rows=found.owner == index)
+        if held:
+            self._hold_back(index, batch, found, call, None if gate is None else gate.transpose(1, 2))
+
+    def _hold_back(self, index, batch, found, call, gate):
+        """Keeps the rows of a held-back batch if the layer can be searched. The loss of a candidate has neither sinks nor
+        soft caps (docs/mathematics.md, 9.2), and its queries are those of one layer."""
+        if found.owner != index:
+            self.layers[found.owner].not_searched = "other layers read the same keys and values"
+        elif call.sinks is not None:
+            found.not_searched = "attention has sinks"
+        elif call.softcap is not None:
+            found.not_searched = "scores have a soft cap"
+        elif 0 < found.facts.window <= self.format.recent_tokens:
+            found.not_searched = "the window fits into the recent tokens"
+        else:
+            if batch == self.rows.first_batch:
+                self.rows.require_room(call, found.facts.gated, len(self.layers) - index)
+            self.rows.add(index, batch, call, gate)
 
     def _choose(self):
         """What becomes of each layer: `kinds`, and `base`, whose shape and RoPE are the model's."""
@@ -123,17 +160,29 @@ class Collection:
             if dim > LARGEST_DIM or dim % 8:
                 raise UnsupportedError(f"heads of {dim} dimensions; 2-bit rows have a multiple of 8, {LARGEST_DIM} at most")
 
-    def metric(self, index):
+    def metric(self, index, all_text=True):
         """M_O [Hkv, dv, dv] of all layers that read this layer's rows (math 1.2); with gates, the mean over tokens."""
         total = 0
         for layer in self.layers:
             if layer is not None and layer.owner == index:
-                squares = layer.squares if layer.gate is None else layer.squares * (layer.gate / layer.gate_rows)
+                squares, parts = layer.squares, layer.parts(all_text)
+                if layer.facts.gated:
+                    squares = squares * (sum(part.gate for part in parts) / sum(part.gate_rows for part in parts))
                 total = total + squares.view(self.layers[index].facts.shape[0], -1, *squares.shape[1:]).sum(1)
         return total.cpu().numpy()
 
-    def file_layers(self):
-        """(attributes, datasets) of each layer, as record.write_statistics takes them."""
+    def searched_layers(self):
+        """Of each layer what HeldBackRows.finish() takes."""
+        for i, kind in enumerate(self.kinds):
+            layer = self.layers[i]
+            if kind not in ("full", "sliding"):
+                yield ""
+            else:
+                yield layer.not_searched or (layer.facts.scaling, layer.facts.gated, layer.squares)
+
+    def file_layers(self, all_text=True):
+        """(attributes, datasets) of each layer, as record.write_statistics takes them; with all_text False, of the text
+        that is not held back."""
         sampled = all(self.layers[i].samples is not None for i, kind in enumerate(self.kinds)
                       if kind in ("full", "sliding"))
         for i, kind in enumerate(self.kinds):
@@ -149,11 +198,11 @@ class Collection:
                 if not len(layer.rope.inv_freq) and len(self.base.rope.inv_freq):
                     attributes["turned"] = 0
                 try:
-                    sums = layer.sums.result(attended=quantized)
+                    sums = total([part.sums for part in layer.parts(all_text)], attended=quantized)
                 except ValueError as error:
                     raise UnsupportedError(f"layer {i}: {error}") from error
                 datasets = {f"statistics/{name}": value for name, value in sums.items()}
-                datasets["statistics/o_proj_metric"] = self.metric(i)
+                datasets["statistics/o_proj_metric"] = self.metric(i, all_text)
                 if sampled:
                     datasets["weight_samples"], datasets["vector_samples"] = (x.numpy() for x in layer.samples)
             yield attributes, datasets

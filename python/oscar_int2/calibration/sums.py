@@ -86,20 +86,21 @@ class LayerSums:
         add["k_sink_sum"] += torch.einsum("bht,bhtd->hd", sinks, keys.double())
         add["k_sink_weight"] += sinks.sum((0, 2))
 
-    def result(self, attended):
-        """{name in the file: numpy array} of lib/oscar/bundle/SCHEMA.md but o_proj_metric. Raises ValueError naming a
-        sum that is not finite."""
-        found = {}
-        for name, value in self.values.items():
-            if not attended and ("attended" in name or "sink" in name):
-                continue
-            value = value.cpu()
-            if not value.isfinite().all():
-                raise ValueError(f"{name} is not finite: weights or activations overflow")
-            if name.endswith("moment"):
-                value = value.triu() + value.triu(1).mT + 0.0  # no -0
-            found[name] = value.numpy()
-        return found | {"count_q": self.count_q, "count_kv": self.count_kv}
+
+def total(parts, attended):
+    """{name in the file: numpy array} of lib/oscar/bundle/SCHEMA.md but o_proj_metric, of the LayerSums of parts of a text.
+    Raises ValueError naming a sum that is not finite."""
+    found = {}
+    for name in parts[0].values:
+        if not attended and ("attended" in name or "sink" in name):
+            continue
+        value = sum(part.values[name] for part in parts).cpu()
+        if not value.isfinite().all():
+            raise ValueError(f"{name} is not finite: weights or activations overflow")
+        if name.endswith("moment"):
+            value = value.triu() + value.triu(1).mT + 0.0  # no -0
+        found[name] = value.numpy()
+    return found | {name: sum(getattr(part, name) for part in parts) for name in ("count_q", "count_kv")}
 
 
 def sampled_queries(format, tokens, call):

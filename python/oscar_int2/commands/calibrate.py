@@ -1,7 +1,7 @@
 """A bundle of a model that transformers runs, whatever its family: docs/models.md has a table.
 
-The model runs in transformers, layer by layer. Statistics go to `oscar-bundle fit`, whose options may follow behind --.
-Nothing is searched: oscar-calibrate does that, for the families that it runs itself.
+The model runs in transformers, layer by layer. Statistics, and rows of held-back text for the search, go to
+`oscar-calibrate`, whose options of the fit may follow behind --.
 """
 import argparse
 import pathlib
@@ -17,13 +17,15 @@ def main(words):
     parser.add_argument("model", help="checkpoint folder, or a name of the Hub that was fetched")
     parser.add_argument("corpus", help="token ids (.npy, .h5) or text (.txt, .jsonl, a folder), several joined by commas")
     parser.add_argument("out", type=pathlib.Path, help="bundle to write")
+    parser.add_argument("--search", choices=("on", "off"), default="on",
+                        help="let held-back text decide clipping (on); its rows lie beside OUT until that is done")
     parser.add_argument("--statistics-only", action="store_true", help="write the sums alone, for oscar-bundle merge or fit")
     add_run_options(parser)
     arguments = parser.parse_args(words)
     try:
         from ..calibration import calibrate
-        calibrate(arguments.model, arguments.corpus, arguments.out, statistics_only=arguments.statistics_only,
-                  fit_options=fit_options, progress=progress, **run_options(arguments))
+        calibrate(arguments.model, arguments.corpus, arguments.out, search=arguments.search,
+                  statistics_only=arguments.statistics_only, fit_options=fit_options, progress=progress, **run_options(arguments))
     except (OscarError, OSError, ValueError) as error:
         return failed(error)
     print(f"{_line()}{arguments.out}: {'statistics' if arguments.statistics_only else 'bundle'} of {arguments.model}",

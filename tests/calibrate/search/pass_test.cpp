@@ -256,6 +256,20 @@ TEST(MovePositions, IsRopeAtALaterPosition) {
   EXPECT_LT((scores(shifted) - scores(roped(7)[0])).abs().max().item<double>(), 1e-4);
 }
 
+TEST(MovePositions, TurnsNeighboursWhereTheseArePairs) {
+  Rope halves = partial_rope(), neighbours = partial_rope();
+  neighbours.interleaved = true;
+  torch::manual_seed(2);
+  const auto x = torch::randn({2, 50, 16});
+  // The same turn once pairs (2i, 2i + 1) lie where (i, i + 6) did.
+  const auto order = torch::tensor({0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11, 12, 13, 14, 15});
+  const auto moved = move_positions(x, neighbours, torch::tensor({777}));
+  const auto expected = move_positions(x.index_select(2, order), halves, torch::tensor({777}));
+  EXPECT_TRUE(torch::equal(moved.index_select(2, order), expected));
+  EXPECT_GT((moved - move_positions(x, halves, torch::tensor({777}))).abs().max().item<double>(),
+            0.1);
+}
+
 TEST(PlacementOffsets, OneInEachPartOfTheSpan) {
   const auto offsets = placement_offsets(131072, 4, 9);
   ASSERT_EQ(offsets.size(), 4u);

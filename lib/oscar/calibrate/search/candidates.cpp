@@ -124,11 +124,17 @@ SideCodec CandidateCodecs::codec(const std::vector<FittedHead>& heads, Side side
 
 HeldBack hold_back(const std::vector<std::vector<int32_t>>& sequences,
                    const QuantizerSettings& quantizer) {
+  std::vector<int64_t> lengths;
+  for (const auto& sequence : sequences) lengths.push_back(static_cast<int64_t>(sequence.size()));
+  return hold_back(lengths, quantizer);
+}
+
+HeldBack hold_back(const std::vector<int64_t>& lengths, const QuantizerSettings& quantizer) {
   const int64_t shortest =
       int64_t{quantizer.sink_tokens} + quantizer.recent_tokens + kFewestQueries;
   std::vector<size_t> usable;
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    if (static_cast<int64_t>(sequences[i].size()) >= shortest) usable.push_back(i);
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    if (lengths[i] >= shortest) usable.push_back(i);
   }
   HeldBack split;
   if (static_cast<int64_t>(usable.size()) < 2 * kFewestHeldBack) {
@@ -138,12 +144,12 @@ HeldBack hold_back(const std::vector<std::vector<int32_t>>& sequences,
         2 * kFewestHeldBack, shortest, usable.size() == 1 ? "is" : "are", usable.size());
     usable.clear();
   } else {
-    const auto quarter = static_cast<int64_t>(sequences.size() / 4);
+    const auto quarter = static_cast<int64_t>(lengths.size() / 4);
     const int64_t wanted = std::clamp(quarter, kFewestHeldBack, kMostHeldBack);
     const auto count = std::min<size_t>(static_cast<size_t>(wanted), usable.size() / 2);
     usable.erase(usable.begin(), usable.end() - static_cast<std::ptrdiff_t>(count));
   }
-  for (size_t i = 0, next = 0; i < sequences.size(); ++i) {
+  for (size_t i = 0, next = 0; i < lengths.size(); ++i) {
     if (next < usable.size() && usable[next] == i) {
       const bool last_of_pair = (usable.size() - next) % 2 == 1;
       (last_of_pair ? split.confirm : split.search).push_back(i);

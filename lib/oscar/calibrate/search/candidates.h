@@ -82,6 +82,7 @@ struct HeldBack {
 // ones that have at least sink + recent + kFewestQueries tokens. They go to the two halves in turn,
 // the last one to confirmation, so that both see the same mixture. Nothing is held back when fewer
 // than 2 * kFewestHeldBack sequences are long enough.
+HeldBack hold_back(const std::vector<int64_t>& lengths, const QuantizerSettings& quantizer);
 HeldBack hold_back(const std::vector<std::vector<int32_t>>& sequences,
                    const QuantizerSettings& quantizer);
 

@@ -116,6 +116,7 @@ struct HeldBackHalf::Part {
   int64_t begin = 0, tokens = 0;   // of the sequence within the batch
   std::vector<int64_t> positions;  // within the sequence
   torch::Tensor q;                 // [Hq, queries, d_k]
+  torch::Tensor gate;              // [Hq, queries, d_v] or undefined
   int64_t first_block = 0;         // of the half
   torch::Tensor block_of_query;    // [queries, blocks from there] float64, one 1 in each row
   std::optional<AttentionProbe> kept;
@@ -218,13 +219,16 @@ void HeldBackHalf::add_sequence(const HeldSequence& sequence, const std::vector<
     const std::vector<int64_t> own(positions.begin() + first, positions.begin() + first + size);
     const auto block = torch::arange(first, first + size).mul(blocks).div(count, "floor");
     const auto range = torch::arange(block[0].item<int64_t>(), block[-1].item<int64_t>() + 1);
-    Part part{.begin = begin,
-              .tokens = sequence.k.size(1),
-              .positions = own,
-              .q = sequence.q.index_select(1, torch::tensor(own, torch::kInt64).to(device)),
-              .first_block = blocks_ + block[0].item<int64_t>(),
-              .block_of_query = block.unsqueeze(1).eq(range).to(device, torch::kFloat64),
-              .kept = std::nullopt};
+    const auto places = torch::tensor(own, torch::kInt64).to(device);
+    Part part{
+        .begin = begin,
+        .tokens = sequence.k.size(1),
+        .positions = own,
+        .q = sequence.q.index_select(1, places),
+        .gate = sequence.gate.defined() ? sequence.gate.index_select(1, places) : torch::Tensor(),
+        .first_block = blocks_ + block[0].item<int64_t>(),
+        .block_of_query = block.unsqueeze(1).eq(range).to(device, torch::kFloat64),
+        .kept = std::nullopt};
     const int64_t scores = 2 * size * sequence.q.size(0) * (own.back() + 1);
     if (keep && kept_ + scores <= limits.kept) {
       part.kept = make_probe(batch, part);
@@ -240,7 +244,7 @@ AttentionProbe HeldBackHalf::make_probe(const Batch& batch, const Part& part) co
   const int64_t tokens = part.positions.back() + 1;  // later keys are hidden from all
   return AttentionProbe(view_, part.positions, part.q, batch.k[0].narrow(1, part.begin, tokens),
                         batch.v[0].narrow(1, part.begin, tokens), settings_.output_metric,
-                        settings_.sm_scale);
+                        settings_.sm_scale, part.gate);
 }
 
 HeldBackHalf::HeldBackHalf(const LossSettings& settings)

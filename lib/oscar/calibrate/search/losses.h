@@ -18,6 +18,7 @@ struct HeldSequence {
   torch::Tensor k;  // [Hkv, tokens, d_k]
   torch::Tensor v;  // [Hkv, tokens, d_v]
   int64_t first_position = 0;
+  torch::Tensor gate = {};  // [Hq, tokens, d_v] that outputs are multiplied by; undefined: none
 };
 
 // A key candidate with a value candidate, by index; kExactRows leaves a side in BF16.
@@ -30,7 +31,8 @@ struct CandidatePair {
 std::vector<CandidatePair> one_side_each(size_t keys, size_t values);
 
 // Sums of |(o^ - o) W_O|^2 over a KV head's query heads and over the queries of each block, a run
-// of neighbouring queries of a sequence: [pairs, heads, blocks].
+// of neighbouring queries of a sequence: [pairs, heads, blocks]. Outputs are gated where the layer
+// gates them.
 struct LossTable {
   int64_t pairs = 0, heads = 0, blocks = 0;
   std::vector<double> sums;

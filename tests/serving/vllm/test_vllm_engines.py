@@ -12,7 +12,7 @@ import h5py
 from vllm_case import needs_vllm, vllm
 
 PROMPT, ANSWER = 640, 8
-OPTIONS = {**case.OPTIONS, "kv_cache_memory_bytes": 1 << 24}
+OPTIONS = {**case.OPTIONS, "kv_cache_memory_bytes": 1 << 24, "block_size": 64}
 
 
 def recent_tokens(tokens):

@@ -49,8 +49,8 @@ __global__ void __launch_bounds__(kWarps * 32, kResidentBlocks<kHeadDim>)
   if (own < last && t % lanes == 0) store_scale_zero(p.format, row, side, t / lanes, sz);
 }
 
-// New rows that stay exact: those of the sink, and those after the history. Grid: x over rows,
-// y = request; one warp a (row, head, side).
+// New rows that stay exact: those of the sink, and those after the history that is read. Grid: x
+// over rows, y = request; one warp a (row, head, side).
 __global__ void __launch_bounds__(256, 6)
     store_windows_kernel(const __grid_constant__ AppendParams p) {
   const int b = blockIdx.y, d = p.format.head_dim, sink = p.windows.sink_tokens;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(256, 6)
   const int warps = blockDim.x / 32, lane = threadIdx.x % 32, jobs = p.num_kv_heads * 2;
   const int old_len = p.old_len[b];
   const int in_sink = max(0, min(count, sink - old_len));
-  const int recent = max(in_sink, min(count, sink + p.new_history[b] - old_len));  // first one
+  const int recent = max(in_sink, min(count, sink + read_history_of(p, b) - old_len));  // first one
   const int64_t slot = slot_of(p.windows, b);
   uint32_t not_finite = 0;
   for (int job = blockIdx.x * warps + threadIdx.x / 32; job < (in_sink + count - recent) * jobs;

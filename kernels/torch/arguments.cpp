@@ -291,6 +291,9 @@ AppendParams append_params(const char* op, const CacheTensors& cache, const Wind
   p.old_len = int_array(op, "old_len", t.old_len, {"batch", batch}, pool);
   p.old_history = int_array(op, "old_history", t.old_history, {"batch", batch}, pool);
   p.new_history = int_array(op, "new_history", t.new_history, {"batch", batch}, pool);
+  if (t.read_history) {
+    p.read_history = int_array(op, "read_history", *t.read_history, {"batch", batch}, pool);
+  }
   p.status = int_array(op, "status", t.status, {"slots", windows.k.size(0)}, pool);
   return p;
 }

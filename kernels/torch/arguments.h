@@ -45,11 +45,12 @@ struct AttentionTensors {
 struct AppendTensors {
   const Tensor& k;  // bf16 [rows, num_kv_heads, head_dim], any strides between rows and heads
   const Tensor& v;  // the same
-  const Tensor& query_start_loc;  // int32 [batch + 1]
-  const Tensor& old_len;          // int32 [batch]
-  const Tensor& old_history;      // int32 [batch]
-  const Tensor& new_history;      // int32 [batch]
-  const Tensor& status;           // int32 [slots], RowStatus bits
+  const Tensor& query_start_loc;       // int32 [batch + 1]
+  const Tensor& old_len;               // int32 [batch]
+  const Tensor& old_history;           // int32 [batch]
+  const Tensor& new_history;           // int32 [batch]
+  const OptionalTensor& read_history;  // int32 [batch]; none: new_history
+  const Tensor& status;                // int32 [slots], RowStatus bits
 };
 
 struct HistoryTensors {

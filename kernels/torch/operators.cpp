@@ -30,12 +30,13 @@ void quantize_append(const Recipe& recipe, const Format& format, const Tensor& p
                      const Tensor& old_len, const Tensor& old_history, const Tensor& new_history,
                      const Tensor& status, const OptionalTensor& window_slot,
                      const OptionalTensor& first_position, std::optional<int64_t> max_new_rows,
-                     std::optional<int64_t> max_new_history) {
+                     std::optional<int64_t> max_new_history, const OptionalTensor& read_history) {
   constexpr const char* kOp = "quantize_append";
   const CacheTensors cache{recipe, format, pool, block_table, first_position};
   const WindowTensors windows{window_k, window_v, window_slot};
   const AppendParams params = append_params(
-      kOp, cache, windows, {k, v, query_start_loc, old_len, old_history, new_history, status});
+      kOp, cache, windows,
+      {k, v, query_start_loc, old_len, old_history, new_history, read_history, status});
   // Without bounds: every new row in one request, and all that its ring can hold besides.
   const int64_t most_rows = std::numeric_limits<int>::max() / (2 * int64_t{params.num_kv_heads});
   const int row_bound =
@@ -172,7 +173,7 @@ STABLE_TORCH_LIBRARY(oscar_int2, m) {
       "Tensor(b!) window_k, Tensor(c!) window_v, Tensor k, Tensor v, Tensor query_start_loc, "
       "Tensor old_len, Tensor old_history, Tensor new_history, Tensor(d!) status, *, "
       "Tensor? window_slot=None, Tensor? first_position=None, int? max_new_rows=None, "
-      "int? max_new_history=None) -> ()");
+      "int? max_new_history=None, Tensor? read_history=None) -> ()");
   m.def(
       "decode_attention(Tensor q, Tensor[] recipe, int[] format, Tensor pool, Tensor block_table, "
       "Tensor history_len, Tensor window_k, Tensor window_v, Tensor seq_lens, *, float sm_scale, "

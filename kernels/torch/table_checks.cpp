@@ -110,9 +110,12 @@ void check_append_tables(const char* op, const AppendParams& p, const TableLimit
     request.require(old_len - sink - before <= ring, "old_history",
                     "at most ring_tokens " + std::to_string(ring) + " exact rows behind it",
                     old_len - sink - before);
-    request.require(new_len - sink - after <= ring, "new_history",
+    const int64_t read = read_history_of(p, b);
+    request.require(read >= 0 && read <= after, "read_history", up_to(0, after) + " (new_history)",
+                    read);
+    request.require(new_len - sink - read <= ring, p.read_history ? "read_history" : "new_history",
                     "at most ring_tokens " + std::to_string(ring) + " exact rows behind it",
-                    new_len - sink - after);
+                    new_len - sink - read);
   }
 }
 

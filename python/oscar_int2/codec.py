@@ -36,6 +36,9 @@ class StepTables:
     Request b holds old_len[b] tokens, of which those behind the sink begin with old_history[b] INT2
     ones; rows query_start_loc[b] to query_start_loc[b + 1] of the call are new. Afterwards it holds
     seq_lens[b] tokens and new_history[b] INT2 ones. A request with seq_len 0 is an empty slot.
+
+    Where pages are written once they are full, rows get theirs before they leave the window: those
+    from old_written[b] to new_written[b] behind the sink, in place of old_history[b] to new_history[b].
     """
 
     block_table: torch.Tensor   # [batch, max_pages]: page p of request b; rows of any stride
@@ -45,10 +48,12 @@ class StepTables:
     old_history: torch.Tensor   # [batch]
     new_history: torch.Tensor   # [batch]
     status: torch.Tensor        # [slots]: of each window slot, not 0 once a row was refused
-    max_new_rows: int           # most new rows of a request, and most rows that it turns INT2:
+    max_new_rows: int           # most new rows of a request, and most rows that get their page:
     max_new_history: int        #   bounds of the launch
     window_slot: torch.Tensor | None = None     # [batch]; None: the request's index
     first_position: torch.Tensor | None = None  # [batch] of the first token; None: 0
+    old_written: torch.Tensor | None = None     # [batch] INT2 tokens that have a page; None: old_history
+    new_written: torch.Tensor | None = None     # [batch] the same afterwards; None: new_history
 
 
 class _Pages:
@@ -78,11 +83,14 @@ class _Pages:
 
     def append(self, pages, tables, k, v):
         """New rows [rows, Hkv, d] into windows and pages, and old ones from windows into pages."""
+        written, read = (tables.old_history, tables.new_history), None
+        if tables.old_written is not None:
+            written, read = (tables.old_written, tables.new_written), tables.new_history
         ops.quantize_append(
             self.recipe, self.numbers, pages.pool, tables.block_table, pages.window_k, pages.window_v, k, v,
-            tables.query_start_loc, tables.old_len, tables.old_history, tables.new_history, tables.status,
-            window_slot=tables.window_slot, first_position=tables.first_position,
-            max_new_rows=tables.max_new_rows, max_new_history=tables.max_new_history)
+            tables.query_start_loc, tables.old_len, *written, tables.status, window_slot=tables.window_slot,
+            first_position=tables.first_position, max_new_rows=tables.max_new_rows,
+            max_new_history=tables.max_new_history, read_history=read)
 
     def attend(self, pages, tables, q, sm_scale=None, workspace=None):
         """q [batch, q_len, Hq, d], the newest q_len <= 4 tokens of each request, over all its rows.

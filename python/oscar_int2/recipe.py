@@ -43,6 +43,11 @@ class CacheFormat:
         blocks = max(blocks, 0) if isinstance(blocks, int) else blocks.clip(min=0)
         return blocks * self.demote_block
 
+    def page_tokens(self, length):
+        """Tokens behind the sink, of `length`, that fill whole pages: int, tensor or array."""
+        pages = (length - self.sink_tokens) // PAGE_TOKENS
+        return (max(pages, 0) if isinstance(pages, int) else pages.clip(min=0)) * PAGE_TOKENS
+
     def history_pages(self, length):
         """Pages that a request of `length` tokens can come to need."""
         return -(-max(length - self.sink_tokens - self.recent_tokens, 0) // PAGE_TOKENS)

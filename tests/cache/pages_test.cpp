@@ -23,6 +23,8 @@ struct Cache {
   std::vector<uint16_t> wk, wv;
   std::vector<int32_t> indices;
   int32_t len = 0, history = 0;
+  int32_t written = 0;  // INT2 tokens that have a page
+  bool ahead = false;   // pages are written once they are full, however exact their rows stay
   int ring;
   oscar::KeyCenters centers = {};
   float clip_k = .96f;
@@ -41,8 +43,10 @@ struct Cache {
 
   void append(const uint16_t* k, const uint16_t* v, int count) {
     const int32_t rows[2] = {0, count};
-    const int32_t old_len = len, old_history = history;
+    const int32_t old_len = len, old_written = written;
     const int32_t now = oscar::history_for_length(len + count, kSink, kRecent, demote_block);
+    const int32_t full = std::max(0, len + count - kSink) / oscar::kPageTokens * oscar::kPageTokens;
+    const int32_t now_written = ahead ? std::max(now, full) : now;
     oscar::AppendParams p{.format = format,
                           .history = pages(),
                           .windows = windows(),
@@ -51,8 +55,9 @@ struct Cache {
                           .v = oscar::contiguous_rows(v, kHeads, format.head_dim),
                           .query_start_loc = rows,
                           .old_len = &old_len,
-                          .old_history = &old_history,
-                          .new_history = &now,
+                          .old_history = &old_written,
+                          .new_history = &now_written,
+                          .read_history = ahead ? &now : nullptr,
                           .key = {.clip_ratio = clip_k},
                           .value = {.clip_ratio = .92f},
                           .batch = 1,
@@ -60,6 +65,7 @@ struct Cache {
     ASSERT_EQ(append_ref(p), oscar::RowStatus::kOk);
     len += count;
     history = now;
+    written = now_written;
   }
 };
 
@@ -104,6 +110,31 @@ TEST(PagedAppend, AnySplitOfTheTokensGivesTheSameHistoryBytes) {
   EXPECT_EQ(whole.history, total - kSink - kRecent);
   EXPECT_EQ(whole.pool, single.pool);
   EXPECT_EQ(whole.pool, mixed.pool);
+}
+
+TEST(PagedAppend, RowsThatHaveAPageAlreadyStayInTheWindowsAsLongAsOthers) {
+  const oscar::PageFormat format{.head_dim = 64, .quant_group_size = 64};
+  const int total = 300, step = kHeads * 64;
+  const auto k = random_rows(total * step, 1), v = random_rows(total * step, 2);
+  Cache plain(format, 4, 4), ahead(format, 4, 4);
+  ahead.ahead = true;
+  const auto page = static_cast<int64_t>(kHeads) * page_bytes(format);
+  const auto same_page = [&](int index) {
+    return std::equal(&plain.pool[page * plain.indices[index]],
+                      &plain.pool[page * plain.indices[index]] + page,
+                      &ahead.pool[page * ahead.indices[index]]);
+  };
+  for (int count = 90; plain.len + count <= total; count = 1 + plain.len % 4) {
+    const int row = plain.len * step;
+    plain.append(&k[row], &v[row], count);
+    ahead.append(&k[row], &v[row], count);
+    EXPECT_EQ(ahead.wk, plain.wk) << "with tokens " << plain.len;
+    EXPECT_EQ(ahead.wv, plain.wv) << "with tokens " << plain.len;
+    EXPECT_EQ(ahead.written, std::max(plain.history, (plain.len - kSink) / oscar::kPageTokens *
+                                                         oscar::kPageTokens));
+  }
+  EXPECT_EQ(plain.history / oscar::kPageTokens, 4);
+  for (int index = 0; index < 4; ++index) EXPECT_TRUE(same_page(index)) << "page " << index;
 }
 
 class PagedAttention : public testing::TestWithParam<int> {};

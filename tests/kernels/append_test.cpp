@@ -25,6 +25,7 @@ struct AppendSetup {
   bool shaped = false, metric = false, mixed = false;  // mixed: each head in a way of its own
   float clip_k = .96f, clip_v = .92f;
   int center_segments = 0;  // of key centers; 0: none
+  bool ahead = false;       // pages are written once they are full, however exact their rows stay
 };
 
 // Two requests' caches, kept on host and device in step.
@@ -34,7 +35,7 @@ class TwoCaches {
   AppendSetup setup;
   oscar::PageFormat format;
   int ring;
-  std::vector<int32_t> table, lens{0, 0}, histories{0, 0}, slots{1, 0};
+  std::vector<int32_t> table, lens{0, 0}, histories{0, 0}, slots{1, 0};  // histories: in pages
   std::vector<uint8_t> pool;
   std::vector<uint16_t> wk, wv;
   std::vector<float> feedback, metric;
@@ -107,11 +108,13 @@ class TwoCaches {
   std::vector<int> append(const std::vector<uint16_t>& k, const std::vector<uint16_t>& v,
                           const std::vector<int>& counts) {
     const std::vector<int32_t> rows{0, counts[0], counts[0] + counts[1]};
-    std::vector<int32_t> now(2);
+    std::vector<int32_t> read(2), now(2);
     int max_history = 0;
     for (int b = 0; b < 2; ++b) {
-      now[b] = oscar::history_for_length(lens[b] + counts[b], setup.sink, setup.recent,
-                                         setup.demote_block);
+      const int tokens = lens[b] + counts[b], behind = std::max(0, tokens - setup.sink);
+      read[b] = oscar::history_for_length(tokens, setup.sink, setup.recent, setup.demote_block);
+      now[b] = setup.ahead ? std::max(read[b], behind / oscar::kPageTokens * oscar::kPageTokens)
+                           : read[b];
       max_history = std::max(max_history, now[b] - histories[b]);
     }
     oscar::AppendParams p{.format = format,
@@ -123,6 +126,7 @@ class TwoCaches {
                           .old_len = lens.data(),
                           .old_history = histories.data(),
                           .new_history = now.data(),
+                          .read_history = setup.ahead ? read.data() : nullptr,
                           .key = {.clip_ratio = setup.clip_k},
                           .value = {.clip_ratio = setup.clip_v},
                           .batch = 2,
@@ -143,7 +147,7 @@ class TwoCaches {
     p.status = expected.data();
     append_ref(p);
     const DeviceBuffer<uint16_t> fused(fused_rows(k, v));
-    const DeviceBuffer<int32_t> drows(rows), dlens(lens), dold(histories), dnow(now);
+    const DeviceBuffer<int32_t> drows(rows), dlens(lens), dold(histories), dnow(now), dread(read);
     const DeviceBuffer<int> status(bits);
     p.history = {device_pool.get(), device_table.get(), kPages / 2, nullptr};
     p.windows.k = device_wk.get(), p.windows.v = device_wv.get();
@@ -151,6 +155,7 @@ class TwoCaches {
     p.k = fused_side(fused.get(), 0), p.v = fused_side(fused.get(), 1);
     p.query_start_loc = drows.get(), p.old_len = dlens.get();
     p.old_history = dold.get(), p.new_history = dnow.get();
+    if (p.read_history) p.read_history = dread.get();
     const DeviceBuffer<uint8_t> device_kinds(kinds);
     write_with(device_feedback.get(), device_metric.get(), device_kinds.get());
     if (p.centers.rows) {
@@ -302,6 +307,10 @@ std::vector<Case> cases() {
   all.push_back({"d 256, group 128", s});
   s = {}, s.clip_k = 0.0f, s.clip_v = 1.0f, s.demote_block = 8;
   all.push_back({"no clip, demote block 8", s});
+  s = {}, s.ahead = true;
+  all.push_back({"pages ahead of the windows", s});
+  s.demote_block = 8, s.recent = 90, s.shaped = true;
+  all.push_back({"pages ahead of the windows, shaped, demote block 8", s});
   s = {}, s.shaped = true;
   all.push_back({"shaped", s});
   s.metric = true;

@@ -117,6 +117,27 @@ class Device:
         results = [ops.decode_attention(**s.attention_arguments(q))[0] for s in (whole, steps)]
         self.assertTrue(torch.equal(*results))
 
+    def test_rows_may_get_their_page_before_they_leave_the_window(self):
+        plain, ahead = (self.server(CORE, 2, recent=80, ahead=ahead) for ahead in (False, True))
+        rows = [plain.normal(n, 2, 2, 128) for n in (210, 80)]
+        for begin, end in ((0, 40), (40, 150), *((i, i + 1) for i in range(150, 210))):
+            for server in (plain, ahead):
+                server.append([r[begin:end] for r in rows])
+            for ours, theirs in ((ahead.window_k, plain.window_k), (ahead.window_v, plain.window_v)):
+                self.assertTrue(torch.equal(ours.isnan(), theirs.isnan()), end)
+                self.assertTrue(torch.equal(ours.nan_to_num(), theirs.nan_to_num()), end)
+        self.assertEqual((plain.history, ahead.history, ahead.written), ([114, 0], [114, 0], [192, 64]))
+        whole = self.server(CORE, 2, recent=0)
+        whole.append(rows)
+        for b in range(2):
+            read = slice(plain.history[b])
+            self.assertTrue(torch.equal(ahead.history_rows(b)[read], plain.history_rows(b)[read]))
+            pages = ahead.written[b]
+            self.assertTrue(torch.equal(ahead.history_rows(b)[:pages], whole.history_rows(b)[:pages]))
+        q = plain.queries()
+        results = [ops.decode_attention(**s.attention_arguments(q))[0] for s in (plain, ahead)]
+        self.assertTrue(torch.equal(*results))
+
     def test_clip_ratios_feedback_and_metric_belong_to_heads_and_sides(self):
         metric = torch.randn(2, 128, 128, generator=torch.Generator().manual_seed(5))
         metric = torch.eye(128) + metric @ metric.transpose(1, 2) / 128
@@ -538,6 +559,9 @@ class OnCpu(Device, unittest.TestCase):
             self.refused(op, arguments, {
                 "recipe": recipe_of("cpu", key_centers_k=centers),
                 "first_position": torch.tensor([0, -1], dtype=torch.int32)}, "first_position", "request 1")
+        for value in (-1, 103, 96):  # of 102 INT2 tokens; behind 96 there are more rows than the ring's 37
+            read_history = torch.tensor([rows["new_history"][0], value], dtype=torch.int32)
+            self.refused(ops.quantize_append, write, {"read_history": read_history}, "read_history", "request 1")
         self.refused(ops.quantize_append, write, {"max_new_rows": 100}, "max_new_rows", "150")
         self.refused(ops.quantize_append, write, {"max_new_history": 9}, "max_new_history", "22")
 

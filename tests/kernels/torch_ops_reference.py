@@ -131,9 +131,10 @@ class Server:
     """Requests that share one layer's cache, and calls of the operators as a server makes them."""
 
     def __init__(self, ops, device, fmt, batch, *, heads=2, qo_heads=8, sink=16, recent=32,
-                 most_new=4, pages=40, seed=0, first_position=None, **recipe):
+                 most_new=4, pages=40, seed=0, first_position=None, ahead=False, **recipe):
+        """`ahead`: pages are written once they are full, however exact their rows stay."""
         self.ops, self.device, self.fmt, self.batch = ops, device, fmt, batch
-        self.sink, self.recent, self.qo_heads = sink, recent, qo_heads
+        self.sink, self.recent, self.qo_heads, self.ahead = sink, recent, qo_heads, ahead
         self.recipe, self.first_position = recipe, first_position
         self.key_centers = recipe.get("key_centers_k")
         self.random = torch.Generator().manual_seed(seed)
@@ -150,6 +151,7 @@ class Server:
         self.rows = [torch.empty(0, 2, heads, fmt.head_dim, dtype=torch.bfloat16)
                      for _ in range(batch)]
         self.history = [0] * batch
+        self.written = [0] * batch  # INT2 tokens that have a page
         self.status = self.ints([0] * window[0])
         self.block_table = self.ints([[]] * batch)
 
@@ -164,20 +166,25 @@ class Server:
 
     def append(self, new, call=None):
         """Appends new[b] [count, side, heads, d] to request b; demotes what leaves the window."""
-        old_len, old_history = self.lengths(), list(self.history)
+        old_len, old_written = self.lengths(), self.written
         self.rows = [torch.cat(pair) for pair in zip(self.rows, new)]
         for b, length in enumerate(self.lengths()):
             self.history[b] = max(self.history[b], length - self.sink - self.recent)
-            while len(self.pages[b]) * PAGE < self.history[b]:
-                self.pages[b].append(self.free.pop())
+        self.written = [max(history, (length - self.sink) // PAGE * PAGE) if self.ahead else history
+                        for history, length in zip(self.history, self.lengths())]
+        for pages, written in zip(self.pages, self.written):
+            while len(pages) * PAGE < written:
+                pages.append(self.free.pop())
         self.set_table()
         counts = torch.tensor([0] + [len(rows) for rows in new]).cumsum(0)
         rows = torch.cat(new).to(self.device)
         arguments = {
             "k": rows[:, 0], "v": rows[:, 1],
             "query_start_loc": self.ints(counts), "old_len": self.ints(old_len),
-            "old_history": self.ints(old_history), "new_history": self.ints(self.history),
+            "old_history": self.ints(old_written), "new_history": self.ints(self.written),
             "status": self.status}
+        if self.ahead:
+            arguments["read_history"] = self.ints(self.history)
         (call or self.ops.quantize_append)(**self.cache(), **arguments)
         return arguments
 
@@ -210,7 +217,7 @@ class Server:
         """What the pages hold of request b: [tokens, side, heads, d] float32."""
         pages = dequantized(self.pool, self.fmt)[self.pages[b]]  # [page, heads, side, token, d]
         rows = pages.permute(0, 3, 2, 1, 4).reshape(-1, 2, pages.shape[1], self.fmt.head_dim)
-        return rows[:self.history[b]]
+        return rows[:self.written[b]]
 
     def row_centers(self, b):
         """The centers of request b's keys in pages: [tokens, heads, d] float64."""

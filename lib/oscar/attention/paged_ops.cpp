@@ -44,6 +44,7 @@ class ReferenceOps final : public PagedOps {
       part.old_len += begin;
       part.old_history += begin;
       part.new_history += begin;
+      if (part.read_history) part.read_history += begin;
       part.batch = static_cast<int>(end - begin);
       append_ref(part);
     });

@@ -191,7 +191,7 @@ RowStatus append_ref(const AppendParams& p) {
       }
     }
     for (int position = old_len; position < new_len; ++position) {
-      if (position >= sink && position < sink + p.new_history[b]) continue;
+      if (position >= sink && position < sink + read_history_of(p, b)) continue;
       for (int head = 0; head < p.num_kv_heads; ++head) {
         for (const auto& [rows, to] : {std::pair{p.k, p.windows.k}, std::pair{p.v, p.windows.v}}) {
           const RowStatus kept =

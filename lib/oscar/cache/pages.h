@@ -149,6 +149,9 @@ OSCAR_HOST_DEVICE inline RowRecipe head_recipe(const SideWriter& writer, int hea
 // go to the windows. The block table is the one after the append. Of a request without new rows and
 // new history nothing is read.
 //
+// A row may get its page before it leaves the windows: with read_history, new rows behind the sink
+// and read_history[b] INT2 tokens go to the windows too. Attention may read either.
+//
 // A row is refused when it is not finite, wherever it goes, or when its range does not fit the
 // metadata of its page. The windows take it as it is. In a page its metadata becomes NaN, so that
 // attention over it gives NaN from then on.
@@ -162,6 +165,8 @@ struct AppendParams {
   const int32_t* old_len = nullptr;          // [batch]
   const int32_t* old_history = nullptr;      // [batch] INT2 tokens before
   const int32_t* new_history = nullptr;      // [batch] INT2 tokens after
+  const int32_t* read_history = nullptr;     // [batch] of these, those that no window holds; null:
+                                             //   all
   SideWriter key, value;
   int* status = nullptr;  // [slots], RowStatus bits of refused rows or-ed in by window slot; may be
                           //   null
@@ -170,6 +175,11 @@ struct AppendParams {
 
 OSCAR_HOST_DEVICE inline const SideWriter& writer_of(const AppendParams& p, int side) {
   return side ? p.value : p.key;
+}
+
+// INT2 tokens of request b that no window holds after an append.
+OSCAR_HOST_DEVICE inline int read_history_of(const AppendParams& p, int b) {
+  return p.read_history ? p.read_history[b] : p.new_history[b];
 }
 
 // Where rows [batch][tokens][num_kv_heads][head_dim] of bf16 or fp32 go. Strides in elements.

@@ -1,8 +1,8 @@
 """INT2 pages as an attention backend of vLLM's.
 
 A block of vLLM's is one page, 64 tokens of every KV head. Of a request's blocks the first sink_tokens
-/ 64 stand for the sink, which lies in the exact window, and their pages stay unused; the next ones
-hold the history; the last ones stand for the ring of recent tokens.
+/ 64 stand for the sink, which lies in the exact window, and their pages stay unused. The others are
+written once they are full. Attention reads recent tokens from the ring all the same.
 
 Prompts attend (prompts.py) and are then appended; generated tokens, and drafts behind them, are appended
 and attend over pages and windows, in a CUDA graph where vLLM makes one.
@@ -31,7 +31,8 @@ from ..errors import UnsupportedError
 from . import adapter as installed_adapter, settings
 from .prompts import Prompts, causal_attention, sort_prompts
 from .refusals import NO_LOGITS
-from .steps import MOST_QUERIES, NOBODY, Batch, Decodes, RequestTables, ragged, to_device
+from .steps import (MOST_QUERIES, NOBODY, Batch, Decodes, RequestTables, ragged, takes_pinned,
+                    to_device)
 from .windows import WindowSlots
 
 if TYPE_CHECKING:
@@ -143,10 +144,10 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
                          settings.bundle(self.vllm_config).path)
         logger.info_once("OSCAR INT2: exact windows take %.1f MiB beside them, %.2f for each of %d "
                          "requests", window / MIB, window / most / MIB, most)
-        if impl.kept_k is not None:
-            kept = 2 * impl.kept_k.nbytes * len(self.layers)
-            logger.info_once("OSCAR INT2: sinks of %d shared prefixes take %.1f MiB",
-                             len(impl.kept_k), kept / MIB)
+        kept = settings.kept_sinks(self.vllm_config)
+        if kept:
+            logger.info_once("OSCAR INT2: sinks of up to %d shared prefixes are kept in up to %.1f MiB of host memory",
+                             kept, kept * settings.bytes_of_sink(settings.bundle(self.vllm_config)) / MIB)
         if impl.scratch is not None:
             logger.info_once("OSCAR INT2: prompts in chunks of up to %d tokens take %.1f MiB, once",
                              self.vllm_config.scheduler_config.max_num_batched_tokens,
@@ -170,7 +171,7 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         """For requests that begin with shared blocks. `places`: (slot, place, tokens in these blocks)."""
         for slot, place, tokens in places:
             self.shared_history[slot] = tokens - self.format.sink_tokens
-            self.tables.history[slot] = tokens - self.format.sink_tokens
+            self.tables.begin(slot, tokens - self.format.sink_tokens)
             for layer in self.layers:
                 layer.take_sink(place, slot)
 
@@ -280,9 +281,10 @@ class OscarAttention(AttentionImpl):
         self.slots = config.scheduler_config.max_num_seqs
         self.layers = config.compilation_config.static_forward_context
         chunked = config.scheduler_config.enable_chunked_prefill
-        self.prefixes = settings.prefixes(config)
-        self.scratch_tokens = config.model_config.max_model_len if chunked or self.prefixes else 0
-        self.fa_version, self.scratch, self.kept_k, self.kept_v = None, None, None, None
+        prefixes = config.cache_config.enable_prefix_caching
+        self.scratch_tokens = config.model_config.max_model_len if chunked or prefixes else 0
+        self.fa_version, self.scratch = None, None
+        self.kept = {}  # by place: a sink in host memory, bf16 [2, Hkv, sink tokens, d]
         self.codec, self.loaded = None, None  # weights.Loaded, of all layers
         self.drafts = settings.drafts(config)
         if current_platform.is_cuda():
@@ -290,10 +292,10 @@ class OscarAttention(AttentionImpl):
 
     @override
     def process_weights_after_loading(self, act_dtype):
-        """Makes codec, windows, room for sinks of shared prefixes and, once for all layers, the scratch
-        of prompts in chunks: here, while vLLM counts what the weights take, so that its pool becomes
-        smaller by them. Called again, when weights are loaded again: nothing here depends on them, and
-        running requests and captured graphs go on with the same memory."""
+        """Makes codec, windows and, once for all layers, the scratch of prompts in chunks: here, while vLLM
+        counts what the weights take, so that its pool becomes smaller by them. Called again, when weights are
+        loaded again: nothing here depends on them, and running requests and captured graphs go on with the
+        same memory."""
         if self.codec is not None:
             if self.loaded is not None:
                 self.loaded.again(self.codec.layer_id)
@@ -309,10 +311,6 @@ class OscarAttention(AttentionImpl):
         shape = (self.slots, self.num_kv_heads, format.sink_tokens + format.ring_tokens(1 + self.drafts),
                  self.head_size)
         self.window_k, self.window_v = (torch.zeros(shape, dtype=torch.bfloat16, device=device)
-                                        for _ in "kv")
-        if self.prefixes:
-            shape = (self.prefixes, self.num_kv_heads, format.sink_tokens, self.head_size)
-            self.kept_k, self.kept_v = (torch.zeros(shape, dtype=torch.bfloat16, device=device)
                                         for _ in "kv")
         self.window_bytes = 2 * self.window_k.numel() * self.window_k.element_size()
         if self.scratch_tokens:
@@ -330,12 +328,17 @@ class OscarAttention(AttentionImpl):
             window[list(slots)] = torch.nan
 
     def keep_sink(self, slot, place):
-        for kept, window in ((self.kept_k, self.window_k), (self.kept_v, self.window_v)):
-            kept[place] = window[slot, :, :kept.shape[2]]
+        """Waits for nothing: copies to and from host memory have the order of the steps."""
+        sink = slice(self.format.sink_tokens)
+        rows = torch.stack((self.window_k[slot, :, sink], self.window_v[slot, :, sink]))
+        if place not in self.kept:
+            self.kept[place] = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=takes_pinned(rows.device))
+        self.kept[place].copy_(rows, non_blocking=True)
 
     def take_sink(self, place, slot):
-        for kept, window in ((self.kept_k, self.window_k), (self.kept_v, self.window_v)):
-            window[slot, :, :kept.shape[2]] = kept[place]
+        sink = slice(self.format.sink_tokens)
+        rows = self.kept[place].to(self.window_k.device, non_blocking=True)
+        self.window_k[slot, :, sink], self.window_v[slot, :, sink] = rows
 
     @override
     def forward(self, layer, query, key, value, kv_cache, attn_metadata, output,

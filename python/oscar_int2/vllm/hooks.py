@@ -5,12 +5,12 @@
 | EngineArgs.create_engine_config | each that reads an engine's arguments | the bundle into the configuration, defaults and refusals |
 | Attention.__init__ | a worker's | our backend |
 | base_loader.process_weights_after_loading | a worker's | compares weights with the bundle's |
-| Scheduler.__init__ | the scheduler's | makes PrefixManager the manager of our blocks |
+| Scheduler.__init__ | the scheduler's | makes PrefixManager the manager of our blocks, and Prefixes of what they share |
 | Scheduler.add_request | the scheduler's | says once what log probabilities of prompts are |
 | Scheduler.schedule | the scheduler's | tells the worker what happens to sinks |
 | Scheduler.update_from_output | the scheduler's | ends requests of which a row was refused |
 | Scheduler.make_stats | the scheduler's | counts what the cache holds |
-| EngineCore.__init__ | the scheduler's | the self-check, if it is asked for |
+| EngineCore.__init__ | the scheduler's | the bundle in the keys of blocks; the self-check, if it is asked for |
 | OutputProcessor.process_outputs | the API server's | answers with the reason, where vLLM has no RequestError |
 | StatLoggerManager.__init__, .record | that of /metrics | publishes what was counted |
 | GPUModelRunner._update_states (first runner) | a worker's | tells the builder which request is where in the batch |
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as FirstRunner
 
     from .backend import OscarMetadataBuilder
-    from .prefixes import SinkMoves
+    from .prefixes import Prefixes, SinkMoves
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,6 +60,7 @@ logger = init_logger("vllm.oscar_int2")
 
 _MARK = "_oscar_int2"  # attribute of a function that replaces another
 _METRICS = "oscar_metrics"  # of a StatLoggerManager: metrics.Published
+_PREFIXES = "oscar_prefixes"  # of a Scheduler that caches prefixes: prefixes.Prefixes
 _MOVES = "oscar_sink_moves"  # of a SchedulerOutput: prefixes.SinkMoves
 
 
@@ -82,7 +83,7 @@ def install():
     _follow_weights()
     _follow_scheduler()
     _follow_stats()
-    _check_at_start()
+    _follow_core()
     if not hasattr(outputs, "RequestError"):
         _answer_with_reasons()
 
@@ -97,8 +98,9 @@ def _follow_configuration():
                                        f"bundle in {settings.BUNDLE}")
             if settings.bundle_path() is None and getattr(chosen, "name", chosen) != "CUSTOM":
                 return original(self, *args, **options)
-            ours = settings.defaults(self)
-            ours["additional_config"] = {**self.additional_config, settings.ENTRY: settings.entry()}
+            entry = settings.entry()
+            ours = settings.defaults(self, entry)
+            ours["additional_config"] = {**self.additional_config, settings.ENTRY: entry}
             before = {name: getattr(self, name) for name in ours}
             vars(self).update(ours)
             try:
@@ -174,14 +176,17 @@ def _follow_scheduler():
 
     def make_init(original):
         def __init__(self: Scheduler, vllm_config, *args, **options):
-            if settings.serves_int2(vllm_config):
-                from .prefixes import PrefixManager
-                from .specs import Int2Spec
+            if not settings.serves_int2(vllm_config):
+                return original(self, vllm_config, *args, **options)
+            from .prefixes import PrefixManager, Prefixes
+            from .specs import Int2Spec
 
-                KVCacheSpecRegistry.register(Int2Spec, PrefixManager, FullAttentionSpec)
+            KVCacheSpecRegistry.register(Int2Spec, PrefixManager, FullAttentionSpec)
             original(self, vllm_config, *args, **options)
-            for manager in _prefix_managers(self):
-                manager.prepare(settings.prefixes(self.vllm_config), settings.drafts(self.vllm_config))
+            managers = _prefix_managers(self)
+            if managers and vllm_config.cache_config.enable_prefix_caching:
+                setattr(self, _PREFIXES, Prefixes(self.kv_cache_manager.coordinator, managers,
+                                                  settings.kept_sinks(vllm_config), settings.drafts(vllm_config)))
 
         return __init__
 
@@ -201,8 +206,9 @@ def _follow_scheduler():
     def make_schedule(original):
         def schedule(self: Scheduler, *args, **options):
             output = original(self, *args, **options)
-            for manager in _prefix_managers(self):
-                setattr(output, _MOVES, manager.take_moves())
+            prefixes = _prefixes(self)
+            if prefixes:
+                setattr(output, _MOVES, prefixes.take_moves())
             return output
 
         return schedule
@@ -235,8 +241,8 @@ def _follow_stats():
     def make_count(original):
         def make_stats(self: Scheduler, *args, **options):
             stats: SchedulerStats | None = original(self, *args, **options)
-            for manager in _prefix_managers(self) if stats is not None else ():
-                stats.kv_connector_stats = metrics.count(self, manager.format)
+            for manager in _prefix_managers(self)[:1] if stats is not None else ():
+                stats.kv_connector_stats = metrics.count(self, manager.format, _prefixes(self))
             return stats
 
         return make_stats
@@ -288,13 +294,17 @@ def _answer_with_reasons():
     replace(OutputProcessor, OutputProcessor.process_outputs, make_process)
 
 
-def _check_at_start():
+def _follow_core():
     from vllm.v1.engine.core import EngineCore
 
     def make_init(original):
         def __init__(self: EngineCore, vllm_config, *args, **options):
             original(self, vllm_config, *args, **options)
             if settings.serves_int2(vllm_config):
+                if vllm_config.cache_config.enable_prefix_caching:
+                    from .prefixes import seed_keys
+
+                    seed_keys(vllm_config)
                 if settings.checks_itself():
                     from . import self_check
 
@@ -303,6 +313,10 @@ def _check_at_start():
         return __init__
 
     replace(EngineCore, EngineCore.__init__, make_init)
+
+
+def _prefixes(scheduler: Scheduler) -> Prefixes | None:
+    return getattr(scheduler, _PREFIXES, None)
 
 
 def _prefix_managers(scheduler: Scheduler):

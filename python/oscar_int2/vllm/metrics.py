@@ -16,8 +16,15 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
 
+    from .prefixes import Prefixes
+
 LABELS = ("model_name", "engine")
 REFUSED = "oscar_refused_requests"  # of a Scheduler: since its last count()
+COUNTERS = {  # by their names in count()
+    "refused": ("refused_requests", "Requests that ended by a row that 2 bits cannot hold."),
+    "sink_hits": ("sink_hits", "Requests that began with shared blocks."),
+    "sink_misses": ("sink_misses", "Requests whose beginning was computed anew, since its sink was not kept any more."),
+}
 
 
 def count_refused(scheduler: Scheduler, requests):
@@ -25,13 +32,14 @@ def count_refused(scheduler: Scheduler, requests):
     setattr(scheduler, REFUSED, getattr(scheduler, REFUSED, 0) + requests)
 
 
-def count(scheduler: Scheduler, format):
-    """What the running requests of a scheduler hold, in tokens, and the requests that were refused since
-    this was called last."""
+def count(scheduler: Scheduler, format, prefixes: Prefixes | None):
+    """What the running requests of a scheduler hold, in tokens. Since this was called last: requests that were
+    refused, and what `prefixes` counted, if they are cached."""
     tokens = [request.num_computed_tokens for request in scheduler.running]
     int2, refused = sum(map(format.history_tokens, tokens)), getattr(scheduler, REFUSED, 0)
     setattr(scheduler, REFUSED, 0)
-    return {"int2": int2, "exact": sum(tokens) - int2, "refused": refused}
+    hits, misses = prefixes.take_counts() if prefixes else (0, 0)
+    return {"int2": int2, "exact": sum(tokens) - int2, "refused": refused, "sink_hits": hits, "sink_misses": misses}
 
 
 @functools.cache
@@ -41,8 +49,7 @@ def _metrics():
                   (*LABELS, *settings.FACTS), multiprocess_mode="mostrecent"),
             Gauge("oscar_int2_tokens", "Tokens of running requests in the KV cache, by how they are held.",
                   (*LABELS, "rows"), multiprocess_mode="mostrecent"),
-            Counter("oscar_int2_refused_requests", "Requests that ended by a row that 2 bits cannot hold.",
-                    LABELS))
+            {name: Counter(f"oscar_int2_{metric}", text, LABELS) for name, (metric, text) in COUNTERS.items()})
 
 
 _SHOWN = []  # labels of oscar_int2_info: those of the engine that came last
@@ -52,17 +59,18 @@ class Published:
     """The metrics of the engines of one configuration."""
 
     def __init__(self, config: VllmConfig, engines):
-        self.info, self.tokens, self.refused = _metrics()
+        self.info, self.tokens, self.counters = _metrics()
         self.model = str(config.model_config.served_model_name)
         while _SHOWN:
             self.info.remove(*_SHOWN.pop())
         for engine in engines:
             _SHOWN.append((self.model, str(engine), *settings.facts(config).values()))
             self.info.labels(*_SHOWN[-1]).set(1)
-            self.take(engine, {"int2": 0, "exact": 0, "refused": 0})
+            self.take(engine, dict.fromkeys(("int2", "exact", *COUNTERS), 0))
 
     def take(self, engine, counts):
         labels = self.model, str(engine)
         for rows in ("int2", "exact"):
             self.tokens.labels(*labels, rows).set(counts[rows])
-        self.refused.labels(*labels).inc(counts["refused"])
+        for name, counter in self.counters.items():
+            counter.labels(*labels).inc(counts[name])

@@ -1,31 +1,44 @@
 """Prefix caching: which blocks other requests may read, and what is kept of their sinks.
 
-vLLM offers a block to others as soon as its tokens are computed. Here it holds their rows only once
-these have left the exact window, so a block is offered then; and rows of the sink never get a page,
-so they are kept beside, under the hash of the block that ends them. Requests with the same first
-tokens share them.
+vLLM offers a block to others as soon as its tokens are scheduled. Its page is written in that step, once its
+last token is certain, so a block is offered one step later. Rows of the sink never get a page. They are kept
+in host memory, under the hash of the block that ends them, for requests that begin with the same tokens.
 
-A request that begins with shared blocks reads all their rows behind the sink as INT2. It computes at
-least its last recent_tokens tokens itself: what it generates reads a whole exact window.
+A request that begins with shared blocks reads all their rows behind the sink as INT2. It computes at least its
+last recent_tokens tokens itself: what it generates reads a whole exact window.
 
-The scheduler decides (PrefixManager), perhaps in a process of its own, and tells the worker with each
-step what to keep and what to take (SinkMoves).
+The scheduler decides, perhaps in a process of its own: one Prefixes for all groups of layers, and a
+PrefixManager for each group over INT2. It tells the worker with each step what to keep and what to take
+(SinkMoves).
 """
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
+from .._library import PAGE_TOKENS
+from . import settings
+
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
     from vllm.v1.request import Request
 
     from .specs import Int2Spec
+
+
+def seed_keys(config: VllmConfig):
+    """Makes the bundle part of the keys of all blocks. vLLM's keys hold tokens, which say nothing of a page's
+    bytes: two bundles write other ones. Called once vLLM has made its own seed, before the first request."""
+    hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+    seed = hash_function((kv_cache_utils.NONE_HASH, settings.bundle(config).serving_sha256))
+    kv_cache_utils.NONE_HASH = kv_cache_utils.BlockHash(seed)
 
 
 @dataclass
@@ -36,50 +49,113 @@ class SinkMoves:
     taken: list = field(default_factory=list)  # (request id, place, tokens in shared blocks)
 
 
-class PrefixManager(FullAttentionManager):
-    """vLLM's manager of the blocks of full attention, for blocks that are INT2 pages (Int2Spec)."""
+class Prefixes:
+    """What the requests of one scheduler share, and where their sinks are kept."""
 
-    def __init__(self, kv_cache_spec: Int2Spec, **options):
-        super().__init__(kv_cache_spec, **options)
-        self.format = kv_cache_spec.format
-        self.sink_blocks = self.format.sink_tokens // self.block_size
-        self.running = {}           # by id: a request, and what vLLM says of the sharing of its blocks
+    def __init__(self, coordinator: KVCacheCoordinator, managers: list[PrefixManager], places, drafts):
+        """`managers`: those of the coordinator over INT2. `places`: sinks that are kept at most
+        (settings.kept_sinks). `drafts`: most of a step (settings.drafts)."""
+        self.format, self.drafts = managers[0].format, drafts
+        self.hash_tokens = coordinator.block_pool.hash_block_size
         self.places = OrderedDict()  # of kept sinks, by hash; first the one unused for longest
-        self.free_places, self.drafts = [], 0
+        self.free_places = list(range(places))
         self.moves = SinkMoves()
-
-    def prepare(self, places, drafts):
-        """Room for so many sinks (settings.prefixes), and most drafts of a step (settings.drafts)."""
-        self.free_places, self.drafts = list(range(places)), drafts
+        self.hits = self.misses = 0  # since take_counts()
+        self.missed = None           # the sink that the last lookup did not find, of blocks that are there
+        self._find_blocks = coordinator.find_longest_cache_hit
+        coordinator.find_longest_cache_hit = self.find_longest_cache_hit
+        for manager in managers:
+            manager.prefixes = self
 
     def take_moves(self):
         """Those of the step that was just scheduled."""
         moves, self.moves = self.moves, SinkMoves()
         return moves
 
-    @override
-    def find_longest_cache_hit(  # pyright: ignore[reportIncompatibleMethodOverride]: of an object
-            self, block_hashes, max_length, **options):
-        blocks, tokens = super().find_longest_cache_hit(
-            block_hashes=block_hashes, max_length=max(max_length - self.format.recent_tokens, 0),
-            **options)
-        if len(blocks[0]) < self.sink_blocks or self._sink(blocks[0]) not in self.places:
-            return tuple([] for _ in blocks), 0
-        return blocks, tokens
+    def take_counts(self):
+        """Requests that began with shared blocks, and those that did not for want of their sink."""
+        counts, self.hits, self.misses = (self.hits, self.misses), 0, 0
+        return counts
+
+    def find_longest_cache_hit(self, block_hashes, max_cache_hit_length):
+        """The coordinator's, for tokens before the exact window and behind a sink that is kept."""
+        self.missed = None
+        found = blocks, tokens, _ = self._find_blocks(
+            block_hashes, max(max_cache_hit_length - self.format.recent_tokens, 0))
+        if not tokens:
+            return found
+        if tokens >= self.format.sink_tokens:
+            sink = self._sink(block_hashes)
+            if sink in self.places:
+                return found
+            self.missed = sink
+        return tuple([] for _ in blocks), 0, 0
+
+    def begin(self, request: Request, tokens):
+        """A request begins with so many tokens in shared blocks, perhaps none."""
+        sink = self._sink(request.block_hashes)
+        if tokens:
+            move = request.request_id, self.places[sink], tokens
+            if move not in self.moves.taken:  # several managers tell of it
+                self.places.move_to_end(sink)
+                self.moves.taken.append(move)
+                self.hits += 1
+        elif self.missed is not None and self.missed == sink:
+            self.misses += 1
+            self.missed = None
+
+    def certain(self, request: Request):
+        """Tokens of a request that were certain in the last step, a draft not among them."""
+        computed = min(request.num_computed_tokens, request.num_tokens)
+        if self.drafts:  # the last token never was, and of those before it not the last step's drafts
+            computed = max(min(computed, request.num_tokens - 1) - self.drafts, 0)
+        return computed
+
+    def keep(self, request: Request):
+        """Keeps the sink of a request that offers its first blocks, in the place that was unused for longest."""
+        sink = self._sink(request.block_hashes)
+        place = self.places.pop(sink, None)
+        if place is None and self.free_places:
+            place = self.free_places.pop()
+        if place is None:
+            taken = {place for _, place, _ in self.moves.taken}
+            unused = next((key for key, place in self.places.items() if place not in taken), None)
+            if unused is None:
+                return
+            place = self.places.pop(unused)
+        self.places[sink] = place
+        if (request.request_id, place) not in self.moves.kept:
+            self.moves.kept.append((request.request_id, place))
+
+    def _sink(self, block_hashes):
+        """The hash of all tokens of the sink; None: they are not all there."""
+        last = -(-self.format.sink_tokens // self.hash_tokens) - 1
+        return block_hashes[last] if last < len(block_hashes) else None
+
+
+class PrefixManager(FullAttentionManager):
+    """vLLM's manager of the blocks of full attention, for blocks that are INT2 pages (Int2Spec)."""
+
+    prefixes: Prefixes  # where prefix caching is on; nothing here is called without it
+
+    def __init__(self, kv_cache_spec: Int2Spec, **options):
+        super().__init__(kv_cache_spec, **options)
+        self.format = kv_cache_spec.format
+        self.running = {}  # by id: a request, and what vLLM says of the sharing of its blocks
+        self.begun = {}    # by id: tokens in shared blocks, of a request that is being scheduled
 
     @override
     def add_local_computed_blocks(self, request_id, new_computed_blocks, num_local_computed_tokens,
                                   num_external_computed_tokens):
         super().add_local_computed_blocks(request_id, new_computed_blocks, num_local_computed_tokens,
                                           num_external_computed_tokens)
-        if new_computed_blocks:
-            sink = self._sink(new_computed_blocks)
-            self.places.move_to_end(sink)
-            self.moves.taken.append((request_id, self.places[sink], num_local_computed_tokens))
+        self.begun[request_id] = num_local_computed_tokens
 
     @override
     def cache_blocks(self, request, num_tokens, retention_interval=None, **options):
         options["retention_interval"] = retention_interval
+        if request.request_id not in self.running:
+            self.prefixes.begin(request, self.begun.pop(request.request_id, 0))
         self.running[request.request_id] = request, options
         self._share(request, options)
 
@@ -94,32 +170,11 @@ class PrefixManager(FullAttentionManager):
         self.running.pop(request_id, None)
 
     def _share(self, request: Request, options):
-        """Offers the blocks whose pages are written by the steps before this one. Of the last step's tokens
-        the first one was certain then, and only the certain ones make rows INT2."""
-        computed = request.num_computed_tokens
-        if self.drafts:  # among them those that nobody has accepted yet
-            computed = max(min(computed, request.num_tokens - 1) - self.drafts, 0)
-        history: int = self.format.history_tokens(computed)
-        if history < self.block_size:
+        """Offers the blocks whose pages are written by the steps before this one."""
+        full = self.prefixes.certain(request) // PAGE_TOKENS * PAGE_TOKENS
+        if full < self.format.sink_tokens + PAGE_TOKENS:
             return
         before = self.num_cached_block.get(request.request_id, 0)
-        super().cache_blocks(request, self.format.sink_tokens + history, **options)
-        if before < self.sink_blocks:
-            self._keep(request.request_id)
-
-    def _keep(self, request_id):
-        sink = self._sink(self.req_to_blocks[request_id])
-        place = self.places.pop(sink, None)
-        if place is None and self.free_places:
-            place = self.free_places.pop()
-        if place is None:
-            taken = {place for _, place, _ in self.moves.taken}
-            unused = next((key for key, place in self.places.items() if place not in taken), None)
-            if unused is None:
-                return
-            place = self.places.pop(unused)
-        self.places[sink] = place
-        self.moves.kept.append((request_id, place))
-
-    def _sink(self, blocks: Sequence[KVCacheBlock]):
-        return blocks[self.sink_blocks - 1].block_hash
+        super().cache_blocks(request, full, **options)
+        if not before and self.num_cached_block.get(request.request_id, 0):
+            self.prefixes.keep(request)

@@ -52,7 +52,7 @@ class Prompts:
 
     chunks: list[Chunk]
     begun: list[Begun]
-    grown: int  # most rows that one of them turns INT2
+    grown: int  # most rows of one of them that get their page
 
     def packed(self):
         """All Packed that need their indptr."""
@@ -68,7 +68,9 @@ def sort_prompts(format, slots, starts, lengths, shared):
         new = rows.stop - rows.start
         old_len = length - new
         history = max(format.history_tokens(old_len), shared[i])
-        grown = max(grown, format.history_tokens(length) - history)
+        written, now = (max(format.page_tokens(tokens), format.history_tokens(tokens), shared[i])
+                        for tokens in (old_len, length))
+        grown = max(grown, now - written)
         if old_len > 0:
             chunks.append(Chunk(request=i, rows=rows, slot=slot, old_len=old_len, history=history,
                                 queries=Packed([0, new]), keys=Packed([0, length])))

@@ -24,10 +24,14 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
 
+    from ..bundle import Bundle
+
 logger = logging.getLogger("vllm.oscar_int2")  # below vllm's: its level and format
 BUNDLE = "VLLM_OSCAR_BUNDLE"  # environment: the bundle's path
 ENTRY = "oscar_int2"  # of VllmConfig.additional_config: an Entry
 WEIGHTS = "VLLM_OSCAR_WEIGHTS"  # environment: "any" to serve a bundle of other weights, or "same"
+SINK_BYTES = "VLLM_OSCAR_SINK_BYTES"  # environment: host memory for sinks of shared prefixes, of all ranks
+DEFAULT_SINK_BYTES = 2 << 30
 SELF_CHECK = "VLLM_OSCAR_SELF_CHECK"  # environment: 1 for a self-check at start-up, or 0
 SELF_CHECK_REQUEST = "oscar-self-check"  # its id
 # Environment, for tests: 1 fills windows that nobody holds, and the scratch before its use, with NaN.
@@ -66,14 +70,23 @@ def accepted_weights():
     return value
 
 
+def sink_bytes():
+    """Host memory for sinks of shared prefixes that the environment allows. Raises BundleError if it names none."""
+    value = os.environ.get(SINK_BYTES, str(DEFAULT_SINK_BYTES))
+    if not value.isascii() or not value.isdigit() or int(value) == 0:
+        raise BundleError(f"{SINK_BYTES} is {value!r}; it is a number of bytes, by default {DEFAULT_SINK_BYTES}. "
+                          "Nothing is kept with --no-enable-prefix-caching")
+    return int(value)
+
+
 def poisons():
     return os.environ.get(POISON) == "1"
 
 
 class Entry(dict):
-    """{"bundle": path, "sha256": of its content, "weights": "same" or "any"}. vLLM pickles it for the
-    processes of an engine; where it is read, the hooks are in place from then on, before such a process
-    makes its first object."""
+    """{"bundle": path, "sha256": of its content, "weights": "same" or "any", "sink_bytes": sink_bytes()}. vLLM
+    pickles it for the processes of an engine; where it is read, the hooks are in place from then on, before such a
+    process makes its first object."""
 
     def __reduce__(self):
         return _restored, (dict(self),)
@@ -96,7 +109,8 @@ def entry():
     path = str(pathlib.Path(path).expanduser().absolute())
     if not os.path.exists(path):
         raise FileNotFoundError(errno.ENOENT, f"no bundle there, where {BUNDLE} says", path)
-    return Entry(bundle=path, sha256=_load(path, _stamp(path)).content_sha256, weights=accepted_weights())
+    return Entry(bundle=path, sha256=_load(path, _stamp(path)).content_sha256, weights=accepted_weights(),
+                 sink_bytes=sink_bytes())
 
 
 def serves_int2(config: VllmConfig):
@@ -168,10 +182,16 @@ def announce(config: VllmConfig):
         logger.warning("OSCAR INT2: %s", beyond)
 
 
-def prefixes(config: VllmConfig):
-    """Shared prefixes whose sinks are kept; 0: prefix caching is off."""
-    caches = config.cache_config.enable_prefix_caching
-    return config.scheduler_config.max_num_seqs if caches else 0
+def bytes_of_sink(bundle: Bundle):
+    """Bytes of the exact first tokens of a request, in all layers: bf16 keys and values."""
+    row = sum(4 * layer.num_kv_heads * layer.head_dim for layer in bundle.layers.values())
+    return row * bundle.quantizer.sink_tokens
+
+
+def kept_sinks(config: VllmConfig):
+    """Shared prefixes whose sinks are kept at most; 0: prefix caching is off."""
+    size = bytes_of_sink(bundle(config)) if config.cache_config.enable_prefix_caching else 0
+    return config.additional_config[ENTRY]["sink_bytes"] // size if size else 0
 
 
 def drafts(config: VllmConfig):
@@ -179,12 +199,18 @@ def drafts(config: VllmConfig):
     return config.num_speculative_tokens
 
 
-def defaults(args: EngineArgs) -> dict[str, Any]:
-    """{name: value} of what the user of these EngineArgs left open; what contradicts is refused later."""
-    return {name: value for name, given, value in (
-        ("enable_prefix_caching", args.enable_prefix_caching, False),
+def defaults(args: EngineArgs, chosen: Entry) -> dict[str, Any]:
+    """{name: value} of what the user of these EngineArgs left open, over the bundle of entry(); what contradicts is
+    refused later. Prefix caching is left to vLLM, where the bundle can serve it."""
+    ours = {name: value for name, given, value in (
         ("block_size", args.block_size, PAGE_TOKENS),
         ("max_num_seqs", args.max_num_seqs, DEFAULT_MAX_NUM_SEQS)) if given is None}
+    found = _load(chosen["bundle"], _stamp(chosen["bundle"]))
+    shared = args.enable_prefix_caching  # also where it is open: vLLM writes its choice into the arguments
+    if shared is None and not found.quantizer.sink_tokens:
+        logger.warning("OSCAR INT2: prefix caching is off, since %s keeps no first tokens exact", found.path)
+        shared = False
+    return ours | {"enable_prefix_caching": shared}
 
 
 def check(config: VllmConfig):
@@ -196,6 +222,9 @@ def check(config: VllmConfig):
         (f"--attention-backend {backend}", backend not in (None, "CUSTOM"), "leave it out"),
         ("prefix caching without exact first tokens",
          cache.enable_prefix_caching and not cache_format(config).sink_tokens, "--no-enable-prefix-caching"),
+        (f"prefix caching with {SINK_BYTES}={config.additional_config[ENTRY]['sink_bytes']}",
+         cache.enable_prefix_caching and not kept_sinks(config),
+         f"the exact first tokens of one prefix take {bytes_of_sink(bundle(config))} bytes"),
         (f"--block-size {cache.block_size}", cache.block_size != PAGE_TOKENS,
          f"--block-size {PAGE_TOKENS}"),
         (f"--kv-cache-dtype {cache.cache_dtype}", cache.cache_dtype not in ("auto", "bfloat16"),

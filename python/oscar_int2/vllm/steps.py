@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from vllm.utils.platform_utils import is_pin_memory_available
 
+from .._library import PAGE_TOKENS
 from ..codec import StepTables
 
 if TYPE_CHECKING:
@@ -34,11 +35,16 @@ class Batch:
 NOBODY = Batch(np.zeros(0, np.int32), np.zeros(0, np.int32))  # of a dummy run
 
 
+def takes_pinned(device):
+    """Whether copies to and from this device want pinned host memory."""
+    return device.type != "cpu" and is_pin_memory_available()
+
+
 def to_device(arrays, device):
     """int32 arrays as int32 tensors, by one copy. Its pinned memory is nobody else's: torch gives it out
     again when the copy has ended."""
     host = torch.from_numpy(np.concatenate([np.asarray(a, np.int32).ravel() for a in arrays]))
-    if len(host) and device.type != "cpu" and is_pin_memory_available():
+    if len(host) and takes_pinned(device):
         host = host.pin_memory()
     return host.to(device, non_blocking=True).split([np.size(a) for a in arrays])
 
@@ -59,7 +65,7 @@ class Decodes:
 class RequestTables:
     """Numbers of each request in tensors that never move, since captured graphs read them."""
 
-    ROWS = ("old_len", "seq_lens", "old_history", "new_history", "window_slot")
+    ROWS = ("old_len", "seq_lens", "old_history", "new_history", "old_written", "new_written", "window_slot")
 
     def __init__(self, format: CacheFormat, slots, queries, device):
         """`slots`: requests at a time; `queries`: most rows of a request that is no prompt."""
@@ -67,7 +73,8 @@ class RequestTables:
         calls = -(-queries // MOST_QUERIES)
         self.numbers = torch.zeros(len(self.ROWS) + calls - 1, slots, dtype=torch.int32, device=device)
         self.starts = torch.zeros(slots + 1, dtype=torch.int32, device=device)
-        self.history = torch.zeros(slots, dtype=torch.int32, device=device)  # INT2 rows of each window's request
+        self.history = torch.zeros(slots, dtype=torch.int32, device=device)  # INT2 rows of each window's request,
+        self.written = torch.zeros(slots, dtype=torch.int32, device=device)  # its rows that have a page,
         self.status = torch.zeros(slots, dtype=torch.int32, device=device)   # its refused rows
 
     def row(self, name, requests):
@@ -76,15 +83,20 @@ class RequestTables:
     def clear(self, slots):
         """Of requests that have left."""
         for slot in slots:
-            self.history[slot] = 0
+            self.begin(slot, 0)
             self.status[slot] = 0
+
+    def begin(self, slot, tokens):
+        """A request begins with so many INT2 tokens, in pages of others."""
+        self.history[slot] = tokens
+        self.written[slot] = tokens
 
     def fill(self, common: CommonAttentionMetadata, slots, drafts):
         """Works out a step's numbers. `slots`, `drafts`: those of its Batch, on the device.
 
         Rows without a slot in vLLM's cache (slot_mapping < 0) are written nowhere: those of dummy runs,
-        and those that pad a graph. Rows become INT2 by the tokens that are certain, never by drafts:
-        then a rejected draft has reached no page.
+        and those that pad a graph. A page is written once it is full, while all its rows are exact. Both
+        go by the tokens that are certain, never by drafts: then a rejected draft has reached no page.
         """
         n, held = common.num_reqs, len(slots)
         starts = common.query_start_loc[:n + 1]
@@ -92,7 +104,7 @@ class RequestTables:
         first = starts[:n].clamp(max=len(common.slot_mapping) - 1)
         written = (common.slot_mapping.index_select(0, first) >= 0) & (rows > 0)
         rows *= written
-        old_len, seq_lens, old_history, new_history, window_slot = (
+        old_len, seq_lens, old_history, new_history, old_written, new_written, window_slot = (
             self.row(name, slice(n)) for name in self.ROWS)
         torch.cumsum(rows, 0, dtype=torch.int32, out=self.starts[1:n + 1])
         torch.mul(common.seq_lens[:n], written, out=seq_lens)
@@ -100,11 +112,16 @@ class RequestTables:
         window_slot.zero_()
         window_slot[:held] = slots
         torch.index_select(self.history, 0, window_slot, out=old_history)
+        torch.index_select(self.written, 0, window_slot, out=old_written)
         certain = seq_lens.clone()
         certain[:held] -= drafts
         coded: torch.Tensor = self.format.history_tokens(certain)
+        full: torch.Tensor = self.format.page_tokens(certain)
         torch.maximum(coded, old_history, out=new_history)
-        self.history.index_copy_(0, window_slot[:held].long(), new_history[:held])
+        torch.maximum(full.maximum(new_history), old_written, out=new_written)
+        windows = window_slot[:held].long()
+        self.history.index_copy_(0, windows, new_history[:held])
+        self.written.index_copy_(0, windows, new_written[:held])
 
     def step_tables(self, block_table, requests, query_start_loc, max_new_rows, max_new_history):
         """Of a slice of the requests. `block_table`: of all."""
@@ -116,7 +133,8 @@ class RequestTables:
         """Of the first `requests`, which have at most so many rows each (`queries`)."""
         few = slice(requests)
         # What has become certain since the last step: its own rows, and drafts that it had accepted.
-        grown = -(-(2 * self.queries - 1) // self.format.demote_block) * self.format.demote_block
+        certain = 2 * self.queries - 1
+        grown = max(-(-certain // block) * block for block in (self.format.demote_block, PAGE_TOKENS))
         tables = self.step_tables(block_table, few, self.starts[:requests + 1], queries, grown)
         ends = []
         for call, end in enumerate(range(MOST_QUERIES, queries, MOST_QUERIES)):

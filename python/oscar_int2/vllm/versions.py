@@ -17,6 +17,8 @@ ENGINE = {
     "vllm.engine.arg_utils:EngineArgs.create_engine_config": "",
     "vllm.model_executor.layers.attention.attention:Attention.__init__": "attn_backend",
     "vllm.model_executor.model_loader.base_loader:process_weights_after_loading": "model model_config",
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.find_longest_cache_hit":
+        "block_hashes max_cache_hit_length",
     "vllm.v1.core.sched.scheduler:Scheduler.add_request": "request",
     "vllm.v1.core.sched.scheduler:Scheduler.make_stats": "",
     "vllm.v1.core.sched.scheduler:Scheduler.schedule": "",

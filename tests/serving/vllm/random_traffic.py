@@ -4,16 +4,16 @@
     tests/serving/vllm/random_traffic.py --minutes 30 [--seed 1] [--without reloads,bad-rows]
 
 Requests of all kinds come and go at random in an engine whose pool is too small for them: several samples of
-a prompt, shared beginnings, prompts in chunks of any size, aborts, preemption, weights that are loaded again
-while requests run, prompts with rows that cannot be coded. Each round ends when all have ended. Then the
-answers are read again, each alone: its prompt at once, and its tokens one by one behind that. This is the
-reference. It differs from the traffic by bf16 sums of other sizes, and by rows that were read as 2 bits where
-a prompt came in chunks, began with shared blocks or was preempted. So a greedy answer that is off is generated
-once more, alone, in the steps that it came in: as many shared tokens, the same chunks, the same preemptions. If
-that differs too, it is generated in those steps beside other requests, drawn anew REPEATS times at most: they
-change how many rows a product has, and in which chunks shared tokens were read. An answer that none of them
-gives is wrong. In half an hour on an H200 (53,690 tokens) nine answers were off: eight came again alone, one at
-the second try beside others.
+a prompt, shared beginnings, more of them than sinks are kept, prompts in chunks of any size, aborts,
+preemption, weights that are loaded again while requests run, prompts with rows that cannot be coded. Each
+round ends when all have ended. Then the answers are read again, each alone: its prompt at once, and its
+tokens one by one behind that. This is the reference. It differs from the traffic by bf16 sums of other sizes,
+and by rows that were read as 2 bits where a prompt came in chunks, began with shared blocks or was preempted.
+So a greedy answer that is off is generated once more, alone, in the steps that it came in: as many shared
+tokens, the same chunks, the same preemptions. If that differs too, it is generated in those steps beside
+other requests, drawn anew REPEATS times at most: they change how many rows a product has, and in which chunks
+shared tokens were read. An answer that none of them gives is wrong. In half an hour on an H200 (53,690
+tokens) nine answers were off: eight came again alone, one at the second try beside others.
 
 On a GPU the steps run in CUDA graphs. Environment: as for the tests (tests/CMakeLists.txt). The last line is
 what was found, in JSON; the exit status is 1 if anything is not as it must be.
@@ -30,6 +30,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from unittest import mock
 
 import vllm_case as case
 import torch
@@ -45,6 +46,8 @@ WARM_ROUNDS = 2
 REPEATS = 12  # in other company
 # One request of the most tokens fits, three of a few hundred do not.
 MOST_TOKENS, POOL_BLOCKS, BLOCK_BYTES = 704, 19, 73728
+# Fewer than there are beginnings.
+KEPT_SINKS, SINK_BYTES = 3, 524288
 
 
 @dataclass
@@ -142,6 +145,9 @@ class Traffic:
                     self.counts["reloads"] += 1
                 self._step()
         assert self.inner.scheduler._preempt_request == preempt
+        hits, misses = self.inner.scheduler.oscar_prefixes.take_counts()
+        self.counts["sink hits"] += hits
+        self.counts["sink misses"] += misses
         self.counts["preemptions"] += len(preempted)
         self.counts["rounds"] += 1
         self._settle()
@@ -366,8 +372,9 @@ def run(engine, seed, *, minutes=0.0, rounds=1, requests=12, without=()):
 def engine_for_traffic(**options):
     graphs = {"enforce_eager": False, "compilation_config": {
         "mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}} if torch.cuda.is_available() else {}
-    options = {"enable_prefix_caching": True, "enable_prompt_embeds": case.RUNNER == 1, **graphs, **options}
-    return case.Engine(kv_cache_memory_bytes=POOL_BLOCKS * BLOCK_BYTES, max_model_len=MOST_TOKENS, **options)
+    options = {"enable_prompt_embeds": case.RUNNER == 1, **graphs, **options}
+    with mock.patch.dict(os.environ, VLLM_OSCAR_SINK_BYTES=str(KEPT_SINKS * SINK_BYTES)):
+        return case.Engine(kv_cache_memory_bytes=POOL_BLOCKS * BLOCK_BYTES, max_model_len=MOST_TOKENS, **options)
 
 
 def main():

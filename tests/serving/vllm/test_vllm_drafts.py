@@ -83,11 +83,14 @@ class WithDrafts(case.EngineTest):
                        if r.num_tokens - r.num_computed_tokens == 1 and not self.overlapped}
             engine.step(finished)
             steps += 1
-            history = engine.builder.tables.history.tolist()
+            history, written = (numbers.tolist() for numbers in (
+                engine.builder.tables.history, engine.builder.tables.written))
             for request, tokens in certain.items():
                 if request in engine.builder.slots.of:
-                    self.assertEqual(history[engine.builder.slots.of[request]], format.history_tokens(tokens),
-                                     "INT2 tokens of a request, by those that were certain")
+                    slot = engine.builder.slots.of[request]
+                    self.assertEqual((history[slot], written[slot]),
+                                     (format.history_tokens(tokens), format.page_tokens(tokens)),
+                                     "INT2 tokens of a request, and those in pages, by those that were certain")
         return finished, steps
 
     def like_one_at_a_time(self, prompt, output):

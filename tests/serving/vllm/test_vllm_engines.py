@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Several engines in one process, one after another: over BF16, and over INT2 with two bundles."""
 import gc
+import os
 import pathlib
 import tempfile
 import unittest
+from unittest import mock
 
 import vllm_case as case
 import h5py
 from vllm_case import needs_vllm, vllm
 
 PROMPT, ANSWER = 640, 8
-OPTIONS = {**case.OPTIONS, "enable_prefix_caching": True, "kv_cache_memory_bytes": 1 << 24}
+OPTIONS = {**case.OPTIONS, "kv_cache_memory_bytes": 1 << 24, "block_size": 64}
 
 
 def recent_tokens(tokens):
@@ -36,7 +38,8 @@ class Engines(unittest.TestCase):
     @classmethod
     def run_engine(cls, bundle):
         """What an engine says of itself, and of a prompt that is read twice."""
-        with case.bundle_variable(bundle):
+        # Keys of blocks that mean the same everywhere, as servers have them that share what they store.
+        with case.bundle_variable(bundle), mock.patch.dict(os.environ, PYTHONHASHSEED="0"):
             llm = vllm.LLM(str(case.MODEL), **OPTIONS)
         core = llm.llm_engine
         runner = core.model_executor.driver_worker.worker.model_runner
@@ -45,7 +48,9 @@ class Engines(unittest.TestCase):
         prompt = {"prompt_token_ids": case.texts(llm.get_tokenizer())[4][:PROMPT]}
         parameters = vllm.SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True, logprobs=1)
         outputs = [llm.generate([prompt], parameters, use_tqdm=False)[0] for _ in range(2)]
+        blocks = scheduler.kv_cache_manager.block_pool.blocks
         found = {
+            "keys": {block.block_hash for block in blocks} - {None},
             "impl": type(group.get_metadata_builder()).__name__,
             "format": getattr(group.get_metadata_builder(), "format", None),
             "manager": type(scheduler.kv_cache_manager.coordinator.single_type_managers[0]).__name__,
@@ -72,13 +77,16 @@ class Engines(unittest.TestCase):
         self.assertEqual(len({found["hash"] for found in self.found}), 3)
 
     def test_blocks_that_were_never_written_are_not_counted(self):
-        """The last row that was computed is that of the last token but one."""
-        computed = PROMPT + ANSWER - 1
+        """And the last tokens of a prompt, as many as the window holds, are computed."""
         for recent, found in zip((256, 128), self.found[1:3]):
-            history = (computed - 64 - recent) // 16 * 16
-            offered = 64 + history // 64 * 64
-            taken = min((PROMPT - 1 - recent) // 64 * 64, offered)
-            self.assertEqual(found["cached"], [0, taken])
+            self.assertEqual(found["cached"], [0, (PROMPT - 1 - recent) // 64 * 64])
+
+    def test_blocks_of_other_bundles_have_other_keys(self):
+        first, int2, narrow, last = (found["keys"] for found in self.found)
+        self.assertEqual(len(first), (PROMPT + ANSWER - 1) // 64, "of the same tokens")
+        self.assertEqual(first, last)
+        self.assertEqual([len(keys) for keys in (int2, narrow)], [len(first)] * 2)
+        self.assertFalse(first & int2 or first & narrow or int2 & narrow)
 
     def test_answers_are_those_of_the_same_cache_elsewhere(self):
         """The BF16 engines agree to the last bit; log probabilities of INT2 are near BF16's."""

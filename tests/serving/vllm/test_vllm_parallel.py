@@ -48,7 +48,7 @@ class Parallel(case.EngineTest):
             cores = sorted(os.sched_getaffinity(0))
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[i % len(cores)]) for i in range(ranks))
         with mock.patch.dict(os.environ, environment):
-            llm = vllm.LLM(str(case.MODEL), **{**case.OPTIONS, "enable_prefix_caching": True, **options})
+            llm = vllm.LLM(str(case.MODEL), **{**case.OPTIONS, **options})
             texts = case.texts(llm.get_tokenizer())
             prompts = [{"prompt_token_ids": texts[i][:length]} for i, length in enumerate(LENGTHS)]
             parameters = vllm.SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=20)

@@ -320,7 +320,8 @@ class Refusals(unittest.TestCase):
         config = self.config(max_num_seqs=None)
         self.assertIsNone(config.attention_config.backend, "each layer is given its own")
         self.assertEqual(config.cache_config.block_size, 64)
-        self.assertFalse(config.cache_config.enable_prefix_caching)
+        self.assertTrue(config.cache_config.enable_prefix_caching, "as vLLM has it")
+        self.assertFalse(self.config(enable_prefix_caching=False).cache_config.enable_prefix_caching)
         self.assertTrue(config.scheduler_config.enable_chunked_prefill)
         self.assertEqual(config.scheduler_config.max_num_seqs, 64)
         whole = self.config(enable_chunked_prefill=False)
@@ -382,15 +383,37 @@ class Refusals(unittest.TestCase):
         self.assertTrue(torch.equal(short, long[:128]))
         self.assertFalse(torch.equal(long[127], long[195]))
 
-    def test_prefixes_without_exact_first_tokens_are_refused(self):
+    def test_prefixes_without_exact_first_tokens_are_not_shared(self):
         from oscar_int2 import UnsupportedError
+
+        def no_sink(file):
+            file["quantizer"].attrs["sink_tokens"] = 0
+
+        with case.edited_bundle(no_sink) as path:
+            with self.assertLogs("vllm.oscar_int2", "WARNING") as log:
+                config = self.config(bundle=path)
+            self.assertFalse(config.cache_config.enable_prefix_caching)
+            said = [line for line in log.output if "prefix caching is off, since" in line]
+            self.assertEqual(len(said), 1, log.output)
+            self.assertRegex(said[0], "bundle.h5 keeps no first tokens exact")
+            self.refused(UnsupportedError, "prefix caching without exact first tokens", bundle=path,
+                         enable_prefix_caching=True)
+
+    def test_memory_of_kept_sinks_is_what_the_variable_allows(self):
+        from oscar_int2 import BundleError, UnsupportedError
         from oscar_int2.vllm import settings
 
-        config = self.config(enable_prefix_caching=True)
-        self.assertEqual(settings.prefixes(config), case.MAX_NUM_SEQS)
-        without = dataclasses.replace(settings.cache_format(config), sink_tokens=0)
-        with mock.patch.object(settings, "cache_format", lambda config: without):
-            self.refused(UnsupportedError, "prefix caching", enable_prefix_caching=True)
+        one = 64 * 8 * 2 * 2 * 128 * 2  # tokens, layers, sides, KV heads, dimensions, bytes
+        for value, kept in ((None, (2 << 30) // one), (one, 1), (3 * one - 1, 2)):
+            with mock.patch.dict(os.environ, {} if value is None else {settings.SINK_BYTES: str(value)}):
+                self.assertEqual(settings.kept_sinks(self.config()), kept)
+        self.assertEqual(settings.kept_sinks(self.config(enable_prefix_caching=False)), 0)
+        with mock.patch.dict(os.environ, {settings.SINK_BYTES: str(one - 1)}):
+            self.refused(UnsupportedError, f"VLLM_OSCAR_SINK_BYTES={one - 1}", f"take {one} bytes")
+            self.config(enable_prefix_caching=False)
+        for value in ("", "0", "2GiB", "-1", "1e9"):
+            with self.subTest(value=value), mock.patch.dict(os.environ, {settings.SINK_BYTES: value}):
+                self.refused(BundleError, f"VLLM_OSCAR_SINK_BYTES is {value!r}", "a number of bytes")
 
     def test_layers_with_other_attention_are_refused_by_name(self):
         from oscar_int2 import UnsupportedError

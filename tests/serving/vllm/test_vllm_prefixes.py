@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """vLLM's prefix caching over INT2 pages: what is shared, when, and what it changes."""
+import os
 import random
 import unittest
+from types import SimpleNamespace
+from unittest import mock
 
 import vllm_case as case
 import torch
@@ -11,10 +14,12 @@ from vllm_case import DRIFT, needs_vllm
 SINK, RECENT, BLOCK = 64, 256, 64
 
 
+PLACES = 4  # of kept sinks, one more than requests run at a time
+
+
 def offered(computed):
-    """Tokens in blocks that others may read once a request has computed so many."""
-    history = max(computed - SINK - RECENT, 0) // 16 * 16
-    return SINK + history // BLOCK * BLOCK if history >= BLOCK else 0
+    """Tokens in blocks that others may read once a request has computed so many: all whole ones."""
+    return computed // BLOCK * BLOCK if computed >= SINK + BLOCK else 0
 
 
 def taken(prompt, computed):
@@ -26,12 +31,17 @@ def taken(prompt, computed):
 class Prefixes(case.EngineTest):
     @classmethod
     def setUpClass(cls):
-        cls.engine = case.Engine(enable_prefix_caching=True)
-        coordinator = cls.engine.scheduler.kv_cache_manager.coordinator
-        cls.manager = coordinator.single_type_managers[0]
+        cls.engine = cls.make_engine()
+        cls.prefixes = cls.engine.scheduler.oscar_prefixes
 
-    def setUp(self):
-        self.assertTrue(self.engine.scheduler.kv_cache_manager.reset_prefix_cache())
+    @classmethod
+    def make_engine(cls, **options):
+        from oscar_int2 import load
+        from oscar_int2.vllm import settings
+
+        memory = PLACES * settings.bytes_of_sink(load(case.BUNDLE)) + 1
+        with mock.patch.dict(os.environ, VLLM_OSCAR_SINK_BYTES=str(memory)):
+            return case.Engine(**options)
 
     def run_one(self, prompt, tokens):
         """(its output, its tokens that came from shared blocks)"""
@@ -51,7 +61,7 @@ class Prefixes(case.EngineTest):
         self.assertEqual(cached, 0)
         longer = first + self.engine.prompt(1, 60)
         output, cached = self.run_one(longer, 12)
-        self.assertEqual(cached, offered(719))
+        self.assertEqual(cached, taken(760, 719))
         self.assertEqual(cached, 448)
         self.check(longer, output)
         # The last 256 tokens of a prompt are its own.
@@ -72,7 +82,7 @@ class Prefixes(case.EngineTest):
             self.run_one(first, 8)
         pages = recorder.block_table[0, :(offered(657) - SINK) // BLOCK].long()
         before = recorder.pool[pages].clone()
-        self.assertEqual(len(pages), 5)
+        self.assertEqual(len(pages), 9)
         with Recorder(engine, 2) as recorder:
             _, cached = self.run_one(first + engine.prompt(0, 250), 40)
         self.assertEqual(cached, offered(657))
@@ -104,42 +114,63 @@ class Prefixes(case.EngineTest):
         self.assertEqual((engine.cached[early], engine.cached[late]), (0, taken(700, 720)))
         self.check(prompt[:700], finished[late], DRIFT / 2)  # most of it was read as 2-bit rows
 
-    def test_the_sink_that_was_unused_for_longest_is_given_up(self):
-        prompts = [self.engine.prompt(i, 400) for i in range(4)]
-        for prompt in prompts[:3]:
-            self.run_one(prompt, 8)
-        self.assertEqual(len(self.manager.places), 3)
-        _, cached = self.run_one(prompts[0], 8)
-        self.assertEqual(cached, offered(407))
-        self.run_one(prompts[3], 8)  # in the place of the second
-        cached = [self.run_one(prompts[i], 8)[1] for i in (0, 2, 3, 1)]
-        self.assertEqual(cached, [128, 128, 128, 0])
+    def test_the_next_turn_of_a_chat_takes_every_whole_block_of_the_last_one(self):
+        """Its last 256 tokens and what was answered among them, once the new text is long enough to leave the
+        exact window to the request."""
+        first = self.engine.prompt(2, 450)
+        answer, _ = self.run_one(first, 40)
+        chat = first + list(answer.token_ids) + self.engine.prompt(3, RECENT)
+        output, cached = self.run_one(chat, 12)
+        self.assertEqual(cached, offered(450 + 40 - 1))
+        self.assertEqual(cached, 448)
+        self.check(chat, output)
+        chat += list(output.token_ids) + self.engine.prompt(0, 100)  # and it is offered whole
+        self.assertEqual(self.run_one(chat, 2)[1], taken(len(chat), len(chat) - 100 - 1))
+
+    def test_more_beginnings_than_places_are_counted_and_computed_anew(self):
+        """One more than requests run at a time are kept; then the one unused for longest is given up."""
+        prompts = [self.engine.prompt(i, 330) for i in range(PLACES + 1)]  # 6 blocks each of 35
+        self.prefixes.take_counts()
+        for prompt in prompts[:PLACES]:
+            self.run_one(prompt, 1)
+        self.assertEqual(len(self.prefixes.places), PLACES)
+        self.assertEqual([self.run_one(prompts[i], 1)[1] for i in (0, PLACES - 1)], [SINK, SINK])
+        self.assertEqual(self.prefixes.take_counts(), (2, 0))
+        self.run_one(prompts[PLACES], 1)  # in the place of the second
+        self.assertEqual(self.prefixes.take_counts(), (0, 0), "its blocks were nowhere")
+        output, cached = self.run_one(prompts[1], 6)
+        self.assertEqual(cached, 0)
+        self.assertEqual(self.prefixes.take_counts(), (0, 1))
+        self.check(prompts[1], output)
+        self.assertEqual(self.run_one(prompts[1], 1)[1], SINK)
+        self.assertEqual(self.prefixes.take_counts(), (1, 0))
 
     def test_a_sink_that_is_about_to_be_taken_is_not_replaced(self):
-        manager = self.manager
-        for i in range(3):
-            self.run_one(self.engine.prompt(i, 400), 8)
-        before = dict(manager.places)
-        manager.moves.taken = [("request", place, 128) for place in before.values()]
-        manager.req_to_blocks["another"] = [manager.block_pool.blocks[-1]]
-        manager._keep("another")
-        self.assertEqual((dict(manager.places), manager.moves.kept), (before, []))
-        manager.moves.taken.pop()
-        manager._keep("another")
-        self.assertEqual(manager.moves.kept, [("another", list(before.values())[2])])
-        manager.take_moves()
-        del manager.req_to_blocks["another"], manager.places[None]
-        manager.free_places.append(list(before.values())[2])
+        prefixes = self.prefixes
+        for i in range(PLACES):
+            self.run_one(self.engine.prompt(i, 130), 2)
+        before = dict(prefixes.places)
+        self.assertEqual(len(before), PLACES)
+        prefixes.moves.taken = [("request", place, 128) for place in before.values()]
+        another = SimpleNamespace(request_id="another", block_hashes=[b"another"])
+        prefixes.keep(another)
+        self.assertEqual((dict(prefixes.places), prefixes.moves.kept), (before, []))
+        prefixes.moves.taken.pop()
+        prefixes.keep(another)
+        prefixes.keep(another)  # as another group of layers does
+        self.assertEqual(prefixes.moves.kept, [("another", list(before.values())[-1])])
+        prefixes.take_moves()
+        prefixes.free_places.append(prefixes.places.pop(b"another"))
 
     def test_a_preempted_request_takes_its_own_blocks_again(self):
-        engine, moves, take = self.engine, [], self.manager.take_moves
-        self.manager.take_moves = lambda: moves.append(take()) or moves[-1]
+        engine, moves, take = self.engine, [], self.prefixes.take_moves
+        self.prefixes.take_moves = lambda: moves.append(take()) or moves[-1]
         try:
             with engine.preemptions() as preempted:
                 plan = {engine.add(engine.prompt(i, 690), 24): i for i in range(3)}
                 finished = engine.run()
         finally:
-            del self.manager.take_moves
+            del self.prefixes.take_moves
         self.assertGreaterEqual(len(preempted), 1)
         self.assertTrue(any(move.taken for move in moves))
         for name, i in plan.items():

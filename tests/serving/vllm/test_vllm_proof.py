@@ -47,7 +47,7 @@ def checked_engine(**options):
 class Proof(case.EngineTest):
     @classmethod
     def setUpClass(cls):
-        cls.engine = checked_engine(enable_prefix_caching=True, enable_prompt_embeds=True)
+        cls.engine = checked_engine(enable_prompt_embeds=True)
 
     def test_the_log_says_so_at_the_level_of_warnings(self):
         facts = ("bundle=tiny-gqa.h5 model=tiny-gqa sha256=abb2e5a3ea3575fb serving_sha256=[0-9a-f]{16} "
@@ -112,6 +112,23 @@ class Proof(case.EngineTest):
         engine.add(engine.prompt(0, 90), 4, embeddings=torch.full((90, 384), torch.inf).bfloat16())
         engine.run()
         self.assertEqual(metrics("oscar_int2_refused_requests_total"), {(("engine", "0"),): 1})
+
+    def test_metrics_count_hits_and_misses_of_kept_sinks(self):
+        engine, prefixes = self.engine, self.engine.scheduler.oscar_prefixes
+        prompt = engine.prompt(2, 400)
+
+        def counted():
+            return [metrics(f"oscar_int2_sink_{what}_total")[(("engine", "0"),)] for what in ("hits", "misses")]
+
+        before = counted()
+        for _ in range(2):
+            engine.add(prompt, 2)
+            engine.run()
+        self.assertEqual(counted(), [before[0] + 1, before[1]])
+        prefixes.free_places.append(prefixes.places.popitem()[1])  # as another prefix takes its place
+        engine.add(prompt, 2)
+        engine.run()
+        self.assertEqual(counted(), [before[0] + 1, before[1] + 1])
 
 
 @needs_vllm

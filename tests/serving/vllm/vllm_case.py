@@ -194,7 +194,17 @@ class Engine:
         while core.scheduler.has_requests():
             core.step_fn()
 
+    def forget(self):
+        """Shares no block of a request before. Steps that are under way may hold one yet."""
+        for _ in range(4):
+            if self.core.reset_prefix_cache():
+                return
+            self.core.step()
+        raise AssertionError("blocks stay held")
+
     def alone(self, prompt, tokens):
+        """The answer of a request that shares nothing, while no other runs."""
+        self.forget()
         name = self.add(prompt, tokens)
         return self.run()[name]
 
@@ -253,6 +263,14 @@ class Engine:
 
 
 class EngineTest(unittest.TestCase):
+    """Of a class with an `engine`: each test begins without shared blocks."""
+
+    engine: Engine | None = None
+
+    def setUp(self):
+        if self.engine is not None:
+            self.engine.forget()
+
     def same(self, one, other, what):
         """Tokens of two runs are equal, or part where two are equally probable. Returns whether
         they are equal."""

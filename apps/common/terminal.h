@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 #include <chrono>
 #include <string>
-#include <vector>
 #include <string_view>
+#include <vector>
 
 #include "oscar/base/error.h"
 

@@ -2,7 +2,7 @@
 """The forward pass and its statistics against transformers, on random checkpoints of every family.
 
 Each model is written with both styles of config.json; tolerances: mean NLL 1e-5 relative, logits
-2e-5 of max |logit|, every moment and sum of every layer and head 1e-6 relative (Frobenius). Then
+1e-4 of max |logit|, every moment and sum of every layer and head 1e-5 relative (Frobenius). Then
 deliberate mistakes are made on the reference side, and the same comparison must fail.
 """
 import json

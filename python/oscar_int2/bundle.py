@@ -139,8 +139,10 @@ _ROPE_DEFAULTS = {"partial_rotary_factor": 1.0}  # of what bundles leave out
 
 
 def _rope_of(config):
-    """RoPE of a config as transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters) say."""
+    """RoPE of a config as transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters) say. Of a config with a
+    RoPE for each kind of layer, that of layers that see all tokens."""
     found = dict(getattr(config, "rope_parameters", None) or {})
+    found = dict(found.get("full_attention") or found)
     if not found:
         found = dict(getattr(config, "rope_scaling", None) or {})
         found.setdefault("rope_theta", getattr(config, "rope_theta", None))

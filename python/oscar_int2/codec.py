@@ -59,9 +59,9 @@ class StepTables:
 class _Pages:
     """What every codec shares: shapes, and the operators that read and write pages."""
 
-    def __init__(self, layer_id, num_kv_heads, head_dim, format, device):
+    def __init__(self, layer_id, num_kv_heads, head_dim, format, device, sm_scale=None):
         self.layer_id, self.num_kv_heads, self.head_dim = layer_id, num_kv_heads, head_dim
-        self.format, self.sm_scale = format, head_dim**-0.5
+        self.format, self.sm_scale = format, head_dim**-0.5 if sm_scale is None else sm_scale
         self.device = torch.device(device)
         self.numbers, self.recipe = format.numbers(), []  # as operators take them
         self.page_bytes = ops.page_bytes(head_dim, self.numbers)
@@ -142,13 +142,14 @@ class LayerCodec(_Pages):
     """The transforms and the row recipe of one layer of a bundle, on one device.
 
     `heads`: the KV heads that this process serves, as a slice; the query heads are theirs. `positions`:
-    that requests may reach, where these are more than the bundle's.
+    that requests may reach, where these are more than the bundle's. `sm_scale`: of the model's logits;
+    None: 1 / sqrt(head_dim).
     """
 
-    def __init__(self, bundle, layer_id, device, heads=slice(None), positions=0):
+    def __init__(self, bundle, layer_id, device, heads=slice(None), positions=0, sm_scale=None):
         layer = bundle.layers[layer_id]
         super().__init__(layer_id, len(range(layer.num_kv_heads)[heads]), layer.head_dim, bundle.quantizer,
-                         device)
+                         device, sm_scale)
         self.key_centers = key_center_table(bundle, layer_id, positions)
         if self.key_centers is not None:
             self.key_centers = self.key_centers[:, heads].contiguous().to(device)

@@ -127,6 +127,19 @@ TEST(BackendPlan, WhateverABackendLacksIsNamed) {
   EXPECT_EQ(kind_of(plan_of("vllm-pr46774", balanced)), ObstacleKind::kPartner);
 }
 
+TEST(BackendPlan, LayersThatHoldNo2BitRowsStandInTheWayOfOtherServersAlone) {
+  for (const AttentionKind kind : {AttentionKind::kLocal, AttentionKind::kNone}) {
+    Bundle bundle = plain_bundle();
+    const BackendVerdict before = plan_of("oscar_int2", bundle).verdict();
+    EXPECT_NE(before, BackendVerdict::kCannot);
+    bundle.layers[1].geometry.attention = kind;
+    EXPECT_EQ(kind_of(plan_of("oscar_int2", bundle)), ObstacleKind::kSlidingLayers) << "in 2 bits";
+    bundle.layers[1].geometry.quantized = false;
+    EXPECT_EQ(plan_of("oscar_int2", bundle).verdict(), before);
+    EXPECT_EQ(kind_of(plan_of("sglang-v1", bundle)), ObstacleKind::kSlidingLayers);
+  }
+}
+
 TEST(BackendPlan, WhatNothingOfTheBundleCanRunIsRefusedWithTheReason) {
   const auto expect_refused = [](ObstacleKind kind, const std::string& line,
                                  const std::function<void(Bundle&)>& change) {

@@ -112,14 +112,17 @@ def turned(x, angle):
 
 def centers_of_rows(side, rows, rule):
     """For rows [H, N, d] in the cache's basis, the nearer center of the segment that their page lies in."""
-    chosen = torch.zeros_like(rows)
+    chosen, places = torch.zeros_like(rows), {}
     for token in range(rows.shape[1]):
         page = max(0, token - rule.sink) // 64
         segment = min((rule.offset + rule.sink + 64 * page + 32) // 1024, rule.last_segment)
-        angle = (1024 * segment + 511.5) * rule.inv_freq
-        here = turned(side.centers.double(), angle) - side.mean[:, None].double()
-        here = torch.einsum("hjd,hde->hje", here, side.forward.double()).to(torch.bfloat16).double()
-        here[(side.centers == 0).all(-1).all(-1)] = 0
+        if segment not in places:
+            angle = (1024 * segment + 511.5) * rule.inv_freq
+            here = turned(side.centers.double(), angle) - side.mean[:, None].double()
+            here = torch.einsum("hjd,hde->hje", here, side.forward.double()).to(torch.bfloat16).double()
+            here[(side.centers == 0).all(-1).all(-1)] = 0
+            places[segment] = here
+        here = places[segment]
         row = rows[:, token].to(torch.bfloat16).double()
         distance = ((row[:, None] - here) ** 2).sum(-1)
         second = distance[:, 1] < distance[:, 0]

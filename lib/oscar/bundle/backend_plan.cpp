@@ -208,10 +208,11 @@ Found obstacle_to_all(const Backend& backend, const Bundle& bundle) {
   }
   for (const LayerTransforms& layer : bundle.layers) {
     const AttentionKind kind = layer.geometry.attention;
+    if (backend.other_layers && !layer.geometry.quantized) continue;
     if (kind == AttentionKind::kNone) {
       return Obstacle{kSlidingLayers, "takes no layers without keys and values of their own"};
     }
-    if (kind != AttentionKind::kFull && !backend.sliding_layers) {
+    if (kind != AttentionKind::kFull) {
       return Obstacle{kSlidingLayers, "takes no layers with a sliding window"};
     }
   }
@@ -529,7 +530,7 @@ Json describe(const Backend& backend) {
           {"head_dim_multiple", backend.head_dim_multiple},
           {"largest_head_dim", backend.largest_head_dim},
           {"power_of_two_head", backend.power_of_two_head},
-          {"sliding_layers", backend.sliding_layers},
+          {"other_layers", backend.other_layers},
           {"architectures", backend.architectures}};
 }
 
@@ -576,8 +577,9 @@ std::string backends_text() {
     add_line(text, "  head_dim", head_dims(j));
     add_line(text, "  models",
              fmt::format("{}, {}", j["architectures"].empty() ? "any" : joined(j["architectures"]),
-                         j["sliding_layers"].get<bool>() ? "also with sliding windows"
-                                                         : "full attention in every layer"));
+                         j["other_layers"].get<bool>()
+                             ? "beside full attention windows in BF16 and linear attention"
+                             : "full attention in every layer"));
     add_line(text, "  source", word("source"));
   }
   return text;

@@ -85,6 +85,7 @@ std::vector<Backend> make_table() {
        .clip = ClipScope::kHead,
        .head_dim_multiple = 64,
        .power_of_two_head = true,
+       .other_layers = true,
        .architectures = {}},
       sglang_v1(),
       sglang_v2(),

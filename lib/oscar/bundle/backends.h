@@ -59,7 +59,7 @@ struct Backend {
   int window_multiple = 1;  // of sink and recent tokens
   int head_dim_multiple = 4, largest_head_dim = kMaxHeadDim;
   bool power_of_two_head = false;
-  bool sliding_layers = false;             // beside full attention
+  bool other_layers = false;               // beside full attention: windows in BF16, no rows at all
   std::vector<std::string> architectures;  // empty: any
 };
 

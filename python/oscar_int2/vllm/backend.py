@@ -29,6 +29,7 @@ from .._library import PAGE_TOKENS
 from ..codec import LayerCodec, LayerPages, StepTables
 from ..errors import UnsupportedError
 from . import adapter as installed_adapter, settings
+from .layers import check_layer
 from .prompts import Prompts, causal_attention, sort_prompts
 from .refusals import NO_LOGITS
 from .steps import (MOST_QUERIES, NOBODY, Batch, Decodes, RequestTables, ragged, takes_pinned,
@@ -109,7 +110,6 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        settings.check(vllm_config)
         layers = vllm_config.compilation_config.static_forward_context
         self.layers = [layers[name].impl for name in layer_names]
         self.format = settings.cache_format(vllm_config)
@@ -128,11 +128,12 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
 
     def _say_sizes(self, most):
         impl, spec = self.layers[0], self.kv_cache_spec
-        window = impl.window_bytes * len(self.layers)
+        layers = sum(isinstance(getattr(layer, "impl", None), OscarAttention) for layer in impl.layers.values())
+        window = impl.window_bytes * layers
         # At a level that many servers show: the proof that this is not BF16.
         logger.warning_once(
             "OSCAR INT2 is on: %d layers hold 2-bit rows, %s",
-            len(self.layers), " ".join(f"{k}={v}" for k, v in settings.facts(self.vllm_config).items()))
+            layers, " ".join(f"{k}={v}" for k, v in settings.facts(self.vllm_config).items()))
         if impl.loaded is None:
             logger.warning_once("OSCAR INT2: weights were not compared with the bundle's, since "
                                 "--load-format %s loads them in a way of its own",
@@ -269,8 +270,8 @@ class OscarAttention(AttentionImpl):
                  attn_type="decoder", kv_sharing_target_layer_name=None, **others):
         config = get_current_vllm_config()
         settings.check(config)
-        settings.check_layer(
-            head_size, scale, alibi_slopes=alibi_slopes, sliding_window=sliding_window,
+        check_layer(
+            scale, alibi_slopes=alibi_slopes, sliding_window=sliding_window,
             logits_soft_cap=logits_soft_cap, attn_type=attn_type, others=others,
             kv_sharing_target_layer_name=kv_sharing_target_layer_name)
         adapter.follow_worker()
@@ -306,7 +307,7 @@ class OscarAttention(AttentionImpl):
         layer_id = extract_layer_index(name)
         self.first_head = first_kv_head(self.bundle.layers[layer_id].num_kv_heads,
                                         get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank())
-        self.codec = LayerCodec(self.bundle, layer_id, device, positions=self.positions,
+        self.codec = LayerCodec(self.bundle, layer_id, device, positions=self.positions, sm_scale=self.scale,
                                 heads=slice(self.first_head, self.first_head + self.num_kv_heads))
         shape = (self.slots, self.num_kv_heads, format.sink_tokens + format.ring_tokens(1 + self.drafts),
                  self.head_size)

@@ -3,7 +3,7 @@
 | method | process | what it does besides |
 |---|---|---|
 | EngineArgs.create_engine_config | each that reads an engine's arguments | the bundle into the configuration, defaults and refusals |
-| Attention.__init__ | a worker's | our backend |
+| Attention.__init__ | a worker's | our backend for layers that hold 2-bit rows |
 | base_loader.process_weights_after_loading | a worker's | compares weights with the bundle's |
 | Scheduler.__init__ | the scheduler's | makes PrefixManager the manager of our blocks, and Prefixes of what they share |
 | Scheduler.add_request | the scheduler's | says once what log probabilities of prompts are |
@@ -13,6 +13,7 @@
 | EngineCore.__init__ | the scheduler's | the bundle in the keys of blocks; the self-check, if it is asked for |
 | OutputProcessor.process_outputs | the API server's | answers with the reason, where vLLM has no RequestError |
 | StatLoggerManager.__init__, .record | that of /metrics | publishes what was counted |
+| GPUModelRunner.get_kv_cache_spec (both runners) | a worker's | blocks of equal bytes for all layers |
 | GPUModelRunner._update_states (first runner) | a worker's | tells the builder which request is where in the batch |
 | GPUModelRunner.finish_requests, .add_requests, .prepare_attn (second runner) | a worker's | the same |
 | GPUModelRunner._bookkeeping_sync (first), .sample (second) | a worker's | reads which requests have a refused row |
@@ -38,7 +39,7 @@ from vllm.logger import init_logger
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from ..errors import UnsupportedError
-from . import settings, versions
+from . import layers, settings, versions
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -129,6 +130,8 @@ def _follow_layers():
     from vllm.model_executor.layers.attention.attention import Attention
 
     def make_init(original):
+        parameters = inspect.signature(original)
+
         def __init__(self: Attention, *args, attn_backend: type[AttentionBackend] | None = None, **options):
             config = get_current_vllm_config()
             # Layers of drafts have tags of their own, and keep the backend that vLLM gives them.
@@ -136,9 +139,15 @@ def _follow_layers():
                 if attn_backend is not None:
                     raise UnsupportedError(f"the INT2 cache does not serve attention with a backend of "
                                            f"its own, {attn_backend.get_name()}")
-                from .backend import backend_of
+                given = parameters.bind(self, *args, **options).arguments
+                window, cache = given.get("per_layer_sliding_window"), given.get("cache_config")
+                if window is None and cache is not None:
+                    window = cache.sliding_window
+                if layers.holds_int2(settings.bundle(config), given.get("prefix", ""), window,
+                                     given.get("kv_sharing_target_layer_name")):
+                    from .backend import backend_of
 
-                attn_backend = backend_of(config)
+                    attn_backend = backend_of(config)
             original(self, *args, attn_backend=attn_backend, **options)
 
         return __init__
@@ -374,6 +383,7 @@ def _follow_first_runner(owner: type[FirstRunner]):
 
     replace(owner, owner._update_states, make_update)
     replace(owner, owner._bookkeeping_sync, make_bookkeeping)
+    _unify_blocks(owner)
     _send_notes(owner)
 
 
@@ -424,7 +434,28 @@ def _follow_second_runner(owner: type[SecondRunner]):
     replace(owner, owner.add_requests, make_add)
     replace(owner, owner.prepare_attn, make_prepare)
     replace(owner, owner.sample, make_read)
+    _unify_blocks(owner)
     _send_notes(owner)
+
+
+def _unify_blocks(owner: type[FirstRunner] | type[SecondRunner]):
+    from .specs import unified
+
+    def make_spec(original):
+        def get_kv_cache_spec(self):
+            specs = original(self)
+            if not settings.serves_int2(self.vllm_config):
+                return specs
+            found = unified(specs)
+            if found is not specs and settings.drafts(self.vllm_config):
+                raise UnsupportedError("the INT2 cache does not serve drafts by a model with windows or linear "
+                                       "attention")
+            return found
+
+        return get_kv_cache_spec
+
+    # Of either kind, which pyright does not see as one function.
+    replace(owner, owner.get_kv_cache_spec, make_spec)  # pyright: ignore[reportArgumentType]
 
 
 def _send_notes(owner: type[FirstRunner] | type[SecondRunner]):
@@ -445,7 +476,7 @@ def _send_notes(owner: type[FirstRunner] | type[SecondRunner]):
     def make_sample(original):
         def sample_tokens(self, *args, **options):
             output = original(self, *args, **options)
-            for builder in _builders(self):  # one has all our layers
+            for builder in _builders(self):
                 output = refusals.send(output, builder.take_notes())
             return output
 

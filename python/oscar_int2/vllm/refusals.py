@@ -35,8 +35,11 @@ def send(output, notes):
     """Adds NOTES to a step's output. `notes`: (request ids, their bits, which are on the host as soon as
     the step's tokens are there); None: the step had no tokens."""
     def noted(done):
-        found = zip(notes[0], notes[1].tolist())
-        setattr(done, NOTES, {request: bits for request, bits in found if bits})
+        found = dict(getattr(done, NOTES, {}))  # of other groups of layers
+        for request, bits in zip(notes[0], notes[1].tolist()):
+            if bits:
+                found[request] = found.get(request, 0) | bits
+        setattr(done, NOTES, found)
         return done
 
     if notes is None:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from .. import weights
 from .._library import PAGE_TOKENS
 from ..bundle import load
-from ..cache import check_served
-from ..codec import is_served_scale
 from ..errors import BundleError, UnsupportedError
+from . import layers, versions
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -146,7 +145,7 @@ def _stamp(path):
 @functools.lru_cache(maxsize=2)
 def _load(path, stamp):
     found = load(path)
-    check_served(found)
+    layers.check_served(found)
     if found.quantizer.sink_tokens % PAGE_TOKENS:
         raise UnsupportedError(
             f"{path} keeps {found.quantizer.sink_tokens} first tokens exact; in vLLM, whose blocks "
@@ -207,8 +206,10 @@ def defaults(args: EngineArgs, chosen: Entry) -> dict[str, Any]:
         ("max_num_seqs", args.max_num_seqs, DEFAULT_MAX_NUM_SEQS)) if given is None}
     found = _load(chosen["bundle"], _stamp(chosen["bundle"]))
     shared = args.enable_prefix_caching  # also where it is open: vLLM writes its choice into the arguments
-    if shared is None and not found.quantizer.sink_tokens:
-        logger.warning("OSCAR INT2: prefix caching is off, since %s keeps no first tokens exact", found.path)
+    why = ("keeps no first tokens exact" if not found.quantizer.sink_tokens else
+           "has layers without 2-bit rows" if layers.has_others(found) else None)
+    if shared is None and why:
+        logger.warning("OSCAR INT2: prefix caching is off, since %s %s", found.path, why)
         shared = False
     return ours | {"enable_prefix_caching": shared}
 
@@ -216,7 +217,10 @@ def defaults(args: EngineArgs, chosen: Entry) -> dict[str, Any]:
 def check(config: VllmConfig):
     """Raises UnsupportedError or BundleMismatchError unless this VllmConfig can be served."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
-    attention = config.attention_config
+    attention, images = config.attention_config, model.multimodal_config
+    int2 = [layer for layer in bundle(config).layers.values() if layers.is_int2(layer)]
+    mixed = model.is_hybrid or layers.has_others(bundle(config))
+    others = "a model with windows or linear attention"
     backend = getattr(attention.backend, "name", None)
     refused = (
         (f"--attention-backend {backend}", backend not in (None, "CUSTOM"), "leave it out"),
@@ -239,7 +243,7 @@ def check(config: VllmConfig):
         ("LoRA adapters, which are other weights than the bundle was calibrated on",
          config.lora_config and weights_of(config) != weights.ANY, f"{WEIGHTS}=any serves them"),
         ("more ranks of tensor parallelism than KV heads",
-         parallel.tensor_parallel_size > min(layer.num_kv_heads for layer in bundle(config).layers.values()), ""),
+         parallel.tensor_parallel_size > min(layer.num_kv_heads for layer in int2), ""),
         ("data parallelism", parallel.data_parallel_size > 1, "one server a GPU"),
         ("context parallelism", max(parallel.decode_context_parallel_size,
                                     parallel.prefill_context_parallel_size) > 1, ""),
@@ -249,7 +253,16 @@ def check(config: VllmConfig):
         ("sleep mode", model.enable_sleep_mode, ""),
         ("pooling", model.runner_type != "generate", ""),
         ("an encoder-decoder model", model.is_encoder_decoder, ""),
-        ("a hybrid model", model.is_hybrid, ""),
+        (f"prefix caching of {others}", mixed and cache.enable_prefix_caching, "--no-enable-prefix-caching"),
+        (f"drafts for {others}", mixed and config.speculative_config, ""),
+        (f"tensor and pipeline parallelism of {others}",
+         mixed and max(parallel.tensor_parallel_size, parallel.pipeline_parallel_size) > 1, "one GPU"),
+        (f"--disable-hybrid-kv-cache-manager with {others}",
+         mixed and config.scheduler_config.disable_hybrid_kv_cache_manager, "leave it out"),
+        ("linear attention in the second model runner", model.is_hybrid and config.use_v2_model_runner,
+         "VLLM_USE_V2_MODEL_RUNNER=0"),
+        (f"{others} outside version 0.26", mixed and versions.adapter_name() != "adapter_0_26", ""),
+        ("inputs other than text", images is not None and not images.language_model_only, "--language-model-only"),
         ("MLA", model.use_mla, ""),
         ("attention that is not causal", attention.use_non_causal, ""),
         ("backends by kind of layer", attention.backend_per_kind, ""))
@@ -258,16 +271,3 @@ def check(config: VllmConfig):
             raise UnsupportedError(f"the INT2 cache does not serve {what} in vLLM"
                                    f"{f'; {instead}' if instead else ''}")
     bundle(config).check_model(model.hf_text_config)
-
-
-def check_layer(head_dim, scale, *, alibi_slopes, sliding_window, logits_soft_cap, attn_type,
-                kv_sharing_target_layer_name, others):
-    """Raises UnsupportedError unless this attention layer is plain causal attention."""
-    refused = (("ALiBi", alibi_slopes is not None), ("a sliding window", sliding_window is not None),
-               ("a soft cap of logits", logits_soft_cap), ("KV sharing", kv_sharing_target_layer_name),
-               (f"attention of type {attn_type}", attn_type != "decoder"),
-               (f"a softmax scale of {scale}", not is_served_scale(scale, head_dim)),
-               *((f"attention with {other}", value is not None) for other, value in others.items()))
-    for what, found in refused:
-        if found:
-            raise UnsupportedError(f"the INT2 cache does not serve {what}")

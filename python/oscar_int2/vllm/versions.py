@@ -27,6 +27,7 @@ ENGINE = {
     "vllm.v1.metrics.loggers:StatLoggerManager.record": "scheduler_stats iteration_stats",
 }
 FIRST_RUNNER = {
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.get_kv_cache_spec": "",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states": "scheduler_output",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync":
         "scheduler_output sampler_output logits hidden_states",
@@ -34,6 +35,7 @@ FIRST_RUNNER = {
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens": "",
 }
 SECOND_RUNNER = {
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.get_kv_cache_spec": "",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.finish_requests": "scheduler_output",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.add_requests": "scheduler_output",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.prepare_attn": "input_batch",

@@ -1,13 +1,19 @@
 """What attention of a prompt in chunks has to give: recorded from an engine, and worked out in float64."""
 import torch
 
+# Of an output row, in shares of what its values weigh: the weights and the row are rounded to bf16,
+# 2^-9 each.
+ROUNDINGS = 2 / 2**9
+
 
 class Recorder:
-    """Records what one layer of an engine gets and gives, while it runs one request alone."""
+    """Records what one layer of an engine gets and gives, while it runs one request alone. `codec`: what its
+    rows have to be coded by; None: what it codes by."""
 
-    def __init__(self, engine, layer):
+    def __init__(self, engine, layer, codec=None):
         self.windows, self.layer = engine.builder.format, layer
         self.impl, self.steps = engine.builder.layers[layer], []
+        self.codec = codec or self.impl.codec
 
     def __enter__(self):
         from oscar_int2.vllm import adapter
@@ -36,7 +42,7 @@ class Recorder:
         from oscar_int2 import ops
 
         q, k, v, out = (torch.cat(rows) for rows in zip(*self.steps))
-        codec = self.impl.codec
+        codec = self.codec
         turned = codec.transform_qkv(q, k, v)
         int2 = self._int2_rows(codec, *turned[1:])
         begin = reading = 0

@@ -15,12 +15,8 @@ from unittest import mock
 
 import vllm_case as case
 import torch
-from chunk_reference import Recorder
+from chunk_reference import ROUNDINGS, Recorder
 from vllm_case import DRIFT, needs_vllm, vllm
-
-# Of an output row, in shares of what its values weigh: the weights and the row are rounded to bf16,
-# 2^-9 each.
-ROUNDINGS = 2 / 2**9
 
 
 @contextlib.contextmanager
@@ -417,20 +413,22 @@ class Refusals(unittest.TestCase):
 
     def test_layers_with_other_attention_are_refused_by_name(self):
         from oscar_int2 import UnsupportedError
-        from oscar_int2.vllm.settings import check_layer
+        from oscar_int2.vllm.layers import check_layer
 
         plain = {"alibi_slopes": None, "sliding_window": None, "logits_soft_cap": None,
                  "attn_type": "decoder", "kv_sharing_target_layer_name": None, "others": {}}
-        check_layer(128, 128**-0.5, **plain)
+        for scale in (128**-0.5, 0.1):
+            check_layer(scale, **plain)
         for change, word in (({"alibi_slopes": [1.0]}, "ALiBi"), ({"sliding_window": 99}, "window"),
                              ({"logits_soft_cap": 50.0}, "soft cap"),
                              ({"kv_sharing_target_layer_name": "x"}, "KV sharing"),
                              ({"attn_type": "encoder"}, "encoder"),
                              ({"others": {"sinks": 1}}, "sinks")):
             with self.subTest(**change), self.assertRaisesRegex(UnsupportedError, word):
-                check_layer(128, 128**-0.5, **(plain | change))
-        with self.assertRaisesRegex(UnsupportedError, "softmax scale"):
-            check_layer(128, 0.1, **plain)
+                check_layer(128**-0.5, **(plain | change))
+        for scale in (0.0, -0.1, float("nan"), float("inf")):
+            with self.assertRaisesRegex(UnsupportedError, "softmax scale"):
+                check_layer(scale, **plain)
 
     def test_a_bundle_that_is_missing_or_of_another_model_is_an_error(self):
         from oscar_int2 import BundleError, BundleMismatchError

@@ -141,22 +141,23 @@ class Records(logging.Handler):
 
 
 class Engine:
-    """vLLM's engine with the plugin, in this process."""
+    """vLLM's engine with the plugin, in this process. `ids`: texts, where the model has no tokenizer."""
 
-    def __init__(self, **options):
+    def __init__(self, model=MODEL, ids=None, **options):
         from vllm.engine.arg_utils import EngineArgs
 
-        options = {**OPTIONS, **options}
-        EngineArgs(str(MODEL), **options).create_engine_config()  # may set up the logger anew
+        options = {**OPTIONS, "skip_tokenizer_init": ids is not None, **options}
+        EngineArgs(str(model), **options).create_engine_config()  # may set up the logger anew
         self.log = Records()
         logging.getLogger("vllm").addHandler(self.log)
-        self.llm = vllm.LLM(str(MODEL), **options)
+        self.llm = vllm.LLM(str(model), **options)
         self.core = self.llm.llm_engine
         self.scheduler = self.core.engine_core.engine_core.scheduler
         self.runner = self.core.model_executor.driver_worker.worker.model_runner
         [self.builder] = [builder for groups in self.runner.attn_groups for group in groups
                           for builder in group.metadata_builders if hasattr(builder, "sink_blocks")]
-        self.texts = texts(self.llm.get_tokenizer())
+        self.texts = texts(self.llm.get_tokenizer()) if ids is None else ids
+        self.detokenizes = ids is None
         self.count = 0
         self.cached = {}  # tokens of prompts that came from shared blocks, by id of finished requests
 
@@ -168,7 +169,7 @@ class Engine:
         self.count += 1
         name = f"request-{self.count}"
         parameters = vllm.SamplingParams(**{"temperature": 0, "ignore_eos": True, "logprobs": 20,
-                                                 "max_tokens": tokens, **options})
+                                                 "max_tokens": tokens, "detokenize": self.detokenizes, **options})
         given = ({"prompt_token_ids": prompt} if embeddings is None
                  else {"prompt_embeds": embeddings})
         self.core.add_request(name, given, parameters)

@@ -1,0 +1,369 @@
+#!/usr/bin/env python3
+"""Models of which some layers hold no 2-bit rows: windows in BF16 (Gemma 3), linear attention (Qwen3.5, Qwen3-Next).
+
+Random models. What a layer holds and gives is held against float64, and answers against the definition of the
+cache, which is worked out in float32 without the plugin."""
+import contextlib
+import dataclasses
+import re
+import types
+import unittest
+from unittest import mock
+
+import vllm_case as case
+import family_case as family
+import torch
+from vllm_case import needs_vllm
+
+
+class Mixed(case.EngineTest):
+    """One engine, for all cases of a model. Each subclass names the model."""
+
+    name, options, layers, kept = "", {}, (), ()
+
+    @classmethod
+    def setUpClass(cls):
+        cls.stack = contextlib.ExitStack()
+        cls.family, cls.engine = cls.stack.enter_context(family.serving(cls.name, **cls.options))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.stack.close()
+
+    def test_each_layer_holds_its_own_rows_and_attends_to_them(self):
+        engine = self.engine
+        for index, layer_id in enumerate(self.layers):
+            self.assertEqual(engine.builder.layers[index].codec.layer_id, layer_id)
+            family.check_attention(engine, self.family.bundle, index, layer_id, engine.prompt(index, 640))
+
+    def test_another_layers_transforms_would_be_seen(self):
+        with self.assertRaisesRegex(AssertionError, "bytes of pages differ"):
+            family.check_attention(self.engine, self.family.bundle, 0, self.layers[1], self.engine.prompt(0, 640))
+
+    def test_requests_that_come_and_go_follow_the_definition(self):
+        engine, finished, requests = self.engine, {}, {}
+        for number, length, tokens in ((0, 470, 16), (1, 400, 14), (2, 420, 14)):
+            requests[engine.add(engine.prompt(number, length), tokens)] = engine.prompt(number, length)
+            for _ in range(3):
+                engine.step(finished)
+        finished |= engine.run()
+        apart, exact = zip(*(self.family.distances(prompt, finished[name]) for name, prompt in requests.items()))
+        self.assertLess(sum(apart), family.SHARE * sum(exact), f"from the definition {apart}, from BF16 {exact}")
+
+    def check_chunks(self):
+        """Chunks of several prompts beside decodes give what single runs in such chunks do."""
+        engine, finished, requests = self.engine, {}, {}
+        with engine.in_chunks(150, of_one=60):
+            for number, length, tokens in ((0, 500, 14), (1, 420, 10), (2, 450, 6)):
+                requests[engine.add(engine.prompt(number, length), tokens)] = number, length, tokens
+                for _ in range(6):
+                    engine.step(finished)
+            finished |= engine.run()
+            for name, (number, length, tokens) in requests.items():
+                self.same(finished[name], engine.alone(engine.prompt(number, length), tokens), f"text {number}")
+
+    def check_preemption(self):
+        """A preempted request reads its prompt and its answer so far anew, as a prompt."""
+        engine, preempted, finished = self.engine, {}, {}
+        preempt = engine.scheduler._preempt_request
+
+        def note(request, *args, **options):
+            preempted[tuple(request.prompt_token_ids)] = request.num_tokens - request.num_prompt_tokens
+            return preempt(request, *args, **options)
+
+        prompts = [engine.prompt(i, 755) for i in range(3)]
+        pool = engine.scheduler.kv_cache_manager.block_pool
+        with mock.patch.object(engine.scheduler, "_preempt_request", note):
+            names = [engine.add(prompt, 20) for prompt in prompts]
+            for _ in range(4):
+                engine.step(finished)
+            taken = pool.get_new_blocks(pool.get_num_free_blocks() - 1)  # then 769 tokens need one more each
+            while engine.step(finished):
+                if preempted and taken:
+                    pool.free_blocks(taken)
+                    taken = []
+        self.assertTrue(preempted)
+        for prompt, name in zip(prompts, names):
+            ids, logprobs = list(finished[name].token_ids), finished[name].logprobs
+            again = preempted.get(tuple(prompt), len(ids))
+            for first, end in ((0, again), (again, len(ids))):
+                if end > first:
+                    part = types.SimpleNamespace(token_ids=ids[first:end], logprobs=logprobs[first:end])
+                    self.same(part, engine.alone(prompt + ids[:first], end - first), f"from token {first}")
+
+    def check_refusals(self):
+        from oscar_int2 import UnsupportedError
+        from oscar_int2.vllm import settings, versions
+        from vllm.config import VllmConfig
+        from vllm.engine.arg_utils import EngineArgs
+
+        options = {**case.OPTIONS, **self.options, "skip_tokenizer_init": True,
+                   "language_model_only": "whole" in self.name}
+
+        def config(**changes):
+            with case.bundle_variable(self.family.path):
+                return EngineArgs(str(self.family.folder), **{**options, **changes}).create_engine_config()
+
+        for changes, words in (
+                ({"enable_prefix_caching": True}, "prefix caching .* windows or linear .*no-enable-prefix-caching"),
+                ({"disable_hybrid_kv_cache_manager": True}, "--disable-hybrid-kv-cache-manager"),
+                ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+                 "drafts for a model with windows")):
+            with self.subTest(**changes), self.assertRaisesRegex(UnsupportedError, words):
+                config(**changes)
+        made = config()
+        if made.model_config.is_hybrid:
+            with mock.patch.object(VllmConfig, "use_v2_model_runner", True), self.assertRaisesRegex(
+                    UnsupportedError, "linear attention in the second model runner.*VLLM_USE_V2_MODEL_RUNNER=0"):
+                settings.check(made)
+        for owner, name, value, words in (
+                (made.parallel_config, "tensor_parallel_size", 2, "tensor and pipeline parallelism of a model with w"),
+                (made.parallel_config, "pipeline_parallel_size", 2, "tensor and pipeline parallelism"),
+                (versions, "adapter_name", lambda: "adapter_0_33", "linear attention outside version 0.26"),
+                (made.model_config, "multimodal_config", types.SimpleNamespace(language_model_only=False),
+                 "other than text in vLLM; --language-model-only")):
+            with self.subTest(name), mock.patch.object(owner, name, value), \
+                    self.assertRaisesRegex(UnsupportedError, words):
+                settings.check(made)
+        settings.check(made)
+
+    def others(self):
+        """The layers that hold no 2-bit rows: vLLM's own."""
+        from oscar_int2.vllm.backend import OscarAttention
+
+        layers = self.engine.core.vllm_config.compilation_config.static_forward_context
+        others = {name: layer for name, layer in layers.items()
+                  if not isinstance(getattr(layer, "impl", None), OscarAttention)
+                  and getattr(layer, "kv_cache", None) is not None and re.search(r"layers\.\d+", name)}
+        self.assertEqual(sorted(int(re.search(r"layers\.(\d+)", name)[1]) for name in others), sorted(self.kept))
+        return others.values()
+
+    def check_pool(self, page, least, window):
+        """What the log says of the pool is what its bytes hold. `page`: bytes of a page of a layer; `least`: of a
+        state, or of the smallest block of a window; `window`: a function of the groups of other layers, their
+        blocks of a request of max_model_len tokens."""
+        engine = self.engine
+        config = engine.scheduler.kv_cache_config
+        pages = -(-least // page)
+        groups = [group.kv_cache_spec for group in config.kv_cache_groups]
+        self.assertEqual({spec.page_size_bytes for spec in groups}, {pages * page})
+        int2 = [spec for spec in groups if hasattr(spec, "format")]
+        self.assertEqual([(spec.block_size, spec.page_size_padded) for spec in int2], [(64 * pages, None)])
+        blocks = engine.core.vllm_config.cache_config.kv_cache_memory_bytes // (pages * page * len(self.layers))
+        self.assertEqual(config.num_blocks, blocks)
+        longest = case.MAX_MODEL_LEN
+        request = -(-longest // (64 * pages)) + sum(map(window, (s for s in groups if not hasattr(s, "format"))))
+        held = int(engine.log.find(r"KV cache size: ([\d,]+) tokens")[1].replace(",", ""))
+        self.assertEqual(held, int(blocks / request * longest))
+        for layer in engine.builder.layers:
+            name = next(n for n, module in layer.layers.items() if getattr(module, "impl", None) is layer)
+            pool = layer.layers[name].kv_cache
+            self.assertEqual(tuple(pool.shape), (blocks * pages, 2, page // 2))
+            self.assertTrue(pool.is_contiguous())
+        engine.log.find(rf"OSCAR INT2: blocks of 64 tokens take {page} bytes a layer")
+        engine.log.find(rf"OSCAR INT2 is on: {len(self.layers)} layers hold 2-bit rows")
+
+
+def page_of(heads, head_dim):
+    """Bytes of 64 tokens of 2-bit keys and values, a group of head_dim each: codes, and fp16 scale and zero."""
+    return 64 * heads * 2 * (head_dim // 4 + 4)
+
+
+@needs_vllm
+class LinearAttention(Mixed):
+    """Qwen3.5: gated DeltaNet in two of three layers, an output gate and partial RoPE in the others."""
+
+    name, layers, kept = "qwen3_5 whole", (2, 5), (0, 1, 3, 4)
+    page = page_of(2, 32)
+    state = 4 * 32 * 32 * 4 + 3 * (2 * 2 * 32 + 4 * 32) * 2  # DeltaNet's in float32, and three columns of bf16
+    options = {"mamba_ssm_cache_dtype": "float32", "kv_cache_memory_bytes": 30 * 2 * 6 * page}
+
+    def test_the_pool_holds_what_its_bytes_do(self):
+        self.check_pool(self.page, self.state, lambda spec: 1)
+
+    def test_other_layers_keep_their_state(self):
+        for layer in self.others():
+            self.assertEqual(layer.kv_cache[1].dtype, torch.float32)
+
+    def test_chunks_beside_decodes_give_the_tokens_of_single_runs(self):
+        self.check_chunks()
+
+    def test_preempted_requests_begin_again_and_get_the_same_tokens(self):
+        self.check_preemption()
+
+    def test_what_such_models_are_not_served_with_is_refused_by_name(self):
+        self.check_refusals()
+
+
+@needs_vllm
+class ManyExperts(Mixed):
+    """Qwen3-Next: the same layers with experts."""
+
+    name, layers = "qwen3_next", (2, 5)
+    options = {"mamba_ssm_cache_dtype": "float32", "kv_cache_memory_bytes": 1 << 21}
+
+
+@needs_vllm
+class Windows(Mixed):
+    """Gemma 3: a window of 24 tokens in every other layer, and logits by query_pre_attn_scalar."""
+
+    name, layers, kept = "gemma3", (1, 3), (0, 2)
+    page = page_of(2, 32)
+    options = {"kv_cache_memory_bytes": 100 * 2 * 3 * page}
+
+    def test_the_pool_holds_what_its_bytes_do(self):
+        most = min(23 + self.engine.core.vllm_config.max_in_flight_tokens, case.MAX_MODEL_LEN)
+        self.check_pool(self.page, 32 * 2 * 2 * 32 * 2, lambda spec: -(-most // 32) + 1)
+
+    def test_other_layers_run_on_vllms_own_backend(self):
+        from vllm.platforms import current_platform
+
+        for layer in self.others():
+            self.assertEqual(layer.sliding_window, 24)
+            if current_platform.is_cpu():
+                self.assertEqual(layer.attn_backend.get_name(), "CPU_ATTN")
+
+    def test_logits_have_the_models_scale(self):
+        self.assertEqual({layer.codec.sm_scale for layer in self.engine.builder.layers}, {20**-0.5})
+
+    def test_chunks_beside_decodes_give_the_tokens_of_single_runs(self):
+        self.check_chunks()
+
+    def test_preempted_requests_begin_again_and_get_the_same_tokens(self):
+        self.check_preemption()
+
+    def test_what_such_models_are_not_served_with_is_refused_by_name(self):
+        self.check_refusals()
+
+
+@needs_vllm
+class Blocks(unittest.TestCase):
+    """Of all layers, without an engine."""
+
+    def specs(self, int2, **others):
+        from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+        window = SlidingWindowSpec(block_size=16, num_kv_heads=2, head_size=128, dtype=torch.bfloat16,
+                                   sliding_window=512)
+        return {"model.layers.0": window, "model.layers.1": int2, **others}
+
+    def int2(self, kind=None, heads=2):
+        from oscar_int2.recipe import CacheFormat
+        from oscar_int2.vllm.specs import SizedSpec
+
+        return (kind or SizedSpec)(block_size=64, num_kv_heads=heads, head_size=128, dtype=torch.uint8,
+                                   format=CacheFormat(), page_bytes=4608)
+
+    def check(self, specs):
+        from vllm.v1.core.kv_cache_utils import unify_kv_cache_spec_page_size
+        from oscar_int2.vllm.specs import unified
+
+        found = unified(specs)
+        size = found["model.layers.1"].page_size_bytes
+        self.assertEqual({spec.page_size_bytes for spec in found.values()}, {size})
+        self.assertEqual(size, found["model.layers.1"].block_size // 64 * 2 * 4608, "bytes of a block's tokens")
+        self.assertIsNone(found["model.layers.1"].page_size_padded)
+        self.assertIs(unify_kv_cache_spec_page_size(found), found, "vLLM pads nothing more")
+        return found
+
+    def test_int2_pages_are_not_padded_to_those_of_a_window(self):
+        found = self.check(self.specs(self.int2()))
+        self.assertEqual((found["model.layers.1"].block_size, found["model.layers.0"].block_size), (256, 32))
+
+    def test_a_state_takes_as_many_pages_as_it_needs(self):
+        from vllm.v1.kv_cache_interface import MambaSpec
+
+        state = MambaSpec(block_size=4096, shapes=((32, 128, 128), (3, 8192)), dtypes=(torch.float32, torch.bfloat16),
+                          page_size_padded=1 << 22)
+        found = self.check(self.specs(self.int2(), state=state))
+        pages = -(-(32 * 128 * 128 * 4 + 3 * 8192 * 2) // 9216)
+        self.assertEqual(found["model.layers.1"].block_size, 64 * pages)
+        self.assertEqual(found["model.layers.0"].block_size, pages * 9216 // 32768 * 32, "rows as fit")
+        self.assertLess(found["state"].page_size_bytes, 1.01 * (32 * 128 * 128 * 4 + 3 * 8192 * 2))
+
+    def test_bytes_that_do_not_grow_with_the_block_would_be_seen(self):
+        from oscar_int2.vllm.specs import SizedSpec
+
+        @dataclasses.dataclass(frozen=True, kw_only=True)
+        class Fixed(SizedSpec):
+            @property
+            def real_page_size_bytes(self):
+                return self.num_kv_heads * self.page_bytes
+
+        with self.assertRaises(AssertionError):
+            self.check(self.specs(self.int2(Fixed)))
+
+    def test_other_kinds_of_caches_are_refused_by_name(self):
+        from oscar_int2 import UnsupportedError
+        from oscar_int2.vllm.specs import unified
+        from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec
+
+        shape = dict(block_size=64, num_kv_heads=2, head_size=128, dtype=torch.bfloat16)
+        for other, word in ((ChunkedLocalAttentionSpec(**shape, attention_chunk_size=64), "ChunkedLocal"),
+                            (FullAttentionSpec(**shape), "FullAttentionSpec"), (self.int2(heads=1), "SizedSpec")):
+            with self.assertRaisesRegex(UnsupportedError, f"model.layers.9 .*{word}"):
+                unified(self.specs(self.int2(), **{"model.layers.9": other}))
+
+    def test_full_attention_alone_stays_as_it_is(self):
+        from oscar_int2.vllm.specs import unified
+        from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+        specs = {"model.layers.0": self.int2(), "draft": FullAttentionSpec(
+            block_size=64, num_kv_heads=2, head_size=128, dtype=torch.bfloat16)}
+        self.assertIs(unified(specs), specs)
+
+
+@needs_vllm
+class Layers(unittest.TestCase):
+    """What a bundle says of a layer, beside what vLLM makes of it."""
+
+    def bundle(self, *changes):
+        from oscar_int2 import load
+
+        found = load(case.BUNDLE)
+        return dataclasses.replace(found, layers={
+            **found.layers, **{i: dataclasses.replace(found.layers[i], **change) for i, change in enumerate(changes)}})
+
+    WINDOW = dict(attention="local", sliding_window=24, quantized=False)
+    NOTHING = dict(attention="none", quantized=False)
+
+    def test_each_layer_gets_what_the_bundle_says(self):
+        from oscar_int2.vllm import layers
+
+        bundle = self.bundle(self.WINDOW, self.NOTHING, dict(attention="sliding", sliding_window=200, quantized=False))
+        layers.check_served(bundle)
+        self.assertTrue(layers.has_others(bundle))
+        self.assertFalse(layers.has_others(self.bundle()))
+        self.assertFalse(layers.holds_int2(bundle, "model.layers.0.self_attn.attn", 24, None))
+        self.assertFalse(layers.holds_int2(bundle, "model.layers.2.self_attn.attn", 200, None))
+        self.assertTrue(layers.holds_int2(bundle, "language_model.model.layers.3.self_attn.attn", None, None))
+
+    def test_a_model_with_other_layers_is_another_model(self):
+        from oscar_int2 import BundleMismatchError, UnsupportedError
+        from oscar_int2.vllm.layers import holds_int2
+
+        bundle = self.bundle(self.WINDOW, self.NOTHING)
+        for prefix, window, shared, error, words in (
+                ("layers.0.attn", 25, None, BundleMismatchError, "layer 0 sees 25 tokens here and 24 in the bundle"),
+                ("layers.0.attn", None, None, BundleMismatchError, "layer 0 sees all tokens"),
+                ("layers.1.attn", None, None, BundleMismatchError, "layer 1 .* no rows of its own"),
+                ("layers.8.attn", None, None, BundleMismatchError, "layer 8 .* there is none"),
+                ("layers.0.attn", 24, "layers.2.attn", UnsupportedError, "KV sharing .* layers.2")):
+            with self.subTest(prefix=prefix, window=window), self.assertRaisesRegex(error, words):
+                holds_int2(bundle, prefix, window, shared)
+
+    def test_bundles_that_vllm_cannot_serve_are_refused_by_name(self):
+        from oscar_int2 import UnsupportedError
+        from oscar_int2.vllm.layers import check_served
+
+        for changes, words in (
+                ([dict(attention="sliding", sliding_window=1024)], "layer 0 .* sliding attention over 1024 tokens, in 2"),
+                ([dict(quantized=False)], "layer 0 .* full attention and is not quantized"),
+                ([dict(attention="local", quantized=False)], "layer 0 .* local attention"),
+                ([self.NOTHING] * 8, "no layer .* holds 2-bit rows")):
+            with self.subTest(words), self.assertRaisesRegex(UnsupportedError, words):
+                check_served(self.bundle(*changes))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

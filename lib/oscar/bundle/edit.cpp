@@ -320,16 +320,22 @@ Rope recorded_rope(const Bundle& input, const std::string& name) {
   // As make_rope wrote it: behind the parameters stands the length that is served, which is none.
   Json parameters = input.model.rope;
   bool interleaved = false;
+  const int64_t fitted = std::max<int64_t>(1, input.position_span);
+  int64_t positions = fitted;
   if (parameters.is_object()) {
+    const Json served = parameters.value("max_positions", Json());
+    if (served.is_number_integer() && served.get<int64_t>() <= kMostPositions) {
+      positions = std::max(positions, served.get<int64_t>());
+    }
     parameters.erase("max_positions");
     // What follows is of transformers' engine: this toolkit's own runs no such model.
     if (parameters.value("rope_type", Json()) == "none") return {};
     interleaved = parameters.value("interleaved", Json()) == true;
     parameters.erase("interleaved");
   }
-  const int64_t positions = std::max<int64_t>(1, input.position_span);
-  Rope rope = make_rope(parameters, input.model.head_dim_k, static_cast<int>(positions), name);
+  Rope rope = make_rope(parameters, input.model.head_dim_k, static_cast<int>(fitted), name);
   rope.interleaved = interleaved;
+  rope.max_positions = static_cast<int>(positions);
   return rope;
 }
 

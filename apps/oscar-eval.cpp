@@ -1,5 +1,6 @@
 // oscar-eval MODEL [--bundle B]: what a 2-bit cache costs this model, beside baselines.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <cmath>
@@ -412,10 +413,11 @@ void print_end(const Arguments& arguments) {
     if (!file.empty()) written.push_back(printable(file));
   }
   const EvaluateOptions& options = arguments.options;
-  if (options.write_back) written.push_back(printable(options.bundle) + " (its evaluation)");
+  if (options.write_back)
+    written.push_back(printable(options.bundle.string()) + " (its evaluation)");
   if (!written.empty()) fmt::print("wrote {}\n", fmt::join(written, ", "));
   if (options.bundle.empty()) return;
-  const std::string bundle = quoted(options.bundle), model = quoted(options.model);
+  const std::string bundle = quoted(options.bundle.string()), model = quoted(options.model);
   if (arguments.html.empty() && !arguments.json.empty()) {
     print_next({"oscar-bundle report " + quoted(arguments.json), "-o REPORT.html"});
   } else if (std::filesystem::is_directory(options.model)) {

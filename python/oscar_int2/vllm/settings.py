@@ -182,8 +182,8 @@ def announce(config: VllmConfig):
 
 
 def bytes_of_sink(bundle: Bundle):
-    """Bytes of the exact first tokens of a request, in all layers: bf16 keys and values."""
-    row = sum(4 * layer.num_kv_heads * layer.head_dim for layer in bundle.layers.values())
+    """Bytes of the exact first tokens of a request, in all layers of 2-bit rows: bf16 keys and values."""
+    row = sum(4 * layer.num_kv_heads * layer.head_dim for layer in filter(layers.is_int2, bundle.layers.values()))
     return row * bundle.quantizer.sink_tokens
 
 

@@ -16,8 +16,8 @@ import torch
 from vllm_case import needs_vllm
 
 
-class Mixed(case.EngineTest):
-    """One engine, for all cases of a model. Each subclass names the model."""
+class Mixed:
+    """One engine, for all cases of a model, which a TestCase names."""
 
     name, options, layers, kept = "", {}, (), ()
 
@@ -170,7 +170,7 @@ def page_of(heads, head_dim):
 
 
 @needs_vllm
-class LinearAttention(Mixed):
+class LinearAttention(Mixed, case.EngineTest):
     """Qwen3.5: gated DeltaNet in two of three layers, an output gate and partial RoPE in the others."""
 
     name, layers, kept = "qwen3_5 whole", (2, 5), (0, 1, 3, 4)
@@ -196,7 +196,7 @@ class LinearAttention(Mixed):
 
 
 @needs_vllm
-class ManyExperts(Mixed):
+class ManyExperts(Mixed, case.EngineTest):
     """Qwen3-Next: the same layers with experts."""
 
     name, layers = "qwen3_next", (2, 5)
@@ -204,7 +204,7 @@ class ManyExperts(Mixed):
 
 
 @needs_vllm
-class Windows(Mixed):
+class Windows(Mixed, case.EngineTest):
     """Gemma 3: a window of 24 tokens in every other layer, and logits by query_pre_attn_scalar."""
 
     name, layers, kept = "gemma3", (1, 3), (0, 2)

@@ -25,7 +25,7 @@ from support.markdown_files import markdown_files
 from support.programs import BIN, ENVIRONMENT, SOURCE, ProgramTest, run
 
 PROGRAMS = ("oscar-calibrate", "oscar-eval", "oscar-bundle", "oscar-bench")
-REPLACED = {"/models/my-qwen3": "model", "tiny-gqa": "model", "qwen3-8b": "tiny",
+REPLACED = {"/models/my-qwen3": "model", "/models/my-qwen3-vl": "model", "tiny-gqa": "model", "qwen3-8b": "tiny",
             "/models/my-qwen3.Q8_0.gguf": "model.gguf"}
 SMALL = {"oscar-calibrate": ("--max-tokens 4096", "--sequence-length 512", "--device cpu"),
          "oscar-eval": ("--max-tokens 2048", "--sequence-length 1024", "--device cpu",
@@ -40,7 +40,8 @@ FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": 
                    "--load-format": "vLLM's", "--attention-backend": "vLLM's",
                    "--tensor-parallel-size": "vLLM's", "--pipeline-parallel-size": "vLLM's",
                    "--speculative-config": "vLLM's", "--index-url": "pip's", "--enable-lora": "vLLM's",
-                   "--model-impl": "vLLM's", "--kv-cache-dtype-skip-layers": "vLLM's",
+                   "--language-model-only": "vLLM's", "--disable-hybrid-kv-cache-manager": "vLLM's",
+                   "--no-enable-prefix-caching": "vLLM's", "--model-impl": "vLLM's", "--kv-cache-dtype-skip-layers": "vLLM's",
                    "--gtest_filter": "GoogleTest's",
                    "--install": "CMake's", "--prefix": "CMake's", "--test-dir": "CTest's",
                    "--help": "of every program"}

@@ -296,7 +296,7 @@ std::string gib(double bytes) {
 // "tokens" of a context, and that the model serves fewer.
 std::string asked_context(const Json& plan) {
   const int64_t served = plan["max_positions"].get<int64_t>();
-  const std::string tokens = count(plan["context"].get<double>()) + " tokens";
+  std::string tokens = count(plan["context"].get<double>()) + " tokens";
   if (served == 0 || plan["context"].get<int64_t>() <= served) return tokens;
   return fmt::format("{} (the model serves {})", tokens, count(static_cast<double>(served)));
 }
@@ -494,7 +494,7 @@ std::string memory_plan_text(const Json& plan) {
     add_line(
         text, "GPU",
         fmt::format("{}{} GiB, {:.0f}% of it for the server: {} GiB for caches and activations",
-                    gpus > 1 ? fmt::format("{} with ", gpus) : "",
+                    gpus > 1 ? fmt::format("{} of ", gpus) : "",
                     gib(plan["gpu_bytes"].get<double>()), 100 * plan["utilization"].get<double>(),
                     gib(plan["cache_bytes"].get<double>())));
   }

@@ -1,4 +1,5 @@
-// A calibration whose model another engine ran: its sums and its held-back rows, as a folder.
+// A recorded run: a calibration whose model another engine ran, with its sums and its held-back
+// rows in a folder.
 #pragma once
 
 #include <cstdint>

@@ -7,14 +7,15 @@
 #       sanitize   below the model, under ASan and UBSan: unit tests, and every reader of files on
 #                  changed inputs, for a minute
 #       kernels    CUDA kernels for all architectures, and all their instantiations for one
+#       nightly    tests that take many minutes on a CPU; of what `build` has built, and not among "all"
 # scripts/gpu.sh runs what needs a GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 stages=(tidy sanitize kernels build)
 case "${1:-} ${2:-}" in
   " ") ;;
-  "--stage "build | "--stage "tidy | "--stage "sanitize | "--stage "kernels) stages=("$2") ;;
-  *) sed -n '2,10p' "${BASH_SOURCE[0]}"; exit 2 ;;
+  "--stage "build | "--stage "tidy | "--stage "sanitize | "--stage "kernels | "--stage "nightly) stages=("$2") ;;
+  *) sed -n '2,11p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac
 
 # Tests run side by side: threads of one that wait must not keep those of another from working.
@@ -78,7 +79,12 @@ stage_build() {
   step "build: programs and tests"
   scripts/build.sh developer "${architecture[@]}"
   step "tests"
-  run_tests build-developer
+  run_tests build-developer -LE nightly
+}
+
+stage_nightly() {
+  step "tests that take many minutes"
+  run_tests build-developer -L nightly
 }
 
 step "set-up"

@@ -52,7 +52,8 @@ class Difference:
     differ: int       # of them
     tensors: list     # (layer id, name) of the tensors with entries that differ
     compared: int     # tensors
-    relative: float   # root mean square of the differences over that of the bundle's entries, there
+    relative: float   # root mean square of the differences over that of the bundle's entries, in these
+                      # tensors: in matrices, if any of them differs
 
     @property
     def is_fine_tune(self):
@@ -208,6 +209,8 @@ def compare(bundle, layers):
     away = ~_rounds_to(found, kept, half)
     tensors = [name for name, any_away in zip(names, away.flatten(1).any(1).tolist()) if any_away]
     there = away.flatten(1).any(1)
+    matrices = there & torch.tensor([name in MATRICES for _, name in names])
+    there = matrices if matrices.any() else there
     distance = (found - kept)[there].double().square().sum().sqrt()
     size = kept[there].double().square().sum().sqrt().clamp_min(torch.finfo(torch.float32).tiny)
     return Difference(away.numel(), int(away.sum()), tensors, len(names), float(distance / size))

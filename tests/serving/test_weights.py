@@ -123,7 +123,7 @@ class Samples(WeightsTest):
                 apply(AutoModelForCausalLM.from_pretrained(self.ours, dtype=dtype), self.bundle)
 
     def test_another_checkpoint_of_the_same_shape_is_refused(self):
-        self.refused(self.models[self.other], "W_Q of layer 0 differs, and 11 more of 12 tensors",
+        self.refused(self.models[self.other], "W_Q of layer 0 differs, and 17 more of 27 tensors",
                      "another model of the same shape")
         config = self.models[self.ours].config
         for never in (AutoModelForCausalLM.from_config(config).bfloat16(),
@@ -202,7 +202,7 @@ class Samples(WeightsTest):
             model = copy.deepcopy(self.models[self.ours])
             matrix = getattr(model.model.layers[2].self_attn, f"{name}_proj").weight.data
             matrix[rows, columns] *= 1.01
-            self.refused(model, f"W_{name.upper()} of layer 2 differs, and 0 more of 12")
+            self.refused(model, f"W_{name.upper()} of layer 2 differs, and 0 more of 27")
 
     def test_half_precision_stands_for_what_it_rounds(self):
         found = torch.tensor([[[0.0, 0.0, 1.0, 6e-8]]])
@@ -294,14 +294,14 @@ class Parts(WeightsTest):
         return weights.compare(self.bundle, {layer_id: found})
 
     def test_a_fused_projection_is_taken_apart(self):
-        self.assertEqual((self.compared([0, 1]).differ, self.compared([0, 1]).compared), (0, 4))
+        self.assertEqual((self.compared([0, 1]).differ, self.compared([0, 1]).compared), (0, 7))
         self.assertEqual(len(self.compared([1, 0]).tensors), 4)
         self.assertEqual(len(self.compared([0, 1], layer_id=2).tensors), 4)
 
     def test_each_rank_compares_its_own_heads(self):
         for rank in (0, 1):
             found = self.compared([rank], rank, 1)
-            self.assertEqual((found.differ, found.compared, found.entries), (0, 4, 64))
+            self.assertEqual((found.differ, found.compared, found.entries), (0, 7, 112))
             self.assertEqual(len(self.compared([rank], 1 - rank, 1).tensors), 4)
 
     def test_packed_weights_are_not_compared(self):

@@ -88,7 +88,7 @@ class Family:
         model = tiny_transformers.tiny_model(name, **KEYS[name])
         model = (sharpened(model) if name in MIXED else model).bfloat16()
         model.save_pretrained(self.folder)
-        calibrate(str(self.folder), random_ids(4, 600, 7).numpy(), self.path,
+        calibrate(str(self.folder), random_ids(4, 600, 7).numpy(), self.path, search="off",
                   format=CacheFormat(quant_group_size=0, sink_tokens=64, recent_tokens=recent))
         self.model, self.bundle = model.float(), load(self.path)
         for module in self.model.modules():

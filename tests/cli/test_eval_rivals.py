@@ -110,7 +110,7 @@ class Rivals(ProgramTest):
     def test_help_and_plan_name_every_codec(self):
         said = run("oscar-eval", "--help").stdout
         plan = self.run_ok("oscar-bundle", "plan", BUNDLE, "--context", 8192, "--gpu-memory", "2G", "--weights",
-                           "1G", "--json", "-").stdout
+                           "1G", "--utilization", 1, "--json", "-").stdout
         rows = {row["name"]: row for row in json.loads(plan)["codecs"]}
         text = self.run_ok("oscar-bundle", "plan", BUNDLE, "--context", 8192).stdout
         for name in RIVALS:

@@ -87,7 +87,10 @@ class TerminalText(ProgramTest):
             with self.subTest(name):
                 self.fresh_model()
                 self.change_json("config.json", lambda config, new=changes: config.update(new))
-                self.expect_told(1, "oscar-bundle", "plan", self.model)
+                # A plan takes weights in any quantization.
+                words = (("oscar-calibrate", self.model, self.model / "config.json", self.folder / "out.h5")
+                         if name == "quantization" else ("oscar-bundle", "plan", self.model))
+                self.expect_told(1, *words)
         name = json.dumps(HOSTILE)
         for case, text in {"a key twice": f"{{{name}: 1, {name}: 2}}",
                            "no JSON": f"{{\"a\": {HOSTILE}}}"}.items():

@@ -7,7 +7,8 @@ from support.programs import BIN, SOURCE, run
 # Programs that can print what a folder says; any of them where it is not named.
 PRINTED_BY = {"lib/oscar/calibrate": {"oscar-calibrate"},
               "lib/oscar/eval/report": {"oscar-eval", "oscar-bundle"}, "lib/oscar/eval": {"oscar-eval"},
-              "apps/oscar-calibrate.cpp": {"oscar-calibrate"}, "apps/oscar-eval.cpp": {"oscar-eval"},
+              "apps/oscar-calibrate.cpp": {"oscar-calibrate", "oscar-eval"},  # and the command that comes next
+              "apps/oscar-eval.cpp": {"oscar-eval"},
               "apps/oscar-bundle.cpp": {"oscar-bundle"}, "apps/bundle": {"oscar-bundle"},
               "apps/oscar-bench.cpp": {"oscar-bench"}, "apps/bench": {"oscar-bench"}}
 # Options of other programs, which texts tell the user to pass there.

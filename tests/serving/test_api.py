@@ -267,7 +267,7 @@ class InTransformers(unittest.TestCase):
                          [("calibrate", 8, " layers"), ("evaluate", 16, " layers")])
         self.assertTrue(all(made.close.called for _, made in bars))
         self.assertEqual([record.getMessage() for record in log.records if "layers" in record.getMessage()],
-                         ["calibrate: 8 layers", "evaluate: 16 layers"])
+                         ["searching: 8 layers", "calibrate: 8 layers", "evaluate: 16 layers"])
         self.assertIn("transformers", bundle.inspect()["model"]["engine"])
         self.assertEqual(found.methods, ["bf16", "bundle"])
         rows = {(row["method"], row["metric"]): row["mean"] for row in found.rows()}

@@ -491,12 +491,11 @@ std::string memory_plan_text(const Json& plan) {
   }
   if (plan.contains("gpu_bytes")) {
     const int gpus = plan["gpus"].get<int>();
-    add_line(
-        text, "GPU",
-        fmt::format("{}{} GiB, {:.0f}% of it for the server: {} GiB for caches and activations",
-                    gpus > 1 ? fmt::format("{} of ", gpus) : "",
-                    gib(plan["gpu_bytes"].get<double>()), 100 * plan["utilization"].get<double>(),
-                    gib(plan["cache_bytes"].get<double>())));
+    add_line(text, "GPU",
+             fmt::format(
+                 "{}{} GiB, {:.0f}% of it for the server: {} GiB for caches and activations",
+                 gpus > 1 ? fmt::format("{} of ", gpus) : "", gib(plan["gpu_bytes"].get<double>()),
+                 100 * plan["utilization"].get<double>(), gib(plan["cache_bytes"].get<double>())));
   }
   if (plan.contains("users")) text += answer_text(plan);
   text += request_table(plan);

@@ -173,6 +173,11 @@ void print_servers_of_gguf(const std::string& model) {
       "           llama.cpp has no 2-bit cache for it (docs/llama-cpp.md)\n");
 }
 
+void print_held_back(int64_t tokens) {
+  if (tokens == 0) return;
+  fmt::print("held back  {} tokens that the choices were made on\n", format_count(tokens));
+}
+
 // Of a bundle or a file of sums.
 std::vector<std::string> next_command(const CalibrateOptions& options) {
   const std::string out = quoted(options.output.string());
@@ -396,10 +401,7 @@ int run_first(Arguments& arguments, Ranks& ranks) {
              format_count(static_cast<int64_t>(collected / result.collect_seconds)),
              result.held_back_tokens > 0 ? "fitted and searched" : "fitted",
              format_duration(result.search_seconds + result.fit_seconds));
-  if (result.held_back_tokens > 0) {
-    fmt::print("held back  {} tokens that the choices were made on\n",
-               format_count(result.held_back_tokens));
-  }
+  print_held_back(result.held_back_tokens);
   print_convergence(result.bundle.convergence);
   if (!result.bundle.layers.empty()) {
     print_layers(result.bundle);
@@ -457,10 +459,7 @@ int run_recorded(const Arguments& arguments, const CLI::App& program) {
   if (arguments.quiet) return kExitDone;
   print_corpus(result.bundle.corpus);
   fmt::print("device     {}\n", result.device);
-  if (result.held_back_tokens > 0) {
-    fmt::print("held back  {} tokens that the choices were made on\n",
-               format_count(result.held_back_tokens));
-  }
+  print_held_back(result.held_back_tokens);
   print_layers(result.bundle);
   fmt::print("\n{}\nwrote {}\n", plans_text(plan_for_all(result.bundle)),
              printable(std::filesystem::absolute(options.output).string()));

@@ -376,7 +376,9 @@ void print_cost(const EvaluationCost& cost, const Ranks& ranks) {
                format_count(cost.prompts), cost.methods);
   }
   const double seconds = cost.text_seconds + cost.separated_seconds + cost.needle_seconds;
-  fmt::print("           about {} in all\n", format_duration(seconds));
+  if (cost.separated_seconds > 0 || (cost.tokens > 0 && cost.prompts > 0)) {
+    fmt::print("           about {} in all\n", format_duration(seconds));
+  }
   const MemoryPeak& peak = cost.peak;
   fmt::print("memory     {} at most where it computes, {} of it for {}\n",
              format_bytes(peak.device_bytes > 0 ? peak.device_bytes : peak.host_bytes),
@@ -393,10 +395,8 @@ std::filesystem::path checkpoint_of(const Arguments& arguments) {
   return {};
 }
 
-// The report's verdict, with what keeps it from "close".
-void print_verdict(const Json& report) {
-  const ReportData data = read_report(report);
-  const Verdict verdict = judge(data);
+// With what keeps it from "close".
+void print_verdict(const Verdict& verdict) {
   std::string text;
   add_line(text, "verdict", verdict.headline, 11);
   for (const Check& check : verdict.checks) {
@@ -406,22 +406,22 @@ void print_verdict(const Json& report) {
   fmt::print("\n{}", text);
 }
 
-// The files written, and the next command: a page of the report, else the bundle's server.
-void print_end(const Arguments& arguments) {
+// The files written, and the next command: a page of the report, else a server of the bundle,
+// unless it loses too much.
+void print_end(const Verdict& verdict, const Arguments& arguments) {
   std::vector<std::string> written;
   for (const std::string& file : {arguments.json, arguments.html}) {
     if (!file.empty()) written.push_back(printable(file));
   }
   const EvaluateOptions& options = arguments.options;
-  if (options.write_back)
-    written.push_back(printable(options.bundle.string()) + " (its evaluation)");
+  const std::string bundle = options.bundle.string();
+  if (options.write_back) written.push_back(printable(bundle) + " (its evaluation)");
   if (!written.empty()) fmt::print("wrote {}\n", fmt::join(written, ", "));
-  if (options.bundle.empty()) return;
-  const std::string bundle = quoted(options.bundle.string()), model = quoted(options.model);
   if (arguments.html.empty() && !arguments.json.empty()) {
     print_next({"oscar-bundle report " + quoted(arguments.json), "-o REPORT.html"});
-  } else if (std::filesystem::is_directory(options.model)) {
-    print_next({"VLLM_OSCAR_BUNDLE=" + bundle, "vllm serve " + model});
+  } else if (!bundle.empty() && verdict.standing != Standing::kLost &&
+             std::filesystem::is_directory(options.model)) {
+    print_next({"VLLM_OSCAR_BUNDLE=" + quoted(bundle), "vllm serve " + quoted(options.model)});
   }
 }
 
@@ -435,8 +435,10 @@ void show(const Json& report, const Arguments& arguments) {
   const bool printed = arguments.json == kStandardOutput || arguments.html == kStandardOutput;
   if (!arguments.quiet && !printed) {
     print_text(format_table(report));
-    print_verdict(report);
-    if (!report.contains("partial")) print_end(arguments);
+    const ReportData data = read_report(report);  // which the verdict points into
+    const Verdict verdict = judge(data);
+    print_verdict(verdict);
+    if (!report.contains("partial")) print_end(verdict, arguments);
   } else {  // whose last lines these are
     for (const Caution& caution : cautions_of(report)) warn(caution.sentence);
   }

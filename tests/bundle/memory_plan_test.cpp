@@ -95,6 +95,29 @@ TEST(MemoryPlan, SaysWhetherSoManyUsersFitAndWhatWould) {
   EXPECT_FALSE(memory_plan(qwen3_8b(), {.gpu_bytes = 80 * kGiB}).contains("users"));
 }
 
+TEST(MemoryPlan, WhatWouldFitLeavesOutWhatWouldNot) {
+  const PlanOptions options{.gpu_bytes = 17 * kGiB, .context = 40960, .users = 1, .utilization = 1};
+  std::string text = memory_plan_text(memory_plan(qwen3_8b(), options));
+  EXPECT_NE(text.find("\n1 request at a time, of 40,960 tokens\n"), std::string::npos) << text;
+  EXPECT_EQ(text.find("0 requests"), std::string::npos) << text;
+  EXPECT_NE(text.find("up to 2 requests, or 40,960 tokens each"), std::string::npos) << text;
+  EXPECT_NE(text.find("tokens each, or 2 GPUs"), std::string::npos) << text;
+  // More ranks than KV heads are refused where the 2-bit cache is served.
+  PlanOptions many{.gpu_bytes = 20 * kGiB, .context = 40960, .users = 400, .utilization = 1};
+  const Json users = memory_plan(qwen3_8b(), many)["users"];
+  EXPECT_FALSE(users["int2"].contains("gpus"));
+  many.users = 100;
+  EXPECT_EQ(memory_plan(qwen3_8b(), many)["users"]["int2"]["gpus"], 8);
+}
+
+TEST(MemoryPlan, UsersNeedToKnowTheWeights) {
+  CachedModel m = qwen3_8b();
+  m.weight_bytes.reset();
+  EXPECT_THROW(memory_plan(m, {.gpu_bytes = 80 * kGiB, .users = 1}), Error);
+  EXPECT_NO_THROW(memory_plan(m, {.gpu_bytes = 80 * kGiB, .weight_bytes = kGiB, .users = 1}));
+  EXPECT_NO_THROW(memory_plan(m, {.gpu_bytes = 80 * kGiB}));
+}
+
 TEST(MemoryPlan, GpusShareWeightsAndWholeHeads) {
   PlanOptions options{.gpu_bytes = 80 * kGiB, .context = 40960, .gpus = 4, .utilization = 1};
   Json plan = memory_plan(qwen3_8b(), options);
@@ -214,6 +237,10 @@ TEST_F(MemoryPlanFiles, OfAFolderTheConfigAndTheWeightsSizesAreRead) {
   quantized.insert(1, R"("quantization_config": {"quant_method": "awq", "bits": 4},)");
   std::ofstream(file("config.json")) << quantized;
   EXPECT_EQ(read_cached_model(folder_.string()).weight_bytes, 1024) << "as stored";
+  std::ofstream(file("config.json")) << R"({"architectures": ["Qwen3VLForConditionalGeneration"],
+    "model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text", "num_hidden_layers": 2,
+    "quantization_config": {"quant_method": "awq", "bits": 4}}})";
+  EXPECT_EQ(read_cached_model(folder_.string()).layers.size(), 2U) << "also of a text half";
 }
 
 TEST_F(MemoryPlanFiles, OfABundleItsOwnQuantizerCounts) {

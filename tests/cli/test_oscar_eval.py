@@ -112,6 +112,33 @@ class OscarEval(unittest.TestCase):
         self.assertEqual(methods["exact"]["bpe"]["32768"], 16)
         self.assertAlmostEqual(methods["identity"]["bpe"]["131072"], 2.284, places=3)
 
+    def test_a_run_ends_with_its_verdict_its_files_and_a_command_that_runs(self):
+        report, page = self.folder / "ends.json", self.folder / "ends.html"
+        bundle = (*self.one_sequence, "--bundle", BUNDLE)
+        said = run(MODEL, *bundle, "--compare", "bundle", "--json", report).stdout
+        self.assertRegex(said, "\nverdict    With this bundle, a 2-bit cache ")
+        self.assertIn(f"\nwrote {report}\n", said)
+        command = said.partition("\nnext       ")[2].replace("\\\n", " ").replace("REPORT.html", str(page)).split()
+        self.assertEqual(command[:3], ["oscar-bundle", "report", str(report)])
+        self.assertEqual(run(*command[1:], program=command[0]).returncode, 0)
+        self.assertTrue(page.is_file())
+        said = run(MODEL, *bundle, "--compare", "bundle").stdout
+        self.assertIn(["next", f"VLLM_OSCAR_BUNDLE={BUNDLE}", "vllm", "serve", str(MODEL)],
+                      [line.split() for line in said.replace("\\\n", " ").splitlines()])
+        said = run(MODEL, *bundle, "--compare", "identity").stdout  # nobody should serve that
+        self.assertIn("verdict With the method “identity”, a 2-bit cache loses too much to be used. Perplexity", " ".join(said.split()))
+        self.assertNotIn("\nnext ", said)
+
+    def test_a_quick_look_is_short_and_without_separators(self):
+        cost = ("--compare", "exact", "--sequence-length", 512, "--device", "cpu", "--dry-run")
+        said = run(MODEL, *cost, "--quick").stdout
+        self.assertIn(f"text       {16384 // 512 * (512 - 320):,} tokens count, of 32 sequences", said)
+        self.assertNotIn("in all", said)
+        self.assertNotIn("with separators", said)
+        said = run(MODEL, *cost, "--quick", "--max-tokens", 1024, "--separators", 64).stdout
+        self.assertIn("tokens count, of 2 sequences", said)
+        self.assertRegex(said, r"(?s)with separators\n +about \S+ s in all\n")
+
     def test_the_same_command_gives_the_same_bytes(self):
         texts = []
         for _ in range(2):

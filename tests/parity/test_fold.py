@@ -8,7 +8,6 @@ largest one. A wrong matrix in one layer moves them by about 1.
 """
 import json
 import os
-import pathlib
 import unittest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

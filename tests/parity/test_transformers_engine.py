@@ -8,7 +8,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 import unittest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -31,7 +30,7 @@ from oscar_int2.errors import BundleMismatchError, UnsupportedError
 from oscar_int2.recipe import CacheFormat
 from oscar_int2.transformers import apply, remove
 from random_families import CASES, make_weights, write_checkpoint
-from tiny_transformers import random_ids, tiny_model
+from tiny_transformers import InAFolder, random_ids, tiny_model
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -61,18 +60,6 @@ def program(name, *words):
 
 def relative(a, b):
     return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-300))
-
-
-class InAFolder(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        torch.set_num_threads(2)
-        cls.scratch = tempfile.TemporaryDirectory()
-        cls.folder = pathlib.Path(cls.scratch.name)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.scratch.cleanup()
 
 
 class SameCheckpoints(InAFolder):

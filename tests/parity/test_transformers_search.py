@@ -9,7 +9,6 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 from unittest import mock
 
@@ -28,7 +27,7 @@ from oscar_int2.calibration.held_back import hold_back
 from oscar_int2.commands import calibrate as calibrate_command
 from oscar_int2.recipe import CacheFormat
 from random_families import CASES, make_weights, write_checkpoint
-from tiny_transformers import random_ids, tiny_model
+from tiny_transformers import InAFolder, random_ids, tiny_model
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -105,18 +104,6 @@ class Kept:
 
     def __exit__(self, *_):
         self.patch.stop()
-
-
-class InAFolder(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        torch.set_num_threads(2)
-        cls.scratch = tempfile.TemporaryDirectory()
-        cls.folder = pathlib.Path(cls.scratch.name)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.scratch.cleanup()
 
 
 class TinyGqa(InAFolder):

@@ -1,5 +1,8 @@
 """Tiny random models of many families as transformers builds them, each with the features that set it apart."""
 import importlib
+import pathlib
+import tempfile
+import unittest
 
 import torch
 
@@ -112,3 +115,17 @@ def tiny_model(name, cases=None, dtype=torch.float32, **more):
 
 def random_ids(rows, tokens, seed=0):
     return torch.randint(3, VOCAB, (rows, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+class InAFolder(unittest.TestCase):
+    """Tests of such models with a folder for all cases of a class."""
+
+    @classmethod
+    def setUpClass(cls):
+        torch.set_num_threads(2)
+        cls.scratch = tempfile.TemporaryDirectory()
+        cls.folder = pathlib.Path(cls.scratch.name)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.scratch.cleanup()

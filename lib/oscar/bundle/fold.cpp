@@ -29,23 +29,9 @@ namespace oscar {
 
 namespace {
 
-template <typename T>
-T load(const std::byte* data) {
-  T value;
-  std::memcpy(&value, data, sizeof(value));  // headers need not align tensors
-  return value;
-}
-
 double element(const TensorView& tensor, int64_t index) {
-  switch (tensor.dtype) {
-    case Dtype::kBf16:
-      return bf16_to_float(load<uint16_t>(tensor.data + 2 * index));
-    case Dtype::kFp16:
-      return fp16_to_float(load<uint16_t>(tensor.data + 2 * index));
-    case Dtype::kFp32:
-      break;
-  }
-  return load<float>(tensor.data + 4 * index);
+  return stored_float(tensor.dtype,
+                      tensor.data + static_cast<size_t>(index) * dtype_bytes(tensor.dtype));
 }
 
 // [rows, cols] elements from `begin` on, in the order of the file.

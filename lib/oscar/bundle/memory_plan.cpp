@@ -2,6 +2,7 @@
 #include "oscar/bundle/memory_plan.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -141,8 +142,13 @@ Json answer_of(const CachedModel& model, CacheFormat format, int64_t context, in
               {"needed_bytes", needed(options.gpus)},
               {"requests", static_cast<int64_t>(room / request_bytes(rank, format, context))},
               {"tokens_each", std::min(longest, longest_within(rank, format, each))}};
+  // The 2-bit cache is served by at most as many ranks as there are KV heads.
   constexpr int kMostGpus = 64;
-  for (int gpus = options.gpus; gpus <= kMostGpus && !answer.contains("gpus"); gpus *= 2) {
+  int most = kMostGpus;
+  for (const LayerGeometry& layer : model.layers) {
+    if (format == CacheFormat::kInt2) most = std::min(most, layer.num_kv_heads);
+  }
+  for (int gpus = options.gpus; gpus <= most && !answer.contains("gpus"); gpus *= 2) {
     if (needed(gpus) <= room_beside(weight_bytes, options, gpus)) answer["gpus"] = gpus;
   }
   return answer;
@@ -301,10 +307,27 @@ std::string asked_context(const Json& plan) {
   return fmt::format("{} (the model serves {})", tokens, count(static_cast<double>(served)));
 }
 
+std::string requests_text(const Json& number) {
+  return number == 1 ? "1 request" : count(number.get<double>()) + " requests";
+}
+
+// Fewer requests, shorter ones, more GPUs.
+std::string others_text(const Json& answer) {
+  std::vector<std::string> others;
+  if (answer["requests"] > 0) others.push_back(requests_text(answer["requests"]));
+  if (answer["tokens_each"] > 0) {
+    others.push_back(count(answer["tokens_each"].get<double>()) + " tokens each");
+  }
+  if (!answer["fits"].get<bool>() && answer.contains("gpus")) {
+    others.push_back(fmt::format("{} GPUs", answer["gpus"].get<int>()));
+  }
+  return others.empty() ? "nothing of these" : fmt::format("{}", fmt::join(others, ", or "));
+}
+
 std::string answer_text(const Json& plan) {
   const Json& users = plan["users"];
-  std::string text = fmt::format("\n{} requests at a time, of {}\n",
-                                 count(users["requests"].get<double>()), asked_context(plan));
+  std::string text =
+      fmt::format("\n{} at a time, of {}\n", requests_text(users["requests"]), asked_context(plan));
   const int gpus = plan["gpus"].get<int>();
   for (const auto& [name, label] :
        {std::pair{"int2", "INT2"}, std::pair{"fp8", "FP8"}, std::pair{"bf16", "BF16"}}) {
@@ -313,16 +336,10 @@ std::string answer_text(const Json& plan) {
     const std::string needed =
         fmt::format("{} of {} GiB", gib(answer["needed_bytes"].get<double>()),
                     gib(plan["cache_bytes"].get<double>()));
-    std::string others =
-        fmt::format("{} requests, or {} tokens each", count(answer["requests"].get<double>()),
-                    count(answer["tokens_each"].get<double>()));
-    if (!fits && answer.contains("gpus")) {
-      others += fmt::format(", or {} GPUs", answer["gpus"].get<int>());
-    }
     add_line(text, label,
              fmt::format("{}: {}{}", fits ? "fits" : "does not fit", needed,
                          gpus > 1 ? fmt::format(" in each of {} GPUs", gpus) : ""));
-    add_line(text, "", (fits ? "up to " : "what would: ") + others);
+    add_line(text, "", (fits ? "up to " : "what would: ") + others_text(answer));
   }
   return text;
 }
@@ -434,6 +451,12 @@ Json memory_plan(const CachedModel& whole, const PlanOptions& options) {
               {"recent_tokens", q.recent_tokens}}}};
   plan["weight_bytes"] = weights ? Json(*weights) : Json();
   plan["weight_source"] = options.weight_bytes ? "as given" : model.weight_source;
+  if (options.users > 0 && !weights) {
+    throw Error({.what = "it is not known what the weights take",
+                 .where = model.name,
+                 .hint = "a bundle does not say so: give their size with --weights, or plan for "
+                         "the model's folder"});
+  }
   std::optional<double> room;
   if (options.gpu_bytes > 0) {
     room = room_beside(weights.value_or(0), options, options.gpus);
@@ -454,7 +477,7 @@ Json memory_plan(const CachedModel& whole, const PlanOptions& options) {
           std::min(std::max(context, model.max_positions), longest_within(model, format, *room));
       if (options.users == 0) continue;
       plan["users"]["requests"] = options.users;
-      plan["users"][name] = answer_of(whole, format, context, weights.value_or(0), options);
+      plan["users"][name] = answer_of(whole, format, context, *weights, options);
     }
   }
   Json& rows = plan["contexts"] = Json::array();

@@ -49,8 +49,8 @@ struct PlanOptions {
 // request, at most what the model serves or the context; whether so many users fit, and what would;
 // at the context, every codec that oscar-eval compares, and sweeps over windows, quantization
 // groups and metadata. Bytes are those of one GPU: with several, each has its share of the weights
-// and whole KV heads, at least one. Throws Error when the weights alone fill the GPU, or no context
-// is known.
+// and whole KV heads, at least one. Throws Error when the weights alone fill the GPU, where users
+// are asked for beside weights of unknown size, or no context is known.
 Json memory_plan(const CachedModel& model, const PlanOptions& options);
 
 // The same for people, in 80 columns.

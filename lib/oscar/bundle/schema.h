@@ -48,8 +48,8 @@ inline std::string tool_and_commit(std::string_view version, std::string_view co
   return std::string(version) + " (" + std::string(commit) + ")";
 }
 
-// [], [Hkv], [Hkv, d], [Hkv, 2, d], [Hkv, d, d], [Hkv, 4, 16]; [ratios], [ratios, Hkv] with as many
-// ratios as were tried.
+// [], [Hkv], [Hkv, d], [Hkv, 2, d], [Hkv, d, d], [Hkv, 4, 16], [Hkv, 5, 16]; [ratios], [ratios,
+// Hkv] with as many ratios as were tried.
 enum class Rank {
   kScalar,
   kHeads,

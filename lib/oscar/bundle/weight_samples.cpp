@@ -22,17 +22,6 @@ float fp8_to_float(uint8_t code) {
   return (code & 0x80) != 0 ? -size : size;
 }
 
-float stored_float(Dtype dtype, const std::byte* place) {
-  if (dtype == Dtype::kFp32) {
-    float value;
-    std::memcpy(&value, place, sizeof value);
-    return value;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, place, sizeof bits);
-  return dtype == Dtype::kBf16 ? bf16_to_float(bits) : fp16_to_float(bits);
-}
-
 // A matrix of a source, row by row; a vector is a matrix of one row.
 class Rows {
  public:

@@ -140,7 +140,7 @@ HeldBackPlaces places_of(const Recording& recording, int64_t position_span, uint
 }
 
 void require_queries(const HeldBackPlaces& places, const QuantizerSettings& quantizer) {
-  const int64_t least = int64_t{quantizer.sink_tokens} + quantizer.recent_tokens + kFewestQueries;
+  const int64_t least = fewest_tokens(quantizer);
   const int64_t shortest = *std::ranges::min_element(places.lengths);
   if (shortest >= least) return;
   throw Error({.what = "a held-back sequence is too short for these windows",

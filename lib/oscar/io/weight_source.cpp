@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "oscar/base/error.h"
+#include "oscar/cache/numeric.h"
 #include "oscar/io/gguf.h"
 
 namespace oscar {
@@ -90,6 +91,17 @@ const char* dtype_name(Dtype dtype) {
       return "F32";
   }
   return "";
+}
+
+float stored_float(Dtype dtype, const std::byte* place) {
+  if (dtype == Dtype::kFp32) {
+    float value;
+    std::memcpy(&value, place, sizeof value);
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, place, sizeof bits);
+  return dtype == Dtype::kBf16 ? bf16_to_float(bits) : fp16_to_float(bits);
 }
 
 void add_to_fingerprint(Sha256& digest, const std::string& name, const std::string& dtype,

@@ -60,7 +60,8 @@ class MappedFile {
 
 enum class Dtype { kBf16, kFp16, kFp32 };
 size_t dtype_bytes(Dtype dtype);
-const char* dtype_name(Dtype dtype);  // "BF16", "F16", "F32", as in the file
+const char* dtype_name(Dtype dtype);                      // "BF16", "F16", "F32", as in the file
+float stored_float(Dtype dtype, const std::byte* place);  // of a number, aligned or not
 
 // Writes rows first .. first + count - 1 of a tensor, seen as rows of its last dimension, as fp32
 // in row-major order. Several threads may call it side by side.

@@ -36,11 +36,11 @@ def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_opt
     (corpus.read_corpus). `search`: "on" holds text back, whose rows lie beside `out` until clipping is chosen by them; "off"
     takes the recipe's values. `statistics_only`: writes the sums alone. `fit_options`: of `oscar-bundle fit`, with a search
     also words that leave a part to it. `format`: the CacheFormat whose windows say which rows are INT2; None: 64 + 256.
-    `device`: where layers run, one at a time; None: a
-    GPU if there is one. `dtype`: of the run; None: as stored on a GPU, float32 on a CPU. `progress(layer, layers)`: called
-    as layers begin. Raises UnsupportedError, naming the layer, for a model that is not calibrated, ValueError for a
-    corpus without tokens, FileExistsError where `out` is there, OSError where the disk has no room for rows. Why nothing is
-    searched, of all layers or of one, goes to the logger `oscar_int2`."""
+    `device`: where layers run, one at a time; None: a GPU if there is one. `dtype`: of the run; None: as stored on a GPU,
+    float32 on a CPU. `progress(layer, layers)`: called as layers begin. Why nothing is searched, of all layers or of one,
+    goes to the logger `oscar_int2`. Raises UnsupportedError, naming the layer, for a model that is not calibrated,
+    ValueError for a corpus without tokens, FileExistsError where `out` is there, OSError where the disk has no room for
+    rows."""
     if search not in ("on", "off"):
         raise ValueError(f"search is {search!r}, expected \"on\" or \"off\"")
     out = pathlib.Path(out)

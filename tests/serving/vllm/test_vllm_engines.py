@@ -8,7 +8,6 @@ import unittest
 from unittest import mock
 
 import vllm_case as case
-import h5py
 from vllm_case import needs_vllm, vllm
 
 PROMPT, ANSWER = 640, 8

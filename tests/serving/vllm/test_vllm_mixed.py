@@ -50,83 +50,6 @@ class Mixed:
         apart, exact = zip(*(self.family.distances(prompt, finished[name]) for name, prompt in requests.items()))
         self.assertLess(sum(apart), family.SHARE * sum(exact), f"from the definition {apart}, from BF16 {exact}")
 
-    def check_chunks(self):
-        """Chunks of several prompts beside decodes give what single runs in such chunks do."""
-        engine, finished, requests = self.engine, {}, {}
-        with engine.in_chunks(150, of_one=60):
-            for number, length, tokens in ((0, 500, 14), (1, 420, 10), (2, 450, 6)):
-                requests[engine.add(engine.prompt(number, length), tokens)] = number, length, tokens
-                for _ in range(6):
-                    engine.step(finished)
-            finished |= engine.run()
-            for name, (number, length, tokens) in requests.items():
-                self.same(finished[name], engine.alone(engine.prompt(number, length), tokens), f"text {number}")
-
-    def check_preemption(self):
-        """A preempted request reads its prompt and its answer so far anew, as a prompt."""
-        engine, preempted, finished = self.engine, {}, {}
-        preempt = engine.scheduler._preempt_request
-
-        def note(request, *args, **options):
-            preempted[tuple(request.prompt_token_ids)] = request.num_tokens - request.num_prompt_tokens
-            return preempt(request, *args, **options)
-
-        prompts = [engine.prompt(i, 755) for i in range(3)]
-        pool = engine.scheduler.kv_cache_manager.block_pool
-        with mock.patch.object(engine.scheduler, "_preempt_request", note):
-            names = [engine.add(prompt, 20) for prompt in prompts]
-            for _ in range(4):
-                engine.step(finished)
-            taken = pool.get_new_blocks(pool.get_num_free_blocks() - 1)  # then 769 tokens need one more each
-            while engine.step(finished):
-                if preempted and taken:
-                    pool.free_blocks(taken)
-                    taken = []
-        self.assertTrue(preempted)
-        for prompt, name in zip(prompts, names):
-            ids, logprobs = list(finished[name].token_ids), finished[name].logprobs
-            again = preempted.get(tuple(prompt), len(ids))
-            for first, end in ((0, again), (again, len(ids))):
-                if end > first:
-                    part = types.SimpleNamespace(token_ids=ids[first:end], logprobs=logprobs[first:end])
-                    self.same(part, engine.alone(prompt + ids[:first], end - first), f"from token {first}")
-
-    def check_refusals(self):
-        from oscar_int2 import UnsupportedError
-        from oscar_int2.vllm import settings, versions
-        from vllm.config import VllmConfig
-        from vllm.engine.arg_utils import EngineArgs
-
-        options = {**case.OPTIONS, **self.options, "skip_tokenizer_init": True,
-                   "language_model_only": "whole" in self.name}
-
-        def config(**changes):
-            with case.bundle_variable(self.family.path):
-                return EngineArgs(str(self.family.folder), **{**options, **changes}).create_engine_config()
-
-        for changes, words in (
-                ({"enable_prefix_caching": True}, "prefix caching .* windows or linear .*no-enable-prefix-caching"),
-                ({"disable_hybrid_kv_cache_manager": True}, "--disable-hybrid-kv-cache-manager"),
-                ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
-                 "drafts for a model with windows")):
-            with self.subTest(**changes), self.assertRaisesRegex(UnsupportedError, words):
-                config(**changes)
-        made = config()
-        if made.model_config.is_hybrid:
-            with mock.patch.object(VllmConfig, "use_v2_model_runner", True), self.assertRaisesRegex(
-                    UnsupportedError, "linear attention in the second model runner.*VLLM_USE_V2_MODEL_RUNNER=0"):
-                settings.check(made)
-        for owner, name, value, words in (
-                (made.parallel_config, "tensor_parallel_size", 2, "tensor and pipeline parallelism of a model with w"),
-                (made.parallel_config, "pipeline_parallel_size", 2, "tensor and pipeline parallelism"),
-                (versions, "adapter_name", lambda: "adapter_0_33", "linear attention outside version 0.26"),
-                (made.model_config, "multimodal_config", types.SimpleNamespace(language_model_only=False),
-                 "other than text in vLLM; --language-model-only")):
-            with self.subTest(name), mock.patch.object(owner, name, value), \
-                    self.assertRaisesRegex(UnsupportedError, words):
-                settings.check(made)
-        settings.check(made)
-
     def others(self):
         """The layers that hold no 2-bit rows: vLLM's own."""
         from oscar_int2.vllm.backend import OscarAttention
@@ -169,12 +92,93 @@ def page_of(heads, head_dim):
     return 64 * heads * 2 * (head_dim // 4 + 4)
 
 
+class MixedTraffic(Mixed):
+    """And the cases of requests that meet, or are refused."""
+
+    def test_chunks_beside_decodes_give_the_tokens_of_single_runs(self):
+        """Chunks of several prompts beside decodes give what single runs in such chunks do."""
+        engine, finished, requests = self.engine, {}, {}
+        with engine.in_chunks(150, of_one=60):
+            for number, length, tokens in ((0, 500, 14), (1, 420, 10), (2, 450, 6)):
+                requests[engine.add(engine.prompt(number, length), tokens)] = number, length, tokens
+                for _ in range(6):
+                    engine.step(finished)
+            finished |= engine.run()
+            for name, (number, length, tokens) in requests.items():
+                self.same(finished[name], engine.alone(engine.prompt(number, length), tokens), f"text {number}")
+
+    def test_preempted_requests_begin_again_and_get_the_same_tokens(self):
+        """A preempted request reads its prompt and its answer so far anew, as a prompt."""
+        engine, preempted, finished = self.engine, {}, {}
+        preempt = engine.scheduler._preempt_request
+
+        def note(request, *args, **options):
+            preempted[tuple(request.prompt_token_ids)] = request.num_tokens - request.num_prompt_tokens
+            return preempt(request, *args, **options)
+
+        prompts = [engine.prompt(i, 755) for i in range(3)]
+        pool = engine.scheduler.kv_cache_manager.block_pool
+        with mock.patch.object(engine.scheduler, "_preempt_request", note):
+            names = [engine.add(prompt, 20) for prompt in prompts]
+            for _ in range(4):
+                engine.step(finished)
+            taken = pool.get_new_blocks(pool.get_num_free_blocks() - 1)  # then 769 tokens need one more each
+            while engine.step(finished):
+                if preempted and taken:
+                    pool.free_blocks(taken)
+                    taken = []
+        self.assertTrue(preempted)
+        for prompt, name in zip(prompts, names):
+            ids, logprobs = list(finished[name].token_ids), finished[name].logprobs
+            again = preempted.get(tuple(prompt), len(ids))
+            for first, end in ((0, again), (again, len(ids))):
+                if end > first:
+                    part = types.SimpleNamespace(token_ids=ids[first:end], logprobs=logprobs[first:end])
+                    self.same(part, engine.alone(prompt + ids[:first], end - first), f"from token {first}")
+
+    def test_what_such_models_are_not_served_with_is_refused_by_name(self):
+        from oscar_int2 import UnsupportedError
+        from oscar_int2.vllm import settings, versions
+        from vllm.config import VllmConfig
+        from vllm.engine.arg_utils import EngineArgs
+
+        options = {**case.OPTIONS, **self.options, "skip_tokenizer_init": True,
+                   "language_model_only": "whole" in self.name}
+
+        def config(**changes):
+            with case.bundle_variable(self.family.path):
+                return EngineArgs(str(self.family.folder), **{**options, **changes}).create_engine_config()
+
+        for changes, words in (
+                ({"enable_prefix_caching": True}, "prefix caching .* windows or linear .*no-enable-prefix-caching"),
+                ({"disable_hybrid_kv_cache_manager": True}, "--disable-hybrid-kv-cache-manager"),
+                ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+                 "drafts for a model with windows")):
+            with self.subTest(**changes), self.assertRaisesRegex(UnsupportedError, words):
+                config(**changes)
+        made = config()
+        if made.model_config.is_hybrid:
+            with mock.patch.object(VllmConfig, "use_v2_model_runner", True), self.assertRaisesRegex(
+                    UnsupportedError, "linear attention in the second model runner.*VLLM_USE_V2_MODEL_RUNNER=0"):
+                settings.check(made)
+        for owner, name, value, words in (
+                (made.parallel_config, "tensor_parallel_size", 2, "tensor and pipeline parallelism of a model with w"),
+                (made.parallel_config, "pipeline_parallel_size", 2, "tensor and pipeline parallelism"),
+                (versions, "adapter_name", lambda: "adapter_0_33", "linear attention outside version 0.26"),
+                (made.model_config, "multimodal_config", types.SimpleNamespace(language_model_only=False),
+                 "other than text in vLLM; --language-model-only")):
+            with self.subTest(name), mock.patch.object(owner, name, value), \
+                    self.assertRaisesRegex(UnsupportedError, words):
+                settings.check(made)
+        settings.check(made)
+
+
 @needs_vllm
-class LinearAttention(Mixed, case.EngineTest):
+class LinearAttention(MixedTraffic, case.EngineTest):
     """Qwen3.5: gated DeltaNet in two of three layers, an output gate and partial RoPE in the others."""
 
     name, layers, kept = "qwen3_5 whole", (2, 5), (0, 1, 3, 4)
-    page = page_of(2, 32)
+    page = page_of(2, family.HEAD_DIM)
     state = 4 * 32 * 32 * 4 + 3 * (2 * 2 * 32 + 4 * 32) * 2  # DeltaNet's in float32, and three columns of bf16
     options = {"mamba_ssm_cache_dtype": "float32", "kv_cache_memory_bytes": 30 * 2 * 6 * page}
 
@@ -184,15 +188,6 @@ class LinearAttention(Mixed, case.EngineTest):
     def test_other_layers_keep_their_state(self):
         for layer in self.others():
             self.assertEqual(layer.kv_cache[1].dtype, torch.float32)
-
-    def test_chunks_beside_decodes_give_the_tokens_of_single_runs(self):
-        self.check_chunks()
-
-    def test_preempted_requests_begin_again_and_get_the_same_tokens(self):
-        self.check_preemption()
-
-    def test_what_such_models_are_not_served_with_is_refused_by_name(self):
-        self.check_refusals()
 
 
 @needs_vllm
@@ -204,16 +199,16 @@ class ManyExperts(Mixed, case.EngineTest):
 
 
 @needs_vllm
-class Windows(Mixed, case.EngineTest):
+class Windows(MixedTraffic, case.EngineTest):
     """Gemma 3: a window of 24 tokens in every other layer, and logits by query_pre_attn_scalar."""
 
     name, layers, kept = "gemma3", (1, 3), (0, 2)
-    page = page_of(2, 32)
+    page = page_of(2, family.HEAD_DIM)
     options = {"kv_cache_memory_bytes": 100 * 2 * 3 * page}
 
     def test_the_pool_holds_what_its_bytes_do(self):
         most = min(23 + self.engine.core.vllm_config.max_in_flight_tokens, case.MAX_MODEL_LEN)
-        self.check_pool(self.page, 32 * 2 * 2 * 32 * 2, lambda spec: -(-most // 32) + 1)
+        self.check_pool(self.page, 32 * 2 * 2 * family.HEAD_DIM * 2, lambda spec: -(-most // 32) + 1)
 
     def test_other_layers_run_on_vllms_own_backend(self):
         from vllm.platforms import current_platform
@@ -225,15 +220,6 @@ class Windows(Mixed, case.EngineTest):
 
     def test_logits_have_the_models_scale(self):
         self.assertEqual({layer.codec.sm_scale for layer in self.engine.builder.layers}, {20**-0.5})
-
-    def test_chunks_beside_decodes_give_the_tokens_of_single_runs(self):
-        self.check_chunks()
-
-    def test_preempted_requests_begin_again_and_get_the_same_tokens(self):
-        self.check_preemption()
-
-    def test_what_such_models_are_not_served_with_is_refused_by_name(self):
-        self.check_refusals()
 
 
 @needs_vllm

@@ -130,8 +130,7 @@ HeldBack hold_back(const std::vector<std::vector<int32_t>>& sequences,
 }
 
 HeldBack hold_back(const std::vector<int64_t>& lengths, const QuantizerSettings& quantizer) {
-  const int64_t shortest =
-      int64_t{quantizer.sink_tokens} + quantizer.recent_tokens + kFewestQueries;
+  const int64_t shortest = fewest_tokens(quantizer);
   std::vector<size_t> usable;
   for (size_t i = 0; i < lengths.size(); ++i) {
     if (lengths[i] >= shortest) usable.push_back(i);

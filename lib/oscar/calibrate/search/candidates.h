@@ -68,6 +68,9 @@ class CandidateCodecs {
 
 // Queries behind the exact windows that a sequence must have to be worth holding back.
 inline constexpr int64_t kFewestQueries = 128;
+inline int64_t fewest_tokens(const QuantizerSettings& quantizer) {
+  return int64_t{quantizer.sink_tokens} + quantizer.recent_tokens + kFewestQueries;
+}
 inline constexpr int64_t kFewestHeldBack = 2;
 // Of a long corpus no more are needed.
 inline constexpr int64_t kMostHeldBack = 8;
@@ -79,7 +82,7 @@ struct HeldBack {
 };
 
 // A quarter of the sequences (rounded down), kFewestHeldBack to kMostHeldBack of them: the last
-// ones that have at least sink + recent + kFewestQueries tokens. They go to the two halves in turn,
+// ones that have at least fewest_tokens. They go to the two halves in turn,
 // the last one to confirmation, so that both see the same mixture. Nothing is held back when fewer
 // than 2 * kFewestHeldBack sequences are long enough.
 HeldBack hold_back(const std::vector<int64_t>& lengths, const QuantizerSettings& quantizer);

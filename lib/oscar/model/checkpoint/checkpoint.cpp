@@ -300,12 +300,18 @@ ModelConfig read_model_config(const std::filesystem::path& model) {
   if (!fs::is_directory(model)) return open_checkpoint(model.string()).config;
   const fs::path file = model / "config.json";
   Json config = folder_config(model, read_text_file(file, kMaxConfigBytes));
-  try {
-    parse_quantization(config, file.string());
-  } catch (const Error&) {
-    for (const char* key : {"quantization", "quantization_config", "compression_config"}) {
-      config.erase(key);
+  const auto forget_unread = [&](Json& described) {
+    try {
+      parse_quantization(described, file.string());
+    } catch (const Error&) {
+      for (const char* key : {"quantization", "quantization_config", "compression_config"}) {
+        described.erase(key);
+      }
     }
+  };
+  forget_unread(config);
+  if (config.contains("text_config") && config["text_config"].is_object()) {
+    forget_unread(config["text_config"]);
   }
   return parse_model_config(config, file.string());
 }

@@ -30,6 +30,12 @@ constexpr std::string_view kGlm4MoeKeys[] = {"attention_bias",
 
 constexpr double kLargestScaling = 1e6;
 
+void require_some_experts(const ConfigReader& reader, const std::string& key,
+                          const ExpertsSpec& experts) {
+  if (experts.num_experts > 0) return;
+  reader.refuse(key, "a layer of experts has none", "a positive number");
+}
+
 // `key`: how many experts' width the shared one has, 1 where it is absent.
 void add_shared_experts(const ConfigReader& reader, const std::string& key, ExpertsSpec& experts) {
   const int64_t shared = reader.size(key, kMaxExperts).value_or(1);
@@ -51,9 +57,7 @@ ExpertsSpec read_experts(const ConfigReader& reader) {
       .top_sets = reader.size("topk_group", kMaxExperts).value_or(1),
       .normalize = reader.flag("norm_topk_prob", true),
       .scaling = reader.number("routed_scaling_factor", 1.0, 0.0, kLargestScaling)};
-  if (experts.num_experts == 0) {
-    reader.refuse("n_routed_experts", "a layer of experts has none", "a positive number");
-  }
+  require_some_experts(reader, "n_routed_experts", experts);
   add_shared_experts(reader, "n_shared_experts", experts);
   // Two scores stand for a set.
   if (experts.num_experts % experts.num_sets != 0 || experts.num_experts / experts.num_sets < 2) {
@@ -277,9 +281,7 @@ void build_hy_v3(const ConfigReader& reader, ModelConfig& config) {
       .normalize = true,
       .scaling = reader.number("router_scaling_factor", 2.826, 0.0, kLargestScaling)};
   require_value(reader, "expert_hidden_dim", experts.intermediate_size, "two keys disagree");
-  if (experts.num_experts == 0) {
-    reader.refuse("num_experts", "a layer of experts has none", "a positive number");
-  }
+  require_some_experts(reader, "num_experts", experts);
   add_shared_experts(reader, "num_shared_experts", experts);
   require_enough_experts(reader, experts);
   const std::vector<bool> sparse = read_sparse_layers(reader, config.num_layers);
@@ -365,9 +367,7 @@ void build_minimax_m2(const ConfigReader& reader, ModelConfig& config) {
       .score = RouterScore::kSigmoid,
       .choice_bias = true,
       .normalize = true};
-  if (experts.num_experts == 0) {
-    reader.refuse("num_local_experts", "a layer of experts has none", "a positive number");
-  }
+  require_some_experts(reader, "num_local_experts", experts);
   require_enough_experts(reader, experts);
   for (LayerSpec& layer : config.layers) layer.mlp = experts;
   config.further_layers = reader.size("num_mtp_modules", kMaxLayers, 0).value_or(0);

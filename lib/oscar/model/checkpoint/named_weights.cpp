@@ -5,11 +5,9 @@
 #include <fmt/ranges.h>
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <optional>
 
 #include "oscar/base/error.h"
-#include "oscar/cache/numeric.h"
 #include "oscar/model/checkpoint/weights.h"
 
 namespace oscar {
@@ -198,17 +196,6 @@ std::shared_ptr<const BlockScales> scales_of_rows(const BlockScales& all, int64_
   return part;
 }
 
-float number_at(const std::byte* data, Dtype dtype, int64_t index) {
-  if (dtype == Dtype::kFp32) {
-    float value;
-    std::memcpy(&value, data + 4 * index, sizeof value);
-    return value;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, data + 2 * index, sizeof bits);
-  return dtype == Dtype::kBf16 ? bf16_to_float(bits) : fp16_to_float(bits);
-}
-
 // Columns of `matrix` [height, width] from `first_column` on, as rows.
 RowDecoder columns_as_rows(const std::byte* matrix, Dtype dtype, int64_t height, int64_t width,
                            int64_t first_column) {
@@ -216,7 +203,8 @@ RowDecoder columns_as_rows(const std::byte* matrix, Dtype dtype, int64_t height,
     for (int64_t k = 0; k < height; ++k) {
       const int64_t begin = k * width + first_column + first;
       for (int64_t row = 0; row < count; ++row) {
-        out[row * height + k] = number_at(matrix, dtype, begin + row);
+        out[row * height + k] =
+            stored_float(dtype, matrix + static_cast<size_t>(begin + row) * dtype_bytes(dtype));
       }
     }
   };

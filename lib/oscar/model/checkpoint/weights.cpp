@@ -49,15 +49,8 @@ std::optional<Dtype> scale_dtype(const std::string& dtype) {
 std::vector<float> read_numbers(const SafetensorsWeights::Stored& stored) {
   const Dtype dtype = *scale_dtype(stored.dtype);
   std::vector<float> numbers(stored.bytes / dtype_bytes(dtype));
-  if (numbers.empty()) return numbers;
-  if (dtype == Dtype::kFp32) {
-    std::memcpy(numbers.data(), stored.data, stored.bytes);
-    return numbers;
-  }
   for (size_t i = 0; i < numbers.size(); ++i) {
-    uint16_t bits;
-    std::memcpy(&bits, stored.data + 2 * i, sizeof bits);  // headers need not align tensors
-    numbers[i] = dtype == Dtype::kBf16 ? bf16_to_float(bits) : fp16_to_float(bits);
+    numbers[i] = stored_float(dtype, stored.data + i * dtype_bytes(dtype));
   }
   return numbers;
 }

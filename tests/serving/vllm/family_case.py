@@ -19,7 +19,8 @@ sys.path.insert(0, str(case.SOURCE / "tests" / "parity"))
 import int2_reference
 import tiny_transformers
 
-VOCAB, HEAD_DIM, POSITIONS = 300, 32, 2048
+# CUDA kernels take no smaller heads than of 64.
+VOCAB, HEAD_DIM, POSITIONS = 300, 64 if torch.cuda.is_available() else 32, 2048
 SHAPE = dict(head_dim=HEAD_DIM, vocab_size=VOCAB, max_position_embeddings=POSITIONS)
 # All experts of a layer are chosen: a choice may turn on the rounding of a cached row.
 EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=32)
@@ -28,14 +29,14 @@ GATED_DELTA = dict(layer_types=["linear_attention", "linear_attention", "full_at
 HALF_TURNS = dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)
 # Keys of the config beside those of tiny_transformers.
 KEYS = {
-    "llama": {}, "qwen2": dict(hidden_size=128), "qwen3": {}, "mistral": dict(sliding_window=None),
+    "llama": {}, "qwen2": dict(hidden_size=4 * HEAD_DIM), "qwen3": {}, "mistral": dict(sliding_window=None),
     "qwen3_moe": dict(EXPERTS, num_experts=2),
     "glm4_moe": dict(EXPERTS, n_routed_experts=2),
     "gemma3": {},
     "qwen3_next": dict(GATED_DELTA, **EXPERTS, num_experts=2, shared_expert_intermediate_size=32,
                        rope_parameters=HALF_TURNS),
-    "qwen3_5 whole": dict(GATED_DELTA, rope_parameters=dict(HALF_TURNS, mrope_section=[4, 2, 2],
-                                                            mrope_interleaved=True)),
+    "qwen3_5 whole": dict(GATED_DELTA, rope_parameters=dict(
+        HALF_TURNS, mrope_section=[HEAD_DIM // 8, HEAD_DIM // 16, HEAD_DIM // 16], mrope_interleaved=True)),
 }
 MIXED = ("gemma3", "qwen3_next", "qwen3_5 whole")  # some layers hold no 2-bit rows
 KEYS = {name: {**SHAPE, **keys} for name, keys in KEYS.items()}
@@ -149,6 +150,7 @@ def check_attention(engine, bundle, index, layer_id, prompt):
 @contextlib.contextmanager
 def serving(name, recent=256, **options):
     """(Family, Engine) of a random model, as long as they are needed."""
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
     from vllm.model_executor.models import registry
 
     if "qwen3_5" in name:
@@ -165,5 +167,6 @@ def serving(name, recent=256, **options):
         finally:
             logging.getLogger("vllm").removeHandler(engine.log)
             engine.core.engine_core.shutdown()
+            cleanup_dist_env_and_memory()  # the next model may need other groups: those of experts
             del engine.llm, engine.core, engine.scheduler, engine.runner, engine.builder
             gc.collect()

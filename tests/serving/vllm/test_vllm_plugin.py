@@ -38,7 +38,7 @@ def padded_steps(max_num_seqs):
             tokens = int(starts[-1])
             common = dataclasses.replace(
                 common, num_reqs=max_num_seqs, num_actual_tokens=max_num_seqs,
-                query_start_loc=more(starts, missing, tokens), query_start_loc_cpu=more(starts, missing, tokens),
+                query_start_loc=more(common.query_start_loc[:common.num_reqs + 1], missing, tokens), query_start_loc_cpu=more(starts, missing, tokens),
                 seq_lens=more(common.seq_lens[:common.num_reqs], missing, 0),
                 slot_mapping=more(common.slot_mapping[:tokens], missing, -1),
                 block_table_tensor=more(common.block_table_tensor[:max_num_seqs - missing], missing, 0))

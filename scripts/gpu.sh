@@ -120,6 +120,9 @@ all_steps() {
     name=${file##*/test_}
     vllm_step "${name%.py}" "$vllm" "$file"
   done
+  for name in drafts faults graphs plugin prefixes traffic; do
+    vllm_step "vllm_${name}_second_runner" env OSCAR_VLLM_RUNNER=2 "$vllm" "tests/serving/vllm/test_vllm_$name.py"
+  done
   for part in "attention --points 1x32K 8x32K 8x100K" quantize transform history \
     "calibrate datasets/tiny-gqa/calibration.jsonl"; do
     # shellcheck disable=SC2086

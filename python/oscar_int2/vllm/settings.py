@@ -218,7 +218,6 @@ def check(config: VllmConfig):
     """Raises UnsupportedError or BundleMismatchError unless this VllmConfig can be served."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     attention, images = config.attention_config, model.multimodal_config
-    int2 = [layer for layer in bundle(config).layers.values() if layers.is_int2(layer)]
     mixed = model.is_hybrid or layers.has_others(bundle(config))
     others = "a model with windows or linear attention"
     backend = getattr(attention.backend, "name", None)
@@ -242,8 +241,6 @@ def check(config: VllmConfig):
          f"of these: {', '.join(DRAFTERS)}"),
         ("LoRA adapters, which are other weights than the bundle was calibrated on",
          config.lora_config and weights_of(config) != weights.ANY, f"{WEIGHTS}=any serves them"),
-        ("more ranks of tensor parallelism than KV heads",
-         parallel.tensor_parallel_size > min(layer.num_kv_heads for layer in int2), ""),
         ("data parallelism", parallel.data_parallel_size > 1, "one server a GPU"),
         ("context parallelism", max(parallel.decode_context_parallel_size,
                                     parallel.prefill_context_parallel_size) > 1, ""),

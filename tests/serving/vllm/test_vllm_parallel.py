@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """One engine over several processes: tokens are those of a single one."""
+import functools
 import os
 import sys
 import unittest
@@ -34,7 +35,12 @@ def enlarge(worker, rank):
 class Parallel(case.EngineTest):
     @classmethod
     def setUpClass(cls):
-        cls.alone = cls.answers()
+        cls.alone = Parallel.of_one_process()
+
+    @classmethod
+    @functools.cache
+    def of_one_process(cls):
+        return cls.answers()
 
     @classmethod
     def answers(cls, refusing=None, **options):
@@ -76,6 +82,13 @@ class Parallel(case.EngineTest):
 class TensorParallel(Parallel):
     def test_two_ranks_have_a_kv_head_each(self):
         self.compare(tensor_parallel_size=2, refusing=1)
+
+
+@needs_vllm
+@unittest.skipIf(0 < DEVICES < 4, "fewer than four GPUs")
+class CopiedHeads(Parallel):
+    def test_four_ranks_have_a_copy_of_one_of_two_kv_heads_each(self):
+        self.compare(tensor_parallel_size=4, refusing=3)
 
 
 @needs_vllm

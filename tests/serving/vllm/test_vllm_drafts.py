@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
 """Speculative decoding over INT2 pages: drafts that are taken and drafts that are not, k of them at a time."""
-import importlib.util
 import json
 import pathlib
 import random
@@ -197,7 +196,6 @@ class Five(Eagle):
 
 @needs_vllm
 @unittest.skipIf(case.RUNNER == 2, "vLLM 0.26's second model runner takes no drafts of the text itself")
-@unittest.skipUnless(importlib.util.find_spec("numba"), "vLLM's CPU engine comes without numba")
 class Ngram(WithDrafts):
     k = 5
     speculative = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}

@@ -307,14 +307,19 @@ def model_in_transformers():
     return apply(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16), BUNDLE)
 
 
-@torch.inference_mode()
 def log_probabilities_in_transformers(prompt, answer):
     """Of each token of an answer, from transformers' model over the package's cache, fed with it."""
+    return _log_probabilities_in_transformers(tuple(prompt), tuple(answer))
+
+
+@functools.cache
+@torch.inference_mode()
+def _log_probabilities_in_transformers(prompt, answer):
     from oscar_int2.transformers import OscarCache
 
     model = model_in_transformers()
     cache = OscarCache(model, 1, len(prompt) + len(answer))
-    fed = (torch.tensor([tokens]) for tokens in (prompt, *([token] for token in answer[:-1])))
+    fed = (torch.tensor([list(tokens)]) for tokens in (prompt, *([token] for token in answer[:-1])))
     logits = [model(tokens, past_key_values=cache).logits[0, -1] for tokens in fed]
     cache.check_rows()
     return [x.float().log_softmax(-1)[token].item() for x, token in zip(logits, answer)]

@@ -347,4 +347,47 @@ HistoryRowsParams history_params(const char* op, const CacheTensors& cache,
   return p;
 }
 
+std::string step_names() {
+  static_assert(kStepNumbers == 7);
+  return "old_len seq_lens old_history new_history old_written new_written window_slot";
+}
+
+StepParams step_params(const char* op, const StepTensors& t) {
+  const Tensor& device = t.numbers;
+  const int64_t requests = checked_size({op, "seq_lens", t.seq_lens}, 1, 0);
+  const int64_t held = checked_size({op, "window_slot", t.window_slot}, 1, 0);
+  const int64_t most = checked_size({op, "numbers", t.numbers}, 2, 1);
+  const int64_t windows = checked_size({op, "history", t.history}, 1, 0);
+  StepParams p;
+  p.requests = checked_int(op, "seq_lens.size(0)", requests, 0, most);
+  p.held = checked_int(op, "window_slot.size(0)", held, 0, requests);
+  checked_int(op, "numbers.size(0)", t.numbers.size(0), kStepNumbers, kMaxInt);
+  p.stride = most;
+  p.mapped = checked_size({op, "slot_mapping", t.slot_mapping}, 1, 0);
+  p.query_start_loc =
+      int_array(op, "query_start_loc", t.query_start_loc, {"requests + 1", requests + 1}, device);
+  p.seq_lens = int_array(op, "seq_lens", t.seq_lens, {"requests", requests}, device);
+  p.slot_mapping = static_cast<const int64_t*>(checked_data({op, "slot_mapping", t.slot_mapping},
+                                                            ScalarType::Long, {{"rows"}}, device,
+                                                            alignof(int64_t)));
+  const Extent with_window{"requests with a window", held};
+  p.window_slot = int_array(op, "window_slot", t.window_slot, with_window, device);
+  p.drafts = int_array(op, "drafts", t.drafts, with_window, device);
+  p.starts = int_array(op, "starts", t.starts, {"requests at most + 1", most + 1}, device);
+  p.numbers = static_cast<int32_t*>(checked_data({op, "numbers", t.numbers}, ScalarType::Int,
+                                                 {{"numbers"}, {"requests at most", most}}, device,
+                                                 alignof(int32_t)));
+  p.history = int_array(op, "history", t.history, {"windows", windows}, device);
+  p.written = int_array(op, "written", t.written, {"windows", windows}, device);
+  if (t.windows.size() != 3) {
+    refuse(op, "wrong number of lengths", "windows", "sink_tokens, recent_tokens, demote_block",
+           std::to_string(t.windows.size()));
+  }
+  constexpr int64_t kMostTokens = 1 << 30;
+  p.sink_tokens = checked_int(op, "sink_tokens", t.windows[0], 0, kMostTokens);
+  p.recent_tokens = checked_int(op, "recent_tokens", t.windows[1], 0, kMostTokens);
+  p.demote_block = checked_int(op, "demote_block", t.windows[2], 1, kMostTokens);
+  return p;
+}
+
 }  // namespace oscar::torch_ops

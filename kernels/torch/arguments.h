@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checks.h"
+#include "oscar/cache/steps.h"
 #include "recipe.h"
 
 namespace oscar::torch_ops {
@@ -60,6 +61,19 @@ struct HistoryTensors {
   int64_t first_token = 0;
 };
 
+struct StepTensors {
+  const std::vector<int64_t>& windows;  // sink_tokens, recent_tokens, demote_block
+  const Tensor& query_start_loc;        // int32 [requests + 1]
+  const Tensor& seq_lens;               // int32 [requests]
+  const Tensor& slot_mapping;           // int64 [rows at least]
+  const Tensor& window_slot;            // int32 [requests with a window]
+  const Tensor& drafts;                 // int32, the same
+  const Tensor& starts;                 // int32 [requests at most + 1]
+  const Tensor& numbers;                // int32 [kStepNumbers at least, requests at most]
+  const Tensor& history;                // int32 [windows]
+  const Tensor& written;                // int32 [windows]
+};
+
 // bf16 rows [rows, num_heads, head_dim] that may lie apart, as slices of a fused tensor do. Throws
 // Error unless each is 16-byte aligned and contiguous in itself.
 HeadRows head_rows(const Argument& argument, const Extent& rows, const Extent& heads,
@@ -77,6 +91,8 @@ LayerRecipe layer_recipe(const char* op, const Recipe& recipe, RecipeUse use, in
 // "forward partner ...": the properties of a side in their order; and the fields of a format.
 std::string recipe_names();
 std::string format_names();
+// The rows of StepTensors::numbers.
+std::string step_names();
 
 // Without o and lse. All tensors lie on the device of the pool.
 AttentionParams attention_params(const char* op, const CacheTensors& cache,
@@ -87,5 +103,8 @@ AppendParams append_params(const char* op, const CacheTensors& cache, const Wind
 
 HistoryRowsParams history_params(const char* op, const CacheTensors& cache,
                                  const HistoryTensors& tensors);
+
+// All tensors lie on the device of `numbers`.
+StepParams step_params(const char* op, const StepTensors& tensors);
 
 }  // namespace oscar::torch_ops

@@ -8,6 +8,7 @@
 #include "oscar_kernels/append.h"
 #include "oscar_kernels/attention.h"
 #include "oscar_kernels/history.h"
+#include "oscar_kernels/steps.h"
 #include "oscar_kernels/transform.h"
 
 // Weak: a torch without CUDA does not have it, and loads this library all the same.
@@ -137,6 +138,12 @@ void transform_on_device(const char* op, const TransformParams& params, const Te
   check(op, transform_rows(params, stream), valid_transform(params), call_text(params));
 }
 
+void step_numbers_on_device(const char* op, const StepParams& params, const Tensor& neighbour) {
+  const DeviceGuard guard(neighbour.get_device_index());
+  const cudaStream_t stream = current_stream(op, neighbour.get_device_index());
+  check(op, step_numbers(params, stream), true, std::to_string(params.requests) + " requests");
+}
+
 int64_t device_workspace_bytes(const char* op, const AttentionParams& params,
                                const Tensor& neighbour) {
   const DeviceGuard guard(neighbour.get_device_index());
@@ -169,6 +176,10 @@ void dequantize_on_device(const char* op, const HistoryRowsParams&, const Tensor
 }
 
 void transform_on_device(const char* op, const TransformParams&, const Tensor& neighbour) {
+  no_kernels(op, neighbour);
+}
+
+void step_numbers_on_device(const char* op, const StepParams&, const Tensor& neighbour) {
   no_kernels(op, neighbour);
 }
 

@@ -20,4 +20,8 @@ void dequantize_on_host(const HistoryRowsParams& params) { dequantize_history_re
 
 void transform_on_host(const TransformParams& params) { transform_ref(params); }
 
+void step_numbers_on_host(const StepParams& params) {
+  for (int b = 0; b < params.requests; ++b) fill_step_numbers(params, b);
+}
+
 }  // namespace oscar::torch_ops

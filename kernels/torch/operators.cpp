@@ -153,6 +153,22 @@ void dequantize_history(const Recipe& recipe, const Format& format, const Tensor
   dequantize_on_host(params);
 }
 
+void step_numbers(const std::vector<int64_t>& windows, const Tensor& query_start_loc,
+                  const Tensor& seq_lens, const Tensor& slot_mapping, const Tensor& window_slot,
+                  const Tensor& drafts, const Tensor& starts, const Tensor& numbers,
+                  const Tensor& history, const Tensor& written) {
+  constexpr const char* kOp = "step_numbers";
+  const StepParams params =
+      step_params(kOp, {windows, query_start_loc, seq_lens, slot_mapping, window_slot, drafts,
+                        starts, numbers, history, written});
+  if (numbers.is_cuda()) {
+    step_numbers_on_device(kOp, params, numbers);
+    return;
+  }
+  check_step_tables(kOp, params, {.num_slots = history.size(0)});
+  step_numbers_on_host(params);
+}
+
 int64_t page_bytes_of_format(int64_t head_dim, const Format& format) {
   return page_bytes(checked_format("page_bytes", head_dim, format).page);
 }
@@ -163,6 +179,7 @@ void register_tensor_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("decode_attention_out", TORCH_BOX(&decode_attention_out));
   m.impl("decode_attention_workspace_size", TORCH_BOX(&decode_attention_workspace_size));
   m.impl("dequantize_history", TORCH_BOX(&dequantize_history));
+  m.impl("step_numbers", TORCH_BOX(&step_numbers));
 }
 
 }  // namespace
@@ -189,9 +206,14 @@ STABLE_TORCH_LIBRARY(oscar_int2, m) {
       "dequantize_history(Tensor[] recipe, int[] format, Tensor pool, Tensor block_table, "
       "Tensor history_len, Tensor(a!) k, Tensor(b!) v, *, Tensor? first_position=None, "
       "int first_token=0) -> ()");
+  m.def(
+      "step_numbers(int[] windows, Tensor query_start_loc, Tensor seq_lens, Tensor slot_mapping, "
+      "Tensor window_slot, Tensor drafts, Tensor(a!) starts, Tensor(b!) numbers, "
+      "Tensor(c!) history, Tensor(d!) written) -> ()");
   m.def("page_bytes(int head_dim, int[] format) -> int");
   m.def("recipe_names() -> str");
   m.def("format_names() -> str");
+  m.def("step_names() -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(oscar_int2, CPU, m) { register_tensor_operators(m); }
@@ -200,6 +222,7 @@ STABLE_TORCH_LIBRARY_IMPL(oscar_int2, CompositeImplicitAutograd, m) {
   m.impl("page_bytes", TORCH_BOX(&page_bytes_of_format));
   m.impl("recipe_names", TORCH_BOX(&recipe_names));
   m.impl("format_names", TORCH_BOX(&format_names));
+  m.impl("step_names", TORCH_BOX(&step_names));
 }
 
 }  // namespace oscar::torch_ops

@@ -129,4 +129,19 @@ void check_history_tables(const char* op, const HistoryRowsParams& p, const Tabl
   }
 }
 
+void check_step_tables(const char* op, const StepParams& p, const TableLimits& limits) {
+  for (int b = 0; b < p.requests; ++b) {
+    const Request request{op, b};
+    const int32_t begin = p.query_start_loc[b], end = p.query_start_loc[b + 1];
+    request.require(begin >= 0 && end >= begin, "query_start_loc", "no less than the one before",
+                    end);
+    if (b >= p.held) continue;
+    const int32_t slot = p.window_slot[b];
+    request.require(slot >= 0 && slot < limits.num_slots, "window_slot",
+                    up_to(0, limits.num_slots - 1), slot);
+    request.require(p.drafts[b] >= 0 && p.drafts[b] <= end - begin, "drafts", up_to(0, end - begin),
+                    p.drafts[b]);
+  }
+}
+
 }  // namespace oscar::torch_ops

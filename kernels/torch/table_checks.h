@@ -2,6 +2,7 @@
 #pragma once
 
 #include "oscar/cache/pages.h"
+#include "oscar/cache/steps.h"
 
 namespace oscar::torch_ops {
 
@@ -23,5 +24,7 @@ void check_attention_tables(const char* op, const AttentionParams& params,
 void check_append_tables(const char* op, const AppendParams& params, const TableLimits& limits);
 void check_history_tables(const char* op, const HistoryRowsParams& params,
                           const TableLimits& limits);
+// limits: num_slots.
+void check_step_tables(const char* op, const StepParams& params, const TableLimits& limits);
 
 }  // namespace oscar::torch_ops

@@ -5,6 +5,7 @@ Usage: test_torch_ops.py [OnCpu ...]     CUDA cases are skipped, with the reason
 """
 import os
 import pathlib
+import random
 import sys
 import unittest
 
@@ -14,7 +15,7 @@ sys.path[:0] = [str(pathlib.Path(os.environ["OSCAR_BIN"]).parent / "python"),
                 str(pathlib.Path(__file__).resolve().parent)]
 import oscar_int2  # registers the operators
 from torch_ops_reference import (CORE, FORMATS, PROPERTIES, Format, Server, bits, dequantized, golden_matrices,
-                                 goldens, recipe_of, relative_error, shaped_feedback, split)
+                                 goldens, recipe_of, relative_error, shaped_feedback, split, step_numbers)
 
 SOURCE = pathlib.Path(os.environ["OSCAR_SOURCE"])
 GOLDEN, README = SOURCE / "tests" / "golden", SOURCE / "kernels" / "README.md"
@@ -47,6 +48,47 @@ class Device:
     def supported(self, fmt):
         """Whether this build decodes the format: every one on the CPU."""
         return True
+
+    def step(self, windows, starts, seq_lens, slots, held, drafts, history, written, room=40):
+        """ops.step_numbers, and what it leaves: ({name: list}, history, written, starts)."""
+        ints = lambda values, dtype=torch.int32: torch.tensor(values, dtype=dtype, device=self.device)
+        out, numbers = ints([-7] * (room + 1)), ints([[-7] * room] * 9)  # more rows than it has numbers
+        history, written = ints(history), ints(written)
+        ops.step_numbers(windows, ints(starts), ints(seq_lens), ints(slots, torch.int64), ints(held), ints(drafts), out,
+                         numbers, history, written)
+        n, names = len(seq_lens), ops.step_names().split()
+        self.assertTrue((numbers[len(names):] == -7).all() and (numbers[:, n:] == -7).all() and (out[n + 1:] == -7).all())
+        return (dict(zip(names, numbers[:, :n].tolist())), history.tolist(), written.tolist(), out[:n + 1].tolist())
+
+    def test_numbers_of_steps_are_those_of_the_definition(self):
+        """A few requests grow, with drafts of which some are taken; others leave, come, and pad a graph."""
+        numbers = random.Random(3)
+        for windows in ((64, 256, 16), (0, 128, 1), (128, 0, 64)):
+            history, written, lengths = [0] * 40, [0] * 40, {}
+            for _ in range(60):
+                for slot in numbers.sample(range(40), 3):
+                    if lengths.pop(slot, None) is None:
+                        lengths[slot] = 0
+                    history[slot] = written[slot] = 0
+                held = numbers.sample(sorted(lengths), len(lengths))
+                rows = [numbers.choice((1, 1, 4, 70, 500)) for _ in held]
+                drafts = [numbers.randrange(3) if count == 4 else 0 for count in rows]
+                padding = numbers.randrange(4) if len(held) < 36 else 0
+                starts = [sum(rows[:b]) for b in range(len(rows) + 1)] + [sum(rows)] * padding
+                seq_lens = [lengths[slot] + count for slot, count in zip(held, rows)] + [numbers.randrange(9)] * padding
+                nowhere = numbers.random() < 0.1  # a dummy run
+                slots = [-1 if nowhere else 5] * sum(rows) + [-1] * padding
+                given = windows, starts, seq_lens, slots, held, drafts, history, written
+                expected = step_numbers(*given)
+                self.assertEqual(self.step(*given), expected)
+                _, history, written, _ = expected
+                if not nowhere:
+                    lengths = {slot: lengths[slot] + count - numbers.randrange(drafted + 1)
+                               for slot, count, drafted in zip(held, rows, drafts)}
+
+    def test_a_step_of_nobody_has_no_numbers(self):
+        self.assertEqual(self.step([64, 256, 16], [0], [], [], [], [], [3], [4]), ({
+            name: [] for name in ops.step_names().split()}, [3], [4], [-7]))
 
     def test_rows_are_the_bytes_of_the_independent_goldens(self):
         cases = 0
@@ -525,6 +567,19 @@ class OnCpu(Device, unittest.TestCase):
         _, pairs, _ = self.written_row(row, Format(8, 8), **shaped, metric_k=metric,
                                        metric_v=metric)
         self.assertEqual(pairs[0].view(torch.int16).tolist(), [0x3c98, 0x3d24])
+
+    def test_steps_that_point_outside_their_tables_are_refused(self):
+        given = [64, 256, 16], [0, 1, 2], [9, 9], [5, 5]
+        for what, words in (
+                ([0, 40], "window_slot, request 1.*0 to 1"), ([-1, 0], "window_slot, request 0.*0 to 1")):
+            with self.assertRaisesRegex(RuntimeError, f"(?s)step_numbers.*{words}"):
+                self.step(*given, what, [0, 0], [0, 0], [0, 0])
+        with self.assertRaisesRegex(RuntimeError, "(?s)step_numbers.*drafts, request 1.*0 to 1"):
+            self.step(*given, [0, 1], [0, 2], [0, 0], [0, 0])
+        with self.assertRaisesRegex(RuntimeError, "(?s)step_numbers.*seq_lens.size.0.*0 to 1.*2"):
+            self.step(*given, [0, 1], [0, 0], [0, 0], [0, 0], room=1)
+        with self.assertRaisesRegex(RuntimeError, "(?s)step_numbers.*windows.*sink_tokens, recent_tokens, demote_block.*2"):
+            self.step([64, 256], *given[1:], [0, 1], [0, 0], [0, 0], [0, 0])
 
     def test_tables_that_point_outside_the_cache_are_refused(self):
         server = self.server(CORE, 2)

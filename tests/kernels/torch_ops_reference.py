@@ -254,3 +254,28 @@ class Server:
 
 def relative_error(result, reference):
     return ((result.cpu().double() - reference).norm() / reference.norm()).item()
+
+
+def step_numbers(windows, starts, seq_lens, slots, held, drafts, history, written):
+    """What one step makes of its requests, by the words of lib/oscar/cache/steps.h: ({name: list}, history, written,
+    query_start_loc of the rows that are written). `starts`: of each request's rows; `slots`: of each row, -1 nowhere;
+    `held`: windows of the first requests."""
+    sink, recent, block = windows
+    history, written, found, begins = list(history), list(written), {}, [0]
+    for b, (begin, end) in enumerate(zip(starts, starts[1:])):
+        rows = end - begin if end > begin and slots[begin] >= 0 else 0
+        begins.append(begins[-1] + rows)
+        length = seq_lens[b] if rows else 0
+        window = held[b] if b < len(held) else None
+        old = (history[window], written[window]) if window is not None else (0, 0)
+        certain = length - (drafts[b] if window is not None else 0)
+        coded = max(certain - sink - recent, 0) // block * block
+        new_history = max(coded, old[0])
+        new_written = max(max(certain - sink, 0) // 64 * 64, new_history, old[1])
+        if window is not None:
+            history[window], written[window] = new_history, new_written
+        for name, value in zip(("old_len", "seq_lens", "old_history", "new_history", "old_written", "new_written",
+                                "window_slot"), (length - rows, length, old[0], new_history, old[1], new_written,
+                                                 window or 0)):
+            found.setdefault(name, []).append(value)
+    return found, history, written, begins

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from vllm.utils.platform_utils import is_pin_memory_available
 
-from .._library import PAGE_TOKENS
+from .._library import PAGE_TOKENS, ops
 from ..codec import StepTables
 
 if TYPE_CHECKING:
@@ -65,11 +65,13 @@ class Decodes:
 class RequestTables:
     """Numbers of each request in tensors that never move, since captured graphs read them."""
 
-    ROWS = ("old_len", "seq_lens", "old_history", "new_history", "old_written", "new_written", "window_slot")
+    ROWS = tuple(ops.step_names().split())
 
     def __init__(self, format: CacheFormat, slots, queries, device):
         """`slots`: requests at a time; `queries`: most rows of a request that is no prompt."""
-        self.format, self.queries, self.device = format, queries, device
+        self.queries, self.device = queries, device
+        self.windows = [format.sink_tokens, format.recent_tokens, format.demote_block]
+        self.blocks = format.demote_block, PAGE_TOKENS  # by which INT2 tokens, and those in pages, grow
         calls = -(-queries // MOST_QUERIES)
         self.numbers = torch.zeros(len(self.ROWS) + calls - 1, slots, dtype=torch.int32, device=device)
         self.starts = torch.zeros(slots + 1, dtype=torch.int32, device=device)
@@ -98,30 +100,9 @@ class RequestTables:
         and those that pad a graph. A page is written once it is full, while all its rows are exact. Both
         go by the tokens that are certain, never by drafts: then a rejected draft has reached no page.
         """
-        n, held = common.num_reqs, len(slots)
-        starts = common.query_start_loc[:n + 1]
-        rows = starts.diff()
-        first = starts[:n].clamp(max=len(common.slot_mapping) - 1)
-        written = (common.slot_mapping.index_select(0, first) >= 0) & (rows > 0)
-        rows *= written
-        old_len, seq_lens, old_history, new_history, old_written, new_written, window_slot = (
-            self.row(name, slice(n)) for name in self.ROWS)
-        torch.cumsum(rows, 0, dtype=torch.int32, out=self.starts[1:n + 1])
-        torch.mul(common.seq_lens[:n], written, out=seq_lens)
-        torch.sub(seq_lens, rows, out=old_len)
-        window_slot.zero_()
-        window_slot[:held] = slots
-        torch.index_select(self.history, 0, window_slot, out=old_history)
-        torch.index_select(self.written, 0, window_slot, out=old_written)
-        certain = seq_lens.clone()
-        certain[:held] -= drafts
-        coded: torch.Tensor = self.format.history_tokens(certain)
-        full: torch.Tensor = self.format.page_tokens(certain)
-        torch.maximum(coded, old_history, out=new_history)
-        torch.maximum(full.maximum(new_history), old_written, out=new_written)
-        windows = window_slot[:held].long()
-        self.history.index_copy_(0, windows, new_history[:held])
-        self.written.index_copy_(0, windows, new_written[:held])
+        n = common.num_reqs
+        ops.step_numbers(self.windows, common.query_start_loc[:n + 1], common.seq_lens[:n], common.slot_mapping,
+                         slots, drafts, self.starts, self.numbers, self.history, self.written)
 
     def step_tables(self, block_table, requests, query_start_loc, max_new_rows, max_new_history):
         """Of a slice of the requests. `block_table`: of all."""
@@ -134,7 +115,7 @@ class RequestTables:
         few = slice(requests)
         # What has become certain since the last step: its own rows, and drafts that it had accepted.
         certain = 2 * self.queries - 1
-        grown = max(-(-certain // block) * block for block in (self.format.demote_block, PAGE_TOKENS))
+        grown = max(-(-certain // block) * block for block in self.blocks)
         tables = self.step_tables(block_table, few, self.starts[:requests + 1], queries, grown)
         ends = []
         for call, end in enumerate(range(MOST_QUERIES, queries, MOST_QUERIES)):

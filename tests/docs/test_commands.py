@@ -41,6 +41,7 @@ FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": 
                    "--tensor-parallel-size": "vLLM's", "--pipeline-parallel-size": "vLLM's",
                    "--speculative-config": "vLLM's", "--index-url": "pip's", "--enable-lora": "vLLM's",
                    "--language-model-only": "vLLM's", "--disable-hybrid-kv-cache-manager": "vLLM's",
+                   "--gpu-memory-utilization": "vLLM's", "--kv-cache-memory-bytes": "vLLM's", "--enforce-eager": "vLLM's",
                    "--no-enable-prefix-caching": "vLLM's", "--model-impl": "vLLM's", "--kv-cache-dtype-skip-layers": "vLLM's",
                    "--gtest_filter": "GoogleTest's",
                    "--install": "CMake's", "--prefix": "CMake's", "--test-dir": "CTest's",

@@ -26,13 +26,15 @@ namespace {
 
 struct InspectArguments {
   std::string file;
+  bool all = false;
   JsonOutput json;
 };
 
 int inspect(const InspectArguments& arguments) {
   check_json_output({arguments.file}, arguments.json);
   const Inspection inspection = inspect_bundle(arguments.file);
-  show(inspection_text(inspection), inspection.json, arguments.json);
+  const auto view = arguments.all ? InspectionView::kAll : InspectionView::kScreen;
+  show(inspection_text(inspection, view), inspection.json, arguments.json);
   return kExitDone;
 }
 
@@ -43,6 +45,8 @@ void add_inspect(CLI::App& program, Work& work) {
       program, work, "inspect", "Show what a file is and holds", inspect,
       [](CLI::App& sub, InspectArguments& arguments) {
         sub.add_option("FILE", arguments.file, "Bundle, statistics file or checkpoint")->required();
+        sub.add_flag("--all", arguments.all,
+                     "Every layer, hash and backend, not what fits a screen");
         add_json_option(sub, arguments.json);
       });
 }
@@ -225,8 +229,8 @@ void add_plan(CLI::App& program, Work& work) {
             ->needs(memory)
             ->option_text("N");
         sub.add_option("--utilization", arguments.options.utilization,
-                       "Share of a GPU that the server takes (0.9, as\n"
-                       "vLLM's gpu_memory_utilization)")
+                       "Share of a GPU that the server takes (0.9), in\n"
+                       "vLLM gpu_memory_utilization")
             ->check(CLI::Range(0.05, 1.0))
             ->needs(memory)
             ->option_text("SHARE");

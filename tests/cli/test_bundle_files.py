@@ -7,6 +7,7 @@ import numpy as np
 
 from bundle.verify_bundle import content_sha256
 from support.bundle_case import DIM, LAYERS, BundleCase, attributes, dataset, make_file, run
+from support.programs import SOURCE
 
 
 class GoodFiles(BundleCase):
@@ -68,6 +69,22 @@ class GoodFiles(BundleCase):
             values = file["layers/001/k_eigenvalues"][0]
         share = data["layers"][1]["key"]["largest_eigenvalue_share"][0]
         self.assertAlmostEqual(share, values[-1] / values.sum(), places=12)
+
+    def test_inspect_fits_a_screen_and_shows_all_on_demand(self):
+        path = SOURCE / "rotation_zoo" / "smollm2-135m-instruct" / "smollm2-135m-instruct.h5"
+        short, whole = (run("inspect", path, *options).stdout.splitlines() for options in ((), ("--all",)))
+        self.assertLessEqual(len(short), 40)
+        layers = {row["layer_id"]: max(row["predicted_output_nmse"])
+                  for row in json.loads(run("inspect", path, "--json", "-").stdout)["layers"]}
+        worst = sorted(sorted(layers, key=layers.get)[-5:])
+        table = short[short.index("the 5 of 30 layers with the largest predicted error"):][2:7]
+        self.assertEqual([int(line.split()[0]) for line in table], worst)
+        self.assertTrue(set(table) <= set(whole), "the same rows")
+        for line in ("runs as is  oscar_int2", "cannot run  llama.cpp, oscar2", "--all shows every layer, hash and backend"):
+            self.assertIn(line, short)
+        for layer in range(30):
+            self.assertEqual(sum(line.startswith(f"{layer:5}  ") for line in whole), 3, "itself and two variants")
+        self.assertIn("fitted by   0.1.0 (46ab19a)", whole)
 
     def test_inspect_tells_rounding_by_head(self):
         factors = np.stack([np.eye(DIM), np.eye(DIM)])

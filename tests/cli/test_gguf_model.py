@@ -45,7 +45,7 @@ class GgufModel(ProgramTest):
         self.assertEqual(about["name"], "small.Q8_0")
         self.assertEqual(about["quantization"], "Q8_0 (22 tensors), F32 (13)")
         self.assertEqual(about["file_sha256"], hashlib.sha256(model.read_bytes()).hexdigest())
-        text = self.run_ok("oscar-bundle", "inspect", bundle).stdout
+        text = self.run_ok("oscar-bundle", "inspect", bundle, "--all").stdout
         self.assertIn("Q8_0 (22 tensors), F32 (13)", text)
         self.assertIn(about["file_sha256"], text)
         self.run_ok("oscar-bundle", "verify", bundle)

@@ -258,7 +258,7 @@ class HeldBackSearch(CalibrateTest):
                     self.assertFalse(variant["k_mean"][()].any())
                     self.assertNotIn("k_feedback", variant)
                     self.assertEqual(variant["predicted_output_nmse"].shape, (2,))
-        text = self.run_ok("oscar-bundle", "inspect", self.out).stdout
+        text = self.run_ok("oscar-bundle", "inspect", self.out, "--all").stdout
         self.assertIn("portable variant, one rotation per KV head", text)
         self.assertIn("decided on", text)
         result = self.run_ok("oscar-eval", self.model, "--device", "cpu", "--bundle", self.out,

@@ -414,7 +414,7 @@ class OscarEval(unittest.TestCase):
 
         def said(path, *options):
             """Of inspect and card: the line of a server that takes the portable variant, and all."""
-            shown = run("inspect", path, program="oscar-bundle").stdout
+            shown = run("inspect", path, "--all", program="oscar-bundle").stdout
             done = run("card", path, "-o", read, "--force", *options, program="oscar-bundle")
             self.assertEqual(done.returncode, 0, done.stderr)
             (row,) = [line for line in read.read_text().splitlines() if line.startswith("| sglang-v1 ")]

@@ -120,7 +120,7 @@ class ForBackend(BackendCase):
                  json.loads(self.run_ok("oscar-bundle", "backends", "--json", "-").stdout)]
         self.assertEqual([line.split()[0] for line in lines[1:1 + len(names)]], names)
         self.assertTrue(all(len(line) <= 80 for line in said.splitlines()))
-        shown = self.run_ok("oscar-bundle", "inspect", out).stdout
+        shown = self.run_ok("oscar-bundle", "inspect", out, "--all").stdout
         self.assertIn("\n".join(lines[:1 + len(names)]), shown)
 
 

@@ -46,7 +46,7 @@ class EnoughText(TextOfABundle):
             inspection = json.loads(self.run_ok("oscar-bundle", "inspect", self.out,
                                                 "--json", "-").stdout)
             self.assertEqual(inspection["convergence"], record)
-            page = self.run_ok("oscar-bundle", "inspect", self.out).stdout
+            page = self.run_ok("oscar-bundle", "inspect", self.out, "--all").stdout
             self.assertIn(f"text        {verdict}", page)
             self.assertIn("degrees", page)
             self.assertLessEqual(max(map(len, page.splitlines())), 80)

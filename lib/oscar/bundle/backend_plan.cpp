@@ -728,6 +728,21 @@ Json plans_json(const std::vector<BackendPlan>& plans) {
   return list;
 }
 
+std::string plans_summary(const std::vector<BackendPlan>& plans) {
+  std::string text;
+  for (const auto& [verdict, label] : {std::pair{BackendVerdict::kAsIs, "runs as is"},
+                                       std::pair{BackendVerdict::kPortable, "portable"},
+                                       std::pair{BackendVerdict::kCannot, "cannot run"}}) {
+    std::string names;
+    for (const BackendPlan& plan : plans) {
+      if (plan.verdict() == verdict)
+        names += (names.empty() ? "" : ", ") + std::string(plan.backend->name);
+    }
+    if (!names.empty()) add_line(text, label, names);
+  }
+  return text;
+}
+
 std::string plans_text(const std::vector<BackendPlan>& plans) {
   std::string text = "backends\n", fitted;
   bool predicted = false, measured = false, without_losses = false;

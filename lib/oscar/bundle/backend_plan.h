@@ -167,5 +167,7 @@ inline constexpr const char* kPredictionWorth = "0.5 to 2.3 times";
 
 // A line for each plan, and what they mean.
 std::string plans_text(const std::vector<BackendPlan>& plans);
+// In a line for each verdict.
+std::string plans_summary(const std::vector<BackendPlan>& plans);
 
 }  // namespace oscar

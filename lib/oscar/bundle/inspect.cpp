@@ -157,18 +157,43 @@ void add_layer_table(std::string& text, const Json& layers) {
         largest(v["condition_number"], "{:.3g}"),
         largest(layer["predicted_output_nmse"], "{:.1e}"));
   }
+}
+
+// Warnings and fallbacks of layers, `most` of them at most.
+void add_remarks(std::string& text, const Json& layers, size_t most) {
+  size_t count = 0;
+  const auto add = [&](const std::string& where, const std::string& words) {
+    if (++count <= most) add_line(text, where, words);
+  };
   for (const auto& layer : layers) {
     const std::string where = "layer " + plain(layer["layer_id"]);
-    for (const auto& warning : layer["warnings"]) add_line(text, where, plain(warning));
+    for (const auto& warning : layer["warnings"]) add(where, plain(warning));
     for (const char* side : {"key", "value"}) {
       const Json& fallback = layer[side]["fallback"];
       for (size_t h = 0; h < fallback.size(); ++h) {
-        if (fallback[h] != "") {
-          add_line(text, where, fmt::format("{} head {}: {}", side, h, plain(fallback[h])));
-        }
+        if (fallback[h] != "")
+          add(where, fmt::format("{} head {}: {}", side, h, plain(fallback[h])));
       }
     }
   }
+  if (count > most) text += fmt::format("and {} more remarks\n", count - most);
+}
+
+double worst_error(const Json& layer) {
+  double worst = -INFINITY;
+  for (const auto& head : layer["predicted_output_nmse"]) {
+    if (head.is_number()) worst = std::max(worst, head.get<double>());
+  }
+  return worst;
+}
+
+// The layers with the largest predicted errors, in their order.
+Json worst_layers(const Json& layers, size_t count) {
+  std::vector<Json> found(layers.begin(), layers.end());
+  std::ranges::stable_sort(found, std::greater{}, worst_error);
+  found.resize(std::min(count, found.size()));
+  std::ranges::sort(found, {}, [](const Json& layer) { return layer["layer_id"].get<int>(); });
+  return found;
 }
 
 void add_statistics_table(std::string& text, const Json& statistics) {
@@ -181,6 +206,39 @@ void add_statistics_table(std::string& text, const Json& statistics) {
                         s["k_mean_square"].get<double>(), s["v_mean_square"].get<double>(),
                         s["attn_out_mean_square"].get<double>());
   }
+}
+
+// Of a rotation bundle: its layers, or the worst of them, and what backends run.
+void add_layers(std::string& text, const Inspection& inspection, InspectionView view) {
+  constexpr size_t kWorst = 5, kRemarks = 5;
+  constexpr const char* kLegend =
+      "clip 0.00 = off; top = share of the largest eigenvalue, cnd = condition number,\n"
+      "nmse = predicted error of the attention output: the worst head's each\n";
+  const Json &j = inspection.json, &layers = j["layers"];
+  if (view == InspectionView::kScreen) {
+    if (layers.size() > kWorst) {
+      text += fmt::format("\nthe {} of {} layers with the largest predicted error", kWorst,
+                          layers.size());
+    }
+    add_layer_table(text, worst_layers(layers, kWorst));
+    add_remarks(text, layers, kRemarks);
+    text += kLegend + ("\n" + plans_summary(inspection.backends));
+    if (j.contains("evaluation_left_out")) add_line(text, "", plain(j["evaluation_left_out"]), 0);
+    return;
+  }
+  add_layer_table(text, layers);
+  add_remarks(text, layers, SIZE_MAX);
+  text += kLegend;
+  if (j.contains("portable")) {
+    for (const auto& [key, name] :
+         {std::pair{"shared", "layer"}, std::pair{"per_head", "KV head"}}) {
+      text += fmt::format("\nportable variant, one rotation per {}", name);
+      add_layer_table(text, j["portable"][key]);
+      add_remarks(text, j["portable"][key], SIZE_MAX);
+    }
+  }
+  text += "\n" + plans_text(inspection.backends);
+  if (j.contains("evaluation_left_out")) add_line(text, "", plain(j["evaluation_left_out"]), 0);
 }
 
 }  // namespace
@@ -255,8 +313,9 @@ Inspection inspect_bundle(const std::filesystem::path& path) {
   return {.json = std::move(json), .backends = std::move(backends)};
 }
 
-std::string inspection_text(const Inspection& inspection) {
+std::string inspection_text(const Inspection& inspection, InspectionView view) {
   const Json& j = inspection.json;
+  const bool all = view == InspectionView::kAll;
   std::string text;
   const Json &m = j["model"], &c = j["corpus"], &q = j["quantizer"];
   add_line(text, "file", plain(j["file"]));
@@ -277,9 +336,9 @@ std::string inspection_text(const Inspection& inspection) {
   add_line(text, "made",
            fmt::format("{} by version {} ({})", plain(j["created_utc"]), plain(j["tool_version"]),
                        plain(j["tool_commit"])));
-  if (j.contains("fitted_by")) add_line(text, "fitted by", plain(j["fitted_by"]));
+  if (all && j.contains("fitted_by")) add_line(text, "fitted by", plain(j["fitted_by"]));
   add_line(text, "content", plain(j["content_sha256"]));
-  if (j.contains("serving_sha256")) add_line(text, "served", plain(j["serving_sha256"]));
+  if (all && j.contains("serving_sha256")) add_line(text, "served", plain(j["serving_sha256"]));
   add_line(
       text, "model",
       fmt::format("{} ({}): {} layers, {} query and {} KV heads, head_dim {}/{}", plain(m["name"]),
@@ -296,7 +355,7 @@ std::string inspection_text(const Inspection& inspection) {
   if (m.contains(schema::kQuantization)) {
     const bool gguf = m.contains(schema::kFileHash);
     add_line(text, gguf ? "GGUF" : "FP8", plain(m[schema::kQuantization]));
-    if (gguf) add_line(text, "", "file " + plain(m[schema::kFileHash]));
+    if (all && gguf) add_line(text, "", "file " + plain(m[schema::kFileHash]));
   }
   add_line(
       text, "corpus",
@@ -360,27 +419,17 @@ std::string inspection_text(const Inspection& inspection) {
     const char* label = "text";
     for (const std::string& line : convergence_lines(j["convergence"])) {
       add_line(text, std::exchange(label, ""), printable(line));
+      if (!all) break;
     }
   }
-  if (j["fingerprint_hashes"] != 0) {
+  if (all && j["fingerprint_hashes"] != 0) {
     add_line(text, "fingerprint",
              fmt::format("{} hashes of {}-token pieces of the text, to notice an evaluation on it",
                          plain(j["fingerprint_hashes"]), kNgramTokens));
   }
   if (!j["layers"].empty()) {
-    add_layer_table(text, j["layers"]);
-    text +=
-        "clip 0.00 = off; top = share of the largest eigenvalue, cnd = condition number,\n"
-        "nmse = predicted error of the attention output: the worst head's each\n";
-    if (j.contains("portable")) {
-      text += "\nportable variant, one rotation per layer";
-      add_layer_table(text, j["portable"]["shared"]);
-      text += "\nportable variant, one rotation per KV head";
-      add_layer_table(text, j["portable"]["per_head"]);
-    }
-    text += "\n" + plans_text(inspection.backends);
-    if (j.contains("evaluation_left_out")) add_line(text, "", plain(j["evaluation_left_out"]), 0);
-  } else if (!j["statistics"].empty()) {
+    add_layers(text, inspection, view);
+  } else if (!j["statistics"].empty() && all) {
     add_statistics_table(text, j["statistics"]);
   }
   if (j.contains("evaluation")) {
@@ -389,6 +438,7 @@ std::string inspection_text(const Inspection& inspection) {
       add_line(text, "", printable(name) + ": " + plain(value));
     }
   }
+  if (!all) text += "\n--all shows every layer, hash and backend\n";
   return text;
 }
 

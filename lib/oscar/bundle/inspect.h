@@ -21,7 +21,9 @@ struct Inspection {
 // from the quantizer. Throws Error for a file that cannot be read.
 Inspection inspect_bundle(const std::filesystem::path& path);
 
-// The same for people. Control characters in the file's texts are shown as '?'.
-std::string inspection_text(const Inspection& inspection);
+// The same for people: what fits a screen, or all of it. Control characters in the file's texts are
+// shown as '?'.
+enum class InspectionView { kScreen, kAll };
+std::string inspection_text(const Inspection& inspection, InspectionView view);
 
 }  // namespace oscar

@@ -148,7 +148,7 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         kept = settings.kept_sinks(self.vllm_config)
         if kept:
             logger.info_once("OSCAR INT2: sinks of up to %d shared prefixes are kept in up to %.1f MiB of host memory",
-                             kept, kept * settings.bytes_of_sink(settings.bundle(self.vllm_config)) / MIB)
+                             kept, kept * settings.sink_size(self.vllm_config) / MIB)
         if impl.scratch is not None:
             logger.info_once("OSCAR INT2: prompts in chunks of up to %d tokens take %.1f MiB, once",
                              self.vllm_config.scheduler_config.max_num_batched_tokens,

@@ -181,15 +181,22 @@ def announce(config: VllmConfig):
         logger.warning("OSCAR INT2: %s", beyond)
 
 
-def bytes_of_sink(bundle: Bundle):
-    """Bytes of the exact first tokens of a request, in all layers of 2-bit rows: bf16 keys and values."""
-    row = sum(4 * layer.num_kv_heads * layer.head_dim for layer in filter(layers.is_int2, bundle.layers.values()))
+def bytes_of_sink(bundle: Bundle, ranks=1):
+    """Bytes of the exact first tokens of a request, in all layers of 2-bit rows: bf16 keys and values. Of more ranks
+    of tensor parallelism than KV heads each has a copy of one."""
+    row = sum(4 * max(layer.num_kv_heads, ranks) * layer.head_dim
+              for layer in filter(layers.is_int2, bundle.layers.values()))
     return row * bundle.quantizer.sink_tokens
+
+
+def sink_size(config: VllmConfig):
+    """bytes_of_sink of an engine, over all its ranks."""
+    return bytes_of_sink(bundle(config), config.parallel_config.tensor_parallel_size)
 
 
 def kept_sinks(config: VllmConfig):
     """Shared prefixes whose sinks are kept at most; 0: prefix caching is off."""
-    size = bytes_of_sink(bundle(config)) if config.cache_config.enable_prefix_caching else 0
+    size = sink_size(config) if config.cache_config.enable_prefix_caching else 0
     return config.additional_config[ENTRY]["sink_bytes"] // size if size else 0
 
 
@@ -227,7 +234,7 @@ def check(config: VllmConfig):
          cache.enable_prefix_caching and not cache_format(config).sink_tokens, "--no-enable-prefix-caching"),
         (f"prefix caching with {SINK_BYTES}={config.additional_config[ENTRY]['sink_bytes']}",
          cache.enable_prefix_caching and not kept_sinks(config),
-         f"the exact first tokens of one prefix take {bytes_of_sink(bundle(config))} bytes"),
+         f"the exact first tokens of one prefix take {sink_size(config)} bytes"),
         (f"--block-size {cache.block_size}", cache.block_size != PAGE_TOKENS,
          f"--block-size {PAGE_TOKENS}"),
         (f"--kv-cache-dtype {cache.cache_dtype}", cache.cache_dtype not in ("auto", "bfloat16"),

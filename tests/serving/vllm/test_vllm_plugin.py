@@ -404,6 +404,8 @@ class Refusals(unittest.TestCase):
             with mock.patch.dict(os.environ, {} if value is None else {settings.SINK_BYTES: str(value)}):
                 self.assertEqual(settings.kept_sinks(self.config()), kept)
         self.assertEqual(settings.kept_sinks(self.config(enable_prefix_caching=False)), 0)
+        sizes = [settings.bytes_of_sink(settings.bundle(self.config()), ranks) for ranks in (1, 2, 4)]
+        self.assertEqual(sizes, [one, one, 2 * one], "four ranks have copies of two heads")
         with mock.patch.dict(os.environ, {settings.SINK_BYTES: str(one - 1)}):
             self.refused(UnsupportedError, f"VLLM_OSCAR_SINK_BYTES={one - 1}", f"take {one} bytes")
             self.config(enable_prefix_caching=False)

@@ -16,7 +16,7 @@ OLD = {"centre": "center", "centring": "centering", "twin": "reference", "chunk"
 # What these words mean where they stay.
 STAYS = {
     "chunk": r"prefill_chunk|[Cc]hunked|chunked_prefill",  # of a prompt
-    "slot": r"window_slot|WindowSlot|slot_of|of_slot|^slots?_?$|_slots$",  # of a request
+    "slot": r"window_slot|WindowSlot|slot_of|of_slot|^slots?_?$|_slots$|slot_mapping",  # of a request; vLLM's
     "stack": r"MatrixStack|VectorStack|^stack$|^haystack$|Stacked|stacked",  # of matrices
     "twin": r"[a-z]tWin|sWin",  # ExactWindows
 }

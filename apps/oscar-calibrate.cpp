@@ -182,7 +182,12 @@ void print_held_back(int64_t tokens) {
 std::vector<std::string> next_command(const CalibrateOptions& options) {
   const std::string out = quoted(options.output.string());
   if (options.statistics_only) return {"oscar-bundle fit " + out, "-o BUNDLE.h5"};
-  return {"oscar-eval " + quoted(options.model), "--bundle " + out, "--corpus HELDOUT.jsonl"};
+  std::vector<std::string> command{"oscar-eval " + quoted(options.model), "--bundle " + out,
+                                   "--corpus HELDOUT.jsonl"};
+  if (options.rope_scaling) {
+    command.push_back("--rope-scaling " + quoted(json_text(*options.rope_scaling)));
+  }
+  return command;
 }
 
 constexpr const char* kMixed = "mixed";  // the names of eight heads would not fit a column
@@ -346,10 +351,10 @@ void check_places(const Arguments& arguments) {
 // Options that others decide. The choice of --for.
 BackendChoice complete_options(Arguments& arguments) {
   CalibrateOptions& options = arguments.options;
-  const BackendChoice choice =
-      arguments.for_backend ? *arguments.for_backend
-                            : BackendChoice{arguments.fit.resolve(), arguments.fit.resolve_search(),
-                                            options.quantizer};
+  BackendChoice choice = arguments.for_backend
+                             ? *arguments.for_backend
+                             : BackendChoice{arguments.fit.resolve(),
+                                             arguments.fit.resolve_search(), options.quantizer};
   options.preset = arguments.fit.preset;
   options.fit = choice.fit;
   options.search = choice.search;

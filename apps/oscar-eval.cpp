@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -17,7 +18,9 @@
 #include "oscar/base/json.h"
 #include "oscar/base/process.h"
 #include "oscar/base/strings.h"
+#include "oscar/bundle/bundle.h"
 #include "oscar/bundle/run_checkpoint.h"
+#include "oscar/cache/pages.h"
 #include "oscar/cache/rival_formats.h"
 #include "oscar/eval/evaluate.h"
 #include "oscar/eval/report/page.h"
@@ -406,9 +409,30 @@ void print_verdict(const Verdict& verdict) {
   fmt::print("\n{}", text);
 }
 
-// The files written, and the next command: a page of the report, else a server of the bundle,
-// unless it loses too much.
-void print_end(const Verdict& verdict, const Arguments& arguments) {
+// vLLM over the bundle, where the verdict is of what it would serve; else nothing. What the plugin
+// refuses (python/oscar_int2/vllm/settings.py) is not proposed.
+std::vector<std::string> serve_command(const Verdict& verdict, const ReportData& data,
+                                       const EvaluateOptions& options) {
+  const bool of_the_bundle = verdict.judged && verdict.judged->name == "bundle" &&
+                             std::ranges::none_of(data.cautions, [](const Caution& caution) {
+                               return caution.kind == "other-cache" && caution.method == "bundle";
+                             });
+  const bool passed = verdict.standing == Standing::kClose || verdict.standing == Standing::kCare;
+  if (!of_the_bundle || !passed || options.rope_scaling ||
+      !std::filesystem::is_directory(options.model)) {
+    return {};
+  }
+  const QuantizerSettings own = read_bundle(options.bundle).quantizer;
+  if (own.rules != CodecRules{} || own.sink_tokens % kPageTokens != 0) return {};
+  std::vector<std::string> command{"VLLM_OSCAR_BUNDLE=" + quoted(options.bundle.string()),
+                                   "vllm serve " + quoted(options.model)};
+  const Json config = read_json_file(std::filesystem::path(options.model) / "config.json");
+  if (config.contains("vision_config")) command.push_back("--language-model-only");
+  return command;
+}
+
+// The files written, and the next command: a page of the report, else a server of the bundle.
+void print_end(const Verdict& verdict, const ReportData& data, const Arguments& arguments) {
   std::vector<std::string> written;
   for (const std::string& file : {arguments.json, arguments.html}) {
     if (!file.empty()) written.push_back(printable(file));
@@ -419,9 +443,8 @@ void print_end(const Verdict& verdict, const Arguments& arguments) {
   if (!written.empty()) fmt::print("wrote {}\n", fmt::join(written, ", "));
   if (arguments.html.empty() && !arguments.json.empty()) {
     print_next({"oscar-bundle report " + quoted(arguments.json), "-o REPORT.html"});
-  } else if (!bundle.empty() && verdict.standing != Standing::kLost &&
-             std::filesystem::is_directory(options.model)) {
-    print_next({"VLLM_OSCAR_BUNDLE=" + quoted(bundle), "vllm serve " + quoted(options.model)});
+  } else if (const auto command = serve_command(verdict, data, options); !command.empty()) {
+    print_next(command);
   }
 }
 
@@ -438,7 +461,7 @@ void show(const Json& report, const Arguments& arguments) {
     const ReportData data = read_report(report);  // which the verdict points into
     const Verdict verdict = judge(data);
     print_verdict(verdict);
-    if (!report.contains("partial")) print_end(verdict, arguments);
+    if (!report.contains("partial")) print_end(verdict, data, arguments);
   } else {  // whose last lines these are
     for (const Caution& caution : cautions_of(report)) warn(caution.sentence);
   }

@@ -1,4 +1,6 @@
 """What oscar-calibrate prints of the layers: errors only after a search, and why heads fell back."""
+import json
+import shlex
 import unittest
 
 from support import checkpoints
@@ -41,6 +43,11 @@ class Summary(ProgramTest):
         self.assertNotIn("servers  ", printed)  # a line for GGUF files
         command = printed.partition("\nnext       ")[2].replace("\\\n", " ").replace("HELDOUT.jsonl", str(self.corpus)).split()
         self.assertEqual(command[:4], ["oscar-eval", str(self.model), "--bundle", str(self.out)])
+        self.run_ok(*command, "--device", "cpu", "--sequence-length", 512, "--max-tokens", 1024)
+        scaling = '{"rope_type": "linear", "factor": 2.0}'
+        printed = self.summary("--search", "off", "--rope-scaling", scaling)
+        command = shlex.split(printed.partition("\nnext       ")[2].replace("\\\n", " ").replace("HELDOUT.jsonl", str(self.corpus)))
+        self.assertEqual(json.loads(command[command.index("--rope-scaling") + 1]), json.loads(scaling))
         self.run_ok(*command, "--device", "cpu", "--sequence-length", 512, "--max-tokens", 1024)
         sums = self.folder / "sums.h5"
         printed = self.run_ok("oscar-calibrate", self.model, self.corpus, sums, "--statistics-only", "--device", "cpu",

@@ -57,6 +57,18 @@ class Gemma3Model(ProgramTest):
         self.assertIn("(BF16)", self.run_ok("oscar-bundle", "inspect", bundle).stdout)
         self.assertEqual([s["layer_id"] for s in layers["statistics"]], GLOBAL)
 
+    def test_a_model_of_images_and_text_is_proposed_to_serve_by_its_text_half(self):
+        config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": GEMMA3_MINI,
+                  "vision_config": {"model_type": "siglip_vision_model"}}
+        self.model = write_checkpoint(self.folder / "whole", None, {
+            f"language_model.{name}": tensor for name, tensor in gemma3_tensors(GEMMA3_MINI).items()})
+        (self.model / "config.json").write_text(json.dumps(config))
+        bundle, _ = self.calibrate()
+        said = self.run_ok("oscar-eval", self.model, "--bundle", bundle, "--corpus", self.held_out, "--compare", "bundle",
+                           *EVALUATE).stdout
+        self.assertIn(f"VLLM_OSCAR_BUNDLE={bundle} vllm serve {self.model} --language-model-only",
+                      " ".join(said.replace("\\\n", " ").split()))
+
     def test_files_of_such_bundles_can_be_merged_fitted_again_and_stripped(self):
         bundle, _ = self.calibrate()
         other = self.folder / "other.h5"

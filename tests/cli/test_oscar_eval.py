@@ -13,6 +13,7 @@ import numpy as np
 
 from bundle.verify_bundle import content_sha256
 from support import programs
+from support.bundle_case import attributes, seal
 from support.programs import SOURCE
 
 MODEL = SOURCE / "datasets" / "tiny-gqa"
@@ -128,6 +129,47 @@ class OscarEval(unittest.TestCase):
         said = run(MODEL, *bundle, "--compare", "identity").stdout  # nobody should serve that
         self.assertIn("verdict With the method “identity”, a 2-bit cache loses too much to be used. Perplexity", " ".join(said.split()))
         self.assertNotIn("\nnext ", said)
+
+    def test_figures_of_another_cache_are_no_verdict_on_the_bundle(self):
+        for given, gap in ((("--recent", 300), "recent 300, not recent 256"), (("--sink", 0), "sink 0, not sink 64"),
+                           (("--first-position", 100), "first_position 100, not --first-position 320 or later"),
+                           (("--position-offset", 64), "position_offset 64, not position_offset 0")):
+            result = run(MODEL, *self.one_sequence, "--bundle", BUNDLE, "--compare", "bundle", *given)
+            said = " ".join(result.stdout.split())
+            self.assertIn("CAUTION: the figures are not those of tiny-gqa.h5 as it is served: the evaluation ", said)
+            self.assertIn("verdict With this bundle, a 2-bit cache is usable with care.", said)
+            self.assertIn(gap, said)
+            self.assertNotIn("vllm serve", said)
+
+    def test_rows_leave_the_window_by_blocks_before_tokens_count(self):
+        out = self.folder / "blocks.json"
+        bundle = ("--bundle", BUNDLE, "--compare", "bundle", "--demote-block", 64)
+        run(MODEL, *self.one_sequence, *bundle, "--json", out)
+        self.assertEqual(json.loads(out.read_text())["first_position"], 64 + 256 + 64 - 1)
+        corpus = ("--corpus", MODEL / "heldout.jsonl", "--device", "cpu", "--separators", "off", "--max-tokens", 40960)
+        for options, tokens in (((*bundle, "--sequence-length", 384), 383), (("--compare", "identity", "--sequence-length", 321), 320)):
+            result = run(MODEL, *corpus, *options)
+            self.assertEqual(result.returncode, 2, result.stdout)
+            for words in ("no token that counts would read a coded row", f"more than {tokens} tokens", f"found:    {tokens} tokens"):
+                self.assertIn(words, result.stderr)
+        result = run(MODEL, "--tasks", "niah", "--needle-lengths", "500,320", "--compare", "identity", "--device", "cpu")
+        self.assertEqual(result.returncode, 2, result.stdout)
+        self.assertIn("needle prompts\n  expected: more than 320 tokens", result.stderr)
+
+    def test_only_what_was_judged_is_proposed_to_serve(self):
+        other = self.folder / "other.h5"
+        shutil.copy(BUNDLE, other)
+        for compare in ("other", "portable", "bundle@k", "fp8", "bundle@bits:4/4"):
+            said = run(MODEL, *self.one_sequence, "--bundle", BUNDLE, "--bundle", f"other={other}", "--compare", compare).stdout
+            self.assertIn("verdict ", said)
+            self.assertNotIn("vllm serve", said)
+        for fields, served in (({}, True), ({"sink_tokens": 16}, False)):
+            with h5py.File(other, "r+") as file:
+                attributes(file["quantizer"], **fields)
+                seal(file)
+            said = " ".join(run(MODEL, *self.one_sequence, "--bundle", other, "--compare", "bundle").stdout.split())
+            self.assertIn("verdict With this bundle, a 2-bit cache ", said)
+            self.assertEqual(f"VLLM_OSCAR_BUNDLE={other}" in said, served, said)
 
     def test_a_quick_look_is_short_and_without_separators(self):
         cost = ("--compare", "exact", "--sequence-length", 512, "--device", "cpu", "--dry-run")

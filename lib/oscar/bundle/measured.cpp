@@ -30,7 +30,7 @@ std::string word(const Json& value) {
 // chunk does.
 int64_t first_reader(const QuantizerSettings& own, const std::string& mode) {
   constexpr std::string_view kChunked = "chunked:";
-  const int64_t windows = int64_t{own.sink_tokens} + own.recent_tokens;
+  const int64_t windows = int64_t{own.sink_tokens} + own.recent_tokens + own.demote_block - 1;
   if (!mode.starts_with(kChunked)) return windows;
   return std::max<int64_t>(windows, std::strtoll(mode.c_str() + kChunked.size(), nullptr, 10));
 }

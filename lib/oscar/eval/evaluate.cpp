@@ -29,14 +29,20 @@ namespace {
 // Of the passes that look at rows by class and at layers one by one.
 constexpr int64_t kDeviceFirstTokens = 16384;
 
+// Most tokens that a sequence can hold without a coded row, whatever the method: rows leave the
+// recent window by whole blocks.
+int64_t most_exact_tokens(const std::vector<Method>& methods) {
+  int64_t most = 1;
+  for (const Method& m : methods) {
+    if (m.reference) continue;
+    most = std::max(most, m.view.sink + m.view.recent + m.view.demote_block - 1);
+  }
+  return most;
+}
+
 int64_t first_measured(const EvaluateOptions& options, int64_t sequence_length,
                        const std::vector<Method>& methods) {
-  int64_t windows = 1;
-  for (const Method& m : methods) {
-    const int64_t tile = m.rival ? m.view.demote_block : 1;  // the first one has to be full
-    windows = std::max(windows, m.view.sink + m.view.recent + tile - 1);
-  }
-  int64_t first = std::max<int64_t>(1, options.first_position.value_or(windows));
+  int64_t first = std::max<int64_t>(1, options.first_position.value_or(most_exact_tokens(methods)));
   if (options.stride > 0) first = std::max(first, sequence_length - options.stride);
   return first;
 }
@@ -48,6 +54,19 @@ struct SeparatedText {
   std::vector<std::vector<int32_t>> sequences = {};
   TextTask task = {};
 };
+
+// Throws UsageError where all methods would read exact rows alone, and agree with BF16.
+void require_coded_rows(const std::vector<Method>& methods, const std::string& what, int64_t tokens,
+                        const std::string& hint) {
+  const auto coded = [](const Method& m) { return !m.reference && !m.codec_off; };
+  const int64_t exact = most_exact_tokens(methods);
+  if (tokens > exact || std::ranges::none_of(methods, coded)) return;
+  throw UsageError({.what = "no token that counts would read a coded row",
+                    .where = what,
+                    .expected = fmt::format("more than {} tokens: so many stay exact", exact),
+                    .found = fmt::format("{} tokens", tokens),
+                    .hint = hint});
+}
 
 NeedleBook needle_book() { return read_needle_book(find_data("needle")); }
 
@@ -98,9 +117,17 @@ NeedleResults plan_needles(const EvaluateOptions& options, const Session& sessio
 
 void plan_tasks(const EvaluateOptions& options, Work& work, Progress& progress) {
   const Session& session = work.session;
-  if (options.needles) work.needles = plan_needles(options, session);
+  if (options.needles) {
+    for (const int64_t length : options.needle_plan.lengths) {
+      require_coded_rows(work.methods, "needle prompts", length, "--needle-lengths");
+    }
+    work.needles = plan_needles(options, session);
+  }
   if (!options.perplexity) return;
   work.text = plan_text(session.corpus.sequences, work.first, session.compute.device);
+  // The last token is predicted by the one before it.
+  require_coded_rows(work.methods, "the longest sequence, without its last token",
+                     work.text->longest - 1, "--sequence-length");
   if (options.separators == 0) return;
   SeparatedText separated{.separators = separator_tokens(session.checkpoint)};
   if (separated.separators.empty()) {
@@ -301,6 +328,15 @@ bool is_finished(const Json& report, const std::string& key) {
   return !report.contains("partial") && report.value("run_key", Json()) == key;
 }
 
+// What other_cache compares of a run.
+Json cache_of_run(const EvaluateOptions& options, const Work& work) {
+  Json run = {{"quantizer", format_json(work.session.quantizer)},
+              {"mode", options.mode},
+              {"position_offset", options.position_offset}};
+  if (options.perplexity) run["first_position"] = work.first;
+  return run;
+}
+
 // What is stored in a bundle counts as measured of what it serves.
 void check_write_back(const EvaluateOptions& options, const Work& work) {
   if (!options.write_back || !work.session.bundle) return;
@@ -310,11 +346,7 @@ void check_write_back(const EvaluateOptions& options, const Work& work) {
                       .where = "--write-back",
                       .expected = "bundle among --compare, not only variants of it"});
   }
-  Json run = {{"quantizer", format_json(work.session.quantizer)},
-              {"mode", options.mode},
-              {"position_offset", options.position_offset}};
-  if (options.perplexity) run["first_position"] = work.first;
-  if (auto gap = other_cache(work.session.bundle->quantizer, run)) {
+  if (auto gap = other_cache(work.session.bundle->quantizer, cache_of_run(options, work))) {
     gap->where = "--write-back";
     gap->hint += ", or leave --write-back away";
     throw Error(*std::move(gap));
@@ -340,6 +372,9 @@ Json describe(const EvaluateOptions& options, const Work& work) {
   };
   const auto add_texts = [&](const Bundle& bundle, Json& entry) {
     entry["overlap"] = overlap(bundle);
+    if (const auto gap = other_cache(bundle.quantizer, cache_of_run(options, work))) {
+      entry["other_cache"] = fmt::format("{}: {}, not {}", gap->what, gap->found, gap->expected);
+    }
     entry["convergence"] = bundle.convergence;
     for (const char* table : {"layers", "splits"}) {
       if (entry["convergence"].is_object()) entry["convergence"].erase(table);

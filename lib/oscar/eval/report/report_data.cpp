@@ -55,7 +55,19 @@ std::optional<Caution> shared_text(const Json& bundle, const std::string& method
                               found, name_of_file(bundle))};
 }
 
+// The figures are of another cache than servers of the bundle run.
+std::optional<Caution> other_cache_than_served(const Json& bundle, const std::string& method) {
+  const Json& gap = entry_of(bundle, "other_cache");
+  if (!gap.is_string()) return std::nullopt;
+  return Caution{.kind = "other-cache",
+                 .method = method,
+                 .measured = gap.get<std::string>(),
+                 .sentence = fmt::format("the figures are not those of {} as it is served: {}",
+                                         name_of_file(bundle), gap.get<std::string>())};
+}
+
 void add_of_bundle(const Json& bundle, const std::string& method, std::vector<Caution>& list) {
+  if (auto caution = other_cache_than_served(bundle, method)) list.push_back(std::move(*caution));
   if (auto caution = shared_text(bundle, method)) list.push_back(std::move(*caution));
   if (auto caution = little_text(entry_of(bundle, "convergence"), method, name_of_file(bundle))) {
     list.push_back(std::move(*caution));

@@ -127,13 +127,21 @@ void add_cautions(const ReportData& data, const MethodFigures& m, Verdict& verdi
       verdict.sentences.push_back(as_sentence(caution.sentence));
       continue;
     }
-    const bool shared = caution.kind == "shared-text";
-    verdict.checks.push_back(
-        {.what = shared ? "Text shared with calibration" : "Calibration text",
-         .measured = caution.measured,
-         .limits = shared ? "at most 1%" : "a cost of at most 2% of predicted loss",
-         .standing = Standing::kCare,
-         .note = as_sentence(caution.sentence)});
+    struct Words {
+      const char *kind, *what, *limits;
+    };
+    constexpr Words kWords[] = {
+        {"shared-text", "Text shared with calibration", "at most 1%"},
+        {"little-text", "Calibration text", "a cost of at most 2% of predicted loss"},
+        {"other-cache", "Cache", "the one that is served"}};
+    const Words* const words =
+        std::ranges::find_if(kWords, [&](const Words& w) { return caution.kind == w.kind; });
+    if (words == std::end(kWords)) continue;
+    verdict.checks.push_back({.what = words->what,
+                              .measured = caution.measured,
+                              .limits = words->limits,
+                              .standing = Standing::kCare,
+                              .note = as_sentence(caution.sentence)});
   }
 }
 

@@ -154,7 +154,7 @@ class OscarEval(unittest.TestCase):
                 self.assertIn(words, result.stderr)
         result = run(MODEL, "--tasks", "niah", "--needle-lengths", "500,320", "--compare", "identity", "--device", "cpu")
         self.assertEqual(result.returncode, 2, result.stdout)
-        self.assertIn("needle prompts\n  expected: more than 320 tokens", result.stderr)
+        self.assertIn("needle prompts, method identity\n  expected: more than 320 tokens", result.stderr)
 
     def test_only_what_was_judged_is_proposed_to_serve(self):
         other = self.folder / "other.h5"

@@ -29,20 +29,17 @@ namespace {
 // Of the passes that look at rows by class and at layers one by one.
 constexpr int64_t kDeviceFirstTokens = 16384;
 
-// Most tokens that a sequence can hold without a coded row, whatever the method: rows leave the
-// recent window by whole blocks.
-int64_t most_exact_tokens(const std::vector<Method>& methods) {
-  int64_t most = 1;
-  for (const Method& m : methods) {
-    if (m.reference) continue;
-    most = std::max(most, m.view.sink + m.view.recent + m.view.demote_block - 1);
-  }
-  return most;
+// Most tokens that a sequence can hold without a coded row: rows leave the recent window by whole
+// blocks.
+int64_t exact_tokens(const CacheView& view) {
+  return view.sink + view.recent + view.demote_block - 1;
 }
 
 int64_t first_measured(const EvaluateOptions& options, int64_t sequence_length,
                        const std::vector<Method>& methods) {
-  int64_t first = std::max<int64_t>(1, options.first_position.value_or(most_exact_tokens(methods)));
+  int64_t windows = 1;
+  for (const Method& m : methods) windows = std::max(windows, exact_tokens(m.view));
+  int64_t first = std::max<int64_t>(1, options.first_position.value_or(windows));
   if (options.stride > 0) first = std::max(first, sequence_length - options.stride);
   return first;
 }
@@ -55,17 +52,18 @@ struct SeparatedText {
   TextTask task = {};
 };
 
-// Throws UsageError where all methods would read exact rows alone, and agree with BF16.
+// Throws UsageError where some method would read exact rows alone, and agree with BF16.
 void require_coded_rows(const std::vector<Method>& methods, const std::string& what, int64_t tokens,
                         const std::string& hint) {
-  const auto coded = [](const Method& m) { return !m.reference && !m.codec_off; };
-  const int64_t exact = most_exact_tokens(methods);
-  if (tokens > exact || std::ranges::none_of(methods, coded)) return;
-  throw UsageError({.what = "no token that counts would read a coded row",
-                    .where = what,
-                    .expected = fmt::format("more than {} tokens: so many stay exact", exact),
-                    .found = fmt::format("{} tokens", tokens),
-                    .hint = hint});
+  for (const Method& m : methods) {
+    const int64_t exact = exact_tokens(m.view);
+    if (m.reference || m.codec_off || tokens > exact) continue;
+    throw UsageError({.what = "no token that counts would read a coded row",
+                      .where = fmt::format("{}, method {}", what, m.name),
+                      .expected = fmt::format("more than {} tokens: so many stay exact", exact),
+                      .found = fmt::format("{} tokens", tokens),
+                      .hint = hint});
+  }
 }
 
 NeedleBook needle_book() { return read_needle_book(find_data("needle")); }

@@ -261,10 +261,16 @@ void print_layers(const Bundle& bundle) {
                largest_condition(layer.key), largest_condition(layer.value),
                searched ? fmt::format("  {:>6}", error_text(layer)) : "");
   }
-  const auto local = std::ranges::count_if(
-      bundle.layers, [](const LayerTransforms& layer) { return !layer.geometry.fitted(); });
-  if (local > 0) {
+  const auto count_of = [&](AttentionKind kind) {
+    return std::ranges::count_if(bundle.layers, [kind](const LayerTransforms& layer) {
+      return layer.geometry.attention == kind;
+    });
+  };
+  if (const auto local = count_of(AttentionKind::kLocal); local > 0) {
     fmt::print("{} local layers are not listed: their windows stay in BF16\n", local);
+  }
+  if (const auto linear = count_of(AttentionKind::kNone); linear > 0) {
+    fmt::print("{} linear layers are not listed: they cache no keys and values\n", linear);
   }
   if (mixed) fmt::print("mixed: heads differ; oscar-bundle inspect --json - lists them\n");
   if (searched) {

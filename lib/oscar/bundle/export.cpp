@@ -447,10 +447,14 @@ void write_files(const ExchangeFormat& format, const TransformSet& set,
 void require_every_layer(const Bundle& bundle, const std::string& from) {
   for (const LayerTransforms& layer : bundle.layers) {
     if (layer.geometry.fitted()) continue;
-    throw Error({.what = "these files hold a transform for every layer, and local layers have none",
-                 .where = fmt::format("{}: layer {}", from, layer.geometry.layer_id),
-                 .expected = "a bundle of a model whose layers all attend to all tokens",
-                 .hint = "--for statistics writes the sums of the other layers"});
+    throw Error(
+        {.what = fmt::format(
+             "these files hold a transform for every layer, and {} layers "
+             "have none",
+             layer.geometry.attention == AttentionKind::kNone ? "linear or shared" : "local"),
+         .where = fmt::format("{}: layer {}", from, layer.geometry.layer_id),
+         .expected = "a bundle of a model whose layers all attend to all tokens",
+         .hint = "--for statistics writes the sums of the other layers"});
   }
 }
 

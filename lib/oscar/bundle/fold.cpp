@@ -227,6 +227,15 @@ ValueWeights value_weights(const ModelConfig& config, const WeightSource& weight
 using Fold = std::function<std::vector<std::byte>()>;
 using Folds = std::map<std::string, Fold>;
 
+// A gate between attention and W_O multiplies each dimension: it does not let a transform past.
+void require_no_gates(const ModelConfig& config) {
+  if (!config.has_output_gates()) return;
+  throw Error({.what = "value transforms cannot be folded through an output gate",
+               .where = config.architecture,
+               .expected = "attention outputs that go straight into the output projection",
+               .hint = "serve the bundle as it is: servers transform values back before the gate"});
+}
+
 // Quantized weights are rounded to a grid that a fold does not keep.
 void require_plain(const ValueWeights& weights, const WeightSource& source) {
   for (const TensorView* view : {&weights.value, &weights.value_bias, &weights.output}) {
@@ -427,6 +436,7 @@ FoldResult fold_model(const Bundle& bundle, const std::string& bundle_name,
   const LongInputs weights(checkpoint.weights->shards());
   FoldResult result;
   result.warning = check_bundle_matches(bundle, checkpoint, bundle_name);
+  require_no_gates(checkpoint.config);
   check_weights(checkpoint.config, *checkpoint.weights);
   result.mean = settle_mean(bundle, checkpoint.config, asked);
 

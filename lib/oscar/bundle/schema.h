@@ -56,6 +56,7 @@ enum class Rank {
   kVectors,
   kCenters,
   kMatrices,
+  kQueryMatrices,
   kMatrixSamples,
   kVectorSamples,
   kRatios,
@@ -86,6 +87,8 @@ inline hdf5::Shape shape_of(const DatasetSpec& spec, const LayerGeometry& geomet
       return {heads, kCenters, d};
     case Rank::kMatrices:
       return {heads, d, d};
+    case Rank::kQueryMatrices:
+      return {static_cast<uint64_t>(geometry.num_qo_heads), d, d};
     case Rank::kMatrixSamples:
       return {heads, kSampledMatrices, kWeightSamples};
     case Rank::kVectorSamples:
@@ -165,7 +168,7 @@ struct CodingRule {
   Coding coding;
   const SideSpecs* side;  // whose specs the derived ones are made from
 };
-inline constexpr std::array<CodingRule, 16> kCodings{{
+inline constexpr std::array<CodingRule, 17> kCodings{{
     {"v_metric", Coding::kOutputMetric, &kValueSpecs},
     {"k_metric", Coding::kUpper, nullptr},
     {"v_metric", Coding::kUpper, nullptr},
@@ -174,6 +177,7 @@ inline constexpr std::array<CodingRule, 16> kCodings{{
     {"v_moment", Coding::kUpper, nullptr},
     {"attn_out_moment", Coding::kUpper, nullptr},
     {"o_proj_metric", Coding::kUpper, nullptr},
+    {"gate_moment", Coding::kUpper, nullptr},
     {"v_energy_moment", Coding::kUpper, nullptr},
     {"q_attended_moment", Coding::kUpper, nullptr},
     {"k_attended_moment", Coding::kUpper, nullptr},
@@ -263,6 +267,7 @@ void visit_statistics(Statistics& s, Visit&& visit) {
   visit(DatasetSpec{"v_sum", kF64, Rank::kVectors, Side::kValue, true}, s.v_sum);
   visit(DatasetSpec{"attn_out_sum", kF64, Rank::kVectors, Side::kValue, true}, s.attn_out_sum);
   visit(DatasetSpec{"o_proj_metric", kF64, Rank::kMatrices, Side::kValue, true}, s.o_proj_metric);
+  visit(DatasetSpec{"gate_moment", kF64, Rank::kQueryMatrices, Side::kValue, false}, s.gate_moment);
   visit(DatasetSpec{"v_energy_moment", kF64, Rank::kMatrices, Side::kValue, false},
         s.v_energy_moment);
   visit(DatasetSpec{"q_attended_moment", kF64, Rank::kMatrices, Side::kKey, false},

@@ -124,6 +124,7 @@ void check_finite(const MatrixStack<float>& samples, const WeightSource& weights
 }  // namespace
 
 std::vector<WeightSamples> sample_weights(const ModelConfig& config, const WeightSource& weights) {
+  if (config.has_output_gates()) return {};  // rows of q_proj are not those of queries alone
   std::vector<WeightSamples> layers(static_cast<size_t>(config.num_layers));
   for (int layer = 0; layer < config.num_layers; ++layer) {
     if (!config.geometry(layer, 0).fitted()) continue;

@@ -48,8 +48,9 @@ struct WeightSamples {
   bool operator==(const WeightSamples&) const = default;
 };
 
-// By layer id; empty for local layers. Reads no more than the rows that are sampled. Throws Error
-// for tensors that are missing or of another shape.
+// By layer id; empty for layers that are not fitted, and none at all of models with output gates,
+// as in bundles of the engine in transformers. Reads no more than the rows that are sampled. Throws
+// Error for tensors that are missing or of another shape.
 std::vector<WeightSamples> sample_weights(const ModelConfig& config, const WeightSource& weights);
 
 }  // namespace oscar

@@ -229,6 +229,7 @@ Collected collect(const Collection& job, Bundle& run, Ranks& ranks) {
   job.progress.end();
   auto& [statistics, snapshots] = collected;
   check_counts(statistics, job.corpus.record.tokens);
+  add_gates_to_metrics(job.model, statistics);
   if (!begin.complete.empty()) return {std::move(begin.complete), std::move(snapshots)};
   if (!wants_energy(job.options) && !job.options.search.any()) return collected;
 
@@ -316,6 +317,7 @@ Searched search_held_back(Transformer& model, const SplitCorpus& split, const Ru
     run_pass(model, split.held_back, plan, {}, both, saved, kSearchAgain, progress);
     found.decisions = take_decisions(search, ranks, layers, saved);
     found.statistics = all.result();
+    add_gates_to_metrics(model, found.statistics);
   }
   progress.end();
   return found;
@@ -516,6 +518,7 @@ void write(const Opened& run, std::vector<LayerDecision> decisions, Collected co
   }
   if (options.keep_statistics || options.statistics_only) {
     bundle.statistics = std::move(collected.statistics);
+    for (LayerStatistics& layer : bundle.statistics) layer.gate_moment = {};  // M_O holds it
   }
   run.weights.require_unchanged();
   saved.settle();  // the memory of one file is planned

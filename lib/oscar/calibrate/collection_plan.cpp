@@ -76,10 +76,10 @@ int64_t matrix_bytes(const ModelConfig& config) {
   return config.num_fitted_layers() * layer_matrix_bytes(config);
 }
 
-// Running sums of all layers: q, k, v and the attention output, and q, k and v once more where they
-// are weighted by attention.
+// Running sums of all layers: q, k, v and the attention output, q, k and v once more where they
+// are weighted by attention, and gates of the query heads.
 int64_t sums_bytes(const ModelConfig& config, bool attended) {
-  return (attended ? 7 : 4) * matrix_bytes(config);
+  return (attended ? 7 : 4) * matrix_bytes(config) + gate_sums_bytes(config);
 }
 
 // Host memory while a checkpoint is written: the sums once more, with the output projection's
@@ -93,6 +93,11 @@ int64_t record_bytes(const ModelConfig& config, size_t copies, bool attended) {
 }
 
 }  // namespace
+
+int64_t gate_sums_bytes(const ModelConfig& config) {
+  if (!config.has_output_gates()) return 0;
+  return matrix_bytes(config) / config.num_kv_heads * config.num_qo_heads;
+}
 
 int64_t snapshot_bytes(const ModelConfig& config, size_t count, bool attended) {
   // Without the output projection's metric, which is no sum.

@@ -34,6 +34,9 @@ std::vector<int64_t> plan_snapshots(const std::vector<Batch>& batches);
 // What `count` copies of all layers' sums take in host memory and in a checkpoint.
 int64_t snapshot_bytes(const ModelConfig& config, size_t count, bool attended);
 
+// Sums of output gates, one of each kind: of all layers together.
+int64_t gate_sums_bytes(const ModelConfig& config);
+
 // How sums are collected and saved, as far as it decides their memory.
 struct StatisticsSize {
   size_t snapshots = 0;   // copies of sums

@@ -93,10 +93,20 @@ void MomentCollector::observe(const AttentionRecord& record) {
   const std::array<RowSumsTask, 4> tasks{
       {{record.q, q_}, {record.k, k_}, {record.v, v_}, {record.o, attn_out_}}};
   add_row_sums(tasks);
+  if (record.gate.defined()) {
+    const std::array<RowSumsTask, 1> gates{{{record.gate, gate_sums(record.gate.device())}}};
+    add_row_sums(gates);
+  }
   if (attended_) attended_->observe(record);
   const int64_t tokens = record.k.size(0) * record.k.size(2);
   count_kv_ += tokens;
   count_q_ += tokens * (record.q.size(1) / record.k.size(1));
+}
+
+RowSums& MomentCollector::gate_sums(torch::Device device) {
+  const int64_t heads = geometry_.num_qo_heads, d = geometry_.head_dim_v;
+  if (!gate_) gate_ = RowSums{zero_sums({heads, d, d}, device), zero_sums({heads, d}, device)};
+  return *gate_;
 }
 
 void MomentCollector::add(const LayerStatistics& saved) {
@@ -108,6 +118,9 @@ void MomentCollector::add(const LayerStatistics& saved) {
   add_to(k_, saved.k_moment, saved.k_sum);
   add_to(v_, saved.v_moment, saved.v_sum);
   add_to(attn_out_, saved.attn_out_moment, saved.attn_out_sum);
+  if (!saved.gate_moment.empty()) {
+    add_values(gate_sums(q_.moment.device()).moment, saved.gate_moment.data);
+  }
   if (attended_) attended_->add(saved.attended);
   count_q_ += saved.count_q;
   count_kv_ += saved.count_kv;
@@ -122,6 +135,7 @@ void MomentCollector::add(const MomentCollector& other) {
   add_to(k_, other.k_);
   add_to(v_, other.v_);
   add_to(attn_out_, other.attn_out_);
+  if (other.gate_) add_to(gate_sums(q_.moment.device()), *other.gate_);
   if (attended_) attended_->add(other.attended_.value());
   count_q_ += other.count_q_;
   count_kv_ += other.count_kv_;
@@ -138,6 +152,10 @@ LayerStatistics MomentCollector::result() const {
   copy_values(k_.sum, s.k_sum.data, layer, "k_sum");
   copy_values(v_.sum, s.v_sum.data, layer, "v_sum");
   copy_values(attn_out_.sum, s.attn_out_sum.data, layer, "attn_out_sum");
+  if (gate_) {
+    s.gate_moment = make_gate_moment(geometry_);
+    copy_moments(gate_->moment, s.gate_moment.data, layer, "gate_moment");
+  }
   if (attended_) s.attended = attended_->result();
   s.count_q = count_q_;
   s.count_kv = count_kv_;
@@ -149,6 +167,7 @@ void MomentCollector::clear() {
     sums->moment.zero_();
     sums->sum.zero_();
   }
+  if (gate_) gate_->moment.zero_();
   if (attended_) attended_->clear();
   count_q_ = count_kv_ = 0;
 }
@@ -509,6 +528,29 @@ SumSnapshots MomentPass::snapshots() const {
     if (layer) all.insert(all.end(), layer->snapshots().begin(), layer->snapshots().end());
   }
   return all;
+}
+
+MatrixStack<double> gated_metric(const MatrixStack<double>& heads,
+                                 const MatrixStack<double>& gate_moment, int64_t tokens,
+                                 int num_kv_heads) {
+  MatrixStack<double> metric(num_kv_heads, heads.rows, heads.cols);
+  const size_t matrix = metric.data.size() / static_cast<size_t>(num_kv_heads);
+  const size_t group = heads.data.size() / metric.data.size();
+  for (size_t i = 0; i < heads.data.size(); ++i) {
+    const size_t head = i / matrix / group;
+    metric.data[head * matrix + i % matrix] +=
+        heads.data[i] * gate_moment.data[i] / static_cast<double>(tokens);
+  }
+  return metric;
+}
+
+void add_gates_to_metrics(const Transformer& model, std::vector<LayerStatistics>& statistics) {
+  for (LayerStatistics& layer : statistics) {
+    if (layer.gate_moment.empty()) continue;
+    layer.o_proj_metric =
+        gated_metric(model.o_proj_head_metrics(layer.geometry.layer_id), layer.gate_moment,
+                     layer.count_kv, layer.geometry.num_kv_heads);
+  }
 }
 
 void check_counts(const std::vector<LayerStatistics>& statistics, int64_t tokens) {

@@ -73,7 +73,10 @@ class MomentCollector final : public AttentionObserver {
 
  private:
   LayerGeometry geometry_;
+  RowSums& gate_sums(torch::Device device);
+
   RowSums q_, k_, v_, attn_out_;
+  std::optional<RowSums> gate_;  // of the query heads; once a gate has been seen
   std::optional<AttendedCollector> attended_;
   int64_t count_q_ = 0, count_kv_ = 0;
 };
@@ -137,7 +140,8 @@ class MomentPass final : public LayerVisitor {
   AttentionObserver* observer(int layer) override;
   void layer_done(const RunPosition& next) override;
 
-  // Sums so far, with the output projection's metric of each layer; of local layers none.
+  // Sums so far, with the output projection's metric of each layer, of its weights alone; of layers
+  // that are not fitted none.
   std::vector<LayerStatistics> result() const;
   // For a checkpoint: the sums of the block that a layer is in, or at a block's end all of them;
   // and those of the blocks before that block, of layers that have any.
@@ -166,6 +170,16 @@ class MomentPass final : public LayerVisitor {
   // Of each layer, once asked for: they do not change, and cost more than the rest of a checkpoint.
   mutable std::vector<MatrixStack<double>> metrics_;
 };
+
+// M_O [Hkv, d, d] of gates whose sums over `tokens` are gate_moment [Hq, d, d] (math 1.2). `heads`:
+// W_O,j W_O,j^T of every query head (Transformer::o_proj_head_metrics).
+MatrixStack<double> gated_metric(const MatrixStack<double>& heads,
+                                 const MatrixStack<double>& gate_moment, int64_t tokens,
+                                 int num_kv_heads);
+
+// Of layers whose outputs are gated, M_O with the gates of their text in the place of that of the
+// weights alone.
+void add_gates_to_metrics(const Transformer& model, std::vector<LayerStatistics>& statistics);
 
 // Throws Error unless every layer that is not local has counted `tokens` keys: that nothing was
 // left out and nothing added twice, however often and under whatever plans the run was resumed.

@@ -220,7 +220,7 @@ double search_seconds(Transformer& model, const SplitCorpus& split, const Calibr
 // Sums in a checkpoint; `within_block`: the blocks before have sums of their own then.
 int64_t estimated_sums_bytes(const std::vector<LayerGeometry>& layers, const ModelConfig& config,
                              const CollectionPlan& plan, bool within_block) {
-  return estimated_statistics_bytes(layers, plan.attended) +
+  return estimated_statistics_bytes(layers, plan.attended) + gate_sums_bytes(config) +
          snapshot_bytes(config, plan.snapshot_tokens.size() + (within_block ? 1 : 0),
                         plan.attended);
 }
@@ -290,8 +290,12 @@ TimedLayer time_layer(Transformer& model, const LayerGeometry& geometry,
   if (timed.parts.empty()) timed.probe->forward();  // warms up
   timed.forward = seconds_of([&] { timed.probe->forward(); });
   timed.copy = seconds_of([&] { timed.total = timed.probe->sums(); });
-  timed.metric =
-      seconds_of([&] { timed.total.o_proj_metric = model.o_proj_metric(geometry.layer_id); });
+  timed.metric = seconds_of([&] {
+    timed.total.o_proj_metric = model.o_proj_metric(geometry.layer_id);
+    std::vector<LayerStatistics> one = {std::move(timed.total)};
+    add_gates_to_metrics(model, one);
+    timed.total = std::move(one.front());
+  });
   return timed;
 }
 

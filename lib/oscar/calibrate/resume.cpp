@@ -86,6 +86,7 @@ std::shared_ptr<const LayerStatistics> sums_from_bytes(std::span<const uint8_t> 
   auto sums = std::make_shared<LayerStatistics>(make_statistics(shape.geometry));
   sums->o_proj_metric = {};
   if (!shape.attended.empty()) sums->attended = make_attended_sums(shape.geometry);
+  if (!shape.gate_moment.empty()) sums->gate_moment = make_gate_moment(shape.geometry);
   const size_t count = num_values(*sums);
   if (bytes.size() != count * sizeof(double)) {
     refuse(fmt::format("{} values", count), fmt::format("{} bytes", bytes.size()));

@@ -225,8 +225,9 @@ void collect_for_first(Ranks& ranks, const Collecting& job, BlockStart start) {
 namespace {
 
 // One of next to no tokens, as receive_sums needs it.
-LayerStatistics shape_of(const LayerGeometry& geometry, bool attended) {
+LayerStatistics shape_of(const LayerGeometry& geometry, bool attended, bool gated) {
   LayerStatistics shape = make_statistics(geometry);
+  if (gated) shape.gate_moment = make_gate_moment(geometry);
   if (attended) shape.attended = make_attended_sums(geometry);
   shape.count_q = geometry.num_qo_heads / geometry.num_kv_heads;
   shape.count_kv = 1;
@@ -309,10 +310,12 @@ void search_for_first(Ranks& ranks, Transformer& model, const SplitCorpus& split
   for (size_t i = 0; i < layers.size(); ++i) {
     statistics[i].geometry = layers[i];
     if (!own[i]) continue;
-    statistics[i] = receive_statistics(ranks, shape_of(layers[i], attended),
+    const bool gated = model.config().layer(layers[i].layer_id).attention.gated;
+    statistics[i] = receive_statistics(ranks, shape_of(layers[i], attended, gated),
                                        split.fit.record.tokens, wants_energy(options));
     statistics[i].o_proj_metric = model.o_proj_metric(layers[i].layer_id);
   }
+  add_gates_to_metrics(model, statistics);
   SearchPass search(model, statistics, search_settings(options), split.num_search,
                     split.num_confirm, plan.memory.side_by_side, own);
   SilentProgress silent;

@@ -165,6 +165,7 @@ void measure_needles(const EvaluateOptions& options, Work& work, Ranks& ranks, c
   EvaluationSize size{.batch_tokens = largest_needle_batch(work.model, prompts),
                       .methods = work.methods.size(),
                       .all_weights = options.generate_needles};
+  if (size.all_weights) size.sequences = most_needles_together(work.model, prompts);
   for (size_t i = 0; i < prompts.size(); ++i) {
     tokens += prompts[i].length;
     if (i >= done.forced) left += prompts[i].length;

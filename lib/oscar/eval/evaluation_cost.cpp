@@ -47,6 +47,16 @@ int64_t output_projection_bytes(const Transformer& model) {
          static_cast<int64_t>(torch::elementSize(model.compute().dtype));
 }
 
+// States of linear layers, once as they are and once as they go on.
+int64_t state_bytes(const Transformer& model, int64_t sequences) {
+  const auto element = static_cast<int64_t>(torch::elementSize(model.compute().dtype));
+  int64_t bytes = 0;
+  for (const LayerSpec& layer : model.config().layers) {
+    if (layer.delta_net) bytes += delta_state_bytes(*layer.delta_net, element);
+  }
+  return 2 * bytes * sequences;
+}
+
 }  // namespace
 
 MemoryNeeds evaluation_needs(const Transformer& model, const EvaluationSize& size) {
@@ -59,6 +69,9 @@ MemoryNeeds evaluation_needs(const Transformer& model, const EvaluationSize& siz
        .moment = Moment::kPassing,
        .compute_bytes = row_bytes(config, size) + mask_bytes(size)}};
   needs.held.insert(needs.held.end(), std::begin(more), std::end(more));
+  if (const int64_t states = state_bytes(model, size.sequences); states > 0) {
+    needs.held.push_back({.name = "states of linear layers", .compute_bytes = states});
+  }
   if (!model.compute().device.is_cuda()) {
     needs.held.push_back({.name = "freed tensors that malloc keeps", .host_bytes = kHeapBytes});
   }
@@ -140,6 +153,7 @@ EvaluationSize size_of(const EvaluateOptions& options, const Transformer& model,
   }
   for (const NeedlePrompt& prompt : prompts) look_at(0, prompt.length);
   if (!prompts.empty()) look_at(largest_needle_batch(model, prompts), 0);
+  if (size.all_weights) size.sequences = most_needles_together(model, prompts);
   return size;
 }
 

@@ -16,6 +16,7 @@ struct EvaluationSize {
   int64_t longest_sequence = 0;
   size_t methods = 1;
   bool all_weights = false;  // answers are generated with every layer in memory
+  int64_t sequences = 0;     // that are generated together, at most
 };
 
 // The forward pass with weights of a layer and of its successor, output projection and logits, and

@@ -92,7 +92,7 @@ class RowClassObserver final : public AttentionObserver {
       }
       if (received_.queries.empty()) return;
       if (codec->int2_keys) add_key_errors(*codec, q, k, view, record.first_position, m);
-      if (codec->int2_values) add_value_errors(*codec, v, record.layer, m);
+      if (codec->int2_values) add_value_errors(*codec, v, record, i, m);
     }
   }
 
@@ -130,13 +130,20 @@ class RowClassObserver final : public AttentionObserver {
     add_by_class(costs, masks_, whole * whole, sums_.key_error[m]);
   }
 
-  void add_value_errors(const LayerCodec& codec, const torch::Tensor& v, int layer, size_t m) {
+  void add_value_errors(const LayerCodec& codec, const torch::Tensor& v,
+                        const AttentionRecord& record, int64_t i, size_t m) {
     const auto exact = to_cache_basis(codec.value, v.unsqueeze(0));
     const auto error = torch::matmul(quantize_dequantize(codec.value, exact, "row classes") - exact,
                                      codec.value.partner)[0];
-    if (metric_layer_ != layer) {
-      metric_ = to_tensor(model_.o_proj_metric(layer), v.device());
-      metric_layer_ = layer;
+    if (metric_layer_ != record.layer) {
+      heads_metric_ = to_tensor(model_.o_proj_head_metrics(record.layer), v.device());
+      metric_ = heads_metric_.unflatten(0, {v.size(0), -1}).sum(1);
+      metric_layer_ = record.layer;
+    }
+    if (record.gate.defined()) {  // of this sequence (math 1.2)
+      const auto s = record.gate[i].to(torch::kFloat32);
+      const auto gates = torch::matmul(s.transpose(1, 2), s) / s.size(1);
+      metric_ = (heads_metric_ * gates).unflatten(0, {v.size(0), -1}).sum(1);
     }
     const auto rows = v.to(torch::kFloat32);
     const double energy = total(cost(rows, metric_) * received_.value);
@@ -151,7 +158,7 @@ class RowClassObserver final : public AttentionObserver {
   ClassMasks masks_;
   int64_t sequence_ = -1;
   int layer_ = -1, metric_layer_ = -1;
-  torch::Tensor metric_;
+  torch::Tensor heads_metric_, metric_;  // [Hq, d, d], [Hkv, d, d]
 };
 
 // Each entry's share of their sum; 0 without any.
@@ -316,6 +323,11 @@ std::vector<int64_t> evenly_spaced(int64_t first, int64_t last, int64_t count) {
   return positions;
 }
 
+// Rows [heads, tokens, d] of these tokens.
+torch::Tensor at_positions(const torch::Tensor& rows, const std::vector<int64_t>& positions) {
+  return rows.index_select(1, torch::tensor(positions, torch::kInt64).to(rows.device()));
+}
+
 // Adds the losses [Hkv, queries] of each head, over all queries.
 void add_heads(const torch::Tensor& losses, std::vector<double>& heads) {
   const auto sums = losses.sum(1).to(torch::kCPU).contiguous();
@@ -352,9 +364,10 @@ class LayerErrorObserver final : public AttentionObserver {
       if (first >= q.size(1)) continue;
       if (!probe || !same_windows(view, of_probe)) {
         const auto positions = evenly_spaced(first, q.size(1), kLayerErrorQueries);
-        probe.emplace(view, positions,
-                      q.index_select(1, torch::tensor(positions, torch::kInt64).to(q.device())), k,
-                      v, metric, record.sm_scale);
+        probe.emplace(view, positions, at_positions(q, positions), k, v, metric, record.sm_scale,
+                      record.gate.defined()
+                          ? at_positions(record.gate[i].to(torch::kFloat32), positions)
+                          : torch::Tensor());
         of_probe = view;
       }
       add_errors(*probe, *codec, k, v, {0, record.first_position, view.sink},

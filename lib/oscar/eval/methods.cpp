@@ -267,7 +267,7 @@ Variants parse_variants(const std::string& name, const ModelConfig& config, bool
     } else if (key == "layer") {
       int64_t layer = 0;
       good = parse_number(value, layer) && layer < config.num_layers &&
-             !config.layer(static_cast<int>(layer)).attention.local;
+             config.geometry(static_cast<int>(layer), 0).fitted();
       out.only_layer = layer;
     } else if (key == "clip") {
       good =

@@ -26,7 +26,7 @@ struct Method {
   QuantizerSettings quantizer;
   CacheView view;
   std::vector<std::shared_ptr<const LayerCodec>> layers;  // null: the layer stays exact
-  int num_local = 0;  // layers whose windows stay in BF16 whatever the method is
+  int num_local = 0;  // layers without 2-bit rows whatever the method is: local and linear ones
 };
 
 // A bundle that a comparison may name.

@@ -328,6 +328,14 @@ size_t num_needle_batches(const Transformer& model, const std::vector<NeedleProm
   return batch_prompts(model, prompts).size();
 }
 
+int64_t most_needles_together(const Transformer& model, const std::vector<NeedlePrompt>& prompts) {
+  int64_t most = 0;
+  for (const PromptBatch& batch : batch_prompts(model, prompts)) {
+    most = std::max(most, static_cast<int64_t>(batch.count));
+  }
+  return most;
+}
+
 int64_t largest_needle_batch(const Transformer& model, const std::vector<NeedlePrompt>& prompts) {
   int64_t tokens = 0;
   for (const PromptBatch& batch : batch_prompts(model, prompts)) {
@@ -345,11 +353,12 @@ torch::Tensor generate_greedily(Transformer& model,
   auto answers = torch::empty({ids.size(0), tokens}, torch::kInt64);
   auto next = ids;
   int64_t position = 0;
+  std::vector<DeltaState> states(weights.size());
   for (int64_t step = 0; step < tokens; ++step) {
     auto hidden = model.embed(next);
     for (size_t layer = 0; layer < weights.size(); ++layer) {
       hidden = model.forward_layer(static_cast<int>(layer), *weights[layer], hidden, nullptr,
-                                   &engine, position);
+                                   &engine, position, &states[layer]);
     }
     position += next.size(1);
     next = model.logits(hidden.slice(1, hidden.size(1) - 1)).argmax(-1).to(torch::kCPU);

@@ -89,8 +89,10 @@ struct NeedleOutcome {
 // passes from its margin.
 inline NeedleOutcome needle_outcome(double margin) { return {margin > 0, margin}; }
 
-// Batches in which the prompts and their answers run, and the tokens of the largest.
+// Batches in which the prompts and their answers run, the most prompts of one, and the tokens of
+// the largest.
 size_t num_needle_batches(const Transformer& model, const std::vector<NeedlePrompt>& prompts);
+int64_t most_needles_together(const Transformer& model, const std::vector<NeedlePrompt>& prompts);
 int64_t largest_needle_batch(const Transformer& model, const std::vector<NeedlePrompt>& prompts);
 
 // Greedy continuation of equally long prompts: ids [prompts, length] int64 -> [prompts, tokens]

@@ -168,7 +168,7 @@ std::vector<double> means_by_position(const std::vector<double>& values, const T
   return sums;
 }
 
-// By layer, and by layer and KV head; nothing of the reference.
+// By layer, and by layer and KV head; nothing of the reference, and 0 of layers without attention.
 void add_output_errors(const OutputError& error, bool measured, Json& json) {
   json["output_nmse"] = Json::array();
   if (!measured) return;
@@ -176,10 +176,11 @@ void add_output_errors(const OutputError& error, bool measured, Json& json) {
     const auto total = [](const std::vector<double>& heads) {
       return std::accumulate(heads.begin(), heads.end(), 0.0);
     };
-    json["output_nmse"].push_back(total(error.error[l]) / total(error.energy[l]));
+    const auto share = [](double of, double energy) { return energy != 0 ? of / energy : 0.0; };
+    json["output_nmse"].push_back(share(total(error.error[l]), total(error.energy[l])));
     Json heads = Json::array();
     for (size_t h = 0; h < error.error[l].size(); ++h) {
-      heads.push_back(error.error[l][h] / error.energy[l][h]);
+      heads.push_back(share(error.error[l][h], error.energy[l][h]));
     }
     json["output_nmse_heads"].push_back(std::move(heads));
   }

@@ -35,7 +35,9 @@ double seconds_since(Clock::time_point start) {
 // Keeps the reference's attention output and measures the others against it.
 class OutputComparison final : public AttentionObserver {
  public:
-  explicit OutputComparison(int64_t first_query) : first_query_(first_query) {}
+  // Of a layer without attention, which is not observed, nothing is added.
+  OutputComparison(int64_t first_query, int num_kv_heads)
+      : first_query_(first_query), energy_(static_cast<size_t>(num_kv_heads)) {}
 
   void observe(const AttentionRecord& record) override {
     const auto o = record.o.slice(2, first_query_);
@@ -79,7 +81,7 @@ using States = std::vector<torch::Tensor>;
 void advance(const Transformer& model, const MultiForward& methods, int layer,
              const LayerWeights& weights, States& states, std::vector<OutputError>& errors) {
   const bool on_cpu = !model.compute().device.is_cuda();
-  OutputComparison comparison(methods.first_query);
+  OutputComparison comparison(methods.first_query, model.config().num_kv_heads);
   const auto entering = states[0];
   states[0] =
       model.forward_layer(layer, weights, entering, &comparison, nullptr, methods.position_offset);
@@ -527,21 +529,20 @@ int64_t cache_elements(const ModelConfig& config, bool local) {
   int64_t elements = 0;
   for (int layer = 0; layer < config.num_layers; ++layer) {
     const LayerGeometry g = config.geometry(layer, 0);
-    if (g.fitted() != local) elements += int64_t{g.num_kv_heads} * (g.head_dim_k + g.head_dim_v);
+    if (g.fitted() != local && g.attention != AttentionKind::kNone)
+      elements += int64_t{g.num_kv_heads} * (g.head_dim_k + g.head_dim_v);
   }
   return elements;
 }
 
 // The windows of local layers, which no method changes; null where there are none.
 Json local_windows(const ModelConfig& config) {
-  for (int layer = 0; layer < config.num_layers; ++layer) {
-    const AttentionSpec& attention = config.layer(layer).attention;
-    if (!attention.local) continue;
-    return {{"layers", config.num_layers - config.num_fitted_layers()},
-            {"window", attention.window},
-            {"elements_per_token", cache_elements(config, true)}};
-  }
-  return nullptr;
+  const auto is_local = [](const LayerSpec& layer) { return layer.attention.local; };
+  const auto first = std::ranges::find_if(config.layers, is_local);
+  if (first == config.layers.end()) return nullptr;
+  return {{"layers", std::ranges::count_if(config.layers, is_local)},
+          {"window", first->attention.window},
+          {"elements_per_token", cache_elements(config, true)}};
 }
 
 Json bundle_json(const Bundle& bundle, const std::filesystem::path& file) {

@@ -31,6 +31,10 @@ AttendedSums make_attended_sums(const LayerGeometry& geometry) {
   return sums;
 }
 
+MatrixStack<double> make_gate_moment(const LayerGeometry& geometry) {
+  return {geometry.num_qo_heads, geometry.head_dim_v, geometry.head_dim_v};
+}
+
 void add_statistics(LayerStatistics& total, const LayerStatistics& other) {
   if (!(total.geometry == other.geometry)) {
     throw Error({.what = "statistics of different attention shapes cannot be added",
@@ -39,10 +43,14 @@ void add_statistics(LayerStatistics& total, const LayerStatistics& other) {
   const auto add = [](std::vector<double>& sum, const std::vector<double>& more) {
     std::transform(sum.begin(), sum.end(), more.begin(), sum.begin(), std::plus());
   };
-  if (total.attended.empty() || other.attended.empty()) {
-    total.attended = {};
+  const bool weighted = !total.attended.empty() && !other.attended.empty();
+  const bool gated = !total.gate_moment.empty() && !other.gate_moment.empty();
+  if (!weighted) total.attended = {};
+  if (!gated) total.gate_moment = {};
+  if ((!weighted && !other.attended.empty()) || (!gated && !other.gate_moment.empty())) {
     LayerStatistics rest = other;
-    rest.attended = {};
+    if (!weighted) rest.attended = {};
+    if (!gated) rest.gate_moment = {};
     visit_sums(add, total, rest);
   } else {
     visit_sums(add, total, other);
@@ -74,8 +82,9 @@ LayerStatistics remaining_statistics(const LayerStatistics& total, const LayerSt
   const auto subtract = [](std::vector<double>& sum, const std::vector<double>& less) {
     std::transform(sum.begin(), sum.end(), less.begin(), sum.begin(), std::minus());
   };
-  if (part.attended.empty() != total.attended.empty()) {
-    throw Error({.what = "sums of which only some are weighted by attention",
+  if (part.attended.empty() != total.attended.empty() ||
+      part.gate_moment.empty() != total.gate_moment.empty()) {
+    throw Error({.what = "sums of which only some are weighted by attention, or hold gates",
                  .where = "layer " + std::to_string(total.geometry.layer_id)});
   }
   visit_sums(subtract, rest, part);

@@ -34,6 +34,9 @@ struct LayerStatistics {
   MatrixStack<double> attn_out_moment;  // [Hkv, d, d]  sum of o^T o, o = softmax output before W_O
   VectorStack<double> q_sum, k_sum, v_sum, attn_out_sum;  // [Hkv, d]
   MatrixStack<double> o_proj_metric;  // [Hkv, d, d]  M_O = sum over j of W_O,j W_O,j^T
+  // [Hq, d, d] sum of s^T s, s what outputs are multiplied by before W_O, while a run collects;
+  // with it M_O gets its gates (math 1.2). Absent without gates and in finished files.
+  MatrixStack<double> gate_moment = {};
   // [Hkv, d, d] sum of w_t v_t^T v_t, w_t = k_t C_Q k_t^T scaled to sum N; only with the energy
   // objective, otherwise absent. Belongs to one run and is not mergeable.
   MatrixStack<double> v_energy_moment;
@@ -45,8 +48,8 @@ struct LayerStatistics {
 
 // Calls `visit` with the entries (std::vector<double>) of each sum over tokens in turn: moments,
 // then sums, in the order of checkpoints. Of several statistics, which must agree in whether they
-// have attended sums, it gets them side by side. Counts, o_proj_metric and v_energy_moment are no
-// such sums.
+// have attended sums and those of gates, it gets them side by side. Counts, o_proj_metric and
+// v_energy_moment are no such sums.
 template <typename Visit, typename... Statistics>
 void visit_sums(Visit&& visit, Statistics&... statistics) {
   visit(statistics.q_moment.data...);
@@ -67,13 +70,17 @@ void visit_sums(Visit&& visit, Statistics&... statistics) {
   visit(statistics.attended.k_weight...);
   visit(statistics.attended.v_weight...);
   visit(statistics.attended.k_sink_weight...);
+  visit(statistics.gate_moment.data...);
 }
 
-// Statistics of the given shape with every sum zero (v_energy_moment and attended absent).
+// Statistics of the given shape with every sum zero (v_energy_moment, gate_moment and attended
+// absent).
 LayerStatistics make_statistics(const LayerGeometry& geometry);
+MatrixStack<double> make_gate_moment(const LayerGeometry& geometry);
 AttendedSums make_attended_sums(const LayerGeometry& geometry);
 
-// Adds `other` to `total`. Drops v_energy_moment, and attended where one of them lacks it. Throws
+// Adds `other` to `total`. Drops v_energy_moment, and attended or gate_moment where one of them
+// lacks it. Throws
 // Error when the geometries differ.
 void add_statistics(LayerStatistics& total, const LayerStatistics& other);
 

@@ -21,6 +21,7 @@
 
 #include "oscar/base/error.h"
 #include "oscar/base/process.h"
+#include "oscar/model/delta_net.h"
 #include "oscar/model/device.h"
 #include "oscar/model/side_by_side.h"
 
@@ -252,11 +253,12 @@ void decode(const TensorView& view, int64_t from, const torch::Tensor& place) {
 }
 
 // The dtype on the device: a router decides between experts, and rounding would change choices;
-// what is near zero in the file loses its last bits where an offset is added.
+// what is near zero in the file loses its last bits where an offset is added; decays are powers.
 torch::Dtype dtype_on_device(const WeightSpec& spec, torch::Dtype dtype) {
   using enum WeightRole;
   const bool router = spec.role == kRouter || spec.role == kRouterChoiceBias;
-  return router || spec.offset != 0 ? torch::kFloat32 : dtype;
+  const bool decay = spec.role == kDeltaLogRate || spec.role == kDeltaStepBias;
+  return router || decay || spec.offset != 0 ? torch::kFloat32 : dtype;
 }
 
 // FP8 codes from row `from` on and their scales into `place`, on whose device they are multiplied:
@@ -453,7 +455,27 @@ torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec,
   return tensor;
 }
 
+namespace {
+
+torch::Tensor in_order(const torch::Tensor& rows, const std::vector<int64_t>& order) {
+  return rows.index_select(0, torch::tensor(order, torch::kInt64).to(rows.device()));
+}
+
+// The gate's rows behind those of q, k and v: q_proj has them head by head.
+void set_gate_apart(const ModelConfig& config, LayerWeights& layer) {
+  const int64_t d = config.head_dim, queries = config.num_qo_heads * d;
+  const int64_t others = layer.qkv.size(0) - 2 * queries;
+  std::vector<int64_t> order, gate;
+  for (int64_t row = 0; row < 2 * queries; ++row) (row / d % 2 == 0 ? order : gate).push_back(row);
+  for (int64_t row = 0; row < others; ++row) order.push_back(2 * queries + row);
+  layer.o_gate = in_order(layer.qkv, gate);
+  layer.qkv = in_order(layer.qkv, order);
+}
+
+}  // namespace
+
 LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<WeightSpec>& specs,
+                                const ModelConfig& config, int index,
                                 const ComputeOptions& options) {
   Readings readings(weights, options);
   const auto stack = [&](std::initializer_list<WeightRole> roles) {
@@ -479,7 +501,24 @@ LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<W
   layer.choice_bias = stack({kRouterChoiceBias});
   layer.expert_gate_up = add_experts(readings, specs, {kExpertGate, kExpertUp});
   layer.expert_down = add_experts(readings, specs, {kExpertDown});
+  layer.shared_gate = stack({kSharedGate});
+  DeltaNetWeights& delta_net = layer.delta_net;
+  delta_net.in = stack(
+      {kDeltaChannels, kDeltaZ, kDeltaBeta, kDeltaDecay, kDeltaChannelsByHead, kDeltaSharesByHead});
+  delta_net.conv = stack({kDeltaConvolution});
+  delta_net.log_rate = stack({kDeltaLogRate});
+  delta_net.dt_bias = stack({kDeltaStepBias});
+  delta_net.norm = stack({kDeltaNorm});
+  delta_net.out = stack({kDeltaOut});
   readings.read();
+  const LayerSpec& spec = config.layer(index);
+  if (spec.attention.gated) set_gate_apart(config, layer);
+  if (spec.delta_net) {
+    delta_net.conv = delta_net.conv.squeeze(1);
+    if (spec.delta_net->rows_by_head) {
+      delta_net.in = in_order(delta_net.in, delta_row_order(*spec.delta_net));
+    }
+  }
   return layer;
 }
 

@@ -43,12 +43,22 @@ bool copy_numbers(const ByteReader& read, const torch::Tensor& place);
 
 // Weights on the device, read from the checkpoint and checked for non-finite values.
 
+// Of a linear layer (DeltaNetSpec).
+struct DeltaNetWeights {
+  torch::Tensor in;                 // [input_rows, hidden]: q, k, v, z, beta and decay
+  torch::Tensor conv;               // [channels, taps]
+  torch::Tensor log_rate, dt_bias;  // [num_value_heads] float32
+  torch::Tensor norm;               // [value_dim]
+  torch::Tensor out;                // [hidden, value_rows]
+};
+
 // One layer on the device in the compute dtype. Projections that read the same input are stacked,
 // so that each is one product. Undefined tensors: the model has no such weight.
 struct LayerWeights {
   torch::Tensor attention_norm, mlp_norm;                // [hidden], before each half
   torch::Tensor attention_output_norm, mlp_output_norm;  // [hidden], behind each half
   torch::Tensor qkv, qkv_bias;   // [(num_qo_heads + 2 num_kv_heads) * head_dim, hidden], [rows]
+  torch::Tensor o_gate;          // [num_qo_heads * head_dim, hidden], where outputs are gated
   torch::Tensor q_norm, k_norm;  // [head_dim], of a joint norm [num_qo_heads * head_dim], ..
   torch::Tensor o, o_bias;       // [hidden, num_qo_heads * head_dim], [hidden]
   // Of the MLP, or of the expert that all tokens share.
@@ -58,6 +68,8 @@ struct LayerWeights {
   torch::Tensor router, choice_bias;  // [num_experts, hidden], [num_experts]
   torch::Tensor expert_gate_up;       // [num_experts, 2 * intermediate, hidden]
   torch::Tensor expert_down;          // [num_experts, hidden, intermediate]
+  torch::Tensor shared_gate;          // [1, hidden]
+  DeltaNetWeights delta_net;
 };
 
 // Copies one tensor to the device, with the spec's offset added. For a GPU several threads read
@@ -66,8 +78,9 @@ struct LayerWeights {
 torch::Tensor load_weight(const WeightSource& weights, const WeightSpec& spec,
                           const ComputeOptions& options);
 
-// Those of a layer likewise. `specs`: its own (weights.h).
+// Those of a layer likewise, its rows in the order of LayerWeights. `specs`: its own (weights.h).
 LayerWeights load_layer_weights(const WeightSource& weights, const std::vector<WeightSpec>& specs,
+                                const ModelConfig& config, int layer,
                                 const ComputeOptions& options);
 
 // Has the system begin to read them from their files, as far as it takes to have them when they are

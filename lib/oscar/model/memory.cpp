@@ -56,13 +56,13 @@ namespace {
 // GPU.
 int64_t runtime_bytes(torch::Device device) { return int64_t{device.is_cuda() ? 512 : 240} << 20; }
 
-// Activations of one layer while a batch runs, at the worst of three moments: attention (hidden
+// Activations of one layer while a batch runs, at the worst of four moments: attention (hidden
 // states and their norm, q, k, v before and after RoPE, keys and values repeated for every query
 // head, the output), an observer (the output, rows joined by head, the float64 copy of one head's
 // rows; the kernel that bf16 rows go through on a GPU needs less; and what observing takes beside
-// that), and the gated MLP (its two halves, their gate and their product beside hidden states and
-// their norm; of experts, once for each that a token passes through, with its rows or its output
-// beside the halves, or two outputs).
+// that), a linear layer, and the gated MLP (its two halves, their gate and their product beside
+// hidden states and their norm; of experts, once for each that a token passes through, with its
+// rows or its output beside the halves, or two outputs).
 int64_t mlp_elements(const LayerSpec& layer, int64_t hidden) {
   const int64_t dense = 4 * int64_t{layer.dense_intermediate_size()};
   const ExpertsSpec* experts = layer.experts();
@@ -75,23 +75,30 @@ int64_t mlp_elements(const LayerSpec& layer, int64_t hidden) {
 }
 
 int64_t activation_bytes(const ModelConfig& config, int64_t batch_tokens, int64_t element_bytes,
-                         int64_t observing) {
+                         int64_t observing, bool on_gpu) {
   const int64_t hidden = config.hidden_size, d = config.head_dim;
   const int64_t q = config.num_qo_heads * d, kv = config.num_kv_heads * d;
-  const int64_t rows = 2 * q + 3 * kv;  // q and k twice
+  const int64_t gate = config.has_output_gates() ? 2 * q : 0;  // and outputs that it multiplied
+  const int64_t rows = 2 * q + 3 * kv + gate;                  // q and k twice
   const int64_t attention = element_bytes * (2 * hidden + rows + 3 * q);
   const int64_t observer = element_bytes * (2 * hidden + rows + 2 * q) +
                            8 * (config.num_qo_heads / config.num_kv_heads) * d;
   int64_t elements = 0;
+  int64_t delta_net = 0;
   for (const LayerSpec& layer : config.layers) {
     elements = std::max(elements, mlp_elements(layer, hidden));
+    if (!layer.delta_net) continue;
+    delta_net =
+        std::max(delta_net, delta_net_bytes(*layer.delta_net, batch_tokens, element_bytes, on_gpu));
   }
+  const int64_t linear = delta_net + batch_tokens * element_bytes * 2 * hidden;
   const int64_t mlp = element_bytes * (4 * hidden + elements);
   // Norms whose weights stay in float32 read and write rows of it.
   const bool wide = config.norm_offset != 0 && element_bytes < 4;
   const int64_t norm = wide ? 2 * 4 * std::max(hidden, q) : 0;
-  return std::max(batch_tokens * std::max(attention, mlp), batch_tokens * observer + observing) +
-         batch_tokens * norm;
+  const int64_t attending =
+      std::max(batch_tokens * std::max(attention, mlp), batch_tokens * observer + observing);
+  return std::max(attending, linear) + batch_tokens * norm;
 }
 
 }  // namespace
@@ -116,13 +123,13 @@ MemoryNeeds model_needs(const Transformer& model, int64_t batch_tokens, int64_t 
   const auto element = static_cast<int64_t>(torch::elementSize(model.compute().dtype));
   const int64_t layer = largest_layer_bytes(model);
   MemoryNeeds needs;
-  needs.held = {
-      {.name = "libtorch", .host_bytes = runtime_bytes(device)},
-      {.name = "the embedding",
-       .compute_bytes = int64_t{config.vocab_size} * config.hidden_size * element},
-      {.name = "activations of a batch",
-       .moment = Moment::kPassing,
-       .compute_bytes = activation_bytes(config, batch_tokens, element, observing_bytes)}};
+  needs.held = {{.name = "libtorch", .host_bytes = runtime_bytes(device)},
+                {.name = "the embedding",
+                 .compute_bytes = int64_t{config.vocab_size} * config.hidden_size * element},
+                {.name = "activations of a batch",
+                 .moment = Moment::kPassing,
+                 .compute_bytes = activation_bytes(config, batch_tokens, element, observing_bytes,
+                                                   device.is_cuda())}};
   if (device.is_cuda()) {
     needs.held.push_back({.name = "layers on their way to the GPU",
                           .moment = Moment::kPassing,

@@ -127,13 +127,17 @@ bool gate_with_kernel(const torch::Tensor&, torch::Tensor&) { return false; }
 
 #endif
 
+}  // namespace
+
 // On the host in pieces that torch does not deal to its threads: at the end of a thread's share,
 // what is over a vector's length gets other instructions, and bits would depend on the number of
 // threads.
-torch::Tensor activated(const torch::Tensor& x, Activation activation) {
-  const bool silu = activation == Activation::kSilu;
-  if (x.is_cuda()) return silu ? torch::silu(x) : torch::gelu(x, "tanh");
+torch::Tensor by_pieces(const torch::Tensor& x, const ElementOp& op) {
   torch::Tensor out = torch::empty(x.sizes(), x.options());
+  if (x.is_cuda() || x.numel() == 0) {
+    op(out, x);
+    return out;
+  }
   const int64_t width = x.size(-1);
   const torch::Tensor from = x.reshape({-1, width}), to = out.view({-1, width});
   constexpr int64_t kWhole = int64_t{1} << 14;  // values; of gelu torch deals out more than these
@@ -146,16 +150,25 @@ torch::Tensor activated(const torch::Tensor& x, Activation activation) {
       return t.slice(0, row, row + rows).slice(1, column, column + columns);
     };
     torch::Tensor part = piece(to);
-    if (silu) {
-      at::silu_out(part, piece(from));
-    } else {
-      at::gelu_out(part, piece(from), "tanh");
-    }
+    op(part, piece(from));
   });
   return out;
 }
 
-}  // namespace
+torch::Tensor activated(const torch::Tensor& x, Activation activation) {
+  return by_pieces(x, [activation](torch::Tensor& out, const torch::Tensor& in) {
+    if (activation == Activation::kSilu) {
+      at::silu_out(out, in);
+    } else {
+      at::gelu_out(out, in, "tanh");
+    }
+  });
+}
+
+torch::Tensor logistic(const torch::Tensor& x) {
+  return by_pieces(x,
+                   [](torch::Tensor& out, const torch::Tensor& in) { at::sigmoid_out(out, in); });
+}
 
 torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double eps) {
   torch::Tensor none, out;
@@ -344,8 +357,9 @@ torch::Tensor Transformer::embed(const torch::Tensor& ids) {
 
 std::shared_ptr<const LayerWeights> Transformer::load_layer(int layer) const {
   const c10::InferenceMode guard;
-  return std::make_shared<const LayerWeights>(load_layer_weights(
-      *implementation_->checkpoint.weights, layer_weights(config(), layer), compute()));
+  return std::make_shared<const LayerWeights>(
+      load_layer_weights(*implementation_->checkpoint.weights, layer_weights(config(), layer),
+                         config(), layer, compute()));
 }
 
 void Transformer::read_ahead(int layer) const {
@@ -364,7 +378,8 @@ size_t Transformer::layer_bytes(int layer) const {
 
 torch::Tensor Transformer::forward_layer(int layer, const LayerWeights& weights,
                                          const torch::Tensor& hidden, AttentionObserver* observer,
-                                         AttentionEngine* engine, int64_t position_offset) const {
+                                         AttentionEngine* engine, int64_t position_offset,
+                                         DeltaState* state) const {
   const c10::InferenceMode guard;
   const ModelConfig& c = config();
   const LayerSpec& spec = c.layer(layer);
@@ -373,6 +388,9 @@ torch::Tensor Transformer::forward_layer(int layer, const LayerWeights& weights,
 
   const auto attention = [&] {  // what it makes on the way is freed before the MLP
     const torch::Tensor x = rms_norm(hidden, weights.attention_norm, c.rms_norm_eps);
+    if (spec.delta_net) {
+      return gated_delta_net(x, weights.delta_net, *spec.delta_net, c.rms_norm_eps, state);
+    }
     const torch::Tensor qkv = torch::linear(x, weights.qkv, weights.qkv_bias)
                                   .view({batch, tokens, heads + 2 * kv_heads, d});
     const Angles& angles = implementation_->angles_at(layer, position_offset, tokens);
@@ -387,8 +405,15 @@ torch::Tensor Transformer::forward_layer(int layer, const LayerWeights& weights,
     const torch::Tensor o = engine != nullptr
                                 ? engine->attend(layer, q, k, v, c.sm_scale)
                                 : causal_attention(q, k, v, c.sm_scale, spec.attention.window);
-    if (observer != nullptr) observer->observe({layer, position_offset, c.sm_scale, q, k, v, o});
-    const torch::Tensor rows = o.transpose(1, 2).reshape({batch, tokens, heads * d});
+    torch::Tensor rows = o.transpose(1, 2).reshape({batch, tokens, heads * d}), gate;
+    if (spec.attention.gated) {
+      const torch::Tensor s = logistic(torch::linear(x, weights.o_gate));
+      rows = rows * s;
+      gate = s.view({batch, tokens, heads, d}).transpose(1, 2);
+    }
+    if (observer != nullptr) {
+      observer->observe({layer, position_offset, c.sm_scale, q, k, v, o, gate});
+    }
     return torch::linear(rows, weights.o, weights.o_bias);
   };
   torch::Tensor half = attention();
@@ -397,6 +422,9 @@ torch::Tensor Transformer::forward_layer(int layer, const LayerWeights& weights,
   torch::Tensor out = attended;
   if (spec.dense_intermediate_size() > 0) {
     half = gated_mlp(y, weights, activation_of(spec));
+    if (weights.shared_gate.defined()) {
+      half = half * logistic(torch::linear(y, weights.shared_gate));
+    }
     if (spec.output_norms) half = rms_norm(half, weights.mlp_output_norm, c.rms_norm_eps);
     out = out + half;
   }
@@ -460,8 +488,8 @@ class CachedAttention final : public AttentionEngine {
       : config_(config) {
     const auto options = torch::dtype(compute.dtype).device(compute.device);
     for (int layer = 0; layer < config.num_layers; ++layer) {
-      keys_.push_back(
-          torch::empty({batch, config.num_kv_heads, capacity, config.head_dim}, options));
+      const int64_t rows = config.layer(layer).delta_net ? 0 : capacity;
+      keys_.push_back(torch::empty({batch, config.num_kv_heads, rows, config.head_dim}, options));
       values_.push_back(torch::empty_like(keys_.back()));
     }
   }
@@ -501,13 +529,15 @@ std::vector<std::vector<int32_t>> generate(Transformer& model, const GenerateOpt
   // Drawn on the CPU, so that a seed means the same uniform numbers on every device.
   at::Generator random = at::detail::createCPUGenerator(options.seed);
   CachedAttention cache(config, model.compute(), options.num_sequences, options.length);
+  std::vector<DeltaState> states(layers.size());
   torch::Tensor tokens = torch::full({options.num_sequences, options.length}, options.first_token,
                                      torch::dtype(torch::kInt64).device(device));
   for (int64_t t = 0; t + 1 < options.length; ++t) {
     torch::Tensor hidden = model.embed(tokens.narrow(1, t, 1));
     for (int layer = 0; layer < config.num_layers; ++layer) {
-      hidden = model.forward_layer(layer, *layers[static_cast<size_t>(layer)], hidden, nullptr,
-                                   &cache, t);
+      const auto index = static_cast<size_t>(layer);
+      hidden =
+          model.forward_layer(layer, *layers[index], hidden, nullptr, &cache, t, &states[index]);
     }
     cache.advance();
     const torch::Tensor probabilities = torch::softmax(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "oscar/fit/linalg.h"
 #include "oscar/model/checkpoint/checkpoint.h"
 #include "oscar/model/checkpoint/config.h"
+#include "oscar/model/delta_net.h"
 #include "oscar/model/layer_weights.h"
 #include "oscar/model/torch.h"
 
@@ -26,6 +28,8 @@ struct AttentionRecord {
   torch::Tensor k;  // [batch, num_kv_heads, tokens, head_dim_k], after norm and RoPE
   torch::Tensor v;  // [batch, num_kv_heads, tokens, head_dim_v]
   torch::Tensor o;  // [batch, num_qo_heads, tokens, head_dim_v], softmax output before W_O
+  // As o: what the model multiplies it by before W_O; undefined where it does not.
+  torch::Tensor gate = {};
 };
 
 class AttentionObserver {
@@ -61,6 +65,12 @@ struct RotatedRows {
 };
 RotatedRows split_and_rotate(const torch::Tensor& qkv, int64_t num_kv_heads, const HeadNorms& norms,
                              const torch::Tensor& cos, const torch::Tensor& sin);
+
+// What `op` makes of each element: bits do not depend on the number of threads.
+using ElementOp = std::function<void(torch::Tensor& out, const torch::Tensor& in)>;
+torch::Tensor by_pieces(const torch::Tensor& x, const ElementOp& op);
+torch::Tensor activated(const torch::Tensor& x, Activation activation);
+torch::Tensor logistic(const torch::Tensor& x);  // 1 / (1 + exp(-x))
 
 // activation(gate) up of gate_up [.., 2 width]: [.., width].
 torch::Tensor gated(const torch::Tensor& gate_up, Activation activation);
@@ -103,10 +113,12 @@ class Transformer {
   size_t layer_bytes(int layer) const;
 
   // hidden -> hidden through one layer; positions are position_offset .. + tokens - 1.
-  // The observer sees what attention used. `engine` replaces the attention itself.
+  // The observer sees what attention used. `engine` replaces the attention itself. Neither hears of
+  // linear layers. These begin each sequence at zero, or go on with `state`, one of each layer.
   torch::Tensor forward_layer(int layer, const LayerWeights& weights, const torch::Tensor& hidden,
                               AttentionObserver* observer = nullptr,
-                              AttentionEngine* engine = nullptr, int64_t position_offset = 0) const;
+                              AttentionEngine* engine = nullptr, int64_t position_offset = 0,
+                              DeltaState* state = nullptr) const;
 
   // Final norm and output projection: hidden [batch, tokens, hidden] -> logits fp32 [.., vocab].
   torch::Tensor logits(const torch::Tensor& hidden);

@@ -46,9 +46,10 @@ constexpr int64_t kRowCopies = 5;
 // and masks between them.
 constexpr int64_t kScoreCopies = 6;
 
-// Values of all heads of one token: query, key and value.
+// Values of all heads of one token: query, key and value, and the gate where there is one.
 int64_t row_values(const ModelConfig& config) {
-  return int64_t{config.num_qo_heads + 2 * config.num_kv_heads} * config.head_dim;
+  const int64_t queries = config.num_qo_heads * (config.has_output_gates() ? 2 : 1);
+  return (queries + 2 * config.num_kv_heads) * config.head_dim;
 }
 
 }  // namespace
@@ -130,9 +131,11 @@ class SearchPass::Buffer final : public AttentionObserver {
       const int64_t moved = searching ? search_[seen_] : confirm_.at(seen_ - search_.size());
       const auto offset = torch::tensor({moved});
       (searching ? held_.search : held_.confirm)
-          .push_back({move_positions(record.q[i], rope_, offset),
-                      move_positions(record.k[i], rope_, offset), record.v[i].to(torch::kFloat32),
-                      record.first_position + moved});
+          .push_back(
+              {move_positions(record.q[i], rope_, offset),
+               move_positions(record.k[i], rope_, offset), record.v[i].to(torch::kFloat32),
+               record.first_position + moved,
+               record.gate.defined() ? record.gate[i].to(torch::kFloat32) : torch::Tensor()});
     }
   }
 

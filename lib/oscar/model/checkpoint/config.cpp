@@ -549,6 +549,13 @@ std::optional<QueryScaling> read_query_scaling(const ConfigReader& reader) {
   return QueryScaling{parameters.number("llama_4_scaling_beta", 0.0, 0.0, kLargestBeta), *length};
 }
 
+// Dimensions of a head that RoPE turns; an impossible share is refused later (make_rope).
+int turning_dims(const Json& parameters, const ModelConfig& config) {
+  const char* const partial = "partial_rotary_factor";
+  const bool stated = parameters.contains(partial) && parameters[partial].is_number();
+  return static_cast<int>(config.head_dim * (stated ? parameters[partial].get<double>() : 1.0));
+}
+
 // Takes out the shares of dimensions that turn by each of a token's three positions: of text they
 // are one position. They are refused where they do not make up all that turns.
 void drop_axes(Json& parameters, int turning, const std::string& source) {
@@ -587,7 +594,7 @@ void read_rope(const ConfigReader& reader, const ModelFamily& family,
       reader.size("max_position_embeddings", kMaxLength).value_or(family.max_position_embeddings);
   Json parameters = gather_rope(reader, family, scaling);
   const std::string where = scaling ? "--rope-scaling" : reader.source;
-  if (family.multi_axis_rope) drop_axes(parameters, config.head_dim, where);
+  if (family.multi_axis_rope) drop_axes(parameters, turning_dims(parameters, config), where);
   if (family.scales_queries) {
     config.query_scaling = read_query_scaling(reader);
     for (const char* key : {"llama_4_scaling_beta", "max_position_embeddings"}) {
@@ -628,7 +635,7 @@ LayerGeometry ModelConfig::geometry(int layer, int recent_tokens) const {
   LayerGeometry geometry;
   geometry.layer_id = layer;
   const AttentionSpec& attention = this->layer(layer).attention;
-  geometry.attention = attention.kind();
+  geometry.attention = this->layer(layer).kind();
   geometry.sliding_window = attention.window;
   geometry.num_qo_heads = num_qo_heads;
   geometry.num_kv_heads = num_kv_heads;
@@ -638,8 +645,13 @@ LayerGeometry ModelConfig::geometry(int layer, int recent_tokens) const {
 }
 
 int ModelConfig::num_fitted_layers() const {
-  return static_cast<int>(
-      std::ranges::count_if(layers, [](const LayerSpec& layer) { return !layer.attention.local; }));
+  return static_cast<int>(std::ranges::count_if(layers, [](const LayerSpec& layer) {
+    return layer.kind() == AttentionKind::kFull || layer.kind() == AttentionKind::kSliding;
+  }));
+}
+
+bool ModelConfig::has_output_gates() const {
+  return std::ranges::any_of(layers, [](const LayerSpec& layer) { return layer.attention.gated; });
 }
 
 std::vector<std::vector<int>> ModelConfig::layers_by_spec() const {

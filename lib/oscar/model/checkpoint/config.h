@@ -56,6 +56,9 @@ struct AttentionSpec {
   bool o_bias = false;      // bias on the output projection
   bool qk_norm = false;     // RMSNorm over head_dim on q and k, before RoPE
   bool joint_norm = false;  // qk_norm is one over all query heads, and one over all KV heads
+  // Outputs are multiplied by sigmoid(gate) before the output projection; the gate's rows lie in
+  // q_proj, those of each head behind its queries.
+  bool gated = false;
   // A local layer among global ones: turned by ModelConfig::local_rope, its window stays in BF16.
   bool local = false;
 
@@ -64,6 +67,25 @@ struct AttentionSpec {
     if (local) return AttentionKind::kLocal;
     return window > 0 ? AttentionKind::kSliding : AttentionKind::kFull;
   }
+};
+
+// Gated DeltaNet (arXiv 2412.06464): linear attention whose state is a matrix for each value head.
+// Value head h reads the queries and keys of key head h / (num_value_heads / num_key_heads).
+struct DeltaNetSpec {
+  int num_key_heads = 0, num_value_heads = 0;
+  int key_dim = 0, value_dim = 0;  // of one head
+  int taps = 0;                    // tokens that the convolution before it sees
+  // Rows of its input projections are stored head by head (Qwen3-Next), not part by part.
+  bool rows_by_head = false;
+  bool operator==(const DeltaNetSpec&) const = default;
+
+  int value_heads_per_key() const { return num_value_heads / num_key_heads; }
+  // Rows of the queries and keys together; of all that passes through the convolution; of values.
+  int64_t key_rows() const { return int64_t{2} * num_key_heads * key_dim; }
+  int64_t value_rows() const { return int64_t{num_value_heads} * value_dim; }
+  int64_t channels() const { return key_rows() + value_rows(); }
+  // Rows of all input projections: the channels, the gate z, then beta and decay of each head.
+  int64_t input_rows() const { return channels() + value_rows() + 2 * int64_t{num_value_heads}; }
 };
 
 // kGeluTanh: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
@@ -93,8 +115,9 @@ struct ExpertsSpec {
   // Experts in order form so many sets; only those of `top_sets` sets may be chosen, the ones whose
   // two highest scores have the highest sums.
   int num_sets = 1, top_sets = 1;
-  bool normalize = false;  // weights are divided by their sum
-  double scaling = 1.0;    // factor on the weights, after that
+  bool normalize = false;    // weights are divided by their sum
+  double scaling = 1.0;      // factor on the weights, after that
+  bool shared_gate = false;  // the shared expert is multiplied by a sigmoid of the token
   bool operator==(const ExpertsSpec&) const = default;
 };
 
@@ -103,8 +126,11 @@ struct LayerSpec {
   std::variant<DenseSpec, ExpertsSpec> mlp;
   // Norms also behind attention and behind the MLP, before what they return is added.
   bool output_norms = false;
+  // In the place of attention, of which then nothing is there.
+  std::optional<DeltaNetSpec> delta_net = std::nullopt;
 
   bool operator==(const LayerSpec&) const = default;
+  AttentionKind kind() const { return delta_net ? AttentionKind::kNone : attention.kind(); }
   const ExpertsSpec* experts() const { return std::get_if<ExpertsSpec>(&mlp); }
   // Width of the MLP that every token passes through; 0: there are only chosen experts.
   int dense_intermediate_size() const {
@@ -181,6 +207,9 @@ struct StoredNames {
   // Of a model that also reads images: what the names of tensors begin with that no text passes
   // through. They are left out.
   std::span<const std::string_view> other_parts = {};
+  // What the names of tensors begin with that guess tokens further ahead, where these do not lie
+  // behind the layers. They are left out.
+  std::string_view further_part = {};
 };
 
 // A factor on queries that grows with their position p: 1 + beta ln(1 + floor(p / length)).
@@ -219,8 +248,10 @@ struct ModelConfig {
 
   const LayerSpec& layer(int index) const { return layers.at(static_cast<size_t>(index)); }
   const Rope& rope_of(int index) const { return layer(index).attention.local ? *local_rope : rope; }
-  // Layers with statistics and transforms: those that are not local.
+  // Layers with statistics and transforms: neither local nor linear.
   int num_fitted_layers() const;
+  // Whether any layer gates its attention outputs (AttentionSpec::gated).
+  bool has_output_gates() const;
   // Layers with equal specs together, in the order of the first of each.
   std::vector<std::vector<int>> layers_by_spec() const;
   // Geometry of one layer; `recent_tokens` decides whether a sliding layer is ever quantized.

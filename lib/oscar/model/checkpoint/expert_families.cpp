@@ -125,7 +125,8 @@ std::vector<int> read_dense_layers(const ConfigReader& reader) {
   return layers;
 }
 
-// Experts in the layers that have them; `usual` says what absent keys mean.
+}  // namespace
+
 void add_qwen_experts(const ConfigReader& reader, const ExpertsSpec& usual, ModelConfig& config) {
   ExpertsSpec experts = usual;
   experts.num_experts = read_one_of(reader, "num_experts", "num_local_experts", usual.num_experts);
@@ -143,6 +144,8 @@ void add_qwen_experts(const ConfigReader& reader, const ExpertsSpec& usual, Mode
     }
   }
 }
+
+namespace {
 
 void build_qwen3_moe(const ConfigReader& reader, ModelConfig& config) {
   const bool bias = reader.flag("attention_bias", false);

@@ -18,9 +18,9 @@ namespace oscar {
 namespace {
 
 // In the order in which messages list them.
-constexpr const ModelFamily* kFamilies[] = {&kQwen3,   &kQwen2,      &kQwen3Moe, &kLlama,
-                                            &kMistral, &kMinistral3, &kGlm4Moe,  &kGemma3,
-                                            &kSeedOss, &kPhi3,       &kHyV3,     &kMiniMaxM2};
+constexpr const ModelFamily* kFamilies[] = {
+    &kQwen3,   &kQwen2, &kQwen3Moe, &kLlama,     &kMistral, &kMinistral3, &kGlm4Moe,  &kGemma3,
+    &kSeedOss, &kPhi3,  &kHyV3,     &kMiniMaxM2, &kQwen3_5, &kQwen3_5Moe, &kQwen3Next};
 
 // Read by parse_model_config for every family.
 constexpr std::string_view kRead[] = {

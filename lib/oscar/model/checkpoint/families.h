@@ -70,7 +70,7 @@ void check_config_keys(const std::vector<ConfigKeys>& configs, const ModelFamily
 // The supported families, and what several of them read alike.
 
 extern const ModelFamily kQwen3, kQwen2, kQwen3Moe, kLlama, kMistral, kMinistral3, kGlm4Moe,
-    kGemma3, kSeedOss, kPhi3, kHyV3, kMiniMaxM2;
+    kGemma3, kSeedOss, kPhi3, kHyV3, kMiniMaxM2, kQwen3Next, kQwen3_5, kQwen3_5Moe;
 extern const ModelFamily kQwen3Vl, kQwen3VlMoe;  // text halves: they are no models of their own
 
 // `config`'s layers, all with this attention and a dense MLP of intermediate_size.
@@ -85,6 +85,9 @@ int read_one_of(const ConfigReader& reader, const std::string& key, const std::s
 // Throws Error where a key is there, not null, and says other than `value`.
 void require_value(const ConfigReader& reader, const std::string& key, const Json& value,
                    const std::string& what);
+
+// Experts of Qwen's MoE models in the layers that have them; `usual` says what absent keys mean.
+void add_qwen_experts(const ConfigReader& reader, const ExpertsSpec& usual, ModelConfig& config);
 
 // Throws Error where more experts are chosen than may be.
 void require_enough_experts(const ConfigReader& reader, const ExpertsSpec& experts);

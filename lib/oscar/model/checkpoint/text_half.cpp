@@ -16,6 +16,9 @@ namespace {
 
 constexpr std::string_view kQwenKeys[] = {"image_token_id", "video_token_id",
                                           "vision_start_token_id", "vision_end_token_id"};
+constexpr std::string_view kQwen3_5Keys[] = {"image_token_id", "video_token_id",
+                                             "vision_start_token_id", "vision_end_token_id",
+                                             "language_model_only"};
 constexpr std::string_view kQwenParts[] = {"model.visual.", "visual."};
 constexpr std::string_view kMistralKeys[] = {"image_token_index",         "image_token_id",
                                              "multimodal_projector_bias", "projector_hidden_act",
@@ -28,6 +31,8 @@ constexpr std::string_view kTowerParts[] = {"vision_tower.", "multi_modal_projec
 
 constexpr const ModelFamily* kQwen3VlTexts[] = {&kQwen3Vl};
 constexpr const ModelFamily* kQwen3VlMoeTexts[] = {&kQwen3VlMoe};
+constexpr const ModelFamily* kQwen3_5Texts[] = {&kQwen3_5};
+constexpr const ModelFamily* kQwen3_5MoeTexts[] = {&kQwen3_5Moe};
 constexpr const ModelFamily* kMistral3Texts[] = {&kMistral, &kMinistral3};
 constexpr const ModelFamily* kGemma3Texts[] = {&kGemma3};
 
@@ -43,6 +48,18 @@ constexpr WholeModel kWholeModels[] = {
      .model_type = "qwen3_vl_moe",
      .texts = kQwen3VlMoeTexts,
      .keys = kQwenKeys,
+     .other_parts = kQwenParts,
+     .tie_word_embeddings = false},
+    {.architecture = "Qwen3_5ForConditionalGeneration",
+     .model_type = "qwen3_5",
+     .texts = kQwen3_5Texts,
+     .keys = kQwen3_5Keys,
+     .other_parts = kQwenParts,
+     .tie_word_embeddings = false},
+    {.architecture = "Qwen3_5MoeForConditionalGeneration",
+     .model_type = "qwen3_5_moe",
+     .texts = kQwen3_5MoeTexts,
+     .keys = kQwen3_5Keys,
      .other_parts = kQwenParts,
      .tie_word_embeddings = false},
     {.architecture = "Mistral3ForConditionalGeneration",

@@ -229,10 +229,18 @@ enum class Size {
   kHidden,
   kIntermediate,
   kQueries,
+  kQueryRows,
   kKeys,
   kQNormed,
   kKNormed,
-  kExperts
+  kExperts,
+  kOne,
+  kChannels,
+  kValueRows,
+  kValueHeads,
+  kChannelsAndZ,
+  kBetaAndDecay,
+  kValueDim
 };
 
 // Where a row of the table is asked for: outside the layers, in one of them, or in one expert.
@@ -253,6 +261,9 @@ constexpr Condition kOutputNorms = [](const Place& p) { return p.layer->output_n
 constexpr Condition kMlpBias = [](const Place& p) {
   return std::get<DenseSpec>(p.layer->mlp).bias;
 };
+constexpr Condition kByPart = [](const Place& p) { return !p.layer->delta_net->rows_by_head; };
+constexpr Condition kByHead = [](const Place& p) { return p.layer->delta_net->rows_by_head; };
+constexpr Condition kGatedShared = [](const Place& p) { return p.layer->experts()->shared_gate; };
 constexpr Condition kChoiceBias = [](const Place& p) { return p.layer->experts()->choice_bias; };
 
 struct Row {
@@ -270,10 +281,15 @@ constexpr Row kModelRows[] = {
     {kFinalNorm, "model.norm.weight", "output_norm.weight", kHidden, kNone, kAlways},
     {kOutput, "lm_head.weight", "output.weight", kVocab, kHidden, kUntied},
 };
-constexpr Row kAttentionRows[] = {
+// Before and behind attention, or what stands in its place.
+constexpr Row kNormRows[] = {
     {kAttentionNorm, "model.layers.{}.input_layernorm.weight", "blk.{}.attn_norm.weight", kHidden,
      kNone, kAlways},
-    {kQ, "model.layers.{}.self_attn.q_proj.weight", "blk.{}.attn_q.weight", kQueries, kHidden,
+    {kMlpNorm, "model.layers.{}.post_attention_layernorm.weight", "blk.{}.ffn_norm.weight", kHidden,
+     kNone, kInputNormsOnly},
+};
+constexpr Row kAttentionRows[] = {
+    {kQ, "model.layers.{}.self_attn.q_proj.weight", "blk.{}.attn_q.weight", kQueryRows, kHidden,
      kAlways},
     {kK, "model.layers.{}.self_attn.k_proj.weight", "blk.{}.attn_k.weight", kKeys, kHidden,
      kAlways},
@@ -291,8 +307,28 @@ constexpr Row kAttentionRows[] = {
      kAlways},
     {kOBias, "model.layers.{}.self_attn.o_proj.bias", "blk.{}.attn_output.bias", kHidden, kNone,
      kWithOBias},
-    {kMlpNorm, "model.layers.{}.post_attention_layernorm.weight", "blk.{}.ffn_norm.weight", kHidden,
-     kNone, kInputNormsOnly},
+};
+// Of linear layers. Not read from GGUF files.
+constexpr Row kDeltaRows[] = {
+    {kDeltaChannels, "model.layers.{}.linear_attn.in_proj_qkv.weight", nullptr, kChannels, kHidden,
+     kByPart},
+    {kDeltaZ, "model.layers.{}.linear_attn.in_proj_z.weight", nullptr, kValueRows, kHidden,
+     kByPart},
+    {kDeltaBeta, "model.layers.{}.linear_attn.in_proj_b.weight", nullptr, kValueHeads, kHidden,
+     kByPart},
+    {kDeltaDecay, "model.layers.{}.linear_attn.in_proj_a.weight", nullptr, kValueHeads, kHidden,
+     kByPart},
+    {kDeltaChannelsByHead, "model.layers.{}.linear_attn.in_proj_qkvz.weight", nullptr,
+     kChannelsAndZ, kHidden, kByHead},
+    {kDeltaSharesByHead, "model.layers.{}.linear_attn.in_proj_ba.weight", nullptr, kBetaAndDecay,
+     kHidden, kByHead},
+    {kDeltaConvolution, "model.layers.{}.linear_attn.conv1d.weight", nullptr, kChannels, kNone,
+     kAlways},
+    {kDeltaLogRate, "model.layers.{}.linear_attn.A_log", nullptr, kValueHeads, kNone, kAlways},
+    {kDeltaStepBias, "model.layers.{}.linear_attn.dt_bias", nullptr, kValueHeads, kNone, kAlways},
+    {kDeltaNorm, "model.layers.{}.linear_attn.norm.weight", nullptr, kValueDim, kNone, kAlways},
+    {kDeltaOut, "model.layers.{}.linear_attn.out_proj.weight", nullptr, kHidden, kValueRows,
+     kAlways},
 };
 // Of layers with norms behind attention and the MLP as well.
 constexpr Row kOutputNormRows[] = {
@@ -338,6 +374,8 @@ constexpr Row kSharedRows[] = {
      kAlways},
     {kDown, "model.layers.{}.mlp.shared_experts.down_proj.weight", nullptr, kHidden, kIntermediate,
      kAlways},
+    {kSharedGate, "model.layers.{}.mlp.shared_expert_gate.weight", nullptr, kOne, kHidden,
+     kGatedShared},
 };
 
 int64_t extent(const Place& place, Size size) {
@@ -352,6 +390,8 @@ int64_t extent(const Place& place, Size size) {
                                : place.layer->dense_intermediate_size();
     case kQueries:
       return int64_t{config.num_qo_heads} * config.head_dim;
+    case kQueryRows:
+      return (place.layer->attention.gated ? 2 : 1) * extent(place, kQueries);
     case kKeys:
       return int64_t{config.num_kv_heads} * config.head_dim;
     case kQNormed:
@@ -360,6 +400,20 @@ int64_t extent(const Place& place, Size size) {
       return place.layer->attention.joint_norm ? extent(place, kKeys) : config.head_dim;
     case kExperts:
       return place.layer->experts()->num_experts;
+    case kOne:
+      return 1;
+    case kChannels:
+      return place.layer->delta_net->channels();
+    case kValueRows:
+      return place.layer->delta_net->value_rows();
+    case kValueHeads:
+      return place.layer->delta_net->num_value_heads;
+    case kChannelsAndZ:
+      return extent(place, kChannels) + extent(place, kValueRows);
+    case kBetaAndDecay:
+      return 2 * extent(place, kValueHeads);
+    case kValueDim:
+      return place.layer->delta_net->value_dim;
     case kNone:
       break;
   }
@@ -382,6 +436,9 @@ void resolve(const Row (&rows)[n], const Place& place, std::vector<WeightSpec>& 
                     is_norm(row.role) ? place.config.norm_offset : 0.0};
     for (const Size size : {row.rows, row.cols}) {
       if (size != kNone) spec.shape.push_back(extent(place, size));
+    }
+    if (row.role == kDeltaConvolution) {
+      spec.shape.insert(spec.shape.end(), {1, place.layer->delta_net->taps});
     }
     specs.push_back(std::move(spec));
   }
@@ -406,6 +463,7 @@ std::vector<WeightNames> weight_names(int num_layers) {
   };
   for (const Row& row : kModelRows) add(row, 0);
   for (int layer = 0; layer < num_layers; ++layer) {
+    for (const Row& row : kNormRows) add(row, layer);
     for (const Row& row : kAttentionRows) add(row, layer);
     for (const Row& row : kDenseRows) add(row, layer);
   }
@@ -421,7 +479,12 @@ std::vector<WeightSpec> model_weights(const ModelConfig& config) {
 std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) {
   std::vector<WeightSpec> specs;
   Place place{config, &config.layer(layer), layer};
-  resolve(kAttentionRows, place, specs);
+  resolve(kNormRows, place, specs);
+  if (place.layer->delta_net) {
+    resolve(kDeltaRows, place, specs);
+  } else {
+    resolve(kAttentionRows, place, specs);
+  }
   resolve(kOutputNormRows, place, specs);
   const ExpertsSpec* experts = place.layer->experts();
   if (experts == nullptr) {
@@ -438,11 +501,14 @@ std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) {
 
 std::vector<std::string> further_weights(const ModelConfig& config, const WeightSource& weights) {
   std::vector<std::string> found;
-  if (config.further_layers == 0) return found;
   std::vector<std::string> prefixes;
+  if (const std::string_view part = config.stored_names.further_part; !part.empty()) {
+    prefixes.emplace_back(part);
+  }
   for (int i = 0; i < config.further_layers; ++i) {
     prefixes.push_back(fmt::format("model.layers.{}.", config.num_layers + i));
   }
+  if (prefixes.empty()) return found;
   for (std::string& name : weights.names()) {
     const auto starts = [&](const std::string& prefix) { return name.starts_with(prefix); };
     if (std::ranges::any_of(prefixes, starts)) found.push_back(std::move(name));

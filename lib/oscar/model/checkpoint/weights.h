@@ -62,9 +62,10 @@ enum class WeightRole {
   kFinalNorm,      // [hidden]
   kOutput,         // [vocab, hidden]; absent when tied to the embedding
   kAttentionNorm,  // [hidden], before attention
-  kQ,              // [num_qo_heads * head_dim, hidden]
-  kK,              // [num_kv_heads * head_dim, hidden]
-  kV,              // [num_kv_heads * head_dim, hidden]
+  kQ,  // [num_qo_heads * head_dim, hidden]; of a gated layer twice the rows: each head's queries,
+       // then its gate
+  kK,  // [num_kv_heads * head_dim, hidden]
+  kV,  // [num_kv_heads * head_dim, hidden]
   kQBias,
   kKBias,
   kVBias,
@@ -88,6 +89,19 @@ enum class WeightRole {
   kExpertGate,  // [intermediate, hidden]
   kExpertUp,    // [intermediate, hidden]
   kExpertDown,  // [hidden, intermediate]
+  kSharedGate,  // [1, hidden]: what the shared expert is multiplied by the sigmoid of
+  // Of Gated DeltaNet (DeltaNetSpec), its input projections part by part or head by head:
+  kDeltaChannels,        // [channels, hidden]: q, k and v
+  kDeltaZ,               // [value_rows, hidden]
+  kDeltaBeta,            // [num_value_heads, hidden]
+  kDeltaDecay,           // [num_value_heads, hidden]
+  kDeltaChannelsByHead,  // [channels + value_rows, hidden]: of each key head q, k, v and z
+  kDeltaSharesByHead,    // [2 * num_value_heads, hidden]: of each key head beta and decay
+  kDeltaConvolution,     // [channels, 1, taps]
+  kDeltaLogRate,         // [num_value_heads]
+  kDeltaStepBias,        // [num_value_heads]
+  kDeltaNorm,            // [value_dim]
+  kDeltaOut,             // [hidden, value_rows]
 };
 
 // One tensor that a model of this configuration has.
@@ -117,7 +131,8 @@ std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer);
 // of further_weights are left alone.
 void check_weights(const ModelConfig& config, const WeightSource& weights);
 
-// Names of the tensors of layers that guess tokens further ahead (ModelConfig::further_layers).
+// Names of the tensors of layers that guess tokens further ahead (ModelConfig::further_layers,
+// StoredNames::further_part).
 std::vector<std::string> further_weights(const ModelConfig& config, const WeightSource& weights);
 
 }  // namespace oscar

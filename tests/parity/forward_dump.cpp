@@ -3,9 +3,9 @@
 //   oscar-test-forward run MODEL IDS TOKENS OUT_FOLDER DTYPE [ROPE_SCALING]
 //   oscar-test-forward config CONFIG.json [ROPE_SCALING]
 // IDS: raw int64, rows of TOKENS ids. OUT_FOLDER gets logits.f32 [rows, tokens, vocab] and
-// layer<i>.f64: q, k, v, o moments and M_O, each [Hkv, d, d], then q, k, v, o sums, each [Hkv, d];
-// and config.json, what was understood of the model's, and `notes` on its files.
-// `config` prints that alone. DTYPE fp32 runs on the CPU.
+// layer<i>.f64, but of linear layers: q, k, v, o moments and M_O, each [Hkv, d, d], then q, k, v, o
+// sums, each [Hkv, d]; and config.json, what was understood of the model's, and `notes` on its
+// files. `config` prints that alone. DTYPE fp32 runs on the CPU.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -24,11 +24,15 @@ using namespace oscar;
 // Names of transformers where there are such names; widths of 0 stand for what is not there.
 Json describe_layer(const LayerSpec& layer) {
   const AttentionSpec& attention = layer.attention;
-  Json json = {
-      {"qkv_bias", attention.qkv_bias},     {"o_bias", attention.o_bias},
-      {"qk_norm", attention.qk_norm},       {"joint_norm", attention.joint_norm},
-      {"sliding_window", attention.window}, {"local", attention.local},
-      {"output_norms", layer.output_norms}, {"intermediate_size", layer.dense_intermediate_size()}};
+  Json json = {{"qkv_bias", attention.qkv_bias},
+               {"o_bias", attention.o_bias},
+               {"qk_norm", attention.qk_norm},
+               {"joint_norm", attention.joint_norm},
+               {"sliding_window", attention.window},
+               {"local", attention.local},
+               {"linear", layer.delta_net.has_value()},
+               {"output_norms", layer.output_norms},
+               {"intermediate_size", layer.dense_intermediate_size()}};
   if (const ExpertsSpec* experts = layer.experts()) {
     json["num_experts"] = experts->num_experts;
     json["num_experts_per_tok"] = experts->top_k;
@@ -98,9 +102,11 @@ void run(const std::vector<std::string>& args, const std::optional<Json>& rope_s
   for (int layer = 0; layer < model.config().num_layers; ++layer) {
     MomentCollector collector(model.config().geometry(layer, 256), options.device);
     hidden = model.forward_layer(layer, *model.load_layer(layer), hidden, &collector);
-    LayerStatistics statistics = collector.result();
-    statistics.o_proj_metric = model.o_proj_metric(layer);
-    write_layer(out / ("layer" + std::to_string(layer) + ".f64"), statistics);
+    if (model.config().layer(layer).delta_net) continue;
+    std::vector<LayerStatistics> statistics = {collector.result()};
+    statistics.front().o_proj_metric = model.o_proj_metric(layer);
+    add_gates_to_metrics(model, statistics);
+    write_layer(out / ("layer" + std::to_string(layer) + ".f64"), statistics.front());
   }
   const torch::Tensor logits = model.logits(hidden).cpu().contiguous();
   std::ofstream stream(out / "logits.f32", std::ios::binary);

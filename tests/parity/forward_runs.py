@@ -50,6 +50,21 @@ def sums(x, kv_heads):
     return rows.transpose(1, 2) @ rows, rows.sum(1)
 
 
+def observe_gates(text):
+    """What layers multiply outputs by, [batch, tokens, heads, d] by layer, once the model has run."""
+    gates = {}
+    for i, layer in enumerate(text.layers):
+        attention = getattr(layer, "self_attn", None)
+        projection = getattr(attention, "q_proj", None)
+        if projection is None or projection.out_features == attention.o_proj.in_features:
+            continue
+
+        def hook(_, inputs, output, i=i, d=attention.head_dim):
+            gates[i] = output.unflatten(-1, (-1, 2, d))[..., 1, :].sigmoid()
+        projection.register_forward_hook(hook)
+    return gates
+
+
 def reference(folder, ids, mistake=None):
     """transformers' logits and statistics; `mistake` changes the model or its inputs first."""
     config = AutoConfig.from_pretrained(folder)
@@ -66,16 +81,22 @@ def reference(folder, ids, mistake=None):
         mistake["model"](model)
     position_ids = position_ids + (mistake or {}).get("shift", 0)
     RECORDER.layers, RECORDER.permute_kv = {}, bool(mistake and mistake.get("permute"))
+    text = model.model.language_model if whole else model.model
+    gates = observe_gates(text)
     with torch.inference_mode():
         logits = model(input_ids=ids, position_ids=position_ids, use_cache=False).logits
-    layers, text = [], model.model.language_model if whole else model.model
+    layers = []
     for i in sorted(RECORDER.layers):
         record = RECORDER.layers[i]
         heads, d = record[1].shape[1], record[1].shape[3]
         w = text.layers[i].self_attn.o_proj.weight.double()
         slices = w.reshape(w.shape[0], heads, -1, d)
-        metric = torch.einsum("nhjd,nhje->hde", slices, slices)
-        layers.append(dict(sums={n: sums(x, heads) for n, x in zip(NAMES, record)}, metric=metric))
+        squares = torch.einsum("nhjd,nhje->hjde", slices, slices)
+        if i in gates:  # the mean over tokens (math 1.2)
+            s = gates[i].double().flatten(0, 1)
+            squares *= (torch.einsum("njd,nje->jde", s, s) / len(s)).view(squares.shape)
+        layers.append(dict(sums={n: sums(x, heads) for n, x in zip(NAMES, record)},
+                           metric=squares.sum(1), gated=i in gates))
     return logits, layers
 
 
@@ -93,7 +114,9 @@ def ours(folder, ids, dtype="fp32", rope_scaling=None):
             *ids.shape, config["vocab_size"])
         heads, d = config["num_key_value_heads"], config["head_dim"]
         layers = []
-        for i in range(config["num_hidden_layers"]):
+        for i, layer in enumerate(config["layers"]):
+            if layer["linear"]:
+                continue
             flat = torch.from_numpy(np.fromfile(out / f"layer{i}.f64", np.float64))
             matrices = flat[:5 * heads * d * d].reshape(5, heads, d, d)
             vectors = flat[5 * heads * d * d:].reshape(4, heads, d)
@@ -113,8 +136,9 @@ def relative(ours_, theirs):
     return (difference / theirs.flatten(1).norm(dim=1).clamp_min(1e-300)).max().item()
 
 
-def compare(a, b, ids, logits=LOGIT_BOUND, moments=MOMENT_BOUND):
-    """Violations of the bounds, as text; empty when everything agrees. Also the worst figures."""
+def compare(a, b, ids, logits=LOGIT_BOUND, moments=MOMENT_BOUND, sums=None):
+    """Violations of the bounds, as text; empty when everything agrees. Also the worst figures. `sums`: the bound of sums of
+    rows, in which signs cancel; None: that of moments."""
     nll_a, nll_b = mean_nll(a[0], ids), mean_nll(b[0], ids)
     figures = {"nll": abs(nll_a - nll_b) / nll_b / NLL_BOUND,
                "logits": ((a[0] - b[0]).abs().max() / b[0].abs().max()).item() / logits}
@@ -122,8 +146,9 @@ def compare(a, b, ids, logits=LOGIT_BOUND, moments=MOMENT_BOUND):
         for name in NAMES:
             for j, kind in enumerate(("moment", "sum")):
                 figures[f"layer {i} {name} {kind}"] = relative(
-                    x["sums"][name][j], y["sums"][name][j]) / moments
-        # Both are float64 products of the same weights.
-        figures[f"layer {i} M_O"] = relative(x["metric"], y["metric"]) / 1e-12
+                    x["sums"][name][j], y["sums"][name][j]) / (moments if j == 0 else sums or moments)
+        # Both are float64 products of the same weights; with gates also of the text.
+        figures[f"layer {i} M_O"] = relative(x["metric"], y["metric"]) / (
+            moments if y["gated"] else 1e-12)
     bad = [f"{k}: {v:.3g} times the bound" for k, v in figures.items() if not v <= 1]
     return bad, figures

@@ -18,7 +18,8 @@ def family(model_type, rope=None, theta=10000.0, styles=(4, 5), **keys):
     architecture = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "mistral": "Mistral",
                     "qwen3_moe": "Qwen3Moe", "glm4_moe": "Glm4Moe", "gemma3_text": "Gemma3",
                     "ministral3": "Ministral3", "phi3": "Phi3", "seed_oss": "SeedOss",
-                    "hy_v3": "HYV3", "minimax_m2": "MiniMaxM2"}
+                    "hy_v3": "HYV3", "minimax_m2": "MiniMaxM2", "qwen3_next": "Qwen3Next",
+                    "qwen3_5_text": "Qwen3_5", "qwen3_5_moe_text": "Qwen3_5Moe"}
     return dict(model_type=model_type, rope=rope, theta=theta, styles=styles,
                 keys={**SIZES, "model_type": model_type,
                       "architectures": [architecture[model_type] + "ForCausalLM"],
@@ -44,6 +45,13 @@ MINIMAX = dict(head_dim=32, max_position_embeddings=4096, num_local_experts=8,
                num_experts_per_tok=3, partial_rotary_factor=0.5, rotary_dim=16, use_qk_norm=True,
                qk_norm_type="per_layer", scoring_func="sigmoid", use_routing_bias=True,
                shared_intermediate_size=0, attn_type_list=[1, 1, 1, 1])
+# Gated DeltaNet in all layers but the last of each three; value heads that share a key head.
+DELTA = dict(head_dim=32, max_position_embeddings=4096, partial_rotary_factor=0.25,
+             num_hidden_layers=6, full_attention_interval=3, linear_num_key_heads=2,
+             linear_num_value_heads=6, linear_key_head_dim=16, linear_value_head_dim=24,
+             linear_conv_kernel_dim=4)
+SHARED = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=48,
+              shared_expert_intermediate_size=40)
 # A local layer before each global one.
 GEMMA = dict(hidden_act=None, hidden_activation="gelu_pytorch_tanh", head_dim=32,
              max_position_embeddings=4096, sliding_window=64, sliding_window_pattern=2,
@@ -101,6 +109,14 @@ CASES = {
     "hy_v3_types": family("hy_v3", mlp_layer_types=["sparse", "dense", "dense", "sparse"], **{
         **HY3, "num_shared_experts": 1, "num_nextn_predict_layers": 0, "attention_bias": True}),
     "minimax_m2": family("minimax_m2", theta=5e6, **MINIMAX),
+    "qwen3_next": family("qwen3_next", theta=1e7, **DELTA, **SHARED),
+    "qwen3_next_mixed": family("qwen3_next", theta=1e6, **{
+        **DELTA, **SHARED, "mlp_only_layers": [2], "norm_topk_prob": False,
+        "partial_rotary_factor": 0.5, "linear_conv_kernel_dim": 3, "layer_types":
+        ["full_attention", "linear_attention", "linear_attention"] * 2}),
+    "qwen3_5": family("qwen3_5_text", theta=1e7, attn_output_gate=True, mamba_ssm_dtype="float32",
+                      **{**DELTA, "linear_num_value_heads": 2}),
+    "qwen3_5_moe": family("qwen3_5_moe_text", theta=1e7, **DELTA, **SHARED),
     "glm4_moe": family("glm4_moe", theta=1e6, use_qk_norm=True, **GLM),
     "glm4_moe_sets": family("glm4_moe", YARN, theta=1e6, **{
         **GLM, "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False,
@@ -133,7 +149,7 @@ def config_json(case, style):
         if "partial_rotary_factor" in config:
             config["rope_parameters"]["partial_rotary_factor"] = \
                 config.pop("partial_rotary_factor")
-        if "num_experts" in config:
+        if "num_experts" in config and "linear_num_key_heads" not in config:
             config["num_local_experts"] = config.pop("num_experts")
     return config
 
@@ -146,6 +162,11 @@ def further_layer(state, index):
     return layer | {f"model.layers.{index}.eh_proj.weight": torch.randn(8, 16)}
 
 
+def has_offset_norms(model):
+    """Whether norms multiply by 1 + their weights."""
+    return any(kind in type(model).__name__ for kind in ("Gemma", "Qwen3_5", "Qwen3Next"))
+
+
 def make_weights(folder, seed):
     """Random weights with outliers in the norms of q and k and biases that matter."""
     torch.manual_seed(seed)
@@ -154,11 +175,14 @@ def make_weights(folder, seed):
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0, 0.5)
+            elif name.endswith("A_log"):  # what is forgotten within a token leaves norms of rounding
+                parameter.normal_(-2, 0.5)
             elif "norm" in name:
                 scale = torch.exp(torch.randn_like(parameter) * 0.3)
                 if "q_norm" in name or "k_norm" in name:
                     scale[::7] *= 6.0
-                parameter.copy_(scale - 1 if "Gemma" in type(model).__name__ else scale)
+                plain = "linear_attn" in name or not has_offset_norms(model)
+                parameter.copy_(scale if plain else scale - 1)
             else:
                 parameter.normal_(0, 1.5 / parameter.shape[-1] ** 0.5)
         for name, buffer in model.named_buffers():

@@ -40,6 +40,8 @@ BOTH = ("llama3_biases", "llama_yarn_all_keys", "qwen2_windows", "glm4_moe", "ge
         "minimax_m2")
 # Models of images and text, of which both run the text half.
 WHOLE = ("qwen3_vl whole", "mistral3 whole", "gemma3 whole")
+# Linear layers, which both leave without rows, and gates between attention and W_O.
+HYBRID = ("qwen3_5 whole", "qwen3_5_moe", "qwen3_next")
 TOKENS = 256  # which the smallest of them serves
 # Relative Frobenius norms of float32 runs. Both engines add in float64, but of rows that they round in other orders, which
 # grows from layer to layer: at most 9e-7 in the first layer and 2.5e-6 in the last. Sums by attention have an exponential
@@ -67,10 +69,11 @@ class SameCheckpoints(InAFolder):
         ids = torch.randint(0, 512, (3, TOKENS), generator=torch.Generator().manual_seed(7)).numpy()
         np.save(self.folder / "ids.npy", ids.astype(np.int32))
         np.save(self.folder / "few.npy", random_ids(3, TOKENS, 7).numpy().astype(np.int32))
-        for name in BOTH + WHOLE:
+        for name in BOTH + WHOLE + HYBRID:
             with self.subTest(model=name):
-                folder, ids = self.folder / name, self.folder / ("few.npy" if name in WHOLE else "ids.npy")
-                if name in WHOLE:
+                tiny = name in WHOLE + HYBRID
+                folder, ids = self.folder / name, self.folder / ("few.npy" if tiny else "ids.npy")
+                if tiny:
                     tiny_model(name).save_pretrained(folder)
                 else:
                     write_checkpoint(folder, CASES[name], 5, None)
@@ -154,6 +157,49 @@ class TinyGqa(InAFolder):
         self.assertEqual(found["tokens"], self.reports["ours"]["tokens"])
         self.assertAlmostEqual(found["perplexity"] / methods["bf16"]["ppl"]["mean"], 1, delta=1e-5)
         self.assertAlmostEqual(found["kl"] / methods["bundle"]["kl"]["mean"], 1, delta=0.1)
+
+
+class Hybrid(InAFolder):
+    """A model with linear layers and output gates: bundles of both engines without a search, and KL on other text."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.model, cls.heldout = cls.folder / "model", cls.folder / "heldout.npy"
+        tiny_model("qwen3_5 whole").save_pretrained(cls.model)
+        np.save(cls.folder / "ids.npy", random_ids(12, TOKENS, 7).numpy().astype(np.int32))
+        np.save(cls.heldout, random_ids(8, TOKENS, 8).numpy().astype(np.int32))
+        cls.native, cls.ours = cls.folder / "native.h5", cls.folder / "ours.h5"
+        program("oscar-calibrate", cls.model, cls.folder / "ids.npy", cls.native, "--search", "off", "--device", "cpu",
+                "--dtype", "fp32", "--sequence-length", TOKENS, "--sink", 4, "--recent", 12, "--quiet")
+        calibrate(cls.model, cls.folder / "ids.npy", cls.ours, search="off", sequence_length=TOKENS, device="cpu",
+                  format=SHORT)
+
+    def report(self, bundle):
+        out = self.folder / "report.json"
+        program("oscar-eval", self.model, "--corpus", self.heldout, "--bundle", bundle, "--compare", "bundle", "--device",
+                "cpu", "--dtype", "fp32", "--sequence-length", TOKENS, "--separators", "off", "--quiet", "--force", "--json",
+                out)
+        return json.loads(out.read_text())
+
+    def test_transforms_are_those_of_oscar_calibrate(self):
+        with h5py.File(self.native) as a, h5py.File(self.ours) as b:
+            self.assertEqual([a["layers"][layer].attrs["attention"].decode() for layer in a["layers"]],
+                             ["none", "none", "none", "full"])
+            for name in ("k_rotation", "v_rotation"):
+                ours, theirs = (file[f"layers/003/{name}"][()].astype(float) for file in (b, a))
+                self.assertLess(relative(ours @ ours.transpose(0, 2, 1), theirs @ theirs.transpose(0, 2, 1)), 1e-2)
+
+    def test_kl_is_one_whoever_calibrates_and_whoever_measures(self):
+        native, ours = (self.report(bundle)["methods"]["bundle"]["kl"] for bundle in (self.native, self.ours))
+        self.assertLess(abs(ours["mean"] - native["mean"]), 0.5 * ours["se"])
+        for bundle in (self.native, self.ours):
+            report = self.report(bundle)
+            found = evaluate(self.model, bundle, self.heldout, device="cpu", first_position=16)
+            self.assertEqual(found["tokens"], report["tokens"])
+            methods = report["methods"]
+            self.assertAlmostEqual(found["perplexity"] / methods["bf16"]["ppl"]["mean"], 1, delta=1e-5)
+            self.assertAlmostEqual(found["kl"] / methods["bundle"]["kl"]["mean"], 1, delta=0.1)
 
 
 class CommandLine(InAFolder):

@@ -245,6 +245,16 @@ class Gates(InAFolder):
             kl[search] = evaluate(model, out, other)["kl"]
         self.assertLessEqual(kl["on"], kl["off"])
 
+    def test_choices_are_those_of_oscar_calibrate(self):
+        folder, ids = self.folder / "model", self.folder / "ids.npy"
+        self.gated().save_pretrained(folder)
+        np.save(ids, random_ids(6, 256, 5).numpy().astype(np.int32))
+        native, ours = self.folder / "native.h5", self.folder / "ours.h5"
+        program("oscar-calibrate", folder, ids, native, "--device", "cpu", "--dtype", "fp32", "--sequence-length", 256, *WINDOWS,
+                "--quiet")
+        calibrate(folder, ids, ours, sequence_length=256, device="cpu", format=SHORT)
+        same_search(self, native, ours)
+
     def test_losses_are_of_gated_outputs(self):
         """With every gate 1 the search measures something else."""
         kept, plain = self.folder / "kept", self.folder / "plain"

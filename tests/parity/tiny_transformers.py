@@ -51,7 +51,8 @@ FAMILIES = {
     "qwen3_5": ("qwen3_5", "Qwen3_5", DELTA),
     "qwen3_5 whole": ("qwen3_5", "Qwen3_5", DELTA, TOWER),
     "qwen3_5_moe": ("qwen3_5_moe", "Qwen3_5Moe", dict(DELTA, shared_expert_intermediate_size=24, **EIGHT)),
-    "qwen3_next": ("qwen3_next", "Qwen3Next", dict(DELTA, shared_expert_intermediate_size=24, **EIGHT)),
+    "qwen3_next": ("qwen3_next", "Qwen3Next", dict(DELTA, shared_expert_intermediate_size=24, **{
+        **EIGHT, "rope_parameters": HALF_TURNS})),
     "qwen3_vl whole": ("qwen3_vl", "Qwen3VL", dict(rope_parameters=dict(
         rope_type="default", rope_theta=1e4, mrope_section=[4, 2, 2])), dict(TOWER, deepstack_visual_indexes=[0])),
     "mistral3 whole": ("mistral3", "Mistral3", dict(BY_POSITION, model_type="ministral3"),

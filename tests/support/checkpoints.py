@@ -73,6 +73,56 @@ def gemma3_tensors(config, seed=0):
     return {n: v - 1 if "norm" in n else v for n, v in tensors.items()}
 
 
+# Two linear layers before each layer of full attention, whose outputs are gated.
+QWEN3_5_MINI = {
+    "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 260, "rms_norm_eps": 1e-6,
+    "rope_theta": 1e7, "partial_rotary_factor": 0.25, "max_position_embeddings": 2048,
+    "tie_word_embeddings": True, "hidden_act": "silu", "attention_bias": False,
+    "attn_output_gate": True, "full_attention_interval": 3, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4, "torch_dtype": "float32", "eos_token_id": 256,
+    "bos_token_id": 256,
+}
+
+
+def qwen3_5_tensors(config, seed=0):
+    """Random weights of a Qwen3.5 checkpoint: Qwen3's with gates, linear layers, norms as w - 1."""
+    tensors = qwen3_tensors(config, seed)
+    rng = np.random.default_rng(seed + 1)
+    hidden, interval = config["hidden_size"], config["full_attention_interval"]
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    heads, d = config["linear_num_value_heads"], config["linear_value_head_dim"]
+
+    def normal(*shape, scale=None):
+        return (rng.standard_normal(shape) * (scale or shape[-1]**-0.5)).astype(np.float32)
+
+    for name in [n for n in tensors if "norm" in n]:
+        tensors[name] -= 1
+    for i in range(config["num_hidden_layers"]):
+        p = f"model.layers.{i}."
+        if (i + 1) % interval == 0:
+            rows = 2 * config["num_attention_heads"] * config["head_dim"]
+            tensors[p + "self_attn.q_proj.weight"] = normal(rows, hidden)
+            continue
+        for name in [n for n in tensors if n.startswith(p + "self_attn.")]:
+            del tensors[name]
+        p += "linear_attn."
+        tensors |= {
+            p + "in_proj_qkv.weight": normal(2 * keys + heads * d, hidden),
+            p + "in_proj_z.weight": normal(heads * d, hidden),
+            p + "in_proj_b.weight": normal(heads, hidden),
+            p + "in_proj_a.weight": normal(heads, hidden),
+            p + "conv1d.weight": normal(2 * keys + heads * d, 1, 4),
+            p + "A_log": normal(heads, scale=1.0),
+            p + "dt_bias": normal(heads, scale=1.0),
+            p + "norm.weight": 1 + normal(d, scale=0.3),
+            p + "out_proj.weight": normal(hidden, heads * d),
+        }
+    return tensors
+
+
 def byte_tokenizer(path):
     """A tokenizer.json with the 256 byte tokens and <|endoftext|> as id 256."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

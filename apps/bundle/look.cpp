@@ -224,7 +224,10 @@ void add_plan(CLI::App& program, Work& work) {
             ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
             ->needs(memory)
             ->option_text("N");
-        sub.add_option("--tp", arguments.options.gpus, "GPUs that share weights and KV heads (1)")
+        sub.add_option("--tp", arguments.options.gpus,
+                       "GPUs that share weights and KV heads (1): divides\n"
+                       "the query heads, and divides the KV heads or is a\n"
+                       "multiple of them, as in vLLM")
             ->check(CLI::Range(1, 64))
             ->needs(memory)
             ->option_text("N");

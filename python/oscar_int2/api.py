@@ -139,7 +139,9 @@ def evaluate(model, bundle=None, *, corpus, engine: str | None = None, progress:
         with _layers_shown("evaluate", progress) as told:
             found = run(model, bundle, _in_one(corpus), progress=told, **options)
         kl = {"mean": found["kl"], "se": found["kl_se"]}
-        return Evaluation({"tokens": found["tokens"], "first_position": found["first_position"], "methods": {
+        file = bundle.path if isinstance(bundle, Bundle) else bundle
+        return Evaluation({"tokens": found["tokens"], "first_position": found["first_position"],
+                           "bundle": {"file": os.path.basename(file), "overlap": found["overlap"]}, "methods": {
             "bf16": {"ppl": {"mean": found["perplexity"], "se": found["perplexity_se"]}},
             "bundle": {"ppl": {"mean": found["int2_perplexity"], "se": found["int2_perplexity_se"]}, "kl": kl,
                        "top1": {"mean": found["top1"]}}}})

@@ -102,7 +102,7 @@ TEST(MemoryPlan, WhatWouldFitLeavesOutWhatWouldNot) {
   EXPECT_EQ(text.find("0 requests"), std::string::npos) << text;
   EXPECT_NE(text.find("up to 2 requests, or 40,960 tokens each"), std::string::npos) << text;
   EXPECT_NE(text.find("tokens each, or 2 GPUs"), std::string::npos) << text;
-  // More ranks than KV heads are refused where the 2-bit cache is served.
+  // Ranks beyond the KV heads hold copies: the cache of one stays as it is.
   PlanOptions many{.gpu_bytes = 20 * kGiB, .context = 40960, .users = 400, .utilization = 1};
   const Json users = memory_plan(qwen3_8b(), many)["users"];
   EXPECT_FALSE(users["int2"].contains("gpus"));
@@ -127,6 +127,97 @@ TEST(MemoryPlan, GpusShareWeightsAndWholeHeads) {
   options.gpus = 16;  // 8 heads
   plan = memory_plan(qwen3_8b(), options);
   EXPECT_EQ(row_of(plan, 40960)["request_bytes"]["bf16"], 5.625 * kGiB / 8);
+}
+
+std::string refusal(const CachedModel& model, int gpus) {
+  try {
+    memory_plan(model, {.gpu_bytes = 80 * kGiB, .context = 4096, .gpus = gpus});
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(MemoryPlan, GpusThatVllmDoesNotTakeAreRefusedByName) {
+  CachedModel m = qwen3_8b();  // 32 query heads, 8 KV heads
+  for (const int gpus : {1, 2, 4, 8, 16, 32}) EXPECT_EQ(refusal(m, gpus), "") << gpus;
+  for (const int gpus : {3, 5, 6, 12, 24, 64}) {
+    EXPECT_NE(refusal(m, gpus).find("1, 2, 4, 8, 16, 32"), std::string::npos) << gpus;
+  }
+  for (LayerGeometry& layer : m.layers) layer.num_kv_heads = 2, layer.num_qo_heads = 12;
+  EXPECT_NE(refusal(m, 3).find("12 query heads"), std::string::npos) << "divides them alone";
+  EXPECT_NE(refusal(m, 3).find("1, 2, 4, 6, 12"), std::string::npos) << refusal(m, 3);
+  const auto bf16 = [&](int gpus) {
+    const Json plan = memory_plan(m, {.gpu_bytes = 80 * kGiB, .context = 4096, .gpus = gpus});
+    return row_of(plan, 4096)["request_bytes"]["bf16"].get<double>();
+  };
+  EXPECT_EQ(bf16(2), bf16(1) / 2);
+  EXPECT_EQ(bf16(6), bf16(2)) << "a copy of one head";
+}
+
+TEST(MemoryPlan, WhatWouldFitNamesOnlyNumbersOfGpusThatVllmTakes) {
+  CachedModel m = qwen3_8b();
+  for (LayerGeometry& layer : m.layers) layer.num_kv_heads = 2, layer.num_qo_heads = 12;
+  // Of 9 GiB a GPU, weights of 15.3 leave 1.4 in each of 2 and 5.2 in each of 4. A request takes
+  // .7 in either: 4 GPUs hold each head twice.
+  PlanOptions options{.gpu_bytes = 10 * kGiB, .context = 40960, .users = 7, .gpus = 2};
+  EXPECT_EQ(memory_plan(m, options)["users"]["bf16"]["gpus"], 4);
+  options.users = 64;
+  EXPECT_FALSE(memory_plan(m, options)["users"]["bf16"].contains("gpus")) << "8 do not divide 12";
+}
+
+// As in Qwen3-Next-80B: 3 of 4 layers have a state of 32 heads of 128 x 128.
+CachedModel with_linear_attention() {
+  CachedModel m = qwen3_8b();
+  for (LayerGeometry& layer : m.layers) {
+    if (layer.layer_id % 4 == 3) continue;
+    layer.attention = AttentionKind::kNone;
+    layer.quantized = false;
+  }
+  return m;
+}
+
+TEST(MemoryPlan, AStateThatIsNotKnownIsSaidBeforeTheAnswer) {
+  const PlanOptions options{.gpu_bytes = 80 * kGiB, .context = 40960, .users = 2};
+  const Json plan = memory_plan(with_linear_attention(), options);
+  EXPECT_EQ(plan["layers_without_rows"], 27);
+  EXPECT_TRUE(plan["state_bytes"].is_null());
+  const std::string text = memory_plan_text(plan);
+  const size_t said = text.find("NOT COUNTED: 27 layers hold no rows");
+  ASSERT_NE(said, std::string::npos) << text;
+  EXPECT_LT(said, text.find("2 requests at a time"));
+  EXPECT_NE(text.find("docs/vllm.md"), std::string::npos) << text;
+  EXPECT_EQ(memory_plan_text(memory_plan(qwen3_8b(), options)).find("NOT COUNTED"),
+            std::string::npos);
+}
+
+TEST(MemoryPlan, EachRequestHasAStateOfLinearAttentionInEveryFormat) {
+  CachedModel m = with_linear_attention();
+  const CachedModel without = m;
+  m.linear_state = LinearState{.num_key_heads = 16,
+                               .key_head_dim = 128,
+                               .num_value_heads = 32,
+                               .value_head_dim = 96,
+                               .conv_kernel = 4,
+                               .recurrent_bytes = 4};
+  const double state = 27.0 * ((2 * 16 * 128 + 32 * 96) * 3 * 2 + 32 * 96 * 128 * 4);
+  for (const auto format : {CacheFormat::kBf16, CacheFormat::kFp8, CacheFormat::kInt2}) {
+    EXPECT_EQ(request_bytes(m, format, 4096), request_bytes(without, format, 4096) + state);
+  }
+  PlanOptions options{.gpu_bytes = 80 * kGiB, .context = 4096, .gpus = 8};
+  EXPECT_EQ(memory_plan(m, options)["state_bytes"], state / 8);
+  const Json plan = memory_plan(m, {.context = 4096});
+  const Json rows = memory_plan(without, {.context = 4096})["codecs"];
+  for (size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_NEAR(plan["codecs"][i]["bits_per_value"].get<double>(),
+                rows[i]["bits_per_value"].get<double>(), 1e-9)
+        << "of rows alone";
+  }
+  const std::string text = memory_plan_text(plan);
+  EXPECT_NE(text.find("state       0.041 GiB a request for linear attention in 27 layers"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(refusal(m, 32), "") << "16 key heads are not copied";
 }
 
 TEST(MemoryPlan, TheAnswerComesFirstAndNamesAContextBeyondTheModels) {
@@ -201,7 +292,7 @@ TEST(MemoryPlan, LinesFit80Columns) {
   CachedModel m = qwen3_8b();
   m.name = std::string(50, 'n');
   std::istringstream text(memory_plan_text(
-      memory_plan(m, {.gpu_bytes = 8000 * kGiB, .context = 1 << 20, .users = 123456, .gpus = 64})));
+      memory_plan(m, {.gpu_bytes = 8000 * kGiB, .context = 1 << 20, .users = 123456, .gpus = 32})));
   for (std::string line; std::getline(text, line);) EXPECT_LE(line.size(), 80U) << line;
 }
 
@@ -215,12 +306,99 @@ TEST(MemoryPlan, WeightsThatFillTheGpuAndUnknownLengthsAreRefused) {
 
 using MemoryPlanFiles = sample::BundleTest;
 
-TEST_F(MemoryPlanFiles, OfAFolderTheConfigAndTheWeightsSizesAreRead) {
-  std::ofstream(file("config.json")) << R"({"architectures": ["Qwen3ForCausalLM"],
+constexpr const char* kQwen3_8b = R"({"architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288,
     "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
     "vocab_size": 151936, "max_position_embeddings": 40960, "rope_theta": 1000000,
     "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "attention_bias": false})";
+
+std::string quantized_by(const std::string& section) {
+  return std::string(kQwen3_8b).insert(1, "\"quantization_config\": " + section + ", ");
+}
+
+TEST_F(MemoryPlanFiles, WeightsAreTheFilesThatALoaderReads) {
+  std::ofstream(file("config.json")) << kQwen3_8b;
+  const auto write = [&](const char* name, size_t bytes) {
+    std::ofstream(file(name)) << std::string(bytes, 'x');
+  };
+  const auto bytes = [&] { return read_cached_model(folder_.string()).weight_bytes; };
+  write("consolidated.safetensors", 1000);
+  EXPECT_EQ(bytes(), 1000) << "Mistral's file alone";
+  write("model-00001-of-00003.safetensors", 400);
+  write("model-00003-of-00003.safetensors", 100);
+  EXPECT_EQ(bytes(), std::nullopt) << "by the names of the others";
+  std::ofstream(file("model.safetensors.index.json")) << R"({"weight_map": {
+    "a": "model-00001-of-00003.safetensors", "b": "model-00002-of-00003.safetensors",
+    "c": "model-00003-of-00003.safetensors", "d": "model-00003-of-00003.safetensors"}})";
+  CachedModel m = read_cached_model(folder_.string());
+  EXPECT_EQ(m.weight_bytes, std::nullopt);
+  const std::string text = memory_plan_text(memory_plan(m, {.gpu_bytes = 80 * kGiB}));
+  EXPECT_NE(text.find("not counted: 1 of the 3 shards that the index names are missing"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("model-00002-of-00003.safetensors"), std::string::npos) << text;
+  EXPECT_NE(text.find("--weights"), std::string::npos) << text;
+  EXPECT_THROW(memory_plan(m, {.gpu_bytes = 80 * kGiB, .users = 1}), Error);
+  write("model-00002-of-00003.safetensors", 500);
+  EXPECT_EQ(bytes(), 1000) << "and not Mistral's file once more";
+  write("model.safetensors", 777);
+  EXPECT_EQ(bytes(), 777) << "as the engines read them";
+}
+
+TEST_F(MemoryPlanFiles, WithoutFilesTheQuantizationsBitsAreCounted) {
+  const auto read = [&](const std::string& section) {
+    std::ofstream(file("config.json")) << quantized_by(section);
+    return read_cached_model(folder_.string());
+  };
+  constexpr double kLayers = 36;
+  constexpr double kMatrices = 2.0 * 4096 * 4096 + 2.0 * 1024 * 4096 + 3.0 * 12288 * 4096;
+  constexpr double kInputs = 6 * 4096 + 12288;  // of seven matrices
+  constexpr double kRest = 16381470720 - kLayers * 2 * kMatrices;
+  const double groups = kMatrices / 128 * (2 + 0.5);
+  CachedModel m =
+      read(R"({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"})");
+  EXPECT_EQ(m.weight_bytes, kRest + kLayers * (kMatrices / 2 + groups));
+  EXPECT_EQ(m.weight_source, "by config.json, layers in AWQ's 4 bits");
+  m = read(R"({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": false})");
+  EXPECT_EQ(m.weight_bytes, kRest + kLayers * (kMatrices / 2 + groups + 4 * kInputs));
+  m = read(R"({"quant_method": "awq", "bits": 4, "group_size": 128,
+               "modules_to_not_convert": ["down_proj"]})");
+  constexpr double kDown = 12288.0 * 4096;
+  EXPECT_EQ(m.weight_bytes, kRest + kLayers * ((kMatrices - kDown) * (.5 + 2.5 / 128) + 2 * kDown));
+  for (const char* section :
+       {R"({"quant_method": "bitsandbytes", "load_in_4bit": true})", R"({"quant_method": "awq"})",
+        R"({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:q": {}}})",
+        R"({"quant_method": "gptq", "bits": 4, "group_size": 128, "lm_head": true})", "[]"}) {
+    m = read(section);
+    EXPECT_EQ(m.weight_bytes, std::nullopt) << section;
+    EXPECT_NE(m.weight_source.find("does not tell the bits"), std::string::npos) << section;
+  }
+}
+
+TEST_F(MemoryPlanFiles, OfLinearAttentionTheConfigTellsTheState) {
+  std::ofstream(file("config.json")) << R"({"architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next", "num_hidden_layers": 48, "num_attention_heads": 16,
+    "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 262144,
+    "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_key_head_dim": 128,
+    "linear_num_value_heads": 32, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4})";
+  CachedModel m = read_cached_model(folder_.string());
+  EXPECT_EQ(m.weight_bytes, std::nullopt);
+  // 36 layers of 3 x 8192 inputs and 32 x 128 x 128 numbers, in bf16; 12 of 2 heads of 256.
+  EXPECT_EQ(request_bytes(m, CacheFormat::kBf16, 1000),
+            36.0 * (3 * 8192 * 2 + 32 * 128 * 128 * 2) + 12.0 * 1000 * 2 * 512 * 2);
+  EXPECT_EQ(memory_plan(m, {.context = 4096})["layers_without_rows"], 36);
+  std::ofstream(file("config.json")) << R"({
+    "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+    "text_config": {"num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 2,
+    "head_dim": 256, "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "mamba_ssm_dtype": "float32"}})";
+  m = read_cached_model(folder_.string());
+  EXPECT_EQ(request_bytes(m, CacheFormat::kInt2, 0), 3 * 8192 * 2 + 32 * 128 * 128 * 4);
+}
+
+TEST_F(MemoryPlanFiles, OfAFolderTheConfigAndTheWeightsSizesAreRead) {
+  std::ofstream(file("config.json")) << kQwen3_8b;
   CachedModel m = read_cached_model(folder_.string());
   EXPECT_EQ(m.weight_bytes, 16381470720);
   EXPECT_EQ(m.max_positions, 40960);
@@ -231,11 +409,7 @@ TEST_F(MemoryPlanFiles, OfAFolderTheConfigAndTheWeightsSizesAreRead) {
   m = read_cached_model(folder_.string());
   EXPECT_EQ(m.weight_bytes, 1024);
   EXPECT_EQ(m.weight_source, "its safetensors files");
-  std::ostringstream config;
-  config << std::ifstream(file("config.json")).rdbuf();
-  std::string quantized = config.str();
-  quantized.insert(1, R"("quantization_config": {"quant_method": "awq", "bits": 4},)");
-  std::ofstream(file("config.json")) << quantized;
+  std::ofstream(file("config.json")) << quantized_by(R"({"quant_method": "awq", "bits": 4})");
   EXPECT_EQ(read_cached_model(folder_.string()).weight_bytes, 1024) << "as stored";
   std::ofstream(file("config.json")) << R"({"architectures": ["Qwen3VLForConditionalGeneration"],
     "model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text", "num_hidden_layers": 2,

@@ -60,6 +60,7 @@ class Plan(ProgramTest):
         for option in ("--users", "--tp", "--utilization"):
             self.refuse("oscar-bundle", ["plan", "tiny-gqa", option, 1], "--gpu-memory", code=2)
         self.refuse("oscar-bundle", ["plan", BUNDLE, "--gpu-memory", "2G", "--users", 2], "--weights")
+        self.refuse("oscar-bundle", ["plan", BUNDLE, "--gpu-memory", "2G", "--tp", 3], "2 KV heads")
         self.refuse("oscar-bundle", ["plan", self.folder / "absent"], "absent")
         self.refuse("oscar-bundle", ["plan", SOURCE / "README.md"], "README.md")
         self.refuse("oscar-bundle", ["plan", "tiny-gqa", "--context", 0], "--context", code=2)

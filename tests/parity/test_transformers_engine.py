@@ -24,6 +24,7 @@ from oscar_int2.calibration import calibrate, evaluate
 from oscar_int2.calibration.evaluation import Int2Rows, _over
 from oscar_int2.calibration.layers import run_layers
 from oscar_int2.calibration.model import observed
+from oscar_int2.calibration.shared_text import CAPACITY, caution, ngram_hashes, overlap
 from oscar_int2.commands import calibrate as calibrate_command
 from oscar_int2.commands import evaluate as evaluate_command
 from oscar_int2.errors import BundleMismatchError, UnsupportedError
@@ -108,6 +109,26 @@ class SameCheckpoints(InAFolder):
                 self.assertEqual(a["corpus"].attrs[name], b["corpus"].attrs[name], name)
 
 
+class SharedText(unittest.TestCase):
+    """The sample of n-grams: what tests/text/ngram_fingerprint_test.cpp asks of the C++ one."""
+
+    def test_hashes_are_those_of_the_written_rule(self):
+        for ids, expected in ((range(13), 7438678305273411068), ([8191] * 13, 8872423469563703425),
+                              ([0] * 13, 3010792084047725210)):
+            self.assertEqual(ngram_hashes([list(ids)]).tolist(), [expected])
+
+    def test_overlap_is_all_of_the_same_text_and_nothing_of_another(self):
+        text, other = np.random.default_rng(8).integers(0, 8192, (2, 20, 5000))
+        known = ngram_hashes(text)
+        self.assertEqual((len(known), (np.diff(known) > 0).all()), (CAPACITY, True))
+        same, none = overlap(known, text), overlap(known, other)
+        self.assertEqual((same["sampled"], same["found"]), (CAPACITY, CAPACITY))
+        self.assertGreater(none["sampled"], CAPACITY / 2)
+        self.assertEqual((none["found"], caution(none, "a.h5")), (0, None))
+        self.assertEqual(overlap(known[:0], text), {"known": False})
+        self.assertFalse(overlap(known, [text[0][:5]])["known"])
+
+
 class TinyGqa(InAFolder):
     """The model of the repository, 12 sequences of 512 tokens, no search; 8 sequences of held-out text."""
 
@@ -157,6 +178,20 @@ class TinyGqa(InAFolder):
         self.assertEqual(found["tokens"], self.reports["ours"]["tokens"])
         self.assertAlmostEqual(found["perplexity"] / methods["bf16"]["ppl"]["mean"], 1, delta=1e-5)
         self.assertAlmostEqual(found["kl"] / methods["bundle"]["kl"]["mean"], 1, delta=0.1)
+        self.assertEqual(found["overlap"], self.reports["ours"]["bundle"]["overlap"])
+        self.assertTrue(found["overlap"]["known"])
+
+    def test_calibration_text_is_cautioned_of_in_the_words_of_oscar_eval(self):
+        text, report = self.folder / "calibration.npy", self.folder / "same.json"
+        program("oscar-eval", self.model, "--corpus", text, "--bundle", self.ours, "--compare", "bundle", "--device", "cpu",
+                "--sequence-length", 512, "--max-tokens", 1024, "--separators", "off", "--quiet", "--json", report)
+        with self.assertLogs("oscar_int2", "WARNING") as log:
+            found = evaluate(self.model, self.ours, text, device="cpu", sequence_length=512, max_tokens=1024)
+        self.assertEqual(found["overlap"], json.loads(report.read_text())["bundle"]["overlap"])
+        self.assertEqual(found["overlap"]["share"], 1)
+        said = ("CAUTION: 100% of the evaluation's 13-grams are in the calibration text of ours.h5: the figures flatter the "
+                "bundle; evaluate on other text")
+        self.assertEqual([record.getMessage() for record in log.records], [said])
 
 
 class Hybrid(InAFolder):

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <functional>
 #include <set>
 #include <utility>
@@ -14,13 +13,12 @@
 #include "oscar/base/strings.h"
 #include "oscar/cache/codec.h"
 #include "oscar/cache/rival_formats.h"
-#include "oscar/model/checkpoint/checkpoint.h"
-#include "oscar/model/checkpoint/weights.h"
 
 namespace oscar {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024 * 1024;
+constexpr int kMostGpus = 64;                      // that --tp takes
 constexpr int64_t kShortestRow = 4096;             // of the table by context
 constexpr int64_t kMostTokens = int64_t{1} << 40;  // where the search for the longest ends
 constexpr std::pair<const char*, CacheFormat> kFormats[] = {
@@ -29,74 +27,6 @@ constexpr std::pair<const char*, CacheFormat> kFormats[] = {
 double bits_of(const CachedModel& model, int64_t tokens) {
   const QuantizerSettings& q = model.quantizer;
   return bits_per_element(q.row_format(), tokens, q.sink_tokens, q.recent_tokens);
-}
-
-// All that safetensors files of a folder hold; their headers are some KiB of it.
-std::optional<int64_t> safetensors_bytes(const std::filesystem::path& folder) {
-  int64_t sum = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (entry.path().extension() == ".safetensors") sum += static_cast<int64_t>(entry.file_size());
-  }
-  return sum > 0 ? std::optional(sum) : std::nullopt;
-}
-
-// In BF16; in FP8 the layers' matrices, which are all that such checkpoints quantize.
-int64_t counted_bytes(const ModelConfig& config) {
-  int64_t bytes = 0;
-  const auto add = [&](const std::vector<WeightSpec>& specs, bool layers) {
-    for (const WeightSpec& spec : specs) {
-      int64_t product = layers && config.fp8 && spec.shape.size() == 2 ? 1 : 2;
-      for (const int64_t extent : spec.shape) product *= extent;
-      bytes += product;
-    }
-  };
-  add(model_weights(config), false);
-  for (int layer = 0; layer < config.num_layers; ++layer) add(layer_weights(config, layer), true);
-  return bytes;
-}
-
-CachedModel from_checkpoint(const std::string& model) {
-  const std::filesystem::path path = find_model(model);
-  const bool is_folder = std::filesystem::is_directory(path);
-  const ModelConfig config = read_model_config(path);
-  CachedModel m;
-  const std::filesystem::path whole = std::filesystem::weakly_canonical(path);
-  m.name = (is_folder ? whole.filename() : whole.stem()).string();
-  m.architecture = config.architecture;
-  m.max_positions = config.rope.max_positions;
-  m.quantizer.quant_group_size = config.head_dim;
-  for (int layer = 0; layer < config.num_layers; ++layer) {
-    m.layers.push_back(config.geometry(layer, m.quantizer.recent_tokens));
-  }
-  if (!is_folder) {
-    m.weight_bytes = static_cast<int64_t>(std::filesystem::file_size(path));
-    m.weight_source = "as the file stores them";
-    return m;
-  }
-  m.weight_bytes = safetensors_bytes(path);
-  m.weight_source = "its safetensors files";
-  if (!m.weight_bytes) {
-    m.weight_bytes = counted_bytes(config);
-    m.weight_source = config.fp8 ? "by config.json, layers in FP8" : "by config.json, in BF16";
-  }
-  return m;
-}
-
-CachedModel from_bundle(const std::string& file) {
-  const Bundle bundle = read_bundle(file);
-  CachedModel m;
-  m.name = bundle.model.name;
-  m.architecture = bundle.model.architecture;
-  m.quantizer = bundle.quantizer;
-  const auto served = bundle.model.rope.find("max_positions");
-  if (served != bundle.model.rope.end() && served->is_number_integer()) {
-    m.max_positions = std::max<int64_t>(0, served->get<int64_t>());
-  }
-  for (const auto& layer : bundle.layers) m.layers.push_back(layer.geometry);
-  if (m.layers.empty()) {
-    for (const auto& layer : bundle.statistics) m.layers.push_back(layer.geometry);
-  }
-  return m;
 }
 
 // Most tokens of one request within `bytes`, which grow with them.
@@ -113,10 +43,47 @@ int64_t longest_within(const CachedModel& model, CacheFormat format, double byte
   return low;
 }
 
+// Whether vLLM shares these heads among so many ranks: each has as many query heads, and as many KV
+// heads or a copy of one. Heads of linear attention are not copied.
+bool takes_ranks(const CachedModel& model, int gpus) {
+  const auto shared = [&](const LayerGeometry& layer) {
+    const int heads = layer.num_kv_heads;
+    return layer.attention == AttentionKind::kNone ||
+           (layer.num_qo_heads % gpus == 0 && (heads % gpus == 0 || gpus % heads == 0));
+  };
+  const auto& linear = model.linear_state;
+  return std::ranges::all_of(model.layers, shared) &&
+         (!linear || (linear->num_key_heads % gpus == 0 && linear->num_value_heads % gpus == 0));
+}
+
+void require_ranks(const CachedModel& model, int gpus) {
+  if (takes_ranks(model, gpus)) return;
+  std::vector<int> taken;
+  for (int other = 1; other <= kMostGpus; ++other) {
+    if (takes_ranks(model, other)) taken.push_back(other);
+  }
+  const auto first = std::ranges::find_if(model.layers, [](const LayerGeometry& layer) {
+    return layer.attention != AttentionKind::kNone;
+  });
+  throw Error({.what = "vLLM cannot share the attention heads among so many GPUs",
+               .where = "--tp",
+               .expected = fmt::format(
+                   "a divisor of the {} query heads that divides the {} KV heads or is a multiple "
+                   "of them{}: {}",
+                   first->num_qo_heads, first->num_kv_heads,
+                   model.linear_state ? ", and divides the heads of linear attention" : "",
+                   fmt::join(taken, ", ")),
+               .found = std::to_string(gpus)});
+}
+
 // What one of `gpus` holds of the model's cache: whole KV heads, at least one.
 CachedModel rank_of(CachedModel model, int gpus) {
   for (LayerGeometry& layer : model.layers) {
-    layer.num_kv_heads = (layer.num_kv_heads + gpus - 1) / gpus;
+    layer.num_kv_heads = std::max(1, layer.num_kv_heads / gpus);
+  }
+  if (model.linear_state) {
+    model.linear_state->num_key_heads /= gpus;
+    model.linear_state->num_value_heads /= gpus;
   }
   return model;
 }
@@ -142,13 +109,8 @@ Json answer_of(const CachedModel& model, CacheFormat format, int64_t context, in
               {"needed_bytes", needed(options.gpus)},
               {"requests", static_cast<int64_t>(room / request_bytes(rank, format, context))},
               {"tokens_each", std::min(longest, longest_within(rank, format, each))}};
-  // The 2-bit cache is served by at most as many ranks as there are KV heads.
-  constexpr int kMostGpus = 64;
-  int most = kMostGpus;
-  for (const LayerGeometry& layer : model.layers) {
-    if (format == CacheFormat::kInt2) most = std::min(most, layer.num_kv_heads);
-  }
-  for (int gpus = options.gpus; gpus <= most && !answer.contains("gpus"); gpus *= 2) {
+  for (int gpus = options.gpus; gpus <= kMostGpus && !answer.contains("gpus"); gpus *= 2) {
+    if (!takes_ranks(model, gpus)) continue;
     if (needed(gpus) <= room_beside(weight_bytes, options, gpus)) answer["gpus"] = gpus;
   }
   return answer;
@@ -225,10 +187,22 @@ struct SideBits {
   double key = 16, value = 16;
 };
 
+int layers_without_rows(const CachedModel& model) {
+  return static_cast<int>(std::ranges::count(model.layers, AttentionKind::kNone,
+                                             [](const LayerGeometry& l) { return l.attention; }));
+}
+
+// Of linear attention, one state for each request: the same in every cache format.
+double state_bytes(const CachedModel& model) {
+  if (!model.linear_state) return 0;
+  return static_cast<double>(layers_without_rows(model)) *
+         static_cast<double>(model.linear_state->bytes());
+}
+
 // Bytes of one request of `tokens`; `bits(i, held)`: of layer i, which holds so many of them.
 template <typename Bits>
 double bytes_of_layers(const CachedModel& model, int64_t tokens, const Bits& bits) {
-  double bytes = 0;
+  double bytes = state_bytes(model);
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const LayerGeometry& layer = model.layers[i];
     if (layer.attention == AttentionKind::kNone) continue;
@@ -270,10 +244,12 @@ double wide_bytes(const CachedModel& model, std::pair<int, int> widths, int64_t 
 // are shipped.
 Json codecs_at(const CachedModel& model, int64_t context, std::optional<double> room) {
   constexpr std::pair<int, int> kWidths[] = {{2, 2}, {3, 2}, {3, 3}, {4, 2}, {4, 4}};
-  const double bf16 = request_bytes(model, CacheFormat::kBf16, context);
+  const double state = state_bytes(model);
+  const double bf16 = request_bytes(model, CacheFormat::kBf16, context) - state;
   std::vector<Json> rows;
   const auto add = [&](const std::string& name, double bytes) {
-    Json row{{"name", name}, {"bits_per_value", 16 * bytes / bf16}, {"request_bytes", bytes}};
+    Json row{
+        {"name", name}, {"bits_per_value", 16 * (bytes - state) / bf16}, {"request_bytes", bytes}};
     if (room) row["requests"] = static_cast<int64_t>(*room / bytes);
     rows.push_back(std::move(row));
   };
@@ -344,6 +320,20 @@ std::string answer_text(const Json& plan) {
   return text;
 }
 
+// What a request takes beside rows, or that it is not known.
+std::string state_text(const Json& plan) {
+  const std::string where = "docs/vllm.md (Layers without 2-bit rows) says in what blocks.";
+  const int layers = plan["layers_without_rows"].get<int>();
+  if (!plan["state_bytes"].is_null()) {
+    return fmt::format("{} GiB a request for linear attention in {} layers, whatever the cache; {}",
+                       gib(plan["state_bytes"].get<double>()), layers, where);
+  }
+  return fmt::format(
+      "NOT COUNTED: {} layers hold no rows. Where their attention is linear, each request has a "
+      "state in them, and fewer requests fit than said here; {}",
+      layers, where);
+}
+
 std::string request_table(const Json& plan) {
   std::string text = fmt::format(
       "\nOne request, GiB{}\n   context   INT2 bits/value      INT2       FP8      BF16\n",
@@ -410,13 +400,6 @@ std::string sweep_table(const Json& plan) {
 
 }  // namespace
 
-CachedModel read_cached_model(const std::string& model) {
-  std::error_code status;
-  const bool is_bundle = std::filesystem::is_regular_file(model, status) &&
-                         std::filesystem::path(model).extension() != ".gguf";
-  return is_bundle ? from_bundle(model) : from_checkpoint(model);
-}
-
 double request_bytes(const CachedModel& model, CacheFormat format, int64_t tokens) {
   return bytes_of_layers(model, tokens, [&](size_t i, int64_t held) {
     const bool int2 = format == CacheFormat::kInt2 && model.layers[i].quantized;
@@ -426,6 +409,7 @@ double request_bytes(const CachedModel& model, CacheFormat format, int64_t token
 }
 
 Json memory_plan(const CachedModel& whole, const PlanOptions& options) {
+  require_ranks(whole, options.gpus);
   const CachedModel model = rank_of(whole, options.gpus);
   const int64_t context = options.context > 0 ? options.context : model.max_positions;
   if (context <= 0) {
@@ -449,13 +433,17 @@ Json memory_plan(const CachedModel& whole, const PlanOptions& options) {
               {"metadata_dtype", codec_word(q.metadata_dtype)},
               {"sink_tokens", q.sink_tokens},
               {"recent_tokens", q.recent_tokens}}}};
+  if (const int layers = layers_without_rows(model); layers > 0) {
+    plan["layers_without_rows"] = layers;
+    plan["state_bytes"] = model.linear_state ? Json(state_bytes(model)) : Json();
+  }
   plan["weight_bytes"] = weights ? Json(*weights) : Json();
   plan["weight_source"] = options.weight_bytes ? "as given" : model.weight_source;
   if (options.users > 0 && !weights) {
     throw Error({.what = "it is not known what the weights take",
                  .where = model.name,
-                 .hint = "a bundle does not say so: give their size with --weights, or plan for "
-                         "the model's folder"});
+                 .found = model.weight_source,
+                 .hint = "give their size with --weights; the model's whole folder says it, too"});
   }
   std::optional<double> room;
   if (options.gpu_bytes > 0) {
@@ -505,8 +493,10 @@ std::string memory_plan_text(const Json& plan) {
   add_line(text, "",
            fmt::format("the first {} and last {} tokens in BF16", shown(q["sink_tokens"]),
                        shown(q["recent_tokens"])));
+  if (plan.contains("layers_without_rows")) add_line(text, "state", state_text(plan));
   if (plan["weight_bytes"].is_null()) {
-    add_line(text, "weights", "not counted: a bundle does not know them (--weights)");
+    add_line(text, "weights",
+             fmt::format("not counted: {} (--weights)", shown(plan["weight_source"])));
   } else {
     add_line(text, "weights",
              fmt::format("{} GiB, {}", gib(plan["weight_bytes"].get<double>()),

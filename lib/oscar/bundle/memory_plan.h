@@ -4,36 +4,19 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "oscar/base/json.h"
-#include "oscar/bundle/bundle.h"
-#include "oscar/model/checkpoint/config.h"
+#include "oscar/bundle/cached_model.h"
 
 namespace oscar {
-
-// A model as far as its cache goes.
-struct CachedModel {
-  std::string name, architecture;
-  std::vector<LayerGeometry> layers;
-  int64_t max_positions = 0;            // that the model serves; 0: not known
-  QuantizerSettings quantizer;          // of a bundle, or the defaults
-  std::optional<int64_t> weight_bytes;  // none: not known
-  std::string weight_source;            // "safetensors files", "config.json, in BF16", ...
-};
-
-// Of a checkpoint folder, a .gguf file, an embedded model's name or a bundle. Of a folder
-// config.json and the sizes of its safetensors files are read, and no weight, so that any
-// quantization will do; without such files the weights are counted by their shapes, in BF16. A GGUF
-// file counts as it is stored. A bundle does not know the weights. Throws Error for anything else.
-CachedModel read_cached_model(const std::string& model);
 
 enum class CacheFormat { kBf16, kFp8, kInt2 };
 
 // Bytes of one request of `tokens`: BF16 has 2 a cached number and FP8 (one scale a tensor) 1. INT2
-// has bits_per_element (cache/codec.h) of them, windows, scales and zeros included; layers
-// that are never quantized stay in BF16. A sliding layer holds its window at most. The last page
-// and the exact ring's spare rows, less than 1 MiB a request in most models, are not counted.
+// has bits_per_element (cache/codec.h) of them, windows, scales and zeros included; layers that are
+// never quantized stay in BF16. A sliding layer holds its window at most, and one of linear
+// attention its state, where that is known. The last page and the exact ring's spare rows, less
+// than 1 MiB a request in most models, are not counted.
 double request_bytes(const CachedModel& model, CacheFormat format, int64_t tokens);
 
 struct PlanOptions {
@@ -50,7 +33,8 @@ struct PlanOptions {
 // at the context, every codec that oscar-eval compares, and sweeps over windows, quantization
 // groups and metadata. Bytes are those of one GPU: with several, each has its share of the weights
 // and whole KV heads, at least one. Throws Error when the weights alone fill the GPU, where users
-// are asked for beside weights of unknown size, or no context is known.
+// are asked for beside weights of unknown size, no context is known, or vLLM does not share the
+// heads among so many GPUs.
 Json memory_plan(const CachedModel& model, const PlanOptions& options);
 
 // The same for people, in 80 columns.

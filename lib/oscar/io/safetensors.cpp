@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <optional>
+#include <set>
 
 #include "oscar/base/error.h"
 #include "oscar/base/files.h"
@@ -203,7 +204,21 @@ std::map<std::string, std::string> read_index(const std::filesystem::path& path)
   return shards;
 }
 
+constexpr const char *kWholeFile = "model.safetensors",
+                     *kIndexFile = "model.safetensors.index.json";
+
 }  // namespace
+
+std::vector<std::filesystem::path> weight_files(const std::filesystem::path& folder) {
+  if (std::filesystem::exists(folder / kWholeFile)) return {folder / kWholeFile};
+  std::set<std::filesystem::path> files;
+  if (std::filesystem::exists(folder / kIndexFile)) {
+    for (const auto& [tensor, shard] : read_index(folder / kIndexFile)) {
+      files.insert(folder / shard);
+    }
+  }
+  return {files.begin(), files.end()};
+}
 
 struct SafetensorsWeights::Entry {
   TensorEntry tensor;
@@ -212,8 +227,7 @@ struct SafetensorsWeights::Entry {
 };
 
 SafetensorsWeights::SafetensorsWeights(const std::filesystem::path& folder) : folder_(folder) {
-  const auto index_path = folder / "model.safetensors.index.json";
-  const auto single_path = folder / "model.safetensors";
+  const auto index_path = folder / kIndexFile, single_path = folder / kWholeFile;
   const auto add_shard = [this](const std::filesystem::path& path) {
     files_.push_back(std::make_shared<MappedFile>(path));
     std::map<std::string, std::shared_ptr<Entry>> entries;

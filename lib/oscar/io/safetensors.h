@@ -33,13 +33,17 @@ std::vector<TensorEntry> parse_safetensors_header(const MappedFile& file);
 
 // safetensors shards by mmap, every offset, shape and dtype checked before use.
 
+// The files that a folder's weights are read from: model.safetensors, else those that
+// model.safetensors.index.json names, each once, whether they are there or not. Empty where the
+// folder has neither. Throws Error for an index that names none, or a path elsewhere.
+std::vector<std::filesystem::path> weight_files(const std::filesystem::path& folder);
+
 // The tensors of one or many shards, found by name.
 class SafetensorsWeights : public WeightSource {
  public:
-  // Opens model.safetensors in `folder`, else the shards of model.safetensors.index.json. Throws
-  // Error for a missing or truncated shard, overlapping or out-of-range offsets, sizes that
-  // disagree with the shape. Tensors of dtypes other than Dtype are listed by name and refused when
-  // asked for.
+  // Opens weight_files(folder). Throws Error for a missing or truncated shard, overlapping or
+  // out-of-range offsets, sizes that disagree with the shape. Tensors of dtypes other than Dtype
+  // are listed by name and refused when asked for.
   explicit SafetensorsWeights(const std::filesystem::path& folder);
 
   bool contains(const std::string& name) const override;

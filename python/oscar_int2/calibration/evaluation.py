@@ -3,7 +3,9 @@
 Each query reads what a decode step of its token would read: rows that have left the exact windows by then as INT2, all
 others exactly (docs/mathematics.md, 4.7 and 11). Rows go through the operators that servers write pages with.
 """
+import logging
 import math
+import pathlib
 
 import torch
 
@@ -16,19 +18,23 @@ from .interface import block_attention, exact_attention, observing
 from .layers import run_layers
 from .model import batched, load_model, tokenizer_of, observed, run_device
 from .probe import is_handed_on
+from .shared_text import caution, overlap, stored_hashes
 from .sums import int2_keys
 
 UNIT_TOKENS, FEWEST_UNITS = 512, 8  # of a standard error; docs/mathematics.md, 14.5
+_log = logging.getLogger("oscar_int2")
 
 
 def evaluate(model, bundle, corpus, *, sequence_length=4096, max_tokens=None, batch_tokens=8192, first_position=None,
              device=None, dtype=None, trust_remote_code=False, progress=None):
     """Predictions over the 2-bit rows of `bundle` (a Bundle or a path) beside those over exact rows, of the same model on
     the same ids. Other arguments are those of calibrate(); `progress` counts the layers of both runs. `first_position`: of
-    the first token that counts; None: the first that reads a 2-bit row. Returns a dictionary: tokens, first_position, perplexity (of exact rows), int2_perplexity,
-    kl (nats a token), top1 (share of tokens whose likeliest prediction is the same), and the standard errors
-    perplexity_se, int2_perplexity_se, kl_se, None of less than 8 units of 512 tokens. Raises BundleMismatchError for a
-    bundle of another model, ValueError where no token counts."""
+    the first token that counts; None: the first that reads a 2-bit row. Returns a dictionary: tokens, first_position,
+    perplexity (of exact rows), int2_perplexity, kl (nats a token), top1 (share of tokens whose likeliest prediction is the
+    same), and the standard errors perplexity_se, int2_perplexity_se, kl_se, None of less than 8 units of 512 tokens.
+    `overlap` says how much of the text the bundle was calibrated on (shared_text.overlap); a notable share is also warned
+    of, by the logger `oscar_int2`. Raises BundleMismatchError for a bundle of another model, ValueError where no token
+    counts."""
     bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
     sequences, _ = read_corpus(corpus, lambda: tokenizer_of(model), sequence_length, max_tokens)
     device = run_device(model, device)
@@ -41,6 +47,9 @@ def evaluate(model, bundle, corpus, *, sequence_length=4096, max_tokens=None, ba
     batches = batched([ids for ids in sequences if len(ids) > max(first, 1)], batch_tokens)
     if not batches:
         raise ValueError(f"no sequence is longer than {first} tokens, and what comes before reads exact rows")
+    shared = overlap(stored_hashes(bundle.path), [ids for ids in sequences if len(ids) > first])
+    if said := caution(shared, pathlib.Path(bundle.path).name):
+        _log.warning("CAUTION: %s", said)
     with observed(model):
         exact = run_layers(model, batches, device, _over(lambda *_: exact_attention),
                            progress and (lambda layer, layers: progress(layer, 2 * layers)))
@@ -48,7 +57,8 @@ def evaluate(model, bundle, corpus, *, sequence_length=4096, max_tokens=None, ba
                            progress and (lambda layer, layers: progress(layers + layer, 2 * layers)))
         units = [unit for batch, ids in enumerate(batches)
                  for unit in _compare(exact.logits(batch), coded.logits(batch), ids, max(first, 1))]
-    return {"tokens": int(sum(len(unit) for unit in units)), "first_position": max(first, 1), **_figures(units)}
+    return {"tokens": int(sum(len(unit) for unit in units)), "first_position": max(first, 1),
+            "overlap": shared, **_figures(units)}
 
 
 def _over(attention_of):

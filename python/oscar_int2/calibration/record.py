@@ -17,9 +17,7 @@ from ..rope import inverse_frequencies, yarn_attention_factor
 from ..weights import fingerprint
 from .layers import text_config
 from .probe import Rope
-
-NGRAM, CAPACITY = 13, 8192  # SCHEMA.md, /corpus/ngram_hashes
-_BASE = 0x9E3779B97F4A7C15
+from .shared_text import CAPACITY, NGRAM, RULE, ngram_hashes
 
 
 # RoPE: the config's parameters where they give the frequencies that were seen, else the frequencies themselves.
@@ -171,25 +169,6 @@ def describe_text(sequences, sources):
             "bos_eos_policy": "as given", "template": "as given", "separators": "off"}, ngram_hashes(sequences)
 
 
-def ngram_hashes(sequences):
-    """int64 [at most CAPACITY]: the smallest hashes of the n-grams within sequences, ascending."""
-    found = np.zeros(0, np.uint64)
-    with np.errstate(over="ignore"):
-        for ids in sequences:
-            if len(ids) < NGRAM:
-                continue
-            windows = np.lib.stride_tricks.sliding_window_view(np.asarray(ids).astype(np.uint64), NGRAM)
-            number = np.zeros(len(windows), np.uint64)
-            for column in windows.T:
-                number = number * np.uint64(_BASE) + column + np.uint64(1)
-            number += np.uint64(_BASE)
-            number = (number ^ number >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-            number = (number ^ number >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-            number ^= number >> np.uint64(31)
-            found = np.unique(np.concatenate((found, number >> np.uint64(1))))[:CAPACITY]
-    return found.astype(np.int64)
-
-
 # The file.
 
 def write_statistics(path, model, corpus, hashes, format, layers):
@@ -206,8 +185,7 @@ def write_statistics(path, model, corpus, hashes, format, layers):
             _attributes(file.create_group("model"), **model)
             _attributes(file.create_group("corpus"), **corpus)
             if len(hashes):
-                _attributes(_dataset(file["corpus"], "ngram_hashes", hashes), ngram=NGRAM, capacity=CAPACITY,
-                            rule="smallest of ngram_hash 1")
+                _attributes(_dataset(file["corpus"], "ngram_hashes", hashes), ngram=NGRAM, capacity=CAPACITY, rule=RULE)
             _attributes(file.create_group("quantizer"), bits=2,
                         quant_group_size=math.gcd(model["head_dim_k"], model["head_dim_v"]),
                         sink_tokens=format.sink_tokens, recent_tokens=format.recent_tokens,

@@ -30,6 +30,8 @@ def main(words):
           f"KL           {shown(found, 'kl', '.5f')} nats a token\n"
           f"top-1        {found['top1']:.1%} the same\n"
           f"{found['tokens']} tokens from position {found['first_position']} on; +- standard error")
+    if not found["overlap"]["known"]:
+        print("the bundle does not tell whether it was calibrated on this text")
     return 0
 
 

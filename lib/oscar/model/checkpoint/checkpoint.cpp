@@ -296,24 +296,51 @@ Checkpoint open_gguf(const fs::path& path, const std::optional<Json>& rope_scali
 
 }  // namespace
 
+Json read_config_json(const fs::path& folder) {
+  return folder_config(folder, read_text_file(folder / "config.json", kMaxConfigBytes));
+}
+
+namespace {
+
+constexpr const char* kQuantizationKeys[] = {"quantization", "quantization_config",
+                                             "compression_config"};
+
+bool has_text_half(const Json& config) {
+  return config.is_object() && config.contains("text_config") && config["text_config"].is_object();
+}
+
+bool is_unread(const Json& described, const std::string& source) {
+  try {
+    parse_quantization(described, source);
+  } catch (const Error&) {
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::optional<Json> unread_quantization(const Json& config, const std::string& source) {
+  if (is_unread(config, source)) {
+    for (const char* key : kQuantizationKeys) {
+      if (config.contains(key)) return config[key];
+    }
+  }
+  if (has_text_half(config)) return unread_quantization(config["text_config"], source);
+  return std::nullopt;
+}
+
 ModelConfig read_model_config(const std::filesystem::path& model) {
   if (!fs::is_directory(model)) return open_checkpoint(model.string()).config;
-  const fs::path file = model / "config.json";
-  Json config = folder_config(model, read_text_file(file, kMaxConfigBytes));
+  const std::string source = (model / "config.json").string();
+  Json config = read_config_json(model);
   const auto forget_unread = [&](Json& described) {
-    try {
-      parse_quantization(described, file.string());
-    } catch (const Error&) {
-      for (const char* key : {"quantization", "quantization_config", "compression_config"}) {
-        described.erase(key);
-      }
-    }
+    if (!is_unread(described, source)) return;
+    for (const char* key : kQuantizationKeys) described.erase(key);
   };
   forget_unread(config);
-  if (config.contains("text_config") && config["text_config"].is_object()) {
-    forget_unread(config["text_config"]);
-  }
-  return parse_model_config(config, file.string());
+  if (has_text_half(config)) forget_unread(config["text_config"]);
+  return parse_model_config(config, source);
 }
 
 ChatTemplate read_chat_template(const fs::path& model) {

@@ -36,6 +36,13 @@ struct Checkpoint {
 // quantized in any way. A quantization that cannot be read counts as none.
 ModelConfig read_model_config(const std::filesystem::path& model);
 
+// config.json of a folder, with what ModelOpt wrote beside it as its quantization_config.
+Json read_config_json(const std::filesystem::path& folder);
+
+// What such a config says of weights that parse_quantization refuses ({"quant_method": "awq",
+// ...}), of its text half where the whole says nothing. None where all that it says can be read.
+std::optional<Json> unread_quantization(const Json& config, const std::string& source);
+
 // The chat templates of a folder: chat_template.jinja (with those of additional_chat_templates),
 // else chat_template.json, else the entry of tokenizer_config.json, which may be a list of named
 // ones; empty when there is none. Its special tokens are those of tokenizer_config.json, else of

@@ -1,0 +1,49 @@
+// What of a model a plan of memory needs: layers, positions, the quantizer and the weights' bytes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "oscar/bundle/bundle.h"
+#include "oscar/model/checkpoint/config.h"
+
+namespace oscar {
+
+// What a layer of linear attention (a gated delta net) keeps of one request, as vLLM 0.26 does:
+// [num_value_heads, value_head_dim, key_head_dim] numbers, and in BF16 the last conv_kernel - 1
+// inputs of its convolution.
+struct LinearState {
+  int num_key_heads = 0, key_head_dim = 0;
+  int num_value_heads = 0, value_head_dim = 0;
+  int conv_kernel = 1;
+  int recurrent_bytes = 2;  // of a number of the state proper
+
+  int64_t bytes() const {
+    const int64_t keys = int64_t{num_key_heads} * key_head_dim;
+    const int64_t values = int64_t{num_value_heads} * value_head_dim;
+    return (2 * keys + values) * (conv_kernel - 1) * 2 + values * key_head_dim * recurrent_bytes;
+  }
+};
+
+// A model as far as its cache goes.
+struct CachedModel {
+  std::string name, architecture;
+  std::vector<LayerGeometry> layers;
+  int64_t max_positions = 0;                // that the model serves; 0: not known
+  QuantizerSettings quantizer;              // of a bundle, or the defaults
+  std::optional<int64_t> weight_bytes;      // none: not known
+  std::string weight_source;                // "its safetensors files", ...; or why it is not known
+  std::optional<LinearState> linear_state;  // of each layer of kind kNone; none: not known
+};
+
+// Of a checkpoint folder, a .gguf file, an embedded model's name or a bundle. Of a folder
+// config.json and the sizes of the files that a loader reads are looked at, and no weight, so that
+// any quantization will do; a missing shard leaves the weights unknown. Without such files the
+// weights are counted by their shapes, in the bits of config.json: BF16, FP8, AWQ or GPTQ. A GGUF
+// file counts as it is stored. A bundle does not know the weights, nor the state of linear
+// attention, which is read of config.json alone. Throws Error for anything else.
+CachedModel read_cached_model(const std::string& model);
+
+}  // namespace oscar

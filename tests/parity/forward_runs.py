@@ -149,6 +149,6 @@ def compare(a, b, ids, logits=LOGIT_BOUND, moments=MOMENT_BOUND, sums=None):
                     x["sums"][name][j], y["sums"][name][j]) / (moments if j == 0 else sums or moments)
         # Both are float64 products of the same weights; with gates also of the text.
         figures[f"layer {i} M_O"] = relative(x["metric"], y["metric"]) / (
-            moments if y["gated"] else 1e-12)
+            moments if y.get("gated") else 1e-12)
     bad = [f"{k}: {v:.3g} times the bound" for k, v in figures.items() if not v <= 1]
     return bad, figures

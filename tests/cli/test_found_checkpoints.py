@@ -193,7 +193,7 @@ class FoundCheckpoints(ProgramTest):
         self.run_ok("oscar-calibrate", plain, self.ids, bundle, "--sequence-length", "128", "--search", "off",
                     "--quant-group-size", "32", "--device", "cpu")
         for model in (plain, rotated):
-            self.run_ok("oscar-eval", model, "--corpus", self.ids, "--bundle", bundle, *EVALUATE[2:])
+            self.run_ok("oscar-eval", model, "--corpus", self.ids, "--bundle", bundle, *EVALUATE[2:], "--sink", 4, "--recent", 16)
         # The hint: a bundle of what was left out.
         self.run_ok("oscar-bundle", "import", rotated, "--model", plain, "-o", self.folder / "imported.h5")
 

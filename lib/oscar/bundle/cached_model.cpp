@@ -174,8 +174,8 @@ WeightBytes folder_bytes(const fs::path& folder, const Json& json, const ModelCo
                       method.empty() ? "no quant_method" : method)};
 }
 
-// Models whose layers are of linear attention but for some. No engine here runs them; a plan needs
-// their shapes alone.
+// Models whose layers are of linear attention but for some, by their shapes alone: also of families
+// that no engine here runs.
 
 constexpr const char *kKeyHeads = "linear_num_key_heads", *kKeyDim = "linear_key_head_dim",
                      *kValueHeads = "linear_num_value_heads", *kValueDim = "linear_value_head_dim",

@@ -12,7 +12,7 @@ PRINTED_BY = {"lib/oscar/calibrate": {"oscar-calibrate"},
               "apps/oscar-bundle.cpp": {"oscar-bundle"}, "apps/bundle": {"oscar-bundle"},
               "apps/oscar-bench.cpp": {"oscar-bench"}, "apps/bench": {"oscar-bench"}}
 # Options of other programs, which texts tell the user to pass there.
-FOREIGN = {"--kv-cache-dtype": "vLLM's and SGLang's", "--model-path": "SGLang's",
+FOREIGN = {"--kv-cache-dtype": "vLLM's and SGLang's", "--language-model-only": "vLLM's", "--model-path": "SGLang's",
            "--kv-cache-quant-group-size": "SGLang's", "--prefill-attention-backend": "SGLang's",
            "--decode-attention-backend": "SGLang's", "--merge": "llama-gguf-split's",
            "--local-dir": "hf's", "--print-man-page": "hidden, for cmake",

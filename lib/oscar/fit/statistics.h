@@ -80,8 +80,7 @@ MatrixStack<double> make_gate_moment(const LayerGeometry& geometry);
 AttendedSums make_attended_sums(const LayerGeometry& geometry);
 
 // Adds `other` to `total`. Drops v_energy_moment, and attended or gate_moment where one of them
-// lacks it. Throws
-// Error when the geometries differ.
+// lacks it. Throws Error when the geometries differ.
 void add_statistics(LayerStatistics& total, const LayerStatistics& other);
 
 // What has been added to `part`, an earlier state of the same running sums, to make `total`; the

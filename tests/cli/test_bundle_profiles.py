@@ -135,7 +135,7 @@ class Schema(BundleCase):
                 for extent, symbol in zip(values.shape, expected):
                     self.assertEqual(extent, sizes.get(symbol, extent), place)
         attended = {name for name in listed if "attended" in name or "sink" in name}
-        only_sometimes = attended | {"v_energy_moment"}
+        only_sometimes = attended | {"v_energy_moment", "gate_moment"}
         self.assertEqual(set(listed) - seen, only_sometimes)
         self.assertEqual(len(attended), 10)
 

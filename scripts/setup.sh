@@ -15,7 +15,7 @@ TORCH_VERSION=$(sed -n 's/^torch = \["torch==\(.*\)"\]$/\1/p' scripts/locked/pyp
 SYSTEM_PACKAGES=(g++ make pkg-config ccache git libhdf5-dev libeigen3-dev
   libopenblas-dev libcli11-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev zlib1g-dev
   libssl-dev python3-venv)
-TEST_SYSTEM_PACKAGES=(libgtest-dev libgmock-dev clang clang-format clang-tidy libclang-rt-dev)
+TEST_SYSTEM_PACKAGES=(libgtest-dev libgmock-dev clang clang-format libclang-rt-dev)
 
 with_tests=0 with_torch=1
 for argument in "$@"; do
@@ -111,10 +111,19 @@ choose_nvcc() {
   nvcc=$toolkit/bin/nvcc
 }
 
+# Sets `clang_tidy`, for tests.
+choose_clang_tidy() {
+  clang_tidy=
+  if ((!with_tests)); then return; fi
+  scripts/install.sh "$python" --missing tidy
+  clang_tidy=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')/clang-tidy
+}
+
 install_system_packages
 choose_python
 choose_cmake
 choose_nvcc
+choose_clang_tidy
 
 cat >.setup.env <<ENVIRONMENT
 # Written by scripts/setup.sh; read by the other scripts.
@@ -122,6 +131,7 @@ export OSCAR_PYTHON='$python'
 export OSCAR_CMAKE='$cmake'
 export OSCAR_NINJA='$ninja'
 export CUDACXX='$nvcc'
+export OSCAR_CLANG_TIDY='$clang_tidy'
 ENVIRONMENT
 if [[ -n $nvcc ]]; then compiler="CUDA from $nvcc"; else compiler="no CUDA compiler"; fi
 if ((!with_torch)); then

@@ -2,12 +2,14 @@
 # Installs what is missing, builds with warnings as errors and runs the tests.
 #   scripts/test.sh                all stages, as CI does; what needs a GPU is skipped visibly without one
 #   scripts/test.sh --stage NAME   one of them; stages can run side by side
-#       build      programs and tests, with CUDA kernels for one architecture and without; all tests
+#       build      programs and tests, with all CUDA kernels for one architecture and without; all
+#                  tests but those of `sanitize`
 #       tidy       layers, formatting, clang-tidy
 #       sanitize   below the model, under ASan and UBSan: unit tests, and every reader of files on
 #                  changed inputs, for a minute
-#       kernels    CUDA kernels for all architectures, and all their instantiations for one
-#       nightly    tests that take many minutes on a CPU; of what `build` has built, and not among "all"
+#       kernels    CUDA kernels before and behind Hopper's
+#       nightly    not among "all": CUDA kernels for all architectures, the unit tests of `sanitize` as
+#                  released, and tests of what `build` has built that take many minutes
 # scripts/gpu.sh runs what needs a GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,7 +17,7 @@ stages=(tidy sanitize kernels build)
 case "${1:-} ${2:-}" in
   " ") ;;
   "--stage "build | "--stage "tidy | "--stage "sanitize | "--stage "kernels | "--stage "nightly) stages=("$2") ;;
-  *) sed -n '2,11p' "${BASH_SOURCE[0]}"; exit 2 ;;
+  *) sed -n '2,13p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac
 
 # Tests run side by side: threads of one that wait must not keep those of another from working.
@@ -65,24 +67,27 @@ if command -v nvidia-smi >/dev/null && capability=$(nvidia-smi --query-gpu=compu
 fi
 
 stage_kernels() {
-  step "CUDA kernels for all architectures"
-  scripts/build.sh kernels
-  step "all instantiations of the CUDA kernels"
-  scripts/build.sh kernels-full "${architecture[@]}"
-  run_tests build-kernels-full -R kernel_tests
+  # Sources differ before Hopper and from it on; `build` compiles Hopper's.
+  step "CUDA kernels, oldest and newest architecture"
+  scripts/build.sh kernels "-DOSCAR_CUDA_ARCHITECTURES=80;120"
 }
 
 stage_build() {
   step "build: programs without CUDA kernels"
   # In the folder of the next step, which compiles again only what sees CUDA.
-  scripts/build.sh developer -DOSCAR_WITH_CUDA=OFF --target oscar-calibrate oscar-eval oscar-bundle
+  scripts/build.sh developer -DOSCAR_TEST_CORE=OFF -DOSCAR_WITH_CUDA=OFF --target oscar-calibrate oscar-eval oscar-bundle
   step "build: programs and tests"
-  scripts/build.sh developer "${architecture[@]}"
+  scripts/build.sh developer -DOSCAR_TEST_CORE=OFF "${architecture[@]}"
   step "tests"
   run_tests build-developer -LE nightly
 }
 
 stage_nightly() {
+  step "CUDA kernels for all architectures"
+  scripts/build.sh kernels -DOSCAR_CUDA_ARCHITECTURES="80;86;89;90a;100;120"
+  step "unit tests of what lies below the model, as released"
+  scripts/build.sh developer -DOSCAR_TEST_CORE=ON "${architecture[@]}"
+  run_tests build-developer -R core_tests
   step "tests that take many minutes"
   run_tests build-developer -L nightly
 }

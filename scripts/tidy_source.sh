@@ -16,7 +16,7 @@ while (($# > 0)); do
   esac
 done
 # Left out: the count of warnings in system headers.
-clang-tidy --quiet "$source" -- "${flags[@]}" \
+"$OSCAR_CLANG_TIDY" --quiet "$source" -- "${flags[@]}" \
   2> >(grep -v 'warnings\? generated' >&2)
 "$compiler" "${flags[@]}" -M -MT "$object" -MF "$dependencies" "$source"
 "$compiler" -x c++ -c /dev/null -o "$object"

@@ -233,7 +233,7 @@ void add_line(std::string& text, const std::string& label, const std::string& wo
       text += line + "\n";
       line = std::string(indent, ' ');
     }
-    if (line.size() > indent) line += " ";
+    if (line.size() > indent) line += ' ';
     line += words.substr(begin, length);
     begin = end + 1;
   }

@@ -127,7 +127,7 @@ void add_matrix(std::string& text, const char* title, const Json& matrix) {
         text += fmt::format("{:>{}.3f}", matrix[fit][scored].get<double>(), kWidth);
       }
     }
-    text += "\n";
+    text += '\n';
   }
 }
 

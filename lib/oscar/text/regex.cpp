@@ -207,7 +207,8 @@ Regex::Regex(const std::string& pattern, const std::string& where)
   }
   // Without JIT the interpreter runs.
   state_->has_jit = pcre2_jit_compile(state_->code, PCRE2_JIT_COMPLETE) == 0;
-  pcre2_pattern_info(state_->code, PCRE2_INFO_FIRSTBITMAP, &state_->first_bytes);
+  pcre2_pattern_info(state_->code, PCRE2_INFO_FIRSTBITMAP,
+                     static_cast<void*>(&state_->first_bytes));
   state_->match = pcre2_match_data_create_from_pattern(state_->code, nullptr);
   state_->context = pcre2_match_context_create(nullptr);
   state_->stack = pcre2_jit_stack_create(kJitStackStart, kJitStackMax, nullptr);

@@ -268,7 +268,7 @@ std::string figure_table(const ReportData& data) {
                           m.reference ? "" : percent(m.top1.mean));
     }
     if (data.has_needles) rows += fmt::format(" {} |", m.needles ? rate_cell(m.needles->all) : "–");
-    rows += "\n";
+    rows += '\n';
   }
   return head + "\n" + rule + "\n" + rows;
 }

@@ -201,7 +201,7 @@ std::string divergence_sentence(const ReportData& data, const MethodFigures& m) 
     others += (others.empty() ? "" : "; ") + beside("an FP8 cache without scales", m, *fp8);
   }
   if (!others.empty()) text += ": " + others;
-  text += ".";
+  text += '.';
   if (m.above_floor && !*m.above_floor) {
     text += " That is within five times of what the arithmetic alone costs.";
   }

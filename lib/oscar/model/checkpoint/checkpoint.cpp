@@ -417,7 +417,7 @@ std::string variable(const char* name) {
 }
 
 fs::path cache_folder() {
-  if (const std::string cache = variable("HF_HUB_CACHE"); !cache.empty()) return cache;
+  if (std::string cache = variable("HF_HUB_CACHE"); !cache.empty()) return cache;
   if (const std::string home = variable("HF_HOME"); !home.empty()) return fs::path(home) / "hub";
   const std::string xdg = variable("XDG_CACHE_HOME");
   const fs::path cache = xdg.empty() ? fs::path(variable("HOME")) / ".cache" : fs::path(xdg);
@@ -455,7 +455,7 @@ std::optional<fs::path> find_in_hub_cache(const std::string& name) {
   std::error_code status;
   if (!fs::is_regular_file(model / "refs" / "main", status)) return std::nullopt;
   const std::string revision = revision_in(model / "refs" / "main");
-  const fs::path snapshot = model / "snapshots" / revision;
+  fs::path snapshot = model / "snapshots" / revision;
   if (revision.empty() || !fs::is_regular_file(snapshot / "config.json", status)) {
     return std::nullopt;
   }

@@ -2,6 +2,9 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <array>
+#include <iterator>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "oscar/base/error.h"
@@ -83,6 +86,32 @@ void build_hybrid(const ConfigReader& reader, ModelConfig& config, int intermedi
   config.norm_offset = 1;
 }
 
+constexpr std::string_view kHybridKeys[] = {"attn_output_gate",
+                                            "full_attention_interval",
+                                            "linear_conv_kernel_dim",
+                                            "linear_key_head_dim",
+                                            "linear_value_head_dim",
+                                            "linear_num_key_heads",
+                                            "linear_num_value_heads",
+                                            "mamba_ssm_dtype",
+                                            "mlp_only_layers",
+                                            "mtp_num_hidden_layers",
+                                            "mtp_use_dedicated_embeddings",
+                                            "output_gate_type"};
+constexpr std::string_view kExpertKeys[] = {
+    "num_experts",        "num_local_experts",     "num_experts_per_tok",
+    "norm_topk_prob",     "moe_intermediate_size", "shared_expert_intermediate_size",
+    "decoder_sparse_step"};
+
+// Keys of hybrid models with experts.
+constexpr auto kHybridMoeKeys = [] {
+  std::array<std::string_view, std::size(kHybridKeys) + std::size(kExpertKeys)> keys;
+  std::ranges::copy(kExpertKeys, std::ranges::copy(kHybridKeys, keys.begin()).out);
+  return keys;
+}();
+constexpr std::span kQwen3_5MoeKeys =
+    std::span(kHybridMoeKeys).first<kHybridMoeKeys.size() - 1>();  // experts in every layer
+
 constexpr NamePart kSharedExpertNames[] = {{".mlp.shared_expert.", ".mlp.shared_experts."}};
 constexpr StoredNames kHybridNames{.parts = kSharedExpertNames, .further_part = "mtp."};
 
@@ -98,19 +127,6 @@ ExpertsSpec with_shared_expert(const ConfigReader& reader, ExpertsSpec experts) 
 // Qwen3.5, dense: also 3.6 and 3.8, whose layers are the same.
 
 namespace {
-
-constexpr std::string_view kQwen3_5Keys[] = {"attn_output_gate",
-                                             "full_attention_interval",
-                                             "linear_conv_kernel_dim",
-                                             "linear_key_head_dim",
-                                             "linear_value_head_dim",
-                                             "linear_num_key_heads",
-                                             "linear_num_value_heads",
-                                             "mamba_ssm_dtype",
-                                             "mlp_only_layers",
-                                             "mtp_num_hidden_layers",
-                                             "mtp_use_dedicated_embeddings",
-                                             "output_gate_type"};
 
 void build_qwen3_5(const ConfigReader& reader, ModelConfig& config) {
   require_value(reader, "mlp_only_layers", Json::array(), "this family has no experts");
@@ -131,31 +147,12 @@ constinit const ModelFamily kQwen3_5{.architecture = "Qwen3_5ForCausalLM",
                                      .rotary_factor = 0.25,
                                      .multi_axis_rope = true,
                                      .stored_names = kHybridNames,
-                                     .keys = kQwen3_5Keys,
+                                     .keys = kHybridKeys,
                                      .build = build_qwen3_5};
 
 // Qwen3.5 with experts in every layer, whose weights are always divided by their sum.
 
 namespace {
-
-constexpr std::string_view kQwen3_5MoeKeys[] = {"attn_output_gate",
-                                                "full_attention_interval",
-                                                "linear_conv_kernel_dim",
-                                                "linear_key_head_dim",
-                                                "linear_value_head_dim",
-                                                "linear_num_key_heads",
-                                                "linear_num_value_heads",
-                                                "mamba_ssm_dtype",
-                                                "mlp_only_layers",
-                                                "mtp_num_hidden_layers",
-                                                "mtp_use_dedicated_embeddings",
-                                                "output_gate_type",
-                                                "num_experts",
-                                                "num_local_experts",
-                                                "num_experts_per_tok",
-                                                "norm_topk_prob",
-                                                "moe_intermediate_size",
-                                                "shared_expert_intermediate_size"};
 
 void build_qwen3_5_moe(const ConfigReader& reader, ModelConfig& config) {
   require_value(reader, "mlp_only_layers", Json::array(), "this family has experts in every layer");
@@ -190,26 +187,6 @@ constinit const ModelFamily kQwen3_5Moe{.architecture = "Qwen3_5MoeForCausalLM",
 
 namespace {
 
-constexpr std::string_view kQwen3NextKeys[] = {"attn_output_gate",
-                                               "full_attention_interval",
-                                               "linear_conv_kernel_dim",
-                                               "linear_key_head_dim",
-                                               "linear_value_head_dim",
-                                               "linear_num_key_heads",
-                                               "linear_num_value_heads",
-                                               "mamba_ssm_dtype",
-                                               "mlp_only_layers",
-                                               "mtp_num_hidden_layers",
-                                               "mtp_use_dedicated_embeddings",
-                                               "output_gate_type",
-                                               "num_experts",
-                                               "num_local_experts",
-                                               "num_experts_per_tok",
-                                               "norm_topk_prob",
-                                               "moe_intermediate_size",
-                                               "shared_expert_intermediate_size",
-                                               "decoder_sparse_step"};
-
 void build_qwen3_next(const ConfigReader& reader, ModelConfig& config) {
   build_hybrid(reader, config, 5632, /*rows_by_head=*/true);
   add_qwen_experts(
@@ -232,7 +209,7 @@ constinit const ModelFamily kQwen3Next{.architecture = "Qwen3NextForCausalLM",
                                        .max_position_embeddings = 32768,
                                        .rotary_factor = 0.25,
                                        .stored_names = kHybridNames,
-                                       .keys = kQwen3NextKeys,
+                                       .keys = kHybridMoeKeys,
                                        .build = build_qwen3_next};
 
 }  // namespace oscar

@@ -66,7 +66,7 @@ struct Arguments {
   EvaluateOptions options;
   ComputeArguments compute;
   MemoryArguments memory;
-  QuantizerSettings quantizer;
+  CacheFormat quantizer;
   std::vector<std::string> tasks = {"ppl"}, bundles;
   std::string rope_scaling, json, html, separators;
   int64_t first_position = 0;
@@ -234,7 +234,7 @@ void add_output_options(CLI::App& program, Arguments& arguments) {
 void take_overrides(const CLI::App& program, Arguments& arguments) {
   EvaluateOptions& options = arguments.options;
   const auto given = [&](const char* name) { return program.get_option(name)->count() > 0; };
-  const QuantizerSettings& q = arguments.quantizer;
+  const CacheFormat& q = arguments.quantizer;
   if (given("--sink")) options.sink = q.sink_tokens;
   if (given("--recent")) options.recent = q.recent_tokens;
   if (given("--quant-group-size")) options.quant_group_size = q.quant_group_size;
@@ -422,7 +422,7 @@ std::vector<std::string> serve_command(const Verdict& verdict, const ReportData&
       !std::filesystem::is_directory(options.model)) {
     return {};
   }
-  const QuantizerSettings own = read_bundle(options.bundle).quantizer;
+  const CacheFormat own = read_bundle(options.bundle).quantizer;
   if (own.rules != CodecRules{} || own.sink_tokens % kPageTokens != 0) return {};
   std::vector<std::string> command{"VLLM_OSCAR_BUNDLE=" + quoted(options.bundle.string()),
                                    "vllm serve " + quoted(options.model)};

@@ -116,12 +116,12 @@ struct RefitArguments {
   std::string input, output;
   bool force = false, no_statistics = false;
   FitArguments fit;
-  QuantizerSettings quantizer;
+  CacheFormat quantizer;
   const CLI::App* program = nullptr;  // which says what was given
 };
 
 // Servers of this codec; "another server" where none is known.
-std::string servers_of(const QuantizerSettings& quantizer) {
+std::string servers_of(const CacheFormat& quantizer) {
   std::string names;
   for (const Backend& backend : backends()) {
     if (!is_served(backend) || !codec_gap(backend, quantizer).empty()) continue;
@@ -132,15 +132,15 @@ std::string servers_of(const QuantizerSettings& quantizer) {
 
 // The cache that `input` is for. Of one whose rows are coded as another server's, which a fit for
 // all that this toolkit serves would not run on, the windows alone, with a warning.
-QuantizerSettings kept_format(const Bundle& input, const std::string& place) {
-  QuantizerSettings kept = input.quantizer;
+CacheFormat kept_format(const Bundle& input, const std::string& place) {
+  CacheFormat kept = input.quantizer;
   if (kept.rules == CodecRules{}) return kept;
   warn(
       fmt::format("{}: it was made for the codec of {}, and this fit is for this toolkit's own; "
                   "oscar-calibrate --for NAME makes a bundle for that server",
                   place, servers_of(kept)));
   kept.rules = {};
-  kept.metadata_dtype = QuantizerSettings{}.metadata_dtype;
+  kept.metadata_dtype = CacheFormat{}.metadata_dtype;
   kept.quant_group_size = 0;
   return kept;
 }
@@ -148,7 +148,7 @@ QuantizerSettings kept_format(const Bundle& input, const std::string& place) {
 int fit(const RefitArguments& arguments) {
   check_output({arguments.input}, arguments.output, arguments.force ? Replace::kYes : Replace::kNo);
   Bundle input = read_bundle(arguments.input);
-  const QuantizerSettings quantizer =
+  const CacheFormat quantizer =
       with_given(*arguments.program, arguments.quantizer, kept_format(input, arguments.input));
   const auto out = refit_bundle(std::move(input),
                                 {.preset = arguments.fit.preset,

@@ -106,14 +106,14 @@ const Backend& served_backend(const std::string& name) {
 
 // The cache that was asked for; what was not asked for is the exported bundle's, where there is
 // one. With --for in the codec of that backend, so that the bundle runs there as it is.
-QuantizerSettings format_of(const ImportArguments& arguments,
-                            const std::optional<ExportOrigin>& origin, int head_dim) {
-  const QuantizerSettings& parsed = arguments.options.quantizer;
-  const QuantizerSettings kept =
+CacheFormat format_of(const ImportArguments& arguments, const std::optional<ExportOrigin>& origin,
+                      int head_dim) {
+  const CacheFormat& parsed = arguments.options.quantizer;
+  const CacheFormat kept =
       origin ? with_given(*arguments.program, parsed, origin->quantizer) : parsed;
   if (arguments.backend.empty()) return kept;
   const Backend& backend = served_backend(arguments.backend);
-  QuantizerSettings quantizer = default_codec(backend);
+  CacheFormat quantizer = default_codec(backend);
   if (arguments.program->get_option("--metadata-dtype")->count() > 0) {
     quantizer.metadata_dtype = parsed.metadata_dtype;
     take_rules_of(backend, quantizer);

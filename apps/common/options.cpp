@@ -49,7 +49,7 @@ void add_backend_option(CLI::App& program, std::string& backend) {
 }
 
 BackendChoice choose_for_backend(const CLI::App& program, const std::string& backend,
-                                 const FitArguments& fit, const QuantizerSettings& quantizer) {
+                                 const FitArguments& fit, const CacheFormat& quantizer) {
   BackendChoice choice;
   try {
     const auto restricted = [&](bool for_backend) {
@@ -327,7 +327,7 @@ void add_fit_study_options(CLI::App& program, FitArguments& arguments, bool sear
       {"none", "unbiased", "metric"}, true);
 }
 
-void add_quantizer_options(CLI::App& program, QuantizerSettings& settings) {
+void add_quantizer_options(CLI::App& program, CacheFormat& settings) {
   const char* const section = "Cache format";
   settings.quant_group_size = 0;
   program.add_option("--sink", settings.sink_tokens, "First tokens kept in BF16")
@@ -361,8 +361,7 @@ void add_quantizer_options(CLI::App& program, QuantizerSettings& settings) {
       ->group(section);
 }
 
-QuantizerSettings with_given(const CLI::App& program, const QuantizerSettings& parsed,
-                             QuantizerSettings settings) {
+CacheFormat with_given(const CLI::App& program, const CacheFormat& parsed, CacheFormat settings) {
   const auto take = [&program](const char* option, auto& value, const auto& given) {
     if (program.get_option(option)->count() > 0) value = given;
   };

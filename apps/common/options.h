@@ -81,10 +81,9 @@ void add_fit_options(CLI::App& program, FitArguments& arguments, bool searchable
 // them behind all others.
 void add_fit_study_options(CLI::App& program, FitArguments& arguments, bool searchable);
 inline constexpr const char* kStudySection = "For studies";
-void add_quantizer_options(CLI::App& program, QuantizerSettings& settings);
+void add_quantizer_options(CLI::App& program, CacheFormat& settings);
 // `settings` with those of `parsed` that the command line gives.
-QuantizerSettings with_given(const CLI::App& program, const QuantizerSettings& parsed,
-                             QuantizerSettings settings);
+CacheFormat with_given(const CLI::App& program, const CacheFormat& parsed, CacheFormat settings);
 void add_compute_options(CLI::App& program, ComputeArguments& arguments);
 void add_memory_options(CLI::App& program, MemoryArguments& arguments);
 
@@ -105,6 +104,6 @@ void add_backend_option(CLI::App& program, std::string& backend);
 // yet, for an option that asks for what the backend does not serve, and for a search of which
 // nothing is left.
 BackendChoice choose_for_backend(const CLI::App& program, const std::string& backend,
-                                 const FitArguments& fit, const QuantizerSettings& quantizer);
+                                 const FitArguments& fit, const CacheFormat& quantizer);
 
 }  // namespace oscar::app

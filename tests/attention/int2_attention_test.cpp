@@ -301,7 +301,7 @@ TEST(Int2Attention, ALayerWithoutCodecRunsExactly) {
 
 namespace {
 
-using oscar::QuantizerSettings;
+using oscar::CacheFormat;
 using oscar::Rope;
 using oscar::ScaleCorrection;
 using oscar::Side;
@@ -364,8 +364,8 @@ torch::Tensor plain_rows(const SideCodec& side, const torch::Tensor& rows) {
   return out;
 }
 
-QuantizerSettings settings(int group, oscar::MetadataDtype dtype = oscar::MetadataDtype::kFp16) {
-  QuantizerSettings s;
+CacheFormat settings(int group, oscar::MetadataDtype dtype = oscar::MetadataDtype::kFp16) {
+  CacheFormat s;
   s.quant_group_size = group;
   s.metadata_dtype = dtype;
   return s;

@@ -208,7 +208,7 @@ TEST(BackendPlan, AMeasuredLossTakesThePlaceOfThePrediction) {
 
 TEST(BackendPlan, AnEvaluationOfAnotherCacheIsNoMeasurement) {
   Bundle bundle = plain_bundle();
-  const QuantizerSettings& own = bundle.quantizer;
+  const CacheFormat& own = bundle.quantizer;
   const Json report = {{"quantizer", {{"sink", own.sink_tokens}, {"recent", own.recent_tokens}}},
                        {"mode", "decode"},
                        {"first_position", own.sink_tokens + own.recent_tokens},

@@ -200,7 +200,7 @@ TEST(Backends, ServedAreThoseWhoseCodecIsKnown) {
 
 // What keeps a bundle of this toolkit's codec from running as it is.
 TEST(Backends, GapsToThisCodecAreNamed) {
-  QuantizerSettings quantizer{.quant_group_size = 0};
+  CacheFormat quantizer{.quant_group_size = 0};
   quantizer.metadata_dtype = MetadataDtype::kFp32;
   EXPECT_EQ(codec_gap(find_backend("sglang-v1"), quantizer), "");
   quantizer.metadata_dtype = MetadataDtype::kFp16;
@@ -218,7 +218,7 @@ TEST(Backends, ItsOwnCodecLeavesNoGap) {
   for (const Backend& backend : backends()) {
     if (!is_served(backend)) continue;
     for (const BackendMetadata& metadata : backend.metadata) {
-      QuantizerSettings quantizer = default_codec(backend);
+      CacheFormat quantizer = default_codec(backend);
       if (metadata.whole_head_only) quantizer.quant_group_size = 0;
       quantizer.metadata_dtype = metadata.dtype;
       take_rules_of(backend, quantizer);
@@ -235,7 +235,7 @@ TEST(Backends, ItsOwnCodecLeavesNoGap) {
 // A group of the whole head is the head's row, whichever of the two a bundle names.
 TEST(Backends, OverWholeHeadsBothClipSpansAreOne) {
   for (const ClipSpan span : {ClipSpan::kHeadRow, ClipSpan::kQuantGroup}) {
-    QuantizerSettings quantizer = default_codec(find_backend("mlx"));
+    CacheFormat quantizer = default_codec(find_backend("mlx"));
     quantizer.quant_group_size = 0;
     quantizer.rules.clip_span = span;
     EXPECT_EQ(codec_gap(find_backend("mlx"), quantizer), "");

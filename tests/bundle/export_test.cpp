@@ -24,7 +24,7 @@ namespace {
 // Groups of the whole row, in the metadata dtype that the backend has first.
 BackendRun run_on(const char* name, int group) {
   const Backend& backend = find_backend(name);
-  QuantizerSettings quantizer = default_codec(backend);
+  CacheFormat quantizer = default_codec(backend);
   quantizer.quant_group_size = group;
   BackendRun run;
   run.format = quantizer.row_format();

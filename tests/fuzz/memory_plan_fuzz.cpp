@@ -12,7 +12,7 @@ const MemoryBound kMemoryBound{.fixed = size_t{16} << 20, .per_byte = 128};
 void read_untrusted(std::string_view bytes) {
   scratch_file("config.json", bytes);
   const CachedModel model = read_cached_model(scratch_folder());
-  for (const auto format : {CacheFormat::kBf16, CacheFormat::kFp8, CacheFormat::kInt2}) {
+  for (const auto format : {CacheKind::kBf16, CacheKind::kFp8, CacheKind::kInt2}) {
     const double request = request_bytes(model, format, 4096);
     require(std::isfinite(request) && request >= 0, "bytes of a request are no number");
   }

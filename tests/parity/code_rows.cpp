@@ -19,7 +19,7 @@ void code_rows(const char* name, double ratio, const char* from, const char* to)
   const Backend& backend = find_backend(name);
   const FloatTensor rows = read_npz(from).at("rows");
   const int64_t n = rows.shape.at(0), d = rows.shape.at(1);
-  QuantizerSettings quantizer = default_codec(backend);
+  CacheFormat quantizer = default_codec(backend);
   quantizer.quant_group_size = static_cast<int>(d);
   BackendRun run;
   run.format = quantizer.row_format();

@@ -94,9 +94,8 @@ void refuse_rows(const std::string& where, RowStatus status) {
                               : "check the weights, or run with --dtype fp32"});
 }
 
-SideCodec make_side_codec(const SideTransform& transform, Side side,
-                          const QuantizerSettings& quantizer, int layer, const Rope& rope,
-                          torch::Device device) {
+SideCodec make_side_codec(const SideTransform& transform, Side side, const CacheFormat& quantizer,
+                          int layer, const Rope& rope, torch::Device device) {
   const std::string where = "layer " + std::to_string(layer);
   const int d = transform.forward.rows;
   SideCodec codec;
@@ -208,7 +207,7 @@ int64_t decode_end(const CacheView& view, int64_t i) {
 
 }  // namespace
 
-CacheView cache_view(const QuantizerSettings& quantizer, int sliding_window) {
+CacheView cache_view(const CacheFormat& quantizer, int sliding_window) {
   return {.sink = quantizer.sink_tokens,
           .recent = quantizer.recent_tokens,
           .demote_block = quantizer.demote_block,

@@ -92,9 +92,8 @@ torch::Tensor to_tensor(const MatrixStack<double>& stack, torch::Device device);
 // Throws Error when a matrix that the settings need is missing or the quantization group does not
 // divide d. `rope` is needed by keys with centers, for which there are segments up to
 // rope.max_positions.
-SideCodec make_side_codec(const SideTransform& transform, Side side,
-                          const QuantizerSettings& quantizer, int layer, const Rope& rope,
-                          torch::Device device);
+SideCodec make_side_codec(const SideTransform& transform, Side side, const CacheFormat& quantizer,
+                          int layer, const Rope& rope, torch::Device device);
 
 // How rows of one head are written, for the cache library; points into `side`, which is on the
 // host.
@@ -131,7 +130,7 @@ struct CacheView {
 };
 
 // The decode view of the quantizer's windows.
-CacheView cache_view(const QuantizerSettings& quantizer, int sliding_window = 0);
+CacheView cache_view(const CacheFormat& quantizer, int sliding_window = 0);
 
 // First key position after the INT2 region of query `i`: key j <= i is INT2 iff sink <= j < h(i)
 // (and j is visible). h(i) = sink + B floor((i + 1 - recent - sink) / B), at least sink.

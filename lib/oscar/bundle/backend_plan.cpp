@@ -182,8 +182,8 @@ bool takes_head_dim(const Backend& backend, int dim) {
 }
 
 // The bundle's settings with 0 for groups of a whole head.
-QuantizerSettings normalised(const Bundle& bundle) {
-  QuantizerSettings quantizer = bundle.quantizer;
+CacheFormat normalised(const Bundle& bundle) {
+  CacheFormat quantizer = bundle.quantizer;
   const BundleModel& model = bundle.model;
   if (quantizer.quant_group_size == model.head_dim_k &&
       quantizer.quant_group_size == model.head_dim_v) {
@@ -196,7 +196,7 @@ QuantizerSettings normalised(const Bundle& bundle) {
 Found obstacle_to_all(const Backend& backend, const Bundle& bundle) {
   using enum ObstacleKind;
   const BundleModel& model = bundle.model;
-  const QuantizerSettings& quantizer = bundle.quantizer;
+  const CacheFormat& quantizer = bundle.quantizer;
   if (!backend.architectures.empty() && !has(backend.architectures, model.architecture)) {
     return Obstacle{kArchitecture, fmt::format("reads transforms for {} only",
                                                fmt::join(backend.architectures, ", "))};
@@ -338,7 +338,7 @@ std::optional<double> error_over_own(const Bundle& bundle, const Layers& layers)
 
 std::optional<RowFormat> format_for(const Backend& backend, const Bundle& bundle) {
   if (backend.own_levels) return std::nullopt;
-  QuantizerSettings quantizer = normalised(bundle);
+  CacheFormat quantizer = normalised(bundle);
   const auto takes = [&](const BackendMetadata& metadata) {
     return !metadata.whole_head_only || quantizer.quant_group_size == 0;
   };
@@ -552,7 +552,7 @@ std::string backends_text() {
   std::string text;
   for (const Json& j : backends_json()) {
     const auto word = [&j](const char* name) { return j[name].get<std::string>(); };
-    if (!text.empty()) text += "\n";
+    if (!text.empty()) text += '\n';
     add_line(text, "", word("name") + ": " + word("summary"), 0);
     add_line(text, "  --for",
              j["served"].get<bool>() ? "served"
@@ -618,7 +618,7 @@ std::vector<std::string> describe_choice(const BackendChoice& choice) {
   const auto part = [](bool searched, const char* name, const std::string& fixed) {
     return searched ? fmt::format("{} searched", name) : fixed;
   };
-  const QuantizerSettings& q = choice.quantizer;
+  const CacheFormat& q = choice.quantizer;
   return {
       part(search.kind, search.orthogonal ? "orthogonal transform" : "transform",
            method_name(fit.kind)),

@@ -165,7 +165,7 @@ const BackendMetadata* find_metadata(const Backend& backend, MetadataDtype dtype
 
 // The backend's rules with this metadata. Over groups of a whole head both clip spans are one.
 CodecRules rules_with(const Backend& backend, const BackendMetadata& metadata,
-                      const QuantizerSettings& quantizer) {
+                      const CacheFormat& quantizer) {
   CodecRules rules = backend.rules;
   rules.metadata_rounding = metadata.rounding;
   if (quantizer.quant_group_size == kWholeHead) rules.clip_span = ClipSpan::kHeadRow;
@@ -202,7 +202,7 @@ const Backend& find_backend(std::string_view name) {
   throw UsageError({.what = "unknown backend", .expected = known, .found = std::string(name)});
 }
 
-std::string codec_gap(const Backend& backend, const QuantizerSettings& quantizer) {
+std::string codec_gap(const Backend& backend, const CacheFormat& quantizer) {
   if (backend.own_levels) return "it codes by mean and spread, between fixed thresholds";
   const BackendMetadata* metadata = find_metadata(backend, quantizer.metadata_dtype);
   if (metadata == nullptr)
@@ -233,14 +233,14 @@ std::string codec_gap(const Backend& backend, const QuantizerSettings& quantizer
   return "";
 }
 
-void take_rules_of(const Backend& backend, QuantizerSettings& quantizer) {
+void take_rules_of(const Backend& backend, CacheFormat& quantizer) {
   const BackendMetadata* metadata = find_metadata(backend, quantizer.metadata_dtype);
   if (backend.own_levels || metadata == nullptr) return;
   quantizer.rules = rules_with(backend, *metadata, quantizer);
 }
 
-QuantizerSettings default_codec(const Backend& backend) {
-  QuantizerSettings quantizer;
+CacheFormat default_codec(const Backend& backend) {
+  CacheFormat quantizer;
   quantizer.quant_group_size = backend.quant_group_sizes.front();
   quantizer.metadata_dtype = backend.metadata.front().dtype;
   take_rules_of(backend, quantizer);
@@ -341,7 +341,7 @@ void limit_clipping(const Restriction& r, BackendChoice& c) {
 
 void limit_codec(const Restriction& r, BackendChoice& c) {
   const Backend& backend = r.backend;
-  QuantizerSettings& q = c.quantizer;
+  CacheFormat& q = c.quantizer;
   const auto& sizes = backend.quant_group_sizes;
   if (std::find(sizes.begin(), sizes.end(), q.quant_group_size) == sizes.end()) {
     r.limit("--quant-group-size", false, q.quant_group_size, sizes.front(),

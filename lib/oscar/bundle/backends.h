@@ -75,14 +75,14 @@ const Backend& find_backend(std::string_view name);
 // Why codes, scale or zero would come out different from those of a codec with these settings
 // (quant_group_size 0: head_dim), as "it stores the row's minimum, not a zero point"; "" when they
 // do not.
-std::string codec_gap(const Backend& backend, const QuantizerSettings& quantizer);
+std::string codec_gap(const Backend& backend, const CacheFormat& quantizer);
 
 // Gives settings of the backend's group size and metadata dtype the rules that the backend has for
 // them. Leaves them alone when it has no such metadata or levels of its own.
-void take_rules_of(const Backend& backend, QuantizerSettings& quantizer);
+void take_rules_of(const Backend& backend, CacheFormat& quantizer);
 
 // The backend's first quantization group size and metadata dtype, and its rules; the rest as here.
-QuantizerSettings default_codec(const Backend& backend);
+CacheFormat default_codec(const Backend& backend);
 
 // The first of a backend's `sizes` (not empty) that divides a head, as 0, the whole head, always
 // does; where none does, the first, which is then refused as any other that does not divide.
@@ -97,9 +97,9 @@ std::string backend_names(bool served);
 // Narrows what a calibration fixes and searches to what one backend runs.
 
 struct BackendChoice {
-  FitOptions fit;               // what is fixed
-  SearchOptions search;         // what held-out loss chooses instead
-  QuantizerSettings quantizer;  // the codec and its windows; quant_group_size 0 = head_dim
+  FitOptions fit;         // what is fixed
+  SearchOptions search;   // what held-out loss chooses instead
+  CacheFormat quantizer;  // the codec and its windows; quant_group_size 0 = head_dim
   // Not empty: group_size_for a head, of these, takes the place of quant_group_size.
   std::vector<int> quant_group_sizes = {};
 };

@@ -41,27 +41,6 @@ struct BundleModel {
 // Of sink or recent tokens: more than any model serves; the sum of two is far from an int's limit.
 inline constexpr int kLargestWindow = 1 << 24;
 
-struct QuantizerSettings {
-  int bits = 2;
-  int quant_group_size = 128;
-  int sink_tokens = 64;
-  int recent_tokens = 256;
-  int demote_block = 1;
-  MetadataDtype metadata_dtype = MetadataDtype::kFp16;
-  CodecRules rules = {};
-
-  RowFormat row_format() const { return {quant_group_size, metadata_dtype, rules}; }
-  bool operator==(const QuantizerSettings&) const = default;
-};
-
-// What decides which rows of a text are INT2 for a query, so that sums weighted by attention add
-// only where all three are the same.
-struct Windows {
-  int sink_tokens = 64, recent_tokens = 256, demote_block = 1;
-
-  bool operator==(const Windows&) const = default;
-};
-
 // One layer of the portable variant: orthogonal, plain writer, no centering.
 struct PortableLayer {
   LayerTransforms shared, per_head;
@@ -79,7 +58,7 @@ struct Bundle {
   BundleModel model;
   CorpusRecord corpus;
   NgramFingerprint fingerprint;  // of the sequences that were used; no hashes: not known
-  QuantizerSettings quantizer;
+  CacheFormat quantizer;
   std::optional<Json> evaluation;
   Json search;  // how choices were made: sequences held back, queries, seed; null when none was
   Json convergence;  // whether more text would change the fit (SCHEMA.md); null: not measured

@@ -161,101 +161,16 @@ WeightBytes counted_bytes(const ModelConfig& config, const std::optional<PackedL
   return {static_cast<int64_t>(bytes), source};
 }
 
-WeightBytes folder_bytes(const fs::path& folder, const Json& json, const ModelConfig* config) {
+WeightBytes folder_bytes(const fs::path& folder, const Json& json, const ModelConfig& config) {
   if (const auto stored = stored_bytes(folder)) return *stored;
-  if (config == nullptr) return {{}, "there are no files of them, and no table for this family"};
   const auto unread = unread_quantization(json, (folder / "config.json").string());
   const auto packed = unread ? packed_layout(*unread) : std::nullopt;
-  if (!unread || packed) return counted_bytes(*config, packed);
+  if (!unread || packed) return counted_bytes(config, packed);
   constexpr size_t kLongestName = 32;
   const std::string method = method_of(*unread).substr(0, kLongestName);
   return {{},
           fmt::format("config.json does not tell the bits of its quantization ({})",
                       method.empty() ? "no quant_method" : method)};
-}
-
-// Models whose layers are of linear attention but for some, by their shapes alone: also of families
-// that no engine here runs.
-
-constexpr const char *kKeyHeads = "linear_num_key_heads", *kKeyDim = "linear_key_head_dim",
-                     *kValueHeads = "linear_num_value_heads", *kValueDim = "linear_value_head_dim",
-                     *kConvKernel = "linear_conv_kernel_dim";
-
-bool has_linear_attention(const Json& config) {
-  if (!config.is_object()) return false;
-  const auto has = [&](const char* key) { return config.contains(key); };
-  return has(kKeyHeads) && has(kKeyDim) && has(kValueHeads) && has(kValueDim) && has(kConvKernel);
-}
-
-int required(const ConfigReader& reader, const char* key, int64_t most) {
-  const auto value = reader.size(key, most);
-  if (!value) reader.refuse(key, "config.json lacks a size", fmt::format("1 to {}", most));
-  return *value;
-}
-
-// Which layers see all tokens: layer_types, or the last of each full_attention_interval.
-std::vector<bool> full_layers(const ConfigReader& reader, int num_layers) {
-  const auto count = static_cast<size_t>(num_layers);
-  std::vector<bool> full(count);
-  if (!reader.has("layer_types")) {
-    const auto interval = static_cast<size_t>(
-        reader.size("full_attention_interval", kMaxLayers).value_or(4));  // in transformers
-    for (size_t i = 0; i < count; ++i) full[i] = (i + 1) % interval == 0;
-  } else {
-    const Json& types = reader.json["layer_types"];
-    if (!types.is_array() || types.size() != count) {
-      reader.refuse("layer_types", "not one type per layer", fmt::format("{} names", num_layers));
-    }
-    for (size_t i = 0; i < count; ++i) {
-      full[i] = types[i] == kFullAttention;
-      if (full[i] || types[i] == "linear_attention") continue;
-      reader.refuse("layer_types", "a layer beside those of linear attention is not planned for",
-                    "full_attention or linear_attention");
-    }
-  }
-  if (std::ranges::find(full, true) == full.end()) {
-    reader.refuse("layer_types", "no layer attends to all tokens: there is nothing to quantize",
-                  "a layer of full_attention");
-  }
-  return full;
-}
-
-// vLLM 0.26 holds the state in the dtype of the model, unless a whole model of Qwen3.5 says
-// mamba_ssm_dtype (its models/config.py).
-int recurrent_bytes(const ConfigReader& reader, const std::string& architecture) {
-  const bool asked = architecture == "Qwen3_5ForConditionalGeneration" ||
-                     architecture == "Qwen3_5MoeForConditionalGeneration";
-  return asked && reader.text("mamba_ssm_dtype", "") == "float32" ? 4 : 2;
-}
-
-std::string first_architecture(const Json& config) {
-  const Json names = config.value("architectures", Json());
-  return names.is_array() && !names.empty() && names[0].is_string() ? names[0].get<std::string>()
-                                                                    : "not named";
-}
-
-void read_linear_attention(const Json& whole, const Json& text, const std::string& source,
-                           CachedModel& m) {
-  const ConfigReader reader{text, source};
-  m.architecture = first_architecture(whole);
-  m.max_positions = reader.size("max_position_embeddings", kMaxLength).value_or(0);
-  LayerGeometry layer;
-  layer.num_qo_heads = required(reader, "num_attention_heads", kMaxHeads);
-  layer.num_kv_heads = reader.size("num_key_value_heads", kMaxHeads).value_or(layer.num_qo_heads);
-  layer.head_dim_k = layer.head_dim_v = required(reader, "head_dim", kMaxConfigHeadDim);
-  m.quantizer.quant_group_size = layer.head_dim_k;
-  for (const bool full : full_layers(reader, required(reader, "num_hidden_layers", kMaxLayers))) {
-    layer.attention = full ? AttentionKind::kFull : AttentionKind::kNone;
-    layer.quantized = layer.quantized_beyond(m.quantizer.recent_tokens);
-    m.layers.push_back(layer);
-    ++layer.layer_id;
-  }
-  m.linear_state = LinearState{.num_key_heads = required(reader, kKeyHeads, kMaxHeads),
-                               .key_head_dim = required(reader, kKeyDim, kMaxConfigHeadDim),
-                               .num_value_heads = required(reader, kValueHeads, kMaxHeads),
-                               .value_head_dim = required(reader, kValueDim, kMaxConfigHeadDim),
-                               .conv_kernel = required(reader, kConvKernel, kMaxConfigHeadDim),
-                               .recurrent_bytes = recurrent_bytes(reader, m.architecture)};
 }
 
 void read_layers(const ModelConfig& config, CachedModel& m) {
@@ -264,24 +179,28 @@ void read_layers(const ModelConfig& config, CachedModel& m) {
   m.quantizer.quant_group_size = config.head_dim;
   for (int layer = 0; layer < config.num_layers; ++layer) {
     m.layers.push_back(config.geometry(layer, m.quantizer.recent_tokens));
+    if (config.layer(layer).delta_net) m.linear_state = LinearState{*config.layer(layer).delta_net};
   }
+}
+
+// vLLM 0.26 holds the state in the dtype of the model, unless a whole model of Qwen3.5 says
+// mamba_ssm_dtype (its models/config.py).
+int recurrent_bytes(const Json& config) {
+  const std::string source = "config.json";
+  const bool asks =
+      config.contains("text_config") &&
+      ConfigReader{config["text_config"], source}.text("mamba_ssm_dtype", "") == "float32";
+  return asks ? 4 : 2;
 }
 
 CachedModel from_folder(const fs::path& folder) {
   CachedModel m;
   m.name = fs::weakly_canonical(folder).filename().string();
   const Json json = read_config_json(folder);
-  const Json* text = &json;
-  if (json.is_object() && json.contains("text_config")) text = &json["text_config"];
-  WeightBytes weights;
-  if (has_linear_attention(*text)) {
-    read_linear_attention(json, *text, (folder / "config.json").string(), m);
-    weights = folder_bytes(folder, json, nullptr);
-  } else {
-    const ModelConfig config = read_model_config(folder);
-    read_layers(config, m);
-    weights = folder_bytes(folder, json, &config);
-  }
+  const ModelConfig config = read_model_config(folder);
+  read_layers(config, m);
+  if (m.linear_state) m.linear_state->recurrent_bytes = recurrent_bytes(json);
+  const WeightBytes weights = folder_bytes(folder, json, config);
   m.weight_bytes = weights.bytes;
   m.weight_source = weights.source;
   return m;

@@ -11,19 +11,15 @@
 
 namespace oscar {
 
-// What a layer of linear attention (a gated delta net) keeps of one request, as vLLM 0.26 does:
-// [num_value_heads, value_head_dim, key_head_dim] numbers, and in BF16 the last conv_kernel - 1
-// inputs of its convolution.
+// What a layer of linear attention keeps of one request, as vLLM 0.26 does: [num_value_heads,
+// value_dim, key_dim] numbers, and in BF16 the last taps - 1 inputs of its convolution.
 struct LinearState {
-  int num_key_heads = 0, key_head_dim = 0;
-  int num_value_heads = 0, value_head_dim = 0;
-  int conv_kernel = 1;
+  DeltaNetSpec heads;
   int recurrent_bytes = 2;  // of a number of the state proper
 
   int64_t bytes() const {
-    const int64_t keys = int64_t{num_key_heads} * key_head_dim;
-    const int64_t values = int64_t{num_value_heads} * value_head_dim;
-    return (2 * keys + values) * (conv_kernel - 1) * 2 + values * key_head_dim * recurrent_bytes;
+    return heads.channels() * (heads.taps - 1) * 2 +
+           heads.value_rows() * heads.key_dim * recurrent_bytes;
   }
 };
 
@@ -32,7 +28,7 @@ struct CachedModel {
   std::string name, architecture;
   std::vector<LayerGeometry> layers;
   int64_t max_positions = 0;                // that the model serves; 0: not known
-  QuantizerSettings quantizer;              // of a bundle, or the defaults
+  CacheFormat quantizer;                    // of a bundle, or the defaults
   std::optional<int64_t> weight_bytes;      // none: not known
   std::string weight_source;                // "its safetensors files", ...; or why it is not known
   std::optional<LinearState> linear_state;  // of each layer of kind kNone; none: not known

@@ -397,7 +397,7 @@ void check_model(const RawFile& raw, const BundleModel& m) {
   }
 }
 
-void check_quantizer(const RawFile& raw, const BundleModel& model, const QuantizerSettings& q) {
+void check_quantizer(const RawFile& raw, const BundleModel& model, const CacheFormat& q) {
   const auto check = [&raw](bool good, const char* name, const std::string& expected,
                             const std::string& found) {
     if (!good) {

@@ -76,12 +76,8 @@ bool is_weighted(const Bundle& bundle) {
                              [](const auto& layer) { return !layer.attended.empty(); });
 }
 
-Windows windows_of(const QuantizerSettings& quantizer) {
-  return {quantizer.sink_tokens, quantizer.recent_tokens, quantizer.demote_block};
-}
-
 Windows collected_windows(const Bundle& bundle) {
-  return bundle.collected.value_or(windows_of(bundle.quantizer));
+  return bundle.collected.value_or(bundle.quantizer.windows());
 }
 
 // As options, of `windows` those that differ from `other`.
@@ -302,7 +298,7 @@ int64_t served_positions(const Bundle& input, int64_t asked, const std::string& 
                .hint = "say so with --position-span N (0: fit for the positions as collected)"});
 }
 
-QuantizerSettings settled(QuantizerSettings quantizer, const BundleModel& model) {
+CacheFormat settled(CacheFormat quantizer, const BundleModel& model) {
   if (quantizer.quant_group_size == 0) quantizer.quant_group_size = model.head_dim_k;
   if (model.head_dim_k % quantizer.quant_group_size != 0 ||
       model.head_dim_v % quantizer.quant_group_size != 0) {
@@ -342,7 +338,7 @@ Rope recorded_rope(const Bundle& input, const std::string& name) {
 Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string& name) {
   return refit_bundle(std::move(input), options, name,
                       [](const LayerStatistics& layer, const FitOptions& fit, const Rope& rope,
-                         const QuantizerSettings&) -> RefittedLayer {
+                         const CacheFormat&) -> RefittedLayer {
                         return {fit_layer(layer, fit, rope),
                                 {fit_portable(layer, fit, Granularity::kShared, rope),
                                  fit_portable(layer, fit, Granularity::kPerHead, rope)}};
@@ -395,7 +391,7 @@ Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string
     out.layers.push_back(std::move(made.main));
     out.portable.push_back(std::move(made.portable));
   }
-  const Windows windows = windows_of(out.quantizer);
+  const Windows windows = out.quantizer.windows();
   const bool moved = weighted && collected != windows;
   if (moved && fit.row_weights == RowWeights::kAttention) {
     const auto first = std::ranges::find_if(

@@ -61,7 +61,7 @@ struct RefitOptions {
   std::string preset = "best";  // recorded; `fit` already holds its values
   // position_span -1: as recorded in the input, where that is 0 all that the model serves
   FitOptions fit;
-  QuantizerSettings quantizer;  // quant_group_size 0: head_dim
+  CacheFormat quantizer;  // quant_group_size 0: head_dim
   bool keep_statistics = true;
 };
 
@@ -81,7 +81,7 @@ struct RefittedLayer {
   PortableLayer portable;
 };
 using RefitLayer = std::function<RefittedLayer(const LayerStatistics&, const FitOptions&,
-                                               const Rope&, const QuantizerSettings&)>;
+                                               const Rope&, const CacheFormat&)>;
 Bundle refit_bundle(Bundle input, const RefitOptions& options, const std::string& name,
                     const RefitLayer& fit_one);
 

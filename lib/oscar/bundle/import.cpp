@@ -130,7 +130,7 @@ std::optional<ExportOrigin> read_origin(const std::vector<Path>& files) {
                         .model = from.at("model").get<std::string>(),
                         .rope = from.value("rope", Json()),
                         .quantizer = {}};
-    QuantizerSettings& quantizer = origin.quantizer;
+    CacheFormat& quantizer = origin.quantizer;
     const auto take = [&](const char* name, int least, int& value) {
       if (!manifest.contains(name)) return;
       const Json& given = manifest.at(name);

@@ -19,8 +19,8 @@ namespace oscar {
 // What oscar-export.json says of the bundle that the files beside it were exported from.
 struct ExportOrigin {
   std::string weights_fingerprint, model;
-  Json rope;                    // null: exports of earlier versions do not say
-  QuantizerSettings quantizer;  // windows, group and metadata; what is not said has its default
+  Json rope;              // null: exports of earlier versions do not say
+  CacheFormat quantizer;  // windows, group and metadata; what is not said has its default
 };
 
 struct ReadTransforms {
@@ -52,7 +52,7 @@ enum class AcceptedWeights {
 
 struct ImportOptions {
   std::string name = kImportedPreset;  // recorded as the method; letters, digits and -_.
-  QuantizerSettings quantizer;         // quant_group_size 0: head_dim
+  CacheFormat quantizer;               // quant_group_size 0: head_dim
   ClipPair clip;  // where the files hold no ratios, as those of backends do not
   AcceptedWeights weights = AcceptedWeights::kSame;
 };

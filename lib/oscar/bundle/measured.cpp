@@ -28,7 +28,7 @@ std::string word(const Json& value) {
 
 // First token of a text that reads an INT2 row. Of a prompt in prefill chunks, none of the first
 // chunk does.
-int64_t first_reader(const QuantizerSettings& own, const std::string& mode) {
+int64_t first_reader(const CacheFormat& own, const std::string& mode) {
   constexpr std::string_view kChunked = "chunked:";
   const int64_t windows = int64_t{own.sink_tokens} + own.recent_tokens + own.demote_block - 1;
   if (!mode.starts_with(kChunked)) return windows;
@@ -44,7 +44,7 @@ std::optional<double> kl_of(const Json& methods, const char* name) {
 
 }  // namespace
 
-std::optional<ErrorInfo> other_cache(const QuantizerSettings& own, const Json& report) {
+std::optional<ErrorInfo> other_cache(const CacheFormat& own, const Json& report) {
   const std::pair<const char*, std::string> settings[] = {
       {"bits", std::to_string(own.bits)},
       {"sink", std::to_string(own.sink_tokens)},

@@ -14,7 +14,7 @@ namespace oscar {
 // with the settings `own`, as an error without a place: another setting, other positions, or
 // counted tokens that read no INT2 row. None where nothing does; what a report does not say is
 // taken as the same.
-std::optional<ErrorInfo> other_cache(const QuantizerSettings& own, const Json& report);
+std::optional<ErrorInfo> other_cache(const CacheFormat& own, const Json& report);
 
 // Mean KL to BF16 of a bundle and of its portable variants, as one evaluation has them.
 struct MeasuredKl {

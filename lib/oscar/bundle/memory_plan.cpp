@@ -21,16 +21,16 @@ constexpr double kGiB = 1024.0 * 1024 * 1024;
 constexpr int kMostGpus = 64;                      // that --tp takes
 constexpr int64_t kShortestRow = 4096;             // of the table by context
 constexpr int64_t kMostTokens = int64_t{1} << 40;  // where the search for the longest ends
-constexpr std::pair<const char*, CacheFormat> kFormats[] = {
-    {"int2", CacheFormat::kInt2}, {"fp8", CacheFormat::kFp8}, {"bf16", CacheFormat::kBf16}};
+constexpr std::pair<const char*, CacheKind> kFormats[] = {
+    {"int2", CacheKind::kInt2}, {"fp8", CacheKind::kFp8}, {"bf16", CacheKind::kBf16}};
 
 double bits_of(const CachedModel& model, int64_t tokens) {
-  const QuantizerSettings& q = model.quantizer;
+  const CacheFormat& q = model.quantizer;
   return bits_per_element(q.row_format(), tokens, q.sink_tokens, q.recent_tokens);
 }
 
 // Most tokens of one request within `bytes`, which grow with them.
-int64_t longest_within(const CachedModel& model, CacheFormat format, double bytes) {
+int64_t longest_within(const CachedModel& model, CacheKind format, double bytes) {
   int64_t low = 0, high = kMostTokens;
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
@@ -53,7 +53,8 @@ bool takes_ranks(const CachedModel& model, int gpus) {
   };
   const auto& linear = model.linear_state;
   return std::ranges::all_of(model.layers, shared) &&
-         (!linear || (linear->num_key_heads % gpus == 0 && linear->num_value_heads % gpus == 0));
+         (!linear ||
+          (linear->heads.num_key_heads % gpus == 0 && linear->heads.num_value_heads % gpus == 0));
 }
 
 void require_ranks(const CachedModel& model, int gpus) {
@@ -82,8 +83,8 @@ CachedModel rank_of(CachedModel model, int gpus) {
     layer.num_kv_heads = std::max(1, layer.num_kv_heads / gpus);
   }
   if (model.linear_state) {
-    model.linear_state->num_key_heads /= gpus;
-    model.linear_state->num_value_heads /= gpus;
+    model.linear_state->heads.num_key_heads /= gpus;
+    model.linear_state->heads.num_value_heads /= gpus;
   }
   return model;
 }
@@ -95,7 +96,7 @@ double room_beside(int64_t weight_bytes, const PlanOptions& options, int gpus) {
 }
 
 // Whether options.users requests of `context` tokens fit, and what would.
-Json answer_of(const CachedModel& model, CacheFormat format, int64_t context, int64_t weight_bytes,
+Json answer_of(const CachedModel& model, CacheKind format, int64_t context, int64_t weight_bytes,
                const PlanOptions& options) {
   const auto needed = [&](int gpus) {
     return static_cast<double>(options.users) *
@@ -144,13 +145,13 @@ Json row_at(const CachedModel& model, int64_t context, std::optional<double> roo
 // Other quantization groups, metadata and windows, at one context.
 Json sweep_at(const CachedModel& model, int64_t context, std::optional<double> room) {
   Json rows = Json::array();
-  const auto add = [&](const QuantizerSettings& quantizer) {
+  const auto add = [&](const CacheFormat& quantizer) {
     CachedModel other = model;
     other.quantizer = quantizer;
     for (LayerGeometry& layer : other.layers) {
       layer.quantized = layer.quantized_beyond(quantizer.recent_tokens);
     }
-    const double bytes = request_bytes(other, CacheFormat::kInt2, context);
+    const double bytes = request_bytes(other, CacheKind::kInt2, context);
     Json row{{"quant_group_size", quantizer.quant_group_size},
              {"metadata_dtype", codec_word(quantizer.metadata_dtype)},
              {"sink_tokens", quantizer.sink_tokens},
@@ -166,7 +167,7 @@ Json sweep_at(const CachedModel& model, int64_t context, std::optional<double> r
   for (const auto& layer : model.layers) dim = std::max(dim, layer.head_dim_k);
   for (const MetadataDtype metadata : {MetadataDtype::kFp16, MetadataDtype::kFp32}) {
     for (const int group : std::set<int, std::greater<>>{dim, 64, 32}) {
-      QuantizerSettings q = model.quantizer;
+      CacheFormat q = model.quantizer;
       q.quant_group_size = group;
       q.metadata_dtype = metadata;
       if (group <= dim && dim % group == 0 && !(q == model.quantizer)) add(q);
@@ -174,7 +175,7 @@ Json sweep_at(const CachedModel& model, int64_t context, std::optional<double> r
   }
   constexpr std::pair<int, int> kWindows[] = {{0, 64}, {64, 128}, {64, 256}, {64, 512}, {64, 1024}};
   for (const auto& [sink, recent] : kWindows) {
-    QuantizerSettings q = model.quantizer;
+    CacheFormat q = model.quantizer;
     q.sink_tokens = sink;
     q.recent_tokens = recent;
     if (!(q == model.quantizer)) add(q);
@@ -229,7 +230,7 @@ double rival_bytes(const CachedModel& model, const RivalFormat& rival, int64_t t
 
 // The bundle's rows with other widths of codes.
 double wide_bytes(const CachedModel& model, std::pair<int, int> widths, int64_t tokens) {
-  const QuantizerSettings& q = model.quantizer;
+  const CacheFormat& q = model.quantizer;
   return bytes_of_layers(model, tokens, [&](size_t i, int64_t held) {
     if (!model.layers[i].quantized) return SideBits{};
     const auto bits = [&](int width) {
@@ -245,7 +246,7 @@ double wide_bytes(const CachedModel& model, std::pair<int, int> widths, int64_t 
 Json codecs_at(const CachedModel& model, int64_t context, std::optional<double> room) {
   constexpr std::pair<int, int> kWidths[] = {{2, 2}, {3, 2}, {3, 3}, {4, 2}, {4, 4}};
   const double state = state_bytes(model);
-  const double bf16 = request_bytes(model, CacheFormat::kBf16, context) - state;
+  const double bf16 = request_bytes(model, CacheKind::kBf16, context) - state;
   std::vector<Json> rows;
   const auto add = [&](const std::string& name, double bytes) {
     Json row{
@@ -375,7 +376,7 @@ std::string codec_table(const Json& plan) {
         fmt::format("  {:<22} {:>10.3f} {:>9}", row["name"].get<std::string>(),
                     row["bits_per_value"].get<double>(), gib(row["request_bytes"].get<double>()));
     if (fits) text += fmt::format(" {:>9}", count(row["requests"].get<double>()));
-    text += "\n";
+    text += '\n';
   }
   return text;
 }
@@ -400,10 +401,10 @@ std::string sweep_table(const Json& plan) {
 
 }  // namespace
 
-double request_bytes(const CachedModel& model, CacheFormat format, int64_t tokens) {
+double request_bytes(const CachedModel& model, CacheKind format, int64_t tokens) {
   return bytes_of_layers(model, tokens, [&](size_t i, int64_t held) {
-    const bool int2 = format == CacheFormat::kInt2 && model.layers[i].quantized;
-    const double bits = format == CacheFormat::kFp8 ? 8 : int2 ? bits_of(model, held) : 16;
+    const bool int2 = format == CacheKind::kInt2 && model.layers[i].quantized;
+    const double bits = format == CacheKind::kFp8 ? 8 : int2 ? bits_of(model, held) : 16;
     return SideBits{bits, bits};
   });
 }
@@ -418,7 +419,7 @@ Json memory_plan(const CachedModel& whole, const PlanOptions& options) {
                  .hint = "say how many to plan for with --context"});
   }
   const auto weights = options.weight_bytes ? options.weight_bytes : model.weight_bytes;
-  const QuantizerSettings& q = model.quantizer;
+  const CacheFormat& q = model.quantizer;
   const LayerGeometry& first = model.layers.front();
   Json plan{{"model", model.name},
             {"architecture", model.architecture},

@@ -10,14 +10,14 @@
 
 namespace oscar {
 
-enum class CacheFormat { kBf16, kFp8, kInt2 };
+enum class CacheKind { kBf16, kFp8, kInt2 };
 
 // Bytes of one request of `tokens`: BF16 has 2 a cached number and FP8 (one scale a tensor) 1. INT2
 // has bits_per_element (cache/codec.h) of them, windows, scales and zeros included; layers that are
 // never quantized stay in BF16. A sliding layer holds its window at most, and one of linear
 // attention its state, where that is known. The last page and the exact ring's spare rows, less
 // than 1 MiB a request in most models, are not counted.
-double request_bytes(const CachedModel& model, CacheFormat format, int64_t tokens);
+double request_bytes(const CachedModel& model, CacheKind format, int64_t tokens);
 
 struct PlanOptions {
   int64_t gpu_bytes = 0;                     // of each GPU; 0: nothing is said of what fits

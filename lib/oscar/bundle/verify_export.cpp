@@ -255,7 +255,7 @@ std::string check_direction(const TransformSet& set, const Json& manifest) {
 // The plan's part that codes rows, from what the manifest says of it.
 BackendRun run_of(const ExchangeFormat& format, const Json& manifest) {
   const Backend& backend = find_backend(format.backend);
-  QuantizerSettings quantizer = default_codec(backend);
+  CacheFormat quantizer = default_codec(backend);
   const auto number = [&](const char* name) { return whole_number(manifest.at(name), name); };
   quantizer.quant_group_size = number("quant_group_size");
   const auto dtype = manifest.at("metadata_dtype").get<std::string>();

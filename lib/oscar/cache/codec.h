@@ -382,6 +382,30 @@ struct RowFormat {
   bool operator==(const RowFormat&) const = default;
 };
 
+// Which rows of a text are INT2 for a query: all but the first sink_tokens and the last
+// recent_tokens, which leave demote_block at a time (math 4.7). Sums weighted by attention add only
+// where all three are the same.
+struct Windows {
+  int sink_tokens = 64, recent_tokens = 256, demote_block = 1;
+
+  bool operator==(const Windows&) const = default;
+};
+
+// How a whole cache is written; in Python oscar_int2.recipe.CacheFormat.
+struct CacheFormat {
+  int bits = 2;
+  int quant_group_size = 128;  // 0: head_dim, where that is not known yet
+  int sink_tokens = 64;
+  int recent_tokens = 256;
+  int demote_block = 1;
+  MetadataDtype metadata_dtype = MetadataDtype::kFp16;
+  CodecRules rules = {};
+
+  RowFormat row_format() const { return {quant_group_size, metadata_dtype, rules}; }
+  Windows windows() const { return {sink_tokens, recent_tokens, demote_block}; }
+  bool operator==(const CacheFormat&) const = default;
+};
+
 // What the rows of one head of one side (keys or values) share.
 struct RowRecipe {
   float clip_ratio = 0.0f;  // <= 0: off

@@ -108,7 +108,7 @@ std::string run_key(const CalibrateOptions& options, const Bundle& bundle,
               {"clip_scope", static_cast<int>(options.search.clip_scope)},
               {"statistics_only", options.statistics_only},
               {"statistics", options.keep_statistics}};
-  const QuantizerSettings& quantizer = options.quantizer;
+  const CacheFormat& quantizer = options.quantizer;
   const Json identity = {
       {"weights", bundle.model.weights_fingerprint},
       {"rope", bundle.model.rope},

@@ -78,7 +78,7 @@ CalibrateOptions resolve(CalibrateOptions options, const ModelConfig& config,
 }
 
 // Said when the exact windows leave nothing to quantize; else "".
-std::string window_warning(const QuantizerSettings& quantizer, int max_positions) {
+std::string window_warning(const CacheFormat& quantizer, int max_positions) {
   const int64_t exact = int64_t{quantizer.sink_tokens} + quantizer.recent_tokens;
   if (exact < max_positions) return "";
   return fmt::format(

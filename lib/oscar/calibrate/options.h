@@ -20,7 +20,7 @@ struct CalibrateOptions {
   std::string preset = "best";         // recorded; `fit` already holds its values
   FitOptions fit;                      // position_span -1 = the positions the model serves
   SearchOptions search;                // what of `fit` held-out loss may change
-  QuantizerSettings quantizer;         // quant_group_size 0 = head_dim
+  CacheFormat quantizer;               // quant_group_size 0 = head_dim
   std::vector<int> quant_group_sizes;  // as of BackendChoice (bundle/backends.h)
 
   std::optional<Json> rope_scaling;

@@ -139,7 +139,7 @@ HeldBackPlaces places_of(const Recording& recording, int64_t position_span, uint
   return places;
 }
 
-void require_queries(const HeldBackPlaces& places, const QuantizerSettings& quantizer) {
+void require_queries(const HeldBackPlaces& places, const CacheFormat& quantizer) {
   const int64_t least = fewest_tokens(quantizer);
   const int64_t shortest = *std::ranges::min_element(places.lengths);
   if (shortest >= least) return;
@@ -243,11 +243,11 @@ struct Searches {
   int searched = 0;  // layers
 
   LayerDecision search(const LayerStatistics& all, const FitOptions& fit, const Rope& rope,
-                       const QuantizerSettings& quantizer);
+                       const CacheFormat& quantizer);
 };
 
 LayerDecision Searches::search(const LayerStatistics& all, const FitOptions& fit, const Rope& rope,
-                               const QuantizerSettings& quantizer) {
+                               const CacheFormat& quantizer) {
   const LayerGeometry& g = all.geometry;
   const auto index = static_cast<size_t>(g.layer_id);
   LayerStatistics fitted = recording.fitted.statistics[index];
@@ -293,7 +293,7 @@ RecordedResult calibrate_recorded(Recording recording, const RecordedOptions& op
   result.bundle = refit_bundle(
       std::move(all), options.refit, name,
       [&](const LayerStatistics& layer, const FitOptions& fit, const Rope& rope,
-          const QuantizerSettings& quantizer) -> RefittedLayer {
+          const CacheFormat& quantizer) -> RefittedLayer {
         if (options.search.any() && !places) {
           places = places_of(recording, fit.position_span, recording.all.fit_seed);
           require_queries(*places, quantizer);

@@ -509,7 +509,7 @@ EvaluationCost estimate_evaluation(const EvaluateOptions& options, const Ranks& 
 
 namespace {
 
-QuantizerSettings with_overrides(QuantizerSettings settings, const EvaluateOptions& options) {
+CacheFormat with_overrides(CacheFormat settings, const EvaluateOptions& options) {
   if (options.sink) settings.sink_tokens = *options.sink;
   if (options.recent) settings.recent_tokens = *options.recent;
   if (options.quant_group_size) settings.quant_group_size = *options.quant_group_size;
@@ -520,7 +520,7 @@ QuantizerSettings with_overrides(QuantizerSettings settings, const EvaluateOptio
 
 }  // namespace
 
-Json format_json(const QuantizerSettings& settings) {
+Json format_json(const CacheFormat& settings) {
   return {{"bits", settings.bits},
           {"sink", settings.sink_tokens},
           {"recent", settings.recent_tokens},
@@ -533,9 +533,9 @@ Json format_json(const QuantizerSettings& settings) {
           {"metadata_rounding", codec_word(settings.rules.metadata_rounding)}};
 }
 
-QuantizerSettings common_format(const EvaluateOptions& options, int head_dim, const Bundle* bundle,
-                                std::span<const NamedBundle> named) {
-  QuantizerSettings settings;
+CacheFormat common_format(const EvaluateOptions& options, int head_dim, const Bundle* bundle,
+                          std::span<const NamedBundle> named) {
+  CacheFormat settings;
   settings.quant_group_size = head_dim;
   if (!named.empty()) settings = named.front().bundle.quantizer;
   if (bundle) settings = bundle->quantizer;

@@ -48,7 +48,7 @@ struct EvaluateOptions {
   bool keep_units = false;    // the report also holds the figures of each resampling unit
   bool layer_errors = false;  // and each layer's own error (layer_errors.h)
 
-  // Windows in tokens, and format; unset: the bundles', else the defaults of QuantizerSettings.
+  // Windows in tokens, and format; unset: the bundles', else the defaults of CacheFormat.
   std::optional<int> sink, recent, quant_group_size, demote_block;
   std::optional<MetadataDtype> metadata_dtype;
 
@@ -106,12 +106,12 @@ std::string format_table(const Json& report);
 // The cache that every method of a comparison fills: windows, groups, metadata and codec.
 
 // As reports hold it (SCHEMA.md, `quantizer`).
-Json format_json(const QuantizerSettings& settings);
+Json format_json(const CacheFormat& settings);
 
 // What `options` give, else what the first bundle is for (`bundle`, which may be null, before
 // `named`), else the defaults with one group a head. Throws Error when another bundle is for a
 // cache of another format and the options do not settle it.
-QuantizerSettings common_format(const EvaluateOptions& options, int head_dim, const Bundle* bundle,
-                                std::span<const NamedBundle> named);
+CacheFormat common_format(const EvaluateOptions& options, int head_dim, const Bundle* bundle,
+                          std::span<const NamedBundle> named);
 
 }  // namespace oscar

@@ -293,7 +293,7 @@ Variants parse_variants(const std::string& name, const ModelConfig& config, bool
 
 // What all methods begin with.
 Method start_method(const std::string& name, const std::string& summary, const MethodSource& source,
-                    const QuantizerSettings& quantizer, const Variants& variants) {
+                    const CacheFormat& quantizer, const Variants& variants) {
   Method method;
   method.name = name;
   method.summary = summary;
@@ -339,7 +339,7 @@ SideCodec rival_side(const RivalFormat& rival, Side side, const LayerGeometry& g
 
 Method rival_method(const std::string& name, const RivalFormat& rival, const MethodSource& source) {
   const Variants variants = parse_variants(name, *source.config, true);
-  QuantizerSettings quantizer = source.quantizer;
+  CacheFormat quantizer = source.quantizer;
   if (!variants.common) {
     quantizer.sink_tokens = rival.sink_tokens;
     quantizer.recent_tokens = rival.recent_tokens;
@@ -450,8 +450,7 @@ std::vector<std::string> default_methods(const Bundle* bundle, std::span<const N
   return names;
 }
 
-void check_engine(const EngineChoice& choice, const CacheView& view,
-                  const QuantizerSettings& quantizer) {
+void check_engine(const EngineChoice& choice, const CacheView& view, const CacheFormat& quantizer) {
   if (choice.kind == EngineKind::kSimulate) return;
   if (quantizer.rules != CodecRules{}) {
     throw Error(

@@ -23,7 +23,7 @@ struct Method {
   const RivalFormat* rival = nullptr;  // another project's codec
   // Bits of a value of a coded row, scales included.
   double key_bits = 16, value_bits = 16;
-  QuantizerSettings quantizer;
+  CacheFormat quantizer;
   CacheView view;
   std::vector<std::shared_ptr<const LayerCodec>> layers;  // null: the layer stays exact
   int num_local = 0;  // layers without 2-bit rows whatever the method is: local and linear ones
@@ -40,9 +40,9 @@ struct MethodSource {
   const ModelConfig* config = nullptr;
   const Bundle* bundle = nullptr;  // may be null: then only methods without statistics exist
   std::span<const NamedBundle> named;
-  QuantizerSettings quantizer;  // windows, groups and metadata of every method
-  CacheView view;               // mode and prompt; windows come from `quantizer`
-  uint64_t seed = 0;            // of random rotations
+  CacheFormat quantizer;  // windows, groups and metadata of every method
+  CacheView view;         // mode and prompt; windows come from `quantizer`
+  uint64_t seed = 0;      // of random rotations
   torch::Device device = torch::kCPU;
 };
 
@@ -75,8 +75,7 @@ struct EngineChoice {
 
 // Throws Error for what no method could run: a mode without a paged form, a codec without one, or
 // kernels that this build or device does not have.
-void check_engine(const EngineChoice& choice, const CacheView& view,
-                  const QuantizerSettings& quantizer);
+void check_engine(const EngineChoice& choice, const CacheView& view, const CacheFormat& quantizer);
 
 // Whether `kind` runs the method: rivals, other widths than 2 bits and methods without a codec are
 // left to the block-wise forward.

@@ -122,7 +122,7 @@ struct Session {
   ComputeOptions compute = {};
   MemoryLimits memory = {};
   EngineChoice engine = {};
-  QuantizerSettings quantizer = {};
+  CacheFormat quantizer = {};
 };
 
 // Mode and prompt of the text task: under `prefill` the tokens before the first counted one are

@@ -94,7 +94,7 @@ using namespace oscar;
 HeldBack split(const std::vector<int>& lengths) {
   std::vector<std::vector<int32_t>> sequences;
   for (const int length : lengths) sequences.emplace_back(length, 1);
-  return hold_back(sequences, QuantizerSettings{});
+  return hold_back(sequences, CacheFormat{});
 }
 
 using Indices = std::vector<size_t>;

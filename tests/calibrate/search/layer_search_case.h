@@ -18,7 +18,7 @@ inline constexpr LayerGeometry kGeometry{.layer_id = 1,
                                          .head_dim_k = kDim,
                                          .head_dim_v = kDim,
                                          .quantized = true};
-inline const QuantizerSettings kQuantizer{
+inline const CacheFormat kQuantizer{
     .quant_group_size = kDim, .sink_tokens = 4, .recent_tokens = 16};
 
 inline HeldSequence random_sequence(uint64_t seed, int64_t tokens = kTokens) {

@@ -123,13 +123,13 @@ SideCodec CandidateCodecs::codec(const std::vector<FittedHead>& heads, Side side
 // The split as a pure function of sequence lengths.
 
 HeldBack hold_back(const std::vector<std::vector<int32_t>>& sequences,
-                   const QuantizerSettings& quantizer) {
+                   const CacheFormat& quantizer) {
   std::vector<int64_t> lengths;
   for (const auto& sequence : sequences) lengths.push_back(static_cast<int64_t>(sequence.size()));
   return hold_back(lengths, quantizer);
 }
 
-HeldBack hold_back(const std::vector<int64_t>& lengths, const QuantizerSettings& quantizer) {
+HeldBack hold_back(const std::vector<int64_t>& lengths, const CacheFormat& quantizer) {
   const int64_t shortest = fewest_tokens(quantizer);
   std::vector<size_t> usable;
   for (size_t i = 0; i < lengths.size(); ++i) {

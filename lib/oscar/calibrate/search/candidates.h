@@ -46,8 +46,7 @@ std::string writer_text(const RowRecipe& recipe);
 // candidates choose among few fits. For one layer; fits must outlive it.
 class CandidateCodecs {
  public:
-  CandidateCodecs(const QuantizerSettings& quantizer, int layer, const Rope& rope,
-                  torch::Device device)
+  CandidateCodecs(const CacheFormat& quantizer, int layer, const Rope& rope, torch::Device device)
       : quantizer_(quantizer), layer_(layer), rope_(rope), device_(device) {}
 
   // make_side_codec(compose_heads(heads, side)): any number of heads, as if of one layer.
@@ -56,7 +55,7 @@ class CandidateCodecs {
  private:
   const SideCodec& of_fit(const SideTransform& fit, Side side);
 
-  QuantizerSettings quantizer_;
+  CacheFormat quantizer_;
   int layer_;
   Rope rope_;
   torch::Device device_;
@@ -68,7 +67,7 @@ class CandidateCodecs {
 
 // Queries behind the exact windows that a sequence must have to be worth holding back.
 inline constexpr int64_t kFewestQueries = 128;
-inline int64_t fewest_tokens(const QuantizerSettings& quantizer) {
+inline int64_t fewest_tokens(const CacheFormat& quantizer) {
   return int64_t{quantizer.sink_tokens} + quantizer.recent_tokens + kFewestQueries;
 }
 inline constexpr int64_t kFewestHeldBack = 2;
@@ -85,9 +84,9 @@ struct HeldBack {
 // ones that have at least fewest_tokens. They go to the two halves in turn,
 // the last one to confirmation, so that both see the same mixture. Nothing is held back when fewer
 // than 2 * kFewestHeldBack sequences are long enough.
-HeldBack hold_back(const std::vector<int64_t>& lengths, const QuantizerSettings& quantizer);
+HeldBack hold_back(const std::vector<int64_t>& lengths, const CacheFormat& quantizer);
 HeldBack hold_back(const std::vector<std::vector<int32_t>>& sequences,
-                   const QuantizerSettings& quantizer);
+                   const CacheFormat& quantizer);
 
 // The sequences of `indices` in that order, with the record of the whole corpus but for `tokens`.
 TokenSequences select_sequences(const TokenSequences& corpus, const std::vector<size_t>& indices);

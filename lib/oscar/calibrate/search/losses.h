@@ -64,7 +64,7 @@ double four_digits(double value);
 
 // What losses are measured with.
 struct LossSettings {
-  QuantizerSettings quantizer;
+  CacheFormat quantizer;
   int layer = 0, sliding_window = 0;
   double sm_scale = 1;
   torch::Tensor output_metric;  // [Hq, d_v, d_v] on the device that computes

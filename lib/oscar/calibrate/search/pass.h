@@ -55,9 +55,9 @@ std::vector<int64_t> placement_offsets(int64_t span, size_t count, uint64_t seed
 
 // What a search starts from, and what it may change.
 struct SearchSettings {
-  FitOptions fit;               // what is not searched, and what ties go to
-  SearchOptions search;         // what of `fit` held-out loss may change
-  QuantizerSettings quantizer;  // quant_group_size resolved
+  FitOptions fit;         // what is not searched, and what ties go to
+  SearchOptions search;   // what of `fit` held-out loss may change
+  CacheFormat quantizer;  // quant_group_size resolved
   uint64_t seed = 0;
 };
 

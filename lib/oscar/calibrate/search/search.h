@@ -91,7 +91,7 @@ struct LayerSearchTask {
   const FitOptions& fixed;            // what is not searched, and what ties go to
   const SearchOptions& search;
   const Rope& rope;
-  const QuantizerSettings& quantizer;
+  const CacheFormat& quantizer;
   double sm_scale = 1;  // factor on the scores before softmax
   uint64_t seed = 0;
   torch::Tensor output_metric;  // [Hq, d_v, d_v], W_O,j W_O,j^T, float32 on the computing device

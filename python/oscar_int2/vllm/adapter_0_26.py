@@ -1,7 +1,7 @@
 """vLLM without customize_spec, as 0.26: it has no hook for a KV cache of a third party.
 
-Attention.get_kv_cache_spec is replaced, whose original knows no packed cache but TurboQuant's, and the
-backend names the shape of a layer's cache.
+Attention.get_kv_cache_spec is replaced, whose original knows no packed cache but TurboQuant's,
+kv_cache_utils.get_kv_cache_groups, which pads, and the backend names the shape of a layer's cache.
 """
 from __future__ import annotations
 
@@ -18,26 +18,39 @@ if TYPE_CHECKING:
     from ..bundle import Bundle
 
 
-def follow_worker():
-    """What the process of a worker needs, once its first INT2 layer is made."""
+def follow():
+    """What each process needs: a worker says what blocks its layers have, and the scheduler's process, to which
+    all workers say it, makes them blocks of equal bytes."""
     from vllm.model_executor.layers.attention.attention import Attention
-
-    from .backend import OscarBackend
-    from .specs import SizedSpec, page_bytes
+    from vllm.v1.core import kv_cache_utils
 
     def make_spec(original):
         def get_kv_cache_spec(self: Attention, vllm_config):
-            if issubclass(self.attn_backend, OscarBackend):
-                return SizedSpec(block_size=PAGE_TOKENS, num_kv_heads=self.num_kv_heads,
-                                 head_size=self.head_size, dtype=torch.uint8,
-                                 format=settings.cache_format(vllm_config),
-                                 page_bytes=page_bytes(self.attn_backend.bundle, self.head_size))
+            if settings.serves_int2(vllm_config):
+                from .backend import OscarBackend
+                from .specs import SizedSpec, page_bytes
+
+                if issubclass(self.attn_backend, OscarBackend):
+                    return SizedSpec(block_size=PAGE_TOKENS, num_kv_heads=self.num_kv_heads,
+                                     head_size=self.head_size, dtype=torch.uint8,
+                                     format=settings.cache_format(vllm_config),
+                                     page_bytes=page_bytes(self.attn_backend.bundle, self.head_size))
             return original(self, vllm_config)
 
         return get_kv_cache_spec
 
+    def make_groups(original):
+        def get_kv_cache_groups(vllm_config, kv_cache_spec):
+            if settings.serves_int2(vllm_config):
+                from .specs import unified
+
+                kv_cache_spec = unified(kv_cache_spec, settings.drafts(vllm_config))
+            return original(vllm_config, kv_cache_spec)
+
+        return get_kv_cache_groups
+
     hooks.replace(Attention, Attention.get_kv_cache_spec, make_spec)
-    hooks.follow_worker()
+    hooks.replace(kv_cache_utils, kv_cache_utils.get_kv_cache_groups, make_groups)
 
 
 class CacheShape(AttentionBackend):

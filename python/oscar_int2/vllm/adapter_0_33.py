@@ -18,15 +18,13 @@ from typing_extensions import override
 from vllm.v1.attention.backend import AttentionBackend
 
 from .._library import PAGE_TOKENS
-from . import hooks
 
 if TYPE_CHECKING:
     from ..bundle import Bundle
 
 
-def follow_worker():
-    """What the process of a worker needs, once its first INT2 layer is made."""
-    hooks.follow_worker()
+def follow():
+    """Nothing is replaced: models with layers of several kinds are refused."""
 
 
 class CacheShape(AttentionBackend):

@@ -31,7 +31,6 @@ from ..errors import UnsupportedError
 from . import adapter as installed_adapter, settings
 from .layers import check_layer
 from .prompts import Prompts, causal_attention, sort_prompts
-from .refusals import NO_LOGITS
 from .steps import (MOST_QUERIES, NOBODY, Batch, Decodes, RequestTables, ragged, takes_pinned,
                     to_device)
 from .windows import WindowSlots
@@ -122,7 +121,6 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
         self.held = self.tokens = 0  # requests and tokens of the step
         # Of each window's request: INT2 tokens that it began with, in blocks of others.
         self.shared_history = np.zeros(most, np.int32)
-        self.notes = None
         self.workspace = self.layers[0].codec.workspace()
         self._say_sizes(most)
 
@@ -225,33 +223,20 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
             raise UnsupportedError("a prompt comes in chunks, and chunked prefill is off")
         return prompts
 
-    def _refused(self, requests):
+    def refused(self, requests):
         """Status of the first requests of the step, on the device."""
         bits = self.tables.status.index_select(0, self.tables.row("window_slot", slice(requests)))
         if get_tensor_model_parallel_world_size() > 1:  # each rank knows of its own KV heads
             torch.distributed.all_reduce(bits, torch.distributed.ReduceOp.MAX, get_tp_group().device_group)
         return bits
 
-    def note_refused(self, request_ids, hidden_states):
-        """Reads which requests of the step have a refused row (refusals.py), behind all that the step has
-        computed; waits for nothing. `hidden_states` [tokens, hidden size] of the step."""
-        bits = self._refused(len(request_ids))
-        last = hidden_states.index_select(0, self.tables.starts[1:len(bits) + 1] - 1)
-        bits = torch.where(last.amax(-1).isnan(), bits | NO_LOGITS, bits)  # one number shows any NaN
-        self.notes = list(request_ids), bits.to("cpu", non_blocking=True)
-
     def spoil_refused(self, tensors):
         """Of a stage of pipeline parallelism that is not the last: fills rows of requests with a refused row
         with NaN, which the last stage sees. `tensors` [tokens, ...] go to the next one."""
-        refused = self._refused(self.held).bool()
+        refused = self.refused(self.held).bool()
         rows = torch.repeat_interleave(refused, self.tables.starts[:self.held + 1].diff(), output_size=self.tokens)
         for tensor in tensors:
             tensor[:self.tokens].masked_fill_(rows[:, None], torch.nan)
-
-    def take_notes(self):
-        """Of the last step, for refusals.send(); None: there are none."""
-        notes, self.notes = self.notes, None
-        return notes
 
 
 def first_kv_head(total, ranks, rank):
@@ -274,7 +259,6 @@ class OscarAttention(AttentionImpl):
             scale, alibi_slopes=alibi_slopes, sliding_window=sliding_window,
             logits_soft_cap=logits_soft_cap, attn_type=attn_type, others=others,
             kv_sharing_target_layer_name=kv_sharing_target_layer_name)
-        adapter.follow_worker()
         self.num_heads, self.head_size, self.scale = num_heads, head_size, scale
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.bundle, self.format = settings.bundle(config), settings.cache_format(config)

@@ -13,16 +13,16 @@
 | EngineCore.__init__ | the scheduler's | the bundle in the keys of blocks; the self-check, if it is asked for |
 | OutputProcessor.process_outputs | the API server's | answers with the reason, where vLLM has no RequestError |
 | StatLoggerManager.__init__, .record | that of /metrics | publishes what was counted |
-| GPUModelRunner.get_kv_cache_spec (both runners) | a worker's | blocks of equal bytes for all layers |
-| GPUModelRunner._update_states (first runner) | a worker's | tells the builder which request is where in the batch |
+| WorkerWrapperBase.initialize_from_config | a worker's | what follows, for the runner that it has |
+| GPUModelRunner._update_states (first runner) | a worker's | tells the builder which request is where in the batch; zeros new blocks of windows |
 | GPUModelRunner.finish_requests, .add_requests, .prepare_attn (second runner) | a worker's | the same |
 | GPUModelRunner._bookkeeping_sync (first), .sample (second) | a worker's | reads which requests have a refused row |
 | GPUModelRunner.execute_model (both) | a worker's that is no last stage | tells the next stage of refused rows |
-| GPUModelRunner.sample_tokens (both) | a worker's | sends that with the step's output |
+| GPUModelRunner.sample_tokens (both) | a worker's that is the last stage | sends that with the step's output |
 
 Each is replaced by one that calls the original, and does more only for an engine whose configuration
 names a bundle (settings.ENTRY): other engines of the process are left alone, whichever came first. How
-vLLM learns the size of our blocks depends on its version, and is the adapters'.
+vLLM learns the size of our blocks depends on its version, and is the adapters' (follow()).
 """
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from vllm.logger import init_logger
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from ..errors import UnsupportedError
-from . import layers, settings, versions
+from . import adapter, layers, settings, versions
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -85,6 +85,8 @@ def install():
     _follow_scheduler()
     _follow_stats()
     _follow_core()
+    _follow_workers()
+    adapter().follow()
     if not hasattr(outputs, "RequestError"):
         _answer_with_reasons()
 
@@ -335,9 +337,23 @@ def _prefix_managers(scheduler: Scheduler):
     return [manager for manager in managers if isinstance(manager, PrefixManager)]
 
 
-def follow_worker():
-    """What the process of a worker needs, once its first INT2 layer is made. By then vLLM has made its model
-    runner, of one kind or the other."""
+def _follow_workers():
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    def make_initialize(original):
+        def initialize_from_config(self: WorkerWrapperBase, kv_cache_configs):
+            if settings.serves_int2(self.vllm_config):
+                _follow_runner()
+            return original(self, kv_cache_configs)
+
+        return initialize_from_config
+
+    replace(WorkerWrapperBase, WorkerWrapperBase.initialize_from_config, make_initialize)
+
+
+def _follow_runner():
+    """By now vLLM has made this worker's model runner, of one kind or the other. Each stage of pipeline
+    parallelism comes here, also one without a layer over INT2."""
     for module, needs, follow in (
             ("vllm.v1.worker.gpu_model_runner", versions.FIRST_RUNNER, _follow_first_runner),
             ("vllm.v1.worker.gpu.model_runner", versions.SECOND_RUNNER, _follow_second_runner)):
@@ -355,8 +371,12 @@ def _builders(runner: FirstRunner | SecondRunner) -> list[OscarMetadataBuilder]:
 
 
 def _follow_first_runner(owner: type[FirstRunner]):
+    from . import refusals, specs
+
     def make_update(original):
         def _update_states(self: FirstRunner, scheduler_output: SchedulerOutput):
+            if settings.serves_int2(self.vllm_config):
+                specs.clean_windows(self, scheduler_output)
             result = original(self, scheduler_output)
             moves: SinkMoves | None = getattr(scheduler_output, _MOVES, None)
             drafts = scheduler_output.scheduled_spec_decode_tokens
@@ -375,21 +395,24 @@ def _follow_first_runner(owner: type[FirstRunner]):
 
     def make_bookkeeping(original):
         def _bookkeeping_sync(self: FirstRunner, scheduler_output, sampler_output, logits, hidden_states, *args, **options):
-            for builder in _builders(self):
-                builder.note_refused(self.input_batch.req_ids, hidden_states)
+            if settings.serves_int2(self.vllm_config):
+                refusals.note(self, _builders(self), self.input_batch.req_ids, hidden_states, self.query_start_loc.gpu)
             return original(self, scheduler_output, sampler_output, logits, hidden_states, *args, **options)
 
         return _bookkeeping_sync
 
     replace(owner, owner._update_states, make_update)
     replace(owner, owner._bookkeeping_sync, make_bookkeeping)
-    _unify_blocks(owner)
     _send_notes(owner)
 
 
 def _follow_second_runner(owner: type[SecondRunner]):
+    from . import refusals, specs
+
     def make_finish(original):
         def finish_requests(self: SecondRunner, scheduler_output: SchedulerOutput):
+            if settings.serves_int2(self.vllm_config):
+                specs.clean_windows(self, scheduler_output)
             moves: SinkMoves | None = getattr(scheduler_output, _MOVES, None)
             index = self.req_states.req_id_to_index
             left = scheduler_output.finished_req_ids.union(scheduler_output.preempted_req_ids or ())
@@ -424,8 +447,8 @@ def _follow_second_runner(owner: type[SecondRunner]):
 
     def make_read(original):
         def sample(self: SecondRunner, hidden_states, input_batch: InputBatch, *args, **options):
-            for builder in _builders(self):
-                builder.note_refused(input_batch.req_ids, hidden_states)
+            if settings.serves_int2(self.vllm_config):
+                refusals.note(self, _builders(self), input_batch.req_ids, hidden_states, input_batch.query_start_loc)
             return original(self, hidden_states, input_batch, *args, **options)
 
         return sample
@@ -434,28 +457,7 @@ def _follow_second_runner(owner: type[SecondRunner]):
     replace(owner, owner.add_requests, make_add)
     replace(owner, owner.prepare_attn, make_prepare)
     replace(owner, owner.sample, make_read)
-    _unify_blocks(owner)
     _send_notes(owner)
-
-
-def _unify_blocks(owner: type[FirstRunner] | type[SecondRunner]):
-    from .specs import unified
-
-    def make_spec(original):
-        def get_kv_cache_spec(self):
-            specs = original(self)
-            if not settings.serves_int2(self.vllm_config):
-                return specs
-            found = unified(specs)
-            if found is not specs and settings.drafts(self.vllm_config):
-                raise UnsupportedError("the INT2 cache does not serve drafts by a model with windows or linear "
-                                       "attention")
-            return found
-
-        return get_kv_cache_spec
-
-    # Of either kind, which pyright does not see as one function.
-    replace(owner, owner.get_kv_cache_spec, make_spec)  # pyright: ignore[reportArgumentType]
 
 
 def _send_notes(owner: type[FirstRunner] | type[SecondRunner]):
@@ -475,10 +477,7 @@ def _send_notes(owner: type[FirstRunner] | type[SecondRunner]):
 
     def make_sample(original):
         def sample_tokens(self, *args, **options):
-            output = original(self, *args, **options)
-            for builder in _builders(self):
-                output = refusals.send(output, builder.take_notes())
-            return output
+            return refusals.send(self, original(self, *args, **options))
 
         return sample_tokens
 

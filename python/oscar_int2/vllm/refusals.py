@@ -1,8 +1,9 @@
 """A row that cannot be coded ends the request that it belongs to, and nothing else.
 
 The append operator notes refused rows by window slot. The worker reads these notes once a step, behind
-everything else on its stream, so that nothing waits for them, and sends them with the step's output. The
-scheduler ends the requests that they name before it takes a token of that step.
+everything else on its stream, so that nothing waits for them, and sends them with the step's output. A stage of
+pipeline parallelism that is not the last tells the next one by NaN. The scheduler ends the requests that the
+notes name before it takes a token of that step.
 """
 from __future__ import annotations
 
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
+    from .backend import OscarMetadataBuilder
     from .prefixes import PrefixManager
 
 logger = logging.getLogger("vllm.oscar_int2")  # below vllm's: its level and format
 
+_NOTED = "oscar_noted"   # of a model runner: the notes of a step that is under way
 NOTES = "oscar_refused"  # of a ModelRunnerOutput: {request id: bits}, of requests with a bit
 NO_LOGITS = 1 << 9       # a bit beside those of RowStatus: the logits are NaN
 PREFIX = "OSCAR INT2: "  # of every reason that a client is told
@@ -31,22 +34,31 @@ def reason(bits):
     return PREFIX + (row_problem(rows) if rows else "the logits are not finite")
 
 
-def send(output, notes):
-    """Adds NOTES to a step's output. `notes`: (request ids, their bits, which are on the host as soon as
-    the step's tokens are there); None: the step had no tokens."""
-    def noted(done):
-        found = dict(getattr(done, NOTES, {}))  # of other groups of layers
-        for request, bits in zip(notes[0], notes[1].tolist()):
-            if bits:
-                found[request] = found.get(request, 0) | bits
-        setattr(done, NOTES, found)
-        return done
+def note(runner, builders: list[OscarMetadataBuilder], request_ids, hidden_states, query_start_loc):
+    """Reads which requests of a step have a refused row, behind all that the step has computed; waits for nothing.
+    `hidden_states` [tokens, hidden size] of the last layer: a last stage without a layer over INT2, and so without
+    `builders`, sees NaN in them."""
+    requests = len(request_ids)
+    last = hidden_states.index_select(0, query_start_loc[1:requests + 1] - 1)
+    bits = last.amax(-1).isnan().int() * NO_LOGITS  # one number shows any NaN
+    for builder in builders:
+        bits |= builder.refused(requests)
+    setattr(runner, _NOTED, (list(request_ids), bits.to("cpu", non_blocking=True)))
 
+
+def send(runner, output):
+    """Adds NOTES to a step's output; there are none where the step had no tokens."""
+    notes = vars(runner).pop(_NOTED, None)
     if notes is None:
         return output
+
+    def noted(done):
+        setattr(done, NOTES, {request: bits for request, bits in zip(notes[0], notes[1].tolist()) if bits})
+        return done
+
     if not hasattr(output, "get_output"):
         return noted(output)
-    running: AsyncModelRunnerOutput = output  # of a step that is still under way
+    running: AsyncModelRunnerOutput = output  # of a step that is still under way: its bits arrive with its tokens
     get_output = running.get_output
     running.get_output = lambda: noted(get_output())
     return output

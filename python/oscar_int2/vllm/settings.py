@@ -259,8 +259,6 @@ def check(config: VllmConfig):
         ("an encoder-decoder model", model.is_encoder_decoder, ""),
         (f"prefix caching of {others}", mixed and cache.enable_prefix_caching, "--no-enable-prefix-caching"),
         (f"drafts for {others}", mixed and config.speculative_config, ""),
-        (f"tensor and pipeline parallelism of {others}",
-         mixed and max(parallel.tensor_parallel_size, parallel.pipeline_parallel_size) > 1, "one GPU"),
         (f"--disable-hybrid-kv-cache-manager with {others}",
          mixed and config.scheduler_config.disable_hybrid_kv_cache_manager, "leave it out"),
         ("linear attention in the second model runner", model.is_hybrid and config.use_v2_model_runner,

@@ -6,13 +6,21 @@ many INT2 pages that theirs fit into it (unified). INT2 pages lie one behind ano
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+import torch
 from typing_extensions import override
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MambaSpec, SlidingWindowSpec
 
 from .._library import PAGE_TOKENS, ops
 from ..errors import UnsupportedError
 from ..recipe import CacheFormat
+from .steps import to_device
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as FirstRunner
 
 # A block of a window has a multiple of so many tokens: kernels of every backend take it.
 WINDOW_TOKENS = 32
@@ -52,13 +60,18 @@ class SizedSpec(Int2Spec):
         return replace(super().merge(specs), page_bytes=specs[0].page_bytes)
 
 
-def unified(specs: dict[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
-    """The specs of all layers, by name, with blocks of equal bytes. Layers with a window and those of linear
-    attention are padded. Raises UnsupportedError for other kinds beside them."""
+def unified(specs: dict[str, KVCacheSpec], drafts=0) -> dict[str, KVCacheSpec]:
+    """The specs of all layers of a model, by name, with blocks of equal bytes. Layers with a window and those of
+    linear attention are padded. Raises UnsupportedError for other kinds beside them, and for `drafts`.
+
+    Stages of pipeline parallelism have layers of their own, perhaps of one kind alone, and share one pool: what
+    needs the most bytes may be elsewhere."""
     int2 = {name: spec for name, spec in specs.items() if isinstance(spec, Int2Spec)}
     others = {name: spec for name, spec in specs.items() if name not in int2}
     if not int2 or all(isinstance(spec, FullAttentionSpec) for spec in others.values()):
         return specs  # full attention besides, as a draft model's: one table of blocks, and pages of their own
+    if drafts:
+        raise UnsupportedError("the INT2 cache does not serve drafts by a model with windows or linear attention")
     page = next(iter(int2.values())).page_size_bytes
     unlike = [name for name, spec in int2.items() if spec.page_size_bytes != page]
     unlike += [name for name, spec in others.items() if not isinstance(spec, (SlidingWindowSpec, MambaSpec))]
@@ -82,3 +95,28 @@ def _padded(spec, size):
         return replace(spec, page_size_padded=size)
     tokens = size // _least_bytes(spec) * WINDOW_TOKENS
     return replace(spec, block_size=tokens, page_size_padded=size)
+
+
+def clean_windows(runner: FirstRunner | SecondRunner, output: SchedulerOutput):
+    """Zeros new blocks of layers with a window, before a step. vLLM's backends read the rows behind a block's last
+    one too, at a weight of 0. In vLLM's own pools these are numbers; here they may have been an INT2 page, whose
+    bytes read as NaN."""
+    config, cached = runner.kv_cache_config, output.scheduled_cached_reqs
+    windows = {i: group for i, group in enumerate(config.kv_cache_groups)
+               if isinstance(group.kv_cache_spec, SlidingWindowSpec)}
+    # (blocks of each group, tokens that they hold already)
+    given: list = [(new.block_ids, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+    given += [(blocks, tokens if request in cached.resumed_req_ids else 0) for request, blocks, tokens in zip(
+        cached.req_ids, cached.new_block_ids, cached.num_computed_tokens) if blocks]
+    new = {block for blocks, tokens in given for i, group in windows.items()
+           for block in blocks[i][-(-tokens // group.kv_cache_spec.block_size):]}
+    layers = runner.vllm_config.compilation_config.static_forward_context
+    caches = [layers[name].kv_cache for group in windows.values() for name in group.layer_names]
+    if not new or not caches:
+        return
+    size = next(iter(windows.values())).kv_cache_spec.page_size_bytes
+    pools = {cache.data_ptr(): cache.untyped_storage() for cache in caches}.values()  # layers share them
+    [blocks] = to_device([sorted(new)], caches[0].device)
+    for pool in pools:
+        rows = torch.empty(0, dtype=torch.uint8, device=pool.device).set_(pool)
+        rows[:config.num_blocks * size].view(-1, size).index_fill_(0, blocks.long(), 0)

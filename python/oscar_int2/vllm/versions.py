@@ -25,9 +25,9 @@ ENGINE = {
     "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": "scheduler_output model_runner_output",
     "vllm.v1.engine.core:EngineCore.__init__": "vllm_config",
     "vllm.v1.metrics.loggers:StatLoggerManager.record": "scheduler_stats iteration_stats",
+    "vllm.v1.worker.worker_base:WorkerWrapperBase.initialize_from_config": "kv_cache_configs",
 }
 FIRST_RUNNER = {
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.get_kv_cache_spec": "",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states": "scheduler_output",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync":
         "scheduler_output sampler_output logits hidden_states",
@@ -35,7 +35,6 @@ FIRST_RUNNER = {
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens": "",
 }
 SECOND_RUNNER = {
-    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.get_kv_cache_spec": "",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.finish_requests": "scheduler_output",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.add_requests": "scheduler_output",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.prepare_attn": "input_batch",

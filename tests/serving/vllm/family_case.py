@@ -78,15 +78,16 @@ def sharpened(model):
 
 
 class Family:
-    """One model: its folder, its bundle, and itself in float32. `recent`: tokens of the exact window."""
+    """One model: its folder, its bundle, and itself in float32. `recent`: tokens of the exact window; `keys`: further
+    ones of the model's config."""
 
-    def __init__(self, name, folder, recent=256):
+    def __init__(self, name, folder, recent=256, **keys):
         from oscar_int2 import load
         from oscar_int2.calibration import calibrate
         from oscar_int2.recipe import CacheFormat
 
         self.folder, self.path = pathlib.Path(folder) / "model", pathlib.Path(folder) / "bundle.h5"
-        model = tiny_transformers.tiny_model(name, **KEYS[name])
+        model = tiny_transformers.tiny_model(name, **{**KEYS[name], **keys})
         model = (sharpened(model) if name in MIXED else model).bfloat16()
         model.save_pretrained(self.folder)
         calibrate(str(self.folder), random_ids(4, 600, 7).numpy(), self.path, search="off",

@@ -1,35 +1,12 @@
 #!/usr/bin/env python3
 """One engine over several processes: tokens are those of a single one."""
 import functools
-import os
-import sys
 import unittest
-from unittest import mock
 
 import vllm_case as case
-import torch
-from vllm_case import needs_vllm, vllm
-
-DEVICES = torch.cuda.device_count()
-LENGTHS, TOKENS = (700, 350, 90), 24
-
-
-def enlarge(worker, rank):
-    """In the worker of one rank: a row of long prompts becomes finite and too large for 2 bits."""
-    if worker.rank != rank:
-        return
-    [builder] = [builder for groups in worker.model_runner.attn_groups for group in groups
-                 for builder in group.metadata_builders]
-    codec = builder.layers[0].codec
-    transform = codec.transform_qkv
-
-    def transformed(q, k, v):
-        q, k, v = transform(q, k, v)
-        if len(k) > 500:
-            k[100] *= 1e9
-        return q, k, v
-
-    codec.transform_qkv = transformed
+import parallel_case
+from parallel_case import DEVICES
+from vllm_case import needs_vllm
 
 
 class Parallel(case.EngineTest):
@@ -43,38 +20,21 @@ class Parallel(case.EngineTest):
         return cls.answers()
 
     @classmethod
-    def answers(cls, refusing=None, **options):
-        """What an engine answers to a few prompts, first together, then to the first one again, behind the
-        sink and the pages that it left. `refusing`: a rank that then refuses a row of it; it is asked once
-        more, and the last one too."""
-        ranks = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
-        environment = {"PYTHONPATH": os.pathsep.join(sys.path), "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-                       "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
-        if not DEVICES and ranks > 1:  # a core each, as far as there are cores
-            cores = sorted(os.sched_getaffinity(0))
-            environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[i % len(cores)]) for i in range(ranks))
-        with mock.patch.dict(os.environ, environment):
-            llm = vllm.LLM(str(case.MODEL), **{**case.OPTIONS, **options})
-            texts = case.texts(llm.get_tokenizer())
-            prompts = [{"prompt_token_ids": texts[i][:length]} for i, length in enumerate(LENGTHS)]
-            parameters = vllm.SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=20)
-            found = [output for batch in (prompts, prompts[:1])
-                     for output in llm.generate(batch, parameters, use_tqdm=False)]
-            if refusing is not None:
-                llm.reset_prefix_cache()
-                llm.collective_rpc(enlarge, args=(refusing,))
-                found += llm.generate([prompts[0], prompts[-1]], parameters, use_tqdm=False)
-            llm.llm_engine.engine_core.shutdown()
-        return found
+    def answers(cls, **options):
+        from vllm.tokenizers.registry import cached_get_tokenizer
+
+        texts = case.texts(cached_get_tokenizer(str(case.MODEL)))
+        return parallel_case.answers(case.MODEL, texts, **{**case.OPTIONS, **options})[0]
 
     def compare(self, **options):
-        *found, refused, beside = self.answers(**options)
+        *found, refused, beside, again = self.answers(**options)
         for i, (one, other) in enumerate(zip(self.alone, found, strict=True)):
             self.assertEqual(one.num_cached_tokens, other.num_cached_tokens)
             self.same(one.outputs[0], other.outputs[0], f"answer {i}")
         self.assertGreater(found[-1].num_cached_tokens, 300)
         self.assertEqual((refused.outputs[0].finish_reason, len(refused.outputs[0].token_ids)), ("error", 0))
         self.same(self.alone[2].outputs[0], beside.outputs[0], "the request beside one that was refused")
+        self.same(self.alone[0].outputs[0], again.outputs[0], "the same request with good rows")
 
 
 @needs_vllm

@@ -275,6 +275,7 @@ class EngineTest(unittest.TestCase):
     def same(self, one, other, what):
         """Tokens of two runs are equal, or part where two are equally probable. Returns whether
         they are equal."""
+        self.assertEqual(len(one.token_ids), len(other.token_ids), what)
         end, drift, gap = first_difference(one, other)
         self.assertLess(drift, DRIFT, f"{what}: log probabilities differ")
         self.assertLess(gap, TIE, f"{what}: tokens differ from number {end} on")

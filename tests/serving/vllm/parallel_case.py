@@ -1,0 +1,152 @@
+"""Engines of several processes: what they answer, and what their workers do for a test. Imported behind vllm_case;
+vLLM imports it in each worker too (Extension)."""
+import os
+import sys
+from unittest import mock
+
+import torch
+
+DEVICES = torch.cuda.device_count()
+LENGTHS, TOKENS = (700, 350, 90), 24
+
+
+def several_processes(ranks, **variables):
+    """The environment of an engine of so many workers, as long as it is needed."""
+    found = {"PYTHONPATH": os.pathsep.join(sys.path), "VLLM_WORKER_MULTIPROC_METHOD": "spawn", **variables}
+    if not DEVICES and ranks > 1:  # a core each, as far as there are cores
+        cores = sorted(os.sched_getaffinity(0))
+        found["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[i % len(cores)]) for i in range(ranks))
+    return mock.patch.dict(os.environ, found)
+
+
+def parameters():
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=20, detokenize=False)
+
+
+def answers(model, texts, refusing=None, **options):
+    """What an engine answers to the beginnings of three texts, first together, then to the first one again, and the
+    sizes() of its ranks. `refusing`: a rank that then refuses a row of the first one. It is asked once more, beside
+    the last one. Then it is asked with good rows, in a pool that is full of NaN."""
+    import vllm
+
+    with several_processes(options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)):
+        llm = vllm.LLM(str(model), worker_extension_cls="parallel_case.Extension", **options)
+        prompts = [{"prompt_token_ids": text[:length]} for text, length in zip(texts, LENGTHS)]
+
+        def ask(prompts):
+            return llm.generate(prompts, parameters(), use_tqdm=False)
+
+        sizes = llm.collective_rpc("sizes")
+        found = [*ask(prompts), *ask(prompts[:1])]
+        if refusing is not None:
+            llm.reset_prefix_cache()
+            llm.collective_rpc("enlarge_a_row", args=(refusing,))
+            found += ask([prompts[0], prompts[-1]])
+            llm.collective_rpc("rows_are_as_they_were")
+            llm.collective_rpc("spoil_pool")
+            found += ask(prompts[:1])
+        llm.llm_engine.engine_core.shutdown()
+    return found, sizes
+
+
+class Extension:
+    """Methods of each worker (worker_extension_cls), called by name in all of them."""
+
+    def enlarge_a_row(self, rank):
+        """On one rank: a row of long prompts becomes finite and too large for 2 bits."""
+        if self.rank != rank:
+            return
+        codec = builders_of(self)[0].layers[0].codec
+        transform = codec.transform_qkv
+
+        def transformed(q, k, v):
+            q, k, v = transform(q, k, v)
+            if len(k) > 500:
+                k[100] *= 1e9
+            return q, k, v
+
+        codec.transform_qkv = transformed
+
+    def rows_are_as_they_were(self):
+        for builder in builders_of(self):
+            for layer in builder.layers:
+                vars(layer.codec).pop("transform_qkv", None)
+
+    def spoil_pool(self):
+        """Fills vLLM's pool with bytes that read as NaN."""
+        for layer in self.model_runner.compilation_config.static_forward_context.values():
+            cache = getattr(layer, "kv_cache", ())
+            for part in [cache] if torch.is_tensor(cache) else cache:
+                part.untyped_storage().fill_(255)
+
+    def attend_in_dummy_steps(self):
+        """Dummy steps build metadata and attend, as they do in CUDA graphs. They are counted."""
+        run, self.dummy_steps = self.model_runner._dummy_run, 0
+
+        def dummy_run(*args, **options):
+            self.dummy_steps += 1
+            return run(*args, **options, force_attention=True)
+
+        self.model_runner._dummy_run = dummy_run
+
+    def count_dummy_steps(self):
+        return self.dummy_steps
+
+    def sizes(self):
+        """(bytes of a block, {layer: tokens of a block}, KV heads of a page) of this rank."""
+        specs = {name: group.kv_cache_spec for group in self.model_runner.kv_cache_config.kv_cache_groups
+                 for name in group.layer_names}
+        return ({spec.page_size_bytes for spec in specs.values()},
+                {name: spec.block_size for name, spec in specs.items()},
+                {layer.num_kv_heads for builder in builders_of(self) for layer in builder.layers})
+
+
+def builders_of(worker):
+    return [builder for groups in worker.model_runner.attn_groups for group in groups
+            for builder in group.metadata_builders if hasattr(builder, "sink_blocks")]
+
+
+def complete_cpu_engine():
+    """What experts of several ranks need, and vLLM 0.26's CPU engine lacks: rows of data parallel ranks are not
+    gathered there, and its experts take no map from a model's experts to a rank's."""
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+    from vllm.model_executor.layers.fused_moe.cpu_fused_moe import CPUFusedMOE
+
+    def all_gatherv(self, input_, dim=0, sizes=None):
+        if isinstance(input_, list):
+            return [all_gatherv(self, part, dim, sizes) for part in input_]
+        padded = input_.new_zeros(max(sizes), *input_.shape[1:])
+        padded[:len(input_)] = input_
+        parts = [torch.empty_like(padded) for _ in sizes]
+        torch.distributed.all_gather(parts, padded, group=self.device_group)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes)])
+
+    def reduce_scatterv(self, input_, dim=-1, sizes=None):
+        total = input_.float()
+        torch.distributed.all_reduce(total, group=self.device_group)
+        first = sum(sizes[:self.rank_in_group])
+        return total[first:first + sizes[self.rank_in_group]].to(input_.dtype)
+
+    make = CPUFusedMOE.__init__
+
+    def __init__(self, layer):
+        make(self, layer)
+        forward = self.forward_method
+
+        def of_this_rank(layer, x, weights, ids, activation, experts, *rest):
+            if layer.expert_map is not None:
+                ids = layer.expert_map[ids].to(ids.dtype)
+                weights, ids = torch.where(ids < 0, 0, weights), ids.clamp(min=0)
+                experts = layer.local_num_experts
+            return forward(layer, x, weights, ids, activation, experts, *rest)
+
+        self.forward_method = of_this_rank
+
+    CpuCommunicator.all_gatherv, CpuCommunicator.reduce_scatterv = all_gatherv, reduce_scatterv
+    CPUFusedMOE.__init__ = __init__
+
+
+if not DEVICES:
+    complete_cpu_engine()

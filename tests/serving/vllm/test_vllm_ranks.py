@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Several ranks of models that are not full attention alone, and of experts: tokens are those of one process.
+
+Random models. What vLLM's CPU engine lacks for experts of several ranks is added (parallel_case.py)."""
+import os
+import tempfile
+import unittest
+from unittest import mock
+
+import vllm_case as case
+import family_case as family
+import parallel_case
+from parallel_case import DEVICES
+from vllm_case import needs_vllm
+
+OPTIONS = {**case.OPTIONS, "skip_tokenizer_init": True}
+
+
+class Ranks(case.EngineTest):
+    """One model, in one process first."""
+
+    name, keys, options = "", {}, {}
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.model = family.Family(cls.name, folder.name, **cls.keys)
+        variable = case.bundle_variable(cls.model.path)
+        variable.__enter__()
+        cls.addClassCleanup(variable.__exit__, None, None, None)
+        cls.alone, cls.sizes = cls.answers()
+
+    @classmethod
+    def answers(cls, **options):
+        return parallel_case.answers(cls.model.folder, cls.model.texts, **{**OPTIONS, **cls.options, **options})
+
+    def compare(self, refusing, **options):
+        """Returns the bytes of a block, and sizes() of each rank."""
+        (*found, refused, beside, again), sizes = self.answers(refusing=refusing, **options)
+        self.agree([output.outputs[0] for output in self.alone], [output.outputs[0] for output in found])
+        self.assertEqual((refused.outputs[0].finish_reason, len(refused.outputs[0].token_ids)), ("error", 0))
+        self.same(found[2].outputs[0], beside.outputs[0], "the request beside one that was refused")
+        self.same(found[3].outputs[0], again.outputs[0], "the same request with good rows")
+        [size] = {size for found, _, _ in sizes for size in found}  # of all ranks
+        return size, sizes
+
+    def agree(self, alone, found):
+        for i, (one, other) in enumerate(zip(alone, found, strict=True)):
+            self.same(one, other, f"answer {i}")
+
+
+@needs_vllm
+@unittest.skipIf(0 < DEVICES < 4, "fewer than four GPUs")
+class Windows(Ranks):
+    """Gemma 3 with its window in the last layer: the first stage holds 2-bit rows alone, the last one none."""
+
+    name = "gemma3"
+    keys = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 2 + ["sliding_attention"]}
+    options = {"kv_cache_memory_bytes": 1 << 22}
+
+    def test_two_stages_of_one_kind_of_layer_have_two_ranks_each(self):
+        with mock.patch.dict(os.environ, VLLM_PP_LAYER_PARTITION="2,1"):
+            size, sizes = self.compare(0, tensor_parallel_size=2, pipeline_parallel_size=2)
+        [(alone, tokens, _)] = self.sizes
+        self.assertEqual({2 * size}, alone)
+        for first, last in zip(sizes[:2], sizes[2:]):  # of each rank
+            self.assertEqual((len(first[1]), len(last[1]), first[1] | last[1]), (2, 1, tokens))
+            self.assertEqual((first[2], last[2]), ({1}, set()))
+
+
+@needs_vllm
+@unittest.skipIf(DEVICES == 1, "one GPU")
+class LinearAttention(Ranks):
+    """Qwen3-Next: half of a state on each rank, and one of two experts."""
+
+    name = "qwen3_next"
+    options = {"kv_cache_memory_bytes": 1 << 22, "mamba_ssm_cache_dtype": "float32"}
+
+    def test_two_ranks_have_half_a_state_and_an_expert_each(self):
+        size, sizes = self.compare(1, tensor_parallel_size=2, enable_expert_parallel=True)
+        self.assertEqual({2 * size}, self.sizes[0][0])
+
+    def agree(self, alone, found):
+        """Codes turn on the order of sums, and tokens on codes: both are held to the definition of the cache."""
+        for outputs in alone, found:
+            apart, exact = zip(*(self.model.distances(self.model.texts[i][:length], outputs[i])
+                                 for i, length in enumerate(parallel_case.LENGTHS)))
+            self.assertLess(sum(apart), family.SHARE * sum(exact), f"from the definition {apart}, from BF16 {exact}")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -248,7 +248,7 @@ def check(config: VllmConfig):
          f"of these: {', '.join(DRAFTERS)}"),
         ("LoRA adapters, which are other weights than the bundle was calibrated on",
          config.lora_config and weights_of(config) != weights.ANY, f"{WEIGHTS}=any serves them"),
-        ("data parallelism", parallel.data_parallel_size > 1, "one server a GPU"),
+        ("elastic expert parallelism", parallel.enable_elastic_ep, ""),
         ("context parallelism", max(parallel.decode_context_parallel_size,
                                     parallel.prefill_context_parallel_size) > 1, ""),
         ("micro-batches", parallel.use_ubatching, ""),

@@ -82,14 +82,24 @@ class Extension:
                 part.untyped_storage().fill_(255)
 
     def attend_in_dummy_steps(self):
-        """Dummy steps build metadata and attend, as they do in CUDA graphs. They are counted."""
-        run, self.dummy_steps = self.model_runner._dummy_run, 0
+        """A dummy step comes before each step, and two in the place of one: so ranks keep pace. They build metadata
+        and attend, as CUDA graphs do. They are counted."""
+        execute, self.dummy_steps = self.execute_model, 0
 
-        def dummy_run(*args, **options):
+        def dummy_step():
             self.dummy_steps += 1
-            return run(*args, **options, force_attention=True)
+            self.model_runner._dummy_run(1, uniform_decode=True, force_attention=True)
 
-        self.model_runner._dummy_run = dummy_run
+        def execute_model(output):
+            if output.total_num_scheduled_tokens:
+                dummy_step()
+            return execute(output)
+
+        def execute_dummy_batch():
+            dummy_step()
+            dummy_step()
+
+        self.execute_model, self.execute_dummy_batch = execute_model, execute_dummy_batch
 
     def count_dummy_steps(self):
         return self.dummy_steps

@@ -170,6 +170,7 @@ class MixedTraffic(Mixed):
                     UnsupportedError, "linear attention in the second model runner.*VLLM_USE_V2_MODEL_RUNNER=0"):
                 settings.check(made)
         for owner, name, value, words in (
+                (made.parallel_config, "enable_elastic_ep", True, "elastic expert parallelism"),
                 (versions, "adapter_name", lambda: "adapter_0_33", "linear attention outside version 0.26"),
                 (made.model_config, "multimodal_config", types.SimpleNamespace(language_model_only=False),
                  "other than text in vLLM; --language-model-only")):

@@ -2,6 +2,7 @@
 """Several ranks of models that are not full attention alone, and of experts: tokens are those of one process.
 
 Random models. What vLLM's CPU engine lacks for experts of several ranks is added (parallel_case.py)."""
+import asyncio
 import os
 import tempfile
 import unittest
@@ -87,6 +88,55 @@ class LinearAttention(Ranks):
             apart, exact = zip(*(self.model.distances(self.model.texts[i][:length], outputs[i])
                                  for i, length in enumerate(parallel_case.LENGTHS)))
             self.assertLess(sum(apart), family.SHARE * sum(exact), f"from the definition {apart}, from BF16 {exact}")
+
+
+@needs_vllm
+@unittest.skipIf(DEVICES == 1, "one GPU")
+class DataParallel(Ranks):
+    """Qwen3-MoE: two engines, whose ranks meet in every layer of experts."""
+
+    name = "qwen3_moe"
+
+    def test_dummy_steps_leave_a_rank_as_it_is(self):
+        found, dummies, sums = asyncio.run(self.ask())
+        self.assertGreater(dummies, 2 * parallel_case.TOKENS + 2 * 10, "beside its own steps, and while it is idle")
+        for i, (one, other) in enumerate(zip((0, 1, 2, 0, 0), found)):
+            self.same(self.alone[one].outputs[0], other.outputs[0], f"answer {i}")
+        self.assertEqual([output.num_cached_tokens > 300 for output in found], [False] * 3 + [True, False])
+        for name, expected in (("oscar_int2_sink_hits_total", [1, 0]), ("oscar_int2_info", [1, 1])):
+            self.assertEqual(sums[name], expected, name)
+
+    async def ask(self):
+        """The answers of the engines, dummy steps of the first one, and their metrics."""
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        async def ask(number, rank):
+            prompt = {"prompt_token_ids": self.model.texts[number][:parallel_case.LENGTHS[number]]}
+            outputs = llm.generate(prompt, parallel_case.parameters(), request_id=f"{number}-{rank}",
+                                   data_parallel_rank=rank)
+            return [output async for output in outputs][-1]
+
+        with parallel_case.several_processes(2, VLLM_ENABLE_V1_MULTIPROCESSING="1"):
+            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(
+                str(self.model.folder), data_parallel_size=2, enable_expert_parallel=True,
+                worker_extension_cls="parallel_case.Extension", **OPTIONS))
+            await llm.collective_rpc("attend_in_dummy_steps")
+            found = await asyncio.gather(ask(0, 0), ask(1, 1))
+            found += [await ask(2, 1), await ask(0, 0), await ask(0, 1)]
+            dummies = (await llm.collective_rpc("count_dummy_steps"))[0]
+            sums = self.metrics()
+            llm.shutdown()
+        return found, dummies, sums
+
+    def metrics(self):
+        """{name: its values by engine}"""
+        from prometheus_client import REGISTRY
+
+        samples = [sample for metric in REGISTRY.collect() for sample in metric.samples
+                   if sample.name.startswith("oscar_int2")]
+        return {name: [sum(s.value for s in samples if (s.name, s.labels["engine"]) == (name, engine))
+                       for engine in "01"] for name in {s.name for s in samples}}
 
 
 if __name__ == "__main__":

@@ -7,6 +7,9 @@ in host memory, under the hash of the block that ends them, for requests that be
 A request that begins with shared blocks reads all their rows behind the sink as INT2. It computes at least its
 last recent_tokens tokens itself: what it generates reads a whole exact window.
 
+Other layers keep their blocks by vLLM's own managers: windows in BF16, and states of linear attention at the ends
+of blocks. A hit ends where blocks of all layers end.
+
 The scheduler decides, perhaps in a process of its own: one Prefixes for all groups of layers, and a
 PrefixManager for each group over INT2. It tells the worker with each step what to keep and what to take
 (SinkMoves).
@@ -57,6 +60,7 @@ class Prefixes:
         (settings.kept_sinks). `drafts`: most of a step (settings.drafts)."""
         self.format, self.drafts = managers[0].format, drafts
         self.hash_tokens = coordinator.block_pool.hash_block_size
+        self.block_tokens = coordinator.scheduler_block_size  # of all groups: a hit ends where each has a block's end
         self.places = OrderedDict()  # of kept sinks, by hash; first the one unused for longest
         self.free_places = list(range(places))
         self.moves = SinkMoves()
@@ -78,18 +82,17 @@ class Prefixes:
         return counts
 
     def find_longest_cache_hit(self, block_hashes, max_cache_hit_length):
-        """The coordinator's, for tokens before the exact window and behind a sink that is kept."""
+        """The coordinator's, for tokens before the exact window and behind a sink that is kept. The third number says
+        how far behind them vLLM keeps a state of linear attention: so that these tokens can be shared at all."""
         self.missed = None
-        found = blocks, tokens, _ = self._find_blocks(
-            block_hashes, max(max_cache_hit_length - self.format.recent_tokens, 0))
-        if not tokens:
-            return found
-        if tokens >= self.format.sink_tokens:
-            sink = self._sink(block_hashes)
-            if sink in self.places:
-                return found
-            self.missed = sink
-        return tuple([] for _ in blocks), 0, 0
+        most = max(max_cache_hit_length - self.format.recent_tokens, 0)
+        blocks, tokens, uncached = self._find_blocks(block_hashes, most)
+        if tokens:
+            sink = self._sink(block_hashes) if tokens >= self.format.sink_tokens else None
+            if sink not in self.places:
+                self.missed = sink
+                blocks, tokens, uncached = tuple([] for _ in blocks), 0, 0
+        return blocks, tokens, uncached or most // self.block_tokens * self.block_tokens - tokens
 
     def begin(self, request: Request, tokens):
         """A request begins with so many tokens in shared blocks, perhaps none."""

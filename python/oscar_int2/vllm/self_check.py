@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
 
 logger = logging.getLogger("vllm.oscar_int2")
+# Of a Scheduler: prompts end their chunks where blocks end, so that states of linear attention can be shared.
+_BLOCK_ENDS = "need_mamba_block_aligned_split"
 
 
 def run(core: EngineCore):
@@ -67,7 +69,8 @@ def _read(core: EngineCore, ids, at_once):
     parameters = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     request = Request(settings.SELF_CHECK_REQUEST, ids, parameters, None, block_hasher=core.request_block_hasher)
     before = (scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold,
-              config.enable_chunked_prefill)
+              config.enable_chunked_prefill, getattr(scheduler, _BLOCK_ENDS, False))
+    setattr(scheduler, _BLOCK_ENDS, False)  # nothing of it is shared
     scheduler.max_num_scheduled_tokens = at_once
     config.long_prefill_token_threshold, config.enable_chunked_prefill = 0, True
     found = None
@@ -81,7 +84,8 @@ def _read(core: EngineCore, ids, at_once):
                     found = output.new_prompt_logprobs_tensors or found
     finally:
         (scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold,
-         config.enable_chunked_prefill) = before
+         config.enable_chunked_prefill, ends) = before
+        setattr(scheduler, _BLOCK_ENDS, ends)
     if found is None:
         raise SelfCheckError("the self-check failed: the engine gave no log probabilities of its prompt")
     return found.logprobs[:, 0].tolist()

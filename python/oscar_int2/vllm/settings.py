@@ -213,10 +213,8 @@ def defaults(args: EngineArgs, chosen: Entry) -> dict[str, Any]:
         ("max_num_seqs", args.max_num_seqs, DEFAULT_MAX_NUM_SEQS)) if given is None}
     found = _load(chosen["bundle"], _stamp(chosen["bundle"]))
     shared = args.enable_prefix_caching  # also where it is open: vLLM writes its choice into the arguments
-    why = ("keeps no first tokens exact" if not found.quantizer.sink_tokens else
-           "has layers without 2-bit rows" if layers.has_others(found) else None)
-    if shared is None and why:
-        logger.warning("OSCAR INT2: prefix caching is off, since %s %s", found.path, why)
+    if shared is None and not found.quantizer.sink_tokens:
+        logger.warning("OSCAR INT2: prefix caching is off, since %s keeps no first tokens exact", found.path)
         shared = False
     return ours | {"enable_prefix_caching": shared}
 
@@ -257,7 +255,9 @@ def check(config: VllmConfig):
         ("sleep mode", model.enable_sleep_mode, ""),
         ("pooling", model.runner_type != "generate", ""),
         ("an encoder-decoder model", model.is_encoder_decoder, ""),
-        (f"prefix caching of {others}", mixed and cache.enable_prefix_caching, "--no-enable-prefix-caching"),
+        (f"--prefix-match-unit with {others}", mixed and getattr(cache, "prefix_match_unit", None),
+         "leave it out: blocks are shared whole"),
+        ("--mamba-cache-mode all", getattr(cache, "mamba_cache_mode", None) == "all", "--mamba-cache-mode align"),
         (f"drafts for {others}", mixed and config.speculative_config, ""),
         (f"--disable-hybrid-kv-cache-manager with {others}",
          mixed and config.scheduler_config.disable_hybrid_kv_cache_manager, "leave it out"),

@@ -79,7 +79,8 @@ def unified(specs: dict[str, KVCacheSpec], drafts=0) -> dict[str, KVCacheSpec]:
         raise UnsupportedError(f"the INT2 cache does not serve {unlike[0]} beside layers with windows or linear "
                                f"attention: its cache is a {type(specs[unlike[0]]).__name__} of other pages")
     pages = -(-max(map(_least_bytes, others.values())) // page)
-    return {name: replace(spec, block_size=PAGE_TOKENS * pages) if name in int2 else _padded(spec, page * pages)
+    tokens = PAGE_TOKENS * pages
+    return {name: replace(spec, block_size=tokens) if name in int2 else _padded(spec, page * pages, tokens)
             for name, spec in specs.items()}
 
 
@@ -89,10 +90,12 @@ def _least_bytes(spec):
                    **({} if isinstance(spec, MambaSpec) else {"block_size": WINDOW_TOKENS})).page_size_bytes
 
 
-def _padded(spec, size):
-    """A spec whose blocks take `size` bytes, and hold as many rows of a window as fit."""
+def _padded(spec, size, int2_tokens):
+    """A spec whose blocks take `size` bytes, and hold as many rows of a window as fit. `int2_tokens`: of a block of
+    INT2 pages. Where prefixes are cached (align), a state is kept at the end of such a block."""
     if isinstance(spec, MambaSpec):
-        return replace(spec, page_size_padded=size)
+        tokens = int2_tokens if spec.mamba_cache_mode == "align" else spec.block_size
+        return replace(spec, block_size=tokens, page_size_padded=size)
     tokens = size // _least_bytes(spec) * WINDOW_TOKENS
     return replace(spec, block_size=tokens, page_size_padded=size)
 

@@ -5,6 +5,7 @@ import gc
 import importlib.machinery
 import importlib.util
 import logging
+import os
 import pathlib
 import sys
 import tempfile
@@ -32,7 +33,7 @@ KEYS = {
     "llama": {}, "qwen2": dict(hidden_size=4 * HEAD_DIM), "qwen3": {}, "mistral": dict(sliding_window=None),
     "qwen3_moe": dict(EXPERTS, num_experts=2),
     "glm4_moe": dict(EXPERTS, n_routed_experts=2),
-    "gemma3": {},
+    "gemma3": dict(sliding_window=40),  # in two blocks of 32 tokens
     "qwen3_next": dict(GATED_DELTA, **EXPERTS, num_experts=2, shared_expert_intermediate_size=32,
                        rope_parameters=HALF_TURNS),
     "qwen3_5 whole": dict(GATED_DELTA, rope_parameters=dict(
@@ -133,7 +134,7 @@ class Family:
 SHARE = 0.75
 
 
-def check_attention(engine, bundle, index, layer_id, prompt):
+def check_attention(engine, bundle, index, layer_id, prompt, chunk=160):
     """One request alone, in chunks and then token by token: pages of the engine's INT2 layer number `index` hold the
     bytes that layer `layer_id` of the bundle makes of its rows, and outputs are those of float64. Raises
     AssertionError."""
@@ -141,7 +142,7 @@ def check_attention(engine, bundle, index, layer_id, prompt):
 
     impl = engine.builder.layers[index]
     codec = LayerCodec(bundle, layer_id, impl.window_k.device, positions=impl.positions, sm_scale=impl.scale)
-    with engine.in_chunks(160), Recorder(engine, index, codec) as recorder:
+    with engine.in_chunks(chunk), Recorder(engine, index, codec) as recorder:
         engine.alone(prompt, 4)
     reading, error = recorder.check()
     assert reading >= 4, "too few tokens for INT2 rows"
@@ -149,8 +150,9 @@ def check_attention(engine, bundle, index, layer_id, prompt):
 
 
 @contextlib.contextmanager
-def serving(name, recent=256, **options):
-    """(Family, Engine) of a random model, as long as they are needed."""
+def serving(name, recent=256, places=None, **options):
+    """(Family, Engine) of a random model, as long as they are needed. `places`: sinks that are kept at most."""
+    from oscar_int2.vllm import settings
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
     from vllm.model_executor.models import registry
 
@@ -162,6 +164,8 @@ def serving(name, recent=256, **options):
         family = Family(name, folder, recent)
         # Else vLLM imports itself in another process, once an architecture.
         with case.bundle_variable(family.path), mock.patch.object(registry, "_run_in_subprocess", lambda run: run()):
+            if places:
+                os.environ[settings.SINK_BYTES] = str(places * settings.bytes_of_sink(family.bundle))
             engine = case.Engine(family.folder, family.texts, **options)
         try:
             yield family, engine

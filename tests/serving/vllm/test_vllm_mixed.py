@@ -15,16 +15,42 @@ import family_case as family
 import torch
 from vllm_case import needs_vllm
 
+SINK, RECENT = 64, 256
+PLACES = 3  # of kept sinks
+
+
+@contextlib.contextmanager
+def poisoned(engine):
+    """Before each step, blocks that nobody holds and nobody finds are NaN: as bytes of INT2 pages, as bf16 rows of a
+    window, and as a state."""
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    tensors = {kv.untyped_storage().data_ptr(): kv for kv in engine.runner.kv_caches if torch.is_tensor(kv)}
+    storages = [torch.empty(0, dtype=torch.uint8, device=kv.device).set_(kv.untyped_storage())
+                for kv in tensors.values()]
+    executor = engine.core.engine_core.engine_core.model_executor
+    execute = executor.execute_model
+
+    def execute_poisoned(*args, **options):
+        free = [block.block_id for block in pool.blocks
+                if block.ref_cnt == 0 and block.block_hash is None and not block.is_null]
+        for storage in storages:
+            storage.view(len(pool.blocks), -1)[free] = 0xFF
+        return execute(*args, **options)
+
+    with mock.patch.object(executor, "execute_model", execute_poisoned):
+        yield
+
 
 class Mixed:
     """One engine, for all cases of a model, which a TestCase names."""
 
-    name, options, layers, kept = "", {}, (), ()
+    name, options, layers, kept, chunk = "", {}, (), (), 160
 
     @classmethod
     def setUpClass(cls):
         cls.stack = contextlib.ExitStack()
-        cls.family, cls.engine = cls.stack.enter_context(family.serving(cls.name, **cls.options))
+        cls.family, cls.engine = cls.stack.enter_context(family.serving(cls.name, places=PLACES, **cls.options))
+        cls.stack.enter_context(poisoned(cls.engine))
 
     @classmethod
     def tearDownClass(cls):
@@ -34,11 +60,12 @@ class Mixed:
         engine = self.engine
         for index, layer_id in enumerate(self.layers):
             self.assertEqual(engine.builder.layers[index].codec.layer_id, layer_id)
-            family.check_attention(engine, self.family.bundle, index, layer_id, engine.prompt(index, 640))
+            family.check_attention(engine, self.family.bundle, index, layer_id, engine.prompt(index, 640), self.chunk)
 
     def test_another_layers_transforms_would_be_seen(self):
         with self.assertRaisesRegex(AssertionError, "bytes of pages differ"):
-            family.check_attention(self.engine, self.family.bundle, 0, self.layers[1], self.engine.prompt(0, 640))
+            family.check_attention(self.engine, self.family.bundle, 0, self.layers[1], self.engine.prompt(0, 640),
+                                   self.chunk)
 
     def test_requests_that_come_and_go_follow_the_definition(self):
         engine, finished, requests = self.engine, {}, {}
@@ -49,6 +76,71 @@ class Mixed:
         finished |= engine.run()
         apart, exact = zip(*(self.family.distances(prompt, finished[name]) for name, prompt in requests.items()))
         self.assertLess(sum(apart), family.SHARE * sum(exact), f"from the definition {apart}, from BF16 {exact}")
+
+    @contextlib.contextmanager
+    def preempted(self):
+        """A dict that takes, of preempted requests by prompt, [tokens that they had generated, tokens that they began
+        again with in shared blocks]."""
+        engine, found, preempt = self.engine, {}, self.engine.scheduler._preempt_request
+        prefixes = getattr(engine.scheduler, "oscar_prefixes", None) or types.SimpleNamespace(begin=None)
+        begin = prefixes.begin
+
+        def note(request, *args, **options):
+            found[tuple(request.prompt_token_ids)] = [request.num_tokens - request.num_prompt_tokens, 0]
+            return preempt(request, *args, **options)
+
+        def note_begin(request, tokens):
+            if tuple(request.prompt_token_ids) in found:
+                found[tuple(request.prompt_token_ids)][1] = tokens
+            return begin(request, tokens)
+
+        with mock.patch.object(engine.scheduler, "_preempt_request", note), \
+                mock.patch.object(prefixes, "begin", note_begin):
+            yield found
+
+    def same_as_alone(self, prompt, output, again, cut):
+        """An answer is that of two requests alone: one until it was preempted behind `again` tokens, and one that
+        reads these as a prompt, `cut` tokens of it as an earlier chunk."""
+        ids, logprobs = list(output.token_ids), output.logprobs
+        for first, end, chunk in ((0, again, 0), (again, len(ids), cut)):
+            if end > first:
+                part = types.SimpleNamespace(token_ids=ids[first:end], logprobs=logprobs[first:end])
+                self.same(part, self.alone(prompt + ids[:first], end - first, chunk), f"from token {first}")
+
+    def alone(self, prompt, tokens, cut=0):
+        """The answer of a request that shares nothing. `cut`: tokens of its first chunk, where the shared blocks of
+        another ended. Behind it their rows are read in 2 bits, as the other did; 0: it has none."""
+        engine, finished = self.engine, {}
+        engine.forget()
+        name = engine.add(prompt, tokens)
+        if cut:
+            with engine.in_chunks(cut):
+                engine.step(finished)
+            [slot] = engine.builder.slots.of.values()
+            engine.builder.shared_history[slot] = cut - SINK
+            engine.builder.tables.begin(slot, cut - SINK)
+        finished |= engine.run()
+        self.assertEqual(engine.cached[name], 0)
+        return finished[name]
+
+    def test_preempted_requests_begin_again_and_get_the_same_tokens(self):
+        """A preempted request reads its prompt and its answer so far anew, as a prompt."""
+        engine, finished = self.engine, {}
+        prompts = [engine.prompt(i, 755) for i in range(3)]
+        pool = engine.scheduler.kv_cache_manager.block_pool
+        with self.preempted() as preempted:
+            names = [engine.add(prompt, 20) for prompt in prompts]
+            for _ in range(4):
+                engine.step(finished)
+            taken = pool.get_new_blocks(pool.get_num_free_blocks() - 1)  # then 769 tokens need one more each
+            while engine.step(finished):
+                if preempted and taken:
+                    pool.free_blocks(taken)
+                    taken = []
+        self.assertTrue(preempted)
+        for prompt, name in zip(prompts, names):
+            again, cut = preempted.get(tuple(prompt), (len(finished[name].token_ids), 0))
+            self.same_as_alone(prompt, finished[name], again, cut)
 
     def others(self):
         """The layers that hold no 2-bit rows: vLLM's own."""
@@ -74,7 +166,7 @@ class Mixed:
         self.assertEqual([(spec.block_size, spec.page_size_padded) for spec in int2], [(64 * pages, None)])
         blocks = engine.core.vllm_config.cache_config.kv_cache_memory_bytes // (pages * page * len(self.layers))
         self.assertEqual(config.num_blocks, blocks)
-        longest = case.MAX_MODEL_LEN
+        longest = engine.core.vllm_config.model_config.max_model_len
         request = -(-longest // (64 * pages)) + sum(map(window, (s for s in groups if not hasattr(s, "format"))))
         held = int(engine.log.find(r"KV cache size: ([\d,]+) tokens")[1].replace(",", ""))
         self.assertEqual(held, int(blocks / request * longest))
@@ -107,43 +199,6 @@ class MixedTraffic(Mixed):
             for name, (number, length, tokens) in requests.items():
                 self.same(finished[name], engine.alone(engine.prompt(number, length), tokens), f"text {number}")
 
-    def test_what_another_layer_left_in_a_block_is_not_read(self):
-        engine, prompt = self.engine, self.engine.prompt(0, 500)
-        expected = engine.alone(prompt, 12)
-        for layer in self.others():  # of bytes that read as NaN
-            for cache in [layer.kv_cache] if torch.is_tensor(layer.kv_cache) else layer.kv_cache:
-                cache.untyped_storage().fill_(255)
-        self.same(expected, engine.alone(prompt, 12), "over such blocks")
-
-    def test_preempted_requests_begin_again_and_get_the_same_tokens(self):
-        """A preempted request reads its prompt and its answer so far anew, as a prompt."""
-        engine, preempted, finished = self.engine, {}, {}
-        preempt = engine.scheduler._preempt_request
-
-        def note(request, *args, **options):
-            preempted[tuple(request.prompt_token_ids)] = request.num_tokens - request.num_prompt_tokens
-            return preempt(request, *args, **options)
-
-        prompts = [engine.prompt(i, 755) for i in range(3)]
-        pool = engine.scheduler.kv_cache_manager.block_pool
-        with mock.patch.object(engine.scheduler, "_preempt_request", note):
-            names = [engine.add(prompt, 20) for prompt in prompts]
-            for _ in range(4):
-                engine.step(finished)
-            taken = pool.get_new_blocks(pool.get_num_free_blocks() - 1)  # then 769 tokens need one more each
-            while engine.step(finished):
-                if preempted and taken:
-                    pool.free_blocks(taken)
-                    taken = []
-        self.assertTrue(preempted)
-        for prompt, name in zip(prompts, names):
-            ids, logprobs = list(finished[name].token_ids), finished[name].logprobs
-            again = preempted.get(tuple(prompt), len(ids))
-            for first, end in ((0, again), (again, len(ids))):
-                if end > first:
-                    part = types.SimpleNamespace(token_ids=ids[first:end], logprobs=logprobs[first:end])
-                    self.same(part, engine.alone(prompt + ids[:first], end - first), f"from token {first}")
-
     def test_what_such_models_are_not_served_with_is_refused_by_name(self):
         from oscar_int2 import UnsupportedError
         from oscar_int2.vllm import settings, versions
@@ -158,19 +213,21 @@ class MixedTraffic(Mixed):
                 return EngineArgs(str(self.family.folder), **{**options, **changes}).create_engine_config()
 
         for changes, words in (
-                ({"enable_prefix_caching": True}, "prefix caching .* windows or linear .*no-enable-prefix-caching"),
+                ({"prefix_match_unit": 32}, "--prefix-match-unit with a model with windows or linear attention"),
                 ({"disable_hybrid_kv_cache_manager": True}, "--disable-hybrid-kv-cache-manager"),
                 ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
                  "drafts for a model with windows")):
             with self.subTest(**changes), self.assertRaisesRegex(UnsupportedError, words):
                 config(**changes)
         made = config()
+        self.assertEqual(made.cache_config.enable_prefix_caching, not made.model_config.is_hybrid, "as vLLM has it")
         if made.model_config.is_hybrid:
             with mock.patch.object(VllmConfig, "use_v2_model_runner", True), self.assertRaisesRegex(
                     UnsupportedError, "linear attention in the second model runner.*VLLM_USE_V2_MODEL_RUNNER=0"):
                 settings.check(made)
         for owner, name, value, words in (
                 (made.parallel_config, "enable_elastic_ep", True, "elastic expert parallelism"),
+                (made.cache_config, "mamba_cache_mode", "all", "--mamba-cache-mode all in vLLM; --mamba-cache-mode align"),
                 (versions, "adapter_name", lambda: "adapter_0_33", "linear attention outside version 0.26"),
                 (made.model_config, "multimodal_config", types.SimpleNamespace(language_model_only=False),
                  "other than text in vLLM; --language-model-only")):
@@ -180,17 +237,123 @@ class MixedTraffic(Mixed):
         settings.check(made)
 
 
+class Sharing(Mixed):
+    """And those of prefix caching. `block`: tokens by which all layers share."""
+
+    block = 0
+
+    def shared(self, common, length):
+        """Tokens that a prompt takes, of those that an earlier request has computed too."""
+        return min(common, length - 1 - RECENT) // self.block * self.block
+
+    def run_one(self, prompt, tokens):
+        """(its output, its tokens that came from shared blocks)"""
+        name = self.engine.add(prompt, tokens)
+        return self.engine.run()[name], self.engine.cached[name]
+
+    def check(self, prompt, output, cached):
+        self.same(output, self.alone(prompt, len(output.token_ids), cached), f"{cached} of {len(prompt)} tokens")
+
+    def test_a_shared_beginning_is_taken_and_gives_the_same_answer(self):
+        engine, first = self.engine, self.engine.prompt(0, 700)
+        self.run_one(first, 8)
+        for prompt, common in ((first, 700), (first[:450] + engine.prompt(1, 300), 450),
+                               (engine.prompt(2, 64) + first[64:], 0), (first[:64] + engine.prompt(3, 500), 0)):
+            output, cached = self.run_one(prompt, 12)
+            self.assertEqual(cached, self.shared(common, len(prompt)))
+            self.check(prompt, output, cached)
+            self.run_one(first, 1)
+
+    def test_the_next_turn_of_a_chat_takes_what_was_answered(self):
+        first = self.engine.prompt(1, 2 * self.block - 4)
+        answer, _ = self.run_one(first, 40)
+        chat = first + list(answer.token_ids) + self.engine.prompt(2, RECENT)
+        output, cached = self.run_one(chat, 12)
+        self.assertEqual(cached, 2 * self.block)
+        self.check(chat, output, cached)
+
+    def test_requests_of_one_step_share_nothing_and_a_later_one_does(self):
+        engine, prompt, finished = self.engine, self.engine.prompt(3, 690), {}
+        pair = [engine.add(prompt, 24) for _ in range(2)]
+        for _ in range(4):
+            engine.step(finished)
+        late = engine.add(prompt, 6)
+        finished |= engine.run()
+        shared = self.shared(690, 690)
+        self.assertEqual([engine.cached[name] for name in (*pair, late)], [0, 0, shared])
+        for name, cached in zip((*pair, late), (0, 0, shared)):
+            self.check(prompt, finished[name], cached)
+
+    def test_a_preempted_request_takes_its_own_blocks_again(self):
+        engine, manager, finished = self.engine, self.engine.scheduler.kv_cache_manager, {}
+        prompts, allocate = [engine.prompt(i, 690) for i in range(2)], manager.allocate_slots
+        with self.preempted() as preempted:
+            names = [engine.add(prompt, 24) for prompt in prompts]
+            for _ in range(6):
+                engine.step(finished)
+            with mock.patch.object(manager, "allocate_slots",  # a pool that has no block until one is preempted
+                                   lambda *args, **options: allocate(*args, **options) if preempted else None):
+                engine.step(finished)
+            finished |= engine.run()
+        [(again, cached)] = preempted.values()
+        self.assertEqual(cached, self.shared(690, 690 + again))
+        self.same_as_alone(prompts[1], finished[names[1]], again, cached)
+        self.check(prompts[0], finished[names[0]], 0)
+
+    def test_a_beginning_whose_sink_is_kept_no_more_is_counted_and_computed_anew(self):
+        prefixes, prompts = self.engine.scheduler.oscar_prefixes, [self.engine.prompt(i, 700) for i in range(PLACES + 1)]
+        for prompt in prompts[:PLACES]:
+            self.run_one(prompt, 1)
+        prefixes.take_counts()
+        answers = [(prompts[0], *self.run_one(prompts[0], 8))]
+        self.run_one(prompts[PLACES], 1)  # in the place of the second
+        answers += [(prompts[1], *self.run_one(prompts[1], 8)) for _ in range(2)]
+        for answer in answers:
+            self.check(*answer)
+        taken = self.shared(700, 700)
+        self.assertEqual([cached for _, _, cached in answers], [taken, 0, taken])
+        self.assertEqual(prefixes.take_counts(), (2, 1))
+        self.assertEqual(len(prefixes.places), PLACES)
+
+
 @needs_vllm
-class LinearAttention(MixedTraffic, case.EngineTest):
+class LinearAttention(Sharing, case.EngineTest):
     """Qwen3.5: gated DeltaNet in two of three layers, an output gate and partial RoPE in the others."""
 
     name, layers, kept = "qwen3_5 whole", (2, 5), (0, 1, 3, 4)
     page = page_of(2, family.HEAD_DIM)
     state = 4 * 32 * 32 * 4 + 3 * (2 * 2 * 32 + 4 * 32) * 2  # DeltaNet's in float32, and three columns of bf16
-    options = {"mamba_ssm_cache_dtype": "float32", "kv_cache_memory_bytes": 30 * 2 * 6 * page}
+    chunk = block = 6 * 64  # steps of fewer tokens would never come to its end
+    options = {"mamba_ssm_cache_dtype": "float32", "kv_cache_memory_bytes": 60 * 2 * 6 * page, "max_model_len": 1536,
+               "enable_prefix_caching": True}
 
     def test_the_pool_holds_what_its_bytes_do(self):
-        self.check_pool(self.page, self.state, lambda spec: 1)
+        self.check_pool(self.page, self.state, lambda spec: 2)  # one is written while the last is read
+        groups = self.engine.scheduler.kv_cache_config.kv_cache_groups
+        self.assertEqual({group.kv_cache_spec.block_size for group in groups}, {self.block})
+
+    def test_a_state_is_kept_where_requests_begin_alike(self):
+        """A repeated prompt finds the state before its last 256 tokens. A beginning is found by the third request:
+        the second keeps the state where it ends."""
+        engine, block = self.engine, self.block
+        prompt = engine.prompt(0, 2 * block + 10)
+        self.run_one(prompt, 1)
+        output, cached = self.run_one(prompt, 8)
+        self.assertEqual(cached, self.shared(len(prompt), len(prompt)))
+        self.check(prompt, output, cached)
+        prompts = [engine.prompt(3, 450) + engine.prompt(i, 3 * block + 10 - 450) for i in range(3)]
+        self.assertEqual([self.run_one(prompt, 1)[1] for prompt in prompts[:2]], [0, 0])
+        output, cached = self.run_one(prompts[2], 8)
+        self.assertEqual(cached, block)
+        self.check(prompts[2], output, cached)
+
+    def test_the_self_check_reads_its_text_at_once(self):
+        from oscar_int2.vllm import self_check
+
+        for at_once, steps in ((500, [500]), (490, [490] + [1] * 10)):
+            with self.engine.metadata() as found:
+                self_check._read(self.engine.core.engine_core.engine_core, self.engine.prompt(0, 500), at_once)
+            self.assertEqual([metadata.num_tokens for metadata in found], steps)
 
     def test_other_layers_keep_their_state(self):
         for layer in self.others():
@@ -198,30 +361,50 @@ class LinearAttention(MixedTraffic, case.EngineTest):
 
 
 @needs_vllm
-class ManyExperts(Mixed, case.EngineTest):
-    """Qwen3-Next: the same layers with experts."""
+class ManyExperts(MixedTraffic, case.EngineTest):
+    """Qwen3-Next: the same layers with experts. Prefix caching is off, as vLLM has it."""
 
     name, layers = "qwen3_next", (2, 5)
     options = {"mamba_ssm_cache_dtype": "float32", "kv_cache_memory_bytes": 1 << 21}
 
 
 @needs_vllm
-class Windows(MixedTraffic, case.EngineTest):
-    """Gemma 3: a window of 24 tokens in every other layer, and logits by query_pre_attn_scalar."""
+class Windows(MixedTraffic, Sharing, case.EngineTest):
+    """Gemma 3: a window of 40 tokens in every other layer, and logits by query_pre_attn_scalar."""
 
     name, layers, kept = "gemma3", (1, 3), (0, 2)
     page = page_of(2, family.HEAD_DIM)
-    options = {"kv_cache_memory_bytes": 100 * 2 * 3 * page}
+    block = 3 * 64
+    options = {"kv_cache_memory_bytes": 200 * 2 * 3 * page}
 
     def test_the_pool_holds_what_its_bytes_do(self):
-        most = min(23 + self.engine.core.vllm_config.max_in_flight_tokens, case.MAX_MODEL_LEN)
+        most = min(39 + self.engine.core.vllm_config.max_in_flight_tokens, case.MAX_MODEL_LEN)
         self.check_pool(self.page, 32 * 2 * 2 * family.HEAD_DIM * 2, lambda spec: -(-most // 32) + 1)
+
+    def test_a_hit_ends_where_the_window_before_it_is_there(self):
+        engine, prompt, finished = self.engine, self.engine.prompt(0, 700), {}
+        pool = engine.scheduler.kv_cache_manager.block_pool
+        [group] = [i for i, group in enumerate(engine.scheduler.kv_cache_config.kv_cache_groups)
+                   if not hasattr(group.kv_cache_spec, "format")]
+        # Blocks of 32 tokens, the last before token 384: two hold its window.
+        for gone, shared in ((11, 192), (10, 192), (9, 384)):
+            engine.forget()
+            engine.add(prompt, 4)
+            engine.step(finished)
+            [request] = engine.scheduler.requests.values()
+            engine.run()
+            [block] = pool.get_cached_block(request.block_hashes[gone], [group]) or [None]
+            self.assertEqual(block is None, gone == 9, "no hit needs it")
+            pool.evict_blocks({block.block_id} if block else ())
+            output, cached = self.run_one(prompt, 8)
+            self.assertEqual(cached, shared)
+            self.check(prompt, output, cached)
 
     def test_other_layers_run_on_vllms_own_backend(self):
         from vllm.platforms import current_platform
 
         for layer in self.others():
-            self.assertEqual(layer.sliding_window, 24)
+            self.assertEqual(layer.sliding_window, 40)
             if current_platform.is_cpu():
                 self.assertEqual(layer.attn_backend.get_name(), "CPU_ATTN")
 
@@ -273,6 +456,9 @@ class Blocks(unittest.TestCase):
         self.assertEqual(found["model.layers.1"].block_size, 64 * pages)
         self.assertEqual(found["model.layers.0"].block_size, pages * 9216 // 32768 * 32, "rows as fit")
         self.assertLess(found["state"].page_size_bytes, 1.01 * (32 * 128 * 128 * 4 + 3 * 8192 * 2))
+        self.assertEqual(found["state"].block_size, 4096, "one a request")
+        found = self.check(self.specs(self.int2(), state=dataclasses.replace(state, mamba_cache_mode="align")))
+        self.assertEqual(found["state"].block_size, 64 * pages, "one at the end of each block")
 
     def test_bytes_that_do_not_grow_with_the_block_would_be_seen(self):
         from oscar_int2.vllm.specs import SizedSpec

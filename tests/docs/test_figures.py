@@ -197,17 +197,6 @@ class Figures(unittest.TestCase):
             ratio, low, high = run_of.ratio("default", "hadamard-clip")
             self.assertLess(high, 1, f"{name}: {ratio:.3f} of Hadamard + clip, to {high:.3f}")
 
-    def test_serving_backends_are_those_of_the_study(self):
-        rows = table_rows("docs/results.md", "Backends")
-        names = [re.split(r"`|,", row[0])[0] for row in rows]
-        self.assertEqual(sorted(names), sorted(vocabulary.BACKENDS))
-        for name, row in zip(names, rows):
-            run_of_backend = figures.RunFigures(STUDY["runs"][f"stack {name}"])
-            self.assert_shown(row[1], run_of_backend.kl(f"for-{name}")[0])
-            self.assert_shown(row[2], run_of_backend.ratio(f"for-{name}", f"paper-{name}")[0])
-            increase = run_of_backend.perplexity_increase(f"for-{name}")[0]
-            self.assertEqual(row[3], f"{100 * increase:+.1f}%")
-
     def test_needles_are_those_of_the_study(self):
         needles = STUDY["runs"]["needles"]["methods"]
         shown = {row[0]: row[4] for row in table_rows("docs/results.md", "Quality")}

@@ -96,6 +96,7 @@ class DataParallel(Ranks):
     """Qwen3-MoE: two engines, whose ranks meet in every layer of experts."""
 
     name = "qwen3_moe"
+    ranks = {"data_parallel_size": 2, "enable_expert_parallel": True}
 
     def test_dummy_steps_leave_a_rank_as_it_is(self):
         found, dummies, sums = asyncio.run(self.ask())
@@ -119,8 +120,7 @@ class DataParallel(Ranks):
 
         with parallel_case.several_processes(2, VLLM_ENABLE_V1_MULTIPROCESSING="1"):
             llm = AsyncLLM.from_engine_args(AsyncEngineArgs(
-                str(self.model.folder), data_parallel_size=2, enable_expert_parallel=True,
-                worker_extension_cls="parallel_case.Extension", **OPTIONS))
+                str(self.model.folder), worker_extension_cls="parallel_case.Extension", **OPTIONS, **self.ranks))
             await llm.collective_rpc("attend_in_dummy_steps")
             found = await asyncio.gather(ask(0, 0), ask(1, 1))
             found += [await ask(2, 1), await ask(0, 0), await ask(0, 1)]

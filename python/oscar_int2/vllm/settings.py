@@ -258,6 +258,8 @@ def check(config: VllmConfig):
         (f"--prefix-match-unit with {others}", mixed and getattr(cache, "prefix_match_unit", None),
          "leave it out: blocks are shared whole"),
         ("--mamba-cache-mode all", getattr(cache, "mamba_cache_mode", None) == "all", "--mamba-cache-mode align"),
+        ("prefix caching of linear attention on several ranks", model.is_hybrid and cache.enable_prefix_caching
+         and max(parallel.tensor_parallel_size, parallel.pipeline_parallel_size) > 1, "--no-enable-prefix-caching"),
         (f"drafts for {others}", mixed and config.speculative_config, ""),
         (f"--disable-hybrid-kv-cache-manager with {others}",
          mixed and config.scheduler_config.disable_hybrid_kv_cache_manager, "leave it out"),

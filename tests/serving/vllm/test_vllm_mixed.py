@@ -225,6 +225,11 @@ class MixedTraffic(Mixed):
             with mock.patch.object(VllmConfig, "use_v2_model_runner", True), self.assertRaisesRegex(
                     UnsupportedError, "linear attention in the second model runner.*VLLM_USE_V2_MODEL_RUNNER=0"):
                 settings.check(made)
+            for ranks in "tensor_parallel_size", "pipeline_parallel_size":
+                with mock.patch.object(made.cache_config, "enable_prefix_caching", True), \
+                        mock.patch.object(made.parallel_config, ranks, 2), self.assertRaisesRegex(
+                            UnsupportedError, "prefix caching of linear attention on several ranks"):
+                    settings.check(made)
         for owner, name, value, words in (
                 (made.parallel_config, "enable_elastic_ep", True, "elastic expert parallelism"),
                 (made.cache_config, "mamba_cache_mode", "all", "--mamba-cache-mode all in vLLM; --mamba-cache-mode align"),

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # A block of a window has a multiple of so many tokens: kernels of every backend take it.
 WINDOW_TOKENS = 32
+# Rows that are kept before a window. Attention kernels read keys in tiles of up to so many tokens, and so rows
+# before the window too, at a weight of 0. In a block that another request has by then, these may read as NaN.
+TILE_TOKENS = 256
 
 
 def page_bytes(bundle, head_dim):
@@ -91,13 +94,13 @@ def _least_bytes(spec):
 
 
 def _padded(spec, size, int2_tokens):
-    """A spec whose blocks take `size` bytes, and hold as many rows of a window as fit. `int2_tokens`: of a block of
-    INT2 pages. Where prefixes are cached (align), a state is kept at the end of such a block."""
+    """A spec whose blocks take `size` bytes, and hold as many rows of a window as fit. Its window is how long vLLM
+    keeps a block; attention has the layer's own. `int2_tokens`: of a block of INT2 pages. Where prefixes are cached (align), a state is kept at the end of such a block."""
     if isinstance(spec, MambaSpec):
         tokens = int2_tokens if spec.mamba_cache_mode == "align" else spec.block_size
         return replace(spec, block_size=tokens, page_size_padded=size)
     tokens = size // _least_bytes(spec) * WINDOW_TOKENS
-    return replace(spec, block_size=tokens, page_size_padded=size)
+    return replace(spec, block_size=tokens, page_size_padded=size, sliding_window=spec.sliding_window + TILE_TOKENS)
 
 
 def clean_windows(runner: FirstRunner | SecondRunner, output: SchedulerOutput):

@@ -383,7 +383,7 @@ class Windows(MixedTraffic, Sharing, case.EngineTest):
     options = {"kv_cache_memory_bytes": 200 * 2 * 3 * page}
 
     def test_the_pool_holds_what_its_bytes_do(self):
-        most = min(39 + self.engine.core.vllm_config.max_in_flight_tokens, case.MAX_MODEL_LEN)
+        most = min(39 + 256 + self.engine.core.vllm_config.max_in_flight_tokens, case.MAX_MODEL_LEN)
         self.check_pool(self.page, 32 * 2 * 2 * family.HEAD_DIM * 2, lambda spec: -(-most // 32) + 1)
 
     def test_a_hit_ends_where_the_window_before_it_is_there(self):
@@ -391,19 +391,33 @@ class Windows(MixedTraffic, Sharing, case.EngineTest):
         pool = engine.scheduler.kv_cache_manager.block_pool
         [group] = [i for i, group in enumerate(engine.scheduler.kv_cache_config.kv_cache_groups)
                    if not hasattr(group.kv_cache_spec, "format")]
-        # Blocks of 32 tokens, the last before token 384: two hold its window.
-        for gone, shared in ((11, 192), (10, 192), (9, 384)):
+        # Blocks of 32 tokens, the last before token 384: ten hold its window and 256 rows before that.
+        for gone, shared in ((11, 192), (2, 0), (1, 384)):
             engine.forget()
             engine.add(prompt, 4)
             engine.step(finished)
             [request] = engine.scheduler.requests.values()
             engine.run()
-            [block] = pool.get_cached_block(request.block_hashes[gone], [group]) or [None]
-            self.assertEqual(block is None, gone == 9, "no hit needs it")
-            pool.evict_blocks({block.block_id} if block else ())
+            [block] = pool.get_cached_block(request.block_hashes[gone], [group])
+            pool.evict_blocks({block.block_id})
             output, cached = self.run_one(prompt, 8)
             self.assertEqual(cached, shared)
             self.check(prompt, output, cached)
+
+    def test_blocks_of_a_tile_before_the_window_are_kept(self):
+        """Attention kernels read whole tiles, of 256 tokens at most."""
+        engine, finished = self.engine, {}
+        [manager] = [manager for manager in engine.scheduler.kv_cache_manager.coordinator.single_type_managers
+                     if not hasattr(manager.kv_cache_spec, "format")]
+        name = engine.add(engine.prompt(0, 700), 40)
+        for _ in range(30):
+            engine.step(finished)
+        [request] = engine.scheduler.requests.values()
+        kept = [not block.is_null for block in manager.req_to_blocks[request.request_id]]
+        first = (request.num_computed_tokens - 39 - 256) // 32
+        self.assertEqual(kept[:first + 1], [False] * first + [True])
+        self.assertTrue(all(kept[first:]))
+        self.assertEqual(len(engine.run()[name].token_ids), 40)
 
     def test_other_layers_run_on_vllms_own_backend(self):
         from vllm.platforms import current_platform

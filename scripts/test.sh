@@ -84,7 +84,7 @@ stage_build() {
 
 stage_nightly() {
   step "CUDA kernels for all architectures"
-  scripts/build.sh kernels -DOSCAR_CUDA_ARCHITECTURES="80;86;89;90a;100;120"
+  scripts/build.sh kernels -UOSCAR_CUDA_ARCHITECTURES  # those of CMakeLists.txt
   step "unit tests of what lies below the model, as released"
   scripts/build.sh developer -DOSCAR_TEST_CORE=ON "${architecture[@]}"
   run_tests build-developer -R core_tests

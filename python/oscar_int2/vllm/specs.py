@@ -110,6 +110,8 @@ def clean_windows(runner: FirstRunner | SecondRunner, output: SchedulerOutput):
     config, cached = runner.kv_cache_config, output.scheduled_cached_reqs
     windows = {i: group for i, group in enumerate(config.kv_cache_groups)
                if isinstance(group.kv_cache_spec, SlidingWindowSpec)}
+    if not windows:
+        return
     # (blocks of each group, tokens that they hold already)
     given: list = [(new.block_ids, new.num_computed_tokens) for new in output.scheduled_new_reqs]
     given += [(blocks, tokens if request in cached.resumed_req_ids else 0) for request, blocks, tokens in zip(

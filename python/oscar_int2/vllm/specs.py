@@ -95,7 +95,8 @@ def _least_bytes(spec):
 
 def _padded(spec, size, int2_tokens):
     """A spec whose blocks take `size` bytes, and hold as many rows of a window as fit. Its window is how long vLLM
-    keeps a block; attention has the layer's own. `int2_tokens`: of a block of INT2 pages. Where prefixes are cached (align), a state is kept at the end of such a block."""
+    keeps a block; attention has the layer's own. `int2_tokens`: of a block of INT2 pages. Where prefixes are cached
+    (align), a state is kept at the end of such a block."""
     if isinstance(spec, MambaSpec):
         tokens = int2_tokens if spec.mamba_cache_mode == "align" else spec.block_size
         return replace(spec, block_size=tokens, page_size_padded=size)

@@ -121,7 +121,7 @@ def start(arguments):
     model = arguments.model or write_config(arguments.shape)
     options = {"kv_cache_dtype": "fp8"} if arguments.kv == "fp8" else {}
     if arguments.kv == "int2":
-        use_int2(arguments, model)
+        use_int2(model, arguments.bundle)
     else:
         os.environ.pop("VLLM_OSCAR_BUNDLE", None)
     if arguments.pool_mib:
@@ -140,7 +140,6 @@ def start(arguments):
 
 def main():
     arguments = arguments_of(sys.argv[1:])
-    arguments.quick_prompts = False  # of bench_vllm.py
     llm, held = start(arguments)
     from vllm import SamplingParams
 

@@ -107,11 +107,10 @@ def measured(engine, parameters, prompts, name, now=time.perf_counter):
 
 def main():
     arguments = arguments_of(sys.argv[1:])
-    arguments.quick_prompts = False  # of bench_vllm.py
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     options = {"kv_cache_dtype": "fp8"} if arguments.kv == "fp8" else {}
     if arguments.kv == "int2":
-        use_int2(arguments, arguments.model)
+        use_int2(arguments.model, arguments.bundle)
     else:
         os.environ.pop("VLLM_OSCAR_BUNDLE", None)
     if arguments.drafts:

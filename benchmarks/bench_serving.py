@@ -99,7 +99,7 @@ def random_bundle(config):
     key, value = side(True), side(False)  # one fit for all layers: its numbers change no time
     layers = {i: Layer(i, "full", 0, True, config.num_attention_heads, heads, d, key, value)
               for i in range(config.num_hidden_layers)}
-    model = Model("random", "Qwen3ForCausalLM", config.num_hidden_layers, config.num_attention_heads,
+    model = Model("random", (config.architectures or ["Qwen3ForCausalLM"])[0], config.num_hidden_layers, config.num_attention_heads,
                   heads, d, config.hidden_size,
                   {"rope_type": "default", "rope_theta": 1e4, "max_positions": MAX_POSITIONS}, "")
     return Bundle("random", "", "", model, CacheFormat(d, 64, 256, 16), layers)

@@ -5,13 +5,14 @@ Random weights in a shape of bench_serving.py, prompts of random token ids. One 
 the cache, the tokens that it holds, requests x context, ms a step over 128 decoded tokens a request,
 tokens a second. One kind of cache a process, since vLLM gives memory back only when it ends.
 
-    benchmarks/bench_vllm.py --kv int2 [--shape qwen3-8b] [--points 1x126000,8x32768,7x100000]
+    benchmarks/bench_vllm.py --kv int2 [--shape qwen3-8b] [--points 1x126000,8x32768,7x100000] [--tp 2]
 
 Prompts come in chunks, as vLLM takes them: --step-tokens says how many tokens a step may have, and
 --whole-prompts turns chunks off (INT2 only). --quick-prompts leaves attention out while prompts are read:
 what is decoded behind them is noise either way, and 53 x 100000 tokens are read in minutes instead of a
 quarter of an hour.
 --prefix-caching reads the prompts of each point twice, and a last column has the seconds of the second time.
+--layers N takes the first N layers of a shape, where the memory holds no more over every cache.
 --model FOLDER --bundle X.h5 take a real model; without a GPU add --pool-mib.
 """
 import argparse
@@ -23,9 +24,13 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+BENCHES = str(pathlib.Path(__file__).resolve().parent)
+sys.path.insert(0, BENCHES)
 WARM_STEPS = 16
 MAX_POSITIONS, ROPE_THETA = 131072, 10000.0
+MOE_SHAPES = {  # hidden, intermediate of an expert, layers, query heads, KV heads, experts, experts of a token
+    "qwen3-30b-a3b": (2048, 768, 48, 32, 4, 128, 8),
+}
 
 
 def parse_points(text):
@@ -42,9 +47,11 @@ def arguments_of(argv):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kv", choices=("int2", "bf16", "fp8"), required=True)
     parser.add_argument("--points", type=parse_points, default=[(1, 126000), (8, 32768), (7, 100000)])
-    parser.add_argument("--shape", default="qwen3-8b", help="of bench_serving.py")
+    parser.add_argument("--shape", default="qwen3-8b", help="of bench_serving.py, or " + ", ".join(MOE_SHAPES))
+    parser.add_argument("--layers", type=int, help="of the shape, in place of all")
     parser.add_argument("--model", help="a Hugging Face folder in place of a shape")
     parser.add_argument("--bundle", help="its bundle; without one, random transforms")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs that share the heads (tensor parallelism)")
     parser.add_argument("--memory", type=float, default=0.9, help="share of the GPU's memory")
     parser.add_argument("--pool-mib", type=int, help="bytes of blocks, in place of --memory")
     parser.add_argument("--steps", type=int, default=128)
@@ -59,63 +66,41 @@ def arguments_of(argv):
     return arguments
 
 
-def write_config(shape):
+def write_config(shape, layers=None):
     """A model folder without weights, which bench_serving.py's random bundle fits: always the same one,
     since vLLM keeps what it compiled by the model's path."""
-    from bench_serving import SHAPES, VOCAB
-    hidden, intermediate, layers, heads, kv_heads, tied = SHAPES[shape]
-    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": hidden,
-              "intermediate_size": intermediate, "num_hidden_layers": layers,
-              "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 128,
-              "vocab_size": VOCAB, "max_position_embeddings": MAX_POSITIONS, "hidden_act": "silu",
-              "rms_norm_eps": 1e-6, "rope_theta": ROPE_THETA, "tie_word_embeddings": tied,
-              "attention_bias": False, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1}
-    folder = pathlib.Path(tempfile.gettempdir(), f"oscar-bench-{shape}")
+    from bench_serving import HEAD_DIM, SHAPES, VOCAB
+    config = {"head_dim": HEAD_DIM, "vocab_size": VOCAB, "max_position_embeddings": MAX_POSITIONS,
+              "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": ROPE_THETA, "attention_bias": False,
+              "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1}
+    if shape in MOE_SHAPES:
+        hidden, expert, all_layers, heads, kv_heads, experts, chosen = MOE_SHAPES[shape]
+        config |= {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "intermediate_size": 8 * expert,
+                   "moe_intermediate_size": expert, "num_experts": experts, "num_experts_per_tok": chosen,
+                   "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": False}
+    else:
+        hidden, intermediate, all_layers, heads, kv_heads, tied = SHAPES[shape]
+        config |= {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "intermediate_size": intermediate,
+                   "tie_word_embeddings": tied}
+    config |= {"hidden_size": hidden, "num_hidden_layers": layers or all_layers, "num_attention_heads": heads,
+               "num_key_value_heads": kv_heads}
+    folder = pathlib.Path(tempfile.gettempdir(), f"oscar-bench-{shape}-{layers or all_layers}")
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 
 
-def use_int2(arguments, model):
-    """The plugin in this process, with the bundle that was named or a random one."""
+def use_int2(model, bundle=None):
+    """The plugin in this process, and in those that it starts, with the bundle that was named or a random one."""
     # Without a bundle a file that is there; nothing reads it.
-    os.environ["VLLM_OSCAR_BUNDLE"] = arguments.bundle or str(pathlib.Path(model, "config.json"))
+    os.environ["VLLM_OSCAR_BUNDLE"] = bundle or str(pathlib.Path(model, "config.json"))
     os.environ["VLLM_OSCAR_WEIGHTS"] = "any"  # a shape's weights are random too
+    if not bundle:
+        os.environ["OSCAR_BENCH_MODEL"] = model
     import oscar_int2_vllm
-    from oscar_int2.vllm import settings
 
-    if not arguments.bundle:
-        from bench_serving import random_bundle
-        from transformers import AutoConfig
-        bundle = random_bundle(AutoConfig.from_pretrained(model))
-        settings._stamp, settings._load = lambda path: None, lambda path, stamp: bundle
     oscar_int2_vllm.register()
-    if arguments.quick_prompts:
-        from oscar_int2.vllm.backend import OscarAttention
-
-        def write_alone(self, pages, q, k, v, metadata, out):
-            self.codec.append(pages, metadata.appended, *self.codec.transform_kv(k, v))
-            out.zero_()
-
-        OscarAttention._read_prompts = write_alone
-
-
-def skip_prompts():
-    """Leaves attention out of vLLM's own steps with prompts; rows enter its cache outside of forward().
-    Returns a list that has an item for every call left out."""
-    import torch
-    from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
-    original, skipped = FlashAttentionImpl.forward, []
-
-    def forward(self, layer, query, key, value, kv_cache, attn_metadata, output, *args, **options):
-        if (attn_metadata is None or attn_metadata.max_query_len == 1
-                or torch.cuda.is_current_stream_capturing()):
-            return original(self, layer, query, key, value, kv_cache, attn_metadata, output, *args, **options)
-        skipped.append(None)
-        return output.zero_()
-
-    FlashAttentionImpl.forward = forward
-    return skipped
+    import bench_worker  # noqa: F401: as each worker does
 
 
 def max_num_seqs(requests):
@@ -157,15 +142,19 @@ def measured(engine, parameters, requests, context, vocabulary, steps):
 def main():
     arguments = arguments_of(sys.argv[1:])
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    model = arguments.model or write_config(arguments.shape)
-    options = {"enable_prefix_caching": arguments.prefix_caching}
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    os.environ["PYTHONPATH"] = os.pathsep.join([BENCHES, *filter(None, [os.environ.get("PYTHONPATH")])])
+    model = arguments.model or write_config(arguments.shape, arguments.layers)
+    options = {"enable_prefix_caching": arguments.prefix_caching, "tensor_parallel_size": arguments.tp,
+               "worker_extension_cls": "bench_worker.Worker"}
     if arguments.kv == "fp8":
         options["kv_cache_dtype"] = "fp8"
+    if arguments.quick_prompts:
+        os.environ["OSCAR_BENCH_QUICK_PROMPTS"] = arguments.kv
     if arguments.kv == "int2":
-        use_int2(arguments, model)
+        use_int2(model, arguments.bundle)
     else:
         os.environ.pop("VLLM_OSCAR_BUNDLE", None)
-    skipped = skip_prompts() if arguments.quick_prompts and arguments.kv != "int2" else None
     if arguments.pool_mib:
         options["kv_cache_memory_bytes"] = arguments.pool_mib << 20
     else:
@@ -184,18 +173,19 @@ def main():
               max_num_seqs=max_num_seqs(max(requests for requests, _ in arguments.points)), **options)
     config = llm.llm_engine.vllm_config
     held = config.cache_config.num_gpu_blocks * config.cache_config.block_size
-    print("kv,tokens of a step,tokens in the cache,requests,context,ms a step,tokens/s,seconds until all decode"
+    print("kv,GPUs,layers,tokens of a step,tokens in the cache,requests,context,ms a step,tokens/s,seconds until all decode"
           + ",the second time" * arguments.prefix_caching, flush=True)
     for (requests, context), tokens in zip(arguments.points, most):
         parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         ms, *prompts = measured(llm.llm_engine, parameters, requests, context,
                                 config.model_config.get_vocab_size(), arguments.steps)
-        if skipped == []:
+        if arguments.quick_prompts and not all(llm.collective_rpc("prompts_left_out")):
             raise RuntimeError("--quick-prompts knows FlashAttention alone, and vLLM chose another backend")
         if arguments.prefix_caching:
             prompts += measured(llm.llm_engine, parameters, requests, context,
                                 config.model_config.get_vocab_size(), arguments.steps)[1:]
-        print(f"{arguments.kv},{config.scheduler_config.max_num_batched_tokens},{held},{requests},"
+        layers = config.model_config.hf_text_config.num_hidden_layers
+        print(f"{arguments.kv},{arguments.tp},{layers},{config.scheduler_config.max_num_batched_tokens},{held},{requests},"
               f"{context},{ms:.3f},{1000 * requests / ms:.1f}," + ",".join(f"{s:.2f}" for s in prompts), flush=True)
 
 

@@ -15,6 +15,7 @@
 | StatLoggerManager.__init__, .record | that of /metrics | publishes what was counted |
 | WorkerWrapperBase.initialize_from_config | a worker's | what follows, for the runner that it has |
 | GPUModelRunner._update_states (first runner) | a worker's | tells the builder which request is where in the batch; zeros new blocks of windows |
+| GPUModelRunner.propose_draft_token_ids (first) | a worker's | fills up drafts of a request that has too few of them |
 | GPUModelRunner.finish_requests, .add_requests, .prepare_attn (second runner) | a worker's | the same |
 | GPUModelRunner._bookkeeping_sync (first), .sample (second) | a worker's | reads which requests have a refused row |
 | GPUModelRunner.execute_model (both) | a worker's that is no last stage | tells the next stage of refused rows |
@@ -371,7 +372,7 @@ def _builders(runner: FirstRunner | SecondRunner) -> list[OscarMetadataBuilder]:
 
 
 def _follow_first_runner(owner: type[FirstRunner]):
-    from . import refusals, specs
+    from . import refusals, specs, steps
 
     def make_update(original):
         def _update_states(self: FirstRunner, scheduler_output: SchedulerOutput):
@@ -401,8 +402,18 @@ def _follow_first_runner(owner: type[FirstRunner]):
 
         return _bookkeeping_sync
 
+    def make_propose(original):
+        def propose_draft_token_ids(self: FirstRunner, scheduler_output, sampled_token_ids, *args, **options):
+            drafts = original(self, scheduler_output, sampled_token_ids, *args, **options)
+            if settings.serves_int2(self.vllm_config) and isinstance(drafts, list):  # as ngram's, which finds what it finds
+                return steps.fill_up(drafts, sampled_token_ids, self.num_spec_tokens)
+            return drafts
+
+        return propose_draft_token_ids
+
     replace(owner, owner._update_states, make_update)
     replace(owner, owner._bookkeeping_sync, make_bookkeeping)
+    replace(owner, owner.propose_draft_token_ids, make_propose)
     _send_notes(owner)
 
 

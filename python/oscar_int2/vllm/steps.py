@@ -126,6 +126,14 @@ class RequestTables:
                        pick=pick, place=place)
 
 
+def fill_up(drafts, sampled, count):
+    """`drafts` of each request, made `count` by its last token, over and over: a step in which all requests have the
+    same number of rows runs in a CUDA graph, and drafts that are wrong cost a request nothing else.
+
+    `sampled`: the step's tokens of each request. One without any is still in its prompt, and has no drafts."""
+    return [found + [tokens[-1]] * (count - len(found)) if tokens else found for found, tokens in zip(drafts, sampled)]
+
+
 def ragged(starts, queries):
     """(Decodes.pick, Decodes.place) of requests whose rows begin at starts[b] and end at starts[b + 1]."""
     places = np.arange(queries)[None] + starts[1:, None] - queries

@@ -31,6 +31,7 @@ FIRST_RUNNER = {
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states": "scheduler_output",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync":
         "scheduler_output sampler_output logits hidden_states",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids": "scheduler_output sampled_token_ids",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model": "scheduler_output",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens": "",
 }

@@ -5,6 +5,7 @@ import pathlib
 import random
 import tempfile
 import unittest
+from unittest import mock
 
 import vllm_case as case
 import torch
@@ -199,6 +200,24 @@ class Five(Eagle):
 class Ngram(WithDrafts):
     k = 5
     speculative = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+
+    def test_a_request_has_k_drafts_whatever_the_text_gives(self):
+        """A text may hold what was written before, or not: steps have the same rows of each request."""
+        published, batches = self.engine.builder.publish, []
+
+        def publish(slots, drafts):
+            batches.append(list(drafts))
+            published(slots, drafts)
+
+        prompts = self.engine.prompt(0, 420), self.engine.prompt(1, 5)
+        with mock.patch.object(self.engine.builder, "publish", publish):
+            names = [self.engine.add(prompt, 40) for prompt in prompts]
+            finished = self.engine.run()
+        both = [drafts for drafts in batches if len(drafts) == 2 and any(drafts)]
+        self.assertGreater(len(both), 5)
+        self.assertEqual({tuple(drafts) for drafts in both}, {(self.k, self.k)})
+        for prompt, name in zip(prompts, names):
+            self.like_one_at_a_time(prompt, finished[name])
 
 
 @needs_vllm

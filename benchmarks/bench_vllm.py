@@ -13,6 +13,7 @@ what is decoded behind them is noise either way, and 53 x 100000 tokens are read
 quarter of an hour.
 --prefix-caching reads the prompts of each point twice, and a last column has the seconds of the second time.
 --layers N takes the first N layers of a shape, where the memory holds no more over every cache.
+--no-multicast is for machines of several GPUs that must not use NVLink's multicast: no all-reduce fused with norms.
 --model FOLDER --bundle X.h5 take a real model; without a GPU add --pool-mib.
 """
 import argparse
@@ -52,6 +53,7 @@ def arguments_of(argv):
     parser.add_argument("--model", help="a Hugging Face folder in place of a shape")
     parser.add_argument("--bundle", help="its bundle; without one, random transforms")
     parser.add_argument("--tp", type=int, default=1, help="GPUs that share the heads (tensor parallelism)")
+    parser.add_argument("--no-multicast", action="store_true", help="of --tp: all-reduce without NVLink's multicast")
     parser.add_argument("--memory", type=float, default=0.9, help="share of the GPU's memory")
     parser.add_argument("--pool-mib", type=int, help="bytes of blocks, in place of --memory")
     parser.add_argument("--steps", type=int, default=128)
@@ -159,6 +161,10 @@ def main():
         options["kv_cache_memory_bytes"] = arguments.pool_mib << 20
     else:
         options["gpu_memory_utilization"] = arguments.memory
+    if arguments.no_multicast:
+        os.environ |= {"NCCL_NVLS_ENABLE": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+                       "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "VLLM_USE_NCCL_SYMM_MEM": "0"}
+        options["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
     if arguments.step_tokens:
         options["max_num_batched_tokens"] = arguments.step_tokens
     if arguments.whole_prompts:

@@ -5,7 +5,7 @@
 | EngineArgs.create_engine_config | each that reads an engine's arguments | the bundle into the configuration, defaults and refusals |
 | Attention.__init__ | a worker's | our backend for layers that hold 2-bit rows |
 | base_loader.process_weights_after_loading | a worker's | compares weights with the bundle's |
-| Scheduler.__init__ | the scheduler's | makes PrefixManager the manager of our blocks, and Prefixes of what they share |
+| Scheduler.__init__ | the scheduler's | makes PrefixManager the manager of our blocks, WindowManager that of windows, and Prefixes of what they share |
 | Scheduler.add_request | the scheduler's | says once what log probabilities of prompts are |
 | Scheduler.schedule | the scheduler's | tells the worker what happens to sinks |
 | Scheduler.update_from_output | the scheduler's | ends requests of which a row was refused |
@@ -181,7 +181,7 @@ def _follow_weights():
 
 def _follow_scheduler():
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
     from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
     from . import metrics, refusals
@@ -190,10 +190,11 @@ def _follow_scheduler():
         def __init__(self: Scheduler, vllm_config, *args, **options):
             if not settings.serves_int2(vllm_config):
                 return original(self, vllm_config, *args, **options)
-            from .prefixes import PrefixManager, Prefixes
-            from .specs import Int2Spec
+            from .prefixes import PrefixManager, Prefixes, WindowManager
+            from .specs import Int2Spec, WindowSpec
 
             KVCacheSpecRegistry.register(Int2Spec, PrefixManager, FullAttentionSpec)
+            KVCacheSpecRegistry.register(WindowSpec, WindowManager, SlidingWindowSpec)
             original(self, vllm_config, *args, **options)
             managers = _prefix_managers(self)
             if managers and vllm_config.cache_config.enable_prefix_caching:

@@ -7,8 +7,8 @@ in host memory, under the hash of the block that ends them, for requests that be
 A request that begins with shared blocks reads all their rows behind the sink as INT2. It computes at least its
 last recent_tokens tokens itself: what it generates reads a whole exact window.
 
-Other layers keep their blocks by vLLM's own managers: windows in BF16, and states of linear attention at the ends
-of blocks. A hit ends where blocks of all layers end.
+Other layers keep their blocks as vLLM has it: windows in BF16 (WindowManager), and states of linear attention at the
+ends of blocks. A hit ends where blocks of all layers end.
 
 The scheduler decides, perhaps in a process of its own: one Prefixes for all groups of layers, and a
 PrefixManager for each group over INT2. It tells the worker with each step what to keep and what to take
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
-from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, SlidingWindowManager
 
 from .._library import PAGE_TOKENS
 from . import settings
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
     from vllm.v1.request import Request
 
-    from .specs import Int2Spec
+    from .specs import Int2Spec, WindowSpec
 
 
 def seed_keys(config: VllmConfig):
@@ -181,3 +181,21 @@ class PrefixManager(FullAttentionManager):
         super().cache_blocks(request, full, **options)
         if not before and self.num_cached_block.get(request.request_id, 0):
             self.prefixes.keep(request)
+
+
+class WindowManager(SlidingWindowManager):
+    """vLLM's, by specs.WindowSpec.kept(): for the worker, whose tables of blocks still name those that were left."""
+
+    def __init__(self, kv_cache_spec: WindowSpec, **options):
+        super().__init__(kv_cache_spec, **options)
+        self.sliding_window = kv_cache_spec.kept().sliding_window
+
+    @classmethod
+    @override
+    def find_longest_cache_hit(cls, *args, kv_cache_spec: WindowSpec, **options):
+        return super().find_longest_cache_hit(*args, kv_cache_spec=kv_cache_spec.kept(), **options)
+
+    @classmethod
+    @override
+    def reachable_block_mask(cls, *args, kv_cache_spec: WindowSpec, **options):
+        return super().reachable_block_mask(*args, kv_cache_spec=kv_cache_spec.kept(), **options)

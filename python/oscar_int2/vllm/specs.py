@@ -63,6 +63,20 @@ class SizedSpec(Int2Spec):
         return replace(super().merge(specs), page_bytes=specs[0].page_bytes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class WindowSpec(SlidingWindowSpec):
+    """Blocks of a layer with a window, which prefixes.WindowManager keeps for a tile longer. `sliding_window` stays
+    the layer's own: backends attend by it."""
+
+    def kept(self):
+        """Of a window of all rows that are kept."""
+        return SlidingWindowSpec(**{**vars(self), "sliding_window": self.sliding_window + TILE_TOKENS})
+
+    @override
+    def max_admission_blocks_per_request(self, max_in_flight_tokens, max_model_len):
+        return self.kept().max_admission_blocks_per_request(max_in_flight_tokens, max_model_len)
+
+
 def unified(specs: dict[str, KVCacheSpec], drafts=0) -> dict[str, KVCacheSpec]:
     """The specs of all layers of a model, by name, with blocks of equal bytes. Layers with a window and those of
     linear attention are padded. Raises UnsupportedError for other kinds beside them, and for `drafts`.
@@ -94,14 +108,13 @@ def _least_bytes(spec):
 
 
 def _padded(spec, size, int2_tokens):
-    """A spec whose blocks take `size` bytes, and hold as many rows of a window as fit. Its window is how long vLLM
-    keeps a block; attention has the layer's own. `int2_tokens`: of a block of INT2 pages. Where prefixes are cached
-    (align), a state is kept at the end of such a block."""
+    """A spec whose blocks take `size` bytes, and hold as many rows of a window as fit. `int2_tokens`: of a block of
+    INT2 pages. Where prefixes are cached (align), a state is kept at the end of such a block."""
     if isinstance(spec, MambaSpec):
         tokens = int2_tokens if spec.mamba_cache_mode == "align" else spec.block_size
         return replace(spec, block_size=tokens, page_size_padded=size)
     tokens = size // _least_bytes(spec) * WINDOW_TOKENS
-    return replace(spec, block_size=tokens, page_size_padded=size, sliding_window=spec.sliding_window + TILE_TOKENS)
+    return WindowSpec(**{**vars(spec), "block_size": tokens, "page_size_padded": size})
 
 
 def clean_windows(runner: FirstRunner | SecondRunner, output: SchedulerOutput):

@@ -169,8 +169,10 @@ void print_servers_of_gguf(const std::string& model) {
   if (std::ranges::none_of(files, [](const NamedPath& f) { return f.path.extension() == ".gguf"; }))
     return;
   fmt::print(
-      "servers    vLLM and transformers, over these weights as a Hugging Face folder;\n"
-      "           llama.cpp has no 2-bit cache for it (docs/llama-cpp.md)\n");
+      "servers    vLLM and transformers, over the folder that\n"
+      "           python -m oscar_int2 dequantize {} FOLDER writes;\n"
+      "           llama.cpp has no 2-bit cache for it (docs/llama-cpp.md)\n",
+      quoted(model));
 }
 
 void print_held_back(int64_t tokens) {

@@ -4,7 +4,6 @@
 HumanEval with the task near and far, calls and edits of code, needles, quotes, tool calls of agents, and long answers
 (task_parts/plan.py). Only `answer` needs a GPU. Raw answers are kept, so that scores can be computed again.
 
-  tasks.py folder GGUF OUT                  a Hugging Face folder in bf16 of a GGUF (needs PyPI's gguf and accelerate)
   tasks.py scaled FOLDER CORPUS OUT         the folder with calibrated scales of an FP8 cache, for --cache fp8-scaled
   tasks.py prompts OUT --tokenizer FOLDER   OUT/prompts.jsonl.gz (python -m oscar_int2 fetch corpora)
   tasks.py answer PROMPTS FOLDER OUT --cache bf16
@@ -27,7 +26,7 @@ import os
 import pathlib
 import sys
 
-from task_parts import coding, engine, files, folder, plan, scaled, scores, texts
+from task_parts import coding, engine, files, plan, scaled, scores, texts
 
 SOURCE = pathlib.Path(__file__).resolve().parent.parent
 TASKS = tuple(dict.fromkeys(kind.task for kind in plan.default_plan()))
@@ -57,9 +56,6 @@ def tasks(text: str) -> list:
 def parse(words) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("folder", help="a GGUF as a Hugging Face folder")
-    command.add_argument("gguf", type=pathlib.Path, metavar="GGUF")
-    command.add_argument("out", type=pathlib.Path, metavar="OUT", help="folder to write")
     command = commands.add_parser("scaled", help="a folder with calibrated scales of an FP8 cache")
     command.add_argument("model", type=pathlib.Path, metavar="FOLDER", help="the model, as a Hugging Face folder")
     command.add_argument("corpus", type=pathlib.Path, metavar="CORPUS", help="text to calibrate the scales on, a .jsonl file")
@@ -142,8 +138,6 @@ def table_of(kinds: list, prompts: list) -> str:
 
 def files_read(arguments: argparse.Namespace) -> list:
     """What must be there before a command begins."""
-    if arguments.command == "folder":
-        return [arguments.gguf]
     if arguments.command == "scaled":
         return [arguments.model / "config.json", arguments.corpus]
     if arguments.command == "answer":
@@ -185,11 +179,7 @@ def main(words=None) -> int:
         if not path.is_file():
             sys.exit(f"tasks: {path} is missing")
     try:
-        if arguments.command == "folder":
-            folder.write_folder(arguments.gguf, arguments.out)
-            print(f"wrote {arguments.out}")
-        else:
-            {"scaled": write_scaled, "prompts": write_prompts, "answer": write_answers, "score": write_scores}[arguments.command](arguments)
+        {"scaled": write_scaled, "prompts": write_prompts, "answer": write_answers, "score": write_scores}[arguments.command](arguments)
     except engine.Failed as failure:
         sys.exit(f"tasks: {failure}")
     return 0

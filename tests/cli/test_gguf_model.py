@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """A GGUF file as MODEL of the programs: calibrated, inspected, evaluated, and told from others."""
 import json
+import subprocess
+import sys
 import unittest
 
 import gguf
@@ -10,7 +12,7 @@ import numpy as np
 from bundle.verify_bundle import datasets_of
 from support.checkpoints import QWEN3_MINI, qwen3_tensors
 from support.gguf_files import Type, decode, write_model
-from support.programs import ProgramTest, run
+from support.programs import BIN, ENVIRONMENT, SOURCE, ProgramTest, run
 
 CALIBRATE = ["--sequence-length", "128", "--search", "off", "--quant-group-size", "32"]
 
@@ -22,8 +24,8 @@ class GgufModel(ProgramTest):
         rng = np.random.default_rng(1)
         np.save(self.ids, rng.integers(0, 256, 4096).astype(np.int32))
 
-    def write(self, name, seed=0, kind=Type.Q8_0, metadata=None):
-        config = QWEN3_MINI | {"tie_word_embeddings": True}
+    def write(self, name, seed=0, kind=Type.Q8_0, metadata=None, **changes):
+        config = QWEN3_MINI | {"tie_word_embeddings": True} | changes
         path = self.folder / name
         write_model(path, config, qwen3_tensors(config, seed), lambda _: kind,
                     np.random.default_rng(0), metadata=metadata)
@@ -67,6 +69,38 @@ class GgufModel(ProgramTest):
         for another in (other, retyped):
             self.refuse("oscar-eval", [another, *evaluate], "of another model",
                         "weights_fingerprint")
+
+    def test_servers_take_the_file_as_a_folder(self):
+        def tokenizer(writer):
+            writer.add_tokenizer_model("gpt2")
+            writer.add_tokenizer_pre("qwen2")
+            writer.add_token_list(["a", "b", "c", "ab", "abc", *(f"<{i}>" for i in range(255))])
+            writer.add_token_types([1] * 260)
+            writer.add_token_merges(["a b", "ab c"])
+            writer.add_eos_token_id(1)
+
+        model, out = self.write("one.gguf", metadata=tokenizer, head_dim=128), self.folder / "folder"
+        bundle = self.calibrate(model)
+        command = [sys.executable, "-m", "oscar_int2", "dequantize", model, out]
+        made = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | {"PYTHONPATH": str(SOURCE / "python")})
+        self.assertEqual((made.returncode, made.stdout), (0, f"wrote {out}\n"), made.stderr)
+        again = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | {"PYTHONPATH": str(SOURCE / "python")})
+        self.assertIn(f"{out} is there already", again.stderr)
+        card = self.folder / "card.md"
+        (self.folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+        self.run_ok("oscar-bundle", "card", bundle, "--model", model, "-o", card)
+        self.assertIn("\nlicense: apache-2.0\n", card.read_text(), "as the README beside the file says")
+        self.assertRegex(card.read_text(), r"VLLM_OSCAR_BUNDLE=one\.h5 vllm serve FOLDER\n(?s:.*)oscar_int2 dequantize FILE\.gguf FOLDER\n")
+        code = f"""
+import torch, transformers, oscar_int2.transformers
+model = transformers.AutoModelForCausalLM.from_pretrained({str(out)!r}, dtype=torch.bfloat16)
+oscar_int2.transformers.apply(model, {str(bundle)!r})
+print(model.generation_config.do_sample, model.generate(torch.arange(2, 42)[None], max_new_tokens=4).shape)
+"""
+        served = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                                env=ENVIRONMENT | {"PYTHONPATH": str(BIN.parent / "python")})
+        self.assertEqual(served.returncode, 0, served.stderr)
+        self.assertIn("False torch.Size([1, 44])", served.stdout)
 
     def fold(self, kind, *options):
         """A model, its folded copy, and value rotations [layers, heads, d, d]."""
@@ -148,7 +182,8 @@ class GgufModel(ProgramTest):
         out = self.folder / "ids_out.npy"
         said = self.run_ok("oscar-calibrate", model, text, self.folder / "x.h5", "--sequence-length", "128",
                            "--separators", "off", "--dry-run", "--tokens-out", out).stdout
-        self.assertRegex(said, r"(?m)^servers    vLLM and transformers, .*\n +llama\.cpp has no 2-bit cache for it")
+        self.assertRegex(said, r"(?m)^servers    vLLM and transformers, over the folder that\n"
+                               r" +python -m oscar_int2 dequantize \S+ FOLDER writes;\n +llama\.cpp has no 2-bit cache for it")
         ids = {t: i for i, t in enumerate(tokens)}
         expected = [ids["Tw"] if c == "T" else ids[c.replace(" ", "Ġ")]
                     for c in text.read_text().replace("Tw", "T")]

@@ -475,8 +475,6 @@ class Chain(unittest.TestCase):
             self.assertEqual(refused.exception.code, 2, words)
         with self.assertRaisesRegex(SystemExit, "p is missing"):
             command("answer", "p", self.folder, "o", "--cache", "bf16")
-        with self.assertRaisesRegex(SystemExit, "nosuch.gguf is missing"):
-            command("folder", "nosuch.gguf", self.folder)
         self.assertEqual(tasks.tasks("needles,long"), ["needles", "long"])
         with self.assertRaises(argparse.ArgumentTypeError):
             tasks.part("0/2")

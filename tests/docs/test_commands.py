@@ -44,7 +44,7 @@ FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": 
                    "--language-model-only": "vLLM's", "--disable-hybrid-kv-cache-manager": "vLLM's",
                    "--gpu-memory-utilization": "vLLM's", "--kv-cache-memory-bytes": "vLLM's", "--enforce-eager": "vLLM's",
                    "--no-enable-prefix-caching": "vLLM's", "--model-impl": "vLLM's", "--kv-cache-dtype-skip-layers": "vLLM's",
-                   "--prefix-match-unit": "vLLM's", "--mamba-cache-mode": "vLLM's",
+                   "--prefix-match-unit": "vLLM's", "--mamba-cache-mode": "vLLM's", "--gdn-prefill-backend": "vLLM's",
                    "--max-num-batched-tokens": "vLLM's",
                    "--gtest_filter": "GoogleTest's",
                    "--install": "CMake's", "--prefix": "CMake's", "--test-dir": "CTest's",

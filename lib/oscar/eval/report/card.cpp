@@ -194,8 +194,11 @@ std::optional<StatedLicence> licence_of_gguf(const GgufFile& file) {
 }  // namespace
 
 std::optional<StatedLicence> read_licence(const std::filesystem::path& model) {
-  if (!std::filesystem::is_directory(model)) return licence_of_gguf(GgufFile(model));
-  const std::filesystem::path readme = model / kReadme;
+  const bool folder = std::filesystem::is_directory(model);
+  if (!folder) {
+    if (const auto stated = licence_of_gguf(GgufFile(model))) return stated;
+  }
+  const std::filesystem::path readme = (folder ? model : model.parent_path()) / kReadme;
   if (!std::filesystem::is_regular_file(readme)) return std::nullopt;
   return licence_of_readme(read_text_file(readme, kLongestReadme));
 }
@@ -393,17 +396,20 @@ std::string export_line(const CardExport& written) {
 
 std::string serving_part(const Bundle& bundle, const CardRequest& request) {
   const std::string& file = request.bundle_file;
-  const std::string model = request.base_model.empty() ? "MODEL" : request.base_model;
+  const bool gguf = !bundle.model.quantization.empty();
+  const std::string model = gguf ? "FOLDER" : request.base_model.empty() ? "MODEL" : request.base_model;
   std::string text = fmt::format(
       "\n## How to serve it\nWith OSCAR Toolkit installed "
       "(package `oscar_int2`), in vLLM 0.26:\n\n```\nVLLM_OSCAR_BUNDLE={} vllm serve {}\n```\n\n"
       "In transformers:\n\n```python\nimport oscar_int2.transformers\n"
       "oscar_int2.transformers.apply(model, \"{}\")\n```\n\n",
       file, model, file);
-  if (!bundle.model.quantization.empty()) {
+  if (gguf) {
     text +=
         "It was fitted to the GGUF file named below, whose numbers differ from the original "
-        "weights: those two servers need them dequantized, as a Hugging Face folder.\n\n";
+        "weights. Those two servers take that file as a Hugging Face folder. PyPI's gguf and "
+        "accelerate are needed to write it:\n\n"
+        "```\npython -m oscar_int2 dequantize FILE.gguf FOLDER\n```\n\n";
   }
   text += fmt::format(
       "The first {} and the last {} tokens stay in BF16, the others take {} bits with {} scale and "

@@ -41,8 +41,9 @@ struct StatedLicence {
 };
 
 // Of a Hugging Face folder the entries license, license_name and license_link of README.md's front
-// matter, of a GGUF file general.license and general.license.name and .link. None where nothing is
-// stated, or not in one plain word: a licence is never guessed. `model` is a Checkpoint's path.
+// matter, of a GGUF file general.license and general.license.name and .link, or else that of the
+// README.md beside it. None where nothing is stated, or not in one plain word: a licence is never
+// guessed. `model` is a Checkpoint's path.
 std::optional<StatedLicence> read_licence(const std::filesystem::path& model);
 
 // A bundle's model card: Markdown that is published beside it.

@@ -139,8 +139,8 @@ Json attention_check() {
     for (int row = 0; row < 128; ++row) {
       void* at = &pool[static_cast<size_t>(c) * page_bytes(format) +
                        metadata_offset(format, row / 64, row % 64)];
-      store_metadata(at, 0, uniform(rng), format.metadata);
-      store_metadata(at, 1, uniform(rng), format.metadata);
+      store_metadata(at, 0, uniform(rng), format.rows.metadata);
+      store_metadata(at, 1, uniform(rng), format.rows.metadata);
     }
   }
   std::vector<int32_t> table(pages), histories{history}, lens{length};
@@ -210,7 +210,7 @@ ColdCache make_cache(const AttentionBenchShape& shape, int batch, int context, b
                      bool bf16, uint32_t seed, const ColdCache* tables) {
   ColdCache c;
   const int d = shape.head_dim;
-  const PageFormat format{.head_dim = d, .quant_group_size = d};
+  const PageFormat format{.head_dim = d, .rows = {.quant_group_size = d}};
   const int history = windows ? context - kSink - kRecent : context;
   const int pages = (history + kPageTokens - 1) / kPageTokens;
   if (tables) {

@@ -37,9 +37,9 @@ __global__ void fill_pages_kernel(PageFormat f, uint8_t* pool, int64_t head_page
       const bool second = at < key_end && (at - codes) % row_bytes == 0 && mix(r) % 2;
       const float scale = (second ? -1.0f : 1.0f) * (0.3f + 0.5f * (r & 0xffffu) / 65536.0f);
       const float zero = 1.0f + (r >> 16) / 65536.0f;
-      if (f.metadata == MetadataDtype::kFp32) {
+      if (f.rows.metadata == MetadataDtype::kFp32) {
         value = float_bits((at - codes) / 4 % 2 ? zero : scale);
-      } else if (f.metadata == MetadataDtype::kFp16) {
+      } else if (f.rows.metadata == MetadataDtype::kFp16) {
         value = float_to_fp16(scale) | static_cast<uint32_t>(float_to_fp16(zero)) << 16;
       } else {
         value = float_to_bf16(scale) | static_cast<uint32_t>(float_to_bf16(zero)) << 16;

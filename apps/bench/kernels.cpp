@@ -27,7 +27,7 @@ struct HistoryCase {
 
 Json bench_history(const HistoryBenchOptions& o) {
   const int d = o.head_dim, pages = (o.tokens + kPageTokens - 1) / kPageTokens;
-  const PageFormat format{.head_dim = d, .quant_group_size = d};
+  const PageFormat format{.head_dim = d, .rows = {.quant_group_size = d}};
   std::vector<int32_t> order(pages);
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), std::mt19937(1));
@@ -129,7 +129,7 @@ AppendTables append_tables(const QuantizeBenchOptions& o, int pages) {
 AppendCase append_case(const QuantizeBenchOptions& o, const AppendTables& tables, int pages,
                        uint32_t seed) {
   const int d = o.head_dim;
-  const PageFormat format{.head_dim = d, .quant_group_size = d};
+  const PageFormat format{.head_dim = d, .rows = {.quant_group_size = d}};
   const int64_t values = static_cast<int64_t>(o.tokens + kSinkTokens) * o.num_kv_heads * d;
   AppendCase c;
   c.pool = std::make_unique<DeviceBytes>(static_cast<size_t>(pages) * o.num_kv_heads *

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kWarps * 32, kResidentBlocks<kHeadDim>)
   if (own < last && !refused) {
     store_codes<kHeadDim>(codes, row.page_data + code_offset(p.format, side, row.in_page), t);
   }
-  const int lanes = 4 * p.format.quant_group_size / kHeadDim;
+  const int lanes = 4 * p.format.rows.quant_group_size / kHeadDim;
   if (t == 0) sz.scale = scale_with_center(sz.scale, is_second(center, kHeadDim));
   if (refused) sz = refused_scale_zero();
   if (own < last && t % lanes == 0) store_scale_zero(p.format, row, side, t / lanes, sz);
@@ -98,7 +98,7 @@ cudaError_t quantize_history(const AppendParams& p, int max_new_history, cudaStr
 }  // namespace
 
 bool valid_append(const AppendParams& p) {
-  const int d = p.format.head_dim, group = p.format.quant_group_size;
+  const int d = p.format.head_dim, group = p.format.rows.quant_group_size;
   return (d == 64 || d == 128 || d == 256) && group > 0 && d % group == 0 && 4 * group >= d &&
          p.batch > 0 && p.batch <= 65535 && p.num_kv_heads > 0 && p.num_kv_heads <= 32767 &&
          p.query_start_loc && p.old_len && p.old_history && p.new_history &&

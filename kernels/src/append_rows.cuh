@@ -93,9 +93,9 @@ __device__ __forceinline__ int choose_centers(const AppendParams& p, int b, int 
 __device__ inline void store_scale_zero(const PageFormat& f, const HistoryRow& row, int side,
                                         int group, ScaleZero sz) {
   uint8_t* at = row.page_data + metadata_offset(f, side, row.in_page);
-  if (f.metadata == MetadataDtype::kFp32) {
+  if (f.rows.metadata == MetadataDtype::kFp32) {
     reinterpret_cast<float2*>(at)[group] = make_float2(sz.scale, sz.zero);
-  } else if (f.metadata == MetadataDtype::kFp16) {
+  } else if (f.rows.metadata == MetadataDtype::kFp16) {
     reinterpret_cast<uint32_t*>(at)[group] =
         float_to_fp16(sz.scale) | static_cast<uint32_t>(float_to_fp16(sz.zero)) << 16;
   } else {

@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
   const SideWriter& writer = writer_of(p, side);
   const RowRecipe recipe = head_recipe(writer, head);
   const int64_t matrix = static_cast<int64_t>(head) * kHeadDim * kHeadDim;
-  const int group_size = p.format.quant_group_size, groups = kHeadDim / group_size;
+  const int group_size = p.format.rows.quant_group_size, groups = kHeadDim / group_size;
   const auto place = [&](int i) { return history_row(p, b, min(first + i, end - 1), head, side); };
   const auto row_at = [&](int i) {
     return CodedRow{place(i).x, p.centers.rows, tile.centers[warp * kWarpRows + i]};
@@ -356,7 +356,7 @@ __global__ void __launch_bounds__(ShapedTile<kHeadDim>::kThreads, ShapedTile<kHe
   bool overflow = false;
   for (int g = 0; g < groups; ++g) {
     ScaleZero& sz = tile.scales[row][g];
-    if (corrected) sz.scale = round_to_metadata(mul_rn(sz.scale, factor), p.format.metadata);
+    if (corrected) sz.scale = round_to_metadata(mul_rn(sz.scale, factor), p.format.rows.metadata);
     overflow |= !is_finite(sz.scale);
   }
   if (overflow && !refused) report_refused(p, static_cast<int>(RowStatus::kMetadataOverflow));

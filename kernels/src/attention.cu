@@ -9,7 +9,7 @@ bool valid_attention(const AttentionParams& p) {
   if (p.batch <= 0 || p.batch > kPlannedBatch || p.num_kv_heads <= 0 || p.q_len < 1) return false;
   if (p.q_len > 4 || p.num_qo_heads <= 0 || p.num_qo_heads % p.num_kv_heads != 0) return false;
   if (f.head_dim != 64 && f.head_dim != 128 && f.head_dim != 256) return false;
-  if (f.quant_group_size <= 0 || f.head_dim % f.quant_group_size != 0) return false;
+  if (f.rows.quant_group_size <= 0 || f.head_dim % f.rows.quant_group_size != 0) return false;
   if (p.centers.rows && p.centers.segments <= 0) return false;
   if (p.windows.sink_tokens < 0 || p.windows.ring_tokens <= 0) return false;
   if (p.history.table_stride < 0 || !p.history.history_len || !p.seq_lens || !p.q || !p.o) {
@@ -35,8 +35,8 @@ cudaError_t decode_attention(const AttentionParams& params, void* workspace, siz
   if (!valid_attention(params)) return cudaErrorInvalidValue;
   uint8_t* ws = static_cast<uint8_t*>(workspace);
 #define OSCAR_INSTANCE(kDim, kGroup, kMeta)                                                      \
-  if (params.format.head_dim == kDim && params.format.quant_group_size == kGroup &&              \
-      params.format.metadata == kMeta) {                                                         \
+  if (params.format.head_dim == kDim && params.format.rows.quant_group_size == kGroup &&         \
+      params.format.rows.metadata == kMeta) {                                                    \
     return attention_instance<kDim, kGroup, kMeta>(params, ws, workspace_bytes, unsettled_pages, \
                                                    stream);                                      \
   }

@@ -69,7 +69,7 @@ __device__ __forceinline__ GroupScale columns_scale(const RowFormat& format, con
   // Clamping is monotone, so it commutes with min and max.
   lo = fminf(fmaxf(lo, -threshold), threshold);
   hi = fminf(fmaxf(hi, -threshold), threshold);
-  return group_scale(format.rules, format.metadata, lo, hi);
+  return group_scale(format, lo, hi);
 }
 
 __global__ void __launch_bounds__(kRows) dequantize_kernel(const DequantizeParams p) {

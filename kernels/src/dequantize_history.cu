@@ -33,8 +33,8 @@ __device__ __forceinline__ EightCodes load_eight(const PageFormat& f, int head_d
   out.word = *reinterpret_cast<const uint16_t*>(codes + dim / 4);
   const uint8_t* const metadata =
       page_data + metadata_offset(f, 0, 0) + row * metadata_row_bytes(f);
-  out.scale_zero = load_pair(metadata, dim / f.quant_group_size, f.metadata);
-  out.second_center = centered && center_of_scale(load_metadata(metadata, 0, f.metadata)) != 0;
+  out.scale_zero = load_pair(metadata, dim / f.rows.quant_group_size, f.rows.metadata);
+  out.second_center = centered && center_of_scale(load_metadata(metadata, 0, f.rows.metadata)) != 0;
   return out;
 }
 
@@ -141,7 +141,7 @@ bool valid_strides(const RowsOut& rows, int per_16_bytes) {
 }  // namespace
 
 bool valid_history(const HistoryRowsParams& p) {
-  const int d = p.format.head_dim, group = p.format.quant_group_size;
+  const int d = p.format.head_dim, group = p.format.rows.quant_group_size;
   const int per_16_bytes = p.bf16 ? 8 : 4;
   return (d == 64 || d == 128 || d == 256) && group > 0 && d % group == 0 && 4 * group >= d &&
          p.batch >= 0 && p.batch <= 65535 && p.num_kv_heads > 0 && p.first_token >= 0 &&

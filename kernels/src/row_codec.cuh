@@ -117,7 +117,7 @@ __device__ inline int row_scale_zero(const QuarterRow<kHeadDim>& x, const PageFo
   }
   const float2 lows = __bfloat1622float2(low2), highs = __bfloat1622float2(high2);
   float low = fminf(lows.x, lows.y), high = fmaxf(highs.x, highs.y);
-  const int lanes = 4 * format.quant_group_size / kHeadDim;  // that share a group
+  const int lanes = 4 * format.rows.quant_group_size / kHeadDim;  // that share a group
 #pragma unroll
   for (int step = 1; step < 4; step *= 2) {
     const float other_low = __shfl_xor_sync(~0u, low, step);
@@ -130,7 +130,7 @@ __device__ inline int row_scale_zero(const QuarterRow<kHeadDim>& x, const PageFo
   const float threshold = __uint_as_float(limit << 16);
   low = fminf(fmaxf(low, -threshold), threshold);  // clamping commutes with min and max
   high = fminf(fmaxf(high, -threshold), threshold);
-  sz = scale_and_zero(low, high, format.metadata);
+  sz = scale_and_zero(format.rows, low, high);
   int refused = top > 0x7f7fu ? static_cast<int>(RowStatus::kNonFinite) : 0;
   if (!refused && (!is_finite(sz.scale) || !is_finite(sz.zero))) {
     refused = static_cast<int>(RowStatus::kMetadataOverflow);

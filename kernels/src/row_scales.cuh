@@ -109,7 +109,7 @@ __device__ __forceinline__ uint32_t scale_rows(const AppendParams& p, const RowA
   const uint32_t limit = rank < 0 ? top : planes.pattern_of_rank(lane, rank);
   const float threshold = __uint_as_float(limit << 16);
   int refused = top > 0x7f7fu ? static_cast<int>(RowStatus::kNonFinite) : 0;
-  const int groups = kHeadDim / p.format.quant_group_size;
+  const int groups = kHeadDim / p.format.rows.quant_group_size;
   const uint32_t quarters[4] = {ranges.x, ranges.y, ranges.z, ranges.w};
   __syncwarp();
 #pragma unroll
@@ -121,7 +121,7 @@ __device__ __forceinline__ uint32_t scale_rows(const AppendParams& p, const RowA
     // Clamping commutes with min and max.
     const float low = fminf(fmaxf(-__uint_as_float(range << 16), -threshold), threshold);
     const float high = fminf(fmaxf(__uint_as_float(range & 0xffff0000u), -threshold), threshold);
-    const ScaleZero sz = scale_and_zero(low, high, p.format.metadata);
+    const ScaleZero sz = scale_and_zero(p.format.rows, low, high);
     if (!refused && (!is_finite(sz.scale) || !is_finite(sz.zero))) {
       refused = static_cast<int>(RowStatus::kMetadataOverflow);
     }

@@ -178,7 +178,7 @@ GivenFormat checked_format(const char* op, int64_t head_dim, const Format& forma
   if (next != format.size()) {
     refuse(op, "too many numbers", "format", format_names(), std::to_string(format.size()));
   }
-  int& group = out.page.quant_group_size;
+  int& group = out.page.rows.quant_group_size;
   out.page.head_dim = checked_int(op, "head_dim", head_dim, 8, kMaxHeadDim);
   if (head_dim % 8 != 0) {
     refuse(op, "unsupported size", "head_dim", "a multiple of 8", std::to_string(head_dim));

@@ -33,7 +33,8 @@ cudaStream_t current_stream(const char* op, int32_t device) {
 
 std::string format_text(const PageFormat& format) {
   return "head_dim " + std::to_string(format.head_dim) + ", quant_group_size " +
-         std::to_string(format.quant_group_size) + ", " + codec_word(format.metadata) + " metadata";
+         std::to_string(format.rows.quant_group_size) + ", " + codec_word(format.rows.metadata) +
+         " metadata";
 }
 
 std::string call_text(const AppendParams& p) {

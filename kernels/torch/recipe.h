@@ -58,8 +58,8 @@ struct GivenFormat {
 };
 template <typename Format, typename Visit>
 void visit_format(Format& format, Visit&& visit) {
-  visit("quant_group_size", format.page.quant_group_size);  // 0: head_dim
-  visit("metadata_dtype", format.page.metadata);
+  visit("quant_group_size", format.page.rows.quant_group_size);  // 0: head_dim
+  visit("metadata_dtype", format.page.rows.metadata);
   visit("sink_tokens", format.sink_tokens);
 }
 

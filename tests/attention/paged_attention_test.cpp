@@ -165,8 +165,8 @@ TEST(PagedAttention, HeadsThatRoundAndCorrectInDifferentWaysGiveTheCodecsBytes) 
 }
 
 TEST(PagedAttention, PagesAndSlotsAreNotInOrder) {
-  oscar::PagedCache cache({.head_dim = 16, .quant_group_size = 16}, {.sink = 4, .recent = 20}, 1,
-                          {.batch = 8, .longest = 600}, torch::kCPU);
+  oscar::PagedCache cache({.head_dim = 16, .rows = {.quant_group_size = 16}},
+                          {.sink = 4, .recent = 20}, 1, {.batch = 8, .longest = 600}, torch::kCPU);
   const auto table = cache.history();
   const auto windows = cache.windows();
   int pages_in_order = 0, slots_in_order = 0;

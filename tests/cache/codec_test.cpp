@@ -28,7 +28,8 @@ std::vector<ScaleZero> scales_and_zeros(int random) {
     for (int i = 0; i < random; ++i) {
       const float middle = i % 3 ? normal(rng) : 0.0f, size = std::exp(3.0f * normal(rng));
       const float half = std::fabs(normal(rng));
-      all.push_back(oscar::scale_and_zero(size * (middle - half), size * (middle + half), dtype));
+      all.push_back(oscar::scale_and_zero({.metadata = dtype}, size * (middle - half),
+                                          size * (middle + half)));
     }
     for (const float zero : {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 2.5f, 3.0f, 0.24999999f, 0.40000001f,
                              -0.5f, 1024.0f, -1024.0f, 5.9604645e-8f, -7.25f}) {
@@ -43,7 +44,7 @@ std::vector<ScaleZero> scales_and_zeros(int random) {
       }
     }
     for (const float x : {0.0f, 100.0f, -100.0f, 3.0e38f, -3.0e38f, 1.0e-30f}) {
-      all.push_back(oscar::scale_and_zero(x, x, dtype));
+      all.push_back(oscar::scale_and_zero({.metadata = dtype}, x, x));
     }
   }
   all.push_back({3.3333333e-9f, 3.0e10f});

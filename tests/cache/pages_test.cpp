@@ -79,9 +79,9 @@ std::vector<uint16_t> random_rows(int count, int seed, float sigma = 1.0f) {
 
 TEST(PageLayout, PageOfTheDefaultFormatIs72BytesPerTokenAndHead) {
   EXPECT_EQ(oscar::page_bytes({}), 4608);
-  EXPECT_EQ(oscar::page_bytes({.head_dim = 64, .quant_group_size = 64}), 64 * 40);
-  EXPECT_EQ(oscar::page_bytes({.metadata = oscar::MetadataDtype::kFp32}), 5120);
-  EXPECT_EQ(oscar::page_bytes({.quant_group_size = 64}), 5120);
+  EXPECT_EQ(oscar::page_bytes({.head_dim = 64, .rows = {.quant_group_size = 64}}), 64 * 40);
+  EXPECT_EQ(oscar::page_bytes({.rows = {.metadata = oscar::MetadataDtype::kFp32}}), 5120);
+  EXPECT_EQ(oscar::page_bytes({.rows = {.quant_group_size = 64}}), 5120);
   EXPECT_EQ(oscar::code_offset({}, 1, 3), 2048 + 96);
   EXPECT_EQ(oscar::metadata_offset({}, 1, 3), 4096 + 256 + 12);
 }
@@ -95,7 +95,7 @@ TEST(PageLayout, HistoryGrowsByWholeDemoteBlocks) {
 }
 
 TEST(PagedAppend, AnySplitOfTheTokensGivesTheSameHistoryBytes) {
-  const oscar::PageFormat format{.head_dim = 64, .quant_group_size = 64};
+  const oscar::PageFormat format{.head_dim = 64, .rows = {.quant_group_size = 64}};
   const int total = 300;
   const auto k = random_rows(total * kHeads * 64, 1), v = random_rows(total * kHeads * 64, 2);
   Cache whole(format, 1, 4), single(format, 1, 4), mixed(format, 1, 4);
@@ -113,7 +113,7 @@ TEST(PagedAppend, AnySplitOfTheTokensGivesTheSameHistoryBytes) {
 }
 
 TEST(PagedAppend, RowsThatHaveAPageAlreadyStayInTheWindowsAsLongAsOthers) {
-  const oscar::PageFormat format{.head_dim = 64, .quant_group_size = 64};
+  const oscar::PageFormat format{.head_dim = 64, .rows = {.quant_group_size = 64}};
   const int total = 300, step = kHeads * 64;
   const auto k = random_rows(total * step, 1), v = random_rows(total * step, 2);
   Cache plain(format, 4, 4), ahead(format, 4, 4);
@@ -141,7 +141,7 @@ class PagedAttention : public testing::TestWithParam<int> {};
 
 TEST_P(PagedAttention, EqualsAttentionOverTheFlatDequantizedRows) {
   const int total = GetParam(), d = 64, q_len = std::min(3, total), qo_heads = 6;
-  const oscar::PageFormat format{.head_dim = d, .quant_group_size = d};
+  const oscar::PageFormat format{.head_dim = d, .rows = {.quant_group_size = d}};
   const auto k = random_rows(total * kHeads * d, 3), v = random_rows(total * kHeads * d, 4);
   const auto q = random_rows(q_len * qo_heads * d, 5, 3.0f);
   Cache cache(format, 4, 4);
@@ -209,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(Lengths, PagedAttention,
                          testing::Values(1, 3, 4, 5, 14, 15, 17, 18, 78, 82, 83, 150));
 
 TEST(PagedAttention, WithoutKeysGivesZerosAndMinusInfinity) {
-  const oscar::PageFormat format{.head_dim = 64, .quant_group_size = 64};
+  const oscar::PageFormat format{.head_dim = 64, .rows = {.quant_group_size = 64}};
   Cache cache(format, 1, 1);
   const auto q = random_rows(2 * 64, 6);
   const int32_t seq_len = 0;
@@ -259,8 +259,8 @@ struct Centered {
 
 class PagedCenters : public testing::TestWithParam<oscar::MetadataDtype> {
  protected:
-  Centered centered{
-      .format = {.head_dim = kCenteredDim, .quant_group_size = 32, .metadata = GetParam()}};
+  Centered centered{.format = {.head_dim = kCenteredDim,
+                               .rows = {.quant_group_size = 32, .metadata = GetParam()}}};
 
   const uint8_t* page_data(const Cache& cache, int token, int head) const {
     return &cache.pool[(cache.indices[token / 64] * kHeads + head) * page_bytes(cache.format)];
@@ -268,7 +268,7 @@ class PagedCenters : public testing::TestWithParam<oscar::MetadataDtype> {
   int stored_center(const Cache& cache, int token, int head) const {
     const uint8_t* at =
         page_data(cache, token, head) + metadata_offset(cache.format, 0, token % 64);
-    return oscar::center_of_scale(load_metadata(at, 0, cache.format.metadata));
+    return oscar::center_of_scale(load_metadata(at, 0, cache.format.rows.metadata));
   }
 };
 
@@ -423,7 +423,7 @@ TEST_P(PagedCenters, RowsReadBackAreTheDequantizedOnesWithTheirCentersAdded) {
 }
 
 TEST(PagedAttention, OfAnUnusedPlaceOfTheBatchNothingElseIsRead) {
-  const oscar::PageFormat format{.head_dim = 64, .quant_group_size = 64};
+  const oscar::PageFormat format{.head_dim = 64, .rows = {.quant_group_size = 64}};
   Cache cache(format, 1, 1);
   const auto q = random_rows(2 * 2 * 64, 6);
   const int32_t seq_len = 0, history = 1 << 30;

@@ -51,7 +51,7 @@ class TwoCaches {
 
   explicit TwoCaches(const AppendSetup& s)
       : setup(s),
-        format{s.head_dim, s.quant_group_size, s.metadata},
+        format{s.head_dim, {s.quant_group_size, s.metadata}},
         ring(s.recent + s.demote_block + kMaxNew),
         table(shuffled(kPages)),
         pool(static_cast<size_t>(kPages) * s.heads * page_bytes(format), 0xee),
@@ -256,15 +256,15 @@ TEST_P(Append, PrefillThenDecodeWritesTheBytesOfTheCpuReference) {
   // in another order may choose the other one.
   const oscar::PageFormat& f = caches.format;
   const int bytes_of_page = page_bytes(f), row = code_row_bytes(f), groups = groups_per_row(f);
-  const float unit = f.metadata == oscar::MetadataDtype::kFp32   ? 1e-5f
-                     : f.metadata == oscar::MetadataDtype::kBf16 ? 1.0f / 128
-                                                                 : 1.0f / 1024;
+  const float unit = f.rows.metadata == oscar::MetadataDtype::kFp32   ? 1e-5f
+                     : f.rows.metadata == oscar::MetadataDtype::kBf16 ? 1.0f / 128
+                                                                      : 1.0f / 1024;
   int64_t rows = 0, different = 0, other_scale = 0, other_center = 0, second_center = 0;
   for (size_t at = 0; at < got.size(); at += bytes_of_page) {
     for (int i = 0; i < 128; ++i, ++rows) {
       const int offset = metadata_offset(f, i / 64, i % 64), bytes = metadata_row_bytes(f);
       const auto center = [&](const std::vector<uint8_t>& pool) {
-        return oscar::center_of_scale(load_metadata(&pool[at + offset], 0, f.metadata));
+        return oscar::center_of_scale(load_metadata(&pool[at + offset], 0, f.rows.metadata));
       };
       if (pool_row_written(caches.pool, at + offset)) second_center += center(caches.pool);
       if (center(got) != center(caches.pool)) {
@@ -278,8 +278,8 @@ TEST_P(Append, PrefillThenDecodeWritesTheBytesOfTheCpuReference) {
       if (memcmp(&got[at + offset], &caches.pool[at + offset], bytes) == 0) continue;
       ++other_scale;
       for (int g = 0; g < 2 * groups; ++g) {
-        const float ours = load_metadata(&got[at + offset], g, f.metadata);
-        const float theirs = load_metadata(&caches.pool[at + offset], g, f.metadata);
+        const float ours = load_metadata(&got[at + offset], g, f.rows.metadata);
+        const float theirs = load_metadata(&caches.pool[at + offset], g, f.rows.metadata);
         EXPECT_LE(std::fabs(ours - theirs), g % 2 == 0 ? unit * std::fabs(theirs) : 0.0f);
       }
     }
@@ -290,7 +290,7 @@ TEST_P(Append, PrefillThenDecodeWritesTheBytesOfTheCpuReference) {
   EXPECT_LE(other_center, centered ? rows / 10000 : 0);
   EXPECT_EQ(second_center > rows / 100, centered);
   EXPECT_LE(different, caches.setup.shaped ? rows / 10000 : 0);
-  if (f.metadata != oscar::MetadataDtype::kFp32) {
+  if (f.rows.metadata != oscar::MetadataDtype::kFp32) {
     EXPECT_LE(other_scale, caches.setup.metric ? rows / 1000 : 0);
   }
 }

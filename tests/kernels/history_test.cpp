@@ -178,7 +178,7 @@ TEST(DequantizeHistoryArguments, ShapesThatCannotWorkAreRefusedBeforeAnyLaunch) 
     return dequantize_history(p, nullptr);
   };
   EXPECT_EQ(status([](auto& p) { p.format.head_dim = 96; }), cudaErrorInvalidValue);
-  EXPECT_EQ(status([](auto& p) { p.format.quant_group_size = 16; }), cudaErrorInvalidValue);
+  EXPECT_EQ(status([](auto& p) { p.format.rows.quant_group_size = 16; }), cudaErrorInvalidValue);
   EXPECT_EQ(status([](auto& p) { p.first_token = -1; }), cudaErrorInvalidValue);
   EXPECT_EQ(status([](auto& p) { p.v.token_stride = 4; }), cudaErrorInvalidValue);
   EXPECT_EQ(status([](auto& p) { p.tokens = 0; }), cudaSuccess);

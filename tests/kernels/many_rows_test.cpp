@@ -114,7 +114,7 @@ struct Difference {
 // Writes rounds() times kRowsPerRound rows and compares codes and metadata. corrected: with metric
 // scales.
 void compare(const Matrices* matrices, bool corrected, Difference& sum) {
-  const oscar::PageFormat format{.head_dim = kDim, .quant_group_size = kDim};
+  const oscar::PageFormat format{.head_dim = kDim, .rows = {.quant_group_size = kDim}};
   const int bytes_of_page = page_bytes(format), row_bytes = code_row_bytes(format);
   std::vector<int32_t> pages(kPages);
   std::iota(pages.rbegin(), pages.rend(), 0);
@@ -213,8 +213,8 @@ void compare(const Matrices* matrices, bool corrected, Difference& sum) {
         for (int i = 0; i < kDim; ++i) {
           row[i] = oscar::dequantize(unpack_code(page + code_offset(format, side, in_page), i, kDim,
                                                  oscar::PackOrder::kConsecutive),
-                                     {load_metadata(scale_zero, 0, format.metadata),
-                                      load_metadata(scale_zero, 1, format.metadata)});
+                                     {load_metadata(scale_zero, 0, format.rows.metadata),
+                                      load_metadata(scale_zero, 1, format.rows.metadata)});
         }
         const double theirs =
             oscar_test::metric_loss(&x[token * kDim], &y[token * kDim], matrices->metric, kDim);

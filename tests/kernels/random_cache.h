@@ -50,7 +50,7 @@ struct RandomCache {
     std::mt19937 rng(seed);
     std::normal_distribution<float> normal;
     std::uniform_real_distribution<float> uniform;
-    format = {s.head_dim, s.quant_group_size, s.metadata};
+    format = {s.head_dim, {s.quant_group_size, s.metadata}};
     const int batch = static_cast<int>(s.seq_lens.size());
     ring = s.recent + 1 + s.q_len;
     lens.assign(s.seq_lens.begin(), s.seq_lens.end());

@@ -21,7 +21,7 @@ namespace {
 // cudaErrorInvalidValue for one that could not, and so do CUDA's own calls for reasons that have
 // nothing to do with it.
 bool has_kernel_shape(const PageFormat& format) {
-  const int d = format.head_dim, group = format.quant_group_size;
+  const int d = format.head_dim, group = format.rows.quant_group_size;
   return (d == 64 || d == 128 || d == 256) && group > 0 && d % group == 0 && 4 * group >= d;
 }
 
@@ -35,7 +35,7 @@ void check(cudaError_t error, const char* what, const PageFormat& format) {
          .where = "--engine kernel",
          .expected = "a shape of kernels/README.md that this build has",
          .found = fmt::format("head_dim {}, quant_group_size {}, {} metadata", format.head_dim,
-                              format.quant_group_size, codec_word(format.metadata)),
+                              format.rows.quant_group_size, codec_word(format.rows.metadata)),
          .hint = "build with -DOSCAR_KERNELS=full, or use --engine reference or simulate"});
   }
   throw Error({.what = fmt::format("the {} kernels failed", what),

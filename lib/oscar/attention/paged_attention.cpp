@@ -126,9 +126,7 @@ PageWriter make_page_writer(const LayerCodec& codec, const std::string& where,
                  .hint = kWayOut});
   }
   PageWriter writer;
-  writer.format = {.head_dim = static_cast<int>(key.forward.size(-1)),
-                   .quant_group_size = key.format.quant_group_size,
-                   .metadata = key.format.metadata};
+  writer.format = {.head_dim = static_cast<int>(key.forward.size(-1)), .rows = key.format};
   writer.key = DeviceRecipe(key.recipe, device);
   writer.value = DeviceRecipe(value.recipe, device);
   writer.feedback_k = on(key.feedback, device);

@@ -50,6 +50,15 @@ struct CodecRules {
   bool operator==(const CodecRules&) const = default;
 };
 
+// What all rows of a cache share.
+struct RowFormat {
+  int quant_group_size = 128;  // divides head_dim
+  MetadataDtype metadata = MetadataDtype::kFp16;
+  CodecRules rules = {};  // other than the default: plain rounding, no scale correction
+
+  bool operator==(const RowFormat&) const = default;
+};
+
 // The words for them in bundles, reports and options: "head_row", "quant_group"; "code_units",
 // "minimum"; "up", "even"; "before_coding", "after_coding"; "fp16", "bf16", "fp32".
 const char* codec_word(ClipSpan span);
@@ -107,8 +116,9 @@ struct GroupScale {
 
 // From the smallest and largest clipped value. The floors keep constant and zero rows finite;
 // ordinary rows never meet them.
-OSCAR_HOST_DEVICE inline GroupScale group_scale(const CodecRules& rules, MetadataDtype dtype,
-                                                float lo, float hi) {
+OSCAR_HOST_DEVICE inline GroupScale group_scale(const RowFormat& format, float lo, float hi) {
+  const CodecRules& rules = format.rules;
+  const MetadataDtype dtype = format.metadata;
   const bool fp16 = dtype == MetadataDtype::kFp16;
   const bool before = rules.metadata_rounding == MetadataRounding::kBeforeCoding;
   float scale = div_rn(sub_rn(hi, lo), 3.0f), zero = lo;
@@ -132,9 +142,10 @@ OSCAR_HOST_DEVICE inline GroupScale group_scale(const CodecRules& rules, Metadat
   return out;
 }
 
-// The same of this toolkit's codec.
-OSCAR_HOST_DEVICE inline ScaleZero scale_and_zero(float lo, float hi, MetadataDtype dtype) {
-  return group_scale(CodecRules{}, dtype, lo, hi).stored;
+// The same by this toolkit's rules, whatever the format's.
+OSCAR_HOST_DEVICE inline ScaleZero scale_and_zero(RowFormat format, float lo, float hi) {
+  format.rules = {};
+  return group_scale(format, lo, hi).stored;
 }
 
 OSCAR_HOST_DEVICE inline bool is_finite(float x) {
@@ -372,15 +383,6 @@ OSCAR_HOST_DEVICE inline float scale_without_center(float stored) {
 // How rows become INT2, in types: what a search chooses, a bundle keeps and every writer follows.
 
 enum class Rounding : uint8_t { kPlain = 0, kShaped = 1 };
-
-// What all rows of a cache share.
-struct RowFormat {
-  int quant_group_size = 128;  // divides head_dim
-  MetadataDtype metadata = MetadataDtype::kFp16;
-  CodecRules rules = {};  // other than the default: plain rounding, no scale correction
-
-  bool operator==(const RowFormat&) const = default;
-};
 
 // Which rows of a text are INT2 for a query: all but the first sink_tokens and the last
 // recent_tokens, which leave demote_block at a time (math 4.7). Sums weighted by attention add only

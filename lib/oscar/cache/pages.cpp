@@ -34,7 +34,7 @@ const uint16_t* page_centers(const KeyCenters& centers, const PageFormat& format
 const uint16_t* row_center(const KeyCenters& centers, const PageFormat& format, int num_kv_heads,
                            int sink_tokens, const uint8_t* page_data, int b, int token, int head) {
   const uint8_t* metadata = page_data + metadata_offset(format, 0, token % kPageTokens);
-  const int which = center_of_scale(load_metadata(metadata, 0, format.metadata));
+  const int which = center_of_scale(load_metadata(metadata, 0, format.rows.metadata));
   return page_centers(centers, format, num_kv_heads, sink_tokens, b, token, head) +
          which * format.head_dim;
 }
@@ -53,12 +53,11 @@ RowStatus write_row(const AppendParams& p, const uint16_t* bf16_row, int b, int 
   const PageFormat& f = p.format;
   const SideWriter& writer = writer_of(p, side);
   const int64_t matrix = static_cast<int64_t>(head) * f.head_dim * f.head_dim;
-  const RowQuantizer quantizer{
-      .head_dim = f.head_dim,
-      .format = {.quant_group_size = f.quant_group_size, .metadata = f.metadata, .rules = {}},
-      .recipe = head_recipe(writer, head),
-      .feedback = writer.feedback ? writer.feedback + matrix : nullptr,
-      .metric = writer.metric ? writer.metric + matrix : nullptr};
+  const RowQuantizer quantizer{.head_dim = f.head_dim,
+                               .format = f.rows,
+                               .recipe = head_recipe(writer, head),
+                               .feedback = writer.feedback ? writer.feedback + matrix : nullptr,
+                               .metric = writer.metric ? writer.metric + matrix : nullptr};
   std::vector<float> x(f.head_dim);
   for (int i = 0; i < f.head_dim; ++i) x[i] = bf16_to_float(bf16_row[i]);
   int center = 0;
@@ -75,8 +74,8 @@ RowStatus write_row(const AppendParams& p, const uint16_t* bf16_row, int b, int 
                           page_data + metadata_offset(f, side, in_page), nullptr};
   const RowStatus status = quantize_rows_ref(quantizer, x.data(), 1, out).status;
   if (status == RowStatus::kOk && center != 0) {
-    const float scale = load_metadata(out.metadata, 0, f.metadata);
-    store_metadata(out.metadata, 0, scale_with_center(scale, center), f.metadata);
+    const float scale = load_metadata(out.metadata, 0, f.rows.metadata);
+    store_metadata(out.metadata, 0, scale_with_center(scale, center), f.rows.metadata);
   }
   if (status != RowStatus::kOk) refuse_row(f, page_data, side, in_page);
   return status;
@@ -253,9 +252,9 @@ void dequantize_row(const PageFormat& f, const uint8_t* page_data, int side, int
   const uint8_t* codes = page_data + code_offset(f, side, token);
   const void* metadata = page_data + metadata_offset(f, side, token);
   for (int i = 0; i < f.head_dim; ++i) {
-    const int group = i / f.quant_group_size;
-    const ScaleZero sz{scale_without_center(load_metadata(metadata, 2 * group, f.metadata)),
-                       load_metadata(metadata, 2 * group + 1, f.metadata)};
+    const int group = i / f.rows.quant_group_size;
+    const ScaleZero sz{scale_without_center(load_metadata(metadata, 2 * group, f.rows.metadata)),
+                       load_metadata(metadata, 2 * group + 1, f.rows.metadata)};
     out[i] = dequantize(unpack_code(codes, i, f.head_dim, PackOrder::kConsecutive), sz);
   }
 }

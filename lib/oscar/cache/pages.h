@@ -15,17 +15,16 @@ inline constexpr int kPageTokens = 64;
 // Codes lie as PackOrder::kConsecutive says. With key centers the sign of a key row's first scale
 // names its center (codec.h).
 struct PageFormat {
-  int head_dim = 128;          // 64, 128 or 256
-  int quant_group_size = 128;  // divides head_dim
-  MetadataDtype metadata = MetadataDtype::kFp16;
+  int head_dim = 128;   // 64, 128 or 256
+  RowFormat rows = {};  // by this toolkit's rules
 };
 
 OSCAR_HOST_DEVICE inline int groups_per_row(const PageFormat& f) {
-  return f.head_dim / f.quant_group_size;
+  return f.head_dim / f.rows.quant_group_size;
 }
 OSCAR_HOST_DEVICE inline int code_row_bytes(const PageFormat& f) { return f.head_dim / 4; }
 OSCAR_HOST_DEVICE inline int metadata_row_bytes(const PageFormat& f) {
-  return groups_per_row(f) * 2 * metadata_bytes(f.metadata);
+  return groups_per_row(f) * 2 * metadata_bytes(f.rows.metadata);
 }
 // Byte offsets inside a page. side: 0 = keys, 1 = values.
 OSCAR_HOST_DEVICE inline int code_offset(const PageFormat& f, int side, int token) {

@@ -38,9 +38,8 @@ RowStatus row_scales(const RowQuantizer& q, const float* x, GroupScale* groups) 
     if (by_group) threshold = clip_threshold(q.recipe.clip_ratio, values, size);
     // Clamping is monotone, so it commutes with min and max.
     const auto [lo, hi] = std::minmax_element(values, values + size);
-    groups[g] =
-        group_scale(q.format.rules, q.format.metadata, std::clamp(*lo, -threshold, threshold),
-                    std::clamp(*hi, -threshold, threshold));
+    groups[g] = group_scale(q.format, std::clamp(*lo, -threshold, threshold),
+                            std::clamp(*hi, -threshold, threshold));
     if (!is_finite(groups[g].stored.scale) || !is_finite(groups[g].stored.zero)) {
       return RowStatus::kMetadataOverflow;
     }

@@ -277,7 +277,7 @@ class _OfFiles(str):
 
 
 def _problem(bundle, layers, files):
-    """What differs, as text; an _Unknown; an _OfFiles; or None."""
+    """What differs, as text; an _Unknown; an _OfFiles; or None: the weights in memory are those."""
     difference = compare(bundle, layers)
     if difference is not None:
         return str(difference) if difference.differ else None
@@ -298,7 +298,7 @@ def _problem(bundle, layers, files):
         same = found == made or fingerprint(files, all_bytes=True) == made
     if same:
         return _OfFiles(f"{files} is what the bundle was calibrated on, but the weights in memory were not "
-                        f"compared with it: {why}. What was changed behind loading is not seen") if sampled else None
+                        f"compared with it: {why}. What was changed behind loading is not seen")
     return (
         f"the fingerprint of {files} is {found[:12]}, the bundle's {made[:12] or 'that of no GGUF file'}. "
         "These weights are a quantized form or a fine-tune of the calibrated model, or another model "

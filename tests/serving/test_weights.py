@@ -320,8 +320,16 @@ class Files(WeightsTest):
     def setUp(self):
         self.old = without_samples(self.bundle)
 
+    @contextlib.contextmanager
+    def said_of_files(self):
+        """The model's files are the calibrated ones, and nothing in memory was looked at."""
+        with self.assertLogs("oscar_int2", "WARNING") as said:
+            yield
+        for line in said.output:
+            self.assertRegex(line, "in memory were not compared with it: the bundle has no samples")
+
     def test_an_old_bundle_knows_its_checkpoint_by_the_files(self):
-        with silence(self):
+        with self.said_of_files():
             self.served(self.models[self.ours], self.old)
         self.refused(self.models[self.other], "the fingerprint of", str(self.other), bundle=self.old)
         with self.assertLogs("oscar_int2", "WARNING"):
@@ -330,7 +338,7 @@ class Files(WeightsTest):
     def test_the_bundle_that_comes_with_the_repository_is_one(self):
         bundle = oscar_int2.load(serving_case.BUNDLE)
         self.assertIsNone(bundle.layers[0].weight_samples)
-        with silence(self):
+        with self.said_of_files():
             weights.check(bundle, {}, "same", "", serving_case.MODEL)
 
     def test_what_can_not_be_compared_is_said(self):
@@ -358,7 +366,7 @@ class Files(WeightsTest):
         file.write_bytes(np.arange(999).tobytes())
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         of_file = dataclasses.replace(self.old, model=dataclasses.replace(self.old.model, file_sha256=digest))
-        with silence(self):
+        with self.said_of_files():
             weights.check(of_file, {}, "same", "", file)
         with self.assertRaisesRegex(BundleMismatchError, "that of no GGUF file"):
             weights.check(self.old, {}, "same", "", file)

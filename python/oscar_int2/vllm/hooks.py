@@ -16,6 +16,8 @@
 | WorkerWrapperBase.initialize_from_config | a worker's | what follows, for the runner that it has |
 | GPUModelRunner._update_states (first runner) | a worker's | tells the builder which request is where in the batch; zeros new blocks of windows |
 | GPUModelRunner.propose_draft_token_ids (first) | a worker's | fills up drafts of a request that has too few of them |
+| InputBatch.swap_states (first) | a worker's | exchanges the allowed tokens of two requests, which vLLM 0.26 mixes up |
+| rejection_sampler.expand_batch_to_tokens (first, CPU) | a worker's | repeats temperatures for drafts, which vLLM 0.26's CPU engine leaves out |
 | GPUModelRunner.finish_requests, .add_requests, .prepare_attn (second runner) | a worker's | the same |
 | GPUModelRunner._bookkeeping_sync (first), .sample (second) | a worker's | reads which requests have a refused row |
 | GPUModelRunner.execute_model (both) | a worker's that is no last stage | tells the next stage of refused rows |
@@ -33,10 +35,12 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+import torch
 from vllm import outputs
 from vllm.config import get_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from ..errors import UnsupportedError
@@ -49,7 +53,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.metrics.stats import SchedulerStats
     from vllm.v1.request import Request
-    from vllm.v1.worker.gpu.input_batch import InputBatch
+    from vllm.v1.worker.gpu.input_batch import InputBatch as SecondInputBatch
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as FirstRunner
 
@@ -373,6 +377,9 @@ def _builders(runner: FirstRunner | SecondRunner) -> list[OscarMetadataBuilder]:
 
 
 def _follow_first_runner(owner: type[FirstRunner]):
+    from vllm.v1.sample import rejection_sampler
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+
     from . import refusals, specs, steps
 
     def make_update(original):
@@ -407,14 +414,36 @@ def _follow_first_runner(owner: type[FirstRunner]):
         def propose_draft_token_ids(self: FirstRunner, scheduler_output, sampled_token_ids, *args, **options):
             drafts = original(self, scheduler_output, sampled_token_ids, *args, **options)
             if settings.serves_int2(self.vllm_config) and isinstance(drafts, list):  # as ngram's, which finds what it finds
-                return steps.fill_up(drafts, sampled_token_ids, self.num_spec_tokens)
+                count = scheduler_output.num_spec_tokens_to_schedule  # k, or fewer where vLLM says so
+                return steps.fill_up(drafts, sampled_token_ids, count)
             return drafts
 
         return propose_draft_token_ids
 
+    def make_swap(original):
+        def swap_states(self: InputBatch, i1, i2):
+            allowed = self.allowed_token_ids_mask_cpu_tensor
+            rows = None if allowed is None else allowed[[i2, i1]]  # a copy: vLLM exchanges views, of which one is lost
+            original(self, i1, i2)
+            if rows is not None:
+                allowed[[i1, i2]] = rows
+
+        return swap_states
+
+    def make_expand(original):
+        def expand_batch_to_tokens(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
+            if current_platform.is_cpu():  # vLLM's kernel there takes integers alone, and writes into a copy
+                counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+                return torch.where(x == replace_from, replace_to, x).to(x.dtype).repeat_interleave(counts, output_size=num_tokens)
+            return original(x, cu_num_tokens, num_tokens, replace_from, replace_to)
+
+        return expand_batch_to_tokens
+
     replace(owner, owner._update_states, make_update)
     replace(owner, owner._bookkeeping_sync, make_bookkeeping)
     replace(owner, owner.propose_draft_token_ids, make_propose)
+    replace(InputBatch, InputBatch.swap_states, make_swap)
+    replace(rejection_sampler, rejection_sampler.expand_batch_to_tokens, make_expand)
     _send_notes(owner)
 
 
@@ -448,7 +477,7 @@ def _follow_second_runner(owner: type[SecondRunner]):
         return add_requests
 
     def make_prepare(original):
-        def prepare_attn(self: SecondRunner, input_batch: InputBatch):
+        def prepare_attn(self: SecondRunner, input_batch: SecondInputBatch):
             drafts = input_batch.num_draft_tokens_per_req
             slots = input_batch.idx_mapping_np
             for builder in _builders(self):
@@ -458,7 +487,7 @@ def _follow_second_runner(owner: type[SecondRunner]):
         return prepare_attn
 
     def make_read(original):
-        def sample(self: SecondRunner, hidden_states, input_batch: InputBatch, *args, **options):
+        def sample(self: SecondRunner, hidden_states, input_batch: SecondInputBatch, *args, **options):
             if settings.serves_int2(self.vllm_config):
                 refusals.note(self, _builders(self), input_batch.req_ids, hidden_states, input_batch.query_start_loc)
             return original(self, hidden_states, input_batch, *args, **options)

@@ -219,6 +219,23 @@ class Ngram(WithDrafts):
         for prompt, name in zip(prompts, names):
             self.like_one_at_a_time(prompt, finished[name])
 
+    def test_fewer_drafts_than_k_are_proposed_where_vllm_says_so(self):
+        from oscar_int2.vllm.steps import fill_up
+
+        self.assertEqual(fill_up([[], [7], [7, 8], []], [[5], [6], [4, 9], []], 2), [[5, 5], [7, 6], [7, 8], []])
+        self.assertEqual(fill_up([[], []], [[5], []], 0), [[], []])
+
+    def test_greedy_requests_beside_sampled_ones_get_what_they_get_alone(self):
+        engine = self.engine
+        prompts = [engine.prompt(i, 380 + 7 * i) for i in range(3)]
+        alone = [engine.alone(prompt, 40) for prompt in prompts[:2]]
+        names = [engine.add(prompt, 40, **options) for prompt, options in
+                 zip(prompts, ({}, {}, {"temperature": 1.5}))]
+        finished = engine.run()
+        for name, one in zip(names, alone):
+            self.same(one, finished[name], "beside a request with a temperature")
+        self.assertGreater(len(set(finished[names[2]].token_ids)), 10)
+
 
 @needs_vllm
 @unittest.skipUnless(torch.cuda.is_available(), "no CUDA device")

@@ -178,6 +178,23 @@ class Serving(case.EngineTest):
         for name, number, length, tokens in ((stays, 1, 420, 12), (late, 3, 380, 6)):
             self.same(finished[name], engine.alone(engine.prompt(number, length), tokens), name)
 
+    def test_a_requests_list_of_allowed_tokens_is_its_own(self):
+        """One that joins as another ends changes places with those that run."""
+        engine, allowed = self.engine, list(range(300, 350))
+
+        def answers(limited, which):
+            names = {k: engine.add(engine.prompt(k, 20 + k), (3, 20, 20, 20)[k],
+                                   **({"allowed_token_ids": allowed} if k == limited else {})) for k in which}
+            finished = engine.run()
+            return {k: finished[name] for k, name in names.items()}
+
+        for limited in (2, 3):
+            with self.subTest(limited=limited):
+                together = answers(limited, range(4))
+                self.assertLessEqual(set(together[limited].token_ids), set(allowed))
+                for k in range(4):
+                    self.same(answers(limited, [k])[k], together[k], f"request {k}")
+
     def test_short_prompts_sampling_and_prompt_log_probabilities_work(self):
         engine = self.engine
         drawn = {} if case.INTERPRETED else {"temperature": 0.8, "seed": 7}  # Triton draws with libdevice's log

@@ -1,5 +1,8 @@
-"""Options that errors, hints and texts of the programs name: each exists where it can be read."""
+"""Options and commands that errors, hints and texts name: each exists where it can be read."""
+import os
 import re
+import subprocess
+import sys
 import unittest
 
 from support.programs import BIN, SOURCE, run
@@ -31,10 +34,14 @@ def help_of(*command):
     return result.stdout
 
 
+def commands_of(text):
+    return re.findall(r"^  ([a-z-]+) {2,}\S", text, re.MULTILINE)
+
+
 def options_of(program):
     """Of the program and its commands."""
     text = help_of(program)
-    commands = re.findall(r"^  ([a-z]+) {2,}\S", text.partition("Subcommands:")[2], re.MULTILINE)
+    commands = commands_of(text.partition("Subcommands:")[2])
     return set(OPTION.findall(text)).union(
         *(OPTION.findall(help_of(program, command)) for command in commands))
 
@@ -81,6 +88,28 @@ class NamedOptions(unittest.TestCase):
                         unknown.append(f"{name}: {option} in {text[:80]!r}")
         self.assertEqual(unknown, [])
         self.assertGreater(found, 100)
+
+    def test_every_command_that_a_text_names_exists(self):
+        package = subprocess.run([sys.executable, "-S", "-m", "oscar_int2", "--help"], capture_output=True, text=True,
+                                 env=os.environ | {"PYTHONPATH": str(SOURCE / "python")}, check=True).stdout
+        known = {r"oscar-bundle": commands_of(help_of("oscar-bundle").partition("Subcommands:")[2]),
+                 r"-m oscar_int2": commands_of(package)}
+        found, unknown = 0, []
+        for path in sorted(path for folder in ("lib", "apps", "python/oscar_int2") for path in (SOURCE / folder).rglob("*")
+                           if path.suffix in (".cpp", ".h", ".py")):
+            texts = [path.read_text()] if path.suffix == ".py" else literals(path)
+            for text in texts:
+                for name, commands in known.items():
+                    for command in re.findall(name + r" ([a-z][a-z-]*)", text):
+                        found += 1
+                        if command not in commands:
+                            unknown.append(f"{path.relative_to(SOURCE)}: {name} {command}")
+                for script in re.findall(r"(?:scripts|studies|benchmarks)/[a-z_]+\.(?:sh|py)", text):
+                    found += 1
+                    if not (SOURCE / script).is_file():
+                        unknown.append(f"{path.relative_to(SOURCE)}: {script}")
+        self.assertEqual(unknown, [])
+        self.assertGreater(found, 60)
 
 
 if __name__ == "__main__":

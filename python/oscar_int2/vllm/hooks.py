@@ -16,7 +16,7 @@
 | WorkerWrapperBase.initialize_from_config | a worker's | what follows, for the runner that it has |
 | GPUModelRunner._update_states (first runner) | a worker's | tells the builder which request is where in the batch; zeros new blocks of windows |
 | GPUModelRunner.propose_draft_token_ids (first) | a worker's | fills up drafts of a request that has too few of them |
-| InputBatch.swap_states (first) | a worker's | exchanges the allowed tokens of two requests, which vLLM 0.26 mixes up |
+| InputBatch.swap_states, .condense (first) | a worker's | keep the allowed tokens of a request its own, which vLLM 0.26 leaves with others |
 | rejection_sampler.expand_batch_to_tokens (first, CPU) | a worker's | repeats temperatures for drafts, which vLLM 0.26's CPU engine leaves out |
 | GPUModelRunner.finish_requests, .add_requests, .prepare_attn (second runner) | a worker's | the same |
 | GPUModelRunner._bookkeeping_sync (first), .sample (second) | a worker's | reads which requests have a refused row |
@@ -430,6 +430,14 @@ def _follow_first_runner(owner: type[FirstRunner]):
 
         return swap_states
 
+    def make_condense(original):
+        def condense(self: InputBatch):
+            original(self)
+            if self.allowed_token_ids_mask_cpu_tensor is not None:  # rows that were left keep theirs, for who comes next
+                self.allowed_token_ids_mask_cpu_tensor[self.num_reqs:] = False
+
+        return condense
+
     def make_expand(original):
         def expand_batch_to_tokens(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
             if current_platform.is_cpu():  # vLLM's kernel there takes integers alone, and writes into a copy
@@ -443,6 +451,7 @@ def _follow_first_runner(owner: type[FirstRunner]):
     replace(owner, owner._bookkeeping_sync, make_bookkeeping)
     replace(owner, owner.propose_draft_token_ids, make_propose)
     replace(InputBatch, InputBatch.swap_states, make_swap)
+    replace(InputBatch, InputBatch.condense, make_condense)
     replace(rejection_sampler, rejection_sampler.expand_batch_to_tokens, make_expand)
     _send_notes(owner)
 

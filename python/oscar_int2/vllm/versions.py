@@ -33,6 +33,7 @@ FIRST_RUNNER = {
         "scheduler_output sampler_output logits hidden_states",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids": "scheduler_output sampled_token_ids",
     "vllm.v1.worker.gpu_input_batch:InputBatch.swap_states": "i1 i2",
+    "vllm.v1.worker.gpu_input_batch:InputBatch.condense": "self",
     "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens": "x cu_num_tokens num_tokens replace_from replace_to",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model": "scheduler_output",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens": "",

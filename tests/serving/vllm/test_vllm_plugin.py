@@ -195,6 +195,18 @@ class Serving(case.EngineTest):
                 for k in range(4):
                     self.same(answers(limited, [k])[k], together[k], f"request {k}")
 
+    def test_a_row_of_the_batch_keeps_no_list_of_allowed_tokens(self):
+        """One with a list moves up as the first ends, and another comes to where it was."""
+        engine, finished = self.engine, {}
+        prompts = [engine.prompt(k, 20 + k) for k in range(3)]
+        first, _ = engine.add(prompts[0], 3), engine.add(prompts[1], 20, allowed_token_ids=list(range(300, 350)))
+        while first not in finished:
+            engine.step(finished)
+        engine.step(finished)
+        last = engine.add(prompts[2], 6)
+        finished |= engine.run()
+        self.same(engine.alone(prompts[2], 6), finished[last], "a request without a list")
+
     def test_short_prompts_sampling_and_prompt_log_probabilities_work(self):
         engine = self.engine
         drawn = {} if case.INTERPRETED else {"temperature": 0.8, "seed": 7}  # Triton draws with libdevice's log

@@ -397,7 +397,9 @@ std::string export_line(const CardExport& written) {
 std::string serving_part(const Bundle& bundle, const CardRequest& request) {
   const std::string& file = request.bundle_file;
   const bool gguf = !bundle.model.quantization.empty();
-  const std::string model = gguf ? "FOLDER" : request.base_model.empty() ? "MODEL" : request.base_model;
+  const std::string model = gguf                         ? "FOLDER"
+                            : request.base_model.empty() ? "MODEL"
+                                                         : request.base_model;
   std::string text = fmt::format(
       "\n## How to serve it\nWith OSCAR Toolkit installed "
       "(package `oscar_int2`), in vLLM 0.26:\n\n```\nVLLM_OSCAR_BUNDLE={} vllm serve {}\n```\n\n"

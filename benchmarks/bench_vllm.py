@@ -63,6 +63,10 @@ def arguments_of(argv):
     parser.add_argument("--quick-prompts", action="store_true")
     parser.add_argument("--prefix-caching", action="store_true", help="prompts share what they begin alike with")
     arguments = parser.parse_args(argv)
+    if arguments.tp < 1 or (arguments.layers is not None and arguments.layers < 1):
+        parser.error("--tp and --layers are 1 or more")
+    if arguments.model and arguments.layers:
+        parser.error("--layers is for a shape")
     if arguments.kv != "int2" and arguments.whole_prompts:
         parser.error("--whole-prompts is for --kv int2")
     return arguments

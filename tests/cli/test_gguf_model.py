@@ -86,6 +86,13 @@ class GgufModel(ProgramTest):
         self.assertEqual((made.returncode, made.stdout), (0, f"wrote {out}\n"), made.stderr)
         again = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | {"PYTHONPATH": str(SOURCE / "python")})
         self.assertIn(f"{out} is there already", again.stderr)
+        broken, nothing = self.folder / "broken.gguf", self.folder / "nothing"
+        broken.write_bytes(model.read_bytes()[:2000])
+        refused = subprocess.run([*command[:4], broken, nothing], capture_output=True, text=True,
+                                 env=ENVIRONMENT | {"PYTHONPATH": str(SOURCE / "python")})
+        self.assertIn(f"dequantize: transformers cannot read {broken}", refused.stderr)
+        self.assertNotIn("Traceback", refused.stderr)
+        self.assertFalse(nothing.exists() or list(self.folder.glob(".dequantize.*")))
         card = self.folder / "card.md"
         (self.folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
         self.run_ok("oscar-bundle", "card", bundle, "--model", model, "-o", card)

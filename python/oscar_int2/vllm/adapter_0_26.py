@@ -24,6 +24,8 @@ def follow():
     from vllm.model_executor.layers.attention.attention import Attention
     from vllm.v1.core import kv_cache_utils
 
+    from .specs import equal_blocks
+
     def make_spec(original):
         def get_kv_cache_spec(self: Attention, vllm_config):
             if settings.serves_int2(vllm_config):
@@ -39,18 +41,8 @@ def follow():
 
         return get_kv_cache_spec
 
-    def make_groups(original):
-        def get_kv_cache_groups(vllm_config, kv_cache_spec):
-            if settings.serves_int2(vllm_config):
-                from .specs import unified
-
-                kv_cache_spec = unified(kv_cache_spec, settings.drafts(vllm_config))
-            return original(vllm_config, kv_cache_spec)
-
-        return get_kv_cache_groups
-
     hooks.replace(Attention, Attention.get_kv_cache_spec, make_spec)
-    hooks.replace(kv_cache_utils, kv_cache_utils.get_kv_cache_groups, make_groups)
+    hooks.replace(kv_cache_utils, kv_cache_utils.get_kv_cache_groups, equal_blocks)
 
 
 class CacheShape(AttentionBackend):

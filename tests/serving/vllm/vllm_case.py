@@ -1,6 +1,7 @@
 """What the tests of the vLLM plugin share: its environment, one engine, its requests.
 Imported first by a test, it starts the test again where vLLM is: in .venv-vllm, or in the virtual
 environment that OSCAR_VLLM_VENV names."""
+import collections
 import contextlib
 import functools
 import json
@@ -228,6 +229,20 @@ class Engine:
             yield
         finally:
             scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold = before
+
+    @contextlib.contextmanager
+    def chunks(self):
+        """A dict that takes, by id of a request, how many of its tokens each step has."""
+        found, schedule = collections.defaultdict(list), self.scheduler.schedule
+
+        def note(*args, **options):
+            output = schedule(*args, **options)
+            for request, tokens in output.num_scheduled_tokens.items():
+                found[request.rsplit("-", 1)[0]].append(tokens)
+            return output
+
+        with mock.patch.object(self.scheduler, "schedule", note):
+            yield found
 
     @contextlib.contextmanager
     def metadata(self):

@@ -54,7 +54,8 @@ TEST(MemoryPlan, Qwen38bAt128KOn80GiB) {
   EXPECT_EQ(row["bytes_per_token"]["bf16"], 36 * 8 * 256 * 2);
   EXPECT_EQ(row["request_bytes"]["bf16"], 18.0 * kGiB);
   EXPECT_EQ(row["request_bytes"]["fp8"], 9.0 * kGiB);
-  EXPECT_EQ(row["request_bytes"]["int2"], 2758459392.0);  // 73,728 x (5,120 + 2.25 x 130,752) / 8
+  // 2,048 pages of 64 tokens, and 64 + 256 + 16 + 1 exact rows beside them.
+  EXPECT_EQ(row["request_bytes"]["int2"], 73728.0 * (2.25 * 131072 + 16 * 337) / 8);
   EXPECT_EQ(plan["cache_bytes"], 69517875200.0);
   EXPECT_EQ(row["requests"]["bf16"], 3);
   EXPECT_EQ(row["requests"]["fp8"], 7);
@@ -72,7 +73,7 @@ TEST(MemoryPlan, TheLongestContextIsAtMostTheModelsOwn) {
   m.max_positions = 1 << 22;
   EXPECT_EQ(longest("bf16"), 471448);
   EXPECT_EQ(longest("fp8"), 942896);
-  EXPECT_EQ(longest("int2"), 3350565);
+  EXPECT_EQ(longest("int2"), 52345 * 64) << "whole pages";
 }
 
 // 147,456 bytes a token in BF16, 6 GiB a request of 43,690 tokens.
@@ -269,7 +270,19 @@ TEST(MemoryPlan, SlidingLayersHoldTheirWindowAndShortOnesStayInBf16) {
   const double row_values = 8 * 256;
   EXPECT_EQ(request_bytes(m, CacheKind::kBf16, 100000), row_values * 2 * (128 + 1024));
   EXPECT_EQ(request_bytes(m, CacheKind::kInt2, 100000),
-            row_values * (2 * 128 + (16 * 320 + 2.25 * 704) / 8));
+            row_values * (2 * 128 + (16 * 337 + 2.25 * 1024) / 8));
+}
+
+TEST(MemoryPlan, AShortRequestHasItsWindowsInFullAndALongOnesLastPage) {
+  CachedModel m = qwen3_8b();
+  m.layers.resize(1);
+  const double row_values = 8 * 256;
+  const auto bytes = [&](int64_t tokens) { return request_bytes(m, CacheKind::kInt2, tokens); };
+  EXPECT_EQ(bytes(1), row_values * (16 * 337 + 2.25 * 64) / 8);
+  EXPECT_EQ(bytes(64), bytes(1));
+  EXPECT_EQ(bytes(65), bytes(1) + row_values * 2.25 * 64 / 8);
+  m.quantizer.demote_block = 64;
+  EXPECT_EQ(bytes(1), row_values * (16 * (64 + 256 + 64 + 1) + 2.25 * 64) / 8);
 }
 
 TEST(MemoryPlan, LocalLayersStayInBf16HoweverFewTokensAreRecent) {
@@ -283,7 +296,10 @@ TEST(MemoryPlan, LocalLayersStayInBf16HoweverFewTokensAreRecent) {
   const Json plan = memory_plan(m, options);
   const double row_values = 8 * 256;
   for (const Json& row : plan["sweep"]) {
-    const double own = row["int2_bits_per_value"].get<double>() / 8 * 100000;
+    const double metadata = row["metadata_dtype"] == "fp32" ? 64 : 32;
+    const double row_bits = 2 + metadata / row["quant_group_size"].get<int>();
+    const int window = row["sink_tokens"].get<int>() + row["recent_tokens"].get<int>() + 17;
+    const double own = (row_bits * 100032 + 16 * window) / 8;
     EXPECT_DOUBLE_EQ(row["request_bytes"].get<double>(), row_values * (2 * 1024 + own));
   }
 }

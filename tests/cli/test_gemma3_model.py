@@ -168,7 +168,7 @@ class Gemma3Model(ProgramTest):
             rows = 2 * 2 * 32  # keys and values of both heads
             windows = 4 * 300 * rows * 2
             self.assertEqual(row["request_bytes"]["bf16"], windows + 2 * 131072 * rows * 2)
-            bits = 16 * 320 + (131072 - 320) * (2 + 32 / 32)
+            bits = 16 * (64 + 256 + 16 + 1) + 131072 * (2 + 32 / 32)
             self.assertAlmostEqual(row["request_bytes"]["int2"], windows + 2 * rows * bits / 8)
 
     def test_servers_refuse_such_a_bundle_by_name(self):

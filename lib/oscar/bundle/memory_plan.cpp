@@ -12,6 +12,7 @@
 #include "oscar/base/error.h"
 #include "oscar/base/strings.h"
 #include "oscar/cache/codec.h"
+#include "oscar/cache/pages.h"
 #include "oscar/cache/rival_formats.h"
 
 namespace oscar {
@@ -27,6 +28,20 @@ constexpr std::pair<const char*, CacheKind> kFormats[] = {
 double bits_of(const CachedModel& model, int64_t tokens) {
   const CacheFormat& q = model.quantizer;
   return bits_per_element(q.row_format(), tokens, q.sink_tokens, q.recent_tokens);
+}
+
+// Rows that leave the window of a served request at once (Python's DEMOTE_BLOCK).
+constexpr int kServedDemoteBlock = 16;
+
+// Bits of an element of the 2-bit layers of a served request of `tokens`, over all its memory: each
+// token has a place in a page, the sink's too, and windows are there in full, with room for rows
+// that leave at once and for a new one.
+double served_bits(const CacheFormat& q, int64_t tokens, double row_bits) {
+  if (tokens == 0) return 0;
+  const int64_t rows = (tokens + kPageTokens - 1) / kPageTokens * kPageTokens;
+  const int window =
+      q.sink_tokens + q.recent_tokens + std::max(kServedDemoteBlock, q.demote_block) + 1;
+  return (static_cast<double>(rows) * row_bits + 16.0 * window) / static_cast<double>(tokens);
 }
 
 // Most tokens of one request within `bytes`, which grow with them.
@@ -228,14 +243,17 @@ double rival_bytes(const CachedModel& model, const RivalFormat& rival, int64_t t
   });
 }
 
-// The bundle's rows with other widths of codes.
-double wide_bytes(const CachedModel& model, std::pair<int, int> widths, int64_t tokens) {
+// The bundle's rows with other widths of codes: in a server, or (served is false) rows alone, as
+// other projects' are counted.
+double wide_bytes(const CachedModel& model, std::pair<int, int> widths, int64_t tokens,
+                  bool served) {
   const CacheFormat& q = model.quantizer;
   return bytes_of_layers(model, tokens, [&](size_t i, int64_t held) {
     if (!model.layers[i].quantized) return SideBits{};
     const auto bits = [&](int width) {
-      return bits_per_element(row_bits(q.row_format(), width), held, q.sink_tokens,
-                              q.recent_tokens);
+      const double row = row_bits(q.row_format(), width);
+      return served ? served_bits(q, held, row)
+                    : bits_per_element(row, held, q.sink_tokens, q.recent_tokens);
     };
     return SideBits{bits(widths.first), bits(widths.second)};
   });
@@ -248,19 +266,22 @@ Json codecs_at(const CachedModel& model, int64_t context, std::optional<double> 
   const double state = state_bytes(model);
   const double bf16 = request_bytes(model, CacheKind::kBf16, context) - state;
   std::vector<Json> rows;
-  const auto add = [&](const std::string& name, double bytes) {
-    Json row{
-        {"name", name}, {"bits_per_value", 16 * (bytes - state) / bf16}, {"request_bytes", bytes}};
+  const auto add = [&](const std::string& name, double of_rows, double bytes) {
+    Json row{{"name", name},
+             {"bits_per_value", 16 * (of_rows - state) / bf16},
+             {"request_bytes", bytes}};
     if (room) row["requests"] = static_cast<int64_t>(*room / bytes);
     rows.push_back(std::move(row));
   };
   for (const auto& [key, value] : kWidths) {
     const bool own = key == 2 && value == 2;
     add(own ? "bundle" : fmt::format("bundle@bits:{}/{}", key, value),
-        wide_bytes(model, {key, value}, context));
+        wide_bytes(model, {key, value}, context, false),
+        wide_bytes(model, {key, value}, context, true));
   }
   for (const RivalFormat& rival : rival_formats()) {
-    add(rival.name, rival_bytes(model, rival, context));
+    const double bytes = rival_bytes(model, rival, context);
+    add(rival.name, bytes, bytes);
   }
   std::ranges::stable_sort(rows, {},
                            [](const Json& row) { return row["request_bytes"].get<double>(); });
@@ -402,9 +423,12 @@ std::string sweep_table(const Json& plan) {
 }  // namespace
 
 double request_bytes(const CachedModel& model, CacheKind format, int64_t tokens) {
+  const double row = row_bits(model.quantizer.row_format(), 2);
   return bytes_of_layers(model, tokens, [&](size_t i, int64_t held) {
     const bool int2 = format == CacheKind::kInt2 && model.layers[i].quantized;
-    const double bits = format == CacheKind::kFp8 ? 8 : int2 ? bits_of(model, held) : 16;
+    const double bits = format == CacheKind::kFp8 ? 8
+                        : int2                    ? served_bits(model.quantizer, held, row)
+                                                  : 16;
     return SideBits{bits, bits};
   });
 }

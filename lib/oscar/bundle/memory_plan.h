@@ -12,11 +12,11 @@ namespace oscar {
 
 enum class CacheKind { kBf16, kFp8, kInt2 };
 
-// Bytes of one request of `tokens`: BF16 has 2 a cached number and FP8 (one scale a tensor) 1. INT2
-// has bits_per_element (cache/codec.h) of them, windows, scales and zeros included; layers that are
-// never quantized stay in BF16. A sliding layer holds its window at most, and one of linear
-// attention its state, where that is known. The last page and the exact ring's spare rows, less
-// than 1 MiB a request in most models, are not counted.
+// Bytes of one request of `tokens`: BF16 has 2 a cached number and FP8 (one scale a tensor) 1. Over
+// INT2 they are those that vLLM sets aside: whole pages of 64 tokens with scales and zeros, the
+// sink's among them, and the exact windows in full, which count for a short request. Layers that
+// are never quantized stay in BF16. A sliding layer holds its window at most, and one of linear
+// attention its state, where that is known.
 double request_bytes(const CachedModel& model, CacheKind format, int64_t tokens);
 
 struct PlanOptions {

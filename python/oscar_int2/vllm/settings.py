@@ -211,7 +211,7 @@ def drafts(config: VllmConfig):
 def defaults(args: EngineArgs, chosen: Entry) -> dict[str, Any]:
     """{name: value} of what the user of these EngineArgs left open, over the bundle of entry(); what contradicts is
     refused later. Prefix caching is left to vLLM, where the bundle can serve it."""
-    ours = {name: value for name, given, value in (
+    ours: dict[str, Any] = {name: value for name, given, value in (
         ("block_size", args.block_size, PAGE_TOKENS),
         ("max_num_seqs", args.max_num_seqs, DEFAULT_MAX_NUM_SEQS)) if given is None}
     found = _load(chosen["bundle"], _stamp(chosen["bundle"]))

@@ -11,7 +11,7 @@ from ..errors import UnsupportedError
 
 logger = logging.getLogger("vllm.oscar_int2")  # below vllm's: its level and format
 
-RAN = ("0.26",)  # releases in which it has run
+RAN = ("0.26", "0.33")  # releases in which it has run
 # What hooks.py replaces, by the parameters that it counts on.
 ENGINE = {
     "vllm.engine.arg_utils:EngineArgs.create_engine_config": "",

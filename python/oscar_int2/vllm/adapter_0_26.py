@@ -1,7 +1,7 @@
 """vLLM without customize_spec, as 0.26: it has no hook for a KV cache of a third party.
 
-Attention.get_kv_cache_spec is replaced, whose original knows no packed cache but TurboQuant's,
-kv_cache_utils.get_kv_cache_groups, which pads, and the backend names the shape of a layer's cache.
+Attention.get_kv_cache_spec is replaced, whose original knows no packed cache but TurboQuant's, and the
+backend names the shape of a layer's cache.
 """
 from __future__ import annotations
 
@@ -19,12 +19,8 @@ if TYPE_CHECKING:
 
 
 def follow():
-    """What each process needs: a worker says what blocks its layers have, and the scheduler's process, to which
-    all workers say it, makes them blocks of equal bytes."""
+    """What a worker needs: it says what blocks its layers have."""
     from vllm.model_executor.layers.attention.attention import Attention
-    from vllm.v1.core import kv_cache_utils
-
-    from .specs import equal_blocks
 
     def make_spec(original):
         def get_kv_cache_spec(self: Attention, vllm_config):
@@ -42,7 +38,6 @@ def follow():
         return get_kv_cache_spec
 
     hooks.replace(Attention, Attention.get_kv_cache_spec, make_spec)
-    hooks.replace(kv_cache_utils, kv_cache_utils.get_kv_cache_groups, equal_blocks)
 
 
 class CacheShape(AttentionBackend):

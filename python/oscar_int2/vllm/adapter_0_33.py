@@ -1,6 +1,4 @@
-"""vLLM where a backend says how large the blocks of its cache are (customize_spec), as 0.32 and 0.33.
-
-kv_cache_planning.get_kv_cache_groups, which pads, is replaced.
+"""vLLM where a backend says how large the blocks of its cache are (customize_spec), as 0.28 to 0.33.
 
 A block [Hkv, 64 tokens, bytes of a token] in the layout LBHNC is a page as the kernels have it, byte for
 byte. Hooks that are left alone:
@@ -20,19 +18,13 @@ from typing_extensions import override
 from vllm.v1.attention.backend import AttentionBackend
 
 from .._library import PAGE_TOKENS
-from . import hooks
 
 if TYPE_CHECKING:
     from ..bundle import Bundle
 
 
 def follow():
-    """What the scheduler's process needs: it makes the blocks of all layers ones of equal bytes."""
-    from vllm.v1.core import kv_cache_planning  # pyright: ignore[reportAttributeAccessIssue]: not in all versions
-
-    from .specs import equal_blocks
-
-    hooks.replace(kv_cache_planning, kv_cache_planning.get_kv_cache_groups, equal_blocks)
+    """Nothing is replaced."""
 
 
 class CacheShape(AttentionBackend):

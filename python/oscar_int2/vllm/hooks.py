@@ -5,6 +5,7 @@
 | EngineArgs.create_engine_config | each that reads an engine's arguments | the bundle into the configuration, defaults and refusals |
 | Attention.__init__ | a worker's | our backend for layers that hold 2-bit rows |
 | base_loader.process_weights_after_loading | a worker's | compares weights with the bundle's |
+| get_kv_cache_groups of kv_cache_utils, or later of kv_cache_planning | the scheduler's | makes the blocks of all layers ones of equal bytes |
 | Scheduler.__init__ | the scheduler's | makes PrefixManager the manager of our blocks, WindowManager that of windows, and Prefixes of what they share |
 | Scheduler.add_request | the scheduler's | says once what log probabilities of prompts are |
 | Scheduler.schedule | the scheduler's | tells the worker what happens to sinks |
@@ -89,6 +90,7 @@ def install():
     _follow_configuration()
     _follow_layers()
     _follow_weights()
+    _follow_blocks()
     _follow_scheduler()
     _follow_stats()
     _follow_core()
@@ -183,6 +185,15 @@ def _follow_weights():
         return process_weights_after_loading
 
     replace(base_loader, base_loader.process_weights_after_loading, make_process)
+
+
+def _follow_blocks():
+    """All workers say what blocks their layers have, and the scheduler's process groups them."""
+    from .specs import equal_blocks
+
+    planning = versions.module_of_groups()
+    versions.require({f"{planning.__name__}:get_kv_cache_groups": "vllm_config kv_cache_spec"})
+    replace(planning, planning.get_kv_cache_groups, equal_blocks)
 
 
 def _follow_scheduler():

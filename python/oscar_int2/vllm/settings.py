@@ -39,7 +39,7 @@ POISON = "OSCAR_INT2_POISON"
 # vLLM's own default is 1024 on large GPUs.
 DEFAULT_MAX_NUM_SEQS = 64
 
-# Of EngineArgs, from 0.28 on: at which tokens windows and states of linear attention are kept for others. 0, its
+# Of EngineArgs, from 0.30 on: at which tokens windows and states of linear attention are kept for others. 0, its
 # default, keeps those before a prompt's last token alone, and a hit ends recent_tokens before that. None keeps all.
 RETENTION = "prefix_cache_retention_interval"
 DRAFTERS = ("ngram", "draft_model", "eagle")  # methods of speculative decoding that have run

@@ -69,6 +69,14 @@ def require(hooks):
                                    f"{', '.join(RAN)}")
 
 
+def module_of_groups() -> Any:
+    """The module of vLLM's that groups the layers of a model by their blocks."""
+    try:
+        return importlib.import_module("vllm.v1.core.kv_cache_planning")
+    except ImportError:  # before 0.33
+        return importlib.import_module("vllm.v1.core.kv_cache_utils")
+
+
 def has_run(version):
     return ".".join(version.split(".")[:2]) in RAN
 

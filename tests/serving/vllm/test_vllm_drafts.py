@@ -94,16 +94,13 @@ class WithDrafts(case.EngineTest):
         return finished, steps
 
     def like_one_at_a_time(self, prompt, output):
-        """Log probabilities of an answer are those of the package's cache, read one token at a time. Where the rounding
-        of a step turns a code of two bits, one of 600 tokens is .27 apart on an H200; the mean is .002, of the first
-        tokens up to .018. Rows of a wrong step move all that follow."""
+        """Log probabilities of an answer are those of the package's cache, read one token at a time."""
         ours = torch.tensor(case.log_probabilities_in_transformers(prompt, output.token_ids))
         theirs = torch.tensor([step[token].logprob for step, token in zip(output.logprobs, output.token_ids)])
         apart = (ours - theirs).abs()
         said = f"{len(apart)} tokens, {apart.mean():.4f} apart in the mean, at most {apart.sort(descending=True)[0][:5].tolist()}"
-        self.assertLess(apart.max(), 2 * case.DRIFT, said)
+        self.assertLess(apart.max(), case.DRIFT, said)
         self.assertLess(apart.mean(), case.DRIFT / (25 if len(apart) > 100 else 8), said)
-        self.assertLessEqual(int((apart > case.DRIFT).sum()), 1, said)
 
     def test_the_text_is_that_without_drafts(self):
         if self.overlapped and case.RUNNER == 1:

@@ -522,6 +522,13 @@ class Blocks(unittest.TestCase):
         found = self.check(self.specs(self.int2()))
         self.assertEqual((found["model.layers.1"].block_size, found["model.layers.0"].block_size), (256, 32))
 
+    def test_blocks_that_come_larger_become_the_same(self):
+        """vLLM 0.33 gives INT2 layers beside states blocks of several pages."""
+        from oscar_int2.vllm.specs import unified
+
+        larger = dataclasses.replace(self.int2(), block_size=192)
+        self.assertEqual(unified(self.specs(larger)), unified(self.specs(self.int2())))
+
     def test_a_state_takes_as_many_pages_as_it_needs(self):
         from vllm.v1.kv_cache_interface import MambaSpec
 

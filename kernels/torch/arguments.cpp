@@ -1,15 +1,12 @@
 // Tensors to parameters of a call.
 #include "arguments.h"
 
-#include <limits>
 #include <string>
 #include <type_traits>
 #include <utility>
 
 namespace oscar::torch_ops {
 namespace {
-
-constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
 
 int32_t* int_array(const char* op, const char* name, const Tensor& t, const Extent& length,
                    const Tensor& neighbour) {
@@ -53,7 +50,7 @@ ExactWindows exact_windows(const char* op, const WindowTensors& t, const GivenFo
   };
   out.k = window("window_k", t.k);
   out.v = window("window_v", t.v);
-  const int window_tokens = checked_int(op, "window_k.size(2)", tokens, 1, kMaxInt);
+  const int window_tokens = checked_int(op, "window_k.size(2)", tokens, 1);
   out.sink_tokens = checked_int(op, "sink_tokens", format.sink_tokens, 0, window_tokens - 1);
   out.ring_tokens = window_tokens - out.sink_tokens;
   if (t.slot) {
@@ -235,11 +232,10 @@ AttentionParams attention_params(const char* op, const CacheTensors& cache,
   AttentionParams p;
   const GivenFormat format = checked_format(op, t.q.size(3), cache.format);
   p.format = format.page;
-  p.batch = checked_int(op, "q.size(0)", batch, 0, kMaxInt);
-  p.q_len = checked_int(op, "q.size(1)", t.q.size(1), 1, kMaxInt);
-  p.num_qo_heads = checked_int(op, "q.size(2)", t.q.size(2), 1, kMaxInt);
-  p.num_kv_heads =
-      checked_int(op, "pool.size(1)", checked_size({op, "pool", pool}, 3, 1), 1, kMaxInt);
+  p.batch = checked_int(op, "q.size(0)", batch, 0);
+  p.q_len = checked_int(op, "q.size(1)", t.q.size(1), 1);
+  p.num_qo_heads = checked_int(op, "q.size(2)", t.q.size(2), 1);
+  p.num_kv_heads = checked_int(op, "pool.size(1)", checked_size({op, "pool", pool}, 3, 1), 1);
   if (p.num_qo_heads % p.num_kv_heads != 0) {
     refuse(op, "query heads do not share the KV heads evenly", "q",
            "num_qo_heads a multiple of num_kv_heads " + std::to_string(p.num_kv_heads),
@@ -271,9 +267,9 @@ AppendParams append_params(const char* op, const CacheTensors& cache, const Wind
   AppendParams p;
   const GivenFormat format = checked_format(op, t.k.size(2), cache.format);
   p.format = format.page;
-  p.batch = checked_int(op, "old_len.size(0)", batch, 0, kMaxInt);
-  checked_int(op, "k.size(0)", rows, 0, kMaxInt);
-  p.num_kv_heads = checked_int(op, "k.size(1)", t.k.size(1), 1, kMaxInt);
+  p.batch = checked_int(op, "old_len.size(0)", batch, 0);
+  checked_int(op, "k.size(0)", rows, 0);
+  p.num_kv_heads = checked_int(op, "k.size(1)", t.k.size(1), 1);
   p.history = paged_history(op, pool, cache.block_table, p.format, p.num_kv_heads, batch);
   p.windows = exact_windows(op, windows, format, p.num_kv_heads, batch, pool);
   const LayerRecipe recipe =
@@ -307,9 +303,9 @@ HistoryRowsParams history_params(const char* op, const CacheTensors& cache,
   const GivenFormat format = checked_format(op, t.k.size(3), cache.format);
   p.format = format.page;
   p.sink_tokens = checked_int(op, "sink_tokens", format.sink_tokens, 0, kMostTokens);
-  p.batch = checked_int(op, "k.size(0)", batch, 0, kMaxInt);
+  p.batch = checked_int(op, "k.size(0)", batch, 0);
   p.tokens = checked_int(op, "k.size(1)", tokens, 0, kMostTokens);
-  p.num_kv_heads = checked_int(op, "k.size(2)", t.k.size(2), 1, kMaxInt);
+  p.num_kv_heads = checked_int(op, "k.size(2)", t.k.size(2), 1);
   p.first_token = checked_int(op, "first_token", t.first_token, 0, kMostTokens);
   p.history = paged_history(op, pool, cache.block_table, p.format, p.num_kv_heads, batch);
   p.history.history_len = int_array(op, "history_len", t.history_len, {"batch", batch}, pool);
@@ -361,7 +357,7 @@ StepParams step_params(const char* op, const StepTensors& t) {
   StepParams p;
   p.requests = checked_int(op, "seq_lens.size(0)", requests, 0, most);
   p.held = checked_int(op, "window_slot.size(0)", held, 0, requests);
-  checked_int(op, "numbers.size(0)", t.numbers.size(0), kStepNumbers, kMaxInt);
+  checked_int(op, "numbers.size(0)", t.numbers.size(0), kStepNumbers);
   p.stride = most;
   p.mapped = checked_size({op, "slot_mapping", t.slot_mapping}, 1, 0);
   p.query_start_loc =

@@ -2,7 +2,6 @@
 #include "checks.h"
 
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "oscar/base/error.h"
@@ -111,7 +110,7 @@ int64_t checked_size(const Argument& argument, int64_t dims, int64_t dim) {
 }
 
 int checked_int(const char* op, const char* name, int64_t value, int64_t lowest, int64_t highest) {
-  highest = std::min<int64_t>(highest, std::numeric_limits<int>::max());
+  highest = std::min(highest, kMaxInt);
   if (value < lowest || value > highest) {
     refuse(op, "number out of range", name,
            std::to_string(lowest) + " to " + std::to_string(highest), std::to_string(value));

@@ -3,7 +3,9 @@
 
 #include <torch/csrc/stable/tensor.h>
 
+#include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <string>
 
 namespace oscar::torch_ops {
@@ -12,6 +14,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 inline constexpr int64_t kAnySize = -1;
+inline constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
 inline constexpr int kRowAlignment = 16;  // bytes; what the kernels load at once
 
 // One dimension of a shape: the name of its length, and the length itself where it is known.
@@ -46,7 +49,8 @@ void* checked_data(const Argument& argument, ScalarType dtype, std::initializer_
 int64_t checked_size(const Argument& argument, int64_t dims, int64_t dim);
 
 // `value` as an int; throws Error unless it lies in [lowest, highest].
-int checked_int(const char* op, const char* name, int64_t value, int64_t lowest, int64_t highest);
+int checked_int(const char* op, const char* name, int64_t value, int64_t lowest,
+                int64_t highest = kMaxInt);
 
 // "[2, 8, 128]", its strides likewise, and "cuda:0", for errors.
 std::string shape_text(const Tensor& tensor);

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 
 #include "arguments.h"
 #include "dispatch.h"
@@ -38,13 +37,12 @@ void quantize_append(const Recipe& recipe, const Format& format, const Tensor& p
       kOp, cache, windows,
       {k, v, query_start_loc, old_len, old_history, new_history, read_history, status});
   // Without bounds: every new row in one request, and all that its ring can hold besides.
-  const int64_t most_rows = std::numeric_limits<int>::max() / (2 * int64_t{params.num_kv_heads});
+  const int64_t most_rows = kMaxInt / (2 * int64_t{params.num_kv_heads});
   const int row_bound =
       checked_int(kOp, "max_new_rows", max_new_rows.value_or(k.size(0)), 0, most_rows);
-  const int history_bound =
-      checked_int(kOp, "max_new_history",
-                  max_new_history.value_or(int64_t{row_bound} + params.windows.ring_tokens), 0,
-                  std::numeric_limits<int>::max() / 2);
+  const int history_bound = checked_int(
+      kOp, "max_new_history",
+      max_new_history.value_or(int64_t{row_bound} + params.windows.ring_tokens), 0, kMaxInt / 2);
   if (params.batch == 0) return;
   if (pool.is_cuda()) {
     append_on_device(kOp, params, row_bound, history_bound, pool);
@@ -64,7 +62,7 @@ void* workspace_for(const char* op, const AttentionParams& params, const Tensor&
   const int64_t needed = device_workspace_bytes(op, params, pool);
   if (workspace) {
     bytes = checked_size({op, "workspace", *workspace}, 1, 0);
-    checked_int(op, "workspace.size(0)", bytes, needed, std::numeric_limits<int>::max());
+    checked_int(op, "workspace.size(0)", bytes, needed);
   } else {
     bytes = needed;
     own = torch::stable::new_zeros(pool, {&needed, 1}, ScalarType::Byte);

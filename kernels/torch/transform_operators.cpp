@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
-#include <limits>
 
 #include "arguments.h"
 #include "dispatch.h"
@@ -11,19 +10,17 @@
 namespace oscar::torch_ops {
 namespace {
 
-constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
-
 // Sizes that all tensors of a call share; the recipe's come from its first matrices.
 TransformParams transform_sizes(const Argument& rows, const Recipe& recipe) {
   TransformParams p;
-  p.rows = checked_int(rows.op, "rows", checked_size(rows, 3, 0), 0, kMaxInt);
+  p.rows = checked_int(rows.op, "rows", checked_size(rows, 3, 0), 0);
   p.head_dim = checked_int(rows.op, "head_dim", rows.tensor.size(2), 8, kMaxHeadDim);
   if (p.head_dim % 8 != 0) {
     refuse(rows.op, "unsupported size", "head_dim", "a multiple of 8", std::to_string(p.head_dim));
   }
   if (recipe.empty()) refuse(rows.op, "no matrices", "recipe", recipe_names(), "an empty list");
   const Argument forward{rows.op, "key.forward", recipe.front()};
-  p.num_kv_heads = checked_int(rows.op, "num_kv_heads", checked_size(forward, 3, 0), 1, kMaxInt);
+  p.num_kv_heads = checked_int(rows.op, "num_kv_heads", checked_size(forward, 3, 0), 1);
   return p;
 }
 
@@ -38,7 +35,7 @@ TransformRows transform_rows_of(const char* op, const RowTensors& t, const float
                                 const TransformParams& p, const Tensor& neighbour) {
   const Extent rows{"rows", p.rows}, dims{"head_dim", p.head_dim};
   TransformRows out;
-  out.num_heads = checked_int(op, t.x_name, checked_size({op, t.x_name, t.x}, 3, 1), 1, kMaxInt);
+  out.num_heads = checked_int(op, t.x_name, checked_size({op, t.x_name, t.x}, 3, 1), 1);
   if (out.num_heads % p.num_kv_heads != 0) {
     refuse(op, "heads do not share the KV heads evenly", t.x_name,
            "num_heads a multiple of num_kv_heads " + std::to_string(p.num_kv_heads),

@@ -285,9 +285,9 @@ constexpr int kMostLinks = 40;  // as many as the system follows
 constexpr int kPollMs = 50;     // between looks at a request to stop
 
 // Closes on scope exit, so that no error path leaks a descriptor.
-struct Descriptor {
+struct OpenStream {
   int value;
-  ~Descriptor() {
+  ~OpenStream() {
     if (value >= 0) ::close(value);
   }
 };
@@ -400,7 +400,7 @@ void AtomicFile::begin_to_flush() const {
 
 void AtomicFile::commit() {
   if (file_) return file_->publish(replace_);
-  const Descriptor stream{open_stream(target_)};
+  const OpenStream stream{open_stream(target_)};
   if (stream.value < 0) throw_file_error("cannot write output file", target_);
   std::array<char, 1 << 16> block;
   for (off_t done = 0;;) {

@@ -346,7 +346,7 @@ T raw(const char* bytes) {
   return value;
 }
 
-constexpr std::array<StorageType, 4> kTypes = {{
+constexpr std::array<StorageType, 4> kStorageTypes = {{
     {"torch FloatStorage", 4, [](const char* b) { return raw<float>(b); }},
     {"torch DoubleStorage", 8, [](const char* b) { return static_cast<float>(raw<double>(b)); }},
     {"torch HalfStorage", 2, [](const char* b) { return fp16_to_float(raw<uint16_t>(b)); }},
@@ -411,7 +411,7 @@ FloatTensor TorchFile::tensor(const PickleNode& node, const std::string& name, i
     refuse("malformed storage");
   }
   const StorageType* type = nullptr;
-  for (const StorageType& known : kTypes) {
+  for (const StorageType& known : kStorageTypes) {
     if (known.name == storage[1]->text) type = &known;
   }
   if (type == nullptr) refuse("not a storage of numbers", storage[1]->text);

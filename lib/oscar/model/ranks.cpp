@@ -37,7 +37,7 @@ constexpr milliseconds kBeat{500};
 constexpr seconds kSilence{10};  // of a process that is taken for lost
 constexpr seconds kFarewell{5};  // until the others have heard that the first has ended
 constexpr milliseconds kPoll{5};
-constexpr size_t kPieceBytes = size_t{4} << 20;  // a store takes 8 MiB at most
+constexpr size_t kStoreBytes = size_t{4} << 20;  // a store takes 8 MiB at most
 
 [[noreturn]] void refuse(const char* name, const std::string& expected, const std::string& found) {
   throw Error({.what = "the processes of a run are not described",
@@ -287,7 +287,7 @@ void Ranks::send(int to, const std::vector<uint8_t>& bytes) {
   Connection& connection = *connection_;
   size_t begin = 0;
   do {
-    const size_t end = std::min(begin + kPieceBytes, bytes.size());
+    const size_t end = std::min(begin + kStoreBytes, bytes.size());
     std::vector<uint8_t> piece(1 + end - begin);
     piece[0] = end == bytes.size() ? 1 : 0;
     std::copy_n(bytes.data() + begin, end - begin, piece.data() + 1);

@@ -73,9 +73,9 @@ CodePoint decode(std::string_view text, size_t at) {
     if ((byte(at + i) & 0xC0) != 0x80) return {};
     value = value << 6 | (byte(at + i) & 0x3F);
   }
-  constexpr char32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
+  constexpr char32_t kFirstOfLength[] = {0, 0, 0x80, 0x800, 0x10000};
   const bool surrogate = value >= 0xD800 && value <= 0xDFFF;
-  if (value < kSmallest[length] || value > 0x10FFFF || surrogate) return {};
+  if (value < kFirstOfLength[length] || value > 0x10FFFF || surrogate) return {};
   return {value, length, true};
 }
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <utility>
 
+#include "oscar/cache/products.h"
 #include "oscar/cache/rival_formats.h"
 
 namespace oscar {
@@ -94,6 +95,44 @@ void unpack_row(const uint8_t* packed, int head_dim, PackOrder order, uint8_t* c
   for (int i = 0; i < head_dim; ++i) {
     codes[i] = static_cast<uint8_t>(unpack_code(packed, i, head_dim, order));
   }
+}
+
+// Shaped rounding and scale correction of one row.
+
+void shaped_codes(const float* x, const float* feedback, const ScaleZero* groups, int head_dim,
+                  int quant_group_size, float* errors, uint8_t* codes) {
+  assert(head_dim <= kMaxHeadDim);
+  float pushed[kMaxHeadDim] = {};  // at j: the sum over i of e_i U_{i,j}, as far as it is known
+  for (int i = 0; i < head_dim; ++i) {
+    const ScaleZero sz = groups[i / quant_group_size];
+    const int code = code_of(sub_rn(x[i], pushed[i]), sz);
+    codes[i] = static_cast<uint8_t>(code);
+    errors[i] = sub_rn(dequantize(code, sz), x[i]);
+    const int next = i + 1;
+    add_products(errors + i, 1, feedback + int64_t{i} * head_dim + next, head_dim, head_dim - next,
+                 pushed + next);
+  }
+}
+
+float unbiased_factor(const float* x, const float* y, int head_dim) {
+  float num = 0.0f, den = 0.0f;
+  for (int i = 0; i < head_dim; ++i) {
+    num = add_rn(num, mul_rn(x[i], x[i]));
+    den = add_rn(den, mul_rn(x[i], y[i]));
+  }
+  return correction_factor(num, den);
+}
+
+float metric_factor(const float* x, const float* y, const float* metric, int head_dim) {
+  assert(head_dim <= kMaxHeadDim);
+  float weighted[kMaxHeadDim] = {};  // x M
+  add_products(x, head_dim, metric, head_dim, head_dim, weighted);
+  float num = 0.0f, den = 0.0f;
+  for (int i = 0; i < head_dim; ++i) {
+    num = add_rn(num, mul_rn(weighted[i], x[i]));
+    den = add_rn(den, mul_rn(weighted[i], y[i]));
+  }
+  return correction_factor(num, den);
 }
 
 // Questions to a side's recipe.

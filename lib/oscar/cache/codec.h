@@ -263,20 +263,8 @@ OSCAR_HOST_DEVICE inline uint32_t bf16_from_below(float x) {
 // feedback: U [head_dim, head_dim], unit upper triangular; only entries above the diagonal are
 // read. In ascending order target_i = x_i - sum over j < i of e_j U_{j,i}. `errors` [head_dim] is
 // scratch and holds e afterwards. The idea is GPTQ's (arXiv 2210.17323), moved to cache rows.
-OSCAR_HOST_DEVICE inline void shaped_codes(const float* x, const float* feedback,
-                                           const ScaleZero* groups, int head_dim,
-                                           int quant_group_size, float* errors, uint8_t* codes) {
-  for (int i = 0; i < head_dim; ++i) {
-    float pushed = 0.0f;
-    for (int j = 0; j < i; ++j) {
-      pushed = add_rn(pushed, mul_rn(errors[j], feedback[static_cast<int64_t>(j) * head_dim + i]));
-    }
-    const ScaleZero sz = groups[i / quant_group_size];
-    const int code = code_of(sub_rn(x[i], pushed), sz);
-    codes[i] = static_cast<uint8_t>(code);
-    errors[i] = sub_rn(dequantize(code, sz), x[i]);
-  }
-}
+void shaped_codes(const float* x, const float* feedback, const ScaleZero* groups, int head_dim,
+                  int quant_group_size, float* errors, uint8_t* codes);
 
 // One factor per row that removes the bias of rounding from the stored scale (math 5.3).
 
@@ -290,29 +278,10 @@ OSCAR_HOST_DEVICE inline float correction_factor(float num, float den) {
 }
 
 // f = <x, x> / <x, y>, x the row before clipping and y its dequantized form, both [head_dim].
-OSCAR_HOST_DEVICE inline float unbiased_factor(const float* x, const float* y, int head_dim) {
-  float num = 0.0f, den = 0.0f;
-  for (int i = 0; i < head_dim; ++i) {
-    num = add_rn(num, mul_rn(x[i], x[i]));
-    den = add_rn(den, mul_rn(x[i], y[i]));
-  }
-  return correction_factor(num, den);
-}
+float unbiased_factor(const float* x, const float* y, int head_dim);
 
 // f = (x M x^T) / (x M y^T) with the undamped metric M [head_dim, head_dim].
-OSCAR_HOST_DEVICE inline float metric_factor(const float* x, const float* y, const float* metric,
-                                             int head_dim) {
-  float num = 0.0f, den = 0.0f;
-  for (int i = 0; i < head_dim; ++i) {
-    float weighted = 0.0f;  // (x M)_i
-    for (int j = 0; j < head_dim; ++j) {
-      weighted = add_rn(weighted, mul_rn(x[j], metric[static_cast<int64_t>(j) * head_dim + i]));
-    }
-    num = add_rn(num, mul_rn(weighted, x[i]));
-    den = add_rn(den, mul_rn(weighted, y[i]));
-  }
-  return correction_factor(num, den);
-}
+float metric_factor(const float* x, const float* y, const float* metric, int head_dim);
 
 // Two centers of keys a segment of positions (math 4.9): a key row is coded as what it differs by
 // from the nearer one, and the sign of its scale says which one that is.

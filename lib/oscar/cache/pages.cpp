@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "oscar/cache/products.h"
 #include "oscar/cache/quantize_rows.h"
 
 namespace oscar {
@@ -91,6 +92,8 @@ RowStatus keep_row(const uint16_t* row, int head_dim, uint16_t* to) {
   return finite ? RowStatus::kOk : RowStatus::kNonFinite;
 }
 
+constexpr int kTile = 16;  // positions whose rows are held together
+
 // All query heads that share a KV head, for one query: each row is dequantized once for them.
 template <typename Real>
 void attend_group(const AttentionParams& p, int b, int query, int kv_head, Real* o, Real* lse) {
@@ -102,48 +105,54 @@ void attend_group(const AttentionParams& p, int b, int query, int kv_head, Real*
   std::vector<Real> q(static_cast<size_t>(group) * d),
       weights(static_cast<size_t>(group) * visible);
   for (size_t i = 0; i < q.size(); ++i) q[i] = static_cast<Real>(bf16_to_float(p.q[first * d + i]));
-  std::vector<Real> row(d);
   std::vector<float> coded(d);
-  const auto load = [&](int position, int side) {
+  // `row` [head_dim], element i of it at row[i * stride].
+  const auto load = [&](int position, int side, Real* row, int stride) {
     const int token = position - p.windows.sink_tokens;
     if (token >= 0 && token < history) {
       const uint8_t* page_data =
           page_data_at(p.format, p.history, p.num_kv_heads, b, token, kv_head);
       const int in_page = token % kPageTokens;
       dequantize_row(p.format, page_data, side, in_page, coded.data());
-      std::copy(coded.begin(), coded.end(), row.begin());
+      for (int i = 0; i < d; ++i) row[i * stride] = coded[i];
       if (side == 0 && p.centers.rows) {
         const uint16_t* center = row_center(p.centers, p.format, p.num_kv_heads,
                                             p.windows.sink_tokens, page_data, b, token, kv_head);
-        for (int i = 0; i < d; ++i) row[i] += static_cast<Real>(bf16_to_float(center[i]));
+        for (int i = 0; i < d; ++i) row[i * stride] += static_cast<Real>(bf16_to_float(center[i]));
       }
       return;
     }
     const uint16_t* exact = (side ? p.windows.v : p.windows.k) +
                             window_offset(p.windows, slot_of(p.windows, b), kv_head, p.num_kv_heads,
                                           window_row(p.windows, position), d);
-    for (int i = 0; i < d; ++i) row[i] = bf16_to_float(exact[i]);
+    for (int i = 0; i < d; ++i) row[i * stride] = bf16_to_float(exact[i]);
   };
   std::vector<Real> largest(group, -std::numeric_limits<Real>::infinity()), sum(group, Real(0));
-  for (int position = 0; position < visible; ++position) {
-    load(position, 0);
+  std::vector<Real> tile(static_cast<size_t>(kTile) * d);  // keys [head_dim][kTile], then values
+  for (int from = 0; from < visible; from += kTile) {
+    const int count = std::min(kTile, visible - from);
+    for (int t = 0; t < count; ++t) load(from + t, 0, tile.data() + t, kTile);
     for (int h = 0; h < group; ++h) {
-      Real dot = 0;
-      for (int i = 0; i < d; ++i) dot += q[h * d + i] * row[i];
-      dot *= static_cast<Real>(p.sm_scale);
-      weights[static_cast<size_t>(h) * visible + position] = dot;
-      largest[h] = std::max(largest[h], dot);
+      Real* const dots = weights.data() + static_cast<size_t>(h) * visible + from;
+      add_products(q.data() + h * d, d, tile.data(), kTile, count, dots);
+      for (int t = 0; t < count; ++t) {
+        dots[t] *= static_cast<Real>(p.sm_scale);
+        largest[h] = std::max(largest[h], dots[t]);
+      }
     }
   }
   Real* const out = o + first * d;
   std::fill(out, out + static_cast<int64_t>(group) * d, Real(0));
-  for (int position = 0; position < visible; ++position) {
-    load(position, 1);
+  for (int from = 0; from < visible; from += kTile) {
+    const int count = std::min(kTile, visible - from);
+    for (int t = 0; t < count; ++t) load(from + t, 1, tile.data() + t * d, 1);
     for (int h = 0; h < group; ++h) {
-      const Real weight =
-          std::exp(weights[static_cast<size_t>(h) * visible + position] - largest[h]);
-      sum[h] += weight;
-      for (int i = 0; i < d; ++i) out[h * d + i] += weight * row[i];
+      Real* const of_head = weights.data() + static_cast<size_t>(h) * visible + from;
+      for (int t = 0; t < count; ++t) {
+        of_head[t] = std::exp(of_head[t] - largest[h]);
+        sum[h] += of_head[t];
+      }
+      add_products(of_head, count, tile.data(), d, d, out + h * d);
     }
   }
   for (int h = 0; h < group; ++h) {
@@ -253,31 +262,33 @@ void dequantize_row(const PageFormat& f, const uint8_t* page_data, int side, int
                     float* out) {
   const uint8_t* codes = page_data + code_offset(f, side, token);
   const void* metadata = page_data + metadata_offset(f, side, token);
-  for (int i = 0; i < f.head_dim; ++i) {
-    const int group = i / f.rows.quant_group_size;
-    const ScaleZero sz{scale_without_center(load_metadata(metadata, 2 * group, f.rows.metadata)),
-                       load_metadata(metadata, 2 * group + 1, f.rows.metadata)};
-    out[i] = dequantize(unpack_code(codes, i, f.head_dim, PackOrder::kConsecutive), sz);
+  const int size = f.rows.quant_group_size;
+  for (int first = 0; first < f.head_dim; first += size) {
+    const int64_t pair = 2 * (first / size);
+    const ScaleZero sz{scale_without_center(load_metadata(metadata, pair, f.rows.metadata)),
+                       load_metadata(metadata, pair + 1, f.rows.metadata)};
+    for (int i = first; i < first + size; ++i) {
+      out[i] = dequantize(unpack_code(codes, i, f.head_dim, PackOrder::kConsecutive), sz);
+    }
   }
 }
 
-// One row at a time, all columns together: the compiler works on several of them at once.
+// Rows into the basis of the cache and out of it.
 
 namespace {
 
 void transform_head(const TransformParams& p, const TransformRows& t, int head) {
   const int d = p.head_dim, kv_head = head / (t.num_heads / p.num_kv_heads);
   const float* const matrix = t.matrix + int64_t{kv_head} * d * d;
-  std::vector<float> sums(d);
+  std::vector<float> centered(d), sums(d);
   for (int row = 0; row < p.rows; ++row) {
     const uint16_t* const x = row_at(t.x, row, head);
-    std::fill(sums.begin(), sums.end(), 0.0f);
     for (int i = 0; i < d; ++i) {
-      float value = bf16_to_float(x[i]);
-      if (t.subtracted) value -= t.subtracted[kv_head * d + i];
-      const float* const entries = matrix + int64_t{i} * d;
-      for (int j = 0; j < d; ++j) sums[j] += value * entries[j];
+      centered[i] = bf16_to_float(x[i]);
+      if (t.subtracted) centered[i] -= t.subtracted[kv_head * d + i];
     }
+    std::fill(sums.begin(), sums.end(), 0.0f);
+    add_products(centered.data(), d, matrix, d, d, sums.data());
     uint16_t* const out = t.out + (int64_t{row} * t.num_heads + head) * d;
     for (int j = 0; j < d; ++j) {
       out[j] = float_to_bf16(t.added ? sums[j] + t.added[kv_head * d + j] : sums[j]);

@@ -85,8 +85,8 @@ stage_build() {
 stage_nightly() {
   step "CUDA kernels for all architectures"
   scripts/build.sh kernels -UOSCAR_CUDA_ARCHITECTURES  # those of CMakeLists.txt
-  step "unit tests of what lies below the model, as released"
-  scripts/build.sh developer -DOSCAR_TEST_CORE=ON "${architecture[@]}"
+  step "unit tests of what lies below the model, as released; each source alone"
+  scripts/build.sh developer -DOSCAR_TEST_CORE=ON -DCMAKE_UNITY_BUILD=OFF "${architecture[@]}"
   run_tests build-developer -R core_tests
   step "tests that take many minutes"
   run_tests build-developer -L nightly

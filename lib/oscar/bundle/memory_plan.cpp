@@ -423,14 +423,9 @@ std::string sweep_table(const Json& plan) {
 }  // namespace
 
 double request_bytes(const CachedModel& model, CacheKind format, int64_t tokens) {
-  const double row = row_bits(model.quantizer.row_format(), 2);
-  return bytes_of_layers(model, tokens, [&](size_t i, int64_t held) {
-    const bool int2 = format == CacheKind::kInt2 && model.layers[i].quantized;
-    const double bits = format == CacheKind::kFp8 ? 8
-                        : int2                    ? served_bits(model.quantizer, held, row)
-                                                  : 16;
-    return SideBits{bits, bits};
-  });
+  if (format == CacheKind::kInt2) return wide_bytes(model, {2, 2}, tokens, true);
+  const double bits = format == CacheKind::kFp8 ? 8 : 16;
+  return bytes_of_layers(model, tokens, [&](size_t, int64_t) { return SideBits{bits, bits}; });
 }
 
 Json memory_plan(const CachedModel& whole, const PlanOptions& options) {

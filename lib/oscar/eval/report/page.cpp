@@ -643,8 +643,8 @@ std::string memory_section(const ReportData& data, const Verdict& verdict) {
     table.head.insert(table.head.end(),
                       {"Bytes per token", "Whole cache, BF16", "Whole cache, INT2"});
   const auto binary = [](double value) {
-    constexpr double kMiB = 1024 * 1024, kGiB = 1024 * kMiB;
-    return value < 10 * kGiB ? figure(value / kMiB) + " MiB" : figure(value / kGiB) + " GiB";
+    const double mib = value / (1024 * 1024);
+    return mib < 10 * 1024 ? figure(mib) + " MiB" : figure(mib / 1024) + " GiB";
   };
   std::map<double, double> rows(verdict.judged->bits.begin(), verdict.judged->bits.end());
   const Figure own = verdict.judged->bits_at(model_length(data));

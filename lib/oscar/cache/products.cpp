@@ -22,6 +22,7 @@ template <int kWidth, typename Real>
 template <typename Real>
 [[gnu::always_inline]] inline void add_strips(const Real* x, int count, const Real* rows,
                                               int stride, int columns, Real* sums) {
+  if (count == 0) return;
   int j = 0;
   for (; j + 32 <= columns; j += 32) add_strip<32>(x, count, rows + j, stride, sums + j);
   for (; j + 8 <= columns; j += 8) add_strip<8>(x, count, rows + j, stride, sums + j);

@@ -17,9 +17,11 @@ function(oscar_target_settings target)
   target_compile_options(${target} PRIVATE
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -ffp-contract=off>
     # g++ 12 reports overlaps and overflows inside std::string that are none.
-    $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict -Wno-stringop-overflow -Wno-array-bounds>
-    # A source that stands in another one, by CMAKE_UNITY_BUILD, is no header.
-    $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
+    $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict -Wno-stringop-overflow -Wno-array-bounds>)
+  if(CMAKE_UNITY_BUILD)  # g++ takes a source that stands in another one for a header
+    target_compile_options(${target} PRIVATE
+      $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
+  endif()
   # Hardened, as distributions build: sanitizers check more than fortified calls would.
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong>)
   if(NOT OSCAR_SANITIZE)

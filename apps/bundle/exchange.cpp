@@ -172,7 +172,7 @@ int run_import(const ImportArguments& arguments) {
     FitArguments given;
     given.clip = arguments.clip;
     const FitOptions fit = given.resolve();
-    options.clip = {fit.clip_k, fit.clip_v};
+    options.clip = ClipPair{fit.clip_k, fit.clip_v};
   }
   const ReadTransforms read = read_transforms({arguments.inputs.begin(), arguments.inputs.end()},
                                               checkpoint.config.num_layers);
@@ -246,8 +246,8 @@ void add_import(CLI::App& program, Work& work) {
         sub.add_option("--for", arguments.backend, "Rows in the codec of this backend")
             ->option_text("BACKEND");
         sub.add_option("--clip", arguments.clip,
-                       "K,V where the files hold no ratios (default:\n"
-                       "0.96,0.92)")
+                       "K,V where the files hold no ratios (default: the\n"
+                       "export's, else 0.96,0.92)")
             ->check([](const std::string& text) {
               return text.find(',') == std::string::npos ? "not two ratios K,V" : "";
             })

@@ -123,6 +123,17 @@ TEST(Merge, AMetricThatDependsOnTheTextIsWeighedByTokens) {
   EXPECT_EQ(both.statistics[1].o_proj_metric, a.statistics[1].o_proj_metric);
 }
 
+TEST(Merge, PositionsAreThoseThatAllInputsWereFittedFor) {
+  Bundle a = sample::statistics_bundle(), b = a;
+  b.corpus.tokens_sha256 = "other";
+  b.corpus.sources[0].sha256 = "other";
+  a.position_span = b.position_span = 4096;
+  EXPECT_EQ(merge_statistics({a, b}, {"a.h5", "b.h5"}, true).position_span, 4096);
+  b.position_span = 131072;
+  EXPECT_EQ(merge_statistics({a, b}, {"a.h5", "b.h5"}, true).position_span, 0);
+  EXPECT_EQ(merge_statistics({b, a}, {"b.h5", "a.h5"}, true).position_span, 0);
+}
+
 // The fingerprint of a bundle's text: kept, dropped, merged, and refused when it can't be ours.
 
 namespace {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bundle/plain_bundle.h"
 #include "bundle/rotated_bundle.h"
 #include "model/checkpoint/model_folder.h"
 #include "oscar/base/error.h"

@@ -3,6 +3,8 @@
 
 namespace oscar::plain {
 
+namespace {
+
 SideTransform plain_side(float clip) {
   SideTransform side;
   side.kind.assign(kHeads, TransformKind::kHadamard);
@@ -12,15 +14,6 @@ SideTransform plain_side(float clip) {
   side.mean = VectorStack<float>(kHeads, kHeadDim);
   side.recipe = SideRecipe(kHeads, {.clip_ratio = clip});
   return side;
-}
-
-ClipLosses clip_losses(const std::vector<std::pair<float, double>>& tried) {
-  ClipLosses losses{.ratio = {}, .nmse = {static_cast<int>(tried.size()), kHeads}};
-  for (const auto& [ratio, loss] : tried) {
-    losses.nmse[static_cast<int>(losses.ratio.size())].setConstant(loss);
-    losses.ratio.push_back(ratio);
-  }
-  return losses;
 }
 
 LayerTransforms plain_layer(int id, float clip_k, float clip_v, double nmse) {
@@ -34,6 +27,17 @@ LayerTransforms plain_layer(int id, float clip_k, float clip_v, double nmse) {
   layer.value = plain_side(clip_v);
   layer.predicted_output_nmse.assign(kHeads, nmse);
   return layer;
+}
+
+}  // namespace
+
+ClipLosses clip_losses(const std::vector<std::pair<float, double>>& tried) {
+  ClipLosses losses{.ratio = {}, .nmse = {static_cast<int>(tried.size()), kHeads}};
+  for (const auto& [ratio, loss] : tried) {
+    losses.nmse[static_cast<int>(losses.ratio.size())].setConstant(loss);
+    losses.ratio.push_back(ratio);
+  }
+  return losses;
 }
 
 Bundle plain_bundle() {

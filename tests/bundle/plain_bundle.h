@@ -9,11 +9,9 @@
 namespace oscar::plain {
 
 inline constexpr int kHeadDim = 64, kHeads = 2;
-SideTransform plain_side(float clip);
 
 // The same losses for each head.
 ClipLosses clip_losses(const std::vector<std::pair<float, double>>& tried);
-LayerTransforms plain_layer(int id, float clip_k, float clip_v, double nmse);
 
 // Two layers, everything plain; the portable layers prefer other keys' ratios each.
 Bundle plain_bundle();

@@ -1,10 +1,16 @@
 // A small bundle of rotations.
 #include "bundle/rotated_bundle.h"
 
+#include <cstdint>
 #include <random>
+
+#include "bundle/plain_bundle.h"
 
 namespace oscar::plain {
 
+namespace {
+
+// Orthogonal, far from symmetric.
 MatrixF random_rotation(int d, uint64_t seed) {
   std::mt19937_64 random(seed);
   MatrixD gaussian(d, d);
@@ -22,6 +28,8 @@ void rotate(SideTransform& side, uint64_t seed, bool shared) {
   side.eigenvalues = VectorStack<double>(side.forward.count, side.forward.rows);
   for (double& value : side.eigenvalues.data) value = 1;
 }
+
+}  // namespace
 
 Bundle rotated_bundle(bool shared) {
   Bundle bundle = plain_bundle();

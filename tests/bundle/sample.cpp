@@ -2,6 +2,7 @@
 #include "bundle/sample.h"
 
 #include <cmath>
+#include <type_traits>
 
 namespace oscar::sample {
 
@@ -14,6 +15,16 @@ LayerGeometry geometry(int layer, const Size& size) {
           .head_dim_k = size.dim,
           .head_dim_v = size.dim,
           .quantized = true};
+}
+
+namespace {
+
+template <typename Values>
+void fill(Values& values, double start) {
+  for (auto& value : values) {
+    value = static_cast<std::remove_reference_t<decltype(value)>>(start);
+    start += 1.0 / 3;
+  }
 }
 
 LayerStatistics statistics(int layer, const Size& size) {
@@ -43,6 +54,7 @@ LayerStatistics statistics(int layer, const Size& size) {
   return s;
 }
 
+// A plane rotation of columns i and i + 1: orthogonal, and its transpose is another matrix.
 void set_rotation(Eigen::Map<MatrixStack<float>::Matrix> matrix, int i, double angle) {
   matrix.setIdentity();
   matrix(i, i) = matrix(i + 1, i + 1) = static_cast<float>(std::cos(angle));
@@ -108,6 +120,8 @@ LayerTransforms transforms(int layer, TransformKind kind, const Size& size) {
   t.predicted_output_nmse = {0.01 + layer, 0.02};
   return t;
 }
+
+}  // namespace
 
 Bundle statistics_bundle(const Size& size) {
   Bundle b;

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string>
-#include <type_traits>
 
 #include "oscar/bundle/bundle.h"
 #include "oscar/bundle/weight_samples.h"
@@ -24,20 +23,6 @@ struct Size {
 
 LayerGeometry geometry(int layer, const Size& size = {});
 
-template <typename Values>
-void fill(Values& values, double start) {
-  for (auto& value : values) {
-    value = static_cast<std::remove_reference_t<decltype(value)>>(start);
-    start += 1.0 / 3;
-  }
-}
-
-LayerStatistics statistics(int layer, const Size& size = {});
-
-// A plane rotation of columns i and i + 1: orthogonal, and its transpose is another matrix.
-void set_rotation(Eigen::Map<MatrixStack<float>::Matrix> matrix, int i, double angle);
-SideTransform side(int layer, TransformKind kind, const Size& size = {});
-LayerTransforms transforms(int layer, TransformKind kind, const Size& size = {});
 Bundle statistics_bundle(const Size& size = {});
 Bundle rotation_bundle(TransformKind kind, const Size& size = {});
 

@@ -75,6 +75,30 @@ class Import(BackendCase):
                             -1, HEAD_DIM, HEAD_DIM))
                 self.check_stored(self.take(out, options=["--for", backend]), keys, values)
 
+    def test_an_export_keeps_its_clipping(self):
+        for backend in ("sglang-v1", "sglang-v2", "vllm-pr46774"):
+            bundle = self.calibrate("--for", backend, "--search", "off", "--clip", ".9,.85")
+            out = self.folder / backend
+            self.run_ok("oscar-bundle", "export", bundle, "--for", backend, "-o", out)
+            for options, pair in (((), (.9, .85)), (("--clip", ".97,.94"), (.97, .94))):
+                with self.subTest(backend, options=options), h5py.File(
+                        self.take(out, options=["--for", backend, *options])) as file:
+                    for side, ratio in zip("kv", pair):
+                        found = [layer[f"{side}_clip_ratio"][()] for layer in file["layers"].values()]
+                        np.testing.assert_allclose(found, ratio, atol=1e-6)
+
+    def test_a_folder_with_transforms_of_two_kinds_is_refused(self):
+        folder = self.folder / "several"
+        folder.mkdir()
+        keys = self.rotations(LAYERS)
+        for name in ("a.npz", "b.npz"):
+            np.savez(folder / name, k_rotation=keys, v_rotation=keys)
+        self.refuse_import(folder, words=["a.npz, b.npz", "name those that are meant"])
+        (folder / "b.npz").unlink()
+        self.take(folder)
+        self.write_torch("several/k_x.pt", keys)
+        self.refuse_import(folder, words=["a.npz, k_x.pt"])
+
     def test_a_folder_of_mlx_holds_transposes(self):
         keys, values = self.rotations(LAYERS, HEADS), self.rotations(LAYERS, HEADS, seed=1)
         folder = self.folder / "mlx"

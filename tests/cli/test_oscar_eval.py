@@ -397,6 +397,21 @@ class OscarEval(unittest.TestCase):
         self.assertIn("131072", self.refused(MODEL, "--sequence-length", 2**32 + 400, "--device", "cpu",
                                              "--compare", "identity"))
 
+    def test_needles_stand_at_the_positions_that_were_asked_for(self):
+        needles = ["--device", "cpu", "--tasks", "niah", "--needle-prompts", 2, "--needle-lengths", 400, "--needle-kinds", "single",
+                   "--needle-generate", "--compare", "hadamard-clip", "--max-tokens", 1500, "--separators", "off"]
+        margins = []
+        for offset in (0, 100_000):
+            report = self.folder / f"offset_{offset}.json"
+            result = run(MODEL, *needles, "--position-offset", offset, "--json", report)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            margins.append({name: method["niah"]["margin"]["mean"]
+                            for name, method in json.loads(report.read_text())["methods"].items()})
+        for name in ("bf16", "hadamard-clip"):
+            self.assertNotEqual(margins[0][name], margins[1][name])
+        self.assertIn("131072", self.refused(MODEL, *needles, "--position-offset", 131072 - 500,
+                                             "--needle-lengths", "500", "--sequence-length", 400))
+
     def test_a_bundle_of_another_model_or_rope_is_refused_by_field(self):
         other = self.folder / "other"
         shutil.copytree(MODEL, other, dirs_exist_ok=True)

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <string>
 
+#include "oscar/eval/estimate.h"
 #include "oscar/eval/evaluate.h"
 
 // The report and its table, from scores made by hand.
@@ -23,10 +24,11 @@ std::vector<Method> three_methods() {
 }
 
 // Scores of `sequences` of so many predicted tokens; method m loses m tenths of a nat.
-Json report_of(int64_t sequences, int64_t tokens) {
+Json report_of(int64_t sequences, int64_t tokens, bool one_text = false) {
   TextResults results{.first_position = 1,
                       .longest = tokens + 1,
                       .measured = std::vector<int64_t>(static_cast<size_t>(sequences), tokens),
+                      .one_text = one_text,
                       .scores = std::vector<TokenScores>(3),
                       .output_errors = std::vector<OutputError>(3)};
   for (size_t m = 0; m < 3; ++m) {
@@ -62,6 +64,11 @@ TEST(ReportJson, TheTableOfOneUnitShowsNoIntervalInMemoryAndThroughAFile) {
   EXPECT_EQ(table.find("nan"), std::string::npos) << table;
   EXPECT_NE(table.find("perplexity over bf16's  paired"), std::string::npos) << table;
   EXPECT_EQ(table, format_table(Json::parse(report.dump())));
+}
+
+TEST(ReportJson, WindowsThatContinueEachOtherAreNoUnits) {
+  EXPECT_EQ(report_of(12, 128)["resampling_units"], 12);
+  EXPECT_EQ(report_of(12, 128, /*one_text=*/true)["resampling_units"], 12 * 128 / kUnitTokens);
 }
 
 TEST(ReportJson, TheTableOfSeveralUnitsShowsTheirInterval) {

@@ -239,12 +239,15 @@ Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::strin
   CorpusLedger ledger(allow_repeats);
   std::string hashes;
   Json held_back;
+  // A fit asks the model where its inputs do not agree.
+  int64_t common_span = inputs.at(0).position_span;
   for (size_t i = 0; i < inputs.size(); ++i) {
     require_statistics(inputs[i], names[i]);
     require_same_model(inputs[0], inputs[i], names[0], names[i]);
     for (size_t j = 0; j < i; ++j) require_same_windows(inputs[j], inputs[i], names[j], names[i]);
     ledger.add(inputs[i].corpus, names[i]);
     hashes += inputs[i].corpus.tokens_sha256 + "\n";
+    if (inputs[i].position_span != common_span) common_span = 0;
     add_held_back(held_back, held_back_part(inputs[i]));
   }
   Bundle total = std::move(inputs.at(0));
@@ -268,6 +271,7 @@ Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::strin
     total.fingerprint =
         known ? merged(total.fingerprint, inputs[i].fingerprint) : NgramFingerprint{};
   }
+  total.position_span = common_span;
   if (!is_weighted(total)) total.collected.reset();
   total.corpus.tokens_sha256 = sha256_of(hashes);
   return total;

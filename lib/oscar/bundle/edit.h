@@ -45,10 +45,11 @@ void require_same_model(const Bundle& bundle, const Bundle& other, const std::st
 // Adds moments, sums and counts of files whose /model agrees; the result is a statistics file that
 // lists all corpora. `names` are the files, for errors. Throws Error when a file has no statistics,
 // models differ, sums weighted by attention were collected with different windows, or a corpus
-// appears twice and `allow_repeats` is false. v_energy_moment, which
-// belongs to one run, is dropped. tokens_sha256 becomes the hash over those of the inputs, in
-// order. Parts that were held back add up; the text's fingerprint is that of all files, or none
-// when a file has none. Whether the text was enough is not known of the whole.
+// appears twice and `allow_repeats` is false. v_energy_moment, which belongs to one run, is
+// dropped; position_span is 0 where those of the inputs differ. tokens_sha256 becomes the hash over
+// those of the inputs, in order. Parts that were held back add up; the text's fingerprint is that
+// of all files, or none when a file has none. Whether the text was enough is not known of the
+// whole.
 Bundle merge_statistics(std::vector<Bundle> inputs, const std::vector<std::string>& names,
                         bool allow_repeats);
 

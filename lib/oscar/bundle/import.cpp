@@ -2,7 +2,9 @@
 #include "oscar/bundle/import.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <utility>
 
@@ -81,17 +83,27 @@ ReadTransforms read_one(const Path& path, int num_layers) {
 }
 
 ReadTransforms read_folder(const Path& folder, int num_layers) {
-  std::vector<Path> keys, values;
+  std::vector<Path> wholes, keys, values;  // of both sides, of one each
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const Path extension = entry.path().extension();
-    if (extension == ".npz" || extension == ".gguf") return read_one(entry.path(), num_layers);
+    const Path extension = entry.path().extension(), name = entry.path().filename();
+    if (extension == ".npz" || extension == ".gguf" || name == "transforms.safetensors" ||
+        name == "rotation.safetensors") {
+      wholes.push_back(entry.path());
+    }
     if (extension != ".pt" && extension != ".safetensors") continue;
     if (starts_with(entry.path(), 'k')) keys.push_back(entry.path());
     if (starts_with(entry.path(), 'v')) values.push_back(entry.path());
   }
-  for (const char* whole : {"transforms.safetensors", "rotation.safetensors"}) {
-    if (std::filesystem::exists(folder / whole)) return read_one(folder / whole, num_layers);
+  if (wholes.size() + (keys.empty() && values.empty() ? 0 : 1) > 1) {
+    std::vector<std::string> names;
+    for (const auto* group : {&wholes, &keys, &values}) {
+      for (const Path& file : *group) names.push_back(file.filename().string());
+    }
+    std::ranges::sort(names);
+    refuse_files(folder.string(),
+                 fmt::format("{}: name those that are meant", fmt::join(names, ", ")));
   }
+  if (!wholes.empty()) return read_one(wholes[0], num_layers);
   if (keys.size() != 1 || values.size() != 1 || keys[0].extension() != values[0].extension()) {
     refuse_files(folder.string(), std::to_string(keys.size()) + " files of keys, " +
                                       std::to_string(values.size()) + " of values");
@@ -129,7 +141,8 @@ std::optional<ExportOrigin> read_origin(const std::vector<Path>& files) {
     ExportOrigin origin{.weights_fingerprint = from.at("weights_fingerprint").get<std::string>(),
                         .model = from.at("model").get<std::string>(),
                         .rope = from.value("rope", Json()),
-                        .quantizer = {}};
+                        .quantizer = {},
+                        .clip = {}};
     CacheFormat& quantizer = origin.quantizer;
     const auto take = [&](const char* name, int least, int& value) {
       if (!manifest.contains(name)) return;
@@ -148,6 +161,10 @@ std::optional<ExportOrigin> read_origin(const std::vector<Path>& files) {
     const std::string dtype = manifest.value("metadata_dtype", "");
     if (!dtype.empty() && !parse_codec_word(dtype, quantizer.metadata_dtype)) {
       refuse("unknown metadata dtype", "", dtype);
+    }
+    if (manifest.contains("clip")) {
+      const auto pair = manifest.at("clip").get<std::array<double, 2>>();
+      origin.clip = {pair[0], pair[1]};
     }
     return origin;
   } catch (const nlohmann::json::exception& error) {
@@ -231,7 +248,7 @@ void spread(AnyStack& stack, int heads) {
 }
 
 struct Importing {
-  const ImportOptions& options;
+  ClipPair clips;  // where the files hold no ratios
   std::string file;
 
   [[noreturn]] void refuse(const std::string& where, const std::string& what,
@@ -326,7 +343,7 @@ struct Importing {
       std::fill(side.eigenvalues.data.begin(), side.eigenvalues.data.end(), 1.0);
     }
     SideRecipe& recipe = side.recipe;
-    const double clip = key ? options.clip.key : options.clip.value;
+    const double clip = key ? clips.key : clips.value;
     recipe.rounding.clear();
     recipe.widen(static_cast<size_t>(heads), {.clip_ratio = static_cast<float>(clip)});
     for (const float ratio : recipe.clip_ratio) {
@@ -452,7 +469,8 @@ Bundle import_bundle(const ReadTransforms& read, const Checkpoint& checkpoint,
         {.name = file.filename().string(), .sha256 = sha256_of_file(file), .kind = read.kind});
   }
   bundle.corpus.bos_eos_policy = bundle.corpus.chat_template = "none";
-  const Importing importing{options, read.files.front().string()};
+  const ClipPair exported = read.origin ? read.origin->clip.value_or(ClipPair{}) : ClipPair{};
+  const Importing importing{options.clip.value_or(exported), read.files.front().string()};
   if (!read.set.empty() && read.set.rbegin()->first >= config.num_layers) {
     importing.refuse(fmt::format("layer {}", read.set.rbegin()->first),
                      "more layers than the model", fmt::format("{} layers", config.num_layers));

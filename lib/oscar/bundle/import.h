@@ -21,6 +21,7 @@ struct ExportOrigin {
   std::string weights_fingerprint, model;
   Json rope;              // null: exports of earlier versions do not say
   CacheFormat quantizer;  // windows, group and metadata; what is not said has its default
+  std::optional<ClipPair> clip = {};  // of backends with one pair for the whole model
 };
 
 struct ReadTransforms {
@@ -53,7 +54,9 @@ enum class AcceptedWeights {
 struct ImportOptions {
   std::string name = kImportedPreset;  // recorded as the method; letters, digits and -_.
   CacheFormat quantizer;               // quant_group_size 0: head_dim
-  ClipPair clip;  // where the files hold no ratios, as those of backends do not
+  // Where the files hold no ratios, as those of backends do not; absent: those of the export, or
+  // the published ones where there is none or it does not say.
+  std::optional<ClipPair> clip = {};
   AcceptedWeights weights = AcceptedWeights::kSame;
 };
 

@@ -110,6 +110,11 @@ NeedleResults plan_needles(const EvaluateOptions& options, const Session& sessio
   if (!chat_template.empty()) chat = make_chat_frame(chat_template);
   results.prompts = make_needle_prompts(needle_book(), options.needle_plan,
                                         {&*session.tokenizer, &haystack, std::move(chat)});
+  const int64_t served = session.checkpoint.config.rope.max_positions;
+  for (const NeedlePrompt& prompt : results.prompts) {
+    const auto answer = static_cast<int64_t>(prompt.answer.size());
+    require_served(served, options.position_offset, prompt.length + answer, "--needle-lengths");
+  }
   return results;
 }
 
@@ -175,13 +180,13 @@ void measure_needles(const EvaluateOptions& options, Work& work, Ranks& ranks, c
   plan_hidden_room(evaluation_needs(work.model, size), session.memory, session.compute.device);
   hold_device_memory(session.memory, session.compute.device);
   progress.begin("needles", left * work.model.config().num_layers, "token-layers");
-  run_needles_forced(work.model, work.methods, session.engine, prompts, ranks, done.forced,
-                     state.forced, counted, progress);
+  run_needles_forced(work.model, work.methods, session.engine, prompts, options.position_offset,
+                     ranks, done.forced, state.forced, counted, progress);
   progress.end();
   if (!options.generate_needles) return;
   progress.begin("generation", tokens * static_cast<int64_t>(work.methods.size()), "tokens");
-  run_needles_generated(work.model, work.methods, session.engine, prompts, ranks, done.generated,
-                        state.generated, counted, progress);
+  run_needles_generated(work.model, work.methods, session.engine, prompts, options.position_offset,
+                        ranks, done.generated, state.generated, counted, progress);
   progress.end();
 }
 
@@ -268,7 +273,8 @@ bool add_figures(const EvaluateOptions& options, const Work& work, const Evaluat
   const auto add_text = [&](const TextTask& task, const TextState& counted,
                             const std::vector<LayerErrorSums>& errors, Json& to) {
     if (counted_tokens(counted) < kFewestTokens) return false;
-    const TextResults results = text_results(task, counted);
+    TextResults results = text_results(task, counted);
+    results.one_text = options.stride > 0;
     add_text_results(results, work.methods, options.seed, to);
     if (options.keep_units) add_unit_results(results, work.methods, to);
     if (!errors.empty()) add_layer_errors(errors, work.methods, to);

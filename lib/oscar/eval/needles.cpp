@@ -346,13 +346,15 @@ int64_t largest_needle_batch(const Transformer& model, const std::vector<NeedleP
 
 torch::Tensor generate_greedily(Transformer& model,
                                 const std::vector<std::shared_ptr<const LayerWeights>>& weights,
-                                CacheEngine& engine, const torch::Tensor& ids, int64_t tokens) {
+                                CacheEngine& engine, const torch::Tensor& ids, int64_t tokens,
+                                int64_t position_offset) {
   const c10::InferenceMode guard;
   engine.set_prompt(ids.size(1));
   engine.keep_cache(ids.size(1) + tokens);
+  engine.set_first_position(position_offset);
   auto answers = torch::empty({ids.size(0), tokens}, torch::kInt64);
   auto next = ids;
-  int64_t position = 0;
+  int64_t position = position_offset;
   std::vector<DeltaState> states(weights.size());
   for (int64_t step = 0; step < tokens; ++step) {
     auto hidden = model.embed(next);
@@ -394,20 +396,22 @@ std::vector<double> smallest_margins(Transformer& model, const torch::Tensor& hi
 
 void run_needles_forced(Transformer& model, const std::vector<Method>& methods,
                         const EngineChoice& choice, const std::vector<NeedlePrompt>& prompts,
-                        Ranks& ranks, size_t done,
+                        int64_t position_offset, Ranks& ranks, size_t done,
                         std::vector<std::vector<NeedleOutcome>>& outcomes,
                         const std::function<void()>& counted, Progress& progress) {
   const c10::InferenceMode guard;
   std::vector<std::unique_ptr<CacheEngine>> engines;
   for (const Method& method : methods) {
     engines.push_back(make_engine(method, model.config(), choice));
+    if (engines.back()) engines.back()->set_first_position(position_offset);
   }
   const std::vector<PromptBatch> batches = batch_prompts(model, prompts);
   // The margins of a batch, one method after another.
   const auto pass = [&](const std::vector<size_t>& own, const PieceDone& passed) {
     for (const size_t index : own) {
       const PromptBatch& batch = batches[index];
-      MultiForward forward{.engines = {}, .position_offset = 0, .first_query = batch.length};
+      MultiForward forward{
+          .engines = {}, .position_offset = position_offset, .first_query = batch.length};
       for (const auto& engine : engines) {
         if (engine) engine->set_prompt(batch.length);
         forward.engines.push_back(engine.get());
@@ -447,8 +451,9 @@ void run_needles_forced(Transformer& model, const std::vector<Method>& methods,
 
 void run_needles_generated(Transformer& model, const std::vector<Method>& methods,
                            const EngineChoice& choice, const std::vector<NeedlePrompt>& prompts,
-                           Ranks& ranks, size_t done, std::vector<bool>& passes,
-                           const std::function<void()>& counted, Progress& progress) {
+                           int64_t position_offset, Ranks& ranks, size_t done,
+                           std::vector<bool>& passes, const std::function<void()>& counted,
+                           Progress& progress) {
   const c10::InferenceMode guard;
   const std::vector<PromptBatch> batches = batch_prompts(model, prompts);
   const auto batch_of = [&](size_t piece) { return batches[piece % batches.size()]; };
@@ -471,7 +476,8 @@ void run_needles_generated(Transformer& model, const std::vector<Method>& method
       const TakesItsTime until_a_batch_ends;
       const PromptBatch batch = batch_of(piece);
       const auto ids = batch_ids(prompts, batch).slice(1, 0, batch.length);
-      const auto answers = generate_greedily(model, weights, *engine, ids, batch.answer);
+      const auto answers =
+          generate_greedily(model, weights, *engine, ids, batch.answer, position_offset);
       std::vector<uint8_t> right;
       for (size_t row = 0; row < batch.count; ++row) {
         const auto& wanted = prompts[batch.first + row].answer;

@@ -96,18 +96,21 @@ int64_t most_needles_together(const Transformer& model, const std::vector<Needle
 int64_t largest_needle_batch(const Transformer& model, const std::vector<NeedlePrompt>& prompts);
 
 // Greedy continuation of equally long prompts: ids [prompts, length] int64 -> [prompts, tokens]
-// int64 on the CPU. `engine` starts with an empty cache. weights[l]: Transformer::load_layer(l).
+// int64 on the CPU. `engine` starts with an empty cache; `position_offset` is added to every
+// position. weights[l]: Transformer::load_layer(l).
 torch::Tensor generate_greedily(Transformer& model,
                                 const std::vector<std::shared_ptr<const LayerWeights>>& weights,
-                                CacheEngine& engine, const torch::Tensor& ids, int64_t tokens);
+                                CacheEngine& engine, const torch::Tensor& ids, int64_t tokens,
+                                int64_t position_offset = 0);
 
 // Continues outcomes[method][prompt] from the first `done` prompts, which it holds, to all of
 // `prompts`; of several processes those of the first, and each passes its own batches. The right
 // answer is fed token by token; greedy generation gives the same verdict, because it leaves the
-// right path exactly when a margin is not positive. `counted` is called behind each batch.
+// right path exactly when a margin is not positive. `position_offset` is added to every position.
+// `counted` is called behind each batch.
 void run_needles_forced(Transformer& model, const std::vector<Method>& methods,
                         const EngineChoice& choice, const std::vector<NeedlePrompt>& prompts,
-                        Ranks& ranks, size_t done,
+                        int64_t position_offset, Ranks& ranks, size_t done,
                         std::vector<std::vector<NeedleOutcome>>& outcomes,
                         const std::function<void()>& counted, Progress& progress);
 
@@ -116,7 +119,8 @@ void run_needles_forced(Transformer& model, const std::vector<Method>& methods,
 // All layers' weights stay on the device. `counted` is called behind each batch.
 void run_needles_generated(Transformer& model, const std::vector<Method>& methods,
                            const EngineChoice& choice, const std::vector<NeedlePrompt>& prompts,
-                           Ranks& ranks, size_t done, std::vector<bool>& passes,
-                           const std::function<void()>& counted, Progress& progress);
+                           int64_t position_offset, Ranks& ranks, size_t done,
+                           std::vector<bool>& passes, const std::function<void()>& counted,
+                           Progress& progress);
 
 }  // namespace oscar

@@ -201,9 +201,19 @@ void describe_methods(const std::vector<Method>& methods, Json& report) {
   }
 }
 
+namespace {
+
+std::vector<int32_t> units_of(const TextResults& results) {
+  if (!results.one_text) return make_units(results.measured);
+  return make_units(
+      {std::accumulate(results.measured.begin(), results.measured.end(), int64_t{0})});
+}
+
+}  // namespace
+
 void add_text_results(const TextResults& results, const std::vector<Method>& methods, uint64_t seed,
                       Json& report) {
-  const auto units = make_units(results.measured);
+  const auto units = units_of(results);
   const TokenScores& reference = results.scores[0];
   report["tokens"] = units.size();
   report["sequences"] = results.measured.size();
@@ -247,7 +257,7 @@ void add_text_results(const TextResults& results, const std::vector<Method>& met
 
 void add_unit_results(const TextResults& results, const std::vector<Method>& methods,
                       Json& report) {
-  const auto units = make_units(results.measured);
+  const auto units = units_of(results);
   const auto count = static_cast<size_t>(units.back()) + 1;
   std::vector<int64_t> tokens(count, 0);
   for (const int32_t unit : units) ++tokens[unit];

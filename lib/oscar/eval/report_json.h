@@ -16,6 +16,7 @@ namespace oscar {
 struct TextResults {
   int64_t first_position = 0, longest = 0;      // longest sequence in tokens
   std::vector<int64_t> measured = {};           // predicted tokens of each sequence
+  bool one_text = false;                        // the sequences continue each other
   std::vector<TokenScores> scores = {};         // [methods]
   std::vector<OutputError> output_errors = {};  // [methods]
 };

@@ -382,6 +382,15 @@ std::optional<EvaluationState> EvaluationCheckpoint::load(const EvaluationShape&
 
 // Opening model, bundles and corpus, and the head of the report.
 
+void require_served(int64_t served, int64_t offset, int64_t length, const char* option) {
+  if (length <= served && offset <= served - length) return;
+  throw Error({.what = "positions beyond what the model serves",
+               .where = fmt::format("--position-offset, {}", option),
+               .expected = fmt::format("at most {} positions", served),
+               .found = fmt::format("{} + {}", offset, length),
+               .hint = "lower one of them, or set --rope-scaling as the server does"});
+}
+
 namespace {
 
 constexpr const char* kHeldOutCorpus = "heldout.jsonl";
@@ -402,13 +411,7 @@ TokenSequences open_corpus(const EvaluateOptions& options, const Session& sessio
   const int64_t served = config.rope.max_positions;
   const int64_t length =
       options.sequence_length > 0 ? options.sequence_length : std::min(served, kLongestDefault);
-  if (length > served || options.position_offset > served - length) {
-    throw Error({.what = "positions beyond what the model serves",
-                 .where = "--position-offset, --sequence-length",
-                 .expected = fmt::format("at most {} positions", served),
-                 .found = fmt::format("{} + {}", options.position_offset, length),
-                 .hint = "lower one of them, or set --rope-scaling as the server does"});
-  }
+  require_served(served, options.position_offset, length, "--sequence-length");
   CorpusOptions corpus;
   corpus.sequence_length = static_cast<int>(length);
   corpus.max_tokens = options.max_tokens;

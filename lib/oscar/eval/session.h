@@ -132,6 +132,10 @@ CacheView text_view(const EvaluateOptions& options, int64_t prompt);
 // Throws Error as evaluate() does for bad input.
 Session open_session(const EvaluateOptions& options, const Ranks& ranks, Progress& progress);
 
+// Throws Error unless the model serves `length` positions (`served` in all) behind `offset`.
+// `option` is where the length came from.
+void require_served(int64_t served, int64_t offset, int64_t length, const char* option);
+
 // The methods of the comparison in order, bf16 first.
 std::vector<Method> build_methods(const EvaluateOptions& options, const Session& session,
                                   const CacheView& view, Progress& progress);

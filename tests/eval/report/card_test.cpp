@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "bundle/plain_bundle.h"
 #include "bundle/rotated_bundle.h"
 #include "eval/report/sample.h"
 #include "io/gguf_bytes.h"
@@ -183,6 +184,10 @@ TEST(BundleEvaluation, IsRefusedWhenItIsOfAnotherBundleModelOrCache) {
   json = sample_report();
   json["methods"].erase("bundle");
   EXPECT_TRUE(has(refusal(json), "did not measure the bundle"));
+  json = sample_report();
+  json["partial"] = {{"text", {{"tokens", 512}, {"of", 4096}}}};
+  EXPECT_TRUE(has(refusal(json), "stopped before its end"));
+  EXPECT_TRUE(has(refusal(json), "--resume"));
   EXPECT_TRUE(has(refusal(Json{{"schema", "x"}}), "r.json"));
   EXPECT_TRUE(has(refusal(Json::array()), "r.json"));
 }

@@ -236,6 +236,16 @@ class MixedTraffic(Mixed):
                     engine.step(finished)
             self.same(finished[alone], finished[name], f"text {number}")
 
+    def test_windows_and_states_are_kept_at_every_block(self):
+        """Not before a prompt's last token alone, which is what vLLM 0.33 does where nothing is said."""
+        from oscar_int2.vllm import settings
+        from vllm.engine.arg_utils import EngineArgs
+
+        with case.bundle_variable(self.family.path):
+            args = EngineArgs(str(self.family.folder), **case.OPTIONS)
+            in_0_33 = types.SimpleNamespace(**{**vars(args), settings.RETENTION: 0})
+            self.assertIsNone(settings.defaults(in_0_33, settings.entry())[settings.RETENTION])
+
     def test_what_such_models_are_not_served_with_is_refused_by_name(self):
         from oscar_int2 import UnsupportedError
         from oscar_int2.vllm import settings
@@ -257,11 +267,6 @@ class MixedTraffic(Mixed):
         for changes, words in refused:
             with self.subTest(**changes), self.assertRaisesRegex(UnsupportedError, words):
                 config(**changes)
-        # vLLM 0.33's default would keep windows and states before a prompt's last token alone.
-        with case.bundle_variable(self.family.path):
-            args = EngineArgs(str(self.family.folder), **options)
-            open_still = types.SimpleNamespace(**{**vars(args), settings.RETENTION: 0})
-            self.assertIsNone(settings.defaults(open_still, settings.entry())[settings.RETENTION])
         made = config()
         with case.bundle_variable(None):
             bf16 = EngineArgs(str(self.family.folder), **options).create_engine_config()

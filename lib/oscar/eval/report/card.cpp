@@ -110,6 +110,10 @@ BundleEvaluation evaluation_of(const Bundle& bundle, const Json& report, const s
   if (weights != bundle.model.weights_fingerprint) {
     refuse(file, "the evaluation is of other weights", bundle.model.weights_fingerprint, weights);
   }
+  if (!evaluation.data.partial.empty()) {
+    refuse(file, "the evaluation was stopped before its end", "", evaluation.data.partial,
+           "oscar-eval --resume with the same options goes on with it");
+  }
   require_cache(bundle, report, file);
   if (!measures_the_bundle(evaluation)) {
     refuse(file, "the evaluation did not measure the bundle", "figures of method \"bundle\"",

@@ -50,11 +50,13 @@ def _has_scales(model: pathlib.Path) -> bool:
     return bool(quantization.get("kv_cache_scheme"))
 
 
-def start(model: pathlib.Path, cache: str, bundle, options: dict) -> tuple:
+def start(model: pathlib.Path, cache: str, bundle, options: dict, sampled) -> tuple:
     """(vLLM's LLM, what the record says about it). In this process, so that the plugin's log is seen."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if sampled is not None:  # the first runner draws for one seed after another
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
     os.environ.pop("VLLM_OSCAR_BUNDLE", None)
     options, record = CACHES[cache] | options, {}
     if cache in OVER_BUNDLES:
@@ -75,6 +77,7 @@ def start(model: pathlib.Path, cache: str, bundle, options: dict) -> tuple:
             logger.addHandler(seen)
     config = llm.llm_engine.vllm_config
     record |= {"vllm": vllm.__version__, "device": _device(), "options": {key: str(value) for key, value in options.items()},
+               "runner": 2 if config.use_v2_model_runner else 1,
                "kv_tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
                "proof": [line.replace(str(bundle), pathlib.Path(str(bundle)).name) for line in seen.lines]}
     if cache in ("fp8", "fp8-scaled"):
@@ -149,7 +152,7 @@ def answer(prompts_file: pathlib.Path, model: pathlib.Path, out: pathlib.Path, c
               "only": only, "part": part, "limit": limit, "prompts_sha256": files.sha256_of_lines(prompts_file), "model": model.name,
               "bundle": bundle.name if bundle else None,
               "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
-    llm, facts = start(model, cache, bundle, options)
+    llm, facts = start(model, cache, bundle, options, sampled)
     record |= facts
     from vllm import SamplingParams
 

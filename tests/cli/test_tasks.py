@@ -359,7 +359,7 @@ class Chain(unittest.TestCase):
 
     def write_answers(self, path, cache, answer, selection=(1.0, None, "1/1"), sampled=None):
         """As `tasks.py answer` does, over the made-up engine."""
-        def start(model, cache, bundle, options):
+        def start(model, cache, bundle, options, sampled):
             prompts = engine.chosen(files.read_lines(path), *selection)
             config = types.SimpleNamespace(model_config=types.SimpleNamespace(max_model_len=plan.POSITIONS))
             made_up = MadeUpEngine(lambda i: answer(prompts[i]))

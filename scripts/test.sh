@@ -8,7 +8,7 @@
 #       sanitize   below the model, under ASan and UBSan: unit tests, and every reader of files on
 #                  changed inputs, for a minute
 #       kernels    CUDA kernels before and behind Hopper's
-#       nightly    not among "all": CUDA kernels for all architectures, the unit tests of `sanitize` as
+#       nightly    not among "all": the wheel for all GPU architectures, the unit tests of `sanitize` as
 #                  released, and tests of what `build` has built that take many minutes
 # scripts/gpu.sh runs what needs a GPU.
 set -euo pipefail
@@ -83,8 +83,8 @@ stage_build() {
 }
 
 stage_nightly() {
-  step "CUDA kernels for all architectures"
-  scripts/build.sh kernels -UOSCAR_CUDA_ARCHITECTURES  # those of CMakeLists.txt
+  step "the wheel, with CUDA kernels for all architectures"
+  scripts/build_wheel.sh "$(mktemp -d)"
   step "unit tests of what lies below the model, as released; each source alone"
   scripts/build.sh developer -DOSCAR_TEST_CORE=ON -DCMAKE_UNITY_BUILD=OFF "${architecture[@]}"
   run_tests build-developer -R core_tests

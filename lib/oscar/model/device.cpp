@@ -8,10 +8,13 @@
 // Set by lib/CMakeLists.txt in builds with CUDA.
 #if defined(OSCAR_HAS_KERNELS)
 #include <ATen/Context.h>
-#include <ATen/DeviceAccelerator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <cuda_runtime_api.h>
 
 #include <algorithm>
+
+#include "oscar/base/error.h"
 #endif
 
 namespace oscar {
@@ -22,26 +25,24 @@ namespace oscar {
 void limit_device_memory(const torch::Device& device, int64_t bytes) {
   if (!device.is_cuda()) return;
   at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
-  const auto total = static_cast<double>(at::accelerator::getMemoryInfo(device.index()).second);
+  const c10::DeviceGuard guard(device);
+  size_t free = 0, total = 0;
+  if (const cudaError_t status = cudaMemGetInfo(&free, &total); status != cudaSuccess) {
+    throw Error({.what = "the GPU does not say how much memory it has",
+                 .where = device.str(),
+                 .found = cudaGetErrorString(status)});
+  }
   // By its virtual functions: the half of libtorch that has them is loaded, not linked
-  // (layer_weights.h).
+  // (layer_weights.h). Compilers guess which function a virtual call of at::accelerator means, and
+  // want it linked.
   auto* allocator = static_cast<c10::cuda::CUDACachingAllocator::CUDAAllocator*>(
       c10::GetAllocator(c10::DeviceType::CUDA));
-  allocator->setMemoryFraction(std::min(1.0, static_cast<double>(bytes) / total), device.index());
+  allocator->setMemoryFraction(
+      std::min(1.0, static_cast<double>(bytes) / static_cast<double>(total)), device.index());
 }
 #else
 void limit_device_memory(const torch::Device&, int64_t) {}
 #endif
-
-}  // namespace oscar
-
-// Set by lib/CMakeLists.txt in builds with CUDA.
-#if defined(OSCAR_HAS_KERNELS)
-#include <c10/core/DeviceGuard.h>
-#include <cuda_runtime_api.h>
-#endif
-
-namespace oscar {
 
 // By registration: torch's own pinned tensors take the next power of two of bytes.
 

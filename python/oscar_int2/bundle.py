@@ -96,28 +96,40 @@ class Bundle:
     def check_model(self, config):
         """Raises BundleMismatchError unless a model of this transformers-like config has the shape
         and the positions that the bundle was made for. Weights are weights.check()'s."""
-        heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        ours, theirs = self.model, {
-            "num_layers": config.num_hidden_layers, "num_qo_heads": heads,
-            "num_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
-            "head_dim": head_dim, "hidden_size": config.hidden_size}
-        names = getattr(config, "architectures", None) or []
-        if names:
-            theirs["architecture"] = names[0]
+        self.check_shape(config)
+        names = getattr(config, "architectures", None) or [None]
+        self._check_fields(architecture=names[0])
+        self.check_rope(config)
+
+    def check_shape(self, config):
+        """check_model()'s part about the shape. What a config doesn't state of all layers alike is left out."""
+        heads, hidden = _stated(config, "num_attention_heads"), config.hidden_size
+        self._check_fields(num_layers=config.num_hidden_layers, num_qo_heads=heads,
+                           num_kv_heads=_stated(config, "num_key_value_heads") or heads,
+                           head_dim=_stated(config, "head_dim") or (hidden // heads if heads else None), hidden_size=hidden)
+
+    def _check_fields(self, **theirs):
+        """Those of `model`; None is not known."""
         for field, value in theirs.items():
-            if getattr(ours, field) != value:
+            kept = getattr(self.model, field)
+            if value is not None and kept != value:
                 raise BundleMismatchError(
-                    f"{self.path} is of another model: {field} is {value} here and "
-                    f"{getattr(ours, field)} in the bundle (of {ours.name!r}); calibrate this "
-                    "model with oscar-calibrate")
+                    f"{self.path} is of another model: {field} is {value} here and {kept} in the bundle (of "
+                    f"{self.model.name!r}); calibrate this model with oscar-calibrate")
+
+    def check_rope(self, config):
+        """check_model()'s part about RoPE."""
         for field, value in _rope_of(config).items():
-            kept = ours.rope.get(field, _ROPE_DEFAULTS.get(field))
+            kept = self.model.rope.get(field, _ROPE_DEFAULTS.get(field))
             if value is not None and kept is not None and kept != value and not (
                     field == "attention_factor" and abs(kept - value) < 1e-6):  # worked out
                 raise BundleMismatchError(
                     f"{self.path} is of other positions: RoPE's {field} is {value} here and "
                     f"{kept} in the bundle; calibrate with the RoPE that is served")
+
+    def states_rope(self, config):
+        """Whether this config says what check_rope() compares: its kind of RoPE and the bundle's have parameters."""
+        return {_rope_of(config)["rope_type"], self.model.rope.get("rope_type")} <= _STATED_ROPE
 
     def beyond_positions(self, tokens):
         """What it costs to serve so many tokens a request, in sentences; None within the positions that
@@ -136,6 +148,15 @@ class Bundle:
 
 
 _ROPE_DEFAULTS = {"partial_rotary_factor": 1.0}  # of what bundles leave out
+_STATED_ROPE = {"default", "linear", "llama3", "yarn"}
+
+
+def _stated(config, name):
+    """A value of a config; None: it has none, or, in transformers, one for each layer."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        return None
 
 
 def _rope_of(config):

@@ -3,12 +3,14 @@
 Log-likelihoods read their text through 2 bits, each token what its decode step would read (apply(...,
 prompts="int2")). Generation is what transformers serves: prompts attend exactly, later tokens read the cache.
 """
+import bisect
 import logging
 
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
 from .bundle import load
+from .errors import UnsupportedError
 from .transformers import apply
 
 LOGGER = logging.getLogger("oscar_int2")
@@ -37,29 +39,47 @@ class OscarInt2LM(HFLM):
             self._prompts = how
 
     def _count(self, lengths):
-        """Counts requests by their tokens: a short one has no row in 2 bits."""
+        """Counts requests by the tokens that their last prediction reads, 0 where it reads no cache: of few tokens no row
+        is in 2 bits."""
         self._counts["requests"] += len(lengths)
         self._counts["requests_with_2_bit_rows"] += sum(self._format.history_tokens(tokens) > 0 for tokens in lengths)
 
+    def set_cache_hook(self, cache_hook):
+        """lm-eval calls it where answers are to be stored. Raises UnsupportedError."""
+        raise UnsupportedError("--use_cache is not served with the model oscar_int2: lm-eval finds stored answers by the request "
+                               "alone, so those of BF16, of 2 bits and of other bundles would be mixed; leave it out")
+
     def _loglikelihood_tokens(self, requests, *arguments, **options):
         self._read_prompts("int2")
-        self._count([len(context) + len(continuation) for _, context, continuation in requests])
+        # The last token is predicted, and never read. What is longer than the context loses its beginning.
+        self._count([min(len(context) + len(continuation) - 1, self.max_length) for _, context, continuation in requests])
         return super()._loglikelihood_tokens(requests, *arguments, **options)
 
     def generate_until(self, requests, *arguments, **options):
         self._read_prompts("exact")
         return super().generate_until(requests, *arguments, **options)
 
-    def _model_generate(self, context, *arguments, attention_mask, **options):
-        result = super()._model_generate(context, *arguments, attention_mask=attention_mask, **options)
-        added = result.shape[1] - context.shape[1]
-        self._count([tokens + added for tokens in attention_mask.sum(1).tolist()])
+    def _model_generate(self, context, *arguments, attention_mask, stop, **options):
+        result = super()._model_generate(context, *arguments, attention_mask=attention_mask, stop=stop, **options)
+        answers = [self._answer_tokens(ids, stop) for ids in result[:, context.shape[1]:].tolist()]
+        # The first token of an answer is the exact prompt's; the last is not read.
+        self._count([prompt + answer - 1 if answer > 1 else 0
+                     for prompt, answer in zip(attention_mask.sum(1).tolist(), answers)])
         return result
+
+    def _answer_tokens(self, ids, stop):
+        """Tokens of an answer up to the end of sequence, or the end of the first text of `stop`: it may run on, since
+        others of its batch do."""
+        ends = self.model.generation_config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
+        ids = ids[:next((i for i, token in enumerate(ids, 1) if token in ends), len(ids))]
+        return 1 + bisect.bisect_left(range(1, len(ids)), True,
+                                      key=lambda tokens: any(text in self.tok_decode(ids[:tokens]) for text in stop))
 
     def get_model_info(self):
         """Also which bundle it was, and how many requests were long enough to read 2-bit rows."""
         if not self._counts["requests_with_2_bit_rows"]:
-            exact = self._format.sink_tokens + self._format.recent_tokens + self._format.demote_block
+            exact = self._format.sink_tokens + self._format.recent_tokens + self._format.demote_block + 1
             LOGGER.warning("oscar_int2: no request reached %d tokens, so every row was exact: these results are the BF16 "
                            "baseline's. Take longer tasks, or more shots", exact)
         bundle = self._applied["bundle"]

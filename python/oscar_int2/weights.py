@@ -205,7 +205,7 @@ def compare(bundle, layers):
     names, kept, found = zip(*taken)
     kept = torch.stack(kept)  # [tensors, heads, 16]
     half = torch.tensor([entries.dtype == torch.float16 for entries in found])[:, None, None]
-    found = torch.stack([entries.float() for entries in found]).cpu()
+    found = torch.stack([entries.float().cpu() for entries in found])  # of layers on several devices
     away = ~_rounds_to(found, kept, half)
     tensors = [name for name, any_away in zip(names, away.flatten(1).any(1).tolist()) if any_away]
     there = away.flatten(1).any(1)

@@ -76,8 +76,8 @@ FAMILIES = {
     "phi3 longrope": ("phi3", "Phi3", dict(original_max_position_embeddings=128, rope_parameters=LONG)),
     "llama4": ("llama4", "Llama4", dict(intermediate_size_mlp=64, num_local_experts=4, num_experts_per_tok=1,
                                         attention_chunk_size=24, no_rope_layer_interval=2, floor_scale=8)),
-    "gpt2": ("gpt2", "GPT2", dict(n_embd=64, n_head=4, n_layer=4, n_positions=512)),
-    "gpt_neox": ("gpt_neox", "GPTNeoX", dict(rotary_pct=0.5)),
+    "gpt2": ("gpt2", "GPT2", dict(n_embd=64, n_head=4, n_layer=4, n_positions=512, num_key_value_heads=4)),
+    "gpt_neox": ("gpt_neox", "GPTNeoX", dict(rotary_pct=0.5, num_key_value_heads=4)),
 }
 # Named, and why they are refused.
 REFUSED = {

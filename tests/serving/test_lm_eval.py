@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import numpy as np
 import torch
@@ -15,7 +16,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from serving_case import BIN, BUNDLE, MODEL
 import oscar_int2
+import oscar_int2.cache
 from oscar_int2.transformers import apply
+
+if importlib.util.find_spec("lm_eval"):
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import CachingLM
+    from oscar_int2.lm_eval import OscarInt2LM
 
 ROWS, TOKENS, PROMPT, ANSWER = 4, 640, 448, 24
 TASK = """
@@ -113,9 +120,61 @@ class LmEval(unittest.TestCase):
             self.assertEqual(sample["resps"], [[self.tokenizer.decode(answer, skip_special_tokens=True)]])
         self.assertEqual(results["config"]["oscar_int2"]["requests_with_2_bit_rows"], 3)
 
+    def test_requests_are_counted_by_the_2_bit_rows_that_their_predictions_read(self):
+        """Windows of 64 + 256 tokens, one leaving at a time: the pass or step of the 321st token reads a row, and the last
+        token of a request is predicted, but never read."""
+        lm = self.model()
+        with mock.patch.object(oscar_int2.cache, "attend_as_steps", wraps=oscar_int2.cache.attend_as_steps) as attend:
+            for tokens, rows in ((321, 0), (322, 1)):
+                lm._counts["requests_with_2_bit_rows"] = 0
+                lm._loglikelihood_tokens([(("a", "b"), self.ids[0][:300], self.ids[0][300:tokens])], disable_tqdm=True)
+                self.assertEqual(attend.call_args.args[2].shape[1], rows)
+                self.assertEqual(lm._counts["requests_with_2_bit_rows"], rows, tokens)
+        # Of prompt and answer: what the last step read. A prompt attends exactly.
+        for prompt, tokens, rows in ((319, 2, 0), (319, 3, 1), (400, 1, 0), (400, 2, 81)):
+            lm._counts["requests_with_2_bit_rows"] = 0
+            self.answers(lm, [self.ids[0][:prompt]], tokens, [])
+            step = lm.model.oscar_int2.kept.paged.step
+            self.assertEqual(int(step.new_history) * (tokens > 1), rows)
+            self.assertEqual(lm._counts["requests_with_2_bit_rows"], int(rows > 0), (prompt, tokens))
+        lm._max_length = 320  # a longer request loses its beginning
+        lm._counts["requests_with_2_bit_rows"] = 0
+        lm._loglikelihood_tokens([(("a", "b"), self.ids[0][:300], self.ids[0][300:400])], disable_tqdm=True)
+        self.assertEqual(lm._counts["requests_with_2_bit_rows"], 0)
+
+    def test_what_runs_on_behind_the_end_of_an_answer_is_not_counted(self):
+        lm, prompts = self.model(), [self.ids[0][:315], self.ids[1][:315]]
+        first, second = self.answers(lm, prompts, 12, [])
+        self.assertEqual(lm._counts["requests_with_2_bit_rows"], 2)
+        lm._counts["requests_with_2_bit_rows"] = 0
+        stop = self.tokenizer.decode(self.tokenizer(first)["input_ids"][:3])
+        self.assertNotIn(stop, second)
+        self.assertEqual(self.answers(lm, prompts, 12, [stop]), [first[:first.index(stop)], second])
+        self.assertEqual(lm._counts["requests_with_2_bit_rows"], 1)
+        third = self.tokenizer(second)["input_ids"][2]  # ends an answer as the end of sequence does
+        lm.model.generation_config.eos_token_id = [0, third]
+        lm._counts["requests_with_2_bit_rows"] = 0
+        self.answers(lm, prompts, 12, [stop])
+        self.assertEqual(lm._counts["requests_with_2_bit_rows"], 0)
+
+    def test_stored_answers_are_refused(self):
+        stored = mock.Mock(SqliteDict=lambda *_, **__: {})
+        with mock.patch.dict(sys.modules, {"sqlitedict": stored}), self.assertRaisesRegex(
+                oscar_int2.UnsupportedError, "--use_cache .*by the request alone"):
+            CachingLM(self.model(), str(self.folder / "answers.db"))
+
+    def model(self):
+        return OscarInt2LM(pretrained=str(MODEL), bundle=str(BUNDLE), dtype="float32", device="cpu", demote_block=1, batch_size=2)
+
+    def answers(self, lm, prompts, tokens, until):
+        """Greedy answers to ids."""
+        options = {"until": until, "max_gen_toks": tokens, "do_sample": False}
+        return lm.generate_until([Instance("generate_until", {}, (self.tokenizer.decode(ids), options), 0) for ids in prompts],
+                                 disable_tqdm=True)
+
     def test_tasks_of_few_tokens_are_warned_of(self):
         _, results, said = self.lm_eval("likelihood", [ids[:PROMPT // 2] for ids in self.ids[:2]])
-        self.assertIn("no request reached", said)
+        self.assertIn(f"no request reached {64 + 256 + 1 + 1} tokens", said)
         self.assertEqual(results["config"]["oscar_int2"]["requests_with_2_bit_rows"], 0)
 
 

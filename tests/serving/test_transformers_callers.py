@@ -234,6 +234,19 @@ class KeptCaches(unittest.TestCase):
             with self.assertRaisesRegex(REFUSED, "or of its cache; .* save the token ids"):
                 torch.save(out.past_key_values, io.BytesIO())
 
+    def test_positions_of_a_step_that_do_not_go_on_are_refused(self):
+        """Left padding that is counted, say: keys would turn by other angles than the cache's columns."""
+        batch, model = small.left_padded(small.prompts(40, 23)), model_with()
+        token = batch["input_ids"][:, -1:]
+        with torch.no_grad():
+            cache = OscarCache(model, 2, 64)
+            model(**batch, past_key_values=cache)
+            for wrong in ([[40], [40]], [[41], [23]]):
+                with self.assertRaisesRegex(REFUSED, "position_ids that do not count each row's tokens.*expected"):
+                    model(token, past_key_values=cache, position_ids=torch.tensor(wrong))
+            given = model(token, past_key_values=copy.deepcopy(cache), position_ids=torch.tensor([[40], [23]])).logits
+            self.assertTrue(torch.equal(model(token, past_key_values=cache).logits, given))
+
     def test_positions_beyond_the_bundles_are_warned_of_once(self):
         for recipe in ("plain", "shaped"):
             model = model_with(small.random_bundle(recipe=recipe))

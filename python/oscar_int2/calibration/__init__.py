@@ -20,14 +20,14 @@ from .collect import Collection
 from .corpus import read_corpus
 from .held_back import HeldBackRows, Split, hold_back
 from .layers import is_spread
-from .model import batched, load_model, tokenizer_of, observed, run_device
+from .model import batched, check_group, config_of, load_model, observed, run_device, sequence_tokens, tokenizer_of
 from .record import describe_model, describe_text, write_statistics
 
 __all__ = ["calibrate", "evaluate"]
 _log = logging.getLogger("oscar_int2")
 
 
-def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_options=(), sequence_length=4096,
+def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_options=(), sequence_length=None,
               max_tokens=None, batch_tokens=8192, format=None, device=None, dtype=None, trust_remote_code=False,
               progress=None):
     """Calibrates a causal language model in transformers, and writes the bundle `out`. Returns its path.
@@ -35,22 +35,27 @@ def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_opt
     `model`: a folder, a name of the Hub that was fetched, or a loaded model. `corpus`: files of text or token ids, or ids
     (corpus.read_corpus). `search`: "on" holds text back, whose rows lie beside `out` until clipping is chosen by them; "off"
     takes the recipe's values. `statistics_only`: writes the sums alone. `fit_options`: of `oscar-bundle fit`, with a search
-    also words that leave a part to it. `format`: the CacheFormat whose windows say which rows are INT2; None: 64 + 256.
+    also words that leave a part to it. `sequence_length`: tokens of a sequence; None: the model's context, 4096 at most.
+    `format`: the CacheFormat of the bundle, whose windows say which rows are INT2; None: 64 + 256, a head as its group.
     `device`: where layers run, one at a time; None: a GPU if there is one. `dtype`: of the run; None: as stored on a GPU,
     float32 on a CPU. `progress(layer, layers)`: called as layers begin. Why nothing is searched, of all layers or of one,
     goes to the logger `oscar_int2`. Raises UnsupportedError, naming the layer, for a model that is not calibrated,
-    ValueError for a corpus without tokens, FileExistsError where `out` is there, OSError where the disk has no room for
-    rows."""
+    ValueError for a corpus without tokens and for sequences beyond the model's context, FileExistsError where `out` is there,
+    OSError where the disk has no room for rows."""
     if search not in ("on", "off"):
         raise ValueError(f"search is {search!r}, expected \"on\" or \"off\"")
     out = pathlib.Path(out)
     if out.exists():
         raise FileExistsError(f"{out} exists already; choose another name, or remove it")
+    if statistics_only and fit_options:
+        raise ValueError("fit_options are of the fit, which statistics_only leaves out")
+    config, format = config_of(model, trust_remote_code), format or CacheFormat(quant_group_size=0)
+    check_group(format, config)
+    sequence_length = sequence_tokens(config, sequence_length)
     sequences, sources = read_corpus(corpus, lambda: tokenizer_of(model), sequence_length, max_tokens)
     device = run_device(model, device)
     own_model = not isinstance(model, torch.nn.Module)
     model = load_model(model, device, dtype, trust_remote_code)
-    format = format or CacheFormat(quant_group_size=0)
     lengths = [len(ids) for ids in sequences]
     split = Split(list(range(len(lengths))), [])
     if search == "on" and not statistics_only:

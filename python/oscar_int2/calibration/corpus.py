@@ -1,10 +1,15 @@
 """Text or token ids to sequences for transformers' engine."""
+import collections
 import hashlib
+import logging
 import pathlib
 
 import numpy as np
 
 from ..commands.prepare_corpus import files_of, read
+
+PADDING_RUN, PADDING_SHARE = 32, 0.05  # lib/oscar/text/packing.h
+_log = logging.getLogger("oscar_int2")
 
 
 def read_corpus(corpus, tokenizer, sequence_length, max_tokens=None):
@@ -14,10 +19,16 @@ def read_corpus(corpus, tokenizer, sequence_length, max_tokens=None):
     that are kept apart) or text (.txt, .jsonl, a folder of these); or ids themselves, [tokens] or [rows, tokens].
     `tokenizer`: a function that makes one, called for text alone. Streams are cut every sequence_length tokens.
     Raises ValueError."""
+    if max_tokens is not None and max_tokens < 2:
+        raise ValueError(f"max_tokens is {max_tokens}, expected 2 or more")
     if isinstance(corpus, (str, pathlib.Path)):
         corpus = str(corpus).split(",")
     if len(corpus) and not isinstance(corpus[0], (str, pathlib.Path)):
-        rows = [np.asarray(row, dtype=np.int64) for row in (corpus if np.ndim(corpus[0]) else [corpus])]
+        rows = [np.asarray(row) for row in (corpus if np.ndim(corpus[0]) else [corpus])]
+        for row in rows:
+            if row.ndim != 1 or len(row) and row.dtype.kind not in "iu":
+                raise ValueError(f"expected token ids, [tokens] or [rows, tokens] of integers; found {row.dtype}")
+        rows, corpus = [row.astype(np.int64) for row in rows], "the corpus"
         digest = hashlib.sha256(b"".join(row.tobytes() for row in rows)).hexdigest()
         parts = [({"name": "token ids", "sha256": digest}, rows)]
     else:
@@ -34,7 +45,25 @@ def read_corpus(corpus, tokenizer, sequence_length, max_tokens=None):
         sequences += taken
     if not sequences:
         raise ValueError(f"{corpus}: no tokens")
+    if any(source.get("kind") != "text" for source in sources) and (said := padding_warning(sequences)):
+        _log.warning(said)
     return sequences, sources
+
+
+def padding_warning(sequences):
+    """As padding_warning() of lib/oscar/text/packing.h has it; None where nothing looks like padding."""
+    in_runs = collections.Counter()
+    for ids in sequences:
+        begins = np.flatnonzero(np.diff(ids, prepend=-1))
+        lengths = np.diff(begins, append=len(ids))
+        for run in np.flatnonzero(lengths >= PADDING_RUN):
+            in_runs[ids[begins[run]]] += lengths[run]
+    for token, count in in_runs.most_common(1):
+        share = count / sum(map(len, sequences))
+        if share > PADDING_SHARE:
+            return (f"{100 * share:.0f}% of the corpus is token {token} in runs of {PADDING_RUN} or more, which looks like "
+                    "padding: leave it out of the ids")
+    return None
 
 
 def _read(path, tokenizer):

@@ -13,11 +13,13 @@ from ..bundle import Bundle, load
 from ..cache import row_problem
 from ..codec import LayerCodec, StepTables
 from ..errors import BundleMismatchError, CacheRowError
+from ..weights import check_model as check_weights
 from .corpus import read_corpus
 from .interface import block_attention, exact_attention, observing
-from .layers import run_layers
-from .model import batched, load_model, tokenizer_of, observed, run_device
-from .probe import is_handed_on
+from .layers import decoder_layers, run_layers, text_config
+from .model import batched, config_of, load_model, observed, run_device, sequence_tokens, tokenizer_of
+from .probe import is_handed_on, probe, seen_window
+from .record import turns_by
 from .shared_text import caution, overlap, stored_hashes
 from .sums import int2_keys
 
@@ -25,40 +27,82 @@ UNIT_TOKENS, FEWEST_UNITS = 512, 8  # of a standard error; docs/mathematics.md, 
 _log = logging.getLogger("oscar_int2")
 
 
-def evaluate(model, bundle, corpus, *, sequence_length=4096, max_tokens=None, batch_tokens=8192, first_position=None,
-             device=None, dtype=None, trust_remote_code=False, progress=None):
+def evaluate(model, bundle, corpus, *, sequence_length=None, max_tokens=None, batch_tokens=8192, first_position=None,
+             weights="same", device=None, dtype=None, trust_remote_code=False, progress=None):
     """Predictions over the 2-bit rows of `bundle` (a Bundle or a path) beside those over exact rows, of the same model on
     the same ids. Other arguments are those of calibrate(); `progress` counts the layers of both runs. `first_position`: of
-    the first token that counts; None: the first that reads a 2-bit row. Returns a dictionary: tokens, first_position,
+    the first token that counts; None: the first that reads a 2-bit row. `weights`: "same" refuses a bundle that was calibrated
+    on other weights than the model has; "any" takes it and says so. Returns a dictionary: tokens, first_position,
     perplexity (of exact rows), int2_perplexity, kl (nats a token), top1 (share of tokens whose likeliest prediction is the
     same), and the standard errors perplexity_se, int2_perplexity_se, kl_se, None of less than 8 units of 512 tokens.
     `overlap` says how much of the text the bundle was calibrated on (shared_text.overlap); a notable share is also warned
     of, by the logger `oscar_int2`. Raises BundleMismatchError for a bundle of another model, ValueError where no token
-    counts."""
+    counts and for sequences beyond the model's context."""
     bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
+    sequence_length = sequence_tokens(config_of(model, trust_remote_code), sequence_length)
     sequences, _ = read_corpus(corpus, lambda: tokenizer_of(model), sequence_length, max_tokens)
     device = run_device(model, device)
     model = load_model(model, device, dtype, trust_remote_code)
-    if type(model).__name__ != bundle.model.architecture:
-        raise BundleMismatchError(f"{bundle.path} is of a {bundle.model.architecture}, and the model is a "
-                                  f"{type(model).__name__}")
+    check_model(bundle, model, weights)
     format = bundle.quantizer
-    first = format.sink_tokens + format.recent_tokens + format.demote_block if first_position is None else first_position
+    exact, longest = format.sink_tokens + format.recent_tokens + format.demote_block, max(map(len, sequences))
+    first = exact if first_position is None else first_position
+    if longest <= max(first, exact, 1):
+        raise ValueError(f"no sequence is longer than {max(first, exact, 1)} tokens, and what comes before reads exact rows")
     batches = batched([ids for ids in sequences if len(ids) > max(first, 1)], batch_tokens)
-    if not batches:
-        raise ValueError(f"no sequence is longer than {first} tokens, and what comes before reads exact rows")
+    if warning := bundle.beyond_positions(longest):
+        _log.warning("oscar_int2: %s", warning)
     shared = overlap(stored_hashes(bundle.path), [ids for ids in sequences if len(ids) > first])
     if said := caution(shared, pathlib.Path(bundle.path).name):
         _log.warning("CAUTION: %s", said)
     with observed(model):
-        exact = run_layers(model, batches, device, _over(lambda *_: exact_attention),
+        exact = run_layers(model, batches, device, _exactly(bundle, bundle.states_rope(text_config(model))),
                            progress and (lambda layer, layers: progress(layer, 2 * layers)))
-        coded = run_layers(model, batches, device, _over(Int2Rows(bundle).of_layer),
+        coded = run_layers(model, batches, device, _over(Int2Rows(bundle, longest).of_layer),
                            progress and (lambda layer, layers: progress(layers + layer, 2 * layers)))
         units = [unit for batch, ids in enumerate(batches)
                  for unit in _compare(exact.logits(batch), coded.logits(batch), ids, max(first, 1))]
     return {"tokens": int(sum(len(unit) for unit in units)), "first_position": max(first, 1),
             "overlap": shared, **_figures(units)}
+
+
+def check_model(bundle, model, accepted):
+    """Raises BundleMismatchError for a bundle of another model, as far as config and weights tell. `accepted`: the weights,
+    as `weights` of evaluate()."""
+    if type(model).__name__ != bundle.model.architecture:
+        raise BundleMismatchError(f"{bundle.path} is of a {bundle.model.architecture}, and the model is a "
+                                  f"{type(model).__name__}")
+    config = text_config(model)
+    bundle.check_shape(config)
+    if bundle.states_rope(config):
+        bundle.check_rope(config)
+    attentions = {i: module for i, layer in enumerate(decoder_layers(model)) for module in list(layer.modules())[::-1]
+                  if hasattr(module, "o_proj") and (hasattr(module, "q_proj") or hasattr(module, "qkv_proj"))}
+    check_weights(bundle, model, attentions, accepted, "evaluate")
+
+
+def _exactly(bundle, rope_stated):
+    """A visit of run_layers() with exact attention. Raises BundleMismatchError where a layer sees other tokens, or, if the
+    config does not state its RoPE, turns keys otherwise than the bundle says."""
+    def visit(index, batch, layer, arguments, keywords, run):
+        told = bundle.layers[index]
+
+        def attend(call):
+            tokens = call.q.shape[2]
+            found, kept = (min(width or tokens, tokens) for width in (seen_window(call, index)[0], told.sliding_window))
+            if told.attention != "none" and found != kept:  # those without rows of their own
+                raise BundleMismatchError(f"{bundle.path} is of another model: layer {index} sees {found} tokens here and "
+                                          f"{kept} in the bundle, of texts of {tokens}")
+            return exact_attention(call)
+
+        if batch == 0 and told.key is not None and not rope_stated:
+            rope, dim, tokens = probe(layer, index, arguments, keywords).rope, told.head_dim, arguments[0].shape[1]
+            if rope is not None and not turns_by(rope, bundle.model.rope if told.turned else {"rope_type": "none"}, dim, tokens):
+                raise BundleMismatchError(f"{bundle.path} is of other positions: keys of layer {index} turn by other RoPE here "
+                                          "than in the bundle; calibrate with the RoPE that is served")
+        with observing(attend if batch == 0 else exact_attention):
+            return run()
+    return visit
 
 
 def _over(attention_of):
@@ -70,10 +114,11 @@ def _over(attention_of):
 
 
 class Int2Rows:
-    """Attention over rows that went through a bundle's codec."""
+    """Attention over rows that went through a bundle's codec. `positions`: of the longest sequence, where these are
+    more than the bundle's."""
 
-    def __init__(self, bundle):
-        self.bundle, self.codecs, self.places = bundle, {}, {}
+    def __init__(self, bundle, positions=0):
+        self.bundle, self.positions, self.codecs, self.places = bundle, positions, {}, {}
 
     def of_layer(self, index, batch, keywords):
         def attend(call):
@@ -107,7 +152,7 @@ class Int2Rows:
         heads, tokens, d = k.shape
         codec = self.codecs.get(owner)
         if codec is None:
-            codec = self.codecs[owner] = LayerCodec(self.bundle, owner, k.device, positions=tokens)
+            codec = self.codecs[owner] = LayerCodec(self.bundle, owner, k.device, positions=self.positions)
         format = codec.format
         pages = codec.pages(format.history_pages(tokens), 1, format.sink_tokens + format.ring_tokens())
 

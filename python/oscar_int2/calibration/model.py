@@ -8,26 +8,69 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from ..errors import UnsupportedError
 from ..transformers_version import require_version
 from .interface import NAME
+from .record import served_positions
+
+LONGEST_DEFAULT = 4096  # tokens of a sequence: kLongestDefaultSequence of lib/oscar/calibrate/calibrate.cpp
+
+
+def config_of(model, trust_remote_code=False):
+    """The config of a model, loaded or not. Raises UnsupportedError for code of a checkpoint's own that nobody allowed,
+    for MLA, for a model behind apply(), and for a transformers whose caches probe() does not find; TypeError for a model
+    inside another."""
+    require_version()
+    if isinstance(model, PreTrainedModel):
+        if hasattr(model, "oscar_int2"):
+            raise UnsupportedError("the model is behind apply() of oscar_int2.transformers; remove(model) first")
+        config = model.config
+    elif isinstance(model, torch.nn.Module):
+        raise TypeError(f"expected a folder, a name or a model of transformers, found a {type(model).__name__}; give the model "
+                        "inside: get_base_model() of peft's, _orig_mod of torch.compile's")
+    else:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        if getattr(config, "auto_map", None) and not trust_remote_code:
+            raise UnsupportedError(f"{model} comes with code of its own, which is run only with --trust-remote-code")
+    check_config(config)
+    return config
+
+
+def sequence_tokens(config, asked):
+    """Tokens of a sequence: `asked`, or the model's context, 4096 at most (None). Raises ValueError for more than it serves."""
+    served = served_positions(config.get_text_config(decoder=True))
+    if asked is None:
+        return min(LONGEST_DEFAULT, served or LONGEST_DEFAULT)
+    if asked < 2:
+        raise ValueError(f"sequence_length is {asked}, expected 2 or more")
+    if served and asked > served:
+        raise ValueError(f"sequences would be longer than the model's context: sequence_length is {asked}, expected at most "
+                         f"{served}")
+    return asked
+
+
+def check_group(format, config):
+    """Raises ValueError for a CacheFormat whose group does not divide the heads of a model of this config."""
+    if not format.quant_group_size:
+        return
+    config = config.get_text_config(decoder=True)
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if dim % format.quant_group_size:
+        raise ValueError(f"the quantization group does not divide the head: quant_group_size is {format.quant_group_size}, "
+                         f"expected a divisor of {dim}, or 0 for {dim}")
 
 
 def load_model(model, device=None, dtype=None, trust_remote_code=False):
-    """A causal language model in evaluation mode. Folders and names are loaded to memory; their layers move to the
-    device one at a time. Raises UnsupportedError for code of a checkpoint's own that nobody allowed, for MLA, and for a
-    transformers whose caches probe() does not find."""
-    require_version()
+    """A causal language model. Folders and names are loaded to memory; their layers move to the device one at a time.
+    Raises what config_of() raises, and ValueError for a dtype that a loaded model does not have."""
+    config = config_of(model, trust_remote_code)
     if isinstance(model, PreTrainedModel):
-        check_config(model.config)
-        return model.eval()
-    config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
-    if getattr(config, "auto_map", None) and not trust_remote_code:
-        raise UnsupportedError(f"{model} comes with code of its own, which is run only with --trust-remote-code")
-    check_config(config)
+        if dtype is not None and str(dtype).removeprefix("torch.") != str(model.dtype).removeprefix("torch."):
+            raise ValueError(f"dtype is {dtype}, and the model was loaded in {model.dtype}; leave dtype out, or give the folder")
+        return model
     if dtype is None:
         dtype = torch.float32 if torch.device(device or "cpu").type == "cpu" else "auto"
     named = getattr(transformers, (config.architectures or [""])[0], None)
     kind = transformers.AutoModelForCausalLM if trust_remote_code or named is None else named
     options = {"trust_remote_code": True} if trust_remote_code else {}
-    return kind.from_pretrained(model, config=config, dtype=dtype, **options).eval()
+    return kind.from_pretrained(model, config=config, dtype=dtype, **options)
 
 
 def run_device(model, device):
@@ -50,15 +93,19 @@ def tokenizer_of(model):
 
 @contextlib.contextmanager
 def observed(model):
-    """Within it, all attention of the model goes through interface.attention."""
+    """Within it, the model is in evaluation mode, and all its attention goes through interface.attention."""
+    training = [module for module in model.modules() if module.training]
     configs = {id(module.config): module.config for module in model.modules()
                if hasattr(getattr(module, "config", None), "_attn_implementation")}
     before = {key: config._attn_implementation for key, config in configs.items()}
     try:
+        model.eval()
         for config in configs.values():
             config._attn_implementation = NAME
         yield model
     finally:
+        for module in training:
+            module.training = True
         for key, config in configs.items():
             config._attn_implementation = before[key]
 

@@ -91,7 +91,7 @@ def probe(layer, index, arguments, keywords):
     gated = not _close(into, flat)
     if gated and not _is_linear(attention, given, output, into):
         _refuse(attention, index, "what lies between attention and its output projection is no gate")
-    window, chunked = _window(call, index)
+    window, chunked = seen_window(call, index)
     return LayerFacts(shape=(call.k.shape[1], call.k.shape[3], call.v.shape[3]), num_qo_heads=call.q.shape[1],
                       scaling=call.scaling, window=window, chunked=chunked,
                       rope=None if shared else _rope(attention, index, given, call), gated=gated, attention=attention,
@@ -194,7 +194,7 @@ def _is_cached(cached, call):
     return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(cached, (call.k, call.v)))
 
 
-def _window(call, index):
+def seen_window(call, index):
     """Keys that a query sees, 0 for all before it, and whether they are a chunk's: read off the mask. The argument says
     the window where the text is no longer."""
     tokens = call.q.shape[2]

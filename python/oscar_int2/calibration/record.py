@@ -13,6 +13,7 @@ import transformers
 
 from .._version import __version__
 from ..bundle import content_sha256
+from ..recipe import METADATA_DTYPES
 from ..rope import inverse_frequencies, yarn_attention_factor
 from ..weights import fingerprint
 from .layers import text_config
@@ -46,6 +47,19 @@ def settled_rope(rope, head_dim, config, tokens):
         "freq_factors": factors.tolist(), "max_positions": served}
     return (Rope(torch.from_numpy(inverse_frequencies(parameters, head_dim)), rope.interleaved),
             _with_layout(parameters, rope))
+
+
+def turns_by(rope, parameters, head_dim, tokens):
+    """Whether a bundle's parameters give what keys of so many tokens were seen to turn by."""
+    exact = torch.from_numpy(inverse_frequencies(parameters, head_dim))
+    return exact.shape == rope.inv_freq.shape and (not len(exact) or (
+        rope.interleaved == bool(parameters.get("interleaved")) and _agree(exact, rope.inv_freq, tokens)))
+
+
+def served_positions(config):
+    """Positions that a model serves, scaled by RoPE as servers scale them; None: its config does not say."""
+    served = getattr(config, "max_position_embeddings", None)
+    return served and max([int(served), *(parameters["max_positions"] for parameters in _of_config(config, int(served)))])
 
 
 def _with_layout(parameters, rope):
@@ -187,9 +201,10 @@ def write_statistics(path, model, corpus, hashes, format, layers):
             if len(hashes):
                 _attributes(_dataset(file["corpus"], "ngram_hashes", hashes), ngram=NGRAM, capacity=CAPACITY, rule=RULE)
             _attributes(file.create_group("quantizer"), bits=2,
-                        quant_group_size=math.gcd(model["head_dim_k"], model["head_dim_v"]),
+                        quant_group_size=format.quant_group_size or math.gcd(model["head_dim_k"], model["head_dim_v"]),
                         sink_tokens=format.sink_tokens, recent_tokens=format.recent_tokens,
-                        demote_block=format.demote_block, metadata_dtype="fp16", clip_span="head_row",
+                        demote_block=format.demote_block, clip_span="head_row",
+                        metadata_dtype=next(name for name, dtype in METADATA_DTYPES.items() if dtype == format.metadata_dtype),
                         zero="code_units", ties="up", metadata_rounding="before_coding")
             for number, (attributes, datasets) in enumerate(layers):
                 group = file.create_group(f"layers/{number:03}")

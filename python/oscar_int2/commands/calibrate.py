@@ -51,7 +51,8 @@ def failed(error):
 
 def add_run_options(parser):
     """Those that every run of a model in transformers has."""
-    parser.add_argument("--sequence-length", type=int, default=4096, metavar="N", help="tokens of a sequence (4096)")
+    parser.add_argument("--sequence-length", type=int, metavar="N",
+                        help="tokens of a sequence; default: the model's context, 4096 at most")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="use less than the corpus has")
     parser.add_argument("--batch-tokens", type=int, default=8192, metavar="N",
                         help="tokens that a layer sees at a time (8192)")

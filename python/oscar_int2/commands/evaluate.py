@@ -14,13 +14,15 @@ def main(words):
     parser.add_argument("corpus", help="held-out token ids (.npy, .h5) or text (.txt, .jsonl, a folder)")
     parser.add_argument("--first-position", type=int, metavar="N",
                         help="position of the first token that counts; default: the first that reads a 2-bit row")
+    parser.add_argument("--weights", choices=("same", "any"), default="same",
+                        help="any: take the bundle of other weights, such as those of the calibrated model before a fine-tune")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the figures to a file, too")
     add_run_options(parser)
     arguments = parser.parse_args(words)
     try:
         from ..calibration import evaluate
         found = evaluate(arguments.model, arguments.bundle, arguments.corpus, first_position=arguments.first_position,
-                         progress=progress, **run_options(arguments))
+                         weights=arguments.weights, progress=progress, **run_options(arguments))
         if arguments.json:
             arguments.json.write_text(json.dumps(found, indent=2) + "\n")
     except (OscarError, OSError, ValueError) as error:

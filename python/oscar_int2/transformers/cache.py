@@ -230,6 +230,7 @@ class OscarCache(Cache):
             if self.tokens % CHECK_EVERY == 0:
                 self.check_rows()
             self._check_mask(kwargs.get("attention_mask"))
+            self._check_positions(kwargs.get("position_ids"))
             self.make_room(self.tokens + 1)
             self.tokens += 1
         tables = self.paged.next_step()
@@ -251,6 +252,15 @@ class OscarCache(Cache):
             return
         if not torch.equal((mask != 0).sum(1), self.paged.step.seq_lens + 1):
             refuse(LEFT_OUT)
+
+    def _check_positions(self, positions):
+        """That a step's positions, if it is given any, count tokens; as often as its mask is looked at."""
+        if positions is None or positions.device.type != "cpu" and self.tokens % CHECK_EVERY:
+            return
+        expected = self.paged.step.seq_lens[:, None]
+        if (positions != expected).any():
+            refuse("position_ids that do not count each row's tokens, on from those that the cache holds: "
+                   f"{positions.flatten().tolist()}, expected {expected.flatten().tolist()}")
 
     def _begin_prompts(self, kwargs):
         """Prompts: the first of all rows, or the next, behind all that the cache holds."""

@@ -1,7 +1,7 @@
 """Calibration and evaluation from Python, by the same programs as on the command line, to the same bytes.
 
-Every function takes the options of its program as keyword arguments: --max-tokens is `max_tokens`. The programs' --help and
-docs/calibration.md say what they do.
+Every function takes the options of its program as keyword arguments: --max-tokens is `max_tokens`. False turns one off, or is
+refused. The programs' --help and docs/calibration.md say what they do.
 """
 import contextlib
 import os
@@ -79,7 +79,8 @@ def calibrate(model, corpus, out, *, engine: str | None = None, progress: bool =
         with _layers_shown("calibrate", progress) as told:
             run(model, _in_one(corpus), out, progress=told, **options)
         return load(out)
-    programs.run("oscar-calibrate", [_path(model), _corpus(corpus), _path(out), *programs.options(options)], progress)
+    programs.run("oscar-calibrate", [_path(model), _corpus(corpus), _path(out), *programs.options(("oscar-calibrate",), options)],
+                 progress)
     return load(out)
 
 
@@ -88,7 +89,8 @@ def fit(statistics, out, **options) -> Bundle:
 
     statistics: a bundle or a statistics file. Options are those of `oscar-bundle fit`, such as preset="paper".
     """
-    programs.run("oscar-bundle", ["fit", _path(statistics), f"--output={_path(out)}", *programs.options(options)])
+    programs.run("oscar-bundle", ["fit", _path(statistics), f"--output={_path(out)}",
+                                  *programs.options(("oscar-bundle", "fit"), options)])
     return load(out)
 
 
@@ -111,7 +113,7 @@ def import_rotation(keys, values, model, out, **options) -> Bundle:
         file = pathlib.Path(folder, "rotations.npz")
         np.savez(file, k_rotation=array(keys), v_rotation=array(values))
         programs.run("oscar-bundle", ["import", file, f"--model={_path(model)}", f"--output={_path(out)}",
-                                      *programs.options(options)])
+                                      *programs.options(("oscar-bundle", "import"), options)])
     return load(out)
 
 
@@ -120,7 +122,7 @@ def plan(model, **options) -> dict:
 
     Options: gpu_memory="80G", context=65536, users=32, tp=2, weights="16G", utilization=0.9.
     """
-    return programs.run_for_json("oscar-bundle", ["plan", _path(model), *programs.options(options)])[0]
+    return programs.run_for_json("oscar-bundle", ["plan", _path(model), *programs.options(("oscar-bundle", "plan"), options)])[0]
 
 
 def evaluate(model, bundle=None, *, corpus, engine: str | None = None, progress: bool = True, **options) -> "Evaluation":
@@ -150,7 +152,7 @@ def evaluate(model, bundle=None, *, corpus, engine: str | None = None, progress:
         words += [f"--bundle={name}={_path(file)}" for name, file in bundle.items()]
     elif bundle is not None:
         words.append(f"--bundle={_path(bundle)}")
-    report, printed = programs.run_for_json("oscar-eval", [*words, *programs.options(options)], progress)
+    report, printed = programs.run_for_json("oscar-eval", [*words, *programs.options(("oscar-eval",), options)], progress)
     return Evaluation(report, printed)
 
 

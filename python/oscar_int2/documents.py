@@ -5,13 +5,17 @@ count as absent. It is read by the first of these that it has:
 
     messages                      a conversation (also as JSON text), with tools and documents
     conversations                 ShareGPT: from and value, or role and content; system and tools beside it
-    prompt, completion            text, or lists of messages
-    instruction, input, output    Alpaca, with system and history
+    prompt, completion            text, or messages; input and output as messages
+    prompt, chosen                preferences: the text or messages that were preferred; chosen may hold the prompt
+    instruction, input, output    Alpaca, with system and history; Dolly: context for input, response for output
+    question, answer              also query and problem, response and solution
     text
+
+A row whose answer is not found, or that says two things where one is read, is a BadRow: no half of it is a document.
 """
 import gzip
-import io
 import json
+import zlib
 
 from .chat_template import ChatTemplateError, MissingPackage
 from .errors import OscarError
@@ -19,7 +23,16 @@ from .errors import OscarError
 SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
 PACKED = (".gz", ".zst")
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
-          "observation": "tool", "function_response": "tool"}
+          "observation": "tool", "function_response": "tool", "function": "tool"}
+_OLD_ROLES = {"human", "gpt", "chatgpt", "bot", "function"}  # that templates pass by
+_ROLES_OF_TEMPLATES = {"system", "user", "assistant", "tool"}
+# Columns that ask, that stand beside the question, and that answer.
+_ASKED = ("instruction", "question", "query", "problem", "prompt")
+_BESIDE = ("input", "context")
+_ANSWERS = ("output", "response", "completion", "chosen", "solution", "answer")
+_CHOICES = ("choices", "options")
+_SYSTEM = ("system", "system_prompt")
+_CONVERSATIONS = ("messages", "conversations", "conversation")
 
 
 class BadRow(OscarError):
@@ -31,27 +44,40 @@ class BadFile(OscarError):
 
 
 def unpacked(content, suffix):
-    """The bytes of a .gz or .zst file. Raises BadFile, MissingPackage."""
+    """The bytes of a .gz or .zst file, of all its parts. Raises BadFile, also where its end is missing; MissingPackage."""
     try:
-        if suffix == ".gz":
-            return gzip.decompress(content)
-        try:
-            from compression import zstd  # Python 3.14
-            return zstd.decompress(content)
-        except ImportError:
-            pass
-        try:
-            import zstandard
-        except ImportError as error:
-            raise MissingPackage("zstandard", ".zst files need it") from error
-        with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(content), read_across_frames=True) as stream:
-            return stream.read()
-    except (OSError, EOFError, ValueError) as error:
+        if not content:
+            raise EOFError("it is empty")
+        return gzip.decompress(content) if suffix == ".gz" else _zstd(content)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise BadFile(f"not a sound {suffix} file: {error}") from error
     except Exception as error:
         if type(error).__name__ == "ZstdError":
             raise BadFile(f"not a sound {suffix} file: {error}") from error
         raise
+
+
+def _zstd(content):
+    """All frames, one behind another."""
+    try:
+        from compression import zstd  # Python 3.14; it raises where the end is missing
+        return zstd.decompress(content)
+    except ImportError:
+        pass
+    try:
+        import zstandard
+    except ImportError as error:
+        raise MissingPackage("zstandard", ".zst files need it") from error
+    block, parts, frame = 1 << 20, [], None  # blocks: what is behind a frame is copied
+    for at in range(0, len(content), block):
+        rest = content[at:at + block]
+        while rest:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            parts.append(frame.decompress(rest))
+            rest, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame:
+        raise EOFError("its end is missing")
+    return b"".join(parts)
 
 
 def rows(content, name):
@@ -161,33 +187,47 @@ def _message(message, number):
         raise BadRow(f"message {number} is no object")
     message = {key: value for key, value in message.items() if value is not None or key == "content"}
     if "role" not in message and "from" in message:
-        message = _shared(message)
+        message = _shared(message, number)
     if not isinstance(message.get("role"), str):
         raise BadRow(f"message {number} has no role")
+    message["role"] = _ROLES[message["role"]] if message["role"] in _OLD_ROLES else message["role"]
+    if "value" in message:
+        value = message.pop("value")
+        if message.get("content", value) not in (None, value):
+            raise BadRow(f"message {number}: 'content' and 'value' differ")
+        message["content"] = value
+    old_call = message.pop("function_call", None)  # as OpenAI once wrote them
+    if old_call:
+        if message.get("tool_calls"):
+            raise BadRow(f"message {number}: 'function_call' and 'tool_calls'")
+        message["tool_calls"] = [{"type": "function", "function": _decoded(old_call, "function_call")}]
     if message.get("tool_calls"):
         calls = _decoded(message["tool_calls"], "tool_calls")
         if not isinstance(calls, list):
             raise BadRow(f"message {number}: 'tool_calls' is no list")
         message["tool_calls"] = [_call(call) for call in calls]
     elif message.get("content") is None:
+        if not any(isinstance(message.get(key), str) for key in ("reasoning_content", "thinking")):
+            raise BadRow(f"message {number} has no content")
         message["content"] = ""
-    if not isinstance(message["content"] if "content" in message else "", (str, list, type(None))):
+    if not isinstance(message.get("content"), (str, list, type(None))):
         raise BadRow(f"message {number}: 'content' is neither text nor parts")
     if isinstance(message.get("content"), list):
         message["content"] = [_without_nulls(part) if isinstance(part, dict) else part for part in message["content"]]
     return message
 
 
-def _shared(turn):
+def _shared(turn, number):
     """A turn of ShareGPT as a message."""
-    said, value = str(turn["from"]).lower(), turn.get("value", "")
-    rest = {key: part for key, part in turn.items() if key not in ("from", "value", "weight", "content")}
-    if said == "function_call":
-        calls = _decoded(value, "function_call")
-        calls = calls if isinstance(calls, list) else [calls]
-        return {"role": "assistant", "content": None,
-                "tool_calls": [{"type": "function", "function": call} for call in calls], **rest}
-    return {"role": _ROLES.get(said, said), "content": value, **rest}
+    said = str(turn["from"]).lower()
+    rest = {key: part for key, part in turn.items() if key not in ("from", "weight")}
+    if said != "function_call":
+        return {"role": _ROLES.get(said, said), **rest}
+    if "value" not in rest:
+        raise BadRow(f"message {number} has no content")
+    calls = _decoded(rest.pop("value"), "function_call")
+    calls = calls if isinstance(calls, list) else [calls]
+    return {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call} for call in calls], **rest}
 
 
 def _messages(value, what):
@@ -215,56 +255,172 @@ def _text(row, key):
     return value
 
 
-def _alpaca(row):
-    messages = [{"role": "system", "content": _text(row, "system")}] if row.get("system") else []
+def _says(value):
+    return bool(value.strip()) if isinstance(value, str) else value not in (None, [], {})
+
+
+def _only(row, columns):
+    """(column, value) of the only one of these that says something, or of the text that holds what the others say; (None, None)
+    without one."""
+    found = [(key, row[key]) for key in columns if _says(row.get(key))]
+    for key, value in found:
+        if all(other == value or isinstance(value, str) and not isinstance(other, (list, dict)) and str(other).strip() in value
+               for _, other in found):
+            return key, value
+    if found:
+        raise BadRow(" and ".join(f"'{key}'" for key, _ in found) + " say different things")
+    return None, None
+
+
+def _answer(row):
+    """(column, value) of the answer; that which a row's form names stands before others."""
+    for asked, answer in (("prompt", "completion"), ("instruction", "output")):
+        if _says(row.get(asked)) and _says(row.get(answer)):
+            return answer, row[answer]
+    return _only(row, _ANSWERS)
+
+
+def _same(message):
+    said = message.get("content")
+    return message["role"], said.strip() if isinstance(said, str) else said
+
+
+def _answered(asked, row):
+    """The messages of a question, and behind them those of the row's answer, which may hold the question too."""
+    key, answer = _answer(row)
+    if key is None:
+        raise BadRow("no answer: none of " + ", ".join(f"'{column}'" for column in _ANSWERS))
+    if isinstance(answer, str):
+        return [*asked, {"role": "assistant", "content": answer}]
+    if not isinstance(answer, (list, dict)):
+        raise BadRow(f"'{key}' is not text")
+    answer = _messages(answer if isinstance(answer, list) else [answer], key)
+    if not any(message["role"] == "assistant" for message in answer):
+        raise BadRow(f"'{key}' holds no answer")
+    if answer[0]["role"] not in ("system", "user"):
+        if not any(message["role"] == "user" for message in asked):
+            raise BadRow(f"no question beside '{key}'")
+        return [*asked, *answer]
+    systems = [message for message in asked if message["role"] == "system"]
+    turns = list(map(_same, asked[len(systems):]))
+    spoken = [message for message in answer if message["role"] != "system"]
+    if list(map(_same, spoken[:len(turns)])) != turns:
+        raise BadRow(f"'{key}' begins otherwise than the question beside it")
+    return answer if answer[0]["role"] == "system" else [*systems, *answer]
+
+
+def _question(row, answer):
+    """(column, text) of what is asked; the column is None where only those of _BESIDE ask."""
+    key, asked = _only(row, _ASKED)
+    if key is None and "prompt" in row:
+        key, asked = "prompt", row["prompt"]
+    if asked is not None and not isinstance(asked, str):
+        raise BadRow(f"'{key}' is not text")
+    if key == "prompt" and isinstance(answer, str) and asked.rstrip().endswith(answer.strip()):
+        inner = _only(row, _ASKED[:-1])
+        key, asked = inner if inner[0] else (key, asked)  # else the prompt is the whole, as a text
+    for column in _CHOICES:
+        if _says(row.get(column)):
+            raise BadRow(f"'{column}' beside a question is not read")
+    more = [text for text in (_text(row, column) for column in _BESIDE) if text and text not in (asked or "")]
+    return key, "\n".join(filter(None, [asked, *more]))
+
+
+def _system(row):
+    key, system = _only(row, _SYSTEM)
+    if system is not None and not isinstance(system, str):
+        raise BadRow(f"'{key}' is not text")
+    return [{"role": "system", "content": system}] if system else []
+
+
+def _under_system(messages, row):
+    """The messages behind what the row's column says to the system."""
+    system, first = _system(row), messages[0]
+    if not system or first["role"] not in ("system", "developer"):
+        return [*system, *messages]
+    if system[0]["content"].strip() not in str(first.get("content")):
+        raise BadRow("the column of the system and the first message say different things")
+    return messages
+
+
+def _pair(row):
+    """(messages, None) or (None, text) of a row of a question and its answer: two texts that follow each other are one."""
+    column, answer = _answer(row)
+    before = _system(row)
     for pair in row.get("history") or []:
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise BadRow("'history' is no list of questions and answers")
-        messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
-    asked = "\n".join(filter(None, (_text(row, "instruction"), _text(row, "input"))))
-    return [*messages, {"role": "user", "content": asked}, {"role": "assistant", "content": _text(row, "output")}]
+        before += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
+    key, asked = _question(row, answer)
+    if column is None and key == "prompt":
+        raise BadRow("'prompt' needs 'completion' beside it")
+    if column in ("completion", "chosen") and isinstance(answer, str) and key == "prompt":
+        whole = column == "chosen" and answer.startswith(asked)
+        if asked == row[key] and not before:
+            return None, answer if whole else asked + answer
+        if whole:
+            raise BadRow("'chosen' begins with 'prompt', and other columns stand beside them")
+    return _answered([*before, {"role": "user", "content": asked}], row), None
 
 
-def conversation_of(row):
-    """The messages of a row, checked and in the form of `messages`; None where it holds none. Raises BadRow."""
-    row = _without_nulls(row)
-    if "messages" in row:
-        return _messages(row["messages"], "messages")
-    for key in ("conversations", "conversation"):
-        if key not in row:
-            continue
-        messages = _messages(row[key], key)
-        if row.get("system") and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": _text(row, "system")}, *messages]
-        return messages
-    if isinstance(row.get("prompt"), list):
-        both = [*row["prompt"], *row["completion"]] if isinstance(row.get("completion"), list) else row["prompt"]
-        return _messages(both, "prompt")
-    return _alpaca(row) if "prompt" not in row and "instruction" in row else None
+def _whole_text(row):
+    """The column text. Raises BadRow where an answer, or what it answers, stands beside it alone."""
+    text = _text(row, "text")
+    if any(_says(row.get(key)) for key in _ANSWERS):
+        for key in (*_ASKED, *_BESIDE, *_ANSWERS):
+            value = row.get(key, "")
+            if isinstance(value, (list, dict)) and value or isinstance(value, str) and value.strip() not in text:
+                raise BadRow(f"'text' does not hold what '{key}' says")
+    return text
+
+
+def _read(row):
+    """(messages, None) or (None, text) of a row without nulls."""
+    for key in filter(row.__contains__, _CONVERSATIONS):
+        messages = _under_system(_messages(row[key], key), row)
+        return _answered(messages, row) if messages[-1]["role"] != "assistant" and _answer(row)[0] else messages, None
+    for key in ("prompt", "input"):
+        if isinstance(row.get(key), list) and (key == "prompt" or not any(row.get(column) for column in ("text", *_ASKED))):
+            asked = _under_system(_messages(row[key], key), row)
+            if _answer(row)[0] is None:
+                raise BadRow(f"'{key}' needs 'completion' beside it")
+            return _answered(asked, row), None
+    if "text" in row and not any(key in row for key in ("prompt", "completion", "instruction")):
+        return None, _whole_text(row)
+    if any(key in row for key in (*_ASKED, "input")):
+        return _pair(row)
+    if isinstance(row.get("chosen"), list):
+        return _answered(_system(row), row), None
+    if isinstance(row.get("chosen"), str) and set(row) <= {"chosen", "rejected"}:
+        return None, row["chosen"]
+    if "completion" in row:
+        raise BadRow("'prompt' needs 'completion' beside it")
+    raise BadRow("no 'messages', 'conversations', 'prompt' with 'completion', 'instruction' or 'text'")
 
 
 def document_of(row, template):
     """(text, whether it is a chat that the template wrote) of a row. Raises BadRow.
 
-    A conversation needs a template; Alpaca's rows become plain text without one.
+    A conversation needs a template; Alpaca's rows and other questions with answers become plain text without one.
     """
     row = _without_nulls(row)
-    messages = conversation_of(row)
+    messages, text = _read(row)
     if messages is None:
-        if "prompt" in row or "completion" in row:
-            if not ("prompt" in row and "completion" in row):
-                raise BadRow("'prompt' needs 'completion' beside it")
-            return _text(row, "prompt") + _text(row, "completion"), False
-        if "text" not in row:
-            raise BadRow("no 'messages', 'conversations', 'prompt' with 'completion', 'instruction' or 'text'")
-        return _text(row, "text"), False
+        return text, False
     if not template:
-        if "instruction" in row:
+        columns = (*_ASKED, *_BESIDE, *_ANSWERS)
+        if not any(key in row for key in _CONVERSATIONS) and not any(isinstance(row.get(key), (list, dict)) for key in columns):
             return "\n".join(message["content"] for message in messages), False
         raise BadRow("the model has no chat template")
     settings = row.get("chat_template_kwargs")
     try:
-        return template.render(messages, tools=_tools(row), documents=row.get("documents"),
-                               **(settings if isinstance(settings, dict) else {})), True
+        text = template.render(messages, tools=_tools(row), documents=row.get("documents"),
+                               **(settings if isinstance(settings, dict) else {}))
     except ChatTemplateError as error:
         raise BadRow(f"the chat template refuses it: {error}") from error
+    for number, message in enumerate(messages, 1):  # many templates pass roles by that they do not know
+        said = message.get("content")
+        if (message["role"] not in _ROLES_OF_TEMPLATES and isinstance(said, str) and said.strip() not in text
+                and json.dumps(said, ensure_ascii=False)[1:-1] not in text):
+            raise BadRow(f"the chat template leaves out message {number}, of role '{message['role']}'")
+    return text, True

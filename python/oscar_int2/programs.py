@@ -1,8 +1,10 @@
 """The C++ programs from Python: where they are, and running one with progress, its own errors, and Ctrl-C."""
+import functools
 import json
 import logging
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -33,19 +35,35 @@ def find(name: str) -> str:
     return found
 
 
-def options(values: dict) -> list:
-    """Keyword arguments as a program's options: `max_tokens=4096` is --max-tokens=4096, True a flag, a list is joined by
-    commas, a dict is JSON. None and False are left out."""
+@functools.cache
+def switched(*program: str) -> dict:
+    """The options in a program's --help, by name without dashes: whether they are flags, and whether their value may be off."""
+    path = find(program[0])
+    text = subprocess.run([path, *program[1:], "--help"], capture_output=True, text=True, check=True, env=_environment(path)).stdout
+    found = re.findall(r"^  (?:-\w,)?--([a-z0-9-]+)(\n| .*\n)((?: {8,}.*\n)*)", text, re.MULTILINE)
+    return {name: (line == "\n" or line.startswith("  "), bool(re.search(r"(?<![\w-])off(?![\w-])", line + more)))
+            for name, line, more in found}
+
+
+def options(program: tuple, values: dict) -> list:
+    """Keyword arguments as options of a program, such as ("oscar-bundle", "fit"): `max_tokens=4096` is --max-tokens=4096, True a
+    flag, False no flag or the value off, a list is joined by commas, a dict is JSON. None is left out. Raises ValueError for a
+    False that turns nothing off."""
     words = []
     for name, value in values.items():
         option = "--" + name.replace("_", "-")
         if value is True:
             words.append(option)
+        elif value is False:
+            flag, takes_off = switched(*program).get(option[2:], (False, True))  # a program says itself what it does not know
+            if not flag and not takes_off:
+                raise ValueError(f"{name}=False: {option} of {' '.join(program)} takes a value, and none that is off")
+            words += [] if flag else [option + "=off"]
         elif isinstance(value, dict):
             words.append(f"{option}={json.dumps(value)}")
         elif isinstance(value, (list, tuple)):
             words.append(f"{option}={','.join(map(str, value))}")
-        elif value is not None and value is not False:
+        elif value is not None:
             words.append(f"{option}={value}")
     return words
 

@@ -13,6 +13,7 @@ from bundle.verify_bundle import datasets_of
 from support.checkpoints import QWEN3_MINI, qwen3_tensors
 from support.gguf_files import Type, decode, write_model
 from support.programs import BIN, ENVIRONMENT, SOURCE, ProgramTest, run
+from support.scripts import run_command
 
 CALIBRATE = ["--sequence-length", "128", "--search", "off", "--quant-group-size", "32"]
 
@@ -24,11 +25,11 @@ class GgufModel(ProgramTest):
         rng = np.random.default_rng(1)
         np.save(self.ids, rng.integers(0, 256, 4096).astype(np.int32))
 
-    def write(self, name, seed=0, kind=Type.Q8_0, metadata=None, **changes):
+    def write(self, name, seed=0, kind=Type.Q8_0, metadata=None, factors=None, **changes):
         config = QWEN3_MINI | {"tie_word_embeddings": True} | changes
         path = self.folder / name
         write_model(path, config, qwen3_tensors(config, seed), lambda _: kind,
-                    np.random.default_rng(0), metadata=metadata)
+                    np.random.default_rng(0), metadata=metadata, factors=factors)
         return path
 
     def calibrate(self, model, *options, text=None):
@@ -70,16 +71,79 @@ class GgufModel(ProgramTest):
             self.refuse("oscar-eval", [another, *evaluate], "of another model",
                         "weights_fingerprint")
 
-    def test_servers_take_the_file_as_a_folder(self):
-        def tokenizer(writer):
+    def test_the_folder_has_the_scaling_of_rope_that_the_programs_read(self):
+        sys.path.insert(0, str(BIN.parent / "python"))
+        import torch
+        import transformers
+
+        import oscar_int2.transformers
+        from oscar_int2 import rope
+        from oscar_int2.commands import dequantize
+        large = {"rope_theta": 5e5, "max_position_embeddings": 131072}
+        llama3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+        plain = 5e5 ** (-np.arange(64) / 64)
+        factors = plain / rope.inverse_frequencies({"rope_type": "llama3", "rope_theta": 5e5} | llama3, 128)
+        linear = [("rope.scaling.type", "linear"), ("rope.scaling.factor", 4.0)]
+        yarn = [("rope.scaling.type", "yarn"), ("rope.scaling.factor", 4.0), ("rope.scaling.original_context_length", 512)]
+        for number, (name, keys, changes, wanted) in enumerate((
+                ("linear", linear, {}, {"factor": 4.0}), ("linear", linear[1:], {}, {"factor": 4.0}),
+                ("yarn", yarn, {}, {"factor": 4.0, "original_max_position_embeddings": 512}),
+                ("yarn", [*yarn[:2], ("rope.scaling.yarn_beta_fast", 16.0), ("rope.scaling.attn_factor", 1.0)], {},
+                 {"factor": 4.0, "original_max_position_embeddings": 2048, "beta_fast": 16.0}),
+                ("llama3", [], large | {"factors": factors}, llama3), ("default", [("rope.scaling.type", "none")], {}, {}))):
+            with self.subTest(name, keys=keys):
+                model, out = self.write(f"{number}.gguf", metadata=self.tokens(keys), head_dim=128, **changes), self.folder / f"folder{number}"
+                made = run_command(dequantize, model, out)
+                self.assertEqual(made.returncode, 0, made.stderr)
+                config = transformers.AutoConfig.from_pretrained(out)
+                found = dict(config.rope_parameters)
+                self.assertEqual((found.pop("rope_type"), found.pop("rope_theta")), (name, changes.get("rope_theta", 1e4)))
+                self.assertEqual(found, wanted)
+                served = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.bfloat16)
+                bundle = self.calibrate(model)
+                with h5py.File(bundle) as file:
+                    ours = json.loads(file["model"].attrs["rope"])
+                np.testing.assert_allclose(served.model.rotary_emb.inv_freq.double(), rope.inverse_frequencies(ours, 128), rtol=1e-5)
+                self.assertAlmostEqual(served.model.rotary_emb.attention_scaling, ours.get("attention_factor", 1), delta=1e-6)
+                oscar_int2.transformers.apply(served, oscar_int2.load(bundle))
+
+    def test_scaling_of_rope_that_no_folder_holds_is_refused_by_name(self):
+        sys.path.insert(0, str(BIN.parent / "python"))
+        from oscar_int2.commands import dequantize
+        linear = [("rope.scaling.type", "linear"), ("rope.scaling.factor", 4.0)]
+        for number, (keys, changes, words) in enumerate((
+                ([("rope.scaling.type", "longrope"), ("rope.scaling.factor", 4.0)], {}, ("rope.scaling.type is longrope",)),
+                ([("rope.scaling.type", "yarn")], {}, ("rope.scaling.factor",)),
+                ([*linear, ("rope.scaling.attn_factor", 1.5)], {}, ("rope.scaling.attn_factor is 1.5",)),
+                ([("rope.scaling.alpha", 1.0)], {}, ("rope.scaling.alpha",)), ([("rope.scale_linear", 2.0)], {}, ("rope.scale_linear",)),
+                ([], {"factors": np.linspace(1, 8, 64)}, ("rope_freqs.weight", "Llama 3")),
+                ([], {"factors": np.ones(3)}, ("rope_freqs.weight", "Llama 3")),
+                (linear, {"factors": np.ones(64)}, ("two ways", "rope_freqs.weight")))):
+            with self.subTest(keys=keys):
+                model = self.write(f"{number}.gguf", metadata=self.tokens(keys), head_dim=128, **changes)
+                out = self.folder / f"folder{number}"
+                refused = run_command(dequantize, model, out)
+                self.assertEqual(refused.returncode, 1, refused.stdout)
+                for word in (f"dequantize: {model}: ", *words):
+                    self.assertIn(word, refused.stderr)
+                self.assertFalse(out.exists() or list(self.folder.glob(".dequantize.*")))
+
+    def tokens(self, keys=()):
+        """metadata() of write(): a small tokenizer, and numbers and texts under names of the architecture."""
+        def add(writer):
             writer.add_tokenizer_model("gpt2")
             writer.add_tokenizer_pre("qwen2")
             writer.add_token_list(["a", "b", "c", "ab", "abc", *(f"<{i}>" for i in range(255))])
             writer.add_token_types([1] * 260)
             writer.add_token_merges(["a b", "ab c"])
             writer.add_eos_token_id(1)
+            for name, value in keys:
+                put = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+                put(f"qwen3.{name}", value)
+        return add
 
-        model, out = self.write("one.gguf", metadata=tokenizer, head_dim=128), self.folder / "folder"
+    def test_servers_take_the_file_as_a_folder(self):
+        model, out = self.write("one.gguf", metadata=self.tokens(), head_dim=128), self.folder / "folder"
         bundle = self.calibrate(model)
         command = [sys.executable, "-m", "oscar_int2", "dequantize", model, out]
         made = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | {"PYTHONPATH": str(SOURCE / "python")})

@@ -150,6 +150,9 @@ class Publish(BackendCase):
         self.expect_refused([self.model, self.model / "config.json", "-o", out], "FAILED")
         self.expect_refused([SOURCE / "datasets/tiny-gqa", self.bundle, "-o", out], "of another model")
         report = json.loads(self.report.read_text())
+        stopped = self.folder / "stopped.json"
+        stopped.write_text(json.dumps(report | {"partial": {"text": {"tokens": 512, "of": 1024}}}))
+        self.expect_refused([self.model, self.bundle, "--eval", stopped, "-o", out], "stopped.json", "stopped: its", "--resume")
         report["bundle"] |= {"content_sha256": "0", "serving_sha256": "1"}
         other = self.folder / "other.json"
         other.write_text(json.dumps(report))

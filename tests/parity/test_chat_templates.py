@@ -198,6 +198,62 @@ class Forms(unittest.TestCase):
         answer, = render({}, [{"prompt": "p", "completion": "c"}])
         self.assertEqual((answer["text"], answer["chat"]), ("pc", False))
 
+    def test_other_columns_of_questions_and_answers_are_read(self):
+        ask, say = {"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}
+        shared, bad = {"from": "gpt", "value": "r"}, {"from": "gpt", "value": "bad"}
+        for row in ({"instruction": "q", "context": "", "response": "r", "category": "open"},  # Dolly
+                    {"instruction": "q", "chosen": "r", "rejected": "bad"}, {"question": "q", "answer": "r"},
+                    {"query": "q", "response": "r"}, {"problem": "q", "solution": "r", "answer": "r"}, {"input": "q", "output": "r"},
+                    {"prompt": "q", "response": "r"}, {"prompt": [ask], "completion": "r"}, {"prompt": "q", "completion": [say]},
+                    {"prompt": [ask], "chosen": [say], "rejected": [ask]}, {"prompt": "q", "chosen": [ask, say], "rejected": [ask]},
+                    {"prompt": [ask], "chosen": [ask, say]}, {"chosen": [ask, say], "rejected": [ask]},
+                    {"conversations": [{"from": "human", "value": "q"}], "chosen": shared, "rejected": bad},
+                    {"messages": [ask], "response": "r"}, {"input": [ask], "output": "r"},
+                    {"prompt": "Below is q. Answer: r", "instruction": "q", "output": "r"},
+                    {"text": "Below is q. Answer: r", "instruction": "q", "output": "r"}):
+            self.assertEqual(self.text(self.PLAIN, row), "[user]q[assistant]r", row)
+        self.assertEqual(self.text(self.PLAIN, {"instruction": "i", "context": "j", "response": "o"}), "[user]i\nj[assistant]o")
+        for row in ({"system": "s", "messages": [ask, say]}, {"system": "s", "prompt": [ask], "completion": [say]},
+                    {"system_prompt": "s", "question": "q", "response": "r"}, {"system": "s", "prompt": "q", "completion": "r"}):
+            self.assertEqual(self.text(self.PLAIN, row), "[system]s[user]q[assistant]r", row)
+        for row in ({"prompt": "p", "chosen": "c", "rejected": "bad"}, {"prompt": "p", "chosen": "pc", "rejected": "bad"},
+                    {"chosen": "pc", "rejected": "bad"}, {"text": "pc", "question": "p", "answer": "c"}, {"text": "pc", "question": "other"}):
+            self.assertEqual(self.text(self.PLAIN, row), "pc", row)
+        self.assertEqual(render({}, [{"question": "q", "answer": "r"}])[0]["text"], "q\nr")
+
+    def test_messages_may_say_value_and_call_as_openai_once_did(self):
+        turns = [{"role": "human", "value": "q"}, {"from": "gpt", "content": "r"}]
+        self.assertEqual(self.text(self.PLAIN, {"messages": turns}), "[user]q[assistant]r")
+        call = {"name": "get", "arguments": '{"a": 1}'}
+        messages = [{"role": "assistant", "content": None, "function_call": call}, {"role": "function", "name": "get", "content": "seen"}]
+        self.assertEqual(self.text(self.CALLS, {"messages": messages}), "[assistant]get<a>1[tool]seen")
+
+    def test_no_half_of_a_row_is_a_document(self):
+        ask, say = {"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}
+        for row, word in (
+                ({"instruction": "q", "input": ""}, "no answer"), ({"instruction": "q", "output": ""}, "no answer"),
+                ({"question": "q", "answers": {"text": ["r"]}}, "no answer"), ({"question": "q", "answer": 5}, "'answer' is not text"),
+                ({"question": "q", "choices": ["a", "b"], "answer": "b"}, "'choices' beside a question"),
+                ({"prompt": [ask]}, "'prompt' needs 'completion'"), ({"prompt": "q", "rejected": "r"}, "'prompt' needs 'completion'"),
+                ({"prompt": [ask], "chosen": [{"role": "user", "content": "another"}, say]}, "begins otherwise"),
+                ({"prompt": [ask], "completion": [ask]}, "holds no answer"), ({"chosen": [say]}, "no question"),
+                ({"title": "t", "chosen": "r"}, "no 'messages'"),
+                ({"instruction": "q", "output": "r", "question": "another"}, "'instruction' and 'question' say different things"),
+                ({"question": "q", "answer": "r", "response": "s"}, "say different things"),
+                ({"prompt": "another", "instruction": "q", "output": "r"}, "say different things"),
+                ({"text": "a passage", "question": "q", "answer": "r"}, "'text' does not hold"),
+                ({"system": "s", "messages": [{"role": "system", "content": "t"}, ask, say]}, "say different things"),
+                ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt"}]}, "message 2 has no content"),
+                ({"messages": [ask, {"role": "assistant", "content": None}]}, "message 2 has no content"),
+                ({"messages": [ask, {"role": "assistant", "text": "r"}]}, "message 2 has no content"),
+                ({"messages": [ask, {"role": "assistant", "content": "r", "value": "s"}]}, "'content' and 'value' differ"),
+                ({"messages": [ask, {"role": "assistant", "content": None, "function_call": "get"}]}, "no JSON")):
+            self.assertIn(word, self.error(self.PLAIN, row), row)
+        passed_by = "{% for m in messages %}{% if m.role == 'user' or m.role == 'assistant' %}{{ m.content }}{% endif %}{% endfor %}"
+        self.assertEqual(self.text(passed_by, {"messages": [ask, say]}), "qr")
+        self.assertIn("leaves out message 2, of role 'expert'",
+                      self.error(passed_by, {"messages": [ask, {"role": "expert", "content": "what it says"}, say]}))
+
     def test_tools_name_their_template_and_may_be_text(self):
         texts = {"default": "no tools", "tool_use": "{{ tools | map(attribute='function.name') | join(' ') }}"}
         messages = [{"role": "user", "content": "q"}]
@@ -252,6 +308,27 @@ class Forms(unittest.TestCase):
         for name, content, word in (("a.json", b"[1, ", "no valid JSON"), ("a.json", b"5", "neither a list"),
                                     ("a.jsonl.gz", b"no gzip", "not a sound .gz file"), ("a.csv", b"", "expected .jsonl")):
             self.assertIn(word, self.fatal(name, content)["fatal"])
+
+    def test_a_cut_packed_file_is_no_corpus_and_one_of_several_parts_is_whole(self):
+        try:
+            import zstandard
+        except ImportError as error:
+            self.skipTest(f"{error.name} is not installed")
+        import gzip
+        text = "".join(f"line {i} {i * i % 977}\n" for i in range(200000))
+        halves = text[:1000].encode(), text[1000:].encode()
+        skipped = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"  # a frame that holds nothing to read
+        checked = zstandard.ZstdCompressor(write_checksum=True)
+        for suffix, pack, between in ((".gz", gzip.compress, b""), (".zst", checked.compress, skipped)):
+            parts = pack(halves[0]), pack(halves[1])
+            whole = parts[0] + between + parts[1]
+            self.assertEqual(render({}, [], "a.txt" + suffix, packed=whole)[0]["text"], text)
+            for cut in (0, 5, len(parts[0]) // 2, len(parts[0]) - 1, len(parts[0]) + len(between) + 3, len(whole) // 2, len(whole) - 1):
+                self.assertIn(f"not a sound {suffix} file", self.fatal("a.txt" + suffix, whole[:cut])["fatal"], cut)
+            self.assertIn(f"not a sound {suffix} file", self.fatal("a.txt" + suffix, whole + b"more")["fatal"])
+            broken = bytearray(parts[1])
+            broken[len(broken) // 2] ^= 255
+            self.assertIn(f"not a sound {suffix} file", self.fatal("a.txt" + suffix, bytes(broken))["fatal"])
 
     def test_a_missing_package_is_named_with_what_installs_it(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -44,8 +44,43 @@ class Api(unittest.TestCase):
         return result.stdout
 
     def test_a_bundle_is_the_one_that_the_program_writes(self):
-        self.program("oscar-calibrate", "tiny-gqa", CALIBRATION, self.place / "y.h5", *programs.options(FAST))
+        self.program("oscar-calibrate", "tiny-gqa", CALIBRATION, self.place / "y.h5", *programs.options(("oscar-calibrate",), FAST))
         self.assertEqual(oscar_int2.load(self.place / "y.h5").content_sha256, self.bundle.content_sha256)
+
+    def test_false_turns_off_what_it_names_or_is_refused(self):
+        for program, off in ((("oscar-calibrate",), {"center", "clip", "search", "separators"}), (("oscar-eval",), {"separators"}),
+                             (("oscar-bundle", "fit"), {"center", "clip"}), (("oscar-bundle", "import"), {"center"}),
+                             (("oscar-bundle", "plan"), set())):
+            found = programs.switched(*program)
+            self.assertIn("force", found)
+            del found["help"]
+            turned = set()
+            for name, (flag, takes_off) in found.items():
+                if flag:  # to the program too
+                    self.assertEqual(programs.options(program, {name: False}), [])
+                    self.assertEqual(programs.options(program, {name: True}), ["--" + name])
+                    words = [programs.find(program[0]), *program[1:], f"--{name}=neither"]
+                    self.assertIn("neither", subprocess.run(words, capture_output=True, text=True, check=False).stderr, name)
+                elif takes_off:
+                    self.assertEqual(programs.options(program, {name: False}), [f"--{name}=off"])
+                    turned.add(name)
+                else:
+                    with self.assertRaisesRegex(ValueError, f"--{name} of"):
+                        programs.options(program, {name: False})
+            self.assertEqual(turned, off)
+        with self.assertRaisesRegex(ValueError, "unknown option --no-such"):
+            oscar_int2.plan("tiny-gqa", no_such=False)
+        with self.assertRaisesRegex(ValueError, "--search"):
+            oscar_int2.calibrate("tiny-gqa", CALIBRATION, self.place / "n.h5", progress=False, **FAST | {"search": True})
+
+    def test_false_is_what_off_is(self):
+        same = oscar_int2.calibrate("tiny-gqa", CALIBRATION, self.place / "off.h5", progress=False, resume=False,
+                                    **FAST | {"search": False, "separators": False})
+        self.assertEqual(same.content_sha256, self.bundle.content_sha256)
+        off, false, left = (oscar_int2.fit(self.bundle, self.place / "part.h5", force=True, key_centers="one", center=value,
+                                           clip=value).content_sha256 for value in ("off", False, None))
+        self.assertEqual(off, false)
+        self.assertNotEqual(off, left)
 
     def test_a_bundle_says_what_it_is_on_one_line_and_all_when_asked(self):
         self.assertRegex(repr(self.bundle), r"^<Bundle .*x\.h5: tiny-gqa, 8 of 8 layers in 2 bits, sha256 [0-9a-f]{16}>$")
@@ -231,8 +266,8 @@ class Api(unittest.TestCase):
         np.testing.assert_allclose(covariance.swapaxes(1, 2) @ covariance, np.broadcast_to(np.eye(128), (2, 128, 128)), atol=1e-9)
 
     def test_arguments_become_options(self):
-        self.assertEqual(programs.options({"max_tokens": 5, "force": True, "resume": False, "search": None, "compare": ["a", "b"],
-                                           "rope_scaling": {"factor": 2.0}}),
+        self.assertEqual(programs.options(("oscar-eval",), {
+            "max_tokens": 5, "force": True, "resume": False, "search": None, "compare": ["a", "b"], "rope_scaling": {"factor": 2.0}}),
                          ["--max-tokens=5", "--force", "--compare=a,b", '--rope-scaling={"factor": 2.0}'])
 
     def test_there_are_fewer_than_25_public_names(self):

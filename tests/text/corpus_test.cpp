@@ -117,6 +117,24 @@ TEST(Corpus, JsonLinesHoldTextOrPromptAndCompletion) {
   EXPECT_EQ(result.record.sources[0].dropped, std::vector<std::string>{"empty documents: 1"});
 }
 
+TEST(Corpus, RowsThatMayHoldMoreThanTheirTextAreLeftToTheReaderOfChats) {
+  for (const char* row :
+       {R"({"text": "a", "answer": "b"})", R"({"prompt": "a", "chosen": "b"})",
+        R"({"prompt": "a", "completion": "b", "system": "s"})",
+        R"({"prompt": "a", "completion": "b", "input": "i"})",
+        R"({"prompt": "a", "completion": [{"role": "assistant", "content": "b"}]})",
+        R"({"question": "a", "answer": "b"})"}) {
+    EXPECT_FALSE(read_plain_jsonl(row)) << row;
+  }
+  for (const char* row : {R"({"text": "a", "question": "b", "system": "s"})",
+                          R"({"prompt": "a", "completion": "b", "system": null})"}) {
+    EXPECT_TRUE(read_plain_jsonl(row)) << row;
+  }
+  const auto empty = read_plain_jsonl(R"({"prompt": "a", "completion": " "})");
+  ASSERT_TRUE(empty && empty->size() == 1);
+  EXPECT_EQ(empty->front().error, "'prompt' needs 'completion' beside it");
+}
+
 TEST(Corpus, ConversationsAreRenderedByTheModelsTemplate) {
   Fixture s;
   s.options.sequence_length = 1000;

@@ -25,8 +25,14 @@ namespace {
 
 constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
-// Columns that read_documents puts chats together from.
-constexpr const char* kChatColumns[] = {"messages", "conversations", "conversation", "instruction"};
+// Columns that read_documents puts documents together from, and those that it reads beside a prompt
+// with its completion; python/oscar_int2/documents.py says how.
+constexpr const char* kChatColumns[] = {"messages",    "conversations", "conversation",
+                                        "instruction", "output",        "response",
+                                        "chosen",      "solution",      "answer"};
+constexpr const char* kBesidePrompts[] = {"question", "query",        "problem", "input",
+                                          "context",  "choices",      "options", "history",
+                                          "system",   "system_prompt"};
 
 bool has(const Json& row, const char* key) {
   const auto found = row.find(key);
@@ -50,6 +56,12 @@ std::optional<ReadDocument> read_plain_row(const Json& row) {
   if (in_two && !(has(row, "prompt") && has(row, "completion"))) {
     return bad_row("'prompt' needs 'completion' beside it");
   }
+  if (in_two) {
+    for (const char* key : kBesidePrompts) {
+      if (has(row, key)) return std::nullopt;
+    }
+    if (row["completion"].is_array() || row["completion"].is_object()) return std::nullopt;
+  }
   if (!in_two && !has(row, "text")) {
     return bad_row(
         "no 'messages', 'conversations', 'prompt' with 'completion', 'instruction' or 'text'");
@@ -57,7 +69,12 @@ std::optional<ReadDocument> read_plain_row(const Json& row) {
   for (const char* key : {"prompt", "completion", "text"}) {
     if (in_two == (std::string_view(key) == "text")) continue;
     if (!row[key].is_string()) return bad_row("'" + std::string(key) + "' is not text");
-    document.text += row[key].get_ref<const std::string&>();
+    const auto& text = row[key].get_ref<const std::string&>();
+    if (std::string_view(key) == "completion" &&
+        text.find_first_not_of(" \t\r\n") == std::string::npos) {
+      return bad_row("'prompt' needs 'completion' beside it");
+    }
+    document.text += text;
   }
   return document;
 }

@@ -144,8 +144,8 @@ std::string write_sequences_npy(const TokenSequences& sequences, const std::file
 std::vector<std::string> corpus_notes(const CorpusRecord& record);
 
 // The documents of a .jsonl file whose lines hold `text`, or `prompt` and `completion` as text.
-// Blank lines are skipped. None where a line holds a conversation or Alpaca's columns: those are
-// read by read_documents.
+// Blank lines are skipped. None where a line holds a conversation, or further columns that may
+// belong to its document: those are read by read_documents.
 std::optional<std::vector<ReadDocument>> read_plain_jsonl(std::string_view content);
 
 // The seeded order of documents, the same on every platform.

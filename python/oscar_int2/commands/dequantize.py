@@ -4,32 +4,126 @@
 
 A bundle of that file is served over the folder: it holds the numbers that were calibrated, which those of the
 original checkpoint are not. It needs transformers, and PyPI's gguf and accelerate. The model's family must be one
-whose GGUF files transformers reads.
+whose GGUF files transformers reads. What it leaves unread of the file's RoPE is written here: linear scaling, YaRN, and
+Llama 3's, whose factors are held against those in rope_freqs.weight. Other scaling is refused.
 """
 import argparse
+import copy
 import json
 import pathlib
 import sys
 import tempfile
 
+from ..errors import OscarError
+
 # What transformers adds to every configuration, and what says nothing about the dequantized model.
 NOT_CONFIG = ("quantization_config", "id2label", "label2id", "problem_type", "output_hidden_states",
               "output_attentions", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder")
 
+# Tensors and keys of RoPE, as lib/oscar/model/checkpoint/gguf_model.cpp reads them.
+FACTORS, LONG_FACTORS = "rope_freqs.weight", ("rope_factors_long.weight", "rope_factors_short.weight")
+KEPT = {"type", "factor", "original_context_length", "yarn_beta_fast", "yarn_beta_slow", "finetuned"}
+NEUTRAL = {"attn_factor": 1, "yarn_attn_factor": 1, "yarn_ext_factor": 1}  # any other value is refused
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # as published; a converter keeps the factors alone
+LLAMA3_LENGTH = 8192
+
+
+def scaled(config, scaling):
+    """A configuration of transformers with this RoPE scaling, in the form of its version. Raises OscarError."""
+    config = copy.deepcopy(config)
+    if not hasattr(config, "rope_parameters"):  # transformers 4
+        config.rope_scaling = scaling
+        return config
+    plain = config.rope_parameters or {}
+    if any(isinstance(value, dict) for value in plain.values()):
+        raise OscarError("layers of several kinds of RoPE cannot be written with a scaling")
+    config.rope_parameters = {key: plain[key] for key in ("rope_theta", "partial_rotary_factor") if key in plain} | scaling
+    return config
+
+
+def frequencies(config, scaling):
+    """(base, scaled frequencies, factor on cos and sin), as transformers works them out; float64, radians a position."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    found, magnitude = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](scaled(config, scaling), "cpu")
+    base = config.rope_parameters["rope_theta"] if hasattr(config, "rope_parameters") else config.rope_theta
+    return float(base), found.double().numpy(), magnitude
+
+
+def factor_scaling(tensor, original, config):
+    """Llama 3's scaling, whose factors rope_freqs.weight holds. Raises OscarError where they are others."""
+    import gguf
+    import numpy as np
+
+    factors = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float64).ravel()
+    found = {"rope_type": "llama3", "factor": float(factors.max(initial=1)), **LLAMA3, "original_max_position_embeddings": original}
+    base, stretched, _ = frequencies(config, found)
+    plain = base ** (-np.arange(len(stretched)) / len(stretched))
+    if factors.shape != plain.shape or not np.allclose(plain / stretched, factors, rtol=1e-5, atol=0):
+        raise OscarError(f"the factors in {FACTORS} are not those of Llama 3's scaling, and config.json has no other form for them")
+    return found
+
+
+def keyed_scaling(kind, keys, config):
+    """Linear scaling or YaRN of the file's keys. Raises OscarError where transformers makes something else of it."""
+    import numpy as np
+
+    from ..rope import inverse_frequencies
+
+    if kind not in ("linear", "yarn") or "factor" not in keys:
+        raise OscarError(f"rope.scaling.type is {kind}, expected none, linear or yarn with a rope.scaling.factor")
+    found = {"rope_type": kind, "factor": float(keys["factor"])}
+    if kind == "yarn":
+        found["original_max_position_embeddings"] = int(keys.get("original_context_length", config.max_position_embeddings))
+        found |= {name: float(keys["yarn_" + name]) for name in ("beta_fast", "beta_slow") if keys.get("yarn_" + name)}
+    base, stretched, magnitude = frequencies(config, found)
+    whole = {"rope_theta": base, "truncate": True, "beta_fast": 32.0, "beta_slow": 1.0} | found
+    wanted = 1 + 0.1 * np.log(max(found["factor"], 1)) if kind == "yarn" else 1
+    same = np.allclose(inverse_frequencies(whole, 2 * len(stretched)), stretched, rtol=1e-5, atol=0)
+    if not same or abs(magnitude - wanted) > 1e-6:
+        raise OscarError(f"rope.scaling of type {kind} is another here in transformers than in the file")
+    return found
+
+
+def rope_scaling(path: pathlib.Path, config):
+    """The RoPE scaling of a GGUF file as transformers' configurations hold it, None without one. Raises OscarError."""
+    import gguf
+
+    reader = gguf.GGUFReader(path)
+    prefix = reader.fields["general.architecture"].contents() + ".rope."
+    keys = {name.removeprefix(prefix): field.contents() for name, field in reader.fields.items() if name.startswith(prefix)}
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    for name in filter(tensors.__contains__, LONG_FACTORS):
+        raise OscarError(f"{name}: factors for short and long texts cannot be written into config.json")
+    scaling = {name.removeprefix("scaling."): value for name, value in keys.items() if name.startswith("scaling.")}
+    if keys.get("scale_linear", 1) != 1:
+        raise OscarError("rope.scale_linear: this older form of RoPE scaling cannot be written into config.json")
+    for name, value in scaling.items():
+        if name not in KEPT and value != NEUTRAL.get(name):
+            raise OscarError(f"rope.scaling.{name} is {value}, which cannot be written into config.json")
+    kind = scaling.get("type", "linear" if "factor" in scaling else "none")
+    if FACTORS not in tensors:
+        return None if kind == "none" else keyed_scaling(kind, scaling, config)
+    if kind not in ("none", "llama3"):
+        raise OscarError(f"RoPE is scaled in two ways, by rope.scaling.type {kind} and by {FACTORS}")
+    return factor_scaling(tensors[FACTORS], int(scaling.get("original_context_length", LLAMA3_LENGTH)), config)
+
 
 def write_folder(gguf: pathlib.Path, out: pathlib.Path):
-    """Writes config.json, generation_config.json, model.safetensors and the tokenizer."""
+    """Writes config.json, generation_config.json, model.safetensors and the tokenizer. Raises OscarError for its RoPE."""
     import torch
     import transformers
     from safetensors.torch import save_file
 
+    scaling = rope_scaling(gguf, transformers.AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name))
     model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
     tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     tied = model.config.tie_word_embeddings
     tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()
                if not (tied and name == "lm_head.weight")}
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-    config = {key: value for key, value in model.config.to_dict().items() if key not in NOT_CONFIG and not key.startswith("_")}
+    config = scaled(model.config, scaling) if scaling else model.config
+    config = {key: value for key, value in config.to_dict().items() if key not in NOT_CONFIG and not key.startswith("_")}
     config |= {"architectures": [type(model).__name__], "dtype": "bfloat16", "torch_dtype": "bfloat16",
                "transformers_version": transformers.__version__}
     (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
@@ -61,6 +155,8 @@ def main(words):
         whole.mkdir()
         try:
             write_folder(arguments.gguf, whole)
+        except OscarError as error:
+            sys.exit(f"dequantize: {arguments.gguf}: {error}")
         except Exception as error:  # readers of a damaged file raise what they meet
             sys.exit(f"dequantize: transformers cannot read {arguments.gguf}: {type(error).__name__}: {error}")
         whole.replace(arguments.out)  # it appears whole or not at all

@@ -106,6 +106,7 @@ def add_reports(tool, folder, reports, answers):
         file = folder / f"evaluation{'' if number == 1 else f'-{number}'}.json"
         shutil.copyfile(report, file)
         tool.run("report", file, *answers, "-o", file.with_suffix(".html"))
+        published.figures_of(json.loads(file.read_text()), report)
         options += ["--eval", file]
     return options
 

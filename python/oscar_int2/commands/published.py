@@ -40,7 +40,10 @@ def refused_cautions(card, allowed):
 
 
 def figures_of(report, name):
-    """The measured figures of one report, without series and cells."""
+    """The measured figures of one report, without series and cells. Ends the run where it is partial."""
+    if "partial" in report:
+        raise SystemExit(f"publish: {name} is of an evaluation that was stopped: its figures are of a part of the text\n"
+                         "  hint: run oscar-eval again with --resume, which goes on with it")
     methods = {}
     for method, found in report["methods"].items():
         if "@" in method:

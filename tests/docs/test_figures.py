@@ -86,7 +86,7 @@ class Figures(unittest.TestCase):
     def test_figures_of_the_real_model_are_those_of_its_study(self):
         found = list(headed_tables("docs/results.md", "SmolLM2-135M"))
         self.assertEqual(len(found), 3)
-        coder = [next(headed_tables("README.md", "Results")), *list(headed_tables("docs/results.md", "Qwen2.5-Coder-1.5B"))[3:]]
+        coder = [next(headed_tables("README.md", "Results")), *list(headed_tables("docs/results.md", "Qwen2.5-Coder-1.5B"))[4:]]
         self.assertGreater(len(coder), 2)
         for study, shown in ((REAL, found), (CODER, coder)):
             known = rows_of(study)
@@ -104,11 +104,21 @@ class Figures(unittest.TestCase):
             self.assertEqual(row[1:], [f"{of['bf16']['prompts']:,}", *(f"{100 * of[cache]['score']:.1f}" for cache in ("bf16", "int2")),
                                        difference, f"{100 * of['fp8']['score']:.1f} of {of['fp8']['prompts']:,}"])
 
+    def test_scores_of_sampled_answers_are_those_that_were_counted(self):
+        scored = TASKS["figures"]["sampled"]
+        rows = tables("docs/results.md", "Qwen2.5-Coder-1.5B")[1]
+        self.assertGreater(len(rows), 6)
+        for row in rows:
+            of = scored[{"all tasks": "all", "HumanEval": "all humaneval"}.get(row[0], row[0])]
+            difference = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in of["int2"]["difference"]))
+            self.assertEqual(row[1:], [f"{of['int2']['pairs']:,}", *(f"{100 * of[cache]['score']:.1f}" for cache in ("bf16", "int2")),
+                                       difference])
+
     def test_scores_over_other_caches_are_those_that_were_counted(self):
         names = {"FP8, scale 1": "fp8", "FP8, calibrated scales of 65,536 tokens, read back from the server": "fp8-scaled",
                  "FP8, a scale for each token and head": "fp8-per-token-head", "INT4, a scale for each token and head": "int4-per-token-head",
                  "TurboQuant, 3 bits (first and last two layers exact)": "turboquant-3", "the published recipe (`--preset paper`)": "paper"}
-        rows = tables("docs/results.md", "Qwen2.5-Coder-1.5B")[1]
+        rows = tables("docs/results.md", "Qwen2.5-Coder-1.5B")[2]
         self.assertEqual([row[0] for row in rows], list(names))
         for row in rows:
             of = TASKS["figures"]["greedy"]["all"][names[row[0]]]
@@ -124,7 +134,7 @@ class Figures(unittest.TestCase):
                  "bundle's rows, keys 3 bits and values 2": "bundle@bits:3/2", "Hadamard and clipping, 2 bits": "hadamard-clip"}
         reports = [json.loads((draw_charts.CODER_TASKS.parent.parent / "codecs" / f"{text}.json").read_text())
                    for text in ("code", "documentation")]
-        rows = tables("docs/results.md", "Qwen2.5-Coder-1.5B")[2]
+        rows = tables("docs/results.md", "Qwen2.5-Coder-1.5B")[3]
         several = [row for row in rows if row[0] not in names]
         self.assertEqual([row[0] for row in several], ["NVFP4, q4_0, INT4 for each token and head"])
         self.assertEqual(len(rows), len(names) + 1)
@@ -212,10 +222,12 @@ class Figures(unittest.TestCase):
     def test_the_readme_begins_with_figures_of_its_tables(self):
         lead = MarkdownFile("README.md").text.partition("\n![")[0]
         scored = {cache: of["score"] for cache, of in TASKS["figures"]["greedy"]["all"].items()}
-        held = {run["cache"]: run["kv_tokens"] for run in TASKS["runs"]}
+        held = {run["cache"]: run["kv_tokens"] for run in TASKS["runs"] if run["sampled"] is None}
+        sampled = TASKS["figures"]["sampled"]["all"]["int2"]["difference"]
         vllm = {row[0]: row for row in table_rows("docs/vllm.md", "Figures")}
         ms = {cache.split()[0]: float(row[3].split()[0]) for cache, row in vllm.items() if " over " not in cache}
         for shown in (*(f"{100 * scored[cache]:.1f}%" for cache in ("bf16", "int2", "fp8", "fp8-scaled")), f"{TASKS['prompts']:,} tasks",
+                      "{:.1f} [{:.1f}, {:.1f}] where answers are sampled".format(*(100 * value for value in sampled)),
                       *(f"{held[cache] / 1e6:.1f} million" for cache in ("bf16", "int2", "fp8")),
                       f"{ms['FP8'] / ms['INT2']:.1f} times as fast as FP8",
                       *(f"{ms[cache]:.2f} ms" for cache in ("INT2", "FP8", "BF16"))):

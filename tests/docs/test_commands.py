@@ -45,7 +45,7 @@ FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": 
                    "--gpu-memory-utilization": "vLLM's", "--kv-cache-memory-bytes": "vLLM's", "--enforce-eager": "vLLM's",
                    "--no-enable-prefix-caching": "vLLM's", "--model-impl": "vLLM's", "--kv-cache-dtype-skip-layers": "vLLM's",
                    "--prefix-match-unit": "vLLM's", "--mamba-cache-mode": "vLLM's", "--gdn-prefill-backend": "vLLM's",
-                   "--max-num-batched-tokens": "vLLM's",
+                   "--max-num-batched-tokens": "vLLM's", "--use_cache": "lm-eval's",
                    "--gtest_filter": "GoogleTest's",
                    "--install": "CMake's", "--prefix": "CMake's", "--test-dir": "CTest's",
                    "--help": "of every program"}

@@ -174,6 +174,13 @@ class OscarMetadataBuilder(AttentionMetadataBuilder):
             for layer in self.layers:
                 layer.take_sink(place, slot)
 
+    def go_on(self, places):
+        """For requests whose input goes on. vLLM drops the last token of an answer, whose row a step that was under
+        way has computed: if that has filled a page, it is written again. `places`: (slot, tokens that stay)."""
+        for slot, tokens in places:
+            history = max(self.format.history_tokens(tokens), int(self.shared_history[slot]))
+            self.tables.begin(slot, history, max(self.format.page_tokens(tokens), history))
+
     def publish(self, slots, drafts):
         """Says who is in the batch of the next build(), in its order: their windows, and how many of their
         rows are drafts. What is built without that is a dummy run."""

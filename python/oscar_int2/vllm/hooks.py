@@ -12,6 +12,7 @@
 | Scheduler.update_from_output | the scheduler's | ends requests of which a row was refused |
 | Scheduler.make_stats | the scheduler's | counts what the cache holds |
 | EngineCore.__init__ | the scheduler's | the bundle in the keys of blocks; the self-check, if it is asked for |
+| InputProcessor.process_inputs | the API server's | refuses input that comes in parts, where it is not served |
 | OutputProcessor.process_outputs | the API server's | answers with the reason, where vLLM has no RequestError |
 | StatLoggerManager.__init__, .record | that of /metrics | publishes what was counted |
 | WorkerWrapperBase.initialize_from_config | a worker's | what follows, for the runner that it has |
@@ -88,6 +89,7 @@ def install():
     """What a process needs before it reads its engine's arguments, or is given a configuration."""
     register_backend(AttentionBackendEnum.CUSTOM, "oscar_int2.vllm.backend.OscarBackend")
     _follow_configuration()
+    _follow_inputs()
     _follow_layers()
     _follow_weights()
     _follow_blocks()
@@ -127,6 +129,20 @@ def _follow_configuration():
         return create_engine_config
 
     replace(EngineArgs, EngineArgs.create_engine_config, make_create)
+
+
+def _follow_inputs():
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    def make_process(original):
+        def process_inputs(self: InputProcessor, *args, resumable=False, **options):
+            if resumable and settings.serves_int2(self.vllm_config):
+                settings.check_streamed(self.vllm_config)
+            return original(self, *args, resumable=resumable, **options)
+
+        return process_inputs
+
+    replace(InputProcessor, InputProcessor.process_inputs, make_process)
 
 
 def scores_a_prompt(parameters: SamplingParams | None):
@@ -409,6 +425,8 @@ def _follow_first_runner(owner: type[FirstRunner]):
                 builder.leave([slot for ids in (
                     scheduler_output.finished_req_ids, scheduler_output.preempted_req_ids or (),
                     scheduler_output.scheduled_cached_reqs.resumed_req_ids) for slot in slots.release(ids)])
+                builder.go_on([(slots.of[new.req_id], new.num_computed_tokens)
+                               for new in scheduler_output.scheduled_new_reqs if new.req_id in slots.of])
                 builder.publish(slots.hold(request_ids), [len(drafts.get(request, ())) for request in request_ids])
                 builder.take_sinks([(slots.of[request], *rest) for request, *rest in moves.taken] if moves else [])
             return result
@@ -500,11 +518,13 @@ def _follow_second_runner(owner: type[SecondRunner]):
 
     def make_add(original):
         def add_requests(self: SecondRunner, scheduler_output: SchedulerOutput):
+            index = self.req_states.req_id_to_index
+            go_on = [new for new in scheduler_output.scheduled_new_reqs if new.req_id in index]
             result = original(self, scheduler_output)
             moves: SinkMoves | None = getattr(scheduler_output, _MOVES, None)
-            index = self.req_states.req_id_to_index
-            for builder in _builders(self) if moves else ():
-                builder.take_sinks([(index[request], *rest) for request, *rest in moves.taken])
+            for builder in _builders(self):
+                builder.go_on([(index[new.req_id], new.num_computed_tokens) for new in go_on])
+                builder.take_sinks([(index[request], *rest) for request, *rest in moves.taken] if moves else [])
             return result
 
         return add_requests

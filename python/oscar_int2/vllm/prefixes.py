@@ -16,6 +16,7 @@ PrefixManager for each group over INT2. It tells the worker with each step what 
 """
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -160,7 +161,7 @@ class PrefixManager(FullAttentionManager):
         if request.request_id not in self.running:
             self.prefixes.begin(request, self.begun.pop(request.request_id, 0))
         self.running[request.request_id] = request, options
-        self._share(request, options)
+        self._share(request, options, num_tokens)
 
     @override
     def pop_blocks_for_free(self, request_id):
@@ -172,9 +173,10 @@ class PrefixManager(FullAttentionManager):
         """Offers nothing more of a request, of which a row was refused."""
         self.running.pop(request_id, None)
 
-    def _share(self, request: Request, options):
-        """Offers the blocks whose pages are written by the steps before this one."""
-        full = self.prefixes.certain(request) // PAGE_TOKENS * PAGE_TOKENS
+    def _share(self, request: Request, options, most=sys.maxsize):
+        """Offers the blocks whose pages are written by the steps before this one. `most`: the tokens that vLLM
+        offers. Behind an answer the last one is not among them: where the input goes on, vLLM drops it."""
+        full = min(self.prefixes.certain(request), most) // PAGE_TOKENS * PAGE_TOKENS
         if full < self.format.sink_tokens + PAGE_TOKENS:
             return
         before = self.num_cached_block.get(request.request_id, 0)

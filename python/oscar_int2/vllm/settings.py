@@ -224,8 +224,22 @@ def defaults(args: EngineArgs, chosen: Entry) -> dict[str, Any]:
     return ours | {"enable_prefix_caching": shared}
 
 
+def check_streamed(config: VllmConfig):
+    """Raises UnsupportedError unless an engine of this VllmConfig can go on with a request whose input comes in parts.
+    vLLM drops the last token of an answer then, and perhaps those of a step that is under way."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    for what, found in (  # 0.26 shares the block of a dropped token, and gives a waiting request's window away
+            ("in this version of vLLM (it does in 0.33)", not hasattr(Scheduler, "_holds_kv_blocks")),
+            ("beside drafts", config.speculative_config), ("with linear attention", config.model_config.is_hybrid)):
+        if found:
+            raise UnsupportedError(f"the INT2 cache does not serve streamed input {what}; send a new request")
+
+
 def check(config: VllmConfig):
     """Raises UnsupportedError or BundleMismatchError unless this VllmConfig can be served."""
+    from vllm import envs
+
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     attention, images = config.attention_config, model.multimodal_config
     mixed = model.is_hybrid or layers.has_others(bundle(config))
@@ -251,13 +265,18 @@ def check(config: VllmConfig):
          f"of these: {', '.join(DRAFTERS)}"),
         ("LoRA adapters, which are other weights than the bundle was calibrated on",
          config.lora_config and weights_of(config) != weights.ANY, f"{WEIGHTS}=any serves them"),
+        ("drafts whose number the device decides (adaptive verification)",
+         getattr(config.speculative_config, "enable_adaptive_verification", False), "leave it out"),
+        ("VLLM_BATCH_INVARIANT=1", envs.VLLM_BATCH_INVARIANT, "answers depend on the chunks of their prompts"),
+        ("--scheduler-cls", config.scheduler_config.scheduler_cls, "leave it out: vLLM's own scheduler tells of sinks"),
         ("elastic expert parallelism", parallel.enable_elastic_ep, ""),
+        ("fault tolerance", getattr(parallel, "enable_fault_tolerance", False), "a step that failed keeps no sink"),
         ("context parallelism", max(parallel.decode_context_parallel_size,
                                     parallel.prefill_context_parallel_size) > 1, ""),
         ("micro-batches", parallel.use_ubatching, ""),
         ("KV transfer and offloading", config.kv_transfer_config, ""),
         ("fast prefill over shared KV", cache.kv_sharing_fast_prefill, ""),
-        ("sleep mode", model.enable_sleep_mode, ""),
+        ("sleep mode", model.enable_sleep_mode or getattr(model, "enable_cumem_allocator", False), ""),
         ("pooling", model.runner_type != "generate", ""),
         ("an encoder-decoder model", model.is_encoder_decoder, ""),
         (f"--prefix-match-unit with {others}", mixed and getattr(cache, "prefix_match_unit", None),

@@ -88,10 +88,11 @@ class RequestTables:
             self.begin(slot, 0)
             self.status[slot] = 0
 
-    def begin(self, slot, tokens):
-        """A request begins with so many INT2 tokens, in pages of others."""
-        self.history[slot] = tokens
-        self.written[slot] = tokens
+    def begin(self, slot, history, written=None):
+        """A request begins with so many INT2 tokens, in pages of others. One that goes on may have more tokens
+        that have a page (`written`)."""
+        self.history[slot] = history
+        self.written[slot] = history if written is None else written
 
     def fill(self, common: CommonAttentionMetadata, slots, drafts):
         """Works out a step's numbers. `slots`, `drafts`: those of its Batch, on the device.

@@ -24,6 +24,7 @@ ENGINE = {
     "vllm.v1.core.sched.scheduler:Scheduler.schedule": "",
     "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": "scheduler_output model_runner_output",
     "vllm.v1.engine.core:EngineCore.__init__": "vllm_config",
+    "vllm.v1.engine.input_processor:InputProcessor.process_inputs": "resumable",
     "vllm.v1.metrics.loggers:StatLoggerManager.record": "scheduler_stats iteration_stats",
     "vllm.v1.worker.worker_base:WorkerWrapperBase.initialize_from_config": "kv_cache_configs",
 }

@@ -9,6 +9,7 @@ from unittest import mock
 
 import vllm_case as case
 import torch
+from overlapped import overlapped
 from vllm_case import needs_vllm
 
 MODEL_DRAFTS = {"method": "draft_model", "model": str(case.MODEL)}
@@ -71,6 +72,8 @@ class WithDrafts(case.EngineTest):
     def setUpClass(cls):
         if not cls.k:
             raise unittest.SkipTest("its subclasses have drafts")
+        if cls.overlapped:
+            cls.enterClassContext(overlapped())
         cls.engine = case.Engine(
             kv_cache_memory_bytes=96 << 20, async_scheduling=cls.overlapped, **GRAPHS,
             speculative_config={**cls.speculative, "num_speculative_tokens": cls.k})
@@ -240,13 +243,11 @@ class Ngram(WithDrafts):
 
 
 @needs_vllm
-@unittest.skipUnless(torch.cuda.is_available(), "no CUDA device")
 class OverlappedEagle(Eagle):
     overlapped = True
 
 
 @needs_vllm
-@unittest.skipUnless(torch.cuda.is_available(), "no CUDA device")
 class OverlappedThree(Three):
     ragged, overlapped = False, True
 

@@ -13,6 +13,7 @@ from unittest import mock
 import vllm_case as case
 import family_case as family
 import torch
+from overlapped import overlapped
 from vllm_case import needs_vllm
 
 SINK, RECENT = 64, 256
@@ -60,6 +61,8 @@ class Mixed:
     @classmethod
     def setUpClass(cls):
         cls.stack = contextlib.ExitStack()
+        if "async_scheduling" in cls.options:
+            cls.stack.enter_context(overlapped())
         cls.family, cls.engine = cls.stack.enter_context(family.serving(cls.name, places=PLACES, **cls.options))
         cls.stack.enter_context(poisoned(cls.engine))
 
@@ -97,7 +100,8 @@ class Mixed:
         begin = prefixes.begin
 
         def note(request, *args, **options):
-            found[tuple(request.prompt_token_ids)] = [request.num_tokens - request.num_prompt_tokens, 0]
+            generated = request.num_tokens + request.num_output_placeholders - request.num_prompt_tokens
+            found[tuple(request.prompt_token_ids)] = [generated, 0]  # one of them is under way where steps overlap
             return preempt(request, *args, **options)
 
         def note_begin(request, tokens):
@@ -493,6 +497,20 @@ class Windows(MixedTraffic, Sharing, case.EngineTest):
 
     def test_logits_have_the_models_scale(self):
         self.assertEqual({layer.codec.sm_scale for layer in self.engine.builder.layers}, {20**-0.5})
+
+
+@needs_vllm
+class ManyExpertsOverlapped(Mixed, case.EngineTest):
+    """Steps are begun before the tokens of the last one are known, as they are on GPUs."""
+
+    name, layers = ManyExperts.name, ManyExperts.layers
+    options = {**ManyExperts.options, "async_scheduling": True}
+
+
+@needs_vllm
+class WindowsOverlapped(Mixed, case.EngineTest):
+    name, layers, kept = Windows.name, Windows.layers, Windows.kept
+    options = {**Windows.options, "async_scheduling": True}
 
 
 @needs_vllm

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 from unittest import mock
 
@@ -372,12 +373,29 @@ class Refusals(unittest.TestCase):
                 ({"attention_backend": "FLASH_ATTN"}, ("FLASH_ATTN",)),
                 ({"kv_cache_dtype_skip_layers": ["1"]}, ("skip-layers", "the bundle says")),
                 ({"model_impl": "transformers"}, ("--model-impl transformers",)),
+                ({"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}, ("--scheduler-cls",)),
                 ({"enable_lora": True}, ("LoRA adapters", "VLLM_OSCAR_WEIGHTS=any")),
                 ({"speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": 2,
                                          "prompt_lookup_max": 3}},
                  ("drafts by ngram_gpu", "ngram, draft_model, eagle"))):
             with self.subTest(**options):
                 self.refused(UnsupportedError, *words, **options)
+        with mock.patch.dict(os.environ, VLLM_BATCH_INVARIANT="1"):
+            self.refused(UnsupportedError, "VLLM_BATCH_INVARIANT=1")
+
+    def test_what_no_cpu_takes_is_refused_by_name(self):
+        from oscar_int2 import UnsupportedError
+        from oscar_int2.vllm import settings
+
+        config = self.config()
+        device_decides = types.SimpleNamespace(method="eagle", enable_adaptive_verification=True)
+        for owner, name, value, words in (
+                (config.parallel_config, "enable_fault_tolerance", True, "fault tolerance"),
+                (config.model_config, "enable_cumem_allocator", True, "sleep mode"),
+                (config, "speculative_config", device_decides, "adaptive verification")):
+            with self.subTest(name), mock.patch.object(owner, name, value, create=True), \
+                    self.assertRaisesRegex(UnsupportedError, words):
+                settings.check(config)
 
     def test_any_weights_let_adapters_in(self):
         from oscar_int2 import BundleError

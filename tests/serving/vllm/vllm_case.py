@@ -16,7 +16,7 @@ import unittest
 from unittest import mock
 
 SOURCE = pathlib.Path(os.environ["OSCAR_SOURCE"])
-VENV = pathlib.Path(os.environ.get("OSCAR_VLLM_VENV", SOURCE / ".venv-vllm")) / "bin" / "python"
+VENV = pathlib.Path(os.environ.get("OSCAR_VLLM_VENV", SOURCE / ".venv-vllm")).absolute() / "bin" / "python"
 if VENV.exists() and pathlib.Path(sys.prefix) != VENV.parent.parent:
     os.execv(VENV, [str(VENV), *sys.argv])  # vLLM has needs of its own: scripts/setup_vllm.sh
 
@@ -48,7 +48,7 @@ ENVIRONMENT = {"VLLM_OSCAR_BUNDLE": str(BUNDLE), "OSCAR_INT2_POISON": "1",
                "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 POOL_BYTES = 73728 * 36  # 36 blocks of 8 layers x 2 heads x 4608 bytes; vLLM keeps one to itself
 MAX_NUM_SEQS, MAX_MODEL_LEN = 3, 1024
-# Steps are counted: one is begun when the last has ended, as it always is on a CPU.
+# Steps are counted: one is begun when the last has ended, as on a CPU (but see overlapped.py).
 OPTIONS = {"dtype": "bfloat16", "enforce_eager": True, "async_scheduling": False,
            "max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS,
            "kv_cache_memory_bytes": POOL_BYTES, "seed": 0}
@@ -320,7 +320,9 @@ def model_in_transformers():
     from transformers import AutoModelForCausalLM
     from oscar_int2.transformers import apply
 
-    return apply(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16), BUNDLE)
+    # Where vLLM runs: rows that other sums made are now and then other codes.
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return apply(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16).to(device), BUNDLE)
 
 
 def log_probabilities_in_transformers(prompt, answer):
@@ -335,7 +337,7 @@ def _log_probabilities_in_transformers(prompt, answer):
 
     model = model_in_transformers()
     cache = OscarCache(model, 1, len(prompt) + len(answer))
-    fed = (torch.tensor([list(tokens)]) for tokens in (prompt, *([token] for token in answer[:-1])))
+    fed = (torch.tensor([list(tokens)], device=model.device) for tokens in (prompt, *([token] for token in answer[:-1])))
     logits = [model(tokens, past_key_values=cache).logits[0, -1] for tokens in fed]
     cache.check_rows()
     return [x.float().log_softmax(-1)[token].item() for x, token in zip(logits, answer)]

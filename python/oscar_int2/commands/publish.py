@@ -105,8 +105,8 @@ def add_reports(tool, folder, reports, answers):
     for number, report in enumerate(reports, 1):
         file = folder / f"evaluation{'' if number == 1 else f'-{number}'}.json"
         shutil.copyfile(report, file)
-        tool.run("report", file, *answers, "-o", file.with_suffix(".html"))
-        published.figures_of(json.loads(file.read_text()), report)
+        tool.run("report", file, *answers, "-o", file.with_suffix(".html"))  # refuses what is no report
+        published.require_whole(json.loads(file.read_text()), report)
         options += ["--eval", file]
     return options
 

@@ -39,11 +39,15 @@ def refused_cautions(card, allowed):
     return [(kind, sentence) for kind, sentence in found if kind not in allowed]
 
 
-def figures_of(report, name):
-    """The measured figures of one report, without series and cells. Ends the run where it is partial."""
+def require_whole(report, name):
+    """Ends the run where a report is of an evaluation that was stopped. The card refuses it too, by the name of a copy."""
     if "partial" in report:
         raise SystemExit(f"publish: {name} is of an evaluation that was stopped: its figures are of a part of the text\n"
                          "  hint: run oscar-eval again with --resume, which goes on with it")
+
+
+def figures_of(report, name):
+    """The measured figures of one report, without series and cells."""
     methods = {}
     for method, found in report["methods"].items():
         if "@" in method:

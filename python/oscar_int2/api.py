@@ -14,10 +14,25 @@ from .bundle import Bundle, load
 def _path(value) -> str:
     """A path, a name, or a loaded bundle's file, as a word of a command line."""
     if isinstance(value, Bundle):
+        value.require_as_in_file()
         return value.path
     if isinstance(value, (str, os.PathLike)):
         return os.fspath(value)
     raise TypeError(f"expected a path or a name, not {type(value).__name__}")
+
+
+# Options of programs by which they write no bundle and measure nothing.
+_WITHOUT_RESULT = ("dry_run", "help", "version")
+
+
+def _require_result(program, options):
+    """Raises ValueError for an option by which a program makes nothing that a function could return."""
+    for name in _WITHOUT_RESULT:
+        if options.get(name):
+            shown = "--" + name.replace("_", "-")
+            instead = ", or plan() for the memory of a cache" if name == "dry_run" else ""
+            raise ValueError(f"{name}={options[name]!r}: with {shown}, {program} makes nothing to return. Run "
+                             f"`{program} ... {shown}` itself{instead}")
 
 
 def _corpus(value) -> str:
@@ -61,7 +76,7 @@ def _layers_shown(stage, shown):
         bars.close()
 
 
-def calibrate(model, corpus, out, *, engine: str | None = None, progress: bool = True, **options) -> Bundle:
+def calibrate(model, corpus, out, *, engine: str | None = None, progress: bool = True, **options) -> Bundle | pathlib.Path:
     """Calibrates a model on a corpus and writes the bundle `out` (oscar-calibrate).
 
     engine: "oscar", the families of docs/models.md, or "transformers", whatever that library runs: options
@@ -71,17 +86,21 @@ def calibrate(model, corpus, out, *, engine: str | None = None, progress: bool =
     {path: weight}; "self:N" lets the model write N tokens. (The engine "transformers" takes neither of the last two.) Options
     are oscar-calibrate's, such as max_tokens=262144, device="cuda", force=True, resume=True.
 
-    Returns the bundle. Notes and warnings, with the verdict on the text, go to the logger `oscar_int2`. Raises ValueError for
-    options that the program refuses and OscarError for all else. Ctrl-C saves a checkpoint beside `out`; `resume=True` goes on.
+    Returns the bundle; with statistics_only=True, the path of the statistics file, which fit() takes. Notes and warnings, with
+    the verdict on the text, go to the logger `oscar_int2`. Raises ValueError for options that the program refuses, and for
+    those by which it writes nothing, such as dry_run; OscarError for all else. Ctrl-C saves a checkpoint beside `out`;
+    `resume=True` goes on.
     """
+    _require_result("oscar-calibrate", options)
+    made = pathlib.Path if options.get("statistics_only") else load
     if _in_transformers(model, engine):
         from .calibration import calibrate as run
         with _layers_shown("calibrate", progress) as told:
             run(model, _in_one(corpus), out, progress=told, **options)
-        return load(out)
+        return made(out)
     programs.run("oscar-calibrate", [_path(model), _corpus(corpus), _path(out), *programs.options(("oscar-calibrate",), options)],
                  progress)
-    return load(out)
+    return made(out)
 
 
 def fit(statistics, out, **options) -> Bundle:
@@ -89,6 +108,7 @@ def fit(statistics, out, **options) -> Bundle:
 
     statistics: a bundle or a statistics file. Options are those of `oscar-bundle fit`, such as preset="paper".
     """
+    _require_result("oscar-bundle fit", options)
     programs.run("oscar-bundle", ["fit", _path(statistics), f"--output={_path(out)}",
                                   *programs.options(("oscar-bundle", "fit"), options)])
     return load(out)
@@ -103,6 +123,8 @@ def import_rotation(keys, values, model, out, **options) -> Bundle:
     import tempfile
 
     import numpy as np
+
+    _require_result("oscar-bundle import", options)
 
     def array(matrices):
         if hasattr(matrices, "detach"):
@@ -122,18 +144,21 @@ def plan(model, **options) -> dict:
 
     Options: gpu_memory="80G", context=65536, users=32, tp=2, weights="16G", utilization=0.9.
     """
+    _require_result("oscar-bundle plan", options)
     return programs.run_for_json("oscar-bundle", ["plan", _path(model), *programs.options(("oscar-bundle", "plan"), options)])[0]
 
 
 def evaluate(model, bundle=None, *, corpus, engine: str | None = None, progress: bool = True, **options) -> "Evaluation":
     """Compares a bundle with the model as it is, and with other caches (oscar-eval).
 
-    bundle: a path, a loaded Bundle, or {name: path} of several. corpus: as in calibrate(), text that calibration has not
-    seen. Options are oscar-eval's, such as max_tokens=65536, compare=["bf16", "bundle"], tasks=["ppl", "niah"].
+    bundle: a path, a loaded Bundle, or {name: path} of several. The program reads the file: a Bundle that was edited, or whose
+    file has changed since, raises BundleError. corpus: as in calibrate(), text that calibration has not seen. Options
+    are oscar-eval's, such as max_tokens=65536, compare=["bf16", "bundle"], tasks=["ppl", "niah"].
 
     engine="transformers", or a loaded model, runs one bundle in transformers: perplexity, KL and top-1 agreement; options are
     then those of oscar_int2.calibration.evaluate.
     """
+    _require_result("oscar-eval", options)
     if _in_transformers(model, engine):
         from .calibration import evaluate as run
         if not isinstance(bundle, (str, os.PathLike, Bundle)):

@@ -4,7 +4,7 @@ import hashlib
 import json
 import pathlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import h5py
 import numpy as np
@@ -67,7 +67,10 @@ class Layer:
 
 @dataclass(frozen=True, repr=False)
 class Bundle:
-    """A rotation bundle. `layers[i].key.forward` is T [Hkv, d, d] of a layer's keys: a stored row is (x - mean) T."""
+    """A rotation bundle. `layers[i].key.forward` is T [Hkv, d, d] of a layer's keys: a stored row is (x - mean) T.
+
+    What load() reads is not to be edited in place: apply(), evaluate() and the like then raise BundleError. Matrices of your
+    own become a bundle by import_rotation()."""
 
     path: str
     content_sha256: str
@@ -76,6 +79,7 @@ class Bundle:
     quantizer: CacheFormat  # that it was made for
     layers: dict  # layer_id: Layer, in order
     positions: int = 0  # that the fit was made for; 0: unknown
+    _as_loaded: str = field(default="", init=False, compare=False)  # hash of all this behind load(); "": made otherwise
 
     def __repr__(self):
         quantized = sum(layer.quantized for layer in self.layers.values())
@@ -84,14 +88,44 @@ class Bundle:
 
     def inspect(self):
         """What `oscar-bundle inspect --json` says of the file, as a dictionary."""
+        self.require_same_file()
         return programs.run_for_json("oscar-bundle", ["inspect", self.path])[0]
 
     def statistics(self):
         """{layer_id: {name: array}}, float64 sums and counts under the names of lib/oscar/bundle/SCHEMA.md, such as
         `q_moment` [Hkv, d, d] and `count_q`. Nothing is divided. Empty where the file holds none (a published one)."""
+        self.require_same_file()
         with h5py.File(self.path) as file:
             groups = {layer_id: file.get(f"layers/{layer_id:03d}/statistics") for layer_id in self.layers}
             return {layer_id: {name: data[()] for name, data in group.items()} for layer_id, group in groups.items() if group}
+
+    def require_unedited(self):
+        """Raises BundleError if something in memory was edited since load() read it."""
+        if self._as_loaded and self._as_loaded != _hash_of(self):
+            raise BundleError(f"{self.path} was edited in memory since it was loaded, so it is no longer the bundle that "
+                              "content_sha256 names. load() it again; own matrices become a bundle by import_rotation()")
+
+    def require_as_in_file(self):
+        """Raises BundleError unless the file is what load() read, and nothing in memory was edited since. For programs, which
+        read the file."""
+        self.require_unedited()
+        if not self._as_loaded:
+            raise BundleError(f"this Bundle is not the one that load() read from {self.path}, which is what the programs read. "
+                              "Give a path; own matrices become a bundle by import_rotation()")
+        self.require_same_file()
+
+    def require_same_file(self):
+        """Raises BundleError unless the file at `path` has the content that load() read."""
+        try:
+            with h5py.File(self.path) as file:
+                found = file.attrs.get("content_sha256", b"")
+        except OSError as error:
+            raise BundleError(f"{self.path} can't be read any more: {error}") from error
+        found = found.decode() if isinstance(found, bytes) else str(found)
+        if found != self.content_sha256:
+            raise BundleError(f"the file {self.path} has changed since it was loaded (evaluate(write_back=True) changes it, too): "
+                              f"content_sha256 is {found[:12] or 'missing'} there and {self.content_sha256[:12]} here. load() it "
+                              "again, or give the path")
 
     def check_model(self, config):
         """Raises BundleMismatchError unless a model of this transformers-like config has the shape
@@ -315,8 +349,9 @@ class _Reader:
         if len(layers) != model.num_layers:
             self.refuse("/layers", f"{len(layers)} layers of a model of {model.num_layers}")
         serving = self.hash(_is_served)
-        return Bundle(self.path, stored, serving, model, quantizer, dict(sorted(layers.items())),
-                      self.positions())
+        made = Bundle(self.path, stored, serving, model, quantizer, dict(sorted(layers.items())), self.positions())
+        object.__setattr__(made, "_as_loaded", _hash_of(made))
+        return made
 
     def hash(self, counts=lambda path: True):
         return _content_sha256(self.objects, self.arrays, counts)
@@ -426,6 +461,25 @@ class _Reader:
 def content_sha256(objects):
     """The hash of lib/oscar/bundle/encode.h over {path: h5py object}."""
     return _content_sha256(objects, _arrays(objects))
+
+
+def _hash_of(bundle):
+    """Of what a Bundle holds in memory."""
+    hasher = hashlib.sha256()
+
+    def add(value):
+        if isinstance(value, torch.Tensor):
+            hasher.update(f"{value.dtype}{list(value.shape)}".encode())
+            hasher.update(value.detach().cpu().contiguous().numpy())
+        elif isinstance(value, (Layer, SideRecipe)):
+            for part in vars(value).values():
+                add(part)
+        else:
+            hasher.update(repr(value).encode())
+
+    for value in (bundle.model, bundle.quantizer, bundle.positions, list(bundle.layers), *bundle.layers.values()):
+        add(value)
+    return hasher.hexdigest()
 
 
 def _is_served(path):

@@ -62,6 +62,7 @@ class Generator:
             _check_count(name, value)
         if bundle is not None:
             bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
+            bundle.require_unedited()
             bundle.check_model(model_config(model))
         self.decoder, self.device = Decoder(model, compile), model.device
         if bundle is not None:

@@ -13,6 +13,7 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from .errors import BundleError, BundleMismatchError
@@ -110,7 +111,7 @@ def _weight_of(linear):
     if weight is None or not hasattr(linear, "get_delta_weight") or linear.merged or linear.disable_adapters:
         return weight
     for name in linear.active_adapters:
-        if name in getattr(linear, "lora_A", ()):
+        if any(name in getattr(linear, kept, ()) for kept in ("lora_A", "lora_embedding_A")):
             weight = weight.data + linear.get_delta_weight(name).to(weight.dtype)
     return weight
 
@@ -241,7 +242,7 @@ def check(bundle, layers, accepted, option, model=None, revision=None, logger=_l
         return
     if isinstance(problem, _OfFiles):
         logger.warning("%s: %s: %s", who, bundle.path, problem)
-    elif isinstance(problem, _Unknown):
+    elif isinstance(problem, Unknown):
         logger.warning("%s: %s: %s. Make sure that the bundle was calibrated on this very checkpoint", who,
                        bundle.path, problem)
     elif accepted == ANY:
@@ -268,7 +269,7 @@ def require_choice(accepted, option):
         raise BundleError(f"{option.split('=')[0].strip()} is {accepted!r}; expected {SAME!r} or {ANY!r}")
 
 
-class _Unknown(str):
+class Unknown(str):
     """Why weights could not be compared."""
 
 
@@ -277,7 +278,7 @@ class _OfFiles(str):
 
 
 def _problem(bundle, layers, files):
-    """What differs, as text; an _Unknown; an _OfFiles; or None: the weights in memory are those."""
+    """What differs, as text; an Unknown; an _OfFiles; or None: the weights in memory are those."""
     difference = compare(bundle, layers)
     if difference is not None:
         return str(difference) if difference.differ else None
@@ -286,13 +287,13 @@ def _problem(bundle, layers, files):
     why = ("the weights are quantized, or not in memory" if sampled else
            "the bundle has no samples of its weights, as those of earlier versions")
     if files is None or not made:
-        return _Unknown(f"weights could not be compared: {why}, and "
+        return Unknown(f"weights could not be compared: {why}, and "
                         f"{'the model has no files that are known' if made else 'no fingerprint'}")
     if files.suffix == ".gguf":
         found, made = _sha256_of(files), bundle.model.file_sha256
         same = found == made
     elif bundle.model.file_sha256:
-        return _Unknown(f"weights could not be compared: {why}, and it was made from a GGUF file")
+        return Unknown(f"weights could not be compared: {why}, and it was made from a GGUF file")
     else:
         found = fingerprint(files)
         same = found == made or fingerprint(files, all_bytes=True) == made
@@ -325,8 +326,8 @@ def files_of(model, revision=None):
     return path if any((path / name).is_file() for name in names) else None
 
 
-def fingerprint(folder, all_bytes=False):
-    """That of SafetensorsWeights::fingerprint (lib/oscar/io/safetensors.cpp)."""
+def _stored(folder):
+    """{name: (file, its header's end, entry)} of the tensors in a folder's safetensors files."""
     folder = pathlib.Path(folder)
     index = folder / "model.safetensors.index.json"
     shards = ["model.safetensors"]
@@ -339,9 +340,14 @@ def fingerprint(folder, all_bytes=False):
             header = json.loads(file.read(size))
         for name, entry in header.items():
             if name != "__metadata__":
-                entries[name.encode()] = (folder / shard, 8 + size, entry)
+                entries[name] = (folder / shard, 8 + size, entry)
+    return entries
+
+
+def fingerprint(folder, all_bytes=False):
+    """That of SafetensorsWeights::fingerprint (lib/oscar/io/safetensors.cpp)."""
     digest = hashlib.sha256()
-    for name, (path, base, entry) in sorted(entries.items()):
+    for name, (path, base, entry) in sorted((name.encode(), place) for name, place in _stored(folder).items()):
         digest.update(b"%d %s\n" % (len(name), name))
         digest.update(f"{entry['dtype']}\n{list(entry['shape'])}\n".encode())
         begin, end = entry["data_offsets"]
@@ -352,6 +358,79 @@ def fingerprint(folder, all_bytes=False):
                 for place in range(first, last, 1 << 20):
                     digest.update(file.read(min(1 << 20, last - place)))
     return digest.hexdigest()
+
+
+_FILE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_ENTRIES = 64  # of a tensor that are compared with its file
+
+
+def other_than_files(model, layers, folder):
+    """Whether a model in memory has other weights than the safetensors files of its folder: "" if it has the same, else what
+    differs, or why that can't be told (an Unknown), as text. `layers`: its decoder layers.
+
+    Compared are entries of every parameter whose name is in the files, by compare()'s rule. It can't be told unless
+    all parameters of `layers` are among them."""
+    files = _stored(folder)
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        if hasattr(module, "base_layer") and _acting(module):
+            return f"{name} has an adapter of another kind than LoRA"
+    maps, ends, differ, compared, missed = {}, {}, [], 0, None
+    for name in files:
+        ends.setdefault(_from_layers(name), []).append(name)
+    within = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    for name, parameter in model.named_parameters():
+        holder, _, leaf = name.rpartition(".")
+        owner = next((path for path in _parents(holder) if hasattr(modules[path], "base_layer")), None)
+        if owner is not None and not name.startswith(f"{owner}.base_layer."):
+            continue  # an adapter's own
+        if leaf == "weight" and owner == holder.removesuffix(".base_layer"):
+            parameter = _weight_of(modules[owner])
+        plain = name.replace(".base_layer.", ".")
+        found = [key for key in (plain, plain.removeprefix(f"{model.base_model_prefix}.")) if key in files][:1] or [
+            key for key in ends.get(_from_layers(plain), ()) if tuple(files[key][2]["shape"]) == tuple(parameter.shape)]
+        place = files[found[0]] if len(found) == 1 else None
+        if place and place[2]["dtype"] in _FILE_DTYPES and is_plain(parameter, place[2]["shape"]):
+            compared += 1
+            if not _same_entries(parameter.data, *place, maps):
+                differ.append(plain)
+        elif id(model.get_parameter(name)) in within:
+            missed = missed or plain
+    if differ:
+        return f"{differ[0]} differs, and {len(differ) - 1} more of {compared} tensors"
+    return Unknown(f"{missed} is not in them by that name, shape and kind of number") if missed else ""
+
+
+def _parents(path):
+    """The paths of a module and of those around it, from the innermost."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
+
+def _from_layers(name):
+    """The part of a tensor's name that checkpoints and versions of transformers agree on."""
+    return name[name.index("layers."):] if "layers." in name else name
+
+
+def _same_entries(tensor, path, base, entry, maps):
+    """Whether entries of a tensor are those of its file: one in each of 64 equal strips of rows, and of columns."""
+    columns = tensor.shape[-1] if tensor.dim() else 1
+    rows = max(tensor.numel() // max(columns, 1), 1)
+    strips = torch.arange(_ENTRIES)
+    across = sum((strips >> bit & 1) << (5 - bit) for bit in range(6)) if rows > 1 else strips  # bits reversed
+    row, column = (2 * strips + 1) * rows // (2 * _ENTRIES), (2 * across + 1) * columns // (2 * _ENTRIES)
+    if not tensor.numel():
+        return True
+    dtype = _FILE_DTYPES[entry["dtype"]]
+    places = row * columns + column
+    if path not in maps:
+        maps[path] = np.memmap(path, np.uint8, "r")
+    begin = base + entry["data_offsets"][0]
+    stored = np.array(maps[path][begin + places.numpy()[:, None] * dtype.itemsize + np.arange(dtype.itemsize)])
+    kept = torch.from_numpy(stored).view(dtype)[:, 0].bfloat16().float()
+    found = tensor.reshape(-1)[places.to(tensor.device)].float().cpu()
+    return bool(_rounds_to(found, kept, torch.tensor(tensor.dtype == torch.float16)).all())
 
 
 def _sha256_of(path):

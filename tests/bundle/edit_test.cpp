@@ -8,6 +8,7 @@
 #include "oscar/base/error.h"
 #include "oscar/bundle/raw_file.h"
 #include "oscar/bundle/schema.h"
+#include "oscar/cache/numeric.h"
 
 // A bundle is matched with its model field by field, as far as it stores them.
 
@@ -104,7 +105,101 @@ TEST_F(BundleMatch, OtherWeightsAreRefusedBeforeAnotherConfigIsSaid) {
   expect({"weights_fingerprint differs"});
 }
 
+// A model in memory may be other than its files, whose fingerprint a bundle names.
+class SampledMatch : public BundleMatch {
+ protected:
+  SampledMatch() {
+    std::map<std::string, TestTensor> tensors;
+    const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
+      const int64_t size = shape[0] * (shape.size() > 1 ? shape[1] : 1);
+      std::vector<float> values;
+      for (int64_t i = 0; i < size; ++i) {
+        values.push_back(0.01f * static_cast<float>(i + 1 + 64 * tensors.size()));
+      }
+      tensors[name] = {std::move(shape), std::move(values)};
+    };
+    for (const char* layer : {"model.layers.0.self_attn.", "model.layers.1.self_attn."}) {
+      const std::string at = layer;
+      add(at + "q_proj.weight", {8, 8});
+      add(at + "k_proj.weight", {4, 8});
+      add(at + "v_proj.weight", {4, 8});
+      add(at + "o_proj.weight", {8, 8});
+      add(at + "q_norm.weight", {4});
+      add(at + "k_norm.weight", {4});
+    }
+    write_file(folder_.path() / "model.safetensors", safetensors_bytes(tensors));
+    checkpoint_ = open_checkpoint(folder_.path().string());
+    bundle_.model = describe_model(checkpoint_, false);
+    bundle_.weight_samples = sample_weights(checkpoint_.config, *checkpoint_.weights);
+  }
+};
+
+TEST_F(SampledMatch, OtherSamplesAreRefusedThoughTheFingerprintIsTheSame) {
+  EXPECT_EQ(verdict(), "");
+  for (float& entry : bundle_.weight_samples[1].matrices.data) entry *= 2;
+  expect({"weight_samples differ", "W_Q of layer 1 differs, and 3 more of 18 tensors",
+          "calibrate this model"});
+}
+
+TEST_F(SampledMatch, ABiasThatTheFilesDoNotHaveIsSeen) {
+  bundle_.weight_samples[0].vectors[0](2, 5) = 0.5f;
+  expect({"b_V of layer 0 differs, and 0 more of 18 tensors"});
+}
+
+TEST_F(SampledMatch, WhatIsNotSampledIsNotCompared) {
+  for (WeightSamples& layer : bundle_.weight_samples) layer.vectors[0].row(4).setZero();  // k_norm
+  EXPECT_EQ(verdict(), "");
+  for (WeightSamples& layer : bundle_.weight_samples) layer.vectors = {};  // of earlier versions
+  EXPECT_EQ(verdict(), "");
+  bundle_.weight_samples.clear();
+  EXPECT_EQ(verdict(), "");
+}
+
+TEST_F(SampledMatch, AModelThatRanInFp16MayBeAnUlpAway) {
+  float& entry = bundle_.weight_samples[0].matrices[0](0, 0);
+  entry *= 1 + 1.0f / 128;  // a bf16 number of at least 0.5 units more
+  entry = bf16_to_float(float_to_bf16(entry));
+  bundle_.model.engine = "transformers 5.17.0, float16";
+  EXPECT_EQ(verdict(), "");
+  bundle_.model.engine = "transformers 5.17.0, float32";
+  expect({"W_Q of layer 0 differs, and 0 more"});
+  bundle_.model.engine = "transformers 5.17.0, float16";
+  entry *= 1.1f;
+  expect({"W_Q of layer 0 differs, and 0 more"});
+}
+
+TEST_F(SampledMatch, ABundleThatNamesNoFilesIsKnownByItsSamples) {
+  bundle_.model.weights_fingerprint.clear();
+  expect({"b.h5: the bundle names no files of weights"});
+  bundle_.model.config_sha256 = "other";
+  expect({"names no files of weights", "\nb.h5: the model's configuration"});
+  bundle_.weight_samples[0].matrices[0](3, 7) += 1;
+  expect({"W_O of layer 0 differs"});
+  bundle_.weight_samples.clear();
+  expect({"does not say which weights it was calibrated on",
+          "weights_fingerprint, or weight_samples"});
+}
+
 }  // namespace
+
+TEST(Merge, SumsOfOtherWeightsAreRefused) {
+  Bundle a = sample::statistics_bundle(), b = a;
+  b.weight_samples[1].matrices[1](2, 3) += 1;
+  const auto refusal = [&] {
+    try {
+      merge_statistics({a, b}, {"a.h5", "b.h5"}, true);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  for (const char* word : {"different weights", "b.h5: weight_samples", "those of a.h5",
+                           "W_V of layer 1 differs, and 0 more of 18 tensors"}) {
+    EXPECT_NE(refusal().find(word), std::string::npos) << refusal();
+  }
+  a.weight_samples.clear();  // not known
+  EXPECT_EQ(refusal(), "");
+}
 
 // With a gate, M_O is a mean over the text.
 

@@ -50,6 +50,24 @@ class Merging(BundleCase):
             self.assertIn(word, result.stderr)
             self.assertFalse(out.exists())
 
+    def sampled(self, name, seed, shift=0.0):
+        path = make_file(self.folder / name, statistics_only=True, seed=seed)
+        with h5py.File(path, "r+") as file:
+            for number, layer in enumerate(file["layers"].values()):
+                values = np.arange(HEADS * 64).reshape(HEADS, 4, 16) + 1.0
+                values[0, 2, 7] += shift * number
+                dataset(layer, "weight_samples", values, "<f4")
+            seal(file)
+        return path
+
+    def test_sums_of_other_weights_of_the_same_files_are_refused(self):
+        a, same, other = self.sampled("a.h5", 1), self.sampled("b.h5", 2), self.sampled("o.h5", 3, 1.0)
+        self.run_ok("oscar-bundle", "merge", a, same, "-o", self.folder / "c.h5")
+        result = run("merge", a, same, other, "-o", self.folder / "d.h5")
+        self.assertEqual(result.returncode, 1)
+        for word in ("different weights", "o.h5: weight_samples", "W_V of layer 1 differs, and 0 more of 8 tensors"):
+            self.assertIn(word, result.stderr)
+        self.assertFalse((self.folder / "d.h5").exists())
 
     def weighted(self, name, seed, **windows):
         """A file with sums by attention, made with other windows than the usual ones."""

@@ -6,6 +6,10 @@ import shutil
 import tempfile
 import unittest
 
+import h5py
+import numpy as np
+
+from bundle.verify_bundle import content_sha256
 from support.programs import SOURCE, run
 
 MODEL = SOURCE / "datasets" / "tiny-gqa"
@@ -38,6 +42,22 @@ class SeveralBundles(unittest.TestCase):
         self.assertEqual(result.returncode, code, result.stderr)
         self.assertEqual(out.exists(), code == 0)
         return json.loads(out.read_text()) if code == 0 else result.stderr
+
+    def test_a_bundle_of_a_model_that_was_changed_in_memory_is_refused(self):
+        """It names the fingerprint of the files, and has samples of the weights that ran."""
+        changed = self.folder / "changed.h5"
+        shutil.copy(self.one, changed)
+        with h5py.File(changed, "r+") as file:
+            file["layers/003/weight_samples"][:, 1] *= 2
+            file.attrs["content_sha256"] = np.bytes_(content_sha256(file))
+        text = self.evaluate("--bundle", changed, "--compare", "bundle", code=1)
+        self.assertRegex(text, "changed.h5(.|\n)*W_K of layer 3 differs, and 0 more of")
+        self.assertIn("changed.h5", self.evaluate("--bundle", self.one, "--bundle", f"other={changed}", "--compare",
+                                                  "bundle,other", code=1))
+        folded = run("oscar-bundle", "fold", changed, MODEL, self.folder / "folded")
+        self.assertEqual(folded.returncode, 1)
+        self.assertIn("W_K of layer 3 differs", folded.stderr)
+        self.assertFalse((self.folder / "folded").exists())
 
     def test_a_named_bundle_gives_the_figures_it_gives_alone(self):
         report = self.evaluate("--bundle", self.one, "--bundle", f"paper={self.two}", "--bundle",

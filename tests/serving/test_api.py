@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Calibration and evaluation from Python: the bytes and figures of the programs, their errors, progress, and Ctrl-C."""
 import contextlib
+import dataclasses
 import importlib.util
 import io
 import json
 import logging
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import transformers
 
 from serving_case import BUNDLE, MODEL, SOURCE
 import oscar_int2
+import oscar_int2.transformers
 from oscar_int2 import programs
 
 DATA = SOURCE / "datasets" / "tiny-gqa"
@@ -208,6 +211,67 @@ class Api(unittest.TestCase):
                 self.assertRaisesRegex(oscar_int2.OscarError, "not installed"):
             oscar_int2.plan("tiny-gqa")
 
+    def test_an_option_that_makes_nothing_to_return_is_refused_by_name(self):
+        there, loaded = self.bundle.path, mock.Mock(spec=["named_parameters"])
+        calls = {"oscar-calibrate": lambda **o: oscar_int2.calibrate("tiny-gqa", CALIBRATION, there, **o),
+                 "oscar-calibrate ": lambda **o: oscar_int2.calibrate(loaded, CALIBRATION, there, **o),
+                 "oscar-eval": lambda **o: oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=HELDOUT, **o),
+                 "oscar-eval ": lambda **o: oscar_int2.evaluate(loaded, self.bundle, corpus=HELDOUT, **o)}
+        others = {"oscar-bundle fit": lambda **o: oscar_int2.fit(self.bundle, there, **o),
+                  "oscar-bundle import": lambda **o: oscar_int2.import_rotation([], [], "tiny-gqa", there, **o),
+                  "oscar-bundle plan": lambda **o: oscar_int2.plan("tiny-gqa", **o)}
+        with mock.patch.object(programs, "run", side_effect=AssertionError("it ran")):
+            for program, call in (calls | others).items():
+                for name, option in (("dry_run", "--dry-run"), ("help", "--help"), ("version", "--version")):
+                    with self.subTest(program=program, name=name), self.assertRaisesRegex(
+                            ValueError, f"^{name}=True: .*`{program.strip()} ... {option}` itself"):
+                        call(**{name: True})
+            with self.assertRaisesRegex(ValueError, "or plan.. for the memory"):
+                calls["oscar-calibrate"](dry_run=True)
+            with self.assertRaisesRegex(AssertionError, "it ran"):
+                calls["oscar-calibrate"](dry_run=False)
+
+    def test_statistics_alone_are_a_path_that_fit_takes(self):
+        sums = oscar_int2.calibrate("tiny-gqa", CALIBRATION, self.place / "sums.h5", progress=False, statistics_only=True, **FAST)
+        self.assertEqual(sums, self.place / "sums.h5")
+        ours, whole = (oscar_int2.fit(source, self.place / f"of_{i}.h5", preset="paper") for i, source in enumerate((sums, self.bundle)))
+        self.assertTrue(torch.equal(ours.layers[3].key.forward, whole.layers[3].key.forward))
+
+    def test_a_bundle_whose_file_has_changed_is_refused(self):
+        path = self.place / "replaced.h5"
+        shutil.copy(self.bundle.path, path)
+        bundle = oscar_int2.load(path)
+        options = {"corpus": HELDOUT, "progress": False, "max_tokens": 1280, "sequence_length": 640, "device": "cpu"}
+        oscar_int2.fit(bundle, self.place / "other.h5", preset="paper")  # the file is as it was
+        for text, change in (("replaced.h5 has changed since it was loaded.*load.. it again", lambda: shutil.copy(self.place / "other.h5", path)),
+                             ("can't be read any more", path.unlink)):
+            change()
+            for call in (lambda: oscar_int2.evaluate("tiny-gqa", bundle, **options),
+                         lambda: oscar_int2.evaluate("tiny-gqa", {"a": bundle}, **options),
+                         lambda: oscar_int2.fit(bundle, self.place / "never.h5"), bundle.inspect, bundle.statistics):
+                with self.assertRaisesRegex(oscar_int2.BundleError, text):
+                    call()
+            if path.exists():
+                with self.assertRaisesRegex(oscar_int2.BundleError, text):
+                    oscar_int2.evaluate(MODEL, bundle, engine="transformers", **options)
+        self.assertFalse((self.place / "never.h5").exists())
+
+    def test_a_bundle_that_was_edited_is_refused(self):
+        edits = (lambda b: b.layers[2].key.forward[0].copy_(torch.eye(128)), lambda b: b.layers[7].value.mean.numpy().fill(1),
+                 lambda b: b.layers.pop(3), lambda b: b.model.rope.update(rope_theta=1.0), lambda b: b.layers[1].weight_samples.data.zero_())
+        model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
+        for edit in edits:
+            bundle = oscar_int2.load(self.bundle.path)
+            bundle.require_as_in_file()
+            edit(bundle)
+            for call in (lambda: oscar_int2.evaluate("tiny-gqa", bundle, corpus=HELDOUT), lambda: oscar_int2.transformers.apply(model, bundle),
+                         lambda: oscar_int2.evaluate(model, bundle, corpus=HELDOUT), lambda: oscar_int2.Generator(model, bundle)):
+                with self.assertRaisesRegex(oscar_int2.BundleError, "was edited in memory.*load.. it again; .*import_rotation"):
+                    call()
+        made = dataclasses.replace(self.bundle, positions=5)
+        with self.assertRaisesRegex(oscar_int2.BundleError, "not the one that load.. read.*Give a path"):
+            oscar_int2.evaluate("tiny-gqa", made, corpus=HELDOUT)
+
     def test_a_missing_program_is_named(self):
         with mock.patch.dict(os.environ, PATH="", OSCAR_BIN=""), mock.patch.object(programs, "CHECKOUT", None), \
                 self.assertRaisesRegex(oscar_int2.OscarError, "oscar-eval is not installed"):
@@ -313,6 +377,12 @@ class InTransformers(unittest.TestCase):
         with mock.patch("tqdm.auto.tqdm", side_effect=AssertionError("a bar")):
             oscar_int2.evaluate(MODEL, bundle, corpus=HELDOUT, engine="transformers", max_tokens=640, sequence_length=640,
                                 device="cpu", progress=False)
+
+    def test_statistics_alone_are_a_path_that_fit_takes(self):
+        sums = oscar_int2.calibrate(MODEL, CALIBRATION, self.place / "sums.h5", engine="transformers", statistics_only=True,
+                                    max_tokens=1024, sequence_length=512, device="cpu", progress=False)
+        self.assertEqual(sums, self.place / "sums.h5")
+        self.assertEqual(list(oscar_int2.fit(sums, self.place / "fitted.h5").layers), list(range(8)))
 
     def test_what_that_engine_does_not_take_is_said(self):
         for text, call in (

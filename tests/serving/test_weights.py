@@ -5,10 +5,12 @@ import contextlib
 import copy
 import dataclasses
 import hashlib
+import logging
 import pathlib
 import tempfile
 import unittest
 
+import h5py
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
@@ -17,6 +19,7 @@ import serving_case
 import oscar_int2
 import oscar_int2.transformers
 from oscar_int2 import weights
+from oscar_int2.calibration import calibrate
 from oscar_int2.errors import BundleMismatchError
 from oscar_int2.transformers import apply, remove
 from support import checkpoints
@@ -211,6 +214,89 @@ class Samples(WeightsTest):
             with self.subTest(kept=kept):
                 kept = torch.tensor([[kept]]).bfloat16().float()
                 self.assertEqual(weights._rounds_to(found, kept, half)[0, 0].tolist(), [bool(x) for x in same])
+
+
+class Recorded(WeightsTest):
+    """A calibration in transformers names the files of the model if its weights in memory are theirs."""
+
+    def recorded(self, model, name="sums.h5"):
+        """(fingerprint in the file, warnings of a calibration)."""
+        ids, path = torch.randint(0, 256, (2, 400), generator=torch.Generator().manual_seed(3)), self.folder / name
+        path.unlink(missing_ok=True)
+        with self.assertLogs("oscar_int2", "WARNING") as said:
+            logging.getLogger("oscar_int2").warning("begun")
+            calibrate(model, ids.tolist(), path, statistics_only=True, device="cpu")
+        with h5py.File(path) as file:
+            return file["model"].attrs["weights_fingerprint"].decode(), said.output[1:]
+
+    def loaded(self, dtype=torch.float32, folder=None):
+        return AutoModelForCausalLM.from_pretrained(folder or self.ours, dtype=dtype)
+
+    def none_recorded(self, model, text):
+        found, said = self.recorded(model)
+        self.assertEqual((found, len(said)), ("", 1))
+        self.assertRegex(said[0], f"the weights in memory {text}.*names no files of weights.*give their folder")
+
+    def test_weights_of_the_files_are_named_in_every_dtype(self):
+        expected = self.bundle.model.weights_fingerprint, []
+        for model in (self.ours, *map(self.loaded, (torch.float32, torch.bfloat16, torch.float16))):
+            self.assertEqual(self.recorded(model), expected)
+        sharded = self.folder / "sharded"
+        self.loaded().save_pretrained(sharded, max_shard_size="100KB")
+        self.assertGreater(len(list(sharded.glob("*.safetensors"))), 1)
+        self.assertEqual(self.recorded(self.loaded(folder=sharded)), (weights.fingerprint(sharded), []))
+
+    def test_weights_that_were_edited_are_not(self):
+        for name, part in (("self_attn.k_proj", slice(32, 64)), ("self_attn.o_proj", (slice(None), slice(64, 128))),
+                           ("mlp.down_proj", slice(None)), ("self_attn.k_norm", slice(None))):
+            model = self.loaded()
+            model.get_parameter(f"model.layers.2.{name}.weight").data[part] *= 1.01
+            self.none_recorded(model, f"are not those in {self.ours}: model.layers.2.{name}.weight differs, and 0 more of 35")
+
+    def test_files_that_changed_behind_a_loaded_model_are_not(self):
+        folder = self.make(self.folder / "behind", 0)
+        model = self.loaded(folder=folder)
+        checkpoints.write_checkpoint(folder, tensors=checkpoints.qwen3_tensors(checkpoints.QWEN3_MINI, 1))
+        self.none_recorded(model, f"are not those in {folder}")
+
+    def test_an_adapter_counts_while_it_acts(self):
+        for linear in ("self_attn.q_proj", "mlp.up_proj"):
+            model = self.loaded()
+            holder, _, name = linear.rpartition(".")
+            holder = model.get_submodule(f"model.layers.1.{holder}")
+            setattr(holder, name, adapter := Adapter(getattr(holder, name), 0.01))
+            adapter.in_features, adapter.out_features = adapter.base_layer.in_features, adapter.base_layer.out_features
+            self.none_recorded(model, f"are not those.*layers.1.{linear}.weight differs, and 0 more")
+            adapter.delta = 0 * adapter.delta  # as an adapter begins
+            self.assertEqual(self.recorded(model), (self.bundle.model.weights_fingerprint, []))
+            setattr(holder, name, OtherAdapter(adapter.base_layer, 3.0))
+            self.none_recorded(model, f"are not those.*layers.1.{linear} has an adapter of another kind than LoRA")
+
+    def test_weights_that_can_not_be_compared_are_not(self):
+        model = self.loaded()
+        torch.nn.utils.parametrizations.weight_norm(model.model.layers[0].mlp.up_proj)
+        self.none_recorded(model, f"could not be compared with those in {self.ours}: "
+                                  "model.layers.0.mlp.up_proj.parametrizations.weight.original0 is not in them")
+
+    def test_programs_know_such_a_bundle_by_its_samples(self):
+        """And refuse one of other weights, whatever fingerprint it has."""
+        model = self.loaded()
+        model.model.layers[0].mlp.up_proj.weight.data *= 1.01
+        self.none_recorded(model, "are not those")
+        corpus, fitted = self.folder / "corpus.txt", self.folder / "fitted.h5"
+        options = ["--corpus", corpus, "--compare", "bundle", "--max-tokens", 1024, "--sequence-length", 512, "--device", "cpu",
+                   "--separators", "off"]
+        run("oscar-bundle", "fit", self.folder / "sums.h5", "-o", fitted, "--force")
+        taken = run("oscar-eval", self.ours, "--bundle", fitted, *options)
+        self.assertEqual(taken.returncode, 0, taken.stderr)
+        self.assertIn("names no files of weights", taken.stderr)
+        model.model.layers[1].self_attn.v_proj.weight.data *= 1.01
+        self.none_recorded(model, "are not those")
+        run("oscar-bundle", "fit", self.folder / "sums.h5", "-o", fitted, "--force")
+        for refused in (run("oscar-eval", self.ours, "--bundle", fitted, *options),
+                        run("oscar-bundle", "fold", fitted, self.ours, self.folder / "folded")):
+            self.assertEqual(refused.returncode, 1)
+            self.assertIn("W_V of layer 1 differs, and 0 more of", refused.stderr)
 
 
 class Vectors(WeightsTest):

@@ -192,11 +192,21 @@ void require_same_model(const Bundle& bundle, const Bundle& other, const std::st
     // The model's name is a label, and of its file other parts may change; the fingerprint decides.
     if (attribute == "name" || attribute == schema::kFileHash) continue;
     if (b.values[attribute] == value) continue;
+    const auto shown = [](const std::string& text) { return text.empty() ? "none" : text; };
     throw Error({.what = "statistics of different models cannot be put together",
                  .where = other_name + ": /model attribute " + attribute,
-                 .expected = value + " (" + name + ")",
-                 .found = b.values[attribute]});
+                 .expected = shown(value) + " (" + name + ")",
+                 .found = shown(b.values[attribute])});
   }
+  const std::string difference =
+      weight_difference(bundle.weight_samples, other.weight_samples, false);
+  if (difference.empty()) return;
+  throw Error(
+      {.what = "statistics of different weights cannot be put together",
+       .where = other_name + ": weight_samples",
+       .expected = "those of " + name,
+       .found = difference,
+       .hint = "calibrate the same weights; a model in memory may be other than its files"});
 }
 
 namespace {
@@ -587,6 +597,45 @@ void check_attention(const LayerGeometry& theirs, const ModelConfig& config,
                 std::to_string(theirs.sliding_window), where, hint);
 }
 
+// By the fingerprint of the files, and by samples of the weights that ran, which need not have been
+// those of the files. Returns a warning where a bundle names no files.
+std::string check_weights(const Bundle& bundle, const Checkpoint& checkpoint,
+                          const std::string& where, const std::string& calibrate) {
+  const BundleModel& model = bundle.model;
+  const std::string hint = "a fine-tune needs a calibration of its own: " + calibrate;
+  const bool named = !model.weights_fingerprint.empty();
+  if (named && checkpoint.weights->fingerprint(false) != model.weights_fingerprint) {
+    require_equal("weights_fingerprint", checkpoint.weights->fingerprint(true),
+                  model.weights_fingerprint, where, hint);
+  }
+  std::vector<WeightSamples> ours;
+  if (!bundle.weight_samples.empty()) {
+    ours = sample_weights(checkpoint.config, *checkpoint.weights);
+  }
+  const bool ran_fp16 = model.engine.ends_with(", float16");
+  const std::string difference = weight_difference(ours, bundle.weight_samples, ran_fp16);
+  if (!difference.empty()) {
+    throw Error({.what = "the bundle is of another model: weight_samples differ",
+                 .where = where,
+                 .expected = "entries of the weights in " + checkpoint.path.string(),
+                 .found = difference,
+                 .hint = hint});
+  }
+  if (named) return "";
+  if (ours.empty()) {
+    throw Error({.what = "the bundle does not say which weights it was calibrated on",
+                 .where = where,
+                 .expected = "weights_fingerprint, or weight_samples",
+                 .found = "neither",
+                 .hint = calibrate});
+  }
+  return fmt::format(
+      "{}: the bundle names no files of weights. Its samples of attention weights are this "
+      "model's; "
+      "whether all others were the same is not known",
+      where);
+}
+
 }  // namespace
 
 BundleModel describe_model(const Checkpoint& checkpoint, bool hash_weights) {
@@ -632,22 +681,24 @@ std::string check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpo
   require_equal("rope", config.rope.as_run.dump(), model.rope.dump(), bundle_path,
                 "give the bundle's rope scaling with --rope-scaling, or calibrate with the one "
                 "that is served");
-  if (checkpoint.weights->fingerprint(false) != model.weights_fingerprint) {
-    require_equal("weights_fingerprint", checkpoint.weights->fingerprint(true),
-                  model.weights_fingerprint, bundle_path,
-                  "a fine-tune needs a calibration of its own: " + calibrate);
-  }
+  std::string warning = check_weights(bundle, checkpoint, bundle_path, calibrate);
   if (!model.tokenizer_sha256.empty()) {
     require_equal("tokenizer_sha256", checkpoint.tokenizer_sha256, model.tokenizer_sha256,
                   bundle_path, calibrate);
   }
-  if (model.config_sha256.empty() || model.config_sha256 == checkpoint.config_sha256) return "";
-  return fmt::format(
-      "{}: the model's configuration is not the one of the calibration (config_sha256 {} of the "
-      "model, {} of the "
-      "bundle); check that no key of config.json that changes the computation differs, such as "
-      "rms_norm_eps",
-      bundle_path, checkpoint.config_sha256.substr(0, 12), model.config_sha256.substr(0, 12));
+  if (model.config_sha256.empty() || model.config_sha256 == checkpoint.config_sha256) {
+    return warning;
+  }
+  if (!warning.empty()) warning += "\n";
+  return warning + fmt::format(
+                       "{}: the model's configuration is not the one of the calibration "
+                       "(config_sha256 {} of the "
+                       "model, {} of the "
+                       "bundle); check that no key of config.json that changes the computation "
+                       "differs, such as "
+                       "rms_norm_eps",
+                       bundle_path, checkpoint.config_sha256.substr(0, 12),
+                       model.config_sha256.substr(0, 12));
 }
 
 // Sampling rule and hashes, to the file and back.

@@ -38,7 +38,8 @@ Json held_back_part(const Bundle& bundle);
 void require_statistics(const Bundle& bundle, const std::string& name);
 
 // Throws Error naming the first attribute of /model that differs; the model's name, a label, may.
-// `name` and `other_name` are the files.
+// Or the tensor whose weight_samples differ, where both files have them. `name` and `other_name`
+// are the files.
 void require_same_model(const Bundle& bundle, const Bundle& other, const std::string& name,
                         const std::string& other_name);
 
@@ -118,8 +119,10 @@ BundleModel describe_model(const Checkpoint& checkpoint, bool hash_weights);
 
 // Throws Error naming the field that differs, with both values: shape of the model, rope as run,
 // kind and sliding window of each layer's attention, weights (a fine-tune of the same base differs
-// only there), tokenizer. Returns a warning when config.json differs although all of these agree,
-// as a bundle holds no more of it (not the epsilon of norms, for example); else "".
+// only there), tokenizer. Weights are compared by the fingerprint and, where the bundle has
+// weight_samples, by those of the checkpoint: one of the two must be there. Returns a warning when
+// config.json differs although all of these agree, as a bundle holds no more of it (not the epsilon
+// of norms, for example), and when there was no fingerprint to compare; else "".
 [[nodiscard]] std::string check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpoint,
                                                const std::string& bundle_path);
 

@@ -1,6 +1,7 @@
 // One row at a time, from the file or from the decoder of its type.
 #include "oscar/bundle/weight_samples.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -145,6 +146,69 @@ std::vector<WeightSamples> sample_weights(const ModelConfig& config, const Weigh
     check_finite(samples.vectors, weights, layer);
   }
   return layers;
+}
+
+namespace {
+
+constexpr std::array kMatrixNames = {"W_Q", "W_K", "W_V", "W_O"};
+constexpr std::array kVectorNames = {"b_Q", "b_K", "b_V", "q_norm", "k_norm"};
+constexpr int kFirstNorm = 3;
+static_assert(kMatrixNames.size() == kSampledMatrices && kVectorNames.size() == kSampledVectors);
+
+bool is_same_entry(float a, float b, bool fp16) {
+  if (a == b || !fp16) return a == b;
+  int exponent = 0;  // the larger one is below 2^exponent
+  std::frexp(std::max(std::abs(a), std::abs(b)), &exponent);
+  const double ulp = std::ldexp(1.0, exponent - 8), subnormal = std::ldexp(1.0, -24);
+  return std::abs(double{a} - double{b}) <= ulp + subnormal;
+}
+
+// What was compared so far.
+struct SampleDifferences {
+  std::string first;  // tensor that differs
+  int tensors = 0, differing_tensors = 0;
+  int64_t entries = 0, differing_entries = 0;
+
+  template <size_t N>
+  void add(const MatrixStack<float>& a, const MatrixStack<float>& b,
+           const std::array<const char*, N>& names, int first_norm, size_t layer, bool fp16) {
+    if (a.empty() || b.empty()) return;
+    const int heads = std::min(a.count, b.count);
+    for (int tensor = 0; tensor < static_cast<int>(N); ++tensor) {
+      int64_t compared = 0, differing = 0;
+      for (int head = 0; head < heads; ++head) {
+        const auto x = a[head].row(tensor), y = b[head].row(tensor);
+        if (tensor >= first_norm && (x.isZero(0) || y.isZero(0))) continue;
+        compared += kWeightSamples;
+        for (int i = 0; i < kWeightSamples; ++i) {
+          differing += is_same_entry(x[i], y[i], fp16) ? 0 : 1;
+        }
+      }
+      entries += compared;
+      differing_entries += differing;
+      tensors += compared > 0 ? 1 : 0;
+      if (differing == 0) continue;
+      ++differing_tensors;
+      if (first.empty()) first = fmt::format("{} of layer {}", names[tensor], layer);
+    }
+  }
+};
+
+}  // namespace
+
+std::string weight_difference(const std::vector<WeightSamples>& a,
+                              const std::vector<WeightSamples>& b, bool fp16) {
+  SampleDifferences found;
+  for (size_t layer = 0; layer < std::min(a.size(), b.size()); ++layer) {
+    found.add(a[layer].matrices, b[layer].matrices, kMatrixNames, kSampledMatrices, layer, fp16);
+    found.add(a[layer].vectors, b[layer].vectors, kVectorNames, kFirstNorm, layer, fp16);
+  }
+  if (found.differing_entries == 0) return "";
+  return fmt::format(
+      "{} differs, and {} more of {} tensors: {:.1f}% of {} sampled entries", found.first,
+      found.differing_tensors - 1, found.tensors,
+      100.0 * static_cast<double>(found.differing_entries) / static_cast<double>(found.entries),
+      found.entries);
 }
 
 }  // namespace oscar

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "oscar/fit/linalg.h"
@@ -52,5 +53,12 @@ struct WeightSamples {
 // as in bundles of the engine in transformers. Reads no more than the rows that are sampled. Throws
 // Error for tensors that are missing or of another shape.
 std::vector<WeightSamples> sample_weights(const ModelConfig& config, const WeightSource& weights);
+
+// Where samples of two files differ, by layer id, in words for a message; "": nowhere. Compared are
+// tensors that both have. Servers' rule (python/oscar_int2/weights.py): entries are the same if
+// they are once rounded to bf16. `fp16`: one side was rounded to fp16 before, and may be an ulp
+// away. A norm of zeros is one that the model does not have, or that its engine did not find.
+std::string weight_difference(const std::vector<WeightSamples>& a,
+                              const std::vector<WeightSamples>& b, bool fp16);
 
 }  // namespace oscar

@@ -38,7 +38,8 @@ def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_opt
     also words that leave a part to it. `sequence_length`: tokens of a sequence; None: the model's context, 4096 at most.
     `format`: the CacheFormat of the bundle, whose windows say which rows are INT2; None: 64 + 256, a head as its group.
     `device`: where layers run, one at a time; None: a GPU if there is one. `dtype`: of the run; None: as stored on a GPU,
-    float32 on a CPU. `progress(layer, layers)`: called as layers begin. Why nothing is searched, of all layers or of one,
+    float32 on a CPU. The bundle records the fingerprint of the model's files if the weights that ran are seen to be theirs;
+    else a warning says so, by the logger `oscar_int2`. `progress(layer, layers)`: called as layers begin. Why nothing is searched, of all layers or of one,
     goes to the logger `oscar_int2`. Raises UnsupportedError, naming the layer, for a model that is not calibrated,
     ValueError for a corpus without tokens and for sequences beyond the model's context, FileExistsError where `out` is there,
     OSError where the disk has no room for rows."""
@@ -74,7 +75,8 @@ def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_opt
         with observed(model):
             found = Collection(model, batches, format, device, progress, rows)
         text, hashes = describe_text(sequences, sources)
-        described = describe_model(model, found.base.facts.shape, found.base.facts.num_qo_heads, found.base.parameters)
+        described = describe_model(model, found.base.facts.shape, found.base.facts.num_qo_heads, found.base.parameters,
+                                   own_model)
 
         def write(path, all_text):
             write_statistics(path, described, text, hashes, format, list(found.file_layers(all_text)))

@@ -39,6 +39,9 @@ def evaluate(model, bundle, corpus, *, sequence_length=None, max_tokens=None, ba
     of, by the logger `oscar_int2`. Raises BundleMismatchError for a bundle of another model, ValueError where no token
     counts and for sequences beyond the model's context."""
     bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
+    bundle.require_unedited()
+    if pathlib.Path(bundle.path).exists():  # what it holds of its text is read there
+        bundle.require_same_file()
     sequence_length = sequence_tokens(config_of(model, trust_remote_code), sequence_length)
     sequences, _ = read_corpus(corpus, lambda: tokenizer_of(model), sequence_length, max_tokens)
     device = run_device(model, device)

@@ -1,6 +1,7 @@
 """What a statistics file says of its model, and the file itself (lib/oscar/bundle/SCHEMA.md)."""
 import hashlib
 import json
+import logging
 import math
 import os
 import pathlib
@@ -15,10 +16,12 @@ from .._version import __version__
 from ..bundle import content_sha256
 from ..recipe import METADATA_DTYPES
 from ..rope import inverse_frequencies, yarn_attention_factor
-from ..weights import fingerprint
-from .layers import text_config
+from ..weights import Unknown, fingerprint, other_than_files
+from .layers import decoder_layers, text_config
 from .probe import Rope
 from .shared_text import CAPACITY, NGRAM, RULE, ngram_hashes
+
+_log = logging.getLogger("oscar_int2")
 
 
 # RoPE: the config's parameters where they give the frequencies that were seen, else the frequencies themselves.
@@ -118,8 +121,8 @@ def _of_config(config, served):
 
 # Model and text.
 
-def describe_model(model, shape, num_qo_heads, rope):
-    """Attributes of /model."""
+def describe_model(model, shape, num_qo_heads, rope, loaded_here=False):
+    """Attributes of /model. `loaded_here`: by this run, from the files that are there."""
     config, folder = model.config, _folder(model)
     files = folder if folder and (folder / "config.json").is_file() else None
     text = (files / "config.json").read_text() if files else config.to_json_string()
@@ -136,9 +139,21 @@ def describe_model(model, shape, num_qo_heads, rope):
             "hidden_size": described.hidden_size, "rope": json.dumps(rope, separators=(",", ":")),
             "config_sha256": _sha256(text.encode()),
             "tokenizer_sha256": _sha256_of(files, "tokenizer.json"), "chat_template_sha256": _chat_template(files),
-            "weights_fingerprint": fingerprint(files) if weights else "",
+            "weights_fingerprint": _fingerprint(model, files, loaded_here) if weights else "",
             "engine": f"transformers {transformers.__version__}, {str(model.dtype).removeprefix('torch.')}",
             **({"quantization": str(method["quant_method"])} if method.get("quant_method") else {})}
+
+
+def _fingerprint(model, folder, loaded_here):
+    """That of the folder's files; "", with a warning, if the model's weights are others, or may be."""
+    problem = other_than_files(model, decoder_layers(model), folder)
+    if not problem or isinstance(problem, Unknown) and loaded_here:
+        return fingerprint(folder)
+    said = (f"could not be compared with those in {folder}: {problem}" if isinstance(problem, Unknown) else
+            f"are not those in {folder}: {problem}")
+    _log.warning("oscar_int2: the weights in memory %s. The bundle names no files of weights; it is known by the "
+                 "samples of attention weights that it holds. To calibrate the files, give their folder", said)
+    return ""
 
 
 def _folder(model):

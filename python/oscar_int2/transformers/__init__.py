@@ -56,7 +56,7 @@ def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact",
     `weights`: "same" refuses a bundle that was calibrated on other weights than the model has; "any"
     serves it and says so: for a fine-tune of the calibrated model, and a model in training.
     Applied again, it replaces what was applied. A model inside peft's is found there.
-    Raises BundleError for an unsound bundle, BundleMismatchError for one of another model,
+    Raises BundleError for an unsound bundle or one that was edited in memory, BundleMismatchError for one of another model,
     UnsupportedError for a model or a transformers that isn't served.
     """
     require_version()
@@ -65,6 +65,7 @@ def apply(model, bundle, *, max_tokens=None, demote_block=None, prompts="exact",
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"{name} of apply() is {value!r}, expected a whole number from 1 on, or None")
     bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
+    bundle.require_unedited()
     attentions = _attentions(inner, bundle)
     check_mode(prompts)
     check_weights(bundle, inner, {module.layer_idx: module for module in attentions}, weights, "apply")

@@ -46,7 +46,7 @@ FOREIGN_OPTIONS = {"--kv-cache-dtype": "vLLM's", "--no-enable-chunked-prefill": 
                    "--no-enable-prefix-caching": "vLLM's", "--model-impl": "vLLM's", "--kv-cache-dtype-skip-layers": "vLLM's",
                    "--prefix-match-unit": "vLLM's", "--mamba-cache-mode": "vLLM's", "--gdn-prefill-backend": "vLLM's",
                    "--max-num-batched-tokens": "vLLM's", "--use_cache": "lm-eval's",
-                   "--scheduler-cls": "vLLM's", "--enable-cumem-allocator": "vLLM's",
+                   "--scheduler-cls": "vLLM's", "--worker-cls": "vLLM's", "--enable-cumem-allocator": "vLLM's",
                    "--gtest_filter": "GoogleTest's",
                    "--install": "CMake's", "--prefix": "CMake's", "--test-dir": "CTest's",
                    "--help": "of every program"}

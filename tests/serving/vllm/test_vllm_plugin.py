@@ -374,6 +374,7 @@ class Refusals(unittest.TestCase):
                 ({"kv_cache_dtype_skip_layers": ["1"]}, ("skip-layers", "the bundle says")),
                 ({"model_impl": "transformers"}, ("--model-impl transformers",)),
                 ({"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}, ("--scheduler-cls",)),
+                ({"worker_cls": "another.Worker"}, ("--worker-cls another.Worker", "--worker-extension-cls")),
                 ({"enable_lora": True}, ("LoRA adapters", "VLLM_OSCAR_WEIGHTS=any")),
                 ({"speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": 2,
                                          "prompt_lookup_max": 3}},

@@ -147,7 +147,8 @@ prepare() {
     local architecture=()
     [[ $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader) == 9.0* ]] ||
       architecture=(-DOSCAR_CUDA_ARCHITECTURES=native)
-    scripts/setup.sh --tests && scripts/build.sh developer "${architecture[@]}" || exit
+    scripts/setup.sh --tests || exit
+    scripts/build.sh developer "-DCMAKE_CXX_FLAGS_RELEASE=-O3 -D_GLIBCXX_ASSERTIONS" "${architecture[@]}" || exit
   fi
   [[ ! -f .setup.env ]] || source .setup.env
   export OSCAR_PYTHON=${OSCAR_PYTHON:-python3} OSCAR_SOURCE=$PWD HF_HUB_OFFLINE=1

@@ -7,7 +7,7 @@
 # processes, each with some of the tests, share the GPU; what has not ended after S (3600) seconds in
 # all is stopped and counts as failed. GTEST_FILTER chooses tests. Needs a GPU and compute-sanitizer
 # (COMPUTE_SANITIZER, on PATH, or in the CUDA toolkit). KERNEL_TESTS: a program that is built already.
-# What the tools say is left in build-kernels-full/sanitize.
+# What the tools say is left in build-kernels/sanitize.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -29,13 +29,13 @@ if ((${#tools[@]} == 0)); then tools=(memcheck synccheck initcheck racecheck); f
 
 program=${KERNEL_TESTS:-}
 if [[ -z $program ]]; then
-  scripts/build.sh kernels-full
+  scripts/build.sh kernels
   source .setup.env
-  program=build-kernels-full/bin/kernel_tests
+  program=build-kernels/bin/kernel_tests
 fi
 sanitizer=${COMPUTE_SANITIZER:-$(PATH=$PATH:$(dirname "${CUDACXX:-/usr/local/cuda/bin/nvcc}") \
   command -v compute-sanitizer)} || { echo "sanitize: no compute-sanitizer"; exit 2; }
-logs=build-kernels-full/sanitize
+logs=build-kernels/sanitize
 rm -rf "$logs"
 mkdir -p "$logs"
 

@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds with warnings as errors and runs the tests.
-#   scripts/test.sh                all stages, as CI does; what needs a GPU is skipped visibly without one
-#   scripts/test.sh --stage NAME   one of them; stages can run side by side
-#       build      programs and tests, with all CUDA kernels for one architecture and without; all
-#                  tests but those of `sanitize`
-#       tidy       layers, formatting, clang-tidy
+#   scripts/test.sh                format and build, as CI does; what needs a GPU is skipped visibly without one
+#   scripts/test.sh --stage NAME   one stage; stages can run side by side
+#       format     layers, formatting, syntax of Python
+#       build      programs and tests, with all CUDA kernels for one architecture and without; all tests
+#                  but those of `nightly`
+#       tidy       clang-tidy, below the model
 #       sanitize   below the model, under ASan and UBSan: unit tests, and every reader of files on
 #                  changed inputs, for a minute
-#       kernels    CUDA kernels before and behind Hopper's
-#       nightly    not among "all": the wheel for all GPU architectures, the unit tests of `sanitize` as
-#                  released, and tests of what `build` has built that take many minutes
+#       nightly    tidy, sanitize, the wheel for all GPU architectures, the unit tests of what lies below
+#                  the model as released, and tests of what `build` has built that take many minutes
 # scripts/gpu.sh runs what needs a GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-stages=(tidy sanitize kernels build)
+stages=(format build)
 case "${1:-} ${2:-}" in
   " ") ;;
-  "--stage "build | "--stage "tidy | "--stage "sanitize | "--stage "kernels | "--stage "nightly) stages=("$2") ;;
-  *) sed -n '2,13p' "${BASH_SOURCE[0]}"; exit 2 ;;
+  "--stage "format | "--stage "build | "--stage "tidy | "--stage "sanitize | "--stage "nightly) stages=("$2") ;;
+  *) sed -n '2,14p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac
 
 # Tests run side by side: threads of one that wait must not keep those of another from working.
@@ -42,11 +42,14 @@ run_tests() {
   "$(dirname "$OSCAR_CMAKE")/ctest" --test-dir "$1" --output-on-failure --no-tests=error -j"$(nproc)" "${@:2}"
 }
 
-stage_tidy() {
-  step "layers and formatting"
+stage_format() {
+  step "layers, formatting, syntax of Python"
   "$OSCAR_PYTHON" scripts/check_layers.py
   git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -r clang-format --dry-run -Werror
   git ls-files '*.py' | xargs -r "$OSCAR_PYTHON" -m py_compile
+}
+
+stage_tidy() {
   step "clang-tidy, below the model"
   scripts/tidy.sh
 }
@@ -66,27 +69,27 @@ if command -v nvidia-smi >/dev/null && capability=$(nvidia-smi --query-gpu=compu
   [[ $capability == 9.0* ]] || architecture=(-DOSCAR_CUDA_ARCHITECTURES=native)
 fi
 
-stage_kernels() {
-  # Sources differ before Hopper and from it on; `build` compiles Hopper's.
-  step "CUDA kernels, oldest and newest architecture"
-  scripts/build.sh kernels "-DOSCAR_CUDA_ARCHITECTURES=80;120"
-}
-
 stage_build() {
+  step "build: what needs no torch, which is installed meanwhile"
+  # In the folder of the next steps, which compile again only what sees torch or CUDA.
+  scripts/build.sh developer -DOSCAR_WITH_TORCH=OFF -DOSCAR_WITH_CUDA=OFF
+  wait "$torch"
   step "build: programs without CUDA kernels"
-  # In the folder of the next step, which compiles again only what sees CUDA.
-  scripts/build.sh developer -DOSCAR_TEST_CORE=OFF -DOSCAR_WITH_CUDA=OFF --target oscar-calibrate oscar-eval oscar-bundle
+  scripts/build.sh developer -DOSCAR_WITH_TORCH=ON -DOSCAR_WITH_CUDA=OFF --target oscar-calibrate oscar-eval oscar-bundle
   step "build: programs and tests"
-  scripts/build.sh developer -DOSCAR_TEST_CORE=OFF "${architecture[@]}"
+  scripts/build.sh developer -DOSCAR_WITH_TORCH=ON "${architecture[@]}"
   step "tests"
   run_tests build-developer -LE nightly
 }
 
 stage_nightly() {
+  stage_tidy
+  stage_sanitize
   step "the wheel, with CUDA kernels for all architectures"
   scripts/build_wheel.sh "$(mktemp -d)"
   step "unit tests of what lies below the model, as released; each source alone"
-  scripts/build.sh developer -DOSCAR_TEST_CORE=ON -DCMAKE_UNITY_BUILD=OFF "${architecture[@]}"
+  scripts/build.sh developer -DCMAKE_UNITY_BUILD=OFF "-DCMAKE_CXX_FLAGS_RELEASE=-O3 -D_GLIBCXX_ASSERTIONS" \
+    "${architecture[@]}"
   run_tests build-developer -R core_tests
   step "tests that take many minutes"
   run_tests build-developer -L nightly
@@ -95,17 +98,11 @@ stage_nightly() {
 step "set-up"
 scripts/setup.sh --tests --without-torch
 source .setup.env
-# The other stages need no torch: it is installed meanwhile.
 if [[ " ${stages[*]} " == *" build "* ]]; then
   { scripts/setup.sh --tests && scripts/setup_vllm.sh; } &
   torch=$!
   trap 'wait' EXIT
 fi
-for stage in "${stages[@]}"; do
-  if [[ $stage == build ]]; then
-    wait "$torch"
-  fi
-  "stage_$stage"
-done
+for stage in "${stages[@]}"; do "stage_$stage"; done
 printf '\n== all passed in %d s\n' "$SECONDS"
 print_times

@@ -13,7 +13,7 @@ import torch
 from . import programs
 from .errors import BundleError, BundleMismatchError
 from .recipe import METADATA_DTYPES, CacheFormat, SideRecipe
-from .rope import yarn_attention_factor
+from .rope import inverse_frequencies, yarn_attention_factor
 from .weights import MATRICES, SAMPLES, VECTORS
 
 FORMAT, FORMAT_VERSION = "oscar-rotation-bundle", 1
@@ -161,6 +161,24 @@ class Bundle:
                     f"{self.path} is of other positions: RoPE's {field} is {value} here and "
                     f"{kept} in the bundle; calibrate with the RoPE that is served")
 
+    def check_frequencies(self, model):
+        """Raises BundleMismatchError if a model of transformers turns keys by other frequencies than the bundle says, where its
+        config states what they are: a version may read less of a config than the model needs."""
+        config = model.config.get_text_config(decoder=True)
+        if not self.states_rope(config):
+            return
+        expected = torch.from_numpy(inverse_frequencies(self.model.rope, self.model.head_dim))
+        for decoder in model.modules():
+            found = getattr(getattr(decoder, "rotary_emb", None), "inv_freq", None)
+            if found is None or found.is_meta or not hasattr(decoder, "layers"):
+                continue
+            close = 1e-4 if found.dtype == torch.float32 else 1e-2  # model.half() rounds them
+            if found.shape != expected.shape or not torch.allclose(found.double().cpu(), expected, rtol=close, atol=0):
+                raise BundleMismatchError(
+                    f"{self.path} is of other positions: this model turns {2 * len(found)} of a head's {self.model.head_dim} "
+                    f"dimensions, and the bundle {2 * len(expected)}, or by other frequencies; calibrate with the RoPE that is "
+                    "served, by `python -m oscar_int2 calibrate` if it is that of this transformers")
+
     def states_rope(self, config):
         """Whether this config says what check_rope() compares: its kind of RoPE and the bundle's have parameters."""
         return {_rope_of(config)["rope_type"], self.model.rope.get("rope_type")} <= _STATED_ROPE
@@ -181,7 +199,7 @@ class Bundle:
                 f"for more (--position-span {tokens})")
 
 
-_ROPE_DEFAULTS = {"partial_rotary_factor": 1.0}  # of what bundles leave out
+_ROPE_DEFAULTS = {"partial_rotary_factor": 1.0, "truncate": True}  # of what bundles leave out
 _STATED_ROPE = {"default", "linear", "llama3", "yarn"}
 
 
@@ -203,12 +221,16 @@ def _rope_of(config):
         found.setdefault("rope_theta", getattr(config, "rope_theta", None))
     found.setdefault("rope_type", found.pop("type", "default"))
     found.setdefault("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+    turning, head_dim = getattr(config, "rotary_dim", None), _stated(config, "head_dim")
+    if found["partial_rotary_factor"] is None and turning and head_dim:  # MiniMax-M2
+        found["partial_rotary_factor"] = turning / head_dim
     if found["rope_type"] == "yarn":
+        found.setdefault("truncate", True)
         found["attention_factor"] = yarn_attention_factor(found)
     return {name: found.get(name)
             for name in ("rope_type", "attention_factor", "rope_theta", "factor", "partial_rotary_factor",
                          "original_max_position_embeddings", "low_freq_factor", "high_freq_factor",
-                         "beta_fast", "beta_slow", "long_factor", "short_factor")}
+                         "beta_fast", "beta_slow", "truncate", "long_factor", "short_factor")}
 
 
 def has_other_attention(config):

@@ -288,7 +288,7 @@ def _problem(bundle, layers, files):
            "the bundle has no samples of its weights, as those of earlier versions")
     if files is None or not made:
         return Unknown(f"weights could not be compared: {why}, and "
-                        f"{'the model has no files that are known' if made else 'no fingerprint'}")
+                       f"{'the model has no files that are known' if made else 'no fingerprint'}")
     if files.suffix == ".gguf":
         found, made = _sha256_of(files), bundle.model.file_sha256
         same = found == made

@@ -211,6 +211,32 @@ class Loaded(unittest.TestCase):
             with self.subTest(text), self.assertRaisesRegex(oscar_int2.BundleMismatchError, text):
                 bundle.check_model(other)
 
+    def test_what_a_model_turns_by_is_compared_whatever_its_config_says(self):
+        bundle, model = oscar_int2.load(BUNDLE), tiny_model()
+        bundle.check_frequencies(model)
+        bundle.check_frequencies(model.half())
+        half = model.model.rotary_emb.inv_freq
+        for other in half[::2].contiguous(), half * 1.1:
+            model.model.rotary_emb.inv_freq = other
+            with self.assertRaisesRegex(oscar_int2.BundleMismatchError, "of other positions: this model turns"):
+                bundle.check_frequencies(model)
+
+    def test_dimensions_that_turn_and_yarns_truncate_are_compared(self):
+        bundle, config = oscar_int2.load(BUNDLE), tiny_model().config
+        as_bundle = lambda **rope: dataclasses.replace(bundle, model=dataclasses.replace(bundle.model, rope={
+            **bundle.model.rope, **rope}))
+        as_config = lambda **keys: types.SimpleNamespace(**{**config.to_dict(), **keys})
+        part = as_bundle(partial_rotary_factor=0.5)
+        part.check_model(as_config(rotary_dim=config.head_dim // 2))
+        with self.assertRaisesRegex(oscar_int2.BundleMismatchError, "partial_rotary_factor is 0.25 here and 0.5"):
+            part.check_model(as_config(rotary_dim=config.head_dim // 4))
+        yarn = dict(rope_type="yarn", rope_theta=config.rope_parameters["rope_theta"], factor=4.0,
+                    original_max_position_embeddings=1024, beta_fast=32.0, beta_slow=1.0, attention_factor=1.0)
+        whole = as_bundle(**yarn, truncate=True)
+        whole.check_model(as_config(rope_parameters=yarn))
+        with self.assertRaisesRegex(oscar_int2.BundleMismatchError, "truncate is False here and True"):
+            whole.check_model(as_config(rope_parameters={**yarn, "truncate": False}))
+
     def test_a_model_whose_rope_is_scaled_in_another_way_is_refused(self):
         bundle, config = oscar_int2.load(BUNDLE), tiny_model().config
         llama3 = {**bundle.model.rope, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,

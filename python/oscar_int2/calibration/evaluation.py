@@ -59,7 +59,7 @@ def evaluate(model, bundle, corpus, *, sequence_length=None, max_tokens=None, ba
     if said := caution(shared, pathlib.Path(bundle.path).name):
         _log.warning("CAUTION: %s", said)
     with observed(model):
-        exact = run_layers(model, batches, device, _exactly(bundle, bundle.states_rope(text_config(model))),
+        exact = run_layers(model, batches, device, _exactly(bundle),
                            progress and (lambda layer, layers: progress(layer, 2 * layers)))
         coded = run_layers(model, batches, device, _over(Int2Rows(bundle, longest).of_layer),
                            progress and (lambda layer, layers: progress(layers + layer, 2 * layers)))
@@ -84,9 +84,9 @@ def check_model(bundle, model, accepted):
     check_weights(bundle, model, attentions, accepted, "evaluate")
 
 
-def _exactly(bundle, rope_stated):
-    """A visit of run_layers() with exact attention. Raises BundleMismatchError where a layer sees other tokens, or, if the
-    config does not state its RoPE, turns keys otherwise than the bundle says."""
+def _exactly(bundle):
+    """A visit of run_layers() with exact attention. Raises BundleMismatchError where a layer sees other tokens, or turns keys
+    otherwise than the bundle says: a config may state another RoPE than this transformers runs."""
     def visit(index, batch, layer, arguments, keywords, run):
         told = bundle.layers[index]
 
@@ -98,7 +98,7 @@ def _exactly(bundle, rope_stated):
                                           f"{kept} in the bundle, of texts of {tokens}")
             return exact_attention(call)
 
-        if batch == 0 and told.key is not None and not rope_stated:
+        if batch == 0 and told.key is not None:
             rope, dim, tokens = probe(layer, index, arguments, keywords).rope, told.head_dim, arguments[0].shape[1]
             if rope is not None and not turns_by(rope, bundle.model.rope if told.turned else {"rope_type": "none"}, dim, tokens):
                 raise BundleMismatchError(f"{bundle.path} is of other positions: keys of layer {index} turn by other RoPE here "

@@ -123,6 +123,7 @@ def _attentions(model, bundle):
         raise BundleMismatchError(f"{bundle.path} is of a {bundle.model.architecture}, and the model is a "
                                   f"{kind}; give the model with its head, of the bundle's architecture")
     bundle.check_model(config)
+    bundle.check_frequencies(model)
     check_served(bundle)
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1 or getattr(model, "_tp_size", None):

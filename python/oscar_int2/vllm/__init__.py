@@ -30,8 +30,9 @@ def register():
     """Makes the backend known to this process's vLLM. Called again, it does nothing more.
 
     Engines that are configured without VLLM_OSCAR_BUNDLE stay as they are. Raises BundleError where that is
-    set and blank, UnsupportedError for a vLLM that lacks what we replace.
+    set and blank, and for a VLLM_OSCAR_ variable that does not exist, UnsupportedError for a vLLM that lacks what we replace.
     """
+    settings.require_known_variables()
     named = settings.bundle_path()
     if named is None and settings.WEIGHTS in os.environ:
         settings.logger.warning("%s is set and %s is not: this server runs over BF16", settings.WEIGHTS,

@@ -6,6 +6,7 @@ one process may run several engines, over INT2, over another bundle or over BF16
 """
 from __future__ import annotations
 
+import difflib
 import errno
 import functools
 import logging
@@ -43,6 +44,16 @@ DEFAULT_MAX_NUM_SEQS = 64
 # default, keeps those before a prompt's last token alone, and a hit ends recent_tokens before that. None keeps all.
 RETENTION = "prefix_cache_retention_interval"
 DRAFTERS = ("ngram", "draft_model", "eagle")  # methods of speculative decoding that have run
+
+
+def require_known_variables():
+    """Raises BundleError for a variable with the plugin's prefix that it does not read: misspelt, it would mean BF16."""
+    known = (BUNDLE, WEIGHTS, SINK_BYTES, SELF_CHECK)
+    for name in os.environ:
+        if name.startswith("VLLM_OSCAR") and name not in known:
+            meant = difflib.get_close_matches(name, known, 1)
+            raise BundleError(f"{name} is set, which nothing reads; {f'did you mean {meant[0]}? ' if meant else ''}"
+                              f"There are {', '.join(known)}")
 
 
 def bundle_path():

@@ -504,6 +504,16 @@ class Refusals(unittest.TestCase):
             with case.bundle_variable(blank), self.assertRaisesRegex(BundleError, "names no file"):
                 oscar_int2_vllm.register()  # by which vLLM begins in each of its processes
 
+    def test_a_variable_that_does_not_exist_is_an_error_and_not_bf16(self):
+        from oscar_int2 import BundleError
+        import oscar_int2_vllm
+
+        for name, words in (("VLLM_OSCAR_BUNDEL", "did you mean VLLM_OSCAR_BUNDLE"),
+                            ("VLLM_OSCAR_SELFCHECK", "did you mean VLLM_OSCAR_SELF_CHECK"),
+                            ("VLLM_OSCAR_X", "There are VLLM_OSCAR_BUNDLE")):
+            with mock.patch.dict(os.environ, {name: "1"}), self.assertRaisesRegex(BundleError, f"{name} is set.*{words}"):
+                oscar_int2_vllm.register()
+
     def test_arguments_that_are_read_again_without_a_bundle_mean_bf16(self):
         from vllm.engine.arg_utils import EngineArgs
         from oscar_int2.vllm import settings

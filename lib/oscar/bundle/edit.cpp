@@ -689,16 +689,14 @@ std::string check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpo
   if (model.config_sha256.empty() || model.config_sha256 == checkpoint.config_sha256) {
     return warning;
   }
-  if (!warning.empty()) warning += "\n";
-  return warning + fmt::format(
-                       "{}: the model's configuration is not the one of the calibration "
-                       "(config_sha256 {} of the "
-                       "model, {} of the "
-                       "bundle); check that no key of config.json that changes the computation "
-                       "differs, such as "
-                       "rms_norm_eps",
-                       bundle_path, checkpoint.config_sha256.substr(0, 12),
-                       model.config_sha256.substr(0, 12));
+  if (!warning.empty()) warning += '\n';
+  return warning +
+         fmt::format(
+             "{}: the model's configuration is not the one of the calibration (config_sha256 {} of "
+             "the model, {} of the bundle); check that no key of config.json that changes the "
+             "computation differs, such as rms_norm_eps",
+             bundle_path, checkpoint.config_sha256.substr(0, 12),
+             model.config_sha256.substr(0, 12));
 }
 
 // Sampling rule and hashes, to the file and back.

@@ -12,8 +12,9 @@ LARGEST = 448.0  # torch.finfo(torch.float8_e4m3fn).max
 
 
 def is_quantized(name):
-    """Such checkpoints quantize the products in the layers."""
-    return name.startswith("model.layers.") and name.endswith("_proj.weight")
+    """Such checkpoints quantize the products in the layers, but for small ones."""
+    return name.startswith("model.layers.") and name.endswith(
+        ("_proj.weight", ".in_proj_qkv.weight", ".in_proj_z.weight"))
 
 
 def blocks_of(shape, layout):

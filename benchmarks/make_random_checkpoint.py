@@ -212,22 +212,6 @@ class RandomTensors:
         return {f"model.layers.{i}.{name}": value for name, value in tensors.items()}
 
 
-def is_in_fp8(name):
-    """Whether published FP8 files hold it so: products in the layers, but small ones."""
-    return fp8_layouts.is_quantized(name) or name.endswith((".in_proj_qkv.weight",
-                                                            ".in_proj_z.weight"))
-
-
-def store_in_fp8(tensors, layout):
-    result = {}
-    for name, value in tensors.items():
-        if is_in_fp8(name):
-            result |= fp8_layouts.stored(name, *fp8_layouts.quantize(value, layout), layout)
-        else:
-            result[name] = value
-    return result
-
-
 def published_name(name, model_type):
     for ours, theirs in PUBLISHED_NAMES.get(model_type, {}).items():
         name = name.replace(ours, theirs)
@@ -241,7 +225,7 @@ def write_shards(out, config, random, fp8):
     for i in range(layers + 1):
         tensors = random.ends() if i == 0 else random.layer(i - 1)
         if fp8:
-            tensors = store_in_fp8(tensors, fp8)
+            tensors = fp8_layouts.store(tensors, fp8)
         tensors = {published_name(key, config["model_type"]): value.cpu()
                    for key, value in tensors.items()}
         name = f"model-{i + 1:05}-of-{layers + 1:05}.safetensors"

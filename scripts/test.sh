@@ -75,9 +75,9 @@ stage_build() {
   scripts/build.sh developer -DOSCAR_WITH_TORCH=OFF -DOSCAR_WITH_CUDA=OFF
   wait "$torch"
   step "build: programs without CUDA kernels"
-  scripts/build.sh developer -DOSCAR_WITH_TORCH=ON -DOSCAR_WITH_CUDA=OFF --target oscar-calibrate oscar-eval oscar-bundle
+  scripts/build.sh developer -DOSCAR_WITH_CUDA=OFF --target oscar-calibrate oscar-eval oscar-bundle
   step "build: programs and tests"
-  scripts/build.sh developer -DOSCAR_WITH_TORCH=ON "${architecture[@]}"
+  scripts/build.sh developer "${architecture[@]}"
   step "tests"
   run_tests build-developer -LE nightly
 }

@@ -89,12 +89,12 @@ std::optional<StatedLicence> licence_of(const std::string& model, const Bundle& 
                                         const std::string& bundle_file) {
   const Checkpoint checkpoint = open_checkpoint(model);
   const std::string& expected = bundle.model.weights_fingerprint;
-  const std::string found = checkpoint.weights->fingerprint(false);
   if (expected.empty()) {
     throw Error({.what = "the bundle names no files of weights, so no model's licence is its own",
                  .where = bundle_file,
                  .hint = "leave --model away, or calibrate " + checkpoint.path.string()});
   }
+  const std::string found = checkpoint.weights->fingerprint(false);
   if (found != expected && checkpoint.weights->fingerprint(true) != expected) {
     throw Error({.what = "the bundle is of another model",
                  .where = bundle_file,

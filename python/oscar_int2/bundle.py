@@ -175,9 +175,9 @@ class Bundle:
             close = 1e-4 if found.dtype == torch.float32 else 1e-2  # model.half() rounds them
             if found.shape != expected.shape or not torch.allclose(found.double().cpu(), expected, rtol=close, atol=0):
                 raise BundleMismatchError(
-                    f"{self.path} is of other positions: this model turns {2 * len(found)} of a head's {self.model.head_dim} "
-                    f"dimensions, and the bundle {2 * len(expected)}, or by other frequencies; calibrate with the RoPE that is "
-                    "served, by `python -m oscar_int2 calibrate` if it is that of this transformers")
+                    f"{self.path} is of other positions: this model turns keys by other frequencies ({2 * len(found)} of a "
+                    f"head's {self.model.head_dim} dimensions turn here, {2 * len(expected)} in the bundle); calibrate with the "
+                    "RoPE that is served, by `python -m oscar_int2 calibrate` if it is that of this transformers")
 
     def states_rope(self, config):
         """Whether this config says what check_rope() compares: its kind of RoPE and the bundle's have parameters."""

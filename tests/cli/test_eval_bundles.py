@@ -37,8 +37,8 @@ class SeveralBundles(unittest.TestCase):
         """The report, or what was said when it fails."""
         out = self.folder / "report.json"
         out.unlink(missing_ok=True)
-        result = run("oscar-eval", MODEL, "--max-tokens", 1000, "--sequence-length", 500, "--device", "cpu",
-                     "--quiet", "--json", out, *arguments)
+        result = run("oscar-eval", MODEL, "--max-tokens", 800, "--sequence-length", 400, "--device", "cpu",
+                     "--separators", "off", "--quiet", "--json", out, *arguments)
         self.assertEqual(result.returncode, code, result.stderr)
         self.assertEqual(out.exists(), code == 0)
         return json.loads(out.read_text()) if code == 0 else result.stderr
@@ -126,7 +126,7 @@ class SeveralBundles(unittest.TestCase):
         error = self.evaluate(*bundles, code=1)
         self.assertIn('"recent":256', error)
         self.assertIn('"recent":128', error)
-        report = self.evaluate(*bundles, "--recent", 128)
+        report = self.evaluate(*bundles, "--recent", 128, "--compare", "a,b")
         self.assertEqual(report["quantizer"]["recent"], 128)
 
     def test_units_give_back_the_means(self):

@@ -28,8 +28,8 @@ PROGRAMS = ("oscar-calibrate", "oscar-eval", "oscar-bundle", "oscar-bench")
 REPLACED = {"/models/my-qwen3": "model", "/models/my-qwen3-vl": "model", "tiny-gqa": "model", "qwen3-8b": "tiny",
             "/models/my-qwen3.Q8_0.gguf": "model.gguf"}
 SMALL = {"oscar-calibrate": ("--max-tokens 4096", "--sequence-length 512", "--device cpu"),
-         "oscar-eval": ("--max-tokens 2048", "--sequence-length 1024", "--device cpu",
-                        "--needle-lengths 1200", "--needle-prompts 2")}
+         "oscar-eval": ("--max-tokens 1024", "--sequence-length 1024", "--device cpu",
+                        "--needle-lengths 600", "--needle-prompts 2", "--separators off")}
 SERVED = {'"/models/my-qwen3"': repr(str(SOURCE / "datasets/tiny-gqa")), '"cuda"': '"cpu"',
           '"my-qwen3.h5"': repr(str(SOURCE / "rotation_zoo/tiny-gqa/tiny-gqa.h5")), "200": "4",
           "32768": "512"}

@@ -44,7 +44,7 @@ class Workspace:
     def report(self, methods, *options):
         out = self.folder / "report.json"
         run("oscar-eval", self.checkpoint, "--corpus", self.corpus, "--compare", ",".join(methods),
-            "--device", "cpu", "--json", out, "--force", "--quiet", *options)
+            "--device", "cpu", "--separators", "off", "--json", out, "--force", "--quiet", *options)
         return json.loads(out.read_text())
 
     def reference(self, first, offset=0):
@@ -174,7 +174,7 @@ class DefaultModel(unittest.TestCase):
         texts = (json.loads(line)["text"] for line in open(checkpoint / "heldout.jsonl"))
         ids = AutoTokenizer.from_pretrained(checkpoint)("\n".join(
             text for text, _ in zip(texts, range(20))))["input_ids"]
-        rows = np.array(ids[:1200]).reshape(2, 600)
+        rows = np.array(ids[:600]).reshape(1, 600)
         with tempfile.TemporaryDirectory() as folder:
             space = Workspace(folder, checkpoint, rows)
             nll, reference = space.reference(320)

@@ -116,8 +116,8 @@ class Fold(ProgramTest):
         report = self.folder / "report.json"
         self.run_ok("oscar-eval", model, "--bundle", bundle, "--compare", "bundle", "--corpus",
                     SOURCE / "datasets/tiny-gqa/heldout.jsonl", "--max-tokens",
-                    2048, "--sequence-length", 1024, "--device", "cpu", "--json", report,
-                    "--force", "--quiet")
+                    2048, "--sequence-length", 1024, "--separators", "off", "--device", "cpu", "--json",
+                    report, "--force", "--quiet")
         return json.loads(report.read_text())["methods"]["bundle"]["kl"]["mean"]
 
     def check_logits(self, model, folded, ids):
@@ -214,7 +214,7 @@ class Fold(ProgramTest):
     def test_logits_of_tiny_gqa_stay(self):
         model = widened_tiny_gqa(self.folder / "tiny")
         corpus = SOURCE / "datasets/tiny-gqa/calibration.jsonl"
-        bundle = self.calibrate(model, corpus, "--max-tokens", 8192, "--sequence-length", 1024)
+        bundle = self.calibrate(model, corpus, "--max-tokens", 4096, "--sequence-length", 1024)
         folded, _ = self.fold(bundle, model)
         ids = torch.randint(0, 8192, (1, 256), generator=torch.Generator().manual_seed(2))
         self.check_logits(model, folded, ids)

@@ -29,18 +29,28 @@ transformers_logging.set_verbosity_error()
 SEQUENCES, TOKENS = 3, 257
 
 
+def setUpModule():
+    torch.set_num_threads(2)
+    Checkpoints.folder = pathlib.Path(tempfile.mkdtemp())
+
+
+def tearDownModule():
+    shutil.rmtree(Checkpoints.folder)
+
+
 class Checkpoints(unittest.TestCase):
+    """One folder for all classes. What is run without changes is run once."""
+
+    folder, made = pathlib.Path(), {}
+
     @classmethod
     def setUpClass(cls):
-        torch.set_num_threads(2)
-        cls.folder = pathlib.Path(tempfile.mkdtemp())
         cls.ids = torch.randint(0, 512, (SEQUENCES, TOKENS),
                                 generator=torch.Generator().manual_seed(7))
         cls.worst = {}
 
     @classmethod
     def tearDownClass(cls):
-        shutil.rmtree(cls.folder)
         if cls.worst:
             name, figure = max(cls.worst.items(), key=lambda kv: kv[1])
             print(f"worst figure: {name}, {figure:.2f} of its bound", file=sys.stderr)
@@ -51,11 +61,17 @@ class Checkpoints(unittest.TestCase):
         write_checkpoint(folder, CASES[name], style, make_weights(folder, seed=11), **options)
         return folder
 
+    def plain(self, name, style):
+        """The folder of a family's checkpoint, and our run of it."""
+        if (name, style) not in self.made:
+            folder = self.checkpoint(name, style)
+            self.made[name, style] = folder, ours(folder, self.ids)
+        return self.made[name, style]
+
 
 class Forward(Checkpoints):
-    def agree(self, folder, label, **options):
-        bad, figures = compare(ours(folder, self.ids, **options), reference(folder, self.ids),
-                               self.ids)
+    def agree(self, folder, run, label):
+        bad, figures = compare(run, reference(folder, self.ids), self.ids)
         self.worst.update({f"{label} {k}": v for k, v in figures.items()})
         self.assertEqual(bad, [], label)
 
@@ -63,22 +79,24 @@ class Forward(Checkpoints):
         for name in CASES:
             for style in CASES[name]["styles"]:
                 with self.subTest(model=name, style=style):
-                    self.agree(self.checkpoint(name, style), f"{name} v{style}")
+                    self.agree(*self.plain(name, style), f"{name} v{style}")
 
     def test_16_bit_and_sharded_weights_agree(self):
         for dtype in (torch.bfloat16, torch.float16):
             with self.subTest(dtype=dtype):
-                self.agree(self.checkpoint("qwen3", 5, dtype=dtype), f"{dtype}")
-        self.agree(self.checkpoint("llama", 5, shards=3), "3 shards")
+                folder = self.checkpoint("qwen3", 5, dtype=dtype)
+                self.agree(folder, ours(folder, self.ids), f"{dtype}")
+        folder = self.checkpoint("llama", 5, shards=3)
+        self.agree(folder, ours(folder, self.ids), "3 shards")
 
     def test_rope_scaling_option_equals_the_same_scaling_in_the_file(self):
-        plain, scaled = self.checkpoint("qwen2", 4), self.checkpoint("qwen2_yarn", 4)
+        plain, scaled = self.plain("qwen2", 4)[0], self.checkpoint("qwen2_yarn", 4)
         (scaled / "model.safetensors").unlink()
         shutil.copy(plain / "model.safetensors", scaled / "model.safetensors")
         a = ours(plain, self.ids, rope_scaling=json.dumps(YARN))
         bad, _ = compare(a, ours(scaled, self.ids), self.ids)
         self.assertEqual(bad, [])
-        bad, _ = compare(a, ours(plain, self.ids), self.ids)
+        bad, _ = compare(a, self.plain("qwen2", 4)[1], self.ids)
         self.assertNotEqual(bad, [], "the option changed nothing")
 
 
@@ -431,13 +449,9 @@ class DeliberateMistakes(Checkpoints):
     """Each mistake, made on the reference side, breaks the comparison that passes without it."""
 
     def test_each_mistake_is_caught(self):
-        cache = {}
         for label, (name, mistake) in MISTAKES.items():
             with self.subTest(mistake=label):
-                if name not in cache:
-                    folder = self.checkpoint(name, 5)
-                    cache[name] = folder, ours(folder, self.ids)
-                folder, run = cache[name]
+                folder, run = self.plain(name, 5)
                 bad, _ = compare(run, reference(folder, self.ids, mistake), self.ids)
                 self.assertNotEqual(bad, [], f"not caught: {label}")
 

@@ -74,7 +74,7 @@ class TextHalves(unittest.TestCase):
     def setUpClass(cls):
         torch.set_num_threads(2)
         cls.folder = pathlib.Path(tempfile.mkdtemp())
-        cls.saved = {}
+        cls.saved, cls.runs = {}, {}
 
     @classmethod
     def tearDownClass(cls):
@@ -82,7 +82,7 @@ class TextHalves(unittest.TestCase):
 
     def whole(self, name, **more):
         """A model's config.json and tensors as transformers saves them."""
-        key = name, *more
+        key = name, *more.items()
         if key not in self.saved:
             folder = self.folder / f"saved {len(self.saved)}"
             tiny_model(name, MODELS, **more).save_pretrained(folder)
@@ -101,6 +101,13 @@ class TextHalves(unittest.TestCase):
 
     def run_of(self, config, state):
         return ours(self.write(config, state), IDS)
+
+    def run_of_whole(self, name, **more):
+        """Of a model as transformers saves it: once."""
+        key = name, *more.items()
+        if key not in self.runs:
+            self.runs[key] = self.run_of(*self.whole(name, **more))
+        return self.runs[key]
 
     def assert_same(self, a, b):
         """Two runs of ours compute the same to the bit."""
@@ -132,9 +139,9 @@ class TextHalves(unittest.TestCase):
         worst = 0
         for name in MODELS:
             with self.subTest(model=name):
-                folder = self.write(*self.whole(name))
+                folder, run = self.write(*self.whole(name)), self.run_of_whole(name)
                 sums = LINEAR_SUMS if name.startswith("qwen3_5") else None
-                bad, figures = compare(ours(folder, IDS), reference(folder, IDS), IDS, sums=sums, **BOUNDS)
+                bad, figures = compare(run, reference(folder, IDS), IDS, sums=sums, **BOUNDS)
                 self.assertEqual(bad, [])
                 worst = max(worst, *figures.values())
         print(f"worst figure: {worst:.2f} of its bound", file=sys.stderr)
@@ -153,7 +160,7 @@ class TextHalves(unittest.TestCase):
 
     def test_tensors_that_guess_further_tokens_are_left_out_and_counted(self):
         config, state = self.whole("qwen3_5_moe")
-        run = self.run_of(config, state)
+        run = self.run_of_whole("qwen3_5_moe")
         own = {"mtp.fc.weight": torch.randn(64, 128), "mtp.norm.weight": torch.randn(64)} | {
             "mtp.layers.0." + name.partition(".layers.3.")[2]: torch.randn_like(tensor)
             for name, tensor in state.items() if ".layers.3." in name}
@@ -178,7 +185,7 @@ class TextHalves(unittest.TestCase):
                 if hasattr(layer, "self_attn"):
                     rows = layer.self_attn.q_proj.weight.data.unflatten(0, (-1, 2, 16))
                     rows[:, 1] = 0
-        bad, _ = compare(ours(folder, IDS), reference(folder, IDS, dict(model=open_gates)), IDS,
+        bad, _ = compare(self.run_of_whole("qwen3_5"), reference(folder, IDS, dict(model=open_gates)), IDS,
                          **BOUNDS)
         self.assertNotEqual(bad, [])
 
@@ -187,7 +194,7 @@ class TextHalves(unittest.TestCase):
 
         def unscaled(config):
             config.text_config.rope_parameters["llama_4_scaling_beta"] = 0.0
-        bad, _ = compare(ours(folder, IDS), reference(folder, IDS, dict(config=unscaled)), IDS,
+        bad, _ = compare(self.run_of_whole("ministral3"), reference(folder, IDS, dict(config=unscaled)), IDS,
                          **BOUNDS)
         self.assertNotEqual(bad, [])
 
@@ -198,7 +205,7 @@ class TextHalves(unittest.TestCase):
                 config, state = self.whole(name)
                 other = renamed(state, names)
                 self.assertNotEqual(set(other), set(state))
-                self.assert_same(self.run_of(config, other), self.run_of(config, state))
+                self.assert_same(self.run_of(config, other), self.run_of_whole(name))
 
     def test_parts_that_read_images_do_not_matter_and_are_counted(self):
         for name in ("qwen3_vl", "qwen3_5", "gemma3"):
@@ -206,7 +213,7 @@ class TextHalves(unittest.TestCase):
                 config, state = self.whole(name)
                 text = {k: v for k, v in state.items() if TEXT.match(k)}
                 self.assertLess(len(text), len(state))
-                run = self.run_of(config, state)
+                run = self.run_of_whole(name)
                 self.assert_same(self.run_of(config, text), run)
                 other = state | {k: torch.randn_like(v) for k, v in state.items() if k not in text}
                 self.assert_same(self.run_of(config, other), run)
@@ -221,7 +228,7 @@ class TextHalves(unittest.TestCase):
 
     def test_the_head_that_is_stored_counts_whatever_is_tied(self):
         config, state = self.whole("gemma3")
-        run = self.run_of(config, state)
+        run = self.run_of_whole("gemma3")
         for above, inside in ((True, True), (True, False), (False, True), (None, None)):
             with self.subTest(above=above, inside=inside):
                 config["tie_word_embeddings"] = above
@@ -249,7 +256,7 @@ class TextHalves(unittest.TestCase):
             config, state = self.whole("qwen3_vl_moe", moe_intermediate_size=width)
             joined = [name for name in state if ".experts." in name]
             self.assertEqual(state[joined[0]].dim(), 3)
-            run = self.run_of(config, state)
+            run = self.run_of_whole("qwen3_vl_moe", moe_intermediate_size=width)
             turned = state | {name: state[name].mT for name in joined}
             apart = {k: v for k, v in state.items() if k not in joined}
             for name in joined:
@@ -296,7 +303,7 @@ class TextHalves(unittest.TestCase):
 
     def test_config_json_of_transformers_4_means_the_same(self):
         config, state = self.whole("qwen3_vl")
-        run = self.run_of(config, state)
+        run = self.run_of_whole("qwen3_vl")
         text = config["text_config"]
         theta = text.pop("rope_parameters")["rope_theta"]
         text.update(rope_theta=theta, rope_scaling=dict(
@@ -313,7 +320,7 @@ class TextHalves(unittest.TestCase):
 
     def test_what_the_whole_says_of_text_must_be_what_text_config_says(self):
         config, state = self.whole("mistral")
-        run = self.run_of(config, state)
+        run = self.run_of_whole("mistral")
         self.assert_same(self.run_of(config | {"hidden_size": 64}, state), run)
         self.assertIn("hidden_size", self.refusal(config | {"hidden_size": 128}))
 

@@ -27,7 +27,7 @@ from oscar_int2.calibration.held_back import hold_back
 from oscar_int2.commands import calibrate as calibrate_command
 from oscar_int2.recipe import CacheFormat
 from random_families import CASES, make_weights, write_checkpoint
-from tiny_transformers import InAFolder, random_ids, tiny_model
+from tiny_transformers import InAFolder, first_layers, random_ids, tiny_model
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -107,13 +107,14 @@ class Kept:
 
 
 class TinyGqa(InAFolder):
-    """The model of the repository: 16 sequences of 512 tokens, of which four are held back; 8 sequences of other text."""
+    """Four layers of the model of the repository: 16 sequences of 512 tokens, of which four are held back; 8 sequences of other
+    text."""
 
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
         from serving_case import MODEL, held_out_ids
-        cls.model, cls.ids = MODEL, cls.folder / "calibration.npy"
+        cls.model, cls.ids = first_layers(MODEL, 4, cls.folder / "model"), cls.folder / "calibration.npy"
         tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
         ids = []
         for line in (MODEL / "calibration.jsonl").read_text().splitlines():
@@ -122,17 +123,14 @@ class TinyGqa(InAFolder):
                 break
         np.save(cls.ids, np.array(ids[:16 * 512], np.int32).reshape(16, 512))
         np.save(cls.folder / "heldout.npy", np.array(held_out_ids(8 * 640), np.int32).reshape(8, 640))
-        cls.native, cls.ours, cls.fixed = (cls.folder / f"{name}.h5" for name in ("native", "ours", "fixed"))
-        program("oscar-calibrate", MODEL, cls.ids, cls.native, "--device", "cpu", "--dtype", "fp32", "--sequence-length", 512,
+        cls.native, cls.ours = cls.folder / "native.h5", cls.folder / "ours.h5"
+        program("oscar-calibrate", cls.model, cls.ids, cls.native, "--device", "cpu", "--dtype", "fp32", "--sequence-length", 512,
                 "--quiet")
-        cls.kept = cls.folder / "recording"
-        with Kept(cls.kept):
-            calibrate(MODEL, cls.ids, cls.ours, sequence_length=512, device="cpu")
-        calibrate(MODEL, cls.ids, cls.fixed, search="off", sequence_length=512, device="cpu")
+        calibrate(cls.model, cls.ids, cls.ours, sequence_length=512, device="cpu")
         cls.kl = {}
         for path in (cls.native, cls.ours):
             report = path.with_suffix(".json")
-            program("oscar-eval", MODEL, "--corpus", cls.folder / "heldout.npy", "--bundle", path, "--compare", "bundle",
+            program("oscar-eval", cls.model, "--corpus", cls.folder / "heldout.npy", "--bundle", path, "--compare", "bundle",
                     "--device", "cpu", "--dtype", "fp32", "--sequence-length", 640, "--separators", "off", "--quiet",
                     "--json", report)
             cls.kl[path] = json.loads(report.read_text())["methods"]["bundle"]["kl"]
@@ -156,15 +154,21 @@ class TinyGqa(InAFolder):
         native, ours = self.kl[self.native], self.kl[self.ours]
         self.assertLess(abs(ours["mean"] - native["mean"]), 0.1 * native["se"])
 
-    def test_without_a_search_no_choice_is_recorded(self):
-        with h5py.File(self.fixed) as file:
-            self.assertNotIn("search", file.attrs)
-        self.assertFalse(any("clip_tried" in name for name in choices(self.fixed)))
+
+class Recorded(InAFolder):
+    """The folder that is handed to oscar-calibrate, of a small model of two layers."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.ours, cls.kept = cls.folder / "ours.h5", cls.folder / "recording"
+        with Kept(cls.kept):
+            calibrate(tiny_model("llama", num_hidden_layers=2), TEXT, cls.ours, format=SHORT)
 
     def test_a_run_says_the_same_of_its_folder_once_more(self):
         again = self.folder / "again.h5"
         said = program("oscar-calibrate", self.kept, "recorded", again, "--device", "cpu")
-        self.assertIn("held back  2,048 tokens", said)
+        self.assertIn("held back  400 tokens", said)
         self.assertEqual(program("oscar-bundle", "diff", self.ours, again), "equal\n")
 
     def test_rows_of_another_layer_give_other_choices(self):
@@ -306,6 +310,13 @@ class WhatIsNotSearched(InAFolder):
 
 
 class EveryKindOfRun(InAFolder):
+    def test_without_a_search_no_choice_is_recorded(self):
+        out = self.folder / "fixed.h5"
+        calibrate(one_layer(), TEXT, out, search="off", format=SHORT)
+        with h5py.File(out) as file:
+            self.assertNotIn("search", file.attrs)
+        self.assertFalse(any("clip_tried" in name for name in choices(out)))
+
     def test_layers_without_rope_on_neighbours_or_with_windows_are_searched(self):
         for name, layers, searched in (("smollm3", 2, 2), ("cohere", 1, 1), ("gemma3", 2, 1)):
             with self.subTest(family=name):

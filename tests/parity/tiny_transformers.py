@@ -1,10 +1,13 @@
 """Tiny random models of many families as transformers builds them, each with the features that set it apart."""
 import importlib
+import json
 import pathlib
+import re
 import tempfile
 import unittest
 
 import torch
+from safetensors.torch import load_file, save_file
 
 VOCAB = 97
 SHAPE = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
@@ -112,6 +115,18 @@ def tiny_model(name, cases=None, dtype=torch.float32, **more):
             else:
                 weight.add_(0.3 * torch.randn_like(weight))
     return model.to(dtype)
+
+
+def first_layers(model, count, folder):
+    """A checkpoint in a new folder that runs the first layers of another."""
+    folder.mkdir()
+    config = json.loads((model / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": count}))
+    tensors = {name: x for path in model.glob("*.safetensors") for name, x in load_file(path).items()}
+    layer_of = {name: re.search(r"\.layers\.(\d+)\.", name) for name in tensors}
+    save_file({name: x for name, x in tensors.items() if not layer_of[name] or int(layer_of[name][1]) < count},
+              folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def random_ids(rows, tokens, seed=0):

@@ -179,8 +179,8 @@ class Prefixes(case.EngineTest):
     def test_what_was_evicted_is_computed_again(self):
         engine = self.engine
         for i in (0, 1, 2, 3, 4):  # 12 blocks each of 35
-            self.run_one(engine.prompt(i, 700), 30)
-        prompt = engine.prompt(0, 700)
+            self.run_one(engine.prompt(i, 710), 1)
+        prompt = engine.prompt(0, 710)
         output, cached = self.run_one(prompt, 8)
         self.assertEqual(cached, 0)
         self.check(prompt, output)
@@ -188,7 +188,7 @@ class Prefixes(case.EngineTest):
     def test_requests_at_random_get_the_answers_of_single_runs(self):
         engine, source, finished, requests = self.engine, random.Random(7), {}, {}
         with engine.in_chunks(300, of_one=200):
-            for _ in range(14):
+            for _ in range(10):
                 prompt = (engine.prompt(source.randrange(2), source.randrange(300, 700))
                           + engine.prompt(source.randrange(2, 5), source.randrange(1, 60)))
                 requests[engine.add(prompt, source.randrange(4, 30))] = prompt

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import unittest
 import urllib.request
 from unittest import mock
@@ -101,17 +102,37 @@ class Proof(case.EngineTest):
             return [metrics("oscar_int2_tokens")[("engine", "0"), ("rows", rows)]
                     for rows in ("int2", "exact")]
 
+        def written():
+            return metrics("oscar_int2_tokens_written_total")[(("engine", "0"),)]
+
         self.assertEqual(tokens(), [0, 0])
+        before = written()
         engine.add(engine.prompt(0, 600), 4)
         engine.add(engine.prompt(1, 100), 4)
         engine.step(finished)
         self.assertEqual(tokens(), [272, 700 - 272])
         engine.run()
         self.assertEqual(tokens(), [0, 0])
+        self.assertEqual(written(), before + 272)
         self.assertEqual(metrics("oscar_int2_refused_requests_total"), {(("engine", "0"),): 0})
         engine.add(engine.prompt(0, 90), 4, embeddings=torch.full((90, 384), torch.inf).bfloat16())
         engine.run()
         self.assertEqual(metrics("oscar_int2_refused_requests_total"), {(("engine", "0"),): 1})
+
+    def test_stored_tokens_are_counted_once_but_for_preempted_requests(self):
+        from oscar_int2.recipe import CacheFormat
+        from oscar_int2.vllm import metrics as counted
+
+        scheduler, format = types.SimpleNamespace(requests={}), CacheFormat(0, 64, 256, 16)
+        for name, computed, scheduled, drafts, preemptions, stored in (
+                ("a", 600, 600, 0, 0, 272), ("a", 601, 1, 0, 0, 0), ("a", 612, 11, 8, 0, 0), ("a", 608, 4, 0, 0, 16),
+                ("a", 700, 700, 0, 1, 368), ("behind 700 shared tokens", 1000, 300, 0, 0, 672 - 636)):
+            request = scheduler.requests.setdefault(name, types.SimpleNamespace())
+            request.num_computed_tokens, request.num_preemptions = computed, preemptions
+            output = mock.Mock(num_scheduled_tokens={name: scheduled}, scheduled_spec_decode_tokens={name: [1] * drafts})
+            scheduler.oscar_written_tokens = 0
+            counted.count_written(scheduler, output, format)
+            self.assertEqual(scheduler.oscar_written_tokens, stored, (name, computed))
 
     def test_metrics_count_hits_and_misses_of_kept_sinks(self):
         engine, prefixes = self.engine, self.engine.scheduler.oscar_prefixes
@@ -173,7 +194,7 @@ class Server(unittest.TestCase):
                          "OSCAR INT2: self-check passed: 48 quoted tokens"):
                 self.assertIn(line, text)
             self.assertNotRegex(text, r"INFO \d\d-\d\d ")  # vLLM's own
-            body = {"model": str(case.MODEL), "prompt": [9, 8, 7] * 200, "max_tokens": 300, "stream": True,
+            body = {"model": str(case.MODEL), "prompt": [9, 8, 7] * 200, "max_tokens": 120, "stream": True,
                     "ignore_eos": True}
             request = urllib.request.Request(f"{address}/v1/completions", json.dumps(body).encode(),
                                              {"Content-Type": "application/json"})

@@ -158,9 +158,9 @@ class Engine:
         [self.builder] = [builder for groups in self.runner.attn_groups for group in groups
                           for builder in group.metadata_builders if hasattr(builder, "sink_blocks")]
         self.texts = texts(self.llm.get_tokenizer()) if ids is None else ids
-        self.detokenizes = ids is None
         self.count = 0
         self.cached = {}  # tokens of prompts that came from shared blocks, by id of finished requests
+        self.singles = {}  # answers of alone_once()
 
     def prompt(self, number, length):
         return self.texts[number][:length]
@@ -169,8 +169,8 @@ class Engine:
         """A request, of token ids or of their embeddings; returns its id."""
         self.count += 1
         name = f"request-{self.count}"
-        parameters = vllm.SamplingParams(**{"temperature": 0, "ignore_eos": True, "logprobs": 20,
-                                                 "max_tokens": tokens, "detokenize": self.detokenizes, **options})
+        parameters = vllm.SamplingParams(**{"temperature": 0, "ignore_eos": True, "logprobs": 20, "max_tokens": tokens,
+                                            "detokenize": False, **options})  # 20 texts a token would take long
         given = ({"prompt_token_ids": prompt} if embeddings is None
                  else {"prompt_embeds": embeddings})
         self.core.add_request(name, given, parameters)
@@ -209,6 +209,13 @@ class Engine:
         self.forget()
         name = self.add(prompt, tokens)
         return self.run()[name]
+
+    def alone_once(self, prompt, tokens):
+        """The same, of the first time that it is asked for: what other answers are compared with."""
+        key = tuple(prompt), tokens
+        if key not in self.singles:
+            self.singles[key] = self.alone(prompt, tokens)
+        return self.singles[key]
 
     def prompt_log_probabilities(self, prompt):
         """Of each token of a prompt behind its first."""

@@ -119,7 +119,9 @@ void add_run_options(CLI::App& program, Arguments& arguments) {
       ->group(section);
   program.add_option("--json", arguments.json, "Write the summary as JSON (-: to stdout)")
       ->group(section);
-  program.add_flag("--quiet", arguments.quiet, "No progress, errors only")->group(section);
+  program
+      .add_flag("--quiet", arguments.quiet, "No progress and no summary: warnings and errors only")
+      ->group(section);
 }
 
 void print_corpus(const CorpusRecord& corpus) {
@@ -165,14 +167,13 @@ void print_cost(const CalibrateResult& result, const Ranks& ranks) {
 
 // Said before the time is spent: whoever has a GGUF file may want the bundle for llama.cpp.
 void print_servers_of_gguf(const std::string& model) {
-  const std::vector<NamedPath> files = model_paths(model);
-  if (std::ranges::none_of(files, [](const NamedPath& f) { return f.path.extension() == ".gguf"; }))
-    return;
+  const auto file = gguf_file_of(model);
+  if (!file) return;
   fmt::print(
       "servers    vLLM and transformers, over the folder that\n"
       "           python -m oscar_int2 dequantize {} FOLDER writes;\n"
       "           llama.cpp has no 2-bit cache for it (docs/llama-cpp.md)\n",
-      quoted(model));
+      quoted(file->string()));
 }
 
 void print_held_back(int64_t tokens) {
@@ -180,16 +181,35 @@ void print_held_back(int64_t tokens) {
   fmt::print("held back  {} tokens that the choices were made on\n", format_count(tokens));
 }
 
-// Of a bundle or a file of sums.
-std::vector<std::string> next_command(const CalibrateOptions& options) {
+// Whether oscar-eval finds text in the model's folder.
+bool has_held_out_text(const std::string& model) {
+  return std::ranges::any_of(model_paths(model), [](const NamedPath& file) {
+    return file.path.filename() == "heldout.jsonl";
+  });
+}
+
+// The next command, of a bundle or a file of sums.
+void print_next_of(const CalibrateOptions& options) {
   const std::string out = quoted(options.output.string());
-  if (options.statistics_only) return {"oscar-bundle fit " + out, "-o BUNDLE.h5"};
-  std::vector<std::string> command{"oscar-eval " + quoted(options.model), "--bundle " + out,
-                                   "--corpus HELDOUT.jsonl"};
+  if (options.statistics_only) {
+    std::filesystem::path fitted = options.output;
+    fitted.replace_filename(fitted.stem().string() + "-fitted.h5");
+    return print_next({"oscar-bundle fit " + out, "-o " + quoted(fitted.string())});
+  }
+  std::vector<std::string> command{"oscar-eval " + quoted(options.model), "--bundle " + out};
+  const bool found = has_held_out_text(options.model);
+  if (!found) command.emplace_back("--corpus HELDOUT");
   if (options.rope_scaling) {
     command.push_back("--rope-scaling " + quoted(json_text(*options.rope_scaling)));
   }
-  return command;
+  print_next(command);
+  if (!found) fmt::print("           HELDOUT: text as you serve it, and none of the corpus\n");
+}
+
+void print_written(const std::filesystem::path& output) {
+  std::error_code status;
+  fmt::print("\nwrote {} ({})\n", printable(std::filesystem::absolute(output).string()),
+             format_bytes(static_cast<int64_t>(std::filesystem::file_size(output, status))));
 }
 
 constexpr const char* kMixed = "mixed";  // the names of eight heads would not fit a column
@@ -274,7 +294,7 @@ void print_layers(const Bundle& bundle) {
   if (const auto linear = count_of(AttentionKind::kNone); linear > 0) {
     fmt::print("{} linear layers are not listed: they cache no keys and values\n", linear);
   }
-  if (mixed) fmt::print("mixed: heads differ; oscar-bundle inspect --json - lists them\n");
+  if (mixed) fmt::print("mixed: heads differ; oscar-bundle inspect OUT --json - lists them\n");
   if (searched) {
     fmt::print("error: predicted squared error of the attention output, the worst head's share\n");
   }
@@ -420,11 +440,8 @@ int run_first(Arguments& arguments, Ranks& ranks) {
     print_layers(result.bundle);
     fmt::print("\n{}", plans_text(backends));
   }
-  std::error_code status;
-  fmt::print(
-      "\nwrote {} ({})\n", printable(std::filesystem::absolute(options.output).string()),
-      format_bytes(static_cast<int64_t>(std::filesystem::file_size(options.output, status))));
-  print_next(next_command(options));
+  print_written(options.output);
+  print_next_of(options);
   return kExitDone;
 }
 
@@ -474,8 +491,8 @@ int run_recorded(const Arguments& arguments, const CLI::App& program) {
   fmt::print("device     {}\n", result.device);
   print_held_back(result.held_back_tokens);
   print_layers(result.bundle);
-  fmt::print("\n{}\nwrote {}\n", plans_text(plan_for_all(result.bundle)),
-             printable(std::filesystem::absolute(options.output).string()));
+  fmt::print("\n{}", plans_text(plan_for_all(result.bundle)));
+  print_written(options.output);
   return kExitDone;
 }
 

@@ -26,6 +26,7 @@
 #include "oscar/eval/report/page.h"
 #include "oscar/eval/report/report_data.h"
 #include "oscar/eval/report/verdict.h"
+#include "oscar/model/checkpoint/checkpoint.h"
 
 namespace {
 
@@ -226,7 +227,8 @@ void add_output_options(CLI::App& program, Arguments& arguments) {
       ->group(section);
   program.add_flag("--write-back", arguments.options.write_back, "Store the report in the bundle")
       ->group(section);
-  program.add_flag("--quiet", arguments.quiet, "No progress and no table, errors only")
+  program
+      .add_flag("--quiet", arguments.quiet, "No progress and no table: warnings and errors only")
       ->group(section);
 }
 
@@ -402,6 +404,7 @@ std::filesystem::path checkpoint_of(const Arguments& arguments) {
 void print_verdict(const Verdict& verdict) {
   std::string text;
   add_line(text, "verdict", verdict.headline, 11);
+  if (!verdict.beside_fp8.empty()) add_line(text, "", verdict.beside_fp8, 11);
   for (const Check& check : verdict.checks) {
     if (check.standing != Standing::kCare && check.standing != Standing::kLost) continue;
     add_line(text, "", fmt::format("{}: {} ({})", check.what, check.measured, check.limits), 11);
@@ -409,25 +412,46 @@ void print_verdict(const Verdict& verdict) {
   fmt::print("\n{}", text);
 }
 
-// vLLM over the bundle, where the verdict is of what it would serve; else nothing. What the plugin
-// refuses (python/oscar_int2/vllm/settings.py) is not proposed.
-std::vector<std::string> serve_command(const Verdict& verdict, const ReportData& data,
-                                       const EvaluateOptions& options) {
+// Whether the verdict is of what the bundle would be served as, and proposes to serve it. What the
+// plugin refuses (python/oscar_int2/vllm/settings.py) is not proposed.
+bool is_to_be_served(const Verdict& verdict, const ReportData& data,
+                     const EvaluateOptions& options) {
   const bool of_the_bundle = verdict.judged && verdict.judged->name == "bundle" &&
                              std::ranges::none_of(data.cautions, [](const Caution& caution) {
                                return caution.kind == "other-cache" && caution.method == "bundle";
                              });
   const bool passed = verdict.standing == Standing::kClose || verdict.standing == Standing::kCare;
-  if (!of_the_bundle || !passed || options.rope_scaling ||
-      !std::filesystem::is_directory(options.model)) {
-    return {};
-  }
+  if (!of_the_bundle || !passed || options.rope_scaling) return false;
   const CacheFormat own = read_bundle(options.bundle).quantizer;
-  if (own.rules != CodecRules{} || own.sink_tokens % kPageTokens != 0) return {};
+  return own.rules == CodecRules{} && own.sink_tokens % kPageTokens == 0;
+}
+
+// vLLM over the bundle and the folder `model`. vLLM for CPUs has a server and no command `vllm`.
+std::vector<std::string> vllm_command(const EvaluateOptions& options, const std::string& model,
+                                      bool on_cpu) {
+  const std::string server =
+      on_cpu ? "python -m vllm.entrypoints.openai.api_server --model " : "vllm serve ";
   std::vector<std::string> command{"VLLM_OSCAR_BUNDLE=" + quoted(options.bundle.string()),
-                                   "vllm serve " + quoted(options.model)};
-  const Json config = read_json_file(std::filesystem::path(options.model) / "config.json");
-  if (config.contains("vision_config")) command.push_back("--language-model-only");
+                                   server + quoted(model)};
+  if (on_cpu) command.emplace_back("--dtype bfloat16");
+  return command;
+}
+
+// vLLM serves folders: a GGUF file is written as one first.
+std::vector<std::string> serve_command(const EvaluateOptions& options, bool on_cpu) {
+  const std::filesystem::path model = find_model(options.model);
+  if (const auto file = gguf_file_of(options.model)) {
+    const std::string folder = file->stem().string() + "-hf";
+    std::vector<std::string> command = vllm_command(options, folder, on_cpu);
+    command.front() = "&& " + command.front();
+    command.insert(command.begin(), "python -m oscar_int2 dequantize " + quoted(file->string()) +
+                                        " " + quoted(folder));
+    return command;
+  }
+  if (!std::filesystem::is_directory(model)) return {};
+  std::vector<std::string> command = vllm_command(options, model.string(), on_cpu);
+  const Json config = read_json_file(model / "config.json");
+  if (config.contains("vision_config")) command.emplace_back("--language-model-only");
   return command;
 }
 
@@ -442,9 +466,11 @@ void print_end(const Verdict& verdict, const ReportData& data, const Arguments& 
   if (options.write_back) written.push_back(printable(bundle) + " (its evaluation)");
   if (!written.empty()) fmt::print("wrote {}\n", fmt::join(written, ", "));
   if (arguments.html.empty() && !arguments.json.empty()) {
-    print_next({"oscar-bundle report " + quoted(arguments.json), "-o REPORT.html"});
-  } else if (const auto command = serve_command(verdict, data, options); !command.empty()) {
-    print_next(command);
+    const auto page = std::filesystem::path(arguments.json).replace_extension(".html").string();
+    print_next({"oscar-bundle report " + quoted(arguments.json), "-o " + quoted(page)});
+  } else if (is_to_be_served(verdict, data, options)) {
+    const auto command = serve_command(options, data.device.starts_with("cpu"));
+    if (!command.empty()) print_next(command);
   }
 }
 

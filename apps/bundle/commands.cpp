@@ -21,6 +21,13 @@ CLI::Option* add_files(CLI::App& sub, std::vector<std::string>& files, int least
 
 void print_line(const std::string& text) { fmt::print("{}\n", printable_lines(text)); }
 
+void print_written(const std::string& file) {
+  if (file == kStandardOutput || leads_to_stream(file)) return;
+  std::error_code status;
+  const auto bytes = static_cast<int64_t>(std::filesystem::file_size(file, status));
+  print_line(fmt::format("wrote       {} ({})", file, format_bytes(bytes)));
+}
+
 void print_layer_warnings(const Bundle& bundle) {
   std::vector<std::string> warnings;
   for (const LayerTransforms& layer : bundle.layers) {

@@ -58,6 +58,9 @@ CLI::Option* add_files(CLI::App& sub, std::vector<std::string>& files, int least
 // length.
 void print_line(const std::string& text);
 
+// The file that a command has written, with its size; nothing for a stream, which has the output.
+void print_written(const std::string& file);
+
 // On stderr, one line for what layers have in common.
 void print_layer_warnings(const Bundle& bundle);
 

@@ -26,6 +26,7 @@ int strip(const StripArguments& arguments) {
   const auto bundle =
       strip_bundle(read_bundle(arguments.input), arguments.profile, arguments.input);
   write_bundle(bundle, arguments.output, arguments.force);
+  print_written(arguments.output);
   return kExitDone;
 }
 
@@ -60,6 +61,7 @@ struct RewriteArguments {
 int rewrite(const RewriteArguments& arguments) {
   check_output({arguments.input}, arguments.output, arguments.force ? Replace::kYes : Replace::kNo);
   write_bundle(read_bundle(arguments.input), arguments.output, arguments.force);
+  print_written(arguments.output);
   return kExitDone;
 }
 
@@ -91,6 +93,7 @@ int merge(const MergeArguments& arguments) {
   for (const auto& input : arguments.inputs) bundles.push_back(read_bundle(input));
   const auto total = merge_statistics(std::move(bundles), arguments.inputs, arguments.force);
   write_bundle(total, arguments.output, arguments.force);
+  print_written(arguments.output);
   return kExitDone;
 }
 
@@ -158,6 +161,7 @@ int fit(const RefitArguments& arguments) {
                                 arguments.input);
   print_layer_warnings(out);
   write_bundle(out, arguments.output, arguments.force);
+  print_written(arguments.output);
   return kExitDone;
 }
 

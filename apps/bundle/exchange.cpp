@@ -284,6 +284,12 @@ struct FoldArguments {
   ValueMean value_mean = ValueMean::kAuto;
 };
 
+std::string gets_in_llama_cpp(ValueMean mean) {
+  const bool uncentered = mean == ValueMean::kKeep || mean == ValueMean::kDrop;
+  return std::string("llama.cpp   needs no bundle: its cache gets the transformed values") +
+         (uncentered ? ", not centered" : "");
+}
+
 int fold(const FoldArguments& arguments) {
   const auto rope = parse_json_option(arguments.rope_scaling, "--rope-scaling");
   const auto result =
@@ -296,6 +302,7 @@ int fold(const FoldArguments& arguments) {
   if (result.mean != ValueMean::kAuto) {
     print_line(fmt::format("value mean  {}", describe(result.mean)));
   }
+  if (gguf_file_of(arguments.model)) print_line(gets_in_llama_cpp(result.mean));
   print_line(fmt::format("check       attention's contribution changes by {:.2g} at most, relative",
                          result.largest_change));
   print_line(fmt::format("wrote       {}", arguments.output));
@@ -322,9 +329,9 @@ void add_fold(CLI::App& program, Work& work) {
                                {"drop", ValueMean::kDrop}},
                               "Where values are centered: fold the mean into\n"
                               "biases, keep it in the bundle (for servers that\n"
-                              "center), drop it (values are then not centered), or\n"
-                              "auto: fold if v_proj and o_proj have biases, else\n"
-                              "keep");
+                              "center; llama.cpp does not), drop it (values are\n"
+                              "then not centered), or auto: fold if v_proj and\n"
+                              "o_proj have biases, else keep");
         sub.add_option("--rope-scaling", arguments.rope_scaling,
                        "JSON, where the model was calibrated with it");
       });

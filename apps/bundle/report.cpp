@@ -31,6 +31,7 @@ int report(const ReportArguments& arguments) {
   const std::string page =
       render_html_report(read_json_file(arguments.file), answers ? &*answers : nullptr);
   write_text_output(arguments.output, page, replace);
+  print_written(arguments.output);
   return kExitDone;
 }
 
@@ -142,6 +143,7 @@ int card(const CardArguments& arguments) {
   }
   if (!arguments.exports.empty()) request.exports = exports_in(arguments.exports);
   write_text_output(arguments.output, model_card(bundle, request), replace);
+  print_written(arguments.output);
   return kExitDone;
 }
 

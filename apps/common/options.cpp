@@ -394,6 +394,23 @@ void add_memory_options(CLI::App& program, MemoryArguments& arguments) {
   program.add_option("--gpu-memory", arguments.gpu_memory, "The same for the GPU")->group(section);
 }
 
+namespace {
+
+constexpr const char* kSizeExpected = "a number with K, M, G or T, for example 8G";
+
+// A number without a unit that nobody means in bytes: 80 is of GiB, 81920 of MiB.
+void refuse_bare_size(const std::string& text, double bytes, const char* option) {
+  constexpr double kLeastBytes = 1 << 20, kMostGib = 4096;
+  if (bytes >= kLeastBytes || text.find_first_not_of("0123456789.") != std::string::npos) return;
+  throw UsageError({.what = "a memory size without a unit",
+                    .where = option,
+                    .expected = kSizeExpected,
+                    .found = text + ", which is in bytes",
+                    .hint = fmt::format("did you mean {}{}?", text, bytes < kMostGib ? 'G' : 'M')});
+}
+
+}  // namespace
+
 int64_t parse_bytes(const std::string& text, const char* option) {
   if (text.empty()) return 0;
   char* end = nullptr;
@@ -411,9 +428,10 @@ int64_t parse_bytes(const std::string& text, const char* option) {
   if (*end != '\0' || !(bytes >= 1.0) || bytes > 1e18) {
     throw UsageError({.what = "malformed memory size",
                       .where = option,
-                      .expected = "a number with K, M, G or T, for example 8G",
+                      .expected = kSizeExpected,
                       .found = text});
   }
+  refuse_bare_size(text, bytes, option);
   return static_cast<int64_t>(bytes);
 }
 

@@ -87,7 +87,8 @@ CacheFormat with_given(const CLI::App& program, const CacheFormat& parsed, Cache
 void add_compute_options(CLI::App& program, ComputeArguments& arguments);
 void add_memory_options(CLI::App& program, MemoryArguments& arguments);
 
-// "8G", "512M", "1.5T" or plain bytes. Empty = 0. Throws Error for anything else.
+// "8G", "512M", "1.5T", or bytes, a MiB of them at least. Empty = 0. Throws UsageError for anything
+// else.
 int64_t parse_bytes(const std::string& text, const char* option);
 
 // A JSON object given on the command line (--rope-scaling). Empty = nullopt. Throws UsageError for

@@ -104,4 +104,10 @@ std::vector<NamedPath> model_paths(const std::string& model) {
   return paths;
 }
 
+std::optional<fs::path> gguf_file_of(const std::string& model) {
+  const std::vector<NamedPath> files = model_paths(model);
+  if (files.size() != 1 || files.front().path.extension() != ".gguf") return {};
+  return files.front().path;
+}
+
 }  // namespace oscar::app

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,5 +34,9 @@ std::vector<NamedPath> corpus_paths(const std::string& name, const std::string& 
 // The files that the programs read of a MODEL argument. None where there is no such model, which
 // is said when it is opened.
 std::vector<NamedPath> model_paths(const std::string& model);
+
+// The .gguf file that a MODEL argument stands for; none for a folder, or where there is no such
+// model.
+std::optional<std::filesystem::path> gguf_file_of(const std::string& model);
 
 }  // namespace oscar::app

@@ -113,6 +113,11 @@ void TerminalProgress::note(const std::string& text) {
   say("{}note: {}\n", terminal_ ? "\r\033[K" : "", printable_lines(text));
 }
 
+void TerminalProgress::warn(const std::string& text) {
+  if (terminal_ && !quiet_) say("\r\033[K");
+  app::warn(text);
+}
+
 void TerminalProgress::draw(bool final_line) {
   if (json_) {
     const Json told = {{"stage", stage_},

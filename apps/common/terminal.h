@@ -40,6 +40,7 @@ std::string finish_standard_output();
 inline constexpr const char* kStandardOutput = "-";
 
 // Progress of long work: one line with rate and time left on a terminal, plain lines otherwise.
+// Where it is quiet, warnings alone.
 // With OSCAR_PROGRESS=json in the environment, for programs that show it themselves, lines of JSON:
 // {"stage", "unit", "total" (0: unknown), "done", "ended"} and {"note"}.
 
@@ -51,6 +52,7 @@ class TerminalProgress final : public Progress {
   void advance(int64_t units) override;
   void end() override;
   void note(const std::string& text) override;
+  void warn(const std::string& text) override;
 
  private:
   using Clock = std::chrono::steady_clock;

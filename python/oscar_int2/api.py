@@ -1,14 +1,20 @@
 """Calibration and evaluation from Python, by the same programs as on the command line, to the same bytes.
 
-Every function takes the options of its program as keyword arguments: --max-tokens is `max_tokens`. False turns one off, or is
-refused. The programs' --help and docs/calibration.md say what they do.
+Every function takes the options of its program as keyword arguments: --max-tokens is `max_tokens`, --for is `for_`. False turns
+one off, or is refused. The programs' --help and docs/calibration.md say what they do. Errors name the keywords.
 """
 import contextlib
+import json as json_text
 import os
 import pathlib
+import re
+import tempfile
 
-from . import programs
+import numpy as np
+
+from . import corpora, programs
 from .bundle import Bundle, load
+from .errors import OscarError
 
 
 def _path(value) -> str:
@@ -35,13 +41,40 @@ def _require_result(program, options):
                              f"`{program} ... {shown}` itself{instead}")
 
 
-def _corpus(value) -> str:
-    """CORPUS of a command line: a path, several, or paths with weights."""
-    if isinstance(value, dict):
-        return ",".join(f"{_path(path)}:{weight}" for path, weight in value.items())
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(_path, value))
-    return _path(value)
+@contextlib.contextmanager
+def _corpus(value):
+    """(CORPUS of a command line, {temporary file: what it is called}): a path, several, paths with weights, or what lies in
+    memory."""
+    with corpora.as_files(value) as files:
+        if isinstance(files, dict):
+            yield ",".join(f"{_path(path)}:{weight}" for path, weight in files.items()), {}
+        elif isinstance(files, (list, tuple)):
+            yield ",".join(map(_path, files)), {}
+        else:
+            yield _path(files), {} if files is value else {files: "corpus"}
+
+
+def _sayer(program, names):
+    """What makes of a text of a program one of Python. `names`: {temporary file: what it is called}."""
+    def say(text):
+        for file, name in names.items():
+            text = text.replace(str(file), name)
+        return programs.in_python(text, *program)
+    return say
+
+
+def _run(program, words, values, progress=False, names=()):
+    """Runs a program, such as ("oscar-bundle", "fit"), with these words and keyword arguments."""
+    words = [*program[1:], *words, *programs.options(program, values)]
+    return programs.run(program[0], words, progress, _sayer(program, dict(names)))
+
+
+def _run_for_json(program, words, values, progress=False, names=(), file=None):
+    """The same: (its JSON document, what it prints). `file`: where the document is kept, if anywhere."""
+    if file is not None and _path(file) == "-":
+        raise ValueError("json is \"-\": the figures are what is returned; give a file, or leave it out")
+    words = [*program[1:], *words, *programs.options(program, values)]
+    return programs.run_for_json(program[0], words, progress, _sayer(program, dict(names)), file)
 
 
 def _in_transformers(model, engine) -> bool:
@@ -83,8 +116,10 @@ def calibrate(model, corpus, out, *, engine: str | None = None, progress: bool =
     are then those of oscar_int2.calibration.calibrate. A model that is loaded already runs in transformers.
 
     model: a Hugging Face folder, a .gguf file, or a name. corpus: a file or folder of text or token ids, a list of these, or
-    {path: weight}; "self:N" lets the model write N tokens. (The engine "transformers" takes neither of the last two.) Options
-    are oscar-calibrate's, such as max_tokens=262144, device="cuda", force=True, resume=True.
+    {path: weight}; "self:N" lets the model write N tokens. (The engine "transformers" takes neither of the last two.) What lies
+    in memory goes in as it is: texts, [str] or rows as lines of .jsonl hold them, [{"messages": [...]}]; token ids as integers,
+    [tokens] or [rows, tokens], rows of any length, which are kept apart. A list of strings is texts if one has a blank in it
+    and is no file. Options are oscar-calibrate's, such as max_tokens=262144, device="cuda", force=True, resume=True.
 
     Returns the bundle; with statistics_only=True, the path of the statistics file, which fit() takes. Notes and warnings, with
     the verdict on the text, go to the logger `oscar_int2`. Raises ValueError for options that the program refuses, and for
@@ -98,8 +133,8 @@ def calibrate(model, corpus, out, *, engine: str | None = None, progress: bool =
         with _layers_shown("calibrate", progress) as told:
             run(model, _in_one(corpus), out, progress=told, **options)
         return made(out)
-    programs.run("oscar-calibrate", [_path(model), _corpus(corpus), _path(out), *programs.options(("oscar-calibrate",), options)],
-                 progress)
+    with _corpus(corpus) as (text, names):
+        _run(("oscar-calibrate",), [_path(model), text, _path(out)], options, progress, names)
     return made(out)
 
 
@@ -109,76 +144,110 @@ def fit(statistics, out, **options) -> Bundle:
     statistics: a bundle or a statistics file. Options are those of `oscar-bundle fit`, such as preset="paper".
     """
     _require_result("oscar-bundle fit", options)
-    programs.run("oscar-bundle", ["fit", _path(statistics), f"--output={_path(out)}",
-                                  *programs.options(("oscar-bundle", "fit"), options)])
+    _run(("oscar-bundle", "fit"), [_path(statistics), f"--output={_path(out)}"], options)
     return load(out)
+
+
+def _matrices(name, given):
+    """float64 [layers, heads, d, d] or [layers, d, d] of an argument. Raises ValueError, naming layer and head, for one that is
+    not finite or has no inverse."""
+    found = np.asarray(given.detach().cpu().double().numpy() if hasattr(given, "detach") else given, dtype=np.float64)
+    if found.ndim not in (3, 4) or found.shape[-1] != found.shape[-2]:
+        raise ValueError(f"{name} is {list(found.shape)}, expected [layers, heads, d, d] or [layers, d, d]")
+    finite, d = np.isfinite(found).all((-2, -1)), found.shape[-1]
+    ranks = np.linalg.matrix_rank(np.where(finite[..., None, None], found, 0))
+    for place in map(tuple, np.argwhere(ranks < d)):
+        where = f"{name}: the matrix of layer {place[0]}" + (f", head {place[1]}," if len(place) > 1 else "")
+        if not finite[place]:
+            raise ValueError(f"{where} holds a number that is not finite")
+        what = f"has rank {ranks[place]} of {d}" if found[place].any() else "is zero"
+        raise ValueError(f"{where} {what}. A row x is stored as x M, so M is orthogonal, or has an inverse")
+    return found
 
 
 def import_rotation(keys, values, model, out, **options) -> Bundle:
     """Makes a bundle of matrices of your own and writes it to `out` (oscar-bundle import).
 
     keys, values: arrays or tensors [layers, heads, d, d] or [layers, d, d], one matrix for all heads. A row x is stored as
-    x M. They need not be orthogonal. model: the model that they are for. Options are those of `oscar-bundle import`.
+    x M. They need not be orthogonal, but have an inverse. model: the model that they are for. Options are those of
+    `oscar-bundle import`. Raises ValueError naming the layer of a matrix that is not finite or has no inverse.
     """
-    import tempfile
-
-    import numpy as np
-
     _require_result("oscar-bundle import", options)
-
-    def array(matrices):
-        if hasattr(matrices, "detach"):
-            matrices = matrices.detach().cpu().double().numpy()
-        return np.asarray(matrices, dtype=np.float64)
-
+    arrays = {"k_rotation": _matrices("keys", keys), "v_rotation": _matrices("values", values)}
     with tempfile.TemporaryDirectory(prefix="oscar-") as folder:
         file = pathlib.Path(folder, "rotations.npz")
-        np.savez(file, k_rotation=array(keys), v_rotation=array(values))
-        programs.run("oscar-bundle", ["import", file, f"--model={_path(model)}", f"--output={_path(out)}",
-                                      *programs.options(("oscar-bundle", "import"), options)])
+        np.savez(file, **arrays)
+        _run(("oscar-bundle", "import"), [file, f"--model={_path(model)}", f"--output={_path(out)}"], options,
+             names={file: "keys and values"})
     return load(out)
 
 
-def plan(model, **options) -> dict:
+def plan(model, *, json=None, **options) -> dict:
     """What a model's cache takes in BF16, FP8 and 2 bits, and how much of it fits (oscar-bundle plan), as a dictionary.
 
-    Options: gpu_memory="80G", context=65536, users=32, tp=2, weights="16G", utilization=0.9.
+    Options: gpu_memory="80G", context=65536, users=32, tp=2, weights="16G", utilization=0.9. json: a file that keeps it, too.
     """
     _require_result("oscar-bundle plan", options)
-    return programs.run_for_json("oscar-bundle", ["plan", _path(model), *programs.options(("oscar-bundle", "plan"), options)])[0]
+    return _run_for_json(("oscar-bundle", "plan"), [_path(model)], options, file=json)[0]
 
 
-def evaluate(model, bundle=None, *, corpus, engine: str | None = None, progress: bool = True, **options) -> "Evaluation":
+def evaluate(model, bundle=None, *, corpus, json=None, engine: str | None = None, progress: bool = True, **options) -> "Evaluation":
     """Compares a bundle with the model as it is, and with other caches (oscar-eval).
 
     bundle: a path, a loaded Bundle, or {name: path} of several. The program reads the file: a Bundle that was edited, or whose
-    file has changed since, raises BundleError. corpus: as in calibrate(), text that calibration has not seen. Options
-    are oscar-eval's, such as max_tokens=65536, compare=["bf16", "bundle"], tasks=["ppl", "niah"].
+    file has changed since, raises BundleError. corpus: as in calibrate(), text that calibration has not seen. json: a file that
+    keeps the report, too; beside it lies what a stopped run has counted, from which resume=True goes on. Options are
+    oscar-eval's, such as max_tokens=65536, compare=["bf16", "bundle"], tasks=["ppl", "niah"], html="report.html", force=True.
 
     engine="transformers", or a loaded model, runs one bundle in transformers: perplexity, KL and top-1 agreement; options are
-    then those of oscar_int2.calibration.evaluate.
+    then those of oscar_int2.calibration.evaluate, and force.
     """
     _require_result("oscar-eval", options)
     if _in_transformers(model, engine):
-        from .calibration import evaluate as run
-        if not isinstance(bundle, (str, os.PathLike, Bundle)):
-            raise ValueError("engine=\"transformers\" compares one bundle with the model; give its path")
-        with _layers_shown("evaluate", progress) as told:
-            found = run(model, bundle, _in_one(corpus), progress=told, **options)
-        kl = {"mean": found["kl"], "se": found["kl_se"]}
-        file = bundle.path if isinstance(bundle, Bundle) else bundle
-        return Evaluation({"tokens": found["tokens"], "first_position": found["first_position"],
-                           "bundle": {"file": os.path.basename(file), "overlap": found["overlap"]}, "methods": {
-            "bf16": {"ppl": {"mean": found["perplexity"], "se": found["perplexity_se"]}},
-            "bundle": {"ppl": {"mean": found["int2_perplexity"], "se": found["int2_perplexity_se"]}, "kl": kl,
-                       "top1": {"mean": found["top1"]}}}})
-    words = [_path(model), f"--corpus={_corpus(corpus)}"]
+        return _evaluate_in_transformers(model, bundle, corpus, json, progress, **options)
+    if json is None and options.get("resume"):
+        raise ValueError("resume=True goes on from what lies beside the report: give json=, as in the run that was stopped")
+    words = [_path(model)]
     if isinstance(bundle, dict):
         words += [f"--bundle={name}={_path(file)}" for name, file in bundle.items()]
     elif bundle is not None:
         words.append(f"--bundle={_path(bundle)}")
-    report, printed = programs.run_for_json("oscar-eval", [*words, *programs.options(("oscar-eval",), options)], progress)
-    return Evaluation(report, printed)
+    with _corpus(corpus) as (text, names):
+        try:
+            report, printed = _run_for_json(("oscar-eval",), [*words, f"--corpus={text}"], options, progress, names, json)
+        except KeyboardInterrupt:
+            if json is not None:
+                raise
+            raise KeyboardInterrupt("stopped on request; nothing was kept. With json=FILE what was counted lies beside it, and "
+                                    "resume=True goes on") from None
+    return Evaluation(report, _table(printed, json))
+
+
+def _table(printed, json):
+    """What oscar-eval prints, without a report that is not kept, and with Python's way to the page."""
+    if json is None:
+        printed = re.sub(r"(?m)^wrote \S*/out\.json(\n|, )", lambda found: "wrote " if found[1] == ", " else "", printed)
+    return re.sub(r"(?m)^next( +)oscar-bundle report .*?(\\\n.*)?$", r'next\1save_html("REPORT.html") draws the page', printed)
+
+
+def _evaluate_in_transformers(model, bundle, corpus, json, progress, force=False, **options):
+    from .calibration import evaluate as run
+    if not isinstance(bundle, (str, os.PathLike, Bundle)):
+        raise ValueError("engine=\"transformers\" compares one bundle with the model; give its path")
+    if json is not None and os.path.exists(_path(json)) and not force:
+        raise OscarError(f"{json} exists already; choose another name, or replace it with force=True")
+    with _layers_shown("evaluate", progress) as told:
+        found = run(model, bundle, _in_one(corpus), progress=told, **options)
+    kl = {"mean": found["kl"], "se": found["kl_se"]}
+    file = bundle.path if isinstance(bundle, Bundle) else bundle
+    report = {"tokens": found["tokens"], "first_position": found["first_position"],
+              "bundle": {"file": os.path.basename(file), "overlap": found["overlap"]}, "methods": {
+        "bf16": {"ppl": {"mean": found["perplexity"], "se": found["perplexity_se"]}},
+        "bundle": {"ppl": {"mean": found["int2_perplexity"], "se": found["int2_perplexity_se"]}, "kl": kl,
+                   "top1": {"mean": found["top1"]}}}}
+    if json is not None:
+        pathlib.Path(json).write_text(json_text.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return Evaluation(report)
 
 
 _COLUMNS = ("text", "method", "metric", "layer", "head", "position", "length", "kind", "depth", "mean", "se", "low", "high")
@@ -221,15 +290,12 @@ class Evaluation:
             return self.rows()
         return pandas.DataFrame(self.rows(), columns=list(_COLUMNS))
 
-    def save_html(self, path) -> None:
-        """Draws the report as one HTML page (oscar-bundle report)."""
-        import json
-        import tempfile
-
+    def save_html(self, path, *, force: bool = False) -> None:
+        """Draws the report as one HTML page (oscar-bundle report). force: replace a file that is there."""
         with tempfile.TemporaryDirectory(prefix="oscar-") as folder:
             file = pathlib.Path(folder, "report.json")
-            file.write_text(json.dumps(self.report), encoding="utf-8")
-            programs.run("oscar-bundle", ["report", file, f"--output={_path(path)}"])
+            file.write_text(json_text.dumps(self.report), encoding="utf-8")
+            _run(("oscar-bundle", "report"), [file, f"--output={_path(path)}"], {"force": force}, names={file: "the report"})
 
     def __str__(self):
         return self.table or repr(self)

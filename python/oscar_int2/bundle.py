@@ -2,6 +2,7 @@
 import errno
 import hashlib
 import json
+import math
 import pathlib
 import struct
 from dataclasses import dataclass, field
@@ -45,9 +46,10 @@ class Model:
     fitted_weights_fingerprint: str = ""
     fitted_model: str = ""
     engine: str = ""  # what ran it, "" for this toolkit's own engine
+    numerics: dict = field(default_factory=dict)  # what its config.json states of NUMERIC_KEYS; empty if unknown
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Layer:
     layer_id: int
     # "full", "sliding"; without transforms "local", a window in BF16, and "none", which holds no rows of its own
@@ -63,6 +65,12 @@ class Layer:
     weight_samples: torch.Tensor | None = None  # [num_kv_heads, 4, 16], of weights.MATRICES
     vector_samples: torch.Tensor | None = None  # [num_kv_heads, 5, 16], of weights.VECTORS
     turned: bool = True  # by the model's RoPE; False: its keys do not turn
+
+    def __repr__(self):
+        rows = "2 bits" if self.quantized else "BF16"
+        sides = "".join(f", {name} {list(side.forward.shape)}" for name, side in (("key", self.key), ("value", self.value))
+                        if side is not None)
+        return f"<Layer {self.layer_id}: {self.attention} attention, rows in {rows}{sides}>"
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,11 +101,15 @@ class Bundle:
 
     def statistics(self):
         """{layer_id: {name: array}}, float64 sums and counts under the names of lib/oscar/bundle/SCHEMA.md, such as
-        `q_moment` [Hkv, d, d] and `count_q`. Nothing is divided. Empty where the file holds none (a published one)."""
+        `q_moment` [Hkv, d, d] and `count_q`. Nothing is divided. Raises BundleError where the file holds none."""
         self.require_same_file()
         with h5py.File(self.path) as file:
             groups = {layer_id: file.get(f"layers/{layer_id:03d}/statistics") for layer_id in self.layers}
-            return {layer_id: {name: data[()] for name, data in group.items()} for layer_id, group in groups.items() if group}
+            found = {layer_id: {name: data[()] for name, data in group.items()} for layer_id, group in groups.items() if group}
+        if not found:
+            raise BundleError(f"{self.path} holds no statistics: serving and publish profiles are stripped of them, and "
+                              "no_statistics leaves them out. The full bundle that calibrate() wrote holds them")
+        return found
 
     def require_unedited(self):
         """Raises BundleError if something in memory was edited since load() read it."""
@@ -134,6 +146,7 @@ class Bundle:
         names = getattr(config, "architectures", None) or [None]
         self._check_fields(architecture=names[0])
         self.check_rope(config)
+        self.check_numerics(config)
 
     def check_shape(self, config):
         """check_model()'s part about the shape. What a config doesn't state of all layers alike is left out."""
@@ -150,6 +163,18 @@ class Bundle:
                 raise BundleMismatchError(
                     f"{self.path} is of another model: {field} is {value} here and {kept} in the bundle (of "
                     f"{self.model.name!r}); calibrate this model with oscar-calibrate")
+
+    def check_numerics(self, config):
+        """check_model()'s part about NUMERIC_KEYS. What either side doesn't state is left out."""
+        for name, kept in self.model.numerics.items():
+            value = _stated(config, name)
+            same = value == kept or (isinstance(kept, float) and isinstance(value, (int, float))
+                                     and math.isclose(kept, value, rel_tol=1e-4))  # GGUF has 1e-6 as a float
+            if value is not None and not same:
+                raise BundleMismatchError(
+                    f"{self.path} is of another model: its config has {name} {value} here and {kept} in the bundle (of "
+                    f"{self.model.name!r}); put the config.json of the calibration back, or calibrate this model with "
+                    "oscar-calibrate")
 
     def check_rope(self, config):
         """check_model()'s part about RoPE."""
@@ -199,6 +224,9 @@ class Bundle:
                 f"for more (--position-span {tokens})")
 
 
+# Keys of config.json that the forward pass depends on beside shape, RoPE and weights (model/checkpoint/config.h).
+NUMERIC_KEYS = ("rms_norm_eps", "hidden_act", "hidden_activation", "query_pre_attn_scalar", "num_experts_per_tok",
+                "norm_topk_prob", "routed_scaling_factor", "scoring_func", "n_group", "topk_group")
 _ROPE_DEFAULTS = {"partial_rotary_factor": 1.0, "truncate": True}  # of what bundles leave out
 _STATED_ROPE = {"default", "linear", "llama3", "yarn"}
 
@@ -252,6 +280,10 @@ def load(path):
     if not isinstance(path, (str, pathlib.PurePath)) or not str(path):
         raise TypeError(f"a bundle is a Bundle or the path of a .h5 file, found {path!r}")
     path = str(pathlib.Path(path))
+    if pathlib.Path(path).is_dir():
+        inside = sorted(str(file) for file in pathlib.Path(path).glob("*.h5"))
+        raise BundleError(f"{path} is a folder; " + (f"name the bundle in it: {' or '.join(inside)}" if inside else
+                                                     "a bundle is a .h5 file, and it holds none"))
     if not pathlib.Path(path).is_file():
         raise FileNotFoundError(errno.ENOENT, "no bundle there; oscar-calibrate MODEL TEXT BUNDLE.h5 makes "
                                               "one", path)
@@ -399,7 +431,8 @@ class _Reader:
         texts |= {name: self.attribute(where, name, str)
                   for name in ("file_sha256", "fitted_weights_fingerprint", "fitted_model", "engine")
                   if name in self.objects[where].attrs}
-        return Model(**sizes, **texts, head_dim=dims[0], rope=self.parsed(where, "rope", dict))
+        numerics = self.parsed(where, "numerics", dict) if "numerics" in self.objects[where].attrs else {}
+        return Model(**sizes, **texts, head_dim=dims[0], rope=self.parsed(where, "rope", dict), numerics=numerics)
 
     def quantizer(self):
         where = "/quantizer"
@@ -409,7 +442,7 @@ class _Reader:
             if value != expected:
                 self.refuse(where, f"{name} is {value!r}: fitted for another backend's codec; this "
                                    "package writes rows by this toolkit's rules; calibrate without "
-                                   "--for (or with --for oscar_int2)")
+                                   "for_, or with for_=\"oscar_int2\"")
         self.count(where, "bits", 2, 2)
         metadata = self.attribute(where, "metadata_dtype", str)
         if metadata not in METADATA_DTYPES:

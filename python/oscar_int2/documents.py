@@ -10,11 +10,14 @@ count as absent. It is read by the first of these that it has:
     instruction, input, output    Alpaca, with system and history; Dolly: context for input, response for output
     question, answer              also query and problem, response and solution
     text
+    content                       as text, where neither a role nor an answer stands beside it
 
 A row whose answer is not found, or that says two things where one is read, is a BadRow: no half of it is a document.
 """
 import gzip
 import json
+import pathlib
+import shlex
 import zlib
 
 from .chat_template import ChatTemplateError, MissingPackage
@@ -80,15 +83,32 @@ def _zstd(content):
     return b"".join(parts)
 
 
+def _require_utf8(content, name):
+    """Raises BadFile for UTF-16, by its byte order mark or by what ASCII becomes in it."""
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        encoding = "UTF-16"
+    elif len(content) > 1 and 0 in content[:2] and any(content[:2]):
+        encoding = "UTF-16LE" if content[1] == 0 else "UTF-16BE"
+    else:
+        return
+    stem, dot, kind = pathlib.PurePath(name).name.partition(".")
+    anew = str(pathlib.PurePath(name).with_name(f"{stem}-utf8{dot}{kind}"))
+    raise BadFile(f"the text is {encoding}, expected UTF-8; write it anew: iconv -f {encoding} -t UTF-8 {shlex.quote(name)} > "
+                  f"{shlex.quote(anew)}")
+
+
 def rows(content, name):
     """Yields (place, row or BadRow) of a file's bytes; `name` ends in its suffixes. Raises BadFile, MissingPackage.
 
     A place counts lines, entries or rows from 1.
     """
-    name = name.lower()
+    shown, name = name, name.lower()
     for suffix in PACKED:
         if name.endswith(suffix):
             content, name = unpacked(content, suffix), name.removesuffix(suffix)
+            shown = shown[:len(name)]
+    if not name.endswith(".parquet"):
+        _require_utf8(content, shown)
     if name.endswith(".parquet"):
         yield from _parquet(content)
     elif name.endswith(".txt"):
@@ -395,6 +415,8 @@ def _read(row):
         return None, row["chosen"]
     if "completion" in row:
         raise BadRow("'prompt' needs 'completion' beside it")
+    if "content" in row and not any(key in row for key in ("role", "from", *_ANSWERS)):
+        return None, _text(row, "content")
     raise BadRow("no 'messages', 'conversations', 'prompt' with 'completion', 'instruction' or 'text'")
 
 

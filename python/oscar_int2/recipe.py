@@ -53,7 +53,10 @@ class CacheFormat:
         return -(-max(length - self.sink_tokens - self.recent_tokens, 0) // PAGE_TOKENS)
 
 
-@dataclass(frozen=True)
+KINDS = ("identity", "hadamard", "oscar", "balanced")  # of transforms, by SideRecipe.kind
+
+
+@dataclass(frozen=True, repr=False)
 class SideRecipe:
     """Of keys or values of one layer; float32 tensors on the CPU, Hkv KV heads of d dimensions."""
 
@@ -67,6 +70,10 @@ class SideRecipe:
     metric: torch.Tensor | None = None       # M [Hkv, d, d], where some correction is 2
     key_centers: torch.Tensor | None = None  # of keys, before RoPE [Hkv, 2, d]; None: one mean
     rounding: torch.Tensor | None = None     # uint8 [Hkv]; None: shaped where there is feedback
+
+    def __repr__(self):
+        shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in vars(self).items() if tensor is not None)
+        return f"<SideRecipe {'/'.join(sorted({KINDS[kind] for kind in self.kind.tolist()}))}: {shapes}>"
 
     def tensors(self, place):
         """This side's part of the list that operators take. `place`: what makes of a tensor, or of None,

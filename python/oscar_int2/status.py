@@ -26,9 +26,12 @@ class Status:
 
 def status(served):
     """The Status of a model of transformers, with oscar_int2.transformers.apply() or without, or of a
-    Generator; waits for the device."""
+    Generator; waits for the device. Raises TypeError for anything else: what vLLM serves, its log and /metrics say."""
     while not hasattr(served, "oscar_int2") and hasattr(served, "_orig_mod"):
         served = served._orig_mod  # of torch.compile
+    if not any(hasattr(served, name) for name in ("paged_caches", "oscar_int2", "named_parameters")):
+        raise TypeError(f"status() takes a model of transformers or a Generator, found a {type(served).__name__}; of vLLM its log "
+                        "and /metrics say it, and of a file load()")
     state = served if hasattr(served, "paged_caches") else getattr(served, "oscar_int2", None)
     if state is None or state.bundle is None:
         return Status("BF16")

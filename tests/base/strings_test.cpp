@@ -154,4 +154,16 @@ TEST(JoinedByLayer, OneCauseIsOneLineWithItsLayers) {
             (std::vector<std::string>{"layers 3 to 4, 9: a"}));
 }
 
+// Slips of known words.
+
+TEST(NearestWord, IsAFewLettersOffOrBegunAlike) {
+  const std::vector<std::string> known = {"hadamard", "hadamard-clip", "q8_0", "bundle"};
+  EXPECT_EQ(nearest_word("hadamrad", known), "hadamard");
+  EXPECT_EQ(nearest_word("hadamardclip", known), "hadamard-clip");
+  EXPECT_EQ(nearest_word("bund", known), "bundle") << "its beginning";
+  EXPECT_EQ(nearest_word("q8", known), "") << "too short to tell";
+  EXPECT_EQ(nearest_word("something", known), "");
+  EXPECT_EQ(nearest_word(std::string(1000, 'h'), known), "");
+}
+
 }  // namespace

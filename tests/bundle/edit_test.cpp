@@ -86,13 +86,13 @@ TEST_F(BundleMatch, AStatisticsFileIsComparedByItsStatistics) {
   expect({"layer 0, attention differs"});
 }
 
-// The epsilon of norms is in no tensor and in no attribute, but in the file that is hashed.
+// What one of the two does not state is not compared, but the file is hashed.
 TEST_F(BundleMatch, AnotherConfigFileAloneIsAWarning) {
   std::string config = kConfig;
   config.insert(config.size() - 1, R"(,"rms_norm_eps":1e-5)");
   write_file(folder_.path() / "config.json", config);
   checkpoint_ = open_checkpoint(folder_.path().string());
-  expect({"b.h5", "config_sha256", "rms_norm_eps",
+  expect({"b.h5", "config_sha256", "no key of config.json",
           bundle_.model.config_sha256.substr(0, 12).c_str(),
           checkpoint_.config_sha256.substr(0, 12).c_str()});
   bundle_.model.config_sha256.clear();  // not known
@@ -133,6 +133,14 @@ class SampledMatch : public BundleMatch {
     bundle_.weight_samples = sample_weights(checkpoint_.config, *checkpoint_.weights);
   }
 };
+
+TEST_F(SampledMatch, AnotherSettingOfTheConfigIsRefused) {
+  checkpoint_.config.numerics = {{"rms_norm_eps", 1e-6}};
+  bundle_.model.numerics = {{"rms_norm_eps", 9.99999997e-7}, {"num_experts_per_tok", 8}};
+  EXPECT_EQ(verdict(), "");  // GGUF has floats; and one of the two does not say the other
+  bundle_.model.numerics["rms_norm_eps"] = 1e-5;
+  expect({"config.json's rms_norm_eps differs", "1e-05", "1e-06"});
+}
 
 TEST_F(SampledMatch, OtherSamplesAreRefusedThoughTheFingerprintIsTheSame) {
   EXPECT_EQ(verdict(), "");
@@ -199,6 +207,28 @@ TEST(Merge, SumsOfOtherWeightsAreRefused) {
   }
   a.weight_samples.clear();  // not known
   EXPECT_EQ(refusal(), "");
+  a.model.weights_fingerprint.clear();
+  b.model.weights_fingerprint.clear();
+  EXPECT_NE(refusal().find("nothing says that"), std::string::npos) << refusal();
+}
+
+TEST(Merge, SumsOfAnotherConfigAreRefusedWhereBothAreKnown) {
+  Bundle a = sample::statistics_bundle(), b = a;
+  b.corpus.tokens_sha256 = "other";
+  b.corpus.sources[0].sha256 = "other";
+  const auto refusal = [&] {
+    try {
+      merge_statistics({a, b}, {"a.h5", "b.h5"}, true);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  a.model.numerics = {{"rms_norm_eps", 1e-6}};
+  b.model.numerics = nullptr;  // of an earlier version
+  EXPECT_EQ(refusal(), "");
+  b.model.numerics = {{"rms_norm_eps", 1e-5}};
+  EXPECT_NE(refusal().find("attribute numerics"), std::string::npos) << refusal();
 }
 
 // With a gate, M_O is a mean over the text.

@@ -2,6 +2,9 @@
 import json
 import unittest
 
+import h5py
+import numpy as np
+from bundle.verify_bundle import content_sha256
 from support import checkpoints
 from support.programs import ProgramTest
 
@@ -23,20 +26,27 @@ class AnotherConfig(ProgramTest):
     def write_config(self, **changes):
         (self.model / "config.json").write_text(json.dumps(CONFIG | changes))
 
-    def test_another_epsilon_is_said_by_eval_and_fold(self):
-        folds = iter(range(10))
+    def fold(self, name):
+        return ["fold", self.bundle, self.model, self.folder / name]
 
-        def said():
-            fold = ["fold", self.bundle, self.model, self.folder / f"folded{next(folds)}"]
-            return [self.run_ok("oscar-eval", *self.evaluation).stderr,
-                    self.run_ok("oscar-bundle", *fold).stderr]
-
-        for text in said():
-            self.assertNotIn("config_sha256", text)
-        self.write_config(rms_norm_eps=1e-5)
-        for text in said():
+    def test_a_key_that_changes_nothing_is_said_by_eval_and_fold(self):
+        said = [self.run_ok("oscar-eval", *self.evaluation).stderr, self.run_ok("oscar-bundle", *self.fold("a")).stderr]
+        self.assertNotIn("config_sha256", "".join(said))
+        self.write_config(attention_dropout=.1)
+        for text in (self.run_ok("oscar-eval", *self.evaluation).stderr,
+                     self.run_ok("oscar-bundle", *self.fold("b")).stderr):
             self.assertIn("config_sha256", text)
             self.assertIn("bundle.h5", text)
+
+    def test_another_epsilon_is_refused_by_eval_and_fold(self):
+        self.write_config(rms_norm_eps=1e-5)
+        words = ("rms_norm_eps differs", "1e-05", "1e-06", "config.json of the calibration")
+        self.refuse("oscar-eval", self.evaluation, *words)
+        self.refuse("oscar-bundle", self.fold("folded"), *words)
+        with h5py.File(self.bundle, "r+") as file:  # as files of earlier versions are
+            del file["model"].attrs["numerics"]
+            file.attrs["content_sha256"] = np.bytes_(content_sha256(file))
+        self.assertIn("config_sha256", self.run_ok("oscar-eval", *self.evaluation).stderr)
 
     def test_another_kind_of_attention_is_refused_by_eval_and_fold(self):
         self.write_config(use_sliding_window=True, sliding_window=512, max_window_layers=1)

@@ -57,6 +57,11 @@ class Plan(ProgramTest):
         self.refuse("oscar-bundle", ["plan", "tiny-gqa", "--gpu-memory", "1M"], "weights alone")
         self.refuse("oscar-bundle", ["plan", "tiny-gqa", "--gpu-memory", "much"], "--gpu-memory",
                     code=2)
+        for size, meant in (("80", "80G"), ("0.5", ""), ("1.5", "1.5G"), ("40960", "40960M")):
+            self.refuse("oscar-bundle", ["plan", "tiny-gqa", "--gpu-memory", size], "--gpu-memory",
+                        f"did you mean {meant}?" if meant else "malformed", code=2)
+        self.refuse("oscar-bundle", ["plan", "tiny-gqa", "--weights", "16"], "--weights", "16G?", code=2)
+        self.run_ok("oscar-bundle", "plan", "tiny-gqa", "--gpu-memory", 80 << 30)
         for option in ("--users", "--tp", "--utilization"):
             self.refuse("oscar-bundle", ["plan", "tiny-gqa", option, 1], "--gpu-memory", code=2)
         self.refuse("oscar-bundle", ["plan", BUNDLE, "--gpu-memory", "2G", "--users", 2], "--weights")

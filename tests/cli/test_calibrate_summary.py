@@ -38,24 +38,32 @@ class Summary(ProgramTest):
         self.assertIn(reasons[0], printed)
         self.assertEqual([line for line in printed if "head 0: " in line], [])
 
+    def next_command(self, printed):
+        """The words of the last lines, which are the next command."""
+        lines = printed.partition("\nnext       ")[2].replace("\\\n", " ").splitlines()
+        return shlex.split(lines[0]), lines[1:]
+
     def test_the_next_command_is_printed_whole_and_runs(self):
         printed = self.summary("--search", "off")
         self.assertNotIn("servers  ", printed)  # a line for GGUF files
-        command = printed.partition("\nnext       ")[2].replace("\\\n", " ").replace("HELDOUT.jsonl", str(self.corpus)).split()
-        self.assertEqual(command[:4], ["oscar-eval", str(self.model), "--bundle", str(self.out)])
-        self.run_ok(*command, "--device", "cpu", "--sequence-length", 512, "--max-tokens", 1024)
+        command, rest = self.next_command(printed)
+        self.assertEqual(command, ["oscar-eval", str(self.model), "--bundle", str(self.out), "--corpus", "HELDOUT"])
+        self.assertEqual(rest, ["           HELDOUT: text as you serve it, and none of the corpus"])
+        short = ("--device", "cpu", "--sequence-length", 512, "--max-tokens", 1024)
+        self.run_ok(*command[:-1], self.corpus, *short)
+        (self.model / "heldout.jsonl").write_text(json.dumps({"text": self.corpus.read_text()}) + "\n")
         scaling = '{"rope_type": "linear", "factor": 2.0}'
-        printed = self.summary("--search", "off", "--rope-scaling", scaling)
-        command = shlex.split(printed.partition("\nnext       ")[2].replace("\\\n", " ").replace("HELDOUT.jsonl", str(self.corpus)))
-        self.assertEqual(json.loads(command[command.index("--rope-scaling") + 1]), json.loads(scaling))
-        self.run_ok(*command, "--device", "cpu", "--sequence-length", 512, "--max-tokens", 1024)
+        command, rest = self.next_command(self.summary("--search", "off", "--rope-scaling", scaling))
+        self.assertEqual(command[:-1], ["oscar-eval", str(self.model), "--bundle", str(self.out), "--rope-scaling"])
+        self.assertEqual((json.loads(command[-1]), rest), (json.loads(scaling), []))
+        self.run_ok(*command, *short)
         sums = self.folder / "sums.h5"
         printed = self.run_ok("oscar-calibrate", self.model, self.corpus, sums, "--statistics-only", "--device", "cpu",
                               "--sequence-length", 512).stdout
-        command = printed.partition("\nnext       ")[2].replace("\\\n", " ").replace("BUNDLE.h5", str(self.folder / "fit.h5")).split()
-        self.assertEqual(command[:3], ["oscar-bundle", "fit", str(sums)])
+        command, rest = self.next_command(printed)
+        self.assertEqual((command, rest), (["oscar-bundle", "fit", str(sums), "-o", str(self.folder / "sums-fitted.h5")], []))
         self.run_ok(*command)
-        self.assertTrue((self.folder / "fit.h5").is_file())
+        self.assertTrue((self.folder / "sums-fitted.h5").is_file())
 
 
 if __name__ == "__main__":

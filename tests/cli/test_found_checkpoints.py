@@ -163,6 +163,17 @@ class FoundCheckpoints(ProgramTest):
         (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base", "peft_type": "LORA"}')
         self.refused(adapter, "an adapter (LoRA), not a model", "org/base", "merge_and_unload()")
 
+    def test_a_folder_of_gguf_files_is_told_which_file_is_the_model(self):
+        place = self.folder / "download"
+        place.mkdir()
+        (place / "mmproj-F16.gguf").write_bytes(b"")
+        self.refused(place, "the model folder has no config.json")
+        model = self.gguf("download/one.F16.gguf")
+        for command in (["oscar-eval", place, "--corpus", self.ids, *EVALUATE], ["oscar-bundle", "plan", place]):
+            self.refuse(command[0], command[1:], "the folder holds GGUF files and no config.json",
+                        f"give the file as MODEL: {model}\n")
+        self.run_ok("oscar-bundle", "plan", model)
+
     def test_weights_of_torch_are_written_anew_by_the_hint(self):
         model = self.write("model")
         plain = self.nll(model)

@@ -66,8 +66,8 @@ class Gemma3Model(ProgramTest):
         bundle, _ = self.calibrate()
         said = self.run_ok("oscar-eval", self.model, "--bundle", bundle, "--corpus", self.held_out, "--compare", "bundle",
                            *EVALUATE).stdout
-        self.assertIn(f"VLLM_OSCAR_BUNDLE={bundle} vllm serve {self.model} --language-model-only",
-                      " ".join(said.replace("\\\n", " ").split()))
+        self.assertIn(f"VLLM_OSCAR_BUNDLE={bundle} python -m vllm.entrypoints.openai.api_server --model {self.model} "
+                      "--dtype bfloat16 --language-model-only", " ".join(said.replace("\\\n", " ").split()))
 
     def test_files_of_such_bundles_can_be_merged_fitted_again_and_stripped(self):
         bundle, _ = self.calibrate()

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """A GGUF file as MODEL of the programs: calibrated, inspected, evaluated, and told from others."""
 import json
+import re
 import subprocess
 import sys
 import unittest
+import unittest.mock
 
 import gguf
 import h5py
@@ -100,7 +102,7 @@ class GgufModel(ProgramTest):
                 self.assertEqual((found.pop("rope_type"), found.pop("rope_theta")), (name, changes.get("rope_theta", 1e4)))
                 self.assertEqual(found, wanted)
                 served = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.bfloat16)
-                bundle = self.calibrate(model)
+                bundle = self.calibrate(model, "--max-tokens", 512)
                 with h5py.File(bundle) as file:
                     ours = json.loads(file["model"].attrs["rope"])
                 np.testing.assert_allclose(served.model.rotary_emb.inv_freq.double(), rope.inverse_frequencies(ours, 128), rtol=1e-5)
@@ -142,20 +144,34 @@ class GgufModel(ProgramTest):
                 put(f"qwen3.{name}", value)
         return add
 
+    def test_rotations_in_the_file_stay_out_of_the_folder_and_are_counted(self):
+        sys.path.insert(0, str(BIN.parent / "python"))
+        from oscar_int2.commands import dequantize
+        model, exported = self.write("one.gguf", metadata=self.tokens(), head_dim=128), self.folder / "exported"
+        self.run_ok("oscar-bundle", "export", self.calibrate(model), "--for", "gguf-rot", "--reduce", "--base", model, "-o", exported)
+        rotated, = exported.glob("*.gguf")
+        for file, said in ((model, ""), (rotated, f"left out {2 * QWEN3_MINI['num_hidden_layers']} rotations (attn_k_rot, attn_v_rot)")):
+            out = self.folder / f"of-{file.stem}"
+            made = run_command(dequantize, file, out)
+            self.assertEqual(made.returncode, 0, made.stderr)
+            self.assertRegex(made.stdout, f"^wrote {out}\n{re.escape(said)}")
+            self.assertEqual("left out" in made.stdout, bool(said))
+
     def test_servers_take_the_file_as_a_folder(self):
+        sys.path.insert(0, str(BIN.parent / "python"))
+        from oscar_int2.commands import dequantize
         model, out = self.write("one.gguf", metadata=self.tokens(), head_dim=128), self.folder / "folder"
         bundle = self.calibrate(model)
         command = [sys.executable, "-m", "oscar_int2", "dequantize", model, out]
         made = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | {"PYTHONPATH": str(SOURCE / "python")})
         self.assertEqual((made.returncode, made.stdout), (0, f"wrote {out}\n"), made.stderr)
-        again = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | {"PYTHONPATH": str(SOURCE / "python")})
+        again = run_command(dequantize, model, out)
         self.assertIn(f"{out} is there already", again.stderr)
         broken, nothing = self.folder / "broken.gguf", self.folder / "nothing"
         broken.write_bytes(model.read_bytes()[:2000])
-        refused = subprocess.run([*command[:4], broken, nothing], capture_output=True, text=True,
-                                 env=ENVIRONMENT | {"PYTHONPATH": str(SOURCE / "python")})
+        refused = run_command(dequantize, broken, nothing)
         self.assertIn(f"dequantize: transformers cannot read {broken}", refused.stderr)
-        self.assertNotIn("Traceback", refused.stderr)
+        self.assertEqual((again.returncode, refused.returncode), (1, 1))
         self.assertFalse(nothing.exists() or list(self.folder.glob(".dequantize.*")))
         card = self.folder / "card.md"
         (self.folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
@@ -173,12 +189,28 @@ print(model.generation_config.do_sample, model.generate(torch.arange(2, 42)[None
         self.assertEqual(served.returncode, 0, served.stderr)
         self.assertIn("False torch.Size([1, 44])", served.stdout)
 
+    def test_runs_of_the_file_say_how_to_serve_it(self):
+        place = self.folder / "models" / "mini"
+        place.mkdir(parents=True)
+        model = self.write("models/mini/mini.Q8_0.gguf")
+        bundle = self.calibrate(model)
+        evaluate = ["--bundle", bundle, "--corpus", self.ids, "--sequence-length", 512, "--max-tokens", 1024, "--separators",
+                    "off", "--device", "cpu", "--compare", "bundle"]
+        with unittest.mock.patch.dict(ENVIRONMENT, OSCAR_DATASETS=str(self.folder / "models")):
+            for name in (model, "mini"):
+                said = self.run_ok("oscar-eval", name, *evaluate).stdout.replace("\\\n", " ")
+                self.assertEqual(said.partition("\nnext       ")[2].split(), [
+                    "python", "-m", "oscar_int2", "dequantize", str(model), "mini.Q8_0-hf", "&&", f"VLLM_OSCAR_BUNDLE={bundle}",
+                    "python", "-m", "vllm.entrypoints.openai.api_server", "--model", "mini.Q8_0-hf", "--dtype", "bfloat16"])
+            said = self.run_ok("oscar-calibrate", "mini", self.ids, self.folder / "x.h5", *CALIBRATE, "--dry-run").stdout
+            self.assertIn(f"\n           python -m oscar_int2 dequantize {model} FOLDER writes;\n", said)
+
     def fold(self, kind, *options):
         """A model, its folded copy, and value rotations [layers, heads, d, d]."""
         model = self.write(f"one.{kind.name}.gguf", kind=kind,
                            metadata=lambda writer: writer.add_name("kept"))
         bundle, out = self.calibrate(model, "--no-statistics"), self.folder / f"out{kind.name}"
-        self.run_ok("oscar-bundle", "fold", bundle, model, out, *options)
+        self.said = self.run_ok("oscar-bundle", "fold", bundle, model, out, *options).stdout
         with h5py.File(bundle) as file:
             rotations = [datasets_of(file)[f"/layers/{i:03}/v_rotation"].astype(float) for i in range(3)]
         return model, out, rotations
@@ -187,6 +219,8 @@ print(model.generation_config.do_sample, model.generate(torch.arange(2, 42)[None
         for kind, unit in ((Type.F32, 2**-24), (Type.F16, 2**-11), (Type.BF16, 2**-8)):
             with self.subTest(kind.name):
                 model, out, rotations = self.fold(kind)
+                self.assertIn("\nvalue mean  kept in the bundle, for servers that center values\n"
+                              "llama.cpp   needs no bundle: its cache gets the transformed values, not centered\n", self.said)
                 self.assertEqual({path.name for path in out.iterdir()},
                                  {model.name, "oscar.h5", "oscar_fold.json"})
                 before, after = (gguf.GGUFReader(path) for path in (model, out / model.name))

@@ -203,6 +203,10 @@ class Import(BackendCase):
         keys = self.rotations(LAYERS, HEADS)
         singular = keys.copy()
         singular[2, 1, 0] = 0
+        empty = keys.copy()
+        empty[1] = 0
+        twice = keys.copy()
+        twice[2, 0, 1] = twice[2, 0, 0]
         infinite = keys.copy()
         infinite[1, 0, 3, 3] = np.inf
         for arrays, words in (
@@ -214,7 +218,10 @@ class Import(BackendCase):
                 ({"k_rotation": np.concatenate([keys, keys], 1), "v_rotation": keys},
                  ["another model", "4 of 64"]),
                 ({"k_rotation": keys, "v_rotation": keys, "k_rot": keys}, ["unknown name", "k_rot"]),
-                ({"k_rotation": singular, "v_rotation": keys}, ["layer 2, keys, head 1"]),
+                ({"k_rotation": singular, "v_rotation": keys}, ["not orthogonal, and has no inverse", "layer 2, keys, head 1", f"1 of {HEAD_DIM} rows of length 0"]),
+                ({"k_rotation": keys, "v_rotation": empty},
+                 ["layer 1, values, head 0", f"{HEAD_DIM} of {HEAD_DIM} rows of length 0", "the matrix holds zeros alone"]),
+                ({"k_rotation": twice, "v_rotation": keys}, ["layer 2", "a rotation is orthogonal, or has an inverse"]),
                 ({"k_rotation": infinite, "v_rotation": keys}, ["not finite", "layer 1"]),
                 ({"k_rotation": keys, "v_rotation": keys, "k_clip_ratio": np.full(3, 1.5)},
                  ["clipping ratio"]),

@@ -14,8 +14,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from support.scripts import run_main
+
 BIN = pathlib.Path(os.environ["OSCAR_BIN"])
 SCRIPT = pathlib.Path(os.environ["OSCAR_SOURCE"]) / "benchmarks" / "make_random_checkpoint.py"
+sys.path.insert(0, str(SCRIPT.parent))
 TOKENS, SEQUENCE = 512, 128
 # Layers of each; of Qwen3.5's only the last attends to all tokens.
 FAMILIES = {"tiny-qwen3-moe": 2, "tiny-glm4-moe": 2, "tiny-qwen3.5": 4, "tiny-qwen3.5-moe": 4,
@@ -36,8 +39,9 @@ class RandomCheckpoint(unittest.TestCase):
     @classmethod
     def write(cls, name, *options, shape="tiny"):
         out = cls.folder / name
-        subprocess.run([sys.executable, SCRIPT, out, "--shape", shape, "--layers", "2", "--vocab",
-                        "256", "--device", "cpu", "--ids", str(TOKENS), *options], check=True, timeout=300)
+        result = run_main(SCRIPT, out, "--shape", shape, "--layers", 2, "--vocab", 256, "--device", "cpu", "--ids", TOKENS,
+                          *options)
+        assert result.returncode == 0, result.stderr
         return out
 
     def run_program(self, name, *arguments):
@@ -85,7 +89,7 @@ class RandomCheckpoint(unittest.TestCase):
     def test_every_family_is_calibrated_verified_and_evaluated(self):
         for shape, layers in FAMILIES.items():
             with self.subTest(shape):
-                model = self.write(shape, "--layers", str(layers), shape=shape)
+                model = self.write(shape, "--layers", layers, shape=shape)
                 _, info = AutoModelForCausalLM.from_pretrained(model, output_loading_info=True)
                 self.assertFalse(any(map(list, (info["missing_keys"], info["unexpected_keys"]))), info)
                 ids, bundle, report = model / "ids.npy", model / "b.h5", model / "report.json"
@@ -107,7 +111,7 @@ class RandomCheckpoint(unittest.TestCase):
                               ("tiny-qwen3.5-moe", "tensor"), ("tiny-hy3", "block"), ("tiny-minimax-m2", "block")):
             with self.subTest(shape, layout=layout):
                 layers = FAMILIES[shape]
-                model = self.write(f"{shape}-{layout}", "--layers", str(layers), "--fp8", layout, shape=shape)
+                model = self.write(f"{shape}-{layout}", "--layers", layers, "--fp8", layout, shape=shape)
                 tensors = {}
                 for i in (1, layers):
                     tensors |= load_file(model / f"model-{i + 1:05}-of-{layers + 1:05}.safetensors")
@@ -127,7 +131,7 @@ class RandomCheckpoint(unittest.TestCase):
         self.assertIn("only one of 4 layers of tiny-qwen3.5 attends to all tokens", result.stderr)
 
     def test_the_seed_decides_every_byte(self):
-        again, other = self.write("again"), self.write("other", "--seed", "1")
+        again, other = self.write("again"), self.write("other", "--seed", 1)
         names = [path.name for path in self.model.glob("*.safetensors")] + ["ids.npy"]
         self.assertEqual(len(names), 4)  # the ends, two layers
         for name in names:

@@ -55,6 +55,35 @@ class Manners(ProgramTest):
         self.assertEqual(run("oscar-bundle", "-V").stdout, run("oscar-bundle", "--version").stdout)
         self.assertTrue(run("oscar-bundle", "-V").stdout.startswith("oscar-bundle "))
 
+    def test_a_command_that_writes_a_file_says_so_with_its_size(self):
+        sums, other = (make_file(self.folder / f"{i}.h5", statistics_only=True, seed=i) for i in range(2))
+        bundle, out = make_file(self.folder / "bundle.h5"), self.folder / "out.h5"
+        for command in (["strip", bundle, out], ["rewrite", bundle, out], ["fit", sums, "-o", out],
+                        ["merge", sums, other, "-o", out], ["card", bundle, "-o", out]):
+            with self.subTest(command[0]):
+                said = self.run_ok("oscar-bundle", *command, "--force").stdout
+                self.assertEqual(said, f"wrote       {out} ({out.stat().st_size / 1024:.1f} KiB)\n")
+        card = out.read_text()
+        self.assertEqual(self.run_ok("oscar-bundle", "card", bundle, "-o", "-").stdout, card)
+        self.assertEqual(self.run_ok("oscar-bundle", "card", bundle, "-o", "/dev/stdout", "--force").stdout, card)
+
+    def test_quiet_runs_say_what_the_worth_of_their_figures_depends_on(self):
+        for program in ("oscar-calibrate", "oscar-eval"):
+            self.assertRegex(" ".join(run(program, "--help").stdout.split()), r"--quiet No progress and no \w+: warnings and errors only")
+        model, text = self.model_and_text()
+        bundle = self.folder / "out.h5"
+        short = ["--device", "cpu", "--sequence-length", 512, "--max-tokens", 1024, "--quiet"]
+        self.run_ok("oscar-calibrate", model, text, bundle, "--search", "off", *short)
+        evaluate = ["oscar-eval", model, "--corpus", text, "--bundle", bundle, "--compare", "bundle", "--separators", "off", *short]
+        words = "warning: " + str(bundle) + ": the model's configuration is not the one of the calibration"
+        self.assertNotIn(words, self.run_ok(*evaluate).stderr)
+        config = model / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"transformers_version": "0"}))
+        result = self.run_ok(*evaluate)
+        self.assertEqual(result.stdout, "")
+        self.assertIn(words, result.stderr)
+        self.assertNotIn("note: ", result.stderr)
+
     def test_counts_and_names_are_taken_as_people_write_them(self):
         model, text = self.model_and_text()
         report = self.folder / "report.json"

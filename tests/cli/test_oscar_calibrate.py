@@ -159,15 +159,21 @@ FIXED = ["--method", "balanced", "--granularity", "per-head", "--center", "on", 
 
 
 class HeldBackSearch(CalibrateTest):
-    searched = None  # what SEARCH writes: one run for all tests
+    searched = None  # what SEARCH writes, and with --search off: one run of each for all tests
+    unsearched = None
 
     def setUp(self):
         super().setUp()
         self.text = self.long_text(400)
         if HeldBackSearch.searched is None:
-            self.calibrate(self.text, self.out, *SEARCH)
-            HeldBackSearch.searched = self.out.read_bytes()
-            self.out.unlink()
+            HeldBackSearch.searched = self.bytes_of()
+            HeldBackSearch.unsearched = self.bytes_of("--search", "off")
+
+    def bytes_of(self, *options):
+        self.calibrate(self.text, self.out, *SEARCH, *options)
+        found = self.out.read_bytes()
+        self.out.unlink()
+        return found
 
     def test_choices_are_stored_with_the_losses_that_decided_them(self):
         self.out.write_bytes(self.searched)
@@ -197,7 +203,7 @@ class HeldBackSearch(CalibrateTest):
     def test_what_was_chosen_is_fitted_to_all_text(self):
         self.out.write_bytes(self.searched)
         off = self.folder / "off.h5"
-        self.calibrate(self.text, off, *SEARCH, "--search", "off")
+        off.write_bytes(self.unsearched)
         with h5py.File(self.out) as one, h5py.File(off) as two:
             for layer in two["layers"]:
                 for name, sums in two[f"layers/{layer}/statistics"].items():
@@ -241,7 +247,7 @@ class HeldBackSearch(CalibrateTest):
                         self.assertEqual([f"{ratio:.2f}" for ratio in tried[1:]],
                                          stage["variants"][1:])
                         np.testing.assert_allclose(stage["nmse"], nmse, rtol=5e-4)
-        self.calibrate(self.text, self.out, *SEARCH, "--search", "off", "--force")
+        self.out.write_bytes(self.unsearched)
         with h5py.File(self.out) as file:
             self.assertNotIn("k_clip_tried", file["layers/000"])
             self.assertNotIn("k_clip_tried", file["portable/layers/000/shared"])
@@ -298,7 +304,7 @@ class HeldBackSearch(CalibrateTest):
             self.assertEqual(int(file["layers/000/statistics/count_kv"][()]),
                              int(file["corpus"].attrs["tokens"]))
         off = self.folder / "off.h5"
-        self.calibrate(self.text, off, *SEARCH, "--search", "off")
+        off.write_bytes(self.unsearched)
         with h5py.File(self.out) as one, h5py.File(off) as two:
             np.testing.assert_array_equal(one["layers/001/k_rotation"], two["layers/001/k_rotation"])
             # clip_v of the preset "best"
@@ -331,8 +337,8 @@ class HeldBackSearch(CalibrateTest):
         statistics, again = self.folder / "statistics.h5", self.folder / "again.h5"
         paper = ["--preset", "paper", "--clip", "off"]
         self.calibrate(self.text, statistics, *SEARCH, "--statistics-only")
-        for options, same in ((["--search", "off"], []), (paper, paper)):
-            self.calibrate(self.text, self.out, *SEARCH, *options, "--force")
+        for fitted, same in ((self.unsearched, []), (self.bytes_of(*paper), paper)):
+            self.out.write_bytes(fitted)
             self.run_ok("oscar-bundle", "fit", statistics, "-o", again, "--force", *same)
             self.run_ok("oscar-bundle", "verify", again)
             with h5py.File(self.out) as one, h5py.File(again) as two:

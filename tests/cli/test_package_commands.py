@@ -33,6 +33,13 @@ class PackageCommands(unittest.TestCase):
                 self.assertEqual(result.returncode, 0, result.stderr)
                 self.assertIn(f"usage: python -m oscar_int2 {name}", result.stdout)
 
+    def test_dequantize_says_what_to_do_with_a_folder(self):
+        with tempfile.TemporaryDirectory() as folder:
+            said = run("oscar_int2", "dequantize", folder, "out").stderr
+            self.assertIn(f"{folder} is a folder, and this takes a .gguf file; a Hugging Face folder is served as it is", said)
+            pathlib.Path(folder, "m.gguf").touch()
+            self.assertIn(f"takes a .gguf file: {folder}/m.gguf", run("oscar_int2", "dequantize", folder, "out").stderr)
+
     def test_another_package_under_m_has_all_names(self):
         with tempfile.TemporaryDirectory() as folder:
             package = pathlib.Path(folder, "server")

@@ -143,6 +143,41 @@ class PrepareCorpus(ProgramTest):
         self.assertEqual(rows.reshape(-1).tolist(), expected[:rows.size])
         self.assertIn(f"{len(expected) % 100} tokens dropped", result.stdout)
 
+    def test_a_bad_row_of_a_folder_names_its_file_and_a_file_without_documents_is_left_out(self):
+        model, folder, out = self.checkpoint(TEMPLATE), self.folder / "texts", self.folder / "ids.npy"
+        folder.mkdir()
+        (folder / "a.jsonl").write_text('{"text": "a"}\n{"title": "b"}\n')
+        (folder / "b.jsonl").write_text("")
+        (folder / "c.jsonl").write_text('{"text": "c"}\n{"text": \n')
+        result = self.prepare(model, folder, out)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(len(documents_in(np.load(out))), 2)
+        for words in (f"left out rows without a document: 2\n  {folder}/a.jsonl, 2: no 'messages'", f"{folder}/c.jsonl, 2: no valid JSON",
+                      f"left out files without a document: 1\n  {folder}/b.jsonl: no document"):
+            self.assertIn(words, result.stderr)
+        (folder / "a.jsonl").write_text('{"text": "a"}\n')
+        strict = self.prepare(model, folder, out, "--strict")
+        self.assertEqual((strict.returncode, strict.stderr), (1, f"error: {folder}/b.jsonl: no document\n"))
+        (folder / "d.jsonl.gz").write_bytes(b"no gzip")
+        broken = self.prepare(model, folder, out)
+        self.assertEqual(broken.returncode, 1)
+        self.assertRegex(broken.stderr, f"^error: {folder}/d.jsonl.gz: not a sound .gz file")
+
+    def test_the_command_that_is_named_for_utf_16_makes_a_file_that_is_read(self):
+        model, out = self.checkpoint(TEMPLATE), self.folder / "ids.npy"
+        text = '{"text": "first"}\n{"text": "second"}\n'
+        for encoding, named in (("utf-16", "UTF-16"), ("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE")):
+            with self.subTest(encoding):
+                file = self.folder / "my chat.jsonl"
+                file.write_bytes(text.encode(encoding))
+                said = self.prepare(model, file, out).stderr
+                self.assertIn(f"{file}: the text is {named}, expected UTF-8", said)
+                command = said.strip().split("write it anew: ")[1]
+                subprocess.run(command, shell=True, check=True)
+                result = self.prepare(model, self.folder / "my chat-utf8.jsonl", out)
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertIn("2 documents", result.stdout)
+
     def test_bad_lines_are_named_and_without_others_nothing_is_written(self):
         model, bad, out = self.checkpoint(TEMPLATE), self.folder / "bad.jsonl", self.folder / "ids.npy"
         for text, words, options in (('{"text": "a"}\n{"text": ', ("bad.jsonl, 2: no valid JSON",), ("--strict",)),

@@ -31,7 +31,7 @@ class Publish(BackendCase):
         self.run_ok("oscar-eval", self.model, "--bundle", self.bundle, "--corpus", self.corpus,
                     "--sequence-length", 256, "--max-tokens", 1024, "--json", self.report)
 
-    def publish(self, *arguments, allowed=("shared-text", "little-text")):
+    def publish(self, *arguments, allowed=("shared-text", "little-text", "few-tokens")):
         allow = [word for kind in allowed for word in ("--allow", kind)]
         return subprocess.run([sys.executable, "-S", "-m", "oscar_int2", "publish", *allow, *map(str, arguments)], text=True,
                               capture_output=True, env=ENVIRONMENT | {"OSCAR_BIN": str(BIN), "PYTHONPATH": str(SOURCE / "python")})
@@ -158,6 +158,21 @@ class Publish(BackendCase):
         other.write_text(json.dumps(report))
         self.expect_refused([self.model, self.bundle, "--eval", self.report, "--eval", other, "-o", out],
                             "of another bundle")
+        for report in (other, self.corpus):  # as the user calls it, and not the copy of it
+            said = self.publish(self.model, self.bundle, "--eval", report, "-o", out).stderr
+            self.assertIn(str(report), said)
+            self.assertNotIn(".publish.", said)
+
+    def test_an_export_that_is_not_to_be_served_says_so_on_the_card(self):
+        zoo, out = SOURCE / "rotation_zoo" / "tiny-gqa" / "tiny-gqa.h5", self.folder / "published"
+        said = self.publish(SOURCE / "datasets" / "tiny-gqa", zoo, "-o", out)
+        self.assertEqual(said.returncode, 0, said.stderr)
+        first = (out / "exports/gguf-rot/README.md").read_text().split("\n\n")[1]
+        self.assertIn("DO NOT SERVE", first)
+        card = (out / "README.md").read_text()
+        self.assertEqual(card.count(f"\n> **exports/gguf-rot**: {first}\n\nFiles for other backends"), 1)
+        self.assertEqual(card.count("> **exports/"), 1)
+        subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=out, check=True)
 
     def test_a_card_gives_no_figure_that_was_not_measured(self):
         card = self.folder / "card.md"

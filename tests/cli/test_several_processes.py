@@ -1,19 +1,22 @@
 """Runs of oscar-calibrate that several processes share give the bytes of one, also when a process
 was killed on the way and another number continued."""
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import unittest
 
 import h5py
 import numpy as np
 
+from parity.tiny_transformers import first_layers
 from support.processes import PATIENCE, SharedRuns
 from support.programs import BIN, ENVIRONMENT, SOURCE
 
-MODEL = SOURCE / "datasets" / "tiny-gqa"
+TINY, LAYERS = SOURCE / "datasets" / "tiny-gqa", 4
 # Eight blocks.
 OPTIONS = ["--sequence-length", 128, "--sink", 4, "--recent", 16, "--max-tokens", 4096,
            "--batch-tokens", 512, "--statistics-only", "--quiet"]
@@ -32,11 +35,17 @@ def size_of_terms(dataset):
 
 
 class SeveralProcesses(SharedRuns):
-    model = MODEL
     one = None  # the bytes of one process
 
+    @classmethod
+    def setUpClass(cls):
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.model = first_layers(TINY, LAYERS, pathlib.Path(scratch.name) / "model")
+        (cls.model / "tokenizer.json").symlink_to(TINY / "tokenizer.json")
+
     def command(self, out, *options):
-        return [BIN / "oscar-calibrate", "--device", "cpu", MODEL, MODEL / "calibration.jsonl",
+        return [BIN / "oscar-calibrate", "--device", "cpu", self.model, TINY / "calibration.jsonl",
                 self.folder / out, *map(str, OPTIONS), *map(str, options)]
 
     def bytes_of_one(self):
@@ -53,7 +62,7 @@ class SeveralProcesses(SharedRuns):
 
     @unittest.skipIf(shutil.which("nvidia-smi"), "there may be a GPU")
     def test_gpus_that_are_not_there_are_not_passed_over_in_silence(self):
-        command = [BIN / "oscar-calibrate", MODEL, MODEL / "calibration.jsonl", self.folder / "two.h5",
+        command = [BIN / "oscar-calibrate", self.model, TINY / "calibration.jsonl", self.folder / "two.h5",
                    *(str(option) for option in OPTIONS if option != "--quiet"), "--gpus", "2"]
         result = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -76,7 +85,7 @@ class SeveralProcesses(SharedRuns):
 
         with h5py.File(self.folder / "one.h5") as file, h5py.File(self.folder / "three.h5") as three:
             file.visititems(compare)
-        self.assertGreater(len(compared), 8 * 8)  # of each layer the sums of q, k, v and o, at least
+        self.assertGreater(len(compared), LAYERS * 8)  # of each layer the sums of q, k, v and o, at least
         print(f"{self.id()}: equal bytes: {one == (self.folder / 'three.h5').read_bytes()}")
 
     def test_a_killed_process_is_named_and_another_number_continues(self):

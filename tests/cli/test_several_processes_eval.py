@@ -17,14 +17,14 @@ class SharedEvaluation(SharedRuns):
 
     def setUp(self):
         super().setUp()
-        self.model = checkpoints.write_checkpoint(self.folder / "model")
+        self.model = checkpoints.write_checkpoint(self.folder / "model", {"num_hidden_layers": 2})
         self.text = self.folder / "text.txt"
-        self.text.write_text("".join(checkpoints.sample_text(600)))
+        self.text.write_text("".join(checkpoints.sample_text(300)))
 
     def command(self, out, *options):
-        """Six batches of each text: all have work left when the first text is counted."""
+        """Three batches of each text: all have work left when the first text is counted."""
         return [BIN / "oscar-eval", self.model, "--device", "cpu", "--corpus", self.text,
-                "--compare", "hadamard-clip", "--sequence-length", "512", "--max-tokens", "24K",
+                "--compare", "hadamard-clip", "--sequence-length", "512", "--max-tokens", "12K",
                 "--sink", "4", "--recent", "16", "--json", self.folder / out,
                 *map(str, [*NEEDLES, *options])]
 
@@ -34,14 +34,17 @@ class SharedEvaluation(SharedRuns):
         self.wait_for_line(parent, "perplexity: ")
         return parent, ids
 
-    def expect_report_of_one(self, *options):
-        """After a run that has ended early."""
+    def report_of_one(self):
         if SharedEvaluation.one is None:
             SharedEvaluation.one = self.bytes_of("one.json", "--quiet")
+        return SharedEvaluation.one
+
+    def expect_report_of_one(self, *options):
+        """After a run that has ended early."""
+        one = self.report_of_one()
         checkpoint = self.folder / "out.json.checkpoint"
         self.assertTrue(checkpoint.exists())
-        self.assertEqual(self.bytes_of("out.json", "--quiet", "--resume", *options),
-                         SharedEvaluation.one)
+        self.assertEqual(self.bytes_of("out.json", "--quiet", "--resume", *options), one)
         self.assertFalse(checkpoint.exists())
 
     def test_any_number_of_processes_writes_the_same_report(self):
@@ -56,6 +59,7 @@ class SharedEvaluation(SharedRuns):
     def test_a_killed_process_is_named_and_another_number_continues(self):
         parent, ids = self.start_second_text(3)
         os.kill(ids[2], signal.SIGKILL)
+        self.report_of_one()  # meanwhile: the others wait 10 seconds for a sign of the third
         code, said = self.end_of(parent)
         self.assertEqual(code, 1, said)
         self.assertIn("process 2 of 3 has ended", said)

@@ -39,12 +39,14 @@ class SharedSearch(SharedRuns):
         self.wait_for_line(parent, "collecting statistics: ")
         return parent, ids
 
-    def expect_bytes_of_one(self, out, *options):
-        """After the search that was started has ended early."""
+    def bytes_of_one(self):
         if SharedSearch.one is None:
             SharedSearch.one = self.bytes_of("one.h5", "--quiet", *LONG)
-        self.assertEqual(self.bytes_of(out, "--quiet", *LONG, "--resume", *options),
-                         SharedSearch.one)
+        return SharedSearch.one
+
+    def expect_bytes_of_one(self, out, *options):
+        """After the search that was started has ended early."""
+        self.assertEqual(self.bytes_of(out, "--quiet", *LONG, "--resume", *options), self.bytes_of_one())
 
     def test_any_number_of_processes_writes_the_same_bytes(self):
         one = self.bytes_of("one.h5", "--quiet")
@@ -56,9 +58,13 @@ class SharedSearch(SharedRuns):
         self.assertEqual(self.bytes_of("three.h5", *options, "--gpus", 3),
                          self.bytes_of("one.h5", *options))
 
-    def test_the_embedded_model_too(self):
+    def test_layers_of_the_embedded_model_too(self):
+        from parity.tiny_transformers import first_layers
+        model = first_layers(TINY, 4, self.folder / "tiny")  # two of one process
+        (model / "tokenizer.json").symlink_to(TINY / "tokenizer.json")
+
         def command(out, *options):
-            return [BIN / "oscar-calibrate", "--device", "cpu", TINY, TINY / "calibration.jsonl",
+            return [BIN / "oscar-calibrate", "--device", "cpu", model, TINY / "calibration.jsonl",
                     self.folder / out, "--sequence-length", "160", "--sink", "4", "--recent", "16",
                     "--max-tokens", "1280", "--batch-tokens", "160", "--quiet",
                     *map(str, options)]
@@ -68,6 +74,7 @@ class SharedSearch(SharedRuns):
     def test_a_process_killed_in_the_search_is_named_and_another_number_continues(self):
         parent, ids = self.start_search("out.h5")
         os.kill(ids[1], signal.SIGKILL)
+        self.bytes_of_one()  # meanwhile: the first waits 10 seconds for a sign of the other
         code, said = self.end_of(parent)
         self.assertEqual(code, 1, said)
         self.assertIn("process 1 of 2 has ended", said)

@@ -74,6 +74,10 @@ class EnoughText(TextOfABundle):
         self.assertIn("warning: not enough: predicted loss still falls by", result.stderr)
         self.assertIn(f"use about {record['tokens_needed']:,} tokens", result.stderr)
         self.assertIn("text       not enough: ", result.stdout)
+        page = self.run_ok("oscar-bundle", "inspect", self.out).stdout
+        self.assertRegex(page, r"\ntext        not enough: .*;\n            use about " + f"{record['tokens_needed']:,} tokens ")
+        self.assertNotIn("degrees", page)
+        self.assertLessEqual(max(map(len, page.replace(str(self.folder), "").splitlines())), 80)
         summary, result = self.convergence(*FIXED, "--method", "hadamard", corpus=ids)
         self.assertEqual(summary["convergence"], record)
         self.assertNotIn("warning: not enough", result.stderr)

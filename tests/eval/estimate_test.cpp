@@ -61,11 +61,16 @@ TEST(Estimate, TheBootstrapIntervalCoversAKnownDifferenceAndIsReproducible) {
   EXPECT_EQ(d.high, again.high);
 }
 
-TEST(Estimate, OneUnitHasNoIntervalBecauseNothingSpreads) {
-  const auto d = oscar::paired_bootstrap({3, 5, 4}, {1, 1, 1}, {0, 0, 0}, 7);
-  EXPECT_DOUBLE_EQ(d.mean, 3);
-  EXPECT_TRUE(std::isnan(d.low)) << d.low;
-  EXPECT_TRUE(std::isnan(d.high)) << d.high;
+TEST(Estimate, FewUnitsHaveNoInterval) {
+  const std::vector<double> a = {3, 5, 4, 3, 5, 4, 4, 4}, b(8, 1);
+  for (const int32_t units : {1, 2, 7, 8}) {
+    std::vector<int32_t> of_token;
+    for (int32_t i = 0; i < 8; ++i) of_token.push_back(std::min(i, units - 1));
+    const auto d = oscar::paired_bootstrap(a, b, of_token, 7);
+    EXPECT_DOUBLE_EQ(d.mean, 3);
+    EXPECT_EQ(std::isnan(d.low), units < oscar::kFewestUnits) << units;
+    EXPECT_EQ(std::isnan(d.high), units < oscar::kFewestUnits) << units;
+  }
 }
 
 TEST(Estimate, QuantilesInterpolateBetweenOrderStatistics) {

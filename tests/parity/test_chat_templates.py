@@ -221,6 +221,14 @@ class Forms(unittest.TestCase):
             self.assertEqual(self.text(self.PLAIN, row), "pc", row)
         self.assertEqual(render({}, [{"question": "q", "answer": "r"}])[0]["text"], "q\nr")
 
+    def test_content_alone_is_a_text(self):
+        for row in ({"content": "t"}, {"content": "t", "url": "u", "title": "a title"}, {"content": "t", "text": None}):
+            self.assertEqual(self.text(self.PLAIN, row), "t", row)
+        self.assertEqual(self.text(self.PLAIN, {"content": "other", "text": "t"}), "t")
+        for row, word in (({"content": "t", "role": "user"}, "no 'messages'"), ({"content": "t", "answer": "r"}, "no 'messages'"),
+                          ({"content": 5}, "'content' is not text")):
+            self.assertIn(word, self.error(self.PLAIN, row), row)
+
     def test_messages_may_say_value_and_call_as_openai_once_did(self):
         turns = [{"role": "human", "value": "q"}, {"from": "gpt", "content": "r"}]
         self.assertEqual(self.text(self.PLAIN, {"messages": turns}), "[user]q[assistant]r")
@@ -305,7 +313,10 @@ class Forms(unittest.TestCase):
         return json.loads(result.stdout.splitlines()[-1])
 
     def test_files_that_cannot_be_read_are_named(self):
-        for name, content, word in (("a.json", b"[1, ", "no valid JSON"), ("a.json", b"5", "neither a list"),
+        utf16 = '{"text": "a"}'.encode("utf-16")
+        for name, content, word in (("a.jsonl", utf16, "the text is UTF-16, expected UTF-8; write it anew: iconv -f UTF-16 -t UTF-8 a.jsonl"),
+                                    ("a.txt", utf16, "> a-utf8.txt"), ("a.json", utf16[2:], "the text is UTF-16LE"),
+                                    ("a.json", b"[1, ", "no valid JSON"), ("a.json", b"5", "neither a list"),
                                     ("a.jsonl.gz", b"no gzip", "not a sound .gz file"), ("a.csv", b"", "expected .jsonl")):
             self.assertIn(word, self.fatal(name, content)["fatal"])
 

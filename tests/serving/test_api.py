@@ -17,6 +17,7 @@ import threading
 import unittest
 from unittest import mock
 
+import h5py
 import numpy as np
 import torch
 import transformers
@@ -29,6 +30,8 @@ from oscar_int2 import programs
 DATA = SOURCE / "datasets" / "tiny-gqa"
 CALIBRATION, HELDOUT = DATA / "calibration.jsonl", DATA / "heldout.jsonl"
 FAST = {"device": "cpu", "search": "off", "separators": "off", "max_tokens": 4096, "sequence_length": 1024}
+SHORT = {"device": "cpu", "progress": False, "max_tokens": 1280, "sequence_length": 640, "separators": "off",
+         "compare": ["bf16", "bundle"]}  # of an evaluation
 
 
 class Api(unittest.TestCase):
@@ -68,12 +71,12 @@ class Api(unittest.TestCase):
                     self.assertEqual(programs.options(program, {name: False}), [f"--{name}=off"])
                     turned.add(name)
                 else:
-                    with self.assertRaisesRegex(ValueError, f"--{name} of"):
+                    with self.assertRaisesRegex(ValueError, f"{name}=False: {name} of"):
                         programs.options(program, {name: False})
             self.assertEqual(turned, off)
-        with self.assertRaisesRegex(ValueError, "unknown option --no-such"):
+        with self.assertRaisesRegex(ValueError, "unknown option no_such"):
             oscar_int2.plan("tiny-gqa", no_such=False)
-        with self.assertRaisesRegex(ValueError, "--search"):
+        with self.assertRaisesRegex(ValueError, "search"):
             oscar_int2.calibrate("tiny-gqa", CALIBRATION, self.place / "n.h5", progress=False, **FAST | {"search": True})
 
     def test_false_is_what_off_is(self):
@@ -96,8 +99,23 @@ class Api(unittest.TestCase):
         self.assertEqual(layer["q_moment"].shape, (2, 128, 128))
         np.testing.assert_allclose(layer["q_moment"], layer["q_moment"].swapaxes(1, 2))
         self.assertEqual(int(np.ravel(layer["count_kv"])[0]), 4096)
-        published = oscar_int2.load(SOURCE / "rotation_zoo" / "tiny-gqa" / "tiny-gqa.h5")
-        self.assertEqual(published.statistics(), {})
+        for name in ("tiny-gqa.h5", "tiny-gqa.serving.h5"):
+            with self.assertRaisesRegex(oscar_int2.BundleError, f"{name} holds no statistics: .*The full bundle"):
+                oscar_int2.load(SOURCE / "rotation_zoo" / "tiny-gqa" / name).statistics()
+
+    def test_layers_show_shapes_and_no_numbers(self):
+        self.assertEqual(repr(self.bundle.layers[3]), "<Layer 3: full attention, rows in 2 bits, key [2, 128, 128], value [2, 128, 128]>")
+        self.assertRegex(repr(self.bundle.layers[3].key), r"^<SideRecipe balanced: kind \[2\], forward \[2, 128, 128\], [^()]*>$")
+        self.assertLess(len(repr(self.bundle.layers)), 1000)
+
+    def test_a_folder_is_no_bundle_and_those_in_it_are_named(self):
+        model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
+        zoo = SOURCE / "rotation_zoo" / "tiny-gqa"
+        for call in (lambda: oscar_int2.load(zoo), lambda: oscar_int2.transformers.apply(model, zoo)):
+            with self.assertRaisesRegex(oscar_int2.BundleError, f"{zoo} is a folder; name the bundle in it: {zoo / 'tiny-gqa.h5'} or "):
+                call()
+        with tempfile.TemporaryDirectory() as empty, self.assertRaisesRegex(oscar_int2.BundleError, "is a folder; a bundle is a .h5 file"):
+            oscar_int2.load(empty)
 
     def test_a_fit_from_statistics_needs_no_model(self):
         fitted = oscar_int2.fit(self.bundle, self.place / "paper.h5", preset="paper", force=True)
@@ -132,11 +150,28 @@ class Api(unittest.TestCase):
             sequence_length=1024, compare=["bf16", "written", "plain"], separators="off").rows()
             if row["metric"] == "kl" and row["position"] is None}
         self.assertLess(kl["written"], kl["plain"])
-        with self.assertRaisesRegex(ValueError, "--statistics"):
+        with self.assertRaisesRegex(ValueError, "statistics="):
             oscar_int2.import_rotation(keys, values, "tiny-gqa", self.place / "part.h5", force=True, rounding="shaped")
         with self.assertRaisesRegex(oscar_int2.OscarError, "no statistics"):
             oscar_int2.import_rotation(keys, values, "tiny-gqa", self.place / "part.h5", force=True,
                                        statistics=SOURCE / "rotation_zoo" / "tiny-gqa" / "tiny-gqa.h5")
+
+    def test_own_matrices_without_an_inverse_are_named_by_argument_and_layer(self):
+        good = np.broadcast_to(np.eye(128), (8, 2, 128, 128))
+        for place, value, text in (((3, 1), 0, "^keys: the matrix of layer 3, head 1, is zero"),
+                                   ((5, 0, 7), 0, "^keys: the matrix of layer 5, head 0, has rank 127 of 128"),
+                                   ((0, 0, 1, 1), np.nan, "^keys: the matrix of layer 0, head 0, holds a number that is not finite")):
+            keys = good.copy()
+            keys[place] = value
+            with self.assertRaisesRegex(ValueError, text):
+                oscar_int2.import_rotation(keys, good, "tiny-gqa", self.place / "bad.h5")
+            with self.assertRaisesRegex(ValueError, text.replace("keys", "values").replace(", head 1,", "").replace(", head 0,", "")):
+                oscar_int2.import_rotation(good, keys[:, place[1] if len(place) > 1 else 0], "tiny-gqa", self.place / "bad.h5")
+        with self.assertRaisesRegex(ValueError, r"^keys is \[128, 128\], expected \[layers, heads, d, d\]"):
+            oscar_int2.import_rotation(np.eye(128), good, "tiny-gqa", self.place / "bad.h5")
+        with self.assertRaisesRegex(oscar_int2.OscarError, "keys and values") as failed:
+            oscar_int2.import_rotation(good[:5], good[:5], "tiny-gqa", self.place / "bad.h5")
+        self.assertNotIn("rotations.npz", str(failed.exception))
 
     def test_a_plan_is_a_dictionary(self):
         self.assertEqual(oscar_int2.plan("tiny-gqa", gpu_memory="80G", context=4096),
@@ -152,6 +187,71 @@ class Api(unittest.TestCase):
         self.assertEqual(self.evaluated.methods, ["bf16", "bundle"])
         self.assertRegex(repr(self.evaluated), r"^<Evaluation of [\d,]+ tokens: bf16, bundle KL [\d.e-]+>$")
         self.assertIn("bundle", str(self.evaluated))
+
+    def test_what_is_printed_names_no_file_that_is_gone(self):
+        self.assertIn('save_html("REPORT.html")', str(self.evaluated))
+        self.assertNotRegex(str(self.evaluated), r"oscar-\w+/out|oscar-bundle report")
+
+    def test_the_report_is_kept_where_json_says(self):
+        file = self.place / "kept.json"
+        found = oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=HELDOUT, json=file, **SHORT)
+        self.assertEqual(json.loads(file.read_text()), found.report)
+        self.assertIn(f"wrote {file}", str(found))
+        with self.assertRaisesRegex(oscar_int2.OscarError, "force=True"):
+            oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=HELDOUT, json=file, **SHORT)
+        again = oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=HELDOUT, json=str(file), resume=True, **SHORT)  # it is finished
+        self.assertEqual(again.report, found.report)
+        for options, text in (({"json": "-"}, "the figures are what is returned"), ({"resume": True}, "give json=")):
+            with self.assertRaisesRegex(ValueError, text):
+                oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=HELDOUT, **SHORT, **options)
+        planned = oscar_int2.plan("tiny-gqa", json=self.place / "plan.json")
+        self.assertEqual(json.loads((self.place / "plan.json").read_text()), planned)
+
+    def test_a_stopped_evaluation_says_what_was_kept(self):
+        with mock.patch.object(programs, "run", side_effect=KeyboardInterrupt("what was counted is in /tmp/oscar-1/out.json.checkpoint")):
+            with self.assertRaisesRegex(KeyboardInterrupt, "nothing was kept. With json=FILE"):
+                oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=HELDOUT, **SHORT)
+            with self.assertRaisesRegex(KeyboardInterrupt, "what was counted is in"):
+                oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=HELDOUT, json=self.place / "stopped.json", **SHORT)
+
+    def test_texts_and_token_ids_in_memory_are_corpora(self):
+        rows = [json.loads(line) for line in CALIBRATION.read_text().splitlines()]
+        options = FAST | {"progress": False, "force": True, "statistics_only": True, "max_tokens": 2048}
+
+        def sums(corpus, **more):
+            with contextlib.ExitStack() as stack:
+                path = oscar_int2.calibrate("tiny-gqa", corpus, self.place / "memory.h5", **options | more)
+                file = stack.enter_context(h5py.File(path))
+                return file["corpus"].attrs["tokens_sha256"], file["layers/003/statistics/q_moment"][()]
+        expected = sums(CALIBRATION)
+        for corpus in ([row["text"] for row in rows], tuple(rows)):
+            found = sums(corpus)
+            self.assertEqual(found[0], expected[0])
+            np.testing.assert_array_equal(found[1], expected[1])
+        ids = np.random.default_rng(3).integers(0, 500, (2, 1024))
+        np.save(self.place / "ids.npy", ids)
+        expected = sums(self.place / "ids.npy")
+        for corpus in (list(ids), torch.from_numpy(ids)):
+            self.assertEqual(sums(corpus)[0], expected[0])
+        self.assertNotEqual(sums([ids[0], ids[1, :700], ids[1, :1]])[0], expected[0])
+        text = [json.loads(line)["text"] for line in HELDOUT.read_text().splitlines()]
+        found = oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=text, **SHORT)
+        self.assertEqual(found.report["corpus"]["sources"][0]["name"], "texts.jsonl")
+
+    def test_a_corpus_is_files_or_lies_in_memory(self):
+        from oscar_int2.corpora import kind_of
+
+        for corpus, kind in ((HELDOUT, "files"), ("self:100", "files"), ({HELDOUT: 1}, "files"), ([HELDOUT, "a b.jsonl:0.5"], "files"),
+                             (["missing.jsonl"], "files"), (["nosuch"], "files"), (["a text", "word"], "rows"), ([{"text": "a"}], "rows"),
+                             ([1, 2], "ids"), ([[1], [2, 3]], "ids"), (np.zeros((2, 3), int), "ids"), (torch.zeros(3), "ids")):
+            self.assertEqual(kind_of(corpus), kind, corpus)
+        for corpus, error, text in (([], ValueError, "empty"), ([HELDOUT, "a text"], ValueError, "files .*and texts"), (5, TypeError, "is a int"),
+                                    ([[1.5]], ValueError, "expected token ids.*float64"), ([["a"]], ValueError, "expected token ids")):
+            with self.assertRaisesRegex(error, text):
+                oscar_int2.calibrate("tiny-gqa", corpus, self.place / "c.h5")
+        with self.assertRaisesRegex(oscar_int2.OscarError, "token id is outside.*\\n  where:    corpus, position 1") as failed:
+            oscar_int2.calibrate("tiny-gqa", [1, 10 ** 6], self.place / "c.h5", device="cpu")
+        self.assertNotIn("token_ids.npy", str(failed.exception))
 
     def one(self, **where):
         found = [row for row in self.evaluated.rows() if where.items() <= row.items()]
@@ -196,9 +296,12 @@ class Api(unittest.TestCase):
     def test_the_page_is_drawn_from_the_report(self):
         self.evaluated.save_html(self.place / "page.html")
         self.assertIn("<html", (self.place / "page.html").read_text())
+        with self.assertRaisesRegex(oscar_int2.OscarError, "force=True"):
+            self.evaluated.save_html(self.place / "page.html")
+        self.evaluated.save_html(self.place / "page.html", force=True)
 
     def test_what_a_program_refuses_is_an_exception_with_its_words(self):
-        with self.assertRaisesRegex(ValueError, "--no-such-option"):
+        with self.assertRaisesRegex(ValueError, "unknown option no_such_option"):
             oscar_int2.calibrate("tiny-gqa", CALIBRATION, self.place / "z.h5", no_such_option=True)
         with self.assertRaisesRegex(oscar_int2.OscarError, "nosuch.jsonl") as failed:
             oscar_int2.calibrate("tiny-gqa", "nosuch.jsonl", self.place / "z.h5", device="cpu")
@@ -210,6 +313,39 @@ class Api(unittest.TestCase):
         with mock.patch.object(programs, "find", side_effect=oscar_int2.OscarError("not installed")), \
                 self.assertRaisesRegex(oscar_int2.OscarError, "not installed"):
             oscar_int2.plan("tiny-gqa")
+
+    def test_errors_name_keywords_and_no_options(self):
+        def calibrate(**options):
+            return lambda: oscar_int2.calibrate("tiny-gqa", CALIBRATION, self.place / "x.h5", progress=False, **FAST | options)
+        eye, there = np.broadcast_to(np.eye(128), (8, 2, 128, 128)), self.place / "there.h5"
+        there.touch()
+        for call, said in (
+                (calibrate(), "force=True"), (calibrate(max_tokens=-1), "max_tokens: "), (calibrate(max_tokenz=5), "did you mean max_tokens"),
+                (calibrate(clip="1,2,3", force=True), "clip"), (calibrate(for_="nosuch"), "for_"), (calibrate(for_="llama.cpp"), "for_"),
+                (calibrate(search="on", clip="off"), "search"), (calibrate(statistics_only=True, no_statistics=True), "statistics_only=True"),
+                (calibrate(sequence_length=1 << 20, force=True), "sequence_length"), (calibrate(device="cuda:99", force=True), "device"),
+                (calibrate(host_memory="1x", force=True), "host_memory"),
+                (lambda: oscar_int2.evaluate("tiny-gqa", self.bundle, corpus=HELDOUT, compare=["nosuch"], progress=False), "compare"),
+                (lambda: oscar_int2.evaluate("tiny-gqa", corpus=HELDOUT, write_back=True, progress=False), "write_back"),
+                (lambda: oscar_int2.evaluate("tiny-gqa", corpus=HELDOUT, engine="oscar", sink="many", progress=False), "sink"),
+                (lambda: oscar_int2.fit(self.bundle, there), "force=True"),
+                (lambda: oscar_int2.fit(self.bundle, self.place / "e.h5", objective_v="energy"), 'objective_v="energy"'),
+                (lambda: oscar_int2.import_rotation(eye, eye, "tiny-gqa", self.place / "e.h5", rounding="shaped"), "statistics=FILE"),
+                (lambda: oscar_int2.plan("tiny-gqa", gpu_memory="much"), "gpu_memory")):
+            with self.assertRaises((ValueError, oscar_int2.OscarError)) as failed:
+                call()
+            with self.subTest(said):
+                self.assertIn(said, str(failed.exception))
+                self.assertNotIn("--", str(failed.exception))
+
+    def test_texts_of_programs_are_put_into_the_words_of_python(self):
+        for text, expected in (("replace it with --force", "replace it with force=True"), ("use --device cpu, or", 'use device="cpu", or'),
+                               ("lower --sink or --recent", "lower sink= or recent="), ("  where:    --max-tokens", "  where:    max_tokens"),
+                               ("--max-tokens: Value -5", "max_tokens: Value -5"), ("name it: --bundle NAME=FILE", 'name it: bundle={"NAME": "FILE"}'),
+                               ("with oscar-calibrate --resume", "with calibrate(..., resume=True)"), ("OUT exists", "out exists"),
+                               ("calibrate --for sglang-v1", 'calibrate for_="sglang-v1"'), ("in /my/OUT/x", "in /my/OUT/x"),
+                               ("fetch it: hf download A/B --local-dir C", "fetch it: hf download A/B --local-dir C")):
+            self.assertEqual(programs.in_python(text, "oscar-calibrate"), expected)
 
     def test_an_option_that_makes_nothing_to_return_is_refused_by_name(self):
         there, loaded = self.bundle.path, mock.Mock(spec=["named_parameters"])
@@ -333,6 +469,7 @@ class Api(unittest.TestCase):
         self.assertEqual(programs.options(("oscar-eval",), {
             "max_tokens": 5, "force": True, "resume": False, "search": None, "compare": ["a", "b"], "rope_scaling": {"factor": 2.0}}),
                          ["--max-tokens=5", "--force", "--compare=a,b", '--rope-scaling={"factor": 2.0}'])
+        self.assertEqual(programs.options(("oscar-calibrate",), {"for_": "sglang-v1"}), ["--for=sglang-v1"])
 
     def test_there_are_fewer_than_25_public_names(self):
         self.assertLess(len(oscar_int2.__all__), 25)
@@ -374,9 +511,28 @@ class InTransformers(unittest.TestCase):
         self.assertEqual(rows["bundle", "kl"], figures["bundle"]["kl"]["mean"])
         self.assertEqual(rows["bf16", "ppl"], figures["bf16"]["ppl"]["mean"])
         self.assertGreater(rows["bundle", "ppl"], 1)
+        short = {"engine": "transformers", "max_tokens": 640, "sequence_length": 640, "device": "cpu", "progress": False}
+        text = [json.loads(line)["text"] for line in HELDOUT.read_text().splitlines()]
         with mock.patch("tqdm.auto.tqdm", side_effect=AssertionError("a bar")):
-            oscar_int2.evaluate(MODEL, bundle, corpus=HELDOUT, engine="transformers", max_tokens=640, sequence_length=640,
-                                device="cpu", progress=False)
+            found = oscar_int2.evaluate(MODEL, bundle, corpus=HELDOUT, json=self.place / "t.json", **short)
+            self.assertEqual(oscar_int2.evaluate(MODEL, bundle, corpus=text, **short).report, found.report)
+        self.assertEqual(json.loads((self.place / "t.json").read_text()), found.report)
+        with self.assertRaisesRegex(oscar_int2.OscarError, "t.json exists already.*force=True"):
+            oscar_int2.evaluate(MODEL, bundle, corpus=HELDOUT, json=self.place / "t.json", **short)
+
+    def test_the_command_prints_standard_errors_or_why_there_are_none(self):
+        from oscar_int2.commands import evaluate
+
+        figures = {"perplexity": 8.0, "int2_perplexity": 8.5, "kl": .01, "top1": .9, "tokens": 5000, "first_position": 320,
+                   "overlap": {"known": True}}
+        for errors, said in ((0.25, ("8.0000 ±0.2500 over exact", "0.01000 ±0.25000 nats", "from position 320 on; ± standard error")),
+                             (None, ("8.0000 over exact", "no standard errors: these take 4096 tokens or more"))):
+            printed = io.StringIO()
+            with mock.patch("oscar_int2.calibration.evaluate", return_value=figures | {
+                    f"{name}_se": errors for name in ("perplexity", "int2_perplexity", "kl")}), contextlib.redirect_stdout(printed):
+                evaluate.main([str(MODEL), str(BUNDLE), str(HELDOUT)])
+            for words in said:
+                self.assertIn(words, printed.getvalue())
 
     def test_statistics_alone_are_a_path_that_fit_takes(self):
         sums = oscar_int2.calibrate(MODEL, CALIBRATION, self.place / "sums.h5", engine="transformers", statistics_only=True,

@@ -211,6 +211,18 @@ class Loaded(unittest.TestCase):
             with self.subTest(text), self.assertRaisesRegex(oscar_int2.BundleMismatchError, text):
                 bundle.check_model(other)
 
+    def test_settings_of_the_config_that_change_the_computation_are_compared(self):
+        bundle, config = oscar_int2.load(BUNDLE), tiny_model().config
+        bundle = dataclasses.replace(bundle, model=dataclasses.replace(bundle.model, numerics={
+            "rms_norm_eps": 9.999999974752427e-07, "hidden_act": "silu", "num_experts_per_tok": 8}))  # as a GGUF states it
+        bundle.check_model(types.SimpleNamespace(**{**config.to_dict(), "rms_norm_eps": 1e-6}))
+        for change, text in (({"rms_norm_eps": 1e-5}, "rms_norm_eps 1e-05 here and 9.99"),
+                             ({"hidden_act": "gelu"}, "hidden_act gelu here and silu"),
+                             ({"num_experts_per_tok": 4}, "num_experts_per_tok 4 here and 8")):
+            other = types.SimpleNamespace(**{**config.to_dict(), "rms_norm_eps": 1e-6, **change})
+            with self.subTest(text), self.assertRaisesRegex(oscar_int2.BundleMismatchError, text):
+                bundle.check_model(other)
+
     def test_what_a_model_turns_by_is_compared_whatever_its_config_says(self):
         bundle, model = oscar_int2.load(BUNDLE), tiny_model()
         bundle.check_frequencies(model)

@@ -52,16 +52,20 @@ class Logits(unittest.TestCase):
         self.assertGreater(distance, 5e-4)  # rows are INT2, not exact
 
 
+def small_generator(**options):
+    """Of a small random model, whose exact windows are 16 tokens."""
+    model = copy.deepcopy(small.random_model("Qwen3", torch.bfloat16))
+    return oscar_int2.Generator(model, small.random_bundle("Qwen3", "shaped"), **options)
+
+
 class Requests(unittest.TestCase):
     def test_requests_that_come_and_go_give_what_they_give_alone(self):
-        ids = held_out_ids(1500)
-        prompts = [ids[:340], ids[400:420], ids[500:840], ids[900:1000], ids[1000:1330]]
-        counts = [24, 40, 9, 33, 17]
+        prompts, counts = small.prompts(100, 20, 100, 60, 130), [24, 40, 9, 33, 17]
         # As many slots, so that products have the same shape and round alike.
-        alone = oscar_int2.Generator(tiny_model(), BUNDLE, max_num_seqs=2, max_tokens=512)
+        alone = small_generator(max_num_seqs=2, max_tokens=256)
         expected = [alone.generate([prompt], count)[0] for prompt, count in zip(prompts, counts)]
         # Fewer slots and pages than all would need: requests wait for both.
-        generator = oscar_int2.Generator(tiny_model(), BUNDLE, max_num_seqs=2, max_tokens=512, pages=3)
+        generator = small_generator(max_num_seqs=2, max_tokens=256, pages=3)
         requests = [generator.submit(*each) for each in zip(prompts[:3], counts[:3])]
         generator.run(looks=1)
         requests += [generator.submit(*each) for each in zip(prompts[3:], counts[3:])]
@@ -101,9 +105,7 @@ class Requests(unittest.TestCase):
 
     def two_requests(self):
         """A generator in the middle of two requests, what both would generate, and the requests."""
-        ids = held_out_ids(200)
-        generator = oscar_int2.Generator(tiny_model(), BUNDLE, max_num_seqs=2, max_tokens=256)
-        prompts = [ids[:60], ids[100:200]]
+        generator, prompts = small_generator(max_num_seqs=2, max_tokens=256), small.prompts(60, 100)
         expected = generator.generate(prompts, 60)
         requests = [generator.submit(prompt, 60) for prompt in prompts]
         generator.run(looks=1)
@@ -121,12 +123,12 @@ class Requests(unittest.TestCase):
         self.assertEqual(generator.generate(prompts, 60), expected, "the slot is clean again")
 
     def test_a_prompt_that_is_not_finite_fails_alone(self):
-        ids, generator = held_out_ids(400), oscar_int2.Generator(tiny_model(), BUNDLE, max_tokens=512)
-        bad = next(token for token in range(1000) if token not in ids)
+        (ids,), generator = small.prompts(80), small_generator(max_tokens=256)
+        bad = next(token for token in range(small.VOCAB) if token not in ids)
         expected = generator.generate([ids], 20)
         generator.decoder.embedding = generator.decoder.embedding.clone()
         generator.decoder.embedding[bad] = torch.inf
-        requests = [generator.submit(prompt, 20) for prompt in (ids, ids[:350] + [bad] + ids[350:], ids)]
+        requests = [generator.submit(prompt, 20) for prompt in (ids, ids[:72] + [bad] + ids[72:], ids)]
         generator.run()
         self.assertEqual([request.failed for request in requests], [False, True, False])
         self.assertRegex(str(requests[1].error), "not finite")
@@ -154,7 +156,7 @@ class Requests(unittest.TestCase):
             self.assertEqual((other.failed, other.tokens), (False, expected[0]))
 
     def test_a_prompt_without_logits_fails_alone(self):
-        ids, generator = held_out_ids(100), oscar_int2.Generator(tiny_model(), BUNDLE, max_tokens=256)
+        (ids,), generator = small.prompts(60), small_generator(max_tokens=128)
         prompt, bad = generator.decoder.prompt, [True]
 
         def broken(*arguments):

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """lm-eval over the 2-bit cache, on two local tasks: log-likelihoods beside oscar-eval's, answers beside generate()'s."""
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import pathlib
@@ -22,13 +24,15 @@ from oscar_int2.transformers import apply
 if importlib.util.find_spec("lm_eval"):
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import CachingLM
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
     from oscar_int2.lm_eval import OscarInt2LM
 
-ROWS, TOKENS, PROMPT, ANSWER = 4, 640, 448, 24
+ROWS, TOKENS, PROMPT, ANSWER = 3, 640, 448, 24
 TASK = """
 task: {name}
 dataset_path: json
-dataset_kwargs: {{data_files: {{test: {folder}/documents.jsonl}}}}
+dataset_kwargs: {{data_files: {{test: {folder}/{documents}.jsonl}}, cache_dir: {folder}/cache}}
 test_split: test
 target_delimiter: ""
 doc_to_text: "{{{{context}}}}"
@@ -62,32 +66,37 @@ class LmEval(unittest.TestCase):
         cls.tokenizer = AutoTokenizer.from_pretrained(MODEL)
         cls.ids = documents(cls.tokenizer)
         assert len(cls.ids) == ROWS
-        for name, kind, rest in (("likelihood", "loglikelihood", LIKELIHOOD), ("generation", "generate_until", GENERATION)):
-            (cls.folder / f"{name}.yaml").write_text(TASK.format(name=name, kind=kind, folder=cls.folder) + rest)
-
-    def lm_eval(self, task, ids, *options):
-        """(samples in the order of `ids`, results, what was said)"""
-        with open(self.folder / "documents.jsonl", "w") as file:
-            for row in ids:
-                context = self.tokenizer.decode(row[:PROMPT if len(row) > PROMPT else len(row) // 2])
-                whole = self.tokenizer.decode(row)
-                file.write(json.dumps({"context": context, "continuation": whole[len(context):]}) + "\n")
-        out = self.folder / f"out-{self.id()}"
+        for name, kind, rest in (("likelihood", "loglikelihood", LIKELIHOOD), ("short", "loglikelihood", LIKELIHOOD),
+                                 ("generation", "generate_until", GENERATION)):
+            text = TASK.format(name=name, kind=kind, folder=cls.folder, documents="short" if name == "short" else "long")
+            (cls.folder / f"{name}.yaml").write_text(text + rest)
+        cls.write_documents("long", cls.ids, PROMPT)
         # demote_block as of oscar-eval, which is the bundle's.
-        block = oscar_int2.load(BUNDLE).quantizer.demote_block
+        cls.block = oscar_int2.load(BUNDLE).quantizer.demote_block
+        # One process for both tasks: lm-eval takes seconds to begin.
+        cls.out = cls.folder / "out"
         result = subprocess.run(
-            [sys.executable, "-m", "oscar_int2", "lm-eval", "--model", "oscar_int2", "--tasks", task, "--include_path",
-             self.folder, "--model_args", f"pretrained={MODEL},bundle={BUNDLE},dtype=float32,demote_block={block}",
-             "--device", "cpu", "--batch_size", "4", "--output_path", out, "--log_samples", *options],
+            [sys.executable, "-m", "oscar_int2", "lm-eval", "--model", "oscar_int2", "--tasks", "likelihood,generation",
+             "--include_path", cls.folder, "--model_args",
+             f"pretrained={MODEL},bundle={BUNDLE},dtype=float32,demote_block={cls.block}", "--device", "cpu",
+             "--batch_size", "4", "--output_path", cls.out, "--log_samples"],
             capture_output=True, text=True, timeout=600,
             env=os.environ | {"PYTHONPATH": str(BIN.parent / "python"), "HF_HUB_OFFLINE": "1",
-                              "HF_HOME": str(self.folder / "home")})
-        self.assertEqual(result.returncode, 0, result.stderr)
-        samples, = out.rglob("samples_*.jsonl")
-        results, = out.rglob("results_*.json")
-        samples = [json.loads(line) for line in samples.read_text().splitlines()]
-        return (sorted(samples, key=lambda sample: sample["doc_id"]), json.loads(results.read_text()),
-                result.stdout + result.stderr)
+                              "HF_HOME": str(cls.folder / "home")})
+        assert result.returncode == 0, result.stderr
+        cls.said = result.stdout + result.stderr
+
+    @classmethod
+    def write_documents(cls, name, rows, prompt):
+        with open(cls.folder / f"{name}.jsonl", "w") as file:
+            for ids in rows:
+                context, whole = cls.tokenizer.decode(ids[:prompt]), cls.tokenizer.decode(ids)
+                file.write(json.dumps({"context": context, "continuation": whole[len(context):]}) + "\n")
+
+    def samples(self, task):
+        """In the order of the documents."""
+        path, = self.out.rglob(f"samples_{task}_*.jsonl")
+        return sorted(map(json.loads, path.read_text().splitlines()), key=lambda sample: sample["doc_id"])
 
     def test_likelihoods_are_those_of_oscar_evals_decode_mode(self):
         np.save(self.folder / "ids.npy", np.array(self.ids, np.int32))
@@ -96,10 +105,9 @@ class LmEval(unittest.TestCase):
                         "--device", "cpu", "--quiet", "--json", self.folder / "report.json"], check=True)
         methods = json.loads((self.folder / "report.json").read_text())["methods"]
         theirs, exact = (np.array(methods[name]["units"]["nll"]) for name in ("bundle", "bf16"))
-        samples, results, said = self.lm_eval("likelihood", self.ids)
-        ours = np.array([-float(sample["resps"][0][0][0]) for sample in samples]) / (TOKENS - PROMPT)
+        ours = np.array([-float(sample["resps"][0][0][0]) for sample in self.samples("likelihood")]) / (TOKENS - PROMPT)
         model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
-        apply(model, BUNDLE, demote_block=oscar_int2.load(BUNDLE).quantizer.demote_block, prompts="int2")
+        apply(model, BUNDLE, demote_block=self.block, prompts="int2")
         ids = torch.tensor(self.ids)
         with torch.no_grad():
             log_p = model(ids[:, :-1], use_cache=False).logits[:, PROMPT - 1:].log_softmax(-1)  # of lm-eval's shape
@@ -108,17 +116,19 @@ class LmEval(unittest.TestCase):
         self.assertGreater(abs(ours - exact).max(), 1e-3)  # these are not BF16's
         # Of one row, as in test_transformers_prompts.py: oscar-eval's own engines differ by .0025.
         np.testing.assert_allclose(ours, theirs, atol=5e-3)
-        self.assertEqual(results["config"]["oscar_int2"]["requests_with_2_bit_rows"], ROWS)
-        self.assertEqual(results["config"]["oscar_int2"]["content_sha256"], oscar_int2.load(BUNDLE).content_sha256)
-        self.assertNotIn("baseline's", said)
 
     def test_answers_are_those_of_generate(self):
-        model = apply(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32), BUNDLE, demote_block=1)
-        samples, results, _ = self.lm_eval("generation", self.ids[:3])
-        for ids, sample in zip(self.ids, samples):
+        model = apply(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32), BUNDLE, demote_block=self.block)
+        for ids, sample in zip(self.ids, self.samples("generation"), strict=True):
             answer = model.generate(torch.tensor([ids[:PROMPT]]), max_new_tokens=ANSWER, do_sample=False)[0, PROMPT:]
             self.assertEqual(sample["resps"], [[self.tokenizer.decode(answer, skip_special_tokens=True)]])
-        self.assertEqual(results["config"]["oscar_int2"]["requests_with_2_bit_rows"], 3)
+
+    def test_results_say_which_bundle_it_was_and_how_many_requests_read_2_bit_rows(self):
+        path, = self.out.rglob("results_*.json")
+        about = json.loads(path.read_text())["config"]["oscar_int2"]
+        self.assertEqual(about["content_sha256"], oscar_int2.load(BUNDLE).content_sha256)
+        self.assertEqual((about["requests"], about["requests_with_2_bit_rows"]), (2 * ROWS, 2 * ROWS))
+        self.assertNotIn("baseline's", self.said)
 
     def test_requests_are_counted_by_the_2_bit_rows_that_their_predictions_read(self):
         """Windows of 64 + 256 tokens, one leaving at a time: the pass or step of the 321st token reads a row, and the last
@@ -173,9 +183,13 @@ class LmEval(unittest.TestCase):
                                  disable_tqdm=True)
 
     def test_tasks_of_few_tokens_are_warned_of(self):
-        _, results, said = self.lm_eval("likelihood", [ids[:PROMPT // 2] for ids in self.ids[:2]])
-        self.assertIn(f"no request reached {64 + 256 + 1 + 1} tokens", said)
-        self.assertEqual(results["config"]["oscar_int2"]["requests_with_2_bit_rows"], 0)
+        self.write_documents("short", [ids[:PROMPT // 2] for ids in self.ids[:2]], PROMPT // 4)
+        tasks = TaskManager(include_path=str(self.folder), include_defaults=False)  # reading the defaults takes 15 seconds
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            results = simple_evaluate(self.model(), tasks=["short"], task_manager=tasks)
+        self.assertIn(f"no request reached {64 + 256 + 1 + 1} tokens", said.getvalue())
+        about = results["config"]["oscar_int2"]
+        self.assertEqual((about["requests"], about["requests_with_2_bit_rows"]), (2, 0))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,11 @@ class OfAModel(unittest.TestCase):
         remove(model)
         self.assertEqual(oscar_int2.status(model).cache, "BF16")
 
+    def test_what_is_no_model_is_refused(self):
+        for served in (3, "bundle.h5", None):
+            with self.assertRaisesRegex(TypeError, "takes a model of transformers or a Generator, found a "):
+                oscar_int2.status(served)
+
 
 class OfAGenerator(unittest.TestCase):
     def test_it_names_the_bundle_and_counts_tokens(self):

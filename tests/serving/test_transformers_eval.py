@@ -24,7 +24,7 @@ import int2_reference
 from torch_ops_reference import Format, dequantized
 
 U = 2.0**-8  # half a unit in the last place of bf16, relative
-ROWS, TOKENS, PROMPT = 8, 511, 448  # 128 and more rows are INT2; of few predictions one decides alone
+ROWS, TOKENS, PROMPT = 4, 511, 448  # 128 and more rows are INT2; of few predictions one decides alone
 
 
 @functools.cache

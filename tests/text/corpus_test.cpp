@@ -184,6 +184,30 @@ TEST(Corpus, RowsWithoutADocumentAreLeftOutAndCountedOrEndAStrictRun) {
   EXPECT_TRUE(contains(error_of([&] { s.load(path); }), "line 2"));
 }
 
+TEST(Corpus, AFolderNamesTheFileOfARowAndLeavesOutFilesWithoutDocuments) {
+  Fixture s;
+  s.options.sequence_length = 1000;
+  const std::filesystem::path folder = s.folder / "texts";
+  s.folder.write("texts/a.jsonl", "{\"text\": \"x\"}\n{\"title\": 1}\n");
+  s.folder.write("texts/b.jsonl", "{\"title\": 1}\n{\"title\": 2}\n");
+  s.folder.write("texts/c.jsonl", "{\"text\": \"y\"}\n[1]\n");
+  const auto result = s.load(folder.string());
+  EXPECT_EQ(result.record.sources[0].documents_used, 2);
+  const auto notes = corpus_notes(result.record);
+  ASSERT_EQ(notes.size(), 1u);
+  for (const char* word : {"rows without a document: 4", "a.jsonl, line 2: no 'messages'",
+                           "b.jsonl, line 1: no 'messages'"}) {
+    EXPECT_TRUE(contains(notes[0], word)) << notes[0];
+  }
+  EXPECT_EQ(result.record.sources[0].dropped.back(), "files of which no row holds a document: 1");
+  s.options.strict = true;
+  EXPECT_TRUE(contains(error_of([&] { s.load(folder.string()); }), "a.jsonl, line 2"));
+  s.options.strict = false;
+  std::filesystem::remove(folder / "a.jsonl");
+  std::filesystem::remove(folder / "c.jsonl");
+  EXPECT_TRUE(contains(error_of([&] { s.load(folder.string()); }), "b.jsonl, line 1"));
+}
+
 TEST(Corpus, NullColumnsAndAByteOrderMarkChangeNothing) {
   const Fixture s;
   const auto plain = s.load(s.folder.write("a.jsonl", R"({"text": "xyz"})"));
@@ -193,6 +217,9 @@ TEST(Corpus, NullColumnsAndAByteOrderMarkChangeNothing) {
   EXPECT_EQ(s.load(s.folder.write("c.txt", "\xef\xbb\xbfxyz")).sequences, plain.sequences);
   EXPECT_TRUE(contains(
       error_of([&] { s.load(s.folder.write("d.txt", std::string("\xff\xfex\0", 4))); }), "UTF-16"));
+  EXPECT_TRUE(
+      contains(error_of([&] { s.load(s.folder.write("e.jsonl", std::string("{\0\"\0t\0", 6))); }),
+               "iconv -f UTF-16LE -t UTF-8 FILE.jsonl > FILE-utf8.jsonl"));
 }
 
 TEST(Corpus, DocumentOrderFollowsTheSeedAlone) {

@@ -68,8 +68,10 @@ class Progress {
   virtual void begin(const std::string& stage, int64_t total, const std::string& unit) = 0;
   virtual void advance(int64_t units) = 0;
   virtual void end() = 0;
-  // One remark for the user, for example a warning with its numbers.
+  // One remark for the user, for example what was left out of a text.
   virtual void note(const std::string& text) = 0;
+  // One on which the worth of the result depends; programs show it with --quiet too.
+  virtual void warn(const std::string& text) { note(text); }
 };
 
 // Swallows everything; for tests and quiet runs.

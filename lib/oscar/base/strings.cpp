@@ -8,6 +8,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <numeric>
+#include <utility>
 
 namespace oscar {
 
@@ -133,6 +135,44 @@ std::optional<int64_t> parse_count(const std::string& text) {
   constexpr double kMost = 9e18;
   if (!(std::abs(number) <= kMost) || number != std::floor(number)) return std::nullopt;
   return static_cast<int64_t>(number);
+}
+
+// Distances between words.
+
+namespace {
+
+// Letters to insert, drop, change or swap with their neighbour.
+size_t distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> older(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
+  std::iota(last.begin(), last.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t change = last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      row[j] = std::min({change, last[j] + 1, row[j - 1] + 1});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        row[j] = std::min(row[j], older[j - 2] + 1);
+      }
+    }
+    older = std::exchange(last, row);
+  }
+  return last[b.size()];
+}
+
+}  // namespace
+
+std::string nearest_word(const std::string& word, const std::vector<std::string>& known) {
+  constexpr size_t kLongest = 64;  // no name is as long
+  if (word.size() > kLongest) return "";
+  std::string nearest;
+  size_t best = std::max<size_t>(1, word.size() / 3) + 1;
+  for (const std::string& name : known) {
+    const size_t letters = word.size() > 3 && name.starts_with(word) ? 1 : distance(word, name);
+    if (letters >= best) continue;
+    best = letters;
+    nearest = name;
+  }
+  return nearest;
 }
 
 // Joining remarks, and wrapping at blanks.

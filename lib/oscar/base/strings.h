@@ -37,6 +37,12 @@ std::string with_interval(const Figure& mean, const Figure& low, const Figure& h
 // else, and for more than an int64 holds.
 std::optional<int64_t> parse_count(const std::string& text);
 
+// Slips of known words.
+
+// The word of `known` that `word` is most likely a slip of: a few letters off, or its beginning.
+// "" when none is near.
+std::string nearest_word(const std::string& word, const std::vector<std::string>& known);
+
 // Remarks about layers, and lines of 80 columns.
 
 // Remarks of the form "layer N<words>", those that say the same but for numbers joined into one:

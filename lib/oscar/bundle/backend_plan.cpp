@@ -774,7 +774,7 @@ std::string plans_text(const std::vector<BackendPlan>& plans) {
     text += "no clip losses: the file keeps none, so the clipping pair is the published one\n";
   }
   if (!fitted.empty()) {
-    text += "oscar-calibrate --for fits what runs as is on these:\n";
+    text += "oscar-calibrate --for NAME fits what runs as is on these:\n";
     add_line(text, "", fitted, 0);
   }
   return text;

@@ -25,7 +25,8 @@ struct BundleModel {
   std::string name, architecture;
   int num_layers = 0, num_qo_heads = 0, num_kv_heads = 0;
   int head_dim_k = 0, head_dim_v = 0, hidden_size = 0;
-  Json rope;  // as run
+  Json rope;                // as run
+  Json numerics = nullptr;  // what its config.json states of kNumericKeys; null: not known
   std::string config_sha256, tokenizer_sha256, chat_template_sha256, weights_fingerprint;
   std::string quantization, file_sha256;  // of quantized weights, of a GGUF file
   // Of the weights that the transforms were fitted to, where these are others (import --weights

@@ -56,8 +56,9 @@ void refuse_object(const RawFile& raw, const std::string& object, const std::str
 }
 
 Json AttributeReader::json(const char* name) const {
-  const std::string& text = *find<std::string>(name, "text");
-  return parse_json(text, raw.name + ": " + label(name));
+  const std::string* text = find<std::string>(name, "text");
+  if (text == nullptr) return nullptr;
+  return parse_json(*text, raw.name + ": " + label(name));
 }
 
 void AttributeReader::operator()(const char* name, std::string& value) const {

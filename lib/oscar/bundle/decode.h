@@ -55,7 +55,7 @@ struct AttributeReader {
     return nullptr;
   }
 
-  // The JSON in a text. Throws Error when it is none.
+  // The JSON in a text, null where that may be absent and is. Throws Error when it is none.
   Json json(const char* name) const;
 
   void operator()(const char* name, std::string& value) const;

@@ -192,11 +192,22 @@ void require_same_model(const Bundle& bundle, const Bundle& other, const std::st
     // The model's name is a label, and of its file other parts may change; the fingerprint decides.
     if (attribute == "name" || attribute == schema::kFileHash) continue;
     if (b.values[attribute] == value) continue;
+    // Files of earlier versions do not say.
+    const bool unknown = bundle.model.numerics.is_null() || other.model.numerics.is_null();
+    if (attribute == schema::kNumerics && unknown) continue;
     const auto shown = [](const std::string& text) { return text.empty() ? "none" : text; };
     throw Error({.what = "statistics of different models cannot be put together",
                  .where = other_name + ": /model attribute " + attribute,
                  .expected = shown(value) + " (" + name + ")",
                  .found = shown(b.values[attribute])});
+  }
+  if (bundle.model.weights_fingerprint.empty() &&
+      (bundle.weight_samples.empty() || other.weight_samples.empty())) {
+    throw Error({.what = "nothing says that these statistics are of the same weights",
+                 .where = name + ", " + other_name,
+                 .expected = "weights_fingerprint, or weight_samples in both",
+                 .found = "neither",
+                 .hint = "collect them again with oscar-calibrate"});
   }
   const std::string difference =
       weight_difference(bundle.weight_samples, other.weight_samples, false);
@@ -587,6 +598,24 @@ void require_equal(const std::string& field, const std::string& model, const std
                .hint = hint});
 }
 
+// 1e-6 is another number in the float that GGUF stores.
+bool is_same_setting(const Json& a, const Json& b) {
+  constexpr double kRounding = 1e-4;  // relative
+  if (!a.is_number() || !b.is_number()) return a == b;
+  const auto x = a.get<double>(), y = b.get<double>();
+  return std::abs(x - y) <= kRounding * std::max(std::abs(x), std::abs(y));
+}
+
+void check_numerics(const Json& model, const Json& bundle, const std::string& where,
+                    const std::string& hint) {
+  if (!bundle.is_object()) return;
+  for (const auto& [key, value] : bundle.items()) {
+    const auto ours = model.find(key);
+    if (ours == model.end() || is_same_setting(*ours, value)) continue;
+    require_equal("config.json's " + key, ours->dump(), value.dump(), where, hint);
+  }
+}
+
 void check_attention(const LayerGeometry& theirs, const ModelConfig& config,
                      const std::string& where, const std::string& hint) {
   const LayerGeometry ours = config.geometry(theirs.layer_id, 0);
@@ -649,6 +678,7 @@ BundleModel describe_model(const Checkpoint& checkpoint, bool hash_weights) {
           .head_dim_v = config.head_dim,
           .hidden_size = config.hidden_size,
           .rope = config.rope.as_run,
+          .numerics = config.numerics,
           .config_sha256 = checkpoint.config_sha256,
           .tokenizer_sha256 = checkpoint.tokenizer_sha256,
           .chat_template_sha256 = checkpoint.chat_template_sha256,
@@ -681,6 +711,8 @@ std::string check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpo
   require_equal("rope", config.rope.as_run.dump(), model.rope.dump(), bundle_path,
                 "give the bundle's rope scaling with --rope-scaling, or calibrate with the one "
                 "that is served");
+  check_numerics(config.numerics, model.numerics, bundle_path,
+                 "put the config.json of the calibration back, or " + calibrate);
   std::string warning = check_weights(bundle, checkpoint, bundle_path, calibrate);
   if (!model.tokenizer_sha256.empty()) {
     require_equal("tokenizer_sha256", checkpoint.tokenizer_sha256, model.tokenizer_sha256,
@@ -694,7 +726,7 @@ std::string check_bundle_matches(const Bundle& bundle, const Checkpoint& checkpo
          fmt::format(
              "{}: the model's configuration is not the one of the calibration (config_sha256 {} of "
              "the model, {} of the bundle); check that no key of config.json that changes the "
-             "computation differs, such as rms_norm_eps",
+             "computation differs",
              bundle_path, checkpoint.config_sha256.substr(0, 12),
              model.config_sha256.substr(0, 12));
 }

@@ -139,6 +139,10 @@ std::string dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+bool is_model_extra(std::string_view name) {
+  return std::ranges::find(schema::kModelExtras, name) != schema::kModelExtras.end();
+}
+
 struct AttributeWriter {
   EncodedFile& file;
   std::string object;
@@ -147,11 +151,13 @@ struct AttributeWriter {
     file.attributes.push_back({object, name, std::move(value)});
   }
   void operator()(const char* name, const std::string& value) const {
-    const auto& extras = schema::kModelExtras;
-    if (value.empty() && std::find(extras.begin(), extras.end(), name) != extras.end()) return;
+    if (value.empty() && is_model_extra(name)) return;
     put(name, value);
   }
-  void operator()(const char* name, const Json& value) const { put(name, dump(value)); }
+  void operator()(const char* name, const Json& value) const {
+    if (value.is_null() && is_model_extra(name)) return;
+    put(name, dump(value));
+  }
   void operator()(const char* name, AttentionKind kind) const {
     put(name, std::string(schema::attention_name(kind)));
   }

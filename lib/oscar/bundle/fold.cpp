@@ -421,7 +421,7 @@ const char* describe(ValueMean mean) {
     case ValueMean::kFold:
       return "folded into biases";
     case ValueMean::kKeep:
-      return "kept in the bundle: servers must center values";
+      return "kept in the bundle, for servers that center values";
     case ValueMean::kDrop:
       return "dropped: values are not centered, the predicted errors do not hold";
     case ValueMean::kAuto:

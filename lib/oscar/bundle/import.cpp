@@ -282,6 +282,32 @@ struct Importing {
         (which == Side::kKey ? MatrixD(inverse.transpose()) : inverse).cast<float>();
   }
 
+  // Rows of zeros have no inverse. All are zeros where a tool has left a layer out.
+  void require_rows(const MatrixF& forward, const std::string& where, int head) const {
+    const auto empty = (forward.rowwise().squaredNorm().array() == 0).count();
+    if (empty == 0) return;
+    throw Error({.what = "a rotation is not orthogonal, and has no inverse",
+                 .where = fmt::format("{}: {}, head {}", file, where, head),
+                 .expected = "rows of length 1, or any matrix with an inverse",
+                 .found = fmt::format("{} of {} rows of length 0", empty, forward.rows()),
+                 .hint = empty == forward.rows()
+                             ? "the matrix holds zeros alone: look at how the file was written"
+                             : ""});
+  }
+
+  // Of matrices from elsewhere, which this toolkit did not fit.
+  void require_sound(const SideTransform& side, Side which, const std::string& where) const {
+    try {
+      require_valid(side, which, where);
+    } catch (const Error& error) {
+      ErrorInfo info = error.info();
+      info.hint =
+          "a rotation is orthogonal, or has an inverse that 16 bits hold; look at how the "
+          "file was written";
+      throw Error(std::move(info));
+    }
+  }
+
   // Kinds, inverses and condition numbers from the matrices.
   void describe_heads(SideTransform& side, Side which, const std::string& where,
                       std::vector<std::string>& warnings) const {
@@ -290,6 +316,7 @@ struct Importing {
     side.kind.clear();
     for (int head = 0; head < heads; ++head) {
       const MatrixF forward = side.forward[head];
+      require_rows(forward, where, head);
       const auto orthogonal =
           transform_deviation(forward, which == Side::kKey ? forward : MatrixF(forward.transpose()),
                               which, TransformKind::kOscar);
@@ -357,7 +384,7 @@ struct Importing {
     for (int head = 0; head < heads; ++head) {
       recipe.rounding[static_cast<size_t>(head)] = rounding_of(side.feedback, head);
     }
-    require_valid(side, which, fmt::format("{}: layer {}", file, geometry.layer_id));
+    require_sound(side, which, fmt::format("{}: layer {}", file, geometry.layer_id));
   }
 };
 

@@ -263,7 +263,8 @@ Inspection inspect_bundle(const std::filesystem::path& path) {
   schema::visit_root(b, JsonWriter{json});
   schema::visit_model(b.model, JsonWriter{json["model"]});
   for (const auto name : schema::kModelExtras) {
-    if (json["model"][std::string(name)] == "") json["model"].erase(std::string(name));
+    const Json& value = json["model"][std::string(name)];
+    if (value == "" || value.is_null()) json["model"].erase(std::string(name));
   }
   schema::visit_corpus(b.corpus, JsonWriter{json["corpus"]});
   schema::visit_quantizer(b.quantizer, JsonWriter{json["quantizer"]});
@@ -416,10 +417,13 @@ std::string inspection_text(const Inspection& inspection, InspectionView view) {
     }
   }
   if (j.contains("convergence")) {
+    std::vector<std::string> lines = convergence_lines(j["convergence"]);
+    // Where the text is not enough, the second line says how much would be.
+    const size_t shown = needs_more_text(j["convergence"]) ? 2 : 1;
+    if (!all && lines.size() > shown) lines.resize(shown);
     const char* label = "text";
-    for (const std::string& line : convergence_lines(j["convergence"])) {
+    for (const std::string& line : lines) {
       add_line(text, std::exchange(label, ""), printable(line));
-      if (!all) break;
     }
   }
   if (all && j["fingerprint_hashes"] != 0) {

@@ -309,11 +309,13 @@ inline constexpr const char* kFittedWeights = "fitted_weights_fingerprint";
 inline constexpr const char* kFittedModel = "fitted_model";
 // What ran the model, where it was not this toolkit's own engine.
 inline constexpr const char* kEngine = "engine";
-inline constexpr std::array<std::string_view, 5> kModelExtras = {
-    kQuantization, kFileHash, kFittedWeights, kFittedModel, kEngine};
-inline constexpr std::array<std::string_view, 11> kOptionalAttributes = {
+// What config.json says beside shape and RoPE. Files of earlier versions lack it.
+inline constexpr const char* kNumerics = "numerics";
+inline constexpr std::array<std::string_view, 6> kModelExtras = {
+    kQuantization, kFileHash, kFittedWeights, kFittedModel, kEngine, kNumerics};
+inline constexpr std::array<std::string_view, 12> kOptionalAttributes = {
     kFittedBy,     kRunKey,   kTies,          kMetadataRounding, kRowWeights, kSeparators,
-    kQuantization, kFileHash, kFittedWeights, kFittedModel,      kEngine};
+    kQuantization, kFileHash, kFittedWeights, kFittedModel,      kEngine,     kNumerics};
 
 template <typename BundleType, typename Visit>
 void visit_root(BundleType& b, Visit&& visit) {
@@ -340,6 +342,7 @@ void visit_model(ModelType& m, Visit&& visit) {
   visit("head_dim_v", m.head_dim_v);
   visit("hidden_size", m.hidden_size);
   visit("rope", m.rope);
+  visit(kNumerics, m.numerics);
   visit("config_sha256", m.config_sha256);
   visit("tokenizer_sha256", m.tokenizer_sha256);
   visit("chat_template_sha256", m.chat_template_sha256);

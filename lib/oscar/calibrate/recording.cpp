@@ -126,7 +126,8 @@ HeldBackPlaces places_of(const Recording& recording, int64_t position_span, uint
     throw Error({.what = "nothing is held back",
                  .where = recording.folder.string(),
                  .found = split.reason,
-                 .hint = "fit the sums alone: oscar-bundle fit"});
+                 .hint = "fit the sums alone: oscar-bundle fit " +
+                         (recording.folder / "statistics.h5").string() + " -o OUT"});
   }
   HeldBackPlaces places{.sequences = split.search,
                         .lengths = {},

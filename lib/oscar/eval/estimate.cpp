@@ -75,7 +75,7 @@ PairedDifference paired_bootstrap(const std::vector<double>& a, const std::vecto
   for (const double sum : sums.sum) total += sum;
   const double mean = total / static_cast<double>(a.size());
   constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
-  if (count < 2) return {mean, kUnknown, kUnknown};
+  if (std::ssize(sums.sum) < kFewestUnits) return {mean, kUnknown, kUnknown};
   std::mt19937_64 random(seed);
   std::vector<double> means;
   for (int r = 0; r < replicates; ++r) {

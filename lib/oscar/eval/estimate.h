@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "oscar/base/json.h"
+#include "oscar/eval/report/report_data.h"
 #include "oscar/model/transformer.h"
 #include "oscar/text/corpus.h"
 #include "oscar/text/ngram_fingerprint.h"
@@ -19,10 +20,7 @@ namespace oscar {
 inline constexpr int64_t kFewestTokens = 100;  // figures on fewer are refused
 
 // Units that are drawn as a whole when uncertainty is estimated, because the tokens of one text
-// depend on each other: the sequences, or, when there are fewer than kFewestUnits, stretches of
-// kUnitTokens measured tokens within them. Returns the unit of each measured token.
-inline constexpr int64_t kFewestUnits = 8;
-inline constexpr int64_t kUnitTokens = 512;
+// depend on each other (kFewestUnits, kUnitTokens). Returns the unit of each measured token.
 std::vector<int32_t> make_units(const std::vector<int64_t>& tokens_of_sequence);
 
 // Mean over tokens and its standard error from the spread between units (ratio estimator; NaN with
@@ -33,7 +31,7 @@ struct Estimate {
 Estimate estimate(const std::vector<double>& values, const std::vector<int32_t>& units);
 
 // Mean of a - b over tokens and the 95% interval of a bootstrap that draws units with replacement
-// (NaN with one unit, which gives the same mean at every draw).
+// (NaN with fewer than kFewestUnits units).
 struct PairedDifference {
   double mean = 0, low = 0, high = 0;
 };

@@ -2,6 +2,7 @@
 #include "oscar/eval/methods.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -12,6 +13,7 @@
 #include "oscar/attention/paged_attention.h"
 #include "oscar/attention/wide_codes.h"
 #include "oscar/base/error.h"
+#include "oscar/base/strings.h"
 #include "oscar/eval/rival_codecs.h"
 #include "oscar/fit/fit.h"
 
@@ -69,18 +71,37 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-const Base& find_base(std::string_view name, std::span<const NamedBundle> named = {}) {
-  std::string known;
-  for (const Base& base : bases()) {
-    if (name == base.name) return base;
-    known += (known.empty() ? "" : ", ") + std::string(base.name);
+std::vector<std::string> known_names(std::span<const NamedBundle> named) {
+  std::vector<std::string> known;
+  for (const Base& base : bases()) known.emplace_back(base.name);
+  for (const NamedBundle& other : named) known.push_back(other.name);
+  for (const RivalFormat& rival : rival_formats()) known.emplace_back(rival.name);
+  return known;
+}
+
+// What a name of another program, or a slip, stands for here; "": nothing is near.
+std::string hint_for_unknown(const std::string& name, const std::vector<std::string>& known) {
+  constexpr std::string_view kWide[] = {"f16", "fp16", "float16", "f32", "fp32", "none", "full"};
+  constexpr std::string_view kOfLlamaCpp[] = {"q2_0", "q4_1", "q5_0", "q5_1", "iq4_nl"};
+  if (std::ranges::find(kWide, name) != std::end(kWide)) {
+    return "bf16 is the cache that all are compared with, and in every table";
   }
-  for (const NamedBundle& other : named) known += ", " + other.name;
-  for (const RivalFormat& rival : rival_formats()) known += ", " + std::string(rival.name);
+  if (std::ranges::find(kOfLlamaCpp, name) != std::end(kOfLlamaCpp)) {
+    return "of llama.cpp's types q8_0 and q4_0 are measured here";
+  }
+  const std::string nearest = nearest_word(name, known);
+  return nearest.empty() ? "" : fmt::format("did you mean {}?", nearest);
+}
+
+const Base& find_base(const std::string& name, std::span<const NamedBundle> named = {}) {
+  const auto found = std::ranges::find_if(bases(), [&](const Base& b) { return name == b.name; });
+  if (found != bases().end()) return *found;
+  const std::vector<std::string> known = known_names(named);
   throw UsageError({.what = "unknown method",
                     .where = "--compare",
-                    .expected = known,
-                    .found = std::string(name)});
+                    .expected = fmt::format("{}", fmt::join(known, ", ")),
+                    .found = name,
+                    .hint = hint_for_unknown(name, known)});
 }
 
 // Statistics of white noise: what a fit sees when it has no data.

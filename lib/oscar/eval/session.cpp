@@ -428,7 +428,7 @@ TokenSequences open_corpus(const EvaluateOptions& options, const Session& sessio
                                          session.tokenizer ? &*session.tokenizer : nullptr, corpus);
   for (const std::string& note : corpus_notes(sequences.record)) progress.note(note);
   if (const std::string padding = padding_warning(sequences); !padding.empty()) {
-    progress.note(padding);
+    progress.warn(padding);
   }
   if (options.stride > 0) {
     sequences.sequences = strided_windows(sequences, window, options.stride);
@@ -441,7 +441,7 @@ Bundle open_bundle(const std::filesystem::path& file, const Checkpoint& checkpoi
                    Progress& progress) {
   Bundle bundle = read_bundle(file);
   const std::string warning = check_bundle_matches(bundle, checkpoint, file.string());
-  if (!warning.empty()) progress.note(warning);
+  if (!warning.empty()) progress.warn(warning);
   return bundle;
 }
 

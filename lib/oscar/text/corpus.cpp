@@ -63,6 +63,7 @@ std::optional<ReadDocument> read_plain_row(const Json& row) {
     if (row["completion"].is_array() || row["completion"].is_object()) return std::nullopt;
   }
   if (!in_two && !has(row, "text")) {
+    if (has(row, "content")) return std::nullopt;  // a text, or part of a chat
     return bad_row(
         "no 'messages', 'conversations', 'prompt' with 'completion', 'instruction' or 'text'");
   }
@@ -211,9 +212,11 @@ std::string place_in(const std::string& kind, int64_t number) {
   return (kind == "jsonl" ? "line " : "row ") + std::to_string(number);
 }
 
-void add_documents(std::vector<ReadDocument> documents, const std::string& where,
-                   const CorpusOptions& options, CorpusContent& content) {
+// A file of which no row holds a document ends the run, or in a folder is left out and counted.
+void add_documents(std::vector<ReadDocument> documents, const std::filesystem::path& path,
+                   bool in_folder, const CorpusOptions& options, CorpusContent& content) {
   const size_t before = content.texts.size();
+  std::string first_bad;
   for (ReadDocument& document : documents) {
     if (document.error.empty()) {
       if (document.is_chat) content.chat_template = options.chat_template.name();
@@ -223,32 +226,46 @@ void add_documents(std::vector<ReadDocument> documents, const std::string& where
     const std::string place = place_in(content.kind, document.place);
     if (options.strict) {
       throw Error({.what = "a row holds no document",
-                   .where = where + ", " + place,
+                   .where = path.string() + ", " + place,
                    .found = document.error,
                    .hint = "without --strict such rows are left out and counted"});
     }
     content.num_bad_rows += 1;
+    const std::string bad = place + ": " + document.error;
+    if (first_bad.empty()) first_bad = bad;
     if (content.bad_rows.size() < kMostBadRows) {
-      content.bad_rows.push_back(place + ": " + document.error);
+      content.bad_rows.push_back(in_folder ? path.filename().string() + ", " + bad : bad);
     }
   }
-  if (content.texts.size() > before || content.bad_rows.empty()) return;
-  const bool no_template =
-      options.chat_template.empty() && content.bad_rows.front().ends_with("no chat template");
+  if (content.texts.size() > before || first_bad.empty()) return;
+  if (in_folder) {
+    content.files_without_documents += 1;
+    return;
+  }
+  const bool no_template = options.chat_template.empty() && first_bad.ends_with("no chat template");
   throw Error({.what = "no row of the file holds a document",
-               .where = where,
-               .found = content.bad_rows.front(),
+               .where = path.string(),
+               .found = first_bad,
                .hint = no_template ? "put a chat_template.jinja into the model's folder" : ""});
+}
+
+// UTF-16 by its byte order mark, or by what ASCII becomes in it.
+void refuse_utf16(std::string_view text, const std::string& where) {
+  const bool marked = text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff");
+  const bool halved = text.size() > 1 && (text[0] == '\0') != (text[1] == '\0');
+  if (!marked && !halved) return;
+  const char* const encoding = marked ? "UTF-16" : text[1] == '\0' ? "UTF-16LE" : "UTF-16BE";
+  const std::string suffix = std::filesystem::path(where).extension().string();
+  throw Error({.what = fmt::format("the text is {}", encoding),
+               .where = where,
+               .expected = "UTF-8",
+               .hint = fmt::format("write it anew: iconv -f {} -t UTF-8 FILE{} > FILE-utf8{}",
+                                   encoding, suffix, suffix)});
 }
 
 // Without what some editors put before UTF-8. Other encodings are named.
 std::string decode_text(std::string text, const std::string& where) {
-  if (text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff")) {
-    throw Error({.what = "the text is UTF-16",
-                 .where = where,
-                 .expected = "UTF-8",
-                 .hint = "write it anew: iconv -f UTF-16 -t UTF-8 FILE > NEW"});
-  }
+  refuse_utf16(text, where);
   if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
   require_valid_utf8(text, where);
   return text;
@@ -281,8 +298,8 @@ bool is_read_in_folder(const std::filesystem::path& path) {
 }
 
 // Adds what the file holds; the sha256 of just that.
-std::string read_file(const std::filesystem::path& path, const CorpusOptions& options,
-                      uint64_t ids_needed, CorpusContent& content) {
+std::string read_file(const std::filesystem::path& path, bool in_folder,
+                      const CorpusOptions& options, uint64_t ids_needed, CorpusContent& content) {
   const std::string extension = path.extension().string(), where = path.string();
   if (extension == ".npy") {
     const std::string bytes = read_text_file(path, kMostNpyBytes);
@@ -312,9 +329,12 @@ std::string read_file(const std::filesystem::path& path, const CorpusOptions& op
       return hash;
     }
     std::optional<std::vector<ReadDocument>> plain;
-    if (extension == ".jsonl") plain = read_plain_jsonl(text);
+    if (extension == ".jsonl") {
+      refuse_utf16(text, where);
+      plain = read_plain_jsonl(text);
+    }
     if (!plain) plain = read_documents(text, where, options.chat_template);
-    add_documents(std::move(*plain), where, options, content);
+    add_documents(std::move(*plain), path, in_folder, options, content);
     return hash;
   }
   throw Error({.what = "corpus file of unknown kind",
@@ -346,8 +366,13 @@ void read_folder(const std::filesystem::path& folder, const CorpusOptions& optio
   std::sort(files.begin(), files.end());
   Sha256 digest;
   for (const auto& file : files) {
-    const std::string hash = read_file(file, options, ids_needed, content);
+    const std::string hash = read_file(file, /*in_folder=*/true, options, ids_needed, content);
     digest.update(file.filename().string() + '\0' + hash + '\n');
+  }
+  if (content.files_without_documents == std::ssize(files)) {
+    throw Error({.what = "no row of the folder's files holds a document",
+                 .where = folder.string(),
+                 .found = content.bad_rows.front()});
   }
   content.sha256 = digest.finish();
   content.kind = "folder";
@@ -374,7 +399,7 @@ CorpusContent read_corpus_path(const std::filesystem::path& path, const CorpusOp
   if (std::filesystem::is_directory(path, status)) {
     read_folder(path, options, ids_needed, content);
   } else {
-    content.sha256 = read_file(path, options, ids_needed, content);
+    content.sha256 = read_file(path, /*in_folder=*/false, options, ids_needed, content);
   }
   return content;
 }
@@ -509,6 +534,7 @@ PackedPart load_part(const CorpusPart& part, int64_t needed, bool whole, size_t 
   };
   note("empty documents", content.empty_documents);
   note("rows without a document", content.num_bad_rows);
+  note("files of which no row holds a document", content.files_without_documents);
   source.bad_rows = content.bad_rows;
   note("other files in the folder", content.other_files);
   note("token ids not needed for max_tokens, not read", static_cast<int64_t>(content.ids_left));

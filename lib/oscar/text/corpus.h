@@ -181,9 +181,10 @@ struct CorpusContent {
   int64_t documents_read = 0;
   int64_t empty_documents = 0, other_files = 0;
   int64_t num_bad_rows = 0;
-  std::vector<std::string> bad_rows;  // the first few: "line 3: why"
-  uint64_t ids_left = 0;              // behind those that are needed: not read
-  int64_t outside_links = 0;          // entries of a folder that lead out of it
+  std::vector<std::string> bad_rows;  // the first few: "line 3: why"; of a folder "a.jsonl, line 3"
+  int64_t files_without_documents = 0;
+  uint64_t ids_left = 0;      // behind those that are needed: not read
+  int64_t outside_links = 0;  // entries of a folder that lead out of it
 };
 
 // Whether `path` is a file of text, or a folder with one; by the names alone.

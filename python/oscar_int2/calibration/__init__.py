@@ -32,7 +32,7 @@ def calibrate(model, corpus, out, *, search="on", statistics_only=False, fit_opt
               progress=None):
     """Calibrates a causal language model in transformers, and writes the bundle `out`. Returns its path.
 
-    `model`: a folder, a name of the Hub that was fetched, or a loaded model. `corpus`: files of text or token ids, or ids
+    `model`: a folder, a name of the Hub that was fetched, or a loaded model. `corpus`: files of text or token ids, texts, or ids
     (corpus.read_corpus). `search`: "on" holds text back, whose rows lie beside `out` until clipping is chosen by them; "off"
     takes the recipe's values. `statistics_only`: writes the sums alone. `fit_options`: of `oscar-bundle fit`, with a search
     also words that leave a part to it. `sequence_length`: tokens of a sequence; None: the model's context, 4096 at most.

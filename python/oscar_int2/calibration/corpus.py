@@ -3,10 +3,12 @@ import collections
 import hashlib
 import logging
 import pathlib
+import tempfile
 
 import numpy as np
 
 from ..commands.prepare_corpus import files_of, read
+from ..corpora import kind_of, rows_of, write_rows
 
 PADDING_RUN, PADDING_SHARE = 32, 0.05  # lib/oscar/text/packing.h
 _log = logging.getLogger("oscar_int2")
@@ -16,21 +18,22 @@ def read_corpus(corpus, tokenizer, sequence_length, max_tokens=None):
     """(sequences, sources) of a corpus: lists of int64 arrays, and what /corpus says of where they came from.
 
     `corpus`: paths joined by commas, or a list of them: token ids (.npy, .h5 with a dataset `tokens`; one stream, or rows
-    that are kept apart) or text (.txt, .jsonl, a folder of these); or ids themselves, [tokens] or [rows, tokens].
+    that are kept apart) or text (.txt, .jsonl, a folder of these); or what lies in memory: texts, or ids, [tokens] or
+    [rows, tokens] (corpora.kind_of).
     `tokenizer`: a function that makes one, called for text alone. Streams are cut every sequence_length tokens.
     Raises ValueError."""
     if max_tokens is not None and max_tokens < 2:
         raise ValueError(f"max_tokens is {max_tokens}, expected 2 or more")
     if isinstance(corpus, (str, pathlib.Path)):
         corpus = str(corpus).split(",")
-    if len(corpus) and not isinstance(corpus[0], (str, pathlib.Path)):
-        rows = [np.asarray(row) for row in (corpus if np.ndim(corpus[0]) else [corpus])]
-        for row in rows:
-            if row.ndim != 1 or len(row) and row.dtype.kind not in "iu":
-                raise ValueError(f"expected token ids, [tokens] or [rows, tokens] of integers; found {row.dtype}")
-        rows, corpus = [row.astype(np.int64) for row in rows], "the corpus"
+    kind = kind_of(corpus)
+    if kind == "ids":
+        rows = rows_of(corpus)
         digest = hashlib.sha256(b"".join(row.tobytes() for row in rows)).hexdigest()
         parts = [({"name": "token ids", "sha256": digest}, rows)]
+    elif kind == "rows":
+        with tempfile.TemporaryDirectory(prefix="oscar-") as folder:
+            parts = [_read(write_rows(corpus, folder), tokenizer)]
     else:
         parts = [_read(pathlib.Path(path), tokenizer) for path in corpus]
     sequences, sources, left = [], [], max_tokens
@@ -44,7 +47,7 @@ def read_corpus(corpus, tokenizer, sequence_length, max_tokens=None):
         sources.append(source | {"tokens": sum(map(len, taken))})
         sequences += taken
     if not sequences:
-        raise ValueError(f"{corpus}: no tokens")
+        raise ValueError(f"{'the corpus' if kind != 'files' else corpus}: no tokens")
     if any(source.get("kind") != "text" for source in sources) and (said := padding_warning(sequences)):
         _log.warning(said)
     return sequences, sources

@@ -53,7 +53,7 @@ class HeldBackRows:
         if needed > free:
             raise OSError(f"rows of the {self.tokens} tokens that are held back for the search take up to "
                           f"{needed / 1e9:.1f} GB beside the bundle, where {free / 1e9:.1f} GB are free; make room, or leave "
-                          "the search out: --search off")
+                          "the search out: search=\"off\" (--search off)")
 
     def add(self, layer, batch, call, gate=None):
         """The rows of one layer and batch. `gate` [batch, Hq, T, dv]: what outputs were multiplied by."""

@@ -28,7 +28,7 @@ def config_of(model, trust_remote_code=False):
     else:
         config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
         if getattr(config, "auto_map", None) and not trust_remote_code:
-            raise UnsupportedError(f"{model} comes with code of its own, which is run only with --trust-remote-code")
+            raise UnsupportedError(f"{model} comes with code of its own, which is run only with trust_remote_code=True")
     check_config(config)
     return config
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from .._version import __version__
-from ..bundle import content_sha256
+from ..bundle import NUMERIC_KEYS, content_sha256
 from ..recipe import METADATA_DTYPES
 from ..rope import inverse_frequencies, yarn_attention_factor
 from ..weights import Unknown, fingerprint, other_than_files
@@ -137,11 +137,18 @@ def describe_model(model, shape, num_qo_heads, rope, loaded_here=False):
     return {"name": name, "architecture": type(model).__name__, "num_layers": described.num_hidden_layers,
             "num_qo_heads": num_qo_heads, "num_kv_heads": shape[0], "head_dim_k": shape[1], "head_dim_v": shape[2],
             "hidden_size": described.hidden_size, "rope": json.dumps(rope, separators=(",", ":")),
+            "numerics": json.dumps(_numerics(json.loads(text)), separators=(",", ":")),
             "config_sha256": _sha256(text.encode()),
             "tokenizer_sha256": _sha256_of(files, "tokenizer.json"), "chat_template_sha256": _chat_template(files),
             "weights_fingerprint": _fingerprint(model, files, loaded_here) if weights else "",
             "engine": f"transformers {transformers.__version__}, {str(model.dtype).removeprefix('torch.')}",
             **({"quantization": str(method["quant_method"])} if method.get("quant_method") else {})}
+
+
+def _numerics(config):
+    """What a config.json states of NUMERIC_KEYS, of the part that reads text."""
+    text = config.get("text_config") or config
+    return {key: text[key] for key in NUMERIC_KEYS if text.get(key) is not None}
 
 
 def _fingerprint(model, folder, loaded_here):

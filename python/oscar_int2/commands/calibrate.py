@@ -45,7 +45,8 @@ def progress(layer, layers):
 
 
 def failed(error):
-    print(f"{_line()}error: {error}", file=sys.stderr)
+    words = str(error).replace("trust_remote_code=True", "--trust-remote-code")
+    print(f"{_line()}error: {words}", file=sys.stderr)
     return 1
 
 

@@ -3,8 +3,9 @@
     python -m oscar_int2 dequantize MODEL.gguf FOLDER
 
 A bundle of that file is served over the folder: it holds the numbers that were calibrated, which those of the
-original checkpoint are not. It needs transformers, and PyPI's gguf and accelerate. The model's family must be one
-whose GGUF files transformers reads. What it leaves unread of the file's RoPE is written here: linear scaling, YaRN, and
+original checkpoint are not. Rotations that `oscar-bundle export --for gguf-rot` put into the file stay out of it.
+It needs transformers, and PyPI's gguf and accelerate. The model's family must be one whose GGUF files transformers
+reads. What it leaves unread of the file's RoPE is written here: linear scaling, YaRN, and
 Llama 3's, whose factors are held against those in rope_freqs.weight. Other scaling is refused.
 """
 import argparse
@@ -109,6 +110,26 @@ def rope_scaling(path: pathlib.Path, config):
     return factor_scaling(tensors[FACTORS], int(scaling.get("original_context_length", LLAMA3_LENGTH)), config)
 
 
+ROTATIONS = (".attn_k_rot.weight", ".attn_v_rot.weight")  # lib/oscar/model/checkpoint/gguf_model.h
+
+
+def rotations_in(path: pathlib.Path):
+    """How many rotations of the cache's rows a GGUF file carries. A folder has no place for them."""
+    import gguf
+
+    return sum(tensor.name.endswith(ROTATIONS) for tensor in gguf.GGUFReader(path).tensors)
+
+
+def refuse_no_file(path: pathlib.Path):
+    """Ends the run where `path` is no GGUF file."""
+    if path.is_dir():
+        inside = sorted(str(file) for file in path.glob("*.gguf"))
+        sys.exit(f"dequantize: {path} is a folder, and this takes a .gguf file"
+                 + (f": {' or '.join(inside)}" if inside else "; a Hugging Face folder is served as it is"))
+    if not path.is_file():
+        sys.exit(f"dequantize: {path} is missing")
+
+
 def write_folder(gguf: pathlib.Path, out: pathlib.Path):
     """Writes config.json, generation_config.json, model.safetensors and the tokenizer. Raises OscarError for its RoPE."""
     import torch
@@ -139,8 +160,7 @@ def main(words):
     parser.add_argument("gguf", type=pathlib.Path, metavar="MODEL.gguf")
     parser.add_argument("out", type=pathlib.Path, metavar="FOLDER", help="to write; it must not be there, or be empty")
     arguments = parser.parse_args(words)
-    if not arguments.gguf.is_file():
-        sys.exit(f"dequantize: {arguments.gguf} is missing")
+    refuse_no_file(arguments.gguf)
     if arguments.out.exists() and (not arguments.out.is_dir() or any(arguments.out.iterdir())):
         sys.exit(f"dequantize: {arguments.out} is there already; choose another name, or remove it")
     try:
@@ -155,10 +175,14 @@ def main(words):
         whole.mkdir()
         try:
             write_folder(arguments.gguf, whole)
+            rotations = rotations_in(arguments.gguf)
         except OscarError as error:
             sys.exit(f"dequantize: {arguments.gguf}: {error}")
         except Exception as error:  # readers of a damaged file raise what they meet
             sys.exit(f"dequantize: transformers cannot read {arguments.gguf}: {type(error).__name__}: {error}")
         whole.replace(arguments.out)  # it appears whole or not at all
     print(f"wrote {arguments.out}")
+    if rotations:
+        print(f"left out {rotations} rotations (attn_k_rot, attn_v_rot), which are of the cache and no weights: serve the folder "
+              "with the bundle that they were exported from")
     return 0

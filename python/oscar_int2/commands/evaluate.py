@@ -31,7 +31,7 @@ def main(words):
           f"             {shown(found, 'int2_perplexity', '.4f')} over 2-bit rows\n"
           f"KL           {shown(found, 'kl', '.5f')} nats a token\n"
           f"top-1        {found['top1']:.1%} the same\n"
-          f"{found['tokens']} tokens from position {found['first_position']} on; +- standard error")
+          f"{found['tokens']} tokens from position {found['first_position']} on; {errors_of(found)}")
     if not found["overlap"]["known"]:
         print("the bundle does not tell whether it was calibrated on this text")
     return 0
@@ -39,4 +39,11 @@ def main(words):
 
 def shown(found, name, form):
     error = found[f"{name}_se"]
-    return f"{found[name]:{form}}" + ("" if error is None else f" +- {error:{form}}")
+    return f"{found[name]:{form}}" + ("" if error is None else f" ±{error:{form}}")
+
+
+def errors_of(found):
+    if found["kl_se"] is not None:
+        return "± standard error"
+    from ..calibration.evaluation import FEWEST_UNITS, UNIT_TOKENS
+    return f"no standard errors: these take {FEWEST_UNITS * UNIT_TOKENS} tokens or more"

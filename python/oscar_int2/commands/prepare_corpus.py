@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 from ..chat_template import ChatTemplate
-from ..documents import PACKED, SUFFIXES, BadRow, document_of, rows
+from ..documents import PACKED, SUFFIXES, BadFile, BadRow, document_of, rows
 from ..errors import OscarError
 from .checkout import CHECKOUT, python_of_setup
 
@@ -85,24 +85,39 @@ def template_of(tokenizer):
     return ChatTemplate(texts if isinstance(texts, dict) else {"default": texts}, tokenizer.special_tokens_map)
 
 
-def read(tokenizer, path, strict):
-    """(ids of all documents, how many there were). Says which rows are left out; with `strict` the first ends it."""
-    template, ids, count, left_out = template_of(tokenizer), [], 0, []
-    for file in files_of(path):
-        for place, row in rows(file.read_bytes(), file.name):
+def documents_of(file, template):
+    """Yields (text, whether it is a chat) or a BadRow, which names the file, of each row. Raises BadFile, which names it too."""
+    try:
+        for place, row in rows(file.read_bytes(), str(file)):
             try:
                 if isinstance(row, BadRow):
                     raise row
-                text, is_chat = document_of(row, template)
+                yield document_of(row, template)
             except BadRow as error:
-                left_out.append(f"{file}, {place}: {error}")
-                if strict:
-                    sys.exit(f"error: {left_out[0]}")
-                continue
-            ids += encode(tokenizer, text, is_chat)
-            count += 1
-    if left_out:
-        print("\n  ".join([f"left out rows without a document: {len(left_out)}", *left_out[:SHOWN]]), file=sys.stderr)
+                yield BadRow(f"{file}, {place}: {error}")
+    except (OscarError, UnicodeDecodeError) as error:
+        raise BadFile(f"{file}: {error}") from error
+
+
+def read(tokenizer, path, strict):
+    """(ids of all documents, how many there were). Says which rows, and which files of a folder, are left out; with `strict`
+    the first ends it."""
+    template, ids, count, bad_rows, empty = template_of(tokenizer), [], 0, [], []
+    for file in files_of(path):
+        before = count
+        for found in documents_of(file, template):
+            if isinstance(found, BadRow):
+                bad_rows.append(str(found))
+            else:
+                ids += encode(tokenizer, *found)
+                count += 1
+        if count == before and path.is_dir():
+            empty.append(f"{file}: no document")
+        if strict and bad_rows + empty:
+            sys.exit(f"error: {(bad_rows + empty)[0]}")
+    for what, places in (("rows", bad_rows), ("files", empty)):
+        if places:
+            print("\n  ".join([f"left out {what} without a document: {len(places)}", *places[:SHOWN]]), file=sys.stderr)
     return ids, count
 
 
@@ -126,7 +141,8 @@ def main(words):
     parser.add_argument("--rows", type=int, default=0, metavar="N",
                         help="write rows of N tokens instead of one stream")
     parser.add_argument("--strict", action="store_true",
-                        help="rows without a document end the run (default: they are left out and counted)")
+                        help="rows, and files of a folder, without a document end the run (default: they are left out and "
+                        "counted)")
     arguments = parser.parse_args(words)
     if arguments.out.suffix not in (".npy", ".h5"):
         parser.error("OUT must end in .npy or .h5")
@@ -138,7 +154,7 @@ def main(words):
     try:
         ids, count = read(AutoTokenizer.from_pretrained(arguments.model), arguments.corpus, arguments.strict)
     except (OscarError, OSError, UnicodeDecodeError) as error:
-        sys.exit(f"error: {arguments.corpus}: {error}")
+        sys.exit(f"error: {error}" if isinstance(error, BadFile) else f"error: {arguments.corpus}: {error}")
     dropped = 0
     if arguments.rows:
         dropped = len(ids) % arguments.rows

@@ -18,7 +18,7 @@ from .. import programs
 from ..errors import OscarError
 from . import published
 
-CAUTIONS = ("shared-text", "little-text")
+CAUTIONS = ("shared-text", "little-text", "few-tokens")
 HUB_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
 FILE_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -50,7 +50,8 @@ def parse(words):
     parser.add_argument("--no-exports", action="store_true", help="no files of other backends")
     parser.add_argument("--allow", action="append", default=[], metavar="CAUTION",
                         help="publish with this caution on the card: shared-text (calibration and evaluation share "
-                        "text) or little-text (the calibration text is not enough)")
+                        "text), little-text (the calibration text is not enough, or too little to judge) or "
+                        "few-tokens (the evaluation has too few for intervals)")
     parser.add_argument("-o", "--out", metavar="DIR", help="the folder to make")
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
@@ -58,7 +59,7 @@ def parse(words):
         fail(f"there is no option {option} (--help)" if option else "give MODEL, BUNDLE and -o DIR (--help)")
     for caution in arguments.allow:
         if caution not in CAUTIONS:
-            fail(f"--allow takes shared-text or little-text, not {caution}")
+            fail(f"--allow takes {', '.join(CAUTIONS[:-1])} or {CAUTIONS[-1]}, not {caution}")
     if len(arguments.places) != 2 or not arguments.out:
         fail("give MODEL, BUNDLE and -o DIR (--help)")
     if os.path.lexists(arguments.out.rstrip("/")):
@@ -79,17 +80,20 @@ class Tool:
     """oscar-bundle, which says itself what is wrong."""
 
     def __init__(self, path):
-        self.path = path
+        self.path, self.names = path, {}  # of copies, and of what is made: what the user calls it
 
-    def run(self, *words, **options):
-        sys.stdout.flush()
-        result = subprocess.run([self.path, *map(str, words)], check=False, **options)
+    def said(self, text):
+        for copy, name in self.names.items():
+            text = text.replace(str(copy), str(name))
+        return text
+
+    def run(self, *words):
+        """Its standard output. Ends the run where it fails; what it says of a copy is said of the user's file."""
+        result = subprocess.run([self.path, *map(str, words)], capture_output=True, text=True, check=False)
+        sys.stderr.write(self.said(result.stderr))
         if result.returncode != 0:
             raise SystemExit(result.returncode if result.returncode > 0 else 1)
-        return result
-
-    def quietly(self, *words):
-        return self.run(*words, stdout=subprocess.PIPE, text=True).stdout
+        return result.stdout
 
     def verify(self, bundle):
         """Its output is shown where the bundle is not sound."""
@@ -104,6 +108,7 @@ def add_reports(tool, folder, reports, answers):
     options = []
     for number, report in enumerate(reports, 1):
         file = folder / f"evaluation{'' if number == 1 else f'-{number}'}.json"
+        tool.names[file] = report
         shutil.copyfile(report, file)
         tool.run("report", file, *answers, "-o", file.with_suffix(".html"))  # refuses what is no report
         published.require_whole(json.loads(file.read_text()), report)
@@ -118,7 +123,7 @@ def add_exports(tool, folder, bundle, inspection):
         return []
     (folder / "exports").mkdir()
     for backend in backends:
-        tool.quietly("export", bundle, "--for", backend, "--reduce", "-o", folder / "exports" / backend)
+        tool.run("export", bundle, "--for", backend, "--reduce", "-o", folder / "exports" / backend)
     return ["--exports", folder / "exports"]
 
 
@@ -136,6 +141,7 @@ def fill(tool, folder, name, arguments):
     model, bundle = arguments.places
     tool.verify(bundle)
     whole = folder / f"{name}.h5"
+    tool.names = {whole: bundle}
     tool.run("strip", bundle, whole, "--profile", "publish")
     tool.run("strip", bundle, folder / f"{name}.serving.h5", "--profile", "serving")
     answers = ["--answers", arguments.answers] if arguments.answers else []
@@ -143,10 +149,11 @@ def fill(tool, folder, name, arguments):
     if arguments.base_model:
         card += ["--base-model", arguments.base_model]
     card += add_reports(tool, folder, arguments.reports, answers)
-    inspection = json.loads(tool.quietly("inspect", whole, "--json", "-"))
+    inspection = json.loads(tool.run("inspect", whole, "--json", "-"))
     if not arguments.no_exports:
         card += add_exports(tool, folder, whole, inspection)
     tool.run("card", *card)
+    published.carry_warnings(folder)
     refuse_cautions(folder / "README.md", arguments.allow)
     published.write_folder(folder, name, inspection, arguments.base_model)
 

@@ -39,6 +39,26 @@ def refused_cautions(card, allowed):
     return [(kind, sentence) for kind, sentence in found if kind not in allowed]
 
 
+def warning_of(export):
+    """What the README of an export says first, if that is not to serve it; else ""."""
+    lines = (line for line in (export / "README.md").read_text(encoding="utf-8").splitlines() if line and not line.startswith("#"))
+    first = next(lines, "")
+    return first if "DO NOT SERVE" in first else ""
+
+
+def carry_warnings(folder):
+    """Puts the warnings of exports into the card, above its table of them."""
+    card = folder / "README.md"
+    warned = [f"> **exports/{export.name}**: {warning_of(export)}\n\n" for export in sorted((folder / "exports").glob("*"))
+              if warning_of(export)]
+    text = card.read_text(encoding="utf-8")
+    begin = text.find("Files for other backends")  # card.cpp
+    if warned and begin < 0:
+        raise SystemExit("publish: the card does not list its exports")
+    if warned:
+        card.write_text(text[:begin] + "".join(warned) + text[begin:], encoding="utf-8")
+
+
 def require_whole(report, name):
     """Ends the run where a report is of an evaluation that was stopped. The card refuses it too, by the name of a copy."""
     if "partial" in report:

@@ -252,6 +252,8 @@ def _follow_scheduler():
     def make_schedule(original):
         def schedule(self: Scheduler, *args, **options):
             output = original(self, *args, **options)
+            for manager in _prefix_managers(self)[:1]:
+                metrics.count_written(self, output, manager.format)
             prefixes = _prefixes(self)
             if prefixes:
                 setattr(output, _MOVES, prefixes.take_moves())

@@ -14,13 +14,17 @@ from . import settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from .prefixes import Prefixes
 
 LABELS = ("model_name", "engine")
 REFUSED = "oscar_refused_requests"  # of a Scheduler: since its last count()
+WRITTEN = "oscar_written_tokens"    # of a Scheduler: since its last count()
+HELD = "oscar_held_tokens"          # of a Request: (its preemptions, tokens in 2 bits)
 COUNTERS = {  # by their names in count()
+    "written": ("tokens_written", "Tokens that were stored in 2 bits."),
     "refused": ("refused_requests", "Requests that ended by a row that 2 bits cannot hold."),
     "sink_hits": ("sink_hits", "Requests that began with shared blocks."),
     "sink_misses": ("sink_misses", "Requests whose beginning was computed anew, since its sink was not kept any more."),
@@ -32,14 +36,36 @@ def count_refused(scheduler: Scheduler, requests):
     setattr(scheduler, REFUSED, getattr(scheduler, REFUSED, 0) + requests)
 
 
+def count_written(scheduler: Scheduler, output: SchedulerOutput, format):
+    """Counts the tokens that a step, which was just scheduled, stores in 2 bits. Those in shared pages are there already; a
+    request that was preempted stores its own again."""
+    written = getattr(scheduler, WRITTEN, 0)
+    for name, scheduled in output.num_scheduled_tokens.items():
+        request = scheduler.requests[name]
+        drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
+        preemptions, known = getattr(request, HELD, (None, 0))
+        if preemptions != request.num_preemptions:  # it begins
+            known = max(request.num_computed_tokens - scheduled - format.sink_tokens, 0)
+        held = max(format.history_tokens(request.num_computed_tokens - drafts), known)
+        setattr(request, HELD, (request.num_preemptions, held))
+        written += held - known
+    setattr(scheduler, WRITTEN, written)
+
+
+def _take(scheduler: Scheduler, name):
+    value = getattr(scheduler, name, 0)
+    setattr(scheduler, name, 0)
+    return value
+
+
 def count(scheduler: Scheduler, format, prefixes: Prefixes | None):
-    """What the running requests of a scheduler hold, in tokens. Since this was called last: requests that were
-    refused, and what `prefixes` counted, if they are cached."""
+    """What the running requests of a scheduler hold, in tokens. Since this was called last: tokens that were stored in 2
+    bits, requests that were refused, and what `prefixes` counted, if they are cached."""
     tokens = [request.num_computed_tokens for request in scheduler.running]
-    int2, refused = sum(map(format.history_tokens, tokens)), getattr(scheduler, REFUSED, 0)
-    setattr(scheduler, REFUSED, 0)
+    int2 = sum(map(format.history_tokens, tokens))
     hits, misses = prefixes.take_counts() if prefixes else (0, 0)
-    return {"int2": int2, "exact": sum(tokens) - int2, "refused": refused, "sink_hits": hits, "sink_misses": misses}
+    return {"int2": int2, "exact": sum(tokens) - int2, "written": _take(scheduler, WRITTEN), "refused": _take(scheduler, REFUSED),
+            "sink_hits": hits, "sink_misses": misses}
 
 
 @functools.cache

@@ -111,13 +111,20 @@ TEST(Card, LetsNoTextOfAReportActAsMarkup) {
   EXPECT_TRUE(has(card, "`oscar-eval ?x??? y`"));
 }
 
-TEST(Card, CautionsOfTextThatIsSharedAndOfTextThatIsNotEnough) {
+TEST(Card, CautionsOfTextThatIsSharedOrNotEnoughOnEitherSide) {
   Json json = sample_report();
   EXPECT_FALSE(has(model_card(sample_bundle(), request_with(json)), "Caution"));
   json["bundle"]["overlap"] = {{"share", 0.37}, {"low", 0.33}, {"high", 0.41}, {"ngram", 13}};
   EXPECT_TRUE(has(model_card(sample_bundle(), request_with(json)),
                   "\n> **Caution** (`shared-text`): 37% of the evaluation's 13-grams"));
+  json = sample_report();
+  json["resampling_units"] = 7;
+  EXPECT_TRUE(has(model_card(sample_bundle(), request_with(json)),
+                  "\n> **Caution** (`few-tokens`): the evaluation counts 7,552 tokens"));
   Bundle bundle = sample_bundle();
+  bundle.convergence = {{"problem", "the text is one batch"}};
+  EXPECT_TRUE(has(model_card(bundle, request_with(sample_report())),
+                  "could not be judged: the text is one batch"));
   bundle.convergence = {{"enough", false}, {"fall_per_doubling", 0.03}};
   EXPECT_TRUE(has(model_card(bundle, request_with(sample_report())),
                   "\n> **Caution** (`little-text`): the calibration text of "));

@@ -54,6 +54,21 @@ TEST(Verdict, SharedTextAndLittleTextAreLinesThatKeepItFromBeingClose) {
   EXPECT_NE(verdict_of(little).checks.back().measured.find("3.0% per doubling"), std::string::npos);
   EXPECT_NE(verdict_of(little).checks.back().note.find("about 700000 tokens"), std::string::npos);
   EXPECT_EQ(verdict_of(of_bundle("convergence", {{"enough", true}})).standing, Standing::kClose);
+  const Json unknown = of_bundle("convergence", {{"problem", "the text is one batch"}});
+  EXPECT_EQ(verdict_of(unknown).standing, Standing::kCare);
+  EXPECT_EQ(verdict_of(unknown).checks.back().measured,
+            "could not be judged: the text is one batch");
+}
+
+TEST(Verdict, FewTokensHaveNoIntervalAndKeepItFromBeingClose) {
+  Json r = report_sample::report();
+  r["tokens"] = 704;
+  r["resampling_units"] = 2;
+  const Verdict verdict = verdict_of(r);
+  EXPECT_EQ(verdict.standing, Standing::kCare);
+  EXPECT_EQ(verdict.checks.back().measured, "704 tokens");
+  EXPECT_NE(all_sentences(verdict).find("too few tokens to tell them apart"), std::string::npos);
+  EXPECT_EQ(verdict.checks[0].measured.find('['), std::string::npos) << verdict.checks[0].measured;
 }
 
 TEST(Verdict, APortableVariantThatCostsManyTimesTheLossIsNotToBeServed) {
@@ -68,12 +83,17 @@ TEST(Verdict, APortableVariantThatCostsManyTimesTheLossIsNotToBeServed) {
   }
 }
 
-TEST(Verdict, JudgesTheBundleElseTheLastMethodThatIsNoVariant) {
+TEST(Verdict, JudgesTheBundleElseTheFirstByNameElseTheLastMethodThatIsNoVariant) {
   Json r = report_sample::report();
   r["methods"]["bundle@k"] = report_sample::method(0.001, 4, 390);
   EXPECT_EQ(verdict_of(r).judged->name, "bundle");
   r["methods"].erase("bundle");
   EXPECT_EQ(verdict_of(r).judged->name, "oscar");
+  r["methods"]["ours"] = report_sample::method(0.009, 4, 390);
+  r["methods"]["second"] = report_sample::method(0.02, 4, 380);
+  r["methods"]["random-clip"] = report_sample::method(0.4, 4, 100);
+  r["bundles"] = {{"second", Json::object()}, {"ours", Json::object()}};
+  EXPECT_EQ(verdict_of(r).judged->name, "ours");
 }
 
 TEST(Verdict, SaysWhenAnIntervalReachesOverALimit) {
@@ -120,6 +140,14 @@ TEST(Verdict, QuotesARatioOnlyWhereTheDifferenceIsBeyondChanceAndTheFloor) {
   r["methods"]["bundle"]["kl"]["above_floor"] = false;
   EXPECT_EQ(all_sentences(verdict_of(r)).find("as much"), std::string::npos);
   EXPECT_NE(all_sentences(verdict_of(r)).find("arithmetic alone"), std::string::npos);
+}
+
+TEST(Verdict, SaysWhatFp8WouldCost) {
+  Json r = report_sample::report();
+  EXPECT_EQ(verdict_of(r).beside_fp8, "");
+  r["methods"]["fp8"] = report_sample::method(0.09, 4, 390);
+  EXPECT_EQ(verdict_of(r).beside_fp8,
+            "KL is 0.00900; an FP8 cache without scales has 0.0900 (10 times as much)");
 }
 
 TEST(Verdict, SaysWhatWasNotMeasured) {

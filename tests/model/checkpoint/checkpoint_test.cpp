@@ -125,6 +125,10 @@ TEST(Checkpoint, SaysWhatIsMissingOrMalformed) {
     return std::string("opened");
   };
   EXPECT_EQ(message(), "the model folder has no config.json");
+  write_file(folder.path() / "mmproj-a.gguf", "");
+  EXPECT_EQ(message(), "the model folder has no config.json");
+  write_file(folder.path() / "model.gguf", "");
+  EXPECT_EQ(message(), "the folder holds GGUF files and no config.json");
   write_file(folder.path() / "config.json", "{\"model_type\":");
   EXPECT_EQ(message(), "malformed JSON");
   write_file(folder.path() / "config.json", kConfig);

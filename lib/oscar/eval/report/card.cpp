@@ -52,7 +52,7 @@ void require_content(const Bundle& bundle, const Json& report, const std::string
   refuse(file, "the evaluation is of another bundle",
          fmt::format("content {}, or serving profile {}", bundle.content_sha256, own),
          content.empty() ? "a report without a bundle" : fmt::format("content {}", content),
-         "oscar-eval --bundle FILE --json makes one");
+         "oscar-eval MODEL --bundle FILE --json REPORT makes one");
 }
 
 void require_cache(const Bundle& bundle, const Json& report, const std::string& file) {
@@ -321,7 +321,8 @@ std::string caution_lines(const Bundle& bundle, const CardRequest& request) {
   std::vector<Caution> list;
   for (const BundleEvaluation& evaluation : request.evaluations) {
     for (const Caution& caution : evaluation.data.cautions) {
-      if (caution.kind == "shared-text" && caution.method == "bundle") list.push_back(caution);
+      const bool shared = caution.kind == "shared-text" && caution.method == "bundle";
+      if (shared || caution.kind == "few-tokens") list.push_back(caution);
     }
   }
   if (auto caution = little_text(bundle.convergence, "bundle", request.bundle_file)) {

@@ -92,10 +92,28 @@ void add_portable(const Json& report, std::vector<Caution>& list) {
   }
 }
 
+// An interval from few resampling units says nothing, so there is none.
+bool has_few_units(const Json& report) {
+  return number_at(report, "resampling_units") < static_cast<double>(kFewestUnits);
+}
+
+std::optional<Caution> few_tokens(const Json& report) {
+  if (!has_few_units(report)) return std::nullopt;
+  const std::string measured = count(number_at(report, "tokens")) + " tokens";
+  return Caution{.kind = "few-tokens",
+                 .method = "",
+                 .measured = measured,
+                 .sentence = fmt::format("the evaluation counts {}, too few for 95% intervals; use "
+                                         "{} sequences or {} tokens and more",
+                                         measured, kFewestUnits,
+                                         count(static_cast<double>(kFewestUnits * kUnitTokens)))};
+}
+
 }  // namespace
 
 std::vector<Caution> cautions_of(const Json& report) {
   std::vector<Caution> list;
+  if (auto caution = few_tokens(report)) list.push_back(std::move(*caution));
   add_of_bundle(entry_of(report, "bundle"), "bundle", list);
   if (const Json& bundles = entry_of(report, "bundles"); bundles.is_object()) {
     for (const auto& [name, bundle] : bundles.items()) add_of_bundle(bundle, name, list);
@@ -106,6 +124,13 @@ std::vector<Caution> cautions_of(const Json& report) {
 
 std::optional<Caution> little_text(const Json& record, const std::string& method,
                                    const std::string& file) {
+  if (const Json& problem = entry_of(record, "problem"); problem.is_string()) {
+    const std::string measured = "could not be judged: " + problem.get<std::string>();
+    return Caution{.kind = "little-text",
+                   .method = method,
+                   .measured = measured,
+                   .sentence = fmt::format("the calibration text of {} {}", file, measured)};
+  }
   if (!needs_more_text(record)) return std::nullopt;
   const double fall = number_at(record, "fall_per_doubling"),
                needed = number_at(record, "tokens_needed");
@@ -227,6 +252,12 @@ NeedleFigures read_needles(const Json& json) {
   needles.mcnemar_p = get_figure(mcnemar, "p");
   if (has(json, "generated")) needles.generated = read_rate(at(json, "generated"));
   return needles;
+}
+
+void leave_out_intervals(MethodFigures& m) {
+  for (Span95* span : {&m.nll_increase, &m.perplexity, &m.kl, &m.top1, &m.kl_difference}) {
+    span->low = span->high = {};
+  }
 }
 
 MethodFigures read_method(const std::string& name, const Json& json) {
@@ -455,6 +486,9 @@ ReportData read_report(const Json& report) {
   for (const auto& [name, method] : at(report, "methods").items()) {
     data.methods.push_back(read_method(name, method));
   }
+  if (const Json& bundles = at(report, "bundles"); bundles.is_object()) {
+    for (const auto& [name, bundle] : bundles.items()) data.named_bundles.push_back(name);
+  }
   const Json& separated = at(report, "separators");
   data.separator_gap = get_figure(separated, "gap");
   if (const Json& methods = at(separated, "methods");
@@ -462,6 +496,10 @@ ReportData read_report(const Json& report) {
     for (const auto& [name, method] : methods.items()) {
       data.separated.push_back(read_method(name, method));
     }
+  }
+  if (has_few_units(report)) {
+    for (MethodFigures& m : data.methods) leave_out_intervals(m);
+    for (MethodFigures& m : data.separated) leave_out_intervals(m);
   }
   const Json& rows = at(separated, "rows");
   data.row_share = read_row_classes(at(rows, "rows"));

@@ -13,14 +13,22 @@
 
 namespace oscar {
 
+// What standard errors and intervals treat as independent (math 11.5): sequences, or with fewer
+// than kFewestUnits of them stretches of kUnitTokens counted tokens. Fewer units than kFewestUnits
+// have no 95% interval: from two or three units it would be several times too narrow.
+inline constexpr int64_t kFewestUnits = 8;
+inline constexpr int64_t kUnitTokens = 512;
+
 // What keeps figures from being taken at their word: lines of the verdict on the page, in the
 // terminal and on the model card. `python -m oscar_int2 publish` refuses them by name.
 
 struct Caution {
   // "shared-text": calibration and evaluation share text. "little-text": the calibration text is
-  // not enough. "portable": the portable variant loses kTooManyTimes as much or more.
+  // not enough, or could not be judged. "few-tokens": the evaluation has too few for intervals.
+  // "other-cache": the figures are not those of the cache that is served. "portable": the portable
+  // variant loses kTooManyTimes as much or more.
   std::string kind;
-  std::string method;    // whose figures: "bundle", or the name of a further bundle
+  std::string method;    // whose figures: "bundle", the name of a further bundle, or "" for all
   std::string measured;  // "37% of its 13-grams"
   std::string sentence;  // all of it, without a full stop
 };
@@ -125,6 +133,7 @@ struct ReportData {
   Figure needle_prompts;
   std::vector<double> needle_lengths;
   std::vector<MethodFigures> methods;  // in the order of the comparison
+  std::vector<std::string> named_bundles;
   // The same text with a separator as every `separator_gap`-th token; empty when not measured.
   std::vector<MethodFigures> separated;
   Figure separator_gap;

@@ -122,7 +122,7 @@ std::string as_sentence(std::string text) {
 // What keeps the figures of the judged method from being taken at their word.
 void add_cautions(const ReportData& data, const MethodFigures& m, Verdict& verdict) {
   for (const Caution& caution : data.cautions) {
-    if (caution.method != m.name) continue;
+    if (!caution.method.empty() && caution.method != m.name) continue;
     if (caution.kind == "portable") {
       verdict.sentences.push_back(as_sentence(caution.sentence));
       continue;
@@ -133,6 +133,7 @@ void add_cautions(const ReportData& data, const MethodFigures& m, Verdict& verdi
     constexpr Words kWords[] = {
         {"shared-text", "Text shared with calibration", "at most 1%"},
         {"little-text", "Calibration text", "a cost of at most 2% of predicted loss"},
+        {"few-tokens", "Evaluation text", "enough for 95% intervals"},
         {"other-cache", "Cache", "the one that is served"}};
     const Words* const words =
         std::ranges::find_if(kWords, [&](const Words& w) { return caution.kind == w.kind; });
@@ -163,14 +164,24 @@ std::string headline(const MethodFigures& m, Standing standing) {
   return fmt::format("Nothing here decides whether a 2-bit cache is usable with {}.", subject(m));
 }
 
-// True when the 95% interval of a's KL minus b's excludes zero; from the paired bootstrap where the
-// report has it, else from the two intervals.
-bool apart(const MethodFigures& a, const MethodFigures& b) {
+// The paired bootstrap's interval of the difference of two KL, where the report has it.
+const Span95* paired_interval(const MethodFigures& a, const MethodFigures& b) {
   const MethodFigures* const pair = a.against == b.name ? &a : b.against == a.name ? &b : nullptr;
-  if (pair && is_finite(pair->kl_difference.low) && is_finite(pair->kl_difference.high)) {
-    return *pair->kl_difference.low > 0 || *pair->kl_difference.high < 0;
+  const bool known =
+      pair && is_finite(pair->kl_difference.low) && is_finite(pair->kl_difference.high);
+  return known ? &pair->kl_difference : nullptr;
+}
+
+bool has_interval(const MethodFigures& a, const MethodFigures& b) {
+  return paired_interval(a, b) || (is_finite(a.kl.low) && is_finite(b.kl.low));
+}
+
+// True when the 95% interval of a's KL minus b's excludes zero; from the paired bootstrap where the
+// report has it, else from the two intervals. Precondition: has_interval(a, b).
+bool apart(const MethodFigures& a, const MethodFigures& b) {
+  if (const Span95* const difference = paired_interval(a, b)) {
+    return *difference->low > 0 || *difference->high < 0;
   }
-  if (!is_finite(a.kl.low) || !is_finite(b.kl.low)) return false;
   return *a.kl.low > *b.kl.high || *b.kl.low > *a.kl.high;
 }
 
@@ -178,6 +189,7 @@ bool apart(const MethodFigures& a, const MethodFigures& b) {
 std::string beside(const char* name, const MethodFigures& m, const MethodFigures& other) {
   std::string text = fmt::format("{} has {}", name, figure(other.kl.mean));
   if (!is_finite(m.kl.mean) || !is_finite(other.kl.mean)) return text;
+  if (!has_interval(m, other)) return text + " (too few tokens to tell them apart)";
   if (!apart(m, other)) return text + " (not distinguishable: the intervals overlap)";
   const bool quotable = m.above_floor.value_or(true) && other.above_floor.value_or(true) &&
                         *m.kl.mean > 0 && *other.kl.mean > 0;
@@ -185,6 +197,11 @@ std::string beside(const char* name, const MethodFigures& m, const MethodFigures
   const double ratio = *other.kl.mean / *m.kl.mean;
   return text + (ratio >= 1 ? fmt::format(" ({} as much)", times(ratio))
                             : fmt::format(" ({} less)", times(1 / ratio)));
+}
+
+std::string fp8_beside(const ReportData& data, const MethodFigures& m) {
+  const MethodFigures* const fp8 = data.find("fp8");
+  return fp8 && fp8->has_text ? beside("an FP8 cache without scales", m, *fp8) : "";
 }
 
 std::string divergence_sentence(const ReportData& data, const MethodFigures& m) {
@@ -197,8 +214,8 @@ std::string divergence_sentence(const ReportData& data, const MethodFigures& m) 
   if (naive && naive != &m && naive->has_text) {
     others += (others.empty() ? "" : "; ") + beside("INT2 without rotation", m, *naive);
   }
-  if (const MethodFigures* const fp8 = data.find("fp8"); fp8 && fp8->has_text) {
-    others += (others.empty() ? "" : "; ") + beside("an FP8 cache without scales", m, *fp8);
+  if (const std::string fp8 = fp8_beside(data, m); !fp8.empty()) {
+    others += (others.empty() ? "" : "; ") + fp8;
   }
   if (!others.empty()) text += ": " + others;
   text += '.';
@@ -269,6 +286,7 @@ const MethodFigures* judged_method(const ReportData& data) {
   if (const MethodFigures* const bundle = data.find("bundle")) return bundle;
   const MethodFigures* last = nullptr;
   for (const MethodFigures& m : data.methods) {
+    if (std::ranges::count(data.named_bundles, m.name) > 0) return &m;
     if (!m.variant && !m.reference && !m.exact && !m.rival) last = &m;
   }
   return last;
@@ -301,6 +319,9 @@ Verdict judge(const ReportData& data) {
     verdict.checks.push_back(perplexity_check(*reference, m));
     verdict.checks.push_back(top1_check(m));
     verdict.sentences.push_back(divergence_sentence(data, m));
+    if (const std::string fp8 = fp8_beside(data, m); !fp8.empty()) {
+      verdict.beside_fp8 = fmt::format("KL is {}; {}", figure(m.kl.mean), fp8);
+    }
     add_separated(data, m, verdict);
   }
   if (m.needles && reference && reference->needles) {

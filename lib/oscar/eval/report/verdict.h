@@ -23,12 +23,13 @@ struct Verdict {
   Standing standing = Standing::kUnknown;  // the worst of the checks that were measured
   std::string headline;
   std::vector<std::string> sentences;
+  std::string beside_fp8;  // KL over an FP8 cache on the same text; "" where it was not measured
   std::vector<Check> checks;
   std::vector<std::string> not_measured;
 };
 
-// The method that a report is about: "bundle", else the last that is no variant, bf16 or exact.
-// Null when nothing at INT2 was compared.
+// The method that a report is about: "bundle", else the first bundle with a name of its own, else
+// the last method that is no variant, bf16 or exact. Null when nothing at INT2 was compared.
 const MethodFigures* judged_method(const ReportData& data);
 
 // The published OSCAR recipe of this comparison with the smallest divergence; null when there is

@@ -147,6 +147,17 @@ void set_chat_template(Checkpoint& checkpoint, ChatTemplate chat_template) {
   checkpoint.chat_template = std::move(chat_template);
 }
 
+// Names of the folder's models in GGUF, in order; encoders of images (mmproj) are none.
+std::vector<std::string> gguf_files_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (name.ends_with(".gguf") && !name.starts_with("mmproj")) names.push_back(name);
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
 [[noreturn]] void refuse_without_config(const fs::path& folder) {
   const fs::path adapter = folder / "adapter_config.json";
   if (fs::exists(adapter)) {
@@ -158,6 +169,13 @@ void set_chat_template(Checkpoint& checkpoint, ChatTemplate chat_template) {
                  .hint = "merge it into its model with peft: AutoPeftModelForCausalLM"
                          ".from_pretrained(FOLDER).merge_and_unload().save_pretrained(MERGED); "
                          "copy the tokenizer's files beside it"});
+  }
+  if (const auto files = gguf_files_in(folder); !files.empty()) {
+    throw Error({.what = "the folder holds GGUF files and no config.json",
+                 .where = folder.string(),
+                 .expected = "a .gguf file as MODEL, or a folder as Hugging Face's tools write it",
+                 .found = fmt::format("{}", fmt::join(files, ", ")),
+                 .hint = "give the file as MODEL: " + (folder / files.front()).string()});
   }
   throw Error({.what = "the model folder has no config.json",
                .where = folder.string(),
@@ -297,6 +315,7 @@ Checkpoint open_gguf(const fs::path& path, const std::optional<Json>& rope_scali
 }  // namespace
 
 Json read_config_json(const fs::path& folder) {
+  if (!fs::exists(folder / "config.json")) refuse_without_config(folder);
   return folder_config(folder, read_text_file(folder / "config.json", kMaxConfigBytes));
 }
 

@@ -451,6 +451,9 @@ void read_numerics(const ConfigReader& reader, const ModelFamily& family, ModelC
   config.rms_norm_eps = read_epsilon(reader, family.rms_norm_eps);
   config.tie_word_embeddings = reader.flag("tie_word_embeddings", family.tie_word_embeddings);
   config.sm_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  for (const char* key : kNumericKeys) {
+    if (reader.has(key)) config.numerics[key] = reader.json[key];
+  }
 }
 
 // rope_parameters, or of a family whose local layers have a RoPE of their own what it holds for

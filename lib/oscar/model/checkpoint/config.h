@@ -212,6 +212,18 @@ struct StoredNames {
   std::string_view further_part = {};
 };
 
+// What the forward pass depends on beside shape, RoPE and weights.
+inline constexpr const char* kNumericKeys[] = {"rms_norm_eps",
+                                               "hidden_act",
+                                               "hidden_activation",
+                                               "query_pre_attn_scalar",
+                                               "num_experts_per_tok",
+                                               "norm_topk_prob",
+                                               "routed_scaling_factor",
+                                               "scoring_func",
+                                               "n_group",
+                                               "topk_group"};
+
 // A factor on queries that grows with their position p: 1 + beta ln(1 + floor(p / length)).
 struct QueryScaling {
   double beta = 0;
@@ -230,9 +242,10 @@ struct ModelConfig {
   int head_dim = 0;
   int vocab_size = 0;
   double rms_norm_eps = 1e-6;
-  double norm_offset = 0;      // added to the weights of all norms, in fp32
-  double embedding_scale = 1;  // factor on the embeddings, rounded to the compute dtype
-  double sm_scale = 1;         // factor on the scores before softmax
+  Json numerics = Json::object();  // those of kNumericKeys that config.json states
+  double norm_offset = 0;          // added to the weights of all norms, in fp32
+  double embedding_scale = 1;      // factor on the embeddings, rounded to the compute dtype
+  double sm_scale = 1;             // factor on the scores before softmax
   bool tie_word_embeddings = false;
   bool tie_is_stated = true;  // false: by default, or by one of two configs that disagree
   StoredNames stored_names;

@@ -128,10 +128,8 @@ class Costs(ProgramTest):
         estimate, real = self.dry_and_real(
             *self.random_model(num_attention_heads=16, num_key_value_heads=16, head_dim=128,
                                num_hidden_layers=4),
-            "--sequence-length", 1024, "--max-tokens", 4096, "--batch-tokens", 1024,
-            "--search", "off", "--checkpoint-every", 1)
-        for name in ("checkpoint_bytes", "convergence_seconds"):
-            self.assertGreater(real[name], 0, "else nothing is compared")
+            "--sequence-length", 1024, "--max-tokens", 8192, "--search", "off", "--checkpoint-every", 1)
+        self.assertGreater(real["convergence_seconds"], 0)  # else nothing is compared
         self.expect_bytes(estimate, real)
         self.expect_memory(estimate, real)
         for name in ("collect", "convergence", "fit"):

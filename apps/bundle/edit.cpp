@@ -90,7 +90,14 @@ struct MergeArguments {
 int merge(const MergeArguments& arguments) {
   check_output(arguments.inputs, arguments.output, arguments.force ? Replace::kYes : Replace::kNo);
   std::vector<Bundle> bundles;
-  for (const auto& input : arguments.inputs) bundles.push_back(read_bundle(input));
+  for (const auto& input : arguments.inputs) {
+    bundles.push_back(read_bundle(input));
+    if (bundles.size() == 1 || have_comparable_weights(bundles.front(), bundles.back())) continue;
+    warn(
+        fmt::format("{}: nothing says that it is of the same weights as {}: they name no files of "
+                    "weights and hold no samples of them",
+                    input, arguments.inputs.front()));
+  }
   const auto total = merge_statistics(std::move(bundles), arguments.inputs, arguments.force);
   write_bundle(total, arguments.output, arguments.force);
   print_written(arguments.output);

@@ -262,7 +262,7 @@ def row_problem(status):
     """What the bits of `status` (lib/oscar/cache/codec.h, RowStatus) mean."""
     if status & 2:  # first: what is worked out from such a row is not finite
         return ("the range of a key or value row does not fit the pages' metadata; calibrate with "
-                "metadata_dtype fp32")
+                "metadata_dtype=\"fp32\" (--metadata-dtype fp32)")
     return "a key or value row was not finite"
 
 

@@ -69,6 +69,16 @@ class Merging(BundleCase):
             self.assertIn(word, result.stderr)
         self.assertFalse((self.folder / "d.h5").exists())
 
+    def test_files_that_say_nothing_of_their_weights_are_warned_of(self):
+        a, b = (make_file(self.folder / f"{seed}.h5", statistics_only=True, seed=seed) for seed in (1, 2))
+        self.assertNotIn("nothing says", run("merge", a, b, "-o", self.folder / "named.h5").stderr)
+        for path in (a, b):
+            with h5py.File(path, "r+") as file:
+                attributes(file["model"], weights_fingerprint="")
+                seal(file)
+        said = self.run_ok("oscar-bundle", "merge", a, b, "-o", self.folder / "c.h5").stderr
+        self.assertIn(f"warning: {b}: nothing says that it is of the same weights as {a}", " ".join(said.split()))
+
     def weighted(self, name, seed, **windows):
         """A file with sums by attention, made with other windows than the usual ones."""
         path = make_file(self.folder / name, statistics_only=True, seed=seed)

@@ -183,6 +183,12 @@ void require_statistics(const Bundle& bundle, const std::string& name) {
                .hint = "it was written with --no-statistics or stripped"});
 }
 
+bool have_comparable_weights(const Bundle& bundle, const Bundle& other) {
+  const bool named =
+      !bundle.model.weights_fingerprint.empty() && !other.model.weights_fingerprint.empty();
+  return named || (!bundle.weight_samples.empty() && !other.weight_samples.empty());
+}
+
 void require_same_model(const Bundle& bundle, const Bundle& other, const std::string& name,
                         const std::string& other_name) {
   ModelText a, b;
@@ -200,14 +206,6 @@ void require_same_model(const Bundle& bundle, const Bundle& other, const std::st
                  .where = other_name + ": /model attribute " + attribute,
                  .expected = shown(value) + " (" + name + ")",
                  .found = shown(b.values[attribute])});
-  }
-  if (bundle.model.weights_fingerprint.empty() &&
-      (bundle.weight_samples.empty() || other.weight_samples.empty())) {
-    throw Error({.what = "nothing says that these statistics are of the same weights",
-                 .where = name + ", " + other_name,
-                 .expected = "weights_fingerprint, or weight_samples in both",
-                 .found = "neither",
-                 .hint = "collect them again with oscar-calibrate"});
   }
   const std::string difference =
       weight_difference(bundle.weight_samples, other.weight_samples, false);

@@ -37,6 +37,10 @@ Json held_back_part(const Bundle& bundle);
 // Throws Error naming the file, `name`, when it holds no statistics.
 void require_statistics(const Bundle& bundle, const std::string& name);
 
+// Whether fingerprints or samples can say that two files are of the same weights. A model in memory
+// may have neither.
+bool have_comparable_weights(const Bundle& bundle, const Bundle& other);
+
 // Throws Error naming the first attribute of /model that differs; the model's name, a label, may.
 // Or the tensor whose weight_samples differ, where both files have them. `name` and `other_name`
 // are the files.

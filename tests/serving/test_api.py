@@ -29,7 +29,7 @@ from oscar_int2 import programs
 
 DATA = SOURCE / "datasets" / "tiny-gqa"
 CALIBRATION, HELDOUT = DATA / "calibration.jsonl", DATA / "heldout.jsonl"
-FAST = {"device": "cpu", "search": "off", "separators": "off", "max_tokens": 4096, "sequence_length": 1024}
+FAST = {"device": "cpu", "search": "off", "separators": "off", "max_tokens": 2048, "sequence_length": 512}
 SHORT = {"device": "cpu", "progress": False, "max_tokens": 1280, "sequence_length": 640, "separators": "off",
          "compare": ["bf16", "bundle"]}  # of an evaluation
 
@@ -98,7 +98,7 @@ class Api(unittest.TestCase):
         layer = found[3]
         self.assertEqual(layer["q_moment"].shape, (2, 128, 128))
         np.testing.assert_allclose(layer["q_moment"], layer["q_moment"].swapaxes(1, 2))
-        self.assertEqual(int(np.ravel(layer["count_kv"])[0]), 4096)
+        self.assertEqual(int(np.ravel(layer["count_kv"])[0]), 2048)
         for name in ("tiny-gqa.h5", "tiny-gqa.serving.h5"):
             with self.assertRaisesRegex(oscar_int2.BundleError, f"{name} holds no statistics: .*The full bundle"):
                 oscar_int2.load(SOURCE / "rotation_zoo" / "tiny-gqa" / name).statistics()
@@ -146,8 +146,8 @@ class Api(unittest.TestCase):
         self.assertIsNone(part.layers[0].key.feedback)
         self.assertEqual((part.layers[0].key.scale_correction.tolist(), part.layers[0].key.mean.any().item()), ([1, 1], False))
         kl = {row["method"]: row["mean"] for row in oscar_int2.evaluate(
-            "tiny-gqa", {"written": made.path, "plain": plain.path}, corpus=HELDOUT, progress=False, device="cpu", max_tokens=4096,
-            sequence_length=1024, compare=["bf16", "written", "plain"], separators="off").rows()
+            "tiny-gqa", {"written": made.path, "plain": plain.path}, corpus=HELDOUT, progress=False, device="cpu", max_tokens=1280,
+            sequence_length=640, compare=["bf16", "written", "plain"], separators="off").rows()
             if row["metric"] == "kl" and row["position"] is None}
         self.assertLess(kl["written"], kl["plain"])
         with self.assertRaisesRegex(ValueError, "statistics="):
@@ -429,7 +429,7 @@ class Api(unittest.TestCase):
 
     def test_ctrl_c_saves_and_the_run_goes_on_from_there(self):
         out = self.place / "stopped.h5"
-        options = FAST | {"max_tokens": 16384}
+        options = FAST | {"max_tokens": 8192}
         begun = threading.Event()
 
         def stop():
@@ -458,7 +458,7 @@ class Api(unittest.TestCase):
         spec.loader.exec_module(example)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            example.main("tiny-gqa", CALIBRATION, HELDOUT, self.place / "compared", tokens=4096)
+            example.main("tiny-gqa", CALIBRATION, HELDOUT, self.place / "compared", tokens=2048)
         self.assertRegex(printed.getvalue(), r"(?ms)^bf16 .*^hadamard-clip .*^pca .*^default ")
         own = oscar_int2.load(self.place / "compared" / "pca.h5").layers[4].key.forward
         covariance = example.pca(oscar_int2.load(self.place / "compared" / "default.h5").statistics(), "k")[4]

@@ -1,6 +1,7 @@
 // Corpora: files of texts, chats or ids, in an order that can be repeated.
 #include "oscar/text/corpus.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <limits>

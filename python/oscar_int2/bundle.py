@@ -442,7 +442,7 @@ class _Reader:
             if value != expected:
                 self.refuse(where, f"{name} is {value!r}: fitted for another backend's codec; this "
                                    "package writes rows by this toolkit's rules; calibrate without "
-                                   "for_, or with for_=\"oscar_int2\"")
+                                   "--for, in Python for_ (or for oscar_int2)")
         self.count(where, "bits", 2, 2)
         metadata = self.attribute(where, "metadata_dtype", str)
         if metadata not in METADATA_DTYPES:

@@ -188,19 +188,22 @@ TEST_F(SampledMatch, ABundleThatNamesNoFilesIsKnownByItsSamples) {
           "weights_fingerprint, or weight_samples"});
 }
 
+// "" where the two are added.
+std::string merge_refusal(const Bundle& a, const Bundle& b) {
+  try {
+    merge_statistics({a, b}, {"a.h5", "b.h5"}, true);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
 }  // namespace
 
 TEST(Merge, SumsOfOtherWeightsAreRefused) {
   Bundle a = sample::statistics_bundle(), b = a;
   b.weight_samples[1].matrices[1](2, 3) += 1;
-  const auto refusal = [&] {
-    try {
-      merge_statistics({a, b}, {"a.h5", "b.h5"}, true);
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string();
-  };
+  const auto refusal = [&] { return merge_refusal(a, b); };
   for (const char* word : {"different weights", "b.h5: weight_samples", "those of a.h5",
                            "W_V of layer 1 differs, and 0 more of 18 tensors"}) {
     EXPECT_NE(refusal().find(word), std::string::npos) << refusal();
@@ -216,14 +219,7 @@ TEST(Merge, SumsOfAnotherConfigAreRefusedWhereBothAreKnown) {
   Bundle a = sample::statistics_bundle(), b = a;
   b.corpus.tokens_sha256 = "other";
   b.corpus.sources[0].sha256 = "other";
-  const auto refusal = [&] {
-    try {
-      merge_statistics({a, b}, {"a.h5", "b.h5"}, true);
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string();
-  };
+  const auto refusal = [&] { return merge_refusal(a, b); };
   a.model.numerics = {{"rms_norm_eps", 1e-6}};
   b.model.numerics = nullptr;  // of an earlier version
   EXPECT_EQ(refusal(), "");

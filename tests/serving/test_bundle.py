@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -222,6 +223,11 @@ class Loaded(unittest.TestCase):
             other = types.SimpleNamespace(**{**config.to_dict(), "rms_norm_eps": 1e-6, **change})
             with self.subTest(text), self.assertRaisesRegex(oscar_int2.BundleMismatchError, text):
                 bundle.check_model(other)
+
+    def test_both_engines_record_the_same_settings(self):
+        header = (SOURCE / "lib/oscar/model/checkpoint/config.h").read_text()
+        keys = re.search(r"kNumericKeys\[\] = \{([^}]*)\}", header)[1]
+        self.assertEqual(tuple(re.findall(r'"(\w+)"', keys)), oscar_int2.bundle.NUMERIC_KEYS)
 
     def test_what_a_model_turns_by_is_compared_whatever_its_config_says(self):
         bundle, model = oscar_int2.load(BUNDLE), tiny_model()

@@ -229,6 +229,7 @@ def _rounds_to(found, kept, half):
 def check(bundle, layers, accepted, option, model=None, revision=None, logger=_logger, adapter=None):
     """Raises BundleMismatchError if the bundle was calibrated on other weights than {layer id:
     Projections}, or logs a warning where `accepted` is "any". What can't be compared is warned of.
+    Returns which it is: "same", "same files", "other files", "any" or "not compared".
 
     `option`: what a user writes to accept any, for the message. `model`: the folder, the GGUF file or
     the hub's name that the weights came from, if it is known. `adapter`: _other_adapter()'s."""
@@ -239,28 +240,38 @@ def check(bundle, layers, accepted, option, model=None, revision=None, logger=_l
         logger.warning("%s: %s: its transforms were fitted to other weights than it is for, those of %s "
                        "(import --weights any); %s", who, bundle.path, bundle.model.fitted_model, COST)
     if problem is None:
-        return
-    if isinstance(problem, _OfFiles):
+        return SAME
+    if isinstance(problem, (_OfFiles, _OtherFiles)):
         logger.warning("%s: %s: %s", who, bundle.path, problem)
+        return "same files" if isinstance(problem, _OfFiles) else "other files"
     elif isinstance(problem, Unknown):
         logger.warning("%s: %s: %s. Make sure that the bundle was calibrated on this very checkpoint", who,
                        bundle.path, problem)
+        return "not compared"
     elif accepted == ANY:
         logger.warning("%s: %s was calibrated on other weights than are served: %s; %s", who, bundle.path,
                        problem, COST)
+        return ANY
     else:
         raise BundleMismatchError(
             f"{bundle.path} (of {bundle.model.name!r}) was calibrated on other weights than these: "
-            f"{problem}. Calibrate this very checkpoint with oscar-calibrate, or accept it with {option} "
+            f"{problem}.{adapter_beside(model)} Calibrate this very checkpoint with oscar-calibrate, or accept it with {option} "
             f"({COST})")
 
 
 def check_model(bundle, model, attentions, accepted, caller):
     """check() of a model of transformers, whose attention modules are {layer id: module}. `caller`: the
     function whose option `weights` accepts any, for the message."""
-    check(bundle, {i: projections(module, bundle.layers[i]) for i, module in attentions.items()}, accepted,
-          f'weights="any" of {caller}()', model.name_or_path, getattr(model.config, "_commit_hash", None),
-          adapter=_other_adapter(attentions))
+    return check(bundle, {i: projections(module, bundle.layers[i]) for i, module in attentions.items()}, accepted,
+                 f'weights="any" of {caller}()', model.name_or_path, getattr(model.config, "_commit_hash", None),
+                 adapter=_other_adapter(attentions))
+
+
+def adapter_beside(folder):
+    """A sentence on an adapter in a model's folder, which transformers loads with the model; "" without one."""
+    beside = pathlib.Path(folder or "", "adapter_config.json")
+    return (f" {beside} may be why: transformers loads that adapter with the model, and oscar-calibrate reads the model "
+            "alone. Move the adapter elsewhere to have the model alone." if folder and beside.is_file() else "")
 
 
 def require_choice(accepted, option):
@@ -277,12 +288,23 @@ class _OfFiles(str):
     """That the model's files are the calibrated ones, and that nothing in memory was looked at."""
 
 
+class _OtherFiles(str):
+    """That the sampled weights in memory are the calibrated ones, and that the model's files are not."""
+
+
 def _problem(bundle, layers, files):
-    """What differs, as text; an Unknown; an _OfFiles; or None: the weights in memory are those."""
+    """What differs, as text; an Unknown; an _OfFiles; an _OtherFiles; or None: the weights in memory are those."""
     difference = compare(bundle, layers)
-    if difference is not None:
-        return str(difference) if difference.differ else None
     made = bundle.model.weights_fingerprint
+    if difference is not None and difference.differ:
+        return str(difference)
+    if difference is not None:
+        if files is None or files.suffix == ".gguf" or not made or bundle.model.file_sha256 or _is_of(files, made):
+            return None
+        return _OtherFiles(
+            f"the weights of q, k, v and o are those of the bundle, but the files in {files} are not those of the "
+            "calibration: embeddings, MLPs or other norms are others, or the files were written anew. Calibrate "
+            "a fine-tune anew")
     sampled = any(layer.weight_samples is not None for layer in bundle.layers.values())
     why = ("the weights are quantized, or not in memory" if sampled else
            "the bundle has no samples of its weights, as those of earlier versions")
@@ -295,8 +317,7 @@ def _problem(bundle, layers, files):
     elif bundle.model.file_sha256:
         return Unknown(f"weights could not be compared: {why}, and it was made from a GGUF file")
     else:
-        found = fingerprint(files)
-        same = found == made or fingerprint(files, all_bytes=True) == made
+        found, same = fingerprint(files), _is_of(files, made)
     if same:
         return _OfFiles(f"{files} is what the bundle was calibrated on, but the weights in memory were not "
                         f"compared with it: {why}. What was changed behind loading is not seen")
@@ -304,6 +325,11 @@ def _problem(bundle, layers, files):
         f"the fingerprint of {files} is {found[:12]}, the bundle's {made[:12] or 'that of no GGUF file'}. "
         "These weights are a quantized form or a fine-tune of the calibrated model, or another model "
         "of the same shape")
+
+
+def _is_of(folder, made):
+    """Whether a fingerprint is that of a folder's files, of whichever kind it is."""
+    return fingerprint(folder) == made or fingerprint(folder, all_bytes=True) == made
 
 
 def files_of(model, revision=None):

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import logging
 import pathlib
+import shutil
 import tempfile
 import unittest
 
@@ -133,6 +134,22 @@ class Samples(WeightsTest):
                       copy.deepcopy(self.models[self.ours])):
             never.model.layers[2].self_attn.v_proj.weight.data.zero_()
             self.refused(never, "weights that were never loaded")
+
+    def test_other_files_with_the_same_attention_are_said(self):
+        """As of a fine-tune of MLPs alone, whose entries are all the bundle's."""
+        from safetensors.torch import load_file, save_file
+
+        folder = self.folder / "mlp"
+        shutil.copytree(self.ours, folder)
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.layers.0.mlp.up_proj.weight"] *= 1.5
+        save_file(tensors, folder / "model.safetensors")
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        with self.assertLogs("oscar_int2", "WARNING") as said:
+            self.served(model)
+        self.assertEqual(len(said.output), 2)
+        for line in said.output:
+            self.assertRegex(line, "weights of q, k, v and o are those .* files in .*mlp are not .* MLPs")
 
     def test_it_is_served_to_those_who_accept_any(self):
         with self.assertLogs("oscar_int2", "WARNING") as said:

@@ -88,6 +88,7 @@ def replace(owner, found: Callable[P, R] | property,
 def install():
     """What a process needs before it reads its engine's arguments, or is given a configuration."""
     register_backend(AttentionBackendEnum.CUSTOM, "oscar_int2.vllm.backend.OscarBackend")
+    settings.declare_variables()
     _follow_configuration()
     _follow_inputs()
     _follow_layers()

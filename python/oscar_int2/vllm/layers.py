@@ -24,6 +24,14 @@ def has_others(bundle):
     return not all(map(is_int2, bundle.layers.values()))
 
 
+def sees_less(config):
+    """Whether some layers of a model do not see all tokens, by its Hugging Face config."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return any(kind != "full_attention" for kind in kinds)
+    return bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
+
+
 def check_served(bundle):
     """Raises UnsupportedError for a bundle with layers that vLLM can't serve with it."""
     for layer in bundle.layers.values():

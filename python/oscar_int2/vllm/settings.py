@@ -14,6 +14,8 @@ import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
+from vllm import envs
+
 from .. import weights
 from .._library import PAGE_TOKENS
 from ..bundle import load
@@ -36,6 +38,10 @@ SELF_CHECK = "VLLM_OSCAR_SELF_CHECK"  # environment: 1 for a self-check at start
 SELF_CHECK_REQUEST = "oscar-self-check"  # its id
 # Environment, for tests: 1 fills windows that nobody holds, and the scratch before its use, with NaN.
 POISON = "OSCAR_INT2_POISON"
+VARIABLES = (BUNDLE, WEIGHTS, SINK_BYTES, SELF_CHECK)
+# Of vLLM's pull request 46774, which an export for it names (lib/oscar/bundle/export.cpp): nothing here reads them.
+OF_PULL_REQUEST = tuple(f"VLLM_OSCAR_{name}" for name in (
+    "K_ROTATION_PATH", "V_ROTATION_PATH", "K_CLIP_RATIO", "V_CLIP_RATIO", "GROUP_SIZE", "SINK_TOKENS", "RECENT_TOKENS"))
 # Of requests at a time, where the user names none: every one costs a window in every layer, and
 # vLLM's own default is 1024 on large GPUs.
 DEFAULT_MAX_NUM_SEQS = 64
@@ -43,17 +49,28 @@ DEFAULT_MAX_NUM_SEQS = 64
 # Of EngineArgs, from 0.30 on: at which tokens windows and states of linear attention are kept for others. 0, its
 # default, keeps those before a prompt's last token alone, and a hit ends recent_tokens before that. None keeps all.
 RETENTION = "prefix_cache_retention_interval"
-DRAFTERS = ("ngram", "draft_model", "eagle")  # methods of speculative decoding that have run
+DRAFTERS = ("ngram", "draft_model", "eagle", "eagle3", "mtp")  # methods of speculative decoding that have run
 
 
 def require_known_variables():
-    """Raises BundleError for a variable with the plugin's prefix that it does not read: misspelt, it would mean BF16."""
-    known = (BUNDLE, WEIGHTS, SINK_BYTES, SELF_CHECK)
+    """Raises BundleError for a variable with the plugin's prefix that it does not read: misspelt, it would mean BF16.
+    Those of the pull request are its own, and are warned of where a bundle is served."""
+    theirs = [name for name in OF_PULL_REQUEST if name in os.environ]
+    if theirs and BUNDLE in os.environ:
+        logger.warning("OSCAR INT2: %s: for vLLM's pull request 46774; the bundle says all of that here",
+                       ", ".join(theirs))
     for name in os.environ:
-        if name.startswith("VLLM_OSCAR") and name not in known:
-            meant = difflib.get_close_matches(name, known, 1)
+        if name.startswith("VLLM_OSCAR") and name not in VARIABLES + OF_PULL_REQUEST:
+            meant = difflib.get_close_matches(name, VARIABLES, 1)
             raise BundleError(f"{name} is set, which nothing reads; {f'did you mean {meant[0]}? ' if meant else ''}"
-                              f"There are {', '.join(known)}")
+                              f"There are {', '.join(VARIABLES)}")
+
+
+def declare_variables():
+    """Tells vLLM of variables that else are unknown to it: a warning, or an error with --fail-on-environ-validation.
+    vLLM reads none of them, and hashes none into the key of what it compiles."""
+    for name in VARIABLES + OF_PULL_REQUEST:
+        envs.environment_variables.setdefault(name, lambda: None)
 
 
 def bundle_path():
@@ -193,6 +210,9 @@ def announce(config: VllmConfig):
     beyond = bundle(config).beyond_positions(config.model_config.max_model_len)
     if beyond:
         logger.warning("OSCAR INT2: %s", beyond)
+    if config.lora_config:
+        logger.warning("OSCAR INT2: LoRA adapters are other weights than the bundle's, and are not compared: what they "
+                       "cost has not been measured")
 
 
 def bytes_of_sink(bundle: Bundle, ranks=1):
@@ -249,10 +269,9 @@ def check_streamed(config: VllmConfig):
 
 def check(config: VllmConfig):
     """Raises UnsupportedError or BundleMismatchError unless this VllmConfig can be served."""
-    from vllm import envs
-
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     attention, images = config.attention_config, model.multimodal_config
+    method = getattr(config.speculative_config, "method", None)
     mixed = model.is_hybrid or layers.has_others(bundle(config))
     others = "a model with windows or linear attention"
     backend = getattr(attention.backend, "name", None)
@@ -271,9 +290,7 @@ def check(config: VllmConfig):
         ("--kv-cache-dtype-skip-layers", getattr(cache, "kv_cache_dtype_skip_layers", None),
          "the bundle says which layers are quantized"),
         ("--model-impl transformers", model.using_transformers_backend(), "leave it out: vLLM's own model is served"),
-        (f"drafts by {getattr(config.speculative_config, 'method', None)}",
-         config.speculative_config and config.speculative_config.method not in DRAFTERS,
-         f"of these: {', '.join(DRAFTERS)}"),
+        (f"drafts by {method}", method not in (None, *DRAFTERS), f"of these: {', '.join(DRAFTERS)}"),
         ("LoRA adapters, which are other weights than the bundle was calibrated on",
          config.lora_config and weights_of(config) != weights.ANY, f"{WEIGHTS}=any serves them"),
         ("drafts whose number the device decides (adaptive verification)",
@@ -298,7 +315,12 @@ def check(config: VllmConfig):
         ("--mamba-cache-mode all", getattr(cache, "mamba_cache_mode", None) == "all", "--mamba-cache-mode align"),
         ("prefix caching of linear attention on several ranks", model.is_hybrid and cache.enable_prefix_caching
          and max(parallel.tensor_parallel_size, parallel.pipeline_parallel_size) > 1, "--no-enable-prefix-caching"),
-        (f"drafts for {others}", mixed and config.speculative_config, ""),
+        ("prefix caching of linear attention with drafts", model.is_hybrid and cache.enable_prefix_caching and method,
+         "--no-enable-prefix-caching"),
+        (f"drafts by {method} for {others}", mixed and method not in (None, "ngram"),
+         "ngram: blocks of a drafter's own layers would take the room of 2-bit rows"),
+        ("drafts by a model with windows or linear attention", method == "draft_model" and layers.sees_less(
+            config.speculative_config.draft_model_config.hf_text_config), "one whose layers all see all tokens"),
         (f"--disable-hybrid-kv-cache-manager with {others}",
          mixed and config.scheduler_config.disable_hybrid_kv_cache_manager, "leave it out"),
         ("linear attention in the second model runner", model.is_hybrid and config.use_v2_model_runner,

@@ -84,15 +84,15 @@ def equal_blocks(original):
 
     def get_kv_cache_groups(vllm_config, kv_cache_spec):
         if settings.serves_int2(vllm_config):
-            kv_cache_spec = unified(kv_cache_spec, settings.drafts(vllm_config))
+            kv_cache_spec = unified(kv_cache_spec)
         return original(vllm_config, kv_cache_spec)
 
     return get_kv_cache_groups
 
 
-def unified(specs: dict[str, KVCacheSpec], drafts=0) -> dict[str, KVCacheSpec]:
+def unified(specs: dict[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
     """The specs of all layers of a model, by name, with blocks of equal bytes. Layers with a window and those of
-    linear attention are padded. Raises UnsupportedError for other kinds beside them, and for `drafts`.
+    linear attention are padded. Raises UnsupportedError for other kinds beside them.
 
     Stages of pipeline parallelism have layers of their own, perhaps of one kind alone, and share one pool: what
     needs the most bytes may be elsewhere."""
@@ -100,8 +100,6 @@ def unified(specs: dict[str, KVCacheSpec], drafts=0) -> dict[str, KVCacheSpec]:
     others = {name: spec for name, spec in specs.items() if name not in int2}
     if not int2 or all(isinstance(spec, FullAttentionSpec) for spec in others.values()):
         return specs  # full attention besides, as a draft model's: one table of blocks, and pages of their own
-    if drafts:
-        raise UnsupportedError("the INT2 cache does not serve drafts by a model with windows or linear attention")
     pages_of = {name: replace(spec, block_size=PAGE_TOKENS).page_size_bytes for name, spec in int2.items()}
     page = next(iter(pages_of.values()))  # vLLM 0.33 comes with larger blocks beside states
     unlike = [name for name, size in pages_of.items() if size != page]

@@ -150,8 +150,9 @@ def check_attention(engine, bundle, index, layer_id, prompt, chunk=160):
 
 
 @contextlib.contextmanager
-def serving(name, recent=256, places=None, **options):
-    """(Family, Engine) of a random model, as long as they are needed. `places`: sinks that are kept at most."""
+def serving(name, recent=256, places=None, keys=(), finish=None, **options):
+    """(Family, Engine) of a random model, as long as they are needed. `places`: sinks that are kept at most; `keys`:
+    further ones of its config; `finish(folder)` adds to the folder before the engine starts."""
     from oscar_int2.vllm import settings
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
     from vllm.model_executor.models import registry
@@ -161,7 +162,9 @@ def serving(name, recent=256, places=None, **options):
     if "whole" in name:
         options["language_model_only"] = True
     with tempfile.TemporaryDirectory() as folder:
-        family = Family(name, folder, recent)
+        family = Family(name, folder, recent, **dict(keys))
+        if finish:
+            finish(family.folder)
         # Else vLLM imports itself in another process, once an architecture.
         with case.bundle_variable(family.path), mock.patch.object(registry, "_run_in_subprocess", lambda run: run()):
             if places:

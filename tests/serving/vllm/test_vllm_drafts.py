@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Speculative decoding over INT2 pages: drafts that are taken and drafts that are not, k of them at a time."""
-import json
 import pathlib
-import random
 import tempfile
 import unittest
 from unittest import mock
 
 import vllm_case as case
+import family_case as family
 import torch
+from draft_case import Drafts, add_mtp_layer, write_eagle_head
 from overlapped import overlapped
 from vllm_case import needs_vllm
 
@@ -19,48 +19,6 @@ WRITTEN = []  # the answer of so many tokens that the first engine of this file 
 # The graphs of a GPU, where there is one: a step of drafts runs in them.
 GRAPHS = {"enforce_eager": False, "compilation_config": {
     "mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}} if torch.cuda.is_available() else {}
-
-
-class Drafts:
-    """What an engine's drafter proposes, in place of its own: the tokens that come, some of them changed.
-
-    `texts`: {request: the answer that is expected}. Requests without one get drafts that are wrong."""
-
-    def __init__(self, engine, k, wrong=0.3, ragged=False):
-        self.engine, self.k, self.wrong, self.ragged = engine, k, wrong, ragged
-        self.texts, self.source = {}, random.Random(k)
-
-    def of(self, request_id, begin):
-        """The next drafts of a request that has so many tokens behind its prompt."""
-        text = self.texts.get(request_id.rsplit("-", 1)[0], [])
-        drafts = (text[begin:begin + self.k] + [0] * self.k)[:self.k]
-        return [token if self.source.random() > self.wrong else (token + 1) % 8192 for token in drafts]
-
-    def in_first_runner(self, scheduler_output, sampled_token_ids, *_):
-        rows = sampled_token_ids.tolist() if torch.is_tensor(sampled_token_ids) else sampled_token_ids
-        known = self.engine.scheduler.requests
-        drafts = [self.of(request, known[request].num_output_tokens + sum(token >= 0 for token in row))
-                  for request, row in zip(self.engine.runner.input_batch.req_ids, rows)]
-        if self.ragged:
-            return [row[:self.source.randrange(self.k + 1)] for row in drafts]
-        return torch.tensor(drafts, dtype=torch.int32, device=self.engine.builder.device)
-
-    def in_second_runner(self, input_batch, *_, **__):
-        states, rows = self.engine.runner.req_states, input_batch.idx_mapping_np
-        answered = states.total_len.gpu.cpu().numpy()[rows] - states.prompt_len.np[rows]
-        drafts = [self.of(*pair) for pair in zip(input_batch.req_ids, answered.tolist())]
-        return torch.tensor(drafts, dtype=torch.int64, device=self.engine.builder.device)
-
-    def __enter__(self):
-        runner = self.engine.runner
-        self.owner, self.name, ours = (
-            (runner, "propose_draft_token_ids", self.in_first_runner) if case.RUNNER == 1 else
-            (runner.speculator, "propose", self.in_second_runner))
-        setattr(self.owner, self.name, ours)
-        return self
-
-    def __exit__(self, *_):
-        delattr(self.owner, self.name)
 
 
 class WithDrafts(case.EngineTest):
@@ -150,41 +108,23 @@ class WithDrafts(case.EngineTest):
         return [layer for layer in layers if hasattr(layer, "impl")]
 
 
-def write_eagle_head(folder):
-    """An EAGLE head of random weights for the embedded model: one layer of Llama's."""
-    from safetensors.torch import save_file
-
-    model = json.loads((case.MODEL / "config.json").read_text())
-    hidden, inner, d = model["hidden_size"], model["intermediate_size"], model["head_dim"]
-    queries, heads = model["num_attention_heads"], model["num_key_value_heads"]
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, **{
-        name: model[name] for name in (
-            "hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads", "vocab_size",
-            "rms_norm_eps", "rope_theta", "max_position_embeddings", "hidden_act", "torch_dtype")}}
-    (folder / "config.json").write_text(json.dumps(config))
-    shapes = {"fc": (hidden, 2 * hidden), "self_attn.q_proj": (queries * d, hidden),
-              "self_attn.k_proj": (heads * d, hidden), "self_attn.v_proj": (heads * d, hidden),
-              "self_attn.o_proj": (hidden, queries * d), "mlp.gate_proj": (inner, hidden),
-              "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
-    torch.manual_seed(0)
-    tensors = {f"{'' if name == 'fc' else 'layers.0.'}{name}.weight": (torch.randn(shape) * 0.02).bfloat16()
-               for name, shape in shapes.items()}
-    tensors["layers.0.post_attention_layernorm.weight"] = torch.ones(hidden).bfloat16()
-    save_file(tensors, folder / "model.safetensors")
-
-
 @needs_vllm
 class Eagle(WithDrafts):
     """Its random head is never right by itself."""
 
-    k = 3
+    k, method = 3, "eagle"
 
     @classmethod
     def setUpClass(cls):
         with tempfile.TemporaryDirectory() as folder:
-            write_eagle_head(pathlib.Path(folder))
-            cls.speculative = {"method": "eagle", "model": folder}
+            write_eagle_head(pathlib.Path(folder), cls.method, case.MODEL)
+            cls.speculative = {"method": cls.method, "model": folder}
             super().setUpClass()
+
+
+@needs_vllm
+class Eagle3(Eagle):
+    k, method = 2, "eagle3"
 
 
 @needs_vllm
@@ -249,6 +189,24 @@ class Ngram(WithDrafts):
         for name, one in zip(names, alone):
             self.same(one, finished[name], "beside a request with a temperature")
         self.assertGreater(len(set(finished[names[2]].token_ids)), 10)
+
+
+@needs_vllm
+class Mtp(case.EngineTest):
+    """A model's own layers for drafts (GLM-4.5)."""
+
+    def test_answers_follow_the_definition(self):
+        with family.serving("glm4_moe", 32, keys={"tie_word_embeddings": False}, finish=add_mtp_layer,
+                            speculative_config={"method": "mtp", "num_speculative_tokens": 2}) as (model, engine):
+            kinds = [type(layer.impl).__name__ for layer in
+                     engine.core.vllm_config.compilation_config.static_forward_context.values() if hasattr(layer, "impl")]
+            held = len(model.bundle.layers)
+            self.assertEqual((kinds.count("OscarAttention"), len(kinds)), (held, held + 1))
+            prompts = [engine.prompt(0, 230), engine.prompt(1, 170)]
+            names = [engine.add(prompt, 40) for prompt in prompts]
+            finished = engine.run()
+        apart, exact = zip(*(model.distances(prompt, finished[name]) for prompt, name in zip(prompts, names)))
+        self.assertLess(sum(apart), family.SHARE * sum(exact), f"from the definition {apart}, from BF16 {exact}")
 
 
 @needs_vllm

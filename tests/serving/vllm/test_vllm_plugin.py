@@ -378,7 +378,7 @@ class Refusals(unittest.TestCase):
                 ({"enable_lora": True}, ("LoRA adapters", "VLLM_OSCAR_WEIGHTS=any")),
                 ({"speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": 2,
                                          "prompt_lookup_max": 3}},
-                 ("drafts by ngram_gpu", "ngram, draft_model, eagle"))):
+                 ("drafts by ngram_gpu", "ngram, draft_model, eagle, eagle3, mtp"))):
             with self.subTest(**options):
                 self.refused(UnsupportedError, *words, **options)
         with mock.patch.dict(os.environ, VLLM_BATCH_INVARIANT="1"):
@@ -389,11 +389,14 @@ class Refusals(unittest.TestCase):
         from oscar_int2.vllm import settings
 
         config = self.config()
+        sees_less = types.SimpleNamespace(method="draft_model", draft_model_config=types.SimpleNamespace(
+            hf_text_config=types.SimpleNamespace(layer_types=["full_attention", "sliding_attention"])))
         device_decides = types.SimpleNamespace(method="eagle", enable_adaptive_verification=True)
         for owner, name, value, words in (
                 (config.parallel_config, "enable_fault_tolerance", True, "fault tolerance"),
                 (config.model_config, "enable_cumem_allocator", True, "sleep mode"),
-                (config, "speculative_config", device_decides, "adaptive verification")):
+                (config, "speculative_config", device_decides, "adaptive verification"),
+                (config, "speculative_config", sees_less, "drafts by a model with windows or linear attention in vLLM; one")):
             with self.subTest(name), mock.patch.object(owner, name, value, create=True), \
                     self.assertRaisesRegex(UnsupportedError, words):
                 settings.check(config)
@@ -402,7 +405,9 @@ class Refusals(unittest.TestCase):
         from oscar_int2 import BundleError
 
         with mock.patch.dict(os.environ, VLLM_OSCAR_WEIGHTS="any"):
-            self.assertIsNotNone(self.config(enable_lora=True).lora_config)
+            with self.assertLogs("vllm.oscar_int2", "WARNING") as said:
+                self.assertIsNotNone(self.config(enable_lora=True).lora_config)
+            self.assertIn("LoRA adapters are other weights", said.output[0])
         with mock.patch.dict(os.environ, VLLM_OSCAR_WEIGHTS="yes"):
             self.refused(BundleError, "VLLM_OSCAR_WEIGHTS is 'yes'", "'same' or 'any'")
 
@@ -513,6 +518,24 @@ class Refusals(unittest.TestCase):
                             ("VLLM_OSCAR_X", "There are VLLM_OSCAR_BUNDLE")):
             with mock.patch.dict(os.environ, {name: "1"}), self.assertRaisesRegex(BundleError, f"{name} is set.*{words}"):
                 oscar_int2_vllm.register()
+
+    def test_vllm_knows_the_variables(self):
+        self.assertIsNotNone(self.config(fail_on_environ_validation=True))
+
+    def test_variables_of_an_export_for_the_pull_request_stop_nothing(self):
+        import re
+        import oscar_int2_vllm
+        from oscar_int2.vllm import settings
+
+        written = (case.SOURCE / "lib/oscar/bundle/export.cpp").read_text()
+        names = set(re.findall(r"(VLLM_OSCAR_\w+)=", written))
+        self.assertEqual(names, set(settings.OF_PULL_REQUEST))
+        with mock.patch.dict(os.environ, dict.fromkeys(names, "1")):
+            with case.bundle_variable(None), self.assertNoLogs("vllm.oscar_int2", "WARNING"):
+                oscar_int2_vllm.register()
+            with self.assertLogs("vllm.oscar_int2", "WARNING") as said:
+                oscar_int2_vllm.register()
+        self.assertRegex(said.output[0], "VLLM_OSCAR_GROUP_SIZE.*for vLLM's pull request 46774")
 
     def test_arguments_that_are_read_again_without_a_bundle_mean_bf16(self):
         from vllm.engine.arg_utils import EngineArgs

@@ -8,6 +8,7 @@ import sys
 COMMANDS = {
     "answers": (".commands.answers", "twenty turns of one chat, over BF16 and over the 2-bit cache"),
     "calibrate": (".commands.calibrate", "a bundle of any model that transformers runs"),
+    "check": (".commands.check", "whether vLLM would serve a model over a bundle, before it starts"),
     "dequantize": (".commands.dequantize", "a GGUF file as a Hugging Face folder, for vLLM and transformers"),
     "doctor": (".doctor", "what this machine and this build can serve"),
     "evaluate": (".commands.evaluate", "KL and perplexity of such a model over its bundle"),

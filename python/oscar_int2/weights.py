@@ -294,37 +294,65 @@ class _OtherFiles(str):
 
 def _problem(bundle, layers, files):
     """What differs, as text; an Unknown; an _OfFiles; an _OtherFiles; or None: the weights in memory are those."""
-    difference = compare(bundle, layers)
-    made = bundle.model.weights_fingerprint
+    difference, same = compare(bundle, layers), _of_calibration(bundle, files)
     if difference is not None and difference.differ:
         return str(difference)
     if difference is not None:
-        if files is None or files.suffix == ".gguf" or not made or bundle.model.file_sha256 or _is_of(files, made):
-            return None
-        return _OtherFiles(
+        return None if same is not False or files.suffix == ".gguf" else _OtherFiles(
             f"the weights of q, k, v and o are those of the bundle, but the files in {files} are not those of the "
             "calibration: embeddings, MLPs or other norms are others, or the files were written anew. Calibrate "
             "a fine-tune anew")
-    sampled = any(layer.weight_samples is not None for layer in bundle.layers.values())
-    why = ("the weights are quantized, or not in memory" if sampled else
+    why = ("the weights are quantized, or not in memory" if _has_samples(bundle) else
            "the bundle has no samples of its weights, as those of earlier versions")
-    if files is None or not made:
-        return Unknown(f"weights could not be compared: {why}, and "
-                       f"{'the model has no files that are known' if made else 'no fingerprint'}")
-    if files.suffix == ".gguf":
-        found, made = _sha256_of(files), bundle.model.file_sha256
-        same = found == made
-    elif bundle.model.file_sha256:
-        return Unknown(f"weights could not be compared: {why}, and it was made from a GGUF file")
-    else:
-        found, same = fingerprint(files), _is_of(files, made)
+    if same is None:
+        return Unknown(f"weights could not be compared: {why}, and {_why_files_say_nothing(bundle, files)}")
     if same:
         return _OfFiles(f"{files} is what the bundle was calibrated on, but the weights in memory were not "
                         f"compared with it: {why}. What was changed behind loading is not seen")
-    return (
-        f"the fingerprint of {files} is {found[:12]}, the bundle's {made[:12] or 'that of no GGUF file'}. "
-        "These weights are a quantized form or a fine-tune of the calibrated model, or another model "
-        "of the same shape")
+    return _other_files(bundle, files)
+
+
+def _has_samples(bundle):
+    return any(layer.weight_samples is not None for layer in bundle.layers.values())
+
+
+def _of_calibration(bundle, files):
+    """Whether a model's files (files_of) are those that a bundle was calibrated on; None: it can't be told."""
+    if files is None or not bundle.model.weights_fingerprint:
+        return None
+    if files.suffix == ".gguf":
+        return _sha256_of(files) == bundle.model.file_sha256
+    return None if bundle.model.file_sha256 else _is_of(files, bundle.model.weights_fingerprint)
+
+
+def _why_files_say_nothing(bundle, files):
+    if not bundle.model.weights_fingerprint:
+        return "no fingerprint"
+    return "the model has no files that are known" if files is None else "it was made from a GGUF file"
+
+
+def _other_files(bundle, files):
+    gguf = files.suffix == ".gguf"
+    found, made = ((_sha256_of(files), bundle.model.file_sha256) if gguf else
+                   (fingerprint(files), bundle.model.weights_fingerprint))
+    return (f"the fingerprint of {files} is {found[:12]}, the bundle's {made[:12] or 'that of no GGUF file'}. "
+            "These weights are a quantized form or a fine-tune of the calibrated model, or another model "
+            "of the same shape")
+
+
+def compare_files(bundle, model, revision=None):
+    """What a model's files say before its weights are loaded, in words. `model`, `revision`: as check() has them.
+    Raises BundleMismatchError for others than those of the calibration, where a server could compare nothing else."""
+    files = files_of(model, revision)
+    same = _of_calibration(bundle, files)
+    if same:
+        return "its files are those of the calibration"
+    later = "the server compares weights with the bundle's samples when it has loaded them"
+    if same is None:
+        return f"its files say nothing of the calibration ({_why_files_say_nothing(bundle, files)}); {later}"
+    if not _has_samples(bundle):
+        raise BundleMismatchError(f"{bundle.path}: {_other_files(bundle, files)}")
+    return f"its files are not those of the calibration: {later}"
 
 
 def _is_of(folder, made):

@@ -24,7 +24,7 @@ class PackageCommands(unittest.TestCase):
             result = run("oscar_int2", *words)
             self.assertEqual((result.returncode, result.stdout), (2, ""))
             names = re.findall(r"^  ([a-z-]+) {2,}\S", result.stderr, re.MULTILINE)
-            self.assertEqual(names, ["answers", "calibrate", "dequantize", "doctor", "evaluate", "fetch", "lm-eval", "prepare-corpus", "publish",
+            self.assertEqual(names, ["answers", "calibrate", "check", "dequantize", "doctor", "evaluate", "fetch", "lm-eval", "prepare-corpus", "publish",
                                      "render", "zoo"])
         self.assertEqual(run("oscar_int2", "--help").returncode, 0)
         for name in set(names) - NEED_TORCH:

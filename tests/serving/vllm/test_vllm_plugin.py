@@ -2,6 +2,7 @@
 """The INT2 cache inside vLLM's engine, with the embedded model and its bundle."""
 import contextlib
 import dataclasses
+import io
 import logging
 import os
 import pathlib
@@ -518,6 +519,34 @@ class Refusals(unittest.TestCase):
                             ("VLLM_OSCAR_X", "There are VLLM_OSCAR_BUNDLE")):
             with mock.patch.dict(os.environ, {name: "1"}), self.assertRaisesRegex(BundleError, f"{name} is set.*{words}"):
                 oscar_int2_vllm.register()
+
+    def test_a_check_before_the_start_says_what_a_start_would(self):
+        from oscar_int2.commands import check
+
+        def said(*words):
+            out, err = io.StringIO(), io.StringIO()
+            with mock.patch.dict(os.environ), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = check.main([*map(str, words), "--dtype", "bfloat16", "--enforce-eager"])
+            return code, out.getvalue(), err.getvalue()
+
+        code, out, _ = said(case.MODEL, case.BUNDLE, "--max-model-len", 1024)
+        self.assertEqual(code, 0)
+        self.assertRegex(out, "8 of 8 layers in 2 bits, 64 requests at a time of up to 1024 tokens; its files are those")
+        for words, text in (((case.BUNDLE, "--kv-cache-dtype", "fp8"), "would not serve .*: the INT2 cache does not serve --kv"),
+                            (("nowhere.h5",), "no bundle there"),
+                            ((case.BUNDLE, "--hf-overrides", '{"num_hidden_layers": 4}'), "num_layers")):
+            code, _, err = said(case.MODEL, *words)
+            self.assertEqual(code, 1)
+            self.assertRegex(err, text)
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(case.MODEL, folder, dirs_exist_ok=True)
+            shard = pathlib.Path(folder, "model-00002-of-00003.safetensors")
+            content = bytearray(shard.read_bytes())
+            content[-1] ^= 1
+            shard.write_bytes(content)
+            code, _, err = said(folder, case.BUNDLE)
+        self.assertEqual(code, 1)  # this bundle has no samples by which a server could tell
+        self.assertIn("a fine-tune of the calibrated model", err)
 
     def test_vllm_knows_the_variables(self):
         self.assertIsNotNone(self.config(fail_on_environ_validation=True))

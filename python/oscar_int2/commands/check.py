@@ -1,0 +1,59 @@
+"""Whether vLLM would serve a model over a bundle, before it starts: one line, and 1 where it would not.
+
+    python -m oscar_int2 check MODEL BUNDLE [OPTIONS OF vllm serve]
+
+It makes the configuration that `vllm serve MODEL OPTIONS` would make with VLLM_OSCAR_BUNDLE=BUNDLE, in which the
+plugin refuses what it does not serve, and compares the fingerprint of the model's files with the bundle's. No weights
+are loaded: the server compares them when it has them, and a self-check (VLLM_OSCAR_SELF_CHECK=1) runs them.
+"""
+import argparse
+import os
+import sys
+
+from ..errors import OscarError
+
+
+def parser():
+    parser = argparse.ArgumentParser(
+        prog="python -m oscar_int2 check", description="Whether vLLM would serve MODEL over BUNDLE, without loading weights.",
+        epilog="further options are those of vllm serve")
+    parser.add_argument("model", metavar="MODEL", help="what vllm serve is given")
+    parser.add_argument("bundle", metavar="BUNDLE", help="what VLLM_OSCAR_BUNDLE would name")
+    return parser
+
+
+def engine_config(model, options):
+    """vLLM's, of the options of vllm serve. Raises what making it raises."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    known = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="python -m oscar_int2 check"))
+    return EngineArgs.from_cli_args(known.parse_args(["--model", model, *options])).create_engine_config()
+
+
+def main(words):
+    arguments, options = parser().parse_known_args(words)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        import vllm
+    except ImportError as error:
+        print(f"error: vLLM is not here ({error}): pip install 'dist/NAME.whl[vllm]'", file=sys.stderr)
+        return 1
+    from .. import weights
+    from ..vllm import layers, register, settings
+
+    os.environ[settings.BUNDLE] = arguments.bundle
+    try:
+        register()
+        config = engine_config(arguments.model, options)
+        bundle = settings.bundle(config)
+        files = weights.compare_files(bundle, config.model_config.model, config.model_config.revision)
+    except (OscarError, OSError, ValueError) as error:
+        print(f"error: vLLM {vllm.__version__} would not serve {arguments.model} over {arguments.bundle}: {error}",
+              file=sys.stderr)
+        return 1
+    held = sum(map(layers.is_int2, bundle.layers.values()))
+    print(f"vLLM {vllm.__version__} would serve {arguments.model} over {arguments.bundle}: {held} of "
+          f"{config.model_config.get_total_num_hidden_layers()} layers in 2 bits, {config.scheduler_config.max_num_seqs} "
+          f"requests at a time of up to {config.model_config.max_model_len} tokens; {files}")
+    return 0

@@ -14,8 +14,6 @@ import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from vllm import envs
-
 from .. import weights
 from .._library import PAGE_TOKENS
 from ..bundle import load
@@ -69,6 +67,8 @@ def require_known_variables():
 def declare_variables():
     """Tells vLLM of variables that else are unknown to it: a warning, or an error with --fail-on-environ-validation.
     vLLM reads none of them, and hashes none into the key of what it compiles."""
+    from vllm import envs
+
     for name in VARIABLES + OF_PULL_REQUEST:
         envs.environment_variables.setdefault(name, lambda: None)
 
@@ -269,6 +269,8 @@ def check_streamed(config: VllmConfig):
 
 def check(config: VllmConfig):
     """Raises UnsupportedError or BundleMismatchError unless this VllmConfig can be served."""
+    from vllm import envs
+
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     attention, images = config.attention_config, model.multimodal_config
     method = getattr(config.speculative_config, "method", None)
